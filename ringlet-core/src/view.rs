@@ -1,0 +1,62 @@
+//! What a ringlet process shows to `ringlet ss`: a page of its own in a sealed memfd, written by the process, only ever
+//! read by others. Found as `/proc/PID/fd/N` whose link starts with `/memfd:ringlet-process`.
+//!
+//! Everything that the kernel knows (addresses, TCP state) is read from the kernel by the inode of `/proc/PID/fd/FD`;
+//! a slot holds what only ringlet knows.
+
+use crate::sync::{AtomicI32, AtomicU32, AtomicU64};
+
+/// "ringlet\x01", little endian: the last byte is the version of this layout.
+pub const PROCESS_MAGIC: u64 = u64::from_le_bytes(*b"ringlet\x01");
+/// Name given to memfd_create.
+pub const PROCESS_MEMFD_NAME: &str = "ringlet-process";
+/// Slots in a process's view; the file is sparse, so untouched ones cost nothing. Sockets beyond it stay on the kernel.
+pub const PROCESS_SLOT_COUNT: usize = 65_536;
+
+/// First 128 bytes of the memfd; `PROCESS_SLOT_COUNT` slots follow.
+#[repr(C, align(128))]
+pub struct ProcessHeader {
+    pub magic: AtomicU64,
+    /// The process that writes this page (a child by fork makes its own); pid as in its own namespace.
+    pub pid: AtomicU32,
+    /// Highest slot number ever used, plus one: readers stop here.
+    pub slots_used: AtomicU32,
+    /// Sockets on which ringlet gave up for want of a slot, memory or descriptors.
+    pub refused: AtomicU64,
+}
+
+/// One tracked socket. Written by its process only; each field is read by itself, so a reader may see a mix of two
+/// moments, never a torn field.
+#[repr(C, align(128))]
+pub struct SocketSlot {
+    /// `SLOT_FREE`, or one of the `PATH_*` values.
+    pub path: AtomicU32,
+    /// A `reasons::Reason` as u32: why the connection is (still) on the kernel; 0 when there is nothing to say.
+    pub reason: AtomicU32,
+    /// Lowest descriptor of this process that names the socket.
+    pub fd: AtomicI32,
+    /// How often this end slept waiting for its peer and was woken.
+    pub wakes: AtomicU32,
+    /// How often this end rang its peer's doorbell.
+    pub bells: AtomicU32,
+    _pad: AtomicU32,
+    /// Bytes through the ring since it was moved. Fill of a direction = sender's `tx_bytes` - receiver's `rx_bytes`.
+    pub tx_bytes: AtomicU64,
+    pub rx_bytes: AtomicU64,
+    /// Messages (successful calls) that moved data on this descriptor through ringlet's eyes, ring or kernel.
+    pub calls: AtomicU64,
+}
+
+pub const SLOT_FREE: u32 = 0;
+/// Plain kernel TCP; `reason` says why.
+pub const PATH_KERNEL: u32 = 1;
+/// The two ends are agreeing on a segment; data still flows through the kernel.
+pub const PATH_MOVING: u32 = 2;
+/// Data flows through the ring in both directions.
+pub const PATH_RING: u32 = 3;
+
+pub const PROCESS_FILE_BYTES: usize =
+    size_of::<ProcessHeader>() + PROCESS_SLOT_COUNT * size_of::<SocketSlot>();
+
+const _: () = assert!(size_of::<ProcessHeader>() == 128);
+const _: () = assert!(size_of::<SocketSlot>() == 128);

@@ -1,0 +1,1 @@
+//! System calls, and only system calls.

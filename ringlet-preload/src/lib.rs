@@ -1,0 +1,1 @@
+//! Exported C symbols. No logic.

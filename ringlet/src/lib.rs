@@ -1,0 +1,3 @@
+//! ringlet's services: sockets today, other faces later.
+
+pub mod reasons;

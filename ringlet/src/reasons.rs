@@ -1,0 +1,54 @@
+//! Why a connection is on the kernel: a code for programs, a sentence for people.
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $value:literal, $code:literal, $sentence:literal;)*) => {
+        /// A reason code. The numbers are part of the view's layout: never reuse one.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u32)]
+        pub enum Reason { $($(#[$doc])* $name = $value,)* }
+
+        impl Reason {
+            pub const ALL: &'static [Reason] = &[$(Reason::$name,)*];
+
+            /// From a number found in a view; unknown ones come from a newer ringlet.
+            pub fn from_u32(value: u32) -> Option<Reason> {
+                match value { $($value => Some(Reason::$name),)* _ => None }
+            }
+            /// The short code, as `ringlet ss` prints it.
+            pub fn code(self) -> &'static str { match self { $(Reason::$name => $code,)* } }
+            /// One sentence for people.
+            pub fn sentence(self) -> &'static str { match self { $(Reason::$name => $sentence,)* } }
+        }
+    };
+}
+
+reasons! {
+    None = 0, "-", "Nothing to say: the connection is on the ring, or its time has not come.";
+    Young = 1, "young", "The connection has not yet exchanged enough messages to be worth moving.";
+    NotConnected = 2, "not-connected", "The socket is not connected, or is a listener.";
+    NotLocal = 3, "not-local", "The far end is not on this machine (or not in this network namespace).";
+    NoPeer = 4, "no-peer", "The far end never came to the rendezvous: it does not run under ringlet, or ringlet is off there.";
+    Off = 5, "off", "ringlet is switched off for this address or port by its configuration.";
+    NotOwner = 6, "not-owner", "Whoever came to the rendezvous does not own the far end of this connection, and was refused.";
+    OtherUser = 7, "other-user", "The far end belongs to another user, and the configuration asks for the same user.";
+    NameTaken = 8, "name-taken", "The rendezvous name of this connection is held by someone else.";
+    NoDescriptor = 9, "no-descriptor", "The process is out of descriptors (RLIMIT_NOFILE).";
+    NoMemory = 10, "no-memory", "The segment could not be made or mapped, or the memory limit is reached.";
+    Forbidden = 11, "forbidden", "The kernel or a seccomp filter refuses a system call that the move needs.";
+    OldKernel = 12, "old-kernel", "The kernel lacks something that the move needs; ringlet doctor says what.";
+    BadPeer = 13, "bad-peer", "The far end said something at the rendezvous, or wrote something to the segment, that no sane peer would.";
+    Shared = 14, "shared", "Another process holds this connection too (fork or inheritance).";
+    Exec = 15, "exec", "The connection was inherited by another program.";
+    Passed = 16, "passed", "The descriptor was passed to another process over a Unix socket.";
+    Stdio = 17, "stdio", "The descriptor was given to stdio.";
+    IoUring = 18, "io-uring", "The process uses io_uring, which reads sockets behind ringlet's back.";
+    Urgent = 19, "urgent", "Urgent (out-of-band) data was sent or asked for.";
+    Option = 20, "option", "A socket option is set that the ring does not serve.";
+    Splice = 21, "splice", "A call moved data between this socket and another descriptor inside the kernel.";
+    TooManySets = 22, "too-many-sets", "The socket is in more epoll sets than ringlet follows.";
+    Closing = 23, "closing", "One direction was shut down, so the rest goes through the kernel.";
+    Busy = 24, "busy", "Another thread was inside a system call on this socket each time the move was tried.";
+    Full = 25, "full", "ringlet's own tables are full.";
+    Asked = 26, "asked", "The far end asked for the connection to go back to the kernel.";
+    AsyncSignal = 27, "sigio", "The program asked for SIGIO on this descriptor.";
+}
