@@ -1,0 +1,158 @@
+//! Every byte that two processes share: where it lies, who writes it, which ordering carries it.
+//!
+//! A segment is a sealed memfd of `Geometry::segment_bytes`. Two directions: 0 from the connecting side to the accepting
+//! side, 1 the other way.
+//!
+//! ```text
+//!        0 +--------------------------+
+//!          | Head             (64 B)  |  written once by the maker, checked once by the other
+//!      512 | Control of direction 0   |  four lines of 128 B, one writer per line
+//!     1024 | Control of direction 1   |
+//!     4096 +--------------------------+
+//!          | slots of direction 0     |  SLOT_COUNT x 64 B, written by its sender
+//!          | slots of direction 1     |
+//!          | data of direction 0      |  ring_bytes, written by its sender
+//!          | data of direction 1      |
+//!          +--------------------------+
+//! ```
+//!
+//! A slot is one cache line: a header word and 56 bytes. The header says which record this is (its position, so that what
+//! an earlier lap left behind is never taken for news), how long it is, and where the next one will be. A message of up to
+//! 56 bytes lies in the slot itself and costs one line; a longer one lies in the data ring at the position that the slot names.
+
+use crate::memory::{Area, Shared};
+use crate::sync::{AtomicU32, AtomicU64};
+
+pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\x01");
+
+/// Unit of transfer between caches, and distance that keeps the adjacent-line prefetcher from pairing two writers.
+pub const LINE_BYTES: usize = 64;
+pub const APART_BYTES: usize = 128;
+
+/// Records that fit in one direction.
+pub const SLOT_COUNT: usize = 1024;
+/// While the receiver keeps up, only the first so many slots (one page) and data bytes are used, so that request/response
+/// traffic stays in the same few cache lines and an idle connection keeps few pages.
+pub const HOT_SLOT_COUNT: usize = 64;
+pub const HOT_DATA_BYTES: u64 = 32 << 10;
+/// Bytes of a message that lie in its slot.
+pub const INLINE_BYTES: usize = LINE_BYTES - 8;
+/// Largest record: a longer message is cut, so that the receiver copies one piece while the sender fills the next.
+pub const RECORD_MAX_BYTES: usize = 16 << 10;
+
+pub const RING_MIN_BYTES: usize = 64 << 10;
+pub const RING_MAX_BYTES: usize = 64 << 20;
+
+pub const HEAD_OFFSET: usize = 0;
+pub const CONTROL_OFFSET: usize = 512;
+pub const SLOTS_OFFSET: usize = 4096;
+
+const _: () = assert!(CONTROL_OFFSET + 2 * size_of::<Control>() <= SLOTS_OFFSET);
+const _: () = assert!(SLOT_COUNT.is_power_of_two() && HOT_SLOT_COUNT.is_power_of_two());
+const _: () = assert!(RECORD_MAX_BYTES < 1 << LEN_BITS && RECORD_MAX_BYTES * 4 <= RING_MIN_BYTES);
+
+/// Header word of a slot: `position + 1` (44 bits) | flags (3 bits) | length (17 bits).
+pub const LEN_BITS: u32 = 17;
+pub const FLAG_BITS: u32 = 3;
+pub const POSITION_MASK: u64 = (1 << (64 - LEN_BITS - FLAG_BITS)) - 1;
+/// The bytes lie in the data ring; the slot's first payload word is their position.
+pub const FLAG_DATA: u64 = 1;
+/// The record after this one lies in slot 0.
+pub const FLAG_REWIND: u64 = 2;
+/// Not bytes but a control record: first payload word its kind, second its value.
+pub const FLAG_CONTROL: u64 = 4;
+
+/// First line of a segment.
+#[repr(C)]
+pub struct Head {
+    pub magic: AtomicU64,
+    pub ring_bytes: AtomicU64,
+}
+
+/// One direction's control words. Every line has one writer (the interrupt flags are also cleared by the other side).
+#[repr(C)]
+pub struct Control {
+    pub credit: Credit,
+    pub receiver: Receiver,
+    pub sender: Sender,
+    _spare: [AtomicU64; 16],
+}
+
+/// Written by the receiver after each record, read by the sender when it believes the ring is full.
+#[repr(C, align(128))]
+pub struct Credit {
+    /// Slot position up to which everything is consumed. Release, pairs with `Tx::refresh` (Acquire).
+    pub slots: AtomicU64,
+    /// Data position up to which everything is consumed. Release, same pair.
+    pub data: AtomicU64,
+}
+
+/// The receiver's interrupt flag (SCILAN §3.2) towards this one sender.
+#[repr(C, align(128))]
+pub struct Receiver {
+    /// `WANT_*`: set by a receiver that is about to sleep, cleared by the sender that wakes it.
+    pub want_data: AtomicU32,
+    /// 1 once the receiver has closed: nobody will read any more.
+    pub closed: AtomicU32,
+}
+
+/// The sender's interrupt flag, and what it has ended.
+#[repr(C, align(128))]
+pub struct Sender {
+    /// `WANT_*`: set by a sender that waits for room, cleared by the receiver that makes some.
+    pub want_room: AtomicU32,
+    /// 1 once the sender has shut its direction down in an orderly way while its end lives on.
+    pub shut: AtomicU32,
+    /// 1 while the sender is putting a doorbell byte on the kernel connection.
+    pub ringing: AtomicU32,
+    /// 1 once the sender is at home in its end of the segment (reads its ring, knows our doorbell).
+    pub attached: AtomicU32,
+}
+
+/// Values of the interrupt flags: nobody sleeps; wake me by a byte on the kernel connection; by my context's eventfd.
+pub const WANT_NOTHING: u32 = 0;
+pub const WANT_BYTE: u32 = 1;
+pub const WANT_EVENT: u32 = 2;
+
+const _: () = assert!(size_of::<Control>() == 512);
+
+// SAFETY: atomics only; all bit patterns valid.
+unsafe impl Shared for Head {}
+// SAFETY: as above.
+unsafe impl Shared for Control {}
+// SAFETY: as above.
+unsafe impl Shared for AtomicU64 {}
+// SAFETY: as above.
+unsafe impl Shared for AtomicU32 {}
+
+/// Sizes of a segment, from one number; checked when it comes from a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    pub ring_bytes: usize,
+}
+
+impl Geometry {
+    pub fn new(ring_bytes: usize) -> Option<Geometry> {
+        let fits = (RING_MIN_BYTES..=RING_MAX_BYTES).contains(&ring_bytes);
+        (fits && ring_bytes.is_power_of_two()).then_some(Geometry { ring_bytes })
+    }
+
+    pub fn segment_bytes(self) -> usize {
+        SLOTS_OFFSET + 2 * (SLOT_COUNT * LINE_BYTES + self.ring_bytes)
+    }
+
+    /// Lines up the header word of `slot` for `direction`.
+    pub fn slot_offset(self, direction: usize, slot: usize) -> usize {
+        SLOTS_OFFSET + (direction * SLOT_COUNT + slot) * LINE_BYTES
+    }
+
+    pub fn data_offset(self, direction: usize) -> usize {
+        SLOTS_OFFSET + 2 * SLOT_COUNT * LINE_BYTES + direction * self.ring_bytes
+    }
+}
+
+/// The control words of a direction.
+#[inline(always)]
+pub fn control<'a>(segment: Area, direction: usize) -> &'a Control {
+    segment.at(CONTROL_OFFSET + (direction & 1) * size_of::<Control>())
+}

@@ -1,0 +1,156 @@
+//! The gate for unsafe: checked offsets into a mapping that a stranger may write to, and buffers of the program.
+
+use core::marker::PhantomData;
+
+/// Types that may lie in memory shared with a process we do not trust.
+///
+/// # Safety
+/// Every bit pattern is a valid value, there is no padding that matters, no pointer, and every field that the other side
+/// can change while we look is an atomic.
+pub unsafe trait Shared {}
+
+/// A mapping of `len` bytes: shared with a peer, or with our own forks. Copyable; whoever unmaps it must make sure that no
+/// copy is used afterwards.
+#[derive(Clone, Copy)]
+pub struct Area {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: an `Area` only hands out atomics (`at`) and raw byte copies (`write`, `read`), both legal from any thread.
+unsafe impl Send for Area {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Area {}
+
+impl Area {
+    /// # Safety
+    /// `base .. base + len` is mapped readable and writable and stays so as long as any copy of the result is used; `base` is
+    /// aligned to 4096.
+    pub const unsafe fn new(base: *mut u8, len: usize) -> Area {
+        Area { base, len }
+    }
+
+    pub fn base(self) -> *mut u8 {
+        self.base
+    }
+
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// The object at `offset`. Panics when it does not fit: offsets are ours, never a peer's.
+    #[inline(always)]
+    pub fn at<'a, T: Shared>(self, offset: usize) -> &'a T {
+        assert!(
+            offset.is_multiple_of(align_of::<T>())
+                && offset <= self.len
+                && size_of::<T>() <= self.len - offset
+        );
+        // SAFETY: in bounds and aligned (checked above); mapped (contract of `new`); any bits are a `T`, and what others
+        // change meanwhile is atomic (contract of `Shared`).
+        unsafe { &*self.base.add(offset).cast::<T>() }
+    }
+
+    /// Copies from the program into the mapping; `offset + n` is checked, since it may derive from shared memory.
+    #[inline(always)]
+    pub fn write(self, offset: usize, from: *const u8, n: usize) -> bool {
+        if offset > self.len || n > self.len - offset {
+            return false;
+        }
+        // SAFETY: the target is in bounds and mapped; the source is the program's buffer, valid for `n` bytes by the
+        // contract of `Source`. The peer may scribble over the target meanwhile; bytes are copied raw, never as a reference.
+        unsafe { core::ptr::copy_nonoverlapping(from, self.base.add(offset), n) };
+        true
+    }
+
+    /// Copies out of the mapping; checked like `write`.
+    #[inline(always)]
+    pub fn read(self, offset: usize, to: *mut u8, n: usize) -> bool {
+        if offset > self.len || n > self.len - offset {
+            return false;
+        }
+        // SAFETY: as in `write`, the other way round.
+        unsafe { core::ptr::copy_nonoverlapping(self.base.add(offset), to, n) };
+        true
+    }
+}
+
+/// One buffer of the program: what `iovec` is to the kernel.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Buffer {
+    pub base: *mut u8,
+    pub len: usize,
+}
+
+/// A cursor over the program's buffers, for a send (read from them) or a receive (written to).
+///
+/// Made by the edge from the program's arguments, whose validity is the program's promise, as it is to the kernel.
+pub struct Buffers<'a> {
+    rest: *const Buffer,
+    count: usize,
+    /// Bytes of the first buffer that are already used.
+    used: usize,
+    remaining: usize,
+    _program: PhantomData<&'a Buffer>,
+}
+
+impl<'a> Buffers<'a> {
+    /// # Safety
+    /// Each buffer is valid for its length, for reading if sent from, for writing if received into.
+    #[inline(always)]
+    pub unsafe fn new(list: &'a [Buffer]) -> Buffers<'a> {
+        let mut remaining = 0usize;
+        for buffer in list {
+            remaining = remaining.saturating_add(buffer.len);
+        }
+        Buffers {
+            rest: list.as_ptr(),
+            count: list.len(),
+            used: 0,
+            remaining,
+            _program: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    pub fn remaining(&self) -> usize {
+        self.remaining
+    }
+
+    /// Lowers what is left (the kernel caps a call at `MAX_RW_COUNT`; a caller may cap it further).
+    pub fn limit(&mut self, bytes: usize) {
+        self.remaining = self.remaining.min(bytes);
+    }
+
+    /// The next contiguous piece, at most `max` bytes; taken.
+    #[inline(always)]
+    pub fn take(&mut self, max: usize) -> (*mut u8, usize) {
+        loop {
+            if self.remaining == 0 || self.count == 0 {
+                self.remaining = 0;
+                return (core::ptr::null_mut(), 0);
+            }
+            // SAFETY: `rest .. rest + count` lies in the list given to `new`, which outlives 'a.
+            let first = unsafe { *self.rest };
+            let left = first.len - self.used;
+            if left == 0 {
+                // SAFETY: `count` > 0, so one past this buffer is at most one past the list.
+                self.rest = unsafe { self.rest.add(1) };
+                self.count -= 1;
+                self.used = 0;
+                continue;
+            }
+            let n = left.min(max).min(self.remaining);
+            // SAFETY: `used <= len` of this buffer, which is valid for `len` bytes (contract of `new`).
+            let piece = unsafe { first.base.add(self.used) };
+            self.used += n;
+            self.remaining -= n;
+            return (piece, n);
+        }
+    }
+}

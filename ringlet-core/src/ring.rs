@@ -1,0 +1,520 @@
+//! A one-way byte stream through shared memory: reserve and publish on one side, peek and release on the other.
+//!
+//! Positions run freely and never go back. A slot position counts slots, a data position bytes; the place is the position
+//! modulo the size. Going back to slot 0 (or data byte 0) while the ring is drained is a jump forward to the next multiple of
+//! the size: the skipped part counts as used until the receiver has passed it, so one subtraction tells what is free.
+//!
+//! Each side keeps its own state where its peer can't write (`Tx`, `Rx`); from shared memory it takes the other's words,
+//! each loaded once and checked. A peer that lies gets `Corrupt` or loses its own bytes; it can't move us out of the segment.
+//!
+//! Sender and receiver are each one caller at a time (the owner's lock). The other orderings are written at their places.
+
+use crate::layout::*;
+use crate::memory::Buffers;
+use crate::sync::{AtomicU64, Ordering};
+
+/// What a ring is made of. The real one is `SegmentRing`; the model checker brings its own.
+pub trait RingMemory {
+    fn header(&self, slot: usize) -> &AtomicU64;
+    fn credit_slots(&self) -> &AtomicU64;
+    fn credit_data(&self) -> &AtomicU64;
+    fn ring_bytes(&self) -> usize;
+    /// Slots per lap and slots used while the receiver keeps up; smaller under the model checker.
+    fn slot_count(&self) -> usize {
+        SLOT_COUNT
+    }
+    fn hot_slot_count(&self) -> usize {
+        HOT_SLOT_COUNT
+    }
+    fn hot_data_bytes(&self) -> u64 {
+        HOT_DATA_BYTES
+    }
+    fn write_slot(&self, slot: usize, at: usize, from: *const u8, n: usize);
+    fn read_slot(&self, slot: usize, at: usize, to: *mut u8, n: usize);
+    fn write_data(&self, at: usize, from: *const u8, n: usize);
+    fn read_data(&self, at: usize, to: *mut u8, n: usize);
+}
+
+/// Control records: how a direction changes its path (see `handover`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mark {
+    /// The first `0` bytes of this direction went through the kernel; what follows is in the ring.
+    Start(u64),
+    /// The ring ends here; what follows comes through the kernel, from kernel byte `0` on.
+    Back(u64),
+}
+
+/// The sender's own state.
+#[derive(Default)]
+#[repr(C)]
+pub struct Tx {
+    slots: PlainU64,
+    data: PlainU64,
+    /// What the receiver is known to have consumed: a copy of its credit, refreshed only when needed.
+    known_slots: PlainU64,
+    known_data: PlainU64,
+}
+
+/// The receiver's own state: where it reads, and how much of that record is consumed.
+#[derive(Default)]
+#[repr(C)]
+pub struct Rx {
+    slots: PlainU64,
+    data: PlainU64,
+    used: PlainU64,
+}
+
+/// A word of one owner at a time, behind its lock; atomic only so that it may lie in memory shared over fork.
+#[derive(Default)]
+#[repr(transparent)]
+pub struct PlainU64(core::sync::atomic::AtomicU64);
+
+impl PlainU64 {
+    #[inline(always)]
+    pub fn get(&self) -> u64 {
+        self.0.load(core::sync::atomic::Ordering::Relaxed)
+    }
+    #[inline(always)]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, core::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// What the receiver finds next.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Next {
+    /// Nothing is published.
+    Empty,
+    /// So many bytes were copied out; `true` when a sender that waits for room should now be looked for.
+    Bytes(usize, bool),
+    /// A mark stands here; `Rx::pass_mark` goes on.
+    Mark(Mark),
+    /// The peer wrote what no ringlet writes.
+    Corrupt,
+}
+
+/// A record as its header announces it, checked.
+struct Record {
+    len: usize,
+    flags: u64,
+    /// Start in the data ring (place, not position), and the position after it, for `FLAG_DATA`.
+    place: usize,
+    data_end: u64,
+}
+
+const MARK_START: u64 = 1;
+const MARK_BACK: u64 = 2;
+
+fn header_word(position: u64, flags: u64, len: usize) -> u64 {
+    ((position + 1) & POSITION_MASK) << (LEN_BITS + FLAG_BITS) | flags << LEN_BITS | len as u64
+}
+
+fn round_to_line(bytes: u64) -> u64 {
+    bytes.next_multiple_of(LINE_BYTES as u64)
+}
+
+impl Tx {
+    pub fn reset(&self) {
+        for word in [&self.slots, &self.data, &self.known_slots, &self.known_data] {
+            word.set(0);
+        }
+    }
+
+    /// Takes over the receiver's credit if it makes sense; a credit from nowhere is ignored (the liar's ring stays full).
+    fn refresh<M: RingMemory>(&self, memory: &M) {
+        // ORDER: Acquire; pairs with `Rx::release` (Release): the receiver has finished reading what we may now overwrite.
+        let slots = memory.credit_slots().load(Ordering::Acquire);
+        let data = memory.credit_data().load(Ordering::Acquire);
+        if slots.wrapping_sub(self.known_slots.get()) <= self.slots.get() - self.known_slots.get() {
+            self.known_slots.set(slots);
+        }
+        if data.wrapping_sub(self.known_data.get()) <= self.data.get() - self.known_data.get() {
+            self.known_data.set(data);
+        }
+    }
+
+    /// Slots free for records; one more is always kept for a mark.
+    fn free_slots<M: RingMemory>(&self, memory: &M) -> u64 {
+        let used = self.slots.get() - self.known_slots.get();
+        (memory.slot_count() as u64 - 1).saturating_sub(used)
+    }
+
+    fn free_data<M: RingMemory>(&self, memory: &M) -> u64 {
+        (memory.ring_bytes() as u64).saturating_sub(self.data.get() - self.known_data.get())
+    }
+
+    /// Is everything that was published also consumed?
+    pub fn drained<M: RingMemory>(&self, memory: &M) -> bool {
+        self.refresh(memory);
+        self.slots.get() == self.known_slots.get()
+    }
+
+    /// Would a sender that asks for room be content: a quarter of both free, as the receiver looks for it.
+    pub fn writable<M: RingMemory>(&self, memory: &M) -> bool {
+        let enough = |tx: &Tx| {
+            tx.free_slots(memory) >= memory.slot_count() as u64 / 4
+                && tx.free_data(memory) >= memory.ring_bytes() as u64 / 4
+        };
+        enough(self) || {
+            self.refresh(memory);
+            enough(self)
+        }
+    }
+
+    /// Publishes one record from the program's buffers. Returns its length, 0 when there is no room.
+    #[inline]
+    pub fn push<M: RingMemory>(&self, memory: &M, from: &mut Buffers) -> usize {
+        let wanted = from.remaining();
+        if wanted == 0 {
+            return 0;
+        }
+        if self.free_slots(memory) == 0 {
+            self.refresh(memory);
+            if self.free_slots(memory) == 0 {
+                return 0;
+            }
+        }
+        let slot = self.slots.get() as usize & (memory.slot_count() - 1);
+        if wanted <= INLINE_BYTES {
+            let mut at = 0;
+            while at < wanted {
+                let (piece, n) = from.take(wanted - at);
+                memory.write_slot(slot, 8 + at, piece, n);
+                at += n;
+            }
+            self.publish(memory, slot, 0, wanted);
+            return wanted;
+        }
+        let Some((place, len)) = self.reserve_data(memory, wanted) else { return 0 };
+        let start = self.data.get();
+        memory.write_slot(slot, 8, (&raw const start).cast(), 8);
+        let mut at = 0;
+        while at < len {
+            let (piece, n) = from.take(len - at);
+            memory.write_data(place + at, piece, n);
+            at += n;
+        }
+        self.data.set(start + round_to_line(len as u64));
+        self.publish(memory, slot, FLAG_DATA, len);
+        len
+    }
+
+    /// A contiguous place in the data ring for up to `wanted` bytes, and how many.
+    fn reserve_data<M: RingMemory>(&self, memory: &M, wanted: usize) -> Option<(usize, usize)> {
+        let size = memory.ring_bytes() as u64;
+        let len = wanted.min(RECORD_MAX_BYTES).min(memory.ring_bytes() / 4);
+        let needed = round_to_line(len as u64);
+        let place = self.data.get() & (size - 1);
+        let hot = memory.hot_data_bytes();
+        if place / hot != (place + needed) / hot {
+            // The end of a hot stretch: the only place where a credit is asked for that is not needed yet.
+            self.refresh(memory);
+            // Drained: start again at the beginning, whose lines are still in both caches.
+            if self.data.get() == self.known_data.get() || place + needed > size {
+                let rewound = self.data.get().next_multiple_of(size);
+                if rewound + needed - self.known_data.get() <= size {
+                    self.data.set(rewound);
+                } else if place + needed > size {
+                    return self.reserve_tail(memory, len);
+                }
+            }
+        }
+        if self.free_data(memory) < needed {
+            self.refresh(memory);
+            if self.free_data(memory) < needed {
+                return None;
+            }
+        }
+        Some(((self.data.get() & (size - 1)) as usize, len))
+    }
+
+    /// The record does not fit before the end of the ring, nor is its beginning free: use the tail for a shorter one.
+    fn reserve_tail<M: RingMemory>(&self, memory: &M, len: usize) -> Option<(usize, usize)> {
+        let size = memory.ring_bytes() as u64;
+        let place = self.data.get() & (size - 1);
+        let tail = (size - place).min(self.free_data(memory)) & !(LINE_BYTES as u64 - 1);
+        (tail > 0).then_some((place as usize, len.min(tail as usize)))
+    }
+
+    #[inline(always)]
+    fn publish<M: RingMemory>(&self, memory: &M, slot: usize, flags: u64, len: usize) {
+        let position = self.slots.get();
+        let mut next = position + 1;
+        let mut flags = flags;
+        let hot = memory.hot_slot_count();
+        if slot == hot - 1 {
+            // At the end of the first page: rewind if the receiver keeps up, so that the lag fits in half a page.
+            self.refresh(memory);
+            if position - self.known_slots.get() <= hot as u64 / 2 {
+                flags |= FLAG_REWIND;
+                next = position.next_multiple_of(memory.slot_count() as u64);
+                if next == position {
+                    next = position + memory.slot_count() as u64;
+                }
+            }
+        }
+        self.slots.set(next);
+        // ORDER: Release; pairs with `Rx::look` (Acquire): the bytes of the record are visible with its header. It is a swap
+        // so that on x86 it is also the StoreLoad barrier which the look at the receiver's interrupt flag needs (`wait`).
+        memory.header(slot).swap(header_word(position, flags, len), Ordering::SeqCst);
+    }
+
+    /// Publishes a mark. There is always room for one `Back`; a `Start` is only sent into a drained ring.
+    pub fn push_mark<M: RingMemory>(&self, memory: &M, mark: Mark) -> bool {
+        self.refresh(memory);
+        if self.slots.get() - self.known_slots.get() >= memory.slot_count() as u64 {
+            return false;
+        }
+        let slot = self.slots.get() as usize & (memory.slot_count() - 1);
+        let (kind, value) = match mark {
+            Mark::Start(bytes) => (MARK_START, bytes),
+            Mark::Back(bytes) => (MARK_BACK, bytes),
+        };
+        memory.write_slot(slot, 8, (&raw const kind).cast(), 8);
+        memory.write_slot(slot, 16, (&raw const value).cast(), 8);
+        self.publish(memory, slot, FLAG_CONTROL, 16);
+        true
+    }
+}
+
+impl Rx {
+    pub fn reset(&self) {
+        for word in [&self.slots, &self.data, &self.used] {
+            word.set(0);
+        }
+    }
+
+    /// Is anything published? The cheapest look, for spinning; needs no lock.
+    #[inline(always)]
+    pub fn ready<M: RingMemory>(&self, memory: &M) -> bool {
+        let position = self.slots.get();
+        let slot = position as usize & (memory.slot_count() - 1);
+        // ORDER: Acquire; pairs with `Tx::publish` (SeqCst swap).
+        let header = memory.header(slot).load(Ordering::Acquire);
+        header >> (LEN_BITS + FLAG_BITS) == (position + 1) & POSITION_MASK
+    }
+
+    /// The record at `position`, checked; `Ok(None)` when it is not published.
+    #[inline(always)]
+    fn look<M: RingMemory>(&self, memory: &M, position: u64) -> Result<Option<Record>, ()> {
+        let slot = position as usize & (memory.slot_count() - 1);
+        // ORDER: Acquire; pairs with `Tx::publish` (SeqCst swap): the record's bytes are visible with its header.
+        let header = memory.header(slot).load(Ordering::Acquire);
+        if header >> (LEN_BITS + FLAG_BITS) != (position + 1) & POSITION_MASK {
+            return Ok(None);
+        }
+        let flags = header >> LEN_BITS & ((1 << FLAG_BITS) - 1);
+        let len = (header & ((1 << LEN_BITS) - 1)) as usize;
+        let mut record = Record { len, flags, place: 0, data_end: 0 };
+        if flags & FLAG_CONTROL != 0 {
+            return if len == 16 && flags & FLAG_DATA == 0 { Ok(Some(record)) } else { Err(()) };
+        }
+        if flags & FLAG_DATA == 0 {
+            return if (1..=INLINE_BYTES).contains(&len) { Ok(Some(record)) } else { Err(()) };
+        }
+        let mut start = 0u64;
+        memory.read_slot(slot, 8, (&raw mut start).cast(), 8);
+        record.place = (start & (memory.ring_bytes() as u64 - 1)) as usize;
+        record.data_end = start.wrapping_add(round_to_line(len as u64));
+        let fits =
+            (1..=RECORD_MAX_BYTES).contains(&len) && len <= memory.ring_bytes() - record.place;
+        if fits { Ok(Some(record)) } else { Err(()) }
+    }
+
+    fn position_after<M: RingMemory>(memory: &M, position: u64, flags: u64) -> u64 {
+        if flags & FLAG_REWIND == 0 {
+            return position + 1;
+        }
+        (position + 1).next_multiple_of(memory.slot_count() as u64)
+    }
+
+    fn copy_out<M: RingMemory>(
+        memory: &M,
+        position: u64,
+        record: &Record,
+        used: usize,
+        to: &mut Buffers,
+    ) -> usize {
+        let slot = position as usize & (memory.slot_count() - 1);
+        let total = (record.len - used).min(to.remaining());
+        let mut done = 0;
+        while done < total {
+            let (piece, n) = to.take(total - done);
+            if record.flags & FLAG_DATA == 0 {
+                memory.read_slot(slot, 8 + used + done, piece, n);
+            } else {
+                memory.read_data(record.place + used + done, piece, n);
+            }
+            done += n;
+        }
+        total
+    }
+
+    /// Moves bytes of the next record into the program's buffers (which have room).
+    #[inline]
+    pub fn pop<M: RingMemory>(&self, memory: &M, to: &mut Buffers) -> Next {
+        let position = self.slots.get();
+        let record = match self.look(memory, position) {
+            Ok(None) => return Next::Empty,
+            Ok(Some(record)) => record,
+            Err(()) => return Next::Corrupt,
+        };
+        if record.flags & FLAG_CONTROL != 0 {
+            return Self::read_mark(memory, position);
+        }
+        let used = self.used.get() as usize;
+        if used >= record.len {
+            return Next::Corrupt;
+        }
+        let n = Self::copy_out(memory, position, &record, used, to);
+        if used + n < record.len {
+            self.used.set((used + n) as u64);
+            return Next::Bytes(n, false);
+        }
+        Next::Bytes(n, self.release(memory, position, &record))
+    }
+
+    /// Copies without consuming, over as many records as fit. Returns the bytes copied.
+    pub fn peek<M: RingMemory>(&self, memory: &M, to: &mut Buffers) -> usize {
+        let (mut position, mut used, mut total) = (self.slots.get(), self.used.get() as usize, 0);
+        for _ in 0..memory.slot_count() {
+            let Ok(Some(record)) = self.look(memory, position) else { break };
+            if record.flags & FLAG_CONTROL != 0 || used >= record.len || to.remaining() == 0 {
+                break;
+            }
+            total += Self::copy_out(memory, position, &record, used, to);
+            position = Self::position_after(memory, position, record.flags);
+            used = 0;
+        }
+        total
+    }
+
+    /// Bytes that can be read now.
+    pub fn available<M: RingMemory>(&self, memory: &M) -> usize {
+        let (mut position, mut used, mut total) = (self.slots.get(), self.used.get() as usize, 0);
+        for _ in 0..memory.slot_count() {
+            let Ok(Some(record)) = self.look(memory, position) else { break };
+            if record.flags & FLAG_CONTROL != 0 {
+                break;
+            }
+            total += record.len.saturating_sub(used);
+            position = Self::position_after(memory, position, record.flags);
+            used = 0;
+        }
+        total
+    }
+
+    fn read_mark<M: RingMemory>(memory: &M, position: u64) -> Next {
+        let slot = position as usize & (memory.slot_count() - 1);
+        let (mut kind, mut value) = (0u64, 0u64);
+        memory.read_slot(slot, 8, (&raw mut kind).cast(), 8);
+        memory.read_slot(slot, 16, (&raw mut value).cast(), 8);
+        match kind {
+            MARK_START => Next::Mark(Mark::Start(value)),
+            MARK_BACK => Next::Mark(Mark::Back(value)),
+            _ => Next::Corrupt,
+        }
+    }
+
+    /// The mark that stands next, if one does.
+    pub fn mark<M: RingMemory>(&self, memory: &M) -> Option<Mark> {
+        let position = self.slots.get();
+        match self.look(memory, position) {
+            Ok(Some(record)) if record.flags & FLAG_CONTROL != 0 => {
+                match Self::read_mark(memory, position) {
+                    Next::Mark(mark) => Some(mark),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// Goes past the mark that stands next.
+    pub fn pass_mark<M: RingMemory>(&self, memory: &M) {
+        let position = self.slots.get();
+        if let Ok(Some(record)) = self.look(memory, position)
+            && record.flags & FLAG_CONTROL != 0
+        {
+            self.release(memory, position, &record);
+        }
+    }
+
+    /// Gives the record's place back to the sender. True when a quarter of the slots or of the data was passed: then a
+    /// sender that waits for room is looked for. (A full ring has quarters to pass, so no waiter is forgotten; a look at
+    /// every record would cost a fence each.)
+    fn release<M: RingMemory>(&self, memory: &M, position: u64, record: &Record) -> bool {
+        let next = Self::position_after(memory, position, record.flags);
+        self.slots.set(next);
+        self.used.set(0);
+        let mut passed = position ^ next >= memory.slot_count() as u64 / 4;
+        if record.flags & FLAG_DATA != 0 {
+            let quarter = memory.ring_bytes() as u64 / 4;
+            passed |= self.data.get() / quarter != record.data_end / quarter;
+            self.data.set(record.data_end);
+            // ORDER: Release; pairs with `Tx::refresh` (Acquire): our copies are done before the place is written again.
+            memory.credit_data().store(record.data_end, Ordering::Release);
+        }
+        // ORDER: Release; as above.
+        memory.credit_slots().store(next, Ordering::Release);
+        passed
+    }
+}
+
+/// The ring of one direction of a segment.
+#[cfg(not(loom))]
+#[derive(Clone, Copy)]
+pub struct SegmentRing {
+    segment: crate::memory::Area,
+    geometry: Geometry,
+    direction: usize,
+}
+
+#[cfg(not(loom))]
+impl SegmentRing {
+    /// Panics when the segment is smaller than its geometry says: the caller has checked the descriptor's size.
+    pub fn new(segment: crate::memory::Area, geometry: Geometry, direction: usize) -> SegmentRing {
+        assert!(segment.len() >= geometry.segment_bytes() && direction < 2);
+        SegmentRing { segment, geometry, direction }
+    }
+
+    pub fn control<'a>(&self) -> &'a Control {
+        control(self.segment, self.direction)
+    }
+}
+
+#[cfg(not(loom))]
+impl RingMemory for SegmentRing {
+    #[inline(always)]
+    fn header(&self, slot: usize) -> &AtomicU64 {
+        self.segment.at(self.geometry.slot_offset(self.direction, slot & (SLOT_COUNT - 1)))
+    }
+    #[inline(always)]
+    fn credit_slots(&self) -> &AtomicU64 {
+        &self.control().credit.slots
+    }
+    #[inline(always)]
+    fn credit_data(&self) -> &AtomicU64 {
+        &self.control().credit.data
+    }
+    #[inline(always)]
+    fn ring_bytes(&self) -> usize {
+        self.geometry.ring_bytes
+    }
+    #[inline(always)]
+    fn write_slot(&self, slot: usize, at: usize, from: *const u8, n: usize) {
+        self.segment.write(self.geometry.slot_offset(self.direction, slot) + at, from, n);
+    }
+    #[inline(always)]
+    fn read_slot(&self, slot: usize, at: usize, to: *mut u8, n: usize) {
+        self.segment.read(self.geometry.slot_offset(self.direction, slot) + at, to, n);
+    }
+    #[inline(always)]
+    fn write_data(&self, at: usize, from: *const u8, n: usize) {
+        self.segment.write(self.geometry.data_offset(self.direction) + at, from, n);
+    }
+    #[inline(always)]
+    fn read_data(&self, at: usize, to: *mut u8, n: usize) {
+        self.segment.read(self.geometry.data_offset(self.direction) + at, to, n);
+    }
+}
