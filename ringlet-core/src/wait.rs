@@ -15,7 +15,8 @@
 //! consistent operations, so the sleeper's second look finds the record. A sender rings once per value of the word: further
 //! records are free until the sleeper has moved.
 
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::layout::WANT_NOTHING;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 const SLEEPERS: u64 = 0xffff;
 const CHANGE: u64 = 0x1_0000;
@@ -37,6 +38,61 @@ pub fn disarm(flag: &AtomicU64) {
 #[inline(always)]
 pub fn armed(flag: &AtomicU64, rung: u64) -> Option<u64> {
     // ORDER: SeqCst; pairs with `arm`. The caller's publish was a SeqCst read-modify-write.
+    fence_for_the_model_checker();
     let value = flag.load(Ordering::SeqCst);
     (value & SLEEPERS != 0 && value != rung).then_some(value)
+}
+
+// One word per direction (`WANT_*`), in shared memory: who is about to sleep writes how it wants to be woken, who has done
+// what it sleeps for takes the wish back and wakes it, once. The owner of the word looks once more between `want` and its
+// sleep. The word speaks for all sleepers of one end: a waker takes it for all of them, so whoever consumes a wake-up while
+// others of its end still sleep must `want` again for them; and `stop_wanting` is for the last of them.
+
+/// Announces that this end is about to sleep and how it wants to be woken. Look once more afterwards.
+pub fn want(flag: &AtomicU32, how: u32) {
+    // ORDER: the fence puts the wish before the look that follows; pairs with the SeqCst look of `wanted_by_receiver` and
+    // the fence of `wanted_by_sender`. Of a wish and a publish (or release), one is seen by the other side.
+    flag.store(how, Ordering::Relaxed);
+    fence(Ordering::SeqCst);
+}
+
+/// Nobody of this end sleeps any more. A wake-up that is on its way comes nevertheless.
+pub fn stop_wanting(flag: &AtomicU32) {
+    // ORDER: Relaxed: at worst a waker still sees the wish and wakes in vain.
+    flag.store(WANT_NOTHING, Ordering::Relaxed);
+}
+
+/// For a sender that has just published: how the receiver wants to be woken, now the caller's duty.
+#[inline(always)]
+pub fn wanted_by_receiver(flag: &AtomicU32) -> u32 {
+    // ORDER: SeqCst load after the SeqCst swap of `Tx::publish`: no fence in between; pairs with the fence of `want`.
+    fence_for_the_model_checker();
+    if flag.load(Ordering::SeqCst) == WANT_NOTHING {
+        return WANT_NOTHING;
+    }
+    take_wish(flag)
+}
+
+/// For a receiver that has just released enough: how the sender wants to be woken, now the caller's duty.
+#[inline]
+pub fn wanted_by_sender(flag: &AtomicU32) -> u32 {
+    // ORDER: the credit was a Release store, so a fence must keep this look behind it; pairs with the fence of `want`.
+    fence(Ordering::SeqCst);
+    if flag.load(Ordering::Relaxed) == WANT_NOTHING {
+        return WANT_NOTHING;
+    }
+    take_wish(flag)
+}
+
+#[cold]
+fn take_wish(flag: &AtomicU32) -> u32 {
+    // ORDER: SeqCst swap: of several wakers one gets the wish.
+    flag.swap(WANT_NOTHING, Ordering::SeqCst)
+}
+
+/// loom takes SeqCst accesses for AcqRel and knows only fences as sequentially consistent; elsewhere the accesses suffice.
+#[inline(always)]
+fn fence_for_the_model_checker() {
+    #[cfg(loom)]
+    fence(Ordering::SeqCst);
 }
