@@ -1,0 +1,144 @@
+//! Descriptors: eventfds, polling, epoll, and the hiding place of those that the program must not meet.
+
+use crate::sys::{Errno, Sys, close, sys};
+
+pub use libc::{epoll_event, pollfd};
+
+/// Our own descriptors lie from here up, if the limit allows: out of the way of programs that count on low numbers, and of
+/// select's FD_SETSIZE.
+const HIDDEN_FROM: i32 = 1024;
+
+/// Moves a descriptor of ours up, close-on-exec.
+pub fn hide(fd: i32) -> i32 {
+    // SAFETY: no memory is passed.
+    match unsafe { sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, HIDDEN_FROM) } {
+        Ok(high) => {
+            close(fd);
+            high as i32
+        }
+        Err(_) => fd,
+    }
+}
+
+pub fn eventfd() -> Sys<i32> {
+    // SAFETY: no memory is passed.
+    let fd = unsafe { sys!(SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)? };
+    Ok(hide(fd as i32))
+}
+
+/// Is this descriptor an eventfd? (What a peer sends in place of one must not block us or act on our behalf.)
+pub fn is_eventfd(fd: i32) -> bool {
+    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
+    write_decimal(&mut path[14..], fd as u32);
+    let mut link = [0u8; 32];
+    // SAFETY: `path` is NUL-terminated, `link` valid for its length.
+    let n = unsafe {
+        sys!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), link.as_mut_ptr(), link.len())
+    };
+    n.is_ok_and(|n| link[..n].starts_with(b"anon_inode:[eventfd]"))
+}
+
+/// Decimal digits at the start of `to`; returns how many.
+pub fn write_decimal(to: &mut [u8], mut value: u32) -> usize {
+    let mut digits = [0u8; 10];
+    let mut n = 0;
+    loop {
+        digits[n] = b'0' + (value % 10) as u8;
+        value /= 10;
+        n += 1;
+        if value == 0 {
+            break;
+        }
+    }
+    for i in 0..n {
+        to[i] = digits[n - 1 - i];
+    }
+    n
+}
+
+/// Rings an eventfd. A full counter is as good as rung; any other failure is the peer's loss.
+pub fn ring(fd: i32) {
+    let one = 1u64;
+    // SAFETY: eight readable bytes.
+    let _ = unsafe { sys!(SYS_write, fd, &raw const one, 8) };
+}
+
+/// Takes whatever an eventfd holds.
+pub fn drain(fd: i32) {
+    let mut count = 0u64;
+    // SAFETY: eight writable bytes.
+    let _ = unsafe { sys!(SYS_read, fd, &raw mut count, 8) };
+}
+
+/// `None` waits for ever. The signal mask, if given, is the kernel's 8 bytes.
+pub fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: Option<u64>) -> Sys<usize> {
+    // SAFETY: `fds` is a valid array of its length.
+    unsafe { poll_raw(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) }
+}
+
+/// # Safety
+/// `fds .. fds + count` is valid for reading and writing.
+pub unsafe fn poll_raw(
+    fds: *mut pollfd,
+    count: usize,
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    let mut time = timespec(timeout_ns.unwrap_or(0));
+    let time = if timeout_ns.is_some() { &raw mut time } else { core::ptr::null_mut() };
+    let mask = mask.as_ref().map_or(core::ptr::null(), |mask| mask as *const u64);
+    // SAFETY: the array by contract; the time and mask are locals.
+    unsafe { sys!(SYS_ppoll, fds, count, time, mask, 8) }
+}
+
+pub fn timespec(ns: u64) -> libc::timespec {
+    libc::timespec { tv_sec: (ns / 1_000_000_000) as _, tv_nsec: (ns % 1_000_000_000) as _ }
+}
+
+/// Events that are pending on one descriptor now, without waiting.
+pub fn pending(fd: i32, events: i16) -> i16 {
+    let mut fds = [pollfd { fd, events, revents: 0 }];
+    match poll(&mut fds, Some(0), None) {
+        Ok(1) => fds[0].revents,
+        _ => 0,
+    }
+}
+
+pub fn epoll_ctl(epfd: i32, op: i32, fd: i32, event: Option<epoll_event>) -> Sys<()> {
+    let event = event.as_ref().map_or(core::ptr::null(), |event| event as *const epoll_event);
+    // SAFETY: null or a valid event.
+    unsafe { sys!(SYS_epoll_ctl, epfd, op, fd, event) }.map(drop)
+}
+
+/// # Safety
+/// `events .. events + max` is valid for writing.
+pub unsafe fn epoll_wait(
+    epfd: i32,
+    events: *mut epoll_event,
+    max: usize,
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    let mask = mask.as_ref().map_or(core::ptr::null(), |mask| mask as *const u64);
+    let time = timespec(timeout_ns.unwrap_or(0));
+    let pointer = if timeout_ns.is_some() { &raw const time } else { core::ptr::null() };
+    // SAFETY: the array by contract; the time and mask are locals.
+    let result = unsafe { sys!(SYS_epoll_pwait2, epfd, events, max, pointer, mask, 8) };
+    if result != Err(Errno::ENOSYS) {
+        return result;
+    }
+    // Before Linux 5.11: milliseconds, rounded up so that a wait is never shorter than asked.
+    let ms = timeout_ns.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as i32);
+    // SAFETY: as above.
+    unsafe { sys!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8) }
+}
+
+pub fn is_nonblocking(fd: i32) -> bool {
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_fcntl, fd, libc::F_GETFL) }.is_ok_and(|flags| flags as i32 & libc::O_NONBLOCK != 0)
+}
+
+pub fn is_cloexec(fd: i32) -> bool {
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_fcntl, fd, libc::F_GETFD) }.is_ok_and(|flags| flags as i32 & libc::FD_CLOEXEC != 0)
+}

@@ -1,0 +1,106 @@
+//! Memory: tables of our own, tables shared over fork, sealed segments.
+
+use crate::sys::{Errno, Sys, close, sys};
+use core::ffi::CStr;
+use ringlet_core::memory::Area;
+
+/// Types for which zeroed memory is a valid, empty value; they live in tables that are mapped, never built.
+///
+/// # Safety
+/// All-zero bytes are a valid value, the type is `Sync`, and has no destructor.
+pub unsafe trait Zeroed: Sync {}
+
+// SAFETY: zero is a valid atomic.
+unsafe impl Zeroed for core::sync::atomic::AtomicU32 {}
+// SAFETY: as above.
+unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
+
+fn map(len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
+    // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
+    unsafe { sys!(SYS_mmap, 0usize, len, prot, flags, fd, 0usize) }.map(|address| address as *mut u8)
+}
+
+const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
+fn table<T: Zeroed>(count: usize, flags: i32) -> Sys<&'static [T]> {
+    let bytes = count * size_of::<T>();
+    let base = map(bytes, READ_WRITE, flags | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)?;
+    // SAFETY: fresh zeroed pages, page-aligned, never unmapped; zero is valid (contract of `Zeroed`).
+    Ok(unsafe { core::slice::from_raw_parts(base.cast(), count) })
+}
+
+/// A table of this process: a child by fork gets a copy. Untouched pages cost nothing.
+pub fn private_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
+    table(count, libc::MAP_PRIVATE)
+}
+
+/// A table that this process and its children by fork share.
+pub fn family_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
+    table(count, libc::MAP_SHARED)
+}
+
+/// A table that is zero again in a child by fork, however the fork was made: the cheapest way to notice one.
+pub fn wiped_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
+    let made = table::<T>(count, libc::MAP_PRIVATE)?;
+    // SAFETY: advice on our own fresh mapping.
+    unsafe {
+        sys!(SYS_madvise, made.as_ptr(), count * size_of::<T>(), libc::MADV_WIPEONFORK)?;
+    }
+    Ok(made)
+}
+
+/// A memfd of `len` bytes that can neither shrink nor grow: a mapping of it can't fault.
+pub fn sealed_memfd(name: &CStr, len: usize, extra_seals: i32) -> Sys<i32> {
+    // SAFETY: `name` is a C string.
+    let fd = unsafe {
+        sys!(SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)?
+    } as i32;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    // SAFETY: no memory is passed.
+    let made = unsafe {
+        sys!(SYS_ftruncate, fd, len).and_then(|_| sys!(SYS_fcntl, fd, libc::F_ADD_SEALS, seals | extra_seals))
+    };
+    match made {
+        Ok(_) => Ok(fd),
+        Err(error) => {
+            close(fd);
+            Err(error)
+        }
+    }
+}
+
+/// Forbids writable mappings from now on (those that exist go on), and further seals.
+pub fn seal_readers(fd: i32) -> Sys<()> {
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_fcntl, fd, libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL) }.map(drop)
+}
+
+/// Size of a memfd that somebody else made, if it is one that can't fault: sealed against shrinking, of small pages.
+pub fn sealed_size(fd: i32) -> Sys<usize> {
+    // SAFETY: no memory is passed.
+    let seals = unsafe { sys!(SYS_fcntl, fd, libc::F_GET_SEALS)? } as i32;
+    // SAFETY: zero is a valid stat buffer.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `stat` is valid for writing.
+    unsafe { sys!(SYS_fstat, fd, &raw mut stat)? };
+    let small_pages = stat.st_blksize == 4096;
+    if seals & libc::F_SEAL_SHRINK == 0 || !small_pages || stat.st_size < 0 {
+        return Err(Errno::EINVAL);
+    }
+    Ok(stat.st_size as usize)
+}
+
+/// Maps `len` bytes of a sealed memfd, which stay mapped until `unmap`.
+pub fn map_shared(fd: i32, len: usize, writable: bool) -> Sys<Area> {
+    let prot = if writable { READ_WRITE } else { libc::PROT_READ };
+    let base = map(len, prot, libc::MAP_SHARED, fd)?;
+    // SAFETY: mapped just now, page-aligned; the seal keeps every page backed.
+    Ok(unsafe { Area::new(base, len) })
+}
+
+/// # Safety
+/// No copy of `area`, nor a reference made from one, is used afterwards.
+pub unsafe fn unmap(area: Area) {
+    // SAFETY: `area` is a whole mapping of ours (contract of `Area::new`).
+    let _ = unsafe { sys!(SYS_munmap, area.base(), area.len()) };
+}

@@ -1,0 +1,107 @@
+//! Direct system calls. libc's wrappers of the socket calls are what the shim replaces, so calling them would come back to us;
+//! a direct call also has no lock, no allocation and no cancellation point, and is safe after fork and in signal handlers.
+//!
+//! Every function returns what the kernel returned: a count or descriptor, or the error number.
+
+use core::arch::asm;
+
+/// An error number of the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errno(pub i32);
+
+pub type Sys<T> = Result<T, Errno>;
+
+macro_rules! errnos {
+    ($($name:ident)*) => { impl Errno { $(pub const $name: Errno = Errno(libc::$name);)* } };
+}
+errnos! { EAGAIN EINTR EPIPE ECONNRESET ENOTCONN EBADF EFAULT EINVAL EMFILE ENFILE ENOMEM EPERM ENOSYS EACCES
+ECONNREFUSED EADDRINUSE EEXIST ENOENT EINPROGRESS ENOTSUP }
+
+/// # Safety
+/// The caller answers for the arguments as the named system call defines them.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub unsafe fn call(number: i64, args: [usize; 6]) -> Sys<usize> {
+    let result: isize;
+    // SAFETY: the x86-64 Linux convention: number in rax, arguments in rdi rsi rdx r10 r8 r9; rcx and r11 are clobbered.
+    unsafe {
+        asm!("syscall", inlateout("rax") number as isize => result,
+            in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
+            in("r10") args[3], in("r8") args[4], in("r9") args[5],
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) }
+}
+
+/// # Safety
+/// The caller answers for the arguments as the named system call defines them.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+pub unsafe fn call(number: i64, args: [usize; 6]) -> Sys<usize> {
+    let result: isize;
+    // SAFETY: the AArch64 Linux convention: number in x8, arguments in x0 to x5, result in x0.
+    unsafe {
+        asm!("svc 0", in("x8") number as usize, inlateout("x0") args[0] => result,
+            in("x1") args[1], in("x2") args[2], in("x3") args[3], in("x4") args[4], in("x5") args[5],
+            options(nostack));
+    }
+    if (-4095..0).contains(&result) { Err(Errno(-result as i32)) } else { Ok(result as usize) }
+}
+
+macro_rules! sys {
+    ($number:ident $(, $arg:expr)*) => {{
+        let given = [$($arg as usize),*];
+        let mut args = [0usize; 6];
+        args[..given.len()].copy_from_slice(&given);
+        $crate::sys::call(libc::$number as i64, args)
+    }};
+}
+pub(crate) use sys;
+
+/// Closes one of our own descriptors.
+pub fn close(fd: i32) {
+    // SAFETY: no memory is passed.
+    let _ = unsafe { sys!(SYS_close, fd) };
+}
+
+pub fn getpid() -> i32 {
+    // SAFETY: no arguments.
+    unsafe { sys!(SYS_getpid) }.map_or(0, |pid| pid as i32)
+}
+
+pub fn gettid() -> i32 {
+    // SAFETY: no arguments.
+    unsafe { sys!(SYS_gettid) }.map_or(0, |tid| tid as i32)
+}
+
+pub fn geteuid() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { sys!(SYS_geteuid) }.map_or(u32::MAX, |uid| uid as u32)
+}
+
+pub fn sched_yield() {
+    // SAFETY: no arguments.
+    let _ = unsafe { sys!(SYS_sched_yield) };
+}
+
+/// Does a thread of this number exist (whoever owns it)?
+pub fn thread_exists(tid: i32) -> bool {
+    // SAFETY: signal 0 only asks.
+    let asked = unsafe { sys!(SYS_tkill, tid, 0) };
+    asked != Err(Errno(libc::ESRCH))
+}
+
+/// Nanoseconds of the monotonic clock, without entering the kernel where the vDSO can.
+#[inline]
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is valid for writing. libc's clock_gettime is not one of the replaced functions, and goes to the vDSO.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Raises SIGPIPE in the calling thread, as the kernel does for a write to a dead connection.
+pub fn raise_sigpipe() {
+    // SAFETY: no memory is passed.
+    let _ = unsafe { sys!(SYS_tgkill, getpid(), gettid(), libc::SIGPIPE) };
+}

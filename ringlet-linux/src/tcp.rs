@@ -1,0 +1,203 @@
+//! The kernel's side of a connection: addresses, byte counts, raw transfer, options.
+
+use crate::sys::{Errno, Sys, sys};
+use ringlet_core::memory::Buffers;
+
+/// An address and port; IPv4 in its v4-mapped form, so that `::ffff:127.0.0.1` and `127.0.0.1` are one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Address {
+    pub ip: [u8; 16],
+    pub port: u16,
+}
+
+impl Address {
+    pub fn is_v4(&self) -> bool {
+        self.ip[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
+    }
+    pub fn is_loopback(&self) -> bool {
+        let v6 = self.ip == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+        v6 || self.is_v4() && self.ip[12] == 127
+    }
+}
+
+/// The two ends of a connection as seen from one of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ends {
+    pub local: Address,
+    pub remote: Address,
+    /// Family of the socket, for the kernel's table: AF_INET or AF_INET6.
+    pub family: i32,
+}
+
+/// What the kernel has counted on a connection: exact, under its own lock.
+#[derive(Clone, Copy, Debug)]
+pub struct Counts {
+    /// Bytes the program wrote since the beginning.
+    pub written: u64,
+    /// Bytes that arrived in order, read or not.
+    pub received: u64,
+    pub state: u8,
+}
+
+pub const TCP_ESTABLISHED: u8 = 1;
+const TCP_CLOSE: u8 = 7;
+const TCP_CLOSE_WAIT: u8 = 8;
+const TCP_LAST_ACK: u8 = 9;
+const TCP_CLOSING: u8 = 11;
+const TCP_TIME_WAIT: u8 = 6;
+
+fn parse(storage: &libc::sockaddr_storage) -> Option<(Address, i32)> {
+    match storage.ss_family as i32 {
+        libc::AF_INET => {
+            // SAFETY: the family says that it is a sockaddr_in, which fits in the storage.
+            let v4 = unsafe { &*(storage as *const _ as *const libc::sockaddr_in) };
+            let mut ip = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0];
+            ip[12..].copy_from_slice(&v4.sin_addr.s_addr.to_ne_bytes());
+            Some((Address { ip, port: u16::from_be(v4.sin_port) }, libc::AF_INET))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says that it is a sockaddr_in6, which fits in the storage.
+            let v6 = unsafe { &*(storage as *const _ as *const libc::sockaddr_in6) };
+            let port = u16::from_be(v6.sin6_port);
+            Some((Address { ip: v6.sin6_addr.s6_addr, port }, libc::AF_INET6))
+        }
+        _ => None,
+    }
+}
+
+fn name(number: i64, fd: i32) -> Option<(Address, i32)> {
+    // SAFETY: zero is a valid sockaddr_storage.
+    let mut storage: libc::sockaddr_storage = unsafe { core::mem::zeroed() };
+    let mut len = size_of_val(&storage) as libc::socklen_t;
+    let args = [fd as usize, &raw mut storage as usize, &raw mut len as usize, 0, 0, 0];
+    // SAFETY: getsockname or getpeername with a buffer and its length.
+    unsafe { crate::sys::call(number, args) }.ok()?;
+    parse(&storage)
+}
+
+/// Both ends of a connected TCP socket.
+pub fn ends(fd: i32) -> Option<Ends> {
+    let (local, family) = name(libc::SYS_getsockname as i64, fd)?;
+    let (remote, _) = name(libc::SYS_getpeername as i64, fd)?;
+    Some(Ends { local, remote, family })
+}
+
+fn option_u32(fd: i32, level: i32, option: i32) -> Sys<u32> {
+    let (mut value, mut len) = (0u32, 4u32);
+    // SAFETY: a four-byte buffer and its length.
+    unsafe { sys!(SYS_getsockopt, fd, level, option, &raw mut value, &raw mut len)? };
+    Ok(value)
+}
+
+pub fn int_option(fd: i32, level: i32, option: i32) -> Sys<i32> {
+    option_u32(fd, level, option).map(|value| value as i32)
+}
+
+/// SO_RCVTIMEO or SO_SNDTIMEO; 0 is for ever.
+pub fn timeout_ns(fd: i32, option: i32) -> u64 {
+    let (mut time, mut len) = ([0i64; 2], 16u32);
+    // SAFETY: a struct timeval of 16 bytes and its length.
+    let got = unsafe { sys!(SYS_getsockopt, fd, libc::SOL_SOCKET, option, time.as_mut_ptr(), &raw mut len) };
+    got.map_or(0, |_| (time[0] as u64).saturating_mul(1_000_000_000).saturating_add(time[1] as u64 * 1000))
+}
+
+/// Takes the pending error, as SO_ERROR does.
+pub fn take_error(fd: i32) -> i32 {
+    option_u32(fd, libc::SOL_SOCKET, libc::SO_ERROR).map_or(0, |value| value as i32)
+}
+
+/// The kernel's struct tcp_info up to the fields we need (linux/tcp.h; layout is ABI).
+#[repr(C)]
+#[derive(Default)]
+struct TcpInfo {
+    state: u8,
+    _small: [u8; 7],
+    _words: [u32; 24],
+    _pacing: [u64; 2],
+    bytes_acked: u64,
+    bytes_received: u64,
+    _segs: [u32; 2],
+    notsent_bytes: u32,
+    _rtt: [u32; 3],
+    _delivery: u64,
+    _limited: [u64; 3],
+    _delivered: [u32; 2],
+    bytes_sent: u64,
+    bytes_retrans: u64,
+}
+
+const _: () = assert!(core::mem::offset_of!(TcpInfo, bytes_acked) == 120);
+const _: () = assert!(core::mem::offset_of!(TcpInfo, notsent_bytes) == 144);
+const _: () = assert!(core::mem::offset_of!(TcpInfo, bytes_sent) == 200);
+
+/// KERNEL: one TCP_INFO is one consistent moment (the kernel takes the socket's lock), and sent - resent + not yet sent is
+/// exactly what was written; a FIN counts as one received byte once the state says that it came.
+pub fn counts(fd: i32) -> Sys<Counts> {
+    let mut info = TcpInfo::default();
+    let mut len = size_of::<TcpInfo>() as u32;
+    // SAFETY: a buffer and its length.
+    unsafe { sys!(SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, &raw mut info, &raw mut len)? };
+    if (len as usize) < size_of::<TcpInfo>() {
+        return Err(Errno::ENOSYS);
+    }
+    let fin = matches!(info.state, TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING | TCP_TIME_WAIT | TCP_CLOSE);
+    Ok(Counts {
+        written: info.bytes_sent.wrapping_sub(info.bytes_retrans).wrapping_add(info.notsent_bytes as u64),
+        received: info.bytes_received.saturating_sub(fin as u64),
+        state: info.state,
+    })
+}
+
+/// Bytes that wait in the kernel's receive queue.
+pub fn unread(fd: i32) -> Sys<usize> {
+    let mut n = 0i32;
+    // SAFETY: a writable int.
+    unsafe { sys!(SYS_ioctl, fd, libc::FIONREAD, &raw mut n)? };
+    Ok(n.max(0) as usize)
+}
+
+/// Bytes that the program has read from the kernel since the beginning, taken between two equal counts of arrivals.
+/// Exact while nobody else reads (the caller holds the receive lock).
+pub fn consumed(fd: i32) -> Sys<u64> {
+    let mut before = counts(fd)?;
+    for _ in 0..1000 {
+        let waiting = unread(fd)?;
+        let after = counts(fd)?;
+        if after.received == before.received && after.state == before.state {
+            return Ok(before.received - waiting as u64);
+        }
+        before = after;
+    }
+    Err(Errno::EAGAIN)
+}
+
+/// One recvmsg into the program's buffers (one piece at a time: the caller loops if it wants more).
+pub fn receive(fd: i32, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> {
+    let (piece, n) = to.take(max);
+    // SAFETY: `take` returns a valid piece of the program's buffers.
+    unsafe { sys!(SYS_recvfrom, fd, piece, n, flags, 0, 0) }
+}
+
+/// Reads into a buffer of our own.
+pub fn receive_into(fd: i32, to: &mut [u8], flags: i32) -> Sys<usize> {
+    // SAFETY: a valid buffer.
+    unsafe { sys!(SYS_recvfrom, fd, to.as_mut_ptr(), to.len(), flags, 0, 0) }
+}
+
+/// Sends from a buffer of our own; never raises SIGPIPE.
+pub fn send_from(fd: i32, from: &[u8], flags: i32) -> Sys<usize> {
+    // SAFETY: a valid buffer.
+    unsafe { sys!(SYS_sendto, fd, from.as_ptr(), from.len(), flags | libc::MSG_NOSIGNAL, 0, 0) }
+}
+
+/// A doorbell byte. A full socket is as good as rung: whatever fills it makes the peer's descriptor readable.
+pub fn ring_byte(fd: i32) {
+    let _ = send_from(fd, &[0], libc::MSG_DONTWAIT);
+}
+
+/// Makes close() send a reset.
+pub fn reset_on_close(fd: i32) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // SAFETY: a struct linger and its size.
+    let _ = unsafe { sys!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, 8) };
+}
