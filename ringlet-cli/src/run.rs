@@ -1,0 +1,184 @@
+//! `ringlet run`: becomes the program, with the library preloaded.
+
+use std::env;
+use std::ffi::{CString, NulError, OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail, ensure};
+use nix::errno::Errno;
+
+use crate::program::{self, NotFound, Reach};
+use crate::settings::{Flags, LIBRARY_ENVIRONMENT, Settings};
+
+pub const LIBRARY_NAME: &str = "libringlet_preload.so";
+const PRELOAD_ENVIRONMENT: &str = "LD_PRELOAD";
+
+/// As env(1), timeout(1) and their kin have it: what they themselves got wrong, what cannot be run, what is not there.
+pub const EXIT_OURS: u8 = 125;
+const EXIT_NOT_EXECUTABLE: u8 = 126;
+const EXIT_MISSING: u8 = 127;
+
+/// Run a program with its TCP connections to other ringlet programs in shared memory
+///
+/// The program takes this process's place, so its pid, signals, standard streams and exit status are its own. Whatever it
+/// starts is run in the same way. A program that cannot be reached (static, set-user-ID, another architecture, musl) runs
+/// as it is, and ringlet says so.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Exit status: the program's own; 125 if ringlet itself fails, 126 if the program cannot \
+                        be executed, 127 if it is not found."
+)]
+pub struct RunArgs {
+    /// Don't say that the program cannot be reached or that the configuration has errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// Configuration file to use instead of the user's or the machine's
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    flags: Flags,
+    /// The program, looked for in PATH, and its arguments
+    #[arg(required = true, trailing_var_arg = true)]
+    #[arg(value_names = ["PROGRAM", "ARGS"], value_hint = clap::ValueHint::CommandWithArguments)]
+    program: Vec<OsString>,
+}
+
+pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let name = &args.program[0];
+    let path = match program::find(name, env::var_os("PATH").as_deref()) {
+        Ok(path) => path,
+        Err(NotFound::Missing) => {
+            eprintln!("ringlet: {}: no such program", name.display());
+            return Ok(ExitCode::from(EXIT_MISSING));
+        }
+        Err(NotFound::NotExecutable) => {
+            eprintln!("ringlet: {}: not an executable file", name.display());
+            return Ok(ExitCode::from(EXIT_NOT_EXECUTABLE));
+        }
+    };
+    let mut environment: Vec<(OsString, OsString)> = env::vars_os().collect();
+    let rest: Vec<&OsStr> = args.program[1..].iter().map(OsString::as_os_str).collect();
+    let reach = program::inspect(&path, &rest);
+    if let Reach::Unreached(why) | Reach::ChildrenOnly(why) = &reach
+        && !args.quiet
+    {
+        let name = name.display();
+        eprintln!("ringlet: {name} runs on the kernel's TCP, out of ringlet's reach: {why}.");
+    }
+    if !matches!(reach, Reach::Unreached(_)) {
+        if let Some(file) = &args.config {
+            let file = std::path::absolute(file)?;
+            set(&mut environment, ringlet::config::FILE_ENVIRONMENT, file.into_os_string());
+        }
+        for (name, value) in args.flags.environment() {
+            set(&mut environment, name, value);
+        }
+        let preload = preload_list(&library()?, env::var_os(PRELOAD_ENVIRONMENT).as_deref())?;
+        set(&mut environment, PRELOAD_ENVIRONMENT, preload);
+        if !args.quiet {
+            for problem in Settings::load(&environment, &Flags::default()).problems {
+                eprintln!("ringlet: {problem}");
+            }
+        }
+    }
+    let error = exec(&path, &args.program, &environment)?;
+    let found = if error == Errno::ENOENT { "; its interpreter is missing" } else { "" };
+    eprintln!("ringlet: {}: {}{found}", name.display(), error.desc());
+    Ok(ExitCode::from(if error == Errno::ENOENT { EXIT_MISSING } else { EXIT_NOT_EXECUTABLE }))
+}
+
+fn set(environment: &mut Vec<(OsString, OsString)>, name: &str, value: OsString) {
+    environment.retain(|(each, _)| each != name);
+    environment.push((name.into(), value));
+}
+
+/// The library: named by the environment, beside the command (as built), or where `make install` puts it.
+pub fn library() -> anyhow::Result<PathBuf> {
+    if let Some(path) = env::var_os(LIBRARY_ENVIRONMENT).filter(|path| !path.is_empty()) {
+        let path = std::path::absolute(path)?;
+        ensure!(path.is_file(), "{LIBRARY_ENVIRONMENT} names {}, which is no file", path.display());
+        return Ok(path);
+    }
+    let command =
+        env::current_exe().context("cannot tell where the ringlet command itself lies")?;
+    let beside = command.parent().unwrap_or(Path::new("/"));
+    let installed = beside.parent().unwrap_or(beside).join("lib/ringlet");
+    for directory in [beside, &installed] {
+        let path = directory.join(LIBRARY_NAME);
+        if path.is_file() {
+            return Ok(path);
+        }
+    }
+    bail!(
+        "{LIBRARY_NAME} is neither in {} nor in {}; build it with `make build`, or name it in \
+         {LIBRARY_ENVIRONMENT}",
+        beside.display(),
+        installed.display()
+    )
+}
+
+/// What LD_PRELOAD must say: the library first, then what was there. Another copy of ours would interpose upon this one,
+/// so it goes.
+pub fn preload_list(library: &Path, present: Option<&OsStr>) -> anyhow::Result<OsString> {
+    let separator = |byte: &u8| matches!(byte, b' ' | b':');
+    let bytes = library.as_os_str().as_bytes();
+    ensure!(
+        !bytes.iter().any(separator),
+        "LD_PRELOAD cannot hold a path with a blank or a colon, such as {}; move the library, or name a copy of it in \
+         {LIBRARY_ENVIRONMENT}",
+        library.display()
+    );
+    let mut list = bytes.to_vec();
+    for other in present.unwrap_or_default().as_bytes().split(separator) {
+        let name = Path::new(OsStr::from_bytes(other)).file_name();
+        if !other.is_empty() && name != Some(OsStr::new(LIBRARY_NAME)) && other != bytes {
+            list.push(b':');
+            list.extend_from_slice(other);
+        }
+    }
+    Ok(OsString::from_vec(list))
+}
+
+/// Replaces this process; returns only if it cannot.
+fn exec(
+    path: &Path,
+    arguments: &[OsString],
+    environment: &[(OsString, OsString)],
+) -> Result<Errno, NulError> {
+    let c_string = |text: &OsStr| CString::new(text.as_bytes());
+    let path = c_string(path.as_os_str())?;
+    let arguments: Vec<_> =
+        arguments.iter().map(|each| c_string(each)).collect::<Result<_, _>>()?;
+    let joined = environment.iter().map(|(name, value)| {
+        let mut text = name.clone();
+        text.push("=");
+        text.push(value);
+        c_string(&text)
+    });
+    let environment = joined.collect::<Result<Vec<_>, _>>()?;
+    // WHY not std's Command: it resets the signal mask and the disposition of SIGPIPE, which are the program's own.
+    let Err(error) = nix::unistd::execvpe(&path, &arguments, &environment);
+    Ok(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_preloaded_stays_and_we_are_not_repeated() {
+        let list = |present| {
+            preload_list(Path::new("/new/libringlet_preload.so"), Some(OsStr::new(present)))
+                .unwrap()
+        };
+        assert_eq!(list(""), "/new/libringlet_preload.so");
+        assert_eq!(list("/a.so /b.so:c.so"), "/new/libringlet_preload.so:/a.so:/b.so:c.so");
+        assert_eq!(
+            list("/a.so:/new/libringlet_preload.so:/old/libringlet_preload.so"),
+            "/new/libringlet_preload.so:/a.so"
+        );
+        assert!(preload_list(Path::new("/with blank/x.so"), None).is_err());
+    }
+}
