@@ -1,0 +1,152 @@
+//! The conformance suite: every case runs on the kernel and on ringlet, and must see the same.
+
+// The allowance is for `sys`, where the calls are.
+#![deny(unsafe_code)]
+
+mod case;
+mod cases;
+mod driver;
+#[allow(unsafe_code)]
+mod sys;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+
+use case::{Case, Family, Role, Run, Side};
+use driver::{Instance, Options};
+
+#[derive(Parser)]
+#[command(about = "Runs socket programs on the kernel and on ringlet, and compares what they see")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the cases whose names contain one of the filters (all without any)
+    Run {
+        /// The preload library, or "none" to compare the kernel with itself
+        #[arg(long, value_name = "PATH", default_value_os_t = beside_us())]
+        library: PathBuf,
+        /// Only with both sides wrapped, and with this spin budget in microseconds
+        #[arg(long, value_name = "MICROSECONDS")]
+        spin: Option<u32>,
+        /// How often each way of running a case is repeated
+        #[arg(long, default_value_t = 1)]
+        repeat: u32,
+        /// Cases at a time
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+        /// Seconds before a case counts as hung
+        #[arg(long, default_value_t = 30)]
+        limit: u64,
+        /// Also name the cases that pass
+        #[arg(long, short)]
+        verbose: bool,
+        filters: Vec<String>,
+    },
+    /// List the cases with their goals
+    List {
+        /// Only the differences from the kernel that cases declare, as Markdown
+        #[arg(long)]
+        differences: bool,
+    },
+    /// Be one process of a case (what `run` starts)
+    #[command(hide = true)]
+    Case {
+        name: String,
+        #[arg(long)]
+        role: String,
+        #[arg(long)]
+        family: String,
+    },
+}
+
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Run { library, spin, repeat, jobs, limit, verbose, filters } => {
+            let library = match library.to_str() {
+                Some("none") => None,
+                _ => match library.canonicalize() {
+                    Ok(library) => Some(library),
+                    Err(error) => {
+                        eprintln!("conformance: {}: {error}", library.display());
+                        return ExitCode::from(2);
+                    }
+                },
+            };
+            let wanted =
+                |name: &str| filters.is_empty() || filters.iter().any(|f| name.contains(f));
+            let all = instances().filter(|instance| wanted(&instance.name()));
+            let all: Vec<Instance> = all.collect();
+            if all.is_empty() {
+                eprintln!("conformance: no case matches");
+                return ExitCode::from(2);
+            }
+            let limit = Duration::from_secs(limit);
+            let options = Options { library, spin_us: spin, repeat, jobs, limit, verbose };
+            if driver::run(&all, &options) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Command::List { differences: false } => {
+            for instance in instances() {
+                println!("{:<44} {}", instance.name(), instance.case.goal);
+            }
+            ExitCode::SUCCESS
+        }
+        Command::List { differences: true } => {
+            for case in cases::all() {
+                for d in case.differences {
+                    println!(
+                        "- {} (`{}`: `{}`, not `{}`)",
+                        d.sentence, case.name, d.ringlet, d.kernel
+                    );
+                }
+            }
+            ExitCode::SUCCESS
+        }
+        Command::Case { name, role, family } => be(&name, &role, &family),
+    }
+}
+
+/// Where a build puts the library: next to this program.
+fn beside_us() -> PathBuf {
+    std::env::current_exe().unwrap_or_default().with_file_name("libringlet_preload.so")
+}
+
+fn instances() -> impl Iterator<Item = Instance> {
+    cases::all()
+        .flat_map(|case| case.families.iter().map(move |family| Instance { case, family: *family }))
+}
+
+/// Runs one process of a case. Standard input is the way to the other side, standard output the
+/// transcript.
+fn be(name: &str, role: &str, family: &str) -> ExitCode {
+    sys::die_with_parent();
+    let case: Option<&Case> = cases::all().find(|case| case.name == name);
+    let role = Role::ALL.iter().copied().find(|r| r.name() == role);
+    let family = Family::ALL.iter().copied().find(|f| format!("{f:?}") == family);
+    let (Some(case), Some(role), Some(family)) = (case, role, family) else {
+        eprintln!("conformance: no such case, role or family");
+        return ExitCode::from(2);
+    };
+    // Out of the way of the low numbers, which are a case's to use, and not for its children.
+    let control = sys::fcntl(0, libc::F_DUPFD_CLOEXEC, 200).expect("the control channel moves up");
+    let nothing = sys::open("/dev/null").expect("/dev/null opens");
+    sys::dup2(nothing, 0).expect("standard input is nothing");
+    sys::close(nothing).expect("close");
+    // Rust ignores SIGPIPE before main; a C program has it, and so have the cases.
+    sys::on_signal(libc::SIGPIPE, sys::Handler::Default, 0);
+
+    let mut side = Side::new(role, family, case.path, control);
+    match (case.run, role) {
+        (Run::Pair(client, _), Role::Client) => client(&mut side),
+        (Run::Pair(_, server), Role::Server) => server(&mut side),
+        (Run::Solo(run), Role::Solo) => run(&mut side),
+        _ => panic!("the case has no such role"),
+    }
+    ExitCode::SUCCESS
+}
