@@ -56,20 +56,26 @@ impl Area {
     }
 
     /// Copies from the program into the mapping; `offset + n` is checked, since it may derive from shared memory.
+    ///
+    /// # Safety
+    /// `from` is valid for reading `n` bytes.
     #[inline(always)]
-    pub fn write(self, offset: usize, from: *const u8, n: usize) -> bool {
+    pub unsafe fn write(self, offset: usize, from: *const u8, n: usize) -> bool {
         if offset > self.len || n > self.len - offset {
             return false;
         }
-        // SAFETY: the target is in bounds and mapped; the source is the program's buffer, valid for `n` bytes by the
-        // contract of `Source`. The peer may scribble over the target meanwhile; bytes are copied raw, never as a reference.
+        // SAFETY: the target is in bounds and mapped; the source is valid for `n` bytes by our own contract. The peer may
+        // scribble over the target meanwhile; bytes are copied raw, never as a reference.
         unsafe { core::ptr::copy_nonoverlapping(from, self.base.add(offset), n) };
         true
     }
 
     /// Copies out of the mapping; checked like `write`.
+    ///
+    /// # Safety
+    /// `to` is valid for writing `n` bytes.
     #[inline(always)]
-    pub fn read(self, offset: usize, to: *mut u8, n: usize) -> bool {
+    pub unsafe fn read(self, offset: usize, to: *mut u8, n: usize) -> bool {
         if offset > self.len || n > self.len - offset {
             return false;
         }

@@ -29,10 +29,18 @@ pub trait RingMemory {
     fn hot_data_bytes(&self) -> u64 {
         HOT_DATA_BYTES
     }
-    fn write_slot(&self, slot: usize, at: usize, from: *const u8, n: usize);
-    fn read_slot(&self, slot: usize, at: usize, to: *mut u8, n: usize);
-    fn write_data(&self, at: usize, from: *const u8, n: usize);
-    fn read_data(&self, at: usize, to: *mut u8, n: usize);
+    /// # Safety
+    /// `from` is valid for reading `n` bytes. (Places are checked: at worst nothing is copied.)
+    unsafe fn write_slot(&self, slot: usize, at: usize, from: *const u8, n: usize);
+    /// # Safety
+    /// `to` is valid for writing `n` bytes.
+    unsafe fn read_slot(&self, slot: usize, at: usize, to: *mut u8, n: usize);
+    /// # Safety
+    /// As for `write_slot`.
+    unsafe fn write_data(&self, at: usize, from: *const u8, n: usize);
+    /// # Safety
+    /// As for `read_slot`.
+    unsafe fn read_data(&self, at: usize, to: *mut u8, n: usize);
 }
 
 /// Control records: how a direction changes its path (see `handover`).
@@ -109,6 +117,20 @@ fn header_word(position: u64, flags: u64, len: usize) -> u64 {
     ((position + 1) & POSITION_MASK) << (LEN_BITS + FLAG_BITS) | flags << LEN_BITS | len as u64
 }
 
+#[inline(always)]
+fn write_word<M: RingMemory>(memory: &M, slot: usize, at: usize, word: u64) {
+    // SAFETY: `word` is a local of 8 bytes.
+    unsafe { memory.write_slot(slot, at, (&raw const word).cast(), 8) };
+}
+
+#[inline(always)]
+fn read_word<M: RingMemory>(memory: &M, slot: usize, at: usize) -> u64 {
+    let mut word = 0u64;
+    // SAFETY: as in `write_word`.
+    unsafe { memory.read_slot(slot, at, (&raw mut word).cast(), 8) };
+    word
+}
+
 fn round_to_line(bytes: u64) -> u64 {
     bytes.next_multiple_of(LINE_BYTES as u64)
 }
@@ -179,7 +201,8 @@ impl Tx {
             let mut at = 0;
             while at < wanted {
                 let (piece, n) = from.take(wanted - at);
-                memory.write_slot(slot, 8 + at, piece, n);
+                // SAFETY: a piece of the program's buffers, valid for `n` bytes (contract of `Buffers`).
+                unsafe { memory.write_slot(slot, 8 + at, piece, n) };
                 at += n;
             }
             self.publish(memory, slot, 0, wanted);
@@ -187,11 +210,12 @@ impl Tx {
         }
         let Some((place, len)) = self.reserve_data(memory, wanted) else { return 0 };
         let start = self.data.get();
-        memory.write_slot(slot, 8, (&raw const start).cast(), 8);
+        write_word(memory, slot, 8, start);
         let mut at = 0;
         while at < len {
             let (piece, n) = from.take(len - at);
-            memory.write_data(place + at, piece, n);
+            // SAFETY: as above.
+            unsafe { memory.write_data(place + at, piece, n) };
             at += n;
         }
         self.data.set(start + round_to_line(len as u64));
@@ -270,8 +294,8 @@ impl Tx {
             Mark::Start(bytes) => (MARK_START, bytes),
             Mark::Back(bytes) => (MARK_BACK, bytes),
         };
-        memory.write_slot(slot, 8, (&raw const kind).cast(), 8);
-        memory.write_slot(slot, 16, (&raw const value).cast(), 8);
+        write_word(memory, slot, 8, kind);
+        write_word(memory, slot, 16, value);
         self.publish(memory, slot, FLAG_CONTROL, 16);
         true
     }
@@ -312,8 +336,7 @@ impl Rx {
         if flags & FLAG_DATA == 0 {
             return if (1..=INLINE_BYTES).contains(&len) { Ok(Some(record)) } else { Err(()) };
         }
-        let mut start = 0u64;
-        memory.read_slot(slot, 8, (&raw mut start).cast(), 8);
+        let start = read_word(memory, slot, 8);
         record.place = (start & (memory.ring_bytes() as u64 - 1)) as usize;
         record.data_end = start.wrapping_add(round_to_line(len as u64));
         let fits =
@@ -340,10 +363,13 @@ impl Rx {
         let mut done = 0;
         while done < total {
             let (piece, n) = to.take(total - done);
-            if record.flags & FLAG_DATA == 0 {
-                memory.read_slot(slot, 8 + used + done, piece, n);
-            } else {
-                memory.read_data(record.place + used + done, piece, n);
+            // SAFETY: a piece of the program's buffers, valid for `n` bytes (contract of `Buffers`).
+            unsafe {
+                if record.flags & FLAG_DATA == 0 {
+                    memory.read_slot(slot, 8 + used + done, piece, n);
+                } else {
+                    memory.read_data(record.place + used + done, piece, n);
+                }
             }
             done += n;
         }
@@ -406,10 +432,8 @@ impl Rx {
 
     fn read_mark<M: RingMemory>(memory: &M, position: u64) -> Next {
         let slot = position as usize & (memory.slot_count() - 1);
-        let (mut kind, mut value) = (0u64, 0u64);
-        memory.read_slot(slot, 8, (&raw mut kind).cast(), 8);
-        memory.read_slot(slot, 16, (&raw mut value).cast(), 8);
-        match kind {
+        let value = read_word(memory, slot, 16);
+        match read_word(memory, slot, 8) {
             MARK_START => Next::Mark(Mark::Start(value)),
             MARK_BACK => Next::Mark(Mark::Back(value)),
             _ => Next::Corrupt,
@@ -502,19 +526,25 @@ impl RingMemory for SegmentRing {
         self.geometry.ring_bytes
     }
     #[inline(always)]
-    fn write_slot(&self, slot: usize, at: usize, from: *const u8, n: usize) {
-        self.segment.write(self.geometry.slot_offset(self.direction, slot) + at, from, n);
+    unsafe fn write_slot(&self, slot: usize, at: usize, from: *const u8, n: usize) {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            self.segment.write(self.geometry.slot_offset(self.direction, slot) + at, from, n)
+        };
     }
     #[inline(always)]
-    fn read_slot(&self, slot: usize, at: usize, to: *mut u8, n: usize) {
-        self.segment.read(self.geometry.slot_offset(self.direction, slot) + at, to, n);
+    unsafe fn read_slot(&self, slot: usize, at: usize, to: *mut u8, n: usize) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.segment.read(self.geometry.slot_offset(self.direction, slot) + at, to, n) };
     }
     #[inline(always)]
-    fn write_data(&self, at: usize, from: *const u8, n: usize) {
-        self.segment.write(self.geometry.data_offset(self.direction) + at, from, n);
+    unsafe fn write_data(&self, at: usize, from: *const u8, n: usize) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.segment.write(self.geometry.data_offset(self.direction) + at, from, n) };
     }
     #[inline(always)]
-    fn read_data(&self, at: usize, to: *mut u8, n: usize) {
-        self.segment.read(self.geometry.data_offset(self.direction) + at, to, n);
+    unsafe fn read_data(&self, at: usize, to: *mut u8, n: usize) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.segment.read(self.geometry.data_offset(self.direction) + at, to, n) };
     }
 }
