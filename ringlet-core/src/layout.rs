@@ -49,6 +49,9 @@ pub const SLOTS_OFFSET: usize = 4096;
 
 const _: () = assert!(CONTROL_OFFSET + 2 * size_of::<Control>() <= SLOTS_OFFSET);
 const _: () = assert!(SLOT_COUNT.is_power_of_two() && HOT_SLOT_COUNT.is_power_of_two());
+// A rewind leaves half a page of slots free, less two: one for the record itself and one for a mark (`Tx::publish`).
+const _: () = assert!(HOT_SLOT_COUNT >= 4 && HOT_SLOT_COUNT <= SLOT_COUNT / 4);
+const _: () = assert!(RECORD_MAX_BYTES as u64 <= HOT_DATA_BYTES);
 const _: () = assert!(RECORD_MAX_BYTES < 1 << LEN_BITS && RECORD_MAX_BYTES * 4 <= RING_MIN_BYTES);
 
 /// Header word of a slot: `position + 1` (44 bits) | flags (3 bits) | length (17 bits).

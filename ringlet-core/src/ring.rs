@@ -171,10 +171,11 @@ impl Tx {
         self.slots.get() == self.known_slots.get()
     }
 
-    /// Would a sender that asks for room be content: a quarter of both free, as the receiver looks for it.
+    /// Would a sender that asks for room be content: a quarter of the data, and as many slots as are surely free when the
+    /// receiver keeps up (a rewind takes nearly all others out of the count until the receiver has passed it).
     pub fn writable<M: RingMemory>(&self, memory: &M) -> bool {
         let enough = |tx: &Tx| {
-            tx.free_slots(memory) >= memory.slot_count() as u64 / 4
+            tx.free_slots(memory) >= memory.hot_slot_count() as u64 / 4
                 && tx.free_data(memory) >= memory.ring_bytes() as u64 / 4
         };
         enough(self) || {
@@ -233,9 +234,15 @@ impl Tx {
         if place / hot != (place + needed) / hot {
             // The end of a hot stretch: the only place where a credit is asked for that is not needed yet.
             self.refresh(memory);
+            let drained = self.data.get() == self.known_data.get();
             // Drained: start again at the beginning, whose lines are still in both caches.
-            if self.data.get() == self.known_data.get() || place + needed > size {
+            if drained || place + needed > size {
                 let rewound = self.data.get().next_multiple_of(size);
+                if drained {
+                    // Nothing is unread, so nothing is skipped: the whole ring is free. (An older credit is out of range
+                    // for `refresh` until the receiver has passed the first record here.)
+                    self.known_data.set(rewound);
+                }
                 if rewound + needed - self.known_data.get() <= size {
                     self.data.set(rewound);
                 } else if place + needed > size {
@@ -454,19 +461,24 @@ impl Rx {
         }
     }
 
-    /// Goes past the mark that stands next.
-    pub fn pass_mark<M: RingMemory>(&self, memory: &M) {
+    /// Goes past the mark that stands next. True as in `Next::Bytes`.
+    pub fn pass_mark<M: RingMemory>(&self, memory: &M) -> bool {
         let position = self.slots.get();
-        if let Ok(Some(record)) = self.look(memory, position)
-            && record.flags & FLAG_CONTROL != 0
-        {
-            self.release(memory, position, &record);
+        match self.look(memory, position) {
+            Ok(Some(record)) if record.flags & FLAG_CONTROL != 0 => {
+                self.release(memory, position, &record)
+            }
+            _ => false,
         }
     }
 
     /// Gives the record's place back to the sender. True when a quarter of the slots or of the data was passed: then a
-    /// sender that waits for room is looked for. (A full ring has quarters to pass, so no waiter is forgotten; a look at
-    /// every record would cost a fence each.)
+    /// sender that waits for room is looked for. (A look at every record would cost a fence each.)
+    ///
+    /// No waiter is forgotten. It waits while not `writable`, that is while it has more than three quarters outstanding. Take
+    /// the release that makes it writable. If that one passes a quarter's boundary, we look. If not, it ends in the quarter
+    /// where it began, three quarters' lengths behind what is published: a boundary, and a look, still lies ahead. Skipped
+    /// places change nothing: positions count them, and going over them passes a boundary.
     fn release<M: RingMemory>(&self, memory: &M, position: u64, record: &Record) -> bool {
         let next = Self::position_after(memory, position, record.flags);
         self.slots.set(next);
