@@ -4,9 +4,12 @@
 
 mod config;
 mod docs;
+mod processes;
 mod program;
 mod run;
 mod settings;
+mod sockets;
+mod ss;
 mod table;
 
 use std::process::ExitCode;
@@ -27,6 +30,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::RunArgs),
+    Ss(ss::SsArgs),
     Config(config::ConfigArgs),
     Completion(docs::CompletionArgs),
     Man(docs::ManArgs),
@@ -61,6 +65,7 @@ fn dispatch() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => run::run(args),
+        Command::Ss(args) => ss::run(args),
         Command::Config(args) => config::run(args),
         Command::Completion(args) => docs::completion(args, Cli::command()),
         Command::Man(args) => docs::man(args, Cli::command()),

@@ -1,0 +1,143 @@
+//! Reads the pages in which ringlet processes show themselves. Such a page belongs to a stranger, who may write anything
+//! into it at any time: it is read once, bounded, and nothing in it is trusted.
+
+use std::fs::{self, File, OpenOptions};
+use std::mem::offset_of;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use ringlet_core::view::{
+    PROCESS_MAGIC, PROCESS_MEMFD_NAME, PROCESS_SLOT_COUNT, ProcessHeader, SocketSlot,
+};
+use rustix::fs::OFlags;
+
+const HEADER_BYTES: usize = size_of::<ProcessHeader>();
+const SLOT_BYTES: usize = size_of::<SocketSlot>();
+
+/// A process that shows a page of its own.
+pub struct Process {
+    pub pid: u32,
+    /// The kernel's short name for it.
+    pub program: String,
+    /// Sockets that it left to the kernel for want of a slot, memory or descriptors.
+    pub refused: u64,
+    pub slots: Vec<Slot>,
+}
+
+/// What `SocketSlot` held when it was read.
+pub struct Slot {
+    pub path: u32,
+    pub reason: u32,
+    pub fd: i32,
+    pub wakes: u32,
+    pub bells: u32,
+    pub tx_bytes: u64,
+    pub rx_bytes: u64,
+    pub calls: u64,
+}
+
+/// Every ringlet process that this user may look into, by pid. Those that end meanwhile are left out.
+pub fn all() -> anyhow::Result<Vec<Process>> {
+    let entries = fs::read_dir("/proc").context("cannot read /proc")?;
+    let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut processes: Vec<Process> = names.filter_map(one).collect();
+    processes.sort_by_key(|process| process.pid);
+    Ok(processes)
+}
+
+/// The process `pid`, if it shows a page of its own.
+pub fn one(pid: u32) -> Option<Process> {
+    let directory = PathBuf::from(format!("/proc/{pid}"));
+    let inner_pid = pid_in_own_namespace(&directory)?;
+    // Between fork and its first socket call, a child still has its parent's page, and later perhaps both.
+    pages(&directory)
+        .filter_map(|page| read_page(&page, inner_pid))
+        .next()
+        .map(|(refused, slots)| Process { pid, program: program(&directory), refused, slots })
+}
+
+fn program(directory: &Path) -> String {
+    let name = fs::read(directory.join("comm")).unwrap_or_default();
+    String::from_utf8_lossy(name.trim_ascii_end()).into_owned()
+}
+
+fn pid_in_own_namespace(directory: &Path) -> Option<u32> {
+    let status = fs::read_to_string(directory.join("status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// The files that may be the process's page.
+fn pages(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let link = format!("/memfd:{PROCESS_MEMFD_NAME}");
+    let maps = fs::read(directory.join("maps")).unwrap_or_default();
+    let maps = String::from_utf8_lossy(&maps);
+    let ranges: Vec<&str> = maps
+        .lines()
+        .filter(|line| line.contains(&link))
+        .filter_map(|line| line.split_ascii_whitespace().next())
+        .collect();
+    // Most processes are none of ours: don't walk through their descriptors.
+    let directories =
+        if ranges.is_empty() { None } else { fs::read_dir(directory.join("fd")).ok() };
+    let descriptors = directories.into_iter().flatten().flatten().map(|entry| entry.path());
+    let descriptors: Vec<PathBuf> = descriptors
+        .filter(|path| {
+            fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with(&link))
+        })
+        .collect();
+    // A program that closed the descriptor still has the mapping, which only root may open.
+    let mapped: Vec<PathBuf> =
+        ranges.iter().map(|range| directory.join("map_files").join(range)).collect();
+    descriptors.into_iter().chain(mapped)
+}
+
+/// The count of refused sockets and the slots in use, if this is the page of the process `inner_pid`.
+fn read_page(path: &Path, inner_pid: u32) -> Option<(u64, Vec<Slot>)> {
+    // Anybody may give the name of our page to a FIFO, whose opening must not block us.
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    let metadata = file.metadata().ok()?;
+    if !metadata.is_file() {
+        return None;
+    }
+    let header = read(&file, 0, HEADER_BYTES)?;
+    let magic = word_u64(&header, offset_of!(ProcessHeader, magic));
+    if magic != PROCESS_MAGIC || word_u32(&header, offset_of!(ProcessHeader, pid)) != inner_pid {
+        return None;
+    }
+    let room = usize::try_from(metadata.len()).ok()?.checked_sub(HEADER_BYTES)? / SLOT_BYTES;
+    let used = word_u32(&header, offset_of!(ProcessHeader, slots_used)) as usize;
+    let used = used.min(room).min(PROCESS_SLOT_COUNT);
+    let slots = read(&file, HEADER_BYTES, used * SLOT_BYTES)?;
+    let refused = word_u64(&header, offset_of!(ProcessHeader, refused));
+    Some((refused, slots.chunks_exact(SLOT_BYTES).map(slot).collect()))
+}
+
+fn read(file: &File, offset: usize, length: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, offset as u64).ok()?;
+    Some(bytes)
+}
+
+fn slot(bytes: &[u8]) -> Slot {
+    Slot {
+        path: word_u32(bytes, offset_of!(SocketSlot, path)),
+        reason: word_u32(bytes, offset_of!(SocketSlot, reason)),
+        fd: word_u32(bytes, offset_of!(SocketSlot, fd)).cast_signed(),
+        wakes: word_u32(bytes, offset_of!(SocketSlot, wakes)),
+        bells: word_u32(bytes, offset_of!(SocketSlot, bells)),
+        tx_bytes: word_u64(bytes, offset_of!(SocketSlot, tx_bytes)),
+        rx_bytes: word_u64(bytes, offset_of!(SocketSlot, rx_bytes)),
+        calls: word_u64(bytes, offset_of!(SocketSlot, calls)),
+    }
+}
+
+fn word_u32(bytes: &[u8], offset: usize) -> u32 {
+    u32::from_ne_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
+}
+
+fn word_u64(bytes: &[u8], offset: usize) -> u64 {
+    u64::from_ne_bytes(bytes[offset..offset + 8].try_into().expect("eight bytes"))
+}

@@ -1,0 +1,345 @@
+//! `ringlet ss`: what ringlet processes show, joined with what the kernel knows.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use comfy_table::{Cell, CellAlignment, Color};
+use ringlet::reasons::Reason;
+use ringlet_core::view::{PATH_KERNEL, PATH_MOVING, PATH_RING};
+use serde::Serialize;
+use wildmatch::WildMatch;
+
+use crate::processes::{self, Process, Slot};
+use crate::sockets::{self, KernelSocket, LISTENING, SocketTables, UNCONNECTED};
+use crate::table::{self, printable};
+
+/// Show the connections of ringlet programs: which are in shared memory, and why others are not
+///
+/// Shows the programs of this user, or of all users to root. Queues of a connection in shared memory are those of its
+/// rings, and are known if the other end can be seen too. Ring-In and Ring-Out count bytes through shared memory.
+#[derive(clap::Args)]
+pub struct SsArgs {
+    /// Only programs with this in their name; * and ? match as in a shell
+    program: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Add a sentence that explains the reason
+    #[arg(short, long)]
+    explain: bool,
+    /// Sockets that listen or are not connected, too
+    #[arg(short, long)]
+    all: bool,
+    /// Only connections on this path
+    #[arg(long, value_name = "PATH")]
+    path: Option<Path>,
+    /// Only this process; may be repeated
+    #[arg(long)]
+    pid: Vec<u32>,
+    /// Only connections with this port at either end
+    #[arg(long)]
+    port: Option<u16>,
+    /// Only connections with this reason code
+    #[arg(long, value_name = "CODE", value_parser = reason_codes())]
+    reason: Option<String>,
+}
+
+fn reason_codes() -> clap::builder::PossibleValuesParser {
+    Reason::ALL.iter().filter(|reason| **reason != Reason::None).map(|reason| reason.code()).into()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Path {
+    Ring,
+    Moving,
+    Kernel,
+}
+
+impl Path {
+    /// None for a free slot, or for what only a newer ringlet knows.
+    fn from_u32(path: u32) -> Option<Path> {
+        match path {
+            PATH_KERNEL => Some(Path::Kernel),
+            PATH_MOVING => Some(Path::Moving),
+            PATH_RING => Some(Path::Ring),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Path::Ring => "ring",
+            Path::Moving => "moving",
+            Path::Kernel => "kernel",
+        }
+    }
+
+    fn color(self) -> Color {
+        match self {
+            Path::Ring => Color::Green,
+            Path::Moving => Color::Yellow,
+            Path::Kernel => Color::Reset,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    connections: Vec<Connection>,
+    processes: Vec<Summary>,
+}
+
+#[derive(Serialize)]
+struct Summary {
+    pid: u32,
+    program: String,
+    refused: u64,
+}
+
+#[derive(Serialize)]
+struct Connection {
+    state: &'static str,
+    receive_queue_bytes: Option<u64>,
+    send_queue_bytes: Option<u64>,
+    local: Option<Address>,
+    peer: Option<Address>,
+    program: String,
+    pid: u32,
+    fd: i32,
+    path: Path,
+    reason: Option<String>,
+    explanation: Option<&'static str>,
+    ring_in_bytes: u64,
+    ring_out_bytes: u64,
+    calls: u64,
+    wakes: u32,
+    bells: u32,
+}
+
+#[derive(Serialize)]
+struct Address {
+    address: String,
+    port: u16,
+}
+
+impl From<SocketAddr> for Address {
+    fn from(end: SocketAddr) -> Address {
+        Address { address: end.ip().to_string(), port: end.port() }
+    }
+}
+
+/// A slot, and the kernel's view of its socket.
+struct Joined<'p> {
+    process: &'p Process,
+    slot: &'p Slot,
+    path: Path,
+    namespace: String,
+    /// None for a socket that is bound to nothing, which the kernel's table doesn't list.
+    socket: Option<KernelSocket>,
+}
+
+pub fn run(args: SsArgs) -> anyhow::Result<ExitCode> {
+    let processes = processes::all()?;
+    let joined = join(&processes);
+    let rings = RingEnds::of(&joined);
+    let shown = joined.iter().filter(|each| args.wants(each));
+    let connections: Vec<Connection> = shown.map(|each| connection(each, &rings)).collect();
+    let summaries = processes.iter().filter(|process| args.wants_process(process));
+    let summaries = summaries.map(|process| Summary {
+        pid: process.pid,
+        program: process.program.clone(),
+        refused: process.refused,
+    });
+    let report = Report { connections, processes: summaries.collect() };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report, args.explain, joined.len());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl SsArgs {
+    fn wants_process(&self, process: &Process) -> bool {
+        let named = |pattern: &String| {
+            let exact = pattern.contains(['*', '?']);
+            let pattern = if exact { pattern.clone() } else { format!("*{pattern}*") };
+            WildMatch::new(&pattern).matches(&process.program)
+        };
+        (self.pid.is_empty() || self.pid.contains(&process.pid))
+            && self.program.as_ref().is_none_or(named)
+    }
+
+    fn wants(&self, each: &Joined) -> bool {
+        let has_port = |port: u16| {
+            each.socket.is_some_and(|socket| {
+                [socket.local, socket.peer].iter().any(|end| end.port() == port)
+            })
+        };
+        let connected =
+            each.socket.is_some_and(|socket| ![LISTENING, UNCONNECTED].contains(&socket.state));
+        self.wants_process(each.process)
+            && (connected || self.all)
+            && self.path.is_none_or(|path| path == each.path)
+            && self.port.is_none_or(has_port)
+            && self
+                .reason
+                .as_ref()
+                .is_none_or(|code| reason_code(each.slot.reason).as_ref() == Some(code))
+    }
+}
+
+fn join(processes: &[Process]) -> Vec<Joined<'_>> {
+    let mut tables = SocketTables::default();
+    let mut joined = Vec::new();
+    for process in processes {
+        let (namespace, table) = tables.of(process.pid);
+        for slot in &process.slots {
+            let Some(path) = Path::from_u32(slot.path) else { continue };
+            // The program may have closed it by a system call of its own.
+            let Some(inode) = sockets::inode(process.pid, slot.fd) else { continue };
+            let (namespace, socket) = (namespace.clone(), table.get(&inode).copied());
+            joined.push(Joined { process, slot, path, namespace, socket });
+        }
+    }
+    joined
+}
+
+/// The ends of connections that are in shared memory, by namespace and addresses, to find an end's other end.
+struct RingEnds<'p>(HashMap<(&'p str, SocketAddr, SocketAddr), &'p Slot>);
+
+impl<'p> RingEnds<'p> {
+    fn of(joined: &'p [Joined<'p>]) -> RingEnds<'p> {
+        let ends = joined.iter().filter(|each| each.path == Path::Ring).filter_map(|each| {
+            let socket = each.socket?;
+            let (local, peer) = (canonical(socket.local), canonical(socket.peer));
+            Some(((each.namespace.as_str(), local, peer), each.slot))
+        });
+        RingEnds(ends.collect())
+    }
+
+    fn other_end_of(&self, each: &Joined, socket: &KernelSocket) -> Option<&'p Slot> {
+        let (local, peer) = (canonical(socket.local), canonical(socket.peer));
+        self.0.get(&(each.namespace.as_str(), peer, local)).copied()
+    }
+}
+
+/// An IPv6 socket may talk to an IPv4 socket.
+fn canonical(end: SocketAddr) -> SocketAddr {
+    SocketAddr::new(end.ip().to_canonical(), end.port())
+}
+
+fn connection(each: &Joined, rings: &RingEnds) -> Connection {
+    let Joined { process, slot, path, socket, .. } = each;
+    let (receive_queue_bytes, send_queue_bytes) = match (path, socket) {
+        (_, None) => (None, None),
+        // Both counts move while we look, so a difference may come out below zero.
+        (Path::Ring, Some(socket)) => match rings.other_end_of(each, socket) {
+            Some(other) => (
+                Some(other.tx_bytes.saturating_sub(slot.rx_bytes)),
+                Some(slot.tx_bytes.saturating_sub(other.rx_bytes)),
+            ),
+            None => (None, None),
+        },
+        (_, Some(socket)) => (Some(socket.receive_queue_bytes), Some(socket.send_queue_bytes)),
+    };
+    Connection {
+        state: socket.map_or(UNCONNECTED, |socket| socket.state),
+        receive_queue_bytes,
+        send_queue_bytes,
+        local: socket.map(|socket| socket.local.into()),
+        peer: socket.map(|socket| socket.peer.into()),
+        program: process.program.clone(),
+        pid: process.pid,
+        fd: slot.fd,
+        path: *path,
+        reason: reason_code(slot.reason),
+        explanation: explanation(slot.reason),
+        ring_in_bytes: slot.rx_bytes,
+        ring_out_bytes: slot.tx_bytes,
+        calls: slot.calls,
+        wakes: slot.wakes,
+        bells: slot.bells,
+    }
+}
+
+fn reason_code(reason: u32) -> Option<String> {
+    match Reason::from_u32(reason) {
+        Some(Reason::None) => None,
+        Some(reason) => Some(reason.code().to_owned()),
+        None => Some(format!("#{reason}")),
+    }
+}
+
+fn explanation(reason: u32) -> Option<&'static str> {
+    match Reason::from_u32(reason) {
+        Some(Reason::None) => None,
+        Some(reason) => Some(reason.sentence()),
+        None => Some("A reason that only a newer ringlet can explain."),
+    }
+}
+
+fn print(report: &Report, explain: bool, tracked: usize) {
+    let texts = ["State", "Recv-Q", "Send-Q", "Local", "Peer", "Program", "Path", "Reason"];
+    let numbers = ["Ring-In", "Ring-Out", "Wakes", "Bells"];
+    let mut header: Vec<Cell> = texts.iter().chain(&numbers).map(Cell::new).collect();
+    if explain {
+        header.push(Cell::new("Explanation"));
+    }
+    if !report.connections.is_empty() {
+        table::print(header, report.connections.iter().map(|each| row(each, explain)));
+    } else if report.processes.is_empty() {
+        println!(
+            "No ringlet program is running, or none that was asked for or may be looked into."
+        );
+    } else if tracked > 0 {
+        println!("No connection is such as was asked for.");
+    } else {
+        println!("No ringlet program has a connection.");
+    }
+    for process in report.processes.iter().filter(|process| process.refused > 0) {
+        println!(
+            "{}/{} left {} sockets to the kernel for want of slots, memory or descriptors.",
+            printable(&process.program),
+            process.pid,
+            process.refused
+        );
+    }
+}
+
+fn row(each: &Connection, explain: bool) -> Vec<Cell> {
+    let number = |value: Option<u64>| {
+        let text = value.map_or_else(|| "-".to_owned(), |value| value.to_string());
+        Cell::new(text).set_alignment(CellAlignment::Right)
+    };
+    let address = |end: &Option<Address>| {
+        Cell::new(match end {
+            None => "*:*".to_owned(),
+            Some(Address { address, port }) if address.contains(':') => {
+                format!("[{address}]:{port}")
+            }
+            Some(Address { address, port }) => format!("{address}:{port}"),
+        })
+    };
+    let mut row = vec![
+        Cell::new(each.state),
+        number(each.receive_queue_bytes),
+        number(each.send_queue_bytes),
+        address(&each.local),
+        address(&each.peer),
+        Cell::new(format!("{}/{}", printable(&each.program), each.pid)),
+        Cell::new(each.path.name()).fg(each.path.color()),
+        Cell::new(each.reason.as_deref().unwrap_or("-")),
+        number(Some(each.ring_in_bytes)),
+        number(Some(each.ring_out_bytes)),
+        number(Some(each.wakes.into())),
+        number(Some(each.bells.into())),
+    ];
+    if explain {
+        row.push(Cell::new(each.explanation.unwrap_or("")));
+    }
+    row
+}
