@@ -47,6 +47,7 @@ pub const HEAD_OFFSET: usize = 0;
 pub const CONTROL_OFFSET: usize = 512;
 pub const SLOTS_OFFSET: usize = 4096;
 
+#[cfg(not(loom))] // whose atomics have other sizes
 const _: () = assert!(CONTROL_OFFSET + 2 * size_of::<Control>() <= SLOTS_OFFSET);
 const _: () = assert!(SLOT_COUNT.is_power_of_two() && HOT_SLOT_COUNT.is_power_of_two());
 // A rewind leaves half a page of slots free, less two: one for the record itself and one for a mark (`Tx::publish`).
@@ -54,10 +55,12 @@ const _: () = assert!(HOT_SLOT_COUNT >= 4 && HOT_SLOT_COUNT <= SLOT_COUNT / 4);
 const _: () = assert!(RECORD_MAX_BYTES as u64 <= HOT_DATA_BYTES);
 const _: () = assert!(RECORD_MAX_BYTES < 1 << LEN_BITS && RECORD_MAX_BYTES * 4 <= RING_MIN_BYTES);
 
-/// Header word of a slot: `position + 1` (44 bits) | flags (3 bits) | length (17 bits).
+/// Header word of a slot: published (1 bit, so that fresh memory is no header) | position (43 bits) | flags (3) | length (17).
+/// Positions wrap after half a day of ten million messages a second; the slot's lap before that is long overwritten.
 pub const LEN_BITS: u32 = 17;
 pub const FLAG_BITS: u32 = 3;
-pub const POSITION_MASK: u64 = (1 << (64 - LEN_BITS - FLAG_BITS)) - 1;
+pub const PUBLISHED: u64 = 1 << (63 - LEN_BITS - FLAG_BITS);
+pub const POSITION_MASK: u64 = PUBLISHED - 1;
 /// The bytes lie in the data ring; the slot's first payload word is their position.
 pub const FLAG_DATA: u64 = 1;
 /// The record after this one lies in slot 0.
@@ -117,6 +120,7 @@ pub const WANT_NOTHING: u32 = 0;
 pub const WANT_BYTE: u32 = 1;
 pub const WANT_EVENT: u32 = 2;
 
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Control>() == 512);
 
 // SAFETY: atomics only; all bit patterns valid.

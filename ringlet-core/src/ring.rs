@@ -113,8 +113,14 @@ struct Record {
 const MARK_START: u64 = 1;
 const MARK_BACK: u64 = 2;
 
+/// The upper part of the header of the record at `position`.
+#[inline(always)]
+fn tag(position: u64) -> u64 {
+    PUBLISHED | position & POSITION_MASK
+}
+
 fn header_word(position: u64, flags: u64, len: usize) -> u64 {
-    ((position + 1) & POSITION_MASK) << (LEN_BITS + FLAG_BITS) | flags << LEN_BITS | len as u64
+    tag(position) << (LEN_BITS + FLAG_BITS) | flags << LEN_BITS | len as u64
 }
 
 #[inline(always)]
@@ -322,7 +328,7 @@ impl Rx {
         let slot = position as usize & (memory.slot_count() - 1);
         // ORDER: Acquire; pairs with `Tx::publish` (SeqCst swap).
         let header = memory.header(slot).load(Ordering::Acquire);
-        header >> (LEN_BITS + FLAG_BITS) == (position + 1) & POSITION_MASK
+        header >> (LEN_BITS + FLAG_BITS) == tag(position)
     }
 
     /// The record at `position`, checked; `Ok(None)` when it is not published.
@@ -331,7 +337,7 @@ impl Rx {
         let slot = position as usize & (memory.slot_count() - 1);
         // ORDER: Acquire; pairs with `Tx::publish` (SeqCst swap): the record's bytes are visible with its header.
         let header = memory.header(slot).load(Ordering::Acquire);
-        if header >> (LEN_BITS + FLAG_BITS) != (position + 1) & POSITION_MASK {
+        if header >> (LEN_BITS + FLAG_BITS) != tag(position) {
             return Ok(None);
         }
         let flags = header >> LEN_BITS & ((1 << FLAG_BITS) - 1);
@@ -558,5 +564,43 @@ impl RingMemory for SegmentRing {
     unsafe fn read_data(&self, at: usize, to: *mut u8, n: usize) {
         // SAFETY: passed on to the caller.
         unsafe { self.segment.read(self.geometry.data_offset(self.direction) + at, to, n) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::{Area, Buffer};
+
+    /// From shortly before the positions leave the header's field to well after, through every slot of the lap.
+    #[test]
+    fn positions_wrap() {
+        #[derive(Clone)]
+        #[repr(align(4096))]
+        struct Page(#[allow(dead_code)] [u8; 4096]);
+        let geometry = Geometry::new(RING_MIN_BYTES).unwrap();
+        let mut pages = vec![Page([0; 4096]); geometry.segment_bytes() / 4096];
+        // SAFETY: the pages live until the end of the test.
+        let area = unsafe { Area::new(pages.as_mut_ptr().cast(), geometry.segment_bytes()) };
+        let memory = SegmentRing::new(area, geometry, 0);
+        let (tx, rx) = (Tx::default(), Rx::default());
+        let first = PUBLISHED - SLOT_COUNT as u64 + HOT_SLOT_COUNT as u64;
+        for word in [&tx.slots, &tx.known_slots, &rx.slots] {
+            word.set(first);
+        }
+        for i in 0..2 * SLOT_COUNT {
+            assert!(!rx.ready(&memory));
+            let mut sent = (i as u64).to_le_bytes();
+            let list = [Buffer { base: sent.as_mut_ptr(), len: 8 }];
+            // SAFETY: `sent` is valid for its length.
+            assert_eq!(tx.push(&memory, &mut unsafe { Buffers::new(&list) }), 8);
+            assert!(rx.ready(&memory));
+            let mut got = [0; 8];
+            let list = [Buffer { base: got.as_mut_ptr(), len: 8 }];
+            // SAFETY: `got` is valid for its length.
+            let next = rx.pop(&memory, &mut unsafe { Buffers::new(&list) });
+            assert!(matches!(next, Next::Bytes(8, _)) && got == sent);
+        }
+        assert!(tx.drained(&memory) && tx.slots.get() > PUBLISHED);
     }
 }
