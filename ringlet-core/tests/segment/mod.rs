@@ -1,0 +1,68 @@
+//! A segment in the test's own memory, and lists of buffers for it.
+
+use ringlet_core::layout::Geometry;
+use ringlet_core::memory::{Area, Buffer, Buffers};
+use ringlet_core::ring::SegmentRing;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+pub struct Segment {
+    base: *mut u8,
+    geometry: Geometry,
+}
+
+impl Segment {
+    pub fn new(ring_bytes: usize) -> Segment {
+        let geometry = Geometry::new(ring_bytes).expect("a legal ring size");
+        // SAFETY: the layout is not empty.
+        let base = unsafe { alloc_zeroed(Segment::layout(geometry)) };
+        assert!(!base.is_null());
+        Segment { base, geometry }
+    }
+
+    fn layout(geometry: Geometry) -> Layout {
+        Layout::from_size_align(geometry.segment_bytes(), 4096).expect("a small power of two")
+    }
+
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Not to be used after `self` is dropped.
+    pub fn area(&self) -> Area {
+        // SAFETY: allocated for so many bytes, page-aligned; the tests drop the segment last.
+        unsafe { Area::new(self.base, self.geometry.segment_bytes()) }
+    }
+
+    pub fn ring(&self, direction: usize) -> SegmentRing {
+        SegmentRing::new(self.area(), self.geometry, direction)
+    }
+
+    /// Was this part never written?
+    pub fn is_zero(&self, part: std::ops::Range<usize>) -> bool {
+        let mut bytes = vec![1; part.len()];
+        // SAFETY: `bytes` is valid for its length.
+        assert!(unsafe { self.area().read(part.start, bytes.as_mut_ptr(), part.len()) });
+        bytes.iter().all(|&byte| byte == 0)
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: allocated with the same layout.
+        unsafe { dealloc(self.base, Segment::layout(self.geometry)) };
+    }
+}
+
+/// Calls `f` with `data` as a list of buffers of the lengths `cuts`, as far as they go, the rest in one.
+pub fn with_buffers<R>(data: &mut [u8], cuts: &[usize], f: impl FnOnce(&mut Buffers) -> R) -> R {
+    let mut list = Vec::new();
+    let mut rest = data;
+    for &cut in cuts {
+        let (piece, after) = rest.split_at_mut(cut.min(rest.len()));
+        list.push(Buffer { base: piece.as_mut_ptr(), len: piece.len() });
+        rest = after;
+    }
+    list.push(Buffer { base: rest.as_mut_ptr(), len: rest.len() });
+    // SAFETY: disjoint pieces of `data`, which is borrowed for the call.
+    f(&mut unsafe { Buffers::new(&list) })
+}
