@@ -81,6 +81,30 @@ struct Model {
 }
 
 impl Model {
+    fn new(segment: &Segment, direction: usize) -> Model {
+        Model {
+            memory: segment.ring(direction),
+            ring_bytes: segment.geometry().ring_bytes,
+            tx: Tx::default(),
+            rx: Rx::default(),
+            bytes: VecDeque::new(),
+            marks: VecDeque::new(),
+            sent: 0,
+            pattern: (0..60491usize).map(|at| ((at % 251) ^ (at / 251)) as u8).collect(),
+            waiting: false,
+        }
+    }
+
+    /// In step up to the last slot of the hot page, whose record is followed by a rewind.
+    fn at_the_rewind(segment: &Segment) -> Model {
+        let mut model = Model::new(segment, 0);
+        for _ in 0..HOT_SLOT_COUNT - 1 {
+            model.step(&Op::Push(1, vec![]));
+            model.step(&Op::Pop(vec![1]));
+        }
+        model
+    }
+
     fn is_empty(&self) -> bool {
         self.bytes.is_empty() && self.marks.is_empty()
     }
@@ -256,17 +280,7 @@ proptest! {
         ops in proptest::collection::vec(op(), 1..400),
     ) {
         let segment = Segment::new(1 << ring_bits);
-        let mut model = Model {
-            memory: segment.ring(direction),
-            ring_bytes: 1 << ring_bits,
-            tx: Tx::default(),
-            rx: Rx::default(),
-            bytes: VecDeque::new(),
-            marks: VecDeque::new(),
-            sent: 0,
-            pattern: (0..60491usize).map(|at| (at % 251 ^ at / 251) as u8).collect(),
-            waiting: false,
-        };
+        let mut model = Model::new(&segment, direction);
         for op in &ops {
             model.step(op);
         }
@@ -294,4 +308,24 @@ proptest! {
         let data = geometry.data_offset(0) + HOT_DATA_BYTES as usize;
         prop_assert!(segment.is_zero(data + 10_000..geometry.data_offset(1)));
     }
+}
+
+/// One unread byte does not make a socket unwritable, wherever it lies.
+#[test]
+fn writable_after_a_rewind() {
+    let segment = Segment::new(RING_MIN_BYTES);
+    let mut model = Model::at_the_rewind(&segment);
+    model.step(&Op::Push(1, vec![]));
+    assert!(model.tx.writable(&model.memory));
+}
+
+/// The only boundary on the way to an empty ring may be the one under a mark.
+#[test]
+fn a_mark_wakes_the_waiter() {
+    let segment = Segment::new(RING_MIN_BYTES);
+    let mut model = Model::at_the_rewind(&segment);
+    model.step(&Op::Start(7));
+    model.step(&Op::Fill(1));
+    assert!(model.waiting);
+    model.step(&Op::Receive(usize::MAX));
 }
