@@ -1,0 +1,420 @@
+"""Runs real programs, wrapped in ringlet or not, and puts every one of them away again.
+
+A check runs in four modes, so that a failure says by itself where to look: `baseline` (nothing wrapped: the check and the
+program), `server` and `client` (one end wrapped: the shim on plain TCP) and `both` (the ring). Every wait has a bound,
+every process is ended by its own pid, every port comes from the kernel.
+"""
+
+import collections
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import pwd
+import queue
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MODES = {"baseline": (), "both": ("server", "client"), "server": ("server",), "client": ("client",)}
+
+START_SECONDS = 30  # for a program to listen
+STOP_SECONDS = 10  # for a program to end after SIGTERM
+CLIENT_SECONDS = 90  # for a client to do its work
+RING_SECONDS = 10  # for connections that are held open and busy to be on the ring
+WATCH_INTERVAL_SECONDS = 0.1
+START_ATTEMPTS = 4  # another program may take a port between our asking for it and its use
+LOG_TAIL_BYTES = 2_000
+
+
+class Failed(Exception):
+    """A check found something wrong."""
+
+
+class Skipped(Exception):
+    """A check can't be made on this machine."""
+
+
+def require(condition, message):
+    if not condition:
+        raise Failed(message)
+
+
+def wait_until(condition, seconds, what):
+    """Polls `condition` until it returns something true; fails with `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        require(time.monotonic() < deadline, f"waited {seconds} s for {what}")
+        time.sleep(0.01)
+    return value
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def listening(port):
+    """Whether somebody listens on `port`, without connecting: many programs here serve the first comer only."""
+    wanted = f":{port:04X}"
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(FileNotFoundError), open(table) as lines:
+            for line in lines:
+                fields = line.split()
+                if fields[1].endswith(wanted) and fields[3] == "0A":
+                    return True
+    return False
+
+
+# Processes.
+
+
+def descendants(pid):
+    """The pids below `pid`, children before their parents, zombies included."""
+    children = collections.defaultdict(list)
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                stat = pathlib.Path("/proc", entry, "stat").read_text()
+                children[int(stat.rpartition(")")[2].split()[1])].append(int(entry))
+    found, level = [], [pid]
+    while level:
+        level = [child for parent in level for child in children[parent]]
+        found = level + found
+    return found
+
+
+def adopt_orphans():
+    """Makes this process the parent of whatever its descendants leave behind, so that nothing can hide from it."""
+    pr_set_child_subreaper = 36
+    if ctypes.CDLL(None, use_errno=True).prctl(pr_set_child_subreaper, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def end_orphans():
+    """Ends and names whatever is still below this process when nothing should be."""
+    left = []
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if command:  # a zombie has none
+                left.append(f"{pid} ({command.strip()[:80]})")
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    return left
+
+
+class Process:
+    """A started program: its output goes to files, its lines of standard output can be awaited."""
+
+    def __init__(self, argv, directory, env=None, user=None, stdin=subprocess.PIPE, stderr=None):
+        self.name = os.path.basename(argv[0] if argv[1:3] != ["run", "--"] else argv[3])
+        self._log = tempfile.NamedTemporaryFile(dir=directory, prefix=f"{self.name}-", suffix=".log", delete=False)
+        self._lines = queue.SimpleQueue()
+        self._output = bytearray()
+        self._popen = subprocess.Popen(
+            argv,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=self._log if stderr is None else stderr,
+            cwd=directory,
+            env={**os.environ, **(env or {})},
+            user=user,
+            group=None if user is None else pwd.getpwnam(user).pw_gid,
+            extra_groups=None if user is None else [],
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self._popen.stdout:
+            self._output += line
+            self._lines.put(line)
+
+    def line(self, seconds):
+        """The next line of standard output, or None when none came in time."""
+        try:
+            return self._lines.get(timeout=seconds).decode(errors="replace").rstrip("\n")
+        except queue.Empty:
+            return None
+
+    def write(self, text):
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.write(text.encode())
+            self._popen.stdin.flush()
+
+    def poll(self):
+        return self._popen.poll()
+
+    def send(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait(self, seconds):
+        """The exit status, or None when it did not end in time."""
+        try:
+            return self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def finished_output(self):
+        self._reader.join(STOP_SECONDS)
+        return bytes(self._output)
+
+    def tail(self):
+        log = pathlib.Path(self._log.name).read_bytes() + bytes(self._output)
+        return log[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+
+    def where(self):
+        """What each of its threads waits for: the first question after a hang."""
+        found = []
+        for pid in [self.pid, *descendants(self.pid)]:
+            for task in sorted(pathlib.Path(f"/proc/{pid}/task").glob("*")):
+                with contextlib.suppress(OSError):
+                    call = (task / "syscall").read_text().split()
+                    name, wchan = (task / "comm").read_text().strip(), (task / "wchan").read_text()
+                    found.append(f"{task.name} {name}: system call {call[0]} on {call[1:2]}, in {wchan}")
+        return "\n".join(found)
+
+    def stop(self, number=signal.SIGTERM):
+        """Ends it and all below it; tells whether it ended when asked."""
+        self.send(number)
+        asked = self.wait(STOP_SECONDS) is not None
+        self.kill()
+        return asked
+
+    def kill(self):
+        below = descendants(self.pid) if self.poll() is None else []
+        for pid in [self.pid, *below]:
+            if pid != self.pid or self.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.wait(STOP_SECONDS)
+        self._reader.join(STOP_SECONDS)
+        for stream in (self._popen.stdin, self._popen.stdout, self._log):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
+
+
+def status_word(status):
+    if status is None:
+        return "did not end"
+    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"
+
+
+# The command under test.
+
+
+class Ringlet:
+    """The real command and library, copied where any user can read them: servers drop to other users."""
+
+    def __init__(self, command, directory):
+        command = pathlib.Path(command).resolve()
+        library = command.parent / "libringlet_preload.so"
+        for path in (command, library):
+            if not path.exists():
+                raise Failed(f"{path} does not exist: run `make build` first")
+        place = pathlib.Path(directory, "bin")
+        place.mkdir(mode=0o755)
+        shutil.copy2(library, place)
+        self.command = shutil.copy2(command, place)
+
+    def wrap(self, argv):
+        return [str(self.command), "run", "--", *argv]
+
+    def connections(self):
+        """Every connection of every ringlet process, as `ringlet ss` tells it."""
+        done = subprocess.run([self.command, "ss", "--json"], capture_output=True, timeout=CLIENT_SECONDS)
+        if done.returncode != 0:
+            raise Failed(f"ringlet ss --json: {status_word(done.returncode)}\n{done.stderr.decode(errors='replace')}")
+        return json.loads(done.stdout)["connections"]
+
+
+def port_of(address):
+    return int(address.rpartition(":")[2])
+
+
+# Checks.
+
+Outcome = collections.namedtuple("Outcome", "program mode check result seconds detail")
+
+
+class Test:
+    """One program in one mode."""
+
+    def __init__(self, program, mode, directory, ringlet, seed, report):
+        self.program, self.mode, self.directory, self.seed = program, mode, str(directory), seed
+        self._ringlet, self._report = ringlet, report
+        self._running = []
+        self.random = random.Random(f"{seed}/{program}")
+
+    def work(self, amount):
+        """More of it where it goes faster, so that the program lives long enough to be looked at."""
+        return amount * 5 if self.mode == "both" else amount
+
+    # Starting.
+
+    def _argv(self, role, argv):
+        argv = [str(word) for word in argv]
+        roles = MODES[self.mode]
+        # "between" is both at once (a proxy): wrapped when either would be.
+        wrapped = bool(roles) if role == "between" else role in roles
+        return self._ringlet.wrap(argv) if wrapped else argv
+
+    def start(self, role, argv, **options):
+        process = Process(self._argv(role, argv), self.directory, **options)
+        self._running.append(process)
+        return process
+
+    @contextlib.contextmanager
+    def server(self, argv_for_port, role="server", stop=signal.SIGTERM, finite=False, **options):
+        """A program that listens on a port of ours; ended when the block is left, or ending with its client if `finite`."""
+        for attempt in range(START_ATTEMPTS):
+            port = free_port()
+            process = self.start(role, argv_for_port(port), **options)
+            process.port = port
+            deadline = time.monotonic() + START_SECONDS
+            while process.poll() is None and not listening(port) and time.monotonic() < deadline:
+                time.sleep(0.005)
+            if process.poll() is None and listening(port):
+                break
+            status = process.poll()
+            self.put_away(process)
+            if status is None or attempt == START_ATTEMPTS - 1:
+                raise Failed(f"{process.name} did not listen ({status_word(status)})\n{process.tail()}")
+        try:
+            yield process
+            status = process.wait(STOP_SECONDS) if finite else process.poll()
+        finally:
+            asked = process.stop(stop)
+            self.put_away(process)
+        require(status == (0 if finite else None), f"{process.name}: {status_word(status)}\n{process.tail()}")
+        require(asked, f"{process.name} did not end when asked\n{process.tail()}")
+
+    def put_away(self, process):
+        process.kill()
+        self._running.remove(process)
+
+    def client(self, argv, role="client", ring=None, seconds=CLIENT_SECONDS, raw=False, **options):
+        """Runs a program to its end and returns its output, as bytes if `raw`.
+
+        `ring=(port, count)` demands that at some moment of its life `count` connections to `port` are on the ring when
+        both ends are wrapped, and that none ever is otherwise. A client that prints the line `hold` waits until that has
+        been looked at.
+        """
+        process = self.start(role, argv, **options)
+        watch = RingWatch(self._ringlet, self.mode, *ring) if ring and self.mode != "baseline" else None
+        deadline = time.monotonic() + seconds
+        try:
+            while process.poll() is None:
+                if process.line(WATCH_INTERVAL_SECONDS) == "hold":
+                    if watch:
+                        watch.hold()
+                    process.write("go\n")
+                elif watch:
+                    watch.look()
+                if time.monotonic() >= deadline:
+                    held = "\n".join(other.where() for other in self._running)
+                    raise Failed(f"{process.name} did not end within {seconds} s\n{process.tail()}\n{held}")
+            got = process.poll()
+            require(got == 0, f"{process.name}: {status_word(got)}\n{process.tail()}")
+            if watch:
+                watch.judge()
+            output = process.finished_output()
+            return output if raw else output.decode(errors="replace")
+        finally:
+            self.put_away(process)
+
+    def peer_argv(self, function, *args):
+        """The command that runs a function of a checks module in a Python process of its own."""
+        module = pathlib.Path(function.__code__.co_filename).stem
+        main = ROOT / "tests" / "programs"
+        return [sys.executable, main, "peer", module, function.__name__, json.dumps(args)]
+
+    def peer(self, function, *args, **options):
+        """Runs `function(*args)` in a client process and returns what it returned."""
+        return json.loads(self.client(self.peer_argv(function, *args), **options).splitlines()[-1])
+
+    # Judging.
+
+    @contextlib.contextmanager
+    def check(self, name):
+        started = time.monotonic()
+        result, detail = "passed", ""
+        try:
+            yield
+            for process in self._running:
+                status = process.poll()
+                require(status is None, f"{process.name} died: {status_word(status)}\n{process.tail()}")
+        except Skipped as reason:
+            result, detail = "skipped", str(reason)
+        except (Failed, OSError, ValueError, LookupError, subprocess.SubprocessError) as problem:
+            result, detail = "failed", str(problem) if isinstance(problem, Failed) else repr(problem)
+        self._report(Outcome(self.program, self.mode, name, result, time.monotonic() - started, detail))
+
+    def close(self):
+        for process in list(self._running):
+            self.put_away(process)
+
+
+class RingWatch:
+    """Looks at `ringlet ss` while a client runs."""
+
+    def __init__(self, ringlet, mode, port, count):
+        self._ringlet, self._port = ringlet, port
+        self._wanted = count if mode == "both" else 0
+        self._most = 0
+        self._seen = collections.Counter()
+        self._next = 0.0
+
+    def look(self):
+        if time.monotonic() < self._next or (self._wanted and self._most >= self._wanted):
+            return
+        self._next = time.monotonic() + WATCH_INTERVAL_SECONDS
+        ends = [row for row in self._ringlet.connections() if self._port in map(port_of, (row["local"], row["peer"]))]
+        servers = [row for row in ends if port_of(row["local"]) == self._port]
+        on_ring = sum(row["path"] == "ring" for row in (servers if self._wanted else ends))
+        if on_ring >= self._most:
+            self._most = on_ring
+            self._seen = collections.Counter(f"{row['path']} ({row['reason']})" for row in ends)
+
+    def hold(self):
+        deadline = time.monotonic() + RING_SECONDS
+        self._next = 0.0
+        self.look()
+        while self._most < self._wanted and time.monotonic() < deadline:
+            time.sleep(WATCH_INTERVAL_SECONDS)
+            self.look()
+
+    def judge(self):
+        seen = ", ".join(f"{count} {what}" for what, count in self._seen.items()) or "none"
+        if self._wanted:
+            require(self._most >= self._wanted, f"{self._wanted} connections expected on the ring; best seen: {seen}")
+        else:
+            require(self._most == 0, f"one end is not wrapped, yet connections are on the ring: {seen}")
+
+
+def hold():
+    """Called by a peer function: keeps its connections as they are until they have been looked at."""
+    print("hold", flush=True)
+    sys.stdin.readline()
+
+
+def needs(*commands):
+    """Skips unless every command is there."""
+    missing = [command for command in commands if shutil.which(command) is None]
+    if missing:
+        raise Skipped(f"not installed: {', '.join(missing)}")

@@ -1,0 +1,99 @@
+"""Real programs that nobody here wrote, wrapped on both sides, on one side and not at all, checked for their results.
+
+    python3 tests/programs [--mode MODE]... [--seed N] [PROGRAM]...
+"""
+
+import argparse
+import collections
+import importlib
+import json
+import pathlib
+import random
+import shutil
+import signal
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from harness import MODES, ROOT, Failed, Outcome, Ringlet, Skipped, Test, adopt_orphans, end_orphans, needs  # noqa: E402
+
+PROGRAMS = ("netcat", "redis", "memcached", "nginx", "postgresql", "python", "node", "java", "netpipe", "iperf3", "sockperf")
+
+
+def run_program(program, mode, directory, ringlet, seed, report):
+    module = importlib.import_module(program)
+    test = Test(program, mode, directory, ringlet, seed, report)
+    try:
+        needs(*module.NEEDS)
+        module.checks(test)
+    except Skipped as reason:
+        report(Outcome(program, mode, "-", "skipped", 0.0, str(reason)))
+    except Failed as problem:
+        report(Outcome(program, mode, "start or end of the program", "failed", 0.0, str(problem)))
+    finally:
+        test.close()
+        if left := end_orphans():
+            report(Outcome(program, mode, "leaves no process", "failed", 0.0, "left: " + ", ".join(left)))
+
+
+def print_summary(outcomes, modes):
+    counts = collections.Counter((outcome.program, outcome.mode, outcome.result) for outcome in outcomes)
+    programs = dict.fromkeys(outcome.program for outcome in outcomes)
+    print(f"\n{'passed/skipped/failed':22}" + "".join(f"{mode:>14}" for mode in modes))
+    for program in programs:
+        cells = ["/".join(str(counts[program, mode, result]) for result in ("passed", "skipped", "failed")) for mode in modes]
+        print(f"{program:22}" + "".join(f"{cell:>14}" for cell in cells))
+    for outcome in outcomes:
+        if outcome.result == "failed":
+            print(f"FAILED  {outcome.program}, {outcome.mode}: {outcome.check}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)} (default: all)")
+    parser.add_argument("--mode", action="append", choices=MODES, help="may be given several times (default: all)")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of all data and sizes")
+    parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.programs) - set(PROGRAMS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    modes = list(dict.fromkeys(arguments.mode or MODES))
+    outcomes = []
+
+    def report(outcome):
+        outcomes.append(outcome)
+        print(f"{outcome.result:8}{outcome.program:11}{outcome.mode:9}{outcome.seconds:6.1f} s  {outcome.check}", flush=True)
+        if outcome.detail:
+            print("    " + outcome.detail.replace("\n", "\n    "), flush=True)
+
+    print(f"seed {arguments.seed}")
+    adopt_orphans()
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="ringlet-programs-"))
+    directory.chmod(0o755)
+    try:
+        ringlet = Ringlet(arguments.ringlet, directory) if modes != ["baseline"] else None
+        for program in arguments.programs or PROGRAMS:
+            for mode in modes:
+                place = directory / f"{program}-{mode}"
+                place.mkdir()
+                run_program(program, mode, place, ringlet, arguments.seed, report)
+                shutil.rmtree(place, ignore_errors=True)
+    except Failed as problem:
+        sys.exit(str(problem))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    print_summary(outcomes, modes)
+    sys.exit(any(outcome.result == "failed" for outcome in outcomes))
+
+
+def peer(module, function, args):
+    """The other end of a check: see `Test.peer_argv`."""
+    print(json.dumps(getattr(importlib.import_module(module), function)(*json.loads(args))), flush=True)
+
+
+if sys.argv[1:2] == ["peer"]:
+    peer(*sys.argv[2:])
+else:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    main()

@@ -1,0 +1,48 @@
+"""sockperf: finds its functions by dlsym; ping-pong with its own check of what comes, on each kind of readiness call."""
+
+import pathlib
+import re
+
+from harness import free_port, require
+
+NEEDS = ("sockperf",)
+READINESS = {"s": "select", "p": "poll", "e": "epoll"}
+FEED_PORTS = 3  # it serves a single connection without a readiness call
+
+
+def checks(test):
+    variants = {
+        "ping-pong of random sizes": ["pp", "--data-integrity", "-m", "5000", "-r", "4000"],
+        "one way": ["tp", "-m", "1000"],
+    }
+    for name, options in variants.items():
+        with test.check(f"{name}, blocking"):
+            argv = ["sockperf", "sr", "--tcp", "-i", "127.0.0.1", "-p"]
+            with test.server(lambda port: [*argv, port]) as server:
+                client = ["sockperf", *options, "--tcp", "-i", "127.0.0.1", "-p", server.port, "-t", "1"]
+                judge(test.client(client, ring=(server.port, 1)))
+
+    for letter, name in READINESS.items():
+        with test.check(f"ping-pong, {name}"):
+            feed = pathlib.Path(test.directory, "feed")
+
+            def argv_for_port(port):
+                ports = [port, *(free_port() for _ in range(FEED_PORTS - 1))]
+                feed.write_text("".join(f"T:127.0.0.1:{each}\n" for each in ports))
+                return ["sockperf", "sr", "-f", feed, "-F", letter]
+
+            with test.server(argv_for_port) as server:
+                client = ["sockperf", "pp", "-f", feed, "-F", letter, "-t", "1", "--data-integrity"]
+                judge(test.client(client, ring=(server.port, 1)))
+
+
+def judge(output):
+    if "Message Rate" in output:  # one way: nothing comes back to be counted
+        require(re.search(r"Total of [1-9]\d* messages sent", output), f"no messages\n{output}")
+    else:
+        messages = re.search(r"\[Total Run\].*SentMessages=(\d+); ReceivedMessages=(\d+)", output)
+        require(messages and int(messages[1]) > 0, f"no messages\n{output}")
+        require(int(messages[2]) >= int(messages[1]) - 1, f"answers are missing\n{output}")  # the timer cuts one off
+        wanted = "dropped messages = 0; # duplicated messages = 0; # out-of-order messages = 0"
+        require(wanted in output, f"messages dropped, doubled or out of order\n{output}")
+    require("mismatch" not in output.lower() and "error" not in output.lower(), f"errors\n{output}")
