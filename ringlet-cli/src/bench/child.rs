@@ -1,0 +1,69 @@
+//! What both kinds of children share: the way in, and the line to the parent.
+
+use std::io::{self, BufRead, Write};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::{prctl, signal::Signal};
+use nix::unistd::Pid;
+
+use super::spec::{Pause, Role, Said, Spec};
+use super::{client, limits, server};
+
+/// What an ordinary program reads at once.
+pub const BUFFER_BYTES: usize = 64 << 10;
+
+/// `ringlet bench --child SPEC`.
+pub fn run(spec: &str) -> ExitCode {
+    match try_run(spec) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // If even this can't be said the parent sees our end, which says enough.
+            let _ = say(&Said::Failed(format!("{error:#}")));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn try_run(spec: &str) -> Result<()> {
+    // Children never outlive their parent, however it ends.
+    prctl::set_pdeathsig(Signal::SIGKILL)?;
+    let spec: Spec = serde_json::from_str(spec).context("unreadable order from the parent")?;
+    if let Some(cpu) = spec.cpu {
+        pin(cpu)?;
+    }
+    let figures = match &spec.role {
+        Role::Server => return server::serve(&spec),
+        Role::Client { address } => client::measure(&spec, address)?,
+        Role::Alone => {
+            pause(Pause::Ready)?;
+            limits::measure(&spec)?
+        }
+    };
+    say(&Said::Done(figures))
+}
+
+/// Binds the calling thread to one core.
+pub fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu).with_context(|| format!("core {cpu} is out of range"))?;
+    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("cannot pin to core {cpu}"))
+}
+
+pub fn say(said: &Said) -> Result<()> {
+    let mut line = serde_json::to_vec(said)?;
+    line.push(b'\n');
+    let mut out = io::stdout().lock();
+    out.write_all(&line).and_then(|()| out.flush()).context("the parent is gone")
+}
+
+/// Tells the parent where we are and waits for its word. It bounds the wait: it kills whoever is late.
+pub fn pause(at: Pause) -> Result<()> {
+    say(&Said::Paused(at))?;
+    let mut word = String::new();
+    if io::stdin().lock().read_line(&mut word).context("waiting for the parent")? == 0 {
+        bail!("the parent is gone");
+    }
+    Ok(())
+}

@@ -1,0 +1,307 @@
+//! One measurement: fresh processes for server and client, what they say, and their end. Every wait here has a bound.
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader, Write, pipe};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
+
+use crate::run;
+
+use super::spec::{Family, Figure, Pause, Role, Said, Spec, Unit, Work};
+
+/// A measurement that takes longer than this beyond its own budget has hung.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What a client may take to exit once it has said everything.
+const EXIT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// One way to do the work of a case: which sockets, and which ends are under ringlet.
+#[derive(Clone, Debug)]
+pub struct Contender {
+    pub label: &'static str,
+    pub family: Family,
+    pub server_wrapped: bool,
+    pub client_wrapped: bool,
+    pub environment: &'static [(&'static str, &'static str)],
+    pub work: Work,
+}
+
+impl Contender {
+    /// A connection per request ends before a move could pay; and an end that isn't wrapped can't move.
+    pub fn expects_ring(&self) -> bool {
+        let lives = !matches!(self.work, Work::Connect | Work::Accept);
+        self.server_wrapped && self.client_wrapped && lives
+    }
+}
+
+/// What all contenders of a case share.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    pub budget: Duration,
+    pub pin: Option<(usize, usize)>,
+    pub pairs: usize,
+    /// How long idle connections are watched.
+    pub idle: Duration,
+}
+
+/// The figures of one contender in one round.
+pub fn measure(contender: &Contender, setting: &Setting) -> Result<Vec<Figure>> {
+    let deadline = Instant::now() + PATIENCE + generous(contender, setting);
+    let mut servers = Vec::new();
+    let mut clients = Vec::new();
+    for _ in 0..setting.pairs {
+        let client_role = if let Work::Limits { .. } = contender.work {
+            Role::Alone
+        } else {
+            let mut server = Worker::spawn(contender, setting, Role::Server)?;
+            let Said::Listening { address } = server.hear(deadline)? else {
+                bail!("the server did not say where it listens");
+            };
+            servers.push(server);
+            Role::Client { address }
+        };
+        clients.push(Worker::spawn(contender, setting, client_role)?);
+    }
+    converse(&mut servers, &mut clients, setting, deadline).map_err(|error| {
+        // If the server said why, that is the cause and the client's word only its effect.
+        let cause = servers.iter_mut().find_map(Worker::last_words);
+        match cause {
+            Some(cause) => anyhow!("{error:#} (server: {cause})"),
+            None => error,
+        }
+    })
+}
+
+/// Time enough for the budget's passes on a machine much slower than it should be.
+fn generous(contender: &Contender, setting: &Setting) -> Duration {
+    let (figures, connections) = match &contender.work {
+        Work::Latency { sizes } => (sizes.len() as u32, 0),
+        Work::Scale { idle } => (2, *idle as u32),
+        _ => (4, 0),
+    };
+    setting.budget * 20 * figures + setting.idle + Duration::from_millis(5) * connections
+}
+
+fn converse(
+    servers: &mut [Worker],
+    clients: &mut [Worker],
+    setting: &Setting,
+    deadline: Instant,
+) -> Result<Vec<Figure>> {
+    for client in clients.iter_mut() {
+        match client.hear(deadline)? {
+            Said::Paused(Pause::Ready) => {}
+            other => bail!("the client is not ready, it said {other:?}"),
+        }
+    }
+    for client in clients.iter_mut() {
+        client.go_on()?;
+    }
+    let mut gathered: Vec<Figure> = Vec::new();
+    for client in clients.iter_mut() {
+        let mut watched = Vec::new();
+        let mut few = None;
+        let figures = loop {
+            match client.hear(deadline)? {
+                Said::Done(figures) => break figures,
+                Said::Paused(Pause::Few) => few = weigh(client, servers),
+                Said::Paused(Pause::Many { idle }) => {
+                    watched = watch_idle(client, servers, setting.idle, idle, few)?;
+                }
+                other => bail!("the client said {other:?} out of turn"),
+            }
+            client.go_on()?;
+        };
+        client.await_exit()?;
+        add(&mut gathered, figures);
+        add(&mut gathered, watched);
+    }
+    Ok(gathered)
+}
+
+/// Several pairs add up: only rates come from more than one.
+fn add(gathered: &mut Vec<Figure>, figures: Vec<Figure>) {
+    for figure in figures {
+        match gathered.iter_mut().find(|known| known.what == figure.what) {
+            Some(known) => {
+                known.value += figure.value;
+                if known.path != figure.path {
+                    known.path = "mixed".into();
+                }
+            }
+            None => gathered.push(figure),
+        }
+    }
+}
+
+/// Memory of both ends in bytes, each page counted once: (all, of it shared memory).
+type Weight = (f64, f64);
+
+fn weigh(client: &Worker, servers: &[Worker]) -> Option<Weight> {
+    let mut total = (0.0, 0.0);
+    for worker in servers.iter().chain([client]) {
+        let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", worker.child.id())).ok()?;
+        let bytes = |key: &str| -> Option<f64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok()? * 1024.0)
+        };
+        total.0 += bytes("Pss:")?;
+        total.1 += bytes("Pss_Shmem:")?;
+    }
+    Some(total)
+}
+
+fn watch_idle(
+    client: &Worker,
+    servers: &[Worker],
+    time: Duration,
+    idle: usize,
+    few: Option<Weight>,
+) -> Result<Vec<Figure>> {
+    let cpu = || -> Result<f64> {
+        let mut seconds = 0.0;
+        for worker in servers.iter().chain([client]) {
+            let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(worker.child.id() as i32))?;
+            seconds += Duration::from(clock_gettime(clock)?).as_secs_f64();
+        }
+        Ok(seconds)
+    };
+    // What a process does to calm down (spinning out, answering us) is not what it does while idle.
+    thread::sleep(Duration::from_millis(20));
+    let (before, start) = (cpu()?, Instant::now());
+    thread::sleep(time);
+    let share = (cpu()? - before) / start.elapsed().as_secs_f64();
+    let figure = |what: &str, value: f64, unit: Unit| Figure {
+        what: what.into(),
+        value,
+        unit,
+        tails: None,
+        path: "-".into(),
+    };
+    let mut figures = vec![figure("CPU in 1 s of idleness", share * 1e9, Unit::Nanoseconds)];
+    if let (Some(few), Some(many)) = (few, weigh(client, servers)) {
+        let each = |few: f64, many: f64| ((many - few) / idle as f64).max(0.0);
+        figures.push(figure("resident, both ends, each", each(few.0, many.0), Unit::Bytes));
+        figures.push(figure("of it shared memory", each(few.1, many.1), Unit::Bytes));
+    }
+    Ok(figures)
+}
+
+/// A child process; killed, if it still runs, when it is dropped.
+struct Worker {
+    child: Child,
+    lines: Receiver<String>,
+    /// What it printed that is not for us: the loader's complaints, a panic.
+    noise: Vec<String>,
+    name: &'static str,
+}
+
+impl Worker {
+    fn spawn(contender: &Contender, setting: &Setting, role: Role) -> Result<Worker> {
+        let is_server = role == Role::Server;
+        let wrapped = if is_server { contender.server_wrapped } else { contender.client_wrapped };
+        let spec = Spec {
+            cpu: match (&role, setting.pin) {
+                (Role::Server, Some((server, _))) => Some(server),
+                (Role::Client { .. }, Some((_, client))) => Some(client),
+                _ => None,
+            },
+            role,
+            family: contender.family,
+            work: contender.work.clone(),
+            budget_ms: setting.budget.as_millis() as u64,
+            ring_expected: contender.expects_ring(),
+        };
+        let (reader, writer) = pipe()?;
+        let mut command = Command::new(env::current_exe()?);
+        command
+            .args(["bench", "--child"])
+            .arg(serde_json::to_string(&spec)?)
+            .stdin(if is_server { Stdio::null() } else { Stdio::piped() })
+            .stdout(writer.try_clone()?)
+            .stderr(writer);
+        let preload = if wrapped { run::preload_list(&run::library()?, None)? } else { "".into() };
+        command.env("LD_PRELOAD", preload);
+        command.envs(contender.environment.iter().copied());
+        let name = if is_server { "server" } else { "client" };
+        let child = command.spawn().with_context(|| format!("cannot start the {name}"))?;
+        // Our copies of the pipe's writing end go with the command, so the reader sees the child's end.
+        drop(command);
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(reader).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Worker { child, lines, noise: Vec::new(), name })
+    }
+
+    fn hear(&mut self, deadline: Instant) -> Result<Said> {
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => match serde_json::from_str(&line) {
+                    Ok(Said::Failed(error)) => bail!("{}: {error}", self.name),
+                    Ok(said) => return Ok(said),
+                    Err(_) => self.noise.push(line),
+                },
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("{} hung: no word from it in time{}", self.name, self.noise())
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.child.wait()?;
+                    bail!("{} ended early ({status}){}", self.name, self.noise())
+                }
+            }
+        }
+    }
+
+    fn noise(&self) -> String {
+        self.noise.iter().map(|line| format!("; {line}")).collect()
+    }
+
+    fn go_on(&mut self) -> Result<()> {
+        let stdin = self.child.stdin.as_mut().context("servers take no orders")?;
+        stdin.write_all(b"\n").with_context(|| format!("the {} is gone", self.name))
+    }
+
+    /// A client that can't leave is a failure, whatever it measured.
+    fn await_exit(&mut self) -> Result<()> {
+        let deadline = Instant::now() + EXIT_PATIENCE;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => self.noise.push(line),
+                Err(RecvTimeoutError::Timeout) => bail!("{} did not exit", self.name),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        match self.child.wait()? {
+            status if status.success() => Ok(()),
+            status => bail!("{} left with {status}{}", self.name, self.noise()),
+        }
+    }
+
+    /// What a worker has said, unheard so far, about its failure.
+    fn last_words(&mut self) -> Option<String> {
+        self.lines.try_iter().find_map(|line| match serde_json::from_str(&line) {
+            Ok(Said::Failed(error)) => Some(error),
+            Ok(_) => None,
+            Err(_) => Some(line),
+        })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Both fail only for a child that has been waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

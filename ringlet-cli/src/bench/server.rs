@@ -1,0 +1,201 @@
+//! The serving child: an ordinary socket program that ends when its client is gone, or when its parent kills it.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+
+use anyhow::{Context, Result, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::child::{BUFFER_BYTES, say};
+use super::spec::{Said, Spec, Waiting, Work};
+use super::wire::{Listener, Wire, read_now, write_all_waiting};
+
+/// What a client asks of a blocking server, sent in line before the messages that it speaks of. So both ends know where
+/// a message ends, and an echo is sent only after its whole message has come (as NetPIPE does it).
+pub struct Order {
+    pub kind: OrderKind,
+    pub size: u64,
+    pub count: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum OrderKind {
+    /// Send each message back.
+    Echo = 1,
+    /// Read all messages as a stream and answer with one byte.
+    Sink = 2,
+}
+
+impl Order {
+    pub const BYTES: usize = 24;
+
+    pub fn encode(&self) -> [u8; Order::BYTES] {
+        let mut bytes = [0; Order::BYTES];
+        bytes[..8].copy_from_slice(&(self.kind as u64).to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.size.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.count.to_le_bytes());
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8; Order::BYTES]) -> Option<Order> {
+        let word = |at| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let kind = match word(0) {
+            1 => OrderKind::Echo,
+            2 => OrderKind::Sink,
+            _ => return None,
+        };
+        Some(Order { kind, size: word(8), count: word(16) })
+    }
+}
+
+pub fn serve(spec: &Spec) -> Result<()> {
+    let (listener, address) = Listener::bind(spec.family).context("cannot listen")?;
+    say(&Said::Listening { address })?;
+    match &spec.work {
+        Work::Latency { .. } | Work::Stream { .. } | Work::Pair => {
+            obey_orders(listener.accept_for_messages(false)?)
+        }
+        Work::Events { by: Waiting::Poll } => echo_by_poll(listener),
+        Work::Events { by: Waiting::Epoll } | Work::Scale { .. } => echo_by_epoll(listener),
+        Work::Connect => loop {
+            answer_one(listener.accept()?)?;
+        },
+        Work::Accept => loop {
+            drop(listener.accept()?);
+        },
+        Work::Limits { .. } => bail!("the limits need no server"),
+    }
+}
+
+fn obey_orders(mut wire: Wire) -> Result<()> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut header = [0; Order::BYTES];
+    loop {
+        match wire.read_exact(&mut header) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+            other => other.context("reading an order")?,
+        }
+        let order = Order::decode(&header).context("bytes arrived out of order")?;
+        let size = order.size as usize;
+        match order.kind {
+            OrderKind::Echo => {
+                if buffer.len() < size {
+                    buffer.resize(size, 0);
+                }
+                let message = &mut buffer[..size];
+                for _ in 0..order.count {
+                    wire.read_exact(message)?;
+                    wire.write_all(message)?;
+                }
+            }
+            OrderKind::Sink => {
+                let mut left = order.size * order.count;
+                while left > 0 {
+                    let room = left.min(BUFFER_BYTES as u64) as usize;
+                    match wire.read(&mut buffer[..room])? {
+                        0 => bail!("the stream ended {left} bytes early"),
+                        count => left -= count as u64,
+                    }
+                }
+                wire.write_all(&[1])?;
+            }
+        }
+    }
+}
+
+fn answer_one(mut wire: Wire) -> io::Result<()> {
+    let mut byte = [0];
+    wire.read_exact(&mut byte)?;
+    wire.write_all(&byte)?;
+    // The client closes first, as most do; so TIME_WAIT stays on its side.
+    match wire.read(&mut byte)? {
+        0 => Ok(()),
+        _ => Err(io::Error::other("more than one request on a connection")),
+    }
+}
+
+fn echo_by_poll(listener: Listener) -> Result<()> {
+    let wire = listener.accept_for_messages(true)?;
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut fds = [
+        PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+        PollFd::new(wire.as_fd(), PollFlags::POLLIN),
+    ];
+    loop {
+        poll(&mut fds, PollTimeout::NONE)?;
+        if !echo(&wire, &mut buffer)? {
+            return Ok(());
+        }
+    }
+}
+
+/// The usual event loop: the listener and all connections in one level-triggered set.
+fn echo_by_epoll(listener: Listener) -> Result<()> {
+    const LISTENER: u64 = u64::MAX;
+    listener.set_nonblocking()?;
+    let set = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    set.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))?;
+    let mut wires: Vec<Option<Wire>> = Vec::new();
+    let mut open = 0;
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut events = [EpollEvent::empty(); 64];
+    loop {
+        let count = set.wait(&mut events, EpollTimeout::NONE)?;
+        for event in &events[..count] {
+            if event.data() == LISTENER {
+                while let Some(wire) = accept_now(&listener)? {
+                    let fd = wire.as_raw_fd() as usize;
+                    set.add(&wire, EpollEvent::new(EpollFlags::EPOLLIN, fd as u64))?;
+                    if wires.len() <= fd {
+                        wires.resize_with(fd + 1, || None);
+                    }
+                    wires[fd] = Some(wire);
+                    open += 1;
+                }
+                continue;
+            }
+            let place = &mut wires[event.data() as usize];
+            let Some(wire) = place else { continue };
+            if !echo(wire, &mut buffer)? {
+                *place = None;
+                open -= 1;
+                if open == 0 {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+fn accept_now(listener: &Listener) -> io::Result<Option<Wire>> {
+    match listener.accept_for_messages(true) {
+        Ok(wire) => Ok(Some(wire)),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Sends back what is there; false at the end.
+fn echo(wire: &Wire, buffer: &mut [u8]) -> io::Result<bool> {
+    match read_now(wire, buffer)? {
+        Some(0) => Ok(false),
+        Some(count) => write_all_waiting(wire, &buffer[..count]).map(|()| true),
+        None => Ok(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_read_back_as_written() {
+        for kind in [OrderKind::Echo, OrderKind::Sink] {
+            let bytes = Order { kind, size: 1 << 40, count: 7 }.encode();
+            let order = Order::decode(&bytes).unwrap();
+            assert_eq!((order.kind, order.size, order.count), (kind, 1 << 40, 7));
+        }
+        assert!(Order::decode(&[0; Order::BYTES]).is_none());
+    }
+}
