@@ -235,16 +235,13 @@ class Ringlet:
     def wrap(self, argv):
         return [str(self.command), "run", "--", *argv]
 
-    def connections(self):
-        """Every connection of every ringlet process, as `ringlet ss` tells it."""
-        done = subprocess.run([self.command, "ss", "--json"], capture_output=True, timeout=CLIENT_SECONDS)
+    def connections(self, port):
+        """Every connection of every ringlet process with `port` at either end, as `ringlet ss` tells it."""
+        argv = [self.command, "ss", "--json", "--port", str(port)]
+        done = subprocess.run(argv, capture_output=True, timeout=CLIENT_SECONDS)
         if done.returncode != 0:
             raise Failed(f"ringlet ss --json: {status_word(done.returncode)}\n{done.stderr.decode(errors='replace')}")
         return json.loads(done.stdout)["connections"]
-
-
-def port_of(address):
-    return int(address.rpartition(":")[2])
 
 
 # Checks.
@@ -384,9 +381,10 @@ class RingWatch:
         if time.monotonic() < self._next or (self._wanted and self._most >= self._wanted):
             return
         self._next = time.monotonic() + WATCH_INTERVAL_SECONDS
-        ends = [row for row in self._ringlet.connections() if self._port in map(port_of, (row["local"], row["peer"]))]
-        servers = [row for row in ends if port_of(row["local"]) == self._port]
-        on_ring = sum(row["path"] == "ring" for row in (servers if self._wanted else ends))
+        ends = self._ringlet.connections(self._port)
+        # A connection with both ends wrapped is counted once, at its server.
+        counted = [row for row in ends if row["local"]["port"] == self._port] if self._wanted else ends
+        on_ring = sum(row["path"] == "ring" for row in counted)
         if on_ring >= self._most:
             self._most = on_ring
             self._seen = collections.Counter(f"{row['path']} ({row['reason']})" for row in ends)
