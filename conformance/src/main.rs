@@ -148,5 +148,6 @@ fn be(name: &str, role: &str, family: &str) -> ExitCode {
         (Run::Solo(run), Role::Solo) => run(&mut side),
         _ => panic!("the case has no such role"),
     }
+    side.leave();
     ExitCode::SUCCESS
 }

@@ -231,15 +231,15 @@ pub fn send_from_null(fd: Fd, len: usize, flags: c_int) -> R<usize> {
     size(unsafe { libc::send(fd, null(), len, flags) })
 }
 
-/// Receives with a length larger than the buffer. The case sees to it that the connection never
-/// holds more bytes than the buffer.
-pub fn recv_claiming(fd: Fd, buf: &mut [u8], claimed: usize) -> R<usize> {
+/// Peeks with a length larger than the buffer. The case sees to it that the connection never holds
+/// more bytes than the buffer.
+pub fn peek_claiming(fd: Fd, buf: &mut [u8], claimed: usize) -> R<usize> {
     // SAFETY: no more bytes than `buf.len()` exist in the stream (the caller's promise).
-    size(unsafe { libc::recv(fd, buf.as_mut_ptr().cast(), claimed, 0) })
+    size(unsafe { libc::recv(fd, buf.as_mut_ptr().cast(), claimed, libc::MSG_PEEK) })
 }
 
 pub fn read_claiming(fd: Fd, buf: &mut [u8], claimed: usize) -> R<usize> {
-    // SAFETY: as `recv_claiming`.
+    // SAFETY: as `peek_claiming`.
     size(unsafe { libc::read(fd, buf.as_mut_ptr().cast(), claimed) })
 }
 

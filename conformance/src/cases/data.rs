@@ -1,30 +1,791 @@
 //! Bytes: each call that moves them, each flag, sizes from one byte to megabytes.
 
+use std::net::{Ipv4Addr, SocketAddr};
+use std::thread;
+
+use libc::{MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
+
 use crate::case::*;
 use crate::sys;
 
-pub const CASES: &[Case] = &[pair(
-    "data/read_write",
-    "write and read carry bytes both ways",
-    |a| {
-        let end = a.moved();
-        end.write(b"hello");
-        a.sync();
-        a.sync();
-        end.until_unread(6);
-        end.read(100);
-        end.write(b"");
-    },
-    |b| {
-        let end = b.moved();
-        b.sync();
-        end.until_unread(5);
-        end.read(2);
-        end.read(100);
-        end.write(b"world!");
-        b.sync();
-        end.read(1);
-    },
-)
-.all_families()
-.each_side()];
+/// Sizes around powers of two, where rings and pages end.
+const SIZES: &[usize] = &[
+    1,
+    2,
+    7,
+    8,
+    63,
+    64,
+    65,
+    255,
+    1000,
+    1448,
+    4095,
+    4096,
+    4097,
+    16_384,
+    65_535,
+    65_536,
+    65_537,
+    262_144,
+    300_001,
+    1 << 20,
+    4 << 20,
+];
+
+/// What each direction of the floods carries.
+const FLOOD_BYTES: usize = 8 << 20;
+
+pub const CASES: &[Case] = &[
+    pair(
+        "data/read_write",
+        "write and read carry bytes both ways, and a short read leaves the rest",
+        |a| {
+            let end = a.moved();
+            end.write(b"hello");
+            a.sync();
+            a.sync();
+            end.until_unread(6);
+            end.read(100);
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(5);
+            end.read(2);
+            end.read(100);
+            end.write(b"world!");
+            b.sync();
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "data/send_recv",
+        "send and recv carry bytes both ways, zero bytes and all",
+        |a| {
+            let end = a.moved();
+            end.send(b"\0one\xff");
+            end.recv_exact(6);
+            end.send(b"three");
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            end.recv_exact(5);
+            end.send(b"two\0\0\n");
+            end.recv_to_end();
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "data/sendto_recvfrom",
+        "sendto ignores an address on a connection, recvfrom tells none",
+        |a| {
+            let end = a.moved();
+            let elsewhere = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 9), 9));
+            record("sendto", sys::sendto(end.0, b"to whom", 0, elsewhere));
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(7);
+            let mut buf = [0; 32];
+            let got = sys::recvfrom(end.0, &mut buf, MSG_PEEK);
+            record("recvfrom, peeking", got.map(|(n, _)| n));
+            let got = sys::recvfrom(end.0, &mut buf, 0);
+            record("recvfrom's address length", got.map(|(_, len)| len));
+            say(brief(&buf[..7]));
+        },
+    )
+    .each_side(),
+    pair(
+        "data/sendmsg_recvmsg",
+        "messages of many vectors, empty ones among them, and what recvmsg fills in",
+        |a| {
+            let end = a.moved();
+            let parts: &[&[u8]] = &[b"", b"ab", b"", b"c", &[b'd'; 500], b""];
+            record("sendmsg", sys::sendmsg(end.0, parts, 0));
+            a.sync();
+            a.sync();
+            record("sendmsg of nothing", sys::sendmsg(end.0, &[], 0));
+            record("sendmsg of empty parts", sys::sendmsg(end.0, &[b"", b""], 0));
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(503);
+            for (lens, flags) in [
+                (&[1, 0, 1][..], MSG_PEEK),
+                (&[1, 0, 1], 0),
+                (&[0, 300, 0, 7], 0),
+                (&[1000, 10], MSG_DONTWAIT),
+                (&[10], MSG_DONTWAIT),
+            ] {
+                match sys::recvmsg(end.0, lens, flags) {
+                    Ok(m) => say(format!(
+                        "recvmsg = {}, flags {:#x}, name {}, control {}",
+                        brief(&m.data),
+                        m.flags,
+                        m.name_len,
+                        m.control_len
+                    )),
+                    Err(e) => record("recvmsg", e),
+                }
+            }
+            b.sync();
+        },
+    )
+    .each_side(),
+    pair(
+        "data/readv_writev",
+        "vectors up to IOV_MAX, and one more",
+        |a| {
+            let end = a.moved();
+            let data = pattern(1, 3000);
+            let parts: Vec<&[u8]> = data.chunks(3).collect();
+            record("writev of 1000", sys::writev(end.0, &parts));
+            record("writev of 1024", sys::writev(end.0, &[&b"x"[..]; 1024]));
+            record("writev of 1025", sys::writev(end.0, &[&b"x"[..]; 1025]));
+            record("writev of none", sys::writev(end.0, &[]));
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(4024);
+            record("readv of 4", sys::readv(end.0, &[1, 0, 1500, 499]));
+            record("readv of 1024", sys::readv(end.0, &[1; 1024]));
+            record("readv of 1025", sys::readv(end.0, &[1; 1025]));
+            record("readv of the rest", sys::readv(end.0, &[900, 900]));
+        },
+    )
+    .each_side(),
+    pair(
+        "data/no_offsets",
+        "calls with an offset and lseek fail on a connection, preadv2 at -1 is readv",
+        |a| {
+            let end = a.moved();
+            end.send(b"abcdef");
+            a.sync();
+            record("pwrite", sys::pwrite(end.0, b"x", 0));
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(6);
+            record("pread", sys::pread(end.0, &mut [0; 4], 0));
+            record("preadv", sys::preadv(end.0, &[4], 0));
+            record("preadv2 at 0", sys::preadv2(end.0, &[4], 0));
+            record("preadv2 at -1", sys::preadv2(end.0, &[2, 2], -1));
+            record("lseek", sys::lseek(end.0, 0, libc::SEEK_CUR));
+            end.recv(10);
+        },
+    ),
+    pair(
+        "data/zero_lengths",
+        "calls for no bytes, on an empty connection, with data, and at its end",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.write(b"");
+            end.send(b"");
+            end.send(b"x");
+            a.sync();
+            a.sync();
+            end.close();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            end.read(0);
+            end.recv_with(0, MSG_DONTWAIT);
+            end.recv_with(0, MSG_DONTWAIT | MSG_PEEK);
+            b.sync();
+            b.sync();
+            end.until_unread(1);
+            end.read(0);
+            end.recv(0);
+            end.recv_with(0, MSG_PEEK);
+            end.recv(1);
+            b.sync();
+            b.sync();
+            end.wait_mask(RDHUP);
+            end.read(0);
+            end.recv(0);
+            end.recv(1);
+        },
+    ),
+    pair(
+        "data/sizes",
+        "one transfer each way of many sizes from 1 byte to 4 MB",
+        |a| {
+            let end = a.moved();
+            for (seed, size) in SIZES.iter().enumerate() {
+                end.send_all(&pattern(seed as u64, *size));
+                end.recv_exact(*size);
+            }
+        },
+        |b| {
+            let end = b.moved();
+            for (seed, size) in SIZES.iter().enumerate() {
+                end.recv_exact(*size);
+                end.send_all(&pattern(!seed as u64, *size));
+            }
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "data/odd_chunks",
+        "writes and reads of unrelated sizes see one stream",
+        |a| {
+            let end = a.moved();
+            let (data, mut lens, mut at) = (pattern(5, 1 << 20), Sequence::new(6), 0);
+            while at < data.len() {
+                let len = (1 + lens.below(9000)).min(data.len() - at);
+                send_all(end, &data[at..at + len]).expect("send");
+                at += len;
+            }
+            record("sent", at);
+        },
+        |b| {
+            let end = b.moved();
+            let (mut lens, mut all) = (Sequence::new(7), Vec::new());
+            while all.len() < 1 << 20 {
+                all.extend(recv(end, 1 + lens.below(5000), 0).expect("recv"));
+            }
+            record("received", all);
+        },
+    )
+    .each_side(),
+    pair(
+        "data/many_small",
+        "twenty thousand small writes, read in large pieces",
+        |a| {
+            let end = a.moved();
+            let (mut lens, mut sent) = (Sequence::new(8), 0);
+            for i in 0..20_000u32 {
+                let len = 1 + lens.below(64);
+                sent += send_all(end, &vec![i as u8; len]).expect("send");
+            }
+            record("sent", sent);
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            end.recv_to_end();
+        },
+    ),
+    pair(
+        "data/peek",
+        "MSG_PEEK, repeated and partial, takes nothing",
+        |a| {
+            let end = a.moved();
+            end.send(b"abc");
+            end.send(b"defgh");
+            a.sync();
+            a.sync();
+            end.close();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            end.recv_with(4, MSG_PEEK | MSG_DONTWAIT);
+            b.sync();
+            end.until_unread(8);
+            end.recv_with(2, MSG_PEEK);
+            end.recv_with(100, MSG_PEEK);
+            end.recv_with(100, MSG_PEEK);
+            end.recv_with(4, MSG_PEEK | MSG_WAITALL);
+            end.recv(4);
+            end.recv_with(100, MSG_PEEK);
+            end.unread();
+            end.recv(100);
+            b.sync();
+            b.sync();
+            end.wait_mask(RDHUP);
+            end.recv_with(1, MSG_PEEK);
+            end.recv(1);
+        },
+    )
+    .each_side(),
+    pair(
+        "data/peek_large",
+        "a peek sees the same bytes as the read after it, wherever they lie in a buffer",
+        |a| {
+            let end = a.moved();
+            for seed in 0..40 {
+                send_all(end, &pattern(seed, 20_011)).expect("send");
+                a.sync();
+            }
+        },
+        |b| {
+            let end = b.moved();
+            for _ in 0..40 {
+                end.until_unread(20_011);
+                let peeked = recv(end, 40_000, MSG_PEEK);
+                let read = recv(end, 40_000, 0);
+                record("peek equals read", peeked == read);
+                record("read", read);
+                b.sync();
+            }
+        },
+    ),
+    pair(
+        "data/waitall",
+        "MSG_WAITALL waits across several sends",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            for part in [b"0123456789", b"abcdefghij", b"ABCDEFGHIJ"] {
+                pause(20);
+                end.send(part);
+            }
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.recv_with(25, MSG_WAITALL);
+            end.recv_with(5, MSG_WAITALL);
+        },
+    )
+    .each_side(),
+    pair(
+        "data/waitall_large",
+        "MSG_WAITALL for more than any buffer holds",
+        |a| {
+            let end = a.moved();
+            end.send_all(&pattern(9, 6 << 20));
+        },
+        |b| {
+            let end = b.moved();
+            end.recv_with(6 << 20, MSG_WAITALL);
+        },
+    ),
+    pair(
+        "data/waitall_end",
+        "MSG_WAITALL returns what there is when the stream ends in the middle",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"0123456789");
+            pause(20);
+            end.shutdown(libc::SHUT_WR);
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.recv_with(25, MSG_WAITALL);
+            end.recv_with(25, MSG_WAITALL);
+        },
+    ),
+    pair(
+        "data/dontwait",
+        "MSG_DONTWAIT on a blocking connection, with MSG_WAITALL too",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send_with(b"data", MSG_DONTWAIT);
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            end.recv_with(10, MSG_DONTWAIT);
+            b.sync();
+            b.sync();
+            end.until_unread(4);
+            end.recv_with(10, MSG_DONTWAIT | MSG_WAITALL);
+            end.recv_with(10, MSG_DONTWAIT | MSG_WAITALL);
+        },
+    ),
+    pair(
+        "data/trunc",
+        "MSG_TRUNC discards bytes without touching the buffer",
+        |a| {
+            let end = a.moved();
+            end.send(b"0123456789");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(10);
+            let mut buf = [b'.'; 8];
+            record("recv 4, truncating", sys::recv(end.0, &mut buf[..4], MSG_TRUNC));
+            say(brief(&buf));
+            record("recv to nowhere", sys::recv_to_null(end.0, 2, MSG_TRUNC));
+            end.recv(10);
+        },
+    ),
+    pair(
+        "data/more",
+        "MSG_MORE and TCP_CORK hold bytes back only until the next send",
+        |a| {
+            let end = a.moved();
+            end.send_with(b"head ", MSG_MORE);
+            end.send(b"body");
+            a.sync();
+            a.sync();
+            let cork = |on| sys::setsockopt(end.0, libc::IPPROTO_TCP, libc::TCP_CORK, on);
+            record("cork", cork(1));
+            end.send(b"one ");
+            end.send(b"two");
+            record("uncork", cork(0));
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(9);
+            end.recv(100);
+            b.sync();
+            b.sync();
+            end.until_unread(7);
+            end.recv(100);
+        },
+    )
+    .each_side(),
+    pair(
+        "data/oob",
+        "urgent data is told by POLLPRI and read beside the stream",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"ab");
+            end.send_with(b"!", MSG_OOB);
+            a.sync();
+            a.sync();
+            end.send(b"cd");
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            end.recv_with(1, MSG_OOB);
+            b.sync();
+            b.sync();
+            end.until_unread(2);
+            end.until_mask(PRI);
+            end.recv_with(1, MSG_OOB);
+            end.recv(10);
+            b.sync();
+            end.recv_to_end();
+        },
+    ),
+    pair(
+        "data/sendfile",
+        "sendfile from a file's position, from an offset, and past its end",
+        |a| {
+            let end = a.moved();
+            let file = sys::file_with(&pattern(10, 100_000)).expect("a file");
+            record("sendfile", sys::sendfile(end.0, file, None, 1000));
+            record("position", sys::lseek(file, 0, libc::SEEK_CUR));
+            let mut at = 70_000;
+            record("sendfile at 70000", sys::sendfile(end.0, file, Some(&mut at), 10_000));
+            record("offset", at);
+            record("position", sys::lseek(file, 0, libc::SEEK_CUR));
+            record("sendfile past the end", sys::sendfile(end.0, file, Some(&mut at), 50_000));
+            record("offset", at);
+            record("sendfile at the end", sys::sendfile(end.0, file, Some(&mut at), 10));
+            record("sendfile of nothing", sys::sendfile(end.0, file, None, 0));
+            record("sendfile from no file", sys::sendfile(end.0, 999, None, 10));
+            end.send(b"and plain bytes");
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            end.recv_to_end();
+        },
+    )
+    .each_side(),
+    pair(
+        "data/sendfile_large",
+        "sendfile of more than fits, to a reader that is slow to start",
+        |a| {
+            let end = a.moved();
+            let file = sys::file_with(&pattern(11, 12 << 20)).expect("a file");
+            let (mut at, mut left) = (0, 12 << 20);
+            while left > 0 {
+                left -= sys::sendfile(end.0, file, Some(&mut at), left).expect("sendfile");
+            }
+            record("offset", at);
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            pause(50);
+            end.recv_to_end();
+        },
+    ),
+    pair(
+        "data/splice",
+        "splice between a pipe and a connection, both ways",
+        |a| {
+            let end = a.moved();
+            let (from, to) = sys::pipe().expect("pipe");
+            record("write to the pipe", sys::write(to, b"through a pipe"));
+            record("splice in", sys::splice(from, end.0, 14, 0));
+            end.recv_exact(5);
+        },
+        |b| {
+            let end = b.moved();
+            let (from, to) = sys::pipe().expect("pipe");
+            end.until_unread(14);
+            record("splice out", sys::splice(end.0, to, 7, 0));
+            let mut buf = [0; 32];
+            record("from the pipe", sys::read(from, &mut buf).map(|n| buf[..n].to_vec()));
+            end.recv(100);
+            end.send(b"later");
+        },
+    ),
+    pair(
+        "data/many_messages",
+        "sendmmsg and recvmmsg on a stream",
+        |a| {
+            let end = a.moved();
+            let sent = sys::sendmmsg(end.0, &[b"one", b"three", b""], 0);
+            record("sendmmsg", sent.map(|counts| format!("{counts:?}")));
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(8);
+            let got = sys::recvmmsg(end.0, &[2, 4, 10], MSG_DONTWAIT);
+            record(
+                "recvmmsg",
+                got.map(|all| format!("{:?}", all.iter().map(|m| brief(m)).collect::<Vec<_>>())),
+            );
+            let got = sys::recvmmsg(end.0, &[2, 4], MSG_DONTWAIT);
+            record("recvmmsg when empty", got.map(|all| all.len()));
+        },
+    ),
+    pair(
+        "data/fortified",
+        "the entry points of programs compiled with _FORTIFY_SOURCE",
+        |a| {
+            let end = a.moved();
+            end.send(b"0123456789");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(10);
+            let events = sys::poll_fortified(&[(end.0, ALL_EVENTS as i16)], 1000);
+            record("__poll_chk", events.map(|(_, masks)| sys::event_names(masks[0])));
+            let mut buf = [0; 3];
+            record("__read_chk", sys::read_fortified(end.0, &mut buf).map(|_| buf.to_vec()));
+            record("__recv_chk", sys::recv_fortified(end.0, &mut buf, 0).map(|_| buf.to_vec()));
+            let got = sys::recvfrom_fortified(end.0, &mut buf, MSG_PEEK);
+            record("__recvfrom_chk", got.map(|_| buf.to_vec()));
+            end.recv(10);
+        },
+    )
+    .each_side(),
+    pair(
+        "data/bad_buffers",
+        "buffers at address zero fail with EFAULT and the stream goes on",
+        |a| {
+            let end = a.moved();
+            record("send from null", sys::send_from_null(end.0, 5, 0));
+            record("send nothing from null", sys::send_from_null(end.0, 0, 0));
+            record("writev, all from null", sys::writev_null(end.0, b"", 10));
+            end.send(b"0123456789");
+            a.sync();
+            a.sync();
+            end.send(b"after");
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            record("recv to null, empty", sys::recv_to_null(end.0, 5, MSG_DONTWAIT));
+            b.sync();
+            end.until_unread(10);
+            record("recv to null", sys::recv_to_null(end.0, 5, 0));
+            record("peek to null", sys::recv_to_null(end.0, 5, MSG_PEEK));
+            end.unread();
+            end.recv(10);
+            b.sync();
+            end.recv_to_end();
+        },
+    ),
+    pair(
+        "data/huge_lengths",
+        "lengths beyond 32 bits and beyond the address space",
+        |a| {
+            let end = a.moved();
+            end.send(b"0123456789");
+            a.sync();
+            a.sync();
+            let zeros = sys::vast(5 << 30);
+            let sent = sys::send(end.0, zeros, MSG_DONTWAIT | MSG_NOSIGNAL);
+            record("part of 5 GB was sent", matches!(sent, Ok(n) if n > 0 && n < 5 << 30));
+            a.tell(sent.unwrap_or_default() as i64);
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(10);
+            let room = sys::vast((4 << 30) + 4);
+            record("recv of 4 GB and 4", sys::recv(end.0, room, MSG_PEEK));
+            let mut buf = [0; 64];
+            record("read of SIZE_MAX", sys::read_claiming(end.0, &mut buf, usize::MAX));
+            record("peek of SIZE_MAX", sys::peek_claiming(end.0, &mut buf, usize::MAX));
+            record("read of 4 GB and 4", sys::read(end.0, room));
+            b.sync();
+            let sent = b.hear() as usize;
+            let got = recv_exact(end, sent).expect("recv");
+            record("all arrived", got.len() == sent && got.iter().all(|byte| *byte == 0));
+        },
+    ),
+    solo("data/one_thread", "one thread writes 200 KB and then reads them, both ways", |s| {
+        let (near, far) = s.both_ends();
+        for seed in 0..5 {
+            near.send_all(&pattern(seed, 200_000));
+            far.recv_exact(200_000);
+            far.send_all(&pattern(!seed, 200_000));
+            near.recv_exact(200_000);
+        }
+    })
+    .any_path(),
+    pair("data/flood", "both sides send and receive at once, a thread for each", flood, flood)
+        .all_families()
+        .each_side(),
+    pair(
+        "data/crossed_writes",
+        "both sides write 100 KB before either reads",
+        |a| {
+            let end = a.moved();
+            end.send_all(&pattern(14, 100_000));
+            a.sync();
+            end.recv_exact(100_000);
+        },
+        |b| {
+            let end = b.moved();
+            end.send_all(&pattern(15, 100_000));
+            b.sync();
+            end.recv_exact(100_000);
+        },
+    ),
+    pair(
+        "data/two_senders",
+        "two threads send on one connection: each one's records stay whole and in order",
+        |a| {
+            let end = a.moved();
+            let sender = |who: u32| {
+                move || {
+                    for number in 0..2000u32 {
+                        let record = [who.to_le_bytes(), number.to_le_bytes()].concat();
+                        sys::send(end.0, &record, 0).expect("send");
+                    }
+                }
+            };
+            let threads = [thread::spawn(sender(0)), thread::spawn(sender(1))];
+            for thread in threads {
+                thread.join().expect("a sender");
+            }
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            let (data, _) = recv_to_end(end);
+            let mut next = [0u32; 2];
+            let whole = data.chunks_exact(8).all(|record| {
+                let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| record[at + i]));
+                let expected = next.get_mut(word(0) as usize);
+                expected.is_some_and(|n| {
+                    *n += 1;
+                    *n == word(4) + 1
+                })
+            });
+            record("in order", whole);
+            record("records", format!("{next:?}"));
+        },
+    ),
+    pair(
+        "data/two_receivers",
+        "two threads receive on one connection: together they get each byte once",
+        |a| {
+            let end = a.moved();
+            let data: Vec<u8> = (0..500_000).map(|i| (i % 251) as u8).collect();
+            end.send_all(&data);
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            let receiver = || {
+                move || {
+                    let (data, end) = recv_to_end(end);
+                    let sum: u64 = data.iter().map(|byte| u64::from(*byte)).sum();
+                    (data.len(), sum, end)
+                }
+            };
+            let threads = [thread::spawn(receiver()), thread::spawn(receiver())];
+            let [one, two] = threads.map(|t| t.join().expect("a receiver"));
+            record("bytes", one.0 + two.0);
+            record("sum", one.1 + two.1);
+            record("ends", format!("{:?} {:?}", one.2, two.2));
+        },
+    ),
+    pair(
+        "data/low_water",
+        "SO_RCVLOWAT holds readiness back until enough bytes are there",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"12345");
+            a.sync();
+            a.sync();
+            end.send(b"67890");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            record("set", sys::setsockopt(end.0, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 8));
+            b.sync();
+            b.sync();
+            end.until_unread(5);
+            end.mask();
+            end.recv_with(20, MSG_DONTWAIT | MSG_PEEK);
+            b.sync();
+            b.sync();
+            end.until_unread(10);
+            end.until_mask(IN);
+            end.recv(20);
+        },
+    ),
+    solo("data/not_a_connection", "data calls on what is not connected or not a socket", |s| {
+        let plain = sys::socket(libc::AF_INET, libc::SOCK_STREAM).expect("socket");
+        let (listener, _) = s.listener();
+        let (pipe, _) = sys::pipe().expect("pipe");
+        for (what, fd) in
+            [("unconnected", plain), ("listener", listener), ("pipe", pipe), ("closed", 555)]
+        {
+            record(format!("send on {what}"), sys::send(fd, b"x", MSG_NOSIGNAL));
+            record(format!("recv on {what}"), sys::recv(fd, &mut [0; 4], MSG_DONTWAIT));
+            record(format!("sendmsg on {what}"), sys::sendmsg(fd, &[b"x"], MSG_NOSIGNAL));
+        }
+        record("read on a listener", sys::read(listener, &mut [0; 4]));
+        record("write on closed", sys::write(555, b"x"));
+        record("read on -1", sys::read(-1, &mut [0; 4]));
+    })
+    .any_path(),
+];
+
+fn flood(side: &mut Side) {
+    let end = side.moved();
+    let seed = if side.is_client() { 12 } else { 13 };
+    let sender = thread::spawn(move || {
+        let sent = send_all(end, &pattern(seed, FLOOD_BYTES));
+        (sent, sys::shutdown(end.0, libc::SHUT_WR))
+    });
+    let (data, how) = recv_to_end(end);
+    let (sent, shut) = sender.join().expect("the sender");
+    record("sent", sent);
+    record("shutdown", shut);
+    record("received", data);
+    record("end", how);
+}

@@ -1,9 +1,15 @@
 //! The cases, by topic. To add one, add an entry to its topic's table.
 
+mod close;
 mod data;
+mod nonblocking;
+mod signals;
+mod timeouts;
 
 use crate::case::Case;
 
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    [data::CASES].into_iter().flatten()
+    [close::CASES, data::CASES, nonblocking::CASES, timeouts::CASES, signals::CASES]
+        .into_iter()
+        .flatten()
 }

@@ -1,0 +1,740 @@
+//! Ends of connections: orderly, half, reset, by a thread beside a waiting one, by death.
+
+use std::thread;
+use std::time::Duration;
+
+use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, SHUT_RD, SHUT_RDWR, SHUT_WR, SIGKILL};
+
+use crate::case::*;
+use crate::sys;
+
+/// Dies by SIGKILL once the other side, which has told its process, waits in a call.
+fn die_when_awaited(side: &mut Side) {
+    let pid = side.hear() as i32;
+    until_asleep(pid, pid);
+    sys::kill(std::process::id() as i32, SIGKILL).expect("kill");
+}
+
+fn tell_pid(side: &mut Side) {
+    side.tell(i64::from(std::process::id()));
+}
+
+/// What a connection says once its peer has reset it.
+fn after_reset(end: End) {
+    end.recv(10);
+    end.recv(10);
+    end.send_with(b"x", MSG_NOSIGNAL);
+    end.error();
+    end.mask();
+}
+
+/// Runs `call` in a thread, does `meanwhile` once that thread sleeps, and returns what it returned.
+fn beside<T: Send + 'static>(
+    call: impl FnOnce() -> T + Send + 'static,
+    meanwhile: impl FnOnce(),
+) -> T {
+    let (tell, hear) = std::sync::mpsc::channel();
+    let thread = thread::spawn(move || {
+        tell.send(sys::thread_id()).expect("the other thread listens");
+        call()
+    });
+    until_asleep(std::process::id() as i32, hear.recv().expect("the thread's number"));
+    meanwhile();
+    thread.join().expect("the thread")
+}
+
+pub const CASES: &[Case] = &[
+    pair(
+        "close/orderly",
+        "data before a close is read, then the stream ends, again and again",
+        |a| {
+            let end = a.moved();
+            end.send(b"goodbye");
+            end.close();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_mask(IN | RDHUP);
+            end.recv(4);
+            end.mask();
+            end.recv(10);
+            end.recv(10);
+            end.read(10);
+            end.mask();
+            end.error();
+            end.close();
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "close/half_by_client",
+        "after a client's shutdown(WR) the server still sends 100 KB",
+        |a| {
+            let end = a.moved();
+            end.send(b"request");
+            end.shutdown(SHUT_WR);
+            end.send_with(b"x", MSG_NOSIGNAL);
+            end.recv_to_end();
+            end.mask();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            end.recv_to_end();
+            end.mask();
+            end.send_all(&pattern(50, 100_000));
+            end.send(b"small");
+            end.close();
+            b.sync();
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "close/half_by_server",
+        "after a server's shutdown(WR) the client still sends, in many messages",
+        |a| {
+            let end = a.moved();
+            end.recv_to_end();
+            for i in 0..500 {
+                send_all(end, &pattern(i, 300)).expect("send");
+            }
+            end.shutdown(SHUT_WR);
+            end.mask();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            end.send_all(&pattern(51, 70_000));
+            end.shutdown(SHUT_WR);
+            end.recv_to_end();
+            end.until_mask(HUP);
+            b.sync();
+        },
+    )
+    .each_side(),
+    pair(
+        "close/both_at_once",
+        "both sides send and close without looking",
+        |a| {
+            let end = a.moved();
+            end.send(b"a's last");
+            end.shutdown(SHUT_WR);
+            a.sync();
+            end.recv_to_end();
+            end.until_mask(HUP);
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            end.send(b"b's last");
+            end.shutdown(SHUT_WR);
+            b.sync();
+            end.recv_to_end();
+            end.until_mask(HUP);
+            end.close();
+        },
+    ),
+    pair(
+        "close/write_after_close",
+        "the first write after the peer's close is taken, the second is EPIPE",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.until_mask(RDHUP);
+            end.send_with(b"first", MSG_NOSIGNAL);
+            end.until_mask(HUP);
+            end.send_with(b"second", MSG_NOSIGNAL);
+            end.send_with(b"third", MSG_NOSIGNAL);
+            end.send_with(b"", MSG_NOSIGNAL);
+            end.recv(10);
+            end.error();
+            end.mask();
+        },
+        |b| {
+            let end = b.moved();
+            end.close();
+            b.sync();
+        },
+    )
+    .each_side(),
+    pair(
+        "close/read_after_refused_write",
+        "after a write to a closed connection, the error is told once, then the end",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.wait_mask(RDHUP);
+            end.send_with(b"first", MSG_NOSIGNAL);
+            end.wait_mask(HUP);
+            end.recv(10);
+            end.recv(10);
+            end.error();
+        },
+        |b| {
+            let end = b.moved();
+            end.send(b"unread by a");
+            end.close();
+            b.sync();
+        },
+    ),
+    pair(
+        "close/unread",
+        "a close with unread data resets the peer",
+        |a| {
+            let end = a.moved();
+            end.send(b"never read");
+            a.sync();
+            a.sync();
+            end.until_mask(HUP);
+            after_reset(end);
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(10);
+            end.recv(3);
+            end.close();
+            b.sync();
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "close/unread_both",
+        "a reset peer first reads what it was sent",
+        |a| {
+            let end = a.moved();
+            end.send(b"never read");
+            a.sync();
+            a.sync();
+            end.until_mask(HUP);
+            after_reset(end);
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(10);
+            end.send(b"read later");
+            end.close();
+            b.sync();
+        },
+    ),
+    pair(
+        "close/reset_while_receiving",
+        "a close with unread data wakes a waiting receive with ECONNRESET",
+        |a| {
+            let end = a.moved();
+            end.send(b"never read");
+            tell_pid(a);
+            end.recv(10);
+            end.recv(10);
+        },
+        |b| {
+            let end = b.moved();
+            end.until_unread(10);
+            let pid = b.hear() as i32;
+            until_asleep(pid, pid);
+            end.close();
+        },
+    )
+    .each_side(),
+    pair(
+        "close/so_error",
+        "SO_ERROR tells a reset once",
+        |a| {
+            let end = a.moved();
+            end.send(b"never read");
+            a.sync();
+            a.sync();
+            end.wait_mask(HUP);
+            end.error();
+            end.error();
+            end.recv(10);
+            end.send_with(b"x", MSG_NOSIGNAL);
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(10);
+            end.close();
+            b.sync();
+        },
+    ),
+    pair(
+        "close/linger_zero",
+        "a close with a linger of zero resets, and data sent before it can still be read",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.wait_mask(HUP);
+            after_reset(end);
+        },
+        |b| {
+            let end = b.moved();
+            record("unset", sys::linger(end.0).map(|l| format!("{l:?}")));
+            record("set", sys::set_linger(end.0, Some(0)));
+            record("get", sys::linger(end.0).map(|l| format!("{l:?}")));
+            end.send(b"before");
+            end.close();
+            b.sync();
+        },
+    )
+    .each_side(),
+    pair(
+        "close/linger_wait",
+        "a close that lingers loses nothing",
+        |a| {
+            let end = a.moved();
+            record("set", sys::set_linger(end.0, Some(5)));
+            end.send_all(&pattern(52, 300_000));
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            pause(50);
+            end.recv_to_end();
+        },
+    ),
+    pair(
+        "close/after_large_send",
+        "a close right after a large send delivers all of it",
+        |a| {
+            let end = a.moved();
+            end.send_all(&pattern(53, 3 << 20));
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            let mut all = Vec::new();
+            while let Ok(part @ [_, ..]) = recv(end, 50_000, 0).as_deref() {
+                all.extend_from_slice(part);
+                thread::sleep(Duration::from_micros(300));
+            }
+            record("received", all);
+            end.recv(1);
+        },
+    ),
+    pair(
+        "close/exit_after_send",
+        "a program that sends 100 KB and exits without a close delivers all of it",
+        |a| {
+            let end = a.moved();
+            end.send_all(&pattern(54, 100_000));
+            sys::exit_now(3);
+        },
+        |b| {
+            let end = b.moved();
+            pause(100);
+            end.recv_to_end();
+        },
+    )
+    .each_side(),
+    pair(
+        "close/exit_while_awaited",
+        "exit() wakes a waiting receive with the end of the stream",
+        |a| {
+            let end = a.moved();
+            tell_pid(a);
+            end.recv(10);
+            end.mask();
+        },
+        |b| {
+            b.moved();
+            let pid = b.hear() as i32;
+            until_asleep(pid, pid);
+            sys::exit_with_handlers(4);
+        },
+    ),
+    pair(
+        "close/kill_after_send",
+        "what a killed program has sent is delivered",
+        |a| {
+            let end = a.moved();
+            end.send_all(&pattern(55, 60_000));
+            end.send(b"and gone");
+            let _ = sys::kill(std::process::id() as i32, SIGKILL);
+        },
+        |b| {
+            let end = b.moved();
+            pause(100);
+            end.recv_to_end();
+            end.mask();
+        },
+    ),
+    pair(
+        "close/kill_while_receiving",
+        "the peer's death ends a waiting receive, as the end of the stream",
+        |a| {
+            let end = a.moved();
+            tell_pid(a);
+            end.recv(10);
+            end.recv(10);
+            end.mask();
+        },
+        |b| {
+            b.moved();
+            die_when_awaited(b);
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "close/kill_with_unread",
+        "the death of a peer that has not read all is a reset",
+        |a| {
+            let end = a.moved();
+            end.send(b"never read");
+            tell_pid(a);
+            end.recv(10);
+            end.recv(10);
+        },
+        |b| {
+            let end = b.moved();
+            end.until_unread(10);
+            die_when_awaited(b);
+        },
+    )
+    .each_side(),
+    pair(
+        "close/kill_while_sending",
+        "the peer's death ends a send on a full connection",
+        |a| {
+            let end = a.moved();
+            fill(end);
+            tell_pid(a);
+            end.send_with(b"x", MSG_NOSIGNAL);
+            end.send_with(b"x", MSG_NOSIGNAL);
+            end.recv(1);
+        },
+        |b| {
+            b.moved();
+            die_when_awaited(b);
+        },
+    )
+    .each_side(),
+    pair(
+        "close/kill_while_polling",
+        "the peer's death ends poll",
+        |a| {
+            let end = a.moved();
+            tell_pid(a);
+            let events = (IN | RDHUP) as i16;
+            let got = sys::poll(&[(end.0, events)], -1);
+            record("poll", got.map(|(_, masks)| sys::event_names(masks[0])));
+            end.recv(1);
+        },
+        |b| {
+            b.moved();
+            die_when_awaited(b);
+        },
+    ),
+    pair(
+        "close/kill_while_in_epoll",
+        "the peer's death ends epoll_wait",
+        |a| {
+            let end = a.moved();
+            let set = sys::epoll_create().expect("epoll");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN | RDHUP, 7).expect("epoll_ctl");
+            tell_pid(a);
+            record("epoll_wait", shown(sys::epoll_wait(set, 4, -1)));
+            end.recv(1);
+        },
+        |b| {
+            b.moved();
+            die_when_awaited(b);
+        },
+    )
+    .each_side(),
+    pair(
+        "close/kill_while_in_select",
+        "the peer's death ends select",
+        |a| {
+            let end = a.moved();
+            tell_pid(a);
+            let got = sys::select(&[end.0], &[], &[end.0], None);
+            let shown = got.map(|s| format!("{} {} {}", s.count, s.read.len(), s.except.len()));
+            record("select", shown);
+            end.recv(1);
+        },
+        |b| {
+            b.moved();
+            die_when_awaited(b);
+        },
+    ),
+    pair(
+        "close/kill_in_traffic",
+        "a server that dies on its hundredth request: ninety-nine replies, then the end",
+        |a| {
+            let end = a.moved();
+            let mut replies = 0;
+            loop {
+                let _ = sys::send(end.0, b"request.", MSG_NOSIGNAL);
+                match recv_exact(end, 8) {
+                    Ok(reply) if reply == b"request." => replies += 1,
+                    other => break record("at last", other),
+                }
+            }
+            record("replies", replies);
+        },
+        |b| {
+            let end = b.moved();
+            for request in 1..=100 {
+                let got = recv_exact(end, 8).expect("recv");
+                if request == 100 {
+                    let _ = sys::kill(std::process::id() as i32, SIGKILL);
+                }
+                send_all(end, &got).expect("send");
+            }
+        },
+    )
+    .each_side(),
+    pair(
+        "close/shutdown_rd",
+        "shutdown(RD) ends receives, yet data that comes later can be read",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            a.sync();
+            end.mask();
+            end.send(b"all the same");
+            a.sync();
+            end.recv(4);
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.shutdown(SHUT_RD);
+            end.mask();
+            end.recv(10);
+            b.sync();
+            b.sync();
+            end.until_unread(12);
+            end.recv(20);
+            end.recv(20);
+            end.send(b"sent");
+        },
+    ),
+    pair(
+        "close/shutdown_rdwr",
+        "shutdown(RDWR) ends both directions for both sides",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.until_mask(RDHUP);
+            end.recv(4);
+            end.shutdown(SHUT_WR);
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            end.shutdown(SHUT_RDWR);
+            end.mask();
+            end.recv(4);
+            end.send_with(b"x", MSG_NOSIGNAL);
+            b.sync();
+            b.sync();
+            end.until_mask(HUP);
+            end.shutdown(SHUT_RDWR);
+        },
+    )
+    .each_side(),
+    pair(
+        "close/shutdown_twice",
+        "a second shutdown of one direction, and one of a wrong kind",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            end.shutdown(3);
+            end.shutdown(-1);
+            end.shutdown(SHUT_WR);
+            end.shutdown(SHUT_WR);
+            end.shutdown(SHUT_RD);
+            end.mask();
+            b.sync();
+        },
+    ),
+    solo("close/shutdown_errors", "shutdown of what is not a connection", |s| {
+        let plain = sys::socket(libc::AF_INET, libc::SOCK_STREAM).expect("socket");
+        let (pipe, _) = sys::pipe().expect("pipe");
+        for (what, fd) in [("unconnected", plain), ("pipe", pipe), ("closed", 555), ("-1", -1)] {
+            record(format!("shutdown of {what}"), sys::shutdown(fd, SHUT_WR));
+            record(format!("close of {what}"), sys::close(fd));
+        }
+        let (listener, port) = s.listener();
+        record("shutdown of a listener", sys::shutdown(listener, SHUT_RDWR));
+        let again = sys::socket(libc::AF_INET, libc::SOCK_STREAM).expect("socket");
+        record("connect to it", sys::connect(again, s.target(port)));
+    })
+    .any_path(),
+    pair(
+        "close/beside_receive",
+        "a close beside a receiving thread: the receive goes on, then the connection ends",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"late");
+            end.recv(10);
+        },
+        |b| {
+            let end = b.moved();
+            let got = beside(
+                move || recv(end, 10, 0),
+                || {
+                    end.close();
+                    b.sync();
+                },
+            );
+            record("recv", got);
+            end.recv(10);
+        },
+    ),
+    pair(
+        "close/beside_poll",
+        "a close beside a polling thread: the poll goes on",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"late");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let got = beside(
+                move || sys::poll(&[(end.0, libc::POLLIN)], -1),
+                || {
+                    end.close();
+                    b.sync();
+                },
+            );
+            record("poll", got.map(|(_, masks)| sys::event_names(masks[0] & IN)));
+            end.recv(10);
+            b.sync();
+        },
+    ),
+    pair(
+        "close/beside_epoll",
+        "a close beside a thread in epoll_wait takes the connection out of the set",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.recv(10);
+        },
+        |b| {
+            let end = b.moved();
+            let set = sys::epoll_create().expect("epoll");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, 7).expect("epoll_ctl");
+            let got = beside(
+                move || sys::epoll_wait(set, 4, 300),
+                || {
+                    end.close();
+                    b.sync();
+                },
+            );
+            record("epoll_wait", shown(got));
+        },
+    ),
+    pair(
+        "close/shutdown_beside_receive",
+        "shutdown wakes a receiving thread with the end of the stream",
+        |a| {
+            let end = a.moved();
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            record("recv", beside(move || recv(end, 10, 0), || end.shutdown(SHUT_RDWR)));
+            end.recv_with(10, MSG_DONTWAIT);
+        },
+    )
+    .each_side(),
+    pair(
+        "close/shutdown_rd_beside_receive",
+        "shutdown(RD) wakes a receiving thread too",
+        |a| {
+            let end = a.moved();
+            end.recv(4);
+        },
+        |b| {
+            let end = b.moved();
+            record("recv", beside(move || recv(end, 10, 0), || end.shutdown(SHUT_RD)));
+            end.send(b"fine");
+        },
+    ),
+    pair(
+        "close/shutdown_beside_poll",
+        "shutdown wakes a polling thread",
+        |a| {
+            let end = a.moved();
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            let call = move || sys::poll(&[(end.0, (IN | RDHUP) as i16)], -1);
+            let got = beside(call, || end.shutdown(SHUT_RDWR));
+            record("poll", got.map(|(_, masks)| sys::event_names(masks[0])));
+        },
+    ),
+    pair(
+        "close/shutdown_beside_send",
+        "shutdown(WR) ends a thread's send on a full connection",
+        |a| {
+            let end = a.moved();
+            let sent = fill(end);
+            let call = move || sys::send(end.0, b"x", MSG_NOSIGNAL);
+            record("send", beside(call, || end.shutdown(SHUT_WR)));
+            a.tell(sent.len() as i64);
+        },
+        |b| {
+            let end = b.moved();
+            let len = b.hear() as usize;
+            let (data, how) = recv_to_end(end);
+            record("all arrived", data.len() == len);
+            record("end", how);
+        },
+    ),
+    pair(
+        "close/two_waiting",
+        "the peer's close wakes two threads that receive on one connection",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            let one = thread::spawn(move || recv(end, 4, 0));
+            record("the other", beside(move || recv(end, 4, 0), || b.sync()));
+            record("one", one.join().expect("the thread"));
+        },
+    ),
+    solo(
+        "close/listener_with_waiting",
+        "closing a listener resets connections not yet accepted",
+        |s| {
+            let (listener, port) = s.listener();
+            let near = s.dial(port);
+            near.send(b"hello?");
+            End(listener).close();
+            near.until_mask(HUP);
+            after_reset(near);
+        },
+    )
+    .any_path(),
+];
+
+/// Events with their data, in the order of their data.
+pub fn shown(events: sys::R<sys::Events>) -> sys::R<String> {
+    events.map(|mut events| {
+        events.sort();
+        let one = |(data, mask): &(u64, u32)| format!("{data}:{}", sys::event_names(*mask));
+        format!("[{}]", events.iter().map(one).collect::<Vec<_>>().join(" "))
+    })
+}

@@ -1,0 +1,409 @@
+//! Signals that arrive while a call waits.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use libc::{MSG_NOSIGNAL, SA_RESTART, SIGPIPE, SIGUSR1};
+
+use crate::case::*;
+use crate::sys::{self, Handler, SigSet};
+
+/// Runs `call` while another thread interrupts this one again and again, from when it sleeps: a
+/// single signal could arrive before the call waits, on the kernel too.
+fn interrupted<T>(call: impl FnOnce() -> T) -> T {
+    let (pid, tid) = (std::process::id() as i32, sys::thread_id());
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            until_asleep(pid, tid);
+            while !done.load(Ordering::SeqCst) {
+                sys::kill_thread(tid, SIGUSR1).expect("tgkill");
+                pause(10);
+            }
+        });
+        let result = call();
+        done.store(true, Ordering::SeqCst);
+        result
+    })
+}
+
+fn handled() {
+    record("handler ran", sys::handler_runs() > 0);
+}
+
+pub const CASES: &[Case] = &[
+    pair(
+        "signals/receive",
+        "a handler without SA_RESTART ends each receiving call with EINTR",
+        |a| {
+            a.moved();
+        },
+        |b| {
+            let end = b.moved();
+            sys::on_signal(SIGUSR1, Handler::Count, 0);
+            record("recv", interrupted(|| recv(end, 4, 0)));
+            record("read", interrupted(|| sys::read(end.0, &mut [0; 4])));
+            record("readv", interrupted(|| sys::readv(end.0, &[4])));
+            record("recvmsg", interrupted(|| sys::recvmsg(end.0, &[4], 0).map(|m| m.data)));
+            record("recvfrom", interrupted(|| sys::recvfrom(end.0, &mut [0; 4], 0).map(|r| r.0)));
+            record("peek", interrupted(|| recv(end, 4, libc::MSG_PEEK)));
+            handled();
+        },
+    )
+    .each_side(),
+    pair(
+        "signals/waitall",
+        "a signal ends MSG_WAITALL with the bytes that have come",
+        |a| {
+            let end = a.moved();
+            end.send(b"half");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            sys::on_signal(SIGUSR1, Handler::Count, 0);
+            b.sync();
+            end.until_unread(4);
+            record("recv all of 8", interrupted(|| recv(end, 8, libc::MSG_WAITALL)));
+            handled();
+        },
+    ),
+    pair(
+        "signals/send",
+        "a handler without SA_RESTART ends a send on a full connection",
+        |a| {
+            let end = a.moved();
+            sys::on_signal(SIGUSR1, Handler::Count, 0);
+            let sent = fill(end);
+            record("send", interrupted(|| sys::send(end.0, b"x", 0)));
+            record("write", interrupted(|| sys::write(end.0, b"x")));
+            record("sendmsg", interrupted(|| sys::sendmsg(end.0, &[b"x"], 0)));
+            handled();
+            a.tell(sent.len() as i64);
+            a.sync();
+            let data = pattern(40, 24 << 20);
+            let part = interrupted(|| sys::send(end.0, &data, 0)).unwrap_or_default();
+            record("a part", part > 0 && part < data.len());
+            a.tell(part as i64);
+            a.tell(checksum(&data[..part]) as i64);
+        },
+        |b| {
+            let end = b.moved();
+            let len = b.hear() as usize;
+            record("filling", recv_exact(end, len).map(|got| got.len() == len));
+            b.sync();
+            let (part, sum) = (b.hear() as usize, b.hear() as u64);
+            let got = recv_exact(end, part).expect("recv");
+            record("the part", got.len() == part && checksum(&got) == sum);
+        },
+    ),
+    pair(
+        "signals/readiness",
+        "poll, select and epoll end with EINTR, with SA_RESTART too",
+        |a| {
+            a.moved();
+        },
+        |b| {
+            let end = b.moved();
+            let set = sys::epoll_create().expect("epoll");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, 1).expect("epoll_ctl");
+            let (fds, read, long) = (&[(end.0, libc::POLLIN)][..], &[end.0][..], Some(PATIENCE));
+            for flags in [0, SA_RESTART] {
+                sys::on_signal(SIGUSR1, Handler::Count, flags);
+                record("poll", interrupted(|| sys::poll(fds, -1).map(|(n, _)| n)));
+                record("ppoll", interrupted(|| sys::ppoll(fds, long, None).map(|(n, _)| n)));
+                record(
+                    "select",
+                    interrupted(|| sys::select(read, &[], &[], None)).map(|s| s.count),
+                );
+                let call = || sys::pselect(read, &[], &[], long, None).map(|s| s.count);
+                record("pselect", interrupted(call));
+                record("epoll_wait", interrupted(|| sys::epoll_wait(set, 4, -1).map(|e| e.len())));
+                let call = || sys::epoll_pwait(set, 4, 9000, None).map(|e| e.len());
+                record("epoll_pwait", interrupted(call));
+                let call = || sys::epoll_wait_ns(set, 4, long).map(|e| e.len());
+                record("epoll_pwait2", interrupted(call));
+                handled();
+            }
+        },
+    )
+    .each_side(),
+    pair(
+        "signals/one_signal",
+        "one signal is enough for a call that sleeps",
+        |a| {
+            a.moved();
+        },
+        |b| {
+            let end = b.moved();
+            let set = sys::epoll_create().expect("epoll");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, 1).expect("epoll_ctl");
+            sys::on_signal(SIGUSR1, Handler::Count, 0);
+            let (pid, tid) = (std::process::id() as i32, sys::thread_id());
+            let calls: [(&str, &dyn Fn() -> sys::R<i32>); 3] = [
+                ("recv", &|| recv(end, 4, 0).map(|got| got.len() as i32)),
+                ("poll", &|| sys::poll(&[(end.0, libc::POLLIN)], -1).map(|(n, _)| n)),
+                ("epoll_wait", &|| sys::epoll_wait(set, 4, -1).map(|e| e.len() as i32)),
+            ];
+            for (name, call) in calls {
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        until_asleep(pid, tid);
+                        sys::kill_thread(tid, SIGUSR1)
+                    });
+                    record(name, call());
+                });
+            }
+            record("handler runs", sys::handler_runs());
+        },
+    ),
+    pair(
+        "signals/restart_receive",
+        "with SA_RESTART a receive goes on until data comes",
+        |a| {
+            let end = a.moved();
+            let (pid, tid) = (a.hear() as i32, a.hear() as i32);
+            until_asleep(pid, tid);
+            pause(100);
+            end.send(b"at last");
+        },
+        |b| {
+            let end = b.moved();
+            sys::on_signal(SIGUSR1, Handler::Count, SA_RESTART);
+            b.tell(i64::from(std::process::id()));
+            b.tell(i64::from(sys::thread_id()));
+            record("recv", interrupted(|| recv(end, 10, 0)));
+            handled();
+        },
+    )
+    .each_side(),
+    pair(
+        "signals/restart_send",
+        "with SA_RESTART a send goes on until there is room",
+        |a| {
+            let end = a.moved();
+            sys::on_signal(SIGUSR1, Handler::Count, SA_RESTART);
+            let sent = fill(end);
+            a.tell(sent.len() as i64);
+            a.tell(i64::from(std::process::id()));
+            record("send", interrupted(|| sys::send(end.0, b"at last", 0)));
+            handled();
+        },
+        |b| {
+            let end = b.moved();
+            let (len, pid) = (b.hear() as usize, b.hear() as i32);
+            until_asleep(pid, pid);
+            pause(100);
+            record("filling", recv_exact(end, len).map(|got| got.len() == len));
+            end.recv_exact(7);
+        },
+    ),
+    pair(
+        "signals/restart_with_timeout",
+        "a receive that has a timeout is not restarted",
+        |a| {
+            a.moved();
+        },
+        |b| {
+            let end = b.moved();
+            sys::on_signal(SIGUSR1, Handler::Count, SA_RESTART);
+            record("set", sys::set_timeout(end.0, libc::SO_RCVTIMEO, PATIENCE));
+            record("recv", interrupted(|| recv(end, 10, 0)));
+            handled();
+        },
+    ),
+    pair(
+        "signals/masks",
+        "ppoll, pselect and epoll_pwait let a pending signal in, unless something is ready",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"x");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let set = sys::epoll_create().expect("epoll");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, 1).expect("epoll_ctl");
+            let (fds, read, long) = (&[(end.0, libc::POLLIN)][..], &[end.0][..], Some(PATIENCE));
+            let open = SigSet::empty();
+            sys::set_mask(&open.with(SIGUSR1));
+            let calls: [(&str, &dyn Fn() -> sys::R<i32>); 3] = [
+                ("ppoll", &|| sys::ppoll(fds, long, Some(&open)).map(|(n, _)| n)),
+                ("pselect", &|| sys::pselect(read, &[], &[], long, Some(&open)).map(|s| s.count)),
+                ("epoll_pwait", &|| {
+                    sys::epoll_pwait(set, 4, 9000, Some(&open)).map(|e| e.len() as i32)
+                }),
+            ];
+            for ready in [false, true] {
+                if ready {
+                    b.sync();
+                    b.sync();
+                    end.until_unread(1);
+                }
+                for (name, call) in calls {
+                    sys::on_signal(SIGUSR1, Handler::Count, 0);
+                    sys::kill_thread(sys::thread_id(), SIGUSR1).expect("tgkill");
+                    record("runs while blocked", sys::handler_runs());
+                    record(name, call());
+                    record("runs after it", sys::handler_runs());
+                }
+            }
+            sys::set_mask(&open);
+            record("runs after unblocking", sys::handler_runs());
+            let blocked = open.with(SIGUSR1);
+            sys::kill_thread(sys::thread_id(), SIGUSR1).expect("tgkill");
+            end.recv(1);
+            let short = Some(Duration::from_millis(20));
+            record("ppoll, blocking it", sys::ppoll(fds, short, Some(&blocked)).map(|(n, _)| n));
+        },
+    )
+    .each_side(),
+    pair(
+        "signals/handler_sends_elsewhere",
+        "a handler sends on another connection while a receive waits",
+        |a| {
+            let (one, two) = (a.moved(), a.moved());
+            two.recv(1);
+            one.send(b"go on");
+            two.recv(1);
+        },
+        |b| {
+            let (one, two) = (b.moved(), b.moved());
+            sys::on_signal(SIGUSR1, Handler::Send(two.0), SA_RESTART);
+            record("recv", interrupted(|| recv(one, 10, 0)));
+            record("the handler's send", sys::handler_sent());
+            two.send(b".");
+        },
+    )
+    .each_side(),
+    pair(
+        "signals/handler_sends_here",
+        "a handler sends on the connection whose receive it interrupts",
+        |a| {
+            let end = a.moved();
+            end.recv(1);
+            end.send(b"go on");
+        },
+        |b| {
+            let end = b.moved();
+            sys::on_signal(SIGUSR1, Handler::Send(end.0), SA_RESTART);
+            record("recv", interrupted(|| recv(end, 10, 0)));
+            record("the handler's send", sys::handler_sent());
+        },
+    ),
+    pair(
+        "signals/handler_during_traffic",
+        "signals that land anywhere in busy traffic lose nothing",
+        |a| {
+            let end = a.moved();
+            sys::on_signal(SIGUSR1, Handler::Count, SA_RESTART);
+            interrupted_always(|| {
+                for i in 0..3000u32 {
+                    send_all(end, &i.to_le_bytes()).expect("send");
+                    assert_eq!(recv_exact(end, 4), Ok(i.to_le_bytes().to_vec()), "reply to {i}");
+                }
+            });
+            handled();
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            sys::on_signal(SIGUSR1, Handler::Count, 0);
+            interrupted_always(|| {
+                for i in 0..3000u32 {
+                    let got = recv_exact(end, 4).expect("recv");
+                    assert_eq!(got, i.to_le_bytes(), "request {i}");
+                    send_all(end, &got).expect("send");
+                }
+            });
+            handled();
+            end.recv(1);
+        },
+    ),
+    pair(
+        "signals/sigpipe",
+        "a write to a closed connection raises SIGPIPE, with MSG_NOSIGNAL it does not",
+        |a| {
+            let end = a.moved();
+            sys::on_signal(SIGPIPE, Handler::Count, 0);
+            a.sync();
+            end.wait_mask(RDHUP);
+            end.send(b"to nobody");
+            end.wait_mask(HUP | ERR);
+            let file = sys::file_with(b"file").expect("a file");
+            let calls: [(&str, &dyn Fn() -> sys::R<usize>); 6] = [
+                ("send", &|| sys::send(end.0, b"x", 0)),
+                ("send without signal", &|| sys::send(end.0, b"x", MSG_NOSIGNAL)),
+                ("write", &|| sys::write(end.0, b"x")),
+                ("writev", &|| sys::writev(end.0, &[b"x"])),
+                ("sendmsg", &|| sys::sendmsg(end.0, &[b"x"], 0)),
+                ("sendfile", &|| sys::sendfile(end.0, file, None, 4)),
+            ];
+            for (name, call) in calls {
+                record(name, call());
+                record("signals so far", sys::handler_runs());
+            }
+        },
+        |b| {
+            let end = b.moved();
+            end.close();
+            b.sync();
+        },
+    )
+    .each_side(),
+    pair(
+        "signals/sigpipe_kills",
+        "SIGPIPE as it is by default ends the program",
+        |a| {
+            let end = a.moved();
+            end.shutdown(libc::SHUT_WR);
+            say("about to write");
+            end.write(b"x");
+            say("not reached");
+        },
+        |b| {
+            let end = b.moved();
+            end.recv_to_end();
+        },
+    ),
+    pair(
+        "signals/sigio",
+        "O_ASYNC brings SIGIO when data comes",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"knock");
+        },
+        |b| {
+            let end = b.moved();
+            sys::on_signal(libc::SIGIO, Handler::Count, SA_RESTART);
+            let pid = std::process::id() as i32;
+            record("F_SETOWN", sys::fcntl(end.0, libc::F_SETOWN, pid));
+            record("F_GETOWN is us", sys::fcntl(end.0, libc::F_GETOWN, 0) == Ok(pid));
+            let flags = sys::fcntl(end.0, libc::F_GETFL, 0).expect("F_GETFL");
+            record("O_ASYNC", sys::fcntl(end.0, libc::F_SETFL, flags | libc::O_ASYNC));
+            b.sync();
+            until("SIGIO", || sys::handler_runs() > 0);
+            end.until_unread(5);
+            end.recv(10);
+        },
+    ),
+];
+
+/// Runs `work` under a rain of signals.
+fn interrupted_always(work: impl FnOnce()) {
+    let tid = sys::thread_id();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                sys::kill_thread(tid, SIGUSR1).expect("tgkill");
+                thread::sleep(Duration::from_micros(300));
+            }
+        });
+        work();
+        done.store(true, Ordering::SeqCst);
+    });
+}
