@@ -29,9 +29,18 @@ pub struct ManArgs {
     directory: Option<PathBuf>,
 }
 
-pub fn completion(args: CompletionArgs, mut command: Command) -> anyhow::Result<ExitCode> {
+pub fn completion(args: CompletionArgs, command: Command) -> anyhow::Result<ExitCode> {
+    let mut command = visible(&command).version(env!("CARGO_PKG_VERSION")).propagate_version(true);
     clap_complete::generate(args.shell, &mut command, "ringlet", &mut std::io::stdout());
     Ok(ExitCode::SUCCESS)
+}
+
+/// The command without its hidden arguments, which the generators would offer.
+fn visible(command: &Command) -> Command {
+    Command::new(command.get_name().to_owned())
+        .about(command.get_about().cloned().unwrap_or_default())
+        .args(command.get_arguments().filter(|argument| !argument.is_hide_set()))
+        .subcommands(command.get_subcommands().map(visible))
 }
 
 pub fn man(args: ManArgs, mut command: Command) -> anyhow::Result<ExitCode> {

@@ -2,8 +2,10 @@
 #![cfg_attr(not(test), no_main)]
 #![deny(unsafe_code)]
 
+mod bench;
 mod config;
 mod docs;
+mod doctor;
 mod processes;
 mod program;
 mod run;
@@ -31,6 +33,8 @@ struct Cli {
 enum Command {
     Run(run::RunArgs),
     Ss(ss::SsArgs),
+    Doctor(doctor::DoctorArgs),
+    Bench(bench::BenchArgs),
     Config(config::ConfigArgs),
     Completion(docs::CompletionArgs),
     Man(docs::ManArgs),
@@ -66,6 +70,8 @@ fn dispatch() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(args),
         Command::Ss(args) => ss::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Config(args) => config::run(args),
         Command::Completion(args) => docs::completion(args, Cli::command()),
         Command::Man(args) => docs::man(args, Cli::command()),

@@ -117,6 +117,12 @@ fn program_of_env<'a>(arguments: &'a [&'a OsStr]) -> Option<(&'a OsStr, &'a [&'a
     Some((arguments[at], &arguments[at + 1..]))
 }
 
+pub fn is_elf(path: &Path) -> bool {
+    let mut magic = [0; elf::ELFMAG.len()];
+    File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok()
+        && magic == elf::ELFMAG
+}
+
 fn inspect_elf(file: File) -> object::read::Result<Reach> {
     let data = ReadCache::new(file);
     match FileKind::parse(&data)? {

@@ -148,7 +148,7 @@ fn exec(
     environment: &[(OsString, OsString)],
 ) -> Result<Errno, NulError> {
     let c_string = |text: &OsStr| CString::new(text.as_bytes());
-    let path = c_string(path.as_os_str())?;
+    let c_path = c_string(path.as_os_str())?;
     let arguments: Vec<_> =
         arguments.iter().map(|each| c_string(each)).collect::<Result<_, _>>()?;
     let joined = environment.iter().map(|(name, value)| {
@@ -159,7 +159,12 @@ fn exec(
     });
     let environment = joined.collect::<Result<Vec<_>, _>>()?;
     // WHY not std's Command: it resets the signal mask and the disposition of SIGPIPE, which are the program's own.
-    let Err(error) = nix::unistd::execvpe(&path, &arguments, &environment);
+    let Err(error) = nix::unistd::execve(&c_path, &arguments, &environment);
+    // A script without `#!` is the shell's, as it is for execvp(3).
+    if error == Errno::ENOEXEC && !program::is_elf(path) {
+        let Err(error) = nix::unistd::execvpe(&c_path, &arguments, &environment);
+        return Ok(error);
+    }
     Ok(error)
 }
 
