@@ -115,7 +115,7 @@ pub struct Sender {
     pub attached: AtomicU32,
 }
 
-/// Values of the interrupt flags: nobody sleeps; wake me by a byte on the kernel connection; by my context's eventfd.
+/// Bits of the interrupt flags: nobody sleeps; wake me by a byte on the kernel connection; by my context's eventfd.
 pub const WANT_NOTHING: u32 = 0;
 pub const WANT_BYTE: u32 = 1;
 pub const WANT_EVENT: u32 = 2;

@@ -28,10 +28,19 @@ pub fn arm(flag: &AtomicU64) {
     fence(Ordering::SeqCst);
 }
 
-/// The sleeper is awake again (or found something and never slept).
+/// The sleeper is awake again (or found something and never slept). A wake-up is for one sleeper, and senders ring once per
+/// value of the word: if others still sleep here (`sleepers`) and something is left for them, wake them before leaving.
 pub fn disarm(flag: &AtomicU64) {
-    // ORDER: SeqCst, to keep one total order with `arm`; nothing is published by it.
+    // ORDER: SeqCst and a fence, as in `arm`: a sender that did not ring because it saw the old value published before our
+    // next look.
     flag.fetch_add(CHANGE - 1, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+}
+
+/// Does anybody sleep here?
+pub fn sleepers(flag: &AtomicU64) -> bool {
+    // ORDER: SeqCst; after a `disarm`, whose fence orders it against other sleepers' `arm`.
+    flag.load(Ordering::SeqCst) & SLEEPERS != 0
 }
 
 /// For a sender that has just published: the word's value if somebody sleeps and was not yet rung for this value.
@@ -43,26 +52,29 @@ pub fn armed(flag: &AtomicU64, rung: u64) -> Option<u64> {
     (value & SLEEPERS != 0 && value != rung).then_some(value)
 }
 
-// One word per direction (`WANT_*`), in shared memory: who is about to sleep writes how it wants to be woken, who has done
-// what it sleeps for takes the wish back and wakes it, once. The owner of the word looks once more between `want` and its
-// sleep. The word speaks for all sleepers of one end: a waker takes it for all of them, so whoever consumes a wake-up while
-// others of its end still sleep must `want` again for them; and `stop_wanting` is for the last of them.
+// One word per direction (`WANT_*`, bits), in shared memory: who is about to sleep adds how it wants to be woken, who has done
+// what is waited for takes all wishes back and fulfils each, once. The word speaks for all sleepers of one end, and so does a
+// doorbell byte. Hence two rules for an end where more than one can sleep:
+//
+// - Whoever throws doorbell bytes away asks for the next one first: `want`, count the bytes, look at the ring, and if it is
+//   empty discard what was counted. Another sleeper that missed those bytes is then woken by the next record.
+// - Nobody takes a wish back. At worst one doorbell rings in vain.
 
 /// Announces that this end is about to sleep and how it wants to be woken. Look once more afterwards.
 pub fn want(flag: &AtomicU32, how: u32) {
     // ORDER: the fence puts the wish before the look that follows; pairs with the SeqCst look of `wanted_by_receiver` and
     // the fence of `wanted_by_sender`. Of a wish and a publish (or release), one is seen by the other side.
-    flag.store(how, Ordering::Relaxed);
+    flag.fetch_or(how, Ordering::SeqCst);
     fence(Ordering::SeqCst);
 }
 
-/// Nobody of this end sleeps any more. A wake-up that is on its way comes nevertheless.
+/// Takes all wishes of this end back; only for an end where nobody else can sleep. A wake-up under way comes nevertheless.
 pub fn stop_wanting(flag: &AtomicU32) {
     // ORDER: Relaxed: at worst a waker still sees the wish and wakes in vain.
     flag.store(WANT_NOTHING, Ordering::Relaxed);
 }
 
-/// For a sender that has just published: how the receiver wants to be woken, now the caller's duty.
+/// For a sender that has just published: the ways in which the receiver wants to be woken, now the caller's duty.
 #[inline(always)]
 pub fn wanted_by_receiver(flag: &AtomicU32) -> u32 {
     // ORDER: SeqCst load after the SeqCst swap of `Tx::publish`: no fence in between; pairs with the fence of `want`.
@@ -73,7 +85,7 @@ pub fn wanted_by_receiver(flag: &AtomicU32) -> u32 {
     take_wish(flag)
 }
 
-/// For a receiver that has just released enough: how the sender wants to be woken, now the caller's duty.
+/// For a receiver that has just released enough: the ways in which the sender wants to be woken, now the caller's duty.
 #[inline]
 pub fn wanted_by_sender(flag: &AtomicU32) -> u32 {
     // ORDER: the credit was a Release store, so a fence must keep this look behind it; pairs with the fence of `want`.
