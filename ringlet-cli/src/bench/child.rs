@@ -9,7 +9,7 @@ use nix::sys::{prctl, signal::Signal};
 use nix::unistd::Pid;
 
 use super::spec::{Pause, Role, Said, Spec};
-use super::{client, limits, server};
+use super::{client, limits, server, symbol};
 
 /// What an ordinary program reads at once.
 pub const BUFFER_BYTES: usize = 64 << 10;
@@ -30,6 +30,9 @@ fn try_run(spec: &str) -> Result<()> {
     // Children never outlive their parent, however it ends.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     let spec: Spec = serde_json::from_str(spec).context("unreadable order from the parent")?;
+    if spec.wrapped && !symbol::is_loaded() {
+        bail!("the preload library was not loaded");
+    }
     if let Some(cpu) = spec.cpu {
         pin(cpu)?;
     }

@@ -25,9 +25,6 @@ const IDLE_TRIPS: usize = 32;
 const SMALL: usize = 8;
 
 pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
-    if spec.ring_expected && !symbol::is_loaded() {
-        bail!("the preload library was not loaded into the client");
-    }
     let family = spec.family;
     let budget = Duration::from_millis(spec.budget_ms);
     match &spec.work {
@@ -197,8 +194,8 @@ fn settle(trip: &mut impl RoundTrip, ring_expected: bool) -> Result<()> {
     }
 }
 
-/// Half a round trip: the figure with the clock outside the loop (a clock costs as much as a cache line's way), as the
-/// median over batches; the tails from a second pass in which each round trip is timed by itself.
+/// Half a round trip. Batches take turns: one is timed as a whole (a clock costs as much as a cache line's way), which
+/// gives the figure, their median; in the next each round trip is timed by itself, which gives the tails.
 fn half_round_trip(trip: &mut impl RoundTrip, budget: Duration, what: String) -> Result<Figure> {
     const BATCHES: u64 = 32;
     // Doubling until it shows on the clock also warms the caches for this size.
@@ -211,31 +208,29 @@ fn half_round_trip(trip: &mut impl RoundTrip, budget: Duration, what: String) ->
         probe *= 2;
     };
     let trips = ((budget.as_secs_f64() / 2.0 / each) as u64).clamp(8, 1 << 22);
-
     let batch = trips.div_ceil(BATCHES);
     let batches = trips / batch;
-    trip.announce(batch * batches)?;
+
     let mut halves = Vec::with_capacity(BATCHES as usize);
+    let mut recorder = Recorder::new();
+    trip.announce(2 * batch * batches)?;
     for _ in 0..batches {
-        let start = Instant::now();
+        let mut start = Instant::now();
         for _ in 0..batch {
             trip.once()?;
         }
         halves.push(start.elapsed().as_nanos() as f64 / (2 * batch) as f64);
-    }
-
-    let mut recorder = Recorder::new();
-    trip.announce(trips)?;
-    let mut start = Instant::now();
-    for _ in 0..trips {
-        trip.once()?;
-        let now = Instant::now();
-        recorder.record(now - start);
-        start = now;
+        start = Instant::now();
+        for _ in 0..batch {
+            trip.once()?;
+            let now = Instant::now();
+            recorder.record(now - start);
+            start = now;
+        }
     }
     Ok(Figure {
         what,
-        value: median(halves).unwrap_or(f64::NAN),
+        value: median(halves).context("no batch was timed")?,
         unit: Unit::Nanoseconds,
         tails: recorder.tails(0.5),
         path: trip.path().into(),
@@ -335,8 +330,7 @@ fn connections_per_second(
         count += 1;
     }
     Ok(vec![Figure {
-        what: if request { "connect, 1 B each way, close" } else { "connect, accept, close" }
-            .into(),
+        what: if request { "1 B each way" } else { "accept, close" }.into(),
         value: f64::from(count) / start.elapsed().as_secs_f64(),
         unit: Unit::PerSecond,
         tails: recorder.tails(1.0),
@@ -348,7 +342,7 @@ fn scale(spec: &Spec, address: &str, idle: usize, budget: Duration) -> Result<Ve
     let mut busy = Evented::new(dial_for_messages(spec.family, address, true)?, Waiting::Epoll)?;
     settle(&mut busy, spec.ring_expected)?;
     pause(Pause::Ready)?;
-    let alone = half_round_trip(&mut busy, budget, "8 B by epoll, no others".into())?;
+    let alone = half_round_trip(&mut busy, budget, "8 B, alone".into())?;
     pause(Pause::Few)?;
 
     let set = busy.set.as_ref().context("made to wait by epoll")?;
@@ -366,10 +360,10 @@ fn scale(spec: &Spec, address: &str, idle: usize, budget: Duration) -> Result<Ve
     }
     pause(Pause::Many { idle })?;
 
-    let what = format!("8 B by epoll, beside {idle} idle");
+    let what = format!("8 B, beside {idle} idle");
     let mut beside = half_round_trip(&mut busy, budget, what)?;
     let on_ring = others.iter().filter(|wire| path_name(wire) == "ring").count();
-    if on_ring > 0 && on_ring < idle {
+    if spec.ring_expected && on_ring < idle {
         beside.path = format!("{} ({on_ring}/{idle})", beside.path);
     }
     Ok(vec![alone, beside])

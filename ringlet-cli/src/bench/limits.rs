@@ -19,9 +19,9 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
     let mut figures = vec![];
     if let Some(cpus) = cpus {
         let half = cache_line(cpus, budget)?;
-        figures.push(figure("cache line there and back, half", half, Unit::Nanoseconds));
+        figures.push(figure("cache line, half", half, Unit::Nanoseconds));
         let half = sleep_and_wake(cpus, budget)?;
-        figures.push(figure("eventfd there and back, half", half, Unit::Nanoseconds));
+        figures.push(figure("eventfd, half", half, Unit::Nanoseconds));
     }
     for size in [64 << 10, 4 << 20] {
         let what = format!("memcpy, {} blocks", size_name(size));

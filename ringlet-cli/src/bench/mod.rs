@@ -364,7 +364,12 @@ fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
         if idle < asked {
             notes.push(format!("{idle} idle connections instead of {asked}: RLIMIT_NOFILE"));
         }
-        add("scale", "scale", setting(50, 8), everyone(Work::Scale { idle }));
+        add(
+            "scale",
+            "one busy connection beside idle ones, by epoll",
+            setting(50, 8),
+            everyone(Work::Scale { idle }),
+        );
     }
     if wants(Group::Pairs) {
         let setting = Setting { pairs: 8, pin: None, ..setting(300, 50) };

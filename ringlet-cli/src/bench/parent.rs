@@ -187,7 +187,7 @@ fn watch_idle(
     let mut figures = vec![figure("CPU in 1 s of idleness", share * 1e9, Unit::Nanoseconds)];
     if let (Some(few), Some(many)) = (few, weigh(client, servers)) {
         let each = |few: f64, many: f64| ((many - few) / idle as f64).max(0.0);
-        figures.push(figure("resident, both ends, each", each(few.0, many.0), Unit::Bytes));
+        figures.push(figure("resident each, both ends", each(few.0, many.0), Unit::Bytes));
         figures.push(figure("of it shared memory", each(few.1, many.1), Unit::Bytes));
     }
     Ok(figures)
@@ -216,6 +216,7 @@ impl Worker {
             family: contender.family,
             work: contender.work.clone(),
             budget_ms: setting.budget.as_millis() as u64,
+            wrapped,
             ring_expected: contender.expects_ring(),
         };
         let (reader, writer) = pipe()?;
@@ -248,7 +249,7 @@ impl Worker {
         loop {
             match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(line) => match serde_json::from_str(&line) {
-                    Ok(Said::Failed(error)) => bail!("{}: {error}", self.name),
+                    Ok(Said::Failed(error)) => bail!("{}: {error}{}", self.name, self.noise()),
                     Ok(said) => return Ok(said),
                     Err(_) => self.noise.push(line),
                 },

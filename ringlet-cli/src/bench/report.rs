@@ -104,7 +104,8 @@ fn row(heading: &Heading, samples: &[&Sample], what: &str, contender: usize) -> 
                 value: figure.value,
                 tails: figure.tails,
                 path: figure.path,
-                ratio_to_tcp: theirs.and_then(|theirs| {
+                // What a kernel socket weighs is not in its process, so weights don't compare.
+                ratio_to_tcp: theirs.filter(|_| figure.unit != Unit::Bytes).and_then(|theirs| {
                     let higher = figure.unit.higher_is_better();
                     times_better(figure.value, theirs.value, higher)
                 }),
@@ -163,20 +164,40 @@ const RED: Style = AnsiColor::Red.on_default();
 
 /// For people; styled, so print it where styles are dropped when nobody would see them.
 pub fn table(report: &Report, shown: impl Fn(&Row) -> bool) -> String {
+    let rows: Vec<&Row> = report.rows.iter().filter(|row| shown(row)).collect();
+    let width = |least: usize, cell: fn(&Row) -> usize| {
+        rows.iter().map(|row| cell(row)).max().unwrap_or(0).max(least)
+    };
+    let widths = [
+        width(16, |row| row.what.len() + INDENT.len()),
+        width(9, |row| row.transport.len()),
+        width(6, |row| row.path.len()),
+    ];
+    let line = |cells: [&str; 3], numbers: [&str; 4]| {
+        let mut text = String::new();
+        for (cell, width) in cells.into_iter().zip(widths) {
+            text += &format!("{cell:<width$}  ");
+        }
+        text += &numbers.map(|number| format!("{number:>9}")).join("  ");
+        text
+    };
+
     let mut lines = vec![report.machine.headline(), String::new()];
-    let header = line("", "transport", "path", ["median", "p99", "p99.9", "vs tcp"]);
+    let header = line(["", "transport", "path"], ["median", "p99", "p99.9", "vs tcp"]);
     lines.push(format!("{DIM}{header}{DIM:#}"));
     let (mut title, mut what) = ("", "");
-    for row in report.rows.iter().filter(|row| shown(row)) {
+    for row in rows {
         if row.title != title {
             (title, what) = (&row.title, "");
             lines.push(format!("{BOLD}{title}{BOLD:#}"));
         }
         let label = if row.what == what { "" } else { &row.what };
         what = &row.what;
+        let label = format!("{INDENT}{label}");
         if let Some(error) = &row.error {
-            let start = line("", row.transport, "", [""; 4]);
-            lines.push(format!("{} {RED}{error}{RED:#}", start.trim_end()));
+            let (label, transport) = (widths[0], widths[1]);
+            let start = format!("{:label$}  {:transport$}  ", "", row.transport);
+            lines.push(format!("{start}{RED}{error}{RED:#}"));
             continue;
         }
         let time = |ns: Option<f64>| ns.map_or("-".into(), |ns| Unit::Nanoseconds.show(ns));
@@ -188,28 +209,22 @@ pub fn table(report: &Report, shown: impl Fn(&Row) -> bool) -> String {
             Some(ratio) if row.transport != BASELINE => format!("{}x", three_digits(ratio)),
             _ => "-".into(),
         };
-        let numbers = [&value, &time(row.p99_ns), &time(row.p999_ns), &ratio];
-        lines.push(line(&format!("  {label}"), row.transport, &row.path, numbers));
+        let numbers = [&*value, &time(row.p99_ns), &time(row.p999_ns), &ratio];
+        lines.push(line([&label, row.transport, &row.path], numbers));
     }
     let rounds = report.rows.iter().map(|row| row.rounds.len()).max().unwrap_or(0);
     let plural = if rounds == 1 { "" } else { "s" };
     lines.push(String::new());
     lines.push(format!(
         "{DIM}Medians of {rounds} round{plural}. vs tcp: how many times better than kernel TCP in the \
-         same round.\npath: where the bytes really went. p99, p99.9: single operations in the \
-         median's measure (rates: the time of one connection).{DIM:#}"
+         same round.\npath: where the bytes really went. p99, p99.9: single operations; for rates, \
+         the time of one connection.{DIM:#}"
     ));
     lines.extend(report.notes.iter().map(|note| format!("note: {note}")));
     lines.join("\n") + "\n"
 }
 
-fn line<T: AsRef<str>>(what: &str, transport: &str, path: &str, numbers: [T; 4]) -> String {
-    let mut text = format!("{what:<31} {transport:<17} {path:<7}");
-    for number in numbers {
-        text += &format!(" {:>10}", number.as_ref());
-    }
-    text
-}
+const INDENT: &str = "  ";
 
 #[cfg(test)]
 mod tests {

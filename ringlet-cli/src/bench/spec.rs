@@ -14,6 +14,8 @@ pub struct Spec {
     pub budget_ms: u64,
     /// The one core to run on.
     pub cpu: Option<usize>,
+    /// This end runs with the preload library, or it measures something else than it was asked to.
+    pub wrapped: bool,
     /// Both ends are under ringlet: give the connection time to reach the ring before measuring.
     pub ring_expected: bool,
 }
@@ -178,6 +180,7 @@ mod tests {
                 work,
                 budget_ms: 50,
                 cpu: Some(1),
+                wrapped: true,
                 ring_expected: true,
             };
             let text = serde_json::to_string(&spec).unwrap();
