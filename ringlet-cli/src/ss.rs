@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use comfy_table::{Cell, CellAlignment, Color};
 use ringlet::reasons::Reason;
 use ringlet_core::view::{PATH_KERNEL, PATH_MOVING, PATH_RING};
@@ -46,8 +47,10 @@ pub struct SsArgs {
     reason: Option<String>,
 }
 
-fn reason_codes() -> clap::builder::PossibleValuesParser {
-    Reason::ALL.iter().filter(|reason| **reason != Reason::None).map(|reason| reason.code()).into()
+/// The codes with their sentences, so that the manual lists them all.
+fn reason_codes() -> PossibleValuesParser {
+    let reasons = Reason::ALL.iter().filter(|reason| **reason != Reason::None);
+    reasons.map(|reason| PossibleValue::new(reason.code()).help(reason.sentence())).into()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
