@@ -1,0 +1,327 @@
+"""Kills one end of live connections at random moments, and demands of the other end what kernel TCP would show.
+
+    python3 tests/kill [--kills N] [--seed N] [--first N] [--mode MODE]
+
+A survivor sees the end of each connection within a bound, has lost none of the bytes that the victim's calls had accepted,
+goes on serving others, and keeps nothing: no descriptor, mapping, name or process.
+"""
+
+import argparse
+import collections
+import json
+import mmap
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import ends  # noqa: E402
+from harness import MODES, ROOT, Failed, Ringlet, Test, adopt_orphans, end_orphans, free_port, listening  # noqa: E402
+from harness import require, wait_until  # noqa: E402
+from programs.redis import Redis  # noqa: E402
+
+END_SECONDS = 10  # for a survivor to see an end; the kernel needs microseconds, a loaded machine more
+LATEST_KILL_SECONDS = 0.05
+WHILE_MOVING_SECONDS = 0.003
+CONNECTIONS_MOST = 4
+KILLS_PER_LEAK_CHECK = 25
+WARM_UP_KILLS = 4  # fill caches and pools; from then on nothing may grow
+STEADY, GREETING, FIRST_ID = 0, 1, 2
+# What the connecting end does, what the accepting end does.
+WAYS = (
+    ("ping", "echo"),
+    ("ping", "echo_select"),
+    ("ping", "echo_poll"),
+    ("ping", "echo_epoll"),
+    ("rest", "echo"),
+    ("rest", "echo_epoll"),
+    ("flood", "sink"),
+    ("flood", "slow"),
+    ("sink", "flood"),
+    ("slow", "flood"),
+)
+# One way only: nothing is left unread at the victim, so its death must look like an orderly end, after all it has sent.
+ORDERLY = {"sink", "slow"}
+ABRUPT = {"eof", "reset", "broken pipe"}
+
+
+class Progress:
+    """What senders note of themselves; it outlives them."""
+
+    def __init__(self, directory, count):
+        self.path = pathlib.Path(directory, "progress")
+        self.path.write_bytes(bytes(count * ends.PROGRESS_BYTES))
+        with open(self.path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+
+    def sent(self, id):
+        return struct.unpack_from("<Q", self._map, id * ends.PROGRESS_BYTES)[0]
+
+
+class Ends:
+    """A process with one end of each of its connections."""
+
+    def __init__(self, test, role, progress):
+        self._verb = {"server": "serve", "client": "connect"}[role]
+        argv = [sys.executable, "-I", "-S", ends.__file__, self._verb, progress.path]
+        self.process = test.start(role, argv)
+        self.port = None
+        self.accepted, self.connected = set(), set()
+        self.ended = {}  # by the connecting end's port at a server, by ID at a client
+
+    def look(self):
+        """Takes in what it has said since; returns itself, to look further."""
+        while (line := self.process.line(0)) is not None:
+            event = json.loads(line)
+            what = event.pop("event")
+            if what == "listening":
+                self.port = event["port"]
+            elif what == "accepted":
+                self.accepted.add(event["port"])
+            elif what == "connected":
+                self.connected.add(event["id"])
+            else:
+                self.ended[event["port" if self._verb == "serve" else "id"]] = event
+        require(self.process.poll() is None, f"the survivor is gone\n{self.process.tail()}")
+        return self
+
+    def connect(self, port, id, way, other_way):
+        self.process.write(f"{port} {id} {way} {other_way}\n")
+
+
+def holdings(process):
+    """What a process holds that a dead peer could have left with it."""
+    held, inodes = collections.Counter(), set()
+    for entry in pathlib.Path(f"/proc/{process.pid}/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except FileNotFoundError:
+            continue
+        held["descriptors"] += 1
+        held["shared memory descriptors"] += target.startswith("/memfd:ringlet")
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    maps = pathlib.Path(f"/proc/{process.pid}/maps").read_text()
+    held["mappings"] = maps.count("/memfd:ringlet")
+    for line in pathlib.Path("/proc/net/unix").read_text().splitlines():
+        held["names"] += "ringlet" in line and line.split()[6] in inodes
+    return held
+
+
+class KillTest:
+    def __init__(self, test, seed, count):
+        self._test, self._seed = test, seed
+        self._progress = Progress(test.directory, FIRST_ID + (WARM_UP_KILLS + count) * CONNECTIONS_MOST)
+        self._next_id = FIRST_ID
+        self._server = self._start("server")
+        self._client = self._start("client")
+        self._client.connect(self._server.port, STEADY, "steady", "echo")
+        self._redis = self._start_redis() if shutil.which("redis-benchmark") and shutil.which("redis-server") else None
+        self.counts = collections.Counter()
+        self._baseline = {}
+
+    def _start(self, role):
+        started = Ends(self._test, role, self._progress)
+        if role == "server":
+            wait_until(lambda: started.look().port, END_SECONDS, "a server to listen")
+        return started
+
+    def _start_redis(self):
+        port = free_port()
+        argv = ["redis-server", "--bind", "127.0.0.1", "--save", "", "--port", port]
+        process = self._test.start("server", argv)
+        process.port = port
+        wait_until(lambda: listening(port) or process.poll() is not None, END_SECONDS, "redis-server to listen")
+        require(process.poll() is None, f"redis-server did not start\n{process.tail()}")
+        return process
+
+    def kill_once(self, number):
+        source = random.Random(f"{self._seed}/{number}")
+        scenarios = [self._kill_client, self._kill_server] * 4
+        if self._redis:
+            scenarios += [self._kill_redis_client, self._kill_redis_server]
+        scenario = source.choice(scenarios)
+        self.counts[scenario.__name__.removeprefix("_kill_")] += 1
+        steady = self._progress.sent(STEADY)
+        try:
+            scenario(source)
+            self._others_are_served(steady)
+        except Failed as problem:
+            raise Failed(f"kill {number}, {scenario.__name__[1:]}: {problem}") from None
+
+    # Scenarios: start a victim, let it work, kill it, look at the survivor.
+
+    def _ask_for_connections(self, source, client, port):
+        ways = {}
+        for _ in range(source.randint(1, CONNECTIONS_MOST)):
+            ways[self._next_id] = source.choice(WAYS)
+            client.connect(port, self._next_id, *ways[self._next_id])
+            self._next_id += 1
+        return ways
+
+    def _kill_at_a_moment(self, source, victim, client, ways):
+        """While connections are made, while they move into shared memory, or in the midst of their work."""
+        moment = source.choice(("making", "moving", "working", "working"))
+        if moment == "moving":
+            id = source.choice(list(ways))
+            wait_until(lambda: id in client.look().connected or id in client.ended, END_SECONDS, "a connection")
+        elif moment == "working":
+            wait_until(lambda: client.look().connected | set(client.ended) >= set(ways), END_SECONDS, "connections")
+        time.sleep(source.uniform(0, WHILE_MOVING_SECONDS if moment == "moving" else LATEST_KILL_SECONDS))
+        os.kill(victim.process.pid, signal.SIGKILL)
+        self._test.put_away(victim.process)
+
+    def _kill_client(self, source):
+        victim = self._start("client")
+        before = set(self._server.look().accepted)
+        ways = self._ask_for_connections(source, victim, self._server.port)
+        self._kill_at_a_moment(source, victim, victim, ways)
+        # Connections are accepted in their order: when a later one of our own has been, all of the victim's have been.
+        with socket.create_connection(("127.0.0.1", self._server.port)) as probe:
+            mine = probe.getsockname()[1]
+            wait_until(lambda: mine in self._server.look().accepted, END_SECONDS, "the server to accept")
+        new = self._server.accepted - before
+        self._wait_for_ends(self._server, new, "the killed client's connections at the server")
+        for port in new:
+            ended = self._server.ended.pop(port)
+            if "id" in ended:
+                self._judge(ended, f"the server's {ended['way']}")
+        self._server.accepted -= new
+
+    def _kill_server(self, source):
+        victim = self._start("server")
+        ways = self._ask_for_connections(source, self._client, victim.port)
+        self._kill_at_a_moment(source, victim, self._client, ways)
+        self._wait_for_ends(self._client, ways, "the killed server's connections at the client")
+        for id in ways:
+            self._judge(self._client.ended.pop(id), f"the client's {ways[id][0]}")
+        self._client.connected -= set(ways)
+
+    def _wait_for_ends(self, survivor, wanted, what):
+        wanted = set(wanted)
+        try:
+            wait_until(lambda: survivor.look().ended.keys() >= wanted, END_SECONDS, f"{what} to end")
+        except Failed as problem:
+            raise Failed(f"{problem}; the survivor waits:\n{survivor.process.where()}") from None
+
+    def _judge(self, ended, who):
+        how, sent = ended["how"], self._progress.sent(ended["id"])
+        if how.startswith("not connected"):
+            return
+        require(how in ABRUPT, f"{who} ended with: {how}")
+        if ended["way"] in ORDERLY and sent:  # or it may not have read what we asked of it
+            require(how == "eof", f"{who} ended with: {how}, after an orderly death")
+            received = ended["received"]
+            require(received >= sent, f"{who} got {received} bytes of the {sent} that had been accepted")
+            require(received <= sent + ends.WRITE_LARGEST, f"{who} got {received} bytes, though {sent} were sent")
+
+    def _kill_redis_client(self, source):
+        argv = ["redis-benchmark", "-p", self._redis.port, "-c", "50", "-n", "1000000000", "-t", "get,set"]
+        victim = self._test.start("client", argv)
+        time.sleep(source.uniform(0, 4 * LATEST_KILL_SECONDS))
+        os.kill(victim.pid, signal.SIGKILL)
+        self._test.put_away(victim)
+        asker = Redis(self._redis.port)
+        alone = lambda: asker.info("clients")["connected_clients"] == "1"  # noqa: E731
+        wait_until(alone, END_SECONDS, "redis-server to drop its killed clients")
+
+    def _kill_redis_server(self, source):
+        victim = self._start_redis()
+        argv = ["redis-benchmark", "-p", victim.port, "-c", "50", "-n", "1000000000", "-t", "get,set"]
+        survivor = self._test.start("client", argv)
+        time.sleep(source.uniform(0, 4 * LATEST_KILL_SECONDS))
+        os.kill(victim.pid, signal.SIGKILL)
+        self._test.put_away(victim)
+        status = survivor.wait(END_SECONDS)
+        where = survivor.where()
+        self._test.put_away(survivor)
+        require(status is not None, f"redis-benchmark did not notice that its server was killed; it waits:\n{where}")
+        require(status > 0, f"redis-benchmark ended with status {status}\n{survivor.tail()}")
+
+    # After each kill.
+
+    def _others_are_served(self, steady):
+        self._client.connect(self._server.port, GREETING, "greet", "echo")
+        wait_until(lambda: GREETING in self._client.look().ended, END_SECONDS, "the server to serve another one")
+        greeting = self._client.ended.pop(GREETING)
+        require(greeting["how"] == "done", f"a new connection ended with: {greeting['how']}")
+        wait_until(lambda: self._progress.sent(STEADY) > steady, END_SECONDS, "the steady connection to go on")
+        require(STEADY not in self._client.ended, "the steady connection ended")
+
+    def survivors(self):
+        return [self._server.process, self._client.process, *([self._redis] if self._redis else [])]
+
+    def nothing_is_kept(self):
+        """Compares what the survivors hold with what they held at the first call; a moment is allowed for threads to end."""
+        for process in self.survivors():
+            if process not in self._baseline:
+                self._baseline[process] = holdings(process)
+            wanted = self._baseline[process]
+            try:
+                wait_until(lambda: holdings(process) == wanted, END_SECONDS, "a survivor to let go")
+            except Failed as problem:
+                raise Failed(f"{problem}: {process.name} held {dict(wanted)}, holds {dict(holdings(process))}") from None
+
+
+def run(test, arguments):
+    kill_test = KillTest(test, arguments.seed, arguments.kills)
+    began = time.monotonic()
+    for number in (*range(-WARM_UP_KILLS, 0), *range(arguments.first, arguments.first + arguments.kills)):
+        kill_test.kill_once(number)
+        if number % KILLS_PER_LEAK_CHECK == KILLS_PER_LEAK_CHECK - 1:  # -1 is one of them
+            kill_test.nothing_is_kept()
+    kill_test.nothing_is_kept()
+    for process in kill_test.survivors():
+        require(process.stop(), f"a survivor did not end when asked\n{process.where()}")
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(kill_test.counts.items()))
+    print(f"passed  {test.mode:9}{time.monotonic() - began:6.1f} s  killed: {counts}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=100, help="how many (default: 100)")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of scenarios and moments")
+    parser.add_argument("--first", type=int, default=0, help="number of the first kill, to repeat one that failed")
+    parser.add_argument("--mode", choices=MODES, action="append", help="may be given several times (default: both)")
+    parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
+    arguments = parser.parse_args()
+    modes = arguments.mode or ["both"]
+    print(f"seed {arguments.seed}", flush=True)
+    adopt_orphans()
+    failed = False
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="ringlet-kill-"))
+    directory.chmod(0o755)
+    try:
+        ringlet = Ringlet(arguments.ringlet, directory) if modes != ["baseline"] else None
+        for mode in modes:
+            place = directory / mode
+            place.mkdir()
+            test = Test("kill", mode, place, ringlet, arguments.seed, print)
+            try:
+                run(test, arguments)
+            except Failed as problem:
+                failed = True
+                print(f"FAILED  {mode}: {problem}")
+            finally:
+                test.close()
+                if left := end_orphans():
+                    failed = True
+                    print(f"FAILED  {mode}: processes left: {', '.join(left)}")
+    except Failed as problem:
+        sys.exit(str(problem))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    main()
