@@ -9,6 +9,7 @@ mod client;
 mod limits;
 mod machine;
 mod parent;
+mod plan;
 mod plot;
 mod report;
 mod server;
@@ -23,7 +24,6 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -31,9 +31,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
 
 use machine::Machine;
-use parent::{Contender, Setting};
+use plan::Case;
 use report::{Heading, Report, Row, Sample};
-use spec::{Family, Waiting, Work, parse_size};
+use spec::parse_size;
 
 /// As `git describe` has it, if whoever built this said so.
 const VERSION: &str = match option_env!("GIT_DESCRIBE") {
@@ -129,7 +129,8 @@ impl FromStr for Sizes {
         if text == "all" {
             return Ok(Sizes::all());
         }
-        let mut sizes = text.split(',').map(parse_size).collect::<Result<Vec<_>, _>>()?;
+        let mut sizes =
+            text.split(',').map(|size| parse_size(size.trim())).collect::<Result<Vec<_>, _>>()?;
         sizes.sort_unstable();
         sizes.dedup();
         Ok(Sizes(sizes))
@@ -167,15 +168,6 @@ fn picture(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Something to measure, and who takes part.
-struct Case {
-    name: &'static str,
-    title: String,
-    rounds: u32,
-    setting: Setting,
-    contenders: Vec<Contender>,
-}
-
 pub fn run(args: BenchArgs) -> Result<ExitCode> {
     // A peer that is gone is an error of one row (EPIPE), not our end.
     SigSet::from(Signal::SIGPIPE).thread_block()?;
@@ -186,7 +178,7 @@ pub fn run(args: BenchArgs) -> Result<ExitCode> {
         bail!("--plot draws latency, which --only leaves out");
     }
     let mut notes = Vec::new();
-    let cases = plan(&args, &mut notes)?;
+    let cases = plan::plan(&args, &mut notes)?;
     let machine = Machine::look()?;
     let samples = measure(&cases);
     let headings: Vec<Heading> = cases
@@ -198,17 +190,14 @@ pub fn run(args: BenchArgs) -> Result<ExitCode> {
         })
         .collect();
     let rows = report::rows(&headings, &samples);
-    let strayed = cases
-        .iter()
-        .flat_map(|case| case.contenders.iter().map(move |contender| (case, contender)))
-        .filter(|(_, contender)| contender.expects_ring())
-        .flat_map(|(case, contender)| {
-            rows.iter().filter(move |row| {
-                row.title == case.title && row.transport == contender.label && row.error.is_none()
-            })
-        })
-        .filter(|row| !matches!(row.path.as_str(), "ring" | "-"))
-        .count();
+    let ring_expected = |row: &&Row| {
+        let mut cases = cases.iter().filter(|case| case.title == row.title);
+        let mut contenders = cases.next().into_iter().flat_map(|case| &case.contenders);
+        contenders.any(|each| each.label == row.transport && each.expects_ring())
+    };
+    let measured = rows.iter().filter(|row| row.error.is_none());
+    let off_ring = |row: &&Row| !matches!(row.path.as_str(), "ring" | "-");
+    let strayed = measured.filter(ring_expected).filter(off_ring).count();
     if strayed > 0 {
         notes.push(format!("{strayed} of ringlet's rows did not stay on the ring; see path"));
     }
@@ -279,165 +268,13 @@ fn measure(cases: &[Case]) -> Vec<Sample> {
     samples
 }
 
-fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
-    let wants = |group| args.only.is_empty() || args.only.contains(&group);
-    let quick = args.quick;
-    let rounds = args.rounds.unwrap_or(if quick { 1 } else { 5 });
-    let two_cores = machine::two_cores();
-    let pin_all = match args.pin {
-        None | Some(Pin::None) => None,
-        Some(Pin::Auto) => match &two_cores {
-            Ok(cores) => Some(*cores),
-            Err(error) => bail!("{error:#}"),
-        },
-        Some(Pin::Cores(server, client)) => Some((server, client)),
-    };
-    let setting = |millis: u64, quick_millis: u64| Setting {
-        budget: Duration::from_millis(if quick { quick_millis } else { millis }),
-        pin: pin_all,
-        pairs: 1,
-        idle: Duration::from_millis(if quick { 100 } else { 1000 }),
-    };
-    let everyone = |work: Work| -> Vec<Contender> { contenders(&args.transport, &work) };
-    let mut cases = Vec::new();
-    let mut add = |name, title: &str, setting: Setting, contenders: Vec<Contender>| {
-        let pinned = setting.pin.filter(|_| !contenders.is_empty());
-        let title = match pinned {
-            Some((server, client)) => format!("{title}, pinned to cores {server} and {client}"),
-            None => title.to_owned(),
-        };
-        // Idleness takes its time however often it is looked at.
-        let rounds = if name == "scale" { rounds.min(3) } else { rounds };
-        if !contenders.is_empty() {
-            cases.push(Case { name, title, rounds, setting, contenders });
-        }
-    };
-    let ringlet = args.transport.is_empty() || args.transport.contains(&Transport::Ringlet);
-    let no_spin = |work: &Work| Contender {
-        label: "ringlet, no spin",
-        environment: &[("RINGLET_SPIN_US", "0")],
-        ..ringlet_contender(work)
-    };
-
-    if wants(Group::Latency) {
-        let sizes = match (&args.sizes, &args.plot) {
-            (Some(sizes), _) => sizes.clone(),
-            (None, Some(_)) => Sizes::all(),
-            (None, None) => Sizes::usual(quick),
-        };
-        let mut all = everyone(Work::Latency { sizes: sizes.0 });
-        let small = Work::Latency { sizes: vec![8] };
-        all.extend(ringlet.then(|| no_spin(&small)));
-        add("latency", "latency, blocking, half a round trip", setting(50, 8), all);
-        if args.pin.is_none() {
-            match &two_cores {
-                Ok(cores) => {
-                    let mut all = everyone(small.clone());
-                    all.extend(ringlet.then(|| no_spin(&small)));
-                    let setting = Setting { pin: Some(*cores), ..setting(50, 8) };
-                    add("latency-pinned", "latency, half", setting, all);
-                }
-                Err(error) => notes.push(format!("no pinned rows: {error:#}")),
-            }
-        }
-    }
-    if wants(Group::Epoll) {
-        for (by, title) in [
-            (Waiting::Epoll, "latency by epoll, non-blocking, half a round trip"),
-            (Waiting::Poll, "latency by poll, non-blocking, half a round trip"),
-        ] {
-            add("epoll", title, setting(50, 8), everyone(Work::Events { by }));
-        }
-    }
-    if wants(Group::Stream) {
-        for (size, title) in [(64 << 10, "stream, one way"), (8, "small messages, one way")] {
-            add("stream", title, setting(200, 30), everyone(Work::Stream { size }));
-        }
-    }
-    if wants(Group::Connect) {
-        add("connect", "a connection per request", setting(200, 30), everyone(Work::Connect));
-        add("connect", "connections accepted", setting(200, 30), everyone(Work::Accept));
-    }
-    if wants(Group::Scale) {
-        let asked = args.idle.unwrap_or(if quick { 64 } else { 1000 }) as usize;
-        let idle = asked.min(machine::idle_limit()?);
-        if idle < asked {
-            notes.push(format!("{idle} idle connections instead of {asked}: RLIMIT_NOFILE"));
-        }
-        add(
-            "scale",
-            "one busy connection beside idle ones, by epoll",
-            setting(50, 8),
-            everyone(Work::Scale { idle }),
-        );
-    }
-    if wants(Group::Pairs) {
-        let setting = Setting { pairs: 8, pin: None, ..setting(300, 50) };
-        add("pairs", "8 busy pairs of processes, 8 B", setting, everyone(Work::Pair));
-    }
-    if wants(Group::OneSide) && ringlet {
-        let work = Work::Latency { sizes: vec![8] };
-        let mut all: Vec<Contender> =
-            everyone(work.clone()).into_iter().filter(|c| c.label == report::BASELINE).collect();
-        for (label, server_wrapped, client_wrapped) in
-            [("ringlet at server", true, false), ("ringlet at client", false, true)]
-        {
-            let both = ringlet_contender(&work);
-            all.push(Contender { label, server_wrapped, client_wrapped, ..both });
-        }
-        add("one-side", "one side under ringlet, half a round trip", setting(50, 8), all);
-    }
-    if wants(Group::Limits) {
-        let cpus = pin_all.or(two_cores.ok());
-        let setting = Setting { pin: None, ..setting(50, 8) };
-        let limit = Contender {
-            label: "limit",
-            server_wrapped: false,
-            client_wrapped: false,
-            ..ringlet_contender(&Work::Limits { cpus })
-        };
-        add("limits", "what the machine allows", setting, vec![limit]);
-    }
-    Ok(cases)
-}
-
-fn contenders(wanted: &[Transport], work: &Work) -> Vec<Contender> {
-    let kernel = |label, family| Contender {
-        label,
-        family,
-        server_wrapped: false,
-        client_wrapped: false,
-        ..ringlet_contender(work)
-    };
-    [Transport::Tcp, Transport::Unix, Transport::Ringlet]
-        .into_iter()
-        .filter(|transport| wanted.is_empty() || wanted.contains(transport))
-        .map(|transport| match transport {
-            Transport::Tcp => kernel(report::BASELINE, Family::Tcp),
-            Transport::Unix => kernel("unix", Family::Unix),
-            Transport::Ringlet => ringlet_contender(work),
-        })
-        .collect()
-}
-
-fn ringlet_contender(work: &Work) -> Contender {
-    Contender {
-        label: "ringlet",
-        family: Family::Tcp,
-        server_wrapped: true,
-        client_wrapped: true,
-        environment: &[],
-        work: work.clone(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn lists_on_the_command_line() {
-        assert_eq!("8,1K, 8".replace(' ', "").parse(), Ok(Sizes(vec![8, 1024])));
+        assert_eq!("8, 1K,8".parse(), Ok(Sizes(vec![8, 1024])));
         assert_eq!("all".parse::<Sizes>().unwrap().0.last(), Some(&(8 << 20)));
         assert!("8,,9".parse::<Sizes>().is_err());
         assert_eq!("0,3".parse(), Ok(Pin::Cores(0, 3)));

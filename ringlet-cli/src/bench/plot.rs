@@ -47,7 +47,8 @@ pub fn draw(path: &Path, rows: &[Row], machine: &Machine) -> Result<()> {
     plotters::style::register_font("sans-serif", FontStyle::Normal, font)
         .map_err(|_| anyhow!("the built-in font is broken"))?;
     let panels = panels(rows)?;
-    let subtitle = machine.headline().replace('\n', ", ");
+    let title = rows.iter().find(|row| row.case == "latency").map_or("", |row| &row.title);
+    let subtitle = format!("{}; {title}", machine.headline().replace('\n', ", "));
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("svg") => {
             let mut text = String::new();

@@ -1,0 +1,210 @@
+//! Which cases the command line asks for, and who takes part in each.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::parent::{Contender, Setting};
+use super::spec::{Family, Waiting, Work};
+use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, report};
+
+/// Something to measure by several contenders.
+pub struct Case {
+    pub name: &'static str,
+    pub title: String,
+    pub rounds: u32,
+    pub setting: Setting,
+    pub contenders: Vec<Contender>,
+}
+
+/// Idleness takes its time however often it is looked at.
+const SCALE_ROUNDS_MAX: u32 = 3;
+const PAIRS: usize = 8;
+
+/// What can't be done as asked is left out and named in `notes`.
+pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
+    let quick = args.quick;
+    let rounds = args.rounds.unwrap_or(if quick { 1 } else { 5 });
+    let two_cores = machine::two_cores();
+    let (pin_all, pin_extra) = match (args.pin, &two_cores) {
+        (None, Ok(cores)) => (None, Some(*cores)),
+        (None, Err(error)) => {
+            notes.push(format!("no pinned rows: {error:#}"));
+            (None, None)
+        }
+        (Some(Pin::None), _) => (None, None),
+        (Some(Pin::Cores(server, client)), _) => (Some((server, client)), None),
+        (Some(Pin::Auto), Ok(cores)) => (Some(*cores), None),
+        (Some(Pin::Auto), Err(error)) => bail!("--pin auto: {error:#}"),
+    };
+    // Milliseconds for one figure.
+    let budgets = |normal, quickly| Setting {
+        budget: Duration::from_millis(if quick { quickly } else { normal }),
+        pin: pin_all,
+        pairs: 1,
+        idle: Duration::from_millis(if quick { 100 } else { 1000 }),
+    };
+    let latencies = || budgets(50, 8);
+    let rates = || budgets(200, 30);
+
+    let everyone = |work: Work| contenders(&args.transport, &work);
+    let mut cases = Vec::new();
+    let mut add = |group, name, title: &str, setting: Setting, contenders: Vec<Contender>| {
+        let wanted = args.only.is_empty() || args.only.contains(&group);
+        if !wanted || contenders.is_empty() {
+            return;
+        }
+        let title = match setting.pin {
+            Some((server, client)) => format!("{title}, pinned to cores {server} and {client}"),
+            None => title.to_owned(),
+        };
+        let rounds = if group == Group::Scale { rounds.min(SCALE_ROUNDS_MAX) } else { rounds };
+        cases.push(Case { name, title, rounds, setting, contenders });
+    };
+
+    let sizes = match (&args.sizes, &args.plot) {
+        (Some(sizes), _) => sizes.0.clone(),
+        (None, Some(_)) => Sizes::all().0,
+        (None, None) => Sizes::usual(quick).0,
+    };
+    let small = if sizes.contains(&8) { 8 } else { sizes[0] };
+    let ping_pong = |sizes: Vec<usize>| {
+        let mut all = everyone(Work::Latency { sizes });
+        if wants_ringlet(&args.transport) {
+            all.push(Contender {
+                label: "ringlet, no spin",
+                environment: &[("RINGLET_SPIN_US", "0")],
+                ..ringlet(&Work::Latency { sizes: vec![small] })
+            });
+        }
+        all
+    };
+    let title = "latency, blocking, half a round trip";
+    add(Group::Latency, "latency", title, latencies(), ping_pong(sizes.clone()));
+    if let Some(cores) = pin_extra {
+        let setting = Setting { pin: Some(cores), ..latencies() };
+        add(Group::Latency, "latency-pinned", title, setting, ping_pong(vec![small]));
+    }
+    for (by, name, title) in [
+        (Waiting::Epoll, "epoll", "latency by epoll, non-blocking, half a round trip"),
+        (Waiting::Poll, "poll", "latency by poll, non-blocking, half a round trip"),
+    ] {
+        add(Group::Epoll, name, title, latencies(), everyone(Work::Events { by }));
+    }
+    for (size, name, title) in
+        [(64 << 10, "stream", "stream, one way"), (8, "small", "small messages, one way")]
+    {
+        add(Group::Stream, name, title, rates(), everyone(Work::Stream { size }));
+    }
+    for (work, name, title) in [
+        (Work::Connect, "connect", "a connection per request"),
+        (Work::Accept, "accept", "connections accepted"),
+    ] {
+        add(Group::Connect, name, title, rates(), everyone(work));
+    }
+    let title = "one busy connection beside idle ones, by epoll";
+    let asked = args.idle.unwrap_or(if quick { 64 } else { 1000 }) as usize;
+    let idle = asked.min(machine::idle_limit()?);
+    add(Group::Scale, "scale", title, latencies(), everyone(Work::Scale { idle }));
+    let title = "8 busy pairs of processes, 8 B";
+    let setting = Setting { pairs: PAIRS, pin: None, ..budgets(300, 50) };
+    add(Group::Pairs, "pairs", title, setting, everyone(Work::Pair));
+    let title = "one side under ringlet, half a round trip";
+    add(Group::OneSide, "one-side", title, latencies(), one_side(&args.transport));
+    let setting = Setting { pin: None, ..latencies() };
+    let cpus = pin_all.or(two_cores.ok());
+    let limit = Contender { label: "limit", ..unwrapped(&Work::Limits { cpus }) };
+    add(Group::Limits, "limits", "what the machine allows", setting, vec![limit]);
+    if idle < asked && cases.iter().any(|case| case.name == "scale") {
+        notes.push(format!("{idle} idle connections instead of {asked}: RLIMIT_NOFILE"));
+    }
+    Ok(cases)
+}
+
+fn wants_ringlet(transports: &[Transport]) -> bool {
+    transports.is_empty() || transports.contains(&Transport::Ringlet)
+}
+
+fn contenders(transports: &[Transport], work: &Work) -> Vec<Contender> {
+    [Transport::Tcp, Transport::Unix, Transport::Ringlet]
+        .into_iter()
+        .filter(|transport| transports.is_empty() || transports.contains(transport))
+        .map(|transport| match transport {
+            Transport::Tcp => unwrapped(work),
+            Transport::Unix => Contender { label: "unix", family: Family::Unix, ..unwrapped(work) },
+            Transport::Ringlet => ringlet(work),
+        })
+        .collect()
+}
+
+fn one_side(transports: &[Transport]) -> Vec<Contender> {
+    if !wants_ringlet(transports) {
+        return Vec::new();
+    }
+    let tcp = unwrapped(&Work::Latency { sizes: vec![8] });
+    vec![
+        tcp.clone(),
+        Contender { label: "ringlet at server", server_wrapped: true, ..tcp.clone() },
+        Contender { label: "ringlet at client", client_wrapped: true, ..tcp },
+    ]
+}
+
+fn ringlet(work: &Work) -> Contender {
+    Contender { label: "ringlet", server_wrapped: true, client_wrapped: true, ..unwrapped(work) }
+}
+
+fn unwrapped(work: &Work) -> Contender {
+    Contender {
+        label: report::BASELINE,
+        family: Family::Tcp,
+        server_wrapped: false,
+        client_wrapped: false,
+        environment: &[],
+        work: work.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    fn names(arguments: &[&str]) -> Vec<(String, Vec<&'static str>)> {
+        let command = Command::parse_from([&["bench"], arguments].concat());
+        let cases = plan(&command.args, &mut Vec::new()).unwrap();
+        let labels = |case: &Case| case.contenders.iter().map(|each| each.label).collect();
+        cases.iter().map(|case| (case.name.to_owned(), labels(case))).collect()
+    }
+
+    #[test]
+    fn each_group_has_its_cases() {
+        let all = names(&["--pin", "none"]);
+        let of = |name: &str| all.iter().find(|case| case.0 == name).unwrap().1.clone();
+        assert_eq!(of("latency"), ["tcp", "unix", "ringlet", "ringlet, no spin"]);
+        assert_eq!(of("one-side"), ["tcp", "ringlet at server", "ringlet at client"]);
+        assert_eq!(of("limits"), ["limit"]);
+        assert_eq!(all.len(), 11);
+    }
+
+    #[test]
+    fn only_what_is_asked_for() {
+        let asked = ["--pin", "none", "--only", "latency,one-side", "--transport", "tcp,unix"];
+        assert_eq!(names(&asked), [("latency".to_owned(), vec!["tcp", "unix"])]);
+    }
+
+    #[test]
+    fn given_cores_pin_everything_but_the_crowd() {
+        let command = Command::parse_from(["bench", "--pin", "1,0"]);
+        for case in plan(&command.args, &mut Vec::new()).unwrap() {
+            let pinned = !matches!(case.name, "pairs" | "limits");
+            assert_eq!(case.setting.pin, pinned.then_some((1, 0)), "{}", case.name);
+            assert_eq!(case.title.contains("pinned"), pinned, "{}", case.name);
+        }
+    }
+}
