@@ -43,7 +43,7 @@ const VERSION: &str = match option_env!("GIT_DESCRIBE") {
 
 /// Measure kernel TCP, Unix sockets and ringlet on this machine.
 ///
-/// Without options: latency, stream, connect, readiness and scale, in about a minute and a half, unpinned; and 8-byte
+/// Without options: latency, stream, connect, readiness and scale, in about a minute, unpinned; and 8-byte
 /// latencies also with both ends pinned to a core each, and with ringlet's spinning off.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
@@ -214,22 +214,23 @@ fn present(args: &BenchArgs, report: &Report) -> Result<()> {
         let size = if row.case == "latency" { parse_size(&row.what).ok() } else { None };
         args.sizes.is_some() || size.is_none_or(|size| usual.contains(&size))
     };
-    let table = report::table(report, shown);
+    // Files first: they are there even if nobody reads the table to its end.
     let to_stdout = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let json = serde_json::to_string_pretty(report)? + "\n";
+    if let Some(path) = args.json.as_ref().filter(|_| !to_stdout) {
+        fs::write(path, &json).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &args.plot {
+        plot::draw(path, &report.rows, &report.machine)?;
+    }
+    let table = report::table(report, shown);
     if to_stdout {
         anstream::stderr().write_all(table.as_bytes())?;
         io::stdout().write_all(json.as_bytes())?;
     } else {
         anstream::stdout().write_all(table.as_bytes())?;
-        if let Some(path) = &args.json {
-            fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
-        }
     }
-    match &args.plot {
-        Some(path) => plot::draw(path, &report.rows, &report.machine),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Round by round, case by case, each contender in turn.
