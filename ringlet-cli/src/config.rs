@@ -42,8 +42,7 @@ struct Setting {
 }
 
 pub fn run(args: ConfigArgs) -> anyhow::Result<ExitCode> {
-    let environment: Vec<_> = std::env::vars_os().collect();
-    let report = report(Settings::load(&environment, &args.flags));
+    let report = report(Settings::load(std::env::vars_os().collect(), &args.flags));
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

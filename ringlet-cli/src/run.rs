@@ -10,7 +10,7 @@ use anyhow::{Context, bail, ensure};
 use nix::errno::Errno;
 
 use crate::program::{self, NotFound, Reach};
-use crate::settings::{Flags, LIBRARY_ENVIRONMENT, Settings};
+use crate::settings::{Environment, Flags, LIBRARY_ENVIRONMENT, Settings, set_variable};
 
 pub const LIBRARY_NAME: &str = "libringlet_preload.so";
 const PRELOAD_ENVIRONMENT: &str = "LD_PRELOAD";
@@ -34,9 +34,6 @@ pub struct RunArgs {
     /// Don't say that the program cannot be reached or that the configuration has errors
     #[arg(short, long)]
     quiet: bool,
-    /// Configuration file to use instead of the user's or the machine's
-    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
-    config: Option<PathBuf>,
     #[command(flatten)]
     flags: Flags,
     /// The program, looked for in PATH, and its arguments
@@ -58,7 +55,7 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(EXIT_NOT_EXECUTABLE));
         }
     };
-    let mut environment: Vec<(OsString, OsString)> = env::vars_os().collect();
+    let mut environment: Environment = env::vars_os().collect();
     let rest: Vec<&OsStr> = args.program[1..].iter().map(OsString::as_os_str).collect();
     let reach = program::inspect(&path, &rest);
     if let Reach::Unreached(why) | Reach::ChildrenOnly(why) = &reach
@@ -67,18 +64,18 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         let name = name.display();
         eprintln!("ringlet: {name} runs on the kernel's TCP, out of ringlet's reach: {why}.");
     }
-    if !matches!(reach, Reach::Unreached(_)) {
-        if let Some(file) = &args.config {
-            let file = std::path::absolute(file)?;
-            set(&mut environment, ringlet::config::FILE_ENVIRONMENT, file.into_os_string());
+    let present = env::var_os(PRELOAD_ENVIRONMENT).unwrap_or_default();
+    if matches!(reach, Reach::Unreached(_)) {
+        // A ringlet program may be what starts it.
+        if !present.is_empty() {
+            set_variable(&mut environment, PRELOAD_ENVIRONMENT, without_ours(&present));
         }
-        for (name, value) in args.flags.environment() {
-            set(&mut environment, name, value);
-        }
-        let preload = preload_list(&library()?, env::var_os(PRELOAD_ENVIRONMENT).as_deref())?;
-        set(&mut environment, PRELOAD_ENVIRONMENT, preload);
+    } else {
+        args.flags.apply(&mut environment);
+        let preload = preload_list(&library()?, Some(&present))?;
+        set_variable(&mut environment, PRELOAD_ENVIRONMENT, preload);
         if !args.quiet {
-            for problem in Settings::load(&environment, &Flags::default()).problems {
+            for problem in Settings::load(environment.clone(), &Flags::default()).problems {
                 eprintln!("ringlet: {problem}");
             }
         }
@@ -87,11 +84,6 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let found = if error == Errno::ENOENT { "; its interpreter is missing" } else { "" };
     eprintln!("ringlet: {}: {}{found}", name.display(), error.desc());
     Ok(ExitCode::from(if error == Errno::ENOENT { EXIT_MISSING } else { EXIT_NOT_EXECUTABLE }))
-}
-
-fn set(environment: &mut Vec<(OsString, OsString)>, name: &str, value: OsString) {
-    environment.retain(|(each, _)| each != name);
-    environment.push((name.into(), value));
 }
 
 /// The library: named by the environment, beside the command (as built), or where `make install` puts it.
@@ -119,26 +111,35 @@ pub fn library() -> anyhow::Result<PathBuf> {
     )
 }
 
-/// What LD_PRELOAD must say: the library first, then what was there. Another copy of ours would interpose upon this one,
-/// so it goes.
+/// What LD_PRELOAD must say: the library, then what is there.
 pub fn preload_list(library: &Path, present: Option<&OsStr>) -> anyhow::Result<OsString> {
-    let separator = |byte: &u8| matches!(byte, b' ' | b':');
-    let bytes = library.as_os_str().as_bytes();
     ensure!(
-        !bytes.iter().any(separator),
+        !library.as_os_str().as_bytes().iter().any(is_preload_separator),
         "LD_PRELOAD cannot hold a path with a blank or a colon, such as {}; move the library, or name a copy of it in \
          {LIBRARY_ENVIRONMENT}",
         library.display()
     );
-    let mut list = bytes.to_vec();
-    for other in present.unwrap_or_default().as_bytes().split(separator) {
-        let name = Path::new(OsStr::from_bytes(other)).file_name();
-        if !other.is_empty() && name != Some(OsStr::new(LIBRARY_NAME)) && other != bytes {
-            list.push(b':');
-            list.extend_from_slice(other);
-        }
-    }
-    Ok(OsString::from_vec(list))
+    let others = without_ours(present.unwrap_or_default());
+    // The environment may name it as it likes.
+    let others = others.as_bytes().split(is_preload_separator);
+    let others =
+        others.filter(|other| !other.is_empty() && *other != library.as_os_str().as_bytes());
+    let list: Vec<&[u8]> = [library.as_os_str().as_bytes()].into_iter().chain(others).collect();
+    Ok(OsString::from_vec(list.join(&b':')))
+}
+
+/// What is preloaded but is no copy of our library: two copies would interpose upon each other.
+fn without_ours(present: &OsStr) -> OsString {
+    let is_other = |path: &&[u8]| {
+        Path::new(OsStr::from_bytes(path)).file_name() != Some(OsStr::new(LIBRARY_NAME))
+    };
+    let list: Vec<&[u8]> =
+        present.as_bytes().split(is_preload_separator).filter(is_other).collect();
+    OsString::from_vec(list.join(&b':'))
+}
+
+fn is_preload_separator(byte: &u8) -> bool {
+    matches!(byte, b' ' | b':')
 }
 
 /// Replaces this process; returns only if it cannot.

@@ -8,8 +8,8 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use clap::{Arg, ArgMatches, Command};
-use ringlet::config::{Config, FILE_MAX_BYTES, KEYS, Key, NotRead, Origin};
+use clap::{Arg, ArgMatches, Command, ValueHint};
+use ringlet::config::{Config, FILE_ENVIRONMENT, FILE_MAX_BYTES, KEYS, Key, NotRead, Origin};
 
 /// Variables that begin with `RINGLET_` and are no key of the table.
 pub const LIBRARY_ENVIRONMENT: &str = "RINGLET_LIBRARY";
@@ -23,7 +23,8 @@ pub struct Settings {
 
 impl Settings {
     /// What a program with this environment, plus `flags`, would find.
-    pub fn load(environment: &[(OsString, OsString)], flags: &Flags) -> Settings {
+    pub fn load(mut environment: Environment, flags: &Flags) -> Settings {
+        flags.apply(&mut environment);
         let get = |name: &str| {
             let found = environment.iter().find(|(each, _)| each == OsStr::new(name));
             found.map(|(_, value)| value.as_bytes())
@@ -44,13 +45,13 @@ impl Settings {
         let mut config = Config::load(&get, &mut read, &mut buffer, &mut |place, error| {
             problems.push(format!("{place}: {error}"));
         });
-        for (name, _) in environment {
+        for (name, _) in &environment {
             if is_slip(name.as_bytes()) {
                 problems.push(format!("{}: there is no such variable", name.to_string_lossy()));
             }
         }
-        for (key, text) in &flags.0 {
-            // The parser has already checked it.
+        for (key, text) in &flags.values {
+            // Known to be right: the parser has checked it.
             let _ = config.set(key.name.as_bytes(), text.as_bytes(), Origin::Flag);
         }
         Settings { config, file, problems }
@@ -67,18 +68,35 @@ fn read_up_to(file: File, buffer: &mut [u8]) -> std::io::Result<usize> {
 /// A variable that looks like ours but that nothing reads, most likely misspelt.
 fn is_slip(name: &[u8]) -> bool {
     let known = KEYS.iter().map(|key| key.environment);
-    let mut known = known.chain([ringlet::config::FILE_ENVIRONMENT, LIBRARY_ENVIRONMENT]);
+    let mut known = known.chain([FILE_ENVIRONMENT, LIBRARY_ENVIRONMENT]);
     name.starts_with(b"RINGLET_") && !known.any(|each| each.as_bytes() == name)
 }
 
-/// The flags that were given: a flag for each key, and `--no-spin`.
+pub type Environment = Vec<(OsString, OsString)>;
+
+pub fn set_variable(environment: &mut Environment, name: &str, value: OsString) {
+    environment.retain(|(each, _)| each != name);
+    environment.push((name.into(), value));
+}
+
+/// The flags that were given: a flag for each key, `--no-spin`, and the file.
 #[derive(Clone, Default)]
-pub struct Flags(Vec<(&'static Key, String)>);
+pub struct Flags {
+    file: Option<PathBuf>,
+    values: Vec<(&'static Key, String)>,
+}
 
 impl Flags {
-    /// As environment variables for a child.
-    pub fn environment(&self) -> impl Iterator<Item = (&'static str, OsString)> {
-        self.0.iter().map(|(key, text)| (key.environment, text.into()))
+    /// Makes them variables, by which they reach a child.
+    pub fn apply(&self, environment: &mut Environment) {
+        if let Some(file) = &self.file {
+            // The program may change its directory before it starts others. Only an empty path has no absolute form.
+            let file = std::path::absolute(file).unwrap_or_else(|_| file.clone());
+            set_variable(environment, FILE_ENVIRONMENT, file.into());
+        }
+        for (key, text) in &self.values {
+            set_variable(environment, key.environment, text.into());
+        }
     }
 }
 
@@ -110,14 +128,20 @@ impl clap::Args for Flags {
                     .value_parser(parser),
             )
         });
-        command.arg(
-            Arg::new("no_spin")
-                .long("no-spin")
-                .help("Never spin, but sleep at once; the same as --spin-us 0")
-                .help_heading("Configuration")
-                .action(clap::ArgAction::SetTrue)
-                .conflicts_with("spin_us"),
-        )
+        let no_spin = Arg::new("no_spin")
+            .long("no-spin")
+            .help("Never spin, but sleep at once; the same as --spin-us 0")
+            .help_heading("Configuration")
+            .action(clap::ArgAction::SetTrue)
+            .conflicts_with("spin_us");
+        let file = Arg::new("config_file")
+            .long("config")
+            .value_name("FILE")
+            .help("Configuration file to use instead of the user's or the machine's")
+            .help_heading("Configuration")
+            .value_hint(ValueHint::FilePath)
+            .value_parser(clap::value_parser!(PathBuf));
+        command.args([no_spin, file])
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -132,7 +156,8 @@ impl clap::FromArgMatches for Flags {
             let no_spin = key.name == "spin_us" && matches.get_flag("no_spin");
             Some((key, if no_spin { "0".to_owned() } else { text? }))
         };
-        Ok(Flags(KEYS.iter().filter_map(given).collect()))
+        let file = matches.get_one("config_file").cloned();
+        Ok(Flags { file, values: KEYS.iter().filter_map(given).collect() })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {

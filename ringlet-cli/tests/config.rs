@@ -25,6 +25,11 @@ fn each_value_tells_where_it_came_from() {
     assert_eq!(of("ring_bytes"), ["4M", "flag"]);
     assert_eq!(report["file"].as_str(), file.to_str());
     assert_eq!(report["problems"].as_array().unwrap().len(), 0);
+
+    let other = directory.path().join("other.conf");
+    fs::write(&other, "spin_us = 9\n").unwrap();
+    let report = json(&mut ringlet(&["config", "--json", "--config", other.to_str().unwrap()]));
+    assert_eq!(report["file"].as_str(), other.to_str());
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::path::Path;
+
 use serde_json::Value;
 use support::{harmless_library, json, ringlet, text};
 
@@ -47,4 +49,20 @@ fn errors_of_the_configuration_fail_and_text_says_what_json_says() {
     assert_eq!(output.status.code(), Some(1));
     let line = out.lines().find(|line| line.contains("configuration")).unwrap();
     assert!(line.starts_with("fail") && line.contains("RINGLET_PEERS"), "{line}");
+}
+
+/// With the library beside the command, as the workspace builds it, all must be well.
+#[test]
+fn a_real_connection_is_moved_and_seen() {
+    let library = Path::new(env!("CARGO_BIN_EXE_ringlet")).with_file_name("libringlet_preload.so");
+    if !library.is_file() {
+        eprintln!("skipped: {} is not built", library.display());
+        return;
+    }
+    // Whatever excludes the user's connections must not concern the proof.
+    let mut command = ringlet(&["doctor", "--json"]);
+    let report = json(command.env("RINGLET_LIBRARY", &library).env("RINGLET_EXCEPT", "*"));
+    assert_eq!(check(&report, "connection")["status"], "ok", "{report}");
+    assert_eq!(check(&report, "ss")["status"], "ok", "{report}");
+    assert_eq!(report["ok"], true, "{report}");
 }

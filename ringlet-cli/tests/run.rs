@@ -76,6 +76,8 @@ fn flags_and_library_reach_the_program() {
     let (_, out, err) = output(&[&["--no-spin", "--only", ":1,[::1]:2", "--"], &show[..]].concat());
     assert_eq!(out, format!("0|:1,[::1]:2|{library}\n"));
     assert_eq!(err, "");
+    let (_, out, _) = output(&["-q", "--config", "x", "sh", "-c", "echo $RINGLET_CONFIG"]);
+    assert_eq!(out.trim(), std::env::current_dir().unwrap().join("x").to_str().unwrap());
     // What is there stays; ours is not repeated.
     for present in ["libm.so.6", &format!("libm.so.6:{library}"), &format!("{library} libm.so.6")] {
         let output = run(&show).env("LD_PRELOAD", present).output().unwrap();
@@ -174,14 +176,17 @@ fn a_program_that_gains_privileges_is_not_preloaded() {
         return;
     }
     fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
-    let (code, out, err) = output(&[path.to_str().unwrap()]);
+    // Nor by the ringlet program that starts it.
+    let mut command = run(&[path.to_str().unwrap()]);
+    let output = command.env("LD_PRELOAD", "/x/libringlet_preload.so:libm.so.6").output().unwrap();
+    let ((out, err), code) = (text(&output), output.status.code());
     if err.is_empty() {
         eprintln!("skipped: {} ignores set-user-ID", directory.path().display());
         return;
     }
     assert_eq!(code, Some(0));
     assert!(err.contains("it is set-user-ID"), "{err}");
-    assert!(!out.contains("LD_PRELOAD"), "{out}");
+    assert!(!out.contains("libringlet_preload"), "{out}");
 }
 
 #[test]

@@ -180,7 +180,7 @@ fn filters_choose() {
     assert_eq!(count(&[&name.trim()[1..]]), 3);
     assert_eq!(count(&[&format!("{}*", &name[..1])]), 3);
     assert_eq!(count(&[&name[..1].repeat(40)]), 0);
-    assert_eq!(ringlet(&["ss", "--reason", "nonsense"]).status().unwrap().code(), Some(2));
+    assert_eq!(ringlet(&["ss", "--reason", "nonsense"]).output().unwrap().status.code(), Some(2));
 }
 
 #[test]

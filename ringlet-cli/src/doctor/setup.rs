@@ -71,8 +71,8 @@ fn library() -> Check {
 
 fn configuration() -> Vec<Check> {
     let name = "configuration";
-    let environment: Vec<_> = std::env::vars_os().collect();
-    let Settings { config, file, problems } = Settings::load(&environment, &Flags::default());
+    let Settings { config, file, problems } =
+        Settings::load(std::env::vars_os().collect(), &Flags::default());
     let mut checks: Vec<Check> = problems
         .into_iter()
         .map(|problem| {
