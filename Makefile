@@ -34,9 +34,8 @@ test:
 	tests/run
 
 # Thousands of kills, at random moments.
-soak:
-	cargo build --release --workspace
-	python3 tests/kill --kills 5000
+soak: build
+	python3 tests/kill --kills 5000 --ringlet $(TARGET)/release/ringlet
 
 # The programs that the tests and the demo run, where they may be installed.
 setup:
