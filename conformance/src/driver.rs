@@ -316,7 +316,9 @@ pub fn run(instances: &[Instance], options: &Options) -> bool {
     let failed: Mutex<Vec<String>> = Mutex::default();
     let work = || {
         while let Some(instance) = instances.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let start = Instant::now();
             let (runs, failures) = examine(*instance, options);
+            let seconds = start.elapsed().as_secs_f32();
             let mut tallies = tallies.lock().expect("no worker panics");
             let topic = instance.case.name.split('/').next().unwrap_or_default();
             let tally = tallies.entry(topic).or_default();
@@ -324,7 +326,7 @@ pub fn run(instances: &[Instance], options: &Options) -> bool {
             tally.runs += runs;
             tally.failed += usize::from(!failures.is_empty());
             if failures.is_empty() && options.verbose {
-                println!("ok    {} ({runs} runs)", instance.name());
+                println!("ok    {} ({runs} runs, {seconds:.1} s)", instance.name());
             }
             for failure in failures {
                 println!("FAIL  {} [{}]\n{}", instance.name(), failure.pass, failure.report);

@@ -29,7 +29,7 @@ fn after_reset(end: End) {
 }
 
 /// Runs `call` in a thread, does `meanwhile` once that thread sleeps, and returns what it returned.
-fn beside<T: Send + 'static>(
+pub fn beside<T: Send + 'static>(
     call: impl FnOnce() -> T + Send + 'static,
     meanwhile: impl FnOnce(),
 ) -> T {
@@ -614,7 +614,7 @@ pub const CASES: &[Case] = &[
                     b.sync();
                 },
             );
-            record("poll", got.map(|(_, masks)| sys::event_names(masks[0] & IN)));
+            record("poll", got.map(|(_, masks)| sys::event_names(masks[0])));
             end.recv(10);
             b.sync();
         },

@@ -3,13 +3,21 @@
 mod close;
 mod data;
 mod nonblocking;
+mod readiness;
 mod signals;
 mod timeouts;
 
 use crate::case::Case;
 
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    [close::CASES, data::CASES, nonblocking::CASES, timeouts::CASES, signals::CASES]
-        .into_iter()
-        .flatten()
+    [
+        close::CASES,
+        data::CASES,
+        nonblocking::CASES,
+        readiness::CASES,
+        timeouts::CASES,
+        signals::CASES,
+    ]
+    .into_iter()
+    .flatten()
 }

@@ -1,0 +1,1059 @@
+//! What select, poll and epoll tell of a connection, and when.
+
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::Duration;
+
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, MSG_DONTWAIT, SHUT_RDWR, SHUT_WR};
+
+use super::close::{beside, shown};
+use crate::case::*;
+use crate::sys::{self, Fd, R};
+
+const ET: u32 = libc::EPOLLET as u32;
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+/// Long enough for an event that must not come to show itself; no result hangs on it otherwise.
+const QUIET_MS: i32 = 40;
+
+/// An epoll set.
+#[derive(Clone, Copy)]
+struct Set(Fd);
+
+impl Set {
+    fn new() -> Set {
+        Set(sys::epoll_create().expect("epoll_create1"))
+    }
+
+    /// A set that watches one connection.
+    fn on(end: End, events: u32) -> Set {
+        let set = Set::new();
+        set.add(end.0, events, 1).expect("epoll_ctl");
+        set
+    }
+
+    fn add(self, fd: Fd, events: u32, data: u64) -> R<()> {
+        sys::epoll_ctl(self.0, EPOLL_CTL_ADD, fd, events, data)
+    }
+
+    fn modify(self, fd: Fd, events: u32, data: u64) -> R<()> {
+        sys::epoll_ctl(self.0, EPOLL_CTL_MOD, fd, events, data)
+    }
+
+    fn remove(self, fd: Fd) -> R<()> {
+        sys::epoll_ctl(self.0, EPOLL_CTL_DEL, fd, 0, 0)
+    }
+
+    /// Records the events that come, waiting for them.
+    fn expect(self) {
+        match sys::epoll_wait(self.0, 16, PATIENCE.as_millis() as i32) {
+            Ok(events) if events.is_empty() => say("an event: never"),
+            events => record("epoll_wait", shown(events)),
+        }
+    }
+
+    /// Records that no event comes.
+    fn expect_none(self) {
+        record("epoll_wait", shown(sys::epoll_wait(self.0, 16, QUIET_MS)));
+    }
+}
+
+// ---- a connection's life, seen by each call ----
+
+/// A way to look at one connection.
+type Look = fn(End, Set) -> String;
+
+fn by_poll(end: End, _: Set) -> String {
+    sys::event_names(mask_of(end))
+}
+
+fn by_ppoll(end: End, _: Set) -> String {
+    let got = sys::ppoll(&[(end.0, ALL_EVENTS as i16)], Some(Duration::ZERO), None);
+    got.map(|(n, masks)| format!("{n} {}", sys::event_names(masks[0]))).show()
+}
+
+fn by_select(end: End, _: Set) -> String {
+    let fds = [end.0];
+    selected(sys::select(&fds, &fds, &fds, Some(Duration::ZERO)))
+}
+
+fn by_pselect(end: End, _: Set) -> String {
+    let fds = [end.0];
+    selected(sys::pselect(&fds, &fds, &fds, Some(Duration::ZERO), None))
+}
+
+fn selected(got: R<sys::Selected>) -> String {
+    let sets = |s: sys::Selected| {
+        let names = [("read", s.read), ("write", s.write), ("except", s.except)];
+        let set = names.iter().filter(|(_, fds)| !fds.is_empty());
+        format!("{} {}", s.count, set.map(|(name, _)| *name).collect::<Vec<_>>().join("|"))
+    };
+    got.map(sets).show()
+}
+
+fn by_epoll(end: End, set: Set) -> String {
+    // An event that poll sees is on its way into the set.
+    let patience = if mask_of(end) == 0 { 0 } else { PATIENCE.as_millis() as i32 };
+    shown(sys::epoll_wait(set.0, 4, patience)).show()
+}
+
+fn by_epoll_pwait2(end: End, set: Set) -> String {
+    let patience = if mask_of(end) == 0 { Duration::ZERO } else { PATIENCE };
+    shown(sys::epoll_wait_ns(set.0, 4, Some(patience))).show()
+}
+
+fn life(b: &mut Side, look: Look) {
+    let end = b.moved();
+    let set = Set::on(end, ALL_EVENTS);
+    record("fresh", look(end, set));
+    b.sync();
+    b.sync();
+    end.until_unread(4);
+    record("with data", look(end, set));
+    end.recv(2);
+    record("partly read", look(end, set));
+    end.recv(10);
+    record("drained", look(end, set));
+    let sent = fill(end);
+    record("full", look(end, set));
+    b.tell(sent.len() as i64);
+    end.wait_mask(OUT);
+    record("with room", look(end, set));
+    b.sync();
+    b.sync();
+    end.wait_mask(RDHUP);
+    record("half closed, with data", look(end, set));
+    end.recv(10);
+    record("half closed", look(end, set));
+    end.shutdown(SHUT_WR);
+    end.wait_mask(HUP);
+    record("closed both ways", look(end, set));
+}
+
+fn life_peer(a: &mut Side) {
+    let end = a.moved();
+    a.sync();
+    end.send(b"data");
+    a.sync();
+    let len = a.hear() as usize;
+    record("filling", recv_exact(end, len).map(|got| got.len() == len));
+    a.sync();
+    end.send(b"last");
+    end.shutdown(SHUT_WR);
+    a.sync();
+    end.recv_to_end();
+}
+
+fn reset(b: &mut Side, look: Look) {
+    let end = b.moved();
+    let set = Set::on(end, ALL_EVENTS);
+    end.send(b"never read");
+    b.sync();
+    b.sync();
+    end.wait_mask(HUP);
+    record("reset", look(end, set));
+    end.recv(4);
+    record("after the error", look(end, set));
+}
+
+fn reset_peer(a: &mut Side) {
+    let end = a.moved();
+    a.sync();
+    end.until_unread(10);
+    end.close();
+    a.sync();
+}
+
+// ---- servers that live by readiness ----
+
+const TRIPS: u32 = 1500;
+
+/// Asks `TRIPS` times and checks each answer.
+fn ask_all(end: End, salt: u32) {
+    for i in 0..TRIPS {
+        let request = (i ^ salt).to_le_bytes();
+        send_all(end, &request).expect("send");
+        assert_eq!(recv_exact(end, 4), Ok(request.to_vec()), "reply to {i}");
+    }
+}
+
+/// Receives and returns what there is; false at the end of the stream.
+fn echo(end: End) -> bool {
+    let got = recv(end, 64, MSG_DONTWAIT).expect("ready means readable");
+    send_all(end, &got).expect("send");
+    !got.is_empty()
+}
+
+fn echo_client(a: &mut Side) {
+    let end = a.moved();
+    ask_all(end, 0);
+    end.close();
+}
+
+/// Serves one connection, waiting with `wait`.
+fn echo_by(b: &mut Side, wait: fn(End, Set)) {
+    let end = b.moved();
+    let set = Set::on(end, IN);
+    let mut rounds = 0;
+    loop {
+        wait(end, set);
+        rounds += 1;
+        if !echo(end) {
+            break;
+        }
+    }
+    record("rounds", rounds);
+}
+
+pub const CASES: &[Case] = &[
+    pair("readiness/life_poll", "a connection's life by poll", life_peer, |b| life(b, by_poll))
+        .all_families()
+        .each_side(),
+    pair("readiness/life_ppoll", "a connection's life by ppoll", life_peer, |b| life(b, by_ppoll)),
+    pair("readiness/life_select", "a connection's life by select", life_peer, |b| {
+        life(b, by_select)
+    })
+    .each_side(),
+    pair("readiness/life_pselect", "a connection's life by pselect", life_peer, |b| {
+        life(b, by_pselect)
+    }),
+    pair("readiness/life_epoll", "a connection's life by epoll_wait", life_peer, |b| {
+        life(b, by_epoll)
+    })
+    .all_families()
+    .each_side(),
+    pair("readiness/life_epoll_pwait2", "a connection's life by epoll_pwait2", life_peer, |b| {
+        life(b, by_epoll_pwait2)
+    }),
+    pair("readiness/reset_poll", "a reset by poll", reset_peer, |b| reset(b, by_poll)),
+    pair("readiness/reset_select", "a reset by select", reset_peer, |b| reset(b, by_select)),
+    pair("readiness/reset_epoll", "a reset by epoll_wait", reset_peer, |b| reset(b, by_epoll))
+        .each_side(),
+    pair("readiness/echo_poll", "a server that waits by poll", echo_client, |b| {
+        echo_by(b, |end, _| drop(sys::poll(&[(end.0, libc::POLLIN)], -1).expect("poll")))
+    }),
+    pair("readiness/echo_select", "a server that waits by select", echo_client, |b| {
+        echo_by(b, |end, _| drop(sys::select(&[end.0], &[], &[], None).expect("select")))
+    })
+    .each_side(),
+    pair("readiness/echo_epoll", "a server that waits by epoll", echo_client, |b| {
+        echo_by(b, |_, set| drop(sys::epoll_wait(set.0, 8, -1).expect("epoll_wait")))
+    })
+    .all_families()
+    .each_side(),
+    pair(
+        "readiness/echo_edge",
+        "a server and a client that wait by edge-triggered epoll and read until EAGAIN",
+        |a| {
+            let end = a.moved();
+            end.set_nonblocking(true);
+            let set = Set::on(end, IN | OUT | RDHUP | ET);
+            for i in 0..TRIPS {
+                send_all(end, &i.to_le_bytes()).expect("send");
+                let mut reply = Vec::new();
+                while reply.len() < 4 {
+                    match recv(end, 4, 0) {
+                        Ok(part) => reply.extend(part),
+                        Err(_) => drop(sys::epoll_wait(set.0, 8, 10_000).expect("epoll_wait")),
+                    }
+                }
+                assert_eq!(reply, i.to_le_bytes(), "reply to {i}");
+            }
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            end.set_nonblocking(true);
+            let set = Set::on(end, IN | OUT | RDHUP | ET);
+            let mut bytes = 0;
+            'serving: loop {
+                sys::epoll_wait(set.0, 8, 10_000).expect("epoll_wait");
+                while let Ok(got) = recv(end, 64, 0) {
+                    if got.is_empty() {
+                        break 'serving;
+                    }
+                    bytes += send_all(end, &got).expect("send");
+                }
+            }
+            record("bytes", bytes);
+        },
+    )
+    .each_side(),
+    pair(
+        "readiness/echo_oneshot",
+        "a server that re-arms one-shot epoll after each request",
+        echo_client,
+        |b| {
+            let end = b.moved();
+            let set = Set::on(end, IN | ONESHOT);
+            loop {
+                sys::epoll_wait(set.0, 8, -1).expect("epoll_wait");
+                if !echo(end) {
+                    break;
+                }
+                set.modify(end.0, IN | ONESHOT, 1).expect("epoll_ctl");
+            }
+            say("done");
+        },
+    ),
+    pair(
+        "readiness/echo_many",
+        "eight connections, each used by a thread, served by one epoll loop",
+        |a| {
+            let ends: Vec<End> = (0..8).map(|_| a.moved()).collect();
+            a.sync();
+            let threads = ends.iter().enumerate().map(|(salt, end)| {
+                let (salt, end) = (salt as u32, *end);
+                thread::spawn(move || {
+                    ask_all(end, salt << 16);
+                    sys::close(end.0)
+                })
+            });
+            for thread in threads.collect::<Vec<_>>() {
+                record("thread", thread.join().expect("a thread"));
+            }
+        },
+        |b| {
+            let ends: Vec<End> = (0..8).map(|_| b.moved()).collect();
+            let set = Set::new();
+            for end in &ends {
+                set.add(end.0, IN, end.0 as u64).expect("epoll_ctl");
+            }
+            b.sync();
+            let mut open = ends.len();
+            while open > 0 {
+                for (fd, _) in sys::epoll_wait(set.0, 4, -1).expect("epoll_wait") {
+                    let end = End(fd as Fd);
+                    if !echo(end) {
+                        set.remove(end.0).expect("epoll_ctl");
+                        open -= 1;
+                    }
+                }
+            }
+            say("done");
+        },
+    ),
+    // ---- epoll's rules ----
+    pair(
+        "readiness/edge",
+        "EPOLLET reports news only, and news even if old data is still unread",
+        |a| {
+            let end = a.moved();
+            for part in [b"one", b"two", b"six"] {
+                a.sync();
+                end.send(part);
+            }
+            a.sync();
+            end.shutdown(SHUT_WR);
+            a.sync();
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            let set = Set::on(end, IN | OUT | RDHUP | ET);
+            set.expect();
+            set.expect_none();
+            b.sync();
+            set.expect();
+            set.expect_none();
+            b.sync();
+            set.expect();
+            end.recv(4);
+            set.expect_none();
+            end.recv(4);
+            end.recv_with(4, MSG_DONTWAIT);
+            set.expect_none();
+            b.sync();
+            set.expect();
+            end.recv(4);
+            b.sync();
+            // KERNEL: the ends of both directions each wake a set twice, and it may be asked between
+            // the two: whether a second report comes is open.
+            set.expect();
+            end.recv(4);
+            b.sync();
+            end.shutdown(SHUT_WR);
+            set.expect();
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "readiness/edge_room",
+        "EPOLLET reports room once, after the connection was full",
+        |a| {
+            let end = a.moved();
+            let len = a.hear() as usize;
+            record("filling", recv_exact(end, len).map(|got| got.len() == len));
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let set = Set::on(end, OUT | ET);
+            set.expect();
+            let sent = fill(end);
+            set.expect_none();
+            b.tell(sent.len() as i64);
+            b.sync();
+            set.expect();
+            set.expect_none();
+            end.send_with(b"x", MSG_DONTWAIT);
+            set.expect_none();
+        },
+    )
+    .each_side(),
+    pair(
+        "readiness/edge_added_late",
+        "EPOLLET reports what was there when the connection was added, and again at MOD",
+        |a| {
+            let end = a.moved();
+            end.send(b"early");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(5);
+            let set = Set::on(end, IN | ET);
+            set.expect();
+            set.expect_none();
+            record("MOD", set.modify(end.0, IN | ET, 2));
+            set.expect();
+            record("MOD", set.modify(end.0, OUT | ET, 3));
+            set.expect();
+            record("MOD", set.modify(end.0, ET, 4));
+            set.expect_none();
+            record("MOD", set.modify(end.0, IN, 5));
+            set.expect();
+            set.expect();
+        },
+    ),
+    pair(
+        "readiness/oneshot",
+        "EPOLLONESHOT reports once until it is armed again",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"one");
+            a.sync();
+            end.send(b"two");
+            a.sync();
+            a.sync();
+            end.send(b"three");
+        },
+        |b| {
+            let end = b.moved();
+            let set = Set::on(end, IN | ONESHOT);
+            set.expect_none();
+            b.sync();
+            set.expect();
+            b.sync();
+            b.sync();
+            end.until_unread(6);
+            set.expect_none();
+            record("MOD", set.modify(end.0, IN | ONESHOT, 2));
+            set.expect();
+            set.expect_none();
+            end.recv(10);
+            record("MOD", set.modify(end.0, IN | ONESHOT | ET, 3));
+            set.expect_none();
+            b.sync();
+            set.expect();
+            set.expect_none();
+        },
+    )
+    .each_side(),
+    pair(
+        "readiness/exclusive",
+        "EPOLLEXCLUSIVE reports like any other, and refuses MOD and EPOLLONESHOT",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"x");
+        },
+        |b| {
+            let end = b.moved();
+            let set = Set::new();
+            record("one-shot", set.add(end.0, IN | EXCLUSIVE | ONESHOT, 1));
+            record("RDHUP", set.add(end.0, IN | RDHUP | EXCLUSIVE, 1));
+            record("ADD", set.add(end.0, IN | EXCLUSIVE, 1));
+            record("MOD", set.modify(end.0, IN, 2));
+            record("MOD", set.modify(end.0, IN | EXCLUSIVE, 2));
+            set.expect_none();
+            b.sync();
+            set.expect();
+            end.recv(1);
+            set.expect_none();
+            record("DEL", set.remove(end.0));
+        },
+    ),
+    pair(
+        "readiness/set_errors",
+        "what epoll_ctl and epoll_wait refuse",
+        |a| {
+            a.moved();
+        },
+        |b| {
+            let end = b.moved();
+            let set = Set::new();
+            record("MOD of none", set.modify(end.0, IN, 1));
+            record("DEL of none", set.remove(end.0));
+            record("ADD", set.add(end.0, IN, 1));
+            record("ADD twice", set.add(end.0, OUT, 1));
+            record("ADD of itself", set.add(set.0, IN, 1));
+            record("ADD of closed", set.add(555, IN, 1));
+            record("ADD to closed", Set(555).add(end.0, IN, 1));
+            record("ADD to a connection", Set(end.0).add(end.0, IN, 1));
+            record("ADD of nothing", sys::epoll_ctl_null(set.0, EPOLL_CTL_ADD, end.0));
+            record("unknown operation", sys::epoll_ctl(set.0, 9, end.0, IN, 1));
+            record("room for none", shown(sys::epoll_wait(set.0, 0, 0)));
+            record("room for -1", shown(sys::epoll_wait(set.0, -1, 0)));
+            record("wait on a connection", shown(sys::epoll_wait(end.0, 1, 0)));
+            record("wait on closed", shown(sys::epoll_wait(555, 1, 0)));
+            record("DEL of nothing", sys::epoll_ctl_null(set.0, EPOLL_CTL_DEL, end.0));
+            record("DEL again", set.remove(end.0));
+            record("ADD again", set.add(end.0, OUT, 9));
+            set.expect();
+        },
+    ),
+    pair(
+        "readiness/only_what_is_asked",
+        "events that were not asked for are not told, but for errors and hang-ups",
+        |a| {
+            let end = a.moved();
+            end.send(b"x");
+            end.shutdown(SHUT_WR);
+            a.sync();
+            a.sync();
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            let (input, none) = (Set::on(end, IN), Set::on(end, 0));
+            let look = |events: u32| {
+                let got = sys::poll(&[(end.0, events as i16)], 0);
+                got.map(|(n, masks)| format!("{n} {}", sys::event_names(masks[0])))
+            };
+            b.sync();
+            end.wait_mask(RDHUP);
+            input.expect();
+            none.expect_none();
+            record("poll for IN", look(IN));
+            record("poll for RDHUP", look(RDHUP));
+            record("poll for nothing", look(0));
+            end.shutdown(SHUT_WR);
+            b.sync();
+            end.wait_mask(HUP);
+            none.expect();
+            record("poll for nothing", look(0));
+            record("poll for OUT", look(OUT));
+        },
+    ),
+    pair(
+        "readiness/two_sets",
+        "two sets watch one connection, each by its own rules",
+        |a| {
+            let end = a.moved();
+            for _ in 0..2 {
+                a.sync();
+                end.send(b"x");
+            }
+        },
+        |b| {
+            let end = b.moved();
+            let (level, edge) = (Set::on(end, IN), Set::on(end, IN | ET));
+            level.expect_none();
+            b.sync();
+            edge.expect();
+            level.expect();
+            level.expect();
+            edge.expect_none();
+            b.sync();
+            edge.expect();
+            record("DEL", level.remove(end.0));
+            level.expect_none();
+            end.recv(10);
+            edge.expect_none();
+        },
+    )
+    .each_side(),
+    pair(
+        "readiness/nested",
+        "a set inside a set, seen by epoll, poll and select",
+        |a| {
+            let end = a.moved();
+            for _ in 0..4 {
+                a.sync();
+                pause(10);
+                end.send(b"x");
+            }
+        },
+        |b| {
+            let end = b.moved();
+            let inner = Set::on(end, IN);
+            let outer = Set::new();
+            record("ADD", outer.add(inner.0, IN, 77));
+            record("ADD the other way", inner.add(outer.0, IN, 78));
+            outer.expect_none();
+            b.sync();
+            outer.expect();
+            inner.expect();
+            outer.expect();
+            End(inner.0).mask();
+            end.recv(4);
+            outer.expect_none();
+            End(inner.0).mask();
+            b.sync();
+            let got = sys::poll(&[(inner.0, libc::POLLIN)], 10_000);
+            record("poll", got.map(|(_, masks)| sys::event_names(masks[0])));
+            end.recv(4);
+            b.sync();
+            let got = sys::select(&[inner.0], &[], &[], Some(PATIENCE));
+            record("select", got.map(|s| s.count));
+            end.recv(4);
+            b.sync();
+            outer.expect();
+            end.recv(4);
+            outer.expect_none();
+        },
+    )
+    .each_side(),
+    pair(
+        "readiness/nested_edge",
+        "an edge-triggered connection in an inner set wakes an outer set's waiter",
+        |a| {
+            let end = a.moved();
+            for _ in 0..3 {
+                a.sync();
+                end.send(b"x");
+            }
+        },
+        |b| {
+            let end = b.moved();
+            let inner = Set::on(end, IN | ET);
+            let outer = Set::new();
+            outer.add(inner.0, IN, 77).expect("epoll_ctl");
+            for _ in 0..3 {
+                let got = beside(move || sys::epoll_wait(outer.0, 4, 10_000), || b.sync());
+                record("outer", shown(got));
+                inner.expect();
+                outer.expect_none();
+            }
+        },
+    ),
+    pair(
+        "readiness/mixed",
+        "a pipe, a timer, an eventfd and a connection in one set and one poll",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"x");
+        },
+        |b| {
+            let end = b.moved();
+            let (from, to) = sys::pipe().expect("pipe");
+            let event = sys::eventfd(0).expect("eventfd");
+            let timer = sys::timerfd(Duration::from_millis(30)).expect("timerfd");
+            let set = Set::new();
+            for (data, fd) in [(1, from), (2, event), (3, timer), (4, end.0)] {
+                record("ADD", set.add(fd, IN, data));
+            }
+            set.expect();
+            let mut buf = [0; 8];
+            record("timer", sys::read(timer, &mut buf).map(|_| u64::from_ne_bytes(buf)));
+            set.expect_none();
+            b.sync();
+            set.expect();
+            record("pipe", sys::write(to, b"y"));
+            end.until_unread(1);
+            set.expect();
+            record("event", sys::write(event, &5u64.to_ne_bytes()));
+            set.expect();
+            let fds = [from, event, timer, end.0].map(|fd| (fd, libc::POLLIN));
+            let got = sys::poll(&fds, -1);
+            record("poll", got.map(|(n, masks)| format!("{n} {masks:?}")));
+            end.recv(1);
+            set.expect();
+            let got = sys::select(&[from, event, timer, end.0], &[], &[], Some(PATIENCE));
+            record("select", got.map(|s| s.count));
+        },
+    )
+    .each_side(),
+    pair(
+        "readiness/waiting_for_others",
+        "a waiter on a quiet connection and a pipe is woken by the pipe",
+        |a| {
+            a.moved();
+        },
+        |b| {
+            let end = b.moved();
+            let (from, to) = sys::pipe().expect("pipe");
+            let set = Set::on(end, IN);
+            set.add(from, IN, 2).expect("epoll_ctl");
+            let ring = move || drop(sys::write(to, b"y").expect("write"));
+            let clear = || drop(sys::read(from, &mut [0; 4]).expect("read"));
+            record("epoll_wait", shown(beside(move || sys::epoll_wait(set.0, 4, -1), ring)));
+            clear();
+            let fds = [(end.0, libc::POLLIN), (from, libc::POLLIN)];
+            record(
+                "poll",
+                beside(move || sys::poll(&fds, -1), ring).map(|(_, m)| format!("{m:?}")),
+            );
+            clear();
+            let call = move || sys::select(&[end.0, from], &[], &[], None);
+            record("select", beside(call, ring).map(|s| s.read == [from]));
+        },
+    ),
+    pair(
+        "readiness/fairness",
+        "with room for one event, each of three ready connections gets its turn",
+        |a| {
+            let ends = [a.moved(), a.moved(), a.moved()];
+            ends.iter().for_each(|end| end.send(b"x"));
+            a.sync();
+        },
+        |b| {
+            let ends = [b.moved(), b.moved(), b.moved()];
+            let set = Set::new();
+            for (data, end) in (1..).zip(&ends) {
+                set.add(end.0, IN, data).expect("epoll_ctl");
+            }
+            b.sync();
+            ends.iter().for_each(|end| end.until_unread(1));
+            let mut seen = BTreeSet::new();
+            for _ in 0..9 {
+                let events = sys::epoll_wait(set.0, 1, 1000).expect("epoll_wait");
+                assert_eq!(events.len(), 1, "there is room for one event, and one is there");
+                seen.extend(events.iter().map(|(data, _)| *data));
+            }
+            record("seen", format!("{seen:?}"));
+        },
+    ),
+    pair(
+        "readiness/thread_inside",
+        "data that comes while a thread is inside poll, select or epoll_wait wakes it",
+        |a| {
+            let end = a.moved();
+            for _ in 0..5 {
+                a.sync();
+                end.send(b"x");
+            }
+        },
+        |b| {
+            let end = b.moved();
+            let (level, edge) = (Set::on(end, IN), Set::on(end, IN | ET));
+            let fds = [(end.0, libc::POLLIN)];
+            let got = beside(move || sys::poll(&fds, -1), || b.sync());
+            record("poll", got.map(|(_, masks)| sys::event_names(masks[0])));
+            end.recv(4);
+            let got = beside(move || sys::select(&[end.0], &[], &[], None), || b.sync());
+            record("select", got.map(|s| s.read == [end.0]));
+            end.recv(4);
+            let got = beside(move || sys::epoll_wait(level.0, 4, -1), || b.sync());
+            record("epoll_wait", shown(got));
+            end.recv(4);
+            edge.expect_none();
+            let got = beside(move || sys::epoll_wait(edge.0, 4, -1), || b.sync());
+            record("epoll_wait, edge", shown(got));
+            end.recv(4);
+            let fds = [(end.0, libc::POLLIN)];
+            let got = beside(move || sys::ppoll(&fds, Some(PATIENCE), None), || b.sync());
+            record("ppoll", got.map(|(_, masks)| sys::event_names(masks[0])));
+            end.recv(4);
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "readiness/room_inside",
+        "room that comes while a thread is inside poll or epoll_wait wakes it",
+        |a| {
+            let end = a.moved();
+            for _ in 0..2 {
+                let len = a.hear() as usize;
+                record("filling", recv_exact(end, len).map(|got| got.len() == len));
+                a.sync();
+            }
+        },
+        |b| {
+            let end = b.moved();
+            let set = Set::on(end, OUT | ET);
+            let len = fill(end).len() as i64;
+            let fds = [(end.0, libc::POLLOUT)];
+            let got = beside(move || sys::poll(&fds, -1), || b.tell(len));
+            record("poll", got.map(|(_, masks)| sys::event_names(masks[0])));
+            b.sync();
+            set.expect();
+            let len = fill(end).len() as i64;
+            let got = beside(move || sys::epoll_wait(set.0, 4, -1), || b.tell(len));
+            record("epoll_wait", shown(got));
+            b.sync();
+        },
+    )
+    .each_side(),
+    pair(
+        "readiness/added_before_the_move",
+        "a connection watched since before it carried anything",
+        |a| {
+            let end = a.fresh();
+            a.sync();
+            a.warm(end);
+            for _ in 0..2 {
+                a.sync();
+                end.send(b"x");
+            }
+            a.sync();
+            end.close();
+        },
+        |b| {
+            let end = b.fresh();
+            let (level, edge) = (Set::on(end, IN | RDHUP), Set::on(end, IN | RDHUP | ET));
+            b.sync();
+            b.warm(end);
+            level.expect_none();
+            // The edges of the warming up are gone with its data.
+            edge.expect_none();
+            for _ in 0..2 {
+                b.sync();
+                level.expect();
+                edge.expect();
+                edge.expect_none();
+                end.recv(4);
+                level.expect_none();
+            }
+            b.sync();
+            end.wait_mask(RDHUP);
+            level.expect();
+            edge.expect();
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "readiness/inside_since_before_the_move",
+        "threads that wait for a hang-up since before the move are woken by it after the move",
+        |a| {
+            let end = a.fresh();
+            a.sync();
+            a.warm(end);
+            a.sync();
+            end.shutdown(SHUT_WR);
+            a.sync();
+        },
+        |b| {
+            let end = b.fresh();
+            let set = Set::on(end, RDHUP);
+            let fds = [(end.0, libc::POLLRDHUP)];
+            let polling = thread::spawn(move || sys::poll(&fds, -1));
+            let got = beside(
+                move || sys::epoll_wait(set.0, 4, -1),
+                || {
+                    b.sync();
+                    b.warm(end);
+                    b.sync();
+                },
+            );
+            record("epoll_wait", shown(got));
+            let got = polling.join().expect("the thread");
+            record("poll", got.map(|(_, masks)| sys::event_names(masks[0])));
+            b.sync();
+        },
+    )
+    .each_side(),
+    pair(
+        "readiness/loop_since_before_the_move",
+        "an epoll loop that serves a connection from its first byte on",
+        |a| {
+            let end = a.fresh();
+            ask_all(end, 0);
+            end.close();
+        },
+        |b| {
+            let end = b.fresh();
+            let set = Set::on(end, IN);
+            while sys::epoll_wait(set.0, 8, -1).is_ok() && echo(end) {}
+            set.expect();
+        },
+    )
+    .any_path()
+    .each_side(),
+    pair(
+        "readiness/connect_in_a_set",
+        "a socket watched from before its non-blocking connect",
+        |a| {
+            let port = a.hear() as u16;
+            let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
+            let fd = sys::socket(libc::AF_INET, kind).expect("socket");
+            let set = Set::on(End(fd), IN | OUT | RDHUP | ET);
+            set.expect();
+            record("connect", sys::connect(fd, a.target(port)));
+            set.expect();
+            End(fd).error();
+            a.warm(End(fd));
+            set.expect();
+            a.sync();
+            set.expect();
+            End(fd).recv(4);
+        },
+        |b| {
+            let (listener, port) = b.listener();
+            let set = Set::on(End(listener), IN);
+            b.tell(i64::from(port));
+            set.expect();
+            let end = End(sys::accept(listener).expect("accept"));
+            set.expect_none();
+            b.warm(end);
+            b.sync();
+            end.send(b"x");
+        },
+    )
+    .each_side(),
+    pair(
+        "readiness/poll_lists",
+        "poll lists with negative, closed and doubled descriptors",
+        |a| {
+            let end = a.moved();
+            end.send(b"x");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(1);
+            let (input, all) = (libc::POLLIN, ALL_EVENTS as i16);
+            let look = |what: &str, fds: &[(Fd, i16)]| {
+                let names = |masks: Vec<u32>| {
+                    masks.into_iter().map(sys::event_names).collect::<Vec<_>>().join(", ")
+                };
+                record(what, sys::poll(fds, 0).map(|(n, masks)| format!("{n}: {}", names(masks))));
+            };
+            look("negative", &[(-1, all), (end.0, input)]);
+            look("closed", &[(end.0, input), (555, all), (end.0, all)]);
+            look("only closed", &[(555, 0)]);
+            look("twice", &[(end.0, input), (end.0, libc::POLLOUT)]);
+            look("none", &[]);
+            record("too many", sys::poll_too_many(1 << 40));
+            let closed = sys::select(&[555], &[], &[], Some(Duration::ZERO));
+            record("select of closed", closed.map(|s| s.count));
+            record("select of -1", sys::select_count(-1));
+            record("select of none", sys::select_count(0));
+        },
+    ),
+    pair(
+        "readiness/high_numbers",
+        "connections with high descriptor numbers in select, poll and epoll",
+        |a| {
+            let end = a.moved();
+            end.send(b"abc");
+            a.sync();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let high = sys::dup2(end.0, 1020).expect("dup2");
+            let higher = sys::fcntl(end.0, libc::F_DUPFD, 3000).expect("F_DUPFD");
+            end.close();
+            b.sync();
+            End(high).until_unread(3);
+            let got = sys::select(&[high], &[high], &[], Some(PATIENCE));
+            record("select", got.map(|s| (s.read == [high] && s.write == [high]).to_string()));
+            End(higher).mask();
+            Set::on(End(higher), IN).expect();
+            End(high).recv(1);
+            End(high).close();
+            End(higher).recv(9);
+            End(higher).close();
+            b.sync();
+        },
+    ),
+    pair(
+        "readiness/closed_while_watched",
+        "a watched connection that is closed leaves the set with its last descriptor",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"x");
+            a.sync();
+            a.sync();
+            end.send_with(b"y", libc::MSG_NOSIGNAL);
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let set = Set::on(end, IN);
+            let copy = sys::dup(end.0).expect("dup");
+            end.close();
+            record("DEL of the closed", set.remove(end.0));
+            b.sync();
+            set.expect();
+            End(copy).recv(4);
+            b.sync();
+            End(copy).close();
+            b.sync();
+            b.sync();
+            set.expect_none();
+        },
+    ),
+    pair(
+        "readiness/number_reused_in_a_set",
+        "a connection takes the number of a watched one that was closed",
+        |a| {
+            let first = a.moved();
+            a.sync();
+            let second = a.moved();
+            second.send(b"x");
+            a.sync();
+            first.recv(4);
+        },
+        |b| {
+            let first = b.moved();
+            let set = Set::on(first, IN);
+            first.close();
+            b.sync();
+            let second = b.moved();
+            record("same number", second == first);
+            set.expect_none();
+            record("MOD", set.modify(second.0, IN, 2));
+            record("ADD", set.add(second.0, IN, 2));
+            b.sync();
+            set.expect();
+        },
+    ),
+    pair(
+        "readiness/shut_down_here",
+        "one's own shutdown wakes one's own set",
+        |a| {
+            let end = a.moved();
+            end.recv_to_end();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let set = Set::on(end, IN | RDHUP | ET);
+            set.expect_none();
+            end.shutdown(SHUT_RDWR);
+            set.expect();
+            b.sync();
+        },
+    ),
+    solo("readiness/both_in_one_set", "both ends of a connection in one process's set", |s| {
+        let (near, far) = s.both_ends();
+        let set = Set::new();
+        for (data, end) in [(1, near), (2, far)] {
+            set.add(end.0, IN | RDHUP, data).expect("epoll_ctl");
+        }
+        set.expect_none();
+        near.send(b"there");
+        set.expect();
+        far.send(b"and back");
+        far.recv(10);
+        set.expect();
+        near.recv(10);
+        set.expect_none();
+        near.close();
+        set.expect();
+        far.recv(10);
+    })
+    .any_path(),
+];
