@@ -98,7 +98,7 @@ pub struct Credit {
 pub struct Receiver {
     /// `WANT_*`: set by a receiver that is about to sleep, cleared by the sender that wakes it.
     pub want_data: AtomicU32,
-    /// 1 once the receiver has closed: nobody will read any more.
+    /// `CLOSED` once nobody will read any more; `GO_BACK` when the receiver asks to be sent to through the kernel again.
     pub closed: AtomicU32,
 }
 
@@ -114,6 +114,10 @@ pub struct Sender {
     /// 1 once the sender is at home in its end of the segment (reads its ring, knows our doorbell).
     pub attached: AtomicU32,
 }
+
+/// Values of `Receiver::closed`.
+pub const CLOSED: u32 = 1;
+pub const GO_BACK: u32 = 2;
 
 /// Bits of the interrupt flags: nobody sleeps; wake me by a byte on the kernel connection; by my context's eventfd.
 pub const WANT_NOTHING: u32 = 0;

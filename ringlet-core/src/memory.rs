@@ -79,6 +79,9 @@ impl Area {
         if offset > self.len || n > self.len - offset {
             return false;
         }
+        if to.is_null() {
+            return true; // the program asked to discard (MSG_TRUNC)
+        }
         // SAFETY: as in `write`, the other way round.
         unsafe { core::ptr::copy_nonoverlapping(self.base.add(offset), to, n) };
         true
@@ -158,5 +161,12 @@ impl<'a> Buffers<'a> {
             self.remaining -= n;
             return (piece, n);
         }
+    }
+
+    /// Gives back the last `n` bytes of the piece taken last.
+    pub fn untake(&mut self, n: usize) {
+        debug_assert!(n <= self.used);
+        self.used -= n;
+        self.remaining += n;
     }
 }

@@ -177,6 +177,27 @@ impl Tx {
         self.slots.get() == self.known_slots.get()
     }
 
+    /// Bytes published and not yet consumed, by our own headers (a peer that overwrites them misleads only this figure).
+    pub fn outstanding_bytes<M: RingMemory>(&self, memory: &M) -> usize {
+        self.refresh(memory);
+        let (mut position, mut total) = (self.known_slots.get(), 0);
+        for _ in 0..memory.slot_count() {
+            let slot = position as usize & (memory.slot_count() - 1);
+            let header = memory.header(slot).load(Ordering::Relaxed);
+            if position >= self.slots.get()
+                || header >> (LEN_BITS + FLAG_BITS) != (position + 1) & POSITION_MASK
+            {
+                break;
+            }
+            let flags = header >> LEN_BITS & ((1 << FLAG_BITS) - 1);
+            if flags & FLAG_CONTROL == 0 {
+                total += (header & ((1 << LEN_BITS) - 1)) as usize;
+            }
+            position = Rx::position_after(memory, position, flags);
+        }
+        total
+    }
+
     /// Would a sender that asks for room be content: a quarter of the data, and as many slots as are surely free when the
     /// receiver keeps up (a rewind takes nearly all others out of the count until the receiver has passed it).
     pub fn writable<M: RingMemory>(&self, memory: &M) -> bool {
@@ -331,6 +352,16 @@ impl Rx {
         header >> (LEN_BITS + FLAG_BITS) == tag(position)
     }
 
+    /// As `ready`, but only for bytes, not for a mark.
+    #[inline(always)]
+    pub fn has_bytes<M: RingMemory>(&self, memory: &M) -> bool {
+        let position = self.slots.get();
+        // ORDER: as in `ready`.
+        let slot = position as usize & (memory.slot_count() - 1);
+        let header = memory.header(slot).load(Ordering::Acquire);
+        self.ready(memory) && header >> LEN_BITS & FLAG_CONTROL == 0
+    }
+
     /// The record at `position`, checked; `Ok(None)` when it is not published.
     #[inline(always)]
     fn look<M: RingMemory>(&self, memory: &M, position: u64) -> Result<Option<Record>, ()> {
@@ -426,6 +457,16 @@ impl Rx {
             used = 0;
         }
         total
+    }
+
+    /// The position after the last record that is published now, from `from` on: what an edge-triggered watcher remembers.
+    pub fn published_after<M: RingMemory>(&self, memory: &M, from: u64) -> u64 {
+        let mut position = from.max(self.slots.get());
+        for _ in 0..memory.slot_count() {
+            let Ok(Some(record)) = self.look(memory, position) else { break };
+            position = Self::position_after(memory, position, record.flags);
+        }
+        position
     }
 
     /// Bytes that can be read now.

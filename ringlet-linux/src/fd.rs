@@ -26,8 +26,27 @@ pub fn eventfd() -> Sys<i32> {
     Ok(hide(fd as i32))
 }
 
+/// Another number, at least `from`, for one of our own.
+pub fn duplicate_high(fd: i32, from: i32) -> Sys<i32> {
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) }.map(|fd| fd as i32)
+}
+
+pub fn is_open(fd: i32) -> bool {
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_fcntl, fd, libc::F_GETFD) }.is_ok()
+}
+
+pub fn is_epoll(fd: i32) -> bool {
+    link_starts_with(fd, b"anon_inode:[eventpoll]")
+}
+
 /// Is this descriptor an eventfd? (What a peer sends in place of one must not block us or act on our behalf.)
 pub fn is_eventfd(fd: i32) -> bool {
+    link_starts_with(fd, b"anon_inode:[eventfd]")
+}
+
+fn link_starts_with(fd: i32, kind: &[u8]) -> bool {
     let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
     write_decimal(&mut path[14..], fd as u32);
     let mut link = [0u8; 32];
@@ -35,7 +54,7 @@ pub fn is_eventfd(fd: i32) -> bool {
     let n = unsafe {
         sys!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), link.as_mut_ptr(), link.len())
     };
-    n.is_ok_and(|n| link[..n].starts_with(b"anon_inode:[eventfd]"))
+    n.is_ok_and(|n| link[..n].starts_with(kind))
 }
 
 /// Decimal digits at the start of `to`; returns how many.
@@ -135,10 +154,72 @@ pub unsafe fn epoll_wait(
 
 pub fn is_nonblocking(fd: i32) -> bool {
     // SAFETY: no memory is passed.
-    unsafe { sys!(SYS_fcntl, fd, libc::F_GETFL) }.is_ok_and(|flags| flags as i32 & libc::O_NONBLOCK != 0)
+    unsafe { sys!(SYS_fcntl, fd, libc::F_GETFL) }
+        .is_ok_and(|flags| flags as i32 & libc::O_NONBLOCK != 0)
 }
 
 pub fn is_cloexec(fd: i32) -> bool {
     // SAFETY: no memory is passed.
-    unsafe { sys!(SYS_fcntl, fd, libc::F_GETFD) }.is_ok_and(|flags| flags as i32 & libc::FD_CLOEXEC != 0)
+    unsafe { sys!(SYS_fcntl, fd, libc::F_GETFD) }
+        .is_ok_and(|flags| flags as i32 & libc::FD_CLOEXEC != 0)
+}
+
+/// Is the registration of `fd` in a set still armed (a one-shot one that was reported is not)? Read from the set's fdinfo, the
+/// only place that tells.
+pub fn epoll_armed(epfd: i32, fd: i32) -> bool {
+    let mut path = *b"/proc/self/fdinfo/\0\0\0\0\0\0\0\0\0\0\0\0";
+    write_decimal(&mut path[18..], epfd as u32);
+    // SAFETY: `path` is NUL-terminated.
+    let opened = unsafe {
+        sys!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC, 0)
+    };
+    let Ok(info) = opened else { return true };
+    let info = info as i32;
+    let mut line = [0u8; 160];
+    let mut used = 0;
+    let mut armed = true;
+    'file: loop {
+        let mut chunk = [0u8; 2048];
+        // SAFETY: a valid buffer.
+        let n = unsafe { sys!(SYS_read, info, chunk.as_mut_ptr(), chunk.len()) }.unwrap_or(0);
+        if n == 0 {
+            break;
+        }
+        for &byte in &chunk[..n] {
+            if byte != b'\n' {
+                if used < line.len() {
+                    line[used] = byte;
+                    used += 1;
+                }
+                continue;
+            }
+            if let Some((tfd, events)) = parse_registration(&line[..used])
+                && tfd == fd as u32
+            {
+                armed = events & !PRIVATE_BITS != 0;
+                break 'file;
+            }
+            used = 0;
+        }
+    }
+    close(info);
+    armed
+}
+
+/// EPOLLWAKEUP, ONESHOT, ET and EXCLUSIVE: what is left of a one-shot registration that was reported.
+const PRIVATE_BITS: u32 = 0xf << 28;
+
+/// A line `tfd: N events: HEX data: ...`.
+fn parse_registration(line: &[u8]) -> Option<(u32, u32)> {
+    let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
+    let number =
+        |word: &[u8], radix| u32::from_str_radix(core::str::from_utf8(word).ok()?, radix).ok();
+    if words.next()? != b"tfd:" {
+        return None;
+    }
+    let tfd = number(words.next()?, 10)?;
+    if words.next()? != b"events:" {
+        return None;
+    }
+    Some((tfd, number(words.next()?, 16)?))
 }

@@ -17,7 +17,8 @@ unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
 
 fn map(len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
     // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
-    unsafe { sys!(SYS_mmap, 0usize, len, prot, flags, fd, 0usize) }.map(|address| address as *mut u8)
+    unsafe { sys!(SYS_mmap, 0usize, len, prot, flags, fd, 0usize) }
+        .map(|address| address as *mut u8)
 }
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
@@ -58,7 +59,8 @@ pub fn sealed_memfd(name: &CStr, len: usize, extra_seals: i32) -> Sys<i32> {
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
     // SAFETY: no memory is passed.
     let made = unsafe {
-        sys!(SYS_ftruncate, fd, len).and_then(|_| sys!(SYS_fcntl, fd, libc::F_ADD_SEALS, seals | extra_seals))
+        sys!(SYS_ftruncate, fd, len)
+            .and_then(|_| sys!(SYS_fcntl, fd, libc::F_ADD_SEALS, seals | extra_seals))
     };
     match made {
         Ok(_) => Ok(fd),
@@ -72,7 +74,8 @@ pub fn sealed_memfd(name: &CStr, len: usize, extra_seals: i32) -> Sys<i32> {
 /// Forbids writable mappings from now on (those that exist go on), and further seals.
 pub fn seal_readers(fd: i32) -> Sys<()> {
     // SAFETY: no memory is passed.
-    unsafe { sys!(SYS_fcntl, fd, libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL) }.map(drop)
+    unsafe { sys!(SYS_fcntl, fd, libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL) }
+        .map(drop)
 }
 
 /// Size of a memfd that somebody else made, if it is one that can't fault: sealed against shrinking, of small pages.
@@ -103,4 +106,46 @@ pub fn map_shared(fd: i32, len: usize, writable: bool) -> Sys<Area> {
 pub unsafe fn unmap(area: Area) {
     // SAFETY: `area` is a whole mapping of ours (contract of `Area::new`).
     let _ = unsafe { sys!(SYS_munmap, area.base(), area.len()) };
+}
+
+/// A temporary array of our own: from the kernel, since we may be inside the program's allocator or signal handler; on the
+/// stack when it is small.
+pub struct Scratch<T: Copy + 'static> {
+    base: *mut T,
+    count: usize,
+}
+
+impl<T: Copy> Scratch<T> {
+    pub fn new(count: usize, fill: T) -> Option<Scratch<T>> {
+        let bytes = count * size_of::<T>();
+        let base: *mut T =
+            map(bytes, READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1).ok()?.cast();
+        for i in 0..count {
+            // SAFETY: within the fresh mapping, which is aligned for any T of ours.
+            unsafe { base.add(i).write(fill) };
+        }
+        Some(Scratch { base, count })
+    }
+}
+
+impl<T: Copy> core::ops::Deref for Scratch<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        // SAFETY: `count` entries, written in `new`.
+        unsafe { core::slice::from_raw_parts(self.base, self.count) }
+    }
+}
+
+impl<T: Copy> core::ops::DerefMut for Scratch<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; borrowed uniquely.
+        unsafe { core::slice::from_raw_parts_mut(self.base, self.count) }
+    }
+}
+
+impl<T: Copy> Drop for Scratch<T> {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; no slice of it outlives us.
+        let _ = unsafe { sys!(SYS_munmap, self.base, self.count * size_of::<T>()) };
+    }
 }

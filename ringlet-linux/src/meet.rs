@@ -103,7 +103,14 @@ pub fn credentials(socket: i32) -> Sys<Credentials> {
     let mut len = size_of::<libc::ucred>() as u32;
     // SAFETY: a struct ucred and its size.
     unsafe {
-        sys!(SYS_getsockopt, socket, libc::SOL_SOCKET, libc::SO_PEERCRED, &raw mut found, &raw mut len)?;
+        sys!(
+            SYS_getsockopt,
+            socket,
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            &raw mut found,
+            &raw mut len
+        )?;
     }
     Ok(Credentials { pid: found.pid, uid: found.uid })
 }
@@ -117,7 +124,8 @@ struct FdMessage {
 /// One message with descriptors.
 pub fn send(socket: i32, bytes: &[u8], fds: &[i32]) -> Sys<()> {
     // SAFETY: zero is a valid control message and message header.
-    let (mut control, mut message) = unsafe { (core::mem::zeroed::<FdMessage>(), core::mem::zeroed::<libc::msghdr>()) };
+    let (mut control, mut message) =
+        unsafe { (core::mem::zeroed::<FdMessage>(), core::mem::zeroed::<libc::msghdr>()) };
     control.header.cmsg_level = libc::SOL_SOCKET;
     control.header.cmsg_type = libc::SCM_RIGHTS;
     control.header.cmsg_len = (size_of::<libc::cmsghdr>() + 4 * fds.len()) as _;
@@ -130,13 +138,17 @@ pub fn send(socket: i32, bytes: &[u8], fds: &[i32]) -> Sys<()> {
         message.msg_controllen = size_of::<FdMessage>() as _;
     }
     // SAFETY: the header points to locals that outlive the call.
-    unsafe { sys!(SYS_sendmsg, socket, &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) }.map(drop)
+    unsafe {
+        sys!(SYS_sendmsg, socket, &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+    }
+    .map(drop)
 }
 
 /// One message with descriptors; `Ok(0)` when the other side is gone.
 pub fn receive(socket: i32, bytes: &mut [u8]) -> Sys<(usize, Fds)> {
     // SAFETY: zero is a valid control message and message header.
-    let (mut control, mut message) = unsafe { (core::mem::zeroed::<FdMessage>(), core::mem::zeroed::<libc::msghdr>()) };
+    let (mut control, mut message) =
+        unsafe { (core::mem::zeroed::<FdMessage>(), core::mem::zeroed::<libc::msghdr>()) };
     let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     message.msg_iov = &raw mut piece;
     message.msg_iovlen = 1;
@@ -221,9 +233,11 @@ pub fn far_owner(ends: &Ends) -> Sys<Owner> {
     };
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is passed.
-    let socket = unsafe { sys!(SYS_socket, libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG)? } as i32;
+    let socket =
+        unsafe { sys!(SYS_socket, libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG)? } as i32;
     // SAFETY: a plain struct and its size.
-    let asked = unsafe { sys!(SYS_sendto, socket, &raw const request, size_of::<DiagRequest>(), 0, 0, 0) };
+    let asked =
+        unsafe { sys!(SYS_sendto, socket, &raw const request, size_of::<DiagRequest>(), 0, 0, 0) };
     let mut answer = [0u8; 1024];
     // The kernel answers within the send, so this does not wait.
     let got = asked.and_then(|_| tcp::receive_into(socket, &mut answer, libc::MSG_DONTWAIT));
@@ -233,12 +247,15 @@ pub fn far_owner(ends: &Ends) -> Sys<Owner> {
 
 /// struct nlmsghdr (16 bytes), then struct inet_diag_msg (72 bytes): uid at 64, inode at 68.
 fn parse_owner(answer: &[u8]) -> Sys<Owner> {
-    let u32_at = |at: usize| answer.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
+    let u32_at =
+        |at: usize| answer.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
     let kind = u32_at(4).ok_or(Errno::EINVAL)? as u16;
     if kind == libc::NLMSG_ERROR as u16 {
         return Err(Errno(-(u32_at(16).unwrap_or(0) as i32)));
     }
-    let (Some(uid), Some(inode)) = (u32_at(16 + 64), u32_at(16 + 68)) else { return Err(Errno::EINVAL) };
+    let (Some(uid), Some(inode)) = (u32_at(16 + 64), u32_at(16 + 68)) else {
+        return Err(Errno::EINVAL);
+    };
     if kind != SOCK_DIAG_BY_FAMILY || inode == 0 {
         return Err(Errno::ENOENT);
     }
@@ -259,7 +276,14 @@ pub fn holds(pid: i32, fd: i32, inode: u32) -> Sys<bool> {
     }
     fd::write_decimal(&mut path[n..], fd as u32);
     let mut link = [0u8; 32];
-    let args = [libc::AT_FDCWD as usize, path.as_ptr() as usize, link.as_mut_ptr() as usize, link.len(), 0, 0];
+    let args = [
+        libc::AT_FDCWD as usize,
+        path.as_ptr() as usize,
+        link.as_mut_ptr() as usize,
+        link.len(),
+        0,
+        0,
+    ];
     // SAFETY: `path` is NUL-terminated (it is longer than what was written), `link` valid for its length.
     let got = unsafe { call(libc::SYS_readlinkat as i64, args)? };
     let mut expected = *b"socket:[\0\0\0\0\0\0\0\0\0\0\0\0";

@@ -105,3 +105,53 @@ pub fn raise_sigpipe() {
     // SAFETY: no memory is passed.
     let _ = unsafe { sys!(SYS_tgkill, getpid(), gettid(), libc::SIGPIPE) };
 }
+
+/// The time if somebody will ask for it.
+#[inline]
+pub fn now_ns_if(wanted: bool) -> u64 {
+    if wanted { now_ns() } else { 0 }
+}
+
+/// The processor's own clock, for "about so long ago" on the data path: some 10 ns cheaper than `now_ns`. Between 1 and 5 ticks
+/// per nanosecond on x86-64; slower elsewhere, which only makes the looks rarer.
+#[inline(always)]
+pub fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has it.
+    unsafe {
+        core::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    now_ns()
+}
+
+/// Random bytes; false when the kernel has none yet.
+pub fn random(to: &mut [u8]) -> bool {
+    // SAFETY: a valid buffer.
+    let got = unsafe { sys!(SYS_getrandom, to.as_mut_ptr(), to.len(), libc::GRND_NONBLOCK) };
+    got == Ok(to.len())
+}
+
+pub fn write(fd: i32, bytes: &[u8]) -> Sys<usize> {
+    // SAFETY: a valid buffer.
+    unsafe { sys!(SYS_write, fd, bytes.as_ptr(), bytes.len()) }
+}
+
+/// The beginning of a file, as much as the buffer holds.
+pub fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> Sys<usize> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: a C string.
+    let fd = unsafe { sys!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)? } as i32;
+    let mut total = 0;
+    let result = loop {
+        let rest = &mut to[total..];
+        // SAFETY: a valid buffer.
+        match unsafe { sys!(SYS_read, fd, rest.as_mut_ptr(), rest.len()) } {
+            Ok(0) => break Ok(total),
+            Ok(n) => total += n,
+            Err(error) => break Err(error),
+        }
+    };
+    close(fd);
+    result
+}

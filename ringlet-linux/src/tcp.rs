@@ -93,12 +93,30 @@ pub fn int_option(fd: i32, level: i32, option: i32) -> Sys<i32> {
     option_u32(fd, level, option).map(|value| value as i32)
 }
 
+pub fn is_tcp(fd: i32) -> bool {
+    int_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
+}
+
+/// Has the socket an upper-layer protocol (kTLS and the like)?
+pub fn has_upper_protocol(fd: i32) -> bool {
+    let (mut name, mut len) = ([0u8; 16], 16u32);
+    // SAFETY: a buffer and its length.
+    let got = unsafe {
+        sys!(SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_ULP, name.as_mut_ptr(), &raw mut len)
+    };
+    got.is_ok() && len > 0 && name[0] != 0
+}
+
 /// SO_RCVTIMEO or SO_SNDTIMEO; 0 is for ever.
 pub fn timeout_ns(fd: i32, option: i32) -> u64 {
     let (mut time, mut len) = ([0i64; 2], 16u32);
     // SAFETY: a struct timeval of 16 bytes and its length.
-    let got = unsafe { sys!(SYS_getsockopt, fd, libc::SOL_SOCKET, option, time.as_mut_ptr(), &raw mut len) };
-    got.map_or(0, |_| (time[0] as u64).saturating_mul(1_000_000_000).saturating_add(time[1] as u64 * 1000))
+    let got = unsafe {
+        sys!(SYS_getsockopt, fd, libc::SOL_SOCKET, option, time.as_mut_ptr(), &raw mut len)
+    };
+    got.map_or(0, |_| {
+        (time[0] as u64).saturating_mul(1_000_000_000).saturating_add(time[1] as u64 * 1000)
+    })
 }
 
 /// Takes the pending error, as SO_ERROR does.
@@ -136,13 +154,21 @@ pub fn counts(fd: i32) -> Sys<Counts> {
     let mut info = TcpInfo::default();
     let mut len = size_of::<TcpInfo>() as u32;
     // SAFETY: a buffer and its length.
-    unsafe { sys!(SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, &raw mut info, &raw mut len)? };
+    unsafe {
+        sys!(SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, &raw mut info, &raw mut len)?
+    };
     if (len as usize) < size_of::<TcpInfo>() {
         return Err(Errno::ENOSYS);
     }
-    let fin = matches!(info.state, TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING | TCP_TIME_WAIT | TCP_CLOSE);
+    let fin = matches!(
+        info.state,
+        TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING | TCP_TIME_WAIT | TCP_CLOSE
+    );
     Ok(Counts {
-        written: info.bytes_sent.wrapping_sub(info.bytes_retrans).wrapping_add(info.notsent_bytes as u64),
+        written: info
+            .bytes_sent
+            .wrapping_sub(info.bytes_retrans)
+            .wrapping_add(info.notsent_bytes as u64),
         received: info.bytes_received.saturating_sub(fin as u64),
         state: info.state,
     })
@@ -178,6 +204,24 @@ pub fn receive(fd: i32, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> 
     unsafe { sys!(SYS_recvfrom, fd, piece, n, flags, 0, 0) }
 }
 
+/// One sendto from the program's buffers, a piece at a time; raises SIGPIPE unless told otherwise.
+pub fn send(fd: i32, from: &mut Buffers, flags: i32) -> Sys<usize> {
+    let (piece, n) = from.take(usize::MAX);
+    // SAFETY: `take` returns a valid piece of the program's buffers.
+    unsafe { sys!(SYS_sendto, fd, piece, n, flags, 0, 0) }
+}
+
+pub fn shut_down(fd: i32, how: i32) -> Sys<()> {
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_shutdown, fd, how) }.map(drop)
+}
+
+/// Waits in the kernel until the descriptor is readable, as a blocking receive does: so that a signal handler's SA_RESTART
+/// and SO_RCVTIMEO mean what they mean there.
+pub fn wait_readable(fd: i32) -> Sys<usize> {
+    receive_into(fd, &mut [0u8; 1], libc::MSG_PEEK)
+}
+
 /// Reads into a buffer of our own.
 pub fn receive_into(fd: i32, to: &mut [u8], flags: i32) -> Sys<usize> {
     // SAFETY: a valid buffer.
@@ -199,5 +243,7 @@ pub fn ring_byte(fd: i32) {
 pub fn reset_on_close(fd: i32) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     // SAFETY: a struct linger and its size.
-    let _ = unsafe { sys!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, 8) };
+    let _ = unsafe {
+        sys!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, 8)
+    };
 }

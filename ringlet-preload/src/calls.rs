@@ -1,0 +1,598 @@
+//! Calls that move data.
+
+use crate::{next, result, set_errno};
+use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+use ringlet::reasons::Reason;
+use ringlet::socket::table::Socket;
+use ringlet::socket::{self, Native, Way, process, stream, way_in, way_out};
+use ringlet_core::memory::{Buffer, Buffers};
+use ringlet_linux::sys::{Errno, Sys};
+
+const IOV_MAX: usize = 1024;
+/// No buffer lies in the first page; the kernel says EFAULT, and so do we (a worse pointer gets a worse answer).
+const FIRST_PAGE: usize = 4096;
+
+/// A native call is over: it counts if it moved data.
+#[inline(always)]
+fn native(call: Option<Native>, moved: ssize_t) -> ssize_t {
+    if let Some(call) = call
+        && moved > 0
+    {
+        call.moved();
+    }
+    moved
+}
+
+fn checked(list: &[Buffer]) -> Sys<()> {
+    let bad = |buffer: &Buffer| (buffer.base as usize) < FIRST_PAGE && buffer.len != 0;
+    if list.iter().any(bad) { Err(Errno::EFAULT) } else { Ok(()) }
+}
+
+/// Receives into the program's buffers.
+#[inline(always)]
+unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> ssize_t {
+    let discard = flags & libc::MSG_TRUNC != 0;
+    if !discard && let Err(error) = checked(list) {
+        return result(Err(error));
+    }
+    let nowhere = [Buffer {
+        base: core::ptr::null_mut(),
+        len: list.iter().fold(0usize, |sum, buffer| sum.saturating_add(buffer.len)),
+    }];
+    // SAFETY: the program's buffers, valid by the contract of its call (or none, when it asks to discard).
+    let mut to = unsafe { Buffers::new(if discard { &nowhere } else { list }) };
+    finish(socket, stream::receive(socket, &mut to, flags))
+}
+
+/// Sends from the program's buffers.
+#[inline(always)]
+unsafe fn send_list(socket: &Socket, list: &[Buffer], flags: c_int) -> ssize_t {
+    if let Err(error) = checked(list) {
+        return result(Err(error));
+    }
+    // SAFETY: the program's buffers, valid by the contract of its call.
+    let mut from = unsafe { Buffers::new(list) };
+    finish(socket, stream::send(socket, &mut from, flags))
+}
+
+#[inline(always)]
+fn finish(socket: &Socket, moved: Sys<usize>) -> ssize_t {
+    if let Ok(1..) = moved {
+        socket::count_call(socket);
+    }
+    result(moved)
+}
+
+/// The program's iovec array; `None` (with errno set) if it is not one.
+unsafe fn list<'a>(vector: *const iovec, count: usize) -> Option<&'a [Buffer]> {
+    if count == 0 {
+        return Some(&[]);
+    }
+    if count > IOV_MAX || (vector as usize) < FIRST_PAGE {
+        set_errno(if count > IOV_MAX { libc::EINVAL } else { libc::EFAULT });
+        return None;
+    }
+    // SAFETY: the program's array of `count` entries; an iovec is a `Buffer`.
+    let list: &[Buffer] = unsafe { core::slice::from_raw_parts(vector.cast(), count) };
+    let total = list.iter().try_fold(0isize, |sum, buffer| sum.checked_add_unsigned(buffer.len));
+    if total.is_none() {
+        set_errno(libc::EINVAL);
+        return None;
+    }
+    Some(list)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
+    match way_in(fd) {
+        Way::Kernel(call) => {
+            native(call, next!(c"read", fn(c_int, *mut c_void, size_t) -> ssize_t, fd, buffer, len))
+        }
+        // SAFETY: the contract of read.
+        Way::Ours(socket) => unsafe { receive(socket, &[Buffer { base: buffer.cast(), len }], 0) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __read_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    size: size_t,
+) -> ssize_t {
+    check(len, size);
+    // SAFETY: passed on.
+    unsafe { read(fd, buffer, len) }
+}
+
+/// What fortified programs ask: does the length fit in the buffer as the compiler knew it?
+fn check(len: size_t, size: size_t) {
+    if len > size {
+        // SAFETY: as __chk_fail does.
+        unsafe { libc::abort() };
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recv(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    match way_in(fd) {
+        Way::Kernel(call) => native(
+            call,
+            next!(
+                c"recv",
+                fn(c_int, *mut c_void, size_t, c_int) -> ssize_t,
+                fd,
+                buffer,
+                len,
+                flags
+            ),
+        ),
+        // SAFETY: the contract of recv.
+        Way::Ours(socket) => unsafe {
+            receive(socket, &[Buffer { base: buffer.cast(), len }], flags)
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    size: size_t,
+    flags: c_int,
+) -> ssize_t {
+    check(len, size);
+    // SAFETY: passed on.
+    unsafe { recv(fd, buffer, len, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_len: *mut socklen_t,
+) -> ssize_t {
+    match way_in(fd) {
+        Way::Kernel(call) => native(
+            call,
+            next!(
+                c"recvfrom",
+                fn(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t,
+                fd,
+                buffer,
+                len,
+                flags,
+                address,
+                address_len
+            ),
+        ),
+        // SAFETY: the contract of recvfrom. KERNEL: a stream socket says that the address is empty.
+        Way::Ours(socket) => unsafe {
+            let got = receive(socket, &[Buffer { base: buffer.cast(), len }], flags);
+            if got >= 0 && !address.is_null() && !address_len.is_null() {
+                *address_len = 0;
+            }
+            got
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    size: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_len: *mut socklen_t,
+) -> ssize_t {
+    check(len, size);
+    // SAFETY: passed on.
+    unsafe { recvfrom(fd, buffer, len, flags, address, address_len) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    match way_in(fd) {
+        Way::Kernel(call) => {
+            let got =
+                next!(c"recvmsg", fn(c_int, *mut msghdr, c_int) -> ssize_t, fd, message, flags);
+            native(call, got)
+        }
+        // SAFETY: the contract of recvmsg.
+        Way::Ours(socket) => unsafe { receive_message(socket, message, flags) },
+    }
+}
+
+unsafe fn receive_message(socket: &Socket, message: *mut msghdr, flags: c_int) -> ssize_t {
+    if (message as usize) < FIRST_PAGE {
+        return result(Err(Errno::EFAULT));
+    }
+    // SAFETY: the program's message header.
+    let message = unsafe { &mut *message };
+    // SAFETY: its vector.
+    let Some(list) = (unsafe { list(message.msg_iov, message.msg_iovlen as usize) }) else {
+        return -1;
+    };
+    // SAFETY: its buffers.
+    let got = unsafe { receive(socket, list, flags) };
+    if got >= 0 {
+        message.msg_namelen = 0;
+        message.msg_controllen = 0;
+        message.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+    }
+    got
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: libc::c_uint,
+    flags: c_int,
+    timeout: *mut libc::timespec,
+) -> c_int {
+    match way_in(fd) {
+        Way::Kernel(call) => native(
+            call,
+            next!(
+                c"recvmmsg",
+                fn(c_int, *mut mmsghdr, libc::c_uint, c_int, *mut libc::timespec) -> c_int,
+                fd,
+                messages,
+                count,
+                flags,
+                timeout
+            ) as ssize_t,
+        ) as c_int,
+        Way::Ours(socket) => {
+            let mut done = 0;
+            while done < count {
+                // The first one may wait, and with MSG_WAITFORONE only it.
+                let wait_for_one = flags & libc::MSG_WAITFORONE != 0 && done > 0;
+                let flags = flags & !libc::MSG_WAITFORONE
+                    | if wait_for_one { libc::MSG_DONTWAIT } else { 0 };
+                // SAFETY: the program's array of `count` headers.
+                let got = unsafe {
+                    let entry = &mut *messages.add(done as usize);
+                    let got = receive_message(socket, &mut entry.msg_hdr, flags);
+                    entry.msg_len = got.max(0) as libc::c_uint;
+                    got
+                };
+                if got < 0 {
+                    return if done > 0 { done as c_int } else { -1 };
+                }
+                done += 1;
+                if got == 0 {
+                    break;
+                }
+            }
+            done as c_int
+        }
+    }
+}
+
+/// readv and the p-variants of a position that means "no position".
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    match way_in(fd) {
+        Way::Kernel(call) => native(
+            call,
+            next!(c"readv", fn(c_int, *const iovec, c_int) -> ssize_t, fd, vector, count),
+        ),
+        // SAFETY: the contract of readv.
+        Way::Ours(socket) => unsafe {
+            list(vector, count as u32 as usize).map_or(-1, |list| receive(socket, list, 0))
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
+    match way_out(fd) {
+        Way::Kernel(call) => native(
+            call,
+            next!(c"write", fn(c_int, *const c_void, size_t) -> ssize_t, fd, buffer, len),
+        ),
+        // SAFETY: the contract of write.
+        Way::Ours(socket) => unsafe {
+            send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], 0)
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    match way_out(fd) {
+        Way::Kernel(call) => native(
+            call,
+            next!(c"writev", fn(c_int, *const iovec, c_int) -> ssize_t, fd, vector, count),
+        ),
+        // SAFETY: the contract of writev.
+        Way::Ours(socket) => unsafe {
+            list(vector, count as u32 as usize).map_or(-1, |list| send_list(socket, list, 0))
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn send(
+    fd: c_int,
+    buffer: *const c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    match way_out(fd) {
+        Way::Kernel(call) => native(
+            call,
+            next!(
+                c"send",
+                fn(c_int, *const c_void, size_t, c_int) -> ssize_t,
+                fd,
+                buffer,
+                len,
+                flags
+            ),
+        ),
+        // SAFETY: the contract of send.
+        Way::Ours(socket) => unsafe {
+            send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], flags)
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    len: size_t,
+    flags: c_int,
+    address: *const sockaddr,
+    address_len: socklen_t,
+) -> ssize_t {
+    match way_out(fd) {
+        Way::Kernel(call) => native(
+            call,
+            next!(
+                c"sendto",
+                fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t,
+                fd,
+                buffer,
+                len,
+                flags,
+                address,
+                address_len
+            ),
+        ),
+        // SAFETY: the contract of sendto. KERNEL: a connected stream socket ignores the address.
+        Way::Ours(socket) => unsafe {
+            send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], flags)
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    match way_out(fd) {
+        Way::Kernel(call) => {
+            // SAFETY: the program's message header.
+            unsafe { let_go_of_passed(message) };
+            let sent =
+                next!(c"sendmsg", fn(c_int, *const msghdr, c_int) -> ssize_t, fd, message, flags);
+            native(call, sent)
+        }
+        // SAFETY: the contract of sendmsg.
+        Way::Ours(socket) => unsafe { send_message(socket, message, flags) },
+    }
+}
+
+unsafe fn send_message(socket: &Socket, message: *const msghdr, flags: c_int) -> ssize_t {
+    if (message as usize) < FIRST_PAGE {
+        return result(Err(Errno::EFAULT));
+    }
+    // SAFETY: the program's message header, and its vector.
+    let list = unsafe { list((*message).msg_iov, (*message).msg_iovlen as usize) };
+    // SAFETY: its buffers.
+    list.map_or(-1, |list| unsafe { send_list(socket, list, flags) })
+}
+
+/// Descriptors that leave for another process: their connections stay on the kernel.
+unsafe fn let_go_of_passed(message: *const msghdr) {
+    if (message as usize) < FIRST_PAGE {
+        return;
+    }
+    // SAFETY: the program's message header and control messages, walked as the CMSG macros do.
+    unsafe {
+        if (*message).msg_control.is_null() {
+            return;
+        }
+        let mut control = libc::CMSG_FIRSTHDR(message);
+        while !control.is_null() {
+            if (*control).cmsg_level == libc::SOL_SOCKET && (*control).cmsg_type == libc::SCM_RIGHTS
+            {
+                let bytes =
+                    ((*control).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+                let fds: *const c_int = libc::CMSG_DATA(control).cast();
+                for i in 0..bytes / size_of::<c_int>() {
+                    process::given_away(fds.add(i).read_unaligned(), Reason::Passed);
+                }
+            }
+            control = libc::CMSG_NXTHDR(message, control);
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: libc::c_uint,
+    flags: c_int,
+) -> c_int {
+    match way_out(fd) {
+        Way::Kernel(call) => {
+            for i in 0..count.min(IOV_MAX as u32) {
+                // SAFETY: the program's array of `count` headers.
+                unsafe { let_go_of_passed(&(*messages.add(i as usize)).msg_hdr) };
+            }
+            let sent = next!(
+                c"sendmmsg",
+                fn(c_int, *mut mmsghdr, libc::c_uint, c_int) -> c_int,
+                fd,
+                messages,
+                count,
+                flags
+            );
+            native(call, sent as ssize_t) as c_int
+        }
+        Way::Ours(socket) => {
+            let mut done = 0;
+            while done < count.min(IOV_MAX as u32) {
+                // SAFETY: the program's array of `count` headers.
+                let sent = unsafe {
+                    let entry = &mut *messages.add(done as usize);
+                    let sent = send_message(socket, &entry.msg_hdr, flags);
+                    entry.msg_len = sent.max(0) as libc::c_uint;
+                    sent
+                };
+                if sent < 0 {
+                    return if done > 0 { done as c_int } else { -1 };
+                }
+                done += 1;
+            }
+            done as c_int
+        }
+    }
+}
+
+/// Bytes of a file that one round of `sendfile` carries over our own stack.
+const FILE_CHUNK_BYTES: usize = 64 << 10;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile(
+    to: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> ssize_t {
+    match way_out(to) {
+        Way::Kernel(call) => {
+            keep_input_on_kernel(from);
+            native(
+                call,
+                next!(
+                    c"sendfile",
+                    fn(c_int, c_int, *mut off_t, size_t) -> ssize_t,
+                    to,
+                    from,
+                    offset,
+                    count
+                ),
+            )
+        }
+        // SAFETY: the contract of sendfile.
+        Way::Ours(socket) => unsafe { send_file(socket, from, offset, count) },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile64(
+    to: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> ssize_t {
+    // SAFETY: passed on; off_t has 64 bits here.
+    unsafe { sendfile(to, from, offset, count) }
+}
+
+/// Only what was sent counts as read: the file's own position is moved (or `offset` stored) by that much.
+unsafe fn send_file(socket: &Socket, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    let mut chunk = [0u8; FILE_CHUNK_BYTES];
+    let mut position = if offset.is_null() {
+        // SAFETY: no memory is passed.
+        unsafe { libc::lseek(from, 0, libc::SEEK_CUR) }
+    } else {
+        // SAFETY: the program's offset.
+        unsafe { *offset }
+    };
+    if position < 0 {
+        // No position: a pipe or socket, which the kernel would refuse or splice.
+        set_errno(libc::EINVAL);
+        return -1;
+    }
+    let mut total = 0usize;
+    while total < count {
+        let wanted = chunk.len().min(count - total);
+        // SAFETY: our own buffer.
+        let got = unsafe { libc::pread(from, chunk.as_mut_ptr().cast(), wanted, position) };
+        if got <= 0 {
+            if got < 0 && total == 0 {
+                return -1;
+            }
+            break;
+        }
+        // SAFETY: our own buffer.
+        let sent = unsafe {
+            send_list(socket, &[Buffer { base: chunk.as_mut_ptr(), len: got as usize }], 0)
+        };
+        if sent < 0 {
+            if total == 0 {
+                return -1;
+            }
+            break;
+        }
+        total += sent as usize;
+        position += sent as off_t;
+        if sent < got {
+            break;
+        }
+    }
+    if offset.is_null() {
+        // SAFETY: no memory is passed.
+        unsafe { libc::lseek(from, position, libc::SEEK_SET) };
+    } else {
+        // SAFETY: the program's offset.
+        unsafe { *offset = position };
+    }
+    total as ssize_t
+}
+
+fn keep_input_on_kernel(fd: c_int) {
+    if let Some(socket) = socket::table::socket(fd) {
+        socket::keep_on_kernel(socket, Reason::Splice);
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice(
+    from: c_int,
+    from_offset: *mut libc::loff_t,
+    to: c_int,
+    to_offset: *mut libc::loff_t,
+    len: size_t,
+    flags: libc::c_uint,
+) -> ssize_t {
+    keep_input_on_kernel(from);
+    keep_input_on_kernel(to);
+    next!(
+        c"splice",
+        fn(c_int, *mut libc::loff_t, c_int, *mut libc::loff_t, size_t, libc::c_uint) -> ssize_t,
+        from,
+        from_offset,
+        to,
+        to_offset,
+        len,
+        flags
+    )
+}

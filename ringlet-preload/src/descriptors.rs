@@ -1,0 +1,475 @@
+//! Calls that make, name, change or close descriptors.
+
+use crate::{next, result, set_errno};
+use libc::{c_char, c_int, c_long, c_ulong, c_void, sockaddr, socklen_t};
+use ringlet::reasons::Reason;
+use ringlet::socket::table::{Known, Stage, lookup};
+use ringlet::socket::{self, epoll, process, stream};
+
+/// Which path a descriptor's connection is on (`ringlet_core::view::PATH_*`), for tests and curious programs; -1 for a descriptor
+/// that ringlet does not follow.
+#[unsafe(no_mangle)]
+pub extern "C" fn ringlet_path(fd: c_int) -> c_int {
+    socket::path_of(fd).map_or(-1, |path| path as c_int)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let fd = next!(c"socket", fn(c_int, c_int, c_int) -> c_int, domain, kind, protocol);
+    if fd >= 0 {
+        let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
+        let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
+        if stream && inet && (protocol == 0 || protocol == libc::IPPROTO_TCP) {
+            process::made_socket(fd);
+        } else {
+            process::reused(fd);
+        }
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    let done = next!(c"connect", fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, address, len);
+    // SAFETY: libc's errno of this thread.
+    if done == 0 || unsafe { *libc::__errno_location() } == libc::EINPROGRESS {
+        process::connected(fd, false);
+        if done != 0 {
+            set_errno(libc::EINPROGRESS);
+        }
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    let made =
+        next!(c"accept", fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, address, len);
+    accepted(fd, made)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept4(
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    let made = next!(
+        c"accept4",
+        fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int,
+        fd,
+        address,
+        len,
+        flags
+    );
+    accepted(fd, made)
+}
+
+/// A listener that we have seen made is TCP; one that was inherited is asked.
+fn accepted(listener: c_int, made: c_int) -> c_int {
+    if made >= 0 {
+        let known = matches!(lookup(listener), Some(Known::Socket(_)));
+        if known || ringlet_linux::tcp::is_tcp(made) {
+            process::connected(made, true);
+        } else {
+            process::reused(made);
+        }
+    }
+    made
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socketpair(
+    domain: c_int,
+    kind: c_int,
+    protocol: c_int,
+    pair: *mut c_int,
+) -> c_int {
+    let done = next!(
+        c"socketpair",
+        fn(c_int, c_int, c_int, *mut c_int) -> c_int,
+        domain,
+        kind,
+        protocol,
+        pair
+    );
+    // SAFETY: on success the kernel has filled the pair.
+    unsafe { made_pair(done, pair) }
+}
+
+unsafe fn made_pair(done: c_int, pair: *const c_int) -> c_int {
+    if done == 0 {
+        // SAFETY: two descriptors, by the caller's word.
+        unsafe {
+            process::reused(*pair);
+            process::reused(*pair.add(1));
+        }
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pipe(pair: *mut c_int) -> c_int {
+    let done = next!(c"pipe", fn(*mut c_int) -> c_int, pair);
+    // SAFETY: on success the kernel has filled the pair.
+    unsafe { made_pair(done, pair) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pipe2(pair: *mut c_int, flags: c_int) -> c_int {
+    let done = next!(c"pipe2", fn(*mut c_int, c_int) -> c_int, pair, flags);
+    // SAFETY: on success the kernel has filled the pair.
+    unsafe { made_pair(done, pair) }
+}
+
+fn made(fd: c_int) -> c_int {
+    process::reused(fd);
+    fd
+}
+
+/// The third argument is there only with O_CREAT and O_TMPFILE; passed on as it is in any case.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    made(next!(c"open", fn(*const c_char, c_int, libc::mode_t) -> c_int, path, flags, mode))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    made(next!(c"open64", fn(*const c_char, c_int, libc::mode_t) -> c_int, path, flags, mode))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openat(
+    at: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: libc::mode_t,
+) -> c_int {
+    made(next!(
+        c"openat",
+        fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int,
+        at,
+        path,
+        flags,
+        mode
+    ))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openat64(
+    at: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: libc::mode_t,
+) -> c_int {
+    made(next!(
+        c"openat64",
+        fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int,
+        at,
+        path,
+        flags,
+        mode
+    ))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn eventfd(value: libc::c_uint, flags: c_int) -> c_int {
+    made(next!(c"eventfd", fn(libc::c_uint, c_int) -> c_int, value, flags))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn timerfd_create(clock: c_int, flags: c_int) -> c_int {
+    made(next!(c"timerfd_create", fn(c_int, c_int) -> c_int, clock, flags))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn epoll_create(size: c_int) -> c_int {
+    made_set(next!(c"epoll_create", fn(c_int) -> c_int, size))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    made_set(next!(c"epoll_create1", fn(c_int) -> c_int, flags))
+}
+
+fn made_set(fd: c_int) -> c_int {
+    if fd >= 0 {
+        process::reused(fd);
+        epoll::created(fd);
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn close(fd: c_int) -> c_int {
+    if let Some(known) = lookup(fd)
+        && !process::before_close(fd, known)
+    {
+        // One of our own, which the program does not know: for it, the number is not open.
+        set_errno(libc::EBADF);
+        return -1;
+    }
+    next!(c"close", fn(c_int) -> c_int, fd)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn dup(fd: c_int) -> c_int {
+    duplicated(fd, next!(c"dup", fn(c_int) -> c_int, fd))
+}
+
+fn duplicated(from: c_int, to: c_int) -> c_int {
+    if to >= 0 && from != to && !process::borrowed_if_known(from, to) {
+        process::duplicated(from, to);
+    }
+    to
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+    let Some(to) = make_way(from, to) else { return -1 };
+    duplicated(from, next!(c"dup2", fn(c_int, c_int) -> c_int, from, to))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    let Some(to) = make_way(from, to) else { return -1 };
+    duplicated(from, next!(c"dup3", fn(c_int, c_int, c_int) -> c_int, from, to, flags))
+}
+
+/// Before a number is overwritten: what it named is closed first, if the call will succeed. One of our own descriptors that the
+/// program wants the number of moves away.
+fn make_way(from: c_int, to: c_int) -> Option<c_int> {
+    if from == to || !ringlet_linux::fd::is_open(from) {
+        return Some(to);
+    }
+    match lookup(to) {
+        None => {}
+        Some(Known::Hidden) if !process::make_way(to) => {
+            set_errno(libc::EBUSY);
+            return None;
+        }
+        Some(Known::Hidden) => {}
+        Some(known) => {
+            process::before_close(to, known);
+        }
+    }
+    Some(to)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    let done = next!(c"fcntl", fn(c_int, c_int, c_ulong) -> c_int, fd, command, argument);
+    controlled(fd, command, argument, done)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    let done = next!(c"fcntl64", fn(c_int, c_int, c_ulong) -> c_int, fd, command, argument);
+    controlled(fd, command, argument, done)
+}
+
+fn controlled(fd: c_int, command: c_int, argument: c_ulong, done: c_int) -> c_int {
+    if done < 0 {
+        return done;
+    }
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return duplicated(fd, done),
+        libc::F_SETFL => {
+            socket::set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0);
+            if argument as c_int & libc::O_ASYNC != 0
+                && let Some(socket) = socket::table::socket(fd)
+            {
+                socket::keep_on_kernel(socket, Reason::AsyncSignal);
+            }
+        }
+        _ => {}
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if let Some(Known::Socket(socket)) = lookup(fd)
+        && socket.stage() == Stage::Attached
+        && !argument.is_null()
+    {
+        let count = match request as u32 as u64 {
+            SIOCINQ => Some(stream::readable_bytes(socket)),
+            SIOCOUTQ => Some(stream::unsent_bytes(socket)),
+            _ => None,
+        };
+        if let Some(count) = count {
+            let count = result(count.map(|n| n.min(c_int::MAX as usize)));
+            if count >= 0 {
+                // SAFETY: both requests take a pointer to an int.
+                unsafe { *argument.cast::<c_int>() = count as c_int };
+                return 0;
+            }
+            return -1;
+        }
+    }
+    let done = next!(c"ioctl", fn(c_int, c_ulong, *mut c_void) -> c_int, fd, request, argument);
+    if done >= 0 && request as u32 as u64 == libc::FIONBIO as u32 as u64 && !argument.is_null() {
+        // SAFETY: FIONBIO takes a pointer to an int.
+        socket::set_nonblocking(fd, unsafe { *argument.cast::<c_int>() } != 0);
+    }
+    done
+}
+
+const SIOCINQ: u64 = 0x541b;
+const SIOCOUTQ: u64 = 0x5411;
+
+#[unsafe(no_mangle)]
+pub extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    match lookup(fd) {
+        Some(Known::Socket(socket)) if socket.stage() == Stage::Attached => {
+            result(stream::shut_down(socket, how).map(|_| 0)) as c_int
+        }
+        _ => next!(c"shutdown", fn(c_int, c_int) -> c_int, fd, how),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    let done = next!(
+        c"setsockopt",
+        fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int,
+        fd,
+        level,
+        option,
+        value,
+        len
+    );
+    if done == 0 {
+        socket::option_set(fd, level, option);
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    let done = next!(
+        c"getsockopt",
+        fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int,
+        fd,
+        level,
+        option,
+        value,
+        len
+    );
+    if done == 0
+        && (level, option) == (libc::SOL_SOCKET, libc::SO_ERROR)
+        && let Some(socket) = socket::table::socket(fd)
+    {
+        // SAFETY: SO_ERROR is an int, which the kernel has just written.
+        unsafe {
+            let value = value.cast::<c_int>();
+            if *value == 0 {
+                *value = socket::take_error(socket);
+            }
+        }
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn close_range(first: libc::c_uint, last: libc::c_uint, flags: c_int) -> c_int {
+    if flags != 0 || process::borrowed() {
+        // Close-on-exec marks harm nobody, and a table of its own means a child that is about to exec.
+        return next!(
+            c"close_range",
+            fn(libc::c_uint, libc::c_uint, c_int) -> c_int,
+            first,
+            last,
+            flags
+        );
+    }
+    if first > last {
+        set_errno(libc::EINVAL);
+        return -1;
+    }
+    let mut from = first;
+    let close_up_to = |from: libc::c_uint, to: libc::c_uint| {
+        next!(c"close_range", fn(libc::c_uint, libc::c_uint, c_int) -> c_int, from, to, 0)
+    };
+    for fd in process::known_between(first, last) {
+        let Some(known) = lookup(fd) else { continue };
+        if process::before_close(fd, known) {
+            continue;
+        }
+        // One of our own: everything before it, then go on after it.
+        if fd as u32 > from {
+            close_up_to(from, fd as u32 - 1);
+        }
+        from = fd as u32 + 1;
+    }
+    if from <= last { close_up_to(from, last) } else { 0 }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn closefrom(first: c_int) {
+    close_range(first.max(0) as libc::c_uint, libc::c_uint::MAX, 0);
+}
+
+/// Programs that avoid libc's wrappers (Node.js closes its descriptors this way).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn syscall(
+    number: c_long,
+    a: c_ulong,
+    b: c_ulong,
+    c: c_ulong,
+    d: c_ulong,
+    e: c_ulong,
+    f: c_ulong,
+) -> c_long {
+    match number {
+        libc::SYS_close => return close(a as c_int) as c_long,
+        libc::SYS_close_range => return close_range(a as u32, b as u32, c as c_int) as c_long,
+        libc::SYS_dup => return dup(a as c_int) as c_long,
+        libc::SYS_dup3 => return dup3(a as c_int, b as c_int, c as c_int) as c_long,
+        libc::SYS_io_uring_setup => process::uses_io_uring(),
+        _ => {}
+    }
+    next!(
+        c"syscall",
+        fn(c_long, c_ulong, c_ulong, c_ulong, c_ulong, c_ulong, c_ulong) -> c_long,
+        number,
+        a,
+        b,
+        c,
+        d,
+        e,
+        f
+    )
+}
+
+/// stdio reads and writes below our feet: the connection goes to the kernel.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
+    process::keep_fd_on_kernel(fd, Reason::Stdio);
+    let stream = next!(c"fdopen", fn(c_int, *const c_char) -> usize, fd, mode);
+    if stream == usize::MAX { core::ptr::null_mut() } else { stream as *mut libc::FILE }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vdprintf(
+    fd: c_int,
+    format: *const c_char,
+    arguments: *mut c_void,
+) -> c_int {
+    process::keep_fd_on_kernel(fd, Reason::Stdio);
+    next!(c"vdprintf", fn(c_int, *const c_char, *mut c_void) -> c_int, fd, format, arguments)
+}

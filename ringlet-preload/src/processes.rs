@@ -1,0 +1,248 @@
+//! Calls that make processes, replace programs, or set signal handlers.
+
+use crate::next;
+use core::arch::naked_asm;
+use libc::{c_char, c_int, c_void, pid_t};
+use ringlet::reasons::Reason;
+use ringlet::socket::{process, signals};
+
+/// fork is passed on between a count before and a look after: from then on two processes hold every connection.
+fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
+    process::before_fork();
+    let child = fork();
+    if child != 0 {
+        process::after_fork_in_parent(child < 0);
+    }
+    child
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fork() -> pid_t {
+    forking(|| next!(c"fork", fn() -> pid_t,))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn _Fork() -> pid_t {
+    forking(|| next!(c"_Fork", fn() -> pid_t,))
+}
+
+type Strings = *const *mut c_char;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execve(path: *const c_char, args: Strings, env: Strings) -> c_int {
+    process::before_exec();
+    next!(c"execve", fn(*const c_char, Strings, Strings) -> c_int, path, args, env)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execv(path: *const c_char, args: Strings) -> c_int {
+    process::before_exec();
+    next!(c"execv", fn(*const c_char, Strings) -> c_int, path, args)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvp(file: *const c_char, args: Strings) -> c_int {
+    process::before_exec();
+    next!(c"execvp", fn(*const c_char, Strings) -> c_int, file, args)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvpe(file: *const c_char, args: Strings, env: Strings) -> c_int {
+    process::before_exec();
+    next!(c"execvpe", fn(*const c_char, Strings, Strings) -> c_int, file, args, env)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fexecve(fd: c_int, args: Strings, env: Strings) -> c_int {
+    process::before_exec();
+    next!(c"fexecve", fn(c_int, Strings, Strings) -> c_int, fd, args, env)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn(
+    pid: *mut pid_t,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    args: Strings,
+    env: Strings,
+) -> c_int {
+    process::before_exec();
+    next!(
+        c"posix_spawn",
+        fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int,
+        pid,
+        path,
+        actions,
+        attributes,
+        args,
+        env
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawnp(
+    pid: *mut pid_t,
+    file: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    args: Strings,
+    env: Strings,
+) -> c_int {
+    process::before_exec();
+    next!(
+        c"posix_spawnp",
+        fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int,
+        pid,
+        file,
+        actions,
+        attributes,
+        args,
+        env
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
+    process::before_exec();
+    next!(c"system", fn(*const c_char) -> c_int, command)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *mut libc::FILE {
+    process::before_exec();
+    let stream = next!(c"popen", fn(*const c_char, *const c_char) -> usize, command, kind);
+    if stream == usize::MAX { core::ptr::null_mut() } else { stream as *mut libc::FILE }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    let done = next!(
+        c"sigaction",
+        fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int,
+        signal,
+        new,
+        old
+    );
+    if done == 0 && !new.is_null() {
+        // SAFETY: the program's struct.
+        let (handler, flags) = unsafe { ((*new).sa_sigaction, (*new).sa_flags) };
+        signals::handler_set(signal, is_function(handler), flags);
+    }
+    done
+}
+
+fn is_function(handler: usize) -> bool {
+    handler != libc::SIG_DFL && handler != libc::SIG_IGN
+}
+
+/// BSD semantics, as glibc's: handlers set by it restart calls.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
+    let old = next!(c"signal", fn(c_int, usize) -> usize, signal, handler);
+    if old != libc::SIG_ERR {
+        signals::handler_set(signal, is_function(handler), libc::SA_RESTART);
+    }
+    old
+}
+
+/// siginterrupt changes what a handler that is there does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siginterrupt(signal: c_int, interrupt: c_int) -> c_int {
+    let done = next!(c"siginterrupt", fn(c_int, c_int) -> c_int, signal, interrupt);
+    if done == 0 {
+        signals::handler_set(signal, true, if interrupt != 0 { 0 } else { libc::SA_RESTART });
+    }
+    done
+}
+
+// Variadic functions. Rust cannot define them, so a few instructions stand in front of libc's: they keep every register that may
+// hold an argument, call `before`, which returns the address of libc's function, and jump there.
+
+macro_rules! in_front_of {
+    ($name:ident, $before:ident) => {
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                "sub rsp, 200",
+                "mov [rsp], rdi", "mov [rsp+8], rsi", "mov [rsp+16], rdx",
+                "mov [rsp+24], rcx", "mov [rsp+32], r8", "mov [rsp+40], r9", "mov [rsp+48], rax",
+                "movups [rsp+64], xmm0", "movups [rsp+80], xmm1", "movups [rsp+96], xmm2",
+                "movups [rsp+112], xmm3", "movups [rsp+128], xmm4", "movups [rsp+144], xmm5",
+                "movups [rsp+160], xmm6", "movups [rsp+176], xmm7",
+                "call {before}",
+                "mov r11, rax",
+                "mov rdi, [rsp]", "mov rsi, [rsp+8]", "mov rdx, [rsp+16]",
+                "mov rcx, [rsp+24]", "mov r8, [rsp+32]", "mov r9, [rsp+40]", "mov rax, [rsp+48]",
+                "movups xmm0, [rsp+64]", "movups xmm1, [rsp+80]", "movups xmm2, [rsp+96]",
+                "movups xmm3, [rsp+112]", "movups xmm4, [rsp+128]", "movups xmm5, [rsp+144]",
+                "movups xmm6, [rsp+160]", "movups xmm7, [rsp+176]",
+                "add rsp, 200",
+                "jmp r11",
+                before = sym $before,
+            )
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                "stp x29, x30, [sp, #-208]!",
+                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]",
+                "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
+                "stp q0, q1, [sp, #80]", "stp q2, q3, [sp, #112]",
+                "stp q4, q5, [sp, #144]", "stp q6, q7, [sp, #176]",
+                "bl {before}",
+                "mov x16, x0",
+                "ldp x0, x1, [sp, #16]", "ldp x2, x3, [sp, #32]",
+                "ldp x4, x5, [sp, #48]", "ldp x6, x7, [sp, #64]",
+                "ldp q0, q1, [sp, #80]", "ldp q2, q3, [sp, #112]",
+                "ldp q4, q5, [sp, #144]", "ldp q6, q7, [sp, #176]",
+                "ldp x29, x30, [sp], #208",
+                "br x16",
+                before = sym $before,
+            )
+        }
+    };
+}
+
+macro_rules! next_address {
+    ($name:literal) => {{
+        static NEXT: crate::next::Next = crate::next::Next::new($name);
+        NEXT.address()
+    }};
+}
+
+extern "C" fn before_execl() -> *mut c_void {
+    process::before_exec();
+    next_address!(c"execl")
+}
+extern "C" fn before_execlp() -> *mut c_void {
+    process::before_exec();
+    next_address!(c"execlp")
+}
+extern "C" fn before_execle() -> *mut c_void {
+    process::before_exec();
+    next_address!(c"execle")
+}
+extern "C" fn before_dprintf(fd: c_int) -> *mut c_void {
+    process::keep_fd_on_kernel(fd, Reason::Stdio);
+    next_address!(c"dprintf")
+}
+extern "C" fn before_dprintf_chk(fd: c_int) -> *mut c_void {
+    process::keep_fd_on_kernel(fd, Reason::Stdio);
+    next_address!(c"__dprintf_chk")
+}
+
+in_front_of!(execl, before_execl);
+in_front_of!(execlp, before_execlp);
+in_front_of!(execle, before_execle);
+in_front_of!(dprintf, before_dprintf);
+in_front_of!(__dprintf_chk, before_dprintf_chk);

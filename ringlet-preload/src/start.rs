@@ -1,0 +1,49 @@
+//! Before main: reads the configuration and sets ringlet up.
+
+use ringlet::config::{Config, FILE_MAX_BYTES, LogTarget, NotRead};
+use ringlet::socket;
+use ringlet_linux::sys;
+use std::ffi::CStr;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    let mut buffer = [0u8; FILE_MAX_BYTES + 1];
+    let mut wrong = 0usize;
+    let config = Config::load(&environment, &mut read_file, &mut buffer, &mut |_, _| wrong += 1);
+    if !config.enabled {
+        return;
+    }
+    let started = socket::start(config);
+    if !matches!(config.log, LogTarget::Off) && (wrong > 0 || started.is_err()) {
+        note(if wrong > 0 {
+            b"ringlet: the configuration has errors; `ringlet config` tells which\n"
+        } else {
+            b"ringlet: out of memory at start; everything stays on the kernel\n"
+        });
+    }
+}
+
+fn note(line: &[u8]) {
+    let _ = sys::write(2, line);
+}
+
+fn environment(name: &str) -> Option<&'static [u8]> {
+    let mut zero_ended = [0u8; 64];
+    zero_ended.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+    zero_ended.get(name.len())?;
+    // SAFETY: a C string; before main nobody changes the environment, and what is read is copied before main begins.
+    let value = unsafe { libc::getenv(zero_ended.as_ptr().cast()) };
+    // SAFETY: getenv returns a C string or null.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
+}
+
+fn read_file(path: &CStr, buffer: &mut [u8]) -> Result<usize, NotRead> {
+    match sys::read_file(path, buffer) {
+        Ok(n) => Ok(n),
+        Err(sys::Errno::ENOENT) => Err(NotRead::Missing),
+        Err(_) => Err(NotRead::Unreadable),
+    }
+}

@@ -1,0 +1,514 @@
+//! Calls that wait for readiness.
+
+use crate::{next, result, set_errno};
+use libc::{c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use ringlet::socket::table::{Known, lookup};
+use ringlet::socket::{epoll, readiness};
+use ringlet_linux::map::Scratch;
+use ringlet_linux::sys::{self, Errno, Sys};
+
+const FIRST_PAGE: usize = 4096;
+/// Entries of a poll that fit on our stack.
+const POLL_ON_STACK: usize = 128;
+
+fn from_ms(ms: c_int) -> Option<u64> {
+    (ms >= 0).then(|| ms as u64 * 1_000_000)
+}
+
+/// `Err(EINVAL)` for a time that is none; `Ok(None)` waits for ever.
+unsafe fn from_timespec(time: *const timespec) -> Sys<Option<u64>> {
+    if time.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the program's struct.
+    let time = unsafe { *time };
+    if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) {
+        return Err(Errno::EINVAL);
+    }
+    Ok(Some((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)))
+}
+
+/// The kernel's part of a signal mask.
+unsafe fn from_mask(mask: *const sigset_t) -> Option<u64> {
+    // SAFETY: the program's mask, of which the kernel knows the first 64 bits.
+    (!mask.is_null()).then(|| unsafe { *mask.cast::<u64>() })
+}
+
+/// A poll by ringlet, or `None` when it is the kernel's.
+unsafe fn poll_ours(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: impl FnOnce() -> Sys<Option<u64>>,
+    mask: Option<u64>,
+) -> Option<Sys<usize>> {
+    if count == 0 || count > 1 << 20 || (fds as usize) < FIRST_PAGE {
+        return None;
+    }
+    // SAFETY: the program's array.
+    let fds = unsafe { core::slice::from_raw_parts_mut(fds, count as usize) };
+    if readiness::is_kernels(fds) {
+        return None;
+    }
+    let timeout = match timeout() {
+        Ok(timeout) => timeout,
+        Err(error) => return Some(Err(error)),
+    };
+    let empty = pollfd { fd: -1, events: 0, revents: 0 };
+    if fds.len() < POLL_ON_STACK {
+        let mut scratch = [empty; POLL_ON_STACK];
+        return Some(readiness::poll(fds, &mut scratch, timeout, mask));
+    }
+    let Some(mut scratch) = Scratch::new(fds.len() + 1, empty) else {
+        return Some(Err(Errno::ENOMEM));
+    };
+    Some(readiness::poll(fds, &mut scratch, timeout, mask))
+}
+
+/// Runs a native wait over these descriptors; none of them is moved meanwhile.
+unsafe fn natively<T>(fds: *const pollfd, count: nfds_t, wait: impl FnOnce() -> T) -> T {
+    if count == 0 || count > 1 << 20 || (fds as usize) < FIRST_PAGE {
+        return wait();
+    }
+    // SAFETY: the program's array.
+    let fds = unsafe { core::slice::from_raw_parts(fds, count as usize) };
+    readiness::begin_native(fds);
+    let value = wait();
+    readiness::end_native(fds);
+    value
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the contract of poll.
+    match unsafe { poll_ours(fds, count, || Ok(from_ms(timeout)), None) } {
+        Some(done) => result(done) as c_int,
+        // SAFETY: as above.
+        None => unsafe {
+            natively(fds, count, || {
+                next!(c"poll", fn(*mut pollfd, nfds_t, c_int) -> c_int, fds, count, timeout)
+            })
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __poll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: c_int,
+    _: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe { poll(fds, count, timeout) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the contract of ppoll.
+    match unsafe { poll_ours(fds, count, || from_timespec(timeout), from_mask(mask)) } {
+        Some(done) => result(done) as c_int,
+        // SAFETY: as above.
+        None => unsafe {
+            natively(fds, count, || {
+                next!(
+                    c"ppoll",
+                    fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int,
+                    fds,
+                    count,
+                    timeout,
+                    mask
+                )
+            })
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    _: usize,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe { ppoll(fds, count, timeout, mask) }
+}
+
+/// One of select's bit sets; they may be longer than FD_SETSIZE.
+#[derive(Clone, Copy)]
+struct Bits(*mut c_long);
+
+const LONG_BITS: usize = c_long::BITS as usize;
+
+impl Bits {
+    fn has(self, fd: usize) -> bool {
+        // SAFETY: the program's set, which covers all numbers below its `nfds`.
+        !self.0.is_null() && unsafe { *self.0.add(fd / LONG_BITS) } >> (fd % LONG_BITS) & 1 != 0
+    }
+    fn clear_all(self, count: usize) {
+        if !self.0.is_null() {
+            for word in 0..count.div_ceil(LONG_BITS) {
+                // SAFETY: as above.
+                unsafe { *self.0.add(word) = 0 };
+            }
+        }
+    }
+    fn put(self, fd: usize) {
+        // SAFETY: as above; called only for a set that has this bit's word.
+        unsafe { *self.0.add(fd / LONG_BITS) |= 1 << (fd % LONG_BITS) };
+    }
+}
+
+const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
+const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+
+/// select's three sets as poll entries; `None` when the kernel can do it alone.
+fn entries(count: usize, sets: [Bits; 3], fds: &mut Scratch<pollfd>) -> Option<usize> {
+    let mut used = 0;
+    for fd in 0..count {
+        let mut events = 0;
+        for (set, bits) in sets.iter().zip([IN, OUT, libc::POLLPRI]) {
+            if set.has(fd) {
+                events |= bits;
+            }
+        }
+        if events != 0 {
+            fds[used] = pollfd { fd: fd as c_int, events, revents: 0 };
+            used += 1;
+        }
+    }
+    (used > 0).then_some(used)
+}
+
+/// A select by ringlet, or by the kernel (`native`), whichever can.
+unsafe fn select_with(
+    count: c_int,
+    sets: [Bits; 3],
+    timeout: impl FnOnce() -> Sys<Option<u64>>,
+    mask: Option<u64>,
+    native: impl FnOnce() -> c_int,
+) -> c_int {
+    let follows = |fd: usize| matches!(lookup(fd as c_int), Some(Known::Socket(_) | Known::Set(_)));
+    let any = (0..count.clamp(0, 1 << 20) as usize)
+        .any(|fd| follows(fd) && sets.iter().any(|set| set.has(fd)));
+    if !any {
+        return native();
+    }
+    let count = count as usize;
+    let empty = pollfd { fd: -1, events: 0, revents: 0 };
+    let (Some(mut fds), Some(mut scratch)) =
+        (Scratch::new(count + 1, empty), Scratch::new(count + 1, empty))
+    else {
+        set_errno(libc::ENOMEM);
+        return -1;
+    };
+    let Some(used) = entries(count, sets, &mut fds) else { return native() };
+    if readiness::is_kernels(&fds[..used]) {
+        readiness::begin_native(&fds[..used]);
+        let done = native();
+        readiness::end_native(&fds[..used]);
+        return done;
+    }
+    let done =
+        timeout().and_then(|time| readiness::poll(&mut fds[..used], &mut scratch, time, mask));
+    if let Err(error) = done {
+        return result(Err(error)) as c_int;
+    }
+    if fds[..used].iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+        set_errno(libc::EBADF);
+        return -1;
+    }
+    // KERNEL: which poll events count for which set (fs/select.c).
+    let meanings = [
+        (IN, IN | libc::POLLHUP | libc::POLLERR),
+        (OUT, OUT | libc::POLLERR),
+        (libc::POLLPRI, libc::POLLPRI),
+    ];
+    let mut total = 0;
+    for set in sets {
+        set.clear_all(count);
+    }
+    for entry in &fds[..used] {
+        for (set, (asked, met)) in sets.iter().zip(meanings) {
+            if entry.events & asked != 0 && entry.revents & met != 0 {
+                set.put(entry.fd as usize);
+                total += 1;
+            }
+        }
+    }
+    total
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn select(
+    count: c_int,
+    readable: *mut fd_set,
+    writable: *mut fd_set,
+    exceptional: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let start = sys::now_ns();
+    let sets = [Bits(readable.cast()), Bits(writable.cast()), Bits(exceptional.cast())];
+    let ns = || {
+        if timeout.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: the program's struct.
+        let time = unsafe { *timeout };
+        if time.tv_sec < 0 || time.tv_usec < 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Some(
+            (time.tv_sec as u64)
+                .saturating_mul(1_000_000_000)
+                .saturating_add(time.tv_usec as u64 * 1000),
+        ))
+    };
+    let mut by_kernel = false;
+    // SAFETY: the contract of select.
+    let done = unsafe {
+        select_with(count, sets, ns, None, || {
+            by_kernel = true;
+            next!(
+                c"select",
+                fn(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int,
+                count,
+                readable,
+                writable,
+                exceptional,
+                timeout
+            )
+        })
+    };
+    if !by_kernel && let Ok(Some(asked)) = ns() {
+        // KERNEL: Linux leaves the time that was not waited.
+        let left = asked.saturating_sub(sys::now_ns() - start) / 1000;
+        // SAFETY: the program's struct.
+        unsafe {
+            (*timeout).tv_sec = (left / 1_000_000) as _;
+            (*timeout).tv_usec = (left % 1_000_000) as _;
+        }
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pselect(
+    count: c_int,
+    readable: *mut fd_set,
+    writable: *mut fd_set,
+    exceptional: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    let sets = [Bits(readable.cast()), Bits(writable.cast()), Bits(exceptional.cast())];
+    // SAFETY: the contract of pselect.
+    unsafe {
+        select_with(
+            count,
+            sets,
+            || from_timespec(timeout),
+            from_mask(mask),
+            || {
+                next!(
+                    c"pselect",
+                    fn(
+                        c_int,
+                        *mut fd_set,
+                        *mut fd_set,
+                        *mut fd_set,
+                        *const timespec,
+                        *const sigset_t,
+                    ) -> c_int,
+                    count,
+                    readable,
+                    writable,
+                    exceptional,
+                    timeout,
+                    mask
+                )
+            },
+        )
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_ctl(
+    epfd: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    match lookup(fd) {
+        Some(Known::Socket(socket)) => {
+            let Some(set) = epoll::set_of(epfd) else {
+                return next!(
+                    c"epoll_ctl",
+                    fn(c_int, c_int, c_int, *mut epoll_event) -> c_int,
+                    epfd,
+                    op,
+                    fd,
+                    event
+                );
+            };
+            if (event as usize) < FIRST_PAGE && op != libc::EPOLL_CTL_DEL {
+                set_errno(libc::EFAULT);
+                return -1;
+            }
+            // SAFETY: the program's event.
+            let event = (op != libc::EPOLL_CTL_DEL).then(|| unsafe { event.read_unaligned() });
+            result(epoll::control(set, op, fd, socket, event).map(|()| 0)) as c_int
+        }
+        known => {
+            if let Some(Known::Set(inner)) = known
+                && op == libc::EPOLL_CTL_ADD
+            {
+                epoll::nest(inner);
+            }
+            if let Some(Known::Hidden) = known {
+                set_errno(libc::EBADF);
+                return -1;
+            }
+            next!(
+                c"epoll_ctl",
+                fn(c_int, c_int, c_int, *mut epoll_event) -> c_int,
+                epfd,
+                op,
+                fd,
+                event
+            )
+        }
+    }
+}
+
+/// A wait by ringlet when the set has connections of ours, else by the kernel; one that was overtaken goes on with ringlet.
+unsafe fn wait_with(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: impl Fn() -> Sys<Option<u64>>,
+    mask: Option<u64>,
+    native: impl FnOnce() -> c_int,
+) -> c_int {
+    let Some(Known::Set(set)) = lookup(epfd) else { return native() };
+    if max <= 0 || (events as usize) < FIRST_PAGE {
+        return native();
+    }
+    let start = sys::now_ns_if(epoll::is_native(set));
+    let mut left = timeout();
+    if epoll::is_native(set) {
+        let n = native();
+        if n <= 0 || epoll::is_native(set) {
+            return n;
+        }
+        // SAFETY: the kernel has filled `n` entries.
+        let kept = epoll::after_native(set, unsafe {
+            core::slice::from_raw_parts_mut(events, n as usize)
+        });
+        if kept > 0 {
+            return kept as c_int;
+        }
+        let waited = sys::now_ns() - start;
+        left = left.map(|time| time.map(|ns| ns.saturating_sub(waited)));
+    }
+    // SAFETY: the program's array.
+    let out = unsafe { core::slice::from_raw_parts_mut(events, max as usize) };
+    result(left.and_then(|left| epoll::wait(set, out, left, mask))) as c_int
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: c_int,
+) -> c_int {
+    // SAFETY: the contract of epoll_wait.
+    unsafe {
+        wait_with(
+            epfd,
+            events,
+            max,
+            || Ok(from_ms(timeout)),
+            None,
+            || {
+                next!(
+                    c"epoll_wait",
+                    fn(c_int, *mut epoll_event, c_int, c_int) -> c_int,
+                    epfd,
+                    events,
+                    max,
+                    timeout
+                )
+            },
+        )
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the contract of epoll_pwait.
+    unsafe {
+        wait_with(
+            epfd,
+            events,
+            max,
+            || Ok(from_ms(timeout)),
+            from_mask(mask),
+            || {
+                next!(
+                    c"epoll_pwait",
+                    fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int,
+                    epfd,
+                    events,
+                    max,
+                    timeout,
+                    mask
+                )
+            },
+        )
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait2(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the contract of epoll_pwait2.
+    unsafe {
+        wait_with(
+            epfd,
+            events,
+            max,
+            || from_timespec(timeout),
+            from_mask(mask),
+            || {
+                next!(
+                    c"epoll_pwait2",
+                    fn(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int,
+                    epfd,
+                    events,
+                    max,
+                    timeout,
+                    mask
+                )
+            },
+        )
+    }
+}

@@ -1,0 +1,108 @@
+//! Words that are only ever relaxed: behind a lock, or hints. Atomic so that tables of them can be shared.
+
+use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+#[derive(Default)]
+#[repr(transparent)]
+pub struct P32(AtomicU32);
+
+impl P32 {
+    #[inline(always)]
+    pub fn get(&self) -> u32 {
+        self.0.load(Relaxed)
+    }
+    #[inline(always)]
+    pub fn set(&self, value: u32) {
+        self.0.store(value, Relaxed);
+    }
+    /// Not one atomic step: for words with one writer, or counts that may miss one.
+    #[inline(always)]
+    pub fn add(&self, value: u32) -> u32 {
+        let sum = self.get().wrapping_add(value);
+        self.set(sum);
+        sum
+    }
+    pub fn is(&self) -> bool {
+        self.get() != 0
+    }
+}
+
+#[derive(Default)]
+#[repr(transparent)]
+pub struct P64(AtomicU64);
+
+impl P64 {
+    #[inline(always)]
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+    #[inline(always)]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Relaxed);
+    }
+    #[inline(always)]
+    pub fn add(&self, value: u64) -> u64 {
+        let sum = self.get().wrapping_add(value);
+        self.set(sum);
+        sum
+    }
+}
+
+/// An index handed out from a zeroed table: first those given back, then fresh ones.
+///
+/// The list of free ones is a stack threaded through `next`, its head tagged against reuse between look and swap.
+#[derive(Default)]
+pub struct FreeList {
+    head: AtomicU64,
+    fresh: AtomicU32,
+}
+
+impl FreeList {
+    /// An index in `1..limit`, or `None` when all are taken. Lock-free, so that a signal handler or a killed process can't
+    /// leave it stuck.
+    pub fn take(&self, limit: u32, next: impl Fn(u32) -> u32) -> Option<u32> {
+        // ORDER: Acquire pairs with the Release in `give`: the link is visible with the index.
+        let mut head = self.head.load(ringlet_core::sync::Ordering::Acquire);
+        while head as u32 != 0 {
+            let tagged = (head >> 32).wrapping_add(1) << 32 | next(head as u32) as u64;
+            match self.head.compare_exchange(
+                head,
+                tagged,
+                ringlet_core::sync::Ordering::AcqRel,
+                ringlet_core::sync::Ordering::Acquire,
+            ) {
+                Ok(_) => return Some(head as u32),
+                Err(now) => head = now,
+            }
+        }
+        let fresh = self.fresh.fetch_add(1, Relaxed) + 1;
+        if fresh >= limit {
+            self.fresh.fetch_sub(1, Relaxed);
+            return None;
+        }
+        Some(fresh)
+    }
+
+    pub fn give(&self, index: u32, set_next: impl Fn(u32, u32)) {
+        let mut head = self.head.load(Relaxed);
+        loop {
+            set_next(index, head as u32);
+            let tagged = (head >> 32).wrapping_add(1) << 32 | index as u64;
+            // ORDER: Release; pairs with the Acquire in `take`.
+            match self.head.compare_exchange(
+                head,
+                tagged,
+                ringlet_core::sync::Ordering::AcqRel,
+                Relaxed,
+            ) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// One more than the highest index ever handed out.
+    pub fn end(&self) -> u32 {
+        self.fresh.load(Relaxed) + 1
+    }
+}

@@ -1,0 +1,375 @@
+//! Who sleeps, and how peers wake them.
+//!
+//! A *context* is a thread in a blocking call or an epoll set. It has an interrupt flag in a page that peers map read-only (so
+//! that none of them can spoil another's wake-up) and an eventfd that they ring. Both are handed out at the rendezvous, to peers
+//! that could as well send us a signal (same user, or root): the owner of an eventfd could make a ringer block. All others,
+//! and whoever sleeps in another context than the connection's home, are woken by a byte on the kernel connection.
+
+use super::table::{Socket, Tables, tables};
+use crate::plain::{P32, P64};
+use ringlet_core::memory::Area;
+use ringlet_core::sync::{AtomicU64, AtomicUsize, Ordering};
+use ringlet_core::wait;
+use ringlet_linux::map::{self, Zeroed};
+use ringlet_linux::{fd, sys};
+use std::cell::Cell;
+use std::sync::OnceLock;
+
+/// Contexts of one process; further ones are woken by bytes.
+const CONTEXT_COUNT: usize = 32;
+const FLAG_APART_BYTES: usize = 128;
+const PAGE_BYTES: usize = 4096;
+const _: () = assert!(CONTEXT_COUNT * FLAG_APART_BYTES == PAGE_BYTES);
+/// Peers' contexts that we can ring.
+const BELL_COUNT: u32 = 4096;
+
+/// One of ours.
+#[derive(Default)]
+struct Context {
+    /// Thread number, or `SET_OWNER` + set; 0 when free.
+    owner: P32,
+    eventfd: P32,
+}
+
+const SET_OWNER: u32 = 1 << 31;
+
+/// One of a peer's.
+#[derive(Default)]
+pub struct Bell {
+    /// Whose: a random number of its process, and which of its contexts.
+    process: P64,
+    context: P32,
+    eventfd: P32,
+    page: AtomicUsize,
+    users: P32,
+}
+
+#[derive(Default)]
+struct Ours {
+    /// The page with the flags, 0 until the first rendezvous; its memfd; the random number.
+    page: AtomicUsize,
+    memfd: P32,
+    process: P64,
+}
+
+// SAFETY: atomics only; zero is a free entry.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Context {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Bell {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Ours {}
+
+struct Contexts {
+    contexts: &'static [Context],
+    bells: &'static [Bell],
+    ours: &'static [Ours],
+    lock: &'static [super::table::Lock],
+}
+
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for super::table::Lock {}
+
+static CONTEXTS: OnceLock<Contexts> = OnceLock::new();
+
+pub fn start() -> sys::Sys<()> {
+    let made = Contexts {
+        contexts: map::private_table(CONTEXT_COUNT)?,
+        bells: map::private_table(BELL_COUNT as usize)?,
+        ours: map::private_table(1)?,
+        lock: map::private_table(1)?,
+    };
+    let _ = CONTEXTS.set(made);
+    Ok(())
+}
+
+thread_local! {
+    /// Generation of the process (high half) and thread number; and the thread's context, likewise.
+    static NUMBER: Cell<u64> = const { Cell::new(0) };
+    static CONTEXT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The calling thread's number: asked once per thread and process.
+#[inline(always)]
+pub fn thread_number() -> u32 {
+    let generation = tables().map_or(0, |tables| tables.process().generation.get()) as u64;
+    let known = NUMBER.get();
+    if known != 0 && known >> 32 == generation {
+        return known as u32;
+    }
+    let number = sys::gettid() as u32;
+    NUMBER.set(generation << 32 | number as u64);
+    number
+}
+
+/// After a fork nothing of it is ours: peers ring the parent by it.
+pub fn forget_all(tables: &Tables) {
+    let Some(all) = CONTEXTS.get() else { return };
+    all.lock[0].reset();
+    for context in all.contexts {
+        if context.owner.is() {
+            close_hidden(tables, context.eventfd.get() as i32);
+        }
+        context.owner.set(0);
+    }
+    let ours = &all.ours[0];
+    if ours.page.load(Ordering::Relaxed) != 0 {
+        close_hidden(tables, ours.memfd.get() as i32);
+    }
+    ours.page.store(0, Ordering::Relaxed);
+    for socket in tables.followed() {
+        socket.home.set(0);
+    }
+}
+
+fn close_hidden(tables: &Tables, fd: i32) {
+    tables.clear(fd);
+    sys::close(fd);
+}
+
+/// What a peer needs to wake one of our contexts.
+pub struct Card {
+    pub process: u64,
+    pub context: u32,
+    pub eventfd: i32,
+    pub page_memfd: i32,
+}
+
+fn make_page(tables: &Tables, ours: &Ours) -> Option<()> {
+    let mut random = [0u8; 8];
+    if !sys::random(&mut random) {
+        return None;
+    }
+    let memfd = map::sealed_memfd(c"ringlet-context", PAGE_BYTES, 0).ok()?;
+    let mapped = map::map_shared(memfd, PAGE_BYTES, true)
+        .and_then(|area| map::seal_readers(memfd).map(|_| area));
+    let Ok(area) = mapped else {
+        sys::close(memfd);
+        return None;
+    };
+    let memfd = fd::hide(memfd);
+    tables.hide(memfd);
+    ours.memfd.set(memfd as u32);
+    ours.process.set(u64::from_ne_bytes(random));
+    ours.page.store(area.base() as usize, Ordering::Release);
+    Some(())
+}
+
+/// The context number (from 1) of an owner, made if need be.
+fn context_of(owner: u32) -> Option<u32> {
+    let (all, tables) = (CONTEXTS.get()?, tables()?);
+    let _held = all.lock[0].take()?;
+    let ours = &all.ours[0];
+    if ours.page.load(Ordering::Acquire) == 0 {
+        make_page(tables, ours)?;
+    }
+    if let Some(found) = all.contexts.iter().position(|context| context.owner.get() == owner) {
+        return Some(found as u32 + 1);
+    }
+    let gone = |context: &Context| {
+        let owner = context.owner.get();
+        owner != 0 && owner & SET_OWNER == 0 && !sys::thread_exists(owner as i32)
+    };
+    let at = all
+        .contexts
+        .iter()
+        .position(|context| !context.owner.is())
+        .or_else(|| all.contexts.iter().position(gone))?;
+    let context = &all.contexts[at];
+    if !context.owner.is() {
+        let eventfd = fd::eventfd().ok()?;
+        tables.hide(eventfd);
+        context.eventfd.set(eventfd as u32);
+    }
+    context.owner.set(owner);
+    Some(at as u32 + 1)
+}
+
+/// The calling thread's context.
+pub fn of_thread() -> Option<u32> {
+    let me = thread_number();
+    let generation = NUMBER.get() >> 32;
+    let known = CONTEXT.get();
+    if known != 0 && known >> 32 == generation {
+        return Some(known as u32);
+    }
+    let context = context_of(me)?;
+    CONTEXT.set(generation << 32 | context as u64);
+    Some(context)
+}
+
+/// The calling thread's context if it has one already.
+pub fn of_thread_if_any() -> Option<u32> {
+    let me = thread_number();
+    let known = CONTEXT.get();
+    (me != 0 && known != 0 && known >> 32 == NUMBER.get() >> 32).then_some(known as u32)
+}
+
+pub fn of_set(set: u32) -> Option<u32> {
+    context_of(SET_OWNER | set)
+}
+
+/// A set is gone: its context can be another's. Its eventfd is replaced, since peers may still hold the old one.
+pub fn release_set(set: u32) {
+    let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return };
+    let Some(_held) = all.lock[0].take() else { return };
+    for context in all.contexts.iter().filter(|context| context.owner.get() == SET_OWNER | set) {
+        close_hidden(tables, context.eventfd.get() as i32);
+        context.owner.set(0);
+    }
+}
+
+pub fn eventfd_of(context: u32) -> i32 {
+    CONTEXTS.get().map_or(-1, |all| all.contexts[context as usize - 1].eventfd.get() as i32)
+}
+
+#[allow(unsafe_code)]
+fn flag_of(context: u32) -> Option<&'static AtomicU64> {
+    let page = CONTEXTS.get()?.ours[0].page.load(Ordering::Acquire);
+    if page == 0 {
+        return None;
+    }
+    // SAFETY: our page, mapped for good (a fork forgets it, which only leaves a mapping behind).
+    let area = unsafe { Area::new(page as *mut u8, PAGE_BYTES) };
+    Some(area.at((context as usize - 1) % CONTEXT_COUNT * FLAG_APART_BYTES))
+}
+
+/// What to tell a peer about a context of ours.
+pub fn card(context: u32) -> Option<Card> {
+    let all = CONTEXTS.get()?;
+    Some(Card {
+        process: all.ours[0].process.get(),
+        context,
+        eventfd: eventfd_of(context),
+        page_memfd: all.ours[0].memfd.get() as i32,
+    })
+}
+
+pub fn arm(context: u32) {
+    if let Some(flag) = flag_of(context) {
+        wait::arm(flag);
+    }
+}
+
+pub fn disarm(context: u32) {
+    if let Some(flag) = flag_of(context) {
+        wait::disarm(flag);
+    }
+}
+
+/// Does anyone sleep in this context now?
+pub fn has_sleepers(context: u32) -> bool {
+    flag_of(context).is_some_and(|flag| wait::armed(flag, u64::MAX).is_some())
+}
+
+/// Keeps a peer's card, or finds that we hold it already. Takes the descriptors, if they are what they should be.
+pub fn keep(process: u64, context: u32, eventfd: i32, page_memfd: i32) -> Option<u32> {
+    let (all, tables) = (CONTEXTS.get()?, tables()?);
+    let close_both = || {
+        sys::close(eventfd);
+        sys::close(page_memfd);
+    };
+    let Some(_held) = all.lock[0].take() else {
+        close_both();
+        return None;
+    };
+    let same = |bell: &Bell| {
+        bell.users.is() && bell.process.get() == process && bell.context.get() == context
+    };
+    if let Some(found) = all.bells[1..].iter().position(same) {
+        close_both();
+        all.bells[found + 1].users.add(1);
+        return Some(found as u32 + 1);
+    }
+    let sane = (1..=CONTEXT_COUNT as u32).contains(&context)
+        && map::sealed_size(page_memfd) == Ok(PAGE_BYTES)
+        && fd::is_eventfd(eventfd);
+    let free = all.bells[1..].iter().position(|bell| !bell.users.is());
+    let (true, Some(at)) = (sane, free) else {
+        close_both();
+        return None;
+    };
+    let mapped = map::map_shared(page_memfd, PAGE_BYTES, false);
+    sys::close(page_memfd);
+    let Ok(area) = mapped else {
+        sys::close(eventfd);
+        return None;
+    };
+    let eventfd = fd::hide(eventfd);
+    tables.hide(eventfd);
+    let bell = &all.bells[at + 1];
+    bell.process.set(process);
+    bell.context.set(context);
+    bell.eventfd.set(eventfd as u32);
+    bell.page.store(area.base() as usize, Ordering::Release);
+    bell.users.set(1);
+    Some(at as u32 + 1)
+}
+
+/// A connection that used this bell is gone.
+#[allow(unsafe_code)]
+pub fn release(bell: u32) {
+    let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return };
+    if bell == 0 {
+        return;
+    }
+    let Some(_held) = all.lock[0].take() else { return };
+    let bell = &all.bells[bell as usize];
+    if bell.users.add(u32::MAX) == 0 {
+        close_hidden(tables, bell.eventfd.get() as i32);
+        let page = bell.page.swap(0, Ordering::AcqRel);
+        // SAFETY: the page of this bell; its last user is gone, and only users look at it.
+        unsafe { map::unmap(Area::new(page as *mut u8, PAGE_BYTES)) };
+    }
+}
+
+/// After publishing for `socket`'s peer: rings its home context if somebody sleeps there. True if it did.
+#[allow(unsafe_code)]
+#[inline(always)]
+pub fn ring_if_armed(socket: &Socket) -> bool {
+    let bell = socket.bell.get();
+    if bell == 0 {
+        return false;
+    }
+    let Some(all) = CONTEXTS.get() else { return false };
+    let bell = &all.bells[bell as usize];
+    let page = bell.page.load(Ordering::Acquire);
+    if page == 0 {
+        return false;
+    }
+    // SAFETY: mapped read-only as long as the bell has users, and the socket is one; only loads are made.
+    let area = unsafe { Area::new(page as *mut u8, PAGE_BYTES) };
+    let flag =
+        area.at::<AtomicU64>((bell.context.get() as usize - 1) % CONTEXT_COUNT * FLAG_APART_BYTES);
+    let Some(value) = wait::armed(flag, socket.rung.get()) else { return false };
+    socket.rung.set(value);
+    fd::ring(bell.eventfd.get() as i32);
+    true
+}
+
+/// Rings the home context of `socket`'s peer, if we can.
+pub fn ring(socket: &Socket) -> bool {
+    let bell = socket.bell.get();
+    let Some(all) = CONTEXTS.get() else { return false };
+    if bell == 0 {
+        return false;
+    }
+    fd::ring(all.bells[bell as usize].eventfd.get() as i32);
+    true
+}
+
+/// Moves one of our descriptors to another number, for a program that wants this one. True if it was one of these.
+pub fn move_away(fd: i32) -> bool {
+    let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return false };
+    let ours = std::iter::once(&all.ours[0].memfd);
+    let contexts =
+        all.contexts.iter().filter(|context| context.owner.is()).map(|context| &context.eventfd);
+    let bells = all.bells.iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
+    let Some(word) = ours.chain(contexts).chain(bells).find(|word| word.get() as i32 == fd) else {
+        return false;
+    };
+    super::view::rename(tables, word)
+}

@@ -1,0 +1,718 @@
+//! epoll sets that hold attached connections.
+//!
+//! The kernel's set stays in charge of everything else. An attached connection is registered there under a mark of our own,
+//! edge-triggered, for what only the kernel knows (doorbell bytes, the end of the connection); its readiness is computed here.
+//!
+//! Looking at every connection would cost what idle ones are many; so a set keeps a *hot list* of those that may be ready or were
+//! lately. A sleeping set is woken for hot ones through its context. Cold ones are armed to be woken by a byte on their kernel
+//! connection, which the kernel's set reports by itself; then they are hot again.
+
+use super::table::{Lock, Socket, Stage, Tables, tables};
+use super::{context, spin, stream};
+use crate::plain::{P32, P64};
+use ringlet_linux::fd::{self, epoll_event};
+use ringlet_linux::map::Zeroed;
+use ringlet_linux::sys::{self, Errno, Sys};
+
+/// Data of our registrations: high half this mark (no canonical address, no descriptor number), low half the watch.
+const MARK: u64 = 0x726e_676c << 32;
+const MARK_MASK: u64 = 0xffff_ffff << 32;
+/// The set's own eventfd.
+const MARK_SELF: u64 = MARK | 0xffff_ffff;
+/// Hot connections beyond this cool down once they have been idle for `COOL_AFTER` looks.
+const HOT_COUNT: u32 = 64;
+const COOL_AFTER: u32 = 64;
+/// While rings keep a set busy (or being watched), the kernel's part is looked at this often (about 10 us).
+const ASK_KERNEL_TICKS: u64 = 30_000;
+
+const EPOLLIN: u32 = libc::EPOLLIN as u32;
+const EPOLLOUT: u32 = libc::EPOLLOUT as u32;
+const EPOLLRDHUP: u32 = libc::EPOLLRDHUP as u32;
+const EPOLLET: u32 = libc::EPOLLET as u32;
+const EPOLLONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EPOLLEXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+/// An epoll set of this process.
+#[derive(Default)]
+#[repr(C, align(64))]
+pub struct Set {
+    lock: Lock,
+    pub epfd: P32,
+    /// Descriptors of this process that name it.
+    pub names: P32,
+    /// Attached connections in it; while there is none, every wait is the kernel's.
+    adopted: P32,
+    /// Our context for it once it had an adopted connection; its eventfd is registered.
+    context: P32,
+    /// It is itself waited on (in another set, or by poll): it stays armed.
+    nested: P32,
+    armed: P32,
+    hot_first: P32,
+    hot_last: P32,
+    hot_count: P32,
+    kernel_asked: P64,
+    pub next_free: P32,
+}
+
+/// One descriptor of a followed socket in one set.
+#[derive(Default)]
+#[repr(C, align(64))]
+pub struct Watch {
+    set: P32,
+    socket: P32,
+    fd: P32,
+    events: P32,
+    data: P64,
+    /// Edge-triggered: what was last reported (ring position, room and kernel news), and whether it is new.
+    seen: P64,
+    seen_room: P32,
+    fresh: P32,
+    /// One-shot, and shot.
+    disabled: P32,
+    adopted: P32,
+    hot: P32,
+    hot_next: P32,
+    hot_previous: P32,
+    idle: P32,
+    /// Next watch of the same socket; next free one.
+    pub next: P32,
+    kernel_edge: P32,
+}
+
+// SAFETY: atomics only; zero is a free entry.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Set {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Watch {}
+
+/// A set was made: `fd` names it.
+pub fn created(fd: i32) {
+    let Some(tables) = tables() else { return };
+    let Some(index) = tables.new_set() else { return };
+    let set = &tables.sets[index as usize];
+    for word in [&set.adopted, &set.context, &set.nested, &set.armed] {
+        word.set(0);
+    }
+    for word in [&set.hot_first, &set.hot_last, &set.hot_count] {
+        word.set(0);
+    }
+    set.epfd.set(fd as u32);
+    set.names.set(1);
+    tables.name_set(fd, index);
+}
+
+/// The set's last descriptor of this process is about to be closed.
+pub fn closed(index: u32) {
+    let Some(tables) = tables() else { return };
+    let set = &tables.sets[index as usize];
+    if set.names.add(u32::MAX) != 0 {
+        return;
+    }
+    for socket in tables.followed() {
+        remove_watches(tables, socket, |watch| watch.set.get() == index);
+    }
+    if set.context.is() {
+        context::release_set(index);
+    }
+    tables.free_set(index);
+}
+
+/// After a fork: locks held by threads that do not exist here, and contexts that are the parent's.
+pub fn after_fork(tables: &Tables) {
+    for set in tables.used_sets() {
+        set.lock.reset();
+        set.context.set(0);
+        set.armed.set(0);
+    }
+}
+
+/// The set that a descriptor names; one that was made behind our back is followed from now on.
+pub fn set_of(epfd: i32) -> Option<u32> {
+    match super::table::lookup(epfd) {
+        Some(super::table::Known::Set(set)) => Some(set),
+        None if fd::is_epoll(epfd) => {
+            created(epfd);
+            set_of_known(epfd)
+        }
+        _ => None,
+    }
+}
+
+fn set_of_known(epfd: i32) -> Option<u32> {
+    match super::table::lookup(epfd) {
+        Some(super::table::Known::Set(set)) => Some(set),
+        _ => None,
+    }
+}
+
+/// A set that holds a socket of ours.
+pub fn first_set(socket: &Socket) -> Option<u32> {
+    let tables = tables()?;
+    let watch = socket.watches.get();
+    (watch != 0).then(|| tables.watches[watch as usize].set.get())
+}
+
+fn watches<'t>(tables: &'t Tables, socket: &Socket) -> impl Iterator<Item = (u32, &'t Watch)> {
+    let mut next = socket.watches.get();
+    std::iter::from_fn(move || {
+        if next == 0 {
+            return None;
+        }
+        let index = next;
+        let watch = &tables.watches[index as usize];
+        next = watch.next.get();
+        Some((index, watch))
+    })
+}
+
+fn find<'t>(tables: &'t Tables, socket: &Socket, set: u32, fd: i32) -> Option<(u32, &'t Watch)> {
+    watches(tables, socket).find(|(_, watch)| watch.set.get() == set && watch.fd.get() as i32 == fd)
+}
+
+fn remove_watches(tables: &Tables, socket: &Socket, gone: impl Fn(&Watch) -> bool) {
+    let mut previous = 0;
+    let mut index = socket.watches.get();
+    while index != 0 {
+        let watch = &tables.watches[index as usize];
+        let next = watch.next.get();
+        if gone(watch) {
+            let set = &tables.sets[watch.set.get() as usize];
+            {
+                let _held = set.lock.take();
+                cool(tables, set, watch);
+                if watch.adopted.is() {
+                    set.adopted.add(u32::MAX);
+                }
+            }
+            match previous {
+                0 => socket.watches.set(next),
+                before => tables.watches[before as usize].next.set(next),
+            }
+            tables.free_watch(index);
+        } else {
+            previous = index;
+        }
+        index = next;
+    }
+}
+
+/// A descriptor number of `socket` is about to be closed: the kernel drops its registrations with the last one.
+pub fn forget_socket(socket: &Socket) {
+    if let Some(tables) = tables() {
+        remove_watches(tables, socket, |_| true);
+    }
+}
+
+/// epoll_ctl on a descriptor of a followed socket.
+pub fn control(
+    set_index: u32,
+    op: i32,
+    fd: i32,
+    socket: &'static Socket,
+    event: Option<epoll_event>,
+) -> Sys<()> {
+    let tables = tables().ok_or(Errno::EBADF)?;
+    let set = &tables.sets[set_index as usize];
+    let epfd = set.epfd.get() as i32;
+    let found = find(tables, socket, set_index, fd);
+    let attached = socket.stage() == Stage::Attached;
+    match (op, event) {
+        (libc::EPOLL_CTL_ADD, Some(event)) => {
+            let index = tables.new_watch().ok_or(Errno::ENOMEM)?;
+            let asked = if attached { our_event(index) } else { event };
+            if let Err(error) = fd::epoll_ctl(epfd, op, fd, Some(asked)) {
+                tables.free_watch(index);
+                return Err(error);
+            }
+            let watch = &tables.watches[index as usize];
+            watch.set.set(set_index);
+            watch.socket.set(tables.index_of(socket));
+            watch.fd.set(fd as u32);
+            watch.adopted.set(0);
+            watch.hot.set(0);
+            aim(watch, event);
+            watch.next.set(socket.watches.get());
+            socket.watches.set(index);
+            if attached {
+                adopt_watch(tables, set, set_index, watch);
+            }
+            Ok(())
+        }
+        (libc::EPOLL_CTL_MOD, Some(event)) if attached && found.is_some() => {
+            if (event.events | found.map_or(0, |(_, watch)| watch.events.get())) & EPOLLEXCLUSIVE
+                != 0
+            {
+                return Err(Errno::EINVAL);
+            }
+            if let Some((_, watch)) = found {
+                let _held = set.lock.take();
+                aim(watch, event);
+                heat(tables, set, watch);
+            }
+            kick_sleepers(set);
+            Ok(())
+        }
+        _ => {
+            fd::epoll_ctl(epfd, op, fd, event)?;
+            if let (libc::EPOLL_CTL_MOD, Some(event), Some((_, watch))) = (op, event, found) {
+                aim(watch, event);
+            }
+            if op == libc::EPOLL_CTL_DEL {
+                remove_watches(tables, socket, |watch| {
+                    watch.set.get() == set_index && watch.fd.get() as i32 == fd
+                });
+            }
+            Ok(())
+        }
+    }
+}
+
+/// What the program asks of a watch; the kernel looks at readiness anew then, and so do we.
+fn aim(watch: &Watch, event: epoll_event) {
+    watch.events.set(event.events);
+    watch.data.set(event.u64);
+    watch.disabled.set(0);
+    watch.fresh.set(1);
+    watch.idle.set(0);
+}
+
+fn our_event(index: u32) -> epoll_event {
+    epoll_event { events: EPOLLIN | EPOLLRDHUP | EPOLLET, u64: MARK | index as u64 }
+}
+
+/// Another set or a poll waits on this set: from now on it stays armed.
+pub fn nest(set_index: u32) {
+    let Some(tables) = tables() else { return };
+    let set = &tables.sets[set_index as usize];
+    if !set.nested.is() {
+        set.nested.set(1);
+        if set.adopted.is() {
+            stay_armed(tables, set);
+            kick(set);
+        }
+    }
+}
+
+/// Has the set connections that only we can answer for?
+pub fn has_adopted(set_index: u32) -> bool {
+    tables().is_some_and(|tables| tables.sets[set_index as usize].adopted.is())
+}
+
+/// Would a wait on this set return at once, as far as rings tell?
+pub fn ready(set_index: u32) -> bool {
+    tables().is_some_and(|tables| any_ready(tables, &tables.sets[set_index as usize]))
+}
+
+/// A socket was just attached: its registrations in sets become ours.
+pub fn adopt(socket: &Socket) {
+    let Some(tables) = tables() else { return };
+    for (index, watch) in watches(tables, socket) {
+        let set_index = watch.set.get();
+        let set = &tables.sets[set_index as usize];
+        let epfd = set.epfd.get() as i32;
+        let watched = watch.fd.get() as i32;
+        if watch.events.get() & EPOLLONESHOT != 0 {
+            watch.disabled.set(!fd::epoll_armed(epfd, watched) as u32);
+        }
+        let ours = Some(our_event(index));
+        if watch.events.get() & EPOLLEXCLUSIVE != 0 {
+            // KERNEL: an exclusive registration can't be modified.
+            let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, watched, None);
+            let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, watched, ours);
+        } else {
+            let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watched, ours);
+        }
+        watch.fresh.set(1);
+        adopt_watch(tables, set, set_index, watch);
+    }
+}
+
+fn adopt_watch(tables: &Tables, set: &Set, set_index: u32, watch: &Watch) {
+    let _held = set.lock.take();
+    watch.adopted.set(1);
+    set.adopted.add(1);
+    if !set.context.is()
+        && let Some(context) = context::of_set(set_index)
+    {
+        set.context.set(context);
+        let event = epoll_event { events: EPOLLIN | EPOLLET, u64: MARK_SELF };
+        let _ = fd::epoll_ctl(
+            set.epfd.get() as i32,
+            libc::EPOLL_CTL_ADD,
+            context::eventfd_of(context),
+            Some(event),
+        );
+    }
+    heat(tables, set, watch);
+    if set.nested.is() {
+        stay_armed(tables, set);
+    }
+    // Whoever is inside a wait on this set began it when the kernel knew everything.
+    kick(set);
+}
+
+/// Makes a wait on the set return (and look again).
+fn kick(set: &Set) {
+    if set.context.is() {
+        fd::ring(context::eventfd_of(set.context.get()));
+    }
+}
+
+fn kick_sleepers(set: &Set) {
+    if set.context.is() && context::has_sleepers(set.context.get()) {
+        kick(set);
+    }
+}
+
+/// Puts a watch on the hot list. Set lock held.
+fn heat(tables: &Tables, set: &Set, watch: &Watch) {
+    watch.idle.set(0);
+    if watch.hot.is() || !watch.adopted.is() {
+        return;
+    }
+    let index = index_of(tables, watch);
+    watch.hot.set(1);
+    append(tables, set, index, watch);
+    set.hot_count.add(1);
+}
+
+fn index_of(tables: &Tables, watch: &Watch) -> u32 {
+    ((watch as *const Watch as usize - tables.watches.as_ptr() as usize) / size_of::<Watch>())
+        as u32
+}
+
+fn append(tables: &Tables, set: &Set, index: u32, watch: &Watch) {
+    let last = set.hot_last.get();
+    watch.hot_next.set(0);
+    watch.hot_previous.set(last);
+    match last {
+        0 => set.hot_first.set(index),
+        last => tables.watches[last as usize].hot_next.set(index),
+    }
+    set.hot_last.set(index);
+}
+
+fn unlink(tables: &Tables, set: &Set, watch: &Watch) {
+    let (previous, next) = (watch.hot_previous.get(), watch.hot_next.get());
+    match previous {
+        0 => set.hot_first.set(next),
+        previous => tables.watches[previous as usize].hot_next.set(next),
+    }
+    match next {
+        0 => set.hot_last.set(previous),
+        next => tables.watches[next as usize].hot_previous.set(previous),
+    }
+}
+
+/// Takes a watch off the hot list. Set lock held.
+fn cool(tables: &Tables, set: &Set, watch: &Watch) {
+    if watch.hot.is() {
+        unlink(tables, set, watch);
+        watch.hot.set(0);
+        set.hot_count.add(u32::MAX);
+    }
+}
+
+/// The events that a wait would report for this watch now.
+fn events_of(tables: &Tables, watch: &Watch) -> u32 {
+    let socket = &tables.sockets[watch.socket.get() as usize];
+    if watch.disabled.is() || socket.stage() != Stage::Attached {
+        return 0;
+    }
+    let asked = watch.events.get();
+    let mask = stream::poll_mask(socket, asked as u16 as i16, true) as u16 as u32;
+    if mask == 0 || asked & EPOLLET == 0 || edge(socket, watch) { mask } else { 0 }
+}
+
+/// Edge-triggered: has anything happened since the last report?
+fn edge(socket: &Socket, watch: &Watch) -> bool {
+    if watch.fresh.is() || watch.kernel_edge.is() {
+        return true;
+    }
+    let end = socket.end();
+    if end.no_space.is() && socket.outgoing().is_some_and(|ring| end.tx.writable(&ring)) {
+        end.no_space.set(0);
+        end.room_news.add(1);
+    }
+    if watch.seen_room.get() != end.room_news.get() {
+        return true;
+    }
+    let Some(incoming) = socket.incoming() else { return false };
+    end.rx.published_after(&incoming, watch.seen.get()) > watch.seen.get()
+}
+
+/// What was reported is seen.
+fn reported(socket: &Socket, watch: &Watch) {
+    watch.fresh.set(0);
+    watch.kernel_edge.set(0);
+    let end = socket.end();
+    watch.seen_room.set(end.room_news.get());
+    if let Some(incoming) = socket.incoming() {
+        watch.seen.set(end.rx.published_after(&incoming, watch.seen.get()));
+    }
+    if watch.events.get() & EPOLLONESHOT != 0 {
+        watch.disabled.set(1);
+    }
+}
+
+/// Collects ready watches of the hot list; a level-triggered one goes to the end of the list, so that none starves.
+fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event]) -> usize {
+    let Some(_held) = set.lock.take() else { return 0 };
+    let mut found = 0;
+    let mut index = set.hot_first.get();
+    for _ in 0..set.hot_count.get() {
+        if index == 0 || found == out.len() {
+            break;
+        }
+        let watch = &tables.watches[index as usize];
+        let next = watch.hot_next.get();
+        let socket = &tables.sockets[watch.socket.get() as usize];
+        let events = events_of(tables, watch);
+        if events != 0 {
+            out[found] = epoll_event { events, u64: watch.data.get() };
+            found += 1;
+            reported(socket, watch);
+            watch.idle.set(0);
+            if next != 0 {
+                unlink(tables, set, watch);
+                append(tables, set, index, watch);
+            }
+        } else {
+            let idle = watch.idle.add(1);
+            if set.hot_count.get() > HOT_COUNT && idle > COOL_AFTER {
+                let room = watch.events.get() & EPOLLOUT != 0;
+                stream::want_bytes(socket, true, room);
+                // Armed; look again, so that nothing fell in between.
+                if events_of(tables, watch) == 0 {
+                    cool(tables, set, watch);
+                } else {
+                    watch.idle.set(0);
+                }
+            }
+        }
+        index = next;
+    }
+    found
+}
+
+fn any_ready(tables: &Tables, set: &Set) -> bool {
+    let Some(_held) = set.lock.take() else { return true };
+    let mut index = set.hot_first.get();
+    for _ in 0..set.hot_count.get() {
+        if index == 0 {
+            break;
+        }
+        let watch = &tables.watches[index as usize];
+        if events_of(tables, watch) != 0 {
+            return true;
+        }
+        index = watch.hot_next.get();
+    }
+    false
+}
+
+/// Arms the set's context, and those hot connections that it does not cover.
+fn arm(tables: &Tables, set: &Set) {
+    let context = set.context.get();
+    if context != 0 {
+        context::arm(context);
+    }
+    for_each_hot(tables, set, |watch, socket| {
+        let room = watch.events.get() & EPOLLOUT != 0;
+        if context != 0 && socket.home.get() == context && stream::rings_home(socket) {
+            if room {
+                stream::want_room_event(socket);
+            }
+        } else {
+            stream::want_bytes(socket, true, room);
+        }
+    });
+}
+
+fn disarm(set: &Set) {
+    if set.context.is() {
+        context::disarm(set.context.get());
+    }
+}
+
+fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Socket)) {
+    let Some(_held) = set.lock.take() else { return };
+    let mut index = set.hot_first.get();
+    for _ in 0..set.hot_count.get() {
+        if index == 0 {
+            break;
+        }
+        let watch = &tables.watches[index as usize];
+        let socket = &tables.sockets[watch.socket.get() as usize];
+        if socket.stage() == Stage::Attached {
+            act(watch, socket);
+        }
+        index = watch.hot_next.get();
+    }
+}
+
+/// A nested set is armed whenever nobody is inside a wait on it; each arming is a new value, so that peers ring again.
+fn stay_armed(tables: &Tables, set: &Set) {
+    if set.context.is() {
+        if set.armed.is() {
+            context::disarm(set.context.get());
+        }
+        set.armed.set(1);
+        arm(tables, set);
+    }
+}
+
+/// Is this event one of our registrations?
+fn is_ours(event: &epoll_event) -> bool {
+    let data = event.u64;
+    data & MARK_MASK == MARK
+}
+
+/// Takes our own events out of what the kernel reported; what they mean is left with the watches. Returns how many remain.
+fn translate(tables: &Tables, set: &Set, events: &mut [epoll_event]) -> usize {
+    let mut kept = 0;
+    for i in 0..events.len() {
+        let event = events[i];
+        if !is_ours(&event) {
+            events[kept] = event;
+            kept += 1;
+            continue;
+        }
+        let data = event.u64;
+        if data == MARK_SELF {
+            continue;
+        }
+        let Some(watch) = tables.watches.get(data as u32 as usize) else { continue };
+        let Some(_held) = set.lock.take() else { continue };
+        if watch.adopted.is() && std::ptr::eq(&tables.sets[watch.set.get() as usize], set) {
+            let socket = &tables.sockets[watch.socket.get() as usize];
+            socket.kernel_news.set(1);
+            if event.events & (EPOLLRDHUP | libc::EPOLLHUP as u32 | libc::EPOLLERR as u32) != 0 {
+                watch.kernel_edge.set(1);
+            } else if socket.end().receiving() != super::table::Receiving::Ring {
+                // Bytes while the kernel is the way are data.
+                watch.kernel_edge.set(1);
+            }
+            heat(tables, set, watch);
+        }
+    }
+    kept
+}
+
+/// Can this set be left to the kernel alone?
+#[inline(always)]
+pub fn is_native(set_index: u32) -> bool {
+    tables().is_none_or(|tables| !tables.sets[set_index as usize].context.is())
+}
+
+/// epoll_wait and its relatives, on a set that has (or had) adopted connections, or for what a native wait returned
+/// (`native` events) when one was adopted meanwhile. `EINTR` after a signal, as the kernel has it.
+pub fn wait(
+    set_index: u32,
+    out: &mut [epoll_event],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    let tables = tables().ok_or(Errno::EBADF)?;
+    let set = &tables.sets[set_index as usize];
+    let result = wait_in(tables, set, out, timeout_ns, mask);
+    if set.nested.is() {
+        stay_armed(tables, set);
+        if result.is_ok_and(|n| n > 0) {
+            kick(set);
+        }
+    }
+    result
+}
+
+fn wait_in(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
+    loop {
+        let found = harvest(tables, set, out);
+        let now = sys::ticks();
+        if found > 0
+            && (found == out.len() || now.wrapping_sub(set.kernel_asked.get()) < ASK_KERNEL_TICKS)
+        {
+            return Ok(found);
+        }
+        set.kernel_asked.set(now);
+        if found > 0 || deadline == Some(0) {
+            let more = ask_kernel(tables, set, &mut out[found..], Some(0), mask)?;
+            if found + more > 0 {
+                return Ok(found + more);
+            }
+            return Ok(harvest(tables, set, out));
+        }
+        let budget = tables
+            .config
+            .spin_us
+            .min(deadline.map_or(u64::MAX, |at| at.saturating_sub(sys::now_ns()) / 1000));
+        if spin::watch(budget, || any_ready(tables, set) || kernel_due(set)) {
+            let more = if any_ready(tables, set) {
+                0
+            } else {
+                ask_kernel(tables, set, out, Some(0), mask)?
+            };
+            if more > 0 {
+                return Ok(more);
+            }
+            continue;
+        }
+        arm(tables, set);
+        let left = deadline.map(|at| at.saturating_sub(sys::now_ns()));
+        let slept =
+            if any_ready(tables, set) { Ok(0) } else { ask_kernel(tables, set, out, left, mask) };
+        disarm(set);
+        match slept {
+            Ok(0) => {
+                let found = harvest(tables, set, out);
+                if found > 0 || deadline.is_some_and(|at| sys::now_ns() >= at) {
+                    return Ok(found);
+                }
+            }
+            Ok(more) => {
+                let found = harvest(tables, set, &mut out[more..]);
+                return Ok(more + found);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// While watching: has the kernel's part of the set something? Asked every now and then.
+fn kernel_due(set: &Set) -> bool {
+    let now = sys::ticks();
+    if now.wrapping_sub(set.kernel_asked.get()) < ASK_KERNEL_TICKS {
+        return false;
+    }
+    set.kernel_asked.set(now);
+    fd::pending(set.epfd.get() as i32, libc::POLLIN) != 0
+}
+
+#[allow(unsafe_code)]
+fn ask_kernel(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    // SAFETY: `out` is a valid slice.
+    let n = unsafe {
+        fd::epoll_wait(set.epfd.get() as i32, out.as_mut_ptr(), out.len(), timeout_ns, mask)?
+    };
+    Ok(translate(tables, set, &mut out[..n]))
+}
+
+/// What a native wait returned, while it may have been overtaken by an adoption: our events taken out.
+pub fn after_native(set_index: u32, out: &mut [epoll_event]) -> usize {
+    let Some(tables) = tables() else { return out.len() };
+    translate(tables, &tables.sets[set_index as usize], out)
+}

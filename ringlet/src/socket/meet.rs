@@ -1,0 +1,491 @@
+//! The steps by which the two ends of a kernel connection come to share a segment.
+//!
+//! ```text
+//!   accepting side                            connecting side
+//!   offer: listen on the connection's name
+//!                                             look: connect to it, check who listens,
+//!                                             hello: my descriptor's number, my doorbell
+//!   accept: check who called,
+//!   answer: the segment, my descriptor's
+//!   number, my doorbell; attach
+//!                                             check the answer, attach
+//! ```
+//!
+//! Each step is taken inside a data call of the program, when it is due, and never waits: nobody waits for a peer that is busy
+//! computing, and a peer that never comes costs a few failed looks at growing intervals.
+//!
+//! Whoever calls must own the far end of the very connection: the kernel's socket table names the owner of that socket, the Unix
+//! socket's credentials name the caller, and /proc tells whether the caller's process holds the socket.
+
+use super::table::{Socket, Stage, Tables, tables};
+use super::{context, epoll, view};
+use crate::config::{Endpoint, PeerPolicy};
+use crate::reasons::Reason;
+use ringlet_core::layout::{Geometry, Head, SEGMENT_MAGIC};
+use ringlet_core::sync::Ordering;
+use ringlet_linux::meet as rendezvous;
+use ringlet_linux::sys::{self, Errno};
+use ringlet_linux::{fd, map, tcp};
+
+/// After so many messages without a peer nobody will come any more.
+const GIVE_UP_AFTER_CALLS: u32 = 1024;
+/// The accepting side offers some calls before the connecting side looks, so that a first look finds it.
+const LOOK_LATER_CALLS: u32 = 2;
+const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"rnglhi\x00\x01");
+const MESSAGE_BYTES: usize = 40;
+
+/// Both messages: magic, ring size, sender's descriptor number, and its doorbell (process, context; 0 for none).
+struct Message {
+    ring_bytes: u64,
+    fd: i32,
+    context: u32,
+    process: u64,
+}
+
+impl Message {
+    fn write(&self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = [0; MESSAGE_BYTES];
+        bytes[0..8].copy_from_slice(&HELLO_MAGIC.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.ring_bytes.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.fd.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.context.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.process.to_le_bytes());
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Option<Message> {
+        let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        if bytes.len() != MESSAGE_BYTES || u64_at(0)? != HELLO_MAGIC {
+            return None;
+        }
+        Some(Message {
+            ring_bytes: u64_at(8)?,
+            fd: u32_at(16)? as i32,
+            context: u32_at(20)?,
+            process: u64_at(24)?,
+        })
+    }
+}
+
+/// How a step ended.
+enum Step {
+    /// Not yet; look again after some more messages.
+    Later,
+    /// Look again at the next message.
+    Soon,
+    /// Never.
+    Bar(Reason),
+    Attached,
+}
+
+/// A connection is established on `socket`: from when on its steps are due.
+pub fn begin(socket: &Socket, accepting: bool) {
+    let Some(tables) = tables() else { return };
+    socket.side.set(accepting as u32);
+    let after = tables.config.move_after.min(u32::MAX as u64 / 2) as u32;
+    socket.next_step.set(after + if accepting { 0 } else { LOOK_LATER_CALLS });
+}
+
+/// Takes the step that is due. Called with no lock held.
+#[cold]
+pub fn step(socket: &'static Socket) {
+    let Some(tables) = tables() else { return };
+    // ORDER: Acquire/Release: one thread at a time; the next sees what this one wrote.
+    if socket.stepping.swap(1, Ordering::Acquire) != 0 {
+        return;
+    }
+    let calls = socket.calls.get();
+    let step = match socket.stage() {
+        Stage::Kernel => first(tables, socket),
+        Stage::Offered => take_hello(tables, socket),
+        Stage::Greeted => take_answer(tables, socket),
+        _ => Step::Soon,
+    };
+    match step {
+        Step::Later if calls > GIVE_UP_AFTER_CALLS => socket.bar(Reason::NoPeer),
+        Step::Later => socket.next_step.set(calls + (calls / 2).clamp(1, 128)),
+        Step::Soon => socket.next_step.set(calls + 1),
+        Step::Bar(reason) => socket.bar(reason),
+        Step::Attached => {}
+    }
+    socket.stepping.store(0, Ordering::Release);
+}
+
+/// Gives up what a socket has begun at the rendezvous.
+pub fn abandon(socket: &Socket) {
+    let meeting = socket.meeting.get() as i32;
+    if meeting != 0 {
+        socket.meeting.set(0);
+        close_ours(meeting);
+    }
+}
+
+fn close_ours(fd: i32) {
+    if let Some(tables) = tables() {
+        tables.clear(fd);
+    }
+    sys::close(fd);
+}
+
+fn hidden(fd: i32) -> i32 {
+    if let Some(tables) = tables() {
+        tables.hide(fd);
+    }
+    fd
+}
+
+fn reason_of(error: Errno) -> Reason {
+    match error {
+        Errno::EMFILE | Errno::ENFILE => Reason::NoDescriptor,
+        Errno::ENOMEM => Reason::NoMemory,
+        Errno::EPERM | Errno::EACCES => Reason::Forbidden,
+        Errno::ENOSYS | Errno::EINVAL => Reason::OldKernel,
+        Errno::EADDRINUSE => Reason::NameTaken,
+        _ => Reason::Forbidden,
+    }
+}
+
+/// Is the connection one for the ring at all? Then the accepting side offers, and the connecting side looks.
+fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
+    let end = socket.end();
+    if let Some(reason) =
+        Reason::from_u32(end.barred.get()).filter(|reason| *reason != Reason::None)
+    {
+        return Step::Bar(reason);
+    }
+    if !tables.config.enabled {
+        return Step::Bar(Reason::Off);
+    }
+    if tables.process().uses_io_uring.is() {
+        return Step::Bar(Reason::IoUring);
+    }
+    if end.holders.load(Ordering::Acquire) != 1 {
+        view::show(socket, Reason::Shared);
+        return Step::Later;
+    }
+    let Some(ends) = tcp::ends(socket.fd()) else { return Step::Bar(Reason::NotConnected) };
+    let local =
+        ends.local.ip == ends.remote.ip || ends.local.is_loopback() && ends.remote.is_loopback();
+    if !local || ends.local == ends.remote {
+        return Step::Bar(Reason::NotLocal);
+    }
+    let endpoint = |end: &tcp::Address| Endpoint { address: end.ip, port: end.port };
+    if !tables.config.allows(endpoint(&ends.local), endpoint(&ends.remote)) {
+        return Step::Bar(Reason::Off);
+    }
+    if let Some(reason) = unserved_option(socket.fd()) {
+        return Step::Bar(reason);
+    }
+    if socket.side.get() == 1 {
+        return match rendezvous::offer(&ends) {
+            Ok(listener) => {
+                socket.meeting.set(hidden(listener) as u32);
+                socket.set_stage(Stage::Offered);
+                view::show(socket, Reason::NoPeer);
+                Step::Soon
+            }
+            Err(error) => Step::Bar(reason_of(error)),
+        };
+    }
+    match rendezvous::look(&ends) {
+        Ok(meeting) => greet(tables, socket, &ends, meeting),
+        Err(Errno::ECONNREFUSED | Errno::EAGAIN) => {
+            view::show(socket, Reason::NoPeer);
+            Step::Later
+        }
+        Err(error) => Step::Bar(reason_of(error)),
+    }
+}
+
+/// Options whose meaning lies in the kernel's queues.
+fn unserved_option(fd: i32) -> Option<Reason> {
+    let low_water = tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
+    let inline = tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE).unwrap_or(0);
+    let protocol = tcp::has_upper_protocol(fd);
+    (low_water > 1 || inline != 0 || protocol).then_some(Reason::Option)
+}
+
+/// The context in which this connection is used: the epoll set that watches it, else this thread.
+fn home_of(socket: &Socket) -> Option<u32> {
+    match epoll::first_set(socket) {
+        Some(set) => context::of_set(set),
+        None => context::of_thread(),
+    }
+}
+
+/// Sends one of the two messages, with our doorbell if the peer may have it, and `segment` if there is one.
+fn say(
+    socket: &Socket,
+    meeting: i32,
+    uid: u32,
+    geometry: Geometry,
+    segment: Option<i32>,
+) -> Result<(), Errno> {
+    let card = trusted(uid).then(|| home_of(socket)).flatten().and_then(context::card);
+    let message = Message {
+        ring_bytes: geometry.ring_bytes as u64,
+        fd: socket.fd(),
+        context: card.as_ref().map_or(0, |card| card.context),
+        process: card.as_ref().map_or(0, |card| card.process),
+    };
+    let mut fds = [0; 3];
+    let mut count = 0;
+    let mut put = |fd| {
+        fds[count] = fd;
+        count += 1;
+    };
+    segment.into_iter().for_each(&mut put);
+    if let Some(card) = &card {
+        put(card.eventfd);
+        put(card.page_memfd);
+    }
+    socket.home.set(message.context);
+    rendezvous::send(meeting, &message.write(), &fds[..count])
+}
+
+/// May this user ring us by eventfd? The owner of an eventfd could make a ringer wait, so only who could signal us anyway.
+fn trusted(uid: u32) -> bool {
+    uid == 0 || uid == sys::geteuid()
+}
+
+/// The connecting side found a listener of the right name: is it the right one?
+fn greet(tables: &Tables, socket: &Socket, ends: &tcp::Ends, meeting: i32) -> Step {
+    let meeting = hidden(meeting);
+    let checked = check_user(tables, ends, meeting);
+    let (uid, geometry) = match (checked, Geometry::new(tables.config.ring_bytes as usize)) {
+        (Ok((_, uid)), Some(geometry)) => (uid, geometry),
+        (Err(reason), _) => {
+            close_ours(meeting);
+            return Step::Bar(reason);
+        }
+        _ => unreachable!("the configuration admits only sound ring sizes"),
+    };
+    if let Err(error) = say(socket, meeting, uid, geometry, None) {
+        close_ours(meeting);
+        return Step::Bar(reason_of(error));
+    }
+    socket.meeting.set(meeting as u32);
+    socket.set_stage(Stage::Greeted);
+    view::show(socket, Reason::Young);
+    Step::Soon
+}
+
+/// The user at the other side of the rendezvous must be the user of the far end. Returns the far end's inode and that user.
+fn check_user(tables: &Tables, ends: &tcp::Ends, meeting: i32) -> Result<(u32, u32), Reason> {
+    let owner = match rendezvous::far_owner(ends) {
+        Ok(owner) => owner,
+        Err(Errno::ENOENT) => return Err(Reason::NotLocal),
+        Err(error) => return Err(reason_of(error)),
+    };
+    let caller = rendezvous::credentials(meeting).map_err(reason_of)?;
+    // Root may hold anybody's socket; whether it holds this one is asked next.
+    if caller.uid != owner.uid && caller.uid != 0 {
+        return Err(Reason::NotOwner);
+    }
+    if tables.config.peers == PeerPolicy::SameUser && caller.uid != sys::geteuid() {
+        return Err(Reason::OtherUser);
+    }
+    Ok((owner.inode, caller.uid))
+}
+
+/// The process at the other side of the rendezvous must hold the far end, by the descriptor that it names. Where /proc does not
+/// let us look (another user, another pid namespace), that it is the far end's user has to do.
+fn check_process(meeting: i32, inode: u32, fd: i32) -> Result<(), Reason> {
+    let caller = rendezvous::credentials(meeting).map_err(reason_of)?;
+    if caller.pid == 0 {
+        return Ok(());
+    }
+    match rendezvous::holds(caller.pid, fd, inode) {
+        Ok(true) => Ok(()),
+        Err(Errno::EACCES | Errno::EPERM) => Ok(()),
+        // The caller may have gone or forked meanwhile, or it lies: no deal either way.
+        Ok(false) | Err(_) => Err(Reason::NotOwner),
+    }
+}
+
+/// The accepting side: has the peer come?
+fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
+    if socket.end().holders.load(Ordering::Acquire) != 1 {
+        return Step::Later;
+    }
+    let offer = socket.meeting.get() as i32;
+    let meeting = match rendezvous::accept(offer) {
+        Ok(meeting) => hidden(meeting),
+        Err(Errno::EAGAIN) => return Step::Later,
+        Err(Errno::EMFILE | Errno::ENFILE) => return Step::Bar(Reason::NoDescriptor),
+        Err(error) => return Step::Bar(reason_of(error)),
+    };
+    let step = answer(tables, socket, meeting);
+    close_ours(meeting);
+    step
+}
+
+fn answer(tables: &'static Tables, socket: &'static Socket, meeting: i32) -> Step {
+    let mut bytes = [0; MESSAGE_BYTES + 1];
+    let (n, mut fds) = match rendezvous::receive(meeting, &mut bytes) {
+        Ok(got) => got,
+        // The peer connects, checks us, and then speaks: caught in between. Its next look will be refused and come again.
+        Err(_) => return Step::Later,
+    };
+    let Some(hello) = Message::read(&bytes[..n]) else { return Step::Bar(Reason::BadPeer) };
+    let Some(ends) = tcp::ends(socket.fd()) else { return Step::Bar(Reason::NotConnected) };
+    let checked = check_user(tables, &ends, meeting)
+        .and_then(|(inode, uid)| check_process(meeting, inode, hello.fd).map(|_| uid));
+    let uid = match checked {
+        Ok(uid) => uid,
+        Err(reason) => return Step::Bar(reason),
+    };
+    let Some(geometry) = Geometry::new(hello.ring_bytes.min(tables.config.ring_bytes) as usize)
+    else {
+        return Step::Bar(Reason::BadPeer);
+    };
+    let segment = match make_segment(tables, socket, geometry) {
+        Ok(segment) => segment,
+        Err(reason) => return Step::Bar(reason),
+    };
+    keep_bell(socket, &hello, &mut fds, 0, uid);
+    // Attached before the answer is out: the peer may use the ring the moment that it has it.
+    attach(socket);
+    let said = say(socket, meeting, uid, geometry, Some(segment));
+    sys::close(segment);
+    abandon(socket);
+    if said.is_err() {
+        // The peer is gone: its `attached` will never be there, and everything stays on the kernel.
+        view::show(socket, Reason::NoPeer);
+    }
+    Step::Attached
+}
+
+fn keep_bell(socket: &Socket, message: &Message, fds: &mut rendezvous::Fds, from: usize, uid: u32) {
+    if message.context == 0 || !trusted(uid) {
+        return;
+    }
+    let (Some(eventfd), Some(page)) = (fds.take(from), fds.take(from + 1)) else { return };
+    if let Some(bell) = context::keep(message.process, message.context, eventfd, page) {
+        socket.bell.set(bell);
+    }
+}
+
+fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<i32, Reason> {
+    let bytes = geometry.segment_bytes();
+    reserve_memory(tables, bytes)?;
+    let segment =
+        map::sealed_memfd(c"ringlet-segment", bytes, libc::F_SEAL_SEAL).map_err(reason_of)?;
+    match map::map_shared(segment, bytes, true) {
+        Ok(area) => {
+            let head = area.at::<Head>(0);
+            head.ring_bytes.store(geometry.ring_bytes as u64, Ordering::Relaxed);
+            head.magic.store(SEGMENT_MAGIC, Ordering::Relaxed);
+            socket.set_segment(area, geometry);
+            Ok(segment)
+        }
+        Err(error) => {
+            sys::close(segment);
+            release_memory(tables, bytes);
+            Err(reason_of(error))
+        }
+    }
+}
+
+fn reserve_memory(tables: &Tables, bytes: usize) -> Result<(), Reason> {
+    let process = tables.process();
+    if process.shared_bytes.get() + bytes as u64 > tables.config.memory_limit_bytes {
+        return Err(Reason::NoMemory);
+    }
+    process.shared_bytes.add(bytes as u64);
+    Ok(())
+}
+
+pub fn release_memory(tables: &Tables, bytes: usize) {
+    tables.process().shared_bytes.add((bytes as u64).wrapping_neg());
+}
+
+/// The connecting side: is the answer there, and sound?
+fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
+    if socket.end().holders.load(Ordering::Acquire) != 1 {
+        return Step::Later;
+    }
+    let meeting = socket.meeting.get() as i32;
+    let mut bytes = [0; MESSAGE_BYTES + 1];
+    let (n, mut fds) = match rendezvous::receive(meeting, &mut bytes) {
+        Err(Errno::EAGAIN) => return Step::Later,
+        // Refused, or caught between our connect and our hello: begin again.
+        Ok((0, _)) | Err(Errno::ECONNRESET) => {
+            abandon(socket);
+            socket.set_stage(Stage::Kernel);
+            return Step::Later;
+        }
+        Err(error) => return Step::Bar(reason_of(error)),
+        Ok(got) => got,
+    };
+    let Some(answer) = Message::read(&bytes[..n]) else { return Step::Bar(Reason::BadPeer) };
+    let Some(ends) = tcp::ends(socket.fd()) else { return Step::Bar(Reason::NotConnected) };
+    let checked = check_user(tables, &ends, meeting)
+        .and_then(|(inode, uid)| check_process(meeting, inode, answer.fd).map(|_| uid));
+    let uid = match checked {
+        Ok(uid) => uid,
+        Err(reason) => return Step::Bar(reason),
+    };
+    let Some(segment) = fds.take(0) else { return Step::Bar(Reason::BadPeer) };
+    let mapped = map_segment(tables, socket, segment, answer.ring_bytes);
+    sys::close(segment);
+    if let Err(reason) = mapped {
+        return Step::Bar(reason);
+    }
+    keep_bell(socket, &answer, &mut fds, 1, uid);
+    abandon(socket);
+    attach(socket);
+    Step::Attached
+}
+
+fn map_segment(
+    tables: &Tables,
+    socket: &Socket,
+    segment: i32,
+    ring_bytes: u64,
+) -> Result<(), Reason> {
+    let limit = tables.config.ring_bytes;
+    let geometry = Geometry::new(ring_bytes.min(limit) as usize)
+        .filter(|geometry| geometry.ring_bytes as u64 == ring_bytes)
+        .ok_or(Reason::BadPeer)?;
+    let bytes = geometry.segment_bytes();
+    if map::sealed_size(segment) != Ok(bytes) {
+        return Err(Reason::BadPeer);
+    }
+    reserve_memory(tables, bytes)?;
+    let area = map::map_shared(segment, bytes, true).map_err(|error| {
+        release_memory(tables, bytes);
+        reason_of(error)
+    })?;
+    let head = area.at::<Head>(0);
+    if head.magic.load(Ordering::Relaxed) != SEGMENT_MAGIC {
+        release_memory(tables, bytes);
+        // SAFETY: mapped just now and shown to nobody.
+        #[allow(unsafe_code)]
+        unsafe {
+            map::unmap(area)
+        };
+        return Err(Reason::BadPeer);
+    }
+    socket.set_segment(area, geometry);
+    Ok(())
+}
+
+/// From now on every call on the socket goes through `stream`.
+fn attach(socket: &'static Socket) {
+    let end = socket.end();
+    end.nonblocking.set(fd::is_nonblocking(socket.fd()) as u32);
+    copy_timeouts(socket);
+    socket.kernel_news.set(1);
+    socket.set_stage(Stage::Attached);
+    view::show(socket, Reason::Young);
+    epoll::adopt(socket);
+}
+
+/// SO_RCVTIMEO and SO_SNDTIMEO, which the kernel keeps and we serve.
+pub fn copy_timeouts(socket: &Socket) {
+    let end = socket.end();
+    end.receive_timeout_ns.set(tcp::timeout_ns(socket.fd(), libc::SO_RCVTIMEO));
+    end.send_timeout_ns.set(tcp::timeout_ns(socket.fd(), libc::SO_SNDTIMEO));
+}

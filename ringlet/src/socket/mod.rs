@@ -1,0 +1,170 @@
+//! Berkeley sockets over shared memory, for programs that don't know of it.
+//!
+//! The edge (the preload library) asks `way` for each call on a descriptor: the kernel's, or ours. `table` knows the descriptors,
+//! `meet` brings two ends together, `stream` moves bytes, `epoll` and `readiness` wait for many, `process` follows
+//! descriptors through close, dup, fork and exec.
+
+pub mod context;
+pub mod epoll;
+pub mod meet;
+pub mod process;
+pub mod readiness;
+pub mod signals;
+pub mod spin;
+pub mod stream;
+pub mod table;
+pub mod view;
+
+use crate::config::Config;
+use crate::reasons::Reason;
+use ringlet_core::sync::{AtomicU32, Ordering};
+use ringlet_core::view as layout;
+use ringlet_linux::sys::Sys;
+use table::{Known, Receiving, Sending, Socket, Stage, lookup};
+
+/// Sets ringlet up in this process.
+pub fn start(config: Config) -> Sys<()> {
+    context::start()?;
+    table::start(config)
+}
+
+/// How a call on a descriptor goes.
+pub enum Way {
+    /// To the kernel; what is to be told about it afterwards.
+    Kernel(Option<Native>),
+    /// Through `stream`.
+    Ours(&'static Socket),
+}
+
+/// A native call under way on a socket that may be moved: as long as it is, it will not be.
+pub struct Native {
+    socket: &'static Socket,
+    count: &'static AtomicU32,
+}
+
+impl Native {
+    /// The call has moved data.
+    #[inline]
+    pub fn moved(&self) {
+        count_call(self.socket);
+    }
+}
+
+impl Drop for Native {
+    #[inline]
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[inline(always)]
+pub fn count_call(socket: &Socket) {
+    let calls = socket.calls.add(1);
+    view::count(socket, |slot| slot.calls.store(calls as u64, Ordering::Relaxed));
+}
+
+/// A call that receives.
+#[inline(always)]
+pub fn way_in(fd: i32) -> Way {
+    match lookup(fd) {
+        Some(Known::Socket(socket)) => way(socket, |socket| &socket.end().native_receivers),
+        _ => Way::Kernel(None),
+    }
+}
+
+/// A call that sends.
+#[inline(always)]
+pub fn way_out(fd: i32) -> Way {
+    match lookup(fd) {
+        Some(Known::Socket(socket)) => way(socket, |socket| &socket.end().native_senders),
+        _ => Way::Kernel(None),
+    }
+}
+
+#[inline(always)]
+fn way(socket: &'static Socket, count: impl Fn(&'static Socket) -> &'static AtomicU32) -> Way {
+    if socket.stage() == Stage::Attached {
+        return Way::Ours(socket);
+    }
+    before_native(socket, count(socket))
+}
+
+fn before_native(socket: &'static Socket, count: &'static AtomicU32) -> Way {
+    match socket.stage() {
+        Stage::Kernel | Stage::Offered | Stage::Greeted => {}
+        _ => return Way::Kernel(None),
+    }
+    if socket.calls.get() >= socket.next_step.get() {
+        meet::step(socket);
+    }
+    // ORDER: SeqCst, then the stage; pairs with `meet::attach` (stage) and `stream::publish_attached` (count): either we see that
+    // the segment is there, or the peer is not told to use it before we are back.
+    count.fetch_add(1, Ordering::SeqCst);
+    if socket.stage() == Stage::Attached {
+        count.fetch_sub(1, Ordering::SeqCst);
+        return Way::Ours(socket);
+    }
+    Way::Kernel(Some(Native { socket, count }))
+}
+
+/// The path of a socket, as views and `ringlet_path` name it.
+pub fn path(socket: &Socket) -> u32 {
+    match socket.stage() {
+        Stage::Free | Stage::Closing => layout::SLOT_FREE,
+        Stage::Kernel | Stage::KernelForGood => layout::PATH_KERNEL,
+        Stage::Offered | Stage::Greeted => layout::PATH_MOVING,
+        Stage::Attached => match (socket.end().sending(), socket.end().receiving()) {
+            (Sending::Ring, Receiving::Ring) => layout::PATH_RING,
+            (Sending::KernelForGood, _) => layout::PATH_KERNEL,
+            _ => layout::PATH_MOVING,
+        },
+    }
+}
+
+/// The path of a descriptor's connection; `None` for one that is not followed.
+pub fn path_of(fd: i32) -> Option<u32> {
+    table::socket(fd).map(path)
+}
+
+/// The program has switched blocking on or off (fcntl, FIONBIO).
+pub fn set_nonblocking(fd: i32, on: bool) {
+    if let Some(socket) = table::socket(fd) {
+        socket.end().nonblocking.set(on as u32);
+    }
+}
+
+/// The program has set an option on the kernel's socket, which did not refuse.
+pub fn option_set(fd: i32, level: i32, option: i32) {
+    let Some(socket) = table::socket(fd) else { return };
+    let attached = socket.stage() == Stage::Attached;
+    match (level, option) {
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) if attached => {
+            meet::copy_timeouts(socket)
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_OOBINLINE | libc::SO_ZEROCOPY)
+        | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => {
+            keep_on_kernel(socket, Reason::Option)
+        }
+        _ => {}
+    }
+}
+
+/// The program has asked for something that only the kernel can do with this connection, from now on.
+pub fn keep_on_kernel(socket: &'static Socket, reason: Reason) {
+    if socket.stage() == Stage::Attached {
+        stream::return_to_kernel(socket, reason);
+    } else {
+        socket.bar(reason);
+    }
+}
+
+/// An error that the ring's end of a connection holds for SO_ERROR.
+pub fn take_error(socket: &Socket) -> i32 {
+    let end = socket.end();
+    let error = end.pending_error.get();
+    if error != 0 {
+        end.pending_error.set(0);
+        end.ended.set(2);
+    }
+    error as i32
+}

@@ -1,0 +1,292 @@
+//! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
+
+use super::table::{Known, Receiving, Socket, Stage, Tables, lookup, tables};
+use super::{context, epoll, meet, stream, view};
+use crate::reasons::Reason;
+use ringlet_core::layout::CLOSED;
+use ringlet_core::sync::Ordering;
+use ringlet_linux::{fd, map, sys, tcp};
+
+/// How long a closing end waits for a doorbell byte of its peer that is under way: a system call's time, if the peer runs.
+const BELL_WAIT_ROUNDS: u32 = 200;
+
+/// A TCP socket was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
+/// back).
+pub fn made_socket(fd: i32) {
+    reused(fd);
+    if let Some(tables) = tables() {
+        tables.follow(fd);
+    }
+}
+
+/// A number was handed out by the kernel for something new.
+#[inline]
+pub fn reused(fd: i32) {
+    if fd < 0 {
+        return;
+    }
+    match lookup(fd) {
+        None => {}
+        Some(Known::Socket(socket)) => {
+            if let Some(tables) = tables() {
+                tables.clear(fd);
+                if socket.names.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    release(socket, false);
+                }
+            }
+        }
+        Some(Known::Set(set)) => {
+            if let Some(tables) = tables() {
+                tables.clear(fd);
+            }
+            epoll::closed(set);
+        }
+        Some(Known::Hidden) => {
+            if let Some(tables) = tables() {
+                tables.clear(fd);
+            }
+        }
+    }
+}
+
+/// connect() succeeded or is under way, or accept() returned this descriptor.
+pub fn connected(fd: i32, accepting: bool) {
+    if accepting {
+        made_socket(fd);
+    }
+    if let Some(Known::Socket(socket)) = lookup(fd)
+        && socket.stage() == Stage::Kernel
+    {
+        meet::begin(socket, accepting);
+        view::begin(socket);
+    }
+}
+
+/// Are we in a vfork child? It shares our memory but not our descriptors: what it closes stays open here.
+pub fn borrowed() -> bool {
+    tables().is_some_and(|tables| tables.process().pid.get() != sys::getpid() as u32)
+}
+
+/// Before a known descriptor number is closed (or overwritten by dup2). False: it is one of our own and stays open.
+pub fn before_close(fd: i32, known: Known) -> bool {
+    if borrowed() {
+        return true;
+    }
+    let Some(tables) = tables() else { return true };
+    match known {
+        Known::Hidden => return false,
+        Known::Set(set) => {
+            tables.clear(fd);
+            epoll::closed(set);
+        }
+        Known::Socket(socket) => {
+            tables.clear(fd);
+            if socket.names.fetch_sub(1, Ordering::AcqRel) == 1 {
+                release(socket, true);
+            } else if socket.fd() == fd {
+                let other = tables.known_fds().find(|(_, other)| std::ptr::eq(*other, socket));
+                if let Some((other, _)) = other {
+                    socket.fd.set(other as u32);
+                    view::count(socket, |slot| slot.fd.store(other, Ordering::Relaxed));
+                }
+            }
+        }
+    }
+    true
+}
+
+/// dup and its relatives made `to` another name of `from`.
+pub fn duplicated(from: i32, to: i32) {
+    reused(to);
+    let Some(tables) = tables() else { return };
+    match lookup(from) {
+        Some(Known::Socket(socket)) => {
+            socket.names.fetch_add(1, Ordering::AcqRel);
+            tables.name_socket(to, socket);
+        }
+        Some(Known::Set(set)) => {
+            tables.sets[set as usize].names.add(1);
+            tables.name_set(to, set);
+        }
+        _ => {}
+    }
+}
+
+/// The process's last name of a socket goes. `open`: its descriptor still names it.
+fn release(socket: &'static Socket, open: bool) {
+    let end = socket.end();
+    let last = end.holders.fetch_sub(1, Ordering::AcqRel) == 1;
+    meet::abandon(socket);
+    epoll::forget_socket(socket);
+    let attached = socket.stage() == Stage::Attached;
+    {
+        // Without the locks (we are in a signal handler that interrupted their holder) we only stop using it.
+        let _receiving = end.receive_lock.take();
+        let _sending = end.send_lock.take();
+        if attached && last && open {
+            close_ring(socket);
+        }
+        // ORDER: SeqCst; pairs with `stream::wait`: a sleeper that we do not see sees this.
+        socket.set_stage(Stage::Closing);
+    }
+    if socket.sleepers.load(Ordering::SeqCst) == 0 {
+        clean_up_as(socket, last);
+    } else {
+        socket.published.set(1 + last as u32);
+    }
+}
+
+/// The last sleeper of a socket that was closed meanwhile.
+pub fn clean_up(socket: &Socket) {
+    let Some(tables) = tables() else { return };
+    let last = socket.published.get() == 2;
+    clean_up_as(&tables.sockets[tables.index_of(socket) as usize], last);
+}
+
+#[allow(unsafe_code)]
+fn clean_up_as(socket: &'static Socket, last: bool) {
+    let Some(tables) = tables() else { return };
+    if !socket.leave() {
+        return;
+    }
+    if let Some((area, geometry)) = socket.take_segment() {
+        meet::release_memory(tables, geometry.segment_bytes());
+        // SAFETY: users of the segment hold one of the end's locks and look at the stage under it, or are sleepers; the stage has
+        // changed under both locks, and there is no sleeper.
+        unsafe { map::unmap(area) };
+    }
+    context::release(socket.bell.get());
+    tables.forget(socket, last);
+}
+
+/// The connection's end is over: says to the peer what TCP would. Both locks held.
+fn close_ring(socket: &Socket) {
+    let Some(incoming) = socket.incoming() else { return };
+    let end = socket.end();
+    // From now on the peer sends through the kernel, and rings no more.
+    // ORDER: SeqCst, both; pairs with `stream::ring_byte`.
+    incoming.control().receiver.closed.store(CLOSED, Ordering::SeqCst);
+    let ringing = &incoming.control().sender.ringing;
+    for _ in 0..BELL_WAIT_ROUNDS {
+        if ringing.load(Ordering::SeqCst) == 0 {
+            break;
+        }
+        sys::sched_yield();
+    }
+    match end.receiving() {
+        Receiving::Ring if end.rx.ready(&incoming) && end.rx.mark(&incoming).is_none() => {
+            // KERNEL: close with unread data sends a reset.
+            tcp::reset_on_close(socket.fd());
+        }
+        Receiving::Ring => drain_bells(socket.fd()),
+        _ => {}
+    }
+}
+
+/// Unread doorbells would make the kernel send a reset.
+fn drain_bells(fd: i32) {
+    let mut bells = [0u8; 256];
+    for _ in 0..64 {
+        match tcp::receive_into(fd, &mut bells, libc::MSG_DONTWAIT) {
+            Ok(1..) => {}
+            _ => break,
+        }
+    }
+}
+
+/// Before fork: from now on two processes hold every socket.
+pub fn before_fork() {
+    let Some(tables) = tables() else { return };
+    for socket in tables.followed() {
+        socket.end().holders.fetch_add(1, Ordering::AcqRel);
+    }
+    tables.process().forking.set(1);
+}
+
+/// After fork, in the parent.
+pub fn after_fork_in_parent(failed: bool) {
+    let Some(tables) = tables() else { return };
+    tables.process().forking.set(0);
+    if failed {
+        for socket in tables.followed() {
+            socket.end().holders.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// In a child, at its first call, however the fork was made.
+#[cold]
+pub fn after_fork(tables: &'static Tables) {
+    tables.mark_alive();
+    let process = tables.process();
+    process.pid.set(sys::getpid() as u32);
+    process.generation.add(1);
+    let counted = process.forking.is();
+    process.forking.set(0);
+    context::forget_all(tables);
+    view::forget(tables);
+    epoll::after_fork(tables);
+    for socket in tables.followed() {
+        if !counted {
+            socket.end().holders.fetch_add(1, Ordering::AcqRel);
+        }
+        // The parent's threads and its rendezvous are not ours.
+        socket.sleepers.store(0, Ordering::Relaxed);
+        socket.stepping.store(0, Ordering::Relaxed);
+        meet::abandon(socket);
+        if matches!(socket.stage(), Stage::Offered | Stage::Greeted) {
+            socket.set_stage(Stage::Kernel);
+            socket.next_step.set(socket.calls.get() + 1);
+        }
+    }
+}
+
+/// Another program will hold this descriptor, and know nothing of rings: the connection stays on the kernel.
+pub fn given_away(fd: i32, reason: Reason) {
+    if let Some(Known::Socket(socket)) = lookup(fd) {
+        socket.end().holders.fetch_add(1, Ordering::AcqRel);
+        if socket.stage() == Stage::Attached {
+            stream::return_to_kernel(socket, reason);
+        } else {
+            socket.bar(reason);
+        }
+    }
+}
+
+/// Before exec or spawn: what the new program inherits must be on the kernel.
+pub fn before_exec() {
+    let Some(tables) = tables() else { return };
+    for (fd, socket) in tables.known_fds() {
+        if socket.stage() != Stage::Free && !fd::is_cloexec(fd) {
+            given_away(fd, Reason::Exec);
+        }
+    }
+}
+
+/// The program gives this descriptor to something that uses the kernel below our feet.
+pub fn keep_fd_on_kernel(fd: i32, reason: Reason) {
+    if let Some(Known::Socket(socket)) = lookup(fd) {
+        super::keep_on_kernel(socket, reason);
+    }
+}
+
+/// For dup in a vfork child: is either number known, so that the parent's tables would be changed by mistake?
+pub fn borrowed_if_known(from: i32, to: i32) -> bool {
+    (lookup(from).is_some() || lookup(to).is_some()) && borrowed()
+}
+
+/// The program wants the number of one of our own descriptors: the descriptor moves away.
+pub fn make_way(fd: i32) -> bool {
+    context::move_away(fd) || view::move_away(fd)
+}
+
+/// Known descriptors in a range, lowest first.
+pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
+    tables().into_iter().flat_map(move |tables| tables.known_numbers(first, last))
+}
+
+pub fn uses_io_uring() {
+    if let Some(tables) = tables() {
+        tables.process().uses_io_uring.set(1);
+    }
+}

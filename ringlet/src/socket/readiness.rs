@@ -1,0 +1,267 @@
+//! poll and select over descriptors of which some are attached connections (or epoll sets that hold some).
+
+use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
+use super::{context, epoll, spin, stream};
+use ringlet_core::sync::Ordering;
+use ringlet_linux::fd::{self, pollfd};
+use ringlet_linux::sys::{self, Sys};
+
+/// Can the kernel alone answer for all of these?
+pub fn is_kernels(fds: &[pollfd]) -> bool {
+    !fds.iter().any(|entry| match lookup(entry.fd) {
+        Some(Known::Socket(socket)) => socket.stage() == Stage::Attached,
+        Some(Known::Set(set)) => epoll::has_adopted(set),
+        _ => false,
+    })
+}
+
+/// A native wait over these begins: until `end_native`, no peer is told to use the ring of one of them.
+pub fn begin_native(fds: &[pollfd]) {
+    each_waiting(fds, |socket| {
+        socket.end().native_receivers.fetch_add(1, Ordering::SeqCst);
+    });
+}
+
+pub fn end_native(fds: &[pollfd]) {
+    each_waiting(fds, |socket| {
+        socket.end().native_receivers.fetch_sub(1, Ordering::SeqCst);
+    });
+}
+
+fn each_waiting(fds: &[pollfd], act: impl Fn(&'static Socket)) {
+    for entry in fds {
+        match lookup(entry.fd) {
+            Some(Known::Socket(socket)) => act(socket),
+            Some(Known::Set(set)) => epoll::nest(set),
+            _ => {}
+        }
+    }
+}
+
+/// poll. `scratch` has one entry more than `fds`.
+pub fn poll(
+    fds: &mut [pollfd],
+    scratch: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    // ORDER: SeqCst; pairs with `process::release`: a socket is not unmapped while somebody looks at it.
+    let mut counted = [0u32; COUNTED_MAX];
+    let count = enter(fds, &mut counted);
+    let result = poll_entered(fds, scratch, timeout_ns, mask);
+    leave(&counted[..count]);
+    result
+}
+
+/// Attached sockets that one poll can hold on to; further ones are looked at through the kernel alone, after `want_bytes`.
+const COUNTED_MAX: usize = 1024;
+
+fn enter(fds: &[pollfd], counted: &mut [u32; COUNTED_MAX]) -> usize {
+    let Some(tables) = tables() else { return 0 };
+    let mut count = 0;
+    for entry in fds {
+        if let Some(socket) = attached(entry.fd)
+            && count < COUNTED_MAX
+        {
+            socket.sleepers.fetch_add(1, Ordering::SeqCst);
+            counted[count] = tables.index_of(socket);
+            count += 1;
+        }
+    }
+    count
+}
+
+fn leave(counted: &[u32]) {
+    let Some(tables) = tables() else { return };
+    for &index in counted {
+        let socket = &tables.sockets[index as usize];
+        if socket.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 && socket.stage() == Stage::Closing {
+            super::process::clean_up(socket);
+        }
+    }
+}
+
+fn attached(fd: i32) -> Option<&'static Socket> {
+    match lookup(fd)? {
+        Known::Socket(socket) if socket.stage() == Stage::Attached => Some(socket),
+        _ => None,
+    }
+}
+
+/// Looks at what rings can tell. Returns how many are ready, and whether there are others that only the kernel can answer for.
+fn look(fds: &mut [pollfd]) -> (usize, bool) {
+    let (mut found, mut others) = (0, false);
+    for entry in fds {
+        entry.revents = 0;
+        match lookup(entry.fd) {
+            Some(Known::Socket(socket)) if socket.stage() == Stage::Attached => {
+                entry.revents = stream::poll_mask(socket, entry.events, false);
+            }
+            Some(Known::Set(set)) if epoll::has_adopted(set) => {
+                others = true;
+                if epoll::ready(set) {
+                    entry.revents = entry.events & (libc::POLLIN | libc::POLLRDNORM);
+                }
+            }
+            _ => others |= entry.fd >= 0,
+        }
+        found += (entry.revents != 0) as usize;
+    }
+    (found, others)
+}
+
+fn poll_entered(
+    fds: &mut [pollfd],
+    scratch: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
+    let limit = tables().map_or(0, |tables| tables.config.spin_us);
+    loop {
+        let (found, others) = look(fds);
+        if found > 0 || deadline == Some(0) {
+            return if others { with_kernel(fds, scratch, mask) } else { Ok(found) };
+        }
+        let left = |at: u64| at.saturating_sub(sys::now_ns());
+        let budget = limit.min(deadline.map_or(u64::MAX, |at| left(at) / 1000));
+        let mut asked = sys::now_ns();
+        let worth = spin::watch(budget, || {
+            if look(fds).0 > 0 {
+                return true;
+            }
+            let now = sys::now_ns();
+            let due = others && now - asked > ASK_KERNEL_NS;
+            if due {
+                asked = now;
+            }
+            due && with_kernel(fds, scratch, mask).is_ok_and(|n| n > 0)
+        });
+        if !worth {
+            arm(fds);
+            let timeout = deadline.map(left);
+            if look(fds).0 == 0 {
+                let slept = sleep(fds, scratch, timeout, mask);
+                disarm(fds);
+                let woken = slept?;
+                if woken == 0 && deadline.is_some_and(|at| sys::now_ns() >= at) {
+                    let (found, others) = look(fds);
+                    return if others { with_kernel(fds, scratch, mask) } else { Ok(found) };
+                }
+            } else {
+                disarm(fds);
+            }
+        }
+        let (found, others) = look(fds);
+        if others {
+            let total = with_kernel(fds, scratch, mask)?;
+            if total > 0 {
+                return Ok(total);
+            }
+        } else if found > 0 {
+            return Ok(found);
+        }
+    }
+}
+
+/// While watching: the kernel's descriptors are asked this often.
+const ASK_KERNEL_NS: u64 = 10_000;
+
+/// The descriptors that only the kernel can answer for, without waiting; adds them to what rings told. Returns the number of
+/// ready entries.
+fn with_kernel(fds: &mut [pollfd], scratch: &mut [pollfd], mask: Option<u64>) -> Sys<usize> {
+    look(fds);
+    for (entry, copy) in fds.iter().zip(scratch.iter_mut()) {
+        *copy = *entry;
+        if attached(entry.fd).is_some() {
+            copy.fd = -1;
+        }
+    }
+    let n = fds.len();
+    fd::poll(&mut scratch[..n], Some(0), mask)?;
+    let mut total = 0;
+    for (entry, copy) in fds.iter_mut().zip(scratch.iter()) {
+        if copy.fd >= 0 {
+            entry.revents |= copy.revents;
+        }
+        total += (entry.revents != 0) as usize;
+    }
+    Ok(total)
+}
+
+/// The thread's context, if it is the home of one of these.
+fn home(fds: &[pollfd]) -> Option<u32> {
+    let mine = context::of_thread_if_any()?;
+    let covered = |socket: &Socket| socket.home.get() == mine && stream::rings_home(socket);
+    fds.iter().any(|entry| attached(entry.fd).is_some_and(covered)).then_some(mine)
+}
+
+fn arm(fds: &[pollfd]) {
+    let home = home(fds);
+    if let Some(context) = home {
+        context::arm(context);
+    }
+    for entry in fds {
+        let Some(socket) = attached(entry.fd) else { continue };
+        let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
+        if home.is_some() && home == Some(socket.home.get()) && stream::rings_home(socket) {
+            if room {
+                stream::want_room_event(socket);
+            }
+        } else {
+            stream::want_bytes(socket, true, room);
+        }
+    }
+}
+
+fn disarm(fds: &[pollfd]) {
+    if let Some(context) = home(fds) {
+        context::disarm(context);
+    }
+}
+
+/// Waits in the kernel for everything that can wake us.
+fn sleep(
+    fds: &mut [pollfd],
+    scratch: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    for (entry, copy) in fds.iter().zip(scratch.iter_mut()) {
+        *copy = *entry;
+        if let Some(socket) = attached(entry.fd) {
+            copy.events = kernel_events(socket, entry.events);
+        }
+    }
+    let n = fds.len();
+    let event = home(fds).map_or(-1, context::eventfd_of);
+    scratch[n] = pollfd { fd: event, events: libc::POLLIN, revents: 0 };
+    let woken = fd::poll(&mut scratch[..n + 1], timeout_ns, mask)?;
+    if scratch[n].revents != 0 {
+        fd::drain(event);
+    }
+    for copy in &scratch[..n] {
+        if copy.revents != 0
+            && let Some(socket) = attached(copy.fd)
+        {
+            socket.kernel_news.set(1);
+        }
+    }
+    Ok(woken)
+}
+
+/// What to ask of the kernel for an attached connection: its doorbells and its end while it is not known; its data and room where
+/// the kernel is the way.
+fn kernel_events(socket: &Socket, asked: i16) -> i16 {
+    let end = socket.end();
+    let mut events = asked & (libc::POLLPRI | libc::POLLRDHUP);
+    if end.receiving() != Receiving::Ring {
+        events |= asked & (libc::POLLIN | libc::POLLRDNORM);
+    } else if !end.ended.is() {
+        events |= libc::POLLIN | libc::POLLRDHUP;
+    }
+    if end.sending() != Sending::Ring {
+        events |= asked & (libc::POLLOUT | libc::POLLWRNORM);
+    }
+    events
+}

@@ -1,0 +1,73 @@
+//! How long to watch shared memory before sleeping.
+//!
+//! The budget adapts: watching that paid doubles it up to the configured limit, watching in vain halves it. A thread that
+//! finds itself preempted while watching, or whose yield let somebody else run for long, takes the processors for crowded
+//! and sleeps at once for some rounds: then the peer needs our processor more than we need to look.
+
+use ringlet_linux::sys;
+use std::cell::Cell;
+
+/// A yield that took longer gave the processor to somebody.
+const CROWDED_NS: u64 = 8_000;
+/// A budget below this is not worth starting.
+const LEAST_NS: u64 = 1_000;
+/// Rounds without watching after the processors were found crowded; after so many, one more try.
+const ROUNDS_OFF: u32 = 16;
+/// Time between yields while watching: a yield costs a system call of a fraction of it.
+const YIELD_EVERY_NS: u64 = 4_000;
+const LOOKS_PER_CLOCK: u32 = 16;
+
+thread_local! {
+    static BUDGET_NS: Cell<u64> = const { Cell::new(u64::MAX) };
+    static OFF: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Watches until `ready` or until the budget is spent; says whether it became ready.
+#[inline]
+pub fn watch(limit_us: u64, mut ready: impl FnMut() -> bool) -> bool {
+    let limit = limit_us * 1000;
+    if limit == 0 {
+        return ready();
+    }
+    if OFF.get() > 0 {
+        OFF.set(OFF.get() - 1);
+        return ready();
+    }
+    let budget = BUDGET_NS.get().min(limit).max(LEAST_NS.min(limit));
+    let start = sys::now_ns();
+    let mut yielded = start;
+    let mut last = start;
+    loop {
+        for _ in 0..LOOKS_PER_CLOCK {
+            if ready() {
+                BUDGET_NS.set((budget * 2).min(limit));
+                return true;
+            }
+            core::hint::spin_loop();
+        }
+        let mut now = sys::now_ns();
+        if now - last > CROWDED_NS {
+            return give_up(&mut ready);
+        }
+        if now - start > budget {
+            BUDGET_NS.set(budget / 2);
+            return ready();
+        }
+        if now - yielded > YIELD_EVERY_NS {
+            sys::sched_yield();
+            let back = sys::now_ns();
+            if back - now > CROWDED_NS {
+                return give_up(&mut ready);
+            }
+            now = back;
+            yielded = now;
+        }
+        last = now;
+    }
+}
+
+#[cold]
+fn give_up(ready: &mut impl FnMut() -> bool) -> bool {
+    OFF.set(ROUNDS_OFF);
+    ready()
+}

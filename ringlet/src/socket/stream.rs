@@ -1,0 +1,982 @@
+//! Sending and receiving on an attached connection: one direction at a time is on the kernel or in the ring, and changes at a
+//! known byte (see `ringlet_core::handover` for the protocol as a model, and ARCHITECTURE.md for the walk).
+//!
+//! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
+
+use super::table::{End, Receiving, Sending, Socket, Stage, tables};
+use super::{context, spin, view};
+use crate::reasons::Reason;
+use ringlet_core::layout::{GO_BACK, WANT_BYTE, WANT_EVENT};
+use ringlet_core::memory::Buffers;
+use ringlet_core::ring::{Mark, Next, SegmentRing};
+use ringlet_core::sync::Ordering;
+use ringlet_core::wait as flag;
+use ringlet_linux::sys::{Errno, Sys};
+use ringlet_linux::{fd, sys, tcp};
+
+/// The kernel transfers no more in one call (MAX_RW_COUNT).
+const CALL_MAX_BYTES: usize = 0x7fff_f000;
+/// While the ring keeps an end busy, the kernel is asked about the peer's death this often (about a millisecond).
+const ASK_KERNEL_TICKS: u64 = 3_000_000;
+/// A program that polls an empty ring has the kernel asked this often (about 10 us).
+const ASK_WHEN_EMPTY_TICKS: u64 = 30_000;
+/// Changes of path that one call follows; a peer that changes more often is not sane.
+const CHANGES_MAX: usize = 16;
+/// How long a connection that must go back to the kernel waits for its peer to follow, and how often it looks.
+const RETURN_WAIT_NS: u64 = 2_000_000_000;
+const RETURN_LOOK_NS: u64 = 200_000;
+const MSG_SERVED: i32 = libc::MSG_EOR
+    | libc::MSG_PEEK
+    | libc::MSG_DONTWAIT
+    | libc::MSG_WAITALL
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_MORE
+    | libc::MSG_TRUNC
+    | libc::MSG_CMSG_CLOEXEC
+    | libc::MSG_ERRQUEUE;
+
+/// What a caller waits for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Want {
+    Data,
+    Room,
+}
+
+fn deadline(timeout_ns: u64) -> Option<u64> {
+    (timeout_ns != 0).then(|| sys::now_ns().saturating_add(timeout_ns))
+}
+
+/// recv and its relatives. `Ok(0)` is the end of the stream.
+pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
+    if flags & libc::MSG_OOB != 0 || flags & libc::MSG_ERRQUEUE != 0 {
+        return tcp::receive(socket.fd(), to, CALL_MAX_BYTES, flags);
+    }
+    let end = socket.end();
+    to.limit(CALL_MAX_BYTES);
+    let wanted = to.remaining();
+    if wanted == 0 {
+        return Ok(0);
+    }
+    let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
+    let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    let mut until = None;
+    let mut total = 0;
+    loop {
+        let step = {
+            let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
+            receive_now(socket, end, to, flags, blocking)
+        };
+        match step {
+            Ok(0) => return Ok(total),
+            Ok(n) => total += n,
+            Err(Errno::EAGAIN) if blocking => {
+                if until.is_none() {
+                    until = Some(deadline(end.receive_timeout_ns.get()));
+                }
+                match wait(socket, Want::Data, until.flatten()) {
+                    Err(_) if total > 0 => return Ok(total),
+                    Err(error) => return Err(error),
+                    Ok(()) => continue,
+                }
+            }
+            Err(_) if total > 0 => return Ok(total),
+            Err(error) => return Err(error),
+        }
+        if !all || to.remaining() == 0 {
+            return Ok(total);
+        }
+    }
+}
+
+/// One look, with the receive lock held. `blocking` callers will wait after `EAGAIN`, which asks the kernel anyway.
+fn receive_now(
+    socket: &Socket,
+    end: &End,
+    to: &mut Buffers,
+    flags: i32,
+    blocking: bool,
+) -> Sys<usize> {
+    let Some(ring) = socket.incoming() else { return Err(Errno::EBADF) };
+    publish_attached(socket, end);
+    for _ in 0..CHANGES_MAX {
+        let result = match end.receiving() {
+            Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking),
+            Receiving::Kernel => receive_kernel(socket, end, &ring, to, flags),
+            Receiving::Draining => receive_draining(socket, end, to, flags),
+            Receiving::Discarding => discard(socket, end).map(|_| None),
+        };
+        match result {
+            Ok(None) => continue,
+            Ok(Some(n)) => return Ok(n),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(corrupt(socket))
+}
+
+/// From the ring. `None`: the path changed, look again.
+#[inline]
+fn receive_ring(
+    socket: &Socket,
+    end: &End,
+    ring: &SegmentRing,
+    to: &mut Buffers,
+    flags: i32,
+    blocking: bool,
+) -> Sys<Option<usize>> {
+    let mut total = 0;
+    let mut passed = false;
+    let mut next = Next::Empty;
+    if flags & libc::MSG_PEEK != 0 {
+        let n = end.rx.peek(ring, to);
+        if n > 0 {
+            return Ok(Some(n));
+        }
+        if let Some(mark) = end.rx.mark(ring) {
+            next = Next::Mark(mark);
+        } else if end.rx.ready(ring) {
+            return Ok(None);
+        }
+    } else {
+        while to.remaining() > 0 {
+            next = end.rx.pop(ring, to);
+            let Next::Bytes(n, quarter) = next else { break };
+            total += n;
+            passed |= quarter;
+        }
+    }
+    // Look for a sender that waits for room: when enough was passed, and when there is nothing to pass.
+    if passed || total == 0 {
+        wake_sender(socket, ring);
+    }
+    if total > 0 {
+        view::count(socket, |slot| {
+            slot.rx_bytes
+                .store(slot.rx_bytes.load(Ordering::Relaxed) + total as u64, Ordering::Relaxed);
+        });
+        return Ok(Some(total));
+    }
+    match next {
+        Next::Mark(Mark::Back(position)) => {
+            back_met(end, ring, position);
+            Ok(None)
+        }
+        Next::Empty => {
+            if !socket.kernel_news.is() {
+                // A blocking caller watches first, and then sleeps in the kernel, which tells.
+                if blocking {
+                    return Err(Errno::EAGAIN);
+                }
+                let now = sys::ticks();
+                if now.wrapping_sub(socket.kernel_asked.get()) < ASK_WHEN_EMPTY_TICKS {
+                    return Err(Errno::EAGAIN);
+                }
+                socket.kernel_asked.set(now);
+            }
+            look_at_kernel(socket, end, ring)
+        }
+        _ => Err(corrupt(socket)),
+    }
+}
+
+/// The ring is empty: has the kernel a doorbell for us, the end of the stream, or an error?
+fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<Option<usize>> {
+    socket.kernel_news.set(0);
+    answer_request(socket, end);
+    let mut bells = [0u8; 64];
+    let peeked = tcp::receive_into(socket.fd(), &mut bells, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+    if peeked == Err(Errno::EAGAIN) {
+        if let error @ 1.. = end.pending_error.get() {
+            end.pending_error.set(0);
+            end.ended.set(2);
+            return Err(Errno(error as i32));
+        }
+        return Err(Errno::EAGAIN);
+    }
+    if let Err(error) = peeked {
+        // Taken from the kernel now; what the ring still holds comes first.
+        end.pending_error.set(error.0 as u32);
+        end.ended.set(1);
+        socket.kernel_news.set(1);
+    }
+    if matches!(peeked, Ok(1..))
+        && (socket.sleepers.load(Ordering::SeqCst) > 1 || end.holders.load(Ordering::Relaxed) > 1)
+    {
+        // Others may wait for the bytes that we are about to take: the next record rings for them.
+        flag::want(&ring.control().receiver.want_data, WANT_BYTE);
+    }
+    // What the peer published before it said this on the kernel is visible by now: look again.
+    if end.rx.ready(ring) {
+        return Ok(None);
+    }
+    match peeked {
+        Ok(0) => end_of_stream(socket, end),
+        Ok(n) => {
+            // The ring is still empty, so no mark preceded these bytes: they are doorbells.
+            let _ = tcp::receive_into(socket.fd(), &mut bells[..n], libc::MSG_DONTWAIT);
+            socket.kernel_news.set(1);
+            Ok(None)
+        }
+        Err(error) => {
+            end.pending_error.set(0);
+            end.ended.set(2);
+            Err(error)
+        }
+    }
+}
+
+/// The peer may have asked us, who have nothing to send just now, to go back to the kernel.
+fn answer_request(socket: &Socket, end: &End) {
+    let Some(outgoing) = socket.outgoing() else { return };
+    if end.sending() == Sending::Ring
+        && outgoing.control().receiver.closed.load(Ordering::Acquire) == GO_BACK
+        && let Some(_held) = end.send_lock.try_take()
+    {
+        go_back(socket, end, &outgoing, Reason::Asked);
+    }
+}
+
+/// The kernel says FIN and the ring is drained. If the peer ended without reading what we sent, TCP would have told us by a
+/// reset: so do we.
+fn end_of_stream(socket: &Socket, end: &End) -> Sys<Option<usize>> {
+    let already = end.ended.get();
+    if already == 0 {
+        end.ended.set(1);
+    }
+    socket.kernel_news.set(1);
+    if already < 2 && peer_died_unread(socket, end) {
+        end.ended.set(2);
+        return Err(Errno::ECONNRESET);
+    }
+    Ok(Some(0))
+}
+
+/// Did the peer's end vanish (no orderly shutdown) with bytes of ours unread?
+fn peer_died_unread(socket: &Socket, end: &End) -> bool {
+    let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else {
+        return false;
+    };
+    if end.sending() != Sending::Ring || incoming.control().sender.shut.load(Ordering::Acquire) != 0
+    {
+        return false;
+    }
+    match end.send_lock.try_take() {
+        Some(_held) => !end.tx.drained(&outgoing),
+        None => false,
+    }
+}
+
+/// From the kernel, before the peer has moved its direction.
+fn receive_kernel(
+    socket: &Socket,
+    end: &End,
+    ring: &SegmentRing,
+    to: &mut Buffers,
+    flags: i32,
+) -> Sys<Option<usize>> {
+    if start_met(socket, end, ring)? {
+        return Ok(None);
+    }
+    let peek = flags & libc::MSG_PEEK != 0;
+    let got = receive_native(socket, to, usize::MAX, flags)?;
+    // Did the peer move while we read? Then the last bytes of what we got may be doorbells.
+    let Some(Mark::Start(start)) = end.rx.mark(ring) else {
+        return Ok(Some(got));
+    };
+    if got == 0 {
+        return if end.rx.ready(ring) {
+            start_met(socket, end, ring).map(|_| None)
+        } else {
+            Ok(Some(0))
+        };
+    }
+    let consumed = tcp::consumed(socket.fd())? + if peek { got as u64 } else { 0 };
+    let doorbells = consumed.saturating_sub(start).min(got as u64) as usize;
+    if got > doorbells {
+        return Ok(Some(got - doorbells));
+    }
+    // Nothing but doorbells: give the room back and look again, at the ring.
+    to.untake(got);
+    start_met(socket, end, ring).map(|_| None)
+}
+
+/// If the peer's `Start` stands in the ring, sets out for it. True if so.
+fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
+    match end.rx.mark(ring) {
+        None => Ok(false),
+        Some(Mark::Start(start)) => {
+            let consumed = tcp::consumed(socket.fd())?;
+            end.rx.pass_mark(ring);
+            end.until.set(start.saturating_sub(consumed));
+            end.receiving.set(Receiving::Draining as u32);
+            Ok(true)
+        }
+        Some(_) => Err(corrupt(socket)),
+    }
+}
+
+/// The kernel's rest before the ring.
+fn receive_draining(
+    socket: &Socket,
+    end: &End,
+    to: &mut Buffers,
+    flags: i32,
+) -> Sys<Option<usize>> {
+    let left = end.until.get();
+    if left == 0 {
+        end.receiving.set(Receiving::Ring as u32);
+        show_path(socket, end);
+        return Ok(None);
+    }
+    let got = receive_native(socket, to, left.min(usize::MAX as u64) as usize, flags)?;
+    if flags & libc::MSG_PEEK == 0 {
+        end.until.set(left - got as u64);
+    }
+    Ok(Some(got))
+}
+
+/// Doorbells up to the byte where the peer went back to the kernel.
+fn discard(socket: &Socket, end: &End) -> Sys<()> {
+    let mut bells = [0u8; 256];
+    loop {
+        let left = end.until.get().saturating_sub(tcp::consumed(socket.fd())?);
+        if left == 0 {
+            end.receiving.set(Receiving::Kernel as u32);
+            show_path(socket, end);
+            return Ok(());
+        }
+        let n = left.min(bells.len() as u64) as usize;
+        if tcp::receive_into(socket.fd(), &mut bells[..n], libc::MSG_DONTWAIT)? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn receive_native(socket: &Socket, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> {
+    let flags = flags & (MSG_SERVED & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
+    let before = to.remaining();
+    let got = tcp::receive(socket.fd(), to, max, flags);
+    let taken = before - to.remaining();
+    to.untake(taken - got.unwrap_or(0));
+    if got.is_err() {
+        socket.kernel_news.set(0);
+    }
+    got
+}
+
+/// Tells the peer, once, that it may send by the ring: when no thread of ours is inside a native receive any more.
+fn publish_attached(socket: &Socket, end: &End) {
+    if socket.published.is() || end.native_receivers.load(Ordering::SeqCst) != 0 {
+        return;
+    }
+    socket.published.set(1);
+    if let Some(outgoing) = socket.outgoing() {
+        let how = if socket.bell.is() { WANT_EVENT } else { WANT_BYTE };
+        // ORDER: Release; pairs with `peer_attached` (Acquire).
+        outgoing.control().sender.attached.store(how, Ordering::Release);
+    }
+}
+
+/// Whether the peer is at home in the segment, and how it rings us.
+fn peer_attached(socket: &Socket) -> u32 {
+    // ORDER: Acquire; pairs with `publish_attached` (Release).
+    socket.incoming().map_or(0, |ring| ring.control().sender.attached.load(Ordering::Acquire))
+}
+
+/// send and its relatives.
+pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
+    let end = socket.end();
+    from.limit(CALL_MAX_BYTES);
+    let wanted = from.remaining();
+    let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
+    let mut until = None;
+    let mut total = 0;
+    loop {
+        let step = {
+            let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
+            send_now(socket, end, from, flags)
+        };
+        match step {
+            Ok(n) => total += n,
+            Err(Errno::EAGAIN) => {}
+            // The kernel has raised SIGPIPE if it must.
+            Err(_) if total > 0 => return Ok(total),
+            Err(error) => return Err(error),
+        }
+        if total >= wanted {
+            return Ok(total);
+        }
+        if !blocking {
+            end.no_space.set(1);
+            return if total > 0 { Ok(total) } else { Err(Errno::EAGAIN) };
+        }
+        if until.is_none() {
+            until = Some(deadline(end.send_timeout_ns.get()));
+        }
+        match wait(socket, Want::Room, until.flatten()) {
+            Err(_) if total > 0 => return Ok(total),
+            Err(error) => return Err(error),
+            Ok(()) => {}
+        }
+    }
+}
+
+/// As much as there is room for, with the send lock held.
+#[inline]
+fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
+    let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
+    if end.sending() == Sending::Kernel {
+        publish_attached(socket, end);
+        try_start(socket, end, &ring);
+    }
+    if end.sending() == Sending::Ring && must_go_back(socket, end, &ring, flags) {
+        go_back(socket, end, &ring, Reason::Closing);
+    }
+    if end.sending() != Sending::Ring {
+        return send_native(socket, from, flags);
+    }
+    if from.remaining() == 0 {
+        return Ok(0);
+    }
+    let mut total = 0;
+    loop {
+        let n = end.tx.push(&ring, from);
+        if n == 0 {
+            break;
+        }
+        total += n;
+        wake_receiver(socket, &ring);
+        if from.remaining() == 0 {
+            break;
+        }
+    }
+    if total == 0 {
+        return Err(Errno::EAGAIN);
+    }
+    view::count(socket, |slot| {
+        slot.tx_bytes
+            .store(slot.tx_bytes.load(Ordering::Relaxed) + total as u64, Ordering::Relaxed);
+    });
+    Ok(total)
+}
+
+fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
+    let mut total = 0;
+    loop {
+        let before = from.remaining();
+        let got = tcp::send(socket.fd(), from, flags | libc::MSG_DONTWAIT);
+        let taken = before - from.remaining();
+        from.untake(taken - got.unwrap_or(0));
+        match got {
+            Ok(n) => total += n,
+            Err(_) if total > 0 => return Ok(total),
+            Err(error) => return Err(error),
+        }
+        if from.remaining() == 0 || got == Ok(0) {
+            return Ok(total);
+        }
+    }
+}
+
+/// Moves our direction into the ring, if the peer is at home there and nobody is inside a native send.
+fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
+    let ready = peer_attached(socket) != 0
+        && end.native_senders.load(Ordering::SeqCst) == 0
+        && end.ended.get() == 0
+        && !end.barred.is()
+        && end.tx.drained(ring);
+    if !ready {
+        return;
+    }
+    let Ok(counts) = tcp::counts(socket.fd()) else { return };
+    if counts.state != tcp::TCP_ESTABLISHED {
+        end.sending.set(Sending::KernelForGood as u32);
+        return;
+    }
+    if end.tx.push_mark(ring, Mark::Start(counts.written)) {
+        end.sending.set(Sending::Ring as u32);
+        show_path(socket, end);
+        wake_receiver(socket, ring);
+    }
+}
+
+/// Should what follows go through the kernel: the peer has ended (then the kernel says what TCP says), or the data is urgent?
+#[inline(always)]
+fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32) -> bool {
+    if end.ended.get() != 0
+        || ring.control().receiver.closed.load(Ordering::Acquire) != 0
+        || flags & !MSG_SERVED != 0
+    {
+        return true;
+    }
+    let now = sys::ticks();
+    if now.wrapping_sub(socket.kernel_asked.get()) < ASK_KERNEL_TICKS && !socket.kernel_news.is() {
+        return false;
+    }
+    socket.kernel_asked.set(now);
+    kernel_ended(socket)
+}
+
+/// Has the kernel seen the peer's end of the connection finish?
+fn kernel_ended(socket: &Socket) -> bool {
+    let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+    fd::pending(socket.fd(), libc::POLLRDHUP) & ended != 0
+}
+
+/// Ends our use of the ring: what follows goes through the kernel from a known byte on. Send lock held.
+fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason) {
+    let Ok(counts) = tcp::counts(socket.fd()) else { return };
+    if end.tx.push_mark(ring, Mark::Back(counts.written)) {
+        end.sending.set(Sending::KernelForGood as u32);
+        view::show(socket, reason);
+        // No doorbell: one sent now would come after the mark's byte and pass for data. What follows through the kernel wakes by
+        // itself.
+    }
+}
+
+/// Moves the sending direction back to the kernel for good.
+pub fn send_back(socket: &Socket, reason: Reason) {
+    let end = socket.end();
+    let Some(_held) = end.send_lock.take() else { return };
+    let Some(ring) = socket.outgoing() else { return };
+    match end.sending() {
+        Sending::Ring => go_back(socket, end, &ring, reason),
+        _ => end.sending.set(Sending::KernelForGood as u32),
+    }
+}
+
+/// Both directions go back to the kernel, for a program that will know nothing of the ring: ours at once; the peer's as soon as it
+/// looks, which is awaited for a bounded time. If the peer does not answer, or bytes are left in the ring that the program can't
+/// be given any more, the connection is reset: an error that can be seen, not bytes that are lost in silence.
+pub fn return_to_kernel(socket: &Socket, reason: Reason) {
+    let end = socket.end();
+    end.barred.set(reason as u32);
+    let Some(ring) = socket.incoming() else { return };
+    let Some(_held) = end.receive_lock.take() else { return };
+    let _ = settle(socket, end, &ring);
+    let never_moved = end.receiving() == Receiving::Kernel && end.sending() == Sending::Kernel;
+    // ORDER: SeqCst; pairs with the look in `must_go_back`.
+    ring.control().receiver.closed.store(GO_BACK, Ordering::SeqCst);
+    if let Some(outgoing) = socket.outgoing()
+        && end.sending() == Sending::Ring
+    {
+        context::ring(socket);
+        ring_byte(socket, &outgoing);
+    }
+    send_back(socket, reason);
+    if never_moved {
+        return;
+    }
+    let until = sys::now_ns() + RETURN_WAIT_NS;
+    while end.receiving() != Receiving::Kernel {
+        let _ = settle(socket, end, &ring);
+        if sys::now_ns() > until {
+            corrupt(socket);
+            return;
+        }
+        let _ = fd::poll(&mut [], Some(RETURN_LOOK_NS), None);
+    }
+}
+
+/// Follows the marks that stand next, as far as they go without bytes of the program's.
+fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
+    for _ in 0..CHANGES_MAX {
+        match end.receiving() {
+            Receiving::Kernel if start_met(socket, end, ring)? => {}
+            Receiving::Draining if end.until.get() == 0 => {
+                end.receiving.set(Receiving::Ring as u32)
+            }
+            Receiving::Ring => match end.rx.mark(ring) {
+                Some(Mark::Back(position)) => back_met(end, ring, position),
+                Some(Mark::Start(_)) => return Err(corrupt(socket)),
+                None => return Ok(()),
+            },
+            Receiving::Discarding => discard(socket, end)?,
+            _ => return Ok(()),
+        }
+    }
+    Err(corrupt(socket))
+}
+
+fn back_met(end: &End, ring: &SegmentRing, position: u64) {
+    end.rx.pass_mark(ring);
+    end.until.set(position);
+    end.receiving.set(Receiving::Discarding as u32);
+}
+
+/// shutdown(2): the kernel does it, after the ring's bytes in the order that the peer sees.
+pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
+    let end = socket.end();
+    let held = end.send_lock.take().ok_or(Errno::EINTR)?;
+    if how != libc::SHUT_RD {
+        if let Some(ring) = socket.outgoing() {
+            // ORDER: Release; pairs with the Acquire in `peer_died_unread`; the FIN follows through the kernel.
+            ring.control().sender.shut.store(1, Ordering::Release);
+        }
+        if end.sending() == Sending::Kernel {
+            end.sending.set(Sending::KernelForGood as u32);
+        }
+    }
+    let result = tcp::shut_down(socket.fd(), how);
+    if result.is_ok() && how != libc::SHUT_RD && end.sending() == Sending::Ring {
+        // Nothing can follow the FIN; sends get the kernel's EPIPE.
+        end.sending.set(Sending::KernelForGood as u32);
+    }
+    socket.kernel_news.set(1);
+    drop(held);
+    result
+}
+
+fn show_path(socket: &Socket, end: &End) {
+    let both = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
+    view::show(socket, if both { Reason::None } else { Reason::Young });
+}
+
+/// The peer wrote what no ringlet writes. Its connection ends as if reset; nothing else is harmed.
+#[cold]
+fn corrupt(socket: &Socket) -> Errno {
+    view::show(socket, Reason::BadPeer);
+    let end = socket.end();
+    end.ended.set(2);
+    tcp::reset_on_close(socket.fd());
+    let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
+    Errno::ECONNRESET
+}
+
+/// After a publish: wakes a receiver that sleeps.
+#[inline(always)]
+fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
+    let rung = context::ring_if_armed(socket);
+    let how = flag::wanted_by_receiver(&ring.control().receiver.want_data);
+    if how & WANT_EVENT != 0 {
+        context::ring(socket);
+    }
+    if how & WANT_BYTE != 0 {
+        ring_byte(socket, ring);
+    }
+    if rung || how != 0 {
+        count_bell(socket);
+    }
+}
+
+/// After a release: wakes a sender that waits for room.
+fn wake_sender(socket: &Socket, incoming: &SegmentRing) {
+    let how = flag::wanted_by_sender(&incoming.control().sender.want_room);
+    if how == 0 {
+        return;
+    }
+    count_bell(socket);
+    let rung = how & WANT_EVENT != 0 && context::ring(socket);
+    if rung && how & WANT_BYTE == 0 {
+        return;
+    }
+    if let Some(outgoing) = socket.outgoing() {
+        ring_byte(socket, &outgoing);
+    }
+}
+
+fn count_bell(socket: &Socket) {
+    view::count(socket, |slot| {
+        slot.bells.fetch_add(1, Ordering::Relaxed);
+    });
+}
+
+/// A byte on the kernel connection, unless the peer has closed: it would answer it with a reset. The `ringing` word lets a closing
+/// peer wait until a byte that is under way has arrived.
+fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
+    let ringing = &outgoing.control().sender.ringing;
+    // ORDER: SeqCst, both; pairs with `process::close_ring`, which stores `closed` and then loads `ringing`.
+    ringing.store(1, Ordering::SeqCst);
+    if outgoing.control().receiver.closed.load(Ordering::SeqCst) == 0 {
+        tcp::ring_byte(socket.fd());
+    }
+    ringing.store(0, Ordering::SeqCst);
+}
+
+/// Is there what the caller waits for, as far as shared memory tells?
+#[inline(always)]
+fn there(socket: &Socket, end: &End, want: Want) -> bool {
+    match want {
+        Want::Data => {
+            let Some(ring) = socket.incoming() else { return true };
+            end.receiving() != Receiving::Discarding && end.rx.ready(&ring)
+        }
+        Want::Room => {
+            let Some(ring) = socket.outgoing() else { return true };
+            end.tx.writable(&ring) || ring.control().receiver.closed.load(Ordering::Acquire) != 0
+        }
+    }
+}
+
+/// Waits until a look is worth while: watches for a moment, then arms, looks again and sleeps. `EAGAIN` when the deadline has
+/// passed, `EINTR` after a signal.
+fn wait(socket: &Socket, want: Want, deadline_ns: Option<u64>) -> Sys<()> {
+    let end = socket.end();
+    // ORDER: SeqCst; pairs with `process::release`: whoever closes sees us, or we see that the stage changed.
+    socket.sleepers.fetch_add(1, Ordering::SeqCst);
+    let result = if socket.stage() == Stage::Attached {
+        wait_inside(socket, end, want, deadline_ns)
+    } else {
+        Err(Errno::EBADF)
+    };
+    if socket.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 && socket.stage() == Stage::Closing {
+        super::process::clean_up(socket);
+    }
+    result
+}
+
+fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>) -> Sys<()> {
+    let in_ring = match want {
+        Want::Data => end.receiving() == Receiving::Ring,
+        Want::Room => end.sending() == Sending::Ring,
+    };
+    let limit = tables().map_or(0, |tables| tables.config.spin_us);
+    if in_ring && spin::watch(limit, || there(socket, end, want)) {
+        return Ok(());
+    }
+    let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else {
+        return Ok(());
+    };
+    // The eventfd serves if this thread is the connection's home and the peer has said that it rings it.
+    let home = socket.home.get();
+    let event = home != 0
+        && context::of_thread_if_any() == Some(home)
+        && peer_attached(socket) == WANT_EVENT
+        && !(want == Want::Data && super::signals::mixed());
+    let how = if event { WANT_EVENT } else { WANT_BYTE };
+    let wish = match want {
+        Want::Data => &incoming.control().receiver.want_data,
+        Want::Room => &outgoing.control().sender.want_room,
+    };
+    if event {
+        context::arm(home);
+    }
+    if !event || want == Want::Room {
+        flag::want(wish, how);
+    }
+    let result = if there(socket, end, want) {
+        Ok(())
+    } else if want == Want::Data && super::signals::mixed() {
+        sleep_restartable(socket, end)
+    } else {
+        sleep(socket, end, want, event.then_some(home), deadline_ns)
+    };
+    if event {
+        context::disarm(home);
+    }
+    view::count(socket, |slot| {
+        slot.wakes.fetch_add(1, Ordering::Relaxed);
+    });
+    result
+}
+
+/// Sleeps in a receive on the kernel connection: slower to wake than by eventfd, but the kernel knows which signal came and
+/// whether its handler restarts calls. For programs that have handlers of both kinds.
+fn sleep_restartable(socket: &Socket, end: &End) -> Sys<()> {
+    let result = tcp::wait_readable(socket.fd());
+    socket.kernel_news.set(1);
+    match result {
+        Err(error @ (Errno::EINTR | Errno::EAGAIN | Errno::EBADF)) => Err(error),
+        Err(error) => {
+            end.pending_error.set(error.0 as u32);
+            Ok(())
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+fn sleep(
+    socket: &Socket,
+    end: &End,
+    want: Want,
+    home: Option<u32>,
+    deadline_ns: Option<u64>,
+) -> Sys<()> {
+    let timeout = match deadline_ns {
+        None => None,
+        Some(at) => match at.checked_sub(sys::now_ns()) {
+            None | Some(0) => return Err(Errno::EAGAIN),
+            left => left,
+        },
+    };
+    let mut events = libc::POLLRDHUP;
+    match want {
+        Want::Data => events |= libc::POLLIN,
+        Want::Room if end.sending() != Sending::Ring => events |= libc::POLLOUT,
+        // Woken by a byte: it is readable. (Data that waits in the kernel would look the same: then we look every now and then.)
+        Want::Room if home.is_none() && end.receiving() == Receiving::Ring => {
+            events |= libc::POLLIN
+        }
+        Want::Room => {}
+    }
+    let now_and_then = want == Want::Room && home.is_none() && end.receiving() != Receiving::Ring;
+    let timeout =
+        if now_and_then { Some(timeout.unwrap_or(u64::MAX).min(1_000_000)) } else { timeout };
+    let mut fds = [
+        fd::pollfd { fd: socket.fd(), events, revents: 0 },
+        fd::pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 },
+    ];
+    let woken = match fd::poll(&mut fds, timeout, None) {
+        // As the kernel does it: restarted, unless the call has a timeout.
+        Err(Errno::EINTR) if deadline_ns.is_none() && super::signals::restart() => return Ok(()),
+        other => other?,
+    };
+    if fds[1].revents != 0 {
+        fd::drain(fds[1].fd);
+    }
+    if fds[0].revents != 0 {
+        socket.kernel_news.set(1);
+        if want == Want::Room && end.sending() == Sending::Ring {
+            take_bells(socket, end);
+        }
+    }
+    if woken == 0 && !now_and_then { Err(Errno::EAGAIN) } else { Ok(()) }
+}
+
+/// Takes doorbell bytes away, so that the descriptor does not stay readable for a sender that waits on it.
+fn take_bells(socket: &Socket, end: &End) {
+    let Some(ring) = socket.incoming() else { return };
+    if let Some(_held) = end.receive_lock.try_take()
+        && end.receiving() == Receiving::Ring
+        && !end.rx.ready(&ring)
+    {
+        let _ = look_at_kernel(socket, end, &ring);
+    }
+}
+
+/// Bytes that a receive would find now: in the ring, or in the kernel while it is the way.
+pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
+    let end = socket.end();
+    let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
+    let Some(ring) = socket.incoming() else { return tcp::unread(socket.fd()) };
+    match settle(socket, end, &ring) {
+        Ok(()) | Err(Errno::EAGAIN) => {}
+        Err(error) => return Err(error),
+    }
+    match end.receiving() {
+        Receiving::Ring => Ok(end.rx.available(&ring)),
+        Receiving::Kernel => tcp::unread(socket.fd()),
+        Receiving::Draining => Ok(tcp::unread(socket.fd())?.min(end.until.get() as usize)),
+        Receiving::Discarding => Ok(0),
+    }
+}
+
+/// Bytes sent that the peer has not yet taken (SIOCOUTQ).
+pub fn unsent_bytes(socket: &Socket) -> Sys<usize> {
+    let end = socket.end();
+    let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
+    let Some(ring) = socket.outgoing() else { return Ok(0) };
+    Ok(end.tx.outstanding_bytes(&ring))
+}
+
+/// The event mask that poll would report, of those in `events` and of the three that it always reports. `watched`: the kernel
+/// tells us of its news on this descriptor (an epoll set does), so it need not be asked now and then.
+pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
+    let end = socket.end();
+    let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else {
+        return fd::pending(socket.fd(), events);
+    };
+    let readable = libc::POLLIN | libc::POLLRDNORM;
+    let writable = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
+    let mut mask = 0;
+    let receiving = end.receiving();
+    let in_ring = receiving == Receiving::Ring;
+    let has_bytes = end.rx.has_bytes(&incoming);
+    if in_ring && has_bytes {
+        mask |= readable;
+    }
+    let sending = end.sending();
+    if sending == Sending::Ring && end.tx.writable(&outgoing) {
+        mask |= writable;
+    }
+    let now = sys::ticks();
+    let due = socket.kernel_news.is()
+        || (!in_ring || !has_bytes) && end.rx.ready(&incoming)
+        || !watched && now.wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS;
+    let rings_tell = sending == Sending::Ring || events & writable == 0;
+    if (in_ring || watched) && rings_tell && !due {
+        return mask & events;
+    }
+    mask |= ask_kernel(socket, end, &incoming, readable, writable, now);
+    mask & (events | libc::POLLERR | libc::POLLHUP)
+}
+
+/// The kernel's part of `poll_mask`.
+fn ask_kernel(
+    socket: &Socket,
+    end: &End,
+    incoming: &SegmentRing,
+    readable: i16,
+    writable: i16,
+    now: u64,
+) -> i16 {
+    socket.kernel_asked.set(now);
+    socket.kernel_news.set(0);
+    if end.rx.ready(incoming) && (end.receiving() != Receiving::Ring || !end.rx.has_bytes(incoming))
+    {
+        let _ = readable_bytes(socket);
+    }
+    for _ in 0..CHANGES_MAX {
+        let kernel =
+            fd::pending(socket.fd(), readable | writable | libc::POLLRDHUP | libc::POLLPRI);
+        let mut mask = kernel & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLPRI);
+        if end.pending_error.is() {
+            mask |= libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP | readable;
+        }
+        if mask != 0 {
+            // What has happened to the kernel's connection stays, and is to be seen at every look.
+            socket.kernel_news.set(1);
+        }
+        if mask & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
+            mask |= readable;
+            end.ended.set(end.ended.get().max(1));
+        }
+        if end.sending() != Sending::Ring || mask & (libc::POLLHUP | libc::POLLERR) != 0 {
+            mask |= kernel & writable;
+        }
+        if kernel & readable == 0 || mask & readable != 0 {
+            return mask | ready_mask(end, incoming, readable);
+        }
+        // Bytes in the kernel: data, or doorbells?
+        match end.receiving() {
+            Receiving::Ring if end.rx.has_bytes(incoming) => return mask | readable,
+            Receiving::Ring if !end.rx.ready(incoming) => take_bells(socket, end),
+            _ => match readable_bytes(socket) {
+                Ok(0) | Err(Errno::EAGAIN) => {}
+                _ => {
+                    socket.kernel_news.set(1);
+                    return mask | readable;
+                }
+            },
+        }
+    }
+    0
+}
+
+fn ready_mask(end: &End, incoming: &SegmentRing, readable: i16) -> i16 {
+    if end.receiving() == Receiving::Ring && end.rx.has_bytes(incoming) { readable } else { 0 }
+}
+
+/// Whoever is about to sleep on this socket among others: asks to be woken by a byte, which every way of waiting in the
+/// kernel sees. Look again afterwards.
+pub fn want_bytes(socket: &Socket, data: bool, room: bool) {
+    let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else { return };
+    if data {
+        flag::want(&incoming.control().receiver.want_data, WANT_BYTE);
+    }
+    if room {
+        flag::want(&outgoing.control().sender.want_room, WANT_BYTE);
+    }
+}
+
+/// As `want_bytes`, for room only, by the home context's eventfd.
+pub fn want_room_event(socket: &Socket) {
+    if let Some(outgoing) = socket.outgoing() {
+        flag::want(&outgoing.control().sender.want_room, WANT_EVENT);
+    }
+}
+
+/// Does the peer ring our home context's eventfd?
+pub fn rings_home(socket: &Socket) -> bool {
+    socket.home.is() && peer_attached(socket) == WANT_EVENT
+}

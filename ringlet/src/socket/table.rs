@@ -1,0 +1,611 @@
+//! What ringlet knows of this process's descriptors.
+//!
+//! - `Socket`: this process's view of one TCP socket. Private: a child by fork has its own copy.
+//! - `End`: what all processes of one family (parent and children by fork) must agree on for one end of a connection: its
+//!   locks, where its two directions stand, how many processes hold it. Shared by the family, invisible to the peer.
+//! - `Set`, `Watch`: an epoll set, and one descriptor registered in it (see `epoll`).
+//!
+//! All tables are mapped once and never unmapped, so an index or reference never dangles; what an entry means is checked
+//! again under its lock.
+
+use super::context;
+use crate::config::Config;
+use crate::plain::{FreeList, P32, P64};
+use crate::reasons::Reason;
+use ringlet_core::layout::Geometry;
+use ringlet_core::memory::Area;
+use ringlet_core::ring::{Rx, SegmentRing, Tx};
+use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
+use ringlet_core::view;
+use ringlet_linux::map::{self, Zeroed};
+use ringlet_linux::sys::{self, Sys};
+use std::sync::OnceLock;
+
+/// Descriptors beyond it are the kernel's alone.
+const FD_COUNT: usize = 1 << 20;
+pub const SOCKET_COUNT: u32 = view::PROCESS_SLOT_COUNT as u32;
+const SET_COUNT: u32 = 4096;
+const WATCH_COUNT: u32 = 1 << 17;
+
+/// Values of the descriptor table: nothing known; one of our own; otherwise a socket, or a set from `SET_BASE` up.
+const FD_UNKNOWN: u32 = 0;
+const FD_HIDDEN: u32 = u32::MAX;
+const SET_BASE: u32 = 1 << 24;
+
+/// How far a socket has come. In this order, but for `KERNEL_FOR_GOOD`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+#[repr(u32)]
+pub enum Stage {
+    Free = 0,
+    /// On the kernel; counts its messages and may be moved.
+    Kernel = 1,
+    /// We accept: the rendezvous is open.
+    Offered = 2,
+    /// We connected: we have said hello and wait for the answer.
+    Greeted = 3,
+    /// A segment is mapped: every call goes through `stream`, whatever path each direction is on.
+    Attached = 4,
+    /// On the kernel, and stays there.
+    KernelForGood = 5,
+    /// Closed; whoever still looks at it leaves, and the last one cleans up.
+    Closing = 6,
+}
+
+impl Stage {
+    fn from_u32(value: u32) -> Stage {
+        match value {
+            1 => Stage::Kernel,
+            2 => Stage::Offered,
+            3 => Stage::Greeted,
+            4 => Stage::Attached,
+            5 => Stage::KernelForGood,
+            6 => Stage::Closing,
+            _ => Stage::Free,
+        }
+    }
+}
+
+/// See the module's description. One per socket and process.
+#[repr(C, align(64))]
+pub struct Socket {
+    stage: AtomicU32,
+    pub end: P32,
+    /// A descriptor that names the socket, and how many of this process do.
+    pub fd: P32,
+    pub names: AtomicU32,
+    /// 0 when this side connected, 1 when it accepted: the direction in which it sends.
+    pub side: P32,
+    /// Successful data calls, and at which count the next step towards the ring is due.
+    pub calls: P32,
+    pub next_step: P32,
+    /// The rendezvous, or the listener of it.
+    pub meeting: P32,
+    /// One thread at a time takes the steps.
+    pub stepping: AtomicU32,
+    /// Our context that the peer can ring (`context`), and the peer's that we can.
+    pub home: P32,
+    pub bell: P32,
+    pub rung: P64,
+    /// The segment, once attached.
+    segment: AtomicUsize,
+    ring_bytes: P64,
+    /// Threads that sleep or watch without a lock; the last one out cleans up.
+    pub sleepers: AtomicU32,
+    /// First watch of this socket (`epoll`).
+    pub watches: P32,
+    /// The kernel reported something on the descriptor since we last asked it.
+    pub kernel_news: P32,
+    /// When we last asked the kernel (ticks), to ask it now and then while the ring keeps us busy.
+    pub kernel_asked: P64,
+    pub next_free: P32,
+    /// We are in the peer's good books: our `attached` is published.
+    pub published: P32,
+}
+
+/// See the module's description. One per socket and family.
+#[repr(C, align(128))]
+#[derive(Default)]
+pub struct End {
+    pub receive_lock: Lock,
+    pub receiving: P32,
+    /// Bytes still to take from the kernel before the ring (`Draining`), or the kernel position up to which bytes are
+    /// doorbells (`Discarding`).
+    pub until: P64,
+    pub rx: Rx,
+    /// Threads inside a native receive (or wait) that began before the segment was there.
+    pub native_receivers: AtomicU32,
+    /// The kernel's last word on receiving, once it was taken from it: errno of a reset, not yet reported.
+    pub pending_error: P32,
+    /// 1 once the peer's FIN was seen, 2 once a reset was reported.
+    pub ended: P32,
+    _apart: [u64; 2],
+    pub send_lock: Lock,
+    pub sending: P32,
+    pub tx: Tx,
+    pub native_senders: AtomicU32,
+    /// A send met a full ring since the last time that room was reported.
+    pub no_space: P32,
+    pub room_news: P32,
+    _apart_too: [u64; 3],
+    /// Processes of the family that hold it.
+    pub holders: AtomicU32,
+    pub nonblocking: P32,
+    pub receive_timeout_ns: P64,
+    pub send_timeout_ns: P64,
+    pub next_free: P32,
+    /// The reason why the family keeps it on the kernel, if it does.
+    pub barred: P32,
+}
+
+// SAFETY: atomics only; zero is a free entry.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Socket {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for End {}
+
+/// Where the sending direction of an end stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Sending {
+    Kernel = 0,
+    Ring = 1,
+    /// Back on the kernel for good.
+    KernelForGood = 2,
+}
+
+/// Where the receiving direction of an end stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Receiving {
+    Kernel = 0,
+    /// `Start` was met: `until` more bytes come from the kernel, then the ring.
+    Draining = 1,
+    Ring = 2,
+    /// `Back` was met: kernel bytes up to position `until` are doorbells, then the kernel.
+    Discarding = 3,
+}
+
+impl End {
+    pub fn sending(&self) -> Sending {
+        match self.sending.get() {
+            0 => Sending::Kernel,
+            1 => Sending::Ring,
+            _ => Sending::KernelForGood,
+        }
+    }
+    pub fn receiving(&self) -> Receiving {
+        match self.receiving.get() {
+            0 => Receiving::Kernel,
+            1 => Receiving::Draining,
+            2 => Receiving::Ring,
+            _ => Receiving::Discarding,
+        }
+    }
+
+    fn reset(&self) {
+        self.receiving.set(0);
+        self.until.set(0);
+        self.rx.reset();
+        self.tx.reset();
+        self.sending.set(0);
+        for word in
+            [&self.pending_error, &self.ended, &self.no_space, &self.room_news, &self.barred]
+        {
+            word.set(0);
+        }
+        self.nonblocking.set(0);
+        self.native_receivers.store(0, Ordering::Relaxed);
+        self.native_senders.store(0, Ordering::Relaxed);
+        self.holders.store(1, Ordering::Relaxed);
+    }
+}
+
+/// A lock between threads and, after fork, processes: the word holds the owner's thread number, so a dead owner is found out.
+/// Whoever takes it over finds consistent state, because each operation publishes with one store.
+#[derive(Default)]
+#[repr(transparent)]
+pub struct Lock(AtomicU32);
+
+/// Held until dropped.
+pub struct Held<'a>(&'a AtomicU32);
+
+impl Drop for Held<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // ORDER: Release; pairs with the Acquire in `Lock::take`.
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+impl Lock {
+    /// `None` when the calling thread holds it already: we are in a signal handler that interrupted the holder.
+    #[inline(always)]
+    pub fn take(&self) -> Option<Held<'_>> {
+        let me = context::thread_number();
+        // ORDER: Acquire; pairs with the Release in `Held::drop`.
+        match self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Some(Held(&self.0)),
+            Err(owner) if owner == me => None,
+            Err(_) => self.take_contended(me),
+        }
+    }
+
+    /// Frees a lock whose owner was left behind in another process by a fork.
+    pub fn reset(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// As `take`, but without waiting.
+    pub fn try_take(&self) -> Option<Held<'_>> {
+        let me = context::thread_number();
+        // ORDER: as in `take`.
+        self.0
+            .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
+            .ok()
+            .map(|_| Held(&self.0))
+    }
+
+    #[cold]
+    fn take_contended(&self, me: u32) -> Option<Held<'_>> {
+        for round in 0u64.. {
+            // ORDER: as in `take`.
+            let Err(owner) = self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
+            else {
+                break;
+            };
+            if round % 64 < 48 {
+                core::hint::spin_loop();
+                continue;
+            }
+            if round % 4096 == 4095 && owner != 0 && !sys::thread_exists(owner as i32) {
+                // ORDER: Acquire: whatever the dead owner last published.
+                if self.0.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+                {
+                    break;
+                }
+            }
+            sys::sched_yield();
+        }
+        Some(Held(&self.0))
+    }
+}
+
+/// What a descriptor number means to us.
+#[derive(Clone, Copy)]
+pub enum Known {
+    Socket(&'static Socket),
+    Set(u32),
+    /// One of our own: the program must not meet it.
+    Hidden,
+}
+
+pub struct Tables {
+    pub config: Config,
+    fds: &'static [AtomicU32],
+    pub sockets: &'static [Socket],
+    pub ends: &'static [End],
+    pub sets: &'static [super::epoll::Set],
+    pub watches: &'static [super::epoll::Watch],
+    free: &'static [FreeLists],
+    free_ends: &'static [FreeList],
+    /// Word 0 is nonzero until a fork.
+    alive: &'static [AtomicU32],
+    pub process: &'static [Process],
+}
+
+/// What changes with the process: one entry, private.
+#[derive(Default)]
+pub struct Process {
+    pub pid: P32,
+    /// Counts forks, so that a thread knows when its number is stale.
+    pub generation: P32,
+    /// The view's mapping.
+    pub view: AtomicUsize,
+    pub view_fd: P32,
+    pub shared_bytes: P64,
+    /// A fork is under way, and its holders are counted.
+    pub forking: P32,
+    /// No descriptor above it was ever known.
+    pub highest_fd: P32,
+    /// The process made an io_uring.
+    pub uses_io_uring: P32,
+}
+
+#[derive(Default)]
+struct FreeLists {
+    sockets: FreeList,
+    sets: FreeList,
+    watches: FreeList,
+}
+
+// SAFETY: atomics only; zero is the empty state.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for FreeLists {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for FreeList {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Process {}
+
+static TABLES: OnceLock<Tables> = OnceLock::new();
+
+/// Maps the tables. Without them (no memory) every descriptor stays unknown and everything is the kernel's.
+pub fn start(config: Config) -> Sys<()> {
+    let tables = Tables {
+        config,
+        fds: map::private_table(FD_COUNT)?,
+        sockets: map::private_table(SOCKET_COUNT as usize)?,
+        ends: map::family_table(SOCKET_COUNT as usize)?,
+        sets: map::private_table(SET_COUNT as usize)?,
+        watches: map::private_table(WATCH_COUNT as usize)?,
+        free: map::private_table(1)?,
+        free_ends: map::family_table(1)?,
+        alive: map::wiped_table(1024)?,
+        process: map::private_table(1)?,
+    };
+    let _ = TABLES.set(tables);
+    if let Some(tables) = TABLES.get() {
+        tables.process[0].pid.set(sys::getpid() as u32);
+        tables.alive[0].store(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// The tables, brought up to date after a fork however it was made; `None` while ringlet is off.
+#[inline(always)]
+pub fn tables() -> Option<&'static Tables> {
+    let tables = TABLES.get()?;
+    if tables.alive[0].load(Ordering::Relaxed) == 0 {
+        super::process::after_fork(tables);
+    }
+    Some(tables)
+}
+
+/// One indexed load for a descriptor that is not ours.
+#[inline(always)]
+pub fn lookup(fd: i32) -> Option<Known> {
+    let tables = tables()?;
+    match tables.fds.get(fd as u32 as usize)?.load(Ordering::Relaxed) {
+        FD_UNKNOWN => None,
+        FD_HIDDEN => Some(Known::Hidden),
+        index if index >= SET_BASE => Some(Known::Set(index - SET_BASE)),
+        index => Some(Known::Socket(&tables.sockets[index as usize])),
+    }
+}
+
+/// The socket behind a descriptor.
+#[inline(always)]
+pub fn socket(fd: i32) -> Option<&'static Socket> {
+    match lookup(fd)? {
+        Known::Socket(socket) => Some(socket),
+        _ => None,
+    }
+}
+
+impl Tables {
+    pub fn process(&self) -> &'static Process {
+        &self.process[0]
+    }
+
+    pub fn mark_alive(&self) {
+        self.alive[0].store(1, Ordering::Relaxed);
+    }
+
+    fn put(&self, fd: i32, value: u32) {
+        if let Some(entry) = self.fds.get(fd as u32 as usize) {
+            entry.store(value, Ordering::Relaxed);
+            let process = self.process();
+            process.highest_fd.set(process.highest_fd.get().max(fd as u32));
+        }
+    }
+
+    pub fn hide(&self, fd: i32) {
+        self.put(fd, FD_HIDDEN);
+    }
+
+    /// Forgets a descriptor number, without touching what it named.
+    pub fn clear(&self, fd: i32) {
+        self.put(fd, FD_UNKNOWN);
+    }
+
+    pub fn name_socket(&self, fd: i32, socket: &Socket) {
+        self.put(fd, self.index_of(socket));
+    }
+
+    pub fn name_set(&self, fd: i32, set: u32) {
+        self.put(fd, SET_BASE + set);
+    }
+
+    pub fn index_of(&self, socket: &Socket) -> u32 {
+        let offset = socket as *const Socket as usize - self.sockets.as_ptr() as usize;
+        (offset / size_of::<Socket>()) as u32
+    }
+
+    /// Begins to follow a new TCP socket. None when a table is full: then it is simply the kernel's.
+    pub fn follow(&'static self, fd: i32) -> Option<&'static Socket> {
+        let ends = self.ends;
+        let index = self.free[0]
+            .sockets
+            .take(SOCKET_COUNT, |i| self.sockets[i as usize].next_free.get())?;
+        let socket = &self.sockets[index as usize];
+        let Some(end) = self.free_ends[0].take(SOCKET_COUNT, |i| ends[i as usize].next_free.get())
+        else {
+            self.free[0]
+                .sockets
+                .give(index, |i, next| self.sockets[i as usize].next_free.set(next));
+            return None;
+        };
+        ends[end as usize].reset();
+        socket.reset(end, fd);
+        socket.set_stage(Stage::Kernel);
+        self.put(fd, index);
+        Some(socket)
+    }
+
+    /// Gives a socket's entry back; `last` when no other process of the family holds the end either.
+    pub fn forget(&'static self, socket: &'static Socket, last: bool) {
+        let end = socket.end.get();
+        socket.set_stage(Stage::Free);
+        if let Some(slot) = super::view::slot(self, self.index_of(socket)) {
+            slot.path.store(view::SLOT_FREE, Ordering::Relaxed);
+        }
+        if last {
+            self.free_ends[0].give(end, |i, next| self.ends[i as usize].next_free.set(next));
+        }
+        let index = self.index_of(socket);
+        self.free[0].sockets.give(index, |i, next| self.sockets[i as usize].next_free.set(next));
+    }
+
+    pub fn used_sets(&self) -> &'static [super::epoll::Set] {
+        &self.sets[..self.free[0].sets.end().min(SET_COUNT) as usize]
+    }
+
+    pub fn new_set(&self) -> Option<u32> {
+        self.free[0].sets.take(SET_COUNT, |i| self.sets[i as usize].next_free.get())
+    }
+
+    pub fn free_set(&self, set: u32) {
+        self.free[0].sets.give(set, |i, next| self.sets[i as usize].next_free.set(next));
+    }
+
+    pub fn new_watch(&self) -> Option<u32> {
+        self.free[0].watches.take(WATCH_COUNT, |i| self.watches[i as usize].next.get())
+    }
+
+    pub fn free_watch(&self, watch: u32) {
+        self.free[0].watches.give(watch, |i, next| self.watches[i as usize].next.set(next));
+    }
+
+    /// All sockets that this process follows.
+    pub fn followed(&self) -> impl Iterator<Item = &'static Socket> {
+        let end = self.free[0].sockets.end().min(SOCKET_COUNT) as usize;
+        self.sockets[1..end.max(1)].iter().filter(|socket| socket.stage() != Stage::Free)
+    }
+
+    /// Numbers in a range that mean something to us.
+    pub fn known_numbers(&self, first: u32, last: u32) -> impl Iterator<Item = i32> {
+        let fds: &'static [AtomicU32] = self.fds;
+        let end = (last as usize).saturating_add(1).min(self.highest_known() + 1);
+        (first as usize..end)
+            .filter(|&fd| fds[fd].load(Ordering::Relaxed) != FD_UNKNOWN)
+            .map(|fd| fd as i32)
+    }
+
+    /// No number above it was ever known.
+    fn highest_known(&self) -> usize {
+        self.process().highest_fd.get() as usize
+    }
+
+    /// All descriptors up to the highest that could be known, for `fork` and `exec`.
+    pub fn known_fds(&self) -> impl Iterator<Item = (i32, &'static Socket)> {
+        let fds: &'static [AtomicU32] = &self.fds[..=self.highest_known()];
+        let sockets = self.sockets;
+        fds.iter().enumerate().filter_map(move |(fd, entry)| match entry.load(Ordering::Relaxed) {
+            FD_UNKNOWN | FD_HIDDEN => None,
+            index if index >= SET_BASE => None,
+            index => Some((fd as i32, &sockets[index as usize])),
+        })
+    }
+}
+
+impl Socket {
+    fn reset(&self, end: u32, fd: i32) {
+        self.end.set(end);
+        self.fd.set(fd as u32);
+        self.names.store(1, Ordering::Relaxed);
+        self.stepping.store(0, Ordering::Relaxed);
+        self.sleepers.store(0, Ordering::Relaxed);
+        self.segment.store(0, Ordering::Relaxed);
+        self.rung.set(0);
+        self.kernel_asked.set(0);
+        for word in [&self.side, &self.calls, &self.meeting, &self.home, &self.bell, &self.watches]
+        {
+            word.set(0);
+        }
+        self.kernel_news.set(0);
+        self.published.set(0);
+        self.next_step.set(u32::MAX);
+    }
+
+    #[inline(always)]
+    pub fn stage(&self) -> Stage {
+        // ORDER: SeqCst; pairs with `set_stage`: a thread that has announced its native call and still sees an earlier stage is
+        // seen by whoever attaches (`native_receivers`, `native_senders`).
+        Stage::from_u32(self.stage.load(Ordering::SeqCst))
+    }
+
+    /// `Closing` to `Free`: true for one caller only, who cleans up.
+    pub fn leave(&self) -> bool {
+        let (from, to) = (Stage::Closing as u32, Stage::Free as u32);
+        self.stage.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    pub fn set_stage(&self, stage: Stage) {
+        self.stage.store(stage as u32, Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    pub fn end(&self) -> &'static End {
+        let tables = TABLES.get().expect("a socket exists only in tables");
+        &tables.ends[self.end.get() as usize & (SOCKET_COUNT as usize - 1)]
+    }
+
+    pub fn fd(&self) -> i32 {
+        self.fd.get() as i32
+    }
+
+    /// Records the segment; `attach` follows.
+    pub fn set_segment(&self, area: Area, geometry: Geometry) {
+        self.ring_bytes.set(geometry.ring_bytes as u64);
+        self.segment.store(area.base() as usize, Ordering::Release);
+    }
+
+    pub fn geometry(&self) -> Option<Geometry> {
+        Geometry::new(self.ring_bytes.get() as usize)
+    }
+
+    /// The mapped segment; `None` before it is there and after it is gone.
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    pub fn segment(&self) -> Option<(Area, Geometry)> {
+        let base = self.segment.load(Ordering::Acquire);
+        if base == 0 {
+            return None;
+        }
+        let geometry = Geometry { ring_bytes: self.ring_bytes.get() as usize };
+        // SAFETY: mapped with this size by `meet`, and unmapped only by `take_segment`'s caller once nobody uses it.
+        Some((unsafe { Area::new(base as *mut u8, geometry.segment_bytes()) }, geometry))
+    }
+
+    /// Takes the mapping away, to unmap it.
+    pub fn take_segment(&self) -> Option<(Area, Geometry)> {
+        let found = self.segment();
+        self.segment.store(0, Ordering::Release);
+        found
+    }
+
+    /// The ring that we send into, and the one that we receive from.
+    #[inline(always)]
+    pub fn outgoing(&self) -> Option<SegmentRing> {
+        let (area, geometry) = self.segment()?;
+        Some(SegmentRing::new(area, geometry, self.side.get() as usize & 1))
+    }
+
+    #[inline(always)]
+    pub fn incoming(&self) -> Option<SegmentRing> {
+        let (area, geometry) = self.segment()?;
+        Some(SegmentRing::new(area, geometry, 1 - (self.side.get() as usize & 1)))
+    }
+
+    /// Leaves the socket on the kernel for good, and says why.
+    pub fn bar(&self, reason: Reason) {
+        self.end().barred.set(reason as u32);
+        if self.stage() != Stage::Attached {
+            super::meet::abandon(self);
+            self.set_stage(Stage::KernelForGood);
+        }
+        super::view::show(self, reason);
+    }
+}

@@ -1,0 +1,129 @@
+//! This process's page for `ringlet ss` (layout: `ringlet_core::view`).
+
+use super::table::{SOCKET_COUNT, Socket, Tables, tables};
+use crate::reasons::Reason;
+use ringlet_core::memory::{Area, Shared};
+use ringlet_core::sync::Ordering::Relaxed;
+use ringlet_core::view::*;
+use ringlet_linux::{fd, map, sys};
+
+/// Wraps the layouts, which are atomics only.
+#[repr(transparent)]
+struct HeaderView(ProcessHeader);
+#[repr(transparent)]
+struct SlotView(SocketSlot);
+// SAFETY: atomics only; all bit patterns valid.
+#[allow(unsafe_code)]
+unsafe impl Shared for HeaderView {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Shared for SlotView {}
+
+/// Makes the page. Without it (no memfd, no descriptor) ringlet works, unseen.
+pub fn open(tables: &Tables) {
+    let Ok(memfd) = map::sealed_memfd(c"ringlet-process", PROCESS_FILE_BYTES, 0) else { return };
+    let Ok(area) = map::map_shared(memfd, PROCESS_FILE_BYTES, true) else {
+        sys::close(memfd);
+        return;
+    };
+    let _ = map::seal_readers(memfd);
+    let memfd = fd::hide(memfd);
+    tables.hide(memfd);
+    let process = tables.process();
+    process.view_fd.set(memfd as u32);
+    process.view.store(area.base() as usize, Relaxed);
+    let header = &area.at::<HeaderView>(0).0;
+    header.pid.store(process.pid.get(), Relaxed);
+    header.magic.store(PROCESS_MAGIC, Relaxed);
+}
+
+/// In a child by fork: the page is the parent's. The child makes its own when it has something to show.
+#[allow(unsafe_code)]
+pub fn forget(tables: &Tables) {
+    let process = tables.process();
+    if let Some(area) = area(tables) {
+        process.view.store(0, Relaxed);
+        let old = process.view_fd.get() as i32;
+        tables.clear(old);
+        sys::close(old);
+        // SAFETY: the parent's page as mapped here; the child has one thread, and it is here.
+        unsafe { map::unmap(area) };
+    }
+}
+
+#[allow(unsafe_code)]
+fn area(tables: &Tables) -> Option<Area> {
+    let base = tables.process().view.load(Relaxed);
+    // SAFETY: mapped by `open` with this size, and unmapped only in `reopen`.
+    (base != 0).then(|| unsafe { Area::new(base as *mut u8, PROCESS_FILE_BYTES) })
+}
+
+#[inline(always)]
+pub fn slot(tables: &Tables, index: u32) -> Option<&'static SocketSlot> {
+    let area = area(tables)?;
+    let at = size_of::<ProcessHeader>() + (index % SOCKET_COUNT) as usize * size_of::<SocketSlot>();
+    Some(&area.at::<SlotView>(at).0)
+}
+
+/// The slot of a socket.
+#[inline(always)]
+pub fn of(socket: &Socket) -> Option<&'static SocketSlot> {
+    let tables = tables()?;
+    slot(tables, tables.index_of(socket))
+}
+
+/// Shows a socket from now on: it was just connected or accepted, or came with a fork.
+pub fn begin(socket: &Socket) {
+    let Some(tables) = tables() else { return };
+    if area(tables).is_none() {
+        open(tables);
+    }
+    let (Some(slot), Some(area)) = (of(socket), area(tables)) else { return };
+    let header = &area.at::<HeaderView>(0).0;
+    header.slots_used.fetch_max(tables.index_of(socket) + 1, Relaxed);
+    for word in [&slot.wakes, &slot.bells] {
+        word.store(0, Relaxed);
+    }
+    for word in [&slot.tx_bytes, &slot.rx_bytes, &slot.calls] {
+        word.store(0, Relaxed);
+    }
+    slot.fd.store(socket.fd(), Relaxed);
+    slot.reason.store(Reason::Young as u32, Relaxed);
+    slot.path.store(super::path(socket), Relaxed);
+}
+
+/// Shows where a socket stands now, and why.
+pub fn show(socket: &Socket, reason: Reason) {
+    if of(socket).is_none_or(|slot| slot.path.load(Relaxed) == SLOT_FREE) {
+        begin(socket);
+    }
+    let Some(slot) = of(socket) else { return };
+    slot.reason.store(reason as u32, Relaxed);
+    slot.path.store(super::path(socket), Relaxed);
+}
+
+/// Counters have one writer at a time (the direction's lock holder), so a load and a store do.
+#[inline(always)]
+pub fn count(socket: &Socket, update: impl Fn(&SocketSlot)) {
+    if let Some(slot) = of(socket) {
+        update(slot);
+    }
+}
+
+/// As `context::move_away`, for the page's own descriptor.
+pub fn move_away(fd: i32) -> bool {
+    tables().is_some_and(|tables| {
+        let word = &tables.process().view_fd;
+        word.get() as i32 == fd && rename(tables, word)
+    })
+}
+
+/// Gives a hidden descriptor another number.
+pub fn rename(tables: &Tables, word: &crate::plain::P32) -> bool {
+    let old = word.get() as i32;
+    let Ok(new) = fd::duplicate_high(old, old + 1) else { return false };
+    tables.hide(new);
+    word.set(new as u32);
+    tables.clear(old);
+    true
+}
