@@ -211,12 +211,13 @@ fn join(processes: &[Process]) -> Vec<Joined<'_>> {
     joined
 }
 
-/// The ends of connections that are in shared memory, by namespace and addresses, to find an end's other end.
+/// The ends of connections that are in shared memory or on their way, by namespace and addresses, to find an end's other end.
 struct RingEnds<'p>(HashMap<(&'p str, SocketAddr, SocketAddr), &'p Slot>);
 
 impl<'p> RingEnds<'p> {
     fn of(joined: &'p [Joined<'p>]) -> RingEnds<'p> {
-        let ends = joined.iter().filter(|each| each.path == Path::Ring).filter_map(|each| {
+        // An end that still waits for the other's word may already have bytes in the ring.
+        let ends = joined.iter().filter(|each| each.path != Path::Kernel).filter_map(|each| {
             let socket = each.socket?;
             let (local, peer) = (canonical(socket.local), canonical(socket.peer));
             Some(((each.namespace.as_str(), local, peer), each.slot))
