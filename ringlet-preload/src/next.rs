@@ -33,7 +33,7 @@ impl Next {
 /// Calls the next function of a name with the given signature; a missing one (an older libc) fails with ENOSYS.
 #[macro_export]
 macro_rules! next {
-    ($name:literal, fn($($type:ty),*) -> $result:ty, $($arg:expr),*) => {{
+    ($name:literal, fn($($type:ty),* $(,)?) -> $result:ty, $($arg:expr),* $(,)?) => {{
         static NEXT: $crate::next::Next = $crate::next::Next::new($name);
         let address = NEXT.address();
         if address.is_null() {
