@@ -20,6 +20,9 @@ const TRIPS_IN_HASTE: u32 = 1000;
 
 pub const RING: i32 = 3;
 
+/// The descriptor of the control channel.
+pub const CONTROL: Fd = 200;
+
 // ---- cases ----
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -605,7 +608,9 @@ impl Side {
         } else {
             while serve(end) {}
         }
-        self.sync();
+        // Not a step: a child may do this with its copy of the side.
+        self.tell(0);
+        self.hear();
         if self.wants == Path::Ring {
             remark(format!("path {}", sys::ringlet_path(end.0)));
         }

@@ -134,7 +134,8 @@ fn be(name: &str, role: &str, family: &str) -> ExitCode {
         return ExitCode::from(2);
     };
     // Out of the way of the low numbers, which are a case's to use, and not for its children.
-    let control = sys::fcntl(0, libc::F_DUPFD_CLOEXEC, 200).expect("the control channel moves up");
+    let control =
+        sys::fcntl(0, libc::F_DUPFD_CLOEXEC, case::CONTROL).expect("the control channel moves up");
     let nothing = sys::open("/dev/null").expect("/dev/null opens");
     sys::dup2(nothing, 0).expect("standard input is nothing");
     sys::close(nothing).expect("close");

@@ -2,7 +2,9 @@
 
 mod close;
 mod data;
+mod descriptors;
 mod nonblocking;
+mod processes;
 mod readiness;
 mod signals;
 mod timeouts;
@@ -11,12 +13,14 @@ use crate::case::Case;
 
 pub fn all() -> impl Iterator<Item = &'static Case> {
     [
-        close::CASES,
         data::CASES,
         nonblocking::CASES,
-        readiness::CASES,
         timeouts::CASES,
         signals::CASES,
+        close::CASES,
+        readiness::CASES,
+        descriptors::CASES,
+        processes::CASES,
     ]
     .into_iter()
     .flatten()

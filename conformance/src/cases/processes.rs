@@ -1,0 +1,605 @@
+//! Connections across fork, exec, and from process to process.
+
+use libc::{FD_CLOEXEC, MSG_NOSIGNAL, SHUT_WR, SIGKILL};
+
+use crate::case::*;
+use crate::sys::{self, Fd};
+
+/// Asks the echoing peer `times` and says whether all answers were right.
+fn rounds(end: End, times: u32) {
+    let right = |i: u32| {
+        let request = i.to_le_bytes();
+        send_all(end, &request) == Ok(4) && recv_exact(end, 4) == Ok(request.to_vec())
+    };
+    record(format!("{times} rounds"), (0..times).all(right));
+}
+
+/// Echoes until the stream ends; returns the bytes.
+fn echo_all(end: End) -> usize {
+    let mut bytes = 0;
+    while let Ok(got @ [_, ..]) = recv(end, 4096, 0).as_deref() {
+        bytes += send_all(end, got).expect("send");
+    }
+    bytes
+}
+
+/// A moved connection, some rounds, and an orderly end.
+fn asking_client(a: &mut Side) {
+    let end = a.moved();
+    rounds(end, 300);
+    end.send(b"and then");
+    end.shutdown(SHUT_WR);
+    end.recv_to_end();
+}
+
+/// Sends, ends its direction, and reads what comes back: a client for `cat`.
+fn talk_to_cat(end: End) {
+    end.send(b"a line\n");
+    end.recv_exact(7);
+    let data = pattern(70, 200_000);
+    end.send_all(&data[..50_000]);
+    end.recv_exact(50_000);
+    end.shutdown(SHUT_WR);
+    end.recv_to_end();
+}
+
+/// Puts the connection in place of standard input and output, and becomes `cat`.
+fn become_cat(end: End) -> i32 {
+    for fd in [0, 1] {
+        sys::dup2(end.0, fd).expect("dup2");
+    }
+    let _ = sys::close(end.0);
+    sys::exec(&["cat"]);
+    127
+}
+
+fn join(pid: i32) {
+    record("child", sys::wait_for(pid));
+}
+
+pub const CASES: &[Case] = &[
+    pair(
+        "processes/fork_per_connection",
+        "a server forks for each connection, and the parent closes its copy",
+        |a| {
+            for _ in 0..3 {
+                let end = a.fresh();
+                a.warm(end);
+                rounds(end, 300);
+                end.shutdown(SHUT_WR);
+                end.recv_to_end();
+                a.sync();
+            }
+        },
+        |b| {
+            for _ in 0..3 {
+                let end = b.fresh();
+                let child = sys::fork(|| {
+                    b.warm(end);
+                    record("echoed", echo_all(end));
+                    0
+                });
+                end.close();
+                join(child);
+                b.sync();
+            }
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "processes/fork_child_takes_over",
+        "a child goes on with a moved connection",
+        asking_client,
+        |b| {
+            let end = b.moved();
+            let child = sys::fork(|| {
+                record("echoed", echo_all(end));
+                0
+            });
+            end.close();
+            join(child);
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/fork_parent_goes_on",
+        "a child that only exits does not disturb the parent's connection",
+        asking_client,
+        |b| {
+            let end = b.moved();
+            let child = sys::fork(|| {
+                pause(30);
+                7
+            });
+            for _ in 0..100 {
+                let got = recv_exact(end, 4).expect("recv");
+                send_all(end, &got).expect("send");
+            }
+            join(child);
+            record("echoed", echo_all(end));
+            end.close();
+        },
+    ),
+    pair(
+        "processes/fork_snapshot",
+        "round trips go on while children with copies come, live and exit",
+        |a| {
+            let end = a.moved();
+            for _ in 0..4 {
+                rounds(end, 500);
+                a.sync();
+            }
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            let mut children = Vec::new();
+            for _ in 0..4 {
+                children.push(sys::fork(|| {
+                    pause(20);
+                    0
+                }));
+                for _ in 0..500 {
+                    let got = recv_exact(end, 4).expect("recv");
+                    send_all(end, &got).expect("send");
+                }
+                b.sync();
+            }
+            children.into_iter().for_each(join);
+            end.recv(4);
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/fork_last_copy",
+        "the peer sees the end only when parent and child have closed",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            pause(20);
+            end.recv_with(1, libc::MSG_DONTWAIT);
+            end.mask();
+            a.sync();
+            end.recv(20);
+            end.recv(20);
+        },
+        |b| {
+            let end = b.moved();
+            let (from, to) = sys::pipe().expect("pipe");
+            let child = sys::fork(|| {
+                sys::read(from, &mut [0; 1]).expect("read");
+                end.send(b"the child's last");
+                0
+            });
+            end.close();
+            b.sync();
+            b.sync();
+            sys::write(to, b"!").expect("write");
+            join(child);
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/fork_take_turns",
+        "parent and child read and write one connection in turn",
+        |a| {
+            let end = a.moved();
+            for _ in 0..6 {
+                end.send(b"abcd");
+                end.recv_exact(4);
+            }
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            let ((go, tell), (done, told)) =
+                (sys::pipe().expect("pipe"), sys::pipe().expect("pipe"));
+            let turn = move || {
+                let mut got = recv_exact(end, 4).expect("recv");
+                got.reverse();
+                send_all(end, &got).expect("send");
+            };
+            let child = sys::fork(|| {
+                for _ in 0..3 {
+                    sys::read(go, &mut [0; 1]).expect("read");
+                    turn();
+                    sys::write(told, b"!").expect("write");
+                }
+                0
+            });
+            for _ in 0..3 {
+                turn();
+                sys::write(tell, b"!").expect("write");
+                sys::read(done, &mut [0; 1]).expect("read");
+            }
+            join(child);
+            end.recv(1);
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/fork_shares_unread",
+        "what is unread at a fork is read once, by whoever comes first",
+        |a| {
+            let end = a.moved();
+            end.send(b"for the child, for the parent");
+            a.sync();
+            a.sync();
+            end.send(b"more");
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(29);
+            join(sys::fork(|| {
+                end.recv(15);
+                0
+            }));
+            end.recv(30);
+            b.sync();
+            end.recv(30);
+        },
+    ),
+    pair(
+        "processes/fork_shares_shutdown",
+        "a child's shutdown is the parent's",
+        |a| {
+            let end = a.moved();
+            end.recv_to_end();
+            end.send(b"one way");
+        },
+        |b| {
+            let end = b.moved();
+            join(sys::fork(|| {
+                end.send(b"from the child");
+                end.shutdown(SHUT_WR);
+                0
+            }));
+            end.send_with(b"x", MSG_NOSIGNAL);
+            end.recv_exact(7);
+        },
+    ),
+    pair(
+        "processes/fork_child_killed",
+        "a child that serves a connection is killed: the peer sees the end",
+        |a| {
+            let end = a.moved();
+            rounds(end, 100);
+            a.sync();
+            end.recv(4);
+        },
+        |b| {
+            let end = b.moved();
+            let child = sys::fork(|| {
+                echo_all(end);
+                0
+            });
+            end.close();
+            b.sync();
+            sys::kill(child, SIGKILL).expect("kill");
+            join(child);
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/daemonise",
+        "a server detaches by two forks and goes on with its connection",
+        asking_client,
+        |b| {
+            let end = b.moved();
+            let (from, to) = sys::pipe().expect("pipe");
+            let child = sys::fork(|| {
+                sys::fork(|| {
+                    record("echoed", echo_all(end));
+                    sys::write(to, b"!").expect("write");
+                    0
+                });
+                0
+            });
+            end.close();
+            let ended = sys::wait_for(child);
+            sys::read(from, &mut [0; 1]).expect("read");
+            record("child", ended);
+        },
+    ),
+    pair(
+        "processes/prefork",
+        "two workers accept on one listener that they inherited",
+        |a| {
+            for _ in 0..6 {
+                let port = a.hear() as u16;
+                let end = a.dial(port);
+                rounds(end, 200);
+                end.shutdown(SHUT_WR);
+                end.recv_to_end();
+                end.close();
+                a.sync();
+            }
+            a.sync();
+        },
+        |b| {
+            let (listener, port) = b.listener();
+            let workers = [0, 1].map(|_| {
+                sys::fork(|| {
+                    loop {
+                        let end = End(sys::accept(listener).expect("accept"));
+                        echo_all(end);
+                        sys::close(end.0).expect("close");
+                    }
+                })
+            });
+            for _ in 0..6 {
+                b.tell(i64::from(port));
+                b.sync();
+            }
+            for worker in workers {
+                sys::kill(worker, SIGKILL).expect("kill");
+                join(worker);
+            }
+            b.sync();
+        },
+    )
+    .any_path()
+    .each_side(),
+    pair(
+        "processes/fork_with_a_set",
+        "a child's end does not disturb the parent's epoll set",
+        |a| {
+            let end = a.moved();
+            for _ in 0..2 {
+                a.sync();
+                end.send(b"x");
+            }
+        },
+        |b| {
+            let end = b.moved();
+            let set = sys::epoll_create().expect("epoll");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, 5).expect("epoll_ctl");
+            let wait = || super::close::shown(sys::epoll_wait(set, 4, 5000));
+            b.sync();
+            record("epoll_wait", wait());
+            end.recv(4);
+            join(sys::fork(|| 0));
+            b.sync();
+            record("epoll_wait", wait());
+            end.recv(4);
+        },
+    ),
+    // ---- exec ----
+    pair(
+        "processes/exec_fresh",
+        "a connection that carried nothing becomes cat's standard input and output",
+        |a| talk_to_cat(a.fresh()),
+        |b| {
+            let end = b.fresh();
+            let child = sys::fork(|| become_cat(end));
+            end.close();
+            join(child);
+        },
+    )
+    .any_path()
+    .each_side(),
+    pair(
+        "processes/exec_moved",
+        "a moved connection becomes cat's standard input and output",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            talk_to_cat(end);
+        },
+        |b| {
+            let end = b.moved();
+            let child = sys::fork(|| become_cat(end));
+            end.close();
+            b.sync();
+            join(child);
+        },
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "processes/exec_unread",
+        "cat reads what was unread in a moved connection when it was started",
+        |a| {
+            let end = a.moved();
+            end.send(b"early ");
+            a.sync();
+            a.sync();
+            end.send(b"late\n");
+            end.recv_exact(11);
+            end.shutdown(SHUT_WR);
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(6);
+            let child = sys::fork(|| become_cat(end));
+            end.close();
+            b.sync();
+            join(child);
+        },
+    ),
+    pair(
+        "processes/exec_unread_by_peer",
+        "what was sent before the exec arrives before what cat sends",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"and cat's");
+            end.shutdown(SHUT_WR);
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            end.send_all(&pattern(71, 70_000));
+            b.sync();
+            let child = sys::fork(|| become_cat(end));
+            end.close();
+            join(child);
+        },
+    ),
+    pair(
+        "processes/exec_in_place",
+        "a program becomes another, which finds the connection under its number",
+        |a| {
+            let end = a.moved();
+            end.send(b"to the shell\n");
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            let command = format!("read line <&{0}; echo \"got: $line\" >&{0}", end.0);
+            record("exec", sys::exec(&["sh", "-c", &command]));
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/exec_cloexec",
+        "exec closes a connection with FD_CLOEXEC",
+        |a| {
+            let end = a.moved();
+            end.recv(9);
+            end.recv(9);
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            record("F_SETFD", sys::fcntl(end.0, libc::F_SETFD, FD_CLOEXEC));
+            end.send(b"at last");
+            let child = sys::fork(|| {
+                sys::exec(&["sleep", "30"]);
+                127
+            });
+            end.close();
+            b.sync();
+            sys::kill(child, SIGKILL).expect("kill");
+            join(child);
+        },
+    ),
+    pair(
+        "processes/spawn_beside",
+        "system, popen and posix_spawn beside a moved connection",
+        asking_client,
+        |b| {
+            let end = b.moved();
+            record("system", sys::system("exit 3"));
+            record(
+                "popen",
+                sys::popen("echo from the shell").map(|(text, code)| format!("{text:?} {code}")),
+            );
+            let child = sys::spawn(&["true"], None);
+            record("posix_spawn", child.map(sys::wait_for));
+            record("no such program", sys::spawn(&["/no/such/program"], None));
+            record("echoed", echo_all(end));
+            end.close();
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/spawn_with_connection",
+        "posix_spawn gives a moved connection to cat",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            talk_to_cat(end);
+        },
+        |b| {
+            let end = b.moved();
+            let child = sys::spawn(&["cat"], Some((end.0, end.0)));
+            // Or cat would hold a copy that is not its standard input, and see no end.
+            end.close();
+            b.sync();
+            record("cat", child.map(sys::wait_for));
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/system_uses_connection",
+        "a shell command writes to a connection that it inherited, between our own writes",
+        |a| {
+            let end = a.moved();
+            end.recv_exact(20);
+            end.recv(1);
+        },
+        |b| {
+            let end = b.moved();
+            end.send(b"before, ");
+            record("system", sys::system(&format!("printf 'within, ' >&{}", end.0)));
+            end.send(b"after");
+            end.close();
+        },
+    )
+    .each_side(),
+    // ---- passing ----
+    pair(
+        "processes/pass_fresh",
+        "a connection that carried nothing is passed to another process",
+        |a| {
+            let end = a.fresh();
+            rounds(end, 300);
+            end.shutdown(SHUT_WR);
+            end.recv_to_end();
+        },
+        |b| {
+            let (near, child) = taker();
+            let end = b.fresh();
+            record("passed", sys::pass_fd(near, end.0));
+            end.close();
+            join(child);
+        },
+    )
+    .any_path()
+    .each_side(),
+    pair(
+        "processes/pass_moved",
+        "a moved connection is passed to another process, with unread data",
+        |a| {
+            let end = a.moved();
+            end.send(b"unread!!");
+            a.sync();
+            end.recv_exact(8);
+            rounds(end, 300);
+            end.shutdown(SHUT_WR);
+            end.recv_to_end();
+        },
+        |b| {
+            let (near, child) = taker();
+            let end = b.moved();
+            b.sync();
+            end.until_unread(8);
+            record("passed", sys::pass_fd(near, end.0));
+            end.close();
+            join(child);
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/pass_to_oneself",
+        "a moved connection is passed to its own process",
+        asking_client,
+        |b| {
+            let end = b.moved();
+            let (near, far) = sys::socketpair().expect("socketpair");
+            record("passed", sys::pass_fd(near, end.0));
+            let copy = sys::receive_fd(far).expect("a descriptor");
+            record("another number", copy != end.0);
+            end.close();
+            record("echoed", echo_all(End(copy)));
+            End(copy).close();
+        },
+    ),
+];
+
+/// A child that waits for a connection over a Unix socket and echoes on it.
+fn taker() -> (Fd, i32) {
+    let (near, far) = sys::socketpair().expect("socketpair");
+    let child = sys::fork(|| {
+        sys::close(near).expect("close");
+        let end = End(sys::receive_fd(far).expect("a descriptor"));
+        record("echoed by the child", echo_all(end));
+        0
+    });
+    (near, child)
+}
