@@ -48,7 +48,8 @@ impl Sending {
     }
 
     /// From the ring to the kernel; `written` counts all bytes ever written to it, doorbells too. No doorbell may be on its
-    /// way meanwhile. There is always room for this mark.
+    /// way meanwhile, and none may follow, not even for this mark: the stream's next bytes wake who sleeps in the kernel.
+    /// There is always room for this mark.
     pub fn back<M: RingMemory>(&self, tx: &Tx, memory: &M, written: u64) -> bool {
         let done = self.in_ring() && tx.push_mark(memory, Mark::Back(written));
         if done {
@@ -59,7 +60,7 @@ impl Sending {
 }
 
 /// The receiver's side.
-#[derive(Default)]
+#[derive(Default, Debug)]
 #[repr(C)]
 pub struct Receiving {
     mode: PlainU64,

@@ -73,7 +73,7 @@ pub struct Rx {
 }
 
 /// A word of one owner at a time, behind its lock; atomic only so that it may lie in memory shared over fork.
-#[derive(Default)]
+#[derive(Default, Debug)]
 #[repr(transparent)]
 pub struct PlainU64(core::sync::atomic::AtomicU64);
 

@@ -7,7 +7,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 pub struct Segment {
     base: *mut u8,
-    geometry: Geometry,
+    pub geometry: Geometry,
 }
 
 impl Segment {
@@ -23,10 +23,6 @@ impl Segment {
         Layout::from_size_align(geometry.segment_bytes(), 4096).expect("a small power of two")
     }
 
-    pub fn geometry(&self) -> Geometry {
-        self.geometry
-    }
-
     /// Not to be used after `self` is dropped.
     pub fn area(&self) -> Area {
         // SAFETY: allocated for so many bytes, page-aligned; the tests drop the segment last.
@@ -35,14 +31,6 @@ impl Segment {
 
     pub fn ring(&self, direction: usize) -> SegmentRing {
         SegmentRing::new(self.area(), self.geometry, direction)
-    }
-
-    /// Was this part never written?
-    pub fn is_zero(&self, part: std::ops::Range<usize>) -> bool {
-        let mut bytes = vec![1; part.len()];
-        // SAFETY: `bytes` is valid for its length.
-        assert!(unsafe { self.area().read(part.start, bytes.as_mut_ptr(), part.len()) });
-        bytes.iter().all(|&byte| byte == 0)
     }
 }
 
