@@ -41,20 +41,16 @@ pub struct Slot {
 pub fn all() -> anyhow::Result<Vec<Process>> {
     let entries = fs::read_dir("/proc").context("cannot read /proc")?;
     let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut processes: Vec<Process> = names.filter_map(one).collect();
+    // Found first and read then, one right after the other: the two ends of a connection are compared.
+    let pages: Vec<Page> = names.filter_map(Page::find).collect();
+    let mut processes: Vec<Process> = pages.into_iter().filter_map(Page::read).collect();
     processes.sort_by_key(|process| process.pid);
     Ok(processes)
 }
 
 /// The process `pid`, if it shows a page of its own.
 pub fn one(pid: u32) -> Option<Process> {
-    let directory = PathBuf::from(format!("/proc/{pid}"));
-    let inner_pid = pid_in_own_namespace(&directory)?;
-    // Between fork and its first socket call, a child still has its parent's page, and later perhaps both.
-    pages(&directory)
-        .filter_map(|page| read_page(&page, inner_pid))
-        .next()
-        .map(|(refused, slots)| Process { pid, program: program(&directory), refused, slots })
+    Page::find(pid)?.read()
 }
 
 fn program(directory: &Path) -> String {
@@ -93,26 +89,49 @@ fn pages(directory: &Path) -> impl Iterator<Item = PathBuf> {
     descriptors.into_iter().chain(mapped)
 }
 
-/// The count of refused sockets and the slots in use, if this is the page of the process `inner_pid`.
-fn read_page(path: &Path, inner_pid: u32) -> Option<(u64, Vec<Slot>)> {
+/// The open page of a process.
+struct Page {
+    pid: u32,
+    program: String,
+    file: File,
+}
+
+impl Page {
+    fn find(pid: u32) -> Option<Page> {
+        let directory = PathBuf::from(format!("/proc/{pid}"));
+        let inner_pid = pid_in_own_namespace(&directory)?;
+        // Between fork and its first socket call, a child still has its parent's page, and later perhaps both.
+        let is_own = |file: &File| {
+            read(file, 0, HEADER_BYTES).is_some_and(|header| {
+                word_u64(&header, offset_of!(ProcessHeader, magic)) == PROCESS_MAGIC
+                    && word_u32(&header, offset_of!(ProcessHeader, pid)) == inner_pid
+            })
+        };
+        let file = pages(&directory).filter_map(|path| open(&path)).find(is_own)?;
+        Some(Page { pid, program: program(&directory), file })
+    }
+
+    fn read(self) -> Option<Process> {
+        let length = usize::try_from(self.file.metadata().ok()?.len()).ok()?;
+        let room = length.checked_sub(HEADER_BYTES)? / SLOT_BYTES;
+        let header = read(&self.file, 0, HEADER_BYTES)?;
+        let used = word_u32(&header, offset_of!(ProcessHeader, slots_used)) as usize;
+        let used = used.min(room).min(PROCESS_SLOT_COUNT);
+        let slots = read(&self.file, HEADER_BYTES, used * SLOT_BYTES)?;
+        Some(Process {
+            pid: self.pid,
+            program: self.program,
+            refused: word_u64(&header, offset_of!(ProcessHeader, refused)),
+            slots: slots.chunks_exact(SLOT_BYTES).map(slot).collect(),
+        })
+    }
+}
+
+fn open(path: &Path) -> Option<File> {
     // Anybody may give the name of our page to a FIFO, whose opening must not block us.
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
-    let metadata = file.metadata().ok()?;
-    if !metadata.is_file() {
-        return None;
-    }
-    let header = read(&file, 0, HEADER_BYTES)?;
-    let magic = word_u64(&header, offset_of!(ProcessHeader, magic));
-    if magic != PROCESS_MAGIC || word_u32(&header, offset_of!(ProcessHeader, pid)) != inner_pid {
-        return None;
-    }
-    let room = usize::try_from(metadata.len()).ok()?.checked_sub(HEADER_BYTES)? / SLOT_BYTES;
-    let used = word_u32(&header, offset_of!(ProcessHeader, slots_used)) as usize;
-    let used = used.min(room).min(PROCESS_SLOT_COUNT);
-    let slots = read(&file, HEADER_BYTES, used * SLOT_BYTES)?;
-    let refused = word_u64(&header, offset_of!(ProcessHeader, refused));
-    Some((refused, slots.chunks_exact(SLOT_BYTES).map(slot).collect()))
+    file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
 }
 
 fn read(file: &File, offset: usize, length: usize) -> Option<Vec<u8>> {

@@ -19,7 +19,8 @@ use crate::table::{self, printable};
 /// Show the connections of ringlet programs: which are in shared memory, and why others are not
 ///
 /// Shows the programs of this user, or of all users to root. Queues of a connection in shared memory are those of its
-/// rings, and are known if the other end can be seen too. Ring-In and Ring-Out count bytes through shared memory.
+/// rings, and are known if the other end can be seen too; while it is busy they are a little off, since its ends are read
+/// one after the other. Ring-In and Ring-Out count bytes through shared memory.
 #[derive(clap::Args)]
 pub struct SsArgs {
     /// Only programs with this in their name; * and ? match as in a shell
