@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
+use ringlet::reasons::Reason;
 
-use crate::run;
+use crate::{processes, run};
 
 use super::spec::{Family, Figure, Pause, Role, Said, Spec, Unit, Work};
 
@@ -68,7 +69,8 @@ pub fn measure(contender: &Contender, setting: &Setting) -> Result<Vec<Figure>> 
         };
         clients.push(Worker::spawn(contender, setting, client_role)?);
     }
-    converse(&mut servers, &mut clients, setting, deadline).map_err(|error| {
+    let ring_expected = contender.expects_ring();
+    converse(&mut servers, &mut clients, setting, ring_expected, deadline).map_err(|error| {
         // If the server said why, that is the cause and the client's word only its effect.
         let cause = servers.iter_mut().find_map(Worker::last_words);
         match cause {
@@ -92,10 +94,13 @@ fn converse(
     servers: &mut [Worker],
     clients: &mut [Worker],
     setting: &Setting,
+    ring_expected: bool,
     deadline: Instant,
 ) -> Result<Vec<Figure>> {
+    let mut reason = None;
     for client in clients.iter_mut() {
         match client.hear(deadline)? {
+            Said::Paused(Pause::Ready) if ring_expected => reason = reason.or(client.reason()),
             Said::Paused(Pause::Ready) => {}
             other => bail!("the client is not ready, it said {other:?}"),
         }
@@ -121,6 +126,11 @@ fn converse(
         client.await_exit()?;
         add(&mut gathered, figures);
         add(&mut gathered, watched);
+    }
+    if let Some(reason) = reason {
+        for figure in gathered.iter_mut().filter(|figure| figure.path == "kernel") {
+            figure.path = format!("kernel: {}", reason.code());
+        }
     }
     Ok(gathered)
 }
@@ -262,6 +272,13 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Why ringlet leaves a connection of this worker to the kernel.
+    fn reason(&self) -> Option<Reason> {
+        let slots = processes::one(self.child.id())?.slots;
+        let mut reasons = slots.iter().filter_map(|slot| Reason::from_u32(slot.reason));
+        reasons.find(|&reason| reason != Reason::None)
     }
 
     fn noise(&self) -> String {
