@@ -1,8 +1,8 @@
 """Runs real programs, wrapped in ringlet or not, and puts every one of them away again.
 
-A check runs in four modes, so that a failure says by itself where to look: `baseline` (nothing wrapped: the check and the
-program), `server` and `client` (one end wrapped: the shim on plain TCP) and `both` (the ring). Every wait has a bound,
-every process is ended by its own pid, every port comes from the kernel.
+A check runs in four modes, so that a failure says by itself where to look: `baseline` (nothing wrapped: the check and
+the program), `server` and `client` (one end wrapped: the shim on plain TCP) and `both` (the ring). Every wait has a
+bound, every process is ended by its own pid, every port comes from the kernel.
 """
 
 import collections
@@ -146,7 +146,7 @@ class Process:
     def line(self, seconds):
         """The next line of standard output, or None when none came in time."""
         try:
-            return self._lines.get(timeout=seconds).decode(errors="replace").rstrip("\n")
+            return self._lines.get(block=seconds > 0, timeout=seconds or None).decode(errors="replace").rstrip("\n")
         except queue.Empty:
             return None
 
@@ -278,7 +278,7 @@ class Test:
 
     @contextlib.contextmanager
     def server(self, argv_for_port, role="server", stop=signal.SIGTERM, finite=False, **options):
-        """A program that listens on a port of ours; ended when the block is left, or ending with its client if `finite`."""
+        """A program that listens on a port of ours; ends when the block is left, or with its client if `finite`."""
         for attempt in range(START_ATTEMPTS):
             port = free_port()
             process = self.start(role, argv_for_port(port), **options)
@@ -309,8 +309,8 @@ class Test:
         """Runs a program to its end and returns its output, as bytes if `raw`.
 
         `ring=(port, count)` demands that at some moment of its life `count` connections to `port` are on the ring when
-        both ends are wrapped, and that none ever is otherwise. A client that prints the line `hold` waits until that has
-        been looked at.
+        both ends are wrapped, and that none ever is otherwise. A client that prints the line `hold` waits until that
+        has been looked at.
         """
         process = self.start(role, argv, **options)
         watch = RingWatch(self._ringlet, self.mode, *ring) if ring and self.mode != "baseline" else None

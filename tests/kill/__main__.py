@@ -2,8 +2,8 @@
 
     python3 tests/kill [--kills N] [--seed N] [--first N] [--mode MODE]
 
-A survivor sees the end of each connection within a bound, has lost none of the bytes that the victim's calls had accepted,
-goes on serving others, and keeps nothing: no descriptor, mapping, name or process.
+A survivor sees the end of each connection within a bound, has lost none of the bytes that the victim's calls had
+accepted, goes on serving others, and keeps nothing: no descriptor, mapping, name or process.
 """
 
 import argparse
@@ -230,8 +230,11 @@ class KillTest:
         os.kill(victim.pid, signal.SIGKILL)
         self._test.put_away(victim)
         asker = Redis(self._redis.port)
-        alone = lambda: asker.info("clients")["connected_clients"] == "1"  # noqa: E731
-        wait_until(alone, END_SECONDS, "redis-server to drop its killed clients")
+        wait_until(
+            lambda: asker.info("clients")["connected_clients"] == "1",
+            END_SECONDS,
+            "redis-server to drop its killed clients",
+        )
 
     def _kill_redis_server(self, source):
         victim = self._start_redis()
@@ -260,7 +263,7 @@ class KillTest:
         return [self._server.process, self._client.process, *([self._redis] if self._redis else [])]
 
     def nothing_is_kept(self):
-        """Compares what the survivors hold with what they held at the first call; a moment is allowed for threads to end."""
+        """Compares what the survivors hold with what they held at the first call; threads get a moment to end."""
         for process in self.survivors():
             if process not in self._baseline:
                 self._baseline[process] = holdings(process)
@@ -268,7 +271,8 @@ class KillTest:
             try:
                 wait_until(lambda: holdings(process) == wanted, END_SECONDS, "a survivor to let go")
             except Failed as problem:
-                raise Failed(f"{problem}: {process.name} held {dict(wanted)}, holds {dict(holdings(process))}") from None
+                held = f"{process.name} held {dict(wanted)}, holds {dict(holdings(process))}"
+                raise Failed(f"{problem}: {held}") from None
 
 
 def run(test, arguments):

@@ -3,8 +3,8 @@
     ends.py serve PROGRESS      prints its port, then does on each connection what the connecting end asks for
     ends.py connect PROGRESS    does what its standard input says, one connection a line: PORT ID OWN-WAY OTHER-WAY
 
-What flows is a known pattern, so that a receiver can tell a torn byte. A sender notes in the file PROGRESS what its calls
-have accepted, at its ID: memory that outlives it, to compare with what the receiver got.
+What flows is a known pattern, so that a receiver can tell a torn byte. A sender notes in the file PROGRESS what its
+calls have accepted, at its ID: memory that outlives it, to compare with what the receiver got.
 """
 
 import json

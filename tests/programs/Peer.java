@@ -1,4 +1,5 @@
-// Both ends of the checks in java.py: java Peer nio-server|nio-client|blocking-server|blocking-client PORT [CONNECTIONS SEED]
+// Both ends of the checks in java.py:
+// java Peer nio-server|nio-client|blocking-server|blocking-client PORT [CONNECTIONS SEED]
 
 import java.io.IOException;
 import java.io.InputStream;

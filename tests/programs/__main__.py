@@ -16,16 +16,18 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from harness import MODES, ROOT, Failed, Outcome, Ringlet, Skipped, Test, adopt_orphans, end_orphans, needs  # noqa: E402
+import harness  # noqa: E402
+from harness import Failed, Outcome, Ringlet, Skipped, Test  # noqa: E402
 
-PROGRAMS = ("netcat", "redis", "memcached", "nginx", "postgresql", "python", "node", "java", "netpipe", "iperf3", "sockperf")
+PROGRAMS = "netcat redis memcached nginx postgresql python node java netpipe iperf3 sockperf".split()
+RESULTS = ("passed", "skipped", "failed")
 
 
 def run_program(program, mode, directory, ringlet, seed, report):
     module = importlib.import_module(program)
     test = Test(program, mode, directory, ringlet, seed, report)
     try:
-        needs(*module.NEEDS)
+        harness.needs(*module.NEEDS)
         module.checks(test)
     except Skipped as reason:
         report(Outcome(program, mode, "-", "skipped", 0.0, str(reason)))
@@ -33,16 +35,16 @@ def run_program(program, mode, directory, ringlet, seed, report):
         report(Outcome(program, mode, "start or end of the program", "failed", 0.0, str(problem)))
     finally:
         test.close()
-        if left := end_orphans():
+        if left := harness.end_orphans():
             report(Outcome(program, mode, "leaves no process", "failed", 0.0, "left: " + ", ".join(left)))
 
 
 def print_summary(outcomes, modes):
     counts = collections.Counter((outcome.program, outcome.mode, outcome.result) for outcome in outcomes)
     programs = dict.fromkeys(outcome.program for outcome in outcomes)
-    print(f"\n{'passed/skipped/failed':22}" + "".join(f"{mode:>14}" for mode in modes))
+    print(f"\n{'/'.join(RESULTS):22}" + "".join(f"{mode:>14}" for mode in modes))
     for program in programs:
-        cells = ["/".join(str(counts[program, mode, result]) for result in ("passed", "skipped", "failed")) for mode in modes]
+        cells = ["/".join(str(counts[program, mode, result]) for result in RESULTS) for mode in modes]
         print(f"{program:22}" + "".join(f"{cell:>14}" for cell in cells))
     for outcome in outcomes:
         if outcome.result == "failed":
@@ -52,23 +54,24 @@ def print_summary(outcomes, modes):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)} (default: all)")
-    parser.add_argument("--mode", action="append", choices=MODES, help="may be given several times (default: all)")
+    parser.add_argument("--mode", action="append", choices=harness.MODES, help="may be repeated (default: all)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of all data and sizes")
-    parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
+    parser.add_argument("--ringlet", default=harness.ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
     if unknown := set(arguments.programs) - set(PROGRAMS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    modes = list(dict.fromkeys(arguments.mode or MODES))
+    modes = list(dict.fromkeys(arguments.mode or harness.MODES))
     outcomes = []
 
     def report(outcome):
         outcomes.append(outcome)
-        print(f"{outcome.result:8}{outcome.program:11}{outcome.mode:9}{outcome.seconds:6.1f} s  {outcome.check}", flush=True)
+        took = f"{outcome.seconds:6.1f} s"
+        print(f"{outcome.result:8}{outcome.program:11}{outcome.mode:9}{took}  {outcome.check}", flush=True)
         if outcome.detail:
             print("    " + outcome.detail.replace("\n", "\n    "), flush=True)
 
     print(f"seed {arguments.seed}")
-    adopt_orphans()
+    harness.adopt_orphans()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="ringlet-programs-"))
     directory.chmod(0o755)
     try:

@@ -1,22 +1,26 @@
-"""netcat: both directions of a connection at once, each ended by half-close."""
+"""netcat: a file in each direction, ended by half-close."""
 
 import pathlib
+import subprocess
 
 from harness import require
 
 NEEDS = ("nc",)
 SIZES = (1, 4096, 20_000_000)
+LISTEN, CONNECT = ["nc", "-l", "127.0.0.1"], ["nc", "127.0.0.1"]
+HALF_CLOSE = "-N"  # after its input has ended; a listener without input leaves when its peer does that
 
 
 def checks(test):
-    up, down = pathlib.Path(test.directory, "up"), pathlib.Path(test.directory, "down")
+    path = pathlib.Path(test.directory, "file")
     for size in SIZES:
-        with test.check(f"{size} bytes each way at once"):
-            up.write_bytes(test.random.randbytes(size))
-            down.write_bytes(test.random.randbytes(size))
-            with open(up, "rb") as upward, open(down, "rb") as downward:
-                argv = ["nc", "-N", "-l", "127.0.0.1"]
-                with test.server(lambda port: [*argv, port], finite=True, stdin=downward) as server:
-                    got_down = test.client(["nc", "-N", "127.0.0.1", server.port], stdin=upward, raw=True)
-            require(server.finished_output() == up.read_bytes(), "the listener got something else")
-            require(got_down == down.read_bytes(), "the client got something else")
+        content = test.random.randbytes(size)
+        path.write_bytes(content)
+        with test.check(f"{size} bytes to the listener"), open(path, "rb") as file:
+            with test.server(lambda port: [*LISTEN, port], finite=True, stdin=subprocess.DEVNULL) as server:
+                test.client([*CONNECT, server.port, HALF_CLOSE], stdin=file)
+            require(server.finished_output() == content, "the listener got something else")
+        with test.check(f"{size} bytes from the listener"), open(path, "rb") as file:
+            with test.server(lambda port: [*LISTEN, port, HALF_CLOSE], finite=True, stdin=file) as server:
+                got = test.client([*CONNECT, server.port], stdin=subprocess.DEVNULL, raw=True)
+            require(got == content, "the client got something else")

@@ -1,4 +1,5 @@
-// Both ends of the checks in node.py: node peer.js net-server|net-client|http-server|http-client PORT [CONNECTIONS SEED]
+// Both ends of the checks in node.py:
+// node peer.js net-server|net-client|http-server|http-client PORT [CONNECTIONS SEED]
 'use strict';
 const crypto = require('crypto');
 const http = require('http');

@@ -1,4 +1,4 @@
-"""PostgreSQL: a process per connection, whose parent closes its own copy; a latch in the same epoll set as the socket."""
+"""PostgreSQL: a process per connection, whose parent closes its own copy; a latch in the socket's epoll set."""
 
 import hashlib
 import os
@@ -46,10 +46,8 @@ def make_cluster(test, binaries, user):
         group = pwd.getpwnam(user).pw_gid
         os.chown(place, pwd.getpwnam(user).pw_uid, group)
     argv = [binaries / "initdb", "-D", place, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
-    done = subprocess.run(
-        argv, user=user, group=group, extra_groups=[] if user else None, cwd="/", capture_output=True,
-        text=True, timeout=CLIENT_SECONDS,
-    )  # fmt: skip
+    identity = {"user": user, "group": group, "extra_groups": [] if user else None}
+    done = subprocess.run(argv, **identity, cwd="/", capture_output=True, text=True, timeout=CLIENT_SECONDS)
     if done.returncode != 0:
         raise Failed(f"initdb: {done.stderr}")
     return place
@@ -117,7 +115,8 @@ def checks(test):
             require(hashlib.sha256(got).digest() == wanted.digest(), f"the rows differ ({len(got)} bytes came)")
 
         with test.check("COPY in and out"):
-            rows = b"".join(b"%d\t%s\n" % (number, test.random.randbytes(50).hex().encode()) for number in range(100_000))
+            texts = (test.random.randbytes(50).hex().encode() for _ in range(100_000))
+            rows = b"".join(b"%d\t%s\n" % row for row in enumerate(texts))
             source = pathlib.Path(test.directory, "rows")
             source.write_bytes(rows)
             client.psql("create table copied (number int, text text)")

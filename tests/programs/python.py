@@ -199,7 +199,8 @@ def blocking_client(port, seed, count, timeout, family=socket.AF_INET):
         results.append(bytes(received) == b"".join(writes))
         client.close()
 
-    threads = [threading.Thread(target=bulk, args=(client, writes)) for client, (_pings, writes) in zip(clients, scripts)]
+    bulks = [(client, writes) for client, (_pings, writes) in zip(clients, scripts)]
+    threads = [threading.Thread(target=bulk, args=args) for args in bulks]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -387,13 +388,13 @@ def checks(test):
     talk = (test.seed, CONNECTIONS)
     pair("blocking", blocking_server, (), blocking_client, (*talk, None))
     pair("blocking, IPv6", blocking_server, (socket.AF_INET6,), blocking_client, (*talk, None, socket.AF_INET6))
-    pair("blocking with a timeout, thread per connection", socketserver_server, ("ThreadingMixIn",), blocking_client, (*talk, 30))
+    pair("socketserver, thread per connection", socketserver_server, ("ThreadingMixIn",), blocking_client, (*talk, 30))
     for kind in ("EpollSelector", "PollSelector", "SelectSelector"):
         pair(f"selectors.{kind}", selector_server, (kind,), selector_client, (*talk, kind))
     pair("asyncio", asyncio_server, (), asyncio_client, talk)
     pair("asyncio to selectors", selector_server, ("EpollSelector",), asyncio_client, talk)
     pair("selectors to blocking", blocking_server, (), selector_client, (*talk, "EpollSelector"))
-    pair("process per connection", socketserver_server, ("ForkingMixIn",), blocking_client, (*talk, None))
+    pair("socketserver, process per connection", socketserver_server, ("ForkingMixIn",), blocking_client, (*talk, None))
     pair("http.server, connections kept", http_server, (test.seed,), http_client, (test.seed, 40), connections=4)
     pair("multiprocessing.connection", object_server, (), object_client, (test.seed, 100), connections=1)
 

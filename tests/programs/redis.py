@@ -103,7 +103,7 @@ def read_snapshot(port, seed):
 
 def publish_and_subscribe(port, seed, count):
     subscribers = [Redis(port) for _ in range(SUBSCRIBERS)]
-    for number, subscriber in enumerate(subscribers):
+    for subscriber in subscribers:
         assert subscriber.ask("SUBSCRIBE", "news") == [b"subscribe", b"news", 1]
     publisher = Redis(port)
     for number, value in enumerate(random_values(seed, count)):
@@ -141,7 +141,8 @@ def checks(test):
             test.peer(write_and_read_values, redis.port, test.seed, 150, ring=(redis.port, 2))
             witness = Redis(redis.port)
             for number, value in enumerate(random_values(test.seed, 150)):
-                require(witness.ask("GET", f"value:{number}") == value, f"value {number} differs for an unwrapped reader")
+                got = witness.ask("GET", f"value:{number}")
+                require(got == value, f"value {number} differs for an unwrapped reader")
 
         with test.check("publish and subscribe"):
             test.peer(publish_and_subscribe, redis.port, test.seed, 200, ring=(redis.port, SUBSCRIBERS + 1))

@@ -1,4 +1,4 @@
-"""sockperf: finds its functions by dlsym; ping-pong with its own check of what comes, on each kind of readiness call."""
+"""sockperf: finds its functions by dlsym; ping-pong with its own check of what comes, on each readiness call."""
 
 import pathlib
 import re
