@@ -7,7 +7,7 @@
 use crate::segment::{Segment, with_buffers};
 use ringlet_core::layout::*;
 use ringlet_core::ring::{Mark, Next, RingMemory, Rx, SegmentRing, Tx};
-use ringlet_core::sync::AtomicU64;
+use ringlet_core::sync::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::ops::Range;
 
@@ -150,8 +150,8 @@ impl<'a> Side<'a> {
                 }
             }
             5 => {
-                let drained = self.tx.drained(&self.out);
-                assert!(!drained || self.tx.writable(&self.out));
+                self.tx.drained(&self.out);
+                self.tx.writable(&self.out);
             }
             _ => {
                 let value = script.number(8);
@@ -196,16 +196,22 @@ fn scribble(segment: &Segment, script: &mut Script) {
     let geometry = segment.geometry;
     let direction = script.below(1, 2);
     let slot = |script: &mut Script| geometry.slot_offset(direction, script.below(2, SLOT_COUNT));
-    let hot =
-        |script: &mut Script| geometry.slot_offset(direction, script.below(1, HOT_SLOT_COUNT));
+    // One of the last records published: the receiver may be about to read it, or have read half of it.
+    let fresh = |script: &mut Script| {
+        let ring = segment.ring(direction);
+        let header = |slot: &usize| ring.header(*slot).load(Ordering::Relaxed);
+        let last = (0..SLOT_COUNT).max_by_key(header).unwrap_or(0);
+        geometry.slot_offset(direction, last.saturating_sub(script.below(1, 3)))
+    };
     let credit = CONTROL_OFFSET + direction * size_of::<Control>();
     let (offset, change): (usize, &dyn Fn(u64, u64) -> u64) = match script.below(1, 8) {
         0 => (script.below(3, geometry.segment_bytes() / 8) * 8, &|_, number| number),
         1 => (slot(script), &|_, number| number),
-        2 => (slot(script) + 8, &|_, number| number),
-        3 => (hot(script), &|old, number| old ^ (1 << (number % 64))),
-        4 => (hot(script), &|old, number| old ^ (number % (1 << (LEN_BITS + FLAG_BITS)))),
-        5 => (hot(script) + 8, &|old, number| old ^ (1 << (number % 64))),
+        2 => (fresh(script) + 8, &|_, number| number),
+        // Another length or other flags for the same record.
+        3 => (fresh(script), &|old, number| old ^ (1 << (number % (LEN_BITS + FLAG_BITS) as u64))),
+        4 => (fresh(script), &|old, number| old & !((1 << LEN_BITS) - 1) | (number % 128)),
+        5 => (fresh(script) + 8, &|old, number| old ^ (1 << (number % 64))),
         6 => (credit, &|old, number| old.wrapping_add(number % 2048).wrapping_sub(1024)),
         _ => {
             (credit + 8, &|old, number| old.wrapping_add(number % (1 << 18)).wrapping_sub(1 << 17))
