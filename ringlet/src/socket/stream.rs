@@ -158,7 +158,7 @@ fn receive_ring(
     }
     match next {
         Next::Mark(Mark::Back(position)) => {
-            back_met(end, ring, position);
+            back_met(socket, end, ring, position);
             Ok(None)
         }
         Next::Empty => {
@@ -308,7 +308,7 @@ fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
             let consumed = tcp::consumed(socket.fd())?;
             end.rx.pass_mark(ring);
             end.until.set(start.saturating_sub(consumed));
-            end.receiving.set(Receiving::Draining as u32);
+            set_receiving(socket, end, Receiving::Draining);
             Ok(true)
         }
         Some(_) => Err(corrupt(socket)),
@@ -324,8 +324,7 @@ fn receive_draining(
 ) -> Sys<Option<usize>> {
     let left = end.until.get();
     if left == 0 {
-        end.receiving.set(Receiving::Ring as u32);
-        show_path(socket, end);
+        set_receiving(socket, end, Receiving::Ring);
         return Ok(None);
     }
     let got = receive_native(socket, to, left.min(usize::MAX as u64) as usize, flags)?;
@@ -341,8 +340,7 @@ fn discard(socket: &Socket, end: &End) -> Sys<()> {
     loop {
         let left = end.until.get().saturating_sub(tcp::consumed(socket.fd())?);
         if left == 0 {
-            end.receiving.set(Receiving::Kernel as u32);
-            show_path(socket, end);
+            set_receiving(socket, end, Receiving::Kernel);
             return Ok(());
         }
         let n = left.min(bells.len() as u64) as usize;
@@ -584,10 +582,10 @@ fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
         match end.receiving() {
             Receiving::Kernel if start_met(socket, end, ring)? => {}
             Receiving::Draining if end.until.get() == 0 => {
-                end.receiving.set(Receiving::Ring as u32)
+                set_receiving(socket, end, Receiving::Ring)
             }
             Receiving::Ring => match end.rx.mark(ring) {
-                Some(Mark::Back(position)) => back_met(end, ring, position),
+                Some(Mark::Back(position)) => back_met(socket, end, ring, position),
                 Some(Mark::Start(_)) => return Err(corrupt(socket)),
                 None => return Ok(()),
             },
@@ -598,10 +596,10 @@ fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
     Err(corrupt(socket))
 }
 
-fn back_met(end: &End, ring: &SegmentRing, position: u64) {
+fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
     end.rx.pass_mark(ring);
     end.until.set(position);
-    end.receiving.set(Receiving::Discarding as u32);
+    set_receiving(socket, end, Receiving::Discarding);
 }
 
 /// shutdown(2): the kernel does it, after the ring's bytes in the order that the peer sees.
@@ -625,6 +623,11 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     socket.kernel_news.set(1);
     drop(held);
     result
+}
+
+fn set_receiving(socket: &Socket, end: &End, state: Receiving) {
+    end.receiving.set(state as u32);
+    show_path(socket, end);
 }
 
 fn show_path(socket: &Socket, end: &End) {
