@@ -18,16 +18,21 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
     let budget = Duration::from_millis(spec.budget_ms);
     let mut figures = vec![];
     if let Some(cpus) = cpus {
-        let half = cache_line(cpus, budget)?;
+        let half = best(cache_line(cpus, budget)?, f64::min)?;
         figures.push(figure("cache line, half", half, Unit::Nanoseconds));
-        let half = sleep_and_wake(cpus, budget)?;
+        let half = median(sleep_and_wake(cpus, budget)?).context("no batches")?;
         figures.push(figure("eventfd, half", half, Unit::Nanoseconds));
     }
     for size in [64 << 10, 4 << 20] {
         let what = format!("memcpy, {} blocks", size_name(size));
-        figures.push(figure(&what, copy(size, budget), Unit::BytesPerSecond));
+        figures.push(figure(&what, best(copy(size, budget), f64::max)?, Unit::BytesPerSecond));
     }
     Ok(figures)
+}
+
+/// A limit is what is possible: in the other batches somebody else had the core, or the other one's cache.
+fn best(batches: Vec<f64>, better: fn(f64, f64) -> f64) -> Result<f64> {
+    batches.into_iter().reduce(better).context("no batches")
 }
 
 fn figure(what: &str, value: f64, unit: Unit) -> Figure {
@@ -39,7 +44,7 @@ fn figure(what: &str, value: f64, unit: Unit) -> Figure {
 struct Line(AtomicU32);
 
 /// Two threads count in turn on one line.
-fn cache_line(cpus: (usize, usize), budget: Duration) -> Result<f64> {
+fn cache_line(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
     let line = Line(AtomicU32::new(0));
     let await_turn = |turn: u32| {
         // ORDER: Acquire, with the Release of the other thread's store: as a message would be passed.
@@ -64,7 +69,7 @@ fn cache_line(cpus: (usize, usize), budget: Duration) -> Result<f64> {
 }
 
 /// Two threads wake each other by a write and sleep in a read.
-fn sleep_and_wake(cpus: (usize, usize), budget: Duration) -> Result<f64> {
+fn sleep_and_wake(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
     let there = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
     let back = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
     ping_pong(
@@ -83,14 +88,14 @@ fn sleep_and_wake(cpus: (usize, usize), budget: Duration) -> Result<f64> {
     )
 }
 
-/// Runs both sides on their cores, first a probe and then for the budget; half a round trip in nanoseconds. Each side
-/// is given odd, growing turns.
+/// Runs both sides on their cores, first a probe and then for the budget; half a round trip in nanoseconds for each
+/// batch. Each side is given odd, growing turns.
 fn ping_pong(
     cpus: (usize, usize),
     budget: Duration,
     near: impl Fn(u32) -> Result<()>,
     far: impl Fn(u32) -> Result<()> + Sync,
-) -> Result<f64> {
+) -> Result<Vec<f64>> {
     pin(cpus.0)?;
     const PROBE: usize = 1000;
     let mut turn = 1;
@@ -121,18 +126,20 @@ fn ping_pong(
     };
     let half = median(run(BATCHES, PROBE / BATCHES)?).context("no batches")?;
     let trips = (budget.as_nanos() as f64 / (2.0 * half * BATCHES as f64)) as usize;
-    median(run(BATCHES, trips.clamp(10, 1 << 20))?).context("no batches")
+    run(BATCHES, trips.clamp(10, 1 << 20))
 }
 
-fn copy(size: usize, budget: Duration) -> f64 {
+/// Bytes per second of each batch.
+fn copy(size: usize, budget: Duration) -> Vec<f64> {
     let from = vec![7u8; size];
     let mut to = vec![0u8; size];
-    let mut copied = 0u64;
-    to.copy_from_slice(&from);
-    let start = Instant::now();
-    while start.elapsed() < budget {
-        black_box(&mut to).copy_from_slice(black_box(&from));
-        copied += size as u64;
-    }
-    copied as f64 / start.elapsed().as_secs_f64()
+    let mut batch = || {
+        let (mut copied, start) = (0u64, Instant::now());
+        while copied == 0 || start.elapsed() < budget / BATCHES as u32 {
+            black_box(&mut to).copy_from_slice(black_box(&from));
+            copied += size as u64;
+        }
+        copied as f64 / start.elapsed().as_secs_f64()
+    };
+    (0..BATCHES).map(|_| batch()).collect()
 }
