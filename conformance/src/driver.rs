@@ -105,6 +105,8 @@ fn start(
     command.args(["case", instance.case.name, "--role", role.name()]);
     command.args(["--family", &format!("{:?}", instance.family)]);
     let ours = |name: &str| name == "LD_PRELOAD" || name.starts_with("RINGLET_");
+    // A panic's trace would be of the case, and takes long.
+    command.env("RUST_BACKTRACE", "0");
     for (name, _) in std::env::vars_os().filter(|(n, _)| n.to_str().is_some_and(ours)) {
         command.env_remove(name);
     }
