@@ -69,8 +69,8 @@ config! {
         "How many messages a connection exchanges before it is moved; 0 moves it as early as possible.";
     ring_bytes: u64 as PowerOfTwo<{ 64 << 10 }, { 64 << 20 }> = 1 << 20, "RINGLET_RING_BYTES", "bytes",
         "Size of the data ring of each direction of a connection.";
-    memory_limit_bytes: u64 as Bytes<0, { 1 << 40 }> = 1 << 30, "RINGLET_MEMORY_LIMIT_BYTES", "bytes",
-        "Shared memory that one process may map for its connections; further ones stay on the kernel.";
+    memory_limit_bytes: u64 as Bytes<0, { 1 << 40 }> = 32 << 30, "RINGLET_MEMORY_LIMIT_BYTES", "bytes",
+        "Address space that one process may map for its connections (they touch little of it); further ones stay on the kernel.";
     peers: PeerPolicy as Peers = PeerPolicy::Any, "RINGLET_PEERS", "",
         "Whose processes may share memory with ours, once they have proven that they own the far end.";
     log: LogTarget as Log = LogTarget::Off, "RINGLET_LOG", "",

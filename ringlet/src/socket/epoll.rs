@@ -513,7 +513,7 @@ fn any_ready(tables: &Tables, set: &Set) -> bool {
 }
 
 /// Arms the set's context, and those hot connections that it does not cover.
-fn arm(tables: &Tables, set: &Set) {
+fn arm(tables: &Tables, set: &Set) -> u32 {
     let context = set.context.get();
     if context != 0 {
         context::arm(context);
@@ -528,11 +528,13 @@ fn arm(tables: &Tables, set: &Set) {
             stream::want_bytes(socket, true, room);
         }
     });
+    context
 }
 
-fn disarm(set: &Set) {
-    if set.context.is() {
-        context::disarm(set.context.get());
+/// `context` is what `arm` armed: the set may have got one since.
+fn disarm(context: u32) {
+    if context != 0 {
+        context::disarm(context);
     }
 }
 
@@ -665,11 +667,11 @@ fn wait_in(
             }
             continue;
         }
-        arm(tables, set);
+        let armed = arm(tables, set);
         let left = deadline.map(|at| at.saturating_sub(sys::now_ns()));
         let slept =
             if any_ready(tables, set) { Ok(0) } else { ask_kernel(tables, set, out, left, mask) };
-        disarm(set);
+        disarm(armed);
         match slept {
             Ok(0) => {
                 let found = harvest(tables, set, out);

@@ -74,6 +74,8 @@ enum Step {
     Later,
     /// Look again at the next message.
     Soon,
+    /// The next step can be taken right now.
+    AtOnce,
     /// Never.
     Bar(Reason),
     Attached,
@@ -96,20 +98,28 @@ pub fn step(socket: &'static Socket) {
         return;
     }
     let calls = socket.calls.get();
-    let step = match socket.stage() {
-        Stage::Kernel => first(tables, socket),
-        Stage::Offered => take_hello(tables, socket),
-        Stage::Greeted => take_answer(tables, socket),
-        _ => Step::Soon,
-    };
+    let mut step = Step::AtOnce;
+    while matches!(step, Step::AtOnce) {
+        step = take(tables, socket);
+    }
     match step {
         Step::Later if calls > GIVE_UP_AFTER_CALLS => socket.bar(Reason::NoPeer),
         Step::Later => socket.next_step.set(calls + (calls / 2).clamp(1, 128)),
         Step::Soon => socket.next_step.set(calls + 1),
         Step::Bar(reason) => socket.bar(reason),
-        Step::Attached => {}
+        Step::Attached | Step::AtOnce => {}
     }
     socket.stepping.store(0, Ordering::Release);
+}
+
+fn take(tables: &'static Tables, socket: &'static Socket) -> Step {
+    match socket.stage() {
+        Stage::Kernel => first(tables, socket),
+        Stage::Offered => take_call(socket),
+        Stage::Called => take_hello(tables, socket),
+        Stage::Greeted => take_answer(tables, socket),
+        _ => Step::Soon,
+    }
 }
 
 /// Gives up what a socket has begun at the rendezvous.
@@ -261,11 +271,10 @@ fn greet(tables: &Tables, socket: &Socket, ends: &tcp::Ends, meeting: i32) -> St
         }
         _ => unreachable!("the configuration admits only sound ring sizes"),
     };
-    if let Err(error) = say(socket, meeting, uid, geometry, None) {
-        close_ours(meeting);
-        return Step::Bar(reason_of(error));
-    }
     socket.meeting.set(meeting as u32);
+    if say(socket, meeting, uid, geometry, None).is_err() {
+        return again(socket);
+    }
     socket.set_stage(Stage::Greeted);
     view::show(socket, Reason::Young);
     Step::Soon
@@ -304,29 +313,41 @@ fn check_process(meeting: i32, inode: u32, fd: i32) -> Result<(), Reason> {
     }
 }
 
-/// The accepting side: has the peer come?
+/// The accepting side: has somebody come?
+fn take_call(socket: &'static Socket) -> Step {
+    let offer = socket.meeting.get() as i32;
+    match rendezvous::accept(offer) {
+        Ok(meeting) => {
+            abandon(socket);
+            socket.meeting.set(hidden(meeting) as u32);
+            socket.set_stage(Stage::Called);
+            Step::AtOnce
+        }
+        Err(Errno::EAGAIN) => Step::Later,
+        Err(Errno::EMFILE | Errno::ENFILE) => Step::Bar(Reason::NoDescriptor),
+        Err(error) => Step::Bar(reason_of(error)),
+    }
+}
+
+/// Begins again: whoever was at the rendezvous has gone.
+fn again(socket: &Socket) -> Step {
+    abandon(socket);
+    socket.set_stage(Stage::Kernel);
+    Step::Later
+}
+
+/// The accepting side: who is it, and what does it say?
 fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     if socket.end().holders.load(Ordering::Acquire) != 1 {
         return Step::Later;
     }
-    let offer = socket.meeting.get() as i32;
-    let meeting = match rendezvous::accept(offer) {
-        Ok(meeting) => hidden(meeting),
-        Err(Errno::EAGAIN) => return Step::Later,
-        Err(Errno::EMFILE | Errno::ENFILE) => return Step::Bar(Reason::NoDescriptor),
-        Err(error) => return Step::Bar(reason_of(error)),
-    };
-    let step = answer(tables, socket, meeting);
-    close_ours(meeting);
-    step
-}
-
-fn answer(tables: &'static Tables, socket: &'static Socket, meeting: i32) -> Step {
+    let meeting = socket.meeting.get() as i32;
     let mut bytes = [0; MESSAGE_BYTES + 1];
     let (n, mut fds) = match rendezvous::receive(meeting, &mut bytes) {
+        // It checks us before it speaks.
+        Err(Errno::EAGAIN) => return Step::Soon,
+        Ok((0, _)) | Err(_) => return again(socket),
         Ok(got) => got,
-        // The peer connects, checks us, and then speaks: caught in between. Its next look will be refused and come again.
-        Err(_) => return Step::Later,
     };
     let Some(hello) = Message::read(&bytes[..n]) else { return Step::Bar(Reason::BadPeer) };
     let Some(ends) = tcp::ends(socket.fd()) else { return Step::Bar(Reason::NotConnected) };
@@ -410,13 +431,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     let mut bytes = [0; MESSAGE_BYTES + 1];
     let (n, mut fds) = match rendezvous::receive(meeting, &mut bytes) {
         Err(Errno::EAGAIN) => return Step::Later,
-        // Refused, or caught between our connect and our hello: begin again.
-        Ok((0, _)) | Err(Errno::ECONNRESET) => {
-            abandon(socket);
-            socket.set_stage(Stage::Kernel);
-            return Step::Later;
-        }
-        Err(error) => return Step::Bar(reason_of(error)),
+        Ok((0, _)) | Err(_) => return again(socket),
         Ok(got) => got,
     };
     let Some(answer) = Message::read(&bytes[..n]) else { return Step::Bar(Reason::BadPeer) };

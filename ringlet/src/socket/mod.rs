@@ -91,7 +91,7 @@ fn way(socket: &'static Socket, count: impl Fn(&'static Socket) -> &'static Atom
 
 fn before_native(socket: &'static Socket, count: &'static AtomicU32) -> Way {
     match socket.stage() {
-        Stage::Kernel | Stage::Offered | Stage::Greeted => {}
+        Stage::Kernel | Stage::Offered | Stage::Called | Stage::Greeted => {}
         _ => return Way::Kernel(None),
     }
     if socket.calls.get() >= socket.next_step.get() {
@@ -112,7 +112,7 @@ pub fn path(socket: &Socket) -> u32 {
     match socket.stage() {
         Stage::Free | Stage::Closing => layout::SLOT_FREE,
         Stage::Kernel | Stage::KernelForGood => layout::PATH_KERNEL,
-        Stage::Offered | Stage::Greeted => layout::PATH_MOVING,
+        Stage::Offered | Stage::Called | Stage::Greeted => layout::PATH_MOVING,
         Stage::Attached => match (socket.end().sending(), socket.end().receiving()) {
             (Sending::Ring, Receiving::Ring) => layout::PATH_RING,
             (Sending::KernelForGood, _) => layout::PATH_KERNEL,

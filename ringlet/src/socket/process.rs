@@ -234,7 +234,7 @@ pub fn after_fork(tables: &'static Tables) {
         socket.sleepers.store(0, Ordering::Relaxed);
         socket.stepping.store(0, Ordering::Relaxed);
         meet::abandon(socket);
-        if matches!(socket.stage(), Stage::Offered | Stage::Greeted) {
+        if matches!(socket.stage(), Stage::Offered | Stage::Called | Stage::Greeted) {
             socket.set_stage(Stage::Kernel);
             socket.next_step.set(socket.calls.get() + 1);
         }

@@ -138,18 +138,20 @@ fn poll_entered(
             due && with_kernel(fds, scratch, mask).is_ok_and(|n| n > 0)
         });
         if !worth {
-            arm(fds);
+            // Once: whether a peer rings it may change while we sleep, and who arms must disarm.
+            let home = home(fds);
+            arm(fds, home);
             let timeout = deadline.map(left);
             if look(fds).0 == 0 {
-                let slept = sleep(fds, scratch, timeout, mask);
-                disarm(fds);
+                let slept = sleep(fds, scratch, home, timeout, mask);
+                disarm(home);
                 let woken = slept?;
                 if woken == 0 && deadline.is_some_and(|at| sys::now_ns() >= at) {
                     let (found, others) = look(fds);
                     return if others { with_kernel(fds, scratch, mask) } else { Ok(found) };
                 }
             } else {
-                disarm(fds);
+                disarm(home);
             }
         }
         let (found, others) = look(fds);
@@ -196,8 +198,7 @@ fn home(fds: &[pollfd]) -> Option<u32> {
     fds.iter().any(|entry| attached(entry.fd).is_some_and(covered)).then_some(mine)
 }
 
-fn arm(fds: &[pollfd]) {
-    let home = home(fds);
+fn arm(fds: &[pollfd], home: Option<u32>) {
     if let Some(context) = home {
         context::arm(context);
     }
@@ -214,8 +215,8 @@ fn arm(fds: &[pollfd]) {
     }
 }
 
-fn disarm(fds: &[pollfd]) {
-    if let Some(context) = home(fds) {
+fn disarm(home: Option<u32>) {
+    if let Some(context) = home {
         context::disarm(context);
     }
 }
@@ -224,6 +225,7 @@ fn disarm(fds: &[pollfd]) {
 fn sleep(
     fds: &mut [pollfd],
     scratch: &mut [pollfd],
+    home: Option<u32>,
     timeout_ns: Option<u64>,
     mask: Option<u64>,
 ) -> Sys<usize> {
@@ -234,7 +236,7 @@ fn sleep(
         }
     }
     let n = fds.len();
-    let event = home(fds).map_or(-1, context::eventfd_of);
+    let event = home.map_or(-1, context::eventfd_of);
     scratch[n] = pollfd { fd: event, events: libc::POLLIN, revents: 0 };
     let woken = fd::poll(&mut scratch[..n + 1], timeout_ns, mask)?;
     if scratch[n].revents != 0 {

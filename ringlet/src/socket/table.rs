@@ -49,6 +49,8 @@ pub enum Stage {
     KernelForGood = 5,
     /// Closed; whoever still looks at it leaves, and the last one cleans up.
     Closing = 6,
+    /// We accept: somebody came to the rendezvous, and has not yet spoken.
+    Called = 7,
 }
 
 impl Stage {
@@ -60,6 +62,7 @@ impl Stage {
             4 => Stage::Attached,
             5 => Stage::KernelForGood,
             6 => Stage::Closing,
+            7 => Stage::Called,
             _ => Stage::Free,
         }
     }
