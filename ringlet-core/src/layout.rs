@@ -98,8 +98,10 @@ pub struct Credit {
 pub struct Receiver {
     /// `WANT_*`: set by a receiver that is about to sleep, cleared by the sender that wakes it.
     pub want_data: AtomicU32,
-    /// `CLOSED` once nobody will read any more; `GO_BACK` when the receiver asks to be sent to through the kernel again.
+    /// `CLOSED` once nobody will read any more; `GO_BACK`, then `GONE_BACK`, when the receiver has left the ring for the kernel.
     pub closed: AtomicU32,
+    /// With `GO_BACK`: bytes of the first unreleased record that the receiver has taken.
+    pub used: AtomicU64,
 }
 
 /// The sender's interrupt flag, and what it has ended.
@@ -117,7 +119,10 @@ pub struct Sender {
 
 /// Values of `Receiver::closed`.
 pub const CLOSED: u32 = 1;
+/// The receiver reads the ring no more; what it has not released is to be sent again, through the kernel, once it is `GONE_BACK`.
 pub const GO_BACK: u32 = 2;
+/// It has also taken the last doorbell from the kernel: what comes there now is data.
+pub const GONE_BACK: u32 = 3;
 
 /// Bits of the interrupt flags: nobody sleeps; wake me by a byte on the kernel connection; by my context's eventfd.
 pub const WANT_NOTHING: u32 = 0;

@@ -198,6 +198,50 @@ impl Tx {
         total
     }
 
+    /// The rest of the oldest record that the receiver has not released, of which it has taken `used` bytes: copied to `to`, which
+    /// holds a whole one. Empty when there is none. For a receiver that has left the ring.
+    pub fn oldest<'b, M: RingMemory>(&self, memory: &M, used: usize, to: &'b mut [u8]) -> &'b [u8] {
+        let position = self.known_slots.get();
+        if position >= self.slots.get() {
+            return &[];
+        }
+        let slot = position as usize & (memory.slot_count() - 1);
+        let reader = Rx::default();
+        reader.slots.set(position);
+        match reader.look(memory, position) {
+            Ok(Some(record)) if record.flags & FLAG_CONTROL == 0 && used < record.len => {
+                let n = (record.len - used).min(to.len());
+                // SAFETY: `n` writable bytes; the record was checked by `look`.
+                unsafe {
+                    if record.flags & FLAG_DATA == 0 {
+                        memory.read_slot(slot, 8 + used, to.as_mut_ptr(), n);
+                    } else {
+                        memory.read_data(record.place + used, to.as_mut_ptr(), n);
+                    }
+                }
+                &to[..n]
+            }
+            _ => &[],
+        }
+    }
+
+    /// Goes past the oldest record, on the receiver's behalf. False when there is none (or the peer has spoiled it).
+    pub fn pass_oldest<M: RingMemory>(&self, memory: &M) -> bool {
+        let position = self.known_slots.get();
+        let reader = Rx::default();
+        if position >= self.slots.get() {
+            return false;
+        }
+        let Ok(Some(record)) = reader.look(memory, position) else { return false };
+        self.known_slots.set(Rx::position_after(memory, position, record.flags).min(self.slots.get()));
+        true
+    }
+
+    /// Takes the receiver's final credit over, when it has left the ring.
+    pub fn take_credit<M: RingMemory>(&self, memory: &M) {
+        self.refresh(memory);
+    }
+
     /// Would a sender that asks for room be content: a quarter of the data, and as many slots as are surely free when the
     /// receiver keeps up (a rewind takes nearly all others out of the count until the receiver has passed it).
     pub fn writable<M: RingMemory>(&self, memory: &M) -> bool {
@@ -340,6 +384,11 @@ impl Rx {
         for word in [&self.slots, &self.data, &self.used] {
             word.set(0);
         }
+    }
+
+    /// Bytes taken of the record that stands next.
+    pub fn used(&self) -> u64 {
+        self.used.get()
     }
 
     /// Is anything published? The cheapest look, for spinning; needs no lock.

@@ -239,6 +239,24 @@ pub fn ring_byte(fd: i32) {
     let _ = send_from(fd, &[0], libc::MSG_DONTWAIT);
 }
 
+fn set_flag(fd: i32, option: i32, on: bool) {
+    let value = on as i32;
+    // SAFETY: an int and its size.
+    let _ = unsafe { sys!(SYS_setsockopt, fd, libc::IPPROTO_TCP, option, &raw const value, 4) };
+}
+
+/// No byte waits for company.
+pub fn send_at_once(fd: i32) {
+    set_flag(fd, libc::TCP_CORK, false);
+    set_flag(fd, libc::TCP_NODELAY, true);
+}
+
+/// As the program wants it.
+pub fn send_as_asked(fd: i32, no_delay: bool, cork: bool) {
+    set_flag(fd, libc::TCP_NODELAY, no_delay);
+    set_flag(fd, libc::TCP_CORK, cork);
+}
+
 /// Makes close() send a reset.
 pub fn reset_on_close(fd: i32) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };

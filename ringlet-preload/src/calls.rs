@@ -32,8 +32,8 @@ fn checked(list: &[Buffer]) -> Sys<()> {
 #[inline(always)]
 unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> ssize_t {
     let discard = flags & libc::MSG_TRUNC != 0;
-    if !discard && let Err(error) = checked(list) {
-        return result(Err(error));
+    if !discard && checked(list).is_err() {
+        return receive_into_nothing(socket, flags);
     }
     let nowhere = [Buffer {
         base: core::ptr::null_mut(),
@@ -42,6 +42,23 @@ unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> ssize_t {
     // SAFETY: the program's buffers, valid by the contract of its call (or none, when it asks to discard).
     let mut to = unsafe { Buffers::new(if discard { &nowhere } else { list }) };
     finish(socket, stream::receive(socket, &mut to, flags))
+}
+
+/// KERNEL: a bad buffer fails only when there are bytes to put into it.
+#[cold]
+fn receive_into_nothing(socket: &Socket, flags: c_int) -> ssize_t {
+    // SAFETY: no buffers.
+    let mut none = unsafe { Buffers::new(&[]) };
+    match stream::receive(socket, &mut none, flags) {
+        Ok(_) if stream::readable_bytes(socket).is_ok_and(|n| n > 0) => result(Err(Errno::EFAULT)),
+        other => result(other),
+    }
+}
+
+/// KERNEL: read and write refuse a buffer that reaches beyond the program's half of the address space.
+fn fits(buffer: usize, len: size_t) -> bool {
+    const USER_END: usize = 1 << 56;
+    buffer.checked_add(len).is_some_and(|end| end <= USER_END)
 }
 
 /// Sends from the program's buffers.
@@ -88,6 +105,8 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ss
         Way::Kernel(call) => {
             native(call, next!(c"read", fn(c_int, *mut c_void, size_t) -> ssize_t, fd, buffer, len))
         }
+        Way::Ours(_) if len == 0 => 0,
+        Way::Ours(_) if !fits(buffer as usize, len) => result(Err(Errno::EFAULT)),
         // SAFETY: the contract of read.
         Way::Ours(socket) => unsafe { receive(socket, &[Buffer { base: buffer.cast(), len }], 0) },
     }
@@ -282,7 +301,101 @@ pub unsafe extern "C" fn recvmmsg(
     }
 }
 
-/// readv and the p-variants of a position that means "no position".
+/// KERNEL: unlike recv, a read of no bytes does not wait for some.
+unsafe fn read_list(socket: &Socket, list: &[Buffer], flags: c_int) -> ssize_t {
+    if list.iter().all(|buffer| buffer.len == 0) {
+        return 0;
+    }
+    // SAFETY: passed on.
+    unsafe { receive(socket, list, flags) }
+}
+
+/// preadv2 and pwritev2 with position -1 are readv and writev.
+const NO_POSITION: off_t = -1;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> ssize_t {
+    match way_in(fd) {
+        // SAFETY: the contract of preadv2.
+        Way::Ours(socket) if position == NO_POSITION => unsafe {
+            let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+            list(vector, count as u32 as usize).map_or(-1, |list| read_list(socket, list, wait))
+        },
+        Way::Ours(_) => result(Err(Errno(libc::ESPIPE))),
+        Way::Kernel(call) => native(
+            call,
+            next!(
+                c"preadv2",
+                fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t,
+                fd,
+                vector,
+                count,
+                position,
+                flags
+            ),
+        ),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn preadv64v2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: passed on; off_t has 64 bits here.
+    unsafe { preadv2(fd, vector, count, position, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pwritev2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> ssize_t {
+    match way_out(fd) {
+        // SAFETY: the contract of pwritev2.
+        Way::Ours(socket) if position == NO_POSITION => unsafe {
+            list(vector, count as u32 as usize).map_or(-1, |list| send_list(socket, list, 0))
+        },
+        Way::Ours(_) => result(Err(Errno(libc::ESPIPE))),
+        Way::Kernel(call) => native(
+            call,
+            next!(
+                c"pwritev2",
+                fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t,
+                fd,
+                vector,
+                count,
+                position,
+                flags
+            ),
+        ),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pwritev64v2(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    position: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: passed on; off_t has 64 bits here.
+    unsafe { pwritev2(fd, vector, count, position, flags) }
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     match way_in(fd) {
@@ -292,7 +405,7 @@ pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) ->
         ),
         // SAFETY: the contract of readv.
         Way::Ours(socket) => unsafe {
-            list(vector, count as u32 as usize).map_or(-1, |list| receive(socket, list, 0))
+            list(vector, count as u32 as usize).map_or(-1, |list| read_list(socket, list, 0))
         },
     }
 }
@@ -304,6 +417,7 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) ->
             call,
             next!(c"write", fn(c_int, *const c_void, size_t) -> ssize_t, fd, buffer, len),
         ),
+        Way::Ours(_) if !fits(buffer as usize, len) => result(Err(Errno::EFAULT)),
         // SAFETY: the contract of write.
         Way::Ours(socket) => unsafe {
             send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], 0)
@@ -527,8 +641,11 @@ unsafe fn send_file(socket: &Socket, from: c_int, offset: *mut off_t, count: siz
         unsafe { *offset }
     };
     if position < 0 {
-        // No position: a pipe or socket, which the kernel would refuse or splice.
-        set_errno(libc::EINVAL);
+        // No file (EBADF), or one without a position, which the kernel refuses otherwise.
+        // SAFETY: libc's errno of this thread.
+        if unsafe { *libc::__errno_location() } == libc::ESPIPE {
+            set_errno(libc::EINVAL);
+        }
         return -1;
     }
     let mut total = 0usize;

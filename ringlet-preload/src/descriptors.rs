@@ -338,6 +338,13 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    if len as usize >= size_of::<c_int>() && !value.is_null() && level == libc::IPPROTO_TCP {
+        // SAFETY: the program's value, of at least an int.
+        let value = unsafe { value.cast::<c_int>().read_unaligned() };
+        if socket::keep_option(fd, level, option, value) {
+            return 0;
+        }
+    }
     let done = next!(
         c"setsockopt",
         fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int,
@@ -377,10 +384,14 @@ pub unsafe extern "C" fn getsockopt(
         // SAFETY: SO_ERROR is an int, which the kernel has just written.
         unsafe {
             let value = value.cast::<c_int>();
-            if *value == 0 {
-                *value = socket::take_error(socket);
-            }
+            *value = socket::take_error(socket, *value);
         }
+    }
+    if done == 0
+        && let Some(kept) = socket::kept_option(fd, level, option)
+    {
+        // SAFETY: an int, which the kernel has just written.
+        unsafe { *value.cast::<c_int>() = kept.get() as c_int };
     }
     done
 }

@@ -369,7 +369,7 @@ pub unsafe extern "C" fn epoll_ctl(
             if let Some(Known::Set(inner)) = known
                 && op == libc::EPOLL_CTL_ADD
             {
-                epoll::nest(inner);
+                epoll::nest(inner, epoll::set_of(epfd));
             }
             if let Some(Known::Hidden) = known {
                 set_errno(libc::EBADF);
@@ -400,6 +400,7 @@ unsafe fn wait_with(
     if max <= 0 || (events as usize) < FIRST_PAGE {
         return native();
     }
+    epoll::settle_inner(set);
     let start = sys::now_ns_if(epoll::is_native(set));
     let mut left = timeout();
     if epoll::is_native(set) {

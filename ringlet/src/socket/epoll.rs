@@ -25,12 +25,21 @@ const COOL_AFTER: u32 = 64;
 /// While rings keep a set busy (or being watched), the kernel's part is looked at this often (about 10 us).
 const ASK_KERNEL_TICKS: u64 = 30_000;
 
+const LOOK_SOON_NS: u64 = 1_000_000;
+
 const EPOLLIN: u32 = libc::EPOLLIN as u32;
 const EPOLLOUT: u32 = libc::EPOLLOUT as u32;
 const EPOLLRDHUP: u32 = libc::EPOLLRDHUP as u32;
 const EPOLLET: u32 = libc::EPOLLET as u32;
 const EPOLLONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EPOLLEXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+
+/// KERNEL: what may stand beside EPOLLEXCLUSIVE.
+const EXCLUSIVE_ALLOWS: u32 = EPOLLIN
+    | EPOLLOUT
+    | EPOLLET
+    | EPOLLEXCLUSIVE
+    | (libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32;
 
 /// An epoll set of this process.
 #[derive(Default)]
@@ -44,9 +53,14 @@ pub struct Set {
     adopted: P32,
     /// Our context for it once it had an adopted connection; its eventfd is registered.
     context: P32,
-    /// It is itself waited on (in another set, or by poll): it stays armed.
+    /// The context of a thread that is home to connections which came into the set later: woken and armed with it.
+    second: P32,
+    /// It is itself waited on (in another set, or by poll): it stays armed, by these contexts.
     nested: P32,
     armed: P32,
+    armed_second: P32,
+    /// Other sets are in it.
+    holds_sets: P32,
     hot_first: P32,
     hot_last: P32,
     hot_count: P32,
@@ -91,7 +105,15 @@ pub fn created(fd: i32) {
     let Some(tables) = tables() else { return };
     let Some(index) = tables.new_set() else { return };
     let set = &tables.sets[index as usize];
-    for word in [&set.adopted, &set.context, &set.nested, &set.armed] {
+    for word in [
+        &set.adopted,
+        &set.context,
+        &set.second,
+        &set.nested,
+        &set.armed,
+        &set.armed_second,
+        &set.holds_sets,
+    ] {
         word.set(0);
     }
     for word in [&set.hot_first, &set.hot_last, &set.hot_count] {
@@ -123,7 +145,9 @@ pub fn after_fork(tables: &Tables) {
     for set in tables.used_sets() {
         set.lock.reset();
         set.context.set(0);
+        set.second.set(0);
         set.armed.set(0);
+        set.armed_second.set(0);
     }
 }
 
@@ -219,6 +243,9 @@ pub fn control(
     let attached = socket.stage() == Stage::Attached;
     match (op, event) {
         (libc::EPOLL_CTL_ADD, Some(event)) => {
+            if event.events & EPOLLEXCLUSIVE != 0 && event.events & !EXCLUSIVE_ALLOWS != 0 {
+                return Err(Errno::EINVAL);
+            }
             let index = tables.new_watch().ok_or(Errno::ENOMEM)?;
             let asked = if attached { our_event(index) } else { event };
             if let Err(error) = fd::epoll_ctl(epfd, op, fd, Some(asked)) {
@@ -282,15 +309,15 @@ fn our_event(index: u32) -> epoll_event {
 }
 
 /// Another set or a poll waits on this set: from now on it stays armed.
-pub fn nest(set_index: u32) {
+pub fn nest(set_index: u32, outer: Option<u32>) {
     let Some(tables) = tables() else { return };
     let set = &tables.sets[set_index as usize];
+    if let Some(outer) = outer {
+        tables.sets[outer as usize].holds_sets.set(1);
+    }
     if !set.nested.is() {
         set.nested.set(1);
-        if set.adopted.is() {
-            stay_armed(tables, set);
-            kick(set);
-        }
+        settle_nested(tables, set);
     }
 }
 
@@ -345,8 +372,13 @@ fn adopt_watch(tables: &Tables, set: &Set, set_index: u32, watch: &Watch) {
         );
     }
     heat(tables, set, watch);
-    if set.nested.is() {
-        stay_armed(tables, set);
+    let home = tables.sockets[watch.socket.get() as usize].home.get();
+    if home != 0 && home != set.context.get() && !set.second.is() {
+        let event = epoll_event { events: EPOLLIN | EPOLLET, u64: MARK_SELF };
+        let eventfd = context::eventfd_of(home);
+        if fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, eventfd, Some(event)).is_ok() {
+            set.second.set(home);
+        }
     }
     // Whoever is inside a wait on this set began it when the kernel knew everything.
     kick(set);
@@ -512,29 +544,43 @@ fn any_ready(tables: &Tables, set: &Set) -> bool {
     false
 }
 
-/// Arms the set's context, and those hot connections that it does not cover.
-fn arm(tables: &Tables, set: &Set) -> u32 {
-    let context = set.context.get();
-    if context != 0 {
-        context::arm(context);
+/// What `arm` armed, to be disarmed by whoever armed it: a set may get contexts meanwhile.
+struct Armed {
+    contexts: [u32; 2],
+    /// Somebody's room can't be rung for: look now and then.
+    look_soon: bool,
+}
+
+/// Arms the set's contexts, and those hot connections that they do not cover.
+fn arm(tables: &Tables, set: &Set) -> Armed {
+    let mut armed = Armed { contexts: [set.context.get(), set.second.get()], look_soon: false };
+    for context in armed.contexts {
+        if context != 0 {
+            context::arm(context);
+        }
     }
+    let look_soon = std::cell::Cell::new(false);
     for_each_hot(tables, set, |watch, socket| {
         let room = watch.events.get() & EPOLLOUT != 0;
-        if context != 0 && socket.home.get() == context && stream::rings_home(socket) {
+        let home = socket.home.get();
+        if home != 0 && armed.contexts.contains(&home) && stream::rings_home(socket) {
             if room {
                 stream::want_room_event(socket);
             }
         } else {
             stream::want_bytes(socket, true, room);
+            look_soon.set(look_soon.get() || room && !stream::can_ring_for_room(socket));
         }
     });
-    context
+    armed.look_soon = look_soon.get();
+    armed
 }
 
-/// `context` is what `arm` armed: the set may have got one since.
-fn disarm(context: u32) {
-    if context != 0 {
-        context::disarm(context);
+fn disarm(armed: &Armed) {
+    for context in armed.contexts {
+        if context != 0 {
+            context::disarm(context);
+        }
     }
 }
 
@@ -556,12 +602,37 @@ fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Socket)) {
 
 /// A nested set is armed whenever nobody is inside a wait on it; each arming is a new value, so that peers ring again.
 fn stay_armed(tables: &Tables, set: &Set) {
+    disarm(&Armed { contexts: [set.armed.get(), set.armed_second.get()], look_soon: false });
+    let armed = arm(tables, set);
+    set.armed.set(armed.contexts[0]);
+    set.armed_second.set(armed.contexts[1]);
+}
+
+/// Makes the kernel's view of a nested set true: its eventfd is readable if, and only if, a ring has something.
+fn settle_nested(tables: &Tables, set: &Set) {
     if set.context.is() {
-        if set.armed.is() {
-            context::disarm(set.context.get());
+        fd::drain(context::eventfd_of(set.context.get()));
+        stay_armed(tables, set);
+        if any_ready(tables, set) {
+            kick(set);
         }
-        set.armed.set(1);
-        arm(tables, set);
+    }
+}
+
+/// As `settle_nested`, for a poll on the set itself.
+pub fn settle(set_index: u32) {
+    if let Some(tables) = tables() {
+        settle_nested(tables, &tables.sets[set_index as usize]);
+    }
+}
+
+/// Before a wait on a set that holds other sets.
+pub fn settle_inner(set_index: u32) {
+    let Some(tables) = tables() else { return };
+    if tables.sets[set_index as usize].holds_sets.is() {
+        for inner in tables.used_sets().iter().filter(|set| set.nested.is() && set.names.is()) {
+            settle_nested(tables, inner);
+        }
     }
 }
 
@@ -620,10 +691,7 @@ pub fn wait(
     let set = &tables.sets[set_index as usize];
     let result = wait_in(tables, set, out, timeout_ns, mask);
     if set.nested.is() {
-        stay_armed(tables, set);
-        if result.is_ok_and(|n| n > 0) {
-            kick(set);
-        }
+        settle_nested(tables, set);
     }
     result
 }
@@ -668,10 +736,13 @@ fn wait_in(
             continue;
         }
         let armed = arm(tables, set);
-        let left = deadline.map(|at| at.saturating_sub(sys::now_ns()));
+        let mut left = deadline.map(|at| at.saturating_sub(sys::now_ns()));
+        if armed.look_soon {
+            left = Some(left.unwrap_or(LOOK_SOON_NS).min(LOOK_SOON_NS));
+        }
         let slept =
             if any_ready(tables, set) { Ok(0) } else { ask_kernel(tables, set, out, left, mask) };
-        disarm(armed);
+        disarm(&armed);
         match slept {
             Ok(0) => {
                 let found = harvest(tables, set, out);

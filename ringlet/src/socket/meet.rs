@@ -492,6 +492,11 @@ fn attach(socket: &'static Socket) {
     let end = socket.end();
     end.nonblocking.set(fd::is_nonblocking(socket.fd()) as u32);
     copy_timeouts(socket);
+    let option =
+        |option| tcp::int_option(socket.fd(), libc::IPPROTO_TCP, option).unwrap_or(0) as u32;
+    end.no_delay.set(option(libc::TCP_NODELAY));
+    end.cork.set(option(libc::TCP_CORK));
+    tcp::send_at_once(socket.fd());
     socket.kernel_news.set(1);
     socket.set_stage(Stage::Attached);
     view::show(socket, Reason::Young);

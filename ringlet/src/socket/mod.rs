@@ -7,6 +7,7 @@
 pub mod context;
 pub mod epoll;
 pub mod meet;
+pub mod moving;
 pub mod process;
 pub mod readiness;
 pub mod signals;
@@ -149,22 +150,42 @@ pub fn option_set(fd: i32, level: i32, option: i32) {
     }
 }
 
+/// TCP_NODELAY or TCP_CORK on an attached connection: kept here, since on the kernel's socket doorbells must not be delayed.
+/// True if it was kept.
+pub fn keep_option(fd: i32, level: i32, option: i32, value: i32) -> bool {
+    kept_option(fd, level, option).is_some_and(|word| {
+        word.set((value != 0) as u32);
+        true
+    })
+}
+
+/// Where the program's value of such an option is kept, if it is.
+pub fn kept_option(fd: i32, level: i32, option: i32) -> Option<&'static crate::plain::P32> {
+    let socket = table::socket(fd).filter(|socket| socket.stage() == Stage::Attached)?;
+    match (level, option) {
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Some(&socket.end().no_delay),
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => Some(&socket.end().cork),
+        _ => None,
+    }
+}
+
 /// The program has asked for something that only the kernel can do with this connection, from now on.
 pub fn keep_on_kernel(socket: &'static Socket, reason: Reason) {
     if socket.stage() == Stage::Attached {
-        stream::return_to_kernel(socket, reason);
+        moving::return_to_kernel(socket, reason);
     } else {
         socket.bar(reason);
     }
 }
 
-/// An error that the ring's end of a connection holds for SO_ERROR.
-pub fn take_error(socket: &Socket) -> i32 {
+/// SO_ERROR, after the kernel has answered: an error is told once, by whichever call comes first.
+pub fn take_error(socket: &Socket, of_kernel: i32) -> i32 {
     let end = socket.end();
-    let error = end.pending_error.get();
+    let pending = end.pending_error.get() as i32;
+    end.pending_error.set(0);
+    let error = if of_kernel != 0 { of_kernel } else { pending };
     if error != 0 {
-        end.pending_error.set(0);
         end.ended.set(2);
     }
-    error as i32
+    error
 }

@@ -1,14 +1,11 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
 use super::table::{Known, Receiving, Socket, Stage, Tables, lookup, tables};
-use super::{context, epoll, meet, stream, view};
+use super::{context, epoll, meet, moving, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::CLOSED;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::{fd, map, sys, tcp};
-
-/// How long a closing end waits for a doorbell byte of its peer that is under way: a system call's time, if the peer runs.
-const BELL_WAIT_ROUNDS: u32 = 200;
 
 /// A TCP socket was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
 /// back).
@@ -164,33 +161,16 @@ fn close_ring(socket: &Socket) {
     let Some(incoming) = socket.incoming() else { return };
     let end = socket.end();
     // From now on the peer sends through the kernel, and rings no more.
-    // ORDER: SeqCst, both; pairs with `stream::ring_byte`.
+    // ORDER: SeqCst, both; pairs with `moving::ring_byte`.
     incoming.control().receiver.closed.store(CLOSED, Ordering::SeqCst);
-    let ringing = &incoming.control().sender.ringing;
-    for _ in 0..BELL_WAIT_ROUNDS {
-        if ringing.load(Ordering::SeqCst) == 0 {
-            break;
-        }
-        sys::sched_yield();
-    }
+    moving::await_ringing(&incoming);
     match end.receiving() {
         Receiving::Ring if end.rx.ready(&incoming) && end.rx.mark(&incoming).is_none() => {
             // KERNEL: close with unread data sends a reset.
             tcp::reset_on_close(socket.fd());
         }
-        Receiving::Ring => drain_bells(socket.fd()),
+        Receiving::Ring => moving::drain_bells(socket.fd()),
         _ => {}
-    }
-}
-
-/// Unread doorbells would make the kernel send a reset.
-fn drain_bells(fd: i32) {
-    let mut bells = [0u8; 256];
-    for _ in 0..64 {
-        match tcp::receive_into(fd, &mut bells, libc::MSG_DONTWAIT) {
-            Ok(1..) => {}
-            _ => break,
-        }
     }
 }
 
@@ -246,7 +226,7 @@ pub fn given_away(fd: i32, reason: Reason) {
     if let Some(Known::Socket(socket)) = lookup(fd) {
         socket.end().holders.fetch_add(1, Ordering::AcqRel);
         if socket.stage() == Stage::Attached {
-            stream::return_to_kernel(socket, reason);
+            moving::return_to_kernel(socket, reason);
         } else {
             socket.bar(reason);
         }

@@ -32,7 +32,7 @@ fn each_waiting(fds: &[pollfd], act: impl Fn(&'static Socket)) {
     for entry in fds {
         match lookup(entry.fd) {
             Some(Known::Socket(socket)) => act(socket),
-            Some(Known::Set(set)) => epoll::nest(set),
+            Some(Known::Set(set)) => epoll::nest(set, None),
             _ => {}
         }
     }
@@ -99,6 +99,8 @@ fn look(fds: &mut [pollfd]) -> (usize, bool) {
             }
             Some(Known::Set(set)) if epoll::has_adopted(set) => {
                 others = true;
+                epoll::nest(set, None);
+                epoll::settle(set);
                 if epoll::ready(set) {
                     entry.revents = entry.events & (libc::POLLIN | libc::POLLRDNORM);
                 }

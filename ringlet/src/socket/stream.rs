@@ -4,9 +4,9 @@
 //! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{context, spin, view};
+use super::{context, moving, spin, view};
 use crate::reasons::Reason;
-use ringlet_core::layout::{GO_BACK, WANT_BYTE, WANT_EVENT};
+use ringlet_core::layout::{CLOSED, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::{Mark, Next, SegmentRing};
 use ringlet_core::sync::Ordering;
@@ -20,11 +20,9 @@ const CALL_MAX_BYTES: usize = 0x7fff_f000;
 const ASK_KERNEL_TICKS: u64 = 3_000_000;
 /// A program that polls an empty ring has the kernel asked this often (about 10 us).
 const ASK_WHEN_EMPTY_TICKS: u64 = 30_000;
-/// Changes of path that one call follows; a peer that changes more often is not sane.
-const CHANGES_MAX: usize = 16;
-/// How long a connection that must go back to the kernel waits for its peer to follow, and how often it looks.
-const RETURN_WAIT_NS: u64 = 2_000_000_000;
-const RETURN_LOOK_NS: u64 = 200_000;
+/// How often a sleeper looks that nothing might wake.
+const LOOK_SOON_NS: u64 = 1_000_000;
+const LOOK_AT_TIMES_NS: u64 = 50_000_000;
 const MSG_SERVED: i32 = libc::MSG_EOR
     | libc::MSG_PEEK
     | libc::MSG_DONTWAIT
@@ -54,15 +52,14 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
     let end = socket.end();
     to.limit(CALL_MAX_BYTES);
     let wanted = to.remaining();
-    if wanted == 0 {
-        return Ok(0);
-    }
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
     let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
     let mut until = None;
     let mut total = 0;
     loop {
-        let step = {
+        let step = if wanted == 0 {
+            receive_nothing(socket)
+        } else {
             let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
             receive_now(socket, end, to, flags, blocking)
         };
@@ -88,6 +85,15 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
     }
 }
 
+/// KERNEL: a recv of no bytes waits for some, and takes none.
+fn receive_nothing(socket: &Socket) -> Sys<usize> {
+    if poll_mask(socket, libc::POLLIN, false) & libc::POLLIN != 0 {
+        Ok(0)
+    } else {
+        Err(Errno::EAGAIN)
+    }
+}
+
 /// One look, with the receive lock held. `blocking` callers will wait after `EAGAIN`, which asks the kernel anyway.
 fn receive_now(
     socket: &Socket,
@@ -97,13 +103,13 @@ fn receive_now(
     blocking: bool,
 ) -> Sys<usize> {
     let Some(ring) = socket.incoming() else { return Err(Errno::EBADF) };
-    publish_attached(socket, end);
-    for _ in 0..CHANGES_MAX {
+    moving::publish_attached(socket, end);
+    for _ in 0..moving::CHANGES_MAX {
         let result = match end.receiving() {
             Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking),
             Receiving::Kernel => receive_kernel(socket, end, &ring, to, flags),
             Receiving::Draining => receive_draining(socket, end, to, flags),
-            Receiving::Discarding => discard(socket, end).map(|_| None),
+            Receiving::Discarding => moving::discard(socket, end).map(|_| None),
         };
         match result {
             Ok(None) => continue,
@@ -111,7 +117,7 @@ fn receive_now(
             Err(error) => return Err(error),
         }
     }
-    Err(corrupt(socket))
+    Err(moving::corrupt(socket))
 }
 
 /// From the ring. `None`: the path changed, look again.
@@ -147,7 +153,7 @@ fn receive_ring(
     }
     // Look for a sender that waits for room: when enough was passed, and when there is nothing to pass.
     if passed || total == 0 {
-        wake_sender(socket, ring);
+        moving::wake_sender(socket, ring);
     }
     if total > 0 {
         view::count(socket, |slot| {
@@ -158,7 +164,7 @@ fn receive_ring(
     }
     match next {
         Next::Mark(Mark::Back(position)) => {
-            back_met(socket, end, ring, position);
+            moving::back_met(socket, end, ring, position);
             Ok(None)
         }
         Next::Empty => {
@@ -175,14 +181,14 @@ fn receive_ring(
             }
             look_at_kernel(socket, end, ring)
         }
-        _ => Err(corrupt(socket)),
+        _ => Err(moving::corrupt(socket)),
     }
 }
 
 /// The ring is empty: has the kernel a doorbell for us, the end of the stream, or an error?
 fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<Option<usize>> {
     socket.kernel_news.set(0);
-    answer_request(socket, end);
+    moving::answer_return(socket, end);
     let mut bells = [0u8; 64];
     let peeked = tcp::receive_into(socket.fd(), &mut bells, libc::MSG_PEEK | libc::MSG_DONTWAIT);
     if peeked == Err(Errno::EAGAIN) {
@@ -193,6 +199,10 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<Option<
         }
         return Err(Errno::EAGAIN);
     }
+    let peeked = match peeked {
+        Err(Errno::ECONNRESET) if reset_is_end(socket, end) => Ok(0),
+        other => other,
+    };
     if let Err(error) = peeked {
         // Taken from the kernel now; what the ring still holds comes first.
         end.pending_error.set(error.0 as u32);
@@ -225,17 +235,6 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<Option<
     }
 }
 
-/// The peer may have asked us, who have nothing to send just now, to go back to the kernel.
-fn answer_request(socket: &Socket, end: &End) {
-    let Some(outgoing) = socket.outgoing() else { return };
-    if end.sending() == Sending::Ring
-        && outgoing.control().receiver.closed.load(Ordering::Acquire) == GO_BACK
-        && let Some(_held) = end.send_lock.try_take()
-    {
-        go_back(socket, end, &outgoing, Reason::Asked);
-    }
-}
-
 /// The kernel says FIN and the ring is drained. If the peer ended without reading what we sent, TCP would have told us by a
 /// reset: so do we.
 fn end_of_stream(socket: &Socket, end: &End) -> Sys<Option<usize>> {
@@ -245,25 +244,45 @@ fn end_of_stream(socket: &Socket, end: &End) -> Sys<Option<usize>> {
     }
     socket.kernel_news.set(1);
     if already < 2 && peer_died_unread(socket, end) {
-        end.ended.set(2);
-        return Err(Errno::ECONNRESET);
+        return Err(reset_by_death(socket, end));
     }
     Ok(Some(0))
 }
 
-/// Did the peer's end vanish (no orderly shutdown) with bytes of ours unread?
+/// Did the peer's end vanish (no orderly end) with bytes of ours unread? Send lock held.
+fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
+    let Some(incoming) = socket.incoming() else { return false };
+    let orderly = incoming.control().sender.shut.load(Ordering::Acquire) != 0;
+    end.sending() == Sending::Ring && !orderly && !end.tx.drained(outgoing)
+}
+
+/// The same for a receiver, which holds the other lock.
 fn peer_died_unread(socket: &Socket, end: &End) -> bool {
+    let Some(outgoing) = socket.outgoing() else { return false };
+    end.send_lock.try_take().is_some_and(|_held| died_unread(socket, end, &outgoing))
+}
+
+/// What TCP would have said by a reset; the kernel's own connection, which saw an orderly end, is shut to match.
+fn reset_by_death(socket: &Socket, end: &End) -> Errno {
+    end.ended.set(2);
+    end.sending.set(Sending::KernelForGood as u32);
+    let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
+    Errno::ECONNRESET
+}
+
+/// The kernel says reset. If the peer died without closing, with everything read that we sent, then only doorbells were unread
+/// there, and TCP would have said FIN.
+fn reset_is_end(socket: &Socket, end: &End) -> bool {
     let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else {
         return false;
     };
-    if end.sending() != Sending::Ring || incoming.control().sender.shut.load(Ordering::Acquire) != 0
-    {
-        return false;
-    }
-    match end.send_lock.try_take() {
-        Some(_held) => !end.tx.drained(&outgoing),
-        None => false,
-    }
+    let closed = outgoing.control().receiver.closed.load(Ordering::Acquire) == CLOSED;
+    let rung = incoming.control().sender.attached.load(Ordering::Relaxed) != 0;
+    let drained = end
+        .send_lock
+        .try_take()
+        .is_some_and(|_held| end.sending() == Sending::Ring && end.tx.drained(&outgoing));
+    !closed && rung && drained
 }
 
 /// From the kernel, before the peer has moved its direction.
@@ -274,7 +293,7 @@ fn receive_kernel(
     to: &mut Buffers,
     flags: i32,
 ) -> Sys<Option<usize>> {
-    if start_met(socket, end, ring)? {
+    if moving::start_met(socket, end, ring)? {
         return Ok(None);
     }
     let peek = flags & libc::MSG_PEEK != 0;
@@ -285,7 +304,7 @@ fn receive_kernel(
     };
     if got == 0 {
         return if end.rx.ready(ring) {
-            start_met(socket, end, ring).map(|_| None)
+            moving::start_met(socket, end, ring).map(|_| None)
         } else {
             Ok(Some(0))
         };
@@ -297,22 +316,7 @@ fn receive_kernel(
     }
     // Nothing but doorbells: give the room back and look again, at the ring.
     to.untake(got);
-    start_met(socket, end, ring).map(|_| None)
-}
-
-/// If the peer's `Start` stands in the ring, sets out for it. True if so.
-fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
-    match end.rx.mark(ring) {
-        None => Ok(false),
-        Some(Mark::Start(start)) => {
-            let consumed = tcp::consumed(socket.fd())?;
-            end.rx.pass_mark(ring);
-            end.until.set(start.saturating_sub(consumed));
-            set_receiving(socket, end, Receiving::Draining);
-            Ok(true)
-        }
-        Some(_) => Err(corrupt(socket)),
-    }
+    moving::start_met(socket, end, ring).map(|_| None)
 }
 
 /// The kernel's rest before the ring.
@@ -324,7 +328,7 @@ fn receive_draining(
 ) -> Sys<Option<usize>> {
     let left = end.until.get();
     if left == 0 {
-        set_receiving(socket, end, Receiving::Ring);
+        moving::set_receiving(socket, end, Receiving::Ring);
         return Ok(None);
     }
     let got = receive_native(socket, to, left.min(usize::MAX as u64) as usize, flags)?;
@@ -332,22 +336,6 @@ fn receive_draining(
         end.until.set(left - got as u64);
     }
     Ok(Some(got))
-}
-
-/// Doorbells up to the byte where the peer went back to the kernel.
-fn discard(socket: &Socket, end: &End) -> Sys<()> {
-    let mut bells = [0u8; 256];
-    loop {
-        let left = end.until.get().saturating_sub(tcp::consumed(socket.fd())?);
-        if left == 0 {
-            set_receiving(socket, end, Receiving::Kernel);
-            return Ok(());
-        }
-        let n = left.min(bells.len() as u64) as usize;
-        if tcp::receive_into(socket.fd(), &mut bells[..n], libc::MSG_DONTWAIT)? == 0 {
-            return Ok(());
-        }
-    }
 }
 
 fn receive_native(socket: &Socket, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> {
@@ -360,25 +348,6 @@ fn receive_native(socket: &Socket, to: &mut Buffers, max: usize, flags: i32) -> 
         socket.kernel_news.set(0);
     }
     got
-}
-
-/// Tells the peer, once, that it may send by the ring: when no thread of ours is inside a native receive any more.
-fn publish_attached(socket: &Socket, end: &End) {
-    if socket.published.is() || end.native_receivers.load(Ordering::SeqCst) != 0 {
-        return;
-    }
-    socket.published.set(1);
-    if let Some(outgoing) = socket.outgoing() {
-        let how = if socket.bell.is() { WANT_EVENT } else { WANT_BYTE };
-        // ORDER: Release; pairs with `peer_attached` (Acquire).
-        outgoing.control().sender.attached.store(how, Ordering::Release);
-    }
-}
-
-/// Whether the peer is at home in the segment, and how it rings us.
-fn peer_attached(socket: &Socket) -> u32 {
-    // ORDER: Acquire; pairs with `publish_attached` (Release).
-    socket.incoming().map_or(0, |ring| ring.control().sender.attached.load(Ordering::Acquire))
 }
 
 /// send and its relatives.
@@ -424,11 +393,27 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
 fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
     let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
     if end.sending() == Sending::Kernel {
-        publish_attached(socket, end);
-        try_start(socket, end, &ring);
+        moving::publish_attached(socket, end);
+        moving::try_start(socket, end, &ring);
     }
     if end.sending() == Sending::Ring && must_go_back(socket, end, &ring, flags) {
-        go_back(socket, end, &ring, Reason::Closing);
+        if moving::has_left(&ring) {
+            moving::return_unread(socket, end, &ring)?;
+        } else {
+            if end.ended.get() == 1 && died_unread(socket, end, &ring) {
+                return Err(reset_by_death(socket, end));
+            }
+            let urgent = flags & libc::MSG_OOB != 0;
+            moving::go_back(
+                socket,
+                end,
+                &ring,
+                if urgent { Reason::Urgent } else { Reason::Closing },
+            );
+        }
+    }
+    if end.sending() == Sending::Returning {
+        moving::return_unread(socket, end, &ring)?;
     }
     if end.sending() != Sending::Ring {
         return send_native(socket, from, flags);
@@ -443,7 +428,12 @@ fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<u
             break;
         }
         total += n;
-        wake_receiver(socket, &ring);
+        moving::wake_receiver(socket, &ring);
+        // After the publish: a receiver that left the ring just now, and did not see the record, has it sent again.
+        if moving::has_left(&ring) {
+            let _ = moving::return_unread(socket, end, &ring);
+            break;
+        }
         if from.remaining() == 0 {
             break;
         }
@@ -476,28 +466,6 @@ fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     }
 }
 
-/// Moves our direction into the ring, if the peer is at home there and nobody is inside a native send.
-fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
-    let ready = peer_attached(socket) != 0
-        && end.native_senders.load(Ordering::SeqCst) == 0
-        && end.ended.get() == 0
-        && !end.barred.is()
-        && end.tx.drained(ring);
-    if !ready {
-        return;
-    }
-    let Ok(counts) = tcp::counts(socket.fd()) else { return };
-    if counts.state != tcp::TCP_ESTABLISHED {
-        end.sending.set(Sending::KernelForGood as u32);
-        return;
-    }
-    if end.tx.push_mark(ring, Mark::Start(counts.written)) {
-        end.sending.set(Sending::Ring as u32);
-        show_path(socket, end);
-        wake_receiver(socket, ring);
-    }
-}
-
 /// Should what follows go through the kernel: the peer has ended (then the kernel says what TCP says), or the data is urgent?
 #[inline(always)]
 fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32) -> bool {
@@ -512,94 +480,7 @@ fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32) -> b
         return false;
     }
     socket.kernel_asked.set(now);
-    kernel_ended(socket)
-}
-
-/// Has the kernel seen the peer's end of the connection finish?
-fn kernel_ended(socket: &Socket) -> bool {
-    let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
-    fd::pending(socket.fd(), libc::POLLRDHUP) & ended != 0
-}
-
-/// Ends our use of the ring: what follows goes through the kernel from a known byte on. Send lock held.
-fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason) {
-    let Ok(counts) = tcp::counts(socket.fd()) else { return };
-    if end.tx.push_mark(ring, Mark::Back(counts.written)) {
-        end.sending.set(Sending::KernelForGood as u32);
-        view::show(socket, reason);
-        // No doorbell: one sent now would come after the mark's byte and pass for data. What follows through the kernel wakes by
-        // itself.
-    }
-}
-
-/// Moves the sending direction back to the kernel for good.
-pub fn send_back(socket: &Socket, reason: Reason) {
-    let end = socket.end();
-    let Some(_held) = end.send_lock.take() else { return };
-    let Some(ring) = socket.outgoing() else { return };
-    match end.sending() {
-        Sending::Ring => go_back(socket, end, &ring, reason),
-        _ => end.sending.set(Sending::KernelForGood as u32),
-    }
-}
-
-/// Both directions go back to the kernel, for a program that will know nothing of the ring: ours at once; the peer's as soon as it
-/// looks, which is awaited for a bounded time. If the peer does not answer, or bytes are left in the ring that the program can't
-/// be given any more, the connection is reset: an error that can be seen, not bytes that are lost in silence.
-pub fn return_to_kernel(socket: &Socket, reason: Reason) {
-    let end = socket.end();
-    end.barred.set(reason as u32);
-    let Some(ring) = socket.incoming() else { return };
-    let Some(_held) = end.receive_lock.take() else { return };
-    let _ = settle(socket, end, &ring);
-    let never_moved = end.receiving() == Receiving::Kernel && end.sending() == Sending::Kernel;
-    // ORDER: SeqCst; pairs with the look in `must_go_back`.
-    ring.control().receiver.closed.store(GO_BACK, Ordering::SeqCst);
-    if let Some(outgoing) = socket.outgoing()
-        && end.sending() == Sending::Ring
-    {
-        context::ring(socket);
-        ring_byte(socket, &outgoing);
-    }
-    send_back(socket, reason);
-    if never_moved {
-        return;
-    }
-    let until = sys::now_ns() + RETURN_WAIT_NS;
-    while end.receiving() != Receiving::Kernel {
-        let _ = settle(socket, end, &ring);
-        if sys::now_ns() > until {
-            corrupt(socket);
-            return;
-        }
-        let _ = fd::poll(&mut [], Some(RETURN_LOOK_NS), None);
-    }
-}
-
-/// Follows the marks that stand next, as far as they go without bytes of the program's.
-fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
-    for _ in 0..CHANGES_MAX {
-        match end.receiving() {
-            Receiving::Kernel if start_met(socket, end, ring)? => {}
-            Receiving::Draining if end.until.get() == 0 => {
-                set_receiving(socket, end, Receiving::Ring)
-            }
-            Receiving::Ring => match end.rx.mark(ring) {
-                Some(Mark::Back(position)) => back_met(socket, end, ring, position),
-                Some(Mark::Start(_)) => return Err(corrupt(socket)),
-                None => return Ok(()),
-            },
-            Receiving::Discarding => discard(socket, end)?,
-            _ => return Ok(()),
-        }
-    }
-    Err(corrupt(socket))
-}
-
-fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
-    end.rx.pass_mark(ring);
-    end.until.set(position);
-    set_receiving(socket, end, Receiving::Discarding);
+    moving::kernel_ended(socket)
 }
 
 /// shutdown(2): the kernel does it, after the ring's bytes in the order that the peer sees.
@@ -622,78 +503,11 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     }
     socket.kernel_news.set(1);
     drop(held);
+    if socket.home.is() && socket.sleepers.load(Ordering::SeqCst) != 0 {
+        // A thread of ours that waits on this connection looks again.
+        fd::ring(context::eventfd_of(socket.home.get()));
+    }
     result
-}
-
-fn set_receiving(socket: &Socket, end: &End, state: Receiving) {
-    end.receiving.set(state as u32);
-    show_path(socket, end);
-}
-
-fn show_path(socket: &Socket, end: &End) {
-    let both = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
-    view::show(socket, if both { Reason::None } else { Reason::Young });
-}
-
-/// The peer wrote what no ringlet writes. Its connection ends as if reset; nothing else is harmed.
-#[cold]
-fn corrupt(socket: &Socket) -> Errno {
-    view::show(socket, Reason::BadPeer);
-    let end = socket.end();
-    end.ended.set(2);
-    tcp::reset_on_close(socket.fd());
-    let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
-    Errno::ECONNRESET
-}
-
-/// After a publish: wakes a receiver that sleeps.
-#[inline(always)]
-fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
-    let rung = context::ring_if_armed(socket);
-    let how = flag::wanted_by_receiver(&ring.control().receiver.want_data);
-    if how & WANT_EVENT != 0 {
-        context::ring(socket);
-    }
-    if how & WANT_BYTE != 0 {
-        ring_byte(socket, ring);
-    }
-    if rung || how != 0 {
-        count_bell(socket);
-    }
-}
-
-/// After a release: wakes a sender that waits for room.
-fn wake_sender(socket: &Socket, incoming: &SegmentRing) {
-    let how = flag::wanted_by_sender(&incoming.control().sender.want_room);
-    if how == 0 {
-        return;
-    }
-    count_bell(socket);
-    let rung = how & WANT_EVENT != 0 && context::ring(socket);
-    if rung && how & WANT_BYTE == 0 {
-        return;
-    }
-    if let Some(outgoing) = socket.outgoing() {
-        ring_byte(socket, &outgoing);
-    }
-}
-
-fn count_bell(socket: &Socket) {
-    view::count(socket, |slot| {
-        slot.bells.fetch_add(1, Ordering::Relaxed);
-    });
-}
-
-/// A byte on the kernel connection, unless the peer has closed: it would answer it with a reset. The `ringing` word lets a closing
-/// peer wait until a byte that is under way has arrived.
-fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
-    let ringing = &outgoing.control().sender.ringing;
-    // ORDER: SeqCst, both; pairs with `process::close_ring`, which stores `closed` and then loads `ringing`.
-    ringing.store(1, Ordering::SeqCst);
-    if outgoing.control().receiver.closed.load(Ordering::SeqCst) == 0 {
-        tcp::ring_byte(socket.fd());
-    }
-    ringing.store(0, Ordering::SeqCst);
 }
 
 /// Is there what the caller waits for, as far as shared memory tells?
@@ -744,8 +558,8 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     let home = socket.home.get();
     let event = home != 0
         && context::of_thread_if_any() == Some(home)
-        && peer_attached(socket) == WANT_EVENT
-        && !(want == Want::Data && super::signals::mixed());
+        && moving::peer_attached(socket) == WANT_EVENT
+        && !restartable(end, want, deadline_ns);
     let how = if event { WANT_EVENT } else { WANT_BYTE };
     let wish = match want {
         Want::Data => &incoming.control().receiver.want_data,
@@ -759,7 +573,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     }
     let result = if there(socket, end, want) {
         Ok(())
-    } else if want == Want::Data && super::signals::mixed() {
+    } else if restartable(end, want, deadline_ns) {
         sleep_restartable(socket, end)
     } else {
         sleep(socket, end, want, event.then_some(home), deadline_ns)
@@ -771,6 +585,12 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
         slot.wakes.fetch_add(1, Ordering::Relaxed);
     });
     result
+}
+
+/// Must the kernel tell whether a signal ends this wait?
+fn restartable(end: &End, want: Want, deadline_ns: Option<u64>) -> bool {
+    let readable_wakes = want == Want::Data || end.receiving() == Receiving::Ring;
+    deadline_ns.is_none() && readable_wakes && super::signals::mixed()
 }
 
 /// Sleeps in a receive on the kernel connection: slower to wake than by eventfd, but the kernel knows which signal came and
@@ -812,9 +632,14 @@ fn sleep(
         }
         Want::Room => {}
     }
-    let now_and_then = want == Want::Room && home.is_none() && end.receiving() != Receiving::Ring;
-    let timeout =
-        if now_and_then { Some(timeout.unwrap_or(u64::MAX).min(1_000_000)) } else { timeout };
+    // Nothing wakes this one if no byte can be sent to it, or when a thread of ours shuts the connection: it looks now and then.
+    let look_every = match want {
+        Want::Room if home.is_none() && !can_ring_for_room(socket) => Some(LOOK_SOON_NS),
+        Want::Room if home.is_none() => Some(LOOK_AT_TIMES_NS),
+        _ => None,
+    };
+    let now_and_then = look_every.is_some();
+    let timeout = look_every.map_or(timeout, |ns| Some(timeout.unwrap_or(ns).min(ns)));
     let mut fds = [
         fd::pollfd { fd: socket.fd(), events, revents: 0 },
         fd::pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 },
@@ -852,7 +677,7 @@ pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
     let end = socket.end();
     let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
     let Some(ring) = socket.incoming() else { return tcp::unread(socket.fd()) };
-    match settle(socket, end, &ring) {
+    match moving::settle(socket, end, &ring) {
         Ok(()) | Err(Errno::EAGAIN) => {}
         Err(error) => return Err(error),
     }
@@ -880,7 +705,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
         return fd::pending(socket.fd(), events);
     };
     let readable = libc::POLLIN | libc::POLLRDNORM;
-    let writable = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
+    let writable = libc::POLLOUT | libc::POLLWRNORM;
     let mut mask = 0;
     let receiving = end.receiving();
     let in_ring = receiving == Receiving::Ring;
@@ -915,11 +740,12 @@ fn ask_kernel(
 ) -> i16 {
     socket.kernel_asked.set(now);
     socket.kernel_news.set(0);
+    moving::answer_return(socket, end);
     if end.rx.ready(incoming) && (end.receiving() != Receiving::Ring || !end.rx.has_bytes(incoming))
     {
         let _ = readable_bytes(socket);
     }
-    for _ in 0..CHANGES_MAX {
+    for _ in 0..moving::CHANGES_MAX {
         let kernel =
             fd::pending(socket.fd(), readable | writable | libc::POLLRDHUP | libc::POLLPRI);
         let mut mask = kernel & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLPRI);
@@ -979,7 +805,12 @@ pub fn want_room_event(socket: &Socket) {
     }
 }
 
+/// Can the peer, which receives, wake us by a byte: only while its own direction is in the ring.
+pub fn can_ring_for_room(socket: &Socket) -> bool {
+    socket.end().receiving() == Receiving::Ring
+}
+
 /// Does the peer ring our home context's eventfd?
 pub fn rings_home(socket: &Socket) -> bool {
-    socket.home.is() && peer_attached(socket) == WANT_EVENT
+    socket.home.is() && moving::peer_attached(socket) == WANT_EVENT
 }

@@ -129,7 +129,14 @@ pub struct End {
     /// A send met a full ring since the last time that room was reported.
     pub no_space: P32,
     pub room_news: P32,
-    _apart_too: [u64; 3],
+    /// Threads that are about to put a doorbell on the kernel's connection.
+    pub ringers: AtomicU32,
+    /// While `Returning`: bytes of the oldest record that need not be sent again.
+    pub returned: P64,
+    /// TCP_NODELAY and TCP_CORK as the program has them; on the kernel's socket doorbells must not be delayed.
+    pub no_delay: P32,
+    pub cork: P32,
+    _apart_too: [u64; 1],
     /// Processes of the family that hold it.
     pub holders: AtomicU32,
     pub nonblocking: P32,
@@ -155,6 +162,8 @@ pub enum Sending {
     Ring = 1,
     /// Back on the kernel for good.
     KernelForGood = 2,
+    /// The receiver has left the ring: what it has not read is being sent again through the kernel.
+    Returning = 3,
 }
 
 /// Where the receiving direction of an end stands.
@@ -174,6 +183,7 @@ impl End {
         match self.sending.get() {
             0 => Sending::Kernel,
             1 => Sending::Ring,
+            3 => Sending::Returning,
             _ => Sending::KernelForGood,
         }
     }
@@ -192,12 +202,20 @@ impl End {
         self.rx.reset();
         self.tx.reset();
         self.sending.set(0);
-        for word in
-            [&self.pending_error, &self.ended, &self.no_space, &self.room_news, &self.barred]
-        {
+        for word in [
+            &self.pending_error,
+            &self.ended,
+            &self.no_space,
+            &self.room_news,
+            &self.barred,
+            &self.no_delay,
+            &self.cork,
+        ] {
             word.set(0);
         }
         self.nonblocking.set(0);
+        self.returned.set(0);
+        self.ringers.store(0, Ordering::Relaxed);
         self.native_receivers.store(0, Ordering::Relaxed);
         self.native_senders.store(0, Ordering::Relaxed);
         self.holders.store(1, Ordering::Relaxed);

@@ -1,0 +1,359 @@
+//! Moving the two directions of an attached connection between the kernel and the ring, and the doorbells that wake the peer.
+//!
+//! The protocol is modelled and checked in `ringlet_core::handover`; this is its form on a real connection, where the kernel counts
+//! the bytes (`tcp::counts`, `tcp::consumed`). Callers hold the end's receive lock for what concerns the receiving direction and its
+//! send lock for the sending one; receive before send.
+
+use super::table::{End, Receiving, Sending, Socket};
+use super::{context, view};
+use crate::reasons::Reason;
+use ringlet_core::layout::{GO_BACK, GONE_BACK, WANT_BYTE, WANT_EVENT};
+use ringlet_core::ring::{Mark, SegmentRing};
+use ringlet_core::sync::{Ordering, fence};
+use ringlet_core::wait as flag;
+use ringlet_linux::sys::{Errno, Sys};
+use ringlet_linux::{fd, sys, tcp};
+
+/// Changes of path that one call follows; a peer that changes more often is not sane.
+pub const CHANGES_MAX: usize = 16;
+/// How long a doorbell byte that is under way is waited for: a system call's time, if its sender runs.
+const RINGING_WAIT_ROUNDS: u32 = 200;
+/// How long a return to the kernel waits for room there, and for the peer to have taken the last doorbell.
+const RETURN_WAIT_NS: u64 = 2_000_000_000;
+const LEAVING_WAIT_ROUNDS: u32 = 500;
+const LEAVING_LOOK_NS: u64 = 100_000;
+
+/// Tells the peer, once, that it may send by the ring: when no thread of ours is inside a native receive any more.
+pub fn publish_attached(socket: &Socket, end: &End) {
+    if socket.published.is() || end.native_receivers.load(Ordering::SeqCst) != 0 {
+        return;
+    }
+    socket.published.set(1);
+    if let Some(outgoing) = socket.outgoing() {
+        let how = if socket.bell.is() { WANT_EVENT } else { WANT_BYTE };
+        // ORDER: Release; pairs with `peer_attached` (Acquire).
+        outgoing.control().sender.attached.store(how, Ordering::Release);
+    }
+}
+
+/// Whether the peer is at home in the segment, and how it rings us.
+pub fn peer_attached(socket: &Socket) -> u32 {
+    // ORDER: Acquire; pairs with `publish_attached` (Release).
+    socket.incoming().map_or(0, |ring| ring.control().sender.attached.load(Ordering::Acquire))
+}
+
+/// Moves our direction into the ring, if the peer is at home there and nobody is inside a native send.
+pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
+    let ready = peer_attached(socket) != 0
+        && end.native_senders.load(Ordering::SeqCst) == 0
+        && end.ended.get() == 0
+        && !end.barred.is()
+        && ring.control().receiver.closed.load(Ordering::Acquire) == 0
+        && end.tx.drained(ring);
+    if !ready {
+        return;
+    }
+    let Ok(counts) = tcp::counts(socket.fd()) else { return };
+    if counts.state != tcp::TCP_ESTABLISHED {
+        end.sending.set(Sending::KernelForGood as u32);
+        return;
+    }
+    if end.tx.push_mark(ring, Mark::Start(counts.written)) {
+        end.sending.set(Sending::Ring as u32);
+        show_path(socket, end);
+        wake_receiver(socket, ring);
+    }
+}
+
+/// Ends our use of the ring: what follows goes through the kernel from a known byte on.
+pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason) {
+    leave_ring(end, Sending::KernelForGood);
+    let Ok(counts) = tcp::counts(socket.fd()) else { return };
+    // No doorbell for the mark: what follows through the kernel wakes by itself.
+    let _ = end.tx.push_mark(ring, Mark::Back(counts.written));
+    view::show(socket, reason);
+}
+
+/// From here on a byte on the kernel's connection is data: no doorbell is under way, and none follows.
+fn leave_ring(end: &End, to: Sending) {
+    end.sending.set(to as u32);
+    fence(Ordering::SeqCst);
+    // ORDER: SeqCst; pairs with `ring_byte`, which counts itself in and then looks where we send.
+    wait_while(RINGING_WAIT_ROUNDS, || end.ringers.load(Ordering::SeqCst) != 0);
+}
+
+fn wait_while(rounds: u32, condition: impl Fn() -> bool) {
+    for _ in 0..rounds {
+        if !condition() {
+            break;
+        }
+        sys::sched_yield();
+    }
+}
+
+/// The receiver has left the ring: what it has not released is sent again, through the kernel.
+pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
+    let control = ring.control();
+    if end.sending() == Sending::Ring {
+        leave_ring(end, Sending::Returning);
+        // Its last doorbell must be off the kernel before our bytes come; that takes it a moment, or it is dead.
+        for _ in 0..LEAVING_WAIT_ROUNDS {
+            if control.receiver.closed.load(Ordering::Acquire) != GO_BACK {
+                break;
+            }
+            let _ = fd::poll(&mut [], Some(LEAVING_LOOK_NS), None);
+        }
+        end.tx.take_credit(ring);
+        end.returned.set(control.receiver.used.load(Ordering::Relaxed));
+        view::show(socket, Reason::Asked);
+    }
+    let mut piece = [0u8; 4096];
+    let until = sys::now_ns() + RETURN_WAIT_NS;
+    loop {
+        let bytes = end.tx.oldest(ring, end.returned.get() as usize, &mut piece);
+        if bytes.is_empty() {
+            end.returned.set(0);
+            if end.tx.pass_oldest(ring) {
+                continue;
+            }
+            end.sending.set(Sending::KernelForGood as u32);
+            return Ok(());
+        }
+        match tcp::send_from(socket.fd(), bytes, libc::MSG_DONTWAIT) {
+            Ok(n) => {
+                end.returned.set(end.returned.get() + n as u64);
+            }
+            Err(Errno::EAGAIN) if sys::now_ns() < until => {
+                let mut room = [fd::pollfd { fd: socket.fd(), events: libc::POLLOUT, revents: 0 }];
+                let _ = fd::poll(&mut room, Some(LEAVING_LOOK_NS), None);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The peer may have left the ring while we have nothing to send.
+pub fn answer_return(socket: &Socket, end: &End) {
+    let Some(outgoing) = socket.outgoing() else { return };
+    if matches!(end.sending(), Sending::Ring | Sending::Returning)
+        && has_left(&outgoing)
+        && let Some(_held) = end.send_lock.try_take()
+    {
+        let _ = return_unread(socket, end, &outgoing);
+    }
+}
+
+/// Has the receiver of this ring gone back to the kernel?
+pub fn has_left(ring: &SegmentRing) -> bool {
+    matches!(ring.control().receiver.closed.load(Ordering::Acquire), GO_BACK | GONE_BACK)
+}
+
+/// Moves the sending direction back to the kernel for good. Takes the send lock.
+pub fn send_back(socket: &Socket, reason: Reason) {
+    let end = socket.end();
+    let Some(_held) = end.send_lock.take() else { return };
+    let Some(ring) = socket.outgoing() else { return };
+    match end.sending() {
+        Sending::Ring => go_back(socket, end, &ring, reason),
+        Sending::Kernel => end.sending.set(Sending::KernelForGood as u32),
+        _ => {}
+    }
+}
+
+/// Both directions go back to the kernel, for something that knows nothing of rings. Nobody is waited for: we read the ring no more,
+/// and the peer sends again, through the kernel, what we have not read, at its next call (or, if it sleeps, now). Takes both locks.
+pub fn return_to_kernel(socket: &Socket, reason: Reason) {
+    let end = socket.end();
+    end.barred.set(reason as u32);
+    {
+        let Some(_held) = end.receive_lock.take() else { return };
+        let Some(ring) = socket.incoming() else { return };
+        let _ = settle(socket, end, &ring);
+        let control = ring.control();
+        if control.receiver.closed.load(Ordering::Relaxed) == 0 {
+            control.receiver.used.store(end.rx.used(), Ordering::Relaxed);
+            // ORDER: SeqCst; pairs with the peer's `ring_byte` and, after a publish, with its look in `stream::send_now`.
+            control.receiver.closed.store(GO_BACK, Ordering::SeqCst);
+            wait_while(RINGING_WAIT_ROUNDS, || control.sender.ringing.load(Ordering::SeqCst) != 0);
+            match end.receiving() {
+                Receiving::Ring | Receiving::Discarding => drain_bells(socket.fd()),
+                // Data of the kernel's time, and behind it perhaps doorbells, which can't be told apart any more.
+                Receiving::Draining
+                    if tcp::unread(socket.fd()).unwrap_or(0) as u64 > end.until.get() =>
+                {
+                    corrupt(socket);
+                }
+                _ => {}
+            }
+            set_receiving(socket, end, Receiving::Kernel);
+            control.receiver.closed.store(GONE_BACK, Ordering::SeqCst);
+        }
+        wake_sender(socket, &ring);
+    }
+    if let Some(outgoing) = socket.outgoing() {
+        context::ring(socket);
+        ring_byte(socket, &outgoing);
+    }
+    send_back(socket, reason);
+    tcp::send_as_asked(socket.fd(), end.no_delay.is(), end.cork.is());
+    view::show(socket, reason);
+}
+
+/// Takes doorbells off a kernel connection that carries nothing else now.
+pub fn drain_bells(fd: i32) {
+    let mut bells = [0u8; 256];
+    for _ in 0..64 {
+        match tcp::receive_into(fd, &mut bells, libc::MSG_DONTWAIT) {
+            Ok(1..) => {}
+            _ => break,
+        }
+    }
+}
+
+/// No doorbell byte of the peer's is under way any more (it has seen that `closed` is set, or it has rung).
+pub fn await_ringing(ring: &SegmentRing) {
+    wait_while(RINGING_WAIT_ROUNDS, || ring.control().sender.ringing.load(Ordering::SeqCst) != 0);
+}
+
+/// Follows the marks that stand next, as far as they go without bytes of the program's.
+pub fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
+    for _ in 0..CHANGES_MAX {
+        match end.receiving() {
+            Receiving::Kernel if start_met(socket, end, ring)? => {}
+            Receiving::Draining if end.until.get() == 0 => {
+                set_receiving(socket, end, Receiving::Ring)
+            }
+            Receiving::Ring => match end.rx.mark(ring) {
+                Some(Mark::Back(position)) => back_met(socket, end, ring, position),
+                Some(Mark::Start(_)) => return Err(corrupt(socket)),
+                None => return Ok(()),
+            },
+            Receiving::Discarding => discard(socket, end)?,
+            _ => return Ok(()),
+        }
+    }
+    Err(corrupt(socket))
+}
+
+/// If the peer's `Start` stands in the ring, sets out for it. True if so.
+pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
+    match end.rx.mark(ring) {
+        None => Ok(false),
+        Some(Mark::Start(start)) => {
+            let consumed = tcp::consumed(socket.fd())?;
+            end.rx.pass_mark(ring);
+            end.until.set(start.saturating_sub(consumed));
+            set_receiving(socket, end, Receiving::Draining);
+            Ok(true)
+        }
+        Some(_) => Err(corrupt(socket)),
+    }
+}
+
+pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
+    end.rx.pass_mark(ring);
+    end.until.set(position);
+    set_receiving(socket, end, Receiving::Discarding);
+}
+
+/// Doorbells up to the byte where the peer went back to the kernel.
+pub fn discard(socket: &Socket, end: &End) -> Sys<()> {
+    let mut bells = [0u8; 256];
+    loop {
+        let left = end.until.get().saturating_sub(tcp::consumed(socket.fd())?);
+        if left == 0 {
+            set_receiving(socket, end, Receiving::Kernel);
+            return Ok(());
+        }
+        let n = left.min(bells.len() as u64) as usize;
+        if tcp::receive_into(socket.fd(), &mut bells[..n], libc::MSG_DONTWAIT)? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+pub fn set_receiving(socket: &Socket, end: &End, state: Receiving) {
+    end.receiving.set(state as u32);
+    show_path(socket, end);
+}
+
+fn show_path(socket: &Socket, end: &End) {
+    let both = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
+    let young = end.sending() == Sending::Kernel || end.receiving() != Receiving::Ring;
+    if both || young && !end.barred.is() && end.sending() != Sending::KernelForGood {
+        view::show(socket, if both { Reason::None } else { Reason::Young });
+    }
+}
+
+/// The peer wrote what no ringlet writes. Its connection ends as if reset; nothing else is harmed.
+#[cold]
+pub fn corrupt(socket: &Socket) -> Errno {
+    view::show(socket, Reason::BadPeer);
+    let end = socket.end();
+    end.ended.set(2);
+    tcp::reset_on_close(socket.fd());
+    let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
+    Errno::ECONNRESET
+}
+
+/// Has the kernel seen the peer's end of the connection finish?
+pub fn kernel_ended(socket: &Socket) -> bool {
+    let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+    fd::pending(socket.fd(), libc::POLLRDHUP) & ended != 0
+}
+
+/// After a publish: wakes a receiver that sleeps.
+#[inline(always)]
+pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
+    let rung = context::ring_if_armed(socket);
+    let how = flag::wanted_by_receiver(&ring.control().receiver.want_data);
+    if how & WANT_EVENT != 0 {
+        context::ring(socket);
+    }
+    if how & WANT_BYTE != 0 {
+        ring_byte(socket, ring);
+    }
+    if rung || how != 0 {
+        count_bell(socket);
+    }
+}
+
+/// After a release: wakes a sender that waits for room.
+pub fn wake_sender(socket: &Socket, incoming: &SegmentRing) {
+    let how = flag::wanted_by_sender(&incoming.control().sender.want_room);
+    if how == 0 {
+        return;
+    }
+    count_bell(socket);
+    let rung = how & WANT_EVENT != 0 && context::ring(socket);
+    if rung && how & WANT_BYTE == 0 {
+        return;
+    }
+    if let Some(outgoing) = socket.outgoing() {
+        ring_byte(socket, &outgoing);
+    }
+}
+
+fn count_bell(socket: &Socket) {
+    view::count(socket, |slot| {
+        slot.bells.fetch_add(1, Ordering::Relaxed);
+    });
+}
+
+/// A byte on the kernel connection: only while our direction is in the ring, where it can't be taken for data, and unless the peer has
+/// closed (it would answer with a reset) or left. `ringing` lets a peer that closes wait until the byte has arrived; `ringers` the
+/// same for a thread of ours that leaves the ring.
+fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
+    let end = socket.end();
+    let ringing = &outgoing.control().sender.ringing;
+    // ORDER: SeqCst, all; pairs with `leave_ring`, `return_to_kernel` and `process::close_ring`.
+    end.ringers.fetch_add(1, Ordering::SeqCst);
+    ringing.fetch_add(1, Ordering::SeqCst);
+    if end.sending() == Sending::Ring
+        && outgoing.control().receiver.closed.load(Ordering::SeqCst) == 0
+    {
+        tcp::ring_byte(socket.fd());
+    }
+    ringing.fetch_sub(1, Ordering::SeqCst);
+    end.ringers.fetch_sub(1, Ordering::SeqCst);
+}
