@@ -17,7 +17,7 @@ const IN: usize = 1;
 /// What buffers hold before an operation.
 const BLANK: u8 = 0xa5;
 /// More than the largest operation takes: a peek over all slots, into few buffers.
-const LOOKS_MAX: usize = 4 * SLOT_COUNT;
+const LOOKS_MAX: usize = 6 * SLOT_COUNT;
 
 /// Counts what an operation does to shared memory, and lets the peer interfere between any two looks of one operation.
 struct Watched<'a> {
@@ -143,6 +143,8 @@ impl<'a> Side<'a> {
             3 => {
                 let bytes = self.rx.available(&self.inward);
                 assert!(bytes <= SLOT_COUNT * RECORD_MAX_BYTES);
+                self.rx.has_bytes(&self.inward);
+                self.rx.published_after(&self.inward, script.number(4));
             }
             4 => {
                 if self.rx.mark(&self.inward).is_some() {
@@ -152,6 +154,13 @@ impl<'a> Side<'a> {
             5 => {
                 self.tx.drained(&self.out);
                 self.tx.writable(&self.out);
+                self.tx.outstanding_bytes(&self.out);
+            }
+            6 => {
+                let mut piece = [BLANK; 256];
+                let rest = self.tx.oldest(&self.out, script.size(), &mut piece).len();
+                assert!(rest <= piece.len() && piece[rest..].iter().all(|&byte| byte == BLANK));
+                self.tx.pass_oldest(&self.out);
             }
             _ => {
                 let value = script.number(8);
@@ -256,18 +265,18 @@ pub fn run(script: &[u8]) {
         let what = script.below(1, 256);
         match what >> 5 {
             0 | 1 => scribble(&segment, &mut script),
-            2 | 3 => peer.operate(what % 7, &mut script),
+            2 | 3 => peer.operate(what % 8, &mut script),
             4 => {
                 mischief.set(script.number(4));
-                we.operate(what % 7, &mut script);
+                we.operate(what % 8, &mut script);
                 mischief.set(0);
             }
             5 => {
                 let before = outside(&segment, &own);
-                we.operate(what % 7, &mut script);
+                we.operate(what % 8, &mut script);
                 assert!(before == outside(&segment, &own), "wrote to what is not ours");
             }
-            _ => we.operate(what % 7, &mut script),
+            _ => we.operate(what % 8, &mut script),
         }
     }
 }

@@ -184,9 +184,7 @@ impl Tx {
         for _ in 0..memory.slot_count() {
             let slot = position as usize & (memory.slot_count() - 1);
             let header = memory.header(slot).load(Ordering::Relaxed);
-            if position >= self.slots.get()
-                || header >> (LEN_BITS + FLAG_BITS) != (position + 1) & POSITION_MASK
-            {
+            if position >= self.slots.get() || header >> (LEN_BITS + FLAG_BITS) != tag(position) {
                 break;
             }
             let flags = header >> LEN_BITS & ((1 << FLAG_BITS) - 1);
@@ -198,17 +196,15 @@ impl Tx {
         total
     }
 
-    /// The rest of the oldest record that the receiver has not released, of which it has taken `used` bytes: copied to `to`, which
-    /// holds a whole one. Empty when there is none. For a receiver that has left the ring.
+    /// What follows the first `used` bytes of the oldest record that the receiver has not released, as much as `to` holds. Empty
+    /// when nothing follows, and for a mark. For a receiver that has left the ring.
     pub fn oldest<'b, M: RingMemory>(&self, memory: &M, used: usize, to: &'b mut [u8]) -> &'b [u8] {
         let position = self.known_slots.get();
         if position >= self.slots.get() {
             return &[];
         }
         let slot = position as usize & (memory.slot_count() - 1);
-        let reader = Rx::default();
-        reader.slots.set(position);
-        match reader.look(memory, position) {
+        match Rx::look(memory, position) {
             Ok(Some(record)) if record.flags & FLAG_CONTROL == 0 && used < record.len => {
                 let n = (record.len - used).min(to.len());
                 // SAFETY: `n` writable bytes; the record was checked by `look`.
@@ -228,12 +224,12 @@ impl Tx {
     /// Goes past the oldest record, on the receiver's behalf. False when there is none (or the peer has spoiled it).
     pub fn pass_oldest<M: RingMemory>(&self, memory: &M) -> bool {
         let position = self.known_slots.get();
-        let reader = Rx::default();
         if position >= self.slots.get() {
             return false;
         }
-        let Ok(Some(record)) = reader.look(memory, position) else { return false };
-        self.known_slots.set(Rx::position_after(memory, position, record.flags).min(self.slots.get()));
+        let Ok(Some(record)) = Rx::look(memory, position) else { return false };
+        self.known_slots
+            .set(Rx::position_after(memory, position, record.flags).min(self.slots.get()));
         true
     }
 
@@ -405,15 +401,15 @@ impl Rx {
     #[inline(always)]
     pub fn has_bytes<M: RingMemory>(&self, memory: &M) -> bool {
         let position = self.slots.get();
-        // ORDER: as in `ready`.
         let slot = position as usize & (memory.slot_count() - 1);
+        // ORDER: as in `ready`. One load: an earlier one may still have seen the slot's last lap.
         let header = memory.header(slot).load(Ordering::Acquire);
-        self.ready(memory) && header >> LEN_BITS & FLAG_CONTROL == 0
+        header >> (LEN_BITS + FLAG_BITS) == tag(position) && header >> LEN_BITS & FLAG_CONTROL == 0
     }
 
     /// The record at `position`, checked; `Ok(None)` when it is not published.
     #[inline(always)]
-    fn look<M: RingMemory>(&self, memory: &M, position: u64) -> Result<Option<Record>, ()> {
+    fn look<M: RingMemory>(memory: &M, position: u64) -> Result<Option<Record>, ()> {
         let slot = position as usize & (memory.slot_count() - 1);
         // ORDER: Acquire; pairs with `Tx::publish` (SeqCst swap): the record's bytes are visible with its header.
         let header = memory.header(slot).load(Ordering::Acquire);
@@ -473,7 +469,7 @@ impl Rx {
     #[inline]
     pub fn pop<M: RingMemory>(&self, memory: &M, to: &mut Buffers) -> Next {
         let position = self.slots.get();
-        let record = match self.look(memory, position) {
+        let record = match Self::look(memory, position) {
             Ok(None) => return Next::Empty,
             Ok(Some(record)) => record,
             Err(()) => return Next::Corrupt,
@@ -497,7 +493,7 @@ impl Rx {
     pub fn peek<M: RingMemory>(&self, memory: &M, to: &mut Buffers) -> usize {
         let (mut position, mut used, mut total) = (self.slots.get(), self.used.get() as usize, 0);
         for _ in 0..memory.slot_count() {
-            let Ok(Some(record)) = self.look(memory, position) else { break };
+            let Ok(Some(record)) = Self::look(memory, position) else { break };
             if record.flags & FLAG_CONTROL != 0 || used >= record.len || to.remaining() == 0 {
                 break;
             }
@@ -512,7 +508,7 @@ impl Rx {
     pub fn published_after<M: RingMemory>(&self, memory: &M, from: u64) -> u64 {
         let mut position = from.max(self.slots.get());
         for _ in 0..memory.slot_count() {
-            let Ok(Some(record)) = self.look(memory, position) else { break };
+            let Ok(Some(record)) = Self::look(memory, position) else { break };
             position = Self::position_after(memory, position, record.flags);
         }
         position
@@ -522,7 +518,7 @@ impl Rx {
     pub fn available<M: RingMemory>(&self, memory: &M) -> usize {
         let (mut position, mut used, mut total) = (self.slots.get(), self.used.get() as usize, 0);
         for _ in 0..memory.slot_count() {
-            let Ok(Some(record)) = self.look(memory, position) else { break };
+            let Ok(Some(record)) = Self::look(memory, position) else { break };
             if record.flags & FLAG_CONTROL != 0 {
                 break;
             }
@@ -546,7 +542,7 @@ impl Rx {
     /// The mark that stands next, if one does.
     pub fn mark<M: RingMemory>(&self, memory: &M) -> Option<Mark> {
         let position = self.slots.get();
-        match self.look(memory, position) {
+        match Self::look(memory, position) {
             Ok(Some(record)) if record.flags & FLAG_CONTROL != 0 => {
                 match Self::read_mark(memory, position) {
                     Next::Mark(mark) => Some(mark),
@@ -560,7 +556,7 @@ impl Rx {
     /// Goes past the mark that stands next. True as in `Next::Bytes`.
     pub fn pass_mark<M: RingMemory>(&self, memory: &M) -> bool {
         let position = self.slots.get();
-        match self.look(memory, position) {
+        match Self::look(memory, position) {
             Ok(Some(record)) if record.flags & FLAG_CONTROL != 0 => {
                 self.release(memory, position, &record)
             }

@@ -56,7 +56,7 @@ pub fn armed(flag: &AtomicU64, rung: u64) -> Option<u64> {
 // what is waited for takes all wishes back and fulfils each, once. The word speaks for all sleepers of one end, and so does a
 // doorbell byte. Hence two rules for an end where more than one can sleep:
 //
-// - Whoever throws doorbell bytes away asks for the next one first: `want`, count the bytes, look at the ring, and if it is
+// - Whoever throws doorbell bytes away asks for the next one first: count the bytes, `want`, look at the ring, and if it is
 //   empty discard what was counted. Another sleeper that missed those bytes is then woken by the next record.
 // - Nobody takes a wish back. At worst one doorbell rings in vain.
 
@@ -66,12 +66,6 @@ pub fn want(flag: &AtomicU32, how: u32) {
     // the fence of `wanted_by_sender`. Of a wish and a publish (or release), one is seen by the other side.
     flag.fetch_or(how, Ordering::SeqCst);
     fence(Ordering::SeqCst);
-}
-
-/// Takes all wishes of this end back; only for an end where nobody else can sleep. A wake-up under way comes nevertheless.
-pub fn stop_wanting(flag: &AtomicU32) {
-    // ORDER: Relaxed: at worst a waker still sees the wish and wakes in vain.
-    flag.store(WANT_NOTHING, Ordering::Relaxed);
 }
 
 /// For a sender that has just published: the ways in which the receiver wants to be woken, now the caller's duty.

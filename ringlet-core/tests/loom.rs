@@ -512,11 +512,11 @@ impl End {
         if receiver.pop().is_some() {
             return true;
         }
-        if self.kernel.count() > 0 {
+        let bells = self.kernel.count();
+        if bells > 0 {
             if asks_before_it_discards {
                 want(&self.want_data, WANT_BYTE);
             }
-            let bells = self.kernel.count();
             if receiver.pop().is_some() {
                 return true;
             }

@@ -243,6 +243,9 @@ impl Model {
             Op::Available => {
                 assert_eq!(self.rx.available(&self.memory), self.readable());
                 assert_eq!(self.rx.ready(&self.memory), !self.is_empty());
+                assert_eq!(self.rx.has_bytes(&self.memory), self.readable() > 0);
+                let outstanding = self.tx.outstanding_bytes(&self.memory);
+                assert_eq!(outstanding, self.bytes.len() + self.rx.used() as usize);
             }
             Op::Start(value) => self.mark(Mark::Start(*value)),
             Op::Back(value) => self.mark(Mark::Back(*value)),
@@ -253,6 +256,26 @@ impl Model {
             }
             Op::Drained => assert_eq!(self.tx.drained(&self.memory), self.is_empty()),
         }
+    }
+
+    /// The receiver leaves the ring: what it has not read is found by the sender, in order.
+    fn leave(mut self) {
+        self.tx.take_credit(&self.memory);
+        let (mut piece, mut used) = ([0; 4096], self.rx.used() as usize);
+        loop {
+            let rest = self.tx.oldest(&self.memory, used, &mut piece);
+            if rest.is_empty() {
+                used = 0;
+                if !self.tx.pass_oldest(&self.memory) {
+                    break;
+                }
+                continue;
+            }
+            self.check(rest);
+            self.bytes.drain(..rest.len());
+            used += rest.len();
+        }
+        assert!(self.bytes.is_empty());
     }
 
     fn mark(&mut self, mark: Mark) {
@@ -278,11 +301,16 @@ proptest! {
         ring_bits in RING_MIN_BYTES.trailing_zeros()..=20,
         direction in 0..2usize,
         ops in proptest::collection::vec(op(), 1..400),
+        leaves in any::<bool>(),
     ) {
         let segment = Segment::new(1 << ring_bits);
         let mut model = Model::new(&segment, direction);
         for op in &ops {
             model.step(op);
+        }
+        if leaves {
+            model.leave();
+            return Ok(());
         }
         model.step(&Op::Receive(usize::MAX));
         prop_assert!(model.is_empty() && model.tx.drained(&model.memory));
