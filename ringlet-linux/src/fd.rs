@@ -6,7 +6,7 @@ pub use libc::{epoll_event, pollfd};
 
 /// Our own descriptors lie from here up, if the limit allows: out of the way of programs that count on low numbers, and of
 /// select's FD_SETSIZE.
-const HIDDEN_FROM: i32 = 1024;
+pub const HIDDEN_FROM: i32 = 1024;
 
 /// Moves a descriptor of ours up, close-on-exec.
 pub fn hide(fd: i32) -> i32 {

@@ -65,6 +65,7 @@ pub struct Set {
     hot_last: P32,
     hot_count: P32,
     kernel_asked: P64,
+    written: P32,
     pub next_free: P32,
 }
 
@@ -342,6 +343,9 @@ pub fn adopt(socket: &Socket) {
         if watch.events.get() & EPOLLONESHOT != 0 {
             watch.disabled.set(!fd::epoll_armed(epfd, watched) as u32);
         }
+        watch.fresh.set(1);
+        // First the context, then the registration: a wait that is under way in the kernel must find out that it was overtaken.
+        adopt_watch(tables, set, set_index, watch);
         let ours = Some(our_event(index));
         if watch.events.get() & EPOLLEXCLUSIVE != 0 {
             // KERNEL: an exclusive registration can't be modified.
@@ -350,8 +354,6 @@ pub fn adopt(socket: &Socket) {
         } else {
             let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watched, ours);
         }
-        watch.fresh.set(1);
-        adopt_watch(tables, set, set_index, watch);
     }
 }
 
@@ -512,7 +514,7 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event]) -> usize {
             }
         } else {
             let idle = watch.idle.add(1);
-            if set.hot_count.get() > HOT_COUNT && idle > COOL_AFTER {
+            if set.hot_count.get() > HOT_COUNT && idle > COOL_AFTER && !set.nested.is() {
                 let room = watch.events.get() & EPOLLOUT != 0;
                 stream::want_bytes(socket, true, room);
                 // Armed; look again, so that nothing fell in between.
@@ -613,6 +615,8 @@ fn settle_nested(tables: &Tables, set: &Set) {
     if set.context.is() {
         fd::drain(context::eventfd_of(set.context.get()));
         stay_armed(tables, set);
+        // Doorbell bytes that wait in the kernel would make the set readable.
+        for_each_hot(tables, set, |_, socket| socket.kernel_news.set(1));
         if any_ready(tables, set) {
             kick(set);
         }
@@ -706,13 +710,9 @@ fn wait_in(
     let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
     loop {
         let found = harvest(tables, set, out);
-        let now = sys::ticks();
-        if found > 0
-            && (found == out.len() || now.wrapping_sub(set.kernel_asked.get()) < ASK_KERNEL_TICKS)
-        {
+        if found > 0 && (found == out.len() || !kernel_due(set)) {
             return Ok(found);
         }
-        set.kernel_asked.set(now);
         if found > 0 || deadline == Some(0) {
             let more = ask_kernel(tables, set, &mut out[found..], Some(0), mask)?;
             if found + more > 0 {
@@ -724,7 +724,7 @@ fn wait_in(
             .config
             .spin_us
             .min(deadline.map_or(u64::MAX, |at| at.saturating_sub(sys::now_ns()) / 1000));
-        if spin::watch(budget, || any_ready(tables, set) || kernel_due(set)) {
+        if spin::watch(budget, || any_ready(tables, set) || kernel_due(set) && in_kernel(set)) {
             let more = if any_ready(tables, set) {
                 0
             } else {
@@ -759,13 +759,20 @@ fn wait_in(
     }
 }
 
-/// While watching: has the kernel's part of the set something? Asked every now and then.
+/// Is the kernel's part of the set to be looked at again? Every now and then; and at once when this process has written to something
+/// that is not a connection of ours, since it may expect to be told of it.
 fn kernel_due(set: &Set) -> bool {
     let now = sys::ticks();
-    if now.wrapping_sub(set.kernel_asked.get()) < ASK_KERNEL_TICKS {
+    let written = super::kernel_writes();
+    if now.wrapping_sub(set.kernel_asked.get()) < ASK_KERNEL_TICKS && written == set.written.get() {
         return false;
     }
     set.kernel_asked.set(now);
+    set.written.set(written);
+    true
+}
+
+fn in_kernel(set: &Set) -> bool {
     fd::pending(set.epfd.get() as i32, libc::POLLIN) != 0
 }
 

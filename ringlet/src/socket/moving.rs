@@ -154,6 +154,9 @@ pub fn send_back(socket: &Socket, reason: Reason) {
     let Some(_held) = end.send_lock.take() else { return };
     let Some(ring) = socket.outgoing() else { return };
     match end.sending() {
+        Sending::Ring if has_left(&ring) => {
+            let _ = return_unread(socket, end, &ring);
+        }
         Sending::Ring => go_back(socket, end, &ring, reason),
         Sending::Kernel => end.sending.set(Sending::KernelForGood as u32),
         _ => {}
@@ -185,6 +188,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
                 }
                 _ => {}
             }
+            end.left.set(1);
             set_receiving(socket, end, Receiving::Kernel);
             control.receiver.closed.store(GONE_BACK, Ordering::SeqCst);
         }
@@ -237,7 +241,7 @@ pub fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
 
 /// If the peer's `Start` stands in the ring, sets out for it. True if so.
 pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
-    match end.rx.mark(ring) {
+    match end.rx.mark(ring).filter(|_| !end.left.is()) {
         None => Ok(false),
         Some(Mark::Start(start)) => {
             let consumed = tcp::consumed(socket.fd())?;
@@ -296,12 +300,6 @@ pub fn corrupt(socket: &Socket) -> Errno {
     Errno::ECONNRESET
 }
 
-/// Has the kernel seen the peer's end of the connection finish?
-pub fn kernel_ended(socket: &Socket) -> bool {
-    let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
-    fd::pending(socket.fd(), libc::POLLRDHUP) & ended != 0
-}
-
 /// After a publish: wakes a receiver that sleeps.
 #[inline(always)]
 pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
@@ -356,4 +354,10 @@ fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
     }
     ringing.fetch_sub(1, Ordering::SeqCst);
     end.ringers.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// Is something published that we have not consumed (bytes or a mark)?
+#[inline(always)]
+pub fn published(end: &End, incoming: &SegmentRing) -> bool {
+    end.rx.ready(incoming) && !end.left.is()
 }

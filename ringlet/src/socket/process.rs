@@ -79,7 +79,9 @@ pub fn before_close(fd: i32, known: Known) -> bool {
         Known::Socket(socket) => {
             tables.clear(fd);
             if socket.names.fetch_sub(1, Ordering::AcqRel) == 1 {
-                release(socket, true);
+                if !leave_to_sleepers(tables, socket) {
+                    release(socket, true);
+                }
             } else if socket.fd() == fd {
                 let other = tables.known_fds().find(|(_, other)| std::ptr::eq(*other, socket));
                 if let Some((other, _)) = other {
@@ -107,6 +109,36 @@ pub fn duplicated(from: i32, to: i32) {
         }
         _ => {}
     }
+}
+
+/// KERNEL: a call that waits on a descriptor holds the connection open when another thread closes it. So does ours: the sleepers
+/// keep it by a descriptor of our own, and the last of them closes it.
+fn leave_to_sleepers(tables: &'static Tables, socket: &'static Socket) -> bool {
+    if socket.stage() != Stage::Attached || socket.sleepers.load(Ordering::SeqCst) == 0 {
+        return false;
+    }
+    let Ok(kept) = fd::duplicate_high(socket.fd(), fd::HIDDEN_FROM) else { return false };
+    tables.hide(kept);
+    epoll::forget_socket(socket);
+    socket.fd.set(kept as u32);
+    // ORDER: SeqCst; pairs with `stream::wait`: the last sleeper sees this, or we see that it has left.
+    socket.orphaned.store(1, Ordering::SeqCst);
+    if socket.sleepers.load(Ordering::SeqCst) == 0 {
+        close_orphan(socket);
+    }
+    true
+}
+
+/// The last sleeper of a connection that was closed meanwhile has left.
+pub fn close_orphan(socket: &Socket) {
+    if socket.orphaned.swap(0, Ordering::SeqCst) == 0 {
+        return;
+    }
+    let Some(tables) = tables() else { return };
+    let kept = socket.fd();
+    release(&tables.sockets[tables.index_of(socket) as usize], true);
+    tables.clear(kept);
+    sys::close(kept);
 }
 
 /// The process's last name of a socket goes. `open`: its descriptor still names it.

@@ -75,9 +75,7 @@ fn leave(counted: &[u32]) {
     let Some(tables) = tables() else { return };
     for &index in counted {
         let socket = &tables.sockets[index as usize];
-        if socket.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 && socket.stage() == Stage::Closing {
-            super::process::clean_up(socket);
-        }
+        stream::leave(socket);
     }
 }
 

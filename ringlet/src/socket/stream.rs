@@ -54,7 +54,7 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
     let wanted = to.remaining();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
     let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
-    let mut until = None;
+    let (mut until, mut waiter) = (None, None);
     let mut total = 0;
     loop {
         let step = if wanted == 0 {
@@ -70,7 +70,11 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
                 if until.is_none() {
                     until = Some(deadline(end.receive_timeout_ns.get()));
                 }
-                match wait(socket, Want::Data, until.flatten()) {
+                match wait(
+                    waiter.get_or_insert_with(|| Waiter::new(socket)),
+                    Want::Data,
+                    until.flatten(),
+                ) {
                     Err(_) if total > 0 => return Ok(total),
                     Err(error) => return Err(error),
                     Ok(()) => continue,
@@ -140,7 +144,7 @@ fn receive_ring(
         }
         if let Some(mark) = end.rx.mark(ring) {
             next = Next::Mark(mark);
-        } else if end.rx.ready(ring) {
+        } else if moving::published(end, ring) {
             return Ok(None);
         }
     } else {
@@ -216,7 +220,7 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<Option<
         flag::want(&ring.control().receiver.want_data, WANT_BYTE);
     }
     // What the peer published before it said this on the kernel is visible by now: look again.
-    if end.rx.ready(ring) {
+    if moving::published(end, ring) {
         return Ok(None);
     }
     match peeked {
@@ -247,6 +251,12 @@ fn end_of_stream(socket: &Socket, end: &End) -> Sys<Option<usize>> {
         return Err(reset_by_death(socket, end));
     }
     Ok(Some(0))
+}
+
+/// Has the kernel seen the peer's end of the connection finish?
+fn kernel_says_end(socket: &Socket) -> bool {
+    let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+    fd::pending(socket.fd(), libc::POLLRDHUP) & ended != 0
 }
 
 /// Did the peer's end vanish (no orderly end) with bytes of ours unread? Send lock held.
@@ -299,11 +309,11 @@ fn receive_kernel(
     let peek = flags & libc::MSG_PEEK != 0;
     let got = receive_native(socket, to, usize::MAX, flags)?;
     // Did the peer move while we read? Then the last bytes of what we got may be doorbells.
-    let Some(Mark::Start(start)) = end.rx.mark(ring) else {
+    let Some(Mark::Start(start)) = end.rx.mark(ring).filter(|_| !end.left.is()) else {
         return Ok(Some(got));
     };
     if got == 0 {
-        return if end.rx.ready(ring) {
+        return if moving::published(end, ring) {
             moving::start_met(socket, end, ring).map(|_| None)
         } else {
             Ok(Some(0))
@@ -356,7 +366,7 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     from.limit(CALL_MAX_BYTES);
     let wanted = from.remaining();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
-    let mut until = None;
+    let (mut until, mut waiter) = (None, None);
     let mut total = 0;
     loop {
         let step = {
@@ -380,7 +390,7 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
         if until.is_none() {
             until = Some(deadline(end.send_timeout_ns.get()));
         }
-        match wait(socket, Want::Room, until.flatten()) {
+        match wait(waiter.get_or_insert_with(|| Waiter::new(socket)), Want::Room, until.flatten()) {
             Err(_) if total > 0 => return Ok(total),
             Err(error) => return Err(error),
             Ok(()) => {}
@@ -400,7 +410,12 @@ fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<u
         if moving::has_left(&ring) {
             moving::return_unread(socket, end, &ring)?;
         } else {
-            if end.ended.get() == 1 && died_unread(socket, end, &ring) {
+            let closed = ring.control().receiver.closed.load(Ordering::Acquire) != 0;
+            if end.ended.get() < 2
+                && !closed
+                && kernel_says_end(socket)
+                && died_unread(socket, end, &ring)
+            {
                 return Err(reset_by_death(socket, end));
             }
             let urgent = flags & libc::MSG_OOB != 0;
@@ -480,7 +495,7 @@ fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32) -> b
         return false;
     }
     socket.kernel_asked.set(now);
-    moving::kernel_ended(socket)
+    kernel_says_end(socket)
 }
 
 /// shutdown(2): the kernel does it, after the ring's bytes in the order that the peer sees.
@@ -516,7 +531,7 @@ fn there(socket: &Socket, end: &End, want: Want) -> bool {
     match want {
         Want::Data => {
             let Some(ring) = socket.incoming() else { return true };
-            end.receiving() != Receiving::Discarding && end.rx.ready(&ring)
+            end.receiving() != Receiving::Discarding && moving::published(end, &ring)
         }
         Want::Room => {
             let Some(ring) = socket.outgoing() else { return true };
@@ -525,21 +540,44 @@ fn there(socket: &Socket, end: &End, want: Want) -> bool {
     }
 }
 
+/// A caller that has had to wait. Until it is done, a close by another thread leaves the connection open; the last one out cleans up
+/// what was closed meanwhile.
+struct Waiter<'a>(&'a Socket);
+
+impl<'a> Waiter<'a> {
+    fn new(socket: &'a Socket) -> Waiter<'a> {
+        // ORDER: SeqCst; pairs with `process::release`: whoever closes sees us, or we see that the stage changed.
+        socket.sleepers.fetch_add(1, Ordering::SeqCst);
+        Waiter(socket)
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        leave(self.0);
+    }
+}
+
+/// One look less: see `Waiter`.
+pub fn leave(socket: &Socket) {
+    if socket.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 {
+        if socket.orphaned.load(Ordering::SeqCst) != 0 {
+            super::process::close_orphan(socket);
+        }
+        if socket.stage() == Stage::Closing {
+            super::process::clean_up(socket);
+        }
+    }
+}
+
 /// Waits until a look is worth while: watches for a moment, then arms, looks again and sleeps. `EAGAIN` when the deadline has
 /// passed, `EINTR` after a signal.
-fn wait(socket: &Socket, want: Want, deadline_ns: Option<u64>) -> Sys<()> {
-    let end = socket.end();
-    // ORDER: SeqCst; pairs with `process::release`: whoever closes sees us, or we see that the stage changed.
-    socket.sleepers.fetch_add(1, Ordering::SeqCst);
-    let result = if socket.stage() == Stage::Attached {
-        wait_inside(socket, end, want, deadline_ns)
-    } else {
-        Err(Errno::EBADF)
-    };
-    if socket.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 && socket.stage() == Stage::Closing {
-        super::process::clean_up(socket);
+fn wait(waiter: &Waiter, want: Want, deadline_ns: Option<u64>) -> Sys<()> {
+    let socket = waiter.0;
+    if socket.stage() != Stage::Attached {
+        return Err(Errno::EBADF);
     }
-    result
+    wait_inside(socket, socket.end(), want, deadline_ns)
 }
 
 fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>) -> Sys<()> {
@@ -666,7 +704,7 @@ fn take_bells(socket: &Socket, end: &End) {
     let Some(ring) = socket.incoming() else { return };
     if let Some(_held) = end.receive_lock.try_take()
         && end.receiving() == Receiving::Ring
-        && !end.rx.ready(&ring)
+        && !moving::published(end, &ring)
     {
         let _ = look_at_kernel(socket, end, &ring);
     }
@@ -719,7 +757,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
     }
     let now = sys::ticks();
     let due = socket.kernel_news.is()
-        || (!in_ring || !has_bytes) && end.rx.ready(&incoming)
+        || (!in_ring || !has_bytes) && moving::published(end, &incoming)
         || !watched && now.wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS;
     let rings_tell = sending == Sending::Ring || events & writable == 0;
     if (in_ring || watched) && rings_tell && !due {
@@ -741,7 +779,8 @@ fn ask_kernel(
     socket.kernel_asked.set(now);
     socket.kernel_news.set(0);
     moving::answer_return(socket, end);
-    if end.rx.ready(incoming) && (end.receiving() != Receiving::Ring || !end.rx.has_bytes(incoming))
+    if moving::published(end, incoming)
+        && (end.receiving() != Receiving::Ring || !end.rx.has_bytes(incoming))
     {
         let _ = readable_bytes(socket);
     }
@@ -769,7 +808,7 @@ fn ask_kernel(
         // Bytes in the kernel: data, or doorbells?
         match end.receiving() {
             Receiving::Ring if end.rx.has_bytes(incoming) => return mask | readable,
-            Receiving::Ring if !end.rx.ready(incoming) => take_bells(socket, end),
+            Receiving::Ring if !moving::published(end, incoming) => take_bells(socket, end),
             _ => match readable_bytes(socket) {
                 Ok(0) | Err(Errno::EAGAIN) => {}
                 _ => {

@@ -94,6 +94,8 @@ pub struct Socket {
     ring_bytes: P64,
     /// Threads that sleep or watch without a lock; the last one out cleans up.
     pub sleepers: AtomicU32,
+    /// Its descriptors are closed, but threads still wait on it.
+    pub orphaned: AtomicU32,
     /// First watch of this socket (`epoll`).
     pub watches: P32,
     /// The kernel reported something on the descriptor since we last asked it.
@@ -121,7 +123,9 @@ pub struct End {
     pub pending_error: P32,
     /// 1 once the peer's FIN was seen, 2 once a reset was reported.
     pub ended: P32,
-    _apart: [u64; 2],
+    /// We have left the ring for the kernel: what the peer still publishes there is not for us.
+    pub left: P32,
+    _apart: [u64; 1],
     pub send_lock: Lock,
     pub sending: P32,
     pub tx: Tx,
@@ -210,6 +214,7 @@ impl End {
             &self.barred,
             &self.no_delay,
             &self.cork,
+            &self.left,
         ] {
             word.set(0);
         }
@@ -538,6 +543,7 @@ impl Socket {
         self.names.store(1, Ordering::Relaxed);
         self.stepping.store(0, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
+        self.orphaned.store(0, Ordering::Relaxed);
         self.segment.store(0, Ordering::Relaxed);
         self.rung.set(0);
         self.kernel_asked.set(0);
