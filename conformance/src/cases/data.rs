@@ -284,6 +284,7 @@ pub const CASES: &[Case] = &[
         "MSG_PEEK, repeated and partial, takes nothing",
         |a| {
             let end = a.moved();
+            a.sync();
             end.send(b"abc");
             end.send(b"defgh");
             a.sync();
@@ -294,6 +295,7 @@ pub const CASES: &[Case] = &[
         |b| {
             let end = b.moved();
             end.recv_with(4, MSG_PEEK | MSG_DONTWAIT);
+            b.sync();
             b.sync();
             end.until_unread(8);
             end.recv_with(2, MSG_PEEK);
@@ -590,6 +592,7 @@ pub const CASES: &[Case] = &[
         "buffers at address zero fail with EFAULT and the stream goes on",
         |a| {
             let end = a.moved();
+            a.sync();
             record("send from null", sys::send_from_null(end.0, 5, 0));
             record("send nothing from null", sys::send_from_null(end.0, 0, 0));
             record("writev, all from null", sys::writev_null(end.0, b"", 10));
@@ -602,6 +605,7 @@ pub const CASES: &[Case] = &[
         |b| {
             let end = b.moved();
             record("recv to null, empty", sys::recv_to_null(end.0, 5, MSG_DONTWAIT));
+            b.sync();
             b.sync();
             end.until_unread(10);
             record("recv to null", sys::recv_to_null(end.0, 5, 0));

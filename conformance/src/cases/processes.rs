@@ -422,6 +422,26 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "processes/exec_unread_after_close",
+        "cat reads what was unread in a connection that its peer has closed",
+        |a| {
+            let end = a.moved();
+            end.send(b"sent before the close\n");
+            end.close();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.wait_mask(RDHUP);
+            join(sys::fork(|| {
+                sys::dup2(end.0, 0).expect("dup2");
+                sys::exec(&["cat"]);
+                127
+            }));
+        },
+    ),
+    pair(
         "processes/exec_unread_by_peer",
         "what was sent before the exec arrives before what cat sends",
         |a| {
