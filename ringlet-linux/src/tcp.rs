@@ -257,6 +257,13 @@ pub fn send_as_asked(fd: i32, no_delay: bool, cork: bool) {
     set_flag(fd, libc::TCP_CORK, cork);
 }
 
+/// Ends a connection at once, by a reset; what still reads from it fails (ENOTCONN) instead of finding an orderly end.
+pub fn disconnect(fd: i32) {
+    let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as _, sa_data: [0; 14] };
+    // SAFETY: an address and its length.
+    let _ = unsafe { sys!(SYS_connect, fd, &raw const nowhere, size_of::<libc::sockaddr>()) };
+}
+
 /// Makes close() send a reset.
 pub fn reset_on_close(fd: i32) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };

@@ -563,6 +563,7 @@ fn arm(tables: &Tables, set: &Set) -> Armed {
     }
     let look_soon = std::cell::Cell::new(false);
     for_each_hot(tables, set, |watch, socket| {
+        super::moving::answer_return(socket, socket.end());
         let room = watch.events.get() & EPOLLOUT != 0;
         let home = socket.home.get();
         if home != 0 && armed.contexts.contains(&home) && stream::rings_home(socket) {
@@ -614,6 +615,11 @@ fn stay_armed(tables: &Tables, set: &Set) {
 fn settle_nested(tables: &Tables, set: &Set) {
     if set.context.is() {
         fd::drain(context::eventfd_of(set.context.get()));
+        let second = set.second.get();
+        if second != 0 && context::of_thread_if_any() == Some(second) {
+            // Ours: nobody else sleeps on it.
+            fd::drain(context::eventfd_of(second));
+        }
         stay_armed(tables, set);
         // Doorbell bytes that wait in the kernel would make the set readable.
         for_each_hot(tables, set, |_, socket| socket.kernel_news.set(1));

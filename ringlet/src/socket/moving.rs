@@ -174,6 +174,11 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
         let _ = settle(socket, end, &ring);
         let control = ring.control();
         if control.receiver.closed.load(Ordering::Relaxed) == 0 {
+            let ended = control.sender.shut.load(Ordering::Acquire) != 0 || end.ended.is();
+            if ended && end.rx.has_bytes(&ring) {
+                // Nobody is left who could send these bytes again: an error that can be seen, not bytes lost in silence.
+                tcp::disconnect(socket.fd());
+            }
             control.receiver.used.store(end.rx.used(), Ordering::Relaxed);
             // ORDER: SeqCst; pairs with the peer's `ring_byte` and, after a publish, with its look in `stream::send_now`.
             control.receiver.closed.store(GO_BACK, Ordering::SeqCst);

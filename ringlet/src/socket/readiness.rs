@@ -204,6 +204,7 @@ fn arm(fds: &[pollfd], home: Option<u32>) {
     }
     for entry in fds {
         let Some(socket) = attached(entry.fd) else { continue };
+        super::moving::answer_return(socket, socket.end());
         let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
         if home.is_some() && home == Some(socket.home.get()) && stream::rings_home(socket) {
             if room {

@@ -376,8 +376,13 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
         match step {
             Ok(n) => total += n,
             Err(Errno::EAGAIN) => {}
-            // The kernel has raised SIGPIPE if it must.
-            Err(_) if total > 0 => return Ok(total),
+            Err(error) if total > 0 => {
+                // What was sent counts; a reset is told by the next call. (SIGPIPE the kernel has raised, if it must.)
+                if error == Errno::ECONNRESET {
+                    end.pending_error.set(error.0 as u32);
+                }
+                return Ok(total);
+            }
             Err(error) => return Err(error),
         }
         if total >= wanted {
@@ -431,6 +436,10 @@ fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<u
         moving::return_unread(socket, end, &ring)?;
     }
     if end.sending() != Sending::Ring {
+        if let error @ 1.. = end.pending_error.get() {
+            end.pending_error.set(0);
+            return Err(Errno(error as i32));
+        }
         return send_native(socket, from, flags);
     }
     if from.remaining() == 0 {
@@ -609,6 +618,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     if !event || want == Want::Room {
         flag::want(wish, how);
     }
+    moving::answer_return(socket, end);
     let result = if there(socket, end, want) {
         Ok(())
     } else if restartable(end, want, deadline_ns) {
