@@ -216,12 +216,6 @@ pub fn shut_down(fd: i32, how: i32) -> Sys<()> {
     unsafe { sys!(SYS_shutdown, fd, how) }.map(drop)
 }
 
-/// Waits in the kernel until the descriptor is readable, as a blocking receive does: so that a signal handler's SA_RESTART
-/// and SO_RCVTIMEO mean what they mean there.
-pub fn wait_readable(fd: i32) -> Sys<usize> {
-    receive_into(fd, &mut [0u8; 1], libc::MSG_PEEK)
-}
-
 /// Reads into a buffer of our own.
 pub fn receive_into(fd: i32, to: &mut [u8], flags: i32) -> Sys<usize> {
     // SAFETY: a valid buffer.

@@ -115,49 +115,91 @@ pub unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *
     if stream == usize::MAX { core::ptr::null_mut() } else { stream as *mut libc::FILE }
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn sigaction(
-    signal: c_int,
-    new: *const libc::sigaction,
-    old: *mut libc::sigaction,
-) -> c_int {
-    let done = next!(
-        c"sigaction",
-        fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int,
-        signal,
-        new,
-        old
-    );
-    if done == 0 && !new.is_null() {
-        // SAFETY: the program's struct.
-        let (handler, flags) = unsafe { ((*new).sa_sigaction, (*new).sa_flags) };
-        signals::handler_set(signal, is_function(handler), flags);
+/// Stands in for a handler without SA_RESTART: notes that it ran, and runs it.
+extern "C" fn interrupting(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    signals::note_interruption();
+    if let Some(handler) = signals::handler_of(signal) {
+        // SAFETY: the program gave it to sigaction as the handler of this signal; one that takes only the number ignores the rest.
+        unsafe {
+            let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                core::mem::transmute(handler);
+            handler(signal, info, context);
+        }
     }
-    done
 }
 
 fn is_function(handler: usize) -> bool {
     handler != libc::SIG_DFL && handler != libc::SIG_IGN
 }
 
-/// BSD semantics, as glibc's: handlers set by it restart calls.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
-    let old = next!(c"signal", fn(c_int, usize) -> usize, signal, handler);
-    if old != libc::SIG_ERR {
-        signals::handler_set(signal, is_function(handler), libc::SA_RESTART);
-    }
-    old
-}
-
-/// siginterrupt changes what a handler that is there does.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn siginterrupt(signal: c_int, interrupt: c_int) -> c_int {
-    let done = next!(c"siginterrupt", fn(c_int, c_int) -> c_int, signal, interrupt);
-    if done == 0 {
-        signals::handler_set(signal, true, if interrupt != 0 { 0 } else { libc::SA_RESTART });
+pub unsafe extern "C" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    type Signature = *const libc::sigaction;
+    let pass_on = |new: Signature| {
+        next!(c"sigaction", fn(c_int, Signature, *mut libc::sigaction) -> c_int, signal, new, old)
+    };
+    let stood_in = signals::handler_of(signal);
+    let done = if new.is_null() || process::borrowed() {
+        // A vfork child shares our memory, not our handlers.
+        pass_on(new)
+    } else {
+        // SAFETY: the program's struct.
+        let mut action = unsafe { *new };
+        let handler = action.sa_sigaction;
+        let interrupts = is_function(handler) && action.sa_flags & libc::SA_RESTART == 0;
+        if interrupts {
+            // Before the kernel knows ours: it may run at once.
+            signals::set_handler(signal, Some(handler));
+            action.sa_sigaction = interrupting as *const () as usize;
+        }
+        let done = pass_on(&action);
+        if done != 0 || !interrupts {
+            signals::set_handler(signal, if done == 0 { None } else { stood_in });
+        }
+        done
+    };
+    if done == 0 && !old.is_null() {
+        // SAFETY: the kernel has just filled it.
+        unsafe {
+            if (*old).sa_sigaction == interrupting as *const () as usize {
+                (*old).sa_sigaction = stood_in.unwrap_or(libc::SIG_DFL);
+            }
+        }
     }
     done
+}
+
+/// BSD semantics, as glibc's: handlers set by it restart calls, unless siginterrupt has said otherwise.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
+    let stood_in = signals::handler_of(signal);
+    let old = next!(c"signal", fn(c_int, usize) -> usize, signal, handler);
+    if old == libc::SIG_ERR || process::borrowed() {
+        return old;
+    }
+    signals::set_handler(signal, None);
+    if old == interrupting as *const () as usize { stood_in.unwrap_or(libc::SIG_DFL) } else { old }
+}
+
+/// Changes what the handler that is there does to calls.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn siginterrupt(number: c_int, interrupt: c_int) -> c_int {
+    // SAFETY: zero is a valid sigaction; both calls are ours, with a struct of ours.
+    unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        if sigaction(number, core::ptr::null(), &mut action) != 0 {
+            return -1;
+        }
+        action.sa_flags &= !libc::SA_RESTART;
+        if interrupt == 0 {
+            action.sa_flags |= libc::SA_RESTART;
+        }
+        sigaction(number, &action, core::ptr::null_mut())
+    }
 }
 
 // Variadic functions. Rust cannot define them, so a few instructions stand in front of libc's: they keep every register that may

@@ -27,8 +27,10 @@ use ringlet_linux::meet as rendezvous;
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{fd, map, tcp};
 
-/// After so many messages without a peer nobody will come any more.
+/// After so many messages and so long without a peer nobody will come any more. (One end of a stream may make a thousand calls
+/// while the other makes one.)
 const GIVE_UP_AFTER_CALLS: u32 = 1024;
+const GIVE_UP_AFTER_NS: u64 = 2_000_000_000;
 /// The accepting side offers some calls before the connecting side looks, so that a first look finds it.
 const LOOK_LATER_CALLS: u32 = 2;
 const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"rnglhi\x00\x01");
@@ -103,13 +105,21 @@ pub fn step(socket: &'static Socket) {
         step = take(tables, socket);
     }
     match step {
-        Step::Later if calls > GIVE_UP_AFTER_CALLS => socket.bar(Reason::NoPeer),
+        Step::Later if overdue(socket, calls) => socket.bar(Reason::NoPeer),
         Step::Later => socket.next_step.set(calls + (calls / 2).clamp(1, 128)),
         Step::Soon => socket.next_step.set(calls + 1),
         Step::Bar(reason) => socket.bar(reason),
         Step::Attached | Step::AtOnce => {}
     }
     socket.stepping.store(0, Ordering::Release);
+}
+
+fn overdue(socket: &Socket, calls: u32) -> bool {
+    let now = sys::now_ns();
+    if socket.first_step_ns.get() == 0 {
+        socket.first_step_ns.set(now);
+    }
+    calls > GIVE_UP_AFTER_CALLS && now - socket.first_step_ns.get() > GIVE_UP_AFTER_NS
 }
 
 fn take(tables: &'static Tables, socket: &'static Socket) -> Step {

@@ -126,7 +126,7 @@ pub fn path(socket: &Socket) -> u32 {
         Stage::Offered | Stage::Called | Stage::Greeted => layout::PATH_MOVING,
         Stage::Attached => match (socket.end().sending(), socket.end().receiving()) {
             (Sending::Ring, Receiving::Ring) => layout::PATH_RING,
-            (Sending::KernelForGood, _) => layout::PATH_KERNEL,
+            (Sending::KernelForGood | Sending::Returning, _) => layout::PATH_KERNEL,
             _ => layout::PATH_MOVING,
         },
     }

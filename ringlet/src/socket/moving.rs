@@ -284,6 +284,14 @@ pub fn discard(socket: &Socket, end: &End) -> Sys<()> {
 pub fn set_receiving(socket: &Socket, end: &End, state: Receiving) {
     end.receiving.set(state as u32);
     show_path(socket, end);
+    if state == Receiving::Ring
+        && end.sending() == Sending::Kernel
+        && let Some(outgoing) = socket.outgoing()
+        && let Some(_held) = end.send_lock.try_take()
+    {
+        // An end that only receives moves too: its doorbells for room need the ring.
+        try_start(socket, end, &outgoing);
+    }
 }
 
 fn show_path(socket: &Socket, end: &End) {

@@ -605,8 +605,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     let home = socket.home.get();
     let event = home != 0
         && context::of_thread_if_any() == Some(home)
-        && moving::peer_attached(socket) == WANT_EVENT
-        && !restartable(end, want, deadline_ns);
+        && moving::peer_attached(socket) == WANT_EVENT;
     let how = if event { WANT_EVENT } else { WANT_BYTE };
     let wish = match want {
         Want::Data => &incoming.control().receiver.want_data,
@@ -621,8 +620,6 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     moving::answer_return(socket, end);
     let result = if there(socket, end, want) {
         Ok(())
-    } else if restartable(end, want, deadline_ns) {
-        sleep_restartable(socket, end)
     } else {
         sleep(socket, end, want, event.then_some(home), deadline_ns)
     };
@@ -633,27 +630,6 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
         slot.wakes.fetch_add(1, Ordering::Relaxed);
     });
     result
-}
-
-/// Must the kernel tell whether a signal ends this wait?
-fn restartable(end: &End, want: Want, deadline_ns: Option<u64>) -> bool {
-    let readable_wakes = want == Want::Data || end.receiving() == Receiving::Ring;
-    deadline_ns.is_none() && readable_wakes && super::signals::mixed()
-}
-
-/// Sleeps in a receive on the kernel connection: slower to wake than by eventfd, but the kernel knows which signal came and
-/// whether its handler restarts calls. For programs that have handlers of both kinds.
-fn sleep_restartable(socket: &Socket, end: &End) -> Sys<()> {
-    let result = tcp::wait_readable(socket.fd());
-    socket.kernel_news.set(1);
-    match result {
-        Err(error @ (Errno::EINTR | Errno::EAGAIN | Errno::EBADF)) => Err(error),
-        Err(error) => {
-            end.pending_error.set(error.0 as u32);
-            Ok(())
-        }
-        Ok(_) => Ok(()),
-    }
 }
 
 fn sleep(
@@ -692,6 +668,7 @@ fn sleep(
         fd::pollfd { fd: socket.fd(), events, revents: 0 },
         fd::pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 },
     ];
+    super::signals::begin_wait();
     let woken = match fd::poll(&mut fds, timeout, None) {
         // As the kernel does it: restarted, unless the call has a timeout.
         Err(Errno::EINTR) if deadline_ns.is_none() && super::signals::restart() => return Ok(()),

@@ -81,6 +81,7 @@ pub struct Socket {
     /// Successful data calls, and at which count the next step towards the ring is due.
     pub calls: P32,
     pub next_step: P32,
+    pub first_step_ns: P64,
     /// The rendezvous, or the listener of it.
     pub meeting: P32,
     /// One thread at a time takes the steps.
@@ -546,6 +547,7 @@ impl Socket {
         self.orphaned.store(0, Ordering::Relaxed);
         self.segment.store(0, Ordering::Relaxed);
         self.rung.set(0);
+        self.first_step_ns.set(0);
         self.kernel_asked.set(0);
         for word in [&self.side, &self.calls, &self.meeting, &self.home, &self.bell, &self.watches]
         {
