@@ -449,8 +449,8 @@ pub fn fill(end: End) -> Vec<u8> {
     let chunk = pattern(77, 16 << 10);
     let mut sent = Vec::new();
     let mut refused = 0;
-    // KERNEL: a sender that finds the window too small for a segment fills it by its probe timer,
-    // 200 ms and more later, and then has room again: half a second of refusals is full.
+    // KERNEL: a full sender may find room again 200 ms later, so half a second of refusals is full
+    // (notes/room_in_a_full_connection.py).
     while refused < 25 {
         let got = [chunk.len(), 1].map(|len| {
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;

@@ -32,8 +32,8 @@ macro_rules! errno_names {
 }
 
 errno_names! {
-    EPERM ENOENT EINTR EIO E2BIG EBADF ECHILD EAGAIN ENOMEM EACCES EFAULT EEXIST ENODEV ENOTDIR EISDIR
-    EINVAL ENFILE EMFILE ENOTTY EFBIG ENOSPC ESPIPE EPIPE EDOM ERANGE ENOSYS ELOOP EOVERFLOW EILSEQ
+    EPERM ENOENT EINTR EIO E2BIG EBADF ECHILD EAGAIN ENOMEM EACCES EFAULT EEXIST ENODEV ENOTDIR
+    EISDIR EINVAL ENFILE EMFILE ENOTTY EFBIG ENOSPC ESPIPE EPIPE EDOM ERANGE ENOSYS ELOOP EOVERFLOW EILSEQ
     ENOTSOCK EDESTADDRREQ EMSGSIZE EPROTOTYPE ENOPROTOOPT EPROTONOSUPPORT EOPNOTSUPP EAFNOSUPPORT
     EADDRINUSE EADDRNOTAVAIL ENETDOWN ENETUNREACH ECONNABORTED ECONNRESET ENOBUFS EISCONN ENOTCONN
     ESHUTDOWN ETIMEDOUT ECONNREFUSED EHOSTUNREACH EALREADY EINPROGRESS ECANCELED
@@ -222,7 +222,7 @@ pub fn sendto(fd: Fd, data: &[u8], flags: c_int, addr: SocketAddr) -> R<usize> {
 
 /// A buffer at address zero, of a length that is not.
 pub fn recv_to_null(fd: Fd, len: usize, flags: c_int) -> R<usize> {
-    // SAFETY: the kernel answers EFAULT for memory that is not there; so must anything in its place.
+    // SAFETY: the kernel answers EFAULT for memory that is not there, and what stands in for it must.
     size(unsafe { libc::recv(fd, null_mut(), len, flags) })
 }
 
@@ -399,7 +399,7 @@ pub fn recvmsg(fd: Fd, lens: &[usize], flags: c_int) -> R<Message> {
         data: joined(&bufs, got),
         flags: msg.msg_flags,
         name_len: msg.msg_namelen,
-        control_len: msg.msg_controllen as usize,
+        control_len: msg.msg_controllen,
     })
 }
 

@@ -596,6 +596,7 @@ pub const CASES: &[Case] = &[
             record("send from null", sys::send_from_null(end.0, 5, 0));
             record("send nothing from null", sys::send_from_null(end.0, 0, 0));
             record("writev, all from null", sys::writev_null(end.0, b"", 10));
+            record("writev, its second part from null", sys::writev_null(end.0, b"0123", 10));
             end.send(b"0123456789");
             a.sync();
             a.sync();
@@ -610,6 +611,7 @@ pub const CASES: &[Case] = &[
             end.until_unread(10);
             record("recv to null", sys::recv_to_null(end.0, 5, 0));
             record("peek to null", sys::recv_to_null(end.0, 5, MSG_PEEK));
+            record("readv, its second part to null", sys::readv_null(end.0, 4, 4));
             end.unread();
             end.recv(10);
             b.sync();

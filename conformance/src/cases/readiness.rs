@@ -368,8 +368,8 @@ pub const CASES: &[Case] = &[
             set.expect();
             end.recv(4);
             b.sync();
-            // KERNEL: the ends of both directions each wake a set twice, and it may be asked between
-            // the two: whether a second report comes is open.
+            // KERNEL: the end of each direction wakes a set twice, and it may be asked between the
+            // two: whether a second report comes is open (notes/end_reported_twice.py).
             set.expect();
             end.recv(4);
             b.sync();
@@ -691,8 +691,12 @@ pub const CASES: &[Case] = &[
             let (from, to) = sys::pipe().expect("pipe");
             let set = Set::on(end, IN);
             set.add(from, IN, 2).expect("epoll_ctl");
-            let ring = move || drop(sys::write(to, b"y").expect("write"));
-            let clear = || drop(sys::read(from, &mut [0; 4]).expect("read"));
+            let ring = move || {
+                sys::write(to, b"y").expect("write");
+            };
+            let clear = || {
+                sys::read(from, &mut [0; 4]).expect("read");
+            };
             record("epoll_wait", shown(beside(move || sys::epoll_wait(set.0, 4, -1), ring)));
             clear();
             let fds = [(end.0, libc::POLLIN), (from, libc::POLLIN)];
@@ -934,7 +938,8 @@ pub const CASES: &[Case] = &[
             look("twice", &[(end.0, input), (end.0, libc::POLLOUT)]);
             look("none", &[]);
             record("too many", sys::poll_too_many(1 << 40));
-            // KERNEL: select ignores numbers beyond the process's table, so the number is a low one.
+            // KERNEL: select ignores numbers beyond the table, so here is a low one
+            // (notes/select_beyond_the_table.py).
             let low = sys::dup(end.0).expect("dup");
             End(low).close();
             let closed = sys::select(&[low], &[], &[], Some(Duration::ZERO));

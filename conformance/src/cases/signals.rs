@@ -345,6 +345,8 @@ pub const CASES: &[Case] = &[
                 record(name, call());
                 record("signals so far", sys::handler_runs());
             }
+            sys::on_signal(SIGPIPE, Handler::Ignore, 0);
+            record("write, ignoring it", sys::write(end.0, b"x"));
         },
         |b| {
             let end = b.moved();
