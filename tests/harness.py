@@ -28,7 +28,7 @@ MODES = {"baseline": (), "both": ("server", "client"), "server": ("server",), "c
 
 START_SECONDS = 30  # for a program to listen
 STOP_SECONDS = 10  # for a program to end after SIGTERM
-CLIENT_SECONDS = 90  # for a client to do its work
+CLIENT_SECONDS = 60  # for a client to do its work
 RING_SECONDS = 10  # for connections that are held open and busy to be on the ring
 WATCH_INTERVAL_SECONDS = 0.1
 START_ATTEMPTS = 4  # another program may take a port between our asking for it and its use
@@ -252,9 +252,9 @@ Outcome = collections.namedtuple("Outcome", "program mode check result seconds d
 class Test:
     """One program in one mode."""
 
-    def __init__(self, program, mode, directory, ringlet, seed, report):
+    def __init__(self, program, mode, directory, ringlet, seed, report, limit=CLIENT_SECONDS):
         self.program, self.mode, self.directory, self.seed = program, mode, str(directory), seed
-        self._ringlet, self._report = ringlet, report
+        self._ringlet, self._report, self._limit = ringlet, report, limit
         self._running = []
         self.random = random.Random(f"{seed}/{program}")
 
@@ -305,7 +305,7 @@ class Test:
         process.kill()
         self._running.remove(process)
 
-    def client(self, argv, role="client", ring=None, seconds=CLIENT_SECONDS, raw=False, **options):
+    def client(self, argv, role="client", ring=None, raw=False, **options):
         """Runs a program to its end and returns its output, as bytes if `raw`.
 
         `ring=(port, count)` demands that at some moment of its life `count` connections to `port` are on the ring when
@@ -314,18 +314,19 @@ class Test:
         """
         process = self.start(role, argv, **options)
         watch = RingWatch(self._ringlet, self.mode, *ring) if ring and self.mode != "baseline" else None
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + self._limit
         try:
             while process.poll() is None:
                 if process.line(WATCH_INTERVAL_SECONDS) == "hold":
                     if watch:
                         watch.hold()
                     process.write("go\n")
+                    deadline = time.monotonic() + self._limit
                 elif watch:
                     watch.look()
                 if time.monotonic() >= deadline:
                     held = "\n".join(other.where() for other in self._running)
-                    raise Failed(f"{process.name} did not end within {seconds} s\n{process.tail()}\n{held}")
+                    raise Failed(f"{process.name} did not end within {self._limit} s\n{process.tail()}\n{held}")
             got = process.poll()
             require(got == 0, f"{process.name}: {status_word(got)}\n{process.tail()}")
             if watch:
@@ -385,7 +386,7 @@ class RingWatch:
         # A connection with both ends wrapped is counted once, at its server.
         counted = [row for row in ends if row["local"]["port"] == self._port] if self._wanted else ends
         on_ring = sum(row["path"] == "ring" for row in counted)
-        if on_ring >= self._most:
+        if ends and on_ring >= self._most:
             self._most = on_ring
             self._seen = collections.Counter(f"{row['path']} ({row['reason']})" for row in ends)
 

@@ -23,9 +23,9 @@ PROGRAMS = "netcat redis memcached nginx postgresql python node java netpipe ipe
 RESULTS = ("passed", "skipped", "failed")
 
 
-def run_program(program, mode, directory, ringlet, seed, report):
+def run_program(program, mode, directory, ringlet, report, arguments):
     module = importlib.import_module(program)
-    test = Test(program, mode, directory, ringlet, seed, report)
+    test = Test(program, mode, directory, ringlet, arguments.seed, report, arguments.limit)
     try:
         harness.needs(*module.NEEDS)
         module.checks(test)
@@ -56,6 +56,7 @@ def main():
     parser.add_argument("programs", nargs="*", metavar="PROGRAM", help=f"of {', '.join(PROGRAMS)} (default: all)")
     parser.add_argument("--mode", action="append", choices=harness.MODES, help="may be repeated (default: all)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of all data and sizes")
+    parser.add_argument("--limit", type=int, default=harness.CLIENT_SECONDS, help="seconds for one client")
     parser.add_argument("--ringlet", default=harness.ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
     if unknown := set(arguments.programs) - set(PROGRAMS):
@@ -80,7 +81,7 @@ def main():
             for mode in modes:
                 place = directory / f"{program}-{mode}"
                 place.mkdir()
-                run_program(program, mode, place, ringlet, arguments.seed, report)
+                run_program(program, mode, place, ringlet, report, arguments)
                 shutil.rmtree(place, ignore_errors=True)
     except Failed as problem:
         sys.exit(str(problem))

@@ -64,6 +64,7 @@ def write_and_read_values(port, seed, count):
     for number, value in enumerate(values):
         assert redis.ask("SET", f"value:{number}", value) == b"OK"
         assert redis.ask("GET", f"value:{number}") == value, f"value {number} differs"
+        assert other.ask("STRLEN", f"value:{number}") == len(value)
     hold()
     for number in range(count):
         other.send("GET", f"value:{number}")

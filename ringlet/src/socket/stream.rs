@@ -693,7 +693,11 @@ fn take_bells(socket: &Socket, end: &End) {
         && end.receiving() == Receiving::Ring
         && !moving::published(end, &ring)
     {
-        let _ = look_at_kernel(socket, end, &ring);
+        match look_at_kernel(socket, end, &ring) {
+            Ok(_) | Err(Errno::EAGAIN) => {}
+            // Nobody was told: the next call is.
+            Err(error) => end.pending_error.set(error.0 as u32),
+        }
     }
 }
 
