@@ -165,6 +165,15 @@ fn reset_peer(a: &mut Side) {
     a.sync();
 }
 
+fn hang_up_after_the_move(a: &mut Side) {
+    let end = a.fresh();
+    a.sync();
+    a.warm(end);
+    a.sync();
+    end.shutdown(SHUT_WR);
+    a.sync();
+}
+
 // ---- servers that live by readiness ----
 
 const TRIPS: u32 = 1500;
@@ -835,21 +844,12 @@ pub const CASES: &[Case] = &[
     .all_families()
     .each_side(),
     pair(
-        "readiness/inside_since_before_the_move",
-        "threads that wait for a hang-up since before the move are woken by it after the move",
-        |a| {
-            let end = a.fresh();
-            a.sync();
-            a.warm(end);
-            a.sync();
-            end.shutdown(SHUT_WR);
-            a.sync();
-        },
+        "readiness/inside_epoll_since_before_the_move",
+        "a thread in epoll_wait since before the move is woken by a hang-up after it",
+        hang_up_after_the_move,
         |b| {
             let end = b.fresh();
             let set = Set::on(end, RDHUP);
-            let fds = [(end.0, libc::POLLRDHUP)];
-            let polling = thread::spawn(move || sys::poll(&fds, -1));
             let got = beside(
                 move || sys::epoll_wait(set.0, 4, -1),
                 || {
@@ -859,11 +859,31 @@ pub const CASES: &[Case] = &[
                 },
             );
             record("epoll_wait", shown(got));
-            let got = polling.join().expect("the thread");
+            b.sync();
+        },
+    )
+    .each_side(),
+    // A thread in poll keeps the connection on the kernel until it returns.
+    pair(
+        "readiness/inside_poll_since_before_the_move",
+        "a thread in poll since before the connection's first byte is woken by a hang-up",
+        hang_up_after_the_move,
+        |b| {
+            let end = b.fresh();
+            let fds = [(end.0, libc::POLLRDHUP)];
+            let got = beside(
+                move || sys::poll(&fds, -1),
+                || {
+                    b.sync();
+                    b.warm(end);
+                    b.sync();
+                },
+            );
             record("poll", got.map(|(_, masks)| sys::event_names(masks[0])));
             b.sync();
         },
     )
+    .any_path()
     .each_side(),
     pair(
         "readiness/loop_since_before_the_move",
