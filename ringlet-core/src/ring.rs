@@ -177,6 +177,11 @@ impl Tx {
         self.slots.get() == self.known_slots.get()
     }
 
+    /// Changes whenever the receiver is found to have consumed something.
+    pub fn progress(&self) -> u64 {
+        self.known_slots.get()
+    }
+
     /// Bytes published and not yet consumed, by our own headers (a peer that overwrites them misleads only this figure).
     pub fn outstanding_bytes<M: RingMemory>(&self, memory: &M) -> usize {
         self.refresh(memory);
@@ -537,6 +542,19 @@ impl Rx {
             MARK_BACK => Next::Mark(Mark::Back(value)),
             _ => Next::Corrupt,
         }
+    }
+
+    /// Does a mark stand anywhere in what is published?
+    pub fn mark_ahead<M: RingMemory>(&self, memory: &M) -> bool {
+        let mut position = self.slots.get();
+        for _ in 0..memory.slot_count() {
+            let Ok(Some(record)) = Self::look(memory, position) else { break };
+            if record.flags & FLAG_CONTROL != 0 {
+                return true;
+            }
+            position = Self::position_after(memory, position, record.flags);
+        }
+        false
     }
 
     /// The mark that stands next, if one does.

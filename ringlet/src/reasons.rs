@@ -50,5 +50,6 @@ reasons! {
     Busy = 24, "busy", "Another thread was inside a system call on this socket each time the move was tried.";
     Full = 25, "full", "ringlet's own tables are full.";
     Asked = 26, "asked", "The far end asked for the connection to go back to the kernel.";
+    Stalled = 28, "stalled", "The receiver has not read for a while and the ring is full, so the rest waits in the kernel's buffers.";
     AsyncSignal = 27, "sigio", "The program asked for SIGIO on this descriptor.";
 }

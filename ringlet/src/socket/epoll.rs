@@ -700,6 +700,10 @@ pub fn wait(
     let tables = tables().ok_or(Errno::EBADF)?;
     let set = &tables.sets[set_index as usize];
     let result = wait_in(tables, set, out, timeout_ns, mask);
+    if result == Ok(out.len()) {
+        // More may be ready than there was room for: another sleeper looks.
+        kick_sleepers(set);
+    }
     if set.nested.is() {
         settle_nested(tables, set);
     }

@@ -9,17 +9,20 @@ use super::{context, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{GO_BACK, GONE_BACK, WANT_BYTE, WANT_EVENT};
 use ringlet_core::ring::{Mark, SegmentRing};
-use ringlet_core::sync::{Ordering, fence};
+use ringlet_core::sync::{AtomicU32, Ordering, fence};
 use ringlet_core::wait as flag;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{fd, sys, tcp};
 
 /// Changes of path that one call follows; a peer that changes more often is not sane.
 pub const CHANGES_MAX: usize = 16;
-/// How long a doorbell byte that is under way is waited for: a system call's time, if its sender runs.
-const RINGING_WAIT_ROUNDS: u32 = 200;
+/// How long a doorbell byte that is under way is waited for: about half a second.
+const RINGING_WAIT_ROUNDS: u32 = 1100;
+const RINGING_LOOK_NS: u64 = 500_000;
 /// How long a return to the kernel waits for room there, and for the peer to have taken the last doorbell.
 const RETURN_WAIT_NS: u64 = 2_000_000_000;
+/// While `Returning`: the peer still takes doorbells, nothing was sent again.
+const NOT_YET: u64 = u64::MAX;
 const LEAVING_WAIT_ROUNDS: u32 = 500;
 const LEAVING_LOOK_NS: u64 = 100_000;
 
@@ -65,43 +68,66 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     }
 }
 
-/// Ends our use of the ring: what follows goes through the kernel from a known byte on.
-pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason) {
-    leave_ring(end, Sending::KernelForGood);
+/// Leaves the ring: what follows goes through the kernel from a known byte on. `to` is `KernelForGood`, or `Kernel` when the ring may be
+/// entered again.
+pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reason: Reason) {
+    if !leave_ring(end, to) {
+        corrupt(socket);
+        return;
+    }
     let Ok(counts) = tcp::counts(socket.fd()) else { return };
     // No doorbell for the mark: what follows through the kernel wakes by itself.
     let _ = end.tx.push_mark(ring, Mark::Back(counts.written));
     view::show(socket, reason);
+    // A receiver that left the ring just now has not seen the mark, nor what is unread before it.
+    if has_left(ring) {
+        end.sending.set(Sending::Ring as u32);
+        let _ = return_unread(socket, end, ring);
+    }
 }
 
-/// From here on a byte on the kernel's connection is data: no doorbell is under way, and none follows.
-fn leave_ring(end: &End, to: Sending) {
+/// From here on a byte on the kernel's connection is data: no doorbell is under way, and none follows. False if one stays under way (a
+/// thread or process of ours was stopped or killed in the middle of it).
+fn leave_ring(end: &End, to: Sending) -> bool {
     end.sending.set(to as u32);
     fence(Ordering::SeqCst);
     // ORDER: SeqCst; pairs with `ring_byte`, which counts itself in and then looks where we send.
-    wait_while(RINGING_WAIT_ROUNDS, || end.ringers.load(Ordering::SeqCst) != 0);
+    await_none(&end.ringers)
 }
 
-fn wait_while(rounds: u32, condition: impl Fn() -> bool) {
-    for _ in 0..rounds {
-        if !condition() {
-            break;
+/// Waits until the word is 0: a system call's time, if whoever holds it runs; in the end long enough for one that was preempted.
+fn await_none(word: &AtomicU32) -> bool {
+    for round in 0..RINGING_WAIT_ROUNDS {
+        if word.load(Ordering::SeqCst) == 0 {
+            return true;
         }
-        sys::sched_yield();
+        match round {
+            0..100 => sys::sched_yield(),
+            _ => drop(fd::poll(&mut [], Some(RINGING_LOOK_NS), None)),
+        }
     }
+    false
 }
 
 /// The receiver has left the ring: what it has not released is sent again, through the kernel.
 pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
     let control = ring.control();
     if end.sending() == Sending::Ring {
-        leave_ring(end, Sending::Returning);
-        // Its last doorbell must be off the kernel before our bytes come; that takes it a moment, or it is dead.
+        if !leave_ring(end, Sending::Returning) {
+            return Err(corrupt(socket));
+        }
+        end.returned.set(NOT_YET);
+    }
+    if end.returned.get() == NOT_YET {
+        // Our last doorbell must be off the kernel before our bytes come; that takes the peer a moment.
         for _ in 0..LEAVING_WAIT_ROUNDS {
             if control.receiver.closed.load(Ordering::Acquire) != GO_BACK {
                 break;
             }
             let _ = fd::poll(&mut [], Some(LEAVING_LOOK_NS), None);
+        }
+        if control.receiver.closed.load(Ordering::Acquire) == GO_BACK {
+            return Err(Errno::EAGAIN);
         }
         end.tx.take_credit(ring);
         end.returned.set(control.receiver.used.load(Ordering::Relaxed));
@@ -157,7 +183,7 @@ pub fn send_back(socket: &Socket, reason: Reason) {
         Sending::Ring if has_left(&ring) => {
             let _ = return_unread(socket, end, &ring);
         }
-        Sending::Ring => go_back(socket, end, &ring, reason),
+        Sending::Ring => go_back(socket, end, &ring, Sending::KernelForGood, reason),
         Sending::Kernel => end.sending.set(Sending::KernelForGood as u32),
         _ => {}
     }
@@ -182,9 +208,13 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
             control.receiver.used.store(end.rx.used(), Ordering::Relaxed);
             // ORDER: SeqCst; pairs with the peer's `ring_byte` and, after a publish, with its look in `stream::send_now`.
             control.receiver.closed.store(GO_BACK, Ordering::SeqCst);
-            wait_while(RINGING_WAIT_ROUNDS, || control.sender.ringing.load(Ordering::SeqCst) != 0);
+            let quiet = await_none(&control.sender.ringing);
             match end.receiving() {
-                Receiving::Ring | Receiving::Discarding => drain_bells(socket.fd()),
+                _ if !quiet => drop(corrupt(socket)),
+                // The peer has gone back by itself, and sends nothing again.
+                Receiving::Ring if end.rx.mark_ahead(&ring) => tcp::disconnect(socket.fd()),
+                Receiving::Ring => drain_bells(socket.fd()),
+                Receiving::Discarding => drop(discard(socket, end)),
                 // Data of the kernel's time, and behind it perhaps doorbells, which can't be told apart any more.
                 Receiving::Draining
                     if tcp::unread(socket.fd()).unwrap_or(0) as u64 > end.until.get() =>
@@ -221,7 +251,7 @@ pub fn drain_bells(fd: i32) {
 
 /// No doorbell byte of the peer's is under way any more (it has seen that `closed` is set, or it has rung).
 pub fn await_ringing(ring: &SegmentRing) {
-    wait_while(RINGING_WAIT_ROUNDS, || ring.control().sender.ringing.load(Ordering::SeqCst) != 0);
+    await_none(&ring.control().sender.ringing);
 }
 
 /// Follows the marks that stand next, as far as they go without bytes of the program's.
@@ -250,7 +280,7 @@ pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
         None => Ok(false),
         Some(Mark::Start(start)) => {
             let consumed = tcp::consumed(socket.fd())?;
-            end.rx.pass_mark(ring);
+            pass_mark(socket, end, ring);
             end.until.set(start.saturating_sub(consumed));
             set_receiving(socket, end, Receiving::Draining);
             Ok(true)
@@ -259,8 +289,15 @@ pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
     }
 }
 
+/// Goes past a mark, and looks for a sender that waits for its place.
+fn pass_mark(socket: &Socket, end: &End, ring: &SegmentRing) {
+    if end.rx.pass_mark(ring) {
+        wake_sender(socket, ring);
+    }
+}
+
 pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
-    end.rx.pass_mark(ring);
+    pass_mark(socket, end, ring);
     end.until.set(position);
     set_receiving(socket, end, Receiving::Discarding);
 }
@@ -341,6 +378,13 @@ pub fn wake_sender(socket: &Socket, incoming: &SegmentRing) {
         return;
     }
     if let Some(outgoing) = socket.outgoing() {
+        let end = socket.end();
+        if end.sending() == Sending::Kernel
+            && let Some(_held) = end.send_lock.try_take()
+        {
+            // A byte is a doorbell only while we send by the ring.
+            try_start(socket, end, &outgoing);
+        }
         ring_byte(socket, &outgoing);
     }
 }

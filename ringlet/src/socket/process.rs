@@ -235,6 +235,7 @@ pub fn after_fork(tables: &'static Tables) {
     process.generation.add(1);
     let counted = process.forking.is();
     process.forking.set(0);
+    process.view_lock.reset();
     context::forget_all(tables);
     view::forget(tables);
     epoll::after_fork(tables);

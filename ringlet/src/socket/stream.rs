@@ -23,6 +23,8 @@ const ASK_WHEN_EMPTY_TICKS: u64 = 30_000;
 /// How often a sleeper looks that nothing might wake.
 const LOOK_SOON_NS: u64 = 1_000_000;
 const LOOK_AT_TIMES_NS: u64 = 50_000_000;
+/// A ring that stays full so long is not being read.
+const STALLED_NS: u64 = 10_000_000;
 const MSG_SERVED: i32 = libc::MSG_EOR
     | libc::MSG_PEEK
     | libc::MSG_DONTWAIT
@@ -295,7 +297,8 @@ fn reset_is_end(socket: &Socket, end: &End) -> bool {
     !closed && rung && drained
 }
 
-/// From the kernel, before the peer has moved its direction.
+/// From the kernel, before the peer has moved its direction. In this order: count what waits in the kernel, then look for the
+/// peer's mark; only bytes that were counted before no mark was there are known to be data.
 fn receive_kernel(
     socket: &Socket,
     end: &End,
@@ -303,30 +306,22 @@ fn receive_kernel(
     to: &mut Buffers,
     flags: i32,
 ) -> Sys<Option<usize>> {
+    let waiting = tcp::unread(socket.fd())?;
     if moving::start_met(socket, end, ring)? {
         return Ok(None);
     }
-    let peek = flags & libc::MSG_PEEK != 0;
-    let got = receive_native(socket, to, usize::MAX, flags)?;
-    // Did the peer move while we read? Then the last bytes of what we got may be doorbells.
-    let Some(Mark::Start(start)) = end.rx.mark(ring).filter(|_| !end.left.is()) else {
-        return Ok(Some(got));
-    };
-    if got == 0 {
-        return if moving::published(end, ring) {
-            moving::start_met(socket, end, ring).map(|_| None)
-        } else {
-            Ok(Some(0))
-        };
+    if waiting > 0 {
+        return receive_native(socket, to, waiting, flags).map(Some);
     }
-    let consumed = tcp::consumed(socket.fd())? + if peek { got as u64 } else { 0 };
-    let doorbells = consumed.saturating_sub(start).min(got as u64) as usize;
-    if got > doorbells {
-        return Ok(Some(got - doorbells));
+    match tcp::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+        Ok(0) if moving::start_met(socket, end, ring)? => Ok(None),
+        Ok(0) => Ok(Some(0)),
+        Ok(_) => Ok(None),
+        Err(error) => {
+            socket.kernel_news.set(0);
+            Err(error)
+        }
     }
-    // Nothing but doorbells: give the room back and look again, at the ring.
-    to.untake(got);
-    moving::start_met(socket, end, ring).map(|_| None)
 }
 
 /// The kernel's rest before the ring.
@@ -366,6 +361,7 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     from.limit(CALL_MAX_BYTES);
     let wanted = from.remaining();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
+    let (mut stalled_since, mut progress) = (None, 0);
     let (mut until, mut waiter) = (None, None);
     let mut total = 0;
     loop {
@@ -400,6 +396,21 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
             Err(error) => return Err(error),
             Ok(()) => {}
         }
+        if stalled_since.is_none() || end.tx.progress() != progress {
+            (stalled_since, progress) = (Some(sys::now_ns()), end.tx.progress());
+        }
+        if stalled_since.is_some_and(|since| sys::now_ns() - since > STALLED_NS) {
+            overflow(socket, end);
+        }
+    }
+}
+
+/// A full ring that nobody reads: programs that first send and then receive count on what the kernel's buffers hold. The rest goes
+/// there; the ring is entered again once it is drained.
+fn overflow(socket: &Socket, end: &End) {
+    let (Some(_held), Some(ring)) = (end.send_lock.take(), socket.outgoing()) else { return };
+    if end.sending() == Sending::Ring && !moving::has_left(&ring) && !end.tx.writable(&ring) {
+        moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Stalled);
     }
 }
 
@@ -424,12 +435,8 @@ fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<u
                 return Err(reset_by_death(socket, end));
             }
             let urgent = flags & libc::MSG_OOB != 0;
-            moving::go_back(
-                socket,
-                end,
-                &ring,
-                if urgent { Reason::Urgent } else { Reason::Closing },
-            );
+            let reason = if urgent { Reason::Urgent } else { Reason::Closing };
+            moving::go_back(socket, end, &ring, Sending::KernelForGood, reason);
         }
     }
     if end.sending() == Sending::Returning {
@@ -658,6 +665,7 @@ fn sleep(
     }
     // Nothing wakes this one if no byte can be sent to it, or when a thread of ours shuts the connection: it looks now and then.
     let look_every = match want {
+        Want::Room if end.sending() == Sending::Ring => Some(STALLED_NS),
         Want::Room if home.is_none() && !can_ring_for_room(socket) => Some(LOOK_SOON_NS),
         Want::Room if home.is_none() => Some(LOOK_AT_TIMES_NS),
         _ => None,

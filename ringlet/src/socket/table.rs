@@ -330,6 +330,8 @@ pub struct Process {
     /// The view's mapping.
     pub view: AtomicUsize,
     pub view_fd: P32,
+    /// One thread makes the view.
+    pub view_lock: Lock,
     pub shared_bytes: P64,
     /// A fork is under way, and its holders are counted.
     pub forking: P32,

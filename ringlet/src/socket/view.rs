@@ -75,7 +75,10 @@ pub fn of(socket: &Socket) -> Option<&'static SocketSlot> {
 /// Shows a socket from now on: it was just connected or accepted, or came with a fork.
 pub fn begin(socket: &Socket) {
     let Some(tables) = tables() else { return };
-    if area(tables).is_none() {
+    if area(tables).is_none()
+        && let Some(_held) = tables.process().view_lock.take()
+        && area(tables).is_none()
+    {
         open(tables);
     }
     let (Some(slot), Some(area)) = (of(socket), area(tables)) else { return };
