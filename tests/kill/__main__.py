@@ -124,6 +124,7 @@ class KillTest:
         self._server = self._start("server")
         self._client = self._start("client")
         self._client.connect(self._server.port, STEADY, "steady", "echo")
+        wait_until(lambda: self._server.look().accepted, END_SECONDS, "the steady connection")
         self._redis = self._start_redis() if shutil.which("redis-benchmark") and shutil.which("redis-server") else None
         self.counts = collections.Counter()
         self._baseline = {}

@@ -1,0 +1,365 @@
+"""What two ends of a connection say at the rendezvous and where they write in the segment, by hand: for a peer that lies.
+
+Mirrors ringlet/src/socket/meet.rs, ringlet-linux/src/meet.rs and ringlet-core/src/layout.rs.
+"""
+
+import array
+import contextlib
+import fcntl
+import ipaddress
+import mmap
+import os
+import socket
+import struct
+
+from harness import Failed, require
+
+HELLO_MAGIC = int.from_bytes(b"rnglhi\x00\x01", "little")
+MESSAGE_BYTES = 40
+SEGMENT_MAGIC = int.from_bytes(b"rnglseg\x01", "little")
+PAGE_BYTES = 4096
+DESCRIPTORS_MOST = 253  # SCM_MAX_FD
+
+SLOT_COUNT, LINE_BYTES, INLINE_BYTES = 1024, 64, 56
+CONTROL_OFFSET, CONTROL_BYTES, SLOTS_OFFSET = 512, 512, 4096
+# Offsets of the words of one direction's control.
+CREDIT_SLOTS, CREDIT_DATA, WANT_DATA, CLOSED, WANT_ROOM, SHUT, RINGING, ATTACHED = 0, 8, 128, 132, 256, 260, 264, 268
+USED = 136
+CONTROL_WORDS = (WANT_DATA, CLOSED, WANT_ROOM, SHUT, RINGING, ATTACHED)
+WANT_BYTE, WANT_EVENT = 1, 2
+LEN_BITS, FLAG_BITS = 17, 3
+PUBLISHED = 1 << 43
+DATA, REWIND, CONTROL = 1, 2, 4
+START, BACK = 1, 2
+DATA_LARGEST = 16 << 10
+
+F_ADD_SEALS, SEAL, SHRINK, GROW, WRITE = 1033, 1, 2, 4, 8
+FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
+
+CONNECTING, ACCEPTING = 0, 1
+WORD = (1 << 64) - 1
+
+
+# The rendezvous.
+
+
+def name(connector, acceptor):
+    """The abstract name of a connection; both ends as (address, port)."""
+
+    def end(address, port):
+        ip = ipaddress.ip_address(address)
+        packed = ip.packed if ip.version == 6 else bytes(10) + b"\xff\xff" + ip.packed
+        return (packed + port.to_bytes(2, "big")).hex()
+
+    return "\0ringlet1/" + end(*connector[:2]) + end(*acceptor[:2])
+
+
+def name_of(tcp, side):
+    """The name of a connection of ours, in which we are on this side."""
+    ends = (tcp.getsockname(), tcp.getpeername())
+    return name(*(ends if side == CONNECTING else reversed(ends)))
+
+
+def message(fd, ring_bytes, context=0, process=0, magic=HELLO_MAGIC):
+    body = struct.pack("<QQIIQ", magic, ring_bytes & WORD, fd & 0xFFFFFFFF, context & 0xFFFFFFFF, process & WORD)
+    return body.ljust(MESSAGE_BYTES, b"\0")
+
+
+class Message:
+    def __init__(self, data, descriptors):
+        require(len(data) == MESSAGE_BYTES, f"a message of {len(data)} bytes")
+        magic, self.ring_bytes, self.fd, self.context, self.process = struct.unpack_from("<QQIIQ", data)
+        require(magic == HELLO_MAGIC, "a message without magic")
+        self.descriptors = descriptors
+
+    def close(self):
+        for fd in self.descriptors:
+            os.close(fd)
+
+
+def unix_socket():
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.setblocking(False)
+    return made
+
+
+def offer(at, backlog=1):
+    """Listens on a name; OSError when it is taken."""
+    made = unix_socket()
+    try:
+        made.bind(at)
+    except OSError:
+        made.close()
+        raise
+    made.listen(backlog)
+    return made
+
+
+def call(at):
+    """Connects to a name; None while nobody offers it."""
+    made = unix_socket()
+    try:
+        made.connect(at)
+        return made
+    except (ConnectionRefusedError, BlockingIOError):
+        made.close()
+        return None
+
+
+def say(meeting, data, descriptors=()):
+    """OSError when the other side is gone, as it may be."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    meeting.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+
+
+def hear(meeting):
+    """The message that has come, or None."""
+    try:
+        data, descriptors, _flags, _address = socket.recv_fds(meeting, MESSAGE_BYTES + 1, DESCRIPTORS_MOST)
+    except (BlockingIOError, ConnectionResetError):
+        return None
+    return Message(data, descriptors) if data else None
+
+
+# Shared memory.
+
+
+def segment_bytes(ring_bytes):
+    return SLOTS_OFFSET + 2 * (SLOT_COUNT * LINE_BYTES + ring_bytes)
+
+
+def memfd(size, seals=SEAL | SHRINK | GROW, flags=0, content=b""):
+    fd = os.memfd_create("hostile", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    try:
+        os.ftruncate(fd, size)
+        os.pwrite(fd, content, 0)
+        if seals:
+            fcntl.fcntl(fd, F_ADD_SEALS, seals)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def head(ring_bytes, magic=SEGMENT_MAGIC):
+    return struct.pack("<QQ", magic, ring_bytes)
+
+
+def segment_memfd(ring_bytes):
+    return memfd(segment_bytes(ring_bytes), content=head(ring_bytes))
+
+
+class Segment:
+    def __init__(self, fd, ring_bytes):
+        self.fd, self.ring_bytes = fd, ring_bytes
+        self._map = mmap.mmap(fd, segment_bytes(ring_bytes))
+        self.bytes = memoryview(self._map)
+        self.words, self.halves = self.bytes.cast("Q"), self.bytes.cast("I")
+
+    def close(self):
+        for view in (self.words, self.halves, self.bytes):
+            view.release()
+        self._map.close()
+        os.close(self.fd)
+
+    @staticmethod
+    def control(direction, word):
+        return CONTROL_OFFSET + direction * CONTROL_BYTES + word
+
+    def get(self, direction, word):
+        return self.halves[self.control(direction, word) // 4]
+
+    def set(self, direction, word, value):
+        self.halves[self.control(direction, word) // 4] = value & 0xFFFFFFFF
+
+    def credit(self, direction, word=CREDIT_SLOTS):
+        return self.words[self.control(direction, word) // 8]
+
+    def set_credit(self, direction, word, value):
+        self.words[self.control(direction, word) // 8] = value & WORD
+
+    @staticmethod
+    def slot_offset(direction, position):
+        return SLOTS_OFFSET + (direction * SLOT_COUNT + position % SLOT_COUNT) * LINE_BYTES
+
+    def data_offset(self, direction):
+        return SLOTS_OFFSET + 2 * SLOT_COUNT * LINE_BYTES + direction * self.ring_bytes
+
+    def publish(self, direction, position, flags, length, payload=b""):
+        at = self.slot_offset(direction, position)
+        self.bytes[at + 8 : at + 8 + len(payload)] = payload
+        tag = PUBLISHED | position & (PUBLISHED - 1)
+        self.words[at // 8] = tag << LEN_BITS + FLAG_BITS | flags << LEN_BITS | length
+
+    def punch(self, start, size):
+        os_fallocate(self.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, start, size)
+
+
+def os_fallocate(fd, mode, start, size):
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate64(fd, mode, ctypes.c_int64(start), ctypes.c_int64(size)) != 0:
+        raise OSError(ctypes.get_errno(), "fallocate")
+
+
+# A peer that behaves, so far.
+
+
+class Peer:
+    """One end of a connection whose other end is a victim; it owns what it says that it owns."""
+
+    def __init__(self, tcp, side):
+        self.tcp, self.side = tcp, side
+        self.written = 0  # to the kernel's connection
+        self.segment = None
+        self.position, self.read_position = 0, 0
+        self.moved = False
+
+    def close(self):
+        """May be called twice."""
+        if self.segment:
+            self.segment.close()
+            self.segment = None
+        self.tcp.close()
+
+    @property
+    def out(self):
+        return self.side
+
+    def write(self, data):
+        self.tcp.sendall(data)
+        self.written += len(data)
+
+    def ask(self, victim, number, data):
+        """Has the victim send `data` back through the kernel: three calls of its at least."""
+        victim.ask("send_back", number, len(data))
+        self.write(data)
+        got = bytearray()
+        while len(got) < len(data):
+            piece = self.tcp.recv(len(data) - len(got))
+            require(piece, "the victim ended the connection")
+            got += piece
+        require(got == data, "the victim's bytes are wrong")
+        victim.answer()
+
+    # Moving.
+
+    def attach(self, segment):
+        self.segment = segment
+
+    def start(self):
+        """Moves our direction into the ring and tells the victim that it may."""
+        self.segment.set(self.out, ATTACHED, WANT_BYTE)
+        self.mark(START, self.written)
+        self.moved = True
+
+    def mark(self, kind, value):
+        self.publish(CONTROL, 16, struct.pack("<QQ", kind, value & WORD))
+
+    def publish(self, flags, length, payload):
+        self.segment.publish(self.out, self.position, flags, length, payload)
+        self.position += 1
+        self.ring()
+
+    def ring(self):
+        with contextlib.suppress(OSError):
+            self.write(b"\0")
+
+    def send(self, data):
+        for at in range(0, len(data), INLINE_BYTES):
+            piece = data[at : at + INLINE_BYTES]
+            self.publish(0, len(piece), piece)
+
+    def next(self):
+        """The victim's next record: bytes, a mark as (kind, value), or None."""
+        segment, direction = self.segment, 1 - self.out
+        at = segment.slot_offset(direction, self.read_position)
+        header = segment.words[at // 8]
+        if header >> LEN_BITS + FLAG_BITS != PUBLISHED | self.read_position & (PUBLISHED - 1):
+            return None
+        flags, length = header >> LEN_BITS & 7, header & (1 << LEN_BITS) - 1
+        if flags & CONTROL:
+            record = struct.unpack_from("<QQ", segment.bytes, at + 8)
+        elif flags & DATA:
+            start = struct.unpack_from("<Q", segment.bytes, at + 8)[0]
+            place = segment.data_offset(direction) + start % segment.ring_bytes
+            record = bytes(segment.bytes[place : place + length])
+            segment.set_credit(direction, CREDIT_DATA, start + length + -length % LINE_BYTES)
+        else:
+            record = bytes(segment.bytes[at + 8 : at + 8 + length])
+        self.read_position += 1
+        if flags & REWIND:
+            self.read_position += -self.read_position % SLOT_COUNT
+        segment.set_credit(direction, CREDIT_SLOTS, self.read_position)
+        return record
+
+    def receive(self, size, victim):
+        got = bytearray()
+        while len(got) < size:
+            record = self.next()
+            if isinstance(record, bytes):
+                got += record
+            elif record is None:
+                require(victim.poll() is None, "the victim died")
+        return bytes(got)
+
+
+ATTEMPTS = 40
+
+
+def meet(peer, victim, number, greeting=None):
+    """Attaches properly. `greeting` may replace what is said: a function of the default (data, descriptors)."""
+    at = name_of(peer.tcp, peer.side)
+    if peer.side == CONNECTING:
+        return _meet_connecting(peer, victim, number, at)
+    return _meet_accepting(peer, victim, number, at)
+
+
+def knock(peer, victim, number, at):
+    """Calls the victim's offer, once it is there."""
+    for _ in range(ATTEMPTS):
+        if meeting := call(at):
+            return meeting
+        peer.ask(victim, number, b"x")
+    raise Failed("the victim never offered a rendezvous")
+
+
+def await_call(peer, victim, number, offered):
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(BlockingIOError):
+            meeting = offered.accept()[0]
+            meeting.setblocking(False)
+            return meeting
+        peer.ask(victim, number, b"x")
+    raise Failed("the victim never came to the rendezvous")
+
+
+def await_message(peer, victim, number, meeting):
+    for _ in range(ATTEMPTS):
+        if heard := hear(meeting):
+            return heard
+        peer.ask(victim, number, b"x")
+    raise Failed("the victim said nothing at the rendezvous")
+
+
+def _meet_connecting(peer, victim, number, at):
+    with knock(peer, victim, number, at) as meeting:
+        say(meeting, message(peer.tcp.fileno(), victim.ring_bytes))
+        answer = await_message(peer, victim, number, meeting)
+    require(answer.descriptors, "no segment came with the answer")
+    peer.attach(Segment(answer.descriptors.pop(0), answer.ring_bytes))
+    return answer
+
+
+def _meet_accepting(peer, victim, number, at):
+    with offer(at) as offered, await_call(peer, victim, number, offered) as meeting:
+        hello = await_message(peer, victim, number, meeting)
+        made = segment_memfd(victim.ring_bytes)
+        peer.attach(Segment(made, victim.ring_bytes))
+        say(meeting, message(peer.tcp.fileno(), victim.ring_bytes), [made])
+        for _ in range(ATTEMPTS):
+            if peer.segment.get(1 - peer.out, ATTACHED):
+                return hello
+            peer.ask(victim, number, b"x")
+    raise Failed("the victim did not attach")

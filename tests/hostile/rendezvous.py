@@ -1,0 +1,446 @@
+"""What can be said at the rendezvous, by whom, and when: lies, strangers, silence."""
+
+import contextlib
+import os
+import pwd
+import signal
+import socket
+import tempfile
+import traceback
+
+import protocol
+from harness import Skipped, require, wait_until
+from protocol import ACCEPTING, CONNECTING, GROW, PAGE_BYTES, SEAL, SHRINK, WORD, WRITE, Peer, memfd, message
+from protocol import segment_bytes, segment_memfd
+from subject import RING, SETTLE_SECONDS, Pair, Steady, Subject
+
+ATTACKS = 200
+GIVE_UP_CALLS = 2000  # after so many, no rendezvous may still be under way
+OFFER_CALLS = 6  # after so many, the accepting side has offered
+
+
+def scenes(ground):
+    with ground.scene("a peer that tells the truth"):
+        truth(ground, Subject(ground))
+    for user in (None, "nobody"):
+        whose = "another user" if user else "the same user"
+        with ground.scene(f"strangers, {whose}"):
+            strangers(ground, user)
+    with ground.scene(f"{ATTACKS} lies of the far end's owner"):
+        lies(ground)
+
+
+# The tests' own peer is right, or nothing here would mean anything.
+
+
+def truth(ground, victim):
+    for side in (CONNECTING, ACCEPTING):
+        peer, number = make_peer(victim, side)
+        protocol.meet(peer, victim, number)
+        # Marks, then bytes, in both directions.
+        peer.start()
+        sizes = (1, 56, 57, 400, 5_000)
+        for size in sizes:
+            data = ground.random.randbytes(size)
+            victim.ask("send_back", number, size)
+            peer.send(data)
+            got = b""
+            if not peer.read_position:
+                kind, _written = wait_until(peer.next, SETTLE_SECONDS, "the victim's mark")
+                require(kind == protocol.START, "the victim's ring does not begin with its start")
+            got = peer.receive(size, victim)
+            victim.answer()
+            require(got == data, "bytes through the ring are wrong")
+        require(victim.do("path", number) == RING, "the victim is not on the ring")
+        victim.do("close", number)
+        peer.close()
+
+
+def make_peer(victim, side):
+    tcp, number = victim.accept_from_us() if side == CONNECTING else victim.connect_to_us()
+    return Peer(tcp, side), number
+
+
+# Strangers: they don't own an end of the connection between two victims that they attack.
+
+
+def strangers(ground, user):
+    if user and os.geteuid() != 0:
+        raise Skipped("only root can become another user")
+    accepting, connecting = Subject(ground), Subject(ground, "client")
+    steady = Steady(ground, accepting)
+    held = None
+    for number, attack in enumerate((*STRANGERS, *STRANGERS)):
+        pair = Pair(accepting, connecting)
+        attack(ground, pair, user)
+        pair.exchange(size=3000, times=4)
+        pair.close()
+        steady.goes_on()
+        if number == len(STRANGERS) - 1:
+            held = accepting.held(), connecting.held()
+    accepting.holds_only(held[0], "strangers")
+    connecting.holds_only(held[1], "strangers")
+    pair = Pair(accepting, connecting)
+    pair.exchange(times=20)
+    require(pair.paths() == (RING, RING), "after the strangers nobody gets on the ring")
+
+
+def as_user(user, act):
+    """Runs `act` in a child process of this user; whatever it opened lives until the block ends."""
+
+    @contextlib.contextmanager
+    def running():
+        ready_read, ready_write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                if user:
+                    entry = pwd.getpwnam(user)
+                    os.setgroups([])
+                    os.setgid(entry.pw_gid)
+                    os.setuid(entry.pw_uid)
+                act(lambda: os.write(ready_write, b"."))
+                status = 0
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        try:
+            os.close(ready_write)
+            require(os.read(ready_read, 1) == b".", "the stranger could not do what it is for")
+            yield
+        finally:
+            os.close(ready_read)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    return running()
+
+
+def until_killed():
+    signal.pause()
+
+
+def name_of(pair):
+    return protocol.name(pair.connector, pair.acceptor)
+
+
+def make_offer(pair):
+    """Has the accepting side offer, before the connecting side looks."""
+    pair.accepting.do("send_many", pair.accepting_number, 1, OFFER_CALLS)
+
+
+def take_owed(pair):
+    pair.connecting.do("receive", pair.connecting_number, OFFER_CALLS)
+
+
+def reasons_become(pair, accepting=None, connecting=None, calls=8):
+    """What `ringlet ss` says after some more calls."""
+    pair.exchange(times=calls)
+    for subject, wanted, got in zip(("accepting", "connecting"), (accepting, connecting), pair.reasons()):
+        if wanted:
+            require(got[1] in wanted, f"the {subject} side's reason is {got}, not one of {wanted}")
+            require(got[0] == "kernel", f"the {subject} side is on its way to the ring: {got}")
+
+
+def squat(say=None):
+    """Holds the name before the accepting side offers; `say` answers whoever comes."""
+
+    def attack(ground, pair, user):
+        def act(ready):
+            with protocol.offer(name_of(pair)) as offered:
+                offered.setblocking(True)
+                ready()
+                meeting = offered.accept()[0]
+                if say:
+                    with contextlib.suppress(OSError):
+                        meeting.recv(1000)
+                        say(meeting, pair)
+                until_killed()
+
+        with as_user(user, act):
+            reasons_become(pair, accepting={"name-taken"}, connecting={"not-owner"} if user or say else None, calls=30)
+            if not (user or say):
+                pair.exchange(size=1, times=GIVE_UP_CALLS // 2)
+                reasons_become(pair, connecting={"no-peer"})
+
+    return attack
+
+
+def answer_all(meeting, pair):
+    made = segment_memfd(pair.connecting.ring_bytes)
+    mine = next(fd for fd in range(3, 100) if os.path.exists(f"/proc/self/fd/{fd}"))
+    protocol.say(meeting, message(mine, pair.connecting.ring_bytes), [made])
+
+
+def come(act_at, reasons):
+    """Comes to the accepting side's offer before the connecting side does."""
+
+    def attack(ground, pair, user):
+        make_offer(pair)
+
+        def act(ready):
+            meeting = protocol.call(name_of(pair))
+            if meeting is not None:
+                act_at(meeting, pair)
+                ready()
+            until_killed()
+
+        with as_user(user, act):
+            pair.accepting.do("send_many", pair.accepting_number, 1, 3)
+            take_owed(pair)
+            pair.connecting.do("receive", pair.connecting_number, 3)
+            reasons_become(pair, accepting=reasons)
+            if act_at is nothing:
+                # A caller that says nothing is not waited for for ever.
+                pair.exchange(size=1, times=GIVE_UP_CALLS)
+                path, reason = pair.reasons()[0]
+                require(path == "kernel", f"a silent caller keeps the accepting side at the rendezvous ({reason})")
+
+    return attack
+
+
+def own_descriptor(meeting, pair):
+    protocol.say(meeting, message(0, pair.accepting.ring_bytes))
+
+
+def their_descriptor(meeting, pair):
+    protocol.say(meeting, message(pair.connecting_descriptor, pair.accepting.ring_bytes))
+
+
+def with_a_bell(meeting, pair):
+    eventfd, page = os.eventfd(0), memfd(PAGE_BYTES)
+    protocol.say(meeting, message(0, pair.accepting.ring_bytes, context=1, process=7), [eventfd, page])
+
+
+def garbage(meeting, pair):
+    protocol.say(meeting, os.urandom(40))
+
+
+def nothing(meeting, pair):
+    pass
+
+
+def leave(meeting, pair):
+    meeting.close()
+
+
+def flood(ground, pair, user):
+    """So many come to the offer that the far end finds no place in the queue."""
+    make_offer(pair)
+
+    def act(ready):
+        callers = []
+        for _ in range(64):
+            caller = protocol.call(name_of(pair))
+            if caller is not None:
+                callers.append(caller)
+                with contextlib.suppress(OSError):
+                    protocol.say(caller, os.urandom(40))
+        ready()
+        until_killed()
+
+    with as_user(user, act):
+        take_owed(pair)
+        pair.exchange(times=30)
+
+
+STRANGERS = (
+    squat(),
+    squat(answer_all),
+    come(own_descriptor, {"not-owner"}),
+    come(their_descriptor, {"not-owner"}),
+    come(with_a_bell, {"not-owner"}),
+    come(garbage, {"bad-peer", "not-owner"}),
+    come(leave, None),
+    come(nothing, None),
+    flood,
+)
+
+
+# Lies of the one who owns the far end: each a message (or several), and the reasons of which one must follow, if any.
+
+
+class Lie:
+    """What is said in place of a sound greeting. Descriptors are made by functions, so that each lie has fresh ones."""
+
+    def __init__(self, name, reasons=None, segment=None, bell=None, data=None, times=1, **words):
+        self.name, self.reasons, self.segment, self.bell, self.data = name, reasons, segment, bell, data
+        self.times, self.words = times, words
+
+    def tell(self, meeting, peer, ring_bytes):
+        """`peer` accepts: an answer with a segment, then the bell; else a hello with the bell."""
+        made = []
+        if peer.side == ACCEPTING:
+            made += [maker(ring_bytes) for maker in self.segment or (segment_memfd,)]
+        made += [maker(ring_bytes) for maker in self.bell or ()]
+        words = {"fd": peer.tcp.fileno(), "ring_bytes": ring_bytes, "context": 1 if self.bell else 0, "process": 7}
+        words.update(self.words)
+        data = message(**words) if self.data is None else self.data
+        try:
+            with contextlib.suppress(OSError):
+                for _ in range(self.times):
+                    protocol.say(meeting, data, made)
+        finally:
+            for fd in made:
+                os.close(fd)
+
+
+def eventfd(_=0):
+    return os.eventfd(0)
+
+
+def page(_=0):
+    return memfd(PAGE_BYTES)
+
+
+def pipe(_=0):
+    read, write = os.pipe()
+    os.close(read)
+    return write
+
+
+def directory(_=0):
+    return os.open("/", os.O_RDONLY)
+
+
+def regular_file(size):
+    with tempfile.TemporaryFile() as file:
+        file.truncate(segment_bytes(size) if size else PAGE_BYTES)
+        return os.dup(file.fileno())
+
+
+def shm_file(size):
+    with tempfile.TemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as file:
+        file.truncate(segment_bytes(size) if size else PAGE_BYTES)
+        return os.dup(file.fileno())
+
+
+def zero_device(_=0):
+    return os.open("/dev/zero", os.O_RDWR)
+
+
+def stray_socket(_=0):
+    with socket.socket() as made:
+        return os.dup(made.fileno())
+
+
+def sized(change, **options):
+    return lambda size: memfd(max(change(segment_bytes(size)), 0), content=protocol.head(size)[: options.pop("head", 16)], **options)
+
+
+def read_only(size):
+    made = segment_memfd(size)
+    try:
+        return os.open(f"/proc/self/fd/{made}", os.O_RDONLY)
+    finally:
+        os.close(made)
+
+
+def sealed(seals):
+    return lambda size: memfd(segment_bytes(size), seals=seals, content=protocol.head(size))
+
+
+def huge(size):
+    whole = 2 << 20
+    return memfd(-(-segment_bytes(size) // whole) * whole, flags=os.MFD_HUGETLB)
+
+
+def wrong_head(size):
+    return memfd(segment_bytes(size), content=protocol.head(size, magic=1))
+
+
+def empty_head(size):
+    return memfd(segment_bytes(size))
+
+
+ALL_SEALS = SEAL | SHRINK | GROW
+KINDS = (pipe, directory, regular_file, shm_file, zero_device, stray_socket, eventfd, page)
+BAD = {"bad-peer"}
+SEGMENT_LIES = [
+    *(Lie(f"a {kind.__name__} for a segment", BAD, segment=[kind]) for kind in KINDS),
+    Lie("an unsealed segment", BAD, segment=[sealed(0)]),
+    Lie("a segment sealed against growing only", BAD, segment=[sealed(GROW)]),
+    Lie("a segment that can't be written", {"bad-peer", "forbidden"}, segment=[sealed(ALL_SEALS | WRITE)]),
+    Lie("a segment opened for reading only", {"bad-peer", "forbidden"}, segment=[read_only]),
+    Lie("a segment without head", BAD, segment=[empty_head]),
+    Lie("a segment with a wrong head", BAD, segment=[wrong_head]),
+    Lie("an empty segment", BAD, segment=[lambda _: memfd(0)]),
+    Lie("a segment too short by a page", BAD, segment=[lambda size: memfd(segment_bytes(size) - PAGE_BYTES)]),
+    Lie("a segment too short by a byte", BAD, segment=[lambda size: memfd(segment_bytes(size) - 1)]),
+    Lie("a segment too long", BAD, segment=[lambda size: memfd(segment_bytes(size) + PAGE_BYTES)]),
+    Lie("a segment of huge pages", BAD, segment=[huge]),
+    Lie("no segment", BAD, segment=[], data=None),
+    Lie("a segment twice", None, segment=[segment_memfd, segment_memfd]),
+]
+BELL_LIES = [
+    *(Lie(f"a {kind.__name__} for an eventfd", bell=[kind, page]) for kind in KINDS if kind is not eventfd),
+    *(Lie(f"a {kind.__name__} for a context page", bell=[eventfd, kind]) for kind in KINDS if kind is not page),
+    Lie("an eventfd alone", bell=[eventfd]),
+    Lie("a context page alone", bell=[page]),
+    Lie("a bell too many", bell=[eventfd, page, eventfd, page]),
+    Lie("a blocking eventfd that is full", bell=[lambda _: os.eventfd(0xFFFFFFFF), page]),
+    Lie("an unsealed context page", bell=[eventfd, lambda _: memfd(PAGE_BYTES, seals=0)]),
+    Lie("an empty context page", bell=[eventfd, lambda _: memfd(0)]),
+    Lie("a context page of huge pages", bell=[eventfd, huge]),
+    *(Lie(f"context {number}", bell=[eventfd, page], context=number) for number in (0, 33, 1 << 31, 0xFFFFFFFF)),
+    Lie("more descriptors than are read", bell=[eventfd, page] + [eventfd] * 60),
+]
+MESSAGE_LIES = [
+    *(Lie(f"a message of {size} bytes", BAD, data=bytes(size)) for size in (1, 8, 39, 40, 41, 80, 4096, 60_000)),
+    Lie("an empty message", None, data=b""),
+    Lie("no magic", BAD, magic=0),
+    Lie("another version", BAD, magic=protocol.HELLO_MAGIC ^ 1 << 56),
+    *(Lie(f"descriptor {number}", {"not-owner"}, fd=number) for number in (-1, 0, 4000, 0x7FFFFFFF)),
+    *(Lie(f"a ring of {size} bytes", BAD, ring_bytes=size) for size in (0, 1, 4096, 65_535, 196_608)),
+    Lie("a message four times", None, times=4),
+]
+# Too large is only a lie of who makes the segment; of who asks for one, it is a wish that is cut.
+ANSWER_LIES = [Lie(f"a ring of {size} bytes", BAD, ring_bytes=size) for size in (2 << 20, 1 << 40, 1 << 63, WORD)]
+
+
+def lies(ground):
+    victim = Subject(ground)
+    steady = Steady(ground, victim)
+    common = MESSAGE_LIES + BELL_LIES
+    known = [(lie, CONNECTING) for lie in common] + [(lie, ACCEPTING) for lie in common + SEGMENT_LIES + ANSWER_LIES]
+    count = ATTACKS * ground.rounds
+    chosen = (known * (count // len(known) + 1))[: max(count, len(known))]
+    ground.random.shuffle(chosen)
+    truth(ground, victim)
+    held = victim.held()
+    for lie, side in chosen:
+        attack_with(ground, victim, lie, side)
+        victim.holds_only(held, f"{lie.name}, by the {('connecting', 'accepting')[side]} side")
+    steady.goes_on()
+
+
+def attack_with(ground, victim, lie, side):
+    peer, number = make_peer(victim, side)
+    at = protocol.name_of(peer.tcp, side)
+    try:
+        if side == CONNECTING:
+            with protocol.knock(peer, victim, number, at) as meeting:
+                lie.tell(meeting, peer, victim.ring_bytes)
+                work_on(ground, peer, victim, number)
+        else:
+            with protocol.offer(at) as offered, protocol.await_call(peer, victim, number, offered) as meeting:
+                protocol.await_message(peer, victim, number, meeting).close()
+                lie.tell(meeting, peer, victim.ring_bytes)
+                work_on(ground, peer, victim, number)
+        ends = peer.tcp.getpeername()[1], peer.tcp.getsockname()[1]
+        path, reason = victim.reason(*ends)
+        if lie.reasons:
+            where = f"{lie.name}, by the {('connecting', 'accepting')[side]} side"
+            require(reason in lie.reasons, f"{where}: the victim's reason is {reason}, not one of {lie.reasons}")
+            require(path == "kernel", f"{where}: the victim is on its way to the ring")
+        victim.do("close", number)
+    finally:
+        peer.close()
+
+
+def work_on(ground, peer, victim, number):
+    """The connection goes on through the kernel, whatever was said."""
+    for _ in range(8):
+        peer.ask(victim, number, ground.random.randbytes(ground.random.randint(1, 5000)))
