@@ -316,6 +316,10 @@ fn receive_kernel(
     match tcp::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
         Ok(0) if moving::start_met(socket, end, ring)? => Ok(None),
         Ok(0) => Ok(Some(0)),
+        // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)
+        Ok(_) if tcp::unread(socket.fd())? == 0 => {
+            receive_native(socket, to, usize::MAX, flags).map(Some)
+        }
         Ok(_) => Ok(None),
         Err(error) => {
             socket.kernel_news.set(0);
@@ -361,7 +365,6 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     from.limit(CALL_MAX_BYTES);
     let wanted = from.remaining();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
-    let (mut stalled_since, mut progress) = (None, 0);
     let (mut until, mut waiter) = (None, None);
     let mut total = 0;
     loop {
@@ -386,6 +389,9 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
         }
         if !blocking {
             end.no_space.set(1);
+            if total == 0 && stalled(end) && overflow(socket, end) {
+                continue;
+            }
             return if total > 0 { Ok(total) } else { Err(Errno::EAGAIN) };
         }
         if until.is_none() {
@@ -396,22 +402,31 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
             Err(error) => return Err(error),
             Ok(()) => {}
         }
-        if stalled_since.is_none() || end.tx.progress() != progress {
-            (stalled_since, progress) = (Some(sys::now_ns()), end.tx.progress());
-        }
-        if stalled_since.is_some_and(|since| sys::now_ns() - since > STALLED_NS) {
+        if stalled(end) {
             overflow(socket, end);
         }
     }
 }
 
+/// Has the receiver read nothing for a while? Asked by senders that find no room.
+fn stalled(end: &End) -> bool {
+    let (now, progress) = (sys::now_ns(), end.tx.progress() + 1);
+    if end.full_at.get() != progress {
+        end.full_at.set(progress);
+        end.full_since_ns.set(now);
+    }
+    now - end.full_since_ns.get() > STALLED_NS
+}
+
 /// A full ring that nobody reads: programs that first send and then receive count on what the kernel's buffers hold. The rest goes
 /// there; the ring is entered again once it is drained.
-fn overflow(socket: &Socket, end: &End) {
-    let (Some(_held), Some(ring)) = (end.send_lock.take(), socket.outgoing()) else { return };
-    if end.sending() == Sending::Ring && !moving::has_left(&ring) && !end.tx.writable(&ring) {
+fn overflow(socket: &Socket, end: &End) -> bool {
+    let (Some(_held), Some(ring)) = (end.send_lock.take(), socket.outgoing()) else { return false };
+    let full = end.sending() == Sending::Ring && !moving::has_left(&ring) && !end.tx.writable(&ring);
+    if full {
         moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Stalled);
     }
+    full
 }
 
 /// As much as there is room for, with the send lock held.
@@ -549,6 +564,8 @@ fn there(socket: &Socket, end: &End, want: Want) -> bool {
             let Some(ring) = socket.incoming() else { return true };
             end.receiving() != Receiving::Discarding && moving::published(end, &ring)
         }
+        // On the kernel, the kernel tells.
+        Want::Room if end.sending() != Sending::Ring => false,
         Want::Room => {
             let Some(ring) = socket.outgoing() else { return true };
             end.tx.writable(&ring) || ring.control().receiver.closed.load(Ordering::Acquire) != 0

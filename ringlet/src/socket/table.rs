@@ -134,6 +134,9 @@ pub struct End {
     /// A send met a full ring since the last time that room was reported.
     pub no_space: P32,
     pub room_news: P32,
+    /// How far the receiver was when a send found the ring full, and since when.
+    pub full_at: P64,
+    pub full_since_ns: P64,
     /// Threads that are about to put a doorbell on the kernel's connection.
     pub ringers: AtomicU32,
     /// While `Returning`: bytes of the oldest record that need not be sent again.
@@ -221,6 +224,7 @@ impl End {
         }
         self.nonblocking.set(0);
         self.returned.set(0);
+        self.full_at.set(0);
         self.ringers.store(0, Ordering::Relaxed);
         self.native_receivers.store(0, Ordering::Relaxed);
         self.native_senders.store(0, Ordering::Relaxed);
