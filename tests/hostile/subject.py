@@ -26,7 +26,7 @@ class Subject:
     def __init__(self, test, role="server", ring_bytes=DEFAULT_RING_BYTES, env=None, limits=None, wait=True):
         argv = [sys.executable, "-I", "-S", HERE / "victim.py"]
         if limits:
-            argv = [sys.executable, "-I", "-S", HERE / "limits.py", json.dumps(limits), *argv]
+            argv = [sys.executable, "-I", "-S", HERE / "confine.py", json.dumps(limits), *argv]
         environment = {"RINGLET_RING_BYTES": str(ring_bytes), "RINGLET_ENABLED": "yes", **(env or {})}
         self._test, self.ring_bytes = test, ring_bytes
         self.process = test.start(role, argv, env=environment)
