@@ -7,7 +7,7 @@
 //! lately. A sleeping set is woken for hot ones through its context. Cold ones are armed to be woken by a byte on their kernel
 //! connection, which the kernel's set reports by itself; then they are hot again.
 
-use super::table::{Lock, Socket, Stage, Tables, tables};
+use super::table::{Lock, Receiving, Sending, Socket, Stage, Tables, tables};
 use super::{context, spin, stream};
 use crate::plain::{P32, P64};
 use ringlet_linux::fd::{self, epoll_event};
@@ -84,6 +84,8 @@ pub struct Watch {
     fresh: P32,
     /// One-shot, and shot.
     disabled: P32,
+    /// Removed by the program, but still registered in the kernel's set.
+    dormant: P32,
     adopted: P32,
     hot: P32,
     hot_next: P32,
@@ -241,59 +243,106 @@ pub fn control(
     let set = &tables.sets[set_index as usize];
     let epfd = set.epfd.get() as i32;
     let found = find(tables, socket, set_index, fd);
+    if socket.stage() == Stage::Attached
+        && let Some((_, watch)) = found
+        && watch.adopted.is()
+    {
+        return control_adopted(tables, set, op, watch, event);
+    }
+    if op == libc::EPOLL_CTL_ADD
+        && let Some(event) = event
+    {
+        return add(tables, set, set_index, fd, socket, event);
+    }
+    fd::epoll_ctl(epfd, op, fd, event)?;
+    if let (libc::EPOLL_CTL_MOD, Some(event), Some((_, watch))) = (op, event, found) {
+        aim(watch, event);
+    }
+    if op == libc::EPOLL_CTL_DEL {
+        remove_watches(tables, socket, |watch| {
+            watch.set.get() == set_index && watch.fd.get() as i32 == fd
+        });
+    }
+    Ok(())
+}
+
+fn add(
+    tables: &Tables,
+    set: &Set,
+    set_index: u32,
+    fd: i32,
+    socket: &Socket,
+    event: epoll_event,
+) -> Sys<()> {
+    if event.events & EPOLLEXCLUSIVE != 0 && event.events & !EXCLUSIVE_ALLOWS != 0 {
+        return Err(Errno::EINVAL);
+    }
     let attached = socket.stage() == Stage::Attached;
+    let index = tables.new_watch().ok_or(Errno::ENOMEM)?;
+    let asked = if attached { our_event(index) } else { event };
+    if let Err(error) = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, fd, Some(asked)) {
+        tables.free_watch(index);
+        return Err(error);
+    }
+    let watch = &tables.watches[index as usize];
+    watch.set.set(set_index);
+    watch.socket.set(tables.index_of(socket));
+    watch.fd.set(fd as u32);
+    watch.adopted.set(0);
+    watch.dormant.set(0);
+    watch.hot.set(0);
+    aim(watch, event);
+    watch.next.set(socket.watches.get());
+    socket.watches.set(index);
+    if attached {
+        adopt_watch(tables, set, set_index, watch);
+    }
+    Ok(())
+}
+
+/// On a watch that is ours the kernel need not be asked. A removed one stays registered there, dormant: programs that add and remove a
+/// connection for every message pay no system call for it, and the kernel drops it when the connection is closed.
+fn control_adopted(
+    tables: &Tables,
+    set: &Set,
+    op: i32,
+    watch: &Watch,
+    event: Option<epoll_event>,
+) -> Sys<()> {
+    let dormant = watch.dormant.is();
     match (op, event) {
+        (libc::EPOLL_CTL_ADD, _) if !dormant => return Err(Errno::EEXIST),
+        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if dormant => return Err(Errno::ENOENT),
         (libc::EPOLL_CTL_ADD, Some(event)) => {
             if event.events & EPOLLEXCLUSIVE != 0 && event.events & !EXCLUSIVE_ALLOWS != 0 {
                 return Err(Errno::EINVAL);
             }
-            let index = tables.new_watch().ok_or(Errno::ENOMEM)?;
-            let asked = if attached { our_event(index) } else { event };
-            if let Err(error) = fd::epoll_ctl(epfd, op, fd, Some(asked)) {
-                tables.free_watch(index);
-                return Err(error);
-            }
-            let watch = &tables.watches[index as usize];
-            watch.set.set(set_index);
-            watch.socket.set(tables.index_of(socket));
-            watch.fd.set(fd as u32);
-            watch.adopted.set(0);
-            watch.hot.set(0);
-            aim(watch, event);
-            watch.next.set(socket.watches.get());
-            socket.watches.set(index);
-            if attached {
-                adopt_watch(tables, set, set_index, watch);
-            }
-            Ok(())
+            wake_watch(tables, set, watch, event);
         }
-        (libc::EPOLL_CTL_MOD, Some(event)) if attached && found.is_some() => {
-            if (event.events | found.map_or(0, |(_, watch)| watch.events.get())) & EPOLLEXCLUSIVE
-                != 0
-            {
+        (libc::EPOLL_CTL_MOD, Some(event)) => {
+            if (event.events | watch.events.get()) & EPOLLEXCLUSIVE != 0 {
                 return Err(Errno::EINVAL);
             }
-            if let Some((_, watch)) = found {
-                let _held = set.lock.take();
-                aim(watch, event);
-                heat(tables, set, watch);
-            }
-            kick_sleepers(set);
-            Ok(())
+            wake_watch(tables, set, watch, event);
         }
-        _ => {
-            fd::epoll_ctl(epfd, op, fd, event)?;
-            if let (libc::EPOLL_CTL_MOD, Some(event), Some((_, watch))) = (op, event, found) {
-                aim(watch, event);
-            }
-            if op == libc::EPOLL_CTL_DEL {
-                remove_watches(tables, socket, |watch| {
-                    watch.set.get() == set_index && watch.fd.get() as i32 == fd
-                });
-            }
-            Ok(())
+        (libc::EPOLL_CTL_DEL, _) => {
+            let _held = set.lock.take();
+            cool(tables, set, watch);
+            watch.dormant.set(1);
         }
+        _ => return Err(Errno::EINVAL),
     }
+    Ok(())
+}
+
+fn wake_watch(tables: &Tables, set: &Set, watch: &Watch, event: epoll_event) {
+    {
+        let _held = set.lock.take();
+        aim(watch, event);
+        watch.dormant.set(0);
+        heat(tables, set, watch);
+    }
+    kick_sleepers(set);
 }
 
 /// What the program asks of a watch; the kernel looks at readiness anew then, and so do we.
@@ -306,7 +355,8 @@ fn aim(watch: &Watch, event: epoll_event) {
 }
 
 fn our_event(index: u32) -> epoll_event {
-    epoll_event { events: EPOLLIN | EPOLLRDHUP | EPOLLET, u64: MARK | index as u64 }
+    // Room in the kernel matters while we send there; edge-triggered, it costs nothing else.
+    epoll_event { events: EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, u64: MARK | index as u64 }
 }
 
 /// Another set or a poll waits on this set: from now on it stays armed.
@@ -402,7 +452,7 @@ fn kick_sleepers(set: &Set) {
 /// Puts a watch on the hot list. Set lock held.
 fn heat(tables: &Tables, set: &Set, watch: &Watch) {
     watch.idle.set(0);
-    if watch.hot.is() || !watch.adopted.is() {
+    if watch.hot.is() || !watch.adopted.is() || watch.dormant.is() {
         return;
     }
     let index = index_of(tables, watch);
@@ -451,7 +501,7 @@ fn cool(tables: &Tables, set: &Set, watch: &Watch) {
 /// The events that a wait would report for this watch now.
 fn events_of(tables: &Tables, watch: &Watch) -> u32 {
     let socket = &tables.sockets[watch.socket.get() as usize];
-    if watch.disabled.is() || socket.stage() != Stage::Attached {
+    if watch.disabled.is() || watch.dormant.is() || socket.stage() != Stage::Attached {
         return 0;
     }
     let asked = watch.events.get();
@@ -465,7 +515,10 @@ fn edge(socket: &Socket, watch: &Watch) -> bool {
         return true;
     }
     let end = socket.end();
-    if end.no_space.is() && socket.outgoing().is_some_and(|ring| end.tx.writable(&ring)) {
+    if end.no_space.is()
+        && end.sending() == Sending::Ring
+        && socket.outgoing().is_some_and(|ring| end.tx.writable(&ring))
+    {
         end.no_space.set(0);
         end.room_news.add(1);
     }
@@ -673,8 +726,12 @@ fn translate(tables: &Tables, set: &Set, events: &mut [epoll_event]) -> usize {
             socket.kernel_news.set(1);
             if event.events & (EPOLLRDHUP | libc::EPOLLHUP as u32 | libc::EPOLLERR as u32) != 0 {
                 watch.kernel_edge.set(1);
-            } else if socket.end().receiving() != super::table::Receiving::Ring {
-                // Bytes while the kernel is the way are data.
+            }
+            // Where the kernel is the way, bytes are data and room is room.
+            let end = socket.end();
+            if event.events & EPOLLIN != 0 && end.receiving() != Receiving::Ring
+                || event.events & EPOLLOUT != 0 && end.sending() != Sending::Ring
+            {
                 watch.kernel_edge.set(1);
             }
             heat(tables, set, watch);

@@ -422,7 +422,8 @@ fn stalled(end: &End) -> bool {
 /// there; the ring is entered again once it is drained.
 fn overflow(socket: &Socket, end: &End) -> bool {
     let (Some(_held), Some(ring)) = (end.send_lock.take(), socket.outgoing()) else { return false };
-    let full = end.sending() == Sending::Ring && !moving::has_left(&ring) && !end.tx.writable(&ring);
+    let full =
+        end.sending() == Sending::Ring && !moving::has_left(&ring) && !end.tx.writable(&ring);
     if full {
         moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Stalled);
     }
