@@ -7,12 +7,13 @@ from harness import free_port, require
 
 NEEDS = ("sockperf",)
 READINESS = {"s": "select", "p": "poll", "e": "epoll"}
+RATE = ["--mps", "100000"]  # unlimited means 600,000 a second, beyond which it stops with an error
 FEED_PORTS = 3  # it serves a single connection without a readiness call
 
 
 def checks(test):
     variants = {
-        "ping-pong of random sizes": ["pp", "--data-integrity", "-m", "5000", "-r", "4000"],
+        "ping-pong of random sizes": ["pp", "--data-integrity", "-m", "5000", "-r", "4000", *RATE],
         "one way": ["tp", "-m", "1000"],
     }
     for name, options in variants.items():
@@ -32,7 +33,7 @@ def checks(test):
                 return ["sockperf", "sr", "-f", feed, "-F", letter]
 
             with test.server(argv_for_port) as server:
-                client = ["sockperf", "pp", "-f", feed, "-F", letter, "-t", "1", "--data-integrity"]
+                client = ["sockperf", "pp", "-f", feed, "-F", letter, "-t", "1", "--data-integrity", *RATE]
                 judge(test.client(client, ring=(server.port, 1)))
 
 
