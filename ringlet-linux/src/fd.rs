@@ -10,11 +10,10 @@ pub const HIDDEN_FROM: i32 = 1024;
 
 /// Moves a descriptor of ours up, close-on-exec.
 pub fn hide(fd: i32) -> i32 {
-    // SAFETY: no memory is passed.
-    match unsafe { sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, HIDDEN_FROM) } {
+    match duplicate_high(fd, HIDDEN_FROM) {
         Ok(high) => {
             close(fd);
-            high as i32
+            high
         }
         Err(_) => fd,
     }
@@ -26,10 +25,18 @@ pub fn eventfd() -> Sys<i32> {
     Ok(hide(fd as i32))
 }
 
-/// Another number, at least `from`, for one of our own.
+/// Another number, at least `from`, for one of our own; half or a quarter of that where the limit is lower (1024 is common).
 pub fn duplicate_high(fd: i32, from: i32) -> Sys<i32> {
-    // SAFETY: no memory is passed.
-    unsafe { sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) }.map(|fd| fd as i32)
+    let mut made = Err(Errno::EINVAL);
+    for from in [from, from / 2, from / 4] {
+        // SAFETY: no memory is passed.
+        made = unsafe { sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) };
+        // KERNEL: EINVAL says that the number lies beyond the limit, EMFILE that all up to it are taken.
+        if made != Err(Errno::EINVAL) {
+            break;
+        }
+    }
+    made.map(|fd| fd as i32)
 }
 
 pub fn is_open(fd: i32) -> bool {
@@ -105,9 +112,25 @@ pub unsafe fn poll_raw(
 ) -> Sys<usize> {
     let mut time = timespec(timeout_ns.unwrap_or(0));
     let time = if timeout_ns.is_some() { &raw mut time } else { core::ptr::null_mut() };
-    let mask = mask.as_ref().map_or(core::ptr::null(), |mask| mask as *const u64);
+    let pointer = mask.as_ref().map_or(core::ptr::null(), |mask| mask as *const u64);
     // SAFETY: the array by contract; the time and mask are locals.
-    unsafe { sys!(SYS_ppoll, fds, count, time, mask, 8) }
+    let result = unsafe { sys!(SYS_ppoll, fds, count, time, pointer, 8) };
+    #[cfg(target_arch = "x86_64")]
+    if mask.is_none() && is_barred(&result) {
+        // SAFETY: as above.
+        return unsafe { sys!(SYS_poll, fds, count, milliseconds(timeout_ns)) };
+    }
+    result
+}
+
+/// Does the kernel not have this call, or a filter forbid it? (For calls that fail in no such way themselves.)
+fn is_barred(result: &Sys<usize>) -> bool {
+    matches!(result, Err(Errno::ENOSYS | Errno::EPERM | Errno::EACCES))
+}
+
+/// For calls that know no finer time: rounded up, so that a wait is never shorter than asked.
+fn milliseconds(timeout_ns: Option<u64>) -> i32 {
+    timeout_ns.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as i32)
 }
 
 pub fn timespec(ns: u64) -> libc::timespec {
@@ -143,13 +166,12 @@ pub unsafe fn epoll_wait(
     let pointer = if timeout_ns.is_some() { &raw const time } else { core::ptr::null() };
     // SAFETY: the array by contract; the time and mask are locals.
     let result = unsafe { sys!(SYS_epoll_pwait2, epfd, events, max, pointer, mask, 8) };
-    if result != Err(Errno::ENOSYS) {
+    if !is_barred(&result) {
         return result;
     }
-    // Before Linux 5.11: milliseconds, rounded up so that a wait is never shorter than asked.
-    let ms = timeout_ns.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as i32);
+    // Before Linux 5.11, or under a filter that was written before.
     // SAFETY: as above.
-    unsafe { sys!(SYS_epoll_pwait, epfd, events, max, ms, mask, 8) }
+    unsafe { sys!(SYS_epoll_pwait, epfd, events, max, milliseconds(timeout_ns), mask, 8) }
 }
 
 pub fn is_nonblocking(fd: i32) -> bool {

@@ -78,7 +78,8 @@ pub fn seal_readers(fd: i32) -> Sys<()> {
         .map(drop)
 }
 
-/// Size of a memfd that somebody else made, if it is one that can't fault: sealed against shrinking, of small pages.
+/// Size of a memfd that somebody else made, if it is one that can't fault: sealed against shrinking, and not of huge pages,
+/// which may run out. (Its block size does not tell: it is that of a huge page too where tmpfs may use them.) `EINVAL` if not.
 pub fn sealed_size(fd: i32) -> Sys<usize> {
     // SAFETY: no memory is passed.
     let seals = unsafe { sys!(SYS_fcntl, fd, libc::F_GET_SEALS)? } as i32;
@@ -86,8 +87,12 @@ pub fn sealed_size(fd: i32) -> Sys<usize> {
     let mut stat: libc::stat = unsafe { core::mem::zeroed() };
     // SAFETY: `stat` is valid for writing.
     unsafe { sys!(SYS_fstat, fd, &raw mut stat)? };
-    let small_pages = stat.st_blksize == 4096;
-    if seals & libc::F_SEAL_SHRINK == 0 || !small_pages || stat.st_size < 0 {
+    // SAFETY: zero is a valid statfs buffer.
+    let mut system: libc::statfs = unsafe { core::mem::zeroed() };
+    // SAFETY: `system` is valid for writing.
+    unsafe { sys!(SYS_fstatfs, fd, &raw mut system)? };
+    let in_tmpfs = system.f_type == libc::TMPFS_MAGIC;
+    if seals & libc::F_SEAL_SHRINK == 0 || !in_tmpfs || stat.st_size < 0 {
         return Err(Errno::EINVAL);
     }
     Ok(stat.st_size as usize)

@@ -18,6 +18,8 @@ pub const MAX_FDS: usize = 4;
 pub struct Fds {
     fds: [i32; MAX_FDS],
     pub count: usize,
+    /// More were sent than we had room or free numbers for.
+    pub truncated: bool,
 }
 
 impl Fds {
@@ -157,7 +159,8 @@ pub fn receive(socket: i32, bytes: &mut [u8]) -> Sys<(usize, Fds)> {
     let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
     // SAFETY: the header points to locals that outlive the call.
     let n = unsafe { sys!(SYS_recvmsg, socket, &raw mut message, flags)? };
-    let mut fds = Fds { fds: [-1; MAX_FDS], count: 0 };
+    let truncated = message.msg_flags & libc::MSG_CTRUNC != 0;
+    let mut fds = Fds { fds: [-1; MAX_FDS], count: 0, truncated };
     let rights = message.msg_controllen as usize >= size_of::<libc::cmsghdr>()
         && control.header.cmsg_level == libc::SOL_SOCKET
         && control.header.cmsg_type == libc::SCM_RIGHTS;
@@ -260,6 +263,16 @@ fn parse_owner(answer: &[u8]) -> Sys<Owner> {
         return Err(Errno::ENOENT);
     }
     Ok(Owner { inode, uid })
+}
+
+/// Is there a /proc to look at?
+pub fn has_proc() -> bool {
+    let mut link = [0u8; 16];
+    // SAFETY: a C string, and a buffer of its length.
+    let got = unsafe {
+        sys!(SYS_readlinkat, libc::AT_FDCWD, c"/proc/self".as_ptr(), link.as_mut_ptr(), link.len())
+    };
+    got.is_ok()
 }
 
 /// Does descriptor `fd` of process `pid` name the socket `inode`? `EACCES` or `EPERM` when we may not look.

@@ -36,8 +36,10 @@ const SET_OWNER: u32 = 1 << 31;
 /// One of a peer's.
 #[derive(Default)]
 pub struct Bell {
-    /// Whose: a random number of its process, and which of its contexts.
+    /// Whose: a random number of its process, which process the kernel says that is (numbers get around), and which of its
+    /// contexts.
     process: P64,
+    pid: P32,
     context: P32,
     eventfd: P32,
     page: AtomicUsize,
@@ -265,8 +267,8 @@ pub fn has_sleepers(context: u32) -> bool {
     flag_of(context).is_some_and(|flag| wait::armed(flag, u64::MAX).is_some())
 }
 
-/// Keeps a peer's card, or finds that we hold it already. Takes the descriptors, if they are what they should be.
-pub fn keep(process: u64, context: u32, eventfd: i32, page_memfd: i32) -> Option<u32> {
+/// Keeps a card of the peer `pid`, or finds that we hold it already. Takes the descriptors, if they are what they should be.
+pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32) -> Option<u32> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
     let close_both = || {
         sys::close(eventfd);
@@ -276,8 +278,10 @@ pub fn keep(process: u64, context: u32, eventfd: i32, page_memfd: i32) -> Option
         close_both();
         return None;
     };
+    // Who claims to be another process must not be rung in its place. A pid that we can't see is nobody's.
     let same = |bell: &Bell| {
-        bell.users.is() && bell.process.get() == process && bell.context.get() == context
+        let owner = bell.pid.get() == pid as u32 && bell.process.get() == process;
+        bell.users.is() && pid != 0 && owner && bell.context.get() == context
     };
     if let Some(found) = all.bells[1..].iter().position(same) {
         close_both();
@@ -302,6 +306,7 @@ pub fn keep(process: u64, context: u32, eventfd: i32, page_memfd: i32) -> Option
     tables.hide(eventfd);
     let bell = &all.bells[at + 1];
     bell.process.set(process);
+    bell.pid.set(pid as u32);
     bell.context.set(context);
     bell.eventfd.set(eventfd as u32);
     bell.page.store(area.base() as usize, Ordering::Release);

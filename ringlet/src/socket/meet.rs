@@ -80,7 +80,8 @@ enum Step {
     AtOnce,
     /// Never.
     Bar(Reason),
-    Attached,
+    /// There is nothing more to do: attached, or given up meanwhile.
+    Done,
 }
 
 /// A connection is established on `socket`: from when on its steps are due.
@@ -105,11 +106,11 @@ pub fn step(socket: &'static Socket) {
         step = take(tables, socket);
     }
     match step {
-        Step::Later if overdue(socket, calls) => socket.bar(Reason::NoPeer),
+        Step::Later | Step::Soon if overdue(socket, calls) => socket.bar(Reason::NoPeer),
         Step::Later => socket.next_step.set(calls + (calls / 2).clamp(1, 128)),
         Step::Soon => socket.next_step.set(calls + 1),
         Step::Bar(reason) => socket.bar(reason),
-        Step::Attached | Step::AtOnce => {}
+        Step::Done | Step::AtOnce => {}
     }
     socket.stepping.store(0, Ordering::Release);
 }
@@ -128,7 +129,7 @@ fn take(tables: &'static Tables, socket: &'static Socket) -> Step {
         Stage::Offered => take_call(socket),
         Stage::Called => take_hello(tables, socket),
         Stage::Greeted => take_answer(tables, socket),
-        _ => Step::Soon,
+        _ => Step::Done,
     }
 }
 
@@ -166,6 +167,11 @@ fn reason_of(error: Errno) -> Reason {
     }
 }
 
+/// Has the other side of the rendezvous just gone, which is no failure of ours?
+fn is_gone(error: Errno) -> bool {
+    matches!(error, Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN)
+}
+
 /// Is the connection one for the ring at all? Then the accepting side offers, and the connecting side looks.
 fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     let end = socket.end();
@@ -196,6 +202,10 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     }
     if let Some(reason) = unserved_option(socket.fd()) {
         return Step::Bar(reason);
+    }
+    // Without these counts no direction could be moved.
+    if let Err(error) = tcp::counts(socket.fd()) {
+        return Step::Bar(reason_of(error));
     }
     if socket.side.get() == 1 {
         return match rendezvous::offer(&ends) {
@@ -282,8 +292,10 @@ fn greet(tables: &Tables, socket: &Socket, ends: &tcp::Ends, meeting: i32) -> St
         _ => unreachable!("the configuration admits only sound ring sizes"),
     };
     socket.meeting.set(meeting as u32);
-    if say(socket, meeting, uid, geometry, None).is_err() {
-        return again(socket);
+    match say(socket, meeting, uid, geometry, None) {
+        Ok(()) => {}
+        Err(error) if is_gone(error) => return again(socket),
+        Err(error) => return Step::Bar(reason_of(error)),
     }
     socket.set_stage(Stage::Greeted);
     view::show(socket, Reason::Young);
@@ -309,18 +321,32 @@ fn check_user(tables: &Tables, ends: &tcp::Ends, meeting: i32) -> Result<(u32, u
 }
 
 /// The process at the other side of the rendezvous must hold the far end, by the descriptor that it names. Where /proc does not
-/// let us look (another user, another pid namespace), that it is the far end's user has to do.
-fn check_process(meeting: i32, inode: u32, fd: i32) -> Result<(), Reason> {
+/// let us look (another user, another pid namespace, no /proc), that it is the far end's user has to do. Returns the process.
+fn check_process(meeting: i32, inode: u32, fd: i32) -> Result<i32, Reason> {
     let caller = rendezvous::credentials(meeting).map_err(reason_of)?;
     if caller.pid == 0 {
-        return Ok(());
+        return Ok(0);
     }
     match rendezvous::holds(caller.pid, fd, inode) {
-        Ok(true) => Ok(()),
-        Err(Errno::EACCES | Errno::EPERM) => Ok(()),
+        Ok(true) => Ok(caller.pid),
+        Err(Errno::EACCES | Errno::EPERM) => Ok(caller.pid),
+        Err(Errno::ENOENT) if !rendezvous::has_proc() => Ok(caller.pid),
         // The caller may have gone or forked meanwhile, or it lies: no deal either way.
-        Ok(false) | Err(_) => Err(Reason::NotOwner),
+        Ok(false) | Err(Errno::ENOENT | Errno(libc::ESRCH)) => Err(Reason::NotOwner),
+        Err(error) => Err(reason_of(error)),
     }
+}
+
+/// Who is at the other side: its process (0 if that can't be seen) and its user.
+fn check(
+    tables: &Tables,
+    ends: &tcp::Ends,
+    meeting: i32,
+    fd: i32,
+) -> Result<rendezvous::Credentials, Reason> {
+    let (inode, uid) = check_user(tables, ends, meeting)?;
+    let pid = check_process(meeting, inode, fd)?;
+    Ok(rendezvous::Credentials { pid, uid })
 }
 
 /// The accepting side: has somebody come?
@@ -356,15 +382,14 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     let (n, mut fds) = match rendezvous::receive(meeting, &mut bytes) {
         // It checks us before it speaks.
         Err(Errno::EAGAIN) => return Step::Soon,
+        Err(error) if !is_gone(error) => return Step::Bar(reason_of(error)),
         Ok((0, _)) | Err(_) => return again(socket),
         Ok(got) => got,
     };
     let Some(hello) = Message::read(&bytes[..n]) else { return Step::Bar(Reason::BadPeer) };
     let Some(ends) = tcp::ends(socket.fd()) else { return Step::Bar(Reason::NotConnected) };
-    let checked = check_user(tables, &ends, meeting)
-        .and_then(|(inode, uid)| check_process(meeting, inode, hello.fd).map(|_| uid));
-    let uid = match checked {
-        Ok(uid) => uid,
+    let peer = match check(tables, &ends, meeting, hello.fd) {
+        Ok(peer) => peer,
         Err(reason) => return Step::Bar(reason),
     };
     let Some(geometry) = Geometry::new(hello.ring_bytes.min(tables.config.ring_bytes) as usize)
@@ -375,25 +400,32 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
         Ok(segment) => segment,
         Err(reason) => return Step::Bar(reason),
     };
-    keep_bell(socket, &hello, &mut fds, 0, uid);
+    keep_bell(socket, &hello, &mut fds, 0, peer);
     // Attached before the answer is out: the peer may use the ring the moment that it has it.
     attach(socket);
-    let said = say(socket, meeting, uid, geometry, Some(segment));
+    let said = say(socket, meeting, peer.uid, geometry, Some(segment));
     sys::close(segment);
     abandon(socket);
-    if said.is_err() {
-        // The peer is gone: its `attached` will never be there, and everything stays on the kernel.
-        view::show(socket, Reason::NoPeer);
+    if let Err(error) = said {
+        // It will never be attached.
+        let reason = if is_gone(error) { Reason::NoPeer } else { reason_of(error) };
+        super::keep_on_kernel(socket, reason);
     }
-    Step::Attached
+    Step::Done
 }
 
-fn keep_bell(socket: &Socket, message: &Message, fds: &mut rendezvous::Fds, from: usize, uid: u32) {
-    if message.context == 0 || !trusted(uid) {
+fn keep_bell(
+    socket: &Socket,
+    message: &Message,
+    fds: &mut rendezvous::Fds,
+    from: usize,
+    peer: rendezvous::Credentials,
+) {
+    if message.context == 0 || !trusted(peer.uid) || fds.count < from + 2 {
         return;
     }
     let (Some(eventfd), Some(page)) = (fds.take(from), fds.take(from + 1)) else { return };
-    if let Some(bell) = context::keep(message.process, message.context, eventfd, page) {
+    if let Some(bell) = context::keep(peer.pid, message.process, message.context, eventfd, page) {
         socket.bell.set(bell);
     }
 }
@@ -401,22 +433,24 @@ fn keep_bell(socket: &Socket, message: &Message, fds: &mut rendezvous::Fds, from
 fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<i32, Reason> {
     let bytes = geometry.segment_bytes();
     reserve_memory(tables, bytes)?;
-    let segment =
-        map::sealed_memfd(c"ringlet-segment", bytes, libc::F_SEAL_SEAL).map_err(reason_of)?;
-    match map::map_shared(segment, bytes, true) {
-        Ok(area) => {
-            let head = area.at::<Head>(0);
-            head.ring_bytes.store(geometry.ring_bytes as u64, Ordering::Relaxed);
-            head.magic.store(SEGMENT_MAGIC, Ordering::Relaxed);
-            socket.set_segment(area, geometry);
-            Ok(segment)
+    let made = map::sealed_memfd(c"ringlet-segment", bytes, libc::F_SEAL_SEAL).and_then(|fd| {
+        match map::map_shared(fd, bytes, true) {
+            Ok(area) => Ok((fd, area)),
+            Err(error) => {
+                sys::close(fd);
+                Err(error)
+            }
         }
-        Err(error) => {
-            sys::close(segment);
-            release_memory(tables, bytes);
-            Err(reason_of(error))
-        }
-    }
+    });
+    let (segment, area) = made.map_err(|error| {
+        release_memory(tables, bytes);
+        reason_of(error)
+    })?;
+    let head = area.at::<Head>(0);
+    head.ring_bytes.store(geometry.ring_bytes as u64, Ordering::Relaxed);
+    head.magic.store(SEGMENT_MAGIC, Ordering::Relaxed);
+    socket.set_segment(area, geometry);
+    Ok(segment)
 }
 
 fn reserve_memory(tables: &Tables, bytes: usize) -> Result<(), Reason> {
@@ -441,27 +475,28 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     let mut bytes = [0; MESSAGE_BYTES + 1];
     let (n, mut fds) = match rendezvous::receive(meeting, &mut bytes) {
         Err(Errno::EAGAIN) => return Step::Later,
+        Err(error) if !is_gone(error) => return Step::Bar(reason_of(error)),
         Ok((0, _)) | Err(_) => return again(socket),
         Ok(got) => got,
     };
     let Some(answer) = Message::read(&bytes[..n]) else { return Step::Bar(Reason::BadPeer) };
     let Some(ends) = tcp::ends(socket.fd()) else { return Step::Bar(Reason::NotConnected) };
-    let checked = check_user(tables, &ends, meeting)
-        .and_then(|(inode, uid)| check_process(meeting, inode, answer.fd).map(|_| uid));
-    let uid = match checked {
-        Ok(uid) => uid,
+    let peer = match check(tables, &ends, meeting, answer.fd) {
+        Ok(peer) => peer,
         Err(reason) => return Step::Bar(reason),
     };
-    let Some(segment) = fds.take(0) else { return Step::Bar(Reason::BadPeer) };
+    let Some(segment) = fds.take(0) else {
+        return Step::Bar(if fds.truncated { Reason::NoDescriptor } else { Reason::BadPeer });
+    };
     let mapped = map_segment(tables, socket, segment, answer.ring_bytes);
     sys::close(segment);
     if let Err(reason) = mapped {
         return Step::Bar(reason);
     }
-    keep_bell(socket, &answer, &mut fds, 1, uid);
+    keep_bell(socket, &answer, &mut fds, 1, peer);
     abandon(socket);
     attach(socket);
-    Step::Attached
+    Step::Done
 }
 
 fn map_segment(
@@ -475,8 +510,10 @@ fn map_segment(
         .filter(|geometry| geometry.ring_bytes as u64 == ring_bytes)
         .ok_or(Reason::BadPeer)?;
     let bytes = geometry.segment_bytes();
-    if map::sealed_size(segment) != Ok(bytes) {
-        return Err(Reason::BadPeer);
+    match map::sealed_size(segment) {
+        Ok(size) if size == bytes => {}
+        Ok(_) | Err(Errno::EINVAL) => return Err(Reason::BadPeer),
+        Err(error) => return Err(reason_of(error)),
     }
     reserve_memory(tables, bytes)?;
     let area = map::map_shared(segment, bytes, true).map_err(|error| {
