@@ -15,7 +15,7 @@ macro_rules! errnos {
     ($($name:ident)*) => { impl Errno { $(pub const $name: Errno = Errno(libc::$name);)* } };
 }
 errnos! { EAGAIN EINTR EPIPE ECONNRESET ENOTCONN EBADF EFAULT EINVAL EMFILE ENFILE ENOMEM EPERM ENOSYS EACCES
-ECONNREFUSED EADDRINUSE EEXIST ENOENT EINPROGRESS ENOTSUP }
+ECONNREFUSED EADDRINUSE EEXIST ENOENT ENOTDIR EINPROGRESS ENOTSUP }
 
 /// # Safety
 /// The caller answers for the arguments as the named system call defines them.
@@ -154,4 +154,14 @@ pub fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> Sys<usize> {
     };
     close(fd);
     result
+}
+
+/// Adds a line to a file, which is made if need be.
+pub fn append(path: &core::ffi::CStr, line: &[u8]) {
+    let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
+    // SAFETY: a C string.
+    if let Ok(fd) = unsafe { sys!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) } {
+        let _ = write(fd as i32, line);
+        close(fd as i32);
+    }
 }

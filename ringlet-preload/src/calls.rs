@@ -590,7 +590,7 @@ pub unsafe extern "C" fn sendmmsg(
 }
 
 /// Bytes of a file that one round of `sendfile` carries over our own stack.
-const FILE_CHUNK_BYTES: usize = 64 << 10;
+const FILE_CHUNK_BYTES: usize = 16 << 10;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile(
@@ -640,6 +640,10 @@ unsafe fn send_file(socket: &Socket, from: c_int, offset: *mut off_t, count: siz
         // SAFETY: the program's offset.
         unsafe { *offset }
     };
+    if position < 0 && !offset.is_null() {
+        set_errno(libc::EINVAL);
+        return -1;
+    }
     if position < 0 {
         // No file (EBADF), or one without a position, which the kernel refuses otherwise.
         // SAFETY: libc's errno of this thread.

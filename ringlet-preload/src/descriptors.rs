@@ -30,6 +30,14 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the program's address, if it is one.
+    let dissolves = (address as usize) >= 4096
+        && len as usize >= size_of::<libc::sa_family_t>()
+        && unsafe { (*address).sa_family } as c_int == libc::AF_UNSPEC;
+    if dissolves {
+        process::before_dissolve(fd);
+        return next!(c"connect", fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, address, len);
+    }
     let done = next!(c"connect", fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, address, len);
     // SAFETY: libc's errno of this thread.
     if done == 0 || unsafe { *libc::__errno_location() } == libc::EINPROGRESS {
@@ -219,8 +227,12 @@ pub extern "C" fn dup(fd: c_int) -> c_int {
 }
 
 fn duplicated(from: c_int, to: c_int) -> c_int {
-    if to >= 0 && from != to && !process::borrowed_if_known(from, to) {
-        process::duplicated(from, to);
+    if to >= 0 && from != to {
+        if process::borrowed_if_known(from, to) {
+            process::given_to_child(from);
+        } else {
+            process::duplicated(from, to);
+        }
     }
     to
 }
@@ -467,6 +479,80 @@ pub unsafe extern "C" fn syscall(
     )
 }
 
+/// fclose closes by itself.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
+    // SAFETY: the program's stream.
+    let fd = if stream.is_null() { -1 } else { unsafe { libc::fileno(stream) } };
+    if let Some(known) = lookup(fd) {
+        process::before_close(fd, known);
+    }
+    next!(c"fclose", fn(*mut libc::FILE) -> c_int, stream)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn creat(path: *const c_char, mode: libc::mode_t) -> c_int {
+    made(next!(c"creat", fn(*const c_char, libc::mode_t) -> c_int, path, mode))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
+    made(next!(c"__open_2", fn(*const c_char, c_int) -> c_int, path, flags))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
+    made(next!(c"__open64_2", fn(*const c_char, c_int) -> c_int, path, flags))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mkstemp(template: *mut c_char) -> c_int {
+    made(next!(c"mkstemp", fn(*mut c_char) -> c_int, template))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mkstemp64(template: *mut c_char) -> c_int {
+    made(next!(c"mkstemp64", fn(*mut c_char) -> c_int, template))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn memfd_create(name: *const c_char, flags: libc::c_uint) -> c_int {
+    made(next!(c"memfd_create", fn(*const c_char, libc::c_uint) -> c_int, name, flags))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn inotify_init1(flags: c_int) -> c_int {
+    made(next!(c"inotify_init1", fn(c_int) -> c_int, flags))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn signalfd(fd: c_int, mask: *const libc::sigset_t, flags: c_int) -> c_int {
+    let got = next!(c"signalfd", fn(c_int, *const libc::sigset_t, c_int) -> c_int, fd, mask, flags);
+    if fd < 0 { made(got) } else { got }
+}
+
+/// libc's threads behind aio read and write natively.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aio_read(request: *mut libc::aiocb) -> c_int {
+    // SAFETY: the program's request.
+    unsafe { keep_aio_on_kernel(request) };
+    next!(c"aio_read", fn(*mut libc::aiocb) -> c_int, request)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aio_write(request: *mut libc::aiocb) -> c_int {
+    // SAFETY: the program's request.
+    unsafe { keep_aio_on_kernel(request) };
+    next!(c"aio_write", fn(*mut libc::aiocb) -> c_int, request)
+}
+
+unsafe fn keep_aio_on_kernel(request: *const libc::aiocb) {
+    if !request.is_null() {
+        // SAFETY: the program's request.
+        process::keep_fd_on_kernel(unsafe { (*request).aio_fildes }, Reason::Stdio);
+    }
+}
+
 /// stdio reads and writes below our feet: the connection goes to the kernel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
@@ -483,4 +569,22 @@ pub unsafe extern "C" fn vdprintf(
 ) -> c_int {
     process::keep_fd_on_kernel(fd, Reason::Stdio);
     next!(c"vdprintf", fn(c_int, *const c_char, *mut c_void) -> c_int, fd, format, arguments)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __vdprintf_chk(
+    fd: c_int,
+    flag: c_int,
+    format: *const c_char,
+    arguments: *mut c_void,
+) -> c_int {
+    process::keep_fd_on_kernel(fd, Reason::Stdio);
+    next!(
+        c"__vdprintf_chk",
+        fn(c_int, c_int, *const c_char, *mut c_void) -> c_int,
+        fd,
+        flag,
+        format,
+        arguments
+    )
 }

@@ -31,31 +31,41 @@ type Strings = *const *mut c_char;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, args: Strings, env: Strings) -> c_int {
     process::before_exec();
-    next!(c"execve", fn(*const c_char, Strings, Strings) -> c_int, path, args, env)
+    let failed = next!(c"execve", fn(*const c_char, Strings, Strings) -> c_int, path, args, env);
+    process::after_failed_exec();
+    failed
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execv(path: *const c_char, args: Strings) -> c_int {
     process::before_exec();
-    next!(c"execv", fn(*const c_char, Strings) -> c_int, path, args)
+    let failed = next!(c"execv", fn(*const c_char, Strings) -> c_int, path, args);
+    process::after_failed_exec();
+    failed
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(file: *const c_char, args: Strings) -> c_int {
     process::before_exec();
-    next!(c"execvp", fn(*const c_char, Strings) -> c_int, file, args)
+    let failed = next!(c"execvp", fn(*const c_char, Strings) -> c_int, file, args);
+    process::after_failed_exec();
+    failed
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: *const c_char, args: Strings, env: Strings) -> c_int {
     process::before_exec();
-    next!(c"execvpe", fn(*const c_char, Strings, Strings) -> c_int, file, args, env)
+    let failed = next!(c"execvpe", fn(*const c_char, Strings, Strings) -> c_int, file, args, env);
+    process::after_failed_exec();
+    failed
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fexecve(fd: c_int, args: Strings, env: Strings) -> c_int {
     process::before_exec();
-    next!(c"fexecve", fn(c_int, Strings, Strings) -> c_int, fd, args, env)
+    let failed = next!(c"fexecve", fn(c_int, Strings, Strings) -> c_int, fd, args, env);
+    process::after_failed_exec();
+    failed
 }
 
 #[unsafe(no_mangle)]
@@ -67,7 +77,7 @@ pub unsafe extern "C" fn posix_spawn(
     args: Strings,
     env: Strings,
 ) -> c_int {
-    process::before_exec();
+    process::before_spawn();
     next!(
         c"posix_spawn",
         fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int,
@@ -89,7 +99,7 @@ pub unsafe extern "C" fn posix_spawnp(
     args: Strings,
     env: Strings,
 ) -> c_int {
-    process::before_exec();
+    process::before_spawn();
     next!(
         c"posix_spawnp",
         fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int,
@@ -102,15 +112,60 @@ pub unsafe extern "C" fn posix_spawnp(
     )
 }
 
+/// What a spawned program is given under another number: its own flag (close-on-exec) does not count there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
+    actions: *mut c_void,
+    from: c_int,
+    to: c_int,
+) -> c_int {
+    process::given_to_child(from);
+    next!(
+        c"posix_spawn_file_actions_adddup2",
+        fn(*mut c_void, c_int, c_int) -> c_int,
+        actions,
+        from,
+        to
+    )
+}
+
+/// The ways in which a process ends by itself.
+#[unsafe(no_mangle)]
+pub extern "C" fn _exit(status: c_int) -> ! {
+    process::at_exit();
+    end(status)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn _Exit(status: c_int) -> ! {
+    process::at_exit();
+    end(status)
+}
+
+fn end(status: c_int) -> ! {
+    loop {
+        // SAFETY: ends the process.
+        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = at_exit;
+
+extern "C" fn at_exit() {
+    process::at_exit();
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
-    process::before_exec();
+    process::before_spawn();
     next!(c"system", fn(*const c_char) -> c_int, command)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *mut libc::FILE {
-    process::before_exec();
+    process::before_spawn();
     let stream = next!(c"popen", fn(*const c_char, *const c_char) -> usize, command, kind);
     if stream == usize::MAX { core::ptr::null_mut() } else { stream as *mut libc::FILE }
 }
@@ -183,6 +238,25 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
     }
     signals::set_handler(signal, None);
     if old == interrupting as *const () as usize { stood_in.unwrap_or(libc::SIG_DFL) } else { old }
+}
+
+/// System V semantics: once, and it interrupts calls. What `signal` is in a program of strict ISO C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __sysv_signal(number: c_int, handler: usize) -> usize {
+    // SAFETY: zero is a valid sigaction; the call is ours, with structs of ours.
+    unsafe {
+        let (mut new, mut old) =
+            (core::mem::zeroed::<libc::sigaction>(), core::mem::zeroed::<libc::sigaction>());
+        new.sa_sigaction = handler;
+        new.sa_flags = libc::SA_RESETHAND | libc::SA_NODEFER;
+        if sigaction(number, &new, &mut old) != 0 { libc::SIG_ERR } else { old.sa_sigaction }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sysv_signal(number: c_int, handler: usize) -> usize {
+    // SAFETY: passed on.
+    unsafe { __sysv_signal(number, handler) }
 }
 
 /// Changes what the handler that is there does to calls.
@@ -263,15 +337,15 @@ macro_rules! next_address {
 }
 
 extern "C" fn before_execl() -> *mut c_void {
-    process::before_exec();
+    process::before_spawn();
     next_address!(c"execl")
 }
 extern "C" fn before_execlp() -> *mut c_void {
-    process::before_exec();
+    process::before_spawn();
     next_address!(c"execlp")
 }
 extern "C" fn before_execle() -> *mut c_void {
-    process::before_exec();
+    process::before_spawn();
     next_address!(c"execle")
 }
 extern "C" fn before_dprintf(fd: c_int) -> *mut c_void {

@@ -18,16 +18,22 @@ extern "C" fn start() {
     }
     let started = socket::start(config);
     if !matches!(config.log, LogTarget::Off) && (wrong > 0 || started.is_err()) {
-        note(if wrong > 0 {
-            b"ringlet: the configuration has errors; `ringlet config` tells which\n"
-        } else {
-            b"ringlet: out of memory at start; everything stays on the kernel\n"
-        });
+        note(
+            &config.log,
+            if wrong > 0 {
+                b"ringlet: the configuration has errors; `ringlet config` tells which\n"
+            } else {
+                b"ringlet: out of memory at start; everything stays on the kernel\n"
+            },
+        );
     }
 }
 
-fn note(line: &[u8]) {
-    let _ = sys::write(2, line);
+fn note(target: &LogTarget, line: &[u8]) {
+    match target {
+        LogTarget::File(path) => sys::append(path.as_c_str(), line),
+        _ => drop(sys::write(2, line)),
+    }
 }
 
 fn environment(name: &str) -> Option<&'static [u8]> {
@@ -43,7 +49,7 @@ fn environment(name: &str) -> Option<&'static [u8]> {
 fn read_file(path: &CStr, buffer: &mut [u8]) -> Result<usize, NotRead> {
     match sys::read_file(path, buffer) {
         Ok(n) => Ok(n),
-        Err(sys::Errno::ENOENT) => Err(NotRead::Missing),
+        Err(sys::Errno::ENOENT | sys::Errno::ENOTDIR) => Err(NotRead::Missing),
         Err(_) => Err(NotRead::Unreadable),
     }
 }

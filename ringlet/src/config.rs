@@ -74,7 +74,7 @@ config! {
     peers: PeerPolicy as Peers = PeerPolicy::Any, "RINGLET_PEERS", "",
         "Whose processes may share memory with ours, once they have proven that they own the far end.";
     log: LogTarget as Log = LogTarget::Off, "RINGLET_LOG", "",
-        "Where ringlet tells what it does inside a program.";
+        "Where a program under ringlet is told of what went wrong at its start; `ringlet ss` tells of the rest.";
 }
 
 /// Where a value came from; a later one overrides an earlier one.

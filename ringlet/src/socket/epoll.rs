@@ -19,6 +19,8 @@ const MARK: u64 = 0x726e_676c << 32;
 const MARK_MASK: u64 = 0xffff_ffff << 32;
 /// The set's own eventfd.
 const MARK_SELF: u64 = MARK | 0xffff_ffff;
+/// The second context's, which its thread drains.
+const MARK_SECOND: u64 = MARK | 0xffff_fffe;
 /// Hot connections beyond this cool down once they have been idle for `COOL_AFTER` looks.
 const HOT_COUNT: u32 = 64;
 const COOL_AFTER: u32 = 64;
@@ -279,7 +281,7 @@ fn add(
     }
     let attached = socket.stage() == Stage::Attached;
     let index = tables.new_watch().ok_or(Errno::ENOMEM)?;
-    let asked = if attached { our_event(index) } else { event };
+    let asked = if attached { our_event(index, socket) } else { event };
     if let Err(error) = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, fd, Some(asked)) {
         tables.free_watch(index);
         return Err(error);
@@ -354,9 +356,20 @@ fn aim(watch: &Watch, event: epoll_event) {
     watch.idle.set(0);
 }
 
-fn our_event(index: u32) -> epoll_event {
-    // Room in the kernel matters while we send there; edge-triggered, it costs nothing else.
-    epoll_event { events: EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, u64: MARK | index as u64 }
+fn our_event(index: u32, socket: &Socket) -> epoll_event {
+    // Room in the kernel matters while we send there.
+    let room = if socket.end().sending() == Sending::Ring { 0 } else { EPOLLOUT };
+    epoll_event { events: EPOLLIN | EPOLLRDHUP | EPOLLET | room, u64: MARK | index as u64 }
+}
+
+/// The sending direction has changed its path: the kernel is asked for what matters now.
+pub fn sending_changed(socket: &Socket) {
+    let Some(tables) = tables() else { return };
+    for (index, watch) in watches(tables, socket).filter(|(_, watch)| watch.adopted.is()) {
+        let epfd = tables.sets[watch.set.get() as usize].epfd.get() as i32;
+        let event = our_event(index, socket);
+        let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watch.fd.get() as i32, Some(event));
+    }
 }
 
 /// Another set or a poll waits on this set: from now on it stays armed.
@@ -396,7 +409,7 @@ pub fn adopt(socket: &Socket) {
         watch.fresh.set(1);
         // First the context, then the registration: a wait that is under way in the kernel must find out that it was overtaken.
         adopt_watch(tables, set, set_index, watch);
-        let ours = Some(our_event(index));
+        let ours = Some(our_event(index, socket));
         if watch.events.get() & EPOLLEXCLUSIVE != 0 {
             // KERNEL: an exclusive registration can't be modified.
             let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, watched, None);
@@ -426,7 +439,7 @@ fn adopt_watch(tables: &Tables, set: &Set, set_index: u32, watch: &Watch) {
     heat(tables, set, watch);
     let home = tables.sockets[watch.socket.get() as usize].home.get();
     if home != 0 && home != set.context.get() && !set.second.is() {
-        let event = epoll_event { events: EPOLLIN | EPOLLET, u64: MARK_SELF };
+        let event = epoll_event { events: EPOLLIN | EPOLLET, u64: MARK_SECOND };
         let eventfd = context::eventfd_of(home);
         if fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, eventfd, Some(event)).is_ok() {
             set.second.set(home);
@@ -717,6 +730,11 @@ fn translate(tables: &Tables, set: &Set, events: &mut [epoll_event]) -> usize {
         }
         let data = event.u64;
         if data == MARK_SELF {
+            // A full counter would not ring again.
+            fd::drain(context::eventfd_of(set.context.get()));
+            continue;
+        }
+        if data == MARK_SECOND {
             continue;
         }
         let Some(watch) = tables.watches.get(data as u32 as usize) else { continue };

@@ -29,6 +29,9 @@ pub fn start(config: Config) -> Sys<()> {
     table::start(config)
 }
 
+/// linux/tcp.h: a control message with the bytes that wait.
+const TCP_INQ: i32 = 36;
+
 /// How a call on a descriptor goes.
 pub enum Way {
     /// To the kernel; what is to be told about it afterwards.
@@ -152,8 +155,19 @@ pub fn option_set(fd: i32, level: i32, option: i32) {
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) if attached => {
             meet::copy_timeouts(socket)
         }
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_OOBINLINE | libc::SO_ZEROCOPY)
-        | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => {
+        (
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT
+            | libc::SO_OOBINLINE
+            | libc::SO_ZEROCOPY
+            | libc::SO_TIMESTAMP
+            | libc::SO_TIMESTAMPNS
+            | libc::SO_TIMESTAMPING
+            | libc::SO_PEEK_OFF
+            | libc::SO_ATTACH_FILTER
+            | libc::SO_ATTACH_BPF,
+        )
+        | (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR | TCP_INQ) => {
             keep_on_kernel(socket, Reason::Option)
         }
         _ => {}

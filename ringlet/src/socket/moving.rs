@@ -20,7 +20,7 @@ pub const CHANGES_MAX: usize = 16;
 const RINGING_WAIT_ROUNDS: u32 = 1100;
 const RINGING_LOOK_NS: u64 = 500_000;
 /// How long a return to the kernel waits for room there, and for the peer to have taken the last doorbell.
-const RETURN_WAIT_NS: u64 = 2_000_000_000;
+const RETURN_WAIT_NS: u64 = 200_000_000;
 /// While `Returning`: the peer still takes doorbells, nothing was sent again.
 const NOT_YET: u64 = u64::MAX;
 const LEAVING_WAIT_ROUNDS: u32 = 500;
@@ -63,6 +63,8 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     }
     if end.tx.push_mark(ring, Mark::Start(counts.written)) {
         end.sending.set(Sending::Ring as u32);
+        end.no_space.set(0);
+        super::epoll::sending_changed(socket);
         show_path(socket, end);
         wake_receiver(socket, ring);
     }
@@ -78,6 +80,7 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
     let Ok(counts) = tcp::counts(socket.fd()) else { return };
     // No doorbell for the mark: what follows through the kernel wakes by itself.
     let _ = end.tx.push_mark(ring, Mark::Back(counts.written));
+    super::epoll::sending_changed(socket);
     view::show(socket, reason);
     // A receiver that left the ring just now has not seen the mark, nor what is unread before it.
     if has_left(ring) {
@@ -143,6 +146,7 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
                 continue;
             }
             end.sending.set(Sending::KernelForGood as u32);
+            super::epoll::sending_changed(socket);
             return Ok(());
         }
         match tcp::send_from(socket.fd(), bytes, libc::MSG_DONTWAIT) {

@@ -4,7 +4,7 @@ use super::table::{Known, Receiving, Socket, Stage, Tables, lookup, tables};
 use super::{context, epoll, meet, moving, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::CLOSED;
-use ringlet_core::sync::Ordering;
+use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::{fd, map, sys, tcp};
 
 /// A TCP socket was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
@@ -56,7 +56,25 @@ pub fn connected(fd: i32, accepting: bool) {
     {
         meet::begin(socket, accepting);
         view::begin(socket);
+        if fd <= LAST_STANDARD {
+            socket.bar(Reason::Stdio);
+        }
     }
+}
+
+/// Descriptors that stdio's own streams use.
+const LAST_STANDARD: i32 = 2;
+
+/// connect(AF_UNSPEC) is about to dissolve a connection: what comes after it on this descriptor is another one.
+pub fn before_dissolve(fd: i32) {
+    if let Some(Known::Socket(socket)) = lookup(fd) {
+        super::keep_on_kernel(socket, Reason::NotConnected);
+    }
+}
+
+/// A vfork child names a connection anew, for the program that it is about to become.
+pub fn given_to_child(fd: i32) {
+    given_away(fd, Reason::Exec);
 }
 
 /// Are we in a vfork child? It shares our memory but not our descriptors: what it closes stays open here.
@@ -102,6 +120,10 @@ pub fn duplicated(from: i32, to: i32) {
         Some(Known::Socket(socket)) => {
             socket.names.fetch_add(1, Ordering::AcqRel);
             tables.name_socket(to, socket);
+            if to <= LAST_STANDARD {
+                // stdio's own streams read and write there below our feet.
+                super::keep_on_kernel(socket, Reason::Stdio);
+            }
         }
         Some(Known::Set(set)) => {
             tables.sets[set as usize].names.add(1);
@@ -267,11 +289,48 @@ pub fn given_away(fd: i32, reason: Reason) {
 }
 
 /// Before exec or spawn: what the new program inherits must be on the kernel.
-pub fn before_exec() {
+pub fn before_spawn() {
     let Some(tables) = tables() else { return };
     for (fd, socket) in tables.known_fds() {
         if socket.stage() != Stage::Free && !fd::is_cloexec(fd) {
             given_away(fd, Reason::Exec);
+        }
+    }
+}
+
+/// This process is about to become another program, and what it does not hand over it no longer holds.
+pub fn before_exec() {
+    before_spawn();
+    if !borrowed() {
+        hold(|holders| holders.fetch_sub(1, Ordering::AcqRel));
+    }
+}
+
+/// It did not become one.
+pub fn after_failed_exec() {
+    if !borrowed() {
+        hold(|holders| holders.fetch_add(1, Ordering::AcqRel));
+    }
+}
+
+fn hold(change: impl Fn(&AtomicU32) -> u32) {
+    for socket in tables().into_iter().flat_map(|tables| tables.followed()) {
+        change(&socket.end().holders);
+    }
+}
+
+/// This process ends, with connections open: the family goes on without it. (One that is killed is counted for ever, which only
+/// keeps a connection that it shared from being moved.)
+pub fn at_exit() {
+    if borrowed() {
+        return;
+    }
+    let Some(tables) = tables() else { return };
+    for socket in tables.followed() {
+        let end = socket.end();
+        if end.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // Not given back at once: destructors and other threads may still use it.
+            end.abandoned.store(1, Ordering::Release);
         }
     }
 }

@@ -4,7 +4,8 @@ use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
 use super::{context, epoll, spin, stream};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, pollfd};
-use ringlet_linux::sys::{self, Sys};
+use ringlet_linux::map::Scratch;
+use ringlet_linux::sys::{self, Errno, Sys};
 
 /// Can the kernel alone answer for all of these?
 pub fn is_kernels(fds: &[pollfd]) -> bool {
@@ -45,28 +46,31 @@ pub fn poll(
     timeout_ns: Option<u64>,
     mask: Option<u64>,
 ) -> Sys<usize> {
-    // ORDER: SeqCst; pairs with `process::release`: a socket is not unmapped while somebody looks at it.
-    let mut counted = [0u32; COUNTED_MAX];
-    let count = enter(fds, &mut counted);
+    let mut on_stack = [0u32; COUNTED_ON_STACK];
+    if fds.len() <= COUNTED_ON_STACK {
+        let count = enter(fds, &mut on_stack);
+        let result = poll_entered(fds, scratch, timeout_ns, mask);
+        leave(&on_stack[..count]);
+        return result;
+    }
+    let mut many = Scratch::new(fds.len(), 0u32).ok_or(Errno::ENOMEM)?;
+    let count = enter(fds, &mut many);
     let result = poll_entered(fds, scratch, timeout_ns, mask);
-    leave(&counted[..count]);
+    leave(&many[..count]);
     result
 }
 
-/// Attached sockets that one poll can hold on to; further ones are looked at through the kernel alone, after `want_bytes`.
-const COUNTED_MAX: usize = 1024;
+const COUNTED_ON_STACK: usize = 128;
 
-fn enter(fds: &[pollfd], counted: &mut [u32; COUNTED_MAX]) -> usize {
+/// Counts us in at every attached socket; their indices go to `counted`, which has room for all of `fds`.
+fn enter(fds: &[pollfd], counted: &mut [u32]) -> usize {
     let Some(tables) = tables() else { return 0 };
     let mut count = 0;
-    for entry in fds {
-        if let Some(socket) = attached(entry.fd)
-            && count < COUNTED_MAX
-        {
-            socket.sleepers.fetch_add(1, Ordering::SeqCst);
-            counted[count] = tables.index_of(socket);
-            count += 1;
-        }
+    for socket in fds.iter().filter_map(|entry| attached(entry.fd)) {
+        // ORDER: SeqCst; pairs with `process::release`: a socket is not unmapped while somebody looks at it.
+        socket.sleepers.fetch_add(1, Ordering::SeqCst);
+        counted[count] = tables.index_of(socket);
+        count += 1;
     }
     count
 }

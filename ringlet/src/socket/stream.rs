@@ -265,7 +265,7 @@ fn kernel_says_end(socket: &Socket) -> bool {
 fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
     let Some(incoming) = socket.incoming() else { return false };
     let orderly = incoming.control().sender.shut.load(Ordering::Acquire) != 0;
-    end.sending() == Sending::Ring && !orderly && !end.tx.drained(outgoing)
+    end.sending() == Sending::Ring && !orderly && end.tx.outstanding_bytes(outgoing) > 0
 }
 
 /// The same for a receiver, which holds the other lock.
@@ -290,10 +290,9 @@ fn reset_is_end(socket: &Socket, end: &End) -> bool {
     };
     let closed = outgoing.control().receiver.closed.load(Ordering::Acquire) == CLOSED;
     let rung = incoming.control().sender.attached.load(Ordering::Relaxed) != 0;
-    let drained = end
-        .send_lock
-        .try_take()
-        .is_some_and(|_held| end.sending() == Sending::Ring && end.tx.drained(&outgoing));
+    let drained = end.send_lock.try_take().is_some_and(|_held| {
+        end.sending() == Sending::Ring && end.tx.outstanding_bytes(&outgoing) == 0
+    });
     !closed && rung && drained
 }
 

@@ -147,6 +147,8 @@ pub struct End {
     _apart_too: [u64; 1],
     /// Processes of the family that hold it.
     pub holders: AtomicU32,
+    /// Its last holder ended without closing it.
+    pub abandoned: AtomicU32,
     pub nonblocking: P32,
     pub receive_timeout_ns: P64,
     pub send_timeout_ns: P64,
@@ -228,6 +230,7 @@ impl End {
         self.ringers.store(0, Ordering::Relaxed);
         self.native_receivers.store(0, Ordering::Relaxed);
         self.native_senders.store(0, Ordering::Relaxed);
+        self.abandoned.store(0, Ordering::Relaxed);
         self.holders.store(1, Ordering::Relaxed);
     }
 }
@@ -463,8 +466,11 @@ impl Tables {
             .sockets
             .take(SOCKET_COUNT, |i| self.sockets[i as usize].next_free.get())?;
         let socket = &self.sockets[index as usize];
-        let Some(end) = self.free_ends[0].take(SOCKET_COUNT, |i| ends[i as usize].next_free.get())
-        else {
+        let take = || self.free_ends[0].take(SOCKET_COUNT, |i| ends[i as usize].next_free.get());
+        let Some(end) = take().or_else(|| {
+            self.gather_abandoned();
+            take()
+        }) else {
             self.free[0]
                 .sockets
                 .give(index, |i, next| self.sockets[i as usize].next_free.set(next));
@@ -485,10 +491,26 @@ impl Tables {
             slot.path.store(view::SLOT_FREE, Ordering::Relaxed);
         }
         if last {
-            self.free_ends[0].give(end, |i, next| self.ends[i as usize].next_free.set(next));
+            self.give_end(end);
         }
         let index = self.index_of(socket);
         self.free[0].sockets.give(index, |i, next| self.sockets[i as usize].next_free.set(next));
+    }
+
+    /// Takes back the ends of processes of the family that ended with connections open.
+    fn gather_abandoned(&self) {
+        for (index, end) in self.ends.iter().enumerate().skip(1) {
+            if end.holders.load(Ordering::Acquire) == 0
+                && end.abandoned.swap(0, Ordering::AcqRel) == 1
+            {
+                self.give_end(index as u32);
+            }
+        }
+    }
+
+    /// Nobody of the family holds this end any more.
+    pub fn give_end(&self, end: u32) {
+        self.free_ends[0].give(end, |i, next| self.ends[i as usize].next_free.set(next));
     }
 
     pub fn used_sets(&self) -> &'static [super::epoll::Set] {
