@@ -165,3 +165,34 @@ pub fn append(path: &core::ffi::CStr, line: &[u8]) {
         close(fd as i32);
     }
 }
+
+/// The processor that this thread runs on.
+pub fn processor() -> u32 {
+    // SAFETY: no arguments; answered by the vDSO or rseq.
+    unsafe { libc::sched_getcpu() }.max(0) as u32
+}
+
+/// Moves this thread to another processor of those that it may use, if there is one, and leaves it its choice afterwards.
+pub fn leave_processor(processor: u32) -> bool {
+    let mut allowed = [0u64; 16];
+    let bytes = size_of_val(&allowed);
+    // SAFETY: a writable mask.
+    if unsafe { sys!(SYS_sched_getaffinity, 0, bytes, allowed.as_mut_ptr()) }.is_err() {
+        return false;
+    }
+    let mut others = allowed;
+    let word = processor as usize / 64;
+    if word >= others.len() {
+        return false;
+    }
+    others[word] &= !(1 << (processor % 64));
+    if others.iter().all(|word| *word == 0) {
+        return false;
+    }
+    // SAFETY: readable masks.
+    unsafe {
+        let moved = sys!(SYS_sched_setaffinity, 0, bytes, others.as_ptr());
+        let _ = sys!(SYS_sched_setaffinity, 0, bytes, allowed.as_ptr());
+        moved.is_ok()
+    }
+}

@@ -228,15 +228,19 @@ pub fn eventfd_of(context: u32) -> i32 {
     CONTEXTS.get().map_or(-1, |all| all.contexts[context as usize - 1].eventfd.get() as i32)
 }
 
-#[allow(unsafe_code)]
 fn flag_of(context: u32) -> Option<&'static AtomicU64> {
+    word_of(context, 0)
+}
+
+#[allow(unsafe_code)]
+fn word_of(context: u32, offset: usize) -> Option<&'static AtomicU64> {
     let page = CONTEXTS.get()?.ours[0].page.load(Ordering::Acquire);
     if page == 0 {
         return None;
     }
     // SAFETY: our page, mapped for good (a fork forgets it, which only leaves a mapping behind).
     let area = unsafe { Area::new(page as *mut u8, PAGE_BYTES) };
-    Some(area.at((context as usize - 1) % CONTEXT_COUNT * FLAG_APART_BYTES))
+    Some(area.at((context as usize - 1) % CONTEXT_COUNT * FLAG_APART_BYTES + offset))
 }
 
 /// What to tell a peer about a context of ours.
@@ -260,6 +264,26 @@ pub fn disarm(context: u32) {
     if let Some(flag) = flag_of(context) {
         wait::disarm(flag);
     }
+}
+
+/// Where in a context's line its processor stands (plus one; 0 is unknown), for peers that share it.
+const PROCESSOR_OFFSET: usize = 8;
+
+/// Tells peers on which processor this context watches. A store only when it changed: peers look at the line for every message.
+pub fn tell_processor(context: u32) {
+    if let Some(word) = word_of(context, PROCESSOR_OFFSET) {
+        let here = sys::processor() as u64 + 1;
+        if word.load(Ordering::Relaxed) != here {
+            word.store(here, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The processor on which the home context of `socket`'s peer was last seen.
+pub fn peer_of(socket: &Socket) -> Option<super::spin::Peer> {
+    let processor = bell_word(socket, PROCESSOR_OFFSET)?.1.load(Ordering::Relaxed);
+    let processor = u32::try_from(processor.checked_sub(1)?).ok()?;
+    Some(super::spin::Peer { processor, we_move: socket.side.get() == 1 })
 }
 
 /// Does anyone sleep in this context now?
@@ -331,24 +355,29 @@ pub fn release(bell: u32) {
     }
 }
 
-/// After publishing for `socket`'s peer: rings its home context if somebody sleeps there. True if it did.
+/// A word in the line of the peer's home context, and its bell.
 #[allow(unsafe_code)]
 #[inline(always)]
-pub fn ring_if_armed(socket: &Socket) -> bool {
+fn bell_word(socket: &Socket, offset: usize) -> Option<(&'static Bell, &'static AtomicU64)> {
     let bell = socket.bell.get();
     if bell == 0 {
-        return false;
+        return None;
     }
-    let Some(all) = CONTEXTS.get() else { return false };
-    let bell = &all.bells[bell as usize];
+    let bell = &CONTEXTS.get()?.bells[bell as usize];
     let page = bell.page.load(Ordering::Acquire);
     if page == 0 {
-        return false;
+        return None;
     }
     // SAFETY: mapped read-only as long as the bell has users, and the socket is one; only loads are made.
     let area = unsafe { Area::new(page as *mut u8, PAGE_BYTES) };
-    let flag =
-        area.at::<AtomicU64>((bell.context.get() as usize - 1) % CONTEXT_COUNT * FLAG_APART_BYTES);
+    let line = (bell.context.get() as usize - 1) % CONTEXT_COUNT * FLAG_APART_BYTES;
+    Some((bell, area.at(line + offset)))
+}
+
+/// After publishing for `socket`'s peer: rings its home context if somebody sleeps there. True if it did.
+#[inline(always)]
+pub fn ring_if_armed(socket: &Socket) -> bool {
+    let Some((bell, flag)) = bell_word(socket, 0) else { return false };
     let Some(value) = wait::armed(flag, socket.rung.get()) else { return false };
     socket.rung.set(value);
     fd::ring(bell.eventfd.get() as i32);

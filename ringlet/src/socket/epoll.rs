@@ -21,9 +21,9 @@ const MARK_MASK: u64 = 0xffff_ffff << 32;
 const MARK_SELF: u64 = MARK | 0xffff_ffff;
 /// The second context's, which its thread drains.
 const MARK_SECOND: u64 = MARK | 0xffff_fffe;
-/// Hot connections beyond this cool down once they have been idle for `COOL_AFTER` looks.
-const HOT_COUNT: u32 = 64;
-const COOL_AFTER: u32 = 64;
+/// Hot connections beyond so many cool down when so many waits have found something elsewhere.
+const HOT_COUNT: u32 = 8;
+const COOL_AFTER: u32 = 512;
 /// While rings keep a set busy (or being watched), the kernel's part is looked at this often (about 10 us).
 const ASK_KERNEL_TICKS: u64 = 30_000;
 
@@ -809,7 +809,11 @@ fn wait_in(
             .config
             .spin_us
             .min(deadline.map_or(u64::MAX, |at| at.saturating_sub(sys::now_ns()) / 1000));
-        if spin::watch(budget, || any_ready(tables, set) || kernel_due(set) && in_kernel(set)) {
+        if spin::watch(
+            budget,
+            || latest_peer(tables, set),
+            || any_ready(tables, set) || kernel_due(set) && in_kernel(set),
+        ) {
             let more = if any_ready(tables, set) {
                 0
             } else {
@@ -842,6 +846,14 @@ fn wait_in(
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Where the peer runs that was heard of last.
+fn latest_peer(tables: &Tables, set: &Set) -> Option<spin::Peer> {
+    let last = set.hot_last.get();
+    let watch = tables.watches.get(last as usize).filter(|_| last != 0)?;
+    let socket = &tables.sockets[watch.socket.get() as usize];
+    if socket.stage() == Stage::Attached { stream::peer(socket) } else { None }
 }
 
 /// Is the kernel's part of the set to be looked at again? Every now and then; and at once when this process has written to something

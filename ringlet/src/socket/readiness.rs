@@ -130,7 +130,9 @@ fn poll_entered(
         let left = |at: u64| at.saturating_sub(sys::now_ns());
         let budget = limit.min(deadline.map_or(u64::MAX, |at| left(at) / 1000));
         let mut asked = sys::now_ns();
-        let worth = spin::watch(budget, || {
+        let talks_to = fds.iter().find_map(|entry| attached(entry.fd));
+        let peer = || talks_to.and_then(stream::peer);
+        let worth = spin::watch(budget, peer, || {
             if look(fds).0 > 0 {
                 return true;
             }

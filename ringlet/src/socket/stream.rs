@@ -556,6 +556,15 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     result
 }
 
+/// Where the peer runs; and lets it know where we do.
+pub fn peer(socket: &Socket) -> Option<spin::Peer> {
+    let home = socket.home.get();
+    if home != 0 {
+        context::tell_processor(home);
+    }
+    context::peer_of(socket)
+}
+
 /// Is there what the caller waits for, as far as shared memory tells?
 #[inline(always)]
 fn there(socket: &Socket, end: &End, want: Want) -> bool {
@@ -619,7 +628,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
         Want::Room => end.sending() == Sending::Ring,
     };
     let limit = tables().map_or(0, |tables| tables.config.spin_us);
-    if in_ring && spin::watch(limit, || there(socket, end, want)) {
+    if in_ring && spin::watch(limit, || peer(socket), || there(socket, end, want)) {
         return Ok(());
     }
     let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else {
