@@ -1,0 +1,180 @@
+//! The documents against what they speak of: the table of calls against the symbols of the library, the reason codes
+//! against the code, links and the names that they quote against the files.
+
+mod library;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use object::{Object, ObjectSymbol};
+use ringlet::reasons::Reason;
+
+const DOCUMENTS: [&str; 7] = [
+    "README.md",
+    "ARCHITECTURE.md",
+    "SPECIFICATION.md",
+    "CHANGELOG.md",
+    "conformance/README.md",
+    "fuzz/README.md",
+    "notes/README.md",
+];
+const SPECIFICATION: &str = "SPECIFICATION.md";
+/// Exported, but no call of libc's.
+const OURS: [&str; 1] = ["ringlet_path"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The rows of the table between `<!-- name -->` and `<!-- /name -->`, as cells.
+fn table(name: &str) -> Vec<Vec<String>> {
+    let text = read(&root().join(SPECIFICATION));
+    let (_, rest) = text.split_once(&format!("<!-- {name} -->")).expect(name);
+    let (part, _) = rest.split_once(&format!("<!-- /{name} -->")).expect(name);
+    let cells = |line: &str| -> Vec<String> {
+        line.trim_matches('|').split('|').map(|cell| cell.trim().to_string()).collect()
+    };
+    // The first row names the columns, the second is a line.
+    let rows: Vec<_> =
+        part.lines().filter(|line| line.starts_with('|')).skip(2).map(cells).collect();
+    assert!(!rows.is_empty(), "no table {name}");
+    rows
+}
+
+/// What stands between backquotes.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// The names in the first column; each may stand there once.
+fn names(table: &[Vec<String>]) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for name in table.iter().flat_map(|row| code(&row[0])) {
+        assert!(found.insert(name.to_string()), "{name} stands twice in the table");
+    }
+    found
+}
+
+/// The functions that the library puts in front of libc's.
+fn exported() -> BTreeSet<String> {
+    let bytes = std::fs::read(library::build()).unwrap();
+    let file = object::File::parse(&*bytes).unwrap();
+    let symbols = file.dynamic_symbols().filter(|symbol| symbol.is_definition());
+    symbols.map(|symbol| symbol.name().unwrap().to_string()).collect()
+}
+
+#[test]
+fn the_table_of_calls_is_what_the_library_exports() {
+    let seen = names(&table("calls that the library sees"));
+    let unseen = names(&table("calls that it does not see"));
+    let exported: BTreeSet<_> =
+        exported().into_iter().filter(|name| !OURS.contains(&name.as_str())).collect();
+    let missing: Vec<_> = exported.difference(&seen).collect();
+    assert!(missing.is_empty(), "exported, but not in the table: {missing:?}");
+    let absent: Vec<_> = seen.difference(&exported).collect();
+    assert!(absent.is_empty(), "in the table, but not exported: {absent:?}");
+    let both: Vec<_> = seen.intersection(&unseen).collect();
+    assert!(both.is_empty(), "in both tables: {both:?}");
+}
+
+#[test]
+fn each_call_and_option_has_one_of_the_treatments() {
+    let treatments = names(&table("treatments"));
+    for name in ["calls that the library sees", "calls that it does not see", "options"] {
+        for row in table(name) {
+            let [_, treatment, _] = &row[..] else { panic!("not three columns: {row:?}") };
+            assert!(treatments.contains(treatment), "unknown treatment: {row:?}");
+        }
+    }
+}
+
+#[test]
+fn the_reason_codes_are_those_of_the_code() {
+    let told = table("reasons").into_iter().map(|row| {
+        let code = code(&row[0]).next().unwrap_or_default().to_string();
+        (code, row[1].clone())
+    });
+    let known = Reason::ALL.iter().map(|reason| (reason.code().into(), reason.sentence().into()));
+    let (told, known): (BTreeSet<_>, BTreeSet<(String, String)>) =
+        (told.collect(), known.collect());
+    assert_eq!(told, known);
+}
+
+#[test]
+fn the_conformance_cases_that_are_named_exist() {
+    let folder = root().join("conformance/src/cases");
+    let sources = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (mut cases, mut topics) = (BTreeSet::new(), BTreeSet::new());
+    for path in sources {
+        topics.insert(path.file_stem().unwrap().to_string_lossy().into_owned());
+        cases.extend(read(&path).split('"').skip(1).step_by(2).map(String::from));
+    }
+    let mut named = 0;
+    for document in ["README.md", "ARCHITECTURE.md", SPECIFICATION] {
+        for token in code(&read(&root().join(document))).filter(|token| !token.contains('.')) {
+            let topic = token.split_once('/').map(|(topic, _)| topic);
+            if topic.is_some_and(|topic| topics.contains(topic)) {
+                assert!(cases.contains(token), "{document}: there is no case {token}");
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 0, "the documents name no case");
+}
+
+/// `[text](target)`.
+fn links(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split("](").zip(text.split("](").skip(1)).filter_map(|(before, after)| {
+        let (_, text) = before.rsplit_once('[')?;
+        let (target, _) = after.split_once(')')?;
+        Some((text, target))
+    })
+}
+
+/// As GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    headings
+        .map(|line| {
+            let heading = line.trim_start_matches('#').trim().to_lowercase();
+            let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+            kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+        })
+        .collect()
+}
+
+fn has_word(text: &str, word: &str) -> bool {
+    let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(word).any(|(at, _)| {
+        !text[..at].ends_with(part_of_word) && !text[at + word.len()..].starts_with(part_of_word)
+    })
+}
+
+/// A link leads to a file, and to a heading if it names one; a link whose text is code leads to a file that has it.
+#[test]
+fn links_lead_to_what_they_name() {
+    let mut checked = 0;
+    for document in DOCUMENTS {
+        let path = root().join(document);
+        let text = read(&path);
+        for (shown, target) in links(&text).filter(|(_, target)| !target.contains("://")) {
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let file =
+                if file.is_empty() { path.clone() } else { path.parent().unwrap().join(file) };
+            assert!(file.exists(), "{document}: [{shown}]({target}) leads nowhere");
+            if !anchor.is_empty() {
+                let known = anchors(&read(&file)).contains(anchor);
+                assert!(known, "{document}: {target} has no such heading");
+            }
+            for name in code(shown).filter(|_| file.is_file()) {
+                assert!(has_word(&read(&file), name), "{document}: {target} has no {name}");
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 0, "the documents have no links");
+}
