@@ -132,7 +132,8 @@ def memfd(size, seals=SEAL | SHRINK | GROW, flags=0, content=b""):
     fd = os.memfd_create("hostile", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     try:
         os.ftruncate(fd, size)
-        os.pwrite(fd, content, 0)
+        if content:
+            os.pwrite(fd, content, 0)
         if seals:
             fcntl.fcntl(fd, F_ADD_SEALS, seals)
     except OSError:
@@ -231,7 +232,7 @@ class Peer:
         self.tcp.sendall(data)
         self.written += len(data)
 
-    def ask(self, victim, number, data):
+    def exchange(self, victim, number, data):
         """Has the victim send `data` back through the kernel: three calls of its at least."""
         victim.ask("send_back", number, len(data))
         self.write(data)
@@ -321,7 +322,7 @@ def knock(peer, victim, number, at):
     for _ in range(ATTEMPTS):
         if meeting := call(at):
             return meeting
-        peer.ask(victim, number, b"x")
+        peer.exchange(victim, number, b"x")
     raise Failed("the victim never offered a rendezvous")
 
 
@@ -331,7 +332,7 @@ def await_call(peer, victim, number, offered):
             meeting = offered.accept()[0]
             meeting.setblocking(False)
             return meeting
-        peer.ask(victim, number, b"x")
+        peer.exchange(victim, number, b"x")
     raise Failed("the victim never came to the rendezvous")
 
 
@@ -339,7 +340,7 @@ def await_message(peer, victim, number, meeting):
     for _ in range(ATTEMPTS):
         if heard := hear(meeting):
             return heard
-        peer.ask(victim, number, b"x")
+        peer.exchange(victim, number, b"x")
     raise Failed("the victim said nothing at the rendezvous")
 
 
@@ -361,5 +362,5 @@ def _meet_accepting(peer, victim, number, at):
         for _ in range(ATTEMPTS):
             if peer.segment.get(1 - peer.out, ATTACHED):
                 return hello
-            peer.ask(victim, number, b"x")
+            peer.exchange(victim, number, b"x")
     raise Failed("the victim did not attach")

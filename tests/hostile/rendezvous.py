@@ -15,7 +15,6 @@ from protocol import segment_bytes, segment_memfd
 from subject import RING, SETTLE_SECONDS, Pair, Steady, Subject
 
 ATTACKS = 200
-GIVE_UP_CALLS = 2000  # after so many, no rendezvous may still be under way
 OFFER_CALLS = 6  # after so many, the accepting side has offered
 
 
@@ -144,6 +143,11 @@ def reasons_become(pair, accepting=None, connecting=None, calls=8):
             require(got[0] == "kernel", f"the {subject} side is on its way to the ring: {got}")
 
 
+def given_up(pair):
+    pair.exchange(size=1, times=50)
+    return all(path == "kernel" and reason in ("no-peer", "name-taken") for path, reason in pair.reasons())
+
+
 def squat(say=None):
     """Holds the name before the accepting side offers; `say` answers whoever comes."""
 
@@ -162,8 +166,7 @@ def squat(say=None):
         with as_user(user, act):
             reasons_become(pair, accepting={"name-taken"}, connecting={"not-owner"} if user or say else None, calls=30)
             if not (user or say):
-                pair.exchange(size=1, times=GIVE_UP_CALLS // 2)
-                reasons_become(pair, connecting={"no-peer"})
+                wait_until(lambda: given_up(pair), SETTLE_SECONDS, "the connecting side to give a silent squatter up")
 
     return attack
 
@@ -194,9 +197,7 @@ def come(act_at, reasons):
             reasons_become(pair, accepting=reasons)
             if act_at is nothing:
                 # A caller that says nothing is not waited for for ever.
-                pair.exchange(size=1, times=GIVE_UP_CALLS)
-                path, reason = pair.reasons()[0]
-                require(path == "kernel", f"a silent caller keeps the accepting side at the rendezvous ({reason})")
+                wait_until(lambda: given_up(pair), SETTLE_SECONDS, "the accepting side to give a silent caller up")
 
     return attack
 
@@ -265,7 +266,7 @@ STRANGERS = (
 class Lie:
     """What is said in place of a sound greeting. Descriptors are made by functions, so that each lie has fresh ones."""
 
-    def __init__(self, name, reasons=None, segment=None, bell=None, data=None, times=1, **words):
+    def __init__(self, name, reasons=None, segment=(segment_memfd,), bell=(), data=None, times=1, **words):
         self.name, self.reasons, self.segment, self.bell, self.data = name, reasons, segment, bell, data
         self.times, self.words = times, words
 
@@ -273,8 +274,8 @@ class Lie:
         """`peer` accepts: an answer with a segment, then the bell; else a hello with the bell."""
         made = []
         if peer.side == ACCEPTING:
-            made += [maker(ring_bytes) for maker in self.segment or (segment_memfd,)]
-        made += [maker(ring_bytes) for maker in self.bell or ()]
+            made += [maker(ring_bytes) for maker in self.segment]
+        made += [maker(ring_bytes) for maker in self.bell]
         words = {"fd": peer.tcp.fileno(), "ring_bytes": ring_bytes, "context": 1 if self.bell else 0, "process": 7}
         words.update(self.words)
         data = message(**words) if self.data is None else self.data
@@ -326,10 +327,6 @@ def stray_socket(_=0):
         return os.dup(made.fileno())
 
 
-def sized(change, **options):
-    return lambda size: memfd(max(change(segment_bytes(size)), 0), content=protocol.head(size)[: options.pop("head", 16)], **options)
-
-
 def read_only(size):
     made = segment_memfd(size)
     try:
@@ -371,7 +368,7 @@ SEGMENT_LIES = [
     Lie("a segment too short by a byte", BAD, segment=[lambda size: memfd(segment_bytes(size) - 1)]),
     Lie("a segment too long", BAD, segment=[lambda size: memfd(segment_bytes(size) + PAGE_BYTES)]),
     Lie("a segment of huge pages", BAD, segment=[huge]),
-    Lie("no segment", BAD, segment=[], data=None),
+    Lie("no segment", BAD, segment=[]),
     Lie("a segment twice", None, segment=[segment_memfd, segment_memfd]),
 ]
 BELL_LIES = [
@@ -443,4 +440,4 @@ def attack_with(ground, victim, lie, side):
 def work_on(ground, peer, victim, number):
     """The connection goes on through the kernel, whatever was said."""
     for _ in range(8):
-        peer.ask(victim, number, ground.random.randbytes(ground.random.randint(1, 5000)))
+        peer.exchange(victim, number, ground.random.randbytes(ground.random.randint(1, 5000)))

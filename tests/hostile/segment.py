@@ -1,17 +1,16 @@
 """A peer that attached as it should, and then writes what it likes to all that it shares with its victim."""
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
 import struct
 
 import protocol
-from harness import Failed, require, wait_until
+from harness import Failed, Skipped, require, wait_until
 from protocol import ACCEPTING, BACK, CONNECTING, CONTROL_WORDS, CREDIT_DATA, CREDIT_SLOTS, PUBLISHED, SLOT_COUNT, START
-from rendezvous import make_peer, truth
-from subject import RING, SETTLE_SECONDS, Steady, Subject
+from rendezvous import as_user, make_peer, truth
+from subject import RING, SETTLE_SECONDS, Steady, Subject, plain
 
 ATTACKS = 150
 CALLS = 40
@@ -19,14 +18,16 @@ STROKES = 20  # between two looks whether the victim is done
 RING_BYTES = 64 << 10
 LOOK_EVERY = 25
 EVENTFD_FULL = (1 << 64) - 2
+CONTEXTS = (1, 2, 3, 4)
 
 
 def scenes(ground):
     with ground.scene(f"{ATTACKS * ground.rounds} peers that scribble over the segment"):
         scribbles(ground)
-    for attack in DOORBELL_ATTACKS:
-        with ground.scene(f"a peer that {attack.__name__.replace('_', ' ')}"):
-            doorbell(ground, attack)
+    with ground.scene("peers that spoil doorbells"):
+        doorbells(ground)
+    with ground.scene("a peer of another user has no doorbell"):
+        another_users_doorbell(ground)
 
 
 def scribbles(ground):
@@ -134,34 +135,43 @@ class Scribbler:
         self._peer.tcp.recv(1 << 16)
 
 
-# What a peer of the same user is trusted with: eventfds, its own and the victim's. The victim serves the peer and a good
-# client in one thread, by epoll; the good client must be served on.
+# Doorbells, which peers of the same user are given. The victim serves a good client and the peer in one thread, by epoll.
 
 
-def doorbell(ground, attack):
+def doorbells(ground):
     victim, good = Subject(ground), Subject(ground, "client")
     port = victim.listen()
     victim.do("serve")
+    impostors = [pretend_to_be(good, victim, port, context) for context in CONTEXTS]
     good.do("steady_connect", port)
-    steady = lambda: good.do("steady")  # noqa: E731
-    wait_until(lambda: steady()["path"] == RING, SETTLE_SECONDS, "the good client on the ring")
-    peer = Peer(ground, victim, port)
-    try:
-        for stroke in attack(peer):
-            before = steady()["rounds"]
-            wait_until(lambda: stroke() or steady()["rounds"] > before + 3, SETTLE_SECONDS, "the good client to be served")
-            require(steady()["problem"] is None, "the good client's connection was harmed")
-    except Failed as problem:
-        raise Failed(f"{problem}\n{victim.process.where()}") from None
-    finally:
+    served(good)
+    for attack in (fill, make_blocking):
+        peer = Served(victim, port)
+        attack(peer.answer.descriptors[0])
+        served(good)
+        peer.close()
+    for peer in impostors:
         peer.close()
 
 
-class Served:
-    """Stands for a victim that serves by itself, whatever it is asked."""
+def served(good):
+    """The good client is answered, again and again, after it has slept."""
+
+    def rounds():
+        state = good.do("steady")
+        require(state["problem"] is None, f"the good client was harmed: {state['problem']}")
+        return state["rounds"]
+
+    before = rounds()
+    wait_until(lambda: rounds() > before + 20, SETTLE_SECONDS, "the good client to be served")
+    require(good.do("steady")["path"] == RING, "the good client is not on the ring")
+
+
+class Server:
+    """A victim that serves by itself: it needs no commands, and answers none."""
 
     def __init__(self, victim):
-        self.ring_bytes = victim.ring_bytes
+        self.ring_bytes, self.poll = victim.ring_bytes, victim.poll
 
     def ask(self, *_command):
         pass
@@ -170,94 +180,64 @@ class Served:
         pass
 
 
-class Peer(protocol.Peer):
-    def __init__(self, ground, victim, port):
-        tcp = socket.create_connection(("127.0.0.1", port))
-        tcp.settimeout(SETTLE_SECONDS)
-        super().__init__(tcp, CONNECTING)
-        self.eventfd, self.page = os.eventfd(0), protocol.memfd(protocol.PAGE_BYTES)
-        served = Served(victim)
-        at = protocol.name_of(tcp, CONNECTING)
-        with protocol.knock(self, served, None, at) as meeting:
-            hello = protocol.message(tcp.fileno(), victim.ring_bytes, context=1, process=7)
-            protocol.say(meeting, hello, [self.eventfd, self.page])
-            self.answer = protocol.await_message(self, served, None, meeting)
-        require(len(self.answer.descriptors) == 3, "a peer of the same user is not given a doorbell")
+class Served(protocol.Peer):
+    """A client of such a victim, with a doorbell of its own; `answer` is what the victim said."""
+
+    def __init__(self, victim, port, **words):
+        super().__init__(plain(socket.create_connection(("127.0.0.1", port))), CONNECTING)
+        server, bell = Server(victim), [os.eventfd(0), protocol.memfd(protocol.PAGE_BYTES)]
+        with protocol.knock(self, server, None, protocol.name_of(self.tcp, CONNECTING)) as meeting:
+            hello = protocol.message(self.tcp.fileno(), server.ring_bytes, **{"context": 1, "process": 7, **words})
+            protocol.say(meeting, hello, bell)
+            self.answer = protocol.await_message(self, server, None, meeting)
+        for fd in bell:
+            os.close(fd)
         self.attach(protocol.Segment(self.answer.descriptors.pop(0), self.answer.ring_bytes))
-        self.start()
 
     def close(self):
         super().close()
-        for fd in (self.eventfd, self.page):
-            with contextlib.suppress(OSError):
-                os.close(fd)
         self.answer.close()
 
-    def knock_on(self):
-        """Has the victim answer us through the ring."""
-        with contextlib.suppress(BlockingIOError):
-            self.send(b"x")
-        self.next()
+
+def pretend_to_be(good, victim, port, context):
+    """A peer that says that its doorbell is one of the good client's, whose number it has learned."""
+    tcp, number = good.connect_to_us()
+    known = protocol.Peer(tcp, ACCEPTING)
+    hello = protocol.meet(known, good, number)
+    hello.close()
+    known.close()
+    good.do("close", number)
+    require(hello.process, "a client does not say who it is")
+    return Served(victim, port, process=hello.process, context=context)
 
 
-def fills_the_victims_eventfd(peer):
-    theirs = peer.answer.descriptors[0]
-
-    def stroke():
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(theirs)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(theirs, EVENTFD_FULL)
-
-    yield stroke
-    stroke()
-    yield lambda: None
+def fill(eventfd):
+    with contextlib.suppress(BlockingIOError):
+        os.eventfd_read(eventfd)
+    with contextlib.suppress(BlockingIOError):
+        os.eventfd_write(eventfd, EVENTFD_FULL)
 
 
-def empties_the_victims_eventfd(peer):
-    theirs = peer.answer.descriptors[0]
-
-    def stroke():
-        for _ in range(20_000):
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(theirs)
-
-    yield stroke
+def make_blocking(eventfd):
+    fcntl.fcntl(eventfd, fcntl.F_SETFL, fcntl.fcntl(eventfd, fcntl.F_GETFL) & ~os.O_NONBLOCK)
 
 
-def makes_the_victims_eventfd_blocking(peer):
-    theirs = peer.answer.descriptors[0]
-    fcntl.fcntl(theirs, fcntl.F_SETFL, fcntl.fcntl(theirs, fcntl.F_GETFL) & ~os.O_NONBLOCK)
-
-    def stroke():
-        # Never ourselves in a write that blocks.
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(theirs, 1)
-
-    yield stroke
-    yield lambda: None
+# Another user is neither given a doorbell nor rung by one: who has an eventfd can make a ringer wait.
 
 
-def gives_a_full_blocking_eventfd(peer):
-    os.eventfd_write(peer.eventfd, EVENTFD_FULL)
-    armed = 1
-    with open(f"/proc/self/fd/{peer.page}", "r+b", buffering=0) as page:
+def another_users_doorbell(ground):
+    if os.geteuid() != 0:
+        raise Skipped("only root can become another user")
+    victim = Subject(ground)
+    port = victim.listen()
+    victim.do("serve")
 
-        def stroke():
-            nonlocal armed
-            armed += 1 << 16
-            page.seek(0)
-            page.write(struct.pack("<Q", armed))
-            peer.knock_on()
+    def act(ready):
+        peer = Served(victim, port)
+        require(not peer.answer.descriptors, "another user is given a doorbell")
+        peer.start()
+        require(peer.segment.get(1 - peer.out, protocol.ATTACHED) == protocol.WANT_BYTE, "another user's bell is kept")
+        ready()
 
-        for word in (protocol.WANT_DATA,):
-            peer.segment.set(1 - peer.out, word, protocol.WANT_EVENT)
-        yield stroke
-
-
-DOORBELL_ATTACKS = (
-    fills_the_victims_eventfd,
-    empties_the_victims_eventfd,
-    makes_the_victims_eventfd_blocking,
-    gives_a_full_blocking_eventfd,
-)
+    with as_user("nobody", act):
+        pass

@@ -34,7 +34,7 @@ WHILE_MOVING_SECONDS = 0.003
 CONNECTIONS_MOST = 4
 REDIS_CONNECTIONS = 50
 KILLS_PER_LEAK_CHECK = 25
-WARM_UP_KILLS = 4  # fill caches and pools; from then on nothing may grow
+WARM_UP_KILLS = 4  # of each kind one: pools are there from then on, and nothing may grow
 EVENTFDS_MOST = 40  # a process keeps up to 32, for threads that sleep
 STEADY, GREETING, FIRST_ID = 0, 1, 2
 # What the connecting end does, what the accepting end does.
@@ -156,7 +156,7 @@ class KillTest:
         scenarios = [self._kill_client, self._kill_server] * 4
         if self._redis:
             scenarios += [self._kill_redis_client, self._kill_redis_server]
-        scenario = source.choice(scenarios)
+        scenario = source.choice(scenarios) if number >= 0 else scenarios[number]
         self.counts[scenario.__name__.removeprefix("_kill_")] += 1
         steady = self._progress.sent(STEADY)
         try:

@@ -92,7 +92,7 @@ def checks(test):
             client.pgbench("-i", "-q", "-s", 1)
         with test.check("pgbench -S, simple and prepared"):
             for protocol in ("simple", "prepared"):
-                count = test.work(1_000)
+                count = test.work(2_000)
                 client.pgbench("-S", "-n", "-M", protocol, "-c", CLIENTS, "-j", 2, "-t", count, ring=on_ring)
         with test.check("pgbench, TPC-B: the balances agree"):
             count = test.work(100)
