@@ -163,6 +163,11 @@ impl<'a> Buffers<'a> {
         }
     }
 
+    /// Takes everything that is left; returns how much that was.
+    pub fn take_all(&mut self) -> usize {
+        core::mem::take(&mut self.remaining)
+    }
+
     /// Gives back the last `n` bytes of the piece taken last.
     pub fn untake(&mut self, n: usize) {
         debug_assert!(n <= self.used);

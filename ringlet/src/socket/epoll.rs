@@ -13,6 +13,7 @@ use crate::plain::{P32, P64};
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::map::Zeroed;
 use ringlet_linux::sys::{self, Errno, Sys};
+use std::cell::Cell;
 
 /// Data of our registrations: high half this mark (no canonical address, no descriptor number), low half the watch.
 const MARK: u64 = 0x726e_676c << 32;
@@ -28,6 +29,7 @@ const COOL_AFTER: u32 = 512;
 const ASK_KERNEL_TICKS: u64 = 30_000;
 
 const LOOK_SOON_NS: u64 = 1_000_000;
+const LOOK_AT_TIMES_NS: u64 = 50_000_000;
 
 const EPOLLIN: u32 = libc::EPOLLIN as u32;
 const EPOLLOUT: u32 = libc::EPOLLOUT as u32;
@@ -395,6 +397,15 @@ pub fn ready(set_index: u32) -> bool {
     tables().is_some_and(|tables| any_ready(tables, &tables.sets[set_index as usize]))
 }
 
+/// Does another thread sleep in a wait on a set that watches this socket?
+pub fn watched_by_sleepers(socket: &Socket) -> bool {
+    let Some(tables) = tables() else { return false };
+    watches(tables, socket).any(|(_, watch)| {
+        let set = &tables.sets[watch.set.get() as usize];
+        set.context.is() && context::has_sleepers(set.context.get())
+    })
+}
+
 /// A socket was just attached: its registrations in sets become ours.
 pub fn adopt(socket: &Socket) {
     let Some(tables) = tables() else { return };
@@ -615,19 +626,19 @@ fn any_ready(tables: &Tables, set: &Set) -> bool {
 /// What `arm` armed, to be disarmed by whoever armed it: a set may get contexts meanwhile.
 struct Armed {
     contexts: [u32; 2],
-    /// Somebody's room can't be rung for: look now and then.
-    look_soon: bool,
+    /// Somebody's room can't be rung for, or another thread may take the byte that says it: look now and then.
+    look_every_ns: Option<u64>,
 }
 
 /// Arms the set's contexts, and those hot connections that they do not cover.
 fn arm(tables: &Tables, set: &Set) -> Armed {
-    let mut armed = Armed { contexts: [set.context.get(), set.second.get()], look_soon: false };
+    let mut armed = Armed { contexts: [set.context.get(), set.second.get()], look_every_ns: None };
     for context in armed.contexts {
         if context != 0 {
             context::arm(context);
         }
     }
-    let look_soon = std::cell::Cell::new(false);
+    let (look_soon, look_at_times) = (Cell::new(false), Cell::new(false));
     for_each_hot(tables, set, |watch, socket| {
         super::moving::answer_return(socket, socket.end());
         let room = watch.events.get() & EPOLLOUT != 0;
@@ -638,10 +649,16 @@ fn arm(tables: &Tables, set: &Set) -> Armed {
             }
         } else {
             stream::want_bytes(socket, true, room);
-            look_soon.set(look_soon.get() || room && !stream::can_ring_for_room(socket));
+            let soon = room && !stream::can_ring_for_room(socket);
+            look_soon.set(look_soon.get() || soon);
+            look_at_times.set(look_at_times.get() || room);
         }
     });
-    armed.look_soon = look_soon.get();
+    armed.look_every_ns = match (look_soon.get(), look_at_times.get()) {
+        (true, _) => Some(LOOK_SOON_NS),
+        (_, true) => Some(LOOK_AT_TIMES_NS),
+        _ => None,
+    };
     armed
 }
 
@@ -671,7 +688,7 @@ fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Socket)) {
 
 /// A nested set is armed whenever nobody is inside a wait on it; each arming is a new value, so that peers ring again.
 fn stay_armed(tables: &Tables, set: &Set) {
-    disarm(&Armed { contexts: [set.armed.get(), set.armed_second.get()], look_soon: false });
+    disarm(&Armed { contexts: [set.armed.get(), set.armed_second.get()], look_every_ns: None });
     let armed = arm(tables, set);
     set.armed.set(armed.contexts[0]);
     set.armed_second.set(armed.contexts[1]);
@@ -826,8 +843,8 @@ fn wait_in(
         }
         let armed = arm(tables, set);
         let mut left = deadline.map(|at| at.saturating_sub(sys::now_ns()));
-        if armed.look_soon {
-            left = Some(left.unwrap_or(LOOK_SOON_NS).min(LOOK_SOON_NS));
+        if let Some(every) = armed.look_every_ns {
+            left = Some(left.unwrap_or(every).min(every));
         }
         let slept =
             if any_ready(tables, set) { Ok(0) } else { ask_kernel(tables, set, out, left, mask) };

@@ -66,19 +66,26 @@ const COUNTED_ON_STACK: usize = 128;
 fn enter(fds: &[pollfd], counted: &mut [u32]) -> usize {
     let Some(tables) = tables() else { return 0 };
     let mut count = 0;
-    for socket in fds.iter().filter_map(|entry| attached(entry.fd)) {
+    for entry in fds {
+        let Some(socket) = attached(entry.fd) else { continue };
         // ORDER: SeqCst; pairs with `process::release`: a socket is not unmapped while somebody looks at it.
         socket.sleepers.fetch_add(1, Ordering::SeqCst);
-        counted[count] = tables.index_of(socket);
+        let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
+        socket.room_waiters.fetch_add(room as u32, Ordering::SeqCst);
+        counted[count] = tables.index_of(socket) | if room { FOR_ROOM } else { 0 };
         count += 1;
     }
     count
 }
 
+/// Beside an index in `counted`: it was counted as waiting for room too.
+const FOR_ROOM: u32 = 1 << 31;
+
 fn leave(counted: &[u32]) {
     let Some(tables) = tables() else { return };
     for &index in counted {
-        let socket = &tables.sockets[index as usize];
+        let socket = &tables.sockets[(index & !FOR_ROOM) as usize];
+        socket.room_waiters.fetch_sub((index & FOR_ROOM != 0) as u32, Ordering::SeqCst);
         stream::leave(socket);
     }
 }

@@ -63,7 +63,7 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
             receive_nothing(socket)
         } else {
             let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
-            receive_now(socket, end, to, flags, blocking)
+            receive_now(socket, end, to, flags, blocking, waiter.is_some() as u32)
         };
         match step {
             Ok(0) => return Ok(total),
@@ -107,12 +107,13 @@ fn receive_now(
     to: &mut Buffers,
     flags: i32,
     blocking: bool,
+    mine: u32,
 ) -> Sys<usize> {
     let Some(ring) = socket.incoming() else { return Err(Errno::EBADF) };
     moving::publish_attached(socket, end);
     for _ in 0..moving::CHANGES_MAX {
         let result = match end.receiving() {
-            Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking),
+            Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking, mine),
             Receiving::Kernel => receive_kernel(socket, end, &ring, to, flags),
             Receiving::Draining => receive_draining(socket, end, to, flags),
             Receiving::Discarding => moving::discard(socket, end).map(|_| None),
@@ -135,6 +136,7 @@ fn receive_ring(
     to: &mut Buffers,
     flags: i32,
     blocking: bool,
+    mine: u32,
 ) -> Sys<Option<usize>> {
     let mut total = 0;
     let mut passed = false;
@@ -185,14 +187,14 @@ fn receive_ring(
                 }
                 socket.kernel_asked.set(now);
             }
-            look_at_kernel(socket, end, ring)
+            look_at_kernel(socket, end, ring, mine)
         }
         _ => Err(moving::corrupt(socket)),
     }
 }
 
 /// The ring is empty: has the kernel a doorbell for us, the end of the stream, or an error?
-fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<Option<usize>> {
+fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> Sys<Option<usize>> {
     socket.kernel_news.set(0);
     moving::answer_return(socket, end);
     let mut bells = [0u8; 64];
@@ -215,11 +217,19 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<Option<
         end.ended.set(1);
         socket.kernel_news.set(1);
     }
-    if matches!(peeked, Ok(1..))
-        && (socket.sleepers.load(Ordering::SeqCst) > 1 || end.holders.load(Ordering::Relaxed) > 1)
-    {
-        // Others may wait for the bytes that we are about to take: the next record rings for them.
+    if matches!(peeked, Ok(1..)) && others_wait(socket, end, mine) {
+        // They may wait for the bytes that we are about to take: the next record, or the next room, rings for them.
         flag::want(&ring.control().receiver.want_data, WANT_BYTE);
+        if let Some(outgoing) = socket.outgoing()
+            && socket.room_waiters.load(Ordering::SeqCst) != 0
+        {
+            flag::want(&outgoing.control().sender.want_room, WANT_BYTE);
+            if end.tx.writable(&outgoing) {
+                // This byte is theirs, and there may be no other.
+                socket.kernel_news.set(1);
+                return Err(Errno::EAGAIN);
+            }
+        }
     }
     // What the peer published before it said this on the kernel is visible by now: look again.
     if moving::published(end, ring) {
@@ -239,6 +249,13 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<Option<
             Err(error)
         }
     }
+}
+
+/// Does anybody else wait on this connection, in this process or another of the family? `mine` of the counted waiters are the caller.
+fn others_wait(socket: &Socket, end: &End, mine: u32) -> bool {
+    socket.sleepers.load(Ordering::SeqCst) > mine
+        || end.holders.load(Ordering::Relaxed) > 1
+        || super::epoll::watched_by_sleepers(socket)
 }
 
 /// The kernel says FIN and the ring is drained. If the peer ended without reading what we sent, TCP would have told us by a
@@ -266,6 +283,19 @@ fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
     let Some(incoming) = socket.incoming() else { return false };
     let orderly = incoming.control().sender.shut.load(Ordering::Acquire) != 0;
     end.sending() == Sending::Ring && !orderly && end.tx.outstanding_bytes(outgoing) > 0
+}
+
+/// A peer that dies with only doorbells unread makes the kernel reset, where TCP would have said FIN: after that a first send still
+/// succeeds (and is lost), and the next one fails.
+fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
+    let reset = fd::pending(socket.fd(), libc::POLLIN) & libc::POLLERR != 0;
+    if !reset || end.tx.outstanding_bytes(outgoing) > 0 {
+        return false;
+    }
+    let _ = tcp::take_error(socket.fd());
+    end.ended.set(1);
+    end.sending.set(Sending::KernelForGood as u32);
+    true
 }
 
 /// The same for a receiver, which holds the other lock.
@@ -448,6 +478,9 @@ fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<u
                 && died_unread(socket, end, &ring)
             {
                 return Err(reset_by_death(socket, end));
+            }
+            if end.ended.get() < 2 && !closed && fin_by_death(socket, end, &ring) {
+                return Ok(from.take_all());
             }
             let urgent = flags & libc::MSG_OOB != 0;
             let reason = if urgent { Reason::Urgent } else { Reason::Closing };
@@ -651,11 +684,17 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
         flag::want(wish, how);
     }
     moving::answer_return(socket, end);
+    if want == Want::Room {
+        socket.room_waiters.fetch_add(1, Ordering::SeqCst);
+    }
     let result = if there(socket, end, want) {
         Ok(())
     } else {
         sleep(socket, end, want, event.then_some(home), deadline_ns)
     };
+    if want == Want::Room {
+        socket.room_waiters.fetch_sub(1, Ordering::SeqCst);
+    }
     if event {
         context::disarm(home);
     }
@@ -714,20 +753,20 @@ fn sleep(
     if fds[0].revents != 0 {
         socket.kernel_news.set(1);
         if want == Want::Room && end.sending() == Sending::Ring {
-            take_bells(socket, end);
+            take_bells(socket, end, 1);
         }
     }
     if woken == 0 && !now_and_then { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 
 /// Takes doorbell bytes away, so that the descriptor does not stay readable for a sender that waits on it.
-fn take_bells(socket: &Socket, end: &End) {
+fn take_bells(socket: &Socket, end: &End, mine: u32) {
     let Some(ring) = socket.incoming() else { return };
     if let Some(_held) = end.receive_lock.try_take()
         && end.receiving() == Receiving::Ring
         && !moving::published(end, &ring)
     {
-        match look_at_kernel(socket, end, &ring) {
+        match look_at_kernel(socket, end, &ring, mine) {
             Ok(_) | Err(Errno::EAGAIN) => {}
             // Nobody was told: the next call is.
             Err(error) => end.pending_error.set(error.0 as u32),
@@ -788,7 +827,8 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
     if (in_ring || watched) && rings_tell && !due {
         return mask & events;
     }
-    mask |= ask_kernel(socket, end, &incoming, readable, writable, now);
+    mask |= ask_kernel(socket, end, &incoming, readable, writable, !watched as u32);
+
     mask & (events | libc::POLLERR | libc::POLLHUP)
 }
 
@@ -799,9 +839,9 @@ fn ask_kernel(
     incoming: &SegmentRing,
     readable: i16,
     writable: i16,
-    now: u64,
+    mine: u32,
 ) -> i16 {
-    socket.kernel_asked.set(now);
+    socket.kernel_asked.set(sys::ticks());
     socket.kernel_news.set(0);
     moving::answer_return(socket, end);
     if moving::published(end, incoming)
@@ -833,7 +873,7 @@ fn ask_kernel(
         // Bytes in the kernel: data, or doorbells?
         match end.receiving() {
             Receiving::Ring if end.rx.has_bytes(incoming) => return mask | readable,
-            Receiving::Ring if !moving::published(end, incoming) => take_bells(socket, end),
+            Receiving::Ring if !moving::published(end, incoming) => take_bells(socket, end, mine),
             _ => match readable_bytes(socket) {
                 Ok(0) | Err(Errno::EAGAIN) => {}
                 _ => {

@@ -95,6 +95,8 @@ pub struct Socket {
     ring_bytes: P64,
     /// Threads that sleep or watch without a lock; the last one out cleans up.
     pub sleepers: AtomicU32,
+    /// Those of the sleepers that wait for room.
+    pub room_waiters: AtomicU32,
     /// Its descriptors are closed, but threads still wait on it.
     pub orphaned: AtomicU32,
     /// First watch of this socket (`epoll`).
@@ -573,6 +575,7 @@ impl Socket {
         self.stepping.store(0, Ordering::Relaxed);
         self.sleepers.store(0, Ordering::Relaxed);
         self.orphaned.store(0, Ordering::Relaxed);
+        self.room_waiters.store(0, Ordering::Relaxed);
         self.segment.store(0, Ordering::Relaxed);
         self.rung.set(0);
         self.first_step_ns.set(0);
