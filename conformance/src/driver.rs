@@ -123,18 +123,20 @@ fn start(
 }
 
 impl Process {
-    /// Looks whether it has ended; ends it if its time is over.
-    fn look(&mut self, overdue: bool) -> std::io::Result<bool> {
+    fn has_ended(&mut self) -> std::io::Result<bool> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
         }
-        if self.ended.is_none() && overdue {
-            self.hung = Some(whereabouts(self.child.id()));
+        Ok(self.ended.is_some())
+    }
+
+    fn end(&mut self) -> std::io::Result<()> {
+        if self.hung.is_some() {
             // Not yet waited for, so the group's number can't have gone to anyone else.
             let _ = sys::kill(-(self.child.id() as i32), libc::SIGKILL);
             self.ended = Some(self.child.wait()?);
         }
-        Ok(self.ended.is_some())
+        Ok(())
     }
 
     fn outcome(mut self) -> std::io::Result<Outcome> {
@@ -185,9 +187,18 @@ fn run_once(instance: Instance, pass: &Pass, options: &Options) -> std::io::Resu
         let overdue = Instant::now() > end;
         let mut all_ended = true;
         for process in &mut processes {
-            all_ended &= process.look(overdue)?;
+            all_ended &= process.has_ended()?;
         }
-        if all_ended {
+        if overdue {
+            // All are asked where they are before the end of one lets another go on.
+            for process in processes.iter_mut().filter(|process| process.ended.is_none()) {
+                process.hung = Some(whereabouts(process.child.id()));
+            }
+            for process in &mut processes {
+                process.end()?;
+            }
+        }
+        if all_ended || overdue {
             return processes.into_iter().map(Process::outcome).collect();
         }
         std::thread::sleep(Duration::from_millis(2));

@@ -878,6 +878,17 @@ pub fn thread_id() -> c_int {
     unsafe { libc::gettid() }
 }
 
+/// Limits the numbers that descriptors may have.
+pub fn limit_descriptors(count: u64) -> R<()> {
+    // SAFETY: all-zero bytes are a valid rlimit.
+    let mut limit: libc::rlimit = unsafe { zeroed() };
+    // SAFETY: `limit` is live.
+    unit(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) })?;
+    limit.rlim_cur = count;
+    // SAFETY: `limit` is live.
+    unit(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) })
+}
+
 /// Ends this process with the thread that started it, however that one ends.
 pub fn die_with_parent() {
     // SAFETY: takes no pointers.

@@ -36,6 +36,28 @@ fn copies(fd: Fd) -> [(&'static str, R<Fd>); 5] {
     ]
 }
 
+/// Opens files until there is no number left; returns the last.
+fn count_up() -> R<Fd> {
+    let mut last = Err(sys::Errno(0));
+    while let Ok(fd) = sys::open("/dev/null") {
+        last = Ok(fd);
+    }
+    last
+}
+
+fn ask_often(end: End, times: i32) {
+    for i in 0..times {
+        send_all(end, &i.to_le_bytes()).expect("send");
+        assert_eq!(recv_exact(end, 4), Ok(i.to_le_bytes().to_vec()), "reply to {i}");
+    }
+}
+
+/// This process's open descriptors and its mappings.
+fn in_use() -> (usize, usize) {
+    let entries = |path| std::fs::read_dir(path).map_or(0, |entries| entries.count());
+    (entries("/proc/self/fd"), entries("/proc/self/map_files"))
+}
+
 /// What a plain file (of zeros) does under a number that a connection had.
 fn plain_file(fd: Fd) {
     let mut buf = [1; 4];
@@ -310,6 +332,80 @@ pub const CASES: &[Case] = &[
             record("socketpair", sys::socketpair().map(|ends| format!("{ends:?}")));
         },
     ),
+    pair(
+        "descriptors/limit",
+        "RLIMIT_NOFILE lets a program have as many descriptors as without ringlet",
+        |a| {
+            let first = a.moved();
+            record("limit", sys::limit_descriptors(24));
+            let second = a.fresh();
+            a.warm(second);
+            record("the last number", count_up());
+            record("one more", sys::open("/dev/null"));
+            record("socket", sys::socket(libc::AF_INET, libc::SOCK_STREAM));
+            record("dup", sys::dup(first.0));
+            record("epoll", sys::epoll_create());
+            for end in [first, second] {
+                round(end, b"still here");
+                end.close();
+            }
+        },
+        |b| {
+            let first = b.moved();
+            let second = b.fresh();
+            b.warm(second);
+            for end in [first, second] {
+                while let Ok(got @ [_, ..]) = recv(end, 100, 0).as_deref() {
+                    send_all(end, got).expect("send");
+                }
+            }
+        },
+    )
+    .any_path()
+    .each_side(),
+    pair(
+        "descriptors/short_lived",
+        "five hundred connections, one after the other, leave no descriptor and no mapping",
+        |a| {
+            let end = a.fresh();
+            a.warm(end);
+            end.close();
+            let mut after_hundred = (0, 0);
+            for turn in 1..=500 {
+                let end = a.fresh();
+                ask_often(end, turn % 40);
+                sys::close(end.0).expect("close");
+                if turn == 100 {
+                    after_hundred = in_use();
+                }
+            }
+            let now = in_use();
+            // A few may wait to be used again or to be let go.
+            record("descriptors grow", now.0 > after_hundred.0 + 20);
+            record("mappings grow", now.1 > after_hundred.1 + 20);
+        },
+        |b| {
+            let end = b.fresh();
+            b.warm(end);
+            end.close();
+            let mut after_hundred = (0, 0);
+            for turn in 1..=500 {
+                let end = b.fresh();
+                while let Ok(got @ [_, ..]) = recv(end, 100, 0).as_deref() {
+                    send_all(end, got).expect("send");
+                }
+                sys::close(end.0).expect("close");
+                if turn == 100 {
+                    after_hundred = in_use();
+                }
+            }
+            let now = in_use();
+            record("descriptors grow", now.0 > after_hundred.0 + 20);
+            record("mappings grow", now.1 > after_hundred.1 + 20);
+        },
+    )
+    .any_path()
+    .each_side(),
     pair("descriptors/flags", "flags are set and told", echo_peer, |b| {
         let end = b.moved();
         let flags = || sys::fcntl(end.0, libc::F_GETFL, 0);

@@ -7,6 +7,7 @@ mod nonblocking;
 mod processes;
 mod readiness;
 mod signals;
+mod threads;
 mod timeouts;
 
 use crate::case::Case;
@@ -21,6 +22,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         readiness::CASES,
         descriptors::CASES,
         processes::CASES,
+        threads::CASES,
     ]
     .into_iter()
     .flatten()

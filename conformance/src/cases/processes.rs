@@ -219,6 +219,33 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "processes/fork_both_receive",
+        "parent and child wait in receives at once: each message goes to one of them",
+        |a| {
+            let end = a.moved();
+            for _ in 0..400 {
+                send_all(end, &[1; 8]).expect("send");
+                pause(0);
+            }
+            end.shutdown(SHUT_WR);
+        },
+        |b| {
+            let end = b.moved();
+            let (from, to) = sys::pipe().expect("pipe");
+            let count = move || recv_to_end(end).0.len() as u32;
+            let child = sys::fork(|| {
+                sys::write(to, &count().to_le_bytes()).expect("write");
+                0
+            });
+            let mine = count();
+            join(child);
+            let mut theirs = [0; 4];
+            sys::read(from, &mut theirs).expect("read");
+            record("together", mine + u32::from_le_bytes(theirs));
+        },
+    )
+    .each_side(),
+    pair(
         "processes/fork_shares_unread",
         "what is unread at a fork is read once, by whoever comes first",
         |a| {
@@ -338,6 +365,39 @@ pub const CASES: &[Case] = &[
                 join(worker);
             }
             b.sync();
+        },
+    )
+    .any_path()
+    .each_side(),
+    pair(
+        "processes/prefork_epoll",
+        "two workers, each with its own set that watches the inherited listener",
+        |a| {
+            let port = a.hear() as u16;
+            for _ in 0..8 {
+                let ends = [a.dial(port), a.dial(port), a.dial(port)];
+                for end in ends {
+                    rounds(end, 100);
+                }
+                for end in ends {
+                    rounds(end, 10);
+                    end.shutdown(SHUT_WR);
+                    end.recv_to_end();
+                    end.close();
+                }
+            }
+            a.sync();
+        },
+        |b| {
+            let (listener, port) = b.listener();
+            End(listener).set_nonblocking(true);
+            let workers = [0, 1].map(|_| sys::fork(|| serve_by_epoll(listener)));
+            b.tell(i64::from(port));
+            b.sync();
+            for worker in workers {
+                sys::kill(worker, SIGKILL).expect("kill");
+                join(worker);
+            }
         },
     )
     .any_path()
@@ -611,6 +671,33 @@ pub const CASES: &[Case] = &[
         },
     ),
 ];
+
+/// What an event-driven worker does, for ever.
+fn serve_by_epoll(listener: Fd) -> ! {
+    let set = sys::epoll_create().expect("epoll");
+    let watch = |fd: Fd, events: u32| {
+        sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, fd as u64).expect("epoll_ctl");
+    };
+    watch(listener, IN | libc::EPOLLEXCLUSIVE as u32);
+    loop {
+        for (fd, _) in sys::epoll_wait(set, 16, -1).expect("epoll_wait") {
+            if fd == listener as u64 {
+                while let Ok((fd, _)) = sys::accept4(listener, libc::SOCK_NONBLOCK) {
+                    watch(fd, IN | RDHUP | libc::EPOLLET as u32);
+                }
+                continue;
+            }
+            let end = End(fd as Fd);
+            loop {
+                match recv(end, 512, 0) {
+                    Ok(got) if got.is_empty() => break drop(sys::close(end.0)),
+                    Ok(got) => drop(send_all(end, &got)),
+                    Err(_) => break,
+                }
+            }
+        }
+    }
+}
 
 /// A child that waits for a connection over a Unix socket and echoes on it.
 fn taker() -> (Fd, i32) {

@@ -1,0 +1,375 @@
+//! Several threads and one connection, or one set.
+
+use std::thread;
+
+use libc::{EPOLL_CTL_ADD, EPOLL_CTL_MOD, MSG_DONTWAIT, SHUT_WR};
+
+use super::close::{beside, shown};
+use crate::case::*;
+use crate::sys::{self, Fd};
+
+const TRIPS: u32 = 1000;
+const ET: u32 = libc::EPOLLET as u32;
+
+fn ask_all(end: End, salt: u32) {
+    for i in 0..TRIPS {
+        let request = (i ^ salt).to_le_bytes();
+        send_all(end, &request).expect("send");
+        assert_eq!(recv_exact(end, 4), Ok(request.to_vec()), "reply to {i}");
+    }
+}
+
+fn echo_all(end: End) -> usize {
+    let mut bytes = 0;
+    while let Ok(got @ [_, ..]) = recv(end, 512, 0).as_deref() {
+        bytes += send_all(end, got).expect("send");
+    }
+    bytes
+}
+
+fn asking_client(a: &mut Side) {
+    let end = a.moved();
+    ask_all(end, 0);
+    end.shutdown(SHUT_WR);
+    end.recv_to_end();
+}
+
+fn in_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    thread::spawn(work).join().expect("the thread")
+}
+
+/// Sends and receives `len` bytes at once, from one thread, as `ready` says what is possible.
+fn both_ways(end: End, out: &[u8], len: usize, mut ready: impl FnMut(u32) -> u32) -> Vec<u8> {
+    end.set_nonblocking(true);
+    let (mut sent, mut got) = (0, Vec::new());
+    while sent < out.len() || got.len() < len {
+        let wish = if sent < out.len() { IN | OUT } else { IN };
+        let events = ready(wish);
+        if events & OUT != 0 {
+            while sent < out.len() {
+                match sys::send(end.0, &out[sent..], 0) {
+                    Ok(n) => sent += n,
+                    Err(_) => break,
+                }
+            }
+        }
+        if events & IN != 0 {
+            while let Ok(part @ [_, ..]) = recv(end, 30_000, 0).as_deref() {
+                got.extend_from_slice(part);
+            }
+        }
+    }
+    got
+}
+
+const BULK_BYTES: usize = 6 << 20;
+
+fn bulk(side: &mut Side, wait: fn(End, Fd, u32) -> u32, edge: u32) {
+    let end = side.moved();
+    let set = sys::epoll_create().expect("epoll");
+    sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN | OUT | edge, 0).expect("epoll_ctl");
+    let out = pattern(if side.is_client() { 90 } else { 91 }, BULK_BYTES);
+    let got = both_ways(end, &out, BULK_BYTES, |wish| wait(end, set, wish));
+    record("received", got);
+    side.sync();
+    end.close();
+}
+
+fn poll_for(end: End, _: Fd, wish: u32) -> u32 {
+    sys::poll(&[(end.0, wish as i16)], -1).expect("poll").1[0]
+}
+
+fn select_for(end: End, _: Fd, wish: u32) -> u32 {
+    let fds = [end.0];
+    let write: &[Fd] = if wish & OUT != 0 { &fds } else { &[] };
+    let got = sys::select(&fds, write, &[], None).expect("select");
+    let bit = |set: &[Fd], bit| if set.is_empty() { 0 } else { bit };
+    bit(&got.read, IN) | bit(&got.write, OUT)
+}
+
+fn epoll_for(end: End, set: Fd, wish: u32) -> u32 {
+    sys::epoll_ctl(set, EPOLL_CTL_MOD, end.0, wish, 0).expect("epoll_ctl");
+    epoll_edge_for(end, set, wish)
+}
+
+fn epoll_edge_for(_: End, set: Fd, _: u32) -> u32 {
+    let events = sys::epoll_wait(set, 4, PATIENCE.as_millis() as i32).expect("epoll_wait");
+    assert!(!events.is_empty(), "an event comes in time");
+    events[0].1
+}
+
+pub const CASES: &[Case] = &[
+    pair(
+        "threads/handed_over",
+        "a connection moved in one thread is served by another",
+        asking_client,
+        |b| {
+            let end = b.moved();
+            record("echoed", in_thread(move || echo_all(end)));
+            end.close();
+        },
+    )
+    .each_side(),
+    pair(
+        "threads/handed_back",
+        "a connection moved by a thread that has ended",
+        asking_client_in_thread,
+        |b| {
+            let end = b.fresh();
+            thread::scope(|scope| {
+                scope.spawn(|| b.warm(end));
+            });
+            record("echoed", echo_all(end));
+            end.close();
+        },
+    ),
+    pair(
+        "threads/reader_and_writer",
+        "one thread receives what another answers, over copies",
+        asking_client,
+        |b| {
+            let end = b.moved();
+            let copy = End(sys::dup(end.0).expect("dup"));
+            let (tell, hear) = std::sync::mpsc::channel::<Vec<u8>>();
+            let writer = thread::spawn(move || {
+                hear.iter().map(|part| send_all(copy, &part).expect("send")).sum::<usize>()
+            });
+            loop {
+                let got = recv(end, 512, 0).expect("recv");
+                if got.is_empty() {
+                    break;
+                }
+                tell.send(got).expect("the writer listens");
+            }
+            drop(tell);
+            record("answered", writer.join().expect("the writer"));
+            copy.close();
+            end.close();
+        },
+    )
+    .each_side(),
+    pair(
+        "threads/watchers",
+        "threads that wait for a hang-up by poll and epoll beside busy traffic",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            ask_all(end, 0);
+            end.shutdown(SHUT_WR);
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            let set = sys::epoll_create().expect("epoll");
+            sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, RDHUP, 7).expect("epoll_ctl");
+            let by_epoll = thread::spawn(move || shown(sys::epoll_wait(set, 4, -1)));
+            let by_poll = thread::spawn(move || sys::poll(&[(end.0, libc::POLLRDHUP)], -1));
+            b.sync();
+            record("echoed", echo_all(end));
+            record("epoll_wait", by_epoll.join().expect("a watcher"));
+            let polled = by_poll.join().expect("a watcher");
+            record("poll", polled.map(|(_, masks)| sys::event_names(masks[0])));
+            end.close();
+        },
+    )
+    .each_side(),
+    pair(
+        "threads/workers",
+        "four threads wait on one set, and each request wakes one of them, by one-shot",
+        |a| {
+            let ends: Vec<End> = (0..4).map(|_| a.moved()).collect();
+            a.sync();
+            let ask = |(salt, end): (usize, &End)| {
+                let (salt, end) = (salt as u32, *end);
+                thread::spawn(move || ask_all(end, salt << 16))
+            };
+            for thread in ends.iter().enumerate().map(ask).collect::<Vec<_>>() {
+                thread.join().expect("a client");
+            }
+            ends.iter().for_each(|end| end.close());
+        },
+        |b| {
+            let ends: Vec<End> = (0..4).map(|_| b.moved()).collect();
+            let set = sys::epoll_create().expect("epoll");
+            let events = IN | libc::EPOLLONESHOT as u32;
+            for end in &ends {
+                sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, events, end.0 as u64).expect("epoll_ctl");
+            }
+            b.sync();
+            // Readable when all connections have ended, for all workers.
+            let (over, tell_over) = sys::pipe().expect("pipe");
+            sys::epoll_ctl(set, EPOLL_CTL_ADD, over, IN, u64::MAX).expect("epoll_ctl");
+            let open = std::sync::atomic::AtomicUsize::new(ends.len());
+            thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        loop {
+                            let got = sys::epoll_wait(set, 1, -1).expect("epoll_wait");
+                            if got[0].0 == u64::MAX {
+                                break;
+                            }
+                            let end = End(got[0].0 as Fd);
+                            let data = recv(end, 64, MSG_DONTWAIT).expect("ready means readable");
+                            if !data.is_empty() {
+                                send_all(end, &data).expect("send");
+                                let (fd, data) = (end.0, end.0 as u64);
+                                sys::epoll_ctl(set, EPOLL_CTL_MOD, fd, events, data)
+                                    .expect("epoll_ctl");
+                            } else if open.fetch_sub(1, std::sync::atomic::Ordering::SeqCst) == 1 {
+                                sys::write(tell_over, b"!").expect("write");
+                            }
+                        }
+                    });
+                }
+            });
+            say("all served");
+        },
+    )
+    .each_side(),
+    pair(
+        "threads/two_in_one_set",
+        "data wakes at least one of two threads in epoll_wait on one set",
+        |a| {
+            let end = a.moved();
+            for _ in 0..300 {
+                send_all(end, b"x").expect("send");
+                a.hear();
+            }
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            let set = sys::epoll_create().expect("epoll");
+            sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN, 7).expect("epoll_ctl");
+            let (tell, hear) = std::sync::mpsc::channel();
+            let waiter = |tell: std::sync::mpsc::Sender<usize>| {
+                move || {
+                    loop {
+                        sys::epoll_wait(set, 4, -1).expect("epoll_wait");
+                        // The other one may have been here first.
+                        match recv(end, 64, MSG_DONTWAIT) {
+                            Ok(got) => tell.send(got.len()).expect("the main thread listens"),
+                            Err(_) => continue,
+                        }
+                        if sys::poll(&[(end.0, libc::POLLRDHUP)], 0).is_ok_and(|(n, _)| n > 0) {
+                            break;
+                        }
+                    }
+                }
+            };
+            let threads = [tell.clone(), tell].map(|tell| thread::spawn(waiter(tell)));
+            let mut bytes = 0;
+            while bytes < 300 {
+                bytes += hear.recv().expect("a waiter lives");
+                b.tell(0);
+            }
+            record("bytes", bytes);
+            for thread in threads {
+                thread.join().expect("a waiter");
+            }
+        },
+    ),
+    pair(
+        "threads/many_idle",
+        "a hundred and twenty connections in one set, of which now one speaks, now another",
+        |a| {
+            let ends: Vec<End> = (0..120).map(|_| a.moved()).collect();
+            let mut order = Sequence::new(80);
+            a.sync();
+            for i in 0..2000u32 {
+                // Mostly the first few, now and then any.
+                let which = if i % 5 == 0 { order.below(ends.len()) } else { order.below(3) };
+                send_all(ends[which], &i.to_le_bytes()).expect("send");
+                assert_eq!(
+                    recv_exact(ends[which], 4),
+                    Ok(i.to_le_bytes().to_vec()),
+                    "reply to {i}"
+                );
+            }
+            ends.iter().for_each(|end| sys::close(end.0).expect("close"));
+        },
+        |b| {
+            let ends: Vec<End> = (0..120).map(|_| b.moved()).collect();
+            let set = sys::epoll_create().expect("epoll");
+            for end in &ends {
+                sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN, end.0 as u64).expect("epoll_ctl");
+            }
+            b.sync();
+            let (mut open, mut served) = (ends.len(), 0);
+            while open > 0 {
+                for (fd, _) in sys::epoll_wait(set, 8, -1).expect("epoll_wait") {
+                    let end = End(fd as Fd);
+                    let got = recv(end, 64, MSG_DONTWAIT).expect("ready means readable");
+                    if got.is_empty() {
+                        open -= 1;
+                        sys::close(end.0).expect("close");
+                    } else {
+                        send_all(end, &got).expect("send");
+                        served += 1;
+                    }
+                }
+            }
+            record("served", served);
+        },
+    )
+    .each_side(),
+    // ---- one thread, both directions, much data ----
+    pair(
+        "threads/bulk_poll",
+        "6 MB each way at once from one thread, by poll",
+        |a| bulk(a, poll_for, 0),
+        |b| bulk(b, poll_for, 0),
+    ),
+    pair(
+        "threads/bulk_select",
+        "6 MB each way at once from one thread, by select",
+        |a| bulk(a, select_for, 0),
+        |b| bulk(b, select_for, 0),
+    ),
+    pair(
+        "threads/bulk_epoll",
+        "6 MB each way at once from one thread, by epoll",
+        |a| bulk(a, epoll_for, 0),
+        |b| bulk(b, epoll_for, 0),
+    )
+    .each_side(),
+    pair(
+        "threads/bulk_edge",
+        "6 MB each way at once from one thread, by edges alone",
+        |a| bulk(a, epoll_edge_for, ET),
+        |b| bulk(b, epoll_edge_for, ET),
+    )
+    .all_families()
+    .each_side(),
+    pair(
+        "threads/ended_beside",
+        "a thread sleeps in a receive while the one that moved the connection ends",
+        |a| {
+            let end = a.fresh();
+            a.warm(end);
+            a.sync();
+            end.send(b"late");
+            a.sync();
+        },
+        |b| {
+            let end = b.fresh();
+            thread::scope(|scope| {
+                scope.spawn(|| b.warm(end));
+            });
+            let got = beside(move || recv(end, 10, 0), || b.sync());
+            record("recv", got);
+            b.sync();
+        },
+    ),
+];
+
+/// As `asking_client`, but the connection is warmed up by a thread that then ends.
+fn asking_client_in_thread(a: &mut Side) {
+    let end = a.fresh();
+    thread::scope(|scope| {
+        scope.spawn(|| a.warm(end));
+    });
+    ask_all(end, 0);
+    end.shutdown(SHUT_WR);
+    end.recv_to_end();
+}
