@@ -161,11 +161,11 @@ pub fn receive(socket: i32, bytes: &mut [u8]) -> Sys<(usize, Fds)> {
     let n = unsafe { sys!(SYS_recvmsg, socket, &raw mut message, flags)? };
     let truncated = message.msg_flags & libc::MSG_CTRUNC != 0;
     let mut fds = Fds { fds: [-1; MAX_FDS], count: 0, truncated };
-    let rights = message.msg_controllen as usize >= size_of::<libc::cmsghdr>()
+    let rights = message.msg_controllen >= size_of::<libc::cmsghdr>()
         && control.header.cmsg_level == libc::SOL_SOCKET
         && control.header.cmsg_type == libc::SCM_RIGHTS;
     if rights {
-        let bytes = (control.header.cmsg_len as usize).saturating_sub(size_of::<libc::cmsghdr>());
+        let bytes = control.header.cmsg_len.saturating_sub(size_of::<libc::cmsghdr>());
         fds.count = (bytes / 4).min(MAX_FDS);
         fds.fds[..fds.count].copy_from_slice(&control.fds[..fds.count]);
     }
@@ -298,7 +298,7 @@ pub fn holds(pid: i32, fd: i32, inode: u32) -> Sys<bool> {
         0,
     ];
     // SAFETY: `path` is NUL-terminated (it is longer than what was written), `link` valid for its length.
-    let got = unsafe { call(libc::SYS_readlinkat as i64, args)? };
+    let got = unsafe { call(libc::SYS_readlinkat, args)? };
     let mut expected = *b"socket:[\0\0\0\0\0\0\0\0\0\0\0\0";
     let digits = fd::write_decimal(&mut expected[8..], inode);
     expected[8 + digits] = b']';

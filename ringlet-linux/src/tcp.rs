@@ -77,8 +77,8 @@ fn name(number: i64, fd: i32) -> Option<(Address, i32)> {
 
 /// Both ends of a connected TCP socket.
 pub fn ends(fd: i32) -> Option<Ends> {
-    let (local, family) = name(libc::SYS_getsockname as i64, fd)?;
-    let (remote, _) = name(libc::SYS_getpeername as i64, fd)?;
+    let (local, family) = name(libc::SYS_getsockname, fd)?;
+    let (remote, _) = name(libc::SYS_getpeername, fd)?;
     Some(Ends { local, remote, family })
 }
 

@@ -240,7 +240,7 @@ unsafe fn receive_message(socket: &Socket, message: *mut msghdr, flags: c_int) -
     // SAFETY: the program's message header.
     let message = unsafe { &mut *message };
     // SAFETY: its vector.
-    let Some(list) = (unsafe { list(message.msg_iov, message.msg_iovlen as usize) }) else {
+    let Some(list) = (unsafe { list(message.msg_iov, message.msg_iovlen) }) else {
         return -1;
     };
     // SAFETY: its buffers.
@@ -515,7 +515,7 @@ unsafe fn send_message(socket: &Socket, message: *const msghdr, flags: c_int) ->
         return result(Err(Errno::EFAULT));
     }
     // SAFETY: the program's message header, and its vector.
-    let list = unsafe { list((*message).msg_iov, (*message).msg_iovlen as usize) };
+    let list = unsafe { list((*message).msg_iov, (*message).msg_iovlen) };
     // SAFETY: its buffers.
     list.map_or(-1, |list| unsafe { send_list(socket, list, flags) })
 }

@@ -42,7 +42,7 @@ macro_rules! next {
         } else {
             // SAFETY: the address is that of the C function of this name, whose signature this is; the arguments are the
             // program's own, passed on.
-            #[allow(unused_unsafe)]
+            #[allow(unused_unsafe, clippy::macro_metavars_in_unsafe)]
             unsafe {
                 let function: unsafe extern "C" fn($($type),*) -> $result =
                     core::mem::transmute(address);

@@ -234,6 +234,9 @@ pub enum NotRead {
     Unreadable,
 }
 
+/// Fills a buffer from a file; says how many bytes it put there.
+pub type ReadFile<'r> = dyn FnMut(&CStr, &mut [u8]) -> Result<usize, NotRead> + 'r;
+
 impl Default for Config {
     fn default() -> Config {
         Config::DEFAULT
@@ -246,7 +249,7 @@ impl Config {
     /// `FILE_MAX_BYTES` and one more, by which a longer file is known.
     pub fn load<'e>(
         get: &dyn Fn(&str) -> Option<&'e [u8]>,
-        read: &mut dyn FnMut(&CStr, &mut [u8]) -> Result<usize, NotRead>,
+        read: &mut ReadFile,
         buffer: &mut [u8],
         on_error: &mut dyn FnMut(Place, ConfigError),
     ) -> Config {
@@ -511,6 +514,8 @@ pub enum PeerPolicy {
     SameUser,
 }
 
+// WHY so large: without a heap the path lies inside.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogTarget {
     Off,
