@@ -39,6 +39,15 @@ pub fn duplicate_high(fd: i32, from: i32) -> Sys<i32> {
     made.map(|fd| fd as i32)
 }
 
+/// How many descriptors ringlet may hold in this process, of one kind: an eighth of what the program is allowed. What it
+/// takes, the program can't have.
+pub fn share() -> usize {
+    let mut limit = [0u64; 2];
+    // SAFETY: 16 writable bytes, for the soft and the hard limit.
+    let got = unsafe { sys!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, limit.as_mut_ptr()) };
+    got.map_or(0, |_| limit[0].min(1 << 20) as usize / 8)
+}
+
 pub fn is_open(fd: i32) -> bool {
     // SAFETY: no memory is passed.
     unsafe { sys!(SYS_fcntl, fd, libc::F_GETFD) }.is_ok()

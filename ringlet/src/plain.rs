@@ -7,6 +7,9 @@ use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering::Relaxed};
 pub struct P32(AtomicU32);
 
 impl P32 {
+    pub const fn new(value: u32) -> P32 {
+        P32(AtomicU32::new(value))
+    }
     #[inline(always)]
     pub fn get(&self) -> u32 {
         self.0.load(Relaxed)
@@ -25,6 +28,10 @@ impl P32 {
     pub fn is(&self) -> bool {
         self.get() != 0
     }
+    /// One atomic step, for what several threads may want to take.
+    pub fn swap(&self, value: u32) -> u32 {
+        self.0.swap(value, ringlet_core::sync::Ordering::AcqRel)
+    }
 }
 
 #[derive(Default)]
@@ -32,6 +39,9 @@ impl P32 {
 pub struct P64(AtomicU64);
 
 impl P64 {
+    pub const fn new(value: u64) -> P64 {
+        P64(AtomicU64::new(value))
+    }
     #[inline(always)]
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)

@@ -315,7 +315,9 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
     let sane = (1..=CONTEXT_COUNT as u32).contains(&context)
         && map::sealed_size(page_memfd) == Ok(PAGE_BYTES)
         && fd::is_eventfd(eventfd);
+    let held = all.bells[1..].iter().filter(|bell| bell.users.is()).count();
     let free = all.bells[1..].iter().position(|bell| !bell.users.is());
+    let sane = sane && held < fd::share();
     let (true, Some(at)) = (sane, free) else {
         close_both();
         return None;

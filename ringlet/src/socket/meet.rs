@@ -20,6 +20,7 @@
 use super::table::{Socket, Stage, Tables, tables};
 use super::{context, epoll, view};
 use crate::config::{Endpoint, PeerPolicy};
+use crate::plain::{P32, P64};
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, Head, SEGMENT_MAGIC};
 use ringlet_core::sync::Ordering;
@@ -33,6 +34,11 @@ const GIVE_UP_AFTER_CALLS: u32 = 1024;
 const GIVE_UP_AFTER_NS: u64 = 2_000_000_000;
 /// The accepting side offers some calls before the connecting side looks, so that a first look finds it.
 const LOOK_LATER_CALLS: u32 = 2;
+/// Rendezvous under way at a time, if the limit of descriptors allows; how many are looked at to find a place; and how long
+/// a place is kept for a peer that does not come.
+const PLACE_COUNT: usize = 1024;
+const PLACES_LOOKED_AT: usize = 16;
+const PLACE_KEPT_NS: u64 = 1_000_000_000;
 const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"rnglhi\x00\x01");
 const MESSAGE_BYTES: usize = 40;
 
@@ -135,11 +141,51 @@ fn take(tables: &'static Tables, socket: &'static Socket) -> Step {
 
 /// Gives up what a socket has begun at the rendezvous.
 pub fn abandon(socket: &Socket) {
-    let meeting = socket.meeting.get() as i32;
+    let meeting = socket.meeting.swap(0) as i32;
     if meeting != 0 {
-        socket.meeting.set(0);
         close_ours(meeting);
     }
+}
+
+/// A descriptor's worth of room at the rendezvous: who holds it, since when.
+struct Place {
+    socket: P32,
+    since_ns: P64,
+}
+
+static PLACES: [Place; PLACE_COUNT] =
+    [const { Place { socket: P32::new(0), since_ns: P64::new(0) } }; PLACE_COUNT];
+static NEXT_PLACE: P32 = P32::new(0);
+
+/// A place for one more at the rendezvous, if there is one: a free one, or that of a connection whose peer has not come for long.
+/// Idle connections must not keep descriptors from the program, nor other connections from the ring.
+fn place(tables: &'static Tables) -> Option<&'static Place> {
+    let count = fd::share().clamp(1, PLACE_COUNT);
+    let now = sys::now_ns();
+    for _ in 0..PLACES_LOOKED_AT.min(count) {
+        let place = &PLACES[NEXT_PLACE.add(1) as usize % count];
+        let holder = &tables.sockets[place.socket.get() as usize];
+        if !holder.meeting.is() {
+            return Some(place);
+        }
+        if now.saturating_sub(place.since_ns.get()) < PLACE_KEPT_NS {
+            continue;
+        }
+        // ORDER: as in `step`. The holder's own next step finds that it must begin again.
+        if holder.stepping.swap(1, Ordering::Acquire) == 0 {
+            abandon(holder);
+            holder.stepping.store(0, Ordering::Release);
+            return Some(place);
+        }
+    }
+    None
+}
+
+/// A socket goes to the rendezvous with this descriptor.
+fn go(tables: &Tables, place: &Place, socket: &Socket, meeting: i32) {
+    place.socket.set(tables.index_of(socket));
+    place.since_ns.set(sys::now_ns());
+    socket.meeting.set(hidden(meeting) as u32);
 }
 
 fn close_ours(fd: i32) {
@@ -207,10 +253,14 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     if let Err(error) = tcp::counts(socket.fd()) {
         return Step::Bar(reason_of(error));
     }
+    let Some(place) = place(tables) else {
+        view::show(socket, Reason::NoDescriptor);
+        return Step::Later;
+    };
     if socket.side.get() == 1 {
         return match rendezvous::offer(&ends) {
             Ok(listener) => {
-                socket.meeting.set(hidden(listener) as u32);
+                go(tables, place, socket, listener);
                 socket.set_stage(Stage::Offered);
                 view::show(socket, Reason::NoPeer);
                 Step::Soon
@@ -219,7 +269,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         };
     }
     match rendezvous::look(&ends) {
-        Ok(meeting) => greet(tables, socket, &ends, meeting),
+        Ok(meeting) => greet(tables, place, socket, &ends, meeting),
         Err(Errno::ECONNREFUSED | Errno::EAGAIN) => {
             view::show(socket, Reason::NoPeer);
             Step::Later
@@ -280,18 +330,17 @@ fn trusted(uid: u32) -> bool {
 }
 
 /// The connecting side found a listener of the right name: is it the right one?
-fn greet(tables: &Tables, socket: &Socket, ends: &tcp::Ends, meeting: i32) -> Step {
-    let meeting = hidden(meeting);
+fn greet(tables: &Tables, place: &Place, socket: &Socket, ends: &tcp::Ends, meeting: i32) -> Step {
     let checked = check_user(tables, ends, meeting);
     let (uid, geometry) = match (checked, Geometry::new(tables.config.ring_bytes as usize)) {
         (Ok((_, uid)), Some(geometry)) => (uid, geometry),
         (Err(reason), _) => {
-            close_ours(meeting);
+            sys::close(meeting);
             return Step::Bar(reason);
         }
         _ => unreachable!("the configuration admits only sound ring sizes"),
     };
-    socket.meeting.set(meeting as u32);
+    go(tables, place, socket, meeting);
     match say(socket, meeting, uid, geometry, None) {
         Ok(()) => {}
         Err(error) if is_gone(error) => return again(socket),
@@ -352,6 +401,9 @@ fn check(
 /// The accepting side: has somebody come?
 fn take_call(socket: &'static Socket) -> Step {
     let offer = socket.meeting.get() as i32;
+    if offer == 0 {
+        return again(socket);
+    }
     match rendezvous::accept(offer) {
         Ok(meeting) => {
             abandon(socket);
@@ -378,6 +430,9 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
         return Step::Later;
     }
     let meeting = socket.meeting.get() as i32;
+    if meeting == 0 {
+        return again(socket);
+    }
     let mut bytes = [0; MESSAGE_BYTES + 1];
     let (n, mut fds) = match rendezvous::receive(meeting, &mut bytes) {
         // It checks us before it speaks.
@@ -472,6 +527,9 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
         return Step::Later;
     }
     let meeting = socket.meeting.get() as i32;
+    if meeting == 0 {
+        return again(socket);
+    }
     let mut bytes = [0; MESSAGE_BYTES + 1];
     let (n, mut fds) = match rendezvous::receive(meeting, &mut bytes) {
         Err(Errno::EAGAIN) => return Step::Later,
