@@ -224,7 +224,7 @@ class KillTest:
         how, sent = ended["how"], self._progress.sent(ended["id"])
         if how.startswith("not connected"):
             return
-        require(how in ABRUPT, f"{who} ended with: {how}")
+        require(how in ABRUPT, f"{who} ended with: {how}; {sent} bytes were sent")
         if ended["way"] in ORDERLY and sent:  # or it may not have read what we asked of it
             received = ended["received"]
             require(how == "eof", f"{who} ended with: {how}, not eof (got {received} bytes of {sent})")

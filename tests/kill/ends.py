@@ -57,7 +57,8 @@ class End:
         data = self._connection.recv(size)
         start = self.received % PERIOD
         if data != PATTERN[start : start + len(data)]:
-            raise Torn
+            place = next(place for place in range(len(data)) if data[place] != PATTERN[start + place])
+            raise Torn(f"{data[place : place + 20].hex()} came at byte {self.received + place}, in a read of {len(data)}")
         self.received += len(data)
         return len(data)
 
@@ -143,8 +144,8 @@ def use(connection, id, way):
         how = "reset"
     except BrokenPipeError:
         how = "broken pipe"
-    except Torn:
-        how = f"torn at byte {end.received}"
+    except Torn as what:
+        how = f"torn: {what}"
     except OSError as error:
         how = str(error)
     connection.close()

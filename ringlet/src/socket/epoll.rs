@@ -22,9 +22,11 @@ const MARK_MASK: u64 = 0xffff_ffff << 32;
 const MARK_SELF: u64 = MARK | 0xffff_ffff;
 /// The second context's, which its thread drains.
 const MARK_SECOND: u64 = MARK | 0xffff_fffe;
-/// Hot connections beyond so many cool down when so many waits have found something elsewhere.
+/// Hot connections beyond so many cool down after some waits that found something elsewhere: the more there are, the sooner, so that
+/// looking at them costs a bounded number of looks altogether.
 const HOT_COUNT: u32 = 8;
-const COOL_AFTER: u32 = 512;
+const COOL_AFTER_LOOKS: u32 = 4096;
+const COOL_AFTER_WAITS_MIN: u32 = 16;
 /// While rings keep a set busy (or being watched), the kernel's part is looked at this often (about 10 us).
 const ASK_KERNEL_TICKS: u64 = 30_000;
 
@@ -68,6 +70,8 @@ pub struct Set {
     hot_first: P32,
     hot_last: P32,
     hot_count: P32,
+    /// Waits that found something ready.
+    fruitful: P32,
     kernel_asked: P64,
     written: P32,
     pub next_free: P32,
@@ -94,7 +98,8 @@ pub struct Watch {
     hot: P32,
     hot_next: P32,
     hot_previous: P32,
-    idle: P32,
+    /// Count of fruitful waits of its set when it was last ready.
+    active_at: P32,
     /// Next watch of the same socket; next free one.
     pub next: P32,
     kernel_edge: P32,
@@ -355,7 +360,6 @@ fn aim(watch: &Watch, event: epoll_event) {
     watch.data.set(event.u64);
     watch.disabled.set(0);
     watch.fresh.set(1);
-    watch.idle.set(0);
 }
 
 fn our_event(index: u32, socket: &Socket) -> epoll_event {
@@ -475,7 +479,7 @@ fn kick_sleepers(set: &Set) {
 
 /// Puts a watch on the hot list. Set lock held.
 fn heat(tables: &Tables, set: &Set, watch: &Watch) {
-    watch.idle.set(0);
+    watch.active_at.set(set.fruitful.get());
     if watch.hot.is() || !watch.adopted.is() || watch.dormant.is() {
         return;
     }
@@ -584,26 +588,29 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event]) -> usize {
             out[found] = epoll_event { events, u64: watch.data.get() };
             found += 1;
             reported(socket, watch);
-            watch.idle.set(0);
+            watch.active_at.set(set.fruitful.get());
             if next != 0 {
                 unlink(tables, set, watch);
                 append(tables, set, index, watch);
             }
         } else {
-            let idle = watch.idle.add(1);
-            if set.hot_count.get() > HOT_COUNT && idle > COOL_AFTER && !set.nested.is() {
+            let hot = set.hot_count.get();
+            let idle = set.fruitful.get().wrapping_sub(watch.active_at.get());
+            let patience = (COOL_AFTER_LOOKS / hot.max(1)).max(COOL_AFTER_WAITS_MIN);
+            if hot > HOT_COUNT && idle > patience && !set.nested.is() {
                 let room = watch.events.get() & EPOLLOUT != 0;
                 stream::want_bytes(socket, true, room);
                 // Armed; look again, so that nothing fell in between.
                 if events_of(tables, watch) == 0 {
                     cool(tables, set, watch);
                 } else {
-                    watch.idle.set(0);
+                    watch.active_at.set(set.fruitful.get());
                 }
             }
         }
         index = next;
     }
+    set.fruitful.add((found > 0) as u32);
     found
 }
 
