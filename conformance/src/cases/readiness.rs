@@ -903,6 +903,38 @@ pub const CASES: &[Case] = &[
     .any_path()
     .each_side(),
     pair(
+        "readiness/edge_loop_since_before_the_move",
+        "an edge-triggered loop that serves a connection from its first byte on, beside idle ones",
+        |a| {
+            let ends = [a.fresh(), a.fresh(), a.fresh()];
+            ask_all(ends[1], 0);
+            ends[1].close();
+        },
+        |b| {
+            let ends = [b.fresh(), b.fresh(), b.fresh()];
+            let set = Set::new();
+            for end in ends {
+                end.set_nonblocking(true);
+                set.add(end.0, IN | RDHUP | ET, 1).expect("epoll_ctl");
+            }
+            let end = ends[1];
+            let mut bytes = 0;
+            'serving: loop {
+                let events = sys::epoll_wait(set.0, 8, -1).expect("epoll_wait");
+                assert_eq!(events.len(), 1, "one connection, one event");
+                while let Ok(got) = recv(end, 64, 0) {
+                    if got.is_empty() {
+                        break 'serving;
+                    }
+                    bytes += send_all(end, &got).expect("send");
+                }
+            }
+            record("bytes", bytes);
+        },
+    )
+    .any_path()
+    .each_side(),
+    pair(
         "readiness/connect_in_a_set",
         "a socket watched from before its non-blocking connect",
         |a| {
