@@ -160,10 +160,12 @@ pub fn counts(fd: i32) -> Sys<Counts> {
     if (len as usize) < size_of::<TcpInfo>() {
         return Err(Errno::ENOSYS);
     }
-    let fin = matches!(
-        info.state,
-        TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING | TCP_TIME_WAIT | TCP_CLOSE
-    );
+    // A connection that a reset has closed has got no FIN, and holds the error (until somebody takes it).
+    let fin = match info.state {
+        TCP_CLOSE_WAIT | TCP_LAST_ACK | TCP_CLOSING | TCP_TIME_WAIT => true,
+        TCP_CLOSE => crate::fd::pending(fd, libc::POLLIN) & libc::POLLERR == 0,
+        _ => false,
+    };
     Ok(Counts {
         written: info
             .bytes_sent

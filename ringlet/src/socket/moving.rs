@@ -7,7 +7,7 @@
 use super::table::{End, Receiving, Sending, Socket};
 use super::{context, view};
 use crate::reasons::Reason;
-use ringlet_core::layout::{GO_BACK, GONE_BACK, WANT_BYTE, WANT_EVENT};
+use ringlet_core::layout::{GO_BACK, GONE_BACK, WANT_BYTE, WANT_EVENT, WANT_NOTHING};
 use ringlet_core::ring::{Mark, SegmentRing};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
 use ringlet_core::wait as flag;
@@ -78,6 +78,18 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
         return;
     }
     let Ok(counts) = tcp::counts(socket.fd()) else { return };
+    // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and what
+    // the kernel still has to deliver is lost.
+    if socket.room_waiters.load(Ordering::SeqCst) == 0 && !super::epoll::watched_by_sleepers(socket)
+    {
+        ring.control().sender.want_room.store(WANT_NOTHING, Ordering::Relaxed);
+    }
+    if let (Some(incoming), Some(_held)) = (socket.incoming(), end.receive_lock.try_take())
+        && end.receiving() == Receiving::Ring
+        && !published(end, &incoming)
+    {
+        super::stream::take_unwanted_bells(socket, end, &incoming);
+    }
     // No doorbell for the mark: what follows through the kernel wakes by itself.
     let _ = end.tx.push_mark(ring, Mark::Back(counts.written));
     super::epoll::sending_changed(socket);
@@ -278,12 +290,27 @@ pub fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
     Err(corrupt(socket))
 }
 
+/// Bytes that were ever taken from the kernel.
+fn consumed(socket: &Socket, end: &End) -> Sys<u64> {
+    if end.taken.get() == 0 {
+        end.taken.set(tcp::consumed(socket.fd())? + 1);
+    }
+    Ok(end.taken.get() - 1)
+}
+
+/// So many more were taken.
+pub fn count_taken(end: &End, bytes: usize) {
+    if end.taken.get() != 0 {
+        end.taken.add(bytes as u64);
+    }
+}
+
 /// If the peer's `Start` stands in the ring, sets out for it. True if so.
 pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
     match end.rx.mark(ring).filter(|_| !end.left.is()) {
         None => Ok(false),
         Some(Mark::Start(start)) => {
-            let consumed = tcp::consumed(socket.fd())?;
+            let consumed = consumed(socket, end)?;
             pass_mark(socket, end, ring);
             end.until.set(start.saturating_sub(consumed));
             set_receiving(socket, end, Receiving::Draining);
@@ -310,15 +337,17 @@ pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
 pub fn discard(socket: &Socket, end: &End) -> Sys<()> {
     let mut bells = [0u8; 256];
     loop {
-        let left = end.until.get().saturating_sub(tcp::consumed(socket.fd())?);
+        let left = end.until.get().saturating_sub(consumed(socket, end)?);
         if left == 0 {
             set_receiving(socket, end, Receiving::Kernel);
             return Ok(());
         }
         let n = left.min(bells.len() as u64) as usize;
-        if tcp::receive_into(socket.fd(), &mut bells[..n], libc::MSG_DONTWAIT)? == 0 {
+        let taken = tcp::receive_into(socket.fd(), &mut bells[..n], libc::MSG_DONTWAIT)?;
+        if taken == 0 {
             return Ok(());
         }
+        count_taken(end, taken);
     }
 }
 

@@ -239,7 +239,8 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
         Ok(0) => end_of_stream(socket, end),
         Ok(n) => {
             // The ring is still empty, so no mark preceded these bytes: they are doorbells.
-            let _ = tcp::receive_into(socket.fd(), &mut bells[..n], libc::MSG_DONTWAIT);
+            let taken = tcp::receive_into(socket.fd(), &mut bells[..n], libc::MSG_DONTWAIT);
+            moving::count_taken(end, taken.unwrap_or(0));
             socket.kernel_news.set(1);
             Ok(None)
         }
@@ -340,14 +341,14 @@ fn receive_kernel(
         return Ok(None);
     }
     if waiting > 0 {
-        return receive_native(socket, to, waiting, flags).map(Some);
+        return receive_native(socket, end, to, waiting, flags).map(Some);
     }
     match tcp::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
         Ok(0) if moving::start_met(socket, end, ring)? => Ok(None),
         Ok(0) => Ok(Some(0)),
         // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)
         Ok(_) if tcp::unread(socket.fd())? == 0 => {
-            receive_native(socket, to, usize::MAX, flags).map(Some)
+            receive_native(socket, end, to, usize::MAX, flags).map(Some)
         }
         Ok(_) => Ok(None),
         Err(error) => {
@@ -369,21 +370,29 @@ fn receive_draining(
         moving::set_receiving(socket, end, Receiving::Ring);
         return Ok(None);
     }
-    let got = receive_native(socket, to, left.min(usize::MAX as u64) as usize, flags)?;
+    let got = receive_native(socket, end, to, left.min(usize::MAX as u64) as usize, flags)?;
     if flags & libc::MSG_PEEK == 0 {
         end.until.set(left - got as u64);
     }
     Ok(Some(got))
 }
 
-fn receive_native(socket: &Socket, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> {
+fn receive_native(
+    socket: &Socket,
+    end: &End,
+    to: &mut Buffers,
+    max: usize,
+    flags: i32,
+) -> Sys<usize> {
     let flags = flags & (MSG_SERVED & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
     let before = to.remaining();
     let got = tcp::receive(socket.fd(), to, max, flags);
     let taken = before - to.remaining();
     to.untake(taken - got.unwrap_or(0));
-    if got.is_err() {
-        socket.kernel_news.set(0);
+    match got {
+        Ok(n) if flags & libc::MSG_PEEK == 0 => moving::count_taken(end, n),
+        Ok(_) => {}
+        Err(_) => socket.kernel_news.set(0),
     }
     got
 }
@@ -771,6 +780,14 @@ fn take_bells(socket: &Socket, end: &End, mine: u32) {
             // Nobody was told: the next call is.
             Err(error) => end.pending_error.set(error.0 as u32),
         }
+    }
+}
+
+/// Takes doorbells that wait in the kernel behind an empty ring. Receive lock held.
+pub fn take_unwanted_bells(socket: &Socket, end: &End, incoming: &SegmentRing) {
+    match look_at_kernel(socket, end, incoming, 1) {
+        Ok(_) | Err(Errno::EAGAIN) => {}
+        Err(error) => end.pending_error.set(error.0 as u32),
     }
 }
 

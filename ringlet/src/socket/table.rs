@@ -119,6 +119,9 @@ pub struct End {
     /// Bytes still to take from the kernel before the ring (`Draining`), or the kernel position up to which bytes are
     /// doorbells (`Discarding`).
     pub until: P64,
+    /// Bytes taken from the kernel since the connection began, plus one; 0 until the first `Start`. Counted by us from then on, since a
+    /// closed connection no longer tells whether its end was counted.
+    pub taken: P64,
     pub rx: Rx,
     /// Threads inside a native receive (or wait) that began before the segment was there.
     pub native_receivers: AtomicU32,
@@ -211,6 +214,7 @@ impl End {
     fn reset(&self) {
         self.receiving.set(0);
         self.until.set(0);
+        self.taken.set(0);
         self.rx.reset();
         self.tx.reset();
         self.sending.set(0);
