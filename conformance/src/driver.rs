@@ -49,6 +49,9 @@ pub struct Options {
     pub verbose: bool,
 }
 
+/// Lines of a difference that are shown.
+const DIFF_LINES: usize = 45;
+
 const KERNEL: Pass = Pass { name: "kernel", wrapped: &[], spin_us: None };
 
 fn passes(options: &Options, case: &Case) -> Vec<Pass> {
@@ -238,15 +241,8 @@ fn compare(instance: Instance, pass: &Pass, kernel: &[Outcome], got: &[Outcome])
         Err(stale) => return Some(stale),
     };
     let mut report = String::new();
-    for (wanted, got) in wanted.iter().zip(got) {
-        if *wanted != got.lines {
-            let (old, new) = (wanted.join("\n") + "\n", got.lines.join("\n") + "\n");
-            let diff = TextDiff::from_lines(&old, &new);
-            let header =
-                (format!("{} expected", got.role.name()), format!("{} got", got.role.name()));
-            report +=
-                &diff.unified_diff().context_radius(3).header(&header.0, &header.1).to_string();
-        }
+    for (wanted, got) in wanted.iter().zip(got).filter(|(wanted, got)| **wanted != got.lines) {
+        report += &difference(got.role.name(), wanted, &got.lines);
     }
     report += &misplaced(instance.case, pass, got).unwrap_or_default();
     if report.is_empty() {
@@ -258,6 +254,20 @@ fn compare(instance: Instance, pass: &Pass, kernel: &[Outcome], got: &[Outcome])
         report.extend(lines.map(|line| format!("{}: {line}\n", outcome.role.name())));
     }
     Some(report)
+}
+
+fn difference(role: &str, wanted: &[String], got: &[String]) -> String {
+    let (old, new) = (wanted.join("\n") + "\n", got.join("\n") + "\n");
+    let diff = TextDiff::from_lines(&old, &new);
+    let header = (format!("{role} expected"), format!("{role} got"));
+    let all = diff.unified_diff().context_radius(3).header(&header.0, &header.1).to_string();
+    let lines: Vec<&str> = all.lines().collect();
+    if lines.len() <= DIFF_LINES {
+        return all;
+    }
+    // One that ended early misses all the rest: its start and its end tell.
+    let (start, end) = (&lines[..DIFF_LINES * 2 / 3], &lines[lines.len() - DIFF_LINES / 3..]);
+    format!("{}\n...\n{}\n", start.join("\n"), end.join("\n"))
 }
 
 /// Says if the connections were not where they had to be.

@@ -1081,6 +1081,62 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "readiness/many_in_one_set",
+        "one set watches twelve connections, one after the other, by edges",
+        |a| {
+            for turn in 0..12 {
+                let end = a.moved();
+                for _ in 0..12 - turn {
+                    a.sync();
+                    end.send(b"x");
+                }
+                a.sync();
+                end.recv(1);
+                end.close();
+                a.sync();
+            }
+        },
+        |b| {
+            let set = Set::new();
+            for turn in 0..12 {
+                let end = b.moved();
+                record("ADD", set.add(end.0, IN | ET, turn));
+                for _ in 0..12 - turn {
+                    b.sync();
+                    set.expect();
+                    end.recv(4);
+                }
+                b.sync();
+                end.close();
+                b.sync();
+            }
+        },
+    )
+    .each_side(),
+    pair(
+        "readiness/one_in_many_sets",
+        "thirty sets watch one connection, one after the other",
+        |a| {
+            let end = a.moved();
+            for _ in 0..30 {
+                a.sync();
+                end.send(b"x");
+            }
+        },
+        |b| {
+            let end = b.moved();
+            for turn in 0..30u64 {
+                let set = Set::new();
+                let events = [IN, IN | ET, IN | ONESHOT][turn as usize % 3];
+                record("ADD", set.add(end.0, events, turn));
+                b.sync();
+                set.expect();
+                end.recv(4);
+                record("close", sys::close(set.0));
+            }
+        },
+    ),
+    pair(
         "readiness/shut_down_here",
         "one's own shutdown wakes one's own set",
         |a| {

@@ -149,6 +149,30 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "threads/thread_per_connection",
+        "fifty connections, each with a thread of its own at either side",
+        |a| {
+            let ends: Vec<End> = (0..50).map(|_| a.moved()).collect();
+            let ask = |end: &End| {
+                let end = *end;
+                thread::spawn(move || {
+                    ask_all(end, 0);
+                    sys::close(end.0)
+                })
+            };
+            for thread in ends.iter().map(ask).collect::<Vec<_>>() {
+                assert_eq!(thread.join().expect("a client"), Ok(()), "close");
+            }
+        },
+        |b| {
+            let serve = |end| thread::spawn(move || echo_all(end));
+            let threads: Vec<_> = (0..50).map(|_| serve(b.moved())).collect();
+            let bytes = threads.into_iter().map(|thread| thread.join().expect("a server"));
+            record("echoed", bytes.sum::<usize>());
+        },
+    )
+    .each_side(),
+    pair(
         "threads/watchers",
         "threads that wait for a hang-up by poll and epoll beside busy traffic",
         |a| {
