@@ -8,7 +8,7 @@
 //! connection, which the kernel's set reports by itself; then they are hot again.
 
 use super::table::{Lock, Receiving, Sending, Socket, Stage, Tables, tables};
-use super::{context, spin, stream};
+use super::{context, spin, stream, view};
 use crate::plain::{P32, P64};
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::map::Zeroed;
@@ -72,6 +72,8 @@ pub struct Set {
     hot_count: P32,
     /// Waits that found something ready.
     fruitful: P32,
+    /// The last harvest reported something by level.
+    stays_ready: P32,
     kernel_asked: P64,
     written: P32,
     pub next_free: P32,
@@ -300,6 +302,10 @@ fn add(
     watch.adopted.set(0);
     watch.dormant.set(0);
     watch.hot.set(0);
+    // What an earlier user of this entry had seen is nothing to this one.
+    watch.seen.set(0);
+    watch.seen_room.set(socket.end().room_news.get());
+    watch.kernel_edge.set(0);
     aim(watch, event);
     watch.next.set(socket.watches.get());
     socket.watches.set(index);
@@ -572,7 +578,7 @@ fn reported(socket: &Socket, watch: &Watch) {
 }
 
 /// Collects ready watches of the hot list; a level-triggered one goes to the end of the list, so that none starves.
-fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event]) -> usize {
+fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> usize {
     let Some(_held) = set.lock.take() else { return 0 };
     let mut found = 0;
     let mut index = set.hot_first.get();
@@ -588,6 +594,12 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event]) -> usize {
             out[found] = epoll_event { events, u64: watch.data.get() };
             found += 1;
             reported(socket, watch);
+            if watch.events.get() & (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) == 0 {
+                set.stays_ready.set(1);
+            }
+            if slept {
+                view::count_wake(socket);
+            }
             watch.active_at.set(set.fruitful.get());
             if next != 0 {
                 unlink(tables, set, watch);
@@ -799,8 +811,9 @@ pub fn wait(
     let tables = tables().ok_or(Errno::EBADF)?;
     let set = &tables.sets[set_index as usize];
     let result = wait_in(tables, set, out, timeout_ns, mask);
-    if result == Ok(out.len()) {
-        // More may be ready than there was room for: another sleeper looks.
+    if result == Ok(out.len()) || result.is_ok() && set.stays_ready.is() {
+        // More may be ready than there was room for, and what is reported by level is so to every sleeper: another one looks.
+        set.stays_ready.set(0);
         kick_sleepers(set);
     }
     if set.nested.is() {
@@ -818,7 +831,7 @@ fn wait_in(
 ) -> Sys<usize> {
     let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
     loop {
-        let found = harvest(tables, set, out);
+        let found = harvest(tables, set, out, false);
         if found > 0 && (found == out.len() || !kernel_due(set)) {
             return Ok(found);
         }
@@ -827,7 +840,7 @@ fn wait_in(
             if found + more > 0 {
                 return Ok(found + more);
             }
-            return Ok(harvest(tables, set, out));
+            return Ok(harvest(tables, set, out, false));
         }
         let budget = tables
             .config
@@ -858,13 +871,13 @@ fn wait_in(
         disarm(&armed);
         match slept {
             Ok(0) => {
-                let found = harvest(tables, set, out);
+                let found = harvest(tables, set, out, true);
                 if found > 0 || deadline.is_some_and(|at| sys::now_ns() >= at) {
                     return Ok(found);
                 }
             }
             Ok(more) => {
-                let found = harvest(tables, set, &mut out[more..]);
+                let found = harvest(tables, set, &mut out[more..], true);
                 return Ok(more + found);
             }
             Err(error) => return Err(error),

@@ -1,7 +1,7 @@
 //! poll and select over descriptors of which some are attached connections (or epoll sets that hold some).
 
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
-use super::{context, epoll, spin, stream};
+use super::{context, epoll, spin, stream, view};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::map::Scratch;
@@ -159,6 +159,13 @@ fn poll_entered(
                 let slept = sleep(fds, scratch, home, timeout, mask);
                 disarm(home);
                 let woken = slept?;
+                for entry in fds.iter() {
+                    if let Some(socket) = attached(entry.fd)
+                        && stream::poll_mask(socket, entry.events, true) != 0
+                    {
+                        view::count_wake(socket);
+                    }
+                }
                 if woken == 0 && deadline.is_some_and(|at| sys::now_ns() >= at) {
                     let (found, others) = look(fds);
                     return if others { with_kernel(fds, scratch, mask) } else { Ok(found) };

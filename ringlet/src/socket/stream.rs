@@ -707,9 +707,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     if event {
         context::disarm(home);
     }
-    view::count(socket, |slot| {
-        slot.wakes.fetch_add(1, Ordering::Relaxed);
-    });
+    view::count_wake(socket);
     result
 }
 

@@ -105,6 +105,13 @@ pub fn show(socket: &Socket, reason: Reason) {
     slot.path.store(super::path(socket), Relaxed);
 }
 
+/// This end slept, and its connection is why it woke.
+pub fn count_wake(socket: &Socket) {
+    count(socket, |slot| {
+        slot.wakes.fetch_add(1, Relaxed);
+    });
+}
+
 /// Counters have one writer at a time (the direction's lock holder), so a load and a store do.
 #[inline(always)]
 pub fn count(socket: &Socket, update: impl Fn(&SocketSlot)) {
