@@ -81,7 +81,8 @@ pub enum Run {
     Solo(fn(&mut Side)),
 }
 
-/// A line that the kernel writes, the line that ringlet writes in its place, and why that is right.
+/// A line that the kernel writes, the line that ringlet writes in its place (empty: none), and what
+/// a user is told about it.
 #[derive(Clone, Copy)]
 pub struct Difference {
     pub kernel: &'static str,

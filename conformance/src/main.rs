@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
-use case::{Case, Family, Role, Run, Side};
+use case::{Case, Difference, Family, Role, Run, Side};
 use driver::{Instance, Options};
 
 #[derive(Parser)]
@@ -98,13 +98,8 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Command::List { differences: true } => {
-            for case in cases::all() {
-                for d in case.differences {
-                    println!(
-                        "- {} (`{}`: `{}`, not `{}`)",
-                        d.sentence, case.name, d.ringlet, d.kernel
-                    );
-                }
+            for (case, sentence, lines) in differences() {
+                println!("- {sentence} (`{case}`: {lines})");
             }
             ExitCode::SUCCESS
         }
@@ -120,6 +115,17 @@ fn beside_us() -> PathBuf {
 fn instances() -> impl Iterator<Item = Instance> {
     cases::all()
         .flat_map(|case| case.families.iter().map(move |family| Instance { case, family: *family }))
+}
+
+/// Each case's differences by what is said of them.
+fn differences() -> impl Iterator<Item = (&'static str, &'static str, String)> {
+    let shown = |line: &str| if line.is_empty() { "nothing".into() } else { format!("`{line}`") };
+    cases::all().flat_map(move |case| {
+        case.differences.chunk_by(|a, b| a.sentence == b.sentence).map(move |alike| {
+            let one = |d: &Difference| format!("{}, not `{}`", shown(d.ringlet), d.kernel);
+            (case.name, alike[0].sentence, alike.iter().map(one).collect::<Vec<_>>().join("; "))
+        })
+    })
 }
 
 /// Runs one process of a case. Standard input is the way to the other side, standard output the
