@@ -31,6 +31,9 @@ use ringlet_linux::{fd, map, tcp};
 /// After so many messages and so long without a peer nobody will come any more. (One end of a stream may make a thousand calls
 /// while the other makes one.)
 const GIVE_UP_AFTER_CALLS: u32 = 1024;
+/// Calls between two looks: a quarter of those made so far, so that a look's price stays a small part of them.
+const LATER_GROWTH: u32 = 4;
+const LATER_MAX_CALLS: u32 = 128;
 const GIVE_UP_AFTER_NS: u64 = 2_000_000_000;
 /// The accepting side offers some calls before the connecting side looks, so that a first look finds it.
 const LOOK_LATER_CALLS: u32 = 2;
@@ -113,7 +116,9 @@ pub fn step(socket: &'static Socket) {
     }
     match step {
         Step::Later | Step::Soon if overdue(socket, calls) => socket.bar(Reason::NoPeer),
-        Step::Later => socket.next_step.set(calls + (calls / 2).clamp(1, 128)),
+        Step::Later => {
+            socket.next_step.set(calls + (calls / LATER_GROWTH).clamp(1, LATER_MAX_CALLS))
+        }
         Step::Soon => socket.next_step.set(calls + 1),
         Step::Bar(reason) => socket.bar(reason),
         Step::Done | Step::AtOnce => {}
@@ -532,7 +537,8 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     }
     let mut bytes = [0; MESSAGE_BYTES + 1];
     let (n, mut fds) = match rendezvous::receive(meeting, &mut bytes) {
-        Err(Errno::EAGAIN) => return Step::Later,
+        // It has come this far: the answer is due at the peer's next call.
+        Err(Errno::EAGAIN) => return Step::Soon,
         Err(error) if !is_gone(error) => return Step::Bar(reason_of(error)),
         Ok((0, _)) | Err(_) => return again(socket),
         Ok(got) => got,
