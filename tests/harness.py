@@ -262,6 +262,10 @@ class Test:
         """More of it where it goes faster, so that the program lives long enough to be looked at."""
         return amount * 5 if self.mode == "both" else amount
 
+    def seconds(self):
+        """For programs that work for a time."""
+        return 3 if self.mode == "both" else 1
+
     # Starting.
 
     def _argv(self, role, argv):
@@ -323,7 +327,7 @@ class Test:
                     process.write("go\n")
                     deadline = time.monotonic() + self._limit
                 elif watch:
-                    watch.look()
+                    watch.watch(process)
                 if time.monotonic() >= deadline:
                     held = "\n".join(other.where() for other in self._running)
                     raise Failed(f"{process.name} did not end within {self._limit} s\n{process.tail()}\n{held}")
@@ -378,10 +382,30 @@ class RingWatch:
         self._seen = collections.Counter()
         self._next = 0.0
 
-    def look(self):
-        if time.monotonic() < self._next or (self._wanted and self._most >= self._wanted):
+    def watch(self, client):
+        """Now and then, while the client runs; it is stopped meanwhile, so that it can't end before it was looked at."""
+        if time.monotonic() < self._next or self._satisfied():
             return
+        if self._wanted:
+            client.send(signal.SIGSTOP)
+        try:
+            self._look()
+        finally:
+            client.send(signal.SIGCONT)
         self._next = time.monotonic() + WATCH_INTERVAL_SECONDS
+
+    def hold(self):
+        """While the client holds its connections for us."""
+        deadline = time.monotonic() + RING_SECONDS
+        self._look()
+        while self._wanted and not self._satisfied() and time.monotonic() < deadline:
+            time.sleep(WATCH_INTERVAL_SECONDS)
+            self._look()
+
+    def _satisfied(self):
+        return self._wanted and self._most >= self._wanted
+
+    def _look(self):
         ends = self._ringlet.connections(self._port)
         # A connection with both ends wrapped is counted once, at its server.
         counted = [row for row in ends if row["local"]["port"] == self._port] if self._wanted else ends
@@ -389,14 +413,6 @@ class RingWatch:
         if ends and on_ring >= self._most:
             self._most = on_ring
             self._seen = collections.Counter(f"{row['path']} ({row['reason']})" for row in ends)
-
-    def hold(self):
-        deadline = time.monotonic() + RING_SECONDS
-        self._next = 0.0
-        self.look()
-        while self._most < self._wanted and time.monotonic() < deadline:
-            time.sleep(WATCH_INTERVAL_SECONDS)
-            self.look()
 
     def judge(self):
         seen = ", ".join(f"{count} {what}" for what, count in self._seen.items()) or "none"

@@ -13,6 +13,7 @@ from harness import Failed, require, status_word, wait_until
 
 HERE = pathlib.Path(__file__).resolve().parent
 ANSWER_SECONDS = 60  # far beyond what anything here takes: whoever needs it hangs
+LOOK_SECONDS = 0.2  # whether it lives
 SETTLE_SECONDS = 10  # for what was closed to be gone
 RING = 3
 DEFAULT_RING_BYTES = 1 << 20
@@ -53,10 +54,11 @@ class Subject:
         return self._take(self.process.line(0))
 
     def answer(self, seconds=ANSWER_SECONDS):
-        line = self.process.line(seconds)
-        if line is None:
-            where = self.process.where()
-            raise Failed(f"no answer to {self._asked[0]} within {seconds} s; {self._state()}\n{where}")
+        deadline = time.monotonic() + seconds
+        while (line := self.process.line(LOOK_SECONDS)) is None:
+            require(self.poll() is None, f"no answer to {self._asked[0]}: {self._state()}")
+            if time.monotonic() > deadline:
+                raise Failed(f"no answer to {self._asked[0]} within {seconds} s\n{self.process.where()}")
         return self._take(line)["value"]
 
     def _take(self, line):
@@ -168,6 +170,9 @@ class Pair:
             self.accepting.ask("send", self.accepting_number, size)
             self.connecting.do("receive", self.connecting_number, size)
             self.accepting.answer()
+
+    def ends(self):
+        return (self.accepting, self.accepting_number), (self.connecting, self.connecting_number)
 
     def paths(self):
         return (

@@ -22,7 +22,7 @@ def checks(test):
     for name, streams, options in variants:
         with test.check(name):
             with test.server(lambda port: [*argv, port], finite=True) as server:
-                client = ["iperf3", "-c", "127.0.0.1", "-p", server.port, "-t", "1", "-J", *options]
+                client = ["iperf3", "-c", "127.0.0.1", "-p", server.port, "-t", test.seconds(), "-J", *options]
                 report = json.loads(test.client(client, ring=(server.port, streams)))
             agree(report)
 

@@ -81,7 +81,7 @@ def fetch_all(port, hashes, prefixes):
 
 
 def wrk(test, port, *options, ring=None):
-    argv = ["wrk", "-t", 2, "-c", WRK_CONNECTIONS, "-d", "1s", *options, f"http://127.0.0.1:{port}/1459"]
+    argv = ["wrk", "-t", 2, "-c", WRK_CONNECTIONS, "-d", f"{test.seconds()}s", *options, f"http://127.0.0.1:{port}/1459"]
     output = test.client(argv, ring=ring)
     requests = re.search(r"(\d+) requests in", output)
     require(requests and int(requests[1]) > 0, f"no requests were answered\n{output}")

@@ -20,7 +20,7 @@ def checks(test):
         with test.check(f"{name}, blocking"):
             argv = ["sockperf", "sr", "--tcp", "-i", "127.0.0.1", "-p"]
             with test.server(lambda port: [*argv, port]) as server:
-                client = ["sockperf", *options, "--tcp", "-i", "127.0.0.1", "-p", server.port, "-t", "1"]
+                client = ["sockperf", *options, "--tcp", "-i", "127.0.0.1", "-p", server.port, "-t", test.seconds()]
                 judge(test.client(client, ring=(server.port, 1)))
 
     for letter, name in READINESS.items():
@@ -33,7 +33,7 @@ def checks(test):
                 return ["sockperf", "sr", "-f", feed, "-F", letter]
 
             with test.server(argv_for_port) as server:
-                client = ["sockperf", "pp", "-f", feed, "-F", letter, "-t", "1", "--data-integrity", *RATE]
+                client = ["sockperf", "pp", "-f", feed, "-F", letter, "-t", test.seconds(), "--data-integrity", *RATE]
                 judge(test.client(client, ring=(server.port, 1)))
 
 
