@@ -196,3 +196,11 @@ pub fn leave_processor(processor: u32) -> bool {
         moved.is_ok()
     }
 }
+
+/// RLIMIT_AS in bytes; `u64::MAX` is no limit.
+pub fn address_space_limit() -> u64 {
+    let mut limit = [u64::MAX; 2];
+    // SAFETY: a writable struct rlimit64; no limit is set.
+    let _ = unsafe { sys!(SYS_prlimit64, 0, libc::RLIMIT_AS, 0, limit.as_mut_ptr()) };
+    limit[0]
+}

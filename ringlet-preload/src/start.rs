@@ -5,6 +5,9 @@ use ringlet::socket;
 use ringlet_linux::sys;
 use std::ffi::CStr;
 
+/// Under a tighter RLIMIT_AS ringlet stays off.
+const ADDRESS_SPACE_MIN_BYTES: u64 = 1 << 30;
+
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
@@ -14,6 +17,10 @@ extern "C" fn start() {
     let mut wrong = 0usize;
     let config = Config::load(&environment, &mut read_file, &mut buffer, &mut |_, _| wrong += 1);
     if !config.enabled {
+        return;
+    }
+    if sys::address_space_limit() < ADDRESS_SPACE_MIN_BYTES {
+        // The tables and segments would take what the program needs.
         return;
     }
     let started = socket::start(config);
