@@ -15,10 +15,8 @@ use std::cell::Cell;
 const CROWDED_NS: u64 = 8_000;
 /// A budget below this is not worth starting.
 const LEAST_NS: u64 = 1_000;
-/// Rounds without watching after the processors were found crowded, then one more try: doubled each time that it fails, since a yield on
-/// a crowded processor can cost milliseconds, and halved by each watch that pays.
-const ROUNDS_OFF_MIN: u32 = 16;
-const ROUNDS_OFF_MAX: u32 = 256;
+/// Rounds without watching after the processors were found crowded; after so many, one more try.
+const ROUNDS_OFF: u32 = 16;
 /// Time between yields while watching: a yield costs a system call of a fraction of it.
 const YIELD_EVERY_NS: u64 = 4_000;
 const LOOKS_PER_CLOCK: u32 = 16;
@@ -34,7 +32,6 @@ thread_local! {
     static MOVE_AGAIN: Cell<u64> = const { Cell::new(MOVE_AGAIN_NS) };
     static BUDGET_NS: Cell<u64> = const { Cell::new(u64::MAX) };
     static OFF: Cell<u32> = const { Cell::new(0) };
-    static OFF_NEXT: Cell<u32> = const { Cell::new(ROUNDS_OFF_MIN) };
 }
 
 /// Where the peer that a watcher waits for runs.
@@ -69,7 +66,6 @@ pub fn watch(
         for _ in 0..LOOKS_PER_CLOCK {
             if ready() {
                 BUDGET_NS.set((budget * 2).min(limit));
-                OFF_NEXT.set((OFF_NEXT.get() / 2).max(ROUNDS_OFF_MIN));
                 return true;
             }
             core::hint::spin_loop();
@@ -120,7 +116,6 @@ fn part(now: u64, peer: &impl Fn() -> Option<Peer>) {
 
 #[cold]
 fn give_up(ready: &mut impl FnMut() -> bool) -> bool {
-    OFF.set(OFF_NEXT.get());
-    OFF_NEXT.set((OFF_NEXT.get() * 2).min(ROUNDS_OFF_MAX));
+    OFF.set(ROUNDS_OFF);
     ready()
 }
