@@ -895,6 +895,54 @@ pub fn die_with_parent() {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
 }
 
+// ---- threads of C ----
+
+/// What the thread of `cancel_in_recv` does; its own number is told by `CANCELLED_TID`.
+static CANCELLED_TID: AtomicI32 = AtomicI32::new(0);
+
+// As libc has them, but a cancelled thread unwinds through them.
+unsafe extern "C-unwind" {
+    #[link_name = "recv"]
+    fn recv_until_cancelled(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> isize;
+    fn pthread_create(
+        thread: *mut libc::pthread_t,
+        attributes: *const libc::pthread_attr_t,
+        start: extern "C-unwind" fn(*mut c_void) -> *mut c_void,
+        argument: *mut c_void,
+    ) -> c_int;
+}
+
+extern "C-unwind" fn receive_for_ever(fd: *mut c_void) -> *mut c_void {
+    CANCELLED_TID.store(thread_id(), Ordering::SeqCst);
+    let mut byte = 0u8;
+    // SAFETY: one byte for one byte; nothing in this frame needs to be dropped when it unwinds.
+    unsafe { recv_until_cancelled(fd as usize as c_int, (&raw mut byte).cast(), 1, 0) };
+    null_mut()
+}
+
+/// Starts a thread that receives on `fd`, calls `waits` with its number, and cancels it. True if it
+/// ended by that.
+pub fn cancel_in_recv(fd: Fd, waits: impl FnOnce(c_int)) -> bool {
+    CANCELLED_TID.store(0, Ordering::SeqCst);
+    let (mut thread, mut ended) = (0, null_mut());
+    // SAFETY: `thread` is live, and the start routine takes a number for its pointer.
+    let failed = unsafe {
+        pthread_create(&mut thread, null(), receive_for_ever, fd as usize as *mut c_void)
+    };
+    assert!(failed == 0, "pthread_create: {}", Errno(failed));
+    while CANCELLED_TID.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    waits(CANCELLED_TID.load(Ordering::SeqCst));
+    // SAFETY: the thread was created above and is joined once, here.
+    unsafe {
+        libc::pthread_cancel(thread);
+        libc::pthread_join(thread, &mut ended);
+    }
+    // PTHREAD_CANCELED
+    ended as isize == -1
+}
+
 // ---- processes ----
 
 /// Forks; the child does `work` and ends without running anything else. Cases fork while they have

@@ -33,6 +33,9 @@ const SIZES: &[usize] = &[
     4 << 20,
 ];
 
+/// The libc crate has no name for it on Linux.
+const SIOCATMARK: libc::Ioctl = 0x8905;
+
 /// What each direction of the floods carries.
 const FLOOD_BYTES: usize = 8 << 20;
 
@@ -419,6 +422,9 @@ pub const CASES: &[Case] = &[
             record("recv 4, truncating", sys::recv(end.0, &mut buf[..4], MSG_TRUNC));
             say(brief(&buf));
             record("recv to nowhere", sys::recv_to_null(end.0, 2, MSG_TRUNC));
+            let peeked = sys::recv(end.0, &mut buf[..3], MSG_TRUNC | MSG_PEEK);
+            record("peek 3, truncating", peeked);
+            say(brief(&buf));
             end.recv(10);
         },
     ),
@@ -451,6 +457,31 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "data/rare_flags",
+        "flags of send and recv that mean nothing to TCP",
+        |a| {
+            let end = a.moved();
+            for (text, flags) in [
+                (&b"confirm "[..], libc::MSG_CONFIRM),
+                (b"route ", libc::MSG_DONTROUTE),
+                (b"record ", libc::MSG_EOR),
+                (b"zerocopy ", libc::MSG_ZEROCOPY),
+                (b"plain", 0),
+            ] {
+                end.send_with(text, flags | MSG_NOSIGNAL);
+            }
+            end.recv_exact(4);
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            end.recv_exact(35);
+            end.send(b"back");
+            end.recv_with(4, MSG_WAITALL | libc::MSG_CMSG_CLOEXEC);
+        },
+    )
+    .each_side(),
+    pair(
         "data/oob",
         "urgent data is told by POLLPRI and read beside the stream",
         |a| {
@@ -470,8 +501,11 @@ pub const CASES: &[Case] = &[
             b.sync();
             end.until_unread(2);
             end.until_mask(PRI);
+            let at_mark = || sys::ioctl(end.0, SIOCATMARK, -1);
+            record("at the mark", at_mark());
             end.recv_with(1, MSG_OOB);
             end.recv(10);
+            record("at the mark", at_mark());
             b.sync();
             end.recv_to_end();
         },

@@ -333,6 +333,35 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "descriptors/taking_numbers",
+        "a program that puts files under two hundred high numbers",
+        echo_peer,
+        |b| {
+            let end = b.moved();
+            round(end, b"before");
+            let file = sys::open("/dev/null").expect("open");
+            let taken = (1000..1200).filter(|fd| sys::dup2(file, *fd) == Ok(*fd)).count();
+            record("taken", taken);
+            round(end, b"while they are taken");
+            let closed = (1000..1200).filter(|fd| sys::close(*fd).is_ok()).count();
+            record("closed", closed);
+            round(end, b"after they were closed");
+            end.close();
+        },
+    )
+    .each_side(),
+    pair("descriptors/wrong_calls", "calls that a connection refuses", echo_peer, |b| {
+        let end = b.moved();
+        let peer = sys::getpeername(end.0).expect("getpeername").expect("an address");
+        record("connect", sys::connect(end.0, peer));
+        record("bind", sys::bind(end.0, peer));
+        record("listen", sys::listen(end.0, 5));
+        record("accept", sys::accept(end.0));
+        round(end, b"unharmed");
+        end.close();
+        record("connect, closed", sys::connect(end.0, peer));
+    }),
+    pair(
         "descriptors/limit",
         "RLIMIT_NOFILE lets a program have as many descriptors as without ringlet",
         |a| {

@@ -337,6 +337,31 @@ pub const CASES: &[Case] = &[
         },
     )
     .each_side(),
+    pair(
+        "threads/cancelled",
+        "pthread_cancel ends a thread that waits in a receive, and the connection lives on",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"after");
+            end.recv(10);
+        },
+        |b| {
+            let end = b.moved();
+            for _ in 0..3 {
+                record(
+                    "cancelled",
+                    sys::cancel_in_recv(end.0, |tid| {
+                        until_asleep(std::process::id() as i32, tid);
+                    }),
+                );
+            }
+            b.sync();
+            end.recv(10);
+            end.send(b"answer");
+        },
+    )
+    .each_side(),
     // ---- one thread, both directions, much data ----
     pair(
         "threads/bulk_poll",
