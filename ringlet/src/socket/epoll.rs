@@ -22,9 +22,10 @@ const MARK_MASK: u64 = 0xffff_ffff << 32;
 const MARK_SELF: u64 = MARK | 0xffff_ffff;
 /// The second context's, which its thread drains.
 const MARK_SECOND: u64 = MARK | 0xffff_fffe;
-/// Hot connections beyond so many cool down after some waits that found something elsewhere: the more there are, the sooner, so that
-/// looking at them costs a bounded number of looks altogether.
-const HOT_COUNT: u32 = 8;
+/// Hot connections beside the first cool down after some waits that found something elsewhere: the more there are, the sooner, so that
+/// looking at them costs a bounded number of looks altogether. WHY not keep a few: each costs 30 ns a look, eight doubled an 8 B
+/// ping-pong by epoll (280 to 530 ns half, `ringlet bench --only scale`).
+const HOT_COUNT: u32 = 1;
 const COOL_AFTER_LOOKS: u32 = 4096;
 const COOL_AFTER_WAITS_MIN: u32 = 16;
 /// While rings keep a set busy (or being watched), the kernel's part is looked at this often (about 10 us).
