@@ -309,6 +309,8 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         let count = match request as u32 as u64 {
             SIOCINQ => Some(stream::readable_bytes(socket)),
             SIOCOUTQ => Some(stream::unsent_bytes(socket)),
+            // Urgent data comes through the kernel, behind what the ring still holds.
+            SIOCATMARK if stream::ring_holds_bytes(socket) => Some(Ok(0)),
             _ => None,
         };
         if let Some(count) = count {
@@ -331,6 +333,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 
 const SIOCINQ: u64 = 0x541b;
 const SIOCOUTQ: u64 = 0x5411;
+const SIOCATMARK: u64 = 0x8905;
 
 #[unsafe(no_mangle)]
 pub extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {

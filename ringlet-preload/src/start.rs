@@ -23,6 +23,7 @@ extern "C" fn start() {
         // The tables and segments would take what the program needs.
         return;
     }
+    socket::stream::sleep_by(crate::waits::cancellable);
     let started = socket::start(config);
     if !matches!(config.log, LogTarget::Off) && (wrong > 0 || started.is_err()) {
         note(

@@ -513,3 +513,19 @@ pub unsafe extern "C" fn epoll_pwait2(
         )
     }
 }
+
+/// libc's ppoll: a cancellation point, for calls of ours that stand in for one.
+pub fn cancellable(fds: &mut [pollfd; 2], timeout_ns: Option<u64>) -> Sys<usize> {
+    let time = ringlet_linux::fd::timespec(timeout_ns.unwrap_or(0));
+    let timeout = if timeout_ns.is_some() { &raw const time } else { core::ptr::null() };
+    let done = next!(
+        c"ppoll",
+        fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int,
+        fds.as_mut_ptr(),
+        fds.len() as nfds_t,
+        timeout,
+        core::ptr::null()
+    );
+    // SAFETY: libc's errno of this thread.
+    if done < 0 { Err(Errno(unsafe { *libc::__errno_location() })) } else { Ok(done as usize) }
+}

@@ -144,6 +144,20 @@ fn take(tables: &'static Tables, socket: &'static Socket) -> Step {
     }
 }
 
+/// The program wants the number of a rendezvous: it is given up, and begun again later. True if it was one.
+pub fn give_up_number(fd: i32) -> bool {
+    let waits = |socket: &&'static Socket| {
+        socket.meeting.get() as i32 == fd && socket.stage() != Stage::Attached
+    };
+    let Some(socket) = tables().and_then(|tables| tables.followed().find(waits)) else {
+        return false;
+    };
+    abandon(socket);
+    socket.set_stage(Stage::Kernel);
+    socket.next_step.set(socket.calls.get() + LATER_MAX_CALLS);
+    true
+}
+
 /// Gives up what a socket has begun at the rendezvous.
 pub fn abandon(socket: &Socket) {
     let meeting = socket.meeting.swap(0) as i32;

@@ -349,7 +349,7 @@ pub fn borrowed_if_known(from: i32, to: i32) -> bool {
 
 /// The program wants the number of one of our own descriptors: the descriptor moves away.
 pub fn make_way(fd: i32) -> bool {
-    context::move_away(fd) || view::move_away(fd)
+    context::move_away(fd) || view::move_away(fd) || meet::give_up_number(fd)
 }
 
 /// Known descriptors in a range, lowest first.

@@ -13,6 +13,7 @@ use ringlet_core::sync::Ordering;
 use ringlet_core::wait as flag;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{fd, sys, tcp};
+use std::sync::OnceLock;
 
 /// The kernel transfers no more in one call (MAX_RW_COUNT).
 const CALL_MAX_BYTES: usize = 0x7fff_f000;
@@ -749,7 +750,7 @@ fn sleep(
         fd::pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 },
     ];
     super::signals::begin_wait();
-    let woken = match fd::poll(&mut fds, timeout, None) {
+    let woken = match cancellable_poll(&mut fds, timeout) {
         // As the kernel does it: restarted, unless the call has a timeout.
         Err(Errno::EINTR) if deadline_ns.is_none() && super::signals::restart() => return Ok(()),
         other => other?,
@@ -764,6 +765,23 @@ fn sleep(
         }
     }
     if woken == 0 && !now_and_then { Err(Errno::EAGAIN) } else { Ok(()) }
+}
+
+/// A poll in which a thread can be cancelled, as it can in the program's own call: libc's, which the edge has given us.
+fn cancellable_poll(fds: &mut [fd::pollfd; 2], timeout_ns: Option<u64>) -> Sys<usize> {
+    match CANCELLABLE_POLL.get() {
+        Some(poll) => poll(fds, timeout_ns),
+        None => fd::poll(fds, timeout_ns, None),
+    }
+}
+
+/// Waits on two descriptors.
+pub type Poll = fn(&mut [fd::pollfd; 2], Option<u64>) -> Sys<usize>;
+static CANCELLABLE_POLL: OnceLock<Poll> = OnceLock::new();
+
+/// The edge's way to sleep at a cancellation point.
+pub fn sleep_by(poll: Poll) {
+    let _ = CANCELLABLE_POLL.set(poll);
 }
 
 /// Takes doorbell bytes away, so that the descriptor does not stay readable for a sender that waits on it.
@@ -804,6 +822,13 @@ pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
         Receiving::Draining => Ok(tcp::unread(socket.fd())?.min(end.until.get() as usize)),
         Receiving::Discarding => Ok(0),
     }
+}
+
+/// Do bytes lie in the ring that come before what the kernel has?
+pub fn ring_holds_bytes(socket: &Socket) -> bool {
+    let end = socket.end();
+    end.receiving() == Receiving::Ring
+        && socket.incoming().is_some_and(|ring| end.rx.has_bytes(&ring))
 }
 
 /// Bytes sent that the peer has not yet taken (SIOCOUTQ).
