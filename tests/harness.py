@@ -203,7 +203,10 @@ class Process:
                     os.kill(pid, signal.SIGKILL)
         self.wait(STOP_SECONDS)
         self._reader.join(STOP_SECONDS)
-        for stream in (self._popen.stdin, self._popen.stdout, self._log):
+        streams = [self._popen.stdin, self._log]
+        if not self._reader.is_alive():  # or something else holds the other end, and closing would wait for it
+            streams.append(self._popen.stdout)
+        for stream in streams:
             with contextlib.suppress(OSError):
                 if stream is not None:
                     stream.close()

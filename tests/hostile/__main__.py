@@ -1,4 +1,4 @@
-"""Peers that lie, strangers at the rendezvous, and limits that are reached: no crash, no hang, no byte lost, nothing kept.
+"""Peers that lie, strangers at the rendezvous, limits that are reached: no crash, no hang, no byte lost, nothing kept.
 
     python3 tests/hostile [--seed N] [--rounds N] [--ringlet PATH] [GROUP...]
 """

@@ -1,10 +1,11 @@
-"""What two ends of a connection say at the rendezvous and where they write in the segment, by hand: for a peer that lies.
+"""What the ends of a connection say to each other and where they write in the segment, by hand: for a peer that lies.
 
 Mirrors ringlet/src/socket/meet.rs, ringlet-linux/src/meet.rs and ringlet-core/src/layout.rs.
 """
 
 import array
 import contextlib
+import ctypes
 import fcntl
 import ipaddress
 import mmap
@@ -24,14 +25,13 @@ SLOT_COUNT, LINE_BYTES, INLINE_BYTES = 1024, 64, 56
 CONTROL_OFFSET, CONTROL_BYTES, SLOTS_OFFSET = 512, 512, 4096
 # Offsets of the words of one direction's control.
 CREDIT_SLOTS, CREDIT_DATA, WANT_DATA, CLOSED, WANT_ROOM, SHUT, RINGING, ATTACHED = 0, 8, 128, 132, 256, 260, 264, 268
-USED = 136
-CONTROL_WORDS = (WANT_DATA, CLOSED, WANT_ROOM, SHUT, RINGING, ATTACHED)
-WANT_BYTE, WANT_EVENT = 1, 2
+USED = 136  # with CLOSED
+CONTROL_WORDS = (WANT_DATA, CLOSED, USED, WANT_ROOM, SHUT, RINGING, ATTACHED)
+WANT_BYTE = 1
 LEN_BITS, FLAG_BITS = 17, 3
 PUBLISHED = 1 << 43
 DATA, REWIND, CONTROL = 1, 2, 4
 START, BACK = 1, 2
-DATA_LARGEST = 16 << 10
 
 F_ADD_SEALS, SEAL, SHRINK, GROW, WRITE = 1033, 1, 2, 4, 8
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
@@ -193,15 +193,8 @@ class Segment:
         self.words[at // 8] = tag << LEN_BITS + FLAG_BITS | flags << LEN_BITS | length
 
     def punch(self, start, size):
-        os_fallocate(self.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, start, size)
-
-
-def os_fallocate(fd, mode, start, size):
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.fallocate64(fd, mode, ctypes.c_int64(start), ctypes.c_int64(size)) != 0:
-        raise OSError(ctypes.get_errno(), "fallocate")
+        mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+        ctypes.CDLL(None).fallocate64(self.fd, mode, ctypes.c_int64(start), ctypes.c_int64(size))
 
 
 # A peer that behaves, so far.
@@ -309,8 +302,8 @@ class Peer:
 ATTEMPTS = 40
 
 
-def meet(peer, victim, number, greeting=None):
-    """Attaches properly. `greeting` may replace what is said: a function of the default (data, descriptors)."""
+def meet(peer, victim, number):
+    """Attaches properly; returns what the victim has said."""
     at = name_of(peer.tcp, peer.side)
     if peer.side == CONNECTING:
         return _meet_connecting(peer, victim, number, at)

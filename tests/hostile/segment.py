@@ -135,7 +135,7 @@ class Scribbler:
         self._peer.tcp.recv(1 << 16)
 
 
-# Doorbells, which peers of the same user are given. The victim serves a good client and the peer in one thread, by epoll.
+# Doorbells, which peers of one user are given. The victim serves a good client and the peer in one thread, by epoll.
 
 
 def doorbells(ground):

@@ -12,6 +12,7 @@ import fcntl
 import json
 import mmap
 import os
+import queue
 import random
 import select
 import socket
@@ -105,6 +106,7 @@ class Victim:
         self._connections = {}
         self._next = 0
         self._steady = None
+        self._server, self._to_serve = None, queue.Queue()
         self._maps = []
 
     def _keep(self, made):
@@ -150,13 +152,6 @@ class Victim:
 
     def close(self, number):
         self._connections.pop(number).socket.close()
-
-    def end_of_stream(self, number):
-        """What a receive at the end says: nothing, or an error."""
-        try:
-            return len(self._connections[number].socket.recv(1))
-        except OSError as error:
-            return errno.errorcode[error.errno]
 
     # Ways to wait, for whoever wants a byte to come by each of them.
 
@@ -216,12 +211,19 @@ class Victim:
     # Many connections one after the other.
 
     def churn_serve(self, count):
-        """Serves `count` connections, each as its first line says: a way to end, then messages to send back."""
-        self._churn = threading.Thread(target=self._serve, args=(count,), daemon=True)
-        self._churn.start()
+        """Serves `count` connections, each as its first bytes say: a way to end, and how much to send back before."""
+        self._to_serve.put(count)
+        if not self._server:
+            self._server = threading.Thread(target=self._serve_batches, daemon=True)
+            self._server.start()
 
     def churn_served(self):
-        self._churn.join()
+        self._to_serve.join()
+
+    def _serve_batches(self):
+        while True:
+            self._serve(self._to_serve.get())
+            self._to_serve.task_done()
 
     def _serve(self, count):
         for _ in range(count):

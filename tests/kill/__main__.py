@@ -34,7 +34,7 @@ WHILE_MOVING_SECONDS = 0.003
 CONNECTIONS_MOST = 4
 REDIS_CONNECTIONS = 50
 KILLS_PER_LEAK_CHECK = 25
-WARM_UP_KILLS = 4  # of each kind one: pools are there from then on, and nothing may grow
+WARM_UP_KILLS = 5  # of each kind one: pools are there from then on, and nothing may grow
 EVENTFDS_MOST = 40  # a process keeps up to 32, for threads that sleep
 STEADY, GREETING, FIRST_ID = 0, 1, 2
 # What the connecting end does, what the accepting end does.
@@ -71,12 +71,13 @@ class Progress:
 class Ends:
     """A process with one end of each of its connections."""
 
-    def __init__(self, test, role, progress):
-        self._verb = {"server": "serve", "client": "connect"}[role]
-        argv = [sys.executable, "-I", "-S", ends.__file__, self._verb, progress.path]
-        self.process = test.start(role, argv)
+    def __init__(self, test, verb, progress):
+        self._verb = verb
+        argv = [sys.executable, "-I", "-S", ends.__file__, verb, progress.path]
+        self.process = test.start("client" if verb == "connect" else "server", argv)
         self.port = None
         self.accepted, self.connected = set(), set()
+        self.serving = {}  # by ID: the pid
         self.ended = {}  # by the connecting end's port at a server, by ID at a client
 
     def look(self):
@@ -90,8 +91,10 @@ class Ends:
                 self.accepted.add(event["port"])
             elif what == "connected":
                 self.connected.add(event["id"])
+            elif what == "serving":
+                self.serving[event["id"]] = event["pid"]
             else:
-                self.ended[event["port" if self._verb == "serve" else "id"]] = event
+                self.ended[event["id" if self._verb == "connect" else "port"]] = event
         require(self.process.poll() is None, f"the survivor is gone\n{self.process.tail()}")
         return self
 
@@ -128,17 +131,17 @@ class KillTest:
         self._test, self._seed = test, seed
         self._progress = Progress(test.directory, FIRST_ID + (WARM_UP_KILLS + count) * CONNECTIONS_MOST)
         self._next_id = FIRST_ID
-        self._server = self._start("server")
-        self._client = self._start("client")
+        self._server = self._start("serve")
+        self._client = self._start("connect")
         self._client.connect(self._server.port, STEADY, "steady", "echo")
         wait_until(lambda: self._server.look().accepted, END_SECONDS, "the steady connection")
         self._redis = self._start_redis() if shutil.which("redis-benchmark") and shutil.which("redis-server") else None
         self.counts = collections.Counter()
         self._baseline = {}
 
-    def _start(self, role):
-        started = Ends(self._test, role, self._progress)
-        if role == "server":
+    def _start(self, verb):
+        started = Ends(self._test, verb, self._progress)
+        if verb != "connect":
             wait_until(lambda: started.look().port, END_SECONDS, "a server to listen")
         return started
 
@@ -153,7 +156,7 @@ class KillTest:
 
     def kill_once(self, number):
         source = random.Random(f"{self._seed}/{number}")
-        scenarios = [self._kill_client, self._kill_server] * 4
+        scenarios = [self._kill_client, self._kill_server] * 3 + [self._kill_forked] * 2
         if self._redis:
             scenarios += [self._kill_redis_client, self._kill_redis_server]
         scenario = source.choice(scenarios) if number >= 0 else scenarios[number]
@@ -188,7 +191,7 @@ class KillTest:
         self._test.put_away(victim.process)
 
     def _kill_client(self, source):
-        victim = self._start("client")
+        victim = self._start("connect")
         before = set(self._server.look().accepted)
         ways = self._ask_for_connections(source, victim, self._server.port)
         self._kill_at_a_moment(source, victim, victim, ways)
@@ -205,13 +208,43 @@ class KillTest:
         self._server.accepted -= new
 
     def _kill_server(self, source):
-        victim = self._start("server")
+        victim = self._start("serve")
         ways = self._ask_for_connections(source, self._client, victim.port)
         self._kill_at_a_moment(source, victim, self._client, ways)
-        self._wait_for_ends(self._client, ways, "the killed server's connections at the client")
-        for id in ways:
-            self._judge(self._client.ended.pop(id), f"the client's {ways[id][0]}")
-        self._client.connected -= set(ways)
+        self._judge_at_client(ways)
+
+    def _kill_forked(self, source):
+        """A child of several; then the parent, whose connections they are no more; then the other children."""
+        victim = self._start("fork")
+        ways = self._ask_for_connections(source, self._client, victim.port)
+        wait_until(lambda: victim.look().serving.keys() >= ways.keys(), END_SECONDS, "children to serve")
+        time.sleep(source.uniform(0, LATEST_KILL_SECONDS))
+        first, *others = source.sample(list(ways), len(ways))
+        os.kill(victim.serving[first], signal.SIGKILL)
+        self._judge_at_client([first])
+        self._go_on(others, ways)
+        os.kill(victim.process.pid, signal.SIGKILL)
+        victim.process.wait(END_SECONDS)
+        self._go_on(others, ways)
+        for id in others:
+            os.kill(victim.serving[id], signal.SIGKILL)
+            os.waitpid(victim.serving[id], 0)  # ours, since its parent is gone
+        self._test.put_away(victim.process)
+        self._judge_at_client(others)
+
+    def _go_on(self, ids, ways):
+        for id in ids:
+            before = self._progress.sent(id)
+            if ways[id][0] != "rest":
+                wait_until(lambda: self._progress.sent(id) != before, END_SECONDS, f"a {ways[id][0]} to go on")
+            require(id not in self._client.look().ended, f"a {ways[id][0]} ended though nobody killed it")
+
+    def _judge_at_client(self, ids):
+        self._wait_for_ends(self._client, ids, "the killed server's connections at the client")
+        for id in ids:
+            ended = self._client.ended.pop(id)
+            self._judge(ended, f"the client's {ended['way']}")
+        self._client.connected -= set(ids)
 
     def _wait_for_ends(self, survivor, wanted, what):
         wanted = set(wanted)

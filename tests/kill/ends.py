@@ -1,6 +1,7 @@
 """The two ends of the connections of a kill test: one of them is killed, the other one tells what it saw.
 
     ends.py serve PROGRESS      prints its port, then does on each connection what the connecting end asks for
+    ends.py fork PROGRESS       the same, each connection in a process of its own
     ends.py connect PROGRESS    does what its standard input says, one connection a line: PORT ID OWN-WAY OTHER-WAY
 
 What flows is a known pattern, so that a receiver can tell a torn byte. A sender notes in the file PROGRESS what its
@@ -9,8 +10,10 @@ calls have accepted, at its ID: memory that outlives it, to compare with what th
 
 import json
 import mmap
+import os
 import random
 import select
+import signal
 import socket
 import struct
 import sys
@@ -152,31 +155,50 @@ def use(connection, id, way):
     return {"id": id, "way": way, "how": how, "received": end.received}
 
 
-def serve():
+def listen():
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     say(event="listening", port=listener.getsockname()[1])
+    return listener
 
-    def accepted(connection, port):
-        request = bytearray()
-        result = {"how": "nothing asked for"}
-        try:
-            while not request.endswith(b"\n"):
-                byte = connection.recv(1)
-                if not byte:
-                    break
-                request += byte
-            else:
-                id, way = request.decode().split()
-                result = use(connection, int(id), way)
-        except ConnectionResetError:
-            pass
-        connection.close()
-        say(event="ended", port=port, **result)
 
+def do_as_asked(connection, port):
+    request = bytearray()
+    result = {"how": "nothing asked for"}
+    try:
+        while not request.endswith(b"\n"):
+            byte = connection.recv(1)
+            if not byte:
+                break
+            request += byte
+        else:
+            id, way = request.decode().split()
+            say(event="serving", id=int(id), pid=os.getpid())
+            result = use(connection, int(id), way)
+    except ConnectionResetError:
+        pass
+    connection.close()
+    say(event="ended", port=port, **result)
+
+
+def serve():
+    listener = listen()
     while True:
         connection, (_host, port) = listener.accept()
         say(event="accepted", port=port)
-        threading.Thread(target=accepted, args=(connection, port), daemon=True).start()
+        threading.Thread(target=do_as_asked, args=(connection, port), daemon=True).start()
+
+
+def fork():
+    listener = listen()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        connection, (_host, port) = listener.accept()
+        say(event="accepted", port=port)
+        if os.fork() == 0:
+            listener.close()
+            do_as_asked(connection, port)
+            os._exit(0)
+        connection.close()
 
 
 def connect():
@@ -198,4 +220,4 @@ def connect():
 if __name__ == "__main__":
     with open(sys.argv[2], "r+b") as file:
         progress = mmap.mmap(file.fileno(), 0)
-    {"serve": serve, "connect": connect}[sys.argv[1]]()
+    {"serve": serve, "fork": fork, "connect": connect}[sys.argv[1]]()
