@@ -281,6 +281,7 @@ pub fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
             Receiving::Ring => match end.rx.mark(ring) {
                 Some(Mark::Back(position)) => back_met(socket, end, ring, position),
                 Some(Mark::Start(_)) => return Err(corrupt(socket)),
+                None if spoiled(end, ring) => return Err(corrupt(socket)),
                 None => return Ok(()),
             },
             Receiving::Discarding => discard(socket, end)?,
@@ -308,6 +309,8 @@ pub fn count_taken(end: &End, bytes: usize) {
 /// If the peer's `Start` stands in the ring, sets out for it. True if so.
 pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
     match end.rx.mark(ring).filter(|_| !end.left.is()) {
+        // The first record of a stay in the ring is a mark.
+        None if published(end, ring) && end.rx.mark(ring).is_none() => Err(corrupt(socket)),
         None => Ok(false),
         Some(Mark::Start(start)) => {
             let consumed = consumed(socket, end)?;
@@ -318,6 +321,11 @@ pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
         }
         Some(_) => Err(corrupt(socket)),
     }
+}
+
+/// Does a record stand next that is neither bytes nor a mark?
+fn spoiled(end: &End, ring: &SegmentRing) -> bool {
+    published(end, ring) && !end.rx.has_bytes(ring) && end.rx.mark(ring).is_none()
 }
 
 /// Goes past a mark, and looks for a sender that waits for its place.
