@@ -67,9 +67,9 @@ config! {
         "How long a waiting call may watch shared memory before it sleeps; 0 sleeps at once.";
     move_after: u64 as Number<0, 1_000_000> = 4, "RINGLET_MOVE_AFTER", "messages",
         "How many messages a connection exchanges before it is moved; 0 moves it as early as possible.";
-    ring_bytes: u64 as PowerOfTwo<{ 64 << 10 }, { 64 << 20 }> = 1 << 20, "RINGLET_RING_BYTES", "bytes",
+    ring_bytes: u64 as PowerOfTwo<{ 64 << 10 }, { 64 << 20 }> = 2 << 20, "RINGLET_RING_BYTES", "bytes",
         "Size of the data ring of each direction of a connection.";
-    memory_limit_bytes: u64 as Bytes<0, { 1 << 40 }> = 32 << 30, "RINGLET_MEMORY_LIMIT_BYTES", "bytes",
+    memory_limit_bytes: u64 as Bytes<0, { 1 << 40 }> = 64 << 30, "RINGLET_MEMORY_LIMIT_BYTES", "bytes",
         "Address space that one process may map for its connections (they touch little of it); further ones stay on the kernel.";
     peers: PeerPolicy as Peers = PeerPolicy::Any, "RINGLET_PEERS", "",
         "Whose processes may share memory with ours, once they have proven that they own the far end.";
@@ -795,7 +795,7 @@ mod tests {
         config.apply_file(text, &mut |line, error| errors.push((line, error.problem)));
         assert_eq!(config.spin_us, 7);
         assert_eq!(value(&config, "log"), "/tmp/a#b");
-        assert_eq!(config.ring_bytes, 1 << 20, "the wrong value is skipped");
+        assert_eq!(config.ring_bytes, Config::DEFAULT.ring_bytes, "the wrong value is skipped");
         assert_eq!(value(&config, "only"), "127.0.0.1:1, *:2");
         assert_eq!(
             errors,
