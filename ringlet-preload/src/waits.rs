@@ -169,7 +169,7 @@ const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 
 /// select's three sets as poll entries; `None` when the kernel can do it alone.
-fn entries(count: usize, sets: [Bits; 3], fds: &mut Scratch<pollfd>) -> Option<usize> {
+fn entries(count: usize, sets: [Bits; 3], fds: &mut [pollfd]) -> Option<usize> {
     let mut used = 0;
     for fd in 0..count {
         let mut events = 0;
@@ -202,21 +202,42 @@ unsafe fn select_with(
     }
     let count = count as usize;
     let empty = pollfd { fd: -1, events: 0, revents: 0 };
+    let asked = (0..count).filter(|&fd| sets.iter().any(|set| set.has(fd))).count();
+    if asked < POLL_ON_STACK {
+        let (mut fds, mut scratch) = ([empty; POLL_ON_STACK], [empty; POLL_ON_STACK]);
+        // SAFETY: passed on.
+        return unsafe {
+            select_entries(count, sets, &mut fds, &mut scratch, timeout, mask, native)
+        };
+    }
     let (Some(mut fds), Some(mut scratch)) =
-        (Scratch::new(count + 1, empty), Scratch::new(count + 1, empty))
+        (Scratch::new(asked + 1, empty), Scratch::new(asked + 1, empty))
     else {
         set_errno(libc::ENOMEM);
         return -1;
     };
-    let Some(used) = entries(count, sets, &mut fds) else { return native() };
+    // SAFETY: passed on.
+    unsafe { select_entries(count, sets, &mut fds, &mut scratch, timeout, mask, native) }
+}
+
+/// `select_with`, by poll entries; both arrays have room for one more than is asked for.
+unsafe fn select_entries(
+    count: usize,
+    sets: [Bits; 3],
+    fds: &mut [pollfd],
+    scratch: &mut [pollfd],
+    timeout: impl FnOnce() -> Sys<Option<u64>>,
+    mask: Option<u64>,
+    native: impl FnOnce() -> c_int,
+) -> c_int {
+    let Some(used) = entries(count, sets, fds) else { return native() };
     if readiness::is_kernels(&fds[..used]) {
         readiness::begin_native(&fds[..used]);
         let done = native();
         readiness::end_native(&fds[..used]);
         return done;
     }
-    let done =
-        timeout().and_then(|time| readiness::poll(&mut fds[..used], &mut scratch, time, mask));
+    let done = timeout().and_then(|time| readiness::poll(&mut fds[..used], scratch, time, mask));
     if let Err(error) = done {
         return result(Err(error)) as c_int;
     }

@@ -459,6 +459,11 @@ fn adopt_watch(tables: &Tables, set: &Set, set_index: u32, watch: &Watch) {
         );
     }
     heat(tables, set, watch);
+    if !set.context.is() {
+        // Without a context (there are only so many) the set is woken by bytes.
+        let socket = &tables.sockets[watch.socket.get() as usize];
+        stream::want_bytes(socket, true, watch.events.get() & EPOLLOUT != 0);
+    }
     let home = tables.sockets[watch.socket.get() as usize].home.get();
     if home != 0 && home != set.context.get() && !set.second.is() {
         let event = epoll_event { events: EPOLLIN | EPOLLET, u64: MARK_SECOND };
@@ -798,7 +803,10 @@ fn translate(tables: &Tables, set: &Set, events: &mut [epoll_event]) -> usize {
 /// Can this set be left to the kernel alone?
 #[inline(always)]
 pub fn is_native(set_index: u32) -> bool {
-    tables().is_none_or(|tables| !tables.sets[set_index as usize].context.is())
+    tables().is_none_or(|tables| {
+        let set = &tables.sets[set_index as usize];
+        !set.context.is() && !set.adopted.is()
+    })
 }
 
 /// epoll_wait and its relatives, on a set that has (or had) adopted connections, or for what a native wait returned
