@@ -312,7 +312,7 @@ class Test:
         process.kill()
         self._running.remove(process)
 
-    def client(self, argv, role="client", ring=None, raw=False, **options):
+    def client(self, argv, role="client", ring=None, raw=False, stoppable=True, **options):
         """Runs a program to its end and returns its output, as bytes if `raw`.
 
         `ring=(port, count)` demands that at some moment of its life `count` connections to `port` are on the ring when
@@ -330,7 +330,7 @@ class Test:
                     process.write("go\n")
                     deadline = time.monotonic() + self._limit
                 elif watch:
-                    watch.watch(process)
+                    watch.watch(process, stoppable)
                 if time.monotonic() >= deadline:
                     held = "\n".join(other.where() for other in self._running)
                     raise Failed(f"{process.name} did not end within {self._limit} s\n{process.tail()}\n{held}")
@@ -385,11 +385,11 @@ class RingWatch:
         self._seen = collections.Counter()
         self._next = 0.0
 
-    def watch(self, client):
-        """Now and then, while the client runs; it is stopped meanwhile, so that it can't end before it was looked at."""
+    def watch(self, client, stoppable):
+        """Now and then, while the client runs; stopped meanwhile if it bears that, lest it ends before it was looked at."""
         if time.monotonic() < self._next or self._satisfied():
             return
-        if self._wanted:
+        if self._wanted and stoppable:
             client.send(signal.SIGSTOP)
         try:
             self._look()

@@ -1,4 +1,7 @@
-"""sockperf: finds its functions by dlsym; ping-pong with its own check of what comes, on each readiness call."""
+"""sockperf: finds its functions by dlsym; ping-pong with its own check of what comes, on each readiness call.
+
+It takes a wait that is interrupted for an error, so it can't be stopped on its way.
+"""
 
 import pathlib
 import re
@@ -21,7 +24,7 @@ def checks(test):
             argv = ["sockperf", "sr", "--tcp", "-i", "127.0.0.1", "-p"]
             with test.server(lambda port: [*argv, port]) as server:
                 client = ["sockperf", *options, "--tcp", "-i", "127.0.0.1", "-p", server.port, "-t", test.seconds()]
-                judge(test.client(client, ring=(server.port, 1)))
+                judge(test.client(client, ring=(server.port, 1), stoppable=False))
 
     for letter, name in READINESS.items():
         with test.check(f"ping-pong, {name}"):
@@ -34,7 +37,7 @@ def checks(test):
 
             with test.server(argv_for_port) as server:
                 client = ["sockperf", "pp", "-f", feed, "-F", letter, "-t", test.seconds(), "--data-integrity", *RATE]
-                judge(test.client(client, ring=(server.port, 1)))
+                judge(test.client(client, ring=(server.port, 1), stoppable=False))
 
 
 def judge(output):
