@@ -10,7 +10,6 @@ import ctypes
 import errno
 import fcntl
 import json
-import mmap
 import os
 import queue
 import random
@@ -107,7 +106,6 @@ class Victim:
         self._next = 0
         self._steady = None
         self._server, self._to_serve = None, queue.Queue()
-        self._maps = []
 
     def _keep(self, made):
         self._next += 1
@@ -299,21 +297,6 @@ class Victim:
                 except OSError as error:
                     outcomes[errno.errorcode[error.errno]] += 1
         return outcomes
-
-    # Limits.
-
-    def use_up_mappings(self, left):
-        """Maps until the kernel refuses, then gives `left` mappings back."""
-        with contextlib.suppress(OSError):
-            while True:
-                self._maps.append(mmap.mmap(-1, 4096))  # shared, so that they don't merge
-        for _ in range(left):
-            self._maps.pop().close()
-
-    def give_mappings_back(self):
-        for each in self._maps:
-            each.close()
-        self._maps.clear()
 
 
 def end_connection(connection, way):
