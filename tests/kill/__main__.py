@@ -166,7 +166,8 @@ class KillTest:
             scenario(source)
             self._others_are_served(steady)
         except Failed as problem:
-            raise Failed(f"kill {number}, {scenario.__name__[1:]}: {problem}") from None
+            where = "\n".join(f"{process.name}:\n{process.where()}" for process in self.survivors())
+            raise Failed(f"kill {number}, {scenario.__name__[1:]}: {problem}\nThe survivors:\n{where}") from None
 
     # Scenarios: start a victim, let it work, kill it, look at the survivor.
 
@@ -248,10 +249,7 @@ class KillTest:
 
     def _wait_for_ends(self, survivor, wanted, what):
         wanted = set(wanted)
-        try:
-            wait_until(lambda: survivor.look().ended.keys() >= wanted, END_SECONDS, f"{what} to end")
-        except Failed as problem:
-            raise Failed(f"{problem}; the survivor waits:\n{survivor.process.where()}") from None
+        wait_until(lambda: survivor.look().ended.keys() >= wanted, END_SECONDS, f"{what} to end")
 
     def _judge(self, ended, who):
         how, sent = ended["how"], self._progress.sent(ended["id"])
