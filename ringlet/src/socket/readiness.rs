@@ -154,7 +154,10 @@ fn poll_entered(
             // Once: whether a peer rings it may change while we sleep, and who arms must disarm.
             let home = home(fds);
             arm(fds, home);
-            let timeout = deadline.map(left);
+            let timeout = match (deadline.map(left), shares_doorbells(fds)) {
+                (left, true) => Some(left.unwrap_or(u64::MAX).min(stream::LOOK_AT_TIMES_NS)),
+                (left, false) => left,
+            };
             if look(fds).0 == 0 {
                 let slept = sleep(fds, scratch, home, timeout, mask);
                 disarm(home);
@@ -209,6 +212,13 @@ fn with_kernel(fds: &mut [pollfd], scratch: &mut [pollfd], mask: Option<u64>) ->
         total += (entry.revents != 0) as usize;
     }
     Ok(total)
+}
+
+/// May another waiter take a doorbell byte that is meant for us? Then we look now and then.
+fn shares_doorbells(fds: &[pollfd]) -> bool {
+    fds.iter().any(|entry| {
+        attached(entry.fd).is_some_and(|socket| socket.sleepers.load(Ordering::SeqCst) > 1)
+    })
 }
 
 /// The thread's context, if it is the home of one of these.

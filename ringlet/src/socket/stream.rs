@@ -23,7 +23,7 @@ const ASK_KERNEL_TICKS: u64 = 3_000_000;
 const ASK_WHEN_EMPTY_TICKS: u64 = 30_000;
 /// How often a sleeper looks that nothing might wake.
 const LOOK_SOON_NS: u64 = 1_000_000;
-const LOOK_AT_TIMES_NS: u64 = 50_000_000;
+pub const LOOK_AT_TIMES_NS: u64 = 50_000_000;
 /// A ring that stays full so long is not being read.
 const STALLED_NS: u64 = 10_000_000;
 const MSG_SERVED: i32 = libc::MSG_EOR
@@ -741,6 +741,8 @@ fn sleep(
         Want::Room if end.sending() == Sending::Ring => Some(STALLED_NS),
         Want::Room if home.is_none() && !can_ring_for_room(socket) => Some(LOOK_SOON_NS),
         Want::Room if home.is_none() => Some(LOOK_AT_TIMES_NS),
+        // Another waiter may take the byte that was meant for us.
+        Want::Data if socket.sleepers.load(Ordering::SeqCst) > 1 => Some(LOOK_AT_TIMES_NS),
         _ => None,
     };
     let now_and_then = look_every.is_some();
