@@ -58,6 +58,8 @@ def scenes(ground):
         many_doorbells(ground)
     with ground.scene("a small address space"):
         small_address_space(ground)
+    with ground.scene("no mapping left"):
+        no_mappings(ground)
     with ground.scene("ringlet's own memory limit"):
         memory_limit(ground)
 
@@ -211,6 +213,21 @@ def small_address_space(ground):
         for path, reason in pair.reasons():
             require(path != "kernel" or reason in ("no-memory", "no-peer"), f"{size >> 20} MiB: the reason is {reason}")
         ground.close()
+
+
+def no_mappings(ground):
+    for side in BOTH:
+        for left in (0, 1, 2, 3):
+            pair = Pair(*subjects(ground, None))
+            confined = getattr(pair, side)
+            confined.do("use_up_mappings", left)
+            work(pair)
+            path, reason = pair.reasons()[BOTH.index(side)]
+            if not left:
+                require((path, reason) == ("kernel", "no-memory"), f"no mapping at the {side} side: {path}, {reason}")
+            confined.do("give_mappings_back")
+            work(pair)
+            ground.close()
 
 
 def memory_limit(ground):

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import fcntl
 import json
+import mmap
 import os
 import queue
 import random
@@ -30,6 +31,7 @@ STEADY_PAUSE_SECONDS = 0.002
 ABUSE_TIMEOUT_SECONDS = 0.01
 ABUSE_LARGEST = 200_000
 SIOCOUTQ = termios.TIOCOUTQ
+ARENA_OBJECTS, ARENAS = 100_000, 40
 
 
 def pattern(position, size):
@@ -106,6 +108,7 @@ class Victim:
         self._next = 0
         self._steady = None
         self._server, self._to_serve = None, queue.Queue()
+        self._maps = []
 
     def _keep(self, made):
         self._next += 1
@@ -297,6 +300,23 @@ class Victim:
                 except OSError as error:
                     outcomes[errno.errorcode[error.errno]] += 1
         return outcomes
+
+    # Limits.
+
+    def use_up_mappings(self, left):
+        """Maps until the kernel refuses, then gives `left` mappings back."""
+        # The interpreter's own allocations come out of arenas, which it must have by then: one object keeps each.
+        self._arenas = [bytes(100) for _ in range(ARENA_OBJECTS)][:: ARENA_OBJECTS // ARENAS]
+        with contextlib.suppress(OSError):
+            while True:
+                self._maps.append(mmap.mmap(-1, 4096))  # shared, so that they don't merge
+        for _ in range(left):
+            self._maps.pop().close()
+
+    def give_mappings_back(self):
+        for each in self._maps:
+            each.close()
+        self._maps.clear()
 
 
 def end_connection(connection, way):
