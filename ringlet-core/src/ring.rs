@@ -13,11 +13,34 @@ use crate::layout::*;
 use crate::memory::Buffers;
 use crate::sync::{AtomicU64, Ordering};
 
-/// What a ring is made of. The real one is `SegmentRing`; the model checker brings its own.
+/// What a ring is made of, as one of its ends sees it. The real one is `SegmentRing`; the model checker and the simulated
+/// cluster bring their own.
+///
+/// Every write is remote, every read is local: the receiver reads slots and data, the sender reads the credit, and what the
+/// sender reads of slots and data is what it wrote itself. So the references below are only loaded; what the other end
+/// shall see goes through `publish`, `give_credit` and the writes, which on coherent memory are the plain stores that stand
+/// here, and over an interconnect packets.
 pub trait RingMemory {
     fn header(&self, slot: usize) -> &AtomicU64;
     fn credit_slots(&self) -> &AtomicU64;
     fn credit_data(&self) -> &AtomicU64;
+    /// Puts the header on a slot. Data written before arrives before it, that slot's bytes with it. (One record may overtake
+    /// another: the receiver waits for the one that is due.)
+    #[inline(always)]
+    fn publish(&self, slot: usize, header: u64) {
+        // ORDER: Release; pairs with `Rx::look` (Acquire): the bytes of the record are visible with its header. It is a swap
+        // so that on x86 it is also the StoreLoad barrier which the look at the receiver's interrupt flag needs (`wait`).
+        self.header(slot).swap(header, Ordering::SeqCst);
+    }
+    /// Tells the sender what is consumed; `data` if that has changed. An older credit never replaces a newer one.
+    #[inline(always)]
+    fn give_credit(&self, slots: u64, data: Option<u64>) {
+        // ORDER: Release, both; pairs with `Tx::refresh` (Acquire): our copies are done before the place is written again.
+        if let Some(data) = data {
+            self.credit_data().store(data, Ordering::Release);
+        }
+        self.credit_slots().store(slots, Ordering::Release);
+    }
     fn ring_bytes(&self) -> usize;
     /// Slots per lap and slots used while the receiver keeps up; smaller under the model checker.
     fn slot_count(&self) -> usize {
@@ -150,7 +173,7 @@ impl Tx {
 
     /// Takes over the receiver's credit if it makes sense; a credit from nowhere is ignored (the liar's ring stays full).
     fn refresh<M: RingMemory>(&self, memory: &M) {
-        // ORDER: Acquire; pairs with `Rx::release` (Release): the receiver has finished reading what we may now overwrite.
+        // ORDER: Acquire; pairs with `RingMemory::give_credit` (Release): the receiver has finished reading what we may now overwrite.
         let slots = memory.credit_slots().load(Ordering::Acquire);
         let data = memory.credit_data().load(Ordering::Acquire);
         if slots.wrapping_sub(self.known_slots.get()) <= self.slots.get() - self.known_slots.get() {
@@ -357,9 +380,7 @@ impl Tx {
             }
         }
         self.slots.set(next);
-        // ORDER: Release; pairs with `Rx::look` (Acquire): the bytes of the record are visible with its header. It is a swap
-        // so that on x86 it is also the StoreLoad barrier which the look at the receiver's interrupt flag needs (`wait`).
-        memory.header(slot).swap(header_word(position, flags, len), Ordering::SeqCst);
+        memory.publish(slot, header_word(position, flags, len));
     }
 
     /// Publishes a mark. There is always room for one `Back`; a `Start` is only sent into a drained ring.
@@ -397,7 +418,7 @@ impl Rx {
     pub fn ready<M: RingMemory>(&self, memory: &M) -> bool {
         let position = self.slots.get();
         let slot = position as usize & (memory.slot_count() - 1);
-        // ORDER: Acquire; pairs with `Tx::publish` (SeqCst swap).
+        // ORDER: Acquire; pairs with `RingMemory::publish` (SeqCst swap).
         let header = memory.header(slot).load(Ordering::Acquire);
         header >> (LEN_BITS + FLAG_BITS) == tag(position)
     }
@@ -416,7 +437,7 @@ impl Rx {
     #[inline(always)]
     fn look<M: RingMemory>(memory: &M, position: u64) -> Result<Option<Record>, ()> {
         let slot = position as usize & (memory.slot_count() - 1);
-        // ORDER: Acquire; pairs with `Tx::publish` (SeqCst swap): the record's bytes are visible with its header.
+        // ORDER: Acquire; pairs with `RingMemory::publish` (SeqCst swap): the record's bytes are visible with its header.
         let header = memory.header(slot).load(Ordering::Acquire);
         if header >> (LEN_BITS + FLAG_BITS) != tag(position) {
             return Ok(None);
@@ -594,15 +615,13 @@ impl Rx {
         self.slots.set(next);
         self.used.set(0);
         let mut passed = position ^ next >= memory.slot_count() as u64 / 4;
-        if record.flags & FLAG_DATA != 0 {
+        let has_data = record.flags & FLAG_DATA != 0;
+        if has_data {
             let quarter = memory.ring_bytes() as u64 / 4;
             passed |= self.data.get() / quarter != record.data_end / quarter;
             self.data.set(record.data_end);
-            // ORDER: Release; pairs with `Tx::refresh` (Acquire): our copies are done before the place is written again.
-            memory.credit_data().store(record.data_end, Ordering::Release);
         }
-        // ORDER: Release; as above.
-        memory.credit_slots().store(next, Ordering::Release);
+        memory.give_credit(next, has_data.then_some(record.data_end));
         passed
     }
 }
