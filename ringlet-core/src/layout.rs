@@ -28,6 +28,7 @@ pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\x01");
 /// Unit of transfer between caches, and distance that keeps the adjacent-line prefetcher from pairing two writers.
 pub const LINE_BYTES: usize = 64;
 pub const APART_BYTES: usize = 128;
+pub const PAGE_BYTES: usize = 4096;
 
 /// Records that fit in one direction.
 pub const SLOT_COUNT: usize = 1024;
@@ -39,6 +40,9 @@ pub const HOT_DATA_BYTES: u64 = 32 << 10;
 pub const INLINE_BYTES: usize = LINE_BYTES - 8;
 /// Largest record: a longer message is cut, so that the receiver copies one piece while the sender fills the next.
 pub const RECORD_MAX_BYTES: usize = 16 << 10;
+
+/// Longest message of a queue: what a header can say, in whole lines.
+pub const MESSAGE_MAX_BYTES: usize = (1 << LEN_BITS) - LINE_BYTES;
 
 pub const RING_MIN_BYTES: usize = 64 << 10;
 pub const RING_MAX_BYTES: usize = 64 << 20;
@@ -141,6 +145,24 @@ unsafe impl Shared for AtomicU64 {}
 // SAFETY: as above.
 unsafe impl Shared for AtomicU32 {}
 
+/// Senders of a mailbox.
+pub const LANE_MAX_COUNT: usize = 1024;
+pub const READY_WORD_COUNT: usize = LANE_MAX_COUNT / 64;
+
+/// Which lanes of a mailbox may hold something new. Written by all senders that share it: bits are set by them and taken by the
+/// receiver, and are hints (`mailbox`). Up to 448 lanes it is one line.
+#[repr(C, align(128))]
+#[derive(Default)]
+pub struct Ready {
+    /// Bit i: a bit is set in word i.
+    pub summary: AtomicU64,
+    /// Bit i of word j: lane 64 j + i.
+    pub words: [AtomicU64; READY_WORD_COUNT],
+}
+
+// SAFETY: atomics only; all bit patterns valid.
+unsafe impl Shared for Ready {}
+
 /// Sizes of a segment, from one number; checked when it comes from a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
@@ -167,8 +189,41 @@ impl Geometry {
     }
 }
 
+#[inline(always)]
+pub fn control_offset(direction: usize) -> usize {
+    CONTROL_OFFSET + (direction & 1) * size_of::<Control>()
+}
+
 /// The control words of a direction.
 #[inline(always)]
 pub fn control<'a>(segment: Area, direction: usize) -> &'a Control {
-    segment.at(CONTROL_OFFSET + (direction & 1) * size_of::<Control>())
+    segment.at(control_offset(direction))
+}
+
+/// Sizes of a lane, which is one direction by itself: a page with its `Control`, then slots, then data; each on pages of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneGeometry {
+    pub slot_count: usize,
+    pub ring_bytes: usize,
+}
+
+pub const LANE_SLOT_MIN_COUNT: usize = 16;
+pub const LANE_SLOT_MAX_COUNT: usize = 1 << 16;
+pub const LANE_RING_MIN_BYTES: usize = PAGE_BYTES;
+
+impl LaneGeometry {
+    pub fn new(slot_count: usize, ring_bytes: usize) -> Option<LaneGeometry> {
+        let slots = (LANE_SLOT_MIN_COUNT..=LANE_SLOT_MAX_COUNT).contains(&slot_count);
+        let data = (LANE_RING_MIN_BYTES..=RING_MAX_BYTES).contains(&ring_bytes);
+        let fits = slots && data && slot_count.is_power_of_two() && ring_bytes.is_power_of_two();
+        fits.then_some(LaneGeometry { slot_count, ring_bytes })
+    }
+
+    pub fn lane_bytes(self) -> usize {
+        self.data_offset() + self.ring_bytes
+    }
+
+    pub(crate) fn data_offset(self) -> usize {
+        PAGE_BYTES + (self.slot_count * LINE_BYTES).next_multiple_of(PAGE_BYTES)
+    }
 }

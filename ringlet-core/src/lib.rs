@@ -3,7 +3,13 @@
 
 pub mod handover;
 pub mod layout;
+pub mod locked;
+pub mod mailbox;
+#[cfg(not(loom))]
+pub mod mapped;
 pub mod memory;
+pub mod queue;
+pub mod record;
 pub mod ring;
 pub mod sync;
 #[cfg(not(loom))]

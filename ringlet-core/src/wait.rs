@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! sleeper                          sender
-//!   arm      (RMW, then fence)       publish  (RMW, SeqCst, `Tx::publish`)
+//!   arm      (RMW, then fence)       publish  (RMW, SeqCst, `RingMemory::publish`)
 //!   look at the rings again          look at the word (SeqCst)
 //!   nothing there: sleep             armed: ring its doorbell
 //! ```
@@ -71,7 +71,7 @@ pub fn want(flag: &AtomicU32, how: u32) {
 /// For a sender that has just published: the ways in which the receiver wants to be woken, now the caller's duty.
 #[inline(always)]
 pub fn wanted_by_receiver(flag: &AtomicU32) -> u32 {
-    // ORDER: SeqCst load after the SeqCst swap of `Tx::publish`: no fence in between; pairs with the fence of `want`.
+    // ORDER: SeqCst load after the SeqCst swap of `RingMemory::publish`: no fence in between; pairs with the fence of `want`.
     fence_for_the_model_checker();
     if flag.load(Ordering::SeqCst) == WANT_NOTHING {
         return WANT_NOTHING;

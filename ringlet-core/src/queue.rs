@@ -1,0 +1,237 @@
+//! A one-way queue of messages: records (`record`) whose boundaries count. One sender, one receiver.
+//!
+//! A message is written where the receiver will read it (`reserve`, `commit`) and read where it lies (`peek`, `release`); `push` and
+//! `pop` copy. One of up to `INLINE_BYTES` shares a cache line with the header that announces it, so one line crosses. A longer one lies
+//! in one piece in the data ring; `max_bytes` is a quarter of it, so that any message fits whenever the queue is `writable`.
+//!
+//! The receiver's side of shared memory is hostile input, as in `record`: what a message's bytes say may even change while they are
+//! looked at. So they are copied out (`Message::read`) or looked at through a raw pointer, and never are a `&[u8]`.
+
+use crate::layout::*;
+use crate::memory::Buffers;
+use crate::record::{self, RingMemory, look, slot_of};
+
+/// The longest message that a queue of this memory takes.
+#[inline(always)]
+pub fn max_bytes<M: RingMemory>(memory: &M) -> usize {
+    (memory.ring_bytes() / 4).clamp(INLINE_BYTES, MESSAGE_MAX_BYTES)
+}
+
+/// Memory in which this process can look at a message in place.
+pub trait InPlace: RingMemory {
+    /// Where the bytes of a slot begin, its header word included; `LINE_BYTES` are there.
+    fn slot_pointer(&self, slot: usize) -> *mut u8;
+    /// Where the data ring begins; `ring_bytes` are there.
+    fn data_pointer(&self) -> *mut u8;
+}
+
+/// Why a message was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refused {
+    /// No room now. There will be some when the queue is `writable`.
+    Full,
+    /// Longer than `max_bytes`: never.
+    TooLong,
+}
+
+/// Where the next message of a sender may be written. Nothing is published by it, nor lost when it is forgotten.
+#[derive(Debug)]
+pub struct Reserved {
+    pub(crate) slot: usize,
+    /// Start in the data ring, if it is not in the slot.
+    pub(crate) data: Option<usize>,
+    pub(crate) room: usize,
+}
+
+impl Reserved {
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Copies `n` bytes to byte `at` of the message. Panics when there is no room for them.
+    ///
+    /// # Safety
+    /// `from` is valid for reading `n` bytes.
+    #[inline(always)]
+    pub unsafe fn write<M: RingMemory>(&self, memory: &M, at: usize, from: *const u8, n: usize) {
+        assert!(at <= self.room && n <= self.room - at);
+        // SAFETY: passed on to the caller.
+        unsafe {
+            match self.data {
+                None => memory.write_slot(self.slot, 8 + at, from, n),
+                Some(place) => memory.write_data(place + at, from, n),
+            }
+        }
+    }
+
+    /// Where the message is to be written: `room` bytes, until it is committed. The peer may write there too.
+    pub fn pointer<M: InPlace>(&self, memory: &M) -> *mut u8 {
+        place_pointer(memory, self.slot, self.data)
+    }
+}
+
+/// A message that is to be read next. It stays where it lies until it is released.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Message(pub(crate) record::Record);
+
+impl Message {
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies `n` bytes out, from byte `at` on. Panics when the message has not so many.
+    ///
+    /// # Safety
+    /// `to` is valid for writing `n` bytes.
+    #[inline(always)]
+    pub unsafe fn read<M: RingMemory>(&self, memory: &M, at: usize, to: *mut u8, n: usize) {
+        assert!(at <= self.len() && n <= self.len() - at);
+        // SAFETY: passed on to the caller.
+        unsafe { self.0.read(memory, at, to, n) };
+    }
+
+    /// Copies into the program's buffers what they hold; returns how much that is.
+    #[inline]
+    pub fn copy_to<M: RingMemory>(&self, memory: &M, to: &mut Buffers) -> usize {
+        let total = self.len().min(to.remaining());
+        let mut done = 0;
+        while done < total {
+            let (piece, n) = to.take(total - done);
+            // SAFETY: a piece of the program's buffers, valid for `n` bytes (contract of `Buffers`).
+            unsafe { self.read(memory, done, piece, n) };
+            done += n;
+        }
+        total
+    }
+
+    /// Where the message lies: `len` bytes, until it is released. The peer may change them at any time: read each as a volatile
+    /// or atomic one, once.
+    pub fn pointer<M: InPlace>(&self, memory: &M) -> *const u8 {
+        let data = (self.0.flags & FLAG_DATA != 0).then_some(self.0.place);
+        place_pointer(memory, self.0.slot, data)
+    }
+}
+
+fn place_pointer<M: InPlace>(memory: &M, slot: usize, data: Option<usize>) -> *mut u8 {
+    match data {
+        None => memory.slot_pointer(slot).wrapping_add(8),
+        Some(place) => memory.data_pointer().wrapping_add(place),
+    }
+}
+
+/// What a receiver finds next.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Next {
+    Empty,
+    Message(Message),
+    /// The peer wrote what no ringlet writes.
+    Corrupt,
+}
+
+/// The sender's own state.
+#[derive(Default)]
+#[repr(transparent)]
+pub struct Tx(record::Tx);
+
+impl Tx {
+    pub fn reset(&self) {
+        self.0.reset();
+    }
+
+    /// Room for a message of up to `len` bytes. A later call forgets an earlier one.
+    #[inline]
+    pub fn reserve<M: RingMemory>(&self, memory: &M, len: usize) -> Result<Reserved, Refused> {
+        if len > max_bytes(memory) {
+            return Err(Refused::TooLong);
+        }
+        let slot = self.0.reserve_slot(memory).ok_or(Refused::Full)?;
+        if len <= INLINE_BYTES {
+            return Ok(Reserved { slot, data: None, room: INLINE_BYTES });
+        }
+        let (place, room) = self.0.reserve_data(memory, len, false).ok_or(Refused::Full)?;
+        Ok(Reserved { slot, data: Some(place), room })
+    }
+
+    /// Sends the first `len` bytes of what was reserved last. Panics when so many were not reserved.
+    #[inline]
+    pub fn commit<M: RingMemory>(&self, memory: &M, reserved: Reserved, len: usize) {
+        assert!(len <= reserved.room);
+        match reserved.data {
+            Some(_) if len > 0 => self.0.publish_data(memory, reserved.slot, len),
+            _ => self.0.publish(memory, reserved.slot, 0, len),
+        }
+    }
+
+    /// Sends all that is left in the program's buffers as one message.
+    #[inline]
+    pub fn push<M: RingMemory>(&self, memory: &M, from: &mut Buffers) -> Result<(), Refused> {
+        let len = from.remaining();
+        let reserved = self.reserve(memory, len)?;
+        let mut done = 0;
+        while done < len {
+            let (piece, n) = from.take(len - done);
+            // SAFETY: a piece of the program's buffers, valid for `n` bytes (contract of `Buffers`).
+            unsafe { reserved.write(memory, done, piece, n) };
+            done += n;
+        }
+        self.commit(memory, reserved, len);
+        Ok(())
+    }
+
+    /// Is there room for any message? What a sender waits for.
+    pub fn writable<M: RingMemory>(&self, memory: &M) -> bool {
+        // Half: less than a quarter may be left before the end of the ring and be skipped, a quarter is the message.
+        self.0.has_room(memory, memory.ring_bytes() as u64 / 2)
+    }
+
+    /// Is everything that was sent also released?
+    pub fn drained<M: RingMemory>(&self, memory: &M) -> bool {
+        self.0.drained(memory)
+    }
+
+    /// Messages sent and not yet known to be released, and places skipped among them: an upper bound.
+    pub fn outstanding<M: RingMemory>(&self, memory: &M) -> u64 {
+        self.0.refresh(memory);
+        self.0.slots.get() - self.0.known_slots.get()
+    }
+}
+
+/// The receiver's own state.
+#[derive(Default)]
+#[repr(transparent)]
+pub struct Rx(record::Rx);
+
+impl Rx {
+    pub fn reset(&self) {
+        self.0.reset();
+    }
+
+    /// Is a message there? The cheapest look, for spinning; needs no lock.
+    #[inline(always)]
+    pub fn ready<M: RingMemory>(&self, memory: &M) -> bool {
+        self.0.ready(memory)
+    }
+
+    /// The next message, left where it is.
+    #[inline]
+    pub fn peek<M: RingMemory>(&self, memory: &M) -> Next {
+        let position = self.0.slots.get();
+        match look(memory, slot_of(memory, position), position, max_bytes(memory)) {
+            Ok(None) => Next::Empty,
+            Ok(Some(record)) if !record.is_control() => Next::Message(Message(record)),
+            _ => Next::Corrupt,
+        }
+    }
+
+    /// Goes past the message that was peeked at. True when a sender that waits for room should now be looked for.
+    #[inline]
+    pub fn release<M: RingMemory>(&self, memory: &M, message: Message) -> bool {
+        debug_assert!(message.0.position == self.0.slots.get());
+        self.0.release(memory, &message.0)
+    }
+}
