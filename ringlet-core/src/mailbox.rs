@@ -113,7 +113,15 @@ impl Inbox {
             self.keep(self.turn);
             self.keep(self.last);
         }
-        // At most a look at each lane: nothing is collected meanwhile.
+        self.next_pending(lanes, has)
+    }
+
+    /// The next lane that was announced or kept and holds something: at most a look at each, since nothing is collected meanwhile.
+    pub fn next_pending(
+        &mut self,
+        lanes: usize,
+        mut has: impl FnMut(usize) -> bool,
+    ) -> Option<usize> {
         while let Some(lane) = self.first_pending() {
             if lane < lanes && has(lane) {
                 (self.last, self.next, self.row) = (lane, lane + 1, 1);

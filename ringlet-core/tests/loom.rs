@@ -5,115 +5,16 @@
 //! reports too. Tests that must fail show that the rules they break are needed.
 #![cfg(loom)]
 
-use loom::cell::UnsafeCell;
-use loom::sync::{Arc, Condvar, Mutex};
+mod model;
+
+use loom::sync::{Arc, Mutex};
 use loom::thread;
+use model::{Bell, Context, LINE, Memory, model};
 use ringlet_core::layout::{WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::{Buffer, Buffers};
-use ringlet_core::ring::{Mark, Next, RingMemory, Rx, Tx};
-use ringlet_core::sync::{AtomicU32, AtomicU64};
+use ringlet_core::ring::{Mark, Next, Rx, Tx};
+use ringlet_core::sync::AtomicU32;
 use ringlet_core::wait::*;
-
-const SLOTS: usize = 8;
-const HOT_SLOTS: usize = 4;
-const LINE: usize = 64;
-const DATA_LINES: usize = 8;
-
-type Line = UnsafeCell<[u8; LINE]>;
-
-/// The memory of one direction.
-struct Memory {
-    headers: Vec<AtomicU64>,
-    slots: Vec<Line>,
-    data: Vec<Line>,
-    credit_slots: AtomicU64,
-    credit_data: AtomicU64,
-    hot_data: u64,
-}
-
-// SAFETY: the point of the exercise: loom checks that no two threads use a cell at once.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    fn new(hot_data: u64) -> Memory {
-        let lines = |n| (0..n).map(|_| UnsafeCell::new([0; LINE])).collect();
-        Memory {
-            headers: (0..SLOTS).map(|_| AtomicU64::new(0)).collect(),
-            slots: lines(SLOTS),
-            data: lines(DATA_LINES),
-            credit_slots: AtomicU64::new(0),
-            credit_data: AtomicU64::new(0),
-            hot_data,
-        }
-    }
-}
-
-/// The lines that `n` bytes from `at` lie in: line, place in it, place in the buffer, length.
-fn pieces(at: usize, n: usize) -> impl Iterator<Item = (usize, usize, usize, usize)> {
-    let mut done = 0;
-    std::iter::from_fn(move || {
-        let (line, place) = ((at + done) / LINE, (at + done) % LINE);
-        let len = (LINE - place).min(n - done);
-        done += len;
-        (len > 0).then_some((line, place, done - len, len))
-    })
-}
-
-fn write(lines: &[Line], at: usize, from: *const u8, n: usize) {
-    for (line, place, start, len) in pieces(at, n) {
-        lines[line].with_mut(|to| {
-            // SAFETY: within the line and within the buffer of `n` bytes.
-            unsafe { from.add(start).copy_to_nonoverlapping(to.cast::<u8>().add(place), len) }
-        });
-    }
-}
-
-fn read(lines: &[Line], at: usize, to: *mut u8, n: usize) {
-    for (line, place, start, len) in pieces(at, n) {
-        lines[line].with(|from| {
-            // SAFETY: within the line and within the buffer of `n` bytes.
-            unsafe { from.cast::<u8>().add(place).copy_to_nonoverlapping(to.add(start), len) }
-        });
-    }
-}
-
-impl RingMemory for Memory {
-    fn header(&self, slot: usize) -> &AtomicU64 {
-        &self.headers[slot]
-    }
-    fn credit_slots(&self) -> &AtomicU64 {
-        &self.credit_slots
-    }
-    fn credit_data(&self) -> &AtomicU64 {
-        &self.credit_data
-    }
-    fn ring_bytes(&self) -> usize {
-        DATA_LINES * LINE
-    }
-    fn slot_count(&self) -> usize {
-        SLOTS
-    }
-    fn hot_slot_count(&self) -> usize {
-        HOT_SLOTS
-    }
-    fn hot_data_bytes(&self) -> u64 {
-        self.hot_data
-    }
-    unsafe fn write_slot(&self, slot: usize, at: usize, from: *const u8, n: usize) {
-        write(&self.slots, slot * LINE + at, from, n);
-    }
-    unsafe fn read_slot(&self, slot: usize, at: usize, to: *mut u8, n: usize) {
-        read(&self.slots, slot * LINE + at, to, n);
-    }
-    unsafe fn write_data(&self, at: usize, from: *const u8, n: usize) {
-        write(&self.data, at, from, n);
-    }
-    unsafe fn read_data(&self, at: usize, to: *mut u8, n: usize) {
-        read(&self.data, at, to, n);
-    }
-}
 
 /// The sender's end: a message is so many times the same byte, the next message the next byte.
 struct Sender {
@@ -190,13 +91,6 @@ fn ends(hot_data: u64) -> (Sender, Receiver) {
     (sender, Receiver { memory, rx: Rx::default(), got: Vec::new() })
 }
 
-/// `LOOM_MAX_PREEMPTIONS` looks further than the usual three preemptions of a thread that could run on.
-fn model(f: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(3));
-    builder.check(f);
-}
-
 /// Runs an ignored test that must end in a deadlock, which takes its process with it.
 fn deadlocks(test: &str) {
     let this = std::env::current_exe().unwrap();
@@ -264,57 +158,6 @@ fn transfer_data_through_the_tail() {
 fn transfer_data_with_skip() {
     // One line is left before the end, the beginning is free but something is unread: the line is skipped.
     transfer(512, &[60, 128, 128, 128], 3, &[128, 128]);
-}
-
-/// What a sleeper sleeps on: an eventfd, or the bytes that wait on the kernel's connection.
-#[derive(Default)]
-struct Bell {
-    rung: Mutex<usize>,
-    news: Condvar,
-}
-
-impl Bell {
-    fn ring(&self) {
-        *self.rung.lock().unwrap() += 1;
-        self.news.notify_all();
-    }
-
-    /// Sleeps until there is something, and leaves it there (poll).
-    fn poll(&self) {
-        let mut rung = self.rung.lock().unwrap();
-        while *rung == 0 {
-            rung = self.news.wait(rung).unwrap();
-        }
-    }
-
-    fn count(&self) -> usize {
-        *self.rung.lock().unwrap()
-    }
-
-    fn take(&self, n: usize) {
-        *self.rung.lock().unwrap() -= n;
-    }
-
-    /// Reads an eventfd without blocking.
-    fn drain(&self) {
-        *self.rung.lock().unwrap() = 0;
-    }
-}
-
-#[derive(Default)]
-struct Context {
-    flag: AtomicU64,
-    bell: Bell,
-}
-
-impl Context {
-    /// What a sender does after it has published.
-    fn ring_if_armed(&self, rung: &mut u64) {
-        if let Some(value) = armed(&self.flag, *rung) {
-            *rung = value;
-            self.bell.ring();
-        }
-    }
 }
 
 /// One context, two connections: a record on each wakes it, whenever it comes.
