@@ -12,15 +12,15 @@ use std::cell::Cell;
 use std::ops::Range;
 
 /// Directions, seen from us.
-const OUT: usize = 0;
-const IN: usize = 1;
+pub const OUT: usize = 0;
+pub const IN: usize = 1;
 /// What buffers hold before an operation.
-const BLANK: u8 = 0xa5;
+pub const BLANK: u8 = 0xa5;
 /// More than the largest operation takes: a peek over all slots, into few buffers.
 const LOOKS_MAX: usize = 6 * SLOT_COUNT;
 
 /// Counts what an operation does to shared memory, and lets the peer interfere between any two looks of one operation.
-struct Watched<'a> {
+pub struct Watched<'a> {
     segment: &'a Segment,
     ring: SegmentRing,
     looks: Cell<usize>,
@@ -29,8 +29,13 @@ struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    fn new(segment: &'a Segment, direction: usize, mischief: &'a Cell<u64>) -> Watched<'a> {
+    pub fn new(segment: &'a Segment, direction: usize, mischief: &'a Cell<u64>) -> Watched<'a> {
         Watched { segment, ring: segment.ring(direction), looks: Cell::new(0), mischief }
+    }
+
+    /// Of an operation, whose looks are counted.
+    pub fn start(&self) {
+        self.looks.set(0);
     }
 
     fn look(&self) -> &SegmentRing {
@@ -87,21 +92,21 @@ impl RingMemory for Watched<'_> {
 }
 
 /// The rest of the script; zeros when it is used up.
-struct Script<'a>(&'a [u8]);
+pub struct Script<'a>(pub &'a [u8]);
 
 impl Script<'_> {
-    fn number(&mut self, bytes: usize) -> u64 {
+    pub fn number(&mut self, bytes: usize) -> u64 {
         let (first, rest) = self.0.split_at(bytes.min(self.0.len()));
         self.0 = rest;
         first.iter().rev().fold(0, |number, &byte| number << 8 | byte as u64)
     }
 
-    fn below(&mut self, bytes: usize, limit: usize) -> usize {
+    pub fn below(&mut self, bytes: usize, limit: usize) -> usize {
         self.number(bytes) as usize % limit
     }
 
     /// Sizes around all that matters.
-    fn size(&mut self) -> usize {
+    pub fn size(&mut self) -> usize {
         match self.below(1, 4) {
             0 => 1 + self.below(1, INLINE_BYTES + 4),
             1 => 1 + self.below(2, 5000),
@@ -110,7 +115,7 @@ impl Script<'_> {
         }
     }
 
-    fn cuts(&mut self) -> Vec<usize> {
+    pub fn cuts(&mut self) -> Vec<usize> {
         (0..self.below(1, 4)).map(|_| self.below(2, 3000)).collect()
     }
 }
@@ -134,8 +139,8 @@ impl<'a> Side<'a> {
     }
 
     fn operate(&mut self, which: usize, script: &mut Script) {
-        self.out.looks.set(0);
-        self.inward.looks.set(0);
+        self.out.start();
+        self.inward.start();
         match which {
             0 => self.push(script),
             1 => self.pop(script),
@@ -201,7 +206,7 @@ impl<'a> Side<'a> {
 }
 
 /// The peer writes what no ringlet writes: anywhere, or where it hurts.
-fn scribble(segment: &Segment, script: &mut Script) {
+pub fn scribble(segment: &Segment, script: &mut Script) {
     let geometry = segment.geometry;
     let direction = script.below(1, 2);
     let slot = |script: &mut Script| geometry.slot_offset(direction, script.below(2, SLOT_COUNT));
@@ -236,8 +241,19 @@ fn scribble(segment: &Segment, script: &mut Script) {
     assert!(done && unsafe { area.write(offset, (&raw const word).cast(), 8) });
 }
 
+/// What our operations may write to: our slots, our data, our credit.
+pub fn own_parts(segment: &Segment) -> [Range<usize>; 3] {
+    let geometry = segment.geometry;
+    let credit = CONTROL_OFFSET + IN * size_of::<Control>();
+    [
+        geometry.slot_offset(OUT, 0)..geometry.slot_offset(IN, 0),
+        geometry.data_offset(OUT)..geometry.data_offset(IN),
+        credit..credit + size_of::<Credit>(),
+    ]
+}
+
 /// What lies outside of `own`.
-fn outside(segment: &Segment, own: &[Range<usize>]) -> Vec<u8> {
+pub fn outside(segment: &Segment, own: &[Range<usize>]) -> Vec<u8> {
     let mut bytes = vec![0; segment.geometry.segment_bytes()];
     // SAFETY: `bytes` is valid for its length.
     assert!(unsafe { segment.area().read(0, bytes.as_mut_ptr(), bytes.len()) });
@@ -250,17 +266,10 @@ fn outside(segment: &Segment, own: &[Range<usize>]) -> Vec<u8> {
 pub fn run(script: &[u8]) {
     let mut script = Script(script);
     let segment = Segment::new(RING_MIN_BYTES << script.below(1, 3));
-    let geometry = segment.geometry;
     let mischief = Cell::new(0);
     let (mut we, mut peer) =
         (Side::new(&segment, OUT, &mischief), Side::new(&segment, IN, &mischief));
-    // What our operations may write to: our slots, our data, our credit.
-    let credit = CONTROL_OFFSET + IN * size_of::<Control>();
-    let own = [
-        geometry.slot_offset(OUT, 0)..geometry.slot_offset(IN, 0),
-        geometry.data_offset(OUT)..geometry.data_offset(IN),
-        credit..credit + size_of::<Credit>(),
-    ];
+    let own = own_parts(&segment);
     while !script.0.is_empty() {
         let what = script.below(1, 256);
         match what >> 5 {

@@ -200,13 +200,15 @@ pub fn control<'a>(segment: Area, direction: usize) -> &'a Control {
     segment.at(control_offset(direction))
 }
 
-/// Sizes of a lane, which is one direction by itself: a page with its `Control`, then slots, then data; each on pages of its own.
+/// Sizes of a lane, which is one direction by itself: a page that begins with its `Control` (from
+/// `LANE_FREE_OFFSET` on it is left to the lane's users), then slots, then data, each on pages of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaneGeometry {
     pub slot_count: usize,
     pub ring_bytes: usize,
 }
 
+pub const LANE_FREE_OFFSET: usize = 1024;
 pub const LANE_SLOT_MIN_COUNT: usize = 16;
 pub const LANE_SLOT_MAX_COUNT: usize = 1 << 16;
 pub const LANE_RING_MIN_BYTES: usize = PAGE_BYTES;

@@ -64,7 +64,7 @@ pub struct Inbox {
 
 impl Default for Inbox {
     fn default() -> Inbox {
-        Inbox { pending: [0; READY_WORD_COUNT], next: 0, last: 0, row: 0, turn: 0 }
+        Inbox { pending: [0; READY_WORD_COUNT], next: 0, last: 0, row: IN_A_ROW, turn: 0 }
     }
 }
 

@@ -228,6 +228,11 @@ impl Rx {
         }
     }
 
+    /// The position after the last message that is there now, from `from` on: what an edge-triggered watcher remembers.
+    pub fn published_after<M: RingMemory>(&self, memory: &M, from: u64) -> u64 {
+        self.0.published_up_to(memory, from, max_bytes(memory))
+    }
+
     /// Goes past the message that was peeked at. True when a sender that waits for room should now be looked for.
     #[inline]
     pub fn release<M: RingMemory>(&self, memory: &M, message: Message) -> bool {

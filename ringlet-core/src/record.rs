@@ -372,6 +372,24 @@ impl Rx {
         header >> (LEN_BITS + FLAG_BITS) == tag(position)
     }
 
+    /// The position after the last record of at most `max_bytes` that is published now, from `from` on.
+    pub(crate) fn published_up_to<M: RingMemory>(
+        &self,
+        memory: &M,
+        from: u64,
+        max_bytes: usize,
+    ) -> u64 {
+        let mut position = from.max(self.slots.get());
+        for _ in 0..memory.slot_count() {
+            let Ok(Some(record)) = look(memory, slot_of(memory, position), position, max_bytes)
+            else {
+                break;
+            };
+            position = position_after(memory, position, record.flags);
+        }
+        position
+    }
+
     /// Gives the record's place back to the sender. True when a quarter of the slots or of the data was passed: then a
     /// sender that waits for room is looked for. (A look at every record would cost a fence each.)
     ///

@@ -225,12 +225,7 @@ impl Rx {
 
     /// The position after the last record that is published now, from `from` on: what an edge-triggered watcher remembers.
     pub fn published_after<M: RingMemory>(&self, memory: &M, from: u64) -> u64 {
-        let mut position = from.max(self.slots.get());
-        for _ in 0..memory.slot_count() {
-            let Ok(Some(record)) = look_bytes(memory, position) else { break };
-            position = position_after(memory, position, record.flags);
-        }
-        position
+        self.published_up_to(memory, from, RECORD_MAX_BYTES)
     }
 
     /// Bytes that can be read now.

@@ -5,39 +5,53 @@ use ringlet_core::memory::{Area, Buffer, Buffers};
 use ringlet_core::ring::SegmentRing;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-pub struct Segment {
+/// Zeroed pages.
+pub struct Pages {
     base: *mut u8,
+    layout: Layout,
+}
+
+impl Pages {
+    pub fn new(bytes: usize) -> Pages {
+        let layout = Layout::from_size_align(bytes, 4096).expect("a small power of two");
+        // SAFETY: the layout is not empty.
+        let base = unsafe { alloc_zeroed(layout) };
+        assert!(!base.is_null());
+        Pages { base, layout }
+    }
+
+    /// Not to be used after `self` is dropped.
+    pub fn area(&self) -> Area {
+        // SAFETY: allocated for so many bytes, page-aligned; the tests drop the pages last.
+        unsafe { Area::new(self.base, self.layout.size()) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with the same layout.
+        unsafe { dealloc(self.base, self.layout) };
+    }
+}
+
+pub struct Segment {
+    pages: Pages,
     pub geometry: Geometry,
 }
 
 impl Segment {
     pub fn new(ring_bytes: usize) -> Segment {
         let geometry = Geometry::new(ring_bytes).expect("a legal ring size");
-        // SAFETY: the layout is not empty.
-        let base = unsafe { alloc_zeroed(Segment::layout(geometry)) };
-        assert!(!base.is_null());
-        Segment { base, geometry }
-    }
-
-    fn layout(geometry: Geometry) -> Layout {
-        Layout::from_size_align(geometry.segment_bytes(), 4096).expect("a small power of two")
+        Segment { pages: Pages::new(geometry.segment_bytes()), geometry }
     }
 
     /// Not to be used after `self` is dropped.
     pub fn area(&self) -> Area {
-        // SAFETY: allocated for so many bytes, page-aligned; the tests drop the segment last.
-        unsafe { Area::new(self.base, self.geometry.segment_bytes()) }
+        self.pages.area()
     }
 
     pub fn ring(&self, direction: usize) -> SegmentRing {
         SegmentRing::new(self.area(), self.geometry, direction)
-    }
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: allocated with the same layout.
-        unsafe { dealloc(self.base, Segment::layout(self.geometry)) };
     }
 }
 
