@@ -642,7 +642,9 @@ fn family_of(ip: IpAddr) -> i32 {
 }
 
 fn warmed(trips: u32, mine: i32, theirs: i32) -> bool {
-    let settled = (mine == RING && theirs == RING) || mine == 0 || theirs == 0;
+    // Where paths change by chance, none lasts.
+    let restless = std::env::var_os("RINGLET_UNFORGIVING").is_some();
+    let settled = (mine == RING && theirs == RING) || mine == 0 || theirs == 0 || restless;
     trips >= TRIPS_AT_MOST || (trips >= TRIPS_AT_LEAST && settled)
 }
 

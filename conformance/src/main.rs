@@ -35,6 +35,9 @@ enum Command {
         /// Only with both sides wrapped, and with this spin budget in microseconds
         #[arg(long, value_name = "MICROSECONDS")]
         spin: Option<u32>,
+        /// Only with both sides wrapped, and with ringlet's own key of this name (see `ringlet config`)
+        #[arg(long, value_name = "SEED")]
+        unforgiving: Option<u32>,
         /// How often each way of running a case is repeated
         #[arg(long, default_value_t = 1)]
         repeat: u32,
@@ -68,7 +71,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Run { library, spin, repeat, jobs, limit, verbose, filters } => {
+        Command::Run { library, spin, unforgiving, repeat, jobs, limit, verbose, filters } => {
             let library = match library.to_str() {
                 Some("none") => None,
                 _ => match library.canonicalize() {
@@ -88,7 +91,16 @@ fn main() -> ExitCode {
                 return ExitCode::from(2);
             }
             let limit = Duration::from_secs(limit);
-            let options = Options { library, spin_us: spin, repeat, jobs, limit, verbose };
+            let moves = match tempfile::NamedTempFile::new() {
+                Ok(moves) => moves,
+                Err(error) => {
+                    eprintln!("conformance: a temporary file: {error}");
+                    return ExitCode::from(2);
+                }
+            };
+            let spin_us = spin;
+            let options =
+                Options { library, spin_us, unforgiving, repeat, jobs, limit, verbose, moves };
             if driver::run(&all, &options) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Command::List { differences: false } => {

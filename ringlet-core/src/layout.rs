@@ -119,6 +119,8 @@ pub struct Sender {
     pub ringing: AtomicU32,
     /// 1 once the sender is at home in its end of the segment (reads its ring, knows our doorbell).
     pub attached: AtomicU32,
+    /// Counted up when a send that is cut into pieces begins and when it ends: odd in between. (Only for tests: `unforgiving`.)
+    pub cutting: AtomicU32,
 }
 
 /// Values of `Receiver::closed`.

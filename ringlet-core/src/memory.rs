@@ -136,6 +136,11 @@ impl<'a> Buffers<'a> {
         self.remaining = self.remaining.min(bytes);
     }
 
+    /// Takes back `bytes` of a limit.
+    pub fn allow(&mut self, bytes: usize) {
+        self.remaining += bytes;
+    }
+
     /// The next contiguous piece, at most `max` bytes; taken.
     #[inline(always)]
     pub fn take(&mut self, max: usize) -> (*mut u8, usize) {
@@ -168,10 +173,27 @@ impl<'a> Buffers<'a> {
         core::mem::take(&mut self.remaining)
     }
 
-    /// Gives back the last `n` bytes of the piece taken last.
-    pub fn untake(&mut self, n: usize) {
-        debug_assert!(n <= self.used);
-        self.used -= n;
-        self.remaining += n;
+    /// May more than so many pieces follow?
+    pub fn longer_than(&self, pieces: usize) -> bool {
+        self.count > pieces
+    }
+
+    /// The next pieces, of at most `max` bytes altogether and as many as the list holds; not taken. Returns how many.
+    pub fn show(&self, max: usize, list: &mut [Buffer]) -> usize {
+        let mut ahead = Buffers { remaining: self.remaining.min(max), ..*self };
+        let mut count = 0;
+        while count < list.len() && ahead.remaining > 0 {
+            let (base, len) = ahead.take(usize::MAX);
+            list[count] = Buffer { base, len };
+            count += 1;
+        }
+        count
+    }
+
+    /// Takes the next `n` bytes.
+    pub fn pass(&mut self, mut n: usize) {
+        while n > 0 && self.remaining > 0 {
+            n -= self.take(n).1;
+        }
     }
 }

@@ -248,6 +248,11 @@ impl Tx {
         self.slots.get() == self.known_slots.get()
     }
 
+    /// Was nothing ever published?
+    pub fn is_new(&self) -> bool {
+        self.slots.get() == 0
+    }
+
     /// Changes whenever the receiver is found to have consumed something.
     pub fn progress(&self) -> u64 {
         self.known_slots.get()

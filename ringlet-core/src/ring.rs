@@ -253,27 +253,31 @@ impl Rx {
         }
     }
 
-    /// Does a mark stand anywhere in what is published?
-    pub fn mark_ahead<M: RingMemory>(&self, memory: &M) -> bool {
+    /// The first mark that stands anywhere in what is published.
+    pub fn mark_ahead<M: RingMemory>(&self, memory: &M) -> Option<Mark> {
         let mut position = self.slots.get();
         for _ in 0..memory.slot_count() {
             let Ok(Some(record)) = look_bytes(memory, position) else { break };
             if record.is_control() {
-                return true;
+                return Self::mark_at(memory, position);
             }
             position = position_after(memory, position, record.flags);
         }
-        false
+        None
+    }
+
+    fn mark_at<M: RingMemory>(memory: &M, position: u64) -> Option<Mark> {
+        match Self::read_mark(memory, position) {
+            Next::Mark(mark) => Some(mark),
+            _ => None,
+        }
     }
 
     /// The mark that stands next, if one does.
     pub fn mark<M: RingMemory>(&self, memory: &M) -> Option<Mark> {
         let position = self.slots.get();
         match look_bytes(memory, position) {
-            Ok(Some(record)) if record.is_control() => match Self::read_mark(memory, position) {
-                Next::Mark(mark) => Some(mark),
-                _ => None,
-            },
+            Ok(Some(record)) if record.is_control() => Self::mark_at(memory, position),
             _ => None,
         }
     }

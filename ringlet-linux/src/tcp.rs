@@ -1,7 +1,7 @@
 //! The kernel's side of a connection: addresses, byte counts, raw transfer, options.
 
 use crate::sys::{Errno, Sys, sys};
-use ringlet_core::memory::Buffers;
+use ringlet_core::memory::{Buffer, Buffers};
 
 /// An address and port; IPv4 in its v4-mapped form, so that `::ffff:127.0.0.1` and `127.0.0.1` are one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -199,18 +199,40 @@ pub fn consumed(fd: i32) -> Sys<u64> {
     Err(Errno::EAGAIN)
 }
 
-/// One recvmsg into the program's buffers (one piece at a time: the caller loops if it wants more).
+/// Pieces of the program's buffers that one call of ours moves.
+pub const PIECES_MAX: usize = 64;
+
+/// One recvmsg into the program's buffers (not into all of a long list: the caller loops if it wants more).
 pub fn receive(fd: i32, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> {
-    let (piece, n) = to.take(max);
-    // SAFETY: `take` returns a valid piece of the program's buffers.
-    unsafe { sys!(SYS_recvfrom, fd, piece, n, flags, 0, 0) }
+    let got = message(to, max, |message| {
+        // SAFETY: a message header with pieces of the program's buffers.
+        unsafe { sys!(SYS_recvmsg, fd, message, flags) }
+    })?;
+    to.pass(got);
+    Ok(got)
 }
 
-/// One sendto from the program's buffers, a piece at a time; raises SIGPIPE unless told otherwise.
+/// One sendmsg from the program's buffers, as `receive`; raises SIGPIPE unless told otherwise.
 pub fn send(fd: i32, from: &mut Buffers, flags: i32) -> Sys<usize> {
-    let (piece, n) = from.take(usize::MAX);
-    // SAFETY: `take` returns a valid piece of the program's buffers.
-    unsafe { sys!(SYS_sendto, fd, piece, n, flags, 0, 0) }
+    let sent = message(from, usize::MAX, |message| {
+        // SAFETY: as in `receive`.
+        unsafe { sys!(SYS_sendmsg, fd, message, flags) }
+    })?;
+    from.pass(sent);
+    Ok(sent)
+}
+
+fn message(
+    buffers: &Buffers,
+    max: usize,
+    call: impl FnOnce(*mut libc::msghdr) -> Sys<usize>,
+) -> Sys<usize> {
+    let mut pieces = [Buffer { base: core::ptr::null_mut(), len: 0 }; PIECES_MAX];
+    // SAFETY: zero is a valid message header.
+    let mut message = unsafe { core::mem::zeroed::<libc::msghdr>() };
+    message.msg_iov = (&raw mut pieces).cast();
+    message.msg_iovlen = buffers.show(max, &mut pieces) as _;
+    call(&raw mut message)
 }
 
 pub fn shut_down(fd: i32, how: i32) -> Sys<()> {

@@ -23,6 +23,17 @@ fn native(call: Option<Native>, moved: ssize_t) -> ssize_t {
     moved
 }
 
+/// Urgent data is about to be sent natively: the kernel's counts are no measure of what was read then.
+#[inline(always)]
+fn native_with(call: Option<Native>, flags: c_int) -> Option<Native> {
+    if flags & libc::MSG_OOB != 0
+        && let Some(call) = &call
+    {
+        call.stay(Reason::Urgent);
+    }
+    call
+}
+
 fn checked(list: &[Buffer]) -> Sys<()> {
     let bad = |buffer: &Buffer| (buffer.base as usize) < FIRST_PAGE && buffer.len != 0;
     if list.iter().any(bad) { Err(Errno::EFAULT) } else { Ok(()) }
@@ -448,7 +459,7 @@ pub unsafe extern "C" fn send(
 ) -> ssize_t {
     match way_out(fd) {
         Way::Kernel(call) => native(
-            call,
+            native_with(call, flags),
             next!(
                 c"send",
                 fn(c_int, *const c_void, size_t, c_int) -> ssize_t,
@@ -476,7 +487,7 @@ pub unsafe extern "C" fn sendto(
 ) -> ssize_t {
     match way_out(fd) {
         Way::Kernel(call) => native(
-            call,
+            native_with(call, flags),
             next!(
                 c"sendto",
                 fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t,
@@ -501,6 +512,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         Way::Kernel(call) => {
             // SAFETY: the program's message header.
             unsafe { let_go_of_passed(message) };
+            let call = native_with(call, flags);
             let sent =
                 next!(c"sendmsg", fn(c_int, *const msghdr, c_int) -> ssize_t, fd, message, flags);
             native(call, sent)
@@ -567,7 +579,7 @@ pub unsafe extern "C" fn sendmmsg(
                 count,
                 flags
             );
-            native(call, sent as ssize_t) as c_int
+            native(native_with(call, flags), sent as ssize_t) as c_int
         }
         Way::Ours(socket) => {
             let mut done = 0;

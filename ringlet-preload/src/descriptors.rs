@@ -4,7 +4,7 @@ use crate::{next, result, set_errno};
 use libc::{c_char, c_int, c_long, c_ulong, c_void, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::{Known, Stage, lookup};
-use ringlet::socket::{self, epoll, process, stream};
+use ringlet::socket::{self, epoll, process, stream, unforgiving};
 
 /// Which path a descriptor's connection is on (`ringlet_core::view::PATH_*`), for tests and curious programs; -1 for a descriptor
 /// that ringlet does not follow.
@@ -44,6 +44,8 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
         process::connected(fd, false);
         if done != 0 {
             set_errno(libc::EINPROGRESS);
+        } else {
+            unforgiving::hasten(fd);
         }
     }
     done
@@ -80,6 +82,7 @@ fn accepted(listener: c_int, made: c_int) -> c_int {
         let known = matches!(lookup(listener), Some(Known::Socket(_)));
         if known || ringlet_linux::tcp::is_tcp(made) {
             process::connected(made, true);
+            unforgiving::hasten(made);
         } else {
             process::reused(made);
         }

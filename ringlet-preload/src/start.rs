@@ -1,6 +1,6 @@
 //! Before main: reads the configuration and sets ringlet up.
 
-use ringlet::config::{Config, FILE_MAX_BYTES, LogTarget, NotRead};
+use ringlet::config::{Config, FILE_MAX_BYTES, NotRead};
 use ringlet::socket;
 use ringlet_linux::sys;
 use std::ffi::CStr;
@@ -25,8 +25,8 @@ extern "C" fn start() {
     }
     socket::stream::sleep_by(crate::waits::cancellable);
     let started = socket::start(config);
-    if !matches!(config.log, LogTarget::Off) && (wrong > 0 || started.is_err()) {
-        note(
+    if wrong > 0 || started.is_err() {
+        socket::note(
             &config.log,
             if wrong > 0 {
                 b"ringlet: the configuration has errors; `ringlet config` tells which\n"
@@ -34,13 +34,6 @@ extern "C" fn start() {
                 b"ringlet: out of memory at start; everything stays on the kernel\n"
             },
         );
-    }
-}
-
-fn note(target: &LogTarget, line: &[u8]) {
-    match target {
-        LogTarget::File(path) => sys::append(path.as_c_str(), line),
-        _ => drop(sys::write(2, line)),
     }
 }
 

@@ -75,6 +75,10 @@ config! {
         "Whose processes may share memory with ours, once they have proven that they own the far end.";
     log: LogTarget as Log = LogTarget::Off, "RINGLET_LOG", "",
         "Where a program under ringlet is told of what went wrong at its start; `ringlet ss` tells of the rest.";
+    moves: LogTarget as Log = LogTarget::Off, "RINGLET_MOVES", "",
+        "Where a line is written for each end of a connection that comes to use the ring: an aid for tests.";
+    unforgiving: u64 as Number<0, { u32::MAX as u64 }> = 0, "RINGLET_UNFORGIVING", "",
+        "An aid for tests: unless 0, the seed by which connections change between kernel and ring at random bytes; they are moved at once.";
 }
 
 /// Where a value came from; a later one overrides an earlier one.

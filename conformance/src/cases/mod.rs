@@ -4,6 +4,7 @@ mod close;
 mod data;
 mod descriptors;
 mod nonblocking;
+mod paths;
 mod processes;
 mod readiness;
 mod signals;
@@ -15,6 +16,7 @@ use crate::case::Case;
 pub fn all() -> impl Iterator<Item = &'static Case> {
     [
         data::CASES,
+        paths::CASES,
         nonblocking::CASES,
         timeouts::CASES,
         signals::CASES,

@@ -18,7 +18,7 @@
 //! socket's credentials name the caller, and /proc tells whether the caller's process holds the socket.
 
 use super::table::{Socket, Stage, Tables, tables};
-use super::{context, epoll, view};
+use super::{context, epoll, unforgiving, view};
 use crate::config::{Endpoint, PeerPolicy};
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
@@ -97,6 +97,10 @@ enum Step {
 pub fn begin(socket: &Socket, accepting: bool) {
     let Some(tables) = tables() else { return };
     socket.side.set(accepting as u32);
+    if unforgiving::on() {
+        socket.next_step.set(0);
+        return;
+    }
     let after = tables.config.move_after.min(u32::MAX as u64 / 2) as u32;
     socket.next_step.set(after + if accepting { 0 } else { LOOK_LATER_CALLS });
 }
@@ -104,6 +108,14 @@ pub fn begin(socket: &Socket, accepting: bool) {
 /// Takes the step that is due. Called with no lock held.
 #[cold]
 pub fn step(socket: &'static Socket) {
+    if unforgiving::on() {
+        unforgiving::meet_now(socket);
+    } else {
+        step_once(socket);
+    }
+}
+
+pub fn step_once(socket: &'static Socket) {
     let Some(tables) = tables() else { return };
     // ORDER: Acquire/Release: one thread at a time; the next sees what this one wrote.
     if socket.stepping.swap(1, Ordering::Acquire) != 0 {

@@ -14,19 +14,30 @@ pub mod signals;
 pub mod spin;
 pub mod stream;
 pub mod table;
+pub mod unforgiving;
 pub mod view;
 
-use crate::config::Config;
+use crate::config::{Config, LogTarget};
 use crate::reasons::Reason;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_core::view as layout;
-use ringlet_linux::sys::Sys;
+use ringlet_linux::sys::{self, Sys};
 use table::{Known, Receiving, Sending, Socket, Stage, lookup};
 
 /// Sets ringlet up in this process.
 pub fn start(config: Config) -> Sys<()> {
     context::start()?;
+    unforgiving::start(config.unforgiving);
     table::start(config)
+}
+
+/// Adds a line to where notes of a kind go, if anywhere.
+pub fn note(target: &LogTarget, line: &[u8]) {
+    match target {
+        LogTarget::Off => {}
+        LogTarget::Stderr => drop(sys::write(2, line)),
+        LogTarget::File(path) => sys::append(path.as_c_str(), line),
+    }
 }
 
 /// linux/tcp.h: a control message with the bytes that wait.
@@ -51,6 +62,11 @@ impl Native {
     #[inline]
     pub fn moved(&self) {
         count_call(self.socket);
+    }
+
+    /// The connection is not to be moved.
+    pub fn stay(&self, reason: Reason) {
+        self.socket.bar(reason);
     }
 }
 

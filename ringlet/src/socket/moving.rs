@@ -4,7 +4,7 @@
 //! the bytes (`tcp::counts`, `tcp::consumed`). Callers hold the end's receive lock for what concerns the receiving direction and its
 //! send lock for the sending one; receive before send.
 
-use super::table::{End, Receiving, Sending, Socket};
+use super::table::{End, Receiving, Sending, Socket, tables};
 use super::{context, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{GO_BACK, GONE_BACK, WANT_BYTE, WANT_EVENT, WANT_NOTHING};
@@ -61,12 +61,23 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
         end.sending.set(Sending::KernelForGood as u32);
         return;
     }
+    if end.tx.is_new() {
+        note_move();
+    }
     if end.tx.push_mark(ring, Mark::Start(counts.written)) {
         end.sending.set(Sending::Ring as u32);
         end.no_space.set(0);
         super::epoll::sending_changed(socket);
         show_path(socket, end);
         wake_receiver(socket, ring);
+    }
+}
+
+/// For tests: an end uses the ring for the first time.
+#[cold]
+fn note_move() {
+    if let Some(tables) = tables() {
+        super::note(&tables.config.moves, b"moved\n");
     }
 }
 
@@ -228,7 +239,9 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
             match end.receiving() {
                 _ if !quiet => drop(corrupt(socket)),
                 // The peer has gone back by itself, and sends nothing again.
-                Receiving::Ring if end.rx.mark_ahead(&ring) => tcp::disconnect(socket.fd()),
+                Receiving::Ring if end.rx.mark_ahead(&ring).is_some() => {
+                    tcp::disconnect(socket.fd())
+                }
                 Receiving::Ring => drain_bells(socket.fd()),
                 Receiving::Discarding => drop(discard(socket, end)),
                 // Data of the kernel's time, and behind it perhaps doorbells, which can't be told apart any more.
@@ -343,20 +356,33 @@ pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
 
 /// Doorbells up to the byte where the peer went back to the kernel.
 pub fn discard(socket: &Socket, end: &End) -> Sys<()> {
+    if discard_to(socket, end, end.until.get())? {
+        set_receiving(socket, end, Receiving::Kernel);
+    }
+    Ok(())
+}
+
+/// Throws away what the kernel has up to this position of the connection. False when it ends before.
+pub fn discard_to(socket: &Socket, end: &End, position: u64) -> Sys<bool> {
     let mut bells = [0u8; 256];
     loop {
-        let left = end.until.get().saturating_sub(consumed(socket, end)?);
+        let left = position.saturating_sub(consumed(socket, end)?);
         if left == 0 {
-            set_receiving(socket, end, Receiving::Kernel);
-            return Ok(());
+            return Ok(true);
         }
         let n = left.min(bells.len() as u64) as usize;
         let taken = tcp::receive_into(socket.fd(), &mut bells[..n], libc::MSG_DONTWAIT)?;
         if taken == 0 {
-            return Ok(());
+            return Ok(false);
         }
         count_taken(end, taken);
     }
+}
+
+/// Bytes that wait in the kernel behind this position of the connection.
+pub fn unread_after(socket: &Socket, end: &End, position: u64) -> Sys<usize> {
+    let arrived = consumed(socket, end)? + tcp::unread(socket.fd())? as u64;
+    Ok(arrived.saturating_sub(position) as usize)
 }
 
 pub fn set_receiving(socket: &Socket, end: &End, state: Receiving) {

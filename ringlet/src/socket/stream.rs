@@ -4,7 +4,7 @@
 //! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{context, moving, spin, view};
+use super::{context, moving, spin, unforgiving, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
@@ -26,7 +26,9 @@ const LOOK_SOON_NS: u64 = 1_000_000;
 pub const LOOK_AT_TIMES_NS: u64 = 50_000_000;
 /// A ring that stays full so long is not being read.
 const STALLED_NS: u64 = 10_000_000;
-const MSG_SERVED: i32 = libc::MSG_EOR
+/// Looks for more of what has arrived, in one call, where the path changes.
+const REST_ROUNDS_MAX: u32 = 64;
+pub const MSG_SERVED: i32 = libc::MSG_EOR
     | libc::MSG_PEEK
     | libc::MSG_DONTWAIT
     | libc::MSG_WAITALL
@@ -57,6 +59,9 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
     let wanted = to.remaining();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
     let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    if unforgiving::on() {
+        unforgiving::perhaps_return(socket);
+    }
     let (mut until, mut waiter) = (None, None);
     let mut total = 0;
     loop {
@@ -83,7 +88,10 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
                     Ok(()) => continue,
                 }
             }
-            Err(_) if total > 0 => return Ok(total),
+            Err(error) if total > 0 => {
+                tell_later(end, error);
+                return Ok(total);
+            }
             Err(error) => return Err(error),
         }
         if !all || to.remaining() == 0 {
@@ -112,6 +120,9 @@ fn receive_now(
 ) -> Sys<usize> {
     let Some(ring) = socket.incoming() else { return Err(Errno::EBADF) };
     moving::publish_attached(socket, end);
+    if unforgiving::on() && flags & libc::MSG_PEEK != 0 {
+        unforgiving::pieces_of(&ring);
+    }
     for _ in 0..moving::CHANGES_MAX {
         let result = match end.receiving() {
             Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking, mine),
@@ -121,11 +132,93 @@ fn receive_now(
         };
         match result {
             Ok(None) => continue,
+            Ok(Some(n)) if to.remaining() == 0 || n == 0 => return Ok(n),
+            Ok(Some(n)) if flags & libc::MSG_PEEK != 0 => {
+                return Ok(n + peek_rest(socket, end, &ring, to, n));
+            }
+            Ok(Some(n)) if end.receiving() != Receiving::Ring || unforgiving::on() => {
+                return Ok(n + receive_rest(socket, end, &ring, to, flags));
+            }
             Ok(Some(n)) => return Ok(n),
             Err(error) => return Err(error),
         }
     }
     Err(moving::corrupt(socket))
+}
+
+/// What has arrived on both sides of a change of path belongs to one call: it may even be of one send.
+#[cold]
+fn receive_rest(
+    socket: &Socket,
+    end: &End,
+    ring: &SegmentRing,
+    to: &mut Buffers,
+    flags: i32,
+) -> usize {
+    let mut total = 0;
+    let mut pieces = None;
+    // Has this call come to the kernel's bytes from the ring? Else it has taken those that were there.
+    let mut crossed = unforgiving::on();
+    for _ in 0..REST_ROUNDS_MAX {
+        let unread = || matches!(tcp::unread(socket.fd()), Ok(1..));
+        let more = match end.receiving() {
+            _ if to.remaining() == 0 => break,
+            Receiving::Kernel => moving::published(end, ring) || crossed && unread(),
+            Receiving::Draining => end.until.get() == 0 || unforgiving::on() && unread(),
+            Receiving::Ring => moving::published(end, ring),
+            Receiving::Discarding => {
+                crossed = true;
+                true
+            }
+        };
+        let got = match end.receiving() {
+            _ if !more => Ok(Some(0)),
+            Receiving::Kernel => receive_kernel(socket, end, ring, to, flags),
+            Receiving::Draining => receive_draining(socket, end, to, flags),
+            Receiving::Ring => receive_ring(socket, end, ring, to, flags, true, 0),
+            Receiving::Discarding => moving::discard(socket, end).map(|_| None),
+        };
+        match got {
+            Ok(Some(n @ 1..)) => total += n,
+            Ok(None) => {}
+            // Nothing is left: unless a sender was still cutting when we last looked.
+            _ if unforgiving::on() => {
+                let now = Some(unforgiving::pieces_of(ring));
+                if pieces == now {
+                    break;
+                }
+                pieces = now;
+            }
+            _ => break,
+        }
+    }
+    total
+}
+
+/// The same for a look that takes nothing; `seen` bytes were found where the stream goes on now.
+#[cold]
+fn peek_rest(
+    socket: &Socket,
+    end: &End,
+    ring: &SegmentRing,
+    to: &mut Buffers,
+    seen: usize,
+) -> usize {
+    if end.receiving() == Receiving::Draining && end.until.get() == seen as u64 {
+        return end.rx.peek(ring, to);
+    }
+    let Some(Mark::Back(position)) = end.rx.mark_ahead(ring) else { return 0 };
+    if end.receiving() != Receiving::Ring || moving::discard_to(socket, end, position) != Ok(true) {
+        return 0;
+    }
+    receive_native(socket, end, to, usize::MAX, libc::MSG_PEEK).unwrap_or(0)
+}
+
+/// What was received or sent counts; a reset is told by the next call.
+pub fn tell_later(end: &End, error: Errno) {
+    if error == Errno::ECONNRESET {
+        end.pending_error.set(error.0 as u32);
+    }
 }
 
 /// From the ring. `None`: the path changed, look again.
@@ -164,6 +257,9 @@ fn receive_ring(
     if passed || total == 0 {
         moving::wake_sender(socket, ring);
     }
+    if let Next::Mark(Mark::Back(position)) = next {
+        moving::back_met(socket, end, ring, position);
+    }
     if total > 0 {
         view::count(socket, |slot| {
             slot.rx_bytes
@@ -172,10 +268,7 @@ fn receive_ring(
         return Ok(Some(total));
     }
     match next {
-        Next::Mark(Mark::Back(position)) => {
-            moving::back_met(socket, end, ring, position);
-            Ok(None)
-        }
+        Next::Mark(Mark::Back(_)) => Ok(None),
         Next::Empty => {
             if !socket.kernel_news.is() {
                 // A blocking caller watches first, and then sleeps in the kernel, which tells.
@@ -200,17 +293,12 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
     moving::answer_return(socket, end);
     let mut bells = [0u8; 64];
     let peeked = tcp::receive_into(socket.fd(), &mut bells, libc::MSG_PEEK | libc::MSG_DONTWAIT);
-    if peeked == Err(Errno::EAGAIN) {
-        if let error @ 1.. = end.pending_error.get() {
-            end.pending_error.set(0);
-            end.ended.set(2);
-            return Err(Errno(error as i32));
-        }
-        return Err(Errno::EAGAIN);
-    }
-    let peeked = match peeked {
-        Err(Errno::ECONNRESET) if reset_is_end(socket, end) => Ok(0),
-        other => other,
+    let peeked = match (peeked, end.pending_error.get()) {
+        // Taken from the kernel before.
+        (Err(Errno::EAGAIN) | Ok(0), error @ 1..) => Err(Errno(error as i32)),
+        (Err(Errno::EAGAIN), 0) => return Err(Errno::EAGAIN),
+        (Err(Errno::ECONNRESET), _) if reset_is_end(socket, end) => Ok(0),
+        (other, _) => other,
     };
     if let Err(error) = peeked {
         // Taken from the kernel now; what the ring still holds comes first.
@@ -346,6 +434,7 @@ fn receive_kernel(
     }
     match tcp::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
         Ok(0) if moving::start_met(socket, end, ring)? => Ok(None),
+        Ok(0) if end.pending_error.is() => Err(Errno(end.pending_error.swap(0) as i32)),
         Ok(0) => Ok(Some(0)),
         // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)
         Ok(_) if tcp::unread(socket.fd())? == 0 => {
@@ -386,16 +475,28 @@ fn receive_native(
     flags: i32,
 ) -> Sys<usize> {
     let flags = flags & (MSG_SERVED & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
-    let before = to.remaining();
-    let got = tcp::receive(socket.fd(), to, max, flags);
-    let taken = before - to.remaining();
-    to.untake(taken - got.unwrap_or(0));
-    match got {
-        Ok(n) if flags & libc::MSG_PEEK == 0 => moving::count_taken(end, n),
-        Ok(_) => {}
-        Err(_) => socket.kernel_news.set(0),
+    let mut total = 0;
+    loop {
+        let long = to.longer_than(tcp::PIECES_MAX) && flags & libc::MSG_PEEK == 0;
+        match tcp::receive(socket.fd(), to, max - total, flags) {
+            Ok(n) if flags & libc::MSG_PEEK != 0 => return Ok(n),
+            Ok(n) => {
+                moving::count_taken(end, n);
+                total += n;
+                if n == 0 || !long || total == max {
+                    return Ok(total);
+                }
+            }
+            Err(error) => {
+                socket.kernel_news.set(0);
+                if total == 0 {
+                    return Err(error);
+                }
+                tell_later(end, error);
+                return Ok(total);
+            }
+        }
     }
-    got
 }
 
 /// send and its relatives.
@@ -406,19 +507,24 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
     let (mut until, mut waiter) = (None, None);
     let mut total = 0;
+    if unforgiving::on() {
+        unforgiving::perhaps_return(socket);
+    }
     loop {
         let step = {
             let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
-            send_now(socket, end, from, flags)
+            if unforgiving::on() {
+                unforgiving::send_now(socket, end, from, flags)
+            } else {
+                send_now(socket, end, from, flags)
+            }
         };
         match step {
             Ok(n) => total += n,
             Err(Errno::EAGAIN) => {}
             Err(error) if total > 0 => {
-                // What was sent counts; a reset is told by the next call. (SIGPIPE the kernel has raised, if it must.)
-                if error == Errno::ECONNRESET {
-                    end.pending_error.set(error.0 as u32);
-                }
+                // (SIGPIPE the kernel has raised, if it must.)
+                tell_later(end, error);
                 return Ok(total);
             }
             Err(error) => return Err(error),
@@ -471,8 +577,11 @@ fn overflow(socket: &Socket, end: &End) -> bool {
 
 /// As much as there is room for, with the send lock held.
 #[inline]
-fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
+pub fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
     let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
+    if end.sending() == Sending::Kernel && flags & libc::MSG_OOB != 0 {
+        end.sending.set(Sending::KernelForGood as u32);
+    }
     if end.sending() == Sending::Kernel {
         moving::publish_attached(socket, end);
         moving::try_start(socket, end, &ring);
@@ -540,10 +649,7 @@ fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<u
 fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     let mut total = 0;
     loop {
-        let before = from.remaining();
         let got = tcp::send(socket.fd(), from, flags | libc::MSG_DONTWAIT);
-        let taken = before - from.remaining();
-        from.untake(taken - got.unwrap_or(0));
         match got {
             Ok(n) => total += n,
             Err(_) if total > 0 => return Ok(total),
@@ -818,16 +924,24 @@ pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
     let end = socket.end();
     let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
     let Some(ring) = socket.incoming() else { return tcp::unread(socket.fd()) };
+    if unforgiving::on() {
+        unforgiving::pieces_of(&ring);
+    }
     match moving::settle(socket, end, &ring) {
         Ok(()) | Err(Errno::EAGAIN) => {}
         Err(error) => return Err(error),
     }
-    match end.receiving() {
-        Receiving::Ring => Ok(end.rx.available(&ring)),
-        Receiving::Kernel => tcp::unread(socket.fd()),
-        Receiving::Draining => Ok(tcp::unread(socket.fd())?.min(end.until.get() as usize)),
-        Receiving::Discarding => Ok(0),
-    }
+    let of_kernel = match end.receiving() {
+        Receiving::Kernel => return tcp::unread(socket.fd()),
+        Receiving::Draining => tcp::unread(socket.fd())?.min(end.until.get() as usize),
+        Receiving::Ring => 0,
+        Receiving::Discarding => return moving::unread_after(socket, end, end.until.get()),
+    };
+    let behind = match end.rx.mark_ahead(&ring) {
+        Some(Mark::Back(position)) => moving::unread_after(socket, end, position)?,
+        _ => 0,
+    };
+    Ok(of_kernel + end.rx.available(&ring) + behind)
 }
 
 /// Do bytes lie in the ring that come before what the kernel has?

@@ -1,0 +1,109 @@
+//! A stream that lies on both sides of a change of path, or is back on the kernel: the program sees one stream.
+
+use libc::{MSG_OOB, MSG_PEEK, MSG_WAITALL, MSG_ZEROCOPY};
+
+use crate::case::*;
+use crate::sys;
+
+/// Sets the option whose meaning lies in the kernel's queues, to what it is anyway.
+fn back_to_the_kernel(end: End) {
+    record("SO_RCVLOWAT", sys::setsockopt(end.0, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1));
+}
+
+pub const CASES: &[Case] = &[
+    pair(
+        "paths/unread_on_both",
+        "a count, a look and a receive find what waits in the ring and behind it in the kernel",
+        |a| {
+            let end = a.moved();
+            end.send(b"the ring, ");
+            // A flag that the ring does not know.
+            end.send_with(b"the kernel", MSG_ZEROCOPY);
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(20);
+            end.unread();
+            end.recv_with(50, MSG_PEEK);
+            end.recv_with(50, MSG_PEEK);
+            end.unread();
+            end.recv(50);
+        },
+    )
+    .each_side(),
+    pair(
+        "paths/vectors_on_the_kernel",
+        "vectors stay in one piece when their connection has gone back to the kernel",
+        |a| {
+            let end = a.moved();
+            back_to_the_kernel(end);
+            a.sync();
+            let parts = [&b"abc"[..]; 1000];
+            record("writev of 1000", sys::writev(end.0, &parts));
+            a.sync();
+            a.sync();
+            record("sendmsg of 2", sys::sendmsg(end.0, &[b"head ", b"body"], 0));
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            b.sync();
+            end.until_unread(3000);
+            record("readv of 1000", sys::readv(end.0, &[2; 1000]));
+            record("readv of 4", sys::readv(end.0, &[100, 0, 400, 1000]));
+            b.sync();
+            b.sync();
+            end.until_unread(9);
+            end.recv(100);
+        },
+    ),
+    pair(
+        "paths/urgent_before_the_move",
+        "a connection with urgent data in its young days loses none of what follows",
+        |a| {
+            let mut end = a.fresh();
+            end.send_with(b"abc!", MSG_OOB);
+            a.warm(end);
+            a.sync();
+            end.send(b"after");
+            end = a.moved();
+            end.send(b"another");
+        },
+        |b| {
+            let mut end = b.fresh();
+            end.until_mask(PRI);
+            end.recv(3);
+            b.warm(end);
+            b.sync();
+            end.recv_exact(5);
+            end = b.moved();
+            end.recv_exact(7);
+        },
+    )
+    .any_path(),
+    pair(
+        "paths/reset_of_a_part",
+        "a receive that waits for more than comes tells of the reset in the next call",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"a part");
+            a.sync();
+            record("linger", sys::set_linger(end.0, Some(0)));
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(6);
+            b.sync();
+            end.recv_with(100, MSG_WAITALL);
+            end.recv(100);
+            end.recv(100);
+        },
+    )
+    .each_side(),
+];

@@ -1,0 +1,183 @@
+//! An aid for tests (key `unforgiving`): connections are moved as soon as they exist, and from then on change between kernel and
+//! ring at random bytes, so that a few calls meet what is rare otherwise. What the program sees must be the same.
+//!
+//! A send is cut at random places, with a change of path between the pieces. Because the kernel shows a small send to its receiver
+//! as a whole, so do we: the sender counts in shared memory when it begins and ends to cut, and a receiver that has met pieces waits a
+//! moment for the rest.
+
+use super::table::{End, Receiving, Sending, Socket, Stage, tables};
+use super::{meet, moving, stream};
+use crate::reasons::Reason;
+use ringlet_core::memory::Buffers;
+use ringlet_core::ring::SegmentRing;
+use ringlet_core::sync::{AtomicU64, Ordering};
+use ringlet_linux::sys::{self, Errno, Sys};
+use ringlet_linux::{fd, tcp};
+
+/// How long a new connection waits, in all, for its other end to come to the rendezvous.
+const MOMENT_NS: u64 = 20_000_000;
+const LOOK_NS: u64 = 200_000;
+/// How long a receiver waits for the rest of a send (whose sender may have been killed).
+const PIECES_NS: u64 = 20_000_000;
+/// One in so many calls sends the connection back for good.
+const RETURN_ONE_IN: u64 = 128;
+
+/// The state of the generator; 0 is off.
+static STATE: AtomicU64 = AtomicU64::new(0);
+
+pub fn start(seed: u64) {
+    STATE.store(seed << 32, Ordering::Relaxed);
+}
+
+#[inline(always)]
+pub fn on() -> bool {
+    STATE.load(Ordering::Relaxed) != 0
+}
+
+/// A number below `limit` (splitmix64; several threads may draw).
+fn below(limit: u64) -> u64 {
+    let drawn = STATE.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+    let mixed = (drawn ^ drawn >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (mixed ^ mixed >> 31) % limit
+}
+
+fn one_in(count: u64) -> bool {
+    below(count) == 0
+}
+
+/// A connection was just made: brings its two ends together before the program gets to use it, if the other end is there soon.
+pub fn hasten(fd: i32) {
+    if on()
+        && let Some(socket) = super::table::socket(fd)
+    {
+        meet_now(socket);
+    }
+}
+
+/// Takes all steps of the rendezvous that can be taken within a moment; those of the far end too, if it is ours.
+pub fn meet_now(socket: &'static Socket) {
+    loop {
+        let before = socket.stage();
+        meet::step_once(socket);
+        let far = far_end(socket);
+        if let Some(far) = far {
+            meet::step_once(far);
+        }
+        match socket.stage() {
+            Stage::Kernel | Stage::Offered | Stage::Called | Stage::Greeted => {}
+            _ => {
+                publish(socket);
+                far.into_iter().for_each(publish);
+                return;
+            }
+        }
+        let waited = sys::now_ns().saturating_sub(socket.first_step_ns.get());
+        if waited > MOMENT_NS {
+            return;
+        }
+        if socket.stage() == before {
+            let _ = fd::poll(&mut [], Some(LOOK_NS), None);
+        }
+    }
+}
+
+fn publish(socket: &Socket) {
+    if socket.stage() == Stage::Attached {
+        moving::publish_attached(socket, socket.end());
+    }
+}
+
+/// The other end, if it is a socket of this process.
+fn far_end(socket: &Socket) -> Option<&'static Socket> {
+    let ends = tcp::ends(socket.fd())?;
+    let is_far = |far: &tcp::Ends| far.local == ends.remote && far.remote == ends.local;
+    let waits = |far: &Socket| far.stage() != Stage::Closing && far.next_step.get() != u32::MAX;
+    tables()?
+        .followed()
+        .find(|far| waits(far) && tcp::ends(far.fd()).is_some_and(|far| is_far(&far)))
+}
+
+/// Sends the connection back to the kernel for good, once in a while. Called with no lock held. Not with bytes unread, which come again
+/// only at the peer's next call.
+pub fn perhaps_return(socket: &Socket) {
+    let end = socket.end();
+    let quiet = socket.incoming().is_some_and(|ring| !moving::published(end, &ring));
+    let moved = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
+    if moved && quiet && !end.ended.is() && one_in(RETURN_ONE_IN) {
+        moving::return_to_kernel(socket, Reason::Unforgiving);
+        if let Some(far) = far_end(socket).filter(|far| far.stage() == Stage::Attached) {
+            moving::answer_return(far, far.end());
+        }
+    }
+}
+
+/// As `stream::send_now`, in pieces. Send lock held.
+#[cold]
+pub fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
+    let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
+    let cutting = &ring.control().sender.cutting;
+    // ORDER: SeqCst, both; pairs with `pieces_of`: who sees a piece sees that it was begun, who sees the end sees all pieces.
+    cutting.fetch_add(1, Ordering::SeqCst);
+    let sent = send_pieces(socket, end, &ring, from, flags);
+    cutting.fetch_add(1, Ordering::SeqCst);
+    sent
+}
+
+fn send_pieces(
+    socket: &Socket,
+    end: &End,
+    ring: &SegmentRing,
+    from: &mut Buffers,
+    flags: i32,
+) -> Sys<usize> {
+    let mut total = 0;
+    loop {
+        perhaps_go_back(socket, end, ring);
+        let whole = from.remaining();
+        // On the kernel for good pieces might wait for each other (TCP_NODELAY is the program's again).
+        let cut = flags & !stream::MSG_SERVED == 0
+            && matches!(end.sending(), Sending::Kernel | Sending::Ring)
+            && !end.barred.is();
+        let piece = match whole {
+            2.. if cut && !one_in(3) => 1 + below(whole.min(1 << below(17)) as u64) as usize,
+            _ => whole,
+        };
+        from.limit(piece);
+        let sent = stream::send_now(socket, end, from, flags);
+        from.allow(whole - piece);
+        match sent {
+            Ok(n) => total += n,
+            Err(error) if total > 0 => {
+                stream::tell_later(end, error);
+                return Ok(total);
+            }
+            Err(error) => return Err(error),
+        }
+        if from.remaining() == 0 || sent != Ok(piece) {
+            return Ok(total);
+        }
+    }
+}
+
+/// Sends this direction back to the kernel for a while, by chance; `send_now` takes it to the ring again.
+fn perhaps_go_back(socket: &Socket, end: &End, ring: &SegmentRing) {
+    let free = end.sending() == Sending::Ring
+        && !end.ended.is()
+        && ring.control().receiver.closed.load(Ordering::Acquire) == 0;
+    if free && one_in(3) {
+        moving::go_back(socket, end, ring, Sending::Kernel, Reason::Unforgiving);
+    }
+}
+
+/// Waits until the sender is not within a send; its count, to be compared after all was received.
+pub fn pieces_of(ring: &SegmentRing) -> u32 {
+    let until = sys::now_ns() + PIECES_NS;
+    loop {
+        let count = ring.control().sender.cutting.load(Ordering::SeqCst);
+        if count.is_multiple_of(2) || sys::now_ns() > until {
+            return count;
+        }
+        sys::sched_yield();
+    }
+}
