@@ -2,7 +2,7 @@
 //! preloaded library sees it exactly as it would see a C program's.
 //!
 //! Descriptors are plain numbers here, not owned handles: closed, reused and wrong numbers are part
-//! of what the cases are about. All unsafe code of the suite is in this file.
+//! of what the cases are about. All unsafe code of the suite is in this file and in `rare`.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_uint, c_void};
 use std::mem::{size_of, size_of_val, zeroed};

@@ -6,7 +6,7 @@ use ringlet::reasons::Reason;
 use ringlet::socket::table::Socket;
 use ringlet::socket::{self, Native, Way, process, stream, way_in, way_out};
 use ringlet_core::memory::{Buffer, Buffers};
-use ringlet_linux::sys::{Errno, Sys};
+use ringlet_linux::sys::{self, Errno, Sys};
 
 const IOV_MAX: usize = 1024;
 /// No buffer lies in the first page; the kernel says EFAULT, and so do we (a worse pointer gets a worse answer).
@@ -285,31 +285,54 @@ pub unsafe extern "C" fn recvmmsg(
                 timeout
             ) as ssize_t,
         ) as c_int,
-        Way::Ours(socket) => {
-            let mut done = 0;
-            while done < count {
-                // The first one may wait, and with MSG_WAITFORONE only it.
-                let wait_for_one = flags & libc::MSG_WAITFORONE != 0 && done > 0;
-                let flags = flags & !libc::MSG_WAITFORONE
-                    | if wait_for_one { libc::MSG_DONTWAIT } else { 0 };
-                // SAFETY: the program's array of `count` headers.
-                let got = unsafe {
-                    let entry = &mut *messages.add(done as usize);
-                    let got = receive_message(socket, &mut entry.msg_hdr, flags);
-                    entry.msg_len = got.max(0) as libc::c_uint;
-                    got
-                };
-                if got < 0 {
-                    return if done > 0 { done as c_int } else { -1 };
-                }
-                done += 1;
-                if got == 0 {
-                    break;
-                }
+        // SAFETY: the contract of recvmmsg.
+        Way::Ours(socket) => unsafe { receive_messages(socket, messages, count, flags, timeout) },
+    }
+}
+
+unsafe fn receive_messages(
+    socket: &Socket,
+    messages: *mut mmsghdr,
+    count: libc::c_uint,
+    flags: c_int,
+    timeout: *mut libc::timespec,
+) -> c_int {
+    // SAFETY: the program's timeout, if it gave one.
+    let deadline = match unsafe { crate::waits::from_timespec(timeout) } {
+        Ok(timeout) => timeout.map(|ns| sys::now_ns().saturating_add(ns)),
+        Err(error) => return result(Err(error)) as c_int,
+    };
+    let mut done = 0;
+    while done < count {
+        // The first one may wait, and with MSG_WAITFORONE only it.
+        let wait_for_one = flags & libc::MSG_WAITFORONE != 0 && done > 0;
+        let flags =
+            flags & !libc::MSG_WAITFORONE | if wait_for_one { libc::MSG_DONTWAIT } else { 0 };
+        // SAFETY: the program's array of `count` headers.
+        let got = unsafe {
+            let entry = &mut *messages.add(done as usize);
+            let got = receive_message(socket, &mut entry.msg_hdr, flags);
+            entry.msg_len = got.max(0) as libc::c_uint;
+            got
+        };
+        if got < 0 {
+            return if done > 0 { done as c_int } else { -1 };
+        }
+        done += 1;
+        if let Some(deadline) = deadline {
+            // KERNEL: the time is looked at after each message, and what is left of it is told.
+            let left = deadline.saturating_sub(sys::now_ns());
+            // SAFETY: as above.
+            unsafe { *timeout = ringlet_linux::fd::timespec(left) };
+            if left == 0 {
+                break;
             }
-            done as c_int
+        }
+        if got == 0 {
+            break;
         }
     }
+    done as c_int
 }
 
 /// KERNEL: unlike recv, a read of no bytes does not wait for some.

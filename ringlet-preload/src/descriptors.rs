@@ -292,10 +292,8 @@ fn controlled(fd: c_int, command: c_int, argument: c_ulong, done: c_int) -> c_in
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return duplicated(fd, done),
         libc::F_SETFL => {
             socket::set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0);
-            if argument as c_int & libc::O_ASYNC != 0
-                && let Some(socket) = socket::table::socket(fd)
-            {
-                socket::keep_on_kernel(socket, Reason::AsyncSignal);
+            if argument as c_int & libc::O_ASYNC != 0 {
+                process::keep_fd_on_kernel(fd, Reason::AsyncSignal);
             }
         }
         _ => {}
@@ -327,16 +325,31 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         }
     }
     let done = next!(c"ioctl", fn(c_int, c_ulong, *mut c_void) -> c_int, fd, request, argument);
-    if done >= 0 && request as u32 as u64 == libc::FIONBIO as u32 as u64 && !argument.is_null() {
-        // SAFETY: FIONBIO takes a pointer to an int.
-        socket::set_nonblocking(fd, unsafe { *argument.cast::<c_int>() } != 0);
+    if done >= 0 && !argument.is_null() {
+        // SAFETY: both requests take a pointer to an int.
+        let on = || unsafe { *argument.cast::<c_int>() } != 0;
+        match request as u32 as u64 {
+            FIONBIO => socket::set_nonblocking(fd, on()),
+            FIOASYNC if on() => process::keep_fd_on_kernel(fd, Reason::AsyncSignal),
+            _ => {}
+        }
     }
     done
 }
 
+const FIONBIO: u64 = 0x5421;
+const FIOASYNC: u64 = 0x5452;
 const SIOCINQ: u64 = 0x541b;
 const SIOCOUTQ: u64 = 0x5411;
 const SIOCATMARK: u64 = 0x8905;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
+    let mut at_mark: c_int = 0;
+    // SAFETY: the request writes an int.
+    let done = unsafe { ioctl(fd, SIOCATMARK, (&raw mut at_mark).cast()) };
+    if done < 0 { done } else { at_mark }
+}
 
 #[unsafe(no_mangle)]
 pub extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
@@ -378,6 +391,9 @@ pub unsafe extern "C" fn setsockopt(
     done
 }
 
+/// linux/tcp.h: a receive in the guise of a question.
+const TCP_ZEROCOPY_RECEIVE: c_int = 35;
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockopt(
     fd: c_int,
@@ -386,6 +402,9 @@ pub unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    if (level, option) == (libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) {
+        process::keep_fd_on_kernel(fd, Reason::Option);
+    }
     let done = next!(
         c"getsockopt",
         fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int,
@@ -416,8 +435,10 @@ pub unsafe extern "C" fn getsockopt(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn close_range(first: libc::c_uint, last: libc::c_uint, flags: c_int) -> c_int {
-    if flags != 0 || process::borrowed() {
-        // Close-on-exec marks harm nobody, and a table of its own means a child that is about to exec.
+    // KERNEL: with CLOEXEC nothing is closed now. UNSHARE makes a table for this thread alone: in a program of one thread, where
+    // nobody shares it, that changes nothing; in any other it is this thread's affair.
+    let only_ours = flags == libc::CLOSE_RANGE_UNSHARE as c_int && is_single_threaded();
+    if flags != 0 && !only_ours || process::borrowed() {
         return next!(
             c"close_range",
             fn(libc::c_uint, libc::c_uint, c_int) -> c_int,
@@ -446,6 +467,13 @@ pub extern "C" fn close_range(first: libc::c_uint, last: libc::c_uint, flags: c_
         from = fd as u32 + 1;
     }
     if from <= last { close_up_to(from, last) } else { 0 }
+}
+
+fn is_single_threaded() -> bool {
+    static FLAG: crate::next::Next = crate::next::Next::new(c"__libc_single_threaded");
+    let flag = FLAG.address().cast::<bool>();
+    // SAFETY: libc's byte of this name, if it has one; written before a second thread starts.
+    !flag.is_null() && unsafe { flag.read_volatile() }
 }
 
 #[unsafe(no_mangle)]
@@ -485,6 +513,46 @@ pub unsafe extern "C" fn syscall(
     )
 }
 
+// liburing makes its system calls by itself.
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn io_uring_queue_init(
+    entries: libc::c_uint,
+    ring: *mut c_void,
+    flags: libc::c_uint,
+) -> c_int {
+    process::uses_io_uring();
+    next!(
+        c"io_uring_queue_init",
+        fn(libc::c_uint, *mut c_void, libc::c_uint) -> c_int,
+        entries,
+        ring,
+        flags
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn io_uring_queue_init_params(
+    entries: libc::c_uint,
+    ring: *mut c_void,
+    parameters: *mut c_void,
+) -> c_int {
+    process::uses_io_uring();
+    next!(
+        c"io_uring_queue_init_params",
+        fn(libc::c_uint, *mut c_void, *mut c_void) -> c_int,
+        entries,
+        ring,
+        parameters
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn io_uring_setup(entries: libc::c_uint, parameters: *mut c_void) -> c_int {
+    process::uses_io_uring();
+    next!(c"io_uring_setup", fn(libc::c_uint, *mut c_void) -> c_int, entries, parameters)
+}
+
 /// fclose closes by itself.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
@@ -499,6 +567,11 @@ pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn creat(path: *const c_char, mode: libc::mode_t) -> c_int {
     made(next!(c"creat", fn(*const c_char, libc::mode_t) -> c_int, path, mode))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn creat64(path: *const c_char, mode: libc::mode_t) -> c_int {
+    made(next!(c"creat64", fn(*const c_char, libc::mode_t) -> c_int, path, mode))
 }
 
 #[unsafe(no_mangle)]
@@ -526,6 +599,12 @@ pub unsafe extern "C" fn memfd_create(name: *const c_char, flags: libc::c_uint) 
     made(next!(c"memfd_create", fn(*const c_char, libc::c_uint) -> c_int, name, flags))
 }
 
+/// A connection of another process that comes this way is not followed: it may be moved there, and its bytes with it.
+#[unsafe(no_mangle)]
+pub extern "C" fn pidfd_getfd(pidfd: c_int, of: c_int, flags: libc::c_uint) -> c_int {
+    made(next!(c"pidfd_getfd", fn(c_int, c_int, libc::c_uint) -> c_int, pidfd, of, flags))
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn inotify_init1(flags: c_int) -> c_int {
     made(next!(c"inotify_init1", fn(c_int) -> c_int, flags))
@@ -550,6 +629,54 @@ pub unsafe extern "C" fn aio_write(request: *mut libc::aiocb) -> c_int {
     // SAFETY: the program's request.
     unsafe { keep_aio_on_kernel(request) };
     next!(c"aio_write", fn(*mut libc::aiocb) -> c_int, request)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aio_read64(request: *mut libc::aiocb) -> c_int {
+    // SAFETY: passed on; off_t has 64 bits here, so the struct is the same.
+    unsafe { aio_read(request) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn aio_write64(request: *mut libc::aiocb) -> c_int {
+    // SAFETY: as above.
+    unsafe { aio_write(request) }
+}
+
+type Requests = *const *mut libc::aiocb;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lio_listio(
+    mode: c_int,
+    requests: Requests,
+    count: c_int,
+    event: *mut libc::sigevent,
+) -> c_int {
+    if !requests.is_null() {
+        for i in 0..count.max(0) as usize {
+            // SAFETY: the program's list of requests.
+            unsafe { keep_aio_on_kernel(*requests.add(i)) };
+        }
+    }
+    next!(
+        c"lio_listio",
+        fn(c_int, Requests, c_int, *mut libc::sigevent) -> c_int,
+        mode,
+        requests,
+        count,
+        event
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lio_listio64(
+    mode: c_int,
+    requests: Requests,
+    count: c_int,
+    event: *mut libc::sigevent,
+) -> c_int {
+    // SAFETY: passed on; off_t has 64 bits here.
+    unsafe { lio_listio(mode, requests, count, event) }
 }
 
 unsafe fn keep_aio_on_kernel(request: *const libc::aiocb) {

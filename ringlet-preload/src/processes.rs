@@ -69,6 +69,28 @@ pub unsafe extern "C" fn fexecve(fd: c_int, args: Strings, env: Strings) -> c_in
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn execveat(
+    at: c_int,
+    path: *const c_char,
+    args: Strings,
+    env: Strings,
+    flags: c_int,
+) -> c_int {
+    process::before_exec();
+    let failed = next!(
+        c"execveat",
+        fn(c_int, *const c_char, Strings, Strings, c_int) -> c_int,
+        at,
+        path,
+        args,
+        env,
+        flags
+    );
+    process::after_failed_exec();
+    failed
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_spawn(
     pid: *mut pid_t,
     path: *const c_char,
@@ -104,6 +126,50 @@ pub unsafe extern "C" fn posix_spawnp(
         c"posix_spawnp",
         fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int,
         pid,
+        file,
+        actions,
+        attributes,
+        args,
+        env
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pidfd_spawn(
+    pidfd: *mut c_int,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    args: Strings,
+    env: Strings,
+) -> c_int {
+    process::before_spawn();
+    next!(
+        c"pidfd_spawn",
+        fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int,
+        pidfd,
+        path,
+        actions,
+        attributes,
+        args,
+        env
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pidfd_spawnp(
+    pidfd: *mut c_int,
+    file: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    args: Strings,
+    env: Strings,
+) -> c_int {
+    process::before_spawn();
+    next!(
+        c"pidfd_spawnp",
+        fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int,
+        pidfd,
         file,
         actions,
         attributes,
@@ -238,6 +304,51 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
     }
     signals::set_handler(signal, None);
     if old == interrupting as *const () as usize { stood_in.unwrap_or(libc::SIG_DFL) } else { old }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __sigaction(
+    number: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    // SAFETY: passed on.
+    unsafe { sigaction(number, new, old) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bsd_signal(number: c_int, handler: usize) -> usize {
+    // SAFETY: passed on.
+    unsafe { signal(number, handler) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ssignal(number: c_int, handler: usize) -> usize {
+    // SAFETY: passed on.
+    unsafe { signal(number, handler) }
+}
+
+/// The handler stays, and it interrupts calls; or (SIG_HOLD) the signal is blocked.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sigset(number: c_int, handler: usize) -> usize {
+    const SIG_HOLD: usize = 2;
+    // SAFETY: zero is a valid sigaction and a valid mask; the calls are ours, with structs of ours.
+    unsafe {
+        let (mut new, mut old) =
+            (core::mem::zeroed::<libc::sigaction>(), core::mem::zeroed::<libc::sigaction>());
+        let (mut one, mut before): (libc::sigset_t, libc::sigset_t) = core::mem::zeroed();
+        new.sa_sigaction = handler;
+        let holds = handler == SIG_HOLD;
+        let how = if holds { libc::SIG_BLOCK } else { libc::SIG_UNBLOCK };
+        let action = if holds { core::ptr::null() } else { &raw const new };
+        if libc::sigaddset(&mut one, number) != 0
+            || sigaction(number, action, &mut old) != 0
+            || libc::sigprocmask(how, &one, &mut before) != 0
+        {
+            return libc::SIG_ERR;
+        }
+        if libc::sigismember(&before, number) == 1 { SIG_HOLD } else { old.sa_sigaction }
+    }
 }
 
 /// System V semantics: once, and it interrupts calls. What `signal` is in a program of strict ISO C.

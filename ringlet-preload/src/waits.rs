@@ -16,7 +16,7 @@ fn from_ms(ms: c_int) -> Option<u64> {
 }
 
 /// `Err(EINVAL)` for a time that is none; `Ok(None)` waits for ever.
-unsafe fn from_timespec(time: *const timespec) -> Sys<Option<u64>> {
+pub(crate) unsafe fn from_timespec(time: *const timespec) -> Sys<Option<u64>> {
     if time.is_null() {
         return Ok(None);
     }

@@ -213,34 +213,4 @@ differences! {
             libc::select(901, set.as_mut_ptr().cast(), none, none, &mut now)
         } as isize)
     };
-
-    /// sigset's handlers interrupt calls; ringlet knows only what sigaction, signal and siginterrupt have set.
-    handlers_set_by_other_calls: "errno 4", "1", |mut pair: Pair| {
-        unsafe extern "C" {
-            fn sigset(signal: i32, handler: usize) -> usize;
-        }
-        extern "C" fn nothing(_: i32) {}
-        // SAFETY: a handler that does nothing; the thread to be signalled lives until the helper has ended.
-        unsafe {
-            sigset(libc::SIGUSR1, nothing as *const () as usize);
-            let (receiver, done) = (libc::pthread_self(), &std::sync::atomic::AtomicBool::new(false));
-            let Pair { near, far } = &mut pair;
-            std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    for _ in 0..100 {
-                        if done.load(std::sync::atomic::Ordering::SeqCst) {
-                            return;
-                        }
-                        std::thread::sleep(Duration::from_millis(2));
-                        libc::pthread_kill(receiver, libc::SIGUSR1);
-                    }
-                    near.write_all(b"x").unwrap();
-                });
-                let got = libc::recv(far.as_raw_fd(), [0u8; 1].as_mut_ptr().cast(), 1, 0);
-                let seen = outcome(got);
-                done.store(true, std::sync::atomic::Ordering::SeqCst);
-                seen
-            })
-        }
-    };
 }

@@ -2,12 +2,13 @@
 //! against the code, links and the names that they quote against the files.
 
 mod library;
+mod specification;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSymbol};
 use ringlet::reasons::Reason;
+use specification::{SPECIFICATION, code, names, read, root, table};
 
 const DOCUMENTS: [&str; 7] = [
     "README.md",
@@ -18,46 +19,8 @@ const DOCUMENTS: [&str; 7] = [
     "fuzz/README.md",
     "notes/README.md",
 ];
-const SPECIFICATION: &str = "SPECIFICATION.md";
 /// Exported, but no call of libc's.
 const OURS: [&str; 1] = ["ringlet_path"];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
-}
-
-fn read(path: &Path) -> String {
-    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-/// The rows of the table between `<!-- name -->` and `<!-- /name -->`, as cells.
-fn table(name: &str) -> Vec<Vec<String>> {
-    let text = read(&root().join(SPECIFICATION));
-    let (_, rest) = text.split_once(&format!("<!-- {name} -->")).expect(name);
-    let (part, _) = rest.split_once(&format!("<!-- /{name} -->")).expect(name);
-    let cells = |line: &str| -> Vec<String> {
-        line.trim_matches('|').split('|').map(|cell| cell.trim().to_string()).collect()
-    };
-    // The first row names the columns, the second is a line.
-    let rows: Vec<_> =
-        part.lines().filter(|line| line.starts_with('|')).skip(2).map(cells).collect();
-    assert!(!rows.is_empty(), "no table {name}");
-    rows
-}
-
-/// What stands between backquotes.
-fn code(text: &str) -> impl Iterator<Item = &str> {
-    text.split('`').skip(1).step_by(2)
-}
-
-/// The names in the first column; each may stand there once.
-fn names(table: &[Vec<String>]) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    for name in table.iter().flat_map(|row| code(&row[0])) {
-        assert!(found.insert(name.to_string()), "{name} stands twice in the table");
-    }
-    found
-}
 
 /// The functions that the library puts in front of libc's.
 fn exported() -> BTreeSet<String> {

@@ -6,6 +6,7 @@ mod descriptors;
 mod nonblocking;
 mod paths;
 mod processes;
+mod rare;
 mod readiness;
 mod signals;
 mod threads;
@@ -24,6 +25,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         readiness::CASES,
         descriptors::CASES,
         processes::CASES,
+        rare::CASES,
         threads::CASES,
     ]
     .into_iter()

@@ -43,6 +43,12 @@ pub fn note(target: &LogTarget, line: &[u8]) {
 /// linux/tcp.h: a control message with the bytes that wait.
 const TCP_INQ: i32 = 36;
 
+/// asm-generic/socket.h: the same options with times of 64 bits on every machine.
+const SO_TIMESTAMP_NEW: i32 = 63;
+const SO_TIMESTAMPING_NEW: i32 = 65;
+const SO_RCVTIMEO_NEW: i32 = 66;
+const SO_SNDTIMEO_NEW: i32 = 67;
+
 /// How a call on a descriptor goes.
 pub enum Way {
     /// To the kernel; what is to be told about it afterwards.
@@ -168,9 +174,10 @@ pub fn option_set(fd: i32, level: i32, option: i32) {
     let Some(socket) = table::socket(fd) else { return };
     let attached = socket.stage() == Stage::Attached;
     match (level, option) {
-        (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) if attached => {
-            meet::copy_timeouts(socket)
-        }
+        (
+            libc::SOL_SOCKET,
+            libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW,
+        ) if attached => meet::copy_timeouts(socket),
         (
             libc::SOL_SOCKET,
             libc::SO_RCVLOWAT
@@ -179,6 +186,7 @@ pub fn option_set(fd: i32, level: i32, option: i32) {
             | libc::SO_TIMESTAMP
             | libc::SO_TIMESTAMPNS
             | libc::SO_TIMESTAMPING
+            | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW
             | libc::SO_PEEK_OFF
             | libc::SO_ATTACH_FILTER
             | libc::SO_ATTACH_BPF,

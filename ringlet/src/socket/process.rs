@@ -357,8 +357,11 @@ pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
     tables().into_iter().flat_map(move |tables| tables.known_numbers(first, last))
 }
 
+/// An io_uring reads and writes behind our back: from now on every connection of this process is on the kernel.
 pub fn uses_io_uring() {
-    if let Some(tables) = tables() {
-        tables.process().uses_io_uring.set(1);
+    let Some(tables) = tables() else { return };
+    tables.process().uses_io_uring.set(1);
+    for socket in tables.followed().filter(|socket| socket.stage() == Stage::Attached) {
+        moving::return_to_kernel(socket, Reason::IoUring);
     }
 }

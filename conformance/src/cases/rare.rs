@@ -1,0 +1,263 @@
+//! Calls that few programs make, and that few libraries think of.
+
+use std::time::Duration;
+
+use libc::{MSG_OOB, SIGUSR1};
+
+use crate::case::*;
+use crate::rare::{self, Aio};
+use crate::sys::{self, Handler};
+
+const WAYS: [(&str, Aio); 3] =
+    [("aio_read", Aio::Plain), ("aio_read64", Aio::Large), ("lio_listio", Aio::List)];
+
+/// A line each way.
+fn a_line(side: &mut Side, end: End) {
+    if side.is_client() {
+        end.send(b"a line");
+        end.recv_exact(6);
+    } else {
+        end.recv_exact(6);
+        end.send(b"a line");
+    }
+}
+
+pub const CASES: &[Case] = &[
+    pair(
+        "rare/aio",
+        "asynchronous reads and writes of libc's threads",
+        |a| {
+            for (name, way) in WAYS {
+                let end = a.moved();
+                a.sync();
+                record(name, rare::aio_send(end.0, b"from a thread", way));
+                end.recv_exact(6);
+                end.close();
+            }
+        },
+        |b| {
+            for (name, way) in WAYS {
+                let end = b.moved();
+                b.sync();
+                record(name, rare::aio_receive(end.0, 100, way));
+                end.send(b"thanks");
+                end.recv_to_end();
+            }
+        },
+    ),
+    pair(
+        "rare/execveat",
+        "a program becomes another by execveat, which finds the connection under its number",
+        |a| {
+            let end = a.moved();
+            end.send(b"to the shell\n");
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            let command = format!("read line <&{0}; echo \"got: $line\" >&{0}", end.0);
+            record("execveat", rare::exec_at("/bin/sh", &["sh", "-c", &command]));
+        },
+    )
+    .each_side(),
+    pair(
+        "rare/exec_of_the_unwrapped",
+        "a program that loads no library with it reads and answers on the connection",
+        |a| {
+            let end = a.moved();
+            end.send(b"to the shell\n");
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            let command = format!("read line <&{0}; echo \"got: $line\" >&{0}", end.0);
+            record("exec", sys::exec(&["env", "-i", "/bin/sh", "-c", &command]));
+        },
+    ),
+    pair(
+        "rare/sigset",
+        "a handler set by sigset ends a receive with EINTR, and SIG_HOLD blocks the signal",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"after the signal");
+        },
+        |b| {
+            let end = b.moved();
+            rare::sigset_handler(SIGUSR1);
+            let (pid, tid) = (std::process::id() as i32, sys::thread_id());
+            let done = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    until_asleep(pid, tid);
+                    while !done.load(std::sync::atomic::Ordering::SeqCst) {
+                        sys::kill_thread(tid, SIGUSR1).expect("tgkill");
+                        pause(10);
+                    }
+                });
+                end.recv(1);
+                done.store(true, std::sync::atomic::Ordering::SeqCst);
+            });
+            record("was held", rare::sigset_hold(SIGUSR1));
+            sys::kill_thread(tid, SIGUSR1).expect("tgkill");
+            record("was held", rare::sigset_hold(SIGUSR1));
+            b.sync();
+            end.recv_exact(16);
+        },
+    ),
+    pair(
+        "rare/fioasync",
+        "FIOASYNC brings SIGIO when data comes",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"knock");
+        },
+        |b| {
+            let end = b.moved();
+            sys::on_signal(libc::SIGIO, Handler::Count, libc::SA_RESTART);
+            let pid = std::process::id() as i32;
+            record("F_SETOWN", sys::fcntl(end.0, libc::F_SETOWN, pid));
+            record("FIOASYNC", sys::ioctl(end.0, 0x5452, 1));
+            b.sync();
+            until("SIGIO", || sys::handler_runs() > 0);
+            end.until_unread(5);
+            end.recv(10);
+        },
+    ),
+    pair(
+        "rare/recvmmsg_timeout",
+        "recvmmsg looks at its time after each message, and tells what is left",
+        |a| {
+            let end = a.moved();
+            end.send(b"onetwothree");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(11);
+            for (time, lens) in [(0, [3, 3, 5]), (3600, [3, 3, 2])] {
+                let got = rare::recvmmsg_timeout(end.0, &lens, Duration::from_secs(time));
+                record(format!("recvmmsg within {time} s"), got.map(|got| format!("{got:?}")));
+            }
+            end.close();
+        },
+    ),
+    pair(
+        "rare/sockatmark",
+        "sockatmark, before the mark and at it",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"ab");
+            end.send_with(b"!", MSG_OOB);
+            a.sync();
+            a.sync();
+            end.send(b"cd");
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            record("sockatmark", rare::at_mark(end.0));
+            b.sync();
+            b.sync();
+            end.until_unread(2);
+            end.until_mask(libc::POLLPRI as u32);
+            record("sockatmark", rare::at_mark(end.0));
+            end.recv(10);
+            record("sockatmark", rare::at_mark(end.0));
+            b.sync();
+            end.recv_to_end();
+        },
+    ),
+    pair(
+        "rare/close_range_unshare",
+        "close_range with CLOEXEC closes nothing yet; with UNSHARE it ends connections",
+        |a| {
+            let end = a.moved();
+            end.send(b"unread");
+            a.sync();
+            end.recv_to_end();
+            let end = a.moved();
+            end.recv_to_end();
+        },
+        |b| {
+            let first = b.moved();
+            b.sync();
+            first.until_unread(6);
+            record(
+                "close_range",
+                rare::close_range_flags(first.0, first.0, libc::CLOSE_RANGE_CLOEXEC),
+            );
+            first.recv(10);
+            first.send(b"still open");
+            record(
+                "close_range",
+                rare::close_range_flags(first.0, first.0, libc::CLOSE_RANGE_UNSHARE),
+            );
+            record("read", sys::read(first.0, &mut [0]));
+            let second = b.moved();
+            second.send(b"under its number");
+            let (first, last) = (second.0, second.0 + 5000);
+            record("close_range", rare::close_range_flags(first, last, libc::CLOSE_RANGE_UNSHARE));
+        },
+    ),
+    pair(
+        "rare/io_uring",
+        "in a program that makes an io_uring, system calls of its own see the connection's bytes",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"for the ring");
+            a.sync();
+            end.recv_exact(6);
+        },
+        |b| {
+            let end = b.moved();
+            rare::make_io_uring();
+            b.sync();
+            b.sync();
+            record("read", rare::raw_read(end.0, 100));
+            end.send(b"thanks");
+        },
+    ),
+    pair(
+        "rare/setuid",
+        "a program that drops its rights goes on with its connection, and makes another",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            a_line(a, end);
+            let end = a.fresh();
+            a_line(a, end);
+        },
+        |b| {
+            let end = b.moved();
+            record("setresuid", rare::set_user(65534));
+            b.sync();
+            a_line(b, end);
+            let end = b.fresh();
+            a_line(b, end);
+        },
+    ),
+    pair(
+        "rare/chroot",
+        "a program that leaves the file system goes on with its connection, and makes another",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            a_line(a, end);
+            let end = a.fresh();
+            (0..20).for_each(|_| a_line(a, end));
+        },
+        |b| {
+            let end = b.moved();
+            record("chroot", rare::change_root("/dev"));
+            b.sync();
+            a_line(b, end);
+            let end = b.fresh();
+            (0..20).for_each(|_| a_line(b, end));
+        },
+    ),
+];

@@ -1,0 +1,179 @@
+//! Calls that few programs make, as safe functions (see `sys`).
+
+use std::ffi::{CString, c_int, c_long, c_uint, c_void};
+use std::mem::zeroed;
+use std::ptr::{null, null_mut};
+use std::time::Duration;
+
+use crate::sys::{Errno, Fd, R};
+
+fn result(ret: isize) -> R<usize> {
+    usize::try_from(ret).map_err(|_| {
+        Errno(std::io::Error::last_os_error().raw_os_error().expect("an error of the system"))
+    })
+}
+
+fn unit(ret: c_int) -> R<()> {
+    result(ret as isize).map(|_| ())
+}
+
+/// Which entry points of asynchronous I/O.
+#[derive(Clone, Copy)]
+pub enum Aio {
+    Plain,
+    Large,
+    List,
+}
+
+unsafe extern "C" {
+    fn aio_read64(request: *mut libc::aiocb) -> c_int;
+    fn aio_write64(request: *mut libc::aiocb) -> c_int;
+    fn sigset(signal: c_int, handler: usize) -> usize;
+    fn sockatmark(fd: c_int) -> c_int;
+    fn execveat(
+        at: c_int,
+        path: *const libc::c_char,
+        args: *const *const libc::c_char,
+        env: *const *const libc::c_char,
+        flags: c_int,
+    ) -> c_int;
+    static environ: *const *const libc::c_char;
+}
+
+fn aio(fd: Fd, buf: *mut c_void, len: usize, write: bool, how: Aio) -> R<usize> {
+    // SAFETY: zero is a valid aiocb; it and its buffer live until the request is done.
+    unsafe {
+        let mut request: libc::aiocb = zeroed();
+        request.aio_fildes = fd;
+        request.aio_buf = buf;
+        request.aio_nbytes = len;
+        request.aio_lio_opcode = if write { libc::LIO_WRITE } else { libc::LIO_READ };
+        unit(match (how, write) {
+            (Aio::Plain, true) => libc::aio_write(&mut request),
+            (Aio::Plain, false) => libc::aio_read(&mut request),
+            (Aio::Large, true) => aio_write64(&mut request),
+            (Aio::Large, false) => aio_read64(&mut request),
+            (Aio::List, _) => {
+                libc::lio_listio(libc::LIO_WAIT, [&raw mut request].as_ptr(), 1, null_mut())
+            }
+        })?;
+        let list = [&raw const request];
+        while libc::aio_error(&request) == libc::EINPROGRESS {
+            libc::aio_suspend(list.as_ptr(), 1, null());
+        }
+        match libc::aio_error(&request) {
+            0 => Ok(libc::aio_return(&mut request) as usize),
+            error => Err(Errno(error)),
+        }
+    }
+}
+
+pub fn aio_send(fd: Fd, data: &[u8], how: Aio) -> R<usize> {
+    aio(fd, data.as_ptr().cast_mut().cast(), data.len(), true, how)
+}
+
+pub fn aio_receive(fd: Fd, len: usize, how: Aio) -> R<Vec<u8>> {
+    let mut buf = vec![0; len];
+    let got = aio(fd, buf.as_mut_ptr().cast(), len, false, how)?;
+    buf.truncate(got);
+    Ok(buf)
+}
+
+/// Becomes another program; returns only what went wrong.
+pub fn exec_at(path: &str, args: &[&str]) -> Errno {
+    let owned: Vec<CString> =
+        args.iter().map(|a| CString::new(*a).expect("no zero byte")).collect();
+    let mut raw: Vec<_> = owned.iter().map(|a| a.as_ptr()).collect();
+    raw.push(null());
+    let path = CString::new(path).expect("no zero byte");
+    // SAFETY: the strings end with zero bytes and the array with a null; nobody changes the environment.
+    let failed = unsafe { execveat(libc::AT_FDCWD, path.as_ptr(), raw.as_ptr(), environ, 0) };
+    result(failed as isize).expect_err("exec returned")
+}
+
+extern "C" fn nothing(_: c_int) {}
+
+/// Sets a handler that does nothing, as System V has it.
+pub fn sigset_handler(signal: c_int) {
+    // SAFETY: a handler that may run at any time.
+    unsafe { sigset(signal, nothing as *const () as usize) };
+}
+
+/// Blocks the signal, and tells whether it was blocked.
+pub fn sigset_hold(signal: c_int) -> bool {
+    const SIG_HOLD: usize = 2;
+    // SAFETY: passes no pointers.
+    unsafe { sigset(signal, SIG_HOLD) == SIG_HOLD }
+}
+
+pub fn at_mark(fd: Fd) -> R<usize> {
+    // SAFETY: passes no pointers.
+    result(unsafe { sockatmark(fd) } as isize)
+}
+
+pub fn close_range_flags(first: Fd, last: Fd, flags: c_uint) -> R<()> {
+    // SAFETY: passes no pointers.
+    unit(unsafe { libc::close_range(first as c_uint, last as c_uint, flags as c_int) })
+}
+
+/// The bytes that came, and whether time was left.
+pub fn recvmmsg_timeout(fd: Fd, lens: &[usize], timeout: Duration) -> R<(Vec<Vec<u8>>, bool)> {
+    let mut bufs: Vec<Vec<u8>> = lens.iter().map(|&len| vec![0; len]).collect();
+    let mut vectors: Vec<libc::iovec> = bufs
+        .iter_mut()
+        .map(|buf| libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() })
+        .collect();
+    let mut headers: Vec<libc::mmsghdr> = vectors
+        .iter_mut()
+        .map(|vector| {
+            // SAFETY: zero is a valid mmsghdr.
+            let mut header: libc::mmsghdr = unsafe { zeroed() };
+            header.msg_hdr.msg_iov = vector;
+            header.msg_hdr.msg_iovlen = 1;
+            header
+        })
+        .collect();
+    let mut time =
+        libc::timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
+    let count = headers.len() as c_uint;
+    // SAFETY: headers, vectors and buffers live; `time` too.
+    let got = unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), count, 0, &mut time) };
+    let got = result(got as isize)?;
+    for (buf, header) in bufs.iter_mut().zip(&headers) {
+        buf.truncate(header.msg_len as usize);
+    }
+    bufs.truncate(got);
+    Ok((bufs, time.tv_sec != 0 || time.tv_nsec != 0))
+}
+
+/// Makes an io_uring of its own and drops it.
+pub fn make_io_uring() {
+    let mut parameters = [0u8; 256];
+    // SAFETY: struct io_uring_params is shorter; what it holds is of no interest.
+    let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) };
+    if ring >= 0 {
+        // SAFETY: ours.
+        unsafe { libc::close(ring as c_int) };
+    }
+}
+
+/// A read that no library sees.
+pub fn raw_read(fd: Fd, len: usize) -> R<Vec<u8>> {
+    let mut buf = vec![0; len];
+    // SAFETY: a buffer and its length.
+    let got: c_long = unsafe { libc::syscall(libc::SYS_read, fd, buf.as_mut_ptr(), len) };
+    let got = result(got as isize)?;
+    buf.truncate(got);
+    Ok(buf)
+}
+
+pub fn set_user(user: libc::uid_t) -> R<()> {
+    // SAFETY: passes no pointers.
+    unit(unsafe { libc::setresuid(user, user, user) })
+}
+
+pub fn change_root(path: &str) -> R<()> {
+    let path = CString::new(path).expect("no zero byte");
+    // SAFETY: a string that ends with a zero byte.
+    unit(unsafe { libc::chroot(path.as_ptr()) })
+}
