@@ -1,6 +1,8 @@
 //! The part of ringlet that makes no system call, reads no clock and starts no thread: layouts, rings and state machines.
 #![cfg_attr(not(any(test, loom)), no_std)]
 
+#[cfg(not(loom))]
+pub mod active;
 pub mod handover;
 pub mod layout;
 pub mod locked;

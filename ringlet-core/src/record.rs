@@ -92,6 +92,9 @@ pub struct Rx {
 pub struct PlainU64(core::sync::atomic::AtomicU64);
 
 impl PlainU64 {
+    pub const fn new(value: u64) -> PlainU64 {
+        PlainU64(core::sync::atomic::AtomicU64::new(value))
+    }
     #[inline(always)]
     pub fn get(&self) -> u64 {
         self.0.load(core::sync::atomic::Ordering::Relaxed)

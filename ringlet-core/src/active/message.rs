@@ -1,0 +1,224 @@
+//! Messages as the program sees them and as a slot carries them.
+
+use super::layout::{BUFFER_BYTES, INLINE_BYTES, SLOT_BYTES};
+
+/// Arguments that a message may have.
+pub const ARGUMENTS: usize = 16;
+
+/// What a message must know to be let in.
+pub type Tag = u64;
+
+/// No message is let in, and every one.
+pub const TAG_NONE: Tag = 0;
+pub const TAG_ALL: Tag = u64::MAX;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// Arguments only.
+    Short = 1,
+    /// And bytes, which live as long as the handler.
+    Medium = 2,
+    /// And bytes, which are in the receiver's memory segment before the handler runs.
+    Bulk = 3,
+    /// As `Bulk`, by a sender that has stored them there itself.
+    Stored = 4,
+}
+
+/// Why a message came back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Status {
+    BadArguments = 1,
+    BadEntry = 2,
+    BadTag = 3,
+    BadHandler = 4,
+    BadOffset = 5,
+    BadLength = 6,
+    BadEndpoint = 7,
+    Congestion = 8,
+    Unreachable = 9,
+}
+
+impl Status {
+    pub fn from_u8(value: u8) -> Option<Status> {
+        use Status::*;
+        [
+            BadArguments,
+            BadEntry,
+            BadTag,
+            BadHandler,
+            BadOffset,
+            BadLength,
+            BadEndpoint,
+            Congestion,
+            Unreachable,
+        ]
+        .into_iter()
+        .find(|status| *status as u8 == value)
+    }
+}
+
+/// Up to 16 words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arguments {
+    words: [u32; ARGUMENTS],
+    count: u8,
+}
+
+impl Arguments {
+    pub const NONE: Arguments = Arguments { words: [0; ARGUMENTS], count: 0 };
+
+    /// `None` when there are too many.
+    #[inline]
+    pub fn new(words: &[u32]) -> Option<Arguments> {
+        let mut all = [0; ARGUMENTS];
+        all.get_mut(..words.len())?.copy_from_slice(words);
+        Some(Arguments { words: all, count: words.len() as u8 })
+    }
+
+    #[inline]
+    pub fn words(&self) -> &[u32] {
+        &self.words[..self.count as usize]
+    }
+}
+
+/// What a message says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Head {
+    pub kind: Kind,
+    pub handler: u8,
+    pub arguments: Arguments,
+    /// Of a request: what it offers to the receiver's gate.
+    pub tag: Tag,
+    /// Bytes, and where they belong in the receiver's segment (bulk).
+    pub len: usize,
+    pub offset: u64,
+}
+
+/// A message to be sent; `bytes` is empty for a short one and for one whose bytes are stored already.
+#[derive(Clone, Copy)]
+pub struct Message<'a> {
+    pub head: Head,
+    pub bytes: &'a [u8],
+}
+
+/// A message that was not delivered, back at its sender.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Returned {
+    pub status: Status,
+    /// It was a reply, not a request.
+    pub reply: bool,
+    pub head: Head,
+}
+
+/// What an endpoint lets in.
+#[derive(Clone, Copy)]
+pub struct Gate {
+    pub tag: Tag,
+    /// Bytes of its memory segment.
+    pub segment: usize,
+    /// Which handlers are set: a bit each.
+    pub handlers: [u64; 4],
+}
+
+impl Gate {
+    /// A reply has shown by its place that it answers a request of ours, so it needs no tag.
+    pub fn admit(&self, head: &Head, reply: bool) -> Result<(), Status> {
+        if !reply && (self.tag == TAG_NONE || self.tag != TAG_ALL && self.tag != head.tag) {
+            return Err(Status::BadTag);
+        }
+        let bit = self.handlers[head.handler as usize / 64] >> (head.handler % 64) & 1;
+        // Handler 0 is for what comes back.
+        if bit == 0 || head.handler == 0 {
+            return Err(Status::BadHandler);
+        }
+        if matches!(head.kind, Kind::Bulk | Kind::Stored) {
+            if head.offset > self.segment as u64 || self.segment == 0 {
+                return Err(Status::BadOffset);
+            }
+            if head.len as u64 > self.segment as u64 - head.offset {
+                return Err(Status::BadLength);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A slot behind its stamp: kind, count, handler, `extra` (one byte each), length (4) | word (8) | offset (8) | arguments |
+/// bytes that fit.
+pub(super) const HEAD_BYTES: usize = 24;
+pub(super) const BODY_BYTES: usize = SLOT_BYTES - 8;
+pub(super) const RETURNED: u8 = 0x80;
+pub(super) type Body = [u8; BODY_BYTES];
+
+const _: () = assert!(HEAD_BYTES + INLINE_BYTES == BODY_BYTES && INLINE_BYTES >= 4 * ARGUMENTS);
+
+/// `word` is the tag of a request, and of a reply which request it answers. `extra` is the buffer of bytes that do not fit, and of
+/// what comes back its status. Returns how much of the body is used.
+#[inline]
+pub(super) fn encode(head: &Head, returned: bool, word: u64, extra: u8, body: &mut Body) -> usize {
+    let count = head.arguments.count as usize;
+    let flag = if returned { RETURNED } else { 0 };
+    let first =
+        u64::from_le_bytes([head.kind as u8 | flag, count as u8, head.handler, extra, 0, 0, 0, 0])
+            | (head.len as u64) << 32;
+    body[0..8].copy_from_slice(&first.to_le_bytes());
+    body[8..16].copy_from_slice(&word.to_le_bytes());
+    body[16..24].copy_from_slice(&head.offset.to_le_bytes());
+    for (to, argument) in body[HEAD_BYTES..].chunks_exact_mut(4).zip(head.arguments.words()) {
+        to.copy_from_slice(&argument.to_le_bytes());
+    }
+    HEAD_BYTES + 4 * count
+}
+
+/// A body as it was found.
+pub(super) struct Decoded {
+    pub head: Head,
+    pub returned: bool,
+    pub word: u64,
+    pub extra: u8,
+}
+
+/// `None` for what no sane peer writes.
+#[inline]
+pub(super) fn decode(body: &Body) -> Option<Decoded> {
+    let word_at = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&body[at..at + 8]);
+        u64::from_le_bytes(bytes)
+    };
+    let [kind, count, handler, extra, ..] = word_at(0).to_le_bytes();
+    let kind_value = kind & !RETURNED;
+    let kind_known = match kind_value {
+        1 => Kind::Short,
+        2 => Kind::Medium,
+        3 => Kind::Bulk,
+        4 => Kind::Stored,
+        _ => return None,
+    };
+    let len = (word_at(0) >> 32) as usize;
+    if count as usize > ARGUMENTS || kind_known != Kind::Stored && len > BUFFER_BYTES {
+        return None;
+    }
+    let mut words = [0; ARGUMENTS];
+    for (to, from) in words.iter_mut().zip(body[HEAD_BYTES..].chunks_exact(4)).take(count as usize)
+    {
+        *to = u32::from_le_bytes([from[0], from[1], from[2], from[3]]);
+    }
+    let head = Head {
+        kind: kind_known,
+        handler,
+        arguments: Arguments { words, count },
+        tag: word_at(8),
+        len,
+        offset: word_at(16),
+    };
+    Some(Decoded { head, returned: kind & RETURNED != 0, word: word_at(8), extra })
+}
+
+/// Do the bytes of this message fit behind its arguments?
+#[inline]
+pub(super) fn fits_inline(head: &Head) -> bool {
+    head.len + 4 * head.arguments.count as usize <= INLINE_BYTES
+}
