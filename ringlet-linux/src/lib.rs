@@ -2,6 +2,7 @@
 #![no_std]
 
 pub mod fd;
+pub mod futex;
 pub mod map;
 pub mod meet;
 pub mod sys;

@@ -93,6 +93,38 @@ pub fn look(ends: &Ends) -> Sys<i32> {
     connected.map(|_| socket).inspect_err(|_| close(socket))
 }
 
+/// An abstract name of at most 107 bytes.
+fn abstract_name(bytes: &[u8]) -> (libc::sockaddr_un, u32) {
+    // SAFETY: zero is a valid sockaddr_un.
+    let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+    name.sun_family = libc::AF_UNIX as _;
+    for (to, byte) in name.sun_path[1..].iter_mut().zip(bytes) {
+        *to = *byte as _;
+    }
+    let len = core::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + bytes.len();
+    (name, len.min(size_of::<libc::sockaddr_un>()) as u32)
+}
+
+/// Opens a rendezvous of that name for many.
+pub fn offer_named(name: &[u8]) -> Sys<i32> {
+    let (name, len) = abstract_name(name);
+    let socket = unix_socket()?;
+    // SAFETY: a name and its length.
+    let bound = unsafe {
+        sys!(SYS_bind, socket, &raw const name, len).and_then(|_| sys!(SYS_listen, socket, 4096))
+    };
+    bound.map(|_| socket).inspect_err(|_| close(socket))
+}
+
+/// Looks for the rendezvous of that name; `ECONNREFUSED` when nobody offers, `EAGAIN` when too many came at once.
+pub fn look_named(name: &[u8]) -> Sys<i32> {
+    let (name, len) = abstract_name(name);
+    let socket = unix_socket()?;
+    // SAFETY: a name and its length.
+    let connected = unsafe { sys!(SYS_connect, socket, &raw const name, len) };
+    connected.map(|_| socket).inspect_err(|_| close(socket))
+}
+
 /// Takes the one who came to our offer; `EAGAIN` when nobody did yet.
 pub fn accept(offer: i32) -> Sys<i32> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;

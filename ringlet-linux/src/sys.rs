@@ -84,6 +84,21 @@ pub fn sched_yield() {
     let _ = unsafe { sys!(SYS_sched_yield) };
 }
 
+/// Becomes readable when the process ends.
+pub fn pidfd(pid: i32) -> Sys<i32> {
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_pidfd_open, pid, 0) }.map(|fd| fd as i32)
+}
+
+/// Sets this thread's signal mask; returns the one before.
+pub fn set_signal_mask(mask: u64) -> u64 {
+    let mut before = 0u64;
+    let (new, old) = (&raw const mask, &raw mut before);
+    // SAFETY: eight readable and eight writable bytes.
+    let _ = unsafe { sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, new, old, 8) };
+    before
+}
+
 /// Does a thread of this number exist (whoever owns it)?
 pub fn thread_exists(tid: i32) -> bool {
     // SAFETY: signal 0 only asks.

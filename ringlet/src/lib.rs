@@ -1,6 +1,7 @@
 //! ringlet's services: sockets today, other faces later.
 #![deny(unsafe_code)]
 
+pub mod active_message;
 pub mod config;
 pub mod plain;
 pub mod reasons;

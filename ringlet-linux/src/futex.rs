@@ -1,0 +1,18 @@
+//! Sleeping on a word, of this process or shared.
+
+use crate::fd::timespec;
+use crate::sys::sys;
+use ringlet_core::sync::AtomicU32;
+
+/// Sleeps while the word is `expected`, at most so long. Returns early for a signal, and may for nothing.
+pub fn wait(word: &AtomicU32, expected: u32, timeout_ns: u64) {
+    let time = timespec(timeout_ns);
+    // SAFETY: an aligned word and a time that outlive the call.
+    let _ = unsafe { sys!(SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) };
+}
+
+/// Wakes all who sleep on the word.
+pub fn wake(word: &AtomicU32) {
+    // SAFETY: an aligned word; nothing is written.
+    let _ = unsafe { sys!(SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}

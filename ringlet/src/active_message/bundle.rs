@@ -1,0 +1,419 @@
+//! A bundle: endpoints that are polled, and slept for, together.
+//!
+//! Of its connections a bundle watches those that were lately busy. Each other one is *left*: its flag says that whoever publishes
+//! there sets its bit in the bundle's bell. So a poll costs what is busy, not what is connected.
+
+use super::Error;
+use super::endpoint::Handled;
+use super::endpoint::{Endpoint, State, Undelivered};
+use super::lane::{Lane, Stage, wake};
+use super::process::Shared;
+use crate::socket::spin;
+use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
+use ringlet_core::active::layout::{BUFFER_BYTES, Bell, LANES};
+use ringlet_core::active::{Delivered, Queue, Status};
+use ringlet_core::layout::WANT_EVENT;
+use ringlet_core::wait;
+use ringlet_linux::{futex, sys};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Polls in vain until a lane is left: while few are watched, and while many are.
+const PATIENCE: u32 = 1000;
+const PATIENCE_MANY: u32 = 2;
+const FEW: usize = 8;
+/// Messages of one lane that are delivered in one poll.
+const BATCH: usize = 32;
+/// Between two looks for a sender that waits for room: it waits while `DEPTH` requests are unserved.
+const ROOM_EVERY: u32 = 16;
+/// Polls in vain until the processor is offered to others, and until one lane that was left is looked at (a peer may have
+/// spoiled its bit).
+const YIELD_EVERY: u32 = 1 << 13;
+const SWEEP_EVERY: u32 = 1 << 10;
+/// How long a sleep lasts at most before all lanes are looked at, for the same reason.
+const SLEEP_NS: u64 = 1_000_000_000;
+/// How long memory is watched before a sleep.
+const SPIN_US: u64 = 50;
+
+/// A lane that is watched.
+struct Hot {
+    endpoint: Arc<Endpoint>,
+    lane: Arc<Lane>,
+    idle: Cell<u32>,
+    served: Cell<u32>,
+    left: Cell<bool>,
+}
+
+pub(super) struct Attached {
+    pub endpoint: Arc<Endpoint>,
+    pub lane: Arc<Lane>,
+}
+
+/// What the lock guards. Nothing is borrowed while a handler runs but for reading.
+pub(super) struct Inner {
+    pub endpoints: RefCell<Vec<Arc<Endpoint>>>,
+    /// By the number of their bit.
+    lanes: RefCell<Vec<Option<Attached>>>,
+    hot: RefCell<Vec<Hot>>,
+    pub returned: RefCell<VecDeque<(Arc<Endpoint>, Undelivered)>>,
+    /// A handler runs.
+    handling: Cell<bool>,
+    empty: Cell<u32>,
+    swept: Cell<usize>,
+    /// Where a medium message's bytes are while its handler runs.
+    scratch: Box<[Cell<u8>]>,
+}
+
+/// One of a process's bundles, whether in use or not.
+pub(super) struct BundleState {
+    pub index: usize,
+    pub used: AtomicBool,
+    pub mask: AtomicU32,
+    /// The service thread has something for us: new lanes, or ends of lanes.
+    news: AtomicBool,
+    /// Threads that sleep, or are about to: then no lane is watched by others alone.
+    sleepers: AtomicU32,
+    inner: ReentrantMutex<Inner>,
+}
+
+/// Shows that its bundle is locked.
+pub(super) struct Guard<'a> {
+    pub bundle: &'a BundleState,
+    inner: ReentrantMutexGuard<'a, Inner>,
+}
+
+impl BundleState {
+    pub fn new(index: usize) -> BundleState {
+        BundleState {
+            index,
+            used: AtomicBool::new(false),
+            mask: AtomicU32::new(0),
+            news: AtomicBool::new(false),
+            sleepers: AtomicU32::new(0),
+            inner: ReentrantMutex::new(Inner {
+                endpoints: RefCell::default(),
+                lanes: RefCell::default(),
+                hot: RefCell::default(),
+                returned: RefCell::default(),
+                handling: Cell::new(false),
+                empty: Cell::new(0),
+                swept: Cell::new(0),
+                scratch: vec![Cell::new(0); BUFFER_BYTES].into_boxed_slice(),
+            }),
+        }
+    }
+
+    #[inline]
+    pub fn lock(&self) -> Guard<'_> {
+        Guard { bundle: self, inner: self.inner.lock() }
+    }
+
+    /// From any thread: look at the inboxes and the stages.
+    pub fn tell(&self, bell: &Bell) {
+        // ORDER: SeqCst: before the look at the sleeper; pairs with the swap in `take_news`.
+        self.news.store(true, Ordering::SeqCst);
+        wake(bell);
+    }
+}
+
+impl<'a> Guard<'a> {
+    pub fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    /// Handlers may reply, and ask; nothing else.
+    pub fn outside(&self) -> Result<(), Error> {
+        if self.inner.handling.get() { Err(Error::InHandler) } else { Ok(()) }
+    }
+
+    /// Gives a lane its bit. False when the bundle has no more.
+    pub fn attach(&self, endpoint: &Arc<Endpoint>, lane: &Arc<Lane>) -> bool {
+        let mut lanes = self.inner.lanes.borrow_mut();
+        let free = lanes.iter().position(Option::is_none).unwrap_or(lanes.len());
+        if free >= LANES {
+            return false;
+        }
+        let attached = Attached { endpoint: endpoint.clone(), lane: lane.clone() };
+        if free == lanes.len() {
+            lanes.push(Some(attached));
+        } else {
+            lanes[free] = Some(attached);
+        }
+        lane.set_bell(self.bundle.index, free);
+        drop(lanes);
+        self.watch(free);
+        true
+    }
+
+    /// Takes away those lanes for which `gone` says so.
+    pub fn detach(&self, mut gone: impl FnMut(&Attached) -> bool) -> Vec<Attached> {
+        let mut taken = Vec::new();
+        for place in self.inner.lanes.borrow_mut().iter_mut() {
+            if place.as_ref().is_some_and(&mut gone) {
+                taken.extend(place.take());
+            }
+        }
+        let is_taken = |hot: &Hot| taken.iter().any(|each| Arc::ptr_eq(&each.lane, &hot.lane));
+        self.inner.hot.borrow_mut().retain(|hot| !is_taken(hot));
+        taken
+    }
+
+    /// Watches a lane from now on.
+    fn watch(&self, number: usize) {
+        let lanes = self.inner.lanes.borrow();
+        let Some(Some(Attached { endpoint, lane })) = lanes.get(number) else { return };
+        let mut hot = self.inner.hot.borrow_mut();
+        if !hot.iter().any(|each| Arc::ptr_eq(&each.lane, lane)) {
+            let (endpoint, lane) = (endpoint.clone(), lane.clone());
+            let zero = || Cell::new(0);
+            let left = Cell::new(false);
+            hot.push(Hot { endpoint, lane, idle: zero(), served: zero(), left });
+        }
+    }
+
+    /// Delivers what has arrived; how many messages that were.
+    #[inline]
+    pub fn poll(&self, shared: &Shared) -> Result<usize, Error> {
+        self.outside()?;
+        if self.bundle.news.load(Ordering::Relaxed) {
+            self.take_news(shared);
+        }
+        let bell = shared.bells.of(self.bundle.index);
+        if bell.summary.0.load(Ordering::Relaxed) != 0 {
+            self.take_bits(bell);
+        }
+        let mut total = 0;
+        let mut leaving = false;
+        for hot in self.inner.hot.borrow().iter() {
+            total += self.deliver(hot);
+            leaving |= hot.left.get();
+        }
+        if leaving {
+            self.inner.hot.borrow_mut().retain(|hot| !hot.left.get());
+        }
+        while let Some((endpoint, what)) = self.take_returned() {
+            total += 1;
+            self.handle(|| endpoint.run_error(self, &what));
+        }
+        if total == 0 {
+            self.poll_in_vain()
+        } else {
+            self.inner.empty.set(0)
+        }
+        // A sleeper is woken by bits, so nobody may keep a lane for itself.
+        if self.bundle.sleepers.load(Ordering::Relaxed) != 0 && self.leave_all() {
+            wake(bell);
+        }
+        Ok(total)
+    }
+
+    fn take_returned(&self) -> Option<(Arc<Endpoint>, Undelivered)> {
+        self.inner.returned.borrow_mut().pop_front()
+    }
+
+    fn handle(&self, run: impl FnOnce()) {
+        self.inner.handling.set(true);
+        run();
+        self.inner.handling.set(false);
+    }
+
+    #[inline]
+    fn deliver(&self, hot: &Hot) -> usize {
+        let Some(state) = hot.endpoint.state(self) else { return 0 };
+        let count = self.deliver_lane(&hot.endpoint, state, &hot.lane);
+        if count == 0 {
+            hot.idle.set(hot.idle.get() + 1);
+            let many = self.inner.hot.borrow().len() > FEW;
+            let patience = if many { PATIENCE_MANY } else { PATIENCE };
+            if hot.idle.get() >= patience {
+                hot.left.set(!hot.lane.leave());
+            }
+            return 0;
+        }
+        hot.idle.set(0);
+        hot.served.set(hot.served.get() + count as u32);
+        if hot.served.get() >= ROOM_EVERY {
+            hot.served.set(0);
+            hot.lane.notify_room();
+        }
+        count
+    }
+
+    #[inline]
+    fn deliver_lane(&self, endpoint: &Arc<Endpoint>, state: &State, lane: &Lane) -> usize {
+        // Who is not told yet where our bell is can't be answered.
+        if lane.stage() == Stage::Opening {
+            return 0;
+        }
+        let host = Handled { guard: self, endpoint, state, lane };
+        let (connection, memory) = (&lane.connection, &lane.memory);
+        let mut count = 0;
+        while count < BATCH {
+            let reply = connection.deliver(memory, Queue::Reply, &host);
+            let request = connection.deliver(memory, Queue::Request, &host);
+            if reply == Delivered::Corrupt || request == Delivered::Corrupt {
+                lane.end(Status::Unreachable);
+                // ORDER: our own note, taken under the same lock.
+                self.bundle.news.store(true, Ordering::Relaxed);
+                break;
+            }
+            if reply == Delivered::Nothing && request == Delivered::Nothing {
+                break;
+            }
+            count += 1;
+        }
+        count
+    }
+
+    pub fn run_handler(&self, run: impl FnOnce()) {
+        self.handle(run);
+    }
+
+    /// Valid for `BUFFER_BYTES`, until the next medium message.
+    pub fn scratch(&self) -> *mut u8 {
+        self.inner.scratch.as_ptr().cast::<u8>().cast_mut()
+    }
+
+    #[cold]
+    fn poll_in_vain(&self) {
+        let empty = self.inner.empty.get().wrapping_add(1);
+        self.inner.empty.set(empty);
+        if empty.is_multiple_of(SWEEP_EVERY) {
+            let count = self.inner.lanes.borrow().len().max(1);
+            let number = (self.inner.swept.get() + 1) % count;
+            self.inner.swept.set(number);
+            self.look_at(number);
+        }
+        if empty.is_multiple_of(YIELD_EVERY) {
+            sys::sched_yield();
+        }
+    }
+
+    fn look_at(&self, number: usize) {
+        let lanes = self.inner.lanes.borrow();
+        let ready = lanes.get(number).is_some_and(|lane| {
+            lane.as_ref().is_some_and(|each| each.lane.connection.ready(&each.lane.memory))
+        });
+        drop(lanes);
+        if ready {
+            self.watch(number);
+        }
+    }
+
+    #[cold]
+    fn take_bits(&self, bell: &Bell) {
+        // ORDER: SeqCst swaps; pair with `Lane::ring`, which sets the summary after the word.
+        let mut words = bell.summary.0.swap(0, Ordering::SeqCst);
+        while words != 0 {
+            let word = words.trailing_zeros() as usize;
+            words &= words - 1;
+            let mut bits = bell.ready[word].swap(0, Ordering::SeqCst);
+            while bits != 0 {
+                self.watch(word * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
+    }
+
+    #[cold]
+    fn take_news(&self, shared: &Shared) {
+        // ORDER: SeqCst; pairs with `Bundle::tell`: what was put into an inbox before is found.
+        self.bundle.news.swap(false, Ordering::SeqCst);
+        for endpoint in self.inner.endpoints.borrow().iter() {
+            for lane in endpoint.take_inbox() {
+                if let Some(state) = endpoint.state(self) {
+                    state.know(&lane);
+                }
+                if !self.attach(endpoint, &lane) {
+                    lane.end(Status::Congestion);
+                    shared.lane_ended(&lane, Status::Congestion);
+                }
+            }
+        }
+        let ended = self.detach(|each| matches!(each.lane.stage(), Stage::Ended(_)));
+        for Attached { endpoint, lane } in ended {
+            let (Stage::Ended(status), Some(state)) = (lane.stage(), endpoint.state(self)) else {
+                continue;
+            };
+            // What had arrived is delivered first. The peer is gone, but who knows who else writes there.
+            for _ in 0..4 {
+                if self.deliver_lane(&endpoint, state, &lane) == 0 {
+                    break;
+                }
+            }
+            lane.connection.undelivered(&lane.memory, status, |returned| {
+                let what = Undelivered { returned, peer: Some(lane.peer) };
+                self.inner.returned.borrow_mut().push_back((endpoint.clone(), what));
+            });
+            state.bury(&lane, status);
+            shared.lane_ended(&lane, status);
+        }
+    }
+
+    /// Is there something for a poll to do?
+    pub fn pending(&self, shared: &Shared) -> bool {
+        let bell = shared.bells.of(self.bundle.index);
+        self.bundle.news.load(Ordering::Relaxed)
+            || bell.summary.0.load(Ordering::Relaxed) != 0
+            || !self.inner.returned.borrow().is_empty()
+            || self.inner.hot.borrow().iter().any(|hot| hot.lane.connection.ready(&hot.lane.memory))
+    }
+
+    /// Leaves every lane, so that their bits wake us. True if something is there already.
+    fn leave_all(&self) -> bool {
+        let mut hot = self.inner.hot.borrow_mut();
+        hot.retain(|each| each.lane.leave());
+        !hot.is_empty()
+    }
+
+    pub fn count(&self, which: impl Fn(&Attached) -> bool) -> usize {
+        self.inner.lanes.borrow().iter().flatten().filter(|each| which(each)).count()
+    }
+
+    fn look_at_all(&self) {
+        let count = self.inner.lanes.borrow().len();
+        (0..count).for_each(|number| self.look_at(number));
+    }
+}
+
+impl BundleState {
+    /// Returns true when `done`, which is asked under the lock (and told if a sleep is next): watches memory for a while, then
+    /// sleeps. False after `limit_ns`.
+    pub fn wait(
+        &self,
+        shared: &Shared,
+        limit_ns: u64,
+        done: impl Fn(&Guard, bool) -> bool,
+    ) -> bool {
+        let start = sys::now_ns();
+        loop {
+            if spin::watch(SPIN_US, || None, || done(&self.lock(), false)) {
+                return true;
+            }
+            let waited = sys::now_ns() - start;
+            if waited >= limit_ns {
+                return false;
+            }
+            self.sleep(shared, (limit_ns - waited).min(SLEEP_NS), &done);
+        }
+    }
+
+    fn sleep(&self, shared: &Shared, limit_ns: u64, done: &impl Fn(&Guard, bool) -> bool) {
+        let start = sys::now_ns();
+        let guard = self.lock();
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let busy = guard.leave_all();
+        drop(guard);
+        let bell = shared.bells.of(self.index);
+        wait::want(&bell.sleep, WANT_EVENT);
+        if !busy && !done(&self.lock(), true) {
+            futex::wait(&bell.sleep, WANT_EVENT, limit_ns);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        if sys::now_ns() - start >= SLEEP_NS {
+            self.lock().look_at_all();
+        }
+    }
+}

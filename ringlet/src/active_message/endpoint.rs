@@ -1,0 +1,482 @@
+//! An endpoint: its tables, its connections, and how its requests are sent.
+
+use super::bundle::{BundleState, Guard};
+use super::lane::{Lane, Stage};
+use super::process::Shared;
+use super::{Error, Incoming, Name, Payload, Undeliverable};
+use parking_lot::Mutex;
+use ringlet_core::active::layout::BUFFER_BYTES;
+use ringlet_core::active::message::{TAG_ALL, TAG_NONE};
+use ringlet_core::active::{
+    Arguments, Call, Gate, Head, Host, Kind, Message, Returned, SegmentMemory, Status, Tag,
+};
+use std::cell::{Cell, RefCell, UnsafeCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Entries of a translation table, and of a handler table.
+pub const TRANSLATIONS: usize = 1 << 16;
+pub const HANDLERS: usize = 256;
+
+pub type Handler = Arc<dyn Fn(&Incoming) + Send + Sync>;
+pub type ErrorHandler = Arc<dyn Fn(&Endpoint, &Undeliverable) + Send + Sync>;
+
+/// A message that came back, and whom it was for (unless nobody was named).
+pub(super) struct Undelivered {
+    pub returned: Returned,
+    pub peer: Option<Name>,
+}
+
+#[derive(Clone)]
+struct Translation {
+    name: Name,
+    tag: Tag,
+    lane: RefCell<Option<Arc<Lane>>>,
+}
+
+/// What the lock of the endpoint's bundle guards.
+pub(super) struct State {
+    gate: Cell<Gate>,
+    segment: Cell<*mut u8>,
+    handlers: RefCell<Vec<Option<Handler>>>,
+    error: RefCell<ErrorHandler>,
+    translations: RefCell<Vec<Option<Translation>>>,
+    lanes: RefCell<HashMap<Name, Vec<Arc<Lane>>>>,
+    /// Peers that can't come back, and why.
+    gone: RefCell<HashMap<Name, Status>>,
+}
+
+pub struct Endpoint {
+    pub(super) shared: Arc<Shared>,
+    id: u32,
+    bundle: AtomicUsize,
+    inbox: Mutex<Vec<Arc<Lane>>>,
+    state: UnsafeCell<State>,
+}
+
+#[allow(unsafe_code)]
+// SAFETY: `state` is reached only with the lock of the bundle that the endpoint belongs to (`Endpoint::state`), and belongs to
+// another one only after both locks were held; what it holds may be used by any one thread at a time.
+unsafe impl Sync for Endpoint {}
+#[allow(unsafe_code)]
+// SAFETY: as above; the segment's address is used only as the program that set it has promised.
+unsafe impl Send for Endpoint {}
+
+/// In no bundle.
+const FREED: usize = usize::MAX;
+
+enum Attempt {
+    Done,
+    /// No room on this connection yet, or it is only being made.
+    Wait(Arc<Lane>),
+}
+
+impl Endpoint {
+    pub(super) fn new(shared: Arc<Shared>, id: u32, bundle: usize) -> Endpoint {
+        let gate = Gate { tag: TAG_NONE, segment: 0, handlers: [0; 4] };
+        let state = State {
+            gate: Cell::new(gate),
+            segment: Cell::new(std::ptr::null_mut()),
+            handlers: RefCell::new(vec![None; HANDLERS]),
+            error: RefCell::new(Arc::new(say)),
+            translations: RefCell::default(),
+            lanes: RefCell::default(),
+            gone: RefCell::default(),
+        };
+        let (bundle, inbox) = (AtomicUsize::new(bundle), Mutex::default());
+        Endpoint { shared, id, bundle, inbox, state: UnsafeCell::new(state) }
+    }
+
+    pub fn name(&self) -> Name {
+        self.shared.name(self.id)
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Locks the endpoint's bundle.
+    #[inline]
+    fn enter(&self) -> Result<(Guard<'_>, &BundleState), Error> {
+        loop {
+            let index = self.bundle.load(Ordering::Acquire);
+            if index == FREED {
+                return Err(Error::Freed);
+            }
+            let bundle = self.shared.bundle(index);
+            let guard = bundle.lock();
+            if self.bundle.load(Ordering::Relaxed) == index {
+                return Ok((guard, bundle));
+            }
+        }
+    }
+
+    /// `None` if the guard is not that of the endpoint's bundle.
+    #[inline(always)]
+    #[allow(unsafe_code)]
+    pub(super) fn state<'g>(&'g self, guard: &'g Guard) -> Option<&'g State> {
+        let ours = self.bundle.load(Ordering::Relaxed) == guard.bundle.index;
+        // SAFETY: the bundle is locked by this thread as long as the guard lives, and the endpoint can't leave it meanwhile but
+        // by this thread, outside of handlers. All fields are cells, so more than one reference in this thread does no harm.
+        ours.then(|| unsafe { &*self.state.get() })
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&State) -> R) -> Result<R, Error> {
+        let (guard, _) = self.enter()?;
+        self.state(&guard).map(f).ok_or(Error::Freed)
+    }
+
+    /// The bundle's number; `None` when freed.
+    pub(super) fn bundle(&self) -> Option<usize> {
+        // ORDER: SeqCst; pairs with `set_bundle`: either the service thread finds the new bundle, or that one's `news` is set
+        // after its inbox was filled.
+        Some(self.bundle.load(Ordering::SeqCst)).filter(|index| *index != FREED)
+    }
+
+    pub(super) fn set_bundle(&self, bundle: Option<usize>) {
+        self.bundle.store(bundle.unwrap_or(FREED), Ordering::SeqCst);
+    }
+
+    /// From the service thread: a connection that a peer has opened.
+    pub(super) fn put(&self, lane: Arc<Lane>) {
+        self.inbox.lock().push(lane);
+        self.tell();
+    }
+
+    pub(super) fn tell(&self) {
+        while let Some(index) = self.bundle() {
+            self.shared.bundle(index).tell(self.shared.bells.of(index));
+            if self.bundle() == Some(index) {
+                break;
+            }
+        }
+    }
+
+    pub(super) fn take_inbox(&self) -> Vec<Arc<Lane>> {
+        std::mem::take(&mut self.inbox.lock())
+    }
+
+    pub fn tag(&self) -> Result<Tag, Error> {
+        self.with(|state| state.gate.get().tag)
+    }
+
+    /// Only requests with this tag are let in; `TAG_ALL` lets all in, `TAG_NONE` (the first) none.
+    pub fn set_tag(&self, tag: Tag) -> Result<(), Error> {
+        self.with(|state| state.gate.set(Gate { tag, ..state.gate.get() }))
+    }
+
+    /// `index` 1 to 255.
+    pub fn set_handler(&self, index: u8, handler: Handler) -> Result<(), Error> {
+        if index == 0 {
+            return Err(Error::BadArgument);
+        }
+        self.with(|state| state.set_handler(index, handler))
+    }
+
+    /// The lowest index without a handler.
+    pub fn set_handler_any(&self, handler: Handler) -> Result<u8, Error> {
+        self.with(|state| {
+            let free = (1..HANDLERS).find(|index| state.handlers.borrow()[*index].is_none());
+            let free = free.ok_or(Error::NoResource)? as u8;
+            state.set_handler(free, handler);
+            Ok(free)
+        })?
+    }
+
+    /// For messages that come back.
+    pub fn set_error_handler(&self, handler: ErrorHandler) -> Result<(), Error> {
+        self.with(|state| drop(state.error.replace(handler)))
+    }
+
+    /// The memory into which others may store.
+    ///
+    /// # Safety
+    /// The memory is valid for writing until another segment is set (null for none) or the endpoint is freed, and nobody holds a
+    /// reference to it while the bundle is polled.
+    #[allow(unsafe_code)]
+    pub unsafe fn set_segment(&self, base: *mut u8, bytes: usize) -> Result<(), Error> {
+        self.with(|state| {
+            let bytes = if base.is_null() { 0 } else { bytes };
+            state.segment.set(base);
+            state.gate.set(Gate { segment: bytes, ..state.gate.get() });
+        })
+    }
+
+    pub fn segment(&self) -> Result<(*mut u8, usize), Error> {
+        self.with(|state| (state.segment.get(), state.gate.get().segment))
+    }
+
+    /// Names a peer by a number.
+    pub fn map(&self, index: usize, name: Name, tag: Tag) -> Result<(), Error> {
+        self.with(|state| state.map(index, name, tag))?
+    }
+
+    /// The lowest free number.
+    pub fn map_any(&self, name: Name, tag: Tag) -> Result<usize, Error> {
+        self.with(|state| {
+            let table = state.translations.borrow();
+            let index = table.iter().position(Option::is_none).unwrap_or(table.len());
+            drop(table);
+            state.map(index, name, tag).map(|()| index)
+        })?
+    }
+
+    pub fn unmap(&self, index: usize) -> Result<(), Error> {
+        self.with(|state| {
+            let mut table = state.translations.borrow_mut();
+            table.get_mut(index).and_then(Option::take).map(drop).ok_or(Error::BadArgument)
+        })?
+    }
+
+    pub fn translation(&self, index: usize) -> Result<Option<(Name, Tag)>, Error> {
+        self.with(|state| {
+            let table = state.translations.borrow();
+            table.get(index).and_then(|each| each.as_ref().map(|each| (each.name, each.tag)))
+        })
+    }
+
+    /// Sends a request, and polls. Waits while there is no room, polling.
+    pub fn request(
+        &self,
+        index: usize,
+        handler: u8,
+        arguments: &[u32],
+        payload: Payload,
+    ) -> Result<(), Error> {
+        let message = payload.message(handler, arguments)?;
+        loop {
+            let (guard, bundle) = self.enter()?;
+            guard.outside()?;
+            let attempt = self.attempt(&guard, index, &message)?;
+            let polled = guard.poll(&self.shared)?;
+            drop(guard);
+            let Attempt::Wait(lane) = attempt else { return Ok(()) };
+            if polled == 0 {
+                bundle.wait(&self.shared, u64::MAX, |guard, sleeping| {
+                    guard.pending(&self.shared) || lane.accepts(sleeping)
+                });
+            }
+        }
+    }
+
+    /// Sends a request if it need not wait.
+    pub fn try_request(
+        &self,
+        index: usize,
+        handler: u8,
+        arguments: &[u32],
+        payload: Payload,
+    ) -> Result<(), Error> {
+        let message = payload.message(handler, arguments)?;
+        let (guard, _) = self.enter()?;
+        guard.outside()?;
+        let attempt = self.attempt(&guard, index, &message)?;
+        guard.poll(&self.shared)?;
+        match attempt {
+            Attempt::Done => Ok(()),
+            Attempt::Wait(_) => Err(Error::NotSent),
+        }
+    }
+
+    /// Need a request to this number not wait now?
+    pub fn can_send(&self, index: usize) -> Result<bool, Error> {
+        self.with(|state| state.can_send(index, false))
+    }
+
+    #[inline]
+    fn attempt(&self, guard: &Guard, index: usize, message: &Message) -> Result<Attempt, Error> {
+        let state = self.state(guard).ok_or(Error::Freed)?;
+        let table = state.translations.borrow();
+        let Some(Some(translation)) = table.get(index) else {
+            self.give_back(guard, message, Status::BadEntry, None);
+            return Ok(Attempt::Done);
+        };
+        let mut cached = translation.lane.borrow_mut();
+        let lane = match &*cached {
+            Some(lane) => lane,
+            None => match self.connect(guard, state, translation.name) {
+                Ok(lane) => cached.insert(lane),
+                Err(status) => {
+                    self.give_back(guard, message, status, Some(translation.name));
+                    return Ok(Attempt::Done);
+                }
+            },
+        };
+        match lane.stage() {
+            Stage::Open => {
+                let head = Head { tag: translation.tag, ..message.head };
+                let message = Message { head, bytes: message.bytes };
+                if lane.connection.request(&lane.memory, &message).is_err() {
+                    return Ok(Attempt::Wait(lane.clone()));
+                }
+                lane.notify();
+                Ok(Attempt::Done)
+            }
+            Stage::Opening => Ok(Attempt::Wait(lane.clone())),
+            Stage::Ended(status) => {
+                self.give_back(guard, message, status, Some(translation.name));
+                *cached = None;
+                Ok(Attempt::Done)
+            }
+        }
+    }
+
+    /// The connection to a peer: one that is there, or a new one.
+    #[cold]
+    fn connect(&self, guard: &Guard, state: &State, peer: Name) -> Result<Arc<Lane>, Status> {
+        if let Some(status) = state.gone.borrow().get(&peer) {
+            return Err(*status);
+        }
+        if let Some(lanes) = state.lanes.borrow().get(&peer)
+            && let Some(lane) = lanes.iter().find(|lane| !matches!(lane.stage(), Stage::Ended(_)))
+        {
+            return Ok(lane.clone());
+        }
+        let endpoints = guard.inner().endpoints.borrow();
+        let this = endpoints.iter().find(|each| std::ptr::eq(&***each, self));
+        let this = this.ok_or(Status::BadEndpoint)?;
+        let lane = self.shared.connect(this, peer).ok_or(Status::Congestion)?;
+        if !guard.attach(this, &lane) {
+            lane.end(Status::Congestion);
+            return Err(Status::Congestion);
+        }
+        state.know(&lane);
+        Ok(lane)
+    }
+
+    #[cold]
+    fn give_back(&self, guard: &Guard, message: &Message, status: Status, peer: Option<Name>) {
+        let endpoints = guard.inner().endpoints.borrow();
+        if let Some(this) = endpoints.iter().find(|each| std::ptr::eq(&***each, self)) {
+            let returned = Returned { status, reply: false, head: message.head };
+            let what = Undelivered { returned, peer };
+            guard.inner().returned.borrow_mut().push_back((this.clone(), what));
+        }
+    }
+
+    pub(super) fn run_error(&self, guard: &Guard, what: &Undelivered) {
+        let Some(state) = self.state(guard) else { return };
+        let handler = state.error.borrow().clone();
+        let Undelivered { returned, peer } = what;
+        handler(self, &Undeliverable { returned, peer: *peer });
+    }
+}
+
+/// Unless the program takes care of what comes back, it is told of it: nothing is lost silently.
+fn say(endpoint: &Endpoint, what: &Undeliverable) {
+    eprintln!(
+        "ringlet: Active Message to handler {} of {:?} came back to endpoint {}: {:?}",
+        what.handler(),
+        what.peer(),
+        endpoint.id,
+        what.status()
+    );
+}
+
+impl State {
+    fn set_handler(&self, index: u8, handler: Handler) {
+        let mut gate = self.gate.get();
+        gate.handlers[index as usize / 64] |= 1 << (index % 64);
+        self.gate.set(gate);
+        self.handlers.borrow_mut()[index as usize] = Some(handler);
+    }
+
+    /// Who is about to sleep asks to be woken.
+    pub fn can_send(&self, index: usize, sleeping: bool) -> bool {
+        let table = self.translations.borrow();
+        let Some(Some(translation)) = table.get(index) else { return true };
+        let lane = translation.lane.borrow();
+        lane.as_ref().is_none_or(|lane| lane.accepts(sleeping))
+    }
+
+    fn map(&self, index: usize, name: Name, tag: Tag) -> Result<(), Error> {
+        if index >= TRANSLATIONS {
+            return Err(Error::BadArgument);
+        }
+        let mut table = self.translations.borrow_mut();
+        if table.len() <= index {
+            table.resize(index + 1, None);
+        }
+        if table[index].is_some() {
+            return Err(Error::InUse);
+        }
+        table[index] = Some(Translation { name, tag, lane: RefCell::default() });
+        Ok(())
+    }
+
+    pub fn know(&self, lane: &Arc<Lane>) {
+        self.lanes.borrow_mut().entry(lane.peer).or_default().push(lane.clone());
+    }
+
+    /// A lane has ended. What can't be repaired is remembered.
+    pub fn bury(&self, lane: &Arc<Lane>, status: Status) {
+        let mut lanes = self.lanes.borrow_mut();
+        if let Some(list) = lanes.get_mut(&lane.peer) {
+            list.retain(|each| !Arc::ptr_eq(each, lane));
+            if list.is_empty() {
+                lanes.remove(&lane.peer);
+            }
+        }
+        if matches!(status, Status::Unreachable | Status::BadEndpoint) {
+            self.gone.borrow_mut().insert(lane.peer, status);
+        }
+    }
+}
+
+/// A lane while its messages are delivered.
+pub(super) struct Handled<'a> {
+    pub guard: &'a Guard<'a>,
+    pub endpoint: &'a Arc<Endpoint>,
+    pub state: &'a State,
+    pub lane: &'a Lane,
+}
+
+#[allow(unsafe_code)]
+// SAFETY: the gate's segment is what `set_segment` was promised to be writable; the scratch holds `BUFFER_BYTES`.
+unsafe impl Host<SegmentMemory> for Handled<'_> {
+    #[inline]
+    fn gate(&self) -> Gate {
+        self.state.gate.get()
+    }
+
+    #[inline]
+    fn place(&self, head: &Head) -> *mut u8 {
+        match head.kind {
+            Kind::Bulk | Kind::Stored => {
+                self.state.segment.get().wrapping_add(head.offset as usize)
+            }
+            Kind::Short | Kind::Medium => self.guard.scratch(),
+        }
+    }
+
+    #[inline]
+    fn run(&self, call: &Call<SegmentMemory>) {
+        let handler = self.state.handlers.borrow()[call.head().handler as usize].clone();
+        if let Some(handler) = handler {
+            self.guard.run_handler(|| handler(&Incoming { call, host: self }));
+        }
+    }
+
+    fn returned(&self, returned: &Returned) {
+        let what = Undelivered { returned: *returned, peer: Some(self.lane.peer) };
+        self.guard.inner().returned.borrow_mut().push_back((self.endpoint.clone(), what));
+    }
+}
+
+impl<'a> Payload<'a> {
+    pub(super) fn message(self, handler: u8, arguments: &[u32]) -> Result<Message<'a>, Error> {
+        let (kind, bytes, offset) = match self {
+            Payload::None => (Kind::Short, &[][..], 0),
+            Payload::Medium(bytes) => (Kind::Medium, bytes, 0),
+            Payload::Bulk { offset, bytes } => (Kind::Bulk, bytes, offset),
+        };
+        let arguments = Arguments::new(arguments).ok_or(Error::BadArgument)?;
+        if bytes.len() > BUFFER_BYTES {
+            return Err(Error::BadArgument);
+        }
+        let (tag, len) = (TAG_ALL, bytes.len());
+        let head = Head { kind, handler, arguments, tag, len, offset };
+        Ok(Message { head, bytes })
+    }
+}

@@ -1,0 +1,172 @@
+//! One end of a connection between two endpoints, and the bells of the peer's process.
+
+use super::Name;
+use ringlet_core::active::layout::{BELLS_BYTES, BUNDLES, Bell, LANES};
+use ringlet_core::active::{Connection, SegmentMemory, Status};
+use ringlet_core::layout::WANT_EVENT;
+use ringlet_core::memory::Area;
+use ringlet_core::wait;
+use ringlet_linux::{futex, map};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// A shared mapping that is unmapped with its last user.
+pub struct Mapping(Area);
+
+impl Mapping {
+    pub fn new(fd: i32, bytes: usize) -> Option<Mapping> {
+        map::map_shared(fd, bytes, true).ok().map(Mapping)
+    }
+
+    pub fn area(&self) -> Area {
+        self.0
+    }
+}
+
+impl Drop for Mapping {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: whoever took an `Area` holds the mapping as long (`Bells`, `Lane`).
+        unsafe { map::unmap(self.0) };
+    }
+}
+
+/// The bell page of a process, ours or a peer's.
+#[derive(Clone)]
+pub struct Bells(Arc<Mapping>);
+
+impl Bells {
+    pub fn map(fd: i32) -> Option<Bells> {
+        Some(Bells(Arc::new(Mapping::new(fd, BELLS_BYTES)?)))
+    }
+
+    /// `bundle` is below `BUNDLES`.
+    #[inline(always)]
+    pub fn of(&self, bundle: usize) -> &Bell {
+        self.0.area().at(bundle * size_of::<Bell>())
+    }
+}
+
+/// Wakes who sleeps on a bell, after something was published that its sleeper looks at.
+#[inline]
+pub fn wake(bell: &Bell) {
+    if wait::wanted_by_receiver(&bell.sleep) != 0 {
+        futex::wake(&bell.sleep);
+    }
+}
+
+const OPENING: u8 = 0;
+const OPEN: u8 = 1;
+/// And the status of what is sent after the end.
+const ENDED: u8 = 2;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    Opening,
+    Open,
+    Ended(Status),
+}
+
+pub struct Lane {
+    /// Names the lane to its own process.
+    pub id: u64,
+    pub peer: Name,
+    pub connection: Connection,
+    pub memory: SegmentMemory,
+    _segment: Mapping,
+    bells: OnceLock<Bells>,
+    stage: AtomicU8,
+}
+
+impl Lane {
+    /// `end` is 0 for who opens the connection, 1 for who is asked.
+    pub fn new(id: u64, peer: Name, segment: Mapping, end: usize) -> Lane {
+        let memory = SegmentMemory::new(segment.area(), end);
+        Lane {
+            id,
+            peer,
+            connection: Connection::default(),
+            memory,
+            _segment: segment,
+            bells: OnceLock::new(),
+            stage: AtomicU8::new(OPENING),
+        }
+    }
+
+    #[inline(always)]
+    pub fn stage(&self) -> Stage {
+        // ORDER: Acquire; pairs with `open` and `end`.
+        match self.stage.load(Ordering::Acquire) {
+            OPENING => Stage::Opening,
+            OPEN => Stage::Open,
+            ended => Stage::Ended(Status::from_u8(ended - ENDED).unwrap_or(Status::Unreachable)),
+        }
+    }
+
+    pub fn open(&self, bells: Bells) {
+        let _ = self.bells.set(bells);
+        // ORDER: Release; pairs with `stage`. An end that came first stays.
+        let _ = self.stage.compare_exchange(OPENING, OPEN, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// The first reason is the one that counts.
+    pub fn end(&self, status: Status) {
+        let ended = ENDED + status as u8;
+        // ORDER: Release; pairs with `stage`: what the peer has published until now is seen by who delivers the rest.
+        let _ = self.stage.fetch_update(Ordering::Release, Ordering::Relaxed, |stage| {
+            (stage < ENDED).then_some(ended)
+        });
+    }
+
+    /// After something was published: if the peer does not watch this lane, its bit is set and its sleeper woken.
+    #[inline(always)]
+    pub fn notify(&self) {
+        if wait::wanted_by_receiver(&self.memory.theirs().wish.want) != 0 {
+            self.ring();
+        }
+    }
+
+    #[cold]
+    fn ring(&self) {
+        let place = self.memory.theirs().wish.bell.load(Ordering::Relaxed);
+        let (bundle, lane) = (place as usize >> 16, place as usize & 0xffff);
+        let Some(bells) = self.bells.get() else { return };
+        if bundle < BUNDLES && lane < LANES {
+            let bell = bells.of(bundle);
+            // ORDER: SeqCst: before the look at the sleeper in `wake`; the summary after its word, which is taken before it.
+            bell.ready[lane / 64].fetch_or(1 << (lane % 64), Ordering::SeqCst);
+            bell.summary.0.fetch_or(1 << (lane / 64), Ordering::SeqCst);
+            wake(bell);
+        }
+    }
+
+    /// After requests were served: wakes the peer if it waits for that.
+    pub fn notify_room(&self) {
+        if wait::wanted_by_sender(&self.memory.theirs().room.want) != 0 {
+            self.ring();
+        }
+    }
+
+    /// Need a request not wait (be it that it comes back)? Who is about to sleep asks to be woken.
+    pub fn accepts(&self, sleeping: bool) -> bool {
+        if sleeping {
+            wait::want(&self.memory.ours().room.want, WANT_EVENT);
+        }
+        match self.stage() {
+            Stage::Opening => false,
+            Stage::Open => self.connection.has_room(&self.memory),
+            Stage::Ended(_) => true,
+        }
+    }
+
+    /// Asks for the bit: this lane is not watched from now on. True if something is there already.
+    pub fn leave(&self) -> bool {
+        wait::want(&self.memory.ours().wish.want, WANT_EVENT);
+        self.connection.ready(&self.memory)
+    }
+
+    /// Where the peer finds this lane's bit.
+    pub fn set_bell(&self, bundle: usize, lane: usize) {
+        self.memory.ours().wish.bell.store((bundle << 16 | lane) as u32, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,48 @@
+//! The name of an endpoint: what is needed to find its process and to know it again.
+
+/// Opaque, of fixed size, may be copied to other processes in any way.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+#[repr(C)]
+pub struct Name {
+    /// Chosen anew by each process: a process that was started again is another one.
+    pub(super) process: [u8; 16],
+    pub(super) user: u32,
+    pub(super) endpoint: u32,
+    version: [u8; 8],
+}
+
+pub const NAME_BYTES: usize = size_of::<Name>();
+const VERSION: [u8; 8] = *b"rngl-am\x01";
+
+impl Name {
+    pub(super) fn new(process: [u8; 16], user: u32, endpoint: u32) -> Name {
+        Name { process, user, endpoint, version: VERSION }
+    }
+
+    pub fn to_bytes(self) -> [u8; NAME_BYTES] {
+        let mut bytes = [0; NAME_BYTES];
+        bytes[..16].copy_from_slice(&self.process);
+        bytes[16..20].copy_from_slice(&self.user.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.endpoint.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.version);
+        bytes
+    }
+
+    /// `None` for what is no name.
+    pub fn from_bytes(bytes: &[u8; NAME_BYTES]) -> Option<Name> {
+        let (process, rest) = bytes.split_first_chunk::<16>()?;
+        let (user, rest) = rest.split_first_chunk::<4>()?;
+        let (endpoint, version) = rest.split_first_chunk::<4>()?;
+        let (user, endpoint) = (u32::from_le_bytes(*user), u32::from_le_bytes(*endpoint));
+        (version == VERSION).then(|| Name::new(*process, user, endpoint))
+    }
+
+    /// Where the process is met: an abstract Unix name.
+    pub(super) fn rendezvous(&self) -> Vec<u8> {
+        let mut name = b"ringlet-am/".to_vec();
+        for byte in self.process {
+            name.extend(format!("{byte:02x}").bytes());
+        }
+        name
+    }
+}

@@ -1,0 +1,265 @@
+//! A process that takes part, and its bundles.
+
+use super::bundle::BundleState;
+use super::endpoint::Endpoint;
+use super::lane::{Bells, Lane, Mapping, Stage};
+use super::service::{Command, Service};
+use super::{Error, Name};
+use parking_lot::Mutex;
+use ringlet_core::active::Status;
+use ringlet_core::active::layout::{BELLS_BYTES, BUNDLES, MAGIC, SEGMENT_BYTES};
+use ringlet_linux::{fd, map, sys};
+use std::collections::HashMap;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+/// What the threads of a process share.
+pub(super) struct Shared {
+    identity: [u8; 16],
+    user: u32,
+    pub bells: Bells,
+    pub bells_fd: OwnedFd,
+    bundles: [OnceLock<BundleState>; BUNDLES],
+    pub endpoints: Mutex<HashMap<u32, Arc<Endpoint>>>,
+    next_endpoint: AtomicU32,
+    next_lane: AtomicU64,
+    pub commands: Mutex<Vec<Command>>,
+    pub waker: OwnedFd,
+}
+
+/// Owns a descriptor that was just made.
+#[allow(unsafe_code)]
+pub(super) fn own(fd: i32) -> OwnedFd {
+    // SAFETY: the caller was given it by the kernel, and keeps no other copy.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+pub(super) fn raw(fd: &OwnedFd) -> i32 {
+    std::os::fd::AsRawFd::as_raw_fd(fd)
+}
+
+impl Shared {
+    pub fn name(&self, endpoint: u32) -> Name {
+        Name::new(self.identity, self.user, endpoint)
+    }
+
+    #[inline(always)]
+    pub fn bundle(&self, index: usize) -> &BundleState {
+        self.bundles[index].get_or_init(|| BundleState::new(index))
+    }
+
+    pub fn lane_id(&self) -> u64 {
+        self.next_lane.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn command(&self, command: Command) {
+        self.commands.lock().push(command);
+        fd::ring(raw(&self.waker));
+    }
+
+    /// Begins a connection; its lane opens, or ends, later.
+    pub fn connect(&self, endpoint: &Arc<Endpoint>, peer: Name) -> Option<Arc<Lane>> {
+        let segment = own(map::sealed_memfd(c"ringlet-am", SEGMENT_BYTES, 0).ok()?);
+        let mapping = Mapping::new(raw(&segment), SEGMENT_BYTES)?;
+        let lane = Arc::new(Lane::new(self.lane_id(), peer, mapping, 0));
+        lane.memory.head().magic.store(MAGIC, Ordering::Relaxed);
+        let (endpoint, joined) = (endpoint.clone(), lane.clone());
+        self.command(Command::Connect { endpoint, lane: joined, segment });
+        Some(lane)
+    }
+
+    /// A lane is of no use any more: the peer is told, if it does not know.
+    pub fn lane_ended(&self, lane: &Arc<Lane>, status: Status) {
+        self.command(Command::End { lane: lane.id, status });
+    }
+
+    /// The endpoint's connections end, its number is never used again.
+    pub fn free(&self, endpoint: &Endpoint) -> Result<(), Error> {
+        let bundle = self.bundle(endpoint.bundle().ok_or(Error::Freed)?);
+        let guard = bundle.lock();
+        guard.outside()?;
+        self.endpoints.lock().remove(&endpoint.id());
+        guard.inner().endpoints.borrow_mut().retain(|each| each.id() != endpoint.id());
+        endpoint.set_bundle(None);
+        let mut ended = guard.detach(|each| each.endpoint.id() == endpoint.id());
+        let lanes = ended.drain(..).map(|each| each.lane).chain(endpoint.take_inbox());
+        for lane in lanes {
+            lane.end(Status::BadEndpoint);
+            self.lane_ended(&lane, Status::BadEndpoint);
+        }
+        Ok(())
+    }
+}
+
+/// This process as one that sends and receives Active Messages. Ends with the last handle: peers then find it unreachable.
+pub struct Process {
+    shared: Arc<Shared>,
+    service: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    pub fn start() -> Result<Process, Error> {
+        let mut identity = [0; 16];
+        if !sys::random(&mut identity) {
+            return Err(Error::NoResource);
+        }
+        let made = |fd: sys::Sys<i32>| fd.map(own).map_err(|_| Error::NoResource);
+        let bells_fd = made(map::sealed_memfd(c"ringlet-am-bells", BELLS_BYTES, 0))?;
+        let shared = Arc::new(Shared {
+            identity,
+            user: sys::geteuid(),
+            bells: Bells::map(raw(&bells_fd)).ok_or(Error::NoResource)?,
+            bells_fd,
+            bundles: [const { OnceLock::new() }; BUNDLES],
+            endpoints: Mutex::default(),
+            next_endpoint: AtomicU32::new(0),
+            next_lane: AtomicU64::new(0),
+            commands: Mutex::default(),
+            waker: made(fd::eventfd())?,
+        });
+        let service = Service::new(shared.clone()).map_err(|_| Error::NoResource)?;
+        // The program's signals are for the program's threads.
+        let mask = sys::set_signal_mask(u64::MAX);
+        let builder = std::thread::Builder::new().name("ringlet-am".into());
+        let service = builder.spawn(move || service.run());
+        sys::set_signal_mask(mask);
+        let service = Some(service.map_err(|_| Error::NoResource)?);
+        Ok(Process { shared, service })
+    }
+
+    /// A new bundle. Any thread may use it.
+    pub fn bundle(&self) -> Result<Bundle, Error> {
+        let free = (0..BUNDLES)
+            .find(|&index| !self.shared.bundle(index).used.swap(true, Ordering::AcqRel));
+        let index = free.ok_or(Error::NoResource)?;
+        Ok(Bundle { shared: self.shared.clone(), index })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let endpoints: Vec<_> = self.shared.endpoints.lock().values().cloned().collect();
+        for endpoint in endpoints {
+            // Not from a handler: a process does not end inside of one.
+            let _ = self.shared.free(&endpoint);
+        }
+        self.shared.command(Command::Stop);
+        if let Some(service) = self.service.take() {
+            let _ = service.join();
+        }
+    }
+}
+
+/// Endpoints that are polled together. Freed, with its endpoints, when dropped.
+pub struct Bundle {
+    shared: Arc<Shared>,
+    index: usize,
+}
+
+impl Bundle {
+    fn state(&self) -> &BundleState {
+        self.shared.bundle(self.index)
+    }
+
+    /// A new endpoint, which lets nothing in until it has a tag.
+    pub fn endpoint(&self) -> Result<Arc<Endpoint>, Error> {
+        let guard = self.state().lock();
+        guard.outside()?;
+        let id = self.shared.next_endpoint.fetch_add(1, Ordering::Relaxed);
+        let endpoint = Arc::new(Endpoint::new(self.shared.clone(), id, self.index));
+        self.shared.endpoints.lock().insert(id, endpoint.clone());
+        guard.inner().endpoints.borrow_mut().push(endpoint.clone());
+        Ok(endpoint)
+    }
+
+    /// Ends an endpoint's connections: its peers find that it does not exist.
+    pub fn free(&self, endpoint: &Endpoint) -> Result<(), Error> {
+        self.shared.free(endpoint)
+    }
+
+    /// Runs the handlers of what has arrived; returns how many.
+    #[inline]
+    pub fn poll(&self) -> Result<usize, Error> {
+        self.state().lock().poll(&self.shared)
+    }
+
+    /// Waits until there is something for `poll`, or until one of `peers` (endpoint and number), to which there was no room, can be
+    /// sent to; false if that took longer. Watches memory for a short while, then sleeps.
+    pub fn wait(
+        &self,
+        limit: std::time::Duration,
+        peers: &[(&Endpoint, usize)],
+    ) -> Result<bool, Error> {
+        self.state().lock().outside()?;
+        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        Ok(self.state().wait(&self.shared, limit, |guard, sleeping| {
+            let room = |(endpoint, index): &(&Endpoint, usize)| {
+                endpoint.state(guard).is_some_and(|state| state.can_send(*index, sleeping))
+            };
+            guard.pending(&self.shared) || peers.iter().any(room)
+        }))
+    }
+
+    /// Moves one of this bundle's endpoints to another bundle of the same process.
+    pub fn move_endpoint(&self, endpoint: &Arc<Endpoint>, to: &Bundle) -> Result<(), Error> {
+        if endpoint.bundle() != Some(self.index) || !Arc::ptr_eq(&self.shared, &to.shared) {
+            return Err(Error::BadArgument);
+        }
+        if self.index == to.index {
+            return Ok(());
+        }
+        // In the order of their numbers, so that no two moves wait for each other.
+        let low = self.shared.bundle(self.index.min(to.index)).lock();
+        let high = self.shared.bundle(self.index.max(to.index)).lock();
+        let (here, there) = if self.index < to.index { (&low, &high) } else { (&high, &low) };
+        here.outside()?;
+        there.outside()?;
+        if endpoint.bundle() != Some(self.index) {
+            return Err(Error::BadArgument);
+        }
+        let lanes = here.detach(|each| Arc::ptr_eq(&each.endpoint, endpoint));
+        here.inner().endpoints.borrow_mut().retain(|each| !Arc::ptr_eq(each, endpoint));
+        there.inner().endpoints.borrow_mut().push(endpoint.clone());
+        let mut returned = here.inner().returned.borrow_mut();
+        let all = std::mem::take(&mut *returned);
+        let (moved, stay) = all.into_iter().partition(|each| Arc::ptr_eq(&each.0, endpoint));
+        *returned = stay;
+        there.inner().returned.borrow_mut().append(&mut { moved });
+        endpoint.set_bundle(Some(to.index));
+        for each in lanes {
+            if !there.attach(endpoint, &each.lane) {
+                each.lane.end(Status::Congestion);
+            }
+        }
+        // Lanes that came, or ended, meanwhile.
+        endpoint.tell();
+        Ok(())
+    }
+
+    pub fn endpoints(&self) -> Vec<Arc<Endpoint>> {
+        self.state().lock().inner().endpoints.borrow().clone()
+    }
+
+    /// For whoever keeps an event mask with the bundle.
+    pub fn mask(&self) -> &AtomicU32 {
+        &self.state().mask
+    }
+
+    /// How many of an endpoint's connections are open.
+    pub fn connections(&self) -> usize {
+        self.state().lock().count(|each| each.lane.stage() == Stage::Open)
+    }
+}
+
+impl Drop for Bundle {
+    fn drop(&mut self) {
+        for endpoint in self.endpoints() {
+            let _ = self.shared.free(&endpoint);
+        }
+        let state = self.state();
+        state.mask.store(0, Ordering::Relaxed);
+        state.used.store(false, Ordering::Release);
+    }
+}

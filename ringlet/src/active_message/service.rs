@@ -1,0 +1,413 @@
+//! The thread that makes connections and notices their end. It sleeps until something happens.
+//!
+//! Two processes that talk have a *link*: a Unix socket, whose end is the other one's death. Over it they pass their bell pages,
+//! and for each connection its segment: `Hello`, then `Open` and `Answer`, at last `End`.
+
+use super::Name;
+use super::endpoint::Endpoint;
+use super::lane::{Bells, Lane, Mapping};
+use super::name::NAME_BYTES;
+use super::process::{Shared, own, raw};
+use ringlet_core::active::Status;
+use ringlet_core::active::layout::{BELLS_BYTES, MAGIC, SEGMENT_BYTES};
+use ringlet_linux::fd::pollfd;
+use ringlet_linux::sys::{Errno, Sys};
+use ringlet_linux::{fd, map, meet, sys};
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// From the program's threads.
+pub(super) enum Command {
+    Connect { endpoint: Arc<Endpoint>, lane: Arc<Lane>, segment: OwnedFd },
+    End { lane: u64, status: Status },
+    Stop,
+}
+
+/// How long a peer may take to answer, and to accept.
+const ANSWER_NS: u64 = 10_000_000_000;
+/// Between two tries of a rendezvous that is overrun, and looks for those who took too long.
+const RETRY_NS: u64 = 10_000_000;
+const LOOK_NS: u64 = 1_000_000_000;
+
+const HELLO: u32 = 1;
+const OPEN: u32 = 2;
+const ANSWER: u32 = 3;
+const END: u32 = 4;
+
+/// All messages have all fields; `status` 0 is success.
+#[derive(Clone, Copy)]
+struct Note {
+    kind: u32,
+    status: u32,
+    /// The lane's number at the receiver of this note (`Answer`, `End`), and at its sender (`Open`, `Answer`).
+    yours: u64,
+    ours: u64,
+    /// `Hello`, `Open`: the sender.
+    from: Name,
+    /// `Open`: the endpoint asked for.
+    endpoint: u32,
+}
+
+const NOTE_BYTES: usize = 28 + NAME_BYTES;
+
+impl Note {
+    fn to_bytes(self) -> [u8; NOTE_BYTES] {
+        let mut bytes = [0; NOTE_BYTES];
+        bytes[0..4].copy_from_slice(&self.kind.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.status.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.yours.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.ours.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.endpoint.to_le_bytes());
+        bytes[28..].copy_from_slice(&self.from.to_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; NOTE_BYTES]) -> Option<Note> {
+        let (kind, rest) = bytes.split_first_chunk::<4>()?;
+        let (status, rest) = rest.split_first_chunk::<4>()?;
+        let (yours, rest) = rest.split_first_chunk::<8>()?;
+        let (ours, rest) = rest.split_first_chunk::<8>()?;
+        let (endpoint, from) = rest.split_first_chunk::<4>()?;
+        Some(Note {
+            kind: u32::from_le_bytes(*kind),
+            status: u32::from_le_bytes(*status),
+            yours: u64::from_le_bytes(*yours),
+            ours: u64::from_le_bytes(*ours),
+            endpoint: u32::from_le_bytes(*endpoint),
+            from: Name::from_bytes(from.try_into().ok()?)?,
+        })
+    }
+}
+
+/// A lane and its number at the peer, once that is known.
+struct Joined {
+    endpoint: Arc<Endpoint>,
+    lane: Arc<Lane>,
+    theirs: Option<u64>,
+    since_ns: u64,
+}
+
+impl Joined {
+    fn end(&self, status: Status) {
+        self.lane.end(status);
+        self.endpoint.tell();
+    }
+}
+
+struct Link {
+    socket: OwnedFd,
+    /// Becomes readable when the process ends, even if a child of its keeps the socket.
+    process: Option<OwnedFd>,
+    /// Who it must be, or was found to be.
+    peer: Option<[u8; 16]>,
+    asked: bool,
+    bells: Option<Bells>,
+    leaving: VecDeque<(Note, Option<OwnedFd>)>,
+    lanes: HashMap<u64, Joined>,
+    dead: bool,
+}
+
+pub(super) struct Service {
+    shared: Arc<Shared>,
+    listener: OwnedFd,
+    links: Vec<Link>,
+    /// Commands whose rendezvous was overrun.
+    later: Vec<Command>,
+    stop: bool,
+}
+
+impl Service {
+    pub fn new(shared: Arc<Shared>) -> Sys<Service> {
+        let listener = own(meet::offer_named(&shared.name(0).rendezvous())?);
+        Ok(Service { shared, listener, links: Vec::new(), later: Vec::new(), stop: false })
+    }
+
+    pub fn run(mut self) {
+        while !self.stop {
+            let mut fds = vec![watched(&self.listener, 0), watched(&self.shared.waker, 0)];
+            for link in &self.links {
+                let out = if link.leaving.is_empty() { 0 } else { libc::POLLOUT };
+                fds.push(watched(&link.socket, out));
+                fds.extend(link.process.as_ref().map(|process| watched(process, 0)));
+            }
+            let waits = self.links.iter().any(|link| link.lanes.values().any(Joined::opening));
+            let limit = match (self.later.is_empty(), waits) {
+                (false, _) => Some(RETRY_NS),
+                (true, true) => Some(LOOK_NS),
+                (true, false) => None,
+            };
+            let _ = fd::poll(&mut fds, limit, None);
+            self.accept();
+            fd::drain(raw(&self.shared.waker));
+            let mut commands = std::mem::take(&mut self.later);
+            commands.append(&mut self.shared.commands.lock());
+            commands.into_iter().for_each(|command| self.obey(command));
+            for at in 0..self.links.len() {
+                self.links[at].send();
+                self.receive(at);
+            }
+            self.bury();
+        }
+        for link in &self.links {
+            link.lanes.values().for_each(|joined| joined.end(Status::Unreachable));
+        }
+    }
+
+    /// Whoever comes must be of our user, or root.
+    fn accept(&mut self) {
+        while let Ok(socket) = meet::accept(raw(&self.listener)) {
+            let socket = own(socket);
+            let user = meet::credentials(raw(&socket)).map_or(u32::MAX, |found| found.uid);
+            if user == sys::geteuid() || user == 0 {
+                self.links.push(Link::new(socket, None));
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Stop => self.stop = true,
+            Command::End { lane, status } => {
+                for link in &mut self.links {
+                    if let Some(joined) = link.lanes.remove(&lane)
+                        && let Some(theirs) = joined.theirs
+                    {
+                        link.tell_end(&self.shared, theirs, status);
+                    }
+                }
+            }
+            Command::Connect { endpoint, lane, segment } => {
+                let link = match self.link_to(lane.peer) {
+                    Ok(link) => link,
+                    Err(Errno::EAGAIN) => {
+                        self.later.push(Command::Connect { endpoint, lane, segment });
+                        return;
+                    }
+                    Err(error) => {
+                        let lacking = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM];
+                        let lacking = lacking.contains(&error);
+                        lane.end(if lacking { Status::Congestion } else { Status::Unreachable });
+                        endpoint.tell();
+                        return;
+                    }
+                };
+                let note = Note {
+                    kind: OPEN,
+                    status: 0,
+                    yours: 0,
+                    ours: lane.id,
+                    from: self.shared.name(endpoint.id()),
+                    endpoint: lane.peer.endpoint,
+                };
+                let joined = Joined { endpoint, lane, theirs: None, since_ns: sys::now_ns() };
+                self.links[link].lanes.insert(note.ours, joined);
+                self.links[link].leaving.push_back((note, Some(segment)));
+            }
+        }
+    }
+
+    /// The link to a peer's process, which is made if need be.
+    fn link_to(&mut self, peer: Name) -> Sys<usize> {
+        let known = |link: &Link| link.peer == Some(peer.process) && !link.dead;
+        if let Some(at) = self.links.iter().position(known) {
+            return Ok(at);
+        }
+        let socket = own(meet::look_named(&peer.rendezvous())?);
+        if meet::credentials(raw(&socket))?.uid != peer.user {
+            return Err(Errno::EPERM);
+        }
+        let mut link = Link::new(socket, Some(peer.process));
+        link.hello(&self.shared);
+        self.links.push(link);
+        Ok(self.links.len() - 1)
+    }
+
+    fn receive(&mut self, at: usize) {
+        let mut bytes = [0; NOTE_BYTES];
+        while !self.links[at].dead {
+            match meet::receive(raw(&self.links[at].socket), &mut bytes) {
+                Err(Errno::EAGAIN | Errno::EINTR) => break,
+                Ok((NOTE_BYTES, mut fds)) => {
+                    let passed = fds.take(0).map(own);
+                    let note = Note::from_bytes(&bytes);
+                    if note.and_then(|note| self.take(at, note, passed)).is_none() {
+                        self.links[at].dead = true;
+                    }
+                }
+                _ => self.links[at].dead = true,
+            }
+        }
+        let link = &mut self.links[at];
+        let ended = |process: &OwnedFd| fd::pending(raw(process), libc::POLLIN) != 0;
+        link.dead |= link.process.as_ref().is_some_and(ended);
+    }
+
+    /// `None` for what no sane peer sends.
+    fn take(&mut self, at: usize, note: Note, passed: Option<OwnedFd>) -> Option<()> {
+        let shared = self.shared.clone();
+        let link = &mut self.links[at];
+        match note.kind {
+            HELLO if link.bells.is_none() => {
+                if link.peer.is_some_and(|peer| peer != note.from.process) {
+                    return None;
+                }
+                let page = passed?;
+                if map::sealed_size(raw(&page)).ok()? < BELLS_BYTES {
+                    return None;
+                }
+                link.bells = Some(Bells::map(raw(&page))?);
+                link.peer = Some(note.from.process);
+                if !link.asked {
+                    link.hello(&shared);
+                }
+            }
+            OPEN => {
+                let bells = link.bells.clone()?;
+                if link.peer != Some(note.from.process) {
+                    return None;
+                }
+                let mut answer = Note { kind: ANSWER, yours: note.ours, status: 0, ..note };
+                match open(&shared, &note, passed?) {
+                    Err(status) => answer.status = status as u32,
+                    Ok((endpoint, lane)) => {
+                        answer.ours = lane.id;
+                        lane.open(bells);
+                        endpoint.put(lane.clone());
+                        let (theirs, since_ns) = (Some(note.ours), 0);
+                        let joined = Joined { endpoint, lane, theirs, since_ns };
+                        link.lanes.insert(answer.ours, joined);
+                    }
+                }
+                answer.from = shared.name(note.endpoint);
+                link.leaving.push_back((answer, None));
+                link.send();
+            }
+            ANSWER => {
+                let bells = link.bells.clone()?;
+                match (link.lanes.get_mut(&note.yours), note.status) {
+                    (Some(joined), 0) if joined.theirs.is_none() => {
+                        joined.theirs = Some(note.ours);
+                        joined.lane.open(bells);
+                        joined.endpoint.tell();
+                    }
+                    (Some(joined), 0) => {
+                        joined.end(Status::Unreachable);
+                        return None;
+                    }
+                    // Our endpoint was freed meanwhile.
+                    (None, 0) => link.tell_end(&shared, note.ours, Status::BadEndpoint),
+                    (_, status) => link.end(note.yours, status),
+                }
+            }
+            END => link.end(note.yours, note.status),
+            _ => return None,
+        }
+        Some(())
+    }
+
+    /// Ends what hangs on dead links, and what took too long.
+    fn bury(&mut self) {
+        let now = sys::now_ns();
+        for link in &mut self.links {
+            if link.dead {
+                link.lanes.values().for_each(|joined| joined.end(Status::Unreachable));
+            } else {
+                link.lanes.retain(|_, joined| {
+                    let late = joined.opening() && now - joined.since_ns > ANSWER_NS;
+                    if late {
+                        joined.end(Status::Congestion);
+                    }
+                    !late
+                });
+            }
+        }
+        self.links.retain(|link| !link.dead);
+    }
+}
+
+fn watched(fd: &OwnedFd, events: i16) -> pollfd {
+    pollfd { fd: raw(fd), events: libc::POLLIN | events, revents: 0 }
+}
+
+/// A connection that a peer asks for.
+fn open(
+    shared: &Shared,
+    note: &Note,
+    segment: OwnedFd,
+) -> Result<(Arc<Endpoint>, Arc<Lane>), Status> {
+    let endpoint = shared.endpoints.lock().get(&note.endpoint).cloned();
+    let endpoint = endpoint.ok_or(Status::BadEndpoint)?;
+    if map::sealed_size(raw(&segment)) != Ok(SEGMENT_BYTES) {
+        return Err(Status::Unreachable);
+    }
+    let mapping = Mapping::new(raw(&segment), SEGMENT_BYTES).ok_or(Status::Congestion)?;
+    let lane = Arc::new(Lane::new(shared.lane_id(), note.from, mapping, 1));
+    if lane.memory.head().magic.load(Ordering::Relaxed) != MAGIC {
+        return Err(Status::Unreachable);
+    }
+    Ok((endpoint, lane))
+}
+
+impl Joined {
+    fn opening(&self) -> bool {
+        self.theirs.is_none()
+    }
+}
+
+impl Link {
+    fn new(socket: OwnedFd, peer: Option<[u8; 16]>) -> Link {
+        let pid = meet::credentials(raw(&socket)).map_or(0, |found| found.pid);
+        let process = (pid > 0).then(|| sys::pidfd(pid).ok().map(own)).flatten();
+        Link {
+            socket,
+            process,
+            peer,
+            asked: false,
+            bells: None,
+            leaving: VecDeque::new(),
+            lanes: HashMap::new(),
+            dead: false,
+        }
+    }
+
+    fn hello(&mut self, shared: &Shared) {
+        self.asked = true;
+        let from = shared.name(0);
+        let note = Note { kind: HELLO, status: 0, yours: 0, ours: 0, from, endpoint: 0 };
+        match shared.bells_fd.try_clone() {
+            Ok(page) => self.leaving.push_back((note, Some(page))),
+            Err(_) => self.dead = true,
+        }
+    }
+
+    fn tell_end(&mut self, shared: &Shared, theirs: u64, status: Status) {
+        let status = status as u32;
+        let from = shared.name(0);
+        let note = Note { kind: END, status, yours: theirs, ours: 0, from, endpoint: 0 };
+        self.leaving.push_back((note, None));
+        self.send();
+    }
+
+    fn end(&mut self, lane: u64, status: u32) {
+        if let Some(joined) = self.lanes.remove(&lane) {
+            let status = u8::try_from(status).ok().and_then(Status::from_u8);
+            joined.end(status.unwrap_or(Status::Unreachable));
+        }
+    }
+
+    fn send(&mut self) {
+        while let Some((note, passed)) = self.leaving.front() {
+            let fds: Vec<i32> = passed.iter().map(raw).collect();
+            match meet::send(raw(&self.socket), &note.to_bytes(), &fds) {
+                Ok(()) => drop(self.leaving.pop_front()),
+                Err(Errno::EAGAIN | Errno::EINTR) => break,
+                Err(_) => {
+                    self.dead = true;
+                    break;
+                }
+            }
+        }
+    }
+}
