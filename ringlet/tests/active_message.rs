@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 const TAG: Tag = 4711;
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Status, handler and arguments of a message that came back.
+type Came = (Status, u8, Vec<u32>);
+
 /// A process with one endpoint, and what came back to it.
 struct Node {
     endpoint: Arc<Endpoint>,
     bundle: Bundle,
-    returned: Arc<Mutex<Vec<(Status, u8, Vec<u32>)>>>,
+    returned: Arc<Mutex<Vec<Came>>>,
     process: Process,
 }
 

@@ -15,6 +15,7 @@
 //! A slot is two cache lines: a stamp (its position plus one, so that fresh memory is no message), 24 bytes of head, then the
 //! arguments and the bytes that fit. A message of up to eight arguments lies in the first line.
 
+use crate::layout::{LANE_MAX_COUNT, Ready};
 use crate::memory::Shared;
 use crate::sync::{AtomicU32, AtomicU64};
 
@@ -68,9 +69,10 @@ pub struct Room {
     pub want: AtomicU32,
 }
 
-/// Bundles of a process, and connections of a bundle.
+/// Bundles of a process, and lists of connections of a bundle.
 pub const BUNDLES: usize = 64;
-pub const LANES: usize = 4096;
+pub const LISTS: usize = 4;
+pub const LANES: usize = LISTS * LANE_MAX_COUNT;
 pub const BELLS_BYTES: usize = BUNDLES * size_of::<Bell>();
 
 /// How the connections of a bundle say that they have something. Written by all peers of the process: what it says is a hint,
@@ -79,18 +81,14 @@ pub const BELLS_BYTES: usize = BUNDLES * size_of::<Bell>();
 pub struct Bell {
     /// `WANT_EVENT` while somebody sleeps here: the word that it sleeps on.
     pub sleep: AtomicU32,
-    /// A bit for each word of `ready` that may be set.
-    pub summary: Summary,
-    pub ready: [AtomicU64; LANES / 64],
+    /// Which connections may have something.
+    pub ready: [Ready; LISTS],
 }
-
-#[repr(C, align(128))]
-pub struct Summary(pub AtomicU64);
 
 #[cfg(not(loom))] // whose atomics have other sizes
 const _: () =
     assert!(size_of::<Side>() <= SIDE_BYTES && size_of::<ConnectionHead>() <= SIDE_OFFSET);
-const _: () = assert!(DEPTH.is_power_of_two() && DEPTH <= 64 && LANES == 64 * 64);
+const _: () = assert!(DEPTH.is_power_of_two() && DEPTH <= 64);
 
 // SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for ConnectionHead {}

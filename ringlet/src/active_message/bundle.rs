@@ -12,7 +12,8 @@ use crate::socket::spin;
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use ringlet_core::active::layout::{BUFFER_BYTES, Bell, LANES};
 use ringlet_core::active::{Delivered, Queue, Status};
-use ringlet_core::layout::WANT_EVENT;
+use ringlet_core::layout::{LANE_MAX_COUNT, Ready, WANT_EVENT};
+use ringlet_core::mailbox::{self, Inbox};
 use ringlet_core::wait;
 use ringlet_linux::{futex, sys};
 use std::cell::{Cell, RefCell};
@@ -181,8 +182,10 @@ impl<'a> Guard<'a> {
             self.take_news(shared);
         }
         let bell = shared.bells.of(self.bundle.index);
-        if bell.summary.0.load(Ordering::Relaxed) != 0 {
-            self.take_bits(bell);
+        for (list, ready) in bell.ready.iter().enumerate() {
+            if mailbox::announced(ready) {
+                self.take_bits(list, ready);
+            }
         }
         let mut total = 0;
         let mut leaving = false;
@@ -303,18 +306,13 @@ impl<'a> Guard<'a> {
     }
 
     #[cold]
-    fn take_bits(&self, bell: &Bell) {
-        // ORDER: SeqCst swaps; pair with `Lane::ring`, which sets the summary after the word.
-        let mut words = bell.summary.0.swap(0, Ordering::SeqCst);
-        while words != 0 {
-            let word = words.trailing_zeros() as usize;
-            words &= words - 1;
-            let mut bits = bell.ready[word].swap(0, Ordering::SeqCst);
-            while bits != 0 {
-                self.watch(word * 64 + bits.trailing_zeros() as usize);
-                bits &= bits - 1;
-            }
-        }
+    fn take_bits(&self, list: usize, ready: &Ready) {
+        let mut inbox = Inbox::default();
+        inbox.collect(ready);
+        let _ = inbox.next_pending(LANE_MAX_COUNT, |lane| {
+            self.watch(list * LANE_MAX_COUNT + lane);
+            false
+        });
     }
 
     #[cold]
@@ -356,7 +354,7 @@ impl<'a> Guard<'a> {
     pub fn pending(&self, shared: &Shared) -> bool {
         let bell = shared.bells.of(self.bundle.index);
         self.bundle.news.load(Ordering::Relaxed)
-            || bell.summary.0.load(Ordering::Relaxed) != 0
+            || bell.ready.iter().any(mailbox::announced)
             || !self.inner.returned.borrow().is_empty()
             || self.inner.hot.borrow().iter().any(|hot| hot.lane.connection.ready(&hot.lane.memory))
     }

@@ -3,7 +3,8 @@
 use super::Name;
 use ringlet_core::active::layout::{BELLS_BYTES, BUNDLES, Bell, LANES};
 use ringlet_core::active::{Connection, SegmentMemory, Status};
-use ringlet_core::layout::WANT_EVENT;
+use ringlet_core::layout::{LANE_MAX_COUNT, WANT_EVENT};
+use ringlet_core::mailbox;
 use ringlet_core::memory::Area;
 use ringlet_core::wait;
 use ringlet_linux::{futex, map};
@@ -133,9 +134,7 @@ impl Lane {
         let Some(bells) = self.bells.get() else { return };
         if bundle < BUNDLES && lane < LANES {
             let bell = bells.of(bundle);
-            // ORDER: SeqCst: before the look at the sleeper in `wake`; the summary after its word, which is taken before it.
-            bell.ready[lane / 64].fetch_or(1 << (lane % 64), Ordering::SeqCst);
-            bell.summary.0.fetch_or(1 << (lane / 64), Ordering::SeqCst);
+            mailbox::announce(&bell.ready[lane / LANE_MAX_COUNT], lane % LANE_MAX_COUNT);
             wake(bell);
         }
     }
