@@ -4,6 +4,7 @@
 
 mod bench;
 mod config;
+mod control;
 mod docs;
 mod doctor;
 mod processes;
@@ -13,6 +14,7 @@ mod settings;
 mod sockets;
 mod ss;
 mod table;
+mod targets;
 
 use std::process::ExitCode;
 
@@ -33,6 +35,8 @@ struct Cli {
 enum Command {
     Run(run::RunArgs),
     Ss(ss::SsArgs),
+    Off(control::OffArgs),
+    On(control::OnArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     Config(config::ConfigArgs),
@@ -70,6 +74,8 @@ fn dispatch() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(args),
         Command::Ss(args) => ss::run(args),
+        Command::Off(args) => control::off(args),
+        Command::On(args) => control::on(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Config(args) => config::run(args),

@@ -3,13 +3,17 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::mem::offset_of;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use ringlet_core::memory::Area;
 use ringlet_core::view::{
-    PROCESS_MAGIC, PROCESS_MEMFD_NAME, PROCESS_SLOT_COUNT, ProcessHeader, SocketSlot,
+    PROCESS_FILE_BYTES, PROCESS_MAGIC, PROCESS_MEMFD_NAME, PROCESS_SLOT_COUNT, ProcessHeader,
+    SocketSlot,
 };
+use ringlet_linux::map;
 use rustix::fs::OFlags;
 
 const HEADER_BYTES: usize = size_of::<ProcessHeader>();
@@ -23,10 +27,13 @@ pub struct Process {
     /// Sockets that it left to the kernel for want of a slot, memory or descriptors.
     pub refused: u64,
     pub slots: Vec<Slot>,
+    page: File,
 }
 
 /// What `SocketSlot` held when it was read.
+#[derive(Clone)]
 pub struct Slot {
+    pub index: usize,
     pub path: u32,
     pub reason: u32,
     pub fd: i32,
@@ -35,6 +42,44 @@ pub struct Slot {
     pub tx_bytes: u64,
     pub rx_bytes: u64,
     pub calls: u64,
+    pub number: u64,
+}
+
+impl Process {
+    /// Its page as shared memory, in which something can be asked of it.
+    pub fn live(&self) -> anyhow::Result<LivePage> {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", self.page.as_raw_fd()));
+        let whose = || format!("cannot ask anything of {}/{}", self.program, self.pid);
+        let file = OpenOptions::new().read(true).write(true).open(path).with_context(whose)?;
+        // A page that could shrink would kill us.
+        let sealed = map::sealed_size(file.as_raw_fd()) == Ok(PROCESS_FILE_BYTES);
+        anyhow::ensure!(sealed, "{}: its page is of another ringlet", whose());
+        let area = map::map_shared(file.as_raw_fd(), PROCESS_FILE_BYTES, true)
+            .map_err(|error| std::io::Error::from_raw_os_error(error.0))
+            .with_context(whose)?;
+        Ok(LivePage(area))
+    }
+}
+
+/// A process's page, mapped: it changes while we look.
+pub struct LivePage(Area);
+
+impl LivePage {
+    pub fn header(&self) -> &ProcessHeader {
+        self.0.at(0)
+    }
+
+    pub fn slot(&self, index: usize) -> &SocketSlot {
+        self.0.at(HEADER_BYTES + index.min(PROCESS_SLOT_COUNT - 1) * SLOT_BYTES)
+    }
+}
+
+impl Drop for LivePage {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: mapped in `live`; references to it borrow from us.
+        unsafe { map::unmap(self.0) };
+    }
 }
 
 /// Every ringlet process that this user may look into, by pid. Those that end meanwhile are left out.
@@ -122,7 +167,8 @@ impl Page {
             pid: self.pid,
             program: self.program,
             refused: word_u64(&header, offset_of!(ProcessHeader, refused)),
-            slots: slots.chunks_exact(SLOT_BYTES).map(slot).collect(),
+            slots: slots.chunks_exact(SLOT_BYTES).enumerate().map(slot).collect(),
+            page: self.file,
         })
     }
 }
@@ -140,8 +186,9 @@ fn read(file: &File, offset: usize, length: usize) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-fn slot(bytes: &[u8]) -> Slot {
+fn slot((index, bytes): (usize, &[u8])) -> Slot {
     Slot {
+        index,
         path: word_u32(bytes, offset_of!(SocketSlot, path)),
         reason: word_u32(bytes, offset_of!(SocketSlot, reason)),
         fd: word_u32(bytes, offset_of!(SocketSlot, fd)).cast_signed(),
@@ -150,6 +197,7 @@ fn slot(bytes: &[u8]) -> Slot {
         tx_bytes: word_u64(bytes, offset_of!(SocketSlot, tx_bytes)),
         rx_bytes: word_u64(bytes, offset_of!(SocketSlot, rx_bytes)),
         calls: word_u64(bytes, offset_of!(SocketSlot, calls)),
+        number: word_u64(bytes, offset_of!(SocketSlot, number)),
     }
 }
 

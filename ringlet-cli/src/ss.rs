@@ -56,7 +56,7 @@ fn reason_codes() -> PossibleValuesParser {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Path {
+pub enum Path {
     Ring,
     Moving,
     Kernel,
@@ -136,13 +136,13 @@ impl From<SocketAddr> for Address {
 }
 
 /// A slot, and the kernel's view of its socket.
-struct Joined<'p> {
-    process: &'p Process,
-    slot: &'p Slot,
+pub struct Joined<'p> {
+    pub process: &'p Process,
+    pub slot: &'p Slot,
     path: Path,
-    namespace: String,
+    pub namespace: String,
     /// None for a socket that is bound to nothing, which the kernel's table doesn't list.
-    socket: Option<KernelSocket>,
+    pub socket: Option<KernelSocket>,
 }
 
 pub fn run(args: SsArgs) -> anyhow::Result<ExitCode> {
@@ -196,7 +196,7 @@ impl SsArgs {
     }
 }
 
-fn join(processes: &[Process]) -> Vec<Joined<'_>> {
+pub fn join(processes: &[Process]) -> Vec<Joined<'_>> {
     let mut tables = SocketTables::default();
     let mut joined = Vec::new();
     for process in processes {
@@ -233,7 +233,7 @@ impl<'p> RingEnds<'p> {
 }
 
 /// An IPv6 socket may talk to an IPv4 socket.
-fn canonical(end: SocketAddr) -> SocketAddr {
+pub fn canonical(end: SocketAddr) -> SocketAddr {
     SocketAddr::new(end.ip().to_canonical(), end.port())
 }
 

@@ -106,6 +106,8 @@ pub struct Receiver {
     pub closed: AtomicU32,
     /// With `GO_BACK`: bytes of the first unreleased record that the receiver has taken.
     pub used: AtomicU64,
+    /// 1 while the receiver asks that nothing more be put into the ring, though it still reads it.
+    pub keep_out: AtomicU32,
 }
 
 /// The sender's interrupt flag, and what it has ended.

@@ -1,13 +1,15 @@
-//! What a ringlet process shows to `ringlet ss`: a page of its own in a sealed memfd, written by the process, only ever
-//! read by others. Found as `/proc/PID/fd/N` whose link starts with `/memfd:ringlet-process`.
+//! What a ringlet process shows to `ringlet ss`: a page of its own in a sealed memfd, written by the process. Found as
+//! `/proc/PID/fd/N` whose link starts with `/memfd:ringlet-process`, by its own user and by root only; they read it, and may
+//! write the words named `asked`, in which `ringlet off` and `ringlet on` say what is to become of a connection.
 //!
 //! Everything that the kernel knows (addresses, TCP state) is read from the kernel by the inode of `/proc/PID/fd/FD`;
 //! a slot holds what only ringlet knows.
 
+use crate::memory::Shared;
 use crate::sync::{AtomicI32, AtomicU32, AtomicU64};
 
-/// "ringlet\x01", little endian: the last byte is the version of this layout.
-pub const PROCESS_MAGIC: u64 = u64::from_le_bytes(*b"ringlet\x01");
+/// "ringlet\x02", little endian: the last byte is the version of this layout.
+pub const PROCESS_MAGIC: u64 = u64::from_le_bytes(*b"ringlet\x02");
 /// Name given to memfd_create.
 pub const PROCESS_MEMFD_NAME: &str = "ringlet-process";
 /// Slots in a process's view; the file is sparse, so untouched ones cost nothing. Sockets beyond it stay on the kernel.
@@ -23,6 +25,10 @@ pub struct ProcessHeader {
     pub slots_used: AtomicU32,
     /// Sockets on which ringlet gave up for want of a slot, memory or descriptors.
     pub refused: AtomicU64,
+    /// `ASKED_*`: for connections that begin from now on, here and in children by fork.
+    pub asked: AtomicU32,
+    /// Connections ever shown, so that each has a number of its own.
+    pub connections: AtomicU64,
 }
 
 /// One tracked socket. Written by its process only; each field is read by itself, so a reader may see a mix of two
@@ -39,13 +45,48 @@ pub struct SocketSlot {
     pub wakes: AtomicU32,
     /// How often this end rang its peer's doorbell.
     pub bells: AtomicU32,
-    _pad: AtomicU32,
+    /// Where each direction stands: `directions`.
+    pub directions: AtomicU32,
     /// Bytes through the ring since it was moved. Fill of a direction = sender's `tx_bytes` - receiver's `rx_bytes`.
     pub tx_bytes: AtomicU64,
     pub rx_bytes: AtomicU64,
     /// Messages (successful calls) that moved data on this descriptor through ringlet's eyes, ring or kernel.
     pub calls: AtomicU64,
+    /// `ASKED_*`, written by others; in the line that every call touches anyway.
+    pub asked: AtomicU32,
+    _room: AtomicU32,
+    /// Which of the process's connections this is: a slot is used again.
+    pub number: AtomicU64,
 }
+
+/// What others ask: keep off the ring (as long as it stands); enter it again, or try again to find the peer (taken back by the
+/// process once it has seen it).
+pub const ASKED_OFF: u32 = 1;
+pub const ASKED_ON: u32 = 2;
+
+/// `SocketSlot::directions` of a connection that shares a segment with its peer; 0 is no segment. `away`: the process has seen that
+/// it is to keep off the ring, and asks its peer the same.
+pub const fn directions(sending: u32, receiving: u32, away: bool) -> u32 {
+    ATTACHED | (receiving & 0xff) << 8 | sending & 0xff | if away { AWAY } else { 0 }
+}
+
+const ATTACHED: u32 = 1 << 16;
+const AWAY: u32 = 1 << 17;
+
+pub const fn asks_peer(directions: u32) -> bool {
+    directions & AWAY != 0
+}
+
+/// Do we send, and do we receive, by the ring (or by a rest of it)?
+pub const fn ring_directions(directions: u32) -> (bool, bool) {
+    let (sending, receiving) = (directions & 0xff, directions >> 8 & 0xff);
+    let attached = directions & ATTACHED != 0;
+    (attached && sending == SENDING_RING, attached && receiving == RECEIVING_RING)
+}
+
+/// The values of `Sending::Ring` and `Receiving::Ring`.
+pub const SENDING_RING: u32 = 1;
+pub const RECEIVING_RING: u32 = 2;
 
 pub const SLOT_FREE: u32 = 0;
 /// Plain kernel TCP; `reason` says why.
@@ -57,6 +98,11 @@ pub const PATH_RING: u32 = 3;
 
 pub const PROCESS_FILE_BYTES: usize =
     size_of::<ProcessHeader>() + PROCESS_SLOT_COUNT * size_of::<SocketSlot>();
+
+// SAFETY: atomics only; all bit patterns valid.
+unsafe impl Shared for ProcessHeader {}
+// SAFETY: as above.
+unsafe impl Shared for SocketSlot {}
 
 const _: () = assert!(size_of::<ProcessHeader>() == 128);
 const _: () = assert!(size_of::<SocketSlot>() == 128);

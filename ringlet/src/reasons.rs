@@ -52,5 +52,6 @@ reasons! {
     Asked = 26, "asked", "The far end asked for the connection to go back to the kernel.";
     Stalled = 28, "stalled", "The receiver has not read for a while and the ring is full, so the rest waits in the kernel's buffers.";
     Unforgiving = 40, "unforgiving", "The testing aid of this name has sent it back to the kernel, perhaps only for a while.";
+    Paused = 41, "paused", "ringlet off was said: the connection stays on the kernel until ringlet on.";
     AsyncSignal = 27, "sigio", "The program asked for SIGIO on this descriptor.";
 }

@@ -18,7 +18,7 @@
 //! socket's credentials name the caller, and /proc tells whether the caller's process holds the socket.
 
 use super::table::{Socket, Stage, Tables, tables};
-use super::{context, epoll, unforgiving, view};
+use super::{context, control, epoll, unforgiving, view};
 use crate::config::{Endpoint, PeerPolicy};
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
@@ -122,14 +122,16 @@ pub fn step_once(socket: &'static Socket) {
         return;
     }
     let calls = socket.calls.get();
-    let mut step = Step::AtOnce;
+    let off = control::keeps_off(socket);
+    let mut step = if off { Step::Soon } else { Step::AtOnce };
     while matches!(step, Step::AtOnce) {
         step = take(tables, socket);
     }
     match step {
-        Step::Later | Step::Soon if overdue(socket, calls) => socket.bar(Reason::NoPeer),
+        Step::Later | Step::Soon if !off && overdue(socket, calls) => socket.bar(Reason::NoPeer),
         Step::Later => {
-            socket.next_step.set(calls + (calls / LATER_GROWTH).clamp(1, LATER_MAX_CALLS))
+            let looking = calls.wrapping_sub(socket.calls_before.get());
+            socket.next_step.set(calls + (looking / LATER_GROWTH).clamp(1, LATER_MAX_CALLS))
         }
         Step::Soon => socket.next_step.set(calls + 1),
         Step::Bar(reason) => socket.bar(reason),
@@ -143,7 +145,8 @@ fn overdue(socket: &Socket, calls: u32) -> bool {
     if socket.first_step_ns.get() == 0 {
         socket.first_step_ns.set(now);
     }
-    calls > GIVE_UP_AFTER_CALLS && now - socket.first_step_ns.get() > GIVE_UP_AFTER_NS
+    let looking = calls.wrapping_sub(socket.calls_before.get());
+    looking > GIVE_UP_AFTER_CALLS && now - socket.first_step_ns.get() > GIVE_UP_AFTER_NS
 }
 
 fn take(tables: &'static Tables, socket: &'static Socket) -> Step {

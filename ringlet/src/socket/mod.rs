@@ -2,9 +2,10 @@
 //!
 //! The edge (the preload library) asks `way` for each call on a descriptor: the kernel's, or ours. `table` knows the descriptors,
 //! `meet` brings two ends together, `stream` moves bytes, `epoll` and `readiness` wait for many, `process` follows
-//! descriptors through close, dup, fork and exec.
+//! descriptors through close, dup, fork and exec, `control` does what `ringlet off` and `on` ask.
 
 pub mod context;
+pub mod control;
 pub mod epoll;
 pub mod meet;
 pub mod moving;
@@ -126,6 +127,9 @@ fn way(socket: &'static Socket, count: impl Fn(&'static Socket) -> &'static Atom
 }
 
 fn before_native(socket: &'static Socket, count: &'static AtomicU32) -> Way {
+    if view::asked(socket) & layout::ASKED_ON != 0 {
+        control::begin_again(socket);
+    }
     match socket.stage() {
         Stage::Kernel | Stage::Offered | Stage::Called | Stage::Greeted => {}
         _ => return Way::Kernel(None),
@@ -145,13 +149,21 @@ fn before_native(socket: &'static Socket, count: &'static AtomicU32) -> Way {
 
 /// The path of a socket, as views and `ringlet_path` name it.
 pub fn path(socket: &Socket) -> u32 {
+    let away =
+        || socket.outgoing().is_some_and(|ring| control::is_away(socket, socket.end(), &ring));
     match socket.stage() {
         Stage::Free | Stage::Closing => layout::SLOT_FREE,
         Stage::Kernel | Stage::KernelForGood => layout::PATH_KERNEL,
+        Stage::Offered | Stage::Called | Stage::Greeted
+            if view::asked(socket) & layout::ASKED_OFF != 0 =>
+        {
+            layout::PATH_KERNEL
+        }
         Stage::Offered | Stage::Called | Stage::Greeted => layout::PATH_MOVING,
         Stage::Attached => match (socket.end().sending(), socket.end().receiving()) {
             (Sending::Ring, Receiving::Ring) => layout::PATH_RING,
             (Sending::KernelForGood | Sending::Returning, _) => layout::PATH_KERNEL,
+            (Sending::Kernel, Receiving::Kernel) if away() => layout::PATH_KERNEL,
             _ => layout::PATH_MOVING,
         },
     }

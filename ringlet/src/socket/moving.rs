@@ -5,7 +5,7 @@
 //! send lock for the sending one; receive before send.
 
 use super::table::{End, Receiving, Sending, Socket, tables};
-use super::{context, view};
+use super::{context, control, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{GO_BACK, GONE_BACK, WANT_BYTE, WANT_EVENT, WANT_NOTHING};
 use ringlet_core::ring::{Mark, SegmentRing};
@@ -51,6 +51,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
         && end.native_senders.load(Ordering::SeqCst) == 0
         && end.ended.get() == 0
         && !end.barred.is()
+        && !control::is_away(socket, end, ring)
         && ring.control().receiver.closed.load(Ordering::Acquire) == 0
         && end.tx.drained(ring);
     if !ready {
@@ -401,8 +402,16 @@ pub fn set_receiving(socket: &Socket, end: &End, state: Receiving) {
 fn show_path(socket: &Socket, end: &End) {
     let both = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
     let young = end.sending() == Sending::Kernel || end.receiving() != Receiving::Ring;
-    if both || young && !end.barred.is() && end.sending() != Sending::KernelForGood {
-        view::show(socket, if both { Reason::None } else { Reason::Young });
+    let reason = if both { Reason::None } else { Reason::Young };
+    if both
+        || young
+            && !end.barred.is()
+            && !socket.outgoing().is_some_and(|ring| control::is_away(socket, end, &ring))
+            && end.sending() != Sending::KernelForGood
+    {
+        view::show(socket, reason);
+    } else {
+        view::show_path(socket);
     }
 }
 

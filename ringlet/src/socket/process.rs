@@ -11,8 +11,10 @@ use ringlet_linux::{fd, map, sys, tcp};
 /// back).
 pub fn made_socket(fd: i32) {
     reused(fd);
-    if let Some(tables) = tables() {
-        tables.follow(fd);
+    if let Some(tables) = tables()
+        && tables.follow(fd).is_some()
+    {
+        view::appear(tables);
     }
 }
 

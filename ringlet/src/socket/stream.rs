@@ -4,7 +4,7 @@
 //! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{context, moving, spin, unforgiving, view};
+use super::{context, control, moving, spin, unforgiving, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
@@ -119,6 +119,10 @@ fn receive_now(
     mine: u32,
 ) -> Sys<usize> {
     let Some(ring) = socket.incoming() else { return Err(Errno::EBADF) };
+    if view::asked(socket) != 0 {
+        control::notice(socket, end);
+        control::leave_idle(socket, end);
+    }
     moving::publish_attached(socket, end);
     if unforgiving::on() && flags & libc::MSG_PEEK != 0 {
         unforgiving::pieces_of(&ring);
@@ -579,6 +583,10 @@ fn overflow(socket: &Socket, end: &End) -> bool {
 #[inline]
 pub fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
     let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
+    let asked = view::asked(socket);
+    if asked != 0 {
+        control::notice(socket, end);
+    }
     if end.sending() == Sending::Kernel && flags & libc::MSG_OOB != 0 {
         end.sending.set(Sending::KernelForGood as u32);
     }
@@ -586,7 +594,8 @@ pub fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> S
         moving::publish_attached(socket, end);
         moving::try_start(socket, end, &ring);
     }
-    if end.sending() == Sending::Ring && must_go_back(socket, end, &ring, flags) {
+    let in_ring = end.sending() == Sending::Ring;
+    if in_ring && must_go_back(socket, end, &ring, flags) {
         if moving::has_left(&ring) {
             moving::return_unread(socket, end, &ring)?;
         } else {
@@ -605,6 +614,8 @@ pub fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> S
             let reason = if urgent { Reason::Urgent } else { Reason::Closing };
             moving::go_back(socket, end, &ring, Sending::KernelForGood, reason);
         }
+    } else if in_ring && ring.control().receiver.keep_out.load(Ordering::Relaxed) | asked != 0 {
+        control::leave(socket, end, &ring);
     }
     if end.sending() == Sending::Returning {
         moving::return_unread(socket, end, &ring)?;
@@ -726,7 +737,9 @@ fn there(socket: &Socket, end: &End, want: Want) -> bool {
         Want::Room if end.sending() != Sending::Ring => false,
         Want::Room => {
             let Some(ring) = socket.outgoing() else { return true };
-            end.tx.writable(&ring) || ring.control().receiver.closed.load(Ordering::Acquire) != 0
+            end.tx.writable(&ring)
+                || ring.control().receiver.closed.load(Ordering::Acquire) != 0
+                || control::is_away(socket, end, &ring)
         }
     }
 }
@@ -976,11 +989,17 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
         mask |= readable;
     }
     let sending = end.sending();
-    if sending == Sending::Ring && end.tx.writable(&outgoing) {
-        mask |= writable;
+    let mut away = false;
+    if sending == Sending::Ring {
+        if end.tx.writable(&outgoing) {
+            mask |= writable;
+        } else {
+            away = control::is_away(socket, end, &outgoing);
+        }
     }
     let now = sys::ticks();
     let due = socket.kernel_news.is()
+        || away
         || (!in_ring || !has_bytes) && moving::published(end, &incoming)
         || !watched && now.wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS;
     let rings_tell = sending == Sending::Ring || events & writable == 0;
@@ -1004,6 +1023,7 @@ fn ask_kernel(
     socket.kernel_asked.set(sys::ticks());
     socket.kernel_news.set(0);
     moving::answer_return(socket, end);
+    control::leave_idle(socket, end);
     if moving::published(end, incoming)
         && (end.receiving() != Receiving::Ring || !end.rx.has_bytes(incoming))
     {

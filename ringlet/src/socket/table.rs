@@ -82,6 +82,8 @@ pub struct Socket {
     pub calls: P32,
     pub next_step: P32,
     pub first_step_ns: P64,
+    /// Calls before the peer was looked for (again), which don't count as looking in vain.
+    pub calls_before: P32,
     /// The rendezvous, or the listener of it.
     pub meeting: P32,
     /// One thread at a time takes the steps.
@@ -108,6 +110,8 @@ pub struct Socket {
     pub next_free: P32,
     /// We are in the peer's good books: our `attached` is published.
     pub published: P32,
+    /// What was asked of it in the parent (`view::asked`), until it is shown here.
+    pub asked: P32,
 }
 
 /// See the module's description. One per socket and family.
@@ -160,6 +164,8 @@ pub struct End {
     pub next_free: P32,
     /// The reason why the family keeps it on the kernel, if it does.
     pub barred: P32,
+    /// The family was asked to keep it off the ring (`control`).
+    pub away: P32,
 }
 
 // SAFETY: atomics only; zero is a free entry.
@@ -227,6 +233,7 @@ impl End {
             &self.no_delay,
             &self.cork,
             &self.left,
+            &self.away,
         ] {
             word.set(0);
         }
@@ -352,6 +359,8 @@ pub struct Process {
     pub highest_fd: P32,
     /// The process made an io_uring.
     pub uses_io_uring: P32,
+    /// What was asked of the parent (`view::forget`).
+    pub asked: P32,
 }
 
 #[derive(Default)]
@@ -588,8 +597,10 @@ impl Socket {
         {
             word.set(0);
         }
+        self.calls_before.set(0);
         self.kernel_news.set(0);
         self.published.set(0);
+        self.asked.set(0);
         self.next_step.set(u32::MAX);
     }
 

@@ -1,23 +1,14 @@
-//! This process's page for `ringlet ss` (layout: `ringlet_core::view`).
+//! This process's page for `ringlet ss` and its relatives (layout: `ringlet_core::view`).
 
-use super::table::{SOCKET_COUNT, Socket, Tables, tables};
+use super::table::{Receiving, SOCKET_COUNT, Sending, Socket, Stage, Tables, tables};
 use crate::reasons::Reason;
-use ringlet_core::memory::{Area, Shared};
+use ringlet_core::memory::Area;
 use ringlet_core::sync::Ordering::Relaxed;
 use ringlet_core::view::*;
 use ringlet_linux::{fd, map, sys};
 
-/// Wraps the layouts, which are atomics only.
-#[repr(transparent)]
-struct HeaderView(ProcessHeader);
-#[repr(transparent)]
-struct SlotView(SocketSlot);
-// SAFETY: atomics only; all bit patterns valid.
-#[allow(unsafe_code)]
-unsafe impl Shared for HeaderView {}
-// SAFETY: as above.
-#[allow(unsafe_code)]
-unsafe impl Shared for SlotView {}
+const _: () = assert!(Sending::Ring as u32 == SENDING_RING);
+const _: () = assert!(Receiving::Ring as u32 == RECEIVING_RING);
 
 /// Makes the page. Without it (no memfd, no descriptor) ringlet works, unseen.
 pub fn open(tables: &Tables) {
@@ -26,22 +17,27 @@ pub fn open(tables: &Tables) {
         sys::close(memfd);
         return;
     };
-    let _ = map::seal_readers(memfd);
     let memfd = fd::hide(memfd);
     tables.hide(memfd);
     let process = tables.process();
     process.view_fd.set(memfd as u32);
     process.view.store(area.base() as usize, Relaxed);
-    let header = &area.at::<HeaderView>(0).0;
+    let header = area.at::<ProcessHeader>(0);
     header.pid.store(process.pid.get(), Relaxed);
+    header.asked.store(process.asked.get(), Relaxed);
     header.magic.store(PROCESS_MAGIC, Relaxed);
 }
 
-/// In a child by fork: the page is the parent's. The child makes its own when it has something to show.
+/// In a child by fork: the page is the parent's. The child makes its own when it has something to show, and what was asked of the
+/// parent holds for it too.
 #[allow(unsafe_code)]
 pub fn forget(tables: &Tables) {
     let process = tables.process();
     if let Some(area) = area(tables) {
+        process.asked.set(area.at::<ProcessHeader>(0).asked.load(Relaxed) & ASKED_OFF);
+        for socket in tables.followed() {
+            socket.asked.set(asked(socket) & ASKED_OFF);
+        }
         process.view.store(0, Relaxed);
         let old = process.view_fd.get() as i32;
         tables.clear(old);
@@ -62,7 +58,7 @@ fn area(tables: &Tables) -> Option<Area> {
 pub fn slot(tables: &Tables, index: u32) -> Option<&'static SocketSlot> {
     let area = area(tables)?;
     let at = size_of::<ProcessHeader>() + (index % SOCKET_COUNT) as usize * size_of::<SocketSlot>();
-    Some(&area.at::<SlotView>(at).0)
+    Some(area.at(at))
 }
 
 /// The slot of a socket.
@@ -72,17 +68,22 @@ pub fn of(socket: &Socket) -> Option<&'static SocketSlot> {
     slot(tables, tables.index_of(socket))
 }
 
-/// Shows a socket from now on: it was just connected or accepted, or came with a fork.
-pub fn begin(socket: &Socket) {
-    let Some(tables) = tables() else { return };
+/// Makes the page if there is none: at the first socket, so that something can be asked of a server that has no connection yet.
+pub fn appear(tables: &Tables) {
     if area(tables).is_none()
         && let Some(_held) = tables.process().view_lock.take()
         && area(tables).is_none()
     {
         open(tables);
     }
+}
+
+/// Shows a socket from now on: it was just connected or accepted, or came with a fork.
+pub fn begin(socket: &Socket) {
+    let Some(tables) = tables() else { return };
+    appear(tables);
     let (Some(slot), Some(area)) = (of(socket), area(tables)) else { return };
-    let header = &area.at::<HeaderView>(0).0;
+    let header = area.at::<ProcessHeader>(0);
     header.slots_used.fetch_max(tables.index_of(socket) + 1, Relaxed);
     for word in [&slot.wakes, &slot.bells] {
         word.store(0, Relaxed);
@@ -92,7 +93,15 @@ pub fn begin(socket: &Socket) {
     }
     slot.fd.store(socket.fd(), Relaxed);
     slot.reason.store(Reason::Young as u32, Relaxed);
-    slot.path.store(super::path(socket), Relaxed);
+    slot.number.store(header.connections.fetch_add(1, Relaxed) + 1, Relaxed);
+    slot.asked.store(socket.asked.get() | header.asked.load(Relaxed) & ASKED_OFF, Relaxed);
+    show_path(socket);
+}
+
+/// What others ask of this connection (`ASKED_*`).
+#[inline(always)]
+pub fn asked(socket: &Socket) -> u32 {
+    of(socket).map_or(0, |slot| slot.asked.load(Relaxed))
 }
 
 /// Shows where a socket stands now, and why.
@@ -100,8 +109,19 @@ pub fn show(socket: &Socket, reason: Reason) {
     if of(socket).is_none_or(|slot| slot.path.load(Relaxed) == SLOT_FREE) {
         begin(socket);
     }
+    if let Some(slot) = of(socket) {
+        slot.reason.store(reason as u32, Relaxed);
+        show_path(socket);
+    }
+}
+
+/// Shows where a socket stands now; nothing new is known of the reason.
+pub fn show_path(socket: &Socket) {
     let Some(slot) = of(socket) else { return };
-    slot.reason.store(reason as u32, Relaxed);
+    let end = socket.end();
+    let attached = socket.stage() == Stage::Attached;
+    let directions = directions(end.sending() as u32, end.receiving() as u32, end.away.is());
+    slot.directions.store(if attached { directions } else { 0 }, Relaxed);
     slot.path.store(super::path(socket), Relaxed);
 }
 

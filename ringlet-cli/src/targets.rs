@@ -1,0 +1,155 @@
+//! Which connections a command is about: named by process, by one end or by both, as `ringlet ss` prints them.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use crate::processes::{self, Process, Slot};
+use crate::sockets::{KernelSocket, LISTENING, UNCONNECTED};
+use crate::ss::{Joined, canonical, join};
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Target {
+    Process(u32),
+    End(SocketAddr),
+    Connection(SocketAddr, SocketAddr),
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Target, String> {
+        let end = |text: &str| text.parse().map(canonical).ok();
+        let target = match text.split_once('-') {
+            None => text.parse().map(Target::Process).ok().or_else(|| end(text).map(Target::End)),
+            Some((one, other)) => end(one).zip(end(other)).map(|(a, b)| Target::Connection(a, b)),
+        };
+        target.ok_or_else(|| {
+            "neither a process id, nor ADDRESS:PORT, nor ADDRESS:PORT-ADDRESS:PORT".to_owned()
+        })
+    }
+}
+
+/// PIDs and connections on a command line.
+#[derive(clap::Args)]
+pub struct Targets {
+    /// A process id, one end (127.0.0.1:5432) or both ends of a connection (127.0.0.1:5432-127.0.0.1:40312)
+    #[arg(value_name = "PID|CONNECTION", required_unless_present = "all")]
+    pub targets: Vec<Target>,
+    /// Every ringlet program that can be seen
+    #[arg(long, conflicts_with = "targets")]
+    pub all: bool,
+}
+
+impl Targets {
+    pub fn names(&self, process: &Process) -> bool {
+        self.all || self.targets.contains(&Target::Process(process.pid))
+    }
+
+    fn names_socket(&self, socket: &KernelSocket) -> bool {
+        let (local, peer) = (canonical(socket.local), canonical(socket.peer));
+        self.targets.iter().any(|target| match target {
+            Target::Process(_) => false,
+            Target::End(end) => [local, peer].contains(end),
+            Target::Connection(a, b) => [(*a, *b), (*b, *a)].contains(&(local, peer)),
+        })
+    }
+
+    /// What is meant, with all ends and holders that can be seen.
+    pub fn find(&self) -> anyhow::Result<Found> {
+        let processes = processes::all()?;
+        let mut connections: Vec<Connection> = Vec::new();
+        let mut places: HashMap<Key, usize> = HashMap::new();
+        for each in join(&processes) {
+            let connected =
+                each.socket.is_some_and(|socket| ![LISTENING, UNCONNECTED].contains(&socket.state));
+            let Some(socket) = each.socket.filter(|_| connected) else { continue };
+            let named = self.names_socket(&socket);
+            let place = *places.entry(Key::of(&each, &socket)).or_insert_with(|| {
+                connections.push(Connection::new(&socket));
+                connections.len() - 1
+            });
+            let connection = &mut connections[place];
+            connection.named |= named;
+            connection.chosen |= named || self.names(each.process);
+            connection.ends.push(End {
+                pid: each.process.pid,
+                program: each.process.program.clone(),
+                accepts: canonical(socket.local) != connection.local,
+                slot: each.slot.clone(),
+            });
+        }
+        connections.retain(|connection| connection.chosen);
+        Ok(Found { processes, connections })
+    }
+}
+
+pub struct Found {
+    pub processes: Vec<Process>,
+    pub connections: Vec<Connection>,
+}
+
+/// The two ends in one order, within their network namespace.
+#[derive(PartialEq, Eq, Hash)]
+struct Key(String, SocketAddr, SocketAddr);
+
+impl Key {
+    fn of(each: &Joined, socket: &KernelSocket) -> Key {
+        let (local, peer) = (canonical(socket.local), canonical(socket.peer));
+        Key(each.namespace.clone(), local.min(peer), local.max(peer))
+    }
+}
+
+/// A connection, and the rows in which processes show it: its two ends, and whoever shares one of them.
+pub struct Connection {
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    pub ends: Vec<End>,
+    /// Itself, not only by its process.
+    pub named: bool,
+    chosen: bool,
+}
+
+pub struct End {
+    pub pid: u32,
+    pub program: String,
+    /// Is it at the connection's `peer` address?
+    pub accepts: bool,
+    pub slot: Slot,
+}
+
+impl Connection {
+    fn new(socket: &KernelSocket) -> Connection {
+        let (local, peer) = (canonical(socket.local), canonical(socket.peer));
+        Connection { local, peer, ends: Vec::new(), named: false, chosen: false }
+    }
+
+    pub fn name(&self) -> String {
+        format!("{}-{}", self.local, self.peer)
+    }
+
+    /// Are both its ends among those that can be seen?
+    pub fn is_whole(&self) -> bool {
+        self.ends.iter().any(|end| end.accepts) && self.ends.iter().any(|end| !end.accepts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_ends_and_connections_are_told_apart() {
+        let end = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert_eq!("4711".parse(), Ok(Target::Process(4711)));
+        assert_eq!("127.0.0.1:80".parse(), Ok(Target::End(end("127.0.0.1:80"))));
+        assert_eq!("[::ffff:127.0.0.1]:80".parse(), Ok(Target::End(end("127.0.0.1:80"))));
+        assert_eq!(
+            "[::1]:80-[::1]:4000".parse(),
+            Ok(Target::Connection(end("[::1]:80"), end("[::1]:4000")))
+        );
+        for wrong in ["", "redis", "127.0.0.1", "127.0.0.1:80-", "1-2", "-5"] {
+            assert!(wrong.parse::<Target>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+"""Running programs are controlled and watched: `ringlet off` and `on`, `capture`, `explain`. Every byte is checked meanwhile, and
+that a connection is where ringlet says by what the loopback interface carries.
+
+    python3 tests/control [--seed N] [--ringlet PATH] [GROUP...]
+
+Runs in namespaces of its own, of the network and of processes, to see and to control nothing else; exit status 77 where none can
+be made.
+"""
+
+import argparse
+import collections
+import contextlib
+import fcntl
+import importlib
+import json
+import os
+import pathlib
+import pwd
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from harness import (  # noqa: E402
+    CLIENT_SECONDS,
+    ROOT,
+    START_SECONDS,
+    Failed,
+    Outcome,
+    Ringlet,
+    Test,
+    adopt_orphans,
+    end_orphans,
+    free_port,
+    listening,
+    needs,
+    require,
+    wait_until,
+)
+
+GROUPS = "paths".split()
+ENDS = pathlib.Path(__file__).resolve().parent / "ends.py"
+INSIDE = "TEST_INSIDE_NAMESPACES"
+SKIPPED = 77
+IFF_UP, SIOCSIFFLAGS = 1, 0x8914
+
+
+def enter_namespace():
+    """This program again, in namespaces of its own, with the loopback interface up."""
+    if INSIDE not in os.environ:
+        users = [] if os.geteuid() == 0 else ["--map-root-user"]
+        unshare = ["unshare", *users, "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        if subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
+            print("no namespaces can be made here")
+            sys.exit(SKIPPED)
+        os.environ[INSIDE] = "1"
+        os.execvp("unshare", [*unshare, sys.executable, *sys.argv])
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+
+
+class End:
+    """A running `ends.py`."""
+
+    def __init__(self, test, *words, role="server", user=None):
+        python, program = sys.executable, ENDS
+        if user:  # who may not be able to reach these
+            python, program = "/usr/bin/python3", shutil.copy(ENDS, test.directory)
+            needs(python)
+        self.process = test.start(role, [python, program, *words], user=user)
+        self.pid = self.process.pid
+
+    def line(self, seconds=CLIENT_SECONDS):
+        line = self.process.line(seconds)
+        if line is None:
+            raise Failed(f"nothing was said: {self.process.poll()}\n{self.process.tail()}\n{self.process.where()}")
+        return line
+
+    def ask(self, command):
+        self.process.write(command + "\n")
+
+    def do(self, command):
+        self.ask(command)
+        return int(self.line())
+
+
+class Ground(Test):
+    """Where scenes play; each ends with all of its programs put away."""
+
+    @property
+    def ringlet(self):
+        return self._ringlet
+
+    @contextlib.contextmanager
+    def scene(self, name):
+        try:
+            with self.check(name):
+                yield
+        finally:
+            self.close()
+            if left := end_orphans():
+                self._report(Outcome(self.program, self.mode, f"{name}: leaves no process", "failed", 0.0, str(left)))
+
+    def pair(self, way="recv", **options):
+        """A server and a client with a connection in shared memory."""
+        port = free_port()
+        server = End(self, "server", port, way, **options)
+        wait_until(lambda: listening(port), START_SECONDS, "a server to listen")
+        client = End(self, "client", port, role="client")
+        client.port, client.server_port = int(client.line()), port
+        client.do("send 20")
+        self.await_path(client, "ring")
+        return server, client
+
+    def paths(self, client):
+        return {row["path"] for row in self.ringlet.connections(client.port)}
+
+    def await_path(self, client, path):
+        """A few messages at a time until the connection is there."""
+
+        def there():
+            client.do("send 3")
+            return self.paths(client) == {path}
+
+        wait_until(there, START_SECONDS, f"the connection to be on the {path}")
+
+    def command(self, *words, status=0, user=None):
+        """A ringlet command; what it printed."""
+        group = {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+        argv = [self.ringlet.command, *map(str, words)]
+        done = subprocess.run(argv, capture_output=True, timeout=CLIENT_SECONDS, **group)
+        said = done.stdout.decode() + done.stderr.decode()
+        require(status is None or done.returncode == status, f"ringlet {words}: exit status {done.returncode}, not {status}\n{said}")
+        return done.stdout.decode()
+
+    def json(self, *words, **options):
+        return json.loads(self.command(*words, "--json", **options))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of everything that is random")
+    parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.groups) - set(GROUPS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    enter_namespace()
+    counts = collections.Counter()
+
+    def report(outcome):
+        counts[outcome.result] += 1
+        print(f"{outcome.result:8}{outcome.program:9}{outcome.seconds:6.1f} s  {outcome.check}", flush=True)
+        if outcome.detail:
+            print("    " + outcome.detail.replace("\n", "\n    "), flush=True)
+
+    print(f"seed {arguments.seed}", flush=True)
+    os.environ["RINGLET_CONFIG"] = "/dev/null"
+    adopt_orphans()
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="ringlet-control-"))
+    directory.chmod(0o755)
+    try:
+        ringlet = Ringlet(arguments.ringlet, directory)
+        for group in arguments.groups or GROUPS:
+            place = directory / group
+            place.mkdir()
+            place.chmod(0o777)
+            ground = Ground(group, "both", place, ringlet, arguments.seed, report)
+            try:
+                importlib.import_module(group).scenes(ground)
+            finally:
+                ground.close()
+    except Failed as problem:
+        sys.exit(str(problem))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    print(", ".join(f"{count} {result}" for result, count in sorted(counts.items())))
+    sys.exit(counts["failed"] > 0)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    # What the groups import from here must be this very module.
+    sys.modules["control"] = sys.modules["__main__"]
+    main()
