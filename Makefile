@@ -1,4 +1,4 @@
-.PHONY: build install man demo test soak setup
+.PHONY: build install man demo test soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -36,6 +36,10 @@ test:
 # Thousands of kills, at random moments.
 soak: build
 	python3 tests/kill --kills 5000 --ringlet $(TARGET)/release/ringlet
+
+# Thousands of simulated clusters, each with other traffic and other faults.
+sim-soak:
+	SEEDS=0..20000 cargo test --release -p ringlet-sim --test seeds -- --nocapture
 
 # The programs that the tests and the demo run, where they may be installed.
 setup:

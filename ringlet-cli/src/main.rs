@@ -7,10 +7,12 @@ mod config;
 mod control;
 mod docs;
 mod doctor;
+mod plot;
 mod processes;
 mod program;
 mod run;
 mod settings;
+mod sim;
 mod sockets;
 mod ss;
 mod table;
@@ -39,6 +41,7 @@ enum Command {
     On(control::OnArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
+    Sim(sim::SimArgs),
     Config(config::ConfigArgs),
     Completion(docs::CompletionArgs),
     Man(docs::ManArgs),
@@ -78,6 +81,7 @@ fn dispatch() -> ExitCode {
         Command::On(args) => control::on(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Sim(args) => sim::run(args),
         Command::Config(args) => config::run(args),
         Command::Completion(args) => docs::completion(args, Cli::command()),
         Command::Man(args) => docs::man(args, Cli::command()),

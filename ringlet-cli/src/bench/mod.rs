@@ -13,7 +13,7 @@ mod plan;
 mod plot;
 mod report;
 mod server;
-mod spec;
+pub mod spec;
 mod stats;
 pub mod symbol;
 mod wire;
@@ -72,7 +72,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Draw latency and throughput over all message sizes; FILE ends in .svg or .png
-    #[arg(long, value_name = "FILE", value_parser = picture)]
+    #[arg(long, value_name = "FILE", value_parser = crate::plot::file)]
     plot: Option<PathBuf>,
     /// What this program starts to do the work
     #[arg(long, hide = true, value_name = "SPEC", exclusive = true)]
@@ -157,14 +157,6 @@ impl FromStr for Pin {
             (_, Some((server, client))) if server != client => Ok(Pin::Cores(server, client)),
             _ => Err("none, auto or two different cores like 0,1".into()),
         }
-    }
-}
-
-fn picture(text: &str) -> Result<PathBuf, String> {
-    let path = PathBuf::from(text);
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("svg" | "png") => Ok(path),
-        _ => Err("a picture ends in .svg or .png".into()),
     }
 }
 

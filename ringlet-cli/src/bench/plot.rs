@@ -1,84 +1,28 @@
 //! The picture: latency and throughput over message size, in the manner of NetPIPE.
 
-use std::fs::{self, File};
-use std::io::BufWriter;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail};
-use plotters::coord::Shift;
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
+use anyhow::{Result, bail};
+use plotters::style::RGBColor;
 
 use super::machine::Machine;
 use super::report::Row;
-use super::spec::{Unit, parse_size, size_name};
+use super::spec::{Unit, parse_size};
+use crate::plot::{BLUE, Curve, GREY, ORANGE, Panel, Picture};
 
-/// In pixels, twice what a page shows, so that small print is sharp.
-const WIDTH: u32 = 3200;
-const HEIGHT: u32 = 1600;
-/// Okabe and Ito's colours, which colour-blind people can tell apart.
-const PALETTE: [(&str, RGBColor); 3] = [
-    ("tcp", RGBColor(0x56, 0x5b, 0x66)),
-    ("unix", RGBColor(0xe6, 0x9f, 0x00)),
-    ("ringlet", RGBColor(0x00, 0x72, 0xb2)),
-];
-const INK: RGBColor = RGBColor(0x22, 0x26, 0x2e);
-const FAINT: RGBColor = RGBColor(0x8a, 0x90, 0x9c);
-const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xec);
-
-/// Message size in bytes and half a round trip in nanoseconds, by growing size.
-struct Curve {
-    name: &'static str,
-    colour: RGBColor,
-    points: Vec<(f64, f64)>,
-}
-
-struct Panel {
-    title: &'static str,
-    unit: Unit,
-    curves: Vec<Curve>,
-    limit: Option<(&'static str, f64)>,
-    legend: SeriesLabelPosition,
-}
+const PALETTE: [(&str, RGBColor); 3] = [("tcp", GREY), ("unix", ORANGE), ("ringlet", BLUE)];
 
 pub fn draw(path: &Path, rows: &[Row], machine: &Machine) -> Result<()> {
-    // The pictures look the same on machines without any font.
-    let font = epaint_default_fonts::UBUNTU_LIGHT;
-    plotters::style::register_font("sans-serif", FontStyle::Normal, font)
-        .map_err(|_| anyhow!("the built-in font is broken"))?;
-    let panels = panels(rows)?;
     let title = rows.iter().find(|row| row.case == "latency").map_or("", |row| &row.title);
-    let subtitle = format!("{}; {title}", machine.headline().replace('\n', ", "));
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("svg") => {
-            let mut text = String::new();
-            let area = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
-            draw_on(area, &panels, &subtitle).map_err(|error| anyhow!("{error}"))?;
-            let shown = format!(r#"width="{}" height="{}""#, WIDTH / 2, HEIGHT / 2);
-            let drawn = format!(r#"width="{WIDTH}" height="{HEIGHT}""#);
-            fs::write(path, text.replacen(&drawn, &shown, 1))
-        }
-        Some("png") => {
-            let mut pixels = vec![0; (WIDTH * HEIGHT * 3) as usize];
-            let area = BitMapBackend::with_buffer(&mut pixels, (WIDTH, HEIGHT)).into_drawing_area();
-            draw_on(area, &panels, &subtitle).map_err(|error| anyhow!("{error}"))?;
-            write_png(path, &pixels)
-        }
-        _ => bail!("pictures are .svg or .png"),
-    }
-    .with_context(|| format!("cannot write {}", path.display()))
+    let picture = Picture {
+        title: "One unmodified program over each transport".into(),
+        subtitle: format!("{}; {title}", machine.headline().replace('\n', ", ")),
+        panels: panels(rows)?,
+    };
+    crate::plot::draw(path, &picture)
 }
 
-fn write_png(path: &Path, pixels: &[u8]) -> std::io::Result<()> {
-    let mut encoder = png::Encoder::new(BufWriter::new(File::create(path)?), WIDTH, HEIGHT);
-    encoder.set_color(png::ColorType::Rgb);
-    encoder.set_depth(png::BitDepth::Eight);
-    let mut writer = encoder.write_header()?;
-    writer.write_image_data(pixels)?;
-    Ok(writer.finish()?)
-}
-
-fn panels(rows: &[Row]) -> Result<[Panel; 2]> {
+fn panels(rows: &[Row]) -> Result<Vec<Panel>> {
     let curves = |figure: fn(f64, f64) -> f64| -> Vec<Curve> {
         let curve = |&(name, colour): &(&'static str, RGBColor)| {
             let points: Vec<(f64, f64)> = rows
@@ -87,7 +31,7 @@ fn panels(rows: &[Row]) -> Result<[Panel; 2]> {
                 .filter_map(|row| Some((parse_size(&row.what).ok()? as f64, row.median?)))
                 .map(|(size, half_ns)| (size, figure(size, half_ns)))
                 .collect();
-            (!points.is_empty()).then_some(Curve { name, colour, points })
+            (!points.is_empty()).then_some(Curve { name: name.into(), colour, points })
         };
         PALETTE.iter().filter_map(curve).collect()
     };
@@ -99,134 +43,18 @@ fn panels(rows: &[Row]) -> Result<[Panel; 2]> {
     if latency.is_empty() {
         bail!("there is no latency to draw");
     }
-    Ok([
+    Ok(vec![
         Panel {
-            title: "Latency, half a round trip",
+            title: "Latency, half a round trip".into(),
             unit: Unit::Nanoseconds,
             curves: latency,
             limit: limit("the bare cache line", "cache line"),
-            legend: SeriesLabelPosition::UpperLeft,
         },
         Panel {
-            title: "Throughput, ping-pong",
+            title: "Throughput, ping-pong".into(),
             unit: Unit::BytesPerSecond,
             curves: curves(|size, half_ns| size / half_ns * 1e9),
             limit: limit("memcpy, 64 KiB blocks", "memcpy, 64 KiB"),
-            legend: SeriesLabelPosition::LowerRight,
         },
     ])
-}
-
-type Drawn<T> = std::result::Result<(), DrawingAreaErrorKind<<T as DrawingBackend>::ErrorType>>;
-
-fn draw_on<T: DrawingBackend>(
-    area: DrawingArea<T, Shift>,
-    panels: &[Panel; 2],
-    subtitle: &str,
-) -> Drawn<T> {
-    area.fill(&WHITE)?;
-    area.draw(&Text::new("One unmodified program over each transport", (80, 44), text(68, INK)))?;
-    area.draw(&Text::new(subtitle, (80, 128), text(38, FAINT)))?;
-    let (_, body) = area.split_vertically(196);
-    for (part, panel) in body.split_evenly((1, 2)).iter().zip(panels) {
-        draw_panel(part, panel)?;
-    }
-    area.present()
-}
-
-fn text(size: i32, colour: RGBColor) -> TextStyle<'static> {
-    ("sans-serif", size).into_font().color(&colour)
-}
-
-fn draw_panel<T: DrawingBackend>(area: &DrawingArea<T, Shift>, panel: &Panel) -> Drawn<T> {
-    let points = || panel.curves.iter().flat_map(|curve| &curve.points);
-    let (low_x, high_x) = bounds(points().map(|point| point.0));
-    let values = points().map(|point| point.1).chain(panel.limit.map(|limit| limit.1));
-    let (low_y, high_y) = bounds(values);
-    // Whole decades, so that both ends of the axis carry a number.
-    let decade = |exponent: f64| 10f64.powf(exponent);
-    let (low_y, high_y) = (low_y.log10().floor(), high_y.log10().ceil());
-    let decades: Vec<f64> = (low_y as i32..=high_y as i32).map(|e| decade(e.into())).collect();
-    let sizes = (0..=30).step_by(3).map(|bit| (1u64 << bit) as f64);
-    let sizes: Vec<f64> = sizes.filter(|size| (low_x..=high_x).contains(size)).collect();
-
-    let mut chart = ChartBuilder::on(area)
-        .margin_left(48)
-        .margin_right(72)
-        .margin_bottom(32)
-        .caption(panel.title, text(50, INK))
-        .x_label_area_size(116)
-        .y_label_area_size(184)
-        .build_cartesian_2d(
-            (low_x * 0.8..high_x * 1.25).log_scale().with_key_points(sizes),
-            (decade(low_y)..decade(high_y)).log_scale().with_key_points(decades),
-        )?;
-    chart
-        .configure_mesh()
-        .bold_line_style(GRID.stroke_width(2))
-        .light_line_style(TRANSPARENT)
-        .axis_style(FAINT.stroke_width(2))
-        .x_label_formatter(&|&size| size_name(size.round() as usize))
-        .y_label_formatter(&|&value| short(panel.unit, value))
-        .label_style(text(36, INK))
-        .x_desc("message size")
-        .axis_desc_style(text(36, FAINT))
-        .draw()?;
-
-    if let Some((name, value)) = panel.limit {
-        let ends = [(low_x * 0.8, value), (high_x * 1.25, value)];
-        chart.draw_series(DashedLineSeries::new(ends, 16, 12, FAINT.stroke_width(3)))?;
-        let lower = panel.unit == Unit::Nanoseconds;
-        let (x, side) = if lower { (high_x * 1.2, HPos::Right) } else { (low_x, HPos::Left) };
-        let place = Pos::new(side, VPos::Bottom);
-        let label = format!("{name}, {}", panel.unit.show(value));
-        let above = value * decade((high_y - low_y) * 0.008);
-        let style = text(36, FAINT).pos(place);
-        chart.draw_series([Text::new(label, (x, above), style)])?;
-    }
-    for curve in &panel.curves {
-        let colour = curve.colour;
-        chart
-            .draw_series(LineSeries::new(curve.points.iter().copied(), colour.stroke_width(6)))?
-            .label(curve.name)
-            .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 52, y + 4)], colour.filled()));
-        let dots = curve.points.iter().map(|&point| Circle::new(point, 8, colour.filled()));
-        chart.draw_series(dots)?;
-    }
-    chart
-        .configure_series_labels()
-        .position(panel.legend.clone())
-        .label_font(text(40, INK))
-        .legend_area_size(72)
-        .margin(36)
-        .background_style(WHITE.mix(0.85))
-        .draw()?;
-    Ok(())
-}
-
-/// `10 us`, `1 GB/s`: for decades, without digits that say nothing.
-fn short(unit: Unit, value: f64) -> String {
-    let shown = unit.show(value);
-    match shown.split_once(' ') {
-        Some((number, suffix)) if number.contains('.') => {
-            format!("{} {suffix}", number.trim_end_matches('0').trim_end_matches('.'))
-        }
-        _ => shown,
-    }
-}
-
-fn bounds(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn decades_are_short() {
-        assert_eq!(short(Unit::Nanoseconds, 100.0), "100 ns");
-        assert_eq!(short(Unit::Nanoseconds, 10_000.0), "10 us");
-        assert_eq!(short(Unit::BytesPerSecond, 1e9), "1 GB/s");
-    }
 }

@@ -1,0 +1,203 @@
+//! Pictures: curves over message size, side by side.
+
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::bench::spec::{Unit, size_name};
+
+/// In pixels, twice what a page shows, so that small print is sharp.
+const WIDTH: u32 = 3200;
+const HEIGHT: u32 = 1600;
+/// Okabe and Ito's colours, which colour-blind people can tell apart.
+pub const GREY: RGBColor = RGBColor(0x56, 0x5b, 0x66);
+pub const ORANGE: RGBColor = RGBColor(0xe6, 0x9f, 0x00);
+pub const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
+pub const GREEN: RGBColor = RGBColor(0x00, 0x9e, 0x73);
+pub const RED: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
+const INK: RGBColor = RGBColor(0x22, 0x26, 0x2e);
+const FAINT: RGBColor = RGBColor(0x8a, 0x90, 0x9c);
+const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xec);
+
+pub struct Picture {
+    pub title: String,
+    pub subtitle: String,
+    pub panels: Vec<Panel>,
+}
+
+pub struct Panel {
+    pub title: String,
+    pub unit: Unit,
+    pub curves: Vec<Curve>,
+    /// A line across, with its name.
+    pub limit: Option<(&'static str, f64)>,
+}
+
+/// Message size in bytes and value in the panel's unit, by growing size.
+pub struct Curve {
+    pub name: String,
+    pub colour: RGBColor,
+    pub points: Vec<(f64, f64)>,
+}
+
+/// The name of a picture, as an argument.
+pub fn file(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg" | "png") => Ok(path),
+        _ => Err("a picture ends in .svg or .png".into()),
+    }
+}
+
+pub fn draw(path: &Path, picture: &Picture) -> Result<()> {
+    // The pictures look the same on machines without any font.
+    let font = epaint_default_fonts::UBUNTU_LIGHT;
+    plotters::style::register_font("sans-serif", FontStyle::Normal, font)
+        .map_err(|_| anyhow!("the built-in font is broken"))?;
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg") => {
+            let mut text = String::new();
+            let area = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
+            draw_on(area, picture).map_err(|error| anyhow!("{error}"))?;
+            let shown = format!(r#"width="{}" height="{}""#, WIDTH / 2, HEIGHT / 2);
+            let drawn = format!(r#"width="{WIDTH}" height="{HEIGHT}""#);
+            fs::write(path, text.replacen(&drawn, &shown, 1))
+        }
+        Some("png") => {
+            let mut pixels = vec![0; (WIDTH * HEIGHT * 3) as usize];
+            let area = BitMapBackend::with_buffer(&mut pixels, (WIDTH, HEIGHT)).into_drawing_area();
+            draw_on(area, picture).map_err(|error| anyhow!("{error}"))?;
+            write_png(path, &pixels)
+        }
+        _ => bail!("pictures are .svg or .png"),
+    }
+    .with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn write_png(path: &Path, pixels: &[u8]) -> std::io::Result<()> {
+    let mut encoder = png::Encoder::new(BufWriter::new(File::create(path)?), WIDTH, HEIGHT);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(pixels)?;
+    Ok(writer.finish()?)
+}
+
+type Drawn<T> = std::result::Result<(), DrawingAreaErrorKind<<T as DrawingBackend>::ErrorType>>;
+
+fn draw_on<T: DrawingBackend>(area: DrawingArea<T, Shift>, picture: &Picture) -> Drawn<T> {
+    area.fill(&WHITE)?;
+    area.draw(&Text::new(picture.title.as_str(), (80, 44), text(68, INK)))?;
+    area.draw(&Text::new(picture.subtitle.as_str(), (80, 128), text(38, FAINT)))?;
+    let (_, body) = area.split_vertically(196);
+    for (part, panel) in body.split_evenly((1, picture.panels.len())).iter().zip(&picture.panels) {
+        draw_panel(part, panel)?;
+    }
+    area.present()
+}
+
+fn text(size: i32, colour: RGBColor) -> TextStyle<'static> {
+    ("sans-serif", size).into_font().color(&colour)
+}
+
+fn draw_panel<T: DrawingBackend>(area: &DrawingArea<T, Shift>, panel: &Panel) -> Drawn<T> {
+    let points = || panel.curves.iter().flat_map(|curve| &curve.points);
+    let (low_x, high_x) = bounds(points().map(|point| point.0));
+    let values = points().map(|point| point.1).chain(panel.limit.map(|limit| limit.1));
+    let (low_y, high_y) = bounds(values);
+    // Whole decades, so that both ends of the axis carry a number.
+    let decade = |exponent: f64| 10f64.powf(exponent);
+    let (low_y, high_y) = (low_y.log10().floor(), high_y.log10().ceil());
+    let decades: Vec<f64> = (low_y as i32..=high_y as i32).map(|e| decade(e.into())).collect();
+    let sizes = (0..=30).step_by(3).map(|bit| (1u64 << bit) as f64);
+    let sizes: Vec<f64> = sizes.filter(|size| (low_x..=high_x).contains(size)).collect();
+
+    // Times grow with the size, rates as well, but from the other corner.
+    let time = panel.unit == Unit::Nanoseconds;
+    let legend =
+        if time { SeriesLabelPosition::UpperLeft } else { SeriesLabelPosition::LowerRight };
+
+    let mut chart = ChartBuilder::on(area)
+        .margin_left(48)
+        .margin_right(72)
+        .margin_bottom(32)
+        .caption(&panel.title, text(50, INK))
+        .x_label_area_size(116)
+        .y_label_area_size(184)
+        .build_cartesian_2d(
+            (low_x * 0.8..high_x * 1.25).log_scale().with_key_points(sizes),
+            (decade(low_y)..decade(high_y)).log_scale().with_key_points(decades),
+        )?;
+    chart
+        .configure_mesh()
+        .bold_line_style(GRID.stroke_width(2))
+        .light_line_style(TRANSPARENT)
+        .axis_style(FAINT.stroke_width(2))
+        .x_label_formatter(&|&size| size_name(size.round() as usize))
+        .y_label_formatter(&|&value| short(panel.unit, value))
+        .label_style(text(36, INK))
+        .x_desc("message size")
+        .axis_desc_style(text(36, FAINT))
+        .draw()?;
+
+    if let Some((name, value)) = panel.limit {
+        let ends = [(low_x * 0.8, value), (high_x * 1.25, value)];
+        chart.draw_series(DashedLineSeries::new(ends, 16, 12, FAINT.stroke_width(3)))?;
+        let (x, side) = if time { (high_x * 1.2, HPos::Right) } else { (low_x, HPos::Left) };
+        let place = Pos::new(side, VPos::Bottom);
+        let label = format!("{name}, {}", panel.unit.show(value));
+        let above = value * decade((high_y - low_y) * 0.008);
+        let style = text(36, FAINT).pos(place);
+        chart.draw_series([Text::new(label, (x, above), style)])?;
+    }
+    for curve in &panel.curves {
+        let colour = curve.colour;
+        chart
+            .draw_series(LineSeries::new(curve.points.iter().copied(), colour.stroke_width(6)))?
+            .label(curve.name.as_str())
+            .legend(move |(x, y)| Rectangle::new([(x, y - 4), (x + 52, y + 4)], colour.filled()));
+        let dots = curve.points.iter().map(|&point| Circle::new(point, 8, colour.filled()));
+        chart.draw_series(dots)?;
+    }
+    chart
+        .configure_series_labels()
+        .position(legend)
+        .label_font(text(40, INK))
+        .legend_area_size(72)
+        .margin(36)
+        .background_style(WHITE.mix(0.85))
+        .draw()?;
+    Ok(())
+}
+
+/// `10 us`, `1 GB/s`: for decades, without digits that say nothing.
+fn short(unit: Unit, value: f64) -> String {
+    let shown = unit.show(value);
+    match shown.split_once(' ') {
+        Some((number, suffix)) if number.contains('.') => {
+            format!("{} {suffix}", number.trim_end_matches('0').trim_end_matches('.'))
+        }
+        _ => shown,
+    }
+}
+
+fn bounds(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decades_are_short() {
+        assert_eq!(short(Unit::Nanoseconds, 100.0), "100 ns");
+        assert_eq!(short(Unit::Nanoseconds, 10_000.0), "10 us");
+        assert_eq!(short(Unit::BytesPerSecond, 1e9), "1 GB/s");
+    }
+}

@@ -1,0 +1,37 @@
+//! A cluster on virtual time: the rings and handshakes of `ringlet-core`, unmodified, over an interconnect whose stores are
+//! packets. Everything is drawn from one seed and happens in one order, so a run can be repeated exactly.
+
+mod cluster;
+mod faults;
+mod ledger;
+mod memory;
+pub mod papers;
+mod profile;
+mod rings;
+mod scenario;
+mod stacks;
+mod topology;
+
+pub use cluster::{Outcome, Stats};
+pub use faults::Faults;
+pub use ledger::Violation;
+pub use profile::{Profile, RingSizes, SHIPPED, Stack};
+pub use rings::{Pattern, Traffic};
+pub use scenario::Scenario;
+pub use topology::Topology;
+
+/// Virtual time, in picoseconds.
+pub type Time = u64;
+
+pub fn from_us(us: f64) -> Time {
+    (us * 1e6).round() as Time
+}
+
+pub fn to_us(time: Time) -> f64 {
+    time as f64 / 1e6
+}
+
+/// What `bytes` take at `mb_s` million bytes a second; nothing at a rate of 0, which stands for "no limit".
+pub fn transfer(bytes: usize, mb_s: f64) -> Time {
+    if mb_s == 0.0 { 0 } else { from_us(bytes as f64 / mb_s) }
+}

@@ -1,0 +1,371 @@
+//! A node's memory, and the rings in it: reads are local, what is for the other end becomes stores in the node's outbox.
+//!
+//! A node's memory begins with its mailbox: the interrupt flag of whoever reads it, and which lanes may hold something. Then comes a
+//! block for each other node, at the same offset in every node's memory:
+//!
+//! ```text
+//!    0  interrupt flags: of the receiver (towards this peer), of the sender
+//!   64  the credit that this peer gives us, which it stores
+//!   80  the credit that we give it: our own copy
+//!  128  slots, then data, which this peer stores and we read
+//!       slots, then data, which we store at the peer: our own copy
+//! ```
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+
+use ringlet_core::layout::*;
+use ringlet_core::memory::Area;
+use ringlet_core::ring::RingMemory;
+use ringlet_core::sync::{AtomicU32, AtomicU64};
+
+use crate::Time;
+use crate::profile::{Adapter, RingSizes};
+
+/// Zeroed pages; those never touched cost nothing.
+pub(crate) struct Memory {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Memory {
+    pub fn new(bytes: usize) -> Memory {
+        let layout = Layout::from_size_align(bytes.max(1), 4096).expect("a size that fits");
+        // SAFETY: the size is not zero.
+        let base = unsafe { alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
+        Memory { base, layout }
+    }
+
+    /// Only for as long as the memory lives.
+    pub fn area(&self) -> Area {
+        // SAFETY: allocated for that size and alignment; users keep to the memory's life (`Cluster` owns both).
+        unsafe { Area::new(self.base.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
+}
+
+/// The mailbox: its interrupt flag, and the bitmap.
+pub(crate) const WANT_MAIL: usize = 0;
+const READY: usize = 128;
+const BLOCKS: usize = 512;
+const _: () = assert!(READY + size_of::<Ready>() <= BLOCKS);
+
+/// Where the parts of a block lie.
+#[derive(Clone, Copy)]
+pub struct Block {
+    base: usize,
+    sizes: RingSizes,
+}
+
+impl Block {
+    pub fn new(sizes: RingSizes, peer: usize) -> Block {
+        Block { base: BLOCKS + peer * Block::bytes(sizes), sizes }
+    }
+
+    pub fn bytes(sizes: RingSizes) -> usize {
+        128 + 2 * (sizes.slots * LINE_BYTES + sizes.data_bytes)
+    }
+
+    /// Of a node's whole memory.
+    pub fn memory_bytes(sizes: RingSizes, nodes: usize) -> usize {
+        BLOCKS + nodes * Block::bytes(sizes)
+    }
+
+    pub fn start(&self) -> usize {
+        self.base
+    }
+    pub fn want_data(&self) -> usize {
+        self.base
+    }
+    pub fn want_room(&self) -> usize {
+        self.base + 4
+    }
+    fn credit(&self) -> usize {
+        self.base + 64
+    }
+    fn given_credit(&self) -> usize {
+        self.base + 80
+    }
+    fn incoming(&self) -> usize {
+        self.base + 128
+    }
+    fn outgoing(&self) -> usize {
+        self.incoming() + self.sizes.slots * LINE_BYTES + self.sizes.data_bytes
+    }
+}
+
+/// What is stored remotely.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Bytes,
+    /// Replaces what was stored there before, never what was stored later.
+    Credit,
+    /// Not stored: the adapter looks whether the flag there is armed, and interrupts if so (SCILAN §3.2).
+    StimulateReceiver,
+    StimulateSender,
+    /// Remote enqueue (SMiLE §4): the adapter notes the sender's lane in the mailbox, then looks as above.
+    Announce,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    pub to: usize,
+    pub at: usize,
+    pub kind: Kind,
+    pub len: u8,
+    pub dma: bool,
+    pub body: [u8; LINE_BYTES],
+}
+
+/// What a node's processor has to do, in order.
+pub(crate) enum Work {
+    Processor(Time),
+    /// Copying so many bytes within the node.
+    Copy(usize),
+    /// Setting the adapter's own engine up.
+    Engine,
+    Store(Store),
+    /// The store's price is paid.
+    Post(Store),
+    /// Waiting for the answers to all stores.
+    Barrier,
+}
+
+#[derive(Default)]
+pub(crate) struct Outbox {
+    pub work: VecDeque<Work>,
+    /// Stores since the last barrier that something later must not overtake.
+    unsettled: bool,
+}
+
+/// What a program on a node sees of it: memory, outbox, rules of the adapter.
+pub struct Node {
+    pub id: usize,
+    pub(crate) area: Area,
+    pub(crate) outbox: RefCell<Outbox>,
+    pub(crate) sizes: RingSizes,
+    packet_bytes: usize,
+    dma_from_bytes: usize,
+    /// Order is the sender's business.
+    barriers: bool,
+    /// Does what is received cost a copy?
+    pub copying: Cell<bool>,
+}
+
+impl Node {
+    pub(crate) fn new(id: usize, area: Area, sizes: RingSizes, adapter: &Adapter) -> Node {
+        Node {
+            id,
+            area,
+            outbox: RefCell::default(),
+            sizes,
+            packet_bytes: adapter.packet_bytes,
+            dma_from_bytes: adapter.dma_from_bytes,
+            barriers: !adapter.ordered && adapter.barrier,
+            copying: Cell::new(true),
+        }
+    }
+
+    fn end(&self, peer: usize, local: usize, credit: usize) -> End<'_> {
+        let remote = Block::new(self.sizes, self.id);
+        End { node: self, peer, local, credit, remote }
+    }
+
+    /// The ring to `peer`, as its sender sees it.
+    pub fn sender(&self, peer: usize) -> impl RingMemory + '_ {
+        let block = Block::new(self.sizes, peer);
+        self.end(peer, block.outgoing(), block.credit())
+    }
+
+    /// The ring from `peer`, as its receiver sees it.
+    pub fn receiver(&self, peer: usize) -> impl RingMemory + '_ {
+        let block = Block::new(self.sizes, peer);
+        self.end(peer, block.incoming(), block.given_credit())
+    }
+
+    /// The interrupt flags of this node towards `peer`.
+    pub fn want_data(&self, peer: usize) -> &AtomicU32 {
+        self.area.at(Block::new(self.sizes, peer).want_data())
+    }
+    pub fn want_room(&self, peer: usize) -> &AtomicU32 {
+        self.area.at(Block::new(self.sizes, peer).want_room())
+    }
+
+    /// Behind all stores so far, lets the peer's adapter look whether its receiver (for news) or sender (for room) sleeps.
+    pub fn stimulate_receiver(&self, peer: usize) {
+        self.stimulate(peer, Block::new(self.sizes, self.id).want_data(), Kind::StimulateReceiver);
+    }
+    pub fn stimulate_sender(&self, peer: usize) {
+        self.stimulate(peer, Block::new(self.sizes, self.id).want_room(), Kind::StimulateSender);
+    }
+
+    /// Behind all stores so far, says in the peer's mailbox that there is something from us.
+    pub fn announce(&self, peer: usize) {
+        self.stimulate(peer, WANT_MAIL, Kind::Announce);
+    }
+
+    /// This node's mailbox, and the interrupt flag of its reader.
+    pub fn ready(&self) -> &Ready {
+        self.area.at(READY)
+    }
+    pub fn want_mail(&self) -> &AtomicU32 {
+        self.area.at(WANT_MAIL)
+    }
+
+    fn stimulate(&self, peer: usize, at: usize, kind: Kind) {
+        self.barrier();
+        self.store(peer, at, kind, &[0; 4]);
+    }
+
+    /// What was stored before arrives before what is stored later.
+    pub fn barrier(&self) {
+        let mut outbox = self.outbox.borrow_mut();
+        if self.barriers && std::mem::take(&mut outbox.unsettled) {
+            outbox.work.push_back(Work::Barrier);
+        }
+    }
+
+    /// Stores raw bytes at a place in the peer's memory, a packet for each line: no ring, no flow control.
+    pub fn store_bytes(&self, peer: usize, at: usize, bytes: &[u8]) {
+        let dma = self.dma_from_bytes > 0 && bytes.len() >= self.dma_from_bytes;
+        if dma {
+            self.outbox.borrow_mut().work.push_back(Work::Engine);
+        }
+        let (mut at, mut rest) = (at, bytes);
+        while !rest.is_empty() {
+            let n = (self.packet_bytes - at % self.packet_bytes).min(rest.len());
+            let (piece, more) = rest.split_at(n);
+            self.post(peer, at, Kind::Bytes, piece, dma);
+            (at, rest) = (at + n, more);
+        }
+    }
+
+    fn store(&self, peer: usize, at: usize, kind: Kind, bytes: &[u8]) {
+        self.post(peer, at, kind, bytes, false);
+    }
+
+    fn post(&self, to: usize, at: usize, kind: Kind, bytes: &[u8], dma: bool) {
+        let mut body = [0; LINE_BYTES];
+        body[..bytes.len()].copy_from_slice(bytes);
+        let len = bytes.len() as u8;
+        let mut outbox = self.outbox.borrow_mut();
+        outbox.work.push_back(Work::Store(Store { to, at, kind, len, dma, body }));
+        outbox.unsettled = true;
+    }
+
+    pub fn work(&self, time: Time) {
+        self.outbox.borrow_mut().work.push_back(Work::Processor(time));
+    }
+
+    fn copy(&self, bytes: usize) {
+        if self.copying.get() {
+            self.outbox.borrow_mut().work.push_back(Work::Copy(bytes));
+        }
+    }
+}
+
+/// One end of a ring.
+struct End<'a> {
+    node: &'a Node,
+    peer: usize,
+    /// Slots and data as this end sees them: what arrived, or the copy of what it stored.
+    local: usize,
+    credit: usize,
+    /// The other end's block for us.
+    remote: Block,
+}
+
+impl End<'_> {
+    fn data(&self) -> usize {
+        self.node.sizes.slots * LINE_BYTES
+    }
+}
+
+impl RingMemory for End<'_> {
+    fn header(&self, slot: usize) -> &AtomicU64 {
+        self.node.area.at(self.local + slot * LINE_BYTES)
+    }
+    fn credit_slots(&self) -> &AtomicU64 {
+        self.node.area.at(self.credit)
+    }
+    fn credit_data(&self) -> &AtomicU64 {
+        self.node.area.at(self.credit + 8)
+    }
+    fn ring_bytes(&self) -> usize {
+        self.node.sizes.data_bytes
+    }
+    fn slot_count(&self) -> usize {
+        self.node.sizes.slots
+    }
+    fn hot_slot_count(&self) -> usize {
+        self.node.sizes.hot_slots
+    }
+    fn hot_data_bytes(&self) -> u64 {
+        self.node.sizes.hot_data_bytes as u64
+    }
+
+    /// The slot's line is one packet (or some, the header last).
+    fn publish(&self, slot: usize, header: u64) {
+        use ringlet_core::sync::Ordering::Relaxed;
+        self.header(slot).store(header, Relaxed);
+        let flags = header >> LEN_BITS & ((1 << FLAG_BITS) - 1);
+        let payload =
+            if flags & FLAG_DATA != 0 { 8 } else { header as usize & ((1 << LEN_BITS) - 1) };
+        let mut line = [0; LINE_BYTES];
+        // SAFETY: `line` has room for a line, and a slot is one.
+        unsafe {
+            self.node.area.read(self.local + slot * LINE_BYTES, line.as_mut_ptr(), LINE_BYTES)
+        };
+        let at = self.remote.incoming() + slot * LINE_BYTES;
+        let packet = self.node.packet_bytes;
+        let line = &line[..8 + payload];
+        for (number, piece) in line.chunks(packet).enumerate().skip(1) {
+            self.node.store(self.peer, at + number * packet, Kind::Bytes, piece);
+        }
+        if flags & FLAG_DATA != 0 || line.len() > packet {
+            self.node.barrier();
+        }
+        self.node.store(self.peer, at, Kind::Bytes, &line[..line.len().min(packet)]);
+    }
+
+    fn give_credit(&self, slots: u64, data: Option<u64>) {
+        use ringlet_core::sync::Ordering::Relaxed;
+        self.credit_slots().store(slots, Relaxed);
+        if let Some(data) = data {
+            self.credit_data().store(data, Relaxed);
+        }
+        let words = [slots, self.credit_data().load(Relaxed)].map(u64::to_le_bytes);
+        self.node.store(self.peer, self.remote.credit(), Kind::Credit, words.as_flattened());
+    }
+
+    unsafe fn write_slot(&self, slot: usize, at: usize, from: *const u8, n: usize) {
+        // SAFETY: passed on to the caller. `publish` sends it.
+        unsafe { self.node.area.write(self.local + slot * LINE_BYTES + at, from, n) };
+    }
+    unsafe fn read_slot(&self, slot: usize, at: usize, to: *mut u8, n: usize) {
+        self.node.copy(n);
+        // SAFETY: passed on to the caller.
+        unsafe { self.node.area.read(self.local + slot * LINE_BYTES + at, to, n) };
+    }
+    unsafe fn write_data(&self, at: usize, from: *const u8, n: usize) {
+        // SAFETY: passed on to the caller.
+        let bytes = unsafe { std::slice::from_raw_parts(from, n) };
+        // SAFETY: a slice of `n` bytes.
+        unsafe { self.node.area.write(self.local + self.data() + at, from, n) };
+        self.node.store_bytes(self.peer, self.remote.incoming() + self.data() + at, bytes);
+    }
+    unsafe fn read_data(&self, at: usize, to: *mut u8, n: usize) {
+        self.node.copy(n);
+        // SAFETY: passed on to the caller.
+        unsafe { self.node.area.read(self.local + self.data() + at, to, n) };
+    }
+}

@@ -1,0 +1,117 @@
+//! Many seeds, each another cluster, other traffic and other faults; and what must be found when something is left out.
+
+use ringlet_sim::*;
+
+/// `SEEDS=0..5000` for more than the few that the ordinary test takes.
+fn seeds() -> std::ops::Range<u64> {
+    let Ok(text) = std::env::var("SEEDS") else { return 0..200 };
+    let (first, last) = text.split_once("..").expect("SEEDS=FIRST..LAST");
+    first.parse().unwrap()..last.parse().unwrap()
+}
+
+#[test]
+fn no_seed_loses_anything() {
+    let mut total = Stats::default();
+    for seed in seeds() {
+        let outcome = Scenario::drawn(seed).run(seed, None);
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        total.messages += outcome.stats.messages;
+        total.retries += outcome.stats.retries;
+        total.returned += outcome.stats.returned;
+        total.interrupts += outcome.stats.interrupts;
+    }
+    // Else the faults were none.
+    assert!(total.retries > 0 && total.returned > 0 && total.interrupts > 0, "{total:?}");
+}
+
+/// Two nodes on SCI that sleep, with something left out: the violations of some seeds.
+fn violations(size: usize, change: impl Fn(&mut Profile, &mut Traffic)) -> Vec<Violation> {
+    let one = |seed| {
+        let mut profile = Profile::shipped("scilan").unwrap();
+        profile.ring =
+            RingSizes { slots: 16, hot_slots: 4, data_bytes: 4096, hot_data_bytes: 1024 };
+        let mut traffic = Traffic {
+            pattern: Pattern::Stream,
+            nodes: 2,
+            messages: 200,
+            sleep: true,
+            mtu_bytes: 16384,
+            copy: true,
+            look_again: true,
+            mailbox: false,
+        };
+        change(&mut profile, &mut traffic);
+        Scenario { profile, traffic, size, mixed: true }.run(seed, None).violation
+    };
+    (0..30).filter_map(one).collect()
+}
+
+fn faults(text: &str) -> Faults {
+    text.parse().unwrap()
+}
+
+const ALL: &str = "lost=0.02,corrupt=0.02,unanswered=0.02,late=0.05,late_us=300";
+
+#[test]
+fn nothing_is_missed_when_nothing_is_left_out() {
+    let found = violations(1024, |profile, _| profile.faults = faults(ALL));
+    assert_eq!(found, []);
+}
+
+#[test]
+fn without_retry_messages_are_lost() {
+    let found = violations(32, |profile, traffic| {
+        traffic.sleep = false;
+        profile.faults = faults("lost=0.02");
+        profile.adapter.retry = false;
+    });
+    assert!(found.iter().any(|found| matches!(found, Violation::Lost { .. })), "{found:?}");
+}
+
+#[test]
+fn without_crc_messages_are_damaged() {
+    let found = violations(1024, |profile, _| {
+        profile.faults = faults("corrupt=0.01");
+        profile.adapter.crc = false;
+    });
+    assert!(found.iter().any(|found| matches!(found, Violation::Damaged { .. })), "{found:?}");
+}
+
+#[test]
+fn without_sequence_numbers_an_old_packet_overwrites_a_new_one() {
+    let found = violations(1024, |profile, _| {
+        profile.faults = faults(ALL);
+        profile.adapter.sequence = false;
+    });
+    assert!(found.iter().any(|found| matches!(found, Violation::Damaged { .. })), "{found:?}");
+}
+
+#[test]
+fn without_barriers_a_record_is_seen_before_its_bytes() {
+    let found = violations(1024, |profile, _| {
+        profile.faults = faults("late=0.05");
+        profile.adapter.barrier = false;
+    });
+    assert!(found.iter().any(|found| matches!(found, Violation::Damaged { .. })), "{found:?}");
+}
+
+#[test]
+fn without_a_second_look_a_wake_up_is_lost() {
+    // One node is so slow that the other answers between its look and its sleep.
+    let found = violations(32, |profile, traffic| {
+        profile.faults = faults("slow_nodes=1,slowness=30");
+        (profile.node.look_us, profile.node.kernel_us, profile.node.interrupt_us) = (1.0, 1.0, 1.0);
+        traffic.pattern = Pattern::PingPong;
+        traffic.look_again = false;
+    });
+    assert!(found.iter().any(|found| matches!(found, Violation::Stuck { .. })), "{found:?}");
+}
+
+#[test]
+fn a_seed_repeats_itself() {
+    let trace = |seed| Scenario::drawn(seed).run(seed, None).trace;
+    for seed in 0..20 {
+        assert_eq!(trace(seed), trace(seed), "seed {seed}");
+        assert_ne!(trace(seed), trace(seed + 1), "seed {seed}");
+    }
+}
