@@ -155,6 +155,11 @@ pub fn pending(fd: i32, events: i16) -> i16 {
     }
 }
 
+pub fn epoll_create() -> Sys<i32> {
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_epoll_create1, libc::EPOLL_CLOEXEC) }.map(|fd| fd as i32)
+}
+
 pub fn epoll_ctl(epfd: i32, op: i32, fd: i32, event: Option<epoll_event>) -> Sys<()> {
     let event = event.as_ref().map_or(core::ptr::null(), |event| event as *const epoll_event);
     // SAFETY: null or a valid event.

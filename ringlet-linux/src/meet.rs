@@ -66,34 +66,28 @@ fn meeting_name(connector: &Address, acceptor: &Address) -> (libc::sockaddr_un, 
     (name, (core::mem::offset_of!(libc::sockaddr_un, sun_path) + n) as u32)
 }
 
+const UNIX_KIND: i32 = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+
 fn unix_socket() -> Sys<i32> {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is passed.
-    let made = unsafe { sys!(SYS_socket, libc::AF_UNIX, kind, 0)? };
-    Ok(fd::hide(made as i32))
+    unsafe { sys!(SYS_socket, libc::AF_UNIX, UNIX_KIND, 0) }.map(|made| made as i32)
 }
 
-/// The accepting side opens the rendezvous of its connection.
-pub fn offer(ends: &Ends) -> Sys<i32> {
-    let (name, len) = meeting_name(&ends.remote, &ends.local);
-    let socket = unix_socket()?;
+fn bind(socket: i32, (name, len): (libc::sockaddr_un, u32), backlog: i32) -> Sys<i32> {
     // SAFETY: a name and its length.
     let bound = unsafe {
-        sys!(SYS_bind, socket, &raw const name, len).and_then(|_| sys!(SYS_listen, socket, 1))
+        sys!(SYS_bind, socket, &raw const name, len).and_then(|_| sys!(SYS_listen, socket, backlog))
     };
     bound.map(|_| socket).inspect_err(|_| close(socket))
 }
 
-/// The connecting side looks for it; `ECONNREFUSED` when nobody offers.
-pub fn look(ends: &Ends) -> Sys<i32> {
-    let (name, len) = meeting_name(&ends.local, &ends.remote);
-    let socket = unix_socket()?;
+fn connect(socket: i32, (name, len): (libc::sockaddr_un, u32)) -> Sys<i32> {
     // SAFETY: a name and its length.
     let connected = unsafe { sys!(SYS_connect, socket, &raw const name, len) };
     connected.map(|_| socket).inspect_err(|_| close(socket))
 }
 
-/// An abstract name of at most 107 bytes.
+/// An abstract name of at most `NAME_MAX_BYTES`.
 fn abstract_name(bytes: &[u8]) -> (libc::sockaddr_un, u32) {
     // SAFETY: zero is a valid sockaddr_un.
     let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
@@ -107,29 +101,69 @@ fn abstract_name(bytes: &[u8]) -> (libc::sockaddr_un, u32) {
 
 /// Opens a rendezvous of that name for many.
 pub fn offer_named(name: &[u8]) -> Sys<i32> {
-    let (name, len) = abstract_name(name);
-    let socket = unix_socket()?;
-    // SAFETY: a name and its length.
-    let bound = unsafe {
-        sys!(SYS_bind, socket, &raw const name, len).and_then(|_| sys!(SYS_listen, socket, 4096))
-    };
-    bound.map(|_| socket).inspect_err(|_| close(socket))
+    bind(fd::hide(unix_socket()?), abstract_name(name), 4096)
 }
 
 /// Looks for the rendezvous of that name; `ECONNREFUSED` when nobody offers, `EAGAIN` when too many came at once.
 pub fn look_named(name: &[u8]) -> Sys<i32> {
-    let (name, len) = abstract_name(name);
-    let socket = unix_socket()?;
-    // SAFETY: a name and its length.
-    let connected = unsafe { sys!(SYS_connect, socket, &raw const name, len) };
-    connected.map(|_| socket).inspect_err(|_| close(socket))
+    connect(fd::hide(unix_socket()?), abstract_name(name))
+}
+
+/// The accepting side opens the rendezvous of its connection.
+pub fn offer(ends: &Ends) -> Sys<i32> {
+    bind(fd::hide(unix_socket()?), meeting_name(&ends.remote, &ends.local), 1)
+}
+
+/// The connecting side looks for it; `ECONNREFUSED` when nobody offers.
+pub fn look(ends: &Ends) -> Sys<i32> {
+    connect(fd::hide(unix_socket()?), meeting_name(&ends.local, &ends.remote))
 }
 
 /// Takes the one who came to our offer; `EAGAIN` when nobody did yet.
 pub fn accept(offer: i32) -> Sys<i32> {
+    accept_in_sight(offer).map(fd::hide)
+}
+
+/// The same, under the lowest free number, for a descriptor that the program is to use.
+pub fn accept_in_sight(offer: i32) -> Sys<i32> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no address is asked for.
-    unsafe { sys!(SYS_accept4, offer, 0, 0, flags) }.map(|fd| fd::hide(fd as i32))
+    unsafe { sys!(SYS_accept4, offer, 0, 0, flags) }.map(|fd| fd as i32)
+}
+
+const SERVICE_PREFIX: &[u8] = b"ringlet1-service/";
+const NAME_MAX_BYTES: usize = 107;
+
+/// The abstract name of a service of the native library; `EINVAL` when it is empty or too long.
+fn service_name(service: &[u8]) -> Sys<(libc::sockaddr_un, u32)> {
+    let mut name = [0; NAME_MAX_BYTES];
+    let len = SERVICE_PREFIX.len() + service.len();
+    if service.is_empty() || len > name.len() {
+        return Err(Errno::EINVAL);
+    }
+    name[..SERVICE_PREFIX.len()].copy_from_slice(SERVICE_PREFIX);
+    name[SERVICE_PREFIX.len()..len].copy_from_slice(service);
+    Ok(abstract_name(&name[..len]))
+}
+
+/// Opens a service that others find by its name in this network namespace; `EADDRINUSE` when there is one of that name.
+pub fn serve(service: &[u8]) -> Sys<i32> {
+    let name = service_name(service)?;
+    bind(unix_socket()?, name, 128)
+}
+
+/// Connects to a service; `ECONNREFUSED` when there is none, `EAGAIN` when too many wait.
+pub fn visit(service: &[u8]) -> Sys<i32> {
+    let name = service_name(service)?;
+    connect(unix_socket()?, name)
+}
+
+/// Two connected sockets.
+pub fn pair() -> Sys<[i32; 2]> {
+    let mut made = [0; 2];
+    // SAFETY: room for two descriptors.
+    unsafe { sys!(SYS_socketpair, libc::AF_UNIX, UNIX_KIND, 0, made.as_mut_ptr())? };
+    Ok(made)
 }
 
 pub fn credentials(socket: i32) -> Sys<Credentials> {

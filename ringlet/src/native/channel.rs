@@ -1,0 +1,461 @@
+//! A pair of queues between two programs, for bytes or messages.
+
+use super::bell::{Bell, Deadline, Waiter};
+use super::{Error, Kind, Options, Timeout};
+use ringlet_core::layout::{CLOSED, LaneGeometry, MESSAGE_MAX_BYTES};
+use ringlet_core::mapped::{Lane, Mapped};
+use ringlet_core::memory::Area;
+use ringlet_core::queue::{self, Next, Refused, Reserved, Rx, Tx};
+use ringlet_core::sync::Ordering;
+use ringlet_core::wait;
+use ringlet_linux::map;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+/// Largest piece of a stream: a long send is cut, so that the receiver reads one piece while the next is written.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// A mapping that goes when the last user does.
+pub(super) struct Mapping(pub Area);
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped for us by `meet`; lanes and messages that point into it hold or borrow what holds this.
+        #[allow(unsafe_code)]
+        unsafe {
+            map::unmap(self.0)
+        };
+    }
+}
+
+/// What both halves of a connection share. Each sleeps on a socket of its own, so that neither takes the other's bytes.
+pub(super) struct Link {
+    /// Wakes whoever waits for data.
+    pub data: Bell,
+    /// Wakes whoever waits for room; the same socket where only one of the two can be waited for.
+    pub room: Option<Bell>,
+    pub mapping: Mapping,
+    pub side: usize,
+    pub spin_us: u64,
+}
+
+impl Link {
+    pub fn room(&self) -> &Bell {
+        self.room.as_ref().unwrap_or(&self.data)
+    }
+
+    pub fn lane(&self, geometry: LaneGeometry, number: usize) -> Lane {
+        Lane::new(self.mapping.0, number * geometry.lane_bytes(), geometry)
+    }
+}
+
+/// Both ways of a connection, which can be used by two threads.
+pub struct Channel {
+    pub sender: Sender,
+    pub receiver: Receiver,
+}
+
+impl Channel {
+    pub(super) fn new(link: Link, geometry: LaneGeometry, options: &Options) -> Channel {
+        let ours = link.lane(geometry, link.side);
+        let theirs = link.lane(geometry, 1 - link.side);
+        let (link, bytes) = (Arc::new(link), options.kind == Kind::Bytes);
+        Channel {
+            sender: Sender::new(link.clone(), ours, Some(theirs), bytes),
+            receiver: Receiver::new(link, ours, theirs, bytes),
+        }
+    }
+}
+
+/// The sending end of a channel or of a mailbox's lane. Dropping it tells the receiver that no more will come.
+pub struct Sender {
+    link: Arc<Link>,
+    lane: Lane,
+    /// The way back, if there is one.
+    back: Option<Lane>,
+    tx: Tx,
+    bytes: bool,
+    /// What else there is to do after a message was published.
+    announce: Option<super::mailbox::Announcer>,
+}
+
+impl Sender {
+    fn new(link: Arc<Link>, lane: Lane, back: Option<Lane>, bytes: bool) -> Sender {
+        Sender { link, lane, back, tx: Tx::default(), bytes, announce: None }
+    }
+
+    pub(super) fn of_mailbox(
+        link: Link,
+        geometry: LaneGeometry,
+        announce: super::mailbox::Announcer,
+    ) -> Sender {
+        let lane = link.lane(geometry, 0);
+        let mut sender = Sender::new(Arc::new(link), lane, None, false);
+        sender.announce = Some(announce);
+        sender
+    }
+
+    /// The longest message, or piece of a stream, that can be reserved.
+    pub fn max_bytes(&self) -> usize {
+        queue::max_bytes(&self.lane)
+    }
+
+    /// Room for a message, or a piece of a stream, of up to `len` bytes, to be written in place.
+    pub fn reserve(&mut self, len: usize, timeout: Timeout) -> Result<Slot<'_>, Error> {
+        let reserved = self.reserve_raw(len, timeout)?;
+        Ok(Slot { reserved, sender: self })
+    }
+
+    fn wait(&mut self, deadline: &mut Deadline) -> Result<(), Error> {
+        let bell = self.link.room();
+        if bell.is_gone() {
+            return Err(Error::PeerDied);
+        }
+        let waiter = Waiter {
+            flag: &self.lane.control().sender.want_room,
+            ours: &self.lane,
+            theirs: self.back.as_ref(),
+            moves: self.link.side == 1,
+            spin_us: self.link.spin_us,
+        };
+        bell.wait(&waiter, deadline, || self.has_room())
+    }
+
+    fn has_room(&self) -> bool {
+        let closed = &self.lane.control().receiver.closed;
+        self.tx.writable(&self.lane) || closed.load(Ordering::Acquire) != 0
+    }
+
+    /// Sends a message, or of a stream as many bytes as go at once; returns how many.
+    pub fn send(&mut self, data: &[u8], timeout: Timeout) -> Result<usize, Error> {
+        let mut len = data.len();
+        if self.bytes {
+            if len == 0 {
+                return Ok(0);
+            }
+            len = len.min(PIECE_BYTES).min(self.max_bytes());
+        }
+        let reserved = self.reserve_raw(len, timeout)?;
+        // SAFETY: `data` is valid for its length.
+        #[allow(unsafe_code)]
+        unsafe {
+            reserved.write(&self.lane, 0, data.as_ptr(), len)
+        };
+        self.commit_raw(reserved, len);
+        Ok(len)
+    }
+
+    /// Asks to be woken. True when there is no room yet: then `descriptor` becomes readable as soon as there is room for any message.
+    pub fn arm(&mut self) -> bool {
+        let flag = &self.lane.control().sender.want_room;
+        self.link.room().arm(flag, &mut || self.has_room())
+    }
+
+    /// To wait for room on, after `arm`. Only ever wait on it.
+    pub fn descriptor(&self) -> i32 {
+        self.link.room().descriptor()
+    }
+
+    /// Has the receiver taken everything?
+    pub fn is_drained(&self) -> bool {
+        self.tx.drained(&self.lane)
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let control = self.lane.control();
+        // ORDER: a SeqCst swap, as a publish is: messages before it are seen with it, and the look at the flag comes after it.
+        control.sender.shut.swap(1, Ordering::SeqCst);
+        match &self.announce {
+            Some(announce) => announce.published(&self.link.data),
+            None if wait::wanted_by_receiver(&control.receiver.want_data) != 0 => {
+                self.link.data.ring();
+            }
+            None => {}
+        }
+    }
+}
+
+/// An end that sends what is written in place. (Its functions are for callers who can't hold a borrow: the C library.)
+pub trait Sends {
+    #[doc(hidden)]
+    fn out(&self) -> &Lane;
+    #[doc(hidden)]
+    fn reserve_raw(&mut self, len: usize, timeout: Timeout) -> Result<Reserved, Error>;
+    #[doc(hidden)]
+    fn commit_raw(&mut self, reserved: Reserved, len: usize);
+}
+
+impl Sends for Sender {
+    fn out(&self) -> &Lane {
+        &self.lane
+    }
+
+    fn reserve_raw(&mut self, len: usize, timeout: Timeout) -> Result<Reserved, Error> {
+        let mut deadline = Deadline::new(timeout);
+        loop {
+            // ORDER: Acquire; the receiver's end is final, nothing is read by it.
+            if self.lane.control().receiver.closed.load(Ordering::Acquire) != 0 {
+                return Err(Error::Closed);
+            }
+            if self.link.data.is_gone() {
+                return Err(Error::PeerDied);
+            }
+            match self.tx.reserve(&self.lane, len) {
+                Err(Refused::Full) => self.wait(&mut deadline)?,
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    fn commit_raw(&mut self, reserved: Reserved, len: usize) {
+        if len == 0 && self.bytes {
+            return;
+        }
+        self.tx.commit(&self.lane, reserved, len);
+        if let Some(announce) = &self.announce {
+            return announce.published(&self.link.data);
+        }
+        if wait::wanted_by_receiver(&self.lane.control().receiver.want_data) != 0 {
+            self.link.data.ring();
+        }
+    }
+}
+
+/// A message that is being written where it will be read. Nothing is sent unless it is committed.
+pub struct Slot<'a, S: Sends = Sender> {
+    pub(super) reserved: Reserved,
+    pub(super) sender: &'a mut S,
+}
+
+impl<S: Sends> Slot<'_, S> {
+    /// The place, as bytes that the peer might change meanwhile. At least as long as was asked for.
+    pub fn bytes(&self) -> &[AtomicU8] {
+        atomic_bytes(self.reserved.pointer(self.sender.out()), self.reserved.room())
+    }
+
+    /// Copies `data` to byte `at` of the message. Panics when there is no room for it.
+    pub fn write(&mut self, at: usize, data: &[u8]) {
+        // SAFETY: `data` is valid for its length.
+        #[allow(unsafe_code)]
+        unsafe {
+            self.reserved.write(self.sender.out(), at, data.as_ptr(), data.len())
+        };
+    }
+
+    /// Sends the first `len` bytes. Panics when so many were not reserved.
+    pub fn commit(self, len: usize) {
+        self.sender.commit_raw(self.reserved, len);
+    }
+}
+
+/// Shared memory as bytes that may change at any time.
+pub(super) fn atomic_bytes<'a>(at: *const u8, len: usize) -> &'a [AtomicU8] {
+    // SAFETY: a place in a segment that `Reserved::pointer` and `Message::pointer` answer for, mapped as long as the `Link`, from
+    // which the caller's borrow comes. Every bit pattern is an `AtomicU8`; within this process it is reached as such or by raw copies
+    // that the queue's ordering keeps apart, and what another process does to it is to us as a device's writes: some value.
+    #[allow(unsafe_code)]
+    unsafe {
+        std::slice::from_raw_parts(at.cast(), len)
+    }
+}
+
+/// The receiving end of a channel. Dropping it tells the sender that nobody reads any more.
+pub struct Receiver {
+    link: Arc<Link>,
+    lane: Lane,
+    back: Lane,
+    rx: Rx,
+    bytes: bool,
+    /// Bytes taken of the record that is next in a stream.
+    used: usize,
+    corrupt: bool,
+}
+
+impl Receiver {
+    fn new(link: Arc<Link>, back: Lane, lane: Lane, bytes: bool) -> Receiver {
+        Receiver { link, lane, back, rx: Rx::default(), bytes, used: 0, corrupt: false }
+    }
+
+    /// The next message, or what is next of a stream, left where it is.
+    pub fn peek(&mut self, timeout: Timeout) -> Result<Message<'_>, Error> {
+        let message = self.peek_raw(timeout)?;
+        Ok(Message { message, receiver: self })
+    }
+
+    fn has_news(&self) -> bool {
+        let shut = &self.lane.control().sender.shut;
+        self.rx.ready(&self.lane) || shut.load(Ordering::Acquire) != 0
+    }
+
+    /// Receives a message into a buffer that must be long enough, or of a stream as many bytes as are there and fit; returns how many.
+    pub fn receive(&mut self, to: &mut [u8], timeout: Timeout) -> Result<usize, Error> {
+        let may_cut = self.bytes;
+        self.peek(timeout)?.receive(to, may_cut)
+    }
+
+    /// Asks to be woken. True when there is nothing yet: then `descriptor` becomes readable as soon as there is something.
+    pub fn arm(&mut self) -> bool {
+        let flag = &self.lane.control().receiver.want_data;
+        self.link.data.arm(flag, &mut || self.has_news())
+    }
+
+    /// To wait for messages on, after `arm`. Only ever wait on it.
+    pub fn descriptor(&self) -> i32 {
+        self.link.data.descriptor()
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let control = self.lane.control();
+        // ORDER: as in `Sender::drop`.
+        control.receiver.closed.swap(CLOSED, Ordering::SeqCst);
+        if wait::wanted_by_sender(&control.sender.want_room) != 0 {
+            self.link.room().ring();
+        }
+    }
+}
+
+impl AsFd for Receiver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.link.data.as_fd()
+    }
+}
+
+impl AsFd for Sender {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.link.room().as_fd()
+    }
+}
+
+/// An end that receives what is read in place. (Its functions are for callers who can't hold a borrow: the C library.)
+pub trait Receives {
+    #[doc(hidden)]
+    fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error>;
+    #[doc(hidden)]
+    fn inward(&self, message: &queue::Message) -> &Lane;
+    /// Bytes of the next record that are taken already.
+    #[doc(hidden)]
+    fn used(&self) -> usize {
+        0
+    }
+    /// Done with the first `n` bytes.
+    #[doc(hidden)]
+    fn take_raw(&mut self, message: queue::Message, n: usize);
+}
+
+impl Receives for Receiver {
+    fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
+        let mut deadline = Deadline::new(timeout);
+        loop {
+            let control = self.lane.control();
+            // ORDER: Acquire, before the look: what was sent before the end is seen with it (`Sender::drop`).
+            let shut = control.sender.shut.load(Ordering::Acquire) != 0;
+            let bell = &self.link.data;
+            let gone = bell.is_gone();
+            match self.rx.peek(&self.lane) {
+                _ if self.corrupt => return Err(Error::PeerCorrupt),
+                Next::Message(message) => return Ok(message),
+                Next::Corrupt => self.corrupt = true,
+                Next::Empty if shut => return Err(Error::Closed),
+                Next::Empty if gone => return Err(Error::PeerDied),
+                Next::Empty => {
+                    let waiter = Waiter {
+                        flag: &control.receiver.want_data,
+                        ours: &self.back,
+                        theirs: Some(&self.lane),
+                        moves: self.link.side == 1,
+                        spin_us: self.link.spin_us,
+                    };
+                    bell.wait(&waiter, &mut deadline, || self.has_news())?;
+                }
+            }
+        }
+    }
+
+    fn inward(&self, _: &queue::Message) -> &Lane {
+        &self.lane
+    }
+
+    fn used(&self) -> usize {
+        self.used
+    }
+
+    fn take_raw(&mut self, message: queue::Message, n: usize) {
+        if self.bytes && self.used + n < message.len() {
+            self.used += n;
+            return;
+        }
+        self.used = 0;
+        if self.rx.release(&self.lane, message)
+            && wait::wanted_by_sender(&self.lane.control().sender.want_room) != 0
+        {
+            self.link.room().ring();
+        }
+    }
+}
+
+/// A received message, or the next bytes of a stream, where it lies. It is there again at the next look unless it is released.
+pub struct Message<'a, R: Receives = Receiver> {
+    pub(super) message: queue::Message,
+    pub(super) receiver: &'a mut R,
+}
+
+impl<R: Receives> Message<'_, R> {
+    pub fn len(&self) -> usize {
+        self.message.len() - self.receiver.used()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// In place, as bytes that a hostile peer may change while they are looked at: load each once.
+    pub fn bytes(&self) -> &[AtomicU8] {
+        let at = self.message.pointer(self.receiver.inward(&self.message));
+        atomic_bytes(at.wrapping_add(self.receiver.used()), self.len())
+    }
+
+    /// Copies out, from byte `at` on. Panics when there are not so many.
+    pub fn read(&self, at: usize, to: &mut [u8]) {
+        let (lane, at) = (self.receiver.inward(&self.message), self.receiver.used() + at);
+        // SAFETY: `to` is valid for its length.
+        #[allow(unsafe_code)]
+        unsafe {
+            self.message.read(lane, at, to.as_mut_ptr(), to.len())
+        };
+    }
+
+    /// Copies to `to` and is done with that; a message that does not fit stays, unless it may be cut.
+    pub(super) fn receive(self, to: &mut [u8], may_cut: bool) -> Result<usize, Error> {
+        if self.len() > to.len() && !may_cut {
+            return Err(Error::BufferTooSmall);
+        }
+        let n = self.len().min(to.len());
+        self.read(0, &mut to[..n]);
+        self.take(n);
+        Ok(n)
+    }
+
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut data = vec![0; self.len()];
+        self.read(0, &mut data);
+        data
+    }
+
+    /// Done with it: gives its place back to the sender.
+    pub fn release(self) {
+        let n = self.len();
+        self.take(n);
+    }
+
+    /// Done with the first `n` bytes: of a stream the rest stays, a message goes as a whole.
+    pub fn take(self, n: usize) {
+        self.receiver.take_raw(self.message, n);
+    }
+}
+
+const _: () = assert!(PIECE_BYTES <= MESSAGE_MAX_BYTES);

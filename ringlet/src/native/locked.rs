@@ -1,0 +1,183 @@
+//! A locked pair of buffers between two programs: question and answer, in turns. The connecting end asks first.
+
+use super::bell::{Deadline, Waiter};
+use super::channel::{Link, Message, Receives, Sends, Slot, atomic_bytes};
+use super::{Error, Timeout};
+use ringlet_core::layout::LaneGeometry;
+use ringlet_core::locked::{self, max_bytes};
+use ringlet_core::mapped::{Lane, Mapped};
+use ringlet_core::queue::{self, Next, Refused, Reserved};
+use ringlet_core::sync::Ordering;
+use ringlet_core::wait;
+use std::sync::atomic::AtomicU8;
+
+/// One end. Dropping it tells the other.
+pub struct Locked {
+    link: Link,
+    ours: Lane,
+    theirs: Lane,
+    turns: locked::Locked,
+    corrupt: bool,
+}
+
+impl Locked {
+    pub(super) fn new(link: Link, geometry: LaneGeometry) -> Locked {
+        let (ours, theirs) = (link.lane(geometry, link.side), link.lane(geometry, 1 - link.side));
+        let turns =
+            if link.side == 0 { locked::Locked::client() } else { locked::Locked::server() };
+        Locked { link, ours, theirs, turns, corrupt: false }
+    }
+
+    /// The longest message.
+    pub fn max_bytes(&self) -> usize {
+        max_bytes(&self.ours)
+    }
+
+    pub fn is_our_turn(&self) -> bool {
+        self.turns.our_turn()
+    }
+
+    /// Our buffer, for a message of up to `len` bytes, to be written in place.
+    pub fn reserve(&mut self, len: usize) -> Result<Slot<'_, Locked>, Error> {
+        let reserved = self.reserve_raw(len, None)?;
+        Ok(Slot { reserved, sender: self })
+    }
+
+    /// Sends a message, and the turn with it.
+    pub fn send(&mut self, data: &[u8]) -> Result<(), Error> {
+        let mut slot = self.reserve(data.len())?;
+        slot.write(0, data);
+        slot.commit(data.len());
+        Ok(())
+    }
+
+    /// The other end's message, left where it is. To release it is to take the turn; it stays readable until our next one is sent.
+    pub fn peek(&mut self, timeout: Timeout) -> Result<Message<'_, Locked>, Error> {
+        let message = self.peek_raw(timeout)?;
+        Ok(Message { message, receiver: self })
+    }
+
+    fn has_news(&self) -> bool {
+        let shut = &self.theirs.control().sender.shut;
+        self.turns.ready(&self.theirs) || shut.load(Ordering::Acquire) != 0
+    }
+
+    /// Receives the other end's message, and the turn with it.
+    pub fn receive(&mut self, to: &mut [u8], timeout: Timeout) -> Result<usize, Error> {
+        self.peek(timeout)?.receive(to, false)
+    }
+
+    /// Asks, and waits for the answer; returns its length. (When the time is up the answer can still be received later.)
+    pub fn call(
+        &mut self,
+        question: &[u8],
+        answer: &mut [u8],
+        timeout: Timeout,
+    ) -> Result<usize, Error> {
+        self.send(question)?;
+        self.receive(answer, timeout)
+    }
+
+    /// Waits for a question and answers it, both in place: `f` is given the question and room for an answer of any length, and
+    /// returns the answer's length (at most the room's).
+    pub fn serve(
+        &mut self,
+        timeout: Timeout,
+        f: impl FnOnce(&[AtomicU8], &[AtomicU8]) -> usize,
+    ) -> Result<(), Error> {
+        let message = self.peek_raw(timeout)?;
+        self.turns.take_turn(&message);
+        let max = self.max_bytes();
+        let reserved = self.reserve_raw(max, None)?;
+        let question = atomic_bytes(message.pointer(&self.theirs), message.len());
+        let len = f(question, atomic_bytes(reserved.pointer(&self.ours), reserved.room()));
+        self.commit_raw(reserved, len);
+        Ok(())
+    }
+
+    /// Asks to be woken. True when there is nothing yet: then `descriptor` becomes readable as soon as there is something.
+    pub fn arm(&mut self) -> bool {
+        let flag = &self.theirs.control().receiver.want_data;
+        self.link.data.arm(flag, &mut || self.has_news())
+    }
+
+    /// To wait for the other end on, after `arm`. Only ever wait on it.
+    pub fn descriptor(&self) -> i32 {
+        self.link.data.descriptor()
+    }
+
+    fn ring(&self) {
+        if wait::wanted_by_receiver(&self.ours.control().receiver.want_data) != 0 {
+            self.link.data.ring();
+        }
+    }
+}
+
+impl Sends for Locked {
+    fn out(&self) -> &Lane {
+        &self.ours
+    }
+
+    fn reserve_raw(&mut self, len: usize, _: Timeout) -> Result<Reserved, Error> {
+        if self.link.data.is_gone() {
+            return Err(Error::PeerDied);
+        }
+        self.turns.reserve(&self.ours, len).map_err(|refused| match refused {
+            Refused::Full => Error::NotOurTurn,
+            Refused::TooLong => Error::TooLong,
+        })
+    }
+
+    fn commit_raw(&mut self, reserved: Reserved, len: usize) {
+        self.turns.commit(&self.ours, reserved, len);
+        self.ring();
+    }
+}
+
+impl Receives for Locked {
+    fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
+        if self.is_our_turn() {
+            return Err(Error::NotOurTurn);
+        }
+        let mut deadline = Deadline::new(timeout);
+        loop {
+            let control = self.theirs.control();
+            // ORDER: Acquire, before the look, as in `Receiver::peek_raw`.
+            let shut = control.sender.shut.load(Ordering::Acquire) != 0;
+            let gone = self.link.data.is_gone();
+            match self.turns.peek(&self.theirs) {
+                _ if self.corrupt => return Err(Error::PeerCorrupt),
+                Next::Message(message) => return Ok(message),
+                Next::Corrupt => self.corrupt = true,
+                Next::Empty if shut => return Err(Error::Closed),
+                Next::Empty if gone => return Err(Error::PeerDied),
+                Next::Empty => {
+                    let waiter = Waiter {
+                        flag: &control.receiver.want_data,
+                        ours: &self.ours,
+                        theirs: Some(&self.theirs),
+                        moves: self.link.side == 1,
+                        spin_us: self.link.spin_us,
+                    };
+                    self.link.data.wait(&waiter, &mut deadline, || self.has_news())?;
+                }
+            }
+        }
+    }
+
+    fn inward(&self, _: &queue::Message) -> &Lane {
+        &self.theirs
+    }
+
+    fn take_raw(&mut self, message: queue::Message, _: usize) {
+        self.turns.take_turn(&message);
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // ORDER: as in `Sender::drop`.
+        self.ours.control().sender.shut.swap(1, Ordering::SeqCst);
+        self.ring();
+    }
+}

@@ -1,0 +1,358 @@
+//! A mailbox: one receiver, and a lane for each of its senders (`ringlet_core::mailbox`).
+//!
+//! Each lane is a segment of its own, so that a sender can write only to its own. The list of lanes that have something is shared by
+//! the senders of one user (who could harm each other anyway); the receiver's interrupt flag can be read by all and written by none.
+
+use super::bell::{Bell, Deadline};
+use super::channel::{Mapping, Message, Receives};
+use super::meet::{Welcome, accept, make_segment, map_segment, open_service, own};
+use super::{Error, Kind, Options, Timeout};
+use crate::socket::spin;
+use ringlet_core::layout::{CLOSED, LANE_MAX_COUNT, LaneGeometry, PAGE_BYTES, Ready};
+use ringlet_core::mailbox::{Inbox, announce};
+use ringlet_core::mapped::{Lane, Mapped};
+use ringlet_core::queue::{self, Next, Rx};
+use ringlet_core::sync::Ordering;
+use ringlet_core::wait;
+use ringlet_linux::sys;
+use ringlet_linux::{fd, map, meet};
+use std::cell::Cell;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// A receiver that is always busy looks for new senders this often (in ticks: some 10 to 50 ms), counted at every so many looks.
+const LOOK_EVERY_TICKS: u64 = 50_000_000;
+const LOOKS_PER_CLOCK: u32 = 64;
+const EVENTS_AT_ONCE: usize = 32;
+/// The service's mark in the epoll set; lanes have their number.
+const SERVICE: u64 = u64::MAX;
+
+/// What a sender does after it has published.
+pub(super) struct Announcer {
+    ready: Mapping,
+    flag: Mapping,
+    lane: usize,
+    /// The value of the flag for which we rang last.
+    rung: Cell<u64>,
+}
+
+impl Announcer {
+    /// From what the mailbox sent; checked.
+    pub fn new(ready: Option<i32>, flag: Option<i32>, lane: u32) -> Result<Announcer, Error> {
+        if lane as usize >= LANE_MAX_COUNT {
+            return Err(Error::PeerCorrupt);
+        }
+        Ok(Announcer {
+            ready: map_segment(ready, PAGE_BYTES, true)?,
+            flag: map_segment(flag, PAGE_BYTES, false)?,
+            lane: lane as usize,
+            rung: Cell::new(0),
+        })
+    }
+
+    #[inline]
+    pub fn published(&self, bell: &Bell) {
+        announce(self.ready.0.at(0), self.lane);
+        if let Some(value) = wait::armed(self.flag.0.at(0), self.rung.get()) {
+            self.rung.set(value);
+            bell.ring();
+        }
+    }
+}
+
+/// Which sender a message is from: a number that no other sender of this mailbox has or had.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SenderId(pub u64);
+
+struct Entry {
+    id: SenderId,
+    lane: Lane,
+    rx: Rx,
+    bell: Bell,
+    _mapping: Mapping,
+}
+
+impl Entry {
+    /// A message, or the end.
+    fn has_news(&self) -> bool {
+        let shut = &self.lane.control().sender.shut;
+        self.rx.ready(&self.lane) || shut.load(Ordering::Acquire) != 0 || self.bell.is_gone()
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        // ORDER: as in `Sender::drop`.
+        self.lane.control().receiver.closed.swap(CLOSED, Ordering::SeqCst);
+        if wait::wanted_by_sender(&self.lane.control().sender.want_room) != 0 {
+            self.bell.ring();
+        }
+    }
+}
+
+/// The senders of one user.
+struct Circle {
+    uid: u32,
+    memfd: OwnedFd,
+    mapping: Mapping,
+}
+
+/// The receiving end.
+pub struct Mailbox {
+    service: OwnedFd,
+    /// The service and all lanes' sockets.
+    set: OwnedFd,
+    options: Options,
+    geometry: LaneGeometry,
+    flag_memfd: OwnedFd,
+    flag: Mapping,
+    armed: bool,
+    circles: Vec<Circle>,
+    lanes: Vec<Option<Entry>>,
+    /// Whose message was found last.
+    current: usize,
+    next_id: u64,
+    inbox: Inbox,
+    looks: u32,
+    looked: u64,
+}
+
+impl Mailbox {
+    /// Opens a mailbox under a name; its senders come by [`connect`](super::connect). Fails with EADDRINUSE when there is a service of
+    /// that name in this network namespace.
+    pub fn bind(name: &str, options: Options) -> Result<Mailbox, Error> {
+        if options.kind != Kind::Mailbox {
+            return Err(Error::OtherKind);
+        }
+        let geometry = options.geometry()?;
+        let service = open_service(name)?;
+        let set = own(fd::epoll_create()?);
+        let event = fd::epoll_event { events: libc::EPOLLIN as u32, u64: SERVICE };
+        fd::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, service.as_raw_fd(), Some(event))?;
+        let flag_memfd = own(map::sealed_memfd(c"ringlet-native", PAGE_BYTES, 0)?);
+        let flag = Mapping(map::map_shared(flag_memfd.as_raw_fd(), PAGE_BYTES, true)?);
+        map::seal_readers(flag_memfd.as_raw_fd())?;
+        Ok(Mailbox {
+            service,
+            set,
+            options,
+            geometry,
+            flag_memfd,
+            flag,
+            armed: false,
+            circles: Vec::new(),
+            lanes: Vec::new(),
+            current: 0,
+            next_id: 0,
+            inbox: Inbox::default(),
+            looks: 0,
+            looked: 0,
+        })
+    }
+
+    /// Senders that are connected, or whose last messages are not received yet.
+    pub fn senders(&self) -> usize {
+        self.lanes.iter().flatten().count()
+    }
+
+    /// The next message of any sender, each in its turn, left where it is. (Unless it is released, the next look may find another's.)
+    pub fn peek(&mut self, timeout: Timeout) -> Result<Message<'_, Mailbox>, Error> {
+        let message = self.peek_raw(timeout)?;
+        Ok(Message { message, receiver: self })
+    }
+
+    /// Receives a message into a buffer that must be long enough; from whom, and its length.
+    pub fn receive(&mut self, to: &mut [u8], timeout: Timeout) -> Result<(SenderId, usize), Error> {
+        let message = self.peek(timeout)?;
+        Ok((message.sender(), message.receive(to, false)?))
+    }
+
+    /// The next lane that has a message, or whose sender has ended.
+    fn lane_with_news(&mut self) -> Option<usize> {
+        let Mailbox { inbox, circles, lanes, .. } = self;
+        let bitmaps = circles.iter().map(|circle| circle.mapping.0.at::<Ready>(0));
+        inbox.poll(bitmaps, lanes.len(), |lane| lanes[lane].as_ref().is_some_and(Entry::has_news))
+    }
+
+    /// The next message. Lanes that have ended, or whose sender wrote what no ringlet writes, go.
+    fn find(&mut self) -> Option<queue::Message> {
+        for _ in 0..=self.lanes.len() {
+            let lane = self.lane_with_news()?;
+            let entry = self.lanes[lane].as_ref()?;
+            match entry.rx.peek(&entry.lane) {
+                Next::Message(message) => {
+                    self.current = lane;
+                    return Some(message);
+                }
+                // The end was seen before the look, so nothing comes after it. A message that came in between is next.
+                Next::Empty if entry.rx.ready(&entry.lane) => {}
+                Next::Empty | Next::Corrupt => self.lanes[lane] = None,
+            }
+        }
+        None
+    }
+
+    /// Asks to be woken. True when there is nothing yet: then `descriptor` becomes readable as soon as there is something, or somebody
+    /// new (of whom the next call takes care).
+    pub fn arm(&mut self) -> bool {
+        if !self.armed {
+            self.armed = true;
+            wait::arm(self.flag.0.at(0));
+        }
+        self.lane_with_news().is_none() || {
+            self.disarm();
+            false
+        }
+    }
+
+    fn disarm(&mut self) {
+        if self.armed {
+            self.armed = false;
+            wait::disarm(self.flag.0.at(0));
+        }
+    }
+
+    /// To wait for messages on, after `arm`. Only ever wait on it.
+    pub fn descriptor(&self) -> i32 {
+        self.set.as_raw_fd()
+    }
+
+    fn look_now_and_then(&mut self) {
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks % LOOKS_PER_CLOCK == 1 {
+            let now = sys::ticks();
+            if now.wrapping_sub(self.looked) > LOOK_EVERY_TICKS {
+                self.looked = now;
+                let _ = self.answer_events(Some(0));
+            }
+        }
+    }
+
+    /// Waits so long for doorbells and new senders, and takes care of them.
+    fn answer_events(&mut self, timeout_ns: Option<u64>) -> Result<(), Error> {
+        let mut events = [fd::epoll_event { events: 0, u64: 0 }; EVENTS_AT_ONCE];
+        let (set, list) = (self.set.as_raw_fd(), events.as_mut_ptr());
+        // SAFETY: as many events as are asked for.
+        #[allow(unsafe_code)]
+        let n = unsafe { fd::epoll_wait(set, list, EVENTS_AT_ONCE, timeout_ns, None)? };
+        for event in &events[..n] {
+            if event.u64 == SERVICE {
+                self.admit_senders();
+            } else if let Some(Some(entry)) = self.lanes.get(event.u64 as usize) {
+                // Whoever rings has something for us, or is gone.
+                entry.bell.drain();
+                self.inbox.keep(event.u64 as usize);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes those in who have come. Who can't be served is turned away.
+    fn admit_senders(&mut self) {
+        loop {
+            match accept(&self.service, self.options.peers) {
+                Ok(socket) => drop(self.admit(socket)),
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn admit(&mut self, socket: OwnedFd) -> Result<(), Error> {
+        let free = self.lanes.iter().position(Option::is_none);
+        let number = free.unwrap_or(self.lanes.len());
+        if number >= LANE_MAX_COUNT {
+            return Err(Error::Refused);
+        }
+        let circle = self.circle(meet::credentials(socket.as_raw_fd())?.uid)?;
+        let (memfd, mapping) = make_segment(self.geometry.lane_bytes())?;
+        let fds = [&memfd, &self.circles[circle].memfd, &self.flag_memfd].map(AsRawFd::as_raw_fd);
+        Welcome::new(&self.options, number as u32).send(&socket, &fds)?;
+        let event = fd::epoll_event { events: libc::EPOLLIN as u32, u64: number as u64 };
+        fd::epoll_ctl(self.set.as_raw_fd(), libc::EPOLL_CTL_ADD, socket.as_raw_fd(), Some(event))?;
+        let lane = Lane::new(mapping.0, 0, self.geometry);
+        let id = SenderId(self.next_id);
+        self.next_id += 1;
+        let (rx, bell) = (Rx::default(), Bell::new(socket));
+        let entry = Entry { id, lane, rx, bell, _mapping: mapping };
+        match free {
+            Some(number) => self.lanes[number] = Some(entry),
+            None => self.lanes.push(Some(entry)),
+        }
+        Ok(())
+    }
+
+    /// The circle of a user, made if it is the first of its senders.
+    fn circle(&mut self, uid: u32) -> Result<usize, Error> {
+        if let Some(known) = self.circles.iter().position(|circle| circle.uid == uid) {
+            return Ok(known);
+        }
+        let (memfd, mapping) = make_segment(PAGE_BYTES)?;
+        self.circles.push(Circle { uid, memfd, mapping });
+        Ok(self.circles.len() - 1)
+    }
+
+    /// Whose message was found last.
+    #[doc(hidden)]
+    pub fn last_sender(&self) -> SenderId {
+        self.entry().id
+    }
+
+    fn entry(&self) -> &Entry {
+        self.lanes[self.current].as_ref().expect("a message is borrowed from it")
+    }
+}
+
+impl Message<'_, Mailbox> {
+    pub fn sender(&self) -> SenderId {
+        self.receiver.last_sender()
+    }
+}
+
+impl Receives for Mailbox {
+    fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
+        let mut deadline = Deadline::new(timeout);
+        loop {
+            self.look_now_and_then();
+            if let Some(message) = self.find() {
+                return Ok(message);
+            }
+            let left = match deadline.left() {
+                Err(Error::WouldBlock) if self.armed => {
+                    // Somebody waits on our descriptor in our place, and has been woken.
+                    self.disarm();
+                    self.answer_events(Some(0))?;
+                    return self.find().ok_or(Error::WouldBlock);
+                }
+                left => left?,
+            };
+            let limit =
+                left.map_or(self.options.spin_us, |left| self.options.spin_us.min(left / 1000));
+            if spin::watch(limit, || None, || self.lane_with_news().is_some()) {
+                continue;
+            }
+            if self.arm() {
+                let answered = self.answer_events(left);
+                self.disarm();
+                answered?;
+            }
+        }
+    }
+
+    fn inward(&self, _: &queue::Message) -> &Lane {
+        &self.entry().lane
+    }
+
+    fn take_raw(&mut self, message: queue::Message, _: usize) {
+        let Entry { rx, lane, bell, .. } = self.entry();
+        if rx.release(lane, message)
+            && wait::wanted_by_sender(&lane.control().sender.want_room) != 0
+        {
+            bell.ring();
+        }
+    }
+}
+
+impl AsFd for Mailbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
+    }
+}

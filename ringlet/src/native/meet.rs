@@ -1,0 +1,269 @@
+//! How two programs find each other: a service's name, credentials, and a segment for each connection.
+//!
+//! The service speaks first: to whoever connects and is admitted it sends what it is, with a fresh segment (a sealed memfd) and
+//! what else belongs to a connection of its kind. So it never waits for anybody.
+
+use super::bell::{Bell, Deadline};
+use super::channel::{Channel, Link, Mapping};
+use super::mailbox::Announcer;
+use super::{Error, Kind, Locked, Options, Peers, Sender, Timeout};
+use ringlet_core::layout::LaneGeometry;
+use ringlet_linux::sys::{self, Errno};
+use ringlet_linux::{fd, map, meet};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+const WELCOME_MAGIC: u64 = u64::from_le_bytes(*b"rnglnat\x01");
+/// Somebody who looks for a service that is not there yet looks again after so long, doubled up to the second figure.
+const LOOK_AGAIN_NS: u64 = 100_000;
+const LOOK_AGAIN_MAX_NS: u64 = 10_000_000;
+
+/// What a service says of a connection.
+#[derive(Clone, Copy)]
+pub(super) struct Welcome {
+    pub kind: u32,
+    /// A mailbox's: which lane, which bit.
+    pub lane: u32,
+    pub slot_count: u64,
+    pub ring_bytes: u64,
+}
+
+const WELCOME_BYTES: usize = 32;
+
+impl Welcome {
+    pub fn new(options: &Options, lane: u32) -> Welcome {
+        Welcome {
+            kind: options.kind as u32,
+            lane,
+            slot_count: options.slot_count as u64,
+            ring_bytes: options.ring_bytes as u64,
+        }
+    }
+
+    pub fn send(self, to: &OwnedFd, fds: &[i32]) -> Result<(), Error> {
+        let mut bytes = [0; WELCOME_BYTES];
+        bytes[..8].copy_from_slice(&WELCOME_MAGIC.to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.kind.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&self.lane.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&self.slot_count.to_ne_bytes());
+        bytes[24..].copy_from_slice(&self.ring_bytes.to_ne_bytes());
+        Ok(meet::send(to.as_raw_fd(), &bytes, fds)?)
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Welcome> {
+        let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let welcome = Welcome {
+            kind: u32_at(8)?,
+            lane: u32_at(12)?,
+            slot_count: u64_at(16)?,
+            ring_bytes: u64_at(24)?,
+        };
+        (bytes.len() == WELCOME_BYTES && u64_at(0)? == WELCOME_MAGIC).then_some(welcome)
+    }
+
+    fn geometry(&self) -> Option<LaneGeometry> {
+        let (slots, bytes) = (usize::try_from(self.slot_count), usize::try_from(self.ring_bytes));
+        LaneGeometry::new(slots.ok()?, bytes.ok()?)
+    }
+}
+
+pub(super) fn own(fd: i32) -> OwnedFd {
+    // SAFETY: a descriptor that the kernel has just given us and that nothing else knows of.
+    #[allow(unsafe_code)]
+    unsafe {
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+/// A fresh segment of zeros.
+pub(super) fn make_segment(bytes: usize) -> Result<(OwnedFd, Mapping), Error> {
+    let memfd = own(map::sealed_memfd(c"ringlet-native", bytes, libc::F_SEAL_SEAL)?);
+    let area = map::map_shared(memfd.as_raw_fd(), bytes, true)?;
+    Ok((memfd, Mapping(area)))
+}
+
+/// Maps what a service sent, if it is of that size and can't fault.
+pub(super) fn map_segment(fd: Option<i32>, bytes: usize, writable: bool) -> Result<Mapping, Error> {
+    let memfd = own(fd.ok_or(Error::PeerCorrupt)?);
+    match map::sealed_size(memfd.as_raw_fd()) {
+        Ok(size) if size == bytes => {}
+        Ok(_) | Err(Errno::EINVAL) => return Err(Error::PeerCorrupt),
+        Err(errno) => return Err(errno.into()),
+    }
+    Ok(Mapping(map::map_shared(memfd.as_raw_fd(), bytes, writable)?))
+}
+
+impl Peers {
+    /// May we deal with whoever is at the other end?
+    pub(super) fn admit(self, socket: &OwnedFd) -> Result<(), Error> {
+        let uid = meet::credentials(socket.as_raw_fd())?.uid;
+        let admitted = self == Peers::Any || uid == 0 || uid == sys::geteuid();
+        if admitted { Ok(()) } else { Err(Error::Refused) }
+    }
+}
+
+/// The next of those who have come and are admitted.
+pub(super) fn accept(service: &OwnedFd, peers: Peers) -> Result<OwnedFd, Error> {
+    loop {
+        let socket = own(meet::accept_in_sight(service.as_raw_fd())?);
+        if peers.admit(&socket).is_ok() {
+            return Ok(socket);
+        }
+    }
+}
+
+pub(super) fn open_service(name: &str) -> Result<OwnedFd, Error> {
+    Ok(own(meet::serve(name.as_bytes())?))
+}
+
+/// Waits until a descriptor is readable.
+fn await_input(fd: BorrowedFd, deadline: &mut Deadline) -> Result<(), Error> {
+    let left = deadline.left()?;
+    let mut fds = [fd::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+    fd::poll(&mut fds, left, None)?;
+    Ok(())
+}
+
+/// A service under a name, which is free again when the listener is dropped or its process is gone. (A mailbox is a service of
+/// its own: see [`Mailbox`](super::Mailbox).)
+pub struct Listener {
+    socket: OwnedFd,
+    options: Options,
+    geometry: LaneGeometry,
+}
+
+/// A connection, as its service's kind says.
+pub enum Connection {
+    Channel(Channel),
+    Locked(Locked),
+    Sender(Sender),
+}
+
+impl Listener {
+    /// Fails with EADDRINUSE when there is a service of that name in this network namespace.
+    pub fn bind(name: &str, options: Options) -> Result<Listener, Error> {
+        if options.kind == Kind::Mailbox {
+            return Err(Error::OtherKind);
+        }
+        let geometry = options.geometry()?;
+        Ok(Listener { socket: open_service(name)?, options, geometry })
+    }
+
+    /// The next connection. Whoever is not admitted is turned away without a word.
+    pub fn accept(&self, timeout: Timeout) -> Result<Connection, Error> {
+        let mut deadline = Deadline::new(timeout);
+        let socket = loop {
+            match accept(&self.socket, self.options.peers) {
+                Err(Error::System(Errno::EAGAIN)) => {
+                    await_input(self.socket.as_fd(), &mut deadline)?;
+                }
+                done => break done?,
+            }
+        };
+        let (memfd, mapping) = make_segment(2 * self.geometry.lane_bytes())?;
+        let [room, theirs] = meet::pair()?.map(own);
+        let fds = [memfd.as_raw_fd(), theirs.as_raw_fd()];
+        Welcome::new(&self.options, 0).send(&socket, &fds)?;
+        Ok(self.options.connection(socket, room, mapping, self.geometry, 1))
+    }
+
+    /// Readable when somebody has come.
+    pub fn descriptor(&self) -> i32 {
+        self.socket.as_raw_fd()
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Options {
+    fn connection(
+        &self,
+        data: OwnedFd,
+        room: OwnedFd,
+        mapping: Mapping,
+        geometry: LaneGeometry,
+        side: usize,
+    ) -> Connection {
+        let (data, room) = (Bell::new(data), Some(Bell::new(room)));
+        let link = Link { data, room, mapping, side, spin_us: self.spin_us };
+        match self.kind {
+            Kind::Locked => Connection::Locked(Locked::new(link, geometry)),
+            _ => Connection::Channel(Channel::new(link, geometry, self)),
+        }
+    }
+}
+
+/// Connects to a service, waiting for it to be opened if need be. Of `options` its sizes are not used.
+pub fn connect(name: &str, options: Options, timeout: Timeout) -> Result<Connection, Error> {
+    let mut deadline = Deadline::new(timeout);
+    let mut pause = LOOK_AGAIN_NS;
+    let socket = loop {
+        match meet::visit(name.as_bytes()) {
+            Ok(socket) => break own(socket),
+            Err(Errno::ECONNREFUSED | Errno::EAGAIN) => {
+                let left = deadline.left()?.unwrap_or(pause);
+                fd::poll(&mut [], Some(pause.min(left)), None)?;
+                pause = (pause * 2).min(LOOK_AGAIN_MAX_NS);
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    };
+    options.peers.admit(&socket)?;
+    let mut bytes = [0; WELCOME_BYTES + 1];
+    let (n, mut fds) = loop {
+        match meet::receive(socket.as_raw_fd(), &mut bytes) {
+            Err(Errno::EAGAIN) => await_input(socket.as_fd(), &mut deadline)?,
+            done => break done?,
+        }
+    };
+    // Turned away, or the service has just gone.
+    if n == 0 {
+        return Err(Error::Refused);
+    }
+    let welcome = Welcome::parse(&bytes[..n]).ok_or(Error::OtherKind)?;
+    if welcome.kind != options.kind as u32 {
+        return Err(Error::OtherKind);
+    }
+    let geometry = welcome.geometry().ok_or(Error::PeerCorrupt)?;
+    if options.kind == Kind::Mailbox {
+        let mapping = map_segment(fds.take(0), geometry.lane_bytes(), true)?;
+        let announcer = Announcer::new(fds.take(1), fds.take(2), welcome.lane)?;
+        let data = Bell::new(socket);
+        let link = Link { data, room: None, mapping, side: 0, spin_us: options.spin_us };
+        return Ok(Connection::Sender(Sender::of_mailbox(link, geometry, announcer)));
+    }
+    let mapping = map_segment(fds.take(0), 2 * geometry.lane_bytes(), true)?;
+    let room = own(fds.take(1).ok_or(Error::PeerCorrupt)?);
+    // A socket at least: anything else could block whoever rings it.
+    meet::credentials(room.as_raw_fd()).map_err(|_| Error::PeerCorrupt)?;
+    Ok(options.connection(socket, room, mapping, geometry, 0))
+}
+
+impl Connection {
+    /// The channel of a service of bytes or messages.
+    pub fn channel(self) -> Result<Channel, Error> {
+        match self {
+            Connection::Channel(channel) => Ok(channel),
+            _ => Err(Error::OtherKind),
+        }
+    }
+
+    pub fn locked(self) -> Result<Locked, Error> {
+        match self {
+            Connection::Locked(locked) => Ok(locked),
+            _ => Err(Error::OtherKind),
+        }
+    }
+
+    /// The way into a mailbox.
+    pub fn sender(self) -> Result<Sender, Error> {
+        match self {
+            Connection::Sender(sender) => Ok(sender),
+            _ => Err(Error::OtherKind),
+        }
+    }
+}
