@@ -211,7 +211,7 @@ fn locked_buffers() {
         let (near, far) = ends(Options { spin_us, ..options(Kind::Locked) });
         let (mut client, mut server) = (near.locked().unwrap(), far.locked().unwrap());
         assert!(client.is_our_turn() && !server.is_our_turn());
-        assert_eq!(server.send(b"unasked"), Err(Error::NotOurTurn));
+        assert_eq!(server.send(b"unasked", NOW), Err(Error::NotOurTurn));
         assert_eq!(client.receive(&mut [], NOW), Err(Error::NotOurTurn));
         let serving = thread::spawn(move || {
             for _ in 0..500 {
@@ -261,12 +261,13 @@ fn a_mailbox_of_many_senders() {
         for _ in 0..SENDERS * EACH {
             let message = mailbox.peek(SOON).unwrap();
             let data = message.to_vec();
+            message.release();
+            let sender = mailbox.last_sender();
             let word = |at| u32::from_ne_bytes(data[at..at + 4].try_into().unwrap()) as usize;
             let (who, number) = (word(0), word(4));
             assert_eq!(number, next[who], "in each sender's order");
             next[who] += 1;
-            assert_eq!(*ids[who].get_or_insert(message.sender()), message.sender());
-            message.release();
+            assert_eq!(*ids[who].get_or_insert(sender), sender);
         }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(mailbox.peek(Some(Duration::from_millis(50))).err(), Some(Error::TimedOut));

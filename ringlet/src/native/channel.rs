@@ -96,17 +96,6 @@ impl Sender {
         sender
     }
 
-    /// The longest message, or piece of a stream, that can be reserved.
-    pub fn max_bytes(&self) -> usize {
-        queue::max_bytes(&self.lane)
-    }
-
-    /// Room for a message, or a piece of a stream, of up to `len` bytes, to be written in place.
-    pub fn reserve(&mut self, len: usize, timeout: Timeout) -> Result<Slot<'_>, Error> {
-        let reserved = self.reserve_raw(len, timeout)?;
-        Ok(Slot { reserved, sender: self })
-    }
-
     fn wait(&mut self, deadline: &mut Deadline) -> Result<(), Error> {
         let bell = self.link.room();
         if bell.is_gone() {
@@ -125,25 +114,6 @@ impl Sender {
     fn has_room(&self) -> bool {
         let closed = &self.lane.control().receiver.closed;
         self.tx.writable(&self.lane) || closed.load(Ordering::Acquire) != 0
-    }
-
-    /// Sends a message, or of a stream as many bytes as go at once; returns how many.
-    pub fn send(&mut self, data: &[u8], timeout: Timeout) -> Result<usize, Error> {
-        let mut len = data.len();
-        if self.bytes {
-            if len == 0 {
-                return Ok(0);
-            }
-            len = len.min(PIECE_BYTES).min(self.max_bytes());
-        }
-        let reserved = self.reserve_raw(len, timeout)?;
-        // SAFETY: `data` is valid for its length.
-        #[allow(unsafe_code)]
-        unsafe {
-            reserved.write(&self.lane, 0, data.as_ptr(), len)
-        };
-        self.commit_raw(reserved, len);
-        Ok(len)
     }
 
     /// Asks to be woken. True when there is no room yet: then `descriptor` becomes readable as soon as there is room for any message.
@@ -178,8 +148,39 @@ impl Drop for Sender {
     }
 }
 
-/// An end that sends what is written in place. (Its functions are for callers who can't hold a borrow: the C library.)
+/// An end that sends.
 pub trait Sends {
+    /// The longest message, or piece of a stream, that can be reserved.
+    fn max_bytes(&self) -> usize;
+
+    /// Room for a message, or a piece of a stream, of up to `len` bytes, to be written in place.
+    fn reserve(&mut self, len: usize, timeout: Timeout) -> Result<Slot<'_, Self>, Error>
+    where
+        Self: Sized,
+    {
+        let reserved = self.reserve_raw(len, timeout)?;
+        Ok(Slot { reserved, sender: self })
+    }
+
+    /// Sends a message, or of a stream as many bytes as go at once; returns how many.
+    fn send(&mut self, data: &[u8], timeout: Timeout) -> Result<usize, Error> {
+        let len = data.len().min(self.piece_bytes());
+        let reserved = self.reserve_raw(len, timeout)?;
+        // SAFETY: `data` is valid for its length.
+        #[allow(unsafe_code)]
+        unsafe {
+            reserved.write(self.out(), 0, data.as_ptr(), len)
+        };
+        self.commit_raw(reserved, len);
+        Ok(len)
+    }
+
+    /// What of a send goes as one record: of a message all.
+    #[doc(hidden)]
+    fn piece_bytes(&self) -> usize {
+        usize::MAX
+    }
+    // For callers who can't hold a borrow: the C library.
     #[doc(hidden)]
     fn out(&self) -> &Lane;
     #[doc(hidden)]
@@ -189,6 +190,14 @@ pub trait Sends {
 }
 
 impl Sends for Sender {
+    fn max_bytes(&self) -> usize {
+        queue::max_bytes(&self.lane)
+    }
+
+    fn piece_bytes(&self) -> usize {
+        if self.bytes { PIECE_BYTES.min(self.max_bytes()) } else { usize::MAX }
+    }
+
     fn out(&self) -> &Lane {
         &self.lane
     }
@@ -279,21 +288,9 @@ impl Receiver {
         Receiver { link, lane, back, rx: Rx::default(), bytes, used: 0, corrupt: false }
     }
 
-    /// The next message, or what is next of a stream, left where it is.
-    pub fn peek(&mut self, timeout: Timeout) -> Result<Message<'_>, Error> {
-        let message = self.peek_raw(timeout)?;
-        Ok(Message { message, receiver: self })
-    }
-
     fn has_news(&self) -> bool {
         let shut = &self.lane.control().sender.shut;
         self.rx.ready(&self.lane) || shut.load(Ordering::Acquire) != 0
-    }
-
-    /// Receives a message into a buffer that must be long enough, or of a stream as many bytes as are there and fit; returns how many.
-    pub fn receive(&mut self, to: &mut [u8], timeout: Timeout) -> Result<usize, Error> {
-        let may_cut = self.bytes;
-        self.peek(timeout)?.receive(to, may_cut)
     }
 
     /// Asks to be woken. True when there is nothing yet: then `descriptor` becomes readable as soon as there is something.
@@ -331,17 +328,50 @@ impl AsFd for Sender {
     }
 }
 
-/// An end that receives what is read in place. (Its functions are for callers who can't hold a borrow: the C library.)
+/// An end that receives.
 pub trait Receives {
+    /// The next message, or what is next of a stream, left where it is.
+    fn peek(&mut self, timeout: Timeout) -> Result<Message<'_, Self>, Error>
+    where
+        Self: Sized,
+    {
+        let message = self.peek_raw(timeout)?;
+        Ok(Message { message, receiver: self })
+    }
+
+    /// Receives a message into a buffer that must be long enough, or of a stream as many bytes as are there and fit; returns how many.
+    fn receive(&mut self, to: &mut [u8], timeout: Timeout) -> Result<usize, Error> {
+        let message = self.peek_raw(timeout)?;
+        let (used, len) = (self.used(), message.len() - self.used());
+        if len > to.len() && !self.may_cut() {
+            return Err(Error::BufferTooSmall);
+        }
+        let n = len.min(to.len());
+        // SAFETY: `to` is valid for `n` bytes.
+        #[allow(unsafe_code)]
+        unsafe {
+            message.read(self.inward(), used, to.as_mut_ptr(), n)
+        };
+        self.take_raw(message, n);
+        Ok(n)
+    }
+
+    /// May a record be received in parts?
     #[doc(hidden)]
-    fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error>;
-    #[doc(hidden)]
-    fn inward(&self, message: &queue::Message) -> &Lane;
+    fn may_cut(&self) -> bool {
+        false
+    }
     /// Bytes of the next record that are taken already.
     #[doc(hidden)]
     fn used(&self) -> usize {
         0
     }
+    // For callers who can't hold a borrow: the C library.
+    #[doc(hidden)]
+    fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error>;
+    /// Where the message that was found last lies.
+    #[doc(hidden)]
+    fn inward(&self) -> &Lane;
     /// Done with the first `n` bytes.
     #[doc(hidden)]
     fn take_raw(&mut self, message: queue::Message, n: usize);
@@ -376,8 +406,12 @@ impl Receives for Receiver {
         }
     }
 
-    fn inward(&self, _: &queue::Message) -> &Lane {
+    fn inward(&self) -> &Lane {
         &self.lane
+    }
+
+    fn may_cut(&self) -> bool {
+        self.bytes
     }
 
     fn used(&self) -> usize {
@@ -415,29 +449,18 @@ impl<R: Receives> Message<'_, R> {
 
     /// In place, as bytes that a hostile peer may change while they are looked at: load each once.
     pub fn bytes(&self) -> &[AtomicU8] {
-        let at = self.message.pointer(self.receiver.inward(&self.message));
+        let at = self.message.pointer(self.receiver.inward());
         atomic_bytes(at.wrapping_add(self.receiver.used()), self.len())
     }
 
     /// Copies out, from byte `at` on. Panics when there are not so many.
     pub fn read(&self, at: usize, to: &mut [u8]) {
-        let (lane, at) = (self.receiver.inward(&self.message), self.receiver.used() + at);
+        let (lane, at) = (self.receiver.inward(), self.receiver.used() + at);
         // SAFETY: `to` is valid for its length.
         #[allow(unsafe_code)]
         unsafe {
             self.message.read(lane, at, to.as_mut_ptr(), to.len())
         };
-    }
-
-    /// Copies to `to` and is done with that; a message that does not fit stays, unless it may be cut.
-    pub(super) fn receive(self, to: &mut [u8], may_cut: bool) -> Result<usize, Error> {
-        if self.len() > to.len() && !may_cut {
-            return Err(Error::BufferTooSmall);
-        }
-        let n = self.len().min(to.len());
-        self.read(0, &mut to[..n]);
-        self.take(n);
-        Ok(n)
     }
 
     pub fn to_vec(&self) -> Vec<u8> {

@@ -1,7 +1,7 @@
 //! A locked pair of buffers between two programs: question and answer, in turns. The connecting end asks first.
 
 use super::bell::{Deadline, Waiter};
-use super::channel::{Link, Message, Receives, Sends, Slot, atomic_bytes};
+use super::channel::{Link, Receives, Sends, atomic_bytes};
 use super::{Error, Timeout};
 use ringlet_core::layout::LaneGeometry;
 use ringlet_core::locked::{self, max_bytes};
@@ -28,43 +28,13 @@ impl Locked {
         Locked { link, ours, theirs, turns, corrupt: false }
     }
 
-    /// The longest message.
-    pub fn max_bytes(&self) -> usize {
-        max_bytes(&self.ours)
-    }
-
     pub fn is_our_turn(&self) -> bool {
         self.turns.our_turn()
-    }
-
-    /// Our buffer, for a message of up to `len` bytes, to be written in place.
-    pub fn reserve(&mut self, len: usize) -> Result<Slot<'_, Locked>, Error> {
-        let reserved = self.reserve_raw(len, None)?;
-        Ok(Slot { reserved, sender: self })
-    }
-
-    /// Sends a message, and the turn with it.
-    pub fn send(&mut self, data: &[u8]) -> Result<(), Error> {
-        let mut slot = self.reserve(data.len())?;
-        slot.write(0, data);
-        slot.commit(data.len());
-        Ok(())
-    }
-
-    /// The other end's message, left where it is. To release it is to take the turn; it stays readable until our next one is sent.
-    pub fn peek(&mut self, timeout: Timeout) -> Result<Message<'_, Locked>, Error> {
-        let message = self.peek_raw(timeout)?;
-        Ok(Message { message, receiver: self })
     }
 
     fn has_news(&self) -> bool {
         let shut = &self.theirs.control().sender.shut;
         self.turns.ready(&self.theirs) || shut.load(Ordering::Acquire) != 0
-    }
-
-    /// Receives the other end's message, and the turn with it.
-    pub fn receive(&mut self, to: &mut [u8], timeout: Timeout) -> Result<usize, Error> {
-        self.peek(timeout)?.receive(to, false)
     }
 
     /// Asks, and waits for the answer; returns its length. (When the time is up the answer can still be received later.)
@@ -74,7 +44,7 @@ impl Locked {
         answer: &mut [u8],
         timeout: Timeout,
     ) -> Result<usize, Error> {
-        self.send(question)?;
+        self.send(question, None)?;
         self.receive(answer, timeout)
     }
 
@@ -113,7 +83,12 @@ impl Locked {
     }
 }
 
+/// Sending gives the turn away. It never waits: in the other end's turn it fails with `NotOurTurn`.
 impl Sends for Locked {
+    fn max_bytes(&self) -> usize {
+        max_bytes(&self.ours)
+    }
+
     fn out(&self) -> &Lane {
         &self.ours
     }
@@ -134,6 +109,7 @@ impl Sends for Locked {
     }
 }
 
+/// What is received stays readable in place until our next message is sent; to release it is to take the turn.
 impl Receives for Locked {
     fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
         if self.is_our_turn() {
@@ -165,7 +141,7 @@ impl Receives for Locked {
         }
     }
 
-    fn inward(&self, _: &queue::Message) -> &Lane {
+    fn inward(&self) -> &Lane {
         &self.theirs
     }
 

@@ -4,7 +4,7 @@
 //! the senders of one user (who could harm each other anyway); the receiver's interrupt flag can be read by all and written by none.
 
 use super::bell::{Bell, Deadline};
-use super::channel::{Mapping, Message, Receives};
+use super::channel::{Mapping, Receives};
 use super::meet::{Welcome, accept, make_segment, map_segment, open_service, own};
 use super::{Error, Kind, Options, Timeout};
 use crate::socket::spin;
@@ -110,6 +110,7 @@ pub struct Mailbox {
     lanes: Vec<Option<Entry>>,
     /// Whose message was found last.
     current: usize,
+    last: SenderId,
     next_id: u64,
     inbox: Inbox,
     looks: u32,
@@ -142,7 +143,8 @@ impl Mailbox {
             circles: Vec::new(),
             lanes: Vec::new(),
             current: 0,
-            next_id: 0,
+            last: SenderId(0),
+            next_id: 1,
             inbox: Inbox::default(),
             looks: 0,
             looked: 0,
@@ -152,18 +154,6 @@ impl Mailbox {
     /// Senders that are connected, or whose last messages are not received yet.
     pub fn senders(&self) -> usize {
         self.lanes.iter().flatten().count()
-    }
-
-    /// The next message of any sender, each in its turn, left where it is. (Unless it is released, the next look may find another's.)
-    pub fn peek(&mut self, timeout: Timeout) -> Result<Message<'_, Mailbox>, Error> {
-        let message = self.peek_raw(timeout)?;
-        Ok(Message { message, receiver: self })
-    }
-
-    /// Receives a message into a buffer that must be long enough; from whom, and its length.
-    pub fn receive(&mut self, to: &mut [u8], timeout: Timeout) -> Result<(SenderId, usize), Error> {
-        let message = self.peek(timeout)?;
-        Ok((message.sender(), message.receive(to, false)?))
     }
 
     /// The next lane that has a message, or whose sender has ended.
@@ -180,7 +170,7 @@ impl Mailbox {
             let entry = self.lanes[lane].as_ref()?;
             match entry.rx.peek(&entry.lane) {
                 Next::Message(message) => {
-                    self.current = lane;
+                    (self.current, self.last) = (lane, entry.id);
                     return Some(message);
                 }
                 // The end was seen before the look, so nothing comes after it. A message that came in between is next.
@@ -290,10 +280,9 @@ impl Mailbox {
         Ok(self.circles.len() - 1)
     }
 
-    /// Whose message was found last.
-    #[doc(hidden)]
+    /// Whose message was received, or peeked at, last.
     pub fn last_sender(&self) -> SenderId {
-        self.entry().id
+        self.last
     }
 
     fn entry(&self) -> &Entry {
@@ -301,12 +290,7 @@ impl Mailbox {
     }
 }
 
-impl Message<'_, Mailbox> {
-    pub fn sender(&self) -> SenderId {
-        self.receiver.last_sender()
-    }
-}
-
+/// Messages of all senders, each in its turn. (What was only peeked at need not be what is found next.)
 impl Receives for Mailbox {
     fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
         let mut deadline = Deadline::new(timeout);
@@ -337,7 +321,7 @@ impl Receives for Mailbox {
         }
     }
 
-    fn inward(&self, _: &queue::Message) -> &Lane {
+    fn inward(&self) -> &Lane {
         &self.entry().lane
     }
 
