@@ -100,6 +100,9 @@ pub struct Case {
     /// Also run with the library on the client's side only, and on the server's side only.
     pub each_side: bool,
     pub differences: &'static [Difference],
+    /// Not run where paths change by chance: it leaves bytes unread at an exec, and they must be on one path
+    /// (`processes/exec_unread_on_both`).
+    pub steady: bool,
 }
 
 pub const fn pair(
@@ -116,6 +119,7 @@ pub const fn pair(
         families: &[Family::V4],
         each_side: false,
         differences: &[],
+        steady: false,
     }
 }
 
@@ -133,6 +137,11 @@ impl Case {
 
     pub const fn all_families(mut self) -> Case {
         self.families = Family::ALL;
+        self
+    }
+
+    pub const fn steady(mut self) -> Case {
+        self.steady = true;
         self
     }
 

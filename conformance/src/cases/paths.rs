@@ -2,6 +2,7 @@
 
 use libc::{MSG_OOB, MSG_PEEK, MSG_WAITALL, MSG_ZEROCOPY};
 
+use super::readiness::{ET, Set};
 use crate::case::*;
 use crate::sys;
 
@@ -30,6 +31,72 @@ pub const CASES: &[Case] = &[
             end.recv_with(50, MSG_PEEK);
             end.unread();
             end.recv(50);
+        },
+    )
+    .each_side(),
+    pair(
+        "paths/edges_behind_the_change",
+        "EPOLLET tells of bytes in the kernel while others before them wait in the ring",
+        |a| {
+            let end = a.moved();
+            end.send(b"the ring, ");
+            end.send_with(b"the kernel", MSG_ZEROCOPY);
+            for part in [&b", more"[..], b" and more"] {
+                a.sync();
+                end.send(part);
+            }
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            end.until_unread(20);
+            let set = Set::on(end, IN | ET);
+            set.expect();
+            set.expect_none();
+            b.sync();
+            set.expect();
+            set.expect_none();
+            end.recv(12);
+            b.sync();
+            set.expect();
+            b.sync();
+            end.recv_exact(23);
+            set.expect_none();
+        },
+    )
+    .each_side(),
+    pair(
+        "paths/sets_on_the_kernel",
+        "a set, and one around it, tell the same of a connection that went back as of any",
+        |a| {
+            let end = a.moved();
+            back_to_the_kernel(end);
+            a.sync();
+            a.sync();
+            end.send(b"x");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            let inner = Set::on(end, IN);
+            let outer = Set::new();
+            record("ADD", outer.add(inner.0, IN, 77));
+            let edge = Set::on(end, IN | OUT | ET);
+            edge.expect();
+            edge.expect_none();
+            outer.expect_none();
+            record("MOD", inner.modify(end.0, OUT, 2));
+            outer.expect();
+            record("MOD", inner.modify(end.0, IN, 3));
+            outer.expect_none();
+            b.sync();
+            outer.expect();
+            edge.expect();
+            edge.expect_none();
+            b.sync();
+            end.recv(4);
+            outer.expect_none();
         },
     )
     .each_side(),

@@ -6,7 +6,7 @@ use crate::case::*;
 use crate::sys::{self, Fd};
 
 const UNREAD_AT_EXEC: &str = "A program that execs another (or passes the descriptor on) while bytes lie unread in the ring whose \
-    sender has already ended its direction: the connection is reset, where the kernel would hand the bytes on.";
+    sender has ended its direction, or gone on through the kernel behind them: the connection is reset, where the kernel would hand the bytes on.";
 
 /// Asks the echoing peer `times` and says whether all answers were right.
 fn rounds(end: End, times: u32) {
@@ -483,7 +483,37 @@ pub const CASES: &[Case] = &[
             b.sync();
             join(child);
         },
-    ),
+    )
+    .steady(),
+    pair(
+        "processes/exec_unread_on_both",
+        "cat reads what was unread in a connection whose peer went back to the kernel by itself",
+        |a| {
+            let end = a.moved();
+            end.send(b"the ring, ");
+            end.send_with(b"the kernel\n", libc::MSG_ZEROCOPY);
+            a.sync();
+            end.shutdown(SHUT_WR);
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(21);
+            join(sys::fork(|| {
+                sys::dup2(end.0, 0).expect("dup2");
+                sys::exec(&["cat"]);
+                127
+            }));
+        },
+    )
+    .differs(&[
+        Difference { kernel: "the ring, the kernel", ringlet: "", sentence: UNREAD_AT_EXEC },
+        Difference {
+            kernel: "child = exit 0",
+            ringlet: "child = exit 1",
+            sentence: UNREAD_AT_EXEC,
+        },
+    ]),
     pair(
         "processes/exec_unread_after_close",
         "cat reads what was unread in a connection that its peer has closed",
@@ -679,6 +709,7 @@ pub const CASES: &[Case] = &[
             join(child);
         },
     )
+    .steady()
     .each_side(),
     pair(
         "processes/pass_to_oneself",

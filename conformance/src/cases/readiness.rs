@@ -10,7 +10,7 @@ use super::close::{beside, shown};
 use crate::case::*;
 use crate::sys::{self, Fd, R};
 
-const ET: u32 = libc::EPOLLET as u32;
+pub const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
@@ -19,34 +19,34 @@ const QUIET_MS: i32 = 40;
 
 /// An epoll set.
 #[derive(Clone, Copy)]
-struct Set(Fd);
+pub struct Set(pub Fd);
 
 impl Set {
-    fn new() -> Set {
+    pub fn new() -> Set {
         Set(sys::epoll_create().expect("epoll_create1"))
     }
 
     /// A set that watches one connection.
-    fn on(end: End, events: u32) -> Set {
+    pub fn on(end: End, events: u32) -> Set {
         let set = Set::new();
         set.add(end.0, events, 1).expect("epoll_ctl");
         set
     }
 
-    fn add(self, fd: Fd, events: u32, data: u64) -> R<()> {
+    pub fn add(self, fd: Fd, events: u32, data: u64) -> R<()> {
         sys::epoll_ctl(self.0, EPOLL_CTL_ADD, fd, events, data)
     }
 
-    fn modify(self, fd: Fd, events: u32, data: u64) -> R<()> {
+    pub fn modify(self, fd: Fd, events: u32, data: u64) -> R<()> {
         sys::epoll_ctl(self.0, EPOLL_CTL_MOD, fd, events, data)
     }
 
-    fn remove(self, fd: Fd) -> R<()> {
+    pub fn remove(self, fd: Fd) -> R<()> {
         sys::epoll_ctl(self.0, EPOLL_CTL_DEL, fd, 0, 0)
     }
 
     /// Records the events that come, waiting for them.
-    fn expect(self) {
+    pub fn expect(self) {
         match sys::epoll_wait(self.0, 16, PATIENCE.as_millis() as i32) {
             Ok(events) if events.is_empty() => say("an event: never"),
             events => record("epoll_wait", shown(events)),
@@ -54,7 +54,7 @@ impl Set {
     }
 
     /// Records that no event comes.
-    fn expect_none(self) {
+    pub fn expect_none(self) {
         record("epoll_wait", shown(sys::epoll_wait(self.0, 16, QUIET_MS)));
     }
 }
@@ -743,6 +743,32 @@ pub const CASES: &[Case] = &[
             record("seen", format!("{seen:?}"));
         },
     ),
+    pair(
+        "readiness/fairness_with_others",
+        "with room for one event, a busy connection leaves other descriptors their turn",
+        |a| {
+            let end = a.moved();
+            end.send(b"x");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let (pipe, other) = sys::pipe().expect("pipe");
+            let set = Set::on(end, IN);
+            set.add(pipe, IN, 2).expect("epoll_ctl");
+            b.sync();
+            end.until_unread(1);
+            sys::write(other, b"y").expect("write");
+            let mut seen = BTreeSet::new();
+            for _ in 0..100 {
+                let events = sys::epoll_wait(set.0, 1, 1000).expect("epoll_wait");
+                seen.extend(events.iter().map(|(data, _)| *data));
+                pause(1);
+            }
+            record("seen", format!("{seen:?}"));
+        },
+    )
+    .each_side(),
     pair(
         "readiness/thread_inside",
         "data that comes while a thread is inside poll, select or epoll_wait wakes it",

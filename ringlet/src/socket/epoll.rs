@@ -8,11 +8,13 @@
 //! connection, which the kernel's set reports by itself; then they are hot again.
 
 use super::table::{Lock, Receiving, Sending, Socket, Stage, Tables, tables};
-use super::{context, spin, stream, view};
+use super::{context, spin, stream, unforgiving, view};
 use crate::plain::{P32, P64};
+use ringlet_core::ring::Mark;
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::map::Zeroed;
 use ringlet_linux::sys::{self, Errno, Sys};
+use ringlet_linux::tcp;
 use std::cell::Cell;
 
 /// Data of our registrations: high half this mark (no canonical address, no descriptor number), low half the watch.
@@ -36,7 +38,10 @@ const LOOK_AT_TIMES_NS: u64 = 50_000_000;
 
 const EPOLLIN: u32 = libc::EPOLLIN as u32;
 const EPOLLOUT: u32 = libc::EPOLLOUT as u32;
+const EPOLLPRI: u32 = libc::EPOLLPRI as u32;
 const EPOLLRDHUP: u32 = libc::EPOLLRDHUP as u32;
+/// How a connection ends.
+const ENDS: u32 = EPOLLRDHUP | (libc::EPOLLHUP | libc::EPOLLERR) as u32;
 const EPOLLET: u32 = libc::EPOLLET as u32;
 const EPOLLONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EPOLLEXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
@@ -73,6 +78,8 @@ pub struct Set {
     hot_count: P32,
     /// Waits that found something ready.
     fruitful: P32,
+    /// The kernel is asked first at the next wait: rings have filled the last one.
+    kernel_turn: P32,
     /// The last harvest reported something by level.
     stays_ready: P32,
     kernel_asked: P64,
@@ -89,8 +96,9 @@ pub struct Watch {
     fd: P32,
     events: P32,
     data: P64,
-    /// Edge-triggered: what was last reported (ring position, room and kernel news), and whether it is new.
+    /// Edge-triggered: what was last reported (ring position, bytes that the kernel had received, room), and whether it is new.
     seen: P64,
+    seen_received: P64,
     seen_room: P32,
     fresh: P32,
     /// One-shot, and shot.
@@ -105,7 +113,9 @@ pub struct Watch {
     active_at: P32,
     /// Next watch of the same socket; next free one.
     pub next: P32,
-    kernel_edge: P32,
+    /// What the kernel has told of it since the last report, and which ends of the connection were reported.
+    told: P32,
+    seen_ends: P32,
 }
 
 // SAFETY: atomics only; zero is a free entry.
@@ -291,7 +301,7 @@ fn add(
     }
     let attached = socket.stage() == Stage::Attached;
     let index = tables.new_watch().ok_or(Errno::ENOMEM)?;
-    let asked = if attached { our_event(index, socket) } else { event };
+    let asked = if attached { our_event(index, socket, event.events) } else { event };
     if let Err(error) = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, fd, Some(asked)) {
         tables.free_watch(index);
         return Err(error);
@@ -305,8 +315,10 @@ fn add(
     watch.hot.set(0);
     // What an earlier user of this entry had seen is nothing to this one.
     watch.seen.set(0);
+    watch.seen_received.set(0);
+    watch.seen_ends.set(0);
     watch.seen_room.set(socket.end().room_news.get());
-    watch.kernel_edge.set(0);
+    watch.told.set(0);
     aim(watch, event);
     watch.next.set(socket.watches.get());
     socket.watches.set(index);
@@ -352,11 +364,16 @@ fn control_adopted(
 }
 
 fn wake_watch(tables: &Tables, set: &Set, watch: &Watch, event: epoll_event) {
+    let asked = watch.events.get() ^ event.events;
     {
         let _held = set.lock.take();
         aim(watch, event);
         watch.dormant.set(0);
         heat(tables, set, watch);
+    }
+    let socket = &tables.sockets[watch.socket.get() as usize];
+    if asked & EPOLLOUT != 0 && socket.end().sending() != Sending::Ring {
+        register_anew(tables, socket, index_of(tables, watch), watch);
     }
     kick_sleepers(set);
 }
@@ -369,20 +386,27 @@ fn aim(watch: &Watch, event: epoll_event) {
     watch.fresh.set(1);
 }
 
-fn our_event(index: u32, socket: &Socket) -> epoll_event {
-    // Room in the kernel matters while we send there.
-    let room = if socket.end().sending() == Sending::Ring { 0 } else { EPOLLOUT };
-    epoll_event { events: EPOLLIN | EPOLLRDHUP | EPOLLET | room, u64: MARK | index as u64 }
+fn our_event(index: u32, socket: &Socket, asked: u32) -> epoll_event {
+    // Room in the kernel matters while we send there, to who asks for it.
+    let room = if socket.end().sending() == Sending::Ring { 0 } else { asked & EPOLLOUT };
+    epoll_event {
+        events: EPOLLIN | EPOLLRDHUP | EPOLLPRI | EPOLLET | room,
+        u64: MARK | index as u64,
+    }
 }
 
 /// The sending direction has changed its path: the kernel is asked for what matters now.
 pub fn sending_changed(socket: &Socket) {
     let Some(tables) = tables() else { return };
     for (index, watch) in watches(tables, socket).filter(|(_, watch)| watch.adopted.is()) {
-        let epfd = tables.sets[watch.set.get() as usize].epfd.get() as i32;
-        let event = our_event(index, socket);
-        let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watch.fd.get() as i32, Some(event));
+        register_anew(tables, socket, index, watch);
     }
+}
+
+fn register_anew(tables: &Tables, socket: &Socket, index: u32, watch: &Watch) {
+    let epfd = tables.sets[watch.set.get() as usize].epfd.get() as i32;
+    let event = our_event(index, socket, watch.events.get());
+    let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watch.fd.get() as i32, Some(event));
 }
 
 /// Another set or a poll waits on this set: from now on it stays armed.
@@ -431,7 +455,7 @@ pub fn adopt(socket: &Socket) {
         watch.fresh.set(1);
         // First the context, then the registration: a wait that is under way in the kernel must find out that it was overtaken.
         adopt_watch(tables, set, set_index, watch);
-        let ours = Some(our_event(index, socket));
+        let ours = Some(our_event(index, socket, watch.events.get()));
         if watch.events.get() & EPOLLEXCLUSIVE != 0 {
             // KERNEL: an exclusive registration can't be modified.
             let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, watched, None);
@@ -546,38 +570,79 @@ fn events_of(tables: &Tables, watch: &Watch) -> u32 {
     }
     let asked = watch.events.get();
     let mask = stream::poll_mask(socket, asked as u16 as i16, true) as u16 as u32;
-    if mask == 0 || asked & EPOLLET == 0 || edge(socket, watch) { mask } else { 0 }
+    if mask == 0 || asked & EPOLLET == 0 || edge(socket, watch, mask) { mask } else { 0 }
 }
 
-/// Edge-triggered: has anything happened since the last report?
-fn edge(socket: &Socket, watch: &Watch) -> bool {
-    if watch.fresh.is() || watch.kernel_edge.is() {
-        return true;
-    }
+/// Edge-triggered: has anything happened since the last report, so that `mask` is reported again?
+fn edge(socket: &Socket, watch: &Watch, mask: u32) -> bool {
     let end = socket.end();
-    if end.no_space.is()
-        && end.sending() == Sending::Ring
-        && socket.outgoing().is_some_and(|ring| end.tx.writable(&ring))
-    {
+    if mask & EPOLLOUT != 0 && end.no_space.is() {
         end.no_space.set(0);
         end.room_news.add(1);
     }
-    if watch.seen_room.get() != end.room_news.get() {
+    let room = mask & EPOLLOUT != 0 && watch.seen_room.get() != end.room_news.get();
+    if watch.fresh.is() || room || watch.told.is() && kernel_edge(socket, watch) {
         return true;
     }
     let Some(incoming) = socket.incoming() else { return false };
     end.rx.published_after(&incoming, watch.seen.get()) > watch.seen.get()
 }
 
-/// What was reported is seen.
-fn reported(socket: &Socket, watch: &Watch) {
-    watch.fresh.set(0);
-    watch.kernel_edge.set(0);
+/// The kernel has told something of this watch: is it news? It tells all that is ready, after every change of what we ask of it, and
+/// also of doorbells.
+fn kernel_edge(socket: &Socket, watch: &Watch) -> bool {
+    let told = watch.told.get();
+    let news = told & ENDS & !watch.seen_ends.get() != 0
+        || told & EPOLLPRI != 0
+        || told & EPOLLIN != 0
+            && received_by_kernel(socket).is_some_and(|n| n > watch.seen_received.get());
+    if !news {
+        watch.told.set(0);
+    }
+    news
+}
+
+/// How much of the stream the kernel has received, while it is the way.
+fn received_by_kernel(socket: &Socket) -> Option<u64> {
     let end = socket.end();
+    let received = || tcp::counts(socket.fd()).map_or(u64::MAX, |counts| counts.received);
+    match end.receiving() {
+        Receiving::Ring => match end.rx.mark_ahead(&socket.incoming()?) {
+            Some(Mark::Back(position)) => Some(received()).filter(|received| *received > position),
+            _ => None,
+        },
+        // What comes after these are doorbells.
+        Receiving::Draining => Some(received().min(end.taken.get() + end.until.get() - 1)),
+        // What came before it are doorbells.
+        Receiving::Kernel | Receiving::Discarding => {
+            Some(received()).filter(|received| *received > end.until.get())
+        }
+    }
+}
+
+/// What was reported is seen.
+fn reported(socket: &Socket, watch: &Watch, events: u32) {
+    let end = socket.end();
+    watch.fresh.set(0);
     watch.seen_room.set(end.room_news.get());
+    if watch.events.get() & EPOLLOUT != 0 && events & EPOLLOUT == 0 {
+        // KERNEL: who asks for room and finds none is told when there is some.
+        end.no_space.set(1);
+    }
+    let mut in_kernel = end.receiving() != Receiving::Ring;
     if let Some(incoming) = socket.incoming() {
         watch.seen.set(end.rx.published_after(&incoming, watch.seen.get()));
+        in_kernel |= end.rx.mark_ahead(&incoming).is_some();
     }
+    if events & EPOLLIN != 0
+        && (in_kernel || watch.told.is())
+        && let Some(received) = received_by_kernel(socket)
+    {
+        // More than was there when the report was made, perhaps: it comes with it.
+        watch.seen_received.set(received);
+    }
+    watch.seen_ends.set(watch.seen_ends.get() | watch.told.get() & ENDS);
+    watch.told.set(0);
     if watch.events.get() & EPOLLONESHOT != 0 {
         watch.disabled.set(1);
     }
@@ -595,11 +660,14 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
         let watch = &tables.watches[index as usize];
         let next = watch.hot_next.get();
         let socket = &tables.sockets[watch.socket.get() as usize];
+        if unforgiving::on() {
+            unforgiving::whole(socket);
+        }
         let events = events_of(tables, watch);
         if events != 0 {
             out[found] = epoll_event { events, u64: watch.data.get() };
             found += 1;
-            reported(socket, watch);
+            reported(socket, watch, events);
             if watch.events.get() & (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) == 0 {
                 set.stays_ready.set(1);
             }
@@ -784,16 +852,7 @@ fn translate(tables: &Tables, set: &Set, events: &mut [epoll_event]) -> usize {
         if watch.adopted.is() && std::ptr::eq(&tables.sets[watch.set.get() as usize], set) {
             let socket = &tables.sockets[watch.socket.get() as usize];
             socket.kernel_news.set(1);
-            if event.events & (EPOLLRDHUP | libc::EPOLLHUP as u32 | libc::EPOLLERR as u32) != 0 {
-                watch.kernel_edge.set(1);
-            }
-            // Where the kernel is the way, bytes are data and room is room.
-            let end = socket.end();
-            if event.events & EPOLLIN != 0 && end.receiving() != Receiving::Ring
-                || event.events & EPOLLOUT != 0 && end.sending() != Sending::Ring
-            {
-                watch.kernel_edge.set(1);
-            }
+            watch.told.set(watch.told.get() | event.events);
             heat(tables, set, watch);
         }
     }
@@ -840,8 +899,21 @@ fn wait_in(
 ) -> Sys<usize> {
     let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
     loop {
+        if set.kernel_turn.is() {
+            set.kernel_turn.set(0);
+            let more = ask_kernel(tables, set, out, Some(0), mask)?;
+            let found = harvest(tables, set, &mut out[more..], false);
+            if more + found > 0 {
+                return Ok(more + found);
+            }
+        }
         let found = harvest(tables, set, out, false);
-        if found > 0 && (found == out.len() || !kernel_due(set)) {
+        if found > 0 && !kernel_due(set) {
+            return Ok(found);
+        }
+        if found == out.len() {
+            // No room for what the kernel has: it comes first at the next wait.
+            set.kernel_turn.set(1);
             return Ok(found);
         }
         if found > 0 || deadline == Some(0) {

@@ -67,7 +67,6 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     }
     if end.tx.push_mark(ring, Mark::Start(counts.written)) {
         end.sending.set(Sending::Ring as u32);
-        end.no_space.set(0);
         super::epoll::sending_changed(socket);
         show_path(socket, end);
         wake_receiver(socket, ring);

@@ -220,6 +220,8 @@ fn close_ring(socket: &Socket) {
     // ORDER: SeqCst, both; pairs with `moving::ring_byte`.
     incoming.control().receiver.closed.store(CLOSED, Ordering::SeqCst);
     moving::await_ringing(&incoming);
+    // Doorbells that lie unread would make the kernel reset the connection.
+    let _ = moving::settle(socket, end, &incoming);
     match end.receiving() {
         Receiving::Ring if end.rx.ready(&incoming) && end.rx.mark(&incoming).is_none() => {
             // KERNEL: close with unread data sends a reset.

@@ -367,7 +367,7 @@ fn end_of_stream(socket: &Socket, end: &End) -> Sys<Option<usize>> {
 }
 
 /// Has the kernel seen the peer's end of the connection finish?
-fn kernel_says_end(socket: &Socket) -> bool {
+pub fn kernel_says_end(socket: &Socket) -> bool {
     let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
     fd::pending(socket.fd(), libc::POLLRDHUP) & ended != 0
 }
@@ -1007,7 +1007,10 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
         return mask & events;
     }
     mask |= ask_kernel(socket, end, &incoming, readable, writable, !watched as u32);
-
+    if end.sending() == Sending::Ring && sending != Sending::Ring && end.tx.writable(&outgoing) {
+        // It has come to the ring meanwhile.
+        mask |= writable;
+    }
     mask & (events | libc::POLLERR | libc::POLLHUP)
 }
 

@@ -135,10 +135,12 @@ fn send_pieces(
     loop {
         perhaps_go_back(socket, end, ring);
         let whole = from.remaining();
-        // On the kernel for good pieces might wait for each other (TCP_NODELAY is the program's again).
+        // On the kernel for good pieces might wait for each other (TCP_NODELAY is the program's again). To an end that is closed only
+        // the first succeeds.
         let cut = flags & !stream::MSG_SERVED == 0
             && matches!(end.sending(), Sending::Kernel | Sending::Ring)
-            && !end.barred.is();
+            && !end.barred.is()
+            && !stream::kernel_says_end(socket);
         let piece = match whole {
             2.. if cut && !one_in(3) => 1 + below(whole.min(1 << below(17)) as u64) as usize,
             _ => whole,
@@ -167,6 +169,13 @@ fn perhaps_go_back(socket: &Socket, end: &End, ring: &SegmentRing) {
         && ring.control().receiver.closed.load(Ordering::Acquire) == 0;
     if free && one_in(3) {
         moving::go_back(socket, end, ring, Sending::Kernel, Reason::Unforgiving);
+    }
+}
+
+/// Waits until the peer is not within a send.
+pub fn whole(socket: &Socket) {
+    if let Some(ring) = socket.incoming() {
+        pieces_of(&ring);
     }
 }
 
