@@ -100,8 +100,8 @@ pub struct Case {
     /// Also run with the library on the client's side only, and on the server's side only.
     pub each_side: bool,
     pub differences: &'static [Difference],
-    /// Not run where paths change by chance: it leaves bytes unread at an exec, and they must be on one path
-    /// (`processes/exec_unread_on_both`).
+    /// Not run where paths change by chance: bytes may lie unread when the connection goes to a stranger, and then they must be on
+    /// one path (`processes/exec_unread_on_both`).
     pub steady: bool,
 }
 

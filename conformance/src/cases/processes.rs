@@ -441,6 +441,7 @@ pub const CASES: &[Case] = &[
             join(child);
         },
     )
+    .steady()
     .any_path()
     .each_side(),
     pair(
@@ -459,6 +460,7 @@ pub const CASES: &[Case] = &[
             join(child);
         },
     )
+    .steady()
     .all_families()
     .each_side(),
     pair(
@@ -487,13 +489,13 @@ pub const CASES: &[Case] = &[
     .steady(),
     pair(
         "processes/exec_unread_on_both",
-        "cat reads what was unread in a connection whose peer went back to the kernel by itself",
+        "head reads what was unread in a connection whose peer went back to the kernel by itself",
         |a| {
             let end = a.moved();
             end.send(b"the ring, ");
             end.send_with(b"the kernel\n", libc::MSG_ZEROCOPY);
             a.sync();
-            end.shutdown(SHUT_WR);
+            a.sync();
         },
         |b| {
             let end = b.moved();
@@ -501,11 +503,13 @@ pub const CASES: &[Case] = &[
             end.until_unread(21);
             join(sys::fork(|| {
                 sys::dup2(end.0, 0).expect("dup2");
-                sys::exec(&["cat"]);
+                sys::exec(&["head", "-c", "21"]);
                 127
             }));
+            b.sync();
         },
     )
+    .steady()
     .differs(&[
         Difference { kernel: "the ring, the kernel", ringlet: "", sentence: UNREAD_AT_EXEC },
         Difference {
@@ -534,6 +538,7 @@ pub const CASES: &[Case] = &[
             }));
         },
     )
+    .steady()
     .differs(&[
         Difference { kernel: "sent before the close", ringlet: "", sentence: UNREAD_AT_EXEC },
         Difference {
@@ -563,6 +568,7 @@ pub const CASES: &[Case] = &[
             join(child);
         },
     )
+    .steady()
     .differs(&[
         Difference {
             kernel: "recv to the end = 70009 bytes, sum 4edb06ef9f164ffc, then 0",
@@ -589,6 +595,7 @@ pub const CASES: &[Case] = &[
             record("exec", sys::exec(&["sh", "-c", &command]));
         },
     )
+    .steady()
     .each_side(),
     pair(
         "processes/exec_cloexec",
@@ -649,6 +656,7 @@ pub const CASES: &[Case] = &[
             record("cat", child.map(sys::wait_for));
         },
     )
+    .steady()
     .each_side(),
     pair(
         "processes/system_uses_connection",
@@ -685,6 +693,7 @@ pub const CASES: &[Case] = &[
             join(child);
         },
     )
+    .steady()
     .any_path()
     .each_side(),
     pair(

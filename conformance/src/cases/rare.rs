@@ -59,6 +59,7 @@ pub const CASES: &[Case] = &[
             record("execveat", rare::exec_at("/bin/sh", &["sh", "-c", &command]));
         },
     )
+    .steady()
     .each_side(),
     pair(
         "rare/exec_of_the_unwrapped",
@@ -73,7 +74,8 @@ pub const CASES: &[Case] = &[
             let command = format!("read line <&{0}; echo \"got: $line\" >&{0}", end.0);
             record("exec", sys::exec(&["env", "-i", "/bin/sh", "-c", &command]));
         },
-    ),
+    )
+    .steady(),
     pair(
         "rare/sigset",
         "a handler set by sigset ends a receive with EINTR, and SIG_HOLD blocks the signal",
@@ -221,7 +223,8 @@ pub const CASES: &[Case] = &[
             record("read", rare::raw_read(end.0, 100));
             end.send(b"thanks");
         },
-    ),
+    )
+    .steady(),
     pair(
         "rare/setuid",
         "a program that drops its rights goes on with its connection, and makes another",
