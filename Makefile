@@ -4,13 +4,15 @@ PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-# The command, which can be run in place as target/release/ringlet, and the library beside it.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+
+# The command, which can be run in place as target/release/ringlet, the library beside it, and the native library.
 build:
-	cargo build --release -p ringlet-cli -p ringlet-preload
+	cargo build --release -p ringlet-cli -p ringlet-preload -p ringlet-native
 
 # Builds only if nothing has been built, so that root needs no toolchain.
 install:
-	test -x $(TARGET)/release/ringlet || $(MAKE) build
+	test -x $(TARGET)/release/ringlet -a -f $(TARGET)/release/libringlet_native.so || $(MAKE) build
 	install -D -m 755 $(TARGET)/release/ringlet $(DESTDIR)$(PREFIX)/bin/ringlet
 	install -D -m 755 $(TARGET)/release/libringlet_preload.so \
 		$(DESTDIR)$(PREFIX)/lib/ringlet/libringlet_preload.so
@@ -20,6 +22,20 @@ install:
 	$(TARGET)/release/ringlet completion bash > $(SHARE)/bash-completion/completions/ringlet
 	$(TARGET)/release/ringlet completion zsh > $(SHARE)/zsh/site-functions/_ringlet
 	$(TARGET)/release/ringlet completion fish > $(SHARE)/fish/vendor_completions.d/ringlet.fish
+	install -D -m 755 $(TARGET)/release/libringlet_native.so $(DESTDIR)$(PREFIX)/lib/libringlet.so.0
+	ln -sf libringlet.so.0 $(DESTDIR)$(PREFIX)/lib/libringlet.so
+	install -m 644 $(TARGET)/release/libringlet_native.a $(DESTDIR)$(PREFIX)/lib/libringlet.a
+	install -D -m 644 ringlet-native/include/ringlet.h $(DESTDIR)$(PREFIX)/include/ringlet.h
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(SHARE)/man/man3
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' ringlet-native/ringlet.pc.in \
+		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/ringlet.pc
+	install -m 644 ringlet-native/man/*.3 $(SHARE)/man/man3
+	for page in connect send mailbox; do \
+		for name in $$(sed -n '/^.SH NAME/{n;s/ \\-.*//;s/,//g;p;}' ringlet-native/man/ringlet_$$page.3); do \
+			test $$name = ringlet_$$page || test $$name = ringlet_mailbox || \
+				echo ".so man3/ringlet_$$page.3" > $(SHARE)/man/man3/$$name.3; \
+		done; \
+	done
 
 # The manual pages, to be read without an installation.
 man: build

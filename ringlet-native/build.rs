@@ -1,0 +1,6 @@
+//! The name under which programs remember the library: its number changes when they must be compiled again.
+
+fn main() {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libringlet.so.0");
+    println!("cargo:rerun-if-changed=build.rs");
+}

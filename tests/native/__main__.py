@@ -1,0 +1,355 @@
+"""The native library as a user has it: installed, found by pkg-config, compiled against, and run by two processes.
+
+    python3 tests/native [CHECK...]        needs `make build`, a C compiler, pkg-config and strace
+
+The examples are the programs: each in C and in Rust, which must understand each other.
+"""
+
+import array
+import contextlib
+import fcntl
+import mmap
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from harness import ROOT, Failed, Process, adopt_orphans, end_orphans, require, status_word
+
+SECONDS = 60  # for whatever a program does
+KINDS = {"bytes": 1, "messages": 2, "locked": 3, "mailbox": 4}
+WELCOME_MAGIC = int.from_bytes(b"rnglnat\x01", "little")
+CHECKS = {}
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def run(argv, **options):
+    done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=600, **options)
+    require(done.returncode == 0, f"{argv[0]}: {status_word(done.returncode)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+class Place:
+    """An installation, and the examples compiled against it."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.root = directory / "root"
+        target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+        run(["make", "-s", "-C", ROOT, "install", f"DESTDIR={self.root}", "PREFIX=/usr"])
+        run(["cargo", "build", "--quiet", "--release", "-p", "ringlet", "--examples"], cwd=ROOT)
+        self.environment = {
+            **os.environ,
+            "PKG_CONFIG_PATH": str(self.root / "usr/lib/pkgconfig"),
+            "PKG_CONFIG_SYSROOT_DIR": str(self.root),
+            "LD_LIBRARY_PATH": str(self.root / "usr/lib"),
+        }
+        self.c, self.rust = directory / "c", target.resolve() / "release/examples"
+        self.c.mkdir()
+        for name in ("echo", "mailbox"):
+            self.compile(["cc", "-std=c99", "-D_GNU_SOURCE"], f"{name}.c", self.c / name, ["--cflags", "--libs"])
+
+    def compile(self, compiler, source, to, ask):
+        flags = run(["pkg-config", *ask, "ringlet"], env=self.environment).split()
+        warnings = ["-O2", "-Wall", "-Wextra", "-Werror"]
+        run([*compiler, *warnings, ROOT / "ringlet-native/examples" / source, "-o", to, *flags])
+
+    def start(self, *argv):
+        return Process([str(word) for word in argv], str(self.directory), env=self.environment)
+
+    @contextlib.contextmanager
+    def service(self, *argv):
+        """A program that says one word when it is ready."""
+        process = self.start(*argv)
+        try:
+            require(process.line(SECONDS) in ("serving", "collecting"), f"it does not serve\n{process.tail()}")
+            yield process
+        finally:
+            process.kill()
+
+    def call(self, *argv, status=0):
+        """Runs a program to its end; its output, and what it complained of."""
+        process = self.start(*argv)
+        try:
+            ended = process.wait(SECONDS)
+            require(ended == status, f"{argv}: {status_word(ended)}\n{process.tail()}\n{process.where()}")
+            return process.finished_output().decode(), process.tail()
+        finally:
+            process.kill()
+
+
+_count = 0
+
+
+def name():
+    global _count
+    _count += 1
+    return f"test-{os.getpid()}-{_count}"
+
+
+def lines_of(process, count):
+    found = []
+    while len(found) < count:
+        line = process.line(SECONDS)
+        if line is None:
+            raise Failed(f"{len(found)} of {count} lines came\n{process.tail()}\n{process.where()}")
+        found.append(line)
+    return found
+
+
+@check
+def installed(place):
+    """Header, library, manual pages and pkg-config say the same; it serves C++ and static programs too."""
+    header = (place.root / "usr/include/ringlet.h").read_text()
+    declared = set(re.findall(r"\b(ringlet_\w+)\(", re.sub(r"/\*.*?\*/", "", header, flags=re.S)))
+    library = place.root / "usr/lib/libringlet.so.0"
+    exported = {line.split()[-1] for line in run(["nm", "-D", "--defined-only", library]).splitlines()}
+    require(declared == exported, f"only declared: {declared - exported}; only exported: {exported - declared}")
+    pages = place.root / "usr/share/man/man3"
+    paged = {page.stem for page in pages.iterdir()} - {"ringlet_mailbox"}
+    require(paged == declared, f"without a page: {declared - paged}; pages for nothing: {paged - declared}")
+    for page in pages.iterdir():
+        text = page.read_text()
+        if text.startswith(".so "):
+            require((pages.parent / text.split()[1]).exists(), f"{page} leads nowhere")
+    soname = re.search(r"soname: \[(.*)\]", run(["readelf", "-d", library])).group(1)
+    require(soname == "libringlet.so.0", soname)
+    place.compile(["c++", "-x", "c++", "-fpermissive", "-w"], "mailbox.c", place.directory / "cpp", ["--cflags", "--libs"])
+    static = place.directory / "static"
+    flags = run(["pkg-config", "--cflags", "ringlet"], env=place.environment).split()
+    private = run(["pkg-config", "--static", "--libs-only-l", "ringlet"], env=place.environment).split()
+    archive = str(place.root / "usr/lib/libringlet.a")
+    source = ROOT / "ringlet-native/examples/echo.c"
+    run(["cc", "-D_GNU_SOURCE", "-O2", source, "-o", static, *flags, archive, *(word for word in private if word != "-lringlet")])
+    service = name()
+    with place.service(static, "serve", service, "messages"):
+        place.call(static, "call", service, "messages", 100, 8)
+
+
+@check
+def echoes(place):
+    """C and Rust, each as server and as client, in every kind of channel, short and long."""
+    for server in (place.c, place.rust):
+        for kind in ("bytes", "messages", "locked"):
+            service = name()
+            with place.service(server / "echo", "serve", service, kind):
+                for client in (place.c, place.rust):
+                    for count, size in ((3000, 8), (300, 5000), (30, 100_000)):
+                        output, _ = place.call(client / "echo", "call", service, kind, count, size)
+                        require(output == f"{count} answers\n", output)
+
+
+@check
+def mailboxes(place):
+    """Many senders at once, in C and in Rust: all messages arrive, each sender's in order, none mixed up."""
+    for receiver in (place.c, place.rust):
+        service, senders, each = name(), 12, 500
+        with place.service(receiver / "mailbox", "collect", service, senders * each) as process:
+            tellers = [
+                place.start((place.c, place.rust)[i % 2] / "mailbox", "tell", service, f"teller{i}", each)
+                for i in range(senders)
+            ]
+            try:
+                lines = lines_of(process, senders * each)
+                require(process.wait(SECONDS) == 0, process.tail())
+                statuses = [teller.wait(SECONDS) for teller in tellers]
+                require(not any(statuses), f"{statuses}")
+            finally:
+                for teller in tellers:
+                    teller.kill()
+        next_of, text_of = {}, {}
+        for line in lines:
+            sender, text, number = line.split()
+            require(text_of.setdefault(sender, text) == text, f"{sender} is {text} and {text_of[sender]}")
+            require(int(number) == next_of.get(text, 0), f"{text}: {number} after {next_of.get(text)}")
+            next_of[text] = int(number) + 1
+        require(len(next_of) == senders and set(next_of.values()) == {each}, f"{next_of}")
+
+
+@check
+def no_system_call_while_awake(place):
+    """Two ends that look again and again: a hundred times the messages make no more system calls. (Apart from the look whether the
+    peer lives, a poll without waiting some times a second.)"""
+
+    def calls(count):
+        service, log = name(), place.directory / "strace"
+        with place.service(place.c / "echo", "serve", service, "messages", "awake"):
+            place.call("strace", "-f", "-c", "-o", log, place.c / "echo", "call", service, "messages", "awake", count, 8)
+        found = {}
+        for line in log.read_text().splitlines():
+            words = line.split()
+            if len(words) >= 5 and words[0].replace(".", "").isdigit() and words[-1] != "total":
+                found[words[-1]] = int(words[3])
+        require("socket" in found, f"strace tells nothing:\n{log.read_text()}")
+        found.pop("ppoll", None)
+        found.pop("poll", None)
+        return found
+
+    few, many = calls(200), calls(20_000)
+    require(sum(many.values()) <= sum(few.values()) + 10, f"200 messages: {few}\n20,000 messages: {many}")
+
+
+@check
+def deaths(place):
+    """An end that is killed is told to the other; the name is free at once, and whoever connects again goes on."""
+    for kind in ("bytes", "messages", "locked"):
+        service = name()
+        with place.service(place.c / "echo", "serve", service, kind) as server:
+            client = place.start(place.c / "echo", "call", service, kind, 2_000_000_000, 8)
+            try:
+                time.sleep(0.3)
+                require(client.poll() is None, client.tail())
+                os.kill(server.pid, signal.SIGKILL)
+                require(client.wait(SECONDS) == 1, f"it did not notice\n{client.tail()}\n{client.where()}")
+                require("reset" in client.tail(), client.tail())
+            finally:
+                client.kill()
+        # The caller's death, and a caller that comes before its service.
+        client = place.start(place.c / "echo", "call", service, kind, 2_000_000_000, 8)
+        time.sleep(0.1)
+        with place.service(place.c / "echo", "serve", service, kind):
+            time.sleep(0.3)
+            require(client.poll() is None, client.tail())
+            client.kill()
+            place.call(place.rust / "echo", "call", service, kind, 100, 8)
+
+
+def unix_socket():
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def memfd(size, seals=True):
+    fd = os.memfd_create("liar", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    if seals:
+        fcntl.fcntl(fd, 1033, 2 | 4)  # F_ADD_SEALS: SHRINK, GROW
+    return fd
+
+
+def lane_bytes(slots, ring):
+    return 4096 + max(slots * 64, 4096) + ring
+
+
+@check
+def services_that_lie(place):
+    """Whoever answers to a name may say anything: the caller fails with an error, and does nothing else."""
+    slots, ring = 64, 65536
+    size = 2 * lane_bytes(slots, ring)
+    good = struct.pack("<QIIQQ", WELCOME_MAGIC, KINDS["messages"], 0, slots, ring)
+    lies = [
+        (b"", []),
+        (b"nonsense", []),
+        (good[:-1], []),
+        (good + b"x", []),
+        (good, []),
+        (good, [memfd(size)]),
+        (good, [memfd(size, seals=False), memfd(size)]),
+        (good, [memfd(size - 4096), memfd(size)]),
+        (good, [memfd(size + 4096), memfd(size)]),
+        (good, [memfd(size), os.open("/dev/null", os.O_RDWR)]),
+        (good, [os.open("/dev/zero", os.O_RDWR), memfd(size)]),
+        (struct.pack("<QIIQQ", WELCOME_MAGIC, KINDS["bytes"], 0, slots, ring), [memfd(size)]),
+        (struct.pack("<QIIQQ", WELCOME_MAGIC, 2, 0, 65, ring), [memfd(size)]),
+        (struct.pack("<QIIQQ", WELCOME_MAGIC, 2, 0, 2**63, 2**63), [memfd(size)]),
+        (struct.pack("<QIIQQ", WELCOME_MAGIC, 2, 0, 0, 0), [memfd(size)]),
+    ]
+    for number, (text, fds) in enumerate(lies):
+        service = name()
+        with unix_socket() as liar:
+            liar.bind(f"\0ringlet1-service/{service}")
+            liar.listen()
+            liar.settimeout(SECONDS)
+            process = place.start(place.c / "echo", "call", service, "messages", 1, 8)
+            try:
+                victim, _ = liar.accept()
+                with victim:
+                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+                    victim.sendmsg([text], rights)
+                    status = process.wait(SECONDS)
+                require(status == 1 and "connect:" in process.tail(), f"lie {number}: {status_word(status)} {process.tail()}")
+            finally:
+                process.kill()
+        for fd in fds:
+            os.close(fd)
+
+
+@check
+def peers_that_scribble(place):
+    """A caller that writes anything anywhere in its segment ends its own connection at worst; the service serves the next."""
+    seed = random.randrange(1 << 32)
+    dice = random.Random(seed)
+    for server in (place.c, place.rust):
+        for kind in ("bytes", "messages", "locked"):
+            service = name()
+            with place.service(server / "echo", "serve", service, kind) as process:
+                for _ in range(15):
+                    scribble(dice, service)
+                    require(process.poll() is None, f"seed {seed}, {kind}: {status_word(process.poll())}\n{process.tail()}")
+                place.call(place.c / "echo", "call", service, kind, 100, 8)
+
+
+def scribble(dice, service):
+    with unix_socket() as caller:
+        caller.connect(f"\0ringlet1-service/{service}")
+        _, rights, _, _ = caller.recvmsg(64, socket.CMSG_SPACE(4 * 4))
+        fds = array.array("i", rights[0][2])
+        size = os.fstat(fds[0]).st_size
+        with mmap.mmap(fds[0], size) as segment:
+            slots = 4096  # of the first lane, which is ours
+            for position in range(dice.randrange(1, 60)):
+                # A header as it is due, with any length and flags, so that it is looked at; and noise.
+                header = ((1 << 43) | position) << 20 | dice.choice((0, 1, 2, 4, 7)) << 17 | dice.choice((0, 8, 56, 57, 4000, 131071))
+                struct.pack_into("<QQ", segment, slots + 64 * (position % 1024), header, dice.randrange(1 << 64))
+                for _ in range(dice.randrange(4)):
+                    struct.pack_into("<Q", segment, dice.randrange(size // 8) * 8, dice.randrange(1 << 64))
+            with contextlib.suppress(OSError):
+                caller.send(b"\1" * dice.randrange(20), socket.MSG_DONTWAIT)
+            time.sleep(0.01)
+        for fd in fds:
+            os.close(fd)
+
+
+def main():
+    adopt_orphans()
+    chosen = sys.argv[1:] or list(CHECKS)
+    failed = 0
+    for tool in ("cc", "c++", "pkg-config", "strace", "nm", "readelf"):
+        if not shutil.which(tool):
+            print(f"tests/native: no {tool} here")
+            return 77
+    with tempfile.TemporaryDirectory(prefix="ringlet-native-") as directory:
+        try:
+            place = Place(pathlib.Path(directory))
+        except Failed as failure:
+            print(f"installation: {failure}")
+            return 1
+        for title in chosen:
+            began = time.monotonic()
+            try:
+                CHECKS[title](place)
+                result, detail = "passed", ""
+            except (Failed, OSError, subprocess.TimeoutExpired) as failure:
+                result, detail = "FAILED", str(failure)
+                failed = 1
+            print(f"{title:28} {result} {time.monotonic() - began:6.1f} s", detail, flush=True)
+        left = end_orphans()
+        if left:
+            print(f"left behind: {left}")
+            failed = 1
+    return failed
+
+
+sys.exit(main())
