@@ -18,7 +18,7 @@
 //!
 //! A slot is one cache line: a header word and 56 bytes. The header says which record this is (its position, so that what
 //! an earlier lap left behind is never taken for news), how long it is, and where the next one will be. A message of up to
-//! 56 bytes lies in the slot itself and costs one line; a longer one lies in the data ring at the position that the slot names.
+//! 56 bytes (48 in a byte ring, whose slots end with the time) lies in the slot itself and costs one line; a longer one lies in the data ring at the position that the slot names.
 
 use crate::memory::{Area, Shared};
 use crate::sync::{AtomicU32, AtomicU64};
@@ -38,6 +38,10 @@ pub const HOT_SLOT_COUNT: usize = 64;
 pub const HOT_DATA_BYTES: u64 = 32 << 10;
 /// Bytes of a message that lie in its slot.
 pub const INLINE_BYTES: usize = LINE_BYTES - 8;
+/// Last word of a byte ring's slot: when the record was sent, by the processor's counter. It decides nothing but the order in
+/// which ready connections are told, as they became ready. Bytes of a message that lie before it.
+pub const SENT_AT: usize = LINE_BYTES - 8;
+pub const STREAM_INLINE_BYTES: usize = SENT_AT - 8;
 /// Largest record: a longer message is cut, so that the receiver copies one piece while the sender fills the next.
 pub const RECORD_MAX_BYTES: usize = 16 << 10;
 

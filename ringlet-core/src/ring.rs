@@ -105,12 +105,21 @@ impl Tx {
     /// Publishes one record from the program's buffers. Returns its length, 0 when there is no room.
     #[inline]
     pub fn push<M: RingMemory>(&self, memory: &M, from: &mut Buffers) -> usize {
+        self.push_sent_at(memory, from, 0)
+    }
+
+    /// As `push`, and notes when (0: not known) for `Rx::sent_at`.
+    #[inline]
+    pub fn push_sent_at<M: RingMemory>(&self, memory: &M, from: &mut Buffers, time: u64) -> usize {
         let wanted = from.remaining();
         if wanted == 0 {
             return 0;
         }
         let Some(slot) = self.reserve_slot(memory) else { return 0 };
-        if wanted <= INLINE_BYTES {
+        if time != 0 {
+            write_word(memory, slot, SENT_AT, time);
+        }
+        if wanted <= STREAM_INLINE_BYTES {
             let mut at = 0;
             while at < wanted {
                 let (piece, n) = from.take(wanted - at);
@@ -156,6 +165,12 @@ impl Rx {
     /// Bytes taken of the record that stands next.
     pub fn used(&self) -> u64 {
         self.used.get()
+    }
+
+    /// When the record that stands next was sent, as the peer says; nothing may depend on its truth.
+    #[inline]
+    pub fn sent_at<M: RingMemory>(&self, memory: &M) -> u64 {
+        read_word(memory, slot_of(memory, self.slots.get()), SENT_AT)
     }
 
     /// As `ready`, but only for bytes, not for a mark.

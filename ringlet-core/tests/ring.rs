@@ -133,7 +133,7 @@ impl Model {
             (self.tx.push(&self.memory, from), from.remaining())
         });
         assert_eq!(n + left, wanted, "push must take what it sends and nothing else");
-        if wanted <= INLINE_BYTES {
+        if wanted <= STREAM_INLINE_BYTES {
             assert!(n == 0 || n == wanted);
         }
         if n == 0 {

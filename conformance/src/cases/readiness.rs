@@ -215,6 +215,8 @@ fn echo_by(b: &mut Side, wait: fn(End, Set)) {
     record("rounds", rounds);
 }
 
+const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [2, 1, 0], [1, 0, 2], [2, 0, 1], [0, 2, 1], [1, 2, 0]];
+
 pub const CASES: &[Case] = &[
     pair("readiness/life_poll", "a connection's life by poll", life_peer, |b| life(b, by_poll))
         .all_families()
@@ -769,6 +771,42 @@ pub const CASES: &[Case] = &[
         },
     )
     .each_side(),
+    pair(
+        "readiness/in_order",
+        "epoll tells first what became ready first, whichever was served last",
+        |a| {
+            let ends = [a.moved(), a.moved(), a.moved()];
+            a.sync();
+            for order in ORDERS {
+                for which in order {
+                    ends[which].send(&[which as u8; 4]);
+                    a.sync();
+                }
+                a.sync();
+            }
+        },
+        |b| {
+            let ends = [b.moved(), b.moved(), b.moved()];
+            let set = Set::new();
+            for (data, end) in (0..).zip(&ends) {
+                set.add(end.0, IN, data).expect("epoll_ctl");
+            }
+            b.sync();
+            for order in ORDERS {
+                for which in order {
+                    ends[which].until_unread(4);
+                    b.sync();
+                }
+                let events = sys::epoll_wait(set.0, 10, 1000).expect("epoll_wait");
+                let told: Vec<_> = events.iter().map(|(data, _)| *data).collect();
+                record("told", format!("{told:?}"));
+                order.iter().for_each(|&which| ends[which].recv(4));
+                record("then", sys::epoll_wait(set.0, 10, 0).map(|events| events.len()));
+                b.sync();
+            }
+        },
+    )
+    .steady(),
     pair(
         "readiness/thread_inside",
         "data that comes while a thread is inside poll, select or epoll_wait wakes it",

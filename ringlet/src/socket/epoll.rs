@@ -648,10 +648,29 @@ fn reported(socket: &Socket, watch: &Watch, events: u32) {
     }
 }
 
+/// KERNEL: what became ready first is told first, and programs count on that: one that sent on two connections expects its server
+/// to serve them in this order. So many of those found at once are put in order.
+const IN_ORDER_MOST: usize = 16;
+
+/// Puts an event at the last place of `out`, or, as long as there are times for all of them, before those that are later.
+#[inline]
+fn insert(out: &mut [epoll_event], times: &mut [u64], event: epoll_event, time: u64) {
+    let mut place = out.len() - 1;
+    if place < times.len() {
+        while place > 0 && times[place - 1] > time {
+            (out[place], times[place]) = (out[place - 1], times[place - 1]);
+            place -= 1;
+        }
+        times[place] = time;
+    }
+    out[place] = event;
+}
+
 /// Collects ready watches of the hot list; a level-triggered one goes to the end of the list, so that none starves.
 fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> usize {
     let Some(_held) = set.lock.take() else { return 0 };
     let mut found = 0;
+    let mut times = [0; IN_ORDER_MOST];
     let mut index = set.hot_first.get();
     for _ in 0..set.hot_count.get() {
         if index == 0 || found == out.len() {
@@ -665,7 +684,8 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
         }
         let events = events_of(tables, watch);
         if events != 0 {
-            out[found] = epoll_event { events, u64: watch.data.get() };
+            let event = epoll_event { events, u64: watch.data.get() };
+            insert(&mut out[..found + 1], &mut times, event, stream::sent_at(socket));
             found += 1;
             reported(socket, watch, events);
             if watch.events.get() & (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) == 0 {

@@ -594,8 +594,8 @@ pub fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> S
         moving::publish_attached(socket, end);
         moving::try_start(socket, end, &ring);
     }
-    let in_ring = end.sending() == Sending::Ring;
-    if in_ring && must_go_back(socket, end, &ring, flags) {
+    let (in_ring, now) = (end.sending() == Sending::Ring, sys::ticks());
+    if in_ring && must_go_back(socket, end, &ring, flags, now) {
         if moving::has_left(&ring) {
             moving::return_unread(socket, end, &ring)?;
         } else {
@@ -632,7 +632,7 @@ pub fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> S
     }
     let mut total = 0;
     loop {
-        let n = end.tx.push(&ring, from);
+        let n = end.tx.push_sent_at(&ring, from, now);
         if n == 0 {
             break;
         }
@@ -674,14 +674,13 @@ fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
 
 /// Should what follows go through the kernel: the peer has ended (then the kernel says what TCP says), or the data is urgent?
 #[inline(always)]
-fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32) -> bool {
+fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32, now: u64) -> bool {
     if end.ended.get() != 0
         || ring.control().receiver.closed.load(Ordering::Acquire) != 0
         || flags & !MSG_SERVED != 0
     {
         return true;
     }
-    let now = sys::ticks();
     if now.wrapping_sub(socket.kernel_asked.get()) < ASK_KERNEL_TICKS && !socket.kernel_news.is() {
         return false;
     }
@@ -1067,6 +1066,15 @@ fn ask_kernel(
         }
     }
     0
+}
+
+/// When what a receive would find first was sent; 0 if that is not known.
+pub fn sent_at(socket: &Socket) -> u64 {
+    let end = socket.end();
+    match socket.incoming() {
+        Some(ring) if end.receiving() == Receiving::Ring => end.rx.sent_at(&ring),
+        _ => 0,
+    }
 }
 
 fn ready_mask(end: &End, incoming: &SegmentRing, readable: i16) -> i16 {
