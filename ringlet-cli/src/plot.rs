@@ -24,6 +24,8 @@ const INK: RGBColor = RGBColor(0x22, 0x26, 0x2e);
 const FAINT: RGBColor = RGBColor(0x8a, 0x90, 0x9c);
 const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xec);
 
+pub const MESSAGE_SIZE: &str = "message size";
+
 pub struct Picture {
     pub title: String,
     pub subtitle: String,
@@ -32,13 +34,15 @@ pub struct Picture {
 
 pub struct Panel {
     pub title: String,
+    /// What the curves are drawn over: sizes in bytes, or a count.
+    pub x: &'static str,
     pub unit: Unit,
     pub curves: Vec<Curve>,
     /// A line across, with its name.
     pub limit: Option<(&'static str, f64)>,
 }
 
-/// Message size in bytes and value in the panel's unit, by growing size.
+/// Size (or count) and value in the panel's unit, by growing size.
 pub struct Curve {
     pub name: String,
     pub colour: RGBColor,
@@ -138,10 +142,13 @@ fn draw_panel<T: DrawingBackend>(area: &DrawingArea<T, Shift>, panel: &Panel) ->
         .bold_line_style(GRID.stroke_width(2))
         .light_line_style(TRANSPARENT)
         .axis_style(FAINT.stroke_width(2))
-        .x_label_formatter(&|&size| size_name(size.round() as usize))
+        .x_label_formatter(&|&size| match panel.x {
+            MESSAGE_SIZE => size_name(size.round() as usize),
+            _ => size.round().to_string(),
+        })
         .y_label_formatter(&|&value| short(panel.unit, value))
         .label_style(text(36, INK))
-        .x_desc("message size")
+        .x_desc(panel.x)
         .axis_desc_style(text(36, FAINT))
         .draw()?;
 

@@ -542,7 +542,7 @@ impl<P: Program> Cluster<P> {
         self.at(self.now + delay, event);
     }
 
-    /// Sends a packet on its way, whose places it reserves in one go, so that there is one event for all of it.
+    /// Sends a packet on its way, whose links all accept it now, so that there is one event for all of it.
     fn transmit(&mut self, place: usize) {
         let faults = self.profile.faults;
         let Packet { from, ref store, .. } = self.packets[place];
@@ -568,27 +568,25 @@ impl<P: Program> Cluster<P> {
         let mut time = host.adapter_free + from_us(adapter.latency_us);
         let on_wire = transfer(bytes + adapter.header_bytes, link.mb_s);
         let hop = from_us(link.hop_us);
-        for &place in &self.route.links {
-            let start = time.max(self.link_free[place]);
-            self.link_free[place] = start + on_wire;
-            time = start + hop;
+        for &link in &self.route.links {
+            time = accept(&mut self.link_free[link], self.now, time, on_wire) + hop;
         }
         if self.route.switches > 0 {
-            time = time.max(self.switch_free);
-            if link.switch_mb_s > 0.0 {
-                self.switch_free = time + transfer(bytes + adapter.header_bytes, link.switch_mb_s);
-            }
-            time += from_us(link.switch_us) * self.route.switches;
+            let through = transfer(bytes + adapter.header_bytes, link.switch_mb_s);
+            time = accept(&mut self.switch_free, self.now, time, through)
+                + from_us(link.switch_us) * self.route.switches;
         }
         time += on_wire;
-        if self.chance(faults.late) {
-            time += from_us(self.rng.random_range(0.0..=faults.late_us.max(0.0)));
-        }
+        let late = if self.chance(faults.late) {
+            from_us(self.rng.random_range(0.0..=faults.late_us.max(0.0)))
+        } else {
+            0
+        };
         let corrupt = self.chance(faults.corrupt);
         self.packets[place].corrupt = corrupt;
-        let delay = time - self.now;
-        self.later(delay, Event::Arrive(place));
-        if delay > timeout {
+        self.later(time + late - self.now, Event::Arrive(place));
+        // Waiting on the way is the links' flow control, which senders know of.
+        if late > timeout {
             self.later(timeout, Event::Retry(place));
         }
     }
@@ -876,6 +874,14 @@ impl<P: Program> Cluster<P> {
         }
         self.wake(node, self.now);
     }
+}
+
+/// A link accepts work `now` for something that comes at `time`: it is behind all that was accepted before. Returns when it begins.
+/// (So no link does more than it can; packets that meet far from their senders, without a crowd, are not seen to wait.)
+fn accept(free: &mut Time, now: Time, time: Time, work: Time) -> Time {
+    let begin = time.max(*free);
+    *free = now.max(*free) + work;
+    begin
 }
 
 fn write(area: ringlet_core::memory::Area, at: usize, bytes: &[u8]) {

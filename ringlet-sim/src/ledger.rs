@@ -79,6 +79,7 @@ struct Pair {
     closed: bool,
 }
 
+/// Lanes are told apart by adding `lane * nodes` to the sender: what comes in one of them comes in order.
 pub struct Ledger {
     nodes: usize,
     seed: u64,
@@ -103,13 +104,13 @@ fn mix(mut x: u64) -> u64 {
 }
 
 impl Ledger {
-    pub fn new(nodes: usize, seed: u64, size: usize, mixed: bool) -> Ledger {
+    pub fn new(nodes: usize, lanes: usize, seed: u64, size: usize, mixed: bool) -> Ledger {
         Ledger {
             nodes,
             seed,
             size,
             mixed,
-            pairs: vec![Pair::default(); nodes * nodes],
+            pairs: vec![Pair::default(); lanes * nodes * nodes],
             open: 0,
             planned: 0,
             violation: None,
@@ -183,6 +184,7 @@ impl Ledger {
             number[..n].copy_from_slice(&message[..n]);
             let number = u32::from_le_bytes(number);
             self.fill(from, to, number, &mut expected);
+            let from = from % self.nodes;
             self.violate(match () {
                 _ if message != expected => Violation::Damaged { from, to, number: due },
                 _ if number < due => Violation::Doubled { from, to, number, due },
@@ -204,7 +206,7 @@ impl Ledger {
         let Pair { sent, received, closed } = *pair;
         pair.closed = true;
         if first > received {
-            self.violate(Violation::Lost { from, to, number: received });
+            self.violate(Violation::Lost { from: from % self.nodes, to, number: received });
         } else if !closed {
             self.open -= u64::from(sent - received);
             self.returned += u64::from(sent - first);
@@ -217,9 +219,8 @@ impl Ledger {
 
     /// A node has died: with it goes what it has sent and nobody has received.
     pub(crate) fn died(&mut self, node: usize) {
-        for to in 0..self.nodes {
-            let pair = &mut self.pairs[node * self.nodes + to];
-            if !pair.closed {
+        for (at, pair) in self.pairs.iter_mut().enumerate() {
+            if at / self.nodes % self.nodes == node && !pair.closed {
                 self.open -= u64::from(pair.sent - pair.received);
                 pair.closed = true;
             }
@@ -228,8 +229,9 @@ impl Ledger {
 
     /// Two nodes have a new connection.
     pub(crate) fn fresh(&mut self, one: usize, other: usize) {
-        for (from, to) in [(one, other), (other, one)] {
-            *self.pair(from, to) = Pair::default();
+        for from in (0..self.pairs.len() / self.nodes).step_by(self.nodes) {
+            *self.pair(from + one, other) = Pair::default();
+            *self.pair(from + other, one) = Pair::default();
         }
     }
 
@@ -248,7 +250,7 @@ impl Ledger {
     /// The first message that is missing.
     pub(crate) fn missing(&self) -> Option<Violation> {
         let at = self.pairs.iter().position(|pair| !pair.closed && pair.received < pair.sent)?;
-        let (from, to) = (at / self.nodes, at % self.nodes);
+        let (from, to) = (at / self.nodes % self.nodes, at % self.nodes);
         Some(Violation::Lost { from, to, number: self.pairs[at].received })
     }
 }

@@ -1,6 +1,7 @@
 //! A cluster on virtual time: the rings and handshakes of `ringlet-core`, unmodified, over an interconnect whose stores are
 //! packets. Everything is drawn from one seed and happens in one order, so a run can be repeated exactly.
 
+mod active;
 mod cluster;
 mod faults;
 mod ledger;

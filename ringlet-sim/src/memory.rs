@@ -61,7 +61,7 @@ const _: () = assert!(READY + size_of::<Ready>() <= BLOCKS);
 
 /// Where the parts of a block lie.
 #[derive(Clone, Copy)]
-pub struct Block {
+pub(crate) struct Block {
     base: usize,
     sizes: RingSizes,
 }
@@ -89,17 +89,20 @@ impl Block {
     pub fn want_room(&self) -> usize {
         self.base + 4
     }
-    fn credit(&self) -> usize {
+    pub fn credit(&self) -> usize {
         self.base + 64
     }
-    fn given_credit(&self) -> usize {
+    pub fn given_credit(&self) -> usize {
         self.base + 80
     }
-    fn incoming(&self) -> usize {
+    pub fn incoming(&self) -> usize {
         self.base + 128
     }
-    fn outgoing(&self) -> usize {
-        self.incoming() + self.sizes.slots * LINE_BYTES + self.sizes.data_bytes
+    pub fn data(&self) -> usize {
+        self.incoming() + self.sizes.slots * LINE_BYTES
+    }
+    pub fn outgoing(&self) -> usize {
+        self.data() + self.sizes.data_bytes
     }
 }
 
@@ -249,6 +252,22 @@ impl Node {
         }
     }
 
+    /// Stores a slot whose first word announces it: a packet, or some, that word's last. `more` was written before and has to arrive
+    /// before.
+    pub(crate) fn publish(&self, peer: usize, at: usize, slot: &[u8], more: bool) {
+        let first = slot.len().min(self.packet_bytes);
+        self.store_bytes(peer, at + first, &slot[first..]);
+        if more || slot.len() > first {
+            self.barrier();
+        }
+        self.store(peer, at, Kind::Bytes, &slot[..first]);
+    }
+
+    pub(crate) fn give_credit(&self, peer: usize, words: [u64; 2]) {
+        let at = Block::new(self.sizes, self.id).credit();
+        self.store(peer, at, Kind::Credit, words.map(u64::to_le_bytes).as_flattened());
+    }
+
     fn store(&self, peer: usize, at: usize, kind: Kind, bytes: &[u8]) {
         self.post(peer, at, kind, bytes, false);
     }
@@ -266,7 +285,7 @@ impl Node {
         self.outbox.borrow_mut().work.push_back(Work::Processor(time));
     }
 
-    fn copy(&self, bytes: usize) {
+    pub(crate) fn copy(&self, bytes: usize) {
         if self.copying.get() {
             self.outbox.borrow_mut().work.push_back(Work::Copy(bytes));
         }
@@ -313,7 +332,6 @@ impl RingMemory for End<'_> {
         self.node.sizes.hot_data_bytes as u64
     }
 
-    /// The slot's line is one packet (or some, the header last).
     fn publish(&self, slot: usize, header: u64) {
         use ringlet_core::sync::Ordering::Relaxed;
         self.header(slot).store(header, Relaxed);
@@ -326,15 +344,7 @@ impl RingMemory for End<'_> {
             self.node.area.read(self.local + slot * LINE_BYTES, line.as_mut_ptr(), LINE_BYTES)
         };
         let at = self.remote.incoming() + slot * LINE_BYTES;
-        let packet = self.node.packet_bytes;
-        let line = &line[..8 + payload];
-        for (number, piece) in line.chunks(packet).enumerate().skip(1) {
-            self.node.store(self.peer, at + number * packet, Kind::Bytes, piece);
-        }
-        if flags & FLAG_DATA != 0 || line.len() > packet {
-            self.node.barrier();
-        }
-        self.node.store(self.peer, at, Kind::Bytes, &line[..line.len().min(packet)]);
+        self.node.publish(self.peer, at, &line[..8 + payload], flags & FLAG_DATA != 0);
     }
 
     fn give_credit(&self, slots: u64, data: Option<u64>) {
@@ -343,8 +353,7 @@ impl RingMemory for End<'_> {
         if let Some(data) = data {
             self.credit_data().store(data, Relaxed);
         }
-        let words = [slots, self.credit_data().load(Relaxed)].map(u64::to_le_bytes);
-        self.node.store(self.peer, self.remote.credit(), Kind::Credit, words.as_flattened());
+        self.node.give_credit(self.peer, [slots, self.credit_data().load(Relaxed)]);
     }
 
     unsafe fn write_slot(&self, slot: usize, at: usize, from: *const u8, n: usize) {
@@ -361,7 +370,7 @@ impl RingMemory for End<'_> {
         let bytes = unsafe { std::slice::from_raw_parts(from, n) };
         // SAFETY: a slice of `n` bytes.
         unsafe { self.node.area.write(self.local + self.data() + at, from, n) };
-        self.node.store_bytes(self.peer, self.remote.incoming() + self.data() + at, bytes);
+        self.node.store_bytes(self.peer, self.remote.data() + at, bytes);
     }
     unsafe fn read_data(&self, at: usize, to: *mut u8, n: usize) {
         self.node.copy(n);

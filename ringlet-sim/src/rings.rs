@@ -38,11 +38,21 @@ pub struct Traffic {
     /// Message queues, whose senders say in the receiver's mailbox that there is something; else byte rings, all of which it
     /// looks at.
     pub mailbox: bool,
+    /// Active Messages: each request is replied to.
+    pub active: bool,
+    /// Pairs are connected with all other nodes as well, which are silent.
+    pub connected: bool,
 }
 
 impl Traffic {
-    fn peers(&self, node: usize) -> Vec<(usize, u32)> {
+    pub(crate) fn peers(&self, node: usize) -> Vec<(usize, u32)> {
         let partner = node ^ 1;
+        if self.connected && self.pattern != Pattern::AllToAll {
+            let pair = Traffic { connected: false, ..self.clone() }.peers(node);
+            let silent =
+                (0..self.nodes).filter(|&id| id != node && id != partner).map(|id| (id, 0));
+            return pair.into_iter().chain(silent).collect();
+        }
         match self.pattern {
             Pattern::AllToAll => {
                 (1..self.nodes).map(|n| ((node + n) % self.nodes, self.messages)).collect()

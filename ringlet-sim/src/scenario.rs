@@ -8,11 +8,15 @@ use rand_pcg::Pcg64Mcg;
 
 use ringlet_core::layout::INLINE_BYTES;
 
-use crate::cluster::{Cluster, Outcome};
+use crate::active::{self, Active};
+use crate::cluster::{Cluster, Outcome, Program};
 use crate::faults::Faults;
 use crate::ledger::Ledger;
 use crate::profile::{Profile, RingSizes, SHIPPED};
 use crate::rings::{Pattern, Rings, Traffic};
+
+/// Of an Active Message.
+const LONGEST_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -47,6 +51,9 @@ impl Scenario {
             copy: true,
             look_again: true,
             mailbox: rng.random(),
+            active: rng.random_ratio(1, 3),
+
+            connected: false,
         };
         Scenario { profile, traffic, size: 1 << rng.random_range(0..14), mixed: true }
     }
@@ -54,12 +61,42 @@ impl Scenario {
     /// Runs it. The same seed, the same outcome; `trace` gets a line for everything that happens.
     pub fn run(&self, seed: u64, trace: Option<Box<dyn Write>>) -> Outcome {
         let nodes = self.traffic.nodes;
-        // What a queue takes in one message.
-        let most = if self.traffic.mailbox { self.profile.ring.data_bytes / 4 } else { usize::MAX };
-        let ledger = Ledger::new(nodes, seed, self.size.min(most.max(INLINE_BYTES)), self.mixed);
         let traffic = self.traffic.clone();
-        let make = move |node| Rings::new(traffic.clone(), node);
-        let mut cluster = Cluster::new(self.profile.clone(), ledger, nodes, seed, make);
+        if !traffic.active {
+            let make = move |node| Rings::new(traffic.clone(), node);
+            return self.run_with(self.profile.ring, seed, make, trace);
+        }
+        // A connection's memory grows with the depth and with what is stored at once.
+        let longest = self.size.min(if nodes > 64 { 64 } else { LONGEST_BYTES });
+        if nodes > 64 {
+            let sizes = active::sizes(active::SHALLOW, longest);
+            let make = move |node| Active::<{ active::SHALLOW }>::new(traffic.clone(), node);
+            return self.run_with(sizes, seed, make, trace);
+        }
+        let sizes = active::sizes(active::DEEP, longest);
+        let make = move |node| Active::<{ active::DEEP }>::new(traffic.clone(), node);
+        self.run_with(sizes, seed, make, trace)
+    }
+
+    fn run_with<P: Program>(
+        &self,
+        sizes: RingSizes,
+        seed: u64,
+        make: impl Fn(usize) -> P + 'static,
+        trace: Option<Box<dyn Write>>,
+    ) -> Outcome {
+        let Traffic { nodes, active, mailbox, .. } = self.traffic;
+        // What fits in one message.
+        let most = match (active, mailbox) {
+            (true, _) if nodes > 64 => 64,
+            (true, _) => LONGEST_BYTES,
+            (false, true) => (sizes.data_bytes / 4).max(INLINE_BYTES),
+            (false, false) => usize::MAX,
+        };
+        let lanes = if active { 2 } else { 1 };
+        let ledger = Ledger::new(nodes, lanes, seed, self.size.min(most), self.mixed);
+        let profile = Profile { ring: sizes, ..self.profile.clone() };
+        let mut cluster = Cluster::new(profile, ledger, nodes, seed, make);
         if let Some(trace) = trace {
             cluster.trace_to(trace);
         }

@@ -39,11 +39,52 @@ fn violations(size: usize, change: impl Fn(&mut Profile, &mut Traffic)) -> Vec<V
             copy: true,
             look_again: true,
             mailbox: false,
+            active: false,
+
+            connected: false,
         };
         change(&mut profile, &mut traffic);
         Scenario { profile, traffic, size, mixed: true }.run(seed, None).violation
     };
     (0..30).filter_map(one).collect()
+}
+
+/// Each way to carry messages, without faults: all of them arrive, and each request's reply.
+#[test]
+fn everything_arrives() {
+    for (pattern, pairs) in [(Pattern::PingPong, 6), (Pattern::Stream, 3), (Pattern::AllToAll, 30)]
+    {
+        for (active, mailbox, sleep) in [(false, false), (false, true), (true, false), (true, true)]
+            .into_iter()
+            .flat_map(|(active, mailbox)| [(active, mailbox, false), (active, mailbox, true)])
+        {
+            let profile = Profile::shipped("smile").unwrap();
+            let traffic = Traffic {
+                pattern,
+                nodes: 6,
+                messages: 50,
+                sleep,
+                mtu_bytes: 1500,
+                copy: true,
+                look_again: true,
+                mailbox,
+                active,
+
+                connected: false,
+            };
+            let expected = match (active, pattern) {
+                (true, Pattern::PingPong) => 6 * 50,
+                (true, _) => pairs * 50 * 2,
+                (false, _) => pairs * 50,
+            };
+            let scenario = Scenario { profile, traffic, size: 5000, mixed: true };
+            let outcome = scenario.run(1, None);
+            let about = format!("{:?}", scenario.traffic);
+            assert_eq!(outcome.violation, None, "{about}");
+            assert_eq!(outcome.stats.messages, expected, "{about}");
+            assert_eq!(outcome.stats.interrupts > 0, sleep && (mailbox || !active), "{about}");
+        }
+    }
 }
 
 fn faults(text: &str) -> Faults {
@@ -93,6 +134,30 @@ fn without_barriers_a_record_is_seen_before_its_bytes() {
         profile.adapter.barrier = false;
     });
     assert!(found.iter().any(|found| matches!(found, Violation::Damaged { .. })), "{found:?}");
+}
+
+#[test]
+fn active_messages_need_all_that_as_well() {
+    type Change = fn(&mut Profile);
+    let left_out: [(&str, Change); 4] = [
+        ("lost=0.02", |profile| profile.adapter.retry = false),
+        ("corrupt=0.02", |profile| profile.adapter.crc = false),
+        (ALL, |profile| profile.adapter.sequence = false),
+        ("late=0.2", |profile| profile.adapter.barrier = false),
+    ];
+    for (text, change) in left_out {
+        let run = |change: Option<Change>| {
+            violations(1024, |profile, traffic| {
+                traffic.active = true;
+                profile.faults = faults(text);
+                if let Some(change) = change {
+                    change(profile);
+                }
+            })
+        };
+        assert_ne!(run(Some(change)), [], "{text}");
+        assert_eq!(run(None), [], "{text}");
+    }
 }
 
 #[test]

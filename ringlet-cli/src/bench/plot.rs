@@ -8,7 +8,7 @@ use plotters::style::RGBColor;
 use super::machine::Machine;
 use super::report::Row;
 use super::spec::{Unit, parse_size};
-use crate::plot::{BLUE, Curve, GREY, ORANGE, Panel, Picture};
+use crate::plot::{BLUE, Curve, GREY, MESSAGE_SIZE, ORANGE, Panel, Picture};
 
 const PALETTE: [(&str, RGBColor); 3] = [("tcp", GREY), ("unix", ORANGE), ("ringlet", BLUE)];
 
@@ -46,12 +46,14 @@ fn panels(rows: &[Row]) -> Result<Vec<Panel>> {
     Ok(vec![
         Panel {
             title: "Latency, half a round trip".into(),
+            x: MESSAGE_SIZE,
             unit: Unit::Nanoseconds,
             curves: latency,
             limit: limit("the bare cache line", "cache line"),
         },
         Panel {
             title: "Throughput, ping-pong".into(),
+            x: MESSAGE_SIZE,
             unit: Unit::BytesPerSecond,
             curves: curves(|size, half_ns| size / half_ns * 1e9),
             limit: limit("memcpy, 64 KiB blocks", "memcpy, 64 KiB"),

@@ -15,7 +15,7 @@ use ringlet_sim::{Faults, Outcome, Pattern, Profile, SHIPPED, Scenario, Topology
 use serde::Serialize;
 
 use crate::bench::spec::{Unit, parse_size};
-use crate::plot::{BLUE, Curve, Panel, Picture};
+use crate::plot::{BLUE, Curve, MESSAGE_SIZE, Panel, Picture};
 
 /// Run ringlet's rings on a simulated cluster
 ///
@@ -60,7 +60,7 @@ struct RunArgs {
     /// Sleep until interrupted instead of polling
     #[arg(long)]
     sleep: bool,
-    /// Message queues that are announced in a mailbox, instead of byte rings which are all looked at
+    /// Messages are announced in the receiver's mailbox; else it looks at each peer's memory
     #[arg(long)]
     mailbox: bool,
     /// After so many bytes the sender looks whether they have arrived
@@ -109,6 +109,25 @@ enum Workload {
     /// Pairs of nodes, one way
     Stream,
     AllToAll,
+    /// Active Messages: each request's handler replies before the next is sent
+    AmPingpong,
+    /// Up to 16 requests under way; long ones are stored in the receiver's memory segment
+    AmStore,
+    AmAllToAll,
+}
+
+impl Workload {
+    fn pattern(self) -> Pattern {
+        match self {
+            Workload::Pingpong | Workload::AmPingpong => Pattern::PingPong,
+            Workload::Stream | Workload::AmStore => Pattern::Stream,
+            Workload::AllToAll | Workload::AmAllToAll => Pattern::AllToAll,
+        }
+    }
+
+    fn is_active(self) -> bool {
+        matches!(self, Workload::AmPingpong | Workload::AmStore | Workload::AmAllToAll)
+    }
 }
 
 fn seeds(text: &str) -> Result<Range<u64>, String> {
@@ -159,11 +178,7 @@ fn scenario(args: &RunArgs) -> Result<Scenario> {
     let nodes = usize::from(args.nodes);
     profile.ring = profile.ring.for_nodes(nodes);
     let traffic = Traffic {
-        pattern: match args.workload {
-            Workload::Pingpong => Pattern::PingPong,
-            Workload::Stream => Pattern::Stream,
-            Workload::AllToAll => Pattern::AllToAll,
-        },
+        pattern: args.workload.pattern(),
         nodes,
         messages: args.messages,
         sleep: args.sleep,
@@ -171,6 +186,9 @@ fn scenario(args: &RunArgs) -> Result<Scenario> {
         copy: true,
         look_again: true,
         mailbox: args.mailbox,
+        active: args.workload.is_active(),
+
+        connected: false,
     };
     Ok(Scenario { profile, traffic, size: args.size, mixed: args.mixed })
 }
@@ -310,6 +328,7 @@ fn sweep(args: &RunArgs, mut scenario: Scenario, path: &std::path::Path) -> Resu
     let curve = |points| vec![Curve { name: args.profile.clone(), colour: BLUE, points }];
     let panel = |title: &str, unit, points| Panel {
         title: title.into(),
+        x: MESSAGE_SIZE,
         unit,
         curves: curve(points),
         limit: None,

@@ -105,6 +105,7 @@ fn draw(folder: &Path, figure: &Figure) -> Result<()> {
     };
     let panel = Panel {
         title: title.into(),
+        x: figure.x,
         unit,
         curves: figure.curves.iter().zip(COLOURS).map(curve).collect(),
         limit: None,
