@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 mod bench;
+mod capture;
 mod config;
 mod control;
 mod docs;
@@ -39,6 +40,7 @@ enum Command {
     Ss(ss::SsArgs),
     Off(control::OffArgs),
     On(control::OnArgs),
+    Capture(capture::CaptureArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     Sim(sim::SimArgs),
@@ -79,6 +81,7 @@ fn dispatch() -> ExitCode {
         Command::Ss(args) => ss::run(args),
         Command::Off(args) => control::off(args),
         Command::On(args) => control::on(args),
+        Command::Capture(args) => capture::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Sim(args) => sim::run(args),

@@ -6,15 +6,17 @@ use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 
 use anyhow::Context;
 use ringlet_core::memory::Area;
+use ringlet_core::tap::{TAP_FILE_BYTES, TAP_HEAD_BYTES, TAP_MAGIC, TAP_MEMFD_NAME, Tap};
 use ringlet_core::view::{
     PROCESS_FILE_BYTES, PROCESS_MAGIC, PROCESS_MEMFD_NAME, PROCESS_SLOT_COUNT, ProcessHeader,
     SocketSlot,
 };
 use ringlet_linux::map;
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 
 const HEADER_BYTES: usize = size_of::<ProcessHeader>();
 const SLOT_BYTES: usize = size_of::<SocketSlot>();
@@ -48,16 +50,70 @@ pub struct Slot {
 impl Process {
     /// Its page as shared memory, in which something can be asked of it.
     pub fn live(&self) -> anyhow::Result<LivePage> {
-        let path = PathBuf::from(format!("/proc/self/fd/{}", self.page.as_raw_fd()));
         let whose = || format!("cannot ask anything of {}/{}", self.program, self.pid);
-        let file = OpenOptions::new().read(true).write(true).open(path).with_context(whose)?;
-        // A page that could shrink would kill us.
-        let sealed = map::sealed_size(file.as_raw_fd()) == Ok(PROCESS_FILE_BYTES);
-        anyhow::ensure!(sealed, "{}: its page is of another ringlet", whose());
-        let area = map::map_shared(file.as_raw_fd(), PROCESS_FILE_BYTES, true)
-            .map_err(|error| std::io::Error::from_raw_os_error(error.0))
-            .with_context(whose)?;
-        Ok(LivePage(area))
+        map_again(&self.page, PROCESS_FILE_BYTES).map(LivePage).with_context(whose)
+    }
+
+    /// What it has recorded, if it is being captured.
+    pub fn tap(&self) -> Option<LiveTap> {
+        LiveTap::of(self.pid)
+    }
+
+    pub fn parent(&self) -> Option<u32> {
+        status(&PathBuf::from(format!("/proc/{}", self.pid)), "PPid:")
+    }
+}
+
+/// Maps an open memfd, to be read and written.
+fn map_again(file: &File, bytes: usize) -> anyhow::Result<Area> {
+    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    // Memory that could shrink would kill us.
+    let sealed = map::sealed_size(file.as_raw_fd()) == Ok(bytes);
+    anyhow::ensure!(sealed, "it is of another ringlet");
+    let mapped = map::map_shared(file.as_raw_fd(), bytes, true);
+    Ok(mapped.map_err(|error| std::io::Error::from_raw_os_error(error.0))?)
+}
+
+/// What a process records, mapped. The process writes into it while we look.
+pub struct LiveTap(Tap, File);
+
+impl LiveTap {
+    pub fn of(pid: u32) -> Option<LiveTap> {
+        let directory = PathBuf::from(format!("/proc/{pid}"));
+        let inner_pid = pid_in_own_namespace(&directory)?;
+        let files = memfds(&directory, TAP_MEMFD_NAME.to_str().ok()?);
+        let taps = files.filter_map(|path| open(&path)).filter_map(|file| {
+            map_again(&file, TAP_FILE_BYTES).ok().map(|area| LiveTap(Tap(area), file))
+        });
+        // A child by fork still has its parent's for a moment.
+        let is_own = |tap: &LiveTap| {
+            let head = tap.0.head();
+            head.magic.load(Relaxed) == TAP_MAGIC && head.pid.load(Relaxed) == inner_pid
+        };
+        taps.into_iter().find(is_own)
+    }
+
+    pub fn tap(&self) -> Tap {
+        self.0
+    }
+
+    /// Frees the pages of its cells.
+    pub fn empty(&self) {
+        let path = format!("/proc/self/fd/{}", self.1.as_raw_fd());
+        if let Ok(file) = OpenOptions::new().write(true).open(path) {
+            let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let (from, bytes) = (TAP_HEAD_BYTES as u64, (TAP_FILE_BYTES - TAP_HEAD_BYTES) as u64);
+            let _ = rustix::fs::fallocate(file, how, from, bytes);
+        }
+    }
+}
+
+impl Drop for LiveTap {
+    #[allow(unsafe_code)]
+    fn drop(&mut self) {
+        // SAFETY: mapped in `of`; who copies the tap keeps us.
+        unsafe { map::unmap(self.0.0) };
     }
 }
 
@@ -103,15 +159,27 @@ fn program(directory: &Path) -> String {
     String::from_utf8_lossy(name.trim_ascii_end()).into_owned()
 }
 
-fn pid_in_own_namespace(directory: &Path) -> Option<u32> {
+/// Has it ended, though its parent may not know yet?
+pub fn has_ended(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    state.is_none_or(|state| state.trim_start().starts_with(['Z', 'X']))
+}
+
+/// The last number on a line of its status.
+fn status(directory: &Path, name: &str) -> Option<u32> {
     let status = fs::read_to_string(directory.join("status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_ascii_whitespace().last()?.parse().ok()
 }
 
-/// The files that may be the process's page.
-fn pages(directory: &Path) -> impl Iterator<Item = PathBuf> {
-    let link = format!("/memfd:{PROCESS_MEMFD_NAME}");
+fn pid_in_own_namespace(directory: &Path) -> Option<u32> {
+    status(directory, "NSpid:")
+}
+
+/// The files of a process that may be its memfd of this name.
+fn memfds(directory: &Path, name: &str) -> impl Iterator<Item = PathBuf> {
+    let link = format!("/memfd:{name}");
     let maps = fs::read(directory.join("maps")).unwrap_or_default();
     let maps = String::from_utf8_lossy(&maps);
     let ranges: Vec<&str> = maps
@@ -152,7 +220,8 @@ impl Page {
                     && word_u32(&header, offset_of!(ProcessHeader, pid)) == inner_pid
             })
         };
-        let file = pages(&directory).filter_map(|path| open(&path)).find(is_own)?;
+        let files = memfds(&directory, PROCESS_MEMFD_NAME);
+        let file = files.filter_map(|path| open(&path)).find(is_own)?;
         Some(Page { pid, program: program(&directory), file })
     }
 

@@ -77,6 +77,7 @@ impl Targets {
                 program: each.process.program.clone(),
                 accepts: canonical(socket.local) != connection.local,
                 slot: each.slot.clone(),
+                chosen: named || self.names(each.process),
             });
         }
         connections.retain(|connection| connection.chosen);
@@ -116,6 +117,8 @@ pub struct End {
     /// Is it at the connection's `peer` address?
     pub accepts: bool,
     pub slot: Slot,
+    /// Itself or its process was named.
+    pub chosen: bool,
 }
 
 impl Connection {

@@ -15,5 +15,7 @@ pub mod record;
 pub mod ring;
 pub mod sync;
 #[cfg(not(loom))]
+pub mod tap;
+#[cfg(not(loom))]
 pub mod view;
 pub mod wait;

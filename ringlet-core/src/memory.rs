@@ -99,6 +99,7 @@ pub struct Buffer {
 /// A cursor over the program's buffers, for a send (read from them) or a receive (written to).
 ///
 /// Made by the edge from the program's arguments, whose validity is the program's promise, as it is to the kernel.
+#[derive(Clone)]
 pub struct Buffers<'a> {
     rest: *const Buffer,
     count: usize,

@@ -29,6 +29,9 @@ pub struct ProcessHeader {
     pub asked: AtomicU32,
     /// Connections ever shown, so that each has a number of its own.
     pub connections: AtomicU64,
+    /// Written by `ringlet capture`: a count that grows as long as it lives and is 0 when it ends, and how many bytes of a piece it wants.
+    pub tap_beat: AtomicU32,
+    pub tap_snaplen: AtomicU32,
 }
 
 /// One tracked socket. Written by its process only; each field is read by itself, so a reader may see a mix of two
@@ -57,12 +60,26 @@ pub struct SocketSlot {
     _room: AtomicU32,
     /// Which of the process's connections this is: a slot is used again.
     pub number: AtomicU64,
+    /// `ADDRESS_*`, noted when the connection is first recorded; then its two ends (an IPv4 one mapped into IPv6) and their ports,
+    /// local and remote.
+    pub address: AtomicU32,
+    pub ports: AtomicU32,
+    pub local: [AtomicU64; 2],
+    pub remote: [AtomicU64; 2],
 }
 
 /// What others ask: keep off the ring (as long as it stands); enter it again, or try again to find the peer (taken back by the
 /// process once it has seen it).
 pub const ASKED_OFF: u32 = 1;
 pub const ASKED_ON: u32 = 2;
+/// Record what goes over it (`tap`); recording has ended.
+pub const ASKED_TAP: u32 = 4;
+pub const ASKED_TAP_END: u32 = 8;
+/// What a child by fork, or a later connection, is asked too.
+pub const ASKED_INHERITED: u32 = ASKED_OFF | ASKED_TAP;
+
+pub const ADDRESS_TCP: u32 = 1;
+pub const ADDRESS_NONE: u32 = 2;
 
 /// `SocketSlot::directions` of a connection that shares a segment with its peer; 0 is no segment. `away`: the process has seen that
 /// it is to keep off the ring, and asks its peer the same.

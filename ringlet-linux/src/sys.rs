@@ -115,6 +115,14 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// Nanoseconds since 1970, likewise.
+pub fn real_time_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: as in `now_ns`.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// Raises SIGPIPE in the calling thread, as the kernel does for a write to a dead connection.
 pub fn raise_sigpipe() {
     // SAFETY: no memory is passed.

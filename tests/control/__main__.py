@@ -44,7 +44,7 @@ from harness import (  # noqa: E402
     wait_until,
 )
 
-GROUPS = "paths".split()
+GROUPS = "paths capture".split()
 ENDS = pathlib.Path(__file__).resolve().parent / "ends.py"
 INSIDE = "TEST_INSIDE_NAMESPACES"
 SKIPPED = 77
@@ -68,12 +68,12 @@ def enter_namespace():
 class End:
     """A running `ends.py`."""
 
-    def __init__(self, test, *words, role="server", user=None):
+    def __init__(self, test, *words, role="server", user=None, host="127.0.0.1"):
         python, program = sys.executable, ENDS
         if user:  # who may not be able to reach these
             python, program = "/usr/bin/python3", shutil.copy(ENDS, test.directory)
             needs(python)
-        self.process = test.start(role, [python, program, *words], user=user)
+        self.process = test.start(role, [python, program, *words], user=user, env={"HOST": host})
         self.pid = self.process.pid
 
     def line(self, seconds=CLIENT_SECONDS):
@@ -107,13 +107,15 @@ class Ground(Test):
             if left := end_orphans():
                 self._report(Outcome(self.program, self.mode, f"{name}: leaves no process", "failed", 0.0, str(left)))
 
-    def pair(self, way="recv", **options):
+    def pair(self, way="recv", host="127.0.0.1", **options):
         """A server and a client with a connection in shared memory."""
         port = free_port()
-        server = End(self, "server", port, way, **options)
+        server = End(self, "server", port, way, host=host, **options)
         wait_until(lambda: listening(port), START_SECONDS, "a server to listen")
-        client = End(self, "client", port, role="client")
+        client = End(self, "client", port, role="client", host=host)
         client.port, client.server_port = int(client.line()), port
+        shown = f"[{host}]" if ":" in host else host
+        client.name = f"{shown}:{client.port}-{shown}:{port}"
         client.do("send 20")
         self.await_path(client, "ring")
         return server, client

@@ -14,6 +14,7 @@ import time
 
 MESSAGE_BYTES = 64
 COMPUTE_SECONDS = 1.0
+HOST = os.environ.get("HOST", "127.0.0.1")
 
 
 def message(kind, number):
@@ -21,11 +22,18 @@ def message(kind, number):
     return digits + hashlib.shake_128(digits).hexdigest((MESSAGE_BYTES - len(digits)) // 2).encode()
 
 
+def listen(port):
+    return socket.create_server((HOST, int(port)), family=socket.AF_INET6 if ":" in HOST else socket.AF_INET)
+
+
 def receive(end, count, ready=lambda: None):
     got = b""
     while len(got) < count:
         ready()
-        piece = end.recv(count - len(got))
+        try:
+            piece = end.recv(count - len(got))
+        except ConnectionResetError:  # its other end was killed
+            piece = b""
         if not piece:
             break
         got += piece
@@ -67,7 +75,7 @@ def server(port, way):
     signal.signal(signal.SIGUSR1, compute)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # In the main thread, so that the signal finds it waiting.
-    listener = socket.create_server(("127.0.0.1", int(port)))
+    listener = listen(port)
     while True:
         end, _ = listener.accept()
         if way == "fork":
@@ -81,7 +89,7 @@ def server(port, way):
 
 def client(port):
     """Commands: `send N` makes N round trips, `run` makes them until `stop`; both answer with the last number."""
-    end = socket.create_connection(("127.0.0.1", int(port)))
+    end = socket.create_connection((HOST, int(port)))
     print(f"{end.getsockname()[1]}", flush=True)
     number = 0
     running = threading.Event()
@@ -116,7 +124,7 @@ def client(port):
 
 def source(port, count, seed):
     """Sends `count` bytes in pieces of many sizes, then says their checksum."""
-    end = socket.create_connection(("127.0.0.1", int(port)))
+    end = socket.create_connection((HOST, int(port)))
     checksum, left, size = hashlib.sha256(), int(count), 1
     while left:
         size = (size * 48271 + int(seed)) % 131071
@@ -132,7 +140,7 @@ def source(port, count, seed):
 
 def sink(port, pause):
     """Reads all, pausing now and then so that the ring fills, and says the checksum."""
-    end, _ = socket.create_server(("127.0.0.1", int(port))).accept()
+    end, _ = listen(port).accept()
     checksum, since = hashlib.sha256(), 0
     while piece := end.recv(50_000):
         checksum.update(piece)

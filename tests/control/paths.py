@@ -16,7 +16,7 @@ def scenes(ground):
     for name, targets in {
         "of the server": lambda server, client: [server.pid],
         "of the client": lambda server, client: [client.pid],
-        "of a connection": lambda server, client: [f"127.0.0.1:{client.port}-127.0.0.1:{client.server_port}"],
+        "of a connection": lambda server, client: [client.name],
         "of one end": lambda server, client: [f"127.0.0.1:{client.port}"],
         "of all": lambda server, client: ["--all"],
     }.items():

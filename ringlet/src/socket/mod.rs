@@ -2,7 +2,8 @@
 //!
 //! The edge (the preload library) asks `way` for each call on a descriptor: the kernel's, or ours. `table` knows the descriptors,
 //! `meet` brings two ends together, `stream` moves bytes, `epoll` and `readiness` wait for many, `process` follows
-//! descriptors through close, dup, fork and exec, `control` does what `ringlet off` and `on` ask.
+//! descriptors through close, dup, fork and exec, `control` does what `ringlet off` and `on` ask,
+//! `tap` records for `ringlet capture`.
 
 pub mod context;
 pub mod control;
@@ -15,6 +16,7 @@ pub mod signals;
 pub mod spin;
 pub mod stream;
 pub mod table;
+pub mod tap;
 pub mod unforgiving;
 pub mod view;
 

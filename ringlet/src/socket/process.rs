@@ -264,6 +264,7 @@ pub fn after_fork(tables: &'static Tables) {
     process.view_lock.reset();
     context::forget_all(tables);
     view::forget(tables);
+    super::tap::forget(tables);
     epoll::after_fork(tables);
     for socket in tables.followed() {
         if !counted {

@@ -4,7 +4,7 @@
 //! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{context, control, moving, spin, unforgiving, view};
+use super::{context, control, moving, spin, tap, unforgiving, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
@@ -69,7 +69,10 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
             receive_nothing(socket)
         } else {
             let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
-            receive_now(socket, end, to, flags, blocking, waiter.is_some() as u32)
+            let mine = waiter.is_some() as u32;
+            tap::recorded(socket, end, tap::Direction::of_receive(flags), to, |to| {
+                receive_now(socket, end, to, flags, blocking, mine)
+            })
         };
         match step {
             Ok(0) => return Ok(total),
@@ -582,6 +585,13 @@ fn overflow(socket: &Socket, end: &End) -> bool {
 /// As much as there is room for, with the send lock held.
 #[inline]
 pub fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
+    tap::recorded(socket, end, tap::Direction::Sent, from, |from| {
+        send_unrecorded(socket, end, from, flags)
+    })
+}
+
+#[inline(always)]
+fn send_unrecorded(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
     let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
     let asked = view::asked(socket);
     if asked != 0 {

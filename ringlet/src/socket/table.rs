@@ -166,6 +166,9 @@ pub struct End {
     pub barred: P32,
     /// The family was asked to keep it off the ring (`control`).
     pub away: P32,
+    /// Bytes that were to be recorded (`tap`), each under its direction's lock.
+    pub tap_sent: P64,
+    pub tap_received: P64,
 }
 
 // SAFETY: atomics only; zero is a free entry.
@@ -235,6 +238,9 @@ impl End {
             &self.left,
             &self.away,
         ] {
+            word.set(0);
+        }
+        for word in [&self.tap_sent, &self.tap_received] {
             word.set(0);
         }
         self.nonblocking.set(0);
@@ -361,6 +367,14 @@ pub struct Process {
     pub uses_io_uring: P32,
     /// What was asked of the parent (`view::forget`).
     pub asked: P32,
+    pub tap_snaplen: P32,
+    /// What `tap` records into: its mapping, its descriptor, threads at work in it.
+    pub tap: AtomicUsize,
+    pub tap_fd: P32,
+    pub tap_users: AtomicU32,
+    /// The last sign of life of whoever reads it, and when that was new.
+    pub tap_beat: P32,
+    pub tap_beat_ns: P64,
 }
 
 #[derive(Default)]

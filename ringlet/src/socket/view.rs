@@ -25,6 +25,9 @@ pub fn open(tables: &Tables) {
     let header = area.at::<ProcessHeader>(0);
     header.pid.store(process.pid.get(), Relaxed);
     header.asked.store(process.asked.get(), Relaxed);
+    header.tap_snaplen.store(process.tap_snaplen.get(), Relaxed);
+    // Not 0: whoever records the parent is to find us too.
+    header.tap_beat.store(process.asked.get() & ASKED_TAP, Relaxed);
     header.magic.store(PROCESS_MAGIC, Relaxed);
 }
 
@@ -34,9 +37,11 @@ pub fn open(tables: &Tables) {
 pub fn forget(tables: &Tables) {
     let process = tables.process();
     if let Some(area) = area(tables) {
-        process.asked.set(area.at::<ProcessHeader>(0).asked.load(Relaxed) & ASKED_OFF);
+        let header = area.at::<ProcessHeader>(0);
+        process.asked.set(header.asked.load(Relaxed) & ASKED_INHERITED);
+        process.tap_snaplen.set(header.tap_snaplen.load(Relaxed));
         for socket in tables.followed() {
-            socket.asked.set(asked(socket) & ASKED_OFF);
+            socket.asked.set(asked(socket) & ASKED_INHERITED);
         }
         process.view.store(0, Relaxed);
         let old = process.view_fd.get() as i32;
@@ -52,6 +57,11 @@ fn area(tables: &Tables) -> Option<Area> {
     let base = tables.process().view.load(Relaxed);
     // SAFETY: mapped by `open` with this size, and unmapped only in `reopen`.
     (base != 0).then(|| unsafe { Area::new(base as *mut u8, PROCESS_FILE_BYTES) })
+}
+
+/// What is asked of the whole process.
+pub fn header(tables: &Tables) -> Option<&'static ProcessHeader> {
+    area(tables).map(|area| area.at(0))
 }
 
 #[inline(always)]
@@ -91,10 +101,11 @@ pub fn begin(socket: &Socket) {
     for word in [&slot.tx_bytes, &slot.rx_bytes, &slot.calls] {
         word.store(0, Relaxed);
     }
+    slot.address.store(0, Relaxed);
     slot.fd.store(socket.fd(), Relaxed);
     slot.reason.store(Reason::Young as u32, Relaxed);
     slot.number.store(header.connections.fetch_add(1, Relaxed) + 1, Relaxed);
-    slot.asked.store(socket.asked.get() | header.asked.load(Relaxed) & ASKED_OFF, Relaxed);
+    slot.asked.store(socket.asked.get() | header.asked.load(Relaxed) & ASKED_INHERITED, Relaxed);
     show_path(socket);
 }
 
@@ -143,8 +154,10 @@ pub fn count(socket: &Socket, update: impl Fn(&SocketSlot)) {
 /// As `context::move_away`, for the page's own descriptor.
 pub fn move_away(fd: i32) -> bool {
     tables().is_some_and(|tables| {
-        let word = &tables.process().view_fd;
-        word.get() as i32 == fd && rename(tables, word)
+        let process = tables.process();
+        [&process.view_fd, &process.tap_fd]
+            .into_iter()
+            .any(|word| word.get() as i32 == fd && rename(tables, word))
     })
 }
 

@@ -1,0 +1,213 @@
+//! One process that is recorded: its page, in which it is asked, and its memory, from which we read.
+
+use std::collections::{HashMap, HashSet};
+use std::io::Write;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
+
+use ringlet_core::tap::{
+    CELL_COUNT, CELL_DATA_BYTES, Cell, Found, PIECE_BY_KERNEL, PIECE_LAST, PIECE_MAX_BYTES,
+    PIECE_RECEIVED, Tap,
+};
+use ringlet_core::view::{ASKED_TAP, ASKED_TAP_END, PROCESS_SLOT_COUNT};
+
+use super::packets::{Packet, Writer};
+use crate::processes::{LivePage, LiveTap, Process, has_ended};
+use crate::table::printable;
+use crate::targets::{Connection, End};
+
+/// A cell that was claimed and is not written after so long has lost its writer.
+const UNFINISHED: Duration = Duration::from_secs(1);
+/// One process must not keep us from the others.
+const CELLS_AT_A_TIME: u64 = CELL_COUNT;
+
+pub struct Source {
+    pub pid: u32,
+    name: String,
+    page: LivePage,
+    /// Made by the process when it first has something to record.
+    tap: Option<LiveTap>,
+    place: u64,
+    dropped_before: u64,
+    /// Since when the next cell is unfinished.
+    stuck: Option<Instant>,
+    lost: u64,
+    /// The piece whose cells are being read.
+    piece: Option<Packet>,
+    interface: Option<u32>,
+    received: u64,
+    /// What a connection is called in the file, and those of which that was written.
+    notes: HashMap<u64, String>,
+    noted: HashSet<u64>,
+}
+
+impl Source {
+    /// `inherited`: it was asked by its parent, and what it has recorded is for us. What an earlier capture has left is not.
+    pub fn new(process: &Process, page: LivePage, inherited: bool) -> Source {
+        let tap = process.tap().filter(|_| !inherited);
+        let (place, dropped_before) = tap
+            .as_ref()
+            .map_or((0, 0), |tap| (tap.tap().begin(), tap.tap().head().dropped.load(Relaxed)));
+        Source {
+            pid: process.pid,
+            name: format!("{}/{}", printable(&process.program), process.pid),
+            page,
+            tap,
+            place,
+            dropped_before,
+            stuck: None,
+            lost: 0,
+            piece: None,
+            interface: None,
+            received: 0,
+            notes: HashMap::new(),
+            noted: HashSet::new(),
+        }
+    }
+
+    /// Asks for a connection.
+    pub fn record(&mut self, end: &End, connection: &Connection) {
+        let others = connection.ends.iter().filter(|other| other.accepts != end.accepts);
+        let others: Vec<String> =
+            others.map(|other| format!("{}/{}", printable(&other.program), other.pid)).collect();
+        let peer = if others.is_empty() { "unseen".to_owned() } else { others.join(", ") };
+        let note = format!("ringlet: {} descriptor {}, peer {peer}", self.name, end.slot.fd);
+        self.notes.insert(end.slot.number, note);
+        let slot = self.page.slot(end.slot.index);
+        if slot.number.load(SeqCst) == end.slot.number {
+            let asked = |asked| Some(asked & !ASKED_TAP_END | ASKED_TAP);
+            let _ = slot.asked.fetch_update(SeqCst, SeqCst, asked);
+        }
+    }
+
+    pub fn beat(&self) {
+        let beat = &self.page.header().tap_beat;
+        beat.store(beat.load(Relaxed).wrapping_add(1).max(1), Relaxed);
+    }
+
+    pub fn is_gone(&self) -> bool {
+        has_ended(self.pid)
+    }
+
+    /// Asks for no more: the process gives its memory back at its next call.
+    pub fn end(&self) {
+        let header = self.page.header();
+        header.asked.fetch_and(!ASKED_TAP, SeqCst);
+        for index in 0..(header.slots_used.load(Relaxed) as usize).min(PROCESS_SLOT_COUNT) {
+            let asked = &self.page.slot(index).asked;
+            let _ = asked.fetch_update(SeqCst, SeqCst, |asked| Some(super::ended(asked)));
+        }
+        header.tap_beat.store(0, SeqCst);
+    }
+
+    /// Nothing is read any more: the memory's pages go now, whenever the process gives it back.
+    pub fn release(&self) {
+        if let Some(tap) = &self.tap {
+            tap.empty();
+        }
+    }
+
+    pub fn dropped(&self) -> u64 {
+        let dropped = self.tap.as_ref().map_or(0, |tap| tap.tap().head().dropped.load(Relaxed));
+        dropped.saturating_sub(self.dropped_before) + self.lost
+    }
+
+    pub fn write_statistics<W: Write>(&self, writer: &mut Writer<W>) -> anyhow::Result<()> {
+        match self.interface {
+            Some(interface) => writer.statistics(interface, self.received, self.dropped()),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes what the process has recorded. False if that was nothing.
+    pub fn drain<W: Write>(&mut self, writer: &mut Writer<W>, limit: u64) -> anyhow::Result<bool> {
+        if self.tap.is_none() {
+            self.tap = LiveTap::of(self.pid);
+        }
+        let Some(tap) = self.tap.as_ref().map(LiveTap::tap) else { return Ok(false) };
+        let first = self.place;
+        while self.place.wrapping_sub(first) < CELLS_AT_A_TIME && writer.packets < limit {
+            match tap.look(self.place) {
+                Found::Nothing => break,
+                Found::Unfinished => {
+                    if self.stuck.get_or_insert_with(Instant::now).elapsed() < UNFINISHED {
+                        break;
+                    }
+                    tap.retire(self.place);
+                }
+                Found::Lost => self.lost += 1,
+                Found::Piece(cell) => self.take(tap, cell, writer)?,
+            }
+            if !matches!(tap.look(self.place), Found::Unfinished) {
+                self.stuck = None;
+                self.place = self.place.wrapping_add(1);
+                tap.give_back(self.place);
+            }
+        }
+        Ok(self.place != first)
+    }
+
+    /// Adds a cell to its piece, and writes the piece if it is whole.
+    fn take<W: Write>(
+        &mut self,
+        tap: Tap,
+        cell: &Cell,
+        writer: &mut Writer<W>,
+    ) -> anyhow::Result<()> {
+        let mut bytes = [0; CELL_DATA_BYTES];
+        tap.read(self.place, &mut bytes);
+        let at = cell.at.load(Relaxed) as usize;
+        let kept = (cell.kept.load(Relaxed) as usize).min(PIECE_MAX_BYTES);
+        let n = kept.saturating_sub(at).min(CELL_DATA_BYTES);
+        if at == 0 {
+            self.piece = Some(self.packet(cell));
+        }
+        let Some(piece) = self.piece.as_mut().filter(|piece| piece.bytes.len() == at) else {
+            // Its beginning was lost.
+            return Ok(());
+        };
+        piece.bytes.extend_from_slice(&bytes[..n]);
+        if at + n < kept {
+            return Ok(());
+        }
+        let Some(piece) = self.piece.take() else { return Ok(()) };
+        let interface = match self.interface {
+            Some(interface) => interface,
+            None => *self.interface.insert(writer.interface(&self.name)?),
+        };
+        self.received += 1;
+        writer.packet(interface, &piece)
+    }
+
+    fn packet(&mut self, cell: &Cell) -> Packet {
+        let flags = cell.flags.load(Relaxed);
+        let ports = cell.ports.load(Relaxed);
+        let number = cell.connection.load(Relaxed);
+        let fd = cell.fd.load(Relaxed);
+        let ip = |halves: &[std::sync::atomic::AtomicU64; 2]| {
+            let mut bytes = [0; 16];
+            for (half, chunk) in halves.iter().zip(bytes.chunks_exact_mut(8)) {
+                chunk.copy_from_slice(&half.load(Relaxed).to_ne_bytes());
+            }
+            IpAddr::from(Ipv6Addr::from(bytes)).to_canonical()
+        };
+        Packet {
+            time_ns: cell.time_ns.load(Relaxed),
+            local: SocketAddr::new(ip(&cell.local), (ports >> 16) as u16),
+            remote: SocketAddr::new(ip(&cell.remote), ports as u16),
+            received: flags & PIECE_RECEIVED != 0,
+            by_kernel: flags & PIECE_BY_KERNEL != 0,
+            last: flags & PIECE_LAST != 0,
+            before: cell.before.load(Relaxed),
+            other: cell.other.load(Relaxed),
+            len: (cell.len.load(Relaxed) as usize).min(PIECE_MAX_BYTES),
+            number,
+            note: self.noted.insert(number).then(|| {
+                let plain = || format!("ringlet: {} descriptor {fd}", self.name);
+                self.notes.remove(&number).unwrap_or_else(plain)
+            }),
+            bytes: Vec::new(),
+        }
+    }
+}

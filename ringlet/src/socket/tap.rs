@@ -1,0 +1,293 @@
+//! Recording what goes over a connection, for `ringlet capture` (layout: `ringlet_core::tap`).
+//!
+//! The memory is this process's own, made when the first byte is to be recorded; the command finds it as it finds the page. It
+//! ends when the command says so, or when the command has shown no sign of life for a while.
+
+use super::table::{End, Process, Receiving, Sending, Socket, Tables, tables};
+use super::view;
+use ringlet_core::memory::{Area, Buffers};
+use ringlet_core::sync::Ordering::{Relaxed, SeqCst};
+use ringlet_core::tap::*;
+use ringlet_core::view::{ADDRESS_NONE, ADDRESS_TCP, ASKED_TAP, ASKED_TAP_END, SocketSlot};
+use ringlet_linux::sys::{self, Sys};
+use ringlet_linux::{fd, map, tcp};
+
+/// Without a sign of life for so long, whoever asked is gone.
+const ABANDONED_NS: u64 = 5_000_000_000;
+/// How long the last user of the memory waits for the others.
+const CLOSE_LOOKS: u32 = 1000;
+
+/// Makes the transfer, and records it if that was asked. The direction's lock is held.
+#[inline(always)]
+pub fn recorded<'a>(
+    socket: &Socket,
+    end: &End,
+    direction: Direction,
+    buffers: &mut Buffers<'a>,
+    transfer: impl FnOnce(&mut Buffers<'a>) -> Sys<usize>,
+) -> Sys<usize> {
+    let before = (view::asked(socket) & ASKED_TAP != 0).then(|| buffers.clone());
+    let done = transfer(buffers);
+    if let (Some(before), Ok(n @ 1..)) = (before, done) {
+        record(socket, end, direction, before, n);
+    }
+    done
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    Sent,
+    Received,
+    /// Received, and not wanted by the program (MSG_TRUNC).
+    Discarded,
+    /// Not to be recorded: it will be received again.
+    Peeked,
+}
+
+impl Direction {
+    pub fn of_receive(flags: i32) -> Direction {
+        match (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0) {
+            (true, _) => Direction::Peeked,
+            (_, true) => Direction::Discarded,
+            _ => Direction::Received,
+        }
+    }
+}
+
+/// Counts itself in as long as it may touch the memory.
+struct User(&'static Process);
+
+impl User {
+    fn new(process: &'static Process) -> User {
+        // ORDER: SeqCst; pairs with `close`: it sees us, or we see that the memory is gone.
+        process.tap_users.fetch_add(1, SeqCst);
+        User(process)
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.0.tap_users.fetch_sub(1, SeqCst);
+    }
+}
+
+#[cold]
+fn record(socket: &Socket, end: &End, direction: Direction, mut buffers: Buffers, n: usize) {
+    let (Some(tables), Some(slot)) = (tables(), view::of(socket)) else { return };
+    if direction == Direction::Peeked || !is_wanted(tables) {
+        return;
+    }
+    let process = tables.process();
+    let _user = User::new(process);
+    let Some(tap) = memory(process).or_else(|| open(tables)) else { return };
+    note_addresses(socket, slot);
+    let received = direction != Direction::Sent;
+    let (mine, other) = match received {
+        true => (&end.tap_received, &end.tap_sent),
+        false => (&end.tap_sent, &end.tap_received),
+    };
+    let by_ring = match received {
+        true => end.receiving() == Receiving::Ring,
+        false => end.sending() == Sending::Ring,
+    };
+    let mut flags = if received { PIECE_RECEIVED } else { 0 };
+    flags |= if by_ring { 0 } else { PIECE_BY_KERNEL };
+    let limit = view::header(tables).map_or(0, |header| header.tap_snaplen.load(Relaxed)) as usize;
+    let piece = Piece { time_ns: sys::real_time_ns(), flags, other: other.get(), slot };
+    let mut left = n;
+    while left > 0 {
+        let len = left.min(PIECE_MAX_BYTES);
+        left -= len;
+        let kept = if direction == Direction::Discarded { 0 } else { len.min(limit) };
+        piece.write(&tap, mine.get(), &mut buffers, len, kept, left == 0);
+        mine.add(len as u64);
+    }
+}
+
+/// One moment of one connection.
+struct Piece<'s> {
+    time_ns: u64,
+    flags: u32,
+    other: u64,
+    slot: &'s SocketSlot,
+}
+
+impl Piece<'_> {
+    fn write(
+        &self,
+        tap: &Tap,
+        before: u64,
+        buffers: &mut Buffers,
+        len: usize,
+        kept: usize,
+        last: bool,
+    ) {
+        let cells = kept.div_ceil(CELL_DATA_BYTES).max(1);
+        let first = tap.claim(cells as u64);
+        for place in first.into_iter().flat_map(|first| first..first.wrapping_add(cells as u64)) {
+            let at = place.wrapping_sub(first.unwrap_or(0)) as usize * CELL_DATA_BYTES;
+            let bytes = (kept - at).min(CELL_DATA_BYTES);
+            if !tap.is_usable(place) {
+                take(buffers, bytes, |_, _, _| {});
+                continue;
+            }
+            let cell = tap.cell(place);
+            cell.time_ns.store(self.time_ns, Relaxed);
+            cell.connection.store(self.slot.number.load(Relaxed), Relaxed);
+            cell.before.store(before, Relaxed);
+            cell.other.store(self.other, Relaxed);
+            cell.len.store(len as u32, Relaxed);
+            cell.kept.store(kept as u32, Relaxed);
+            cell.at.store(at as u32, Relaxed);
+            cell.flags.store(self.flags | if last { PIECE_LAST } else { 0 }, Relaxed);
+            cell.fd.store(self.slot.fd.load(Relaxed), Relaxed);
+            cell.ports.store(self.slot.ports.load(Relaxed), Relaxed);
+            for half in 0..2 {
+                cell.local[half].store(self.slot.local[half].load(Relaxed), Relaxed);
+                cell.remote[half].store(self.slot.remote[half].load(Relaxed), Relaxed);
+            }
+            take(buffers, bytes, |done, from, n| {
+                // SAFETY: a piece of the program's buffers, valid by the contract of its call.
+                #[allow(unsafe_code)]
+                unsafe {
+                    tap.write(place, done, from, n)
+                };
+            });
+            tap.publish(place);
+        }
+        let rest = if first.is_some() { len - kept } else { len };
+        take(buffers, rest, |_, _, _| {});
+    }
+}
+
+/// Goes on by `n` bytes, piece by piece.
+fn take(buffers: &mut Buffers, n: usize, mut each: impl FnMut(usize, *const u8, usize)) {
+    let mut done = 0;
+    while done < n {
+        let (from, taken) = buffers.take(n - done);
+        if taken == 0 {
+            break;
+        }
+        each(done, from, taken);
+        done += taken;
+    }
+}
+
+/// The kernel knows the addresses; it is asked once.
+fn note_addresses(socket: &Socket, slot: &SocketSlot) {
+    if slot.address.load(Relaxed) != 0 {
+        return;
+    }
+    let Some(ends) = tcp::ends(socket.fd()) else {
+        slot.address.store(ADDRESS_NONE, Relaxed);
+        return;
+    };
+    let half = |ip: &[u8; 16], at: usize| {
+        u64::from_ne_bytes(core::array::from_fn(|byte| ip[at * 8 + byte]))
+    };
+    for at in 0..2 {
+        slot.local[at].store(half(&ends.local.ip, at), Relaxed);
+        slot.remote[at].store(half(&ends.remote.ip, at), Relaxed);
+    }
+    slot.ports.store((ends.local.port as u32) << 16 | ends.remote.port as u32, Relaxed);
+    slot.address.store(ADDRESS_TCP, Relaxed);
+}
+
+/// Does whoever asked still live? If not, all recording ends.
+fn is_wanted(tables: &'static Tables) -> bool {
+    let Some(header) = view::header(tables) else { return false };
+    let process = tables.process();
+    let (beat, now) = (header.tap_beat.load(Relaxed), sys::now_ns());
+    if beat != process.tap_beat.get() {
+        process.tap_beat.set(beat);
+        process.tap_beat_ns.set(now);
+    }
+    let wanted = beat != 0 && now.saturating_sub(process.tap_beat_ns.get()) < ABANDONED_NS;
+    if !wanted {
+        close(tables);
+    }
+    wanted
+}
+
+#[allow(unsafe_code)]
+fn memory(process: &Process) -> Option<Tap> {
+    let base = process.tap.load(SeqCst);
+    // SAFETY: mapped by `open` with this size; unmapped only once it is 0 and nobody is counted in.
+    (base != 0).then(|| Tap(unsafe { Area::new(base as *mut u8, TAP_FILE_BYTES) }))
+}
+
+/// Makes the memory. Without it (no memfd, no descriptor) nothing is recorded.
+fn open(tables: &'static Tables) -> Option<Tap> {
+    let process = tables.process();
+    let _held = process.view_lock.take()?;
+    if let Some(tap) = memory(process) {
+        return Some(tap);
+    }
+    let memfd = map::sealed_memfd(TAP_MEMFD_NAME, TAP_FILE_BYTES, 0).ok()?;
+    let Ok(area) = map::map_shared(memfd, TAP_FILE_BYTES, true) else {
+        sys::close(memfd);
+        return None;
+    };
+    let memfd = fd::hide(memfd);
+    tables.hide(memfd);
+    process.tap_fd.set(memfd as u32);
+    let tap = Tap(area);
+    tap.head().pid.store(process.pid.get(), Relaxed);
+    tap.head().magic.store(TAP_MAGIC, Relaxed);
+    process.tap.store(area.base() as usize, SeqCst);
+    Some(tap)
+}
+
+/// A connection's recording has ended; another capture may have begun meanwhile.
+pub fn close_if_ended(tables: &'static Tables) {
+    if view::header(tables).is_some_and(|header| header.tap_beat.load(Relaxed) == 0) {
+        close(tables);
+    }
+}
+
+/// All recording in this process ends, and its memory goes.
+#[cold]
+fn close(tables: &'static Tables) {
+    if let Some(header) = view::header(tables) {
+        header.asked.fetch_and(!ASKED_TAP, Relaxed);
+    }
+    for socket in tables.followed() {
+        view::count(socket, |slot| {
+            slot.asked.fetch_and(!(ASKED_TAP | ASKED_TAP_END), Relaxed);
+        });
+    }
+    let process = tables.process();
+    let Some(_held) = process.view_lock.take() else { return };
+    let Some(tap) = memory(process) else { return };
+    process.tap.store(0, SeqCst);
+    let fd = process.tap_fd.get() as i32;
+    tables.clear(fd);
+    sys::close(fd);
+    for _ in 0..CLOSE_LOOKS {
+        if process.tap_users.load(SeqCst) == 0 {
+            // SAFETY: nobody is counted in, and who comes finds no memory.
+            #[allow(unsafe_code)]
+            unsafe {
+                map::unmap(tap.0)
+            };
+            return;
+        }
+        sys::sched_yield();
+    }
+    // A user that was stopped (or that we interrupted) keeps its mapping, whose pages are few or none once the command has let them go.
+}
+
+/// In a child by fork: the memory is the parent's.
+#[allow(unsafe_code)]
+pub fn forget(tables: &Tables) {
+    let process = tables.process();
+    process.tap_users.store(0, Relaxed);
+    if let Some(tap) = memory(process) {
+        process.tap.store(0, Relaxed);
+        let fd = process.tap_fd.get() as i32;
+        tables.clear(fd);
+        sys::close(fd);
+        // SAFETY: the parent's memory as mapped here; the child has one thread, and it is here.
+        unsafe { map::unmap(tap.0) };
+    }
+}
