@@ -1,4 +1,4 @@
-.PHONY: build install man demo test soak sim-soak setup
+.PHONY: build install man demo test suites soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -48,6 +48,10 @@ demo:
 # Everything that proves it. One stage: tests/run NAME.
 test:
 	tests/run
+
+# CPython's own tests, on two versions of Python: an hour or two. Their quick part is in `make test`.
+suites: build
+	python3 tests/suites --ringlet $(TARGET)/release/ringlet
 
 # Thousands of kills, at random moments.
 soak: build

@@ -30,9 +30,11 @@ import harness  # noqa: E402
 from harness import ROOT, Failed, Ringlet  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
-QUICK = "test_select test_poll test_epoll test_selectors test_socketserver test_socket".split()
+QUICK = (
+    "test_select test_poll test_epoll test_selectors test_socketserver test_socket test_httpservers test_smtplib test_asynchat"
+).split()
 MODULES = QUICK + (
-    "test_asyncio test_ssl test_ftplib test_smtplib test_httplib test_httpservers test_asyncore test_asynchat test_telnetlib "
+    "test_asyncio test_ssl test_ftplib test_httplib test_asyncore test_telnetlib "
     "test_poplib test_imaplib test_urllib2_localnet test_xmlrpc test_multiprocessing_fork test_multiprocessing_spawn "
     "test_multiprocessing_forkserver test_subprocess test_logging test_signal test_os test_io"
 ).split()
