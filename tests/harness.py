@@ -63,14 +63,14 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def listening(port):
+def listening(port, protocol="tcp"):
     """Whether somebody listens on `port`, without connecting: many programs here serve the first comer only."""
-    wanted = f":{port:04X}"
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(FileNotFoundError), open(table) as lines:
+    wanted, state = f":{port:04X}", {"tcp": "0A", "udp": "07"}[protocol]
+    for table in (protocol, f"{protocol}6"):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{table}") as lines:
             for line in lines:
                 fields = line.split()
-                if fields[1].endswith(wanted) and fields[3] == "0A":
+                if fields[1].endswith(wanted) and fields[3] == state:
                     return True
     return False
 
@@ -284,16 +284,16 @@ class Test:
         return process
 
     @contextlib.contextmanager
-    def server(self, argv_for_port, role="server", stop=signal.SIGTERM, finite=False, **options):
+    def server(self, argv_for_port, role="server", stop=signal.SIGTERM, finite=False, protocol="tcp", **options):
         """A program that listens on a port of ours; ends when the block is left, or with its client if `finite`."""
         for attempt in range(START_ATTEMPTS):
             port = free_port()
             process = self.start(role, argv_for_port(port), **options)
             process.port = port
             deadline = time.monotonic() + START_SECONDS
-            while process.poll() is None and not listening(port) and time.monotonic() < deadline:
+            while process.poll() is None and not listening(port, protocol) and time.monotonic() < deadline:
                 time.sleep(0.005)
-            if process.poll() is None and listening(port):
+            if process.poll() is None and listening(port, protocol):
                 break
             status = process.poll()
             self.put_away(process)

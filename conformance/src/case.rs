@@ -557,6 +557,21 @@ impl Side {
         i64::from_le_bytes(message)
     }
 
+    /// Must the case's sockets get to the ring?
+    pub fn wants_ring(&self) -> bool {
+        self.wants == Path::Ring
+    }
+
+    /// Where a server of this case's family is bound.
+    pub fn address(&self) -> IpAddr {
+        self.family.server()
+    }
+
+    /// A step that a child has taken with its copy of the side.
+    pub fn step(&mut self) {
+        self.steps += 1;
+    }
+
     /// This side's listening socket, made at its first use.
     pub fn listener(&mut self) -> (Fd, u16) {
         if let Some(listener) = self.listener {

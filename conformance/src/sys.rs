@@ -213,6 +213,47 @@ pub fn recvfrom(fd: Fd, buf: &mut [u8], flags: c_int) -> R<(usize, u32)> {
     Ok((got, len))
 }
 
+/// A datagram and where it came from.
+pub fn recv_from(fd: Fd, len: usize, flags: c_int) -> R<(Vec<u8>, Option<SocketAddr>)> {
+    let mut buf = vec![0; len];
+    // SAFETY: all-zero bytes are a valid sockaddr_storage.
+    let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
+    let mut name_len = size_of_val(&storage) as libc::socklen_t;
+    let at = (&raw mut storage).cast();
+    // SAFETY: `buf` is writable for its length; the address pointers are to live locals.
+    let got = size(unsafe {
+        libc::recvfrom(fd, buf.as_mut_ptr().cast(), buf.len(), flags, at, &mut name_len)
+    })?;
+    buf.truncate(got);
+    Ok((buf, from_raw(&storage)))
+}
+
+/// A recvfrom that has room for only so many bytes of the address; returns those, and the length that the kernel left behind.
+pub fn recv_from_with_room(fd: Fd, buf: &mut [u8], room: u32) -> R<(usize, u32)> {
+    let mut name = [0u8; 128];
+    let mut len = room;
+    // SAFETY: `buf` and `name` are writable for their lengths.
+    let got = size(unsafe {
+        libc::recvfrom(
+            fd,
+            buf.as_mut_ptr().cast(),
+            buf.len(),
+            0,
+            name.as_mut_ptr().cast(),
+            &mut len,
+        )
+    })?;
+    assert!(name[room as usize..].iter().all(|byte| *byte == 0), "no byte beyond the room");
+    Ok((got, len))
+}
+
+/// Dissolves a socket's connection.
+pub fn disconnect(fd: Fd) -> R<()> {
+    let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as _, sa_data: [0; 14] };
+    // SAFETY: the address is live and has its length.
+    unit(unsafe { libc::connect(fd, &nowhere, size_of::<libc::sockaddr>() as libc::socklen_t) })
+}
+
 pub fn sendto(fd: Fd, data: &[u8], flags: c_int, addr: SocketAddr) -> R<usize> {
     let (storage, len) = to_raw(addr);
     let at = (&raw const storage).cast();
@@ -420,6 +461,18 @@ pub fn sendmmsg(fd: Fd, parts: &[&[u8]], flags: c_int) -> R<Vec<u32>> {
     // SAFETY: each header points at one vector, which is a live slice of `parts`.
     let sent = int(unsafe { libc::sendmmsg(fd, msgs.as_mut_ptr(), msgs.len() as c_uint, flags) })?;
     Ok(msgs.iter().take(sent as usize).map(|m| m.msg_len).collect())
+}
+
+/// As `recvmmsg`, with a timeout in milliseconds.
+pub fn recvmmsg_within(fd: Fd, lens: &[usize], flags: c_int, ms: i64) -> R<Vec<Vec<u8>>> {
+    let (bufs, mut vectors) = buffers(lens);
+    let mut msgs = message_headers(&mut vectors);
+    let count = msgs.len() as c_uint;
+    let mut time = libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };
+    // SAFETY: each header points at one vector, which is one of the live `bufs`; the time is a live local.
+    let got = int(unsafe { libc::recvmmsg(fd, msgs.as_mut_ptr(), count, flags, &mut time) })?;
+    let filled = bufs.into_iter().zip(&msgs).take(got as usize);
+    Ok(filled.map(|(buf, msg)| buf[..msg.msg_len as usize].to_vec()).collect())
 }
 
 pub fn recvmmsg(fd: Fd, lens: &[usize], flags: c_int) -> R<Vec<Vec<u8>>> {

@@ -1,17 +1,27 @@
-//! What the kernel knows of TCP sockets, from /proc.
+//! What the kernel knows of TCP and UDP sockets, from /proc.
 
 use std::collections::HashMap;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// One line of /proc/net/tcp or tcp6.
+use serde::Serialize;
+
+/// One line of /proc/net/tcp, tcp6, udp or udp6.
 #[derive(Clone, Copy)]
 pub struct KernelSocket {
+    pub protocol: Protocol,
     pub state: &'static str,
     pub local: SocketAddr,
     pub peer: SocketAddr,
     pub send_queue_bytes: u64,
     pub receive_queue_bytes: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    Tcp,
+    Udp,
 }
 
 /// The tables of the network namespaces met so far: each is read once, so that one look shows one moment.
@@ -24,9 +34,19 @@ impl SocketTables {
         let name = fs::read_link(format!("/proc/{pid}/ns/net"))
             .map_or_else(|_| format!("pid {pid}"), |link| link.to_string_lossy().into_owned());
         let table = self.0.entry(name.clone()).or_insert_with(|| {
-            let text = |file| fs::read_to_string(format!("/proc/{pid}/net/{file}"));
-            let (tcp, tcp6) = (text("tcp").unwrap_or_default(), text("tcp6").unwrap_or_default());
-            tcp.lines().chain(tcp6.lines()).filter_map(parse_line).collect()
+            let files = [
+                ("tcp", Protocol::Tcp),
+                ("tcp6", Protocol::Tcp),
+                ("udp", Protocol::Udp),
+                ("udp6", Protocol::Udp),
+            ];
+            let mut sockets = HashMap::new();
+            for (file, protocol) in files {
+                let text = fs::read_to_string(format!("/proc/{pid}/net/{file}"));
+                let text = text.unwrap_or_default();
+                sockets.extend(text.lines().filter_map(|line| parse_line(line, protocol)));
+            }
+            sockets
         });
         (name, table)
     }
@@ -39,11 +59,12 @@ pub fn inode(pid: u32, fd: i32) -> Option<u64> {
 }
 
 /// `sl local remote state tx:rx timer:when retransmits uid timeout inode ...`; the heading is not like that.
-fn parse_line(line: &str) -> Option<(u64, KernelSocket)> {
+fn parse_line(line: &str, protocol: Protocol) -> Option<(u64, KernelSocket)> {
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
     let [_, local, peer, state, queues, _, _, _, _, inode, ..] = fields[..] else { return None };
     let (send, receive) = queues.split_once(':')?;
     let socket = KernelSocket {
+        protocol,
         state: state_name(u8::from_str_radix(state, 16).ok()?),
         local: parse_address(local)?,
         peer: parse_address(peer)?,
@@ -101,7 +122,7 @@ mod tests {
     fn lines_of_both_families_are_read() {
         let line = "   0: 0100007F:18EB 0200007F:D431 01 0000000A:00000003 00:00000000 00000000  1000        \
                     0 4711 1 0000000000000000 20 4 30 10 -1";
-        let (inode, socket) = parse_line(line).unwrap();
+        let (inode, socket) = parse_line(line, Protocol::Tcp).unwrap();
         assert_eq!((inode, socket.state), (4711, "ESTAB"));
         assert_eq!(socket.local, "127.0.0.1:6379".parse().unwrap());
         assert_eq!(socket.peer, "127.0.0.2:54321".parse().unwrap());
@@ -109,15 +130,18 @@ mod tests {
 
         let line = "   1: 0000000000000000FFFF00000100007F:0050 00000000000000000000000001000000:0051 0A \
                     00000000:00000000 00:00000000 00000000     0        0 99 1";
-        let (_, socket) = parse_line(line).unwrap();
+        let (_, socket) = parse_line(line, Protocol::Tcp).unwrap();
         assert_eq!(socket.local, "[::ffff:127.0.0.1]:80".parse().unwrap());
         assert_eq!(socket.peer, "[::1]:81".parse().unwrap());
         assert_eq!(socket.state, "LISTEN");
 
         assert!(
-            parse_line("  sl  local_address rem_address   st tx_queue rx_queue tr tm->when")
-                .is_none()
+            parse_line(
+                "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when",
+                Protocol::Udp
+            )
+            .is_none()
         );
-        assert!(parse_line("").is_none());
+        assert!(parse_line("", Protocol::Udp).is_none());
     }
 }

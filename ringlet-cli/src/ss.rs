@@ -13,7 +13,7 @@ use serde::Serialize;
 use wildmatch::WildMatch;
 
 use crate::processes::{self, Process, Slot};
-use crate::sockets::{self, KernelSocket, LISTENING, SocketTables, UNCONNECTED};
+use crate::sockets::{self, KernelSocket, LISTENING, Protocol, SocketTables, UNCONNECTED};
 use crate::table::{self, printable};
 
 /// Show the connections of ringlet programs: which are in shared memory, and why others are not
@@ -105,6 +105,8 @@ struct Summary {
 
 #[derive(Serialize)]
 struct Connection {
+    /// None for a socket that is bound to nothing.
+    protocol: Option<Protocol>,
     state: &'static str,
     receive_queue_bytes: Option<u64>,
     send_queue_bytes: Option<u64>,
@@ -186,7 +188,8 @@ impl SsArgs {
         let connected =
             each.socket.is_some_and(|socket| ![LISTENING, UNCONNECTED].contains(&socket.state));
         self.wants_process(each.process)
-            && (connected || self.all)
+            // A UDP socket needs no connection to be in use.
+            && (connected || each.path != Path::Kernel || self.all)
             && self.path.is_none_or(|path| path == each.path)
             && self.port.is_none_or(has_port)
             && self
@@ -213,7 +216,7 @@ pub fn join(processes: &[Process]) -> Vec<Joined<'_>> {
 }
 
 /// The ends of connections that are in shared memory or on their way, by namespace and addresses, to find an end's other end.
-struct RingEnds<'p>(HashMap<(&'p str, SocketAddr, SocketAddr), &'p Slot>);
+struct RingEnds<'p>(HashMap<(&'p str, Protocol, SocketAddr, SocketAddr), &'p Slot>);
 
 impl<'p> RingEnds<'p> {
     fn of(joined: &'p [Joined<'p>]) -> RingEnds<'p> {
@@ -221,14 +224,14 @@ impl<'p> RingEnds<'p> {
         let ends = joined.iter().filter(|each| each.path != Path::Kernel).filter_map(|each| {
             let socket = each.socket?;
             let (local, peer) = (canonical(socket.local), canonical(socket.peer));
-            Some(((each.namespace.as_str(), local, peer), each.slot))
+            Some(((each.namespace.as_str(), socket.protocol, local, peer), each.slot))
         });
         RingEnds(ends.collect())
     }
 
     fn other_end_of(&self, each: &Joined, socket: &KernelSocket) -> Option<&'p Slot> {
         let (local, peer) = (canonical(socket.local), canonical(socket.peer));
-        self.0.get(&(each.namespace.as_str(), peer, local)).copied()
+        self.0.get(&(each.namespace.as_str(), socket.protocol, peer, local)).copied()
     }
 }
 
@@ -252,6 +255,7 @@ fn connection(each: &Joined, rings: &RingEnds) -> Connection {
         (_, Some(socket)) => (Some(socket.receive_queue_bytes), Some(socket.send_queue_bytes)),
     };
     Connection {
+        protocol: socket.map(|socket| socket.protocol),
         state: socket.map_or(UNCONNECTED, |socket| socket.state),
         receive_queue_bytes,
         send_queue_bytes,
@@ -288,7 +292,8 @@ fn explanation(reason: u32) -> Option<&'static str> {
 }
 
 fn print(report: &Report, explain: bool, tracked: usize) {
-    let texts = ["State", "Recv-Q", "Send-Q", "Local", "Peer", "Program", "Path", "Reason"];
+    let texts =
+        ["Proto", "State", "Recv-Q", "Send-Q", "Local", "Peer", "Program", "Path", "Reason"];
     let numbers = ["Ring-In", "Ring-Out", "Wakes", "Bells"];
     let mut header: Vec<Cell> = texts.iter().chain(&numbers).map(Cell::new).collect();
     if explain {
@@ -330,6 +335,10 @@ fn row(each: &Connection, explain: bool) -> Vec<Cell> {
         })
     };
     let mut row = vec![
+        Cell::new(match each.protocol {
+            Some(Protocol::Udp) => "udp",
+            _ => "tcp",
+        }),
         Cell::new(each.state),
         number(each.receive_queue_bytes),
         number(each.send_queue_bytes),

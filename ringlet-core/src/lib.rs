@@ -13,6 +13,7 @@ pub mod memory;
 pub mod queue;
 pub mod record;
 pub mod ring;
+pub mod switch;
 pub mod sync;
 #[cfg(not(loom))]
 pub mod tap;

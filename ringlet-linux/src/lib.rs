@@ -7,3 +7,4 @@ pub mod map;
 pub mod meet;
 pub mod sys;
 pub mod tcp;
+pub mod udp;

@@ -23,6 +23,10 @@ pub struct Fds {
 }
 
 impl Fds {
+    pub(crate) fn new(fds: [i32; MAX_FDS], count: usize, truncated: bool) -> Fds {
+        Fds { fds, count, truncated }
+    }
+
     /// Takes one out; the caller owns it.
     pub fn take(&mut self, at: usize) -> Option<i32> {
         let fd = *self.fds.get(at)?;
@@ -184,13 +188,23 @@ pub fn credentials(socket: i32) -> Sys<Credentials> {
 }
 
 #[repr(C, align(8))]
-struct FdMessage {
+pub(crate) struct FdMessage {
     header: libc::cmsghdr,
     fds: [i32; MAX_FDS],
 }
 
 /// One message with descriptors.
 pub fn send(socket: i32, bytes: &[u8], fds: &[i32]) -> Sys<()> {
+    send_to(socket, None, bytes, fds)
+}
+
+/// The same from a socket that is not connected.
+pub(crate) fn send_to(
+    socket: i32,
+    to: Option<(&libc::sockaddr_un, u32)>,
+    bytes: &[u8],
+    fds: &[i32],
+) -> Sys<()> {
     // SAFETY: zero is a valid control message and message header.
     let (mut control, mut message) =
         unsafe { (core::mem::zeroed::<FdMessage>(), core::mem::zeroed::<libc::msghdr>()) };
@@ -201,6 +215,10 @@ pub fn send(socket: i32, bytes: &[u8], fds: &[i32]) -> Sys<()> {
     let mut piece = libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() };
     message.msg_iov = &raw mut piece;
     message.msg_iovlen = 1;
+    if let Some((name, len)) = to {
+        message.msg_name = name as *const libc::sockaddr_un as *mut _;
+        message.msg_namelen = len;
+    }
     if !fds.is_empty() {
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = size_of::<FdMessage>() as _;
@@ -272,6 +290,10 @@ const NO_COOKIE: u32 = u32::MAX;
 /// Looks up the socket at the far end of a connection of ours. `ENOENT` when it is not on this machine (or not in this
 /// network namespace); other errors when the kernel has no socket table for us.
 pub fn far_owner(ends: &Ends) -> Sys<Owner> {
+    owner_of(ends, libc::IPPROTO_TCP)
+}
+
+pub(crate) fn owner_of(ends: &Ends, protocol: i32) -> Sys<Owner> {
     // KERNEL: an exact lookup finds a socket under the family that the request names, v4-mapped ones under both.
     let v4 = ends.local.is_v4();
     let family = if v4 { libc::AF_INET } else { libc::AF_INET6 };
@@ -289,7 +311,7 @@ pub fn far_owner(ends: &Ends) -> Sys<Owner> {
         sequence: 1,
         pid: 0,
         family: family as u8,
-        protocol: libc::IPPROTO_TCP as u8,
+        protocol: protocol as u8,
         extensions: 0,
         pad: 0,
         states: u32::MAX,

@@ -75,6 +75,16 @@ fn name(number: i64, fd: i32) -> Option<(Address, i32)> {
     parse(&storage)
 }
 
+/// The address that a socket is bound to.
+pub fn local(fd: i32) -> Option<Address> {
+    name(libc::SYS_getsockname, fd).map(|(address, _)| address)
+}
+
+/// The address that a socket is connected to.
+pub fn remote(fd: i32) -> Option<Address> {
+    name(libc::SYS_getpeername, fd).map(|(address, _)| address)
+}
+
 /// Both ends of a connected TCP socket.
 pub fn ends(fd: i32) -> Option<Ends> {
     let (local, family) = name(libc::SYS_getsockname, fd)?;

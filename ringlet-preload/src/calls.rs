@@ -1,6 +1,7 @@
 //! Calls that move data.
 
-use crate::{next, result, set_errno};
+use crate::{datagrams, next, result, set_errno};
+use core::ptr::{null, null_mut};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::Socket;
@@ -8,9 +9,9 @@ use ringlet::socket::{self, Native, Way, process, stream, way_in, way_out};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_linux::sys::{self, Errno, Sys};
 
-const IOV_MAX: usize = 1024;
+pub(crate) const IOV_MAX: usize = 1024;
 /// No buffer lies in the first page; the kernel says EFAULT, and so do we (a worse pointer gets a worse answer).
-const FIRST_PAGE: usize = 4096;
+pub(crate) const FIRST_PAGE: usize = 4096;
 
 /// A native call is over: it counts if it moved data.
 #[inline(always)]
@@ -34,7 +35,7 @@ fn native_with(call: Option<Native>, flags: c_int) -> Option<Native> {
     call
 }
 
-fn checked(list: &[Buffer]) -> Sys<()> {
+pub(crate) fn checked(list: &[Buffer]) -> Sys<()> {
     let bad = |buffer: &Buffer| (buffer.base as usize) < FIRST_PAGE && buffer.len != 0;
     if list.iter().any(bad) { Err(Errno::EFAULT) } else { Ok(()) }
 }
@@ -92,7 +93,7 @@ fn finish(socket: &Socket, moved: Sys<usize>) -> ssize_t {
 }
 
 /// The program's iovec array; `None` (with errno set) if it is not one.
-unsafe fn list<'a>(vector: *const iovec, count: usize) -> Option<&'a [Buffer]> {
+pub(crate) unsafe fn list<'a>(vector: *const iovec, count: usize) -> Option<&'a [Buffer]> {
     if count == 0 {
         return Some(&[]);
     }
@@ -116,10 +117,17 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ss
         Way::Kernel(call) => {
             native(call, next!(c"read", fn(c_int, *mut c_void, size_t) -> ssize_t, fd, buffer, len))
         }
-        Way::Ours(_) if len == 0 => 0,
-        Way::Ours(_) if !fits(buffer as usize, len) => result(Err(Errno::EFAULT)),
+        Way::Ours(_) | Way::Datagram(_) if len == 0 => 0,
+        Way::Ours(_) | Way::Datagram(_) if !fits(buffer as usize, len) => {
+            result(Err(Errno::EFAULT))
+        }
         // SAFETY: the contract of read.
         Way::Ours(socket) => unsafe { receive(socket, &[Buffer { base: buffer.cast(), len }], 0) },
+        // SAFETY: as above.
+        Way::Datagram(socket) => unsafe {
+            let list = [Buffer { base: buffer.cast(), len }];
+            datagrams::receive(fd, socket, &list, 0, null_mut(), null_mut())
+        },
     }
 }
 
@@ -165,6 +173,11 @@ pub unsafe extern "C" fn recv(
         // SAFETY: the contract of recv.
         Way::Ours(socket) => unsafe {
             receive(socket, &[Buffer { base: buffer.cast(), len }], flags)
+        },
+        // SAFETY: as above.
+        Way::Datagram(socket) => unsafe {
+            let list = [Buffer { base: buffer.cast(), len }];
+            datagrams::receive(fd, socket, &list, flags, null_mut(), null_mut())
         },
     }
 }
@@ -213,6 +226,11 @@ pub unsafe extern "C" fn recvfrom(
             }
             got
         },
+        // SAFETY: the contract of recvfrom.
+        Way::Datagram(socket) => unsafe {
+            let list = [Buffer { base: buffer.cast(), len }];
+            datagrams::receive(fd, socket, &list, flags, address, address_len)
+        },
     }
 }
 
@@ -241,6 +259,11 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         }
         // SAFETY: the contract of recvmsg.
         Way::Ours(socket) => unsafe { receive_message(socket, message, flags) },
+        Way::Datagram(_) if (message as usize) < FIRST_PAGE => result(Err(Errno::EFAULT)),
+        // SAFETY: as above.
+        Way::Datagram(socket) => unsafe {
+            datagrams::receive_message(fd, socket, &mut *message, flags)
+        },
     }
 }
 
@@ -286,16 +309,29 @@ pub unsafe extern "C" fn recvmmsg(
             ) as ssize_t,
         ) as c_int,
         // SAFETY: the contract of recvmmsg.
-        Way::Ours(socket) => unsafe { receive_messages(socket, messages, count, flags, timeout) },
+        Way::Ours(socket) => unsafe {
+            let one = |message: &mut msghdr, flags| receive_message(socket, message, flags);
+            receive_messages(messages, count, flags, timeout, true, one)
+        },
+        // SAFETY: as above.
+        Way::Datagram(socket) => unsafe {
+            let count = count.min(IOV_MAX as u32);
+            let one = |message: &mut msghdr, flags| {
+                datagrams::receive_message(fd, socket, message, flags)
+            };
+            receive_messages(messages, count, flags, timeout, false, one)
+        },
     }
 }
 
+/// Receives messages by `one`; of a stream, the one of no bytes is the last.
 unsafe fn receive_messages(
-    socket: &Socket,
     messages: *mut mmsghdr,
     count: libc::c_uint,
     flags: c_int,
     timeout: *mut libc::timespec,
+    stream: bool,
+    mut one: impl FnMut(&mut msghdr, c_int) -> ssize_t,
 ) -> c_int {
     // SAFETY: the program's timeout, if it gave one.
     let deadline = match unsafe { crate::waits::from_timespec(timeout) } {
@@ -311,7 +347,7 @@ unsafe fn receive_messages(
         // SAFETY: the program's array of `count` headers.
         let got = unsafe {
             let entry = &mut *messages.add(done as usize);
-            let got = receive_message(socket, &mut entry.msg_hdr, flags);
+            let got = one(&mut entry.msg_hdr, flags);
             entry.msg_len = got.max(0) as libc::c_uint;
             got
         };
@@ -328,7 +364,7 @@ unsafe fn receive_messages(
                 break;
             }
         }
-        if got == 0 {
+        if stream && got == 0 {
             break;
         }
     }
@@ -361,7 +397,12 @@ pub unsafe extern "C" fn preadv2(
             let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
             list(vector, count as u32 as usize).map_or(-1, |list| read_list(socket, list, wait))
         },
-        Way::Ours(_) => result(Err(Errno(libc::ESPIPE))),
+        // SAFETY: as above.
+        Way::Datagram(socket) if position == NO_POSITION => unsafe {
+            let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+            read_datagram(fd, socket, vector, count, wait)
+        },
+        Way::Ours(_) | Way::Datagram(_) => result(Err(Errno(libc::ESPIPE))),
         Way::Kernel(call) => native(
             call,
             next!(
@@ -402,7 +443,11 @@ pub unsafe extern "C" fn pwritev2(
         Way::Ours(socket) if position == NO_POSITION => unsafe {
             list(vector, count as u32 as usize).map_or(-1, |list| send_list(socket, list, 0))
         },
-        Way::Ours(_) => result(Err(Errno(libc::ESPIPE))),
+        // SAFETY: as above.
+        Way::Datagram(socket) if position == NO_POSITION => unsafe {
+            write_datagram(fd, socket, vector, count)
+        },
+        Way::Ours(_) | Way::Datagram(_) => result(Err(Errno(libc::ESPIPE))),
         Way::Kernel(call) => native(
             call,
             next!(
@@ -441,7 +486,42 @@ pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) ->
         Way::Ours(socket) => unsafe {
             list(vector, count as u32 as usize).map_or(-1, |list| read_list(socket, list, 0))
         },
+        // SAFETY: as above.
+        Way::Datagram(socket) => unsafe { read_datagram(fd, socket, vector, count, 0) },
     }
+}
+
+/// KERNEL: a read of no bytes takes no datagram.
+unsafe fn read_datagram(
+    fd: c_int,
+    socket: &'static Socket,
+    vector: *const iovec,
+    count: c_int,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the program's vector.
+    match unsafe { list(vector, count as u32 as usize) } {
+        None => -1,
+        Some(list) if list.iter().all(|buffer| buffer.len == 0) => 0,
+        // SAFETY: its buffers.
+        Some(list) => unsafe {
+            datagrams::receive(fd, socket, list, flags, null_mut(), null_mut())
+        },
+    }
+}
+
+unsafe fn write_datagram(
+    fd: c_int,
+    socket: &'static Socket,
+    vector: *const iovec,
+    count: c_int,
+) -> ssize_t {
+    // SAFETY: the program's vector.
+    let Some(list) = (unsafe { list(vector, count as u32 as usize) }) else { return -1 };
+    // SAFETY: its buffers.
+    unsafe { datagrams::send(socket, list, 0, null(), 0, false) }.unwrap_or_else(|| {
+        next!(c"writev", fn(c_int, *const iovec, c_int) -> ssize_t, fd, vector, count)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -455,6 +535,18 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) ->
         // SAFETY: the contract of write.
         Way::Ours(socket) => unsafe {
             send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], 0)
+        },
+        // SAFETY: as above.
+        Way::Datagram(socket) => unsafe {
+            let list = [Buffer { base: buffer.cast_mut().cast(), len }];
+            let sent = if fits(buffer as usize, len) {
+                datagrams::send(socket, &list, 0, null(), 0, false)
+            } else {
+                None
+            };
+            sent.unwrap_or_else(|| {
+                next!(c"write", fn(c_int, *const c_void, size_t) -> ssize_t, fd, buffer, len)
+            })
         },
     }
 }
@@ -470,6 +562,8 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
         Way::Ours(socket) => unsafe {
             list(vector, count as u32 as usize).map_or(-1, |list| send_list(socket, list, 0))
         },
+        // SAFETY: as above.
+        Way::Datagram(socket) => unsafe { write_datagram(fd, socket, vector, count) },
     }
 }
 
@@ -495,6 +589,20 @@ pub unsafe extern "C" fn send(
         // SAFETY: the contract of send.
         Way::Ours(socket) => unsafe {
             send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], flags)
+        },
+        // SAFETY: as above.
+        Way::Datagram(socket) => unsafe {
+            let list = [Buffer { base: buffer.cast_mut().cast(), len }];
+            datagrams::send(socket, &list, flags, null(), 0, false).unwrap_or_else(|| {
+                next!(
+                    c"send",
+                    fn(c_int, *const c_void, size_t, c_int) -> ssize_t,
+                    fd,
+                    buffer,
+                    len,
+                    flags
+                )
+            })
         },
     }
 }
@@ -526,6 +634,31 @@ pub unsafe extern "C" fn sendto(
         Way::Ours(socket) => unsafe {
             send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], flags)
         },
+        // SAFETY: the contract of sendto.
+        Way::Datagram(socket) => unsafe {
+            let list = [Buffer { base: buffer.cast_mut().cast(), len }];
+            datagrams::send(socket, &list, flags, address, address_len, false).unwrap_or_else(
+                || {
+                    next!(
+                        c"sendto",
+                        fn(
+                            c_int,
+                            *const c_void,
+                            size_t,
+                            c_int,
+                            *const sockaddr,
+                            socklen_t,
+                        ) -> ssize_t,
+                        fd,
+                        buffer,
+                        len,
+                        flags,
+                        address,
+                        address_len
+                    )
+                },
+            )
+        },
     }
 }
 
@@ -542,6 +675,12 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         }
         // SAFETY: the contract of sendmsg.
         Way::Ours(socket) => unsafe { send_message(socket, message, flags) },
+        // SAFETY: as above.
+        Way::Datagram(socket) => unsafe {
+            datagrams::send_message(socket, message, flags).unwrap_or_else(|| {
+                next!(c"sendmsg", fn(c_int, *const msghdr, c_int) -> ssize_t, fd, message, flags)
+            })
+        },
     }
 }
 
@@ -604,6 +743,10 @@ pub unsafe extern "C" fn sendmmsg(
             );
             native(native_with(call, flags), sent as ssize_t) as c_int
         }
+        // SAFETY: the contract of sendmmsg.
+        Way::Datagram(socket) => unsafe {
+            datagrams::send_many(fd, socket, messages, count, flags)
+        },
         Way::Ours(socket) => {
             let mut done = 0;
             while done < count.min(IOV_MAX as u32) {
@@ -634,7 +777,15 @@ pub unsafe extern "C" fn sendfile(
     offset: *mut off_t,
     count: size_t,
 ) -> ssize_t {
-    match way_out(to) {
+    let way = match way_out(to) {
+        // What the kernel reads, it sends.
+        Way::Datagram(socket) => {
+            socket::keep_on_kernel(socket, Reason::Splice);
+            Way::Kernel(None)
+        }
+        way => way,
+    };
+    match way {
         Way::Kernel(call) => {
             keep_input_on_kernel(from);
             native(
@@ -651,6 +802,7 @@ pub unsafe extern "C" fn sendfile(
         }
         // SAFETY: the contract of sendfile.
         Way::Ours(socket) => unsafe { send_file(socket, from, offset, count) },
+        Way::Datagram(_) => unreachable!("sent to the kernel above"),
     }
 }
 

@@ -1,10 +1,11 @@
 //! Calls that make, name, change or close descriptors.
 
+use crate::calls::{recvmmsg, sendmmsg};
 use crate::{next, result, set_errno};
 use libc::{c_char, c_int, c_long, c_ulong, c_void, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::{Known, Stage, lookup};
-use ringlet::socket::{self, epoll, process, stream, unforgiving};
+use ringlet::socket::{self, datagram, epoll, process, stream, unforgiving};
 
 /// Which path a descriptor's connection is on (`ringlet_core::view::PATH_*`), for tests and curious programs; -1 for a descriptor
 /// that ringlet does not follow.
@@ -19,8 +20,11 @@ pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if fd >= 0 {
         let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
         let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
+        let datagram = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_DGRAM;
         if stream && inet && (protocol == 0 || protocol == libc::IPPROTO_TCP) {
             process::made_socket(fd);
+        } else if datagram && inet && (protocol == 0 || protocol == libc::IPPROTO_UDP) {
+            process::made_datagram_socket(fd, domain, kind & libc::SOCK_NONBLOCK != 0);
         } else {
             process::reused(fd);
         }
@@ -36,9 +40,15 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
         && unsafe { (*address).sa_family } as c_int == libc::AF_UNSPEC;
     if dissolves {
         process::before_dissolve(fd);
-        return next!(c"connect", fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, address, len);
+        let done =
+            next!(c"connect", fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, address, len);
+        process::reconnected(fd);
+        return done;
     }
     let done = next!(c"connect", fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, address, len);
+    if done == 0 && process::reconnected(fd) {
+        return done;
+    }
     // SAFETY: libc's errno of this thread.
     if done == 0 || unsafe { *libc::__errno_location() } == libc::EINPROGRESS {
         process::connected(fd, false);
@@ -324,6 +334,16 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
             return -1;
         }
     }
+    if let Some(Known::Socket(socket)) = lookup(fd)
+        && socket.stage() == Stage::Mailbox
+        && request as u32 as u64 == SIOCINQ
+        && !argument.is_null()
+        && let Some(len) = datagram::next_len(socket)
+    {
+        // SAFETY: as above.
+        unsafe { *argument.cast::<c_int>() = len as c_int };
+        return 0;
+    }
     let done = next!(c"ioctl", fn(c_int, c_ulong, *mut c_void) -> c_int, fd, request, argument);
     if done >= 0 && !argument.is_null() {
         // SAFETY: both requests take a pointer to an int.
@@ -357,6 +377,13 @@ pub extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
         Some(Known::Socket(socket)) if socket.stage() == Stage::Attached => {
             result(stream::shut_down(socket, how).map(|_| 0)) as c_int
         }
+        Some(Known::Socket(socket)) if socket.is_datagram() => {
+            let done = next!(c"shutdown", fn(c_int, c_int) -> c_int, fd, how);
+            if done == 0 {
+                socket::keep_on_kernel(socket, Reason::Closing);
+            }
+            done
+        }
         _ => next!(c"shutdown", fn(c_int, c_int) -> c_int, fd, how),
     }
 }
@@ -386,7 +413,10 @@ pub unsafe extern "C" fn setsockopt(
         len
     );
     if done == 0 {
-        socket::option_set(fd, level, option);
+        let word = len as usize >= size_of::<c_int>() && !value.is_null();
+        // SAFETY: the program's value, which the kernel has read.
+        let word = if word { unsafe { value.cast::<c_int>().read_unaligned() } } else { 1 };
+        socket::option_set(fd, level, option, word);
     }
     done
 }
@@ -497,6 +527,18 @@ pub unsafe extern "C" fn syscall(
         libc::SYS_close_range => return close_range(a as u32, b as u32, c as c_int) as c_long,
         libc::SYS_dup => return dup(a as c_int) as c_long,
         libc::SYS_dup3 => return dup3(a as c_int, b as c_int, c as c_int) as c_long,
+        // libuv's way to receive and send many datagrams.
+        libc::SYS_recvmmsg => {
+            // SAFETY: the program's own arguments.
+            return unsafe {
+                recvmmsg(a as c_int, b as *mut _, c as libc::c_uint, d as c_int, e as *mut _)
+            } as c_long;
+        }
+        libc::SYS_sendmmsg => {
+            // SAFETY: as above.
+            return unsafe { sendmmsg(a as c_int, b as *mut _, c as libc::c_uint, d as c_int) }
+                as c_long;
+        }
         libc::SYS_io_uring_setup => process::uses_io_uring(),
         _ => {}
     }

@@ -64,30 +64,35 @@ unsafe fn poll_ours(
     Some(readiness::poll(fds, &mut scratch, timeout, mask))
 }
 
-/// Runs a native wait over these descriptors; none of them is moved meanwhile.
-unsafe fn natively<T>(fds: *const pollfd, count: nfds_t, wait: impl FnOnce() -> T) -> T {
+/// Runs a native wait over these descriptors; none of them is moved meanwhile. `None`: one has just become ours.
+unsafe fn natively<T>(fds: *const pollfd, count: nfds_t, wait: impl FnOnce() -> T) -> Option<T> {
     if count == 0 || count > 1 << 20 || (fds as usize) < FIRST_PAGE {
-        return wait();
+        return Some(wait());
     }
     // SAFETY: the program's array.
-    let fds = unsafe { core::slice::from_raw_parts(fds, count as usize) };
+    natively_over(unsafe { core::slice::from_raw_parts(fds, count as usize) }, wait)
+}
+
+fn natively_over<T>(fds: &[pollfd], wait: impl FnOnce() -> T) -> Option<T> {
     readiness::begin_native(fds);
-    let value = wait();
+    let value = readiness::is_kernels(fds).then(wait);
     readiness::end_native(fds);
     value
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the contract of poll.
-    match unsafe { poll_ours(fds, count, || Ok(from_ms(timeout)), None) } {
-        Some(done) => result(done) as c_int,
+    loop {
+        // SAFETY: the contract of poll.
+        if let Some(done) = unsafe { poll_ours(fds, count, || Ok(from_ms(timeout)), None) } {
+            return result(done) as c_int;
+        }
+        let native =
+            || next!(c"poll", fn(*mut pollfd, nfds_t, c_int) -> c_int, fds, count, timeout);
         // SAFETY: as above.
-        None => unsafe {
-            natively(fds, count, || {
-                next!(c"poll", fn(*mut pollfd, nfds_t, c_int) -> c_int, fds, count, timeout)
-            })
-        },
+        if let Some(done) = unsafe { natively(fds, count, native) } {
+            return done;
+        }
     }
 }
 
@@ -109,22 +114,26 @@ pub unsafe extern "C" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the contract of ppoll.
-    match unsafe { poll_ours(fds, count, || from_timespec(timeout), from_mask(mask)) } {
-        Some(done) => result(done) as c_int,
+    loop {
+        // SAFETY: the contract of ppoll.
+        let ours = unsafe { poll_ours(fds, count, || from_timespec(timeout), from_mask(mask)) };
+        if let Some(done) = ours {
+            return result(done) as c_int;
+        }
+        let native = || {
+            next!(
+                c"ppoll",
+                fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int,
+                fds,
+                count,
+                timeout,
+                mask
+            )
+        };
         // SAFETY: as above.
-        None => unsafe {
-            natively(fds, count, || {
-                next!(
-                    c"ppoll",
-                    fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int,
-                    fds,
-                    count,
-                    timeout,
-                    mask
-                )
-            })
-        },
+        if let Some(done) = unsafe { natively(fds, count, native) } {
+            return done;
+        }
     }
 }
 
@@ -192,7 +201,7 @@ unsafe fn select_with(
     sets: [Bits; 3],
     timeout: impl FnOnce() -> Sys<Option<u64>>,
     mask: Option<u64>,
-    native: impl FnOnce() -> c_int,
+    mut native: impl FnMut() -> c_int,
 ) -> c_int {
     let follows = |fd: usize| matches!(lookup(fd as c_int), Some(Known::Socket(_) | Known::Set(_)));
     let any = (0..count.clamp(0, 1 << 20) as usize)
@@ -228,13 +237,12 @@ unsafe fn select_entries(
     scratch: &mut [pollfd],
     timeout: impl FnOnce() -> Sys<Option<u64>>,
     mask: Option<u64>,
-    native: impl FnOnce() -> c_int,
+    mut native: impl FnMut() -> c_int,
 ) -> c_int {
     let Some(used) = entries(count, sets, fds) else { return native() };
-    if readiness::is_kernels(&fds[..used]) {
-        readiness::begin_native(&fds[..used]);
-        let done = native();
-        readiness::end_native(&fds[..used]);
+    if readiness::is_kernels(&fds[..used])
+        && let Some(done) = natively_over(&fds[..used], &mut native)
+    {
         return done;
     }
     let done = timeout().and_then(|time| readiness::poll(&mut fds[..used], scratch, time, mask));

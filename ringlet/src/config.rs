@@ -63,6 +63,8 @@ config! {
         "If not empty, only connections with an end that matches one of these rules are moved.";
     except: RuleList as Rules = RuleList::EMPTY, "RINGLET_EXCEPT", "",
         "Connections with an end that matches one of these rules are never moved.";
+    udp: bool as Switch = true, "RINGLET_UDP", "",
+        "Whether datagrams between UDP sockets are moved too.";
     spin_us: u64 as Number<0, 1000> = 50, "RINGLET_SPIN_US", "microseconds",
         "How long a waiting call may watch shared memory before it sleeps; 0 sleeps at once.";
     move_after: u64 as Number<0, 1_000_000> = 4, "RINGLET_MOVE_AFTER", "messages",

@@ -147,6 +147,51 @@ class Victim:
         for _ in range(times):
             self._connections[number].send_back(size)
 
+    # UDP.
+
+    def udp(self):
+        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._udp.bind(("127.0.0.1", 0))
+        self._udp.settimeout(20)
+        return self._udp.getsockname()[1], os.fstat(self._udp.fileno()).st_ino
+
+    def udp_path(self):
+        return ringlet_path(self._udp.fileno())
+
+    def udp_send(self, port, text):
+        self._udp.sendto(text.encode(), ("127.0.0.1", port))
+
+    def udp_answer(self):
+        data, address = self._udp.recvfrom(70_000)
+        self._udp.sendto(data, address)
+
+    def udp_take(self, most):
+        """What can be received now: each datagram's sender and bytes."""
+        self._udp.setblocking(False)
+        taken = []
+        with contextlib.suppress(BlockingIOError):
+            while len(taken) < most:
+                data, address = self._udp.recvfrom(70_000)
+                taken.append((address[1], data.hex()))
+        self._udp.settimeout(20)
+        return taken
+
+    def udp_serve(self, port, rounds):
+        """Answers so many datagrams of one sender; others are dropped."""
+        while rounds:
+            data, address = self._udp.recvfrom(70_000)
+            if address[1] == port:
+                self._udp.sendto(data, address)
+                rounds -= 1
+
+    def udp_ask(self, port, rounds):
+        for number in range(rounds):
+            request = pattern(number, 1 + number * 37 % 9_000)
+            self._udp.sendto(request, ("127.0.0.1", port))
+            data, address = self._udp.recvfrom(70_000)
+            if data != request or address[1] != port:
+                raise Torn(f"in round {number}")
+
     def send_many(self, number, size, times):
         for _ in range(times):
             self._connections[number].send(size)

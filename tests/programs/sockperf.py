@@ -26,6 +26,13 @@ def checks(test):
                 client = ["sockperf", *options, "--tcp", "-i", "127.0.0.1", "-p", server.port, "-t", test.seconds()]
                 judge(test.client(client, ring=(server.port, 1), stoppable=False))
 
+    with test.check("ping-pong by UDP, blocking"):
+        argv = ["sockperf", "sr", "-i", "127.0.0.1", "-p"]
+        with test.server(lambda port: [*argv, port], protocol="udp") as server:
+            client = ["sockperf", "pp", "-m", "1000", "-r", "900", "--data-integrity", *RATE, "-i", "127.0.0.1"]
+            client += ["-p", server.port, "-t", test.seconds()]
+            judge(test.client(client, ring=(server.port, 1), stoppable=False))
+
     for letter, name in READINESS.items():
         with test.check(f"ping-pong, {name}"):
             feed = pathlib.Path(test.directory, "feed")

@@ -2,6 +2,7 @@
 
 mod close;
 mod data;
+mod datagrams;
 mod descriptors;
 mod nonblocking;
 mod paths;
@@ -17,6 +18,7 @@ use crate::case::Case;
 pub fn all() -> impl Iterator<Item = &'static Case> {
     [
         data::CASES,
+        datagrams::CASES,
         paths::CASES,
         nonblocking::CASES,
         timeouts::CASES,

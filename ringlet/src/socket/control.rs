@@ -100,6 +100,9 @@ pub fn begin_again(socket: &Socket) {
     let Some(slot) = view::of(socket) else { return };
     slot.asked.fetch_and(!ASKED_ON, Ordering::Relaxed);
     let end = socket.end();
+    if socket.is_datagram() {
+        socket.next_step.set(socket.calls.get());
+    }
     if socket.stage() == Stage::KernelForGood && end.barred.get() == Reason::NoPeer as u32 {
         end.barred.set(Reason::None as u32);
         look_anew(socket);

@@ -8,7 +8,7 @@
 //! connection, which the kernel's set reports by itself; then they are hot again.
 
 use super::table::{Lock, Receiving, Sending, Socket, Stage, Tables, tables};
-use super::{context, spin, stream, unforgiving, view};
+use super::{context, datagram, spin, stream, unforgiving, view};
 use crate::plain::{P32, P64};
 use ringlet_core::ring::Mark;
 use ringlet_linux::fd::{self, epoll_event};
@@ -265,11 +265,16 @@ pub fn control(
     let set = &tables.sets[set_index as usize];
     let epfd = set.epfd.get() as i32;
     let found = find(tables, socket, set_index, fd);
-    if socket.stage() == Stage::Attached
+    if socket.is_ours()
         && let Some((_, watch)) = found
         && watch.adopted.is()
     {
-        return control_adopted(tables, set, op, watch, event);
+        control_adopted(tables, set, op, watch, event)?;
+        if socket.is_datagram() {
+            // Room for datagrams only the kernel knows.
+            sending_changed(socket);
+        }
+        return Ok(());
     }
     if op == libc::EPOLL_CTL_ADD
         && let Some(event) = event
@@ -299,7 +304,7 @@ fn add(
     if event.events & EPOLLEXCLUSIVE != 0 && event.events & !EXCLUSIVE_ALLOWS != 0 {
         return Err(Errno::EINVAL);
     }
-    let attached = socket.stage() == Stage::Attached;
+    let attached = socket.is_ours();
     let index = tables.new_watch().ok_or(Errno::ENOMEM)?;
     let asked = if attached { our_event(index, socket, event.events) } else { event };
     if let Err(error) = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, fd, Some(asked)) {
@@ -486,7 +491,7 @@ fn adopt_watch(tables: &Tables, set: &Set, set_index: u32, watch: &Watch) {
     if !set.context.is() {
         // Without a context (there are only so many) the set is woken by bytes.
         let socket = &tables.sockets[watch.socket.get() as usize];
-        stream::want_bytes(socket, true, watch.events.get() & EPOLLOUT != 0);
+        want(socket, watch.events.get() & EPOLLOUT != 0);
     }
     let home = tables.sockets[watch.socket.get() as usize].home.get();
     if home != 0 && home != set.context.get() && !set.second.is() {
@@ -498,6 +503,37 @@ fn adopt_watch(tables: &Tables, set: &Set, set_index: u32, watch: &Watch) {
     }
     // Whoever is inside a wait on this set began it when the kernel knew everything.
     kick(set);
+}
+
+/// Whoever is about to sleep wants to be woken through the kernel.
+fn want(socket: &Socket, room: bool) {
+    if socket.is_datagram() {
+        datagram::arm(socket, true);
+    } else {
+        stream::want_bytes(socket, true, room);
+    }
+}
+
+/// May somebody sleep in a set that watches this socket? One without a context does not tell.
+pub fn may_sleep_on(socket: &Socket) -> bool {
+    let Some(tables) = tables() else { return true };
+    watches(tables, socket).any(|(_, watch)| {
+        let set = &tables.sets[watch.set.get() as usize];
+        !set.context.is() || context::has_sleepers(set.context.get())
+    })
+}
+
+/// What comes to this socket is to be looked for by us again.
+pub fn heat_all(socket: &Socket) {
+    let Some(tables) = tables() else { return };
+    for (_, watch) in watches(tables, socket) {
+        let set = &tables.sets[watch.set.get() as usize];
+        {
+            let _held = set.lock.take();
+            heat(tables, set, watch);
+        }
+        kick_sleepers(set);
+    }
 }
 
 /// Makes a wait on the set return (and look again).
@@ -565,16 +601,25 @@ fn cool(tables: &Tables, set: &Set, watch: &Watch) {
 /// The events that a wait would report for this watch now.
 fn events_of(tables: &Tables, watch: &Watch) -> u32 {
     let socket = &tables.sockets[watch.socket.get() as usize];
-    if watch.disabled.is() || watch.dormant.is() || socket.stage() != Stage::Attached {
+    if watch.disabled.is() || watch.dormant.is() || !socket.is_ours() {
         return 0;
     }
     let asked = watch.events.get();
-    let mask = stream::poll_mask(socket, asked as u16 as i16, true) as u16 as u32;
+    let mask = if socket.is_datagram() {
+        datagram::poll_mask(socket, asked as u16 as i16)
+    } else {
+        stream::poll_mask(socket, asked as u16 as i16, true)
+    };
+    let mask = mask as u16 as u32;
     if mask == 0 || asked & EPOLLET == 0 || edge(socket, watch, mask) { mask } else { 0 }
 }
 
 /// Edge-triggered: has anything happened since the last report, so that `mask` is reported again?
 fn edge(socket: &Socket, watch: &Watch, mask: u32) -> bool {
+    if socket.is_datagram() {
+        let news = || datagram::arrivals(socket) != watch.seen.get();
+        return watch.fresh.is() || watch.told.is() || news();
+    }
     let end = socket.end();
     if mask & EPOLLOUT != 0 && end.no_space.is() {
         end.no_space.set(0);
@@ -625,6 +670,16 @@ fn reported(socket: &Socket, watch: &Watch, events: u32) {
     let end = socket.end();
     watch.fresh.set(0);
     watch.seen_room.set(end.room_news.get());
+    if watch.events.get() & EPOLLONESHOT != 0 {
+        watch.disabled.set(1);
+    }
+    if socket.is_datagram() {
+        watch.told.set(0);
+        if watch.events.get() & EPOLLET != 0 {
+            watch.seen.set(datagram::arrivals(socket));
+        }
+        return;
+    }
     if watch.events.get() & EPOLLOUT != 0 && events & EPOLLOUT == 0 {
         // KERNEL: who asks for room and finds none is told when there is some.
         end.no_space.set(1);
@@ -643,9 +698,6 @@ fn reported(socket: &Socket, watch: &Watch, events: u32) {
     }
     watch.seen_ends.set(watch.seen_ends.get() | watch.told.get() & ENDS);
     watch.told.set(0);
-    if watch.events.get() & EPOLLONESHOT != 0 {
-        watch.disabled.set(1);
-    }
 }
 
 /// KERNEL: what became ready first is told first, and programs count on that: one that sent on two connections expects its server
@@ -705,7 +757,7 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
             let patience = (COOL_AFTER_LOOKS / hot.max(1)).max(COOL_AFTER_WAITS_MIN);
             if hot > HOT_COUNT && idle > patience && !set.nested.is() {
                 let room = watch.events.get() & EPOLLOUT != 0;
-                stream::want_bytes(socket, true, room);
+                want(socket, room);
                 // Armed; look again, so that nothing fell in between.
                 if events_of(tables, watch) == 0 {
                     cool(tables, set, watch);
@@ -753,6 +805,10 @@ fn arm(tables: &Tables, set: &Set) -> Armed {
     }
     let (look_soon, look_at_times) = (Cell::new(false), Cell::new(false));
     for_each_hot(tables, set, |watch, socket| {
+        if socket.is_datagram() {
+            datagram::arm(socket, true);
+            return;
+        }
         super::moving::answer_return(socket, socket.end());
         let room = watch.events.get() & EPOLLOUT != 0;
         let home = socket.home.get();
@@ -792,7 +848,7 @@ fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Socket)) {
         }
         let watch = &tables.watches[index as usize];
         let socket = &tables.sockets[watch.socket.get() as usize];
-        if socket.stage() == Stage::Attached {
+        if socket.is_ours() {
             act(watch, socket);
         }
         index = watch.hot_next.get();

@@ -236,7 +236,7 @@ fn hidden(fd: i32) -> i32 {
     fd
 }
 
-fn reason_of(error: Errno) -> Reason {
+pub fn reason_of(error: Errno) -> Reason {
     match error {
         Errno::EMFILE | Errno::ENFILE => Reason::NoDescriptor,
         Errno::ENOMEM => Reason::NoMemory,
@@ -393,6 +393,15 @@ fn check_user(tables: &Tables, ends: &tcp::Ends, meeting: i32) -> Result<(u32, u
         Err(error) => return Err(reason_of(error)),
     };
     let caller = rendezvous::credentials(meeting).map_err(reason_of)?;
+    check_owner(tables, &owner, caller)?;
+    Ok((owner.inode, caller.uid))
+}
+
+fn check_owner(
+    tables: &Tables,
+    owner: &rendezvous::Owner,
+    caller: rendezvous::Credentials,
+) -> Result<(), Reason> {
     // Root may hold anybody's socket; whether it holds this one is asked next.
     if caller.uid != owner.uid && caller.uid != 0 {
         return Err(Reason::NotOwner);
@@ -400,13 +409,28 @@ fn check_user(tables: &Tables, ends: &tcp::Ends, meeting: i32) -> Result<(u32, u
     if tables.config.peers == PeerPolicy::SameUser && caller.uid != sys::geteuid() {
         return Err(Reason::OtherUser);
     }
-    Ok((owner.inode, caller.uid))
+    Ok(())
+}
+
+/// Is the caller of the right user, and does it hold the socket, by the descriptor that it names?
+pub fn check_caller(
+    tables: &Tables,
+    owner: &rendezvous::Owner,
+    caller: rendezvous::Credentials,
+    fd: i32,
+) -> Result<(), Reason> {
+    check_owner(tables, owner, caller)?;
+    check_holder(caller, owner.inode, fd).map(drop)
 }
 
 /// The process at the other side of the rendezvous must hold the far end, by the descriptor that it names. Where /proc does not
 /// let us look (another user, another pid namespace, no /proc), that it is the far end's user has to do. Returns the process.
 fn check_process(meeting: i32, inode: u32, fd: i32) -> Result<i32, Reason> {
     let caller = rendezvous::credentials(meeting).map_err(reason_of)?;
+    check_holder(caller, inode, fd)
+}
+
+fn check_holder(caller: rendezvous::Credentials, inode: u32, fd: i32) -> Result<i32, Reason> {
     if caller.pid == 0 {
         return Ok(0);
     }
@@ -542,7 +566,7 @@ fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<
     Ok(segment)
 }
 
-fn reserve_memory(tables: &Tables, bytes: usize) -> Result<(), Reason> {
+pub fn reserve_memory(tables: &Tables, bytes: usize) -> Result<(), Reason> {
     let process = tables.process();
     if process.shared_bytes.get() + bytes as u64 > tables.config.memory_limit_bytes {
         return Err(Reason::NoMemory);

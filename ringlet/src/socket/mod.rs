@@ -7,6 +7,7 @@
 
 pub mod context;
 pub mod control;
+pub mod datagram;
 pub mod epoll;
 pub mod meet;
 pub mod moving;
@@ -31,6 +32,9 @@ use table::{Known, Receiving, Sending, Socket, Stage, lookup};
 pub fn start(config: Config) -> Sys<()> {
     context::start()?;
     unforgiving::start(config.unforgiving);
+    if config.udp {
+        datagram::start(table::SOCKET_COUNT)?;
+    }
     table::start(config)
 }
 
@@ -58,6 +62,8 @@ pub enum Way {
     Kernel(Option<Native>),
     /// Through `stream`.
     Ours(&'static Socket),
+    /// Through `datagram`, or else to the kernel.
+    Datagram(&'static Socket),
 }
 
 /// A native call under way on a socket that may be moved: as long as it is, it will not be.
@@ -96,7 +102,9 @@ pub fn count_call(socket: &Socket) {
 #[inline(always)]
 pub fn way_in(fd: i32) -> Way {
     match lookup(fd) {
-        Some(Known::Socket(socket)) => way(socket, |socket| &socket.end().native_receivers),
+        Some(Known::Socket(socket)) => {
+            way(socket, |socket| &socket.end().native_receivers, Stage::Mailbox)
+        }
         _ => Way::Kernel(None),
     }
 }
@@ -105,7 +113,9 @@ pub fn way_in(fd: i32) -> Way {
 #[inline(always)]
 pub fn way_out(fd: i32) -> Way {
     match lookup(fd) {
-        Some(Known::Socket(socket)) => way(socket, |socket| &socket.end().native_senders),
+        Some(Known::Socket(socket)) => {
+            way(socket, |socket| &socket.end().native_senders, Stage::Datagram)
+        }
         _ => {
             KERNEL_WRITES.store(kernel_writes().wrapping_add(1), Ordering::Relaxed);
             Way::Kernel(None)
@@ -121,32 +131,47 @@ pub fn kernel_writes() -> u32 {
 }
 
 #[inline(always)]
-fn way(socket: &'static Socket, count: impl Fn(&'static Socket) -> &'static AtomicU32) -> Way {
+fn way(
+    socket: &'static Socket,
+    count: impl Fn(&'static Socket) -> &'static AtomicU32,
+    datagram_from: Stage,
+) -> Way {
     if socket.stage() == Stage::Attached {
         return Way::Ours(socket);
     }
-    before_native(socket, count(socket))
+    before_native(socket, count(socket), datagram_from)
 }
 
-fn before_native(socket: &'static Socket, count: &'static AtomicU32) -> Way {
+/// `datagram_from`: the stage from which on a UDP socket's call goes through `datagram`.
+fn before_native(socket: &'static Socket, count: &'static AtomicU32, datagram_from: Stage) -> Way {
     if view::asked(socket) & layout::ASKED_ON != 0 {
         control::begin_again(socket);
     }
     match socket.stage() {
         Stage::Kernel | Stage::Offered | Stage::Called | Stage::Greeted => {}
+        stage @ (Stage::Datagram | Stage::Mailbox) if stage >= datagram_from => {
+            return Way::Datagram(socket);
+        }
+        Stage::Datagram => {}
         _ => return Way::Kernel(None),
     }
     if socket.calls.get() >= socket.next_step.get() {
-        meet::step(socket);
+        if socket.is_datagram() { datagram::step_in(socket) } else { meet::step(socket) }
     }
     // ORDER: SeqCst, then the stage; pairs with `meet::attach` (stage) and `stream::publish_attached` (count): either we see that
     // the segment is there, or the peer is not told to use it before we are back.
     count.fetch_add(1, Ordering::SeqCst);
-    if socket.stage() == Stage::Attached {
-        count.fetch_sub(1, Ordering::SeqCst);
-        return Way::Ours(socket);
+    match socket.stage() {
+        Stage::Attached => {
+            count.fetch_sub(1, Ordering::SeqCst);
+            Way::Ours(socket)
+        }
+        Stage::Mailbox => {
+            count.fetch_sub(1, Ordering::SeqCst);
+            Way::Datagram(socket)
+        }
+        _ => Way::Kernel(Some(Native { socket, count })),
     }
-    Way::Kernel(Some(Native { socket, count }))
 }
 
 /// The path of a socket, as views and `ringlet_path` name it.
@@ -161,6 +186,7 @@ pub fn path(socket: &Socket) -> u32 {
         {
             layout::PATH_KERNEL
         }
+        Stage::Datagram | Stage::Mailbox => datagram::path(socket),
         Stage::Offered | Stage::Called | Stage::Greeted => layout::PATH_MOVING,
         Stage::Attached => match (socket.end().sending(), socket.end().receiving()) {
             (Sending::Ring, Receiving::Ring) => layout::PATH_RING,
@@ -184,8 +210,11 @@ pub fn set_nonblocking(fd: i32, on: bool) {
 }
 
 /// The program has set an option on the kernel's socket, which did not refuse.
-pub fn option_set(fd: i32, level: i32, option: i32) {
+pub fn option_set(fd: i32, level: i32, option: i32, value: i32) {
     let Some(socket) = table::socket(fd) else { return };
+    if socket.is_datagram() {
+        return datagram::option_set(socket, level, option, value);
+    }
     let attached = socket.stage() == Stage::Attached;
     match (level, option) {
         (

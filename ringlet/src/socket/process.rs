@@ -1,7 +1,7 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
 use super::table::{Known, Receiving, Socket, Stage, Tables, lookup, tables};
-use super::{context, epoll, meet, moving, view};
+use super::{context, datagram, epoll, meet, moving, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::CLOSED;
 use ringlet_core::sync::{AtomicU32, Ordering};
@@ -16,6 +16,27 @@ pub fn made_socket(fd: i32) {
     {
         view::appear(tables);
     }
+}
+
+/// The same for a UDP socket.
+pub fn made_datagram_socket(fd: i32, family: i32, nonblocking: bool) {
+    reused(fd);
+    let tables = tables().filter(|tables| tables.config.udp && tables.config.enabled);
+    if let Some(socket) = tables.and_then(|tables| tables.follow(fd)) {
+        datagram::begin(socket, family, nonblocking);
+        if fd <= LAST_STANDARD {
+            socket.bar(Reason::Stdio);
+        }
+    }
+}
+
+/// connect() has connected a UDP socket anew, or dissolved its connection.
+pub fn reconnected(fd: i32) -> bool {
+    let Some(Known::Socket(socket)) = lookup(fd) else { return false };
+    if socket.is_datagram() {
+        datagram::connected(socket);
+    }
+    socket.is_datagram()
 }
 
 /// A number was handed out by the kernel for something new.
@@ -69,7 +90,9 @@ const LAST_STANDARD: i32 = 2;
 
 /// connect(AF_UNSPEC) is about to dissolve a connection: what comes after it on this descriptor is another one.
 pub fn before_dissolve(fd: i32) {
-    if let Some(Known::Socket(socket)) = lookup(fd) {
+    if let Some(Known::Socket(socket)) = lookup(fd)
+        && !socket.is_datagram()
+    {
         super::keep_on_kernel(socket, Reason::NotConnected);
     }
 }
@@ -179,6 +202,9 @@ fn release(socket: &'static Socket, open: bool) {
         if attached && last && open {
             close_ring(socket);
         }
+        if socket.is_datagram() {
+            datagram::release(socket, last);
+        }
         // ORDER: SeqCst; pairs with `stream::wait`: a sleeper that we do not see sees this.
         socket.set_stage(Stage::Closing);
     }
@@ -237,6 +263,9 @@ pub fn before_fork() {
     let Some(tables) = tables() else { return };
     for socket in tables.followed() {
         socket.end().holders.fetch_add(1, Ordering::AcqRel);
+        if socket.is_datagram() {
+            datagram::close_inlets(socket);
+        }
     }
     tables.process().forking.set(1);
 }
@@ -274,6 +303,9 @@ pub fn after_fork(tables: &'static Tables) {
         socket.sleepers.store(0, Ordering::Relaxed);
         socket.stepping.store(0, Ordering::Relaxed);
         meet::abandon(socket);
+        if socket.is_datagram() {
+            datagram::after_fork(socket);
+        }
         if matches!(socket.stage(), Stage::Offered | Stage::Called | Stage::Greeted) {
             socket.set_stage(Stage::Kernel);
             socket.next_step.set(socket.calls.get() + 1);
@@ -332,6 +364,9 @@ pub fn at_exit() {
     }
     let Some(tables) = tables() else { return };
     for socket in tables.followed() {
+        if socket.is_datagram() {
+            datagram::at_exit(socket);
+        }
         let end = socket.end();
         if end.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
             // Not given back at once: destructors and other threads may still use it.
@@ -354,7 +389,10 @@ pub fn borrowed_if_known(from: i32, to: i32) -> bool {
 
 /// The program wants the number of one of our own descriptors: the descriptor moves away.
 pub fn make_way(fd: i32) -> bool {
-    context::move_away(fd) || view::move_away(fd) || meet::give_up_number(fd)
+    context::move_away(fd)
+        || view::move_away(fd)
+        || datagram::move_door(fd)
+        || meet::give_up_number(fd)
 }
 
 /// Known descriptors in a range, lowest first.

@@ -1,7 +1,7 @@
 //! poll and select over descriptors of which some are attached connections (or epoll sets that hold some).
 
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
-use super::{context, epoll, spin, stream, view};
+use super::{context, datagram, epoll, spin, stream, view};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::map::Scratch;
@@ -10,7 +10,7 @@ use ringlet_linux::sys::{self, Errno, Sys};
 /// Can the kernel alone answer for all of these?
 pub fn is_kernels(fds: &[pollfd]) -> bool {
     !fds.iter().any(|entry| match lookup(entry.fd) {
-        Some(Known::Socket(socket)) => socket.stage() == Stage::Attached,
+        Some(Known::Socket(socket)) => socket.is_ours(),
         Some(Known::Set(set)) => epoll::has_adopted(set),
         _ => false,
     })
@@ -106,6 +106,10 @@ fn look(fds: &mut [pollfd]) -> (usize, bool) {
             Some(Known::Socket(socket)) if socket.stage() == Stage::Attached => {
                 entry.revents = stream::poll_mask(socket, entry.events, false);
             }
+            Some(Known::Socket(socket)) if socket.stage() == Stage::Mailbox => {
+                others = true;
+                entry.revents = datagram::lanes_mask(socket, entry.events);
+            }
             Some(Known::Set(set)) if epoll::has_adopted(set) => {
                 others = true;
                 epoll::nest(set, None);
@@ -153,14 +157,21 @@ fn poll_entered(
         if !worth {
             // Once: whether a peer rings it may change while we sleep, and who arms must disarm.
             let home = home(fds);
+            each_datagram_socket(fds, |socket| {
+                socket.end().native_receivers.fetch_add(1, Ordering::SeqCst);
+            });
             arm(fds, home);
             let timeout = match (deadline.map(left), shares_doorbells(fds)) {
                 (left, true) => Some(left.unwrap_or(u64::MAX).min(stream::LOOK_AT_TIMES_NS)),
                 (left, false) => left,
             };
-            if look(fds).0 == 0 {
-                let slept = sleep(fds, scratch, home, timeout, mask);
-                disarm(home);
+            let slept = (look(fds).0 == 0).then(|| sleep(fds, scratch, home, timeout, mask));
+            disarm(home);
+            each_datagram_socket(fds, |socket| {
+                socket.end().native_receivers.fetch_sub(1, Ordering::SeqCst);
+                datagram::awake(socket);
+            });
+            if let Some(slept) = slept {
                 let woken = slept?;
                 for entry in fds.iter() {
                     if let Some(socket) = attached(entry.fd)
@@ -173,8 +184,6 @@ fn poll_entered(
                     let (found, others) = look(fds);
                     return if others { with_kernel(fds, scratch, mask) } else { Ok(found) };
                 }
-            } else {
-                disarm(home);
             }
         }
         let (found, others) = look(fds);
@@ -228,7 +237,21 @@ fn home(fds: &[pollfd]) -> Option<u32> {
     fds.iter().any(|entry| attached(entry.fd).is_some_and(covered)).then_some(mine)
 }
 
+/// UDP sockets count who may sleep on them (`datagram::awake`).
+fn each_datagram_socket(fds: &[pollfd], act: impl Fn(&'static Socket)) {
+    for entry in fds {
+        if let Some(Known::Socket(socket)) = lookup(entry.fd)
+            && socket.is_datagram()
+        {
+            act(socket);
+        }
+    }
+}
+
 fn arm(fds: &[pollfd], home: Option<u32>) {
+    each_datagram_socket(fds, |socket| {
+        datagram::arm(socket, true);
+    });
     if let Some(context) = home {
         context::arm(context);
     }

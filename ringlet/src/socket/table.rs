@@ -51,6 +51,10 @@ pub enum Stage {
     Closing = 6,
     /// We accept: somebody came to the rendezvous, and has not yet spoken.
     Called = 7,
+    /// A UDP socket, which may get lanes (`datagram`); it has none to receive from.
+    Datagram = 8,
+    /// A UDP socket that has, or had, lanes to receive from: every call that receives looks there.
+    Mailbox = 9,
 }
 
 impl Stage {
@@ -63,6 +67,8 @@ impl Stage {
             5 => Stage::KernelForGood,
             6 => Stage::Closing,
             7 => Stage::Called,
+            8 => Stage::Datagram,
+            9 => Stage::Mailbox,
             _ => Stage::Free,
         }
     }
@@ -112,6 +118,8 @@ pub struct Socket {
     pub published: P32,
     /// What was asked of it in the parent (`view::asked`), until it is shown here.
     pub asked: P32,
+    /// AF_INET or AF_INET6 of a UDP socket; 0 for TCP.
+    pub family: P32,
 }
 
 /// See the module's description. One per socket and family.
@@ -615,6 +623,7 @@ impl Socket {
         self.kernel_news.set(0);
         self.published.set(0);
         self.asked.set(0);
+        self.family.set(0);
         self.next_step.set(u32::MAX);
     }
 
@@ -643,6 +652,16 @@ impl Socket {
 
     pub fn fd(&self) -> i32 {
         self.fd.get() as i32
+    }
+
+    pub fn is_datagram(&self) -> bool {
+        self.family.is()
+    }
+
+    /// Do we answer for its readiness?
+    #[inline(always)]
+    pub fn is_ours(&self) -> bool {
+        matches!(self.stage(), Stage::Attached | Stage::Mailbox)
     }
 
     /// Records the segment; `attach` follows.
@@ -690,6 +709,9 @@ impl Socket {
 
     /// Leaves the socket on the kernel for good, and says why.
     pub fn bar(&self, reason: Reason) {
+        if self.is_datagram() {
+            return super::datagram::bar(self, reason);
+        }
         self.end().barred.set(reason as u32);
         if self.stage() != Stage::Attached {
             super::meet::abandon(self);

@@ -1,0 +1,304 @@
+//! Calls that move datagrams (`ringlet::socket::datagram`). What lanes don't have or can't do is asked of libc, by a message header that
+//! also tells where a datagram came from.
+
+use crate::calls::{FIRST_PAGE, IOV_MAX, checked, list};
+use crate::{next, result, set_errno};
+use core::ptr::null_mut;
+use libc::{c_int, iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
+use ringlet::socket::datagram::{self, Next};
+use ringlet::socket::table::Socket;
+use ringlet_core::memory::{Buffer, Buffers};
+use ringlet_linux::sys::Errno;
+use ringlet_linux::tcp::Address;
+use ringlet_linux::udp;
+
+/// How often one receive leaves a datagram in the kernel because its sender's lane comes first. One does, unless the sender lies.
+const YIELDS_MAX: u32 = 3;
+
+/// A header for buffers of the program, without a name.
+fn header_of(list: &[Buffer]) -> msghdr {
+    // SAFETY: zero is a valid message header.
+    let mut header: msghdr = unsafe { core::mem::zeroed() };
+    // An iovec is a `Buffer`.
+    header.msg_iov = list.as_ptr().cast::<iovec>().cast_mut();
+    header.msg_iovlen = list.len();
+    header
+}
+
+fn errno() -> c_int {
+    // SAFETY: libc's errno of this thread.
+    unsafe { *libc::__errno_location() }
+}
+
+/// recv, read, recvfrom and their relatives.
+///
+/// # Safety
+/// The program's buffers, and the name as recvfrom takes it.
+pub unsafe fn receive(
+    fd: c_int,
+    socket: &'static Socket,
+    list: &[Buffer],
+    flags: c_int,
+    name: *mut sockaddr,
+    name_len: *mut socklen_t,
+) -> ssize_t {
+    let mut header = header_of(list);
+    let named = !name.is_null();
+    if named && (name_len as usize) < FIRST_PAGE {
+        return result(Err(Errno::EFAULT));
+    }
+    if named {
+        header.msg_name = name.cast();
+        // SAFETY: the program's length.
+        header.msg_namelen = unsafe { *name_len };
+        if header.msg_namelen as i32 & i32::MIN != 0 {
+            return result(Err(Errno::EINVAL));
+        }
+    }
+    // SAFETY: passed on.
+    let got = unsafe { receive_message(fd, socket, &mut header, flags) };
+    if named && got >= 0 {
+        // SAFETY: the program's length.
+        unsafe { *name_len = header.msg_namelen };
+    }
+    got
+}
+
+/// recvmsg.
+///
+/// # Safety
+/// The program's message header.
+pub unsafe fn receive_message(
+    fd: c_int,
+    socket: &'static Socket,
+    header: &mut msghdr,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the program's vector; an iovec is a `Buffer`.
+    let list = unsafe { list(header.msg_iov, header.msg_iovlen) };
+    let Some(list) = list else { return -1 };
+    if checked(list).is_err()
+        || !header.msg_name.is_null() && (header.msg_name as usize) < FIRST_PAGE
+    {
+        // The kernel knows what to say, but must not wait for it while lanes are looked at.
+        return natively(fd, header, flags);
+    }
+    let (mut kernel_empty, mut yielded) = (0, 0);
+    loop {
+        // SAFETY: the program's buffers.
+        let mut to = unsafe { Buffers::new(list) };
+        match datagram::receive(socket, &mut to, flags, kernel_empty) {
+            Next::Datagram(got) => {
+                datagram::count_in(socket, got.len);
+                let truncated = if got.copied < got.len { libc::MSG_TRUNC } else { 0 };
+                // SAFETY: the program's name.
+                unsafe { give_name(header, &got.source, socket.family.get() as i32) };
+                header.msg_controllen = 0;
+                header.msg_flags = flags & libc::MSG_CMSG_CLOEXEC | truncated;
+                let all = flags & libc::MSG_TRUNC != 0;
+                return if all { got.len as ssize_t } else { got.copied as ssize_t };
+            }
+            Next::AskKernel => {
+                let flags = flags | libc::MSG_DONTWAIT;
+                let (mut got, mut source) = (0, None);
+                if datagram::has_hot_lanes(socket) {
+                    // From whom it is tells whether it is its turn.
+                    (got, source) =
+                        from_kernel(fd, socket, &mut header_of(&[]), flags | libc::MSG_PEEK);
+                    if got >= 0
+                        && yielded < YIELDS_MAX
+                        && !datagram::is_kernels_turn(socket, source)
+                    {
+                        yielded += 1;
+                        continue;
+                    }
+                }
+                if got >= 0 {
+                    (got, source) = from_kernel(fd, socket, header, flags);
+                }
+                if got >= 0 {
+                    datagram::arrived(socket, source);
+                    return got;
+                }
+                if errno() != libc::EAGAIN {
+                    return got;
+                }
+                kernel_empty += 1;
+            }
+            Next::Sleep(asleep) => {
+                let (got, source) = from_kernel(fd, socket, header, flags);
+                let error = errno();
+                drop(asleep);
+                if got >= 0 {
+                    datagram::arrived(socket, source);
+                }
+                set_errno(error);
+                return got;
+            }
+            Next::Kernel => return natively(fd, header, flags),
+            Next::Fail(error) => return result(Err(error)),
+        }
+    }
+}
+
+/// Writes an address as the kernel does: as much as there is room for, and how long it is.
+unsafe fn give_name(header: &mut msghdr, source: &Address, family: c_int) {
+    if header.msg_name.is_null() {
+        return;
+    }
+    let (bytes, len) = udp::to_sockaddr(source, family);
+    let room = (header.msg_namelen as usize).min(len);
+    // SAFETY: the program's name has so much room.
+    unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr(), header.msg_name.cast(), room) };
+    header.msg_namelen = len as socklen_t;
+}
+
+fn natively(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t {
+    next!(c"recvmsg", fn(c_int, *mut msghdr, c_int) -> ssize_t, fd, header, flags)
+}
+
+/// A datagram from the kernel, and where it came from.
+fn from_kernel(
+    fd: c_int,
+    socket: &Socket,
+    header: &mut msghdr,
+    flags: c_int,
+) -> (ssize_t, Option<Address>) {
+    let mut name = [0u8; 128];
+    let mut ours = *header;
+    ours.msg_name = name.as_mut_ptr().cast();
+    ours.msg_namelen = name.len() as socklen_t;
+    let got = natively(fd, &mut ours, flags);
+    if got < 0 {
+        return (got, None);
+    }
+    let len = (ours.msg_namelen as usize).min(name.len());
+    if !header.msg_name.is_null() {
+        let room = (header.msg_namelen as usize).min(len);
+        // SAFETY: the program's name has so much room.
+        unsafe { core::ptr::copy_nonoverlapping(name.as_ptr(), header.msg_name.cast(), room) };
+        header.msg_namelen = ours.msg_namelen;
+    }
+    header.msg_controllen = ours.msg_controllen;
+    header.msg_flags = ours.msg_flags;
+    (got, udp::from_sockaddr(&name[..len], socket.family.get() as c_int))
+}
+
+/// Sends by a lane, if there is one that can take it: `Some(result)`. `None`: the call is the kernel's.
+///
+/// # Safety
+/// The program's buffers and address.
+pub unsafe fn send(
+    socket: &'static Socket,
+    list: &[Buffer],
+    flags: c_int,
+    name: *const sockaddr,
+    name_len: socklen_t,
+    control: bool,
+) -> Option<ssize_t> {
+    checked(list).ok()?;
+    if flags & libc::MSG_MORE != 0 {
+        // What follows belongs to the same datagram, in the kernel.
+        ringlet::socket::keep_on_kernel(socket, ringlet::reasons::Reason::Option);
+        return None;
+    }
+    let to = if name.is_null() {
+        None
+    } else {
+        if (name as usize) < FIRST_PAGE || name_len > 128 {
+            return None;
+        }
+        // SAFETY: the program's address.
+        let bytes = unsafe { core::slice::from_raw_parts(name.cast::<u8>(), name_len as usize) };
+        Some(udp::from_sockaddr(bytes, socket.family.get() as c_int).filter(|to| to.port != 0)?)
+    };
+    // SAFETY: the program's buffers.
+    let mut from = unsafe { Buffers::new(list) };
+    let sent = datagram::send(socket, to.as_ref(), &mut from, flags, !control)?;
+    Some(sent as ssize_t)
+}
+
+/// As `send`, of a message header.
+///
+/// # Safety
+/// The program's message header.
+pub unsafe fn send_message(
+    socket: &'static Socket,
+    message: *const msghdr,
+    flags: c_int,
+) -> Option<ssize_t> {
+    if (message as usize) < FIRST_PAGE {
+        return None;
+    }
+    // SAFETY: the program's header.
+    let header = unsafe { &*message };
+    if header.msg_iovlen > IOV_MAX
+        || header.msg_iovlen != 0 && (header.msg_iov as usize) < FIRST_PAGE
+    {
+        return None;
+    }
+    let list: &[Buffer] = if header.msg_iovlen == 0 {
+        &[]
+    } else {
+        // SAFETY: its vector; an iovec is a `Buffer`.
+        unsafe { core::slice::from_raw_parts(header.msg_iov.cast(), header.msg_iovlen) }
+    };
+    let control = !header.msg_control.is_null() && header.msg_controllen != 0;
+    let name = if header.msg_namelen == 0 { null_mut() } else { header.msg_name };
+    // SAFETY: passed on.
+    unsafe { send(socket, list, flags, name.cast(), header.msg_namelen, control) }
+}
+
+/// sendmmsg: each message by the way that is open to it.
+///
+/// # Safety
+/// The program's array of `count` headers.
+pub unsafe fn send_many(
+    fd: c_int,
+    socket: &'static Socket,
+    messages: *mut mmsghdr,
+    count: libc::c_uint,
+    flags: c_int,
+) -> c_int {
+    let mut done = 0;
+    while done < count.min(IOV_MAX as u32) {
+        // SAFETY: the program's array.
+        let entry = unsafe { &mut *messages.add(done as usize) };
+        // SAFETY: its header.
+        let by_lane = unsafe { send_message(socket, &entry.msg_hdr, flags) };
+        if by_lane.is_none() && !datagram::sends_by_lanes(socket) {
+            // SAFETY: what is left of the program's array.
+            let rest = unsafe { messages.add(done as usize) };
+            let sent = next!(
+                c"sendmmsg",
+                fn(c_int, *mut mmsghdr, libc::c_uint, c_int) -> c_int,
+                fd,
+                rest,
+                count - done,
+                flags
+            );
+            return if sent >= 0 {
+                done as c_int + sent
+            } else if done > 0 {
+                done as c_int
+            } else {
+                -1
+            };
+        }
+        let sent = by_lane.unwrap_or_else(|| {
+            next!(
+                c"sendmsg",
+                fn(c_int, *const msghdr, c_int) -> ssize_t,
+                fd,
+                &raw const entry.msg_hdr,
+                flags
+            )
+        });
+        if sent < 0 {
+            return if done > 0 { done as c_int } else { -1 };
+        }
+        entry.msg_len = sent as libc::c_uint;
+        done += 1;
+    }
+    done as c_int
+}

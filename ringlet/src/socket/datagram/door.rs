@@ -1,0 +1,528 @@
+//! How a sender and a receiver of datagrams come to share a lane.
+//!
+//! ```text
+//!   receiver                                   sender
+//!   opens a door, named after its socket
+//!                                              asks the kernel which socket receives what it sends
+//!                                              knocks at that one's door
+//!   asks the kernel whose the address is,
+//!   checks who knocked,
+//!   makes the lane, sends it to the other's door
+//!                                              checks who answered, maps the lane
+//!   a datagram comes from there by the kernel:
+//!   turns the lane to the ring
+//! ```
+//!
+//! Each step is taken inside a data call of the program, when it is due, and never waits. The last one is the proof that no firewall stands
+//! between the two: until then the sender goes on sending through the kernel.
+
+use super::outlets::{ATTACHED, FRESH, KNOCKED, NEVER, Outlet};
+use super::{inlets, outlets};
+use crate::config::Endpoint;
+use crate::reasons::Reason;
+use crate::socket::table::{Socket, Stage, Tables, tables};
+use crate::socket::{epoll, meet, view};
+use ringlet_core::layout::{Head, LaneGeometry, SEGMENT_MAGIC};
+use ringlet_core::memory::Area;
+use ringlet_core::sync::Ordering;
+use ringlet_linux::meet::{Credentials, Fds};
+use ringlet_linux::sys::{self, Errno};
+use ringlet_linux::tcp::{self, Address};
+use ringlet_linux::{map, udp};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"rngludp\x01");
+const MESSAGE_BYTES: usize = 80;
+const HELLO: u32 = 1;
+const LANE: u32 = 2;
+/// Messages taken from the door in one call of the program.
+const MESSAGES_AT_ONCE: u32 = 8;
+/// Calls between two looks: a quarter of those made so far, up to so many.
+const LATER_GROWTH: u32 = 4;
+const LATER_MAX_CALLS: u32 = 128;
+/// Where nobody has come for so many calls, looks get rare.
+const RARE_AFTER_CALLS: u32 = 4096;
+const RARELY_CALLS: u32 = 65_536;
+/// Calls in which a receiver that we knocked at may answer.
+const ANSWER_CALLS: u32 = 256;
+/// A lane that was idle for so long is checked for whether its sender lives.
+const CHECK_IDLE_NS: u64 = 1_000_000_000;
+/// Room for what the socket's receive buffer would hold: the kernel charges some 768 bytes for a small datagram.
+const SLOT_CHARGE_BYTES: usize = 256;
+const SLOTS_MIN: usize = 256;
+const SLOTS_MAX: usize = 1 << 14;
+/// A quarter holds the longest datagram.
+const DATA_MIN_BYTES: usize = 256 << 10;
+
+/// What goes through doors, both ways.
+#[derive(Clone, Copy)]
+struct Message {
+    kind: u32,
+    /// The speaker's descriptor and socket, and the socket that is spoken to.
+    fd: i32,
+    inode: u32,
+    to_inode: u32,
+    /// The lane's two ends.
+    source: Address,
+    target: Address,
+    slot_count: u32,
+    ring_bytes: u64,
+}
+
+impl Message {
+    fn write(&self) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = [0; MESSAGE_BYTES];
+        let mut at = 0;
+        let mut put = |part: &[u8]| {
+            bytes[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        };
+        put(&MAGIC.to_le_bytes());
+        for word in [self.kind, self.fd as u32, self.inode, self.to_inode] {
+            put(&word.to_le_bytes());
+        }
+        for end in [&self.source, &self.target] {
+            put(&end.ip);
+            put(&u32::from(end.port).to_le_bytes());
+        }
+        put(&self.slot_count.to_le_bytes());
+        put(&self.ring_bytes.to_le_bytes());
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Option<Message> {
+        let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        let address_at = |at: usize| {
+            let ip = bytes.get(at..at + 16)?.try_into().ok()?;
+            Some(Address { ip, port: u16::try_from(u32_at(at + 16)?).ok()? })
+        };
+        if bytes.len() != MESSAGE_BYTES || u64_at(0)? != MAGIC {
+            return None;
+        }
+        Some(Message {
+            kind: u32_at(8)?,
+            fd: u32_at(12)? as i32,
+            inode: u32_at(16)?,
+            to_inode: u32_at(20)?,
+            source: address_at(24)?,
+            target: address_at(44)?,
+            slot_count: u32_at(64)?,
+            ring_bytes: u64_at(68)?,
+        })
+    }
+}
+
+/// When to look again, after so many calls.
+fn later(calls: u32) -> u32 {
+    let apart = if calls > RARE_AFTER_CALLS {
+        RARELY_CALLS
+    } else {
+        (calls / LATER_GROWTH).clamp(1, LATER_MAX_CALLS)
+    };
+    calls.saturating_add(apart)
+}
+
+/// One thread at a time takes a socket's steps.
+fn stepping(socket: &Socket, step: impl FnOnce()) {
+    // ORDER: Acquire/Release: the next sees what this one wrote.
+    if socket.stepping.swap(1, Ordering::Acquire) == 0 {
+        step();
+        socket.stepping.store(0, Ordering::Release);
+    }
+}
+
+/// May this socket have lanes now? Bars it if it never may.
+fn may_have_lanes(tables: &Tables, socket: &'static Socket) -> bool {
+    if tables.process().uses_io_uring.is() {
+        socket.bar(Reason::IoUring);
+        return false;
+    }
+    if socket.end().holders.load(Ordering::Acquire) != 1 {
+        view::show(socket, Reason::Shared);
+        return false;
+    }
+    if super::is_paused(socket) {
+        view::show(socket, Reason::Paused);
+        return false;
+    }
+    matches!(socket.stage(), Stage::Datagram | Stage::Mailbox) && !socket.end().barred.is()
+}
+
+/// The socket's door, opened if need be.
+fn door(tables: &Tables, socket: &'static Socket) -> Option<i32> {
+    let (_, outbox) = outlets::of(socket)?;
+    if outbox.door.is() {
+        return Some(outbox.door.get() as i32);
+    }
+    let opened = udp::inode(socket.fd()).and_then(|inode| {
+        outbox.inode.set(inode);
+        udp::open_door(inode)
+    });
+    match opened {
+        Ok(door) => {
+            tables.hide(door);
+            outbox.door.set(door as u32);
+            view::show(socket, Reason::NoPeer);
+            Some(door)
+        }
+        Err(error) => {
+            socket.bar(meet::reason_of(error));
+            None
+        }
+    }
+}
+
+/// A socket that receives: opens its door, and looks whether somebody is there. Called with no lock held.
+#[cold]
+pub fn receiving(socket: &'static Socket) {
+    let Some(tables) = tables() else { return };
+    stepping(socket, || {
+        let calls = socket.calls.get();
+        socket.next_step.set(later(calls));
+        if may_have_lanes(tables, socket)
+            && tcp::local(socket.fd()).is_some_and(|local| local.port != 0)
+            && let Some(door) = door(tables, socket)
+        {
+            if take_messages(tables, socket, door) {
+                socket.next_step.set(calls + 1);
+            }
+            check_idle(socket);
+        }
+    });
+}
+
+/// A socket that sends to `to`: the next step towards a lane there. Called with no lock held.
+#[cold]
+pub fn sending(socket: &'static Socket, to: &Address) {
+    let Some(tables) = tables() else { return };
+    stepping(socket, || {
+        let Some((all, outbox)) = outlets::of(socket) else { return };
+        if !may_have_lanes(tables, socket) {
+            return put_off(socket, to);
+        }
+        if outbox.door.is() {
+            take_messages(tables, socket, outbox.door.get() as i32);
+        }
+        let state = {
+            let Some(_held) = socket.end().send_lock.take() else { return };
+            let Some(outlet) = outbox.outlet(all, to).map(|index| all.get(index)) else { return };
+            let calls = outlet.calls.get();
+            match outlet.state.get() {
+                KNOCKED if outlet.tries.add(1) < ANSWER_CALLS => {
+                    outlet.next_step.set(calls + 1);
+                    KNOCKED
+                }
+                KNOCKED => {
+                    outlet.begin_again(later(calls));
+                    KNOCKED
+                }
+                ATTACHED | NEVER => {
+                    outlet.next_step.set(u32::MAX);
+                    NEVER
+                }
+                _ => {
+                    outlet.next_step.set(later(calls));
+                    FRESH
+                }
+            }
+        };
+        if state == FRESH {
+            knock(tables, socket, to);
+        }
+    });
+}
+
+/// Not now; later.
+fn put_off(socket: &Socket, to: &Address) {
+    if let Some(_held) = socket.end().send_lock.take()
+        && let Some((all, outbox)) = outlets::of(socket)
+        && let Some(index) = outbox.outlet(all, to)
+    {
+        let outlet = all.get(index);
+        outlet.next_step.set(later(outlet.calls.get()));
+    }
+}
+
+/// The outlet of `to`, changed behind the send lock.
+fn change(socket: &Socket, to: &Address, change: impl FnOnce(&Outlet)) {
+    if let Some(_held) = socket.end().send_lock.take()
+        && let Some((all, outbox)) = outlets::of(socket)
+        && let Some(index) = outbox.outlet(all, to)
+    {
+        change(all.get(index));
+    }
+}
+
+/// Is it for a lane at all, and who receives it? Then we knock there.
+fn knock(tables: &Tables, socket: &'static Socket, to: &Address) {
+    let never = |reason| {
+        view::show(socket, reason);
+        change(socket, to, |outlet| {
+            outlet.state.set(NEVER);
+            outlet.next_step.set(u32::MAX);
+        });
+    };
+    let Some(source) = udp::source(socket.fd(), to) else { return never(Reason::NotLocal) };
+    if !is_local(&source, to) {
+        return never(Reason::NotLocal);
+    }
+    if !allowed(tables, &source, to) {
+        return never(Reason::Off);
+    }
+    let owner = match udp::receiver(&source, to) {
+        Ok(owner) => owner,
+        Err(Errno::ENOENT) => return,
+        Err(error) => return never(meet::reason_of(error)),
+    };
+    let Some(door) = door(tables, socket) else { return };
+    let Some((_, outbox)) = outlets::of(socket) else { return };
+    if owner.inode == outbox.inode.get() {
+        return never(Reason::NotLocal);
+    }
+    // Before we knock, so that the answer finds it.
+    change(socket, to, |outlet| {
+        outlet.set_source(&source);
+        outlet.inode.set(owner.inode);
+        outlet.state.set(KNOCKED);
+        outlet.tries.set(0);
+        outlet.next_step.set(outlet.calls.get() + 1);
+    });
+    let hello = Message {
+        kind: HELLO,
+        fd: socket.fd(),
+        inode: outbox.inode.get(),
+        to_inode: owner.inode,
+        source,
+        target: *to,
+        slot_count: 0,
+        ring_bytes: 0,
+    };
+    if udp::knock(door, owner.inode, &hello.write(), &[]).is_err() {
+        // Nobody is there, or too many are.
+        change(socket, to, |outlet| outlet.begin_again(later(outlet.calls.get())));
+    }
+}
+
+/// Both ends on this machine: by the loopback, or by one address of its own. (For these the kernel chooses the destination as the source.)
+fn is_local(source: &Address, to: &Address) -> bool {
+    let link = to.ip[..2] == [0xfe, 0x80];
+    !link && (source.ip == to.ip || source.is_loopback() && to.is_loopback())
+}
+
+fn allowed(tables: &Tables, local: &Address, remote: &Address) -> bool {
+    let endpoint = |end: &Address| Endpoint { address: end.ip, port: end.port };
+    tables.config.allows(endpoint(local), endpoint(remote))
+}
+
+/// Takes what waits at the door. True if there was something.
+fn take_messages(tables: &Tables, socket: &'static Socket, door: i32) -> bool {
+    let mut any = false;
+    for _ in 0..MESSAGES_AT_ONCE {
+        let mut bytes = [0; MESSAGE_BYTES + 1];
+        let Ok((n, caller, fds)) = udp::answer(door, &mut bytes) else { break };
+        any = true;
+        let Some(message) = Message::read(&bytes[..n]) else { continue };
+        let Some((_, outbox)) = outlets::of(socket) else { break };
+        if message.to_inode != outbox.inode.get() {
+            continue;
+        }
+        let taken = match message.kind {
+            HELLO => take_hello(tables, socket, door, &message, caller),
+            LANE => take_lane(tables, socket, &message, caller, fds),
+            _ => Err(Reason::BadPeer),
+        };
+        if let Err(reason) = taken {
+            view::show(socket, reason);
+        }
+    }
+    any
+}
+
+/// The receiver: somebody wants to send to us by a lane.
+fn take_hello(
+    tables: &Tables,
+    socket: &'static Socket,
+    door: i32,
+    hello: &Message,
+    caller: Credentials,
+) -> Result<(), Reason> {
+    if !is_local(&hello.source, &hello.target) {
+        return Err(Reason::NotLocal);
+    }
+    if !allowed(tables, &hello.target, &hello.source) {
+        return Err(Reason::Off);
+    }
+    if udp::peer(socket.fd()).is_some_and(|peer| peer != hello.source) {
+        return Err(Reason::NotOwner);
+    }
+    // Whose is the address that it says it sends from? Only that socket may use it.
+    let owner = udp::receiver(&hello.target, &hello.source).map_err(|_| Reason::NotOwner)?;
+    if owner.inode != hello.inode {
+        return Err(Reason::NotOwner);
+    }
+    meet::check_caller(tables, &owner, caller, hello.fd)?;
+    let (all, mailbox) = inlets::of(socket).ok_or(Reason::Full)?;
+    let geometry = geometry(tables, socket);
+    let (memfd, area) = make_lane(tables, geometry)?;
+    let added = {
+        let held = socket.end().receive_lock.take();
+        let alone = socket.end().holders.load(Ordering::Acquire) == 1;
+        let free = held.is_some() && alone && !socket.end().barred.is();
+        if let (true, Some(old)) = (free, mailbox.find(all, &hello.source)) {
+            mailbox.close(all, old);
+        }
+        // One that still holds something keeps its place in the order; its sender knocks again later.
+        free && mailbox.find(all, &hello.source).is_none()
+            && !mailbox.is_full()
+            && mailbox.add(all, &hello.source, hello.inode, area, geometry)
+    };
+    if !added {
+        sys::close(memfd);
+        give_back(tables, area);
+        return Err(Reason::Full);
+    }
+    open_mailbox(socket);
+    let answer = Message {
+        kind: LANE,
+        fd: socket.fd(),
+        inode: hello.to_inode,
+        to_inode: hello.inode,
+        slot_count: geometry.slot_count as u32,
+        ring_bytes: geometry.ring_bytes as u64,
+        ..*hello
+    };
+    let said = udp::knock(door, hello.inode, &answer.write(), &[memfd]);
+    sys::close(memfd);
+    if said.is_err()
+        && let Some(_held) = socket.end().receive_lock.take()
+        && let Some(index) = mailbox.find(all, &hello.source)
+    {
+        mailbox.close(all, index);
+    }
+    Ok(())
+}
+
+/// Calls that receive look at the mailbox from now on.
+fn open_mailbox(socket: &'static Socket) {
+    if socket.stage() == Stage::Datagram {
+        socket.set_stage(Stage::Mailbox);
+        epoll::adopt(socket);
+    }
+}
+
+fn geometry(tables: &Tables, socket: &Socket) -> LaneGeometry {
+    let room = tcp::int_option(socket.fd(), libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0);
+    let room = room.max(0) as usize;
+    let most = (tables.config.ring_bytes as usize).max(DATA_MIN_BYTES);
+    LaneGeometry {
+        slot_count: (room / SLOT_CHARGE_BYTES).next_power_of_two().clamp(SLOTS_MIN, SLOTS_MAX),
+        ring_bytes: room.next_power_of_two().clamp(DATA_MIN_BYTES, most),
+    }
+}
+
+fn make_lane(tables: &Tables, geometry: LaneGeometry) -> Result<(i32, Area), Reason> {
+    let bytes = geometry.lane_bytes();
+    meet::reserve_memory(tables, bytes)?;
+    let made = map::sealed_memfd(c"ringlet-lane", bytes, libc::F_SEAL_SEAL).and_then(|fd| {
+        map::map_shared(fd, bytes, true).map(|area| (fd, area)).inspect_err(|_| sys::close(fd))
+    });
+    let (fd, area) = made.map_err(|error| {
+        meet::release_memory(tables, bytes);
+        meet::reason_of(error)
+    })?;
+    area.at::<Head>(HEAD_OFFSET).magic.store(SEGMENT_MAGIC, Ordering::Relaxed);
+    Ok((fd, area))
+}
+
+/// Behind the words of the lane's two sides.
+const HEAD_OFFSET: usize = 4096 - 64;
+
+/// A mapping that nobody has seen.
+#[allow(unsafe_code)]
+fn give_back(tables: &Tables, area: Area) {
+    meet::release_memory(tables, area.len());
+    // SAFETY: mapped just now and shown to nobody.
+    unsafe { map::unmap(area) };
+}
+
+/// The sender: the receiver has answered.
+fn take_lane(
+    tables: &Tables,
+    socket: &'static Socket,
+    answer: &Message,
+    caller: Credentials,
+    mut fds: Fds,
+) -> Result<(), Reason> {
+    let memfd = fds.take(0).ok_or(Reason::BadPeer)?;
+    let mapped = check_lane(tables, answer, caller, memfd);
+    sys::close(memfd);
+    let (area, geometry) = mapped?;
+    {
+        let _held = socket.end().send_lock.take();
+        if let Some((all, outbox)) = outlets::of(socket)
+            && let Some(outlet) = outbox.knocked_at(all, answer.inode, &answer.target)
+            && outlet.source() == answer.source
+        {
+            outlet.attach(area, geometry);
+            drop(_held);
+            view::show(socket, Reason::None);
+            return Ok(());
+        }
+    }
+    give_back(tables, area);
+    Err(Reason::NoPeer)
+}
+
+fn check_lane(
+    tables: &Tables,
+    answer: &Message,
+    caller: Credentials,
+    memfd: i32,
+) -> Result<(Area, LaneGeometry), Reason> {
+    let owner = udp::receiver(&answer.source, &answer.target).map_err(|_| Reason::NotOwner)?;
+    if owner.inode != answer.inode {
+        return Err(Reason::NotOwner);
+    }
+    meet::check_caller(tables, &owner, caller, answer.fd)?;
+    let geometry = LaneGeometry::new(answer.slot_count as usize, answer.ring_bytes as usize)
+        .filter(|geometry| geometry.ring_bytes >= DATA_MIN_BYTES)
+        .ok_or(Reason::BadPeer)?;
+    let bytes = geometry.lane_bytes();
+    if map::sealed_size(memfd) != Ok(bytes) {
+        return Err(Reason::BadPeer);
+    }
+    meet::reserve_memory(tables, bytes)?;
+    let area = map::map_shared(memfd, bytes, true).map_err(|error| {
+        meet::release_memory(tables, bytes);
+        meet::reason_of(error)
+    })?;
+    if area.at::<Head>(HEAD_OFFSET).magic.load(Ordering::Relaxed) != SEGMENT_MAGIC {
+        give_back(tables, area);
+        return Err(Reason::BadPeer);
+    }
+    Ok((area, geometry))
+}
+
+/// One lane whose sender was not seen for long: does it live?
+fn check_idle(socket: &Socket) {
+    let Some((all, mailbox)) = inlets::of(socket) else { return };
+    let now = sys::now_ns();
+    let found = {
+        let Some(_held) = socket.end().receive_lock.take() else { return };
+        mailbox.unchecked_since(all, now.saturating_sub(CHECK_IDLE_NS)).map(|(_, inlet)| {
+            inlet.checked_ns.set(now);
+            (inlet.source(), inlet.inode.get())
+        })
+    };
+    let Some((source, inode)) = found else { return };
+    let Some(local) = tcp::local(socket.fd()) else { return };
+    // A socket that is bound to no address is looked for from the sender's own.
+    let from = Address { ip: if udp::is_any(&local) { source.ip } else { local.ip }, ..local };
+    let lives = udp::receiver(&from, &source).is_ok_and(|owner| owner.inode == inode);
+    if !lives
+        && let Some(_held) = socket.end().receive_lock.take()
+        && let Some(index) = mailbox.find(all, &source)
+    {
+        mailbox.close(all, index);
+    }
+}

@@ -1,0 +1,611 @@
+//! Lanes as their receiver has them. They lie in memory that a family shares, behind the receive lock of the socket's `End`.
+
+use super::{halves, hash, tables, whole};
+use crate::plain::{FreeList, P32, P64};
+use crate::socket::meet;
+use crate::socket::table::Socket;
+use ringlet_core::layout::LaneGeometry;
+use ringlet_core::mapped::Lane;
+use ringlet_core::memory::Area;
+use ringlet_core::queue::Rx;
+use ringlet_core::switch::{self, Words};
+use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
+use ringlet_linux::map::{self, Zeroed};
+use ringlet_linux::sys;
+use ringlet_linux::tcp::Address;
+
+pub const INLET_COUNT: u32 = 1 << 14;
+/// Lanes of one socket.
+const LANES_MAX_COUNT: u32 = 1024;
+/// Lanes that a receiver looks at; the others are turned to the kernel until something comes from there. So the price of a look does
+/// not grow with idle senders.
+const HOT_COUNT: usize = 32;
+const BUCKET_COUNT: usize = 32;
+/// A lane that brought nothing while so many messages came by others is looked at no more.
+const COOL_AFTER: u32 = 4096;
+/// Looks into the kernel for one message. One does, unless another message was noted before.
+const HISTORIES_MAX: u32 = 3;
+/// Looks at a busy sender before it is given up: it is between two stores, unless it has been stopped there.
+const BUSY_LOOKS: u32 = 20_000;
+
+/// What comes in to one socket. One per `End`.
+#[derive(Default)]
+#[repr(C, align(128))]
+pub struct Mailbox {
+    /// Its lanes; 0 when there is none.
+    first: AtomicU32,
+    lanes: P32,
+    /// Those that are looked at, and where the last message was.
+    hot: [P32; HOT_COUNT],
+    hot_count: P32,
+    last: P32,
+    /// Lanes by the address of their sender.
+    buckets: [P32; BUCKET_COUNT],
+    /// The hot lanes are turned to the kernel, because somebody sleeps.
+    asleep: P32,
+    /// When the kernel was last looked at (ticks).
+    pub kernel_asked: P64,
+    /// Messages taken from lanes.
+    pub taken: P64,
+    /// The positions at which lanes were when they left the hot ones, less those at which they came.
+    retired: P64,
+}
+
+/// One lane.
+#[derive(Default)]
+#[repr(C, align(64))]
+pub struct Inlet {
+    state: P32,
+    /// Counts the lanes that were here, so that a process knows whether its mapping is of this one.
+    generation: P32,
+    slot_count: P32,
+    ring_bytes: P64,
+    ip: [P64; 2],
+    port: P32,
+    /// Of the sender's socket.
+    pub inode: P32,
+    rx: Rx,
+    /// Messages taken; the sender's history for which the kernel was found empty; the one for which it is about to be asked.
+    taken: P64,
+    seen: P64,
+    noted: P64,
+    /// The receiver's count of messages when this lane last brought one.
+    active_at: P32,
+    pub checked_ns: P64,
+    next: P32,
+    next_in_bucket: P32,
+    next_free: P32,
+}
+
+/// This process's mapping of an inlet's lane.
+#[derive(Default)]
+pub struct Mapping {
+    base: AtomicUsize,
+    generation: P32,
+    bytes: P64,
+}
+
+const COLD: u32 = 1;
+const HOT: u32 = 2;
+/// Only what it still holds is taken.
+const CLOSED: u32 = 3;
+
+// SAFETY: atomics only; zero is the empty state.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Mailbox {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Inlet {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Mapping {}
+
+pub struct Inlets {
+    pub mailboxes: &'static [Mailbox],
+    inlets: &'static [Inlet],
+    free: &'static [FreeList],
+    mappings: &'static [Mapping],
+}
+
+impl Inlets {
+    pub fn map(sockets: u32) -> sys::Sys<Inlets> {
+        Ok(Inlets {
+            mailboxes: map::family_table(sockets as usize)?,
+            inlets: map::family_table(INLET_COUNT as usize)?,
+            free: map::family_table(1)?,
+            mappings: map::private_table(INLET_COUNT as usize)?,
+        })
+    }
+
+    fn get(&self, index: u32) -> &'static Inlet {
+        &self.inlets[index as usize % INLET_COUNT as usize]
+    }
+
+    /// The lane of an inlet, if this process has it mapped.
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    fn lane(&self, index: u32) -> Option<Lane> {
+        let (inlet, mapping) = (self.get(index), &self.mappings[index as usize]);
+        let base = mapping.base.load(Ordering::Relaxed);
+        if base == 0 || mapping.generation.get() != inlet.generation.get() {
+            return None;
+        }
+        let geometry = LaneGeometry {
+            slot_count: inlet.slot_count.get() as usize,
+            ring_bytes: inlet.ring_bytes.get() as usize,
+        };
+        // SAFETY: mapped with this size by `add`, in this process or before a fork of it; unmapped only behind the receive lock, which the
+        // caller holds.
+        let area = unsafe { Area::new(base as *mut u8, mapping.bytes.get() as usize) };
+        Some(Lane::new(area, 0, geometry))
+    }
+
+    /// Takes this process's mapping away.
+    #[allow(unsafe_code)]
+    fn unmap(&self, index: u32) {
+        let mapping = &self.mappings[index as usize];
+        let (base, bytes) = (mapping.base.load(Ordering::Relaxed), mapping.bytes.get() as usize);
+        mapping.base.store(0, Ordering::Relaxed);
+        if base != 0 {
+            if let Some(tables) = crate::socket::table::tables() {
+                meet::release_memory(tables, bytes);
+            }
+            // SAFETY: a whole mapping of ours; users hold the receive lock, as our caller does, and no longer find it.
+            unsafe { map::unmap(Area::new(base as *mut u8, bytes)) };
+        }
+    }
+}
+
+#[inline(always)]
+pub fn words<'a>(lane: &Lane) -> &'a Words {
+    use ringlet_core::mapped::Mapped;
+    lane.area().at(switch::WORDS_OFFSET)
+}
+
+impl Inlet {
+    pub fn source(&self) -> Address {
+        Address { ip: whole(&self.ip), port: self.port.get() as u16 }
+    }
+}
+
+/// A message was taken (or peeked at): its length, how much the buffers held, and who sent it.
+pub struct Got {
+    pub len: usize,
+    pub copied: usize,
+    pub source: Address,
+}
+
+/// What a look at the lanes found.
+pub enum Found {
+    Message(Got),
+    /// A message, before which what the kernel has comes first.
+    KernelFirst,
+    Nothing,
+}
+
+impl Mailbox {
+    #[inline(always)]
+    pub fn has_lanes(&self) -> bool {
+        // ORDER: SeqCst; pairs with `add`, whose caller looks for native receivers afterwards: either it sees the one who asks here, or
+        // that one sees the lane.
+        self.first.load(Ordering::SeqCst) != 0
+    }
+
+    /// Is there a lane by which more may come?
+    pub fn is_open(&self, all: &Inlets) -> bool {
+        self.all_lanes(all).any(|index| all.get(index).state.get() != CLOSED)
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.lanes.get() >= LANES_MAX_COUNT
+    }
+
+    fn hot(&self) -> impl Iterator<Item = u32> {
+        self.hot[..(self.hot_count.get() as usize).min(HOT_COUNT)].iter().map(P32::get)
+    }
+
+    pub fn hot_count(&self) -> u32 {
+        self.hot_count.get()
+    }
+
+    /// Is there a message in a lane that is looked at?
+    pub fn ready(&self, all: &Inlets) -> bool {
+        self.hot().any(|index| all.lane(index).is_some_and(|lane| all.get(index).rx.ready(&lane)))
+    }
+
+    /// Grows with each message that comes by a lane, taken or not.
+    pub fn arrivals(&self, all: &Inlets) -> u64 {
+        self.hot().fold(self.retired.get(), |sum, index| sum.wrapping_add(published(all, index)))
+    }
+
+    /// The length of the next message in a lane.
+    pub fn next_len(&self, all: &Inlets) -> Option<usize> {
+        self.hot().find_map(|index| Some(peek(all.get(index), &all.lane(index)?)?.len()))
+    }
+
+    /// Is there a message whose sender has sent another one through the kernel since?
+    pub fn comes_before_the_kernel(&self, all: &Inlets) -> bool {
+        self.hot().any(|index| self.lane_comes_first(all, index))
+    }
+
+    pub fn lane_comes_first(&self, all: &Inlets, index: u32) -> bool {
+        let inlet = all.get(index);
+        all.lane(index).is_some_and(|lane| {
+            let before = &words(&lane).history.before;
+            inlet.rx.ready(&lane) && switch::kernel_comes_later(before, inlet.taken.get())
+        })
+    }
+
+    /// The next message of the lane that brought the last one, or of another. `kernel_empty`: how often the kernel was found empty for it.
+    #[inline]
+    pub fn take(
+        &self,
+        all: &Inlets,
+        to: &mut ringlet_core::memory::Buffers,
+        keep: bool,
+        kernel_empty: u32,
+    ) -> Found {
+        let count = (self.hot_count.get() as usize).min(HOT_COUNT);
+        let mut at = self.last.get() as usize;
+        let mut kernel_first = false;
+        for _ in 0..count {
+            if at >= count {
+                at = 0;
+            }
+            let index = self.hot[at].get();
+            let (inlet, lane) = (all.get(index), all.lane(index));
+            let message = lane.as_ref().and_then(|lane| peek(inlet, lane));
+            let (Some(lane), Some(message)) = (lane, message) else {
+                at += 1;
+                continue;
+            };
+            let before = &words(&lane).history.before;
+            if let Some(history) =
+                switch::kernel_comes_first(before, inlet.seen.get(), inlet.taken.get())
+            {
+                // A sender that tells a new history at every look lies, and is believed no more.
+                let looked = kernel_empty > 0 && inlet.noted.get() == history;
+                if !looked && kernel_empty < HISTORIES_MAX {
+                    inlet.noted.set(history);
+                    kernel_first = true;
+                    at += 1;
+                    continue;
+                }
+                inlet.seen.set(history);
+            }
+            let len = message.len();
+            let copied = message.copy_to(&lane, to);
+            if !keep {
+                inlet.rx.release(&lane, message);
+                inlet.taken.add(1);
+                self.taken.add(1);
+            }
+            inlet.active_at.set(self.taken.get() as u32);
+            self.last.set(at as u32);
+            return Found::Message(Got { len, copied, source: inlet.source() });
+        }
+        if kernel_first { Found::KernelFirst } else { Found::Nothing }
+    }
+
+    pub fn find(&self, all: &Inlets, source: &Address) -> Option<u32> {
+        let ip = halves(&source.ip);
+        let mut index = self.buckets[hash(source) % BUCKET_COUNT].get();
+        while index != 0 {
+            let inlet = all.get(index);
+            let same = inlet.ip[0].get() == ip[0] && inlet.ip[1].get() == ip[1];
+            if same && inlet.port.get() == u32::from(source.port) {
+                return Some(index);
+            }
+            index = inlet.next_in_bucket.get();
+        }
+        None
+    }
+
+    /// A new lane, mapped by this process.
+    pub fn add(
+        &self,
+        all: &Inlets,
+        source: &Address,
+        inode: u32,
+        area: Area,
+        geometry: LaneGeometry,
+    ) -> bool {
+        let taken = all.free[0].take(INLET_COUNT, |i| all.get(i).next_free.get());
+        let Some(index) = taken else { return false };
+        // Of a lane that another process of the family has ended.
+        all.unmap(index);
+        let (inlet, mapping) = (all.get(index), &all.mappings[index as usize]);
+        let generation = inlet.generation.add(1);
+        inlet.slot_count.set(geometry.slot_count as u32);
+        inlet.ring_bytes.set(geometry.ring_bytes as u64);
+        for (word, half) in inlet.ip.iter().zip(halves(&source.ip)) {
+            word.set(half);
+        }
+        inlet.port.set(u32::from(source.port));
+        inlet.inode.set(inode);
+        inlet.rx.reset();
+        for word in [&inlet.taken, &inlet.seen, &inlet.noted] {
+            word.set(0);
+        }
+        inlet.checked_ns.set(sys::now_ns());
+        inlet.state.set(COLD);
+        mapping.generation.set(generation);
+        mapping.bytes.set(area.len() as u64);
+        mapping.base.store(area.base() as usize, Ordering::Relaxed);
+        let bucket = &self.buckets[hash(source) % BUCKET_COUNT];
+        inlet.next_in_bucket.set(bucket.get());
+        bucket.set(index);
+        inlet.next.set(self.first.load(Ordering::Relaxed));
+        self.lanes.add(1);
+        // ORDER: SeqCst; pairs with `has_lanes`.
+        self.first.store(index, Ordering::SeqCst);
+        true
+    }
+
+    /// Something came through the kernel from the sender of this lane, so what it sends to us arrives: from now on by the lane. True if it
+    /// did not before.
+    pub fn heat(&self, all: &Inlets, index: u32, sleepers: bool) -> bool {
+        let inlet = all.get(index);
+        let Some(lane) = all.lane(index).filter(|_| inlet.state.get() == COLD) else {
+            return false;
+        };
+        let count = self.hot_count.get() as usize;
+        if count >= HOT_COUNT && !self.cool_one(all, |_| true) {
+            return false;
+        }
+        let count = self.hot_count.get() as usize;
+        inlet.state.set(HOT);
+        inlet.active_at.set(self.taken.get() as u32);
+        self.hot[count].set(index);
+        self.hot_count.set(count as u32 + 1);
+        self.retired.add(published(all, index).wrapping_neg());
+        if sleepers {
+            self.asleep.set(1);
+        }
+        if !self.asleep.is() {
+            switch::turn(&words(&lane).receiver.path, switch::RING);
+        }
+        true
+    }
+
+    fn idle(&self, inlet: &Inlet) -> u32 {
+        (self.taken.get() as u32).wrapping_sub(inlet.active_at.get())
+    }
+
+    /// Now and then: lanes that have brought nothing for long are looked at no more.
+    pub fn cool_idle(&self, all: &Inlets) {
+        if self.hot_count.get() > 1 {
+            self.cool_one(all, |inlet| self.idle(inlet) > COOL_AFTER);
+        }
+    }
+
+    /// Turns the lane that was idle for longest to the kernel, of those that `may` be. False if there is none.
+    fn cool_one(&self, all: &Inlets, may: impl Fn(&Inlet) -> bool) -> bool {
+        let hot = self.hot().filter(|&index| {
+            let inlet = all.get(index);
+            inlet.state.get() == HOT && may(inlet)
+        });
+        let Some(index) = hot.max_by_key(|&index| self.idle(all.get(index))) else { return false };
+        if let Some(lane) = all.lane(index) {
+            let path = &words(&lane).receiver.path;
+            switch::turn(path, switch::KERNEL);
+            let quiet = until_quiet(&lane);
+            if !quiet || all.get(index).rx.ready(&lane) {
+                if !self.asleep.is() {
+                    switch::turn(path, switch::RING);
+                }
+                return false;
+            }
+        }
+        all.get(index).state.set(COLD);
+        self.remove_hot(all, index);
+        true
+    }
+
+    fn remove_hot(&self, all: &Inlets, index: u32) {
+        if let Some(at) = self.hot().position(|hot| hot == index) {
+            let last = self.hot_count.get() as usize - 1;
+            self.hot[at].set(self.hot[last].get());
+            self.hot_count.set(last as u32);
+            self.retired.add(published(all, index));
+        }
+    }
+
+    /// Turns all lanes to the kernel, for somebody who is about to sleep. True if there is something to take instead; `at_once`: it may be
+    /// that he sleeps in spite of that.
+    pub fn turn_to_kernel(&self, all: &Inlets, at_once: bool) -> bool {
+        if !self.asleep.is() {
+            self.asleep.set(1);
+            for index in self.hot() {
+                if all.get(index).state.get() == HOT
+                    && let Some(lane) = all.lane(index)
+                {
+                    switch::turn(&words(&lane).receiver.path, switch::KERNEL);
+                }
+            }
+        }
+        for at in (0..self.hot_count.get() as usize).rev() {
+            let index = self.hot[at].get();
+            if let Some(lane) = all.lane(index)
+                && all.get(index).state.get() == HOT
+                && !until_quiet(&lane)
+            {
+                self.give_up(all, index, &lane);
+            }
+        }
+        let ready = self.ready(all);
+        if ready && at_once {
+            for index in self.hot().filter(|&index| all.get(index).state.get() == HOT) {
+                if let Some(lane) = all.lane(index) {
+                    switch::turn(&words(&lane).receiver.path, switch::KERNEL_AT_ONCE);
+                }
+            }
+        }
+        ready
+    }
+
+    /// Nobody sleeps any more: the lanes are looked at again. True if they were not.
+    pub fn turn_to_ring(&self, all: &Inlets) -> bool {
+        if !self.asleep.is() {
+            return false;
+        }
+        self.asleep.set(0);
+        for index in self.hot() {
+            if all.get(index).state.get() == HOT
+                && let Some(lane) = all.lane(index)
+            {
+                switch::turn(&words(&lane).receiver.path, switch::RING);
+            }
+        }
+        true
+    }
+
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.is()
+    }
+
+    /// The sender has not finished what it began; what it publishes now may be missed, and it will find that out.
+    fn give_up(&self, all: &Inlets, index: u32, lane: &Lane) {
+        switch::turn(&words(lane).receiver.path, switch::GIVEN_UP);
+        all.get(index).state.set(CLOSED);
+    }
+
+    /// No more comes by this lane than what is in it.
+    pub fn close(&self, all: &Inlets, index: u32) {
+        let inlet = all.get(index);
+        let Some(lane) = all.lane(index) else { return self.free(all, index) };
+        if inlet.state.get() != CLOSED {
+            switch::turn(&words(&lane).receiver.path, switch::CLOSED);
+            inlet.state.set(CLOSED);
+            if !until_quiet(&lane) {
+                self.give_up(all, index, &lane);
+            }
+        }
+        if !inlet.rx.ready(&lane) {
+            self.free(all, index);
+        }
+    }
+
+    fn all_lanes(&self, all: &Inlets) -> impl Iterator<Item = u32> {
+        let mut next = self.first.load(Ordering::Relaxed);
+        core::iter::from_fn(move || {
+            let index = next;
+            next = all.get(index).next.get();
+            (index != 0).then_some(index)
+        })
+    }
+
+    pub fn close_all(&self, all: &Inlets) {
+        for index in self.all_lanes(all) {
+            self.close(all, index);
+        }
+    }
+
+    /// Ends all lanes, with what they hold.
+    pub fn free_all(&self, all: &Inlets) {
+        for index in self.all_lanes(all) {
+            if let Some(lane) = all.lane(index) {
+                switch::turn(&words(&lane).receiver.path, switch::CLOSED);
+            }
+            self.free(all, index);
+        }
+    }
+
+    /// This process only: others of the family still hold the socket.
+    pub fn unmap_all(&self, all: &Inlets) {
+        for index in self.all_lanes(all) {
+            all.unmap(index);
+        }
+    }
+
+    /// Lanes that are over and empty go.
+    pub fn tidy(&self, all: &Inlets) {
+        for at in (0..self.hot_count.get() as usize).rev() {
+            let index = self.hot[at].get();
+            let inlet = all.get(index);
+            let over = match all.lane(index) {
+                None => inlet.state.get() == CLOSED,
+                Some(lane) => {
+                    let left = words(&lane).history.left.load(Ordering::Acquire) != 0;
+                    let corrupt =
+                        matches!(inlet.rx.peek(&lane), ringlet_core::queue::Next::Corrupt);
+                    (left || corrupt || inlet.state.get() == CLOSED) && peek(inlet, &lane).is_none()
+                }
+            };
+            if over {
+                self.free(all, index);
+            }
+        }
+    }
+
+    fn free(&self, all: &Inlets, index: u32) {
+        let inlet = all.get(index);
+        self.remove_hot(all, index);
+        let unlink = |first: u32, next: &dyn Fn(&Inlet) -> &P32| -> u32 {
+            // The list without `index`; its new head.
+            if first == index {
+                return next(inlet).get();
+            }
+            let mut at = first;
+            while at != 0 {
+                let link = next(all.get(at));
+                if link.get() == index {
+                    link.set(next(inlet).get());
+                    break;
+                }
+                at = link.get();
+            }
+            first
+        };
+        let bucket = &self.buckets[hash(&inlet.source()) % BUCKET_COUNT];
+        bucket.set(unlink(bucket.get(), &|inlet| &inlet.next_in_bucket));
+        let first = unlink(self.first.load(Ordering::Relaxed), &|inlet| &inlet.next);
+        self.first.store(first, Ordering::SeqCst);
+        self.lanes.add(u32::MAX);
+        all.unmap(index);
+        inlet.state.set(0);
+        all.free[0].give(index, |i, next| all.get(i).next_free.set(next));
+    }
+
+    /// A lane that was not checked since then, to see whether its sender still lives.
+    pub fn unchecked_since(&self, all: &Inlets, ns: u64) -> Option<(u32, &'static Inlet)> {
+        self.all_lanes(all)
+            .map(|index| (index, all.get(index)))
+            .find(|(_, inlet)| inlet.checked_ns.get() < ns)
+    }
+}
+
+/// The position up to which a lane has messages.
+fn published(all: &Inlets, index: u32) -> u64 {
+    all.lane(index).map_or(0, |lane| all.get(index).rx.published_after(&lane, 0))
+}
+
+#[inline(always)]
+fn peek(inlet: &Inlet, lane: &Lane) -> Option<ringlet_core::queue::Message> {
+    match inlet.rx.peek(lane) {
+        ringlet_core::queue::Next::Message(message) => Some(message),
+        _ => None,
+    }
+}
+
+/// Waits out a sender that is between its look at the path and its publish.
+fn until_quiet(lane: &Lane) -> bool {
+    for look in 0..BUSY_LOOKS {
+        if switch::is_quiet(&words(lane).sender.busy) {
+            return true;
+        }
+        if look % 256 == 255 {
+            sys::sched_yield();
+        } else {
+            core::hint::spin_loop();
+        }
+    }
+    false
+}
+
+/// The mailbox of a socket's end.
+#[inline(always)]
+pub fn of(socket: &Socket) -> Option<(&'static Inlets, &'static Mailbox)> {
+    let all = &tables()?.inlets;
+    Some((all, &all.mailboxes[socket.end.get() as usize % all.mailboxes.len()]))
+}

@@ -1,0 +1,365 @@
+//! Lanes as their sender has them, and what it knows of each address that it sends to. A process's own, behind the send lock of the
+//! socket's `End`; a child by fork sends through the kernel.
+
+use super::inlets::words;
+use super::{halves, hash, tables, whole};
+use crate::plain::{FreeList, P32, P64};
+use crate::socket::meet;
+use crate::socket::table::Socket;
+use ringlet_core::layout::LaneGeometry;
+use ringlet_core::mapped::Lane;
+use ringlet_core::memory::{Area, Buffers};
+use ringlet_core::queue::Tx;
+use ringlet_core::switch;
+use ringlet_core::sync::{AtomicUsize, Ordering};
+use ringlet_linux::map::{self, Zeroed};
+use ringlet_linux::sys;
+use ringlet_linux::tcp::Address;
+use ringlet_linux::udp;
+
+const OUTLET_COUNT: u32 = 1 << 14;
+const BUCKET_COUNT: usize = 32;
+/// Destinations in one bucket; the one that was used longest ago is forgotten for a new one.
+const CHAIN_MAX: usize = 32;
+/// While a lane is used, the kernel is asked this often whether its receiver still receives what is sent there (about a millisecond).
+const CHECK_TICKS: u64 = 3_000_000;
+/// A message that only the kernel can carry waits so long for what was published to be taken, so that it does not overtake it.
+const DRAIN_LOOKS: u32 = 2_000;
+
+/// What goes out of one socket.
+#[derive(Default)]
+#[repr(C, align(64))]
+pub struct Outbox {
+    pub door: P32,
+    pub inode: P32,
+    /// Where the socket is connected to; 0 for nowhere, or not yet looked up.
+    connected: P32,
+    buckets: [P32; BUCKET_COUNT],
+}
+
+/// One destination.
+#[derive(Default)]
+#[repr(C, align(64))]
+pub struct Outlet {
+    ip: [P64; 2],
+    port: P32,
+    pub state: P32,
+    /// Messages sent there, and at which count the next step towards a lane is due.
+    pub calls: P32,
+    pub next_step: P32,
+    pub tries: P32,
+    /// The receiver's socket, and where our datagrams come from for it.
+    pub inode: P32,
+    source_ip: [P64; 2],
+    source_port: P32,
+    base: AtomicUsize,
+    bytes: P64,
+    slot_count: P32,
+    ring_bytes: P64,
+    tx: Tx,
+    /// Messages published.
+    sent: P64,
+    checked: P64,
+    next: P32,
+    next_free: P32,
+}
+
+/// States of an outlet.
+pub const FRESH: u32 = 0;
+/// We have knocked at the receiver's door.
+pub const KNOCKED: u32 = 1;
+pub const ATTACHED: u32 = 2;
+/// Not local, or for other reasons the kernel's for good.
+pub const NEVER: u32 = 3;
+
+// SAFETY: atomics only; zero is the empty state.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Outbox {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Outlet {}
+
+pub struct Outlets {
+    pub boxes: &'static [Outbox],
+    outlets: &'static [Outlet],
+    free: &'static [FreeList],
+}
+
+impl Outlets {
+    pub fn map(sockets: u32) -> sys::Sys<Outlets> {
+        Ok(Outlets {
+            boxes: map::private_table(sockets as usize)?,
+            outlets: map::private_table(OUTLET_COUNT as usize)?,
+            free: map::private_table(1)?,
+        })
+    }
+
+    pub fn get(&self, index: u32) -> &'static Outlet {
+        &self.outlets[index as usize % OUTLET_COUNT as usize]
+    }
+}
+
+/// How a message went.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Sent {
+    /// By the lane.
+    Done,
+    /// It is to go through the kernel.
+    Kernel,
+}
+
+impl Outlet {
+    pub fn address(&self) -> Address {
+        Address { ip: whole(&self.ip), port: self.port.get() as u16 }
+    }
+
+    pub fn source(&self) -> Address {
+        Address { ip: whole(&self.source_ip), port: self.source_port.get() as u16 }
+    }
+
+    pub fn set_source(&self, source: &Address) {
+        for (word, half) in self.source_ip.iter().zip(halves(&source.ip)) {
+            word.set(half);
+        }
+        self.source_port.set(u32::from(source.port));
+    }
+
+    #[allow(unsafe_code)]
+    #[inline(always)]
+    fn lane(&self) -> Option<Lane> {
+        let base = self.base.load(Ordering::Relaxed);
+        if base == 0 {
+            return None;
+        }
+        let geometry = LaneGeometry {
+            slot_count: self.slot_count.get() as usize,
+            ring_bytes: self.ring_bytes.get() as usize,
+        };
+        // SAFETY: mapped with this size by `door`, and unmapped only behind the send lock, which the caller holds.
+        let area = unsafe { Area::new(base as *mut u8, self.bytes.get() as usize) };
+        Some(Lane::new(area, 0, geometry))
+    }
+
+    pub fn attach(&self, area: Area, geometry: LaneGeometry) {
+        self.slot_count.set(geometry.slot_count as u32);
+        self.ring_bytes.set(geometry.ring_bytes as u64);
+        self.bytes.set(area.len() as u64);
+        self.tx.reset();
+        self.sent.set(0);
+        self.checked.set(sys::ticks());
+        self.base.store(area.base() as usize, Ordering::Relaxed);
+        self.state.set(ATTACHED);
+        if let Some(lane) = self.lane() {
+            words(&lane).history.attached.store(1, Ordering::Release);
+        }
+    }
+
+    /// Ends the lane, if there is one: what is in it stays for its receiver.
+    #[allow(unsafe_code)]
+    pub fn detach(&self) {
+        let Some(lane) = self.lane() else { return };
+        // ORDER: Release; after the last publish.
+        words(&lane).history.left.store(1, Ordering::Release);
+        self.forget_mapping();
+        self.begin_again(self.calls.get() + 64);
+    }
+
+    #[allow(unsafe_code)]
+    fn forget_mapping(&self) {
+        let base = self.base.swap(0, Ordering::Relaxed);
+        if base != 0 {
+            if let Some(tables) = crate::socket::table::tables() {
+                meet::release_memory(tables, self.bytes.get() as usize);
+            }
+            // SAFETY: a whole mapping of ours; users hold the send lock, as our caller does, and no longer find it.
+            unsafe { map::unmap(Area::new(base as *mut u8, self.bytes.get() as usize)) };
+        }
+    }
+
+    pub fn begin_again(&self, at: u32) {
+        self.state.set(FRESH);
+        self.tries.set(0);
+        self.next_step.set(at);
+    }
+
+    /// Sends by the lane if there is one and its receiver looks at it.
+    #[inline]
+    pub fn send(&self, from: &mut Buffers, by_ring: bool) -> Sent {
+        let Some(lane) = self.lane() else { return Sent::Kernel };
+        let words = words(&lane);
+        if by_ring && words.receiver.path.load(Ordering::Relaxed) == switch::RING && self.is_gone()
+        {
+            self.detach();
+            return Sent::Kernel;
+        }
+        let untaken = || !self.tx.drained(&lane);
+        if by_ring && switch::claim(&words.sender.busy, &words.receiver.path, untaken) {
+            return self.publish(&lane, from);
+        }
+        // ORDER: Acquire; pairs with `switch::turn`.
+        if matches!(words.receiver.path.load(Ordering::Acquire), switch::CLOSED | switch::GIVEN_UP)
+        {
+            self.detach();
+            return Sent::Kernel;
+        }
+        if !by_ring {
+            // What was published is taken first, if the receiver is there to take it.
+            for _ in 0..DRAIN_LOOKS {
+                if self.tx.drained(&lane) {
+                    break;
+                }
+                core::hint::spin_loop();
+            }
+        }
+        switch::note_kernel(&words.history.before, self.sent.get());
+        Sent::Kernel
+    }
+
+    #[inline(always)]
+    fn publish(&self, lane: &Lane, from: &mut Buffers) -> Sent {
+        let words = words(lane);
+        if self.tx.push(lane, from).is_err() {
+            // Full: the kernel's buffer takes what comes next, and drops what it has no room for.
+            switch::done(&words.sender.busy);
+            switch::note_kernel(&words.history.before, self.sent.get());
+            return Sent::Kernel;
+        }
+        self.sent.add(1);
+        switch::done(&words.sender.busy);
+        if switch::gave_up(&words.receiver.path) {
+            // Perhaps it was not seen. A datagram may come twice, but is not to be lost without need.
+            self.detach();
+            return Sent::Kernel;
+        }
+        Sent::Done
+    }
+
+    /// Asked now and then: would the kernel no longer bring our datagrams to the same socket?
+    #[inline(always)]
+    fn is_gone(&self) -> bool {
+        let now = sys::ticks();
+        now.wrapping_sub(self.checked.get()) > CHECK_TICKS && {
+            self.checked.set(now);
+            let found = udp::receiver(&self.source(), &self.address());
+            found.map_or(true, |owner| owner.inode != self.inode.get())
+        }
+    }
+}
+
+impl Outbox {
+    /// What is known of a destination; made if need be.
+    #[inline]
+    pub fn outlet(&self, all: &Outlets, to: &Address) -> Option<u32> {
+        let bucket = &self.buckets[hash(to) % BUCKET_COUNT];
+        let ip = halves(&to.ip);
+        let mut previous = 0;
+        let mut index = bucket.get();
+        let mut length = 0;
+        while index != 0 {
+            let outlet = all.get(index);
+            let same = outlet.ip[0].get() == ip[0] && outlet.ip[1].get() == ip[1];
+            if same && outlet.port.get() == u32::from(to.port) {
+                if previous != 0 {
+                    // To the front: the others age.
+                    all.get(previous).next.set(outlet.next.get());
+                    outlet.next.set(bucket.get());
+                    bucket.set(index);
+                }
+                return Some(index);
+            }
+            length += 1;
+            if length == CHAIN_MAX {
+                break;
+            }
+            previous = index;
+            index = outlet.next.get();
+        }
+        let index = if length == CHAIN_MAX {
+            // The last of the chain makes room.
+            all.get(previous).next.set(0);
+            all.get(index).detach();
+            if self.connected.get() == index {
+                self.connected.set(0);
+            }
+            index
+        } else {
+            all.free[0].take(OUTLET_COUNT, |i| all.get(i).next_free.get())?
+        };
+        let outlet = all.get(index);
+        for (word, half) in outlet.ip.iter().zip(ip) {
+            word.set(half);
+        }
+        outlet.port.set(u32::from(to.port));
+        outlet.calls.set(0);
+        outlet.begin_again(super::first_step());
+        outlet.next.set(bucket.get());
+        bucket.set(index);
+        Some(index)
+    }
+
+    pub fn connected(&self) -> Option<u32> {
+        let index = self.connected.get();
+        (index != 0).then_some(index)
+    }
+
+    pub fn set_connected(&self, index: u32) {
+        self.connected.set(index);
+    }
+
+    fn each<'a>(&'a self, all: &'a Outlets) -> impl Iterator<Item = u32> + 'a {
+        self.buckets.iter().flat_map(move |bucket| {
+            let mut next = bucket.get();
+            core::iter::from_fn(move || {
+                let index = next;
+                next = all.get(index).next.get();
+                (index != 0).then_some(index)
+            })
+        })
+    }
+
+    /// The destination whose receiver has answered.
+    pub fn knocked_at(&self, all: &Outlets, inode: u32, to: &Address) -> Option<&'static Outlet> {
+        self.each(all).map(|index| all.get(index)).find(|outlet| {
+            let state = outlet.state.get();
+            state == KNOCKED && outlet.inode.get() == inode && outlet.address() == *to
+        })
+    }
+
+    /// Has anything been sent?
+    pub fn sends(&self, all: &Outlets) -> bool {
+        self.each(all).any(|index| all.get(index).calls.get() > 0)
+    }
+
+    /// Is there a lane?
+    pub fn has_lane(&self, all: &Outlets) -> bool {
+        self.each(all).any(|index| all.get(index).state.get() == ATTACHED)
+    }
+
+    /// Ends all lanes and forgets all destinations. `ours`: the lanes are this process's, and their receivers are told.
+    pub fn clear(&self, all: &Outlets, ours: bool) {
+        for bucket in &self.buckets {
+            let mut index = bucket.get();
+            bucket.set(0);
+            while index != 0 {
+                let outlet = all.get(index);
+                let next = outlet.next.get();
+                if ours {
+                    outlet.detach();
+                } else {
+                    outlet.forget_mapping();
+                }
+                all.free[0].give(index, |i, next| all.get(i).next_free.set(next));
+                index = next;
+            }
+        }
+        self.connected.set(0);
+    }
+}
+
+/// The outbox of a socket.
+#[inline(always)]
+pub fn of(socket: &Socket) -> Option<(&'static Outlets, &'static Outbox)> {
+    let all = &tables()?.outlets;
+    let index = crate::socket::table::tables()?.index_of(socket);
+    Some((all, &all.boxes[index as usize % all.boxes.len()]))
+}
