@@ -25,7 +25,8 @@ install:
 	install -D -m 755 $(TARGET)/release/libringlet_native.so $(DESTDIR)$(PREFIX)/lib/libringlet.so.0
 	ln -sf libringlet.so.0 $(DESTDIR)$(PREFIX)/lib/libringlet.so
 	install -m 644 $(TARGET)/release/libringlet_native.a $(DESTDIR)$(PREFIX)/lib/libringlet.a
-	install -D -m 644 ringlet-native/include/ringlet.h $(DESTDIR)$(PREFIX)/include/ringlet.h
+	install -d $(DESTDIR)$(PREFIX)/include
+	install -m 644 ringlet-native/include/*.h $(DESTDIR)$(PREFIX)/include
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(SHARE)/man/man3
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' ringlet-native/ringlet.pc.in \
 		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/ringlet.pc

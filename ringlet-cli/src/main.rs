@@ -2,6 +2,7 @@
 #![cfg_attr(not(test), no_main)]
 #![deny(unsafe_code)]
 
+mod am_run;
 mod bench;
 mod capture;
 mod config;
@@ -37,6 +38,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::RunArgs),
+    AmRun(am_run::AmRunArgs),
     Ss(ss::SsArgs),
     Off(control::OffArgs),
     On(control::OnArgs),
@@ -63,7 +65,7 @@ extern "C" fn main(_count: core::ffi::c_int, _arguments: *const *const u8) -> co
 
 #[cfg_attr(test, allow(dead_code))]
 fn dispatch() -> ExitCode {
-    let is_run = std::env::args_os().nth(1).is_some_and(|word| word == "run");
+    let is_run = std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "am-run");
     let failure = ExitCode::from(if is_run { run::EXIT_OURS } else { 1 });
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -78,6 +80,7 @@ fn dispatch() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => run::run(args),
+        Command::AmRun(args) => am_run::run(args),
         Command::Ss(args) => ss::run(args),
         Command::Off(args) => control::off(args),
         Command::On(args) => control::on(args),

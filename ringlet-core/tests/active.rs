@@ -220,7 +220,8 @@ unsafe impl Host<SegmentMemory> for End<'_> {
     fn returned(&self, returned: &Returned) {
         let number = returned.head.arguments.words()[0];
         let sent = self.world.sent.borrow()[&number];
-        assert_eq!((sent.reply, sent.head.handler), (returned.reply, returned.head.handler));
+        let tag = if returned.reply { returned.head.tag } else { sent.head.tag };
+        assert_eq!((sent.reply, Head { tag, ..sent.head }), (returned.reply, returned.head));
         if returned.status != Status::Unreachable {
             assert_eq!(sent.bad, Some(returned.status));
         }

@@ -6,6 +6,9 @@
 #![allow(non_camel_case_types)] // the names are the header's
 #![allow(clippy::missing_safety_doc)]
 
+mod am;
+mod am_job;
+
 use ringlet::native::*;
 use ringlet_core::queue::{self, Reserved};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};

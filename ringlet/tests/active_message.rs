@@ -149,7 +149,7 @@ fn what_is_not_let_in_comes_back() {
     assert_eq!(*b.returned.lock(), [(Status::BadHandler, 9, vec![6])]);
     // A freed endpoint is one that does not exist, now and for who asks later.
     let name = b.endpoint.name();
-    b.bundle.free(&b.endpoint).unwrap();
+    b.endpoint.free().unwrap();
     a.returned.lock().clear();
     until(&[&a, &b], || {
         let _ = request(peer, 1, 7, Payload::None);

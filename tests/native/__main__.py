@@ -115,11 +115,14 @@ def installed(place):
     """Header, library, manual pages and pkg-config say the same; it serves C++ and static programs too."""
     header = (place.root / "usr/include/ringlet.h").read_text()
     declared = set(re.findall(r"\b(ringlet_\w+)\(", re.sub(r"/\*.*?\*/", "", header, flags=re.S)))
+    messages = (place.root / "usr/include/am.h").read_text()
+    messages = set(re.findall(r"^(?:extern )?int (\w+)[(;]", messages, flags=re.M))
     library = place.root / "usr/lib/libringlet.so.0"
     exported = {line.split()[-1] for line in run(["nm", "-D", "--defined-only", library]).splitlines()}
-    require(declared == exported, f"only declared: {declared - exported}; only exported: {exported - declared}")
+    both = declared | messages
+    require(both == exported, f"only declared: {both - exported}; only exported: {exported - both}")
     pages = place.root / "usr/share/man/man3"
-    paged = {page.stem for page in pages.iterdir()} - {"ringlet_mailbox"}
+    paged = {page.stem for page in pages.iterdir()} - {"ringlet_mailbox", "am"}
     require(paged == declared, f"without a page: {declared - paged}; pages for nothing: {paged - declared}")
     for page in pages.iterdir():
         text = page.read_text()

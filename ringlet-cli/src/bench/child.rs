@@ -8,8 +8,8 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::{prctl, signal::Signal};
 use nix::unistd::Pid;
 
-use super::spec::{Pause, Role, Said, Spec};
-use super::{client, limits, server, symbol};
+use super::spec::{Pause, Role, Said, Spec, Work};
+use super::{client, limits, messages, server, symbol};
 
 /// What an ordinary program reads at once.
 pub const BUFFER_BYTES: usize = 64 << 10;
@@ -41,7 +41,10 @@ fn try_run(spec: &str) -> Result<()> {
         Role::Client { address } => client::measure(&spec, address)?,
         Role::Alone => {
             pause(Pause::Ready)?;
-            limits::measure(&spec)?
+            match spec.work {
+                Work::Ucx => messages::measure_ucx()?,
+                _ => limits::measure(&spec)?,
+            }
         }
     };
     say(&Said::Done(figures))

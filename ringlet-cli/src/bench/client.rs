@@ -10,6 +10,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use ringlet_core::view::{PATH_KERNEL, PATH_MOVING, PATH_RING};
 
 use super::child::pause;
+use super::messages;
 use super::server::{Order, OrderKind};
 use super::spec::{Family, Figure, Pause, Spec, Unit, Waiting, Work, size_name};
 use super::stats::{Recorder, median};
@@ -62,7 +63,8 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
             connections_per_second(family, address, budget, spec.work == Work::Connect)
         }
         Work::Scale { idle } => scale(spec, address, *idle, budget),
-        Work::Limits { .. } => bail!("the limits need no peer"),
+        Work::Messages { peers } => messages::measure(spec, address, peers),
+        Work::Ucx | Work::Limits { .. } => bail!("the limits need no peer"),
     }
 }
 

@@ -130,7 +130,7 @@ fn ping_pong(
 }
 
 /// Bytes per second of each batch.
-fn copy(size: usize, budget: Duration) -> Vec<f64> {
+pub fn copy(size: usize, budget: Duration) -> Vec<f64> {
     let from = vec![7u8; size];
     let mut to = vec![0u8; size];
     let mut batch = || {

@@ -8,6 +8,7 @@ mod child;
 mod client;
 mod limits;
 mod machine;
+mod messages;
 mod parent;
 mod plan;
 mod plot;
@@ -95,6 +96,8 @@ enum Group {
     Pairs,
     /// Only one end under ringlet
     OneSide,
+    /// Active Messages, beside UCX's if ucx_perftest is there
+    Messages,
     /// What the machine itself allows
     Limits,
 }

@@ -57,7 +57,7 @@ pub fn measure(contender: &Contender, setting: &Setting) -> Result<Vec<Figure>> 
     let mut servers = Vec::new();
     let mut clients = Vec::new();
     for _ in 0..setting.pairs {
-        let client_role = if let Work::Limits { .. } = contender.work {
+        let client_role = if let Work::Limits { .. } | Work::Ucx = contender.work {
             Role::Alone
         } else {
             let mut server = Worker::spawn(contender, setting, Role::Server)?;
@@ -85,6 +85,8 @@ fn generous(contender: &Contender, setting: &Setting) -> Duration {
     let (figures, connections) = match &contender.work {
         Work::Latency { sizes } => (sizes.len() as u32, 0),
         Work::Scale { idle } => (2, *idle as u32),
+        Work::Messages { peers } => (8, peers.iter().sum::<usize>() as u32),
+        Work::Ucx => (300, 0),
         _ => (4, 0),
     };
     setting.budget * 20 * figures + setting.idle + Duration::from_millis(5) * connections

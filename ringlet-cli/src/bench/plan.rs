@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::parent::{Contender, Setting};
 use super::spec::{Family, Waiting, Work};
-use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, report};
+use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, messages, report};
 
 /// Something to measure by several contenders.
 pub struct Case {
@@ -111,6 +111,16 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     add(Group::Pairs, "pairs", title, setting, everyone(Work::Pair));
     let title = "one side under ringlet, half a round trip";
     add(Group::OneSide, "one-side", title, latencies(), one_side(&args.transport));
+    let peers = if quick { vec![1, 100] } else { vec![1, 10, 100, 1000] };
+    let mut messengers =
+        vec![Contender { label: "ringlet", ..unwrapped(&Work::Messages { peers }) }];
+    if messages::find_ucx().is_some() {
+        messengers.push(Contender { label: "ucx", ..unwrapped(&Work::Ucx) });
+    }
+    if !wants_ringlet(&args.transport) {
+        messengers.clear();
+    }
+    add(Group::Messages, "messages", "Active Messages", latencies(), messengers);
     let setting = Setting { pin: None, ..latencies() };
     let cpus = pin_all.or(two_cores.ok());
     let limit = Contender { label: "limit", ..unwrapped(&Work::Limits { cpus }) };
@@ -189,7 +199,8 @@ mod tests {
         assert_eq!(of("latency"), ["tcp", "unix", "ringlet", "ringlet, no spin"]);
         assert_eq!(of("one-side"), ["tcp", "ringlet at server", "ringlet at client"]);
         assert_eq!(of("limits"), ["limit"]);
-        assert_eq!(all.len(), 11);
+        assert_eq!(of("messages")[0], "ringlet");
+        assert_eq!(all.len(), 12);
     }
 
     #[test]

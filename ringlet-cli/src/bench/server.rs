@@ -8,6 +8,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::child::{BUFFER_BYTES, say};
+use super::messages;
 use super::spec::{Said, Spec, Waiting, Work};
 use super::wire::{Listener, Wire, read_now, write_all_waiting};
 
@@ -50,6 +51,9 @@ impl Order {
 }
 
 pub fn serve(spec: &Spec) -> Result<()> {
+    if let Work::Messages { .. } = spec.work {
+        return messages::serve();
+    }
     let (listener, address) = Listener::bind(spec.family).context("cannot listen")?;
     say(&Said::Listening { address })?;
     match &spec.work {
@@ -64,7 +68,7 @@ pub fn serve(spec: &Spec) -> Result<()> {
         Work::Accept => loop {
             drop(listener.accept()?);
         },
-        Work::Limits { .. } => bail!("the limits need no server"),
+        Work::Messages { .. } | Work::Ucx | Work::Limits { .. } => bail!("this needs no listener"),
     }
 }
 

@@ -52,6 +52,10 @@ pub enum Work {
     Pair,
     /// Ping-pong by epoll on one connection, alone and then beside `idle` others.
     Scale { idle: usize },
+    /// Active Messages: round trips, rate, stores; a poll that finds nothing with so many connections.
+    Messages { peers: Vec<usize> },
+    /// The same by UCX, which brings both its ends.
+    Ucx,
     /// The bare cache line, memcpy and eventfd; with the cores for two threads.
     Limits { cpus: Option<(usize, usize)> },
 }

@@ -239,7 +239,9 @@ impl Connection {
         if found.returned {
             let Some(status) = Status::from_u8(found.extra) else { return Delivered::Corrupt };
             let reply = queue == Queue::Request;
-            host.returned(&Returned { status, reply, head: found.head });
+            // A reply's place holds whose answer it is instead of the tag, so the head is taken from what we sent.
+            let head = if reply { None } else { sent(memory, Queue::Request, found.word) };
+            host.returned(&Returned { status, reply, head: head.as_ref().unwrap_or(&found).head });
         } else {
             match host.gate().admit(&found.head, queue == Queue::Reply) {
                 Err(status) => refused = Some(status),
@@ -300,10 +302,8 @@ impl Connection {
             let least = end.get().saturating_sub(M::DEPTH as u64);
             let least = if queue == Queue::Request { self.completed.get() } else { least };
             for position in memory.credit(queue).clamp(least, end.get())..end.get() {
-                let mut body = [0; BODY_BYTES];
-                memory.written(queue, slot::<M>(position), &mut body);
                 // Unless the peer has spoiled the slot.
-                let found = decode(&body);
+                let found = sent(memory, queue, position);
                 if found.as_ref().is_none_or(|found| !found.returned) {
                     let head = found.map_or(NOTHING, |found| found.head);
                     each(Returned { status, reply: queue == Queue::Reply, head });
@@ -322,6 +322,13 @@ const NOTHING: Head = Head {
     len: 0,
     offset: 0,
 };
+
+/// What we sent, as its slot still has it.
+fn sent<M: Memory>(memory: &M, queue: Queue, position: u64) -> Option<Decoded> {
+    let mut body = [0; BODY_BYTES];
+    memory.written(queue, slot::<M>(position), &mut body);
+    decode(&body)
+}
 
 #[inline(always)]
 fn slot<M: Memory>(position: u64) -> usize {

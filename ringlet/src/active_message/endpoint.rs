@@ -157,6 +157,21 @@ impl Endpoint {
         std::mem::take(&mut self.inbox.lock())
     }
 
+    /// Ends the endpoint and its connections: its peers find that it does not exist.
+    pub fn free(&self) -> Result<(), Error> {
+        self.shared.free(self)
+    }
+
+    /// Gives back what its tables hold.
+    pub(super) fn clear(&self, guard: &Guard) {
+        if let Some(state) = self.state(guard) {
+            state.handlers.take();
+            state.translations.take();
+            state.lanes.take();
+            state.gone.take();
+        }
+    }
+
     pub fn tag(&self) -> Result<Tag, Error> {
         self.with(|state| state.gate.get().tag)
     }

@@ -9,6 +9,7 @@
 
 mod bundle;
 mod endpoint;
+pub mod job;
 mod lane;
 mod name;
 mod process;
@@ -82,6 +83,11 @@ impl Incoming<'_> {
         self.call.is_reply()
     }
 
+    /// It has arguments only; a medium or bulk message may be one of no bytes.
+    pub fn is_short(&self) -> bool {
+        self.call.head().kind == Kind::Short
+    }
+
     /// The bytes of a medium message; of others none.
     #[allow(unsafe_code)]
     pub fn bytes(&self) -> &[u8] {
@@ -148,6 +154,10 @@ impl Undeliverable<'_> {
 
     pub fn is_reply(&self) -> bool {
         self.returned.reply
+    }
+
+    pub fn is_short(&self) -> bool {
+        self.returned.head.kind == Kind::Short
     }
 
     /// Whom it was for; `None` when its number meant nobody.

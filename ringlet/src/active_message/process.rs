@@ -11,7 +11,7 @@ use ringlet_core::active::layout::{BELLS_BYTES, BUNDLES, MAGIC, SEGMENT_BYTES};
 use ringlet_linux::{fd, map, sys};
 use std::collections::HashMap;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
@@ -82,6 +82,7 @@ impl Shared {
         guard.outside()?;
         self.endpoints.lock().remove(&endpoint.id());
         guard.inner().endpoints.borrow_mut().retain(|each| each.id() != endpoint.id());
+        endpoint.clear(&guard);
         endpoint.set_bundle(None);
         let mut ended = guard.detach(|each| each.endpoint.id() == endpoint.id());
         let lanes = ended.drain(..).map(|each| each.lane).chain(endpoint.take_inbox());
@@ -134,7 +135,8 @@ impl Process {
         let free = (0..BUNDLES)
             .find(|&index| !self.shared.bundle(index).used.swap(true, Ordering::AcqRel));
         let index = free.ok_or(Error::NoResource)?;
-        Ok(Bundle { shared: self.shared.clone(), index })
+        let (shared, closed) = (self.shared.clone(), AtomicBool::new(false));
+        Ok(Bundle { shared, index, closed })
     }
 }
 
@@ -156,6 +158,7 @@ impl Drop for Process {
 pub struct Bundle {
     shared: Arc<Shared>,
     index: usize,
+    closed: AtomicBool,
 }
 
 impl Bundle {
@@ -172,11 +175,6 @@ impl Bundle {
         self.shared.endpoints.lock().insert(id, endpoint.clone());
         guard.inner().endpoints.borrow_mut().push(endpoint.clone());
         Ok(endpoint)
-    }
-
-    /// Ends an endpoint's connections: its peers find that it does not exist.
-    pub fn free(&self, endpoint: &Endpoint) -> Result<(), Error> {
-        self.shared.free(endpoint)
     }
 
     /// Runs the handlers of what has arrived; returns how many.
@@ -203,7 +201,7 @@ impl Bundle {
     }
 
     /// Moves one of this bundle's endpoints to another bundle of the same process.
-    pub fn move_endpoint(&self, endpoint: &Arc<Endpoint>, to: &Bundle) -> Result<(), Error> {
+    pub fn move_endpoint(&self, endpoint: &Endpoint, to: &Bundle) -> Result<(), Error> {
         if endpoint.bundle() != Some(self.index) || !Arc::ptr_eq(&self.shared, &to.shared) {
             return Err(Error::BadArgument);
         }
@@ -216,9 +214,9 @@ impl Bundle {
         let (here, there) = if self.index < to.index { (&low, &high) } else { (&high, &low) };
         here.outside()?;
         there.outside()?;
-        if endpoint.bundle() != Some(self.index) {
-            return Err(Error::BadArgument);
-        }
+        let this = |each: &&Arc<Endpoint>| each.id() == endpoint.id();
+        let found = here.inner().endpoints.borrow().iter().find(this).cloned();
+        let endpoint = &found.ok_or(Error::BadArgument)?;
         let lanes = here.detach(|each| Arc::ptr_eq(&each.endpoint, endpoint));
         here.inner().endpoints.borrow_mut().retain(|each| !Arc::ptr_eq(each, endpoint));
         there.inner().endpoints.borrow_mut().push(endpoint.clone());
@@ -238,6 +236,24 @@ impl Bundle {
         Ok(())
     }
 
+    /// Frees its endpoints, and the bundle.
+    pub fn close(&self) -> Result<(), Error> {
+        let guard = self.state().lock();
+        guard.outside()?;
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            for endpoint in self.endpoints() {
+                self.shared.free(&endpoint)?;
+            }
+            self.state().mask.store(0, Ordering::Relaxed);
+            self.state().used.store(false, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
     pub fn endpoints(&self) -> Vec<Arc<Endpoint>> {
         self.state().lock().inner().endpoints.borrow().clone()
     }
@@ -255,11 +271,6 @@ impl Bundle {
 
 impl Drop for Bundle {
     fn drop(&mut self) {
-        for endpoint in self.endpoints() {
-            let _ = self.shared.free(&endpoint);
-        }
-        let state = self.state();
-        state.mask.store(0, Ordering::Relaxed);
-        state.used.store(false, Ordering::Release);
+        let _ = self.close();
     }
 }

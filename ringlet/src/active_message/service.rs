@@ -269,7 +269,7 @@ impl Service {
                     return None;
                 }
                 let mut answer = Note { kind: ANSWER, yours: note.ours, status: 0, ..note };
-                match open(&shared, &note, passed?) {
+                match open(&shared, &note, passed) {
                     Err(status) => answer.status = status as u32,
                     Ok((endpoint, lane)) => {
                         answer.ours = lane.id;
@@ -335,10 +335,12 @@ fn watched(fd: &OwnedFd, events: i16) -> pollfd {
 fn open(
     shared: &Shared,
     note: &Note,
-    segment: OwnedFd,
+    segment: Option<OwnedFd>,
 ) -> Result<(Arc<Endpoint>, Arc<Lane>), Status> {
     let endpoint = shared.endpoints.lock().get(&note.endpoint).cloned();
     let endpoint = endpoint.ok_or(Status::BadEndpoint)?;
+    // The kernel had no number free for it here.
+    let segment = segment.ok_or(Status::Congestion)?;
     if map::sealed_size(raw(&segment)) != Ok(SEGMENT_BYTES) {
         return Err(Status::Unreachable);
     }

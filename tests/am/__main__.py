@@ -1,0 +1,149 @@
+"""Programs in C over Active Messages, compiled against am.h and the library, and started by `ringlet am-run`.
+
+    python3 tests/am [--ringlet PATH] [--deaths N] [NAME...]
+"""
+
+import argparse
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+LIMIT = 60
+
+failures = []
+chosen = []
+
+
+def step(name):
+    def register(function):
+        if not chosen or name in chosen:
+            began = time.monotonic()
+            try:
+                said = function() or ""
+                print(f"{name:24} ok   {time.monotonic() - began:5.1f} s  {said}", flush=True)
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                failures.append(name)
+                print(f"{name:24} FAILED  {error}", flush=True)
+        return function
+    return register
+
+
+def run(command, expected=0, limit=LIMIT):
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=limit)
+    assert done.returncode == expected, f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ringlet", type=Path, default=ROOT / "target/release/ringlet")
+    parser.add_argument("--deaths", type=int, default=40)
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    chosen.extend(options.names)
+    ringlet = options.ringlet.resolve()
+    with tempfile.TemporaryDirectory() as directory:
+        check(ringlet, Path(directory), options.deaths)
+    for name in failures:
+        print(f"FAILED: {name}")
+    return bool(failures)
+
+
+def check(ringlet, work, deaths):
+    root = work / "root/usr"
+    run(["make", "-s", "-C", ROOT, "install", f"DESTDIR={work}/root", "PREFIX=/usr"], limit=600)
+    installed = [f"-I{root}/include", f"-L{root}/lib", "-lringlet", f"-Wl,-rpath,{root}/lib", "-lpthread"]
+
+    def build(name, compiler="cc", flags=("-std=gnu11",)):
+        program = work / f"{name}-{compiler}"
+        run([compiler, *flags, "-O2", "-Wall", "-Wextra", "-Werror", HERE / f"{name}.c", *installed, "-o", program],
+            limit=120)
+        return program
+
+    def job(count, program, *arguments, expected=0):
+        return run([ringlet, "am-run", "--timeout", "50s", "-n", count, "--", program, *arguments], expected)
+
+    for name, sizes in [("pingpong", [2]), ("ring", [1, 2, 5]), ("bulk", [1, 2, 4]), ("many", [1, 4, 9]),
+                        ("errors", [2])]:
+        @step(name)
+        def _(name=name, sizes=sizes):
+            program = build(name)
+            for size in sizes:
+                job(size, program)
+            return f"{sizes} processes"
+
+    for name in ["bundles", "now"]:
+        @step(name)
+        def _(name=name):
+            run([build(name)])
+
+    @step("old C, and C++")
+    def _():
+        build("bulk", flags=("-std=gnu99",))
+        source = work / "plus.cc"
+        source.write_text('#include <am.h>\nint main() { eb_t eb; ep_t ep; en_t name; AM_Init();\n'
+                          'AM_AllocateBundle(AM_SEQ, &eb); AM_AllocateEndpoint(eb, &ep, &name);\n'
+                          'AM_Map(ep, 0, name, 1); AM_Request2(ep, 7, 1, 1, 2); return AM_Terminate(); }\n')
+        run(["c++", "-Wall", "-Wextra", "-Werror", source, *installed, "-o", work / "plus"], limit=120)
+        run([work / "plus"])
+
+    @step("deaths")
+    def _():
+        program = build("death")
+        for _ in range(deaths):
+            delay = random.choice([0, 100, 1000, 10000, 50000])
+            run([program, random.randint(0, delay), random.choice([0, 8, 500, 8000]), random.randint(0, 1)])
+        return f"{deaths} kills"
+
+    @step("no system calls")
+    def _():
+        if not shutil.which("strace"):
+            return "NOT LOOKED AT: no strace here"
+        program = build("pingpong")
+
+        def calls(rounds):
+            log = work / "strace"
+            run([ringlet, "am-run", "-n", 2, "--", "strace", "-f", "-c", "-o", log, program, rounds, "poll"])
+            lines = [line.split() for line in log.read_text().splitlines()]
+            return {line[-1]: int(line[3]) for line in lines if len(line) >= 5 and line[3].isdigit()}
+        few, many = calls(1000), calls(200000)
+        # A process that waits long for the other offers its processor; a message costs no call.
+        more = {name: many[name] - few.get(name, 0) for name in many if name != "total"}
+        count = sum(n for name, n in more.items() if n > 0 and name != "sched_yield")
+        assert count < 2000, f"{count} system calls more for 200,000 rounds: {more}"
+        return f"{count} calls for 199,000 rounds more"
+
+    @step("the launcher")
+    def _():
+        said = run([ringlet, "am-run", "-n", 3, "-p", "--", "sh", "-c", "echo $RINGLET_AM_RANK/$RINGLET_AM_SIZE"])
+        assert sorted(said.splitlines()) == ["[0] 0/3", "[1] 1/3", "[2] 2/3"], said
+        # One that fails ends the others, and its status is the job's.
+        began = time.monotonic()
+        run([ringlet, "am-run", "-n", 4, "--", "sh", "-c",
+             '[ "$RINGLET_AM_RANK" = 2 ] && exit 7; exec sleep 1000'], 7)
+        run([ringlet, "am-run", "-n", 2, "--", "sh", "-c",
+             '[ "$RINGLET_AM_RANK" = 1 ] && kill -9 $$; trap "" TERM; exec sleep 1000'], 128 + 9)
+        run([ringlet, "am-run", "-t", "200ms", "-n", 2, "--", "sleep", "1000"], 124)
+        run([ringlet, "am-run", "--", "/nowhere/at/all"], 125)
+        assert time.monotonic() - began < 30
+        # A signal goes to all.
+        launcher = subprocess.Popen([ringlet, "am-run", "-n", "2", "--", "sleep", "1000"])
+        time.sleep(0.3)
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(LIMIT) == 128 + signal.SIGINT
+        # Who waits for a process that has ended does not wait for ever.
+        early = work / "early.c"
+        early.write_text('#include "check.h"\nint main(int c, char **v) { start(&c, &v);'
+                         ' if (rank == 0) exit(0); return AMX_SPMDBarrier() == AM_ERR_RESOURCE ? 0 : 3; }\n')
+        run(["cc", f"-I{HERE}", early, *installed, "-o", work / "early"])
+        job(3, work / "early")
+
+
+sys.exit(main())
