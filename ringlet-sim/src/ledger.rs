@@ -239,10 +239,6 @@ impl Ledger {
         self.violation.get_or_insert(violation);
     }
 
-    pub(crate) fn finished(&self) -> bool {
-        self.open == 0 && self.planned == 0
-    }
-
     pub(crate) fn to_go(&self) -> u64 {
         self.open + self.planned
     }

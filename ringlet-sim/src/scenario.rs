@@ -17,6 +17,8 @@ use crate::rings::{Pattern, Rings, Traffic};
 
 /// Of an Active Message.
 const LONGEST_BYTES: usize = 64 << 10;
+/// More nodes than so many have small connections.
+const MANY: usize = 64;
 
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -39,13 +41,17 @@ impl Scenario {
         if rng.random() {
             profile.ring = RingSizes::small();
         }
+        if rng.random() {
+            profile.adapter.dma_from_bytes = 256;
+        }
         let nodes = rng.random_range(2..=9);
+        let bits = rng.random_range(0..17);
         profile.faults = Faults::drawn(&mut rng, nodes);
         let patterns = [Pattern::PingPong, Pattern::Stream, Pattern::AllToAll];
         let traffic = Traffic {
             pattern: *patterns.choose(&mut rng).expect("there are some"),
             nodes,
-            messages: rng.random_range(1..60),
+            messages: rng.random_range(if bits < 12 { 1..60 } else { 1..10 }),
             sleep: rng.random(),
             mtu_bytes: *[64, 1500, 16384].choose(&mut rng).expect("there are some"),
             copy: true,
@@ -55,7 +61,17 @@ impl Scenario {
 
             connected: false,
         };
-        Scenario { profile, traffic, size: 1 << rng.random_range(0..14), mixed: true }
+        Scenario { profile, traffic, size: 1 << bits, mixed: true }
+    }
+
+    /// Bytes that fit in one message; longer ones are cut to it.
+    pub fn longest(&self) -> usize {
+        match (self.traffic.active, self.traffic.mailbox) {
+            (true, _) if self.traffic.nodes > MANY => 64,
+            (true, _) => LONGEST_BYTES,
+            (false, true) => (self.profile.ring.data_bytes / 4).max(INLINE_BYTES),
+            (false, false) => usize::MAX,
+        }
     }
 
     /// Runs it. The same seed, the same outcome; `trace` gets a line for everything that happens.
@@ -67,8 +83,8 @@ impl Scenario {
             return self.run_with(self.profile.ring, seed, make, trace);
         }
         // A connection's memory grows with the depth and with what is stored at once.
-        let longest = self.size.min(if nodes > 64 { 64 } else { LONGEST_BYTES });
-        if nodes > 64 {
+        let longest = self.size.min(self.longest());
+        if nodes > MANY {
             let sizes = active::sizes(active::SHALLOW, longest);
             let make = move |node| Active::<{ active::SHALLOW }>::new(traffic.clone(), node);
             return self.run_with(sizes, seed, make, trace);
@@ -85,16 +101,10 @@ impl Scenario {
         make: impl Fn(usize) -> P + 'static,
         trace: Option<Box<dyn Write>>,
     ) -> Outcome {
-        let Traffic { nodes, active, mailbox, .. } = self.traffic;
-        // What fits in one message.
-        let most = match (active, mailbox) {
-            (true, _) if nodes > 64 => 64,
-            (true, _) => LONGEST_BYTES,
-            (false, true) => (sizes.data_bytes / 4).max(INLINE_BYTES),
-            (false, false) => usize::MAX,
-        };
+        let Traffic { nodes, active, .. } = self.traffic;
         let lanes = if active { 2 } else { 1 };
-        let ledger = Ledger::new(nodes, lanes, seed, self.size.min(most), self.mixed);
+        let size = self.size.min(self.longest());
+        let ledger = Ledger::new(nodes, lanes, seed, size, self.mixed);
         let profile = Profile { ring: sizes, ..self.profile.clone() };
         let mut cluster = Cluster::new(profile, ledger, nodes, seed, make);
         if let Some(trace) = trace {

@@ -121,17 +121,26 @@ impl Topology {
                     route.switches = 1;
                 }
             }
-            Topology::Torus if number < 2 => {
+            Topology::Torus if number < 4 => {
                 let columns = Topology::columns(nodes);
+                let rows = nodes / columns;
                 let (x, y) = (from % columns, from / columns);
                 let (to_x, to_y) = (to % columns, to / columns);
-                // Row y's links are `y * columns + x`; column x's follow all of them.
-                if number == 0 {
-                    round(y * columns, 1, columns, x, to_x);
-                    round(nodes + to_x, columns, nodes / columns, y, to_y);
-                } else {
-                    round(nodes + x, columns, nodes / columns, y, to_y);
-                    round(to_y * columns, 1, columns, x, to_x);
+                let (next_x, next_y) = ((x + 1) % columns, (y + 1) % rows);
+                // Corners of the way: row then column, column then row, and both by the next column or row over, which also
+                // leads from place to place within a row or column.
+                let corners: &[(usize, usize)] = match number {
+                    0 => &[(to_x, y), (to_x, to_y)],
+                    1 => &[(x, to_y), (to_x, to_y)],
+                    2 => &[(next_x, y), (next_x, to_y), (to_x, to_y)],
+                    _ => &[(x, next_y), (to_x, next_y), (to_x, to_y)],
+                };
+                let (mut x, mut y) = (x, y);
+                for &(corner_x, corner_y) in corners {
+                    // Row y's links are `y * columns + x`; column x's follow all of them.
+                    round(y * columns, 1, columns, x, corner_x);
+                    round(nodes + corner_x, columns, rows, y, corner_y);
+                    (x, y) = (corner_x, corner_y);
                 }
             }
             Topology::Hub(spares) if number <= spares => {

@@ -87,6 +87,31 @@ fn everything_arrives() {
     }
 }
 
+#[test]
+fn a_dead_link_matters_only_where_there_is_no_other_way() {
+    for (topology, reroutes) in [("ring", false), ("hub", false), ("hub:1", true), ("torus", true)]
+    {
+        let mut profile = Profile::shipped("modern").unwrap();
+        profile.topology = topology.parse().unwrap();
+        profile.faults = faults("dead_links=1,within_us=1");
+        let traffic = Traffic {
+            pattern: Pattern::AllToAll,
+            nodes: 9,
+            messages: 20,
+            sleep: false,
+            mtu_bytes: 1500,
+            copy: true,
+            look_again: true,
+            mailbox: false,
+            active: false,
+            connected: false,
+        };
+        let outcome = Scenario { profile, traffic, size: 64, mixed: true }.run(0, None);
+        assert_eq!(outcome.violation, None, "{topology}");
+        assert_eq!(outcome.stats.returned == 0, reroutes, "{topology}: {:?}", outcome.stats);
+    }
+}
+
 fn faults(text: &str) -> Faults {
     text.parse().unwrap()
 }

@@ -190,7 +190,12 @@ fn scenario(args: &RunArgs) -> Result<Scenario> {
 
         connected: false,
     };
-    Ok(Scenario { profile, traffic, size: args.size, mixed: args.mixed })
+    let scenario = Scenario { profile, traffic, size: args.size, mixed: args.mixed };
+    let longest = scenario.longest();
+    if args.size > longest {
+        bail!("these nodes have memory for messages of up to {longest} bytes each");
+    }
+    Ok(scenario)
 }
 
 #[derive(Serialize)]
@@ -316,7 +321,7 @@ fn sizes(last: usize) -> impl Iterator<Item = usize> {
 
 fn sweep(args: &RunArgs, mut scenario: Scenario, path: &std::path::Path) -> Result<()> {
     let (mut time, mut rate) = (Vec::new(), Vec::new());
-    for size in sizes(64 << 10) {
+    for size in sizes(scenario.longest().min(64 << 10)) {
         scenario.size = size;
         let Outcome { stats, violation, .. } = scenario.run(args.seed.start, None);
         if let Some(violation) = violation {
