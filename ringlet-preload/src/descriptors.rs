@@ -373,19 +373,19 @@ pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    match lookup(fd) {
-        Some(Known::Socket(socket)) if socket.stage() == Stage::Attached => {
-            result(stream::shut_down(socket, how).map(|_| 0)) as c_int
-        }
-        Some(Known::Socket(socket)) if socket.is_datagram() => {
-            let done = next!(c"shutdown", fn(c_int, c_int) -> c_int, fd, how);
-            if done == 0 {
-                socket::keep_on_kernel(socket, Reason::Closing);
-            }
-            done
-        }
-        _ => next!(c"shutdown", fn(c_int, c_int) -> c_int, fd, how),
+    let Some(Known::Socket(socket)) = lookup(fd) else {
+        return next!(c"shutdown", fn(c_int, c_int) -> c_int, fd, how);
+    };
+    if stream::shut_down_before(socket, how) {
+        return result(stream::shut_down(socket, how).map(|_| 0)) as c_int;
     }
+    let done = next!(c"shutdown", fn(c_int, c_int) -> c_int, fd, how);
+    if done != 0 {
+        stream::shut_down_failed(socket);
+    } else if socket.is_datagram() {
+        socket::keep_on_kernel(socket, Reason::Closing);
+    }
+    done
 }
 
 #[unsafe(no_mangle)]

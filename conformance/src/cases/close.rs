@@ -43,6 +43,9 @@ pub fn beside<T: Send + 'static>(
     thread.join().expect("the thread")
 }
 
+/// More than a connection needs to move.
+const TRIPS: u32 = 100;
+
 pub const CASES: &[Case] = &[
     pair(
         "close/orderly",
@@ -561,6 +564,40 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     ),
+    pair(
+        "close/shutdown_before_the_move",
+        "a shutdown before the connection moves, with data before it under way, ends one direction only",
+        |a| {
+            let end = a.fresh();
+            let data = pattern(90, 8 << 20);
+            let sent = sys::send(end.0, &data, libc::MSG_DONTWAIT).expect("send");
+            end.shutdown(SHUT_WR);
+            a.tell(sent as i64);
+            for _ in 0..TRIPS {
+                recv_exact(end, 1).expect("recv");
+                a.sync();
+            }
+            a.sync();
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.fresh();
+            let sent = b.hear() as usize;
+            for _ in 0..TRIPS {
+                sys::send(end.0, b"x", 0).expect("send");
+                b.sync();
+            }
+            end.send_all(&pattern(91, 100_000));
+            record("all came", recv_exact(end, sent) == Ok(pattern(90, 8 << 20)[..sent].to_vec()));
+            end.recv(1);
+            // So that whoever asks the kernel only now and then asks.
+            pause(20);
+            end.send(b"and more");
+            end.close();
+            b.sync();
+        },
+    )
+    .any_path(),
     solo("close/shutdown_errors", "shutdown of what is not a connection", |s| {
         let plain = sys::socket(libc::AF_INET, libc::SOCK_STREAM).expect("socket");
         let (pipe, _) = sys::pipe().expect("pipe");

@@ -34,6 +34,11 @@ pub fn publish_attached(socket: &Socket, end: &End) {
     socket.published.set(1);
     if let Some(outgoing) = socket.outgoing() {
         let how = if socket.bell.is() { WANT_EVENT } else { WANT_BYTE };
+        // ORDER: SeqCst, after the stage; pairs with `stream::shut_down_before`.
+        if end.shut.load(Ordering::SeqCst) != 0 {
+            // Our FIN went ahead: the peer is to know that it was no death.
+            outgoing.control().sender.shut.store(1, Ordering::Relaxed);
+        }
         // ORDER: Release; pairs with `peer_attached` (Acquire).
         outgoing.control().sender.attached.store(how, Ordering::Release);
     }

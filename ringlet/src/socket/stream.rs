@@ -698,6 +698,21 @@ fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32, now:
     kernel_says_end(socket)
 }
 
+/// Before a shutdown. True if it is ours to do, for the connection is attached; else the kernel does it alone.
+pub fn shut_down_before(socket: &Socket, how: i32) -> bool {
+    if how != libc::SHUT_RD {
+        // ORDER: SeqCst, then the stage; pairs with `moving::publish_attached`, which is after the stage: either we see that the
+        // connection is attached, or whoever tells the peer so sees this.
+        socket.end().shut.store(1, Ordering::SeqCst);
+    }
+    socket.stage() == Stage::Attached
+}
+
+/// The kernel has refused to.
+pub fn shut_down_failed(socket: &Socket) {
+    socket.end().shut.store(0, Ordering::SeqCst);
+}
+
 /// shutdown(2): the kernel does it, after the ring's bytes in the order that the peer sees.
 pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     let end = socket.end();

@@ -162,6 +162,8 @@ pub struct End {
     pub no_delay: P32,
     pub cork: P32,
     _apart_too: [u64; 1],
+    /// The program has ended the sending direction, perhaps before the connection was attached.
+    pub shut: AtomicU32,
     /// Processes of the family that hold it.
     pub holders: AtomicU32,
     /// Its last holder ended without closing it.
@@ -251,6 +253,7 @@ impl End {
         for word in [&self.tap_sent, &self.tap_received] {
             word.set(0);
         }
+        self.shut.store(0, Ordering::Relaxed);
         self.nonblocking.set(0);
         self.returned.set(0);
         self.full_at.set(0);
