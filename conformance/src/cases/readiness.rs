@@ -746,6 +746,31 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "readiness/set_after_set",
+        "a connection that moved in one set is told by another, made after the first was closed",
+        |a| {
+            let end = a.moved();
+            for _ in 0..3 {
+                a.sync();
+                pause(20);
+                end.send(b"x");
+            }
+        },
+        |b| {
+            let end = b.fresh();
+            let mut set = Set::on(end, IN);
+            b.warm(end);
+            for _ in 0..3 {
+                record("close", sys::close(set.0));
+                set = Set::on(end, IN);
+                b.sync();
+                set.expect();
+                end.recv(4);
+            }
+        },
+    )
+    .each_side(),
+    pair(
         "readiness/fairness_with_others",
         "with room for one event, a busy connection leaves other descriptors their turn",
         |a| {

@@ -410,6 +410,31 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     ),
+    pair(
+        "threads/one_sleeps_beside_a_set",
+        "connections of one thread: it receives on one while another thread waits for the other in a set",
+        |a| {
+            let (one, other) = (a.moved(), a.moved());
+            let rounds = (0..500).all(|_| send_all(one, b"x") == Ok(1) && recv_exact(one, 1).is_ok());
+            record("rounds", rounds);
+            other.send(b"enough");
+        },
+        |b| {
+            let (one, other) = (b.moved(), b.moved());
+            let set = sys::epoll_create().expect("epoll_create1");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, one.0, IN, 1).expect("epoll_ctl");
+            let thread = thread::spawn(move || {
+                (0..500).all(|_| {
+                    sys::epoll_wait(set, 1, -1).is_ok()
+                        && recv_exact(one, 1).is_ok()
+                        && send_all(one, b"y") == Ok(1)
+                })
+            });
+            other.recv(10);
+            record("all answered", thread.join().expect("the thread ends"));
+        },
+    )
+    .each_side(),
 ];
 
 /// As `asking_client`, but the connection is warmed up by a thread that then ends.

@@ -29,6 +29,8 @@ struct Context {
     /// Thread number, or `SET_OWNER` + set; 0 when free.
     owner: P32,
     eventfd: P32,
+    /// How often its eventfd was replaced.
+    replaced: P32,
 }
 
 const SET_OWNER: u32 = 1 << 31;
@@ -214,14 +216,27 @@ pub fn of_set(set: u32) -> Option<u32> {
     context_of(SET_OWNER | set)
 }
 
-/// A set is gone: its context can be another's. Its eventfd is replaced, since peers may still hold the old one.
+/// A set is gone: its context can be another's. Its eventfd is replaced, since peers may still hold the old one, and those whose home it
+/// was are woken by bytes from now on.
 pub fn release_set(set: u32) {
     let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return };
     let Some(_held) = all.lock[0].take() else { return };
-    for context in all.contexts.iter().filter(|context| context.owner.get() == SET_OWNER | set) {
+    let released = |context: &Context| context.owner.get() == SET_OWNER | set;
+    for (context, number) in all.contexts.iter().zip(1..).filter(|(context, _)| released(context)) {
+        for socket in tables.followed().filter(|socket| socket.home.get() == number) {
+            socket.home.set(0);
+        }
         close_hidden(tables, context.eventfd.get() as i32);
+        context.replaced.add(1);
         context.owner.set(0);
     }
+}
+
+/// Is it a context of ours, and a thread's?
+pub fn is_of_thread(context: u32) -> bool {
+    let contexts = CONTEXTS.get().map_or(&[][..], |all| all.contexts);
+    let context = contexts.get((context as usize).wrapping_sub(1));
+    context.is_some_and(|context| context.owner.is() && context.owner.get() & SET_OWNER == 0)
 }
 
 pub fn eventfd_of(context: u32) -> i32 {
@@ -247,7 +262,11 @@ fn word_of(context: u32, offset: usize) -> Option<&'static AtomicU64> {
 pub fn card(context: u32) -> Option<Card> {
     let all = CONTEXTS.get()?;
     Some(Card {
-        process: all.ours[0].process.get(),
+        // Who holds an older card of this context must not take this one for the same.
+        process: all.ours[0]
+            .process
+            .get()
+            .wrapping_add(all.contexts[context as usize - 1].replaced.get() as u64),
         context,
         eventfd: eventfd_of(context),
         page_memfd: all.ours[0].memfd.get() as i32,

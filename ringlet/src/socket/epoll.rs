@@ -65,12 +65,12 @@ pub struct Set {
     adopted: P32,
     /// Our context for it once it had an adopted connection; its eventfd is registered.
     context: P32,
-    /// The context of a thread that is home to connections which came into the set later: woken and armed with it.
+    /// The context of a thread that is home to connections which came into the set later: armed with it when that very thread waits.
+    /// (Otherwise its thread may sleep elsewhere, and drain what was rung for us.)
     second: P32,
-    /// It is itself waited on (in another set, or by poll): it stays armed, by these contexts.
+    /// It is itself waited on (in another set, or by poll): it stays armed, by this context.
     nested: P32,
     armed: P32,
-    armed_second: P32,
     /// Other sets are in it.
     holds_sets: P32,
     hot_first: P32,
@@ -130,15 +130,8 @@ pub fn created(fd: i32) {
     let Some(tables) = tables() else { return };
     let Some(index) = tables.new_set() else { return };
     let set = &tables.sets[index as usize];
-    for word in [
-        &set.adopted,
-        &set.context,
-        &set.second,
-        &set.nested,
-        &set.armed,
-        &set.armed_second,
-        &set.holds_sets,
-    ] {
+    for word in [&set.adopted, &set.context, &set.second, &set.nested, &set.armed, &set.holds_sets]
+    {
         word.set(0);
     }
     for word in [&set.hot_first, &set.hot_last, &set.hot_count] {
@@ -172,7 +165,6 @@ pub fn after_fork(tables: &Tables) {
         set.context.set(0);
         set.second.set(0);
         set.armed.set(0);
-        set.armed_second.set(0);
     }
 }
 
@@ -423,6 +415,11 @@ pub fn nest(set_index: u32, outer: Option<u32>) {
     }
     if !set.nested.is() {
         set.nested.set(1);
+        let second = set.second.swap(0);
+        if second != 0 {
+            let eventfd = context::eventfd_of(second);
+            let _ = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_DEL, eventfd, None);
+        }
         settle_nested(tables, set);
     }
 }
@@ -494,7 +491,7 @@ fn adopt_watch(tables: &Tables, set: &Set, set_index: u32, watch: &Watch) {
         want(socket, watch.events.get() & EPOLLOUT != 0);
     }
     let home = tables.sockets[watch.socket.get() as usize].home.get();
-    if home != 0 && home != set.context.get() && !set.second.is() {
+    if context::is_of_thread(home) && !set.second.is() && !set.nested.is() {
         let event = epoll_event { events: EPOLLIN | EPOLLET, u64: MARK_SECOND };
         let eventfd = context::eventfd_of(home);
         if fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, eventfd, Some(event)).is_ok() {
@@ -797,7 +794,9 @@ struct Armed {
 
 /// Arms the set's contexts, and those hot connections that they do not cover.
 fn arm(tables: &Tables, set: &Set) -> Armed {
-    let mut armed = Armed { contexts: [set.context.get(), set.second.get()], look_every_ns: None };
+    let second = context::of_thread_if_any().filter(|mine| *mine == set.second.get());
+    let contexts = [set.context.get(), second.unwrap_or(0)];
+    let mut armed = Armed { contexts, look_every_ns: None };
     for context in armed.contexts {
         if context != 0 {
             context::arm(context);
@@ -857,21 +856,14 @@ fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Socket)) {
 
 /// A nested set is armed whenever nobody is inside a wait on it; each arming is a new value, so that peers ring again.
 fn stay_armed(tables: &Tables, set: &Set) {
-    disarm(&Armed { contexts: [set.armed.get(), set.armed_second.get()], look_every_ns: None });
-    let armed = arm(tables, set);
-    set.armed.set(armed.contexts[0]);
-    set.armed_second.set(armed.contexts[1]);
+    disarm(&Armed { contexts: [set.armed.get(), 0], look_every_ns: None });
+    set.armed.set(arm(tables, set).contexts[0]);
 }
 
 /// Makes the kernel's view of a nested set true: its eventfd is readable if, and only if, a ring has something.
 fn settle_nested(tables: &Tables, set: &Set) {
     if set.context.is() {
         fd::drain(context::eventfd_of(set.context.get()));
-        let second = set.second.get();
-        if second != 0 && context::of_thread_if_any() == Some(second) {
-            // Ours: nobody else sleeps on it.
-            fd::drain(context::eventfd_of(second));
-        }
         stay_armed(tables, set);
         // Doorbell bytes that wait in the kernel would make the set readable.
         for_each_hot(tables, set, |_, socket| socket.kernel_news.set(1));

@@ -136,8 +136,9 @@ fn send_pieces(
         perhaps_go_back(socket, end, ring);
         let whole = from.remaining();
         // On the kernel for good pieces might wait for each other (TCP_NODELAY is the program's again). To an end that is closed only
-        // the first succeeds.
+        // the first succeeds. One that is not yet attached would not wait for the rest.
         let cut = flags & !stream::MSG_SERVED == 0
+            && moving::peer_attached(socket) != 0
             && matches!(end.sending(), Sending::Kernel | Sending::Ring)
             && !end.barred.is()
             && !stream::kernel_says_end(socket);
