@@ -14,6 +14,7 @@ use serde::Serialize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::processes::{LivePage, Process};
+use crate::sockets::Protocol;
 use crate::table::{self, printable};
 use crate::targets::{Connection, End, Targets};
 
@@ -219,6 +220,15 @@ impl Asked {
     }
 
     fn look_for_kernel(&self, ends: &[&SocketSlot], idle: bool) -> Option<Outcome> {
+        if self.connection.protocol == Protocol::Udp {
+            // Its senders keep out once it, or what it sends to, has left its lanes.
+            let left = ends.iter().all(|slot| slot.path.load(Relaxed) == PATH_KERNEL);
+            return (left || idle).then_some(if left {
+                Outcome::Kernel
+            } else {
+                Outcome::NextMessage
+            });
+        }
         let whole = self.connection.is_whole();
         let directions = ends.iter().map(|slot| slot.directions.load(Relaxed));
         let by_ring = |(sends, receives): (bool, bool)| sends || receives && !whole;

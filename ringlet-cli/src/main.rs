@@ -9,6 +9,8 @@ mod config;
 mod control;
 mod docs;
 mod doctor;
+mod explain;
+mod holders;
 mod plot;
 mod processes;
 mod program;
@@ -43,6 +45,7 @@ enum Command {
     Off(control::OffArgs),
     On(control::OnArgs),
     Capture(capture::CaptureArgs),
+    Explain(explain::ExplainArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
     Sim(sim::SimArgs),
@@ -85,6 +88,7 @@ fn dispatch() -> ExitCode {
         Command::Off(args) => control::off(args),
         Command::On(args) => control::on(args),
         Command::Capture(args) => capture::run(args),
+        Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Sim(args) => sim::run(args),

@@ -12,8 +12,8 @@ use anyhow::Context;
 use ringlet_core::memory::Area;
 use ringlet_core::tap::{TAP_FILE_BYTES, TAP_HEAD_BYTES, TAP_MAGIC, TAP_MEMFD_NAME, Tap};
 use ringlet_core::view::{
-    PROCESS_FILE_BYTES, PROCESS_MAGIC, PROCESS_MEMFD_NAME, PROCESS_SLOT_COUNT, ProcessHeader,
-    SocketSlot,
+    PATH_RING, PROCESS_FILE_BYTES, PROCESS_MAGIC, PROCESS_MEMFD_NAME, PROCESS_SLOT_COUNT,
+    ProcessHeader, SocketSlot,
 };
 use ringlet_linux::map;
 use rustix::fs::{FallocateFlags, OFlags};
@@ -45,6 +45,29 @@ pub struct Slot {
     pub rx_bytes: u64,
     pub calls: u64,
     pub number: u64,
+    pub asked: u32,
+    pub spins: u32,
+    pub began_ns: u64,
+    pub path_since_ns: u64,
+    pub moved_ns: u64,
+    pub returned_ns: u64,
+    pub kernel_tx_bytes: u64,
+    pub kernel_rx_bytes: u64,
+    kernel_calls: u64,
+    calls_at_change: u64,
+    pub entries: u32,
+    pub returns: u32,
+    pub return_reason: u32,
+    pub overflows: u32,
+}
+
+impl Slot {
+    /// Of its calls, those by the ring and those by the kernel.
+    pub fn calls_by_path(&self) -> (u64, u64) {
+        let since = self.calls.saturating_sub(self.calls_at_change);
+        let kernel = self.kernel_calls + if self.path == PATH_RING { 0 } else { since };
+        (self.calls.saturating_sub(kernel), kernel.min(self.calls))
+    }
 }
 
 impl Process {
@@ -57,10 +80,6 @@ impl Process {
     /// What it has recorded, if it is being captured.
     pub fn tap(&self) -> Option<LiveTap> {
         LiveTap::of(self.pid)
-    }
-
-    pub fn parent(&self) -> Option<u32> {
-        status(&PathBuf::from(format!("/proc/{}", self.pid)), "PPid:")
     }
 }
 
@@ -157,6 +176,15 @@ pub fn one(pid: u32) -> Option<Process> {
 fn program(directory: &Path) -> String {
     let name = fs::read(directory.join("comm")).unwrap_or_default();
     String::from_utf8_lossy(name.trim_ascii_end()).into_owned()
+}
+
+pub fn parent_of(pid: u32) -> Option<u32> {
+    status(&PathBuf::from(format!("/proc/{pid}")), "PPid:")
+}
+
+/// The kernel's short name for a process.
+pub fn program_of(pid: u32) -> String {
+    program(&PathBuf::from(format!("/proc/{pid}")))
 }
 
 /// Has it ended, though its parent may not know yet?
@@ -267,6 +295,20 @@ fn slot((index, bytes): (usize, &[u8])) -> Slot {
         rx_bytes: word_u64(bytes, offset_of!(SocketSlot, rx_bytes)),
         calls: word_u64(bytes, offset_of!(SocketSlot, calls)),
         number: word_u64(bytes, offset_of!(SocketSlot, number)),
+        asked: word_u32(bytes, offset_of!(SocketSlot, asked)),
+        spins: word_u32(bytes, offset_of!(SocketSlot, spins)),
+        began_ns: word_u64(bytes, offset_of!(SocketSlot, began_ns)),
+        path_since_ns: word_u64(bytes, offset_of!(SocketSlot, path_since_ns)),
+        moved_ns: word_u64(bytes, offset_of!(SocketSlot, moved_ns)),
+        returned_ns: word_u64(bytes, offset_of!(SocketSlot, returned_ns)),
+        kernel_tx_bytes: word_u64(bytes, offset_of!(SocketSlot, kernel_tx_bytes)),
+        kernel_rx_bytes: word_u64(bytes, offset_of!(SocketSlot, kernel_rx_bytes)),
+        kernel_calls: word_u64(bytes, offset_of!(SocketSlot, kernel_calls)),
+        calls_at_change: word_u64(bytes, offset_of!(SocketSlot, calls_at_change)),
+        entries: word_u32(bytes, offset_of!(SocketSlot, entries)),
+        returns: word_u32(bytes, offset_of!(SocketSlot, returns)),
+        return_reason: word_u32(bytes, offset_of!(SocketSlot, return_reason)),
+        overflows: word_u32(bytes, offset_of!(SocketSlot, overflows)),
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 
 use crate::processes::{self, Process, Slot};
-use crate::sockets::{KernelSocket, LISTENING, UNCONNECTED};
+use crate::sockets::{KernelSocket, LISTENING, Protocol, UNCONNECTED};
 use crate::ss::{Joined, canonical, join};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -61,9 +61,12 @@ impl Targets {
         let mut connections: Vec<Connection> = Vec::new();
         let mut places: HashMap<Key, usize> = HashMap::new();
         for each in join(&processes) {
-            let connected =
-                each.socket.is_some_and(|socket| ![LISTENING, UNCONNECTED].contains(&socket.state));
-            let Some(socket) = each.socket.filter(|_| connected) else { continue };
+            // A UDP socket needs no connection to be in use.
+            let is_used = |socket: &KernelSocket| {
+                socket.protocol == Protocol::Udp
+                    || ![LISTENING, UNCONNECTED].contains(&socket.state)
+            };
+            let Some(socket) = each.socket.filter(is_used) else { continue };
             let named = self.names_socket(&socket);
             let place = *places.entry(Key::of(&each, &socket)).or_insert_with(|| {
                 connections.push(Connection::new(&socket));
@@ -92,17 +95,18 @@ pub struct Found {
 
 /// The two ends in one order, within their network namespace.
 #[derive(PartialEq, Eq, Hash)]
-struct Key(String, SocketAddr, SocketAddr);
+struct Key(String, Protocol, SocketAddr, SocketAddr);
 
 impl Key {
     fn of(each: &Joined, socket: &KernelSocket) -> Key {
         let (local, peer) = (canonical(socket.local), canonical(socket.peer));
-        Key(each.namespace.clone(), local.min(peer), local.max(peer))
+        Key(each.namespace.clone(), socket.protocol, local.min(peer), local.max(peer))
     }
 }
 
 /// A connection, and the rows in which processes show it: its two ends, and whoever shares one of them.
 pub struct Connection {
+    pub protocol: Protocol,
     pub local: SocketAddr,
     pub peer: SocketAddr,
     pub ends: Vec<End>,
@@ -124,7 +128,8 @@ pub struct End {
 impl Connection {
     fn new(socket: &KernelSocket) -> Connection {
         let (local, peer) = (canonical(socket.local), canonical(socket.peer));
-        Connection { local, peer, ends: Vec::new(), named: false, chosen: false }
+        let protocol = socket.protocol;
+        Connection { protocol, local, peer, ends: Vec::new(), named: false, chosen: false }
     }
 
     pub fn name(&self) -> String {

@@ -57,7 +57,8 @@ pub struct SocketSlot {
     pub calls: AtomicU64,
     /// `ASKED_*`, written by others; in the line that every call touches anyway.
     pub asked: AtomicU32,
-    _room: AtomicU32,
+    /// How often a blocking call found what it waited for by watching memory, without sleep.
+    pub spins: AtomicU32,
     /// Which of the process's connections this is: a slot is used again.
     pub number: AtomicU64,
     /// `ADDRESS_*`, noted when the connection is first recorded; then its two ends (an IPv4 one mapped into IPv6) and their ports,
@@ -66,6 +67,24 @@ pub struct SocketSlot {
     pub ports: AtomicU32,
     pub local: [AtomicU64; 2],
     pub remote: [AtomicU64; 2],
+    /// Moments, as CLOCK_REALTIME has them: when it was first shown, when it took its present path, when it first came to the ring
+    /// (0: never), and when our sending direction last went back to the kernel.
+    pub began_ns: AtomicU64,
+    pub path_since_ns: AtomicU64,
+    pub moved_ns: AtomicU64,
+    pub returned_ns: AtomicU64,
+    /// Bytes through the kernel: all before it shared a segment, and what ringlet saw there since.
+    pub kernel_tx_bytes: AtomicU64,
+    pub kernel_rx_bytes: AtomicU64,
+    /// Of `calls`, those before it last came to the ring that were not made there; and `calls` when it last came or left.
+    pub kernel_calls: AtomicU64,
+    pub calls_at_change: AtomicU64,
+    /// How often it came to the ring; how often our sending direction went back, why it last did, and how often since the receiver did
+    /// not read.
+    pub entries: AtomicU32,
+    pub returns: AtomicU32,
+    pub return_reason: AtomicU32,
+    pub overflows: AtomicU32,
 }
 
 /// What others ask: keep off the ring (as long as it stands); enter it again, or try again to find the peer (taken back by the
@@ -122,4 +141,4 @@ unsafe impl Shared for ProcessHeader {}
 unsafe impl Shared for SocketSlot {}
 
 const _: () = assert!(size_of::<ProcessHeader>() == 128);
-const _: () = assert!(size_of::<SocketSlot>() == 128);
+const _: () = assert!(size_of::<SocketSlot>() == 256);

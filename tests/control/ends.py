@@ -87,9 +87,26 @@ def server(port, way):
             serve(end, way)
 
 
-def client(port):
+def datagrams(port):
+    """Answers datagrams."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+        end.bind((HOST, int(port)))
+        print("ready", flush=True)
+        while True:
+            request, sender = end.recvfrom(2 * MESSAGE_BYTES)
+            number = int(request[1:10])
+            if request != message(b"Q", number):
+                sys.exit(f"not what was sent: {request}")
+            end.sendto(message(b"R", number), sender)
+
+
+def client(port, kind="tcp"):
     """Commands: `send N` makes N round trips, `run` makes them until `stop`; both answer with the last number."""
-    end = socket.create_connection((HOST, int(port)))
+    if kind == "udp":
+        end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        end.connect((HOST, int(port)))
+    else:
+        end = socket.create_connection((HOST, int(port)))
     print(f"{end.getsockname()[1]}", flush=True)
     number = 0
     running = threading.Event()
@@ -154,4 +171,5 @@ def sink(port, pause):
 
 
 if __name__ == "__main__":
-    {"server": server, "client": client, "source": source, "sink": sink}[sys.argv[1]](*sys.argv[2:])
+    roles = {"server": server, "datagrams": datagrams, "client": client, "source": source, "sink": sink}
+    roles[sys.argv[1]](*sys.argv[2:])

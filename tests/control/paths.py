@@ -37,6 +37,8 @@ def scenes(ground):
         young(ground)
     with ground.scene("by a user who can reach one end only"):
         one_end(ground)
+    with ground.scene("datagrams"):
+        datagrams(ground)
     with ground.scene("redis"):
         redis(ground)
     with ground.scene("nothing there"):
@@ -191,6 +193,29 @@ def one_end(ground):
             require(requests == [number + 2], f"what the other end sends: {requests}")
         ground.command("on", server.pid, user="nobody")
         ground.await_path(client, "ring")
+
+
+def datagrams(ground):
+    """Each socket by itself: what it sends, and once it has left its lanes, what it receives."""
+    port = free_port()
+    server = End(ground, "datagrams", port)
+    server.line()
+    client = End(ground, "client", port, "udp", role="client")
+    client.port = int(client.line())
+    both = [server.pid, client.pid]
+
+    def on_ring():
+        rows = ground.ringlet.connections(port)
+        return any(row["path"] == "ring" and row["pid"] == client.pid for row in rows)
+
+    for _ in range(3):
+        client.do("run")
+        wait_until(on_ring, START_SECONDS, "lanes")
+        wait_until(lambda: {row["outcome"] for row in ground.json("off", *both)} == {"kernel"}, START_SECONDS, "off")
+        expected, requests, answers = window(client)
+        require(expected <= requests and expected <= answers, "off, and datagrams did not go through the kernel")
+        client.do("stop")
+        ground.command("on", *both)
 
 
 def redis(ground):

@@ -34,7 +34,13 @@ class Wire:
         try:
             while True:
                 packet, (_, _, kind, *_) = self._socket.recvfrom(1 << 17)
-                if kind == PACKET_OUTGOING or packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
+                if kind == PACKET_OUTGOING or packet[0] >> 4 != 4:
+                    continue
+                if packet[9] == socket.IPPROTO_UDP:
+                    udp = packet[(packet[0] & 15) * 4 :]
+                    key = struct.unpack_from("!HH", udp)
+                    self.streams[key] = self.streams.get(key, b"") + udp[8:]
+                if packet[9] != socket.IPPROTO_TCP:
                     continue
                 tcp = packet[(packet[0] & 15) * 4 : struct.unpack_from("!H", packet, 2)[0] or None]
                 source, destination, sequence = struct.unpack_from("!HHI", tcp)

@@ -17,12 +17,13 @@ use ringlet_core::view::{ASKED_TAP, ASKED_TAP_END, SLOT_FREE};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 
 use crate::processes::LivePage;
+use crate::sockets::Protocol;
 use crate::table::printable;
 use crate::targets::{Connection, Targets};
 use packets::Writer;
 use taps::Source;
 
-/// Record what goes through shared memory, for Wireshark
+/// Record what TCP connections carry through shared memory, for Wireshark
 ///
 /// Writes pcapng: each piece that a program sends or receives becomes a TCP packet between the connection's real addresses,
 /// with the time at which it was sent or received; headers, sequence numbers and checksums are made up to match. Each
@@ -104,7 +105,8 @@ struct Capture {
 impl Capture {
     /// Asks all processes and connections that are meant and were not asked yet.
     fn look_around(&mut self) -> anyhow::Result<()> {
-        let found = self.args.targets.find()?;
+        let mut found = self.args.targets.find()?;
+        found.connections.retain(|connection| connection.protocol == Protocol::Tcp);
         for process in &found.processes {
             let named = self.args.targets.names(process);
             let known = self.sources.iter().any(|source| source.pid == process.pid);
@@ -215,7 +217,7 @@ fn chosen_ends(connection: &Connection) -> impl Iterator<Item = &crate::targets:
 
 /// A child by fork of a process that is recorded is asked by its parent.
 fn inherits(process: &crate::processes::Process, sources: &[Source]) -> anyhow::Result<bool> {
-    let Some(parent) = process.parent() else { return Ok(false) };
+    let Some(parent) = crate::processes::parent_of(process.pid) else { return Ok(false) };
     if !sources.iter().any(|source| source.pid == parent) {
         return Ok(false);
     }

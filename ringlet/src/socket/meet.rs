@@ -662,6 +662,10 @@ fn attach(socket: &'static Socket) {
     end.cork.set(option(libc::TCP_CORK));
     tcp::send_at_once(socket.fd());
     socket.kernel_news.set(1);
+    if let (Ok(counts), Ok(unread)) = (tcp::counts(socket.fd()), tcp::unread(socket.fd())) {
+        let received = counts.received.saturating_sub(unread as u64);
+        view::count_kernel_bytes(socket, counts.written as usize, received as usize);
+    }
     socket.set_stage(Stage::Attached);
     view::show(socket, Reason::Young);
     epoll::adopt(socket);

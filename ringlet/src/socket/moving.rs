@@ -109,6 +109,7 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
     // No doorbell for the mark: what follows through the kernel wakes by itself.
     let _ = end.tx.push_mark(ring, Mark::Back(counts.written));
     super::epoll::sending_changed(socket);
+    view::count_return(socket, reason);
     view::show(socket, reason);
     // A receiver that left the ring just now has not seen the mark, nor what is unread before it.
     if has_left(ring) {
@@ -162,6 +163,7 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
         }
         end.tx.take_credit(ring);
         end.returned.set(control.receiver.used.load(Ordering::Relaxed));
+        view::count_return(socket, Reason::Asked);
         view::show(socket, Reason::Asked);
     }
     let mut piece = [0u8; 4096];

@@ -489,6 +489,7 @@ fn receive_native(
             Ok(n) if flags & libc::MSG_PEEK != 0 => return Ok(n),
             Ok(n) => {
                 moving::count_taken(end, n);
+                view::count_kernel_bytes(socket, 0, n);
                 total += n;
                 if n == 0 || !long || total == max {
                     return Ok(total);
@@ -672,7 +673,10 @@ fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     loop {
         let got = tcp::send(socket.fd(), from, flags | libc::MSG_DONTWAIT);
         match got {
-            Ok(n) => total += n,
+            Ok(n) => {
+                view::count_kernel_bytes(socket, n, 0);
+                total += n;
+            }
             Err(_) if total > 0 => return Ok(total),
             Err(error) => return Err(error),
         }
@@ -815,6 +819,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     };
     let limit = tables().map_or(0, |tables| tables.config.spin_us);
     if in_ring && spin::watch(limit, || peer(socket), || there(socket, end, want)) {
+        view::count_spin(socket);
         return Ok(());
     }
     let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else {

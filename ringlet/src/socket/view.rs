@@ -3,6 +3,7 @@
 use super::table::{Receiving, SOCKET_COUNT, Sending, Socket, Stage, Tables, tables};
 use crate::reasons::Reason;
 use ringlet_core::memory::Area;
+use ringlet_core::sync::AtomicU64;
 use ringlet_core::sync::Ordering::Relaxed;
 use ringlet_core::view::*;
 use ringlet_linux::{fd, map, sys};
@@ -95,12 +96,31 @@ pub fn begin(socket: &Socket) {
     let (Some(slot), Some(area)) = (of(socket), area(tables)) else { return };
     let header = area.at::<ProcessHeader>(0);
     header.slots_used.fetch_max(tables.index_of(socket) + 1, Relaxed);
-    for word in [&slot.wakes, &slot.bells] {
+    for word in [
+        &slot.wakes,
+        &slot.bells,
+        &slot.spins,
+        &slot.entries,
+        &slot.returns,
+        &slot.return_reason,
+        &slot.overflows,
+    ] {
         word.store(0, Relaxed);
     }
-    for word in [&slot.tx_bytes, &slot.rx_bytes, &slot.calls] {
+    for word in [
+        &slot.tx_bytes,
+        &slot.rx_bytes,
+        &slot.calls,
+        &slot.moved_ns,
+        &slot.returned_ns,
+        &slot.kernel_tx_bytes,
+        &slot.kernel_rx_bytes,
+        &slot.kernel_calls,
+        &slot.calls_at_change,
+    ] {
         word.store(0, Relaxed);
     }
+    slot.began_ns.store(sys::real_time_ns(), Relaxed);
     slot.address.store(0, Relaxed);
     slot.fd.store(socket.fd(), Relaxed);
     slot.reason.store(Reason::Young as u32, Relaxed);
@@ -133,7 +153,55 @@ pub fn show_path(socket: &Socket) {
     let attached = socket.stage() == Stage::Attached;
     let directions = directions(end.sending() as u32, end.receiving() as u32, end.away.is());
     slot.directions.store(if attached { directions } else { 0 }, Relaxed);
-    slot.path.store(super::path(socket), Relaxed);
+    let (before, path) = (slot.path.load(Relaxed), super::path(socket));
+    if path != before {
+        note_change(slot, before, path);
+        slot.path.store(path, Relaxed);
+    }
+}
+
+/// When it took another path, and how many of its calls were made on which.
+fn note_change(slot: &SocketSlot, before: u32, path: u32) {
+    let (now, calls) = (sys::real_time_ns(), slot.calls.load(Relaxed));
+    slot.path_since_ns.store(now, Relaxed);
+    if path == PATH_RING {
+        add(&slot.kernel_calls, calls - slot.calls_at_change.load(Relaxed).min(calls));
+        slot.entries.store(slot.entries.load(Relaxed) + 1, Relaxed);
+        if slot.moved_ns.load(Relaxed) == 0 {
+            slot.moved_ns.store(now, Relaxed);
+        }
+    }
+    if path == PATH_RING || before == PATH_RING {
+        slot.calls_at_change.store(calls, Relaxed);
+    }
+}
+
+/// Our sending direction has gone back to the kernel.
+pub fn count_return(socket: &Socket, reason: Reason) {
+    count(socket, |slot| {
+        slot.returned_ns.store(sys::real_time_ns(), Relaxed);
+        slot.return_reason.store(reason as u32, Relaxed);
+        slot.returns.store(slot.returns.load(Relaxed) + 1, Relaxed);
+        let overflow = (reason == Reason::Stalled) as u32;
+        slot.overflows.store(slot.overflows.load(Relaxed) + overflow, Relaxed);
+    });
+}
+
+/// What watching memory was good for.
+pub fn count_spin(socket: &Socket) {
+    count(socket, |slot| slot.spins.store(slot.spins.load(Relaxed).wrapping_add(1), Relaxed));
+}
+
+/// Bytes that went through the kernel.
+pub fn count_kernel_bytes(socket: &Socket, sent: usize, received: usize) {
+    count(socket, |slot| {
+        add(&slot.kernel_tx_bytes, sent as u64);
+        add(&slot.kernel_rx_bytes, received as u64);
+    });
+}
+
+fn add(word: &AtomicU64, more: u64) {
+    word.store(word.load(Relaxed).wrapping_add(more), Relaxed);
 }
 
 /// This end slept, and its connection is why it woke.

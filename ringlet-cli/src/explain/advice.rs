@@ -1,0 +1,57 @@
+//! What can be done about a reason.
+
+use ringlet::reasons::Reason;
+
+/// None where nothing needs doing, or nothing can be done.
+pub fn advice(reason: Reason) -> Option<&'static str> {
+    Some(match reason {
+        Reason::None | Reason::NotConnected | Reason::Closing | Reason::Busy => return None,
+        Reason::Young => "Nothing to do: it moves after some messages (setting move_after).",
+        Reason::NotLocal => {
+            "Nothing can be done: only connections within one network namespace of one machine move."
+        }
+        Reason::NoPeer => {
+            "Start the other program with `ringlet run` too; if it runs so already, `ringlet on` makes both look again."
+        }
+        Reason::Off => "See `ringlet config`: the settings enabled, only and except decide.",
+        Reason::NotOwner => {
+            "Look who listens at the rendezvous in the other program's place; ringlet keeps it out."
+        }
+        Reason::OtherUser => "Set peers = any if programs of different users are to share memory.",
+        Reason::NameTaken => {
+            "Find the process that holds the name (`ss -xlp`), which is none of this connection's ends."
+        }
+        Reason::NoDescriptor => {
+            "Raise the limit of descriptors (`ulimit -n`, LimitNOFILE= of a service)."
+        }
+        Reason::NoMemory => {
+            "Raise the setting memory_limit_bytes, or the process's memory limit, or lower ring_bytes."
+        }
+        Reason::Forbidden => {
+            "Allow the system call in the seccomp filter; `ringlet doctor` names what is missing."
+        }
+        Reason::OldKernel => "Run `ringlet doctor`.",
+        Reason::BadPeer => {
+            "Both programs need the same ringlet; if they have it, the other one is broken or hostile."
+        }
+        Reason::Shared => {
+            "It moves once only one process holds it: the parent or the child closes its copy."
+        }
+        Reason::Exec | Reason::Passed => {
+            "Nothing to do: whoever got the descriptor may know nothing of ringlet."
+        }
+        Reason::Stdio => "Let the program use recv and send, or read and write, instead of stdio.",
+        Reason::IoUring => "Let the program use epoll or blocking calls instead of io_uring.",
+        Reason::Urgent | Reason::Option | Reason::Splice | Reason::AsyncSignal => {
+            "Nothing to do unless the program can do without it."
+        }
+        Reason::TooManySets => "Let the program watch it in fewer epoll sets.",
+        Reason::Full => "The process has more sockets than ringlet follows.",
+        Reason::Asked => "Ask at the other end: `ringlet explain` of its process says why.",
+        Reason::Stalled => {
+            "Look why the receiver does not read; a larger ring_bytes helps against bursts only."
+        }
+        Reason::Unforgiving => "Switch the testing aid off (setting unforgiving).",
+        Reason::Paused => "`ringlet on` lets it use shared memory again.",
+    })
+}

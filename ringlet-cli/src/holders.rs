@@ -1,0 +1,49 @@
+//! Who holds a socket: every process whose descriptors this user may look at.
+
+use std::collections::HashMap;
+use std::fs;
+
+use serde::Serialize;
+
+use crate::processes;
+use crate::sockets;
+
+#[derive(Clone, Serialize)]
+pub struct Holder {
+    pub pid: u32,
+    pub program: String,
+    pub fd: i32,
+}
+
+/// By inode; each process's lowest descriptor.
+pub struct Holders(HashMap<u64, Vec<Holder>>);
+
+impl Holders {
+    pub fn look() -> Holders {
+        let mut found: HashMap<u64, Vec<Holder>> = HashMap::new();
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+            for (fd, inode) in sockets_of(pid) {
+                let holders = found.entry(inode).or_default();
+                if !holders.iter().any(|holder| holder.pid == pid) {
+                    holders.push(Holder { pid, program: processes::program_of(pid), fd });
+                }
+            }
+        }
+        Holders(found)
+    }
+
+    pub fn of(&self, inode: u64) -> &[Holder] {
+        self.0.get(&inode).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The descriptors of a process that are sockets, in order, with their inodes.
+pub fn sockets_of(pid: u32) -> Vec<(i32, u64)> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let mut found: Vec<(i32, u64)> =
+        numbers.filter_map(|fd| Some((fd, sockets::inode(pid, fd)?))).collect();
+    found.sort_unstable();
+    found
+}
