@@ -275,7 +275,7 @@ impl<const DEPTH: usize> Active<DEPTH> {
         if delivered == Delivered::Corrupt {
             cx.ledger.violate(Violation::Corrupt { from: there, to: here });
         }
-        if answered && self.traffic.mailbox {
+        if answered && self.traffic.mailbox() {
             cx.node.announce(there);
         }
         delivered == Delivered::One
@@ -285,7 +285,7 @@ impl<const DEPTH: usize> Active<DEPTH> {
         const AT_ONCE: usize = 8;
         let look = from_us(cx.profile.node.look_us);
         let mut received = false;
-        if self.traffic.mailbox {
+        if self.traffic.mailbox() {
             for _ in 0..AT_ONCE {
                 cx.node.work(look);
                 let Active { inbox, peers, places, .. } = self;
@@ -360,7 +360,7 @@ impl<const DEPTH: usize> Active<DEPTH> {
             let rule = format!("{outstanding} of {DEPTH} requests outstanding, and sent: {sent}");
             cx.ledger.violate(Violation::Rule(rule));
         }
-        if self.traffic.mailbox {
+        if self.traffic.mailbox() {
             cx.node.announce(there);
         }
         true
@@ -376,7 +376,7 @@ impl<const DEPTH: usize> Program for Active<DEPTH> {
             return Step::Again;
         }
         // Without a mailbox there is nothing to be interrupted by (SMiLE §3.2).
-        if !self.traffic.sleep || !self.traffic.mailbox {
+        if !self.traffic.sleep || !self.traffic.mailbox() {
             return Step::Poll;
         }
         self.armed = !self.armed;

@@ -17,7 +17,7 @@ pub use cluster::{Outcome, Stats};
 pub use faults::Faults;
 pub use ledger::Violation;
 pub use profile::{Profile, RingSizes, SHIPPED, Stack};
-pub use rings::{Pattern, Traffic};
+pub use rings::{Carrier, Pattern, Traffic};
 pub use scenario::Scenario;
 pub use topology::Topology;
 

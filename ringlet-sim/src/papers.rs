@@ -9,7 +9,7 @@ use std::rc::Rc;
 use crate::cluster::{Cluster, Context, Program, Step};
 use crate::ledger::Ledger;
 use crate::profile::Profile;
-use crate::rings::{Pattern, Traffic};
+use crate::rings::{Carrier, Pattern, Traffic};
 use crate::scenario::Scenario;
 
 /// What a figure's curves show.
@@ -51,8 +51,7 @@ pub struct Figure {
 #[derive(Clone)]
 struct Pair {
     profile: Profile,
-    active: bool,
-    mailbox: bool,
+    carrier: Carrier,
     silent: usize,
     sleep: bool,
     copy: bool,
@@ -64,8 +63,7 @@ impl Pair {
         let profile = Profile::shipped(name).expect("it is shipped");
         Pair {
             profile,
-            active: false,
-            mailbox: false,
+            carrier: Carrier::Bytes,
             silent: 0,
             sleep: false,
             copy: true,
@@ -76,16 +74,14 @@ impl Pair {
     fn elapsed_us(&self, pattern: Pattern, size: usize, messages: u32) -> f64 {
         let traffic = Traffic {
             pattern,
+            carrier: self.carrier,
             nodes: 2 + self.silent,
             messages,
             sleep: self.sleep,
             mtu_bytes: self.mtu_bytes,
             copy: self.copy,
-            look_again: true,
-            mailbox: self.mailbox,
-            active: self.active,
-
             connected: true,
+            ..Traffic::default()
         };
         let scenario = Scenario { profile: self.profile.clone(), traffic, size, mixed: false };
         let outcome = scenario.run(0, None);
@@ -351,7 +347,7 @@ pub fn figures() -> Vec<Figure> {
 
 fn smile() -> Vec<Figure> {
     let paper = "SMiLE";
-    let pair = Pair { active: true, ..Pair::new("smile") };
+    let pair = Pair { carrier: Carrier::Active { mailbox: false }, ..Pair::new("smile") };
     let all = sizes(8, 64 << 10);
     let rate = |size| pair.throughput_mb_s(size);
     let messages = Figure {
@@ -368,7 +364,9 @@ fn smile() -> Vec<Figure> {
         ],
     };
     // What a reply takes longer, since all connections are looked at.
-    let waiting = |mailbox, silent| Pair { mailbox, silent, ..pair.clone() }.transfer_us(8);
+    let waiting = |mailbox, silent| {
+        Pair { carrier: Carrier::Active { mailbox }, silent, ..pair.clone() }.transfer_us(8)
+    };
     let counts = [1, 2, 4, 8, 16, 32, 62];
     let growth =
         |mailbox, more: usize, fewer: usize| waiting(mailbox, more) - waiting(mailbox, fewer);

@@ -1,6 +1,7 @@
 //! The socket-like workloads: messages through `ringlet-core`'s rings, one for each direction between two nodes.
 
-use ringlet_core::layout::WANT_EVENT;
+use ringlet_core::layout::{RECORD_MAX_BYTES, WANT_EVENT};
+use ringlet_core::locked::Locked;
 use ringlet_core::mailbox::Inbox;
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::record::RingMemory;
@@ -20,10 +21,24 @@ pub enum Pattern {
     AllToAll,
 }
 
+/// What carries the messages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Carrier {
+    /// A byte ring for each direction; a node looks at all of them.
+    Bytes,
+    /// A message queue for each direction, whose sender says in the receiver's mailbox that there is something.
+    Messages,
+    /// Locked buffers, whose two ends take turns: only for ping-pong.
+    Locked,
+    /// Active Messages, each of which is replied to; announced in the mailbox, or all looked at.
+    Active { mailbox: bool },
+}
+
 /// What a run does.
 #[derive(Clone, Debug)]
 pub struct Traffic {
     pub pattern: Pattern,
+    pub carrier: Carrier,
     pub nodes: usize,
     /// From each sender to each of its receivers.
     pub messages: u32,
@@ -35,16 +50,36 @@ pub struct Traffic {
     pub copy: bool,
     /// Left out, to show that it is needed: the look after arming.
     pub look_again: bool,
-    /// Message queues, whose senders say in the receiver's mailbox that there is something; else byte rings, all of which it
-    /// looks at.
-    pub mailbox: bool,
-    /// Active Messages: each request is replied to.
-    pub active: bool,
     /// Pairs are connected with all other nodes as well, which are silent.
     pub connected: bool,
 }
 
+impl Default for Traffic {
+    fn default() -> Traffic {
+        Traffic {
+            pattern: Pattern::PingPong,
+            carrier: Carrier::Bytes,
+            nodes: 2,
+            messages: 100,
+            sleep: false,
+            mtu_bytes: RECORD_MAX_BYTES,
+            copy: true,
+            look_again: true,
+            connected: false,
+        }
+    }
+}
+
 impl Traffic {
+    /// Do senders say in a mailbox that there is something?
+    pub(crate) fn mailbox(&self) -> bool {
+        matches!(self.carrier, Carrier::Messages | Carrier::Active { mailbox: true })
+    }
+
+    pub(crate) fn is_active(&self) -> bool {
+        matches!(self.carrier, Carrier::Active { .. })
+    }
+
     pub(crate) fn peers(&self, node: usize) -> Vec<(usize, u32)> {
         let partner = node ^ 1;
         if self.connected && self.pattern != Pattern::AllToAll {
@@ -68,6 +103,7 @@ impl Traffic {
 enum Lane {
     Bytes(ring::Tx, ring::Rx),
     Messages(queue::Tx, queue::Rx),
+    Locked(Locked),
 }
 
 /// What a lane holds next.
@@ -79,11 +115,13 @@ enum Next {
 }
 
 impl Lane {
-    fn new(messages: bool) -> Lane {
-        if messages {
-            Lane::Messages(Default::default(), Default::default())
-        } else {
-            Lane::Bytes(Default::default(), Default::default())
+    fn new(carrier: Carrier, client: bool) -> Lane {
+        match carrier {
+            Carrier::Messages => Lane::Messages(Default::default(), Default::default()),
+            Carrier::Locked => {
+                Lane::Locked(if client { Locked::client() } else { Locked::server() })
+            }
+            _ => Lane::Bytes(Default::default(), Default::default()),
         }
     }
 
@@ -91,6 +129,7 @@ impl Lane {
         match self {
             Lane::Bytes(tx, _) => tx.writable(memory),
             Lane::Messages(tx, _) => tx.writable(memory),
+            Lane::Locked(locked) => locked.our_turn(),
         }
     }
 
@@ -102,6 +141,15 @@ impl Lane {
                 let len = from.remaining();
                 tx.push(memory, from).map_or(0, |()| len)
             }
+            Lane::Locked(locked) => {
+                let len = from.remaining();
+                let Ok(reserved) = locked.reserve(memory, len) else { return 0 };
+                let (piece, n) = from.take(len);
+                // SAFETY: a piece of a message that is in one piece, valid for `n` bytes.
+                unsafe { reserved.write(memory, 0, piece, n) };
+                locked.commit(memory, reserved, n);
+                n
+            }
         }
     }
 
@@ -109,6 +157,7 @@ impl Lane {
         match self {
             Lane::Bytes(_, rx) => rx.ready(memory),
             Lane::Messages(_, rx) => rx.ready(memory),
+            Lane::Locked(locked) => locked.ready(memory),
         }
     }
 
@@ -125,6 +174,15 @@ impl Lane {
                 queue::Next::Message(message) => {
                     let n = message.copy_to(memory, to);
                     Next::Bytes(n, rx.release(memory, message))
+                }
+            },
+            Lane::Locked(locked) => match locked.peek(memory) {
+                queue::Next::Empty => Next::Empty,
+                queue::Next::Corrupt => Next::Corrupt,
+                queue::Next::Message(message) => {
+                    let n = message.copy_to(memory, to);
+                    locked.take_turn(&message);
+                    Next::Bytes(n, false)
                 }
             },
         }
@@ -170,7 +228,7 @@ impl Rings {
     pub fn new(traffic: Traffic, node: usize) -> Rings {
         let channels = traffic.peers(node).into_iter().map(|(peer, to_send)| Channel {
             peer,
-            lane: Lane::new(traffic.mailbox),
+            lane: Lane::new(traffic.carrier, node < peer),
             to_send,
             sending: None,
             received: Vec::new(),
@@ -226,7 +284,8 @@ impl Channel {
         cx.ledger.fill(here, there, number, &mut message);
         let before = done;
         while done < message.len() {
-            let piece = if traffic.mailbox { message.len() } else { traffic.mtu_bytes };
+            let bytes = matches!(self.lane, Lane::Bytes(..));
+            let piece = if bytes { traffic.mtu_bytes } else { message.len() };
             let end = message.len().min(done + piece);
             let n = with_buffer(&mut message[done..end], |from| self.lane.push(&memory, from));
             if n == 0 {
@@ -234,7 +293,7 @@ impl Channel {
             }
             done += n;
             match self.lane {
-                Lane::Bytes(..) => cx.node.stimulate_receiver(there),
+                Lane::Bytes(..) | Lane::Locked(_) => cx.node.stimulate_receiver(there),
                 Lane::Messages(..) => cx.node.announce(there),
             }
         }
@@ -285,6 +344,10 @@ impl Channel {
             Lane::Messages(tx, _) => {
                 let whole = cx.ledger.sent(here, there) - u32::from(self.sending.is_some());
                 whole.saturating_sub(tx.outstanding(&memory) as u32)
+            }
+            // The answer, which is our turn, says that the question was read.
+            Lane::Locked(locked) => {
+                cx.ledger.sent(here, there).saturating_sub(u32::from(!locked.our_turn()))
             }
         };
         cx.ledger.return_from(here, there, first);
@@ -340,7 +403,7 @@ impl Rings {
     fn receive(&mut self, cx: &mut Context) -> bool {
         let look = from_us(cx.profile.node.look_us);
         let mut received = false;
-        if self.traffic.mailbox {
+        if self.traffic.mailbox() {
             for _ in 0..Rings::AT_ONCE {
                 cx.node.work(look);
                 let Rings { inbox, channels, places, .. } = self;
@@ -381,7 +444,7 @@ impl Rings {
     }
 
     fn arm(&self, cx: &Context) {
-        if self.traffic.mailbox {
+        if self.traffic.mailbox() {
             wait::want(cx.node.want_mail(), WANT_EVENT);
         }
         for channel in self.channels.iter().filter(|channel| channel.open) {

@@ -6,14 +6,14 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use ringlet_core::layout::INLINE_BYTES;
+use ringlet_core::layout::{INLINE_BYTES, MESSAGE_MAX_BYTES};
 
 use crate::active::{self, Active};
 use crate::cluster::{Cluster, Outcome, Program};
 use crate::faults::Faults;
 use crate::ledger::Ledger;
 use crate::profile::{Profile, RingSizes, SHIPPED};
-use crate::rings::{Pattern, Rings, Traffic};
+use crate::rings::{Carrier, Pattern, Rings, Traffic};
 
 /// Of an Active Message.
 const LONGEST_BYTES: usize = 64 << 10;
@@ -48,29 +48,36 @@ impl Scenario {
         let bits = rng.random_range(0..17);
         profile.faults = Faults::drawn(&mut rng, nodes);
         let patterns = [Pattern::PingPong, Pattern::Stream, Pattern::AllToAll];
+        let pattern = *patterns.choose(&mut rng).expect("there are some");
+        let carriers = [
+            Carrier::Bytes,
+            Carrier::Messages,
+            Carrier::Active { mailbox: false },
+            Carrier::Active { mailbox: true },
+            Carrier::Locked,
+        ];
+        let fitting = if pattern == Pattern::PingPong { &carriers[..] } else { &carriers[..4] };
         let traffic = Traffic {
-            pattern: *patterns.choose(&mut rng).expect("there are some"),
+            pattern,
+            carrier: *fitting.choose(&mut rng).expect("there are some"),
             nodes,
             messages: rng.random_range(if bits < 12 { 1..60 } else { 1..10 }),
             sleep: rng.random(),
             mtu_bytes: *[64, 1500, 16384].choose(&mut rng).expect("there are some"),
-            copy: true,
-            look_again: true,
-            mailbox: rng.random(),
-            active: rng.random_ratio(1, 3),
-
-            connected: false,
+            ..Traffic::default()
         };
         Scenario { profile, traffic, size: 1 << bits, mixed: true }
     }
 
     /// Bytes that fit in one message; longer ones are cut to it.
     pub fn longest(&self) -> usize {
-        match (self.traffic.active, self.traffic.mailbox) {
-            (true, _) if self.traffic.nodes > MANY => 64,
-            (true, _) => LONGEST_BYTES,
-            (false, true) => (self.profile.ring.data_bytes / 4).max(INLINE_BYTES),
-            (false, false) => usize::MAX,
+        let data_bytes = self.profile.ring.data_bytes;
+        match self.traffic.carrier {
+            Carrier::Active { .. } if self.traffic.nodes > MANY => 64,
+            Carrier::Active { .. } => LONGEST_BYTES,
+            Carrier::Messages => (data_bytes / 4).clamp(INLINE_BYTES, MESSAGE_MAX_BYTES),
+            Carrier::Locked => data_bytes.clamp(INLINE_BYTES, MESSAGE_MAX_BYTES),
+            Carrier::Bytes => usize::MAX,
         }
     }
 
@@ -78,7 +85,7 @@ impl Scenario {
     pub fn run(&self, seed: u64, trace: Option<Box<dyn Write>>) -> Outcome {
         let nodes = self.traffic.nodes;
         let traffic = self.traffic.clone();
-        if !traffic.active {
+        if !traffic.is_active() {
             let make = move |node| Rings::new(traffic.clone(), node);
             return self.run_with(self.profile.ring, seed, make, trace);
         }
@@ -101,8 +108,8 @@ impl Scenario {
         make: impl Fn(usize) -> P + 'static,
         trace: Option<Box<dyn Write>>,
     ) -> Outcome {
-        let Traffic { nodes, active, .. } = self.traffic;
-        let lanes = if active { 2 } else { 1 };
+        let nodes = self.traffic.nodes;
+        let lanes = if self.traffic.is_active() { 2 } else { 1 };
         let size = self.size.min(self.longest());
         let ledger = Ledger::new(nodes, lanes, seed, size, self.mixed);
         let profile = Profile { ring: sizes, ..self.profile.clone() };

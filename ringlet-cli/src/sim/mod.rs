@@ -11,7 +11,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use ringlet_sim::{Faults, Outcome, Pattern, Profile, SHIPPED, Scenario, Topology, Traffic};
+use ringlet_sim::{
+    Carrier, Faults, Outcome, Pattern, Profile, SHIPPED, Scenario, Topology, Traffic,
+};
 use serde::Serialize;
 
 use crate::bench::spec::{Unit, parse_size};
@@ -109,6 +111,8 @@ enum Workload {
     /// Pairs of nodes, one way
     Stream,
     AllToAll,
+    /// As pingpong, in locked buffers whose ends take turns
+    Locked,
     /// Active Messages: each request's handler replies before the next is sent
     AmPingpong,
     /// Up to 16 requests under way; long ones are stored in the receiver's memory segment
@@ -119,14 +123,21 @@ enum Workload {
 impl Workload {
     fn pattern(self) -> Pattern {
         match self {
-            Workload::Pingpong | Workload::AmPingpong => Pattern::PingPong,
+            Workload::Pingpong | Workload::Locked | Workload::AmPingpong => Pattern::PingPong,
             Workload::Stream | Workload::AmStore => Pattern::Stream,
             Workload::AllToAll | Workload::AmAllToAll => Pattern::AllToAll,
         }
     }
 
-    fn is_active(self) -> bool {
-        matches!(self, Workload::AmPingpong | Workload::AmStore | Workload::AmAllToAll)
+    fn carrier(self, mailbox: bool) -> Carrier {
+        match self {
+            Workload::Locked => Carrier::Locked,
+            Workload::AmPingpong | Workload::AmStore | Workload::AmAllToAll => {
+                Carrier::Active { mailbox }
+            }
+            _ if mailbox => Carrier::Messages,
+            _ => Carrier::Bytes,
+        }
     }
 }
 
@@ -179,16 +190,12 @@ fn scenario(args: &RunArgs) -> Result<Scenario> {
     profile.ring = profile.ring.for_nodes(nodes);
     let traffic = Traffic {
         pattern: args.workload.pattern(),
+        carrier: args.workload.carrier(args.mailbox),
         nodes,
         messages: args.messages,
         sleep: args.sleep,
         mtu_bytes: args.mtu,
-        copy: true,
-        look_again: true,
-        mailbox: args.mailbox,
-        active: args.workload.is_active(),
-
-        connected: false,
+        ..Traffic::default()
     };
     let scenario = Scenario { profile, traffic, size: args.size, mixed: args.mixed };
     let longest = scenario.longest();
