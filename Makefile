@@ -1,4 +1,4 @@
-.PHONY: build install man demo test suites soak sim-soak setup
+.PHONY: build install man demo test suites torture soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -53,6 +53,12 @@ test:
 # CPython's own tests, on two versions of Python: an hour or two. Their quick part is in `make test`.
 suites: build
 	python3 tests/suites --ringlet $(TARGET)/release/ringlet
+	python3 tests/suites/native.py --ringlet $(TARGET)/release/ringlet
+
+# Connections used in every way at once, for as long as is asked for.
+SECONDS = 14400
+torture: build
+	python3 tests/torture --seconds $(SECONDS) --ringlet $(TARGET)/release/ringlet
 
 # Thousands of kills, at random moments.
 soak: build

@@ -721,6 +721,32 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "readiness/read_across_a_change",
+        "a set goes on to tell of data that a receive has come to from what was told before",
+        |a| {
+            let end = a.moved();
+            end.send(b"0123456789");
+            // What the ring does not serve goes through the kernel.
+            end.send_with(b"abcdefghij", libc::MSG_DONTROUTE);
+            a.sync();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let set = Set::on(end, IN);
+            b.sync();
+            pause(20);
+            record("unread", shown(sys::epoll_wait(set.0, 4, 1000)));
+            record("unread", shown(sys::epoll_wait(set.0, 4, 1000)));
+            end.recv(10);
+            end.recv(5);
+            record("more", shown(sys::epoll_wait(set.0, 4, 0)));
+            end.recv(5);
+            record("nothing", shown(sys::epoll_wait(set.0, 4, 0)));
+            b.sync();
+        },
+    ),
+    pair(
         "readiness/fairness",
         "with room for one event, each of three ready connections gets its turn",
         |a| {

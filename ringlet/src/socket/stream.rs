@@ -1030,6 +1030,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
     let due = socket.kernel_news.is()
         || away
         || (!in_ring || !has_bytes) && moving::published(end, &incoming)
+        || !in_ring && receiving as u32 != socket.kernel_asked_as.get()
         || !watched && now.wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS;
     let rings_tell = sending == Sending::Ring || events & writable == 0;
     if (in_ring || watched) && rings_tell && !due {
@@ -1053,6 +1054,7 @@ fn ask_kernel(
     mine: u32,
 ) -> i16 {
     socket.kernel_asked.set(sys::ticks());
+    socket.kernel_asked_as.set(end.receiving() as u32);
     socket.kernel_news.set(0);
     moving::answer_return(socket, end);
     control::leave_idle(socket, end);

@@ -111,6 +111,8 @@ pub struct Socket {
     pub watches: P32,
     /// The kernel reported something on the descriptor since we last asked it.
     pub kernel_news: P32,
+    /// Where the receiving direction stood when the kernel was asked last: data that comes next was doorbells then.
+    pub kernel_asked_as: P32,
     /// When we last asked the kernel (ticks), to ask it now and then while the ring keeps us busy.
     pub kernel_asked: P64,
     pub next_free: P32,
@@ -624,6 +626,7 @@ impl Socket {
         }
         self.calls_before.set(0);
         self.kernel_news.set(0);
+        self.kernel_asked_as.set(0);
         self.published.set(0);
         self.asked.set(0);
         self.family.set(0);

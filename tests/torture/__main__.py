@@ -1,0 +1,176 @@
+"""Connections that are used in every way at once: threads, forks, exec, passed and copied descriptors, signals, kills, low limits,
+all ways to wait, while they move between kernel and ring at random bytes. Every byte is checked, and at the end nothing is left.
+
+    python3 tests/torture [--seconds N] [--pairs N] [--seed N] [--mode kernel|plain|unforgiving] [--ringlet COMMAND]
+
+What happens is drawn from the seed; `--first N` with `--pair N` repeats a round that failed.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "suites"))
+
+import harness  # noqa: E402
+import inside  # noqa: E402
+from harness import ROOT, Failed, Process, Ringlet, require  # noqa: E402
+
+ACTOR = str(pathlib.Path(__file__).resolve().parent / "actor.py")
+KERNEL, PLAIN, UNFORGIVING = "kernel", "plain", "unforgiving"
+ROUNDS = 8  # between two looks at what is held
+WARM_LOOKS = 4
+HELPERS = 2
+# Of ringlet's own, which it keeps for threads and sets to come: as many as were ever needed at once.
+FOR_LATER = 6
+# Python's own heap grows a little; a segment that stayed mapped, or an unread ring, would be more each time.
+RESIDENT_GROWTH_KB = 12 << 10
+ROUNDS_SECONDS = 300
+
+
+def descriptors(pid):
+    return ", ".join(sorted(f"{link.name} {link.readlink()}" for link in pathlib.Path(f"/proc/{pid}/fd").iterdir()))
+
+
+class Pair:
+    """A serving and a connecting process."""
+
+    def __init__(self, name, mode, seed, first, directory, ringlet):
+        self.name, self.next, self.looks, self.seed = name, first, [], f"{seed}/{name}"
+        self._moves = directory / f"moves-{name}"
+        self._moves.touch()
+
+        def start(*words):
+            argv = [sys.executable, ACTOR, *words]
+            if mode != KERNEL:
+                keys = ["--moves", str(self._moves)]
+                if mode == UNFORGIVING:
+                    keys += ["--unforgiving", str(random.Random(self.seed).randrange(1, 1 << 32))]
+                argv = [str(ringlet.command), "run", *keys, "--", *argv]
+            return Process(argv, directory)
+
+        self.server = start("serve", self.seed)
+        self.ends = [self.server]
+        port = self.server.line(harness.START_SECONDS)
+        require(port, f"no server: {self.server.tail()}")
+        self.client = start("connect", self.seed, port)
+        self.ends.append(self.client)
+
+    def ask(self):
+        for end in self.ends:
+            end.write(f"{self.next} {self.next + ROUNDS}\n")
+        self.next += ROUNDS
+
+    def look(self):
+        """What both hold after the rounds asked for."""
+        look = []
+        deadline = time.monotonic() + ROUNDS_SECONDS
+        for end in self.ends:
+            line = end.line(max(deadline - time.monotonic(), 1))
+            what = f"pair {self.name}, rounds {self.next - ROUNDS} to {self.next - 1}, {'server' if end is self.server else 'client'}"
+            require(line is not None, f"{what}: no answer\n" + "\n".join(end.where() for end in self.ends))
+            if not line.startswith("{"):
+                more = []
+                for other in self.ends:
+                    while told := other.line(2):
+                        more.append(told)
+                raise Failed("\n".join([f"{what}: {line}", *more, end.tail()]))
+            look.append(json.loads(line))
+        self.looks.append(look)
+        if len(self.looks) > WARM_LOOKS:
+            self._nothing_more_is_held()
+
+    def _nothing_more_is_held(self):
+        warm = self.looks[:WARM_LOOKS]
+        for number, (process, end) in enumerate(zip(self.ends, self.looks[-1])):
+            for name, now in end.items():
+                before = max(look[number][name] for look in warm)
+                allowed = {"resident": before + RESIDENT_GROWTH_KB, "children": HELPERS}.get(name, before + FOR_LATER)
+                what = f"pair {self.name}: {name} of end {number} were {before}, are {now} before round {self.next}"
+                require(now <= allowed, f"{what}\n{descriptors(process.pid)}")
+
+    def moved(self):
+        return self._moves.read_bytes().count(b"\n")
+
+    def stop(self):
+        for end in self.ends:
+            end._popen.stdin.close()
+        for end in self.ends:
+            status = end.wait(harness.STOP_SECONDS)
+            require(status == 0, f"pair {self.name}: {harness.status_word(status)}\n{end.tail()}")
+
+    def kill(self):
+        for end in self.ends:
+            end.kill()
+
+
+def names_left():
+    """The rendezvous of connections that are no more; this network namespace is ours alone."""
+    return [line for line in pathlib.Path("/proc/net/unix").read_text().splitlines() if "@" in line]
+
+
+def torture(arguments, directory, ringlet):
+    numbers = [arguments.pair] if arguments.pair is not None else range(arguments.pairs)
+    pairs = []
+    try:
+        for number in numbers:
+            pairs.append(Pair(number, arguments.mode, arguments.seed, arguments.first, directory, ringlet))
+        deadline = time.monotonic() + arguments.seconds
+        while time.monotonic() < deadline:
+            for pair in pairs:
+                pair.ask()
+            for pair in pairs:
+                pair.look()
+        for pair in pairs:
+            pair.stop()
+        left = names_left()
+        require(not left, f"names left: {left}")
+        moved = sum(pair.moved() for pair in pairs)
+        require(moved or arguments.mode == KERNEL, "no connection used the ring")
+        last = [end for pair in pairs for end in pair.looks[-1]]
+        held = {name: max(end[name] for end in last) for name in last[0]}
+        rounds = sum(pair.next - arguments.first for pair in pairs)
+        print(f"passed: {rounds} rounds, {moved} ends of connections moved; held at most: {held}")
+    finally:
+        for pair in pairs:
+            pair.kill()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--pairs", type=int, default=3, help="pairs of processes at a time")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--mode", choices=[KERNEL, PLAIN, UNFORGIVING], default=UNFORGIVING)
+    parser.add_argument("--first", type=int, default=0, help="number of the first round")
+    parser.add_argument("--pair", type=int, help="only this one")
+    parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
+    harness.adopt_orphans()
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="ringlet-torture-"))
+    directory.chmod(0o755)
+    problem = None
+    try:
+        ringlet = Ringlet(arguments.ringlet, directory) if arguments.mode != KERNEL else None
+        inside.enter()
+        torture(arguments, directory, ringlet)
+    except Failed as failure:
+        problem = str(failure)
+    finally:
+        left = harness.end_orphans()
+        shutil.rmtree(directory, ignore_errors=True)
+    if problem or left:
+        sys.exit(f"FAILED (seed {arguments.seed}): {problem or ''} {'left behind: ' + ', '.join(left) if left else ''}")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    main()
