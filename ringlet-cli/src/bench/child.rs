@@ -9,7 +9,7 @@ use nix::sys::{prctl, signal::Signal};
 use nix::unistd::Pid;
 
 use super::spec::{Pause, Role, Said, Spec, Work};
-use super::{client, limits, messages, server, symbol};
+use super::{client, limits, messages, native, server, symbol};
 
 /// What an ordinary program reads at once.
 pub const BUFFER_BYTES: usize = 64 << 10;
@@ -43,6 +43,7 @@ fn try_run(spec: &str) -> Result<()> {
             pause(Pause::Ready)?;
             match spec.work {
                 Work::Ucx => messages::measure_ucx()?,
+                Work::Native { .. } => native::measure(&spec)?,
                 _ => limits::measure(&spec)?,
             }
         }

@@ -64,7 +64,7 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
         }
         Work::Scale { idle } => scale(spec, address, *idle, budget),
         Work::Messages { peers } => messages::measure(spec, address, peers),
-        Work::Ucx | Work::Limits { .. } => bail!("the limits need no peer"),
+        Work::Ucx | Work::Limits { .. } | Work::Native { .. } => bail!("this needs no peer"),
     }
 }
 

@@ -31,11 +31,11 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
 }
 
 /// A limit is what is possible: in the other batches somebody else had the core, or the other one's cache.
-fn best(batches: Vec<f64>, better: fn(f64, f64) -> f64) -> Result<f64> {
+pub fn best(batches: Vec<f64>, better: fn(f64, f64) -> f64) -> Result<f64> {
     batches.into_iter().reduce(better).context("no batches")
 }
 
-fn figure(what: &str, value: f64, unit: Unit) -> Figure {
+pub fn figure(what: &str, value: f64, unit: Unit) -> Figure {
     Figure { what: what.into(), value, unit, tails: None, path: "-".into() }
 }
 
@@ -44,7 +44,7 @@ fn figure(what: &str, value: f64, unit: Unit) -> Figure {
 struct Line(AtomicU32);
 
 /// Two threads count in turn on one line.
-fn cache_line(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
+pub fn cache_line(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
     let line = Line(AtomicU32::new(0));
     let await_turn = |turn: u32| {
         // ORDER: Acquire, with the Release of the other thread's store: as a message would be passed.
@@ -90,11 +90,11 @@ fn sleep_and_wake(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
 
 /// Runs both sides on their cores, first a probe and then for the budget; half a round trip in nanoseconds for each
 /// batch. Each side is given odd, growing turns.
-fn ping_pong(
+pub fn ping_pong(
     cpus: (usize, usize),
     budget: Duration,
-    near: impl Fn(u32) -> Result<()>,
-    far: impl Fn(u32) -> Result<()> + Sync,
+    mut near: impl FnMut(u32) -> Result<()>,
+    mut far: impl FnMut(u32) -> Result<()> + Send,
 ) -> Result<Vec<f64>> {
     pin(cpus.0)?;
     const PROBE: usize = 1000;
@@ -103,7 +103,7 @@ fn ping_pong(
         let first = turn;
         turn += (2 * batches * trips) as u32;
         std::thread::scope(|scope| {
-            let far = &far;
+            let far = &mut far;
             let far_side = scope.spawn(move || {
                 // Unpinned it would still answer, only slower; so answer and report afterwards.
                 let pinned = pin(cpus.1);

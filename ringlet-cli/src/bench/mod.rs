@@ -9,6 +9,7 @@ mod client;
 mod limits;
 mod machine;
 mod messages;
+mod native;
 mod parent;
 mod plan;
 mod plot;
@@ -98,6 +99,8 @@ enum Group {
     OneSide,
     /// Active Messages, beside UCX's if ucx_perftest is there
     Messages,
+    /// The native library beside the bare cache line
+    Native,
     /// What the machine itself allows
     Limits,
 }

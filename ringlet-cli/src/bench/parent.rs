@@ -57,16 +57,17 @@ pub fn measure(contender: &Contender, setting: &Setting) -> Result<Vec<Figure>> 
     let mut servers = Vec::new();
     let mut clients = Vec::new();
     for _ in 0..setting.pairs {
-        let client_role = if let Work::Limits { .. } | Work::Ucx = contender.work {
-            Role::Alone
-        } else {
-            let mut server = Worker::spawn(contender, setting, Role::Server)?;
-            let Said::Listening { address } = server.hear(deadline)? else {
-                bail!("the server did not say where it listens");
+        let client_role =
+            if let Work::Limits { .. } | Work::Native { .. } | Work::Ucx = contender.work {
+                Role::Alone
+            } else {
+                let mut server = Worker::spawn(contender, setting, Role::Server)?;
+                let Said::Listening { address } = server.hear(deadline)? else {
+                    bail!("the server did not say where it listens");
+                };
+                servers.push(server);
+                Role::Client { address }
             };
-            servers.push(server);
-            Role::Client { address }
-        };
         clients.push(Worker::spawn(contender, setting, client_role)?);
     }
     let ring_expected = contender.expects_ring();

@@ -123,6 +123,10 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     add(Group::Messages, "messages", "Active Messages", latencies(), messengers);
     let setting = Setting { pin: None, ..latencies() };
     let cpus = pin_all.or(two_cores.ok());
+    let native =
+        cpus.map(|cpus| Contender { label: "native", ..unwrapped(&Work::Native { cpus }) });
+    let title = "the native library between two cores";
+    add(Group::Native, "native", title, setting.clone(), native.into_iter().collect());
     let limit = Contender { label: "limit", ..unwrapped(&Work::Limits { cpus }) };
     add(Group::Limits, "limits", "what the machine allows", setting, vec![limit]);
     if idle < asked && cases.iter().any(|case| case.name == "scale") {
@@ -200,7 +204,8 @@ mod tests {
         assert_eq!(of("one-side"), ["tcp", "ringlet at server", "ringlet at client"]);
         assert_eq!(of("limits"), ["limit"]);
         assert_eq!(of("messages")[0], "ringlet");
-        assert_eq!(all.len(), 12);
+        let two_cores = machine::two_cores().is_ok();
+        assert_eq!(all.len(), if two_cores { 13 } else { 12 });
     }
 
     #[test]
@@ -213,7 +218,7 @@ mod tests {
     fn given_cores_pin_everything_but_the_crowd() {
         let command = Command::parse_from(["bench", "--pin", "1,0"]);
         for case in plan(&command.args, &mut Vec::new()).unwrap() {
-            let pinned = !matches!(case.name, "pairs" | "limits");
+            let pinned = !matches!(case.name, "pairs" | "native" | "limits");
             assert_eq!(case.setting.pin, pinned.then_some((1, 0)), "{}", case.name);
             assert_eq!(case.title.contains("pinned"), pinned, "{}", case.name);
         }

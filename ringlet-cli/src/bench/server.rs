@@ -68,7 +68,9 @@ pub fn serve(spec: &Spec) -> Result<()> {
         Work::Accept => loop {
             drop(listener.accept()?);
         },
-        Work::Messages { .. } | Work::Ucx | Work::Limits { .. } => bail!("this needs no listener"),
+        Work::Messages { .. } | Work::Ucx | Work::Limits { .. } | Work::Native { .. } => {
+            bail!("this needs no listener")
+        }
     }
 }
 

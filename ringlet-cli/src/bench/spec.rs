@@ -56,6 +56,8 @@ pub enum Work {
     Messages { peers: Vec<usize> },
     /// The same by UCX, which brings both its ends.
     Ucx,
+    /// Channels of the native library between two cores.
+    Native { cpus: (usize, usize) },
     /// The bare cache line, memcpy and eventfd; with the cores for two threads.
     Limits { cpus: Option<(usize, usize)> },
 }

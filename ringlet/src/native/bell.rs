@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// An end that polls without waiting asks the kernel this often whether its peer still lives (in ticks: some 10 to 50 ms).
 const LOOK_EVERY_TICKS: u64 = 50_000_000;
+/// An answer that comes at once needs no clock: so many looks take a microsecond or a few.
+const LOOKS_BEFORE_CLOCK: u32 = 50;
 /// Bytes taken at once: a peer that rings for nothing does not hold us here.
 const BELLS_AT_ONCE: usize = 64;
 
@@ -34,6 +36,21 @@ impl Deadline {
     pub fn new(timeout: Timeout) -> Deadline {
         // The clock is asked only when it comes to waiting, for a time.
         Deadline { timeout, began: 0 }
+    }
+
+    /// Looks some times before the clock is asked, if there is time and watching is wanted.
+    #[inline]
+    pub fn look_first(&self, spin_us: u64, ready: &mut impl FnMut() -> bool) -> bool {
+        if spin_us == 0 || self.timeout == Some(std::time::Duration::ZERO) {
+            return false;
+        }
+        (0..LOOKS_BEFORE_CLOCK).any(|_| {
+            let is_ready = ready();
+            if !is_ready {
+                std::hint::spin_loop();
+            }
+            is_ready
+        })
     }
 
     /// Nanoseconds left, `None` for ever; the reason when there are none.
@@ -143,7 +160,21 @@ impl Bell {
     }
 
     /// Returns when `ready` says so, or the peer is gone.
+    #[inline]
     pub fn wait(
+        &self,
+        waiter: &Waiter,
+        deadline: &mut Deadline,
+        mut ready: impl FnMut() -> bool,
+    ) -> Result<(), Error> {
+        if deadline.look_first(waiter.spin_us, &mut ready) {
+            return Ok(());
+        }
+        self.sleep(waiter, deadline, ready)
+    }
+
+    #[cold]
+    fn sleep(
         &self,
         waiter: &Waiter,
         deadline: &mut Deadline,

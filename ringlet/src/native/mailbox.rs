@@ -299,6 +299,12 @@ impl Receives for Mailbox {
             if let Some(message) = self.find() {
                 return Ok(message);
             }
+            if !self.armed
+                && deadline
+                    .look_first(self.options.spin_us, &mut || self.lane_with_news().is_some())
+            {
+                continue;
+            }
             let left = match deadline.left() {
                 Err(Error::WouldBlock) if self.armed => {
                     // Somebody waits on our descriptor in our place, and has been woken.
