@@ -27,17 +27,19 @@ static void collect(const char *name, const struct ringlet_options *options, lon
     puts("collecting");
     fflush(stdout);
     while (count > 0) {
-        char text[256];
+        size_t len;
         uint64_t sender;
-        ssize_t n = ringlet_mailbox_receive(mailbox, text, sizeof text, &sender, 0);
-        if (n >= 0) {
-            printf("%" PRIu64 " %.*s\n", sender, (int)n, text);
+        const char *text = ringlet_mailbox_peek(mailbox, &len, &sender, 0);
+        if (text) {
+            printf("%" PRIu64 " %.*s\n", sender, (int)len, text);
+            ringlet_mailbox_release(mailbox);
             count--;
             continue;
         }
         if (errno != EAGAIN)
-            fail("receive");
+            fail("peek");
         /* Nothing there: ask to be told, and sleep only if there is still nothing. */
+        fflush(stdout);
         struct pollfd bell = {.fd = ringlet_mailbox_fd(mailbox), .events = POLLIN};
         if (ringlet_mailbox_arm(mailbox) == 1 && poll(&bell, 1, -1) < 0)
             fail("poll");

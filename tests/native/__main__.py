@@ -304,25 +304,97 @@ def peers_that_scribble(place):
                 place.call(place.c / "echo", "call", service, kind, 100, 8)
 
 
-def scribble(dice, service):
+@check
+def senders_that_scribble(place):
+    """A mailbox's sender can write to its own lane and to the list of busy lanes, not to the receiver's flag; whatever it writes, all that
+    honest senders send arrives."""
+    seed = random.randrange(1 << 32)
+    dice = random.Random(seed)
+    for receiver in (place.c, place.rust):
+        service, count = name(), 3000
+        # What liars send counts too.
+        with place.service(receiver / "mailbox", "collect", service, 100 * count) as process:
+            teller = place.start(place.c / "mailbox", "tell", service, "honest", count)
+            rounds = 0
+            try:
+                while rounds < 20 or teller.poll() is None:
+                    rounds += 1
+                    with liar(service) as (caller, fds):
+                        with contextlib.suppress(PermissionError), mmap.mmap(fds[2], 4096):
+                            raise Failed("a sender can write to the receiver's flag")
+                        with mmap.mmap(fds[1], 4096) as ready:
+                            for _ in range(200):
+                                # Bits set for nothing, bits of others taken away.
+                                ready[: 17 * 8] = dice.choice((bytes(17 * 8), dice.randbytes(17 * 8)))
+                        scribble_over(dice, caller, fds)
+                require(teller.wait(SECONDS) == 0, teller.tail())
+                numbers = []
+                while len(numbers) < count:
+                    (line,) = lines_of(process, 1)
+                    if "honest" in line:
+                        numbers.append(int(line.split()[2]))
+                require(numbers == list(range(count)), f"{numbers}")
+                require(process.poll() is None, process.tail())
+            except (Failed, OSError) as failure:
+                raise Failed(f"seed {seed}: {failure}\nreceiver: {status_word(process.poll())}\n{process.tail()}") from failure
+            finally:
+                teller.kill()
+
+
+@check
+def strangers(place):
+    """Another user is turned away."""
+    if os.geteuid() != 0:
+        print("  (as root only: there is no other user to be)")
+        return
+    for path in (place.directory, place.c):
+        path.chmod(0o755)
+    service = name()
+    with place.service(place.c / "echo", "serve", service, "messages"):
+        argv = [str(word) for word in (place.c / "echo", "call", service, "messages", 1, 8)]
+        stranger = Process(argv, str(place.directory), env=place.environment, user="nobody")
+        try:
+            require(stranger.wait(SECONDS) == 1 and "Permission denied" in stranger.tail(), stranger.tail())
+        finally:
+            stranger.kill()
+        place.call(place.c / "echo", "call", service, "messages", 1, 8)
+
+
+@contextlib.contextmanager
+def liar(service):
+    """A caller that takes what it is given, and then does not keep to anything."""
     with unix_socket() as caller:
         caller.connect(f"\0ringlet1-service/{service}")
-        _, rights, _, _ = caller.recvmsg(64, socket.CMSG_SPACE(4 * 4))
+        text, rights, _, _ = caller.recvmsg(64, socket.CMSG_SPACE(4 * 4))
+        if not text:
+            raise ConnectionResetError
         fds = array.array("i", rights[0][2])
-        size = os.fstat(fds[0]).st_size
-        with mmap.mmap(fds[0], size) as segment:
-            slots = 4096  # of the first lane, which is ours
-            for position in range(dice.randrange(1, 60)):
-                # A header as it is due, with any length and flags, so that it is looked at; and noise.
-                header = ((1 << 43) | position) << 20 | dice.choice((0, 1, 2, 4, 7)) << 17 | dice.choice((0, 8, 56, 57, 4000, 131071))
-                struct.pack_into("<QQ", segment, slots + 64 * (position % 1024), header, dice.randrange(1 << 64))
-                for _ in range(dice.randrange(4)):
-                    struct.pack_into("<Q", segment, dice.randrange(size // 8) * 8, dice.randrange(1 << 64))
-            with contextlib.suppress(OSError):
-                caller.send(b"\1" * dice.randrange(20), socket.MSG_DONTWAIT)
-            time.sleep(0.01)
-        for fd in fds:
-            os.close(fd)
+        try:
+            yield caller, fds
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+
+def scribble(dice, service):
+    with liar(service) as (caller, fds):
+        scribble_over(dice, caller, fds)
+
+
+def scribble_over(dice, caller, fds):
+    """Noise, and headers that are due, so that they are looked at."""
+    size = os.fstat(fds[0]).st_size
+    with mmap.mmap(fds[0], size) as segment:
+        slots = 4096  # of the first lane, which is ours
+        for position in range(dice.randrange(1, 60)):
+            # A header as it is due, with any length and flags, so that it is looked at; and noise.
+            header = ((1 << 43) | position) << 20 | dice.choice((0, 1, 2, 4, 7)) << 17 | dice.choice((0, 8, 56, 57, 4000, 131071))
+            struct.pack_into("<QQ", segment, slots + 64 * (position % 1024), header, dice.randrange(1 << 64))
+            for _ in range(dice.randrange(4)):
+                struct.pack_into("<Q", segment, dice.randrange(size // 8) * 8, dice.randrange(1 << 64))
+        with contextlib.suppress(OSError):
+            caller.send(b"\1" * dice.randrange(20), socket.MSG_DONTWAIT)
+        time.sleep(0.01)
 
 
 def main():

@@ -152,19 +152,22 @@ impl Listener {
     /// The next connection. Whoever is not admitted is turned away without a word.
     pub fn accept(&self, timeout: Timeout) -> Result<Connection, Error> {
         let mut deadline = Deadline::new(timeout);
-        let socket = loop {
-            match accept(&self.socket, self.options.peers) {
+        loop {
+            let socket = match accept(&self.socket, self.options.peers) {
                 Err(Error::System(Errno::EAGAIN)) => {
                     await_input(self.socket.as_fd(), &mut deadline)?;
+                    continue;
                 }
-                done => break done?,
+                done => done?,
+            };
+            let (memfd, mapping) = make_segment(2 * self.geometry.lane_bytes())?;
+            let [room, theirs] = meet::pair()?.map(own);
+            let fds = [memfd.as_raw_fd(), theirs.as_raw_fd()];
+            // Or it has gone again.
+            if Welcome::new(&self.options, 0).send(&socket, &fds).is_ok() {
+                return Ok(self.options.connection(socket, room, mapping, self.geometry, 1));
             }
-        };
-        let (memfd, mapping) = make_segment(2 * self.geometry.lane_bytes())?;
-        let [room, theirs] = meet::pair()?.map(own);
-        let fds = [memfd.as_raw_fd(), theirs.as_raw_fd()];
-        Welcome::new(&self.options, 0).send(&socket, &fds)?;
-        Ok(self.options.connection(socket, room, mapping, self.geometry, 1))
+        }
     }
 
     /// Readable when somebody has come.
