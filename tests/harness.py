@@ -239,12 +239,13 @@ class Ringlet:
         return [str(self.command), "run", "--", *argv]
 
     def connections(self, port):
-        """Every connection of every ringlet process with `port` at either end, as `ringlet ss` tells it."""
-        argv = [self.command, "ss", "--json", "--port", str(port)]
+        """Every connection of every ringlet process with `port` (or the path of a Unix socket) at either end, as `ringlet ss` tells it."""
+        argv = [self.command, "ss", "--json", *(["--port", str(port)] if isinstance(port, int) else [])]
         done = subprocess.run(argv, capture_output=True, timeout=CLIENT_SECONDS)
         if done.returncode != 0:
             raise Failed(f"ringlet ss --json: {status_word(done.returncode)}\n{done.stderr.decode(errors='replace')}")
-        return json.loads(done.stdout)["connections"]
+        rows = json.loads(done.stdout)["connections"]
+        return [row for row in rows if is_at(row["local"], port) or is_at(row["peer"], port)]
 
 
 # Checks.
@@ -315,7 +316,7 @@ class Test:
     def client(self, argv, role="client", ring=None, raw=False, stoppable=True, **options):
         """Runs a program to its end and returns its output, as bytes if `raw`.
 
-        `ring=(port, count)` demands that at some moment of its life `count` connections to `port` are on the ring when
+        `ring=(port or path, count)` demands that at some moment of its life `count` connections to `port` are on the ring when
         both ends are wrapped, and that none ever is otherwise. A client that prints the line `hold` waits until that
         has been looked at.
         """
@@ -375,6 +376,11 @@ class Test:
             self.put_away(process)
 
 
+def is_at(end, place):
+    """Has this end of a connection the port or path?"""
+    return place in (end.get("port"), end.get("unix"))
+
+
 class RingWatch:
     """Looks at `ringlet ss` while a client runs."""
 
@@ -411,7 +417,7 @@ class RingWatch:
     def _look(self):
         ends = self._ringlet.connections(self._port)
         # A connection with both ends wrapped is counted once, at its server.
-        counted = [row for row in ends if row["local"]["port"] == self._port] if self._wanted else ends
+        counted = [row for row in ends if is_at(row["local"], self._port)] if self._wanted else ends
         on_ring = sum(row["path"] == "ring" for row in counted)
         if ends and on_ring >= self._most:
             self._most = on_ring

@@ -33,11 +33,13 @@ pub enum Family {
     MappedServer,
     /// An IPv4 listener reached from an IPv6 socket.
     MappedClient,
+    /// Unix streams; a listener's name is a number.
+    Unix,
 }
 
 impl Family {
     pub const ALL: &[Family] =
-        &[Family::V4, Family::V6, Family::MappedServer, Family::MappedClient];
+        &[Family::V4, Family::V6, Family::MappedServer, Family::MappedClient, Family::Unix];
 
     pub fn suffix(self) -> &'static str {
         match self {
@@ -45,22 +47,26 @@ impl Family {
             Family::V6 => "@v6",
             Family::MappedServer => "@mapped-server",
             Family::MappedClient => "@mapped-client",
+            Family::Unix => "@unix",
         }
     }
 
-    fn server(self) -> IpAddr {
+    /// Where a server listens, and how a client reaches it; none for Unix.
+    fn server(self) -> Option<IpAddr> {
         match self {
-            Family::V4 | Family::MappedClient => Ipv4Addr::LOCALHOST.into(),
-            Family::V6 => Ipv6Addr::LOCALHOST.into(),
-            Family::MappedServer => Ipv6Addr::UNSPECIFIED.into(),
+            Family::V4 | Family::MappedClient => Some(Ipv4Addr::LOCALHOST.into()),
+            Family::V6 => Some(Ipv6Addr::LOCALHOST.into()),
+            Family::MappedServer => Some(Ipv6Addr::UNSPECIFIED.into()),
+            Family::Unix => None,
         }
     }
 
-    fn target(self) -> IpAddr {
+    fn target(self) -> Option<IpAddr> {
         match self {
-            Family::V4 | Family::MappedServer => Ipv4Addr::LOCALHOST.into(),
-            Family::V6 => Ipv6Addr::LOCALHOST.into(),
-            Family::MappedClient => Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(),
+            Family::V4 | Family::MappedServer => Some(Ipv4Addr::LOCALHOST.into()),
+            Family::V6 => Some(Ipv6Addr::LOCALHOST.into()),
+            Family::MappedClient => Some(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()),
+            Family::Unix => None,
         }
     }
 }
@@ -116,7 +122,7 @@ pub const fn pair(
         goal,
         run: Run::Pair(client, server),
         path: Path::Ring,
-        families: &[Family::V4],
+        families: &[Family::V4, Family::Unix],
         each_side: false,
         differences: &[],
         steady: false,
@@ -142,6 +148,22 @@ impl Case {
 
     pub const fn steady(mut self) -> Case {
         self.steady = true;
+        self
+    }
+
+    /// About what Unix streams do not have, or have otherwise.
+    pub const fn internet_only(mut self) -> Case {
+        self.families = &[Family::V4];
+        self
+    }
+
+    pub const fn all_internet_families(mut self) -> Case {
+        self.families = Family::ALL.split_at(4).0;
+        self
+    }
+
+    pub const fn unix_only(mut self) -> Case {
+        self.families = &[Family::Unix];
         self
     }
 
@@ -506,7 +528,7 @@ pub struct Side {
     wants: Path,
     control: Fd,
     steps: i64,
-    listener: Option<(Fd, u16)>,
+    listener: Option<(Fd, u32)>,
 }
 
 /// What a `sync` says: below every value that cases tell, and counted to find sides out of step.
@@ -564,7 +586,7 @@ impl Side {
 
     /// Where a server of this case's family is bound.
     pub fn address(&self) -> IpAddr {
-        self.family.server()
+        self.family.server().expect("an internet family")
     }
 
     /// A step that a child has taken with its copy of the side.
@@ -573,34 +595,45 @@ impl Side {
     }
 
     /// This side's listening socket, made at its first use.
-    pub fn listener(&mut self) -> (Fd, u16) {
+    pub fn listener(&mut self) -> (Fd, u32) {
         if let Some(listener) = self.listener {
             return listener;
         }
         let ip = self.family.server();
-        let fd =
-            sys::socket(family_of(ip), libc::SOCK_STREAM | libc::SOCK_CLOEXEC).expect("socket");
-        sys::bind(fd, SocketAddr::new(ip, 0)).expect("bind");
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        let fd = sys::socket(ip.map_or(libc::AF_UNIX, family_of), kind).expect("socket");
+        let port = match ip {
+            Some(ip) => {
+                sys::bind(fd, SocketAddr::new(ip, 0)).expect("bind");
+                let addr = sys::getsockname(fd).expect("getsockname");
+                u32::from(addr.expect("an internet address").port())
+            }
+            None => sys::bind_to_a_number(fd).expect("bind"),
+        };
         sys::listen(fd, 128).expect("listen");
-        let addr = sys::getsockname(fd).expect("getsockname").expect("an internet address");
-        *self.listener.insert((fd, addr.port()))
+        *self.listener.insert((fd, port))
     }
 
-    pub fn target(&self, port: u16) -> SocketAddr {
-        SocketAddr::new(self.family.target(), port)
+    pub fn target(&self, port: u32) -> SocketAddr {
+        let ip = self.family.target().expect("an internet family");
+        SocketAddr::new(ip, u16::try_from(port).expect("a port"))
     }
 
-    pub fn dial(&self, port: u16) -> End {
-        let target = self.target(port);
-        let fd = sys::socket(family_of(target.ip()), libc::SOCK_STREAM).expect("socket");
-        sys::connect(fd, target).expect("connect");
+    pub fn dial(&self, port: u32) -> End {
+        let Some(ip) = self.family.target() else {
+            let fd = sys::socket(libc::AF_UNIX, libc::SOCK_STREAM).expect("socket");
+            sys::connect_to_a_number(fd, port).expect("connect");
+            return End(fd);
+        };
+        let fd = sys::socket(family_of(ip), libc::SOCK_STREAM).expect("socket");
+        sys::connect(fd, self.target(port)).expect("connect");
         End(fd)
     }
 
     /// A connection between the two sides that has carried nothing yet.
     pub fn fresh(&mut self) -> End {
         if self.is_client() {
-            let port = self.hear() as u16;
+            let port = self.hear() as u32;
             self.dial(port)
         } else {
             let (listener, port) = self.listener();
@@ -619,23 +652,15 @@ impl Side {
     /// Exchanges small messages until the connection is on the ring at both ends, or until it is
     /// clear that it never will be. Each message tells where the connection is at its sender.
     pub fn warm(&mut self, end: End) {
-        if self.is_client() {
-            let mut trips = 0;
-            loop {
-                ask(end, trips, 0);
-                let (theirs, _) = answer_of(end);
-                trips += 1;
-                if warmed(trips, sys::ringlet_path(end.0), theirs) {
-                    break;
-                }
-            }
-            ask(end, trips, 1);
-        } else {
-            while serve(end) {}
-        }
+        warm_as(end, self.is_client());
         // Not a step: a child may do this with its copy of the side.
         self.tell(0);
         self.hear();
+        self.tell_path(end);
+    }
+
+    /// Says where a warmed connection is, for the driver.
+    pub fn tell_path(&self, end: End) {
         if self.wants == Path::Ring {
             remark(format!("path {}", sys::ringlet_path(end.0)));
         }
@@ -653,12 +678,28 @@ impl Side {
             answer_of(near);
             trips += 1;
         }
-        if self.wants == Path::Ring {
-            remark(format!("path {}", sys::ringlet_path(near.0)));
-            remark(format!("path {}", sys::ringlet_path(far.0)));
-        }
+        self.tell_path(near);
+        self.tell_path(far);
         (near, far)
     }
+}
+
+/// One side of the warming up: the one that asks, or the one that answers.
+pub fn warm_as(end: End, asks: bool) {
+    if !asks {
+        while serve(end) {}
+        return;
+    }
+    let mut trips = 0;
+    loop {
+        ask(end, trips, 0);
+        let (theirs, _) = answer_of(end);
+        trips += 1;
+        if warmed(trips, sys::ringlet_path(end.0), theirs) {
+            break;
+        }
+    }
+    ask(end, trips, 1);
 }
 
 fn family_of(ip: IpAddr) -> i32 {

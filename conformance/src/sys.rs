@@ -138,6 +138,38 @@ pub fn connect(fd: Fd, addr: SocketAddr) -> R<()> {
     unit(unsafe { libc::connect(fd, (&raw const storage).cast(), len) })
 }
 
+/// Where the bytes of a Unix address begin.
+const UNIX_NAME: usize = core::mem::offset_of!(libc::sockaddr_un, sun_path);
+
+/// Gives a Unix socket an abstract name that nobody has: the kernel takes five hexadecimal digits.
+pub fn bind_to_a_number(fd: Fd) -> R<u32> {
+    let family = libc::AF_UNIX as libc::sa_family_t;
+    // SAFETY: an address that ends after its family.
+    unit(unsafe { libc::bind(fd, (&raw const family).cast(), UNIX_NAME as libc::socklen_t) })?;
+    // SAFETY: all-zero bytes are a valid sockaddr_un.
+    let mut name: libc::sockaddr_un = unsafe { zeroed() };
+    let mut len = size_of_val(&name) as libc::socklen_t;
+    // SAFETY: both pointers are to live locals and `len` is the name's size.
+    unit(unsafe { libc::getsockname(fd, (&raw mut name).cast(), &mut len) })?;
+    let digits =
+        name.sun_path[1..len as usize - UNIX_NAME].iter().map(|digit| *digit as u8 as char);
+    Ok(digits.fold(0, |number, digit| number * 16 + digit.to_digit(16).expect("a digit")))
+}
+
+/// Connects to what `bind_to_a_number` has named.
+pub fn connect_to_a_number(fd: Fd, number: u32) -> R<()> {
+    // SAFETY: all-zero bytes are a valid sockaddr_un.
+    let mut name: libc::sockaddr_un = unsafe { zeroed() };
+    name.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let digits = format!("{number:05x}");
+    for (place, digit) in name.sun_path[1..].iter_mut().zip(digits.bytes()) {
+        *place = digit as libc::c_char;
+    }
+    let len = (UNIX_NAME + 1 + digits.len()) as libc::socklen_t;
+    // SAFETY: `name` is live and holds `len` bytes of address.
+    unit(unsafe { libc::connect(fd, (&raw const name).cast(), len) })
+}
+
 pub fn listen(fd: Fd, backlog: c_int) -> R<()> {
     // SAFETY: takes no pointers.
     unit(unsafe { libc::listen(fd, backlog) })
@@ -1098,47 +1130,95 @@ pub fn popen(command: &str) -> R<(String, c_int)> {
 
 /// Sends a descriptor, with one byte, over a Unix socket.
 pub fn pass_fd(over: Fd, fd: Fd) -> R<usize> {
-    let mut control = [0u64; 8];
-    let mut byte = [b'D'];
-    let mut vector = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
-    // SAFETY: all-zero bytes are a valid msghdr.
-    let mut msg: libc::msghdr = unsafe { zeroed() };
-    msg.msg_iov = &mut vector;
-    msg.msg_iovlen = 1;
-    msg.msg_control = control.as_mut_ptr().cast();
-    // SAFETY: CMSG_SPACE and CMSG_LEN only compute; `control` has room for one header and one int.
-    unsafe {
-        msg.msg_controllen = libc::CMSG_SPACE(size_of::<c_int>() as u32) as _;
-        let header = libc::CMSG_FIRSTHDR(&msg);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(size_of::<c_int>() as u32) as _;
-        libc::CMSG_DATA(header).cast::<c_int>().write_unaligned(fd);
-    }
-    // SAFETY: every pointer in `msg` is to a live local.
-    size(unsafe { libc::sendmsg(over, &msg, 0) })
+    send_with_fds(over, b"D", &[fd], 0)
 }
 
 pub fn receive_fd(over: Fd) -> R<Fd> {
-    let mut control = [0u64; 8];
-    let mut byte = [0u8];
-    let mut vector = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    recv_with_control(over, 1, 0)?.fds.first().copied().ok_or(Errno(libc::EBADF))
+}
+
+/// Sends descriptors with the first of some bytes.
+pub fn send_with_fds(over: Fd, data: &[u8], fds: &[Fd], flags: c_int) -> R<usize> {
+    let bytes: Vec<u8> = fds.iter().flat_map(|fd| fd.to_ne_bytes()).collect();
+    send_with_control(over, data, libc::SCM_RIGHTS, &bytes, flags)
+}
+
+/// Sends this process's credentials with the first of some bytes.
+pub fn send_with_credentials(over: Fd, data: &[u8]) -> R<usize> {
+    // SAFETY: these calls only tell.
+    let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
+    let words = [std::process::id(), uid, gid];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    send_with_control(over, data, libc::SCM_CREDENTIALS, &bytes, 0)
+}
+
+fn send_with_control(over: Fd, data: &[u8], kind: c_int, bytes: &[u8], flags: c_int) -> R<usize> {
+    let mut control = [0u64; 32];
+    let mut vector = slices(&[data]);
     // SAFETY: all-zero bytes are a valid msghdr.
     let mut msg: libc::msghdr = unsafe { zeroed() };
-    msg.msg_iov = &mut vector;
+    msg.msg_iov = vector.as_mut_ptr();
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.as_mut_ptr().cast();
+    assert!(bytes.len() <= size_of_val(&control) / 2, "room for the control data");
+    // SAFETY: CMSG_SPACE and CMSG_LEN only compute; `control` has room for one header and `bytes`.
+    unsafe {
+        msg.msg_controllen = libc::CMSG_SPACE(bytes.len() as u32) as _;
+        let header = libc::CMSG_FIRSTHDR(&msg);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = kind;
+        (*header).cmsg_len = libc::CMSG_LEN(bytes.len() as u32) as _;
+        libc::CMSG_DATA(header).copy_from(bytes.as_ptr(), bytes.len());
+    }
+    // SAFETY: every pointer in `msg` is to a live local or to `data`.
+    size(unsafe { libc::sendmsg(over, &msg, flags) })
+}
+
+/// What came with a message.
+pub struct Carried {
+    pub data: Vec<u8>,
+    pub fds: Vec<Fd>,
+    /// The sender's process, if the socket asks for it.
+    pub pid: Option<c_int>,
+    pub flags: c_int,
+}
+
+pub fn recv_with_control(over: Fd, len: usize, flags: c_int) -> R<Carried> {
+    let mut control = [0u64; 32];
+    let (bufs, mut vector) = buffers(&[len]);
+    // SAFETY: all-zero bytes are a valid msghdr.
+    let mut msg: libc::msghdr = unsafe { zeroed() };
+    msg.msg_iov = vector.as_mut_ptr();
     msg.msg_iovlen = 1;
     msg.msg_control = control.as_mut_ptr().cast();
     msg.msg_controllen = size_of_val(&control) as _;
     // SAFETY: every pointer in `msg` is to a live local of the length given beside it.
-    size(unsafe { libc::recvmsg(over, &mut msg, 0) })?;
-    // SAFETY: `msg` is as recvmsg left it; a first header, if there is one, lies in `control`.
+    let got = size(unsafe { libc::recvmsg(over, &mut msg, flags) })?;
+    let data = joined(&bufs, got);
+    let mut carried = Carried { data, fds: Vec::new(), pid: None, flags: msg.msg_flags };
+    // SAFETY: `msg` is as recvmsg left it; its headers and their data lie in `control`.
     unsafe {
-        let header = libc::CMSG_FIRSTHDR(&msg);
-        if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
-            return Err(Errno(libc::EBADF));
+        let mut header = libc::CMSG_FIRSTHDR(&msg);
+        while !header.is_null() {
+            let place: *const c_int = libc::CMSG_DATA(header).cast();
+            let words = ((*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize) / 4;
+            match (*header).cmsg_type {
+                libc::SCM_RIGHTS => {
+                    carried.fds.extend((0..words).map(|i| place.add(i).read_unaligned()));
+                }
+                libc::SCM_CREDENTIALS => carried.pid = Some(place.read_unaligned()),
+                _ => {}
+            }
+            header = libc::CMSG_NXTHDR(&msg, header);
         }
-        Ok(libc::CMSG_DATA(header).cast::<c_int>().read_unaligned())
     }
+    Ok(carried)
+}
+
+/// The process that SO_PEERCRED tells.
+pub fn peer_process(fd: Fd) -> R<u32> {
+    let credentials = getsockopt_as(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, [0u32; 3])?;
+    Ok(credentials[0])
 }
 
 // ---- stdio ----

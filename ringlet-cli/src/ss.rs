@@ -1,7 +1,6 @@
 //! `ringlet ss`: what ringlet processes show, joined with what the kernel knows.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
@@ -13,7 +12,9 @@ use serde::Serialize;
 use wildmatch::WildMatch;
 
 use crate::processes::{self, Process, Slot};
-use crate::sockets::{self, KernelSocket, LISTENING, Protocol, SocketTables, UNCONNECTED};
+use crate::sockets::{
+    self, End, KernelSocket, Key, LISTENING, Protocol, SocketTables, UNCONNECTED,
+};
 use crate::table::{self, printable};
 
 /// Show the connections of ringlet programs: which are in shared memory, and why others are not
@@ -110,8 +111,8 @@ struct Connection {
     state: &'static str,
     receive_queue_bytes: Option<u64>,
     send_queue_bytes: Option<u64>,
-    local: Option<Address>,
-    peer: Option<Address>,
+    local: Option<End>,
+    peer: Option<End>,
     program: String,
     pid: u32,
     fd: i32,
@@ -123,18 +124,6 @@ struct Connection {
     calls: u64,
     wakes: u32,
     bells: u32,
-}
-
-#[derive(Serialize)]
-struct Address {
-    address: String,
-    port: u16,
-}
-
-impl From<SocketAddr> for Address {
-    fn from(end: SocketAddr) -> Address {
-        Address { address: end.ip().to_string(), port: end.port() }
-    }
 }
 
 /// A slot, and the kernel's view of its socket.
@@ -181,12 +170,14 @@ impl SsArgs {
 
     fn wants(&self, each: &Joined) -> bool {
         let has_port = |port: u16| {
-            each.socket.is_some_and(|socket| {
-                [socket.local, socket.peer].iter().any(|end| end.port() == port)
+            each.socket.as_ref().is_some_and(|socket| {
+                [&socket.local, &socket.peer].iter().any(|end| end.port() == Some(port))
             })
         };
-        let connected =
-            each.socket.is_some_and(|socket| ![LISTENING, UNCONNECTED].contains(&socket.state));
+        let connected = each
+            .socket
+            .as_ref()
+            .is_some_and(|socket| ![LISTENING, UNCONNECTED].contains(&socket.state));
         self.wants_process(each.process)
             // A UDP socket needs no connection to be in use.
             && (connected || each.path != Path::Kernel || self.all)
@@ -208,7 +199,8 @@ pub fn join(processes: &[Process]) -> Vec<Joined<'_>> {
             let Some(path) = Path::from_u32(slot.path) else { continue };
             // The program may have closed it by a system call of its own.
             let Some(inode) = sockets::inode(process.pid, slot.fd) else { continue };
-            let (namespace, socket) = (namespace.clone(), table.get(&inode).copied());
+            let socket = sockets::find(table, inode);
+            let namespace = namespace.clone();
             joined.push(Joined { process, slot, path, namespace, socket });
         }
     }
@@ -216,28 +208,23 @@ pub fn join(processes: &[Process]) -> Vec<Joined<'_>> {
 }
 
 /// The ends of connections that are in shared memory or on their way, by namespace and addresses, to find an end's other end.
-struct RingEnds<'p>(HashMap<(&'p str, Protocol, SocketAddr, SocketAddr), &'p Slot>);
+struct RingEnds<'p>(HashMap<(&'p str, Protocol, Key, Key), &'p Slot>);
 
 impl<'p> RingEnds<'p> {
     fn of(joined: &'p [Joined<'p>]) -> RingEnds<'p> {
         // An end that still waits for the other's word may already have bytes in the ring.
         let ends = joined.iter().filter(|each| each.path != Path::Kernel).filter_map(|each| {
-            let socket = each.socket?;
-            let (local, peer) = (canonical(socket.local), canonical(socket.peer));
+            let socket = each.socket.as_ref()?;
+            let (local, peer) = (socket.local.key(), socket.peer.key());
             Some(((each.namespace.as_str(), socket.protocol, local, peer), each.slot))
         });
         RingEnds(ends.collect())
     }
 
     fn other_end_of(&self, each: &Joined, socket: &KernelSocket) -> Option<&'p Slot> {
-        let (local, peer) = (canonical(socket.local), canonical(socket.peer));
+        let (local, peer) = (socket.local.key(), socket.peer.key());
         self.0.get(&(each.namespace.as_str(), socket.protocol, peer, local)).copied()
     }
-}
-
-/// An IPv6 socket may talk to an IPv4 socket.
-pub fn canonical(end: SocketAddr) -> SocketAddr {
-    SocketAddr::new(end.ip().to_canonical(), end.port())
 }
 
 fn connection(each: &Joined, rings: &RingEnds) -> Connection {
@@ -252,15 +239,15 @@ fn connection(each: &Joined, rings: &RingEnds) -> Connection {
             ),
             None => (None, None),
         },
-        (_, Some(socket)) => (Some(socket.receive_queue_bytes), Some(socket.send_queue_bytes)),
+        (_, Some(socket)) => (socket.receive_queue_bytes, socket.send_queue_bytes),
     };
     Connection {
-        protocol: socket.map(|socket| socket.protocol),
-        state: socket.map_or(UNCONNECTED, |socket| socket.state),
+        protocol: socket.as_ref().map(|socket| socket.protocol),
+        state: socket.as_ref().map_or(UNCONNECTED, |socket| socket.state),
         receive_queue_bytes,
         send_queue_bytes,
-        local: socket.map(|socket| socket.local.into()),
-        peer: socket.map(|socket| socket.peer.into()),
+        local: socket.as_ref().map(|socket| socket.local.clone()),
+        peer: socket.as_ref().map(|socket| socket.peer.clone()),
         program: process.program.clone(),
         pid: process.pid,
         fd: slot.fd,
@@ -325,18 +312,13 @@ fn row(each: &Connection, explain: bool) -> Vec<Cell> {
         let text = value.map_or_else(|| "-".to_owned(), |value| value.to_string());
         Cell::new(text).set_alignment(CellAlignment::Right)
     };
-    let address = |end: &Option<Address>| {
-        Cell::new(match end {
-            None => "*:*".to_owned(),
-            Some(Address { address, port }) if address.contains(':') => {
-                format!("[{address}]:{port}")
-            }
-            Some(Address { address, port }) => format!("{address}:{port}"),
-        })
+    let address = |end: &Option<End>| {
+        Cell::new(end.as_ref().map_or_else(|| "*:*".to_owned(), End::to_string))
     };
     let mut row = vec![
         Cell::new(match each.protocol {
             Some(Protocol::Udp) => "udp",
+            Some(Protocol::Unix) => "unix",
             _ => "tcp",
         }),
         Cell::new(each.state),

@@ -1,31 +1,36 @@
 //! Which connections a command is about: named by process, by one end or by both, as `ringlet ss` prints them.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::str::FromStr;
 
 use crate::processes::{self, Process, Slot};
-use crate::sockets::{KernelSocket, LISTENING, Protocol, UNCONNECTED};
-use crate::ss::{Joined, canonical, join};
+use crate::sockets::{self, KernelSocket, Key, LISTENING, Protocol, UNCONNECTED};
+use crate::ss::{Joined, join};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Target {
     Process(u32),
-    End(SocketAddr),
-    Connection(SocketAddr, SocketAddr),
+    End(Key),
+    Connection(Key, Key),
+    /// A name that Unix sockets are bound to.
+    Name(String),
 }
 
 impl FromStr for Target {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Target, String> {
-        let end = |text: &str| text.parse().map(canonical).ok();
+        if text.starts_with(['/', '@']) {
+            return Ok(Target::Name(text.to_owned()));
+        }
+        let end = |text: &str| text.parse::<Key>().ok();
         let target = match text.split_once('-') {
             None => text.parse().map(Target::Process).ok().or_else(|| end(text).map(Target::End)),
             Some((one, other)) => end(one).zip(end(other)).map(|(a, b)| Target::Connection(a, b)),
         };
         target.ok_or_else(|| {
-            "neither a process id, nor ADDRESS:PORT, nor ADDRESS:PORT-ADDRESS:PORT".to_owned()
+            "neither a process id, nor ADDRESS:PORT, nor ADDRESS:PORT-ADDRESS:PORT, nor a path"
+                .to_owned()
         })
     }
 }
@@ -33,7 +38,8 @@ impl FromStr for Target {
 /// PIDs and connections on a command line.
 #[derive(clap::Args)]
 pub struct Targets {
-    /// A process id, one end (127.0.0.1:5432) or both ends of a connection (127.0.0.1:5432-127.0.0.1:40312)
+    /// A process id, one end (127.0.0.1:5432) or both ends of a connection (127.0.0.1:5432-127.0.0.1:40312), or the path or
+    /// @name of a Unix socket
     #[arg(value_name = "PID|CONNECTION", required_unless_present = "all")]
     pub targets: Vec<Target>,
     /// Every ringlet program that can be seen
@@ -47,10 +53,15 @@ impl Targets {
     }
 
     fn names_socket(&self, socket: &KernelSocket) -> bool {
-        let (local, peer) = (canonical(socket.local), canonical(socket.peer));
+        let (local, peer) = (socket.local.key(), socket.peer.key());
+        let is_bound = |end: &sockets::End, wanted: &String| match end {
+            sockets::End::Unix { name, .. } => name.as_ref() == Some(wanted),
+            sockets::End::Internet(_) => false,
+        };
         self.targets.iter().any(|target| match target {
             Target::Process(_) => false,
             Target::End(end) => [local, peer].contains(end),
+            Target::Name(name) => is_bound(&socket.local, name) || is_bound(&socket.peer, name),
             Target::Connection(a, b) => [(*a, *b), (*b, *a)].contains(&(local, peer)),
         })
     }
@@ -59,17 +70,17 @@ impl Targets {
     pub fn find(&self) -> anyhow::Result<Found> {
         let processes = processes::all()?;
         let mut connections: Vec<Connection> = Vec::new();
-        let mut places: HashMap<Key, usize> = HashMap::new();
+        let mut places: HashMap<Ends, usize> = HashMap::new();
         for each in join(&processes) {
             // A UDP socket needs no connection to be in use.
-            let is_used = |socket: &KernelSocket| {
+            let is_used = |socket: &&KernelSocket| {
                 socket.protocol == Protocol::Udp
                     || ![LISTENING, UNCONNECTED].contains(&socket.state)
             };
-            let Some(socket) = each.socket.filter(is_used) else { continue };
-            let named = self.names_socket(&socket);
-            let place = *places.entry(Key::of(&each, &socket)).or_insert_with(|| {
-                connections.push(Connection::new(&socket));
+            let Some(socket) = each.socket.as_ref().filter(is_used) else { continue };
+            let named = self.names_socket(socket);
+            let place = *places.entry(Ends::of(&each, socket)).or_insert_with(|| {
+                connections.push(Connection::new(socket));
                 connections.len() - 1
             });
             let connection = &mut connections[place];
@@ -78,7 +89,7 @@ impl Targets {
             connection.ends.push(End {
                 pid: each.process.pid,
                 program: each.process.program.clone(),
-                accepts: canonical(socket.local) != connection.local,
+                accepts: socket.local.key() != connection.local,
                 slot: each.slot.clone(),
                 chosen: named || self.names(each.process),
             });
@@ -95,20 +106,20 @@ pub struct Found {
 
 /// The two ends in one order, within their network namespace.
 #[derive(PartialEq, Eq, Hash)]
-struct Key(String, Protocol, SocketAddr, SocketAddr);
+struct Ends(String, Protocol, Key, Key);
 
-impl Key {
-    fn of(each: &Joined, socket: &KernelSocket) -> Key {
-        let (local, peer) = (canonical(socket.local), canonical(socket.peer));
-        Key(each.namespace.clone(), socket.protocol, local.min(peer), local.max(peer))
+impl Ends {
+    fn of(each: &Joined, socket: &KernelSocket) -> Ends {
+        let (local, peer) = (socket.local.key(), socket.peer.key());
+        Ends(each.namespace.clone(), socket.protocol, local.min(peer), local.max(peer))
     }
 }
 
 /// A connection, and the rows in which processes show it: its two ends, and whoever shares one of them.
 pub struct Connection {
     pub protocol: Protocol,
-    pub local: SocketAddr,
-    pub peer: SocketAddr,
+    pub local: Key,
+    pub peer: Key,
     pub ends: Vec<End>,
     /// Itself, not only by its process.
     pub named: bool,
@@ -127,7 +138,7 @@ pub struct End {
 
 impl Connection {
     fn new(socket: &KernelSocket) -> Connection {
-        let (local, peer) = (canonical(socket.local), canonical(socket.peer));
+        let (local, peer) = (socket.local.key(), socket.peer.key());
         let protocol = socket.protocol;
         Connection { protocol, local, peer, ends: Vec::new(), named: false, chosen: false }
     }
@@ -148,7 +159,7 @@ mod tests {
 
     #[test]
     fn processes_ends_and_connections_are_told_apart() {
-        let end = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let end = |text: &str| text.parse::<Key>().unwrap();
         assert_eq!("4711".parse(), Ok(Target::Process(4711)));
         assert_eq!("127.0.0.1:80".parse(), Ok(Target::End(end("127.0.0.1:80"))));
         assert_eq!("[::ffff:127.0.0.1]:80".parse(), Ok(Target::End(end("127.0.0.1:80"))));
@@ -156,6 +167,8 @@ mod tests {
             "[::1]:80-[::1]:4000".parse(),
             Ok(Target::Connection(end("[::1]:80"), end("[::1]:4000")))
         );
+        assert_eq!("unix:4711".parse(), Ok(Target::End(Key::Unix(4711))));
+        assert_eq!("/run/a-b".parse(), Ok(Target::Name("/run/a-b".to_owned())));
         for wrong in ["", "redis", "127.0.0.1", "127.0.0.1:80-", "1-2", "-5"] {
             assert!(wrong.parse::<Target>().is_err(), "{wrong}");
         }

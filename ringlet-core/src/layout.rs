@@ -119,7 +119,8 @@ pub struct Receiver {
 pub struct Sender {
     /// `WANT_*`: set by a sender that waits for room, cleared by the receiver that makes some.
     pub want_room: AtomicU32,
-    /// 1 once the sender has shut its direction down in an orderly way while its end lives on.
+    /// `SHUT` once the sender has shut its direction down in an orderly way while its end lives on; `SHUT_READ` or `SHUT_UNREAD` once a
+    /// Unix end was closed.
     pub shut: AtomicU32,
     /// 1 while the sender is putting a doorbell byte on the kernel connection.
     pub ringing: AtomicU32,
@@ -128,6 +129,12 @@ pub struct Sender {
     /// Counted up when a send that is cut into pieces begins and when it ends: odd in between. (Only for tests: `unforgiving`.)
     pub cutting: AtomicU32,
 }
+
+/// Values of `Sender::shut`. A Unix connection that is closed also tells whether bytes of the other end were unread.
+pub const NOT_SHUT: u32 = 0;
+pub const SHUT: u32 = 1;
+pub const SHUT_READ: u32 = 2;
+pub const SHUT_UNREAD: u32 = 3;
 
 /// Values of `Receiver::closed`.
 pub const CLOSED: u32 = 1;

@@ -1,8 +1,14 @@
 //! The rendezvous: abstract Unix sockets, descriptors and credentials over them, and who owns the far end of a connection.
 
+use crate::fd;
 use crate::sys::{Errno, Sys, call, close, sys};
-use crate::tcp::{Address, Ends};
-use crate::{fd, tcp};
+use crate::{tcp, unix};
+
+/// The two ends of a connection, as both of them know it.
+pub enum Ends {
+    Tcp(tcp::Ends),
+    Unix(unix::Ends),
+}
 
 /// Who is at the other end of a Unix socket, as the kernel vouches (at its connect or listen).
 #[derive(Clone, Copy, Debug)]
@@ -46,11 +52,31 @@ impl Drop for Fds {
 }
 
 const PREFIX: &[u8] = b"ringlet1/";
-const NAME_BYTES: usize = 1 + PREFIX.len() + 2 * 36;
+/// Room for the longest description of an end: an address and a port.
+const END_BYTES: usize = 18;
+
+/// An end in the rendezvous' name: address and port, or the number of a Unix socket. Returns how many bytes.
+fn describe(ends: &Ends, local: bool) -> ([u8; END_BYTES], usize) {
+    let mut bytes = [0; END_BYTES];
+    let n = match ends {
+        Ends::Tcp(ends) => {
+            let end = if local { &ends.local } else { &ends.remote };
+            bytes[..16].copy_from_slice(&end.ip);
+            bytes[16..].copy_from_slice(&end.port.to_be_bytes());
+            18
+        }
+        Ends::Unix(ends) => {
+            let inode = if local { ends.local } else { ends.remote };
+            bytes[..4].copy_from_slice(&inode.to_be_bytes());
+            4
+        }
+    };
+    (bytes, n)
+}
 
 /// The rendezvous of a connection is named after its two ends, the connecting one first, in an abstract name, which is scoped by
 /// the network namespace just as the addresses are.
-fn meeting_name(connector: &Address, acceptor: &Address) -> (libc::sockaddr_un, u32) {
+fn meeting_name(ends: &Ends, accepting: bool) -> (libc::sockaddr_un, u32) {
     // SAFETY: zero is a valid sockaddr_un.
     let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
     name.sun_family = libc::AF_UNIX as _;
@@ -60,13 +86,13 @@ fn meeting_name(connector: &Address, acceptor: &Address) -> (libc::sockaddr_un, 
         n += 1;
     };
     PREFIX.iter().for_each(|&byte| put(byte));
-    for end in [connector, acceptor] {
-        for byte in end.ip.iter().copied().chain(end.port.to_be_bytes()) {
+    for local in [!accepting, accepting] {
+        let (bytes, len) = describe(ends, local);
+        for &byte in &bytes[..len] {
             put(b"0123456789abcdef"[(byte >> 4) as usize]);
             put(b"0123456789abcdef"[(byte & 15) as usize]);
         }
     }
-    debug_assert!(n == NAME_BYTES);
     (name, (core::mem::offset_of!(libc::sockaddr_un, sun_path) + n) as u32)
 }
 
@@ -115,12 +141,12 @@ pub fn look_named(name: &[u8]) -> Sys<i32> {
 
 /// The accepting side opens the rendezvous of its connection.
 pub fn offer(ends: &Ends) -> Sys<i32> {
-    bind(fd::hide(unix_socket()?), meeting_name(&ends.remote, &ends.local), 1)
+    bind(fd::hide(unix_socket()?), meeting_name(ends, true), 1)
 }
 
 /// The connecting side looks for it; `ECONNREFUSED` when nobody offers.
 pub fn look(ends: &Ends) -> Sys<i32> {
-    connect(fd::hide(unix_socket()?), meeting_name(&ends.local, &ends.remote))
+    connect(fd::hide(unix_socket()?), meeting_name(ends, false))
 }
 
 /// Takes the one who came to our offer; `EAGAIN` when nobody did yet.
@@ -254,103 +280,6 @@ pub fn receive(socket: i32, bytes: &mut [u8]) -> Sys<(usize, Fds)> {
         fds.fds[..fds.count].copy_from_slice(&control.fds[..fds.count]);
     }
     Ok((n, fds))
-}
-
-/// The far end of a connection, as the kernel's socket table has it.
-#[derive(Clone, Copy, Debug)]
-pub struct Owner {
-    pub inode: u32,
-    pub uid: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct DiagRequest {
-    len: u32,
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    pid: u32,
-    family: u8,
-    protocol: u8,
-    extensions: u8,
-    pad: u8,
-    states: u32,
-    source_port: u16,
-    target_port: u16,
-    source: [u8; 16],
-    target: [u8; 16],
-    interface: u32,
-    cookie: [u32; 2],
-}
-
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NO_COOKIE: u32 = u32::MAX;
-
-/// Looks up the socket at the far end of a connection of ours. `ENOENT` when it is not on this machine (or not in this
-/// network namespace); other errors when the kernel has no socket table for us.
-pub fn far_owner(ends: &Ends) -> Sys<Owner> {
-    owner_of(ends, libc::IPPROTO_TCP)
-}
-
-pub(crate) fn owner_of(ends: &Ends, protocol: i32) -> Sys<Owner> {
-    // KERNEL: an exact lookup finds a socket under the family that the request names, v4-mapped ones under both.
-    let v4 = ends.local.is_v4();
-    let family = if v4 { libc::AF_INET } else { libc::AF_INET6 };
-    let (mut source, mut target) = (ends.remote.ip, ends.local.ip);
-    if v4 {
-        source.rotate_left(12);
-        target.rotate_left(12);
-        source[4..].fill(0);
-        target[4..].fill(0);
-    }
-    let request = DiagRequest {
-        len: size_of::<DiagRequest>() as u32,
-        kind: SOCK_DIAG_BY_FAMILY,
-        flags: libc::NLM_F_REQUEST as u16,
-        sequence: 1,
-        pid: 0,
-        family: family as u8,
-        protocol: protocol as u8,
-        extensions: 0,
-        pad: 0,
-        states: u32::MAX,
-        source_port: ends.remote.port.to_be(),
-        target_port: ends.local.port.to_be(),
-        source,
-        target,
-        interface: 0,
-        cookie: [NO_COOKIE; 2],
-    };
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: no memory is passed.
-    let socket =
-        unsafe { sys!(SYS_socket, libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG)? } as i32;
-    // SAFETY: a plain struct and its size.
-    let asked =
-        unsafe { sys!(SYS_sendto, socket, &raw const request, size_of::<DiagRequest>(), 0, 0, 0) };
-    let mut answer = [0u8; 1024];
-    // The kernel answers within the send, so this does not wait.
-    let got = asked.and_then(|_| tcp::receive_into(socket, &mut answer, libc::MSG_DONTWAIT));
-    close(socket);
-    parse_owner(&answer[..got?])
-}
-
-/// struct nlmsghdr (16 bytes), then struct inet_diag_msg (72 bytes): uid at 64, inode at 68.
-fn parse_owner(answer: &[u8]) -> Sys<Owner> {
-    let u32_at =
-        |at: usize| answer.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
-    let kind = u32_at(4).ok_or(Errno::EINVAL)? as u16;
-    if kind == libc::NLMSG_ERROR as u16 {
-        return Err(Errno(-(u32_at(16).unwrap_or(0) as i32)));
-    }
-    let (Some(uid), Some(inode)) = (u32_at(16 + 64), u32_at(16 + 68)) else {
-        return Err(Errno::EINVAL);
-    };
-    if kind != SOCK_DIAG_BY_FAMILY || inode == 0 {
-        return Err(Errno::ENOENT);
-    }
-    Ok(Owner { inode, uid })
 }
 
 /// Is there a /proc to look at?

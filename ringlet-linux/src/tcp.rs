@@ -214,7 +214,7 @@ pub const PIECES_MAX: usize = 64;
 
 /// One recvmsg into the program's buffers (not into all of a long list: the caller loops if it wants more).
 pub fn receive(fd: i32, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> {
-    let got = message(to, max, |message| {
+    let got = message(to, max, EMPTY, |message| {
         // SAFETY: a message header with pieces of the program's buffers.
         unsafe { sys!(SYS_recvmsg, fd, message, flags) }
     })?;
@@ -224,7 +224,7 @@ pub fn receive(fd: i32, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> 
 
 /// One sendmsg from the program's buffers, as `receive`; raises SIGPIPE unless told otherwise.
 pub fn send(fd: i32, from: &mut Buffers, flags: i32) -> Sys<usize> {
-    let sent = message(from, usize::MAX, |message| {
+    let sent = message(from, usize::MAX, EMPTY, |message| {
         // SAFETY: as in `receive`.
         unsafe { sys!(SYS_sendmsg, fd, message, flags) }
     })?;
@@ -232,14 +232,17 @@ pub fn send(fd: i32, from: &mut Buffers, flags: i32) -> Sys<usize> {
     Ok(sent)
 }
 
-fn message(
+// SAFETY: zero is a valid message header.
+const EMPTY: libc::msghdr = unsafe { core::mem::zeroed() };
+
+/// A call with `message`, whose pieces are those of the program's buffers.
+pub(crate) fn message(
     buffers: &Buffers,
     max: usize,
+    mut message: libc::msghdr,
     call: impl FnOnce(*mut libc::msghdr) -> Sys<usize>,
 ) -> Sys<usize> {
     let mut pieces = [Buffer { base: core::ptr::null_mut(), len: 0 }; PIECES_MAX];
-    // SAFETY: zero is a valid message header.
-    let mut message = unsafe { core::mem::zeroed::<libc::msghdr>() };
     message.msg_iov = (&raw mut pieces).cast();
     message.msg_iovlen = buffers.show(max, &mut pieces) as _;
     call(&raw mut message)
@@ -262,9 +265,9 @@ pub fn send_from(fd: i32, from: &[u8], flags: i32) -> Sys<usize> {
     unsafe { sys!(SYS_sendto, fd, from.as_ptr(), from.len(), flags | libc::MSG_NOSIGNAL, 0, 0) }
 }
 
-/// A doorbell byte. A full socket is as good as rung: whatever fills it makes the peer's descriptor readable.
-pub fn ring_byte(fd: i32) {
-    let _ = send_from(fd, &[0], libc::MSG_DONTWAIT);
+/// A doorbell byte; says if it went. A full socket is as good as rung: whatever fills it makes the peer's descriptor readable.
+pub fn ring_byte(fd: i32) -> bool {
+    send_from(fd, &[0], libc::MSG_DONTWAIT) == Ok(1)
 }
 
 fn set_flag(fd: i32, option: i32, on: bool) {

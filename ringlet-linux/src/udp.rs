@@ -3,7 +3,8 @@
 //! A *door* is an abstract Unix datagram socket named after the inode of a UDP socket, through which strangers that want to share a lane
 //! with it come. Every message carries its sender's credentials, by the kernel's word.
 
-use crate::meet::{Credentials, FdMessage, Fds, MAX_FDS, Owner, owner_of};
+use crate::diag::{Owner, owner_of};
+use crate::meet::{Credentials, FdMessage, Fds, MAX_FDS};
 use crate::sys::{Sys, close, sys};
 use crate::tcp::{self, Address, Ends};
 use crate::{fd, meet};

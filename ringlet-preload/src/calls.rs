@@ -5,7 +5,7 @@ use core::ptr::{null, null_mut};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::Socket;
-use ringlet::socket::{self, Native, Way, process, stream, way_in, way_out};
+use ringlet::socket::{self, Native, Way, process, stream, unix, way_in, way_out};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_linux::sys::{self, Errno, Sys};
 
@@ -43,7 +43,8 @@ pub(crate) fn checked(list: &[Buffer]) -> Sys<()> {
 /// Receives into the program's buffers.
 #[inline(always)]
 unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> ssize_t {
-    let discard = flags & libc::MSG_TRUNC != 0;
+    // KERNEL: only TCP takes this flag as a wish to discard.
+    let discard = flags & libc::MSG_TRUNC != 0 && !socket.is_unix();
     if !discard && checked(list).is_err() {
         return receive_into_nothing(socket, flags);
     }
@@ -218,11 +219,14 @@ pub unsafe extern "C" fn recvfrom(
                 address_len
             ),
         ),
-        // SAFETY: the contract of recvfrom. KERNEL: a stream socket says that the address is empty.
+        // SAFETY: the contract of recvfrom. KERNEL: TCP says that the address is empty.
         Way::Ours(socket) => unsafe {
             let got = receive(socket, &[Buffer { base: buffer.cast(), len }], flags);
             if got >= 0 && !address.is_null() && !address_len.is_null() {
-                *address_len = 0;
+                *address_len = match socket.is_unix() {
+                    true => unix::peer_name(socket, got as usize, address, *address_len),
+                    false => 0,
+                };
             }
             got
         },
@@ -277,6 +281,14 @@ unsafe fn receive_message(socket: &Socket, message: *mut msghdr, flags: c_int) -
     let Some(list) = (unsafe { list(message.msg_iov, message.msg_iovlen) }) else {
         return -1;
     };
+    if socket.is_unix() {
+        if let Err(error) = checked(list) {
+            return result(Err(error));
+        }
+        // SAFETY: its buffers.
+        let mut to = unsafe { Buffers::new(list) };
+        return finish(socket, unix::receive_message(socket, message, &mut to, flags));
+    }
     // SAFETY: its buffers.
     let got = unsafe { receive(socket, list, flags) };
     if got >= 0 {
@@ -630,7 +642,11 @@ pub unsafe extern "C" fn sendto(
                 address_len
             ),
         ),
-        // SAFETY: the contract of sendto. KERNEL: a connected stream socket ignores the address.
+        // KERNEL: a connected TCP socket ignores the address; a Unix stream does not.
+        Way::Ours(socket) if socket.is_unix() && !address.is_null() && address_len != 0 => {
+            result(Err(Errno(libc::EISCONN)))
+        }
+        // SAFETY: the contract of sendto.
         Way::Ours(socket) => unsafe {
             send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], flags)
         },
@@ -690,8 +706,23 @@ unsafe fn send_message(socket: &Socket, message: *const msghdr, flags: c_int) ->
     }
     // SAFETY: the program's message header, and its vector.
     let list = unsafe { list((*message).msg_iov, (*message).msg_iovlen) };
+    let Some(list) = list else { return -1 };
+    if socket.is_unix() {
+        // SAFETY: the program's message header.
+        let header = unsafe { &*message };
+        if !header.msg_name.is_null() && header.msg_namelen != 0 {
+            return result(Err(Errno(libc::EISCONN)));
+        }
+        if unix::has_control(header) {
+            // SAFETY: as above.
+            unsafe { let_go_of_passed(message) };
+            // SAFETY: its buffers.
+            let mut from = unsafe { Buffers::new(list) };
+            return finish(socket, stream::send_by(socket, &mut from, flags, Some(header)));
+        }
+    }
     // SAFETY: its buffers.
-    list.map_or(-1, |list| unsafe { send_list(socket, list, flags) })
+    unsafe { send_list(socket, list, flags) }
 }
 
 /// Descriptors that leave for another process: their connections stay on the kernel.

@@ -5,7 +5,7 @@ use crate::{next, result, set_errno};
 use libc::{c_char, c_int, c_long, c_ulong, c_void, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::{Known, Stage, lookup};
-use ringlet::socket::{self, datagram, epoll, process, stream, unforgiving};
+use ringlet::socket::{self, carrier, datagram, epoll, process, stream, unforgiving};
 
 /// Which path a descriptor's connection is on (`ringlet_core::view::PATH_*`), for tests and curious programs; -1 for a descriptor
 /// that ringlet does not follow.
@@ -18,13 +18,12 @@ pub extern "C" fn ringlet_path(fd: c_int) -> c_int {
 pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     let fd = next!(c"socket", fn(c_int, c_int, c_int) -> c_int, domain, kind, protocol);
     if fd >= 0 {
-        let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
         let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
         let datagram = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_DGRAM;
-        if stream && inet && (protocol == 0 || protocol == libc::IPPROTO_TCP) {
-            process::made_socket(fd);
-        } else if datagram && inet && (protocol == 0 || protocol == libc::IPPROTO_UDP) {
+        if datagram && inet && (protocol == 0 || protocol == libc::IPPROTO_UDP) {
             process::made_datagram_socket(fd, domain, kind & libc::SOCK_NONBLOCK != 0);
+        } else if let Some(kind) = carrier::kind(domain, kind, protocol) {
+            process::made_socket(fd, kind);
         } else {
             process::reused(fd);
         }
@@ -86,16 +85,10 @@ pub unsafe extern "C" fn accept4(
     accepted(fd, made)
 }
 
-/// A listener that we have seen made is TCP; one that was inherited is asked.
 fn accepted(listener: c_int, made: c_int) -> c_int {
     if made >= 0 {
-        let known = matches!(lookup(listener), Some(Known::Socket(_)));
-        if known || ringlet_linux::tcp::is_tcp(made) {
-            process::connected(made, true);
-            unforgiving::hasten(made);
-        } else {
-            process::reused(made);
-        }
+        process::accepted(made, listener);
+        unforgiving::hasten(made);
     }
     made
 }
@@ -115,11 +108,14 @@ pub unsafe extern "C" fn socketpair(
         protocol,
         pair
     );
-    // SAFETY: on success the kernel has filled the pair.
-    unsafe { made_pair(done, pair) }
+    if done == 0 {
+        // SAFETY: the kernel has filled the pair.
+        unsafe { process::made_pair(*pair, *pair.add(1), carrier::kind(domain, kind, protocol)) };
+    }
+    done
 }
 
-unsafe fn made_pair(done: c_int, pair: *const c_int) -> c_int {
+unsafe fn made_pipe(done: c_int, pair: *const c_int) -> c_int {
     if done == 0 {
         // SAFETY: two descriptors, by the caller's word.
         unsafe {
@@ -134,14 +130,14 @@ unsafe fn made_pair(done: c_int, pair: *const c_int) -> c_int {
 pub unsafe extern "C" fn pipe(pair: *mut c_int) -> c_int {
     let done = next!(c"pipe", fn(*mut c_int) -> c_int, pair);
     // SAFETY: on success the kernel has filled the pair.
-    unsafe { made_pair(done, pair) }
+    unsafe { made_pipe(done, pair) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pipe2(pair: *mut c_int, flags: c_int) -> c_int {
     let done = next!(c"pipe2", fn(*mut c_int, c_int) -> c_int, pair, flags);
     // SAFETY: on success the kernel has filled the pair.
-    unsafe { made_pair(done, pair) }
+    unsafe { made_pipe(done, pair) }
 }
 
 fn made(fd: c_int) -> c_int {

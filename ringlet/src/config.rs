@@ -71,6 +71,8 @@ config! {
         "How many messages a connection exchanges before it is moved; 0 moves it as early as possible.";
     ring_bytes: u64 as PowerOfTwo<{ 64 << 10 }, { 64 << 20 }> = 2 << 20, "RINGLET_RING_BYTES", "bytes",
         "Size of the data ring of each direction of a connection.";
+    unix: bool as Switch = true, "RINGLET_UNIX", "",
+        "Whether connections over Unix sockets (streams) are moved too, while `only` is empty.";
     memory_limit_bytes: u64 as Bytes<0, { 1 << 40 }> = 64 << 30, "RINGLET_MEMORY_LIMIT_BYTES", "bytes",
         "Address space that one process may map for its connections (they touch little of it); further ones stay on the kernel.";
     peers: PeerPolicy as Peers = PeerPolicy::Any, "RINGLET_PEERS", "",
@@ -346,6 +348,11 @@ impl Config {
         self.enabled
             && (self.only.rules().is_empty() || listed(&self.only))
             && !listed(&self.except)
+    }
+
+    /// Whether connections over Unix sockets may be moved. Rules name addresses, so that none of them admits one.
+    pub fn allows_unix(&self) -> bool {
+        self.enabled && self.unix && self.only.rules().is_empty()
     }
 }
 

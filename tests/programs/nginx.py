@@ -31,6 +31,7 @@ http {{
     {upstream}
     server {{
         listen 127.0.0.1:{port};
+        listen unix:{place}/socket;
         {locations}
     }}
 }}
@@ -112,6 +113,11 @@ def checks(test):
 
     with nginx(test, "behind", 1, locations=locations) as behind:
         upstream = f"upstream behind {{ server 127.0.0.1:{behind.port}; keepalive 16; }}"
+        path = f"{test.directory}/behind-{behind.port}/socket"
+        local = f"upstream behind {{ server unix:{path}; keepalive 16; }}"
+        with nginx(test, "local", 1, upstream=local, locations=PROXY, role="client") as front:
+            with test.check("a proxy in front, over a Unix socket: static files of 1 B to 10 MB"):
+                test.peer(fetch_all, front.port, hashes, ["/", "/copied/"], role="between", ring=(path, 1))
         with nginx(test, "front", 1, upstream=upstream, locations=PROXY, role="client") as front:
             with test.check("a proxy in front: static files of 1 B to 10 MB"):
                 test.peer(fetch_all, front.port, hashes, ["/", "/copied/"], role="between", ring=(behind.port, 1))

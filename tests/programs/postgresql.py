@@ -56,9 +56,9 @@ def make_cluster(test, binaries, user):
 class Psql:
     """Runs psql and pgbench as clients of the check."""
 
-    def __init__(self, test, port):
+    def __init__(self, test, port, host="127.0.0.1"):
         self._test, self._port = test, port
-        self._address = ["-h", "127.0.0.1", "-p", port, "-U", "postgres"]
+        self._address = ["-h", host, "-p", port, "-U", "postgres"]
 
     def psql(self, *commands, raw=False, **options):
         argv = ["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", *self._address]
@@ -105,6 +105,13 @@ def checks(test):
             require(int(sums[4]) == CLIENTS * count, f"{sums[4]} of {CLIENTS * count} transactions in the history")
         with test.check("pgbench, a connection per transaction"):
             client.pgbench("-S", "-C", "-n", "-c", CLIENTS, "-t", 50)
+
+        with test.check("pgbench over the server's Unix socket"):
+            path = f"{cluster}/.s.PGSQL.{server.port}"
+            local = Psql(test, server.port, host=cluster)
+            local.pgbench("-S", "-n", "-c", CLIENTS, "-j", 2, "-t", test.work(2_000), ring=(path, CLIENTS))
+            got = local.psql("select repeat('0123456789', 2000000)", raw=True)
+            require(got == b"0123456789" * 2_000_000 + b"\n", f"the value differs ({len(got)} bytes came)")
 
         with test.check(f"{ROWS} rows"):
             wanted = hashlib.sha256()

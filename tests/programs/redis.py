@@ -21,8 +21,14 @@ SUBSCRIBERS = 5
 class Redis:
     """A raw client: replies are exact bytes, and nothing is hidden by a library."""
 
-    def __init__(self, port):
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+    def __init__(self, place):
+        """`place` is a port, or the path of a Unix socket."""
+        if isinstance(place, int):
+            self._socket = socket.create_connection(("127.0.0.1", place), timeout=60)
+        else:
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.settimeout(60)
+            self._socket.connect(place)
         self._file = self._socket.makefile("rb")
 
     def send(self, *words):
@@ -116,7 +122,7 @@ def publish_and_subscribe(port, seed, count):
 
 
 def server(test, directory):
-    argv = ["redis-server", "--bind", "127.0.0.1", "--save", "", "--dir", str(directory), "--logfile", "", "--port"]
+    argv = ["redis-server", "--unixsocket", f"{directory}/socket", "--bind", "127.0.0.1", "--save", "", "--dir", str(directory), "--logfile", "", "--port"]
     return test.server(lambda port: [*argv, port])
 
 
@@ -132,6 +138,14 @@ def checks(test):
                 require(rates.keys() == {"SET", "GET"} and min(rates.values()) > 0, f"unexpected output: {output}")
                 served = int(Redis(redis.port).info("stats")["total_commands_processed"]) - before
                 require(served >= 2 * requests, f"only {served} of {2 * requests} requests reached the server")
+
+        path = f"{test.directory}/socket"
+        with test.check("a Unix socket: redis-benchmark"):
+            argv = ["redis-benchmark", "--csv", "-t", "set,get", "-c", 50, "-n", test.work(50_000), "-s", path]
+            output = test.client(argv, ring=(path, 50))
+            require(output.count("\n") >= 3, f"unexpected output: {output}")
+        with test.check("a Unix socket: random values of 1 B to 1 MB come back"):
+            test.peer(write_and_read_values, path, test.seed, 50, ring=(path, 2))
 
         with test.check("a connection per request"):
             argv = ["redis-benchmark", "--csv", "-t", "set,get", "-c", "20", "-k", "0", "-n", "4000"]

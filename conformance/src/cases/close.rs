@@ -106,8 +106,8 @@ pub const CASES: &[Case] = &[
                 send_all(end, &pattern(i, 300)).expect("send");
             }
             end.shutdown(SHUT_WR);
-            end.mask();
             a.sync();
+            end.mask();
         },
         |b| {
             let end = b.moved();

@@ -103,6 +103,7 @@ pub const CASES: &[Case] = &[
             say(brief(&buf[..7]));
         },
     )
+    .internet_only()
     .each_side(),
     pair(
         "data/sendmsg_recvmsg",

@@ -59,7 +59,7 @@ fn moved_as(side: &mut Side, connected: bool, wildcard: bool) -> Port {
     if side.is_client() {
         let other = {
             let port = side.hear() as u16;
-            side.target(port)
+            side.target(port.into())
         };
         let (fd, _) = bound(side, any_of(other.ip()));
         if connected {
@@ -188,7 +188,7 @@ pub const CASES: &[Case] = &[
             }
         },
     )
-    .all_families()
+    .all_internet_families()
     .each_side(),
     pair(
         "datagrams/connected",
@@ -217,7 +217,7 @@ pub const CASES: &[Case] = &[
             }
         },
     )
-    .all_families()
+    .all_internet_families()
     .each_side(),
     pair(
         "datagrams/wildcard",
@@ -233,7 +233,7 @@ pub const CASES: &[Case] = &[
             send_numbers(port, 0..50);
         },
     )
-    .all_families(),
+    .all_internet_families(),
     pair(
         "datagrams/empty",
         "datagrams of no bytes are datagrams",
@@ -259,6 +259,7 @@ pub const CASES: &[Case] = &[
             port.receive_with(10, MSG_DONTWAIT);
         },
     )
+    .internet_only()
     .each_side(),
     pair(
         "datagrams/short_buffers",
@@ -300,7 +301,7 @@ pub const CASES: &[Case] = &[
             port.receive_with(1000, MSG_DONTWAIT);
         },
     )
-    .all_families(),
+    .all_internet_families(),
     pair(
         "datagrams/many_at_once",
         "sendmmsg and recvmmsg",
@@ -341,7 +342,8 @@ pub const CASES: &[Case] = &[
             let got = sys::recvmmsg_within(port.end.0, &[10; 2], 0, 5000);
             record("within a time", got.map(show));
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/nonblocking",
         "EAGAIN while nothing is there",
@@ -372,6 +374,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
+    .internet_only()
     .each_side(),
     pair(
         "datagrams/timeout",
@@ -392,7 +395,8 @@ pub const CASES: &[Case] = &[
             b.sync();
             port.receive(10);
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/waiting",
         "receivers that sleep in recv, poll, select and epoll are woken",
@@ -430,7 +434,7 @@ pub const CASES: &[Case] = &[
             }
         },
     )
-    .all_families()
+    .all_internet_families()
     .each_side(),
     pair(
         "datagrams/readiness",
@@ -463,6 +467,7 @@ pub const CASES: &[Case] = &[
             record("poll", sys::poll(&[(end.0, libc::POLLIN)], 20).map(|p| p.0));
         },
     )
+    .internet_only()
     .each_side(),
     pair(
         "datagrams/epoll_level",
@@ -495,6 +500,7 @@ pub const CASES: &[Case] = &[
             wait();
         },
     )
+    .internet_only()
     .each_side(),
     pair(
         "datagrams/epoll_edge",
@@ -528,6 +534,7 @@ pub const CASES: &[Case] = &[
             wait(0);
         },
     )
+    .internet_only()
     .each_side(),
     pair(
         "datagrams/epoll_oneshot",
@@ -559,7 +566,8 @@ pub const CASES: &[Case] = &[
             record("arm", sys::epoll_ctl(set, libc::EPOLL_CTL_MOD, port.end.0, events, 9));
             wait(0);
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/many_clients",
         "one socket serves many, and answers each",
@@ -593,7 +601,7 @@ pub const CASES: &[Case] = &[
             record("served", served);
         },
     )
-    .all_families(),
+    .all_internet_families(),
     pair(
         "datagrams/order",
         "a sender's datagrams keep their order, whether the receiver sleeps, polls or is busy",
@@ -625,6 +633,7 @@ pub const CASES: &[Case] = &[
             record("wrong", wrong);
         },
     )
+    .internet_only()
     .each_side(),
     pair(
         "datagrams/overflow",
@@ -653,7 +662,8 @@ pub const CASES: &[Case] = &[
             port.receive(10);
             b.sync();
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/only_from_its_peer",
         "a connected socket receives from its peer only; connected anew, and dissolved",
@@ -710,7 +720,8 @@ pub const CASES: &[Case] = &[
             b.sync();
             take();
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/refused",
         "a connected sender is told that its receiver has gone",
@@ -737,7 +748,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
-    .all_families()
+    .all_internet_families()
     .each_side(),
     pair(
         "datagrams/killed_receiver",
@@ -764,7 +775,8 @@ pub const CASES: &[Case] = &[
             b.step();
             b.sync();
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/sender_gone",
         "what a sender had sent is received after it has closed",
@@ -781,6 +793,7 @@ pub const CASES: &[Case] = &[
             port.receive_with(10, MSG_DONTWAIT);
         },
     )
+    .internet_only()
     .each_side(),
     pair(
         "datagrams/fork",
@@ -825,6 +838,7 @@ pub const CASES: &[Case] = &[
             }
         },
     )
+    .internet_only()
     .each_side(),
     pair(
         "datagrams/dup",
@@ -848,7 +862,8 @@ pub const CASES: &[Case] = &[
             other.receive(100);
             other.send(b"answer");
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/passed",
         "a socket that is passed to another process goes on there",
@@ -876,7 +891,8 @@ pub const CASES: &[Case] = &[
             receive_numbers(port, 10..20);
             port.send(b"from the parent");
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/options",
         "options that only the kernel serves bring back what they ask for",
@@ -904,7 +920,8 @@ pub const CASES: &[Case] = &[
                 record("recvmsg", sys::recvmsg(port.end.0, &[10], 0).map(show));
             }
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/peek_offset",
         "SO_PEEK_OFF",
@@ -928,7 +945,8 @@ pub const CASES: &[Case] = &[
             port.receive_with(4, MSG_PEEK);
             port.receive(100);
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/shutdown",
         "each direction of a connected socket can be shut",
@@ -949,7 +967,8 @@ pub const CASES: &[Case] = &[
             b.sync();
             port.send(b"still heard");
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/corked",
         "MSG_MORE makes one datagram of several sends",
@@ -966,7 +985,8 @@ pub const CASES: &[Case] = &[
             port.receive(100);
             port.receive(100);
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/threads",
         "several threads receive from one socket; each datagram goes to one of them",
@@ -1010,7 +1030,8 @@ pub const CASES: &[Case] = &[
             record("received", count.load(order));
             record("sum", sum.load(order));
         },
-    ),
+    )
+    .internet_only(),
     pair(
         "datagrams/cancelled",
         "a thread that waits in a receive can be cancelled, and nobody misses anything",
@@ -1026,7 +1047,8 @@ pub const CASES: &[Case] = &[
             b.sync();
             receive_numbers(port, 0..20);
         },
-    ),
+    )
+    .internet_only(),
     solo("datagrams/one_process", "both ends in one process", |side| {
         let ip = side.address();
         let (far, number) = bound(side, ip);
@@ -1052,7 +1074,8 @@ pub const CASES: &[Case] = &[
             sys::recv_from(near, 8, 0)
                 .map(|(data, from)| format!("{} {}", brief(&data), from == Some(me))),
         );
-    }),
+    })
+    .internet_only(),
     solo(
         "datagrams/stolen",
         "a socket that connects at a shared address takes what its peer sends from now on",
@@ -1086,5 +1109,6 @@ pub const CASES: &[Case] = &[
             record("at the server", sys::recv_from(server, 8, MSG_DONTWAIT).map(|got| got.0));
             record("at the thief", sys::recv_from(thief, 8, 0).map(|got| got.0));
         },
-    ),
+    )
+    .internet_only(),
 ];

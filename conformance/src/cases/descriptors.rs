@@ -485,6 +485,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
+    .internet_only()
     .all_families()
     .each_side(),
     pair("descriptors/options", "options are set and told", echo_peer, |b| {

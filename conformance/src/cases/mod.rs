@@ -12,6 +12,7 @@ mod readiness;
 mod signals;
 mod threads;
 mod timeouts;
+mod unix;
 
 use crate::case::Case;
 
@@ -29,6 +30,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         processes::CASES,
         rare::CASES,
         threads::CASES,
+        unix::CASES,
     ]
     .into_iter()
     .flatten()

@@ -69,7 +69,7 @@ pub const CASES: &[Case] = &[
         "nonblocking/accept4",
         "a connection accepted or made with SOCK_NONBLOCK has the flag from the start",
         |a| {
-            let port = a.hear() as u16;
+            let port = a.hear() as u32;
             let fd = sys::socket(libc::AF_INET, SOCK_STREAM | SOCK_NONBLOCK).expect("socket");
             record("connect", sys::connect(fd, a.target(port)));
             let end = End(fd);
@@ -95,6 +95,7 @@ pub const CASES: &[Case] = &[
             End(fd).recv(4);
         },
     )
+    .internet_only()
     .each_side(),
     pair(
         "nonblocking/full",
@@ -231,6 +232,7 @@ pub const CASES: &[Case] = &[
         let blocking = sys::socket(libc::AF_INET, SOCK_STREAM).expect("socket");
         record("blocking connect", sys::connect(blocking, target));
     })
+    .internet_only()
     .any_path(),
     solo("nonblocking/accept", "accept with nobody there fails, or ends with its timeout", |s| {
         let (listener, port) = s.listener();

@@ -338,7 +338,7 @@ pub const CASES: &[Case] = &[
         "two workers accept on one listener that they inherited",
         |a| {
             for _ in 0..6 {
-                let port = a.hear() as u16;
+                let port = a.hear() as u32;
                 let end = a.dial(port);
                 rounds(end, 200);
                 end.shutdown(SHUT_WR);
@@ -376,7 +376,7 @@ pub const CASES: &[Case] = &[
         "processes/prefork_epoll",
         "two workers, each with its own set that watches the inherited listener",
         |a| {
-            let port = a.hear() as u16;
+            let port = a.hear() as u32;
             for _ in 0..8 {
                 let ends = [a.dial(port), a.dial(port), a.dial(port)];
                 for end in ends {

@@ -1053,7 +1053,7 @@ pub const CASES: &[Case] = &[
         "readiness/connect_in_a_set",
         "a socket watched from before its non-blocking connect",
         |a| {
-            let port = a.hear() as u16;
+            let port = a.hear() as u32;
             let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
             let fd = sys::socket(libc::AF_INET, kind).expect("socket");
             let set = Set::on(End(fd), IN | OUT | RDHUP | ET);
@@ -1079,6 +1079,7 @@ pub const CASES: &[Case] = &[
             end.send(b"x");
         },
     )
+    .internet_only()
     .each_side(),
     pair(
         "readiness/poll_lists",

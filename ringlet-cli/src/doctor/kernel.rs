@@ -1,14 +1,15 @@
 //! What the move of a connection needs of the kernel, tried with the very functions that the move uses.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use ringlet_linux::fd as descriptor;
 use ringlet_linux::sys::{Errno, Sys};
-use ringlet_linux::{map, meet, tcp};
+use ringlet_linux::{diag, map, meet, tcp, unix};
 use rustix::event::epoll;
 
 use super::Check;
@@ -20,7 +21,8 @@ const MESSAGE: &[u8] = b"doctor";
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub fn checks() -> Vec<Check> {
-    let mut checks = vec![version(), memory(), wipe_on_fork(), doorbell(), readiness()];
+    let mut checks =
+        vec![version(), memory(), wipe_on_fork(), doorbell(), readiness(), unix_sockets()];
     match connection(Ipv4Addr::LOCALHOST.into()) {
         Ok(pair) => {
             checks.push(Check::ok("loopback", loopback()));
@@ -183,10 +185,41 @@ fn counts(pair: &Pair) -> Check {
     }
 }
 
+/// Who is at the other end of a Unix socket, and has it taken all?
+fn unix_sockets() -> Check {
+    let name = "Unix sockets";
+    let tried = || -> Sys<(bool, bool)> {
+        let (near, mut far) = UnixStream::pair().map_err(|_| Errno::EMFILE)?;
+        let found = unix::ends(near.as_raw_fd())?;
+        let owner = diag::far_owner(&meet::Ends::Unix(found))?;
+        let identified = Some(owner.inode) == inode(far.as_fd())
+            && owner.uid == rustix::process::geteuid().as_raw();
+        let untaken = || unix::untaken(near.as_raw_fd());
+        tcp::send_from(near.as_raw_fd(), b"x", 0)?;
+        let counted = untaken()? > 0;
+        far.read_exact(&mut [0]).map_err(|_| Errno::EINVAL)?;
+        Ok((identified, counted && untaken()? == 0))
+    };
+    match tried() {
+        Ok((true, true)) => {
+            Check::ok(name, "sock_diag finds the far end, SIOCOUTQ tells when all is taken")
+        }
+        Ok((false, _)) => broken(name, "sock_diag names another socket or user than the far end's"),
+        Ok((_, false)) => broken(name, "SIOCOUTQ does not tell when all is taken"),
+        Err(error) => Check::warn(
+            name,
+            format!(
+                "sock_diag does not find the far end: {}; they stay on the kernel",
+                describe(error)
+            ),
+            "Load the module (`modprobe unix_diag`, CONFIG_UNIX_DIAG).",
+        ),
+    }
+}
+
 fn owner(pair: &Pair) -> Check {
     let expected = inode(pair.acceptor.as_fd());
-    let tried = tcp::ends(pair.connector.as_raw_fd()).ok_or(Errno::ENOTCONN);
-    match tried.and_then(|ends| meet::far_owner(&ends)) {
+    match ends(&pair.connector).and_then(|ends| diag::far_owner(&ends)) {
         Ok(owner) if Some(owner.inode) == expected => {
             Check::ok("socket table", "sock_diag finds the far end of a connection")
         }
@@ -201,6 +234,10 @@ fn owner(pair: &Pair) -> Check {
              pass socket(AF_NETLINK, .., NETLINK_SOCK_DIAG).",
         ),
     }
+}
+
+fn ends(socket: &TcpStream) -> Sys<meet::Ends> {
+    tcp::ends(socket.as_raw_fd()).map(meet::Ends::Tcp).ok_or(Errno::ENOTCONN)
 }
 
 fn inode(socket: BorrowedFd) -> Option<u32> {
@@ -223,7 +260,6 @@ fn descriptors_of_processes(pair: &Pair) -> Check {
 /// Two strangers meet by the addresses of a connection, and one gives the other a descriptor.
 fn rendezvous(pair: &Pair) -> Check {
     let tried = || -> Sys<bool> {
-        let ends = |socket: &TcpStream| tcp::ends(socket.as_raw_fd()).ok_or(Errno::ENOTCONN);
         let offer = meet::offer(&ends(&pair.acceptor)?).map(own)?;
         let seeker = meet::look(&ends(&pair.connector)?).map(own)?;
         let host = meet::accept(offer.as_raw_fd()).map(own)?;

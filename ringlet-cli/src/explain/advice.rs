@@ -13,7 +13,7 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         Reason::NoPeer => {
             "Start the other program with `ringlet run` too; if it runs so already, `ringlet on` makes both look again."
         }
-        Reason::Off => "See `ringlet config`: the settings enabled, only and except decide.",
+        Reason::Off => "See `ringlet config`: the settings enabled, only, except and unix decide.",
         Reason::NotOwner => {
             "Look who listens at the rendezvous in the other program's place; ringlet keeps it out."
         }
@@ -50,6 +50,10 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         Reason::Asked => "Ask at the other end: `ringlet explain` of its process says why.",
         Reason::Stalled => {
             "Look why the receiver does not read; a larger ring_bytes helps against bursts only."
+        }
+        Reason::Pair => "Nothing to do: it moves when its ends are in two processes.",
+        Reason::Ancillary => {
+            "Nothing to do: it uses shared memory again once the other end has taken that part."
         }
         Reason::Unforgiving => "Switch the testing aid off (setting unforgiving).",
         Reason::Paused => "`ringlet on` lets it use shared memory again.",

@@ -14,8 +14,7 @@ use serde::Serialize;
 
 use crate::holders::{Holder, Holders, sockets_of};
 use crate::processes::{self, Slot};
-use crate::sockets::{self, KernelSocket, LISTENING, SocketTables, UNCONNECTED};
-use crate::ss::canonical;
+use crate::sockets::{self, End, KernelSocket, LISTENING, SocketTables, UNCONNECTED};
 use crate::table::printable;
 
 /// Explain what happened to the sockets of a program, and why
@@ -173,7 +172,8 @@ impl Look {
     }
 
     fn socket(&self, fd: i32, inode: u64, seen: bool) -> Socket {
-        let kernel = self.table.get(&inode);
+        let found = sockets::find(&self.table, inode);
+        let kernel = found.as_ref();
         let kind = self.other_kinds.get(&inode).copied();
         let slot = self.slots.get(&inode);
         let holders = self.holders.of(inode).iter().filter(|holder| holder.pid != self.pid);
@@ -212,9 +212,12 @@ impl Look {
 
     /// The socket at the other end, if it is in the same network namespace.
     fn peer_inode(&self, socket: &KernelSocket) -> Option<u64> {
-        let ends = (canonical(socket.peer), canonical(socket.local));
+        if let End::Unix { inode, .. } = socket.peer {
+            return inode;
+        }
+        let ends = (socket.peer.key(), socket.local.key());
         let mut all = self.table.iter();
-        all.find(|(_, other)| (canonical(other.local), canonical(other.peer)) == ends)
+        all.find(|(_, other)| (other.local.key(), other.peer.key()) == ends)
             .map(|(inode, _)| *inode)
     }
 }

@@ -8,13 +8,11 @@
 //! connection, which the kernel's set reports by itself; then they are hot again.
 
 use super::table::{Lock, Receiving, Sending, Socket, Stage, Tables, tables};
-use super::{context, datagram, spin, stream, unforgiving, view};
+use super::{carrier, context, datagram, moving, spin, stream, unforgiving, view};
 use crate::plain::{P32, P64};
-use ringlet_core::ring::Mark;
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::map::Zeroed;
 use ringlet_linux::sys::{self, Errno, Sys};
-use ringlet_linux::tcp;
 use std::cell::Cell;
 
 /// Data of our registrations: high half this mark (no canonical address, no descriptor number), low half the watch.
@@ -647,12 +645,12 @@ fn kernel_edge(socket: &Socket, watch: &Watch) -> bool {
 /// How much of the stream the kernel has received, while it is the way.
 fn received_by_kernel(socket: &Socket) -> Option<u64> {
     let end = socket.end();
-    let received = || tcp::counts(socket.fd()).map_or(u64::MAX, |counts| counts.received);
+    let received = || carrier::received(socket, end).unwrap_or(u64::MAX);
     match end.receiving() {
-        Receiving::Ring => match end.rx.mark_ahead(&socket.incoming()?) {
-            Some(Mark::Back(position)) => Some(received()).filter(|received| *received > position),
-            _ => None,
-        },
+        Receiving::Ring => {
+            let position = moving::back_ahead(end, &socket.incoming()?)?;
+            Some(received()).filter(|received| *received > position)
+        }
         // What comes after these are doorbells.
         Receiving::Draining => Some(received().min(end.taken.get() + end.until.get() - 1)),
         // What came before it are doorbells.

@@ -18,15 +18,15 @@
 //! socket's credentials name the caller, and /proc tells whether the caller's process holds the socket.
 
 use super::table::{Socket, Stage, Tables, tables};
-use super::{context, control, epoll, unforgiving, view};
-use crate::config::{Endpoint, PeerPolicy};
+use super::{carrier, context, control, epoll, unforgiving, view};
+use crate::config::PeerPolicy;
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, Head, SEGMENT_MAGIC};
 use ringlet_core::sync::Ordering;
-use ringlet_linux::meet as rendezvous;
+use ringlet_linux::meet::{self as rendezvous, Ends};
 use ringlet_linux::sys::{self, Errno};
-use ringlet_linux::{fd, map, tcp};
+use ringlet_linux::{diag, fd, map, tcp};
 
 /// After so many messages and so long without a peer nobody will come any more. (One end of a stream may make a thousand calls
 /// while the other makes one.)
@@ -102,7 +102,8 @@ pub fn begin(socket: &Socket, accepting: bool) {
         return;
     }
     let after = tables.config.move_after.min(u32::MAX as u64 / 2) as u32;
-    socket.next_step.set(after + if accepting { 0 } else { LOOK_LATER_CALLS });
+    let from = socket.calls.get().saturating_add(after);
+    socket.next_step.set(from + if accepting { 0 } else { LOOK_LATER_CALLS });
 }
 
 /// Takes the step that is due. Called with no lock held.
@@ -270,22 +271,13 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         view::show(socket, Reason::Shared);
         return Step::Later;
     }
-    let Some(ends) = tcp::ends(socket.fd()) else { return Step::Bar(Reason::NotConnected) };
-    let local =
-        ends.local.ip == ends.remote.ip || ends.local.is_loopback() && ends.remote.is_loopback();
-    if !local || ends.local == ends.remote {
-        return Step::Bar(Reason::NotLocal);
-    }
-    let endpoint = |end: &tcp::Address| Endpoint { address: end.ip, port: end.port };
-    if !tables.config.allows(endpoint(&ends.local), endpoint(&ends.remote)) {
-        return Step::Bar(Reason::Off);
-    }
-    if let Some(reason) = unserved_option(socket.fd()) {
+    let ends = match carrier::ends(tables, socket) {
+        Ok(ends) => ends,
+        Err(Some(reason)) => return Step::Bar(reason),
+        Err(None) => return Step::Later,
+    };
+    if let Some(reason) = carrier::unserved_option(socket) {
         return Step::Bar(reason);
-    }
-    // Without these counts no direction could be moved.
-    if let Err(error) = tcp::counts(socket.fd()) {
-        return Step::Bar(reason_of(error));
     }
     let Some(place) = place(tables) else {
         view::show(socket, Reason::NoDescriptor);
@@ -310,14 +302,6 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         }
         Err(error) => Step::Bar(reason_of(error)),
     }
-}
-
-/// Options whose meaning lies in the kernel's queues.
-fn unserved_option(fd: i32) -> Option<Reason> {
-    let low_water = tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1);
-    let inline = tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_OOBINLINE).unwrap_or(0);
-    let protocol = tcp::has_upper_protocol(fd);
-    (low_water > 1 || inline != 0 || protocol).then_some(Reason::Option)
 }
 
 /// The context in which this connection is used: the epoll set that watches it, else this thread.
@@ -364,7 +348,7 @@ fn trusted(uid: u32) -> bool {
 }
 
 /// The connecting side found a listener of the right name: is it the right one?
-fn greet(tables: &Tables, place: &Place, socket: &Socket, ends: &tcp::Ends, meeting: i32) -> Step {
+fn greet(tables: &Tables, place: &Place, socket: &Socket, ends: &Ends, meeting: i32) -> Step {
     let checked = check_user(tables, ends, meeting);
     let (uid, geometry) = match (checked, Geometry::new(tables.config.ring_bytes as usize)) {
         (Ok((_, uid)), Some(geometry)) => (uid, geometry),
@@ -386,8 +370,8 @@ fn greet(tables: &Tables, place: &Place, socket: &Socket, ends: &tcp::Ends, meet
 }
 
 /// The user at the other side of the rendezvous must be the user of the far end. Returns the far end's inode and that user.
-fn check_user(tables: &Tables, ends: &tcp::Ends, meeting: i32) -> Result<(u32, u32), Reason> {
-    let owner = match rendezvous::far_owner(ends) {
+fn check_user(tables: &Tables, ends: &Ends, meeting: i32) -> Result<(u32, u32), Reason> {
+    let owner = match diag::far_owner(ends) {
         Ok(owner) => owner,
         Err(Errno::ENOENT) => return Err(Reason::NotLocal),
         Err(error) => return Err(reason_of(error)),
@@ -399,7 +383,7 @@ fn check_user(tables: &Tables, ends: &tcp::Ends, meeting: i32) -> Result<(u32, u
 
 fn check_owner(
     tables: &Tables,
-    owner: &rendezvous::Owner,
+    owner: &diag::Owner,
     caller: rendezvous::Credentials,
 ) -> Result<(), Reason> {
     // Root may hold anybody's socket; whether it holds this one is asked next.
@@ -415,7 +399,7 @@ fn check_owner(
 /// Is the caller of the right user, and does it hold the socket, by the descriptor that it names?
 pub fn check_caller(
     tables: &Tables,
-    owner: &rendezvous::Owner,
+    owner: &diag::Owner,
     caller: rendezvous::Credentials,
     fd: i32,
 ) -> Result<(), Reason> {
@@ -447,7 +431,7 @@ fn check_holder(caller: rendezvous::Credentials, inode: u32, fd: i32) -> Result<
 /// Who is at the other side: its process (0 if that can't be seen) and its user.
 fn check(
     tables: &Tables,
-    ends: &tcp::Ends,
+    ends: &Ends,
     meeting: i32,
     fd: i32,
 ) -> Result<rendezvous::Credentials, Reason> {
@@ -500,7 +484,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
         Ok(got) => got,
     };
     let Some(hello) = Message::read(&bytes[..n]) else { return Step::Bar(Reason::BadPeer) };
-    let Some(ends) = tcp::ends(socket.fd()) else { return Step::Bar(Reason::NotConnected) };
+    let Ok(ends) = carrier::ends(tables, socket) else { return Step::Bar(Reason::NotConnected) };
     let peer = match check(tables, &ends, meeting, hello.fd) {
         Ok(peer) => peer,
         Err(reason) => return Step::Bar(reason),
@@ -597,7 +581,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
         Ok(got) => got,
     };
     let Some(answer) = Message::read(&bytes[..n]) else { return Step::Bar(Reason::BadPeer) };
-    let Some(ends) = tcp::ends(socket.fd()) else { return Step::Bar(Reason::NotConnected) };
+    let Ok(ends) = carrier::ends(tables, socket) else { return Step::Bar(Reason::NotConnected) };
     let peer = match check(tables, &ends, meeting, answer.fd) {
         Ok(peer) => peer,
         Err(reason) => return Step::Bar(reason),
@@ -656,11 +640,7 @@ fn attach(socket: &'static Socket) {
     let end = socket.end();
     end.nonblocking.set(fd::is_nonblocking(socket.fd()) as u32);
     copy_timeouts(socket);
-    let option =
-        |option| tcp::int_option(socket.fd(), libc::IPPROTO_TCP, option).unwrap_or(0) as u32;
-    end.no_delay.set(option(libc::TCP_NODELAY));
-    end.cork.set(option(libc::TCP_CORK));
-    tcp::send_at_once(socket.fd());
+    carrier::attached(socket, end);
     socket.kernel_news.set(1);
     if let (Ok(counts), Ok(unread)) = (tcp::counts(socket.fd()), tcp::unread(socket.fd())) {
         let received = counts.received.saturating_sub(unread as u64);

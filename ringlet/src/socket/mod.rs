@@ -5,6 +5,7 @@
 //! descriptors through close, dup, fork and exec, `control` does what `ringlet off` and `on` ask,
 //! `tap` records for `ringlet capture`.
 
+pub mod carrier;
 pub mod context;
 pub mod control;
 pub mod datagram;
@@ -19,6 +20,7 @@ pub mod stream;
 pub mod table;
 pub mod tap;
 pub mod unforgiving;
+pub mod unix;
 pub mod view;
 
 use crate::config::{Config, LogTarget};
@@ -26,7 +28,7 @@ use crate::reasons::Reason;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_core::view as layout;
 use ringlet_linux::sys::{self, Sys};
-use table::{Known, Receiving, Sending, Socket, Stage, lookup};
+use table::{Kind, Known, Receiving, Sending, Socket, Stage, lookup};
 
 /// Sets ringlet up in this process.
 pub fn start(config: Config) -> Sys<()> {
@@ -55,6 +57,9 @@ const SO_TIMESTAMP_NEW: i32 = 63;
 const SO_TIMESTAMPING_NEW: i32 = 65;
 const SO_RCVTIMEO_NEW: i32 = 66;
 const SO_SNDTIMEO_NEW: i32 = 67;
+/// asm-generic/socket.h: a pidfd of the sender, or the bytes that wait, with each message.
+pub const SO_PASSPIDFD: i32 = 76;
+pub const SO_INQ: i32 = 84;
 
 /// How a call on a descriptor goes.
 pub enum Way {
@@ -231,6 +236,10 @@ pub fn option_set(fd: i32, level: i32, option: i32, value: i32) {
             | libc::SO_TIMESTAMPING
             | SO_TIMESTAMP_NEW..=SO_TIMESTAMPING_NEW
             | libc::SO_PEEK_OFF
+            | libc::SO_PASSCRED
+            | libc::SO_PASSSEC
+            | SO_PASSPIDFD
+            | SO_INQ
             | libc::SO_ATTACH_FILTER
             | libc::SO_ATTACH_BPF,
         )
@@ -252,7 +261,8 @@ pub fn keep_option(fd: i32, level: i32, option: i32, value: i32) -> bool {
 
 /// Where the program's value of such an option is kept, if it is.
 pub fn kept_option(fd: i32, level: i32, option: i32) -> Option<&'static crate::plain::P32> {
-    let socket = table::socket(fd).filter(|socket| socket.stage() == Stage::Attached)?;
+    let socket = table::socket(fd)
+        .filter(|socket| socket.stage() == Stage::Attached && socket.kind() == Kind::Internet)?;
     match (level, option) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Some(&socket.end().no_delay),
         (libc::IPPROTO_TCP, libc::TCP_CORK) => Some(&socket.end().cork),
@@ -270,8 +280,12 @@ pub fn keep_on_kernel(socket: &'static Socket, reason: Reason) {
 }
 
 /// SO_ERROR, after the kernel has answered: an error is told once, by whichever call comes first.
-pub fn take_error(socket: &Socket, of_kernel: i32) -> i32 {
+pub fn take_error(socket: &Socket, mut of_kernel: i32) -> i32 {
     let end = socket.end();
+    if socket.is_unix() && socket.stage() == Stage::Attached && unix::judge(socket, end, of_kernel)
+    {
+        of_kernel = 0;
+    }
     let pending = end.pending_error.get() as i32;
     end.pending_error.set(0);
     let error = if of_kernel != 0 { of_kernel } else { pending };

@@ -1,11 +1,11 @@
 //! Moving the two directions of an attached connection between the kernel and the ring, and the doorbells that wake the peer.
 //!
 //! The protocol is modelled and checked in `ringlet_core::handover`; this is its form on a real connection, where the kernel counts
-//! the bytes (`tcp::counts`, `tcp::consumed`). Callers hold the end's receive lock for what concerns the receiving direction and its
+//! the bytes (`carrier`). Callers hold the end's receive lock for what concerns the receiving direction and its
 //! send lock for the sending one; receive before send.
 
 use super::table::{End, Receiving, Sending, Socket, tables};
-use super::{context, control, view};
+use super::{carrier, context, control, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{GO_BACK, GONE_BACK, WANT_BYTE, WANT_EVENT, WANT_NOTHING};
 use ringlet_core::ring::{Mark, SegmentRing};
@@ -62,15 +62,11 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     if !ready {
         return;
     }
-    let Ok(counts) = tcp::counts(socket.fd()) else { return };
-    if counts.state != tcp::TCP_ESTABLISHED {
-        end.sending.set(Sending::KernelForGood as u32);
-        return;
-    }
+    let Some(place) = carrier::start_place(socket, end) else { return };
     if end.tx.is_new() {
         note_move();
     }
-    if end.tx.push_mark(ring, Mark::Start(counts.written)) {
+    if end.tx.push_mark(ring, Mark::Start(place)) {
         end.sending.set(Sending::Ring as u32);
         super::epoll::sending_changed(socket);
         show_path(socket, end);
@@ -93,7 +89,7 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
         corrupt(socket);
         return;
     }
-    let Ok(counts) = tcp::counts(socket.fd()) else { return };
+    let Ok(place) = carrier::back_place(socket, end) else { return };
     // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and what
     // the kernel still has to deliver is lost.
     if socket.room_waiters.load(Ordering::SeqCst) == 0 && !super::epoll::watched_by_sleepers(socket)
@@ -107,7 +103,7 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
         super::stream::take_unwanted_bells(socket, end, &incoming);
     }
     // No doorbell for the mark: what follows through the kernel wakes by itself.
-    let _ = end.tx.push_mark(ring, Mark::Back(counts.written));
+    let _ = end.tx.push_mark(ring, Mark::Back(place));
     super::epoll::sending_changed(socket);
     view::count_return(socket, reason);
     view::show(socket, reason);
@@ -237,7 +233,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
             let ended = control.sender.shut.load(Ordering::Acquire) != 0 || end.ended.is();
             if ended && end.rx.has_bytes(&ring) {
                 // Nobody is left who could send these bytes again: an error that can be seen, not bytes lost in silence.
-                tcp::disconnect(socket.fd());
+                carrier::break_off(socket);
             }
             control.receiver.used.store(end.rx.used(), Ordering::Relaxed);
             // ORDER: SeqCst; pairs with the peer's `ring_byte` and, after a publish, with its look in `stream::send_now`.
@@ -246,9 +242,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
             match end.receiving() {
                 _ if !quiet => drop(corrupt(socket)),
                 // The peer has gone back by itself, and sends nothing again.
-                Receiving::Ring if end.rx.mark_ahead(&ring).is_some() => {
-                    tcp::disconnect(socket.fd())
-                }
+                Receiving::Ring if end.rx.mark_ahead(&ring).is_some() => carrier::break_off(socket),
                 Receiving::Ring => drain_bells(socket.fd()),
                 Receiving::Discarding => drop(discard(socket, end)),
                 // Data of the kernel's time, and behind it perhaps doorbells, which can't be told apart any more.
@@ -270,7 +264,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
         ring_byte(socket, &outgoing);
     }
     send_back(socket, reason);
-    tcp::send_as_asked(socket.fd(), end.no_delay.is(), end.cork.is());
+    carrier::returned(socket, end);
     view::show(socket, reason);
 }
 
@@ -311,14 +305,6 @@ pub fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
     Err(corrupt(socket))
 }
 
-/// Bytes that were ever taken from the kernel.
-fn consumed(socket: &Socket, end: &End) -> Sys<u64> {
-    if end.taken.get() == 0 {
-        end.taken.set(tcp::consumed(socket.fd())? + 1);
-    }
-    Ok(end.taken.get() - 1)
-}
-
 /// So many more were taken.
 pub fn count_taken(end: &End, bytes: usize) {
     if end.taken.get() != 0 {
@@ -333,9 +319,9 @@ pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
         None if published(end, ring) && end.rx.mark(ring).is_none() => Err(corrupt(socket)),
         None => Ok(false),
         Some(Mark::Start(start)) => {
-            let consumed = consumed(socket, end)?;
+            let until = carrier::until_start(socket, end, start)?;
             pass_mark(socket, end, ring);
-            end.until.set(start.saturating_sub(consumed));
+            end.until.set(until);
             set_receiving(socket, end, Receiving::Draining);
             Ok(true)
         }
@@ -357,8 +343,16 @@ fn pass_mark(socket: &Socket, end: &End, ring: &SegmentRing) {
 
 pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
     pass_mark(socket, end, ring);
-    end.until.set(position);
+    end.until.set(end.base.get().wrapping_add(position));
     set_receiving(socket, end, Receiving::Discarding);
+}
+
+/// Where the stream goes on in the kernel behind what is published, if it does.
+pub fn back_ahead(end: &End, ring: &SegmentRing) -> Option<u64> {
+    match end.rx.mark_ahead(ring)? {
+        Mark::Back(position) => Some(end.base.get().wrapping_add(position)),
+        Mark::Start(_) => None,
+    }
 }
 
 /// Doorbells up to the byte where the peer went back to the kernel.
@@ -373,7 +367,7 @@ pub fn discard(socket: &Socket, end: &End) -> Sys<()> {
 pub fn discard_to(socket: &Socket, end: &End, position: u64) -> Sys<bool> {
     let mut bells = [0u8; 256];
     loop {
-        let left = position.saturating_sub(consumed(socket, end)?);
+        let left = position.saturating_sub(carrier::consumed(socket, end)?);
         if left == 0 {
             return Ok(true);
         }
@@ -388,7 +382,7 @@ pub fn discard_to(socket: &Socket, end: &End, position: u64) -> Sys<bool> {
 
 /// Bytes that wait in the kernel behind this position of the connection.
 pub fn unread_after(socket: &Socket, end: &End, position: u64) -> Sys<usize> {
-    let arrived = consumed(socket, end)? + tcp::unread(socket.fd())? as u64;
+    let arrived = carrier::consumed(socket, end)? + tcp::unread(socket.fd())? as u64;
     Ok(arrived.saturating_sub(position) as usize)
 }
 
@@ -489,7 +483,8 @@ fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
     if end.sending() == Sending::Ring
         && outgoing.control().receiver.closed.load(Ordering::SeqCst) == 0
     {
-        tcp::ring_byte(socket.fd());
+        // ORDER: Relaxed; `leave_ring` has waited for us before anybody reads it.
+        end.bells.fetch_add(tcp::ring_byte(socket.fd()) as u64, Ordering::Relaxed);
     }
     ringing.fetch_sub(1, Ordering::SeqCst);
     end.ringers.fetch_sub(1, Ordering::SeqCst);

@@ -1,18 +1,19 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
-use super::table::{Known, Receiving, Socket, Stage, Tables, lookup, tables};
-use super::{context, datagram, epoll, meet, moving, view};
+use super::table::{Kind, Known, Receiving, Socket, Stage, Tables, lookup, tables};
+use super::{carrier, context, datagram, epoll, meet, moving, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::CLOSED;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::{fd, map, sys, tcp};
 
-/// A TCP socket was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
+/// A socket that may be moved was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
 /// back).
-pub fn made_socket(fd: i32) {
+pub fn made_socket(fd: i32, kind: Kind) {
     reused(fd);
     if let Some(tables) = tables()
-        && tables.follow(fd).is_some()
+        && (kind == Kind::Internet || tables.config.allows_unix())
+        && tables.follow(fd, kind).is_some()
     {
         view::appear(tables);
     }
@@ -22,7 +23,7 @@ pub fn made_socket(fd: i32) {
 pub fn made_datagram_socket(fd: i32, family: i32, nonblocking: bool) {
     reused(fd);
     let tables = tables().filter(|tables| tables.config.udp && tables.config.enabled);
-    if let Some(socket) = tables.and_then(|tables| tables.follow(fd)) {
+    if let Some(socket) = tables.and_then(|tables| tables.follow(fd, Kind::Internet)) {
         datagram::begin(socket, family, nonblocking);
         if fd <= LAST_STANDARD {
             socket.bar(Reason::Stdio);
@@ -37,6 +38,18 @@ pub fn reconnected(fd: i32) -> bool {
         datagram::connected(socket);
     }
     socket.is_datagram()
+}
+
+/// A pair of connected sockets was made.
+pub fn made_pair(first: i32, second: i32, kind: Option<Kind>) {
+    reused(first);
+    reused(second);
+    if let Some(tables) = tables()
+        && kind == Some(Kind::Unix)
+        && tables.config.allows_unix()
+    {
+        unix::made_pair(tables, first, second);
+    }
 }
 
 /// A number was handed out by the kernel for something new.
@@ -69,11 +82,24 @@ pub fn reused(fd: i32) {
     }
 }
 
+/// accept() returned this descriptor, of the same kind as its listener.
+pub fn accepted(fd: i32, listener: i32) {
+    let kind = match lookup(listener) {
+        Some(Known::Socket(socket)) => Some(socket.kind()),
+        // We have not seen it made: it was inherited.
+        _ => carrier::kind_of(fd),
+    };
+    match kind {
+        Some(kind) => {
+            made_socket(fd, kind);
+            connected(fd, true);
+        }
+        None => reused(fd),
+    }
+}
+
 /// connect() succeeded or is under way, or accept() returned this descriptor.
 pub fn connected(fd: i32, accepting: bool) {
-    if accepting {
-        made_socket(fd);
-    }
     if let Some(Known::Socket(socket)) = lookup(fd)
         && socket.stage() == Stage::Kernel
     {
@@ -194,6 +220,11 @@ fn release(socket: &'static Socket, open: bool) {
     let last = end.holders.fetch_sub(1, Ordering::AcqRel) == 1;
     meet::abandon(socket);
     epoll::forget_socket(socket);
+    if socket.twin.is()
+        && let Some(tables) = tables()
+    {
+        unix::part(tables, socket);
+    }
     let attached = socket.stage() == Stage::Attached;
     {
         // Without the locks (we are in a signal handler that interrupted their holder) we only stop using it.
@@ -248,11 +279,13 @@ fn close_ring(socket: &Socket) {
     moving::await_ringing(&incoming);
     // Doorbells that lie unread would make the kernel reset the connection.
     let _ = moving::settle(socket, end, &incoming);
+    let unread = end.receiving() == Receiving::Ring && end.rx.has_bytes(&incoming);
+    if socket.is_unix() {
+        unix::closing(socket, unread);
+    }
     match end.receiving() {
-        Receiving::Ring if end.rx.ready(&incoming) && end.rx.mark(&incoming).is_none() => {
-            // KERNEL: close with unread data sends a reset.
-            tcp::reset_on_close(socket.fd());
-        }
+        // KERNEL: close with unread data sends a reset.
+        Receiving::Ring if unread => tcp::reset_on_close(socket.fd()),
         Receiving::Ring => moving::drain_bells(socket.fd()),
         _ => {}
     }
@@ -369,6 +402,9 @@ pub fn at_exit() {
         }
         let end = socket.end();
         if end.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
+            if socket.is_unix() {
+                unix::exiting(socket);
+            }
             // Not given back at once: destructors and other threads may still use it.
             end.abandoned.store(1, Ordering::Release);
         }

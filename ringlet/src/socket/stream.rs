@@ -4,14 +4,15 @@
 //! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{context, control, moving, spin, tap, unforgiving, view};
+use super::{context, control, moving, spin, tap, unforgiving, unix, view};
 use crate::reasons::Reason;
-use ringlet_core::layout::{CLOSED, WANT_BYTE, WANT_EVENT};
+use ringlet_core::layout::{CLOSED, SHUT, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::{Mark, Next, SegmentRing};
 use ringlet_core::sync::Ordering;
 use ringlet_core::wait as flag;
 use ringlet_linux::sys::{Errno, Sys};
+use ringlet_linux::unix::FromKernel;
 use ringlet_linux::{fd, sys, tcp};
 use std::sync::OnceLock;
 
@@ -50,7 +51,18 @@ fn deadline(timeout_ns: u64) -> Option<u64> {
 }
 
 /// recv and its relatives. `Ok(0)` is the end of the stream.
+#[inline]
 pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
+    receive_by(socket, to, flags, &mut FromKernel::new(None))
+}
+
+/// The same; `from` says how the kernel's part is received.
+pub fn receive_by(
+    socket: &Socket,
+    to: &mut Buffers,
+    flags: i32,
+    from: &mut FromKernel,
+) -> Sys<usize> {
     if flags & libc::MSG_OOB != 0 || flags & libc::MSG_ERRQUEUE != 0 {
         return tcp::receive(socket.fd(), to, CALL_MAX_BYTES, flags);
     }
@@ -71,7 +83,7 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
             let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
             let mine = waiter.is_some() as u32;
             tap::recorded(socket, end, tap::Direction::of_receive(flags), to, |to| {
-                receive_now(socket, end, to, flags, blocking, mine)
+                receive_now(socket, end, to, flags, blocking, mine, from)
             })
         };
         match step {
@@ -97,7 +109,7 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32) -> Sys<usize> {
             }
             Err(error) => return Err(error),
         }
-        if !all || to.remaining() == 0 {
+        if !all || to.remaining() == 0 || from.control_bytes != 0 {
             return Ok(total);
         }
     }
@@ -120,6 +132,7 @@ fn receive_now(
     flags: i32,
     blocking: bool,
     mine: u32,
+    from: &mut FromKernel,
 ) -> Sys<usize> {
     let Some(ring) = socket.incoming() else { return Err(Errno::EBADF) };
     if view::asked(socket) != 0 {
@@ -133,18 +146,18 @@ fn receive_now(
     for _ in 0..moving::CHANGES_MAX {
         let result = match end.receiving() {
             Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking, mine),
-            Receiving::Kernel => receive_kernel(socket, end, &ring, to, flags),
-            Receiving::Draining => receive_draining(socket, end, to, flags),
+            Receiving::Kernel => receive_kernel(socket, end, &ring, to, flags, from),
+            Receiving::Draining => receive_draining(socket, end, to, flags, from),
             Receiving::Discarding => moving::discard(socket, end).map(|_| None),
         };
         match result {
             Ok(None) => continue,
             Ok(Some(n)) if to.remaining() == 0 || n == 0 => return Ok(n),
             Ok(Some(n)) if flags & libc::MSG_PEEK != 0 => {
-                return Ok(n + peek_rest(socket, end, &ring, to, n));
+                return Ok(n + peek_rest(socket, end, &ring, to, n, from));
             }
             Ok(Some(n)) if end.receiving() != Receiving::Ring || unforgiving::on() => {
-                return Ok(n + receive_rest(socket, end, &ring, to, flags));
+                return Ok(n + receive_rest(socket, end, &ring, to, flags, from));
             }
             Ok(Some(n)) => return Ok(n),
             Err(error) => return Err(error),
@@ -161,15 +174,20 @@ fn receive_rest(
     ring: &SegmentRing,
     to: &mut Buffers,
     flags: i32,
+    from: &mut FromKernel,
 ) -> usize {
     let mut total = 0;
     let mut pieces = None;
     // Has this call come to the kernel's bytes from the ring? Else it has taken those that were there.
     let mut crossed = unforgiving::on();
     for _ in 0..REST_ROUNDS_MAX {
-        let unread = || matches!(tcp::unread(socket.fd()), Ok(1..));
+        // KERNEL: a Unix receive goes no further than the urgent byte; one that begins there drops it.
+        let unread = || {
+            matches!(tcp::unread(socket.fd()), Ok(1..))
+                && !(socket.is_unix() && unix::at_mark(socket))
+        };
         let more = match end.receiving() {
-            _ if to.remaining() == 0 => break,
+            _ if to.remaining() == 0 || from.control_bytes != 0 => break,
             Receiving::Kernel => moving::published(end, ring) || crossed && unread(),
             Receiving::Draining => end.until.get() == 0 || unforgiving::on() && unread(),
             Receiving::Ring => moving::published(end, ring),
@@ -180,8 +198,8 @@ fn receive_rest(
         };
         let got = match end.receiving() {
             _ if !more => Ok(Some(0)),
-            Receiving::Kernel => receive_kernel(socket, end, ring, to, flags),
-            Receiving::Draining => receive_draining(socket, end, to, flags),
+            Receiving::Kernel => receive_kernel(socket, end, ring, to, flags, from),
+            Receiving::Draining => receive_draining(socket, end, to, flags, from),
             Receiving::Ring => receive_ring(socket, end, ring, to, flags, true, 0),
             Receiving::Discarding => moving::discard(socket, end).map(|_| None),
         };
@@ -210,15 +228,16 @@ fn peek_rest(
     ring: &SegmentRing,
     to: &mut Buffers,
     seen: usize,
+    from: &mut FromKernel,
 ) -> usize {
     if end.receiving() == Receiving::Draining && end.until.get() == seen as u64 {
         return end.rx.peek(ring, to);
     }
-    let Some(Mark::Back(position)) = end.rx.mark_ahead(ring) else { return 0 };
+    let Some(position) = moving::back_ahead(end, ring) else { return 0 };
     if end.receiving() != Receiving::Ring || moving::discard_to(socket, end, position) != Ok(true) {
         return 0;
     }
-    receive_native(socket, end, to, usize::MAX, libc::MSG_PEEK).unwrap_or(0)
+    receive_native(socket, end, to, usize::MAX, libc::MSG_PEEK, from).unwrap_or(0)
 }
 
 /// What was received or sent counts; a reset is told by the next call.
@@ -300,6 +319,13 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
     moving::answer_return(socket, end);
     let mut bells = [0u8; 64];
     let peeked = tcp::receive_into(socket.fd(), &mut bells, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+    let peeked = match peeked {
+        Ok(0) | Err(Errno::ECONNRESET) if socket.is_unix() => {
+            unix::judge(socket, end, peeked.err().map_or(0, |error| error.0));
+            Ok(0)
+        }
+        other => other,
+    };
     let peeked = match (peeked, end.pending_error.get()) {
         // Taken from the kernel before.
         (Err(Errno::EAGAIN) | Ok(0), error @ 1..) => Err(Errno(error as i32)),
@@ -363,6 +389,9 @@ fn end_of_stream(socket: &Socket, end: &End) -> Sys<Option<usize>> {
         end.ended.set(1);
     }
     socket.kernel_news.set(1);
+    if socket.is_unix() {
+        return unix::end_of_stream(end);
+    }
     if already < 2 && peer_died_unread(socket, end) {
         return Err(reset_by_death(socket, end));
     }
@@ -431,21 +460,26 @@ fn receive_kernel(
     ring: &SegmentRing,
     to: &mut Buffers,
     flags: i32,
+    from: &mut FromKernel,
 ) -> Sys<Option<usize>> {
     let waiting = tcp::unread(socket.fd())?;
     if moving::start_met(socket, end, ring)? {
         return Ok(None);
     }
     if waiting > 0 {
-        return receive_native(socket, end, to, waiting, flags).map(Some);
+        return receive_native(socket, end, to, waiting, flags, from).map(Some);
     }
     match tcp::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+        ended @ (Ok(0) | Err(Errno::ECONNRESET)) if socket.is_unix() => {
+            unix::judge(socket, end, ended.err().map_or(0, |error| error.0));
+            if moving::start_met(socket, end, ring)? { Ok(None) } else { unix::end_of_stream(end) }
+        }
         Ok(0) if moving::start_met(socket, end, ring)? => Ok(None),
         Ok(0) if end.pending_error.is() => Err(Errno(end.pending_error.swap(0) as i32)),
         Ok(0) => Ok(Some(0)),
         // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)
         Ok(_) if tcp::unread(socket.fd())? == 0 => {
-            receive_native(socket, end, to, usize::MAX, flags).map(Some)
+            receive_native(socket, end, to, usize::MAX, flags, from).map(Some)
         }
         Ok(_) => Ok(None),
         Err(error) => {
@@ -461,13 +495,14 @@ fn receive_draining(
     end: &End,
     to: &mut Buffers,
     flags: i32,
+    from: &mut FromKernel,
 ) -> Sys<Option<usize>> {
     let left = end.until.get();
     if left == 0 {
         moving::set_receiving(socket, end, Receiving::Ring);
         return Ok(None);
     }
-    let got = receive_native(socket, end, to, left.min(usize::MAX as u64) as usize, flags)?;
+    let got = receive_native(socket, end, to, left.min(usize::MAX as u64) as usize, flags, from)?;
     if flags & libc::MSG_PEEK == 0 {
         end.until.set(left - got as u64);
     }
@@ -480,18 +515,19 @@ fn receive_native(
     to: &mut Buffers,
     max: usize,
     flags: i32,
+    from: &mut FromKernel,
 ) -> Sys<usize> {
     let flags = flags & (MSG_SERVED & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
     let mut total = 0;
     loop {
         let long = to.longer_than(tcp::PIECES_MAX) && flags & libc::MSG_PEEK == 0;
-        match tcp::receive(socket.fd(), to, max - total, flags) {
+        match from.receive(socket.fd(), to, max - total, flags) {
             Ok(n) if flags & libc::MSG_PEEK != 0 => return Ok(n),
             Ok(n) => {
                 moving::count_taken(end, n);
                 view::count_kernel_bytes(socket, 0, n);
                 total += n;
-                if n == 0 || !long || total == max {
+                if n == 0 || !long || total == max || from.control_bytes != 0 {
                     return Ok(total);
                 }
             }
@@ -508,7 +544,18 @@ fn receive_native(
 }
 
 /// send and its relatives.
+#[inline]
 pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
+    send_by(socket, from, flags, None)
+}
+
+/// The same; `control` is the program's message, if its first bytes carry control data.
+pub fn send_by(
+    socket: &Socket,
+    from: &mut Buffers,
+    flags: i32,
+    mut control: Option<&libc::msghdr>,
+) -> Sys<usize> {
     let end = socket.end();
     from.limit(CALL_MAX_BYTES);
     let wanted = from.remaining();
@@ -521,14 +568,19 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     loop {
         let step = {
             let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
-            if unforgiving::on() {
-                unforgiving::send_now(socket, end, from, flags)
-            } else {
-                send_now(socket, end, from, flags)
+            match control {
+                Some(message) => tap::recorded(socket, end, tap::Direction::Sent, from, |from| {
+                    unix::send_control(socket, end, message, from, flags)
+                }),
+                None if unforgiving::on() => unforgiving::send_now(socket, end, from, flags),
+                None => send_now(socket, end, from, flags),
             }
         };
         match step {
-            Ok(n) => total += n,
+            Ok(n) => {
+                total += n;
+                control = None;
+            }
             Err(Errno::EAGAIN) => {}
             Err(error) if total > 0 => {
                 // (SIGPIPE the kernel has raised, if it must.)
@@ -554,6 +606,11 @@ pub fn send(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
             Err(_) if total > 0 => return Ok(total),
             Err(error) => return Err(error),
             Ok(()) => {}
+        }
+        if socket.is_unix()
+            && let Some(error) = unix::broken(socket, end)
+        {
+            return if total > 0 { Ok(total) } else { Err(error) };
         }
         if stalled(end) {
             overflow(socket, end);
@@ -604,6 +661,13 @@ fn send_unrecorded(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -
     if end.sending() == Sending::Kernel {
         moving::publish_attached(socket, end);
         moving::try_start(socket, end, &ring);
+        if socket.is_unix()
+            && end.sending() == Sending::Kernel
+            && moving::peer_attached(socket) != 0
+            && unix::await_taken(socket, end)
+        {
+            moving::try_start(socket, end, &ring);
+        }
     }
     let (in_ring, now) = (end.sending() == Sending::Ring, sys::ticks());
     if in_ring && must_go_back(socket, end, &ring, flags, now) {
@@ -611,15 +675,15 @@ fn send_unrecorded(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -
             moving::return_unread(socket, end, &ring)?;
         } else {
             let closed = ring.control().receiver.closed.load(Ordering::Acquire) != 0;
-            if end.ended.get() < 2
-                && !closed
-                && kernel_says_end(socket)
-                && died_unread(socket, end, &ring)
-            {
-                return Err(reset_by_death(socket, end));
-            }
-            if end.ended.get() < 2 && !closed && fin_by_death(socket, end, &ring) {
-                return Ok(from.take_all());
+            if socket.is_unix() {
+                unix::judge(socket, end, 0);
+            } else if end.ended.get() < 2 && !closed {
+                if kernel_says_end(socket) && died_unread(socket, end, &ring) {
+                    return Err(reset_by_death(socket, end));
+                }
+                if fin_by_death(socket, end, &ring) {
+                    return Ok(from.take_all());
+                }
             }
             let urgent = flags & libc::MSG_OOB != 0;
             let reason = if urgent { Reason::Urgent } else { Reason::Closing };
@@ -632,7 +696,9 @@ fn send_unrecorded(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -
         moving::return_unread(socket, end, &ring)?;
     }
     if end.sending() != Sending::Ring {
-        if let error @ 1.. = end.pending_error.get() {
+        if let error @ 1.. = end.pending_error.get()
+            && !socket.is_unix()
+        {
             end.pending_error.set(0);
             return Err(Errno(error as i32));
         }
@@ -709,6 +775,10 @@ pub fn shut_down_before(socket: &Socket, how: i32) -> bool {
         // connection is attached, or whoever tells the peer so sees this.
         socket.end().shut.store(1, Ordering::SeqCst);
     }
+    if socket.is_unix() && socket.stage() != Stage::Attached {
+        // A Unix connection moves whole, or not at all.
+        socket.bar(Reason::Closing);
+    }
     socket.stage() == Stage::Attached
 }
 
@@ -724,15 +794,18 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     if how != libc::SHUT_RD {
         if let Some(ring) = socket.outgoing() {
             // ORDER: Release; pairs with the Acquire in `peer_died_unread`; the FIN follows through the kernel.
-            ring.control().sender.shut.store(1, Ordering::Release);
+            ring.control().sender.shut.store(SHUT, Ordering::Release);
         }
         if end.sending() == Sending::Kernel {
             end.sending.set(Sending::KernelForGood as u32);
         }
     }
+    if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) && socket.is_unix() {
+        unix::shut_receiving(socket, end);
+    }
     let result = tcp::shut_down(socket.fd(), how);
     if result.is_ok() && how != libc::SHUT_RD && end.sending() == Sending::Ring {
-        // Nothing can follow the FIN; sends get the kernel's EPIPE.
+        // Nothing can follow the end; sends get the kernel's EPIPE.
         end.sending.set(Sending::KernelForGood as u32);
     }
     socket.kernel_news.set(1);
@@ -887,6 +960,8 @@ fn sleep(
     // Nothing wakes this one if no byte can be sent to it, or when a thread of ours shuts the connection: it looks now and then.
     let look_every = match want {
         Want::Room if end.sending() == Sending::Ring => Some(STALLED_NS),
+        // KERNEL: no event tells that the peer has shut down receiving.
+        Want::Room if socket.is_unix() => Some(LOOK_AT_TIMES_NS),
         Want::Room if home.is_none() && !can_ring_for_room(socket) => Some(LOOK_SOON_NS),
         Want::Room if home.is_none() => Some(LOOK_AT_TIMES_NS),
         // Another waiter may take the byte that was meant for us.
@@ -979,9 +1054,9 @@ pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
         Receiving::Ring => 0,
         Receiving::Discarding => return moving::unread_after(socket, end, end.until.get()),
     };
-    let behind = match end.rx.mark_ahead(&ring) {
-        Some(Mark::Back(position)) => moving::unread_after(socket, end, position)?,
-        _ => 0,
+    let behind = match moving::back_ahead(end, &ring) {
+        Some(position) => moving::unread_after(socket, end, position)?,
+        None => 0,
     };
     Ok(of_kernel + end.rx.available(&ring) + behind)
 }
@@ -1009,7 +1084,8 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
         return fd::pending(socket.fd(), events);
     };
     let readable = libc::POLLIN | libc::POLLRDNORM;
-    let writable = libc::POLLOUT | libc::POLLWRNORM;
+    let band = if socket.is_unix() { libc::POLLWRBAND } else { 0 };
+    let writable = libc::POLLOUT | libc::POLLWRNORM | band;
     let mut mask = 0;
     let receiving = end.receiving();
     let in_ring = receiving == Receiving::Ring;
@@ -1020,7 +1096,9 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
     let sending = end.sending();
     let mut away = false;
     if sending == Sending::Ring {
-        if end.tx.writable(&outgoing) {
+        if end.tx.writable(&outgoing)
+            || outgoing.control().receiver.closed.load(Ordering::Acquire) != 0
+        {
             mask |= writable;
         } else {
             away = control::is_away(socket, end, &outgoing);
@@ -1064,8 +1142,16 @@ fn ask_kernel(
         let _ = readable_bytes(socket);
     }
     for _ in 0..moving::CHANGES_MAX {
-        let kernel =
-            fd::pending(socket.fd(), readable | writable | libc::POLLRDHUP | libc::POLLPRI);
+        let look =
+            || fd::pending(socket.fd(), readable | writable | libc::POLLRDHUP | libc::POLLPRI);
+        let mut kernel = look();
+        if socket.is_unix()
+            && kernel & (libc::POLLHUP | libc::POLLERR) != 0
+            && !end.judged.is()
+            && unix::judge(socket, end, 0)
+        {
+            kernel = look();
+        }
         let mut mask = kernel & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLPRI);
         if end.pending_error.is() {
             mask |= libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP | readable;

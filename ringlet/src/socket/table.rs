@@ -1,6 +1,6 @@
 //! What ringlet knows of this process's descriptors.
 //!
-//! - `Socket`: this process's view of one TCP socket. Private: a child by fork has its own copy.
+//! - `Socket`: this process's view of one socket. Private: a child by fork has its own copy.
 //! - `End`: what all processes of one family (parent and children by fork) must agree on for one end of a connection: its
 //!   locks, where its two directions stand, how many processes hold it. Shared by the family, invisible to the peer.
 //! - `Set`, `Watch`: an epoll set, and one descriptor registered in it (see `epoll`).
@@ -15,7 +15,7 @@ use crate::reasons::Reason;
 use ringlet_core::layout::Geometry;
 use ringlet_core::memory::Area;
 use ringlet_core::ring::{Rx, SegmentRing, Tx};
-use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
+use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ringlet_core::view;
 use ringlet_linux::map::{self, Zeroed};
 use ringlet_linux::sys::{self, Sys};
@@ -74,6 +74,16 @@ impl Stage {
     }
 }
 
+/// What the kernel has below a socket: see `carrier` for what differs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Kind {
+    /// TCP; a UDP socket too, which is told apart by its stage.
+    Internet = 0,
+    /// A Unix stream.
+    Unix = 1,
+}
+
 /// See the module's description. One per socket and process.
 #[repr(C, align(64))]
 pub struct Socket {
@@ -116,6 +126,9 @@ pub struct Socket {
     /// When we last asked the kernel (ticks), to ask it now and then while the ring keeps us busy.
     pub kernel_asked: P64,
     pub next_free: P32,
+    /// The other end of a socket pair, while this process holds it too.
+    pub twin: P32,
+    kind: P32,
     /// We are in the peer's good books: our `attached` is published.
     pub published: P32,
     /// What was asked of it in the parent (`view::asked`), until it is shown here.
@@ -133,8 +146,8 @@ pub struct End {
     /// Bytes still to take from the kernel before the ring (`Draining`), or the kernel position up to which bytes are
     /// doorbells (`Discarding`).
     pub until: P64,
-    /// Bytes taken from the kernel since the connection began, plus one; 0 until the first `Start`. Counted by us from then on, since a
-    /// closed connection no longer tells whether its end was counted.
+    /// Bytes taken from the kernel since the connection began (a Unix one: since it was first asked), plus one; 0 until the first
+    /// `Start`. Counted by us from then on, since a closed connection no longer tells whether its end was counted.
     pub taken: P64,
     pub rx: Rx,
     /// Threads inside a native receive (or wait) that began before the segment was there.
@@ -181,6 +194,14 @@ pub struct End {
     /// Bytes that were to be recorded (`tap`), each under its direction's lock.
     pub tap_sent: P64,
     pub tap_received: P64,
+    /// Of a Unix connection (see `unix`): whether it is known how the peer ended; whether we have shut down receiving; doorbells sent
+    /// since the last `Start`; sends that found the kernel's queue in use, so that there could be none.
+    pub judged: P32,
+    pub shut_receiving: P32,
+    /// Where the sender's place 0 lies in the count of bytes taken; 0 but for a Unix connection.
+    pub base: P64,
+    pub bells: AtomicU64,
+    pub refused_starts: P32,
 }
 
 // SAFETY: atomics only; zero is a free entry.
@@ -249,6 +270,9 @@ impl End {
             &self.cork,
             &self.left,
             &self.away,
+            &self.judged,
+            &self.refused_starts,
+            &self.shut_receiving,
         ] {
             word.set(0);
         }
@@ -259,7 +283,9 @@ impl End {
         self.nonblocking.set(0);
         self.returned.set(0);
         self.full_at.set(0);
+        self.base.set(0);
         self.ringers.store(0, Ordering::Relaxed);
+        self.bells.store(0, Ordering::Relaxed);
         self.native_receivers.store(0, Ordering::Relaxed);
         self.native_senders.store(0, Ordering::Relaxed);
         self.abandoned.store(0, Ordering::Relaxed);
@@ -501,8 +527,8 @@ impl Tables {
         (offset / size_of::<Socket>()) as u32
     }
 
-    /// Begins to follow a new TCP socket. None when a table is full: then it is simply the kernel's.
-    pub fn follow(&'static self, fd: i32) -> Option<&'static Socket> {
+    /// Begins to follow a new socket. None when a table is full: then it is simply the kernel's.
+    pub fn follow(&'static self, fd: i32, kind: Kind) -> Option<&'static Socket> {
         let ends = self.ends;
         let index = self.free[0]
             .sockets
@@ -520,6 +546,7 @@ impl Tables {
         };
         ends[end as usize].reset();
         socket.reset(end, fd);
+        socket.kind.set(kind as u32);
         socket.set_stage(Stage::Kernel);
         self.put(fd, index);
         Some(socket)
@@ -620,8 +647,15 @@ impl Socket {
         self.rung.set(0);
         self.first_step_ns.set(0);
         self.kernel_asked.set(0);
-        for word in [&self.side, &self.calls, &self.meeting, &self.home, &self.bell, &self.watches]
-        {
+        for word in [
+            &self.side,
+            &self.calls,
+            &self.meeting,
+            &self.home,
+            &self.bell,
+            &self.watches,
+            &self.twin,
+        ] {
             word.set(0);
         }
         self.calls_before.set(0);
@@ -638,6 +672,15 @@ impl Socket {
         // ORDER: SeqCst; pairs with `set_stage`: a thread that has announced its native call and still sees an earlier stage is
         // seen by whoever attaches (`native_receivers`, `native_senders`).
         Stage::from_u32(self.stage.load(Ordering::SeqCst))
+    }
+
+    #[inline(always)]
+    pub fn is_unix(&self) -> bool {
+        self.kind.get() != Kind::Internet as u32
+    }
+
+    pub fn kind(&self) -> Kind {
+        if self.is_unix() { Kind::Unix } else { Kind::Internet }
     }
 
     /// `Closing` to `Free`: true for one caller only, who cleans up.

@@ -6,13 +6,14 @@
 //! moment for the rest.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{meet, moving, stream};
+use super::{carrier, meet, moving, stream};
 use crate::reasons::Reason;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::{AtomicU64, Ordering};
+use ringlet_linux::meet::Ends;
 use ringlet_linux::sys::{self, Errno, Sys};
-use ringlet_linux::{fd, tcp};
+use ringlet_linux::{fd, tcp, unix};
 
 /// How long a new connection waits, in all, for its other end to come to the rendezvous.
 const MOMENT_NS: u64 = 20_000_000;
@@ -90,12 +91,15 @@ fn publish(socket: &Socket) {
 
 /// The other end, if it is a socket of this process.
 fn far_end(socket: &Socket) -> Option<&'static Socket> {
-    let ends = tcp::ends(socket.fd())?;
-    let is_far = |far: &tcp::Ends| far.local == ends.remote && far.remote == ends.local;
+    let tables = tables()?;
+    let ends = carrier::ends(tables, socket).ok()?;
     let waits = |far: &Socket| far.stage() != Stage::Closing && far.next_step.get() != u32::MAX;
-    tables()?
-        .followed()
-        .find(|far| waits(far) && tcp::ends(far.fd()).is_some_and(|far| is_far(&far)))
+    let is_far = |far: &Socket| match &ends {
+        Ends::Tcp(ends) => tcp::ends(far.fd())
+            .is_some_and(|far| far.local == ends.remote && far.remote == ends.local),
+        Ends::Unix(ends) => unix::inode(far.fd()) == Ok(ends.remote),
+    };
+    tables.followed().find(|far| waits(far) && is_far(far))
 }
 
 /// Sends the connection back to the kernel for good, once in a while. Called with no lock held. Not with bytes unread, which come again

@@ -1,0 +1,186 @@
+//! The kernel's socket table (netlink, SOCK_DIAG): which socket is at the far end of a connection, and whose it is.
+
+use crate::meet::Ends;
+use crate::sys::{Errno, Sys, close, sys};
+use crate::{tcp, unix};
+
+/// The far end of a connection, as the kernel's socket table has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    pub inode: u32,
+    pub uid: u32,
+}
+
+/// struct nlmsghdr, and a request of the family.
+#[repr(C)]
+struct Asked<R> {
+    len: u32,
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    pid: u32,
+    request: R,
+}
+
+/// struct inet_diag_req_v2.
+#[repr(C)]
+struct InetRequest {
+    family: u8,
+    protocol: u8,
+    extensions: u8,
+    pad: u8,
+    states: u32,
+    source_port: u16,
+    target_port: u16,
+    source: [u8; 16],
+    target: [u8; 16],
+    interface: u32,
+    cookie: [u32; 2],
+}
+
+/// struct unix_diag_req.
+#[repr(C)]
+struct UnixRequest {
+    family: u8,
+    protocol: u8,
+    pad: u16,
+    states: u32,
+    inode: u32,
+    show: u32,
+    cookie: [u32; 2],
+}
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NO_COOKIE: [u32; 2] = [u32::MAX; 2];
+/// linux/unix_diag.h: what to tell, and the attributes that tell it.
+const SHOW_PEER: u32 = 4;
+const SHOW_UID: u32 = 64;
+const ATTRIBUTE_PEER: u16 = 2;
+const ATTRIBUTE_UID: u16 = 7;
+/// struct nlmsghdr, and struct unix_diag_msg.
+const HEADER_BYTES: usize = 16;
+const UNIX_MESSAGE_BYTES: usize = 16;
+
+/// Looks up the socket at the far end of a connection of ours. `ENOENT` when it is not on this machine (or not in this
+/// network namespace); other errors when the kernel has no socket table for us.
+pub fn far_owner(ends: &Ends) -> Sys<Owner> {
+    match ends {
+        Ends::Tcp(ends) => owner_of(ends, libc::IPPROTO_TCP),
+        Ends::Unix(ends) => far_unix_owner(ends),
+    }
+}
+
+/// Asks for one socket. Returns how long the answer is, which is sound as far as its header goes.
+fn ask<R>(request: R, answer: &mut [u8]) -> Sys<usize> {
+    let asked = Asked {
+        len: size_of::<Asked<R>>() as u32,
+        kind: SOCK_DIAG_BY_FAMILY,
+        flags: libc::NLM_F_REQUEST as u16,
+        sequence: 1,
+        pid: 0,
+        request,
+    };
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is passed.
+    let socket =
+        unsafe { sys!(SYS_socket, libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG)? } as i32;
+    // SAFETY: a plain struct and its size.
+    let sent =
+        unsafe { sys!(SYS_sendto, socket, &raw const asked, size_of::<Asked<R>>(), 0, 0, 0) };
+    // The kernel answers within the send, so this does not wait.
+    let got = sent.and_then(|_| tcp::receive_into(socket, answer, libc::MSG_DONTWAIT));
+    close(socket);
+    let got = got?;
+    match u32_at(&answer[..got], 4).ok_or(Errno::EINVAL)? as u16 {
+        SOCK_DIAG_BY_FAMILY => Ok(got),
+        kind if kind == libc::NLMSG_ERROR as u16 => {
+            Err(Errno(-(u32_at(&answer[..got], HEADER_BYTES).unwrap_or(0) as i32)))
+        }
+        _ => Err(Errno::ENOENT),
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+pub(crate) fn owner_of(ends: &tcp::Ends, protocol: i32) -> Sys<Owner> {
+    // KERNEL: an exact lookup finds a socket under the family that the request names, v4-mapped ones under both.
+    let v4 = ends.local.is_v4();
+    let family = if v4 { libc::AF_INET } else { libc::AF_INET6 };
+    let (mut source, mut target) = (ends.remote.ip, ends.local.ip);
+    if v4 {
+        source.rotate_left(12);
+        target.rotate_left(12);
+        source[4..].fill(0);
+        target[4..].fill(0);
+    }
+    let request = InetRequest {
+        family: family as u8,
+        protocol: protocol as u8,
+        extensions: 0,
+        pad: 0,
+        states: u32::MAX,
+        source_port: ends.remote.port.to_be(),
+        target_port: ends.local.port.to_be(),
+        source,
+        target,
+        interface: 0,
+        cookie: NO_COOKIE,
+    };
+    let mut answer = [0u8; 1024];
+    let got = ask(request, &mut answer)?;
+    // struct inet_diag_msg (72 bytes): uid at 64, inode at 68.
+    let found = |at| u32_at(&answer[..got], HEADER_BYTES + at);
+    let (Some(uid), Some(inode)) = (found(64), found(68)) else { return Err(Errno::EINVAL) };
+    if inode == 0 { Err(Errno::ENOENT) } else { Ok(Owner { inode, uid }) }
+}
+
+/// The other end must say that we are its peer: then both numbers are of one connection, and of this moment.
+fn far_unix_owner(ends: &unix::Ends) -> Sys<Owner> {
+    let far = unix_socket(ends.remote)?;
+    match (far.peer, far.uid) {
+        (Some(peer), Some(uid)) if peer == ends.local => Ok(Owner { inode: ends.remote, uid }),
+        (_, None) => Err(Errno::ENOSYS),
+        _ => Err(Errno::ENOENT),
+    }
+}
+
+/// The number of the socket at the other end of a Unix socket; 0 while nobody has accepted it, or when it is closed.
+pub fn unix_peer(inode: u32) -> Sys<u32> {
+    unix_socket(inode).map(|found| found.peer.unwrap_or(0))
+}
+
+struct UnixSocket {
+    peer: Option<u32>,
+    uid: Option<u32>,
+}
+
+fn unix_socket(inode: u32) -> Sys<UnixSocket> {
+    let request = UnixRequest {
+        family: libc::AF_UNIX as u8,
+        protocol: 0,
+        pad: 0,
+        states: u32::MAX,
+        inode,
+        show: SHOW_PEER | SHOW_UID,
+        cookie: NO_COOKIE,
+    };
+    let mut answer = [0u8; 512];
+    let got = ask(request, &mut answer)?;
+    let answer = &answer[..got];
+    let mut found = UnixSocket { peer: None, uid: None };
+    let mut at = HEADER_BYTES + UNIX_MESSAGE_BYTES;
+    // struct nlattr: length and type, 16 bits each; then the value, padded to 4 bytes.
+    while let Some(head) = u32_at(answer, at) {
+        let (len, kind) = (head as u16 as usize, (head >> 16) as u16);
+        let value = u32_at(answer, at + 4).filter(|_| len >= 8);
+        match kind {
+            ATTRIBUTE_PEER => found.peer = value,
+            ATTRIBUTE_UID => found.uid = value,
+            _ => {}
+        }
+        at += len.max(4).next_multiple_of(4);
+    }
+    Ok(found)
+}

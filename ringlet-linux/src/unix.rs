@@ -1,0 +1,117 @@
+//! Unix sockets: identity, what is under way, messages with control data.
+
+use crate::sys::{Errno, Sys, sys};
+use crate::tcp;
+use crate::{diag, fd};
+use ringlet_core::memory::Buffers;
+
+/// The two ends of a Unix connection, by their numbers (inodes) in the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ends {
+    pub local: u32,
+    pub remote: u32,
+}
+
+/// Type of a Unix socket (SOCK_STREAM and so on); `None` for anything else.
+pub fn kind(fd: i32) -> Option<i32> {
+    let option = |option| tcp::int_option(fd, libc::SOL_SOCKET, option).ok();
+    option(libc::SO_DOMAIN).filter(|domain| *domain == libc::AF_UNIX)?;
+    option(libc::SO_TYPE)
+}
+
+/// The number of a descriptor's socket.
+pub fn inode(fd: i32) -> Sys<u32> {
+    // SAFETY: zero is a valid struct stat.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: a writable struct stat.
+    unsafe { sys!(SYS_fstat, fd, &raw mut stat)? };
+    // Sockets are numbered with 32 bits, and the kernel's table knows no others.
+    u32::try_from(stat.st_ino).map_err(|_| Errno::EINVAL)
+}
+
+/// Both ends of a connected Unix socket; `EAGAIN` while nobody has accepted the other one (or when it is closed).
+pub fn ends(fd: i32) -> Sys<Ends> {
+    let local = inode(fd)?;
+    match diag::unix_peer(local)? {
+        0 => Err(Errno::EAGAIN),
+        remote => Ok(Ends { local, remote }),
+    }
+}
+
+/// Memory of what was sent and not yet taken by the other end (SIOCOUTQ).
+///
+/// KERNEL: 0 exactly when the other end has taken all; otherwise more than the bytes, since it counts the buffers around them.
+pub fn untaken(fd: i32) -> Sys<usize> {
+    let mut n = 0i32;
+    // SAFETY: a writable int.
+    unsafe { sys!(SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut n)? };
+    Ok(n.max(0) as usize)
+}
+
+/// Does the urgent byte stand next?
+pub fn at_mark(fd: i32) -> bool {
+    const SIOCATMARK: i32 = 0x8905;
+    let mut n = 0i32;
+    // SAFETY: a writable int.
+    unsafe { sys!(SYS_ioctl, fd, SIOCATMARK, &raw mut n) }.is_ok() && n != 0
+}
+
+/// How bytes are taken out of the kernel's connection: plainly, or with the control data that the program's recvmsg has room for.
+pub struct FromKernel<'m> {
+    message: Option<&'m libc::msghdr>,
+    /// Bytes of control data that came, and the message's flags. A call ends with the bytes that control data belongs to.
+    pub control_bytes: usize,
+    pub flags: i32,
+}
+
+impl<'m> FromKernel<'m> {
+    #[inline(always)]
+    pub fn new(message: Option<&'m libc::msghdr>) -> FromKernel<'m> {
+        FromKernel { message, control_bytes: 0, flags: 0 }
+    }
+
+    /// One recvmsg into the program's buffers, as `tcp::receive`.
+    pub fn receive(&mut self, fd: i32, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> {
+        let Some(message) = self.message else { return tcp::receive(fd, to, max, flags) };
+        let mut asked = *message;
+        asked.msg_name = core::ptr::null_mut();
+        asked.msg_namelen = 0;
+        let got = tcp::message(to, max, asked, |asked| {
+            // SAFETY: a message header with pieces of the program's buffers; its control buffer is the program's promise.
+            let got = unsafe { sys!(SYS_recvmsg, fd, asked, flags)? };
+            // SAFETY: the header that was just used.
+            (self.control_bytes, self.flags) =
+                unsafe { ((*asked).msg_controllen, (*asked).msg_flags) };
+            Ok(got)
+        })?;
+        to.pass(got);
+        Ok(got)
+    }
+}
+
+/// The program's sendmsg, with its control data.
+pub fn send_message(fd: i32, message: &libc::msghdr, flags: i32) -> Sys<usize> {
+    // SAFETY: the program's message.
+    unsafe { sys!(SYS_sendmsg, fd, message as *const libc::msghdr, flags) }
+}
+
+/// The address of the other end, as much as there is room for; returns its length.
+pub fn peer_name(fd: i32, to: *mut libc::sockaddr, room: u32) -> Option<u32> {
+    let mut len = room;
+    // SAFETY: the program's buffer and its length.
+    unsafe { sys!(SYS_getpeername, fd, to, &raw mut len) }.ok().map(|_| len)
+}
+
+/// A socket that is connected to nothing.
+pub fn unconnected() -> Sys<i32> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_socket, libc::AF_UNIX, kind, 0) }.map(|fd| fd as i32)
+}
+
+/// Gives a number another meaning, and leaves its close-on-exec flag as it was.
+pub fn replace(number: i32, by: i32) {
+    let flags = if fd::is_cloexec(number) { libc::O_CLOEXEC } else { 0 };
+    // SAFETY: no memory is passed.
+    let _ = unsafe { sys!(SYS_dup3, by, number, flags) };
+}

@@ -1,0 +1,169 @@
+//! What differs between the kinds of kernel connection that can carry one of ours.
+//!
+//! How the kernel counts: TCP tells how many bytes were ever written and read, so a mark of `handover` names a place in all that
+//! the connection has carried. A Unix connection tells only whether all that was sent is also taken. Then it can be moved: a
+//! `Start` stands at place 0, and both ends count the doorbells that follow, up to a `Back`. (The receiver counts on, and notes
+//! where that place lies in its count: `End::base`.)
+
+use super::table::{End, Kind, Sending, Socket, Tables};
+use super::unix;
+use crate::config::Endpoint;
+use crate::reasons::Reason;
+use ringlet_core::sync::Ordering;
+use ringlet_linux::meet::Ends;
+use ringlet_linux::sys::{Errno, Sys};
+use ringlet_linux::unix as kernel;
+use ringlet_linux::{fd, tcp};
+
+/// Which kind a new socket is; `None` for one that can't be moved.
+pub fn kind(domain: i32, socket_type: i32, protocol: i32) -> Option<Kind> {
+    let stream = socket_type & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
+    match domain {
+        libc::AF_INET | libc::AF_INET6
+            if stream && (protocol == 0 || protocol == libc::IPPROTO_TCP) =>
+        {
+            Some(Kind::Internet)
+        }
+        libc::AF_UNIX if stream => Some(Kind::Unix),
+        _ => None,
+    }
+}
+
+/// The same for a descriptor of which nothing is known.
+pub fn kind_of(fd: i32) -> Option<Kind> {
+    if tcp::is_tcp(fd) {
+        return Some(Kind::Internet);
+    }
+    kernel::kind(fd).and_then(|socket_type| kind(libc::AF_UNIX, socket_type, 0))
+}
+
+/// The two ends of a connection that may be moved; else why not, or that it is not yet known (`None`).
+pub fn ends(tables: &Tables, socket: &Socket) -> Result<Ends, Option<Reason>> {
+    match socket.kind() {
+        Kind::Internet => {
+            let ends = tcp::ends(socket.fd()).ok_or(Some(Reason::NotConnected))?;
+            let loopback = ends.local.is_loopback() && ends.remote.is_loopback();
+            if !(ends.local.ip == ends.remote.ip || loopback) || ends.local == ends.remote {
+                return Err(Some(Reason::NotLocal));
+            }
+            let endpoint = |end: &tcp::Address| Endpoint { address: end.ip, port: end.port };
+            if !tables.config.allows(endpoint(&ends.local), endpoint(&ends.remote)) {
+                return Err(Some(Reason::Off));
+            }
+            // Without these counts no direction could be moved.
+            tcp::counts(socket.fd()).map_err(|error| Some(super::meet::reason_of(error)))?;
+            Ok(Ends::Tcp(ends))
+        }
+        Kind::Unix if !tables.config.allows_unix() => Err(Some(Reason::Off)),
+        // What was shut down before the move is not told in shared memory.
+        Kind::Unix if fd::pending(socket.fd(), libc::POLLRDHUP) != 0 => Err(Some(Reason::Closing)),
+        Kind::Unix => match kernel::ends(socket.fd()) {
+            Ok(ends) => Ok(Ends::Unix(ends)),
+            Err(Errno::EAGAIN) => Err(None),
+            // The kernel has no table of Unix sockets (CONFIG_UNIX_DIAG).
+            Err(Errno::ENOENT) => Err(Some(Reason::OldKernel)),
+            Err(error) => Err(Some(super::meet::reason_of(error))),
+        },
+    }
+}
+
+/// Options whose meaning lies in the kernel's queues.
+pub fn unserved_option(socket: &Socket) -> Option<Reason> {
+    let on = |option, from| {
+        tcp::int_option(socket.fd(), libc::SOL_SOCKET, option).is_ok_and(|value| value >= from)
+    };
+    let either = on(libc::SO_RCVLOWAT, 2) || on(libc::SO_OOBINLINE, 1);
+    let own = match socket.kind() {
+        Kind::Internet => tcp::has_upper_protocol(socket.fd()),
+        Kind::Unix => {
+            [libc::SO_PASSCRED, libc::SO_PASSSEC, super::SO_PASSPIDFD, super::SO_INQ]
+                .iter()
+                .any(|option| on(*option, 1))
+                || on(libc::SO_PEEK_OFF, 0)
+        }
+    };
+    (either || own).then_some(Reason::Option)
+}
+
+/// The kernel's place from which on its bytes are doorbells; `None` if that can't be said now. Send lock held, and nobody is inside
+/// a native send.
+pub fn start_place(socket: &Socket, end: &End) -> Option<u64> {
+    match socket.kind() {
+        Kind::Internet => {
+            let counts = tcp::counts(socket.fd()).ok()?;
+            if counts.state != tcp::TCP_ESTABLISHED {
+                end.sending.set(Sending::KernelForGood as u32);
+                return None;
+            }
+            Some(counts.written)
+        }
+        Kind::Unix => {
+            if kernel::untaken(socket.fd()) != Ok(0) {
+                return None;
+            }
+            end.bells.store(0, Ordering::Relaxed);
+            end.refused_starts.set(0);
+            Some(0)
+        }
+    }
+}
+
+/// The kernel's place where the stream goes on there: no doorbell follows.
+pub fn back_place(socket: &Socket, end: &End) -> Sys<u64> {
+    match socket.kind() {
+        Kind::Internet => tcp::counts(socket.fd()).map(|counts| counts.written),
+        Kind::Unix => Ok(end.bells.load(Ordering::Relaxed)),
+    }
+}
+
+/// How much is still to be taken from the kernel when a `Start` is met. Receive lock held.
+pub fn until_start(socket: &Socket, end: &End, start: u64) -> Sys<u64> {
+    if socket.is_unix() {
+        end.base.set(consumed(socket, end)?);
+        return Ok(0);
+    }
+    Ok(start.saturating_sub(consumed(socket, end)?))
+}
+
+/// The kernel's place up to which all is taken: of a Unix connection, counted from the first time that it is asked for.
+pub fn consumed(socket: &Socket, end: &End) -> Sys<u64> {
+    if end.taken.get() == 0 {
+        let before = if socket.is_unix() { 0 } else { tcp::consumed(socket.fd())? };
+        end.taken.set(before + 1);
+    }
+    Ok(end.taken.get() - 1)
+}
+
+/// The kernel's place up to which all has arrived, in the same count. Grows while nobody receives.
+pub fn received(socket: &Socket, end: &End) -> Sys<u64> {
+    if socket.is_unix() {
+        return Ok(consumed(socket, end)? + tcp::unread(socket.fd())? as u64);
+    }
+    tcp::counts(socket.fd()).map(|counts| counts.received)
+}
+
+/// No doorbell waits for company, from now on; and the program's own wishes are kept.
+pub fn attached(socket: &Socket, end: &End) {
+    if socket.kind() == Kind::Internet {
+        let option =
+            |option| tcp::int_option(socket.fd(), libc::IPPROTO_TCP, option).unwrap_or(0) as u32;
+        end.no_delay.set(option(libc::TCP_NODELAY));
+        end.cork.set(option(libc::TCP_CORK));
+        tcp::send_at_once(socket.fd());
+    }
+}
+
+/// The connection is the kernel's again.
+pub fn returned(socket: &Socket, end: &End) {
+    if socket.kind() == Kind::Internet {
+        tcp::send_as_asked(socket.fd(), end.no_delay.is(), end.cork.is());
+    }
+}
+
+/// What the connection still held is lost: whoever reads from it gets an error, not an orderly end.
+pub fn break_off(socket: &Socket) {
+    match socket.kind() {
+        Kind::Internet => tcp::disconnect(socket.fd()),
+        Kind::Unix => unix::break_off(socket),
+    }
+}

@@ -1,0 +1,219 @@
+//! What Unix connections do otherwise than TCP's: their ends, control data beside the bytes, and pairs.
+//!
+//! KERNEL: a Unix connection has no packets under way. What one end closes or shuts, the other sees at once: a send fails with EPIPE
+//! as soon as the peer has closed or shut down its receiving; and a peer that closes with bytes unread leaves ECONNRESET, which the
+//! next receive (or SO_ERROR) takes, once, after all bytes.
+
+use super::table::{End, Kind, Sending, Socket, Stage, Tables, tables};
+use super::{moving, stream};
+use crate::reasons::Reason;
+use libc::{msghdr, sockaddr};
+use ringlet_core::layout::{CLOSED, NOT_SHUT, SHUT, SHUT_READ, SHUT_UNREAD};
+use ringlet_core::memory::Buffers;
+use ringlet_core::sync::Ordering;
+use ringlet_linux::sys::{self, Errno, Sys};
+use ringlet_linux::unix::{self as kernel, FromKernel};
+use ringlet_linux::{fd, tcp};
+
+/// A sender whose bytes are always under way finds no moment to enter the ring. At some of its sends (the 8th, 16th, 32nd ...) it waits
+/// so long for the receiver to take all.
+const WAIT_TAKEN_NS: u64 = 200_000;
+const WAIT_TAKEN_FROM: u32 = 8;
+
+/// Waits, seldom, until the peer has taken all that went through the kernel. Send lock held.
+#[cold]
+pub fn await_taken(socket: &Socket, end: &End) -> bool {
+    let refused = end.refused_starts.add(1);
+    if refused < WAIT_TAKEN_FROM || !refused.is_power_of_two() {
+        return false;
+    }
+    let until = sys::now_ns() + WAIT_TAKEN_NS;
+    while sys::now_ns() < until {
+        match kernel::untaken(socket.fd()) {
+            Ok(0) => return true,
+            Ok(_) => sys::sched_yield(),
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// Once the peer has closed (or died): did it leave bytes of ours unread? Then ECONNRESET is pending. `taken` is an error that was just taken
+/// from the kernel. True if the kernel's own error is accounted for by this.
+///
+/// What was unread when it closed, it says (`SHUT_*`). One that died says nothing, and then the ring and the kernel tell, except for
+/// doorbells, which are nobody's bytes.
+pub fn judge(socket: &Socket, end: &End, taken: i32) -> bool {
+    let gone = libc::POLLHUP | libc::POLLERR;
+    if end.judged.is() || taken == 0 && fd::pending(socket.fd(), 0) & gone == 0 {
+        return end.judged.is();
+    }
+    let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else {
+        return false;
+    };
+    let said = incoming.control().sender.shut.load(Ordering::Acquire);
+    // Shut down from both sides, or from ours alone, is not closed.
+    let alive = said == SHUT || said == NOT_SHUT && end.shut_receiving.is();
+    if alive || end.judged.swap(1) != 0 {
+        return false;
+    }
+    let of_kernel = if taken != 0 { taken } else { tcp::take_error(socket.fd()) };
+    let only_doorbells = said == NOT_SHUT && end.sending() == Sending::Ring;
+    let _held = end.send_lock.try_take();
+    let unread = match said {
+        NOT_SHUT => end.tx.outstanding_bytes(&outgoing) > 0,
+        _ => said == SHUT_UNREAD,
+    };
+    if unread || of_kernel != 0 && !only_doorbells {
+        end.pending_error.set(libc::ECONNRESET as u32);
+    }
+    end.ended.set(end.ended.get().max(1));
+    socket.kernel_news.set(1);
+    true
+}
+
+/// The kernel has said that no more bytes come, and the ring is empty: the end of the stream, or the error that it ends with.
+pub fn end_of_stream(end: &End) -> Sys<Option<usize>> {
+    match end.pending_error.swap(0) {
+        0 => Ok(Some(0)),
+        error => Err(Errno(error as i32)),
+    }
+}
+
+/// KERNEL: a send that waits while the peer closes with bytes unread takes the error, and raises no signal.
+pub fn broken(socket: &Socket, end: &End) -> Option<Errno> {
+    judge(socket, end, 0);
+    let error = end.pending_error.swap(0);
+    (error != 0).then_some(Errno(error as i32))
+}
+
+/// This end is about to be closed by its last holder. Both locks held.
+pub fn closing(socket: &Socket, unread: bool) {
+    if let Some(outgoing) = socket.outgoing() {
+        let said = if unread { SHUT_UNREAD } else { SHUT_READ };
+        // ORDER: Release; pairs with `judge`; the kernel's close follows.
+        outgoing.control().sender.shut.store(said, Ordering::Release);
+    }
+}
+
+/// The process is about to end by itself, and nobody else holds this end: from now on the peer asks the kernel before it sends, so that
+/// it learns of the end with its next send. (What this end still does is served: it only receives through the kernel.)
+pub fn exiting(socket: &Socket) {
+    if socket.stage() == Stage::Attached
+        && let Some(incoming) = socket.incoming()
+    {
+        incoming.control().receiver.closed.store(CLOSED, Ordering::SeqCst);
+    }
+}
+
+/// KERNEL: after SHUT_RD the peer's sends fail at once. It must not wait for room either. Our own direction goes back to the kernel: the
+/// peer can ring for its room no more. Send lock held, before the kernel's shutdown.
+pub fn shut_receiving(socket: &Socket, end: &End) {
+    end.shut_receiving.set(1);
+    if let Some(incoming) = socket.incoming() {
+        incoming.control().receiver.closed.store(CLOSED, Ordering::SeqCst);
+        moving::wake_sender(socket, &incoming);
+    }
+    if end.sending() == Sending::Ring
+        && let Some(outgoing) = socket.outgoing()
+    {
+        moving::go_back(socket, end, &outgoing, Sending::KernelForGood, Reason::Closing);
+    }
+}
+
+/// Bytes that nobody can send again are lost with the connection: its descriptors name an unconnected socket from now on, from which a
+/// receive fails (EINVAL). KERNEL: nothing can dissolve a Unix connection, or give it an error.
+pub fn break_off(socket: &Socket) {
+    let Some(tables) = tables() else { return };
+    let Ok(other) = kernel::unconnected() else { return };
+    for (number, _) in tables.known_fds().filter(|(_, each)| std::ptr::eq(*each, socket)) {
+        kernel::replace(number, other);
+    }
+    sys::close(other);
+}
+
+pub fn at_mark(socket: &Socket) -> bool {
+    kernel::at_mark(socket.fd())
+}
+
+// ---- messages with control data, addresses ----
+
+/// recvmsg. KERNEL: control data ends a message, and comes with its bytes; the address is the one that the peer is bound to.
+pub fn receive_message(
+    socket: &Socket,
+    message: &mut msghdr,
+    to: &mut Buffers,
+    flags: i32,
+) -> Sys<usize> {
+    let asked = *message;
+    let mut from = FromKernel::new((asked.msg_controllen != 0).then_some(&asked));
+    let got = stream::receive_by(socket, to, flags, &mut from)?;
+    message.msg_controllen = from.control_bytes;
+    message.msg_flags = from.flags | flags & libc::MSG_CMSG_CLOEXEC;
+    if !message.msg_name.is_null() {
+        let name = message.msg_name.cast();
+        message.msg_namelen = peer_name(socket, got, name, message.msg_namelen);
+    }
+    Ok(got)
+}
+
+/// The address that a receive tells; returns how long it is, which may be more than there is room for.
+pub fn peer_name(socket: &Socket, got: usize, to: *mut sockaddr, room: u32) -> u32 {
+    match got {
+        0 => 0,
+        // KERNEL: of a peer that is bound to nothing only the family is known, and a receive tells not even that.
+        _ => kernel::peer_name(socket.fd(), to, room).filter(|len| *len > 2).unwrap_or(0),
+    }
+}
+
+/// Does this message carry more than bytes?
+pub fn has_control(message: &msghdr) -> bool {
+    !message.msg_control.is_null() && message.msg_controllen != 0
+}
+
+/// The kernel's part of a sendmsg with control data: all at once, since control data goes with the first of its bytes. Send lock held.
+pub fn send_control(
+    socket: &Socket,
+    end: &End,
+    message: &msghdr,
+    from: &mut Buffers,
+    flags: i32,
+) -> Sys<usize> {
+    let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
+    moving::publish_attached(socket, end);
+    if end.sending() == Sending::Ring {
+        moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Ancillary);
+    }
+    if matches!(end.sending(), Sending::Ring | Sending::Returning) {
+        moving::return_unread(socket, end, &ring)?;
+    }
+    let sent = kernel::send_message(socket.fd(), message, flags | libc::MSG_DONTWAIT)?;
+    let mut left = sent.min(from.remaining());
+    while left > 0 {
+        left -= from.take(left).1;
+    }
+    Ok(sent)
+}
+
+// ---- pairs ----
+
+/// A socket pair was made. While one process holds both ends it stays on the kernel: such pairs wake event loops. The first end offers.
+pub fn made_pair(tables: &'static Tables, first: i32, second: i32) {
+    let Some(one) = tables.follow(first, Kind::Unix) else { return };
+    one.side.set(1);
+    let Some(two) = tables.follow(second, Kind::Unix) else { return };
+    one.twin.set(tables.index_of(two));
+    two.twin.set(tables.index_of(one));
+    super::view::show(one, Reason::Pair);
+    super::view::show(two, Reason::Pair);
+}
+
+/// This process's last name of one end of a pair goes: the other one may be moved now.
+pub fn part(tables: &'static Tables, socket: &Socket) {
+    let twin = &tables.sockets[socket.twin.swap(0) as usize];
+    if twin.twin.get() == tables.index_of(socket) {
+        twin.twin.set(0);
+        super::meet::begin(twin, twin.side.get() == 1);
+        super::view::begin(twin);
+    }
+}
