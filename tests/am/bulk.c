@@ -48,8 +48,10 @@ int main(int argc, char **argv)
             OK(AM_RequestXfer1(ep, (rank + 1) % size, max - n, 1, source, n, per));
         } else {
             int result;
-            while ((result = AM_RequestXferAsync1(ep, (rank + 1) % size, 0, 1, source, n, per)) == AM_ERR_NOT_SENT)
-                OK(AM_Poll(eb));
+            while ((result = AM_RequestXferAsync1(ep, (rank + 1) % size, 0, 1, source, n, per)) == AM_ERR_NOT_SENT) {
+                OK(AM_SetEventMask(eb, AM_CANSEND));
+                OK(AM_WaitSema(eb));
+            }
             OK(result);
         }
         while (replied <= per)

@@ -60,8 +60,9 @@ impl Status {
 }
 
 /// Up to 16 words.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy)]
 pub struct Arguments {
+    /// Those beyond the count mean nothing.
     words: [u32; ARGUMENTS],
     count: u8,
 }
@@ -80,6 +81,20 @@ impl Arguments {
     #[inline]
     pub fn words(&self) -> &[u32] {
         &self.words[..self.count as usize]
+    }
+}
+
+impl PartialEq for Arguments {
+    fn eq(&self, other: &Arguments) -> bool {
+        self.words() == other.words()
+    }
+}
+
+impl Eq for Arguments {}
+
+impl core::fmt::Debug for Arguments {
+    fn fmt(&self, f: &mut core::fmt::Formatter) -> core::fmt::Result {
+        self.words().fmt(f)
     }
 }
 
@@ -166,8 +181,10 @@ pub(super) fn encode(head: &Head, returned: bool, word: u64, extra: u8, body: &m
     body[0..8].copy_from_slice(&first.to_le_bytes());
     body[8..16].copy_from_slice(&word.to_le_bytes());
     body[16..24].copy_from_slice(&head.offset.to_le_bytes());
-    for (to, argument) in body[HEAD_BYTES..].chunks_exact_mut(4).zip(head.arguments.words()) {
-        to.copy_from_slice(&argument.to_le_bytes());
+    let (words, _) = body[HEAD_BYTES..].as_chunks_mut::<4>();
+    // All of them: those beyond the count are overwritten, or not read.
+    for (at, to) in words[..ARGUMENTS].iter_mut().enumerate() {
+        *to = head.arguments.words[at].to_le_bytes();
     }
     HEAD_BYTES + 4 * count
 }
@@ -201,10 +218,10 @@ pub(super) fn decode(body: &Body) -> Option<Decoded> {
     if count as usize > ARGUMENTS || kind_known != Kind::Stored && len > BUFFER_BYTES {
         return None;
     }
+    let (found, _) = body[HEAD_BYTES..].as_chunks::<4>();
     let mut words = [0; ARGUMENTS];
-    for (to, from) in words.iter_mut().zip(body[HEAD_BYTES..].chunks_exact(4)).take(count as usize)
-    {
-        *to = u32::from_le_bytes([from[0], from[1], from[2], from[3]]);
+    for (at, to) in words.iter_mut().enumerate() {
+        *to = u32::from_le_bytes(found[at]);
     }
     let head = Head {
         kind: kind_known,

@@ -181,12 +181,12 @@ impl Endpoint {
         self.with(|state| state.gate.set(Gate { tag, ..state.gate.get() }))
     }
 
-    /// `index` 1 to 255.
+    /// `index` 1 to 255. Not from a handler.
     pub fn set_handler(&self, index: u8, handler: Handler) -> Result<(), Error> {
         if index == 0 {
             return Err(Error::BadArgument);
         }
-        self.with(|state| state.set_handler(index, handler))
+        self.with(|state| state.set_handler(index, handler))?
     }
 
     /// The lowest index without a handler.
@@ -194,8 +194,7 @@ impl Endpoint {
         self.with(|state| {
             let free = (1..HANDLERS).find(|index| state.handlers.borrow()[*index].is_none());
             let free = free.ok_or(Error::NoResource)? as u8;
-            state.set_handler(free, handler);
-            Ok(free)
+            state.set_handler(free, handler).map(|()| free)
         })?
     }
 
@@ -390,11 +389,14 @@ fn say(endpoint: &Endpoint, what: &Undeliverable) {
 }
 
 impl State {
-    fn set_handler(&self, index: u8, handler: Handler) {
+    fn set_handler(&self, index: u8, handler: Handler) -> Result<(), Error> {
+        // Borrowed while one of them runs.
+        let mut handlers = self.handlers.try_borrow_mut().map_err(|_| Error::InHandler)?;
+        handlers[index as usize] = Some(handler);
         let mut gate = self.gate.get();
         gate.handlers[index as usize / 64] |= 1 << (index % 64);
         self.gate.set(gate);
-        self.handlers.borrow_mut()[index as usize] = Some(handler);
+        Ok(())
     }
 
     /// Who is about to sleep asks to be woken.
@@ -467,8 +469,8 @@ unsafe impl Host<SegmentMemory> for Handled<'_> {
 
     #[inline]
     fn run(&self, call: &Call<SegmentMemory>) {
-        let handler = self.state.handlers.borrow()[call.head().handler as usize].clone();
-        if let Some(handler) = handler {
+        let handlers = self.state.handlers.borrow();
+        if let Some(handler) = &handlers[call.head().handler as usize] {
             self.guard.run_handler(|| handler(&Incoming { call, host: self }));
         }
     }
