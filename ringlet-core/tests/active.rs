@@ -176,14 +176,14 @@ impl<'a> End<'a> {
 // SAFETY: `place` returns places in vectors that are long enough for what the gate admits, and live as long as the end.
 unsafe impl Host<SegmentMemory> for End<'_> {
     fn gate(&self) -> Gate {
-        Gate { tag: TAG, segment: MEMORY, handlers: [1 << 3, 0, 0, 0] }
+        Gate { tag: TAG, segment: MEMORY, generation: 0, handlers: [1 << 3, 0, 0, 0] }
     }
 
     fn place(&self, head: &Head) -> *mut u8 {
         match head.kind {
             Kind::Bulk | Kind::Stored => {
                 // SAFETY: the gate admits only what lies in the segment.
-                unsafe { self.bytes.borrow_mut().as_mut_ptr().add(head.offset as usize) }
+                unsafe { self.bytes.borrow_mut().as_mut_ptr().add(head.place() as usize) }
             }
             _ => self.scratch.borrow_mut().as_mut_ptr(),
         }
@@ -370,13 +370,13 @@ fn survives_a_hostile_peer() {
     unsafe impl Host<SegmentMemory> for Victim<'_> {
         fn gate(&self) -> Gate {
             self.scribble();
-            Gate { tag: TAG_ANY, segment: MEMORY, handlers: [u64::MAX; 4] }
+            Gate { tag: TAG_ANY, segment: MEMORY, generation: 0, handlers: [u64::MAX; 4] }
         }
         fn place(&self, head: &Head) -> *mut u8 {
             self.scribble();
             assert!(head.len <= BUFFER_BYTES || head.kind == Kind::Stored);
             let at = if matches!(head.kind, Kind::Bulk | Kind::Stored) {
-                head.offset as usize
+                head.place() as usize
             } else {
                 0
             };

@@ -114,6 +114,8 @@ int AM_SetTag(ea_t ea, tag_t tag);
 int AM_GetTag(ea_t ea, tag_t *tag);
 int AM_SetSeg(ea_t ea, void *addr, uintptr_t nbytes);
 int AM_GetSeg(ea_t ea, void **addr, uintptr_t *nbytes);
+/* A segment into which peers that know the tag store by themselves, with one copy; theirs to write until another one is set. */
+int AMX_AllocateSeg(ea_t ea, uintptr_t nbytes, void **addr);
 
 /* Translation table */
 int AM_Map(ea_t ea, int index, en_t name, tag_t tag);

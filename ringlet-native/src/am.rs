@@ -295,6 +295,13 @@ calls! {
         // SAFETY: the program says that its peers may store there.
         unsafe { ea.set_segment(base.cast(), bytes) }
     }
+    AMX_AllocateSeg(ea: endpoint, bytes: usize, base: *mut *mut c_void) {
+        if base.is_null() {
+            return Err(Error::BadArgument);
+        }
+        // SAFETY: valid for writing.
+        unsafe { put(base, ea.allocate_segment(bytes)?.cast()) }
+    }
     AM_GetSeg(ea: endpoint, base: *mut *mut c_void, bytes: *mut usize) {
         let (found, len) = ea.segment()?;
         // SAFETY: null or valid.

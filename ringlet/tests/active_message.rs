@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use ringlet::active_message::*;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const TAG: Tag = 4711;
@@ -167,6 +167,54 @@ fn what_is_not_let_in_comes_back() {
 }
 
 #[test]
+fn peers_store_into_a_shared_segment_by_themselves() {
+    let (a, b) = (Node::new(), Node::new());
+    let base = b.endpoint.allocate_segment(1000).unwrap();
+    let base = AtomicPtr::new(base);
+    let stored = Arc::new(AtomicU32::new(0));
+    let count = stored.clone();
+    b.on(1, move |message| {
+        assert_eq!(message.stored(), Some((500, 300)));
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    let peer = a.knows(&b);
+    let stranger = a.endpoint.map_any(b.endpoint.name(), TAG + 1).unwrap();
+    let store = |index, offset, bytes: &[u8]| {
+        let payload = Payload::Bulk { offset, bytes };
+        until(&[&a, &b], || a.endpoint.try_request(index, 1, &[], payload).is_ok());
+    };
+    let byte_at = |at: usize| {
+        // SAFETY: within the segment, which nobody writes to at the moment.
+        unsafe { base.load(Ordering::Relaxed).add(at).read_volatile() }
+    };
+    // Until the segment has come, bytes travel in messages; then they are there before any poll of the receiver.
+    let start = Instant::now();
+    for round in 1u8.. {
+        let before = stored.load(Ordering::Relaxed);
+        store(peer, 500, &[round; 300]);
+        let at_once = byte_at(500) == round && stored.load(Ordering::Relaxed) == before;
+        until(&[&a, &b], || stored.load(Ordering::Relaxed) > before);
+        assert!(byte_at(500) == round && byte_at(799) == round);
+        if at_once {
+            break;
+        }
+        assert!(start.elapsed() < LIMIT && round < 250);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(byte_at(499) == 0 && byte_at(800) == 0);
+    store(peer, 900, &[1; 101]);
+    store(peer, 1001, &[1; 300]);
+    until(&[&a, &b], || a.returned.lock().len() == 2);
+    // Another segment, of which the sender has not heard when it stores.
+    b.endpoint.allocate_segment(2000).unwrap();
+    store(peer, 500, &[7; 300]);
+    store(stranger, 500, &[8; 300]);
+    until(&[&a, &b], || a.returned.lock().len() == 3);
+    let statuses: Vec<Status> = a.returned.lock().iter().map(|each| each.0).collect();
+    assert_eq!(statuses, [Status::BadLength, Status::BadOffset, Status::BadTag]);
+}
+
+#[test]
 fn the_end_of_a_process_returns_what_it_did_not_take() {
     let (a, b) = (Node::new(), Node::new());
     let served = Arc::new(AtomicU32::new(0));
@@ -302,4 +350,69 @@ fn many_senders_are_all_heard_while_the_receiver_sleeps() {
             assert!(start.elapsed() < LIMIT);
         }
     });
+}
+
+/// Whoever says whatever at the rendezvous harms nobody else.
+#[test]
+fn noise_at_the_rendezvous_is_ended() {
+    use ringlet_core::active::layout::{BELLS_BYTES, SEGMENT_BYTES};
+    use ringlet_linux::{map, meet, sys};
+    use std::os::fd::{FromRawFd, OwnedFd};
+
+    let (a, b) = (Node::new(), Node::new());
+    let name = b.endpoint.name().to_bytes();
+    let hex: String = name[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    let rendezvous = format!("ringlet-am/{hex}");
+    // A true peer that is there all the while.
+    let served = Arc::new(AtomicU32::new(0));
+    let count = served.clone();
+    b.on(1, move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+    });
+    let peer = a.knows(&b);
+    until(&[&a, &b], || a.endpoint.try_request(peer, 1, &[], Payload::None).is_ok());
+    let memory = |bytes| map::sealed_memfd(c"noise", bytes, 0).unwrap();
+    let passed = [memory(4096), memory(BELLS_BYTES), memory(SEGMENT_BYTES)];
+    let mut dice = 12345u64;
+    let mut roll = |sides: u64| {
+        dice = dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (dice >> 33) % sides
+    };
+    let mut ended = 0;
+    for _ in 0..300 {
+        let Ok(socket) = meet::look_named(rendezvous.as_bytes()) else { continue };
+        // SAFETY: made just now.
+        let _socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        for step in 0..6 {
+            // A note as it is due, most times (kind, status, numbers, endpoint, name), after a greeting.
+            let mut note = [0u8; 60];
+            note[0] = if step == 0 && roll(4) != 0 { 1 } else { roll(8) as u8 };
+            note[4] = roll(3) as u8;
+            (8..28).for_each(|at| note[at] = if roll(2) == 0 { 0 } else { roll(3) as u8 });
+            note[28..].copy_from_slice(&name);
+            note[28] ^= roll(8) as u8 / 7;
+            let len = if roll(20) == 0 { roll(60) as usize } else { 60 };
+            let which = passed[if step == 0 { 1 } else { roll(3) as usize }];
+            let fds = if roll(5) == 0 { &[][..] } else { &[which][..] };
+            if meet::send(socket, &note[..len], fds).is_err() {
+                ended += 1;
+                break;
+            }
+            if roll(10) == 0 {
+                std::thread::sleep(Duration::from_micros(300));
+            }
+        }
+        b.bundle.poll().unwrap();
+    }
+    assert!(ended > 0);
+    passed.into_iter().for_each(sys::close);
+    // It serves its true peers as ever, the old one and a new one.
+    let before = served.load(Ordering::Relaxed);
+    a.endpoint.request(peer, 1, &[], Payload::None).unwrap();
+    until(&[&a, &b], || served.load(Ordering::Relaxed) > before);
+    let c = Node::new();
+    let peer = c.knows(&b);
+    until(&[&b, &c], || c.endpoint.try_request(peer, 1, &[], Payload::None).is_ok());
+    until(&[&b, &c], || served.load(Ordering::Relaxed) > before + 1);
+    assert!(a.returned.lock().is_empty() && c.returned.lock().is_empty());
 }

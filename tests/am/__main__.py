@@ -77,6 +77,8 @@ def check(ringlet, work, deaths):
             program = build(name)
             for size in sizes:
                 job(size, program)
+            if name == "bulk":
+                job(2, program, "shared")
             return f"{sizes} processes"
 
     for name in ["bundles", "now"]:

@@ -31,9 +31,12 @@ int main(int argc, char **argv)
     start(&argc, &argv);
     size_t max = AM_MaxLong();
     CHECK(max >= 8192 && AM_MaxMedium() >= 512 && AM_MaxShort() >= 8);
-    segment = malloc(2 * max);
     uint8_t *source = malloc(max);
-    OK(AM_SetSeg(ep, segment, 2 * max));
+    /* Any memory; or, with an argument, memory into which peers store by themselves. */
+    if (argc == 1)
+        OK(AM_SetSeg(ep, segment = malloc(2 * max), 2 * max));
+    else
+        OK(AMX_AllocateSeg(ep, 2 * max, (void **)&segment));
     void *address;
     uintptr_t length;
     OK(AM_GetSeg(ep, &address, &length));
@@ -41,7 +44,8 @@ int main(int argc, char **argv)
     OK(AM_SetHandler(ep, 1, store));
     OK(AM_SetHandler(ep, 2, back));
     OK(AMX_SPMDBarrier());
-    for (size_t n = 0; n <= max; n = n ? n * 2 + (n % 3 == 1) : 1, per++) {
+    for (int pass = 0; pass < 3; pass++)
+        for (size_t n = 0; n <= max; n = n ? n * 2 + (n % 3 == 1) : 1, per++) {
         for (size_t i = 0; i < n; i++)
             source[i] = (uint8_t)(per * 7 + i);
         if (per % 2) {

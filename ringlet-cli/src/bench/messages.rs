@@ -32,25 +32,21 @@ const STORE: &str = "64 KiB stored";
 const UCX: &str = "ucx_perftest";
 const UCX_PATIENCE: Duration = Duration::from_secs(20);
 
-/// A process of its own, with an endpoint that lets everybody in. The segment lives as long.
+/// A process of its own, with an endpoint that lets everybody in.
 struct Node {
     endpoint: Arc<Endpoint>,
     bundle: Bundle,
-    _segment: Vec<u8>,
     process: Process,
 }
 
 impl Node {
-    #[allow(unsafe_code)]
     fn new() -> Result<Node> {
         let process = Process::start()?;
         let bundle = process.bundle()?;
         let endpoint = bundle.endpoint()?;
         endpoint.set_tag(TAG_ALL)?;
-        let mut segment = vec![0; BUFFER_BYTES];
-        // SAFETY: the memory is dropped after the endpoint, and nobody looks at it.
-        unsafe { endpoint.set_segment(segment.as_mut_ptr(), segment.len())? };
-        Ok(Node { endpoint, bundle, _segment: segment, process })
+        endpoint.allocate_segment(BUFFER_BYTES)?;
+        Ok(Node { endpoint, bundle, process })
     }
 }
 

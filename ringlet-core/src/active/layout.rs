@@ -55,6 +55,8 @@ pub struct Wish {
     pub want: AtomicU32,
     /// Where that bit is: bundle (high half) and lane (low half). Loaded by the peer, and checked.
     pub bell: AtomicU32,
+    /// The generation of this end's segment, if the peer may store there by itself; else 0. A hint.
+    pub segment: AtomicU32,
 }
 
 #[repr(C, align(128))]

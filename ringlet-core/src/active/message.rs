@@ -21,7 +21,8 @@ pub enum Kind {
     Medium = 2,
     /// And bytes, which are in the receiver's memory segment before the handler runs.
     Bulk = 3,
-    /// As `Bulk`, by a sender that has stored them there itself.
+    /// As `Bulk`, by a sender that has stored them there itself. The upper byte of the offset tells which segment of the
+    /// receiver's that was (`Gate::generation`).
     Stored = 4,
 }
 
@@ -111,6 +112,26 @@ pub struct Head {
     pub offset: u64,
 }
 
+/// A stored message's offset holds the segment's generation in its upper byte.
+const GENERATION_SHIFT: u32 = 56;
+
+impl Head {
+    /// Of bytes that the sender has stored at `offset` of the receiver's segment of that generation.
+    pub fn stored(self, generation: u8) -> Head {
+        let offset = self.offset | (generation as u64) << GENERATION_SHIFT;
+        Head { kind: Kind::Stored, offset, ..self }
+    }
+
+    /// Where a bulk or stored message's bytes are in the receiver's segment.
+    #[inline]
+    pub fn place(&self) -> u64 {
+        match self.kind {
+            Kind::Stored => self.offset & ((1 << GENERATION_SHIFT) - 1),
+            _ => self.offset,
+        }
+    }
+}
+
 /// A message to be sent; `bytes` is empty for a short one and for one whose bytes are stored already.
 #[derive(Clone, Copy)]
 pub struct Message<'a> {
@@ -133,6 +154,8 @@ pub struct Gate {
     pub tag: Tag,
     /// Bytes of its memory segment.
     pub segment: usize,
+    /// Which segment that is: other than 0 if peers may store there by themselves.
+    pub generation: u8,
     /// Which handlers are set: a bit each.
     pub handlers: [u64; 4],
 }
@@ -149,10 +172,12 @@ impl Gate {
             return Err(Status::BadHandler);
         }
         if matches!(head.kind, Kind::Bulk | Kind::Stored) {
-            if head.offset > self.segment as u64 || self.segment == 0 {
+            let (offset, stored) = (head.place(), head.kind == Kind::Stored);
+            let is_another = stored && head.offset >> GENERATION_SHIFT != self.generation as u64;
+            if offset > self.segment as u64 || self.segment == 0 || is_another {
                 return Err(Status::BadOffset);
             }
-            if head.len as u64 > self.segment as u64 - head.offset {
+            if head.len as u64 > self.segment as u64 - offset {
                 return Err(Status::BadLength);
             }
         }

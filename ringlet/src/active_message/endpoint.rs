@@ -1,8 +1,8 @@
 //! An endpoint: its tables, its connections, and how its requests are sent.
 
 use super::bundle::{BundleState, Guard};
-use super::lane::{Lane, Stage};
-use super::process::Shared;
+use super::lane::{Lane, Mapping, Stage};
+use super::process::{Shared, own, raw};
 use super::{Error, Incoming, Name, Payload, Undeliverable};
 use parking_lot::Mutex;
 use ringlet_core::active::layout::BUFFER_BYTES;
@@ -10,8 +10,10 @@ use ringlet_core::active::message::{TAG_ALL, TAG_NONE};
 use ringlet_core::active::{
     Arguments, Call, Gate, Head, Host, Kind, Message, Returned, SegmentMemory, Status, Tag,
 };
+use ringlet_linux::map;
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -39,6 +41,8 @@ struct Translation {
 pub(super) struct State {
     gate: Cell<Gate>,
     segment: Cell<*mut u8>,
+    /// The segment's memory, if it is ours.
+    own: RefCell<Option<Mapping>>,
     handlers: RefCell<Vec<Option<Handler>>>,
     error: RefCell<ErrorHandler>,
     translations: RefCell<Vec<Option<Translation>>>,
@@ -52,6 +56,8 @@ pub struct Endpoint {
     id: u32,
     bundle: AtomicUsize,
     inbox: Mutex<Vec<Arc<Lane>>>,
+    /// For the service thread: the segment that peers with the endpoint's tag may have.
+    open: Mutex<Open>,
     state: UnsafeCell<State>,
 }
 
@@ -66,6 +72,14 @@ unsafe impl Send for Endpoint {}
 /// In no bundle.
 const FREED: usize = usize::MAX;
 
+/// A segment that peers may map, and what they must know.
+#[derive(Default)]
+struct Open {
+    tag: Tag,
+    generation: u8,
+    memory: Option<OwnedFd>,
+}
+
 enum Attempt {
     Done,
     /// No room on this connection yet, or it is only being made.
@@ -74,10 +88,11 @@ enum Attempt {
 
 impl Endpoint {
     pub(super) fn new(shared: Arc<Shared>, id: u32, bundle: usize) -> Endpoint {
-        let gate = Gate { tag: TAG_NONE, segment: 0, handlers: [0; 4] };
+        let gate = Gate { tag: TAG_NONE, segment: 0, generation: 0, handlers: [0; 4] };
         let state = State {
             gate: Cell::new(gate),
             segment: Cell::new(std::ptr::null_mut()),
+            own: RefCell::default(),
             handlers: RefCell::new(vec![None; HANDLERS]),
             error: RefCell::new(Arc::new(say)),
             translations: RefCell::default(),
@@ -85,7 +100,8 @@ impl Endpoint {
             gone: RefCell::default(),
         };
         let (bundle, inbox) = (AtomicUsize::new(bundle), Mutex::default());
-        Endpoint { shared, id, bundle, inbox, state: UnsafeCell::new(state) }
+        let open = Mutex::default();
+        Endpoint { shared, id, bundle, inbox, open, state: UnsafeCell::new(state) }
     }
 
     pub fn name(&self) -> Name {
@@ -169,6 +185,8 @@ impl Endpoint {
             state.translations.take();
             state.lanes.take();
             state.gone.take();
+            self.open.lock().memory = None;
+            state.set_segment(std::ptr::null_mut(), 0, 0, None);
         }
     }
 
@@ -178,7 +196,10 @@ impl Endpoint {
 
     /// Only requests with this tag are let in; `TAG_ALL` lets all in, `TAG_NONE` (the first) none.
     pub fn set_tag(&self, tag: Tag) -> Result<(), Error> {
-        self.with(|state| state.gate.set(Gate { tag, ..state.gate.get() }))
+        self.with(|state| {
+            self.open.lock().tag = tag;
+            state.gate.set(Gate { tag, ..state.gate.get() });
+        })
     }
 
     /// `index` 1 to 255. Not from a handler.
@@ -212,9 +233,36 @@ impl Endpoint {
     pub unsafe fn set_segment(&self, base: *mut u8, bytes: usize) -> Result<(), Error> {
         self.with(|state| {
             let bytes = if base.is_null() { 0 } else { bytes };
-            state.segment.set(base);
-            state.gate.set(Gate { segment: bytes, ..state.gate.get() });
+            self.open.lock().memory = None;
+            state.set_segment(base, bytes, 0, None);
         })
+    }
+
+    /// Makes a segment into which peers that know the endpoint's tag store by themselves, with one copy. It is theirs as well as
+    /// ours until another one is set: they may write to it at any time.
+    pub fn allocate_segment(&self, bytes: usize) -> Result<*mut u8, Error> {
+        if bytes == 0 {
+            return Err(Error::BadArgument);
+        }
+        let made = map::sealed_memfd(c"ringlet-am-segment", bytes, 0);
+        let memory = own(made.map_err(|_| Error::NoResource)?);
+        let mapping = Mapping::new(raw(&memory), bytes).ok_or(Error::NoResource)?;
+        self.with(|state| {
+            let base = mapping.area().base();
+            let mut open = self.open.lock();
+            open.generation = open.generation % u8::MAX + 1;
+            open.memory = Some(memory);
+            state.set_segment(base, bytes, open.generation, Some(mapping));
+            base
+        })
+    }
+
+    /// For a peer that knows the tag: the segment and its generation.
+    pub(super) fn give_segment(&self, tag: Tag) -> Option<(OwnedFd, u8)> {
+        let open = self.open.lock();
+        let knows = open.tag == TAG_ALL || open.tag == tag && tag != TAG_NONE;
+        let memory = open.memory.as_ref().filter(|_| knows)?.try_clone().ok()?;
+        Some((memory, open.generation))
     }
 
     pub fn segment(&self) -> Result<(*mut u8, usize), Error> {
@@ -321,6 +369,12 @@ impl Endpoint {
             Stage::Open => {
                 let head = Head { tag: translation.tag, ..message.head };
                 let message = Message { head, bytes: message.bytes };
+                // Not stored for a request that will wait.
+                let has_room = || lane.connection.has_room(&lane.memory);
+                let message = match head.kind {
+                    Kind::Bulk if has_room() => self.shared.stored(lane, message),
+                    _ => message,
+                };
                 if lane.connection.request(&lane.memory, &message).is_err() {
                     return Ok(Attempt::Wait(lane.clone()));
                 }
@@ -422,7 +476,17 @@ impl State {
         Ok(())
     }
 
+    fn set_segment(&self, base: *mut u8, bytes: usize, generation: u8, own: Option<Mapping>) {
+        self.segment.set(base);
+        self.own.replace(own);
+        self.gate.set(Gate { segment: bytes, generation, ..self.gate.get() });
+        for lane in self.lanes.borrow().values().flatten() {
+            lane.set_generation(generation);
+        }
+    }
+
     pub fn know(&self, lane: &Arc<Lane>) {
+        lane.set_generation(self.gate.get().generation);
         self.lanes.borrow_mut().entry(lane.peer).or_default().push(lane.clone());
     }
 
@@ -461,7 +525,7 @@ unsafe impl Host<SegmentMemory> for Handled<'_> {
     fn place(&self, head: &Head) -> *mut u8 {
         match head.kind {
             Kind::Bulk | Kind::Stored => {
-                self.state.segment.get().wrapping_add(head.offset as usize)
+                self.state.segment.get().wrapping_add(head.place() as usize)
             }
             Kind::Short | Kind::Medium => self.guard.scratch(),
         }

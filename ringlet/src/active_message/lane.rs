@@ -1,6 +1,7 @@
 //! One end of a connection between two endpoints, and the bells of the peer's process.
 
 use super::Name;
+use parking_lot::Mutex;
 use ringlet_core::active::layout::{BELLS_BYTES, BUNDLES, Bell, LANES};
 use ringlet_core::active::{Connection, SegmentMemory, Status};
 use ringlet_core::layout::{LANE_MAX_COUNT, WANT_EVENT};
@@ -8,7 +9,7 @@ use ringlet_core::mailbox;
 use ringlet_core::memory::Area;
 use ringlet_core::wait;
 use ringlet_linux::{futex, map};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// A shared mapping that is unmapped with its last user.
@@ -77,6 +78,26 @@ pub struct Lane {
     _segment: Mapping,
     bells: OnceLock<Bells>,
     stage: AtomicU8,
+    /// The peer's segment, if we have it, and the generation that was asked for last.
+    store: Mutex<Option<Store>>,
+    asked: AtomicU32,
+}
+
+/// A peer's segment, into which we store by ourselves.
+struct Store {
+    generation: u8,
+    memory: Mapping,
+}
+
+/// How bytes get into the peer's segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// They were stored, in the segment of that generation.
+    Stored(u8),
+    /// In the message. The peer has a segment that we could ask for.
+    Ask,
+    /// In the message.
+    Message,
 }
 
 impl Lane {
@@ -91,6 +112,8 @@ impl Lane {
             _segment: segment,
             bells: OnceLock::new(),
             stage: AtomicU8::new(OPENING),
+            store: Mutex::default(),
+            asked: AtomicU32::new(0),
         }
     }
 
@@ -156,6 +179,37 @@ impl Lane {
             Stage::Open => self.connection.has_room(&self.memory),
             Stage::Ended(_) => true,
         }
+    }
+
+    /// Stores bytes into the peer's segment, if it is one that peers may store to, and they fit.
+    pub fn store(&self, offset: u64, bytes: &[u8]) -> Way {
+        let generation = self.memory.theirs().wish.segment.load(Ordering::Relaxed);
+        let Ok(generation @ 1..) = u8::try_from(generation) else { return Way::Message };
+        let store = self.store.lock();
+        match &*store {
+            Some(store) if store.generation == generation => {
+                let area = store.memory.area();
+                #[allow(unsafe_code)]
+                // SAFETY: `bytes` is valid for its length; the place is checked.
+                let stored = usize::try_from(offset)
+                    .is_ok_and(|offset| unsafe { area.write(offset, bytes.as_ptr(), bytes.len()) });
+                if stored { Way::Stored(generation) } else { Way::Message }
+            }
+            _ if self.asked.swap(generation.into(), Ordering::Relaxed) == generation.into() => {
+                Way::Message
+            }
+            _ => Way::Ask,
+        }
+    }
+
+    /// The peer has given us its segment.
+    pub fn set_store(&self, generation: u8, memory: Mapping) {
+        *self.store.lock() = Some(Store { generation, memory });
+    }
+
+    /// Tells the peer which segment it may store to by itself.
+    pub fn set_generation(&self, generation: u8) {
+        self.memory.ours().wish.segment.store(generation.into(), Ordering::Relaxed);
     }
 
     /// Asks for the bit: this lane is not watched from now on. True if something is there already.

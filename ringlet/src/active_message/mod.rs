@@ -103,7 +103,7 @@ impl Incoming<'_> {
     /// Where a bulk message's bytes are in the segment: offset and length.
     pub fn stored(&self) -> Option<(u64, usize)> {
         let head = self.call.head();
-        matches!(head.kind, Kind::Bulk | Kind::Stored).then_some((head.offset, head.len))
+        matches!(head.kind, Kind::Bulk | Kind::Stored).then_some((head.place(), head.len))
     }
 
     /// Where the message's bytes are, and how many.
@@ -181,6 +181,6 @@ impl Undeliverable<'_> {
     pub fn bytes(&self) -> (usize, Option<u64>) {
         let head = &self.returned.head;
         let bulk = matches!(head.kind, Kind::Bulk | Kind::Stored);
-        (head.len, bulk.then_some(head.offset))
+        (head.len, bulk.then_some(head.place()))
     }
 }

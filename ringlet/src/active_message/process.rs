@@ -2,12 +2,12 @@
 
 use super::bundle::BundleState;
 use super::endpoint::Endpoint;
-use super::lane::{Bells, Lane, Mapping, Stage};
+use super::lane::{Bells, Lane, Mapping, Stage, Way};
 use super::service::{Command, Service};
 use super::{Error, Name};
 use parking_lot::Mutex;
-use ringlet_core::active::Status;
 use ringlet_core::active::layout::{BELLS_BYTES, BUNDLES, MAGIC, SEGMENT_BYTES};
+use ringlet_core::active::{Message, Status};
 use ringlet_linux::{fd, map, sys};
 use std::collections::HashMap;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -73,6 +73,21 @@ impl Shared {
     /// A lane is of no use any more: the peer is told, if it does not know.
     pub fn lane_ended(&self, lane: &Arc<Lane>, status: Status) {
         self.command(Command::End { lane: lane.id, status });
+    }
+
+    /// The message with its bytes in the peer's segment already, if that is possible.
+    pub fn stored<'a>(&self, lane: &Arc<Lane>, message: Message<'a>) -> Message<'a> {
+        let tag = message.head.tag;
+        match lane.store(message.head.offset, message.bytes) {
+            Way::Stored(generation) => {
+                Message { head: message.head.stored(generation), bytes: &[] }
+            }
+            Way::Ask => {
+                self.command(Command::Ask { lane: lane.id, tag });
+                message
+            }
+            Way::Message => message,
+        }
     }
 
     /// The endpoint's connections end, its number is never used again.

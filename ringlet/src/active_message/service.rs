@@ -8,8 +8,8 @@ use super::endpoint::Endpoint;
 use super::lane::{Bells, Lane, Mapping};
 use super::name::NAME_BYTES;
 use super::process::{Shared, own, raw};
-use ringlet_core::active::Status;
 use ringlet_core::active::layout::{BELLS_BYTES, MAGIC, SEGMENT_BYTES};
+use ringlet_core::active::{Status, Tag};
 use ringlet_linux::fd::pollfd;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{fd, map, meet, sys};
@@ -20,8 +20,20 @@ use std::sync::atomic::Ordering;
 
 /// From the program's threads.
 pub(super) enum Command {
-    Connect { endpoint: Arc<Endpoint>, lane: Arc<Lane>, segment: OwnedFd },
-    End { lane: u64, status: Status },
+    Connect {
+        endpoint: Arc<Endpoint>,
+        lane: Arc<Lane>,
+        segment: OwnedFd,
+    },
+    End {
+        lane: u64,
+        status: Status,
+    },
+    /// For the peer's segment; who knows its tag gets it.
+    Ask {
+        lane: u64,
+        tag: Tag,
+    },
     Stop,
 }
 
@@ -35,13 +47,16 @@ const HELLO: u32 = 1;
 const OPEN: u32 = 2;
 const ANSWER: u32 = 3;
 const END: u32 = 4;
+const ASK: u32 = 5;
+const SEGMENT: u32 = 6;
 
 /// All messages have all fields; `status` 0 is success.
 #[derive(Clone, Copy)]
 struct Note {
     kind: u32,
     status: u32,
-    /// The lane's number at the receiver of this note (`Answer`, `End`), and at its sender (`Open`, `Answer`).
+    /// The lane's number at the receiver of this note (all but `Hello` and `Open`), and at its sender (`Open`, `Answer`).
+    /// In place of the latter: the tag (`Ask`), the segment's generation (`Segment`).
     yours: u64,
     ours: u64,
     /// `Hello`, `Open`: the sender.
@@ -178,6 +193,13 @@ impl Service {
                     }
                 }
             }
+            Command::Ask { lane, tag } => {
+                for link in &mut self.links {
+                    if let Some(theirs) = link.lanes.get(&lane).and_then(|joined| joined.theirs) {
+                        link.tell(&self.shared, ASK, theirs, tag, None);
+                    }
+                }
+            }
             Command::Connect { endpoint, lane, segment } => {
                 let link = match self.link_to(lane.peer) {
                     Ok(link) => link,
@@ -250,7 +272,11 @@ impl Service {
         let link = &mut self.links[at];
         match note.kind {
             HELLO if link.bells.is_none() => {
-                if link.peer.is_some_and(|peer| peer != note.from.process) {
+                let is_right = match link.peer {
+                    Some(peer) => peer == note.from.process,
+                    None => is_owner(&note.from, &link.socket),
+                };
+                if !is_right {
                     return None;
                 }
                 let page = passed?;
@@ -302,6 +328,23 @@ impl Service {
                 }
             }
             END => link.end(note.yours, note.status),
+            ASK => {
+                if let Some(joined) = link.lanes.get(&note.yours)
+                    && let Some(theirs) = joined.theirs
+                    && let Some((memory, generation)) = joined.endpoint.give_segment(note.ours)
+                {
+                    link.tell(&shared, SEGMENT, theirs, generation.into(), Some(memory));
+                }
+            }
+            SEGMENT => {
+                let memory = passed?;
+                let bytes = map::sealed_size(raw(&memory)).ok()?;
+                if let Some(joined) = link.lanes.get(&note.yours)
+                    && let Some(memory) = Mapping::new(raw(&memory), bytes)
+                {
+                    joined.lane.set_store(note.ours as u8, memory);
+                }
+            }
             _ => return None,
         }
         Some(())
@@ -329,6 +372,13 @@ impl Service {
 
 fn watched(fd: &OwnedFd, events: i16) -> pollfd {
     pollfd { fd: raw(fd), events: libc::POLLIN | events, revents: 0 }
+}
+
+/// Is who came to us the process that offers this name's rendezvous? Else it could take what is meant for that one.
+fn is_owner(name: &Name, socket: &OwnedFd) -> bool {
+    let Ok(offered) = meet::look_named(&name.rendezvous()).map(own) else { return false };
+    let found = (meet::credentials(raw(&offered)), meet::credentials(raw(socket)));
+    matches!(found, (Ok(there), Ok(here)) if there.pid == here.pid && there.uid == here.uid)
 }
 
 /// A connection that a peer asks for.
@@ -389,6 +439,12 @@ impl Link {
         let from = shared.name(0);
         let note = Note { kind: END, status, yours: theirs, ours: 0, from, endpoint: 0 };
         self.leaving.push_back((note, None));
+        self.send();
+    }
+
+    fn tell(&mut self, shared: &Shared, kind: u32, yours: u64, ours: u64, passed: Option<OwnedFd>) {
+        let note = Note { kind, status: 0, yours, ours, from: shared.name(0), endpoint: 0 };
+        self.leaving.push_back((note, passed));
         self.send();
     }
 
