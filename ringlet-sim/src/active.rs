@@ -173,7 +173,12 @@ impl<const DEPTH: usize> Handlers<'_, '_, DEPTH> {
 unsafe impl<'c, const DEPTH: usize> Host<End<'c, DEPTH>> for Handlers<'_, 'c, DEPTH> {
     fn gate(&self) -> Gate {
         let segment = self.end.node.sizes.data_bytes;
-        Gate { tag: TAG_ALL, segment, handlers: [1 << REQUEST | 1 << REPLY, 0, 0, 0] }
+        Gate {
+            tag: TAG_ALL,
+            segment,
+            generation: 0,
+            handlers: [1 << REQUEST | 1 << REPLY, 0, 0, 0],
+        }
     }
 
     fn place(&self, _: &Head) -> *mut u8 {

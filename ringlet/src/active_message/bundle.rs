@@ -267,6 +267,9 @@ impl<'a> Guard<'a> {
             }
             count += 1;
         }
+        if count > 0 {
+            lane.notify(); // of what went back
+        }
         count
     }
 
