@@ -26,7 +26,7 @@ fn every_round_of_every_transport_is_in_the_json() {
     let output = bench(&[arguments.as_slice(), &["--json", "-"]].concat());
     let table = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{table}");
-    assert!(table.contains("vs tcp") && table.contains("4 KiB"), "{table}");
+    assert!(table.contains("vs kernel") && table.contains("4 KiB"), "{table}");
 
     let rows = rows(&output.stdout);
     let names: Vec<(&str, &str)> = rows

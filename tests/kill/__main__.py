@@ -23,6 +23,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+import datagrams  # noqa: E402
 import ends  # noqa: E402
 from harness import MODES, ROOT, Failed, Ringlet, Test, adopt_orphans, end_orphans, free_port, listening  # noqa: E402
 from harness import require, wait_until  # noqa: E402
@@ -326,6 +327,9 @@ def run(test, arguments):
         require(process.stop(), f"a survivor did not end when asked\n{process.where()}")
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(kill_test.counts.items()))
     print(f"passed  {test.mode:9}{time.monotonic() - began:6.1f} s  killed: {counts}")
+    began, kills = time.monotonic(), max(arguments.kills // 4, 1)
+    datagrams.run(test, arguments.seed, kills, holdings, no_more, require, wait_until)
+    print(f"passed  {test.mode:9}{time.monotonic() - began:6.1f} s  UDP, killed: {kills}")
 
 
 def main():

@@ -1,7 +1,7 @@
 //! The measuring child: an ordinary socket program with a clock.
 
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -10,6 +10,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use ringlet_core::view::{PATH_KERNEL, PATH_MOVING, PATH_RING};
 
 use super::child::pause;
+use super::datagrams;
 use super::messages;
 use super::server::{Order, OrderKind};
 use super::spec::{Family, Figure, Pause, Spec, Unit, Waiting, Work, size_name};
@@ -52,6 +53,7 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
             pause(Pause::Ready)?;
             Ok(vec![stream(trip.wire, *size, budget)?])
         }
+        Work::Datagrams { sizes } => datagrams::measure(spec, address, sizes),
         Work::Pair => {
             let mut trip = Blocking::new(dial_for_messages(family, address, false)?);
             settle(&mut trip, spec.ring_expected)?;
@@ -69,8 +71,8 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
 }
 
 /// Which way the bytes of this connection go, by ringlet's own word.
-fn path_name(wire: &Wire) -> &'static str {
-    match symbol::path(wire.as_fd()) {
+pub fn path_name(connection: BorrowedFd<'_>) -> &'static str {
+    match symbol::path(connection) {
         None | Some(PATH_KERNEL) => "kernel",
         Some(PATH_MOVING) => "moving",
         Some(PATH_RING) => "ring",
@@ -79,7 +81,7 @@ fn path_name(wire: &Wire) -> &'static str {
 }
 
 /// A way to send a message and get it back.
-trait RoundTrip {
+pub trait RoundTrip {
     /// Says that `count` round trips follow.
     fn announce(&mut self, count: u64) -> Result<()>;
     fn once(&mut self) -> Result<()>;
@@ -113,7 +115,7 @@ impl RoundTrip for Blocking {
     }
 
     fn path(&self) -> &'static str {
-        path_name(&self.wire)
+        path_name(self.wire.as_fd())
     }
 }
 
@@ -178,12 +180,12 @@ impl RoundTrip for Evented {
     }
 
     fn path(&self) -> &'static str {
-        path_name(&self.wire)
+        path_name(self.wire.as_fd())
     }
 }
 
 /// Round trips until the connection is on the ring, or has had its time.
-fn settle(trip: &mut impl RoundTrip, ring_expected: bool) -> Result<()> {
+pub fn settle(trip: &mut impl RoundTrip, ring_expected: bool) -> Result<()> {
     let start = Instant::now();
     loop {
         trip.announce(WARM_TRIPS)?;
@@ -198,7 +200,11 @@ fn settle(trip: &mut impl RoundTrip, ring_expected: bool) -> Result<()> {
 
 /// Half a round trip. Batches take turns: one is timed as a whole (a clock costs as much as a cache line's way), which
 /// gives the figure, their median; in the next each round trip is timed by itself, which gives the tails.
-fn half_round_trip(trip: &mut impl RoundTrip, budget: Duration, what: String) -> Result<Figure> {
+pub fn half_round_trip(
+    trip: &mut impl RoundTrip,
+    budget: Duration,
+    what: String,
+) -> Result<Figure> {
     const BATCHES: u64 = 32;
     // Doubling until it shows on the clock also warms the caches for this size.
     let mut probe = 2;
@@ -282,7 +288,7 @@ fn stream(mut wire: Wire, size: usize, budget: Duration) -> Result<Figure> {
         value: if large { messages_per_second * size as f64 } else { messages_per_second },
         unit: if large { Unit::BytesPerSecond } else { Unit::PerSecond },
         tails: None,
-        path: path_name(&wire).into(),
+        path: path_name(wire.as_fd()).into(),
     })
 }
 
@@ -326,7 +332,7 @@ fn connections_per_second(
         } else if wire.read(&mut byte)? != 0 {
             bail!("a server that only accepts sent something");
         }
-        path = path_name(&wire);
+        path = path_name(wire.as_fd());
         drop(wire);
         recorder.record(began.elapsed());
         count += 1;
@@ -364,7 +370,7 @@ fn scale(spec: &Spec, address: &str, idle: usize, budget: Duration) -> Result<Ve
 
     let what = format!("8 B, beside {idle} idle");
     let mut beside = half_round_trip(&mut busy, budget, what)?;
-    let on_ring = others.iter().filter(|wire| path_name(wire) == "ring").count();
+    let on_ring = others.iter().filter(|wire| path_name(wire.as_fd()) == "ring").count();
     if spec.ring_expected && on_ring < idle {
         beside.path = format!("{} ({on_ring}/{idle})", beside.path);
     }

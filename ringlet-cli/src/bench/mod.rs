@@ -1,4 +1,4 @@
-//! `ringlet bench`: kernel TCP, Unix sockets and ringlet side by side on this machine.
+//! `ringlet bench`: kernel TCP and UDP, Unix sockets and ringlet side by side on this machine.
 //!
 //! For each figure two fresh processes run the same ordinary socket program ([`server`], [`client`]); ringlet is only
 //! in their environment. Transports take turns within a round, and a ratio is judged within its round, so that what
@@ -6,6 +6,7 @@
 
 mod child;
 mod client;
+mod datagrams;
 mod limits;
 mod machine;
 mod messages;
@@ -89,6 +90,8 @@ enum Group {
     Epoll,
     /// One way: 64 KiB writes, 8-byte writes
     Stream,
+    /// UDP: ping-pong and rate
+    Udp,
     /// A connection per request
     Connect,
     /// One busy connection beside many idle ones

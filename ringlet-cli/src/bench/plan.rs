@@ -96,6 +96,9 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     {
         add(Group::Stream, name, title, rates(), everyone(Work::Stream { size }));
     }
+    let title = "UDP, blocking, half a round trip; datagrams one way";
+    let work = Work::Datagrams { sizes: vec![8, 1 << 10] };
+    add(Group::Udp, "udp", title, latencies(), datagrams(&args.transport, &work));
     for (work, name, title) in [
         (Work::Connect, "connect", "a connection per request"),
         (Work::Accept, "accept", "connections accepted"),
@@ -163,6 +166,19 @@ fn one_side(transports: &[Transport]) -> Vec<Contender> {
     ]
 }
 
+/// Datagrams over the kernel's UDP (which goes with TCP), and over ringlet.
+fn datagrams(transports: &[Transport], work: &Work) -> Vec<Contender> {
+    let mut all = contenders(transports, work);
+    all.retain(|each| each.family == Family::Tcp);
+    for each in &mut all {
+        each.family = Family::Udp;
+        if each.label == report::BASELINE {
+            each.label = report::UDP_BASELINE;
+        }
+    }
+    all
+}
+
 fn ringlet(work: &Work) -> Contender {
     Contender { label: "ringlet", server_wrapped: true, client_wrapped: true, ..unwrapped(work) }
 }
@@ -204,8 +220,9 @@ mod tests {
         assert_eq!(of("one-side"), ["tcp", "ringlet at server", "ringlet at client"]);
         assert_eq!(of("limits"), ["limit"]);
         assert_eq!(of("messages")[0], "ringlet");
+        assert_eq!(of("udp"), ["udp", "ringlet"]);
         let two_cores = machine::two_cores().is_ok();
-        assert_eq!(all.len(), if two_cores { 13 } else { 12 });
+        assert_eq!(all.len(), if two_cores { 14 } else { 13 });
     }
 
     #[test]

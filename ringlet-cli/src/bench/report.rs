@@ -9,6 +9,12 @@ use super::stats::{Tails, median, times_better};
 
 /// What ratios are taken against.
 pub const BASELINE: &str = "tcp";
+pub const UDP_BASELINE: &str = "udp";
+
+/// What the others are compared with.
+fn is_baseline(transport: &str) -> bool {
+    transport == BASELINE || transport == UDP_BASELINE
+}
 
 /// One contender's outcome in one round of one case.
 pub struct Sample {
@@ -87,7 +93,7 @@ fn row(heading: &Heading, samples: &[&Sample], what: &str, contender: usize) -> 
     let figure_of = |sample: &Sample| -> Option<Figure> {
         sample.outcome.as_ref().ok()?.iter().find(|figure| figure.what == what).cloned()
     };
-    let baseline = heading.contenders.iter().position(|&label| label == BASELINE);
+    let baseline = heading.contenders.iter().position(|&label| is_baseline(label));
     let mut unit = None;
     let rounds: Vec<RoundFigure> = samples
         .iter()
@@ -183,7 +189,7 @@ pub fn table(report: &Report, shown: impl Fn(&Row) -> bool) -> String {
     };
 
     let mut lines = vec![report.machine.headline(), String::new()];
-    let header = line(["", "transport", "path"], ["median", "p99", "p99.9", "vs tcp"]);
+    let header = line(["", "transport", "path"], ["median", "p99", "p99.9", "vs kernel"]);
     lines.push(format!("{DIM}{header}{DIM:#}"));
     let (mut title, mut what) = ("", "");
     for row in rows {
@@ -206,7 +212,7 @@ pub fn table(report: &Report, shown: impl Fn(&Row) -> bool) -> String {
             _ => "-".into(),
         };
         let ratio = match row.ratio_to_tcp {
-            Some(ratio) if row.transport != BASELINE => format!("{}x", three_digits(ratio)),
+            Some(ratio) if !is_baseline(row.transport) => format!("{}x", three_digits(ratio)),
             _ => "-".into(),
         };
         let numbers = [&*value, &time(row.p99_ns), &time(row.p999_ns), &ratio];
@@ -216,7 +222,7 @@ pub fn table(report: &Report, shown: impl Fn(&Row) -> bool) -> String {
     let plural = if rounds == 1 { "" } else { "s" };
     lines.push(String::new());
     lines.push(format!(
-        "{DIM}Medians of {rounds} round{plural}. vs tcp: how many times better than kernel TCP in the \
+        "{DIM}Medians of {rounds} round{plural}. vs kernel: how many times better than kernel TCP (or UDP) in the \
          same round.\npath: where the bytes really went. p99, p99.9: single operations; for rates, \
          the time of one connection.{DIM:#}"
     ));

@@ -8,8 +8,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::child::{BUFFER_BYTES, say};
+use super::datagrams;
 use super::messages;
-use super::spec::{Said, Spec, Waiting, Work};
+use super::spec::{Family, Said, Spec, Waiting, Work};
 use super::wire::{Listener, Wire, read_now, write_all_waiting};
 
 /// What a client asks of a blocking server, sent in line before the messages that it speaks of. So both ends know where
@@ -54,6 +55,9 @@ pub fn serve(spec: &Spec) -> Result<()> {
     if let Work::Messages { .. } = spec.work {
         return messages::serve();
     }
+    if spec.family == Family::Udp {
+        return datagrams::serve();
+    }
     let (listener, address) = Listener::bind(spec.family).context("cannot listen")?;
     say(&Said::Listening { address })?;
     match &spec.work {
@@ -68,7 +72,11 @@ pub fn serve(spec: &Spec) -> Result<()> {
         Work::Accept => loop {
             drop(listener.accept()?);
         },
-        Work::Messages { .. } | Work::Ucx | Work::Limits { .. } | Work::Native { .. } => {
+        Work::Messages { .. }
+        | Work::Datagrams { .. }
+        | Work::Ucx
+        | Work::Limits { .. }
+        | Work::Native { .. } => {
             bail!("this needs no listener")
         }
     }

@@ -34,6 +34,7 @@ pub enum Role {
 pub enum Family {
     Tcp,
     Unix,
+    Udp,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -44,6 +45,8 @@ pub enum Work {
     Events { by: Waiting },
     /// One way, each message one write.
     Stream { size: usize },
+    /// Blocking ping-pong of datagrams at each size in turn, then the rate of the first.
+    Datagrams { sizes: Vec<usize> },
     /// Connect, one byte there, one byte back, close.
     Connect,
     /// Connect and be closed by the server.

@@ -34,6 +34,7 @@ impl Listener {
                 let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?)?;
                 Ok((Listener::Unix(listener), name))
             }
+            Family::Udp => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 
@@ -79,6 +80,7 @@ pub fn dial(family: Family, address: &str) -> io::Result<Wire> {
     Ok(match family {
         Family::Tcp => OwnedFd::from(TcpStream::connect(address)?),
         Family::Unix => OwnedFd::from(dial_unix(address)?),
+        Family::Udp => return Err(io::ErrorKind::Unsupported.into()),
     }
     .into())
 }
@@ -91,6 +93,7 @@ pub fn dial_for_messages(family: Family, address: &str, nonblocking: bool) -> io
             stream.set_nonblocking(nonblocking)?;
             OwnedFd::from(stream)
         }
+        Family::Udp => return Err(io::ErrorKind::Unsupported.into()),
     }
     .into())
 }

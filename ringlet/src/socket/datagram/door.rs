@@ -44,6 +44,8 @@ const RARE_AFTER_CALLS: u32 = 4096;
 const RARELY_CALLS: u32 = 65_536;
 /// Calls in which a receiver that we knocked at may answer.
 const ANSWER_CALLS: u32 = 256;
+/// Lanes checked in one call of the program.
+const CHECKS_AT_ONCE: u32 = 8;
 /// A lane that was idle for so long is checked for whether its sender lives.
 const CHECK_IDLE_NS: u64 = 1_000_000_000;
 /// Room for what the socket's receive buffer would hold: the kernel charges some 768 bytes for a small datagram.
@@ -114,12 +116,12 @@ impl Message {
 
 /// When to look again, after so many calls.
 fn later(calls: u32) -> u32 {
-    let apart = if calls > RARE_AFTER_CALLS {
-        RARELY_CALLS
-    } else {
-        (calls / LATER_GROWTH).clamp(1, LATER_MAX_CALLS)
-    };
-    calls.saturating_add(apart)
+    calls.saturating_add((calls / LATER_GROWTH).clamp(1, LATER_MAX_CALLS))
+}
+
+/// The same for a sender, to whom nobody may come any more.
+fn later_or_rarely(calls: u32) -> u32 {
+    if calls > RARE_AFTER_CALLS { calls.saturating_add(RARELY_CALLS) } else { later(calls) }
 }
 
 /// One thread at a time takes a socket's steps.
@@ -186,7 +188,16 @@ pub fn receiving(socket: &'static Socket) {
             if take_messages(tables, socket, door) {
                 socket.next_step.set(calls + 1);
             }
-            check_idle(socket);
+            for _ in 0..CHECKS_AT_ONCE {
+                if !check_idle(socket) {
+                    break;
+                }
+            }
+            if let Some((all, outbox)) = outlets::of(socket)
+                && let Some(_held) = socket.end().send_lock.take()
+            {
+                outbox.check_idle(all, CHECKS_AT_ONCE);
+            }
         }
     });
 }
@@ -205,6 +216,7 @@ pub fn sending(socket: &'static Socket, to: &Address) {
         }
         let state = {
             let Some(_held) = socket.end().send_lock.take() else { return };
+            outbox.check_idle(all, CHECKS_AT_ONCE);
             let Some(outlet) = outbox.outlet(all, to).map(|index| all.get(index)) else { return };
             let calls = outlet.calls.get();
             match outlet.state.get() {
@@ -213,7 +225,7 @@ pub fn sending(socket: &'static Socket, to: &Address) {
                     KNOCKED
                 }
                 KNOCKED => {
-                    outlet.begin_again(later(calls));
+                    outlet.begin_again(later_or_rarely(calls));
                     KNOCKED
                 }
                 ATTACHED | NEVER => {
@@ -221,7 +233,7 @@ pub fn sending(socket: &'static Socket, to: &Address) {
                     NEVER
                 }
                 _ => {
-                    outlet.next_step.set(later(calls));
+                    outlet.next_step.set(later_or_rarely(calls));
                     FRESH
                 }
             }
@@ -239,7 +251,7 @@ fn put_off(socket: &Socket, to: &Address) {
         && let Some(index) = outbox.outlet(all, to)
     {
         let outlet = all.get(index);
-        outlet.next_step.set(later(outlet.calls.get()));
+        outlet.next_step.set(later_or_rarely(outlet.calls.get()));
     }
 }
 
@@ -299,7 +311,7 @@ fn knock(tables: &Tables, socket: &'static Socket, to: &Address) {
     };
     if udp::knock(door, owner.inode, &hello.write(), &[]).is_err() {
         // Nobody is there, or too many are.
-        change(socket, to, |outlet| outlet.begin_again(later(outlet.calls.get())));
+        change(socket, to, |outlet| outlet.begin_again(later_or_rarely(outlet.calls.get())));
     }
 }
 
@@ -503,19 +515,19 @@ fn check_lane(
     Ok((area, geometry))
 }
 
-/// One lane whose sender was not seen for long: does it live?
-fn check_idle(socket: &Socket) {
-    let Some((all, mailbox)) = inlets::of(socket) else { return };
+/// One lane whose sender was not seen for long: does it live? False if there is none to be checked.
+fn check_idle(socket: &Socket) -> bool {
+    let Some((all, mailbox)) = inlets::of(socket) else { return false };
     let now = sys::now_ns();
     let found = {
-        let Some(_held) = socket.end().receive_lock.take() else { return };
+        let Some(_held) = socket.end().receive_lock.take() else { return false };
         mailbox.unchecked_since(all, now.saturating_sub(CHECK_IDLE_NS)).map(|(_, inlet)| {
             inlet.checked_ns.set(now);
             (inlet.source(), inlet.inode.get())
         })
     };
-    let Some((source, inode)) = found else { return };
-    let Some(local) = tcp::local(socket.fd()) else { return };
+    let Some((source, inode)) = found else { return false };
+    let Some(local) = tcp::local(socket.fd()) else { return false };
     // A socket that is bound to no address is looked for from the sender's own.
     let from = Address { ip: if udp::is_any(&local) { source.ip } else { local.ip }, ..local };
     let lives = udp::receiver(&from, &source).is_ok_and(|owner| owner.inode == inode);
@@ -525,4 +537,5 @@ fn check_idle(socket: &Socket) {
     {
         mailbox.close(all, index);
     }
+    true
 }

@@ -23,6 +23,8 @@ const BUCKET_COUNT: usize = 32;
 const CHAIN_MAX: usize = 32;
 /// While a lane is used, the kernel is asked this often whether its receiver still receives what is sent there (about a millisecond).
 const CHECK_TICKS: u64 = 3_000_000;
+/// A lane that was not used for so long is asked about too, when there is time (about a second).
+const IDLE_TICKS: u64 = 3_000_000_000;
 /// A message that only the kernel can carry waits so long for what was published to be taken, so that it does not overtake it.
 const DRAIN_LOOKS: u32 = 2_000;
 
@@ -187,7 +189,9 @@ impl Outlet {
     pub fn send(&self, from: &mut Buffers, by_ring: bool) -> Sent {
         let Some(lane) = self.lane() else { return Sent::Kernel };
         let words = words(&lane);
-        if by_ring && words.receiver.path.load(Ordering::Relaxed) == switch::RING && self.is_gone()
+        if by_ring
+            && words.receiver.path.load(Ordering::Relaxed) == switch::RING
+            && self.is_gone(CHECK_TICKS)
         {
             self.detach();
             return Sent::Kernel;
@@ -236,9 +240,9 @@ impl Outlet {
 
     /// Asked now and then: would the kernel no longer bring our datagrams to the same socket?
     #[inline(always)]
-    fn is_gone(&self) -> bool {
+    fn is_gone(&self, after: u64) -> bool {
         let now = sys::ticks();
-        now.wrapping_sub(self.checked.get()) > CHECK_TICKS && {
+        now.wrapping_sub(self.checked.get()) > after && {
             self.checked.set(now);
             let found = udp::receiver(&self.source(), &self.address());
             found.map_or(true, |owner| owner.inode != self.inode.get())
@@ -323,6 +327,20 @@ impl Outbox {
             let state = outlet.state.get();
             state == KNOCKED && outlet.inode.get() == inode && outlet.address() == *to
         })
+    }
+
+    /// Ends lanes whose receivers have gone, where nothing is sent that would find it out; a few at a time.
+    pub fn check_idle(&self, all: &Outlets, mut most: u32) {
+        for index in self.each(all) {
+            let outlet = all.get(index);
+            let idle = sys::ticks().wrapping_sub(outlet.checked.get()) > IDLE_TICKS;
+            if outlet.state.get() == ATTACHED && idle && most > 0 {
+                most -= 1;
+                if outlet.is_gone(IDLE_TICKS) {
+                    outlet.detach();
+                }
+            }
+        }
     }
 
     /// Has anything been sent?
