@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, MSG_WAITFORONE, SO_RCVTIMEO};
 
+use super::signals::interrupted;
 use crate::case::*;
 use crate::sys::{self, Errno, Fd};
 
@@ -1049,6 +1050,29 @@ pub const CASES: &[Case] = &[
         },
     )
     .internet_only(),
+    pair(
+        "datagrams/signals",
+        "a handler without SA_RESTART ends a receive",
+        |a| {
+            let port = moved(a);
+            a.sync();
+            send_numbers(port, 0..1);
+        },
+        |b| {
+            let port = moved(b);
+            sys::on_signal(libc::SIGUSR1, sys::Handler::Count, 0);
+            for _ in 0..3 {
+                let got = interrupted(|| sys::recv_from(port.end.0, 10, 0));
+                record("recvfrom", got.map(|got| got.0));
+                record(
+                    "poll",
+                    interrupted(|| sys::poll(&[(port.end.0, libc::POLLIN)], -1)).map(|p| p.0),
+                );
+            }
+            b.sync();
+            receive_numbers(port, 0..1);
+        },
+    ),
     solo("datagrams/one_process", "both ends in one process", |side| {
         let ip = side.address();
         let (far, number) = bound(side, ip);

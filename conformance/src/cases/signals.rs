@@ -11,7 +11,7 @@ use crate::sys::{self, Handler, SigSet};
 
 /// Runs `call` while another thread interrupts this one again and again, from when it sleeps: a
 /// single signal could arrive before the call waits, on the kernel too.
-fn interrupted<T>(call: impl FnOnce() -> T) -> T {
+pub fn interrupted<T>(call: impl FnOnce() -> T) -> T {
     let (pid, tid) = (std::process::id() as i32, sys::thread_id());
     let done = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -372,6 +372,12 @@ pub fn before_spawn() {
 pub fn before_exec() {
     before_spawn();
     if !borrowed() {
+        for socket in tables().into_iter().flat_map(|tables| tables.followed()) {
+            if socket.is_datagram() {
+                // Who sends here finds out at once that there is nobody.
+                datagram::close_inlets(socket);
+            }
+        }
         hold(|holders| holders.fetch_sub(1, Ordering::AcqRel));
     }
 }

@@ -17,7 +17,7 @@ mod inlets;
 mod outlets;
 
 use super::table::{Socket, Stage};
-use super::{epoll, spin, view};
+use super::{epoll, signals, spin, view};
 use crate::plain::P64;
 use crate::reasons::Reason;
 use inlets::{Found, Inlets, Mailbox};
@@ -299,6 +299,8 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel_empty: u32)
         match watch(socket, all, mailbox) {
             Watched::Lanes => kernel_empty = 0,
             Watched::Kernel => return Next::AskKernel,
+            // A signal that came while we watched would have ended the kernel's wait.
+            Watched::Nothing if !signals::restart() => return Next::Fail(Errno::EINTR),
             Watched::Nothing => match fall_asleep(socket) {
                 Some(asleep) => return Next::Sleep(asleep),
                 None => kernel_empty = 0,
@@ -321,6 +323,7 @@ enum Watched {
 
 /// Watches the lanes for a moment, and the kernel now and then.
 fn watch(socket: &Socket, all: &Inlets, mailbox: &Mailbox) -> Watched {
+    signals::begin_wait();
     if mailbox.hot_count() == 0 {
         return Watched::Nothing;
     }
