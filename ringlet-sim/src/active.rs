@@ -233,6 +233,8 @@ pub struct Active<const DEPTH: usize> {
     /// Where each node's connection is.
     places: Vec<Option<usize>>,
     next: usize,
+    /// Requests to be sent to any of them.
+    left: u64,
     inbox: Inbox,
     armed: bool,
     scratch: Vec<u8>,
@@ -252,8 +254,9 @@ impl<const DEPTH: usize> Active<DEPTH> {
             places[peer.id] = Some(at);
         }
         let scratch = vec![0; ringlet_core::active::layout::BUFFER_BYTES];
+        let left = peers.iter().map(|peer| u64::from(peer.to_send)).sum();
         let (next, inbox, armed) = (0, Inbox::default(), false);
-        Active { traffic, peers, places, next, inbox, armed, scratch }
+        Active { traffic, peers, places, next, left, inbox, armed, scratch }
     }
 
     /// Runs the handlers of what a peer has sent: a reply or a request.
@@ -327,6 +330,9 @@ impl<const DEPTH: usize> Active<DEPTH> {
     }
 
     fn send(&mut self, cx: &mut Context) -> bool {
+        if self.left == 0 {
+            return false;
+        }
         let count = self.peers.len();
         let mut turns = (0..count).map(|turn| (self.next + turn) % count);
         let Some(at) = turns.find(|&at| self.may_send(cx, &self.peers[at])) else { return false };
@@ -335,6 +341,7 @@ impl<const DEPTH: usize> Active<DEPTH> {
         let (here, there) = (cx.node.id, peer.id);
         let end = End::<DEPTH>::new(cx.node, there);
         peer.to_send -= 1;
+        self.left -= 1;
         let number = cx.ledger.send(here, there);
         let mut bytes = vec![0; cx.ledger.size(here, there, number)];
         cx.ledger.fill(here, there, number, &mut bytes);
@@ -411,7 +418,9 @@ impl<const DEPTH: usize> Program for Active<DEPTH> {
             let sent = cx.ledger.sent(lane, peer);
             cx.ledger.return_from(lane, peer, sent.saturating_sub(count));
         }
-        cx.ledger.abandon(u64::from(std::mem::take(to_send)));
+        let given_up = u64::from(std::mem::take(to_send));
+        self.left -= given_up;
+        cx.ledger.abandon(given_up);
     }
 
     fn reconnected(&mut self, cx: &mut Context, peer: usize) {
@@ -420,11 +429,12 @@ impl<const DEPTH: usize> Program for Active<DEPTH> {
         let fresh = Active::<DEPTH>::new(self.traffic.clone(), cx.node.id);
         if let Some(again) = fresh.peers.into_iter().find(|again| again.id == peer) {
             cx.ledger.plan(u64::from(again.to_send));
+            self.left += u64::from(again.to_send);
             self.peers[at] = again;
         }
     }
 
     fn planned(&self) -> u64 {
-        self.peers.iter().map(|peer| u64::from(peer.to_send)).sum()
+        self.left
     }
 }

@@ -126,6 +126,8 @@ pub(crate) struct Store {
     pub kind: Kind,
     pub len: u8,
     pub dma: bool,
+    /// The processor has done its part.
+    pub paid: bool,
     pub body: [u8; LINE_BYTES],
 }
 
@@ -137,8 +139,6 @@ pub(crate) enum Work {
     /// Setting the adapter's own engine up.
     Engine,
     Store(Store),
-    /// The store's price is paid.
-    Post(Store),
     /// Waiting for the answers to all stores.
     Barrier,
 }
@@ -277,17 +277,24 @@ impl Node {
         body[..bytes.len()].copy_from_slice(bytes);
         let len = bytes.len() as u8;
         let mut outbox = self.outbox.borrow_mut();
-        outbox.work.push_back(Work::Store(Store { to, at, kind, len, dma, body }));
+        outbox.work.push_back(Work::Store(Store { to, at, kind, len, dma, paid: dma, body }));
         outbox.unsettled = true;
     }
 
     pub fn work(&self, time: Time) {
-        self.outbox.borrow_mut().work.push_back(Work::Processor(time));
+        let work = &mut self.outbox.borrow_mut().work;
+        match work.back_mut() {
+            Some(Work::Processor(last)) => *last += time,
+            _ => work.push_back(Work::Processor(time)),
+        }
     }
 
     pub(crate) fn copy(&self, bytes: usize) {
-        if self.copying.get() {
-            self.outbox.borrow_mut().work.push_back(Work::Copy(bytes));
+        let work = &mut self.outbox.borrow_mut().work;
+        match work.back_mut() {
+            _ if !self.copying.get() => {}
+            Some(Work::Copy(last)) => *last += bytes,
+            _ => work.push_back(Work::Copy(bytes)),
         }
     }
 }

@@ -285,7 +285,8 @@ fn print_outcome(line: &Line, took: f64) {
 }
 
 fn run_seeds(args: &SeedsArgs) -> Result<ExitCode> {
-    if args.trace.is_some() && args.seeds.clone().count() > 1 {
+    let count = args.seeds.end - args.seeds.start;
+    if args.trace.is_some() && count > 1 {
         bail!("a trace is of one seed");
     }
     let (mut messages, mut retries, mut returned) = (0, 0, 0);
@@ -307,7 +308,7 @@ fn run_seeds(args: &SeedsArgs) -> Result<ExitCode> {
             );
             return Ok(ExitCode::FAILURE);
         }
-        if args.seeds.clone().count() == 1 {
+        if count == 1 {
             println!("trace {:016x}", outcome.trace);
         }
         messages += outcome.stats.messages;
@@ -315,8 +316,9 @@ fn run_seeds(args: &SeedsArgs) -> Result<ExitCode> {
         returned += outcome.stats.returned;
     }
     println!(
-        "{} seeds: {messages} messages received, {returned} returned, {retries} packets sent again; nothing lost, doubled, damaged or out of order",
-        args.seeds.end - args.seeds.start
+        "{} seed{}: {messages} messages received, {returned} returned, {retries} packets sent again; nothing lost, doubled, damaged or out of order",
+        count,
+        if count == 1 { "" } else { "s" }
     );
     Ok(ExitCode::SUCCESS)
 }

@@ -52,9 +52,8 @@ impl<P: Program> Cluster<P> {
             if self.hosts[node].state == State::Dead {
                 continue;
             }
-            self.hosts[node].node.outbox.get_mut().work.retain(
-                |work| !matches!(work, Work::Store(store) | Work::Post(store) if store.to == peer),
-            );
+            let work = &mut self.hosts[node].node.outbox.get_mut().work;
+            work.retain(|work| !matches!(work, Work::Store(store) if store.to == peer));
             self.tell(node, |program, context| program.lost(context, peer));
         }
     }

@@ -35,11 +35,8 @@ impl<P: Program> Cluster<P> {
     /// Does a node's work until something else comes first, or there is none.
     pub(super) fn turn(&mut self, node: usize) {
         while self.goes_on() {
-            let next = self.hosts[node].node.outbox.get_mut().work.pop_front();
-            let goes_on = match next {
-                Some(work) => self.work(node, work),
-                None => self.step(node),
-            };
+            let idle = self.hosts[node].node.outbox.get_mut().work.is_empty();
+            let goes_on = if idle { self.step(node) } else { self.work(node) };
             if !goes_on {
                 return;
             }
@@ -79,39 +76,56 @@ impl<P: Program> Cluster<P> {
         true
     }
 
-    fn work(&mut self, node: usize, work: Work) -> bool {
-        match work {
-            Work::Processor(time) => self.busy(node, time),
-            Work::Engine => self.busy(node, from_us(self.profile.adapter.dma_setup_us)),
-            Work::Copy(bytes) => {
-                let host = &mut self.hosts[node];
+    /// Does the first piece of work, or waits until it can be done.
+    fn work(&mut self, node: usize) -> bool {
+        let host = &mut self.hosts[node];
+        let outbox = &mut host.node.outbox.get_mut().work;
+        match outbox.front() {
+            None => true,
+            Some(Work::Store(_)) => self.store(node),
+            Some(Work::Barrier) => match self.answered(node, 0) {
+                Err(time) => self.wait_for_answer(node, time),
+                Ok(()) => {
+                    self.hosts[node].node.outbox.get_mut().work.pop_front();
+                    true
+                }
+            },
+            Some(&Work::Processor(time)) => {
+                outbox.pop_front();
+                self.busy(node, time)
+            }
+            Some(Work::Engine) => {
+                outbox.pop_front();
+                self.busy(node, from_us(self.profile.adapter.dma_setup_us))
+            }
+            Some(&Work::Copy(bytes)) => {
+                outbox.pop_front();
                 let time = transfer(bytes, self.profile.node.copy_mb_s) as f64 * host.slowness;
                 let until = host.bus_free.max(self.now) + time as Time;
                 host.bus_free = until;
                 self.until(node, until)
             }
-            Work::Barrier => match self.answered(node, 0) {
-                Ok(()) => true,
-                Err(time) => self.wait_for_answer(node, time, Work::Barrier),
-            },
-            Work::Store(store) if self.pair(node, store.to).closed => true,
-            Work::Store(store) => {
-                let adapter = &self.profile.adapter;
-                let bytes = (store.len as usize).max(adapter.small_packet_bytes);
-                let time = if store.dma { 0 } else { transfer(bytes, adapter.store_mb_s) };
-                match self.answered(node, adapter.outstanding - 1) {
-                    Err(time) => self.wait_for_answer(node, time, Work::Store(store)),
-                    Ok(()) => {
-                        self.hosts[node].node.outbox.get_mut().work.push_front(Work::Post(store));
-                        self.busy(node, time)
-                    }
-                }
-            }
-            Work::Post(store) => {
-                self.post(node, store);
-                true
-            }
         }
+    }
+
+    /// The first piece of work is a store: the processor's part, then the adapter's.
+    fn store(&mut self, node: usize) -> bool {
+        let adapter = &self.profile.adapter;
+        let (small, rate, few) =
+            (adapter.small_packet_bytes, adapter.store_mb_s, adapter.outstanding - 1);
+        if let Err(time) = self.answered(node, few) {
+            return self.wait_for_answer(node, time);
+        }
+        let outbox = &mut self.hosts[node].node.outbox.get_mut().work;
+        let Some(Work::Store(store)) = outbox.front_mut() else { return true };
+        if !std::mem::replace(&mut store.paid, true) {
+            let bytes = (store.len as usize).max(small);
+            return self.busy(node, transfer(bytes, rate));
+        }
+        if let Some(Work::Store(store)) = outbox.pop_front() {
+            self.post(node, store);
+        }
+        true
     }
 
     /// Are all but `few` packets answered? If not, when the next answer comes, if that is known.
@@ -126,10 +140,8 @@ impl<P: Program> Cluster<P> {
         Err(host.answers.iter().min().copied())
     }
 
-    fn wait_for_answer(&mut self, node: usize, time: Option<Time>, work: Work) -> bool {
-        let host = &mut self.hosts[node];
-        host.node.outbox.get_mut().work.push_front(work);
-        host.stalled = time.is_none();
+    fn wait_for_answer(&mut self, node: usize, time: Option<Time>) -> bool {
+        self.hosts[node].stalled = time.is_none();
         time.is_some_and(|time| self.until(node, time))
     }
 }
