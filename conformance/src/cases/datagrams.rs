@@ -1072,7 +1072,8 @@ pub const CASES: &[Case] = &[
             b.sync();
             receive_numbers(port, 0..1);
         },
-    ),
+    )
+    .internet_only(),
     solo("datagrams/one_process", "both ends in one process", |side| {
         let ip = side.address();
         let (far, number) = bound(side, ip);
