@@ -46,6 +46,15 @@ STALL_SECONDS = 40  # beyond four times what the test takes on the kernel
 TRACE_SECONDS = 2
 WHY_LINES = 25
 
+# Where SPECIFICATION.md says that ringlet differs: mode, end of the test's name, and what it is.
+DECLARED = [
+    (
+        UNFORGIVING,
+        "WithProcessesTestPicklingConnections.test_pickling",
+        "a connection is passed on with bytes unread whose sender has closed (processes/exec_unread_after_close)",
+    ),
+]
+
 Ended = collections.namedtuple("Ended", "result seconds why")
 
 
@@ -221,8 +230,11 @@ class Verdicts:
         got, self.moved = suites.run(python, mode, [module], baseline)
         lost = sorted(test for test in passed if test not in got or got[test].result != "passed")
         self.tests, self.passed, self.passed_here = len(baseline), len(passed), len(passed) - len(lost)
-        self.different, self.flaky = [], []
+        self.different, self.flaky, self.declared = [], [], []
         for test in lost:
+            if known := [why for where, name, why in DECLARED if where == mode and test.endswith(name)]:
+                self.declared.append((test, known[0]))
+                continue
             self._repeat(suites, baseline, test, got.get(test, Ended("failed", 0.0, "did not run")))
 
     def _repeat(self, suites, baseline, test, first):
@@ -242,10 +254,13 @@ class Verdicts:
         (self.different if real else self.flaky).append(row)
 
 
-def examine(suites, python, module, modes, report):
+def examine(suites, python, module, modes, report, deadline):
+    if time.monotonic() > deadline:
+        return f"{python.version} {module}"
     baseline, _ = suites.run(python, KERNEL, [module])
     for mode in modes:
         report(Verdicts(suites, python, module, mode, baseline))
+    return None
 
 
 def print_table(rows):
@@ -271,6 +286,7 @@ def main():
     parser.add_argument("--mode", choices=[PLAIN, UNFORGIVING, "both"], default="both")
     parser.add_argument("--quick", action="store_true", help=f"one Python, and only {' '.join(QUICK)}")
     parser.add_argument("--jobs", type=int, default=2, help="modules at a time")
+    parser.add_argument("--minutes", type=int, default=180, help="after which no further module is begun")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 1 << 32), help="of the unforgiving mode")
     parser.add_argument("--logs", type=pathlib.Path, help="a directory that keeps what the tests wrote")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
@@ -287,13 +303,16 @@ def main():
     if arguments.logs:
         arguments.logs.mkdir(parents=True, exist_ok=True)
     print(f"seed {arguments.seed}; " + ", ".join(f"{python.path} {python.version}" for python in pythons), flush=True)
-    rows, lock = [], threading.Lock()
+    rows, not_run, lock = [], [], threading.Lock()
+    deadline = time.monotonic() + 60 * arguments.minutes
 
     def report(row):
         with lock:
             rows.append(row)
             told = f"{row.passed_here} of {row.passed} tests that pass on the kernel, {row.moved} ends on the ring"
             print(f"{row.python.version:8}{row.mode:12}{row.module}: {told}", flush=True)
+            for test, why in row.declared:
+                print(f"    declared {test}: {why}")
             for kind, tests in (("DIFFERENT", row.different), ("flaky", row.flaky)):
                 for test, bad, of, bad_on_kernel, of_kernel, why in tests:
                     print(f"    {kind} {test}: ringlet failed {bad} of {of}, kernel {bad_on_kernel} of {of_kernel}")
@@ -309,10 +328,9 @@ def main():
             for python in pythons:
                 chosen = [name for name in QUICK if name in python.modules] if arguments.quick else python.modules
                 for module in arguments.tests or chosen:
-                    work.append(pool.submit(examine, suites, python, module, modes, report))
+                    work.append(pool.submit(examine, suites, python, module, modes, report, deadline))
             try:
-                for one in work:
-                    one.result()
+                not_run = [one.result() for one in work if one.result()]
             except BaseException:
                 suites.stopping = True
                 harness.end_orphans()
@@ -328,10 +346,13 @@ def main():
     idle = [f"Python {version}, {mode}" for (version, mode), figures in total.items() if figures[-1] == 0]
     for one in idle:
         print(f"no connection used the ring: {one}")
+    if not_run:
+        print(f"not run within {arguments.minutes} minutes: " + ", ".join(not_run))
     differences = sum(len(row.different) for row in rows)
     flaky = sum(len(row.flaky) for row in rows)
-    print(f"{differences} different, {flaky} flaky")
-    sys.exit(bool(differences or idle or left))
+    declared = sum(len(row.declared) for row in rows)
+    print(f"{differences} different, {declared} declared, {flaky} flaky")
+    sys.exit(bool(differences or idle or left or not_run))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,28 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "paths/level_behind_the_change",
+        "a set goes on telling of bytes in the kernel after a receive that began in the ring",
+        |a| {
+            let end = a.moved();
+            end.send(b"the ring, ");
+            end.send_with(b"the kernel", MSG_ZEROCOPY);
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let set = Set::on(end, IN);
+            b.sync();
+            end.until_unread(20);
+            for _ in 0..4 {
+                set.expect();
+                end.recv(6);
+            }
+            set.expect_none();
+        },
+    )
+    .each_side(),
+    pair(
         "paths/edges_behind_the_change",
         "EPOLLET tells of bytes in the kernel while others before them wait in the ring",
         |a| {

@@ -71,8 +71,10 @@ pub fn receive_by(
     let wanted = to.remaining();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
     let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    let mut pieces = None;
     if unforgiving::on() {
         unforgiving::perhaps_return(socket);
+        pieces = Some(unforgiving::pieces_now(socket));
     }
     let (mut until, mut waiter) = (None, None);
     let mut total = 0;
@@ -89,6 +91,13 @@ pub fn receive_by(
         match step {
             Ok(0) => return Ok(total),
             Ok(n) => total += n,
+            // In the middle of a send, whose beginning an earlier call may have taken.
+            Err(Errno::EAGAIN)
+                if pieces.is_some() && pieces != Some(unforgiving::whole(socket)) =>
+            {
+                pieces = Some(unforgiving::pieces_now(socket));
+                continue;
+            }
             Err(Errno::EAGAIN) if blocking => {
                 if until.is_none() {
                     until = Some(deadline(end.receive_timeout_ns.get()));
@@ -1172,7 +1181,13 @@ fn ask_kernel(
         }
         // Bytes in the kernel: data, or doorbells?
         match end.receiving() {
-            Receiving::Ring if end.rx.has_bytes(incoming) => return mask | readable,
+            Receiving::Ring if end.rx.has_bytes(incoming) => {
+                if end.rx.mark_ahead(incoming).is_some() {
+                    // It may be data, which comes behind.
+                    socket.kernel_news.set(1);
+                }
+                return mask | readable;
+            }
             Receiving::Ring if !moving::published(end, incoming) => take_bells(socket, end, mine),
             _ => match readable_bytes(socket) {
                 Ok(0) | Err(Errno::EAGAIN) => {}

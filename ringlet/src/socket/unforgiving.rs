@@ -177,11 +177,14 @@ fn perhaps_go_back(socket: &Socket, end: &End, ring: &SegmentRing) {
     }
 }
 
-/// Waits until the peer is not within a send.
-pub fn whole(socket: &Socket) {
-    if let Some(ring) = socket.incoming() {
-        pieces_of(&ring);
-    }
+/// Waits until the peer is not within a send; as `pieces_of`.
+pub fn whole(socket: &Socket) -> u32 {
+    socket.incoming().map_or(0, |ring| pieces_of(&ring))
+}
+
+/// The peer's count of begun and ended sends, as it is now.
+pub fn pieces_now(socket: &Socket) -> u32 {
+    socket.incoming().map_or(0, |ring| ring.control().sender.cutting.load(Ordering::SeqCst))
 }
 
 /// Waits until the sender is not within a send; its count, to be compared after all was received.
