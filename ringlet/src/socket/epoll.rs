@@ -31,6 +31,9 @@ const COOL_AFTER_WAITS_MIN: u32 = 16;
 /// While rings keep a set busy (or being watched), the kernel's part is looked at this often (about 10 us).
 const ASK_KERNEL_TICKS: u64 = 30_000;
 
+/// So often the kernel is asked on, where there is room for few events and those are our own.
+const ASKS_MAX: u32 = 64;
+
 const LOOK_SOON_NS: u64 = 1_000_000;
 const LOOK_AT_TIMES_NS: u64 = 50_000_000;
 
@@ -1065,11 +1068,20 @@ fn ask_kernel(
     timeout_ns: Option<u64>,
     mask: Option<u64>,
 ) -> Sys<usize> {
-    // SAFETY: `out` is a valid slice.
-    let n = unsafe {
-        fd::epoll_wait(set.epfd.get() as i32, out.as_mut_ptr(), out.len(), timeout_ns, mask)?
-    };
-    Ok(translate(tables, set, &mut out[..n]))
+    let mut timeout = timeout_ns;
+    for _ in 0..ASKS_MAX {
+        // SAFETY: `out` is a valid slice.
+        let n = unsafe {
+            fd::epoll_wait(set.epfd.get() as i32, out.as_mut_ptr(), out.len(), timeout, mask)?
+        };
+        let kept = translate(tables, set, &mut out[..n]);
+        if kept > 0 || n < out.len() {
+            return Ok(kept);
+        }
+        // Events of our own took all the room there was.
+        timeout = Some(0);
+    }
+    Ok(0)
 }
 
 /// What a native wait returned, while it may have been overtaken by an adoption: our events taken out.
