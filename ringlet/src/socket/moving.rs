@@ -388,10 +388,6 @@ pub fn unread_after(socket: &Socket, end: &End, position: u64) -> Sys<usize> {
 
 pub fn set_receiving(socket: &Socket, end: &End, state: Receiving) {
     end.receiving.set(state as u32);
-    if state != Receiving::Ring {
-        // What the kernel told while it had only doorbells was taken for that.
-        socket.kernel_news.set(1);
-    }
     show_path(socket, end);
     if state == Receiving::Ring
         && end.sending() == Sending::Kernel

@@ -1181,13 +1181,7 @@ fn ask_kernel(
         }
         // Bytes in the kernel: data, or doorbells?
         match end.receiving() {
-            Receiving::Ring if end.rx.has_bytes(incoming) => {
-                if end.rx.mark_ahead(incoming).is_some() {
-                    // It may be data, which comes behind.
-                    socket.kernel_news.set(1);
-                }
-                return mask | readable;
-            }
+            Receiving::Ring if end.rx.has_bytes(incoming) => return mask | readable,
             Receiving::Ring if !moving::published(end, incoming) => take_bells(socket, end, mine),
             _ => match readable_bytes(socket) {
                 Ok(0) | Err(Errno::EAGAIN) => {}
