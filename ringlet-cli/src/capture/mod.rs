@@ -23,11 +23,11 @@ use crate::targets::{Connection, Targets};
 use packets::Writer;
 use taps::Source;
 
-/// Record what TCP connections carry through shared memory, for Wireshark
+/// Record what connections carry through shared memory, for Wireshark
 ///
 /// Writes pcapng: each piece that a program sends or receives becomes a TCP packet between the connection's real addresses,
-/// with the time at which it was sent or received; headers, sequence numbers and checksums are made up to match. Each
-/// program is an interface, each connection is recorded at one of its ends. Bytes that went by before the capture, or
+/// with the time at which it was sent or received; headers, sequence numbers and checksums are made up to match. (Unix
+/// sockets get addresses of 192.0.2.0/24; datagrams are not recorded.) Each program is an interface, each connection is recorded at one of its ends. Bytes that went by before the capture, or
 /// before the connection moved, are not in it.
 ///
 /// The program never waits for the capture: what finds no room is dropped, counted and said. Ends with Ctrl-C.
@@ -106,7 +106,8 @@ impl Capture {
     /// Asks all processes and connections that are meant and were not asked yet.
     fn look_around(&mut self) -> anyhow::Result<()> {
         let mut found = self.args.targets.find()?;
-        found.connections.retain(|connection| connection.protocol == Protocol::Tcp);
+        // What datagrams say is not recorded.
+        found.connections.retain(|connection| connection.protocol != Protocol::Udp);
         for process in &found.processes {
             let named = self.args.targets.names(process);
             let known = self.sources.iter().any(|source| source.pid == process.pid);

@@ -84,7 +84,11 @@ pub fn receive_by(
         } else {
             let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
             let mine = waiter.is_some() as u32;
-            tap::recorded(socket, end, tap::Direction::of_receive(flags), to, |to| {
+            tap::recorded(socket, end, tap::Direction::of_receive(flags), to, |to, asked| {
+                if asked != 0 {
+                    control::notice(socket, end);
+                    control::leave_idle(socket, end);
+                }
                 receive_now(socket, end, to, flags, blocking, mine, from)
             })
         };
@@ -144,10 +148,6 @@ fn receive_now(
     from: &mut FromKernel,
 ) -> Sys<usize> {
     let Some(ring) = socket.incoming() else { return Err(Errno::EBADF) };
-    if view::asked(socket) != 0 {
-        control::notice(socket, end);
-        control::leave_idle(socket, end);
-    }
     moving::publish_attached(socket, end);
     if unforgiving::on() && flags & libc::MSG_PEEK != 0 {
         unforgiving::pieces_of(&ring);
@@ -652,15 +652,21 @@ fn overflow(socket: &Socket, end: &End) -> bool {
 /// As much as there is room for, with the send lock held.
 #[inline]
 pub fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
-    tap::recorded(socket, end, tap::Direction::Sent, from, |from| {
-        send_unrecorded(socket, end, from, flags)
+    tap::recorded(socket, end, tap::Direction::Sent, from, |from, asked| {
+        send_unrecorded(socket, end, from, flags, asked)
     })
 }
 
+/// `asked`: of this connection (`view::asked`).
 #[inline(always)]
-fn send_unrecorded(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
+fn send_unrecorded(
+    socket: &Socket,
+    end: &End,
+    from: &mut Buffers,
+    flags: i32,
+    asked: u32,
+) -> Sys<usize> {
     let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
-    let asked = view::asked(socket);
     if asked != 0 {
         control::notice(socket, end);
     }

@@ -133,6 +133,8 @@ pub struct Socket {
     pub published: P32,
     /// What was asked of it in the parent (`view::asked`), until it is shown here.
     pub asked: P32,
+    /// Where its slot of the process's page is mapped, once it is shown (`view::of`).
+    pub slot: AtomicUsize,
     /// AF_INET or AF_INET6 of a UDP socket; 0 for TCP.
     pub family: P32,
 }
@@ -663,6 +665,7 @@ impl Socket {
         self.kernel_asked_as.set(0);
         self.published.set(0);
         self.asked.set(0);
+        self.slot.store(0, Ordering::Relaxed);
         self.family.set(0);
         self.next_step.set(u32::MAX);
     }

@@ -17,18 +17,35 @@ const ABANDONED_NS: u64 = 5_000_000_000;
 /// How long the last user of the memory waits for the others.
 const CLOSE_LOOKS: u32 = 1000;
 
-/// Makes the transfer, and records it if that was asked. The direction's lock is held.
+/// Makes the transfer, which is told what is asked of the connection (`view::asked`), and records it if that was asked. The
+/// direction's lock is held.
 #[inline(always)]
 pub fn recorded<'a>(
     socket: &Socket,
     end: &End,
     direction: Direction,
     buffers: &mut Buffers<'a>,
+    transfer: impl FnOnce(&mut Buffers<'a>, u32) -> Sys<usize>,
+) -> Sys<usize> {
+    let asked = view::asked(socket);
+    if asked & ASKED_TAP != 0 {
+        return and_record(socket, end, direction, buffers, |buffers| transfer(buffers, asked));
+    }
+    transfer(buffers, asked)
+}
+
+#[cold]
+#[inline(never)]
+fn and_record<'a>(
+    socket: &Socket,
+    end: &End,
+    direction: Direction,
+    buffers: &mut Buffers<'a>,
     transfer: impl FnOnce(&mut Buffers<'a>) -> Sys<usize>,
 ) -> Sys<usize> {
-    let before = (view::asked(socket) & ASKED_TAP != 0).then(|| buffers.clone());
+    let before = buffers.clone();
     let done = transfer(buffers);
-    if let (Some(before), Ok(n @ 1..)) = (before, done) {
+    if let Ok(n @ 1..) = done {
         record(socket, end, direction, before, n);
     }
     done
@@ -71,7 +88,6 @@ impl Drop for User {
     }
 }
 
-#[cold]
 fn record(socket: &Socket, end: &End, direction: Direction, mut buffers: Buffers, n: usize) {
     let (Some(tables), Some(slot)) = (tables(), view::of(socket)) else { return };
     if direction == Direction::Peeked || !is_wanted(tables) {

@@ -43,6 +43,7 @@ pub fn forget(tables: &Tables) {
         process.tap_snaplen.set(header.tap_snaplen.load(Relaxed));
         for socket in tables.followed() {
             socket.asked.set(asked(socket) & ASKED_INHERITED);
+            socket.slot.store(0, Relaxed);
         }
         process.view.store(0, Relaxed);
         let old = process.view_fd.get() as i32;
@@ -72,11 +73,14 @@ pub fn slot(tables: &Tables, index: u32) -> Option<&'static SocketSlot> {
     Some(area.at(at))
 }
 
-/// The slot of a socket.
+/// The slot of a socket, once it is shown.
+#[allow(unsafe_code)]
 #[inline(always)]
 pub fn of(socket: &Socket) -> Option<&'static SocketSlot> {
-    let tables = tables()?;
-    slot(tables, tables.index_of(socket))
+    let slot = socket.slot.load(Relaxed) as *const SocketSlot;
+    // SAFETY: null, or set by `begin` to a slot of the page, which stays mapped until `forget` in a child, which takes it back; all bits
+    // are a valid slot of atomics.
+    unsafe { slot.as_ref() }
 }
 
 /// Makes the page if there is none: at the first socket, so that something can be asked of a server that has no connection yet.
@@ -93,9 +97,11 @@ pub fn appear(tables: &Tables) {
 pub fn begin(socket: &Socket) {
     let Some(tables) = tables() else { return };
     appear(tables);
-    let (Some(slot), Some(area)) = (of(socket), area(tables)) else { return };
+    let index = tables.index_of(socket);
+    let (Some(slot), Some(area)) = (slot(tables, index), area(tables)) else { return };
     let header = area.at::<ProcessHeader>(0);
-    header.slots_used.fetch_max(tables.index_of(socket) + 1, Relaxed);
+    header.slots_used.fetch_max(index + 1, Relaxed);
+    socket.slot.store(slot as *const SocketSlot as usize, Relaxed);
     for word in [
         &slot.wakes,
         &slot.bells,
