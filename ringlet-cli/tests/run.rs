@@ -104,7 +104,7 @@ fn signals_and_descriptors_are_inherited_untouched() {
     let shell = |with_ringlet: bool| {
         let words = if with_ringlet { "\"$0\" run --" } else { "" };
         let script = format!(
-            "trap '' PIPE HUP; exec 0<&- 2<&-; exec {words} sh -c 'grep ^Sig /proc/self/status; ls /proc/self/fd'"
+            "trap '' PIPE HUP; exec 0<&- 2<&-; exec {words} sh -c 'grep \"^Sig[^Q]\" /proc/self/status; ls /proc/self/fd'"
         );
         let mut command = Command::new("sh");
         command.args(["-c", &script, env!("CARGO_BIN_EXE_ringlet")]);

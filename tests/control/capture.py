@@ -26,6 +26,8 @@ def scenes(ground):
         }.items():
             with ground.scene(f"every byte over {host}, captured at {name}"):
                 every_byte(ground, host, target)
+    with ground.scene("a Unix socket, with what else can be done to it"):
+        unix(ground)
     with ground.scene("another reader"):
         another_reader(ground)
     with ground.scene("only the beginning of each piece"):
@@ -121,6 +123,31 @@ def every_byte(ground, host, target):
     require(capture.interfaces[0].endswith(f"/{expected.pid}"), f"{own} is {capture.interfaces}")
     require(f"/{expected.pid} descriptor" in capture.packets[0].comments[0], f"{capture.packets[0].comments}")
     require(capture.dropped == {0: 0} and capture.received == {0: len(times)}, f"{capture.dropped} {capture.received}")
+
+
+def unix(ground):
+    path = os.path.join(ground.directory, "socket")
+    server = End(ground, "server", 0, "recv", host=path)
+    wait_until(lambda: os.path.exists(path), START_SECONDS, "a server to listen")
+    client = End(ground, "client", 0, role="client", host=path)
+    client.line()
+
+    def is_on(wanted):
+        client.do("send 3")
+        [found] = [each for each in ground.json("explain", client.pid)["sockets"] if each["path"]]
+        require([each["pid"] for each in found["peer_holders"]] == [server.pid], f"{found}")
+        return found["path"] == wanted
+
+    wait_until(lambda: is_on("ring"), START_SECONDS, "the connection to be in shared memory")
+    with recording(ground, client.pid) as running:
+        first = begin(client)
+        last = client.do(f"send {TRIPS}")
+        capture = running.finish()
+    [ends, _] = {packet.source + packet.destination: None for packet in capture.packets}
+    require(is_said(capture, (ends[:2], ends[2:]), first, last), "not what was said")
+    for word, where in (("off", "kernel"), ("on", "ring")):
+        ground.command(word, client.pid)
+        wait_until(lambda where=where: is_on(where), START_SECONDS, f"the connection to be on the {where}")
 
 
 def another_reader(ground):

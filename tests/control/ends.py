@@ -22,7 +22,20 @@ def message(kind, number):
     return digits + hashlib.shake_128(digits).hexdigest((MESSAGE_BYTES - len(digits)) // 2).encode()
 
 
+def connect(port):
+    if not HOST.startswith("/"):
+        return socket.create_connection((HOST, int(port)))
+    end = socket.socket(socket.AF_UNIX)
+    end.connect(HOST)
+    return end
+
+
 def listen(port):
+    if HOST.startswith("/"):
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(HOST)
+        listener.listen()
+        return listener
     return socket.create_server((HOST, int(port)), family=socket.AF_INET6 if ":" in HOST else socket.AF_INET)
 
 
@@ -106,8 +119,8 @@ def client(port, kind="tcp"):
         end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         end.connect((HOST, int(port)))
     else:
-        end = socket.create_connection((HOST, int(port)))
-    print(f"{end.getsockname()[1]}", flush=True)
+        end = connect(port)
+    print(f"{end.getsockname()[1] if end.family != socket.AF_UNIX else 0}", flush=True)
     number = 0
     running = threading.Event()
 
@@ -141,7 +154,7 @@ def client(port, kind="tcp"):
 
 def source(port, count, seed):
     """Sends `count` bytes in pieces of many sizes, then says their checksum."""
-    end = socket.create_connection((HOST, int(port)))
+    end = connect(port)
     checksum, left, size = hashlib.sha256(), int(count), 1
     while left:
         size = (size * 48271 + int(seed)) % 131071

@@ -578,9 +578,11 @@ pub fn send_by(
         let step = {
             let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
             match control {
-                Some(message) => tap::recorded(socket, end, tap::Direction::Sent, from, |from| {
-                    unix::send_control(socket, end, message, from, flags)
-                }),
+                Some(message) => {
+                    tap::recorded(socket, end, tap::Direction::Sent, from, |from, _| {
+                        unix::send_control(socket, end, message, from, flags)
+                    })
+                }
                 None if unforgiving::on() => unforgiving::send_now(socket, end, from, flags),
                 None => send_now(socket, end, from, flags),
             }
