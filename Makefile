@@ -63,6 +63,7 @@ torture: build
 # Thousands of kills, at random moments.
 soak: build
 	python3 tests/kill --kills 5000 --ringlet $(TARGET)/release/ringlet
+	python3 tests/kill --kills 2000 --family unix --ringlet $(TARGET)/release/ringlet
 
 # Thousands of simulated clusters, each with other traffic and other faults.
 sim-soak:

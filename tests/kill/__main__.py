@@ -1,6 +1,6 @@
-"""Kills one end of live connections at random moments, and demands of the other end what kernel TCP would show.
+"""Kills one end of live connections at random moments, and demands of the other end what the kernel would show.
 
-    python3 tests/kill [--kills N] [--seed N] [--first N] [--mode MODE]
+    python3 tests/kill [--kills N] [--seed N] [--first N] [--mode MODE] [--family FAMILY]
 
 A survivor sees the end of each connection within a bound, has lost none of the bytes that the victim's calls had
 accepted, goes on serving others, and keeps nothing: no descriptor, mapping, name or process.
@@ -15,7 +15,6 @@ import pathlib
 import random
 import shutil
 import signal
-import socket
 import struct
 import sys
 import tempfile
@@ -72,9 +71,9 @@ class Progress:
 class Ends:
     """A process with one end of each of its connections."""
 
-    def __init__(self, test, verb, progress):
+    def __init__(self, test, verb, progress, family):
         self._verb = verb
-        argv = [sys.executable, "-I", "-S", ends.__file__, verb, progress.path]
+        argv = [sys.executable, "-I", "-S", ends.__file__, verb, progress.path, family]
         self.process = test.start("client" if verb == "connect" else "server", argv)
         self.port = None
         self.accepted, self.connected = set(), set()
@@ -128,8 +127,8 @@ def no_more(held, before):
 
 
 class KillTest:
-    def __init__(self, test, seed, count):
-        self._test, self._seed = test, seed
+    def __init__(self, test, seed, count, family):
+        self._test, self._seed, self._family = test, seed, family
         self._progress = Progress(test.directory, FIRST_ID + (WARM_UP_KILLS + count) * CONNECTIONS_MOST)
         self._next_id = FIRST_ID
         self._server = self._start("serve")
@@ -141,7 +140,7 @@ class KillTest:
         self._baseline = {}
 
     def _start(self, verb):
-        started = Ends(self._test, verb, self._progress)
+        started = Ends(self._test, verb, self._progress, self._family)
         if verb != "connect":
             wait_until(lambda: started.look().port, END_SECONDS, "a server to listen")
         return started
@@ -198,8 +197,8 @@ class KillTest:
         ways = self._ask_for_connections(source, victim, self._server.port)
         self._kill_at_a_moment(source, victim, victim, ways)
         # Connections are accepted in their order: when a later one of our own has been, all of the victim's have been.
-        with socket.create_connection(("127.0.0.1", self._server.port)) as probe:
-            mine = probe.getsockname()[1]
+        with ends.dial(self._family, self._server.port) as probe:
+            mine = ends.port_of(probe.getsockname())
             wait_until(lambda: mine in self._server.look().accepted, END_SECONDS, "the server to accept")
         new = self._server.accepted - before
         self._wait_for_ends(self._server, new, "the killed client's connections at the server")
@@ -316,7 +315,7 @@ class KillTest:
 
 
 def run(test, arguments):
-    kill_test = KillTest(test, arguments.seed, arguments.kills)
+    kill_test = KillTest(test, arguments.seed, arguments.kills, arguments.family)
     began = time.monotonic()
     for number in (*range(-WARM_UP_KILLS, 0), *range(arguments.first, arguments.first + arguments.kills)):
         kill_test.kill_once(number)
@@ -338,6 +337,7 @@ def main():
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of scenarios and moments")
     parser.add_argument("--first", type=int, default=0, help="number of the first kill, to repeat one that failed")
     parser.add_argument("--mode", choices=MODES, action="append", help="may be given several times (default: both)")
+    parser.add_argument("--family", choices=("tcp", "unix"), default="tcp", help="of the connections (default: tcp)")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
     modes = arguments.mode or ["both"]

@@ -1,9 +1,10 @@
 """The two ends of the connections of a kill test: one of them is killed, the other one tells what it saw.
 
-    ends.py serve PROGRESS      prints its port, then does on each connection what the connecting end asks for
-    ends.py fork PROGRESS       the same, each connection in a process of its own
-    ends.py connect PROGRESS    does what its standard input says, one connection a line: PORT ID OWN-WAY OTHER-WAY
+    ends.py serve PROGRESS FAMILY      prints its port, then does on each connection what the connecting end asks for
+    ends.py fork PROGRESS FAMILY       the same, each connection in a process of its own
+    ends.py connect PROGRESS FAMILY    does what its standard input says, one connection a line: PORT ID OWN-WAY OTHER-WAY
 
+FAMILY is tcp or unix; a Unix socket's port is the number that the kernel gives it as its abstract name.
 What flows is a known pattern, so that a receiver can tell a torn byte. A sender notes in the file PROGRESS what its
 calls have accepted, at its ID: memory that outlives it, to compare with what the receiver got.
 """
@@ -136,6 +137,25 @@ class End:
             self.echo(epoll.poll)
 
 
+def port_of(address):
+    return address[1] if isinstance(address, tuple) else int(address.strip(b"\0"), 16)
+
+
+def unix_socket():
+    """One with a number."""
+    made = socket.socket(socket.AF_UNIX)
+    made.bind("")
+    return made
+
+
+def dial(family, port):
+    if family == "tcp":
+        return socket.create_connection(("127.0.0.1", port))
+    made = unix_socket()
+    made.connect(f"\0{port:05x}")
+    return made
+
+
 def use(connection, id, way):
     """Uses the connection until its other end is gone, and tells how that looked."""
     end = End(connection, id)
@@ -156,8 +176,12 @@ def use(connection, id, way):
 
 
 def listen():
-    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-    say(event="listening", port=listener.getsockname()[1])
+    if FAMILY == "tcp":
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    else:
+        listener = unix_socket()
+        listener.listen(128)
+    say(event="listening", port=port_of(listener.getsockname()))
     return listener
 
 
@@ -183,7 +207,8 @@ def do_as_asked(connection, port):
 def serve():
     listener = listen()
     while True:
-        connection, (_host, port) = listener.accept()
+        connection, address = listener.accept()
+        port = port_of(address)
         say(event="accepted", port=port)
         threading.Thread(target=do_as_asked, args=(connection, port), daemon=True).start()
 
@@ -192,7 +217,8 @@ def fork():
     listener = listen()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        connection, (_host, port) = listener.accept()
+        connection, address = listener.accept()
+        port = port_of(address)
         say(event="accepted", port=port)
         if os.fork() == 0:
             listener.close()
@@ -204,7 +230,7 @@ def fork():
 def connect():
     def one(port, id, way, other_way):
         try:
-            connection = socket.create_connection(("127.0.0.1", port))
+            connection = dial(FAMILY, port)
             connection.sendall(f"{id} {other_way}\n".encode())
         except OSError as error:
             say(event="ended", id=id, way=way, how=f"not connected: {error}", received=0)
@@ -220,4 +246,5 @@ def connect():
 if __name__ == "__main__":
     with open(sys.argv[2], "r+b") as file:
         progress = mmap.mmap(file.fileno(), 0)
+    FAMILY = sys.argv[3]
     {"serve": serve, "fork": fork, "connect": connect}[sys.argv[1]]()

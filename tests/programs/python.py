@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import ctypes
 import hashlib
 import http.client
 import http.server
@@ -25,6 +26,7 @@ BULK_BYTES = 3_000_000
 WRITE_LARGEST = 100_000
 READ_BYTES = 70_000
 TIMEOUT_SECONDS = 30
+ON_THE_RING = 3  # of ringlet_path
 
 
 def check_equal(got, wanted):
@@ -337,19 +339,28 @@ def http_client(port, seed, count):
             hold()
 
 
-def object_server(port):
+def object_server(port, path=None):
+    if path:
+        # The harness waits for the port; clients come by the path, which is there before.
+        with multiprocessing.connection.Listener(path, backlog=16, authkey=b"key") as server:
+            with listener(port):
+                serve_objects(server)
     with multiprocessing.connection.Listener(("127.0.0.1", port), backlog=16, authkey=b"key") as server:
-        while True:
-            with server.accept() as connection:
-                try:
-                    while True:
-                        connection.send(connection.recv())
-                except EOFError:
-                    pass
+        serve_objects(server)
 
 
-def object_client(port, seed, count):
-    with multiprocessing.connection.Client(("127.0.0.1", port), authkey=b"key") as connection:
+def serve_objects(server):
+    while True:
+        with server.accept() as connection:
+            try:
+                while True:
+                    connection.send(connection.recv())
+            except EOFError:
+                pass
+
+
+def object_client(port, seed, count, path=None):
+    with multiprocessing.connection.Client(path or ("127.0.0.1", port), authkey=b"key") as connection:
         for number in range(count):
             thing = {"number": number, "bytes": content(seed, number), "list": list(range(number))}
             connection.send(thing)
@@ -357,6 +368,32 @@ def object_client(port, seed, count):
             assert connection.recv() == thing, f"object {number} differs"
             if number == count // 2:
                 hold()
+
+
+def pair_client(_port, seed, count):
+    """A worker at the other end of a pipe (a pair of Unix sockets) echoes."""
+    near, far = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=echo_objects, args=(near, far))
+    worker.start()
+    far.close()
+    for number in range(count):
+        near.send_bytes(content(seed, number))
+        assert near.poll(TIMEOUT_SECONDS), "no answer"
+        check_equal(near.recv_bytes(), content(seed, number))
+    path = getattr(ctypes.CDLL(None), "ringlet_path", lambda _fd: None)(near.fileno())
+    near.close()
+    worker.join(TIMEOUT_SECONDS)
+    assert worker.exitcode == 0, f"the worker ended with {worker.exitcode}"
+    return path
+
+
+def echo_objects(near, far):
+    near.close()
+    try:
+        while True:
+            far.send_bytes(far.recv_bytes())
+    except EOFError:
+        pass
 
 
 def file_server(port, path):
@@ -397,6 +434,13 @@ def checks(test):
     pair("socketserver, process per connection", socketserver_server, ("ForkingMixIn",), blocking_client, (*talk, None))
     pair("http.server, connections kept", http_server, (test.seed,), http_client, (test.seed, 40), connections=4)
     pair("multiprocessing.connection", object_server, (), object_client, (test.seed, 100), connections=1)
+    path = f"{test.directory}/objects"
+    with test.check("multiprocessing.connection, Unix socket"):
+        with test.server(lambda port: test.peer_argv(object_server, port, path)) as process:
+            test.peer(object_client, process.port, test.seed, 100, path, ring=(path, 1))
+    with test.check("multiprocessing.Pipe"):
+        path = test.peer(pair_client, 0, test.seed, 400)
+        require(test.mode != "both" or path == ON_THE_RING, f"the pair is on path {path}")
 
     path = pathlib.Path(test.directory, "file")
     data = test.random.randbytes(1_000_003)

@@ -113,6 +113,7 @@ enum Transport {
     Tcp,
     Unix,
     Ringlet,
+    RingletUnix,
 }
 
 #[derive(Clone, PartialEq, Debug)]

@@ -143,13 +143,23 @@ fn wants_ringlet(transports: &[Transport]) -> bool {
 }
 
 fn contenders(transports: &[Transport], work: &Work) -> Vec<Contender> {
-    [Transport::Tcp, Transport::Unix, Transport::Ringlet]
+    // Both kinds of connection use the same ring, so that its times are told once unless more is asked for.
+    let usual = |transport: &Transport| {
+        *transport != Transport::RingletUnix || matches!(work, Work::Latency { .. })
+    };
+    [Transport::Tcp, Transport::Unix, Transport::Ringlet, Transport::RingletUnix]
         .into_iter()
-        .filter(|transport| transports.is_empty() || transports.contains(transport))
+        .filter(|transport| match transports {
+            [] => usual(transport),
+            asked => asked.contains(transport),
+        })
         .map(|transport| match transport {
             Transport::Tcp => unwrapped(work),
             Transport::Unix => Contender { label: "unix", family: Family::Unix, ..unwrapped(work) },
             Transport::Ringlet => ringlet(work),
+            Transport::RingletUnix => {
+                Contender { label: "ringlet unix", family: Family::Unix, ..ringlet(work) }
+            }
         })
         .collect()
 }
@@ -216,7 +226,7 @@ mod tests {
     fn each_group_has_its_cases() {
         let all = names(&["--pin", "none"]);
         let of = |name: &str| all.iter().find(|case| case.0 == name).unwrap().1.clone();
-        assert_eq!(of("latency"), ["tcp", "unix", "ringlet", "ringlet, no spin"]);
+        assert_eq!(of("latency"), ["tcp", "unix", "ringlet", "ringlet unix", "ringlet, no spin"]);
         assert_eq!(of("one-side"), ["tcp", "ringlet at server", "ringlet at client"]);
         assert_eq!(of("limits"), ["limit"]);
         assert_eq!(of("messages")[0], "ringlet");

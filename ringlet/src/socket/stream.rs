@@ -1090,7 +1090,8 @@ pub fn unsent_bytes(socket: &Socket) -> Sys<usize> {
     let end = socket.end();
     let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
     let Some(ring) = socket.outgoing() else { return Ok(0) };
-    Ok(end.tx.outstanding_bytes(&ring))
+    let in_kernel = socket.is_unix() && end.sending() != Sending::Ring;
+    Ok(end.tx.outstanding_bytes(&ring) + if in_kernel { unix::untaken(socket)? } else { 0 })
 }
 
 /// The event mask that poll would report, of those in `events` and of the three that it always reports. `watched`: the kernel

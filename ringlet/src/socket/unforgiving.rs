@@ -20,6 +20,8 @@ const MOMENT_NS: u64 = 20_000_000;
 const LOOK_NS: u64 = 200_000;
 /// How long a receiver waits for the rest of a send (whose sender may have been killed).
 const PIECES_NS: u64 = 20_000_000;
+/// KERNEL: each piece costs a Unix socket a buffer of its own; beyond so much a small send might not find room as a whole.
+const UNTAKEN_MOST: usize = 64 << 10;
 /// One in so many calls sends the connection back for good.
 const RETURN_ONE_IN: u64 = 128;
 
@@ -145,7 +147,8 @@ fn send_pieces(
             && moving::peer_attached(socket) != 0
             && matches!(end.sending(), Sending::Kernel | Sending::Ring)
             && !end.barred.is()
-            && !stream::kernel_says_end(socket);
+            && !stream::kernel_says_end(socket)
+            && !(socket.is_unix() && unix::untaken(socket.fd()).is_ok_and(|n| n > UNTAKEN_MOST));
         let piece = match whole {
             2.. if cut && !one_in(3) => 1 + below(whole.min(1 << below(17)) as u64) as usize,
             _ => whole,

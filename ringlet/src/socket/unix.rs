@@ -132,6 +132,11 @@ pub fn break_off(socket: &Socket) {
     sys::close(other);
 }
 
+/// See `ringlet_linux::unix::untaken`.
+pub fn untaken(socket: &Socket) -> Sys<usize> {
+    kernel::untaken(socket.fd())
+}
+
 pub fn at_mark(socket: &Socket) -> bool {
     kernel::at_mark(socket.fd())
 }
