@@ -54,7 +54,7 @@ class Pair:
                 if mode == UNFORGIVING:
                     keys += ["--unforgiving", str(random.Random(self.seed).randrange(1, 1 << 32))]
                 argv = [str(ringlet.command), "run", *keys, "--", *argv]
-            return Process(argv, directory)
+            return Process(argv, directory, env={"TORTURE_STRANGERS": "0" if mode == UNFORGIVING else "1"})
 
         self.server = start("serve", self.seed)
         self.ends = [self.server]
@@ -116,13 +116,13 @@ def names_left():
     return [line for line in pathlib.Path("/proc/net/unix").read_text().splitlines() if "@" in line]
 
 
-def torture(arguments, directory, ringlet):
+def torture(arguments, mode, directory, ringlet):
     numbers = [arguments.pair] if arguments.pair is not None else range(arguments.pairs)
     pairs = []
     try:
         for number in numbers:
-            pairs.append(Pair(number, arguments.mode, arguments.seed, arguments.first, directory, ringlet))
-        deadline = time.monotonic() + arguments.seconds
+            pairs.append(Pair(number, mode, arguments.seed, arguments.first, directory, ringlet))
+        deadline = time.monotonic() + arguments.seconds / len(arguments.mode)
         while time.monotonic() < deadline:
             for pair in pairs:
                 pair.ask()
@@ -133,11 +133,11 @@ def torture(arguments, directory, ringlet):
         left = names_left()
         require(not left, f"names left: {left}")
         moved = sum(pair.moved() for pair in pairs)
-        require(moved or arguments.mode == KERNEL, "no connection used the ring")
+        require(moved or mode == KERNEL, "no connection used the ring")
         last = [end for pair in pairs for end in pair.looks[-1]]
         held = {name: max(end[name] for end in last) for name in last[0]}
         rounds = sum(pair.next - arguments.first for pair in pairs)
-        print(f"passed: {rounds} rounds, {moved} ends of connections moved; held at most: {held}")
+        print(f"passed, {mode}: {rounds} rounds, {moved} ends of connections moved; held at most: {held}")
     finally:
         for pair in pairs:
             pair.kill()
@@ -148,20 +148,24 @@ def main():
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--pairs", type=int, default=3, help="pairs of processes at a time")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--mode", choices=[KERNEL, PLAIN, UNFORGIVING], default=UNFORGIVING)
+    parser.add_argument("--mode", choices=[KERNEL, PLAIN, UNFORGIVING], action="append", help="default: the latter two, by halves")
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     parser.add_argument("--pair", type=int, help="only this one")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
+    arguments.mode = arguments.mode or [PLAIN, UNFORGIVING]
     print(f"seed {arguments.seed}", flush=True)
     harness.adopt_orphans()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="ringlet-torture-"))
     directory.chmod(0o755)
     problem = None
     try:
-        ringlet = Ringlet(arguments.ringlet, directory) if arguments.mode != KERNEL else None
+        ringlet = Ringlet(arguments.ringlet, directory) if arguments.mode != [KERNEL] else None
         inside.enter()
-        torture(arguments, directory, ringlet)
+        for mode in arguments.mode:
+            place = directory / mode
+            place.mkdir(mode=0o755)
+            torture(arguments, mode, place, ringlet)
     except Failed as failure:
         problem = str(failure)
     finally:
