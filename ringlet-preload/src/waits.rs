@@ -1,7 +1,10 @@
 //! Calls that wait for readiness.
 
 use crate::{next, result, set_errno};
-use libc::{c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use libc::{
+    c_int, c_long, c_void, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval,
+};
+use ringlet::socket::stream::Left;
 use ringlet::socket::table::{Known, lookup};
 use ringlet::socket::{epoll, readiness};
 use ringlet_linux::map::Scratch;
@@ -544,7 +547,17 @@ pub unsafe extern "C" fn epoll_pwait2(
 }
 
 /// libc's ppoll: a cancellation point, for calls of ours that stand in for one.
-pub fn cancellable(fds: &mut [pollfd; 2], timeout_ns: Option<u64>) -> Sys<usize> {
+pub fn cancellable(fds: &mut [pollfd; 2], timeout_ns: Option<u64>, left: &mut Left) -> Sys<usize> {
+    // libc's list of what a cancelled thread still does: the routine, its argument, and two words of libc's own.
+    let mut cleanup = [0usize; 4];
+    type Routine = unsafe extern "C" fn(*mut c_void);
+    next!(
+        c"_pthread_cleanup_push",
+        fn(*mut usize, Routine, *mut c_void) -> c_int,
+        cleanup.as_mut_ptr(),
+        put_away,
+        (left as *mut Left).cast::<c_void>()
+    );
     let time = ringlet_linux::fd::timespec(timeout_ns.unwrap_or(0));
     let timeout = if timeout_ns.is_some() { &raw const time } else { core::ptr::null() };
     let done = next!(
@@ -556,5 +569,12 @@ pub fn cancellable(fds: &mut [pollfd; 2], timeout_ns: Option<u64>) -> Sys<usize>
         core::ptr::null()
     );
     // SAFETY: libc's errno of this thread.
-    if done < 0 { Err(Errno(unsafe { *libc::__errno_location() })) } else { Ok(done as usize) }
+    let error = unsafe { *libc::__errno_location() };
+    next!(c"_pthread_cleanup_pop", fn(*mut usize, c_int) -> c_int, cleanup.as_mut_ptr(), 0);
+    if done < 0 { Err(Errno(error)) } else { Ok(done as usize) }
+}
+
+unsafe extern "C" fn put_away(left: *mut c_void) {
+    // SAFETY: what `cancellable` has given, in a frame that is only now left.
+    unsafe { (*left.cast::<Left>()).put_away() };
 }

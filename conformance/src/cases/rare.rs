@@ -226,6 +226,36 @@ pub const CASES: &[Case] = &[
     )
     .steady(),
     pair(
+        "rare/linger_without_waiting",
+        "a close of a non-blocking connection that lingers returns at once, and what was sent arrives",
+        |a| {
+            let end = a.moved();
+            end.set_nonblocking(true);
+            record("SO_LINGER", sys::set_linger(end.0, Some(5)));
+            let sent = fill(end).len();
+            let began = std::time::Instant::now();
+            end.close();
+            record("waited", began.elapsed() > Duration::from_secs(4));
+            a.tell(sent as i64);
+            let end = a.moved();
+            record("SO_LINGER", sys::set_linger(end.0, Some(5)));
+            record("SO_LINGER", sys::set_linger(end.0, None));
+            end.send(b"after all");
+            end.close();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let sent = b.hear() as usize;
+            let (got, how) = recv_to_end(end);
+            record("all arrived", got.len() == sent);
+            record("then", how);
+            let end = b.moved();
+            end.recv_to_end();
+            b.sync();
+        },
+    ),
+    pair(
         "rare/setuid",
         "a program that drops its rights goes on with its connection, and makes another",
         |a| {

@@ -345,6 +345,7 @@ pub const CASES: &[Case] = &[
             a.sync();
             end.send(b"after");
             end.recv(10);
+            end.recv_to_end();
         },
         |b| {
             let end = b.moved();
@@ -359,6 +360,7 @@ pub const CASES: &[Case] = &[
             b.sync();
             end.recv(10);
             end.send(b"answer");
+            end.close();
         },
     )
     .each_side(),

@@ -992,7 +992,8 @@ fn sleep(
         fd::pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 },
     ];
     super::signals::begin_wait();
-    let woken = match cancellable_poll(&mut fds, timeout) {
+    let mut left = Left { socket, room: want == Want::Room, home: home.unwrap_or(0) };
+    let woken = match cancellable_poll(&mut fds, timeout, &mut left) {
         // As the kernel does it: restarted, unless the call has a timeout.
         Err(Errno::EINTR) if deadline_ns.is_none() && super::signals::restart() => return Ok(()),
         other => other?,
@@ -1010,9 +1011,13 @@ fn sleep(
 }
 
 /// A poll in which a thread can be cancelled, as it can in the program's own call: libc's, which the edge has given us.
-fn cancellable_poll(fds: &mut [fd::pollfd; 2], timeout_ns: Option<u64>) -> Sys<usize> {
+fn cancellable_poll(
+    fds: &mut [fd::pollfd; 2],
+    timeout_ns: Option<u64>,
+    left: &mut Left,
+) -> Sys<usize> {
     match CANCELLABLE_POLL.get() {
-        Some(poll) => match poll(fds, timeout_ns) {
+        Some(poll) => match poll(fds, timeout_ns, left) {
             // Forbidden there by a filter: ours knows other ways.
             Err(Errno::EPERM | Errno::EACCES | Errno::ENOSYS) => fd::poll(fds, timeout_ns, None),
             done => done,
@@ -1022,7 +1027,28 @@ fn cancellable_poll(fds: &mut [fd::pollfd; 2], timeout_ns: Option<u64>) -> Sys<u
 }
 
 /// Waits on two descriptors.
-pub type Poll = fn(&mut [fd::pollfd; 2], Option<u64>) -> Sys<usize>;
+pub type Poll = fn(&mut [fd::pollfd; 2], Option<u64>, &mut Left) -> Sys<usize>;
+
+/// What a thread that is cancelled in its sleep leaves behind; nothing of ours runs after that but `put_away`.
+pub struct Left<'a> {
+    socket: &'a Socket,
+    room: bool,
+    home: u32,
+}
+
+impl Left<'_> {
+    /// As `wait_inside` and its caller would have done.
+    pub fn put_away(&self) {
+        if self.room {
+            self.socket.room_waiters.fetch_sub(1, Ordering::SeqCst);
+        }
+        if self.home != 0 {
+            context::disarm(self.home);
+        }
+        leave(self.socket);
+    }
+}
+
 static CANCELLABLE_POLL: OnceLock<Poll> = OnceLock::new();
 
 /// The edge's way to sleep at a cancellation point.
