@@ -25,6 +25,7 @@ use crate::socket::{epoll, meet, view};
 use ringlet_core::layout::{Head, LaneGeometry, SEGMENT_MAGIC};
 use ringlet_core::memory::Area;
 use ringlet_core::sync::Ordering;
+use ringlet_core::view::SLOT_FREE;
 use ringlet_linux::meet::{Credentials, Fds};
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::tcp::{self, Address};
@@ -240,6 +241,10 @@ pub fn sending(socket: &'static Socket, to: &Address) {
         };
         if state == FRESH {
             knock(tables, socket, to);
+        }
+        // A lane may have ended since the socket was shown last.
+        if view::of(socket).is_some_and(|slot| slot.path.load(Ordering::Relaxed) != SLOT_FREE) {
+            view::show_path(socket);
         }
     });
 }
