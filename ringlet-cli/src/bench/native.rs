@@ -35,6 +35,18 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
     ])
 }
 
+/// What one of the two threads uses, in lines of its own.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+fn apart<T>((near, far): (T, T)) -> (Apart<T>, Apart<T>) {
+    (Apart(near), Apart(far))
+}
+
+fn buffers() -> (Apart<[u8; SMALL_BYTES]>, Apart<[u8; SMALL_BYTES]>) {
+    apart(([0; SMALL_BYTES], [0; SMALL_BYTES]))
+}
+
 fn name() -> String {
     format!("bench-{}", std::process::id())
 }
@@ -56,19 +68,19 @@ fn channels(kind: Kind) -> Result<(Channel, Channel), Error> {
 }
 
 fn copied(cpus: (usize, usize), budget: Duration, kind: Kind) -> Result<Vec<f64>> {
-    let (mut near, mut far) = channels(kind)?;
-    let (mut here, mut there) = ([0; SMALL_BYTES], [0; SMALL_BYTES]);
+    let (mut near, mut far) = apart(channels(kind)?);
+    let (mut here, mut there) = buffers();
     ping_pong(
         cpus,
         budget,
         |_| {
-            near.sender.send(&here, WAIT)?;
-            near.receiver.receive(&mut here, WAIT)?;
+            near.0.sender.send(&here.0, WAIT)?;
+            near.0.receiver.receive(&mut here.0, WAIT)?;
             Ok(())
         },
         |_| {
-            far.receiver.receive(&mut there, WAIT)?;
-            far.sender.send(&there, WAIT)?;
+            far.0.receiver.receive(&mut there.0, WAIT)?;
+            far.0.sender.send(&there.0, WAIT)?;
             Ok(())
         },
     )
@@ -89,36 +101,36 @@ fn in_place(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
         message.release();
         Ok(said)
     }
-    let (mut near, mut far) = channels(Kind::Messages)?;
+    let (mut near, mut far) = apart(channels(Kind::Messages)?);
     ping_pong(
         cpus,
         budget,
         |turn| {
-            say(&mut near.sender, turn)?;
-            anyhow::ensure!(hear(&mut near.receiver)? == turn as u8);
+            say(&mut near.0.sender, turn)?;
+            anyhow::ensure!(hear(&mut near.0.receiver)? == turn as u8);
             Ok(())
         },
         |turn| {
-            anyhow::ensure!(hear(&mut far.receiver)? == turn as u8);
-            Ok(say(&mut far.sender, turn)?)
+            anyhow::ensure!(hear(&mut far.0.receiver)? == turn as u8);
+            Ok(say(&mut far.0.sender, turn)?)
         },
     )
 }
 
 fn locked(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
     let (near, far) = ends(Kind::Locked)?;
-    let (mut near, mut far) = (near.locked()?, far.locked()?);
-    let (mut here, mut there) = ([0; SMALL_BYTES], [0; SMALL_BYTES]);
+    let (mut near, mut far) = apart((near.locked()?, far.locked()?));
+    let (mut here, mut there) = buffers();
     ping_pong(
         cpus,
         budget,
         |_| {
-            near.call(&[1; SMALL_BYTES], &mut here, WAIT)?;
+            near.0.call(&[1; SMALL_BYTES], &mut here.0, WAIT)?;
             Ok(())
         },
         |_| {
-            far.receive(&mut there, WAIT)?;
-            far.send(&there, WAIT)?;
+            far.0.receive(&mut there.0, WAIT)?;
+            far.0.send(&there.0, WAIT)?;
             Ok(())
         },
     )
@@ -126,20 +138,20 @@ fn locked(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
 
 /// A mailbox at each side, with one sender.
 fn mailboxes(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
-    let (mut near, mut to_near) = mailbox("near")?;
-    let (mut far, mut to_far) = mailbox("far")?;
-    let (mut here, mut there) = ([0; SMALL_BYTES], [0; SMALL_BYTES]);
+    let ((near, to_near), (far, to_far)) = (mailbox("near")?, mailbox("far")?);
+    let (mut near, mut far) = apart(((near, to_far), (far, to_near)));
+    let (mut here, mut there) = buffers();
     ping_pong(
         cpus,
         budget,
         |_| {
-            to_far.send(&here, WAIT)?;
-            near.receive(&mut here, WAIT)?;
+            near.0.1.send(&here.0, WAIT)?;
+            near.0.0.receive(&mut here.0, WAIT)?;
             Ok(())
         },
         |_| {
-            far.receive(&mut there, WAIT)?;
-            to_near.send(&there, WAIT)?;
+            far.0.0.receive(&mut there.0, WAIT)?;
+            far.0.1.send(&there.0, WAIT)?;
             Ok(())
         },
     )
