@@ -10,7 +10,7 @@ use ringlet_core::active::message::{TAG_ALL, TAG_NONE};
 use ringlet_core::active::{
     Arguments, Call, Gate, Head, Host, Kind, Message, Returned, SegmentMemory, Status, Tag,
 };
-use ringlet_linux::map;
+use ringlet_linux::{map, sys};
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -68,6 +68,10 @@ unsafe impl Sync for Endpoint {}
 #[allow(unsafe_code)]
 // SAFETY: as above; the segment's address is used only as the program that set it has promised.
 unsafe impl Send for Endpoint {}
+
+/// Tries of a request that finds no room, before it sleeps.
+const SPINS: u32 = 256;
+const YIELDS: u32 = 4;
 
 /// In no bundle.
 const FREED: usize = usize::MAX;
@@ -307,6 +311,7 @@ impl Endpoint {
         payload: Payload,
     ) -> Result<(), Error> {
         let message = payload.message(handler, arguments)?;
+        let mut tries = 0;
         loop {
             let (guard, bundle) = self.enter()?;
             guard.outside()?;
@@ -314,7 +319,14 @@ impl Endpoint {
             let polled = guard.poll(&self.shared)?;
             drop(guard);
             let Attempt::Wait(lane) = attempt else { return Ok(()) };
-            if polled == 0 {
+            // A receiver that is awake makes room in less time than a sleep takes.
+            if tries < SPINS {
+                tries += 1;
+                std::hint::spin_loop();
+            } else if tries < SPINS + YIELDS {
+                tries += 1;
+                sys::sched_yield();
+            } else if polled == 0 {
                 bundle.wait(&self.shared, u64::MAX, |guard, sleeping| {
                     guard.pending(&self.shared) || lane.accepts(sleeping)
                 });
