@@ -97,6 +97,7 @@ pub const CASES: &[Case] = &[
             a.sync();
             a.warm(end);
             end.recv(10);
+            a.sync();
             end.recv(10);
             a.sync();
             end.recv(10);
@@ -108,7 +109,7 @@ pub const CASES: &[Case] = &[
             b.warm(end);
             copy.send(b"from copy");
             end.close();
-            pause(20);
+            b.sync();
             copy.send(b"still");
             b.sync();
             copy.close();
