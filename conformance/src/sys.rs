@@ -595,6 +595,11 @@ pub fn set_timeout(fd: Fd, name: c_int, timeout: Duration) -> R<()> {
     setsockopt_as(fd, libc::SOL_SOCKET, name, &timeval(timeout))
 }
 
+/// A timeout of less than nothing.
+pub fn set_negative_timeout(fd: Fd, name: c_int) -> R<()> {
+    setsockopt_as(fd, libc::SOL_SOCKET, name, &libc::timeval { tv_sec: -1, tv_usec: 0 })
+}
+
 pub fn timeout_of(fd: Fd, name: c_int) -> R<Duration> {
     let tv = getsockopt_as(fd, libc::SOL_SOCKET, name, timeval(Duration::ZERO))?;
     Ok(Duration::new(tv.tv_sec as u64, tv.tv_usec as u32 * 1000))

@@ -161,8 +161,12 @@ impl<'a> Buffers<'a> {
                 continue;
             }
             let n = left.min(max).min(self.remaining);
-            // SAFETY: `used <= len` of this buffer, which is valid for `len` bytes (contract of `new`).
-            let piece = unsafe { first.base.add(self.used) };
+            let piece = if first.base.is_null() {
+                first.base // to nowhere, however much of it went there already
+            } else {
+                // SAFETY: `used <= len` of this buffer, which is valid for `len` bytes (contract of `new`).
+                unsafe { first.base.add(self.used) }
+            };
             self.used += n;
             self.remaining -= n;
             return (piece, n);

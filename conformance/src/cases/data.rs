@@ -414,6 +414,11 @@ pub const CASES: &[Case] = &[
             let end = a.moved();
             end.send(b"0123456789");
             a.sync();
+            a.sync();
+            for _ in 0..3 {
+                end.send(&[b'x'; 100]);
+            }
+            a.sync();
         },
         |b| {
             let end = b.moved();
@@ -427,6 +432,14 @@ pub const CASES: &[Case] = &[
             record("peek 3, truncating", peeked);
             say(brief(&buf));
             end.recv(10);
+            b.sync();
+            b.sync();
+            end.until_unread(300);
+            let mut long = [b'.'; 400];
+            let peeked = sys::recv(end.0, &mut long, MSG_TRUNC | MSG_PEEK);
+            record("peek 3 sends, truncating", peeked);
+            record("recv 3 sends, truncating", sys::recv(end.0, &mut long, MSG_TRUNC));
+            say(brief(&long[..8]));
         },
     ),
     pair(

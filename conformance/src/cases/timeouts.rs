@@ -43,6 +43,27 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "timeouts/negative",
+        "a negative timeout is none at all: a receive does not wait, though the option reads as unset",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            a.sync();
+            end.send(b"late");
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            record("set", sys::set_negative_timeout(end.0, SO_RCVTIMEO));
+            record("get", sys::timeout_of(end.0, SO_RCVTIMEO).map(|t| t.as_micros() as usize));
+            record("recv", recv(end, 4, 0));
+            record("set back", sys::set_timeout(end.0, SO_RCVTIMEO, Duration::ZERO));
+            b.sync();
+            end.recv(4);
+        },
+    )
+    .each_side(),
+    pair(
         "timeouts/waitall",
         "MSG_WAITALL returns what came before the timeout",
         |a| {

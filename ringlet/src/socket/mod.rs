@@ -28,6 +28,7 @@ use crate::reasons::Reason;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_core::view as layout;
 use ringlet_linux::sys::{self, Sys};
+use ringlet_linux::tcp;
 use table::{Kind, Known, Receiving, Sending, Socket, Stage, lookup};
 
 /// Sets ringlet up in this process.
@@ -217,15 +218,24 @@ pub fn set_nonblocking(fd: i32, on: bool) {
 /// The program has set an option on the kernel's socket, which did not refuse.
 pub fn option_set(fd: i32, level: i32, option: i32, value: i32) {
     let Some(socket) = table::socket(fd) else { return };
+    let attached = socket.stage() == Stage::Attached;
+    let timeout = match option {
+        _ if level != libc::SOL_SOCKET => None,
+        libc::SO_RCVTIMEO | SO_RCVTIMEO_NEW => Some(&socket.end().receive_timeout_ns),
+        libc::SO_SNDTIMEO | SO_SNDTIMEO_NEW => Some(&socket.end().send_timeout_ns),
+        _ => None,
+    };
+    match timeout {
+        // KERNEL: a negative one is over at once, though it reads as none.
+        Some(word) if attached && value < 0 => return word.set(1),
+        Some(word) if attached => return word.set(tcp::timeout_ns(fd, option)),
+        Some(_) if value < 0 => return keep_on_kernel(socket, Reason::Option),
+        _ => {}
+    }
     if socket.is_datagram() {
         return datagram::option_set(socket, level, option, value);
     }
-    let attached = socket.stage() == Stage::Attached;
     match (level, option) {
-        (
-            libc::SOL_SOCKET,
-            libc::SO_RCVTIMEO | libc::SO_SNDTIMEO | SO_RCVTIMEO_NEW | SO_SNDTIMEO_NEW,
-        ) if attached => meet::copy_timeouts(socket),
         (
             libc::SOL_SOCKET,
             libc::SO_RCVLOWAT
