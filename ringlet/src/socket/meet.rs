@@ -652,7 +652,7 @@ fn attach(socket: &'static Socket) {
 }
 
 /// SO_RCVTIMEO and SO_SNDTIMEO, which the kernel keeps and we serve.
-pub fn copy_timeouts(socket: &Socket) {
+fn copy_timeouts(socket: &Socket) {
     let end = socket.end();
     end.receive_timeout_ns.set(tcp::timeout_ns(socket.fd(), libc::SO_RCVTIMEO));
     end.send_timeout_ns.set(tcp::timeout_ns(socket.fd(), libc::SO_SNDTIMEO));
