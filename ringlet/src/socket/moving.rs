@@ -388,6 +388,10 @@ pub fn unread_after(socket: &Socket, end: &End, position: u64) -> Sys<usize> {
 
 pub fn set_receiving(socket: &Socket, end: &End, state: Receiving) {
     end.receiving.set(state as u32);
+    if state != Receiving::Ring {
+        // What the kernel has told of may be data from now on, and it does not tell again.
+        socket.kernel_news.set(1);
+    }
     show_path(socket, end);
     if state == Receiving::Ring
         && end.sending() == Sending::Kernel
