@@ -239,6 +239,10 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
             // ORDER: SeqCst; pairs with the peer's `ring_byte` and, after a publish, with its look in `stream::send_now`.
             control.receiver.closed.store(GO_BACK, Ordering::SeqCst);
             let quiet = await_none(&control.sender.ringing);
+            if quiet && !end.rx.has_bytes(&ring) {
+                // The peer may have gone back just now, with nothing unread before: its mark is good, whether it saw ours or not.
+                let _ = settle(socket, end, &ring);
+            }
             match end.receiving() {
                 _ if !quiet => drop(corrupt(socket)),
                 // The peer has gone back by itself, and sends nothing again.

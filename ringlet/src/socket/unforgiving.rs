@@ -110,7 +110,9 @@ pub fn perhaps_return(socket: &Socket) {
     let end = socket.end();
     let quiet = socket.incoming().is_some_and(|ring| !moving::published(end, &ring));
     let moved = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
-    if moved && quiet && !end.ended.is() && one_in(RETURN_ONE_IN) {
+    // A peer within a send may be changing the path just now: bytes on both sides of that would be lost with an error.
+    let still = || pieces_now(socket).is_multiple_of(2);
+    if moved && quiet && !end.ended.is() && one_in(RETURN_ONE_IN) && still() {
         moving::return_to_kernel(socket, Reason::Unforgiving);
         if let Some(far) = far_end(socket).filter(|far| far.stage() == Stage::Attached) {
             moving::answer_return(far, far.end());
