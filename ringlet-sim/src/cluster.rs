@@ -143,6 +143,7 @@ pub struct Outcome {
 
 pub struct Cluster<P> {
     profile: Profile,
+    /// The nodes, and behind them the hub: of it there are only its connections, for reflected writes.
     hosts: Vec<Host>,
     programs: Vec<P>,
     make: Box<dyn Fn(usize) -> P>,
@@ -177,7 +178,8 @@ impl<P: Program> Cluster<P> {
         make: impl Fn(usize) -> P + 'static,
     ) -> Cluster<P> {
         let host = |id| {
-            let memory = Memory::new(Block::memory_bytes(profile.ring, nodes));
+            let bytes = if id < nodes { Block::memory_bytes(profile.ring, nodes) } else { 0 };
+            let memory = Memory::new(bytes);
             let node = Node::new(id, memory.area(), profile.ring, &profile.adapter);
             Host {
                 node,
@@ -201,7 +203,7 @@ impl<P: Program> Cluster<P> {
         };
         let links = profile.topology.link_count(nodes);
         Cluster {
-            hosts: (0..nodes).map(host).collect(),
+            hosts: (0..=nodes).map(host).collect(),
             programs: (0..nodes).map(&make).collect(),
             make: Box::new(make),
             ledger,
@@ -210,7 +212,7 @@ impl<P: Program> Cluster<P> {
             event_count: 0,
             packets: Vec::new(),
             free_packets: Vec::new(),
-            pairs: vec![Pair::default(); nodes * nodes],
+            pairs: vec![Pair::default(); (nodes + 1) * (nodes + 1)],
             held: BTreeMap::new(),
             link_free: vec![0; links],
             dead_links: vec![false; links],
@@ -277,7 +279,7 @@ impl<P: Program> Cluster<P> {
 
     fn begin(&mut self) {
         let faults = self.profile.faults;
-        let nodes = self.hosts.len();
+        let nodes = self.hub();
         for program in &self.programs {
             self.ledger.plan(program.planned());
         }
@@ -365,8 +367,13 @@ impl<P: Program> Cluster<P> {
     }
 
     fn pair(&mut self, from: usize, to: usize) -> &mut Pair {
-        let nodes = self.hosts.len();
-        &mut self.pairs[from * nodes + to]
+        let hosts = self.hosts.len();
+        &mut self.pairs[from * hosts + to]
+    }
+
+    /// Its number, which is how many nodes there are.
+    fn hub(&self) -> usize {
+        self.hosts.len() - 1
     }
 }
 

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use ringlet_core::layout::LINE_BYTES;
+
 /// What must not happen.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Violation {
@@ -94,6 +96,11 @@ pub struct Ledger {
     pub(crate) messages: u64,
     pub(crate) bytes: u64,
     pub(crate) returned: u64,
+    /// Writes to all nodes, in the hub's order: place and word. Then which of them each node gets next.
+    reflected: Vec<(usize, u64)>,
+    next_reflected: Vec<usize>,
+    /// Who holds the lock.
+    holder: Option<usize>,
 }
 
 fn mix(mut x: u64) -> u64 {
@@ -101,6 +108,10 @@ fn mix(mut x: u64) -> u64 {
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ x >> 31
+}
+
+fn first_word(body: &[u8; LINE_BYTES]) -> u64 {
+    u64::from_le_bytes(*body.first_chunk().expect("a line is longer"))
 }
 
 impl Ledger {
@@ -117,6 +128,9 @@ impl Ledger {
             messages: 0,
             bytes: 0,
             returned: 0,
+            reflected: Vec::new(),
+            next_reflected: vec![0; nodes],
+            holder: None,
         }
     }
 
@@ -219,6 +233,9 @@ impl Ledger {
 
     /// A node has died: with it goes what it has sent and nobody has received.
     pub(crate) fn died(&mut self, node: usize) {
+        if self.holder == Some(node) {
+            self.holder = None;
+        }
         for (at, pair) in self.pairs.iter_mut().enumerate() {
             if at / self.nodes % self.nodes == node && !pair.closed {
                 self.open -= u64::from(pair.sent - pair.received);
@@ -232,6 +249,41 @@ impl Ledger {
         for from in (0..self.pairs.len() / self.nodes).step_by(self.nodes) {
             *self.pair(from + one, other) = Pair::default();
             *self.pair(from + other, one) = Pair::default();
+        }
+    }
+
+    /// The hub takes a write for all nodes.
+    pub(crate) fn reflect(&mut self, at: usize, body: &[u8; LINE_BYTES]) {
+        self.reflected.push((at, first_word(body)));
+    }
+
+    /// `node` gets one: each node those of all, in that order.
+    pub(crate) fn reflected(&mut self, node: usize, at: usize, body: &[u8; LINE_BYTES]) {
+        let next = self.next_reflected[node];
+        self.next_reflected[node] += 1;
+        if self.reflected.get(next) != Some(&(at, first_word(body))) {
+            let rule = format!("node {node} sees another write than number {next} of all");
+            self.violate(Violation::Rule(rule));
+        }
+    }
+
+    /// `node` gets what is reflected from now on.
+    pub(crate) fn joins(&mut self, node: usize) {
+        self.next_reflected[node] = self.reflected.len();
+    }
+
+    pub fn locked(&mut self, node: usize) {
+        if let Some(other) = self.holder.replace(node) {
+            let rule = format!("nodes {other} and {node} hold the lock at once");
+            self.violate(Violation::Rule(rule));
+        }
+    }
+
+    /// One of the times that were planned.
+    pub fn unlocked(&mut self, node: usize) {
+        if self.holder.take() == Some(node) {
+            self.planned -= 1;
+            self.messages += 1;
         }
     }
 

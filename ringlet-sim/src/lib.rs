@@ -8,6 +8,7 @@ mod ledger;
 mod memory;
 pub mod papers;
 mod profile;
+mod reflected;
 mod rings;
 mod scenario;
 mod stacks;

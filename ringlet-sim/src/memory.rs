@@ -10,6 +10,8 @@
 //!  128  slots, then data, which this peer stores and we read
 //!       slots, then data, which we store at the peer: our own copy
 //! ```
+//!
+//! Reflected writes go to the writer's block in all nodes' memory, its own included: a word where the data begin.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
@@ -105,6 +107,9 @@ impl Block {
         self.data() + self.sizes.data_bytes
     }
 }
+
+/// The target of a write that the hub reflects to all nodes.
+pub(crate) const EVERYONE: usize = usize::MAX;
 
 /// What is stored remotely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -222,6 +227,17 @@ impl Node {
     }
     pub fn want_mail(&self) -> &AtomicU32 {
         self.area.at(WANT_MAIL)
+    }
+
+    /// Writes a word that all nodes have, in the order in which the hub takes it among all others'.
+    pub fn reflect(&self, word: u64) {
+        let at = Block::new(self.sizes, self.id).data();
+        self.store(EVERYONE, at, Kind::Bytes, &word.to_le_bytes());
+    }
+
+    /// What `writer` has reflected, as far as it has come here.
+    pub fn reflected(&self, writer: usize) -> &AtomicU64 {
+        self.area.at(Block::new(self.sizes, writer).data())
     }
 
     fn stimulate(&self, peer: usize, at: usize, kind: Kind) {

@@ -6,6 +6,8 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use ringlet_core::sync::Ordering::Relaxed;
+
 use crate::cluster::{Cluster, Context, Program, Step};
 use crate::ledger::Ledger;
 use crate::profile::Profile;
@@ -141,6 +143,68 @@ impl Program for Raw {
     fn planned(&self) -> u64 {
         self.left
     }
+}
+
+/// Node 0 writes to the memory of all nodes, its own included, and waits for that.
+struct ToAll {
+    word: u64,
+    left: u64,
+    last: Rc<Cell<u64>>,
+}
+
+impl Program for ToAll {
+    fn step(&mut self, cx: &mut Context) -> Step {
+        cx.node.work(crate::from_us(cx.profile.node.look_us));
+        if cx.node.reflected(cx.node.id).load(Relaxed) != self.word {
+            return Step::Poll;
+        }
+        if self.word > 0 {
+            cx.ledger.abandon(1);
+            self.last.set(cx.now);
+        }
+        if self.left == 0 {
+            return Step::Poll;
+        }
+        self.left -= 1;
+        self.word += 1;
+        cx.node.reflect(self.word);
+        Step::Again
+    }
+    fn lost(&mut self, _: &mut Context, _: usize) {}
+    fn reconnected(&mut self, _: &mut Context, _: usize) {}
+    fn planned(&self) -> u64 {
+        self.left
+    }
+}
+
+fn to_all_us(profile: &Profile, nodes: usize) -> f64 {
+    let count = 100;
+    let elapsed = Rc::new(Cell::new(0));
+    let last = elapsed.clone();
+    let make = move |node| {
+        let left = if node == 0 { count } else { 0 };
+        ToAll { word: 0, left, last: last.clone() }
+    };
+    let ledger = Ledger::new(nodes, 1, 0, 1, false);
+    Cluster::new(profile.clone(), ledger, nodes, 0, make).run();
+    crate::to_us(elapsed.get()) / count as f64
+}
+
+/// So many runs of a lock that the hub's order makes, with faults: those in which it failed, or a node saw another order.
+fn out_of_order(profile: &Profile, runs: u64) -> f64 {
+    let mut profile = profile.clone();
+    let faults = "lost=0.02,corrupt=0.02,unanswered=0.02,late=0.05,dead_nodes=2,restart_us=500";
+    profile.faults = faults.parse().expect("these are faults");
+    let carrier = Carrier::Reflected;
+    let traffic = Traffic {
+        pattern: Pattern::AllToAll,
+        carrier,
+        nodes: 8,
+        messages: 30,
+        ..Default::default()
+    };
+    let scenario = Scenario { profile, traffic, size: 8, mixed: false };
+    (0..runs).filter(|&seed| scenario.run(seed, None).violation.is_some()).count() as f64
 }
 
 fn sizes(first: usize, last: usize) -> Vec<usize> {
@@ -304,7 +368,50 @@ fn memory_channel() -> Vec<Figure> {
     acknowledged.profile.adapter.ordered = false;
     let latency = direct.transfer_us(32);
     let steps = sizes(4, 4096);
-    vec![Figure {
+    let counts = [2, 4, 6, 8];
+    let lock = |pattern| {
+        let held = |nodes| {
+            let one = Pair {
+                carrier: Carrier::Reflected,
+                silent: nodes - 2,
+                ..Pair::new("memory-channel")
+            };
+            let times = if pattern == Pattern::AllToAll { nodes } else { 1 };
+            one.elapsed_us(pattern, 8, 50) / (50 * times) as f64
+        };
+        counts.iter().map(|&nodes| (nodes, held(nodes))).collect()
+    };
+    let to_all = |nodes| to_all_us(&direct.profile, nodes);
+    let reflected = Figure {
+        paper: "Memory Channel",
+        name: "Reflected memory: writes to all nodes, and a lock made of them",
+        x: "nodes",
+        axis: Axis::Microseconds,
+        curves: vec![
+            curve("a write to all", &counts, to_all),
+            Curve { name: "lock, one wants it".into(), points: lock(Pattern::Stream) },
+            Curve { name: "lock, all want it".into(), points: lock(Pattern::AllToAll) },
+        ],
+        rows: vec![
+            row(
+                "a write to all of 8 nodes, its writer too, at most",
+                "us",
+                to_all(8),
+                5.0,
+                "\"Requirements\": the goal for a message",
+            )
+            .bound(),
+            row(
+                "20 runs with faults: a node saw another order, at most",
+                "times",
+                out_of_order(&direct.profile, 20),
+                0.0,
+                "\"Requirements\": strict order even under errors",
+            )
+            .bound(),
+        ],
+    };
+    let latency_figure = Figure {
         paper: "Memory Channel",
         name: "Figure 5: one-way message latency",
         x: "message size",
@@ -334,7 +441,8 @@ fn memory_channel() -> Vec<Figure> {
                 "PVM with recovery 20 us, without 15",
             ),
         ],
-    }]
+    };
+    vec![latency_figure, reflected]
 }
 
 /// Everything, by paper and number.

@@ -183,6 +183,11 @@ impl FromStr for Profile {
 }
 
 impl Profile {
+    /// Can all nodes have one memory, whose writes they see in one order?
+    pub fn reflects(&self) -> bool {
+        matches!(self.topology, Topology::Hub(_)) && self.adapter.ordered
+    }
+
     pub fn check(&self) -> Result<(), String> {
         let RingSizes { slots, hot_slots, data_bytes, hot_data_bytes } = self.ring;
         let sizes = [slots, hot_slots, data_bytes, hot_data_bytes];

@@ -32,6 +32,8 @@ pub enum Carrier {
     Locked,
     /// Active Messages, each of which is replied to; announced in the mailbox, or all looked at.
     Active { mailbox: bool },
+    /// A lock in memory whose writes a hub reflects to all nodes; a message is one that was held. All want it, or only node 0.
+    Reflected,
 }
 
 /// What a run does.

@@ -13,6 +13,7 @@ use crate::cluster::{Cluster, Outcome, Program};
 use crate::faults::Faults;
 use crate::ledger::Ledger;
 use crate::profile::{Profile, RingSizes, SHIPPED};
+use crate::reflected::Reflected;
 use crate::rings::{Carrier, Pattern, Rings, Traffic};
 
 /// Of an Active Message.
@@ -54,12 +55,18 @@ impl Scenario {
             Carrier::Messages,
             Carrier::Active { mailbox: false },
             Carrier::Active { mailbox: true },
+            Carrier::Reflected,
             Carrier::Locked,
         ];
-        let fitting = if pattern == Pattern::PingPong { &carriers[..] } else { &carriers[..4] };
+        let fits = |carrier: &&Carrier| match carrier {
+            Carrier::Reflected => profile.reflects(),
+            Carrier::Locked => pattern == Pattern::PingPong,
+            _ => true,
+        };
+        let fitting: Vec<_> = carriers.iter().filter(fits).collect();
         let traffic = Traffic {
             pattern,
-            carrier: *fitting.choose(&mut rng).expect("there are some"),
+            carrier: **fitting.choose(&mut rng).expect("there are some"),
             nodes,
             messages: rng.random_range(if bits < 12 { 1..60 } else { 1..10 }),
             sleep: rng.random(),
@@ -77,6 +84,7 @@ impl Scenario {
             Carrier::Active { .. } => LONGEST_BYTES,
             Carrier::Messages => (data_bytes / 4).clamp(INLINE_BYTES, MESSAGE_MAX_BYTES),
             Carrier::Locked => data_bytes.clamp(INLINE_BYTES, MESSAGE_MAX_BYTES),
+            Carrier::Reflected => size_of::<u64>(),
             Carrier::Bytes => usize::MAX,
         }
     }
@@ -85,6 +93,10 @@ impl Scenario {
     pub fn run(&self, seed: u64, trace: Option<Box<dyn Write>>) -> Outcome {
         let nodes = self.traffic.nodes;
         let traffic = self.traffic.clone();
+        if traffic.carrier == Carrier::Reflected {
+            let make = move |node| Reflected::new(&traffic, node);
+            return self.run_with(RingSizes::small(), seed, make, trace);
+        }
         if !traffic.is_active() {
             let make = move |node| Rings::new(traffic.clone(), node);
             return self.run_with(self.profile.ring, seed, make, trace);

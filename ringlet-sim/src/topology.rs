@@ -143,9 +143,15 @@ impl Topology {
                     (x, y) = (corner_x, corner_y);
                 }
             }
+            // The hub itself, with its spares, is number `nodes`.
             Topology::Hub(spares) if number <= spares => {
-                route.links.extend([2 * (number * nodes + from), 2 * (number * nodes + to) + 1]);
-                route.switches = 1;
+                if from < nodes {
+                    route.links.push(2 * (number * nodes + from));
+                    route.switches = 1;
+                }
+                if to < nodes {
+                    route.links.push(2 * (number * nodes + to) + 1);
+                }
             }
             _ => return false,
         }

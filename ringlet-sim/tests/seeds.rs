@@ -187,3 +187,47 @@ fn a_seed_repeats_itself() {
         assert_ne!(trace(seed), trace(seed + 1), "seed {seed}");
     }
 }
+
+/// The lock that a hub's order makes, on nodes of which some are slow: the violations of some seeds.
+fn lock(nodes: usize, text: &str, change: impl Fn(&mut Profile, &mut Traffic)) -> Vec<Violation> {
+    let one = |seed| {
+        let mut profile = Profile::shipped("memory-channel").unwrap();
+        profile.faults = faults(text);
+        let mut traffic = Traffic {
+            pattern: Pattern::AllToAll,
+            carrier: Carrier::Reflected,
+            nodes,
+            messages: 40,
+            ..Traffic::default()
+        };
+        change(&mut profile, &mut traffic);
+        let outcome = Scenario { profile, traffic, size: 8, mixed: false }.run(seed, None);
+        assert!(outcome.violation.is_some() || outcome.stats.messages >= 40, "{:?}", outcome.stats);
+        outcome.violation
+    };
+    (0..30).filter_map(one).collect()
+}
+
+#[test]
+fn all_nodes_see_what_a_hub_reflects_in_one_order() {
+    const DEATHS: &str =
+        "lost=0.05,late=0.1,dead_nodes=3,restart_us=700,dead_links=1,within_us=3000";
+    for (nodes, text) in
+        [(2, ""), (8, ""), (8, ALL), (8, DEATHS), (9, "dead_links=2,dead_nodes=2,lost=0.01")]
+    {
+        assert_eq!(lock(nodes, text, |_, _| {}), [], "{nodes} {text}");
+    }
+    let order = "sees another write than number";
+    let alone = "hold the lock at once";
+    type Change = fn(&mut Profile, &mut Traffic);
+    let left_out: [(&str, Change, &str); 4] = [
+        ("late=0.1", |profile, _| profile.adapter.ordered = false, order),
+        ("lost=0.05", |profile, _| profile.adapter.ordered = false, order),
+        ("corrupt=0.05", |profile, _| profile.adapter.crc = false, order),
+        ("", |_, traffic| traffic.look_again = false, alone),
+    ];
+    for (text, change, told) in left_out {
+        let found = lock(8, text, change);
+        assert!(found.iter().any(|found| found.to_string().contains(told)), "{text}: {found:?}");
+    }
+}

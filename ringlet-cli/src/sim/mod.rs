@@ -118,6 +118,8 @@ enum Workload {
     /// Up to 16 requests under way; long ones are stored in the receiver's memory segment
     AmStore,
     AmAllToAll,
+    /// A lock in memory that a hub reflects to all nodes: all want it, and nobody may hold it beside another
+    Reflect,
 }
 
 impl Workload {
@@ -125,13 +127,14 @@ impl Workload {
         match self {
             Workload::Pingpong | Workload::Locked | Workload::AmPingpong => Pattern::PingPong,
             Workload::Stream | Workload::AmStore => Pattern::Stream,
-            Workload::AllToAll | Workload::AmAllToAll => Pattern::AllToAll,
+            Workload::AllToAll | Workload::AmAllToAll | Workload::Reflect => Pattern::AllToAll,
         }
     }
 
     fn carrier(self, mailbox: bool) -> Carrier {
         match self {
             Workload::Locked => Carrier::Locked,
+            Workload::Reflect => Carrier::Reflected,
             Workload::AmPingpong | Workload::AmStore | Workload::AmAllToAll => {
                 Carrier::Active { mailbox }
             }
@@ -186,6 +189,9 @@ fn scenario(args: &RunArgs) -> Result<Scenario> {
     let mut profile = profile(&args.profile)?;
     profile.topology = args.topology.unwrap_or(profile.topology);
     profile.faults = args.faults.unwrap_or(profile.faults);
+    if args.workload == Workload::Reflect && !profile.reflects() {
+        bail!("only a hub whose adapters keep order reflects memory, not {}", profile.topology);
+    }
     let nodes = usize::from(args.nodes);
     profile.ring = profile.ring.for_nodes(nodes);
     let traffic = Traffic {

@@ -4,6 +4,7 @@ use ringlet_core::layout::LINE_BYTES;
 
 use super::{Cluster, Context, Event, Pair, Program, State, Step, write};
 use crate::memory::{Block, Node, Work};
+use crate::topology::Topology;
 use crate::{Time, from_us};
 
 impl<P: Program> Cluster<P> {
@@ -25,7 +26,7 @@ impl<P: Program> Cluster<P> {
 
     pub(super) fn gone(&mut self, node: usize) {
         if self.hosts[node].state == State::Dead {
-            for other in 0..self.hosts.len() {
+            for other in 0..=self.hub() {
                 if other != node {
                     self.lose(node, other);
                 }
@@ -49,7 +50,7 @@ impl<P: Program> Cluster<P> {
                 self.held.remove(&key);
                 self.at(self.now, Event::Arrive(packet));
             }
-            if self.hosts[node].state == State::Dead {
+            if self.hosts[node].state == State::Dead || self.hub() == node.max(peer) {
                 continue;
             }
             let work = &mut self.hosts[node].node.outbox.get_mut().work;
@@ -75,8 +76,22 @@ impl<P: Program> Cluster<P> {
         }
     }
 
+    /// Nobody shall go on alone (Memory Channel, \"partition-proof\"): who doesn't reach the hub ends, and stays so.
+    pub(super) fn cut_off(&mut self, node: usize) {
+        if self.hosts[node].state != State::Dead {
+            self.kill(node);
+        }
+    }
+
     pub(super) fn restart(&mut self, node: usize) {
         self.gone(node);
+        let hub = self.hub();
+        let topology = self.profile.topology;
+        if matches!(topology, Topology::Hub(_))
+            && !topology.route(hub, node, hub, &self.dead_links, &mut self.route)
+        {
+            return;
+        }
         let host = &mut self.hosts[node];
         zero(host.node.area, 0, host.node.area.len());
         host.node = Node::new(node, host.node.area, self.profile.ring, &self.profile.adapter);
@@ -86,9 +101,10 @@ impl<P: Program> Cluster<P> {
         (host.in_flight, host.answers) = (0, Vec::new());
         self.programs[node] = (self.make)(node);
         self.ledger.plan(self.programs[node].planned());
-        for peer in (0..self.hosts.len()).filter(|&peer| peer != node) {
-            self.ledger.fresh(node, peer);
+        self.ledger.joins(node);
+        for peer in (0..=hub).filter(|&peer| peer != node) {
             if self.hosts[peer].state == State::Dead {
+                self.ledger.fresh(node, peer);
                 self.tell(node, |program, context| program.lost(context, peer));
                 continue;
             }
@@ -96,6 +112,10 @@ impl<P: Program> Cluster<P> {
                 let pair = self.pair(from, to);
                 *pair = Pair { life: pair.life + 1, ..Pair::default() };
             }
+            if peer == hub {
+                continue;
+            }
+            self.ledger.fresh(node, peer);
             let block = Block::new(self.profile.ring, node);
             zero(self.hosts[peer].node.area, block.start(), Block::bytes(self.profile.ring));
             self.tell(peer, |program, context| program.reconnected(context, node));

@@ -5,11 +5,14 @@ use ringlet_core::layout::WANT_NOTHING;
 use ringlet_core::{mailbox, wait};
 
 use super::{Cluster, Event, Packet, Program, State, Step, write};
-use crate::memory::{Kind, Store};
+use crate::memory::{EVERYONE, Kind, Store};
 use crate::{Time, from_us, transfer};
 
 impl<P: Program> Cluster<P> {
-    pub(super) fn post(&mut self, from: usize, store: Store) {
+    pub(super) fn post(&mut self, from: usize, mut store: Store) {
+        if store.to == EVERYONE {
+            store.to = self.hub();
+        }
         let pair = self.pair(from, store.to);
         if pair.closed {
             return;
@@ -69,9 +72,9 @@ impl<P: Program> Cluster<P> {
         let adapter = &self.profile.adapter;
         let link = self.profile.link;
         let timeout = from_us(adapter.timeout_us);
-        let nodes = self.hosts.len();
+        let hub = self.hub();
         let reachable =
-            self.profile.topology.route(nodes, from, to, &self.dead_links, &mut self.route);
+            self.profile.topology.route(hub, from, to, &self.dead_links, &mut self.route);
         if !reachable || self.chance(faults.lost) {
             return self.later(timeout, Event::Retry(place));
         }
@@ -82,8 +85,12 @@ impl<P: Program> Cluster<P> {
             start = start.max(host.engine_free);
             host.engine_free = start + transfer(bytes, adapter.dma_mb_s);
         }
-        host.adapter_free = start + transfer(bytes, adapter.mb_s);
-        let mut time = host.adapter_free + from_us(adapter.latency_us);
+        let mut time = self.now;
+        // A reflected write pays for both adapters on its way to the hub.
+        if from != hub {
+            host.adapter_free = start + transfer(bytes, adapter.mb_s);
+            time = host.adapter_free + from_us(adapter.latency_us);
+        }
         let on_wire = transfer(bytes + adapter.header_bytes, link.mb_s);
         let hop = from_us(link.hop_us);
         for &link in &self.route.links {
@@ -94,7 +101,8 @@ impl<P: Program> Cluster<P> {
             time = accept(&mut self.switch_free, self.now, time, through)
                 + from_us(link.switch_us) * self.route.switches;
         }
-        time += on_wire;
+        // The hub passes on what comes as it comes.
+        time += if to == hub { 0 } else { on_wire };
         let late = if self.chance(faults.late) {
             from_us(self.rng.random_range(0.0..=faults.late_us.max(0.0)))
         } else {
@@ -166,12 +174,26 @@ impl<P: Program> Cluster<P> {
                 self.at(self.now, Event::Arrive(next));
             }
         }
+        let at_hub = to == self.hub();
         let host = &mut self.hosts[to];
-        let start = host.bus_free.max(self.now);
-        host.bus_free = start + transfer(bytes, self.profile.node.bus_mb_s);
-        let delay = host.bus_free - self.now;
+        let mut delay = 0;
+        if !at_hub {
+            let start = host.bus_free.max(self.now);
+            host.bus_free = start + transfer(bytes, self.profile.node.bus_mb_s);
+            delay = host.bus_free - self.now;
+        }
         self.packets[place].delivered = true;
         self.later(delay, Event::Deliver(place));
+    }
+
+    /// The hub has a write for all: that gives it its place among all. The copies, the writer's own too, are its business now, so
+    /// that nobody misses one whose writer dies.
+    fn reflect(&mut self, place: usize) {
+        let store = self.packets[place].store.clone();
+        self.ledger.reflect(store.at, &store.body);
+        for to in 0..self.hub() {
+            self.post(self.hub(), Store { to, ..store.clone() });
+        }
     }
 
     /// The packet reaches the node's memory.
@@ -181,8 +203,15 @@ impl<P: Program> Cluster<P> {
         }
         let Packet { from, ref store, number, .. } = self.packets[place];
         let Store { to, at, kind, len, body, .. } = *store;
+        if to == self.hub() {
+            self.reflect(place);
+            return self.answer(place);
+        }
         if self.hosts[to].state == State::Dead {
             return self.later(from_us(self.profile.adapter.timeout_us), Event::Retry(place));
+        }
+        if from == self.hub() {
+            self.ledger.reflected(to, at, &body);
         }
         let area = self.hosts[to].node.area;
         let mut armed = false;
@@ -230,7 +259,7 @@ impl<P: Program> Cluster<P> {
     /// The answer takes the adapters and as many links as there are, if there is a way.
     fn answer(&mut self, place: usize) {
         let (from, to) = (self.packets[place].from, self.packets[place].store.to);
-        let nodes = self.hosts.len();
+        let nodes = self.hub();
         let topology = self.profile.topology;
         let reachable = topology.route(nodes, to, from, &self.dead_links, &mut self.route);
         let retry = self.profile.adapter.retry;
@@ -253,8 +282,9 @@ impl<P: Program> Cluster<P> {
             return;
         }
         let (from, birth) = (packet.from, packet.birth);
+        let hub = self.hub();
         let host = &mut self.hosts[from];
-        if host.state == State::Dead || host.birth != birth {
+        if from == hub || host.state == State::Dead || host.birth != birth {
             return;
         }
         host.in_flight -= 1;
@@ -278,7 +308,10 @@ impl<P: Program> Cluster<P> {
         } else if attempts > adapter.retries {
             let to = self.packets[place].store.to;
             self.settle(place, 0);
-            self.lose(from, to);
+            match from.max(to) == self.hub() {
+                true => self.cut_off(from.min(to)),
+                false => self.lose(from, to),
+            }
         } else {
             self.stats.retries += 1;
             return self.transmit(place);
