@@ -179,8 +179,8 @@ impl<P: Program> Cluster<P> {
     ) -> Cluster<P> {
         let host = |id| {
             let bytes = if id < nodes { Block::memory_bytes(profile.ring, nodes) } else { 0 };
-            let memory = Memory::new(bytes);
-            let node = Node::new(id, memory.area(), profile.ring, &profile.adapter);
+            let mut memory = Memory::new(bytes);
+            let node = Node::new(id, memory.area(bytes), profile.ring, &profile.adapter);
             Host {
                 node,
                 _memory: memory,

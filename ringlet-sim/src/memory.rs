@@ -13,10 +13,8 @@
 //!
 //! Reflected writes go to the writer's block in all nodes' memory, its own included: a word where the data begin.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::ptr::NonNull;
 
 use ringlet_core::layout::*;
 use ringlet_core::memory::Area;
@@ -28,30 +26,25 @@ use crate::profile::{Adapter, RingSizes};
 
 /// Zeroed pages; those never touched cost nothing.
 pub(crate) struct Memory {
-    base: NonNull<u8>,
-    layout: Layout,
+    /// A page longer, so that it can begin at one: zeroed memory of a larger alignment would be written to.
+    words: Vec<u64>,
 }
+
+const PAGE_BYTES: usize = 4096;
 
 impl Memory {
     pub fn new(bytes: usize) -> Memory {
-        let layout = Layout::from_size_align(bytes.max(1), 4096).expect("a size that fits");
-        // SAFETY: the size is not zero.
-        let base = unsafe { alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(base) else { handle_alloc_error(layout) };
-        Memory { base, layout }
+        Memory { words: vec![0; (bytes + PAGE_BYTES).div_ceil(size_of::<u64>())] }
     }
 
     /// Only for as long as the memory lives.
-    pub fn area(&self) -> Area {
-        // SAFETY: allocated for that size and alignment; users keep to the memory's life (`Cluster` owns both).
-        unsafe { Area::new(self.base.as_ptr(), self.layout.size()) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    pub fn area(&mut self, bytes: usize) -> Area {
+        let base = self.words.as_mut_ptr().cast::<u8>();
+        let skipped = base.align_offset(PAGE_BYTES);
+        assert!(skipped + bytes <= size_of_val(&self.words[..]));
+        // SAFETY: within the vector, which nobody else touches and which stays where it is until it is dropped; users keep to the
+        // memory's life (`Cluster` owns both).
+        unsafe { Area::new(base.add(skipped), bytes) }
     }
 }
 

@@ -231,3 +231,27 @@ fn all_nodes_see_what_a_hub_reflects_in_one_order() {
         assert!(found.iter().any(|found| found.to_string().contains(told)), "{text}: {found:?}");
     }
 }
+
+/// All to all, on more nodes than have deep connections: the same seed, the same run, down to the last event.
+#[test]
+fn a_large_cluster_repeats_itself() {
+    let run = |seed, text| {
+        let mut profile = Profile::shipped("modern").unwrap();
+        profile.topology = Topology::Torus;
+        profile.faults = faults(text);
+        let (pattern, carrier) = (Pattern::AllToAll, Carrier::Active { mailbox: true });
+        let traffic = Traffic { pattern, carrier, nodes: 100, messages: 1, ..Traffic::default() };
+        Scenario { profile, traffic, size: 8, mixed: false }.run(seed, None)
+    };
+    for text in ["", "lost=0.01,late=0.01,dead_nodes=3,within_us=5"] {
+        let [one, again, other] = [1, 1, 2].map(|seed| run(seed, text));
+        assert_eq!(one.violation, None, "{text}");
+        assert_eq!((one.trace, &one.stats), (again.trace, &again.stats), "{text}");
+        if text.is_empty() {
+            // Each request has a reply.
+            assert_eq!(one.stats.messages, 2 * 100 * 99);
+        } else {
+            assert_ne!(one.trace, other.trace);
+        }
+    }
+}
