@@ -96,6 +96,8 @@ impl Sender {
         sender
     }
 
+    /// Waits for room. (Out of the way of calls that find some.)
+    #[cold]
     fn wait(&mut self, deadline: &mut Deadline) -> Result<(), Error> {
         let bell = self.link.room();
         if bell.is_gone() {
@@ -163,6 +165,7 @@ pub trait Sends {
     }
 
     /// Sends a message, or of a stream as many bytes as go at once; returns how many.
+    #[inline]
     fn send(&mut self, data: &[u8], timeout: Timeout) -> Result<usize, Error> {
         let len = data.len().min(self.piece_bytes());
         let reserved = self.reserve_raw(len, timeout)?;
@@ -202,6 +205,7 @@ impl Sends for Sender {
         &self.lane
     }
 
+    #[inline]
     fn reserve_raw(&mut self, len: usize, timeout: Timeout) -> Result<Reserved, Error> {
         let mut deadline = Deadline::new(timeout);
         loop {
@@ -219,6 +223,7 @@ impl Sends for Sender {
         }
     }
 
+    #[inline]
     fn commit_raw(&mut self, reserved: Reserved, len: usize) {
         if len == 0 && self.bytes {
             return;
@@ -293,6 +298,34 @@ impl Receiver {
         self.rx.ready(&self.lane) || shut.load(Ordering::Acquire) != 0
     }
 
+    /// Waits for a message, or tells why there will be none. (Out of the way of calls that find one.)
+    #[cold]
+    fn wait(&mut self, deadline: &mut Deadline) -> Result<(), Error> {
+        let control = self.lane.control();
+        // ORDER: Acquire, before the look: what was sent before the end is seen with it (`Sender::drop`).
+        let shut = control.sender.shut.load(Ordering::Acquire) != 0;
+        let bell = &self.link.data;
+        let gone = bell.is_gone();
+        let next = self.rx.peek(&self.lane);
+        self.corrupt |= next == Next::Corrupt;
+        match next {
+            _ if self.corrupt => Err(Error::PeerCorrupt),
+            Next::Empty if shut => Err(Error::Closed),
+            Next::Empty if gone => Err(Error::PeerDied),
+            Next::Empty => {
+                let waiter = Waiter {
+                    flag: &control.receiver.want_data,
+                    ours: &self.back,
+                    theirs: Some(&self.lane),
+                    moves: self.link.side == 1,
+                    spin_us: self.link.spin_us,
+                };
+                bell.wait(&waiter, deadline, || self.has_news())
+            }
+            Next::Message(_) | Next::Corrupt => Ok(()),
+        }
+    }
+
     /// Asks to be woken. True when there is nothing yet: then `descriptor` becomes readable as soon as there is something.
     pub fn arm(&mut self) -> bool {
         let flag = &self.lane.control().receiver.want_data;
@@ -340,6 +373,7 @@ pub trait Receives {
     }
 
     /// Receives a message into a buffer that must be long enough, or of a stream as many bytes as are there and fit; returns how many.
+    #[inline]
     fn receive(&mut self, to: &mut [u8], timeout: Timeout) -> Result<usize, Error> {
         let message = self.peek_raw(timeout)?;
         let (used, len) = (self.used(), message.len() - self.used());
@@ -378,30 +412,13 @@ pub trait Receives {
 }
 
 impl Receives for Receiver {
+    #[inline]
     fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
         let mut deadline = Deadline::new(timeout);
         loop {
-            let control = self.lane.control();
-            // ORDER: Acquire, before the look: what was sent before the end is seen with it (`Sender::drop`).
-            let shut = control.sender.shut.load(Ordering::Acquire) != 0;
-            let bell = &self.link.data;
-            let gone = bell.is_gone();
             match self.rx.peek(&self.lane) {
-                _ if self.corrupt => return Err(Error::PeerCorrupt),
-                Next::Message(message) => return Ok(message),
-                Next::Corrupt => self.corrupt = true,
-                Next::Empty if shut => return Err(Error::Closed),
-                Next::Empty if gone => return Err(Error::PeerDied),
-                Next::Empty => {
-                    let waiter = Waiter {
-                        flag: &control.receiver.want_data,
-                        ours: &self.back,
-                        theirs: Some(&self.lane),
-                        moves: self.link.side == 1,
-                        spin_us: self.link.spin_us,
-                    };
-                    bell.wait(&waiter, &mut deadline, || self.has_news())?;
-                }
+                Next::Message(message) if !self.corrupt => return Ok(message),
+                _ => self.wait(&mut deadline)?,
             }
         }
     }
@@ -418,6 +435,7 @@ impl Receives for Receiver {
         self.used
     }
 
+    #[inline]
     fn take_raw(&mut self, message: queue::Message, n: usize) {
         if self.bytes && self.used + n < message.len() {
             self.used += n;

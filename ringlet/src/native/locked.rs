@@ -76,6 +76,34 @@ impl Locked {
         self.link.data.descriptor()
     }
 
+    /// As `Receiver::wait`.
+    #[cold]
+    fn wait(&mut self, deadline: &mut Deadline) -> Result<(), Error> {
+        let control = self.theirs.control();
+        // ORDER: Acquire, before the look, as there.
+        let shut = control.sender.shut.load(Ordering::Acquire) != 0;
+        let gone = self.link.data.is_gone();
+        let next = self.turns.peek(&self.theirs);
+        self.corrupt |= next == Next::Corrupt;
+        match next {
+            _ if self.corrupt => Err(Error::PeerCorrupt),
+            Next::Empty if shut => Err(Error::Closed),
+            Next::Empty if gone => Err(Error::PeerDied),
+            Next::Empty => {
+                let waiter = Waiter {
+                    flag: &control.receiver.want_data,
+                    ours: &self.ours,
+                    theirs: Some(&self.theirs),
+                    moves: self.link.side == 1,
+                    spin_us: self.link.spin_us,
+                };
+                self.link.data.wait(&waiter, deadline, || self.has_news())
+            }
+            Next::Message(_) | Next::Corrupt => Ok(()),
+        }
+    }
+
+    #[inline]
     fn ring(&self) {
         if wait::wanted_by_receiver(&self.ours.control().receiver.want_data) != 0 {
             self.link.data.ring();
@@ -93,6 +121,7 @@ impl Sends for Locked {
         &self.ours
     }
 
+    #[inline]
     fn reserve_raw(&mut self, len: usize, _: Timeout) -> Result<Reserved, Error> {
         if self.link.data.is_gone() {
             return Err(Error::PeerDied);
@@ -103,6 +132,7 @@ impl Sends for Locked {
         })
     }
 
+    #[inline]
     fn commit_raw(&mut self, reserved: Reserved, len: usize) {
         self.turns.commit(&self.ours, reserved, len);
         self.ring();
@@ -111,32 +141,16 @@ impl Sends for Locked {
 
 /// What is received stays readable in place until our next message is sent; to release it is to take the turn.
 impl Receives for Locked {
+    #[inline]
     fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
         if self.is_our_turn() {
             return Err(Error::NotOurTurn);
         }
         let mut deadline = Deadline::new(timeout);
         loop {
-            let control = self.theirs.control();
-            // ORDER: Acquire, before the look, as in `Receiver::peek_raw`.
-            let shut = control.sender.shut.load(Ordering::Acquire) != 0;
-            let gone = self.link.data.is_gone();
             match self.turns.peek(&self.theirs) {
-                _ if self.corrupt => return Err(Error::PeerCorrupt),
-                Next::Message(message) => return Ok(message),
-                Next::Corrupt => self.corrupt = true,
-                Next::Empty if shut => return Err(Error::Closed),
-                Next::Empty if gone => return Err(Error::PeerDied),
-                Next::Empty => {
-                    let waiter = Waiter {
-                        flag: &control.receiver.want_data,
-                        ours: &self.ours,
-                        theirs: Some(&self.theirs),
-                        moves: self.link.side == 1,
-                        spin_us: self.link.spin_us,
-                    };
-                    self.link.data.wait(&waiter, &mut deadline, || self.has_news())?;
-                }
+                Next::Message(message) if !self.corrupt => return Ok(message),
+                _ => self.wait(&mut deadline)?,
             }
         }
     }

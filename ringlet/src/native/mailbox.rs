@@ -157,6 +157,7 @@ impl Mailbox {
     }
 
     /// The next lane that has a message, or whose sender has ended.
+    #[inline]
     fn lane_with_news(&mut self) -> Option<usize> {
         let Mailbox { inbox, circles, lanes, .. } = self;
         let bitmaps = circles.iter().map(|circle| circle.mapping.0.at::<Ready>(0));
@@ -164,6 +165,7 @@ impl Mailbox {
     }
 
     /// The next message. Lanes that have ended, or whose sender wrote what no ringlet writes, go.
+    #[inline]
     fn find(&mut self) -> Option<queue::Message> {
         for _ in 0..=self.lanes.len() {
             let lane = self.lane_with_news()?;
@@ -216,15 +218,46 @@ impl Mailbox {
         self.set.as_raw_fd()
     }
 
+    #[inline]
     fn look_now_and_then(&mut self) {
         self.looks = self.looks.wrapping_add(1);
         if self.looks % LOOKS_PER_CLOCK == 1 {
-            let now = sys::ticks();
-            if now.wrapping_sub(self.looked) > LOOK_EVERY_TICKS {
-                self.looked = now;
-                let _ = self.answer_events(Some(0));
-            }
+            self.look_if_due();
         }
+    }
+
+    #[cold]
+    fn look_if_due(&mut self) {
+        let now = sys::ticks();
+        if now.wrapping_sub(self.looked) > LOOK_EVERY_TICKS {
+            self.looked = now;
+            let _ = self.answer_events(Some(0));
+        }
+    }
+
+    /// Waits for a message. (Out of the way of calls that find one.)
+    #[cold]
+    fn wait(&mut self, deadline: &mut Deadline) -> Result<(), Error> {
+        let spin_us = self.options.spin_us;
+        if !self.armed && deadline.look_first(spin_us, &mut || self.lane_with_news().is_some()) {
+            return Ok(());
+        }
+        let left = match deadline.left() {
+            Err(Error::WouldBlock) if self.armed => {
+                // Somebody waits on our descriptor in our place, and has been woken.
+                self.disarm();
+                self.answer_events(Some(0))?;
+                return self.lane_with_news().map(|_| ()).ok_or(Error::WouldBlock);
+            }
+            left => left?,
+        };
+        let limit = left.map_or(spin_us, |left| spin_us.min(left / 1000));
+        if spin::watch(limit, || None, || self.lane_with_news().is_some()) || !self.arm() {
+            return Ok(());
+        }
+        let answered = self.answer_events(left);
+        self.disarm();
+        answered
     }
 
     /// Waits so long for doorbells and new senders, and takes care of them.
@@ -302,37 +335,14 @@ impl Mailbox {
 
 /// Messages of all senders, each in its turn. (What was only peeked at need not be what is found next.)
 impl Receives for Mailbox {
+    #[inline]
     fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
         let mut deadline = Deadline::new(timeout);
         loop {
             self.look_now_and_then();
-            if let Some(message) = self.find() {
-                return Ok(message);
-            }
-            if !self.armed
-                && deadline
-                    .look_first(self.options.spin_us, &mut || self.lane_with_news().is_some())
-            {
-                continue;
-            }
-            let left = match deadline.left() {
-                Err(Error::WouldBlock) if self.armed => {
-                    // Somebody waits on our descriptor in our place, and has been woken.
-                    self.disarm();
-                    self.answer_events(Some(0))?;
-                    return self.find().ok_or(Error::WouldBlock);
-                }
-                left => left?,
-            };
-            let limit =
-                left.map_or(self.options.spin_us, |left| self.options.spin_us.min(left / 1000));
-            if spin::watch(limit, || None, || self.lane_with_news().is_some()) {
-                continue;
-            }
-            if self.arm() {
-                let answered = self.answer_events(left);
-                self.disarm();
-                answered?;
+            match self.find() {
+                Some(message) => return Ok(message),
+                None => self.wait(&mut deadline)?,
             }
         }
     }
