@@ -173,6 +173,7 @@ fn context_of(owner: u32) -> Option<u32> {
     if let Some(found) = all.contexts.iter().position(|context| context.owner.get() == owner) {
         return Some(found as u32 + 1);
     }
+    // First: a program that makes a thread for each request needs no more of them than it has threads at once.
     let gone = |context: &Context| {
         let owner = context.owner.get();
         owner != 0 && owner & SET_OWNER == 0 && !sys::thread_exists(owner as i32)
@@ -180,8 +181,8 @@ fn context_of(owner: u32) -> Option<u32> {
     let at = all
         .contexts
         .iter()
-        .position(|context| !context.owner.is())
-        .or_else(|| all.contexts.iter().position(gone))?;
+        .position(gone)
+        .or_else(|| all.contexts.iter().position(|context| !context.owner.is()))?;
     let context = &all.contexts[at];
     if !context.owner.is() {
         let eventfd = fd::eventfd().ok()?;
