@@ -1,5 +1,5 @@
-"""One end of many connections, one after the other or several at once, used in every way that a program can think of. It knows
-nothing of ringlet.
+"""One end of many connections, one after the other or several at once, used in every way that a program can think of: TCP, Unix
+streams (by path, by abstract name, as pairs over a fork), UDP. It knows nothing of ringlet.
 
     actor.py serve SEED           prints its port; its twin is
     actor.py connect SEED PORT
@@ -7,12 +7,15 @@ nothing of ringlet.
 
 Lines of standard input ask for rounds: a first and a last number. All that an end does is drawn from the seed, the connection's number
 and its side; what both must agree on (how many bytes go each way, who dies) from the first two. The bytes are those of a pad, from a
-place that the connection's number gives, and every one that comes is compared with what it must be.
+place that the connection's number gives, and every one that comes is compared with what it must be. Over Unix streams descriptors go
+along, at bytes that both know. Of datagrams some may be lost, but each that comes is whole, comes once, and in its order.
 """
 
+import array
 import contextlib
 import errno
 import json
+import mmap
 import os
 import pathlib
 import random
@@ -28,10 +31,15 @@ import time
 
 PAD = random.Random("pad").randbytes(1 << 18)
 STRANGERS = os.environ.get("TORTURE_STRANGERS") == "1"
+FAMILIES = os.environ.get("TORTURE_FAMILIES", "").split()
+UNIX = ("path", "abstract", "pair")
 STALL_SECONDS = 30
 BLOCKED_SECONDS = 0.02  # of SO_RCVTIMEO and SO_SNDTIMEO
 TICK_SECONDS = 0.05  # of the signals; longer, since Python begins an interrupted call anew
+REPEAT_SECONDS = 0.001  # between datagrams that say the same
 ENDINGS = (errno.ECONNRESET, errno.EPIPE, errno.ENOTCONN)
+ENDS_OF_A_ROUND = 100  # the numbers of a round's connections
+datagrams_received = mmap.mmap(-1, 8)  # by this process and its forks
 
 
 class Wrong(Exception):
@@ -44,19 +52,36 @@ def pad(start, length):
     return piece if len(piece) == length else piece + pad(0, length - len(piece))
 
 
+def family_of(seed, number):
+    return random.Random(f"{seed}/{number}/family").choice(FAMILIES)
+
+
 class End:
     """Where one end of a connection stands; it can be told to another process as JSON."""
 
-    def __init__(self, seed, number, side, at=None):
+    MOST = {True: 13, False: 21}  # of bytes, as a power of two; by `small`
+    WAIT_SECONDS = 1
+
+    @staticmethod
+    def new(seed, number, side, at=None):
+        family = family_of(seed, number // ENDS_OF_A_ROUND)
+        return (Datagrams if family == "udp" else End)(family, seed, number, side, at)
+
+    def __init__(self, family, seed, number, side, at):
         plan = random.Random(f"{seed}/{number}")
         small = plan.random() < 0.5
-        totals = [1 + int(2 ** plan.uniform(0, 13 if small else 21)) for _ in range(2)]
+        totals = [1 + int(2 ** plan.uniform(0, self.MOST[small])) for _ in range(2)]
         self.killed = plan.randrange(2) if plan.random() < 0.08 else None  # the side that dies
         # The side that may give the connection to strangers, if there may be such. What is unread of a peer that has gone, or has gone
         # on through the kernel, can't be given away (SPECIFICATION.md, known differences): so its other end stays until this one has
         # ended, sends too little to fill a ring, and there are no strangers where paths change at random.
         self.giver = plan.randrange(2) if small and STRANGERS else None
-        self.seed, self.number, self.side = seed, number, side
+        # With which bytes of either side a descriptor goes: through the kernel, so not to the giver.
+        self.passes = [
+            sorted({plan.randrange(total) for _ in range(plan.randrange(5))}) if family in UNIX and self.giver != 1 - sender else []
+            for sender, total in enumerate(totals)
+        ]
+        self.family, self.seed, self.number, self.side = family, seed, number, side
         self.to_send, self.to_receive = totals[side], totals[1 - side]
         self.sent, self.received, self.shut, self.ended, self.cut, self.hops = at or (0, 0, False, False, False, 0)
         self.random = random.Random(f"{seed}/{number}/{side}/{self.hops}")
@@ -70,7 +95,7 @@ class End:
 
     @staticmethod
     def of(word):
-        return End(*json.loads(word))
+        return End.new(*json.loads(word))
 
     def state(self):
         directions = f"sent {self.sent} of {self.to_send}, received {self.received} of {self.to_receive}"
@@ -78,6 +103,20 @@ class End:
 
     def done(self):
         return (self.shut and self.ended) or self.cut
+
+    def all_sent(self):
+        return self.shut
+
+    def sent_by_another(self):
+        self.sent, self.shut = self.to_send, True
+
+    def again(self):
+        """What to do when nothing was told for WAIT_SECONDS, as events."""
+        return []
+
+    def meet(self, stream):
+        """The socket to use, of a new connection."""
+        return stream
 
     def patient(self):
         return self.giver is not None and self.giver != self.side and not self.ended
@@ -100,25 +139,48 @@ class End:
             return True
         if self.patient() and left == 1:
             return False
-        data = pad(self.place(self.side) + self.sent, min(self.amount(left), max(left - self.patient(), 1)))
-        way = self.random.randrange(6)
+        most = min([self.sent + max(left - self.patient(), 1)] + [at for at in self.passes[self.side] if at > self.sent]) - self.sent
+        data = pad(self.place(self.side) + self.sent, min(self.amount(left), most))
+        way = 4 if self.sent in self.passes[self.side] else self.random.choice((0, 1, 2, 3, 5, 5))
         ways = {
             0: lambda: os.write(sock.fileno(), data),
             1: lambda: sock.sendmsg(cut(self.random, data), [], flags),
             2: lambda: os.writev(sock.fileno(), cut(self.random, data)),
-            3: lambda: self._send_file(sock, left),
+            3: lambda: self._send_file(sock, len(data)),
+            4: lambda: self._send_descriptor(sock, data, flags),
+            5: lambda: sock.send(data, flags),
         }
         try:
-            n = self._or_cut(lambda: ways.get(way, lambda: sock.send(data, flags))())
+            n = self._or_cut(ways[way])
         except BlockingIOError:
             return False
         self.sent += n or 0
         return True
 
-    def _send_file(self, sock, left):
+    def _send_file(self, sock, length):
         start = (self.place(self.side) + self.sent) % len(PAD)
-        length = min(self.amount(left), len(PAD) - start, max(left - self.patient(), 1))
-        return os.sendfile(sock.fileno(), pad_file(), start, length)
+        return os.sendfile(sock.fileno(), pad_file(), start, min(length, len(PAD) - start))
+
+    def _mark(self, side, at):
+        """What a file tells that is passed with this byte."""
+        return f"{self.number}/{side}/{at}".encode()
+
+    def _send_descriptor(self, sock, data, flags):
+        with open(os.memfd_create("passed"), "w+b", buffering=0) as file:
+            file.write(self._mark(self.side, self.sent))
+            return socket.send_fds(sock, [data], [file.fileno()], flags)
+
+    def _receive_descriptors(self, sock, length, flags):
+        room = socket.CMSG_SPACE(2 * array.array("i").itemsize)
+        data, control, told, _ = sock.recvmsg(length, room, flags)
+        fds = [fd for _, _, words in control for fd in array.array("i", words)]
+        marks = [os.pread(fd, 100, 0) for fd in fds]
+        for fd in fds:
+            os.close(fd)
+        wanted = [self._mark(1 - self.side, at) for at in self.passes[1 - self.side] if 0 <= at - self.received < len(data)]
+        if marks != wanted or told & socket.MSG_CTRUNC:
+            raise Wrong(f"with {len(data)} bytes from {self.received} came {marks}, not {wanted}; flags {told}")
+        return data
 
     def receive(self, sock, flags=0):
         left = self.to_receive - self.received
@@ -149,7 +211,7 @@ class End:
             n = os.readv(sock.fileno(), buffers)
             return b"".join(buffers)[:n]
         if way == 2:
-            return sock.recvmsg(length, 0, flags)[0]
+            return self._receive_descriptors(sock, length, flags)
         if way == 3:
             peeked = sock.recv(length, flags | socket.MSG_PEEK)
             self._check(peeked)
@@ -176,6 +238,143 @@ class End:
                 raise
             self.cut = True
             return None
+
+
+class Datagrams(End):
+    """Both sides send their datagrams, then say again and again that these were all, until they have heard that of the other side and
+    know that it has heard theirs. The last to know finds the other gone."""
+
+    MOST = {True: 5, False: 10}
+    WAIT_SECONDS = 0.05
+    HEAD = struct.Struct("<IBBII")  # connection, side, whether the other side's last is known, number, length of the rest
+    LONGEST = 65_507 - HEAD.size
+
+    def __init__(self, family, seed, number, side, at):
+        *of_all, self.heard, self.other_ended, self.connected, self.peer = at or (None, -1, False, False, None)
+        super().__init__(family, seed, number, side, of_all if at else None)
+        # So few find room in any buffer; only what is given to strangers, or killed, may lose some.
+        self.all_must_come = self.small and self.giver is None and self.killed is None
+
+    def at(self):
+        return *super().at(), self.heard, self.other_ended, self.connected, self.peer
+
+    def meet(self, stream):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind((stream.getsockname()[0], 0))
+        stream.send(struct.pack("<H", sock.getsockname()[1]))
+        self.peer = [stream.getpeername()[0], *struct.unpack("<H", stream.recv(2, socket.MSG_WAITALL))]
+        stream.close()
+        if self.random.random() < 0.5:
+            self._connect(sock)
+        return sock
+
+    def _connect(self, sock):
+        self.connected = True
+        sock.connect(tuple(self.peer))
+
+    def patient(self):
+        return False
+
+    def all_sent(self):
+        return self.sent >= self.to_send
+
+    def sent_by_another(self):
+        self.sent = max(self.sent, self.to_send)
+
+    def again(self):
+        return [(None, select.EPOLLOUT)]
+
+    def state(self):
+        return f"{super().state()}, heard {self.heard}, other side ended {self.other_ended}, connected {self.connected}"
+
+    def _or_cut(self, call):
+        try:
+            return call()
+        except ConnectionRefusedError:
+            if self.killed == 1 - self.side:
+                self.cut = True
+            elif self.other_ended and self.all_sent():
+                self.shut = self.ended = True
+            else:
+                raise
+            return None
+
+    def _content(self, side, number, length):
+        return pad(self.place(side) + 31 * number, length)
+
+    def send(self, sock, flags=0):
+        repeats = self.all_sent()
+        if repeats and (self.other_ended or self.killed == 1 - self.side) and not self.connected:
+            self._connect(sock)
+        if repeats and self.ended:
+            self.shut = True
+        length = 0 if repeats else self.random.randint(0, self.random.choice((60, 1_400) if self.small else (60, 1_400, 9_000, self.LONGEST)))
+        head = self.HEAD.pack(self.number, self.side, self.other_ended, self.sent, length)
+        data = head + self._content(self.side, self.sent, length)
+        to = None if self.connected else tuple(self.peer)
+        ways = (
+            lambda: sock.sendto(data, flags, to) if to else os.write(sock.fileno(), data),
+            lambda: sock.sendmsg(cut(self.random, data), [], flags, to),
+            lambda: sock.sendto(data, flags, to) if to else sock.send(data, flags),
+        )
+        try:
+            n = self._or_cut(self.random.choice(ways))
+        except BlockingIOError:
+            return False
+        self.sent += n is not None
+        if repeats:
+            time.sleep(REPEAT_SECONDS)
+        return not repeats
+
+    def receive(self, sock, flags=0):
+        room = self.HEAD.size + self.random.choice((0, 100, self.LONGEST, self.LONGEST, self.LONGEST))
+        way = self.random.randrange(5)
+        try:
+            told = self._or_cut(lambda: self._receive_by(way, sock, room, flags))
+        except BlockingIOError:
+            return False
+        if told:
+            self._check(*told, room)
+        return True
+
+    def _receive_by(self, way, sock, room, flags):
+        if way == 0:
+            return os.read(sock.fileno(), room), None
+        if way == 1:
+            data, _, told, source = sock.recvmsg(room, 0, flags)
+            return data, source
+        if way == 2:
+            peeked = sock.recvfrom(room, flags | socket.MSG_PEEK)
+            got = sock.recvfrom(room, flags)
+            if got != peeked:
+                raise Wrong(f"peeked at another datagram than was read after {self.heard}: {peeked[0][:20]}, {got[0][:20]}")
+            return got
+        if way == 3:
+            return sock.recv(room, flags), None
+        return sock.recvfrom(room, flags)
+
+    def _check(self, data, source, room):
+        def wrong(what):
+            raise Wrong(f"{what}: {len(data)} bytes {data[: self.HEAD.size].hex()} from {source} after {self.heard}; {self.state()}")
+
+        if len(data) < self.HEAD.size:
+            wrong("no whole head")
+        number, side, knows, place, length = self.HEAD.unpack_from(data)
+        if (number, side) != (self.number, 1 - self.side) or source not in (None, tuple(self.peer)):
+            wrong("not for this socket")
+        if data[self.HEAD.size :] != self._content(side, place, length)[: room - self.HEAD.size]:
+            wrong("damaged")
+        if place <= self.heard:
+            wrong("twice, or out of order")
+        self.heard = place
+        if place < self.to_receive:
+            self.received += 1
+            datagrams_received[:] = struct.pack("<Q", struct.unpack("<Q", datagrams_received)[0] + 1)
+            return
+        if self.all_must_come and self.received < self.to_receive:
+            wrong("lost some, though there was room")
+        self.other_ended = True
+        self.ended |= bool(knows)
 
 
 def cut(source, data):
@@ -293,8 +492,10 @@ def by_edges(end, sock, calls):
         watch.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET)
         began = time.monotonic()
         while calls > 0 and not end.done():
-            for _, mask in watch.poll(1):
+            events = watch.poll(end.WAIT_SECONDS)
+            if events:
                 began = time.monotonic()
+            for _ in events or end.again():
                 while not (end.ended or end.cut) and end.receive(sock):
                     calls -= 1
                 while not (end.shut or end.cut) and end.send(sock):
@@ -316,17 +517,19 @@ def by_blocking_turns(end, sock, calls):
 
 
 def by_two_processes(end, sock):
-    """The child sends the rest, the parent receives it."""
+    """The child sends the rest, the parent receives meanwhile."""
     sock.setblocking(True)
+    set_timeouts(sock, BLOCKED_SECONDS)
     child = os.fork()
     if child == 0:
         with status_of_child():
-            while not (end.shut or end.cut):
+            while not (end.all_sent() or end.cut):
                 end.send(sock)
-    while not (end.ended or end.cut):
+    while not (status := os.waitpid(child, 0 if end.ended or end.cut else os.WNOHANG))[0]:
         end.receive(sock)
-    wait_for(child)
-    end.sent, end.shut = end.to_send, True
+    ended_well(status[1])
+    set_timeouts(sock, 0)
+    end.sent_by_another()
 
 
 WAYS = (by_threads, by_poll, by_select, by_epoll, by_edges, by_blocking_turns)
@@ -348,7 +551,11 @@ def status_of_child():
 
 
 def wait_for(child, killed=False):
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    ended_well(os.waitpid(child, 0)[1], killed)
+
+
+def ended_well(word, killed=False):
+    status = os.waitstatus_to_exitcode(word)
     if status != (-signal.SIGKILL if killed else 0):
         raise Wrong(f"a child ended with {status}")
 
@@ -425,7 +632,7 @@ def work(end, sock):
             raise Wrong(f"stalled: {end.state()}")
         if end.random.random() < 0.03 and not end.patient():
             by_two_processes(end, sock)
-            break
+            continue
         end.random.choice(WAYS)(end, sock, end.random.randint(1, 40))
         chance = end.random.random()
         if chance < 0.10:
@@ -463,12 +670,12 @@ def crowd(ends):
             watch.register(fd, select.EPOLLIN | select.EPOLLOUT | (select.EPOLLET if edge else 0))
         last = time.monotonic()
         while by_fd:
-            events = watch.poll(1)
+            events = watch.poll(ends[0][0].WAIT_SECONDS)
             if events:
                 last = time.monotonic()
             elif time.monotonic() - last > STALL_SECONDS:
-                raise Wrong(f"stalled: {[(end.number, end.sent, end.to_send, end.received, end.to_receive) for end, _ in by_fd.values()]}")
-            for fd, mask in events:
+                raise Wrong("stalled: " + "; ".join(f"{end.number}: {end.state()}" for end, _ in by_fd.values()))
+            for fd, mask in events or [(fd, mask) for fd, (end, _) in by_fd.items() for _, mask in end.again()]:
                 end, sock = by_fd[fd]
                 if mask & ~select.EPOLLOUT:
                     while not (end.ended or end.cut) and end.receive(sock) and edge:
@@ -510,15 +717,36 @@ def one_round(seed, number, side, connection):
     """Some connections at once, or one with all its hops."""
     plan = random.Random(f"{seed}/{number}/round")
     count = plan.randint(2, 12) if plan.random() < 0.3 else 1
-    ends = []
-    for i in range(count):
-        end = End(seed, number * 100 + i, side)
-        if count > 1:
+    numbers = range(number * ENDS_OF_A_ROUND, number * ENDS_OF_A_ROUND + count)
+    if family_of(seed, number) != "pair":
+        play([end_and_socket(End.new(seed, n, side), connection) for n in numbers])
+        return
+    # The twin has pairs of its own.
+    pairs = [socket.socketpair() for _ in numbers]
+    child = os.fork()
+    side = int(child == 0)
+    ours = [(End.new(seed, n, side), pair[side]) for n, pair in zip(numbers, pairs)]
+    for pair in pairs:
+        pair[1 - side].close()
+    if child == 0:
+        with status_of_child():
+            helpers.clear()  # they answer the parent
+            play(ours)
+    play(ours)
+    wait_for(child)
+
+
+def end_and_socket(end, connection):
+    sock = connection("tcp" if end.family == "udp" else end.family)
+    return end, end.meet(sock)
+
+
+def play(ends):
+    if len(ends) > 1:
+        for end, _ in ends:
             end.killed = end.giver = None
-        ends.append((end, connection()))
-    if count > 1:
         crowd(ends)
-    elif ends[0][0].killed == side:
+    elif ends[0][0].killed == ends[0][0].side:
         die(*ends[0])
     else:
         end, sock = ends[0]
@@ -548,13 +776,26 @@ def main():
     for _ in range(2):
         start_helper()
     pad_file()
+    tcp = socket.create_server(("127.0.0.1", 0), backlog=100) if side else None
+    port = tcp.getsockname()[1] if side else int(sys.argv[3])
+    names = {"path": f"listener-{port}", "abstract": f"\0torture-{port}"}
+    listeners = {"tcp": tcp}
     if side:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=100)
-        print(listener.getsockname()[1], flush=True)
-        connection = lambda: listener.accept()[0]  # noqa: E731
-    else:
-        port = int(sys.argv[3])
-        connection = lambda: socket.create_connection(("127.0.0.1", port))  # noqa: E731
+        for family, name in names.items():
+            listeners[family] = socket.socket(socket.AF_UNIX)
+            listeners[family].bind(name)
+            listeners[family].listen(100)
+        print(port, flush=True)
+
+    def connection(family):
+        if side:
+            return listeners[family].accept()[0]
+        if family == "tcp":
+            return socket.create_connection(("127.0.0.1", port))
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(names[family])
+        return sock
+
     for line in sys.stdin:
         first, last = map(int, line.split())
         try:
@@ -564,7 +805,8 @@ def main():
             report(problem)
             print(f"in round {number}", flush=True)
             os._exit(1)
-        print(json.dumps(holdings()), flush=True)
+        received = struct.unpack("<Q", datagrams_received)[0]
+        print(json.dumps({"held": holdings(), "datagrams": received}), flush=True)
     for helper in helpers:
         helper.close()
 
