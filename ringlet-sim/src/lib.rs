@@ -6,6 +6,7 @@ mod cluster;
 mod faults;
 mod ledger;
 mod memory;
+mod moving;
 pub mod papers;
 mod profile;
 mod reflected;

@@ -14,7 +14,7 @@
 //! Reflected writes go to the writer's block in all nodes' memory, its own included: a word where the data begin.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use ringlet_core::layout::*;
 use ringlet_core::memory::Area;
@@ -22,6 +22,7 @@ use ringlet_core::ring::RingMemory;
 use ringlet_core::sync::{AtomicU32, AtomicU64};
 
 use crate::Time;
+use crate::moving::Incoming;
 use crate::profile::{Adapter, RingSizes};
 
 /// Zeroed pages; those never touched cost nothing.
@@ -115,6 +116,8 @@ pub(crate) enum Kind {
     StimulateSender,
     /// Remote enqueue (SMiLE §4): the adapter notes the sender's lane in the mailbox, then looks as above.
     Announce,
+    /// Bytes of the kernel's connection, which are not in this memory; `at` counts them.
+    Kernel,
 }
 
 #[derive(Clone, Debug)]
@@ -153,6 +156,8 @@ pub struct Node {
     pub id: usize,
     pub(crate) area: Area,
     pub(crate) outbox: RefCell<Outbox>,
+    /// What the kernel has for us from each peer.
+    pub(crate) kernel: RefCell<BTreeMap<usize, Incoming>>,
     pub(crate) sizes: RingSizes,
     packet_bytes: usize,
     dma_from_bytes: usize,
@@ -168,6 +173,7 @@ impl Node {
             id,
             area,
             outbox: RefCell::default(),
+            kernel: RefCell::default(),
             sizes,
             packet_bytes: adapter.packet_bytes,
             dma_from_bytes: adapter.dma_from_bytes,
@@ -259,6 +265,18 @@ impl Node {
             self.post(peer, at, Kind::Bytes, piece, dma);
             (at, rest) = (at + n, more);
         }
+    }
+
+    /// Sends bytes of the kernel's connection, the first of which is its byte number `at`.
+    pub(crate) fn write_kernel(&self, peer: usize, at: u64, bytes: &[u8]) {
+        for (number, piece) in bytes.chunks(self.packet_bytes).enumerate() {
+            let at = at as usize + number * self.packet_bytes;
+            self.post(peer, at, Kind::Kernel, piece, false);
+        }
+    }
+
+    pub(crate) fn kernel<T>(&self, peer: usize, what: impl FnOnce(&mut Incoming) -> T) -> T {
+        what(self.kernel.borrow_mut().entry(peer).or_default())
     }
 
     /// Stores a slot whose first word announces it: a packet, or some, that word's last. `more` was written before and has to arrive

@@ -10,6 +10,8 @@ use ringlet_core::{queue, ring, wait};
 use crate::cluster::{Context, Program, Step};
 use crate::from_us;
 use crate::ledger::Violation;
+use crate::memory::Node;
+use crate::moving::Moving;
 
 /// Who sends to whom.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +28,8 @@ pub enum Pattern {
 pub enum Carrier {
     /// A byte ring for each direction; a node looks at all of them.
     Bytes,
+    /// The same, moved between the ring and the kernel's connection time and again.
+    Moving,
     /// A message queue for each direction, whose sender says in the receiver's mailbox that there is something.
     Messages,
     /// Locked buffers, whose two ends take turns: only for ping-pong.
@@ -104,6 +108,7 @@ impl Traffic {
 /// Both directions of a connection, as this end has them.
 enum Lane {
     Bytes(ring::Tx, ring::Rx),
+    Moving(Moving),
     Messages(queue::Tx, queue::Rx),
     Locked(Locked),
 }
@@ -119,6 +124,7 @@ enum Next {
 impl Lane {
     fn new(carrier: Carrier, client: bool) -> Lane {
         match carrier {
+            Carrier::Moving => Lane::Moving(Default::default()),
             Carrier::Messages => Lane::Messages(Default::default(), Default::default()),
             Carrier::Locked => {
                 Lane::Locked(if client { Locked::client() } else { Locked::server() })
@@ -130,15 +136,23 @@ impl Lane {
     fn writable(&self, memory: &impl RingMemory) -> bool {
         match self {
             Lane::Bytes(tx, _) => tx.writable(memory),
+            Lane::Moving(moving) => moving.writable(memory),
             Lane::Messages(tx, _) => tx.writable(memory),
             Lane::Locked(locked) => locked.our_turn(),
         }
     }
 
     /// How many bytes were sent.
-    fn push(&self, memory: &impl RingMemory, from: &mut Buffers) -> usize {
+    fn push(
+        &self,
+        node: &Node,
+        peer: usize,
+        memory: &impl RingMemory,
+        from: &mut Buffers,
+    ) -> usize {
         match self {
             Lane::Bytes(tx, _) => tx.push(memory, from),
+            Lane::Moving(moving) => moving.push(node, peer, memory, from),
             Lane::Messages(tx, _) => {
                 let len = from.remaining();
                 tx.push(memory, from).map_or(0, |()| len)
@@ -155,21 +169,25 @@ impl Lane {
         }
     }
 
-    fn ready(&self, memory: &impl RingMemory) -> bool {
+    fn ready(&self, node: &Node, peer: usize) -> bool {
+        let memory = &node.receiver(peer);
         match self {
             Lane::Bytes(_, rx) => rx.ready(memory),
+            Lane::Moving(moving) => moving.ready(node, peer, memory),
             Lane::Messages(_, rx) => rx.ready(memory),
             Lane::Locked(locked) => locked.ready(memory),
         }
     }
 
-    fn pop(&self, memory: &impl RingMemory, to: &mut Buffers) -> Next {
+    fn pop(&self, node: &Node, peer: usize, memory: &impl RingMemory, to: &mut Buffers) -> Next {
+        let bytes = |next| match next {
+            ring::Next::Empty => Next::Empty,
+            ring::Next::Bytes(n, look) => Next::Bytes(n, look),
+            ring::Next::Mark(_) | ring::Next::Corrupt => Next::Corrupt,
+        };
         match self {
-            Lane::Bytes(_, rx) => match rx.pop(memory, to) {
-                ring::Next::Empty => Next::Empty,
-                ring::Next::Bytes(n, look) => Next::Bytes(n, look),
-                ring::Next::Mark(_) | ring::Next::Corrupt => Next::Corrupt,
-            },
+            Lane::Bytes(_, rx) => bytes(rx.pop(memory, to)),
+            Lane::Moving(moving) => bytes(moving.pop(node, peer, memory, to)),
             Lane::Messages(_, rx) => match rx.peek(memory) {
                 queue::Next::Empty => Next::Empty,
                 queue::Next::Corrupt => Next::Corrupt,
@@ -286,16 +304,20 @@ impl Channel {
         cx.ledger.fill(here, there, number, &mut message);
         let before = done;
         while done < message.len() {
-            let bytes = matches!(self.lane, Lane::Bytes(..));
+            let bytes = matches!(self.lane, Lane::Bytes(..) | Lane::Moving(_));
             let piece = if bytes { traffic.mtu_bytes } else { message.len() };
             let end = message.len().min(done + piece);
-            let n = with_buffer(&mut message[done..end], |from| self.lane.push(&memory, from));
+            let n = with_buffer(&mut message[done..end], |from| {
+                self.lane.push(cx.node, there, &memory, from)
+            });
             if n == 0 {
                 break;
             }
             done += n;
             match self.lane {
-                Lane::Bytes(..) | Lane::Locked(_) => cx.node.stimulate_receiver(there),
+                Lane::Bytes(..) | Lane::Moving(_) | Lane::Locked(_) => {
+                    cx.node.stimulate_receiver(there)
+                }
                 Lane::Messages(..) => cx.node.announce(there),
             }
         }
@@ -315,7 +337,9 @@ impl Channel {
                 cx.node.work(from_us(cx.profile.node.call_us));
             }
             self.received.resize(size, 0);
-            let next = with_buffer(&mut self.received[done..], |to| self.lane.pop(&memory, to));
+            let next = with_buffer(&mut self.received[done..], |to| {
+                self.lane.pop(cx.node, there, &memory, to)
+            });
             let n = match next {
                 Next::Bytes(n, look) => {
                     if look {
@@ -343,6 +367,8 @@ impl Channel {
         let memory = cx.node.sender(there);
         let first = match &self.lane {
             Lane::Bytes(tx, _) => self.first_unread(tx, &memory, cx),
+            // A kernel's connection that breaks doesn't tell what was read.
+            Lane::Moving(_) => 0,
             Lane::Messages(tx, _) => {
                 let whole = cx.ledger.sent(here, there) - u32::from(self.sending.is_some());
                 whole.saturating_sub(tx.outstanding(&memory) as u32)
@@ -411,7 +437,7 @@ impl Rings {
                 let Rings { inbox, channels, places, .. } = self;
                 let has = |peer: usize| {
                     let channel = places[peer].map(|at| &channels[at]);
-                    channel.is_some_and(|c| c.open && c.lane.ready(&cx.node.receiver(peer)))
+                    channel.is_some_and(|c| c.open && c.lane.ready(cx.node, peer))
                 };
                 let Some(peer) = inbox.poll([cx.node.ready()], places.len(), has) else { break };
                 if let Some(at) = self.places[peer] {
@@ -424,7 +450,7 @@ impl Rings {
         let open = self.channels.iter().filter(|channel| channel.open).count();
         cx.node.work(look * open as u64);
         for channel in self.channels.iter_mut().filter(|channel| channel.open) {
-            if channel.lane.ready(&cx.node.receiver(channel.peer)) {
+            if channel.lane.ready(cx.node, channel.peer) {
                 channel.receive(cx);
                 received = true;
             }

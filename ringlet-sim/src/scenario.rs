@@ -52,6 +52,7 @@ impl Scenario {
         let pattern = *patterns.choose(&mut rng).expect("there are some");
         let carriers = [
             Carrier::Bytes,
+            Carrier::Moving,
             Carrier::Messages,
             Carrier::Active { mailbox: false },
             Carrier::Active { mailbox: true },
@@ -85,7 +86,7 @@ impl Scenario {
             Carrier::Messages => (data_bytes / 4).clamp(INLINE_BYTES, MESSAGE_MAX_BYTES),
             Carrier::Locked => data_bytes.clamp(INLINE_BYTES, MESSAGE_MAX_BYTES),
             Carrier::Reflected => size_of::<u64>(),
-            Carrier::Bytes => usize::MAX,
+            Carrier::Bytes | Carrier::Moving => usize::MAX,
         }
     }
 

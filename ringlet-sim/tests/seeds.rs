@@ -48,6 +48,7 @@ fn violations(size: usize, change: impl Fn(&mut Profile, &mut Traffic)) -> Vec<V
 fn everything_arrives() {
     let carriers = [
         Carrier::Bytes,
+        Carrier::Moving,
         Carrier::Messages,
         Carrier::Active { mailbox: false },
         Carrier::Active { mailbox: true },
@@ -141,6 +142,22 @@ fn without_barriers_a_record_is_seen_before_its_bytes() {
         profile.adapter.barrier = false;
     });
     assert!(found.iter().any(|found| matches!(found, Violation::Damaged { .. })), "{found:?}");
+}
+
+/// Small messages, whose bytes lie beside the word that announces them: only marks are left to be overtaken.
+#[test]
+fn without_barriers_a_kernel_byte_overtakes_the_mark_that_tells_its_meaning() {
+    for text in ["", "late=0.1,late_us=300", ALL] {
+        let run = |barrier| {
+            violations(32, |profile, traffic| {
+                traffic.carrier = Carrier::Moving;
+                profile.faults = faults(text);
+                profile.adapter.barrier = barrier;
+            })
+        };
+        assert_eq!(run(true), [], "{text}");
+        assert_eq!(run(false).is_empty(), text.is_empty(), "{text}");
+    }
 }
 
 #[test]

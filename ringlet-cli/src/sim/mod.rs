@@ -110,6 +110,8 @@ enum Workload {
     Pingpong,
     /// Pairs of nodes, one way
     Stream,
+    /// As stream, moved between the ring and the kernel's connection time and again
+    Moving,
     AllToAll,
     /// As pingpong, in locked buffers whose ends take turns
     Locked,
@@ -126,7 +128,7 @@ impl Workload {
     fn pattern(self) -> Pattern {
         match self {
             Workload::Pingpong | Workload::Locked | Workload::AmPingpong => Pattern::PingPong,
-            Workload::Stream | Workload::AmStore => Pattern::Stream,
+            Workload::Stream | Workload::Moving | Workload::AmStore => Pattern::Stream,
             Workload::AllToAll | Workload::AmAllToAll | Workload::Reflect => Pattern::AllToAll,
         }
     }
@@ -134,6 +136,7 @@ impl Workload {
     fn carrier(self, mailbox: bool) -> Carrier {
         match self {
             Workload::Locked => Carrier::Locked,
+            Workload::Moving => Carrier::Moving,
             Workload::Reflect => Carrier::Reflected,
             Workload::AmPingpong | Workload::AmStore | Workload::AmAllToAll => {
                 Carrier::Active { mailbox }

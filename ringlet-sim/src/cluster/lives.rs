@@ -117,6 +117,7 @@ impl<P: Program> Cluster<P> {
             }
             self.ledger.fresh(node, peer);
             let block = Block::new(self.profile.ring, node);
+            self.hosts[peer].node.kernel.get_mut().remove(&node);
             zero(self.hosts[peer].node.area, block.start(), Block::bytes(self.profile.ring));
             self.tell(peer, |program, context| program.reconnected(context, node));
         }

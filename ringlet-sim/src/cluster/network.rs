@@ -232,6 +232,11 @@ impl<P: Program> Cluster<P> {
                 mailbox::announce(self.hosts[to].node.ready(), from);
                 armed = wait::wanted_by_receiver(area.at(at)) != WANT_NOTHING;
             }
+            Kind::Kernel => {
+                let node = &self.hosts[to].node;
+                node.kernel(from, |kernel| kernel.arrives(at as u64, &body[..len as usize]));
+                armed = wait::wanted_by_receiver(node.want_data(from)) != WANT_NOTHING;
+            }
             Kind::StimulateSender => armed = wait::wanted_by_sender(area.at(at)) != WANT_NOTHING,
         }
         let host = &mut self.hosts[to];
