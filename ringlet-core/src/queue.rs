@@ -98,12 +98,18 @@ impl Message {
     /// Copies into the program's buffers what they hold; returns how much that is.
     #[inline]
     pub fn copy_to<M: RingMemory>(&self, memory: &M, to: &mut Buffers) -> usize {
-        let total = self.len().min(to.remaining());
+        self.copy_rest_to(memory, 0, to)
+    }
+
+    /// Copies the bytes from `at` on. Panics when the message ends before.
+    #[inline]
+    pub fn copy_rest_to<M: RingMemory>(&self, memory: &M, at: usize, to: &mut Buffers) -> usize {
+        let total = (self.len() - at).min(to.remaining());
         let mut done = 0;
         while done < total {
             let (piece, n) = to.take(total - done);
             // SAFETY: a piece of the program's buffers, valid for `n` bytes (contract of `Buffers`).
-            unsafe { self.read(memory, done, piece, n) };
+            unsafe { self.read(memory, at + done, piece, n) };
             done += n;
         }
         total
@@ -170,9 +176,22 @@ impl Tx {
     /// Sends all that is left in the program's buffers as one message.
     #[inline]
     pub fn push<M: RingMemory>(&self, memory: &M, from: &mut Buffers) -> Result<(), Refused> {
-        let len = from.remaining();
+        self.push_behind(memory, &[], from)
+    }
+
+    /// Sends `head`, and behind it all that is left in the program's buffers, as one message.
+    #[inline]
+    pub fn push_behind<M: RingMemory>(
+        &self,
+        memory: &M,
+        head: &[u8],
+        from: &mut Buffers,
+    ) -> Result<(), Refused> {
+        let len = head.len() + from.remaining();
         let reserved = self.reserve(memory, len)?;
-        let mut done = 0;
+        // SAFETY: `head` is valid for its length.
+        unsafe { reserved.write(memory, 0, head.as_ptr(), head.len()) };
+        let mut done = head.len();
         while done < len {
             let (piece, n) = from.take(len - done);
             // SAFETY: a piece of the program's buffers, valid for `n` bytes (contract of `Buffers`).
@@ -187,6 +206,17 @@ impl Tx {
     pub fn writable<M: RingMemory>(&self, memory: &M) -> bool {
         // Half: less than a quarter may be left before the end of the ring and be skipped, a quarter is the message.
         self.0.has_room(memory, memory.ring_bytes() as u64 / 2)
+    }
+
+    /// Was nothing ever sent?
+    pub fn is_new(&self) -> bool {
+        self.0.is_new()
+    }
+
+    /// Has the receiver released anything?
+    pub fn begun<M: RingMemory>(&self, memory: &M) -> bool {
+        self.0.refresh(memory);
+        self.0.progress() != 0
     }
 
     /// Is everything that was sent also released?

@@ -16,10 +16,14 @@
 //! operations, so the receiver waits for it and finds the message. A sender that stays busy (stopped, killed, or lying) is given up, by
 //! a last look and the path `GivenUp`; whoever published under it learns it by a look of its own (`gave_up`).
 //!
-//! Order. The sender says before it sends through the kernel how many messages it had published (`Words::before`). A receiver that finds
-//! that this has changed, and that the next message comes after it, takes what the kernel has first.
+//! Order. The sender counts what it sends through the kernel (`History::by_kernel`), and each message that it publishes begins with that
+//! count. Its receiver counts what the kernel has brought from there (`Order`): so it knows of the next message of each way which one was
+//! sent first, however often the way has changed meanwhile. What the kernel dropped is found out when it has nothing more.
+//! The two counts agree from the lane's first message on, before which all that the kernel has is taken. So until that one is taken, its
+//! sender sends nothing through the kernel, unless it finds that nothing is left there (`History::settle`).
 
 use crate::memory::Shared;
+use crate::record::PlainU64;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Where a lane's words lie: in the page of its control words, behind those.
@@ -48,8 +52,10 @@ pub struct Busy {
 /// Written by the sender, seldom.
 #[repr(C, align(128))]
 pub struct History {
-    /// Messages published before the last one that went through the kernel (low half), and how many went there (high half).
-    pub before: AtomicU64,
+    /// Messages sent through the kernel.
+    pub by_kernel: AtomicU64,
+    /// 1 if nothing that was sent through the kernel before the lane's first message was left there later.
+    pub settled: AtomicU32,
     /// 1 once the sender publishes no more.
     pub left: AtomicU32,
     /// 1 once the sender has mapped the lane.
@@ -117,28 +123,104 @@ pub fn is_quiet(busy: &AtomicU32) -> bool {
     busy.load(Ordering::Acquire) == 0
 }
 
-/// The sender is about to send a message through the kernel, after `published` messages.
-pub fn note_kernel(before: &AtomicU64, published: u64) {
-    let count = (before.load(Ordering::Relaxed) >> 32).wrapping_add(1);
-    // ORDER: Release; whoever finds a later message in the ring sees this (it was published after it).
-    before.store(count << 32 | published & 0xffff_ffff, Ordering::Release);
+impl History {
+    /// The sender is about to send a message through the kernel.
+    pub fn note_kernel(&self) {
+        // ORDER: Release; pairs with `sent` (Acquire): whoever finds a later message in the ring finds a count that is not below it.
+        self.by_kernel.store(self.before_next().wrapping_add(1), Ordering::Release);
+    }
+
+    /// For the sender: what the next message that it publishes begins with.
+    #[inline(always)]
+    pub fn before_next(&self) -> u64 {
+        // Our own word. A receiver that writes there spoils the order of what it gets.
+        self.by_kernel.load(Ordering::Relaxed)
+    }
+
+    /// The sender has published, nothing of it was taken yet, and the kernel has nothing left for the receiver.
+    pub fn settle(&self) {
+        // ORDER: Release; before the `note_kernel` of what is sent there next; pairs with `Order::may_take`.
+        self.settled.store(1, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn sent(&self) -> u64 {
+        // ORDER: Acquire; after the look at the message; pairs with `note_kernel`.
+        self.by_kernel.load(Ordering::Acquire)
+    }
 }
 
-/// What the receiver must know before it takes message number `next` (counted from 0): `Some` is the history that obliges it to take
-/// what the kernel has first. `seen` is the history for which it has done that.
-#[inline(always)]
-pub fn kernel_comes_first(before: &AtomicU64, seen: u64, next: u64) -> Option<u64> {
-    // ORDER: Acquire; after the look at the message; pairs with `note_kernel`.
-    let history = before.load(Ordering::Acquire);
-    let reached = (next as u32).wrapping_sub(history as u32) as i32 >= 0;
-    (history != seen && reached).then_some(history)
+/// What a lane's receiver knows of the order of its messages and those of the same sender that the kernel brings.
+#[derive(Default)]
+pub struct Order {
+    /// How many the kernel has brought.
+    came: PlainU64,
+    /// `came` is counted from where the sender counts: not before the kernel was once found empty behind a message of the lane.
+    synced: PlainU64,
+    /// One more than the number of the message for which the kernel is about to be asked.
+    noted: PlainU64,
 }
 
-/// Has the sender sent through the kernel after message number `next`, which is still there? Then that comes first.
-pub fn kernel_comes_later(before: &AtomicU64, next: u64) -> bool {
-    // ORDER: Acquire; as in `kernel_comes_first`.
-    let history = before.load(Ordering::Acquire);
-    ((next as u32).wrapping_sub(history as u32) as i32) < 0
+impl Order {
+    pub fn reset(&self) {
+        for word in [&self.came, &self.synced, &self.noted] {
+            word.set(0);
+        }
+    }
+
+    /// The kernel has brought a message of this sender.
+    pub fn came(&self) {
+        self.came.set(self.came.get().wrapping_add(1));
+    }
+
+    /// Was message number `next` of the lane, before which its sender had sent `before` through the kernel, sent before what the kernel was
+    /// just found to have of that sender?
+    pub fn is_first(&self, history: &History, next: u64, before: u64) -> bool {
+        self.sync(history, next, before);
+        // A sender that has sent nothing there since may have a child that has.
+        self.has_come(before) && history.sent().wrapping_sub(before) as i64 > 0
+    }
+
+    /// Has the kernel brought all that was sent there before?
+    #[inline(always)]
+    fn has_come(&self, before: u64) -> bool {
+        self.synced.get() != 0 && self.came.get().wrapping_sub(before) as i64 >= 0
+    }
+
+    fn sync(&self, history: &History, next: u64, before: u64) -> bool {
+        // ORDER: Acquire; pairs with `History::settle`.
+        let settled = next == 0 && history.settled.load(Ordering::Acquire) != 0;
+        if settled {
+            self.came.set(before);
+            self.synced.set(1);
+        }
+        settled
+    }
+
+    /// May message number `next` of the lane be taken? If not, the kernel is asked first; when it has nothing (`kernel_empty`), the
+    /// answer is yes, whatever the sender says.
+    #[inline(always)]
+    pub fn may_take(&self, history: &History, next: u64, before: u64, kernel_empty: bool) -> bool {
+        let sent = history.sent();
+        if self.came.get().wrapping_sub(sent) as i64 > 0 {
+            // From before the lane was there, or counted late by another thread.
+            self.came.set(sent);
+        }
+        if self.has_come(before) {
+            return true;
+        }
+        let number = next.wrapping_add(1);
+        if self.sync(history, next, before) {
+            return true;
+        }
+        if kernel_empty && self.noted.get() == number {
+            self.came.set(before);
+            self.synced.set(1);
+            return true;
+        }
+        self.noted.set(number);
+        false
+    }
 }
 
 /// loom takes SeqCst accesses for AcqRel and knows only fences as sequentially consistent; elsewhere the accesses suffice.

@@ -12,13 +12,14 @@ use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::queue::{Next, Rx, Tx};
 use ringlet_core::switch::*;
 use ringlet_core::sync::{AtomicU32, AtomicU64};
+use std::ops::Range;
 
 /// What the two sides share: the lane with its words, and the kernel's way.
 struct Shared {
     memory: Memory,
     path: AtomicU32,
     busy: AtomicU32,
-    before: AtomicU64,
+    history: History,
     kernel: Mutex<Vec<u8>>,
     arrived: Condvar,
 }
@@ -29,7 +30,12 @@ impl Shared {
             memory: Memory::new(0),
             path: AtomicU32::new(path),
             busy: AtomicU32::new(0),
-            before: AtomicU64::new(0),
+            history: History {
+                by_kernel: AtomicU64::new(0),
+                settled: AtomicU32::new(0),
+                left: AtomicU32::new(0),
+                attached: AtomicU32::new(1),
+            },
             kernel: Mutex::new(Vec::new()),
             arrived: Condvar::new(),
         })
@@ -45,18 +51,20 @@ impl Shared {
     }
 }
 
-fn send_all(shared: &Shared, count: u8) {
-    let (tx, mut sent) = (Tx::default(), 0);
-    for number in 0..count {
+fn send_all(shared: &Shared, tx: &Tx, numbers: Range<u8>) {
+    for number in numbers {
         if claim(&shared.busy, &shared.path, || !tx.drained(&shared.memory)) {
-            let mut byte = number;
-            let list = [Buffer { base: &raw mut byte, len: 1 }];
-            // SAFETY: one readable byte.
+            let mut bytes = [shared.history.before_next() as u8, number];
+            let list = [Buffer { base: bytes.as_mut_ptr(), len: 2 }];
+            // SAFETY: two readable bytes.
             tx.push(&shared.memory, &mut unsafe { Buffers::new(&list) }).expect("room");
-            sent += 1;
             done(&shared.busy);
         } else {
-            note_kernel(&shared.before, sent);
+            if !tx.is_new() && !tx.begun(&shared.memory) && shared.kernel.lock().unwrap().is_empty()
+            {
+                shared.history.settle();
+            }
+            shared.history.note_kernel();
             shared.kernel.lock().unwrap().push(number);
             shared.arrived.notify_one();
         }
@@ -67,34 +75,43 @@ fn send_all(shared: &Shared, count: u8) {
 struct Receiver {
     rx: Rx,
     taken: u64,
-    seen: u64,
+    order: Order,
     got: Vec<u8>,
 }
 
 impl Receiver {
     fn new() -> Receiver {
-        Receiver { rx: Rx::default(), taken: 0, seen: 0, got: Vec::new() }
+        Receiver { rx: Rx::default(), taken: 0, order: Order::default(), got: Vec::new() }
     }
 
     /// The next message of the lane, unless the kernel comes first. False: there is none.
     fn take(&mut self, shared: &Shared) -> bool {
         let Next::Message(message) = self.rx.peek(&shared.memory) else { return false };
-        if let Some(history) = kernel_comes_first(&shared.before, self.seen, self.taken) {
-            match shared.from_kernel(false) {
-                Some(number) => {
-                    self.got.push(number);
-                    return true;
-                }
-                None => self.seen = history,
+        let mut bytes = [0; 2];
+        // SAFETY: two writable bytes.
+        unsafe { message.read(&shared.memory, 0, bytes.as_mut_ptr(), 2) };
+        let [before, number] = bytes;
+        let (taken, before) = (self.taken, u64::from(before));
+        if !self.order.may_take(&shared.history, taken, before, false) {
+            let there = !shared.kernel.lock().unwrap().is_empty();
+            if there && !self.order.is_first(&shared.history, taken, before) {
+                return self.take_from_kernel(shared, false);
             }
+            assert!(self.order.may_take(&shared.history, taken, before, !there));
         }
-        let mut byte = 0;
-        // SAFETY: one writable byte.
-        unsafe { message.read(&shared.memory, 0, &raw mut byte, 1) };
         self.rx.release(&shared.memory, message);
         self.taken += 1;
-        self.got.push(byte);
+        self.got.push(number);
         true
+    }
+
+    fn take_from_kernel(&mut self, shared: &Shared, wait: bool) -> bool {
+        let number = shared.from_kernel(wait);
+        if number.is_some() {
+            self.order.came();
+        }
+        self.got.extend(number);
+        number.is_some()
     }
 
     fn receive(&mut self, shared: &Shared) {
@@ -106,7 +123,16 @@ impl Receiver {
             thread::yield_now();
         }
         if !self.rx.ready(&shared.memory) {
-            self.got.extend(shared.from_kernel(true));
+            self.take_from_kernel(shared, true);
+        }
+        turn(&shared.path, RING);
+    }
+
+    /// Sleeps in spite of what is there, for as long as a look at the kernel takes.
+    fn nod(&mut self, shared: &Shared) {
+        turn(&shared.path, KERNEL_AT_ONCE);
+        while !is_quiet(&shared.busy) {
+            thread::yield_now();
         }
         turn(&shared.path, RING);
     }
@@ -117,7 +143,7 @@ fn all_arrive(path: u32, count: u8) {
     model(move || {
         let shared = Shared::new(path);
         let theirs = shared.clone();
-        let sending = thread::spawn(move || send_all(&theirs, count));
+        let sending = thread::spawn(move || send_all(&theirs, &Tx::default(), 0..count));
         let mut receiver = Receiver::new();
         while receiver.got.len() < count as usize {
             receiver.receive(&shared);
@@ -135,6 +161,38 @@ fn a_sleeper_misses_nothing() {
 #[test]
 fn order_across_both_ways() {
     all_arrive(KERNEL, 4);
+}
+
+/// A message of the lane is taken neither before what was sent before it by the kernel nor after what was sent there later.
+fn order_with_a_nod(path: u32, first: u8, count: u8) {
+    model(move || {
+        let shared = Shared::new(RING);
+        let theirs = shared.clone();
+        let (mut receiver, tx) = (Receiver::new(), Tx::default());
+        send_all(&shared, &tx, 0..first);
+        while receiver.got.len() < first as usize {
+            receiver.receive(&shared);
+        }
+        turn(&shared.path, path);
+        let sending = thread::spawn(move || send_all(&theirs, &tx, first..count));
+        turn(&shared.path, RING);
+        receiver.nod(&shared);
+        while receiver.got.len() < count as usize {
+            receiver.receive(&shared);
+        }
+        sending.join().unwrap();
+        assert_eq!(receiver.got, (0..count).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn order_when_the_receiver_sleeps_in_spite_of_what_is_there() {
+    order_with_a_nod(KERNEL, 1, 4);
+}
+
+#[test]
+fn order_when_it_does_so_from_the_first_message_on() {
+    order_with_a_nod(RING, 0, 3);
 }
 
 /// A receiver that gives a busy sender up has its message, or the sender knows.

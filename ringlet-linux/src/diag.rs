@@ -9,6 +9,8 @@ use crate::{tcp, unix};
 pub struct Owner {
     pub inode: u32,
     pub uid: u32,
+    /// What its program has not received yet: bytes for TCP, memory for UDP.
+    pub unread: u32,
 }
 
 /// struct nlmsghdr, and a request of the family.
@@ -130,17 +132,21 @@ pub(crate) fn owner_of(ends: &tcp::Ends, protocol: i32) -> Sys<Owner> {
     };
     let mut answer = [0u8; 1024];
     let got = ask(request, &mut answer)?;
-    // struct inet_diag_msg (72 bytes): uid at 64, inode at 68.
+    // struct inet_diag_msg (72 bytes): receive queue at 56, uid at 64, inode at 68.
     let found = |at| u32_at(&answer[..got], HEADER_BYTES + at);
-    let (Some(uid), Some(inode)) = (found(64), found(68)) else { return Err(Errno::EINVAL) };
-    if inode == 0 { Err(Errno::ENOENT) } else { Ok(Owner { inode, uid }) }
+    let (Some(unread), Some(uid), Some(inode)) = (found(56), found(64), found(68)) else {
+        return Err(Errno::EINVAL);
+    };
+    if inode == 0 { Err(Errno::ENOENT) } else { Ok(Owner { inode, uid, unread }) }
 }
 
 /// The other end must say that we are its peer: then both numbers are of one connection, and of this moment.
 fn far_unix_owner(ends: &unix::Ends) -> Sys<Owner> {
     let far = unix_socket(ends.remote)?;
     match (far.peer, far.uid) {
-        (Some(peer), Some(uid)) if peer == ends.local => Ok(Owner { inode: ends.remote, uid }),
+        (Some(peer), Some(uid)) if peer == ends.local => {
+            Ok(Owner { inode: ends.remote, uid, unread: 0 })
+        }
         (_, None) => Err(Errno::ENOSYS),
         _ => Err(Errno::ENOENT),
     }

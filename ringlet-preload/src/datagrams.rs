@@ -5,15 +5,12 @@ use crate::calls::{FIRST_PAGE, IOV_MAX, checked, list};
 use crate::{next, result, set_errno};
 use core::ptr::null_mut;
 use libc::{c_int, iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
-use ringlet::socket::datagram::{self, Next};
+use ringlet::socket::datagram::{self, Kernel, Next};
 use ringlet::socket::table::Socket;
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_linux::sys::Errno;
 use ringlet_linux::tcp::Address;
 use ringlet_linux::udp;
-
-/// How often one receive leaves a datagram in the kernel because its sender's lane comes first. One does, unless the sender lies.
-const YIELDS_MAX: u32 = 3;
 
 /// A header for buffers of the program, without a name.
 fn header_of(list: &[Buffer]) -> msghdr {
@@ -83,11 +80,12 @@ pub unsafe fn receive_message(
         // The kernel knows what to say, but must not wait for it while lanes are looked at.
         return natively(fd, header, flags);
     }
-    let (mut kernel_empty, mut yielded) = (0, 0);
+    let mut kernel = Kernel::Unknown;
+    let kept = flags & libc::MSG_PEEK != 0;
     loop {
         // SAFETY: the program's buffers.
         let mut to = unsafe { Buffers::new(list) };
-        match datagram::receive(socket, &mut to, flags, kernel_empty) {
+        match datagram::receive(socket, &mut to, flags, kernel) {
             Next::Datagram(got) => {
                 datagram::count_in(socket, got.len);
                 let truncated = if got.copied < got.len { libc::MSG_TRUNC } else { 0 };
@@ -101,15 +99,12 @@ pub unsafe fn receive_message(
             Next::AskKernel => {
                 let flags = flags | libc::MSG_DONTWAIT;
                 let (mut got, mut source) = (0, None);
-                if datagram::has_hot_lanes(socket) {
+                if kernel != Kernel::Later && datagram::has_hot_lanes(socket) {
                     // From whom it is tells whether it is its turn.
                     (got, source) =
                         from_kernel(fd, socket, &mut header_of(&[]), flags | libc::MSG_PEEK);
-                    if got >= 0
-                        && yielded < YIELDS_MAX
-                        && !datagram::is_kernels_turn(socket, source)
-                    {
-                        yielded += 1;
+                    if got >= 0 && !datagram::is_kernels_turn(socket, source) {
+                        kernel = Kernel::Later;
                         continue;
                     }
                 }
@@ -117,20 +112,20 @@ pub unsafe fn receive_message(
                     (got, source) = from_kernel(fd, socket, header, flags);
                 }
                 if got >= 0 {
-                    datagram::arrived(socket, source);
+                    datagram::arrived(socket, source, kept);
                     return got;
                 }
                 if errno() != libc::EAGAIN {
                     return got;
                 }
-                kernel_empty += 1;
+                kernel = Kernel::Nothing;
             }
             Next::Sleep(asleep) => {
                 let (got, source) = from_kernel(fd, socket, header, flags);
                 let error = errno();
                 drop(asleep);
                 if got >= 0 {
-                    datagram::arrived(socket, source);
+                    datagram::arrived(socket, source, kept);
                 }
                 set_errno(error);
                 return got;

@@ -250,7 +250,8 @@ fn each_datagram_socket(fds: &[pollfd], act: impl Fn(&'static Socket)) {
 
 fn arm(fds: &[pollfd], home: Option<u32>) {
     each_datagram_socket(fds, |socket| {
-        datagram::arm(socket, true);
+        // What is in the lanes is found by the look that follows; who does not ask for it needs no waking by more of it.
+        datagram::arm(socket, false);
     });
     if let Some(context) = home {
         context::arm(context);

@@ -7,9 +7,9 @@ use crate::socket::table::Socket;
 use ringlet_core::layout::LaneGeometry;
 use ringlet_core::mapped::Lane;
 use ringlet_core::memory::Area;
-use ringlet_core::queue::Rx;
-use ringlet_core::switch::{self, Words};
-use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
+use ringlet_core::queue::{Message, Next, Rx};
+use ringlet_core::switch::{self, Order, Words};
+use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering, fence};
 use ringlet_linux::map::{self, Zeroed};
 use ringlet_linux::sys;
 use ringlet_linux::tcp::Address;
@@ -23,8 +23,8 @@ const HOT_COUNT: usize = 32;
 const BUCKET_COUNT: usize = 32;
 /// A lane that brought nothing while so many messages came by others is looked at no more.
 const COOL_AFTER: u32 = 4096;
-/// Looks into the kernel for one message. One does, unless another message was noted before.
-const HISTORIES_MAX: u32 = 3;
+/// The first bytes of each message: how many its sender had sent through the kernel.
+const HEAD_BYTES: usize = 8;
 /// Looks at a busy sender before it is given up: it is between two stores, unless it has been stopped there.
 const BUSY_LOOKS: u32 = 20_000;
 
@@ -65,10 +65,9 @@ pub struct Inlet {
     /// Of the sender's socket.
     pub inode: P32,
     rx: Rx,
-    /// Messages taken; the sender's history for which the kernel was found empty; the one for which it is about to be asked.
+    /// Messages taken.
     taken: P64,
-    seen: P64,
-    noted: P64,
+    order: Order,
     /// The receiver's count of messages when this lane last brought one.
     active_at: P32,
     pub checked_ns: P64,
@@ -220,7 +219,7 @@ impl Mailbox {
 
     /// The length of the next message in a lane.
     pub fn next_len(&self, all: &Inlets) -> Option<usize> {
-        self.hot().find_map(|index| Some(peek(all.get(index), &all.lane(index)?)?.len()))
+        self.hot().find_map(|index| Some(front(all.get(index), &all.lane(index)?)?.len()))
     }
 
     /// Is there a message whose sender has sent another one through the kernel since?
@@ -228,22 +227,30 @@ impl Mailbox {
         self.hot().any(|index| self.lane_comes_first(all, index))
     }
 
+    /// As above, in this lane.
     pub fn lane_comes_first(&self, all: &Inlets, index: u32) -> bool {
         let inlet = all.get(index);
         all.lane(index).is_some_and(|lane| {
-            let before = &words(&lane).history.before;
-            inlet.rx.ready(&lane) && switch::kernel_comes_later(before, inlet.taken.get())
+            let history = &words(&lane).history;
+            let next = inlet.taken.get();
+            front(inlet, &lane)
+                .is_some_and(|front| inlet.order.is_first(history, next, front.before))
         })
     }
 
-    /// The next message of the lane that brought the last one, or of another. `kernel_empty`: how often the kernel was found empty for it.
+    /// The kernel has brought a datagram of this lane's sender.
+    pub fn came_by_kernel(&self, all: &Inlets, index: u32) {
+        all.get(index).order.came();
+    }
+
+    /// The next message of the lane that brought the last one, or of another. `kernel_empty`: the kernel was just found to have nothing.
     #[inline]
     pub fn take(
         &self,
         all: &Inlets,
         to: &mut ringlet_core::memory::Buffers,
         keep: bool,
-        kernel_empty: u32,
+        kernel_empty: bool,
     ) -> Found {
         let count = (self.hot_count.get() as usize).min(HOT_COUNT);
         let mut at = self.last.get() as usize;
@@ -254,29 +261,21 @@ impl Mailbox {
             }
             let index = self.hot[at].get();
             let (inlet, lane) = (all.get(index), all.lane(index));
-            let message = lane.as_ref().and_then(|lane| peek(inlet, lane));
-            let (Some(lane), Some(message)) = (lane, message) else {
+            let front = lane.as_ref().and_then(|lane| front(inlet, lane));
+            let (Some(lane), Some(front)) = (lane, front) else {
                 at += 1;
                 continue;
             };
-            let before = &words(&lane).history.before;
-            if let Some(history) =
-                switch::kernel_comes_first(before, inlet.seen.get(), inlet.taken.get())
-            {
-                // A sender that tells a new history at every look lies, and is believed no more.
-                let looked = kernel_empty > 0 && inlet.noted.get() == history;
-                if !looked && kernel_empty < HISTORIES_MAX {
-                    inlet.noted.set(history);
-                    kernel_first = true;
-                    at += 1;
-                    continue;
-                }
-                inlet.seen.set(history);
+            let history = &words(&lane).history;
+            if !inlet.order.may_take(history, inlet.taken.get(), front.before, kernel_empty) {
+                kernel_first = true;
+                at += 1;
+                continue;
             }
-            let len = message.len();
-            let copied = message.copy_to(&lane, to);
+            let len = front.len();
+            let copied = front.message.copy_rest_to(&lane, HEAD_BYTES, to);
             if !keep {
-                inlet.rx.release(&lane, message);
+                inlet.rx.release(&lane, front.message);
                 inlet.taken.add(1);
                 self.taken.add(1);
             }
@@ -324,9 +323,8 @@ impl Mailbox {
         inlet.port.set(u32::from(source.port));
         inlet.inode.set(inode);
         inlet.rx.reset();
-        for word in [&inlet.taken, &inlet.seen, &inlet.noted] {
-            word.set(0);
-        }
+        inlet.taken.set(0);
+        inlet.order.reset();
         inlet.checked_ns.set(sys::now_ns());
         inlet.state.set(COLD);
         mapping.generation.set(generation);
@@ -360,9 +358,8 @@ impl Mailbox {
         self.hot_count.set(count as u32 + 1);
         self.retired.add(published(all, index).wrapping_neg());
         if sleepers {
-            self.asleep.set(1);
-        }
-        if !self.asleep.is() {
+            self.turn_all(all, switch::KERNEL);
+        } else if !self.asleep.is() {
             switch::turn(&words(&lane).receiver.path, switch::RING);
         }
         true
@@ -414,15 +411,10 @@ impl Mailbox {
     /// Turns all lanes to the kernel, for somebody who is about to sleep. True if there is something to take instead; `at_once`: it may be
     /// that he sleeps in spite of that.
     pub fn turn_to_kernel(&self, all: &Inlets, at_once: bool) -> bool {
-        if !self.asleep.is() {
-            self.asleep.set(1);
-            for index in self.hot() {
-                if all.get(index).state.get() == HOT
-                    && let Some(lane) = all.lane(index)
-                {
-                    switch::turn(&words(&lane).receiver.path, switch::KERNEL);
-                }
-            }
+        if !self.turn_all(all, switch::KERNEL) {
+            // ORDER: SeqCst; what was taken meanwhile is given back before the look at `busy`; pairs with `switch::claim`, whose sender
+            // may publish while something is not taken.
+            fence(Ordering::SeqCst);
         }
         for at in (0..self.hot_count.get() as usize).rev() {
             let index = self.hot[at].get();
@@ -446,15 +438,19 @@ impl Mailbox {
 
     /// Nobody sleeps any more: the lanes are looked at again. True if they were not.
     pub fn turn_to_ring(&self, all: &Inlets) -> bool {
-        if !self.asleep.is() {
+        self.turn_all(all, switch::RING)
+    }
+
+    /// False: they were turned that way.
+    fn turn_all(&self, all: &Inlets, to: u32) -> bool {
+        let asleep = u32::from(to != switch::RING);
+        if self.asleep.get() == asleep {
             return false;
         }
-        self.asleep.set(0);
-        for index in self.hot() {
-            if all.get(index).state.get() == HOT
-                && let Some(lane) = all.lane(index)
-            {
-                switch::turn(&words(&lane).receiver.path, switch::RING);
+        self.asleep.set(asleep);
+        for index in self.hot().filter(|&index| all.get(index).state.get() == HOT) {
+            if let Some(lane) = all.lane(index) {
+                switch::turn(&words(&lane).receiver.path, to);
             }
         }
         true
@@ -527,9 +523,10 @@ impl Mailbox {
                 None => inlet.state.get() == CLOSED,
                 Some(lane) => {
                     let left = words(&lane).history.left.load(Ordering::Acquire) != 0;
-                    let corrupt =
-                        matches!(inlet.rx.peek(&lane), ringlet_core::queue::Next::Corrupt);
-                    (left || corrupt || inlet.state.get() == CLOSED) && peek(inlet, &lane).is_none()
+                    // In this order: what arrives in between is neither corrupt nor lost.
+                    let something = inlet.rx.ready(&lane);
+                    front(inlet, &lane).is_none()
+                        && (left || something || inlet.state.get() == CLOSED)
                 }
             };
             if over {
@@ -580,12 +577,29 @@ fn published(all: &Inlets, index: u32) -> u64 {
     all.lane(index).map_or(0, |lane| all.get(index).rx.published_after(&lane, 0))
 }
 
-#[inline(always)]
-fn peek(inlet: &Inlet, lane: &Lane) -> Option<ringlet_core::queue::Message> {
-    match inlet.rx.peek(lane) {
-        ringlet_core::queue::Next::Message(message) => Some(message),
-        _ => None,
+/// The next message of a lane, and how many its sender had sent through the kernel before.
+struct Front {
+    message: Message,
+    before: u64,
+}
+
+impl Front {
+    fn len(&self) -> usize {
+        self.message.len() - HEAD_BYTES
     }
+}
+
+#[inline(always)]
+#[allow(unsafe_code)]
+fn front(inlet: &Inlet, lane: &Lane) -> Option<Front> {
+    let Next::Message(message) = inlet.rx.peek(lane) else { return None };
+    if message.len() < HEAD_BYTES {
+        return None;
+    }
+    let mut head = [0; HEAD_BYTES];
+    // SAFETY: `head` is valid for its length.
+    unsafe { message.read(lane, 0, head.as_mut_ptr(), HEAD_BYTES) };
+    Some(Front { message, before: u64::from_le_bytes(head) })
 }
 
 /// Waits out a sender that is between its look at the path and its publish.

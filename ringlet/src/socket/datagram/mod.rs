@@ -6,8 +6,8 @@
 //! - **Nobody sleeps on a lane.** Who is about to wait in the kernel, in whatever call, first turns its lanes to the kernel
 //!   (`ringlet_core::switch`). What is sent to it then comes through the kernel, and wakes it. So there are no doorbells, the sleeping
 //!   call is the program's own, and an end that has gone, or knows nothing of lanes, is simply sent to as ever.
-//! - **Order.** A sender that goes to the kernel says how many messages it had published; its receiver takes those first, then what the
-//!   kernel has, and then what was published later.
+//! - **Order.** Each message of a lane says how many its sender had sent through the kernel before; its receiver counts what came from
+//!   there, and takes first what was sent first (`ringlet_core::switch`).
 //! - **Room.** What finds its lane full goes through the kernel, which drops it if its buffer is full too.
 //! - **What the kernel says counts.** A lane is used from the first datagram on that has come from its sender by the kernel, and its sender
 //!   asks the kernel every millisecond whether it would still bring its datagrams to that socket.
@@ -241,9 +241,18 @@ const SERVED_IN: i32 = libc::MSG_PEEK
     | libc::MSG_CMSG_CLOEXEC;
 const SERVED_OUT: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_CONFIRM;
 
-/// One receive. `kernel_empty`: how often the kernel was asked for it, and had nothing.
+/// What the kernel was just found to have for a receive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    Unknown,
+    Nothing,
+    /// Something that was sent after what is in a lane.
+    Later,
+}
+
+/// One receive.
 #[inline]
-pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel_empty: u32) -> Next {
+pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel: Kernel) -> Next {
     let Some((all, mailbox)) = inlets::of(socket) else { return Next::Kernel };
     if flags & !SERVED_IN != 0 {
         return Next::Kernel;
@@ -251,24 +260,24 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel_empty: u32)
     is_paused(socket);
     let end = socket.end();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
-    let mut kernel_empty = kernel_empty;
+    let mut kernel = kernel;
     loop {
         let roused;
         {
             let Some(_held) = end.receive_lock.take() else { return Next::Fail(Errno::EINTR) };
             let now = sys::ticks();
             let asked = now.wrapping_sub(mailbox.kernel_asked.get());
-            if asked > ASK_KERNEL_TICKS
-                && kernel_empty == 0
-                && !mailbox.comes_before_the_kernel(all)
-            {
-                mailbox.kernel_asked.set(now);
-                return Next::AskKernel;
+            match kernel {
+                Kernel::Unknown if asked > ASK_KERNEL_TICKS => {
+                    mailbox.kernel_asked.set(now);
+                    return Next::AskKernel;
+                }
+                Kernel::Unknown => {}
+                Kernel::Nothing => mailbox.kernel_asked.set(now),
+                Kernel::Later => mailbox.ask_kernel_soon(now),
             }
-            if kernel_empty > 0 {
-                mailbox.kernel_asked.set(now);
-            }
-            match mailbox.take(all, to, flags & libc::MSG_PEEK != 0, kernel_empty) {
+            let nothing = kernel == Kernel::Nothing;
+            match mailbox.take(all, to, flags & libc::MSG_PEEK != 0, nothing) {
                 Found::Message(got) => {
                     if mailbox.taken.get() % COOL_EVERY == 0 {
                         mailbox.cool_idle(all);
@@ -279,7 +288,7 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel_empty: u32)
                 Found::Nothing => {}
             }
             mailbox.tidy(all);
-            if mailbox.hot_count() > 0 && asked > ASK_WHEN_EMPTY_TICKS && kernel_empty == 0 {
+            if mailbox.hot_count() > 0 && asked > ASK_WHEN_EMPTY_TICKS && !nothing {
                 mailbox.kernel_asked.set(now);
                 return Next::AskKernel;
             }
@@ -290,22 +299,30 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel_empty: u32)
             continue;
         }
         if !blocking {
-            return if kernel_empty > 0 || asked_lately(mailbox) {
-                Next::Fail(Errno::EAGAIN)
-            } else {
-                Next::AskKernel
+            let has_nothing = match kernel {
+                Kernel::Nothing => true,
+                Kernel::Unknown => asked_lately(mailbox),
+                Kernel::Later => false,
             };
+            return if has_nothing { Next::Fail(Errno::EAGAIN) } else { Next::AskKernel };
         }
         match watch(socket, all, mailbox) {
-            Watched::Lanes => kernel_empty = 0,
+            Watched::Lanes => kernel = Kernel::Unknown,
             Watched::Kernel => return Next::AskKernel,
             // A signal that came while we watched would have ended the kernel's wait.
             Watched::Nothing if !signals::restart() => return Next::Fail(Errno::EINTR),
             Watched::Nothing => match fall_asleep(socket) {
                 Some(asleep) => return Next::Sleep(asleep),
-                None => kernel_empty = 0,
+                None => kernel = Kernel::Unknown,
             },
         }
+    }
+}
+
+impl Mailbox {
+    /// The kernel has something: it is asked as soon as the lanes are empty.
+    fn ask_kernel_soon(&self, now: u64) {
+        self.kernel_asked.set(now.wrapping_sub(ASK_WHEN_EMPTY_TICKS + 1));
     }
 }
 
@@ -404,8 +421,8 @@ fn rouse(socket: &Socket, all: &Inlets, mailbox: &Mailbox) -> bool {
     mailbox.is_asleep() && !sleepers(socket) && mailbox.turn_to_ring(all)
 }
 
-/// A datagram has come from `source` by the kernel; no lock held.
-pub fn arrived(socket: &'static Socket, source: Option<Address>) {
+/// A datagram has come from `source` by the kernel (`kept`: it was only looked at); no lock held.
+pub fn arrived(socket: &'static Socket, source: Option<Address>, kept: bool) {
     count_in(socket, 0);
     if socket.calls.get() >= socket.next_step.get() {
         door::receiving(socket);
@@ -414,9 +431,14 @@ pub fn arrived(socket: &'static Socket, source: Option<Address>) {
     let heated = {
         let Some(_held) = socket.end().receive_lock.take() else { return };
         // It may have more.
-        mailbox.kernel_asked.set(sys::ticks().wrapping_sub(ASK_WHEN_EMPTY_TICKS + 1));
+        mailbox.ask_kernel_soon(sys::ticks());
         let found = source.and_then(|source| mailbox.find(all, &source));
-        found.is_some_and(|index| mailbox.heat(all, index, sleepers(socket)))
+        found.is_some_and(|index| {
+            if !kept {
+                mailbox.came_by_kernel(all, index);
+            }
+            mailbox.heat(all, index, sleepers(socket))
+        })
     };
     if heated {
         view::show(socket, Reason::None);
@@ -487,9 +509,13 @@ pub fn send(
         let outlet = all.get(index);
         let calls = outlet.calls.add(1);
         let by_ring = plain && flags & !SERVED_OUT == 0 && len <= udp::DATAGRAM_MAX_BYTES;
-        if outlet.send(from, by_ring) == Sent::Done {
-            count_out(socket, len);
-            return Some(len);
+        match outlet.send(from, by_ring) {
+            Sent::Done => {
+                count_out(socket, len);
+                return Some(len);
+            }
+            Sent::Dropped => return Some(len),
+            Sent::Kernel => {}
         }
         (calls >= outlet.next_step.get()).then(|| outlet.address())
     };

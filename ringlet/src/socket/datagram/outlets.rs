@@ -59,8 +59,8 @@ pub struct Outlet {
     slot_count: P32,
     ring_bytes: P64,
     tx: Tx,
-    /// Messages published.
-    sent: P64,
+    /// The receiver knows where the counts of both ways begin.
+    settled: P32,
     checked: P64,
     next: P32,
     next_free: P32,
@@ -108,6 +108,8 @@ pub enum Sent {
     Done,
     /// It is to go through the kernel.
     Kernel,
+    /// Nowhere: there is no room for it.
+    Dropped,
 }
 
 impl Outlet {
@@ -147,7 +149,7 @@ impl Outlet {
         self.ring_bytes.set(geometry.ring_bytes as u64);
         self.bytes.set(area.len() as u64);
         self.tx.reset();
-        self.sent.set(0);
+        self.settled.set(0);
         self.checked.set(sys::ticks());
         self.base.store(area.base() as usize, Ordering::Relaxed);
         self.state.set(ATTACHED);
@@ -215,20 +217,39 @@ impl Outlet {
                 core::hint::spin_loop();
             }
         }
-        switch::note_kernel(&words.history.before, self.sent.get());
+        self.settle(&lane);
+        words.history.note_kernel();
         Sent::Kernel
+    }
+
+    /// Something is about to be sent through the kernel. Will the receiver know whether it came after what is in the lane?
+    #[cold]
+    fn settle(&self, lane: &Lane) -> bool {
+        if !self.settled.is() && !self.tx.is_new() {
+            let begun = self.tx.begun(lane);
+            let left = || udp::receiver(&self.source(), &self.address()).map_or(1, |r| r.unread);
+            if !begun && left() != 0 {
+                return false;
+            }
+            words(lane).history.settle();
+            self.settled.set(1);
+        }
+        true
     }
 
     #[inline(always)]
     fn publish(&self, lane: &Lane, from: &mut Buffers) -> Sent {
         let words = words(lane);
-        if self.tx.push(lane, from).is_err() {
+        let before = words.history.before_next().to_le_bytes();
+        if self.tx.push_behind(lane, &before, from).is_err() {
             // Full: the kernel's buffer takes what comes next, and drops what it has no room for.
             switch::done(&words.sender.busy);
-            switch::note_kernel(&words.history.before, self.sent.get());
+            if !self.settle(lane) {
+                return Sent::Dropped;
+            }
+            words.history.note_kernel();
             return Sent::Kernel;
         }
-        self.sent.add(1);
         switch::done(&words.sender.busy);
         if switch::gave_up(&words.receiver.path) {
             // Perhaps it was not seen. A datagram may come twice, but is not to be lost without need.
