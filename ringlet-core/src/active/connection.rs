@@ -68,7 +68,7 @@ pub struct Connection {
 pub struct Call<'a, M: Memory> {
     connection: &'a Connection,
     memory: &'a M,
-    head: Head,
+    head: &'a Head,
     /// Position of the request; `None` for a reply.
     request: Option<u64>,
     replied: Cell<bool>,
@@ -77,7 +77,7 @@ pub struct Call<'a, M: Memory> {
 
 impl<M: Memory> Call<'_, M> {
     pub fn head(&self) -> &Head {
-        &self.head
+        self.head
     }
 
     pub fn is_reply(&self) -> bool {
@@ -205,36 +205,60 @@ impl Connection {
             memory.write_buffer(queue, buffer as usize, bytes);
             extra = buffer;
         }
-        let mut body = [0; BODY_BYTES];
-        let mut used = encode(head, returned.is_some(), word, extra, &mut body);
-        if inline && !bytes.is_empty() {
-            body[used..used + bytes.len()].copy_from_slice(bytes);
-            used += bytes.len();
-        }
-        // One of two lengths that the compiler knows: what follows the message is zeros.
-        if used <= FIRST_BYTES {
-            memory.write(queue, slot::<M>(position), &body[..FIRST_BYTES]);
+        let place = slot::<M>(position);
+        // Most messages are no more than some arguments. Those go by no other way than the processor's registers.
+        if fits_line(head) && (!inline || bytes.is_empty()) {
+            let mut line = [0; FIRST_BYTES];
+            encode(head, returned.is_some(), word, extra, &mut line);
+            memory.write(queue, place, &line);
         } else {
-            memory.write(queue, slot::<M>(position), &body);
+            let mut body = [0; BODY_BYTES];
+            let mut used = encode(head, returned.is_some(), word, extra, &mut body);
+            if inline {
+                body[used..used + bytes.len()].copy_from_slice(bytes);
+                used += bytes.len();
+            }
+            // One of two lengths that the compiler knows: what follows the message is zeros.
+            let written = if used <= FIRST_BYTES { &body[..FIRST_BYTES] } else { &body[..] };
+            memory.write(queue, place, written);
         }
-        memory.publish(queue, slot::<M>(position), position + 1);
+        memory.publish(queue, place, position + 1);
         true
     }
 
     /// Delivers the next message of a queue.
-    #[inline]
+    #[inline(always)]
     pub fn deliver<M: Memory, H: Host<M>>(&self, memory: &M, queue: Queue, host: &H) -> Delivered {
         let next = match queue {
             Queue::Request => &self.served,
             Queue::Reply => &self.answered,
         };
-        let position = next.get();
-        if !self.arrived(memory, queue, position) {
+        if !self.arrived(memory, queue, next.get()) {
             return Delivered::Nothing;
         }
+        self.deliver_next(memory, queue, next, host)
+    }
+
+    fn deliver_next<M: Memory, H: Host<M>>(
+        &self,
+        memory: &M,
+        queue: Queue,
+        next: &PlainU64,
+        host: &H,
+    ) -> Delivered {
+        let position = next.get();
+        let mut line = [0; FIRST_BYTES];
+        memory.read(queue, slot::<M>(position), &mut line);
         let mut body = [0; BODY_BYTES];
-        read_body(memory, queue, slot::<M>(position), &mut body);
-        let Some(found) = decode(&body) else { return Delivered::Corrupt };
+        // As in `post`.
+        let (found, inline) = match used(&line) {
+            (HEAD_BYTES..=FIRST_BYTES, 0) => (decode(&line), &[][..]),
+            (all, _) => {
+                read_body(memory, queue, slot::<M>(position), &line, all, &mut body);
+                (decode(&body), &body[..])
+            }
+        };
+        let Some(found) = found else { return Delivered::Corrupt };
         // A reply answers a request of ours that is not completed, and its successor a later one.
         let open = self.completed.get()..self.sent.get();
         if queue == Queue::Reply && !open.contains(&found.word) {
@@ -252,13 +276,13 @@ impl Connection {
                 Err(status) => refused = Some(status),
                 Ok(()) => {
                     let place = host.place(&found.head);
-                    if !fetch(memory, queue, &body, &found, place) {
+                    if !fetch(memory, queue, inline, &found, place) {
                         return Delivered::Corrupt;
                     }
                     host.run(&Call {
                         connection: self,
                         memory,
-                        head: found.head,
+                        head: &found.head,
                         request: (queue == Queue::Request).then_some(position),
                         replied: Cell::new(false),
                         place,
@@ -341,22 +365,38 @@ fn slot<M: Memory>(position: u64) -> usize {
     position as usize & (M::DEPTH - 1)
 }
 
-/// The rest of the first cache line, and the second one only if something is there.
+/// The rest of the first cache line. The second one is touched only if something is there.
 const FIRST_BYTES: usize = 56;
 
-#[inline]
-fn read_body<M: Memory>(memory: &M, queue: Queue, slot: usize, body: &mut Body) {
-    memory.read(queue, slot, &mut body[..FIRST_BYTES]);
-    let len = u32::from_le_bytes([body[4], body[5], body[6], body[7]]) as usize;
-    let after = 4 * body[1] as usize;
+/// Do the head and the arguments fit in the first line?
+#[inline(always)]
+fn fits_line(head: &Head) -> bool {
+    HEAD_BYTES + 4 * head.arguments.words().len() <= FIRST_BYTES
+}
+
+/// How much of a body is used, and how many of these are bytes of the message, by its first line.
+#[inline(always)]
+fn used(line: &[u8; FIRST_BYTES]) -> (usize, usize) {
+    let len = u32::from_le_bytes([line[4], line[5], line[6], line[7]]) as usize;
+    let after = 4 * line[1] as usize;
     let inline = if after + len <= INLINE_BYTES { len } else { 0 };
-    let used = HEAD_BYTES + after + inline;
+    (HEAD_BYTES + after + inline, inline)
+}
+
+#[inline]
+fn read_body<M: Memory>(
+    memory: &M,
+    queue: Queue,
+    slot: usize,
+    line: &[u8; FIRST_BYTES],
+    used: usize,
+    body: &mut Body,
+) {
     if used > FIRST_BYTES {
-        // What was read first stays as it is: a peer that changes it now is not believed.
-        let mut all = [0; BODY_BYTES];
-        memory.read(queue, slot, &mut all);
-        body[FIRST_BYTES..].copy_from_slice(&all[FIRST_BYTES..]);
+        memory.read(queue, slot, body);
     }
+    // What was read first stays as it is: a peer that changes it now is not believed.
+    body[..FIRST_BYTES].copy_from_slice(line);
 }
 
 /// Copies a message's bytes to `place`, which is valid for them (contract of `Host`).
@@ -364,7 +404,7 @@ fn read_body<M: Memory>(memory: &M, queue: Queue, slot: usize, body: &mut Body) 
 fn fetch<M: Memory>(
     memory: &M,
     queue: Queue,
-    body: &Body,
+    inline: &[u8],
     found: &Decoded,
     place: *mut u8,
 ) -> bool {
@@ -375,7 +415,7 @@ fn fetch<M: Memory>(
     if fits_inline(&found.head) {
         let start = HEAD_BYTES + 4 * found.head.arguments.words().len();
         // SAFETY: `place` is valid for `len` bytes; the slice has as many.
-        unsafe { place.copy_from_nonoverlapping(body[start..start + len].as_ptr(), len) };
+        unsafe { place.copy_from_nonoverlapping(inline[start..start + len].as_ptr(), len) };
         return true;
     }
     if found.extra as usize >= M::DEPTH {

@@ -72,11 +72,14 @@ impl Arguments {
     pub const NONE: Arguments = Arguments { words: [0; ARGUMENTS], count: 0 };
 
     /// `None` when there are too many.
-    #[inline]
+    #[inline(always)]
     pub fn new(words: &[u32]) -> Option<Arguments> {
-        let mut all = [0; ARGUMENTS];
-        all.get_mut(..words.len())?.copy_from_slice(words);
-        Some(Arguments { words: all, count: words.len() as u8 })
+        if words.len() > ARGUMENTS {
+            return None;
+        }
+        // All at once, so that they are in the same pieces when they are copied on.
+        let word = |at: usize| words.get(at).copied().unwrap_or(0);
+        Some(Arguments { words: core::array::from_fn(word), count: words.len() as u8 })
     }
 
     #[inline]
@@ -195,9 +198,9 @@ pub(super) type Body = [u8; BODY_BYTES];
 const _: () = assert!(HEAD_BYTES + INLINE_BYTES == BODY_BYTES && INLINE_BYTES >= 4 * ARGUMENTS);
 
 /// `word` is the tag of a request, and of a reply which request it answers. `extra` is the buffer of bytes that do not fit, and of
-/// what comes back its status. Returns how much of the body is used.
-#[inline]
-pub(super) fn encode(head: &Head, returned: bool, word: u64, extra: u8, body: &mut Body) -> usize {
+/// what comes back its status. `body` holds at least the arguments. Returns how much of it is used.
+#[inline(always)]
+pub(super) fn encode(head: &Head, returned: bool, word: u64, extra: u8, body: &mut [u8]) -> usize {
     let count = head.arguments.count as usize;
     let flag = if returned { RETURNED } else { 0 };
     let first =
@@ -208,8 +211,8 @@ pub(super) fn encode(head: &Head, returned: bool, word: u64, extra: u8, body: &m
     body[16..24].copy_from_slice(&head.offset.to_le_bytes());
     let (words, _) = body[HEAD_BYTES..].as_chunks_mut::<4>();
     // All of them: those beyond the count are overwritten, or not read.
-    for (at, to) in words[..ARGUMENTS].iter_mut().enumerate() {
-        *to = head.arguments.words[at].to_le_bytes();
+    for (to, word) in words.iter_mut().zip(&head.arguments.words) {
+        *to = word.to_le_bytes();
     }
     HEAD_BYTES + 4 * count
 }
@@ -222,9 +225,9 @@ pub(super) struct Decoded {
     pub extra: u8,
 }
 
-/// `None` for what no sane peer writes.
-#[inline]
-pub(super) fn decode(body: &Body) -> Option<Decoded> {
+/// Of a body, or so much of it as is used. `None` for what no sane peer writes.
+#[inline(always)]
+pub(super) fn decode(body: &[u8]) -> Option<Decoded> {
     let word_at = |at: usize| {
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&body[at..at + 8]);
@@ -245,8 +248,8 @@ pub(super) fn decode(body: &Body) -> Option<Decoded> {
     }
     let (found, _) = body[HEAD_BYTES..].as_chunks::<4>();
     let mut words = [0; ARGUMENTS];
-    for (at, to) in words.iter_mut().enumerate() {
-        *to = u32::from_le_bytes(found[at]);
+    for (to, word) in words.iter_mut().zip(found) {
+        *to = u32::from_le_bytes(*word);
     }
     let head = Head {
         kind: kind_known,

@@ -303,6 +303,7 @@ impl Endpoint {
     }
 
     /// Sends a request, and polls. Waits while there is no room, polling.
+    #[inline]
     pub fn request(
         &self,
         index: usize,
@@ -310,12 +311,15 @@ impl Endpoint {
         arguments: &[u32],
         payload: Payload,
     ) -> Result<(), Error> {
-        let message = payload.message(handler, arguments)?;
+        self.send(index, payload.message(handler, arguments)?)
+    }
+
+    fn send(&self, index: usize, mut message: Message) -> Result<(), Error> {
         let mut tries = 0;
         loop {
             let (guard, bundle) = self.enter()?;
             guard.outside()?;
-            let attempt = self.attempt(&guard, index, &message)?;
+            let attempt = self.attempt(&guard, index, &mut message)?;
             let polled = guard.poll(&self.shared)?;
             drop(guard);
             let Attempt::Wait(lane) = attempt else { return Ok(()) };
@@ -342,10 +346,10 @@ impl Endpoint {
         arguments: &[u32],
         payload: Payload,
     ) -> Result<(), Error> {
-        let message = payload.message(handler, arguments)?;
+        let mut message = payload.message(handler, arguments)?;
         let (guard, _) = self.enter()?;
         guard.outside()?;
-        let attempt = self.attempt(&guard, index, &message)?;
+        let attempt = self.attempt(&guard, index, &mut message)?;
         guard.poll(&self.shared)?;
         match attempt {
             Attempt::Done => Ok(()),
@@ -359,7 +363,12 @@ impl Endpoint {
     }
 
     #[inline]
-    fn attempt(&self, guard: &Guard, index: usize, message: &Message) -> Result<Attempt, Error> {
+    fn attempt(
+        &self,
+        guard: &Guard,
+        index: usize,
+        message: &mut Message,
+    ) -> Result<Attempt, Error> {
         let state = self.state(guard).ok_or(Error::Freed)?;
         let table = state.translations.borrow();
         let Some(Some(translation)) = table.get(index) else {
@@ -379,15 +388,17 @@ impl Endpoint {
         };
         match lane.stage() {
             Stage::Open => {
-                let head = Head { tag: translation.tag, ..message.head };
-                let message = Message { head, bytes: message.bytes };
+                message.head.tag = translation.tag;
                 // Not stored for a request that will wait.
                 let has_room = || lane.connection.has_room(&lane.memory);
-                let message = match head.kind {
-                    Kind::Bulk if has_room() => self.shared.stored(lane, message),
-                    _ => message,
+                let stored;
+                let message = if message.head.kind == Kind::Bulk && has_room() {
+                    stored = self.shared.stored(lane, *message);
+                    &stored
+                } else {
+                    message
                 };
-                if lane.connection.request(&lane.memory, &message).is_err() {
+                if lane.connection.request(&lane.memory, message).is_err() {
                     return Ok(Attempt::Wait(lane.clone()));
                 }
                 lane.notify();
@@ -558,6 +569,7 @@ unsafe impl Host<SegmentMemory> for Handled<'_> {
 }
 
 impl<'a> Payload<'a> {
+    #[inline(always)]
     pub(super) fn message(self, handler: u8, arguments: &[u32]) -> Result<Message<'a>, Error> {
         let (kind, bytes, offset) = match self {
             Payload::None => (Kind::Short, &[][..], 0),
