@@ -23,7 +23,7 @@
 use crate::memory::{Area, Shared};
 use crate::sync::{AtomicU32, AtomicU64};
 
-pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\x01");
+pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\x02");
 
 /// Unit of transfer between caches, and distance that keeps the adjacent-line prefetcher from pairing two writers.
 pub const LINE_BYTES: usize = 64;
@@ -106,12 +106,14 @@ pub struct Credit {
 pub struct Receiver {
     /// `WANT_*`: set by a receiver that is about to sleep, cleared by the sender that wakes it.
     pub want_data: AtomicU32,
-    /// `CLOSED` once nobody will read any more; `GO_BACK`, then `GONE_BACK`, when the receiver has left the ring for the kernel.
+    /// `CLOSED` once nobody will read any more; `GO_BACK` when the receiver leaves the ring for the kernel; `AGAIN`, by the sender.
     pub closed: AtomicU32,
     /// With `GO_BACK`: bytes of the first unreleased record that the receiver has taken.
     pub used: AtomicU64,
     /// 1 while the receiver asks that nothing more be put into the ring, though it still reads it.
     pub keep_out: AtomicU32,
+    /// 1 while the receiver is past a `Start`, but bytes from before it are still unread in the kernel.
+    pub draining: AtomicU32,
 }
 
 /// The sender's interrupt flag, and what it has ended.
@@ -119,15 +121,18 @@ pub struct Receiver {
 pub struct Sender {
     /// `WANT_*`: set by a sender that waits for room, cleared by the receiver that makes some.
     pub want_room: AtomicU32,
-    /// `SHUT` once the sender has shut its direction down in an orderly way while its end lives on; `SHUT_READ` or `SHUT_UNREAD` once a
-    /// Unix end was closed.
+    /// `SHUT` once the sender has shut its direction down in an orderly way while its end lives on; `SHUT_READ` or `SHUT_UNREAD` once it was
+    /// closed.
     pub shut: AtomicU32,
-    /// 1 while the sender is putting a doorbell byte on the kernel connection.
+    /// So many threads of the sender are putting a doorbell byte on the kernel connection, or deciding to leave the ring, having looked
+    /// at `closed` before.
     pub ringing: AtomicU32,
     /// 1 once the sender is at home in its end of the segment (reads its ring, knows our doorbell).
     pub attached: AtomicU32,
     /// Counted up when a send that is cut into pieces begins and when it ends: odd in between. (Only for tests: `unforgiving`.)
     pub cutting: AtomicU32,
+    /// Doorbell bytes on the kernel connection since the last `Start`. Written while `ringing`.
+    pub bells: AtomicU64,
 }
 
 /// Values of `Sender::shut`. A Unix connection that is closed also tells whether bytes of the other end were unread.
@@ -138,10 +143,11 @@ pub const SHUT_UNREAD: u32 = 3;
 
 /// Values of `Receiver::closed`.
 pub const CLOSED: u32 = 1;
-/// The receiver reads the ring no more; what it has not released is to be sent again, through the kernel, once it is `GONE_BACK`.
+/// The receiver leaves the ring; what it has not released is to be sent again, through the kernel, unless the sender has left before.
+/// The receiver may take it back as long as the sender has not answered.
 pub const GO_BACK: u32 = 2;
-/// It has also taken the last doorbell from the kernel: what comes there now is data.
-pub const GONE_BACK: u32 = 3;
+/// The sender's answer: it sends again.
+pub const AGAIN: u32 = 3;
 
 /// Bits of the interrupt flags: nobody sleeps; wake me by a byte on the kernel connection; by my context's eventfd.
 pub const WANT_NOTHING: u32 = 0;

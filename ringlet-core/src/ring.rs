@@ -238,9 +238,23 @@ impl Rx {
         total
     }
 
-    /// The position after the last record that is published now, from `from` on: what an edge-triggered watcher remembers.
+    /// The position after the last bytes that are published now, from `from` on: what an edge-triggered watcher remembers.
     pub fn published_after<M: RingMemory>(&self, memory: &M, from: u64) -> u64 {
-        self.published_up_to(memory, from, RECORD_MAX_BYTES)
+        let mut position = from.max(self.slots.get());
+        let mut last = position;
+        for _ in 0..memory.slot_count() {
+            let Ok(Some(record)) = look_bytes(memory, position) else { break };
+            position = position_after(memory, position, record.flags);
+            if !record.is_control() {
+                last = position;
+            }
+        }
+        last
+    }
+
+    /// The position up to which all is released.
+    pub fn position(&self) -> u64 {
+        self.slots.get()
     }
 
     /// Bytes that can be read now.

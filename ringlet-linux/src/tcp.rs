@@ -40,6 +40,8 @@ pub struct Counts {
 }
 
 pub const TCP_ESTABLISHED: u8 = 1;
+pub const TCP_FIN_WAIT1: u8 = 4;
+pub const TCP_FIN_WAIT2: u8 = 5;
 const TCP_CLOSE: u8 = 7;
 const TCP_CLOSE_WAIT: u8 = 8;
 const TCP_LAST_ACK: u8 = 9;
@@ -246,6 +248,28 @@ pub(crate) fn message(
     message.msg_iov = (&raw mut pieces).cast();
     message.msg_iovlen = buffers.show(max, &mut pieces) as _;
     call(&raw mut message)
+}
+
+/// Most that `peek_behind` looks past.
+const BEHIND_MOST: usize = 1 << 20;
+
+/// A look at what waits behind so many bytes that wait before it.
+pub fn peek_behind(fd: i32, before: usize, to: &mut Buffers, flags: i32) -> Sys<usize> {
+    if before > BEHIND_MOST {
+        return Ok(0);
+    }
+    let mut nowhere = crate::map::Scratch::new(before, 0u8).ok_or(Errno::ENOMEM)?;
+    let mut pieces = [Buffer { base: core::ptr::null_mut(), len: 0 }; PIECES_MAX];
+    pieces[0] = Buffer { base: nowhere.as_mut_ptr(), len: before };
+    let mut message = EMPTY;
+    message.msg_iov = (&raw mut pieces).cast();
+    message.msg_iovlen = (1 + to.show(usize::MAX, &mut pieces[1..])) as _;
+    let flags = flags | libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: a message header with our own buffer and pieces of the program's.
+    let seen = unsafe { sys!(SYS_recvmsg, fd, &raw mut message, flags) }?;
+    let seen = seen.saturating_sub(before);
+    to.pass(seen);
+    Ok(seen)
 }
 
 pub fn shut_down(fd: i32, how: i32) -> Sys<()> {

@@ -17,7 +17,7 @@ from harness import Failed, require
 
 HELLO_MAGIC = int.from_bytes(b"rnglhi\x00\x01", "little")
 MESSAGE_BYTES = 40
-SEGMENT_MAGIC = int.from_bytes(b"rnglseg\x01", "little")
+SEGMENT_MAGIC = int.from_bytes(b"rnglseg\x02", "little")
 PAGE_BYTES = 4096
 DESCRIPTORS_MOST = 253  # SCM_MAX_FD
 

@@ -734,7 +734,8 @@ pub const CASES: &[Case] = &[
             record("echoed", echo_all(End(copy)));
             End(copy).close();
         },
-    ),
+    )
+    .steady(),
 ];
 
 /// What an event-driven worker does, for ever.

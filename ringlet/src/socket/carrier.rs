@@ -9,6 +9,7 @@ use super::table::{End, Kind, Sending, Socket, Tables};
 use super::unix;
 use crate::config::Endpoint;
 use crate::reasons::Reason;
+use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::meet::Ends;
 use ringlet_linux::sys::{Errno, Sys};
@@ -101,7 +102,6 @@ pub fn start_place(socket: &Socket, end: &End) -> Option<u64> {
             if kernel::untaken(socket.fd()) != Ok(0) {
                 return None;
             }
-            end.bells.store(0, Ordering::Relaxed);
             end.refused_starts.set(0);
             Some(0)
         }
@@ -109,10 +109,10 @@ pub fn start_place(socket: &Socket, end: &End) -> Option<u64> {
 }
 
 /// The kernel's place where the stream goes on there: no doorbell follows.
-pub fn back_place(socket: &Socket, end: &End) -> Sys<u64> {
+pub fn back_place(socket: &Socket, ring: &SegmentRing) -> Sys<u64> {
     match socket.kind() {
         Kind::Internet => tcp::counts(socket.fd()).map(|counts| counts.written),
-        Kind::Unix => Ok(end.bells.load(Ordering::Relaxed)),
+        Kind::Unix => Ok(ring.control().sender.bells.load(Ordering::Relaxed)),
     }
 }
 
@@ -157,6 +157,18 @@ pub fn attached(socket: &Socket, end: &End) {
 pub fn returned(socket: &Socket, end: &End) {
     if socket.kind() == Kind::Internet {
         tcp::send_as_asked(socket.fd(), end.no_delay.is(), end.cork.is());
+    }
+}
+
+/// Has the peer's end of the connection finished, as far as the kernel knows?
+pub fn peer_ended(socket: &Socket) -> bool {
+    match socket.kind() {
+        // Receiving that we have shut down ourselves looks like an end.
+        Kind::Internet => {
+            let sends = [tcp::TCP_ESTABLISHED, tcp::TCP_FIN_WAIT1, tcp::TCP_FIN_WAIT2];
+            tcp::counts(socket.fd()).is_ok_and(|counts| !sends.contains(&counts.state))
+        }
+        Kind::Unix => super::stream::kernel_says_end(socket),
     }
 }
 

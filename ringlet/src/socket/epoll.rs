@@ -649,17 +649,33 @@ fn kernel_edge(socket: &Socket, watch: &Watch) -> bool {
 fn received_by_kernel(socket: &Socket) -> Option<u64> {
     let end = socket.end();
     let received = || carrier::received(socket, end).unwrap_or(u64::MAX);
+    // Behind what is in the ring.
+    let behind = || {
+        let ring = socket.incoming()?;
+        let resumed = match end.left.get() {
+            0 => moving::back_ahead(end, &ring)?,
+            _ => moving::bells_end(end, &ring),
+        };
+        Some(received()).filter(|received| *received > resumed)
+    };
     match end.receiving() {
-        Receiving::Ring => {
-            let position = moving::back_ahead(end, &socket.incoming()?)?;
-            Some(received()).filter(|received| *received > position)
+        Receiving::Ring => behind(),
+        // What comes after these are doorbells, up to where the stream goes on.
+        Receiving::Draining => {
+            behind().or_else(|| Some(received().min(end.taken.get() + end.until.get() - 1)))
         }
-        // What comes after these are doorbells.
-        Receiving::Draining => Some(received().min(end.taken.get() + end.until.get() - 1)),
         // What came before it are doorbells.
         Receiving::Kernel | Receiving::Discarding => {
             Some(received()).filter(|received| *received > end.until.get())
         }
+    }
+}
+
+/// A mark is no news: who has seen what came before it has seen the mark.
+pub fn mark_passed(socket: &Socket, before: u64, after: u64) {
+    let Some(tables) = tables() else { return };
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| watch.seen.get() == before) {
+        watch.seen.set(after);
     }
 }
 
@@ -734,6 +750,10 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
         }
         let events = events_of(tables, watch);
         if events != 0 {
+            if unforgiving::on() {
+                // The other pieces of a send that has begun meanwhile are no news of their own.
+                unforgiving::whole(socket);
+            }
             let event = epoll_event { events, u64: watch.data.get() };
             insert(&mut out[..found + 1], &mut times, event, stream::sent_at(socket));
             found += 1;
@@ -977,7 +997,8 @@ fn wait_in(
             }
         }
         let found = harvest(tables, set, out, false);
-        if found > 0 && !kernel_due(set) {
+        // (What a nested set leaves untaken in the kernel makes it readable.)
+        if found > 0 && !kernel_due(set) && !set.nested.is() {
             return Ok(found);
         }
         if found == out.len() {

@@ -7,7 +7,7 @@
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::{carrier, context, control, view};
 use crate::reasons::Reason;
-use ringlet_core::layout::{GO_BACK, GONE_BACK, WANT_BYTE, WANT_EVENT, WANT_NOTHING};
+use ringlet_core::layout::{AGAIN, GO_BACK, SHUT_UNREAD, WANT_BYTE, WANT_EVENT, WANT_NOTHING};
 use ringlet_core::ring::{Mark, SegmentRing};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
 use ringlet_core::wait as flag;
@@ -19,12 +19,11 @@ pub const CHANGES_MAX: usize = 16;
 /// How long a doorbell byte that is under way is waited for: about half a second.
 const RINGING_WAIT_ROUNDS: u32 = 1100;
 const RINGING_LOOK_NS: u64 = 500_000;
-/// How long a return to the kernel waits for room there, and for the peer to have taken the last doorbell.
+/// How long a return to the kernel waits for room there, and for doorbells that are under way.
 const RETURN_WAIT_NS: u64 = 200_000_000;
-/// While `Returning`: the peer still takes doorbells, nothing was sent again.
-const NOT_YET: u64 = u64::MAX;
-const LEAVING_WAIT_ROUNDS: u32 = 500;
-const LEAVING_LOOK_NS: u64 = 100_000;
+const RETURN_LOOK_NS: u64 = 100_000;
+/// How long a close waits for doorbells that are under way.
+const BELLS_WAIT_NS: u64 = 2_000_000;
 
 /// Tells the peer, once, that it may send by the ring: when no thread of ours is inside a native receive any more.
 pub fn publish_attached(socket: &Socket, end: &End) {
@@ -66,6 +65,8 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     if end.tx.is_new() {
         note_move();
     }
+    // ORDER: Relaxed; who reads it has seen the mark.
+    ring.control().sender.bells.store(0, Ordering::Relaxed);
     if end.tx.push_mark(ring, Mark::Start(place)) {
         end.sending.set(Sending::Ring as u32);
         super::epoll::sending_changed(socket);
@@ -85,33 +86,59 @@ fn note_move() {
 /// Leaves the ring: what follows goes through the kernel from a known byte on. `to` is `KernelForGood`, or `Kernel` when the ring may be
 /// entered again.
 pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reason: Reason) {
-    if !leave_ring(end, to) {
-        corrupt(socket);
-        return;
-    }
-    let Ok(place) = carrier::back_place(socket, end) else { return };
-    // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and what
-    // the kernel still has to deliver is lost.
-    if socket.room_waiters.load(Ordering::SeqCst) == 0 && !super::epoll::watched_by_sleepers(socket)
-    {
-        ring.control().sender.want_room.store(WANT_NOTHING, Ordering::Relaxed);
-    }
-    if let (Some(incoming), Some(_held)) = (socket.incoming(), end.receive_lock.try_take())
-        && end.receiving() == Receiving::Ring
-        && !published(end, &incoming)
-    {
-        super::stream::take_unwanted_bells(socket, end, &incoming);
-    }
-    // No doorbell for the mark: what follows through the kernel wakes by itself.
-    let _ = end.tx.push_mark(ring, Mark::Back(place));
-    super::epoll::sending_changed(socket);
-    view::count_return(socket, reason);
-    view::show(socket, reason);
-    // A receiver that left the ring just now has not seen the mark, nor what is unread before it.
-    if has_left(ring) {
+    for _ in 0..CHANGES_MAX {
+        if !leave_ring(end, to) {
+            corrupt(socket);
+            return;
+        }
+        let Ok(place) = carrier::back_place(socket, ring) else { return };
+        // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and
+        // what the kernel still has to deliver is lost.
+        if socket.room_waiters.load(Ordering::SeqCst) == 0
+            && !super::epoll::watched_by_sleepers(socket)
+        {
+            ring.control().sender.want_room.store(WANT_NOTHING, Ordering::Relaxed);
+        }
+        if let (Some(incoming), Some(_held)) = (socket.incoming(), end.receive_lock.try_take())
+            && end.receiving() == Receiving::Ring
+            && !published(end, &incoming)
+        {
+            super::stream::take_unwanted_bells(socket, end, &incoming);
+        }
+        // No doorbell for the mark: what follows through the kernel wakes by itself.
+        let push = || {
+            // (There is always room for it.)
+            end.tx.push_mark(ring, Mark::Back(place));
+        };
+        if unless_left(ring, push) {
+            super::epoll::sending_changed(socket);
+            view::count_return(socket, reason);
+            view::show(socket, reason);
+            return;
+        }
+        // The receiver has gone first, and what it has not read is to be sent again.
         end.sending.set(Sending::Ring as u32);
         let _ = return_unread(socket, end, ring);
+        if end.sending() != Sending::Ring {
+            return;
+        }
     }
+    corrupt(socket);
+}
+
+/// What a sender does for good to the ring without knowing that its receiver has left: a mark, its end. False, and not done, if the
+/// receiver has left. One that leaves waits for us between the two, and so it finds what was done, or was seen to leave: never both,
+/// never neither.
+pub fn unless_left(ring: &SegmentRing, act: impl FnOnce()) -> bool {
+    let sender = &ring.control().sender;
+    // ORDER: SeqCst, all; pairs with `leave_incoming`.
+    sender.ringing.fetch_add(1, Ordering::SeqCst);
+    let stays = !matches!(ring.control().receiver.closed.load(Ordering::SeqCst), GO_BACK | AGAIN);
+    if stays {
+        act();
+    }
+    sender.ringing.fetch_sub(1, Ordering::SeqCst);
+    stays
 }
 
 /// From here on a byte on the kernel's connection is data: no doorbell is under way, and none follows. False if one stays under way (a
@@ -137,25 +164,36 @@ fn await_none(word: &AtomicU32) -> bool {
     false
 }
 
-/// The receiver has left the ring: what it has not released is sent again, through the kernel.
+/// Says how our direction ends. What is to be sent again comes before.
+pub fn end_direction(socket: &Socket, end: &End, ring: &SegmentRing, how: u32) {
+    // ORDER: Release; pairs with `peer_is_over`, `stream::died_unread` and `unix::judge`; the end itself follows through the kernel.
+    let say = |how| ring.control().sender.shut.store(how, Ordering::Release);
+    for _ in 0..CHANGES_MAX {
+        match end.sending() {
+            Sending::Ring if unless_left(ring, || say(how)) => return,
+            Sending::Ring | Sending::Returning => {}
+            _ => return say(how),
+        }
+        if return_unread(socket, end, ring).is_err() {
+            break;
+        }
+    }
+    carrier::break_off(socket);
+    say(if socket.is_unix() { SHUT_UNREAD } else { how });
+}
+
+/// The receiver has left the ring: what it has not released is sent again, through the kernel. (Where it takes that back all stays as
+/// it was.)
 pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
     let control = ring.control();
     if end.sending() == Sending::Ring {
+        if !change_closed(ring, AGAIN) {
+            // It has not been rung for meanwhile.
+            ring_byte(socket, ring);
+            return Ok(());
+        }
         if !leave_ring(end, Sending::Returning) {
             return Err(corrupt(socket));
-        }
-        end.returned.set(NOT_YET);
-    }
-    if end.returned.get() == NOT_YET {
-        // Our last doorbell must be off the kernel before our bytes come; that takes the peer a moment.
-        for _ in 0..LEAVING_WAIT_ROUNDS {
-            if control.receiver.closed.load(Ordering::Acquire) != GO_BACK {
-                break;
-            }
-            let _ = fd::poll(&mut [], Some(LEAVING_LOOK_NS), None);
-        }
-        if control.receiver.closed.load(Ordering::Acquire) == GO_BACK {
-            return Err(Errno::EAGAIN);
         }
         end.tx.take_credit(ring);
         end.returned.set(control.receiver.used.load(Ordering::Relaxed));
@@ -181,7 +219,7 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
             }
             Err(Errno::EAGAIN) if sys::now_ns() < until => {
                 let mut room = [fd::pollfd { fd: socket.fd(), events: libc::POLLOUT, revents: 0 }];
-                let _ = fd::poll(&mut room, Some(LEAVING_LOOK_NS), None);
+                let _ = fd::poll(&mut room, Some(RETURN_LOOK_NS), None);
             }
             Err(error) => return Err(error),
         }
@@ -201,7 +239,13 @@ pub fn answer_return(socket: &Socket, end: &End) {
 
 /// Has the receiver of this ring gone back to the kernel?
 pub fn has_left(ring: &SegmentRing) -> bool {
-    matches!(ring.control().receiver.closed.load(Ordering::Acquire), GO_BACK | GONE_BACK)
+    matches!(ring.control().receiver.closed.load(Ordering::Acquire), GO_BACK | AGAIN)
+}
+
+/// The sender answers `GO_BACK`, or the receiver takes it back: one of them succeeds.
+fn change_closed(ring: &SegmentRing, to: u32) -> bool {
+    let closed = &ring.control().receiver.closed;
+    closed.compare_exchange(GO_BACK, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
 }
 
 /// Moves the sending direction back to the kernel for good. Takes the send lock.
@@ -227,39 +271,12 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
     {
         let Some(_held) = end.receive_lock.take() else { return };
         let Some(ring) = socket.incoming() else { return };
-        let _ = settle(socket, end, &ring);
-        let control = ring.control();
-        if control.receiver.closed.load(Ordering::Relaxed) == 0 {
-            let ended = control.sender.shut.load(Ordering::Acquire) != 0 || end.ended.is();
-            if ended && end.rx.has_bytes(&ring) {
-                // Nobody is left who could send these bytes again: an error that can be seen, not bytes lost in silence.
+        if ring.control().receiver.closed.load(Ordering::Relaxed) == 0 {
+            leave_incoming(socket, end, &ring, reads_on(reason));
+            if !reads_on(reason) && !hand_over(socket, end, &ring) {
+                // Nobody could send these bytes again: an error that can be seen, not bytes lost in silence.
                 carrier::break_off(socket);
             }
-            control.receiver.used.store(end.rx.used(), Ordering::Relaxed);
-            // ORDER: SeqCst; pairs with the peer's `ring_byte` and, after a publish, with its look in `stream::send_now`.
-            control.receiver.closed.store(GO_BACK, Ordering::SeqCst);
-            let quiet = await_none(&control.sender.ringing);
-            if quiet && !end.rx.has_bytes(&ring) {
-                // The peer may have gone back just now, with nothing unread before: its mark is good, whether it saw ours or not.
-                let _ = settle(socket, end, &ring);
-            }
-            match end.receiving() {
-                _ if !quiet => drop(corrupt(socket)),
-                // The peer has gone back by itself, and sends nothing again.
-                Receiving::Ring if end.rx.mark_ahead(&ring).is_some() => carrier::break_off(socket),
-                Receiving::Ring => drain_bells(socket.fd()),
-                Receiving::Discarding => drop(discard(socket, end)),
-                // Data of the kernel's time, and behind it perhaps doorbells, which can't be told apart any more.
-                Receiving::Draining
-                    if tcp::unread(socket.fd()).unwrap_or(0) as u64 > end.until.get() =>
-                {
-                    corrupt(socket);
-                }
-                _ => {}
-            }
-            end.left.set(1);
-            set_receiving(socket, end, Receiving::Kernel);
-            control.receiver.closed.store(GONE_BACK, Ordering::SeqCst);
         }
         wake_sender(socket, &ring);
     }
@@ -272,14 +289,105 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
     view::show(socket, reason);
 }
 
-/// Takes doorbells off a kernel connection that carries nothing else now.
-pub fn drain_bells(fd: i32) {
-    let mut bells = [0u8; 256];
-    for _ in 0..64 {
-        match tcp::receive_into(fd, &mut bells, libc::MSG_DONTWAIT) {
-            Ok(1..) => {}
-            _ => break,
-        }
+/// Does every call of the program's still come through here? Then what stands in the ring can be read from there.
+fn reads_on(reason: Reason) -> bool {
+    matches!(reason, Reason::Unforgiving | Reason::Option)
+}
+
+/// The receiver leaves the ring: the peer sends again what is unread. Unless it has gone back or ended first, not knowing of this: then
+/// all is read where it stands. So it is if the program `reads_on` here, since the peer might be long in sending it again. Receive lock
+/// held.
+fn leave_incoming(socket: &Socket, end: &End, ring: &SegmentRing, reads_on: bool) {
+    let _ = settle(socket, end, ring);
+    let control = ring.control();
+    control.receiver.used.store(end.rx.used(), Ordering::Relaxed);
+    // ORDER: SeqCst; pairs with the peer's `ring_byte` and `unless_left` and, after a publish, with its look in `stream::send_now`.
+    control.receiver.closed.store(GO_BACK, Ordering::SeqCst);
+    if !await_none(&control.sender.ringing) {
+        corrupt(socket);
+        return;
+    }
+    // What the peer did unaware of it is there now.
+    let _ = settle(socket, end, ring);
+    let unread = end.receiving() != Receiving::Kernel && end.rx.has_bytes(ring);
+    if unread && (back_ahead(end, ring).is_some() || peer_is_over(socket, ring)) {
+        return;
+    }
+    if unread && reads_on && change_closed(ring, 0) {
+        // The peer goes back when it sends the next time.
+        control.receiver.keep_out.store(1, Ordering::SeqCst);
+        return;
+    }
+    end.left.set(1);
+    if end.receiving() == Receiving::Ring {
+        leave_for_bells(socket, end, ring);
+    }
+    let _ = settle(socket, end, ring);
+}
+
+/// Has the peer ended, in whatever way, without sending anything again?
+pub fn peer_is_over(socket: &Socket, ring: &SegmentRing) -> bool {
+    let control = ring.control();
+    // ORDER: Acquire; pairs with `stream::shut_down` and `process::close_ring`, which answer before that.
+    let over = control.sender.shut.load(Ordering::Acquire) != 0 || carrier::peer_ended(socket);
+    over && control.receiver.closed.load(Ordering::Acquire) == GO_BACK
+}
+
+/// The kernel says that no more bytes come. Did the peer end without sending again what stands unread in the ring? Then it is read there.
+pub fn take_up(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
+    let unread = end.left.is() && end.rx.has_bytes(ring) && change_closed(ring, 0);
+    if unread {
+        end.left.set(0);
+        set_receiving(socket, end, Receiving::Ring);
+    }
+    unread
+}
+
+/// The end of the kernel's bytes before the ring was reached.
+pub fn drained(socket: &Socket, end: &End, ring: &SegmentRing) {
+    // ORDER: Release; pairs with `stream::all_taken`.
+    ring.control().receiver.draining.store(0, Ordering::Release);
+    match end.left.get() {
+        0 => set_receiving(socket, end, Receiving::Ring),
+        _ => leave_for_bells(socket, end, ring),
+    }
+}
+
+/// Behind the doorbells the kernel has what the peer sends again.
+fn leave_for_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
+    end.until.set(bells_end(end, ring));
+    set_receiving(socket, end, Receiving::Discarding);
+}
+
+/// The kernel's place up to which its bytes are doorbells, when no more are sent.
+pub fn bells_end(end: &End, ring: &SegmentRing) -> u64 {
+    // ORDER: Relaxed; the sender was seen not to be `ringing`.
+    end.bells_from.get().wrapping_add(ring.control().sender.bells.load(Ordering::Relaxed))
+}
+
+/// Before somebody gets the descriptor who reads only the kernel's: false if what that one would read is not the stream.
+fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
+    let until = sys::now_ns() + RETURN_WAIT_NS;
+    while settle(socket, end, ring) == Err(Errno::EAGAIN) && sys::now_ns() < until {
+        // Doorbells that were sent, and have not arrived.
+        let _ = fd::poll(&mut [], Some(RETURN_LOOK_NS), None);
+    }
+    match end.receiving() {
+        Receiving::Kernel => true,
+        Receiving::Ring => !end.rx.has_bytes(ring),
+        // Doorbells behind the data could not be told from what follows.
+        Receiving::Draining => end.left.is() && bells_end(end, ring) == end.bells_from.get(),
+        Receiving::Discarding => false,
+    }
+}
+
+/// Takes all doorbells off the kernel's connection, before it is closed. The peer sends no more of them.
+pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
+    let until = sys::now_ns() + BELLS_WAIT_NS;
+    while discard_to(socket, end, bells_end(end, ring)) == Err(Errno::EAGAIN)
+        && sys::now_ns() < until
+    {
+        let _ = fd::poll(&mut [], Some(RETURN_LOOK_NS), None);
     }
 }
 
@@ -293,9 +401,7 @@ pub fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
     for _ in 0..CHANGES_MAX {
         match end.receiving() {
             Receiving::Kernel if start_met(socket, end, ring)? => {}
-            Receiving::Draining if end.until.get() == 0 => {
-                set_receiving(socket, end, Receiving::Ring)
-            }
+            Receiving::Draining if end.until.get() == 0 => drained(socket, end, ring),
             Receiving::Ring => match end.rx.mark(ring) {
                 Some(Mark::Back(position)) => back_met(socket, end, ring, position),
                 Some(Mark::Start(_)) => return Err(corrupt(socket)),
@@ -324,6 +430,9 @@ pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
         None => Ok(false),
         Some(Mark::Start(start)) => {
             let until = carrier::until_start(socket, end, start)?;
+            // ORDER: Relaxed; the mark's release follows.
+            ring.control().receiver.draining.store((until > 0) as u32, Ordering::Relaxed);
+            end.bells_from.set(carrier::consumed(socket, end)? + until);
             pass_mark(socket, end, ring);
             end.until.set(until);
             set_receiving(socket, end, Receiving::Draining);
@@ -340,13 +449,20 @@ fn spoiled(end: &End, ring: &SegmentRing) -> bool {
 
 /// Goes past a mark, and looks for a sender that waits for its place.
 fn pass_mark(socket: &Socket, end: &End, ring: &SegmentRing) {
-    if end.rx.pass_mark(ring) {
+    let before = end.rx.position();
+    let quarter = end.rx.pass_mark(ring);
+    super::epoll::mark_passed(socket, before, end.rx.position());
+    if quarter {
         wake_sender(socket, ring);
     }
 }
 
 pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
     pass_mark(socket, end, ring);
+    // A sender that looked before we left, and then saw the ring drained, may still enter it: in vain.
+    if ring.control().receiver.closed.load(Ordering::Relaxed) != 0 {
+        end.left.set(1);
+    }
     end.until.set(end.base.get().wrapping_add(position));
     set_receiving(socket, end, Receiving::Discarding);
 }
@@ -485,14 +601,15 @@ fn count_bell(socket: &Socket) {
 fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
     let end = socket.end();
     let ringing = &outgoing.control().sender.ringing;
-    // ORDER: SeqCst, all; pairs with `leave_ring`, `return_to_kernel` and `process::close_ring`.
+    // ORDER: SeqCst, all; pairs with `leave_ring`, `leave_incoming` and `process::close_ring`.
     end.ringers.fetch_add(1, Ordering::SeqCst);
     ringing.fetch_add(1, Ordering::SeqCst);
     if end.sending() == Sending::Ring
         && outgoing.control().receiver.closed.load(Ordering::SeqCst) == 0
     {
-        // ORDER: Relaxed; `leave_ring` has waited for us before anybody reads it.
-        end.bells.fetch_add(tcp::ring_byte(socket.fd()) as u64, Ordering::Relaxed);
+        // ORDER: Relaxed; whoever reads it has waited for us, by `ringers` or `ringing`.
+        let bells = &outgoing.control().sender.bells;
+        bells.fetch_add(tcp::ring_byte(socket.fd()) as u64, Ordering::Relaxed);
     }
     ringing.fetch_sub(1, Ordering::SeqCst);
     end.ringers.fetch_sub(1, Ordering::SeqCst);

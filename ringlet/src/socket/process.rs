@@ -3,7 +3,7 @@
 use super::table::{Kind, Known, Receiving, Socket, Stage, Tables, lookup, tables};
 use super::{carrier, context, datagram, epoll, meet, moving, unix, view};
 use crate::reasons::Reason;
-use ringlet_core::layout::CLOSED;
+use ringlet_core::layout::{CLOSED, SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::{fd, map, sys, tcp};
 
@@ -280,13 +280,19 @@ fn close_ring(socket: &Socket) {
     // Doorbells that lie unread would make the kernel reset the connection.
     let _ = moving::settle(socket, end, &incoming);
     let unread = end.receiving() == Receiving::Ring && end.rx.has_bytes(&incoming);
-    if socket.is_unix() {
-        unix::closing(socket, unread);
+    if let Some(outgoing) = socket.outgoing() {
+        let shut = outgoing.control().sender.shut.load(Ordering::Relaxed);
+        let how = match socket.kind() {
+            Kind::Internet if shut == SHUT => SHUT,
+            Kind::Unix if unread => SHUT_UNREAD,
+            _ => SHUT_READ,
+        };
+        moving::end_direction(socket, end, &outgoing, how);
     }
     match end.receiving() {
         // KERNEL: close with unread data sends a reset.
         Receiving::Ring if unread => tcp::reset_on_close(socket.fd()),
-        Receiving::Ring => moving::drain_bells(socket.fd()),
+        Receiving::Ring => moving::drain_bells(socket, end, &incoming),
         _ => {}
     }
 }
@@ -407,6 +413,9 @@ pub fn at_exit() {
             datagram::at_exit(socket);
         }
         let end = socket.end();
+        if socket.stage() == Stage::Attached {
+            moving::answer_return(socket, end);
+        }
         if end.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
             if socket.is_unix() {
                 unix::exiting(socket);

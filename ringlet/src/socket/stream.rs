@@ -4,7 +4,7 @@
 //! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{context, control, moving, spin, tap, unforgiving, unix, view};
+use super::{carrier, context, control, moving, spin, tap, unforgiving, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, SHUT, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
@@ -156,14 +156,14 @@ fn receive_now(
         let result = match end.receiving() {
             Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking, mine),
             Receiving::Kernel => receive_kernel(socket, end, &ring, to, flags, from),
-            Receiving::Draining => receive_draining(socket, end, to, flags, from),
+            Receiving::Draining => receive_draining(socket, end, &ring, to, flags, from),
             Receiving::Discarding => moving::discard(socket, end).map(|_| None),
         };
         match result {
             Ok(None) => continue,
             Ok(Some(n)) if to.remaining() == 0 || n == 0 => return Ok(n),
             Ok(Some(n)) if flags & libc::MSG_PEEK != 0 => {
-                return Ok(n + peek_rest(socket, end, &ring, to, n, from));
+                return Ok(n + peek_rest(socket, end, &ring, to, n, flags, from));
             }
             Ok(Some(n)) if end.receiving() != Receiving::Ring || unforgiving::on() => {
                 return Ok(n + receive_rest(socket, end, &ring, to, flags, from));
@@ -208,7 +208,7 @@ fn receive_rest(
         let got = match end.receiving() {
             _ if !more => Ok(Some(0)),
             Receiving::Kernel => receive_kernel(socket, end, ring, to, flags, from),
-            Receiving::Draining => receive_draining(socket, end, to, flags, from),
+            Receiving::Draining => receive_draining(socket, end, ring, to, flags, from),
             Receiving::Ring => receive_ring(socket, end, ring, to, flags, true, 0),
             Receiving::Discarding => moving::discard(socket, end).map(|_| None),
         };
@@ -229,7 +229,8 @@ fn receive_rest(
     total
 }
 
-/// The same for a look that takes nothing; `seen` bytes were found where the stream goes on now.
+/// The same for a look that takes nothing; `seen` bytes were found where the stream goes on now. At most a piece in the kernel, one in the
+/// ring and one in the kernel follow each other: the ring is entered only when it is drained.
 #[cold]
 fn peek_rest(
     socket: &Socket,
@@ -237,16 +238,30 @@ fn peek_rest(
     ring: &SegmentRing,
     to: &mut Buffers,
     seen: usize,
+    flags: i32,
     from: &mut FromKernel,
 ) -> usize {
-    if end.receiving() == Receiving::Draining && end.until.get() == seen as u64 {
-        return end.rx.peek(ring, to);
-    }
-    let Some(position) = moving::back_ahead(end, ring) else { return 0 };
-    if end.receiving() != Receiving::Ring || moving::discard_to(socket, end, position) != Ok(true) {
+    if end.left.is() {
         return 0;
     }
-    receive_native(socket, end, to, usize::MAX, libc::MSG_PEEK, from).unwrap_or(0)
+    let mut total = 0;
+    match end.receiving() {
+        Receiving::Draining if end.until.get() == seen as u64 => total = end.rx.peek(ring, to),
+        Receiving::Ring => {}
+        _ => return 0,
+    }
+    let Some(position) = moving::back_ahead(end, ring).filter(|_| to.remaining() > 0) else {
+        return total;
+    };
+    if end.receiving() == Receiving::Ring {
+        if moving::discard_to(socket, end, position) == Ok(true) {
+            total += receive_native(socket, end, to, usize::MAX, flags, from).unwrap_or(0);
+        }
+        return total;
+    }
+    // Before it stand the first piece and doorbells, which can't be taken now.
+    let before = carrier::consumed(socket, end).map_or(0, |taken| position.saturating_sub(taken));
+    total + tcp::peek_behind(socket.fd(), before as usize, to, flags & libc::MSG_TRUNC).unwrap_or(0)
 }
 
 /// What was received or sent counts; a reset is told by the next call.
@@ -416,15 +431,21 @@ pub fn kernel_says_end(socket: &Socket) -> bool {
 /// Did the peer's end vanish (no orderly end) with bytes of ours unread? Send lock held.
 fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
     let Some(incoming) = socket.incoming() else { return false };
-    let orderly = incoming.control().sender.shut.load(Ordering::Acquire) != 0;
+    let orderly = incoming.control().sender.shut.load(Ordering::Acquire) == SHUT;
     end.sending() == Sending::Ring && !orderly && end.tx.outstanding_bytes(outgoing) > 0
+}
+
+/// Has the receiver taken all that we sent, that before a `Start` too? Send lock held.
+fn all_taken(end: &End, outgoing: &SegmentRing) -> bool {
+    // ORDER: Acquire, after the credit; pairs with `moving::drained` and `moving::start_met`.
+    end.tx.drained(outgoing) && outgoing.control().receiver.draining.load(Ordering::Acquire) == 0
 }
 
 /// A peer that dies with only doorbells unread makes the kernel reset, where TCP would have said FIN: after that a first send still
 /// succeeds (and is lost), and the next one fails.
 fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
     let reset = fd::pending(socket.fd(), libc::POLLIN) & libc::POLLERR != 0;
-    if !reset || end.tx.outstanding_bytes(outgoing) > 0 {
+    if !reset || !all_taken(end, outgoing) {
         return false;
     }
     let _ = tcp::take_error(socket.fd());
@@ -455,9 +476,10 @@ fn reset_is_end(socket: &Socket, end: &End) -> bool {
     };
     let closed = outgoing.control().receiver.closed.load(Ordering::Acquire) == CLOSED;
     let rung = incoming.control().sender.attached.load(Ordering::Relaxed) != 0;
-    let drained = end.send_lock.try_take().is_some_and(|_held| {
-        end.sending() == Sending::Ring && end.tx.outstanding_bytes(&outgoing) == 0
-    });
+    let drained = end
+        .send_lock
+        .try_take()
+        .is_some_and(|_held| end.sending() == Sending::Ring && all_taken(end, &outgoing));
     !closed && rung && drained
 }
 
@@ -481,9 +503,14 @@ fn receive_kernel(
     match tcp::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
         ended @ (Ok(0) | Err(Errno::ECONNRESET)) if socket.is_unix() => {
             unix::judge(socket, end, ended.err().map_or(0, |error| error.0));
-            if moving::start_met(socket, end, ring)? { Ok(None) } else { unix::end_of_stream(end) }
+            if moving::start_met(socket, end, ring)? || moving::take_up(socket, end, ring) {
+                return Ok(None);
+            }
+            unix::end_of_stream(end)
         }
-        Ok(0) if moving::start_met(socket, end, ring)? => Ok(None),
+        Ok(0) if moving::start_met(socket, end, ring)? || moving::take_up(socket, end, ring) => {
+            Ok(None)
+        }
         Ok(0) if end.pending_error.is() => Err(Errno(end.pending_error.swap(0) as i32)),
         Ok(0) => Ok(Some(0)),
         // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)
@@ -502,13 +529,14 @@ fn receive_kernel(
 fn receive_draining(
     socket: &Socket,
     end: &End,
+    ring: &SegmentRing,
     to: &mut Buffers,
     flags: i32,
     from: &mut FromKernel,
 ) -> Sys<Option<usize>> {
     let left = end.until.get();
     if left == 0 {
-        moving::set_receiving(socket, end, Receiving::Ring);
+        moving::drained(socket, end, ring);
         return Ok(None);
     }
     let got = receive_native(socket, end, to, left.min(usize::MAX as u64) as usize, flags, from)?;
@@ -810,8 +838,7 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     let held = end.send_lock.take().ok_or(Errno::EINTR)?;
     if how != libc::SHUT_RD {
         if let Some(ring) = socket.outgoing() {
-            // ORDER: Release; pairs with the Acquire in `peer_died_unread`; the FIN follows through the kernel.
-            ring.control().sender.shut.store(SHUT, Ordering::Release);
+            moving::end_direction(socket, end, &ring, SHUT);
         }
         if end.sending() == Sending::Kernel {
             end.sending.set(Sending::KernelForGood as u32);
@@ -1093,6 +1120,10 @@ pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
     }
     let of_kernel = match end.receiving() {
         Receiving::Kernel => return tcp::unread(socket.fd()),
+        Receiving::Draining if end.left.is() => {
+            let again = moving::unread_after(socket, end, moving::bells_end(end, &ring))?;
+            return Ok(tcp::unread(socket.fd())?.min(end.until.get() as usize) + again);
+        }
         Receiving::Draining => tcp::unread(socket.fd())?.min(end.until.get() as usize),
         Receiving::Ring => 0,
         Receiving::Discarding => return moving::unread_after(socket, end, end.until.get()),

@@ -15,7 +15,7 @@ use crate::reasons::Reason;
 use ringlet_core::layout::Geometry;
 use ringlet_core::memory::Area;
 use ringlet_core::ring::{Rx, SegmentRing, Tx};
-use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
 use ringlet_core::view;
 use ringlet_linux::map::{self, Zeroed};
 use ringlet_linux::sys::{self, Sys};
@@ -196,13 +196,14 @@ pub struct End {
     /// Bytes that were to be recorded (`tap`), each under its direction's lock.
     pub tap_sent: P64,
     pub tap_received: P64,
-    /// Of a Unix connection (see `unix`): whether it is known how the peer ended; whether we have shut down receiving; doorbells sent
-    /// since the last `Start`; sends that found the kernel's queue in use, so that there could be none.
+    /// Of a Unix connection (see `unix`): whether it is known how the peer ended; whether we have shut down receiving; sends that
+    /// found the kernel's queue in use, so that there could be no `Start`.
     pub judged: P32,
     pub shut_receiving: P32,
     /// Where the sender's place 0 lies in the count of bytes taken; 0 but for a Unix connection.
     pub base: P64,
-    pub bells: AtomicU64,
+    /// In the same count as `taken`: from here on the kernel's bytes are doorbells.
+    pub bells_from: P64,
     pub refused_starts: P32,
 }
 
@@ -287,7 +288,6 @@ impl End {
         self.full_at.set(0);
         self.base.set(0);
         self.ringers.store(0, Ordering::Relaxed);
-        self.bells.store(0, Ordering::Relaxed);
         self.native_receivers.store(0, Ordering::Relaxed);
         self.native_senders.store(0, Ordering::Relaxed);
         self.abandoned.store(0, Ordering::Relaxed);

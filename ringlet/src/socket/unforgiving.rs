@@ -104,15 +104,11 @@ fn far_end(socket: &Socket) -> Option<&'static Socket> {
     tables.followed().find(|far| waits(far) && is_far(far))
 }
 
-/// Sends the connection back to the kernel for good, once in a while. Called with no lock held. Not with bytes unread, which come again
-/// only at the peer's next call.
+/// Sends the connection back to the kernel for good, once in a while. Called with no lock held.
 pub fn perhaps_return(socket: &Socket) {
     let end = socket.end();
-    let quiet = socket.incoming().is_some_and(|ring| !moving::published(end, &ring));
     let moved = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
-    // A peer within a send may be changing the path just now: bytes on both sides of that would be lost with an error.
-    let still = || pieces_now(socket).is_multiple_of(2);
-    if moved && quiet && !end.ended.is() && one_in(RETURN_ONE_IN) && still() {
+    if moved && !end.ended.is() && one_in(RETURN_ONE_IN) {
         moving::return_to_kernel(socket, Reason::Unforgiving);
         if let Some(far) = far_end(socket).filter(|far| far.stage() == Stage::Attached) {
             moving::answer_return(far, far.end());

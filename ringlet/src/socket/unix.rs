@@ -8,7 +8,7 @@ use super::table::{End, Kind, Sending, Socket, Stage, Tables, tables};
 use super::{moving, stream};
 use crate::reasons::Reason;
 use libc::{msghdr, sockaddr};
-use ringlet_core::layout::{CLOSED, NOT_SHUT, SHUT, SHUT_READ, SHUT_UNREAD};
+use ringlet_core::layout::{CLOSED, NOT_SHUT, SHUT, SHUT_UNREAD};
 use ringlet_core::memory::Buffers;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::{self, Errno, Sys};
@@ -85,15 +85,6 @@ pub fn broken(socket: &Socket, end: &End) -> Option<Errno> {
     judge(socket, end, 0);
     let error = end.pending_error.swap(0);
     (error != 0).then_some(Errno(error as i32))
-}
-
-/// This end is about to be closed by its last holder. Both locks held.
-pub fn closing(socket: &Socket, unread: bool) {
-    if let Some(outgoing) = socket.outgoing() {
-        let said = if unread { SHUT_UNREAD } else { SHUT_READ };
-        // ORDER: Release; pairs with `judge`; the kernel's close follows.
-        outgoing.control().sender.shut.store(said, Ordering::Release);
-    }
 }
 
 /// The process is about to end by itself, and nobody else holds this end: from now on the peer asks the kernel before it sends, so that
