@@ -339,7 +339,10 @@ fn examine(instance: Instance, options: &Options) -> (usize, Vec<Failure>) {
 /// A transcript that nothing can be compared with.
 fn unsound(lines: &[String]) -> bool {
     let end = lines.last().map_or("", String::as_str);
-    end.starts_with("hung") || end == "exit 101" || lines.iter().any(|l| l.ends_with(": never"))
+    // By signal 6: a panic, where those abort.
+    end.starts_with("hung")
+        || matches!(end, "exit 101" | "killed by signal 6")
+        || lines.iter().any(|l| l.ends_with(": never"))
 }
 
 // ---- all of it ----

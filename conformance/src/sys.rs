@@ -987,50 +987,100 @@ pub fn die_with_parent() {
 
 // ---- threads of C ----
 
-/// What the thread of `cancel_in_recv` does; its own number is told by `CANCELLED_TID`.
-static CANCELLED_TID: AtomicI32 = AtomicI32::new(0);
-
-// As libc has them, but a cancelled thread unwinds through them.
-unsafe extern "C-unwind" {
-    #[link_name = "recv"]
-    fn recv_until_cancelled(fd: c_int, buf: *mut c_void, len: usize, flags: c_int) -> isize;
-    fn pthread_create(
-        thread: *mut libc::pthread_t,
-        attributes: *const libc::pthread_attr_t,
-        start: extern "C-unwind" fn(*mut c_void) -> *mut c_void,
-        argument: *mut c_void,
-    ) -> c_int;
+/// In which call a thread is cancelled.
+#[derive(Clone, Copy)]
+pub enum Waits {
+    Recv,
+    Poll,
+    /// Over so many descriptors that they do not fit on the stack.
+    PollMany,
+    Ppoll,
+    Select,
+    Pselect,
+    /// These wait on a set.
+    EpollWait,
+    EpollPwait,
+    /// Not for ever: it asks and is answered all the time.
+    Traffic,
 }
 
-extern "C-unwind" fn receive_for_ever(fd: *mut c_void) -> *mut c_void {
+/// The number of the thread that is to be cancelled, and how many cleanup handlers have run.
+static CANCELLED_TID: AtomicI32 = AtomicI32::new(0);
+static CLEANED: AtomicI32 = AtomicI32::new(0);
+
+unsafe extern "C" {
+    fn _pthread_cleanup_push(
+        buffer: *mut usize,
+        routine: extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    );
+    fn _pthread_cleanup_pop(buffer: *mut usize, execute: c_int);
+}
+
+extern "C" fn clean(_: *mut c_void) {
+    CLEANED.fetch_add(1, Ordering::SeqCst);
+}
+
+extern "C" fn until_cancelled(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: lives until this thread is joined.
+    let (fd, waits) = unsafe { *argument.cast::<(Fd, Waits)>() };
     CANCELLED_TID.store(thread_id(), Ordering::SeqCst);
     let mut byte = 0u8;
-    // SAFETY: one byte for one byte; nothing in this frame needs to be dropped when it unwinds.
-    unsafe { recv_until_cancelled(fd as usize as c_int, (&raw mut byte).cast(), 1, 0) };
+    let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }; 300];
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    let mut cleanup = [0usize; 4];
+    // SAFETY: all that is passed is live. A cancelled thread leaves this frame, in which nothing needs to be dropped, by libc's means.
+    unsafe {
+        let mut readable: libc::fd_set = zeroed();
+        libc::FD_SET(fd, &mut readable);
+        _pthread_cleanup_push(cleanup.as_mut_ptr(), clean, null_mut());
+        let (byte, fds, none) = ((&raw mut byte).cast::<c_void>(), fds.as_mut_ptr(), null_mut());
+        match waits {
+            Waits::Recv => drop(libc::recv(fd, byte, 1, 0)),
+            Waits::Poll => drop(libc::poll(fds, 1, -1)),
+            Waits::PollMany => drop(libc::poll(fds, 300, -1)),
+            Waits::Ppoll => drop(libc::ppoll(fds, 1, null(), null())),
+            Waits::Select => {
+                libc::select(fd + 1, &mut readable, none, none, null_mut());
+            }
+            Waits::Pselect => {
+                libc::pselect(fd + 1, &mut readable, none, none, null(), null());
+            }
+            Waits::EpollWait => drop(libc::epoll_wait(fd, &mut event, 1, -1)),
+            Waits::EpollPwait => drop(libc::epoll_pwait(fd, &mut event, 1, -1, null())),
+            Waits::Traffic => {
+                while libc::send(fd, byte, 1, 0) == 1 && libc::recv(fd, byte, 1, 0) == 1 {}
+            }
+        }
+        _pthread_cleanup_pop(cleanup.as_mut_ptr(), 0);
+    }
     null_mut()
 }
 
-/// Starts a thread that receives on `fd`, calls `waits` with its number, and cancels it. True if it
-/// ended by that.
-pub fn cancel_in_recv(fd: Fd, waits: impl FnOnce(c_int)) -> bool {
+/// Starts a thread that waits for `fd`, calls `until` with its number, and cancels it. Tells whether it ended by that, and how many
+/// of its cleanup handlers have run.
+pub fn cancel_in(fd: Fd, waits: Waits, until: impl FnOnce(c_int)) -> String {
     CANCELLED_TID.store(0, Ordering::SeqCst);
+    CLEANED.store(0, Ordering::SeqCst);
     let (mut thread, mut ended) = (0, null_mut());
-    // SAFETY: `thread` is live, and the start routine takes a number for its pointer.
+    let mut argument = (fd, waits);
+    // SAFETY: `thread` is live, and `argument` until the thread is joined.
     let failed = unsafe {
-        pthread_create(&mut thread, null(), receive_for_ever, fd as usize as *mut c_void)
+        libc::pthread_create(&mut thread, null(), until_cancelled, (&raw mut argument).cast())
     };
     assert!(failed == 0, "pthread_create: {}", Errno(failed));
     while CANCELLED_TID.load(Ordering::SeqCst) == 0 {
         std::thread::yield_now();
     }
-    waits(CANCELLED_TID.load(Ordering::SeqCst));
+    until(CANCELLED_TID.load(Ordering::SeqCst));
     // SAFETY: the thread was created above and is joined once, here.
     unsafe {
         libc::pthread_cancel(thread);
         libc::pthread_join(thread, &mut ended);
     }
     // PTHREAD_CANCELED
-    ended as isize == -1
+    let how = if ended as isize == -1 { "by that" } else { "by itself" };
+    format!("{how}, {} cleaned", CLEANED.load(Ordering::SeqCst))
 }
 
 // ---- processes ----

@@ -133,12 +133,12 @@ pub unsafe fn poll_raw(
 }
 
 /// Does the kernel not have this call, or a filter forbid it? (For calls that fail in no such way themselves.)
-fn is_barred(result: &Sys<usize>) -> bool {
+pub fn is_barred(result: &Sys<usize>) -> bool {
     matches!(result, Err(Errno::ENOSYS | Errno::EPERM | Errno::EACCES))
 }
 
 /// For calls that know no finer time: rounded up, so that a wait is never shorter than asked.
-fn milliseconds(timeout_ns: Option<u64>) -> i32 {
+pub fn milliseconds(timeout_ns: Option<u64>) -> i32 {
     timeout_ns.map_or(-1, |ns| ns.div_ceil(1_000_000).min(i32::MAX as u64) as i32)
 }
 

@@ -131,6 +131,12 @@ impl<T: Copy> Scratch<T> {
         }
         Some(Scratch { base, count })
     }
+
+    /// What is mapped for it.
+    pub fn area(&self) -> Area {
+        // SAFETY: a whole mapping of ours, which lasts as long as `self`.
+        unsafe { Area::new(self.base.cast(), self.count * size_of::<T>()) }
+    }
 }
 
 impl<T: Copy> core::ops::Deref for Scratch<T> {

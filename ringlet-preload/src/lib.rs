@@ -5,6 +5,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod calls;
+mod cancellation;
 mod datagrams;
 mod descriptors;
 mod next;

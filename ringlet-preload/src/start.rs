@@ -23,7 +23,7 @@ extern "C" fn start() {
         // The tables and segments would take what the program needs.
         return;
     }
-    socket::stream::sleep_by(crate::waits::cancellable);
+    socket::sleep::start(crate::cancellation::SLEEP);
     let started = socket::start(config);
     if wrong > 0 || started.is_err() {
         socket::note(

@@ -1,13 +1,11 @@
 //! Calls that wait for readiness.
 
+use crate::cancellation::in_which;
 use crate::{next, result, set_errno};
-use libc::{
-    c_int, c_long, c_void, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval,
-};
-use ringlet::socket::stream::Left;
+use libc::{c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use ringlet::socket::table::{Known, lookup};
 use ringlet::socket::{epoll, readiness};
-use ringlet_linux::map::Scratch;
+use ringlet_linux::map::{self, Scratch};
 use ringlet_linux::sys::{self, Errno, Sys};
 
 const FIRST_PAGE: usize = 4096;
@@ -64,7 +62,10 @@ unsafe fn poll_ours(
     let Some(mut scratch) = Scratch::new(fds.len() + 1, empty) else {
         return Some(Err(Errno::ENOMEM));
     };
-    Some(readiness::poll(fds, &mut scratch, timeout, mask))
+    let left = scratch.area();
+    // SAFETY: in place of the drop, which does not come then.
+    let cancelled = || unsafe { map::unmap(left) };
+    Some(in_which(&cancelled, || readiness::poll(fds, &mut scratch, timeout, mask)))
 }
 
 /// Runs a native wait over these descriptors; none of them is moved meanwhile. `None`: one has just become ours.
@@ -78,7 +79,8 @@ unsafe fn natively<T>(fds: *const pollfd, count: nfds_t, wait: impl FnOnce() -> 
 
 fn natively_over<T>(fds: &[pollfd], wait: impl FnOnce() -> T) -> Option<T> {
     readiness::begin_native(fds);
-    let value = readiness::is_kernels(fds).then(wait);
+    let cancelled = || readiness::end_native(fds);
+    let value = readiness::is_kernels(fds).then(|| in_which(&cancelled, wait));
     readiness::end_native(fds);
     value
 }
@@ -228,8 +230,13 @@ unsafe fn select_with(
         set_errno(libc::ENOMEM);
         return -1;
     };
-    // SAFETY: passed on.
-    unsafe { select_entries(count, sets, &mut fds, &mut scratch, timeout, mask, native) }
+    let left = [fds.area(), scratch.area()];
+    // SAFETY: in place of the drops, which do not come then.
+    let cancelled = || left.iter().for_each(|area| unsafe { map::unmap(*area) });
+    in_which(&cancelled, || {
+        // SAFETY: passed on.
+        unsafe { select_entries(count, sets, &mut fds, &mut scratch, timeout, mask, native) }
+    })
 }
 
 /// `select_with`, by poll entries; both arrays have room for one more than is asked for.
@@ -544,37 +551,4 @@ pub unsafe extern "C" fn epoll_pwait2(
             },
         )
     }
-}
-
-/// libc's ppoll: a cancellation point, for calls of ours that stand in for one.
-pub fn cancellable(fds: &mut [pollfd; 2], timeout_ns: Option<u64>, left: &mut Left) -> Sys<usize> {
-    // libc's list of what a cancelled thread still does: the routine, its argument, and two words of libc's own.
-    let mut cleanup = [0usize; 4];
-    type Routine = unsafe extern "C" fn(*mut c_void);
-    next!(
-        c"_pthread_cleanup_push",
-        fn(*mut usize, Routine, *mut c_void) -> c_int,
-        cleanup.as_mut_ptr(),
-        put_away,
-        (left as *mut Left).cast::<c_void>()
-    );
-    let time = ringlet_linux::fd::timespec(timeout_ns.unwrap_or(0));
-    let timeout = if timeout_ns.is_some() { &raw const time } else { core::ptr::null() };
-    let done = next!(
-        c"ppoll",
-        fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int,
-        fds.as_mut_ptr(),
-        fds.len() as nfds_t,
-        timeout,
-        core::ptr::null()
-    );
-    // SAFETY: libc's errno of this thread.
-    let error = unsafe { *libc::__errno_location() };
-    next!(c"_pthread_cleanup_pop", fn(*mut usize, c_int) -> c_int, cleanup.as_mut_ptr(), 0);
-    if done < 0 { Err(Errno(error)) } else { Ok(done as usize) }
-}
-
-unsafe extern "C" fn put_away(left: *mut c_void) {
-    // SAFETY: what `cancellable` has given, in a frame that is only now left.
-    unsafe { (*left.cast::<Left>()).put_away() };
 }

@@ -1044,7 +1044,10 @@ pub const CASES: &[Case] = &[
         |b| {
             let port = moved(b);
             let me = std::process::id() as i32;
-            record("cancelled", sys::cancel_in_recv(port.end.0, |tid| until_asleep(me, tid)));
+            record(
+                "cancelled",
+                sys::cancel_in(port.end.0, sys::Waits::Recv, |tid| until_asleep(me, tid)),
+            );
             b.sync();
             receive_numbers(port, 0..20);
         },

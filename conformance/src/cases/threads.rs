@@ -6,7 +6,7 @@ use libc::{EPOLL_CTL_ADD, EPOLL_CTL_MOD, MSG_DONTWAIT, SHUT_WR};
 
 use super::close::{beside, shown};
 use crate::case::*;
-use crate::sys::{self, Fd};
+use crate::sys::{self, Fd, Waits};
 
 const TRIPS: u32 = 1000;
 const ET: u32 = libc::EPOLLET as u32;
@@ -96,6 +96,25 @@ fn epoll_edge_for(_: End, set: Fd, _: u32) -> u32 {
     let events = sys::epoll_wait(set, 4, PATIENCE.as_millis() as i32).expect("epoll_wait");
     assert!(!events.is_empty(), "an event comes in time");
     events[0].1
+}
+
+/// One thread after the other, in each way to wait.
+fn cancel_in_waits(end: End) {
+    let set = sys::epoll_create().expect("epoll_create");
+    sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN, 0).expect("epoll_ctl");
+    for (name, waits, fd) in [
+        ("poll", Waits::Poll, end.0),
+        ("poll of many", Waits::PollMany, end.0),
+        ("ppoll", Waits::Ppoll, end.0),
+        ("select", Waits::Select, end.0),
+        ("pselect", Waits::Pselect, end.0),
+        ("epoll_wait", Waits::EpollWait, set),
+        ("epoll_pwait", Waits::EpollPwait, set),
+    ] {
+        let until = |tid| until_asleep(std::process::id() as i32, tid);
+        record(format!("cancelled in {name}"), sys::cancel_in(fd, waits, until));
+    }
+    sys::close(set).expect("close");
 }
 
 pub const CASES: &[Case] = &[
@@ -352,7 +371,7 @@ pub const CASES: &[Case] = &[
             for _ in 0..3 {
                 record(
                     "cancelled",
-                    sys::cancel_in_recv(end.0, |tid| {
+                    sys::cancel_in(end.0, Waits::Recv, |tid| {
                         until_asleep(std::process::id() as i32, tid);
                     }),
                 );
@@ -364,6 +383,61 @@ pub const CASES: &[Case] = &[
         },
     )
     .each_side(),
+    pair(
+        "threads/cancelled_in_waits",
+        "pthread_cancel ends a thread inside poll, select or epoll_wait at once, and the connection lives on, and ends",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"after");
+            end.recv(10);
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            cancel_in_waits(end);
+            b.sync();
+            end.recv(10);
+            end.send(b"answer");
+            end.close();
+        },
+    )
+    .each_side(),
+    pair(
+        "threads/cancelled_before_the_move",
+        "a connection on which threads were cancelled inside poll, select or epoll_wait is moved as any other",
+        |a| {
+            let end = a.fresh();
+            a.sync();
+            a.warm(end);
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.fresh();
+            cancel_in_waits(end);
+            b.sync();
+            b.warm(end);
+            end.close();
+        },
+    ),
+    pair(
+        "threads/cancelled_in_traffic",
+        "pthread_cancel ends a thread that is never idle",
+        |a| {
+            let end = a.moved();
+            // Until it is closed, perhaps with an answer unread.
+            while recv(end, 1, 0).is_ok_and(|request| {
+                !request.is_empty() && send_all(end, &request).is_ok()
+            }) {}
+        },
+        |b| {
+            let end = b.moved();
+            for _ in 0..3 {
+                record("cancelled", sys::cancel_in(end.0, Waits::Traffic, |_| pause(20)));
+            }
+            end.close();
+        },
+    ),
     // ---- one thread, both directions, much data ----
     pair(
         "threads/bulk_poll",

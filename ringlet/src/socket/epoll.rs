@@ -8,7 +8,7 @@
 //! connection, which the kernel's set reports by itself; then they are hot again.
 
 use super::table::{Lock, Receiving, Sending, Socket, Stage, Tables, tables};
-use super::{carrier, context, datagram, moving, spin, stream, unforgiving, view};
+use super::{carrier, context, datagram, moving, sleep, spin, stream, unforgiving, view};
 use crate::plain::{P32, P64};
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::map::Zeroed;
@@ -973,10 +973,15 @@ pub fn wait(
         set.stays_ready.set(0);
         kick_sleepers(set);
     }
+    leave(tables, set);
+    result
+}
+
+/// A wait on a set is over, or cancelled.
+fn leave(tables: &Tables, set: &Set) {
     if set.nested.is() {
         settle_nested(tables, set);
     }
-    result
 }
 
 fn wait_in(
@@ -990,7 +995,7 @@ fn wait_in(
     loop {
         if set.kernel_turn.is() {
             set.kernel_turn.set(0);
-            let more = ask_kernel(tables, set, out, Some(0), mask)?;
+            let more = ask_kernel(tables, set, out, Some(0), mask, None)?;
             let found = harvest(tables, set, &mut out[more..], false);
             if more + found > 0 {
                 return Ok(more + found);
@@ -1007,12 +1012,13 @@ fn wait_in(
             return Ok(found);
         }
         if found > 0 || deadline == Some(0) {
-            let more = ask_kernel(tables, set, &mut out[found..], Some(0), mask)?;
+            let more = ask_kernel(tables, set, &mut out[found..], Some(0), mask, None)?;
             if found + more > 0 {
                 return Ok(found + more);
             }
             return Ok(harvest(tables, set, out, false));
         }
+        sleep::check(&|| leave(tables, set));
         let budget = tables
             .config
             .spin_us
@@ -1025,7 +1031,7 @@ fn wait_in(
             let more = if any_ready(tables, set) {
                 0
             } else {
-                ask_kernel(tables, set, out, Some(0), mask)?
+                ask_kernel(tables, set, out, Some(0), mask, None)?
             };
             if more > 0 {
                 return Ok(more);
@@ -1037,8 +1043,11 @@ fn wait_in(
         if let Some(every) = armed.look_every_ns {
             left = Some(left.unwrap_or(every).min(every));
         }
-        let slept =
-            if any_ready(tables, set) { Ok(0) } else { ask_kernel(tables, set, out, left, mask) };
+        let slept = if any_ready(tables, set) {
+            Ok(0)
+        } else {
+            ask_kernel(tables, set, out, left, mask, Some(&armed))
+        };
         disarm(&armed);
         match slept {
             Ok(0) => {
@@ -1088,12 +1097,23 @@ fn ask_kernel(
     out: &mut [epoll_event],
     timeout_ns: Option<u64>,
     mask: Option<u64>,
+    asleep: Option<&Armed>,
 ) -> Sys<usize> {
+    let epfd = set.epfd.get() as i32;
     let mut timeout = timeout_ns;
     for _ in 0..ASKS_MAX {
-        // SAFETY: `out` is a valid slice.
-        let n = unsafe {
-            fd::epoll_wait(set.epfd.get() as i32, out.as_mut_ptr(), out.len(), timeout, mask)?
+        let n = match asleep {
+            Some(armed) => {
+                let cancelled = || {
+                    disarm(armed);
+                    // What had woken this one is another's.
+                    kick_sleepers(set);
+                    leave(tables, set);
+                };
+                sleep::epoll_wait(epfd, out, timeout, mask, &cancelled)?
+            }
+            // SAFETY: `out` is a valid slice.
+            None => unsafe { fd::epoll_wait(epfd, out.as_mut_ptr(), out.len(), timeout, mask)? },
         };
         let kept = translate(tables, set, &mut out[..n]);
         if kept > 0 || n < out.len() {

@@ -15,6 +15,7 @@ pub mod moving;
 pub mod process;
 pub mod readiness;
 pub mod signals;
+pub mod sleep;
 pub mod spin;
 pub mod stream;
 pub mod table;

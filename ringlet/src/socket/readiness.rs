@@ -1,10 +1,10 @@
 //! poll and select over descriptors of which some are attached connections (or epoll sets that hold some).
 
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
-use super::{context, datagram, epoll, spin, stream, view};
+use super::{context, datagram, epoll, sleep, spin, stream, view};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, pollfd};
-use ringlet_linux::map::Scratch;
+use ringlet_linux::map::{self, Scratch};
 use ringlet_linux::sys::{self, Errno, Sys};
 
 /// Can the kernel alone answer for all of these?
@@ -40,6 +40,7 @@ fn each_waiting(fds: &[pollfd], act: impl Fn(&'static Socket)) {
 }
 
 /// poll. `scratch` has one entry more than `fds`.
+#[allow(unsafe_code)]
 pub fn poll(
     fds: &mut [pollfd],
     scratch: &mut [pollfd],
@@ -49,14 +50,21 @@ pub fn poll(
     let mut on_stack = [0u32; COUNTED_ON_STACK];
     if fds.len() <= COUNTED_ON_STACK {
         let count = enter(fds, &mut on_stack);
-        let result = poll_entered(fds, scratch, timeout_ns, mask);
-        leave(&on_stack[..count]);
+        let counted = &on_stack[..count];
+        let result = poll_entered(fds, scratch, timeout_ns, mask, &|| leave(counted));
+        leave(counted);
         return result;
     }
     let mut many = Scratch::new(fds.len(), 0u32).ok_or(Errno::ENOMEM)?;
     let count = enter(fds, &mut many);
-    let result = poll_entered(fds, scratch, timeout_ns, mask);
-    leave(&many[..count]);
+    let (counted, area) = (&many[..count], many.area());
+    let cancelled = || {
+        leave(counted);
+        // SAFETY: in place of the drop, which does not come then.
+        unsafe { map::unmap(area) };
+    };
+    let result = poll_entered(fds, scratch, timeout_ns, mask, &cancelled);
+    leave(counted);
     result
 }
 
@@ -125,11 +133,13 @@ fn look(fds: &mut [pollfd]) -> (usize, bool) {
     (found, others)
 }
 
+/// `cancelled`: see `sleep`.
 fn poll_entered(
     fds: &mut [pollfd],
     scratch: &mut [pollfd],
     timeout_ns: Option<u64>,
     mask: Option<u64>,
+    cancelled: &dyn Fn(),
 ) -> Sys<usize> {
     let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
     let limit = tables().map_or(0, |tables| tables.config.spin_us);
@@ -138,6 +148,7 @@ fn poll_entered(
         if found > 0 || deadline == Some(0) {
             return if others { with_kernel(fds, scratch, mask) } else { Ok(found) };
         }
+        sleep::check(cancelled);
         let left = |at: u64| at.saturating_sub(sys::now_ns());
         let budget = limit.min(deadline.map_or(u64::MAX, |at| left(at) / 1000));
         let mut asked = sys::now_ns();
@@ -165,12 +176,20 @@ fn poll_entered(
                 (left, true) => Some(left.unwrap_or(u64::MAX).min(stream::LOOK_AT_TIMES_NS)),
                 (left, false) => left,
             };
-            let slept = (look(fds).0 == 0).then(|| sleep(fds, scratch, home, timeout, mask));
-            disarm(home);
-            each_datagram_socket(fds, |socket| {
-                socket.end().native_receivers.fetch_sub(1, Ordering::SeqCst);
-                datagram::awake(socket);
-            });
+            let idle = look(fds).0 == 0;
+            let awake = || {
+                disarm(home);
+                each_datagram_socket(fds, |socket| {
+                    socket.end().native_receivers.fetch_sub(1, Ordering::SeqCst);
+                    datagram::awake(socket);
+                });
+            };
+            let cancelled = || {
+                awake();
+                cancelled();
+            };
+            let slept = idle.then(|| fall_asleep(fds, scratch, home, timeout, mask, &cancelled));
+            awake();
             if let Some(slept) = slept {
                 let woken = slept?;
                 for entry in fds.iter() {
@@ -277,12 +296,13 @@ fn disarm(home: Option<u32>) {
 }
 
 /// Waits in the kernel for everything that can wake us.
-fn sleep(
-    fds: &mut [pollfd],
+fn fall_asleep(
+    fds: &[pollfd],
     scratch: &mut [pollfd],
     home: Option<u32>,
     timeout_ns: Option<u64>,
     mask: Option<u64>,
+    cancelled: &dyn Fn(),
 ) -> Sys<usize> {
     for (entry, copy) in fds.iter().zip(scratch.iter_mut()) {
         *copy = *entry;
@@ -293,7 +313,7 @@ fn sleep(
     let n = fds.len();
     let event = home.map_or(-1, context::eventfd_of);
     scratch[n] = pollfd { fd: event, events: libc::POLLIN, revents: 0 };
-    let woken = fd::poll(&mut scratch[..n + 1], timeout_ns, mask)?;
+    let woken = sleep::poll(&mut scratch[..n + 1], timeout_ns, mask, cancelled)?;
     if scratch[n].revents != 0 {
         fd::drain(event);
     }

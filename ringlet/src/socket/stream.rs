@@ -4,7 +4,7 @@
 //! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{carrier, context, control, moving, spin, tap, unforgiving, unix, view};
+use super::{carrier, context, control, moving, sleep, spin, tap, unforgiving, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, SHUT, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
@@ -14,7 +14,6 @@ use ringlet_core::wait as flag;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::unix::FromKernel;
 use ringlet_linux::{fd, sys, tcp};
-use std::sync::OnceLock;
 
 /// The kernel transfers no more in one call (MAX_RW_COUNT).
 const CALL_MAX_BYTES: usize = 0x7fff_f000;
@@ -934,6 +933,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
         Want::Data => end.receiving() == Receiving::Ring,
         Want::Room => end.sending() == Sending::Ring,
     };
+    sleep::check(&|| leave(socket));
     let limit = tables().map_or(0, |tables| tables.config.spin_us);
     if in_ring && spin::watch(limit, || peer(socket), || there(socket, end, want)) {
         view::count_spin(socket);
@@ -965,7 +965,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     let result = if there(socket, end, want) {
         Ok(())
     } else {
-        sleep(socket, end, want, event.then_some(home), deadline_ns)
+        fall_asleep(socket, end, want, event.then_some(home), deadline_ns)
     };
     if want == Want::Room {
         socket.room_waiters.fetch_sub(1, Ordering::SeqCst);
@@ -977,7 +977,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     result
 }
 
-fn sleep(
+fn fall_asleep(
     socket: &Socket,
     end: &End,
     want: Want,
@@ -1019,8 +1019,17 @@ fn sleep(
         fd::pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 },
     ];
     super::signals::begin_wait();
-    let mut left = Left { socket, room: want == Want::Room, home: home.unwrap_or(0) };
-    let woken = match cancellable_poll(&mut fds, timeout, &mut left) {
+    // As `wait_inside` and its caller would do it.
+    let cancelled = || {
+        if want == Want::Room {
+            socket.room_waiters.fetch_sub(1, Ordering::SeqCst);
+        }
+        if let Some(home) = home {
+            context::disarm(home);
+        }
+        leave(socket);
+    };
+    let woken = match sleep::poll(&mut fds, timeout, None, &cancelled) {
         // As the kernel does it: restarted, unless the call has a timeout.
         Err(Errno::EINTR) if deadline_ns.is_none() && super::signals::restart() => return Ok(()),
         other => other?,
@@ -1035,52 +1044,6 @@ fn sleep(
         }
     }
     if woken == 0 && !now_and_then { Err(Errno::EAGAIN) } else { Ok(()) }
-}
-
-/// A poll in which a thread can be cancelled, as it can in the program's own call: libc's, which the edge has given us.
-fn cancellable_poll(
-    fds: &mut [fd::pollfd; 2],
-    timeout_ns: Option<u64>,
-    left: &mut Left,
-) -> Sys<usize> {
-    match CANCELLABLE_POLL.get() {
-        Some(poll) => match poll(fds, timeout_ns, left) {
-            // Forbidden there by a filter: ours knows other ways.
-            Err(Errno::EPERM | Errno::EACCES | Errno::ENOSYS) => fd::poll(fds, timeout_ns, None),
-            done => done,
-        },
-        None => fd::poll(fds, timeout_ns, None),
-    }
-}
-
-/// Waits on two descriptors.
-pub type Poll = fn(&mut [fd::pollfd; 2], Option<u64>, &mut Left) -> Sys<usize>;
-
-/// What a thread that is cancelled in its sleep leaves behind; nothing of ours runs after that but `put_away`.
-pub struct Left<'a> {
-    socket: &'a Socket,
-    room: bool,
-    home: u32,
-}
-
-impl Left<'_> {
-    /// As `wait_inside` and its caller would have done.
-    pub fn put_away(&self) {
-        if self.room {
-            self.socket.room_waiters.fetch_sub(1, Ordering::SeqCst);
-        }
-        if self.home != 0 {
-            context::disarm(self.home);
-        }
-        leave(self.socket);
-    }
-}
-
-static CANCELLABLE_POLL: OnceLock<Poll> = OnceLock::new();
-
-/// The edge's way to sleep at a cancellation point.
-pub fn sleep_by(poll: Poll) {
-    let _ = CANCELLABLE_POLL.set(poll);
 }
 
 /// Takes doorbell bytes away, so that the descriptor does not stay readable for a sender that waits on it.
