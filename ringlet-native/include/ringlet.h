@@ -1,6 +1,6 @@
 /*
  * ringlet: channels through shared memory between programs of one machine. Manual pages: ringlet_connect(3), ringlet_send(3),
- * ringlet_mailbox(3).
+ * ringlet_mailbox(3), ringlet_region(3).
  *
  * A service is opened under a name by one program, others connect to it. Calls that return -1 or NULL set errno. A timeout is in
  * milliseconds: -1 waits for ever, 0 not at all (EAGAIN); when it is over: ETIMEDOUT.
@@ -20,7 +20,8 @@ enum ringlet_kind {
     RINGLET_BYTES = 1,    /* a stream of bytes each way */
     RINGLET_MESSAGES = 2, /* a queue of messages each way */
     RINGLET_LOCKED = 3,   /* a buffer each way, for ends that take turns; the connecting end begins */
-    RINGLET_MAILBOX = 4   /* messages of many senders to one receiver */
+    RINGLET_MAILBOX = 4,  /* messages of many senders to one receiver */
+    RINGLET_REGION = 5    /* memory into which each end stores for the other, with doorbells */
 };
 
 enum ringlet_peers {
@@ -41,7 +42,7 @@ typedef struct ringlet_listener ringlet_listener;
 typedef struct ringlet_channel ringlet_channel;
 typedef struct ringlet_mailbox ringlet_mailbox;
 
-/* Opens a service of bytes, messages or locked buffers; takes the next connection to it. */
+/* Opens a service of any kind but a mailbox; takes the next connection to it. */
 ringlet_listener *ringlet_listen(const char *name, const struct ringlet_options *options);
 ringlet_channel *ringlet_accept(ringlet_listener *listener, int timeout_ms);
 int ringlet_listener_fd(const ringlet_listener *listener);
@@ -72,6 +73,19 @@ int ringlet_receive_fd(const ringlet_channel *channel);
 int ringlet_send_fd(const ringlet_channel *channel);
 int ringlet_arm_receive(ringlet_channel *channel);
 int ringlet_arm_send(ringlet_channel *channel);
+
+/* A region: each end stores into the other's part and reads its own, where the other may change anything at any time. put is a checked
+   copy (EMSGSIZE beyond the end). Whoever hears a ring sees what was stored before it; stores that are watched for in memory, and the
+   loads there, are kept in order by fence. wait returns how often the other end has rung since the last time. check asks whether all
+   that was stored reached an end that is there: EPIPE if it has closed, ECONNRESET if it died, EPROTO if it writes nonsense. The
+   doorbell's descriptor is ringlet_receive_fd, armed by ringlet_arm_receive. */
+void *ringlet_remote(const ringlet_channel *channel, size_t *len);
+const void *ringlet_local(const ringlet_channel *channel, size_t *len);
+int ringlet_put(const ringlet_channel *channel, size_t at, const void *data, size_t len);
+void ringlet_fence(void);
+int ringlet_ring(ringlet_channel *channel);
+int64_t ringlet_wait(ringlet_channel *channel, int timeout_ms);
+int ringlet_check(const ringlet_channel *channel);
 
 /* The receiver of a mailbox. A sender's number is never used for another. */
 ringlet_mailbox *ringlet_mailbox_open(const char *name, const struct ringlet_options *options);

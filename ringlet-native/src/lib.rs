@@ -32,6 +32,7 @@ pub struct ringlet_channel {
     inward: In,
     /// The locked pair's end serves both ways. Those take turns, and so do the threads that use it.
     locked: Option<Locked>,
+    region: Option<Region>,
 }
 
 #[derive(Default)]
@@ -104,6 +105,7 @@ unsafe fn read_options<'a>(
         2 => Kind::Messages,
         3 => Kind::Locked,
         4 => Kind::Mailbox,
+        5 => Kind::Region,
         _ => return Err(INVALID),
     };
     let mut options = Options::new(kind);
@@ -126,15 +128,16 @@ unsafe fn read_options<'a>(
 
 fn channel(connection: Connection) -> *mut ringlet_channel {
     let (mut out, mut inward) = (Out::default(), In::default());
-    let mut locked = None;
+    let (mut locked, mut region) = (None, None);
     match connection {
         Connection::Channel(channel) => {
             (out.sender, inward.receiver) = (Some(channel.sender), Some(channel.receiver));
         }
         Connection::Sender(sender) => out.sender = Some(sender),
         Connection::Locked(end) => locked = Some(end),
+        Connection::Region(end) => region = Some(end),
     }
-    boxed(ringlet_channel { out, inward, locked })
+    boxed(ringlet_channel { out, inward, locked, region })
 }
 
 #[unsafe(no_mangle)]
@@ -215,9 +218,18 @@ unsafe fn sending<'a>(
         // SAFETY: as above. A channel with halves is not locked, so this is looked at by nobody else.
         None => match unsafe { &mut *locked } {
             Some(end) => Ok((end, reserved)),
-            None => Err(Failure(libc::EPIPE)),
+            // SAFETY: as in the header; nothing is changed.
+            None => Err(unsafe { no_sender(channel) }),
         },
     }
+}
+
+/// # Safety
+/// As in the header.
+unsafe fn no_sender(channel: *const ringlet_channel) -> Failure {
+    // SAFETY: as in the header; nothing is changed.
+    let is_region = unsafe { (*channel).region.is_some() };
+    Failure(if is_region { libc::ENOTSUP } else { libc::EPIPE })
 }
 
 /// What receives on this channel, and the place where it keeps what is peeked at.
@@ -371,11 +383,13 @@ pub unsafe extern "C" fn ringlet_release(channel: *mut ringlet_channel, len: usi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringlet_receive_fd(channel: *const ringlet_channel) -> c_int {
     // SAFETY: as in the header; nothing is changed.
-    let (inward, locked) = unsafe { (&(*channel).inward, &(*channel).locked) };
-    answer(-1, || match (&inward.receiver, locked) {
-        (Some(receiver), _) => Ok(receiver.descriptor()),
-        (None, Some(locked)) => Ok(locked.descriptor()),
-        (None, None) => Err(Failure(libc::ENOTSUP)),
+    let (inward, locked, region) =
+        unsafe { (&(*channel).inward, &(*channel).locked, &(*channel).region) };
+    answer(-1, || match (&inward.receiver, locked, region) {
+        (Some(receiver), ..) => Ok(receiver.descriptor()),
+        (None, Some(locked), _) => Ok(locked.descriptor()),
+        (None, None, Some(region)) => Ok(region.descriptor()),
+        (None, None, None) => Err(Failure(libc::ENOTSUP)),
     })
 }
 
@@ -386,7 +400,8 @@ pub unsafe extern "C" fn ringlet_send_fd(channel: *const ringlet_channel) -> c_i
     answer(-1, || match (&out.sender, locked) {
         (Some(sender), _) => Ok(sender.descriptor()),
         (None, Some(locked)) => Ok(locked.descriptor()),
-        (None, None) => Err(Failure(libc::EPIPE)),
+        // SAFETY: as above.
+        (None, None) => Err(unsafe { no_sender(channel) }),
     })
 }
 
@@ -399,7 +414,8 @@ pub unsafe extern "C" fn ringlet_arm_receive(channel: *mut ringlet_channel) -> c
         // SAFETY: as in `sending`.
         None => match unsafe { &mut *locked } {
             Some(locked) => Ok(locked.arm().into()),
-            None => Err(Failure(libc::ENOTSUP)),
+            // SAFETY: as in the header: one thread at a time waits at a region.
+            None => Ok(unsafe { waiting(channel)? }.arm().into()),
         },
     })
 }
@@ -414,9 +430,103 @@ pub unsafe extern "C" fn ringlet_arm_send(channel: *mut ringlet_channel) -> c_in
         None => match unsafe { &mut *locked } {
             // There is room in our turn; the turn comes with the other end's message.
             Some(locked) => Ok((!locked.is_our_turn() && locked.arm()).into()),
-            None => Err(Failure(libc::EPIPE)),
+            // SAFETY: as above.
+            None => Err(unsafe { no_sender(channel) }),
         },
     })
+}
+
+/// # Safety
+/// As in the header.
+unsafe fn region<'a>(channel: *const ringlet_channel) -> Result<&'a Region, Failure> {
+    // SAFETY: as in the header; nothing is changed.
+    unsafe { (*channel).region.as_ref() }.ok_or(Failure(libc::ENOTSUP))
+}
+
+/// # Safety
+/// As in the header: no other thread uses the region meanwhile.
+unsafe fn waiting<'a>(channel: *mut ringlet_channel) -> Result<&'a mut Region, Failure> {
+    // SAFETY: our caller's contract.
+    unsafe { (*channel).region.as_mut() }.ok_or(Failure(libc::ENOTSUP))
+}
+
+/// A part of a region, and how long it is.
+///
+/// # Safety
+/// As in the header.
+unsafe fn part(
+    channel: *const ringlet_channel,
+    len: *mut usize,
+    which: impl FnOnce(&Region) -> *const c_void,
+) -> *const c_void {
+    answer(null(), || {
+        // SAFETY: as in the header.
+        let region = unsafe { region(channel)? };
+        if !len.is_null() {
+            // SAFETY: as in the header: null or can be written to.
+            unsafe { *len = region.part_bytes() };
+        }
+        Ok(which(region))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringlet_remote(
+    channel: *const ringlet_channel,
+    len: *mut usize,
+) -> *mut c_void {
+    // SAFETY: as in the header.
+    unsafe { part(channel, len, |region| region.remote().as_ptr().cast()).cast_mut() }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringlet_local(
+    channel: *const ringlet_channel,
+    len: *mut usize,
+) -> *const c_void {
+    // SAFETY: as in the header.
+    unsafe { part(channel, len, |region| region.local().as_ptr().cast()) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringlet_put(
+    channel: *const ringlet_channel,
+    at: usize,
+    data: *const c_void,
+    len: usize,
+) -> c_int {
+    answer(-1, || {
+        // SAFETY: as in the header.
+        let (region, data) = unsafe { (region(channel)?, bytes(data, len)?) };
+        Ok(region.put(at, data).map(|()| 0)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ringlet_fence() {
+    std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringlet_ring(channel: *mut ringlet_channel) -> c_int {
+    // SAFETY: as in the header.
+    answer(-1, || Ok(unsafe { waiting(channel)? }.ring().map(|()| 0)?))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringlet_wait(channel: *mut ringlet_channel, timeout_ms: c_int) -> i64 {
+    answer(-1, || {
+        // SAFETY: as in the header.
+        let region = unsafe { waiting(channel)? };
+        // `wait` takes a count of more than half of a u64 for a lie.
+        Ok(region.wait(timeout(timeout_ms))? as i64)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringlet_check(channel: *const ringlet_channel) -> c_int {
+    // SAFETY: as in the header.
+    answer(-1, || Ok(unsafe { region(channel)? }.check().map(|()| 0)?))
 }
 
 #[unsafe(no_mangle)]

@@ -36,7 +36,7 @@ fn serve(name: &str, options: Options) -> Result<(), Error> {
         let served = match listener.accept(None)? {
             Connection::Channel(channel) => serve_channel(channel),
             Connection::Locked(locked) => serve_locked(locked),
-            Connection::Sender(_) => unreachable!("no mailbox was opened"),
+            _ => unreachable!("no such service was opened"),
         };
         // A caller that leaves, dies or misbehaves ends its own connection only.
         if let Err(error) = served
@@ -82,7 +82,7 @@ fn call(name: &str, options: Options, count: usize, size: usize) -> Result<(), E
             Connection::Locked(locked) => {
                 locked.call(&question, &mut answer, None)?;
             }
-            Connection::Sender(_) => unreachable!("that is no kind of ours"),
+            _ => unreachable!("that is no kind of ours"),
         }
         assert!(answer.iter().zip(&question).all(|(answer, asked)| *answer == !asked));
     }

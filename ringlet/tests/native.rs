@@ -239,6 +239,75 @@ fn locked_buffers() {
 }
 
 #[test]
+fn regions() {
+    with_and_without_spinning(Kind::Region, |options| {
+        let (near, far) = ends(options);
+        let (mut near, mut far) = (near.region().unwrap(), far.region().unwrap());
+        let size = near.part_bytes();
+        assert_eq!((size, far.part_bytes()), (options.ring_bytes, options.ring_bytes));
+        assert_eq!((near.wait(NOW), near.check()), (Err(Error::WouldBlock), Ok(())));
+        assert_eq!(near.wait(Some(Duration::from_millis(20))), Err(Error::TimedOut));
+        // Each end has a part of its own, to its last byte and no further.
+        assert_eq!(near.put(size - 3, b"abc"), Ok(()));
+        assert_eq!(far.put(size - 3, b"xyz"), Ok(()));
+        for at in [size - 2, size, size + 1, usize::MAX] {
+            assert_eq!(near.put(at, b"abc"), Err(Error::TooLong));
+            assert_eq!(near.get(at, &mut [0; 3]), Err(Error::TooLong));
+        }
+        let (mut here, mut there) = ([0; 3], [0; 3]);
+        near.get(size - 3, &mut here).unwrap();
+        far.get(size - 3, &mut there).unwrap();
+        assert_eq!((&here, &there), (b"xyz", b"abc"));
+        assert_eq!(far.local()[size / 8 - 1].load(Ordering::Relaxed).to_le_bytes()[5..], there);
+        // Whoever hears a ring sees what was stored before.
+        let serving = thread::spawn(move || {
+            for number in 1..=3000 {
+                far.wait(SOON).unwrap();
+                let asked = far.local()[number as usize % 7].load(Ordering::Relaxed);
+                assert_eq!(asked, number);
+                far.remote()[0].store(!asked, Ordering::Relaxed);
+                far.ring().unwrap();
+            }
+            assert_eq!(far.wait(SOON), Err(Error::Closed));
+            assert_eq!((far.ring(), far.check()), (Err(Error::Closed), Err(Error::Closed)));
+        });
+        for number in 1..=3000 {
+            near.remote()[number as usize % 7].store(number, Ordering::Relaxed);
+            near.ring().unwrap();
+            assert_eq!(near.wait(SOON), Ok(1));
+            assert_eq!(near.local()[0].load(Ordering::Relaxed), !number);
+        }
+        drop(near);
+        serving.join().unwrap();
+    });
+}
+
+#[test]
+fn a_region_driven_by_its_descriptor() {
+    let (near, far) = ends(options(Kind::Region));
+    let (mut near, mut far) = (near.region().unwrap(), far.region().unwrap());
+    near.ring().unwrap();
+    assert!(!is_readable(far.descriptor(), 0), "rung though nobody sleeps");
+    assert!(!far.arm(), "it was rung");
+    near.ring().unwrap();
+    assert_eq!(far.wait(NOW), Ok(2));
+    for _ in 0..100 {
+        assert!(far.arm());
+        assert!(!is_readable(far.descriptor(), 0));
+        near.ring().unwrap();
+        assert!(is_readable(far.descriptor(), 20_000));
+        assert_eq!(far.wait(NOW), Ok(1));
+    }
+    assert!(far.arm());
+    near.ring().unwrap();
+    drop(near);
+    assert!(is_readable(far.descriptor(), 20_000));
+    // What was rung before the end is heard.
+    assert_eq!(far.wait(NOW), Ok(1));
+    assert_eq!(far.wait(NOW), Err(Error::Closed));
+}
+
+#[test]
 fn a_mailbox_of_many_senders() {
     with_and_without_spinning(Kind::Mailbox, |options| {
         const SENDERS: usize = 20;

@@ -16,7 +16,7 @@ fn segments() -> usize {
 #[test]
 fn nothing_stays() {
     let before = descriptors();
-    for kind in [Kind::Bytes, Kind::Messages, Kind::Locked, Kind::Mailbox] {
+    for kind in [Kind::Bytes, Kind::Messages, Kind::Locked, Kind::Region, Kind::Mailbox] {
         let options = Options::new(kind);
         let name = format!("leaks-{}-{kind:?}", std::process::id());
         for _ in 0..20 {

@@ -59,7 +59,7 @@ class Place:
         }
         self.c, self.rust = directory / "c", target.resolve() / "release/examples"
         self.c.mkdir()
-        for name in ("echo", "mailbox"):
+        for name in ("echo", "mailbox", "region"):
             self.compile(["cc", "-std=c99", "-D_GNU_SOURCE"], f"{name}.c", self.c / name, ["--cflags", "--libs"])
 
     def compile(self, compiler, source, to, ask):
@@ -122,7 +122,7 @@ def installed(place):
     both = declared | messages
     require(both == exported, f"only declared: {both - exported}; only exported: {exported - both}")
     pages = place.root / "usr/share/man/man3"
-    paged = {page.stem for page in pages.iterdir()} - {"ringlet_mailbox", "am"}
+    paged = {page.stem for page in pages.iterdir()} - {"ringlet_mailbox", "ringlet_region", "am"}
     require(paged == declared, f"without a page: {declared - paged}; pages for nothing: {paged - declared}")
     for page in pages.iterdir():
         text = page.read_text()
@@ -153,6 +153,21 @@ def echoes(place):
                     for count, size in ((3000, 8), (300, 5000), (30, 100_000)):
                         output, _ = place.call(client / "echo", "call", service, kind, count, size)
                         require(output == f"{count} answers\n", output)
+
+
+@check
+def regions(place):
+    """Remote stores, rung for, between C and Rust, each as server and as client, short and long."""
+    for server in (place.c, place.rust):
+        service = name()
+        with place.service(server / "region", "serve", service):
+            for client in (place.c, place.rust):
+                for count, size in ((3000, 8), (300, 5000), (30, 1_000_000)):
+                    output, _ = place.call(client / "region", "call", service, count, size)
+                    require(output == f"{count} answers\n", output)
+                # What does not fit is not stored.
+                _, complaint = place.call(client / "region", "call", service, 1, 1 << 20, status=1)
+                require(complaint, "it says nothing")
 
 
 @check
@@ -208,10 +223,10 @@ def no_system_call_while_awake(place):
 @check
 def deaths(place):
     """An end that is killed is told to the other; the name is free at once, and whoever connects again goes on."""
-    for kind in ("bytes", "messages", "locked"):
+    for program, *kind in (("echo", "bytes"), ("echo", "messages"), ("echo", "locked"), ("region",)):
         service = name()
-        with place.service(place.c / "echo", "serve", service, kind) as server:
-            client = place.start(place.c / "echo", "call", service, kind, 2_000_000_000, 8)
+        with place.service(place.c / program, "serve", service, *kind) as server:
+            client = place.start(place.c / program, "call", service, *kind, 2_000_000_000, 8)
             try:
                 time.sleep(0.3)
                 require(client.poll() is None, client.tail())
@@ -221,13 +236,13 @@ def deaths(place):
             finally:
                 client.kill()
         # The caller's death, and a caller that comes before its service.
-        client = place.start(place.c / "echo", "call", service, kind, 2_000_000_000, 8)
+        client = place.start(place.c / program, "call", service, *kind, 2_000_000_000, 8)
         time.sleep(0.1)
-        with place.service(place.c / "echo", "serve", service, kind):
+        with place.service(place.c / program, "serve", service, *kind):
             time.sleep(0.3)
             require(client.poll() is None, client.tail())
             client.kill()
-            place.call(place.rust / "echo", "call", service, kind, 100, 8)
+            place.call(place.rust / program, "call", service, *kind, 100, 8)
 
 
 def unix_socket():
@@ -295,13 +310,13 @@ def peers_that_scribble(place):
     seed = random.randrange(1 << 32)
     dice = random.Random(seed)
     for server in (place.c, place.rust):
-        for kind in ("bytes", "messages", "locked"):
+        for program, *kind in (("echo", "bytes"), ("echo", "messages"), ("echo", "locked"), ("region",)):
             service = name()
-            with place.service(server / "echo", "serve", service, kind) as process:
+            with place.service(server / program, "serve", service, *kind) as process:
                 for _ in range(15):
                     scribble(dice, service)
                     require(process.poll() is None, f"seed {seed}, {kind}: {status_word(process.poll())}\n{process.tail()}")
-                place.call(place.c / "echo", "call", service, kind, 100, 8)
+                place.call(place.c / program, "call", service, *kind, 100, 8)
 
 
 @check
@@ -386,6 +401,9 @@ def scribble_over(dice, caller, fds):
     size = os.fstat(fds[0]).st_size
     with mmap.mmap(fds[0], size) as segment:
         slots = 4096  # of the first lane, which is ours
+        # A region's rings, so that it is looked at, and its first word.
+        struct.pack_into("<Q", segment, 1024 + 128, dice.choice((1, 2, 2**63, 2**64 - 1)))
+        struct.pack_into("<Q", segment, 8192, dice.choice((0, 8, 1000, 1 << 20, 2**64 - 8)))
         for position in range(dice.randrange(1, 60)):
             # A header as it is due, with any length and flags, so that it is looked at; and noise.
             header = ((1 << 43) | position) << 20 | dice.choice((0, 1, 2, 4, 7)) << 17 | dice.choice((0, 8, 56, 57, 4000, 131071))

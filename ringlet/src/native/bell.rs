@@ -153,9 +153,14 @@ impl Bell {
         let now = sys::ticks();
         if now.wrapping_sub(self.looked.load(Ordering::Relaxed)) > LOOK_EVERY_TICKS {
             self.looked.store(now, Ordering::Relaxed);
-            if fd::pending(self.descriptor(), 0) != 0 {
-                self.gone.store(true, Ordering::Relaxed);
-            }
+            self.ask();
+        }
+    }
+
+    /// Asks the kernel whether the peer is gone.
+    pub fn ask(&self) {
+        if fd::pending(self.descriptor(), 0) != 0 {
+            self.gone.store(true, Ordering::Relaxed);
         }
     }
 

@@ -6,7 +6,7 @@
 use super::bell::{Bell, Deadline};
 use super::channel::{Channel, Link, Mapping};
 use super::mailbox::Announcer;
-use super::{Error, Kind, Locked, Options, Peers, Sender, Timeout};
+use super::{Error, Kind, Locked, Options, Peers, Region, Sender, Timeout};
 use ringlet_core::layout::LaneGeometry;
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{fd, map, meet};
@@ -137,6 +137,7 @@ pub enum Connection {
     Channel(Channel),
     Locked(Locked),
     Sender(Sender),
+    Region(Region),
 }
 
 impl Listener {
@@ -145,6 +146,7 @@ impl Listener {
         if options.kind == Kind::Mailbox {
             return Err(Error::OtherKind);
         }
+        let options = options.of_service();
         let geometry = options.geometry()?;
         Ok(Listener { socket: open_service(name)?, options, geometry })
     }
@@ -195,6 +197,7 @@ impl Options {
         let link = Link { data, room, mapping, side, spin_us: self.spin_us };
         match self.kind {
             Kind::Locked => Connection::Locked(Locked::new(link, geometry)),
+            Kind::Region => Connection::Region(Region::new(link, geometry)),
             _ => Connection::Channel(Channel::new(link, geometry, self)),
         }
     }
@@ -258,6 +261,13 @@ impl Connection {
     pub fn locked(self) -> Result<Locked, Error> {
         match self {
             Connection::Locked(locked) => Ok(locked),
+            _ => Err(Error::OtherKind),
+        }
+    }
+
+    pub fn region(self) -> Result<Region, Error> {
+        match self {
+            Connection::Region(region) => Ok(region),
             _ => Err(Error::OtherKind),
         }
     }

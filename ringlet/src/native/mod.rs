@@ -5,6 +5,7 @@
 //!
 //! - [`Kind::Bytes`], [`Kind::Messages`]: a [`Channel`] with a [`Sender`] and a [`Receiver`], which may go to two threads;
 //! - [`Kind::Locked`]: a [`Locked`] pair of buffers for strict question and answer;
+//! - [`Kind::Region`]: a [`Region`], plain memory into which each end stores for the other to read;
 //! - [`Kind::Mailbox`]: one [`Mailbox`], to which up to 1,024 connected [`Sender`]s write, each in its own lane.
 //!
 //! While both ends are awake nothing enters the kernel. An end that has to wait watches shared memory for a while, then arms its
@@ -22,14 +23,16 @@ mod channel;
 mod locked;
 mod mailbox;
 mod meet;
+mod region;
 
 pub use channel::{Channel, Message, Receiver, Receives, Sender, Sends, Slot};
 pub use locked::Locked;
 pub use mailbox::{Mailbox, SenderId};
 pub use meet::{Connection, Listener, connect};
+pub use region::Region;
 pub use ringlet_core::layout::LANE_MAX_COUNT as SENDER_MAX_COUNT;
 
-use ringlet_core::layout::LaneGeometry;
+use ringlet_core::layout::{LANE_SLOT_MIN_COUNT, LaneGeometry};
 use ringlet_core::queue::Refused;
 use ringlet_linux::sys::Errno;
 use std::time::Duration;
@@ -46,6 +49,8 @@ pub enum Kind {
     Locked = 3,
     /// Queues of messages of many senders to one receiver.
     Mailbox = 4,
+    /// Memory into which each end stores for the other, with doorbells.
+    Region = 5,
 }
 
 /// Who may connect to a service, and to whose service.
@@ -65,9 +70,10 @@ pub struct Options {
     pub kind: Kind,
     pub peers: Peers,
     /// Messages that one direction holds at most, a power of two from 16 to 65,536. (It surely holds an eighth of them, at most 30,
-    /// of up to 56 bytes, since the first slots are used again and again while the receiver keeps up.)
+    /// of up to 56 bytes, since the first slots are used again and again while the receiver keeps up.) A region has none.
     pub slot_count: usize,
     /// Bytes that one direction holds, a power of two from 4 KiB to 64 MiB. A message may take a quarter of it, at most 131,008.
+    /// Of a region each end's part.
     pub ring_bytes: usize,
     /// How long a waiting call watches shared memory before it sleeps, in microseconds.
     pub spin_us: u64,
@@ -86,6 +92,14 @@ impl Options {
 
     fn geometry(&self) -> Result<LaneGeometry, Error> {
         LaneGeometry::new(self.slot_count, self.ring_bytes).ok_or(Error::System(Errno::EINVAL))
+    }
+
+    /// With the sizes that its service uses.
+    fn of_service(self) -> Options {
+        match self.kind {
+            Kind::Region => Options { slot_count: LANE_SLOT_MIN_COUNT, ..self },
+            _ => self,
+        }
     }
 }
 
