@@ -320,13 +320,24 @@ impl<const DEPTH: usize> Active<DEPTH> {
         received
     }
 
-    fn may_send(&self, cx: &Context, peer: &Peer) -> bool {
+    fn may_send(&self, cx: &mut Context, peer: &Peer) -> bool {
         let waiting =
             self.traffic.pattern == Pattern::PingPong && peer.connection.outstanding() > 0;
-        peer.open
+        let may = peer.open
             && peer.to_send > 0
             && !waiting
-            && peer.connection.has_room(&End::<DEPTH>::new(cx.node, peer.id))
+            && peer.connection.has_room(&End::<DEPTH>::new(cx.node, peer.id));
+        Self::check_credit(cx, peer);
+        may
+    }
+
+    /// What may still be sent is never negative, nor more than there are places.
+    fn check_credit(cx: &mut Context, peer: &Peer) {
+        let outstanding = peer.connection.outstanding();
+        if outstanding > DEPTH as u64 {
+            let rule = format!("{} of {DEPTH} requests outstanding", outstanding as i64);
+            cx.ledger.violate(Violation::Rule(rule));
+        }
     }
 
     fn send(&mut self, cx: &mut Context) -> bool {
@@ -366,12 +377,10 @@ impl<const DEPTH: usize> Active<DEPTH> {
             stored
         };
         request.head.tag = TAG_ALL;
-        let sent = peer.connection.request(&end, &request).is_ok();
-        let outstanding = peer.connection.outstanding();
-        if !sent || outstanding > DEPTH as u64 {
-            let rule = format!("{outstanding} of {DEPTH} requests outstanding, and sent: {sent}");
-            cx.ledger.violate(Violation::Rule(rule));
+        if peer.connection.request(&end, &request).is_err() {
+            cx.ledger.violate(Violation::Rule("there was room, and it is full".into()));
         }
+        Self::check_credit(cx, peer);
         if self.traffic.mailbox() {
             cx.node.announce(there);
         }
