@@ -10,10 +10,10 @@ use loom::thread;
 use model::{Bell, Context, LINE, Memory, model};
 use ringlet_core::layout::{Ready, WANT_EVENT};
 use ringlet_core::locked::Locked;
-use ringlet_core::mailbox::{Inbox, announce};
+use ringlet_core::mailbox::{Inbox, announce, announced};
 use ringlet_core::queue::{Message, Next, Refused, Rx, Tx};
 use ringlet_core::sync::AtomicU32;
-use ringlet_core::wait::{arm, disarm, want, wanted_by_sender};
+use ringlet_core::wait::{arm, disarm, want, wanted_by_receiver, wanted_by_sender};
 
 /// Message `number` is so many times that byte.
 fn send(tx: &Tx, memory: &Memory, number: u8, len: usize) -> bool {
@@ -176,6 +176,73 @@ fn receive_from(lanes: &[Arc<Memory>], ready: &Ready, context: &Context, count: 
         }
         disarm(&context.flag);
     }
+}
+
+/// A receiver that leaves its lanes and sleeps, as a bundle of Active Messages does: whoever finds that its lane is left sets its bit, and
+/// whoever has set it finds the sleeper. From then on the receiver looks at bits only: a message that was forgotten on the way is a
+/// deadlock.
+fn left_lanes(lens: &'static [&'static [usize]]) {
+    model(move || {
+        let bell = Arc::new((AtomicU32::new(0), Ready::default(), Bell::default()));
+        let lanes: Vec<_> =
+            lens.iter().map(|_| Arc::new((AtomicU32::new(0), Memory::new(128)))).collect();
+        let threads: Vec<_> = (0..lens.len())
+            .map(|number| {
+                let (lane, bell) = (lanes[number].clone(), bell.clone());
+                thread::spawn(move || {
+                    let ((left, memory), (sleep, ready, rung)) = (&*lane, &*bell);
+                    let tx = Tx::default();
+                    for (message, len) in lens[number].iter().enumerate() {
+                        assert!(send(&tx, memory, message as u8, *len));
+                        if wanted_by_receiver(left) != 0 {
+                            announce(ready, number);
+                            if wanted_by_receiver(sleep) != 0 {
+                                rung.ring();
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        let (sleep, ready, rung) = &*bell;
+        let rx: Vec<_> = lanes.iter().map(|_| Rx::default()).collect();
+        let mut watched: Vec<_> = (0..lanes.len()).collect();
+        let (mut got, all) = (Vec::new(), lens.iter().map(|lens| lens.len()).sum());
+        while got.len() < all {
+            // Each that is watched is served, and then left unless something has come meanwhile.
+            watched.retain(|number| {
+                let (left, memory) = &*lanes[*number];
+                while receive(&rx[*number], memory, &mut got).is_some() {}
+                want(left, WANT_EVENT);
+                rx[*number].ready(memory)
+            });
+            if !watched.is_empty() {
+                continue;
+            }
+            want(sleep, WANT_EVENT);
+            if !announced(ready) && got.len() < all {
+                rung.poll();
+                rung.drain();
+            }
+            let mut inbox = Inbox::default();
+            inbox.collect(ready);
+            inbox.next_pending(lanes.len(), |number| {
+                watched.push(number);
+                false
+            });
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn a_lane_that_is_left_is_heard() {
+    left_lanes(&[&[1, 1]]);
+}
+
+#[test]
+fn two_lanes_that_are_left_are_heard() {
+    left_lanes(&[&[1], &[1]]);
 }
 
 /// Question and answer, twice, each written where the other reads it.
