@@ -69,6 +69,7 @@ fn what_makes_no_sense_is_refused() {
         &["sim", "run", "scilan", "--seed", "3..3"],
         &["sim", "run", "scilan", "--workload", "am-store", "--size", "1M"],
         &["sim", "run", "scilan", "--nodes", "513"],
+        &["sim", "run", "scilan", "--workload", "reflect"],
     ] {
         let output = ringlet(arguments).output().unwrap();
         assert!(!output.status.success() && !output.stderr.is_empty(), "{arguments:?}");
