@@ -589,6 +589,17 @@ impl Side {
         self.family.server().expect("an internet family")
     }
 
+    /// Becomes, by `before`, this side of the case anew; returns only what went wrong.
+    pub fn start_anew(&self, before: &[&str], name: &str) -> Errno {
+        sys::dup2(self.control, 0).expect("dup2");
+        let program = std::env::current_exe().expect("our own name");
+        let program = program.to_str().expect("a name");
+        let family = format!("{:?}", self.family);
+        let words =
+            [program, "case", name, "--role", self.role.name(), "--family", family.as_str()];
+        sys::exec(&[before, &words].concat())
+    }
+
     /// A step that a child has taken with its copy of the side.
     pub fn step(&mut self) {
         self.steps += 1;

@@ -167,6 +167,20 @@ pub fn raw_read(fd: Fd, len: usize) -> R<Vec<u8>> {
     Ok(buf)
 }
 
+/// TCP_ULP.
+pub fn set_upper_protocol(fd: Fd, name: &str) -> R<()> {
+    // SAFETY: `name` is valid for its length.
+    unit(unsafe {
+        libc::setsockopt(
+            fd,
+            libc::IPPROTO_TCP,
+            libc::TCP_ULP,
+            name.as_ptr().cast(),
+            name.len() as libc::socklen_t,
+        )
+    })
+}
+
 pub fn set_user(user: libc::uid_t) -> R<()> {
     // SAFETY: passes no pointers.
     unit(unsafe { libc::setresuid(user, user, user) })

@@ -399,6 +399,10 @@ pub unsafe extern "C" fn setsockopt(
             return 0;
         }
     }
+    if (level, option) == (libc::IPPROTO_TCP, libc::TCP_REPAIR) {
+        // First: under repair the kernel takes no bytes.
+        socket::option_set(fd, level, option, 1);
+    }
     let done = next!(
         c"setsockopt",
         fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int,

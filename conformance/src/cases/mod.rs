@@ -7,6 +7,7 @@ mod descriptors;
 mod nonblocking;
 mod paths;
 mod processes;
+mod programs;
 mod rare;
 mod readiness;
 mod signals;
@@ -28,6 +29,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         readiness::CASES,
         descriptors::CASES,
         processes::CASES,
+        programs::CASES,
         rare::CASES,
         threads::CASES,
         unix::CASES,

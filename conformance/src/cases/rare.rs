@@ -22,6 +22,22 @@ fn a_line(side: &mut Side, end: End) {
     }
 }
 
+/// Connections go on, `on_the_kernel` however much they are used.
+fn used(side: &mut Side, ends: &[End], on_the_kernel: bool) {
+    for end in ends {
+        for _ in 0..200 {
+            if side.is_client() {
+                send_all(*end, b"ask").expect("send");
+            }
+            assert_eq!(recv_exact(*end, 3), Ok(b"ask".to_vec()));
+            if !side.is_client() {
+                send_all(*end, b"ask").expect("send");
+            }
+        }
+        record("on the ring", on_the_kernel && sys::ringlet_path(end.0) == RING);
+    }
+}
+
 pub const CASES: &[Case] = &[
     pair(
         "rare/aio",
@@ -274,6 +290,63 @@ pub const CASES: &[Case] = &[
             a_line(b, end);
         },
     ),
+    pair(
+        "rare/ktls",
+        "a connection that is given TLS by the kernel goes back there, or stays; one that is refused it goes on",
+        |a| {
+            let (moved, fresh) = (a.moved(), a.fresh());
+            let given = a.hear() != 0;
+            used(a, &[moved, fresh], given);
+        },
+        |b| {
+            let (moved, fresh) = (b.moved(), b.fresh());
+            let mut given = false;
+            for end in [moved, fresh] {
+                record("TCP_ULP", rare::set_upper_protocol(end.0, "nonsense"));
+                let told = rare::set_upper_protocol(end.0, "tls");
+                given = told.is_ok();
+                record("TCP_ULP", told);
+            }
+            b.tell(i64::from(given));
+            used(b, &[moved, fresh], given);
+        },
+    )
+    .internet_only()
+    .each_side(),
+    pair(
+        "rare/repair",
+        "a connection that is repaired is on the kernel; one that may not be goes on",
+        |a| {
+            let ends = [a.moved(), a.moved()];
+            let given = a.hear();
+            used(a, &ends[..1], given != 0);
+            used(a, &ends[1..], false);
+        },
+        |b| {
+            let ends = [b.moved(), b.moved()];
+            let mut given = false;
+            let mut repair = |end: End| {
+                let set = |value| sys::setsockopt(end.0, libc::IPPROTO_TCP, libc::TCP_REPAIR, value);
+                record("TCP_REPAIR on", set(1));
+                let on = sys::getsockopt(end.0, libc::IPPROTO_TCP, libc::TCP_REPAIR);
+                let is_on = on == Ok(1);
+                given |= is_on;
+                record("TCP_REPAIR", on);
+                if is_on {
+                    end.send(b"in no queue");
+                }
+                record("TCP_REPAIR off", set(0));
+            };
+            repair(ends[0]);
+            record("setresuid", rare::set_user(65534));
+            repair(ends[1]);
+            b.tell(i64::from(given));
+            used(b, &ends[..1], given);
+            used(b, &ends[1..], false);
+        },
+    )
+    .internet_only()
+    .each_side(),
     pair(
         "rare/chroot",
         "a program that leaves the file system goes on with its connection, and makes another",
