@@ -37,7 +37,7 @@ impl Locked {
     }
 
     /// Our buffer, for a message of up to `len` bytes; refused as `Full` while the turn is the other's.
-    #[inline]
+    #[inline(always)]
     pub fn reserve<M: RingMemory>(&self, ours: &M, len: usize) -> Result<Reserved, Refused> {
         if len > max_bytes(ours) {
             return Err(Refused::TooLong);
@@ -55,7 +55,7 @@ impl Locked {
 
     /// Sends the first `len` bytes of what was reserved, and the turn with it. Panics when so many were not reserved, or when it
     /// is not our turn.
-    #[inline]
+    #[inline(always)]
     pub fn commit<M: RingMemory>(&self, ours: &M, reserved: Reserved, len: usize) {
         assert!(len <= reserved.room && self.our_turn());
         let turn = self.turn.get();
@@ -75,7 +75,7 @@ impl Locked {
     }
 
     /// The other's message, left where it is.
-    #[inline]
+    #[inline(always)]
     pub fn peek<M: RingMemory>(&self, theirs: &M) -> Next {
         if self.our_turn() {
             return Next::Empty;
@@ -88,7 +88,7 @@ impl Locked {
     }
 
     /// Takes the turn. The message stays readable in place until our next one is sent: to answer is to release.
-    #[inline]
+    #[inline(always)]
     pub fn take_turn(&self, message: &Message) {
         debug_assert!(message.0.position == self.turn.get());
         self.turn.set(message.0.position + 1);

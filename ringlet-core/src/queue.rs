@@ -150,7 +150,7 @@ impl Tx {
     }
 
     /// Room for a message of up to `len` bytes. A later call forgets an earlier one.
-    #[inline]
+    #[inline(always)]
     pub fn reserve<M: RingMemory>(&self, memory: &M, len: usize) -> Result<Reserved, Refused> {
         if len > max_bytes(memory) {
             return Err(Refused::TooLong);
@@ -164,7 +164,7 @@ impl Tx {
     }
 
     /// Sends the first `len` bytes of what was reserved last. Panics when so many were not reserved.
-    #[inline]
+    #[inline(always)]
     pub fn commit<M: RingMemory>(&self, memory: &M, reserved: Reserved, len: usize) {
         assert!(len <= reserved.room);
         match reserved.data {
@@ -248,7 +248,7 @@ impl Rx {
     }
 
     /// The next message, left where it is.
-    #[inline]
+    #[inline(always)]
     pub fn peek<M: RingMemory>(&self, memory: &M) -> Next {
         let position = self.0.slots.get();
         match look(memory, slot_of(memory, position), position, max_bytes(memory)) {
@@ -264,7 +264,7 @@ impl Rx {
     }
 
     /// Goes past the message that was peeked at. True when a sender that waits for room should now be looked for.
-    #[inline]
+    #[inline(always)]
     pub fn release<M: RingMemory>(&self, memory: &M, message: Message) -> bool {
         debug_assert!(message.0.position == self.0.slots.get());
         self.0.release(memory, &message.0)

@@ -286,7 +286,9 @@ impl Tx {
         Some(slot_of(memory, self.slots.get()))
     }
 
-    /// A contiguous place in the data ring for `len` bytes, or, when a record may be cut, for fewer: the place and how many.
+    /// A contiguous place in the data ring for `len` bytes, or, when a record may be cut, for fewer: the place and how many. (By itself,
+    /// so that short records, which need none, stay short to do.)
+    #[inline(never)]
     pub(crate) fn reserve_data<M: RingMemory>(
         &self,
         memory: &M,
@@ -405,6 +407,7 @@ impl Rx {
     /// that ends its wait. If that one passes a quarter's boundary, we look. If not, it ends in the quarter where it began, half
     /// or three quarters' lengths behind what is published: a boundary, and a look, still lies ahead. Skipped places change
     /// nothing: positions count them, and going over them passes a boundary.
+    #[inline]
     pub(crate) fn release<M: RingMemory>(&self, memory: &M, record: &Record) -> bool {
         let next = position_after(memory, record.position, record.flags);
         self.slots.set(next);

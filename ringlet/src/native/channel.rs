@@ -156,6 +156,7 @@ pub trait Sends {
     fn max_bytes(&self) -> usize;
 
     /// Room for a message, or a piece of a stream, of up to `len` bytes, to be written in place.
+    #[inline]
     fn reserve(&mut self, len: usize, timeout: Timeout) -> Result<Slot<'_, Self>, Error>
     where
         Self: Sized,
@@ -180,6 +181,7 @@ pub trait Sends {
 
     /// What of a send goes as one record: of a message all.
     #[doc(hidden)]
+    #[inline]
     fn piece_bytes(&self) -> usize {
         usize::MAX
     }
@@ -197,15 +199,17 @@ impl Sends for Sender {
         queue::max_bytes(&self.lane)
     }
 
+    #[inline]
     fn piece_bytes(&self) -> usize {
         if self.bytes { PIECE_BYTES.min(self.max_bytes()) } else { usize::MAX }
     }
 
+    #[inline]
     fn out(&self) -> &Lane {
         &self.lane
     }
 
-    #[inline]
+    #[inline(always)]
     fn reserve_raw(&mut self, len: usize, timeout: Timeout) -> Result<Reserved, Error> {
         let mut deadline = Deadline::new(timeout);
         loop {
@@ -223,7 +227,7 @@ impl Sends for Sender {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn commit_raw(&mut self, reserved: Reserved, len: usize) {
         if len == 0 && self.bytes {
             return;
@@ -246,11 +250,13 @@ pub struct Slot<'a, S: Sends = Sender> {
 
 impl<S: Sends> Slot<'_, S> {
     /// The place, as bytes that the peer might change meanwhile. At least as long as was asked for.
+    #[inline]
     pub fn bytes(&self) -> &[AtomicU8] {
         atomic_bytes(self.reserved.pointer(self.sender.out()), self.reserved.room())
     }
 
     /// Copies `data` to byte `at` of the message. Panics when there is no room for it.
+    #[inline]
     pub fn write(&mut self, at: usize, data: &[u8]) {
         // SAFETY: `data` is valid for its length.
         #[allow(unsafe_code)]
@@ -260,6 +266,7 @@ impl<S: Sends> Slot<'_, S> {
     }
 
     /// Sends the first `len` bytes. Panics when so many were not reserved.
+    #[inline]
     pub fn commit(self, len: usize) {
         self.sender.commit_raw(self.reserved, len);
     }
@@ -364,6 +371,7 @@ impl AsFd for Sender {
 /// An end that receives.
 pub trait Receives {
     /// The next message, or what is next of a stream, left where it is.
+    #[inline]
     fn peek(&mut self, timeout: Timeout) -> Result<Message<'_, Self>, Error>
     where
         Self: Sized,
@@ -392,11 +400,13 @@ pub trait Receives {
 
     /// May a record be received in parts?
     #[doc(hidden)]
+    #[inline]
     fn may_cut(&self) -> bool {
         false
     }
     /// Bytes of the next record that are taken already.
     #[doc(hidden)]
+    #[inline]
     fn used(&self) -> usize {
         0
     }
@@ -412,7 +422,7 @@ pub trait Receives {
 }
 
 impl Receives for Receiver {
-    #[inline]
+    #[inline(always)]
     fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
         let mut deadline = Deadline::new(timeout);
         loop {
@@ -423,19 +433,22 @@ impl Receives for Receiver {
         }
     }
 
+    #[inline]
     fn inward(&self) -> &Lane {
         &self.lane
     }
 
+    #[inline]
     fn may_cut(&self) -> bool {
         self.bytes
     }
 
+    #[inline]
     fn used(&self) -> usize {
         self.used
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_raw(&mut self, message: queue::Message, n: usize) {
         if self.bytes && self.used + n < message.len() {
             self.used += n;
@@ -457,6 +470,7 @@ pub struct Message<'a, R: Receives = Receiver> {
 }
 
 impl<R: Receives> Message<'_, R> {
+    #[inline]
     pub fn len(&self) -> usize {
         self.message.len() - self.receiver.used()
     }
@@ -466,12 +480,14 @@ impl<R: Receives> Message<'_, R> {
     }
 
     /// In place, as bytes that a hostile peer may change while they are looked at: load each once.
+    #[inline]
     pub fn bytes(&self) -> &[AtomicU8] {
         let at = self.message.pointer(self.receiver.inward());
         atomic_bytes(at.wrapping_add(self.receiver.used()), self.len())
     }
 
     /// Copies out, from byte `at` on. Panics when there are not so many.
+    #[inline]
     pub fn read(&self, at: usize, to: &mut [u8]) {
         let (lane, at) = (self.receiver.inward(), self.receiver.used() + at);
         // SAFETY: `to` is valid for its length.
@@ -488,12 +504,14 @@ impl<R: Receives> Message<'_, R> {
     }
 
     /// Done with it: gives its place back to the sender.
+    #[inline]
     pub fn release(self) {
         let n = self.len();
         self.take(n);
     }
 
     /// Done with the first `n` bytes: of a stream the rest stays, a message goes as a whole.
+    #[inline]
     pub fn take(self, n: usize) {
         self.receiver.take_raw(self.message, n);
     }

@@ -28,6 +28,7 @@ impl Locked {
         Locked { link, ours, theirs, turns, corrupt: false }
     }
 
+    #[inline]
     pub fn is_our_turn(&self) -> bool {
         self.turns.our_turn()
     }
@@ -117,11 +118,12 @@ impl Sends for Locked {
         max_bytes(&self.ours)
     }
 
+    #[inline]
     fn out(&self) -> &Lane {
         &self.ours
     }
 
-    #[inline]
+    #[inline(always)]
     fn reserve_raw(&mut self, len: usize, _: Timeout) -> Result<Reserved, Error> {
         if self.link.data.is_gone() {
             return Err(Error::PeerDied);
@@ -132,7 +134,7 @@ impl Sends for Locked {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     fn commit_raw(&mut self, reserved: Reserved, len: usize) {
         self.turns.commit(&self.ours, reserved, len);
         self.ring();
@@ -141,7 +143,7 @@ impl Sends for Locked {
 
 /// What is received stays readable in place until our next message is sent; to release it is to take the turn.
 impl Receives for Locked {
-    #[inline]
+    #[inline(always)]
     fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
         if self.is_our_turn() {
             return Err(Error::NotOurTurn);
@@ -155,10 +157,12 @@ impl Receives for Locked {
         }
     }
 
+    #[inline]
     fn inward(&self) -> &Lane {
         &self.theirs
     }
 
+    #[inline(always)]
     fn take_raw(&mut self, message: queue::Message, _: usize) {
         self.turns.take_turn(&message);
     }

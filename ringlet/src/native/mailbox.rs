@@ -328,6 +328,7 @@ impl Mailbox {
         self.last
     }
 
+    #[inline]
     fn entry(&self) -> &Entry {
         self.lanes[self.current].as_ref().expect("a message is borrowed from it")
     }
@@ -335,7 +336,7 @@ impl Mailbox {
 
 /// Messages of all senders, each in its turn. (What was only peeked at need not be what is found next.)
 impl Receives for Mailbox {
-    #[inline]
+    #[inline(always)]
     fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
         let mut deadline = Deadline::new(timeout);
         loop {
@@ -347,10 +348,12 @@ impl Receives for Mailbox {
         }
     }
 
+    #[inline]
     fn inward(&self) -> &Lane {
         &self.entry().lane
     }
 
+    #[inline(always)]
     fn take_raw(&mut self, message: queue::Message, _: usize) {
         let Entry { rx, lane, bell, .. } = self.entry();
         if rx.release(lane, message)
