@@ -16,8 +16,10 @@ pub const CELL_COUNT: u64 = 16_384;
 pub const CELL_BYTES: usize = 1024;
 /// Bytes of the stream in one cell.
 pub const CELL_DATA_BYTES: usize = CELL_BYTES - CELL_HEAD_BYTES;
-/// One piece tells of at most so many bytes, so that it fits in an IP packet.
+/// One piece of a stream tells of at most so many bytes, so that it fits in an IP packet.
 pub const PIECE_MAX_BYTES: usize = 32 << 10;
+/// A datagram is one piece.
+pub const DATAGRAM_MAX_BYTES: usize = 65_507;
 const CELL_HEAD_BYTES: usize = 128;
 pub const TAP_HEAD_BYTES: usize = 4096;
 pub const TAP_FILE_BYTES: usize = TAP_HEAD_BYTES + CELL_COUNT as usize * CELL_BYTES;
@@ -74,12 +76,14 @@ pub const PIECE_RECEIVED: u32 = 1;
 pub const PIECE_BY_KERNEL: u32 = 2;
 /// The last piece of a call.
 pub const PIECE_LAST: u32 = 4;
+/// It is a datagram.
+pub const PIECE_DATAGRAM: u32 = 8;
 
 const RETIRED: u64 = u64::MAX;
 
 const _: () = assert!(size_of::<TapHead>() <= TAP_HEAD_BYTES);
 const _: () = assert!(size_of::<Cell>() == CELL_HEAD_BYTES);
-const _: () = assert!((PIECE_MAX_BYTES / CELL_DATA_BYTES + 1) < CELL_COUNT as usize / 4);
+const _: () = assert!((DATAGRAM_MAX_BYTES / CELL_DATA_BYTES + 1) < CELL_COUNT as usize / 4);
 
 // SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for TapHead {}

@@ -7,6 +7,7 @@ use core::ptr::null_mut;
 use libc::{c_int, iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
 use ringlet::socket::datagram::{self, Kernel, Next};
 use ringlet::socket::table::Socket;
+use ringlet::socket::tap;
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_linux::sys::Errno;
 use ringlet_linux::tcp::Address;
@@ -88,6 +89,11 @@ pub unsafe fn receive_message(
         match datagram::receive(socket, &mut to, flags, kernel) {
             Next::Datagram(got) => {
                 datagram::count_in(socket, got.len);
+                if !kept && tap::is_asked(socket) {
+                    // SAFETY: as above.
+                    let list = unsafe { Buffers::new(list) };
+                    tap::datagram(socket, true, Some(got.source), list, got.copied, got.len);
+                }
                 let truncated = if got.copied < got.len { libc::MSG_TRUNC } else { 0 };
                 // SAFETY: the program's name.
                 unsafe { give_name(header, &got.source, socket.family.get() as i32) };
@@ -209,7 +215,11 @@ pub unsafe fn send(
     };
     // SAFETY: the program's buffers.
     let mut from = unsafe { Buffers::new(list) };
+    let whole = tap::is_asked(socket).then(|| from.clone());
     let sent = datagram::send(socket, to.as_ref(), &mut from, flags, !control)?;
+    if let Some(whole) = whole {
+        tap::datagram(socket, false, to, whole, sent, sent);
+    }
     Some(sent as ssize_t)
 }
 

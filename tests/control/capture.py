@@ -12,6 +12,7 @@ from control import End
 from ends import MESSAGE_BYTES, message
 from harness import CLIENT_SECONDS, START_SECONDS, free_port, listening, needs, require, status_word, wait_until
 from pcapng import Capture, streams
+from wire import Wire
 
 TRIPS = 500
 
@@ -28,6 +29,8 @@ def scenes(ground):
                 every_byte(ground, host, target)
     with ground.scene("a Unix socket, with what else can be done to it"):
         unix(ground)
+    with ground.scene("datagrams"):
+        datagrams(ground)
     with ground.scene("another reader"):
         another_reader(ground)
     with ground.scene("only the beginning of each piece"):
@@ -148,6 +151,40 @@ def unix(ground):
     for word, where in (("off", "kernel"), ("on", "ring")):
         ground.command(word, client.pid)
         wait_until(lambda where=where: is_on(where), START_SECONDS, f"the connection to be on the {where}")
+
+
+def datagrams(ground):
+    """Each is in the capture or went over the wire, whole, and with its addresses."""
+    port = free_port()
+    server = End(ground, "datagrams", port)
+    server.line()
+    client = End(ground, "client", port, "udp", role="client")
+    client.port = int(client.line())
+    client.do("run")
+    wait_until(lambda: "ring" in {row["path"] for row in ground.ringlet.connections(port)}, START_SECONDS, "lanes")
+    client.do("stop")
+    ends = ("127.0.0.1", client.port), ("127.0.0.1", port)
+    for whose in (server, client):
+        with Wire() as wire, recording(ground, whose.pid) as running:
+            first = begin(client)
+            last = client.do(f"send {TRIPS}")
+            capture = running.finish()
+        for kind, way in ((b"Q", ends), (b"R", ends[::-1])):
+            packets = [packet for packet in capture.packets if (packet.source, packet.destination) == way]
+            numbers = [int(packet.payload[1:10]) for packet in packets]
+            require([packet.payload for packet in packets] == [message(kind, number) for number in numbers], "not what was said")
+            require({packet.inbound for packet in packets} == {(whose is server) == (kind == b"Q")}, "not its directions")
+            captured, carried = set(numbers), set(wire.numbers(kind, client.port))
+            require(captured and not captured & carried, f"{len(captured)} datagrams of {kind}, of which the kernel had {captured & carried}")
+            missing = set(range(first, last + 1)) - captured - carried
+            require(not missing and len(numbers) == len(captured), f"{len(missing)} of {TRIPS} are missing")
+        require(all(packet.sequence is None for packet in capture.packets), "they are no datagrams")
+        require(capture.dropped == {0: 0}, f"{capture.dropped}")
+        wait_until(lambda whose=whose: not (client.do("send 1") and has_memory(whose.pid)), START_SECONDS, "the memory to be given back")
+    with recording(ground, "--snaplen", 16, client.pid) as running:
+        client.do(f"send {TRIPS}")
+        capture = running.finish()
+    require({(len(packet.payload), packet.length) for packet in capture.packets} == {(16, 64)}, "not the beginnings")
 
 
 def another_reader(ground):

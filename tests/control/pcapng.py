@@ -1,9 +1,10 @@
-"""A reader of pcapng and of the TCP packets in it, which knows nothing of ringlet; every checksum is checked."""
+"""A reader of pcapng and of the TCP and UDP packets in it, which knows nothing of ringlet; every checksum is checked."""
 
 import collections
 import ipaddress
 import struct
 
+TCP, UDP = 6, 17
 SECTION, INTERFACE, STATISTICS, PACKET = 0x0A0D0D0A, 1, 5, 6
 COMMENT, EPB_FLAGS, IF_NAME, IF_TSRESOL, ISB_RECEIVED, ISB_DROPPED = 1, 2, 2, 9, 4, 5
 
@@ -52,7 +53,7 @@ class Capture:
             [flags] = found[EPB_FLAGS]
             comments = [comment.decode() for comment in found.get(COMMENT, [])]
             inbound = {1: True, 2: False}[struct.unpack("<I", flags)[0]]
-            parts = tcp(body[20 : 20 + kept], length)
+            parts = segment_of(body[20 : 20 + kept], length)
             self.packets.append(Packet(interface, high << 32 | low, inbound, comments, *parts))
         else:
             need(False, f"a block of kind {kind:#x}")
@@ -77,8 +78,8 @@ def checksum(data):
     return total
 
 
-def tcp(packet, length):
-    """Source, destination, sequence and acknowledgement numbers, payload, and how long that was."""
+def segment_of(packet, length):
+    """Source, destination, sequence and acknowledgement numbers (none for UDP), payload, and how long that was."""
     if packet[0] >> 4 == 4:
         head, total = (packet[0] & 15) * 4, struct.unpack_from("!H", packet, 2)[0]
         need(checksum(packet[:head]) == 0xFFFF, "the checksum of an IPv4 header")
@@ -86,19 +87,25 @@ def tcp(packet, length):
     else:
         head, total = 40, 40 + struct.unpack_from("!H", packet, 4)[0]
         addresses, protocol = packet[8:40], packet[6]
-    need(total == length and protocol == 6, f"length {total} of {length}, protocol {protocol}")
+    need(total == length and protocol in (TCP, UDP), f"length {total} of {length}, protocol {protocol}")
     half = len(addresses) // 2
     segment = packet[head:]
-    source_port, destination_port, sequence, ack, offset, flags = struct.unpack_from("!HHIIBB", segment)
-    need(flags & 0b10111 == 0b10000 or flags & 0b11111 == 0b11000, f"flags {flags:#b}")
+    source_port, destination_port = struct.unpack_from("!HH", segment)
+    if protocol == TCP:
+        sequence, ack, offset, flags = struct.unpack_from("!IIBB", segment, 4)
+        need(flags & 0b10111 == 0b10000 or flags & 0b11111 == 0b11000, f"flags {flags:#b}")
+        start = (offset >> 4) * 4
+    else:
+        sequence, ack, start = None, None, 8
+        need(struct.unpack_from("!H", segment, 4)[0] == length - head, "the length of a UDP datagram")
     if len(packet) == length:
-        pseudo = addresses + struct.pack("!II", len(segment), 6)
-        need(checksum(pseudo + segment) == 0xFFFF, "the checksum of a TCP segment")
+        pseudo = addresses + struct.pack("!II", len(segment), protocol)
+        need(checksum(pseudo + segment) == 0xFFFF, "the checksum of a segment")
     ends = [
         (str(ipaddress.ip_address(address)), port)
         for address, port in ((addresses[:half], source_port), (addresses[half:], destination_port))
     ]
-    return *ends, sequence, ack, segment[(offset >> 4) * 4 :], total - head - (offset >> 4) * 4
+    return *ends, sequence, ack, segment[start:], total - head - start
 
 
 def streams(packets):

@@ -17,7 +17,6 @@ use ringlet_core::view::{ASKED_TAP, ASKED_TAP_END, SLOT_FREE};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 
 use crate::processes::LivePage;
-use crate::sockets::Protocol;
 use crate::table::printable;
 use crate::targets::{Connection, Targets};
 use packets::Writer;
@@ -27,8 +26,9 @@ use taps::Source;
 ///
 /// Writes pcapng: each piece that a program sends or receives becomes a TCP packet between the connection's real addresses,
 /// with the time at which it was sent or received; headers, sequence numbers and checksums are made up to match. (Unix
-/// sockets get addresses of 192.0.2.0/24; datagrams are not recorded.) Each program is an interface, each connection is
-/// recorded at one of its ends. Bytes that went by before the capture, or before the connection moved, are not in it.
+/// sockets get addresses of 192.0.2.0/24.) Datagrams that go by shared memory become UDP packets; those that the kernel carries are
+/// for tcpdump to see. Each program is an interface, each connection is recorded at one of its ends, a UDP socket that is not
+/// connected wherever its program is named. Bytes that went by before the capture, or before the connection moved, are not in it.
 ///
 /// The program never waits for the capture: what finds no room is dropped, counted and said. Ends with Ctrl-C.
 #[derive(clap::Args)]
@@ -105,9 +105,7 @@ struct Capture {
 impl Capture {
     /// Asks all processes and connections that are meant and were not asked yet.
     fn look_around(&mut self) -> anyhow::Result<()> {
-        let mut found = self.args.targets.find()?;
-        // What datagrams say is not recorded.
-        found.connections.retain(|connection| connection.protocol != Protocol::Udp);
+        let found = self.args.targets.find()?;
         for process in &found.processes {
             let named = self.args.targets.names(process);
             let known = self.sources.iter().any(|source| source.pid == process.pid);

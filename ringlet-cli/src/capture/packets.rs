@@ -1,4 +1,4 @@
-//! pcapng, with TCP packets made up around what was recorded.
+//! pcapng, with TCP and UDP packets made up around what was recorded.
 
 use std::borrow::Cow;
 use std::io::Write;
@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context;
-use etherparse::{IpNumber, Ipv4Header, Ipv6Header, TcpHeader};
+use etherparse::{IpNumber, Ipv4Header, Ipv6Header, TcpHeader, TransportHeader, UdpHeader};
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
 use pcap_file::pcapng::blocks::interface_description::{
@@ -17,13 +17,14 @@ use pcap_file::pcapng::blocks::interface_statistics::{
 };
 use pcap_file::{DataLink, Endianness};
 
-/// One piece of a stream.
+/// One piece of a stream, or a datagram.
 pub struct Packet {
     pub time_ns: u64,
     pub local: SocketAddr,
     pub remote: SocketAddr,
     pub received: bool,
     pub by_kernel: bool,
+    pub datagram: bool,
     /// The call's last piece.
     pub last: bool,
     /// Bytes of this direction before it, and of the other one.
@@ -134,28 +135,37 @@ fn ends(packet: &Packet) -> (SocketAddr, SocketAddr) {
     if packet.received { (remote, local) } else { (local, remote) }
 }
 
-fn headers_and_bytes(packet: &Packet) -> anyhow::Result<Vec<u8>> {
-    let (source, destination) = ends(packet);
+fn transport(packet: &Packet, source: u16, destination: u16) -> anyhow::Result<TransportHeader> {
+    if packet.datagram {
+        return Ok(TransportHeader::Udp(UdpHeader {
+            source_port: source,
+            destination_port: destination,
+            length: u16::try_from(UdpHeader::LEN + packet.len)?,
+            checksum: 0,
+        }));
+    }
     let sequence = packet.before.wrapping_add(FIRST) as u32;
-    let mut tcp = TcpHeader::new(source.port(), destination.port(), sequence, WINDOW);
+    let mut tcp = TcpHeader::new(source, destination, sequence, WINDOW);
     tcp.ack = true;
     tcp.acknowledgment_number = packet.other.wrapping_add(FIRST) as u32;
     tcp.psh = packet.last;
-    let tcp_bytes = tcp.header_len() + packet.len;
+    Ok(TransportHeader::Tcp(tcp))
+}
+
+fn headers_and_bytes(packet: &Packet) -> anyhow::Result<Vec<u8>> {
+    let (source, destination) = ends(packet);
+    let mut header = transport(packet, source.port(), destination.port())?;
+    let protocol = if packet.datagram { IpNumber::UDP } else { IpNumber::TCP };
+    let len = header.header_len() + packet.len;
     // Of what was not kept no checksum can be made; readers check none on a cut packet.
     let whole = packet.bytes.len() == packet.len;
-    let mut data = Vec::with_capacity(Ipv6Header::LEN + tcp_bytes);
+    let mut data = Vec::with_capacity(Ipv6Header::LEN + len);
     match (source.ip(), destination.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let ip = Ipv4Header::new(
-                u16::try_from(tcp_bytes)?,
-                HOPS,
-                IpNumber::TCP,
-                from.octets(),
-                to.octets(),
-            )?;
+            let len = u16::try_from(len)?;
+            let ip = Ipv4Header::new(len, HOPS, protocol, from.octets(), to.octets())?;
             if whole {
-                tcp.checksum = tcp.calc_checksum_ipv4(&ip, &packet.bytes)?;
+                header.update_checksum_ipv4(&ip, &packet.bytes)?;
             }
             ip.write(&mut data)?;
         }
@@ -165,20 +175,20 @@ fn headers_and_bytes(packet: &Packet) -> anyhow::Result<Vec<u8>> {
                 IpAddr::V6(ip) => ip.octets(),
             };
             let ip = Ipv6Header {
-                payload_length: u16::try_from(tcp_bytes)?,
-                next_header: IpNumber::TCP,
+                payload_length: u16::try_from(len)?,
+                next_header: protocol,
                 hop_limit: HOPS,
                 source: v6(from),
                 destination: v6(to),
                 ..Default::default()
             };
             if whole {
-                tcp.checksum = tcp.calc_checksum_ipv6(&ip, &packet.bytes)?;
+                header.update_checksum_ipv6(&ip, &packet.bytes)?;
             }
             ip.write(&mut data)?;
         }
     }
-    tcp.write(&mut data)?;
+    header.write(&mut data)?;
     data.extend_from_slice(&packet.bytes);
     Ok(data)
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use ringlet_core::tap::{
-    CELL_COUNT, CELL_DATA_BYTES, Cell, Found, PIECE_BY_KERNEL, PIECE_LAST, PIECE_MAX_BYTES,
-    PIECE_RECEIVED, Tap,
+    CELL_COUNT, CELL_DATA_BYTES, Cell, DATAGRAM_MAX_BYTES, Found, PIECE_BY_KERNEL, PIECE_DATAGRAM,
+    PIECE_LAST, PIECE_MAX_BYTES, PIECE_RECEIVED, Tap,
 };
 use ringlet_core::view::{ASKED_TAP, ASKED_TAP_END, PROCESS_SLOT_COUNT};
 
@@ -21,6 +21,11 @@ use crate::targets::{Connection, End};
 const UNFINISHED: Duration = Duration::from_secs(1);
 /// One process must not keep us from the others.
 const CELLS_AT_A_TIME: u64 = CELL_COUNT;
+
+/// Whatever a process says of a piece, it fits in a packet.
+fn most(flags: u32) -> usize {
+    if flags & PIECE_DATAGRAM != 0 { DATAGRAM_MAX_BYTES } else { PIECE_MAX_BYTES }
+}
 
 pub struct Source {
     pub pid: u32,
@@ -158,7 +163,7 @@ impl Source {
         let mut bytes = [0; CELL_DATA_BYTES];
         tap.read(self.place, &mut bytes);
         let at = cell.at.load(Relaxed) as usize;
-        let kept = (cell.kept.load(Relaxed) as usize).min(PIECE_MAX_BYTES);
+        let kept = (cell.kept.load(Relaxed) as usize).min(most(cell.flags.load(Relaxed)));
         let n = kept.saturating_sub(at).min(CELL_DATA_BYTES);
         if at == 0 {
             self.piece = Some(self.packet(cell));
@@ -201,7 +206,8 @@ impl Source {
             last: flags & PIECE_LAST != 0,
             before: cell.before.load(Relaxed),
             other: cell.other.load(Relaxed),
-            len: (cell.len.load(Relaxed) as usize).min(PIECE_MAX_BYTES),
+            datagram: flags & PIECE_DATAGRAM != 0,
+            len: (cell.len.load(Relaxed) as usize).min(most(flags)),
             number,
             note: self.noted.insert(number).then(|| {
                 let plain = || format!("ringlet: {} descriptor {fd}", self.name);

@@ -4,7 +4,7 @@
 //! asked to keep off the ring also asks its peer (`Receiver::keep_out`), since the peer's page may be another user's.
 
 use super::moving;
-use super::table::{End, Sending, Socket, Stage, tables};
+use super::table::{End, Sending, Socket, Stage};
 use super::{tap, view};
 use crate::reasons::Reason;
 use ringlet_core::ring::SegmentRing;
@@ -15,11 +15,8 @@ use ringlet_core::view::{ASKED_OFF, ASKED_ON, ASKED_TAP_END};
 #[cold]
 pub fn notice(socket: &Socket, end: &End) {
     let Some(slot) = view::of(socket) else { return };
-    if slot.asked.load(Ordering::Relaxed) & ASKED_TAP_END != 0
-        && let Some(tables) = tables()
-    {
-        slot.asked.fetch_and(!ASKED_TAP_END, Ordering::Relaxed);
-        tap::close_if_ended(tables);
+    if slot.asked.load(Ordering::Relaxed) & ASKED_TAP_END != 0 {
+        tap::notice_end(socket);
     }
     // Bounded: whoever writes there may write for ever.
     for _ in 0..ASKED_AGAIN_MAX {

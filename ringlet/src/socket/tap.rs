@@ -6,11 +6,13 @@
 use super::table::{End, Process, Receiving, Sending, Socket, Tables, tables};
 use super::view;
 use ringlet_core::memory::{Area, Buffers};
+use ringlet_core::sync::AtomicU64;
 use ringlet_core::sync::Ordering::{Relaxed, SeqCst};
 use ringlet_core::tap::*;
 use ringlet_core::view::{ADDRESS_NONE, ADDRESS_TCP, ASKED_TAP, ASKED_TAP_END, SocketSlot};
 use ringlet_linux::sys::{self, Sys};
-use ringlet_linux::{fd, map, tcp};
+use ringlet_linux::tcp::Address;
+use ringlet_linux::{fd, map, tcp, udp};
 
 /// Without a sign of life for so long, whoever asked is gone.
 const ABANDONED_NS: u64 = 5_000_000_000;
@@ -88,14 +90,18 @@ impl Drop for User {
     }
 }
 
-fn record(socket: &Socket, end: &End, direction: Direction, mut buffers: Buffers, n: usize) {
-    let (Some(tables), Some(slot)) = (tables(), view::of(socket)) else { return };
-    if direction == Direction::Peeked || !is_wanted(tables) {
-        return;
-    }
+/// Writes to the memory, if somebody still reads it; of each piece so many bytes at most are kept.
+fn with_memory(write: impl FnOnce(&Tap, usize)) {
+    let Some(tables) = tables().filter(|tables| is_wanted(tables)) else { return };
     let process = tables.process();
     let _user = User::new(process);
     let Some(tap) = memory(process).or_else(|| open(tables)) else { return };
+    let limit = view::header(tables).map_or(0, |header| header.tap_snaplen.load(Relaxed));
+    write(&tap, limit as usize);
+}
+
+fn record(socket: &Socket, end: &End, direction: Direction, mut buffers: Buffers, n: usize) {
+    let Some(slot) = view::of(socket).filter(|_| direction != Direction::Peeked) else { return };
     note_addresses(socket, slot);
     let received = direction != Direction::Sent;
     let (mine, other) = match received {
@@ -108,27 +114,86 @@ fn record(socket: &Socket, end: &End, direction: Direction, mut buffers: Buffers
     };
     let mut flags = if received { PIECE_RECEIVED } else { 0 };
     flags |= if by_ring { 0 } else { PIECE_BY_KERNEL };
-    let limit = view::header(tables).map_or(0, |header| header.tap_snaplen.load(Relaxed)) as usize;
-    let piece = Piece { time_ns: sys::real_time_ns(), flags, other: other.get(), slot };
-    let mut left = n;
-    while left > 0 {
-        let len = left.min(PIECE_MAX_BYTES);
-        left -= len;
-        let kept = if direction == Direction::Discarded { 0 } else { len.min(limit) };
-        piece.write(&tap, mine.get(), &mut buffers, len, kept, left == 0);
-        mine.add(len as u64);
-    }
+    let words = |words: &[AtomicU64; 2]| [words[0].load(Relaxed), words[1].load(Relaxed)];
+    let piece = Piece {
+        flags,
+        other: other.get(),
+        ports: slot.ports.load(Relaxed),
+        local: words(&slot.local),
+        remote: words(&slot.remote),
+        ..Piece::of(slot)
+    };
+    with_memory(|tap, limit| {
+        let mut left = n;
+        while left > 0 {
+            let len = left.min(PIECE_MAX_BYTES);
+            left -= len;
+            let kept = if direction == Direction::Discarded { 0 } else { len.min(limit) };
+            piece.write(tap, mine.get(), &mut buffers, len, kept, left == 0);
+            mine.add(len as u64);
+        }
+    });
 }
 
-/// One moment of one connection.
+/// Is what goes over this UDP socket to be recorded?
+#[inline(always)]
+pub fn is_asked(socket: &Socket) -> bool {
+    let asked = view::asked(socket) & (ASKED_TAP | ASKED_TAP_END);
+    if asked & ASKED_TAP_END != 0 {
+        notice_end(socket);
+    }
+    asked & ASKED_TAP != 0
+}
+
+/// Records a datagram of `len` bytes that went by a lane, to or from `other` (`None`: the address to which the socket is connected).
+/// The first `copied` are in `buffers`.
+#[cold]
+#[inline(never)]
+pub fn datagram(
+    socket: &Socket,
+    received: bool,
+    other: Option<Address>,
+    mut buffers: Buffers,
+    copied: usize,
+    len: usize,
+) {
+    let Some(slot) = view::of(socket) else { return };
+    let Some(remote) = other.or_else(|| udp::peer(socket.fd())) else { return };
+    // KERNEL: of one that is bound to none, the address from which it would answer; what comes from this machine was sent there.
+    let Some(local) = udp::source(socket.fd(), &remote) else { return };
+    let piece = Piece {
+        flags: PIECE_DATAGRAM | if received { PIECE_RECEIVED } else { 0 },
+        ports: u32::from(local.port) << 16 | u32::from(remote.port),
+        local: halves(&local),
+        remote: halves(&remote),
+        ..Piece::of(slot)
+    };
+    with_memory(|tap, limit| piece.write(tap, 0, &mut buffers, len, copied.min(limit), true));
+}
+
+/// One moment of one connection, or a datagram.
 struct Piece<'s> {
     time_ns: u64,
     flags: u32,
     other: u64,
+    ports: u32,
+    local: [u64; 2],
+    remote: [u64; 2],
     slot: &'s SocketSlot,
 }
 
+fn halves(address: &Address) -> [u64; 2] {
+    let half = |at: usize| u64::from_ne_bytes(core::array::from_fn(|byte| address.ip[at + byte]));
+    [half(0), half(8)]
+}
+
 impl Piece<'_> {
+    /// Of now.
+    fn of(slot: &SocketSlot) -> Piece<'_> {
+        let time_ns = sys::real_time_ns();
+        Piece { time_ns, flags: 0, other: 0, ports: 0, local: [0; 2], remote: [0; 2], slot }
+    }
+
     fn write(
         &self,
         tap: &Tap,
@@ -157,10 +222,10 @@ impl Piece<'_> {
             cell.at.store(at as u32, Relaxed);
             cell.flags.store(self.flags | if last { PIECE_LAST } else { 0 }, Relaxed);
             cell.fd.store(self.slot.fd.load(Relaxed), Relaxed);
-            cell.ports.store(self.slot.ports.load(Relaxed), Relaxed);
+            cell.ports.store(self.ports, Relaxed);
             for half in 0..2 {
-                cell.local[half].store(self.slot.local[half].load(Relaxed), Relaxed);
-                cell.remote[half].store(self.slot.remote[half].load(Relaxed), Relaxed);
+                cell.local[half].store(self.local[half], Relaxed);
+                cell.remote[half].store(self.remote[half], Relaxed);
             }
             take(buffers, bytes, |done, from, n| {
                 // SAFETY: a piece of the program's buffers, valid by the contract of its call.
@@ -198,12 +263,9 @@ fn note_addresses(socket: &Socket, slot: &SocketSlot) {
         slot.address.store(ADDRESS_NONE, Relaxed);
         return;
     };
-    let half = |ip: &[u8; 16], at: usize| {
-        u64::from_ne_bytes(core::array::from_fn(|byte| ip[at * 8 + byte]))
-    };
     for at in 0..2 {
-        slot.local[at].store(half(&ends.local.ip, at), Relaxed);
-        slot.remote[at].store(half(&ends.remote.ip, at), Relaxed);
+        slot.local[at].store(halves(&ends.local)[at], Relaxed);
+        slot.remote[at].store(halves(&ends.remote)[at], Relaxed);
     }
     slot.ports.store((ends.local.port as u32) << 16 | ends.remote.port as u32, Relaxed);
     slot.address.store(ADDRESS_TCP, Relaxed);
@@ -254,9 +316,12 @@ fn open(tables: &'static Tables) -> Option<Tap> {
     Some(tap)
 }
 
-/// A connection's recording has ended; another capture may have begun meanwhile.
-pub fn close_if_ended(tables: &'static Tables) {
-    if view::header(tables).is_some_and(|header| header.tap_beat.load(Relaxed) == 0) {
+/// Was it said that a connection's recording has ended? Another capture may have begun meanwhile.
+#[cold]
+pub fn notice_end(socket: &Socket) {
+    let (Some(tables), Some(slot)) = (tables(), view::of(socket)) else { return };
+    let ended = slot.asked.fetch_and(!ASKED_TAP_END, Relaxed) & ASKED_TAP_END != 0;
+    if ended && view::header(tables).is_some_and(|header| header.tap_beat.load(Relaxed) == 0) {
         close(tables);
     }
 }
