@@ -520,7 +520,9 @@ pub const CASES: &[Case] = &[
             end.recv(20);
             end.send(b"sent");
         },
-    ),
+    )
+    // Unix streams end the peer's sends: `unix/shutdown_rd`.
+    .internet_only(),
     pair(
         "close/shutdown_rdwr",
         "shutdown(RDWR) ends both directions for both sides",
@@ -610,7 +612,8 @@ pub const CASES: &[Case] = &[
         let again = sys::socket(libc::AF_INET, libc::SOCK_STREAM).expect("socket");
         record("connect to it", sys::connect(again, s.target(port)));
     })
-    .any_path(),
+    .any_path()
+    .internet_only(),
     pair(
         "close/beside_receive",
         "a close beside a receiving thread: the receive goes on, then the connection ends",

@@ -720,6 +720,7 @@ pub const CASES: &[Case] = &[
             b.sync();
             b.sync();
             take();
+            b.sync();
         },
     )
     .internet_only(),

@@ -361,7 +361,8 @@ pub const CASES: &[Case] = &[
         round(end, b"unharmed");
         end.close();
         record("connect, closed", sys::connect(end.0, peer));
-    }),
+    })
+    .internet_only(),
     pair(
         "descriptors/limit",
         "RLIMIT_NOFILE lets a program have as many descriptors as without ringlet",
@@ -486,8 +487,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
-    .internet_only()
-    .all_families()
+    .all_internet_families()
     .each_side(),
     pair("descriptors/options", "options are set and told", echo_peer, |b| {
         let end = b.moved();
