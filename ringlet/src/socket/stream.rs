@@ -511,7 +511,7 @@ fn receive_kernel(
             Ok(None)
         }
         Ok(0) if end.pending_error.is() => Err(Errno(end.pending_error.swap(0) as i32)),
-        Ok(0) => Ok(Some(0)),
+        Ok(0) => end_of_stream(socket, end),
         // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)
         Ok(_) if tcp::unread(socket.fd())? == 0 => {
             receive_native(socket, end, to, usize::MAX, flags, from).map(Some)
