@@ -280,7 +280,12 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
         }
         wake_sender(socket, &ring);
     }
-    if let Some(outgoing) = socket.outgoing() {
+    if let Some(outgoing) = socket.outgoing()
+        && let Some(incoming) = socket.incoming()
+        && end.left.is()
+        && end.rx.has_bytes(&incoming)
+    {
+        // The peer may sleep, and has something to send again. (A doorbell for nothing would be unread if it is killed.)
         context::ring(socket);
         ring_byte(socket, &outgoing);
     }

@@ -168,7 +168,13 @@ fn receive_now(
                 return Ok(n + receive_rest(socket, end, &ring, to, flags, from));
             }
             Ok(Some(n)) => return Ok(n),
-            Err(error) => return Err(error),
+            Err(error) => {
+                if error == Errno::ECONNRESET {
+                    // Told once.
+                    end.ended.set(2);
+                }
+                return Err(error);
+            }
         }
     }
     Err(moving::corrupt(socket))
@@ -434,10 +440,16 @@ fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
     end.sending() == Sending::Ring && !orderly && end.tx.outstanding_bytes(outgoing) > 0
 }
 
-/// Has the receiver taken all that we sent, that before a `Start` too? Send lock held.
+/// A receiver has died, and left something unread in the kernel: was it doorbells only? Send lock held.
 fn all_taken(end: &End, outgoing: &SegmentRing) -> bool {
+    if end.tx.outstanding_bytes(outgoing) > 0 {
+        return false;
+    }
+    let control = outgoing.control();
+    // One that has not come to our `Start` may have left what is before it, as well as doorbells behind it, if there are any.
+    let past_start = end.tx.drained(outgoing) || control.sender.bells.load(Ordering::Relaxed) > 0;
     // ORDER: Acquire, after the credit; pairs with `moving::drained` and `moving::start_met`.
-    end.tx.drained(outgoing) && outgoing.control().receiver.draining.load(Ordering::Acquire) == 0
+    past_start && control.receiver.draining.load(Ordering::Acquire) == 0
 }
 
 /// A peer that dies with only doorbells unread makes the kernel reset, where TCP would have said FIN: after that a first send still

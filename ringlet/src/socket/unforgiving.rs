@@ -6,7 +6,7 @@
 //! moment for the rest.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{carrier, meet, moving, stream};
+use super::{carrier, control, meet, moving, stream};
 use crate::reasons::Reason;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::SegmentRing;
@@ -140,11 +140,14 @@ fn send_pieces(
         perhaps_go_back(socket, end, ring);
         let whole = from.remaining();
         // On the kernel for good pieces might wait for each other (TCP_NODELAY is the program's again). To an end that is closed only
-        // the first succeeds. One that is not yet attached would not wait for the rest.
+        // the first succeeds. One that is not yet attached would not wait for the rest; nor would one that wants all from the kernel,
+        // where each piece has credentials of its own.
         let cut = flags & !stream::MSG_SERVED == 0
             && moving::peer_attached(socket) != 0
             && matches!(end.sending(), Sending::Kernel | Sending::Ring)
             && !end.barred.is()
+            && !moving::has_left(ring)
+            && !control::is_away(socket, end, ring)
             && !stream::kernel_says_end(socket)
             && !(socket.is_unix() && unix::untaken(socket.fd()).is_ok_and(|n| n > UNTAKEN_MOST));
         let piece = match whole {
