@@ -384,6 +384,7 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
     }
     // What the peer published before it said this on the kernel is visible by now: look again.
     if moving::published(end, ring) {
+        socket.bells_left.set(matches!(peeked, Ok(1..)) as u32);
         return Ok(None);
     }
     match peeked {
@@ -1156,6 +1157,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
     }
     let now = sys::ticks();
     let due = socket.kernel_news.is()
+        || !has_bytes && socket.bells_left.is()
         || away
         || (!in_ring || !has_bytes) && moving::published(end, &incoming)
         || !in_ring && receiving as u32 != socket.kernel_asked_as.get()
@@ -1184,6 +1186,7 @@ fn ask_kernel(
     socket.kernel_asked.set(sys::ticks());
     socket.kernel_asked_as.set(end.receiving() as u32);
     socket.kernel_news.set(0);
+    socket.bells_left.set(0);
     moving::answer_return(socket, end);
     control::leave_idle(socket, end);
     if moving::published(end, incoming)
@@ -1222,7 +1225,10 @@ fn ask_kernel(
         }
         // Bytes in the kernel: data, or doorbells?
         match end.receiving() {
-            Receiving::Ring if end.rx.has_bytes(incoming) => return mask | readable,
+            Receiving::Ring if end.rx.has_bytes(incoming) => {
+                socket.bells_left.set(1);
+                return mask | readable;
+            }
             Receiving::Ring if !moving::published(end, incoming) => take_bells(socket, end, mine),
             _ => match readable_bytes(socket) {
                 Ok(0) | Err(Errno::EAGAIN) => {}

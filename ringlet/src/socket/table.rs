@@ -121,6 +121,9 @@ pub struct Socket {
     pub watches: P32,
     /// The kernel reported something on the descriptor since we last asked it.
     pub kernel_news: P32,
+    /// When we last asked, doorbells were left there, since the ring had bytes: to be taken once it is empty. KERNEL: a Unix connection
+    /// holds some 270 of them, and is full then; who waits for an edge is woken by none.
+    pub bells_left: P32,
     /// Where the receiving direction stood when the kernel was asked last: data that comes next was doorbells then.
     pub kernel_asked_as: P32,
     /// When we last asked the kernel (ticks), to ask it now and then while the ring keeps us busy.
@@ -662,6 +665,7 @@ impl Socket {
         }
         self.calls_before.set(0);
         self.kernel_news.set(0);
+        self.bells_left.set(0);
         self.kernel_asked_as.set(0);
         self.published.set(0);
         self.asked.set(0);
