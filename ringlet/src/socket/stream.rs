@@ -438,7 +438,7 @@ pub fn kernel_says_end(socket: &Socket) -> bool {
 fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
     let Some(incoming) = socket.incoming() else { return false };
     let orderly = incoming.control().sender.shut.load(Ordering::Acquire) == SHUT;
-    end.sending() == Sending::Ring && !orderly && end.tx.outstanding_bytes(outgoing) > 0
+    end.sending() != Sending::Returning && !orderly && end.tx.outstanding_bytes(outgoing) > 0
 }
 
 /// A receiver has died, and left something unread in the kernel: was it doorbells only? Send lock held.
@@ -638,7 +638,14 @@ pub fn send_by(
                 tell_later(end, error);
                 return Ok(total);
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                let broken = error == Errno::EPIPE && end.shut.load(Ordering::Relaxed) == 0;
+                if error == Errno::ECONNRESET || broken {
+                    // Told once.
+                    end.ended.set(2);
+                }
+                return Err(error);
+            }
         }
         if total >= wanted {
             return Ok(total);
