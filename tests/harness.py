@@ -181,8 +181,8 @@ class Process:
         """What each of its threads waits for: the first question after a hang."""
         found = []
         for pid in [self.pid, *descendants(self.pid)]:
-            for task in sorted(pathlib.Path(f"/proc/{pid}/task").glob("*")):
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                for task in sorted(pathlib.Path(f"/proc/{pid}/task").glob("*")):
                     call = (task / "syscall").read_text().split()
                     name, wchan = (task / "comm").read_text().strip(), (task / "wchan").read_text()
                     found.append(f"{task.name} {name}: system call {call[0]} on {call[1:2]}, in {wchan}")

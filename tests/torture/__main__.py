@@ -79,7 +79,8 @@ class Pair:
         for end in self.ends:
             line = end.line(max(deadline - time.monotonic(), 1))
             what = f"pair {self.name}, rounds {self.next - ROUNDS} to {self.next - 1}, {'server' if end is self.server else 'client'}"
-            require(line is not None, f"{what}: no answer\n" + "\n".join(end.where() for end in self.ends))
+            if line is None:
+                raise Failed(f"{what}: no answer\n" + "\n".join(end.where() for end in self.ends))
             if not line.startswith("{"):
                 more = []
                 for other in self.ends:
