@@ -1,5 +1,6 @@
 //! Calls that move data.
 
+use crate::cancellation::in_which;
 use crate::{datagrams, next, result, set_errno};
 use core::ptr::{null, null_mut};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
@@ -13,12 +14,12 @@ pub(crate) const IOV_MAX: usize = 1024;
 /// No buffer lies in the first page; the kernel says EFAULT, and so do we (a worse pointer gets a worse answer).
 pub(crate) const FIRST_PAGE: usize = 4096;
 
-/// A native call is over: it counts if it moved data.
+/// A native call, in which the thread may be cancelled: it counts if it moved data.
 #[inline(always)]
-fn native(call: Option<Native>, moved: ssize_t) -> ssize_t {
-    if let Some(call) = call
-        && moved > 0
-    {
+fn native(call: Option<Native>, make: impl FnOnce() -> ssize_t) -> ssize_t {
+    let Some(call) = call else { return make() };
+    let moved = in_which(&|| call.end(), make);
+    if moved > 0 {
         call.moved();
     }
     moved
@@ -115,9 +116,9 @@ pub(crate) unsafe fn list<'a>(vector: *const iovec, count: usize) -> Option<&'a 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
     match way_in(fd) {
-        Way::Kernel(call) => {
-            native(call, next!(c"read", fn(c_int, *mut c_void, size_t) -> ssize_t, fd, buffer, len))
-        }
+        Way::Kernel(call) => native(call, || {
+            next!(c"read", fn(c_int, *mut c_void, size_t) -> ssize_t, fd, buffer, len)
+        }),
         Way::Ours(_) | Way::Datagram(_) if len == 0 => 0,
         Way::Ours(_) | Way::Datagram(_) if !fits(buffer as usize, len) => {
             result(Err(Errno::EFAULT))
@@ -160,17 +161,9 @@ pub unsafe extern "C" fn recv(
     flags: c_int,
 ) -> ssize_t {
     match way_in(fd) {
-        Way::Kernel(call) => native(
-            call,
-            next!(
-                c"recv",
-                fn(c_int, *mut c_void, size_t, c_int) -> ssize_t,
-                fd,
-                buffer,
-                len,
-                flags
-            ),
-        ),
+        Way::Kernel(call) => native(call, || {
+            next!(c"recv", fn(c_int, *mut c_void, size_t, c_int) -> ssize_t, fd, buffer, len, flags)
+        }),
         // SAFETY: the contract of recv.
         Way::Ours(socket) => unsafe {
             receive(socket, &[Buffer { base: buffer.cast(), len }], flags)
@@ -206,8 +199,7 @@ pub unsafe extern "C" fn recvfrom(
     address_len: *mut socklen_t,
 ) -> ssize_t {
     match way_in(fd) {
-        Way::Kernel(call) => native(
-            call,
+        Way::Kernel(call) => native(call, || {
             next!(
                 c"recvfrom",
                 fn(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t,
@@ -217,8 +209,8 @@ pub unsafe extern "C" fn recvfrom(
                 flags,
                 address,
                 address_len
-            ),
-        ),
+            )
+        }),
         // SAFETY: the contract of recvfrom. KERNEL: TCP says that the address is empty.
         Way::Ours(socket) => unsafe {
             let got = receive(socket, &[Buffer { base: buffer.cast(), len }], flags);
@@ -256,11 +248,9 @@ pub unsafe extern "C" fn __recvfrom_chk(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     match way_in(fd) {
-        Way::Kernel(call) => {
-            let got =
-                next!(c"recvmsg", fn(c_int, *mut msghdr, c_int) -> ssize_t, fd, message, flags);
-            native(call, got)
-        }
+        Way::Kernel(call) => native(call, || {
+            next!(c"recvmsg", fn(c_int, *mut msghdr, c_int) -> ssize_t, fd, message, flags)
+        }),
         // SAFETY: the contract of recvmsg.
         Way::Ours(socket) => unsafe { receive_message(socket, message, flags) },
         Way::Datagram(_) if (message as usize) < FIRST_PAGE => result(Err(Errno::EFAULT)),
@@ -308,8 +298,7 @@ pub unsafe extern "C" fn recvmmsg(
     timeout: *mut libc::timespec,
 ) -> c_int {
     match way_in(fd) {
-        Way::Kernel(call) => native(
-            call,
+        Way::Kernel(call) => native(call, || {
             next!(
                 c"recvmmsg",
                 fn(c_int, *mut mmsghdr, libc::c_uint, c_int, *mut libc::timespec) -> c_int,
@@ -318,8 +307,8 @@ pub unsafe extern "C" fn recvmmsg(
                 count,
                 flags,
                 timeout
-            ) as ssize_t,
-        ) as c_int,
+            ) as ssize_t
+        }) as c_int,
         // SAFETY: the contract of recvmmsg.
         Way::Ours(socket) => unsafe {
             let one = |message: &mut msghdr, flags| receive_message(socket, message, flags);
@@ -415,8 +404,7 @@ pub unsafe extern "C" fn preadv2(
             read_datagram(fd, socket, vector, count, wait)
         },
         Way::Ours(_) | Way::Datagram(_) => result(Err(Errno(libc::ESPIPE))),
-        Way::Kernel(call) => native(
-            call,
+        Way::Kernel(call) => native(call, || {
             next!(
                 c"preadv2",
                 fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t,
@@ -425,8 +413,8 @@ pub unsafe extern "C" fn preadv2(
                 count,
                 position,
                 flags
-            ),
-        ),
+            )
+        }),
     }
 }
 
@@ -460,8 +448,7 @@ pub unsafe extern "C" fn pwritev2(
             write_datagram(fd, socket, vector, count)
         },
         Way::Ours(_) | Way::Datagram(_) => result(Err(Errno(libc::ESPIPE))),
-        Way::Kernel(call) => native(
-            call,
+        Way::Kernel(call) => native(call, || {
             next!(
                 c"pwritev2",
                 fn(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t,
@@ -470,8 +457,8 @@ pub unsafe extern "C" fn pwritev2(
                 count,
                 position,
                 flags
-            ),
-        ),
+            )
+        }),
     }
 }
 
@@ -490,10 +477,9 @@ pub unsafe extern "C" fn pwritev64v2(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     match way_in(fd) {
-        Way::Kernel(call) => native(
-            call,
-            next!(c"readv", fn(c_int, *const iovec, c_int) -> ssize_t, fd, vector, count),
-        ),
+        Way::Kernel(call) => native(call, || {
+            next!(c"readv", fn(c_int, *const iovec, c_int) -> ssize_t, fd, vector, count)
+        }),
         // SAFETY: the contract of readv.
         Way::Ours(socket) => unsafe {
             list(vector, count as u32 as usize).map_or(-1, |list| read_list(socket, list, 0))
@@ -539,10 +525,9 @@ unsafe fn write_datagram(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
     match way_out(fd) {
-        Way::Kernel(call) => native(
-            call,
-            next!(c"write", fn(c_int, *const c_void, size_t) -> ssize_t, fd, buffer, len),
-        ),
+        Way::Kernel(call) => native(call, || {
+            next!(c"write", fn(c_int, *const c_void, size_t) -> ssize_t, fd, buffer, len)
+        }),
         Way::Ours(_) if !fits(buffer as usize, len) => result(Err(Errno::EFAULT)),
         // SAFETY: the contract of write.
         Way::Ours(socket) => unsafe {
@@ -566,10 +551,9 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     match way_out(fd) {
-        Way::Kernel(call) => native(
-            call,
-            next!(c"writev", fn(c_int, *const iovec, c_int) -> ssize_t, fd, vector, count),
-        ),
+        Way::Kernel(call) => native(call, || {
+            next!(c"writev", fn(c_int, *const iovec, c_int) -> ssize_t, fd, vector, count)
+        }),
         // SAFETY: the contract of writev.
         Way::Ours(socket) => unsafe {
             list(vector, count as u32 as usize).map_or(-1, |list| send_list(socket, list, 0))
@@ -587,8 +571,7 @@ pub unsafe extern "C" fn send(
     flags: c_int,
 ) -> ssize_t {
     match way_out(fd) {
-        Way::Kernel(call) => native(
-            native_with(call, flags),
+        Way::Kernel(call) => native(native_with(call, flags), || {
             next!(
                 c"send",
                 fn(c_int, *const c_void, size_t, c_int) -> ssize_t,
@@ -596,8 +579,8 @@ pub unsafe extern "C" fn send(
                 buffer,
                 len,
                 flags
-            ),
-        ),
+            )
+        }),
         // SAFETY: the contract of send.
         Way::Ours(socket) => unsafe {
             send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], flags)
@@ -629,8 +612,7 @@ pub unsafe extern "C" fn sendto(
     address_len: socklen_t,
 ) -> ssize_t {
     match way_out(fd) {
-        Way::Kernel(call) => native(
-            native_with(call, flags),
+        Way::Kernel(call) => native(native_with(call, flags), || {
             next!(
                 c"sendto",
                 fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t,
@@ -640,8 +622,8 @@ pub unsafe extern "C" fn sendto(
                 flags,
                 address,
                 address_len
-            ),
-        ),
+            )
+        }),
         // KERNEL: a connected TCP socket ignores the address; a Unix stream does not.
         Way::Ours(socket) if socket.is_unix() && !address.is_null() && address_len != 0 => {
             result(Err(Errno(libc::EISCONN)))
@@ -685,9 +667,9 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
             // SAFETY: the program's message header.
             unsafe { let_go_of_passed(message) };
             let call = native_with(call, flags);
-            let sent =
-                next!(c"sendmsg", fn(c_int, *const msghdr, c_int) -> ssize_t, fd, message, flags);
-            native(call, sent)
+            native(call, || {
+                next!(c"sendmsg", fn(c_int, *const msghdr, c_int) -> ssize_t, fd, message, flags)
+            })
         }
         // SAFETY: the contract of sendmsg.
         Way::Ours(socket) => unsafe { send_message(socket, message, flags) },
@@ -764,15 +746,16 @@ pub unsafe extern "C" fn sendmmsg(
                 // SAFETY: the program's array of `count` headers.
                 unsafe { let_go_of_passed(&(*messages.add(i as usize)).msg_hdr) };
             }
-            let sent = next!(
-                c"sendmmsg",
-                fn(c_int, *mut mmsghdr, libc::c_uint, c_int) -> c_int,
-                fd,
-                messages,
-                count,
-                flags
-            );
-            native(native_with(call, flags), sent as ssize_t) as c_int
+            native(native_with(call, flags), || {
+                next!(
+                    c"sendmmsg",
+                    fn(c_int, *mut mmsghdr, libc::c_uint, c_int) -> c_int,
+                    fd,
+                    messages,
+                    count,
+                    flags
+                ) as ssize_t
+            }) as c_int
         }
         // SAFETY: the contract of sendmmsg.
         Way::Datagram(socket) => unsafe {
@@ -819,8 +802,7 @@ pub unsafe extern "C" fn sendfile(
     match way {
         Way::Kernel(call) => {
             keep_input_on_kernel(from);
-            native(
-                call,
+            native(call, || {
                 next!(
                     c"sendfile",
                     fn(c_int, c_int, *mut off_t, size_t) -> ssize_t,
@@ -828,8 +810,8 @@ pub unsafe extern "C" fn sendfile(
                     from,
                     offset,
                     count
-                ),
-            )
+                )
+            })
         }
         // SAFETY: the contract of sendfile.
         Way::Ours(socket) => unsafe { send_file(socket, from, offset, count) },

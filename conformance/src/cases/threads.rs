@@ -103,6 +103,7 @@ fn cancel_in_waits(end: End) {
     let set = sys::epoll_create().expect("epoll_create");
     sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN, 0).expect("epoll_ctl");
     for (name, waits, fd) in [
+        ("recv", Waits::Recv, end.0),
         ("poll", Waits::Poll, end.0),
         ("poll of many", Waits::PollMany, end.0),
         ("ppoll", Waits::Ppoll, end.0),
@@ -405,7 +406,7 @@ pub const CASES: &[Case] = &[
     .each_side(),
     pair(
         "threads/cancelled_before_the_move",
-        "a connection on which threads were cancelled inside poll, select or epoll_wait is moved as any other",
+        "a connection on which threads were cancelled inside recv, poll, select or epoll_wait is moved as any other",
         |a| {
             let end = a.fresh();
             a.sync();

@@ -86,6 +86,12 @@ impl Native {
         count_call(self.socket);
     }
 
+    /// In place of the drop, for a thread that is cancelled.
+    #[inline]
+    pub fn end(&self) {
+        self.count.fetch_sub(1, Ordering::SeqCst);
+    }
+
     /// The connection is not to be moved.
     pub fn stay(&self, reason: Reason) {
         self.socket.bar(reason);
@@ -95,7 +101,7 @@ impl Native {
 impl Drop for Native {
     #[inline]
     fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::SeqCst);
+        self.end();
     }
 }
 
