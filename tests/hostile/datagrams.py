@@ -13,11 +13,12 @@ from protocol import WORD, memfd
 from subject import RING, Subject
 
 # Mirrors ringlet/src/socket/datagram/door.rs, ringlet-core/src/switch.rs and `LaneGeometry` of ringlet-core/src/layout.rs.
-MAGIC = int.from_bytes(b"rngludp\x01", "little")
+MAGIC = int.from_bytes(b"rngludp\x02", "little")
 HELLO, LANE = 1, 2
 MESSAGE_BYTES = 80
 WORDS_OFFSET = 2048
-PATH, BUSY, BEFORE, LEFT = WORDS_OFFSET, WORDS_OFFSET + 128, WORDS_OFFSET + 256, WORDS_OFFSET + 264
+PATH, BUSY, BY_KERNEL, SETTLED, LEFT = (WORDS_OFFSET + at for at in (0, 128, 256, 264, 268))
+HEAD_BYTES = 8
 TO_RING = 1
 LOOPBACK = bytes(10) + b"\xff\xff" + bytes((127, 0, 0, 1))
 
@@ -148,7 +149,8 @@ class Port:
             victim.round(self)
         self.position = 0
 
-    def publish(self, data):
+    def publish(self, data, before=0):
+        data = struct.pack("<Q", before) + data
         slot = PAGE_BYTES + self.position % self.slots * LINE_BYTES
         self.lane[slot + 8 : slot + 8 + len(data)] = data
         header = (PUBLISHED | self.position) << (LEN_BITS + FLAG_BITS) | len(data)
@@ -199,9 +201,9 @@ def truth(ground):
     with Port() as sender:
         sender.meet(victim)
         sender.warm(victim)
-        for text in (b"", b"x", b"y" * INLINE_BYTES):
+        for text in (b"", b"x", b"y" * (INLINE_BYTES - HEAD_BYTES)):
             sender.publish(text)
-        require(victim.take() == [(sender.port, text) for text in (b"", b"x", b"y" * INLINE_BYTES)], "wrong datagrams")
+        require(victim.take() == [(sender.port, text) for text in (b"", b"x", b"y" * (INLINE_BYTES - HEAD_BYTES))], "wrong datagrams")
         sender.put(LEFT, 1)
         require(victim.take() == [], "datagrams from nobody")
 
@@ -307,9 +309,10 @@ def stuck(ground):
         sender.meet(victim)
         sender.warm(victim)
         for number in range(50):
-            sender.put(BEFORE, number << 32 | ground.random.getrandbits(32), 8)
-            sender.publish(b"with a history")
-            sender.put(BEFORE, number + 7 << 32 | ground.random.getrandbits(32), 8)
+            sender.put(BY_KERNEL, ground.random.choice((0, number, WORD, ground.random.getrandbits(64))), 8)
+            sender.put(SETTLED, ground.random.randrange(2))
+            sender.publish(b"with a history", ground.random.choice((0, number, WORD, ground.random.getrandbits(64))))
+            sender.put(BY_KERNEL, ground.random.getrandbits(64), 8)
             victim.take()
         steady.goes_on()
 
