@@ -35,11 +35,19 @@ pub enum Family {
     MappedClient,
     /// Unix streams; a listener's name is a number.
     Unix,
+    /// Unix sequenced packets.
+    Packets,
 }
 
 impl Family {
-    pub const ALL: &[Family] =
-        &[Family::V4, Family::V6, Family::MappedServer, Family::MappedClient, Family::Unix];
+    pub const ALL: &[Family] = &[
+        Family::V4,
+        Family::V6,
+        Family::MappedServer,
+        Family::MappedClient,
+        Family::Unix,
+        Family::Packets,
+    ];
 
     pub fn suffix(self) -> &'static str {
         match self {
@@ -48,6 +56,7 @@ impl Family {
             Family::MappedServer => "@mapped-server",
             Family::MappedClient => "@mapped-client",
             Family::Unix => "@unix",
+            Family::Packets => "@seqpacket",
         }
     }
 
@@ -57,7 +66,7 @@ impl Family {
             Family::V4 | Family::MappedClient => Some(Ipv4Addr::LOCALHOST.into()),
             Family::V6 => Some(Ipv6Addr::LOCALHOST.into()),
             Family::MappedServer => Some(Ipv6Addr::UNSPECIFIED.into()),
-            Family::Unix => None,
+            Family::Unix | Family::Packets => None,
         }
     }
 
@@ -66,8 +75,13 @@ impl Family {
             Family::V4 | Family::MappedServer => Some(Ipv4Addr::LOCALHOST.into()),
             Family::V6 => Some(Ipv6Addr::LOCALHOST.into()),
             Family::MappedClient => Some(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into()),
-            Family::Unix => None,
+            Family::Unix | Family::Packets => None,
         }
+    }
+
+    /// Type of its sockets.
+    pub fn socket_type(self) -> i32 {
+        if self == Family::Packets { libc::SOCK_SEQPACKET } else { libc::SOCK_STREAM }
     }
 }
 
@@ -141,8 +155,24 @@ impl Case {
         self
     }
 
+    /// All that carry streams.
     pub const fn all_families(mut self) -> Case {
-        self.families = Family::ALL;
+        self.families = Family::ALL.split_at(5).0;
+        self
+    }
+
+    /// Also over packets: of each message, all is received at once.
+    pub const fn packets_too(mut self) -> Case {
+        self.families = match self.families.len() {
+            1 => &[Family::Unix, Family::Packets],
+            2 => &[Family::V4, Family::Unix, Family::Packets],
+            _ => Family::ALL,
+        };
+        self
+    }
+
+    pub const fn packets_only(mut self) -> Case {
+        self.families = &[Family::Packets];
         self
     }
 
@@ -584,6 +614,10 @@ impl Side {
         self.wants == Path::Ring
     }
 
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
     /// Where a server of this case's family is bound.
     pub fn address(&self) -> IpAddr {
         self.family.server().expect("an internet family")
@@ -611,7 +645,7 @@ impl Side {
             return listener;
         }
         let ip = self.family.server();
-        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        let kind = self.family.socket_type() | libc::SOCK_CLOEXEC;
         let fd = sys::socket(ip.map_or(libc::AF_UNIX, family_of), kind).expect("socket");
         let port = match ip {
             Some(ip) => {
@@ -632,7 +666,7 @@ impl Side {
 
     pub fn dial(&self, port: u32) -> End {
         let Some(ip) = self.family.target() else {
-            let fd = sys::socket(libc::AF_UNIX, libc::SOCK_STREAM).expect("socket");
+            let fd = sys::socket(libc::AF_UNIX, self.family.socket_type()).expect("socket");
             sys::connect_to_a_number(fd, port).expect("connect");
             return End(fd);
         };

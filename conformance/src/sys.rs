@@ -639,10 +639,10 @@ pub fn pipe() -> R<(Fd, Fd)> {
     Ok((ends[0], ends[1]))
 }
 
-pub fn socketpair() -> R<(Fd, Fd)> {
+pub fn socketpair(kind: c_int) -> R<(Fd, Fd)> {
     let mut ends = [0; 2];
     // SAFETY: `ends` has room for two descriptors.
-    unit(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, ends.as_mut_ptr()) })?;
+    unit(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })?;
     Ok((ends[0], ends[1]))
 }
 

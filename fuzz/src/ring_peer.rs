@@ -6,7 +6,7 @@
 
 use crate::segment::{Segment, with_buffers};
 use ringlet_core::layout::*;
-use ringlet_core::ring::{Mark, Next, RingMemory, Rx, SegmentRing, Tx};
+use ringlet_core::ring::{Mark, Next, RingMemory, Rx, SegmentRing, Tx, packet_max_bytes};
 use ringlet_core::sync::{AtomicU64, Ordering};
 use std::cell::Cell;
 use std::ops::Range;
@@ -126,11 +126,14 @@ struct Side<'a> {
     tx: Tx,
     inward: Watched<'a>,
     rx: Rx,
+    /// Records are packets.
+    packets: bool,
 }
 
 impl<'a> Side<'a> {
-    fn new(segment: &'a Segment, out: usize, mischief: &'a Cell<u64>) -> Side<'a> {
+    fn new(segment: &'a Segment, out: usize, mischief: &'a Cell<u64>, packets: bool) -> Side<'a> {
         Side {
+            packets,
             out: Watched::new(segment, out, mischief),
             tx: Tx::default(),
             inward: Watched::new(segment, 1 - out, mischief),
@@ -147,7 +150,7 @@ impl<'a> Side<'a> {
             2 => self.peek(script),
             3 => {
                 let bytes = self.rx.available(&self.inward);
-                assert!(bytes <= SLOT_COUNT * RECORD_MAX_BYTES);
+                assert!(bytes <= SLOT_COUNT * MESSAGE_MAX_BYTES);
                 self.rx.has_bytes(&self.inward);
                 self.rx.published_after(&self.inward, script.number(4));
             }
@@ -160,6 +163,14 @@ impl<'a> Side<'a> {
                 self.tx.drained(&self.out);
                 self.tx.writable(&self.out);
                 self.tx.outstanding_bytes(&self.out);
+            }
+            6 if self.packets => {
+                let mut bytes = vec![BLANK; MESSAGE_MAX_BYTES];
+                if let Some(packet) = self.tx.oldest_packet(&self.out) {
+                    with_buffers(&mut bytes, &[], |to| packet.copy_to(&self.out, to));
+                    assert!(bytes[packet.len()..].iter().all(|&byte| byte == BLANK));
+                }
+                self.tx.pass_oldest(&self.out);
             }
             6 => {
                 let mut piece = [BLANK; 256];
@@ -176,30 +187,46 @@ impl<'a> Side<'a> {
     }
 
     fn push(&mut self, script: &mut Script) {
-        let (wanted, cuts) = (script.size(), script.cuts());
+        let (mut wanted, cuts) = (script.size(), script.cuts());
+        if self.packets && wanted.is_multiple_of(7) {
+            wanted = 0;
+        }
         let mut data = vec![BLANK; wanted];
         let writable = self.tx.writable(&self.out);
-        let (n, left) = with_buffers(&mut data, &cuts, |from| {
-            (self.tx.push(&self.out, from), from.remaining())
+        let max = if self.packets { packet_max_bytes(&self.out) } else { 0 };
+        let (pushed, left) = with_buffers(&mut data, &cuts, |from| {
+            (self.tx.push_sent_at(&self.out, from, 0, max), from.remaining())
         });
-        assert!(n + left == wanted && (n > 0 || !writable));
+        assert!(pushed.unwrap_or(0) + left == wanted);
+        let fits = !self.packets || wanted <= max;
+        assert!(pushed.is_some() || !writable || !fits, "a liar's ring stays full, ours has room");
+        assert!(!self.packets || pushed.is_none_or(|n| n == wanted && fits), "a packet is whole");
         assert!(data.iter().all(|&byte| byte == BLANK), "a send wrote to the program's buffer");
     }
 
     fn pop(&mut self, script: &mut Script) {
         let (room, cuts) = (script.size(), script.cuts());
         let mut data = vec![BLANK; room];
-        let (next, left) =
-            with_buffers(&mut data, &cuts, |to| (self.rx.pop(&self.inward, to), to.remaining()));
-        let n = if let Next::Bytes(n, _) = next { n } else { 0 };
-        assert!(n + left == room && (n > 0) == matches!(next, Next::Bytes(..)));
+        let (next, left) = with_buffers(&mut data, &cuts, |to| {
+            let next = match self.packets {
+                true => self.rx.pop_packet(&self.inward, to),
+                false => self.rx.pop(&self.inward, to),
+            };
+            (next, to.remaining())
+        });
+        let n = if let Next::Bytes(n, _) = next { n.min(room) } else { 0 };
+        assert!(n + left == room);
+        assert!(self.packets || (n > 0) == matches!(next, Next::Bytes(..)));
         assert!(data[n..].iter().all(|&byte| byte == BLANK), "more was written than claimed");
     }
 
     fn peek(&mut self, script: &mut Script) {
         let (room, cuts) = (script.size(), script.cuts());
         let mut data = vec![BLANK; room];
-        let n = with_buffers(&mut data, &cuts, |to| self.rx.peek(&self.inward, to));
+        let n = with_buffers(&mut data, &cuts, |to| match self.packets {
+            true => self.rx.peek_packet(&self.inward, to).map_or(0, |len| len.min(room)),
+            false => self.rx.peek(&self.inward, to),
+        });
         assert!(n <= room);
         assert!(data[n..].iter().all(|&byte| byte == BLANK), "more was written than claimed");
     }
@@ -266,9 +293,9 @@ pub fn outside(segment: &Segment, own: &[Range<usize>]) -> Vec<u8> {
 pub fn run(script: &[u8]) {
     let mut script = Script(script);
     let segment = Segment::new(RING_MIN_BYTES << script.below(1, 3));
-    let mischief = Cell::new(0);
-    let (mut we, mut peer) =
-        (Side::new(&segment, OUT, &mischief), Side::new(&segment, IN, &mischief));
+    let (mischief, packets) = (Cell::new(0), script.below(1, 2) == 1);
+    let side = |out| Side::new(&segment, out, &mischief, packets);
+    let (mut we, mut peer) = (side(OUT), side(IN));
     let own = own_parts(&segment);
     while !script.0.is_empty() {
         let what = script.below(1, 256);

@@ -2,9 +2,13 @@
 //!
 //! A long message is cut, so that the receiver copies one piece while the sender fills the next; what a receiver does not take of a
 //! record stays.
+//!
+//! The same ring carries packets: then a record is a packet, which may be empty, and what a receiver has no room for is lost with it.
+//! Both ends know which of the two it is; what stands in shared memory does not say.
 
 use crate::layout::*;
 use crate::memory::Buffers;
+use crate::queue::Message;
 use crate::record::{Record, look, position_after, read_word, slot_of, tag, write_word};
 use crate::sync::Ordering;
 
@@ -26,7 +30,8 @@ pub enum Mark {
 pub enum Next {
     /// Nothing is published.
     Empty,
-    /// So many bytes were copied out; `true` when a sender that waits for room should now be looked for.
+    /// So many bytes were copied out (of a packet: it was so long, and what there was room for was copied); `true` when a sender that
+    /// waits for room should now be looked for.
     Bytes(usize, bool),
     /// A mark stands here; `Rx::pass_mark` goes on.
     Mark(Mark),
@@ -37,15 +42,21 @@ pub enum Next {
 const MARK_START: u64 = 1;
 const MARK_BACK: u64 = 2;
 
-/// As `record::look`, but a stream has no empty records.
+/// As `record::look`. (That a stream has no empty records is seen where one is taken.)
 #[inline(always)]
-fn look_bytes<M: RingMemory>(memory: &M, position: u64) -> Result<Option<Record>, Corrupt> {
-    let found = look(memory, slot_of(memory, position), position, RECORD_MAX_BYTES)?;
-    if found.as_ref().is_some_and(|record| record.len == 0) { Err(Corrupt) } else { Ok(found) }
+fn look_at<M: RingMemory>(memory: &M, position: u64) -> Result<Option<Record>, Corrupt> {
+    look(memory, slot_of(memory, position), position, MESSAGE_MAX_BYTES)
+}
+
+/// The longest packet that a ring takes: an eighth of it, so that any finds room in a ring that is `writable`, though as much may
+/// have to be skipped before its end.
+pub fn packet_max_bytes<M: RingMemory>(memory: &M) -> usize {
+    (memory.ring_bytes() / 8).min(MESSAGE_MAX_BYTES)
 }
 
 impl Tx {
-    /// Bytes published and not yet consumed, by our own headers (a peer that overwrites them misleads only this figure).
+    /// Bytes published and not yet consumed, by our own headers (a peer that overwrites them misleads only this figure); an empty packet
+    /// counts as one.
     pub fn outstanding_bytes<M: RingMemory>(&self, memory: &M) -> usize {
         self.refresh(memory);
         let (mut position, mut total) = (self.known_slots.get(), 0);
@@ -56,7 +67,7 @@ impl Tx {
             }
             let flags = header >> LEN_BITS & ((1 << FLAG_BITS) - 1);
             if flags & FLAG_CONTROL == 0 {
-                total += (header & ((1 << LEN_BITS) - 1)) as usize;
+                total += (header & ((1 << LEN_BITS) - 1)).max(1) as usize;
             }
             position = position_after(memory, position, flags);
         }
@@ -70,7 +81,7 @@ impl Tx {
         if position >= self.slots.get() {
             return &[];
         }
-        match look_bytes(memory, position) {
+        match look_at(memory, position) {
             Ok(Some(record)) if !record.is_control() && used < record.len => {
                 let n = (record.len - used).min(to.len());
                 // SAFETY: `n` writable bytes.
@@ -81,13 +92,23 @@ impl Tx {
         }
     }
 
+    /// The same for packets, left where it lies.
+    pub fn oldest_packet<M: RingMemory>(&self, memory: &M) -> Option<Message> {
+        let position = self.known_slots.get();
+        if position >= self.slots.get() {
+            return None;
+        }
+        let record = look_at(memory, position).ok()??;
+        (!record.is_control()).then_some(Message(record))
+    }
+
     /// Goes past the oldest record, on the receiver's behalf. False when there is none (or the peer has spoiled it).
     pub fn pass_oldest<M: RingMemory>(&self, memory: &M) -> bool {
         let position = self.known_slots.get();
         if position >= self.slots.get() {
             return false;
         }
-        let Ok(Some(record)) = look_bytes(memory, position) else { return false };
+        let Ok(Some(record)) = look_at(memory, position) else { return false };
         self.known_slots.set(position_after(memory, position, record.flags).min(self.slots.get()));
         true
     }
@@ -102,20 +123,25 @@ impl Tx {
         self.has_room(memory, memory.ring_bytes() as u64 / 4)
     }
 
-    /// Publishes one record from the program's buffers. Returns its length, 0 when there is no room.
+    /// Publishes one record from the program's buffers, which are not empty. Returns its length, 0 when there is no room.
     #[inline]
     pub fn push<M: RingMemory>(&self, memory: &M, from: &mut Buffers) -> usize {
-        self.push_sent_at(memory, from, 0)
+        self.push_sent_at(memory, from, 0, 0).unwrap_or(0)
     }
 
-    /// As `push`, and notes when (0: not known) for `Rx::sent_at`.
+    /// As `push`, and notes when (0: not known) for `Rx::sent_at`. If `packet_max` is not 0, all that is left in the buffers is one
+    /// packet; there is never room for a longer one than that. `None` when there is no room.
     #[inline]
-    pub fn push_sent_at<M: RingMemory>(&self, memory: &M, from: &mut Buffers, time: u64) -> usize {
+    pub fn push_sent_at<M: RingMemory>(
+        &self,
+        memory: &M,
+        from: &mut Buffers,
+        time: u64,
+        packet_max: usize,
+    ) -> Option<usize> {
         let wanted = from.remaining();
-        if wanted == 0 {
-            return 0;
-        }
-        let Some(slot) = self.reserve_slot(memory) else { return 0 };
+        debug_assert!(wanted > 0 || packet_max > 0);
+        let slot = self.reserve_slot(memory)?;
         if time != 0 {
             write_word(memory, slot, SENT_AT, time);
         }
@@ -128,10 +154,16 @@ impl Tx {
                 at += n;
             }
             self.publish(memory, slot, 0, wanted);
-            return wanted;
+            return Some(wanted);
         }
-        let len = wanted.min(RECORD_MAX_BYTES).min(memory.ring_bytes() / 4);
-        let Some((place, len)) = self.reserve_data(memory, len, true) else { return 0 };
+        let (place, len) = match packet_max {
+            0 => {
+                let len = wanted.min(RECORD_MAX_BYTES).min(memory.ring_bytes() / 4);
+                self.reserve_data(memory, len, true)?
+            }
+            _ if wanted > packet_max => return None,
+            _ => self.reserve_data(memory, wanted, false)?,
+        };
         let mut at = 0;
         while at < len {
             let (piece, n) = from.take(len - at);
@@ -140,7 +172,7 @@ impl Tx {
             at += n;
         }
         self.publish_data(memory, slot, len);
-        len
+        Some(len)
     }
 
     /// Publishes a mark. There is always room for one `Back`; a `Start` is only sent into a drained ring.
@@ -202,8 +234,19 @@ impl Rx {
     /// Moves bytes of the next record into the program's buffers (which have room).
     #[inline]
     pub fn pop<M: RingMemory>(&self, memory: &M, to: &mut Buffers) -> Next {
+        self.pop_record(memory, to, false)
+    }
+
+    /// Moves the next packet into the program's buffers, as much as they hold.
+    #[inline]
+    pub fn pop_packet<M: RingMemory>(&self, memory: &M, to: &mut Buffers) -> Next {
+        self.pop_record(memory, to, true)
+    }
+
+    #[inline(always)]
+    fn pop_record<M: RingMemory>(&self, memory: &M, to: &mut Buffers, packets: bool) -> Next {
         let position = self.slots.get();
-        let record = match look_bytes(memory, position) {
+        let record = match look_at(memory, position) {
             Ok(None) => return Next::Empty,
             Ok(Some(record)) => record,
             Err(Corrupt) => return Next::Corrupt,
@@ -212,6 +255,10 @@ impl Rx {
             return Self::read_mark(memory, position);
         }
         let used = self.used.get() as usize;
+        if packets {
+            Self::copy_out(memory, &record, 0, to);
+            return Next::Bytes(record.len, self.release(memory, &record));
+        }
         if used >= record.len {
             return Next::Corrupt;
         }
@@ -227,7 +274,7 @@ impl Rx {
     pub fn peek<M: RingMemory>(&self, memory: &M, to: &mut Buffers) -> usize {
         let (mut position, mut used, mut total) = (self.slots.get(), self.used.get() as usize, 0);
         for _ in 0..memory.slot_count() {
-            let Ok(Some(record)) = look_bytes(memory, position) else { break };
+            let Ok(Some(record)) = look_at(memory, position) else { break };
             if record.is_control() || used >= record.len || to.remaining() == 0 {
                 break;
             }
@@ -238,12 +285,22 @@ impl Rx {
         total
     }
 
+    /// Copies the next packet, as much as there is room for, without consuming it. Returns how long it is; `None` if none stands next.
+    pub fn peek_packet<M: RingMemory>(&self, memory: &M, to: &mut Buffers) -> Option<usize> {
+        let record = look_at(memory, self.slots.get()).ok()??;
+        if record.is_control() {
+            return None;
+        }
+        Self::copy_out(memory, &record, 0, to);
+        Some(record.len)
+    }
+
     /// The position after the last bytes that are published now, from `from` on: what an edge-triggered watcher remembers.
     pub fn published_after<M: RingMemory>(&self, memory: &M, from: u64) -> u64 {
         let mut position = from.max(self.slots.get());
         let mut last = position;
         for _ in 0..memory.slot_count() {
-            let Ok(Some(record)) = look_bytes(memory, position) else { break };
+            let Ok(Some(record)) = look_at(memory, position) else { break };
             position = position_after(memory, position, record.flags);
             if !record.is_control() {
                 last = position;
@@ -261,7 +318,7 @@ impl Rx {
     pub fn available<M: RingMemory>(&self, memory: &M) -> usize {
         let (mut position, mut used, mut total) = (self.slots.get(), self.used.get() as usize, 0);
         for _ in 0..memory.slot_count() {
-            let Ok(Some(record)) = look_bytes(memory, position) else { break };
+            let Ok(Some(record)) = look_at(memory, position) else { break };
             if record.is_control() {
                 break;
             }
@@ -286,7 +343,7 @@ impl Rx {
     pub fn mark_ahead<M: RingMemory>(&self, memory: &M) -> Option<Mark> {
         let mut position = self.slots.get();
         for _ in 0..memory.slot_count() {
-            let Ok(Some(record)) = look_bytes(memory, position) else { break };
+            let Ok(Some(record)) = look_at(memory, position) else { break };
             if record.is_control() {
                 return Self::mark_at(memory, position);
             }
@@ -305,7 +362,7 @@ impl Rx {
     /// The mark that stands next, if one does.
     pub fn mark<M: RingMemory>(&self, memory: &M) -> Option<Mark> {
         let position = self.slots.get();
-        match look_bytes(memory, position) {
+        match look_at(memory, position) {
             Ok(Some(record)) if record.is_control() => Self::mark_at(memory, position),
             _ => None,
         }
@@ -314,7 +371,7 @@ impl Rx {
     /// Goes past the mark that stands next. True as in `Next::Bytes`.
     pub fn pass_mark<M: RingMemory>(&self, memory: &M) -> bool {
         let position = self.slots.get();
-        match look_bytes(memory, position) {
+        match look_at(memory, position) {
             Ok(Some(record)) if record.is_control() => self.release(memory, &record),
             _ => false,
         }

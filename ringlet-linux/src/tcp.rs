@@ -211,10 +211,11 @@ pub fn consumed(fd: i32) -> Sys<u64> {
     Err(Errno::EAGAIN)
 }
 
-/// Pieces of the program's buffers that one call of ours moves.
-pub const PIECES_MAX: usize = 64;
+/// Pieces of the program's buffers that there usually are at most, and at most (UIO_MAXIOV).
+const PIECES_USUAL: usize = 64;
+const PIECES_MAX: usize = 1024;
 
-/// One recvmsg into the program's buffers (not into all of a long list: the caller loops if it wants more).
+/// One recvmsg into the program's buffers.
 pub fn receive(fd: i32, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> {
     let got = message(to, max, EMPTY, |message| {
         // SAFETY: a message header with pieces of the program's buffers.
@@ -241,10 +242,24 @@ const EMPTY: libc::msghdr = unsafe { core::mem::zeroed() };
 pub(crate) fn message(
     buffers: &Buffers,
     max: usize,
+    message: libc::msghdr,
+    call: impl FnOnce(*mut libc::msghdr) -> Sys<usize>,
+) -> Sys<usize> {
+    if buffers.longer_than(PIECES_USUAL) {
+        return message_of::<PIECES_MAX>(buffers, max, message, call);
+    }
+    message_of::<PIECES_USUAL>(buffers, max, message, call)
+}
+
+/// The same. Not inlined: only who has many pieces needs the stack for them.
+#[inline(never)]
+fn message_of<const N: usize>(
+    buffers: &Buffers,
+    max: usize,
     mut message: libc::msghdr,
     call: impl FnOnce(*mut libc::msghdr) -> Sys<usize>,
 ) -> Sys<usize> {
-    let mut pieces = [Buffer { base: core::ptr::null_mut(), len: 0 }; PIECES_MAX];
+    let mut pieces = [Buffer { base: core::ptr::null_mut(), len: 0 }; N];
     message.msg_iov = (&raw mut pieces).cast();
     message.msg_iovlen = buffers.show(max, &mut pieces) as _;
     call(&raw mut message)

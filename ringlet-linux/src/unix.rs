@@ -62,26 +62,30 @@ pub struct FromKernel<'m> {
     /// Bytes of control data that came, and the message's flags. A call ends with the bytes that control data belongs to.
     pub control_bytes: usize,
     pub flags: i32,
+    /// It came with an address, so that no bytes are a packet, not the end.
+    pub named: bool,
 }
 
 impl<'m> FromKernel<'m> {
     #[inline(always)]
     pub fn new(message: Option<&'m libc::msghdr>) -> FromKernel<'m> {
-        FromKernel { message, control_bytes: 0, flags: 0 }
+        FromKernel { message, control_bytes: 0, flags: 0, named: false }
     }
 
     /// One recvmsg into the program's buffers, as `tcp::receive`.
     pub fn receive(&mut self, fd: i32, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> {
         let Some(message) = self.message else { return tcp::receive(fd, to, max, flags) };
         let mut asked = *message;
-        asked.msg_name = core::ptr::null_mut();
-        asked.msg_namelen = 0;
+        let mut family = [0u8; 2];
+        asked.msg_name = family.as_mut_ptr().cast();
+        asked.msg_namelen = family.len() as u32;
         let got = tcp::message(to, max, asked, |asked| {
             // SAFETY: a message header with pieces of the program's buffers; its control buffer is the program's promise.
             let got = unsafe { sys!(SYS_recvmsg, fd, asked, flags)? };
             // SAFETY: the header that was just used.
-            (self.control_bytes, self.flags) =
-                unsafe { ((*asked).msg_controllen, (*asked).msg_flags) };
+            let told = unsafe { &*asked };
+            (self.control_bytes, self.flags) = (told.msg_controllen, told.msg_flags);
+            self.named = told.msg_namelen > 0;
             Ok(got)
         })?;
         to.pass(got);
@@ -95,6 +99,33 @@ pub fn send_message(fd: i32, message: &libc::msghdr, flags: i32) -> Sys<usize> {
     unsafe { sys!(SYS_sendmsg, fd, message as *const libc::msghdr, flags) }
 }
 
+/// A packet of ours. KERNEL: SO_SNDBUF limits what is sent; a packet that the program sent before it lowered that is not refused.
+///
+/// # Safety
+/// `from` is valid for reading `len` bytes.
+pub unsafe fn send_packet(fd: i32, from: *const u8, len: usize) -> Sys<()> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: passed on to the caller.
+    let send = || unsafe { sys!(SYS_sendto, fd, from, len, flags, 0, 0) }.map(drop);
+    let limit = |bytes: i32| {
+        // SAFETY: an int and its size.
+        let _ = unsafe {
+            sys!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &raw const bytes, 4)
+        };
+    };
+    match send() {
+        Err(Errno(libc::EMSGSIZE)) => {
+            let before = tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF)?;
+            limit(len as i32);
+            let sent = send();
+            // KERNEL: it doubles what it is given.
+            limit(before / 2);
+            sent
+        }
+        sent => sent,
+    }
+}
+
 /// The address of the other end, as much as there is room for; returns its length.
 pub fn peer_name(fd: i32, to: *mut libc::sockaddr, room: u32) -> Option<u32> {
     let mut len = room;
@@ -102,9 +133,9 @@ pub fn peer_name(fd: i32, to: *mut libc::sockaddr, room: u32) -> Option<u32> {
     unsafe { sys!(SYS_getpeername, fd, to, &raw mut len) }.ok().map(|_| len)
 }
 
-/// A socket that is connected to nothing.
-pub fn unconnected() -> Sys<i32> {
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+/// A socket of the same type that is connected to nothing.
+pub fn unconnected(like: i32) -> Sys<i32> {
+    let kind = kind(like).ok_or(Errno::EBADF)? | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is passed.
     unsafe { sys!(SYS_socket, libc::AF_UNIX, kind, 0) }.map(|fd| fd as i32)
 }

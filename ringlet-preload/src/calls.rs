@@ -63,6 +63,13 @@ unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> ssize_t {
 fn receive_into_nothing(socket: &Socket, flags: c_int) -> ssize_t {
     // SAFETY: no buffers.
     let mut none = unsafe { Buffers::new(&[]) };
+    if socket.is_packets() {
+        // KERNEL: what was to be put there is lost.
+        return match stream::receive(socket, &mut none, flags | libc::MSG_TRUNC) {
+            Ok(1..) => result(Err(Errno::EFAULT)),
+            other => result(other),
+        };
+    }
     match stream::receive(socket, &mut none, flags) {
         Ok(_) if stream::readable_bytes(socket).is_ok_and(|n| n > 0) => result(Err(Errno::EFAULT)),
         other => result(other),
@@ -213,12 +220,21 @@ pub unsafe extern "C" fn recvfrom(
         }),
         // SAFETY: the contract of recvfrom. KERNEL: TCP says that the address is empty.
         Way::Ours(socket) => unsafe {
-            let got = receive(socket, &[Buffer { base: buffer.cast(), len }], flags);
-            if got >= 0 && !address.is_null() && !address_len.is_null() {
-                *address_len = match socket.is_unix() {
-                    true => unix::peer_name(socket, got as usize, address, *address_len),
-                    false => 0,
-                };
+            if address.is_null() || address_len.is_null() {
+                return receive(socket, &[Buffer { base: buffer.cast(), len }], flags);
+            }
+            if !socket.is_unix() {
+                let got = receive(socket, &[Buffer { base: buffer.cast(), len }], flags);
+                *address_len = if got < 0 { *address_len } else { 0 };
+                return got;
+            }
+            let mut piece = iovec { iov_base: buffer, iov_len: len };
+            let mut message: msghdr = core::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
+            (message.msg_name, message.msg_namelen) = (address.cast(), *address_len);
+            let got = receive_message(socket, &raw mut message, flags);
+            if got >= 0 {
+                *address_len = message.msg_namelen;
             }
             got
         },
@@ -312,7 +328,7 @@ pub unsafe extern "C" fn recvmmsg(
         // SAFETY: the contract of recvmmsg.
         Way::Ours(socket) => unsafe {
             let one = |message: &mut msghdr, flags| receive_message(socket, message, flags);
-            receive_messages(messages, count, flags, timeout, true, one)
+            receive_messages(messages, count, flags, timeout, !socket.is_packets(), one)
         },
         // SAFETY: as above.
         Way::Datagram(socket) => unsafe {
@@ -381,6 +397,15 @@ unsafe fn read_list(socket: &Socket, list: &[Buffer], flags: c_int) -> ssize_t {
     unsafe { receive(socket, list, flags) }
 }
 
+/// KERNEL: unlike write, a writev of no bytes sends no packet.
+unsafe fn write_list(socket: &Socket, list: &[Buffer]) -> ssize_t {
+    if socket.is_packets() && list.iter().all(|buffer| buffer.len == 0) {
+        return 0;
+    }
+    // SAFETY: passed on.
+    unsafe { send_list(socket, list, 0) }
+}
+
 /// preadv2 and pwritev2 with position -1 are readv and writev.
 const NO_POSITION: off_t = -1;
 
@@ -441,7 +466,7 @@ pub unsafe extern "C" fn pwritev2(
     match way_out(fd) {
         // SAFETY: the contract of pwritev2.
         Way::Ours(socket) if position == NO_POSITION => unsafe {
-            list(vector, count as u32 as usize).map_or(-1, |list| send_list(socket, list, 0))
+            list(vector, count as u32 as usize).map_or(-1, |list| write_list(socket, list))
         },
         // SAFETY: as above.
         Way::Datagram(socket) if position == NO_POSITION => unsafe {
@@ -556,7 +581,7 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
         }),
         // SAFETY: the contract of writev.
         Way::Ours(socket) => unsafe {
-            list(vector, count as u32 as usize).map_or(-1, |list| send_list(socket, list, 0))
+            list(vector, count as u32 as usize).map_or(-1, |list| write_list(socket, list))
         },
         // SAFETY: as above.
         Way::Datagram(socket) => unsafe { write_datagram(fd, socket, vector, count) },
@@ -624,8 +649,8 @@ pub unsafe extern "C" fn sendto(
                 address_len
             )
         }),
-        // KERNEL: a connected TCP socket ignores the address; a Unix stream does not.
-        Way::Ours(socket) if socket.is_unix() && !address.is_null() && address_len != 0 => {
+        // KERNEL: a connected TCP socket ignores the address, and so do packets; a Unix stream does not.
+        Way::Ours(socket) if takes_no_address(socket) && !address.is_null() && address_len != 0 => {
             result(Err(Errno(libc::EISCONN)))
         }
         // SAFETY: the contract of sendto.
@@ -692,7 +717,7 @@ unsafe fn send_message(socket: &Socket, message: *const msghdr, flags: c_int) ->
     if socket.is_unix() {
         // SAFETY: the program's message header.
         let header = unsafe { &*message };
-        if !header.msg_name.is_null() && header.msg_namelen != 0 {
+        if takes_no_address(socket) && !header.msg_name.is_null() && header.msg_namelen != 0 {
             return result(Err(Errno(libc::EISCONN)));
         }
         if unix::has_control(header) {
@@ -705,6 +730,10 @@ unsafe fn send_message(socket: &Socket, message: *const msghdr, flags: c_int) ->
     }
     // SAFETY: its buffers.
     unsafe { send_list(socket, list, flags) }
+}
+
+fn takes_no_address(socket: &Socket) -> bool {
+    socket.is_unix() && !socket.is_packets()
 }
 
 /// Descriptors that leave for another process: their connections stay on the kernel.
@@ -792,8 +821,12 @@ pub unsafe extern "C" fn sendfile(
     count: size_t,
 ) -> ssize_t {
     let way = match way_out(to) {
-        // What the kernel reads, it sends.
+        // What the kernel reads, it sends; and how it divides that into messages is its own affair.
         Way::Datagram(socket) => {
+            socket::keep_on_kernel(socket, Reason::Splice);
+            Way::Kernel(None)
+        }
+        Way::Ours(socket) if socket.is_packets() => {
             socket::keep_on_kernel(socket, Reason::Splice);
             Way::Kernel(None)
         }

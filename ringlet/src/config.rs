@@ -72,7 +72,7 @@ config! {
     ring_bytes: u64 as PowerOfTwo<{ 64 << 10 }, { 64 << 20 }> = 2 << 20, "RINGLET_RING_BYTES", "bytes",
         "Size of the data ring of each direction of a connection.";
     unix: bool as Switch = true, "RINGLET_UNIX", "",
-        "Whether connections over Unix sockets (streams) are moved too, while `only` is empty.";
+        "Whether connections over Unix sockets (streams and sequenced packets) are moved too, while `only` is empty.";
     memory_limit_bytes: u64 as Bytes<0, { 1 << 40 }> = 64 << 30, "RINGLET_MEMORY_LIMIT_BYTES", "bytes",
         "Address space that one process may map for its connections (they touch little of it); further ones stay on the kernel.";
     peers: PeerPolicy as Peers = PeerPolicy::Any, "RINGLET_PEERS", "",

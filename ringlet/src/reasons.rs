@@ -52,6 +52,7 @@ reasons! {
     Asked = 26, "asked", "The far end asked for the connection to go back to the kernel.";
     Pair = 29, "pair", "This process holds both ends of the socket pair.";
     Ancillary = 30, "ancillary", "Descriptors or credentials were sent with the data, so that part went through the kernel.";
+    Large = 31, "large", "A packet was longer than the ring takes, so it went through the kernel.";
     Stalled = 28, "stalled", "The receiver has not read for a while and the ring is full, so the rest waits in the kernel's buffers.";
     Unforgiving = 40, "unforgiving", "The testing aid of this name has sent it back to the kernel, perhaps only for a while.";
     Paused = 41, "paused", "ringlet off was said: the connection stays on the kernel until ringlet on.";

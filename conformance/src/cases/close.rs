@@ -70,7 +70,7 @@ pub const CASES: &[Case] = &[
             end.close();
         },
     )
-    .all_families()
+    .all_families().packets_too()
     .each_side(),
     pair(
         "close/half_by_client",
@@ -94,7 +94,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
-    .all_families()
+    .all_families().packets_too()
     .each_side(),
     pair(
         "close/half_by_server",
@@ -117,7 +117,7 @@ pub const CASES: &[Case] = &[
             end.until_mask(HUP);
             b.sync();
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "close/both_at_once",
@@ -140,7 +140,7 @@ pub const CASES: &[Case] = &[
             end.until_mask(HUP);
             end.close();
         },
-    ),
+    ).packets_too(),
     pair(
         "close/write_after_close",
         "the first write after the peer's close is taken, the second is EPIPE",
@@ -162,7 +162,7 @@ pub const CASES: &[Case] = &[
             end.close();
             b.sync();
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "close/read_after_refused_write",
@@ -204,7 +204,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
-    .all_families()
+    .all_families().packets_too()
     .each_side(),
     pair(
         "close/unread_both",
@@ -225,7 +225,7 @@ pub const CASES: &[Case] = &[
             end.close();
             b.sync();
         },
-    ),
+    ).packets_too(),
     pair(
         "close/reset_while_receiving",
         "a close with unread data wakes a waiting receive with ECONNRESET",
@@ -266,7 +266,7 @@ pub const CASES: &[Case] = &[
             end.close();
             b.sync();
         },
-    ),
+    ).packets_too(),
     pair(
         "close/linger_zero",
         "a close with a linger of zero resets, and data sent before it can still be read",
@@ -320,7 +320,7 @@ pub const CASES: &[Case] = &[
             record("received", all);
             end.recv(1);
         },
-    ),
+    ).packets_too(),
     pair(
         "close/exit_after_send",
         "a program that sends 100 KB and exits without a close delivers all of it",
@@ -334,7 +334,7 @@ pub const CASES: &[Case] = &[
             pause(100);
             end.recv_to_end();
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "close/exit_while_awaited",
@@ -367,7 +367,7 @@ pub const CASES: &[Case] = &[
             end.recv_to_end();
             end.mask();
         },
-    ),
+    ).packets_too(),
     pair(
         "close/kill_while_receiving",
         "the peer's death ends a waiting receive, as the end of the stream",
@@ -383,7 +383,7 @@ pub const CASES: &[Case] = &[
             die_when_awaited(b);
         },
     )
-    .all_families()
+    .all_families().packets_too()
     .each_side(),
     pair(
         "close/kill_with_unread",
@@ -400,7 +400,7 @@ pub const CASES: &[Case] = &[
             end.until_unread(10);
             die_when_awaited(b);
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "close/kill_while_sending",
@@ -417,7 +417,7 @@ pub const CASES: &[Case] = &[
             b.moved();
             die_when_awaited(b);
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "close/kill_while_polling",
@@ -493,7 +493,7 @@ pub const CASES: &[Case] = &[
                 send_all(end, &got).expect("send");
             }
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "close/shutdown_rd",
@@ -545,7 +545,7 @@ pub const CASES: &[Case] = &[
             end.until_mask(HUP);
             end.shutdown(SHUT_RDWR);
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "close/shutdown_twice",
@@ -635,7 +635,7 @@ pub const CASES: &[Case] = &[
             record("recv", got);
             end.recv(10);
         },
-    ),
+    ).packets_too(),
     pair(
         "close/beside_poll",
         "a close beside a polling thread: the poll goes on",
@@ -680,7 +680,7 @@ pub const CASES: &[Case] = &[
             );
             record("epoll_wait", shown(got));
         },
-    ),
+    ).packets_too(),
     pair(
         "close/shutdown_beside_receive",
         "shutdown wakes a receiving thread with the end of the stream",
@@ -693,7 +693,7 @@ pub const CASES: &[Case] = &[
             record("recv", beside(move || recv(end, 10, 0), || end.shutdown(SHUT_RDWR)));
             end.recv_with(10, MSG_DONTWAIT);
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "close/shutdown_rd_beside_receive",
@@ -739,7 +739,7 @@ pub const CASES: &[Case] = &[
             record("all arrived", data.len() == len);
             record("end", how);
         },
-    ),
+    ).packets_too(),
     pair(
         "close/two_waiting",
         "the peer's close wakes two threads that receive on one connection",
@@ -754,7 +754,7 @@ pub const CASES: &[Case] = &[
             record("the other", beside(move || recv(end, 4, 0), || b.sync()));
             record("one", one.join().expect("the thread"));
         },
-    ),
+    ).packets_too(),
     solo(
         "close/listener_with_waiting",
         "closing a listener resets connections not yet accepted",

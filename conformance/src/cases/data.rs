@@ -81,6 +81,7 @@ pub const CASES: &[Case] = &[
         },
     )
     .all_families()
+    .packets_too()
     .each_side(),
     pair(
         "data/sendto_recvfrom",
@@ -221,7 +222,8 @@ pub const CASES: &[Case] = &[
             end.recv(0);
             end.recv(1);
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "data/sizes",
         "one transfer each way of many sizes from 1 byte to 4 MB",
@@ -282,7 +284,8 @@ pub const CASES: &[Case] = &[
             let end = b.moved();
             end.recv_to_end();
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "data/peek",
         "MSG_PEEK, repeated and partial, takes nothing",
@@ -317,6 +320,7 @@ pub const CASES: &[Case] = &[
             end.recv(1);
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "data/peek_large",
@@ -339,7 +343,8 @@ pub const CASES: &[Case] = &[
                 b.sync();
             }
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "data/waitall",
         "MSG_WAITALL waits across several sends",
@@ -358,6 +363,7 @@ pub const CASES: &[Case] = &[
             end.recv_with(5, MSG_WAITALL);
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "data/waitall_large",
@@ -406,7 +412,8 @@ pub const CASES: &[Case] = &[
             end.recv_with(10, MSG_DONTWAIT | MSG_WAITALL);
             end.recv_with(10, MSG_DONTWAIT | MSG_WAITALL);
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "data/trunc",
         "MSG_TRUNC discards bytes without touching the buffer",
@@ -469,6 +476,7 @@ pub const CASES: &[Case] = &[
             end.recv(100);
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "data/rare_flags",
@@ -494,6 +502,7 @@ pub const CASES: &[Case] = &[
             end.recv_with(4, MSG_WAITALL | libc::MSG_CMSG_CLOEXEC);
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "data/oob",
@@ -549,6 +558,7 @@ pub const CASES: &[Case] = &[
             end.recv_to_end();
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "data/sendfile_large",
@@ -611,7 +621,8 @@ pub const CASES: &[Case] = &[
             let got = sys::recvmmsg(end.0, &[2, 4], MSG_DONTWAIT);
             record("recvmmsg when empty", got.map(|all| all.len()));
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "data/fortified",
         "the entry points of programs compiled with _FORTIFY_SOURCE",
@@ -705,9 +716,11 @@ pub const CASES: &[Case] = &[
             near.recv_exact(200_000);
         }
     })
+    .packets_too()
     .any_path(),
     pair("data/flood", "both sides send and receive at once, a thread for each", flood, flood)
         .all_families()
+        .packets_too()
         .each_side(),
     pair(
         "data/crossed_writes",
@@ -724,7 +737,8 @@ pub const CASES: &[Case] = &[
             b.sync();
             end.recv_exact(100_000);
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "data/two_senders",
         "two threads send on one connection: each one's records stay whole and in order",
@@ -759,7 +773,8 @@ pub const CASES: &[Case] = &[
             record("in order", whole);
             record("records", format!("{next:?}"));
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "data/two_receivers",
         "two threads receive on one connection: together they get each byte once",
@@ -784,7 +799,8 @@ pub const CASES: &[Case] = &[
             record("sum", one.1 + two.1);
             record("ends", format!("{:?} {:?}", one.2, two.2));
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "data/low_water",
         "SO_RCVLOWAT holds readiness back until enough bytes are there",

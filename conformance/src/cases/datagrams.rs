@@ -879,7 +879,7 @@ pub const CASES: &[Case] = &[
         },
         |b| {
             let port = moved(b);
-            let (near, far) = sys::socketpair().expect("socketpair");
+            let (near, far) = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
             let child = sys::fork(|| {
                 let end = End(sys::receive_fd(far).expect("a descriptor"));
                 let port = Port { end, ..port };

@@ -88,6 +88,7 @@ pub const CASES: &[Case] = &[
             }
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "descriptors/copy_before_data",
@@ -114,7 +115,8 @@ pub const CASES: &[Case] = &[
             b.sync();
             copy.close();
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "descriptors/copy_unread",
         "unread data is there for each copy, once",
@@ -266,6 +268,7 @@ pub const CASES: &[Case] = &[
             plain_file(file);
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "descriptors/closed_by_system_call_then_accepted",
@@ -330,7 +333,10 @@ pub const CASES: &[Case] = &[
             record("connections", format!("{:?}", ends.map(|end| end.0)));
             record("dup", sys::dup(ends[0].0));
             record("F_DUPFD", sys::fcntl(ends[0].0, libc::F_DUPFD, 50));
-            record("socketpair", sys::socketpair().map(|ends| format!("{ends:?}")));
+            record(
+                "socketpair",
+                sys::socketpair(libc::SOCK_STREAM).map(|ends| format!("{ends:?}")),
+            );
         },
     ),
     pair(
@@ -392,6 +398,7 @@ pub const CASES: &[Case] = &[
             }
         },
     )
+    .packets_too()
     .any_path()
     .each_side(),
     pair(
@@ -516,6 +523,7 @@ pub const CASES: &[Case] = &[
         round(end, &pattern(60, 60));
         end.close();
     })
+    .packets_too()
     .each_side(),
     pair(
         "descriptors/queue_sizes",
@@ -552,6 +560,7 @@ pub const CASES: &[Case] = &[
             end.unread();
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "descriptors/stdio",
@@ -577,6 +586,7 @@ pub const CASES: &[Case] = &[
             record("fclose", stream.close());
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "descriptors/stdio_one_side",

@@ -10,6 +10,7 @@ mod processes;
 mod programs;
 mod rare;
 mod readiness;
+mod seqpacket;
 mod signals;
 mod threads;
 mod timeouts;
@@ -31,6 +32,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         processes::CASES,
         programs::CASES,
         rare::CASES,
+        seqpacket::CASES,
         threads::CASES,
         unix::CASES,
     ]

@@ -34,6 +34,7 @@ pub const CASES: &[Case] = &[
         },
     )
     .all_families()
+    .packets_too()
     .each_side(),
     pair(
         "nonblocking/fionbio",
@@ -129,6 +130,7 @@ pub const CASES: &[Case] = &[
         },
     )
     .all_families()
+    .packets_too()
     .each_side(),
     pair(
         "nonblocking/partial",
@@ -148,7 +150,8 @@ pub const CASES: &[Case] = &[
             b.sync();
             end.recv_to_end();
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "nonblocking/partial_vectors",
         "writev of more than fits takes a part, wherever that ends",
@@ -190,6 +193,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "nonblocking/ping_pong",
@@ -215,7 +219,8 @@ pub const CASES: &[Case] = &[
             end.wait_mask(RDHUP);
             end.recv(1);
         },
-    ),
+    )
+    .packets_too(),
     solo("nonblocking/refused", "a refused connect tells so by POLLERR and SO_ERROR", |s| {
         let (listener, port) = s.listener();
         End(listener).close();

@@ -33,6 +33,7 @@ pub const CASES: &[Case] = &[
             end.recv(50);
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "paths/level_behind_the_change",
@@ -86,6 +87,7 @@ pub const CASES: &[Case] = &[
             set.expect_none();
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "paths/sets_on_the_kernel",
@@ -121,6 +123,7 @@ pub const CASES: &[Case] = &[
             outer.expect_none();
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "paths/vectors_on_the_kernel",
@@ -194,5 +197,6 @@ pub const CASES: &[Case] = &[
             end.recv(100);
         },
     )
+    .packets_too()
     .each_side(),
 ];

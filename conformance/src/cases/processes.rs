@@ -104,6 +104,7 @@ pub const CASES: &[Case] = &[
             join(child);
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "processes/fork_parent_goes_on",
@@ -220,6 +221,7 @@ pub const CASES: &[Case] = &[
             end.recv(1);
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "processes/fork_both_receive",
@@ -247,6 +249,7 @@ pub const CASES: &[Case] = &[
             record("together", mine + u32::from_le_bytes(theirs));
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "processes/fork_shares_unread",
@@ -289,7 +292,8 @@ pub const CASES: &[Case] = &[
             end.send_with(b"x", MSG_NOSIGNAL);
             end.recv_exact(7);
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "processes/fork_child_killed",
         "a child that serves a connection is killed: the peer sees the end",
@@ -370,6 +374,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
+    .packets_too()
     .any_path()
     .each_side(),
     pair(
@@ -460,6 +465,7 @@ pub const CASES: &[Case] = &[
             join(child);
         },
     )
+    .packets_too()
     .steady()
     .all_families()
     .each_side(),
@@ -486,6 +492,7 @@ pub const CASES: &[Case] = &[
             join(child);
         },
     )
+    .packets_too()
     .steady(),
     pair(
         "processes/exec_unread_on_both",
@@ -619,7 +626,8 @@ pub const CASES: &[Case] = &[
             sys::kill(child, SIGKILL).expect("kill");
             join(child);
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "processes/spawn_beside",
         "system, popen and posix_spawn beside a moved connection",
@@ -640,6 +648,7 @@ pub const CASES: &[Case] = &[
     )
     // What is unread on both sides of a change of path can't be given to another program, which here does not even want it.
     .steady()
+    .packets_too()
     .each_side(),
     pair(
         "processes/spawn_with_connection",
@@ -720,6 +729,7 @@ pub const CASES: &[Case] = &[
             join(child);
         },
     )
+    .packets_too()
     .steady()
     .each_side(),
     pair(
@@ -728,7 +738,7 @@ pub const CASES: &[Case] = &[
         asking_client,
         |b| {
             let end = b.moved();
-            let (near, far) = sys::socketpair().expect("socketpair");
+            let (near, far) = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
             record("passed", sys::pass_fd(near, end.0));
             let copy = sys::receive_fd(far).expect("a descriptor");
             record("another number", copy != end.0);
@@ -772,7 +782,7 @@ fn serve_by_epoll(listener: Fd) -> ! {
 
 /// A child that waits for a connection over a Unix socket and echoes on it.
 fn taker() -> (Fd, i32) {
-    let (near, far) = sys::socketpair().expect("socketpair");
+    let (near, far) = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
     let child = sys::fork(|| {
         sys::close(near).expect("close");
         let end = End(sys::receive_fd(far).expect("a descriptor"));

@@ -237,9 +237,11 @@ pub const CASES: &[Case] = &[
     pair("readiness/life_epoll_pwait2", "a connection's life by epoll_pwait2", life_peer, |b| {
         life(b, by_epoll_pwait2)
     }),
-    pair("readiness/reset_poll", "a reset by poll", reset_peer, |b| reset(b, by_poll)),
+    pair("readiness/reset_poll", "a reset by poll", reset_peer, |b| reset(b, by_poll))
+        .packets_too(),
     pair("readiness/reset_select", "a reset by select", reset_peer, |b| reset(b, by_select)),
     pair("readiness/reset_epoll", "a reset by epoll_wait", reset_peer, |b| reset(b, by_epoll))
+        .packets_too()
         .each_side(),
     pair("readiness/echo_poll", "a server that waits by poll", echo_client, |b| {
         echo_by(b, |end, _| drop(sys::poll(&[(end.0, libc::POLLIN)], -1).expect("poll")))
@@ -252,6 +254,7 @@ pub const CASES: &[Case] = &[
         echo_by(b, |_, set| drop(sys::epoll_wait(set.0, 8, -1).expect("epoll_wait")))
     })
     .all_families()
+    .packets_too()
     .each_side(),
     pair(
         "readiness/echo_edge",
@@ -290,6 +293,7 @@ pub const CASES: &[Case] = &[
             record("bytes", bytes);
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "readiness/echo_oneshot",
@@ -344,7 +348,8 @@ pub const CASES: &[Case] = &[
             }
             say("done");
         },
-    ),
+    )
+    .packets_too(),
     // ---- epoll's rules ----
     pair(
         "readiness/edge",
@@ -389,6 +394,7 @@ pub const CASES: &[Case] = &[
         },
     )
     .all_families()
+    .packets_too()
     .each_side(),
     pair(
         "readiness/edge_room",
@@ -413,6 +419,7 @@ pub const CASES: &[Case] = &[
             set.expect_none();
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "readiness/edge_added_late",
@@ -439,7 +446,8 @@ pub const CASES: &[Case] = &[
             set.expect();
             set.expect();
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "readiness/oneshot",
         "EPOLLONESHOT reports once until it is armed again",
@@ -498,7 +506,8 @@ pub const CASES: &[Case] = &[
             set.expect_none();
             record("DEL", set.remove(end.0));
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "readiness/set_errors",
         "what epoll_ctl and epoll_wait refuse",
@@ -560,7 +569,8 @@ pub const CASES: &[Case] = &[
             record("poll for nothing", look(0));
             record("poll for OUT", look(OUT));
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "readiness/two_sets",
         "two sets watch one connection, each by its own rules",
@@ -588,6 +598,7 @@ pub const CASES: &[Case] = &[
             edge.expect_none();
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "readiness/nested",
@@ -652,7 +663,8 @@ pub const CASES: &[Case] = &[
                 outer.expect_none();
             }
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "readiness/mixed",
         "a pipe, a timer, an eventfd and a connection in one set and one poll",
@@ -690,6 +702,7 @@ pub const CASES: &[Case] = &[
             record("select", got.map(|s| s.count));
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "readiness/waiting_for_others",
@@ -770,7 +783,8 @@ pub const CASES: &[Case] = &[
             }
             record("seen", format!("{seen:?}"));
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "readiness/set_after_set",
         "a connection that moved in one set is told by another, made after the first was closed",
@@ -857,6 +871,7 @@ pub const CASES: &[Case] = &[
             }
         },
     )
+    .packets_too()
     .steady(),
     pair(
         "readiness/thread_inside",
@@ -957,6 +972,7 @@ pub const CASES: &[Case] = &[
         },
     )
     .all_families()
+    .packets_too()
     .each_side(),
     pair(
         "readiness/inside_epoll_since_before_the_move",
@@ -977,6 +993,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
+    .packets_too()
     .each_side(),
     // A thread in poll keeps the connection on the kernel until it returns.
     pair(
@@ -998,6 +1015,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
+    .packets_too()
     .any_path()
     .each_side(),
     pair(
@@ -1268,7 +1286,8 @@ pub const CASES: &[Case] = &[
             set.expect();
             b.sync();
         },
-    ),
+    )
+    .packets_too(),
     solo("readiness/both_in_one_set", "both ends of a connection in one process's set", |s| {
         let (near, far) = s.both_ends();
         let set = Set::new();

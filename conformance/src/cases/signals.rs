@@ -51,6 +51,7 @@ pub const CASES: &[Case] = &[
             handled();
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "signals/waitall",
@@ -97,7 +98,8 @@ pub const CASES: &[Case] = &[
             let got = recv_exact(end, part).expect("recv");
             record("the part", got.len() == part && checksum(&got) == sum);
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "signals/readiness",
         "poll, select and epoll end with EINTR, with SA_RESTART too",
@@ -128,6 +130,7 @@ pub const CASES: &[Case] = &[
             }
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "signals/one_signal",
@@ -177,6 +180,7 @@ pub const CASES: &[Case] = &[
             handled();
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "signals/restart_send",
@@ -198,7 +202,8 @@ pub const CASES: &[Case] = &[
             record("filling", recv_exact(end, len).map(|got| got.len() == len));
             end.recv_exact(7);
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "signals/restart_with_timeout",
         "a receive that has a timeout is not restarted",
@@ -321,7 +326,8 @@ pub const CASES: &[Case] = &[
             handled();
             end.recv(1);
         },
-    ),
+    )
+    .packets_too(),
     pair(
         "signals/sigpipe",
         "a write to a closed connection raises SIGPIPE, with MSG_NOSIGNAL it does not",
@@ -354,6 +360,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
+    .packets_too()
     .each_side(),
     pair(
         "signals/sigpipe_kills",
@@ -391,7 +398,8 @@ pub const CASES: &[Case] = &[
             end.until_unread(5);
             end.recv(10);
         },
-    ),
+    )
+    .packets_too(),
 ];
 
 /// Runs `work` under a rain of signals.

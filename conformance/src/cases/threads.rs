@@ -128,7 +128,7 @@ pub const CASES: &[Case] = &[
             record("echoed", in_thread(move || echo_all(end)));
             end.close();
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "threads/handed_back",
@@ -166,7 +166,7 @@ pub const CASES: &[Case] = &[
             copy.close();
             end.close();
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "threads/thread_per_connection",
@@ -312,7 +312,7 @@ pub const CASES: &[Case] = &[
                 thread.join().expect("a waiter");
             }
         },
-    ),
+    ).packets_too(),
     pair(
         "threads/many_idle",
         "a hundred and twenty connections in one set, of which now one speaks, now another",
@@ -382,7 +382,7 @@ pub const CASES: &[Case] = &[
             end.send(b"answer");
             end.close();
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "threads/cancelled_in_waits",
@@ -510,7 +510,7 @@ pub const CASES: &[Case] = &[
             other.recv(10);
             record("all answered", thread.join().expect("the thread ends"));
         },
-    )
+    ).packets_too()
     .each_side(),
 ];
 

@@ -40,7 +40,7 @@ pub const CASES: &[Case] = &[
             b.sync();
             end.recv(10);
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "timeouts/negative",
@@ -109,7 +109,7 @@ pub const CASES: &[Case] = &[
             let got = recv_exact(end, part).expect("recv");
             record("the part", got.len() == part && checksum(&got) == sum);
         },
-    ),
+    ).packets_too(),
     pair(
         "timeouts/readiness",
         "poll, ppoll, select, pselect and the epoll calls return nothing after their time",
@@ -138,7 +138,7 @@ pub const CASES: &[Case] = &[
             let none = sys::select(&[end.0], &[], &[], Some(Duration::ZERO));
             record("select 0", none.map(|s| s.count));
         },
-    )
+    ).packets_too()
     .each_side(),
     pair(
         "timeouts/ready_in_time",

@@ -1,4 +1,4 @@
-//! What only Unix streams have: control data among the bytes, credentials, names, pairs, ends that are seen at once.
+//! What only Unix sockets have: control data among the bytes, credentials, names, pairs, ends that are seen at once.
 
 use libc::{
     MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_WAITALL, SHUT_RD, SHUT_WR, SIGKILL, SOL_SOCKET,
@@ -9,11 +9,11 @@ use crate::case::*;
 use crate::sys::{self, Carried, Fd, R};
 
 /// A file that can be told from others by what is in it.
-fn file(name: &str) -> Fd {
+pub fn file(name: &str) -> Fd {
     sys::file_with(name.as_bytes()).expect("a file")
 }
 
-fn send_file(end: End, data: &[u8], names: &[&str]) {
+pub fn send_file(end: End, data: &[u8], names: &[&str]) {
     let files: Vec<Fd> = names.iter().map(|name| file(name)).collect();
     record(
         format!("send {} with {names:?}", brief(data)),
@@ -44,7 +44,7 @@ fn show(what: String, got: R<Carried>) {
 }
 
 /// recvmsg with room for control data.
-fn receive(end: End, len: usize, flags: i32) {
+pub fn receive(end: End, len: usize, flags: i32) {
     show(format!("recvmsg {len}"), sys::recv_with_control(end.0, len, flags));
 }
 
@@ -54,8 +54,8 @@ fn recvfrom(what: &str, end: End, flags: i32) {
 }
 
 /// A pair of which this process keeps one end, and a child has the other one. The child asks, warming up.
-fn with_child(side: &Side, work: impl FnOnce(End) -> i32) -> (End, i32) {
-    let (near, far) = sys::socketpair().expect("socketpair");
+pub fn with_child(side: &Side, work: impl FnOnce(End) -> i32) -> (End, i32) {
+    let (near, far) = sys::socketpair(side.family().socket_type()).expect("socketpair");
     let child = sys::fork(|| {
         sys::close(near).expect("close");
         warm_as(End(far), true);
@@ -68,7 +68,7 @@ fn with_child(side: &Side, work: impl FnOnce(End) -> i32) -> (End, i32) {
     (End(near), child)
 }
 
-fn join(pid: i32) {
+pub fn join(pid: i32) {
     record("child", sys::wait_for(pid));
 }
 
@@ -102,7 +102,7 @@ pub const CASES: &[Case] = &[
             }
         },
     )
-    .unix_only()
+    .unix_only().packets_too()
     .each_side(),
     pair(
         "unix/descriptors_both_ways",
@@ -128,7 +128,7 @@ pub const CASES: &[Case] = &[
             b.warm(end);
         },
     )
-    .unix_only()
+    .unix_only().packets_too()
     .each_side(),
     pair(
         "unix/descriptors_at_random",
@@ -173,7 +173,7 @@ pub const CASES: &[Case] = &[
             end.close();
         },
     )
-    .unix_only()
+    .unix_only().packets_too()
     .each_side(),
     pair(
         "unix/descriptor_for_a_sleeper",
@@ -205,7 +205,7 @@ pub const CASES: &[Case] = &[
             }
         },
     )
-    .unix_only()
+    .unix_only().packets_too()
     .each_side(),
     pair(
         "unix/descriptors_without_room",
@@ -226,7 +226,7 @@ pub const CASES: &[Case] = &[
             b.warm(end);
         },
     )
-    .unix_only(),
+    .unix_only().packets_too(),
     pair(
         "unix/wrong_descriptors",
         "a message with a closed number is refused as a whole",
@@ -248,7 +248,7 @@ pub const CASES: &[Case] = &[
             b.warm(end);
         },
     )
-    .unix_only(),
+    .unix_only().packets_too(),
     pair(
         "unix/waitall_until_control",
         "MSG_WAITALL ends with the bytes that control data came with",
@@ -266,7 +266,7 @@ pub const CASES: &[Case] = &[
             receive(end, 4, MSG_WAITALL);
         },
     )
-    .unix_only(),
+    .unix_only().packets_too(),
     pair(
         "unix/credentials",
         "SO_PEERCRED, credentials that are sent, and those that are asked for after the move",
@@ -302,7 +302,7 @@ pub const CASES: &[Case] = &[
             end.close();
         },
     )
-    .unix_only()
+    .unix_only().packets_too()
     .each_side(),
     pair(
         "unix/names",
@@ -329,7 +329,7 @@ pub const CASES: &[Case] = &[
             end.close();
         },
     )
-    .unix_only(),
+    .unix_only().packets_too(),
     pair(
         "unix/queues",
         "SIOCOUTQ is 0 when all is taken, FIONREAD counts what waits; SO_PEEK_OFF and SO_RCVLOWAT go to the kernel",
@@ -400,7 +400,7 @@ pub const CASES: &[Case] = &[
             end.mask();
         },
     )
-    .unix_only()
+    .unix_only().packets_too()
     .each_side(),
     pair(
         "unix/shutdown_rd_beside_send",
@@ -420,7 +420,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
-    .unix_only()
+    .unix_only().packets_too()
     .each_side(),
     pair(
         "unix/close_unread_while_polled",
@@ -442,7 +442,7 @@ pub const CASES: &[Case] = &[
             end.close();
         },
     )
-    .unix_only()
+    .unix_only().packets_too()
     .each_side(),
     pair(
         "unix/close_unread_then_bytes",
@@ -468,7 +468,7 @@ pub const CASES: &[Case] = &[
             b.sync();
         },
     )
-    .unix_only()
+    .unix_only().packets_too()
     .each_side(),
     pair(
         "unix/close_after_half",
@@ -492,7 +492,7 @@ pub const CASES: &[Case] = &[
             end.close();
         },
     )
-    .unix_only(),
+    .unix_only().packets_too(),
     solo(
         "unix/pair_over_fork",
         "a pair shared with a child, bytes and descriptors in both directions",
@@ -519,7 +519,7 @@ pub const CASES: &[Case] = &[
     )
     .unix_only(),
     solo("unix/pair_in_one_process", "both ends in one process: the pair of an event loop", |_| {
-        let (near, far) = sys::socketpair().expect("socketpair");
+        let (near, far) = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
         for i in 0..300u32 {
             assert_eq!(send_all(End(near), &i.to_le_bytes()), Ok(4));
             assert_eq!(recv_exact(End(far), 4), Ok(i.to_le_bytes().to_vec()));
@@ -530,7 +530,7 @@ pub const CASES: &[Case] = &[
         End(near).recv(1);
     })
     .any_path()
-    .unix_only(),
+    .unix_only().packets_too(),
     solo("unix/exit", "a child's exit is seen by the next send, and after all bytes", |s| {
         let (end, child) = with_child(s, |far| {
             far.send(b"last words");
@@ -543,7 +543,7 @@ pub const CASES: &[Case] = &[
         end.recv(1);
         end.error();
     })
-    .unix_only(),
+    .unix_only().packets_too(),
     solo("unix/exit_unread", "a child exits with bytes unread", |s| {
         let (go, gone) = sys::pipe().expect("pipe");
         let (end, child) = with_child(s, |_| {
@@ -558,7 +558,7 @@ pub const CASES: &[Case] = &[
         end.recv(1);
         end.send_with(b"x", MSG_NOSIGNAL);
     })
-    .unix_only(),
+    .unix_only().packets_too(),
     solo("unix/kill", "a child is killed; what it sent is read, then the stream ends", |s| {
         let (go, gone) = sys::pipe().expect("pipe");
         let (end, child) = with_child(s, |far| {
@@ -576,7 +576,7 @@ pub const CASES: &[Case] = &[
         end.mask();
         end.recv(1);
     })
-    .unix_only(),
+    .unix_only().packets_too(),
     solo("unix/close_beside_send", "the peer closes while a thread waits in a send", |s| {
         let (near, far) = s.both_ends();
         fill(near);
@@ -586,5 +586,5 @@ pub const CASES: &[Case] = &[
         near.recv(1);
         near.send_with(b"x", MSG_NOSIGNAL);
     })
-    .unix_only(),
+    .unix_only().packets_too(),
 ];

@@ -52,7 +52,7 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
             "Look why the receiver does not read; a larger ring_bytes helps against bursts only."
         }
         Reason::Pair => "Nothing to do: it moves when its ends are in two processes.",
-        Reason::Ancillary => {
+        Reason::Ancillary | Reason::Large => {
             "Nothing to do: it uses shared memory again once the other end has taken that part."
         }
         Reason::Unforgiving => "Switch the testing aid off (setting unforgiving).",

@@ -3,13 +3,13 @@
 //! How the kernel counts: TCP tells how many bytes were ever written and read, so a mark of `handover` names a place in all that
 //! the connection has carried. A Unix connection tells only whether all that was sent is also taken. Then it can be moved: a
 //! `Start` stands at place 0, and both ends count the doorbells that follow, up to a `Back`. (The receiver counts on, and notes
-//! where that place lies in its count: `End::base`.)
+//! where that place lies in its count: `End::base`.) Where a Unix connection carries packets, a doorbell is a packet of one byte.
 
 use super::table::{End, Kind, Sending, Socket, Tables};
 use super::unix;
 use crate::config::Endpoint;
 use crate::reasons::Reason;
-use ringlet_core::ring::SegmentRing;
+use ringlet_core::ring::{SegmentRing, packet_max_bytes};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::meet::Ends;
 use ringlet_linux::sys::{Errno, Sys};
@@ -18,14 +18,14 @@ use ringlet_linux::{fd, tcp};
 
 /// Which kind a new socket is; `None` for one that can't be moved.
 pub fn kind(domain: i32, socket_type: i32, protocol: i32) -> Option<Kind> {
-    let stream = socket_type & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
-    match domain {
-        libc::AF_INET | libc::AF_INET6
-            if stream && (protocol == 0 || protocol == libc::IPPROTO_TCP) =>
+    match (domain, socket_type & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)) {
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM)
+            if protocol == 0 || protocol == libc::IPPROTO_TCP =>
         {
             Some(Kind::Internet)
         }
-        libc::AF_UNIX if stream => Some(Kind::Unix),
+        (libc::AF_UNIX, libc::SOCK_STREAM) => Some(Kind::Unix),
+        (libc::AF_UNIX, libc::SOCK_SEQPACKET) => Some(Kind::Packets),
         _ => None,
     }
 }
@@ -55,10 +55,10 @@ pub fn ends(tables: &Tables, socket: &Socket) -> Result<Ends, Option<Reason>> {
             tcp::counts(socket.fd()).map_err(|error| Some(super::meet::reason_of(error)))?;
             Ok(Ends::Tcp(ends))
         }
-        Kind::Unix if !tables.config.allows_unix() => Err(Some(Reason::Off)),
+        _ if !tables.config.allows_unix() => Err(Some(Reason::Off)),
         // What was shut down before the move is not told in shared memory.
-        Kind::Unix if fd::pending(socket.fd(), libc::POLLRDHUP) != 0 => Err(Some(Reason::Closing)),
-        Kind::Unix => match kernel::ends(socket.fd()) {
+        _ if fd::pending(socket.fd(), libc::POLLRDHUP) != 0 => Err(Some(Reason::Closing)),
+        _ => match kernel::ends(socket.fd()) {
             Ok(ends) => Ok(Ends::Unix(ends)),
             Err(Errno::EAGAIN) => Err(None),
             // The kernel has no table of Unix sockets (CONFIG_UNIX_DIAG).
@@ -76,7 +76,7 @@ pub fn unserved_option(socket: &Socket) -> Option<Reason> {
     let either = on(libc::SO_RCVLOWAT, 2) || on(libc::SO_OOBINLINE, 1);
     let own = match socket.kind() {
         Kind::Internet => tcp::has_upper_protocol(socket.fd()),
-        Kind::Unix => {
+        Kind::Unix | Kind::Packets => {
             [libc::SO_PASSCRED, libc::SO_PASSSEC, super::SO_PASSPIDFD, super::SO_INQ]
                 .iter()
                 .any(|option| on(*option, 1))
@@ -98,7 +98,7 @@ pub fn start_place(socket: &Socket, end: &End) -> Option<u64> {
             }
             Some(counts.written)
         }
-        Kind::Unix => {
+        Kind::Unix | Kind::Packets => {
             if kernel::untaken(socket.fd()) != Ok(0) {
                 return None;
             }
@@ -112,7 +112,7 @@ pub fn start_place(socket: &Socket, end: &End) -> Option<u64> {
 pub fn back_place(socket: &Socket, ring: &SegmentRing) -> Sys<u64> {
     match socket.kind() {
         Kind::Internet => tcp::counts(socket.fd()).map(|counts| counts.written),
-        Kind::Unix => Ok(ring.control().sender.bells.load(Ordering::Relaxed)),
+        Kind::Unix | Kind::Packets => Ok(ring.control().sender.bells.load(Ordering::Relaxed)),
     }
 }
 
@@ -134,16 +134,24 @@ pub fn consumed(socket: &Socket, end: &End) -> Sys<u64> {
     Ok(end.taken.get() - 1)
 }
 
-/// The kernel's place up to which all has arrived, in the same count. Grows while nobody receives.
+/// The kernel's place up to which all has arrived, in the same count. Grows while nobody receives (packets: while some bytes come).
 pub fn received(socket: &Socket, end: &End) -> Sys<u64> {
     if socket.is_unix() {
-        return Ok(consumed(socket, end)? + tcp::unread(socket.fd())? as u64);
+        let mut unread = tcp::unread(socket.fd())?;
+        if socket.is_packets() && unread == 0 {
+            // One of no bytes is there, perhaps; it counts as one when it is taken.
+            unread = (fd::pending(socket.fd(), libc::POLLIN) & libc::POLLIN != 0) as usize;
+        }
+        return Ok(consumed(socket, end)? + unread as u64);
     }
     tcp::counts(socket.fd()).map(|counts| counts.received)
 }
 
 /// No doorbell waits for company, from now on; and the program's own wishes are kept.
 pub fn attached(socket: &Socket, end: &End) {
+    if socket.is_packets() {
+        packet_limit_changed(socket, end);
+    }
     if socket.kind() == Kind::Internet {
         let option =
             |option| tcp::int_option(socket.fd(), libc::IPPROTO_TCP, option).unwrap_or(0) as u32;
@@ -151,6 +159,15 @@ pub fn attached(socket: &Socket, end: &End) {
         end.cork.set(option(libc::TCP_CORK));
         tcp::send_at_once(socket.fd());
     }
+}
+
+/// Packets that are longer than the ring takes, or than the kernel, go there, and it says what is to be said (EMSGSIZE).
+pub fn packet_limit_changed(socket: &Socket, end: &End) {
+    let Some(ring) = socket.outgoing() else { return };
+    // KERNEL: 32 bytes less than SO_SNDBUF, which is 4,608 at least.
+    let buffer = tcp::int_option(socket.fd(), libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0);
+    let longest = packet_max_bytes(&ring).min((buffer - 32).max(1) as usize);
+    end.packet_max.set(longest as u32);
 }
 
 /// The connection is the kernel's again.
@@ -168,7 +185,7 @@ pub fn peer_ended(socket: &Socket) -> bool {
             let sends = [tcp::TCP_ESTABLISHED, tcp::TCP_FIN_WAIT1, tcp::TCP_FIN_WAIT2];
             tcp::counts(socket.fd()).is_ok_and(|counts| !sends.contains(&counts.state))
         }
-        Kind::Unix => super::stream::kernel_says_end(socket),
+        Kind::Unix | Kind::Packets => super::stream::kernel_says_end(socket),
     }
 }
 
@@ -176,6 +193,6 @@ pub fn peer_ended(socket: &Socket) -> bool {
 pub fn break_off(socket: &Socket) {
     match socket.kind() {
         Kind::Internet => tcp::disconnect(socket.fd()),
-        Kind::Unix => unix::break_off(socket),
+        Kind::Unix | Kind::Packets => unix::break_off(socket),
     }
 }

@@ -239,6 +239,13 @@ pub fn option_set(fd: i32, level: i32, option: i32, value: i32) {
         Some(_) if value < 0 => return keep_on_kernel(socket, Reason::Option),
         _ => {}
     }
+    if attached
+        && socket.is_packets()
+        && level == libc::SOL_SOCKET
+        && matches!(option, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE)
+    {
+        return carrier::packet_limit_changed(socket, socket.end());
+    }
     if socket.is_datagram() {
         return datagram::option_set(socket, level, option, value);
     }

@@ -5,7 +5,7 @@
 //! send lock for the sending one; receive before send.
 
 use super::table::{End, Receiving, Sending, Socket, tables};
-use super::{carrier, context, control, view};
+use super::{carrier, context, control, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{AGAIN, GO_BACK, SHUT_UNREAD, WANT_BYTE, WANT_EVENT, WANT_NOTHING};
 use ringlet_core::ring::{Mark, SegmentRing};
@@ -141,6 +141,17 @@ pub fn unless_left(ring: &SegmentRing, act: impl FnOnce()) -> bool {
     stays
 }
 
+/// For what only the kernel carries: our direction is there now, and may enter the ring again. Send lock held.
+pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason) -> Sys<()> {
+    if end.sending() == Sending::Ring {
+        go_back(socket, end, ring, Sending::Kernel, reason);
+    }
+    match end.sending() {
+        Sending::Ring | Sending::Returning => return_unread(socket, end, ring),
+        _ => Ok(()),
+    }
+}
+
 /// From here on a byte on the kernel's connection is data: no doorbell is under way, and none follows. False if one stays under way (a
 /// thread or process of ours was stopped or killed in the middle of it).
 fn leave_ring(end: &End, to: Sending) -> bool {
@@ -203,17 +214,26 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
     let mut piece = [0u8; 4096];
     let until = sys::now_ns() + RETURN_WAIT_NS;
     loop {
-        let bytes = end.tx.oldest(ring, end.returned.get() as usize, &mut piece);
-        if bytes.is_empty() {
-            end.returned.set(0);
-            if end.tx.pass_oldest(ring) {
-                continue;
+        let packet = if socket.is_packets() { end.tx.oldest_packet(ring) } else { None };
+        let bytes = match packet {
+            None => end.tx.oldest(ring, end.returned.get() as usize, &mut piece),
+            Some(_) => &[],
+        };
+        let sent = match &packet {
+            Some(packet) => unix::send_again(socket, ring, packet).map(|()| 0),
+            None if bytes.is_empty() => Ok(0),
+            None => tcp::send_from(socket.fd(), bytes, libc::MSG_DONTWAIT),
+        };
+        match sent {
+            Ok(0) => {
+                end.returned.set(0);
+                if end.tx.pass_oldest(ring) {
+                    continue;
+                }
+                end.sending.set(Sending::KernelForGood as u32);
+                super::epoll::sending_changed(socket);
+                return Ok(());
             }
-            end.sending.set(Sending::KernelForGood as u32);
-            super::epoll::sending_changed(socket);
-            return Ok(());
-        }
-        match tcp::send_from(socket.fd(), bytes, libc::MSG_DONTWAIT) {
             Ok(n) => {
                 end.returned.set(end.returned.get() + n as u64);
             }
@@ -450,6 +470,22 @@ pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
 /// Does a record stand next that is neither bytes nor a mark?
 fn spoiled(end: &End, ring: &SegmentRing) -> bool {
     published(end, ring) && !end.rx.has_bytes(ring) && end.rx.mark(ring).is_none()
+}
+
+/// Takes `n` doorbells that wait in the kernel. Receive lock held.
+pub fn take_bells(socket: &Socket, end: &End, n: usize) {
+    let mut bells = [0u8; 64];
+    let mut left = n;
+    while left > 0 {
+        let most = left.min(bells.len());
+        match tcp::receive_into(socket.fd(), &mut bells[..most], libc::MSG_DONTWAIT) {
+            Ok(taken @ 1..) => {
+                count_taken(end, taken);
+                left -= taken;
+            }
+            _ => return,
+        }
+    }
 }
 
 /// Goes past a mark, and looks for a sender that waits for its place.

@@ -45,10 +45,10 @@ pub fn made_pair(first: i32, second: i32, kind: Option<Kind>) {
     reused(first);
     reused(second);
     if let Some(tables) = tables()
-        && kind == Some(Kind::Unix)
+        && let Some(kind) = kind
         && tables.config.allows_unix()
     {
-        unix::made_pair(tables, first, second);
+        unix::made_pair(tables, first, second, kind);
     }
 }
 
@@ -284,7 +284,7 @@ fn close_ring(socket: &Socket) {
         let shut = outgoing.control().sender.shut.load(Ordering::Relaxed);
         let how = match socket.kind() {
             Kind::Internet if shut == SHUT => SHUT,
-            Kind::Unix if unread => SHUT_UNREAD,
+            Kind::Unix | Kind::Packets if unread => SHUT_UNREAD,
             _ => SHUT_READ,
         };
         moving::end_direction(socket, end, &outgoing, how);

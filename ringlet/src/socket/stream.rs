@@ -1,5 +1,6 @@
 //! Sending and receiving on an attached connection: one direction at a time is on the kernel or in the ring, and changes at a
-//! known byte (see `ringlet_core::handover` for the protocol as a model, and ARCHITECTURE.md for the walk).
+//! known byte (see `ringlet_core::handover` for the protocol as a model, and ARCHITECTURE.md for the walk). Packets go the same ways, and
+//! change between them; what is otherwise with them is in `unix`.
 //!
 //! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
 
@@ -62,14 +63,15 @@ pub fn receive_by(
     flags: i32,
     from: &mut FromKernel,
 ) -> Sys<usize> {
-    if flags & libc::MSG_OOB != 0 || flags & libc::MSG_ERRQUEUE != 0 {
+    // KERNEL: Unix sockets have no queue of errors, and ignore the flag.
+    if flags & libc::MSG_OOB != 0 || flags & libc::MSG_ERRQUEUE != 0 && !socket.is_unix() {
         return tcp::receive(socket.fd(), to, CALL_MAX_BYTES, flags);
     }
     let end = socket.end();
     to.limit(CALL_MAX_BYTES);
     let wanted = to.remaining();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
-    let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0;
+    let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && !socket.is_packets();
     let mut pieces = None;
     if unforgiving::on() {
         unforgiving::perhaps_return(socket);
@@ -78,7 +80,7 @@ pub fn receive_by(
     let (mut until, mut waiter) = (None, None);
     let mut total = 0;
     loop {
-        let step = if wanted == 0 {
+        let step = if wanted == 0 && !socket.is_packets() {
             receive_nothing(socket)
         } else {
             let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
@@ -153,7 +155,7 @@ fn receive_now(
     }
     for _ in 0..moving::CHANGES_MAX {
         let result = match end.receiving() {
-            Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking, mine),
+            Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking, mine, from),
             Receiving::Kernel => receive_kernel(socket, end, &ring, to, flags, from),
             Receiving::Draining => receive_draining(socket, end, &ring, to, flags, from),
             Receiving::Discarding => moving::discard(socket, end).map(|_| None),
@@ -190,6 +192,9 @@ fn receive_rest(
     flags: i32,
     from: &mut FromKernel,
 ) -> usize {
+    if socket.is_packets() {
+        return 0;
+    }
     let mut total = 0;
     let mut pieces = None;
     // Has this call come to the kernel's bytes from the ring? Else it has taken those that were there.
@@ -214,7 +219,7 @@ fn receive_rest(
             _ if !more => Ok(Some(0)),
             Receiving::Kernel => receive_kernel(socket, end, ring, to, flags, from),
             Receiving::Draining => receive_draining(socket, end, ring, to, flags, from),
-            Receiving::Ring => receive_ring(socket, end, ring, to, flags, true, 0),
+            Receiving::Ring => receive_ring(socket, end, ring, to, flags, true, 0, from),
             Receiving::Discarding => moving::discard(socket, end).map(|_| None),
         };
         match got {
@@ -246,7 +251,7 @@ fn peek_rest(
     flags: i32,
     from: &mut FromKernel,
 ) -> usize {
-    if end.left.is() {
+    if end.left.is() || socket.is_packets() {
         return 0;
     }
     let mut total = 0;
@@ -278,6 +283,7 @@ pub fn tell_later(end: &End, error: Errno) {
 
 /// From the ring. `None`: the path changed, look again.
 #[inline]
+#[allow(clippy::too_many_arguments)]
 fn receive_ring(
     socket: &Socket,
     end: &End,
@@ -286,11 +292,21 @@ fn receive_ring(
     flags: i32,
     blocking: bool,
     mine: u32,
+    from: &mut FromKernel,
 ) -> Sys<Option<usize>> {
     let mut total = 0;
     let mut passed = false;
     let mut next = Next::Empty;
-    if flags & libc::MSG_PEEK != 0 {
+    if socket.is_packets() {
+        unix::error_first(socket, end, ring)?;
+        next = unix::next_packet(end, ring, to, flags, from);
+        if let Next::Bytes(n, quarter) = next {
+            if flags & libc::MSG_PEEK != 0 {
+                return Ok(Some(n));
+            }
+            (total, passed) = (n, quarter);
+        }
+    } else if flags & libc::MSG_PEEK != 0 {
         let n = end.rx.peek(ring, to);
         if n > 0 {
             return Ok(Some(n));
@@ -324,6 +340,8 @@ fn receive_ring(
     }
     match next {
         Next::Mark(Mark::Back(_)) => Ok(None),
+        // A packet of no bytes, or into no buffer.
+        Next::Bytes(..) => Ok(Some(0)),
         Next::Empty => {
             if !socket.kernel_news.is() {
                 // A blocking caller watches first, and then sleeps in the kernel, which tells.
@@ -360,6 +378,8 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
         (Err(Errno::EAGAIN) | Ok(0), error @ 1..) => Err(Errno(error as i32)),
         (Err(Errno::EAGAIN), 0) => return Err(Errno::EAGAIN),
         (Err(Errno::ECONNRESET), _) if reset_is_end(socket, end) => Ok(0),
+        // A packet is a doorbell: of which so many wait.
+        (Ok(1..), _) if socket.is_packets() => tcp::unread(socket.fd()),
         (other, _) => other,
     };
     if let Err(error) = peeked {
@@ -391,8 +411,7 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
         Ok(0) => end_of_stream(socket, end),
         Ok(n) => {
             // The ring is still empty, so no mark preceded these bytes: they are doorbells.
-            let taken = tcp::receive_into(socket.fd(), &mut bells[..n], libc::MSG_DONTWAIT);
-            moving::count_taken(end, taken.unwrap_or(0));
+            moving::take_bells(socket, end, n);
             socket.kernel_news.set(1);
             Ok(None)
         }
@@ -505,6 +524,9 @@ fn receive_kernel(
     flags: i32,
     from: &mut FromKernel,
 ) -> Sys<Option<usize>> {
+    if socket.is_packets() {
+        return unix::receive_kernel(socket, end, ring, to, flags, from);
+    }
     let waiting = tcp::unread(socket.fd())?;
     if moving::start_met(socket, end, ring)? {
         return Ok(None);
@@ -558,7 +580,7 @@ fn receive_draining(
     Ok(Some(got))
 }
 
-fn receive_native(
+pub fn receive_native(
     socket: &Socket,
     end: &End,
     to: &mut Buffers,
@@ -567,27 +589,20 @@ fn receive_native(
     from: &mut FromKernel,
 ) -> Sys<usize> {
     let flags = flags & (MSG_SERVED & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
-    let mut total = 0;
-    loop {
-        let long = to.longer_than(tcp::PIECES_MAX) && flags & libc::MSG_PEEK == 0;
-        match from.receive(socket.fd(), to, max - total, flags) {
-            Ok(n) if flags & libc::MSG_PEEK != 0 => return Ok(n),
-            Ok(n) => {
-                moving::count_taken(end, n);
+    // Of a packet, how long it was is counted, though a part is lost; and it counts, though it is of no bytes (`carrier::received`).
+    let packets = socket.is_packets();
+    let (room, length) = (to.remaining(), if packets { libc::MSG_TRUNC } else { 0 });
+    match from.receive(socket.fd(), to, max, flags | length) {
+        Ok(n) => {
+            if flags & libc::MSG_PEEK == 0 {
+                moving::count_taken(end, n.max(packets as usize));
                 view::count_kernel_bytes(socket, 0, n);
-                total += n;
-                if n == 0 || !long || total == max || from.control_bytes != 0 {
-                    return Ok(total);
-                }
             }
-            Err(error) => {
-                socket.kernel_news.set(0);
-                if total == 0 {
-                    return Err(error);
-                }
-                tell_later(end, error);
-                return Ok(total);
-            }
+            Ok(if packets && flags & libc::MSG_TRUNC == 0 { n.min(room) } else { n })
+        }
+        Err(error) => {
+            socket.kernel_news.set(0);
+            Err(error)
         }
     }
 }
@@ -631,7 +646,11 @@ pub fn send_by(
             Ok(n) => {
                 total += n;
                 control = None;
+                if total >= wanted {
+                    return Ok(total);
+                }
             }
+            Err(Errno::EAGAIN) if wanted == 0 && !socket.is_packets() => return Ok(0),
             Err(Errno::EAGAIN) => {}
             Err(error) if total > 0 => {
                 // (SIGPIPE the kernel has raised, if it must.)
@@ -646,9 +665,6 @@ pub fn send_by(
                 }
                 return Err(error);
             }
-        }
-        if total >= wanted {
-            return Ok(total);
         }
         if !blocking {
             end.no_space.set(1);
@@ -761,23 +777,28 @@ fn send_unrecorded(
     }
     if end.sending() != Sending::Ring {
         if let error @ 1.. = end.pending_error.get()
-            && !socket.is_unix()
+            && (!socket.is_unix() || socket.is_packets())
         {
             end.pending_error.set(0);
             return Err(Errno(error as i32));
         }
         return send_native(socket, from, flags);
     }
-    if from.remaining() == 0 {
+    let packet_max = end.packet_max.get() as usize;
+    if from.remaining() == 0 && packet_max == 0 {
         return Ok(0);
     }
     let mut total = 0;
     loop {
-        let n = end.tx.push_sent_at(&ring, from, now);
-        if n == 0 {
-            break;
+        match end.tx.push_sent_at(&ring, from, now, packet_max) {
+            Some(n) => total += n,
+            None if total > 0 => break,
+            None if socket.is_packets() && from.remaining() > packet_max => {
+                moving::step_aside(socket, end, &ring, Reason::Large)?;
+                return send_native(socket, from, flags);
+            }
+            None => return Err(Errno::EAGAIN),
         }
-        total += n;
         moving::wake_receiver(socket, &ring);
         // After the publish: a receiver that left the ring just now, and did not see the record, has it sent again.
         if moving::has_left(&ring) {
@@ -787,9 +808,6 @@ fn send_unrecorded(
         if from.remaining() == 0 {
             break;
         }
-    }
-    if total == 0 {
-        return Err(Errno::EAGAIN);
     }
     view::count(socket, |slot| {
         slot.tx_bytes
@@ -1118,6 +1136,14 @@ pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
     Ok(of_kernel + end.rx.available(&ring) + behind)
 }
 
+/// Would a receive find something now?
+fn is_readable(socket: &Socket) -> Sys<bool> {
+    match socket.is_packets() {
+        true => unix::packet_waits(socket),
+        false => readable_bytes(socket).map(|n| n > 0),
+    }
+}
+
 /// Do bytes lie in the ring that come before what the kernel has?
 pub fn ring_holds_bytes(socket: &Socket) -> bool {
     let end = socket.end();
@@ -1237,8 +1263,8 @@ fn ask_kernel(
                 return mask | readable;
             }
             Receiving::Ring if !moving::published(end, incoming) => take_bells(socket, end, mine),
-            _ => match readable_bytes(socket) {
-                Ok(0) | Err(Errno::EAGAIN) => {}
+            _ => match is_readable(socket) {
+                Ok(false) | Err(Errno::EAGAIN) => {}
                 _ => {
                     socket.kernel_news.set(1);
                     return mask | readable;

@@ -82,6 +82,8 @@ pub enum Kind {
     Internet = 0,
     /// A Unix stream.
     Unix = 1,
+    /// Unix sequenced packets: each record of the ring is one.
+    Packets = 2,
 }
 
 /// See the module's description. One per socket and process.
@@ -171,6 +173,8 @@ pub struct End {
     /// A send met a full ring since the last time that room was reported.
     pub no_space: P32,
     pub room_news: P32,
+    /// The longest packet that goes into the ring; 0 for a stream.
+    pub packet_max: P32,
     /// How far the receiver was when a send found the ring full, and since when.
     pub full_at: P64,
     pub full_since_ns: P64,
@@ -279,6 +283,7 @@ impl End {
             &self.judged,
             &self.refused_starts,
             &self.shut_receiving,
+            &self.packet_max,
         ] {
             word.set(0);
         }
@@ -686,8 +691,18 @@ impl Socket {
         self.kind.get() != Kind::Internet as u32
     }
 
+    /// Do its messages have boundaries?
+    #[inline(always)]
+    pub fn is_packets(&self) -> bool {
+        self.kind.get() == Kind::Packets as u32
+    }
+
     pub fn kind(&self) -> Kind {
-        if self.is_unix() { Kind::Unix } else { Kind::Internet }
+        match self.kind.get() {
+            0 => Kind::Internet,
+            1 => Kind::Unix,
+            _ => Kind::Packets,
+        }
     }
 
     /// `Closing` to `Free`: true for one caller only, who cleans up.

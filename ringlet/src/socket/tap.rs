@@ -48,6 +48,8 @@ fn and_record<'a>(
     let before = buffers.clone();
     let done = transfer(buffers);
     if let Ok(n @ 1..) = done {
+        // (Of a packet that was longer than the buffers only what they hold is known.)
+        let n = n.min(before.remaining());
         record(socket, end, direction, before, n);
     }
     done
@@ -128,7 +130,8 @@ fn record(socket: &Socket, end: &End, direction: Direction, mut buffers: Buffers
         while left > 0 {
             let len = left.min(PIECE_MAX_BYTES);
             left -= len;
-            let kept = if direction == Direction::Discarded { 0 } else { len.min(limit) };
+            let discarded = direction == Direction::Discarded && !socket.is_unix();
+            let kept = if discarded { 0 } else { len.min(limit) };
             piece.write(tap, mine.get(), &mut buffers, len, kept, left == 0);
             mine.add(len as u64);
         }

@@ -1,8 +1,8 @@
 //! An aid for tests (key `unforgiving`): connections are moved as soon as they exist, and from then on change between kernel and
 //! ring at random bytes, so that a few calls meet what is rare otherwise. What the program sees must be the same.
 //!
-//! A send is cut at random places, with a change of path between the pieces. Because the kernel shows a small send to its receiver
-//! as a whole, so do we: the sender counts in shared memory when it begins and ends to cut, and a receiver that has met pieces waits a
+//! A send is cut at random places, but for packets, with a change of path between the pieces. Because the kernel shows a small send to its
+//! receiver as a whole, so do we: the sender counts in shared memory when it begins and ends to cut, and a receiver that has met pieces waits a
 //! moment for the rest.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
@@ -143,6 +143,7 @@ fn send_pieces(
         // the first succeeds. One that is not yet attached would not wait for the rest; nor would one that wants all from the kernel,
         // where each piece has credentials of its own.
         let cut = flags & !stream::MSG_SERVED == 0
+            && !socket.is_packets()
             && moving::peer_attached(socket) != 0
             && matches!(end.sending(), Sending::Kernel | Sending::Ring)
             && !end.barred.is()

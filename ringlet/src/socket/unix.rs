@@ -4,12 +4,14 @@
 //! as soon as the peer has closed or shut down its receiving; and a peer that closes with bytes unread leaves ECONNRESET, which the
 //! next receive (or SO_ERROR) takes, once, after all bytes.
 
-use super::table::{End, Kind, Sending, Socket, Stage, Tables, tables};
+use super::table::{End, Kind, Receiving, Sending, Socket, Stage, Tables, tables};
 use super::{moving, stream};
 use crate::reasons::Reason;
 use libc::{msghdr, sockaddr};
-use ringlet_core::layout::{CLOSED, NOT_SHUT, SHUT, SHUT_UNREAD};
+use ringlet_core::layout::{CLOSED, NOT_SHUT, SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::memory::Buffers;
+use ringlet_core::queue::Message;
+use ringlet_core::ring::{Next, SegmentRing};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::{self, Errno, Sys};
 use ringlet_linux::unix::{self as kernel, FromKernel};
@@ -113,10 +115,10 @@ pub fn shut_receiving(socket: &Socket, end: &End) {
 }
 
 /// Bytes that nobody can send again are lost with the connection: its descriptors name an unconnected socket from now on, from which a
-/// receive fails (EINVAL). KERNEL: nothing can dissolve a Unix connection, or give it an error.
+/// receive fails (EINVAL, ENOTCONN). KERNEL: nothing can dissolve a Unix connection, or give it an error.
 pub fn break_off(socket: &Socket) {
     let Some(tables) = tables() else { return };
-    let Ok(other) = kernel::unconnected() else { return };
+    let Ok(other) = kernel::unconnected(socket.fd()) else { return };
     for (number, _) in tables.known_fds().filter(|(_, each)| std::ptr::eq(*each, socket)) {
         kernel::replace(number, other);
     }
@@ -142,24 +144,24 @@ pub fn receive_message(
     flags: i32,
 ) -> Sys<usize> {
     let asked = *message;
-    let mut from = FromKernel::new((asked.msg_controllen != 0).then_some(&asked));
+    let whole = asked.msg_controllen != 0 || socket.is_packets();
+    let mut from = FromKernel::new(whole.then_some(&asked));
     let got = stream::receive_by(socket, to, flags, &mut from)?;
     message.msg_controllen = from.control_bytes;
     message.msg_flags = from.flags | flags & libc::MSG_CMSG_CLOEXEC;
     if !message.msg_name.is_null() {
         let name = message.msg_name.cast();
-        message.msg_namelen = peer_name(socket, got, name, message.msg_namelen);
+        let anything = got > 0 || from.named;
+        let room = message.msg_namelen;
+        message.msg_namelen = if anything { peer_name(socket, name, room) } else { 0 };
     }
     Ok(got)
 }
 
 /// The address that a receive tells; returns how long it is, which may be more than there is room for.
-pub fn peer_name(socket: &Socket, got: usize, to: *mut sockaddr, room: u32) -> u32 {
-    match got {
-        0 => 0,
-        // KERNEL: of a peer that is bound to nothing only the family is known, and a receive tells not even that.
-        _ => kernel::peer_name(socket.fd(), to, room).filter(|len| *len > 2).unwrap_or(0),
-    }
+fn peer_name(socket: &Socket, to: *mut sockaddr, room: u32) -> u32 {
+    // KERNEL: of a peer that is bound to nothing only the family is known, and a receive tells not even that.
+    kernel::peer_name(socket.fd(), to, room).filter(|len| *len > 2).unwrap_or(0)
 }
 
 /// Does this message carry more than bytes?
@@ -177,12 +179,7 @@ pub fn send_control(
 ) -> Sys<usize> {
     let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
     moving::publish_attached(socket, end);
-    if end.sending() == Sending::Ring {
-        moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Ancillary);
-    }
-    if matches!(end.sending(), Sending::Ring | Sending::Returning) {
-        moving::return_unread(socket, end, &ring)?;
-    }
+    moving::step_aside(socket, end, &ring, Reason::Ancillary)?;
     let sent = kernel::send_message(socket.fd(), message, flags | libc::MSG_DONTWAIT)?;
     let mut left = sent.min(from.remaining());
     while left > 0 {
@@ -191,13 +188,119 @@ pub fn send_control(
     Ok(sent)
 }
 
+// ---- packets ----
+
+/// KERNEL: of packets, the error of a peer that has closed with some unread comes before those that are there, in whichever call is
+/// next. Receive lock held.
+pub fn error_first(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
+    let now = sys::ticks();
+    let closed = ring.control().sender.shut.load(Ordering::Acquire) >= SHUT_READ;
+    if !end.judged.is() && (closed || now.wrapping_sub(socket.kernel_asked.get()) > ASK_TICKS) {
+        socket.kernel_asked.set(now);
+        judge(socket, end, 0);
+    }
+    match end.pending_error.swap(0) {
+        0 => Ok(()),
+        error => Err(Errno(error as i32)),
+    }
+}
+
+/// A peer that was killed says nothing: the kernel is asked this often (about a millisecond).
+const ASK_TICKS: u64 = 3_000_000;
+
+/// The next packet of the ring, as `Rx::pop_packet` (or peeked at). KERNEL: with MSG_TRUNC it counts for its whole length.
+pub fn next_packet(
+    end: &End,
+    ring: &SegmentRing,
+    to: &mut Buffers,
+    flags: i32,
+    from: &mut FromKernel,
+) -> Next {
+    let room = to.remaining();
+    let next = match flags & libc::MSG_PEEK != 0 {
+        false => end.rx.pop_packet(ring, to),
+        true => match (end.rx.peek_packet(ring, to), end.rx.mark(ring)) {
+            (Some(len), _) => Next::Bytes(len, false),
+            (None, Some(mark)) => Next::Mark(mark),
+            (None, None) if moving::published(end, ring) => Next::Corrupt,
+            (None, None) => Next::Empty,
+        },
+    };
+    let Next::Bytes(len, look) = next else { return next };
+    from.named = true;
+    if len > room {
+        from.flags |= libc::MSG_TRUNC;
+    }
+    Next::Bytes(if flags & libc::MSG_TRUNC != 0 { len } else { len.min(room) }, look)
+}
+
+/// From the kernel, as `stream::receive_kernel`: first what waits there, then the ring. (A packet of no bytes waits too, and FIONREAD
+/// does not tell.)
+pub fn receive_kernel(
+    socket: &Socket,
+    end: &End,
+    ring: &SegmentRing,
+    to: &mut Buffers,
+    flags: i32,
+    from: &mut FromKernel,
+) -> Sys<Option<usize>> {
+    let waiting = fd::pending(socket.fd(), libc::POLLIN | libc::POLLRDHUP);
+    // (While the ring can be taken up, the kernel has no packet.)
+    let over = waiting & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
+    if moving::start_met(socket, end, ring)? || over && moving::take_up(socket, end, ring) {
+        return Ok(None);
+    }
+    if waiting & (libc::POLLHUP | libc::POLLERR) != 0 {
+        judge(socket, end, 0);
+    }
+    if let error @ 1.. = end.pending_error.swap(0) {
+        return Err(Errno(error as i32));
+    }
+    if waiting == 0 {
+        socket.kernel_news.set(0);
+        return Err(Errno::EAGAIN);
+    }
+    stream::receive_native(socket, end, to, usize::MAX, flags, from).map(Some)
+}
+
+/// Would a receive find a packet (or the end)?
+pub fn packet_waits(socket: &Socket) -> Sys<bool> {
+    let end = socket.end();
+    let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
+    let Some(ring) = socket.incoming() else { return Ok(true) };
+    for _ in 0..moving::CHANGES_MAX {
+        let before = end.receiving();
+        // What waited in the kernel before no mark was in the ring is the program's.
+        let waiting = fd::pending(socket.fd(), libc::POLLIN) != 0;
+        match moving::settle(socket, end, &ring) {
+            Ok(()) | Err(Errno::EAGAIN) => {}
+            Err(error) => return Err(error),
+        }
+        match end.receiving() {
+            Receiving::Ring => return Ok(end.rx.has_bytes(&ring)),
+            Receiving::Kernel if before == Receiving::Kernel => return Ok(waiting),
+            // Behind doorbells that are still to come.
+            Receiving::Discarding => return Ok(false),
+            _ => {}
+        }
+    }
+    Ok(true)
+}
+
+/// Sends a packet that the receiver has left unread in the ring again.
+#[allow(unsafe_code)]
+pub fn send_again(socket: &Socket, ring: &SegmentRing, packet: &Message) -> Sys<()> {
+    // SAFETY: `record::look` has checked where the packet lies, which stays mapped while the send lock is held.
+    unsafe { kernel::send_packet(socket.fd(), packet.pointer(ring), packet.len()) }
+}
+
 // ---- pairs ----
 
 /// A socket pair was made. While one process holds both ends it stays on the kernel: such pairs wake event loops. The first end offers.
-pub fn made_pair(tables: &'static Tables, first: i32, second: i32) {
-    let Some(one) = tables.follow(first, Kind::Unix) else { return };
+pub fn made_pair(tables: &'static Tables, first: i32, second: i32, kind: Kind) {
+    let Some(one) = tables.follow(first, kind) else { return };
     one.side.set(1);
-    let Some(two) = tables.follow(second, Kind::Unix) else { return };
+    let Some(two) = tables.follow(second, kind) else { return };
     one.twin.set(tables.index_of(two));
     two.twin.set(tables.index_of(one));
     super::view::show(one, Reason::Pair);
