@@ -118,7 +118,9 @@ impl End {
 pub enum Protocol {
     Tcp,
     Udp,
+    /// Any Unix socket but those of packets.
     Unix,
+    Seqpacket,
 }
 
 /// The tables of the network namespaces met so far: each is read once, so that one look shows one moment.
@@ -178,6 +180,7 @@ fn parse_line(line: &str, protocol: Protocol) -> Option<(u64, KernelSocket)> {
 /// `num: references protocol flags type state inode name`; the name may be missing, or hold blanks.
 fn parse_unix_line(line: &str) -> Option<(u64, KernelSocket)> {
     const ACCEPTS: u32 = 1 << 16;
+    const SOCK_SEQPACKET: u8 = 5;
     let (_, rest) = line.split_once(": ")?;
     let mut rest = rest;
     let mut next = || {
@@ -185,7 +188,8 @@ fn parse_unix_line(line: &str) -> Option<(u64, KernelSocket)> {
         rest = left;
         field
     };
-    let (_, _, flags, _, state, inode) = (next(), next(), next(), next(), next(), next());
+    let (_, _, flags, kind, state, inode) = (next(), next(), next(), next(), next(), next());
+    let packets = u8::from_str_radix(kind, 16).ok()? == SOCK_SEQPACKET;
     let state = match (u32::from_str_radix(flags, 16).ok()?, u8::from_str_radix(state, 16).ok()?) {
         (flags, _) if flags & ACCEPTS != 0 => LISTENING,
         (_, 3) => "ESTAB",
@@ -194,7 +198,7 @@ fn parse_unix_line(line: &str) -> Option<(u64, KernelSocket)> {
     let inode = inode.parse().ok()?;
     let name = (!rest.is_empty()).then(|| rest.to_owned());
     let socket = KernelSocket {
-        protocol: Protocol::Unix,
+        protocol: if packets { Protocol::Seqpacket } else { Protocol::Unix },
         state,
         local: End::Unix { name, inode: Some(inode) },
         peer: End::Unix { name: None, inode: None },
@@ -296,6 +300,7 @@ mod tests {
     fn lines_of_unix_sockets_are_read() {
         let of =
             |line| parse_unix_line(line).map(|(inode, socket)| (inode, socket.state, socket.local));
+        let protocol = |line| parse_unix_line(line).map(|(_, socket)| socket.protocol);
         let name = |name: &str| Some(name.to_owned());
         assert_eq!(
             of("0000000000000000: 00000002 00000000 00010000 0001 01 11533 /run/a b"),
@@ -309,6 +314,9 @@ mod tests {
             of("0000000000000000: 00000003 00000000 00000000 0001 03 43"),
             Some((43, "ESTAB", End::Unix { name: None, inode: Some(43) }))
         );
+        let packets = "0000000000000000: 00000003 00000000 00000000 0005 03 44 /run/packets";
+        assert!(protocol(packets) == Some(Protocol::Seqpacket));
+        assert!(protocol(&packets.replace("0005", "0001")) == Some(Protocol::Unix));
         assert!(of("Num       RefCount Protocol Flags    Type St Inode Path").is_none());
     }
 }

@@ -319,6 +319,7 @@ fn row(each: &Connection, explain: bool) -> Vec<Cell> {
         Cell::new(match each.protocol {
             Some(Protocol::Udp) => "udp",
             Some(Protocol::Unix) => "unix",
+            Some(Protocol::Seqpacket) => "seqpacket",
             _ => "tcp",
         }),
         Cell::new(each.state),

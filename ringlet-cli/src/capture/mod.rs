@@ -26,9 +26,10 @@ use taps::Source;
 ///
 /// Writes pcapng: each piece that a program sends or receives becomes a TCP packet between the connection's real addresses,
 /// with the time at which it was sent or received; headers, sequence numbers and checksums are made up to match. (Unix
-/// sockets get addresses of 192.0.2.0/24.) Datagrams that go by shared memory become UDP packets; those that the kernel carries are
-/// for tcpdump to see. Each program is an interface, each connection is recorded at one of its ends, a UDP socket that is not
-/// connected wherever its program is named. Bytes that went by before the capture, or before the connection moved, are not in it.
+/// sockets get addresses of 192.0.2.0/24; sequenced packets that hold bytes get a TCP packet each.) Datagrams that go by shared
+/// memory become UDP packets; those that the kernel carries are for tcpdump to see. Each program is an interface, each connection
+/// is recorded at one of its ends, a UDP socket that is not connected wherever its program is named. Bytes that went by before the
+/// capture, or before the connection moved, are not in it.
 ///
 /// The program never waits for the capture: what finds no room is dropped, counted and said. Ends with Ctrl-C.
 #[derive(clap::Args)]

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::holders::{Holder, Holders, sockets_of};
 use crate::processes::{self, Slot};
-use crate::sockets::{self, End, KernelSocket, LISTENING, SocketTables, UNCONNECTED};
+use crate::sockets::{self, End, KernelSocket, LISTENING, Protocol, SocketTables, UNCONNECTED};
 use crate::table::printable;
 
 /// Explain what happened to the sockets of a program, and why
@@ -189,7 +189,10 @@ impl Look {
         Socket {
             fd,
             // What the kernel's tables do not list is bound to nothing, or of a kind without a table.
-            kind: kind.unwrap_or("unbound"),
+            kind: match kernel {
+                Some(KernelSocket { protocol: Protocol::Seqpacket, .. }) => "Unix packets",
+                _ => kind.unwrap_or("unbound"),
+            },
             state: kernel.map(|kernel| kernel.state),
             local: kernel.map(|kernel| kernel.local.to_string()),
             peer: kernel.filter(|_| connected).map(|kernel| kernel.peer.to_string()),
