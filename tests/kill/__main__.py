@@ -36,6 +36,7 @@ REDIS_CONNECTIONS = 50
 KILLS_PER_LEAK_CHECK = 25
 WARM_UP_KILLS = 5  # of each kind one: pools are there from then on, and nothing may grow
 EVENTFDS_MOST = 40  # a process keeps up to 32, for threads that sleep
+FLAGS = "/memfd:ringlet-context"  # their flags, from the first sleep on
 STEADY, GREETING, FIRST_ID = 0, 1, 2
 # What the connecting end does, what the accepting end does.
 WAYS = (
@@ -110,12 +111,14 @@ def holdings(process):
             target = os.readlink(entry)
         except FileNotFoundError:
             continue
+        if target.startswith(FLAGS):
+            continue
         held["eventfds" if "[eventfd]" in target else "descriptors"] += 1
         held["shared memory descriptors"] += target.startswith("/memfd:ringlet")
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
     maps = pathlib.Path(f"/proc/{process.pid}/maps").read_text()
-    held["mappings"] = maps.count("/memfd:ringlet")
+    held["mappings"] = maps.count("/memfd:ringlet") - maps.count(FLAGS)
     for line in pathlib.Path("/proc/net/unix").read_text().splitlines():
         held["names"] += "ringlet" in line and line.split()[6] in inodes
     return held
