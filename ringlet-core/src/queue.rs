@@ -213,12 +213,6 @@ impl Tx {
         self.0.is_new()
     }
 
-    /// Has the receiver released anything?
-    pub fn begun<M: RingMemory>(&self, memory: &M) -> bool {
-        self.0.refresh(memory);
-        self.0.progress() != 0
-    }
-
     /// Is everything that was sent also released?
     pub fn drained<M: RingMemory>(&self, memory: &M) -> bool {
         self.0.drained(memory)

@@ -18,9 +18,9 @@
 //!
 //! Order. The sender counts what it sends through the kernel (`History::by_kernel`), and each message that it publishes begins with that
 //! count. Its receiver counts what the kernel has brought from there (`Order`): so it knows of the next message of each way which one was
-//! sent first, however often the way has changed meanwhile. What the kernel dropped is found out when it has nothing more.
-//! The two counts agree from the lane's first message on, before which all that the kernel has is taken. So until that one is taken, its
-//! sender sends nothing through the kernel, unless it finds that nothing is left there (`History::settle`).
+//! sent first, however often the way has changed meanwhile. What the kernel dropped is found out when it has nothing more;
+//! and before a sender's first message, and after so many through the kernel that some may have been dropped, it publishes nothing until
+//! the kernel has nothing left for the receiver. It says so (`History::settle`): there the two counts agree.
 
 use crate::memory::Shared;
 use crate::record::PlainU64;
@@ -54,8 +54,8 @@ pub struct Busy {
 pub struct History {
     /// Messages sent through the kernel.
     pub by_kernel: AtomicU64,
-    /// 1 if nothing that was sent through the kernel before the lane's first message was left there later.
-    pub settled: AtomicU32,
+    /// One more than `by_kernel` was when nothing was left there.
+    pub settled: AtomicU64,
     /// 1 once the sender publishes no more.
     pub left: AtomicU32,
     /// 1 once the sender has mapped the lane.
@@ -137,10 +137,10 @@ impl History {
         self.by_kernel.load(Ordering::Relaxed)
     }
 
-    /// The sender has published, nothing of it was taken yet, and the kernel has nothing left for the receiver.
+    /// The kernel has nothing left for the receiver.
     pub fn settle(&self) {
-        // ORDER: Release; before the `note_kernel` of what is sent there next; pairs with `Order::may_take`.
-        self.settled.store(1, Ordering::Release);
+        // ORDER: Release; before the publish of what begins with this count; pairs with `Order::sync`.
+        self.settled.store(self.before_next().wrapping_add(1), Ordering::Release);
     }
 
     #[inline(always)]
@@ -155,7 +155,7 @@ impl History {
 pub struct Order {
     /// How many the kernel has brought.
     came: PlainU64,
-    /// `came` is counted from where the sender counts: not before the kernel was once found empty behind a message of the lane.
+    /// `came` is counted from where the sender counts: not before the two have once agreed.
     synced: PlainU64,
     /// One more than the number of the message for which the kernel is about to be asked.
     noted: PlainU64,
@@ -173,10 +173,10 @@ impl Order {
         self.came.set(self.came.get().wrapping_add(1));
     }
 
-    /// Was message number `next` of the lane, before which its sender had sent `before` through the kernel, sent before what the kernel was
+    /// Was the next message of the lane, before which its sender had sent `before` through the kernel, sent before what the kernel was
     /// just found to have of that sender?
-    pub fn is_first(&self, history: &History, next: u64, before: u64) -> bool {
-        self.sync(history, next, before);
+    pub fn is_first(&self, history: &History, before: u64) -> bool {
+        self.sync(history, before);
         // A sender that has sent nothing there since may have a child that has.
         self.has_come(before) && history.sent().wrapping_sub(before) as i64 > 0
     }
@@ -187,14 +187,14 @@ impl Order {
         self.synced.get() != 0 && self.came.get().wrapping_sub(before) as i64 >= 0
     }
 
-    fn sync(&self, history: &History, next: u64, before: u64) -> bool {
+    /// What was not brought before the counts agreed was dropped.
+    fn sync(&self, history: &History, before: u64) {
         // ORDER: Acquire; pairs with `History::settle`.
-        let settled = next == 0 && history.settled.load(Ordering::Acquire) != 0;
-        if settled {
+        let settled = history.settled.load(Ordering::Acquire) == before.wrapping_add(1);
+        if settled && !self.has_come(before) {
             self.came.set(before);
             self.synced.set(1);
         }
-        settled
     }
 
     /// May message number `next` of the lane be taken? If not, the kernel is asked first; when it has nothing (`kernel_empty`), the
@@ -209,10 +209,11 @@ impl Order {
         if self.has_come(before) {
             return true;
         }
-        let number = next.wrapping_add(1);
-        if self.sync(history, next, before) {
+        self.sync(history, before);
+        if self.has_come(before) {
             return true;
         }
+        let number = next.wrapping_add(1);
         if kernel_empty && self.noted.get() == number {
             self.came.set(before);
             self.synced.set(1);

@@ -32,7 +32,7 @@ impl Shared {
             busy: AtomicU32::new(0),
             history: History {
                 by_kernel: AtomicU64::new(0),
-                settled: AtomicU32::new(0),
+                settled: AtomicU64::new(0),
                 left: AtomicU32::new(0),
                 attached: AtomicU32::new(1),
             },
@@ -53,17 +53,17 @@ impl Shared {
 
 fn send_all(shared: &Shared, tx: &Tx, numbers: Range<u8>) {
     for number in numbers {
-        if claim(&shared.busy, &shared.path, || !tx.drained(&shared.memory)) {
+        let settled = !tx.is_new() || shared.kernel.lock().unwrap().is_empty();
+        if tx.is_new() && settled {
+            shared.history.settle();
+        }
+        if settled && claim(&shared.busy, &shared.path, || !tx.drained(&shared.memory)) {
             let mut bytes = [shared.history.before_next() as u8, number];
             let list = [Buffer { base: bytes.as_mut_ptr(), len: 2 }];
             // SAFETY: two readable bytes.
             tx.push(&shared.memory, &mut unsafe { Buffers::new(&list) }).expect("room");
             done(&shared.busy);
         } else {
-            if !tx.is_new() && !tx.begun(&shared.memory) && shared.kernel.lock().unwrap().is_empty()
-            {
-                shared.history.settle();
-            }
             shared.history.note_kernel();
             shared.kernel.lock().unwrap().push(number);
             shared.arrived.notify_one();
@@ -94,7 +94,7 @@ impl Receiver {
         let (taken, before) = (self.taken, u64::from(before));
         if !self.order.may_take(&shared.history, taken, before, false) {
             let there = !shared.kernel.lock().unwrap().is_empty();
-            if there && !self.order.is_first(&shared.history, taken, before) {
+            if there && !self.order.is_first(&shared.history, before) {
                 return self.take_from_kernel(shared, false);
             }
             assert!(self.order.may_take(&shared.history, taken, before, !there));

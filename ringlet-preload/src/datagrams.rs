@@ -102,10 +102,13 @@ pub unsafe fn receive_message(
                 let all = flags & libc::MSG_TRUNC != 0;
                 return if all { got.len as ssize_t } else { got.copied as ssize_t };
             }
-            Next::AskKernel => {
+            next @ (Next::AskKernel | Next::TakeKernel) => {
                 let flags = flags | libc::MSG_DONTWAIT;
                 let (mut got, mut source) = (0, None);
-                if kernel != Kernel::Later && datagram::has_hot_lanes(socket) {
+                if matches!(next, Next::AskKernel)
+                    && kernel != Kernel::Later
+                    && datagram::has_hot_lanes(socket)
+                {
                     // From whom it is tells whether it is its turn.
                     (got, source) =
                         from_kernel(fd, socket, &mut header_of(&[]), flags | libc::MSG_PEEK);

@@ -17,7 +17,7 @@ MAGIC = int.from_bytes(b"rngludp\x02", "little")
 HELLO, LANE = 1, 2
 MESSAGE_BYTES = 80
 WORDS_OFFSET = 2048
-PATH, BUSY, BY_KERNEL, SETTLED, LEFT = (WORDS_OFFSET + at for at in (0, 128, 256, 264, 268))
+PATH, BUSY, BY_KERNEL, SETTLED, LEFT = (WORDS_OFFSET + at for at in (0, 128, 256, 264, 272))
 HEAD_BYTES = 8
 TO_RING = 1
 LOOPBACK = bytes(10) + b"\xff\xff" + bytes((127, 0, 0, 1))
@@ -310,7 +310,7 @@ def stuck(ground):
         sender.warm(victim)
         for number in range(50):
             sender.put(BY_KERNEL, ground.random.choice((0, number, WORD, ground.random.getrandbits(64))), 8)
-            sender.put(SETTLED, ground.random.randrange(2))
+            sender.put(SETTLED, ground.random.choice((0, number + 1, ground.random.getrandbits(64))), 8)
             sender.publish(b"with a history", ground.random.choice((0, number, WORD, ground.random.getrandbits(64))))
             sender.put(BY_KERNEL, ground.random.getrandbits(64), 8)
             victim.take()

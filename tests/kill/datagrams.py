@@ -39,7 +39,7 @@ def ask(port):
     client.connect(("127.0.0.1", port))
     client.settimeout(ANSWER_SECONDS)
     source = random.Random(client.getsockname()[1])
-    number = refused = lost = 0
+    number = lost = 0
     while True:
         request = struct.pack("<I", number) + source.randbytes(source.randrange(LARGEST - 4))
         while True:
@@ -52,14 +52,13 @@ def ask(port):
                     print(json.dumps({"torn": number}), flush=True)
                 break
             except ConnectionRefusedError:
-                refused += 1
-                time.sleep(0.002)
+                print(json.dumps({"rounds": number, "refused": 1, "lost": lost}), flush=True)
+                time.sleep(0.01)
             except TimeoutError:
                 lost += 1
         number += 1
-        if number % ROUNDS_TO_TELL == 0 or refused:
-            print(json.dumps({"rounds": number, "refused": refused, "lost": lost}), flush=True)
-            refused = 0
+        if number % ROUNDS_TO_TELL == 0:
+            print(json.dumps({"rounds": number, "refused": 0, "lost": lost}), flush=True)
 
 
 # The test.
@@ -73,7 +72,7 @@ class Steady:
         self.refused = 0
 
     def _told(self, require, seconds):
-        """The rounds that it tells of next, if it does; None is nothing."""
+        """The rounds that it tells of next, 0 for a refusal; None is nothing."""
         line = self._process.line(seconds)
         if line is None:
             require(self._process.poll() is None, f"the survivor is gone\n{self._process.tail()}")
@@ -81,7 +80,11 @@ class Steady:
         event = json.loads(line)
         require("torn" not in event, f"a torn answer: {event}")
         self.refused += event["refused"]
-        return event["rounds"]
+        return 0 if event["refused"] else event["rounds"]
+
+    def is_refused(self, require, wait_until, what):
+        before = self.refused
+        wait_until(lambda: self._told(require, 0.05) is not None and self.refused > before, END_SECONDS, f"a refusal ({what})")
 
     def goes_on(self, require, wait_until, what):
         while self._told(require, 0) is not None:
@@ -122,10 +125,10 @@ def run(test, seed, kills, holdings, no_more, require, wait_until):
                 time.sleep(0.2)
                 test.put_away(passer_by)
             test.put_away(server)
+            steady.is_refused(require, wait_until, f"no server after kill {number}")
             server = server_at(port)
             steady.goes_on(require, wait_until, f"a new server after kill {number}")
             before = holdings(server)
-    require(steady.refused > 0 or kills < KILLS_PER_SERVER, "nobody was told that the server had gone")
 
 
 if __name__ == "__main__":

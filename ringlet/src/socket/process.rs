@@ -303,7 +303,7 @@ pub fn before_fork() {
     for socket in tables.followed() {
         socket.end().holders.fetch_add(1, Ordering::AcqRel);
         if socket.is_datagram() {
-            datagram::close_inlets(socket);
+            datagram::before_fork(socket);
         }
     }
     tables.process().forking.set(1);

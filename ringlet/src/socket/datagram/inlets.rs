@@ -43,6 +43,8 @@ pub struct Mailbox {
     buckets: [P32; BUCKET_COUNT],
     /// The hot lanes are turned to the kernel, because somebody sleeps.
     asleep: P32,
+    /// Which way brings what the program was shown last and has not taken: it has looked at it, or asked how long it is.
+    pub shown: P32,
     /// When the kernel was last looked at (ticks).
     pub kernel_asked: P64,
     /// Messages taken from lanes.
@@ -83,6 +85,11 @@ pub struct Mapping {
     generation: P32,
     bytes: P64,
 }
+
+/// Values of `Mailbox::shown`. A lane's is the one that brought the last message.
+pub const NONE: u32 = 0;
+pub const KERNEL: u32 = 1;
+pub const LANE: u32 = 2;
 
 const COLD: u32 = 1;
 const HOT: u32 = 2;
@@ -217,9 +224,16 @@ impl Mailbox {
         self.hot().fold(self.retired.get(), |sum, index| sum.wrapping_add(published(all, index)))
     }
 
-    /// The length of the next message in a lane.
+    /// The length of the next message in a lane, which is then taken first.
     pub fn next_len(&self, all: &Inlets) -> Option<usize> {
-        self.hot().find_map(|index| Some(front(all.get(index), &all.lane(index)?)?.len()))
+        let count = (self.hot_count.get() as usize).min(HOT_COUNT);
+        let last = (self.last.get() as usize).min(count);
+        (last..count).chain(0..last).find_map(|at| {
+            let index = self.hot[at].get();
+            let len = front(all.get(index), &all.lane(index)?)?.len();
+            self.last.set(at as u32);
+            Some(len)
+        })
     }
 
     /// Is there a message whose sender has sent another one through the kernel since?
@@ -232,9 +246,8 @@ impl Mailbox {
         let inlet = all.get(index);
         all.lane(index).is_some_and(|lane| {
             let history = &words(&lane).history;
-            let next = inlet.taken.get();
             front(inlet, &lane)
-                .is_some_and(|front| inlet.order.is_first(history, next, front.before))
+                .is_some_and(|front| inlet.order.is_first(history, front.before))
         })
     }
 
@@ -281,6 +294,7 @@ impl Mailbox {
             }
             inlet.active_at.set(self.taken.get() as u32);
             self.last.set(at as u32);
+            self.shown.set(if keep { LANE } else { NONE });
             return Found::Message(Got { len, copied, source: inlet.source() });
         }
         if kernel_first { Found::KernelFirst } else { Found::Nothing }

@@ -150,7 +150,12 @@ fn leave(socket: &Socket, ours: bool) {
     }
 }
 
-/// What comes from now on, the kernel brings: for a fork, after which two processes hold the socket, or the end of this one.
+/// Two processes will hold the socket: what either sends or receives, the kernel brings.
+pub fn before_fork(socket: &Socket) {
+    leave(socket, true);
+}
+
+/// What comes from now on, the kernel brings: for the end of this process, or another that gets the socket.
 pub fn close_inlets(socket: &Socket) {
     if let Some((all, mailbox)) = inlets::of(socket)
         && mailbox.has_lanes()
@@ -206,6 +211,8 @@ pub enum Next {
     Datagram(Got),
     /// Look into the kernel without waiting; if there is nothing, ask again.
     AskKernel,
+    /// The same, whoever sent what it has: the program has seen that already.
+    TakeKernel,
     /// Receive from the kernel, and wait there.
     Sleep(Asleep),
     /// What was asked for, only the kernel can do.
@@ -267,14 +274,19 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel: Kernel) ->
             let Some(_held) = end.receive_lock.take() else { return Next::Fail(Errno::EINTR) };
             let now = sys::ticks();
             let asked = now.wrapping_sub(mailbox.kernel_asked.get());
-            match kernel {
-                Kernel::Unknown if asked > ASK_KERNEL_TICKS => {
+            match (kernel, mailbox.shown.get()) {
+                (Kernel::Unknown, inlets::KERNEL) => return Next::TakeKernel,
+                (Kernel::Unknown, inlets::LANE) => {}
+                (Kernel::Unknown, _) if asked > ASK_KERNEL_TICKS => {
                     mailbox.kernel_asked.set(now);
                     return Next::AskKernel;
                 }
-                Kernel::Unknown => {}
-                Kernel::Nothing => mailbox.kernel_asked.set(now),
-                Kernel::Later => mailbox.ask_kernel_soon(now),
+                (Kernel::Unknown, _) => {}
+                (Kernel::Nothing, _) => {
+                    mailbox.kernel_asked.set(now);
+                    mailbox.shown.set(inlets::NONE);
+                }
+                (Kernel::Later, _) => mailbox.ask_kernel_soon(now),
             }
             let nothing = kernel == Kernel::Nothing;
             match mailbox.take(all, to, flags & libc::MSG_PEEK != 0, nothing) {
@@ -287,6 +299,7 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel: Kernel) ->
                 Found::KernelFirst => return Next::AskKernel,
                 Found::Nothing => {}
             }
+            mailbox.shown.set(inlets::NONE);
             mailbox.tidy(all);
             if mailbox.hot_count() > 0 && asked > ASK_WHEN_EMPTY_TICKS && !nothing {
                 mailbox.kernel_asked.set(now);
@@ -433,6 +446,7 @@ pub fn arrived(socket: &'static Socket, source: Option<Address>, kept: bool) {
         // It may have more.
         mailbox.ask_kernel_soon(sys::ticks());
         let found = source.and_then(|source| mailbox.find(all, &source));
+        mailbox.shown.set(if kept { inlets::KERNEL } else { inlets::NONE });
         found.is_some_and(|index| {
             if !kept {
                 mailbox.came_by_kernel(all, index);
@@ -514,7 +528,6 @@ pub fn send(
                 count_out(socket, len);
                 return Some(len);
             }
-            Sent::Dropped => return Some(len),
             Sent::Kernel => {}
         }
         (calls >= outlet.next_step.get()).then(|| outlet.address())
@@ -540,8 +553,17 @@ pub fn next_len(socket: &Socket) -> Option<usize> {
     let (all, mailbox) = inlets::of(socket)?;
     let _held = socket.end().receive_lock.take()?;
     let len = mailbox.next_len(all)?;
-    let kernel_has_one = fd::pending(socket.fd(), libc::POLLIN) & libc::POLLIN != 0;
-    (mailbox.comes_before_the_kernel(all) || !kernel_has_one).then_some(len)
+    let by_kernel = match mailbox.shown.get() {
+        inlets::KERNEL => true,
+        inlets::LANE => false,
+        _ => {
+            let has_one = fd::pending(socket.fd(), libc::POLLIN) & libc::POLLIN != 0;
+            has_one && !mailbox.comes_before_the_kernel(all)
+        }
+    };
+    // The next receive takes that one.
+    mailbox.shown.set(if by_kernel { inlets::KERNEL } else { inlets::LANE });
+    (!by_kernel).then_some(len)
 }
 
 const READABLE: i16 = libc::POLLIN | libc::POLLRDNORM;

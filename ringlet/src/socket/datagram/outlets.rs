@@ -25,6 +25,8 @@ const CHAIN_MAX: usize = 32;
 const CHECK_TICKS: u64 = 3_000_000;
 /// A lane that was not used for so long is asked about too, when there is time (about a second).
 const IDLE_TICKS: u64 = 3_000_000_000;
+/// After so many messages through the kernel, and now and then, its table is asked whether the receiver has taken them.
+const UNSETTLED_MESSAGES: u32 = 16;
 /// A message that only the kernel can carry waits so long for what was published to be taken, so that it does not overtake it.
 const DRAIN_LOOKS: u32 = 2_000;
 
@@ -59,8 +61,8 @@ pub struct Outlet {
     slot_count: P32,
     ring_bytes: P64,
     tx: Tx,
-    /// The receiver knows where the counts of both ways begin.
-    settled: P32,
+    /// Messages sent through the kernel since its receiver was known to have none left there.
+    by_kernel: P32,
     checked: P64,
     next: P32,
     next_free: P32,
@@ -108,8 +110,6 @@ pub enum Sent {
     Done,
     /// It is to go through the kernel.
     Kernel,
-    /// Nowhere: there is no room for it.
-    Dropped,
 }
 
 impl Outlet {
@@ -149,7 +149,7 @@ impl Outlet {
         self.ring_bytes.set(geometry.ring_bytes as u64);
         self.bytes.set(area.len() as u64);
         self.tx.reset();
-        self.settled.set(0);
+        self.by_kernel.set(2 * UNSETTLED_MESSAGES);
         self.checked.set(sys::ticks());
         self.base.store(area.base() as usize, Ordering::Relaxed);
         self.state.set(ATTACHED);
@@ -191,16 +191,20 @@ impl Outlet {
     pub fn send(&self, from: &mut Buffers, by_ring: bool) -> Sent {
         let Some(lane) = self.lane() else { return Sent::Kernel };
         let words = words(&lane);
-        if by_ring
-            && words.receiver.path.load(Ordering::Relaxed) == switch::RING
-            && self.is_gone(CHECK_TICKS)
-        {
-            self.detach();
-            return Sent::Kernel;
-        }
         let untaken = || !self.tx.drained(&lane);
-        if by_ring && switch::claim(&words.sender.busy, &words.receiver.path, untaken) {
-            return self.publish(&lane, from);
+        if by_ring {
+            let path = words.receiver.path.load(Ordering::Relaxed);
+            let open = path == switch::RING || path == switch::KERNEL && untaken();
+            if open && self.is_gone(CHECK_TICKS) {
+                self.detach();
+                return Sent::Kernel;
+            }
+            if open
+                && self.is_settled(words)
+                && switch::claim(&words.sender.busy, &words.receiver.path, untaken)
+            {
+                return self.publish(&lane, from);
+            }
         }
         // ORDER: Acquire; pairs with `switch::turn`.
         if matches!(words.receiver.path.load(Ordering::Acquire), switch::CLOSED | switch::GIVEN_UP)
@@ -217,24 +221,31 @@ impl Outlet {
                 core::hint::spin_loop();
             }
         }
-        self.settle(&lane);
-        words.history.note_kernel();
+        self.note_kernel(words);
         Sent::Kernel
     }
 
-    /// Something is about to be sent through the kernel. Will the receiver know whether it came after what is in the lane?
+    fn note_kernel(&self, words: &switch::Words) {
+        words.history.note_kernel();
+        self.by_kernel.set(self.by_kernel.get().saturating_add(1));
+    }
+
+    /// Does the receiver know how many it has not got of those that went through the kernel?
+    #[inline(always)]
+    fn is_settled(&self, words: &switch::Words) -> bool {
+        self.by_kernel.get() < UNSETTLED_MESSAGES || self.settle(words)
+    }
+
+    /// The kernel has nothing left for the receiver: what that one has not got by now is lost.
     #[cold]
-    fn settle(&self, lane: &Lane) -> bool {
-        if !self.settled.is() && !self.tx.is_new() {
-            let begun = self.tx.begun(lane);
-            let left = || udp::receiver(&self.source(), &self.address()).map_or(1, |r| r.unread);
-            if !begun && left() != 0 {
-                return false;
-            }
-            words(lane).history.settle();
-            self.settled.set(1);
+    fn settle(&self, words: &switch::Words) -> bool {
+        let settled = self.by_kernel.get() % UNSETTLED_MESSAGES == 0
+            && udp::receiver(&self.source(), &self.address()).is_ok_and(|owner| owner.unread == 0);
+        if settled {
+            words.history.settle();
+            self.by_kernel.set(0);
         }
-        true
+        settled
     }
 
     #[inline(always)]
@@ -242,12 +253,10 @@ impl Outlet {
         let words = words(lane);
         let before = words.history.before_next().to_le_bytes();
         if self.tx.push_behind(lane, &before, from).is_err() {
-            // Full: the kernel's buffer takes what comes next, and drops what it has no room for.
+            // Full: the kernel's buffer takes what comes next, until it is empty again, and drops what it has no room for.
             switch::done(&words.sender.busy);
-            if !self.settle(lane) {
-                return Sent::Dropped;
-            }
-            words.history.note_kernel();
+            self.by_kernel.set(self.by_kernel.get().max(UNSETTLED_MESSAGES));
+            self.note_kernel(words);
             return Sent::Kernel;
         }
         switch::done(&words.sender.busy);
