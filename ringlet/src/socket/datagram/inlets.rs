@@ -246,8 +246,7 @@ impl Mailbox {
         let inlet = all.get(index);
         all.lane(index).is_some_and(|lane| {
             let history = &words(&lane).history;
-            front(inlet, &lane)
-                .is_some_and(|front| inlet.order.is_first(history, front.before))
+            front(inlet, &lane).is_some_and(|front| inlet.order.is_first(history, front.before))
         })
     }
 
