@@ -239,7 +239,7 @@ impl Outlet {
     /// The kernel has nothing left for the receiver: what that one has not got by now is lost.
     #[cold]
     fn settle(&self, words: &switch::Words) -> bool {
-        let settled = self.by_kernel.get() % UNSETTLED_MESSAGES == 0
+        let settled = self.by_kernel.get().is_multiple_of(UNSETTLED_MESSAGES)
             && udp::receiver(&self.source(), &self.address()).is_ok_and(|owner| owner.unread == 0);
         if settled {
             words.history.settle();
