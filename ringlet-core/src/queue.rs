@@ -213,6 +213,11 @@ impl Tx {
         self.0.is_new()
     }
 
+    /// Changes whenever the receiver is found to have released something.
+    pub fn progress(&self) -> u64 {
+        self.0.progress()
+    }
+
     /// Is everything that was sent also released?
     pub fn drained<M: RingMemory>(&self, memory: &M) -> bool {
         self.0.drained(memory)

@@ -19,8 +19,9 @@
 //! Order. The sender counts what it sends through the kernel (`History::by_kernel`), and each message that it publishes begins with that
 //! count. Its receiver counts what the kernel has brought from there (`Order`): so it knows of the next message of each way which one was
 //! sent first, however often the way has changed meanwhile. What the kernel dropped is found out when it has nothing more;
-//! and before a sender's first message, and after so many through the kernel that some may have been dropped, it publishes nothing until
-//! the kernel has nothing left for the receiver. It says so (`History::settle`): there the two counts agree.
+//! and before its first message, and after so many through the kernel that some may have been dropped, a sender publishes nothing until
+//! the kernel has nothing left for the receiver. It says so (`History::settle`): there the two counts agree. (Or it sends no more through
+//! the kernel until its receiver has found that out.)
 
 use crate::memory::Shared;
 use crate::record::PlainU64;
@@ -177,8 +178,7 @@ impl Order {
     /// just found to have of that sender?
     pub fn is_first(&self, history: &History, before: u64) -> bool {
         self.sync(history, before);
-        // A sender that has sent nothing there since may have a child that has.
-        self.has_come(before) && history.sent().wrapping_sub(before) as i64 > 0
+        self.has_come(before)
     }
 
     /// Has the kernel brought all that was sent there before?

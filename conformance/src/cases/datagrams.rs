@@ -637,6 +637,49 @@ pub const CASES: &[Case] = &[
     .internet_only()
     .each_side(),
     pair(
+        "datagrams/shown",
+        "what was looked at, or whose length was asked for, is what is received next",
+        |a| {
+            let port = moved(a);
+            // One that the kernel brings, for a while at least.
+            let stranger = bound(a, any_of(port.other.ip())).0;
+            let mut numbers = Sequence::new(5);
+            for _ in 0..100 {
+                for number in 0..6 {
+                    let from = if numbers.below(3) == 0 { stranger } else { port.end.0 };
+                    sys::sendto(from, &[number; 40][..number as usize + 1], 0, port.other)
+                        .expect("sent");
+                    if numbers.below(3) == 0 {
+                        pause(1);
+                    }
+                }
+                let (data, _) = sys::recv_from(port.end.0, 8, 0).expect("comes");
+                assert_eq!(data, b"go on");
+            }
+        },
+        |b| {
+            let port = moved(b);
+            let end = port.end.0;
+            let mut numbers = Sequence::new(7);
+            let mut wrong = 0;
+            for number in 0..600u32 {
+                let shown = (numbers.below(2) == 0)
+                    .then(|| sys::recv_from(end, 64, MSG_PEEK).expect("comes"));
+                drop(sys::poll(&[(end, libc::POLLIN)], -1));
+                let len = sys::ioctl(end, libc::FIONREAD, -1).expect("a length");
+                let got = sys::recv_from(end, 64, 0).expect("comes");
+                let same = shown.is_none_or(|shown| shown == got);
+                wrong += i32::from(!same || got.0.len() != len as usize);
+                if number % 6 == 5 {
+                    sys::sendto(end, b"go on", 0, port.other).expect("sent");
+                }
+            }
+            record("wrong", wrong);
+        },
+    )
+    .internet_only()
+    .each_side(),
+    pair(
         "datagrams/overflow",
         "a sender is never held up; what comes first is kept, in order",
         |a| {

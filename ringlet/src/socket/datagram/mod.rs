@@ -528,6 +528,7 @@ pub fn send(
                 count_out(socket, len);
                 return Some(len);
             }
+            Sent::Dropped => return Some(len),
             Sent::Kernel => {}
         }
         (calls >= outlet.next_step.get()).then(|| outlet.address())

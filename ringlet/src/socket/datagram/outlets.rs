@@ -27,6 +27,8 @@ const CHECK_TICKS: u64 = 3_000_000;
 const IDLE_TICKS: u64 = 3_000_000_000;
 /// After so many messages through the kernel, and now and then, its table is asked whether the receiver has taken them.
 const UNSETTLED_MESSAGES: u32 = 16;
+/// After so many it has had enough time.
+const LAGGING_MESSAGES: u32 = 6 * UNSETTLED_MESSAGES;
 /// A message that only the kernel can carry waits so long for what was published to be taken, so that it does not overtake it.
 const DRAIN_LOOKS: u32 = 2_000;
 
@@ -62,7 +64,9 @@ pub struct Outlet {
     ring_bytes: P64,
     tx: Tx,
     /// Messages sent through the kernel since its receiver was known to have none left there.
-    by_kernel: P32,
+    gone_there: P32,
+    /// While this is its progress, the receiver still has to empty the kernel's queue before it takes what is in the lane.
+    entered: P64,
     checked: P64,
     next: P32,
     next_free: P32,
@@ -110,6 +114,8 @@ pub enum Sent {
     Done,
     /// It is to go through the kernel.
     Kernel,
+    /// Nowhere: there is no room for it.
+    Dropped,
 }
 
 impl Outlet {
@@ -149,7 +155,8 @@ impl Outlet {
         self.ring_bytes.set(geometry.ring_bytes as u64);
         self.bytes.set(area.len() as u64);
         self.tx.reset();
-        self.by_kernel.set(2 * UNSETTLED_MESSAGES);
+        self.gone_there.set(UNSETTLED_MESSAGES);
+        self.entered.set(u64::MAX);
         self.checked.set(sys::ticks());
         self.base.store(area.base() as usize, Ordering::Relaxed);
         self.state.set(ATTACHED);
@@ -200,7 +207,7 @@ impl Outlet {
                 return Sent::Kernel;
             }
             if open
-                && self.is_settled(words)
+                && self.is_settled(&lane, words)
                 && switch::claim(&words.sender.busy, &words.receiver.path, untaken)
             {
                 return self.publish(&lane, from);
@@ -221,31 +228,42 @@ impl Outlet {
                 core::hint::spin_loop();
             }
         }
-        self.note_kernel(words);
-        Sent::Kernel
+        self.by_kernel(&lane)
     }
 
-    fn note_kernel(&self, words: &switch::Words) {
-        words.history.note_kernel();
-        self.by_kernel.set(self.by_kernel.get().saturating_add(1));
+    fn by_kernel(&self, lane: &Lane) -> Sent {
+        if !self.tx.drained(lane) && self.entered.get() == self.tx.progress() {
+            return Sent::Dropped;
+        }
+        words(lane).history.note_kernel();
+        self.gone_there.set(self.gone_there.get().saturating_add(1));
+        Sent::Kernel
     }
 
     /// Does the receiver know how many it has not got of those that went through the kernel?
     #[inline(always)]
-    fn is_settled(&self, words: &switch::Words) -> bool {
-        self.by_kernel.get() < UNSETTLED_MESSAGES || self.settle(words)
+    fn is_settled(&self, lane: &Lane, words: &switch::Words) -> bool {
+        self.gone_there.get() < UNSETTLED_MESSAGES || self.settle(lane, words)
     }
 
-    /// The kernel has nothing left for the receiver: what that one has not got by now is lost.
+    /// When the kernel has nothing left for the receiver, what that one has not got by now is lost. One that always has some left there may
+    /// find that out itself, if nothing more goes there meanwhile.
     #[cold]
-    fn settle(&self, words: &switch::Words) -> bool {
-        let settled = self.by_kernel.get().is_multiple_of(UNSETTLED_MESSAGES)
-            && udp::receiver(&self.source(), &self.address()).is_ok_and(|owner| owner.unread == 0);
-        if settled {
-            words.history.settle();
-            self.by_kernel.set(0);
+    fn settle(&self, lane: &Lane, words: &switch::Words) -> bool {
+        let sent = self.gone_there.get();
+        if !sent.is_multiple_of(UNSETTLED_MESSAGES) {
+            return false;
         }
-        settled
+        let owner = udp::receiver(&self.source(), &self.address());
+        if owner.is_ok_and(|owner| owner.unread == 0) {
+            words.history.settle();
+        } else if sent >= LAGGING_MESSAGES && self.tx.drained(lane) {
+            self.entered.set(self.tx.progress());
+        } else {
+            return false;
+        }
+        self.gone_there.set(0);
+        true
     }
 
     #[inline(always)]
@@ -255,9 +273,8 @@ impl Outlet {
         if self.tx.push_behind(lane, &before, from).is_err() {
             // Full: the kernel's buffer takes what comes next, until it is empty again, and drops what it has no room for.
             switch::done(&words.sender.busy);
-            self.by_kernel.set(self.by_kernel.get().max(UNSETTLED_MESSAGES));
-            self.note_kernel(words);
-            return Sent::Kernel;
+            self.gone_there.set(self.gone_there.get().max(UNSETTLED_MESSAGES));
+            return self.by_kernel(lane);
         }
         switch::done(&words.sender.busy);
         if switch::gave_up(&words.receiver.path) {
