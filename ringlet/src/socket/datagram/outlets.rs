@@ -25,10 +25,13 @@ const CHAIN_MAX: usize = 32;
 const CHECK_TICKS: u64 = 3_000_000;
 /// A lane that was not used for so long is asked about too, when there is time (about a second).
 const IDLE_TICKS: u64 = 3_000_000_000;
-/// After so many messages through the kernel, and now and then, its table is asked whether the receiver has taken them.
-const UNSETTLED_MESSAGES: u32 = 16;
-/// After so many it has had enough time.
-const LAGGING_MESSAGES: u32 = 6 * UNSETTLED_MESSAGES;
+/// After so many units through the kernel, one for a message and one more for each so many bytes, some may have been dropped (by default a
+/// receiver has room for 208 KiB). Its table is asked whether all have been received: now, and at every so many messages.
+const UNSETTLED_UNITS: u32 = 16;
+const UNIT_BYTES: usize = 4096;
+const ASK_AFTER: u32 = 16;
+/// After so many messages it has had time enough.
+const LAGGING: u32 = 6 * ASK_AFTER;
 /// A message that only the kernel can carry waits so long for what was published to be taken, so that it does not overtake it.
 const DRAIN_LOOKS: u32 = 2_000;
 
@@ -65,6 +68,8 @@ pub struct Outlet {
     tx: Tx,
     /// Messages sent through the kernel since its receiver was known to have none left there.
     gone_there: P32,
+    /// How often that would have mattered since.
+    unsettled: P32,
     /// While this is its progress, the receiver still has to empty the kernel's queue before it takes what is in the lane.
     entered: P64,
     checked: P64,
@@ -155,7 +160,8 @@ impl Outlet {
         self.ring_bytes.set(geometry.ring_bytes as u64);
         self.bytes.set(area.len() as u64);
         self.tx.reset();
-        self.gone_there.set(UNSETTLED_MESSAGES);
+        self.gone_there.set(UNSETTLED_UNITS);
+        self.unsettled.set(0);
         self.entered.set(u64::MAX);
         self.checked.set(sys::ticks());
         self.base.store(area.base() as usize, Ordering::Relaxed);
@@ -197,7 +203,7 @@ impl Outlet {
     #[inline]
     pub fn send(&self, from: &mut Buffers, by_ring: bool) -> Sent {
         let Some(lane) = self.lane() else { return Sent::Kernel };
-        let words = words(&lane);
+        let (words, len) = (words(&lane), from.remaining());
         let untaken = || !self.tx.drained(&lane);
         if by_ring {
             let path = words.receiver.path.load(Ordering::Relaxed);
@@ -228,53 +234,55 @@ impl Outlet {
                 core::hint::spin_loop();
             }
         }
-        self.by_kernel(&lane)
+        self.by_kernel(&lane, len)
     }
 
-    fn by_kernel(&self, lane: &Lane) -> Sent {
+    fn by_kernel(&self, lane: &Lane, len: usize) -> Sent {
         if !self.tx.drained(lane) && self.entered.get() == self.tx.progress() {
             return Sent::Dropped;
         }
         words(lane).history.note_kernel();
-        self.gone_there.set(self.gone_there.get().saturating_add(1));
+        let units = 1 + (len / UNIT_BYTES) as u32;
+        self.gone_there.set(self.gone_there.get().saturating_add(units));
         Sent::Kernel
     }
 
     /// Does the receiver know how many it has not got of those that went through the kernel?
     #[inline(always)]
     fn is_settled(&self, lane: &Lane, words: &switch::Words) -> bool {
-        self.gone_there.get() < UNSETTLED_MESSAGES || self.settle(lane, words)
+        self.gone_there.get() < UNSETTLED_UNITS || self.settle(lane, words)
     }
 
     /// When the kernel has nothing left for the receiver, what that one has not got by now is lost. One that always has some left there may
     /// find that out itself, if nothing more goes there meanwhile.
     #[cold]
     fn settle(&self, lane: &Lane, words: &switch::Words) -> bool {
-        let sent = self.gone_there.get();
-        if !sent.is_multiple_of(UNSETTLED_MESSAGES) {
+        let times = self.unsettled.add(1) - 1;
+        if !times.is_multiple_of(ASK_AFTER) {
             return false;
         }
         let owner = udp::receiver(&self.source(), &self.address());
         if owner.is_ok_and(|owner| owner.unread == 0) {
             words.history.settle();
-        } else if sent >= LAGGING_MESSAGES && self.tx.drained(lane) {
+        } else if times >= LAGGING && self.tx.drained(lane) {
             self.entered.set(self.tx.progress());
         } else {
             return false;
         }
         self.gone_there.set(0);
+        self.unsettled.set(0);
         true
     }
 
     #[inline(always)]
     fn publish(&self, lane: &Lane, from: &mut Buffers) -> Sent {
         let words = words(lane);
-        let before = words.history.before_next().to_le_bytes();
+        let (before, len) = (words.history.before_next().to_le_bytes(), from.remaining());
         if self.tx.push_behind(lane, &before, from).is_err() {
             // Full: the kernel's buffer takes what comes next, until it is empty again, and drops what it has no room for.
             switch::done(&words.sender.busy);
-            self.gone_there.set(self.gone_there.get().max(UNSETTLED_MESSAGES));
-            return self.by_kernel(lane);
+            self.gone_there.set(UNSETTLED_UNITS);
+            return self.by_kernel(lane, len);
         }
         switch::done(&words.sender.busy);
         if switch::gave_up(&words.receiver.path) {
