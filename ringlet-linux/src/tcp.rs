@@ -215,24 +215,42 @@ pub fn consumed(fd: i32) -> Sys<u64> {
 const PIECES_USUAL: usize = 64;
 const PIECES_MAX: usize = 1024;
 
-/// One recvmsg into the program's buffers.
+/// One receive into the program's buffers: a recvfrom if that is enough, since filters that know the program may forbid the other.
 pub fn receive(fd: i32, to: &mut Buffers, max: usize, flags: i32) -> Sys<usize> {
     let got = message(to, max, EMPTY, |message| {
         // SAFETY: a message header with pieces of the program's buffers.
-        unsafe { sys!(SYS_recvmsg, fd, message, flags) }
+        unsafe {
+            match only_piece(&*message) {
+                Some((piece, len)) => sys!(SYS_recvfrom, fd, piece, len, flags, 0, 0),
+                None => sys!(SYS_recvmsg, fd, message, flags),
+            }
+        }
     })?;
     to.pass(got);
     Ok(got)
 }
 
-/// One sendmsg from the program's buffers, as `receive`; raises SIGPIPE unless told otherwise.
+/// One send from the program's buffers, as `receive`; raises SIGPIPE unless told otherwise.
 pub fn send(fd: i32, from: &mut Buffers, flags: i32) -> Sys<usize> {
     let sent = message(from, usize::MAX, EMPTY, |message| {
         // SAFETY: as in `receive`.
-        unsafe { sys!(SYS_sendmsg, fd, message, flags) }
+        unsafe {
+            match only_piece(&*message) {
+                Some((piece, len)) => sys!(SYS_sendto, fd, piece, len, flags, 0, 0),
+                None => sys!(SYS_sendmsg, fd, message, flags),
+            }
+        }
     })?;
     from.pass(sent);
     Ok(sent)
+}
+
+/// # Safety
+/// The header's vector is valid.
+unsafe fn only_piece(message: &libc::msghdr) -> Option<(*mut core::ffi::c_void, usize)> {
+    // SAFETY: there is one.
+    (message.msg_iovlen == 1)
+        .then(|| unsafe { ((*message.msg_iov).iov_base, (*message.msg_iov).iov_len) })
 }
 
 // SAFETY: zero is a valid message header.
