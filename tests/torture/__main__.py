@@ -173,7 +173,7 @@ def main():
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
     arguments.mode = arguments.mode or [PLAIN, UNFORGIVING]
-    # The order of datagrams does not yet hold where the kernel drops some, where forks share a socket, nor for MSG_PEEK.
+    # The order of datagrams does not always hold where the kernel drops some and forks share a socket (SPECIFICATION.md).
     arguments.family = arguments.family or FAMILIES[:-1]
     print(f"seed {arguments.seed}", flush=True)
     harness.adopt_orphans()
