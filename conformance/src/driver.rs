@@ -43,7 +43,7 @@ struct Pass {
 
 pub struct Options {
     /// None compares the kernel with itself.
-    pub library: Option<PathBuf>,
+    pub preload: Option<PathBuf>,
     pub spin_us: Option<u32>,
     pub unforgiving: Option<u32>,
     pub repeat: u32,
@@ -60,7 +60,7 @@ const DIFF_LINES: usize = 45;
 const KERNEL: Pass = Pass { name: "kernel", wrapped: &[], spin_us: None, unforgiving: None };
 
 fn passes(options: &Options, case: &Case) -> Vec<Pass> {
-    if options.library.is_none() {
+    if options.preload.is_none() {
         return vec![Pass { name: "kernel again", ..KERNEL }];
     }
     let Options { spin_us, unforgiving, .. } = *options;
@@ -119,7 +119,7 @@ fn start(
     for (name, _) in std::env::vars_os().filter(|(n, _)| n.to_str().is_some_and(ours)) {
         command.env_remove(name);
     }
-    if let Some(library) = options.library.as_ref().filter(|_| pass.wrapped.contains(&role)) {
+    if let Some(library) = options.preload.as_ref().filter(|_| pass.wrapped.contains(&role)) {
         command.env("LD_PRELOAD", library).env("RINGLET_MOVE_AFTER", "0");
         if let Some(spin) = pass.spin_us {
             command.env("RINGLET_SPIN_US", spin.to_string());

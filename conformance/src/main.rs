@@ -105,8 +105,16 @@ fn main() -> ExitCode {
                 }
             };
             let spin_us = spin;
-            let options =
-                Options { library, spin_us, unforgiving, repeat, jobs, limit, verbose, moves };
+            let options = Options {
+                preload: library,
+                spin_us,
+                unforgiving,
+                repeat,
+                jobs,
+                limit,
+                verbose,
+                moves,
+            };
             if driver::run(&all, &options) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Command::List { differences: false } => {
