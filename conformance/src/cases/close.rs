@@ -19,6 +19,26 @@ fn tell_pid(side: &mut Side) {
     side.tell(i64::from(std::process::id()));
 }
 
+/// Wakes the peer, which is in `die_when_woken`, and returns once it is dead.
+fn wake_to_die(side: &mut Side, end: End) {
+    side.hear();
+    end.send(b"1");
+    until("the peer has died", || mask_of(end) & RDHUP != 0);
+    pause(20);
+}
+
+/// A second thread, woken in poll, takes what came and dies. (It is woken through the connection itself, and what woke it is still
+/// there when it dies.)
+fn die_when_woken(side: &mut Side) {
+    let end = side.moved();
+    let woken = move || {
+        sys::poll(&[(end.0, IN as i16)], -1).expect("poll");
+        let _ = recv(end, 1, 0);
+        sys::kill(std::process::id() as i32, SIGKILL)
+    };
+    beside(woken, || side.tell(0)).expect("kill");
+}
+
 /// What a connection says once its peer has reset it.
 fn after_reset(end: End) {
     end.recv(10);
@@ -418,6 +438,53 @@ pub const CASES: &[Case] = &[
             die_when_awaited(b);
         },
     ).packets_too()
+    .each_side(),
+    pair(
+        "close/kill_beside_wakeup_and_poll",
+        "a peer that dies when it has read what woke it has ended in order: by poll, then by all other calls",
+        |a| {
+            let end = a.moved();
+            wake_to_die(a, end);
+            end.mask();
+            end.error();
+            end.recv(10);
+            end.mask();
+            end.shutdown(libc::SHUT_WR);
+            end.mask();
+        },
+        die_when_woken,
+    )
+    .each_side(),
+    pair(
+        "close/kill_beside_wakeup_and_ask",
+        "the same, by SO_ERROR and epoll first",
+        |a| {
+            let end = a.moved();
+            wake_to_die(a, end);
+            end.error();
+            let set = sys::epoll_create().expect("epoll");
+            let all = IN | libc::EPOLLOUT as u32 | RDHUP;
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, all, 7).expect("epoll_ctl");
+            record("epoll_wait", shown(sys::epoll_wait(set, 4, -1)));
+            end.recv(10);
+            end.mask();
+        },
+        die_when_woken,
+    )
+    .each_side(),
+    pair(
+        "close/kill_beside_wakeup_and_send",
+        "the same, with a send first, which is lost",
+        |a| {
+            let end = a.moved();
+            wake_to_die(a, end);
+            end.send_with(b"lost", MSG_NOSIGNAL);
+            pause(20);
+            end.send_with(b"x", MSG_NOSIGNAL);
+            end.recv(10);
+        },
+        die_when_woken,
+    )
     .each_side(),
     pair(
         "close/kill_while_polling",

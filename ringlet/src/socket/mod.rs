@@ -306,8 +306,12 @@ pub fn keep_on_kernel(socket: &'static Socket, reason: Reason) {
 /// SO_ERROR, after the kernel has answered: an error is told once, by whichever call comes first.
 pub fn take_error(socket: &Socket, mut of_kernel: i32) -> i32 {
     let end = socket.end();
-    if socket.is_unix() && socket.stage() == Stage::Attached && unix::judge(socket, end, of_kernel)
-    {
+    let judged = match socket.is_unix() {
+        _ if socket.stage() != Stage::Attached => false,
+        true => unix::judge(socket, end, of_kernel),
+        false => of_kernel != 0 && stream::reset_is_fin(socket, end, true),
+    };
+    if judged {
         of_kernel = 0;
     }
     let pending = end.pending_error.get() as i32;

@@ -377,7 +377,7 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
         // Taken from the kernel before.
         (Err(Errno::EAGAIN) | Ok(0), error @ 1..) => Err(Errno(error as i32)),
         (Err(Errno::EAGAIN), 0) => return Err(Errno::EAGAIN),
-        (Err(Errno::ECONNRESET), _) if reset_is_end(socket, end) => Ok(0),
+        (Err(Errno::ECONNRESET), _) if reset_is_fin(socket, end, true) => Ok(0),
         // A packet is a doorbell: of which so many wait.
         (Ok(1..), _) if socket.is_packets() => tcp::unread(socket.fd()),
         (other, _) => other,
@@ -472,17 +472,31 @@ fn all_taken(end: &End, outgoing: &SegmentRing) -> bool {
     past_start && control.receiver.draining.load(Ordering::Acquire) == 0
 }
 
-/// A peer that dies with only doorbells unread makes the kernel reset, where TCP would have said FIN: after that a first send still
-/// succeeds (and is lost), and the next one fails.
-fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
-    let reset = fd::pending(socket.fd(), libc::POLLIN) & libc::POLLERR != 0;
-    if !reset || !all_taken(end, outgoing) {
+/// Once the peer has died: did it leave only doorbells unread? The kernel resets for them, where TCP would have said FIN, and so do we
+/// from then on (`judged`). `taken`: the kernel's error was taken already. Send lock held.
+fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing, taken: bool) -> bool {
+    let reset = libc::POLLERR | libc::POLLHUP;
+    let closed = outgoing.control().receiver.closed.load(Ordering::Acquire) == CLOSED;
+    if closed
+        || moving::peer_attached(socket) == 0
+        || end.sending() != Sending::Ring
+        || !taken && fd::pending(socket.fd(), 0) & reset != reset
+        || !all_taken(end, outgoing)
+    {
         return false;
     }
-    let _ = tcp::take_error(socket.fd());
+    if !taken {
+        let _ = tcp::take_error(socket.fd());
+    }
+    end.judged.set(1);
     end.ended.set(1);
-    end.sending.set(Sending::KernelForGood as u32);
     true
+}
+
+/// The same for whoever does not send.
+pub fn reset_is_fin(socket: &Socket, end: &End, taken: bool) -> bool {
+    let Some(outgoing) = socket.outgoing() else { return false };
+    end.send_lock.try_take().is_some_and(|_held| fin_by_death(socket, end, &outgoing, taken))
 }
 
 /// The same for a receiver, which holds the other lock.
@@ -497,21 +511,6 @@ fn reset_by_death(socket: &Socket, end: &End) -> Errno {
     end.sending.set(Sending::KernelForGood as u32);
     let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
     Errno::ECONNRESET
-}
-
-/// The kernel says reset. If the peer died without closing, with everything read that we sent, then only doorbells were unread
-/// there, and TCP would have said FIN.
-fn reset_is_end(socket: &Socket, end: &End) -> bool {
-    let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else {
-        return false;
-    };
-    let closed = outgoing.control().receiver.closed.load(Ordering::Acquire) == CLOSED;
-    let rung = incoming.control().sender.attached.load(Ordering::Relaxed) != 0;
-    let drained = end
-        .send_lock
-        .try_take()
-        .is_some_and(|_held| end.sending() == Sending::Ring && all_taken(end, &outgoing));
-    !closed && rung && drained
 }
 
 /// From the kernel, before the peer has moved its direction. In this order: count what waits in the kernel, then look for the
@@ -761,7 +760,9 @@ fn send_unrecorded(
                 if kernel_says_end(socket) && died_unread(socket, end, &ring) {
                     return Err(reset_by_death(socket, end));
                 }
-                if fin_by_death(socket, end, &ring) {
+                // A first send still succeeds (and is lost), and the next one fails.
+                if end.judged.is() || fin_by_death(socket, end, &ring, false) {
+                    end.sending.set(Sending::KernelForGood as u32);
                     return Ok(from.take_all());
                 }
             }
@@ -884,7 +885,11 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) && socket.is_unix() {
         unix::shut_receiving(socket, end);
     }
-    let result = tcp::shut_down(socket.fd(), how);
+    let result = match tcp::shut_down(socket.fd(), how) {
+        // The kernel's connection is over by a reset; as the program sees it (`fin_by_death`), it is open this way.
+        Err(Errno::ENOTCONN) if end.judged.is() && end.sending() == Sending::Ring => Ok(()),
+        result => result,
+    };
     if result.is_ok() && how != libc::SHUT_RD && end.sending() == Sending::Ring {
         // Nothing can follow the end; sends get the kernel's EPIPE.
         end.sending.set(Sending::KernelForGood as u32);
@@ -1179,7 +1184,8 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
     }
     let sending = end.sending();
     let mut away = false;
-    if sending == Sending::Ring {
+    // (Whoever does not ask for room is spared the look at the peer's cache line.)
+    if sending == Sending::Ring && events & writable != 0 {
         if end.tx.writable(&outgoing)
             || outgoing.control().receiver.closed.load(Ordering::Acquire) != 0
         {
@@ -1188,13 +1194,14 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
             away = control::is_away(socket, end, &outgoing);
         }
     }
-    let now = sys::ticks();
+    let asked_long_ago =
+        || sys::ticks().wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS;
     let due = socket.kernel_news.is()
         || !has_bytes && socket.bells_left.is()
         || away
         || (!in_ring || !has_bytes) && moving::published(end, &incoming)
         || !in_ring && receiving as u32 != socket.kernel_asked_as.get()
-        || !watched && now.wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS;
+        || !watched && asked_long_ago();
     let rings_tell = sending == Sending::Ring || events & writable == 0;
     if (in_ring || watched) && rings_tell && !due {
         return mask & events;
@@ -1231,12 +1238,19 @@ fn ask_kernel(
         let look =
             || fd::pending(socket.fd(), readable | writable | libc::POLLRDHUP | libc::POLLPRI);
         let mut kernel = look();
-        if socket.is_unix()
-            && kernel & (libc::POLLHUP | libc::POLLERR) != 0
-            && !end.judged.is()
-            && unix::judge(socket, end, 0)
-        {
+        let judge = || match socket.is_unix() {
+            true => unix::judge(socket, end, 0),
+            false => reset_is_fin(socket, end, false),
+        };
+        if kernel & (libc::POLLHUP | libc::POLLERR) != 0 && !end.judged.is() && judge() {
             kernel = look();
+        }
+        if !socket.is_unix()
+            && end.judged.is()
+            && end.sending() == Sending::Ring
+            && end.shut.load(Ordering::Relaxed) == 0
+        {
+            kernel &= !libc::POLLHUP;
         }
         let mut mask = kernel & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLPRI);
         if end.pending_error.is() {

@@ -203,9 +203,10 @@ pub struct End {
     /// Bytes that were to be recorded (`tap`), each under its direction's lock.
     pub tap_sent: P64,
     pub tap_received: P64,
-    /// Of a Unix connection (see `unix`): whether it is known how the peer ended; whether we have shut down receiving; sends that
-    /// found the kernel's queue in use, so that there could be no `Start`.
+    /// Whether it is known how the peer ended (see `unix`), or that it died, and TCP would have said FIN (see `stream`).
     pub judged: P32,
+    /// Of a Unix connection (see `unix`): whether we have shut down receiving; sends that
+    /// found the kernel's queue in use, so that there could be no `Start`.
     pub shut_receiving: P32,
     /// Where the sender's place 0 lies in the count of bytes taken; 0 but for a Unix connection.
     pub base: P64,
