@@ -188,6 +188,15 @@ pub unsafe fn epoll_wait(
     unsafe { sys!(SYS_epoll_pwait, epfd, events, max, milliseconds(timeout_ns), mask, 8) }
 }
 
+/// Is this a pipe that can be written to?
+pub fn is_pipe_to_write(fd: i32) -> bool {
+    // SAFETY: no memory is passed.
+    let flags = unsafe { sys!(SYS_fcntl, fd, libc::F_GETFL) };
+    // SAFETY: as above. (Refused for what is no pipe.)
+    let room = unsafe { sys!(SYS_fcntl, fd, libc::F_GETPIPE_SZ) };
+    room.is_ok() && flags.is_ok_and(|flags| flags as i32 & libc::O_ACCMODE != libc::O_RDONLY)
+}
+
 pub fn is_nonblocking(fd: i32) -> bool {
     // SAFETY: no memory is passed.
     unsafe { sys!(SYS_fcntl, fd, libc::F_GETFL) }

@@ -6,8 +6,9 @@ use core::ptr::{null, null_mut};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::Socket;
-use ringlet::socket::{self, Native, Way, process, stream, unix, way_in, way_out};
+use ringlet::socket::{self, Native, Way, process, splice, stream, unix, way_in, way_out};
 use ringlet_core::memory::{Buffer, Buffers};
+use ringlet_linux::fd;
 use ringlet_linux::sys::{self, Errno, Sys};
 
 pub(crate) const IOV_MAX: usize = 1024;
@@ -834,8 +835,15 @@ pub unsafe extern "C" fn sendfile(
     };
     match way {
         Way::Kernel(call) => {
-            keep_input_on_kernel(from);
-            native(call, || {
+            let reads = match read_by_kernel(from) {
+                // KERNEL: the one thing that can be sent from a connection to is a pipe.
+                Way::Ours(socket) if offset.is_null() && count > 0 && fd::is_pipe_to_write(to) => {
+                    return finish(socket, splice::out(socket, to, count, 0));
+                }
+                Way::Kernel(reads) => reads,
+                _ => None,
+            };
+            native(call.or(reads), || {
                 next!(
                     c"sendfile",
                     fn(c_int, c_int, *mut off_t, size_t) -> ssize_t,
@@ -922,11 +930,20 @@ unsafe fn send_file(socket: &Socket, from: c_int, offset: *mut off_t, count: siz
     total as ssize_t
 }
 
-fn keep_input_on_kernel(fd: c_int) {
-    if let Some(socket) = socket::table::socket(fd) {
-        socket::keep_on_kernel(socket, Reason::Splice);
+/// What is read by a call that only the kernel knows to serve: a stream in the ring, where it has to be served here.
+fn read_by_kernel(from: c_int) -> Way {
+    match way_in(from) {
+        Way::Ours(socket) if !socket.is_packets() => Way::Ours(socket),
+        Way::Ours(socket) | Way::Datagram(socket) => {
+            socket::keep_on_kernel(socket, Reason::Splice);
+            Way::Kernel(None)
+        }
+        way => way,
     }
 }
+
+const SPLICE_FLAGS: libc::c_uint =
+    libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn splice(
@@ -937,16 +954,39 @@ pub unsafe extern "C" fn splice(
     len: size_t,
     flags: libc::c_uint,
 ) -> ssize_t {
-    keep_input_on_kernel(from);
-    keep_input_on_kernel(to);
-    next!(
-        c"splice",
-        fn(c_int, *mut libc::loff_t, c_int, *mut libc::loff_t, size_t, libc::c_uint) -> ssize_t,
-        from,
-        from_offset,
-        to,
-        to_offset,
-        len,
-        flags
-    )
+    let make = || {
+        next!(
+            c"splice",
+            fn(c_int, *mut libc::loff_t, c_int, *mut libc::loff_t, size_t, libc::c_uint) -> ssize_t,
+            from,
+            from_offset,
+            to,
+            to_offset,
+            len,
+            flags
+        )
+    };
+    let call = match read_by_kernel(from) {
+        Way::Ours(socket) => {
+            let served = from_offset.is_null() && to_offset.is_null() && flags & !SPLICE_FLAGS == 0;
+            // Anything else the kernel refuses, without a look at the connection.
+            return match served && len > 0 && fd::is_pipe_to_write(to) {
+                true => finish(socket, splice::out(socket, to, len, flags)),
+                false => make(),
+            };
+        }
+        Way::Kernel(call @ Some(_)) => call,
+        _ => match way_out(to) {
+            Way::Ours(socket) if !socket.is_packets() => match splice::aside(socket) {
+                Ok(call) => Some(call),
+                Err(error) => return result(Err(error)),
+            },
+            Way::Ours(socket) | Way::Datagram(socket) => {
+                socket::keep_on_kernel(socket, Reason::Splice);
+                None
+            }
+            Way::Kernel(call) => call,
+        },
+    };
+    native(call, make)
 }

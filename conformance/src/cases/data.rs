@@ -2,11 +2,12 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
+use std::time::Duration;
 
 use libc::{MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
 
 use crate::case::*;
-use crate::sys;
+use crate::sys::{self, Errno};
 
 /// Sizes around powers of two, where rings and pages end.
 const SIZES: &[usize] = &[
@@ -600,6 +601,124 @@ pub const CASES: &[Case] = &[
             end.send(b"later");
         },
     ),
+    pair(
+        "data/splice_asks",
+        "what splice says: when empty, of a part, into a full pipe, where nobody reads, at the end; and sendfile into a pipe",
+        |a| {
+            let end = a.moved();
+            for text in [&b"0123456789"[..], b"abcdefgh", b"waited for", b"last"] {
+                a.sync();
+                end.send(text);
+            }
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            let (from, to) = sys::pipe().expect("pipe");
+            let file = sys::file_with(b"").expect("a file");
+            let nonblocking = libc::SPLICE_F_NONBLOCK;
+            let splice = |what: &str, to, len, flags| {
+                record(format!("splice {what}"), sys::splice(end.0, to, len, flags));
+            };
+            let from_pipe = |from| {
+                let mut buf = [0; 32];
+                record("from the pipe", sys::read(from, &mut buf).map(|n| buf[..n].to_vec()));
+            };
+            splice("into a file", file, 5, 0);
+            splice("into the end to read", from, 5, 0);
+            splice("by unknown flags", to, 5, 64);
+            splice("of nothing", to, 0, 0);
+            if b.family() == Family::Unix {
+                splice("when empty, by the flag", to, 5, nonblocking);
+            }
+            end.set_nonblocking(true);
+            splice("when empty", to, 5, 0);
+            b.sync();
+            end.until_unread(10);
+            splice("a part", to, 4, 0);
+            record("sendfile", sys::sendfile(to, end.0, None, 2));
+            record("sendfile at an offset", sys::sendfile(to, end.0, Some(&mut 0), 2));
+            record("sendfile into a file", sys::sendfile(file, end.0, None, 2));
+            splice("the rest", to, 100, nonblocking | libc::SPLICE_F_MOVE);
+            splice("when empty again", to, 100, nonblocking);
+            from_pipe(from);
+            record("size", sys::fcntl(to, libc::F_SETPIPE_SZ, 4096));
+            record("fill the pipe", sys::write(to, &[7; 4096]));
+            b.sync();
+            end.until_unread(8);
+            splice("into a full pipe", to, 3, nonblocking);
+            record("empty the pipe", sys::read(from, &mut [0; 4096]));
+            splice("into an empty one", to, 3, nonblocking);
+            from_pipe(from);
+            sys::close(from).expect("close");
+            sys::on_signal(libc::SIGPIPE, sys::Handler::Count, 0);
+            splice("where nobody reads", to, 3, 0);
+            record("signals", sys::handler_runs());
+            end.recv(2);
+            let (from, to) = sys::pipe().expect("pipe");
+            splice("of what is left", to, 100, 0);
+            from_pipe(from);
+            end.set_nonblocking(false);
+            sys::set_timeout(end.0, libc::SO_RCVTIMEO, Duration::from_millis(20)).expect("a timeout");
+            splice("in vain", to, 100, 0);
+            sys::set_timeout(end.0, libc::SO_RCVTIMEO, Duration::ZERO).expect("no timeout");
+            b.sync();
+            splice("that waits", to, 100, 0);
+            b.sync();
+            end.until_mask(RDHUP);
+            splice("of the last", to, 100, 0);
+            splice("at the end", to, 100, 0);
+            splice("at the end, again", to, 100, nonblocking);
+            from_pipe(from);
+        },
+    )
+    .each_side(),
+    pair(
+        "data/splice_large",
+        "through pipes, out of a connection that was full for a while, and into one",
+        |a| {
+            let end = a.moved();
+            let data = pattern(12, 6 << 20);
+            end.send_all(&data);
+            a.sync();
+            let (from, to) = sys::pipe().expect("pipe");
+            for piece in data.chunks(50_000) {
+                assert_eq!(sys::write(to, piece), Ok(piece.len()));
+                let mut left = piece.len();
+                while left > 0 {
+                    left -= sys::splice(from, end.0, left, libc::SPLICE_F_MOVE).expect("splice");
+                }
+            }
+            end.send(b"and plain bytes");
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            pause(50);
+            end.set_nonblocking(true);
+            let (from, to) = sys::pipe().expect("pipe");
+            for fd in [from, to] {
+                sys::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK).expect("F_SETFL");
+            }
+            let (mut all, mut buf) = (Vec::new(), vec![0; 64 << 10]);
+            while all.len() < 6 << 20 {
+                match sys::splice(end.0, to, 1 << 20, libc::SPLICE_F_NONBLOCK) {
+                    Ok(0) => break,
+                    Ok(_) => {}
+                    Err(Errno(libc::EAGAIN)) => end.wait_mask(IN),
+                    Err(error) => panic!("splice: {error}"),
+                }
+                while let Ok(n @ 1..) = sys::read(from, &mut buf) {
+                    all.extend_from_slice(&buf[..n]);
+                }
+            }
+            record("through the pipe", all);
+            b.sync();
+            pause(50);
+            end.recv_to_end();
+        },
+    )
+    .each_side(),
     pair(
         "data/many_messages",
         "sendmmsg and recvmmsg on a stream",

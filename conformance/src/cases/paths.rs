@@ -36,6 +36,31 @@ pub const CASES: &[Case] = &[
     .packets_too()
     .each_side(),
     pair(
+        "paths/splice_of_both",
+        "a splice takes what waits in the ring and behind it in the kernel, and the connection lives on",
+        |a| {
+            let end = a.moved();
+            end.send(b"the ring, ");
+            end.send_with(b"the kernel", MSG_ZEROCOPY);
+            a.sync();
+            end.recv(10);
+            end.send(b"later");
+        },
+        |b| {
+            let end = b.moved();
+            let (from, to) = sys::pipe().expect("pipe");
+            b.sync();
+            end.until_unread(20);
+            record("splice a part", sys::splice(end.0, to, 4, 0));
+            record("splice the rest", sys::splice(end.0, to, 50, 0));
+            record("splice back", sys::splice(from, end.0, 8, 0));
+            end.recv(10);
+            let mut buf = [0; 32];
+            record("from the pipe", sys::read(from, &mut buf).map(|n| buf[..n].to_vec()));
+        },
+    )
+    .each_side(),
+    pair(
         "paths/level_behind_the_change",
         "a set goes on telling of bytes in the kernel after a receive that began in the ring",
         |a| {

@@ -41,12 +41,12 @@ pub const MSG_SERVED: i32 = libc::MSG_EOR
 
 /// What a caller waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Want {
+pub enum Want {
     Data,
     Room,
 }
 
-fn deadline(timeout_ns: u64) -> Option<u64> {
+pub fn deadline(timeout_ns: u64) -> Option<u64> {
     (timeout_ns != 0).then(|| sys::now_ns().saturating_add(timeout_ns))
 }
 
@@ -139,7 +139,7 @@ fn receive_nothing(socket: &Socket) -> Sys<usize> {
 }
 
 /// One look, with the receive lock held. `blocking` callers will wait after `EAGAIN`, which asks the kernel anyway.
-fn receive_now(
+pub fn receive_now(
     socket: &Socket,
     end: &End,
     to: &mut Buffers,
@@ -777,12 +777,7 @@ fn send_unrecorded(
         moving::return_unread(socket, end, &ring)?;
     }
     if end.sending() != Sending::Ring {
-        if let error @ 1.. = end.pending_error.get()
-            && (!socket.is_unix() || socket.is_packets())
-        {
-            end.pending_error.set(0);
-            return Err(Errno(error as i32));
-        }
+        take_pending(socket, end)?;
         return send_native(socket, from, flags);
     }
     let packet_max = end.packet_max.get() as usize;
@@ -832,6 +827,31 @@ fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
         if from.remaining() == 0 || got == Ok(0) {
             return Ok(total);
         }
+    }
+}
+
+/// Before the kernel sends for the program by another call than send: our direction is there, and may enter the ring again. Send lock held.
+pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason) -> Sys<()> {
+    let died = end.sending() == Sending::Ring
+        && !socket.is_unix()
+        && end.ended.get() < 2
+        && kernel_says_end(socket)
+        && died_unread(socket, end, ring);
+    if died {
+        return Err(reset_by_death(socket, end));
+    }
+    moving::step_aside(socket, end, ring, reason)?;
+    take_pending(socket, end)
+}
+
+/// The error of the kernel's connection that was taken from it, and the program has not been told of.
+fn take_pending(socket: &Socket, end: &End) -> Sys<()> {
+    match end.pending_error.get() {
+        error @ 1.. if !socket.is_unix() || socket.is_packets() => {
+            end.pending_error.set(0);
+            Err(Errno(error as i32))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -933,10 +953,10 @@ fn there(socket: &Socket, end: &End, want: Want) -> bool {
 
 /// A caller that has had to wait. Until it is done, a close by another thread leaves the connection open; the last one out cleans up
 /// what was closed meanwhile.
-struct Waiter<'a>(&'a Socket);
+pub struct Waiter<'a>(&'a Socket);
 
 impl<'a> Waiter<'a> {
-    fn new(socket: &'a Socket) -> Waiter<'a> {
+    pub fn new(socket: &'a Socket) -> Waiter<'a> {
         // ORDER: SeqCst; pairs with `process::release`: whoever closes sees us, or we see that the stage changed.
         socket.sleepers.fetch_add(1, Ordering::SeqCst);
         Waiter(socket)
@@ -963,7 +983,7 @@ pub fn leave(socket: &Socket) {
 
 /// Waits until a look is worth while: watches for a moment, then arms, looks again and sleeps. `EAGAIN` when the deadline has
 /// passed, `EINTR` after a signal.
-fn wait(waiter: &Waiter, want: Want, deadline_ns: Option<u64>) -> Sys<()> {
+pub fn wait(waiter: &Waiter, want: Want, deadline_ns: Option<u64>) -> Sys<()> {
     let socket = waiter.0;
     if socket.stage() != Stage::Attached {
         return Err(Errno::EBADF);

@@ -1,0 +1,151 @@
+//! splice(2): what only the kernel can do for its own connection, done where the bytes are. Out of a connection they are moved into the
+//! pipe here; into one the kernel moves them, with the direction aside.
+
+use super::stream::{self, Waiter, Want};
+use super::table::{End, Socket};
+use super::{Native, control, moving, signals, sleep, tap, unforgiving};
+use crate::reasons::Reason;
+use ringlet_core::memory::{Buffer, Buffers};
+use ringlet_core::sync::Ordering;
+use ringlet_linux::fd;
+use ringlet_linux::sys::{self, Errno, Sys};
+use ringlet_linux::unix::FromKernel;
+
+/// Bytes of one round, on our stack.
+const CHUNK_BYTES: usize = 16 << 10;
+/// KERNEL: a pipe that polls as writable takes so much without waiting (pipe(7)).
+const PIPE_BUF: usize = 4096;
+
+/// Moves bytes out of a stream into a pipe that is open for writing. `Ok(0)` is the end of the stream.
+pub fn out(socket: &Socket, pipe: i32, len: usize, flags: u32) -> Sys<usize> {
+    let end = socket.end();
+    let pipe_waits = !fd::is_nonblocking(pipe);
+    let splice_waits = pipe_waits && flags & libc::SPLICE_F_NONBLOCK == 0;
+    // KERNEL: the flag is about the pipe; but a Unix socket heeds it too.
+    let waits = !end.nonblocking.is() && (splice_waits || !socket.is_unix());
+    let most = if pipe_waits { PIPE_BUF } else { CHUNK_BYTES };
+    let (mut until, mut waiter) = (None, None);
+    let mut total = 0;
+    if unforgiving::on() {
+        unforgiving::perhaps_return(socket);
+    }
+    while total < len {
+        // KERNEL: the pipe is looked at first; once some bytes are moved, nothing is waited for.
+        match room(pipe, splice_waits && total == 0) {
+            Err(_) if total > 0 => break,
+            other => other?,
+        }
+        let mine = waiter.is_some() as u32;
+        let step = {
+            let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
+            out_now(socket, end, pipe, most.min(len - total), waits, mine)
+        };
+        match step {
+            Ok(0) => break,
+            Ok(n) => total += n,
+            Err(Errno::EAGAIN) if total > 0 => break,
+            Err(Errno::EAGAIN) if waits => {
+                let until =
+                    *until.get_or_insert_with(|| stream::deadline(end.receive_timeout_ns.get()));
+                let waiter = waiter.get_or_insert_with(|| Waiter::new(socket));
+                stream::wait(waiter, Want::Data, until)?;
+            }
+            Err(error) if total > 0 => {
+                stream::tell_later(end, error);
+                break;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(total)
+}
+
+/// One round, with the receive lock held: bytes are looked at, put into the pipe as far as it takes them, and only then taken.
+fn out_now(
+    socket: &Socket,
+    end: &End,
+    pipe: i32,
+    max: usize,
+    waits: bool,
+    mine: u32,
+) -> Sys<usize> {
+    let mut chunk = [0u8; CHUNK_BYTES];
+    let base = chunk.as_mut_ptr();
+    let receive = |max: usize, flags: i32| {
+        let list = [Buffer { base, len: max }];
+        // SAFETY: within the chunk, which outlives the call.
+        #[allow(unsafe_code)]
+        let mut to = unsafe { Buffers::new(&list) };
+        tap::recorded(socket, end, tap::Direction::of_receive(flags), &mut to, |to, asked| {
+            if asked != 0 {
+                control::notice(socket, end);
+                control::leave_idle(socket, end);
+            }
+            stream::receive_now(socket, end, to, flags, waits, mine, &mut FromKernel::new(None))
+        })
+    };
+    let seen = receive(max.min(CHUNK_BYTES), libc::MSG_PEEK)?;
+    if seen == 0 {
+        return Ok(0);
+    }
+    // SAFETY: `receive` has initialised so many bytes of the chunk, and writes no more while they are read.
+    #[allow(unsafe_code)]
+    let bytes = unsafe { core::slice::from_raw_parts(base, seen) };
+    let moved = sys::write(pipe, bytes)?;
+    let mut taken = 0;
+    while taken < moved {
+        match receive(moved - taken, 0) {
+            Ok(n @ 1..) => taken += n,
+            // What was there a moment ago, under this lock.
+            _ => return Err(moving::corrupt(socket)),
+        }
+    }
+    Ok(moved)
+}
+
+/// Waits for room in the pipe, if that is to be waited for.
+fn room(pipe: i32, waits: bool) -> Sys<()> {
+    loop {
+        let mut fds = [fd::pollfd { fd: pipe, events: libc::POLLOUT, revents: 0 }];
+        signals::begin_wait();
+        match sleep::poll(&mut fds, (!waits).then_some(0), None, &|| ()) {
+            Err(Errno::EINTR) if waits && signals::restart() => continue,
+            other => drop(other?),
+        }
+        return match fds[0].revents {
+            // KERNEL: nobody reads the pipe.
+            events if events & libc::POLLERR != 0 => {
+                sys::raise_sigpipe();
+                Err(Errno::EPIPE)
+            }
+            0 => Err(Errno::EAGAIN),
+            _ => Ok(()),
+        };
+    }
+}
+
+/// The kernel is about to move bytes from a pipe into this stream: its direction is there, and stays while the call is under way.
+pub fn aside(socket: &'static Socket) -> Sys<Native> {
+    let end = socket.end();
+    let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
+    let (mut until, mut waiter) = (None, None);
+    loop {
+        let step = {
+            let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
+            stream::step_aside(socket, end, &ring, Reason::Splice).map(|()| {
+                // ORDER: SeqCst, under the lock; pairs with `moving::try_start`.
+                end.native_senders.fetch_add(1, Ordering::SeqCst);
+                Native { socket, count: &end.native_senders }
+            })
+        };
+        match step {
+            Err(Errno::EAGAIN) if !end.nonblocking.is() => {
+                let until =
+                    *until.get_or_insert_with(|| stream::deadline(end.send_timeout_ns.get()));
+                let waiter = waiter.get_or_insert_with(|| Waiter::new(socket));
+                stream::wait(waiter, Want::Room, until)?;
+            }
+            other => return other,
+        }
+    }
+}
