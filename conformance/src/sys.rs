@@ -1000,6 +1000,10 @@ pub enum Waits {
     /// These wait on a set.
     EpollWait,
     EpollPwait,
+    /// Into a pipe, of its own, that has room.
+    Splice,
+    /// Into one that is full.
+    SpliceFull,
     /// Not for ever: it asks and is answered all the time.
     Traffic,
 }
@@ -1048,6 +1052,16 @@ extern "C" fn until_cancelled(argument: *mut c_void) -> *mut c_void {
             }
             Waits::EpollWait => drop(libc::epoll_wait(fd, &mut event, 1, -1)),
             Waits::EpollPwait => drop(libc::epoll_pwait(fd, &mut event, 1, -1, null())),
+            Waits::Splice | Waits::SpliceFull => {
+                let mut pipe = [0; 2];
+                libc::pipe(pipe.as_mut_ptr());
+                if let Waits::SpliceFull = waits {
+                    libc::fcntl(pipe[1], libc::F_SETPIPE_SZ, 4096);
+                    libc::write(pipe[1], fds.cast(), 2048);
+                    libc::write(pipe[1], fds.cast(), 2048);
+                }
+                libc::splice(fd, null_mut(), pipe[1], null_mut(), 1, 0);
+            }
             Waits::Traffic => {
                 while libc::send(fd, byte, 1, 0) == 1 && libc::recv(fd, byte, 1, 0) == 1 {}
             }

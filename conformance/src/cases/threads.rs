@@ -111,6 +111,8 @@ fn cancel_in_waits(end: End) {
         ("pselect", Waits::Pselect, end.0),
         ("epoll_wait", Waits::EpollWait, set),
         ("epoll_pwait", Waits::EpollPwait, set),
+        ("splice", Waits::Splice, end.0),
+        ("splice into a full pipe", Waits::SpliceFull, end.0),
     ] {
         let until = |tid| until_asleep(std::process::id() as i32, tid);
         record(format!("cancelled in {name}"), sys::cancel_in(fd, waits, until));

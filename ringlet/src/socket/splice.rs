@@ -31,7 +31,12 @@ pub fn out(socket: &Socket, pipe: i32, len: usize, flags: u32) -> Sys<usize> {
     }
     while total < len {
         // KERNEL: the pipe is looked at first; once some bytes are moved, nothing is waited for.
-        match room(pipe, splice_waits && total == 0) {
+        let cancelled = || {
+            if waiter.is_some() {
+                stream::leave(socket);
+            }
+        };
+        match room(pipe, splice_waits && total == 0, &cancelled) {
             Err(_) if total > 0 => break,
             other => other?,
         }
@@ -104,11 +109,11 @@ fn out_now(
 }
 
 /// Waits for room in the pipe, if that is to be waited for.
-fn room(pipe: i32, waits: bool) -> Sys<()> {
+fn room(pipe: i32, waits: bool, cancelled: &dyn Fn()) -> Sys<()> {
     loop {
         let mut fds = [fd::pollfd { fd: pipe, events: libc::POLLOUT, revents: 0 }];
         signals::begin_wait();
-        match sleep::poll(&mut fds, (!waits).then_some(0), None, &|| ()) {
+        match sleep::poll(&mut fds, (!waits).then_some(0), None, cancelled) {
             Err(Errno::EINTR) if waits && signals::restart() => continue,
             other => drop(other?),
         }
