@@ -1176,6 +1176,35 @@ pub fn spawn(args: &[&str], stdio: Option<(Fd, Fd)>) -> R<c_int> {
     if failed == 0 { Ok(pid) } else { Err(Errno(failed)) }
 }
 
+/// Starts a program in a vfork child (one with our memory), which first closes a descriptor of its own.
+pub fn vfork_and_close(fd: Fd, args: &[&str]) -> c_int {
+    struct Work {
+        fd: Fd,
+        words: (Vec<CString>, Vec<*mut c_char>),
+    }
+    extern "C" fn child(work: *mut libc::c_void) -> c_int {
+        // SAFETY: the `Work` below, which lives until we have exec'd; strings and array end as they must.
+        unsafe {
+            let work = &*work.cast::<Work>();
+            libc::close(work.fd);
+            libc::execvp(work.words.0[0].as_ptr(), work.words.1.as_ptr().cast());
+            libc::_exit(127)
+        }
+    }
+    let mut work = Work { fd, words: words(args) };
+    let mut stack = vec![0u128; 4096];
+    // SAFETY: the child runs on the stack, whose end is aligned, and is done with it when clone returns (CLONE_VFORK).
+    int(unsafe {
+        libc::clone(
+            child,
+            stack.as_mut_ptr_range().end.cast(),
+            libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
+            (&raw mut work).cast(),
+        )
+    })
+    .expect("clone")
+}
+
 pub fn system(command: &str) -> c_int {
     let command = CString::new(command).expect("no zero byte");
     // SAFETY: the string ends with a zero byte.

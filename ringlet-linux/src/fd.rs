@@ -203,10 +203,31 @@ pub fn is_nonblocking(fd: i32) -> bool {
         .is_ok_and(|flags| flags as i32 & libc::O_NONBLOCK != 0)
 }
 
-pub fn is_cloexec(fd: i32) -> bool {
+/// Is this number open, and does a new program get it?
+pub fn is_inherited(fd: i32) -> bool {
     // SAFETY: no memory is passed.
     unsafe { sys!(SYS_fcntl, fd, libc::F_GETFD) }
-        .is_ok_and(|flags| flags as i32 & libc::FD_CLOEXEC != 0)
+        .is_ok_and(|flags| flags as i32 & libc::FD_CLOEXEC == 0)
+}
+
+pub fn set_cloexec(fd: i32, on: bool) {
+    let flags = if on { libc::FD_CLOEXEC } else { 0 };
+    // SAFETY: no memory is passed.
+    let _ = unsafe { sys!(SYS_fcntl, fd, libc::F_SETFD, flags) };
+}
+
+/// A socket that is connected to nothing.
+pub fn unconnected(domain: i32, socket_type: i32) -> Sys<i32> {
+    let socket_type = socket_type | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_socket, domain, socket_type, 0) }.map(|fd| fd as i32)
+}
+
+/// Gives a number another meaning, and leaves its close-on-exec flag as it was.
+pub fn replace(number: i32, by: i32) {
+    let flags = if is_inherited(number) { 0 } else { libc::O_CLOEXEC };
+    // SAFETY: no memory is passed.
+    let _ = unsafe { sys!(SYS_dup3, by, number, flags) };
 }
 
 /// Is the registration of `fd` in a set still armed (a one-shot one that was reported is not)? Read from the set's fdinfo, the

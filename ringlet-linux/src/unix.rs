@@ -1,8 +1,8 @@
 //! Unix sockets: identity, what is under way, messages with control data.
 
+use crate::diag;
 use crate::sys::{Errno, Sys, sys};
 use crate::tcp;
-use crate::{diag, fd};
 use ringlet_core::memory::Buffers;
 
 /// The two ends of a Unix connection, by their numbers (inodes) in the kernel.
@@ -131,18 +131,4 @@ pub fn peer_name(fd: i32, to: *mut libc::sockaddr, room: u32) -> Option<u32> {
     let mut len = room;
     // SAFETY: the program's buffer and its length.
     unsafe { sys!(SYS_getpeername, fd, to, &raw mut len) }.ok().map(|_| len)
-}
-
-/// A socket of the same type that is connected to nothing.
-pub fn unconnected(like: i32) -> Sys<i32> {
-    let kind = kind(like).ok_or(Errno::EBADF)? | libc::SOCK_CLOEXEC;
-    // SAFETY: no memory is passed.
-    unsafe { sys!(SYS_socket, libc::AF_UNIX, kind, 0) }.map(|fd| fd as i32)
-}
-
-/// Gives a number another meaning, and leaves its close-on-exec flag as it was.
-pub fn replace(number: i32, by: i32) {
-    let flags = if fd::is_cloexec(number) { libc::O_CLOEXEC } else { 0 };
-    // SAFETY: no memory is passed.
-    let _ = unsafe { sys!(SYS_dup3, by, number, flags) };
 }

@@ -238,7 +238,7 @@ pub extern "C" fn dup(fd: c_int) -> c_int {
 fn duplicated(from: c_int, to: c_int) -> c_int {
     if to >= 0 && from != to {
         if process::borrowed_if_known(from, to) {
-            process::given_to_child(from);
+            process::given_to_child(from, to);
         } else {
             process::duplicated(from, to);
         }

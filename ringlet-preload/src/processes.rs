@@ -100,7 +100,7 @@ pub unsafe extern "C" fn posix_spawn(
     env: Strings,
 ) -> c_int {
     process::before_spawn();
-    next!(
+    let result = next!(
         c"posix_spawn",
         fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int,
         pid,
@@ -109,7 +109,9 @@ pub unsafe extern "C" fn posix_spawn(
         attributes,
         args,
         env
-    )
+    );
+    process::after_spawn();
+    result
 }
 
 #[unsafe(no_mangle)]
@@ -122,7 +124,7 @@ pub unsafe extern "C" fn posix_spawnp(
     env: Strings,
 ) -> c_int {
     process::before_spawn();
-    next!(
+    let result = next!(
         c"posix_spawnp",
         fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int,
         pid,
@@ -131,7 +133,9 @@ pub unsafe extern "C" fn posix_spawnp(
         attributes,
         args,
         env
-    )
+    );
+    process::after_spawn();
+    result
 }
 
 #[unsafe(no_mangle)]
@@ -144,7 +148,7 @@ pub unsafe extern "C" fn pidfd_spawn(
     env: Strings,
 ) -> c_int {
     process::before_spawn();
-    next!(
+    let result = next!(
         c"pidfd_spawn",
         fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int,
         pidfd,
@@ -153,7 +157,9 @@ pub unsafe extern "C" fn pidfd_spawn(
         attributes,
         args,
         env
-    )
+    );
+    process::after_spawn();
+    result
 }
 
 #[unsafe(no_mangle)]
@@ -166,7 +172,7 @@ pub unsafe extern "C" fn pidfd_spawnp(
     env: Strings,
 ) -> c_int {
     process::before_spawn();
-    next!(
+    let result = next!(
         c"pidfd_spawnp",
         fn(*mut c_int, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int,
         pidfd,
@@ -175,7 +181,9 @@ pub unsafe extern "C" fn pidfd_spawnp(
         attributes,
         args,
         env
-    )
+    );
+    process::after_spawn();
+    result
 }
 
 /// What a spawned program is given under another number: its own flag (close-on-exec) does not count there.
@@ -185,7 +193,7 @@ pub unsafe extern "C" fn posix_spawn_file_actions_adddup2(
     from: c_int,
     to: c_int,
 ) -> c_int {
-    process::given_to_child(from);
+    process::given_to_spawned(from);
     next!(
         c"posix_spawn_file_actions_adddup2",
         fn(*mut c_void, c_int, c_int) -> c_int,
@@ -226,13 +234,16 @@ extern "C" fn at_exit() {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
     process::before_spawn();
-    next!(c"system", fn(*const c_char) -> c_int, command)
+    let status = next!(c"system", fn(*const c_char) -> c_int, command);
+    process::after_spawn();
+    status
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *mut libc::FILE {
     process::before_spawn();
     let stream = next!(c"popen", fn(*const c_char, *const c_char) -> usize, command, kind);
+    process::after_spawn();
     if stream == usize::MAX { core::ptr::null_mut() } else { stream as *mut libc::FILE }
 }
 
@@ -448,15 +459,15 @@ macro_rules! next_address {
 }
 
 extern "C" fn before_execl() -> *mut c_void {
-    process::before_spawn();
+    process::before_exec_alone();
     next_address!(c"execl")
 }
 extern "C" fn before_execlp() -> *mut c_void {
-    process::before_spawn();
+    process::before_exec_alone();
     next_address!(c"execlp")
 }
 extern "C" fn before_execle() -> *mut c_void {
-    process::before_spawn();
+    process::before_exec_alone();
     next_address!(c"execle")
 }
 extern "C" fn before_dprintf(fd: c_int) -> *mut c_void {

@@ -8,6 +8,9 @@ use crate::sys::{self, Fd};
 const UNREAD_AT_EXEC: &str = "A program that execs another (or passes the descriptor on) while bytes lie unread in the ring whose \
     sender has ended its direction, or gone on through the kernel behind them: the connection is reset, where the kernel would hand the bytes on.";
 
+const UNREAD_BESIDE: &str = "A program that is started beside such a connection, while the process that starts it still has it: the new program \
+    does not get the connection, which goes on.";
+
 /// Asks the echoing peer `times` and says whether all answers were right.
 fn rounds(end: End, times: u32) {
     let right = |i: u32| {
@@ -58,6 +61,18 @@ fn become_cat(end: End) -> i32 {
 
 fn join(pid: i32) {
     record("child", sys::wait_for(pid));
+}
+
+/// In every way in which a process starts programs, none of which wants the connection.
+fn start_programs_beside(end: End) {
+    record("system", sys::system("exit 3"));
+    record("popen", sys::popen("echo shell").map(|(text, code)| format!("{text:?} {code}")));
+    record("posix_spawn", sys::spawn(&["true"], None).map(sys::wait_for));
+    record("vfork", sys::wait_for(sys::vfork_and_close(end.0, &["true"])));
+    join(sys::fork(|| {
+        sys::exec(&["true"]);
+        127
+    }));
 }
 
 pub const CASES: &[Case] = &[
@@ -526,6 +541,39 @@ pub const CASES: &[Case] = &[
         },
     ]),
     pair(
+        "processes/exec_unread_after_option",
+        "the same, of a connection that an option had brought to the kernel before",
+        |a| {
+            let end = a.moved();
+            end.send(b"the ring, ");
+            end.send_with(b"the kernel\n", libc::MSG_ZEROCOPY);
+            a.sync();
+            end.shutdown(SHUT_WR);
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(21);
+            record("SO_RCVLOWAT", sys::setsockopt(end.0, libc::SOL_SOCKET, libc::SO_RCVLOWAT, 2));
+            b.sync();
+            join(sys::fork(|| {
+                sys::dup2(end.0, 0).expect("dup2");
+                sys::exec(&["head", "-c", "21"]);
+                127
+            }));
+        },
+    )
+    .steady()
+    .differs(&[
+        Difference { kernel: "the ring, the kernel", ringlet: "", sentence: UNREAD_AT_EXEC },
+        Difference {
+            kernel: "child = exit 0",
+            ringlet: "child = exit 1",
+            sentence: UNREAD_AT_EXEC,
+        },
+    ]),
+    pair(
         "processes/exec_unread_after_close",
         "cat reads what was unread in a connection that its peer has closed",
         |a| {
@@ -646,10 +694,85 @@ pub const CASES: &[Case] = &[
             end.close();
         },
     )
-    // What is unread on both sides of a change of path can't be given to another program, which here does not even want it.
-    .steady()
     .packets_too()
     .each_side(),
+    pair(
+        "processes/spawn_beside_unread",
+        "programs are started beside bytes that lie unread on both sides of a change of path",
+        |a| {
+            let end = a.moved();
+            end.send(b"the ring, ");
+            end.send_with(b"the kernel\n", libc::MSG_ZEROCOPY);
+            a.sync();
+            end.recv_exact(6);
+            end.send(b"more");
+            end.shutdown(SHUT_WR);
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.until_unread(21);
+            start_programs_beside(end);
+            end.recv_exact(21);
+            end.send(b"answer");
+            end.recv_to_end();
+            end.close();
+        },
+    )
+    .each_side(),
+    pair(
+        "processes/spawn_beside_ended",
+        "programs are started beside unread bytes of a peer that sends no more",
+        |a| {
+            let end = a.moved();
+            end.send(b"the last words");
+            end.shutdown(SHUT_WR);
+            a.sync();
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.wait_mask(RDHUP);
+            start_programs_beside(end);
+            end.recv_to_end();
+            end.send(b"answer");
+            end.close();
+        },
+    )
+    .packets_too()
+    .each_side(),
+    pair(
+        "processes/spawned_may_read",
+        "a program that is started beside unread bytes of a peer that sends no more may read them; who started it goes on",
+        |a| {
+            let end = a.moved();
+            end.send(b"the last words");
+            end.shutdown(SHUT_WR);
+            a.sync();
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.wait_mask(RDHUP);
+            let command = format!("test \"$(cat <&{0})\" = 'the last words'", end.0);
+            record("read", sys::system(&format!("({command}) 2>/dev/null")) == 0);
+            end.recv_to_end();
+            end.send(b"answer");
+            end.close();
+        },
+    )
+    .steady()
+    .differs(&[
+        Difference { kernel: "read = true", ringlet: "read = false", sentence: UNREAD_BESIDE },
+        Difference {
+            kernel: "recv to the end = 0 \"\", then 0",
+            ringlet: "recv to the end = 14 \"the last words\", then 0",
+            sentence: UNREAD_BESIDE,
+        },
+    ]),
     pair(
         "processes/spawn_with_connection",
         "posix_spawn gives a moved connection to cat",

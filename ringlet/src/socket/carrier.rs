@@ -149,6 +149,7 @@ pub fn received(socket: &Socket, end: &End) -> Sys<u64> {
 
 /// No doorbell waits for company, from now on; and the program's own wishes are kept.
 pub fn attached(socket: &Socket, end: &End) {
+    socket.inode.set(inode(socket.fd()));
     if socket.is_packets() {
         packet_limit_changed(socket, end);
     }
@@ -186,6 +187,20 @@ pub fn peer_ended(socket: &Socket) -> bool {
             tcp::counts(socket.fd()).is_ok_and(|counts| !sends.contains(&counts.state))
         }
         Kind::Unix | Kind::Packets => super::stream::kernel_says_end(socket),
+    }
+}
+
+/// The kernel's number of a socket; 0 if that can't be said.
+pub fn inode(fd: i32) -> u32 {
+    kernel::inode(fd).unwrap_or(0)
+}
+
+/// An unconnected socket of the same kind.
+pub fn unconnected(socket: &Socket) -> Sys<i32> {
+    match socket.kind() {
+        Kind::Internet => fd::unconnected(libc::AF_INET, libc::SOCK_STREAM),
+        Kind::Unix => fd::unconnected(libc::AF_UNIX, libc::SOCK_STREAM),
+        Kind::Packets => fd::unconnected(libc::AF_UNIX, libc::SOCK_SEQPACKET),
     }
 }
 

@@ -297,10 +297,11 @@ pub fn kept_option(fd: i32, level: i32, option: i32) -> Option<&'static crate::p
 
 /// The program has asked for something that only the kernel can do with this connection, from now on.
 pub fn keep_on_kernel(socket: &'static Socket, reason: Reason) {
-    if socket.stage() == Stage::Attached {
-        moving::return_to_kernel(socket, reason);
-    } else {
+    if socket.stage() != Stage::Attached {
         socket.bar(reason);
+    } else if !moving::return_to_kernel(socket, reason) {
+        // An error that can be seen, not bytes lost in silence.
+        carrier::break_off(socket);
     }
 }
 

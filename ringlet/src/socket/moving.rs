@@ -285,18 +285,22 @@ pub fn send_back(socket: &Socket, reason: Reason) {
 
 /// Both directions go back to the kernel, for something that knows nothing of rings. Nobody is waited for: we read the ring no more,
 /// and the peer sends again, through the kernel, what we have not read, at its next call (or, if it sleeps, now). Takes both locks.
-pub fn return_to_kernel(socket: &Socket, reason: Reason) {
+///
+/// False if what the kernel has is not the stream, since nobody could send again what lies before it: whoever receives through ringlet
+/// still gets all, in order, but a stranger must not get the descriptor.
+#[must_use]
+pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
     let end = socket.end();
+    let mut whole = true;
     end.barred.set(reason as u32);
     {
-        let Some(_held) = end.receive_lock.take() else { return };
-        let Some(ring) = socket.incoming() else { return };
+        let Some(_held) = end.receive_lock.take() else { return true };
+        let Some(ring) = socket.incoming() else { return true };
         if ring.control().receiver.closed.load(Ordering::Relaxed) == 0 {
             leave_incoming(socket, end, &ring, reads_on(reason));
-            if !reads_on(reason) && !hand_over(socket, end, &ring) {
-                // Nobody could send these bytes again: an error that can be seen, not bytes lost in silence.
-                carrier::break_off(socket);
-            }
+        }
+        if !reads_on(reason) {
+            whole = hand_over(socket, end, &ring);
         }
         wake_sender(socket, &ring);
     }
@@ -312,6 +316,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) {
     send_back(socket, reason);
     carrier::returned(socket, end);
     view::show(socket, reason);
+    whole
 }
 
 /// Does every call of the program's still come through here? Then what stands in the ring can be read from there.

@@ -1,6 +1,6 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
-use super::table::{Kind, Known, Receiving, Socket, Stage, Tables, lookup, tables};
+use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
 use super::{carrier, context, datagram, epoll, meet, moving, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, SHUT, SHUT_READ, SHUT_UNREAD};
@@ -123,9 +123,19 @@ pub fn before_dissolve(fd: i32) {
     }
 }
 
-/// A vfork child names a connection anew, for the program that it is about to become.
-pub fn given_to_child(fd: i32) {
+/// A program that is about to be spawned gets this descriptor under another number.
+pub fn given_to_spawned(fd: i32) {
     given_away(fd, Reason::Exec);
+}
+
+/// A vfork child has named a connection anew, for the program that it is about to become.
+pub fn given_to_child(from: i32, to: i32) {
+    if let Some(Known::Socket(socket)) = lookup(from)
+        && names(from, socket)
+        && !give(socket, Reason::Exec)
+    {
+        keep_from(socket, to);
+    }
 }
 
 /// Are we in a vfork child? It shares our memory but not our descriptors: what it closes stays open here.
@@ -330,6 +340,9 @@ pub fn after_fork(tables: &'static Tables) {
     let counted = process.forking.is();
     process.forking.set(0);
     process.view_lock.reset();
+    process.spawn_lock.reset();
+    process.spawns.set(0);
+    end_withholding(process);
     context::forget_all(tables);
     view::forget(tables);
     super::tap::forget(tables);
@@ -354,29 +367,106 @@ pub fn after_fork(tables: &'static Tables) {
 
 /// Another program will hold this descriptor, and know nothing of rings: the connection stays on the kernel.
 pub fn given_away(fd: i32, reason: Reason) {
-    if let Some(Known::Socket(socket)) = lookup(fd) {
-        socket.end().holders.fetch_add(1, Ordering::AcqRel);
-        if socket.stage() == Stage::Attached {
-            moving::return_to_kernel(socket, reason);
-        } else {
-            socket.bar(reason);
+    if let Some(Known::Socket(socket)) = lookup(fd)
+        && !give(socket, reason)
+    {
+        carrier::break_off(socket);
+    }
+}
+
+/// Brings a connection to the kernel for another program, which then holds it too. False: that program must not get it.
+fn give(socket: &'static Socket, reason: Reason) -> bool {
+    let holders = &socket.end().holders;
+    holders.fetch_add(1, Ordering::AcqRel);
+    if socket.stage() != Stage::Attached {
+        socket.bar(reason);
+    } else if !moving::return_to_kernel(socket, reason) {
+        holders.fetch_sub(1, Ordering::AcqRel);
+        return false;
+    }
+    true
+}
+
+/// Brings to the kernel what the new program inherits. `keep` is told of each number that it must not get.
+fn give_inherited(tables: &'static Tables, keep: impl Fn(i32, &'static Socket)) {
+    for (fd, socket) in tables.known_fds() {
+        let inherited = socket.stage() != Stage::Free && fd::is_inherited(fd) && names(fd, socket);
+        if inherited && !give(socket, Reason::Exec) {
+            keep(fd, socket);
         }
     }
 }
 
-/// Before exec or spawn: what the new program inherits must be on the kernel.
+/// Does a number that we know still name this socket? In a vfork child it may not, and the tables are the parent's.
+fn names(fd: i32, socket: &Socket) -> bool {
+    !borrowed() || !socket.inode.is() || carrier::inode(fd) == socket.inode.get()
+}
+
+/// A program that must not get a connection finds an unconnected socket under its number. Called in the child that becomes the program.
+fn keep_from(socket: &Socket, number: i32) {
+    if let Ok(other) = carrier::unconnected(socket) {
+        fd::replace(number, other);
+        sys::close(other);
+    } else {
+        sys::close(number);
+    }
+}
+
+/// Before another program is spawned beside this one. What it must not get is close-on-exec until `after_spawn`.
 pub fn before_spawn() {
     let Some(tables) = tables() else { return };
-    for (fd, socket) in tables.known_fds() {
-        if socket.stage() != Stage::Free && !fd::is_cloexec(fd) {
-            given_away(fd, Reason::Exec);
+    let process = tables.process();
+    let _held = process.spawn_lock.take();
+    process.spawns.add(1);
+    give_inherited(tables, |fd, socket| {
+        match process.withheld.iter().find(|number| !number.is()) {
+            Some(free) => {
+                free.set(fd as u32 + 1);
+                fd::set_cloexec(fd, true);
+            }
+            None => carrier::break_off(socket),
+        }
+    });
+}
+
+/// It was spawned, or was not.
+pub fn after_spawn() {
+    let Some(tables) = tables() else { return };
+    let process = tables.process();
+    let _held = process.spawn_lock.take();
+    process.spawns.set(process.spawns.get().saturating_sub(1));
+    if !process.spawns.is() {
+        end_withholding(process);
+    }
+}
+
+fn end_withholding(process: &Process) {
+    for number in &process.withheld {
+        let fd = number.swap(0) as i32 - 1;
+        // It may mean something else by now.
+        if let Some(Known::Socket(socket)) = lookup(fd)
+            && socket.end().barred.get() == Reason::Exec as u32
+        {
+            fd::set_cloexec(fd, false);
         }
     }
+}
+
+/// Before the exec of a process that may have others beside it, which go on with what the new program must not get.
+pub fn before_exec_alone() {
+    let Some(tables) = tables() else { return };
+    give_inherited(tables, |fd, socket| {
+        if borrowed() || socket.end().holders.load(Ordering::Acquire) > 1 {
+            keep_from(socket, fd);
+        } else {
+            carrier::break_off(socket);
+        }
+    });
 }
 
 /// This process is about to become another program, and what it does not hand over it no longer holds.
 pub fn before_exec() {
-    before_spawn();
+    before_exec_alone();
     if !borrowed() {
         for socket in tables().into_iter().flat_map(|tables| tables.followed()) {
             if socket.is_datagram() {
@@ -456,6 +546,6 @@ pub fn uses_io_uring() {
     let Some(tables) = tables() else { return };
     tables.process().uses_io_uring.set(1);
     for socket in tables.followed().filter(|socket| socket.stage() == Stage::Attached) {
-        moving::return_to_kernel(socket, Reason::IoUring);
+        super::keep_on_kernel(socket, Reason::IoUring);
     }
 }

@@ -131,6 +131,8 @@ pub struct Socket {
     /// When we last asked the kernel (ticks), to ask it now and then while the ring keeps us busy.
     pub kernel_asked: P64,
     pub next_free: P32,
+    /// The kernel's number of it, once attached: a vfork child may have given our numbers another meaning.
+    pub inode: P32,
     /// The other end of a socket pair, while this process holds it too.
     pub twin: P32,
     kind: P32,
@@ -409,6 +411,10 @@ pub struct Process {
     /// One thread makes the view.
     pub view_lock: Lock,
     pub shared_bytes: P64,
+    /// Spawns under way, and the numbers, plus one, that are close-on-exec as long as there are some (`process::before_spawn`).
+    pub spawn_lock: Lock,
+    pub spawns: P32,
+    pub withheld: [P32; 16],
     /// A fork is under way, and its holders are counted.
     pub forking: P32,
     /// No descriptor above it was ever known.
@@ -677,6 +683,7 @@ impl Socket {
         self.asked.set(0);
         self.slot.store(0, Ordering::Relaxed);
         self.family.set(0);
+        self.inode.set(0);
         self.next_step.set(u32::MAX);
     }
 

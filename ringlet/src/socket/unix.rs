@@ -5,7 +5,7 @@
 //! next receive (or SO_ERROR) takes, once, after all bytes.
 
 use super::table::{End, Kind, Receiving, Sending, Socket, Stage, Tables, tables};
-use super::{moving, stream};
+use super::{carrier, moving, stream};
 use crate::reasons::Reason;
 use libc::{msghdr, sockaddr};
 use ringlet_core::layout::{CLOSED, NOT_SHUT, SHUT, SHUT_READ, SHUT_UNREAD};
@@ -118,9 +118,9 @@ pub fn shut_receiving(socket: &Socket, end: &End) {
 /// receive fails (EINVAL, ENOTCONN). KERNEL: nothing can dissolve a Unix connection, or give it an error.
 pub fn break_off(socket: &Socket) {
     let Some(tables) = tables() else { return };
-    let Ok(other) = kernel::unconnected(socket.fd()) else { return };
+    let Ok(other) = carrier::unconnected(socket) else { return };
     for (number, _) in tables.known_fds().filter(|(_, each)| std::ptr::eq(*each, socket)) {
-        kernel::replace(number, other);
+        fd::replace(number, other);
     }
     sys::close(other);
 }
