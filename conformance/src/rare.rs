@@ -157,6 +157,34 @@ pub fn make_io_uring() {
     }
 }
 
+/// A set that no library sees, watching one descriptor: an event disarms it.
+pub fn raw_epoll(fd: Fd) -> R<Fd> {
+    // SAFETY: no memory is passed.
+    let set = unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) };
+    let set = result(set as isize)? as Fd;
+    raw_epoll_control(set, libc::EPOLL_CTL_ADD, fd)?;
+    Ok(set)
+}
+
+/// Adds the descriptor to such a set, or arms it anew.
+pub fn raw_epoll_control(set: Fd, what: c_int, fd: Fd) -> R<()> {
+    let mut event =
+        libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLONESHOT) as u32, u64: 0 };
+    // SAFETY: an event for the kernel to read.
+    unit(unsafe { libc::syscall(libc::SYS_epoll_ctl, set, what, fd, &raw mut event) } as c_int)
+}
+
+pub fn raw_epoll_wait(set: Fd, patience: Duration) -> R<usize> {
+    let mut event = libc::epoll_event { events: 0, u64: 0 };
+    let (mask, len) = (null::<c_void>(), 8usize);
+    let patience = patience.as_millis() as c_int;
+    // SAFETY: room for one event; no mask. (Not every architecture has an epoll_wait without one.)
+    let got = unsafe {
+        libc::syscall(libc::SYS_epoll_pwait, set, &raw mut event, 1, patience, mask, len)
+    };
+    result(got as isize)
+}
+
 /// A read that no library sees.
 pub fn raw_read(fd: Fd, len: usize) -> R<Vec<u8>> {
     let mut buf = vec![0; len];

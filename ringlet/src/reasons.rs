@@ -42,6 +42,7 @@ reasons! {
     Passed = 16, "passed", "The descriptor was passed to another process over a Unix socket.";
     Stdio = 17, "stdio", "The descriptor was given to stdio.";
     IoUring = 18, "io-uring", "The process uses io_uring, which reads sockets behind ringlet's back.";
+    OwnEpoll = 32, "own-epoll", "The process has an epoll set that was made by system calls around libc, which would hear nothing of the ring.";
     Urgent = 19, "urgent", "Urgent (out-of-band) data was sent or asked for.";
     Option = 20, "option", "A socket option is set that the ring does not serve.";
     Splice = 21, "splice", "A call moved data between this socket and another descriptor inside the kernel.";

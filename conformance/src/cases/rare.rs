@@ -11,6 +11,9 @@ use crate::sys::{self, Handler};
 const WAYS: [(&str, Aio); 3] =
     [("aio_read", Aio::Plain), ("aio_read64", Aio::Large), ("lio_listio", Aio::List)];
 
+/// Questions and answers, far more than a connection exchanges before it is moved.
+const ROUNDS: usize = 300;
+
 /// A line each way.
 fn a_line(side: &mut Side, end: End) {
     if side.is_client() {
@@ -240,6 +243,36 @@ pub const CASES: &[Case] = &[
             end.send(b"thanks");
         },
     )
+    .steady(),
+    // Steady: that mode moves a connection as it is accepted, before the program can have made its set.
+    pair(
+        "rare/epoll_around_libc",
+        "a program that waits in an epoll set of its own system calls, and reads by libc's, hears of every message",
+        |a| {
+            let end = a.fresh();
+            let answered = (0..ROUNDS)
+                .take_while(|_| send_all(end, b"ask").is_ok() && recv_exact(end, 3).is_ok())
+                .count();
+            record("answered", answered);
+        },
+        |b| {
+            let end = b.fresh();
+            end.set_nonblocking(true);
+            let set = rare::raw_epoll(end.0).expect("an epoll set");
+            let heard = (0..ROUNDS)
+                .take_while(|_| {
+                    rare::raw_epoll_wait(set, PATIENCE) == Ok(1)
+                        && recv_exact(end, 3) == Ok(b"ask".to_vec())
+                        && send_all(end, b"yes").is_ok()
+                        && rare::raw_epoll_control(set, libc::EPOLL_CTL_MOD, end.0).is_ok()
+                })
+                .count();
+            record("heard", heard);
+        },
+    )
+    .packets_too()
+    .any_path()
+    .each_side()
     .steady(),
     pair(
         "rare/linger_without_waiting",

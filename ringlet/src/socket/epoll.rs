@@ -188,6 +188,28 @@ fn set_of_known(epfd: i32) -> Option<u32> {
     }
 }
 
+/// Sets that were made around libc are looked for among the numbers up to so many above the highest that we know, and below the other.
+const STRANGE_SETS_ABOVE: i32 = 64;
+const STRANGE_SETS_BELOW: i32 = 4096;
+
+/// May a set that was made by system calls around libc watch this socket? Whoever waits there would hear nothing of the ring. Suspected
+/// is a non-blocking socket that no call of libc's has waited for; it is cleared if the process has no such set.
+#[cold]
+pub fn may_be_watched_by_a_strange_set(tables: &Tables, socket: &Socket) -> bool {
+    if socket.watches.is() || socket.waited_for.is() || !fd::is_nonblocking(socket.fd()) {
+        return false;
+    }
+    let process = tables.process();
+    if !process.has_strange_set.is() {
+        let highest = process.highest_fd.get() as i32;
+        let end = (highest + STRANGE_SETS_ABOVE).min(STRANGE_SETS_BELOW);
+        let strange =
+            |fd: i32| super::table::lookup(fd).is_none() && fd::is_open(fd) && fd::is_epoll(fd);
+        process.has_strange_set.set((0..end).any(strange) as u32);
+    }
+    process.has_strange_set.is()
+}
+
 /// A set that holds a socket of ours.
 pub fn first_set(socket: &Socket) -> Option<u32> {
     let tables = tables()?;

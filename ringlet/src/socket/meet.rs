@@ -267,6 +267,9 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     if tables.process().uses_io_uring.is() {
         return Step::Bar(Reason::IoUring);
     }
+    if epoll::may_be_watched_by_a_strange_set(tables, socket) {
+        return Step::Bar(Reason::OwnEpoll);
+    }
     if end.holders.load(Ordering::Acquire) != 1 {
         view::show(socket, Reason::Shared);
         return Step::Later;

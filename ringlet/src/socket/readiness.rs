@@ -19,6 +19,7 @@ pub fn is_kernels(fds: &[pollfd]) -> bool {
 /// A native wait over these begins: until `end_native`, no peer is told to use the ring of one of them.
 pub fn begin_native(fds: &[pollfd]) {
     each_waiting(fds, |socket| {
+        socket.waited_for.set(1);
         socket.end().native_receivers.fetch_add(1, Ordering::SeqCst);
     });
 }
@@ -75,7 +76,11 @@ fn enter(fds: &[pollfd], counted: &mut [u32]) -> usize {
     let Some(tables) = tables() else { return 0 };
     let mut count = 0;
     for entry in fds {
-        let Some(socket) = attached(entry.fd) else { continue };
+        let Some(Known::Socket(socket)) = lookup(entry.fd) else { continue };
+        if socket.stage() != Stage::Attached {
+            socket.waited_for.set(1);
+            continue;
+        }
         // ORDER: SeqCst; pairs with `process::release`: a socket is not unmapped while somebody looks at it.
         socket.sleepers.fetch_add(1, Ordering::SeqCst);
         let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;

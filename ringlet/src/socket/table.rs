@@ -121,6 +121,8 @@ pub struct Socket {
     pub orphaned: AtomicU32,
     /// First watch of this socket (`epoll`).
     pub watches: P32,
+    /// libc's poll or select was called for it before it was attached.
+    pub waited_for: P32,
     /// The kernel reported something on the descriptor since we last asked it.
     pub kernel_news: P32,
     /// When we last asked, doorbells were left there, since the ring had bytes: to be taken once it is empty. KERNEL: a Unix connection
@@ -421,6 +423,8 @@ pub struct Process {
     pub highest_fd: P32,
     /// The process made an io_uring.
     pub uses_io_uring: P32,
+    /// An epoll set was found that was made around libc.
+    pub has_strange_set: P32,
     /// What was asked of the parent (`view::forget`).
     pub asked: P32,
     pub tap_snaplen: P32,
@@ -676,6 +680,7 @@ impl Socket {
             word.set(0);
         }
         self.calls_before.set(0);
+        self.waited_for.set(0);
         self.kernel_news.set(0);
         self.bells_left.set(0);
         self.kernel_asked_as.set(0);

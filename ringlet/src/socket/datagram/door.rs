@@ -140,6 +140,10 @@ fn may_have_lanes(tables: &Tables, socket: &'static Socket) -> bool {
         socket.bar(Reason::IoUring);
         return false;
     }
+    if epoll::may_be_watched_by_a_strange_set(tables, socket) {
+        socket.bar(Reason::OwnEpoll);
+        return false;
+    }
     if socket.end().holders.load(Ordering::Acquire) != 1 {
         view::show(socket, Reason::Shared);
         return false;
