@@ -36,7 +36,8 @@ QUICK = (
 MODULES = QUICK + (
     "test_asyncio test_ssl test_ftplib test_httplib test_asyncore test_telnetlib "
     "test_poplib test_imaplib test_urllib2_localnet test_xmlrpc test_multiprocessing_fork test_multiprocessing_spawn "
-    "test_multiprocessing_forkserver test_subprocess test_logging test_signal test_os test_io"
+    "test_multiprocessing_forkserver test_subprocess test_logging test_signal test_os test_io test_concurrent_futures "
+    "test_smtpd test_nntplib test_docxmlrpc test_wsgiref test_posix test_pty test_fork1 test_eintr test_fcntl test_threading"
 ).split()
 KERNEL, PLAIN, UNFORGIVING = "kernel", "plain", "unforgiving"
 ALONE, WITH_CLASS = 3, 2  # repetitions of a difference

@@ -89,6 +89,7 @@ def main():
     for name in names:
         name = name if name.startswith("test.") else "test." + name
         unittest.defaultTestLoader.loadTestsFromName(name).run(recorder)
+        recorder._previousTestClass = None  # torn down, so the next name sets it up again
     recorder._write(end=len(recorder.failures) + len(recorder.errors))
     sys.stdout.flush()
     sys.stderr.flush()
