@@ -465,8 +465,8 @@ pub unsafe extern "C" fn getsockopt(
 
 #[unsafe(no_mangle)]
 pub extern "C" fn close_range(first: libc::c_uint, last: libc::c_uint, flags: c_int) -> c_int {
-    // KERNEL: with CLOEXEC nothing is closed now. UNSHARE makes a table for this thread alone: in a program of one thread, where
-    // nobody shares it, that changes nothing; in any other it is this thread's affair.
+    // KERNEL: with CLOEXEC nothing is closed now. UNSHARE makes a table for this thread alone: in a program of one thread what is
+    // closed there is closed for the program; in any other it is this thread's affair.
     let only_ours = flags == libc::CLOSE_RANGE_UNSHARE as c_int && is_single_threaded();
     if flags != 0 && !only_ours || process::borrowed() {
         return next!(
@@ -482,9 +482,14 @@ pub extern "C" fn close_range(first: libc::c_uint, last: libc::c_uint, flags: c_
         return -1;
     }
     let mut from = first;
-    let close_up_to = |from: libc::c_uint, to: libc::c_uint| {
-        next!(c"close_range", fn(libc::c_uint, libc::c_uint, c_int) -> c_int, from, to, 0)
+    let by_kernel = |from: libc::c_uint, to: libc::c_uint, flags: c_int| {
+        next!(c"close_range", fn(libc::c_uint, libc::c_uint, c_int) -> c_int, from, to, flags)
     };
+    // A process made with CLONE_FILES shares its maker's table, and leaves it before it closes: here by a range of no descriptor.
+    if only_ours && by_kernel(libc::c_uint::MAX, libc::c_uint::MAX, flags) != 0 {
+        return -1;
+    }
+    let close_up_to = |from: libc::c_uint, to: libc::c_uint| by_kernel(from, to, 0);
     for fd in process::known_between(first, last) {
         let Some(known) = lookup(fd) else { continue };
         if process::before_close(fd, known) {

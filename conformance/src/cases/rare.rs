@@ -224,6 +224,21 @@ pub const CASES: &[Case] = &[
             record("close_range", rare::close_range_flags(first, last, libc::CLOSE_RANGE_UNSHARE));
         },
     ),
+    solo(
+        "rare/close_range_of_a_shared_table",
+        "close_range with UNSHARE in a process that shares its maker's descriptors closes its own only",
+        |_| {
+            let (out, into) = sys::pipe().expect("pipe");
+            let child = rare::fork_with_files(|| {
+                record("close_range", rare::close_range_flags(out, into, libc::CLOSE_RANGE_UNSHARE));
+                record("in the child", sys::write(into, b"x"));
+                0
+            });
+            record("child", sys::wait_for(child));
+            record("in its maker", sys::write(into, b"x"));
+        },
+    )
+    .any_path(),
     pair(
         "rare/io_uring",
         "in a program that makes an io_uring, system calls of its own see the connection's bytes",
