@@ -304,6 +304,93 @@ pub fn send_from_null(fd: Fd, len: usize, flags: c_int) -> R<usize> {
     size(unsafe { libc::send(fd, null(), len, flags) })
 }
 
+/// An address in the kernel's half, as MAP_FAILED.
+pub const NOWHERE: usize = usize::MAX;
+
+/// A page that nobody may touch.
+pub fn forbidden() -> usize {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh mapping.
+    let at = unsafe { libc::mmap(null_mut(), 4096, libc::PROT_NONE, flags, -1, 0) };
+    assert!(at != libc::MAP_FAILED, "mmap: {}", last());
+    at as usize
+}
+
+pub fn recv_to(fd: Fd, at: usize, len: usize, flags: c_int) -> R<usize> {
+    // SAFETY: as `recv_to_null`.
+    size(unsafe { libc::recv(fd, at as *mut c_void, len, flags) })
+}
+
+pub fn send_from(fd: Fd, at: usize, len: usize, flags: c_int) -> R<usize> {
+    // SAFETY: as `recv_to_null`.
+    size(unsafe { libc::send(fd, at as *const c_void, len, flags) })
+}
+
+/// Room for a name, whose length is said to be `len`, or has no place where it is said.
+pub fn recvfrom_with(fd: Fd, buf: &mut [u8], flags: c_int, len: Option<i32>) -> R<usize> {
+    let mut name = [0u64; 16];
+    let mut said = len.unwrap_or(0) as u32;
+    let len = if len.is_some() { &raw mut said } else { null_mut() };
+    let (at, size_of_buf) = (buf.as_mut_ptr().cast(), buf.len());
+    let name = name.as_mut_ptr().cast();
+    // SAFETY: `buf` and `name` are writable; a negative length is refused.
+    size(unsafe { libc::recvfrom(fd, at, size_of_buf, flags, name, len) })
+}
+
+pub fn sendto_with(fd: Fd, data: &[u8], name: usize, len: u32) -> R<usize> {
+    let (at, name) = (data.as_ptr().cast(), name as *const libc::sockaddr);
+    // SAFETY: `data` is readable; a name that is nowhere is refused.
+    size(unsafe { libc::sendto(fd, at, data.len(), libc::MSG_NOSIGNAL, name, len) })
+}
+
+/// A message of `count` parts of one byte each, with a name (at `name`, if given) of so many bytes.
+pub fn message_with(
+    fd: Fd,
+    send: bool,
+    name: Option<usize>,
+    name_len: i32,
+    count: usize,
+) -> R<usize> {
+    let (mut room, mut byte) = ([0u64; 16], b'x');
+    let part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let mut parts = vec![part; count];
+    // SAFETY: all-zero bytes are a valid header.
+    let mut header: libc::msghdr = unsafe { zeroed() };
+    header.msg_name = name.map_or(room.as_mut_ptr().cast(), |at| at as *mut c_void);
+    header.msg_namelen = name_len as u32;
+    (header.msg_iov, header.msg_iovlen) = (parts.as_mut_ptr(), count as _);
+    // SAFETY: the parts are live; what is nowhere is refused.
+    size(unsafe {
+        if send {
+            libc::sendmsg(fd, &header, libc::MSG_NOSIGNAL)
+        } else {
+            libc::recvmsg(fd, &mut header, libc::MSG_DONTWAIT)
+        }
+    })
+}
+
+/// A ppoll of one descriptor that does not wait, with its array or mask at another address, if given. (Its time libc reads.)
+pub fn ppoll_at(fd: Fd, array: Option<usize>, mask: Option<usize>) -> R<c_int> {
+    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let array = array.map_or(&raw mut entry, |at| at as *mut _);
+    let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: what is nowhere, or forbidden, is refused.
+    int(unsafe { libc::ppoll(array, 1, &zero, mask.unwrap_or(0) as *const _) })
+}
+
+/// An epoll_pwait2 that does not wait, with its time or mask at another address, if given.
+pub fn epoll_pwait_at(set: Fd, time: Option<usize>, mask: Option<usize>) -> R<c_int> {
+    let mut event = NO_EVENT;
+    let mask = mask.unwrap_or(0) as *const libc::sigset_t;
+    // SAFETY: as `ppoll_at`.
+    int(unsafe {
+        match time {
+            Some(at) => epoll_pwait2(set, &mut event, 1, at as *const _, mask),
+            None => libc::epoll_pwait(set, &mut event, 1, 0, mask),
+        }
+    })
+}
+
 /// Peeks with a length larger than the buffer. The case sees to it that the connection never holds
 /// more bytes than the buffer.
 pub fn peek_claiming(fd: Fd, buf: &mut [u8], claimed: usize) -> R<usize> {

@@ -129,12 +129,6 @@ pub fn raise_sigpipe() {
     let _ = unsafe { sys!(SYS_tgkill, getpid(), gettid(), libc::SIGPIPE) };
 }
 
-/// The time if somebody will ask for it.
-#[inline]
-pub fn now_ns_if(wanted: bool) -> u64 {
-    if wanted { now_ns() } else { 0 }
-}
-
 /// The processor's own clock, for "about so long ago" on the data path: some 10 ns cheaper than `now_ns`. Between 1 and 5 ticks
 /// per nanosecond on x86-64; slower elsewhere, which only makes the looks rarer.
 #[inline(always)]

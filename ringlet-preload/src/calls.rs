@@ -5,15 +5,24 @@ use crate::{datagrams, next, result, set_errno};
 use core::ptr::{null, null_mut};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use ringlet::reasons::Reason;
-use ringlet::socket::table::Socket;
+use ringlet::socket::table::{self, Socket};
 use ringlet::socket::{self, Native, Way, process, splice, stream, unix, way_in, way_out};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_linux::fd;
 use ringlet_linux::sys::{self, Errno, Sys};
 
 pub(crate) const IOV_MAX: usize = 1024;
-/// No buffer lies in the first page; the kernel says EFAULT, and so do we (a worse pointer gets a worse answer).
-pub(crate) const FIRST_PAGE: usize = 4096;
+const FIRST_PAGE: usize = 4096;
+/// Beyond it lies the kernel's half of the address space, where MAP_FAILED points.
+const USER_END: usize = 1 << 56;
+/// KERNEL: MAX_RW_COUNT, what one call moves at most.
+const CALL_MAX_BYTES: usize = 0x7fff_f000;
+
+/// Nothing lies in the first page or in the kernel's half; the kernel says EFAULT, and so do we (a worse pointer gets a worse
+/// answer).
+pub(crate) fn is_nowhere<T>(pointer: *const T) -> bool {
+    !(FIRST_PAGE..USER_END).contains(&(pointer as usize))
+}
 
 /// A native call, in which the thread may be cancelled: it counts if it moved data.
 #[inline(always)]
@@ -38,13 +47,18 @@ fn native_with(call: Option<Native>, flags: c_int) -> Option<Native> {
 }
 
 pub(crate) fn checked(list: &[Buffer]) -> Sys<()> {
-    let bad = |buffer: &Buffer| (buffer.base as usize) < FIRST_PAGE && buffer.len != 0;
+    let bad = |buffer: &Buffer| {
+        (buffer.base as usize) < FIRST_PAGE && buffer.len != 0 || is_out_of_reach(buffer)
+    };
     if list.iter().any(bad) { Err(Errno::EFAULT) } else { Ok(()) }
 }
 
 /// Receives into the program's buffers.
 #[inline(always)]
 unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> ssize_t {
+    if list.iter().any(is_out_of_reach) {
+        return result(Err(Errno::EFAULT));
+    }
     // KERNEL: only TCP takes this flag as a wish to discard.
     let discard = flags & libc::MSG_TRUNC != 0 && !socket.is_unix();
     if !discard && checked(list).is_err() {
@@ -79,8 +93,12 @@ fn receive_into_nothing(socket: &Socket, flags: c_int) -> ssize_t {
 
 /// KERNEL: read and write refuse a buffer that reaches beyond the program's half of the address space.
 fn fits(buffer: usize, len: size_t) -> bool {
-    const USER_END: usize = 1 << 56;
     buffer.checked_add(len).is_some_and(|end| end <= USER_END)
+}
+
+/// KERNEL: the others cut the length first, and refuse before they wait.
+fn is_out_of_reach(buffer: &Buffer) -> bool {
+    !fits(buffer.base as usize, buffer.len.min(CALL_MAX_BYTES))
 }
 
 /// Sends from the program's buffers.
@@ -107,7 +125,7 @@ pub(crate) unsafe fn list<'a>(vector: *const iovec, count: usize) -> Option<&'a 
     if count == 0 {
         return Some(&[]);
     }
-    if count > IOV_MAX || (vector as usize) < FIRST_PAGE {
+    if count > IOV_MAX || is_nowhere(vector) {
         set_errno(if count > IOV_MAX { libc::EINVAL } else { libc::EFAULT });
         return None;
     }
@@ -119,6 +137,30 @@ pub(crate) unsafe fn list<'a>(vector: *const iovec, count: usize) -> Option<&'a 
         return None;
     }
     Some(list)
+}
+
+/// A message header's vector; `None` (with errno set) for a header that the kernel refuses.
+pub(crate) unsafe fn list_of<'a>(header: &msghdr) -> Option<&'a [Buffer]> {
+    if !header.msg_name.is_null() && (header.msg_namelen as i32) < 0 {
+        set_errno(libc::EINVAL);
+        return None;
+    }
+    if header.msg_iovlen > IOV_MAX {
+        set_errno(libc::EMSGSIZE);
+        return None;
+    }
+    // SAFETY: the program's vector.
+    unsafe { list(header.msg_iov, header.msg_iovlen) }
+}
+
+/// The room that a program tells of for an address. KERNEL: it is asked for when the data has been taken.
+pub(crate) unsafe fn room_for_name(len: *const socklen_t) -> Sys<socklen_t> {
+    if is_nowhere(len) {
+        return Err(Errno::EFAULT);
+    }
+    // SAFETY: the program's length.
+    let room = unsafe { *len };
+    if (room as i32) < 0 { Err(Errno::EINVAL) } else { Ok(room) }
 }
 
 #[unsafe(no_mangle)]
@@ -221,23 +263,23 @@ pub unsafe extern "C" fn recvfrom(
         }),
         // SAFETY: the contract of recvfrom. KERNEL: TCP says that the address is empty.
         Way::Ours(socket) => unsafe {
-            if address.is_null() || address_len.is_null() {
+            if address.is_null() {
                 return receive(socket, &[Buffer { base: buffer.cast(), len }], flags);
             }
-            if !socket.is_unix() {
-                let got = receive(socket, &[Buffer { base: buffer.cast(), len }], flags);
-                *address_len = if got < 0 { *address_len } else { 0 };
-                return got;
-            }
+            let room = room_for_name(address_len);
             let mut piece = iovec { iov_base: buffer, iov_len: len };
             let mut message: msghdr = core::mem::zeroed();
             (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
-            (message.msg_name, message.msg_namelen) = (address.cast(), *address_len);
+            (message.msg_name, message.msg_namelen) = (address.cast(), room.unwrap_or(0));
             let got = receive_message(socket, &raw mut message, flags);
-            if got >= 0 {
-                *address_len = message.msg_namelen;
+            match room {
+                _ if got < 0 => got,
+                Err(error) => result(Err(error)),
+                Ok(_) => {
+                    *address_len = message.msg_namelen;
+                    got
+                }
             }
-            got
         },
         // SAFETY: the contract of recvfrom.
         Way::Datagram(socket) => unsafe {
@@ -270,7 +312,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         }),
         // SAFETY: the contract of recvmsg.
         Way::Ours(socket) => unsafe { receive_message(socket, message, flags) },
-        Way::Datagram(_) if (message as usize) < FIRST_PAGE => result(Err(Errno::EFAULT)),
+        Way::Datagram(_) if is_nowhere(message) => result(Err(Errno::EFAULT)),
         // SAFETY: as above.
         Way::Datagram(socket) => unsafe {
             datagrams::receive_message(fd, socket, &mut *message, flags)
@@ -279,15 +321,13 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 }
 
 unsafe fn receive_message(socket: &Socket, message: *mut msghdr, flags: c_int) -> ssize_t {
-    if (message as usize) < FIRST_PAGE {
+    if is_nowhere(message) {
         return result(Err(Errno::EFAULT));
     }
     // SAFETY: the program's message header.
     let message = unsafe { &mut *message };
     // SAFETY: its vector.
-    let Some(list) = (unsafe { list(message.msg_iov, message.msg_iovlen) }) else {
-        return -1;
-    };
+    let Some(list) = (unsafe { list_of(message) }) else { return -1 };
     if socket.is_unix() {
         if let Err(error) = checked(list) {
             return result(Err(error));
@@ -326,6 +366,7 @@ pub unsafe extern "C" fn recvmmsg(
                 timeout
             ) as ssize_t
         }) as c_int,
+        _ if count > 0 && is_nowhere(messages) => result(Err(Errno::EFAULT)) as c_int,
         // SAFETY: the contract of recvmmsg.
         Way::Ours(socket) => unsafe {
             let one = |message: &mut msghdr, flags| receive_message(socket, message, flags);
@@ -654,6 +695,9 @@ pub unsafe extern "C" fn sendto(
         Way::Ours(socket) if takes_no_address(socket) && !address.is_null() && address_len != 0 => {
             result(Err(Errno(libc::EISCONN)))
         }
+        Way::Ours(_) if !address.is_null() && address_len != 0 && is_nowhere(address) => {
+            result(Err(Errno::EFAULT))
+        }
         // SAFETY: the contract of sendto.
         Way::Ours(socket) => unsafe {
             send_list(socket, &[Buffer { base: buffer.cast_mut().cast(), len }], flags)
@@ -691,7 +735,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     match way_out(fd) {
         Way::Kernel(call) => {
             // SAFETY: the program's message header.
-            unsafe { let_go_of_passed(message) };
+            unsafe { let_go_of_passed(fd, message) };
             let call = native_with(call, flags);
             native(call, || {
                 next!(c"sendmsg", fn(c_int, *const msghdr, c_int) -> ssize_t, fd, message, flags)
@@ -709,21 +753,23 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 }
 
 unsafe fn send_message(socket: &Socket, message: *const msghdr, flags: c_int) -> ssize_t {
-    if (message as usize) < FIRST_PAGE {
+    if is_nowhere(message) {
         return result(Err(Errno::EFAULT));
     }
-    // SAFETY: the program's message header, and its vector.
-    let list = unsafe { list((*message).msg_iov, (*message).msg_iovlen) };
-    let Some(list) = list else { return -1 };
+    // SAFETY: the program's message header.
+    let header = unsafe { &*message };
+    // SAFETY: its vector.
+    let Some(list) = (unsafe { list_of(header) }) else { return -1 };
+    if header.msg_namelen != 0 && !header.msg_name.is_null() && is_nowhere(header.msg_name) {
+        return result(Err(Errno::EFAULT));
+    }
     if socket.is_unix() {
-        // SAFETY: the program's message header.
-        let header = unsafe { &*message };
         if takes_no_address(socket) && !header.msg_name.is_null() && header.msg_namelen != 0 {
             return result(Err(Errno(libc::EISCONN)));
         }
         if unix::has_control(header) {
             // SAFETY: as above.
-            unsafe { let_go_of_passed(message) };
+            unsafe { let_go_of_passed(socket.fd(), message) };
             // SAFETY: its buffers.
             let mut from = unsafe { Buffers::new(list) };
             return finish(socket, stream::send_by(socket, &mut from, flags, Some(header)));
@@ -737,14 +783,14 @@ fn takes_no_address(socket: &Socket) -> bool {
     socket.is_unix() && !socket.is_packets()
 }
 
-/// Descriptors that leave for another process: their connections stay on the kernel.
-unsafe fn let_go_of_passed(message: *const msghdr) {
-    if (message as usize) < FIRST_PAGE {
+/// Descriptors that may leave for another process, if the call is on a Unix socket: their connections stay on the kernel.
+unsafe fn let_go_of_passed(fd: c_int, message: *const msghdr) {
+    if is_nowhere(message) || table::socket(fd).is_some_and(|socket| !socket.is_unix()) {
         return;
     }
     // SAFETY: the program's message header and control messages, walked as the CMSG macros do.
     unsafe {
-        if (*message).msg_control.is_null() {
+        if is_nowhere((*message).msg_control) {
             return;
         }
         let mut control = libc::CMSG_FIRSTHDR(message);
@@ -772,9 +818,9 @@ pub unsafe extern "C" fn sendmmsg(
 ) -> c_int {
     match way_out(fd) {
         Way::Kernel(call) => {
-            for i in 0..count.min(IOV_MAX as u32) {
+            for i in 0..if is_nowhere(messages) { 0 } else { count.min(IOV_MAX as u32) } {
                 // SAFETY: the program's array of `count` headers.
-                unsafe { let_go_of_passed(&(*messages.add(i as usize)).msg_hdr) };
+                unsafe { let_go_of_passed(fd, &raw const (*messages.add(i as usize)).msg_hdr) };
             }
             native(native_with(call, flags), || {
                 next!(
@@ -787,6 +833,7 @@ pub unsafe extern "C" fn sendmmsg(
                 ) as ssize_t
             }) as c_int
         }
+        _ if count > 0 && is_nowhere(messages) => result(Err(Errno::EFAULT)) as c_int,
         // SAFETY: the contract of sendmmsg.
         Way::Datagram(socket) => unsafe {
             datagrams::send_many(fd, socket, messages, count, flags)

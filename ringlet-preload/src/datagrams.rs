@@ -1,7 +1,7 @@
 //! Calls that move datagrams (`ringlet::socket::datagram`). What lanes don't have or can't do is asked of libc, by a message header that
 //! also tells where a datagram came from.
 
-use crate::calls::{FIRST_PAGE, IOV_MAX, checked, list};
+use crate::calls::{IOV_MAX, checked, is_nowhere, list_of, room_for_name};
 use crate::{next, result, set_errno};
 use core::ptr::null_mut;
 use libc::{c_int, iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
@@ -9,7 +9,6 @@ use ringlet::socket::datagram::{self, Kernel, Next};
 use ringlet::socket::table::Socket;
 use ringlet::socket::tap;
 use ringlet_core::memory::{Buffer, Buffers};
-use ringlet_linux::sys::Errno;
 use ringlet_linux::tcp::Address;
 use ringlet_linux::udp;
 
@@ -41,25 +40,24 @@ pub unsafe fn receive(
     name_len: *mut socklen_t,
 ) -> ssize_t {
     let mut header = header_of(list);
-    let named = !name.is_null();
-    if named && (name_len as usize) < FIRST_PAGE {
-        return result(Err(Errno::EFAULT));
+    if name.is_null() {
+        // SAFETY: passed on.
+        return unsafe { receive_message(fd, socket, &mut header, flags) };
     }
-    if named {
-        header.msg_name = name.cast();
-        // SAFETY: the program's length.
-        header.msg_namelen = unsafe { *name_len };
-        if header.msg_namelen as i32 & i32::MIN != 0 {
-            return result(Err(Errno::EINVAL));
-        }
-    }
+    // SAFETY: the program's length.
+    let room = unsafe { room_for_name(name_len) };
+    (header.msg_name, header.msg_namelen) = (name.cast(), room.unwrap_or(0));
     // SAFETY: passed on.
     let got = unsafe { receive_message(fd, socket, &mut header, flags) };
-    if named && got >= 0 {
-        // SAFETY: the program's length.
-        unsafe { *name_len = header.msg_namelen };
+    match room {
+        _ if got < 0 => got,
+        Err(error) => result(Err(error)),
+        Ok(_) => {
+            // SAFETY: the program's length.
+            unsafe { *name_len = header.msg_namelen };
+            got
+        }
     }
-    got
 }
 
 /// recvmsg.
@@ -73,11 +71,9 @@ pub unsafe fn receive_message(
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: the program's vector; an iovec is a `Buffer`.
-    let list = unsafe { list(header.msg_iov, header.msg_iovlen) };
+    let list = unsafe { list_of(header) };
     let Some(list) = list else { return -1 };
-    if checked(list).is_err()
-        || !header.msg_name.is_null() && (header.msg_name as usize) < FIRST_PAGE
-    {
+    if checked(list).is_err() || !header.msg_name.is_null() && is_nowhere(header.msg_name) {
         // The kernel knows what to say, but must not wait for it while lanes are looked at.
         return natively(fd, header, flags);
     }
@@ -209,7 +205,7 @@ pub unsafe fn send(
     let to = if name.is_null() {
         None
     } else {
-        if (name as usize) < FIRST_PAGE || name_len > 128 {
+        if is_nowhere(name) || name_len > 128 {
             return None;
         }
         // SAFETY: the program's address.
@@ -235,14 +231,12 @@ pub unsafe fn send_message(
     message: *const msghdr,
     flags: c_int,
 ) -> Option<ssize_t> {
-    if (message as usize) < FIRST_PAGE {
+    if is_nowhere(message) {
         return None;
     }
     // SAFETY: the program's header.
     let header = unsafe { &*message };
-    if header.msg_iovlen > IOV_MAX
-        || header.msg_iovlen != 0 && (header.msg_iov as usize) < FIRST_PAGE
-    {
+    if header.msg_iovlen > IOV_MAX || header.msg_iovlen != 0 && is_nowhere(header.msg_iov) {
         return None;
     }
     let list: &[Buffer] = if header.msg_iovlen == 0 {

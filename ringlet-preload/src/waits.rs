@@ -1,14 +1,15 @@
 //! Calls that wait for readiness.
 
+use crate::calls::is_nowhere;
 use crate::cancellation::in_which;
 use crate::{next, result, set_errno};
+use core::ptr::null;
 use libc::{c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use ringlet::socket::table::{Known, lookup};
+use ringlet::socket::table::{self, Known, lookup};
 use ringlet::socket::{epoll, readiness};
 use ringlet_linux::map::{self, Scratch};
 use ringlet_linux::sys::{self, Errno, Sys};
 
-const FIRST_PAGE: usize = 4096;
 /// Entries of a poll that fit on our stack.
 const POLL_ON_STACK: usize = 128;
 
@@ -21,6 +22,9 @@ pub(crate) unsafe fn from_timespec(time: *const timespec) -> Sys<Option<u64>> {
     if time.is_null() {
         return Ok(None);
     }
+    if is_nowhere(time) {
+        return Err(Errno::EFAULT);
+    }
     // SAFETY: the program's struct.
     let time = unsafe { *time };
     if time.tv_sec < 0 || !(0..1_000_000_000).contains(&time.tv_nsec) {
@@ -30,9 +34,18 @@ pub(crate) unsafe fn from_timespec(time: *const timespec) -> Sys<Option<u64>> {
 }
 
 /// The kernel's part of a signal mask.
-unsafe fn from_mask(mask: *const sigset_t) -> Option<u64> {
+unsafe fn from_mask(mask: *const sigset_t) -> Sys<Option<u64>> {
+    if !mask.is_null() && is_nowhere(mask) {
+        return Err(Errno::EFAULT);
+    }
     // SAFETY: the program's mask, of which the kernel knows the first 64 bits.
-    (!mask.is_null()).then(|| unsafe { *mask.cast::<u64>() })
+    Ok((!mask.is_null()).then(|| unsafe { *mask.cast::<u64>() }))
+}
+
+/// Whether the kernel alone can tell what to do: an array that is none, or a program of which nothing is followed, whose
+/// pointers, good or bad, are then not looked at.
+fn is_beyond_us(fds: *const pollfd, count: nfds_t) -> bool {
+    count == 0 || count > 1 << 20 || is_nowhere(fds) || !table::knows_any()
 }
 
 /// A poll by ringlet, or `None` when it is the kernel's.
@@ -40,9 +53,9 @@ unsafe fn poll_ours(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: impl FnOnce() -> Sys<Option<u64>>,
-    mask: Option<u64>,
+    mask: *const sigset_t,
 ) -> Option<Sys<usize>> {
-    if count == 0 || count > 1 << 20 || (fds as usize) < FIRST_PAGE {
+    if is_beyond_us(fds, count) {
         return None;
     }
     // SAFETY: the program's array.
@@ -50,9 +63,10 @@ unsafe fn poll_ours(
     if readiness::is_kernels(fds) {
         return None;
     }
-    let timeout = match timeout() {
-        Ok(timeout) => timeout,
-        Err(error) => return Some(Err(error)),
+    // SAFETY: the program's mask.
+    let (timeout, mask) = match (timeout(), unsafe { from_mask(mask) }) {
+        (Ok(timeout), Ok(mask)) => (timeout, mask),
+        (Err(error), _) | (_, Err(error)) => return Some(Err(error)),
     };
     let empty = pollfd { fd: -1, events: 0, revents: 0 };
     if fds.len() < POLL_ON_STACK {
@@ -70,7 +84,7 @@ unsafe fn poll_ours(
 
 /// Runs a native wait over these descriptors; none of them is moved meanwhile. `None`: one has just become ours.
 unsafe fn natively<T>(fds: *const pollfd, count: nfds_t, wait: impl FnOnce() -> T) -> Option<T> {
-    if count == 0 || count > 1 << 20 || (fds as usize) < FIRST_PAGE {
+    if is_beyond_us(fds, count) {
         return Some(wait());
     }
     // SAFETY: the program's array.
@@ -89,7 +103,7 @@ fn natively_over<T>(fds: &[pollfd], wait: impl FnOnce() -> T) -> Option<T> {
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     loop {
         // SAFETY: the contract of poll.
-        if let Some(done) = unsafe { poll_ours(fds, count, || Ok(from_ms(timeout)), None) } {
+        if let Some(done) = unsafe { poll_ours(fds, count, || Ok(from_ms(timeout)), null()) } {
             return result(done) as c_int;
         }
         let native =
@@ -121,7 +135,7 @@ pub unsafe extern "C" fn ppoll(
 ) -> c_int {
     loop {
         // SAFETY: the contract of ppoll.
-        let ours = unsafe { poll_ours(fds, count, || from_timespec(timeout), from_mask(mask)) };
+        let ours = unsafe { poll_ours(fds, count, || from_timespec(timeout), mask) };
         if let Some(done) = ours {
             return result(done) as c_int;
         }
@@ -205,7 +219,7 @@ unsafe fn select_with(
     count: c_int,
     sets: [Bits; 3],
     timeout: impl FnOnce() -> Sys<Option<u64>>,
-    mask: Option<u64>,
+    mask: *const sigset_t,
     mut native: impl FnMut() -> c_int,
 ) -> c_int {
     let follows = |fd: usize| matches!(lookup(fd as c_int), Some(Known::Socket(_) | Known::Set(_)));
@@ -246,7 +260,7 @@ unsafe fn select_entries(
     fds: &mut [pollfd],
     scratch: &mut [pollfd],
     timeout: impl FnOnce() -> Sys<Option<u64>>,
-    mask: Option<u64>,
+    mask: *const sigset_t,
     mut native: impl FnMut() -> c_int,
 ) -> c_int {
     let Some(used) = entries(count, sets, fds) else { return native() };
@@ -255,7 +269,11 @@ unsafe fn select_entries(
     {
         return done;
     }
-    let done = timeout().and_then(|time| readiness::poll(&mut fds[..used], scratch, time, mask));
+    let done = timeout().and_then(|time| {
+        // SAFETY: the program's mask.
+        let mask = unsafe { from_mask(mask) }?;
+        readiness::poll(&mut fds[..used], scratch, time, mask)
+    });
     if let Err(error) = done {
         return result(Err(error)) as c_int;
     }
@@ -298,6 +316,9 @@ pub unsafe extern "C" fn select(
         if timeout.is_null() {
             return Ok(None);
         }
+        if is_nowhere(timeout) {
+            return Err(Errno::EFAULT);
+        }
         // SAFETY: the program's struct.
         let time = unsafe { *timeout };
         if time.tv_sec < 0 || time.tv_usec < 0 {
@@ -312,7 +333,7 @@ pub unsafe extern "C" fn select(
     let mut by_kernel = false;
     // SAFETY: the contract of select.
     let done = unsafe {
-        select_with(count, sets, ns, None, || {
+        select_with(count, sets, ns, null(), || {
             by_kernel = true;
             next!(
                 c"select",
@@ -353,7 +374,7 @@ pub unsafe extern "C" fn pselect(
             count,
             sets,
             || from_timespec(timeout),
-            from_mask(mask),
+            mask,
             || {
                 next!(
                     c"pselect",
@@ -396,7 +417,7 @@ pub unsafe extern "C" fn epoll_ctl(
                     event
                 );
             };
-            if (event as usize) < FIRST_PAGE && op != libc::EPOLL_CTL_DEL {
+            if is_nowhere(event) && op != libc::EPOLL_CTL_DEL {
                 set_errno(libc::EFAULT);
                 return -1;
             }
@@ -432,17 +453,17 @@ unsafe fn wait_with(
     events: *mut epoll_event,
     max: c_int,
     timeout: impl Fn() -> Sys<Option<u64>>,
-    mask: Option<u64>,
+    mask: *const sigset_t,
     native: impl FnOnce() -> c_int,
 ) -> c_int {
     let Some(Known::Set(set)) = lookup(epfd) else { return native() };
-    if max <= 0 || (events as usize) < FIRST_PAGE {
+    if max <= 0 || is_nowhere(events) {
         return native();
     }
     epoll::settle_inner(set);
-    let start = sys::now_ns_if(epoll::is_native(set));
-    let mut left = timeout();
+    let mut waited = 0;
     if epoll::is_native(set) {
+        let start = sys::now_ns();
         let n = native();
         if n <= 0 || epoll::is_native(set) {
             return n;
@@ -454,12 +475,16 @@ unsafe fn wait_with(
         if kept > 0 {
             return kept as c_int;
         }
-        let waited = sys::now_ns() - start;
-        left = left.map(|time| time.map(|ns| ns.saturating_sub(waited)));
+        waited = sys::now_ns() - start;
     }
     // SAFETY: the program's array.
     let out = unsafe { core::slice::from_raw_parts_mut(events, max as usize) };
-    result(left.and_then(|left| epoll::wait(set, out, left, mask))) as c_int
+    let done = timeout().and_then(|time| {
+        // SAFETY: the program's mask.
+        let mask = unsafe { from_mask(mask) }?;
+        epoll::wait(set, out, time.map(|ns| ns.saturating_sub(waited)), mask)
+    });
+    result(done) as c_int
 }
 
 #[unsafe(no_mangle)]
@@ -476,7 +501,7 @@ pub unsafe extern "C" fn epoll_wait(
             events,
             max,
             || Ok(from_ms(timeout)),
-            None,
+            null(),
             || {
                 next!(
                     c"epoll_wait",
@@ -506,7 +531,7 @@ pub unsafe extern "C" fn epoll_pwait(
             events,
             max,
             || Ok(from_ms(timeout)),
-            from_mask(mask),
+            mask,
             || {
                 next!(
                     c"epoll_pwait",
@@ -537,7 +562,7 @@ pub unsafe extern "C" fn epoll_pwait2(
             events,
             max,
             || from_timespec(timeout),
-            from_mask(mask),
+            mask,
             || {
                 next!(
                     c"epoll_pwait2",

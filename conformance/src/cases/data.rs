@@ -7,7 +7,7 @@ use std::time::Duration;
 use libc::{MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, MSG_OOB, MSG_PEEK, MSG_TRUNC, MSG_WAITALL};
 
 use crate::case::*;
-use crate::sys::{self, Errno};
+use crate::sys::{self, Errno, NOWHERE};
 
 /// Sizes around powers of two, where rings and pages end.
 const SIZES: &[usize] = &[
@@ -796,6 +796,58 @@ pub const CASES: &[Case] = &[
             end.recv_to_end();
         },
     ),
+    pair(
+        "data/nowhere",
+        "pointers into the kernel's half fail with EFAULT; headers that no kernel takes are refused",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            record("send", sys::send_from(end.0, NOWHERE, 5, MSG_NOSIGNAL));
+            record("sendmsg, its name", sys::message_with(end.0, true, Some(NOWHERE), 16, 1));
+            record("sendmsg, a negative name", sys::message_with(end.0, true, None, -1, 1));
+            record("sendmsg, 1025 parts", sys::message_with(end.0, true, None, 0, 1025));
+            end.send(b"0123456789");
+            a.sync();
+            a.sync();
+            end.send(b"after");
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            record("recv, empty", sys::recv_to(end.0, NOWHERE, 5, 0));
+            record("recvmsg, a negative name", sys::message_with(end.0, false, None, -1, 1));
+            record("recvmsg, 1025 parts", sys::message_with(end.0, false, None, 0, 1025));
+            record("ppoll, its array", sys::ppoll_at(end.0, Some(NOWHERE), None));
+            record("ppoll, its mask", sys::ppoll_at(end.0, None, Some(NOWHERE)));
+            b.sync();
+            b.sync();
+            end.until_unread(10);
+            record("recv", sys::recv_to(end.0, NOWHERE, 5, 0));
+            end.unread();
+            // What was received is lost.
+            record("recvfrom, no length", sys::recvfrom_with(end.0, &mut [0; 3], 0, None));
+            record("recvfrom, a negative one", sys::recvfrom_with(end.0, &mut [0; 3], 0, Some(-1)));
+            end.unread();
+            end.recv(4);
+            b.sync();
+            end.recv_to_end();
+        },
+    ),
+    solo("data/bad_pointers", "what ringlet does not serve, the kernel alone looks at", |_| {
+        let bad = sys::forbidden();
+        let (pipe, _) = sys::pipe().expect("pipe");
+        record("ppoll, its array", sys::ppoll_at(pipe, Some(bad), None));
+        record("ppoll, its mask", sys::ppoll_at(pipe, None, Some(bad)));
+        let set = sys::epoll_create().expect("epoll_create");
+        record("epoll_pwait, its mask", sys::epoll_pwait_at(set, None, Some(bad)));
+        record("epoll_pwait2, its time", sys::epoll_pwait_at(set, Some(bad), None));
+        let plain = sys::socket(libc::AF_INET, libc::SOCK_STREAM).expect("socket");
+        record("send", sys::send_from(plain, bad, 1, MSG_NOSIGNAL));
+        let datagrams = sys::socket(libc::AF_INET, libc::SOCK_DGRAM).expect("socket");
+        record("sendto, its name", sys::sendto_with(datagrams, b"x", NOWHERE, 16));
+        record("sendmsg, its name", sys::message_with(datagrams, true, Some(NOWHERE), 16, 1));
+    })
+    .any_path(),
     pair(
         "data/huge_lengths",
         "lengths beyond 32 bits and beyond the address space",

@@ -500,6 +500,12 @@ pub fn lookup(fd: i32) -> Option<Known> {
     }
 }
 
+/// Whether any descriptor was ever known. (Number 0, where `highest_fd` begins, is looked up.)
+#[inline(always)]
+pub fn knows_any() -> bool {
+    tables().is_some_and(|tables| tables.process().highest_fd.get() != 0) || lookup(0).is_some()
+}
+
 /// The socket behind a descriptor.
 #[inline(always)]
 pub fn socket(fd: i32) -> Option<&'static Socket> {
