@@ -133,6 +133,8 @@ pub struct Sender {
     pub cutting: AtomicU32,
     /// Doorbell bytes on the kernel connection since the last `Start`. Written while `ringing`.
     pub bells: AtomicU64,
+    /// When `shut` was set, in the ticks of a record's time; 0 if that is not known. Nothing may depend on its truth.
+    pub shut_at: AtomicU64,
 }
 
 /// Values of `Sender::shut`. A Unix connection that is closed also tells whether bytes of the other end were unread.

@@ -17,6 +17,9 @@ const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// Long enough for an event that must not come to show itself; no result hangs on it otherwise.
 const QUIET_MS: i32 = 40;
 
+/// TCP_INFO's state once the peer's end has arrived (TCP_CLOSE_WAIT).
+const CLOSE_WAIT: u8 = 8;
+
 /// An epoll set.
 #[derive(Clone, Copy)]
 pub struct Set(pub Fd);
@@ -704,6 +707,50 @@ pub const CASES: &[Case] = &[
     )
     .packets_too()
     .each_side(),
+    pair(
+        "readiness/end_and_data",
+        "of two connections one ends, and the other gets data: told in the order in which that was",
+        |a| {
+            for ends_first in [true, false] {
+                let (ended, written) = (a.moved(), a.moved());
+                // KERNEL: else the byte may wait for the acknowledgement of the one before.
+                sys::setsockopt(written.0, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
+                    .expect("option");
+                a.sync();
+                if ends_first {
+                    ended.close();
+                }
+                written.send(b"x");
+                if !ends_first {
+                    ended.close();
+                }
+                a.sync();
+                a.sync();
+            }
+        },
+        |b| {
+            for _ in 0..2 {
+                let (ended, written) = (b.moved(), b.moved());
+                let set = Set::new();
+                for (data, end) in [(1, ended), (2, written)] {
+                    record("ADD", set.add(end.0, IN | RDHUP, data));
+                }
+                set.expect_none();
+                b.sync();
+                b.sync();
+                // (By calls that don't ask for readiness.)
+                written.until_unread(1);
+                until("the end has come", || sys::tcp_state(ended.0) == Ok(CLOSE_WAIT));
+                let told = sys::epoll_wait(set.0, 4, 1000);
+                let one = |(data, mask): &(u64, u32)| format!("{data}:{}", sys::event_names(*mask));
+                let in_order = told.map(|told| told.iter().map(one).collect::<Vec<_>>().join(" "));
+                record("epoll_wait", in_order);
+                b.sync();
+            }
+        },
+    )
+    .internet_only()
+    .steady(),
     pair(
         "readiness/waiting_for_others",
         "a waiter on a quiet connection and a pipe is woken by the pipe",

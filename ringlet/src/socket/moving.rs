@@ -179,6 +179,7 @@ fn await_none(word: &AtomicU32) -> bool {
 pub fn end_direction(socket: &Socket, end: &End, ring: &SegmentRing, how: u32) {
     // ORDER: Release; pairs with `peer_is_over`, `stream::died_unread` and `unix::judge`; the end itself follows through the kernel.
     let say = |how| ring.control().sender.shut.store(how, Ordering::Release);
+    ring.control().sender.shut_at.store(sys::ticks(), Ordering::Relaxed);
     for _ in 0..CHANGES_MAX {
         match end.sending() {
             Sending::Ring if unless_left(ring, || say(how)) => return,

@@ -7,7 +7,7 @@
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::{carrier, context, control, moving, sleep, spin, tap, unforgiving, unix, view};
 use crate::reasons::Reason;
-use ringlet_core::layout::{CLOSED, SHUT, WANT_BYTE, WANT_EVENT};
+use ringlet_core::layout::{CLOSED, NOT_SHUT, SHUT, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::{Mark, Next, SegmentRing};
 use ringlet_core::sync::Ordering;
@@ -1218,6 +1218,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
         || sys::ticks().wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS;
     let due = socket.kernel_news.is()
         || !has_bytes && socket.bells_left.is()
+        || end.ended.get() == 0 && is_shut(&incoming)
         || away
         || (!in_ring || !has_bytes) && moving::published(end, &incoming)
         || !in_ring && receiving as u32 != socket.kernel_asked_as.get()
@@ -1309,13 +1310,24 @@ fn ask_kernel(
     0
 }
 
-/// When what a receive would find first was sent; 0 if that is not known.
+/// When what a receive would find first was sent, or the peer ended; 0 if that is not known.
 pub fn sent_at(socket: &Socket) -> u64 {
     let end = socket.end();
     match socket.incoming() {
-        Some(ring) if end.receiving() == Receiving::Ring => end.rx.sent_at(&ring),
+        Some(ring) if end.receiving() == Receiving::Ring => {
+            let sender = &ring.control().sender;
+            let ended = is_shut(&ring) && !end.rx.has_bytes(&ring);
+            if ended { sender.shut_at.load(Ordering::Relaxed) } else { end.rx.sent_at(&ring) }
+        }
         _ => 0,
     }
+}
+
+/// Does the peer say that it has ended its direction? The kernel has the end itself, or is about to.
+#[inline(always)]
+fn is_shut(incoming: &SegmentRing) -> bool {
+    // ORDER: Acquire; pairs with `moving::end_direction`.
+    incoming.control().sender.shut.load(Ordering::Acquire) != NOT_SHUT
 }
 
 fn ready_mask(end: &End, incoming: &SegmentRing, readable: i16) -> i16 {
