@@ -377,8 +377,8 @@ class Test:
 
 
 def is_at(end, place):
-    """Has this end of a connection the port or path?"""
-    return place in (end.get("port"), end.get("unix"))
+    """Has this end of a connection the port or path? (Of a peer that has gone nothing is known.)"""
+    return end is not None and place in (end.get("port"), end.get("unix"))
 
 
 class RingWatch:

@@ -181,9 +181,13 @@ def datagrams(ground):
         require(all(packet.sequence is None for packet in capture.packets), "they are no datagrams")
         require(capture.dropped == {0: 0}, f"{capture.dropped}")
         wait_until(lambda whose=whose: not (client.do("send 1") and has_memory(whose.pid)), START_SECONDS, "the memory to be given back")
-    with recording(ground, "--snaplen", 16, client.pid) as running:
-        client.do(f"send {TRIPS}")
-        capture = running.finish()
+    # On a busy machine all of a stretch may go through the kernel.
+    for _ in range(20):
+        with recording(ground, "--snaplen", 16, client.pid) as running:
+            client.do(f"send {TRIPS}")
+            capture = running.finish()
+        if capture.packets:
+            break
     require({(len(packet.payload), packet.length) for packet in capture.packets} == {(16, 64)}, "not the beginnings")
 
 

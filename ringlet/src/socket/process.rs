@@ -3,7 +3,7 @@
 use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
 use super::{carrier, context, datagram, epoll, meet, moving, unix, view};
 use crate::reasons::Reason;
-use ringlet_core::layout::{CLOSED, SHUT, SHUT_READ, SHUT_UNREAD};
+use ringlet_core::layout::{CLOSED, GO_BACK, SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::{fd, map, sys, tcp};
 
@@ -285,11 +285,13 @@ fn close_ring(socket: &Socket) {
     let end = socket.end();
     // From now on the peer sends through the kernel, and rings no more.
     // ORDER: SeqCst, both; pairs with `moving::ring_byte`.
-    incoming.control().receiver.closed.store(CLOSED, Ordering::SeqCst);
+    let before = incoming.control().receiver.closed.swap(CLOSED, Ordering::SeqCst);
     moving::await_ringing(&incoming);
     // Doorbells that lie unread would make the kernel reset the connection.
     let _ = moving::settle(socket, end, &incoming);
-    let unread = end.receiving() == Receiving::Ring && end.rx.has_bytes(&incoming);
+    // We had left the ring, and what is unread there was not sent again: now it never will be.
+    let abandoned = before == GO_BACK && end.left.is();
+    let unread = (end.receiving() == Receiving::Ring || abandoned) && end.rx.has_bytes(&incoming);
     if let Some(outgoing) = socket.outgoing() {
         let shut = outgoing.control().sender.shut.load(Ordering::Relaxed);
         let how = match socket.kind() {
@@ -301,7 +303,7 @@ fn close_ring(socket: &Socket) {
     }
     match end.receiving() {
         // KERNEL: close with unread data sends a reset.
-        Receiving::Ring if unread => tcp::reset_on_close(socket.fd()),
+        _ if unread => tcp::reset_on_close(socket.fd()),
         Receiving::Ring => moving::drain_bells(socket, end, &incoming),
         _ => {}
     }
