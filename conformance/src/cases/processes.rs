@@ -38,6 +38,15 @@ fn asking_client(a: &mut Side) {
     end.recv_to_end();
 }
 
+/// Sends, ends its direction, and waits for the peer's end: nobody can send these bytes again.
+fn last_words(a: &mut Side) {
+    let end = a.moved();
+    end.send(b"the last words");
+    end.shutdown(SHUT_WR);
+    a.sync();
+    end.recv_to_end();
+}
+
 /// Sends, ends its direction, and reads what comes back: a client for `cat`.
 fn talk_to_cat(end: End) {
     end.send(b"a line\n");
@@ -724,13 +733,7 @@ pub const CASES: &[Case] = &[
     pair(
         "processes/spawn_beside_ended",
         "programs are started beside unread bytes of a peer that sends no more",
-        |a| {
-            let end = a.moved();
-            end.send(b"the last words");
-            end.shutdown(SHUT_WR);
-            a.sync();
-            end.recv_to_end();
-        },
+        last_words,
         |b| {
             let end = b.moved();
             b.sync();
@@ -746,13 +749,7 @@ pub const CASES: &[Case] = &[
     pair(
         "processes/spawned_may_read",
         "a program that is started beside unread bytes of a peer that sends no more may read them; who started it goes on",
-        |a| {
-            let end = a.moved();
-            end.send(b"the last words");
-            end.shutdown(SHUT_WR);
-            a.sync();
-            end.recv_to_end();
-        },
+        last_words,
         |b| {
             let end = b.moved();
             b.sync();
