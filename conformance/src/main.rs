@@ -47,7 +47,7 @@ enum Command {
         #[arg(long, default_value_t = 2)]
         jobs: usize,
         /// Seconds before a case counts as hung
-        #[arg(long, default_value_t = 30)]
+        #[arg(long, default_value_t = 200)]
         limit: u64,
         /// Also name the cases that pass
         #[arg(long, short)]

@@ -24,7 +24,32 @@ fn wake_to_die(side: &mut Side, end: End) {
     side.hear();
     end.send(b"1");
     until("the peer has died", || mask_of(end) & RDHUP != 0);
-    pause(20);
+}
+
+/// The same, but the connection goes back to the kernel meanwhile, where nothing follows what woke the peer.
+fn wake_to_die_and_leave(side: &mut Side, end: End) {
+    side.hear();
+    end.send(b"1");
+    record("option", sys::setsockopt(end.0, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1));
+    until("the peer has died", || mask_of(end) & RDHUP != 0);
+}
+
+/// What a connection says whose peer has ended in order.
+fn after_end(end: End) {
+    end.mask();
+    end.error();
+    end.recv(10);
+    end.mask();
+    end.shutdown(libc::SHUT_WR);
+    end.mask();
+}
+
+/// Sends to a peer that has ended in order.
+fn send_after_end(end: End) {
+    end.send_with(b"lost", MSG_NOSIGNAL);
+    end.wait_mask(HUP);
+    end.send_with(b"x", MSG_NOSIGNAL);
+    end.recv(10);
 }
 
 /// A second thread, woken in poll, takes what came and dies. (It is woken through the connection itself, and what woke it is still
@@ -445,12 +470,7 @@ pub const CASES: &[Case] = &[
         |a| {
             let end = a.moved();
             wake_to_die(a, end);
-            end.mask();
-            end.error();
-            end.recv(10);
-            end.mask();
-            end.shutdown(libc::SHUT_WR);
-            end.mask();
+            after_end(end);
         },
         die_when_woken,
     )
@@ -478,10 +498,29 @@ pub const CASES: &[Case] = &[
         |a| {
             let end = a.moved();
             wake_to_die(a, end);
-            end.send_with(b"lost", MSG_NOSIGNAL);
-            pause(20);
-            end.send_with(b"x", MSG_NOSIGNAL);
-            end.recv(10);
+            send_after_end(end);
+        },
+        die_when_woken,
+    )
+    .each_side(),
+    pair(
+        "close/kill_beside_wakeup_and_return",
+        "a peer that dies when it has read what woke it has ended in order, also when the connection was taken back to the kernel",
+        |a| {
+            let end = a.moved();
+            wake_to_die_and_leave(a, end);
+            after_end(end);
+        },
+        die_when_woken,
+    )
+    .each_side(),
+    pair(
+        "close/kill_beside_wakeup_return_and_send",
+        "the same, with a send first, which is lost",
+        |a| {
+            let end = a.moved();
+            wake_to_die_and_leave(a, end);
+            send_after_end(end);
         },
         die_when_woken,
     )

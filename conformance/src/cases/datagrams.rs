@@ -493,7 +493,7 @@ pub const CASES: &[Case] = &[
             b.sync();
             port.wait();
             for number in 0..3 {
-                record("wait", sys::epoll_wait(set, 4, 2000).map(|e| format!("{e:?}")));
+                record("wait", sys::epoll_wait(set, 4, PATIENCE_MS).map(|e| format!("{e:?}")));
                 receive_numbers(port, number..number + 1);
             }
             wait();

@@ -448,7 +448,7 @@ pub const CASES: &[Case] = &[
             let end = b.moved();
             let set = sys::epoll_create().expect("epoll");
             sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, 5).expect("epoll_ctl");
-            let wait = || super::close::shown(sys::epoll_wait(set, 4, 5000));
+            let wait = || super::close::shown(sys::epoll_wait(set, 4, PATIENCE_MS));
             b.sync();
             record("epoll_wait", wait());
             end.recv(4);

@@ -50,9 +50,16 @@ impl Set {
 
     /// Records the events that come, waiting for them.
     pub fn expect(self) {
-        match sys::epoll_wait(self.0, 16, PATIENCE.as_millis() as i32) {
+        match sys::epoll_wait(self.0, 16, PATIENCE_MS) {
             Ok(events) if events.is_empty() => say("an event: never"),
             events => record("epoll_wait", shown(events)),
+        }
+    }
+
+    /// Waits for an event; says so if none comes.
+    pub fn wake(self) {
+        if sys::epoll_wait(self.0, 16, PATIENCE_MS).expect("epoll_wait").is_empty() {
+            say("an event: never");
         }
     }
 
@@ -97,7 +104,7 @@ fn selected(got: R<sys::Selected>) -> String {
 
 fn by_epoll(end: End, set: Set) -> String {
     // An event that poll sees is on its way into the set.
-    let patience = if mask_of(end) == 0 { 0 } else { PATIENCE.as_millis() as i32 };
+    let patience = if mask_of(end) == 0 { 0 } else { PATIENCE_MS };
     shown(sys::epoll_wait(set.0, 4, patience)).show()
 }
 
@@ -272,7 +279,7 @@ pub const CASES: &[Case] = &[
                 while reply.len() < 4 {
                     match recv(end, 4, 0) {
                         Ok(part) => reply.extend(part),
-                        Err(_) => drop(sys::epoll_wait(set.0, 8, 10_000).expect("epoll_wait")),
+                        Err(_) => set.wake(),
                     }
                 }
                 assert_eq!(reply, i.to_le_bytes(), "reply to {i}");
@@ -285,7 +292,7 @@ pub const CASES: &[Case] = &[
             let set = Set::on(end, IN | OUT | RDHUP | ET);
             let mut bytes = 0;
             'serving: loop {
-                sys::epoll_wait(set.0, 8, 10_000).expect("epoll_wait");
+                set.wake();
                 while let Ok(got) = recv(end, 64, 0) {
                     if got.is_empty() {
                         break 'serving;
@@ -630,7 +637,7 @@ pub const CASES: &[Case] = &[
             outer.expect_none();
             End(inner.0).mask();
             b.sync();
-            let got = sys::poll(&[(inner.0, libc::POLLIN)], 10_000);
+            let got = sys::poll(&[(inner.0, libc::POLLIN)], PATIENCE_MS);
             record("poll", got.map(|(_, masks)| sys::event_names(masks[0])));
             end.recv(4);
             b.sync();
@@ -660,7 +667,7 @@ pub const CASES: &[Case] = &[
             let outer = Set::new();
             outer.add(inner.0, IN, 77).expect("epoll_ctl");
             for _ in 0..3 {
-                let got = beside(move || sys::epoll_wait(outer.0, 4, 10_000), || b.sync());
+                let got = beside(move || sys::epoll_wait(outer.0, 4, PATIENCE_MS), || b.sync());
                 record("outer", shown(got));
                 inner.expect();
                 outer.expect_none();
@@ -741,7 +748,7 @@ pub const CASES: &[Case] = &[
                 // (By calls that don't ask for readiness.)
                 written.until_unread(1);
                 until("the end has come", || sys::tcp_state(ended.0) == Ok(CLOSE_WAIT));
-                let told = sys::epoll_wait(set.0, 4, 1000);
+                let told = sys::epoll_wait(set.0, 4, PATIENCE_MS);
                 let one = |(data, mask): &(u64, u32)| format!("{data}:{}", sys::event_names(*mask));
                 let in_order = told.map(|told| told.iter().map(one).collect::<Vec<_>>().join(" "));
                 record("epoll_wait", in_order);
@@ -796,8 +803,8 @@ pub const CASES: &[Case] = &[
             let set = Set::on(end, IN);
             b.sync();
             pause(20);
-            record("unread", shown(sys::epoll_wait(set.0, 4, 1000)));
-            record("unread", shown(sys::epoll_wait(set.0, 4, 1000)));
+            record("unread", shown(sys::epoll_wait(set.0, 4, PATIENCE_MS)));
+            record("unread", shown(sys::epoll_wait(set.0, 4, PATIENCE_MS)));
             end.recv(10);
             end.recv(5);
             record("more", shown(sys::epoll_wait(set.0, 4, 0)));
@@ -824,7 +831,7 @@ pub const CASES: &[Case] = &[
             ends.iter().for_each(|end| end.until_unread(1));
             let mut seen = BTreeSet::new();
             for _ in 0..9 {
-                let events = sys::epoll_wait(set.0, 1, 1000).expect("epoll_wait");
+                let events = sys::epoll_wait(set.0, 1, PATIENCE_MS).expect("epoll_wait");
                 assert_eq!(events.len(), 1, "there is room for one event, and one is there");
                 seen.extend(events.iter().map(|(data, _)| *data));
             }
@@ -875,7 +882,7 @@ pub const CASES: &[Case] = &[
             sys::write(other, b"y").expect("write");
             let mut seen = BTreeSet::new();
             for _ in 0..100 {
-                let events = sys::epoll_wait(set.0, 1, 1000).expect("epoll_wait");
+                let events = sys::epoll_wait(set.0, 1, PATIENCE_MS).expect("epoll_wait");
                 seen.extend(events.iter().map(|(data, _)| *data));
                 pause(1);
             }
@@ -909,7 +916,7 @@ pub const CASES: &[Case] = &[
                     ends[which].until_unread(4);
                     b.sync();
                 }
-                let events = sys::epoll_wait(set.0, 10, 1000).expect("epoll_wait");
+                let events = sys::epoll_wait(set.0, 10, PATIENCE_MS).expect("epoll_wait");
                 let told: Vec<_> = events.iter().map(|(data, _)| *data).collect();
                 record("told", format!("{told:?}"));
                 order.iter().for_each(|&which| ends[which].recv(4));

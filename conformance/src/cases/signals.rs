@@ -12,14 +12,25 @@ use crate::sys::{self, Handler, SigSet};
 /// Runs `call` while another thread interrupts this one again and again, from when it sleeps: a
 /// single signal could arrive before the call waits, on the kernel too.
 pub fn interrupted<T>(call: impl FnOnce() -> T) -> T {
+    interrupted_then(call, || ())
+}
+
+/// The same; `then` is done once the handler has run.
+fn interrupted_then<T>(call: impl FnOnce() -> T, then: impl FnOnce() + Send) -> T {
     let (pid, tid) = (std::process::id() as i32, sys::thread_id());
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             until_asleep(pid, tid);
+            let mut then = Some(then);
             while !done.load(Ordering::SeqCst) {
                 sys::kill_thread(tid, SIGUSR1).expect("tgkill");
                 pause(10);
+                if sys::handler_runs() > 0
+                    && let Some(then) = then.take()
+                {
+                    then();
+                }
             }
         });
         let result = call();
@@ -122,7 +133,7 @@ pub const CASES: &[Case] = &[
                 let call = || sys::pselect(read, &[], &[], long, None).map(|s| s.count);
                 record("pselect", interrupted(call));
                 record("epoll_wait", interrupted(|| sys::epoll_wait(set, 4, -1).map(|e| e.len())));
-                let call = || sys::epoll_pwait(set, 4, 9000, None).map(|e| e.len());
+                let call = || sys::epoll_pwait(set, 4, PATIENCE_MS, None).map(|e| e.len());
                 record("epoll_pwait", interrupted(call));
                 let call = || sys::epoll_wait_ns(set, 4, long).map(|e| e.len());
                 record("epoll_pwait2", interrupted(call));
@@ -166,17 +177,13 @@ pub const CASES: &[Case] = &[
         "with SA_RESTART a receive goes on until data comes",
         |a| {
             let end = a.moved();
-            let (pid, tid) = (a.hear() as i32, a.hear() as i32);
-            until_asleep(pid, tid);
-            pause(100);
+            a.hear();
             end.send(b"at last");
         },
         |b| {
             let end = b.moved();
             sys::on_signal(SIGUSR1, Handler::Count, SA_RESTART);
-            b.tell(i64::from(std::process::id()));
-            b.tell(i64::from(sys::thread_id()));
-            record("recv", interrupted(|| recv(end, 10, 0)));
+            record("recv", interrupted_then(|| recv(end, 10, 0), || b.tell(0)));
             handled();
         },
     )
@@ -190,15 +197,14 @@ pub const CASES: &[Case] = &[
             sys::on_signal(SIGUSR1, Handler::Count, SA_RESTART);
             let sent = fill(end);
             a.tell(sent.len() as i64);
-            a.tell(i64::from(std::process::id()));
-            record("send", interrupted(|| sys::send(end.0, b"at last", 0)));
+            let call = || sys::send(end.0, b"at last", 0);
+            record("send", interrupted_then(call, || a.tell(0)));
             handled();
         },
         |b| {
             let end = b.moved();
-            let (len, pid) = (b.hear() as usize, b.hear() as i32);
-            until_asleep(pid, pid);
-            pause(100);
+            let len = b.hear() as usize;
+            b.hear();
             record("filling", recv_exact(end, len).map(|got| got.len() == len));
             end.recv_exact(7);
         },
@@ -238,7 +244,7 @@ pub const CASES: &[Case] = &[
                 ("ppoll", &|| sys::ppoll(fds, long, Some(&open)).map(|(n, _)| n)),
                 ("pselect", &|| sys::pselect(read, &[], &[], long, Some(&open)).map(|s| s.count)),
                 ("epoll_pwait", &|| {
-                    sys::epoll_pwait(set, 4, 9000, Some(&open)).map(|e| e.len() as i32)
+                    sys::epoll_pwait(set, 4, PATIENCE_MS, Some(&open)).map(|e| e.len() as i32)
                 }),
             ];
             for ready in [false, true] {
@@ -305,9 +311,14 @@ pub const CASES: &[Case] = &[
             let end = a.moved();
             sys::on_signal(SIGUSR1, Handler::Count, SA_RESTART);
             interrupted_always(|| {
-                for i in 0..3000u32 {
-                    send_all(end, &i.to_le_bytes()).expect("send");
-                    assert_eq!(recv_exact(end, 4), Ok(i.to_le_bytes().to_vec()), "reply to {i}");
+                for i in 0.. {
+                    let mine = i >= ROUNDS && sys::handler_runs() > 0;
+                    send_all(end, &said(i, mine)).expect("send");
+                    let reply = recv_exact(end, 5).expect("recv");
+                    assert_eq!(reply[..4], said(i, mine)[..4], "reply to {i}");
+                    if mine && reply[4] != 0 {
+                        break;
+                    }
                 }
             });
             handled();
@@ -317,10 +328,14 @@ pub const CASES: &[Case] = &[
             let end = b.moved();
             sys::on_signal(SIGUSR1, Handler::Count, 0);
             interrupted_always(|| {
-                for i in 0..3000u32 {
-                    let got = recv_exact(end, 4).expect("recv");
-                    assert_eq!(got, i.to_le_bytes(), "request {i}");
-                    send_all(end, &got).expect("send");
+                for i in 0.. {
+                    let got = recv_exact(end, 5).expect("recv");
+                    let mine = sys::handler_runs() > 0;
+                    assert_eq!(got[..4], said(i, mine)[..4], "request {i}");
+                    send_all(end, &said(i, mine)).expect("send");
+                    if mine && got[4] != 0 {
+                        break;
+                    }
                 }
             });
             handled();
@@ -401,6 +416,15 @@ pub const CASES: &[Case] = &[
     )
     .packets_too(),
 ];
+
+/// Rounds of traffic at least; they go on until a signal has come to both sides.
+const ROUNDS: u32 = 3000;
+
+/// A number, and whether its sender has seen enough.
+fn said(number: u32, enough: bool) -> [u8; 5] {
+    let [a, b, c, d] = number.to_le_bytes();
+    [a, b, c, d, u8::from(enough)]
+}
 
 /// Runs `work` under a rain of signals.
 fn interrupted_always(work: impl FnOnce()) {

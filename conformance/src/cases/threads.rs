@@ -93,7 +93,7 @@ fn epoll_for(end: End, set: Fd, wish: u32) -> u32 {
 }
 
 fn epoll_edge_for(_: End, set: Fd, _: u32) -> u32 {
-    let events = sys::epoll_wait(set, 4, PATIENCE.as_millis() as i32).expect("epoll_wait");
+    let events = sys::epoll_wait(set, 4, PATIENCE_MS).expect("epoll_wait");
     assert!(!events.is_empty(), "an event comes in time");
     events[0].1
 }

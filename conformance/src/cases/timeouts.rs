@@ -158,7 +158,7 @@ pub const CASES: &[Case] = &[
             let fds = &[(end.0, libc::POLLIN)][..];
             let long = Some(PATIENCE);
             let calls: [(&str, &dyn Fn() -> sys::R<i32>); 6] = [
-                ("poll", &|| sys::poll(fds, PATIENCE.as_millis() as i32).map(|(n, _)| n)),
+                ("poll", &|| sys::poll(fds, PATIENCE_MS).map(|(n, _)| n)),
                 ("ppoll", &|| sys::ppoll(fds, None, None).map(|(n, _)| n)),
                 ("select", &|| sys::select(&[end.0], &[], &[], long).map(|s| s.count)),
                 ("pselect", &|| sys::pselect(&[end.0], &[], &[], None, None).map(|s| s.count)),

@@ -69,6 +69,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     ring.control().sender.bells.store(0, Ordering::Relaxed);
     if end.tx.push_mark(ring, Mark::Start(place)) {
         end.sending.set(Sending::Ring as u32);
+        end.bells_only.set(1);
         super::epoll::sending_changed(socket);
         show_path(socket, end);
         wake_receiver(socket, ring);
@@ -143,6 +144,7 @@ pub fn unless_left(ring: &SegmentRing, act: impl FnOnce()) -> bool {
 
 /// For what only the kernel carries: our direction is there now, and may enter the ring again. Send lock held.
 pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason) -> Sys<()> {
+    end.bells_only.set(0);
     if end.sending() == Sending::Ring {
         go_back(socket, end, ring, Sending::Kernel, reason);
     }
@@ -220,6 +222,9 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
             None => end.tx.oldest(ring, end.returned.get() as usize, &mut piece),
             Some(_) => &[],
         };
+        if packet.is_some() || !bytes.is_empty() {
+            end.bells_only.set(0);
+        }
         let sent = match &packet {
             Some(packet) => unix::send_again(socket, ring, packet).map(|()| 0),
             None if bytes.is_empty() => Ok(0),
@@ -313,6 +318,10 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
         // The peer may sleep, and has something to send again. (A doorbell for nothing would be unread if it is killed.)
         context::ring(socket);
         ring_byte(socket, &outgoing);
+    }
+    if !reads_on(reason) {
+        // What a stranger sends there we do not see.
+        end.bells_only.set(0);
     }
     send_back(socket, reason);
     carrier::returned(socket, end);

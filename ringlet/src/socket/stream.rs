@@ -479,7 +479,7 @@ fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing, taken: bool)
     let closed = outgoing.control().receiver.closed.load(Ordering::Acquire) == CLOSED;
     if closed
         || moving::peer_attached(socket) == 0
-        || end.sending() != Sending::Ring
+        || !end.bells_only.is()
         || !taken && fd::pending(socket.fd(), 0) & reset != reset
         || !all_taken(end, outgoing)
     {
@@ -499,7 +499,28 @@ pub fn reset_is_fin(socket: &Socket, end: &End, taken: bool) -> bool {
     end.send_lock.try_take().is_some_and(|_held| fin_by_death(socket, end, &outgoing, taken))
 }
 
-/// The same for a receiver, which holds the other lock.
+/// KERNEL: a first send to a peer that has ended in order still succeeds, and is lost; the next one fails. Send lock held.
+fn lost_by_death(
+    socket: &Socket,
+    end: &End,
+    outgoing: &SegmentRing,
+    from: &mut Buffers,
+) -> Option<usize> {
+    let lost = end.bells_only.is()
+        && end.shut.load(Ordering::Relaxed) == 0
+        && (end.judged.is() || fin_by_death(socket, end, outgoing, false));
+    if !lost {
+        return None;
+    }
+    let bytes = from.take_all();
+    if bytes > 0 {
+        end.bells_only.set(0);
+        end.sending.set(Sending::KernelForGood as u32);
+    }
+    Some(bytes)
+}
+
+/// As `died_unread`, for a receiver, which holds the other lock.
 fn peer_died_unread(socket: &Socket, end: &End) -> bool {
     let Some(outgoing) = socket.outgoing() else { return false };
     end.send_lock.try_take().is_some_and(|_held| died_unread(socket, end, &outgoing))
@@ -533,7 +554,12 @@ fn receive_kernel(
     if waiting > 0 {
         return receive_native(socket, end, to, waiting, flags, from).map(Some);
     }
-    match tcp::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+    let peeked = tcp::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
+    let peeked = match peeked {
+        Err(Errno::ECONNRESET) if !socket.is_unix() && reset_is_fin(socket, end, true) => Ok(0),
+        peeked => peeked,
+    };
+    match peeked {
         ended @ (Ok(0) | Err(Errno::ECONNRESET)) if socket.is_unix() => {
             unix::judge(socket, end, ended.err().map_or(0, |error| error.0));
             if moving::start_met(socket, end, ring)? || moving::take_up(socket, end, ring) {
@@ -760,10 +786,8 @@ fn send_unrecorded(
                 if kernel_says_end(socket) && died_unread(socket, end, &ring) {
                     return Err(reset_by_death(socket, end));
                 }
-                // A first send still succeeds (and is lost), and the next one fails.
-                if end.judged.is() || fin_by_death(socket, end, &ring, false) {
-                    end.sending.set(Sending::KernelForGood as u32);
-                    return Ok(from.take_all());
+                if let Some(bytes) = lost_by_death(socket, end, &ring, from) {
+                    return Ok(bytes);
                 }
             }
             let urgent = flags & libc::MSG_OOB != 0;
@@ -777,6 +801,13 @@ fn send_unrecorded(
         moving::return_unread(socket, end, &ring)?;
     }
     if end.sending() != Sending::Ring {
+        // The first that goes through the kernel again: did the peer die with doorbells unread?
+        if !socket.is_unix()
+            && end.ended.get() < 2
+            && let Some(bytes) = lost_by_death(socket, end, &ring, from)
+        {
+            return Ok(bytes);
+        }
         take_pending(socket, end)?;
         return send_native(socket, from, flags);
     }
@@ -813,6 +844,7 @@ fn send_unrecorded(
 }
 
 fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
+    socket.end().bells_only.set(0);
     let mut total = 0;
     loop {
         let got = tcp::send(socket.fd(), from, flags | libc::MSG_DONTWAIT);
@@ -907,7 +939,7 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     }
     let result = match tcp::shut_down(socket.fd(), how) {
         // The kernel's connection is over by a reset; as the program sees it (`fin_by_death`), it is open this way.
-        Err(Errno::ENOTCONN) if end.judged.is() && end.sending() == Sending::Ring => Ok(()),
+        Err(Errno::ENOTCONN) if end.judged.is() && end.bells_only.is() => Ok(()),
         result => result,
     };
     if result.is_ok() && how != libc::SHUT_RD && end.sending() == Sending::Ring {
@@ -1268,7 +1300,7 @@ fn ask_kernel(
         }
         if !socket.is_unix()
             && end.judged.is()
-            && end.sending() == Sending::Ring
+            && end.bells_only.is()
             && end.shut.load(Ordering::Relaxed) == 0
         {
             kernel &= !libc::POLLHUP;

@@ -209,6 +209,9 @@ pub struct End {
     pub tap_received: P64,
     /// Whether it is known how the peer ended (see `unix`), or that it died, and TCP would have said FIN (see `stream`).
     pub judged: P32,
+    /// What our direction has put on the kernel's connection since it was last taken to the ring is doorbells, whether or not it is there
+    /// still: a peer that dies with some of them unread has read all.
+    pub bells_only: P32,
     /// Of a Unix connection (see `unix`): whether we have shut down receiving; sends that
     /// found the kernel's queue in use, so that there could be no `Start`.
     pub shut_receiving: P32,
@@ -286,6 +289,7 @@ impl End {
             &self.left,
             &self.away,
             &self.judged,
+            &self.bells_only,
             &self.refused_starts,
             &self.shut_receiving,
             &self.packet_max,
