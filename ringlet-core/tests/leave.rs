@@ -131,9 +131,11 @@ enum Move {
     Arrive,
     Receive,
     Leave,
+    /// The receiver finds the sender at work for long, and takes its word back instead of waiting.
+    TakeBack,
 }
 
-const MOVES: [Move; 7] = [
+const MOVES: [Move; 8] = [
     Move::Send,
     Move::GoBack,
     Move::LookAround,
@@ -141,6 +143,7 @@ const MOVES: [Move; 7] = [
     Move::Arrive,
     Move::Receive,
     Move::Leave,
+    Move::TakeBack,
 ];
 
 impl World {
@@ -177,6 +180,7 @@ impl World {
             Move::Arrive => world.arrive(),
             Move::Receive => return world.receive(rules).map(|result| result.map(|()| world)),
             Move::Leave => world.leave(),
+            Move::TakeBack => world.take_back(),
         };
         made.then_some(Ok(world))
     }
@@ -348,6 +352,16 @@ impl World {
             self.leaves -= 1;
             self.closed = Closed::GoBack;
             self.receive = Receive::AwaitRinging;
+        }
+        can
+    }
+
+    fn take_back(&mut self) -> bool {
+        let waits = self.receive == Receive::AwaitRinging && self.ringing > 0;
+        let can = waits && self.reads_on && self.closed == Closed::GoBack;
+        if can {
+            self.closed = Closed::Open;
+            self.receive = Receive::InRing;
         }
         can
     }

@@ -106,6 +106,12 @@ pub fn thread_exists(tid: i32) -> bool {
     asked != Err(Errno(libc::ESRCH))
 }
 
+/// Raises a signal in the calling thread.
+pub fn raise(signal: i32) {
+    // SAFETY: no memory is passed.
+    let _ = unsafe { sys!(SYS_tkill, gettid(), signal) };
+}
+
 /// Nanoseconds of the monotonic clock, without entering the kernel where the vDSO can.
 #[inline]
 pub fn now_ns() -> u64 {

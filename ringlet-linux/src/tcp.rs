@@ -196,6 +196,25 @@ pub fn unread(fd: i32) -> Sys<usize> {
     Ok(n.max(0) as usize)
 }
 
+/// Bytes that were written and not yet sent, since the peer has no room for them.
+pub fn unsent(fd: i32) -> usize {
+    const SIOCOUTQNSD: u64 = 0x894b;
+    let mut n = 0i32;
+    // SAFETY: a writable int.
+    let asked = unsafe { sys!(SYS_ioctl, fd, SIOCOUTQNSD, &raw mut n) };
+    asked.map_or(0, |_| n.max(0) as usize)
+}
+
+/// Does close() send a reset, because the program asked for it?
+pub fn resets_on_close(fd: i32) -> bool {
+    let (mut linger, mut len) = ([0i32; 2], 8u32);
+    // SAFETY: a struct linger and its size.
+    let got = unsafe {
+        sys!(SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw mut linger, &raw mut len)
+    };
+    got.is_ok() && linger[0] != 0 && linger[1] == 0
+}
+
 /// Bytes that the program has read from the kernel since the beginning, taken between two equal counts of arrivals.
 /// Exact while nobody else reads (the caller holds the receive lock).
 pub fn consumed(fd: i32) -> Sys<u64> {

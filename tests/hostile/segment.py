@@ -5,18 +5,44 @@ import fcntl
 import os
 import socket
 import struct
+import time
 
 import protocol
 from harness import Failed, Skipped, require, wait_until
-from protocol import ACCEPTING, BACK, CONNECTING, CONTROL_WORDS, CREDIT_DATA, CREDIT_SLOTS, PUBLISHED, SLOT_COUNT, START
+from protocol import (
+    ACCEPTING,
+    BACK,
+    BELLS,
+    CLOSED,
+    CLOSED_FOR_GOOD,
+    CONNECTING,
+    CONTROL_WORDS,
+    CREDIT_DATA,
+    CREDIT_SLOTS,
+    GO_BACK,
+    PUBLISHED,
+    RINGING,
+    SHUT,
+    SHUT_READ,
+    SHUT_UNREAD,
+    SLOT_COUNT,
+    START,
+    WANT_BYTE,
+    WANT_DATA,
+)
 from rendezvous import as_user, make_peer, truth
-from subject import RING, SETTLE_SECONDS, Steady, Subject, plain
+from subject import RING, SETTLE_SECONDS, Problem, Steady, Subject, plain
+from victim import pattern
 
 ATTACKS = 150
 CALLS = 40
 STROKES = 20  # between two looks whether the victim is done
 RING_BYTES = 64 << 10
 LOOK_EVERY = 25
+SLEEPS_MOST = 5  # of a call that must not wait: the kernel's own locks may cost one
+UNREAD_BYTES = 190_000  # in one send; more than the kernel's small buffers hold, less than a ring
+PATIENCE_CLOSES = 8
+PATIENCE_SLEEPS = 50  # what a victim has left for one that comes when all its patience is used up
 EVENTFD_FULL = (1 << 64) - 2
 CONTEXTS = (1, 2, 3, 4)
 
@@ -24,6 +50,12 @@ CONTEXTS = (1, 2, 3, 4)
 def scenes(ground):
     with ground.scene(f"{ATTACKS * ground.rounds} peers that scribble over the segment"):
         scribbles(ground)
+    with ground.scene("peers for whom no call waits"):
+        nobody_waits(ground)
+    with ground.scene("peers that leave the ring and read nothing"):
+        leavers(ground)
+    with ground.scene("peers that close before a doorbell comes"):
+        late_doorbells(ground)
     with ground.scene("peers that spoil doorbells"):
         doorbells(ground)
     with ground.scene("a peer of another user has no doorbell"):
@@ -133,6 +165,129 @@ class Scribbler:
 
     def listen(self):
         self._peer.tcp.recv(1 << 16)
+
+
+# Words by which a peer says that it will be done in a moment.
+
+
+def moved_peer(victim, side):
+    """A peer that behaves, and its connection, on the ring both ways."""
+    peer, connection = make_peer(victim, side)
+    protocol.meet(peer, victim, connection).close()
+    peer.start()
+    victim.ask("receive", connection, 10)
+    peer.send(pattern(0, 10))
+    victim.answer()
+    victim.do("send", connection, 10)
+    require(peer.receive(10, victim) == pattern(0, 10), "the victim's bytes are wrong")
+    return peer, connection
+
+
+def sleeps_at_most(most, victim, connection, call, wanted="done"):
+    outcome, sleeps = victim.do("sleeps", connection, call)
+    require(outcome in wanted, f"{call}: {outcome}")
+    require(sleeps <= most, f"{call} slept {sleeps} times")
+
+
+def nobody_waits(ground):
+    """They ring for ever, or say that doorbells are under way that never come."""
+    victim = Subject(ground)
+    steady = Steady(ground, victim)
+    truth(ground, victim)
+    held = victim.held()
+
+    def ring_for_ever(peer):
+        peer.segment.set(peer.out, RINGING, 1)
+
+    def announce_doorbells(peer):
+        peer.segment.set_credit(peer.out, BELLS, 1 << 40)
+
+    for lie in (ring_for_ever, announce_doorbells):
+        for side in (CONNECTING, ACCEPTING):
+            for calls in (("close",), ("receive", "poll", "send", "shut down", "close"), ("low mark", "close")):
+                peer, connection = moved_peer(victim, side)
+                lie(peer)
+                for call in calls:
+                    sleeps_at_most(SLEEPS_MOST, victim, connection, call, ("done", "EAGAIN"))
+                peer.close()
+    # What the kernel still has to send would be lost by a late doorbell: that is waited for, but not for each.
+    for _ in range(PATIENCE_CLOSES):
+        peer, connection = make_peer(victim, CONNECTING)
+        protocol.meet(peer, victim, connection).close()
+        victim.do("small_buffer", connection)
+        peer.mark(START, peer.written)
+        victim.ask("receive", connection, 10)
+        peer.send(pattern(0, 10))
+        victim.answer()
+        while victim.do("send_now", connection, UNREAD_BYTES):
+            pass
+        ring_for_ever(peer)
+        outcome, sleeps = victim.do("sleeps", connection, "close")
+        peer.close()
+    require(sleeps <= PATIENCE_SLEEPS, f"the last close slept {sleeps} times")
+    steady.goes_on()
+    victim.holds_only(held, "after peers for whom no call waits")
+
+
+def leavers(ground):
+    """They leave the ring with much unread there, so that the victim must send it again, and the kernel has no room for it."""
+    victim = Subject(ground)
+    steady = Steady(ground, victim)
+    truth(ground, victim)
+    held = victim.held()
+
+    def leave():
+        peer, connection = moved_peer(victim, CONNECTING)
+        victim.do("small_buffer", connection)
+        sent = victim.do("send_now", connection, UNREAD_BYTES)
+        require(sent > UNREAD_BYTES / 2, f"only {sent} bytes fit into the ring")
+        require(victim.do("path", connection) == RING, "the victim is not on the ring")
+        peer.segment.set(1 - peer.out, CLOSED, GO_BACK)
+        return peer, connection, sent
+
+    for way in ("recv", "poll", "select", "epoll"):
+        peer, connection, sent = leave()
+        for call in ("send", "receive", "poll", "shut down"):
+            sleeps_at_most(SLEEPS_MOST, victim, connection, call, ("done", "EAGAIN"))
+        # Whoever then waits for something else goes on with it in its sleep, up to the end.
+        victim.ask("wait_by", connection, way)
+        time.sleep(0.3)
+        got = bytearray()
+        while piece := peer.tcp.recv(1 << 16):
+            got += piece
+        require(got.lstrip(b"\0") == pattern(10, sent).lstrip(b"\0"), f"{way}: {len(got)} bytes of {sent}, or wrong ones")
+        peer.send(pattern(10, 1))
+        victim.answer()
+        victim.do("close", connection)
+        peer.close()
+    for _ in range(PATIENCE_CLOSES):
+        peer, connection, _sent = leave()
+        outcome, sleeps = victim.do("sleeps", connection, "close")
+        peer.close()
+    require(sleeps <= PATIENCE_SLEEPS, f"the last close slept {sleeps} times")
+    steady.goes_on()
+    victim.holds_only(held, "after peers that left the ring")
+
+
+def late_doorbells(ground):
+    """The kernel resets a connection that is closed with a doorbell unread. If the peer had read all it is an orderly end, as TCP's would
+    have been; who leaves bytes unread, or wants a reset, says so."""
+    victim = Subject(ground)
+    for said, wanted in ((SHUT_READ, "EOFError()"), (SHUT_UNREAD, "ECONNRESET")):
+        for way in ("receive", "recv", "poll", "select", "epoll"):
+            peer, connection = moved_peer(victim, CONNECTING)
+            peer.segment.set(1 - peer.out, WANT_DATA, WANT_BYTE)
+            victim.do("send", connection, 10)
+            peer.receive(10, victim)
+            peer.segment.set(1 - peer.out, CLOSED, CLOSED_FOR_GOOD)
+            peer.segment.set(peer.out, SHUT, said)
+            peer.close()
+            try:
+                victim.do(*(("receive", connection, 1) if way == "receive" else ("wait_by", connection, way)))
+                raise Failed("bytes came from nowhere")
+            except Problem as problem:
+                require(str(problem) == wanted, f"{way}: {problem} instead of {wanted}")
+            victim.do("close", connection)
 
 
 # Doorbells, which peers of one user are given. The victim serves a good client and the peer in one thread, by epoll.

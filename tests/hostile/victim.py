@@ -14,6 +14,7 @@ import mmap
 import os
 import queue
 import random
+import resource
 import select
 import socket
 import struct
@@ -298,6 +299,41 @@ class Victim:
             except (OSError, EOFError):
                 connection.socket.close()
         return moved
+
+    # Calls of which it is asked how often they slept.
+
+    def small_buffer(self, number):
+        self._connections[number].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+
+    def send_now(self, number, size):
+        """One call; returns how much it took."""
+        connection = self._connections[number]
+        try:
+            sent = connection.socket.send(pattern(connection.sent, size), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        connection.sent += sent
+        return sent
+
+    def sleeps(self, number, name, *arguments):
+        """How often the call gave the processor away to wait."""
+        connection, poll = self._connections[number].socket, select.poll()
+        poll.register(connection, select.POLLIN | select.POLLOUT)
+        ways = {
+            "close": connection.close,
+            "receive": lambda: connection.recv(100, socket.MSG_DONTWAIT),
+            "send": lambda: connection.send(b"x" * 100, socket.MSG_DONTWAIT),
+            "poll": lambda: poll.poll(0),
+            "shut down": lambda: connection.shutdown(socket.SHUT_WR),
+            "low mark": lambda: connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 2),
+        }
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        try:
+            ways[name](*arguments)
+            outcome = "done"
+        except OSError as error:
+            outcome = errno.errorcode[error.errno]
+        return outcome, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
 
     # Use of a connection whose peer is out of its mind: no call may block for longer than it was told to.
 

@@ -407,8 +407,12 @@ fn aim(watch: &Watch, event: epoll_event) {
 }
 
 fn our_event(index: u32, socket: &Socket, asked: u32) -> epoll_event {
-    // Room in the kernel matters while we send there, to who asks for it.
-    let room = if socket.end().sending() == Sending::Ring { 0 } else { asked & EPOLLOUT };
+    // Room in the kernel matters while we send there, to who asks for it; and to us for what is sent again.
+    let room = match socket.end().sending() {
+        Sending::Ring => 0,
+        Sending::Returning => EPOLLOUT,
+        _ => asked & EPOLLOUT,
+    };
     epoll_event {
         events: EPOLLIN | EPOLLRDHUP | EPOLLPRI | EPOLLET | room,
         u64: MARK | index as u64,

@@ -6,8 +6,11 @@
 
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::{carrier, context, control, unix, view};
+use crate::plain::P64;
 use crate::reasons::Reason;
-use ringlet_core::layout::{AGAIN, GO_BACK, SHUT_UNREAD, WANT_BYTE, WANT_EVENT, WANT_NOTHING};
+use ringlet_core::layout::{
+    AGAIN, GO_BACK, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT, WANT_NOTHING,
+};
 use ringlet_core::ring::{Mark, SegmentRing};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
 use ringlet_core::wait as flag;
@@ -16,14 +19,17 @@ use ringlet_linux::{fd, sys, tcp};
 
 /// Changes of path that one call follows; a peer that changes more often is not sane.
 pub const CHANGES_MAX: usize = 16;
-/// How long a doorbell byte that is under way is waited for: about half a second.
-const RINGING_WAIT_ROUNDS: u32 = 1100;
-const RINGING_LOOK_NS: u64 = 500_000;
-/// How long a return to the kernel waits for room there, and for doorbells that are under way.
-const RETURN_WAIT_NS: u64 = 200_000_000;
-const RETURN_LOOK_NS: u64 = 100_000;
-/// How long a close waits for doorbells that are under way.
-const BELLS_WAIT_NS: u64 = 2_000_000;
+/// How long a doorbell byte of our own family's that is under way is waited for: about half a second.
+const RINGERS_WAIT_ROUNDS: u32 = 1100;
+const RINGERS_LOOK_NS: u64 = 500_000;
+/// Looks at a word of the peer's in a row: some microseconds.
+const QUICK_LOOKS: u32 = 200;
+/// What all peers together may make this process wait: so long, and then a hundredth of the time that passes (`wait_patiently`).
+const PATIENCE_NS: u64 = 200_000_000;
+const PATIENCE_SHARE: u64 = 100;
+const PATIENT_LOOK_NS: u64 = 100_000;
+/// No kernel holds so many doorbells: who says that they are more is not sane.
+const BELLS_MAX: u64 = 8 << 20;
 
 /// Tells the peer, once, that it may send by the ring: when no thread of ours is inside a native receive any more.
 pub fn publish_attached(socket: &Socket, end: &End) {
@@ -163,41 +169,94 @@ fn leave_ring(end: &End, to: Sending) -> bool {
     await_none(&end.ringers)
 }
 
-/// Waits until the word is 0: a system call's time, if whoever holds it runs; in the end long enough for one that was preempted.
+/// Waits until the word, which only our family writes, is 0: a system call's time, if whoever holds it runs; in the end long enough for
+/// one that was preempted.
 fn await_none(word: &AtomicU32) -> bool {
-    for round in 0..RINGING_WAIT_ROUNDS {
+    for round in 0..RINGERS_WAIT_ROUNDS {
         if word.load(Ordering::SeqCst) == 0 {
             return true;
         }
         match round {
             0..100 => sys::sched_yield(),
-            _ => drop(fd::poll(&mut [], Some(RINGING_LOOK_NS), None)),
+            _ => drop(fd::poll(&mut [], Some(RINGERS_LOOK_NS), None)),
         }
     }
     false
 }
 
-/// Says how our direction ends. What is to be sent again comes before.
-pub fn end_direction(socket: &Socket, end: &End, ring: &SegmentRing, how: u32) {
-    // ORDER: Release; pairs with `peer_is_over`, `stream::died_unread` and `unix::judge`; the end itself follows through the kernel.
-    let say = |how| ring.control().sender.shut.store(how, Ordering::Release);
+/// Is no thread of the peer's at a doorbell, or about to leave the ring? It may say so for ever: some quick looks, and no wait.
+fn is_quiet(ring: &SegmentRing) -> bool {
+    (0..QUICK_LOOKS).any(|_| {
+        core::hint::spin_loop();
+        ring.control().sender.ringing.load(Ordering::SeqCst) == 0
+    })
+}
+
+/// When what was waited for peers is made up for.
+static PATIENT_AGAIN_NS: P64 = P64::new(0);
+
+/// Waits for what an honest peer does soon, and a hostile one never. What a hostile one can gain by it is bounded for all peers of the
+/// process together. False if it was not done.
+fn wait_patiently(mut done: impl FnMut() -> bool) -> bool {
+    loop {
+        if done() {
+            return true;
+        }
+        let before = sys::now_ns();
+        let owed = PATIENT_AGAIN_NS.get().saturating_sub(before);
+        if owed >= PATIENCE_NS * PATIENCE_SHARE {
+            return false;
+        }
+        let _ = fd::poll(&mut [], Some(PATIENT_LOOK_NS), None);
+        // (At least so long: a clock that stands still must not make it last for ever.)
+        let waited = sys::now_ns().saturating_sub(before).max(PATIENT_LOOK_NS);
+        PATIENT_AGAIN_NS.set(before + owed + waited.saturating_mul(PATIENCE_SHARE));
+    }
+}
+
+/// Says how our direction ends. What is to be sent again comes before: false if the kernel has no room for that now.
+#[must_use]
+pub fn end_direction(socket: &Socket, end: &End, ring: &SegmentRing, how: u32) -> bool {
     ring.control().sender.shut_at.store(sys::ticks(), Ordering::Relaxed);
     for _ in 0..CHANGES_MAX {
         match end.sending() {
-            Sending::Ring if unless_left(ring, || say(how)) => return,
+            Sending::Ring if unless_left(ring, || say_end(ring, how)) => return true,
             Sending::Ring | Sending::Returning => {}
-            _ => return say(how),
+            _ => {
+                say_end(ring, how);
+                return true;
+            }
         }
-        if return_unread(socket, end, ring).is_err() {
-            break;
+        match return_unread(socket, end, ring) {
+            Ok(()) => {}
+            Err(Errno::EAGAIN) => return false,
+            Err(_) => break,
         }
     }
+    break_off(socket, ring);
+    true
+}
+
+fn say_end(ring: &SegmentRing, how: u32) {
+    // ORDER: Release; pairs with `peer_is_over`, `stream::died_unread`, `stream::fin_by_death` and `unix::judge`; the end itself follows
+    // through the kernel.
+    ring.control().sender.shut.store(how, Ordering::Release);
+}
+
+fn break_off(socket: &Socket, ring: &SegmentRing) {
     carrier::break_off(socket);
-    say(if socket.is_unix() { SHUT_UNREAD } else { how });
+    say_end(ring, SHUT_UNREAD);
+}
+
+/// The same for a close, after which nobody goes on with what is to be sent again: what the kernel has no room for breaks the connection off.
+pub fn end_direction_now(socket: &Socket, end: &End, ring: &SegmentRing, how: u32) {
+    if !wait_patiently(|| end_direction(socket, end, ring, how)) {
+        break_off(socket, ring);
+    }
 }
 
 /// The receiver has left the ring: what it has not released is sent again, through the kernel. (Where it takes that back all stays as
-/// it was.)
+/// it was.) `EAGAIN` when the kernel is full: every later call goes on with it, and whoever sleeps on the connection is woken for it.
 pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
     let control = ring.control();
     if end.sending() == Sending::Ring {
@@ -215,7 +274,6 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
         view::show(socket, Reason::Asked);
     }
     let mut piece = [0u8; 4096];
-    let until = sys::now_ns() + RETURN_WAIT_NS;
     loop {
         let packet = if socket.is_packets() { end.tx.oldest_packet(ring) } else { None };
         let bytes = match packet {
@@ -238,16 +296,22 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
                 }
                 end.sending.set(Sending::KernelForGood as u32);
                 super::epoll::sending_changed(socket);
+                if end.shut_later.swap(0) != 0 {
+                    say_end(ring, SHUT);
+                    let _ = tcp::shut_down(socket.fd(), libc::SHUT_WR);
+                }
                 return Ok(());
             }
             Ok(n) => {
                 end.returned.set(end.returned.get() + n as u64);
             }
-            Err(Errno::EAGAIN) if sys::now_ns() < until => {
-                let mut room = [fd::pollfd { fd: socket.fd(), events: libc::POLLOUT, revents: 0 }];
-                let _ = fd::poll(&mut room, Some(RETURN_LOOK_NS), None);
+            Err(error) => {
+                if error == Errno::EAGAIN {
+                    // Sleepers are woken when there is room.
+                    super::epoll::sending_changed(socket);
+                }
+                return Err(error);
             }
-            Err(error) => return Err(error),
         }
     }
 }
@@ -260,6 +324,21 @@ pub fn answer_return(socket: &Socket, end: &End) {
         && let Some(_held) = end.send_lock.try_take()
     {
         let _ = return_unread(socket, end, &outgoing);
+    }
+}
+
+/// Before this process ends, or becomes another program: goes on with what is being sent again. What the kernel has no room for would be
+/// missing behind an orderly end, so then the end is a reset.
+pub fn finish_return(socket: &Socket, end: &End) {
+    answer_return(socket, end);
+    let done = || {
+        if end.sending() == Sending::Returning {
+            answer_return(socket, end);
+        }
+        end.sending() != Sending::Returning
+    };
+    if !wait_patiently(done) && !socket.is_unix() {
+        tcp::reset_on_close(socket.fd());
     }
 }
 
@@ -343,9 +422,15 @@ fn leave_incoming(socket: &Socket, end: &End, ring: &SegmentRing, reads_on: bool
     control.receiver.used.store(end.rx.used(), Ordering::Relaxed);
     // ORDER: SeqCst; pairs with the peer's `ring_byte` and `unless_left` and, after a publish, with its look in `stream::send_now`.
     control.receiver.closed.store(GO_BACK, Ordering::SeqCst);
-    if !await_none(&control.sender.ringing) {
-        corrupt(socket);
-        return;
+    if !is_quiet(ring) {
+        if reads_on && change_closed(ring, 0) {
+            control.receiver.keep_out.store(1, Ordering::SeqCst);
+            return;
+        }
+        if !wait_patiently(|| control.sender.ringing.load(Ordering::SeqCst) == 0) {
+            corrupt(socket);
+            return;
+        }
     }
     // What the peer did unaware of it is there now.
     let _ = settle(socket, end, ring);
@@ -407,11 +492,8 @@ pub fn bells_end(end: &End, ring: &SegmentRing) -> u64 {
 
 /// Before somebody gets the descriptor who reads only the kernel's: false if what that one would read is not the stream.
 fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
-    let until = sys::now_ns() + RETURN_WAIT_NS;
-    while settle(socket, end, ring) == Err(Errno::EAGAIN) && sys::now_ns() < until {
-        // Doorbells that were sent, and have not arrived.
-        let _ = fd::poll(&mut [], Some(RETURN_LOOK_NS), None);
-    }
+    // Doorbells that were sent may not have arrived.
+    wait_patiently(|| settle(socket, end, ring) != Err(Errno::EAGAIN));
     match end.receiving() {
         Receiving::Kernel => true,
         Receiving::Ring => !end.rx.has_bytes(ring),
@@ -421,19 +503,21 @@ fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
     }
 }
 
-/// Takes all doorbells off the kernel's connection, before it is closed. The peer sends no more of them.
+/// Takes the doorbells off the kernel's connection before it is closed: unread, they would make the kernel end it by a reset. One that
+/// comes later does so too. The peer knows that it was a doorbell only (`stream::fin_by_death`, `unix::judge`), so that is waited for no
+/// longer than some looks; but a reset takes with it what the kernel has not yet sent of ours. After `closed` was set.
 pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
-    let until = sys::now_ns() + BELLS_WAIT_NS;
-    while discard_to(socket, end, bells_end(end, ring)) == Err(Errno::EAGAIN)
-        && sys::now_ns() < until
-    {
-        let _ = fd::poll(&mut [], Some(RETURN_LOOK_NS), None);
+    let drained = || {
+        // What comes while we look is the peer's affair.
+        let waiting = tcp::unread(socket.fd()).unwrap_or(0) as u64;
+        let here = carrier::consumed(socket, end).unwrap_or(0).saturating_add(waiting);
+        is_quiet(ring)
+            && discard_to(socket, end, bells_end(end, ring).min(here)) == Ok(true)
+            && carrier::consumed(socket, end).is_ok_and(|taken| taken >= bells_end(end, ring))
+    };
+    if !drained() && !socket.is_unix() && tcp::unsent(socket.fd()) > 0 {
+        wait_patiently(|| tcp::unsent(socket.fd()) == 0 || drained());
     }
-}
-
-/// No doorbell byte of the peer's is under way any more (it has seen that `closed` is set, or it has rung).
-pub fn await_ringing(ring: &SegmentRing) {
-    await_none(&ring.control().sender.ringing);
 }
 
 /// Follows the marks that stand next, as far as they go without bytes of the program's.
@@ -541,8 +625,12 @@ pub fn discard(socket: &Socket, end: &End) -> Sys<()> {
 
 /// Throws away what the kernel has up to this position of the connection. False when it ends before.
 pub fn discard_to(socket: &Socket, end: &End, position: u64) -> Sys<bool> {
-    let mut bells = [0u8; 256];
+    let mut bells = [0u8; 1024];
+    let most = carrier::consumed(socket, end)?.saturating_add(BELLS_MAX);
     loop {
+        if carrier::consumed(socket, end)? >= most {
+            return Err(corrupt(socket));
+        }
         let left = position.saturating_sub(carrier::consumed(socket, end)?);
         if left == 0 {
             return Ok(true);

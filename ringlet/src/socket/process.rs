@@ -286,20 +286,20 @@ fn close_ring(socket: &Socket) {
     // From now on the peer sends through the kernel, and rings no more.
     // ORDER: SeqCst, both; pairs with `moving::ring_byte`.
     let before = incoming.control().receiver.closed.swap(CLOSED, Ordering::SeqCst);
-    moving::await_ringing(&incoming);
-    // Doorbells that lie unread would make the kernel reset the connection.
     let _ = moving::settle(socket, end, &incoming);
     // We had left the ring, and what is unread there was not sent again: now it never will be.
     let abandoned = before == GO_BACK && end.left.is();
     let unread = (end.receiving() == Receiving::Ring || abandoned) && end.rx.has_bytes(&incoming);
+    let resets = socket.kind() == Kind::Internet && tcp::resets_on_close(socket.fd());
     if let Some(outgoing) = socket.outgoing() {
         let shut = outgoing.control().sender.shut.load(Ordering::Relaxed);
         let how = match socket.kind() {
+            _ if resets => SHUT_UNREAD,
             Kind::Internet if shut == SHUT => SHUT,
-            Kind::Unix | Kind::Packets if unread => SHUT_UNREAD,
+            _ if unread => SHUT_UNREAD,
             _ => SHUT_READ,
         };
-        moving::end_direction(socket, end, &outgoing, how);
+        moving::end_direction_now(socket, end, &outgoing, how);
     }
     match end.receiving() {
         // KERNEL: close with unread data sends a reset.
@@ -474,6 +474,8 @@ pub fn before_exec() {
             if socket.is_datagram() {
                 // Who sends here finds out at once that there is nobody.
                 datagram::close_inlets(socket);
+            } else if socket.stage() == Stage::Attached {
+                moving::finish_return(socket, socket.end());
             }
         }
         hold(|holders| holders.fetch_sub(1, Ordering::AcqRel));
@@ -506,7 +508,7 @@ pub fn at_exit() {
         }
         let end = socket.end();
         if socket.stage() == Stage::Attached {
-            moving::answer_return(socket, end);
+            moving::finish_return(socket, end);
         }
         if end.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
             if socket.is_unix() {

@@ -342,8 +342,11 @@ fn kernel_events(socket: &Socket, asked: i16) -> i16 {
     } else if !end.ended.is() {
         events |= libc::POLLIN | libc::POLLRDHUP;
     }
-    if end.sending() != Sending::Ring {
-        events |= asked & (libc::POLLOUT | libc::POLLWRNORM);
+    match end.sending() {
+        Sending::Ring => {}
+        // To go on with what is sent again.
+        Sending::Returning => events |= libc::POLLOUT,
+        _ => events |= asked & (libc::POLLOUT | libc::POLLWRNORM),
     }
     events
 }

@@ -7,7 +7,7 @@
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::{carrier, context, control, moving, sleep, spin, tap, unforgiving, unix, view};
 use crate::reasons::Reason;
-use ringlet_core::layout::{CLOSED, NOT_SHUT, SHUT, WANT_BYTE, WANT_EVENT};
+use ringlet_core::layout::{NOT_SHUT, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::{Mark, Next, SegmentRing};
 use ringlet_core::sync::Ordering;
@@ -472,12 +472,14 @@ fn all_taken(end: &End, outgoing: &SegmentRing) -> bool {
     past_start && control.receiver.draining.load(Ordering::Acquire) == 0
 }
 
-/// Once the peer has died: did it leave only doorbells unread? The kernel resets for them, where TCP would have said FIN, and so do we
+/// Once the peer has died, or closed while a doorbell of ours was under way: did it leave only doorbells unread? The kernel resets for them, where TCP would have said FIN, and so do we
 /// from then on (`judged`). `taken`: the kernel's error was taken already. Send lock held.
 fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing, taken: bool) -> bool {
     let reset = libc::POLLERR | libc::POLLHUP;
-    let closed = outgoing.control().receiver.closed.load(Ordering::Acquire) == CLOSED;
-    if closed
+    let Some(incoming) = socket.incoming() else { return false };
+    // One that has closed with bytes unread, or wants a reset, says so.
+    let meant = incoming.control().sender.shut.load(Ordering::Acquire) == SHUT_UNREAD;
+    if meant
         || moving::peer_attached(socket) == 0
         || !end.bells_only.is()
         || !taken && fd::pending(socket.fd(), 0) & reset != reset
@@ -577,6 +579,7 @@ fn receive_kernel(
             receive_native(socket, end, to, usize::MAX, flags, from).map(Some)
         }
         Ok(_) => Ok(None),
+        Err(Errno::ECONNRESET) if reset_is_fin(socket, end, true) => end_of_stream(socket, end),
         Err(error) => {
             socket.kernel_news.set(0);
             Err(error)
@@ -782,8 +785,8 @@ fn send_unrecorded(
             let closed = ring.control().receiver.closed.load(Ordering::Acquire) != 0;
             if socket.is_unix() {
                 unix::judge(socket, end, 0);
-            } else if end.ended.get() < 2 && !closed {
-                if kernel_says_end(socket) && died_unread(socket, end, &ring) {
+            } else if end.ended.get() < 2 {
+                if !closed && kernel_says_end(socket) && died_unread(socket, end, &ring) {
                     return Err(reset_by_death(socket, end));
                 }
                 if let Some(bytes) = lost_by_death(socket, end, &ring, from) {
@@ -798,7 +801,10 @@ fn send_unrecorded(
         control::leave(socket, end, &ring);
     }
     if end.sending() == Sending::Returning {
-        moving::return_unread(socket, end, &ring)?;
+        match moving::return_unread(socket, end, &ring) {
+            Err(Errno::EAGAIN) if end.shut_later.is() => return Err(broken_pipe(flags)),
+            result => result?,
+        }
     }
     if end.sending() != Sending::Ring {
         // The first that goes through the kernel again: did the peer die with doorbells unread?
@@ -841,6 +847,15 @@ fn send_unrecorded(
             .store(slot.tx_bytes.load(Ordering::Relaxed) + total as u64, Ordering::Relaxed);
     });
     Ok(total)
+}
+
+/// As the kernel says it of a direction that is shut down, where it does not know of that yet.
+#[cold]
+fn broken_pipe(flags: i32) -> Errno {
+    if flags & libc::MSG_NOSIGNAL == 0 {
+        sys::raise(libc::SIGPIPE);
+    }
+    Errno::EPIPE
 }
 
 fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
@@ -926,9 +941,14 @@ pub fn shut_down_failed(socket: &Socket) {
 pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     let end = socket.end();
     let held = end.send_lock.take().ok_or(Errno::EINTR)?;
+    let mut how_now = Some(how);
     if how != libc::SHUT_RD {
-        if let Some(ring) = socket.outgoing() {
-            moving::end_direction(socket, end, &ring, SHUT);
+        if let Some(ring) = socket.outgoing()
+            && !moving::end_direction(socket, end, &ring, SHUT)
+        {
+            // The kernel has no room yet for what comes before.
+            end.shut_later.set(1);
+            how_now = (how == libc::SHUT_RDWR).then_some(libc::SHUT_RD);
         }
         if end.sending() == Sending::Kernel {
             end.sending.set(Sending::KernelForGood as u32);
@@ -937,9 +957,17 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) && socket.is_unix() {
         unix::shut_receiving(socket, end);
     }
-    let result = match tcp::shut_down(socket.fd(), how) {
+    let result = match how_now.map_or(Ok(()), |how| tcp::shut_down(socket.fd(), how)) {
         // The kernel's connection is over by a reset; as the program sees it (`fin_by_death`), it is open this way.
-        Err(Errno::ENOTCONN) if end.judged.is() && end.bells_only.is() => Ok(()),
+        Err(Errno::ENOTCONN)
+            if end.bells_only.is()
+                && (end.judged.is()
+                    || socket
+                        .outgoing()
+                        .is_some_and(|ring| fin_by_death(socket, end, &ring, false))) =>
+        {
+            Ok(())
+        }
         result => result,
     };
     if result.is_ok() && how != libc::SHUT_RD && end.sending() == Sending::Ring {
@@ -1087,6 +1115,10 @@ fn fall_asleep(
         },
     };
     let mut events = libc::POLLRDHUP;
+    if end.sending() == Sending::Returning {
+        // To go on with what is sent again.
+        events |= libc::POLLOUT;
+    }
     match want {
         Want::Data => events |= libc::POLLIN,
         Want::Room if end.sending() != Sending::Ring => events |= libc::POLLOUT,

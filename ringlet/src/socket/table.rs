@@ -184,8 +184,9 @@ pub struct End {
     pub full_since_ns: P64,
     /// Threads that are about to put a doorbell on the kernel's connection.
     pub ringers: AtomicU32,
-    /// While `Returning`: bytes of the oldest record that need not be sent again.
+    /// While `Returning`: bytes of the oldest record that need not be sent again; and whether our direction is shut down behind them.
     pub returned: P64,
+    pub shut_later: P32,
     /// TCP_NODELAY and TCP_CORK as the program has them; on the kernel's socket doorbells must not be delayed.
     pub no_delay: P32,
     pub cork: P32,
@@ -293,6 +294,7 @@ impl End {
             &self.refused_starts,
             &self.shut_receiving,
             &self.packet_max,
+            &self.shut_later,
         ] {
             word.set(0);
         }

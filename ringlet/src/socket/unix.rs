@@ -60,7 +60,8 @@ pub fn judge(socket: &Socket, end: &End, taken: i32) -> bool {
         return false;
     }
     let of_kernel = if taken != 0 { taken } else { tcp::take_error(socket.fd()) };
-    let only_doorbells = said == NOT_SHUT && end.bells_only.is();
+    // While we send by the ring the kernel holds nothing else of ours; one may have come after the peer had taken the others.
+    let only_doorbells = end.bells_only.is();
     let _held = end.send_lock.try_take();
     let unread = match said {
         NOT_SHUT => end.tx.outstanding_bytes(&outgoing) > 0,
