@@ -232,3 +232,91 @@ pub fn change_root(path: &str) -> R<()> {
     // SAFETY: a string that ends with a zero byte.
     unit(unsafe { libc::chroot(path.as_ptr()) })
 }
+
+/// The first version of glibc on this machine's kind, as its symbols name it.
+#[cfg(target_arch = "x86_64")]
+pub const OLDEST_VERSION: &str = "GLIBC_2.2.5";
+#[cfg(not(target_arch = "x86_64"))]
+pub const OLDEST_VERSION: &str = "GLIBC_2.17";
+
+fn c_string(text: &str) -> CString {
+    CString::new(text).expect("no zero byte")
+}
+
+/// Loads a library; its handle.
+pub fn load(path: &str, flags: c_int) -> usize {
+    // SAFETY: a C string; the library has no constructor that harms us.
+    let handle = unsafe { libc::dlopen(c_string(path).as_ptr(), flags) };
+    assert!(!handle.is_null(), "dlopen {path}");
+    handle as usize
+}
+
+/// The same, with all that it needs, apart from what the program has.
+pub fn load_apart(path: &str, flags: c_int) -> usize {
+    // SAFETY: as in `load`.
+    let handle = unsafe { libc::dlmopen(libc::LM_ID_NEWLM, c_string(path).as_ptr(), flags) };
+    assert!(!handle.is_null(), "dlmopen {path}");
+    handle as usize
+}
+
+fn look_up(library: usize, version: Option<&str>, name: &str) -> *mut c_void {
+    let (library, name) = (library as *mut c_void, c_string(name));
+    // SAFETY: a handle and C strings.
+    let found = unsafe {
+        match version {
+            None => libc::dlsym(library, name.as_ptr()),
+            Some(version) => libc::dlvsym(library, name.as_ptr(), c_string(version).as_ptr()),
+        }
+    };
+    assert!(!found.is_null(), "dlsym {name:?}");
+    found
+}
+
+/// Calls a function of `around.c`.
+pub fn call(library: usize, name: &str, fd: Fd) -> c_int {
+    // SAFETY: each of them takes and returns an int.
+    unsafe {
+        let function: extern "C" fn(c_int) -> c_int =
+            std::mem::transmute(look_up(library, None, name));
+        function(fd)
+    }
+}
+
+/// Is there something to receive, by libc's poll as it was looked up? (Waits for it.)
+pub fn poll_by_handle(libc: usize, version: Option<&str>, fd: Fd) -> R<usize> {
+    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    type Poll = unsafe extern "C" fn(*mut libc::pollfd, libc::nfds_t, c_int) -> c_int;
+    // SAFETY: libc's function of this name; one entry.
+    let ready = unsafe {
+        let poll: Poll = std::mem::transmute(look_up(libc, version, "poll"));
+        poll(&mut entry, 1, 10_000)
+    };
+    result(ready as isize).map(|_| entry.revents as usize)
+}
+
+pub fn recv_by_handle(libc: usize, version: Option<&str>, fd: Fd, len: usize) -> R<Vec<u8>> {
+    let mut buf = vec![0u8; len];
+    type Recv = unsafe extern "C" fn(c_int, *mut c_void, usize, c_int) -> isize;
+    // SAFETY: libc's function of this name; a buffer of its length.
+    let got = unsafe {
+        let recv: Recv = std::mem::transmute(look_up(libc, version, "recv"));
+        recv(fd, buf.as_mut_ptr().cast(), len, libc::MSG_DONTWAIT)
+    };
+    buf.truncate(result(got)?);
+    Ok(buf)
+}
+
+pub fn send_by_handle(libc: usize, version: Option<&str>, fd: Fd, data: &[u8]) -> R<usize> {
+    type Send = unsafe extern "C" fn(c_int, *const c_void, usize, c_int) -> isize;
+    // SAFETY: libc's function of this name; a buffer of its length.
+    result(unsafe {
+        let send: Send = std::mem::transmute(look_up(libc, version, "send"));
+        send(fd, data.as_ptr().cast(), data.len(), 0)
+    })
+}
+
+/// Before this process starts threads.
+pub fn set_environment(name: &str, value: &str) {
+    // SAFETY: one thread.
+    unsafe { std::env::set_var(name, value) };
+}

@@ -1,7 +1,8 @@
-//! System calls, and only system calls: no policy, no state.
+//! System calls, and only system calls: no policy, no state. (And ELF, for what is to be found without libc's help.)
 #![no_std]
 
 pub mod diag;
+pub mod elf;
 pub mod fd;
 pub mod futex;
 pub mod map;

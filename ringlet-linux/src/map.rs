@@ -106,6 +106,18 @@ pub fn map_shared(fd: i32, len: usize, writable: bool) -> Sys<Area> {
     Ok(unsafe { Area::new(base, len) })
 }
 
+/// Changes what may be done with the pages that begin in `start..end`, the first one with all of it; false if the kernel refuses.
+///
+/// # Safety
+/// Nobody needs a right to them that is taken away.
+pub unsafe fn protect(start: usize, end: usize, prot: i32) -> bool {
+    // SAFETY: only asks what the kernel has told at the start.
+    let page = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
+    let (start, end) = (start / page * page, end / page * page);
+    // SAFETY: by contract.
+    unsafe { sys!(SYS_mprotect, start, end - start, prot) }.is_ok()
+}
+
 /// # Safety
 /// No copy of `area`, nor a reference made from one, is used afterwards.
 pub unsafe fn unmap(area: Area) {

@@ -4,11 +4,13 @@
 
 #![allow(clippy::missing_safety_doc)]
 
+mod around;
 mod calls;
 mod cancellation;
 mod datagrams;
 mod descriptors;
 mod next;
+mod objects;
 mod processes;
 mod start;
 mod waits;

@@ -1,5 +1,6 @@
-//! The functions that ours stand in front of, found once by dlsym.
+//! The functions that ours stand in front of, found once.
 
+use crate::objects;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
@@ -21,10 +22,22 @@ impl Next {
         if !found.is_null() { found } else { self.find() }
     }
 
+    /// As dlsym(RTLD_NEXT) would, without the loader's lock.
     #[cold]
     fn find(&self) -> *mut libc::c_void {
-        // SAFETY: a C string; RTLD_NEXT is the library after us.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let found = objects::behind_us().find_map(|object| object.find(self.name));
+        // Not one of libc's: liburing's, perhaps loaded by the program.
+        let found = found.or_else(|| {
+            let mut found = None;
+            let ours = objects::ours();
+            objects::each_loaded(|loaded| {
+                if found.is_none() && !ours.is_some_and(|ours| ours.is(&loaded.object)) {
+                    found = loaded.object.find(self.name);
+                }
+            });
+            found
+        });
+        let found = found.unwrap_or(0) as *mut libc::c_void;
         self.found.store(found, Ordering::Relaxed);
         found
     }

@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import harness  # noqa: E402
 from harness import Failed, Outcome, Ringlet, Skipped, Test  # noqa: E402
 
-PROGRAMS = "netcat redis memcached nginx postgresql python node java netpipe iperf3 sockperf datagrams".split()
+PROGRAMS = "netcat redis memcached nginx postgresql python node php java netpipe iperf3 sockperf datagrams".split()
 RESULTS = ("passed", "skipped", "failed")
 
 

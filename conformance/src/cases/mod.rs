@@ -1,5 +1,6 @@
 //! The cases, by topic. To add one, add an entry to its topic's table.
 
+mod around;
 mod close;
 mod data;
 mod datagrams;
@@ -20,6 +21,7 @@ use crate::case::Case;
 
 pub fn all() -> impl Iterator<Item = &'static Case> {
     [
+        around::CASES,
         data::CASES,
         datagrams::CASES,
         paths::CASES,

@@ -18,12 +18,12 @@
 //! socket's credentials name the caller, and /proc tells whether the caller's process holds the socket.
 
 use super::table::{Socket, Stage, Tables, tables};
-use super::{carrier, context, control, epoll, unforgiving, view};
+use super::{carrier, context, control, epoll, process, unforgiving, view};
 use crate::config::PeerPolicy;
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, Head, SEGMENT_MAGIC};
-use ringlet_core::sync::Ordering;
+use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::meet::{self as rendezvous, Ends};
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{diag, fd, map, tcp};
@@ -126,7 +126,18 @@ pub fn step_once(socket: &'static Socket) {
     let off = control::keeps_off(socket);
     let mut step = if off { Step::Soon } else { Step::AtOnce };
     while matches!(step, Step::AtOnce) {
-        step = take(tables, socket);
+        step = match process::keeps_all_on_kernel() {
+            None => take(tables, socket),
+            Some((reason, true)) => Step::Bar(reason),
+            Some((_, false)) => Step::Later,
+        };
+    }
+    if socket.stage() == Stage::Attached {
+        // ORDER: SeqCst; pairs with `process::happens_behind_our_back`.
+        fence(Ordering::SeqCst);
+        if let Some((reason, _)) = process::keeps_all_on_kernel() {
+            super::keep_on_kernel(socket, reason);
+        }
     }
     match step {
         Step::Later | Step::Soon if !off && overdue(socket, calls) => socket.bar(Reason::NoPeer),
@@ -263,9 +274,6 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     }
     if !tables.config.enabled {
         return Step::Bar(Reason::Off);
-    }
-    if tables.process().uses_io_uring.is() {
-        return Step::Bar(Reason::IoUring);
     }
     if epoll::may_be_watched_by_a_strange_set(tables, socket) {
         return Step::Bar(Reason::OwnEpoll);

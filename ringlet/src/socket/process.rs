@@ -4,7 +4,7 @@ use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, looku
 use super::{carrier, context, datagram, epoll, meet, moving, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, GO_BACK, SHUT, SHUT_READ, SHUT_UNREAD};
-use ringlet_core::sync::{AtomicU32, Ordering};
+use ringlet_core::sync::{AtomicU32, Ordering, fence};
 use ringlet_linux::{fd, map, sys, tcp};
 
 /// A socket that may be moved was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
@@ -345,6 +345,8 @@ pub fn after_fork(tables: &'static Tables) {
     process.spawn_lock.reset();
     process.spawns.set(0);
     end_withholding(process);
+    // Loads of the parent's other threads.
+    BEHIND_OUR_BACK.fetch_and(IO_URING | AROUND, Ordering::SeqCst);
     context::forget_all(tables);
     view::forget(tables);
     super::tap::forget(tables);
@@ -545,11 +547,47 @@ pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
     tables().into_iter().flat_map(move |tables| tables.known_numbers(first, last))
 }
 
+/// Why nothing of this process may be moved: bits for good, and the loads under way. (Not in the tables: a constructor may come
+/// before them.)
+static BEHIND_OUR_BACK: AtomicU32 = AtomicU32::new(0);
+const IO_URING: u32 = 1 << 31;
+const AROUND: u32 = 1 << 30;
+
+/// Why this process's connections have to stay on the kernel, and whether for good; `meet` and `datagram` ask before they move one,
+/// and `meet` again when it has.
+pub fn keeps_all_on_kernel() -> Option<(Reason, bool)> {
+    match BEHIND_OUR_BACK.load(Ordering::SeqCst) {
+        0 => None,
+        bits if bits & IO_URING != 0 => Some((Reason::IoUring, true)),
+        bits => Some((Reason::Around, bits & AROUND != 0)),
+    }
+}
+
+fn happens_behind_our_back(reason: Reason, change: impl Fn(&AtomicU32) -> u32) {
+    change(&BEHIND_OUR_BACK);
+    // ORDER: SeqCst; pairs with `meet::step_once`: we see that a connection has just been attached, or it sees this.
+    fence(Ordering::SeqCst);
+    let moved = |socket: &&Socket| matches!(socket.stage(), Stage::Attached | Stage::Mailbox);
+    for socket in tables().into_iter().flat_map(|tables| tables.followed()).filter(moved) {
+        super::keep_on_kernel(socket, reason);
+    }
+}
+
 /// An io_uring reads and writes behind our back: from now on every connection of this process is on the kernel.
 pub fn uses_io_uring() {
-    let Some(tables) = tables() else { return };
-    tables.process().uses_io_uring.set(1);
-    for socket in tables.followed().filter(|socket| socket.stage() == Stage::Attached) {
-        super::keep_on_kernel(socket, Reason::IoUring);
-    }
+    happens_behind_our_back(Reason::IoUring, |bits| bits.fetch_or(IO_URING, Ordering::SeqCst));
+}
+
+/// So do functions of libc that are not reached by way of ours.
+pub fn is_reached_around() {
+    happens_behind_our_back(Reason::Around, |bits| bits.fetch_or(AROUND, Ordering::SeqCst));
+}
+
+/// A library is about to be loaded that prefers libc's functions to ours, and its constructors run before we can lead it to ours.
+pub fn begin_loading_deep() {
+    happens_behind_our_back(Reason::Around, |bits| bits.fetch_add(1, Ordering::SeqCst));
+}
+
+pub fn end_loading_deep() {
+    BEHIND_OUR_BACK.fetch_sub(1, Ordering::SeqCst);
 }

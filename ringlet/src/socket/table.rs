@@ -427,8 +427,6 @@ pub struct Process {
     pub forking: P32,
     /// No descriptor above it was ever known.
     pub highest_fd: P32,
-    /// The process made an io_uring.
-    pub uses_io_uring: P32,
     /// An epoll set was found that was made around libc.
     pub has_strange_set: P32,
     /// What was asked of the parent (`view::forget`).

@@ -21,7 +21,7 @@ use super::{inlets, outlets};
 use crate::config::Endpoint;
 use crate::reasons::Reason;
 use crate::socket::table::{Socket, Stage, Tables, tables};
-use crate::socket::{epoll, meet, view};
+use crate::socket::{epoll, meet, process, view};
 use ringlet_core::layout::{Head, LaneGeometry, SEGMENT_MAGIC};
 use ringlet_core::memory::Area;
 use ringlet_core::sync::Ordering;
@@ -136,8 +136,10 @@ fn stepping(socket: &Socket, step: impl FnOnce()) {
 
 /// May this socket have lanes now? Bars it if it never may.
 fn may_have_lanes(tables: &Tables, socket: &'static Socket) -> bool {
-    if tables.process().uses_io_uring.is() {
-        socket.bar(Reason::IoUring);
+    if let Some((reason, for_good)) = process::keeps_all_on_kernel() {
+        if for_good {
+            socket.bar(reason);
+        }
         return false;
     }
     if epoll::may_be_watched_by_a_strange_set(tables, socket) {

@@ -1,0 +1,142 @@
+//! The libraries of this process, read from the loader's own list and their tables of symbols: dlsym would take the loader's lock,
+//! which a constructor may hold while it waits for a thread whose first call is ours.
+
+use core::ffi::{CStr, c_char, c_int};
+use core::slice::from_raw_parts;
+use libc::Elf64_Phdr;
+use ringlet_linux::elf::{Entry, Object};
+
+/// link.h: struct link_map.
+#[repr(C)]
+struct LinkMap {
+    base: usize,
+    name: *const c_char,
+    dynamic: *const Entry,
+    next: *const LinkMap,
+}
+
+/// link.h: struct r_debug.
+#[repr(C)]
+struct Debug {
+    version: c_int,
+    first: *const LinkMap,
+}
+
+unsafe extern "C" {
+    /// The loader's list, as debuggers read it.
+    static _r_debug: Debug;
+    /// Our own dynamic section, by the linker.
+    #[link_name = "_DYNAMIC"]
+    static OURS: [Entry; 0];
+}
+
+/// What is libc: glibc has had it in several pieces.
+const LIBC: [&CStr; 4] = [c"libc.so.6", c"libpthread.so.0", c"libdl.so.2", c"librt.so.1"];
+
+pub fn is_libc(object: &Object) -> bool {
+    object.soname().is_some_and(|soname| LIBC.contains(&soname))
+}
+
+struct Objects(*const LinkMap);
+
+impl Iterator for Objects {
+    type Item = Option<Object>;
+    fn next(&mut self) -> Option<Option<Object>> {
+        // SAFETY: an entry of the loader's list, or its end; what was loaded with the program stays there, before all the rest.
+        let entry = unsafe { self.0.as_ref() }?;
+        self.0 = entry.next;
+        // SAFETY: as above.
+        Some(unsafe { Object::new(entry.base, entry.dynamic) })
+    }
+}
+
+fn objects() -> impl Iterator<Item = Object> {
+    // SAFETY: the loader's struct, filled before any code of ours can run.
+    Objects(unsafe { _r_debug.first }).flatten()
+}
+
+pub fn ours() -> Option<Object> {
+    objects().find(|object| object.dynamic == (&raw const OURS).cast())
+}
+
+/// What stands behind us, up to libc: they were loaded with the program, and stay.
+pub fn behind_us() -> impl Iterator<Item = Object> {
+    let mut ended = false;
+    objects()
+        .skip_while(|object| object.dynamic != (&raw const OURS).cast())
+        .skip(1)
+        .take_while(move |object| !core::mem::replace(&mut ended, object.soname() == Some(LIBC[0])))
+}
+
+/// Where libc's pieces lie that were loaded with the program.
+pub fn pieces_of_libc() -> [(usize, usize); LIBC.len()] {
+    let mut pieces = [(0, 0); LIBC.len()];
+    let found = behind_us().filter(is_libc);
+    // SAFETY: libraries, loaded with the program.
+    pieces.iter_mut().zip(found).for_each(|(piece, object)| *piece = unsafe { object.extent() });
+    pieces
+}
+
+pub fn is_in(pieces: &[(usize, usize)], address: usize) -> bool {
+    pieces.iter().any(|(start, end)| (*start..*end).contains(&address))
+}
+
+fn holds(base: usize, segments: &[Elf64_Phdr], address: usize) -> bool {
+    segments.iter().any(|segment| {
+        let start = base.wrapping_add(segment.p_vaddr as usize);
+        segment.p_type == libc::PT_LOAD && address.wrapping_sub(start) < segment.p_memsz as usize
+    })
+}
+
+/// One of all objects, with its segments.
+pub struct Loaded<'a> {
+    pub object: Object,
+    segments: &'a [Elf64_Phdr],
+}
+
+impl Loaded<'_> {
+    pub fn holds(&self, address: usize) -> bool {
+        holds(self.object.base, self.segments, address)
+    }
+
+    /// What the loader has made read-only when it was done.
+    pub fn sealed(&self) -> Option<(usize, usize)> {
+        let part = self.segments.iter().find(|segment| segment.p_type == libc::PT_GNU_RELRO)?;
+        let start = self.object.base.wrapping_add(part.p_vaddr as usize);
+        Some((start, start + part.p_memsz as usize))
+    }
+}
+
+/// Calls `each` with every object, in the loader's order, while none comes or goes. The lock that this takes is not held while
+/// constructors run.
+pub fn each_loaded(mut each: impl FnMut(&Loaded)) {
+    type Each<'a> = &'a mut dyn FnMut(&Loaded);
+    unsafe extern "C" fn one(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        each: *mut libc::c_void,
+    ) -> c_int {
+        // SAFETY: what the loader tells of an object, and what `each_loaded` has given.
+        unsafe {
+            let (info, each) = (&*info, &mut *each.cast::<Each>());
+            let segments = from_raw_parts(info.dlpi_phdr, info.dlpi_phnum as usize);
+            let base = info.dlpi_addr as usize;
+            if let Some(part) = segments.iter().find(|part| part.p_type == libc::PT_DYNAMIC) {
+                let dynamic = base.wrapping_add(part.p_vaddr as usize) as *const Entry;
+                if let Some(object) = Object::new(base, dynamic) {
+                    each(&Loaded { object, segments });
+                }
+            }
+        }
+        0
+    }
+    type Callback =
+        unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut libc::c_void) -> c_int;
+    let mut each: Each = &mut each;
+    crate::next!(
+        c"dl_iterate_phdr",
+        fn(Callback, *mut libc::c_void) -> c_int,
+        one,
+        (&raw mut each).cast()
+    );
+}

@@ -1,0 +1,135 @@
+//! The library beside the loader: what it needs of it must not wait for the loader's lock, which is held while constructors run.
+
+mod library;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A library whose constructor waits for a thread, which makes its process's first calls.
+const WAITING: &str = r#"
+#define _GNU_SOURCE
+#include <poll.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static void *first_calls(void *nothing)
+{
+    int pair[2], set = epoll_create1(0);
+    char byte = 1;
+    struct iovec piece = { &byte, 1 };
+    struct msghdr message = { .msg_iov = &piece, .msg_iovlen = 1 };
+    struct epoll_event event = { .events = EPOLLIN };
+    struct timeval now = { 0, 0 };
+    socketpair(AF_UNIX, SOCK_STREAM, 0, pair);
+    epoll_ctl(set, EPOLL_CTL_ADD, pair[1], &event);
+    write(pair[0], &byte, 1);
+    struct pollfd one = { pair[1], POLLIN, 0 };
+    fd_set readable;
+    FD_ZERO(&readable);
+    FD_SET(pair[1], &readable);
+    poll(&one, 1, -1);
+    ppoll(&one, 1, NULL, NULL);
+    select(pair[1] + 1, &readable, NULL, NULL, &now);
+    epoll_wait(set, &event, 1, -1);
+    read(pair[1], &byte, 1);
+    sendmsg(pair[0], &message, 0);
+    recvmsg(pair[1], &message, 0);
+    writev(pair[0], &piece, 1);
+    readv(pair[1], &piece, 1);
+    send(pair[0], &byte, 1, 0);
+    recv(pair[1], &byte, 1, 0);
+    close(dup(pair[0]));
+    close(set);
+    return nothing;
+}
+
+__attribute__((constructor)) static void waits(void)
+{
+    pthread_t thread;
+    pthread_create(&thread, NULL, first_calls, NULL);
+    pthread_join(thread, NULL);
+}
+"#;
+
+/// Loads what it is told to, or nothing if it is linked with it.
+const PROGRAM: &str = r#"
+#include <dlfcn.h>
+#include <stdio.h>
+
+int main(int count, char **words)
+{
+    if (count > 1 && !dlopen(words[1], RTLD_NOW | (count > 2 ? RTLD_DEEPBIND : 0))) {
+        puts(dlerror());
+        return 1;
+    }
+    puts("done");
+    return 0;
+}
+"#;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Place {
+        let place = std::env::temp_dir().join(format!("ringlet-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        Place(place)
+    }
+
+    fn build(&self, name: &str, source: &str, words: &[&str]) -> PathBuf {
+        let (from, to) = (self.0.join(name).with_extension("c"), self.0.join(name));
+        std::fs::write(&from, source).unwrap();
+        let mut compiler = Command::new("cc");
+        let status = compiler.arg("-o").args([&to, &from]).args(words).status().unwrap();
+        assert!(status.success(), "{name} is not built");
+        to
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The program with the library preloaded, which is to end by itself.
+fn run(program: &Path, words: &[&Path]) {
+    let mut child = Command::new(program)
+        .args(words)
+        .env("LD_PRELOAD", library::build())
+        .env_remove("RINGLET_CONFIG")
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > until {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{program:?} {words:?} did not end");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert!(status.success(), "{program:?} {words:?}: {status}");
+}
+
+#[test]
+fn a_constructor_may_wait_for_a_thread() {
+    let place = Place::new("loader");
+    let waiting = place.build("libwaiting.so", WAITING, &["-shared", "-fPIC"]);
+    let program = place.build("program", PROGRAM, &[]);
+    // Linked with it: its constructor runs before ours.
+    let linked = place.build("linked", PROGRAM, &["-Wl,--no-as-needed", waiting.to_str().unwrap()]);
+    run(&program, &[&waiting]);
+    run(&program, &[&waiting, Path::new("deep")]);
+    run(&linked, &[]);
+}
