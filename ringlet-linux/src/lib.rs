@@ -1,6 +1,7 @@
 //! System calls, and only system calls: no policy, no state. (And ELF, for what is to be found without libc's help.)
 #![no_std]
 
+pub mod clock;
 pub mod diag;
 pub mod elf;
 pub mod fd;

@@ -115,18 +115,12 @@ pub fn raise(signal: i32) {
 /// Nanoseconds of the monotonic clock, without entering the kernel where the vDSO can.
 #[inline]
 pub fn now_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is valid for writing. libc's clock_gettime is not one of the replaced functions, and goes to the vDSO.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    crate::clock::ns(libc::CLOCK_MONOTONIC)
 }
 
 /// Nanoseconds since 1970, likewise.
 pub fn real_time_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: as in `now_ns`.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    crate::clock::ns(libc::CLOCK_REALTIME)
 }
 
 /// Raises SIGPIPE in the calling thread, as the kernel does for a write to a dead connection.

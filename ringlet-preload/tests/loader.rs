@@ -1,4 +1,4 @@
-//! The library beside the loader: what it needs of it must not wait for the loader's lock, which is held while constructors run.
+//! The library beside the loader, whose lock is held while constructors run, and beside others that are preloaded with it.
 
 mod library;
 
@@ -72,6 +72,84 @@ int main(int count, char **words)
 }
 "#;
 
+/// A library in front of libc's clocks, which stand still.
+const STOPPED: &str = r#"
+#include <sys/time.h>
+#include <time.h>
+
+int clock_gettime(clockid_t clock, struct timespec *now)
+{
+    (void)clock;
+    *now = (struct timespec) { 1000000, 0 };
+    return 0;
+}
+
+int gettimeofday(struct timeval *restrict now, void *restrict zone)
+{
+    (void)zone;
+    *now = (struct timeval) { 1000000, 0 };
+    return 0;
+}
+
+time_t time(time_t *now)
+{
+    return now ? *now = 1000000 : 1000000;
+}
+"#;
+
+/// Waits in vain, in each call that takes a time, for a connection in the ring.
+const WAITS: &str = r#"
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MUST(what) if (!(what)) return __LINE__ % 256
+
+int main(void)
+{
+    int (*path)(int) = (int (*)(int))dlsym(RTLD_DEFAULT, "ringlet_path");
+    int listener = socket(AF_INET, SOCK_STREAM, 0), near = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t length = sizeof address;
+    char byte = 1;
+    MUST(path);
+    MUST(bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 1) == 0);
+    MUST(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+    MUST(connect(near, (struct sockaddr *)&address, length) == 0);
+    int far = accept(listener, 0, 0);
+    for (int trip = 0; trip < 5000 && path(near) != 3; trip++) {
+        MUST(send(near, &byte, 1, 0) == 1 && recv(far, &byte, 1, 0) == 1);
+        MUST(send(far, &byte, 1, 0) == 1 && recv(near, &byte, 1, 0) == 1);
+    }
+    MUST(path(near) == 3);
+    struct timespec time = { 0, 50000000 };
+    struct timeval interval = { 0, 50000 };
+    struct pollfd one = { far, POLLIN, 0 };
+    fd_set readable;
+    FD_ZERO(&readable);
+    FD_SET(far, &readable);
+    MUST(poll(&one, 1, 50) == 0 && ppoll(&one, 1, &time, 0) == 0);
+    MUST(select(far + 1, &readable, 0, 0, &interval) == 0);
+    int set = epoll_create1(0);
+    struct epoll_event event = { .events = EPOLLIN };
+    MUST(epoll_ctl(set, EPOLL_CTL_ADD, far, &event) == 0);
+    MUST(epoll_wait(set, &event, 1, 50) == 0 && epoll_pwait2(set, &event, 1, &time, 0) == 0);
+    interval = (struct timeval) { 0, 50000 };
+    MUST(setsockopt(far, SOL_SOCKET, SO_RCVTIMEO, &interval, sizeof interval) == 0);
+    MUST(recv(far, &byte, 1, 0) == -1);
+    MUST(setsockopt(near, SOL_SOCKET, SO_SNDTIMEO, &interval, sizeof interval) == 0);
+    static char much[1 << 20];
+    for (int sent = 0; send(near, much, sizeof much, 0) > 0; sent++)
+        MUST(sent < 1000);
+    return 0;
+}
+"#;
+
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Place(PathBuf);
@@ -99,11 +177,14 @@ impl Drop for Place {
     }
 }
 
-/// The program with the library preloaded, which is to end by itself.
-fn run(program: &Path, words: &[&Path]) {
+/// The program with the library preloaded, and `others`, which is to end by itself.
+fn run_with(others: &[&Path], program: &Path, words: &[&Path]) {
+    let ours = library::build();
+    let libraries: Vec<_> =
+        [ours.as_path()].iter().chain(others).map(|path| path.to_str().unwrap()).collect();
     let mut child = Command::new(program)
         .args(words)
-        .env("LD_PRELOAD", library::build())
+        .env("LD_PRELOAD", libraries.join(":"))
         .env_remove("RINGLET_CONFIG")
         .spawn()
         .unwrap();
@@ -120,6 +201,17 @@ fn run(program: &Path, words: &[&Path]) {
         std::thread::sleep(Duration::from_millis(10));
     };
     assert!(status.success(), "{program:?} {words:?}: {status}");
+}
+
+fn run(program: &Path, words: &[&Path]) {
+    run_with(&[], program, words);
+}
+
+#[test]
+fn waits_end_though_the_clock_stands_still() {
+    let place = Place::new("clock");
+    let stopped = place.build("libstopped.so", STOPPED, &["-shared", "-fPIC"]);
+    run_with(&[&stopped], &place.build("waits", WAITS, &[]), &[]);
 }
 
 #[test]
