@@ -1,4 +1,4 @@
-.PHONY: build install man demo test suites torture soak sim-soak setup
+.PHONY: build install man demo test suites torture faults soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -59,6 +59,10 @@ suites: build
 SECONDS = 14400
 torture: build
 	python3 tests/torture --seconds $(SECONDS) --ringlet $(TARGET)/release/ringlet
+
+# Faults from outside: packets, addresses, firewall rules, limits, clocks, signals; `make faults SECONDS=3600`.
+faults: build
+	python3 tests/faults --seconds $(SECONDS) --ringlet $(TARGET)/release/ringlet
 
 # Thousands of kills, at random moments.
 soak: build

@@ -15,7 +15,7 @@ macro_rules! errnos {
     ($($name:ident)*) => { impl Errno { $(pub const $name: Errno = Errno(libc::$name);)* } };
 }
 errnos! { EAGAIN EINTR EPIPE ECONNRESET ENOTCONN EBADF EFAULT EINVAL EMFILE ENFILE ENOMEM EPERM ENOSYS EACCES
-ECONNREFUSED EADDRINUSE EEXIST ENOENT ENOTDIR EINPROGRESS ENOTSUP }
+ECONNREFUSED EADDRINUSE EEXIST ENOENT ENOTDIR EINPROGRESS ENOTSUP ERANGE }
 
 /// # Safety
 /// The caller answers for the arguments as the named system call defines them.

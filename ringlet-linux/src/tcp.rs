@@ -29,21 +29,40 @@ pub struct Ends {
     pub family: i32,
 }
 
-/// What the kernel has counted on a connection: exact, under its own lock.
-#[derive(Clone, Copy, Debug)]
+/// What the kernel has counted on a connection at one moment, under its own lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counts {
-    /// Bytes the program wrote since the beginning.
-    pub written: u64,
+    /// Sequence numbers that the peer has acknowledged since the beginning.
+    acked: u64,
+    /// Bytes that were transmitted for the first time, or are still to be.
+    transmitted: u64,
     /// Bytes that arrived in order, read or not.
     pub received: u64,
     pub state: u8,
+}
+
+/// How many bytes the program wrote since the beginning, by two measures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Written {
+    /// By sequence numbers: what is acknowledged, and what waits for it. Exact.
+    pub place: u64,
+    /// By transmissions, which is more where one has failed on this machine.
+    pub transmitted: u64,
+    pub state: u8,
+}
+
+impl Written {
+    /// The place, if nothing contradicts it.
+    pub fn agreed(&self) -> Option<u64> {
+        (self.place == self.transmitted).then_some(self.place)
+    }
 }
 
 pub const TCP_ESTABLISHED: u8 = 1;
 pub const TCP_FIN_WAIT1: u8 = 4;
 pub const TCP_FIN_WAIT2: u8 = 5;
 const TCP_CLOSE: u8 = 7;
-const TCP_CLOSE_WAIT: u8 = 8;
+pub const TCP_CLOSE_WAIT: u8 = 8;
 const TCP_LAST_ACK: u8 = 9;
 const TCP_CLOSING: u8 = 11;
 const TCP_TIME_WAIT: u8 = 6;
@@ -160,8 +179,8 @@ const _: () = assert!(core::mem::offset_of!(TcpInfo, bytes_acked) == 120);
 const _: () = assert!(core::mem::offset_of!(TcpInfo, notsent_bytes) == 144);
 const _: () = assert!(core::mem::offset_of!(TcpInfo, bytes_sent) == 200);
 
-/// KERNEL: one TCP_INFO is one consistent moment (the kernel takes the socket's lock), and sent - resent + not yet sent is
-/// exactly what was written; a FIN counts as one received byte once the state says that it came.
+/// KERNEL: one TCP_INFO is one consistent moment (the kernel takes the socket's lock); a FIN counts as one received byte once the state
+/// says that it came.
 pub fn counts(fd: i32) -> Sys<Counts> {
     let mut info = TcpInfo::default();
     let mut len = size_of::<TcpInfo>() as u32;
@@ -179,7 +198,8 @@ pub fn counts(fd: i32) -> Sys<Counts> {
         _ => false,
     };
     Ok(Counts {
-        written: info
+        acked: info.bytes_acked,
+        transmitted: info
             .bytes_sent
             .wrapping_sub(info.bytes_retrans)
             .wrapping_add(info.notsent_bytes as u64),
@@ -187,6 +207,31 @@ pub fn counts(fd: i32) -> Sys<Counts> {
         state: info.state,
     })
 }
+
+/// What was written so far; `connected` says which side's it is. Exact while nobody writes and the stream is open (the caller holds
+/// the send lock).
+///
+/// KERNEL: `bytes_acked` and SIOCOUTQ (write_seq - snd_una) count sequence numbers, so their sum grows by what is written, and by nothing
+/// else; the SYN is one, where we sent it first. `bytes_sent` grows before a transmission that may fail on this machine (an address
+/// that is gone, a full queue, a firewall's drop), and the same bytes are sent again without being counted in `bytes_retrans`.
+pub fn written(fd: i32, connected: bool) -> Sys<Written> {
+    let mut before = counts(fd)?;
+    for _ in 0..STABLE_LOOKS {
+        let mut waiting = 0i32;
+        // SAFETY: a writable int.
+        unsafe { sys!(SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut waiting)? };
+        let after = counts(fd)?;
+        if (after.acked, after.transmitted) == (before.acked, before.transmitted) {
+            let place = (after.acked + waiting as u64).wrapping_sub(connected as u64);
+            return Ok(Written { place, transmitted: after.transmitted, state: after.state });
+        }
+        before = after;
+    }
+    Err(Errno::EAGAIN)
+}
+
+/// Looks until two counts agree, one before and one after what is asked between them.
+const STABLE_LOOKS: u32 = 1000;
 
 /// Bytes that wait in the kernel's receive queue.
 pub fn unread(fd: i32) -> Sys<usize> {
@@ -216,14 +261,14 @@ pub fn resets_on_close(fd: i32) -> bool {
 }
 
 /// Bytes that the program has read from the kernel since the beginning, taken between two equal counts of arrivals.
-/// Exact while nobody else reads (the caller holds the receive lock).
+/// Exact while nobody else reads (the caller holds the receive lock). ERANGE: more wait than ever arrived, so they came past TCP.
 pub fn consumed(fd: i32) -> Sys<u64> {
     let mut before = counts(fd)?;
-    for _ in 0..1000 {
+    for _ in 0..STABLE_LOOKS {
         let waiting = unread(fd)?;
         let after = counts(fd)?;
         if after.received == before.received && after.state == before.state {
-            return Ok(before.received - waiting as u64);
+            return before.received.checked_sub(waiting as u64).ok_or(Errno::ERANGE);
         }
         before = after;
     }

@@ -44,6 +44,7 @@ reasons! {
     IoUring = 18, "io-uring", "The process uses io_uring, which reads sockets behind ringlet's back.";
     OwnEpoll = 32, "own-epoll", "The process has an epoll set that was made by system calls around libc, which would hear nothing of the ring.";
     Around = 33, "around", "The process can call libc around ringlet: by a second libc (dlmopen), or from a library that was loaded to prefer it (RTLD_DEEPBIND).";
+    Miscounted = 45, "miscounted", "The kernel's counts of this connection's bytes contradict each other: packets could not be sent, or its bytes go past TCP (a BPF sockmap).";
     Urgent = 19, "urgent", "Urgent (out-of-band) data was sent or asked for.";
     Option = 20, "option", "A socket option is set that the ring does not serve.";
     Splice = 21, "splice", "A call moved data between this socket and another descriptor inside the kernel.";

@@ -159,21 +159,25 @@ fn counts(pair: &Pair) -> Check {
         .map_err(|error| Errno(error.raw_os_error()))?;
         let acceptor = pair.acceptor.as_raw_fd();
         Ok((
-            tcp::counts(pair.connector.as_raw_fd())?.written,
+            tcp::written(pair.connector.as_raw_fd(), true)?,
             tcp::counts(acceptor)?.received,
             tcp::unread(acceptor)? as u64,
             tcp::consumed(acceptor)?,
         ))
     });
     match tried {
-        Ok(found) if found == (length, length, length, 0) => {
-            Check::ok("byte counts", "TCP_INFO and FIONREAD are exact")
+        Ok((written, received, unread, consumed))
+            if (written.agreed(), received, unread, consumed)
+                == (Some(length), length, length, 0) =>
+        {
+            Check::ok("byte counts", "TCP_INFO, SIOCOUTQ and FIONREAD are exact")
         }
         Ok((written, received, unread, consumed)) => broken(
             "byte counts",
             &format!(
-                "of {length} bytes sent, TCP_INFO and FIONREAD say that {written} were written, {received} arrived, \
-                 {unread} wait and {consumed} were read"
+                "of {length} bytes sent, TCP_INFO, SIOCOUTQ and FIONREAD say that {} were written and {} transmitted, {received} arrived, \
+                 {unread} wait and {consumed} were read",
+                written.place, written.transmitted
             ),
         ),
         Err(Errno::ENOSYS) => Check::fail(
@@ -181,7 +185,11 @@ fn counts(pair: &Pair) -> Check {
             "TCP_INFO lacks the counts of bytes sent",
             "Use a newer kernel; under gVisor or another emulated kernel connections cannot be moved.",
         ),
-        Err(error) => refused("byte counts", "getsockopt(TCP_INFO) or ioctl(FIONREAD)", error),
+        Err(error) => refused(
+            "byte counts",
+            "getsockopt(TCP_INFO), ioctl(SIOCOUTQ) or ioctl(FIONREAD)",
+            error,
+        ),
     }
 }
 

@@ -58,6 +58,9 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
             "Nothing to do: it uses shared memory again once the other end has taken that part."
         }
         Reason::Unforgiving => "Switch the testing aid off (setting unforgiving).",
+        Reason::Miscounted => {
+            "Look for what drops packets on their way out (`tc`, `nft`, an address that comes and goes) or takes sockets into a sockmap."
+        }
         Reason::Paused => "`ringlet on` lets it use shared memory again.",
     })
 }

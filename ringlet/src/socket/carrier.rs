@@ -1,7 +1,8 @@
 //! What differs between the kinds of kernel connection that can carry one of ours.
 //!
 //! How the kernel counts: TCP tells how many bytes were ever written and read, so a mark of `handover` names a place in all that
-//! the connection has carried. A Unix connection tells only whether all that was sent is also taken. Then it can be moved: a
+//! the connection has carried. It tells so by several measures, and where one contradicts another (packets that could not be sent; a socket
+//! in a BPF sockmap, whose bytes go past TCP) no place can be named: the connection stays on the kernel, or ends with an error. A Unix connection tells only whether all that was sent is also taken. Then it can be moved: a
 //! `Start` stands at place 0, and both ends count the doorbells that follow, up to a `Back`. (The receiver counts on, and notes
 //! where that place lies in its count: `End::base`.) Where a Unix connection carries packets, a doorbell is a packet of one byte.
 
@@ -68,6 +69,34 @@ pub fn ends(tables: &Tables, socket: &Socket) -> Result<Ends, Option<Reason>> {
     }
 }
 
+/// Do the kernel's counts name the places of a TCP connection? Asked once, before it is attached.
+pub fn countable(socket: &Socket) -> Result<(), Reason> {
+    if socket.is_unix() {
+        return Ok(());
+    }
+    let end = socket.end();
+    // Before the counts: other threads go on.
+    let (has_sent, has_received) = (end.has_sent.is(), end.has_received.is());
+    let received = tcp::counts(socket.fd()).map_err(super::meet::reason_of)?.received;
+    let written = match written(socket) {
+        Err(Errno::EAGAIN) => return Ok(()),
+        measured => measured.map_err(super::meet::reason_of)?,
+    };
+    let past_tcp = tcp::consumed(socket.fd()) == Err(Errno::ERANGE)
+        || has_sent && written.place == 0
+        || has_received && received == 0;
+    // (What another thread writes between two measures is in one of them only. They are compared again when nobody does: `start_place`.)
+    let writing = end.native_senders.load(Ordering::SeqCst) != 0;
+    if past_tcp || written.agreed().is_none() && !writing {
+        return Err(Reason::Miscounted);
+    }
+    Ok(())
+}
+
+pub fn written(socket: &Socket) -> Sys<tcp::Written> {
+    tcp::written(socket.fd(), !socket.side.is())
+}
+
 /// Options whose meaning lies in the kernel's queues.
 pub fn unserved_option(socket: &Socket) -> Option<Reason> {
     let on = |option, from| {
@@ -91,12 +120,15 @@ pub fn unserved_option(socket: &Socket) -> Option<Reason> {
 pub fn start_place(socket: &Socket, end: &End) -> Option<u64> {
     match socket.kind() {
         Kind::Internet => {
-            let counts = tcp::counts(socket.fd()).ok()?;
-            if counts.state != tcp::TCP_ESTABLISHED {
+            let written = written(socket).ok()?;
+            let place = written.agreed();
+            if written.state != tcp::TCP_ESTABLISHED || place.is_none() {
                 end.sending.set(Sending::KernelForGood as u32);
-                return None;
             }
-            Some(counts.written)
+            if place.is_none() {
+                super::moving::keep_out(socket, end, Reason::Miscounted);
+            }
+            place.filter(|_| end.sending() != Sending::KernelForGood)
         }
         Kind::Unix | Kind::Packets => {
             if kernel::untaken(socket.fd()) != Ok(0) {
@@ -108,21 +140,32 @@ pub fn start_place(socket: &Socket, end: &End) -> Option<u64> {
     }
 }
 
-/// The kernel's place where the stream goes on there: no doorbell follows.
-pub fn back_place(socket: &Socket, ring: &SegmentRing) -> Sys<u64> {
-    match socket.kind() {
-        Kind::Internet => tcp::counts(socket.fd()).map(|counts| counts.written),
-        Kind::Unix | Kind::Packets => Ok(ring.control().sender.bells.load(Ordering::Relaxed)),
+/// The kernel's place where the stream goes on there: no doorbell follows. ERANGE: the kernel has taken more or less than our doorbells
+/// since the `Start`. Send lock held.
+pub fn back_place(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<u64> {
+    let bells = ring.control().sender.bells.load(Ordering::Relaxed);
+    let place = end.started.get().wrapping_add(bells);
+    if socket.is_unix() {
+        return Ok(place);
+    }
+    match written(socket)? {
+        written if written.place == place => Ok(place),
+        // Nothing follows an end, which has a sequence number too.
+        written if !matches!(written.state, tcp::TCP_ESTABLISHED | tcp::TCP_CLOSE_WAIT) => {
+            Ok(place)
+        }
+        _ => Err(Errno::ERANGE),
     }
 }
 
-/// How much is still to be taken from the kernel when a `Start` is met. Receive lock held.
+/// How much is still to be taken from the kernel when a `Start` is met. ERANGE: more than the peer wrote was taken. Receive lock held.
 pub fn until_start(socket: &Socket, end: &End, start: u64) -> Sys<u64> {
+    let consumed = consumed(socket, end)?;
     if socket.is_unix() {
-        end.base.set(consumed(socket, end)?);
+        end.base.set(consumed);
         return Ok(0);
     }
-    Ok(start.saturating_sub(consumed(socket, end)?))
+    start.checked_sub(consumed).ok_or(Errno::ERANGE)
 }
 
 /// The kernel's place up to which all is taken: of a Unix connection, counted from the first time that it is asked for.

@@ -360,7 +360,8 @@ fn trusted(uid: u32) -> bool {
 
 /// The connecting side found a listener of the right name: is it the right one?
 fn greet(tables: &Tables, place: &Place, socket: &Socket, ends: &Ends, meeting: i32) -> Step {
-    let checked = check_user(tables, ends, meeting);
+    let checked = check_user(tables, ends, meeting)
+        .and_then(|found| carrier::countable(socket).map(|()| found));
     let (uid, geometry) = match (checked, Geometry::new(tables.config.ring_bytes as usize)) {
         (Ok((_, uid)), Some(geometry)) => (uid, geometry),
         (Err(reason), _) => {
@@ -500,6 +501,9 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
         Ok(peer) => peer,
         Err(reason) => return Step::Bar(reason),
     };
+    if let Err(reason) = carrier::countable(socket) {
+        return Step::Bar(reason);
+    }
     let Some(geometry) = Geometry::new(hello.ring_bytes.min(tables.config.ring_bytes) as usize)
     else {
         return Step::Bar(Reason::BadPeer);
@@ -653,9 +657,8 @@ fn attach(socket: &'static Socket) {
     copy_timeouts(socket);
     carrier::attached(socket, end);
     socket.kernel_news.set(1);
-    if let (Ok(counts), Ok(unread)) = (tcp::counts(socket.fd()), tcp::unread(socket.fd())) {
-        let received = counts.received.saturating_sub(unread as u64);
-        view::count_kernel_bytes(socket, counts.written as usize, received as usize);
+    if let (Ok(written), Ok(received)) = (carrier::written(socket), tcp::consumed(socket.fd())) {
+        view::count_kernel_bytes(socket, written.place as usize, received as usize);
     }
     socket.set_stage(Stage::Attached);
     view::show(socket, Reason::Young);

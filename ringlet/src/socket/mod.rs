@@ -84,6 +84,12 @@ impl Native {
     /// The call has moved data.
     #[inline]
     pub fn moved(&self) {
+        let end = self.socket.end();
+        let sends = core::ptr::eq(self.count, &end.native_senders);
+        let has = if sends { &end.has_sent } else { &end.has_received };
+        if !has.is() {
+            has.set(1);
+        }
         count_call(self.socket);
     }
 

@@ -71,6 +71,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     if end.tx.is_new() {
         note_move();
     }
+    end.started.set(place);
     // ORDER: Relaxed; who reads it has seen the mark.
     ring.control().sender.bells.store(0, Ordering::Relaxed);
     if end.tx.push_mark(ring, Mark::Start(place)) {
@@ -80,6 +81,19 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
         show_path(socket, end);
         wake_receiver(socket, ring);
     }
+}
+
+/// Our direction stays on the kernel for good; the peer is asked to leave the ring too, since only who sends by the ring can ring for
+/// room there. Send lock held.
+#[cold]
+pub fn keep_out(socket: &Socket, end: &End, reason: Reason) {
+    end.barred.set(reason as u32);
+    if let Some(incoming) = socket.incoming() {
+        // ORDER: as in `control::notice`.
+        incoming.control().receiver.keep_out.store(1, Ordering::SeqCst);
+        context::ring(socket);
+    }
+    view::show(socket, reason);
 }
 
 /// For tests: an end uses the ring for the first time.
@@ -98,7 +112,14 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
             corrupt(socket);
             return;
         }
-        let Ok(place) = carrier::back_place(socket, ring) else { return };
+        let place = match carrier::back_place(socket, end, ring) {
+            Ok(place) => place,
+            Err(Errno::ERANGE | Errno::EAGAIN) => {
+                miscounted(socket);
+                return;
+            }
+            Err(_) => return,
+        };
         // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and
         // what the kernel still has to deliver is lost.
         if socket.room_waiters.load(Ordering::SeqCst) == 0
@@ -553,7 +574,10 @@ pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
         None if published(end, ring) && end.rx.mark(ring).is_none() => Err(corrupt(socket)),
         None => Ok(false),
         Some(Mark::Start(start)) => {
-            let until = carrier::until_start(socket, end, start)?;
+            let until = match carrier::until_start(socket, end, start) {
+                Err(Errno::ERANGE) => return Err(miscounted(socket)),
+                until => until?,
+            };
             // ORDER: Relaxed; the mark's release follows.
             ring.control().receiver.draining.store((until > 0) as u32, Ordering::Relaxed);
             end.bells_from.set(carrier::consumed(socket, end)? + until);
@@ -628,10 +652,14 @@ pub fn discard_to(socket: &Socket, end: &End, position: u64) -> Sys<bool> {
     let mut bells = [0u8; 1024];
     let most = carrier::consumed(socket, end)?.saturating_add(BELLS_MAX);
     loop {
-        if carrier::consumed(socket, end)? >= most {
+        let consumed = carrier::consumed(socket, end)?;
+        if consumed >= most {
             return Err(corrupt(socket));
         }
-        let left = position.saturating_sub(carrier::consumed(socket, end)?);
+        let Some(left) = position.checked_sub(consumed) else {
+            // Bytes of the stream were taken for doorbells.
+            return Err(miscounted(socket));
+        };
         if left == 0 {
             return Ok(true);
         }
@@ -683,10 +711,21 @@ fn show_path(socket: &Socket, end: &End) {
     }
 }
 
+/// What one end promised of the kernel's bytes is not what the other has, or the kernel's counts are not ours. An error that can be seen,
+/// not bytes lost in silence.
+#[cold]
+fn miscounted(socket: &Socket) -> Errno {
+    reset(socket, Reason::Miscounted)
+}
+
 /// The peer wrote what no ringlet writes. Its connection ends as if reset; nothing else is harmed.
 #[cold]
 pub fn corrupt(socket: &Socket) -> Errno {
-    view::show(socket, Reason::BadPeer);
+    reset(socket, Reason::BadPeer)
+}
+
+fn reset(socket: &Socket, reason: Reason) -> Errno {
+    view::show(socket, reason);
     let end = socket.end();
     end.ended.set(2);
     tcp::reset_on_close(socket.fd());

@@ -187,6 +187,8 @@ pub struct End {
     /// While `Returning`: bytes of the oldest record that need not be sent again; and whether our direction is shut down behind them.
     pub returned: P64,
     pub shut_later: P32,
+    /// The kernel's place that our last `Start` names, behind which only doorbells follow.
+    pub started: P64,
     /// TCP_NODELAY and TCP_CORK as the program has them; on the kernel's socket doorbells must not be delayed.
     pub no_delay: P32,
     pub cork: P32,
@@ -221,6 +223,9 @@ pub struct End {
     /// In the same count as `taken`: from here on the kernel's bytes are doorbells.
     pub bells_from: P64,
     pub refused_starts: P32,
+    /// Bytes went through the kernel before the connection was attached, so the kernel must have counted some.
+    pub has_sent: P32,
+    pub has_received: P32,
 }
 
 // SAFETY: atomics only; zero is a free entry.
@@ -295,6 +300,8 @@ impl End {
             &self.shut_receiving,
             &self.packet_max,
             &self.shut_later,
+            &self.has_sent,
+            &self.has_received,
         ] {
             word.set(0);
         }

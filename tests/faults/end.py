@@ -1,0 +1,130 @@
+"""One end of a byte stream, told what to do by lines of standard input; it answers each by one line. It uses ringlet without
+knowing of it.
+
+    listen IP                 answers the port
+    accept
+    connect IP PORT [FROM]
+    send N                    the next N bytes of our stream
+    receive N                 the next N bytes of the other's, each compared
+    echo N, ask N             a ping-pong of N messages, at the answering and the asking side
+    finish                    no more bytes follow; the other's end is awaited
+    number                    of our descriptor
+    counts                    of bytes: written by sequence numbers and by transmissions, waiting for an acknowledgement, arrived
+
+What fails is answered by `failed:` and why.
+"""
+
+import ctypes
+import platform
+import random
+import socket
+import struct
+import sys
+import termios
+import traceback
+
+PAD = random.Random("pad").randbytes(1 << 20)
+PIECE = 1 << 16
+MESSAGE = 24
+SIOCOUTQ = termios.TIOCOUTQ
+SYS_IOCTL = {"aarch64": 29}.get(platform.machine(), 16)
+libc = ctypes.CDLL(None, use_errno=True)
+INFO_BYTES = 216
+ACKED, RECEIVED, NOT_SENT, SENT, RESENT = 120, 128, 144, 200, 208
+
+
+def pad(start, length):
+    start %= len(PAD)
+    piece = PAD[start : start + length]
+    return piece if len(piece) == length else piece + pad(0, length - len(piece))
+
+
+class End:
+    def __init__(self):
+        self.sent = self.received = 0
+        self.connected = True
+
+    def listen(self, ip):
+        self.listener = socket.create_server((ip, 0))
+        return self.listener.getsockname()[1]
+
+    def accept(self):
+        self.stream, _ = self.listener.accept()
+        self.connected = False
+        self._begin()
+
+    def connect(self, ip, port, source=None):
+        self.stream = socket.create_connection((ip, int(port)), source_address=(source, 0) if source else None)
+        self._begin()
+
+    def _begin(self):
+        self.stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, count):
+        left = int(count)
+        while left > 0:
+            done = self.stream.send(pad(self.sent, min(left, PIECE)))
+            self.sent += done
+            left -= done
+        return count
+
+    def receive(self, count):
+        left = int(count)
+        while left > 0:
+            got = self.stream.recv(min(left, PIECE))
+            if not got:
+                raise AssertionError(f"the end of the stream, after {self.received} bytes")
+            if got != pad(self.received, len(got)):
+                wrong = next(i for i, byte in enumerate(got) if byte != pad(self.received, len(got))[i])
+                raise AssertionError(f"another byte than was sent, at {self.received + wrong}")
+            self.received += len(got)
+            left -= len(got)
+        return count
+
+    def echo(self, count):
+        for _ in range(int(count)):
+            self.receive(MESSAGE)
+            self.send(MESSAGE)
+        return count
+
+    def ask(self, count):
+        for _ in range(int(count)):
+            self.send(MESSAGE)
+            self.receive(MESSAGE)
+        return count
+
+    def finish(self):
+        self.stream.shutdown(socket.SHUT_WR)
+        if left := self.stream.recv(1):
+            raise AssertionError(f"{left} after the end")
+        return self.stream.close()
+
+    def number(self):
+        return self.stream.fileno()
+
+    def counts(self):
+        info = self.stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+        words = {at: struct.unpack_from("Q", info, at)[0] for at in (ACKED, RECEIVED, SENT, RESENT)}
+        # The kernel's own answer: libc's ioctl is ringlet's too, and counts what is in the ring.
+        waiting = ctypes.c_int()
+        if libc.syscall(SYS_IOCTL, self.stream.fileno(), SIOCOUTQ, ctypes.byref(waiting)) != 0:
+            raise OSError(ctypes.get_errno(), "SIOCOUTQ")
+        by_sequence = words[ACKED] + waiting.value - self.connected
+        by_transmission = words[SENT] - words[RESENT] + struct.unpack_from("I", info, NOT_SENT)[0]
+        return f"{by_sequence} {by_transmission} {waiting.value} {words[RECEIVED]}"
+
+
+def main():
+    end = End()
+    for line in sys.stdin:
+        command, *words = line.split()
+        try:
+            answer = getattr(end, command)(*words)
+            print("done" if answer is None else answer, flush=True)
+        except Exception as problem:
+            traceback.print_exc()
+            print(f"failed: {command}: {problem!r}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
