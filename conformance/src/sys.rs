@@ -8,8 +8,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_uint, c_void};
 use std::mem::{size_of, size_of_val, zeroed};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr::{null, null_mut};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicIsize, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 pub type Fd = c_int;
@@ -1194,6 +1194,45 @@ pub fn fork(work: impl FnOnce() -> c_int) -> c_int {
         0 => exit_now(work()),
         pid => pid,
     }
+}
+
+static FORK_BEGINS: Mutex<Option<(Fd, Fd)>> = Mutex::new(None);
+static FORK_GOES_ON: Mutex<Option<(Fd, Fd)>> = Mutex::new(None);
+static MADE_DURING_FORK: AtomicI32 = AtomicI32::new(-1);
+
+fn ends_of(which: &Mutex<Option<(Fd, Fd)>>) -> (Fd, Fd) {
+    which.lock().expect("a lock").expect("hold_forks was called")
+}
+
+/// From now on a fork waits, in the first of its handlers, until another thread is through with `during_fork`.
+pub fn hold_forks() {
+    extern "C" fn before() {
+        write(ends_of(&FORK_BEGINS).1, b"!").expect("write");
+        read(ends_of(&FORK_GOES_ON).0, &mut [0; 1]).expect("read");
+    }
+    *FORK_BEGINS.lock().expect("a lock") = Some(pipe().expect("pipe"));
+    *FORK_GOES_ON.lock().expect("a lock") = Some(pipe().expect("pipe"));
+    // SAFETY: a function that lives for ever.
+    unsafe { libc::pthread_atfork(Some(before), None, None) };
+}
+
+/// Waits for a fork to begin, and keeps it waiting while `work` makes a descriptor.
+pub fn during_fork(work: impl FnOnce() -> Fd) -> Fd {
+    read(ends_of(&FORK_BEGINS).0, &mut [0; 1]).expect("read");
+    let made = work();
+    MADE_DURING_FORK.store(made, Ordering::SeqCst);
+    write(ends_of(&FORK_GOES_ON).1, b"!").expect("write");
+    made
+}
+
+pub fn made_during_fork() -> Fd {
+    MADE_DURING_FORK.load(Ordering::SeqCst)
+}
+
+/// Writes over memory of which the program knows nothing.
+pub fn overwrite(at: usize, len: usize, byte: u8) {
+    // SAFETY: mapped and writable, by the caller's word; and the child that does this uses nothing of it.
+    unsafe { std::ptr::write_bytes(at as *mut u8, byte, len) };
 }
 
 pub fn exit_now(status: c_int) -> ! {

@@ -40,6 +40,18 @@ pub fn family_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
     table(count, libc::MAP_SHARED)
 }
 
+/// Puts fresh zeroed memory in the place of entries of such a table: from now on they are this process's, and its later children's. The
+/// others keep what was there. Whoever looks at an entry meanwhile finds the old value or zero.
+pub fn map_anew<T: Zeroed>(entries: &'static [T]) -> Sys<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: whole pages of a mapping of ours (the kernel refuses others), which stay mapped for good; the entries are atomics that may
+    // change at any time, and zero is valid (contract of `Zeroed`).
+    unsafe {
+        sys!(SYS_mmap, entries.as_ptr(), size_of_val(entries), READ_WRITE, flags, -1i32, 0usize)
+    }
+    .map(drop)
+}
+
 /// A table that is zero again in a child by fork, however the fork was made: the cheapest way to notice one.
 pub fn wiped_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
     let made = table::<T>(count, libc::MAP_PRIVATE)?;

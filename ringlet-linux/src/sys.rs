@@ -99,6 +99,19 @@ pub fn set_signal_mask(mask: u64) -> u64 {
     before
 }
 
+/// Is the parent in another pid namespace? (It has no number in ours then.)
+pub fn is_first_of_namespace() -> bool {
+    // SAFETY: no arguments.
+    let parent = unsafe { sys!(SYS_getppid) };
+    parent == Ok(0)
+}
+
+/// Is there a thread of this number in our process?
+pub fn has_thread(tid: i32) -> bool {
+    // SAFETY: signal 0 only asks.
+    unsafe { sys!(SYS_tgkill, getpid(), tid, 0) }.is_ok()
+}
+
 /// Does a thread of this number exist (whoever owns it)?
 pub fn thread_exists(tid: i32) -> bool {
     // SAFETY: signal 0 only asks.

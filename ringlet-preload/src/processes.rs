@@ -6,24 +6,44 @@ use libc::{c_char, c_int, c_void, pid_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::{process, signals};
 
-/// fork is passed on between a count before and a look after: from then on two processes hold every connection.
-fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
-    process::before_fork();
-    let child = fork();
-    if child != 0 {
-        process::after_fork_in_parent(child < 0);
+/// libc runs ours last before it copies the process, and first afterwards: whatever the program's handlers do is seen. (Without
+/// memory for that, forks are noticed as those are that are made around libc.)
+pub fn watch_forks() {
+    extern "C" fn before() {
+        process::before_fork();
     }
-    child
+    extern "C" fn in_parent() {
+        process::after_fork_in_parent();
+    }
+    extern "C" fn in_child() {
+        process::after_fork_in_child();
+    }
+    // SAFETY: functions of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn fork() -> pid_t {
-    forking(|| next!(c"fork", fn() -> pid_t,))
+    let child = next!(c"fork", fn() -> pid_t,);
+    if child < 0 {
+        process::fork_failed();
+    }
+    child
 }
 
+/// Runs no handlers.
 #[unsafe(no_mangle)]
 pub extern "C" fn _Fork() -> pid_t {
-    forking(|| next!(c"_Fork", fn() -> pid_t,))
+    process::before_fork();
+    let child = next!(c"_Fork", fn() -> pid_t,);
+    match child {
+        0 => process::after_fork_in_child(),
+        _ => process::after_fork_in_parent(),
+    }
+    if child < 0 {
+        process::fork_failed();
+    }
+    child
 }
 
 type Strings = *const *mut c_char;

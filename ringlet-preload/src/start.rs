@@ -25,6 +25,9 @@ extern "C" fn start() {
     }
     socket::sleep::start(crate::cancellation::SLEEP);
     let started = socket::start(config);
+    if started.is_ok() {
+        crate::processes::watch_forks();
+    }
     if wrong > 0 || started.is_err() {
         socket::note(
             &config.log,

@@ -84,7 +84,46 @@ fn start_programs_beside(end: End) {
     }));
 }
 
+/// Writes over all memory that this process shares with its family without having asked for it.
+fn spoil_family_memory() {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+    for line in maps.lines().filter(|line| line.contains("rw-s") && line.contains("/dev/zero")) {
+        let (first, rest) = line.split_once('-').expect("a range");
+        let end = rest.split_once(' ').expect("a range").0;
+        let number = |text| usize::from_str_radix(text, 16).expect("an address");
+        let (first, end) = (number(first), number(end));
+        sys::overwrite(first, (end - first).min(1 << 20), 0xff);
+    }
+}
+
 pub const CASES: &[Case] = &[
+    pair(
+        "processes/fork_hostile_child",
+        "a child that writes over what it shares with its parent harms no connection that the parent makes afterwards",
+        |a| {
+            a.moved();
+            for _ in 0..3 {
+                asking_client(a);
+                a.sync();
+            }
+        },
+        |b| {
+            b.moved();
+            let child = sys::fork(|| {
+                spoil_family_memory();
+                let _ = sys::kill(std::process::id() as i32, SIGKILL);
+                0
+            });
+            join(child);
+            for _ in 0..3 {
+                let end = b.moved();
+                record("echoed", echo_all(end));
+                end.close();
+                b.sync();
+            }
+        },
+    )
+    .each_side(),
     pair(
         "processes/fork_per_connection",
         "a server forks for each connection, and the parent closes its copy",
@@ -113,6 +152,48 @@ pub const CASES: &[Case] = &[
         },
     )
     .all_families()
+    .each_side(),
+    pair(
+        "processes/fork_beside_accept",
+        "another thread gets a connection while a fork is under way, and the child closes its copy",
+        |a| {
+            let first = a.fresh();
+            a.sync();
+            a.warm(first);
+            let second = a.moved();
+            for _ in 0..3 {
+                rounds(first, 100);
+                rounds(second, 100);
+            }
+            first.shutdown(SHUT_WR);
+            first.recv_to_end();
+            second.shutdown(SHUT_WR);
+            second.recv_to_end();
+        },
+        |b| {
+            sys::hold_forks();
+            let (child, first) = std::thread::scope(|scope| {
+                let worker = scope.spawn(|| sys::during_fork(|| b.fresh().0));
+                let child = sys::fork(|| {
+                    let _ = sys::close(sys::made_during_fork());
+                    0
+                });
+                (child, End(worker.join().expect("a thread")))
+            });
+            join(child);
+            b.sync();
+            b.warm(first);
+            let second = b.moved();
+            let other = std::thread::spawn(move || {
+                let echoed = echo_all(first);
+                sys::close(first.0).expect("close");
+                echoed
+            });
+            record("second", echo_all(second));
+            second.close();
+            record("first", other.join().expect("a thread"));
+        },
+    )
     .each_side(),
     pair(
         "processes/fork_child_takes_over",

@@ -5,7 +5,7 @@
 //! that could as well send us a signal (same user, or root): the owner of an eventfd could make a ringer block. All others,
 //! and whoever sleeps in another context than the connection's home, are woken by a byte on the kernel connection.
 
-use super::table::{Socket, Tables, tables};
+use super::table::{Fate, Socket, Tables, tables};
 use crate::plain::{P32, P64};
 use ringlet_core::memory::Area;
 use ringlet_core::sync::{AtomicU64, AtomicUsize, Ordering};
@@ -96,17 +96,50 @@ thread_local! {
     static CONTEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The calling thread's number: asked once per thread and process.
+/// KERNEL: thread numbers have at most 22 bits (PID_MAX_LIMIT). The others tell owners in different pid namespaces apart.
+const NUMBER_BITS: u32 = 22;
+const NUMBER_MASK: u32 = (1 << NUMBER_BITS) - 1;
+
+/// The calling thread as the owner of a lock that a family may share: asked once per thread and process.
 #[inline(always)]
-pub fn thread_number() -> u32 {
-    let generation = tables().map_or(0, |tables| tables.process().generation.get()) as u64;
+pub fn owner_number() -> u32 {
+    let process = tables().map(|tables| tables.process());
+    let generation = process.map_or(0, |process| process.generation.get()) as u64;
     let known = NUMBER.get();
     if known != 0 && known >> 32 == generation {
         return known as u32;
     }
-    let number = sys::gettid() as u32;
+    let namespace = process.map_or(0, |process| process.namespace.get());
+    let number = sys::gettid() as u32 & NUMBER_MASK | namespace << NUMBER_BITS;
     NUMBER.set(generation << 32 | number as u64);
     number
+}
+
+/// The calling thread's number.
+#[inline(always)]
+pub fn thread_number() -> u32 {
+    owner_number() & NUMBER_MASK
+}
+
+/// What is known of an owner?
+pub fn fate_of(owner: u32) -> Fate {
+    let ours = owner_number() >> NUMBER_BITS == owner >> NUMBER_BITS;
+    let number = (owner & NUMBER_MASK) as i32;
+    match ours {
+        false => Fate::Unknown,
+        true if sys::has_thread(number) => Fate::Alive,
+        true if sys::thread_exists(number) => Fate::Unknown,
+        true => Fate::Dead,
+    }
+}
+
+/// In a child by fork that is the first of its pid namespace: its numbers, and its children's, mean something else than the family's.
+pub fn enter_namespace(tables: &Tables) {
+    let mut random = [0; 2];
+    if sys::is_first_of_namespace() && sys::random(&mut random) {
+        let most = u16::MAX >> (16 - (u32::BITS - NUMBER_BITS));
+        tables.process().namespace.set(u32::from(u16::from_ne_bytes(random) & most | 1));
+    }
 }
 
 /// After a fork nothing of it is ours: peers ring the parent by it.

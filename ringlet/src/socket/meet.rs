@@ -278,7 +278,8 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     if epoll::may_be_watched_by_a_strange_set(tables, socket) {
         return Step::Bar(Reason::OwnEpoll);
     }
-    if end.holders.load(Ordering::Acquire) != 1 {
+    // What was shared and is so no more may still be mapped by those who shared it.
+    if end.holders.load(Ordering::Acquire) != 1 || !tables.rehome(socket) {
         view::show(socket, Reason::Shared);
         return Step::Later;
     }
@@ -480,7 +481,7 @@ fn again(socket: &Socket) -> Step {
 
 /// The accepting side: who is it, and what does it say?
 fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
-    if socket.end().holders.load(Ordering::Acquire) != 1 {
+    if socket.end().holders.load(Ordering::Acquire) != 1 || !tables.rehome(socket) {
         return Step::Later;
     }
     let meeting = socket.meeting.get() as i32;
@@ -580,7 +581,7 @@ pub fn release_memory(tables: &Tables, bytes: usize) {
 
 /// The connecting side: is the answer there, and sound?
 fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
-    if socket.end().holders.load(Ordering::Acquire) != 1 {
+    if socket.end().holders.load(Ordering::Acquire) != 1 || !tables.rehome(socket) {
         return Step::Later;
     }
     let meeting = socket.meeting.get() as i32;

@@ -10,6 +10,8 @@ pub mod context;
 pub mod control;
 pub mod datagram;
 pub mod epoll;
+pub mod family;
+pub mod gate;
 pub mod meet;
 pub mod moving;
 pub mod process;
@@ -31,7 +33,7 @@ use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_core::view as layout;
 use ringlet_linux::sys::{self, Sys};
 use ringlet_linux::tcp;
-use table::{Kind, Known, Receiving, Sending, Socket, Stage, lookup};
+use table::{End, Kind, Known, Receiving, Sending, Socket, Stage, lookup};
 
 /// Sets ringlet up in this process.
 pub fn start(config: Config) -> Sys<()> {
@@ -122,9 +124,7 @@ pub fn count_call(socket: &Socket) {
 #[inline(always)]
 pub fn way_in(fd: i32) -> Way {
     match lookup(fd) {
-        Some(Known::Socket(socket)) => {
-            way(socket, |socket| &socket.end().native_receivers, Stage::Mailbox)
-        }
+        Some(Known::Socket(socket)) => way(socket, |end| &end.native_receivers, Stage::Mailbox),
         _ => Way::Kernel(None),
     }
 }
@@ -133,9 +133,7 @@ pub fn way_in(fd: i32) -> Way {
 #[inline(always)]
 pub fn way_out(fd: i32) -> Way {
     match lookup(fd) {
-        Some(Known::Socket(socket)) => {
-            way(socket, |socket| &socket.end().native_senders, Stage::Datagram)
-        }
+        Some(Known::Socket(socket)) => way(socket, |end| &end.native_senders, Stage::Datagram),
         _ => {
             KERNEL_WRITES.store(kernel_writes().wrapping_add(1), Ordering::Relaxed);
             Way::Kernel(None)
@@ -151,19 +149,19 @@ pub fn kernel_writes() -> u32 {
 }
 
 #[inline(always)]
-fn way(
-    socket: &'static Socket,
-    count: impl Fn(&'static Socket) -> &'static AtomicU32,
-    datagram_from: Stage,
-) -> Way {
+fn way(socket: &'static Socket, count: fn(&End) -> &AtomicU32, datagram_from: Stage) -> Way {
     if socket.stage() == Stage::Attached {
         return Way::Ours(socket);
     }
-    before_native(socket, count(socket), datagram_from)
+    before_native(socket, count, datagram_from)
 }
 
 /// `datagram_from`: the stage from which on a UDP socket's call goes through `datagram`.
-fn before_native(socket: &'static Socket, count: &'static AtomicU32, datagram_from: Stage) -> Way {
+fn before_native(
+    socket: &'static Socket,
+    count: fn(&End) -> &AtomicU32,
+    datagram_from: Stage,
+) -> Way {
     if view::asked(socket) & layout::ASKED_ON != 0 {
         control::begin_again(socket);
     }
@@ -180,7 +178,7 @@ fn before_native(socket: &'static Socket, count: &'static AtomicU32, datagram_fr
     }
     // ORDER: SeqCst, then the stage; pairs with `meet::attach` (stage) and `stream::publish_attached` (count): either we see that
     // the segment is there, or the peer is not told to use it before we are back.
-    count.fetch_add(1, Ordering::SeqCst);
+    let count = socket.enter_native(count);
     match socket.stage() {
         Stage::Attached => {
             count.fetch_sub(1, Ordering::SeqCst);

@@ -1,11 +1,12 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
 use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
-use super::{carrier, context, datagram, epoll, meet, moving, unix, view};
+use super::{carrier, context, datagram, epoll, gate, meet, moving, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, GO_BACK, SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
 use ringlet_linux::{fd, map, sys, tcp};
+use std::cell::Cell;
 
 /// A socket that may be moved was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
 /// back).
@@ -227,7 +228,11 @@ pub fn close_orphan(socket: &Socket) {
 /// The process's last name of a socket goes. `open`: its descriptor still names it.
 fn release(socket: &'static Socket, open: bool) {
     let end = socket.end();
-    let last = end.holders.fetch_sub(1, Ordering::AcqRel) == 1;
+    let last = {
+        let _inside = gate::enter();
+        socket.parting.set(1);
+        end.holders.fetch_sub(1, Ordering::AcqRel) == 1
+    };
     meet::abandon(socket);
     epoll::forget_socket(socket);
     if socket.twin.is()
@@ -240,7 +245,7 @@ fn release(socket: &'static Socket, open: bool) {
         // Without the locks (we are in a signal handler that interrupted their holder) we only stop using it.
         let _receiving = end.receive_lock.take();
         let _sending = end.send_lock.take();
-        if attached && last && open {
+        if attached && last && open && !end.given.is() {
             close_ring(socket);
         }
         if socket.is_datagram() {
@@ -309,27 +314,51 @@ fn close_ring(socket: &Socket) {
     }
 }
 
-/// Before fork: from now on two processes hold every socket.
+thread_local! {
+    /// The fork that this thread is making, and the one that it made last, as `Process::age` numbers them.
+    static FORK: Cell<u32> = const { Cell::new(0) };
+    static LAST_FORK: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Before the copy that a fork makes: from then on two processes hold every socket. Nothing changes until `after_fork_in_parent`.
 pub fn before_fork() {
     let Some(tables) = tables() else { return };
-    for socket in tables.followed() {
+    let process = tables.process();
+    gate::shut(process);
+    let fork = process.age.add(1);
+    for socket in tables.followed().filter(|socket| !socket.parting.is()) {
+        socket.counted.set(fork);
         socket.end().holders.fetch_add(1, Ordering::AcqRel);
         if socket.is_datagram() {
             datagram::before_fork(socket);
         }
     }
-    tables.process().forking.set(1);
+    FORK.set(fork);
 }
 
-/// After fork, in the parent.
-pub fn after_fork_in_parent(failed: bool) {
+/// After it, in the parent.
+pub fn after_fork_in_parent() {
     let Some(tables) = tables() else { return };
-    tables.process().forking.set(0);
-    if failed {
-        for socket in tables.followed() {
+    LAST_FORK.set(FORK.replace(0));
+    gate::open(tables.process(), false);
+}
+
+/// There is no child. (What another thread has closed meanwhile was closed as by a process that shares it.)
+pub fn fork_failed() {
+    let Some(tables) = tables() else { return };
+    let fork = LAST_FORK.replace(0);
+    for socket in tables.followed().filter(|socket| fork != 0 && socket.counted.get() == fork) {
+        if !socket.parting.is() {
+            socket.counted.set(0);
             socket.end().holders.fetch_sub(1, Ordering::AcqRel);
         }
     }
+}
+
+/// After it, in the child.
+pub fn after_fork_in_child() {
+    // The look at the tables does it.
+    let _ = tables();
 }
 
 /// In a child, at its first call, however the fork was made.
@@ -339,8 +368,10 @@ pub fn after_fork(tables: &'static Tables) {
     let process = tables.process();
     process.pid.set(sys::getpid() as u32);
     process.generation.add(1);
-    let counted = process.forking.is();
-    process.forking.set(0);
+    process.age.add(1);
+    context::enter_namespace(tables);
+    let counted = FORK.replace(0) != 0;
+    gate::open(process, true);
     process.view_lock.reset();
     process.spawn_lock.reset();
     process.spawns.set(0);
@@ -352,6 +383,13 @@ pub fn after_fork(tables: &'static Tables) {
     super::tap::forget(tables);
     epoll::after_fork(tables);
     for socket in tables.followed() {
+        if socket.parting.is() {
+            // Another thread of the parent was about to close it.
+            meet::abandon(socket);
+            socket.set_stage(Stage::Closing);
+            clean_up_as(socket, true);
+            continue;
+        }
         if !counted {
             socket.end().holders.fetch_add(1, Ordering::AcqRel);
         }
@@ -380,14 +418,12 @@ pub fn given_away(fd: i32, reason: Reason) {
 
 /// Brings a connection to the kernel for another program, which then holds it too. False: that program must not get it.
 fn give(socket: &'static Socket, reason: Reason) -> bool {
-    let holders = &socket.end().holders;
-    holders.fetch_add(1, Ordering::AcqRel);
     if socket.stage() != Stage::Attached {
         socket.bar(reason);
     } else if !moving::return_to_kernel(socket, reason) {
-        holders.fetch_sub(1, Ordering::AcqRel);
         return false;
     }
+    socket.end().given.set(1);
     true
 }
 
@@ -512,12 +548,8 @@ pub fn at_exit() {
         if socket.stage() == Stage::Attached {
             moving::finish_return(socket, end);
         }
-        if end.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
-            if socket.is_unix() {
-                unix::exiting(socket);
-            }
-            // Not given back at once: destructors and other threads may still use it.
-            end.abandoned.store(1, Ordering::Release);
+        if end.holders.fetch_sub(1, Ordering::AcqRel) == 1 && socket.is_unix() {
+            unix::exiting(socket);
         }
     }
 }

@@ -20,7 +20,7 @@ pub fn is_kernels(fds: &[pollfd]) -> bool {
 pub fn begin_native(fds: &[pollfd]) {
     each_waiting(fds, |socket| {
         socket.waited_for.set(1);
-        socket.end().native_receivers.fetch_add(1, Ordering::SeqCst);
+        socket.enter_native(|end| &end.native_receivers);
     });
 }
 
@@ -174,7 +174,7 @@ fn poll_entered(
             // Once: whether a peer rings it may change while we sleep, and who arms must disarm.
             let home = home(fds);
             each_datagram_socket(fds, |socket| {
-                socket.end().native_receivers.fetch_add(1, Ordering::SeqCst);
+                socket.enter_native(|end| &end.native_receivers);
             });
             arm(fds, home);
             let timeout = match (deadline.map(left), shares_doorbells(fds)) {

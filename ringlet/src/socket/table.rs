@@ -6,9 +6,10 @@
 //! - `Set`, `Watch`: an epoll set, and one descriptor registered in it (see `epoll`).
 //!
 //! All tables are mapped once and never unmapped, so an index or reference never dangles; what an entry means is checked
-//! again under its lock.
+//! again under its lock. (Ends that nobody uses may be mapped anew, and are zero then: see `family`.)
 
 use super::context;
+use super::family::Pool;
 use crate::config::Config;
 use crate::plain::{FreeList, P32, P64};
 use crate::reasons::Reason;
@@ -17,6 +18,7 @@ use ringlet_core::memory::Area;
 use ringlet_core::ring::{Rx, SegmentRing, Tx};
 use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
 use ringlet_core::view;
+use ringlet_linux::fd;
 use ringlet_linux::map::{self, Zeroed};
 use ringlet_linux::sys::{self, Sys};
 use std::sync::OnceLock;
@@ -90,7 +92,7 @@ pub enum Kind {
 #[repr(C, align(64))]
 pub struct Socket {
     stage: AtomicU32,
-    pub end: P32,
+    end: AtomicU32,
     /// A descriptor that names the socket, and how many of this process do.
     pub fd: P32,
     pub names: AtomicU32,
@@ -146,6 +148,10 @@ pub struct Socket {
     pub slot: AtomicUsize,
     /// AF_INET or AF_INET6 of a UDP socket; 0 for TCP.
     pub family: P32,
+    /// This process counts itself among its holders no more.
+    pub parting: P32,
+    /// The fork for whose child a holder was counted last.
+    pub counted: P32,
 }
 
 /// See the module's description. One per socket and family.
@@ -197,12 +203,11 @@ pub struct End {
     pub shut: AtomicU32,
     /// Processes of the family that hold it.
     pub holders: AtomicU32,
-    /// Its last holder ended without closing it.
-    pub abandoned: AtomicU32,
+    /// Another program may hold it too, which knows nothing of the family.
+    pub given: P32,
     pub nonblocking: P32,
     pub receive_timeout_ns: P64,
     pub send_timeout_ns: P64,
-    pub next_free: P32,
     /// The reason why the family keeps it on the kernel, if it does.
     pub barred: P32,
     /// The family was asked to keep it off the ring (`control`).
@@ -316,36 +321,47 @@ impl End {
         self.ringers.store(0, Ordering::Relaxed);
         self.native_receivers.store(0, Ordering::Relaxed);
         self.native_senders.store(0, Ordering::Relaxed);
-        self.abandoned.store(0, Ordering::Relaxed);
+        self.given.set(0);
         self.holders.store(1, Ordering::Relaxed);
     }
 }
 
-/// A lock between threads and, after fork, processes: the word holds the owner's thread number, so a dead owner is found out.
+/// A lock between threads and, after fork, processes: the word holds the owner (`context::owner_number`), so a dead one is found out.
 /// Whoever takes it over finds consistent state, because each operation publishes with one store.
 #[derive(Default)]
 #[repr(transparent)]
 pub struct Lock(AtomicU32);
 
-/// Held until dropped.
-pub struct Held<'a>(&'a AtomicU32);
+/// Rounds of a wait for a lock: watching, then sleeping, so that an owner of lower priority gets the processor.
+const WATCH_ROUNDS: u32 = 4096;
+const SLEEP_MIN_NS: u64 = 10_000;
+const SLEEP_MAX_NS: u64 = 1_000_000;
+/// Sleeps until an owner of which it can't be known whether it lives is waited for no longer: about a second.
+const STRANGE_SLEEPS: u32 = 1000;
+
+/// Held until dropped, by this owner.
+pub struct Held<'a>(&'a AtomicU32, u32);
 
 impl Drop for Held<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        // ORDER: Release; pairs with the Acquire in `Lock::take`.
-        self.0.store(0, Ordering::Release);
+        // The word may have become another lock's: that of an end mapped anew.
+        if self.0.load(Ordering::Relaxed) == self.1 {
+            // ORDER: Release; pairs with the Acquire in `Lock::take`.
+            self.0.store(0, Ordering::Release);
+        }
     }
 }
 
 impl Lock {
-    /// `None` when the calling thread holds it already: we are in a signal handler that interrupted the holder.
+    /// `None` when the calling thread holds it already: we are in a signal handler that interrupted the holder. And, after a second, when
+    /// it is not known who holds it.
     #[inline(always)]
     pub fn take(&self) -> Option<Held<'_>> {
-        let me = context::thread_number();
+        let me = context::owner_number();
         // ORDER: Acquire; pairs with the Release in `Held::drop`.
         match self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Some(Held(&self.0)),
+            Ok(_) => Some(Held(&self.0, me)),
             Err(owner) if owner == me => None,
             Err(_) => self.take_contended(me),
         }
@@ -358,37 +374,62 @@ impl Lock {
 
     /// As `take`, but without waiting.
     pub fn try_take(&self) -> Option<Held<'_>> {
-        let me = context::thread_number();
+        let me = context::owner_number();
         // ORDER: as in `take`.
         self.0
             .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
             .ok()
-            .map(|_| Held(&self.0))
+            .map(|_| Held(&self.0, me))
     }
 
+    /// An owner of our own process is waited for as long as it lives. One of another process may be dead while its number names a stranger,
+    /// or be known to us under another number (another pid namespace): it is not waited for for ever, and the lock is not taken from it.
     #[cold]
     fn take_contended(&self, me: u32) -> Option<Held<'_>> {
-        for round in 0u64.. {
+        let (mut pause, mut strange) = (SLEEP_MIN_NS, (0, 0));
+        for round in 0u32.. {
             // ORDER: as in `take`.
             let Err(owner) = self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
             else {
                 break;
             };
-            if round % 64 < 48 {
-                core::hint::spin_loop();
+            if owner == me {
+                return None;
+            }
+            if round < WATCH_ROUNDS {
+                if round % 64 < 48 {
+                    core::hint::spin_loop()
+                } else {
+                    sys::sched_yield()
+                }
                 continue;
             }
-            if round % 4096 == 4095 && owner != 0 && !sys::thread_exists(owner as i32) {
-                // ORDER: Acquire: whatever the dead owner last published.
-                if self.0.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
-                {
-                    break;
+            match context::fate_of(owner) {
+                Fate::Dead => {
+                    // ORDER: Acquire: whatever the dead owner last published.
+                    let taken =
+                        self.0.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed);
+                    if taken.is_ok() {
+                        break;
+                    }
                 }
+                Fate::Alive => {}
+                Fate::Unknown if strange.0 != owner => strange = (owner, 0),
+                Fate::Unknown if strange.1 == STRANGE_SLEEPS => return None,
+                Fate::Unknown => strange.1 += 1,
             }
-            sys::sched_yield();
+            let _ = fd::poll(&mut [], Some(pause), None);
+            pause = (pause * 2).min(SLEEP_MAX_NS);
         }
-        Some(Held(&self.0))
+        Some(Held(&self.0, me))
     }
+}
+
+/// What is known of the owner of a lock.
+pub enum Fate {
+    Alive,
+    Dead,
+    Unknown,
 }
 
 /// What a descriptor number means to us.
@@ -404,11 +445,10 @@ pub struct Tables {
     pub config: Config,
     fds: &'static [AtomicU32],
     pub sockets: &'static [Socket],
-    pub ends: &'static [End],
+    pub ends: Pool<End>,
     pub sets: &'static [super::epoll::Set],
     pub watches: &'static [super::epoll::Watch],
     free: &'static [FreeLists],
-    free_ends: &'static [FreeList],
     /// Word 0 is nonzero until a fork.
     alive: &'static [AtomicU32],
     pub process: &'static [Process],
@@ -420,6 +460,10 @@ pub struct Process {
     pub pid: P32,
     /// Counts forks, so that a thread knows when its number is stale.
     pub generation: P32,
+    /// Counts forks of this process too, each of which seals what there is of shared memory (`family`).
+    pub age: P32,
+    /// Which pid namespace the family's processes here are in, as owners of locks tell it; 0 where the first of them is.
+    pub namespace: P32,
     /// The view's mapping.
     pub view: AtomicUsize,
     pub view_fd: P32,
@@ -430,8 +474,9 @@ pub struct Process {
     pub spawn_lock: Lock,
     pub spawns: P32,
     pub withheld: [P32; 16],
-    /// A fork is under way, and its holders are counted.
-    pub forking: P32,
+    /// Threads that change what is followed, and the one that forks (`gate`).
+    pub inside: AtomicU32,
+    pub forker: AtomicU32,
     /// No descriptor above it was ever known.
     pub highest_fd: P32,
     /// An epoll set was found that was made around libc.
@@ -473,11 +518,10 @@ pub fn start(config: Config) -> Sys<()> {
         config,
         fds: map::private_table(FD_COUNT)?,
         sockets: map::private_table(SOCKET_COUNT as usize)?,
-        ends: map::family_table(SOCKET_COUNT as usize)?,
+        ends: Pool::map(SOCKET_COUNT as usize)?,
         sets: map::private_table(SET_COUNT as usize)?,
         watches: map::private_table(WATCH_COUNT as usize)?,
         free: map::private_table(1)?,
-        free_ends: map::family_table(1)?,
         alive: map::wiped_table(1024)?,
         process: map::private_table(1)?,
     };
@@ -567,22 +611,18 @@ impl Tables {
 
     /// Begins to follow a new socket. None when a table is full: then it is simply the kernel's.
     pub fn follow(&'static self, fd: i32, kind: Kind) -> Option<&'static Socket> {
-        let ends = self.ends;
+        let _inside = super::gate::enter();
         let index = self.free[0]
             .sockets
             .take(SOCKET_COUNT, |i| self.sockets[i as usize].next_free.get())?;
         let socket = &self.sockets[index as usize];
-        let take = || self.free_ends[0].take(SOCKET_COUNT, |i| ends[i as usize].next_free.get());
-        let Some(end) = take().or_else(|| {
-            self.gather_abandoned();
-            take()
-        }) else {
+        let Some(end) = self.ends.take(self.process().age.get()) else {
             self.free[0]
                 .sockets
                 .give(index, |i, next| self.sockets[i as usize].next_free.set(next));
             return None;
         };
-        ends[end as usize].reset();
+        self.ends.get(end).reset();
         socket.reset(end, fd);
         socket.kind.set(kind as u32);
         socket.set_stage(Stage::Kernel);
@@ -592,32 +632,65 @@ impl Tables {
 
     /// Gives a socket's entry back; `last` when no other process of the family holds the end either.
     pub fn forget(&'static self, socket: &'static Socket, last: bool) {
-        let end = socket.end.get();
         socket.set_stage(Stage::Free);
         if let Some(slot) = super::view::slot(self, self.index_of(socket)) {
             slot.path.store(view::SLOT_FREE, Ordering::Relaxed);
         }
-        if last {
-            self.give_end(end);
+        let (end, age) = (socket.end_index(), &self.process().age);
+        if !last && !self.ends.is_sealed(end, age.get()) {
+            // Somebody else has what we thought to be ours: by a fork around libc.
+            age.add(1);
         }
+        self.ends.give(end);
         let index = self.index_of(socket);
         self.free[0].sockets.give(index, |i, next| self.sockets[i as usize].next_free.set(next));
     }
 
-    /// Takes back the ends of processes of the family that ended with connections open.
-    fn gather_abandoned(&self) {
-        for (index, end) in self.ends.iter().enumerate().skip(1) {
-            if end.holders.load(Ordering::Acquire) == 0
-                && end.abandoned.swap(0, Ordering::AcqRel) == 1
-            {
-                self.give_end(index as u32);
-            }
-        }
+    /// Does no other process have the memory of its end?
+    pub fn has_own_end(&self, socket: &Socket) -> bool {
+        !self.ends.is_sealed(socket.end_index(), self.process().age.get())
     }
 
-    /// Nobody of the family holds this end any more.
-    pub fn give_end(&self, end: u32) {
-        self.free_ends[0].give(end, |i, next| self.ends[i as usize].next_free.set(next));
+    /// A connection that this process alone holds again, and that is not attached, gets an end that only this process has. False: not now.
+    pub fn rehome(&self, socket: &Socket) -> bool {
+        if self.has_own_end(socket) {
+            return true;
+        }
+        let (old, age) = (socket.end_index(), self.process().age.get());
+        let end = self.ends.get(old);
+        let in_use = || {
+            end.native_receivers.load(Ordering::SeqCst) != 0
+                || end.native_senders.load(Ordering::SeqCst) != 0
+        };
+        if in_use() {
+            return false;
+        }
+        let Some(new) = self.ends.take(age) else { return false };
+        let home = self.ends.get(new);
+        home.reset();
+        for (to, from) in [
+            (&home.barred, &end.barred),
+            (&home.nonblocking, &end.nonblocking),
+            (&home.no_delay, &end.no_delay),
+            (&home.cork, &end.cork),
+            (&home.ended, &end.ended),
+            (&home.pending_error, &end.pending_error),
+        ] {
+            to.set(from.get());
+        }
+        home.receive_timeout_ns.set(end.receive_timeout_ns.get());
+        home.send_timeout_ns.set(end.send_timeout_ns.get());
+        home.shut.store(end.shut.load(Ordering::SeqCst), Ordering::SeqCst);
+        // ORDER: SeqCst; pairs with `Socket::enter_native`: who has counted itself at the old one is seen here, or sees this.
+        socket.end.store(new, Ordering::SeqCst);
+        let free = !in_use();
+        if free {
+            self.ends.give(old);
+        } else {
+            socket.end.store(old, Ordering::SeqCst);
+            self.ends.give(new);
+        }
+        free
     }
 
     pub fn used_sets(&self) -> &'static [super::epoll::Set] {
@@ -674,7 +747,7 @@ impl Tables {
 
 impl Socket {
     fn reset(&self, end: u32, fd: i32) {
-        self.end.set(end);
+        self.end.store(end, Ordering::Relaxed);
         self.fd.set(fd as u32);
         self.names.store(1, Ordering::Relaxed);
         self.stepping.store(0, Ordering::Relaxed);
@@ -705,6 +778,8 @@ impl Socket {
         self.asked.set(0);
         self.slot.store(0, Ordering::Relaxed);
         self.family.set(0);
+        self.parting.set(0);
+        self.counted.set(0);
         self.inode.set(0);
         self.next_step.set(u32::MAX);
     }
@@ -748,7 +823,27 @@ impl Socket {
     #[inline(always)]
     pub fn end(&self) -> &'static End {
         let tables = TABLES.get().expect("a socket exists only in tables");
-        &tables.ends[self.end.get() as usize & (SOCKET_COUNT as usize - 1)]
+        tables.ends.get(self.end_index())
+    }
+
+    #[inline(always)]
+    pub fn end_index(&self) -> u32 {
+        self.end.load(Ordering::Relaxed)
+    }
+
+    /// Counts a thread that goes into the kernel for this socket; it counts itself down at the word that is returned.
+    #[inline(always)]
+    pub fn enter_native(&self, count: fn(&End) -> &AtomicU32) -> &'static AtomicU32 {
+        loop {
+            let end = self.end();
+            // ORDER: SeqCst, then the end (and the caller's look at the stage); pairs with `Tables::rehome`.
+            count(end).fetch_add(1, Ordering::SeqCst);
+            let tables = TABLES.get().expect("a socket exists only in tables");
+            if std::ptr::eq(tables.ends.get(self.end.load(Ordering::SeqCst)), end) {
+                return count(end);
+            }
+            count(end).fetch_sub(1, Ordering::SeqCst);
+        }
     }
 
     pub fn fd(&self) -> i32 {

@@ -150,6 +150,10 @@ fn may_have_lanes(tables: &Tables, socket: &'static Socket) -> bool {
         view::show(socket, Reason::Shared);
         return false;
     }
+    if !super::rehome(socket) {
+        view::show(socket, Reason::Shared);
+        return false;
+    }
     if super::is_paused(socket) {
         view::show(socket, Reason::Paused);
         return false;

@@ -1,7 +1,9 @@
-//! Lanes as their receiver has them. They lie in memory that a family shares, behind the receive lock of the socket's `End`.
+//! Lanes as their receiver has them. They lie in memory that a family shares, behind the receive lock of the socket's `End`. What a child
+//! by fork could write there leads no further than to lanes of the same mailbox: whose a lane is, and where it is mapped, is private.
 
 use super::{halves, hash, tables, whole};
-use crate::plain::{FreeList, P32, P64};
+use crate::plain::{P32, P64};
+use crate::socket::family::Pool;
 use crate::socket::meet;
 use crate::socket::table::Socket;
 use ringlet_core::layout::LaneGeometry;
@@ -55,13 +57,9 @@ pub struct Mailbox {
 
 /// One lane.
 #[derive(Default)]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 pub struct Inlet {
     state: P32,
-    /// Counts the lanes that were here, so that a process knows whether its mapping is of this one.
-    generation: P32,
-    slot_count: P32,
-    ring_bytes: P64,
     ip: [P64; 2],
     port: P32,
     /// Of the sender's socket.
@@ -75,15 +73,16 @@ pub struct Inlet {
     pub checked_ns: P64,
     next: P32,
     next_in_bucket: P32,
-    next_free: P32,
 }
 
-/// This process's mapping of an inlet's lane.
+/// This process's mapping of an inlet's lane, and whose it is.
 #[derive(Default)]
 pub struct Mapping {
     base: AtomicUsize,
-    generation: P32,
     bytes: P64,
+    slot_count: P32,
+    ring_bytes: P64,
+    mailbox: P32,
 }
 
 /// Values of `Mailbox::shown`. A lane's is the one that brought the last message.
@@ -107,38 +106,50 @@ unsafe impl Zeroed for Inlet {}
 unsafe impl Zeroed for Mapping {}
 
 pub struct Inlets {
-    pub mailboxes: &'static [Mailbox],
-    inlets: &'static [Inlet],
-    free: &'static [FreeList],
+    /// By the numbers of the sockets' ends.
+    mailboxes: Pool<Mailbox>,
+    inlets: Pool<Inlet>,
+    /// The highest number of a lane that there was here.
+    highest: &'static [P32],
     mappings: &'static [Mapping],
 }
 
 impl Inlets {
     pub fn map(sockets: u32) -> sys::Sys<Inlets> {
         Ok(Inlets {
-            mailboxes: map::family_table(sockets as usize)?,
-            inlets: map::family_table(INLET_COUNT as usize)?,
-            free: map::family_table(1)?,
+            mailboxes: Pool::map(sockets as usize)?,
+            inlets: Pool::map(INLET_COUNT as usize)?,
+            highest: map::private_table(1)?,
             mappings: map::private_table(INLET_COUNT as usize)?,
         })
     }
 
     fn get(&self, index: u32) -> &'static Inlet {
-        &self.inlets[index as usize % INLET_COUNT as usize]
+        self.inlets.get(index)
     }
 
-    /// The lane of an inlet, if this process has it mapped.
+    fn mapping(&self, index: u32) -> &'static Mapping {
+        &self.mappings[(index % INLET_COUNT) as usize]
+    }
+
+    /// Is it a lane of this mailbox, as far as this process knows?
+    #[inline(always)]
+    fn belongs(&self, mailbox: &Mailbox, index: u32) -> bool {
+        index != 0 && self.mapping(index).mailbox.get() == self.mailboxes.index_of(mailbox)
+    }
+
+    /// The lane of an inlet of this mailbox, if this process has it mapped.
     #[allow(unsafe_code)]
     #[inline(always)]
-    fn lane(&self, index: u32) -> Option<Lane> {
-        let (inlet, mapping) = (self.get(index), &self.mappings[index as usize]);
+    fn lane(&self, mailbox: &Mailbox, index: u32) -> Option<Lane> {
+        let mapping = self.mapping(index);
         let base = mapping.base.load(Ordering::Relaxed);
-        if base == 0 || mapping.generation.get() != inlet.generation.get() {
+        if base == 0 || !self.belongs(mailbox, index) {
             return None;
         }
         let geometry = LaneGeometry {
-            slot_count: inlet.slot_count.get() as usize,
-            ring_bytes: inlet.ring_bytes.get() as usize,
+            slot_count: mapping.slot_count.get() as usize,
+            ring_bytes: mapping.ring_bytes.get() as usize,
         };
         // SAFETY: mapped with this size by `add`, in this process or before a fork of it; unmapped only behind the receive lock, which the
         // caller holds.
@@ -146,10 +157,22 @@ impl Inlets {
         Some(Lane::new(area, 0, geometry))
     }
 
+    /// This process has nothing to do with an inlet any more.
+    fn forget(&self, index: u32) {
+        self.unmap(index);
+        self.mapping(index).mailbox.set(0);
+        self.inlets.give(index);
+    }
+
+    /// A socket that was just given an end has a mailbox that nobody else has. False if it can't be.
+    pub fn begin(&self, socket: &Socket) -> bool {
+        age().is_some_and(|age| self.mailboxes.go_along(socket.end_index(), age))
+    }
+
     /// Takes this process's mapping away.
     #[allow(unsafe_code)]
     fn unmap(&self, index: u32) {
-        let mapping = &self.mappings[index as usize];
+        let mapping = self.mapping(index);
         let (base, bytes) = (mapping.base.load(Ordering::Relaxed), mapping.bytes.get() as usize);
         mapping.base.store(0, Ordering::Relaxed);
         if base != 0 {
@@ -207,30 +230,32 @@ impl Mailbox {
     }
 
     fn hot(&self) -> impl Iterator<Item = u32> {
-        self.hot[..(self.hot_count.get() as usize).min(HOT_COUNT)].iter().map(P32::get)
+        self.hot[..self.hot_count() as usize].iter().map(P32::get)
     }
 
     pub fn hot_count(&self) -> u32 {
-        self.hot_count.get()
+        self.hot_count.get().min(HOT_COUNT as u32)
     }
 
     /// Is there a message in a lane that is looked at?
     pub fn ready(&self, all: &Inlets) -> bool {
-        self.hot().any(|index| all.lane(index).is_some_and(|lane| all.get(index).rx.ready(&lane)))
+        self.hot()
+            .any(|index| all.lane(self, index).is_some_and(|lane| all.get(index).rx.ready(&lane)))
     }
 
     /// Grows with each message that comes by a lane, taken or not.
     pub fn arrivals(&self, all: &Inlets) -> u64 {
-        self.hot().fold(self.retired.get(), |sum, index| sum.wrapping_add(published(all, index)))
+        self.hot()
+            .fold(self.retired.get(), |sum, index| sum.wrapping_add(published(all, self, index)))
     }
 
     /// The length of the next message in a lane, which is then taken first.
     pub fn next_len(&self, all: &Inlets) -> Option<usize> {
-        let count = (self.hot_count.get() as usize).min(HOT_COUNT);
+        let count = self.hot_count() as usize;
         let last = (self.last.get() as usize).min(count);
         (last..count).chain(0..last).find_map(|at| {
             let index = self.hot[at].get();
-            let len = front(all.get(index), &all.lane(index)?)?.len();
+            let len = front(all.get(index), &all.lane(self, index)?)?.len();
             self.last.set(at as u32);
             Some(len)
         })
@@ -244,7 +269,7 @@ impl Mailbox {
     /// As above, in this lane.
     pub fn lane_comes_first(&self, all: &Inlets, index: u32) -> bool {
         let inlet = all.get(index);
-        all.lane(index).is_some_and(|lane| {
+        all.lane(self, index).is_some_and(|lane| {
             let history = &words(&lane).history;
             front(inlet, &lane).is_some_and(|front| inlet.order.is_first(history, front.before))
         })
@@ -264,7 +289,7 @@ impl Mailbox {
         keep: bool,
         kernel_empty: bool,
     ) -> Found {
-        let count = (self.hot_count.get() as usize).min(HOT_COUNT);
+        let count = self.hot_count() as usize;
         let mut at = self.last.get() as usize;
         let mut kernel_first = false;
         for _ in 0..count {
@@ -272,7 +297,7 @@ impl Mailbox {
                 at = 0;
             }
             let index = self.hot[at].get();
-            let (inlet, lane) = (all.get(index), all.lane(index));
+            let (inlet, lane) = (all.get(index), all.lane(self, index));
             let front = lane.as_ref().and_then(|lane| front(inlet, lane));
             let (Some(lane), Some(front)) = (lane, front) else {
                 at += 1;
@@ -302,7 +327,10 @@ impl Mailbox {
     pub fn find(&self, all: &Inlets, source: &Address) -> Option<u32> {
         let ip = halves(&source.ip);
         let mut index = self.buckets[hash(source) % BUCKET_COUNT].get();
-        while index != 0 {
+        for _ in 0..LANES_MAX_COUNT {
+            if !all.belongs(self, index) {
+                break;
+            }
             let inlet = all.get(index);
             let same = inlet.ip[0].get() == ip[0] && inlet.ip[1].get() == ip[1];
             if same && inlet.port.get() == u32::from(source.port) {
@@ -322,14 +350,8 @@ impl Mailbox {
         area: Area,
         geometry: LaneGeometry,
     ) -> bool {
-        let taken = all.free[0].take(INLET_COUNT, |i| all.get(i).next_free.get());
-        let Some(index) = taken else { return false };
-        // Of a lane that another process of the family has ended.
-        all.unmap(index);
-        let (inlet, mapping) = (all.get(index), &all.mappings[index as usize]);
-        let generation = inlet.generation.add(1);
-        inlet.slot_count.set(geometry.slot_count as u32);
-        inlet.ring_bytes.set(geometry.ring_bytes as u64);
+        let Some(index) = age().and_then(|age| all.inlets.take(age)) else { return false };
+        let (inlet, mapping) = (all.get(index), all.mapping(index));
         for (word, half) in inlet.ip.iter().zip(halves(&source.ip)) {
             word.set(half);
         }
@@ -340,8 +362,11 @@ impl Mailbox {
         inlet.order.reset();
         inlet.checked_ns.set(sys::now_ns());
         inlet.state.set(COLD);
-        mapping.generation.set(generation);
+        mapping.slot_count.set(geometry.slot_count as u32);
+        mapping.ring_bytes.set(geometry.ring_bytes as u64);
         mapping.bytes.set(area.len() as u64);
+        mapping.mailbox.set(all.mailboxes.index_of(self));
+        all.highest[0].set(all.highest[0].get().max(index));
         mapping.base.store(area.base() as usize, Ordering::Relaxed);
         let bucket = &self.buckets[hash(source) % BUCKET_COUNT];
         inlet.next_in_bucket.set(bucket.get());
@@ -357,19 +382,19 @@ impl Mailbox {
     /// did not before.
     pub fn heat(&self, all: &Inlets, index: u32, sleepers: bool) -> bool {
         let inlet = all.get(index);
-        let Some(lane) = all.lane(index).filter(|_| inlet.state.get() == COLD) else {
+        let Some(lane) = all.lane(self, index).filter(|_| inlet.state.get() == COLD) else {
             return false;
         };
-        let count = self.hot_count.get() as usize;
-        if count >= HOT_COUNT && !self.cool_one(all, |_| true) {
+        if self.hot_count() as usize == HOT_COUNT && !self.cool_one(all, |_| true) {
             return false;
         }
-        let count = self.hot_count.get() as usize;
+        let count = self.hot_count() as usize;
+        let Some(place) = self.hot.get(count) else { return false };
         inlet.state.set(HOT);
         inlet.active_at.set(self.taken.get() as u32);
-        self.hot[count].set(index);
+        place.set(index);
         self.hot_count.set(count as u32 + 1);
-        self.retired.add(published(all, index).wrapping_neg());
+        self.retired.add(published(all, self, index).wrapping_neg());
         if sleepers {
             self.turn_all(all, switch::KERNEL);
         } else if !self.asleep.is() {
@@ -396,7 +421,7 @@ impl Mailbox {
             inlet.state.get() == HOT && may(inlet)
         });
         let Some(index) = hot.max_by_key(|&index| self.idle(all.get(index))) else { return false };
-        if let Some(lane) = all.lane(index) {
+        if let Some(lane) = all.lane(self, index) {
             let path = &words(&lane).receiver.path;
             switch::turn(path, switch::KERNEL);
             let quiet = until_quiet(&lane);
@@ -413,11 +438,12 @@ impl Mailbox {
     }
 
     fn remove_hot(&self, all: &Inlets, index: u32) {
-        if let Some(at) = self.hot().position(|hot| hot == index) {
-            let last = self.hot_count.get() as usize - 1;
+        let count = self.hot_count() as usize;
+        if let Some(at) = self.hot[..count].iter().position(|hot| hot.get() == index) {
+            let last = count - 1;
             self.hot[at].set(self.hot[last].get());
             self.hot_count.set(last as u32);
-            self.retired.add(published(all, index));
+            self.retired.add(published(all, self, index));
         }
     }
 
@@ -429,9 +455,9 @@ impl Mailbox {
             // may publish while something is not taken.
             fence(Ordering::SeqCst);
         }
-        for at in (0..self.hot_count.get() as usize).rev() {
+        for at in (0..self.hot_count() as usize).rev() {
             let index = self.hot[at].get();
-            if let Some(lane) = all.lane(index)
+            if let Some(lane) = all.lane(self, index)
                 && all.get(index).state.get() == HOT
                 && !until_quiet(&lane)
             {
@@ -441,7 +467,7 @@ impl Mailbox {
         let ready = self.ready(all);
         if ready && at_once {
             for index in self.hot().filter(|&index| all.get(index).state.get() == HOT) {
-                if let Some(lane) = all.lane(index) {
+                if let Some(lane) = all.lane(self, index) {
                     switch::turn(&words(&lane).receiver.path, switch::KERNEL_AT_ONCE);
                 }
             }
@@ -462,7 +488,7 @@ impl Mailbox {
         }
         self.asleep.set(asleep);
         for index in self.hot().filter(|&index| all.get(index).state.get() == HOT) {
-            if let Some(lane) = all.lane(index) {
+            if let Some(lane) = all.lane(self, index) {
                 switch::turn(&words(&lane).receiver.path, to);
             }
         }
@@ -482,7 +508,7 @@ impl Mailbox {
     /// No more comes by this lane than what is in it.
     pub fn close(&self, all: &Inlets, index: u32) {
         let inlet = all.get(index);
-        let Some(lane) = all.lane(index) else { return self.free(all, index) };
+        let Some(lane) = all.lane(self, index) else { return self.free(all, index) };
         if inlet.state.get() != CLOSED {
             switch::turn(&words(&lane).receiver.path, switch::CLOSED);
             inlet.state.set(CLOSED);
@@ -495,13 +521,14 @@ impl Mailbox {
         }
     }
 
-    fn all_lanes(&self, all: &Inlets) -> impl Iterator<Item = u32> {
+    fn all_lanes<'a>(&'a self, all: &'a Inlets) -> impl Iterator<Item = u32> + 'a {
         let mut next = self.first.load(Ordering::Relaxed);
-        core::iter::from_fn(move || {
+        let found = core::iter::from_fn(move || {
             let index = next;
             next = all.get(index).next.get();
-            (index != 0).then_some(index)
-        })
+            all.belongs(self, index).then_some(index)
+        });
+        found.take(LANES_MAX_COUNT as usize)
     }
 
     pub fn close_all(&self, all: &Inlets) {
@@ -513,26 +540,27 @@ impl Mailbox {
     /// Ends all lanes, with what they hold.
     pub fn free_all(&self, all: &Inlets) {
         for index in self.all_lanes(all) {
-            if let Some(lane) = all.lane(index) {
+            if let Some(lane) = all.lane(self, index) {
                 switch::turn(&words(&lane).receiver.path, switch::CLOSED);
             }
             self.free(all, index);
         }
+        self.part(all);
     }
 
-    /// This process only: others of the family still hold the socket.
-    pub fn unmap_all(&self, all: &Inlets) {
-        for index in self.all_lanes(all) {
-            all.unmap(index);
+    /// This process only: others of the family may still hold the socket, and may have ended lanes that we have mapped.
+    pub fn part(&self, all: &Inlets) {
+        for index in (1..=all.highest[0].get()).filter(|&index| all.belongs(self, index)) {
+            all.forget(index);
         }
     }
 
     /// Lanes that are over and empty go.
     pub fn tidy(&self, all: &Inlets) {
-        for at in (0..self.hot_count.get() as usize).rev() {
+        for at in (0..self.hot_count() as usize).rev() {
             let index = self.hot[at].get();
             let inlet = all.get(index);
-            let over = match all.lane(index) {
+            let over = match all.lane(self, index) {
                 None => inlet.state.get() == CLOSED,
                 Some(lane) => {
                     let left = words(&lane).history.left.load(Ordering::Acquire) != 0;
@@ -549,6 +577,9 @@ impl Mailbox {
     }
 
     fn free(&self, all: &Inlets, index: u32) {
+        if !all.belongs(self, index) {
+            return;
+        }
         let inlet = all.get(index);
         self.remove_hot(all, index);
         let unlink = |first: u32, next: &dyn Fn(&Inlet) -> &P32| -> u32 {
@@ -557,7 +588,10 @@ impl Mailbox {
                 return next(inlet).get();
             }
             let mut at = first;
-            while at != 0 {
+            for _ in 0..LANES_MAX_COUNT {
+                if !all.belongs(self, at) {
+                    break;
+                }
                 let link = next(all.get(at));
                 if link.get() == index {
                     link.set(next(inlet).get());
@@ -572,9 +606,8 @@ impl Mailbox {
         let first = unlink(self.first.load(Ordering::Relaxed), &|inlet| &inlet.next);
         self.first.store(first, Ordering::SeqCst);
         self.lanes.add(u32::MAX);
-        all.unmap(index);
         inlet.state.set(0);
-        all.free[0].give(index, |i, next| all.get(i).next_free.set(next));
+        all.forget(index);
     }
 
     /// A lane that was not checked since then, to see whether its sender still lives.
@@ -586,8 +619,8 @@ impl Mailbox {
 }
 
 /// The position up to which a lane has messages.
-fn published(all: &Inlets, index: u32) -> u64 {
-    all.lane(index).map_or(0, |lane| all.get(index).rx.published_after(&lane, 0))
+fn published(all: &Inlets, mailbox: &Mailbox, index: u32) -> u64 {
+    all.lane(mailbox, index).map_or(0, |lane| all.get(index).rx.published_after(&lane, 0))
 }
 
 /// The next message of a lane, and how many its sender had sent through the kernel before.
@@ -630,9 +663,13 @@ fn until_quiet(lane: &Lane) -> bool {
     false
 }
 
+fn age() -> Option<u32> {
+    crate::socket::table::tables().map(|tables| tables.process().age.get())
+}
+
 /// The mailbox of a socket's end.
 #[inline(always)]
 pub fn of(socket: &Socket) -> Option<(&'static Inlets, &'static Mailbox)> {
     let all = &tables()?.inlets;
-    Some((all, &all.mailboxes[socket.end.get() as usize % all.mailboxes.len()]))
+    Some((all, all.mailboxes.get(socket.end_index())))
 }

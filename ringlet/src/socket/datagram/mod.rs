@@ -89,10 +89,18 @@ pub fn begin(socket: &Socket, family: i32, nonblocking: bool) {
     socket.family.set(family as u32);
     socket.end().nonblocking.set(u32::from(nonblocking));
     socket.next_step.set(first_step());
-    socket.set_stage(Stage::Datagram);
+    let has_mailbox = tables().is_some_and(|all| all.inlets.begin(socket));
+    socket.set_stage(if has_mailbox { Stage::Datagram } else { Stage::KernelForGood });
     if let Some((_, outbox)) = outlets::of(socket) {
         outbox.door.set(0);
     }
+}
+
+/// As `Tables::rehome`; what lanes that were shared still hold is taken first.
+fn rehome(socket: &Socket) -> bool {
+    let Some(tables) = super::table::tables() else { return false };
+    let Some((all, mailbox)) = inlets::of(socket) else { return false };
+    tables.has_own_end(socket) || !mailbox.has_lanes() && tables.rehome(socket) && all.begin(socket)
 }
 
 /// connect() has changed what the socket receives, and what its datagrams come from: everything begins anew.
@@ -178,7 +186,7 @@ pub fn after_fork(socket: &Socket) {
 pub fn release(socket: &Socket, last: bool) {
     close_door(socket);
     if let Some((all, mailbox)) = inlets::of(socket) {
-        if last { mailbox.free_all(all) } else { mailbox.unmap_all(all) }
+        if last { mailbox.free_all(all) } else { mailbox.part(all) }
     }
     if let Some((all, outbox)) = outlets::of(socket) {
         outbox.clear(all, true);
@@ -399,7 +407,7 @@ impl Drop for Asleep {
 fn fall_asleep(socket: &Socket) -> Option<Asleep> {
     let tables = super::table::tables()?;
     let socket = &tables.sockets[tables.index_of(socket) as usize];
-    socket.end().native_receivers.fetch_add(1, Ordering::SeqCst);
+    socket.enter_native(|end| &end.native_receivers);
     let asleep = Asleep(socket);
     if arm(socket, false) { None } else { Some(asleep) }
 }
