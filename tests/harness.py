@@ -84,7 +84,7 @@ def descendants(pid):
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
-                stat = pathlib.Path("/proc", entry, "stat").read_text()
+                stat = pathlib.Path("/proc", entry, "stat").read_text(errors="replace")
                 children[int(stat.rpartition(")")[2].split()[1])].append(int(entry))
     found, level = [], [pid]
     while level:

@@ -152,12 +152,22 @@ fn far_unix_owner(ends: &unix::Ends) -> Sys<Owner> {
     }
 }
 
+/// The socket at the other end of a Unix socket of ours: its number and its cookie. `ENOENT` while nobody has accepted it, or when it is
+/// closed.
+pub fn unix_far(ours: u32) -> Sys<(u32, u64)> {
+    let inode = unix_peer(ours)?;
+    let far = if inode == 0 { Err(Errno::ENOENT) } else { unix_socket(inode) }?;
+    // Each must say that the other is its peer: then both numbers are of one connection.
+    if far.peer == Some(ours) { Ok((inode, far.cookie)) } else { Err(Errno::ENOENT) }
+}
+
 /// The number of the socket at the other end of a Unix socket; 0 while nobody has accepted it, or when it is closed.
 pub fn unix_peer(inode: u32) -> Sys<u32> {
     unix_socket(inode).map(|found| found.peer.unwrap_or(0))
 }
 
 struct UnixSocket {
+    cookie: u64,
     peer: Option<u32>,
     uid: Option<u32>,
 }
@@ -175,7 +185,10 @@ fn unix_socket(inode: u32) -> Sys<UnixSocket> {
     let mut answer = [0u8; 512];
     let got = ask(request, &mut answer)?;
     let answer = &answer[..got];
-    let mut found = UnixSocket { peer: None, uid: None };
+    // struct unix_diag_msg: family, type, state and padding, a byte each; then inode and cookie.
+    let cookie = |half: usize| u32_at(answer, HEADER_BYTES + 8 + 4 * half).map(u64::from);
+    let (Some(low), Some(high)) = (cookie(0), cookie(1)) else { return Err(Errno::EINVAL) };
+    let mut found = UnixSocket { cookie: high << 32 | low, peer: None, uid: None };
     let mut at = HEADER_BYTES + UNIX_MESSAGE_BYTES;
     // struct nlattr: length and type, 16 bits each; then the value, padded to 4 bytes.
     while let Some(head) = u32_at(answer, at) {

@@ -235,22 +235,41 @@ pub fn replace(number: i32, by: i32) {
 pub fn epoll_armed(epfd: i32, fd: i32) -> bool {
     let mut path = *b"/proc/self/fdinfo/\0\0\0\0\0\0\0\0\0\0\0\0";
     write_decimal(&mut path[18..], epfd as u32);
-    // SAFETY: `path` is NUL-terminated.
-    let opened = unsafe {
-        sys!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC, 0)
-    };
-    let Ok(info) = opened else { return true };
-    let info = info as i32;
-    let mut line = [0u8; 160];
-    let mut used = 0;
     let mut armed = true;
-    'file: loop {
-        let mut chunk = [0u8; 2048];
-        // SAFETY: a valid buffer.
-        let n = unsafe { sys!(SYS_read, info, chunk.as_mut_ptr(), chunk.len()) }.unwrap_or(0);
-        if n == 0 {
-            break;
+    let _ = find_line(&path, usize::MAX, |line| match parse_registration(line) {
+        Some((tfd, events)) if tfd == fd as u32 => {
+            armed = events & !PRIVATE_BITS != 0;
+            true
         }
+        _ => false,
+    });
+    armed
+}
+
+/// Looks for a line of a file of /proc (a NUL-terminated path), in its first `most` bytes. Of a long line only the beginning is seen.
+pub(crate) fn find_line(
+    path: &[u8],
+    most: usize,
+    mut wanted: impl FnMut(&[u8]) -> bool,
+) -> Sys<bool> {
+    debug_assert!(path.contains(&0));
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: `path` is NUL-terminated.
+    let file = unsafe { sys!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)? } as i32;
+    let (mut line, mut used, mut read) = ([0u8; 160], 0, 0);
+    let mut found = Ok(false);
+    'file: while read < most {
+        let mut chunk = [0u8; 1024];
+        // SAFETY: a valid buffer.
+        let n = match unsafe { sys!(SYS_read, file, chunk.as_mut_ptr(), chunk.len()) } {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(error) => {
+                found = Err(error);
+                break;
+            }
+        };
+        read += n;
         for &byte in &chunk[..n] {
             if byte != b'\n' {
                 if used < line.len() {
@@ -259,17 +278,15 @@ pub fn epoll_armed(epfd: i32, fd: i32) -> bool {
                 }
                 continue;
             }
-            if let Some((tfd, events)) = parse_registration(&line[..used])
-                && tfd == fd as u32
-            {
-                armed = events & !PRIVATE_BITS != 0;
+            if wanted(&line[..used]) {
+                found = Ok(true);
                 break 'file;
             }
             used = 0;
         }
     }
-    close(info);
-    armed
+    close(file);
+    found
 }
 
 /// EPOLLWAKEUP, ONESHOT, ET and EXCLUSIVE: what is left of a one-shot registration that was reported.

@@ -1,6 +1,8 @@
-//! System calls, and only system calls: no policy, no state. (And ELF, for what is to be found without libc's help.)
+//! System calls, and only system calls: no policy, no state, but for the threads that `apart` counts. (And ELF, for what is to be found
+//! without libc's help.)
 #![no_std]
 
+pub mod apart;
 pub mod clock;
 pub mod diag;
 pub mod elf;
@@ -8,6 +10,7 @@ pub mod fd;
 pub mod futex;
 pub mod map;
 pub mod meet;
+pub mod proof;
 pub mod sys;
 pub mod tcp;
 pub mod udp;

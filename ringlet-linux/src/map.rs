@@ -90,6 +90,12 @@ pub fn seal_readers(fd: i32) -> Sys<()> {
         .map(drop)
 }
 
+/// Is this memory, as memfds are? (Of nothing else are seals known.)
+pub fn is_memory(fd: i32) -> bool {
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_fcntl, fd, libc::F_GET_SEALS) }.is_ok()
+}
+
 /// Size of a memfd that somebody else made, if it is one that can't fault: sealed against shrinking, and not of huge pages,
 /// which may run out. (Its block size does not tell: it is that of a huge page too where tmpfs may use them.) `EINVAL` if not.
 pub fn sealed_size(fd: i32) -> Sys<usize> {

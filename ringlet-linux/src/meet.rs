@@ -1,8 +1,12 @@
 //! The rendezvous: abstract Unix sockets, descriptors and credentials over them, and who owns the far end of a connection.
+//!
+//! **Descriptors of strangers.** Whoever may connect to a Unix socket can put descriptors into its queue, before anybody has looked who it
+//! is; and whoever empties or closes that queue closes them (`apart`). So a rendezvous admits none until it has looked
+//! ([`admit_descriptors`]; older kernels know no such wish), a message of a stranger is looked at without being taken ([`look_at`]), and a
+//! socket goes by [`part`], which hands one that holds descriptors to `apart`.
 
-use crate::fd;
 use crate::sys::{Errno, Sys, call, close, sys};
-use crate::{tcp, unix};
+use crate::{apart, fd, tcp, unix};
 
 /// The two ends of a connection, as both of them know it.
 pub enum Ends {
@@ -43,11 +47,7 @@ impl Fds {
 
 impl Drop for Fds {
     fn drop(&mut self) {
-        for fd in self.fds {
-            if fd >= 0 {
-                close(fd);
-            }
-        }
+        self.fds.into_iter().filter(|fd| *fd >= 0).for_each(apart::close_foreign);
     }
 }
 
@@ -103,6 +103,32 @@ fn unix_socket() -> Sys<i32> {
     unsafe { sys!(SYS_socket, libc::AF_UNIX, UNIX_KIND, 0) }.map(|made| made as i32)
 }
 
+/// One into which strangers may write, and which goes by [`part`]. Every message in it carries credentials.
+fn guarded_socket() -> Sys<i32> {
+    let socket = fd::hide(unix_socket()?);
+    guard(socket);
+    Ok(socket)
+}
+
+/// No descriptors, for now; and credentials with every message, so that `part` knows one of no bytes from the end.
+pub(crate) fn guard(socket: i32) {
+    let _ = set_option(socket, libc::SO_PASSCRED, 1);
+    admit_descriptors(socket, false);
+}
+
+/// KERNEL: Linux 6.16. A listener hands it on to what it accepts; a sender of descriptors to one that admits none gets EPERM.
+const SO_PASSRIGHTS: i32 = 83;
+
+/// May descriptors be sent to this socket from now on? False if the kernel knows no such wish: they always may.
+pub fn admit_descriptors(socket: i32, may: bool) -> bool {
+    set_option(socket, SO_PASSRIGHTS, i32::from(may)).is_ok()
+}
+
+fn set_option(socket: i32, option: i32, value: i32) -> Sys<()> {
+    // SAFETY: an int and its size.
+    unsafe { sys!(SYS_setsockopt, socket, libc::SOL_SOCKET, option, &raw const value, 4) }.map(drop)
+}
+
 fn bind(socket: i32, (name, len): (libc::sockaddr_un, u32), backlog: i32) -> Sys<i32> {
     // SAFETY: a name and its length.
     let bound = unsafe {
@@ -141,12 +167,12 @@ pub fn look_named(name: &[u8]) -> Sys<i32> {
 
 /// The accepting side opens the rendezvous of its connection.
 pub fn offer(ends: &Ends) -> Sys<i32> {
-    bind(fd::hide(unix_socket()?), meeting_name(ends, true), 1)
+    bind(guarded_socket()?, meeting_name(ends, true), 1)
 }
 
 /// The connecting side looks for it; `ECONNREFUSED` when nobody offers.
 pub fn look(ends: &Ends) -> Sys<i32> {
-    connect(fd::hide(unix_socket()?), meeting_name(ends, false))
+    connect(guarded_socket()?, meeting_name(ends, false))
 }
 
 /// Takes the one who came to our offer; `EAGAIN` when nobody did yet.
@@ -256,30 +282,118 @@ pub(crate) fn send_to(
     .map(drop)
 }
 
-/// One message with descriptors; `Ok(0)` when the other side is gone.
-pub fn receive(socket: i32, bytes: &mut [u8]) -> Sys<(usize, Fds)> {
-    // SAFETY: zero is a valid control message and message header.
-    let (mut control, mut message) =
-        unsafe { (core::mem::zeroed::<FdMessage>(), core::mem::zeroed::<libc::msghdr>()) };
+/// Room for credentials, and for descriptors behind them.
+const CREDENTIALS_BYTES: usize = size_of::<libc::cmsghdr>() + 16;
+#[repr(C, align(8))]
+struct Control {
+    bytes: [u8; CREDENTIALS_BYTES + size_of::<FdMessage>()],
+}
+
+/// A message as it came.
+pub struct Received {
+    pub len: usize,
+    /// Who sent it, where the socket asks for that.
+    pub caller: Option<Credentials>,
+    pub fds: Fds,
+}
+
+/// One recvmsg; with `room` for credentials only, or for descriptors too.
+fn receive_once(socket: i32, bytes: &mut [u8], room: usize, flags: i32) -> Sys<Received> {
+    let mut control = Control { bytes: [0; _] };
     let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: zero is a valid message header.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = &raw mut piece;
     message.msg_iovlen = 1;
-    message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = size_of::<FdMessage>() as _;
-    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-    // SAFETY: the header points to locals that outlive the call.
-    let n = unsafe { sys!(SYS_recvmsg, socket, &raw mut message, flags)? };
-    let truncated = message.msg_flags & libc::MSG_CTRUNC != 0;
-    let mut fds = Fds { fds: [-1; MAX_FDS], count: 0, truncated };
-    let rights = message.msg_controllen >= size_of::<libc::cmsghdr>()
-        && control.header.cmsg_level == libc::SOL_SOCKET
-        && control.header.cmsg_type == libc::SCM_RIGHTS;
-    if rights {
-        let bytes = control.header.cmsg_len.saturating_sub(size_of::<libc::cmsghdr>());
-        fds.count = (bytes / 4).min(MAX_FDS);
-        fds.fds[..fds.count].copy_from_slice(&control.fds[..fds.count]);
+    if room > 0 {
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = room.min(size_of::<Control>()) as _;
     }
-    Ok((n, fds))
+    let flags = flags | libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+    // SAFETY: the header points to locals that outlive the call.
+    let len = unsafe { sys!(SYS_recvmsg, socket, &raw mut message, flags)? };
+    let (mut fds, mut count, mut caller) = ([-1; MAX_FDS], 0, None);
+    let filled = (message.msg_controllen as usize).min(room).min(size_of::<Control>());
+    let u32_at = |at: usize| {
+        control.bytes.get(at..at + 4).map_or(0, |b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+    };
+    let (mut next, head) = (0, size_of::<libc::cmsghdr>());
+    while next + head <= filled {
+        // KERNEL: cmsg_len has the size of a word, then come level and type.
+        let len = u32_at(next) as usize;
+        if len < head || next + len > filled {
+            break;
+        }
+        let data = next + head;
+        match (u32_at(next + 8) as i32, u32_at(next + 12) as i32) {
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
+                caller = Some(Credentials { pid: u32_at(data) as i32, uid: u32_at(data + 4) });
+            }
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                count = ((len - head) / 4).min(MAX_FDS);
+                for (i, fd) in fds[..count].iter_mut().enumerate() {
+                    *fd = u32_at(data + 4 * i) as i32;
+                }
+            }
+            _ => {}
+        }
+        next += len.next_multiple_of(8);
+    }
+    let truncated = message.msg_flags & libc::MSG_CTRUNC != 0;
+    Ok(Received { len, caller, fds: Fds::new(fds, count, truncated) })
+}
+
+/// One message with descriptors; `Ok(0)` when the other side is gone.
+pub fn receive(socket: i32, bytes: &mut [u8]) -> Sys<(usize, Fds)> {
+    let got = receive_once(socket, bytes, size_of::<Control>(), 0)?;
+    Ok((got.len, got.fds))
+}
+
+/// The next message of a guarded socket, which stays where it is. `fds.truncated`: descriptors are with it.
+pub fn look_at(socket: i32, bytes: &mut [u8]) -> Sys<Received> {
+    receive_once(socket, bytes, CREDENTIALS_BYTES, libc::MSG_PEEK)
+}
+
+/// Takes the message that was looked at, which has no descriptors.
+pub fn skip(socket: i32) {
+    let _ = receive_once(socket, &mut [], 0, 0);
+}
+
+/// Takes the next message of a guarded socket, with its descriptors. Where there were more than anybody should send, it stays where it is,
+/// and is `truncated`: to drop those is for `part`.
+pub fn take(socket: i32, bytes: &mut [u8]) -> Sys<Received> {
+    // What was looked at is ours too: so taking it drops nothing.
+    let got = receive_once(socket, bytes, size_of::<Control>(), libc::MSG_PEEK)?;
+    if !got.fds.truncated {
+        skip(socket);
+    }
+    Ok(got)
+}
+
+/// Messages that are looked through before a socket is closed. (The kernel's buffer holds fewer.)
+const PARTING_MOST: u32 = 1024;
+
+/// Closes a guarded socket, or one that listens; what strangers have left in it is closed apart.
+pub fn part(socket: i32) {
+    // From now on nothing more comes, so that what is seen here is all.
+    // SAFETY: no memory is passed.
+    let _ = unsafe { sys!(SYS_shutdown, socket, libc::SHUT_RD) };
+    if tcp::int_option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1) {
+        while let Ok(came) = accept_in_sight(socket) {
+            part(came);
+        }
+        return close(socket);
+    }
+    for _ in 0..PARTING_MOST {
+        match look_at(socket, &mut []) {
+            Ok(Received { caller: Some(_), fds, .. }) if !fds.truncated => skip(socket),
+            Ok(Received { caller: None, fds, .. }) if !fds.truncated => return close(socket),
+            Err(Errno::EINTR) => {}
+            Err(_) => return close(socket),
+            Ok(_) => break,
+        }
+    }
+    apart::close_apart(socket);
 }
 
 /// Is there a /proc to look at?
@@ -292,18 +406,44 @@ pub fn has_proc() -> bool {
     got.is_ok()
 }
 
+/// Does this number name no certain user? In a user namespace all users that are not mapped there read as the same one.
+pub fn is_vague(uid: u32) -> bool {
+    const DEFAULT: u32 = 65_534;
+    let number = |line: &[u8]| core::str::from_utf8(line).ok()?.trim().parse().ok();
+    let mut overflow = DEFAULT;
+    let _ = fd::find_line(b"/proc/sys/kernel/overflowuid\0", 64, |line| {
+        overflow = number(line).unwrap_or(DEFAULT);
+        true
+    });
+    // Where all are mapped, as outside of user namespaces, it is one like any.
+    let all = |line: &[u8]| {
+        line.split(u8::is_ascii_whitespace).rfind(|word| !word.is_empty()) == Some(b"4294967295")
+    };
+    uid == overflow && fd::find_line(b"/proc/thread-self/uid_map\0", 4096, all) != Ok(true)
+}
+
+/// Is this a process of our own pid namespace, which (its user allowing) can send us signals too? One of a namespace below ours can't.
+pub fn is_in_sight(pid: i32) -> bool {
+    let (path, _) = path_of(pid, b"/status");
+    let own = |line: &[u8]| {
+        line.starts_with(b"NSpid:")
+            && line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).count() == 2
+    };
+    pid != 0 && fd::find_line(&path, 16 << 10, own) == Ok(true)
+}
+
+/// `/proc/PID` and more, NUL-terminated, and how long.
+fn path_of(pid: i32, rest: &[u8]) -> ([u8; 40], usize) {
+    let mut path = [0u8; 40];
+    path[..6].copy_from_slice(b"/proc/");
+    let n = 6 + fd::write_decimal(&mut path[6..], pid as u32);
+    path[n..n + rest.len()].copy_from_slice(rest);
+    (path, n + rest.len())
+}
+
 /// Does descriptor `fd` of process `pid` name the socket `inode`? `EACCES` or `EPERM` when we may not look.
 pub fn holds(pid: i32, fd: i32, inode: u32) -> Sys<bool> {
-    let mut path = [0u8; 40];
-    let mut n = 0;
-    for part in [&b"/proc/"[..], b"", b"/fd/"] {
-        if part.is_empty() {
-            n += fd::write_decimal(&mut path[n..], pid as u32);
-        } else {
-            path[n..n + part.len()].copy_from_slice(part);
-            n += part.len();
-        }
-    }
+    let (mut path, n) = path_of(pid, b"/fd/");
     fd::write_decimal(&mut path[n..], fd as u32);
     let mut link = [0u8; 32];
     let args = [

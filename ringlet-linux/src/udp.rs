@@ -4,7 +4,6 @@
 //! with it come. Every message carries its sender's credentials, by the kernel's word.
 
 use crate::diag::{Owner, owner_of};
-use crate::meet::{Credentials, FdMessage, Fds, MAX_FDS};
 use crate::sys::{Sys, close, sys};
 use crate::tcp::{self, Address, Ends};
 use crate::{fd, meet};
@@ -120,14 +119,11 @@ fn door_name(inode: u32) -> (libc::sockaddr_un, u32) {
 pub fn open_door(inode: u32) -> Sys<i32> {
     let (name, len) = door_name(inode);
     let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    let on = 1i32;
     // SAFETY: no memory is passed.
     let door = unsafe { sys!(SYS_socket, libc::AF_UNIX, kind, 0)? } as i32;
-    // SAFETY: an int and its size; a name and its length.
-    let bound = unsafe {
-        sys!(SYS_setsockopt, door, libc::SOL_SOCKET, libc::SO_PASSCRED, &raw const on, 4)
-            .and_then(|_| sys!(SYS_bind, door, &raw const name, len))
-    };
+    meet::guard(door);
+    // SAFETY: a name and its length.
+    let bound = unsafe { sys!(SYS_bind, door, &raw const name, len) };
     match bound {
         Ok(_) => Ok(fd::hide(door)),
         Err(error) => {
@@ -141,65 +137,4 @@ pub fn open_door(inode: u32) -> Sys<i32> {
 pub fn knock(door: i32, at: u32, bytes: &[u8], fds: &[i32]) -> Sys<()> {
     let (name, len) = door_name(at);
     meet::send_to(door, Some((&name, len)), bytes, fds)
-}
-
-#[repr(C, align(8))]
-struct CredentialsMessage {
-    header: libc::cmsghdr,
-    found: libc::ucred,
-    _pad: u32,
-}
-
-/// Both kinds of control messages, in either order.
-#[repr(C, align(8))]
-struct Control {
-    bytes: [u8; size_of::<CredentialsMessage>() + size_of::<FdMessage>()],
-}
-
-/// The next message at our door, whose it is, and what descriptors came with it. `EAGAIN` when there is none.
-pub fn answer(door: i32, bytes: &mut [u8]) -> Sys<(usize, Credentials, Fds)> {
-    let mut control = Control { bytes: [0; _] };
-    let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: zero is a valid message header.
-    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-    message.msg_iov = &raw mut piece;
-    message.msg_iovlen = 1;
-    message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = size_of::<Control>() as _;
-    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-    // SAFETY: the header points to locals that outlive the call.
-    let n = unsafe { sys!(SYS_recvmsg, door, &raw mut message, flags)? };
-    let mut fds = [-1; MAX_FDS];
-    let mut count = 0;
-    let mut caller = Credentials { pid: 0, uid: u32::MAX };
-    let mut next = 0;
-    let filled = (message.msg_controllen as usize).min(size_of::<Control>());
-    let u32_at = |at: usize| {
-        control.bytes.get(at..at + 4).map_or(0, |b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
-    };
-    let head = size_of::<libc::cmsghdr>();
-    while next + head <= filled {
-        // KERNEL: cmsg_len has the size of a word, then come level and type.
-        let len = u32_at(next) as usize;
-        if len < head || next + len > filled {
-            break;
-        }
-        let (level, kind) = (u32_at(next + 8) as i32, u32_at(next + 12) as i32);
-        let data = next + head;
-        match (level, kind) {
-            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
-                caller = Credentials { pid: u32_at(data) as i32, uid: u32_at(data + 4) };
-            }
-            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
-                count = ((len - head) / 4).min(MAX_FDS);
-                for (i, fd) in fds[..count].iter_mut().enumerate() {
-                    *fd = u32_at(data + 4 * i) as i32;
-                }
-            }
-            _ => {}
-        }
-        next += len.next_multiple_of(8);
-    }
-    let truncated = message.msg_flags & libc::MSG_CTRUNC != 0;
-    Ok((n, caller, Fds::new(fds, count, truncated)))
 }

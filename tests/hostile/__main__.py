@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from harness import ROOT, Failed, Outcome, Ringlet, Test, adopt_orphans, end_orphans  # noqa: E402
 
-GROUPS = "rendezvous segment datagrams limits leaks".split()
+GROUPS = "rendezvous pods segment datagrams limits leaks".split()
 
 
 class Ground(Test):

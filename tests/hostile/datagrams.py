@@ -105,7 +105,7 @@ class Port:
         try:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
             self.door.sendmsg([data], rights, 0, door_name(inode))
-        except (ConnectionRefusedError, BlockingIOError):
+        except (ConnectionRefusedError, BlockingIOError, PermissionError):
             return False
         return True
 

@@ -15,7 +15,8 @@ import struct
 
 from harness import Failed, require
 
-HELLO_MAGIC = int.from_bytes(b"rnglhi\x00\x01", "little")
+HELLO_MAGIC = int.from_bytes(b"rnglhi\x00\x02", "little")
+GREETING, HELLO, ANSWER = 1, 2, 3
 MESSAGE_BYTES = 40
 SEGMENT_MAGIC = int.from_bytes(b"rnglseg\x02", "little")
 PAGE_BYTES = 4096
@@ -63,15 +64,15 @@ def name_of(tcp, side):
     return name(*(ends if side == CONNECTING else reversed(ends)))
 
 
-def message(fd, ring_bytes, context=0, process=0, magic=HELLO_MAGIC):
-    body = struct.pack("<QQIIQ", magic, ring_bytes & WORD, fd & 0xFFFFFFFF, context & 0xFFFFFFFF, process & WORD)
+def message(kind, fd, ring_bytes, context=0, process=0, magic=HELLO_MAGIC):
+    body = struct.pack("<QQIIQI", magic, ring_bytes & WORD, fd & 0xFFFFFFFF, context & 0xFFFFFFFF, process & WORD, kind)
     return body.ljust(MESSAGE_BYTES, b"\0")
 
 
 class Message:
     def __init__(self, data, descriptors):
         require(len(data) == MESSAGE_BYTES, f"a message of {len(data)} bytes")
-        magic, self.ring_bytes, self.fd, self.context, self.process = struct.unpack_from("<QQIIQ", data)
+        magic, self.ring_bytes, self.fd, self.context, self.process, self.kind = struct.unpack_from("<QQIIQI", data)
         require(magic == HELLO_MAGIC, "a message without magic")
         self.descriptors = descriptors
 
@@ -332,9 +333,10 @@ def await_call(peer, victim, number, offered):
     raise Failed("the victim never came to the rendezvous")
 
 
-def await_message(peer, victim, number, meeting):
+def await_message(peer, victim, number, meeting, kind):
     for _ in range(ATTEMPTS):
         if heard := hear(meeting):
+            require(heard.kind == kind, f"a message of kind {heard.kind}, not {kind}")
             return heard
         peer.exchange(victim, number, b"x")
     raise Failed("the victim said nothing at the rendezvous")
@@ -342,8 +344,9 @@ def await_message(peer, victim, number, meeting):
 
 def _meet_connecting(peer, victim, number, at):
     with knock(peer, victim, number, at) as meeting:
-        say(meeting, message(peer.tcp.fileno(), victim.ring_bytes))
-        answer = await_message(peer, victim, number, meeting)
+        await_message(peer, victim, number, meeting, GREETING)
+        say(meeting, message(HELLO, peer.tcp.fileno(), victim.ring_bytes))
+        answer = await_message(peer, victim, number, meeting, ANSWER)
     require(answer.descriptors, "no segment came with the answer")
     peer.attach(Segment(answer.descriptors.pop(0), answer.ring_bytes))
     return answer
@@ -351,10 +354,11 @@ def _meet_connecting(peer, victim, number, at):
 
 def _meet_accepting(peer, victim, number, at):
     with offer(at) as offered, await_call(peer, victim, number, offered) as meeting:
-        hello = await_message(peer, victim, number, meeting)
+        say(meeting, message(GREETING, peer.tcp.fileno(), 0))
+        hello = await_message(peer, victim, number, meeting, HELLO)
         made = segment_memfd(victim.ring_bytes)
         peer.attach(Segment(made, victim.ring_bytes))
-        say(meeting, message(peer.tcp.fileno(), victim.ring_bytes), [made])
+        say(meeting, message(ANSWER, peer.tcp.fileno(), victim.ring_bytes), [made])
         for _ in range(ATTEMPTS):
             if peer.segment.get(1 - peer.out, ATTACHED):
                 return hello

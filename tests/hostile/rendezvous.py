@@ -9,7 +9,7 @@ import tempfile
 import traceback
 
 import protocol
-from harness import Skipped, require, wait_until
+from harness import Failed, Skipped, require, wait_until
 from protocol import ACCEPTING, CONNECTING, GROW, PAGE_BYTES, SEAL, SHRINK, WORD, WRITE, Peer, memfd, message
 from protocol import segment_bytes, segment_memfd
 from subject import RING, SETTLE_SECONDS, Pair, Steady, Subject
@@ -136,16 +136,24 @@ def take_owed(pair):
 
 def reasons_become(pair, accepting=None, connecting=None, calls=8):
     """What `ringlet ss` says after some more calls."""
-    pair.exchange(times=calls)
-    for subject, wanted, got in zip(("accepting", "connecting"), (accepting, connecting), pair.reasons()):
-        if wanted:
-            require(got[1] in wanted, f"the {subject} side's reason is {got}, not one of {wanted}")
-            require(got[0] == "kernel", f"the {subject} side is on its way to the ring: {got}")
+    got = None
+
+    def is_so():
+        nonlocal got
+        pair.exchange(times=calls)
+        got = pair.reasons()
+        wanted = zip((accepting, connecting), got)
+        return all(path == "kernel" and reason in reasons for reasons, (path, reason) in wanted if reasons)
+
+    try:
+        wait_until(is_so, SETTLE_SECONDS, "the reasons")
+    except Failed:
+        raise Failed(f"the reasons are {got}, not of {accepting} and {connecting}") from None
 
 
 def given_up(pair):
     pair.exchange(size=1, times=50)
-    return all(path == "kernel" and reason in ("no-peer", "name-taken") for path, reason in pair.reasons())
+    return all(path == "kernel" and reason in ("no-peer", "name-taken", "not-owner") for path, reason in pair.reasons())
 
 
 def squat(say=None):
@@ -159,22 +167,22 @@ def squat(say=None):
                 meeting = offered.accept()[0]
                 if say:
                     with contextlib.suppress(OSError):
-                        meeting.recv(1000)
                         say(meeting, pair)
                 until_killed()
 
         with as_user(user, act):
             reasons_become(pair, accepting={"name-taken"}, connecting={"not-owner"} if user or say else None, calls=30)
             if not (user or say):
-                wait_until(lambda: given_up(pair), SETTLE_SECONDS, "the connecting side to give a silent squatter up")
+                wait_until(lambda: given_up(pair), 3 * SETTLE_SECONDS, "the connecting side to give a silent squatter up")
 
     return attack
 
 
 def answer_all(meeting, pair):
-    made = segment_memfd(pair.connecting.ring_bytes)
     mine = next(fd for fd in range(3, 100) if os.path.exists(f"/proc/self/fd/{fd}"))
-    protocol.say(meeting, message(mine, pair.connecting.ring_bytes), [made])
+    protocol.say(meeting, message(protocol.GREETING, mine, 0))
+    # At once, as if it had been told hello.
+    protocol.say(meeting, message(protocol.ANSWER, mine, pair.connecting.ring_bytes), [segment_memfd(pair.connecting.ring_bytes)])
 
 
 def come(act_at, reasons):
@@ -197,22 +205,30 @@ def come(act_at, reasons):
             reasons_become(pair, accepting=reasons)
             if act_at is nothing:
                 # A caller that says nothing is not waited for for ever.
-                wait_until(lambda: given_up(pair), SETTLE_SECONDS, "the accepting side to give a silent caller up")
+                wait_until(lambda: given_up(pair), 3 * SETTLE_SECONDS, "the accepting side to give a silent caller up")
 
     return attack
 
 
 def own_descriptor(meeting, pair):
-    protocol.say(meeting, message(0, pair.accepting.ring_bytes))
+    protocol.say(meeting, message(protocol.HELLO, 0, pair.accepting.ring_bytes))
 
 
 def their_descriptor(meeting, pair):
-    protocol.say(meeting, message(pair.connecting_descriptor, pair.accepting.ring_bytes))
+    protocol.say(meeting, message(protocol.HELLO, pair.connecting_descriptor, pair.accepting.ring_bytes))
 
 
 def with_a_bell(meeting, pair):
-    eventfd, page = os.eventfd(0), memfd(PAGE_BYTES)
-    protocol.say(meeting, message(0, pair.accepting.ring_bytes, context=1, process=7), [eventfd, page])
+    hello = message(protocol.HELLO, 0, pair.accepting.ring_bytes, context=1, process=7)
+    say_when_admitted(meeting, hello, [os.eventfd(0), memfd(PAGE_BYTES)])
+
+
+def say_when_admitted(meeting, data, descriptors):
+    """With the descriptors, or without if they are not taken from us."""
+    try:
+        protocol.say(meeting, data, descriptors)
+    except PermissionError:
+        protocol.say(meeting, data)
 
 
 def garbage(meeting, pair):
@@ -276,7 +292,8 @@ class Lie:
         if peer.side == ACCEPTING:
             made += [maker(ring_bytes) for maker in self.segment]
         made += [maker(ring_bytes) for maker in self.bell]
-        words = {"fd": peer.tcp.fileno(), "ring_bytes": ring_bytes, "context": 1 if self.bell else 0, "process": 7}
+        words = {"kind": protocol.ANSWER if peer.side == ACCEPTING else protocol.HELLO, "fd": peer.tcp.fileno()}
+        words.update(ring_bytes=ring_bytes, context=1 if self.bell else 0, process=7)
         words.update(self.words)
         data = message(**words) if self.data is None else self.data
         try:
@@ -389,7 +406,7 @@ MESSAGE_LIES = [
     Lie("an empty message", None, data=b""),
     Lie("no magic", BAD, magic=0),
     Lie("another version", BAD, magic=protocol.HELLO_MAGIC ^ 1 << 56),
-    *(Lie(f"descriptor {number}", {"not-owner"}, fd=number) for number in (-1, 0, 4000, 0x7FFFFFFF)),
+    *(Lie(f"kind {number}", BAD, kind=number) for number in (0, 1, 4, 0xFFFFFFFF)),
     *(Lie(f"a ring of {size} bytes", BAD, ring_bytes=size) for size in (0, 1, 4096, 65_535, 196_608)),
     Lie("a message four times", None, times=4),
 ]
@@ -397,11 +414,15 @@ MESSAGE_LIES = [
 ANSWER_LIES = [Lie(f"a ring of {size} bytes", BAD, ring_bytes=size) for size in (2 << 20, 1 << 40, 1 << 63, WORD)]
 
 
+# Of one that is proven its descriptor is not asked for any more.
+HELLO_LIES = [Lie(f"descriptor {number}", {"not-owner"}, fd=number) for number in (-1, 0, 4000, 0x7FFFFFFF)]
+
+
 def lies(ground):
     victim = Subject(ground)
     steady = Steady(ground, victim)
     common = MESSAGE_LIES + BELL_LIES
-    known = [(lie, CONNECTING) for lie in common] + [(lie, ACCEPTING) for lie in common + SEGMENT_LIES + ANSWER_LIES]
+    known = [(lie, CONNECTING) for lie in common + HELLO_LIES] + [(lie, ACCEPTING) for lie in common + SEGMENT_LIES + ANSWER_LIES]
     count = ATTACKS * ground.rounds
     chosen = (known * (count // len(known) + 1))[: max(count, len(known))]
     ground.random.shuffle(chosen)
@@ -419,11 +440,13 @@ def attack_with(ground, victim, lie, side):
     try:
         if side == CONNECTING:
             with protocol.knock(peer, victim, number, at) as meeting:
+                protocol.await_message(peer, victim, number, meeting, protocol.GREETING)
                 lie.tell(meeting, peer, victim.ring_bytes)
                 work_on(ground, peer, victim, number)
         else:
             with protocol.offer(at) as offered, protocol.await_call(peer, victim, number, offered) as meeting:
-                protocol.await_message(peer, victim, number, meeting).close()
+                protocol.say(meeting, message(protocol.GREETING, peer.tcp.fileno(), 0))
+                protocol.await_message(peer, victim, number, meeting, protocol.HELLO).close()
                 lie.tell(meeting, peer, victim.ring_bytes)
                 work_on(ground, peer, victim, number)
         ends = peer.tcp.getpeername()[1], peer.tcp.getsockname()[1]

@@ -342,9 +342,10 @@ class Served(protocol.Peer):
         super().__init__(plain(socket.create_connection(("127.0.0.1", port))), CONNECTING)
         server, bell = Server(victim), [os.eventfd(0), protocol.memfd(protocol.PAGE_BYTES)]
         with protocol.knock(self, server, None, protocol.name_of(self.tcp, CONNECTING)) as meeting:
-            hello = protocol.message(self.tcp.fileno(), server.ring_bytes, **{"context": 1, "process": 7, **words})
+            protocol.await_message(self, server, None, meeting, protocol.GREETING)
+            hello = protocol.message(protocol.HELLO, self.tcp.fileno(), server.ring_bytes, **{"context": 1, "process": 7, **words})
             protocol.say(meeting, hello, bell)
-            self.answer = protocol.await_message(self, server, None, meeting)
+            self.answer = protocol.await_message(self, server, None, meeting, protocol.ANSWER)
         for fd in bell:
             os.close(fd)
         self.attach(protocol.Segment(self.answer.descriptors.pop(0), self.answer.ring_bytes))

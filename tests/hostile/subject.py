@@ -24,12 +24,14 @@ class Problem(Failed):
 
 
 class Subject:
-    def __init__(self, test, role="server", ring_bytes=DEFAULT_RING_BYTES, env=None, limits=None):
-        argv = [sys.executable, "-I", "-S", HERE / "victim.py"]
+    def __init__(self, test, role="server", ring_bytes=DEFAULT_RING_BYTES, env=None, limits=None, python=sys.executable):
+        argv = [python, "-I", "-S", HERE / "victim.py"]
         if limits:
             argv = [sys.executable, "-I", "-S", HERE / "confine.py", json.dumps(limits), *argv]
         environment = {"RINGLET_RING_BYTES": str(ring_bytes), "RINGLET_ENABLED": "yes", **(env or {})}
         self._test, self.ring_bytes = test, ring_bytes
+        # In a pid namespace it is another process than the one that we have started.
+        self._is_below = bool(limits) and ("pod" in limits or "pid_namespace" in limits)
         self.process = test.start(role, argv, env=environment)
         self.pid = self.process.pid
         self._asked = []
@@ -129,7 +131,7 @@ class Subject:
         """(path, reason code) of one connection, as `ringlet ss` prints them."""
         for row in self._test.ringlet.connections(local_port):
             ends = (row["local"] or {}).get("port"), (row["peer"] or {}).get("port")
-            if row["pid"] == self.pid and ends == (local_port, peer_port):
+            if (row["pid"] == self.pid or self._is_below) and ends == (local_port, peer_port):
                 return row["path"], row["reason"]
         return None, None
 

@@ -275,6 +275,7 @@ fn rendezvous(pair: &Pair) -> Check {
             (rustix::process::getpid().as_raw_nonzero().get(), rustix::process::geteuid().as_raw());
         let credentials = meet::credentials(host.as_raw_fd())?;
         let gift = descriptor::eventfd().map(own)?;
+        meet::admit_descriptors(seeker.as_raw_fd(), true);
         meet::send(host.as_raw_fd(), MESSAGE, &[gift.as_raw_fd()])?;
         let mut buffer = [0; 64];
         let (length, mut fds) = meet::receive(seeker.as_raw_fd(), &mut buffer)?;

@@ -17,6 +17,10 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         Reason::NotOwner => {
             "Look who listens at the rendezvous in the other program's place; ringlet keeps it out."
         }
+        Reason::Unproven => {
+            "Mount the whole of /proc in the program's container (`mount -t proc`), /proc/locks among it; across users or containers UDP \
+             stays on the kernel."
+        }
         Reason::OtherUser => "Set peers = any if programs of different users are to share memory.",
         Reason::NameTaken => {
             "Find the process that holds the name (`ss -xlp`), which is none of this connection's ends."

@@ -11,7 +11,7 @@ use ringlet_core::memory::Area;
 use ringlet_core::sync::{AtomicU64, AtomicUsize, Ordering};
 use ringlet_core::wait;
 use ringlet_linux::map::{self, Zeroed};
-use ringlet_linux::{fd, sys};
+use ringlet_linux::{apart, fd, sys};
 use std::cell::Cell;
 use std::sync::OnceLock;
 
@@ -348,8 +348,8 @@ pub fn has_sleepers(context: u32) -> bool {
 pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32) -> Option<u32> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
     let close_both = || {
-        sys::close(eventfd);
-        sys::close(page_memfd);
+        apart::close_foreign(eventfd);
+        apart::close_foreign(page_memfd);
     };
     let Some(_held) = all.lock[0].take() else {
         close_both();
@@ -376,7 +376,7 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
         return None;
     };
     let mapped = map::map_shared(page_memfd, PAGE_BYTES, false);
-    sys::close(page_memfd);
+    apart::close_foreign(page_memfd);
     let Ok(area) = mapped else {
         sys::close(eventfd);
         return None;

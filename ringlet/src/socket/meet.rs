@@ -3,19 +3,22 @@
 //! ```text
 //!   accepting side                            connecting side
 //!   offer: listen on the connection's name
-//!                                             look: connect to it, check who listens,
+//!                                             look: connect to it, check whose it is
+//!   accept: check whose call it is,
+//!   greeting: my descriptor's number
+//!                                             check who greets,
 //!                                             hello: my descriptor's number, my doorbell
-//!   accept: check who called,
-//!   answer: the segment, my descriptor's
-//!   number, my doorbell; attach
+//!   check who said hello,
+//!   answer: the segment, my doorbell; attach
 //!                                             check the answer, attach
 //! ```
 //!
 //! Each step is taken inside a data call of the program, when it is due, and never waits: nobody waits for a peer that is busy
 //! computing, and a peer that never comes costs a few failed looks at growing intervals.
 //!
-//! Whoever calls must own the far end of the very connection: the kernel's socket table names the owner of that socket, the Unix
-//! socket's credentials name the caller, and /proc tells whether the caller's process holds the socket.
+//! Whoever calls must own the far end of the very connection. The kernel's socket table names the user of that socket, and the Unix
+//! socket's credentials name the caller. That it holds the socket, /proc tells if it lets us look; else each side's own statement does
+//! (`proof`), which it makes before it says its first word. Nothing is handed out, and no descriptor taken, before that.
 
 use super::table::{Socket, Stage, Tables, tables};
 use super::{carrier, context, control, epoll, process, unforgiving, view};
@@ -26,7 +29,7 @@ use ringlet_core::layout::{Geometry, Head, SEGMENT_MAGIC};
 use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::meet::{self as rendezvous, Ends};
 use ringlet_linux::sys::{self, Errno};
-use ringlet_linux::{diag, fd, map, tcp};
+use ringlet_linux::{apart, diag, fd, map, proof, tcp};
 
 /// After so many messages and so long without a peer nobody will come any more. (One end of a stream may make a thousand calls
 /// while the other makes one.)
@@ -42,11 +45,16 @@ const LOOK_LATER_CALLS: u32 = 2;
 const PLACE_COUNT: usize = 1024;
 const PLACES_LOOKED_AT: usize = 16;
 const PLACE_KEPT_NS: u64 = 1_000_000_000;
-const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"rnglhi\x00\x01");
+const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"rnglhi\x00\x02");
 const MESSAGE_BYTES: usize = 40;
+const GREETING: u32 = 1;
+const HELLO: u32 = 2;
+const ANSWER: u32 = 3;
 
-/// Both messages: magic, ring size, sender's descriptor number, and its doorbell (process, context; 0 for none).
+/// All messages: magic, ring size, sender's descriptor number, its doorbell (process, context; 0 for none), and which it is.
+#[derive(Default)]
 struct Message {
+    kind: u32,
     ring_bytes: u64,
     fd: i32,
     context: u32,
@@ -61,6 +69,7 @@ impl Message {
         bytes[16..20].copy_from_slice(&self.fd.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.context.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.process.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.kind.to_le_bytes());
         bytes
     }
 
@@ -75,6 +84,7 @@ impl Message {
             fd: u32_at(16)? as i32,
             context: u32_at(20)?,
             process: u64_at(24)?,
+            kind: u32_at(32)?,
         })
     }
 }
@@ -164,8 +174,9 @@ fn overdue(socket: &Socket, calls: u32) -> bool {
 fn take(tables: &'static Tables, socket: &'static Socket) -> Step {
     match socket.stage() {
         Stage::Kernel => first(tables, socket),
-        Stage::Offered => take_call(socket),
+        Stage::Offered => take_call(tables, socket),
         Stage::Called => take_hello(tables, socket),
+        Stage::Looked => take_greeting(tables, socket),
         Stage::Greeted => take_answer(tables, socket),
         _ => Step::Done,
     }
@@ -189,8 +200,25 @@ pub fn give_up_number(fd: i32) -> bool {
 pub fn abandon(socket: &Socket) {
     let meeting = socket.meeting.swap(0) as i32;
     if meeting != 0 {
+        proof::take_back(socket.fd(), meeting);
+        part(meeting);
+    }
+}
+
+/// In a child by fork: it is the parent's.
+pub fn forget(socket: &Socket) {
+    let meeting = socket.meeting.swap(0) as i32;
+    if meeting != 0 {
         close_ours(meeting);
     }
+}
+
+/// Closes a descriptor of the rendezvous, into which strangers may have put what they like.
+fn part(fd: i32) {
+    if let Some(tables) = tables() {
+        tables.clear(fd);
+    }
+    rendezvous::part(fd);
 }
 
 /// A descriptor's worth of room at the rendezvous: who holds it, since when.
@@ -291,6 +319,11 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     if let Some(reason) = carrier::unserved_option(socket) {
         return Step::Bar(reason);
     }
+    // Who has sent us what can't be closed gets no further chance.
+    if apart::is_full() {
+        view::show(socket, Reason::Full);
+        return Step::Later;
+    }
     let Some(place) = place(tables) else {
         view::show(socket, Reason::NoDescriptor);
         return Step::Later;
@@ -307,7 +340,18 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         };
     }
     match rendezvous::look(&ends) {
-        Ok(meeting) => greet(tables, place, socket, &ends, meeting),
+        Ok(meeting) => match check_user(tables, &ends, meeting) {
+            Ok(_) => {
+                go(tables, place, socket, meeting);
+                socket.set_stage(Stage::Looked);
+                view::show(socket, Reason::NoPeer);
+                Step::Soon
+            }
+            Err(reason) => {
+                rendezvous::part(meeting);
+                Step::Bar(reason)
+            }
+        },
         Err(Errno::ECONNREFUSED | Errno::EAGAIN) => {
             view::show(socket, Reason::NoPeer);
             Step::Later
@@ -324,16 +368,17 @@ fn home_of(socket: &Socket) -> Option<u32> {
     }
 }
 
-/// Sends one of the two messages, with our doorbell if the peer may have it, and `segment` if there is one.
+/// Sends hello or the answer, with our doorbell if the peer may have it, and `segment` if there is one.
 fn say(
     socket: &Socket,
     meeting: i32,
-    uid: u32,
+    peer: rendezvous::Credentials,
     geometry: Geometry,
     segment: Option<i32>,
 ) -> Result<(), Errno> {
-    let card = trusted(uid).then(|| home_of(socket)).flatten().and_then(context::card);
+    let card = trusted(peer).then(|| home_of(socket)).flatten().and_then(context::card);
     let message = Message {
+        kind: if segment.is_some() { ANSWER } else { HELLO },
         ring_bytes: geometry.ring_bytes as u64,
         fd: socket.fd(),
         context: card.as_ref().map_or(0, |card| card.context),
@@ -354,25 +399,39 @@ fn say(
     rendezvous::send(meeting, &message.write(), &fds[..count])
 }
 
-/// May this user ring us by eventfd? The owner of an eventfd could make a ringer wait, so only who could signal us anyway.
-fn trusted(uid: u32) -> bool {
-    uid == 0 || uid == sys::geteuid()
+/// May this peer ring us by eventfd? The owner of an eventfd could make a ringer wait, so only who could signal us anyway.
+fn trusted(peer: rendezvous::Credentials) -> bool {
+    (peer.uid == 0 || is_our_user(peer.uid)) && rendezvous::is_in_sight(peer.pid)
 }
 
-/// The connecting side found a listener of the right name: is it the right one?
-fn greet(tables: &Tables, place: &Place, socket: &Socket, ends: &Ends, meeting: i32) -> Step {
-    let checked = check_user(tables, ends, meeting)
-        .and_then(|found| carrier::countable(socket).map(|()| found));
-    let (uid, geometry) = match (checked, Geometry::new(tables.config.ring_bytes as usize)) {
-        (Ok((_, uid)), Some(geometry)) => (uid, geometry),
-        (Err(reason), _) => {
-            sys::close(meeting);
-            return Step::Bar(reason);
-        }
-        _ => unreachable!("the configuration admits only sound ring sizes"),
+pub fn is_our_user(uid: u32) -> bool {
+    uid == sys::geteuid() && !rendezvous::is_vague(uid)
+}
+
+/// The connecting side: who is it that offers? One that has proven itself is told hello.
+fn take_greeting(tables: &'static Tables, socket: &'static Socket) -> Step {
+    if socket.end().holders.load(Ordering::Acquire) != 1 {
+        return Step::Later;
+    }
+    let meeting = socket.meeting.get() as i32;
+    if meeting == 0 {
+        return again(socket);
+    }
+    let peer = match listen(tables, socket, meeting, GREETING) {
+        Ok((_greeting, peer)) => peer,
+        Err(step) => return step,
     };
-    go(tables, place, socket, meeting);
-    match say(socket, meeting, uid, geometry, None) {
+    if let Err(reason) = carrier::countable(socket) {
+        return Step::Bar(reason);
+    }
+    rendezvous::skip(meeting);
+    rendezvous::admit_descriptors(meeting, true);
+    // (Where it can't be stated, /proc may do.)
+    let _ = proof::state(socket.fd(), meeting);
+    let Some(geometry) = Geometry::new(tables.config.ring_bytes as usize) else {
+        unreachable!("the configuration admits only sound ring sizes");
+    };
+    match say(socket, meeting, peer, geometry, None) {
         Ok(()) => {}
         Err(error) if is_gone(error) => return again(socket),
         Err(error) => return Step::Bar(reason_of(error)),
@@ -382,8 +441,36 @@ fn greet(tables: &Tables, place: &Place, socket: &Socket, ends: &Ends, meeting: 
     Step::Soon
 }
 
-/// The user at the other side of the rendezvous must be the user of the far end. Returns the far end's inode and that user.
-fn check_user(tables: &Tables, ends: &Ends, meeting: i32) -> Result<(u32, u32), Reason> {
+/// The first message of the other side, which stays in the queue, if it owns the far end; else the step to take.
+fn listen(
+    tables: &Tables,
+    socket: &Socket,
+    meeting: i32,
+    kind: u32,
+) -> Result<(Message, rendezvous::Credentials), Step> {
+    let mut bytes = [0; MESSAGE_BYTES + 1];
+    let heard = match rendezvous::look_at(meeting, &mut bytes) {
+        // It speaks at its own next call.
+        Err(Errno::EAGAIN) => return Err(Step::Soon),
+        Err(error) if !is_gone(error) => return Err(Step::Bar(reason_of(error))),
+        Err(_) => return Err(again(socket)),
+        Ok(heard) if heard.caller.is_none() => return Err(again(socket)),
+        Ok(heard) => heard,
+    };
+    let message = Message::read(&bytes[..heard.len])
+        .filter(|message| message.kind == kind && !(kind == GREETING && heard.fds.truncated))
+        .ok_or(Step::Bar(Reason::BadPeer))?;
+    let ends = carrier::ends(tables, socket).map_err(|_| Step::Bar(Reason::NotConnected))?;
+    let peer = check(tables, &ends, meeting, message.fd).map_err(Step::Bar)?;
+    Ok((message, peer))
+}
+
+/// The user at the other side of the rendezvous must be the user of the far end. Returns the far end's inode, and who it is.
+fn check_user(
+    tables: &Tables,
+    ends: &Ends,
+    meeting: i32,
+) -> Result<(u32, rendezvous::Credentials), Reason> {
     let owner = match diag::far_owner(ends) {
         Ok(owner) => owner,
         Err(Errno::ENOENT) => return Err(Reason::NotLocal),
@@ -391,7 +478,7 @@ fn check_user(tables: &Tables, ends: &Ends, meeting: i32) -> Result<(u32, u32), 
     };
     let caller = rendezvous::credentials(meeting).map_err(reason_of)?;
     check_owner(tables, &owner, caller)?;
-    Ok((owner.inode, caller.uid))
+    Ok((owner.inode, caller))
 }
 
 fn check_owner(
@@ -403,13 +490,14 @@ fn check_owner(
     if caller.uid != owner.uid && caller.uid != 0 {
         return Err(Reason::NotOwner);
     }
-    if tables.config.peers == PeerPolicy::SameUser && caller.uid != sys::geteuid() {
+    if tables.config.peers == PeerPolicy::SameUser && !is_our_user(caller.uid) {
         return Err(Reason::OtherUser);
     }
     Ok(())
 }
 
-/// Is the caller of the right user, and does it hold the socket, by the descriptor that it names?
+/// As `check`, for one who comes to the door of a UDP socket, where nobody can state anything: of another user's process, in sight but not to be
+/// looked into, its user has to do.
 pub fn check_caller(
     tables: &Tables,
     owner: &diag::Owner,
@@ -417,57 +505,69 @@ pub fn check_caller(
     fd: i32,
 ) -> Result<(), Reason> {
     check_owner(tables, owner, caller)?;
-    check_holder(caller, owner.inode, fd).map(drop)
-}
-
-/// The process at the other side of the rendezvous must hold the far end, by the descriptor that it names. Where /proc does not
-/// let us look (another user, another pid namespace, no /proc), that it is the far end's user has to do. Returns the process.
-fn check_process(meeting: i32, inode: u32, fd: i32) -> Result<i32, Reason> {
-    let caller = rendezvous::credentials(meeting).map_err(reason_of)?;
-    check_holder(caller, inode, fd)
-}
-
-fn check_holder(caller: rendezvous::Credentials, inode: u32, fd: i32) -> Result<i32, Reason> {
-    if caller.pid == 0 {
-        return Ok(0);
-    }
-    match rendezvous::holds(caller.pid, fd, inode) {
-        Ok(true) => Ok(caller.pid),
-        Err(Errno::EACCES | Errno::EPERM) => Ok(caller.pid),
-        Err(Errno::ENOENT) if !rendezvous::has_proc() => Ok(caller.pid),
+    let refused = |error| matches!(error, Errno::EACCES | Errno::EPERM);
+    let certain = || !rendezvous::is_vague(caller.uid) && rendezvous::is_in_sight(caller.pid);
+    match rendezvous::holds(caller.pid, fd, owner.inode) {
+        _ if caller.pid == 0 => Err(Reason::Unproven),
+        Ok(true) => Ok(()),
+        Err(error) if refused(error) && certain() => Ok(()),
+        Err(error) if refused(error) || !rendezvous::has_proc() => Err(Reason::Unproven),
         // The caller may have gone or forked meanwhile, or it lies: no deal either way.
         Ok(false) | Err(Errno::ENOENT | Errno(libc::ESRCH)) => Err(Reason::NotOwner),
         Err(error) => Err(reason_of(error)),
     }
 }
 
-/// Who is at the other side: its process (0 if that can't be seen) and its user.
+/// Who is at the other side must be of the far end's user, and hold it. Returns who it is: its process (0 if that can't be seen) and user.
 fn check(
     tables: &Tables,
     ends: &Ends,
     meeting: i32,
     fd: i32,
 ) -> Result<rendezvous::Credentials, Reason> {
-    let (inode, uid) = check_user(tables, ends, meeting)?;
-    let pid = check_process(meeting, inode, fd)?;
-    Ok(rendezvous::Credentials { pid, uid })
+    let (inode, caller) = check_user(tables, ends, meeting)?;
+    if caller.pid != 0 && rendezvous::holds(caller.pid, fd, inode) == Ok(true) {
+        return Ok(caller);
+    }
+    match proof::is_stated(inode, meeting) {
+        Ok(true) => Ok(caller),
+        Ok(false) => Err(Reason::NotOwner),
+        Err(error @ (Errno::EMFILE | Errno::ENFILE)) => Err(reason_of(error)),
+        Err(_) => Err(Reason::Unproven),
+    }
 }
 
-/// The accepting side: has somebody come?
-fn take_call(socket: &'static Socket) -> Step {
+/// The accepting side: has somebody come? It is greeted, if it may be the far end.
+fn take_call(tables: &Tables, socket: &'static Socket) -> Step {
     let offer = socket.meeting.get() as i32;
     if offer == 0 {
         return again(socket);
     }
     match rendezvous::accept(offer) {
         Ok(meeting) => {
-            abandon(socket);
+            part(offer);
             socket.meeting.set(hidden(meeting) as u32);
             socket.set_stage(Stage::Called);
-            Step::AtOnce
+            greet(tables, socket, meeting)
         }
         Err(Errno::EAGAIN) => Step::Later,
         Err(Errno::EMFILE | Errno::ENFILE) => Step::Bar(Reason::NoDescriptor),
+        Err(error) => Step::Bar(reason_of(error)),
+    }
+}
+
+fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
+    let Ok(ends) = carrier::ends(tables, socket) else { return Step::Bar(Reason::NotConnected) };
+    if let Err(reason) = check_user(tables, &ends, meeting) {
+        return Step::Bar(reason);
+    }
+    // Hello comes with a doorbell.
+    rendezvous::admit_descriptors(meeting, true);
+    let _ = proof::state(socket.fd(), meeting);
+    let greeting = Message { kind: GREETING, fd: socket.fd(), ..Message::default() };
+    match rendezvous::send(meeting, &greeting.write(), &[]) {
+        Ok(()) => Step::Soon,
+        Err(error) if is_gone(error) => again(socket),
         Err(error) => Step::Bar(reason_of(error)),
     }
 }
@@ -488,19 +588,15 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     if meeting == 0 {
         return again(socket);
     }
-    let mut bytes = [0; MESSAGE_BYTES + 1];
-    let (n, mut fds) = match rendezvous::receive(meeting, &mut bytes) {
-        // It checks us before it speaks.
-        Err(Errno::EAGAIN) => return Step::Soon,
-        Err(error) if !is_gone(error) => return Step::Bar(reason_of(error)),
-        Ok((0, _)) | Err(_) => return again(socket),
-        Ok(got) => got,
+    let (hello, peer) = match listen(tables, socket, meeting, HELLO) {
+        Ok(heard) => heard,
+        Err(step) => return step,
     };
-    let Some(hello) = Message::read(&bytes[..n]) else { return Step::Bar(Reason::BadPeer) };
-    let Ok(ends) = carrier::ends(tables, socket) else { return Step::Bar(Reason::NotConnected) };
-    let peer = match check(tables, &ends, meeting, hello.fd) {
-        Ok(peer) => peer,
-        Err(reason) => return Step::Bar(reason),
+    let mut bytes = [0; MESSAGE_BYTES + 1];
+    let mut fds = match rendezvous::take(meeting, &mut bytes) {
+        Ok(taken) if taken.fds.truncated => return Step::Bar(Reason::NoDescriptor),
+        Ok(taken) => taken.fds,
+        Err(error) => return Step::Bar(reason_of(error)),
     };
     if let Err(reason) = carrier::countable(socket) {
         return Step::Bar(reason);
@@ -516,7 +612,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     keep_bell(socket, &hello, &mut fds, 0, peer);
     // Attached before the answer is out: the peer may use the ring the moment that it has it.
     attach(socket);
-    let said = say(socket, meeting, peer.uid, geometry, Some(segment));
+    let said = say(socket, meeting, peer, geometry, Some(segment));
     sys::close(segment);
     abandon(socket);
     if let Err(error) = said {
@@ -534,7 +630,7 @@ fn keep_bell(
     from: usize,
     peer: rendezvous::Credentials,
 ) {
-    if message.context == 0 || !trusted(peer.uid) || fds.count < from + 2 {
+    if message.context == 0 || !trusted(peer) || fds.count < from + 2 {
         return;
     }
     let (Some(eventfd), Some(page)) = (fds.take(from), fds.take(from + 1)) else { return };
@@ -588,25 +684,28 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     if meeting == 0 {
         return again(socket);
     }
+    // It has proven itself by its greeting.
     let mut bytes = [0; MESSAGE_BYTES + 1];
-    let (n, mut fds) = match rendezvous::receive(meeting, &mut bytes) {
+    let taken = match rendezvous::take(meeting, &mut bytes) {
         // It has come this far: the answer is due at the peer's next call.
         Err(Errno::EAGAIN) => return Step::Soon,
         Err(error) if !is_gone(error) => return Step::Bar(reason_of(error)),
-        Ok((0, _)) | Err(_) => return again(socket),
-        Ok(got) => got,
+        Err(_) => return again(socket),
+        Ok(taken) if taken.caller.is_none() => return again(socket),
+        Ok(taken) => taken,
     };
-    let Some(answer) = Message::read(&bytes[..n]) else { return Step::Bar(Reason::BadPeer) };
-    let Ok(ends) = carrier::ends(tables, socket) else { return Step::Bar(Reason::NotConnected) };
-    let peer = match check(tables, &ends, meeting, answer.fd) {
+    let answer = Message::read(&bytes[..taken.len]).filter(|answer| answer.kind == ANSWER);
+    let Some(answer) = answer else { return Step::Bar(Reason::BadPeer) };
+    let peer = match rendezvous::credentials(meeting) {
         Ok(peer) => peer,
-        Err(reason) => return Step::Bar(reason),
+        Err(error) => return Step::Bar(reason_of(error)),
     };
+    let mut fds = taken.fds;
     let Some(segment) = fds.take(0) else {
         return Step::Bar(if fds.truncated { Reason::NoDescriptor } else { Reason::BadPeer });
     };
     let mapped = map_segment(tables, socket, segment, answer.ring_bytes);
-    sys::close(segment);
+    apart::close_foreign(segment);
     if let Err(reason) = mapped {
         return Step::Bar(reason);
     }

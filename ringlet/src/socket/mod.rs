@@ -166,7 +166,7 @@ fn before_native(
         control::begin_again(socket);
     }
     match socket.stage() {
-        Stage::Kernel | Stage::Offered | Stage::Called | Stage::Greeted => {}
+        Stage::Kernel | Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted => {}
         stage @ (Stage::Datagram | Stage::Mailbox) if stage >= datagram_from => {
             return Way::Datagram(socket);
         }
@@ -199,13 +199,13 @@ pub fn path(socket: &Socket) -> u32 {
     match socket.stage() {
         Stage::Free | Stage::Closing => layout::SLOT_FREE,
         Stage::Kernel | Stage::KernelForGood => layout::PATH_KERNEL,
-        Stage::Offered | Stage::Called | Stage::Greeted
+        Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted
             if view::asked(socket) & layout::ASKED_OFF != 0 =>
         {
             layout::PATH_KERNEL
         }
         Stage::Datagram | Stage::Mailbox => datagram::path(socket),
-        Stage::Offered | Stage::Called | Stage::Greeted => layout::PATH_MOVING,
+        Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted => layout::PATH_MOVING,
         Stage::Attached => match (socket.end().sending(), socket.end().receiving()) {
             (Sending::Ring, Receiving::Ring) => layout::PATH_RING,
             (Sending::KernelForGood | Sending::Returning, _) => layout::PATH_KERNEL,

@@ -396,11 +396,12 @@ pub fn after_fork(tables: &'static Tables) {
         // The parent's threads and its rendezvous are not ours.
         socket.sleepers.store(0, Ordering::Relaxed);
         socket.stepping.store(0, Ordering::Relaxed);
-        meet::abandon(socket);
+        meet::forget(socket);
         if socket.is_datagram() {
             datagram::after_fork(socket);
         }
-        if matches!(socket.stage(), Stage::Offered | Stage::Called | Stage::Greeted) {
+        if matches!(socket.stage(), Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted)
+        {
             socket.set_stage(Stage::Kernel);
             socket.next_step.set(socket.calls.get() + 1);
         }

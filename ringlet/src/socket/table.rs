@@ -43,7 +43,7 @@ pub enum Stage {
     Kernel = 1,
     /// We accept: the rendezvous is open.
     Offered = 2,
-    /// We connected: we have said hello and wait for the answer.
+    /// We have been greeted, have said hello and wait for the answer.
     Greeted = 3,
     /// A segment is mapped: every call goes through `stream`, whatever path each direction is on.
     Attached = 4,
@@ -57,6 +57,8 @@ pub enum Stage {
     Datagram = 8,
     /// A UDP socket that has, or had, lanes to receive from: every call that receives looks there.
     Mailbox = 9,
+    /// We connected: we have come to the rendezvous and wait for its greeting.
+    Looked = 10,
 }
 
 impl Stage {
@@ -71,6 +73,7 @@ impl Stage {
             7 => Stage::Called,
             8 => Stage::Datagram,
             9 => Stage::Mailbox,
+            10 => Stage::Looked,
             _ => Stage::Free,
         }
     }

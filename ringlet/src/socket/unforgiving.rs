@@ -68,7 +68,7 @@ pub fn meet_now(socket: &'static Socket) {
             meet::step_once(far);
         }
         match socket.stage() {
-            Stage::Kernel | Stage::Offered | Stage::Called | Stage::Greeted => {}
+            Stage::Kernel | Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted => {}
             _ => {
                 publish(socket);
                 far.into_iter().for_each(publish);

@@ -26,10 +26,10 @@ use ringlet_core::layout::{Head, LaneGeometry, SEGMENT_MAGIC};
 use ringlet_core::memory::Area;
 use ringlet_core::sync::Ordering;
 use ringlet_core::view::SLOT_FREE;
-use ringlet_linux::meet::{Credentials, Fds};
+use ringlet_linux::meet::{self as rendezvous, Credentials, Fds};
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::tcp::{self, Address};
-use ringlet_linux::{map, udp};
+use ringlet_linux::{apart, map, udp};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"rngludp\x02");
 const MESSAGE_BYTES: usize = 80;
@@ -324,6 +324,7 @@ fn knock(tables: &Tables, socket: &'static Socket, to: &Address) {
         slot_count: 0,
         ring_bytes: 0,
     };
+    rendezvous::admit_descriptors(door, true);
     if udp::knock(door, owner.inode, &hello.write(), &[]).is_err() {
         // Nobody is there, or too many are.
         change(socket, to, |outlet| outlet.begin_again(later_or_rarely(outlet.calls.get())));
@@ -342,27 +343,72 @@ fn allowed(tables: &Tables, local: &Address, remote: &Address) -> bool {
 }
 
 /// Takes what waits at the door. True if there was something.
+///
+/// Only an answer that we have asked for, from who receives what we send, is taken with its descriptor. Anybody else's descriptors are left
+/// where they are, with the door: it is given up.
 fn take_messages(tables: &Tables, socket: &'static Socket, door: i32) -> bool {
     let mut any = false;
     for _ in 0..MESSAGES_AT_ONCE {
         let mut bytes = [0; MESSAGE_BYTES + 1];
-        let Ok((n, caller, fds)) = udp::answer(door, &mut bytes) else { break };
+        let Ok(heard) = rendezvous::look_at(door, &mut bytes) else { break };
+        let Some(caller) = heard.caller else { break };
         any = true;
-        let Some(message) = Message::read(&bytes[..n]) else { continue };
         let Some((_, outbox)) = outlets::of(socket) else { break };
-        if message.to_inode != outbox.inode.get() {
-            continue;
-        }
-        let taken = match message.kind {
-            HELLO => take_hello(tables, socket, door, &message, caller),
-            LANE => take_lane(tables, socket, &message, caller, fds),
-            _ => Err(Reason::BadPeer),
+        let message = Message::read(&bytes[..heard.len])
+            .filter(|message| message.to_inode == outbox.inode.get());
+        let taken = match (message, heard.fds.truncated) {
+            (Some(message), false) if message.kind == HELLO => {
+                rendezvous::skip(door);
+                take_hello(tables, socket, door, &message, caller)
+            }
+            (Some(message), true) if message.kind == LANE => {
+                match take_answer(tables, socket, door, &message, caller) {
+                    Some(taken) => taken,
+                    None => {
+                        socket.bar(Reason::BadPeer);
+                        break;
+                    }
+                }
+            }
+            (_, false) => {
+                rendezvous::skip(door);
+                Err(Reason::BadPeer)
+            }
+            (_, true) => {
+                socket.bar(Reason::BadPeer);
+                break;
+            }
         };
         if let Err(reason) = taken {
             view::show(socket, reason);
         }
     }
     any
+}
+
+/// The sender: an answer with a descriptor is at the door. `None` if it is not to be taken.
+fn take_answer(
+    tables: &Tables,
+    socket: &'static Socket,
+    door: i32,
+    answer: &Message,
+    caller: Credentials,
+) -> Option<Result<(), Reason>> {
+    let owner = udp::receiver(&answer.source, &answer.target).ok()?;
+    let found = if owner.inode == answer.inode { Ok(()) } else { Err(Reason::NotOwner) };
+    let checked = found.and_then(|()| meet::check_caller(tables, &owner, caller, answer.fd));
+    if let Err(reason) = checked {
+        // One of the same user may be late; one of another is none of our business.
+        let ours = meet::is_our_user(caller.uid);
+        let taken = ours.then(|| rendezvous::take(door, &mut [])).and_then(Result::ok);
+        return taken.filter(|taken| !taken.fds.truncated).map(|_| Err(reason));
+    }
+    let taken = rendezvous::take(door, &mut [0; MESSAGE_BYTES]).ok()?;
+    if taken.fds.truncated {
+        return None;
+    }
+    rendezvous::admit_descriptors(door, false);
+    Some(take_lane(tables, socket, answer, taken.fds))
 }
 
 /// The receiver: somebody wants to send to us by a lane.
@@ -477,12 +523,11 @@ fn take_lane(
     tables: &Tables,
     socket: &'static Socket,
     answer: &Message,
-    caller: Credentials,
     mut fds: Fds,
 ) -> Result<(), Reason> {
     let memfd = fds.take(0).ok_or(Reason::BadPeer)?;
-    let mapped = check_lane(tables, answer, caller, memfd);
-    sys::close(memfd);
+    let mapped = check_lane(tables, answer, memfd);
+    apart::close_foreign(memfd);
     let (area, geometry) = mapped?;
     {
         let _held = socket.end().send_lock.take();
@@ -503,14 +548,8 @@ fn take_lane(
 fn check_lane(
     tables: &Tables,
     answer: &Message,
-    caller: Credentials,
     memfd: i32,
 ) -> Result<(Area, LaneGeometry), Reason> {
-    let owner = udp::receiver(&answer.source, &answer.target).map_err(|_| Reason::NotOwner)?;
-    if owner.inode != answer.inode {
-        return Err(Reason::NotOwner);
-    }
-    meet::check_caller(tables, &owner, caller, answer.fd)?;
     let geometry = LaneGeometry::new(answer.slot_count as usize, answer.ring_bytes as usize)
         .filter(|geometry| geometry.ring_bytes >= DATA_MIN_BYTES)
         .ok_or(Reason::BadPeer)?;

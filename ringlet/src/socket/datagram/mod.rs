@@ -26,7 +26,7 @@ use ringlet_core::memory::Buffers;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::{self, Errno, Sys};
 use ringlet_linux::tcp::Address;
-use ringlet_linux::{fd, udp};
+use ringlet_linux::{fd, meet, udp};
 use std::sync::OnceLock;
 
 pub use inlets::Got;
@@ -113,7 +113,7 @@ pub fn connected(socket: &'static Socket) {
 pub fn bar(socket: &Socket, reason: Reason) {
     socket.end().barred.set(reason as u32);
     leave(socket, true);
-    close_door(socket);
+    close_door(socket, meet::part);
     // One that had a mailbox keeps its place in epoll sets, and looks there for what its lanes still hold.
     if socket.stage() == Stage::Datagram {
         socket.set_stage(Stage::KernelForGood);
@@ -121,14 +121,14 @@ pub fn bar(socket: &Socket, reason: Reason) {
     view::show(socket, reason);
 }
 
-fn close_door(socket: &Socket) {
+fn close_door(socket: &Socket, close: fn(i32)) {
     let Some((_, outbox)) = outlets::of(socket) else { return };
     let door = outbox.door.swap(0) as i32;
     if door != 0 {
         if let Some(tables) = super::table::tables() {
             tables.clear(door);
         }
-        sys::close(door);
+        close(door);
     }
 }
 
@@ -175,7 +175,7 @@ pub fn close_inlets(socket: &Socket) {
 
 /// In a child by fork: outlets and door are the parent's.
 pub fn after_fork(socket: &Socket) {
-    close_door(socket);
+    close_door(socket, sys::close);
     if let Some((all, outbox)) = outlets::of(socket) {
         outbox.clear(all, false);
     }
@@ -184,7 +184,7 @@ pub fn after_fork(socket: &Socket) {
 
 /// The process's last name of the socket goes; `last`: no other process of the family holds it. Both locks held, if they can be.
 pub fn release(socket: &Socket, last: bool) {
-    close_door(socket);
+    close_door(socket, meet::part);
     if let Some((all, mailbox)) = inlets::of(socket) {
         if last { mailbox.free_all(all) } else { mailbox.part(all) }
     }

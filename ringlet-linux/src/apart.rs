@@ -1,0 +1,124 @@
+//! Closing what a stranger has sent.
+//!
+//! KERNEL: whoever drops the last reference to a file waits for what that costs: a lingering socket, or a file of a FUSE daemon, for as long
+//! as its maker likes. That must not be a thread of the program. So such a descriptor is closed by a thread of its own, made of registers
+//! only: it closes, and ends. (The end of the process, and exec, kill it wherever it waits.)
+
+use crate::sys::{Errno, Sys, close, sys, thread_exists};
+use crate::{fd, map};
+use core::arch::asm;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// Closing at a time; while as many hang, nothing more should be taken from strangers.
+const CLOSERS: usize = 8;
+static CLOSING: [AtomicU32; CLOSERS] = [const { AtomicU32::new(0) }; CLOSERS];
+
+const FLAGS: i32 = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM;
+
+fn is_free(closer: &AtomicU32) -> bool {
+    let thread = closer.load(Ordering::Relaxed);
+    thread == 0 || thread != u32::MAX && !thread_exists(thread as i32)
+}
+
+/// Do as many closers hang as there may be?
+pub fn is_full() -> bool {
+    !CLOSING.iter().any(is_free)
+}
+
+/// Closes a descriptor that came from somebody else: here if that can't wait.
+pub fn close_foreign(fd: i32) {
+    // Memory, and eventfds: all that anybody should send us.
+    if map::is_memory(fd) || fd::is_eventfd(fd) { close(fd) } else { close_apart(fd) }
+}
+
+/// Closes a descriptor by a thread of its own. If there are too many already, or none can be made, it stays open.
+pub fn close_apart(fd: i32) {
+    for closer in &CLOSING {
+        let seen = closer.load(Ordering::Relaxed);
+        // ORDER: none is needed; the word only counts.
+        if is_free(closer)
+            && closer.compare_exchange(seen, u32::MAX, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            let thread = start(fd).unwrap_or(0);
+            closer.store(thread, Ordering::Relaxed);
+            return;
+        }
+    }
+}
+
+/// Starts the thread, with all signals blocked, so that none is handled in it.
+fn start(fd: i32) -> Sys<u32> {
+    let (all, mut before) = (u64::MAX, 0u64);
+    // SAFETY: masks of eight bytes.
+    unsafe { sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const all, &raw mut before, 8)? };
+    // SAFETY: the new thread touches no memory: see there.
+    let made = unsafe { clone_that_closes(fd) };
+    // SAFETY: as above.
+    unsafe { sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const before, 0, 8)? };
+    if made < 0 { Err(Errno(-made as i32)) } else { Ok(made as u32) }
+}
+
+/// # Safety
+/// All signals are blocked.
+#[cfg(target_arch = "x86_64")]
+unsafe fn clone_that_closes(fd: i32) -> isize {
+    let made: isize;
+    // SAFETY: the new thread has our stack pointer, and touches no memory: it makes two system calls out of registers, and the kernel
+    // enters it for no signal. Ours goes on behind.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "mov edi, r12d",
+            "mov eax, {close}",
+            "syscall",
+            "xor edi, edi",
+            "mov eax, {exit}",
+            "syscall",
+            "ud2",
+            "2:",
+            close = const libc::SYS_close,
+            exit = const libc::SYS_exit,
+            inlateout("rax") libc::SYS_clone as isize => made,
+            in("rdi") FLAGS as usize, in("rsi") 0, in("rdx") 0, in("r10") 0, in("r8") 0,
+            in("r12") fd as usize,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    made
+}
+
+/// # Safety
+/// All signals are blocked.
+#[cfg(target_arch = "aarch64")]
+unsafe fn clone_that_closes(fd: i32) -> isize {
+    let made: isize;
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "svc 0",
+            "cbnz x0, 2f",
+            "mov w0, w9",
+            "mov x8, {close}",
+            "svc 0",
+            "mov x0, #0",
+            "mov x8, {exit}",
+            "svc 0",
+            "brk #1",
+            "2:",
+            close = const libc::SYS_close,
+            exit = const libc::SYS_exit,
+            in("x8") libc::SYS_clone as usize,
+            inlateout("x0") FLAGS as usize as isize => made,
+            in("x1") 0, in("x2") 0, in("x3") 0, in("x4") 0,
+            in("x9") fd as usize,
+        );
+    }
+    made
+}

@@ -1,0 +1,101 @@
+//! Proof that who is at a rendezvous holds a socket. It needs neither users nor process numbers, which say nothing from one user or
+//! pid namespace to another.
+//!
+//! The holder *states* on the socket itself at which rendezvous it is: it locks the socket at a place that names its own end of the
+//! rendezvous (an OFD lock). Only who holds the socket can do so, since no name opens one; /proc/locks shows such a lock in every
+//! namespace; and it goes with the socket. No descriptor is handed out, and nothing that a stranger could keep, hold up or pass on
+//! as its own: a statement names one rendezvous, by a number that no other ever had.
+
+use crate::sys::{Errno, Sys, sys};
+use crate::{diag, fd, unix};
+
+/// struct flock64.
+#[repr(C)]
+struct Lock {
+    kind: i16,
+    whence: i16,
+    start: i64,
+    len: i64,
+    pid: i32,
+}
+
+const SO_COOKIE: i32 = 57;
+/// Places of locks are below 2^63.
+const COOKIE_BITS: u64 = 0x7fff_ffff;
+/// So much of the machine's list of locks is looked at: some 4,000 locks.
+const LIST_BYTES_MOST: usize = 256 << 10;
+
+fn place(inode: u32, cookie: u64) -> u64 {
+    (cookie & COOKIE_BITS) << 32 | u64::from(inode)
+}
+
+/// What a statement says of a Unix socket of ours.
+fn place_of(meeting: i32) -> Sys<u64> {
+    let (mut cookie, mut len) = (0u64, 8u32);
+    // SAFETY: eight writable bytes, and their number.
+    unsafe {
+        let (value, size) = (&raw mut cookie, &raw mut len);
+        sys!(SYS_getsockopt, meeting, libc::SOL_SOCKET, SO_COOKIE, value, size)?;
+    }
+    Ok(place(unix::inode(meeting)?, cookie))
+}
+
+fn set_lock(held: i32, kind: i32, place: u64) -> Sys<()> {
+    let (kind, whence) = (kind as i16, libc::SEEK_SET as i16);
+    let lock = Lock { kind, whence, start: place as i64, len: 1, pid: 0 };
+    // SAFETY: a struct flock64.
+    unsafe { sys!(SYS_fcntl, held, libc::F_OFD_SETLK, &raw const lock) }.map(drop)
+}
+
+/// States that who holds the socket `held` is at the rendezvous with the Unix socket `meeting`.
+pub fn state(held: i32, meeting: i32) -> Sys<()> {
+    set_lock(held, libc::F_RDLCK, place_of(meeting)?)
+}
+
+/// Takes it back, while both are still open. (What the program itself has locked, if it ever did, lies elsewhere.)
+pub fn take_back(held: i32, meeting: i32) {
+    if let Ok(place) = place_of(meeting) {
+        let _ = set_lock(held, libc::F_UNLCK, place);
+    }
+}
+
+/// Does a holder of the socket `inode` state that it is at the other end of our Unix socket `meeting`?
+///
+/// KERNEL: the first look for a while may take some 20 ms: the list is read alone, for which all processors are waited for.
+pub fn is_stated(inode: u32, meeting: i32) -> Sys<bool> {
+    let (far, cookie) = match diag::unix_far(unix::inode(meeting)?) {
+        Err(Errno::ENOENT) => return Ok(false),
+        found => found?,
+    };
+    is_listed(inode, device(meeting)?, place(far, cookie))
+}
+
+/// The device of all sockets.
+fn device(socket: i32) -> Sys<(u32, u32)> {
+    // SAFETY: zero is a valid struct stat.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: a writable struct stat.
+    unsafe { sys!(SYS_fstat, socket, &raw mut stat)? };
+    Ok((libc::major(stat.st_dev), libc::minor(stat.st_dev)))
+}
+
+fn is_listed(inode: u32, device: (u32, u32), place: u64) -> Sys<bool> {
+    fd::find_line(b"/proc/locks\0", LIST_BYTES_MOST, |line| {
+        parse(line) == Some((device, u64::from(inode), place))
+    })
+}
+
+/// A line `N: OFDLCK ADVISORY READ -1 MAJOR:MINOR:INODE START END`: device, inode, place.
+fn parse(line: &[u8]) -> Option<((u32, u32), u64, u64)> {
+    let line = core::str::from_utf8(line).ok()?;
+    let mut words = line.split_ascii_whitespace().skip(1);
+    if words.next()? != "OFDLCK" {
+        return None;
+    }
+    let mut file = words.nth(3)?.split(':');
+    let mut hexadecimal = || u32::from_str_radix(file.next()?, 16).ok();
+    let device = (hexadecimal()?, hexadecimal()?);
+    let inode = file.next()?.parse().ok()?;
+    let start = words.next()?.parse().ok()?;
+    Some((device, inode, start))
+}
