@@ -59,6 +59,11 @@ const SHOW_PEER: u32 = 4;
 const SHOW_UID: u32 = 64;
 const ATTRIBUTE_PEER: u16 = 2;
 const ATTRIBUTE_UID: u16 = 7;
+/// include/net/tcp_states.h.
+const TCP_SYN_SENT: u8 = 2;
+const TCP_SYN_RECV: u8 = 3;
+const TCP_LISTEN: u8 = 10;
+const TCP_NEW_SYN_RECV: u8 = 12;
 /// struct nlmsghdr, and struct unix_diag_msg.
 const HEADER_BYTES: usize = 16;
 const UNIX_MESSAGE_BYTES: usize = 16;
@@ -67,7 +72,7 @@ const UNIX_MESSAGE_BYTES: usize = 16;
 /// network namespace); other errors when the kernel has no socket table for us.
 pub fn far_owner(ends: &Ends) -> Sys<Owner> {
     match ends {
-        Ends::Tcp(ends) => owner_of(ends, libc::IPPROTO_TCP),
+        Ends::Tcp(ends) => far_tcp_owner(ends),
         Ends::Unix(ends) => far_unix_owner(ends),
     }
 }
@@ -106,7 +111,34 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
 }
 
+/// The other end must be connected, and to us. KERNEL: where there is no such socket, a listener that would take the connection is
+/// found: so a web server's would be for each connection of the machine's to another one's.
+fn far_tcp_owner(ends: &tcp::Ends) -> Sys<Owner> {
+    let mut answer = [0u8; 1024];
+    let (owner, answer) = found_by(ends, libc::IPPROTO_TCP, &mut answer)?;
+    let [family, state, ..] = *answer else { return Err(Errno::EINVAL) };
+    // struct inet_diag_msg: family, state; at 4 the ports, and the addresses at 8 and 24, of IPv4 in the first four bytes.
+    let address = |port: usize, ip: usize| {
+        let port = u16::from_be_bytes(answer.get(port..port + 2)?.try_into().ok()?);
+        let mut ip: [u8; 16] = answer.get(ip..ip + 16)?.try_into().ok()?;
+        if family as i32 == libc::AF_INET {
+            ip[4..].fill(0);
+            ip.rotate_right(12);
+            ip[10..12].fill(0xff);
+        }
+        Some(tcp::Address { ip, port })
+    };
+    let mirrored = address(4, 8) == Some(ends.remote) && address(6, 24) == Some(ends.local);
+    let connecting = matches!(state, TCP_SYN_SENT | TCP_SYN_RECV | TCP_LISTEN | TCP_NEW_SYN_RECV);
+    if mirrored && !connecting { Ok(owner) } else { Err(Errno::ENOENT) }
+}
+
 pub(crate) fn owner_of(ends: &tcp::Ends, protocol: i32) -> Sys<Owner> {
+    found_by(ends, protocol, &mut [0; 1024]).map(|(owner, _)| owner)
+}
+
+/// What the kernel finds with these ends the other way round, and the message that says so.
+fn found_by<'a>(ends: &tcp::Ends, protocol: i32, answer: &'a mut [u8]) -> Sys<(Owner, &'a [u8])> {
     // KERNEL: an exact lookup finds a socket under the family that the request names, v4-mapped ones under both.
     let v4 = ends.local.is_v4();
     let family = if v4 { libc::AF_INET } else { libc::AF_INET6 };
@@ -130,14 +162,14 @@ pub(crate) fn owner_of(ends: &tcp::Ends, protocol: i32) -> Sys<Owner> {
         interface: 0,
         cookie: NO_COOKIE,
     };
-    let mut answer = [0u8; 1024];
-    let got = ask(request, &mut answer)?;
+    let got = ask(request, answer)?;
     // struct inet_diag_msg (72 bytes): receive queue at 56, uid at 64, inode at 68.
     let found = |at| u32_at(&answer[..got], HEADER_BYTES + at);
     let (Some(unread), Some(uid), Some(inode)) = (found(56), found(64), found(68)) else {
         return Err(Errno::EINVAL);
     };
-    if inode == 0 { Err(Errno::ENOENT) } else { Ok(Owner { inode, uid, unread }) }
+    let message = answer.get(HEADER_BYTES..got).ok_or(Errno::EINVAL)?;
+    if inode == 0 { Err(Errno::ENOENT) } else { Ok((Owner { inode, uid, unread }, message)) }
 }
 
 /// The other end must say that we are its peer: then both numbers are of one connection, and of this moment.

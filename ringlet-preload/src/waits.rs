@@ -3,6 +3,7 @@
 use crate::calls::is_nowhere;
 use crate::cancellation::in_which;
 use crate::{next, result, set_errno};
+use core::cell::Cell;
 use core::ptr::null;
 use libc::{c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use ringlet::socket::table::{self, Known, lookup};
@@ -176,8 +177,11 @@ const LONG_BITS: usize = c_long::BITS as usize;
 
 impl Bits {
     fn has(self, fd: usize) -> bool {
-        // SAFETY: the program's set, which covers all numbers below its `nfds`.
-        !self.0.is_null() && unsafe { *self.0.add(fd / LONG_BITS) } >> (fd % LONG_BITS) & 1 != 0
+        self.word(fd / LONG_BITS) >> (fd % LONG_BITS) & 1 != 0
+    }
+    fn word(self, index: usize) -> c_long {
+        // SAFETY: the program's set, which covers all numbers below its `nfds`, in whole words.
+        if self.0.is_null() { 0 } else { unsafe { *self.0.add(index) } }
     }
     fn clear_all(self, count: usize) {
         if !self.0.is_null() {
@@ -196,20 +200,33 @@ impl Bits {
 const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
 const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 
+/// The numbers below `count` that are in one of the sets, word by word: most programs ask for few, and name the most that there can be.
+fn members(count: usize, sets: [Bits; 3]) -> impl Iterator<Item = usize> {
+    (0..count.div_ceil(LONG_BITS)).flat_map(move |index| {
+        let mut left = sets.iter().fold(0, |word, set| word | set.word(index));
+        core::iter::from_fn(move || {
+            let bit = left.trailing_zeros() as usize;
+            left &= left.wrapping_sub(1);
+            let fd = index * LONG_BITS + bit;
+            (bit < LONG_BITS && fd < count).then_some(fd)
+        })
+    })
+}
+
 /// select's three sets as poll entries; `None` when the kernel can do it alone.
 fn entries(count: usize, sets: [Bits; 3], fds: &mut [pollfd]) -> Option<usize> {
     let mut used = 0;
-    for fd in 0..count {
+    for fd in members(count, sets) {
         let mut events = 0;
         for (set, bits) in sets.iter().zip([IN, OUT, libc::POLLPRI]) {
             if set.has(fd) {
                 events |= bits;
             }
         }
-        if events != 0 {
-            fds[used] = pollfd { fd: fd as c_int, events, revents: 0 };
-            used += 1;
-        }
+        // (Another thread may have added some since they were counted.)
+        let Some(entry) = fds.get_mut(used).filter(|_| events != 0) else { continue };
+        *entry = pollfd { fd: fd as c_int, events, revents: 0 };
+        used += 1;
     }
     (used > 0).then_some(used)
 }
@@ -222,15 +239,14 @@ unsafe fn select_with(
     mask: *const sigset_t,
     mut native: impl FnMut() -> c_int,
 ) -> c_int {
-    let follows = |fd: usize| matches!(lookup(fd as c_int), Some(Known::Socket(_) | Known::Set(_)));
-    let any = (0..count.clamp(0, 1 << 20) as usize)
-        .any(|fd| follows(fd) && sets.iter().any(|set| set.has(fd)));
-    if !any {
+    // KERNEL: it looks no further than its own table, and a set may end there though `count` does not. So we look at what we know.
+    let known = table::known_below(count.max(0) as usize);
+    if !members(known, sets).any(|fd| readiness::is_followed(fd as c_int)) {
         return native();
     }
     let count = count as usize;
     let empty = pollfd { fd: -1, events: 0, revents: 0 };
-    let asked = (0..count).filter(|&fd| sets.iter().any(|set| set.has(fd))).count();
+    let asked = members(count, sets).count();
     if asked < POLL_ON_STACK {
         let (mut fds, mut scratch) = ([empty; POLL_ON_STACK], [empty; POLL_ON_STACK]);
         // SAFETY: passed on.
@@ -310,7 +326,7 @@ pub unsafe extern "C" fn select(
     exceptional: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    let start = sys::now_ns();
+    let start = Cell::new(0);
     let sets = [Bits(readable.cast()), Bits(writable.cast()), Bits(exceptional.cast())];
     let ns = || {
         if timeout.is_null() {
@@ -333,7 +349,11 @@ pub unsafe extern "C" fn select(
     let mut by_kernel = false;
     // SAFETY: the contract of select.
     let done = unsafe {
-        select_with(count, sets, ns, null(), || {
+        let begin = || {
+            start.set(sys::now_ns());
+            ns()
+        };
+        select_with(count, sets, begin, null(), || {
             by_kernel = true;
             next!(
                 c"select",
@@ -348,7 +368,7 @@ pub unsafe extern "C" fn select(
     };
     if !by_kernel && let Ok(Some(asked)) = ns() {
         // KERNEL: Linux leaves the time that was not waited.
-        let left = asked.saturating_sub(sys::now_ns() - start) / 1000;
+        let left = asked.saturating_sub(sys::now_ns() - start.get()) / 1000;
         // SAFETY: the program's struct.
         unsafe {
             (*timeout).tv_sec = (left / 1_000_000) as _;

@@ -75,17 +75,33 @@ def queue(*words):
 class Ends:
     """Two processes, and a stream between them."""
 
-    def __init__(self, ground, server_ip, client_ip=None, server_user=None, client_user=None):
+    def __init__(self, ground, server_ip, client_ip=None, client_user=None):
+        self._listen(ground, server_ip)
+        self.connect(server_ip, self.port, client_ip, client_user)
+
+    @classmethod
+    def listener(cls, ground, ip):
+        """The server alone; `connect` makes the other end."""
+        ends = cls.__new__(cls)
+        ends._listen(ground, ip)
+        return ends
+
+    def _listen(self, ground, ip):
         self._ground = ground
         self.port = 0
         # Both where any user can read them.
-        python = ["/usr/bin/python3", "-u", shutil.copy2(END, ground.directory)]
-        self.server = ground.start("server", python, user=server_user)
-        self.client = ground.start("client", python, user=client_user)
-        self.port = int(self.ask(self.server, f"listen {server_ip}"))
+        self._argv = ["/usr/bin/python3", "-u", shutil.copy2(END, ground.directory)]
+        self.server = self.client = ground.start("server", self._argv)
+        self.port = int(self.ask(self.server, f"listen {ip}"))
+
+    def connect(self, ip, port, source=None, user=None):
+        self.client = self._ground.start("client", self._argv, user=user)
         self.tell(self.server, "accept")
-        self.ask(self.client, f"connect {server_ip} {self.port} {client_ip or ''}")
+        self.ask(self.client, f"connect {ip} {port} {source or ''}")
         self.answer(self.server, "accept")
+
+    def put_away(self):
+        self._ground.put_away(self.server)
 
     def tell(self, end, command):
         end.write(command + "\n")

@@ -15,7 +15,7 @@ use ringlet_core::sync::Ordering;
 use ringlet_linux::meet::Ends;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::unix as kernel;
-use ringlet_linux::{fd, tcp};
+use ringlet_linux::{diag, fd, tcp};
 
 /// Which kind a new socket is; `None` for one that can't be moved.
 pub fn kind(domain: i32, socket_type: i32, protocol: i32) -> Option<Kind> {
@@ -44,8 +44,7 @@ pub fn ends(tables: &Tables, socket: &Socket) -> Result<Ends, Option<Reason>> {
     match socket.kind() {
         Kind::Internet => {
             let ends = tcp::ends(socket.fd()).ok_or(Some(Reason::NotConnected))?;
-            let loopback = ends.local.is_loopback() && ends.remote.is_loopback();
-            if !(ends.local.ip == ends.remote.ip || loopback) || ends.local == ends.remote {
+            if ends.local == ends.remote {
                 return Err(Some(Reason::NotLocal));
             }
             let endpoint = |end: &tcp::Address| Endpoint { address: end.ip, port: end.port };
@@ -53,7 +52,16 @@ pub fn ends(tables: &Tables, socket: &Socket) -> Result<Ends, Option<Reason>> {
                 return Err(Some(Reason::Off));
             }
             // Without these counts no direction could be moved.
-            tcp::counts(socket.fd()).map_err(|error| Some(super::meet::reason_of(error)))?;
+            let failed = |error| Some(super::meet::reason_of(error));
+            tcp::counts(socket.fd()).map_err(failed)?;
+            // Only the kernel knows which other addresses are this machine's: it has the far end's socket, or not.
+            let loopback = ends.local.is_loopback() && ends.remote.is_loopback();
+            if ends.local.ip != ends.remote.ip && !loopback {
+                match diag::far_owner(&Ends::Tcp(ends)) {
+                    Err(Errno::ENOENT) => return Err(Some(Reason::NotLocal)),
+                    found => drop(found.map_err(failed)?),
+                }
+            }
             Ok(Ends::Tcp(ends))
         }
         _ if !tables.config.allows_unix() => Err(Some(Reason::Off)),

@@ -16,6 +16,15 @@ pub fn is_kernels(fds: &[pollfd]) -> bool {
     })
 }
 
+/// Is it a set, or a socket of ours, or one that may become ours while it is waited for?
+pub fn is_followed(fd: i32) -> bool {
+    match lookup(fd) {
+        Some(Known::Socket(socket)) => !socket.is_kernels_for_good(),
+        Some(Known::Set(_)) => true,
+        _ => false,
+    }
+}
+
 /// A native wait over these begins: until `end_native`, no peer is told to use the ring of one of them.
 pub fn begin_native(fds: &[pollfd]) {
     each_waiting(fds, |socket| {

@@ -558,6 +558,11 @@ pub fn lookup(fd: i32) -> Option<Known> {
     }
 }
 
+/// This number, or less: behind which no descriptor was ever known.
+pub fn known_below(count: usize) -> usize {
+    tables().map_or(0, |tables| count.min(tables.highest_known() + 1))
+}
+
 /// Whether any descriptor was ever known. (Number 0, where `highest_fd` begins, is looked up.)
 #[inline(always)]
 pub fn knows_any() -> bool {
@@ -855,6 +860,15 @@ impl Socket {
 
     pub fn is_datagram(&self) -> bool {
         self.family.is()
+    }
+
+    /// A connection that nothing can move any more (a peer that was not found is looked for again where `ringlet on` asks for it).
+    pub fn is_kernels_for_good(&self) -> bool {
+        let barred = self.end().barred.get();
+        self.stage() == Stage::KernelForGood
+            && !self.is_datagram()
+            && barred != Reason::None as u32
+            && barred != Reason::NoPeer as u32
     }
 
     /// Do we answer for its readiness?
