@@ -64,10 +64,13 @@ torture: build
 faults: build
 	python3 tests/faults --seconds $(SECONDS) --ringlet $(TARGET)/release/ringlet
 
-# Thousands of kills, at random moments.
+# 20,000 kills, at random moments: about an hour. With KILLS=1 a hundredth of them.
+KILLS = 100
+KILL = python3 tests/kill --pairs 4 --ringlet $(TARGET)/release/ringlet
 soak: build
-	python3 tests/kill --kills 5000 --ringlet $(TARGET)/release/ringlet
-	python3 tests/kill --kills 2000 --family unix --ringlet $(TARGET)/release/ringlet
+	$(KILL) --family tcp --kills $$(($(KILLS) * 110))
+	$(KILL) --family unix --kills $$(($(KILLS) * 60))
+	$(KILL) --family udp --kills $$(($(KILLS) * 30))
 
 # Thousands of simulated clusters, each with other traffic and other faults.
 sim-soak:
