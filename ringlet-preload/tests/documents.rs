@@ -10,10 +10,11 @@ use object::{Object, ObjectSymbol};
 use ringlet::reasons::Reason;
 use specification::{SPECIFICATION, code, names, read, root, table};
 
-const DOCUMENTS: [&str; 7] = [
+const DOCUMENTS: [&str; 8] = [
     "README.md",
     "ARCHITECTURE.md",
     "SPECIFICATION.md",
+    "REVIEW.md",
     "CHANGELOG.md",
     "conformance/README.md",
     "fuzz/README.md",
@@ -77,7 +78,7 @@ fn the_conformance_cases_that_are_named_exist() {
         cases.extend(read(&path).split('"').skip(1).step_by(2).map(String::from));
     }
     let mut named = 0;
-    for document in ["README.md", "ARCHITECTURE.md", SPECIFICATION] {
+    for document in ["README.md", "ARCHITECTURE.md", "REVIEW.md", SPECIFICATION] {
         for token in code(&read(&root().join(document))).filter(|token| !token.contains('.')) {
             let topic = token.split_once('/').map(|(topic, _)| topic);
             if topic.is_some_and(|topic| topics.contains(topic)) {
