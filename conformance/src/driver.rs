@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use similar::TextDiff;
 use tempfile::NamedTempFile;
 
-use crate::case::{Case, Family, Path, RING, Role, Run};
+use crate::case::{Case, Family, Path, RING, Role, Run, checksum};
 use crate::sys;
 
 /// A case in one address family.
@@ -102,10 +102,17 @@ fn roles(case: &Case) -> &'static [Role] {
     }
 }
 
+/// Each process of each run draws otherwise, and alike when all is run again.
+fn seed_of(seed: u32, instance: Instance, role: Role, round: u32) -> u32 {
+    let name = format!("{seed}/{}/{}/{round}", instance.name(), role.name());
+    checksum(name.as_bytes()) as u32 | 1
+}
+
 fn start(
     instance: Instance,
     role: Role,
     pass: &Pass,
+    round: u32,
     options: &Options,
     control: UnixStream,
 ) -> std::io::Result<Process> {
@@ -125,6 +132,7 @@ fn start(
             command.env("RINGLET_SPIN_US", spin.to_string());
         }
         if let Some(seed) = pass.unforgiving {
+            let seed = seed_of(seed, instance, role, round);
             command.env("RINGLET_UNFORGIVING", seed.to_string());
             command.env("RINGLET_MOVES", options.moves.path());
         }
@@ -186,13 +194,18 @@ fn whereabouts(pid: u32) -> String {
     places.collect::<Vec<_>>().join(", ")
 }
 
-fn run_once(instance: Instance, pass: &Pass, options: &Options) -> std::io::Result<Vec<Outcome>> {
+fn run_once(
+    instance: Instance,
+    pass: &Pass,
+    round: u32,
+    options: &Options,
+) -> std::io::Result<Vec<Outcome>> {
     let (near, far) = UnixStream::pair()?;
     let mut ends = [near, far].into_iter();
     let mut processes = Vec::new();
     for role in roles(instance.case) {
         let control = ends.next().expect("a case has at most two processes");
-        processes.push(start(instance, *role, pass, options, control)?);
+        processes.push(start(instance, *role, pass, round, options, control)?);
     }
     drop(ends);
     let end = Instant::now() + options.limit;
@@ -313,7 +326,7 @@ struct Failure {
 /// All runs of one instance; returns how many there were, and those that failed.
 fn examine(instance: Instance, options: &Options) -> (usize, Vec<Failure>) {
     let broken = |pass, error: std::io::Error| Failure { pass, report: format!("{error}\n") };
-    let kernel = match run_once(instance, &KERNEL, options) {
+    let kernel = match run_once(instance, &KERNEL, 0, options) {
         Ok(kernel) => kernel,
         Err(error) => return (1, vec![broken(KERNEL.name, error)]),
     };
@@ -324,9 +337,9 @@ fn examine(instance: Instance, options: &Options) -> (usize, Vec<Failure>) {
     let mut runs = 0;
     let mut failures = Vec::new();
     for pass in passes(options, instance.case) {
-        for _ in 0..options.repeat {
+        for round in 0..options.repeat {
             runs += 1;
-            let report = match run_once(instance, &pass, options) {
+            let report = match run_once(instance, &pass, round, options) {
                 Ok(got) => compare(instance, &pass, &kernel, &got),
                 Err(error) => Some(broken(pass.name, error).report),
             };

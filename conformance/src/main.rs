@@ -43,8 +43,8 @@ enum Command {
         /// How often each way of running a case is repeated
         #[arg(long, default_value_t = 1)]
         repeat: u32,
-        /// Cases at a time
-        #[arg(long, default_value_t = 2)]
+        /// Cases at a time; most of them wait most of the time
+        #[arg(long, default_value_t = three_for_each_processor())]
         jobs: usize,
         /// Seconds before a case counts as hung
         #[arg(long, default_value_t = 200)]
@@ -104,6 +104,9 @@ fn main() -> ExitCode {
                     return ExitCode::from(2);
                 }
             };
+            if let Some(seed) = unforgiving {
+                println!("seed {seed}");
+            }
             let spin_us = spin;
             let options = Options {
                 preload: library,
@@ -131,6 +134,10 @@ fn main() -> ExitCode {
         }
         Command::Case { name, role, family } => be(&name, &role, &family),
     }
+}
+
+fn three_for_each_processor() -> usize {
+    3 * std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Where a build puts the library: next to this program.

@@ -74,9 +74,9 @@ fn set_option(end: &TcpStream, level: i32, option: i32, value: i32) {
     assert_eq!(done, 0, "{}", Error::last_os_error());
 }
 
-/// Tries `look` until it gives `wanted`, or for a second; what it gave last.
+/// Tries `look` until it gives `wanted`, or for a minute; what it gave last.
 fn settle<T: PartialEq + Debug>(wanted: T, look: impl Fn() -> T) -> T {
-    for _ in 0..200 {
+    for _ in 0..12_000 {
         if look() == wanted {
             break;
         }

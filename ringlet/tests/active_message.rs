@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const TAG: Tag = 4711;
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(240);
 
 /// Status, handler and arguments of a message that came back.
 type Came = (Status, u8, Vec<u32>);
@@ -189,7 +189,7 @@ fn peers_store_into_a_shared_segment_by_themselves() {
     };
     // Until the segment has come, bytes travel in messages; then they are there before any poll of the receiver.
     let start = Instant::now();
-    for round in 1u8.. {
+    for round in (1..=u8::MAX).cycle() {
         let before = stored.load(Ordering::Relaxed);
         store(peer, 500, &[round; 300]);
         let at_once = byte_at(500) == round && stored.load(Ordering::Relaxed) == before;
@@ -198,7 +198,7 @@ fn peers_store_into_a_shared_segment_by_themselves() {
         if at_once {
             break;
         }
-        assert!(start.elapsed() < LIMIT && round < 250);
+        assert!(start.elapsed() < LIMIT);
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(byte_at(499) == 0 && byte_at(800) == 0);

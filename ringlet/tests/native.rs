@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-const SOON: Timeout = Some(Duration::from_secs(20));
+const SOON: Timeout = Some(Duration::from_secs(120));
 const NOW: Timeout = Some(Duration::ZERO);
 
 /// A name of its own for each test.

@@ -3,7 +3,7 @@
 use ringlet::native::*;
 use std::time::Duration;
 
-const SOON: Timeout = Some(Duration::from_secs(20));
+const SOON: Timeout = Some(Duration::from_secs(120));
 
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()

@@ -152,11 +152,16 @@ def client(port, kind="tcp"):
         print(number, flush=True)
 
 
-def source(port, count, seed):
-    """Sends `count` bytes in pieces of many sizes, then says their checksum."""
+def source(port, count, seed, on=""):
+    """Sends `count` bytes in pieces of many sizes (`on`: and goes on until a line comes), then says their checksum."""
     end = connect(port)
     checksum, left, size = hashlib.sha256(), int(count), 1
-    while left:
+    while left or on:
+        if not left:
+            if select.select([sys.stdin], [], [], 0)[0]:
+                sys.stdin.readline()
+                break
+            left = 1_000_000
         size = (size * 48271 + int(seed)) % 131071
         piece = os.urandom(min(left, 1 + size))
         end.sendall(piece)

@@ -95,12 +95,14 @@ def life(ground):
 
     # A wait that was long was slept through, and somebody rang.
     slept = history["slept"]
-    client.ask("send 1")
-    client.line()
-    time.sleep(0.3)
-    client.do("send 1")
-    server_side = connection(ground, server, client.port)["history"]
-    require(server_side["slept"] > 0, f"{server_side}")
+
+    def server_slept():
+        client.do("send 1")
+        time.sleep(0.1)
+        client.do("send 1")
+        return connection(ground, server, client.port)["history"]["slept"] > 0
+
+    wait_until(server_slept, START_SECONDS, "a wait of the server that is slept through")
     rung = connection(ground, client, client.server_port)["history"]
     require(rung["rung"] > 0 and rung["slept"] + rung["watched"] >= slept, f"{rung}")
     ground.command("explain", client.pid, 4000, status=1)

@@ -10,6 +10,7 @@ from harness import CLIENT_SECONDS, START_SECONDS, Skipped, free_port, listening
 from wire import Wire
 
 WINDOW_MESSAGES = 200
+MOVES = 12
 
 
 def scenes(ground):
@@ -124,16 +125,15 @@ def stream(ground):
     port = free_port()
     sink = End(ground, "sink", port, "0.05")
     wait_until(lambda: listening(port), START_SECONDS, "the sink to listen")
-    source = End(ground, "source", port, 400_000_000, ground.random.randrange(1, 100_000), role="client")
-    moves = 0
-    while not (line := source.process.line(0)):
+    source = End(ground, "source", port, 200_000_000, ground.random.randrange(1, 100_000), "on", role="client")
+    for _ in range(MOVES):
         target = ground.random.choice([source.pid, sink.pid])
         word = ground.random.choice(["off", "on"])
         ground.command(word, target, "--timeout", "0.3", status=None)
-        moves += 1
         time.sleep(ground.random.uniform(0, 0.05))
-    require(moves > 4, f"only {moves} moves while it ran")
-    sums = {line or source.line(), sink.line()}
+    require(source.process.line(0) is None, "it had ended before")
+    source.ask("enough")
+    sums = {source.line(), sink.line()}
     require(len(sums) == 1, f"the checksums differ: {sums}")
 
 

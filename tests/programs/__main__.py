@@ -88,7 +88,9 @@ def main():
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     print_summary(outcomes, modes)
-    sys.exit(any(outcome.result == "failed" for outcome in outcomes))
+    results = {outcome.result for outcome in outcomes}
+    # Where none of the programs is installed, nothing was proved.
+    sys.exit(1 if "failed" in results else 0 if "passed" in results else 77)
 
 
 def peer(module, function, args):

@@ -33,7 +33,7 @@ PAD = random.Random("pad").randbytes(1 << 18)
 STRANGERS = os.environ.get("TORTURE_STRANGERS") == "1"
 FAMILIES = os.environ.get("TORTURE_FAMILIES", "").split()
 UNIX = ("path", "abstract", "pair")
-STALL_SECONDS = 30
+STALL_SECONDS = 150
 BLOCKED_SECONDS = 0.02  # of SO_RCVTIMEO and SO_SNDTIMEO
 TICK_SECONDS = 0.05  # of the signals; longer, since Python begins an interrupted call anew
 REPEAT_SECONDS = 0.001  # between datagrams that say the same
