@@ -43,6 +43,12 @@ pub fn sleepers(flag: &AtomicU64) -> bool {
     flag.load(Ordering::SeqCst) & SLEEPERS != 0
 }
 
+/// How many?
+pub fn sleeper_count(flag: &AtomicU64) -> u64 {
+    // ORDER: SeqCst; a sleeper that it does not see looks after whatever the caller has done before.
+    flag.load(Ordering::SeqCst) & SLEEPERS
+}
+
 /// For a sender that has just published: the word's value if somebody sleeps and was not yet rung for this value.
 #[inline(always)]
 pub fn armed(flag: &AtomicU64, rung: u64) -> Option<u64> {

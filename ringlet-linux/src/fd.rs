@@ -93,16 +93,21 @@ pub fn write_decimal(to: &mut [u8], mut value: u32) -> usize {
 
 /// Rings an eventfd. A full counter is as good as rung; any other failure is the peer's loss.
 pub fn ring(fd: i32) {
-    let one = 1u64;
+    ring_by(fd, 1);
+}
+
+/// The same, by a number of the caller's.
+pub fn ring_by(fd: i32, count: u64) {
     // SAFETY: eight readable bytes.
-    let _ = unsafe { sys!(SYS_write, fd, &raw const one, 8) };
+    let _ = unsafe { sys!(SYS_write, fd, &raw const count, 8) };
 }
 
 /// Takes whatever an eventfd holds.
-pub fn drain(fd: i32) {
+pub fn drain(fd: i32) -> u64 {
     let mut count = 0u64;
     // SAFETY: eight writable bytes.
     let _ = unsafe { sys!(SYS_read, fd, &raw mut count, 8) };
+    count
 }
 
 /// `None` waits for ever. The signal mask, if given, is the kernel's 8 bytes.

@@ -476,27 +476,37 @@ unsafe fn wait_with(
     mask: *const sigset_t,
     native: impl FnOnce() -> c_int,
 ) -> c_int {
-    let Some(Known::Set(set)) = lookup(epfd) else { return native() };
+    let known = match lookup(epfd) {
+        Some(Known::Set(set)) => Some(set),
+        _ => None,
+    };
     if max <= 0 || is_nowhere(events) {
         return native();
     }
-    epoll::settle_inner(set);
+    if let Some(set) = known {
+        epoll::settle_inner(set);
+    }
     let mut waited = 0;
-    if epoll::is_native(set) {
+    if known.is_none_or(epoll::begin_native) {
         let start = sys::now_ns();
         let n = native();
-        if n <= 0 || epoll::is_native(set) {
-            return n;
+        if let Some(set) = known {
+            epoll::end_native(set);
         }
         // SAFETY: the kernel has filled `n` entries.
-        let kept = epoll::after_native(set, unsafe {
-            core::slice::from_raw_parts_mut(events, n as usize)
-        });
+        let told = unsafe { core::slice::from_raw_parts_mut(events, n.max(0) as usize) };
+        if !epoll::any_of_ours(told) {
+            return n;
+        }
+        // It was overtaken; or somebody else's set came to us, with registrations of ringlet's.
+        let Some(set) = epoll::set_of(epfd) else { return 0 };
+        let kept = epoll::after_native(set, told);
         if kept > 0 {
             return kept as c_int;
         }
         waited = sys::now_ns() - start;
     }
+    let Some(set) = epoll::set_of(epfd) else { return 0 };
     // SAFETY: the program's array.
     let out = unsafe { core::slice::from_raw_parts_mut(events, max as usize) };
     let done = timeout().and_then(|time| {

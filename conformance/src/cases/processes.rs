@@ -125,6 +125,65 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "processes/inherited_set",
+        "a child waits on a set that it has inherited, while its parent waits there too",
+        |a| {
+            let ends = [a.fresh(), a.fresh()];
+            a.sync();
+            ends.iter().for_each(|end| a.warm(*end));
+            a.sync();
+            ends[0].send(b"for the child");
+            ends[0].recv(20);
+            for _ in 0..50 {
+                a.sync();
+                ends[1].send(b"x");
+            }
+            a.sync();
+        },
+        |b| {
+            let ends = [b.fresh(), b.fresh()];
+            // Watched before they move, they wake the set itself.
+            let set = sys::epoll_create().expect("epoll_create1");
+            for (data, end) in (1..).zip(ends) {
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, data).expect("epoll_ctl");
+            }
+            b.sync();
+            ends.iter().for_each(|end| b.warm(*end));
+            record("nothing", sys::epoll_wait(set, 4, 20).map(|told| told.len()));
+            let (over, tell_over) = sys::pipe().expect("pipe");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, over, IN, 3).expect("epoll_ctl");
+            let (ready, tell_ready) = sys::pipe().expect("pipe");
+            let child = sys::fork(|| {
+                sys::write(tell_ready, b"!").expect("write");
+                let told = sys::epoll_wait(set, 4, 10_000).expect("epoll_wait");
+                record("child", format!("{told:?}"));
+                ends[0].recv(20);
+                ends[0].send(b"from the child");
+                // From now on it takes no notice of what is not for it.
+                while sys::epoll_wait(set, 4, -1).is_ok_and(|told| told.iter().all(|of| of.0 != 3)) {}
+                0
+            });
+            sys::read(ready, &mut [0]).expect("read");
+            b.sync();
+            for round in 0..50 {
+                b.sync();
+                let told = loop {
+                    let told = sys::epoll_wait(set, 4, 10_000).expect("epoll_wait");
+                    // The child's may be told here too.
+                    if told.is_empty() || told.iter().any(|of| of.0 == 2) {
+                        break told;
+                    }
+                };
+                assert!(!told.is_empty(), "round {round}");
+                assert_eq!(recv(ends[1], 4, 0), Ok(b"x".to_vec()), "round {round}");
+            }
+            b.sync();
+            sys::write(tell_over, b"!").expect("write");
+            join(child);
+        },
+    )
+    .packets_too(),
+    pair(
         "processes/fork_per_connection",
         "a server forks for each connection, and the parent closes its copy",
         |a| {

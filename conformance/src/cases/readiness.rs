@@ -963,6 +963,66 @@ pub const CASES: &[Case] = &[
     .all_families()
     .each_side(),
     pair(
+        "readiness/added_beside_a_waiter",
+        "a thread that waits since before its set had any connection is told of one, with the program's own data",
+        |a| {
+            for _ in 0..8 {
+                let end = a.moved();
+                end.shutdown(SHUT_WR);
+                a.sync();
+                end.recv_to_end();
+            }
+        },
+        |b| {
+            for turn in 0..8 {
+                let end = b.moved();
+                // What the kernel has to tell of it is there before it is added.
+                end.wait_mask(RDHUP);
+                let set = Set::new();
+                let add = || set.add(end.0, IN | RDHUP | [0, ET][turn % 2], turn as u64);
+                let got = beside(move || sys::epoll_wait(set.0, 4, -1), || add().expect("epoll_ctl"));
+                record("epoll_wait", shown(got));
+                record("close", sys::close(set.0));
+                b.sync();
+                end.close();
+            }
+        },
+    )
+    .packets_too()
+    .each_side(),
+    pair(
+        "readiness/edge_by_its_bits",
+        "a program that asks for data and room by edges, and receives only when it is told of data, hears of all",
+        |a| {
+            let end = a.moved();
+            for i in 0..20_000u32 {
+                send_all(end, &i.to_le_bytes()).expect("send");
+                assert_eq!(recv_exact(end, 4), Ok(i.to_le_bytes().to_vec()), "reply to {i}");
+            }
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            end.set_nonblocking(true);
+            let set = Set::on(end, IN | OUT | RDHUP | ET);
+            let mut bytes = 0;
+            'serving: loop {
+                let events = sys::epoll_wait(set.0, 8, PATIENCE.as_millis() as i32).expect("wait");
+                assert!(!events.is_empty(), "an event after {bytes} bytes");
+                while events[0].1 & IN != 0
+                    && let Ok(got) = recv(end, 64, 0)
+                {
+                    if got.is_empty() {
+                        break 'serving;
+                    }
+                    bytes += send_all(end, &got).expect("send");
+                }
+            }
+            record("bytes", bytes);
+        },
+    )
+    .packets_too(),
+    pair(
         "readiness/room_inside",
         "room that comes while a thread is inside poll or epoll_wait wakes it",
         |a| {

@@ -34,6 +34,14 @@ fn asking_client(a: &mut Side) {
     end.recv_to_end();
 }
 
+fn asking_client_after_a_step(a: &mut Side) {
+    let end = a.moved();
+    a.sync();
+    (0..5).for_each(|salt| ask_all(end, salt << 16));
+    end.shutdown(SHUT_WR);
+    end.recv_to_end();
+}
+
 fn in_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     thread::spawn(work).join().expect("the thread")
 }
@@ -120,7 +128,181 @@ fn cancel_in_waits(end: End) {
     sys::close(set).expect("close");
 }
 
+/// One thread sleeps in a set while another looks there without waiting; whoever is told answers.
+fn served_beside_a_looker(b: &mut Side, edge: u32) {
+    let end = b.moved();
+    end.set_nonblocking(true);
+    let set = sys::epoll_create().expect("epoll_create1");
+    let events = IN | OUT | libc::EPOLLRDHUP as u32;
+    sys::epoll_ctl(
+        set,
+        EPOLL_CTL_ADD,
+        end.0,
+        events & !(if edge == 0 { OUT } else { 0 }) | edge,
+        7,
+    )
+    .expect("epoll_ctl");
+    let (over, tell_over) = sys::pipe().expect("pipe");
+    sys::epoll_ctl(set, EPOLL_CTL_ADD, over, IN, 8).expect("epoll_ctl");
+    let turn = std::sync::Mutex::new(0);
+    b.sync();
+    thread::scope(|scope| {
+        for timeout in [-1, 0] {
+            let turn = &turn;
+            scope.spawn(move || {
+                loop {
+                    let told = sys::epoll_wait(set, 4, timeout).expect("epoll_wait");
+                    if told.iter().any(|(data, _)| *data == 8) {
+                        return;
+                    }
+                    if told.iter().all(|(_, events)| events & IN == 0) {
+                        continue;
+                    }
+                    let mut bytes = turn.lock().expect("no thread panics");
+                    while let Ok(got) = recv(end, 64, 0) {
+                        if got.is_empty() {
+                            sys::write(tell_over, b"!").expect("write");
+                            break;
+                        }
+                        *bytes += send_all(end, &got).expect("send");
+                    }
+                }
+            });
+        }
+    });
+    record("echoed", *turn.lock().expect("no thread panics"));
+    end.close();
+}
+
 pub const CASES: &[Case] = &[
+    pair(
+        "threads/one_connection_in_two_sets",
+        "two threads put one connection into a set each, and take it out, again and again",
+        |a| {
+            let end = a.fresh();
+            a.sync();
+            end.send(b"x");
+            a.sync();
+        },
+        |b| {
+            let end = b.fresh();
+            let sets = [(); 2].map(|()| sys::epoll_create().expect("epoll_create1"));
+            thread::scope(|scope| {
+                for set in sets {
+                    scope.spawn(move || {
+                        for _ in 0..20_000 {
+                            sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN, 5).expect("ADD");
+                            sys::epoll_ctl(set, libc::EPOLL_CTL_DEL, end.0, 0, 0).expect("DEL");
+                        }
+                        sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN, 6).expect("ADD");
+                    });
+                }
+            });
+            b.sync();
+            for set in sets {
+                record("epoll_wait", shown(sys::epoll_wait(set, 4, 10_000)));
+            }
+            b.sync();
+        },
+    )
+    .any_path()
+    .each_side(),
+    pair(
+        "threads/watched_while_it_moves",
+        "a thread adds a connection to a set, modifies and removes it, while it moves: what it did last holds",
+        |a| {
+            for _ in 0..40 {
+                let end = a.fresh();
+                a.warm(end);
+                a.sync();
+                end.send(b"x");
+                a.sync();
+                end.close();
+            }
+        },
+        |b| {
+            let set = sys::epoll_create().expect("epoll_create1");
+            for turn in 0..40u64 {
+                let end = b.fresh();
+                let moved = std::sync::atomic::AtomicBool::new(false);
+                let edge = [0, ET][turn as usize % 2];
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        let control = |op, data| {
+                            sys::epoll_ctl(set, op, end.0, IN | edge, data).expect("epoll_ctl");
+                        };
+                        while !moved.load(std::sync::atomic::Ordering::SeqCst) {
+                            control(EPOLL_CTL_ADD, 1);
+                            control(EPOLL_CTL_MOD, 2);
+                            control(libc::EPOLL_CTL_DEL, 0);
+                        }
+                        control(EPOLL_CTL_ADD, 3);
+                        control(EPOLL_CTL_MOD, turn + 10);
+                    });
+                    b.warm(end);
+                    moved.store(true, std::sync::atomic::Ordering::SeqCst);
+                });
+                let got = beside(move || sys::epoll_wait(set, 4, 10_000), || b.sync());
+                record("epoll_wait", shown(got));
+                record("recv", recv(end, 4, 0));
+                b.sync();
+                end.close();
+            }
+        },
+    )
+    .each_side(),
+    pair(
+        "threads/waiters_since_before_the_move",
+        "each of three threads that wait in a set since before it had a connection of the ring is told of a message",
+        |a| {
+            let end = a.moved();
+            for _ in 0..3 {
+                a.sync();
+                end.send(b"x");
+            }
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let set = sys::epoll_create().expect("epoll_create1");
+            let (tell, hear) = std::sync::mpsc::channel();
+            let threads = [(); 3].map(|()| {
+                let tell = tell.clone();
+                thread::spawn(move || {
+                    tell.send(sys::thread_id()).expect("the main thread listens");
+                    let told = sys::epoll_wait(set, 1, 20_000);
+                    tell.send(0).expect("the main thread listens");
+                    told
+                })
+            });
+            for _ in 0..3 {
+                until_asleep(std::process::id() as i32, hear.recv().expect("a thread's number"));
+            }
+            sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN | ET, 7).expect("epoll_ctl");
+            for _ in 0..3 {
+                b.sync();
+                hear.recv().expect("a thread");
+                record("recv", recv(end, 4, 0));
+            }
+            for thread in threads {
+                record("told", shown(thread.join().expect("a thread")));
+            }
+            b.sync();
+        },
+    )
+    .each_side(),
+    pair(
+        "threads/beside_a_looker",
+        "a thread that sleeps in a set hears of what another one, which looks there without waiting, does not take",
+        asking_client_after_a_step,
+        |b| served_beside_a_looker(b, 0),
+    ),
+    pair(
+        "threads/edges_beside_a_looker",
+        "the same by edges",
+        asking_client_after_a_step,
+        |b| served_beside_a_looker(b, ET),
+    ),
     pair(
         "threads/handed_over",
         "a connection moved in one thread is served by another",

@@ -147,8 +147,11 @@ pub fn forget_all(tables: &Tables) {
     let Some(all) = CONTEXTS.get() else { return };
     all.lock[0].reset();
     for context in all.contexts {
-        if context.owner.is() {
-            close_hidden(tables, context.eventfd.get() as i32);
+        let (owner, eventfd) = (context.owner.get(), context.eventfd.get() as i32);
+        if owner & SET_OWNER != 0 {
+            super::epoll::inherit(tables, owner & !SET_OWNER, eventfd);
+        } else if owner != 0 {
+            close_hidden(tables, eventfd);
         }
         context.owner.set(0);
     }
@@ -162,7 +165,7 @@ pub fn forget_all(tables: &Tables) {
     }
 }
 
-fn close_hidden(tables: &Tables, fd: i32) {
+pub fn close_hidden(tables: &Tables, fd: i32) {
     tables.clear(fd);
     sys::close(fd);
 }
@@ -273,8 +276,11 @@ pub fn is_of_thread(context: u32) -> bool {
     context.is_some_and(|context| context.owner.is() && context.owner.get() & SET_OWNER == 0)
 }
 
+/// -1 if there is no such context.
 pub fn eventfd_of(context: u32) -> i32 {
-    CONTEXTS.get().map_or(-1, |all| all.contexts[context as usize - 1].eventfd.get() as i32)
+    let contexts = CONTEXTS.get().map_or(&[][..], |all| all.contexts);
+    let context = contexts.get((context as usize).wrapping_sub(1));
+    context.map_or(-1, |context| context.eventfd.get() as i32)
 }
 
 fn flag_of(context: u32) -> Option<&'static AtomicU64> {
@@ -337,6 +343,11 @@ pub fn peer_of(socket: &Socket) -> Option<super::spin::Peer> {
     let processor = bell_word(socket, PROCESSOR_OFFSET)?.1.load(Ordering::Relaxed);
     let processor = u32::try_from(processor.checked_sub(1)?).ok()?;
     Some(super::spin::Peer { processor, we_move: socket.side.get() == 1 })
+}
+
+/// How many sleep in this context now?
+pub fn sleepers(context: u32) -> u64 {
+    flag_of(context).map_or(0, wait::sleeper_count)
 }
 
 /// Does anyone sleep in this context now?
@@ -457,7 +468,10 @@ pub fn move_away(fd: i32) -> bool {
     let contexts =
         all.contexts.iter().filter(|context| context.owner.is()).map(|context| &context.eventfd);
     let bells = all.bells.iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
-    let Some(word) = ours.chain(contexts).chain(bells).find(|word| word.get() as i32 == fd) else {
+    let elders = super::epoll::elders(tables);
+    let Some(word) =
+        ours.chain(contexts).chain(bells).chain(elders).find(|word| word.get() as i32 == fd)
+    else {
         return false;
     };
     super::view::rename(tables, word)

@@ -10,18 +10,26 @@
 use super::table::{Lock, Receiving, Sending, Socket, Stage, Tables, tables};
 use super::{carrier, context, datagram, moving, sleep, spin, stream, unforgiving, view};
 use crate::plain::{P32, P64};
+use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::map::Zeroed;
 use ringlet_linux::sys::{self, Errno, Sys};
 use std::cell::Cell;
 
-/// Data of our registrations: high half this mark (no canonical address, no descriptor number), low half the watch.
+/// Data of our registrations: high half this mark (no canonical address, no descriptor number), low half whose it is and the watch.
 const MARK: u64 = 0x726e_676c << 32;
 const MARK_MASK: u64 = 0xffff_ffff << 32;
-/// The set's own eventfd.
-const MARK_SELF: u64 = MARK | 0xffff_ffff;
-/// The second context's, which its thread drains.
-const MARK_SECOND: u64 = MARK | 0xffff_fffe;
+const WATCH_BITS: u32 = 18;
+const WATCH_MASK: u32 = (1 << WATCH_BITS) - 1;
+/// In place of a watch: the set's own eventfd; and the second context's, which its thread drains.
+const SELF: u32 = WATCH_MASK;
+const SECOND: u32 = WATCH_MASK - 1;
+
+/// What a process that shares a set by fork adds to its eventfd, when it has taken what was not for it: look at everything.
+const LOOK_AT_ALL: u64 = 1 << 32;
+/// Then it leaves the set to the others for a moment.
+const LEAVE_TO_OTHERS_NS: u64 = 1_000_000;
+
 /// Hot connections beside the first cool down after some waits that found something elsewhere: the more there are, the sooner, so that
 /// looking at them costs a bounded number of looks altogether. WHY not keep a few: each costs 30 ns a look, eight doubled an 8 B
 /// ping-pong by epoll (280 to 530 ns half, `ringlet bench --only scale`).
@@ -43,6 +51,7 @@ const EPOLLPRI: u32 = libc::EPOLLPRI as u32;
 const EPOLLRDHUP: u32 = libc::EPOLLRDHUP as u32;
 /// How a connection ends.
 const ENDS: u32 = EPOLLRDHUP | (libc::EPOLLHUP | libc::EPOLLERR) as u32;
+const EPOLLREAD: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 const EPOLLET: u32 = libc::EPOLLET as u32;
 const EPOLLONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EPOLLEXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
@@ -63,7 +72,9 @@ pub struct Set {
     /// Descriptors of this process that name it.
     pub names: P32,
     /// Attached connections in it; while there is none, every wait is the kernel's.
-    adopted: P32,
+    adopted: AtomicU32,
+    /// Threads inside a wait of the kernel's alone.
+    natives: AtomicU32,
     /// Our context for it once it had an adopted connection; its eventfd is registered.
     context: P32,
     /// The context of a thread that is home to connections which came into the set later: armed with it when that very thread waits.
@@ -85,13 +96,24 @@ pub struct Set {
     stays_ready: P32,
     kernel_asked: P64,
     written: P32,
+    /// A signal handler could not put a watch on the hot list, or another process took what was for us: all are to be put there.
+    all_hot: P32,
+    /// A context whose eventfd is registered, for when there will be an adopted connection: a child by fork must be able to ring it.
+    reserved: P32,
+    /// The process whose eventfd is registered; and if that is not this one, but one before a fork, that eventfd.
+    keeper: P32,
+    elder: P32,
     pub next_free: P32,
 }
 
 /// One descriptor of a followed socket in one set.
+///
+/// A socket's list of them only grows, and is taken apart when the socket goes: so whoever reads it needs no lock (some hold a set's, or
+/// the connection's). An entry that is registered nowhere stays in it, for the next registration.
 #[derive(Default)]
 #[repr(C, align(64))]
 pub struct Watch {
+    /// 0: registered nowhere.
     set: P32,
     socket: P32,
     fd: P32,
@@ -113,7 +135,10 @@ pub struct Watch {
     /// Count of fruitful waits of its set when it was last ready.
     active_at: P32,
     /// Next watch of the same socket; next free one.
-    pub next: P32,
+    next: AtomicU32,
+    pub next_free: P32,
+    /// Its socket has gone, but it could not be taken off the hot list: whoever meets it there frees it.
+    gone: P32,
     /// What the kernel has told of it since the last report, and which ends of the connection were reported.
     told: P32,
     seen_ends: P32,
@@ -131,10 +156,20 @@ pub fn created(fd: i32) {
     let Some(tables) = tables() else { return };
     let Some(index) = tables.new_set() else { return };
     let set = &tables.sets[index as usize];
-    for word in [&set.adopted, &set.context, &set.second, &set.nested, &set.armed, &set.holds_sets]
-    {
+    for word in [
+        &set.context,
+        &set.second,
+        &set.nested,
+        &set.armed,
+        &set.holds_sets,
+        &set.all_hot,
+        &set.reserved,
+        &set.elder,
+    ] {
         word.set(0);
     }
+    set.adopted.store(0, Ordering::Relaxed);
+    set.natives.store(0, Ordering::Relaxed);
     for word in [&set.hot_first, &set.hot_last, &set.hot_count] {
         word.set(0);
     }
@@ -151,12 +186,72 @@ pub fn closed(index: u32) {
         return;
     }
     for socket in tables.followed() {
-        remove_watches(tables, socket, |watch| watch.set.get() == index);
+        let _registering = socket.registering.take();
+        watches(tables, socket)
+            .filter(|(_, watch)| watch.set.get() == index)
+            .for_each(|(_, watch)| _ = withdraw(tables, watch));
     }
-    if set.context.is() {
+    disarm(&Armed { contexts: [set.armed.swap(0), 0], look_every_ns: None });
+    if set.context.is() || set.reserved.is() {
         context::release_set(index);
     }
+    let elder = set.elder.swap(0) as i32;
+    if elder != 0 {
+        context::close_hidden(tables, elder);
+    }
     tables.free_set(index);
+}
+
+/// Before a fork: the child may wait on our sets, and take what was for us; then it must be able to wake us.
+pub fn before_fork(socket: &'static Socket) {
+    let Some(tables) = tables() else { return };
+    for (_, watch) in watches(tables, socket) {
+        let index = watch.set.get();
+        let set = &tables.sets[index as usize];
+        let _held = set.lock.take();
+        if !set.context.is() && !set.reserved.is() && !has_elder(set) {
+            set.reserved.set(register_context(set, index).unwrap_or(0));
+        }
+    }
+}
+
+/// In a child: the eventfd of a set of the parent's.
+pub fn inherit(tables: &Tables, set: u32, eventfd: i32) {
+    let set = &tables.sets[set as usize];
+    let before = set.elder.swap(eventfd as u32) as i32;
+    if before != 0 {
+        context::close_hidden(tables, before);
+    }
+}
+
+/// The eventfds of sets that were inherited.
+pub fn elders(tables: &Tables) -> impl Iterator<Item = &'static P32> {
+    tables.used_sets().iter().map(|set| &set.elder).filter(|elder| elder.is())
+}
+
+/// Does another process, whose child we are, wait on this set?
+fn has_elder(set: &Set) -> bool {
+    set.elder.is() && sys::thread_exists(set.keeper.get() as i32)
+}
+
+/// The process in marks.
+fn tag() -> u64 {
+    let pid = tables().map_or(0, |tables| tables.process().pid.get());
+    u64::from((pid ^ pid >> (32 - WATCH_BITS)) << WATCH_BITS)
+}
+
+fn mark(watch: u32) -> u64 {
+    MARK | tag() | u64::from(watch)
+}
+
+/// Makes the set's context and registers its eventfd. Set lock held.
+fn register_context(set: &Set, set_index: u32) -> Option<u32> {
+    let context = context::of_set(set_index)?;
+    let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(SELF) };
+    let eventfd = context::eventfd_of(context);
+    let _ = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, eventfd, Some(event));
+    set.keeper.set(tables()?.process().pid.get());
+    Some(context)
 }
 
 /// After a fork: locks held by threads that do not exist here, and contexts that are the parent's.
@@ -166,6 +261,12 @@ pub fn after_fork(tables: &Tables) {
         set.context.set(0);
         set.second.set(0);
         set.armed.set(0);
+        set.natives.store(0, Ordering::Relaxed);
+        set.reserved.set(0);
+        set.all_hot.set(1);
+    }
+    for socket in tables.followed() {
+        socket.registering.reset();
     }
 }
 
@@ -196,7 +297,7 @@ const STRANGE_SETS_BELOW: i32 = 4096;
 /// is a non-blocking socket that no call of libc's has waited for; it is cleared if the process has no such set.
 #[cold]
 pub fn may_be_watched_by_a_strange_set(tables: &Tables, socket: &Socket) -> bool {
-    if socket.watches.is() || socket.waited_for.is() || !fd::is_nonblocking(socket.fd()) {
+    if watches_any(socket) || socket.waited_for.is() || !fd::is_nonblocking(socket.fd()) {
         return false;
     }
     let process = tables.process();
@@ -210,22 +311,34 @@ pub fn may_be_watched_by_a_strange_set(tables: &Tables, socket: &Socket) -> bool
     process.has_strange_set.is()
 }
 
-/// A set that holds a socket of ours.
-pub fn first_set(socket: &Socket) -> Option<u32> {
-    let tables = tables()?;
-    let watch = socket.watches.get();
-    (watch != 0).then(|| tables.watches[watch as usize].set.get())
+/// Was it ever put into a set?
+fn watches_any(socket: &Socket) -> bool {
+    socket.watches.load(Ordering::Relaxed) != 0
 }
 
+/// A set that holds a socket of ours.
+pub fn first_set(socket: &Socket) -> Option<u32> {
+    watches(tables()?, socket).map(|(_, watch)| watch.set.get()).next()
+}
+
+/// The registrations of a socket. See `Watch` for why this needs no lock.
 fn watches<'t>(tables: &'t Tables, socket: &Socket) -> impl Iterator<Item = (u32, &'t Watch)> {
-    let mut next = socket.watches.get();
+    entries(tables, socket).filter(|(_, watch)| watch.set.get() != 0)
+}
+
+/// The same, and those that are registered nowhere.
+fn entries<'t>(tables: &'t Tables, socket: &Socket) -> impl Iterator<Item = (u32, &'t Watch)> {
+    let owner = tables.index_of(socket);
+    // ORDER: Acquire, both; pairs with `link`: what the entry says of itself is there.
+    let mut next = socket.watches.load(Ordering::Acquire);
     std::iter::from_fn(move || {
-        if next == 0 {
-            return None;
-        }
         let index = next;
         let watch = &tables.watches[index as usize];
-        next = watch.next.get();
+        // (An entry that is another's by now: our socket has gone meanwhile, and its list with it.)
+        if index == 0 || watch.socket.get() != owner {
+            return None;
+        }
+        next = watch.next.load(Ordering::Acquire);
         Some((index, watch))
     })
 }
@@ -234,38 +347,72 @@ fn find<'t>(tables: &'t Tables, socket: &Socket, set: u32, fd: i32) -> Option<(u
     watches(tables, socket).find(|(_, watch)| watch.set.get() == set && watch.fd.get() as i32 == fd)
 }
 
-fn remove_watches(tables: &Tables, socket: &Socket, gone: impl Fn(&Watch) -> bool) {
-    let mut previous = 0;
-    let mut index = socket.watches.get();
-    while index != 0 {
-        let watch = &tables.watches[index as usize];
-        let next = watch.next.get();
-        if gone(watch) {
-            let set = &tables.sets[watch.set.get() as usize];
-            {
-                let _held = set.lock.take();
-                cool(tables, set, watch);
-                if watch.adopted.is() {
-                    set.adopted.add(u32::MAX);
-                }
-            }
-            match previous {
-                0 => socket.watches.set(next),
-                before => tables.watches[before as usize].next.set(next),
-            }
-            tables.free_watch(index);
-        } else {
-            previous = index;
+/// An entry for a new registration; the socket's list may have one. `registering` held.
+fn entry<'t>(tables: &'t Tables, socket: &Socket) -> Option<(u32, &'t Watch)> {
+    if let Some(unused) =
+        entries(tables, socket).find(|(_, watch)| watch.set.get() == 0 && !watch.hot.is())
+    {
+        return Some(unused);
+    }
+    let index = tables.new_watch()?;
+    let watch = &tables.watches[index as usize];
+    watch.set.set(0);
+    watch.hot.set(0);
+    watch.gone.set(0);
+    watch.socket.set(tables.index_of(socket));
+    link(socket, index, watch);
+    Some((index, watch))
+}
+
+fn link(socket: &Socket, index: u32, watch: &Watch) {
+    let mut first = socket.watches.load(Ordering::Relaxed);
+    loop {
+        watch.next.store(first, Ordering::Relaxed);
+        // ORDER: Release; pairs with `entries`. An exchange, for a signal handler may be quicker, which needs no lock that we hold.
+        match socket.watches.compare_exchange(first, index, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => first = now,
         }
-        index = next;
     }
 }
 
-/// A descriptor number of `socket` is about to be closed: the kernel drops its registrations with the last one.
-pub fn forget_socket(socket: &Socket) {
-    if let Some(tables) = tables() {
-        remove_watches(tables, socket, |_| true);
+/// The kernel has no such registration any more. False if the entry is still on the hot list, which a signal handler can't change while
+/// the thread that it interrupted does.
+fn withdraw(tables: &Tables, watch: &Watch) -> bool {
+    let index = watch.set.swap(0);
+    if index == 0 {
+        return !watch.hot.is();
     }
+    let set = &tables.sets[index as usize];
+    if watch.adopted.swap(0) != 0 {
+        set.adopted.fetch_sub(1, Ordering::SeqCst);
+    }
+    if let Some(_held) = set.lock.take() {
+        cool(tables, set, watch);
+    }
+    !watch.hot.is()
+}
+
+/// The last descriptor of `socket` is about to be closed: the kernel drops its registrations with it.
+pub fn forget_socket(socket: &Socket) {
+    let Some(tables) = tables() else { return };
+    let _registering = socket.registering.take();
+    let mut next = socket.watches.swap(0, Ordering::AcqRel);
+    while next != 0 {
+        let index = next;
+        let watch = &tables.watches[index as usize];
+        next = watch.next.load(Ordering::Acquire);
+        if withdraw(tables, watch) {
+            free(tables, index, watch);
+        } else {
+            watch.gone.set(1);
+        }
+    }
+}
+
+fn free(tables: &Tables, index: u32, watch: &Watch) {
+    watch.socket.set(0);
+    tables.free_watch(index);
 }
 
 /// epoll_ctl on a descriptor of a followed socket.
@@ -278,36 +425,36 @@ pub fn control(
 ) -> Sys<()> {
     let tables = tables().ok_or(Errno::EBADF)?;
     let set = &tables.sets[set_index as usize];
-    let epfd = set.epfd.get() as i32;
-    let found = find(tables, socket, set_index, fd);
-    if socket.is_ours()
-        && let Some((_, watch)) = found
-        && watch.adopted.is()
-    {
-        control_adopted(tables, set, op, watch, event)?;
-        if socket.is_datagram() {
-            // Room for datagrams only the kernel knows.
-            sending_changed(socket);
-        }
-        return Ok(());
+    let ours = || {
+        let (_, watch) = find(tables, socket, set_index, fd)?;
+        (socket.is_ours() && watch.adopted.is())
+            .then(|| control_adopted(tables, set, op, socket, watch, event))
+    };
+    if let Some(done) = ours() {
+        return done;
+    }
+    // Until it is adopted, and then it stays so: what is registered here and in the kernel changes together.
+    let _registering = socket.registering.take();
+    if let Some(done) = ours() {
+        return done;
     }
     if op == libc::EPOLL_CTL_ADD
         && let Some(event) = event
     {
         return add(tables, set, set_index, fd, socket, event);
     }
-    fd::epoll_ctl(epfd, op, fd, event)?;
-    if let (libc::EPOLL_CTL_MOD, Some(event), Some((_, watch))) = (op, event, found) {
-        aim(watch, event);
-    }
-    if op == libc::EPOLL_CTL_DEL {
-        remove_watches(tables, socket, |watch| {
-            watch.set.get() == set_index && watch.fd.get() as i32 == fd
-        });
+    fd::epoll_ctl(set.epfd.get() as i32, op, fd, event)?;
+    if let Some((_, watch)) = find(tables, socket, set_index, fd) {
+        match (op, event) {
+            (libc::EPOLL_CTL_MOD, Some(event)) => aim(watch, event),
+            (libc::EPOLL_CTL_DEL, _) => _ = withdraw(tables, watch),
+            _ => {}
+        }
     }
     Ok(())
 }
 
+/// `registering` held.
 fn add(
     tables: &Tables,
     set: &Set,
@@ -319,20 +466,12 @@ fn add(
     if event.events & EPOLLEXCLUSIVE != 0 && event.events & !EXCLUSIVE_ALLOWS != 0 {
         return Err(Errno::EINVAL);
     }
+    let epfd = set.epfd.get() as i32;
     let attached = socket.is_ours();
-    let index = tables.new_watch().ok_or(Errno::ENOMEM)?;
-    let asked = if attached { our_event(index, socket, event.events) } else { event };
-    if let Err(error) = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, fd, Some(asked)) {
-        tables.free_watch(index);
-        return Err(error);
-    }
-    let watch = &tables.watches[index as usize];
-    watch.set.set(set_index);
-    watch.socket.set(tables.index_of(socket));
+    let (index, watch) = entry(tables, socket).ok_or(Errno::ENOMEM)?;
     watch.fd.set(fd as u32);
     watch.adopted.set(0);
     watch.dormant.set(0);
-    watch.hot.set(0);
     // What an earlier user of this entry had seen is nothing to this one.
     watch.seen.set(0);
     watch.seen_received.set(0);
@@ -340,11 +479,19 @@ fn add(
     watch.seen_room.set(socket.end().room_news.get());
     watch.told.set(0);
     aim(watch, event);
-    watch.next.set(socket.watches.get());
-    socket.watches.set(index);
-    if attached {
-        adopt_watch(tables, set, set_index, watch);
+    if !attached {
+        fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(event))?;
+        watch.set.set(set_index);
+        return Ok(());
     }
+    prepare(set, set_index);
+    let ours = our_event(index, socket, event.events);
+    if let Err(error) = fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(ours)) {
+        set.adopted.fetch_sub(1, Ordering::SeqCst);
+        return Err(error);
+    }
+    watch.set.set(set_index);
+    take_up(tables, set, watch);
     Ok(())
 }
 
@@ -354,48 +501,50 @@ fn control_adopted(
     tables: &Tables,
     set: &Set,
     op: i32,
+    socket: &Socket,
     watch: &Watch,
     event: Option<epoll_event>,
 ) -> Sys<()> {
-    let dormant = watch.dormant.is();
-    match (op, event) {
-        (libc::EPOLL_CTL_ADD, _) if !dormant => return Err(Errno::EEXIST),
-        (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if dormant => return Err(Errno::ENOENT),
-        (libc::EPOLL_CTL_ADD, Some(event)) => {
-            if event.events & EPOLLEXCLUSIVE != 0 && event.events & !EXCLUSIVE_ALLOWS != 0 {
+    let asked = watch.events.get();
+    {
+        let held = set.lock.take();
+        let dormant = watch.dormant.is();
+        match (op, event) {
+            (libc::EPOLL_CTL_ADD, _) if !dormant => return Err(Errno::EEXIST),
+            (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if dormant => return Err(Errno::ENOENT),
+            (libc::EPOLL_CTL_ADD, Some(event))
+                if event.events & EPOLLEXCLUSIVE != 0 && event.events & !EXCLUSIVE_ALLOWS != 0 =>
+            {
                 return Err(Errno::EINVAL);
             }
-            wake_watch(tables, set, watch, event);
-        }
-        (libc::EPOLL_CTL_MOD, Some(event)) => {
-            if (event.events | watch.events.get()) & EPOLLEXCLUSIVE != 0 {
+            (libc::EPOLL_CTL_MOD, Some(event)) if (event.events | asked) & EPOLLEXCLUSIVE != 0 => {
                 return Err(Errno::EINVAL);
             }
-            wake_watch(tables, set, watch, event);
+            (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) => {
+                aim(watch, event);
+                watch.dormant.set(0);
+                heat(tables, set, watch, held.is_some());
+            }
+            (libc::EPOLL_CTL_DEL, _) => {
+                watch.dormant.set(1);
+                if held.is_some() {
+                    cool(tables, set, watch);
+                }
+            }
+            _ => return Err(Errno::EINVAL),
         }
-        (libc::EPOLL_CTL_DEL, _) => {
-            let _held = set.lock.take();
-            cool(tables, set, watch);
-            watch.dormant.set(1);
+    }
+    if op != libc::EPOLL_CTL_DEL {
+        if (asked ^ watch.events.get()) & EPOLLOUT != 0 && socket.end().sending() != Sending::Ring {
+            register_anew(tables, socket, index_of(tables, watch), watch);
         }
-        _ => return Err(Errno::EINVAL),
+        kick_sleepers(set);
+    }
+    if socket.is_datagram() {
+        // Room for datagrams only the kernel knows.
+        sending_changed(socket);
     }
     Ok(())
-}
-
-fn wake_watch(tables: &Tables, set: &Set, watch: &Watch, event: epoll_event) {
-    let asked = watch.events.get() ^ event.events;
-    {
-        let _held = set.lock.take();
-        aim(watch, event);
-        watch.dormant.set(0);
-        heat(tables, set, watch);
-    }
-    let socket = &tables.sockets[watch.socket.get() as usize];
-    if asked & EPOLLOUT != 0 && socket.end().sending() != Sending::Ring {
-        register_anew(tables, socket, index_of(tables, watch), watch);
-    }
-    kick_sleepers(set);
 }
 
 /// What the program asks of a watch; the kernel looks at readiness anew then, and so do we.
@@ -413,10 +562,7 @@ fn our_event(index: u32, socket: &Socket, asked: u32) -> epoll_event {
         Sending::Returning => EPOLLOUT,
         _ => asked & EPOLLOUT,
     };
-    epoll_event {
-        events: EPOLLIN | EPOLLRDHUP | EPOLLPRI | EPOLLET | room,
-        u64: MARK | index as u64,
-    }
+    epoll_event { events: EPOLLIN | EPOLLRDHUP | EPOLLPRI | EPOLLET | room, u64: mark(index) }
 }
 
 /// The sending direction has changed its path: the kernel is asked for what matters now.
@@ -428,9 +574,19 @@ pub fn sending_changed(socket: &Socket) {
 }
 
 fn register_anew(tables: &Tables, socket: &Socket, index: u32, watch: &Watch) {
-    let epfd = tables.sets[watch.set.get() as usize].epfd.get() as i32;
-    let event = our_event(index, socket, watch.events.get());
-    let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watch.fd.get() as i32, Some(event));
+    let set = watch.set.get();
+    if set == 0 {
+        return;
+    }
+    let epfd = tables.sets[set as usize].epfd.get() as i32;
+    for _ in 0..ASKS_MAX {
+        let event = our_event(index, socket, watch.events.get());
+        let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watch.fd.get() as i32, Some(event));
+        // Several threads may be at this, and one of them ask for what was true before: whoever asks last has looked again.
+        if our_event(index, socket, watch.events.get()).events == event.events {
+            break;
+        }
+    }
 }
 
 /// Another set or a poll waits on this set: from now on it stays armed.
@@ -453,7 +609,7 @@ pub fn nest(set_index: u32, outer: Option<u32>) {
 
 /// Has the set connections that only we can answer for?
 pub fn has_adopted(set_index: u32) -> bool {
-    tables().is_some_and(|tables| tables.sets[set_index as usize].adopted.is())
+    tables().is_some_and(|tables| holds_ours(&tables.sets[set_index as usize]))
 }
 
 /// Would a wait on this set return at once, as far as rings tell?
@@ -470,10 +626,11 @@ pub fn watched_by_sleepers(socket: &Socket) -> bool {
     })
 }
 
-/// A socket was just attached: its registrations in sets become ours.
+/// A socket was just attached: its registrations in sets become ours. Those that come later know that it is.
 pub fn adopt(socket: &Socket) {
     let Some(tables) = tables() else { return };
-    for (index, watch) in watches(tables, socket) {
+    let _registering = socket.registering.take();
+    for (index, watch) in watches(tables, socket).filter(|(_, watch)| !watch.adopted.is()) {
         let set_index = watch.set.get();
         let set = &tables.sets[set_index as usize];
         let epfd = set.epfd.get() as i32;
@@ -481,9 +638,7 @@ pub fn adopt(socket: &Socket) {
         if watch.events.get() & EPOLLONESHOT != 0 {
             watch.disabled.set(!fd::epoll_armed(epfd, watched) as u32);
         }
-        watch.fresh.set(1);
-        // First the context, then the registration: a wait that is under way in the kernel must find out that it was overtaken.
-        adopt_watch(tables, set, set_index, watch);
+        prepare(set, set_index);
         let ours = Some(our_event(index, socket, watch.events.get()));
         if watch.events.get() & EPOLLEXCLUSIVE != 0 {
             // KERNEL: an exclusive registration can't be modified.
@@ -492,38 +647,47 @@ pub fn adopt(socket: &Socket) {
         } else {
             let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watched, ours);
         }
+        take_up(tables, set, watch);
     }
 }
 
-fn adopt_watch(tables: &Tables, set: &Set, set_index: u32, watch: &Watch) {
+/// A registration of the set is about to become ours. Before that, so that whoever meets our mark, in a wait that is under way in the
+/// kernel too, knows what to do with it.
+fn prepare(set: &Set, set_index: u32) {
+    // ORDER: SeqCst; pairs with `begin_native`.
+    set.adopted.fetch_add(1, Ordering::SeqCst);
     let _held = set.lock.take();
-    watch.adopted.set(1);
-    set.adopted.add(1);
-    if !set.context.is()
-        && let Some(context) = context::of_set(set_index)
-    {
-        set.context.set(context);
-        let event = epoll_event { events: EPOLLIN | EPOLLET, u64: MARK_SELF };
-        let _ = fd::epoll_ctl(
-            set.epfd.get() as i32,
-            libc::EPOLL_CTL_ADD,
-            context::eventfd_of(context),
-            Some(event),
-        );
+    if !set.context.is() && !has_elder(set) {
+        let context = match set.reserved.swap(0) {
+            0 => register_context(set, set_index),
+            reserved => Some(reserved),
+        };
+        set.context.set(context.unwrap_or(0));
     }
-    heat(tables, set, watch);
+}
+
+/// A registration of the set is ours now.
+fn take_up(tables: &Tables, set: &Set, watch: &Watch) {
+    let socket = &tables.sockets[watch.socket.get() as usize];
+    {
+        let held = set.lock.take();
+        watch.fresh.set(1);
+        watch.adopted.set(1);
+        heat(tables, set, watch, held.is_some());
+        let home = socket.home.get();
+        if context::is_of_thread(home) && !set.second.is() && !set.nested.is() {
+            let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(SECOND) };
+            let (epfd, eventfd) = (set.epfd.get() as i32, context::eventfd_of(home));
+            if fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, eventfd, Some(event)).is_ok() {
+                set.second.set(home);
+            }
+        }
+    }
+    // What the kernel has told meanwhile was nobody's.
+    socket.kernel_news.set(1);
     if !set.context.is() {
         // Without a context (there are only so many) the set is woken by bytes.
-        let socket = &tables.sockets[watch.socket.get() as usize];
         want(socket, watch.events.get() & EPOLLOUT != 0);
-    }
-    let home = tables.sockets[watch.socket.get() as usize].home.get();
-    if context::is_of_thread(home) && !set.second.is() && !set.nested.is() {
-        let event = epoll_event { events: EPOLLIN | EPOLLET, u64: MARK_SECOND };
-        let eventfd = context::eventfd_of(home);
-        if fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, eventfd, Some(event)).is_ok() {
-            set.second.set(home);
-        }
     }
     // Whoever is inside a wait on this set began it when the kernel knew everything.
     kick(set);
@@ -553,8 +717,8 @@ pub fn heat_all(socket: &Socket) {
     for (_, watch) in watches(tables, socket) {
         let set = &tables.sets[watch.set.get() as usize];
         {
-            let _held = set.lock.take();
-            heat(tables, set, watch);
+            let held = set.lock.take();
+            heat(tables, set, watch, held.is_some());
         }
         kick_sleepers(set);
     }
@@ -573,16 +737,34 @@ fn kick_sleepers(set: &Set) {
     }
 }
 
-/// Puts a watch on the hot list. Set lock held.
-fn heat(tables: &Tables, set: &Set, watch: &Watch) {
+/// Puts a watch on the hot list. `held`: the set's lock is; if it is not, we are in a signal handler that interrupted its holder, and the
+/// next harvest does it.
+fn heat(tables: &Tables, set: &Set, watch: &Watch, held: bool) {
     watch.active_at.set(set.fruitful.get());
     if watch.hot.is() || !watch.adopted.is() || watch.dormant.is() {
         return;
+    }
+    if !held {
+        return set.all_hot.set(1);
     }
     let index = index_of(tables, watch);
     watch.hot.set(1);
     append(tables, set, index, watch);
     set.hot_count.add(1);
+}
+
+/// Puts all watches of a set on its hot list. Set lock held.
+#[cold]
+fn heat_set(tables: &Tables, set: &Set) {
+    set.all_hot.set(0);
+    for socket in tables.followed() {
+        for (_, watch) in watches(tables, socket) {
+            if std::ptr::eq(&tables.sets[watch.set.get() as usize], set) {
+                socket.kernel_news.set(1);
+                heat(tables, set, watch, true);
+            }
+        }
+    }
 }
 
 fn index_of(tables: &Tables, watch: &Watch) -> u32 {
@@ -622,53 +804,118 @@ fn cool(tables: &Tables, set: &Set, watch: &Watch) {
     }
 }
 
-/// The events that a wait would report for this watch now.
-fn events_of(tables: &Tables, watch: &Watch) -> u32 {
+/// What a look at a watch has found.
+#[derive(Default)]
+struct Look {
+    /// The events that a wait would report now.
+    events: u32,
+    /// Edge-triggered: how far it saw. All of this is taken before the events, so that whatever comes later is news to the next look.
+    position: u64,
+    /// Are there bytes that were not reported, or datagrams?
+    more: bool,
+    received: Option<u64>,
+    room: u32,
+    no_space: u32,
+}
+
+/// Set lock held, or its result a hint.
+fn look(tables: &Tables, watch: &Watch) -> Look {
+    let mut look = Look::default();
     let socket = &tables.sockets[watch.socket.get() as usize];
-    if watch.disabled.is() || watch.dormant.is() || !socket.is_ours() {
-        return 0;
+    if watch.disabled.is() || watch.dormant.is() || watch.set.get() == 0 || !socket.is_ours() {
+        return look;
     }
     let asked = watch.events.get();
+    if asked & EPOLLET == 0 {
+        look.events = mask_of(socket, asked);
+        return look;
+    }
+    look.begin(socket, watch);
+    let mask = mask_of(socket, asked);
+    if !socket.is_datagram() {
+        look.end(socket, mask);
+    }
+    if mask != 0 && look.is_news(socket, watch, mask) {
+        look.events = mask;
+    }
+    look
+}
+
+fn mask_of(socket: &Socket, asked: u32) -> u32 {
     let mask = if socket.is_datagram() {
         datagram::poll_mask(socket, asked as u16 as i16)
     } else {
         stream::poll_mask(socket, asked as u16 as i16, true)
     };
-    let mask = mask as u16 as u32;
-    if mask == 0 || asked & EPOLLET == 0 || edge(socket, watch, mask) { mask } else { 0 }
+    mask as u16 as u32
 }
 
-/// Edge-triggered: has anything happened since the last report, so that `mask` is reported again?
-fn edge(socket: &Socket, watch: &Watch, mask: u32) -> bool {
-    if socket.is_datagram() {
-        let news = || datagram::arrivals(socket) != watch.seen.get();
-        return watch.fresh.is() || watch.told.is() || news();
+impl Look {
+    fn begin(&mut self, socket: &Socket, watch: &Watch) {
+        if socket.is_datagram() {
+            self.position = datagram::arrivals(socket);
+            self.more = self.position != watch.seen.get();
+            return;
+        }
+        let end = socket.end();
+        self.room = end.room_news.get();
+        self.no_space = end.no_space.get();
+        if let Some(incoming) = socket.incoming() {
+            self.position = end.rx.published_after(&incoming, watch.seen.get());
+            // (Behind a mark that was passed there may be none.)
+            self.more = self.position > watch.seen.get().max(end.rx.position());
+        }
+        if watch.told.get() & EPOLLIN != 0 {
+            self.received = received_by_kernel(socket);
+        }
     }
-    let end = socket.end();
-    if mask & EPOLLOUT != 0 && end.no_space.is() {
-        end.no_space.set(0);
-        end.room_news.add(1);
-    }
-    let room = mask & EPOLLOUT != 0 && watch.seen_room.get() != end.room_news.get();
-    if watch.fresh.is() || room || watch.told.is() && kernel_edge(socket, watch) {
-        return true;
-    }
-    let Some(incoming) = socket.incoming() else { return false };
-    end.rx.published_after(&incoming, watch.seen.get()) > watch.seen.get()
-}
 
-/// The kernel has told something of this watch: is it news? It tells all that is ready, after every change of what we ask of it, and
-/// also of doorbells.
-fn kernel_edge(socket: &Socket, watch: &Watch) -> bool {
-    let told = watch.told.get();
-    let news = told & ENDS & !watch.seen_ends.get() != 0
-        || told & EPOLLPRI != 0
-        || told & EPOLLIN != 0
-            && received_by_kernel(socket).is_some_and(|n| n > watch.seen_received.get());
-    if !news {
-        watch.told.set(0);
+    /// Room is news once to each watch, after a send that found none.
+    fn end(&mut self, socket: &Socket, mask: u32) {
+        let end = socket.end();
+        if mask & EPOLLOUT != 0 && self.no_space != end.no_space_told.get() {
+            end.no_space_told.set(self.no_space);
+            self.room = end.room_news.add(1);
+        }
     }
-    news
+
+    /// Edge-triggered: has anything happened since the last report, so that `mask` is reported again?
+    fn is_news(&self, socket: &Socket, watch: &Watch, mask: u32) -> bool {
+        if watch.fresh.is() || socket.is_datagram() && (watch.told.is() || self.more) {
+            return true;
+        }
+        mask & EPOLLOUT != 0 && watch.seen_room.get() != self.room
+            || mask & EPOLLREAD != 0 && self.more && !socket.is_datagram()
+            || watch.told.is() && self.is_kernel_news(watch)
+    }
+
+    /// The kernel has told something of this watch: is it news? It tells all that is ready, after every change of what we ask of it,
+    /// and also of doorbells.
+    fn is_kernel_news(&self, watch: &Watch) -> bool {
+        let told = watch.told.get();
+        let news = told & ENDS & !watch.seen_ends.get() != 0
+            || told & EPOLLPRI != 0
+            || self.received.is_some_and(|n| n > watch.seen_received.get());
+        if !news {
+            watch.told.set(0);
+        }
+        news
+    }
+
+    /// What the kernel has of the stream is asked for only where something is about to be reported: then the events are looked at
+    /// once more.
+    fn begin_in_kernel(&mut self, socket: &Socket, watch: &Watch) {
+        let end = socket.end();
+        let mark_ahead =
+            || socket.incoming().is_some_and(|ring| end.rx.mark_ahead(&ring).is_some());
+        if self.events & EPOLLREAD != 0
+            && self.received.is_none()
+            && (end.receiving() != Receiving::Ring || mark_ahead())
+        {
+            self.received = received_by_kernel(socket);
+            self.events = mask_of(socket, watch.events.get());
+        }
+    }
 }
 
 /// How much of the stream the kernel has received, while it is the way.
@@ -697,47 +944,32 @@ fn received_by_kernel(socket: &Socket) -> Option<u64> {
     }
 }
 
-/// A mark is no news: who has seen what came before it has seen the mark.
-pub fn mark_passed(socket: &Socket, before: u64, after: u64) {
-    let Some(tables) = tables() else { return };
-    for (_, watch) in watches(tables, socket).filter(|(_, watch)| watch.seen.get() == before) {
-        watch.seen.set(after);
-    }
-}
-
-/// What was reported is seen.
-fn reported(socket: &Socket, watch: &Watch, events: u32) {
-    let end = socket.end();
+/// What was reported is seen, as far as the look saw.
+fn reported(socket: &Socket, watch: &Watch, look: &Look) {
+    let (asked, events) = (watch.events.get(), look.events);
     watch.fresh.set(0);
-    watch.seen_room.set(end.room_news.get());
-    if watch.events.get() & EPOLLONESHOT != 0 {
+    let told = watch.told.swap(0);
+    if asked & EPOLLONESHOT != 0 {
         watch.disabled.set(1);
     }
-    if socket.is_datagram() {
-        watch.told.set(0);
-        if watch.events.get() & EPOLLET != 0 {
-            watch.seen.set(datagram::arrivals(socket));
-        }
+    let end = socket.end();
+    if !socket.is_datagram() && asked & EPOLLOUT != 0 && events & EPOLLOUT == 0 {
+        // KERNEL: who asks for room and finds none is told when there is some.
+        end.no_space.add(1);
+    }
+    if asked & EPOLLET == 0 {
         return;
     }
-    if watch.events.get() & EPOLLOUT != 0 && events & EPOLLOUT == 0 {
-        // KERNEL: who asks for room and finds none is told when there is some.
-        end.no_space.set(1);
+    if events & EPOLLREAD != 0 || socket.is_datagram() {
+        watch.seen.set(look.position);
+        if let Some(received) = look.received {
+            watch.seen_received.set(received);
+        }
     }
-    let mut in_kernel = end.receiving() != Receiving::Ring;
-    if let Some(incoming) = socket.incoming() {
-        watch.seen.set(end.rx.published_after(&incoming, watch.seen.get()));
-        in_kernel |= end.rx.mark_ahead(&incoming).is_some();
+    if events & EPOLLOUT != 0 {
+        watch.seen_room.set(look.room);
     }
-    if events & EPOLLIN != 0
-        && (in_kernel || watch.told.is())
-        && let Some(received) = received_by_kernel(socket)
-    {
-        // More than was there when the report was made, perhaps: it comes with it.
-        watch.seen_received.set(received);
-    }
-    watch.seen_ends.set(watch.seen_ends.get() | watch.told.get() & ENDS);
-    watch.told.set(0);
+    watch.seen_ends.set(watch.seen_ends.get() | told & ENDS);
 }
 
 /// KERNEL: what became ready first is told first, and programs count on that: one that sent on two connections expects its server
@@ -761,6 +993,9 @@ fn insert(out: &mut [epoll_event], times: &mut [u64], event: epoll_event, time: 
 /// Collects ready watches of the hot list; a level-triggered one goes to the end of the list, so that none starves.
 fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> usize {
     let Some(_held) = set.lock.take() else { return 0 };
+    if set.all_hot.is() {
+        heat_set(tables, set);
+    }
     let mut found = 0;
     let mut times = [0; IN_ORDER_MOST];
     let mut index = set.hot_first.get();
@@ -770,20 +1005,29 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
         }
         let watch = &tables.watches[index as usize];
         let next = watch.hot_next.get();
-        let socket = &tables.sockets[watch.socket.get() as usize];
-        if unforgiving::on() {
-            unforgiving::whole(socket);
-        }
-        let events = events_of(tables, watch);
-        if events != 0 {
-            if unforgiving::on() {
-                // The other pieces of a send that has begun meanwhile are no news of their own.
-                unforgiving::whole(socket);
+        if watch.set.get() == 0 || watch.dormant.is() {
+            // (A signal handler has left it here.)
+            cool(tables, set, watch);
+            if watch.gone.swap(0) != 0 {
+                free(tables, index, watch);
             }
-            let event = epoll_event { events, u64: watch.data.get() };
+            index = next;
+            continue;
+        }
+        let socket = &tables.sockets[watch.socket.get() as usize];
+        let mut seen = match unforgiving::on() {
+            // The other pieces of a send that has begun meanwhile are no news of their own.
+            true => unforgiving::of_whole_sends(socket, || look(tables, watch)),
+            false => look(tables, watch),
+        };
+        if seen.events != 0 && watch.events.get() & EPOLLET != 0 && !socket.is_datagram() {
+            seen.begin_in_kernel(socket, watch);
+        }
+        if seen.events != 0 {
+            let event = epoll_event { events: seen.events, u64: watch.data.get() };
             insert(&mut out[..found + 1], &mut times, event, stream::sent_at(socket));
             found += 1;
-            reported(socket, watch, events);
+            reported(socket, watch, &seen);
             if watch.events.get() & (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) == 0 {
                 set.stays_ready.set(1);
             }
@@ -799,11 +1043,11 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
             let hot = set.hot_count.get();
             let idle = set.fruitful.get().wrapping_sub(watch.active_at.get());
             let patience = (COOL_AFTER_LOOKS / hot.max(1)).max(COOL_AFTER_WAITS_MIN);
-            if hot > HOT_COUNT && idle > patience && !set.nested.is() {
+            if hot > HOT_COUNT && idle > patience && !set.nested.is() && !set.elder.is() {
                 let room = watch.events.get() & EPOLLOUT != 0;
                 want(socket, room);
                 // Armed; look again, so that nothing fell in between.
-                if events_of(tables, watch) == 0 {
+                if look(tables, watch).events == 0 {
                     cool(tables, set, watch);
                 } else {
                     watch.active_at.set(set.fruitful.get());
@@ -824,7 +1068,7 @@ fn any_ready(tables: &Tables, set: &Set) -> bool {
             break;
         }
         let watch = &tables.watches[index as usize];
-        if events_of(tables, watch) != 0 {
+        if look(tables, watch).events != 0 {
             return true;
         }
         index = watch.hot_next.get();
@@ -842,7 +1086,10 @@ struct Armed {
 /// Arms the set's contexts, and those hot connections that they do not cover.
 fn arm(tables: &Tables, set: &Set) -> Armed {
     let second = context::of_thread_if_any().filter(|mine| *mine == set.second.get());
-    let contexts = [set.context.get(), second.unwrap_or(0)];
+    arm_as(tables, set, [set.context.get(), second.unwrap_or(0)])
+}
+
+fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
     let mut armed = Armed { contexts, look_every_ns: None };
     for context in armed.contexts {
         if context != 0 {
@@ -870,6 +1117,7 @@ fn arm(tables: &Tables, set: &Set) -> Armed {
         }
     });
     armed.look_every_ns = match (look_soon.get(), look_at_times.get()) {
+        _ if holds_ours(set) && has_elder(set) => Some(LOOK_SOON_NS),
         (true, _) => Some(LOOK_SOON_NS),
         (_, true) => Some(LOOK_AT_TIMES_NS),
         _ => None,
@@ -910,7 +1158,7 @@ fn stay_armed(tables: &Tables, set: &Set) {
 /// Makes the kernel's view of a nested set true: its eventfd is readable if, and only if, a ring has something.
 fn settle_nested(tables: &Tables, set: &Set) {
     if set.context.is() {
-        fd::drain(context::eventfd_of(set.context.get()));
+        drain(set);
         stay_armed(tables, set);
         // Doorbell bytes that wait in the kernel would make the set readable.
         for_each_hot(tables, set, |_, socket| socket.kernel_news.set(1));
@@ -937,41 +1185,96 @@ pub fn settle_inner(set_index: u32) {
     }
 }
 
+/// Are events of our own registrations among these, which no program may see?
+pub fn any_of_ours(events: &[epoll_event]) -> bool {
+    events.iter().any(is_ours)
+}
+
 /// Is this event one of our registrations?
 fn is_ours(event: &epoll_event) -> bool {
     let data = event.u64;
     data & MARK_MASK == MARK
 }
 
-/// Takes our own events out of what the kernel reported; what they mean is left with the watches. Returns how many remain.
-fn translate(tables: &Tables, set: &Set, events: &mut [epoll_event]) -> usize {
-    let mut kept = 0;
+/// What the kernel reported, without our own events.
+struct Translated {
+    kept: usize,
+    /// Something of ours was among it; or of a process with which we share the set.
+    ours: bool,
+    foreign: bool,
+}
+
+/// Takes our own events out of what the kernel reported; what they mean is left with the watches. `mine`: as what the caller sleeps.
+fn translate(
+    tables: &Tables,
+    set: &Set,
+    events: &mut [epoll_event],
+    mine: Option<&Armed>,
+) -> Translated {
+    let mut told = Translated { kept: 0, ours: false, foreign: false };
     for i in 0..events.len() {
         let event = events[i];
         if !is_ours(&event) {
-            events[kept] = event;
-            kept += 1;
+            events[told.kept] = event;
+            told.kept += 1;
             continue;
         }
-        let data = event.u64;
-        if data == MARK_SELF {
+        told.ours = true;
+        let foreign = (event.u64 ^ mark(0)) as u32 & !WATCH_MASK != 0;
+        told.foreign |= foreign;
+        match event.u64 as u32 & WATCH_MASK {
+            SELF if foreign => {}
             // A full counter would not ring again.
-            fd::drain(context::eventfd_of(set.context.get()));
-            continue;
-        }
-        if data == MARK_SECOND {
-            continue;
-        }
-        let Some(watch) = tables.watches.get(data as u32 as usize) else { continue };
-        let Some(_held) = set.lock.take() else { continue };
-        if watch.adopted.is() && std::ptr::eq(&tables.sets[watch.set.get() as usize], set) {
-            let socket = &tables.sockets[watch.socket.get() as usize];
-            socket.kernel_news.set(1);
-            watch.told.set(watch.told.get() | event.events);
-            heat(tables, set, watch);
+            SELF => drain(set),
+            SECOND => {}
+            index => told_of(tables, set, index, event.events),
         }
     }
-    kept
+    if told.ours {
+        renew(tables, set, mine);
+        pass_on_overtaking(set);
+    }
+    told
+}
+
+fn drain(set: &Set) {
+    let context = set.context.get().max(set.reserved.get());
+    if fd::drain(context::eventfd_of(context)) >= LOOK_AT_ALL {
+        set.all_hot.set(1);
+    }
+}
+
+fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
+    let Some(watch) = tables.watches.get(index as usize) else { return };
+    let held = set.lock.take();
+    if watch.adopted.is() && std::ptr::eq(&tables.sets[watch.set.get() as usize], set) {
+        let socket = &tables.sockets[watch.socket.get() as usize];
+        socket.kernel_news.set(1);
+        watch.told.set(watch.told.get() | events);
+        heat(tables, set, watch, held.is_some());
+    }
+}
+
+/// We have taken a wake-up, perhaps for something that we report, and others go on sleeping in this set: senders, which ring once, are to
+/// ring again. The look that follows finds what they did not ring for.
+fn renew(tables: &Tables, set: &Set, mine: Option<&Armed>) {
+    let contexts = [set.context.get(), set.second.get()];
+    let others = contexts.iter().any(|&context| {
+        let own = mine.is_some_and(|armed| armed.contexts.contains(&context));
+        context != 0 && context::sleepers(context) > u64::from(own)
+    });
+    if others {
+        disarm(&arm_as(tables, set, contexts));
+    }
+}
+
+/// We share the set with a process that came before us, and have taken what was for it. It is woken, if it waits there, while we do not.
+fn pass_on(set: &Set, mask: Option<u64>) -> Sys<()> {
+    if has_elder(set) {
+        fd::ring_by(set.elder.get() as i32, LOOK_AT_ALL);
+        fd::poll(&mut [], Some(LEAVE_TO_OTHERS_NS), mask)?;
+    }
+    Ok(())
 }
 
 /// Can this set be left to the kernel alone?
@@ -979,8 +1282,40 @@ fn translate(tables: &Tables, set: &Set, events: &mut [epoll_event]) -> usize {
 pub fn is_native(set_index: u32) -> bool {
     tables().is_none_or(|tables| {
         let set = &tables.sets[set_index as usize];
-        !set.context.is() && !set.adopted.is()
+        !set.context.is() && !holds_ours(set)
     })
+}
+
+fn holds_ours(set: &Set) -> bool {
+    // ORDER: SeqCst; pairs with `prepare`.
+    set.adopted.load(Ordering::SeqCst) != 0
+}
+
+/// A wait that is left to the kernel alone begins. False, and it does not, if the set has connections of ours by now.
+pub fn begin_native(set_index: u32) -> bool {
+    let Some(tables) = tables() else { return true };
+    let set = &tables.sets[set_index as usize];
+    // ORDER: SeqCst, before the look; pairs with `prepare`, after which `pass_on_overtaking` looks for us.
+    set.natives.fetch_add(1, Ordering::SeqCst);
+    let native = is_native(set_index);
+    if !native {
+        end_native(set_index);
+    }
+    native
+}
+
+pub fn end_native(set_index: u32) {
+    if let Some(tables) = tables() {
+        tables.sets[set_index as usize].natives.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A wake-up was taken, perhaps one that tells of an adoption. KERNEL: it wakes one thread; others may still be in waits of the kernel's
+/// alone, which it was for.
+fn pass_on_overtaking(set: &Set) {
+    if set.natives.load(Ordering::SeqCst) != 0 {
+        kick(set);
+    }
 }
 
 /// epoll_wait and its relatives, on a set that has (or had) adopted connections, or for what a native wait returned
@@ -1141,9 +1476,15 @@ fn ask_kernel(
             // SAFETY: `out` is a valid slice.
             None => unsafe { fd::epoll_wait(epfd, out.as_mut_ptr(), out.len(), timeout, mask)? },
         };
-        let kept = translate(tables, set, &mut out[..n]);
-        if kept > 0 || n < out.len() {
-            return Ok(kept);
+        let told = translate(tables, set, &mut out[..n], asleep);
+        if told.foreign {
+            let passed = pass_on(set, mask);
+            if told.kept == 0 {
+                passed?;
+            }
+        }
+        if told.kept > 0 || n < out.len() {
+            return Ok(told.kept);
         }
         // Events of our own took all the room there was.
         timeout = Some(0);
@@ -1151,8 +1492,13 @@ fn ask_kernel(
     Ok(0)
 }
 
-/// What a native wait returned, while it may have been overtaken by an adoption: our events taken out.
+/// What a native wait returned that was overtaken by an adoption: our events taken out.
 pub fn after_native(set_index: u32, out: &mut [epoll_event]) -> usize {
     let Some(tables) = tables() else { return out.len() };
-    translate(tables, &tables.sets[set_index as usize], out)
+    let set = &tables.sets[set_index as usize];
+    let told = translate(tables, set, out, None);
+    if told.foreign {
+        let _ = pass_on(set, None);
+    }
+    told.kept
 }

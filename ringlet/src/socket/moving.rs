@@ -613,10 +613,7 @@ pub fn take_bells(socket: &Socket, end: &End, n: usize) {
 
 /// Goes past a mark, and looks for a sender that waits for its place.
 fn pass_mark(socket: &Socket, end: &End, ring: &SegmentRing) {
-    let before = end.rx.position();
-    let quarter = end.rx.pass_mark(ring);
-    super::epoll::mark_passed(socket, before, end.rx.position());
-    if quarter {
+    if end.rx.pass_mark(ring) {
         wake_sender(socket, ring);
     }
 }

@@ -324,6 +324,7 @@ thread_local! {
 pub fn before_fork() {
     let Some(tables) = tables() else { return };
     let process = tables.process();
+    tables.followed().for_each(epoll::before_fork);
     gate::shut(process);
     let fork = process.age.add(1);
     for socket in tables.followed().filter(|socket| !socket.parting.is()) {

@@ -653,7 +653,7 @@ pub fn send_by(
     let wanted = from.remaining();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
     let (mut until, mut waiter) = (None, None);
-    let mut total = 0;
+    let (mut total, mut told) = (0, false);
     if unforgiving::on() {
         unforgiving::perhaps_return(socket);
     }
@@ -695,7 +695,12 @@ pub fn send_by(
             }
         }
         if !blocking {
-            end.no_space.set(1);
+            // Said before the last look for room: whoever watches for some sees either this, or room before that.
+            if !told {
+                told = true;
+                end.no_space.add(1);
+                continue;
+            }
             if total == 0 && stalled(end) && overflow(socket, end) {
                 continue;
             }

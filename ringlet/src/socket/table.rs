@@ -124,8 +124,9 @@ pub struct Socket {
     pub room_waiters: AtomicU32,
     /// Its descriptors are closed, but threads still wait on it.
     pub orphaned: AtomicU32,
-    /// First watch of this socket (`epoll`).
-    pub watches: P32,
+    /// First watch of this socket (`epoll`), and who changes its registrations in the kernel's sets.
+    pub watches: AtomicU32,
+    pub registering: Lock,
     /// libc's poll or select was called for it before it was attached.
     pub waited_for: P32,
     /// The kernel reported something on the descriptor since we last asked it.
@@ -183,8 +184,9 @@ pub struct End {
     pub sending: P32,
     pub tx: Tx,
     pub native_senders: AtomicU32,
-    /// A send met a full ring since the last time that room was reported.
+    /// Sends that found no room, and as many of them as were followed by room that was reported.
     pub no_space: P32,
+    pub no_space_told: P32,
     pub room_news: P32,
     /// The longest packet that goes into the ring; 0 for a stream.
     pub packet_max: P32,
@@ -296,6 +298,7 @@ impl End {
             &self.pending_error,
             &self.ended,
             &self.no_space,
+            &self.no_space_told,
             &self.room_news,
             &self.barred,
             &self.no_delay,
@@ -714,11 +717,11 @@ impl Tables {
     }
 
     pub fn new_watch(&self) -> Option<u32> {
-        self.free[0].watches.take(WATCH_COUNT, |i| self.watches[i as usize].next.get())
+        self.free[0].watches.take(WATCH_COUNT, |i| self.watches[i as usize].next_free.get())
     }
 
     pub fn free_watch(&self, watch: u32) {
-        self.free[0].watches.give(watch, |i, next| self.watches[i as usize].next.set(next));
+        self.free[0].watches.give(watch, |i, next| self.watches[i as usize].next_free.set(next));
     }
 
     /// All sockets that this process follows.
@@ -766,17 +769,10 @@ impl Socket {
         self.rung.set(0);
         self.first_step_ns.set(0);
         self.kernel_asked.set(0);
-        for word in [
-            &self.side,
-            &self.calls,
-            &self.meeting,
-            &self.home,
-            &self.bell,
-            &self.watches,
-            &self.twin,
-        ] {
+        for word in [&self.side, &self.calls, &self.meeting, &self.home, &self.bell, &self.twin] {
             word.set(0);
         }
+        self.watches.store(0, Ordering::Relaxed);
         self.calls_before.set(0);
         self.waited_for.set(0);
         self.kernel_news.set(0);

@@ -187,6 +187,19 @@ pub fn whole(socket: &Socket) -> u32 {
     socket.incoming().map_or(0, |ring| pieces_of(&ring))
 }
 
+/// What `look` finds while the peer is not within a send.
+pub fn of_whole_sends<T>(socket: &Socket, look: impl Fn() -> T) -> T {
+    let mut pieces = whole(socket);
+    loop {
+        let found = look();
+        let now = whole(socket);
+        if pieces == now {
+            return found;
+        }
+        pieces = now;
+    }
+}
+
 /// The peer's count of begun and ended sends, as it is now.
 pub fn pieces_now(socket: &Socket) -> u32 {
     socket.incoming().map_or(0, |ring| ring.control().sender.cutting.load(Ordering::SeqCst))
