@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use ringlet::config::{Config, KEYS, Key};
 use serde::Serialize;
 
+use crate::processes;
 use crate::settings::{Flags, Settings, flag_name, or_none};
 use crate::table;
 
@@ -44,14 +45,11 @@ struct Setting {
 pub fn run(args: ConfigArgs) -> anyhow::Result<ExitCode> {
     let report = report(Settings::load(std::env::vars_os().collect(), &args.flags));
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        table::json(&report)?;
     } else {
         print(&report);
     }
-    for problem in &report.problems {
-        eprintln!("ringlet: {problem}");
-    }
-    Ok(ExitCode::from(u8::from(!report.problems.is_empty())))
+    Ok(processes::tell(&report.problems))
 }
 
 fn report(settings: Settings) -> Report {

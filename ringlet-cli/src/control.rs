@@ -1,7 +1,6 @@
 //! `ringlet off` and `ringlet on`: running connections go back to the kernel, and return to the ring, unnoticed by their programs.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -13,17 +12,18 @@ use ringlet_core::view::{
 use serde::Serialize;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use crate::processes::{LivePage, Process};
+use crate::processes::{self, LivePage, Process};
 use crate::sockets::Protocol;
-use crate::table::{self, printable};
-use crate::targets::{Connection, End, Targets};
+use crate::table;
+use crate::targets::{Connection, End, Ends, Targets};
 
 /// Send running connections through the kernel, where tcpdump and the firewall see them
 ///
 /// The programs notice nothing, and need not be awake: from now on, each byte that they send goes through the kernel's
 /// connection. For a process this holds for its later connections too. `ringlet on` takes it back.
 ///
-/// Exit status 0: every connection is on the kernel, or goes there with its next message. 1: one is not, or none was found.
+/// Exit status 0: every connection is on the kernel, or goes there with its next message. 1: one is not, none was found, or a
+/// program can't be seen or asked.
 #[derive(clap::Args)]
 pub struct OffArgs {
     #[command(flatten)]
@@ -35,7 +35,7 @@ pub struct OffArgs {
 /// A connection whose peer was not found (reason no-peer) looks for it again.
 ///
 /// Exit status 0: every connection is in shared memory, or enters it with its next messages. 1: one is not, or none was
-/// found; a connection that the kernel keeps for another reason counts if it was named itself.
+/// found, or a program can't be seen or asked; a connection that the kernel keeps for another reason counts if it was named itself.
 #[derive(clap::Args)]
 pub struct OnArgs {
     #[command(flatten)]
@@ -77,30 +77,38 @@ pub fn on(args: OnArgs) -> anyhow::Result<ExitCode> {
 fn run(args: HowArgs, want: Want) -> anyhow::Result<ExitCode> {
     let until = Instant::now() + Duration::try_from_secs_f64(args.timeout).unwrap_or_default();
     let mut reports: Vec<Report> = Vec::new();
+    let mut known: HashSet<Ends> = HashSet::new();
+    let mut problems: BTreeSet<String> = BTreeSet::new();
     let mut asked_process = false;
     for scan in 0..SCANS_MAX {
         let found = args.targets.find()?;
+        problems.extend(found.problems);
+        let processes: HashMap<u32, &Process> =
+            found.processes.iter().map(|process| (process.pid, process)).collect();
         let mut pages = Pages::default();
         for process in found.processes.iter().filter(|process| args.targets.names(process)) {
-            let asked = &pages.of(process)?.header().asked;
+            let Some(page) = pages.of(process, &mut problems) else { continue };
             match want {
-                Want::Off => asked.fetch_or(ASKED_OFF, SeqCst),
-                Want::On => asked.fetch_and(!ASKED_OFF, SeqCst),
+                Want::Off => page.header().asked.fetch_or(ASKED_OFF, SeqCst),
+                Want::On => page.header().asked.fetch_and(!ASKED_OFF, SeqCst),
             };
             asked_process = true;
         }
         // What begins after our look begins as the process was asked; what began in between is seen by the next look.
-        let new = found.connections.into_iter().filter(|connection| {
-            !reports.iter().any(|report| report.connection == connection.name())
-        });
         let mut asked = Vec::new();
-        for connection in new {
-            for end in &connection.ends {
-                if let Some(process) = found.processes.iter().find(|each| each.pid == end.pid) {
-                    ask(pages.of(process)?, end, want);
-                }
+        for mut connection in found.connections {
+            if !known.insert(connection.identity.clone()) {
+                continue;
             }
-            asked.push(Asked::new(connection));
+            connection.ends.retain(|end| {
+                let process = processes.get(&end.pid);
+                let page = process.and_then(|process| pages.of(process, &mut problems));
+                page.inspect(|page| ask(page, end, want)).is_some()
+            });
+            match connection.ends.is_empty() {
+                true => reports.push(report(&connection, Outcome::Timeout, Reason::None, want)),
+                false => asked.push(Asked::new(connection)),
+            }
         }
         if scan > 0 && asked.is_empty() {
             break;
@@ -109,7 +117,7 @@ fn run(args: HowArgs, want: Want) -> anyhow::Result<ExitCode> {
     }
     let fine = reports.iter().all(|report| report.fine) && (asked_process || !reports.is_empty());
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&reports)?);
+        table::json(&reports)?;
     } else if reports.is_empty() {
         println!(
             "{}",
@@ -123,23 +131,29 @@ fn run(args: HowArgs, want: Want) -> anyhow::Result<ExitCode> {
         let header = ["Connection", "Program", "Now"].map(Cell::new).to_vec();
         table::print(header, reports.iter().map(|report| report.row()));
     }
-    Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let problems: Vec<String> = problems.into_iter().collect();
+    let told = processes::tell(&problems);
+    Ok(if fine { told } else { ExitCode::FAILURE })
 }
 
-/// The live pages of processes, each mapped once.
+/// The live pages of processes, each mapped once; None for one that can't be.
 #[derive(Default)]
-struct Pages(HashMap<u32, LivePage>);
+struct Pages(HashMap<u32, Option<LivePage>>);
 
 impl Pages {
-    fn of(&mut self, process: &Process) -> anyhow::Result<&LivePage> {
-        Ok(match self.0.entry(process.pid) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(process.live()?),
-        })
+    fn of(&mut self, process: &Process, problems: &mut BTreeSet<String>) -> Option<&LivePage> {
+        let page = self.0.entry(process.pid).or_insert_with(|| match process.live() {
+            Ok(page) => Some(page),
+            Err(error) => {
+                problems.insert(format!("{error:#}"));
+                None
+            }
+        });
+        page.as_ref()
     }
 
     fn slot(&self, end: &End) -> Option<&SocketSlot> {
-        self.0.get(&end.pid).map(|page| page.slot(end.slot.index))
+        self.0.get(&end.pid)?.as_ref().map(|page| page.slot(end.slot.index))
     }
 }
 
@@ -220,7 +234,7 @@ impl Asked {
     }
 
     fn look_for_kernel(&self, ends: &[&SocketSlot], idle: bool) -> Option<Outcome> {
-        if self.connection.protocol == Protocol::Udp {
+        if self.connection.protocol == Some(Protocol::Udp) {
             // Its senders keep out once it, or what it sends to, has left its lanes.
             let left = ends.iter().all(|slot| slot.path.load(Relaxed) == PATH_KERNEL);
             return (left || idle).then_some(if left {
@@ -288,7 +302,6 @@ fn wait(mut asked: Vec<Asked>, pages: &Pages, want: Want, until: Instant) -> Vec
 }
 
 fn report(connection: &Connection, outcome: Outcome, reason: Reason, want: Want) -> Report {
-    let program = |end: &End| format!("{}/{}", printable(&end.program), end.pid);
     let fine = match outcome {
         Outcome::Timeout => false,
         Outcome::Stays => !connection.named,
@@ -296,7 +309,7 @@ fn report(connection: &Connection, outcome: Outcome, reason: Reason, want: Want)
     };
     Report {
         connection: connection.name(),
-        programs: connection.ends.iter().map(program).collect(),
+        programs: connection.ends.iter().map(End::name).collect(),
         outcome,
         reason: (reason != Reason::None).then(|| reason.code()),
         want_off: want == Want::Off,
@@ -324,6 +337,8 @@ impl Report {
             Outcome::Timeout if self.want_off => "NOT yet on the kernel".to_owned(),
             Outcome::Timeout => "NOT yet in shared memory".to_owned(),
         };
-        [self.connection.clone(), self.programs.join(" "), now].map(Cell::new).to_vec()
+        [self.connection.clone(), table::some_of(self.programs.iter().cloned()), now]
+            .map(Cell::new)
+            .to_vec()
     }
 }

@@ -23,10 +23,11 @@ impl Holders {
         let mut found: HashMap<u64, Vec<Holder>> = HashMap::new();
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) {
+            let program = processes::program_of(pid);
             for (fd, inode) in sockets_of(pid) {
                 let holders = found.entry(inode).or_default();
-                if !holders.iter().any(|holder| holder.pid == pid) {
-                    holders.push(Holder { pid, program: processes::program_of(pid), fd });
+                if holders.last().is_none_or(|holder| holder.pid != pid) {
+                    holders.push(Holder { pid, program: program.clone(), fd });
                 }
             }
         }
@@ -40,10 +41,11 @@ impl Holders {
 
 /// The descriptors of a process that are sockets, in order, with their inodes.
 pub fn sockets_of(pid: u32) -> Vec<(i32, u64)> {
-    let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let directory = processes::directory(pid);
+    let entries = fs::read_dir(directory.join("fd")).into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let mut found: Vec<(i32, u64)> =
-        numbers.filter_map(|fd| Some((fd, sockets::inode(pid, fd)?))).collect();
+        numbers.filter_map(|fd| Some((fd, sockets::inode(&directory, fd)?))).collect();
     found.sort_unstable();
     found
 }

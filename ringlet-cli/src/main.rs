@@ -11,6 +11,8 @@ mod docs;
 mod doctor;
 mod explain;
 mod holders;
+mod namespaces;
+mod patience;
 mod plot;
 mod processes;
 mod program;

@@ -1,22 +1,32 @@
 //! Reads the pages in which ringlet processes show themselves. Such a page belongs to a stranger, who may write anything
-//! into it at any time: it is read once, bounded, and nothing in it is trusted.
+//! into it at any time: it is read once, bounded, and nothing in it is trusted. Nothing is opened before it is known to be a memfd, and
+//! who keeps us waiting is left behind.
 
-use std::fs::{self, File, OpenOptions};
+use std::cmp::Reverse;
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering::Relaxed;
+use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use anyhow::Context;
 use ringlet_core::memory::Area;
-use ringlet_core::tap::{TAP_FILE_BYTES, TAP_HEAD_BYTES, TAP_MAGIC, TAP_MEMFD_NAME, Tap};
+use ringlet_core::tap::{TAP_FILE_BYTES, TAP_HEAD_BYTES, TAP_MAGIC, Tap, TapHead};
 use ringlet_core::view::{
     PATH_RING, PROCESS_FILE_BYTES, PROCESS_MAGIC, PROCESS_MEMFD_NAME, PROCESS_SLOT_COUNT,
-    ProcessHeader, SocketSlot,
+    ProcessHeader, SLOT_FREE, SocketSlot,
 };
 use ringlet_linux::map;
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, StatxFlags};
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+use crate::patience;
+use crate::sockets;
+use crate::table::printable;
 
 const HEADER_BYTES: usize = size_of::<ProcessHeader>();
 const SLOT_BYTES: usize = size_of::<SocketSlot>();
@@ -28,6 +38,9 @@ pub struct Process {
     pub program: String,
     /// Sockets that it left to the kernel for want of a slot, memory or descriptors.
     pub refused: u64,
+    /// Where the kernel shows it.
+    pub directory: PathBuf,
+    /// One for each of its sockets that it shows.
     pub slots: Vec<Slot>,
     page: File,
 }
@@ -36,6 +49,7 @@ pub struct Process {
 #[derive(Clone)]
 pub struct Slot {
     pub index: usize,
+    pub inode: u64,
     pub path: u32,
     pub reason: u32,
     pub fd: i32,
@@ -65,52 +79,56 @@ impl Slot {
     /// Of its calls, those by the ring and those by the kernel.
     pub fn calls_by_path(&self) -> (u64, u64) {
         let since = self.calls.saturating_sub(self.calls_at_change);
-        let kernel = self.kernel_calls + if self.path == PATH_RING { 0 } else { since };
+        let more = if self.path == PATH_RING { 0 } else { since };
+        let kernel = self.kernel_calls.saturating_add(more);
         (self.calls.saturating_sub(kernel), kernel.min(self.calls))
     }
 }
 
 impl Process {
-    /// Its page as shared memory, in which something can be asked of it.
-    pub fn live(&self) -> anyhow::Result<LivePage> {
-        let whose = || format!("cannot ask anything of {}/{}", self.program, self.pid);
-        map_again(&self.page, PROCESS_FILE_BYTES).map(LivePage).with_context(whose)
+    /// As it is called to people.
+    pub fn name(&self) -> String {
+        name(&self.program, self.pid)
     }
 
-    /// What it has recorded, if it is being captured.
-    pub fn tap(&self) -> Option<LiveTap> {
-        LiveTap::of(self.pid)
+    /// Its page as shared memory, in which something can be asked of it.
+    pub fn live(&self) -> anyhow::Result<LivePage> {
+        let whose = || format!("cannot ask anything of {}", self.name());
+        let page = self.page.try_clone()?;
+        let area = map_again(&page, PROCESS_FILE_BYTES).with_context(whose)?;
+        Ok(LivePage(area, page))
     }
+}
+
+/// Says what went wrong; the exit status says that something did.
+pub fn tell(problems: &[String]) -> ExitCode {
+    problems.iter().for_each(|problem| eprintln!("ringlet: {}", printable(problem)));
+    ExitCode::from(u8::from(!problems.is_empty()))
+}
+
+pub fn name(program: &str, pid: u32) -> String {
+    format!("{}/{pid}", printable(program))
 }
 
 /// Maps an open memfd, to be read and written.
 fn map_again(file: &File, bytes: usize) -> anyhow::Result<Area> {
-    let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let file = open_again(file, OFlags::RDWR)?;
     // Memory that could shrink would kill us.
     let sealed = map::sealed_size(file.as_raw_fd()) == Ok(bytes);
     anyhow::ensure!(sealed, "it is of another ringlet");
     let mapped = map::map_shared(file.as_raw_fd(), bytes, true);
-    Ok(mapped.map_err(|error| std::io::Error::from_raw_os_error(error.0))?)
+    Ok(mapped.map_err(|error| io::Error::from_raw_os_error(error.0))?)
 }
 
 /// What a process records, mapped. The process writes into it while we look.
 pub struct LiveTap(Tap, File);
 
 impl LiveTap {
-    pub fn of(pid: u32) -> Option<LiveTap> {
-        let directory = PathBuf::from(format!("/proc/{pid}"));
-        let inner_pid = pid_in_own_namespace(&directory)?;
-        let files = memfds(&directory, TAP_MEMFD_NAME.to_str().ok()?);
-        let taps = files.filter_map(|path| open(&path)).filter_map(|file| {
-            map_again(&file, TAP_FILE_BYTES).ok().map(|area| LiveTap(Tap(area), file))
-        });
-        // A child by fork still has its parent's for a moment.
-        let is_own = |tap: &LiveTap| {
-            let head = tap.0.head();
-            head.magic.load(Relaxed) == TAP_MAGIC && head.pid.load(Relaxed) == inner_pid
-        };
-        taps.into_iter().find(is_own)
+    pub fn of(pid: u32) -> anyhow::Result<Option<LiveTap>> {
+        let found = patience::one(pid, |pid| TAP.find(pid))?.map_err(anyhow::Error::msg)?;
+        let Some(file) = found else { return Ok(None) };
+        let area = map_again(&file, TAP_FILE_BYTES)?;
+        Ok(Some(LiveTap(Tap(area), file)))
     }
 
     pub fn tap(&self) -> Tap {
@@ -119,8 +137,7 @@ impl LiveTap {
 
     /// Frees the pages of its cells.
     pub fn empty(&self) {
-        let path = format!("/proc/self/fd/{}", self.1.as_raw_fd());
-        if let Ok(file) = OpenOptions::new().write(true).open(path) {
+        if let Ok(file) = open_again(&self.1, OFlags::WRONLY) {
             let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let (from, bytes) = (TAP_HEAD_BYTES as u64, (TAP_FILE_BYTES - TAP_HEAD_BYTES) as u64);
             let _ = rustix::fs::fallocate(file, how, from, bytes);
@@ -137,7 +154,7 @@ impl Drop for LiveTap {
 }
 
 /// A process's page, mapped: it changes while we look.
-pub struct LivePage(Area);
+pub struct LivePage(Area, File);
 
 impl LivePage {
     pub fn header(&self) -> &ProcessHeader {
@@ -146,6 +163,14 @@ impl LivePage {
 
     pub fn slot(&self, index: usize) -> &SocketSlot {
         self.0.at(HEADER_BYTES + index.min(PROCESS_SLOT_COUNT - 1) * SLOT_BYTES)
+    }
+
+    /// The rows in use. Read from the file, since to look at a row that was never used would take memory, and ours at that.
+    pub fn used(&self) -> Vec<usize> {
+        let rows = rows(&self.1, PROCESS_FILE_BYTES).unwrap_or_default();
+        let rows = rows.chunks_exact(SLOT_BYTES).enumerate();
+        let used = rows.filter(|(_, row)| word_u32(row, offset_of!(SocketSlot, path)) != SLOT_FREE);
+        used.map(|(index, _)| index).collect()
     }
 }
 
@@ -157,77 +182,248 @@ impl Drop for LivePage {
     }
 }
 
+/// Processes, and what kept others from being seen.
+pub struct Seen {
+    pub processes: Vec<Process>,
+    pub problems: Vec<String>,
+}
+
 /// Every ringlet process that this user may look into, by pid. Those that end meanwhile are left out.
-pub fn all() -> anyhow::Result<Vec<Process>> {
+pub fn all() -> anyhow::Result<Seen> {
+    // Each page is a descriptor.
+    let limit = getrlimit(Resource::Nofile);
+    let _ =
+        setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit });
     let entries = fs::read_dir("/proc").context("cannot read /proc")?;
-    let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let pids: Vec<u32> =
+        entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let mut problems = Vec::new();
+    let mut pages = Vec::new();
     // Found first and read then, one right after the other: the two ends of a connection are compared.
-    let pages: Vec<Page> = names.filter_map(Page::find).collect();
+    for (pid, found) in patience::each(pids, Page::find) {
+        let why = match found {
+            Some(Ok(page)) => {
+                pages.extend(page);
+                continue;
+            }
+            Some(Err(why)) => why,
+            None => patience::LATE.to_owned(),
+        };
+        problems.push(format!("{} can't be seen: {why}", name(&program_of(pid), pid)));
+    }
     let mut processes: Vec<Process> = pages.into_iter().filter_map(Page::read).collect();
     processes.sort_by_key(|process| process.pid);
-    Ok(processes)
+    Ok(Seen { processes, problems })
+}
+
+/// Those of these processes that show a page of their own.
+pub fn that_show(pids: Vec<u32>) -> impl Iterator<Item = u32> {
+    let found = patience::each(pids, |pid| matches!(Page::find(pid), Ok(Some(_))));
+    found.into_iter().filter(|(_, shows)| *shows == Some(true)).map(|(pid, _)| pid)
 }
 
 /// The process `pid`, if it shows a page of its own.
-pub fn one(pid: u32) -> Option<Process> {
-    Page::find(pid)?.read()
-}
-
-fn program(directory: &Path) -> String {
-    let name = fs::read(directory.join("comm")).unwrap_or_default();
-    String::from_utf8_lossy(name.trim_ascii_end()).into_owned()
+pub fn one(pid: u32) -> anyhow::Result<Option<Process>> {
+    Ok(patience::one(pid, Page::find)?.map_err(anyhow::Error::msg)?.and_then(Page::read))
 }
 
 pub fn parent_of(pid: u32) -> Option<u32> {
-    status(&PathBuf::from(format!("/proc/{pid}")), "PPid:")
+    Status::of(&process(pid)).last("PPid:")
 }
 
 /// The kernel's short name for a process.
 pub fn program_of(pid: u32) -> String {
-    program(&PathBuf::from(format!("/proc/{pid}")))
+    let name = fs::read(process(pid).join("comm")).unwrap_or_default();
+    String::from_utf8_lossy(name.trim_ascii_end()).into_owned()
 }
 
 /// Has it ended, though its parent may not know yet?
 pub fn has_ended(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
-    state.is_none_or(|state| state.trim_start().starts_with(['Z', 'X']))
+    Status::of(&directory(pid)).has_ended()
 }
 
-/// The last number on a line of its status.
-fn status(directory: &Path, name: &str) -> Option<u32> {
-    let status = fs::read_to_string(directory.join("status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_ascii_whitespace().last()?.parse().ok()
+fn process(pid: u32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}"))
 }
 
-fn pid_in_own_namespace(directory: &Path) -> Option<u32> {
-    status(directory, "NSpid:")
+/// Where the kernel shows what a process has: when its first thread has ended, that one has nothing any more, and any other has all.
+pub fn directory(pid: u32) -> PathBuf {
+    let first = process(pid);
+    if !Status::of(&first).has_ended() {
+        return first;
+    }
+    let threads = fs::read_dir(first.join("task")).into_iter().flatten().flatten();
+    let mut threads = threads.map(|entry| Path::new("/proc").join(entry.file_name()));
+    threads.find(|thread| !Status::of(thread).has_ended()).unwrap_or(first)
 }
 
-/// The files of a process that may be its memfd of this name.
-fn memfds(directory: &Path, name: &str) -> impl Iterator<Item = PathBuf> {
-    let link = format!("/memfd:{name}");
-    let maps = fs::read(directory.join("maps")).unwrap_or_default();
-    let maps = String::from_utf8_lossy(&maps);
-    let ranges: Vec<&str> = maps
-        .lines()
-        .filter(|line| line.contains(&link))
-        .filter_map(|line| line.split_ascii_whitespace().next())
-        .collect();
-    // Most processes are none of ours: don't walk through their descriptors.
-    let directories =
-        if ranges.is_empty() { None } else { fs::read_dir(directory.join("fd")).ok() };
-    let descriptors = directories.into_iter().flatten().flatten().map(|entry| entry.path());
-    let descriptors: Vec<PathBuf> = descriptors
-        .filter(|path| {
+/// What /proc/PID/status says; the name in it may hold any byte.
+struct Status(Vec<u8>);
+
+impl Status {
+    fn of(directory: &Path) -> Status {
+        Status(fs::read(directory.join("status")).unwrap_or_default())
+    }
+
+    fn line(&self, name: &str) -> Option<&str> {
+        let lines = self.0.split(|byte| *byte == b'\n');
+        let mut found = lines.filter_map(|line| line.strip_prefix(name.as_bytes()));
+        found.next().and_then(|line| str::from_utf8(line).ok())
+    }
+
+    fn has_ended(&self) -> bool {
+        self.line("State:").is_none_or(|state| state.trim_start().starts_with(['Z', 'X']))
+    }
+
+    fn last(&self, name: &str) -> Option<u32> {
+        self.line(name)?.split_ascii_whitespace().last()?.parse().ok()
+    }
+
+    /// Its pid in its own namespace.
+    fn inner_pid(&self) -> Option<u32> {
+        self.last("NSpid:")
+    }
+}
+
+/// A memfd that a process makes and nobody else may make for it, and the words at its head.
+struct Kind {
+    name: &'static str,
+    magic: u64,
+    magic_at: usize,
+    pid_at: usize,
+}
+
+const PAGE: Kind = Kind {
+    name: PROCESS_MEMFD_NAME,
+    magic: PROCESS_MAGIC,
+    magic_at: offset_of!(ProcessHeader, magic),
+    pid_at: offset_of!(ProcessHeader, pid),
+};
+const TAP: Kind = Kind {
+    name: "ringlet-tap",
+    magic: TAP_MAGIC,
+    magic_at: offset_of!(TapHead, magic),
+    pid_at: offset_of!(TapHead, pid),
+};
+
+impl Kind {
+    /// None if the process has none; an error if it may have one that can't be had.
+    fn find(&self, pid: u32) -> Result<Option<File>, String> {
+        let Some(inner_pid) = Status::of(&process(pid)).inner_pid() else { return Ok(None) };
+        let owners = owners(pid);
+        let mut problem = None;
+        for path in self.paths(&directory(pid)) {
+            let opened = open_memfd(&path, &owners).and_then(|file| {
+                let Some(file) = file else { return Ok(None) };
+                Ok(Some((read(&file, 0, HEADER_BYTES)?, file)))
+            });
+            let (header, file) = match opened {
+                Ok(Some(opened)) => opened,
+                Ok(None) => continue,
+                Err(error) => {
+                    // The process has ended, or has let it go, or it is for root only.
+                    let fine = [ErrorKind::NotFound, ErrorKind::PermissionDenied];
+                    let fine =
+                        fine.contains(&error.kind()) || error.raw_os_error() == Some(libc::ESRCH);
+                    problem = problem.or((!fine).then(|| error.to_string()));
+                    continue;
+                }
+            };
+            // Between fork and its first socket call, a child still has its parent's, and later perhaps both.
+            if word_u32(&header, self.pid_at) != inner_pid {
+                continue;
+            }
+            match word_u64(&header, self.magic_at) {
+                magic if magic == self.magic => return Ok(Some(file)),
+                0 => {}
+                _ => problem = Some("it is of another ringlet".to_owned()),
+            }
+        }
+        problem.map_or(Ok(None), Err)
+    }
+
+    /// Where it may be: among what is mapped, which only root may open, and then among the descriptors, of which a program may have
+    /// closed that one. Nowhere in a process that has mapped nothing of that name, as most haven't.
+    fn paths(&self, directory: &Path) -> impl Iterator<Item = PathBuf> {
+        let link = format!("/memfd:{}", self.name);
+        let mapped = mapped_at(directory, link.as_bytes()).unwrap_or_default();
+        let descriptors = (!mapped.is_empty()).then(|| directory.join("fd")).into_iter();
+        let descriptors = descriptors.filter_map(|place| fs::read_dir(place).ok()).flatten();
+        let descriptors = descriptors.flatten().map(|entry| entry.path()).filter(move |path| {
             fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with(&link))
-        })
-        .collect();
-    // A program that closed the descriptor still has the mapping, which only root may open.
-    let mapped: Vec<PathBuf> =
-        ranges.iter().map(|range| directory.join("map_files").join(range)).collect();
-    descriptors.into_iter().chain(mapped)
+        });
+        let place = directory.join("map_files");
+        mapped.into_iter().map(move |range| place.join(range)).chain(descriptors)
+    }
+}
+
+/// The ranges of its memory that are mapped from a file whose name begins so.
+fn mapped_at(directory: &Path, name: &[u8]) -> io::Result<Vec<String>> {
+    let mut maps = BufReader::with_capacity(1 << 16, File::open(directory.join("maps"))?);
+    let (mut line, mut found) = (Vec::new(), Vec::new());
+    while maps.read_until(b'\n', &mut line)? > 0 {
+        // Range, permissions, offset, device, inode, name.
+        let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+        let range = fields.next().and_then(|range| str::from_utf8(range).ok());
+        if fields.nth(4).is_some_and(|field| field.starts_with(name)) {
+            found.extend(range.map(str::to_owned));
+        }
+        line.clear();
+    }
+    Ok(found)
+}
+
+/// The users whose memfd a process may hold for its own: itself, root, and the root of its user namespace, as which it may have begun.
+fn owners(pid: u32) -> Vec<u32> {
+    let numbers = |text: &str| -> Vec<u32> {
+        text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
+    };
+    let mut owners = vec![0];
+    owners.extend(Status::of(&process(pid)).line("Uid:").map(numbers).into_iter().flatten());
+    let map = fs::read_to_string(process(pid).join("uid_map")).unwrap_or_default();
+    owners.extend(
+        map.lines()
+            .map(numbers)
+            .filter(|each| each.first() == Some(&0))
+            .filter_map(|each| each.get(1).copied()),
+    );
+    owners
+}
+
+/// Opens a memfd that one of these users has made; None if it is something else.
+fn open_memfd(path: &Path, owners: &[u32]) -> io::Result<Option<File>> {
+    // KERNEL: to find a file is not to open it: no FIFO waits for its other end, no lease is broken, no server of files is asked.
+    let place = File::from(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+    let about = about(&place)?;
+    let is_file = u32::from(about.stx_mode) & libc::S_IFMT == libc::S_IFREG;
+    let is_memory = (about.stx_dev_major, about.stx_dev_minor) == memory_device()?;
+    if !(is_file && is_memory && owners.contains(&about.stx_uid)) {
+        return Ok(None);
+    }
+    open_again(&place, OFlags::RDONLY).map(Some)
+}
+
+fn about(file: &File) -> io::Result<rustix::fs::Statx> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    Ok(rustix::fs::statx(file, c"", flags, StatxFlags::BASIC_STATS)?)
+}
+
+/// The kernel's own file system, on which all memfds are and to which nobody gives names.
+fn memory_device() -> io::Result<(u32, u32)> {
+    static DEVICE: OnceLock<(u32, u32)> = OnceLock::new();
+    if let Some(known) = DEVICE.get() {
+        return Ok(*known);
+    }
+    let memfd = File::from(rustix::fs::memfd_create("ringlet", MemfdFlags::CLOEXEC)?);
+    let about = about(&memfd)?;
+    Ok(*DEVICE.get_or_init(|| (about.stx_dev_major, about.stx_dev_minor)))
+}
+
+/// Opens an open file again. Its holder may have taken a lease, for which we do not wait.
+fn open_again(file: &File, access: OFlags) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?))
 }
 
 /// The open page of a process.
@@ -238,54 +434,60 @@ struct Page {
 }
 
 impl Page {
-    fn find(pid: u32) -> Option<Page> {
-        let directory = PathBuf::from(format!("/proc/{pid}"));
-        let inner_pid = pid_in_own_namespace(&directory)?;
-        // Between fork and its first socket call, a child still has its parent's page, and later perhaps both.
-        let is_own = |file: &File| {
-            read(file, 0, HEADER_BYTES).is_some_and(|header| {
-                word_u64(&header, offset_of!(ProcessHeader, magic)) == PROCESS_MAGIC
-                    && word_u32(&header, offset_of!(ProcessHeader, pid)) == inner_pid
-            })
-        };
-        let files = memfds(&directory, PROCESS_MEMFD_NAME);
-        let file = files.filter_map(|path| open(&path)).find(is_own)?;
-        Some(Page { pid, program: program(&directory), file })
+    fn find(pid: u32) -> Result<Option<Page>, String> {
+        let found = PAGE.find(pid)?;
+        Ok(found.map(|file| Page { pid, program: program_of(pid), file }))
     }
 
     fn read(self) -> Option<Process> {
         let length = usize::try_from(self.file.metadata().ok()?.len()).ok()?;
-        let room = length.checked_sub(HEADER_BYTES)? / SLOT_BYTES;
-        let header = read(&self.file, 0, HEADER_BYTES)?;
-        let used = word_u32(&header, offset_of!(ProcessHeader, slots_used)) as usize;
-        let used = used.min(room).min(PROCESS_SLOT_COUNT);
-        let slots = read(&self.file, HEADER_BYTES, used * SLOT_BYTES)?;
+        let header = read(&self.file, 0, HEADER_BYTES).ok()?;
+        let rows = rows(&self.file, length)?;
+        let directory = directory(self.pid);
+        let rows = rows.chunks_exact(SLOT_BYTES).enumerate().map(slot);
+        let mut slots: Vec<Slot> = rows.filter(|slot| slot.path != SLOT_FREE).collect();
+        // Of the rows of one socket the last one counts: the program may have closed an earlier one by a system call of its own. What is
+        // no socket tells nothing.
+        slots.sort_by_key(|slot| Reverse(slot.number));
+        let (mut descriptors, mut inodes) = (HashSet::new(), HashSet::new());
+        slots.retain_mut(|slot| {
+            descriptors.insert(slot.fd)
+                && sockets::inode(&directory, slot.fd).is_some_and(|inode| {
+                    slot.inode = inode;
+                    inodes.insert(inode)
+                })
+        });
+        slots.sort_by_key(|slot| slot.index);
+        slots.shrink_to_fit();
         Some(Process {
             pid: self.pid,
             program: self.program,
             refused: word_u64(&header, offset_of!(ProcessHeader, refused)),
-            slots: slots.chunks_exact(SLOT_BYTES).enumerate().map(slot).collect(),
+            slots,
+            directory,
             page: self.file,
         })
     }
 }
 
-fn open(path: &Path) -> Option<File> {
-    // Anybody may give the name of our page to a FIFO, whose opening must not block us.
-    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
-    file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
+/// The rows of a page of this length that were ever used, as they are now.
+fn rows(file: &File, length: usize) -> Option<Vec<u8>> {
+    let room = length.checked_sub(HEADER_BYTES)? / SLOT_BYTES;
+    let header = read(file, 0, HEADER_BYTES).ok()?;
+    let used = word_u32(&header, offset_of!(ProcessHeader, slots_used)) as usize;
+    read(file, HEADER_BYTES, used.min(room).min(PROCESS_SLOT_COUNT) * SLOT_BYTES).ok()
 }
 
-fn read(file: &File, offset: usize, length: usize) -> Option<Vec<u8>> {
+fn read(file: &File, offset: usize, length: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length];
-    file.read_exact_at(&mut bytes, offset as u64).ok()?;
-    Some(bytes)
+    file.read_exact_at(&mut bytes, offset as u64)?;
+    Ok(bytes)
 }
 
 fn slot((index, bytes): (usize, &[u8])) -> Slot {
     Slot {
         index,
+        inode: 0,
         path: word_u32(bytes, offset_of!(SocketSlot, path)),
         reason: word_u32(bytes, offset_of!(SocketSlot, reason)),
         fd: word_u32(bytes, offset_of!(SocketSlot, fd)).cast_signed(),

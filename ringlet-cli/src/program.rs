@@ -3,7 +3,7 @@
 use std::fs::{File, Metadata};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::{ffi::OsStr, io};
 
@@ -11,7 +11,9 @@ use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::ReadCache;
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind};
-use rustix::fs::{Access, StatVfsMountFlags};
+use rustix::fs::{Access, OFlags, StatVfsMountFlags};
+
+use crate::table::printable;
 
 /// The kernel follows at most this many scripts that are interpreters of scripts.
 const SCRIPT_DEPTH_MAX: usize = 5;
@@ -74,8 +76,15 @@ pub fn inspect(path: &Path, arguments: &[&OsStr]) -> Reach {
     inspect_to_depth(path, arguments, SCRIPT_DEPTH_MAX)
 }
 
+/// A file; what is none, such as a FIFO, might keep us waiting and is not for the kernel to run.
+fn open(path: &Path) -> Option<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
+    file.metadata().is_ok_and(|metadata| metadata.is_file()).then_some(file)
+}
+
 fn inspect_to_depth(path: &Path, arguments: &[&OsStr], depth: usize) -> Reach {
-    let Ok(mut file) = File::open(path) else { return Reach::Reached };
+    let Some(mut file) = open(path) else { return Reach::Reached };
     let mut start = Vec::new();
     if (&mut file).take(SCRIPT_LINE_MAX_BYTES).read_to_end(&mut start).is_err() {
         return Reach::Reached;
@@ -119,8 +128,7 @@ fn program_of_env<'a>(arguments: &'a [&'a OsStr]) -> Option<(&'a OsStr, &'a [&'a
 
 pub fn is_elf(path: &Path) -> bool {
     let mut magic = [0; elf::ELFMAG.len()];
-    File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok()
-        && magic == elf::ELFMAG
+    open(path).is_some_and(|mut file| file.read_exact(&mut magic).is_ok()) && magic == elf::ELFMAG
 }
 
 fn inspect_elf(file: File) -> object::read::Result<Reach> {
@@ -173,6 +181,10 @@ fn inspect_loader<H: FileHeader<Endian = Endianness>>(
         if segment.p_type(endian) != elf::PT_INTERP {
             continue;
         }
+        // KERNEL: it takes no longer name.
+        if segment.p_filesz(endian).into() > libc::PATH_MAX as u64 {
+            break;
+        }
         let Ok(loader) = segment.data(endian, data) else { break };
         let loader = Path::new(OsStr::from_bytes(loader.strip_suffix(b"\0").unwrap_or(loader)));
         let name = loader.file_name().unwrap_or_default().as_bytes();
@@ -181,7 +193,8 @@ fn inspect_loader<H: FileHeader<Endian = Endianness>>(
         } else if name.starts_with(b"ld-musl") {
             Reach::Unreached("it is linked with musl, while ringlet needs glibc".into())
         } else {
-            Reach::Unreached(format!("its loader {} is not glibc's", loader.display()))
+            let loader = printable(&loader.to_string_lossy());
+            Reach::Unreached(format!("its loader {loader} is not glibc's"))
         });
     }
     Ok(Reach::ChildrenOnly("it is statically linked".into()))

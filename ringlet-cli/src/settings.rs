@@ -6,10 +6,12 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, ValueHint};
 use ringlet::config::{Config, FILE_ENVIRONMENT, FILE_MAX_BYTES, KEYS, Key, NotRead, Origin};
+use rustix::fs::OFlags;
 
 /// Variables that begin with `RINGLET_` and are no key of the table.
 pub const LIBRARY_ENVIRONMENT: &str = "RINGLET_LIBRARY";
@@ -32,7 +34,10 @@ impl Settings {
         let mut file = None;
         let mut read = |path: &CStr, buffer: &mut [u8]| {
             let path = PathBuf::from(OsStr::from_bytes(path.to_bytes()));
-            let length = File::open(&path).and_then(|opened| read_up_to(opened, buffer));
+            // Whatever it is, it doesn't keep us waiting.
+            let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+            let opened = File::options().read(true).custom_flags(flags).open(&path);
+            let length = opened.and_then(|opened| read_up_to(opened, buffer));
             let length = length.map_err(|error| match error.kind() {
                 ErrorKind::NotFound | ErrorKind::NotADirectory => NotRead::Missing,
                 _ => NotRead::Unreadable,

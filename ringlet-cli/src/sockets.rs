@@ -1,16 +1,20 @@
-//! What the kernel knows of TCP, UDP and Unix sockets, from /proc.
+//! What the kernel knows of sockets: of TCP and UDP from /proc, of Unix sockets from its socket table, since their names may hold
+//! whatever would forge a line of text.
 
 use std::collections::HashMap;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::str::FromStr;
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
+use crate::namespaces;
 use crate::table::printable;
 
-/// One line of /proc/net/tcp, tcp6, udp, udp6 or unix.
+/// One socket of those tables.
 #[derive(Clone)]
 pub struct KernelSocket {
     pub protocol: Protocol,
@@ -28,9 +32,48 @@ pub enum End {
     Internet(SocketAddr),
     /// The name that it is bound to, if it is to one, and its number, if that is known.
     Unix {
-        name: Option<String>,
+        name: Option<Name>,
         inode: Option<u64>,
     },
+}
+
+/// The name of a Unix socket, which may hold any byte but that it is not text: an abstract one begins with a zero byte.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Name(Vec<u8>);
+
+impl Name {
+    /// As the kernel has it.
+    pub fn new(bytes: &[u8]) -> Name {
+        let is_abstract = bytes.first() == Some(&0);
+        Name(if is_abstract { bytes } else { bytes.strip_suffix(&[0]).unwrap_or(bytes) }.to_vec())
+    }
+
+    /// Is it meant by this word? Either as it is, with an @ for the first byte of an abstract one, or as it is shown.
+    pub fn is(&self, word: &str) -> bool {
+        let bytes = match self.0.split_first() {
+            Some((0, rest)) => word.strip_prefix('@').is_some_and(|word| word.as_bytes() == rest),
+            _ => word.as_bytes() == self.0,
+        };
+        bytes || self.to_string() == word
+    }
+}
+
+/// Text, with \xNN for each byte that is none; so no two names look alike.
+impl fmt::Display for Name {
+    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        let bytes = match self.0.split_first() {
+            Some((0, rest)) => {
+                out.write_char('@')?;
+                rest
+            }
+            _ => &self.0,
+        };
+        for chunk in bytes.utf8_chunks() {
+            out.write_str(&chunk.valid().replace('\\', "\\\\"))?;
+            chunk.invalid().iter().try_for_each(|byte| write!(out, "\\x{byte:02x}"))?;
+        }
+        Ok(())
+    }
 }
 
 /// What both ends of a connection know an end by.
@@ -77,7 +120,7 @@ impl Serialize for End {
                 fields.serialize_field("port", &end.port())?;
             }
             End::Unix { name, inode } => {
-                fields.serialize_field("unix", name)?;
+                fields.serialize_field("unix", &name.as_ref().map(Name::to_string))?;
                 fields.serialize_field("inode", inode)?;
             }
         }
@@ -90,7 +133,8 @@ impl fmt::Display for End {
         match self {
             End::Internet(end) => write!(out, "{end}"),
             End::Unix { name, inode } => {
-                write!(out, "{}", printable(name.as_deref().unwrap_or("*")))?;
+                let name = name.as_ref().map_or_else(|| "*".to_owned(), Name::to_string);
+                write!(out, "{}", printable(&name))?;
                 inode.map_or(Ok(()), |inode| write!(out, " {inode}"))
             }
         }
@@ -123,41 +167,106 @@ pub enum Protocol {
     Seqpacket,
 }
 
+/// The sockets of a network namespace by inode.
+#[derive(Default)]
+pub struct SocketTable {
+    sockets: HashMap<u64, KernelSocket>,
+    /// What could not be read.
+    pub problem: Option<String>,
+}
+
+impl SocketTable {
+    /// Those of the process that is shown in this directory.
+    pub fn read(directory: &Path) -> SocketTable {
+        let mut table = SocketTable::default();
+        for (file, protocol) in [
+            ("tcp", Protocol::Tcp),
+            ("tcp6", Protocol::Tcp),
+            ("udp", Protocol::Udp),
+            ("udp6", Protocol::Udp),
+        ] {
+            match fs::read_to_string(directory.join("net").join(file)) {
+                Ok(text) => {
+                    let lines = text.lines().filter_map(|line| parse_line(line, protocol));
+                    table.sockets.extend(lines);
+                }
+                // A kernel without IPv6.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && file.ends_with('6') => {}
+                Err(error) => table.note(file, &error),
+            }
+        }
+        let read = unix_sockets(directory, &mut |socket| {
+            table.sockets.insert(socket.inode.into(), unix(socket));
+        });
+        if let Err(error) = read {
+            table.note("Unix", &error);
+        }
+        table
+    }
+
+    fn note(&mut self, what: &str, error: &io::Error) {
+        self.problem = Some(format!("the {what} sockets there can't be listed: {error}"));
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &KernelSocket)> {
+        self.sockets.iter().map(|(inode, socket)| (*inode, socket))
+    }
+
+    /// A socket; of a Unix socket's other end also the name.
+    pub fn find(&self, inode: u64) -> Option<KernelSocket> {
+        let mut socket = self.sockets.get(&inode)?.clone();
+        if let End::Unix { name, inode: Some(number) } = &mut socket.peer {
+            let other = self.sockets.get(number).map(|other| &other.local);
+            if let Some(End::Unix { name: bound, .. }) = other {
+                name.clone_from(bound);
+            }
+        }
+        Some(socket)
+    }
+}
+
 /// The tables of the network namespaces met so far: each is read once, so that one look shows one moment.
 #[derive(Default)]
-pub struct SocketTables(HashMap<String, HashMap<u64, KernelSocket>>);
+pub struct SocketTables(HashMap<String, SocketTable>);
 
 impl SocketTables {
-    /// The name of the network namespace of `pid`, and its sockets by inode.
-    pub fn of(&mut self, pid: u32) -> (String, &HashMap<u64, KernelSocket>) {
-        let name = fs::read_link(format!("/proc/{pid}/ns/net"))
-            .map_or_else(|_| format!("pid {pid}"), |link| link.to_string_lossy().into_owned());
-        let table = self.0.entry(name.clone()).or_insert_with(|| {
-            let files = [
-                ("tcp", Protocol::Tcp),
-                ("tcp6", Protocol::Tcp),
-                ("udp", Protocol::Udp),
-                ("udp6", Protocol::Udp),
-                ("unix", Protocol::Unix),
-            ];
-            let mut sockets = HashMap::new();
-            for (file, protocol) in files {
-                let text = fs::read_to_string(format!("/proc/{pid}/net/{file}"));
-                let text = text.unwrap_or_default();
-                sockets.extend(text.lines().filter_map(|line| match protocol {
-                    Protocol::Unix => parse_unix_line(line),
-                    _ => parse_line(line, protocol),
-                }));
-            }
-            sockets
-        });
+    /// The name of the network namespace of the process that is shown in this directory, and its sockets.
+    pub fn of(&mut self, directory: &Path) -> (String, &SocketTable) {
+        let name = fs::read_link(directory.join("ns/net")).map_or_else(
+            |_| directory.to_string_lossy().into_owned(),
+            |link| link.to_string_lossy().into_owned(),
+        );
+        let table = self.0.entry(name.clone()).or_insert_with(|| SocketTable::read(directory));
         (name, table)
     }
 }
 
-/// The inode of a descriptor, if it is a socket.
-pub fn inode(pid: u32, fd: i32) -> Option<u64> {
-    let link = fs::read_link(format!("/proc/{pid}/fd/{fd}")).ok()?;
+fn unix_sockets(
+    directory: &Path,
+    each: &mut dyn FnMut(&ringlet_linux::diag::UnixSocket),
+) -> io::Result<()> {
+    let socket = namespaces::diag_socket(directory)?;
+    let mut room = Box::new([0; ringlet_linux::diag::LIST_BYTES]);
+    ringlet_linux::diag::unix_sockets(std::os::fd::AsRawFd::as_raw_fd(&socket), &mut room, each)
+        .map_err(|error| io::Error::from_raw_os_error(error.0))
+}
+
+fn unix(socket: &ringlet_linux::diag::UnixSocket) -> KernelSocket {
+    const SOCK_SEQPACKET: u8 = 5;
+    let inode = Some(socket.inode.into());
+    KernelSocket {
+        protocol: if socket.kind == SOCK_SEQPACKET { Protocol::Seqpacket } else { Protocol::Unix },
+        state: state_name(socket.state),
+        local: End::Unix { name: socket.name.map(Name::new), inode },
+        peer: End::Unix { name: None, inode: socket.peer.filter(|peer| *peer != 0).map(u64::from) },
+        send_queue_bytes: None,
+        receive_queue_bytes: None,
+    }
+}
+
+/// The inode of a descriptor of the process that is shown in this directory, if it is a socket.
+pub fn inode(directory: &Path, fd: i32) -> Option<u64> {
+    let link = fs::read_link(directory.join(format!("fd/{fd}"))).ok()?;
     link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
@@ -175,55 +284,6 @@ fn parse_line(line: &str, protocol: Protocol) -> Option<(u64, KernelSocket)> {
         receive_queue_bytes: Some(u64::from_str_radix(receive, 16).ok()?),
     };
     Some((inode.parse().ok()?, socket))
-}
-
-/// `num: references protocol flags type state inode name`; the name may be missing, or hold blanks.
-fn parse_unix_line(line: &str) -> Option<(u64, KernelSocket)> {
-    const ACCEPTS: u32 = 1 << 16;
-    const SOCK_SEQPACKET: u8 = 5;
-    let (_, rest) = line.split_once(": ")?;
-    let mut rest = rest;
-    let mut next = || {
-        let (field, left) = rest.trim_start().split_once(' ').unwrap_or((rest.trim_start(), ""));
-        rest = left;
-        field
-    };
-    let (_, _, flags, kind, state, inode) = (next(), next(), next(), next(), next(), next());
-    let packets = u8::from_str_radix(kind, 16).ok()? == SOCK_SEQPACKET;
-    let state = match (u32::from_str_radix(flags, 16).ok()?, u8::from_str_radix(state, 16).ok()?) {
-        (flags, _) if flags & ACCEPTS != 0 => LISTENING,
-        (_, 3) => "ESTAB",
-        _ => UNCONNECTED,
-    };
-    let inode = inode.parse().ok()?;
-    let name = (!rest.is_empty()).then(|| rest.to_owned());
-    let socket = KernelSocket {
-        protocol: if packets { Protocol::Seqpacket } else { Protocol::Unix },
-        state,
-        local: End::Unix { name, inode: Some(inode) },
-        peer: End::Unix { name: None, inode: None },
-        send_queue_bytes: None,
-        receive_queue_bytes: None,
-    };
-    Some((inode, socket))
-}
-
-/// A socket; the other end of a Unix socket is asked for, which works in this network namespace only.
-pub fn find(table: &HashMap<u64, KernelSocket>, inode: u64) -> Option<KernelSocket> {
-    let mut socket = table.get(&inode)?.clone();
-    if let End::Unix { name, inode: number } = &mut socket.peer {
-        *number = unix_peer(inode);
-        let other = number.and_then(|number| table.get(&number));
-        if let Some(KernelSocket { local: End::Unix { name: bound, .. }, .. }) = other {
-            name.clone_from(bound);
-        }
-    }
-    Some(socket)
-}
-
-fn unix_peer(inode: u64) -> Option<u64> {
-    let peer = ringlet_linux::diag::unix_peer(u32::try_from(inode).ok()?).ok()?;
-    (peer != 0).then_some(peer.into())
 }
 
 /// Words of an address in the machine's byte order, a colon, the port.
@@ -297,26 +357,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_unix_sockets_are_read() {
-        let of =
-            |line| parse_unix_line(line).map(|(inode, socket)| (inode, socket.state, socket.local));
-        let protocol = |line| parse_unix_line(line).map(|(_, socket)| socket.protocol);
-        let name = |name: &str| Some(name.to_owned());
-        assert_eq!(
-            of("0000000000000000: 00000002 00000000 00010000 0001 01 11533 /run/a b"),
-            Some((11533, "LISTEN", End::Unix { name: name("/run/a b"), inode: Some(11533) }))
-        );
-        assert_eq!(
-            of("ffff: 00000003 00000000 00000000 0001 03    42 @name"),
-            Some((42, "ESTAB", End::Unix { name: name("@name"), inode: Some(42) }))
-        );
-        assert_eq!(
-            of("0000000000000000: 00000003 00000000 00000000 0001 03 43"),
-            Some((43, "ESTAB", End::Unix { name: None, inode: Some(43) }))
-        );
-        let packets = "0000000000000000: 00000003 00000000 00000000 0005 03 44 /run/packets";
-        assert!(protocol(packets) == Some(Protocol::Seqpacket));
-        assert!(protocol(&packets.replace("0005", "0001")) == Some(Protocol::Unix));
-        assert!(of("Num       RefCount Protocol Flags    Type St Inode Path").is_none());
+    fn names_of_unix_sockets_are_told_apart() {
+        let shown = |bytes: &[u8]| Name::new(bytes).to_string();
+        assert_eq!(shown(b"/run/a b\0"), "/run/a b");
+        assert_eq!(shown(b"\0name\0"), "@name\0");
+        assert_eq!(shown(b"/\xff\xe2\x82\xac"), "/\\xff\u{20ac}");
+        assert_eq!(shown(b"/\\xff"), "/\\\\xff");
+        assert!(Name::new(b"/\\xff").is("/\\xff") && !Name::new(b"/\\xff").is("@/\\xff"));
+        assert!(Name::new(b"/\xff\0").is("/\\xff") && Name::new(b"\0a").is("@a"));
+        assert!(!Name::new(b"@a\0").is("a"));
     }
 }

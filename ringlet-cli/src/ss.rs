@@ -11,17 +11,17 @@ use ringlet_core::view::{PATH_KERNEL, PATH_MOVING, PATH_RING};
 use serde::Serialize;
 use wildmatch::WildMatch;
 
-use crate::processes::{self, Process, Slot};
-use crate::sockets::{
-    self, End, KernelSocket, Key, LISTENING, Protocol, SocketTables, UNCONNECTED,
-};
-use crate::table::{self, printable};
+use crate::processes::{self, Process, Seen, Slot};
+use crate::sockets::{End, KernelSocket, Key, LISTENING, Protocol, SocketTables, UNCONNECTED};
+use crate::table;
 
 /// Show the connections of ringlet programs: which are in shared memory, and why others are not
 ///
 /// Shows the programs of this user, or of all users to root. Queues of a connection in shared memory are those of its
 /// rings, and are known if the other end can be seen too; while it is busy they are a little off, since its ends are read
 /// one after the other. Ring-In and Ring-Out count bytes through shared memory.
+///
+/// Exit status 1: something could not be seen.
 #[derive(clap::Args)]
 pub struct SsArgs {
     /// Only programs with this in their name; * and ? match as in a shell
@@ -95,6 +95,8 @@ impl Path {
 struct Report {
     connections: Vec<Connection>,
     processes: Vec<Summary>,
+    /// What could not be seen.
+    problems: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -132,13 +134,13 @@ pub struct Joined<'p> {
     pub slot: &'p Slot,
     path: Path,
     pub namespace: String,
-    /// None for a socket that is bound to nothing, which the kernel's table doesn't list.
+    /// None for a socket that the kernel's table doesn't list: one that is bound to nothing.
     pub socket: Option<KernelSocket>,
 }
 
 pub fn run(args: SsArgs) -> anyhow::Result<ExitCode> {
-    let processes = processes::all()?;
-    let joined = join(&processes);
+    let Seen { processes, mut problems } = processes::all()?;
+    let joined = join(&processes, &mut problems);
     let rings = RingEnds::of(&joined);
     let shown = joined.iter().filter(|each| args.wants(each));
     let connections: Vec<Connection> = shown.map(|each| connection(each, &rings)).collect();
@@ -148,13 +150,13 @@ pub fn run(args: SsArgs) -> anyhow::Result<ExitCode> {
         program: process.program.clone(),
         refused: process.refused,
     });
-    let report = Report { connections, processes: summaries.collect() };
+    let report = Report { connections, processes: summaries.collect(), problems };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        table::json(&report)?;
     } else {
         print(&report, args.explain, joined.len());
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(processes::tell(&report.problems))
 }
 
 impl SsArgs {
@@ -190,19 +192,22 @@ impl SsArgs {
     }
 }
 
-pub fn join(processes: &[Process]) -> Vec<Joined<'_>> {
+/// What is shown with what the kernel knows; adds what that could not tell to the problems.
+pub fn join<'p>(processes: &'p [Process], problems: &mut Vec<String>) -> Vec<Joined<'p>> {
     let mut tables = SocketTables::default();
     let mut joined = Vec::new();
     for process in processes {
-        let (namespace, table) = tables.of(process.pid);
+        let (namespace, table) = tables.of(&process.directory);
+        let mut problem = None;
         for slot in &process.slots {
             let Some(path) = Path::from_u32(slot.path) else { continue };
-            // The program may have closed it by a system call of its own.
-            let Some(inode) = sockets::inode(process.pid, slot.fd) else { continue };
-            let socket = sockets::find(table, inode);
-            let namespace = namespace.clone();
-            joined.push(Joined { process, slot, path, namespace, socket });
+            let socket = table.find(slot.inode);
+            if socket.is_none() {
+                problem = table.problem.as_ref();
+            }
+            joined.push(Joined { process, slot, path, namespace: namespace.clone(), socket });
         }
+        problems.extend(problem.map(|why| format!("{}: {why}", process.name())));
     }
     joined
 }
@@ -299,9 +304,8 @@ fn print(report: &Report, explain: bool, tracked: usize) {
     }
     for process in report.processes.iter().filter(|process| process.refused > 0) {
         println!(
-            "{}/{} left {} sockets to the kernel for want of slots, memory or descriptors.",
-            printable(&process.program),
-            process.pid,
+            "{} left {} sockets to the kernel for want of slots, memory or descriptors.",
+            processes::name(&process.program, process.pid),
             process.refused
         );
     }
@@ -327,7 +331,7 @@ fn row(each: &Connection, explain: bool) -> Vec<Cell> {
         number(each.send_queue_bytes),
         address(&each.local),
         address(&each.peer),
-        Cell::new(format!("{}/{}", printable(&each.program), each.pid)),
+        Cell::new(processes::name(&each.program, each.pid)),
         Cell::new(each.path.name()).fg(each.path.color()),
         Cell::new(each.reason.as_deref().unwrap_or("-")),
         number(Some(each.ring_in_bytes)),

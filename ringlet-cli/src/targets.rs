@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::str::FromStr;
 
-use crate::processes::{self, Process, Slot};
+use ringlet_core::view::PATH_KERNEL;
+
+use crate::processes::{self, Process, Seen, Slot};
 use crate::sockets::{self, KernelSocket, Key, LISTENING, Protocol, UNCONNECTED};
 use crate::ss::{Joined, join};
 
@@ -55,7 +57,7 @@ impl Targets {
     fn names_socket(&self, socket: &KernelSocket) -> bool {
         let (local, peer) = (socket.local.key(), socket.peer.key());
         let is_bound = |end: &sockets::End, wanted: &String| match end {
-            sockets::End::Unix { name, .. } => name.as_ref() == Some(wanted),
+            sockets::End::Unix { name, .. } => name.as_ref().is_some_and(|name| name.is(wanted)),
             sockets::End::Internet(_) => false,
         };
         self.targets.iter().any(|target| match target {
@@ -68,19 +70,21 @@ impl Targets {
 
     /// What is meant, with all ends and holders that can be seen.
     pub fn find(&self) -> anyhow::Result<Found> {
-        let processes = processes::all()?;
+        let Seen { processes, mut problems } = processes::all()?;
         let mut connections: Vec<Connection> = Vec::new();
         let mut places: HashMap<Ends, usize> = HashMap::new();
-        for each in join(&processes) {
+        for each in join(&processes, &mut problems) {
             // A UDP socket needs no connection to be in use.
-            let is_used = |socket: &&KernelSocket| {
-                socket.protocol == Protocol::Udp
-                    || ![LISTENING, UNCONNECTED].contains(&socket.state)
+            let is_idle = |socket: &KernelSocket| {
+                socket.protocol != Protocol::Udp && [LISTENING, UNCONNECTED].contains(&socket.state)
             };
-            let Some(socket) = each.socket.as_ref().filter(is_used) else { continue };
-            let named = self.names_socket(socket);
-            let place = *places.entry(Ends::of(&each, socket)).or_insert_with(|| {
-                connections.push(Connection::new(socket));
+            if each.socket.as_ref().is_some_and(is_idle) {
+                continue;
+            }
+            let Some(ends) = Ends::of(&each) else { continue };
+            let named = each.socket.as_ref().is_some_and(|socket| self.names_socket(socket));
+            let place = *places.entry(ends.clone()).or_insert_with(|| {
+                connections.push(Connection::new(ends, each.socket.as_ref()));
                 connections.len() - 1
             });
             let connection = &mut connections[place];
@@ -89,35 +93,50 @@ impl Targets {
             connection.ends.push(End {
                 pid: each.process.pid,
                 program: each.process.program.clone(),
-                accepts: socket.local.key() != connection.local,
+                accepts: each.socket.is_some_and(|socket| socket.local.key() != connection.local),
                 slot: each.slot.clone(),
                 chosen: named || self.names(each.process),
             });
         }
         connections.retain(|connection| connection.chosen);
-        Ok(Found { processes, connections })
+        Ok(Found { processes, connections, problems })
     }
 }
 
 pub struct Found {
     pub processes: Vec<Process>,
     pub connections: Vec<Connection>,
+    pub problems: Vec<String>,
 }
 
-/// The two ends in one order, within their network namespace.
-#[derive(PartialEq, Eq, Hash)]
-struct Ends(String, Protocol, Key, Key);
+/// By which the two ends of a connection are found to be of one.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub enum Ends {
+    /// In one order, within their network namespace.
+    Known(String, Protocol, Key, Key),
+    /// The kernel's table doesn't list the socket, of this number, though its process shows that it shares memory with another.
+    Unlisted(u64),
+}
 
 impl Ends {
-    fn of(each: &Joined, socket: &KernelSocket) -> Ends {
-        let (local, peer) = (socket.local.key(), socket.peer.key());
-        Ends(each.namespace.clone(), socket.protocol, local.min(peer), local.max(peer))
+    fn of(each: &Joined) -> Option<Ends> {
+        Some(match &each.socket {
+            Some(socket) => {
+                let (local, peer) = (socket.local.key(), socket.peer.key());
+                let (one, other) = (local.min(peer), local.max(peer));
+                Ends::Known(each.namespace.clone(), socket.protocol, one, other)
+            }
+            None if each.slot.path != PATH_KERNEL => Ends::Unlisted(each.slot.inode),
+            None => return None,
+        })
     }
 }
 
 /// A connection, and the rows in which processes show it: its two ends, and whoever shares one of them.
 pub struct Connection {
-    pub protocol: Protocol,
+    pub identity: Ends,
+    /// None if it is not listed.
+    pub protocol: Option<Protocol>,
     pub local: Key,
     pub peer: Key,
     pub ends: Vec<End>,
@@ -136,15 +155,33 @@ pub struct End {
     pub chosen: bool,
 }
 
+impl End {
+    pub fn name(&self) -> String {
+        processes::name(&self.program, self.pid)
+    }
+}
+
 impl Connection {
-    fn new(socket: &KernelSocket) -> Connection {
-        let (local, peer) = (socket.local.key(), socket.peer.key());
-        let protocol = socket.protocol;
-        Connection { protocol, local, peer, ends: Vec::new(), named: false, chosen: false }
+    fn new(identity: Ends, socket: Option<&KernelSocket>) -> Connection {
+        let keys = socket.map(|socket| (socket.local.key(), socket.peer.key()));
+        let (local, peer) = keys.unwrap_or((Key::Unix(0), Key::Unix(0)));
+        let protocol = socket.map(|socket| socket.protocol);
+        Connection {
+            identity,
+            protocol,
+            local,
+            peer,
+            ends: Vec::new(),
+            named: false,
+            chosen: false,
+        }
     }
 
     pub fn name(&self) -> String {
-        format!("{}-{}", self.local, self.peer)
+        match self.identity {
+            Ends::Known(..) => format!("{}-{}", self.local, self.peer),
+            Ends::Unlisted(inode) => format!("socket {inode}"),
+        }
     }
 
     /// Are both its ends among those that can be seen?

@@ -96,8 +96,10 @@ pub enum Found<'a> {
     Nothing,
     /// Claimed, and being written.
     Unfinished,
-    /// Given up, or not to be had.
+    /// Given up.
     Lost,
+    /// More was claimed than there is room for: no sane writer does.
+    Astray,
     Piece(&'a Cell),
 }
 
@@ -174,8 +176,8 @@ impl Tap {
         let ahead = self.head().head.load(Ordering::Acquire).wrapping_sub(place);
         match ahead {
             0 => return Found::Nothing,
-            // No sane writer: it waits for `tail`.
-            _ if ahead > CELL_COUNT => return Found::Lost,
+            // A sane one waits for `tail`.
+            _ if ahead > CELL_COUNT => return Found::Astray,
             _ => {}
         }
         let cell = self.cell(place);

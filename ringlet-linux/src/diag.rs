@@ -55,8 +55,10 @@ struct UnixRequest {
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NO_COOKIE: [u32; 2] = [u32::MAX; 2];
 /// linux/unix_diag.h: what to tell, and the attributes that tell it.
+const SHOW_NAME: u32 = 1;
 const SHOW_PEER: u32 = 4;
 const SHOW_UID: u32 = 64;
+const ATTRIBUTE_NAME: u16 = 0;
 const ATTRIBUTE_PEER: u16 = 2;
 const ATTRIBUTE_UID: u16 = 7;
 /// include/net/tcp_states.h.
@@ -77,34 +79,69 @@ pub fn far_owner(ends: &Ends) -> Sys<Owner> {
     }
 }
 
-/// Asks for one socket. Returns how long the answer is, which is sound as far as its header goes.
-fn ask<R>(request: R, answer: &mut [u8]) -> Sys<usize> {
+/// A socket by which the kernel is asked for the sockets of this network namespace.
+pub fn open() -> Sys<i32> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_socket, libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG) }
+        .map(|socket| socket as i32)
+}
+
+fn send<R>(socket: i32, request: R, flags: i32) -> Sys<usize> {
     let asked = Asked {
         len: size_of::<Asked<R>>() as u32,
         kind: SOCK_DIAG_BY_FAMILY,
-        flags: libc::NLM_F_REQUEST as u16,
+        flags: (libc::NLM_F_REQUEST | flags) as u16,
         sequence: 1,
         pid: 0,
         request,
     };
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: no memory is passed.
-    let socket =
-        unsafe { sys!(SYS_socket, libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG)? } as i32;
     // SAFETY: a plain struct and its size.
-    let sent =
-        unsafe { sys!(SYS_sendto, socket, &raw const asked, size_of::<Asked<R>>(), 0, 0, 0) };
-    // The kernel answers within the send, so this does not wait.
-    let got = sent.and_then(|_| tcp::receive_into(socket, answer, libc::MSG_DONTWAIT));
+    unsafe { sys!(SYS_sendto, socket, &raw const asked, size_of::<Asked<R>>(), 0, 0, 0) }
+}
+
+/// The kernel answers within the send, and goes on within the receive, so this does not wait.
+fn receive(socket: i32, answer: &mut [u8]) -> Sys<usize> {
+    loop {
+        // SAFETY: zero is a valid sockaddr_nl.
+        let mut from: libc::sockaddr_nl = unsafe { core::mem::zeroed() };
+        let mut len = size_of::<libc::sockaddr_nl>() as u32;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        // SAFETY: a valid buffer, and an address with its size.
+        let got = unsafe {
+            sys!(
+                SYS_recvfrom,
+                socket,
+                answer.as_mut_ptr(),
+                answer.len(),
+                flags,
+                &raw mut from,
+                &raw mut len
+            )?
+        };
+        // Who administers a network namespace may write to our port as well.
+        if from.nl_pid == 0 {
+            return if got > answer.len() { Err(Errno::ENOMEM) } else { Ok(got) };
+        }
+    }
+}
+
+/// Asks for one socket. Returns how long the answer is, which is sound as far as its header goes.
+fn ask<R>(request: R, answer: &mut [u8]) -> Sys<usize> {
+    let socket = open()?;
+    let got = send(socket, request, 0).and_then(|_| receive(socket, answer));
     close(socket);
     let got = got?;
     match u32_at(&answer[..got], 4).ok_or(Errno::EINVAL)? as u16 {
         SOCK_DIAG_BY_FAMILY => Ok(got),
-        kind if kind == libc::NLMSG_ERROR as u16 => {
-            Err(Errno(-(u32_at(&answer[..got], HEADER_BYTES).unwrap_or(0) as i32)))
-        }
+        kind if kind == libc::NLMSG_ERROR as u16 => Err(error_in(&answer[..got])),
         _ => Err(Errno::ENOENT),
     }
+}
+
+/// What struct nlmsgerr, or the end of a list, says.
+fn error_in(message: &[u8]) -> Errno {
+    Errno((u32_at(message, HEADER_BYTES).unwrap_or(0) as i32).wrapping_neg())
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
@@ -198,40 +235,87 @@ pub fn unix_peer(inode: u32) -> Sys<u32> {
     unix_socket(inode).map(|found| found.peer.unwrap_or(0))
 }
 
-struct UnixSocket {
-    cookie: u64,
-    peer: Option<u32>,
-    uid: Option<u32>,
+/// A Unix socket as the kernel lists it. `kind` and `state` are numbers of SOCK_* and of include/net/tcp_states.h.
+pub struct UnixSocket<'a> {
+    pub kind: u8,
+    pub state: u8,
+    pub inode: u32,
+    pub cookie: u64,
+    pub peer: Option<u32>,
+    pub uid: Option<u32>,
+    /// That it is bound to, which may hold any byte; an abstract one begins with 0.
+    pub name: Option<&'a [u8]>,
 }
 
-fn unix_socket(inode: u32) -> Sys<UnixSocket> {
-    let request = UnixRequest {
+impl UnixSocket<'_> {
+    /// From a message with its header: struct unix_diag_msg, and attributes.
+    fn parse(message: &[u8]) -> Option<UnixSocket<'_>> {
+        let [_, kind, state, _] = u32_at(message, HEADER_BYTES)?.to_ne_bytes();
+        let word = |at: usize| u32_at(message, HEADER_BYTES + at);
+        let (inode, cookie) = (word(4)?, u64::from(word(12)?) << 32 | u64::from(word(8)?));
+        let mut found =
+            UnixSocket { kind, state, inode, cookie, peer: None, uid: None, name: None };
+        let mut at = HEADER_BYTES + UNIX_MESSAGE_BYTES;
+        // struct nlattr: length and type, 16 bits each; then the value, padded to 4 bytes.
+        while let Some(head) = u32_at(message, at) {
+            let (len, kind) = (head as u16 as usize, (head >> 16) as u16);
+            let value = message.get(at + 4..at + len).unwrap_or(&[]);
+            match kind {
+                ATTRIBUTE_PEER => found.peer = u32_at(value, 0),
+                ATTRIBUTE_UID => found.uid = u32_at(value, 0),
+                ATTRIBUTE_NAME => found.name = Some(value),
+                _ => {}
+            }
+            at += len.max(4).next_multiple_of(4);
+        }
+        Some(found)
+    }
+}
+
+fn unix_request(inode: u32, show: u32) -> UnixRequest {
+    UnixRequest {
         family: libc::AF_UNIX as u8,
         protocol: 0,
         pad: 0,
         states: u32::MAX,
         inode,
-        show: SHOW_PEER | SHOW_UID,
+        show,
         cookie: NO_COOKIE,
-    };
-    let mut answer = [0u8; 512];
-    let got = ask(request, &mut answer)?;
-    let answer = &answer[..got];
-    // struct unix_diag_msg: family, type, state and padding, a byte each; then inode and cookie.
-    let cookie = |half: usize| u32_at(answer, HEADER_BYTES + 8 + 4 * half).map(u64::from);
-    let (Some(low), Some(high)) = (cookie(0), cookie(1)) else { return Err(Errno::EINVAL) };
-    let mut found = UnixSocket { cookie: high << 32 | low, peer: None, uid: None };
-    let mut at = HEADER_BYTES + UNIX_MESSAGE_BYTES;
-    // struct nlattr: length and type, 16 bits each; then the value, padded to 4 bytes.
-    while let Some(head) = u32_at(answer, at) {
-        let (len, kind) = (head as u16 as usize, (head >> 16) as u16);
-        let value = u32_at(answer, at + 4).filter(|_| len >= 8);
-        match kind {
-            ATTRIBUTE_PEER => found.peer = value,
-            ATTRIBUTE_UID => found.uid = value,
-            _ => {}
-        }
-        at += len.max(4).next_multiple_of(4);
     }
-    Ok(found)
+}
+
+fn unix_socket(inode: u32) -> Sys<UnixSocket<'static>> {
+    let mut answer = [0u8; 512];
+    let got = ask(unix_request(inode, SHOW_PEER | SHOW_UID), &mut answer)?;
+    let found = UnixSocket::parse(&answer[..got]).ok_or(Errno::EINVAL)?;
+    Ok(UnixSocket { name: None, ..found })
+}
+
+/// Room for any part of the kernel's list.
+pub const LIST_BYTES: usize = 1 << 16;
+
+/// Every Unix socket of the network namespace in which `socket` was opened.
+pub fn unix_sockets(
+    socket: i32,
+    room: &mut [u8; LIST_BYTES],
+    mut each: impl FnMut(&UnixSocket),
+) -> Sys<()> {
+    send(socket, unix_request(0, SHOW_NAME | SHOW_PEER), libc::NLM_F_DUMP)?;
+    loop {
+        let got = receive(socket, room)?;
+        let mut rest = &room[..got];
+        while let (Some(len), Some(kind)) = (u32_at(rest, 0), u32_at(rest, 4)) {
+            let len = len as usize;
+            let message = rest.get(..len).filter(|_| len >= HEADER_BYTES).ok_or(Errno::EINVAL)?;
+            match i32::from(kind as u16) {
+                libc::NLMSG_ERROR => return Err(error_in(message)),
+                libc::NLMSG_DONE => {
+                    let error = error_in(message);
+                    return if error == Errno(0) { Ok(()) } else { Err(error) };
+                }
+                _ => each(&UnixSocket::parse(message).ok_or(Errno::EINVAL)?),
+            }
+            rest = rest.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+        }
+    }
 }

@@ -44,7 +44,7 @@ from harness import (  # noqa: E402
     wait_until,
 )
 
-GROUPS = "paths capture explain".split()
+GROUPS = "paths capture explain strangers".split()
 ENDS = pathlib.Path(__file__).resolve().parent / "ends.py"
 INSIDE = "TEST_INSIDE_NAMESPACES"
 SKIPPED = 77

@@ -59,13 +59,16 @@ class Recording:
         self._ground, self.pid = ground, self._popen.pid
         said = self._popen.stderr.readline()
         require(said.startswith(b"Recording"), f"it does not begin: {said}")
+        self.pid = self._popen.pid
 
-    def finish(self, number=signal.SIGINT):
+    def finish(self, number=signal.SIGINT, status=0, said=False):
+        """What it has recorded; and what it said, if that is asked."""
         if number:
             self._popen.send_signal(number)
-        _, said = self._popen.communicate(timeout=CLIENT_SECONDS)
-        require(self._popen.returncode == 0, f"{status_word(self._popen.returncode)}: {said}")
-        return Capture(self.path.read_bytes())
+        _, text = self._popen.communicate(timeout=CLIENT_SECONDS)
+        require(self._popen.returncode == status, f"{status_word(self._popen.returncode)}: {text}")
+        capture = Capture(self.path.read_bytes())
+        return (capture, text.decode()) if said else capture
 
     def kill(self):
         self._popen.kill()

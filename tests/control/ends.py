@@ -113,7 +113,12 @@ def datagrams(port):
             end.sendto(message(b"R", number), sender)
 
 
-def client(port, kind="tcp"):
+def echo(port):
+    """As a client, of a server that sends back what it gets."""
+    client(port, answer=b"Q")
+
+
+def client(port, kind="tcp", answer=b"R"):
     """Commands: `send N` makes N round trips, `run` makes them until `stop`; both answer with the last number."""
     if kind == "udp":
         end = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -127,9 +132,9 @@ def client(port, kind="tcp"):
     def trip():
         nonlocal number
         end.sendall(message(b"Q", number + 1))
-        answer = receive(end, MESSAGE_BYTES)
-        if answer != message(b"R", number + 1):
-            sys.exit(f"not the answer: {answer}")
+        found = receive(end, MESSAGE_BYTES)
+        if found != message(answer, number + 1):
+            sys.exit(f"not the answer: {found}")
         number += 1
 
     def run():
@@ -189,5 +194,5 @@ def sink(port, pause):
 
 
 if __name__ == "__main__":
-    roles = {"server": server, "datagrams": datagrams, "client": client, "source": source, "sink": sink}
+    roles = {"server": server, "datagrams": datagrams, "client": client, "echo": echo, "source": source, "sink": sink}
     roles[sys.argv[1]](*sys.argv[2:])

@@ -279,7 +279,7 @@ impl Worker {
 
     /// Why ringlet leaves a connection of this worker to the kernel.
     fn reason(&self) -> Option<Reason> {
-        let slots = processes::one(self.child.id())?.slots;
+        let slots = processes::one(self.child.id()).ok()??.slots;
         let mut reasons = slots.iter().filter_map(|slot| Reason::from_u32(slot.reason));
         reasons.find(|&reason| reason != Reason::None)
     }

@@ -3,21 +3,22 @@
 mod packets;
 mod taps;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
-use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::io::{BufWriter, ErrorKind, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use ringlet_core::view::{ASKED_TAP, ASKED_TAP_END, SLOT_FREE};
+use ringlet_core::view::{ASKED_TAP, ASKED_TAP_END};
+use rustix::fs::OFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 
-use crate::processes::LivePage;
-use crate::table::printable;
+use crate::processes::{self, LivePage, Process};
 use crate::targets::{Connection, Targets};
 use packets::Writer;
 use taps::Source;
@@ -32,11 +33,13 @@ use taps::Source;
 /// capture, or before the connection moved, are not in it.
 ///
 /// The program never waits for the capture: what finds no room is dropped, counted and said. Ends with Ctrl-C.
+///
+/// Exit status 1: nothing was recorded, or a program can't be seen or asked, or is being captured already.
 #[derive(clap::Args)]
 pub struct CaptureArgs {
     #[command(flatten)]
     targets: Targets,
-    /// Where to write; - is standard output, for example into `wireshark -k -i -`
+    /// Where to write: a new file that only you may read, or a FIFO or device; - is standard output, for example into `wireshark -k -i -`
     #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     write: PathBuf,
     /// Keep only so many bytes of each piece
@@ -62,14 +65,24 @@ pub fn run(args: CaptureArgs) -> anyhow::Result<ExitCode> {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     let first_beat = SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos() | 1;
-    let mut capture = Capture { args, sources: Vec::new(), chosen: HashSet::new(), first_beat };
+    let mut capture = Capture {
+        args,
+        sources: Vec::new(),
+        chosen: HashSet::new(),
+        left_out: HashSet::new(),
+        problems: BTreeSet::new(),
+        first_beat,
+    };
     capture.look_around()?;
-    anyhow::ensure!(!capture.sources.is_empty(), "nothing of that name is to be seen");
+    if capture.sources.is_empty() {
+        capture.tell();
+        anyhow::bail!("nothing that can be recorded is to be seen");
+    }
     let path = &capture.args.write;
     let output: Box<dyn Write> = if path.as_os_str() == "-" {
         Box::new(std::io::stdout())
     } else {
-        Box::new(File::create(path).with_context(|| format!("cannot write {}", path.display()))?)
+        Box::new(create(path).with_context(|| format!("cannot write {}", path.display()))?)
     };
     let mut writer = Writer::new(BufWriter::with_capacity(1 << 20, output))?;
     eprintln!("Recording; Ctrl-C ends it.");
@@ -86,7 +99,30 @@ pub fn run(args: CaptureArgs) -> anyhow::Result<ExitCode> {
         Err(error) if is_broken_pipe(&error) => {}
         other => other?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(capture.tell())
+}
+
+/// What was said is for who captured it, and goes into nothing that another user has laid there.
+fn create(path: &Path) -> std::io::Result<File> {
+    let mut how = File::options();
+    how.write(true).mode(0o600).custom_flags((OFlags::NOFOLLOW | OFlags::NOCTTY).bits() as i32);
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+        Ok(there) => {
+            let kind = there.file_type();
+            let own = [0, rustix::process::geteuid().as_raw()].contains(&there.uid());
+            if own && (kind.is_fifo() || kind.is_char_device()) {
+                return how.open(path);
+            }
+            if !own || !kind.is_file() {
+                return Err(std::io::Error::other("there is something else than a file of yours"));
+            }
+            // Who has it open, or a link to it, is to read nothing.
+            std::fs::remove_file(path)?;
+        }
+    }
+    how.create_new(true).open(path)
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -99,57 +135,105 @@ struct Capture {
     sources: Vec<Source>,
     /// Connections that are recorded already, at one end: by process and number.
     chosen: HashSet<(u32, u64)>,
+    /// Processes that can't be recorded.
+    left_out: HashSet<u32>,
+    problems: BTreeSet<String>,
     /// Another one than an earlier capture's last.
     first_beat: u32,
 }
 
 impl Capture {
-    /// Asks all processes and connections that are meant and were not asked yet.
+    fn tell(&self) -> ExitCode {
+        let late = self.sources.iter().filter_map(|source| source.problem.clone());
+        processes::tell(&self.problems.iter().cloned().chain(late).collect::<Vec<_>>())
+    }
+
+    /// Asks all processes and connections that are meant and were not asked yet. Who can't be asked is left out.
     fn look_around(&mut self) -> anyhow::Result<()> {
         let found = self.args.targets.find()?;
+        self.problems.extend(found.problems);
+        let mut recorded: HashMap<u32, usize> =
+            self.sources.iter().enumerate().map(|(at, source)| (source.pid, at)).collect();
+        let ends: HashSet<u32> =
+            found.connections.iter().flat_map(chosen_ends).map(|end| end.pid).collect();
+        let mut new = Vec::new();
         for process in &found.processes {
-            let named = self.args.targets.names(process);
-            let known = self.sources.iter().any(|source| source.pid == process.pid);
-            let chosen = found.connections.iter().flat_map(chosen_ends);
-            let ends: Vec<_> = chosen.filter(|end| end.pid == process.pid).collect();
-            let inherited = !known && inherits(process, &self.sources)?;
-            if known || !named && ends.is_empty() && !inherited {
+            let pid = process.pid;
+            if recorded.contains_key(&pid) || self.left_out.contains(&pid) {
                 continue;
             }
-            let page = process.live()?;
-            if self.sources.is_empty() {
-                refuse_a_second(
-                    &page,
-                    &format!("{}/{}", printable(&process.program), process.pid),
-                )?;
+            let parent = processes::parent_of(pid);
+            let descends = parent.is_some_and(|parent| recorded.contains_key(&parent));
+            let meant = self.args.targets.names(process) || ends.contains(&pid);
+            if !meant && !descends {
+                continue;
             }
+            match process.live() {
+                Ok(page) => {
+                    // A child by fork of a process that is recorded is asked by its parent.
+                    let inherits = descends && is_asked(process, &page);
+                    if meant || inherits {
+                        new.push((process, page, inherits));
+                    }
+                }
+                Err(error) => self.leave_out(pid, format!("{error:#}")),
+            }
+        }
+        if self.sources.is_empty() {
+            let pages: Vec<&LivePage> = new.iter().map(|(_, page, _)| page).collect();
+            let mut beaten = beaten(&pages).into_iter();
+            new.retain(|(process, ..)| {
+                let free = !beaten.next().unwrap_or(false);
+                if !free {
+                    let why = format!("{} is being captured already", process.name());
+                    self.leave_out(process.pid, why);
+                }
+                free
+            });
+        }
+        for (process, page, inherits) in new {
             page.header().tap_snaplen.store(self.args.snaplen, Ordering::Relaxed);
             page.header().tap_beat.store(self.first_beat, Ordering::Relaxed);
-            if named {
+            if self.args.targets.names(process) {
                 page.header().asked.fetch_or(ASKED_TAP, Ordering::SeqCst);
             }
-            self.sources.push(Source::new(process, page, inherited));
+            recorded.insert(process.pid, self.sources.len());
+            self.sources.push(Source::new(process, page, inherits));
         }
-        for connection in &found.connections {
-            let seen = |pid, number| self.chosen.contains(&(pid, number));
-            let ends = chosen_ends(connection).collect::<Vec<_>>();
+        self.choose(&found.connections, &recorded);
+        Ok(())
+    }
+
+    fn leave_out(&mut self, pid: u32, why: String) {
+        self.left_out.insert(pid);
+        self.problems.insert(why);
+    }
+
+    /// Asks for connections that are not recorded yet; `recorded`: where the processes are among the sources.
+    fn choose(&mut self, connections: &[Connection], recorded: &HashMap<u32, usize>) {
+        let there: HashSet<(u32, u64)> = connections
+            .iter()
+            .flat_map(|connection| &connection.ends)
+            .map(|end| (end.pid, end.slot.number))
+            .collect();
+        self.chosen.retain(|end| there.contains(end));
+        self.sources.iter_mut().for_each(|source| source.keep_notes_of(&there));
+        for connection in connections {
+            let ends: Vec<_> = chosen_ends(connection).collect();
+            let pids: HashSet<u32> = ends.iter().map(|end| end.pid).collect();
             // One end is enough; those who share it each record what they do.
             if connection.ends.iter().any(|end| {
-                seen(end.pid, end.slot.number) && !ends.iter().any(|each| each.pid == end.pid)
+                !pids.contains(&end.pid) && self.chosen.contains(&(end.pid, end.slot.number))
             }) {
                 continue;
             }
             for end in ends {
-                let Some(source) = self.sources.iter_mut().find(|source| source.pid == end.pid)
-                else {
-                    continue;
-                };
+                let Some(at) = recorded.get(&end.pid) else { continue };
                 if self.chosen.insert((end.pid, end.slot.number)) {
-                    source.record(end, connection);
+                    self.sources[*at].record(end, connection);
                 }
             }
         }
-        Ok(())
     }
 
     fn record<W: Write>(
@@ -184,22 +268,21 @@ impl Capture {
     fn drain<W: Write>(&mut self, writer: &mut Writer<W>) -> anyhow::Result<bool> {
         let limit = self.args.packets.unwrap_or(u64::MAX);
         let mut found = false;
+        let count = self.sources.len() as u32;
         for source in &mut self.sources {
-            found |= source.drain(writer, limit)?;
+            found |= source.drain(writer, limit, count)?;
         }
         Ok(found)
     }
 
     fn end(&mut self) {
-        for source in &self.sources {
-            source.end();
-        }
+        self.sources.iter_mut().for_each(Source::end);
     }
 
     fn finish<W: Write>(&mut self, writer: &mut Writer<W>) -> anyhow::Result<()> {
-        let mut dropped = 0;
+        let mut dropped = 0u64;
         for source in &self.sources {
-            dropped += source.dropped();
+            dropped = dropped.saturating_add(source.dropped());
             source.write_statistics(writer)?;
         }
         writer.flush()?;
@@ -215,32 +298,28 @@ fn chosen_ends(connection: &Connection) -> impl Iterator<Item = &crate::targets:
     connection.ends.iter().filter(move |end| end.accepts == side)
 }
 
-/// A child by fork of a process that is recorded is asked by its parent.
-fn inherits(process: &crate::processes::Process, sources: &[Source]) -> anyhow::Result<bool> {
-    let Some(parent) = crate::processes::parent_of(process.pid) else { return Ok(false) };
-    if !sources.iter().any(|source| source.pid == parent) {
-        return Ok(false);
-    }
-    let page = process.live()?;
-    let tapped = |slot: &crate::processes::Slot| {
+fn is_asked(process: &Process, page: &LivePage) -> bool {
+    let tapped = |slot: &processes::Slot| {
         page.slot(slot.index).asked.load(Ordering::Relaxed) & ASKED_TAP != 0
     };
-    Ok(page.header().asked.load(Ordering::Relaxed) & ASKED_TAP != 0
-        || process.slots.iter().filter(|slot| slot.path != SLOT_FREE).any(tapped))
+    page.header().asked.load(Ordering::Relaxed) & ASKED_TAP != 0 || process.slots.iter().any(tapped)
 }
 
-/// One capture at a time: its memory has one reader.
-fn refuse_a_second(page: &LivePage, name: &str) -> anyhow::Result<()> {
-    let beat = page.header().tap_beat.load(Ordering::Relaxed);
-    if beat != 0 {
-        let until = Instant::now() + OTHERS_BEAT;
-        while Instant::now() < until {
-            std::thread::sleep(LOOK_EVERY);
-            let alive = page.header().tap_beat.load(Ordering::Relaxed) != beat;
-            anyhow::ensure!(!alive, "{name} is being captured already");
+/// Which of them others give signs of life to? One capture at a time: a process's memory has one reader.
+fn beaten(pages: &[&LivePage]) -> Vec<bool> {
+    let beats = || pages.iter().map(|page| page.header().tap_beat.load(Ordering::Relaxed));
+    let before: Vec<u32> = beats().collect();
+    let mut beaten = vec![false; pages.len()];
+    let until = Instant::now() + OTHERS_BEAT;
+    while before.iter().zip(&beaten).any(|(beat, beaten)| *beat != 0 && !beaten)
+        && Instant::now() < until
+    {
+        std::thread::sleep(LOOK_EVERY);
+        for ((beaten, before), now) in beaten.iter_mut().zip(&before).zip(beats()) {
+            *beaten |= *before != 0 && now != *before;
         }
     }
-    Ok(())
+    beaten
 }
 
 /// The row's words after a capture.

@@ -72,8 +72,8 @@ impl<W: Write> Writer<W> {
             // The same packet may be as long as it likes: what is kept is said by each.
             snaplen: 0,
             options: vec![
-                InterfaceDescriptionOption::IfName(Cow::Borrowed(name)),
-                InterfaceDescriptionOption::IfDescription(Cow::Borrowed(&text)),
+                InterfaceDescriptionOption::IfName(text_option(name)),
+                InterfaceDescriptionOption::IfDescription(text_option(&text)),
                 InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
             ],
         };
@@ -109,7 +109,7 @@ impl<W: Write> Writer<W> {
         })];
         let notes = [packet.note.as_deref(), packet.by_kernel.then_some("through the kernel")];
         let notes = notes.into_iter().flatten();
-        options.extend(notes.map(|note| EnhancedPacketOption::Comment(Cow::Borrowed(note))));
+        options.extend(notes.map(|note| EnhancedPacketOption::Comment(text_option(note))));
         let block = EnhancedPacketBlock {
             interface_id: interface,
             timestamp: Duration::from_nanos(packet.time_ns),
@@ -122,6 +122,11 @@ impl<W: Write> Writer<W> {
         self.last_time_ns = self.last_time_ns.max(packet.time_ns);
         Ok(())
     }
+}
+
+/// The length of an option has 16 bits.
+fn text_option(text: &str) -> Cow<'_, str> {
+    Cow::Borrowed(&text[..text.floor_char_boundary(usize::from(u16::MAX))])
 }
 
 /// What is no connection over IP (its addresses are zero) gets addresses for documentation (RFC 5737), and ports from its number.

@@ -4,23 +4,28 @@ use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ringlet_core::tap::{
     CELL_COUNT, CELL_DATA_BYTES, Cell, DATAGRAM_MAX_BYTES, Found, PIECE_BY_KERNEL, PIECE_DATAGRAM,
     PIECE_LAST, PIECE_MAX_BYTES, PIECE_RECEIVED, Tap,
 };
-use ringlet_core::view::{ASKED_TAP, ASKED_TAP_END, PROCESS_SLOT_COUNT};
+use ringlet_core::view::{ASKED_TAP, ASKED_TAP_END};
 
 use super::packets::{Packet, Writer};
 use crate::processes::{LivePage, LiveTap, Process, has_ended};
-use crate::table::printable;
+use crate::table;
 use crate::targets::{Connection, End};
 
 /// A cell that was claimed and is not written after so long has lost its writer.
 const UNFINISHED: Duration = Duration::from_secs(1);
 /// One process must not keep us from the others.
 const CELLS_AT_A_TIME: u64 = CELL_COUNT;
+/// How often its memory is looked for, until it has some; and the part of the time that this may take, for all processes together.
+const LOOK_FOR_MEMORY_EVERY: Duration = Duration::from_millis(10);
+const LOOK_FOR_MEMORY_PART: u32 = 10;
+/// Of so many connections it is noted what they are called.
+const NOTES_MAX: usize = 1 << 16;
 
 /// Whatever a process says of a piece, it fits in a packet.
 fn most(flags: u32) -> usize {
@@ -33,13 +38,17 @@ pub struct Source {
     page: LivePage,
     /// Made by the process when it first has something to record.
     tap: Option<LiveTap>,
+    /// When it is looked for again.
+    look: Instant,
+    /// Why it is not looked for any more.
+    pub problem: Option<String>,
     place: u64,
     dropped_before: u64,
     /// Since when the next cell is unfinished.
     stuck: Option<Instant>,
     lost: u64,
-    /// The piece whose cells are being read.
-    piece: Option<Packet>,
+    /// The piece whose cells are being read, and how many bytes of it they hold.
+    piece: Option<(Packet, usize)>,
     interface: Option<u32>,
     received: u64,
     /// What a connection is called in the file, and those of which that was written.
@@ -50,15 +59,17 @@ pub struct Source {
 impl Source {
     /// `inherited`: it was asked by its parent, and what it has recorded is for us. What an earlier capture has left is not.
     pub fn new(process: &Process, page: LivePage, inherited: bool) -> Source {
-        let tap = process.tap().filter(|_| !inherited);
+        let tap = LiveTap::of(process.pid).ok().flatten().filter(|_| !inherited);
         let (place, dropped_before) = tap
             .as_ref()
             .map_or((0, 0), |tap| (tap.tap().begin(), tap.tap().head().dropped.load(Relaxed)));
         Source {
             pid: process.pid,
-            name: format!("{}/{}", printable(&process.program), process.pid),
+            name: process.name(),
             page,
             tap,
+            look: Instant::now(),
+            problem: None,
             place,
             dropped_before,
             stuck: None,
@@ -74,9 +85,8 @@ impl Source {
     /// Asks for a connection.
     pub fn record(&mut self, end: &End, connection: &Connection) {
         let others = connection.ends.iter().filter(|other| other.accepts != end.accepts);
-        let others: Vec<String> =
-            others.map(|other| format!("{}/{}", printable(&other.program), other.pid)).collect();
-        let peer = if others.is_empty() { "unseen".to_owned() } else { others.join(", ") };
+        let others = table::some_of(others.map(End::name));
+        let peer = if others.is_empty() { "unseen" } else { &others };
         let note = format!("ringlet: {} descriptor {}, peer {peer}", self.name, end.slot.fd);
         self.notes.insert(end.slot.number, note);
         let slot = self.page.slot(end.slot.index);
@@ -84,6 +94,11 @@ impl Source {
             let asked = |asked| Some(asked & !ASKED_TAP_END | ASKED_TAP);
             let _ = slot.asked.fetch_update(SeqCst, SeqCst, asked);
         }
+    }
+
+    /// Of connections that are over nothing need be known.
+    pub fn keep_notes_of(&mut self, there: &HashSet<(u32, u64)>) {
+        self.notes.retain(|number, _| there.contains(&(self.pid, *number)));
     }
 
     pub fn beat(&self) {
@@ -96,10 +111,11 @@ impl Source {
     }
 
     /// Asks for no more: the process gives its memory back at its next call.
-    pub fn end(&self) {
+    pub fn end(&mut self) {
+        self.look = Instant::now();
         let header = self.page.header();
         header.asked.fetch_and(!ASKED_TAP, SeqCst);
-        for index in 0..(header.slots_used.load(Relaxed) as usize).min(PROCESS_SLOT_COUNT) {
+        for index in self.page.used() {
             let asked = &self.page.slot(index).asked;
             let _ = asked.fetch_update(SeqCst, SeqCst, |asked| Some(super::ended(asked)));
         }
@@ -115,7 +131,7 @@ impl Source {
 
     pub fn dropped(&self) -> u64 {
         let dropped = self.tap.as_ref().map_or(0, |tap| tap.tap().head().dropped.load(Relaxed));
-        dropped.saturating_sub(self.dropped_before) + self.lost
+        dropped.saturating_sub(self.dropped_before).saturating_add(self.lost)
     }
 
     pub fn write_statistics<W: Write>(&self, writer: &mut Writer<W>) -> anyhow::Result<()> {
@@ -125,11 +141,27 @@ impl Source {
         }
     }
 
-    /// Writes what the process has recorded. False if that was nothing.
-    pub fn drain<W: Write>(&mut self, writer: &mut Writer<W>, limit: u64) -> anyhow::Result<bool> {
-        if self.tap.is_none() {
-            self.tap = LiveTap::of(self.pid);
+    fn look_for_memory(&mut self, processes: u32) {
+        let began = Instant::now();
+        if self.tap.is_some() || self.problem.is_some() || began < self.look {
+            return;
         }
+        match LiveTap::of(self.pid) {
+            Ok(tap) => self.tap = tap,
+            Err(error) => self.problem = Some(format!("{}: {error:#}", self.name)),
+        }
+        let pause = began.elapsed() * LOOK_FOR_MEMORY_PART * processes;
+        self.look = Instant::now() + pause.max(LOOK_FOR_MEMORY_EVERY);
+    }
+
+    /// Writes what the process, one of so many, has recorded. False if that was nothing.
+    pub fn drain<W: Write>(
+        &mut self,
+        writer: &mut Writer<W>,
+        limit: u64,
+        processes: u32,
+    ) -> anyhow::Result<bool> {
+        self.look_for_memory(processes);
         let Some(tap) = self.tap.as_ref().map(LiveTap::tap) else { return Ok(false) };
         let first = self.place;
         while self.place.wrapping_sub(first) < CELLS_AT_A_TIME && writer.packets < limit {
@@ -141,7 +173,13 @@ impl Source {
                     }
                     tap.retire(self.place);
                 }
-                Found::Lost => self.lost += 1,
+                Found::Lost => self.lost = self.lost.saturating_add(1),
+                Found::Astray => {
+                    let now = tap.begin();
+                    self.lost = self.lost.saturating_add(now.wrapping_sub(self.place));
+                    self.place = now;
+                    break;
+                }
                 Found::Piece(cell) => self.take(tap, cell, writer)?,
             }
             if !matches!(tap.look(self.place), Found::Unfinished) {
@@ -163,20 +201,22 @@ impl Source {
         let mut bytes = [0; CELL_DATA_BYTES];
         tap.read(self.place, &mut bytes);
         let at = cell.at.load(Relaxed) as usize;
-        let kept = (cell.kept.load(Relaxed) as usize).min(most(cell.flags.load(Relaxed)));
-        let n = kept.saturating_sub(at).min(CELL_DATA_BYTES);
         if at == 0 {
-            self.piece = Some(self.packet(cell));
+            let packet = self.packet(cell);
+            let kept = (cell.kept.load(Relaxed) as usize).min(packet.len);
+            self.piece = Some((packet, kept));
         }
-        let Some(piece) = self.piece.as_mut().filter(|piece| piece.bytes.len() == at) else {
+        let Some((piece, kept)) = self.piece.as_mut().filter(|(piece, _)| piece.bytes.len() == at)
+        else {
             // Its beginning was lost.
             return Ok(());
         };
+        let n = (*kept - at).min(CELL_DATA_BYTES);
         piece.bytes.extend_from_slice(&bytes[..n]);
-        if at + n < kept {
+        if at + n < *kept {
             return Ok(());
         }
-        let Some(piece) = self.piece.take() else { return Ok(()) };
+        let Some((piece, _)) = self.piece.take() else { return Ok(()) };
         let interface = match self.interface {
             Some(interface) => interface,
             None => *self.interface.insert(writer.interface(&self.name)?),
@@ -197,8 +237,10 @@ impl Source {
             }
             IpAddr::from(Ipv6Addr::from(bytes)).to_canonical()
         };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let is_new = self.noted.len() < NOTES_MAX && self.noted.insert(number);
         Packet {
-            time_ns: cell.time_ns.load(Relaxed),
+            time_ns: cell.time_ns.load(Relaxed).min(now as u64),
             local: SocketAddr::new(ip(&cell.local), (ports >> 16) as u16),
             remote: SocketAddr::new(ip(&cell.remote), ports as u16),
             received: flags & PIECE_RECEIVED != 0,
@@ -209,7 +251,7 @@ impl Source {
             datagram: flags & PIECE_DATAGRAM != 0,
             len: (cell.len.load(Relaxed) as usize).min(most(flags)),
             number,
-            note: self.noted.insert(number).then(|| {
+            note: is_new.then(|| {
                 let plain = || format!("ringlet: {} descriptor {fd}", self.name);
                 self.notes.remove(&number).unwrap_or_else(plain)
             }),

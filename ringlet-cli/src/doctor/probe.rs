@@ -81,7 +81,10 @@ fn try_connection(preload: &OsStr) -> anyhow::Result<Vec<Check>> {
 fn visible(client: &Probe, server: &Probe) -> Check {
     let shows = |probe: &Probe| {
         let process = processes::one(probe.child.id());
-        process.is_some_and(|process| process.slots.iter().any(|slot| slot.path == PATH_RING))
+        process
+            .ok()
+            .flatten()
+            .is_some_and(|process| process.slots.iter().any(|slot| slot.path == PATH_RING))
     };
     if shows(client) && shows(server) {
         Check::ok("ss", "sees both ends")
@@ -96,7 +99,7 @@ fn visible(client: &Probe, server: &Probe) -> Check {
 
 /// What the process itself gives as the reason.
 fn reason(pid: u32) -> String {
-    let Some(process) = processes::one(pid) else {
+    let Ok(Some(process)) = processes::one(pid) else {
         return "its library shows nothing".into();
     };
     let mut reasons = process.slots.iter().filter_map(|slot| Reason::from_u32(slot.reason));

@@ -3,19 +3,19 @@
 mod advice;
 mod program;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ringlet::reasons::Reason;
-use ringlet_core::view::{ASKED_OFF, ASKED_TAP, PATH_MOVING, PATH_RING, SLOT_FREE};
+use ringlet_core::view::{ASKED_OFF, ASKED_TAP, PATH_MOVING, PATH_RING};
 use serde::Serialize;
 
 use crate::holders::{Holder, Holders, sockets_of};
 use crate::processes::{self, Slot};
-use crate::sockets::{self, End, KernelSocket, LISTENING, Protocol, SocketTables, UNCONNECTED};
-use crate::table::printable;
+use crate::sockets::{End, KernelSocket, Key, LISTENING, Protocol, SocketTable, UNCONNECTED};
+use crate::table;
 
 /// Explain what happened to the sockets of a program, and why
 ///
@@ -90,26 +90,23 @@ struct History {
 }
 
 pub fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
-    let process = processes::one(args.pid);
-    let unseen = process.is_none().then(|| program::why_unseen(args.pid));
+    let process = processes::one(args.pid)?;
+    let unseen = match process {
+        None => Some(program::why_unseen(args.pid)?),
+        Some(_) => None,
+    };
     anyhow::ensure!(
         unseen.as_ref().is_none_or(|why| why.code != "gone"),
         "there is no process {}",
         args.pid
     );
-    let mut slots: HashMap<u64, Slot> = HashMap::new();
-    for slot in process.into_iter().flat_map(|process| process.slots) {
-        if slot.path != SLOT_FREE
-            && let Some(inode) = sockets::inode(args.pid, slot.fd)
-        {
-            slots.insert(inode, slot);
-        }
-    }
-    let look = Look::new(args.pid, slots);
-    let wanted =
-        sockets_of(args.pid).into_iter().filter(|(fd, _)| args.fd.is_none_or(|one| one == *fd));
+    let slots = process.into_iter().flat_map(|process| process.slots);
+    let slots = slots.map(|slot| (slot.inode, slot)).collect();
+    let mut wanted = sockets_of(args.pid);
+    wanted.retain(|(fd, _)| args.fd.is_none_or(|one| one == *fd));
+    let look = Look::new(args.pid, slots, &wanted);
     let sockets: Vec<Socket> =
-        wanted.map(|(fd, inode)| look.socket(fd, inode, unseen.is_none())).collect();
+        wanted.iter().map(|(fd, inode)| look.socket(*fd, *inode, unseen.is_none())).collect();
     if let Some(fd) = args.fd {
         anyhow::ensure!(
             !sockets.is_empty(),
@@ -127,29 +124,29 @@ pub fn run(args: ExplainArgs) -> anyhow::Result<ExitCode> {
         sockets,
     };
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        table::json(&report)?;
     } else {
         print(&report);
     }
-    Ok(ExitCode::SUCCESS)
+    let problem = look.table.problem.iter().map(|why| format!("{}: {why}", args.pid));
+    Ok(processes::tell(&problem.collect::<Vec<_>>()))
 }
 
 /// Everything that was found at one moment.
 struct Look {
     pid: u32,
     slots: HashMap<u64, Slot>,
-    table: HashMap<u64, KernelSocket>,
+    table: SocketTable,
+    /// Of each end of an internet connection: its socket.
+    ends: HashMap<(Key, Key), u64>,
     other_kinds: HashMap<u64, &'static str>,
     holders: Holders,
+    /// The holders of the other ends that show a page.
+    wrapped: HashSet<u32>,
 }
 
-/// Files of /proc/PID/net, the column of the inode in them, and what their sockets are called.
-const KINDS: [(&str, usize, &str); 10] = [
-    ("tcp", 9, "TCP"),
-    ("tcp6", 9, "TCP"),
-    ("udp", 9, "UDP"),
-    ("udp6", 9, "UDP"),
-    ("unix", 6, "Unix"),
+/// Files of /proc/PID/net that tell of sockets of other kinds, the column of the inode in them, and what the sockets are called.
+const KINDS: [(&str, usize, &str); 5] = [
     ("netlink", 9, "netlink"),
     ("packet", 8, "packet"),
     ("raw", 9, "raw IP"),
@@ -158,28 +155,45 @@ const KINDS: [(&str, usize, &str); 10] = [
 ];
 
 impl Look {
-    fn new(pid: u32, slots: HashMap<u64, Slot>) -> Look {
+    /// What there is to know of these sockets of a process.
+    fn new(pid: u32, slots: HashMap<u64, Slot>, sockets: &[(i32, u64)]) -> Look {
+        let directory = processes::directory(pid);
         let mut other_kinds = HashMap::new();
         for (file, column, name) in KINDS {
-            let text = fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
+            let text = fs::read_to_string(directory.join("net").join(file)).unwrap_or_default();
             let inodes = text
                 .lines()
                 .filter_map(|line| line.split_ascii_whitespace().nth(column)?.parse::<u64>().ok());
             other_kinds.extend(inodes.map(|inode| (inode, name)));
         }
-        let table = SocketTables::default().of(pid).1.clone();
-        Look { pid, slots, table, other_kinds, holders: Holders::look() }
+        let table = SocketTable::read(&directory);
+        let ends =
+            table.iter().map(|(inode, socket)| ((socket.local.key(), socket.peer.key()), inode));
+        let (ends, holders) = (ends.collect(), Holders::look());
+        let wrapped = HashSet::new();
+        let mut look = Look { pid, slots, table, ends, other_kinds, holders, wrapped };
+        let peers =
+            sockets.iter().filter_map(|(_, inode)| look.peer_inode(&look.table.find(*inode)?));
+        let pids: HashSet<u32> =
+            peers.flat_map(|peer| look.holders.of(peer)).map(|holder| holder.pid).collect();
+        look.wrapped = processes::that_show(pids.into_iter().collect()).collect();
+        look
     }
 
     fn socket(&self, fd: i32, inode: u64, seen: bool) -> Socket {
-        let found = sockets::find(&self.table, inode);
+        let found = self.table.find(inode);
         let kernel = found.as_ref();
-        let kind = self.other_kinds.get(&inode).copied();
+        let kind = match kernel.map(|kernel| kernel.protocol) {
+            Some(Protocol::Tcp) => Some("TCP"),
+            Some(Protocol::Udp) => Some("UDP"),
+            Some(Protocol::Unix | Protocol::Seqpacket) => Some("Unix"),
+            None => self.other_kinds.get(&inode).copied(),
+        };
         let slot = self.slots.get(&inode);
         let holders = self.holders.of(inode).iter().filter(|holder| holder.pid != self.pid);
         let peer = kernel.and_then(|kernel| self.peer_inode(kernel));
         let peer_holders = peer.map_or(&[][..], |peer| self.holders.of(peer)).to_vec();
-        let wrapped = |holder: &Holder| processes::one(holder.pid).is_some();
+        let wrapped = |holder: &Holder| self.wrapped.contains(&holder.pid);
         let connected =
             kernel.is_some_and(|kernel| ![LISTENING, UNCONNECTED].contains(&kernel.state));
         let (reason, explanation, advice) = match slot {
@@ -218,10 +232,7 @@ impl Look {
         if let End::Unix { inode, .. } = socket.peer {
             return inode;
         }
-        let ends = (socket.peer.key(), socket.local.key());
-        let mut all = self.table.iter();
-        all.find(|(_, other)| (other.local.key(), other.peer.key()) == ends)
-            .map(|(inode, _)| *inode)
+        self.ends.get(&(socket.peer.key(), socket.local.key())).copied()
     }
 }
 
@@ -289,7 +300,7 @@ fn history(slot: &Slot) -> History {
 }
 
 fn print(report: &Report) {
-    let name = format!("{}/{}", printable(&report.program), report.pid);
+    let name = processes::name(&report.program, report.pid);
     let on_ring = report.sockets.iter().filter(|socket| socket.path == Some("ring")).count();
     match &report.explanation {
         None => println!(
@@ -405,9 +416,10 @@ fn print_history(history: &History, say: &impl Fn(String)) {
 
 fn list(holders: &[Holder]) -> String {
     let each = |holder: &Holder| {
-        format!("{}/{} (descriptor {})", printable(&holder.program), holder.pid, holder.fd)
+        let name = processes::name(&holder.program, holder.pid);
+        format!("{name} (descriptor {})", holder.fd)
     };
-    holders.iter().map(each).collect::<Vec<_>>().join(", ")
+    table::some_of(holders.iter().map(each))
 }
 
 fn times(count: u32) -> String {
