@@ -75,6 +75,19 @@ pub struct Tx {
     /// What the receiver is known to have consumed: a copy of its credit, refreshed only when needed.
     pub(crate) known_slots: PlainU64,
     known_data: PlainU64,
+    /// What the memory does not surely hold, if that is looked after (`begin_bare`): slots and bytes of data from the one less than this
+    /// on; 0 where all is held. And what a record was refused for.
+    bare_slots: PlainU64,
+    bare_data: PlainU64,
+    wanted: PlainU64,
+}
+
+/// What a sender's ring must have before it goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backing {
+    Slots,
+    /// The first so many bytes of data.
+    Data(u64),
 }
 
 /// The receiver's own state: where it reads, and how much of that record is consumed.
@@ -216,9 +229,86 @@ impl Record {
 
 impl Tx {
     pub fn reset(&self) {
-        for word in [&self.slots, &self.data, &self.known_slots, &self.known_data] {
+        for word in [
+            &self.slots,
+            &self.data,
+            &self.known_slots,
+            &self.known_data,
+            &self.bare_slots,
+            &self.bare_data,
+            &self.wanted,
+        ] {
             word.set(0);
         }
+    }
+
+    /// From now on, memory is asked for (`wanted_backing`) before it is first used: a page that can't be had would kill whoever touches
+    /// it, and so a receiver looks at no slot that the sender has not asked for. The first page of slots is there.
+    pub fn begin_bare<M: RingMemory>(&self, memory: &M) {
+        let first_page = slot_of(memory, self.slots.get()) < memory.hot_slot_count();
+        self.bare_slots.set(if first_page { memory.hot_slot_count() as u64 + 1 } else { 1 });
+        self.bare_data.set(1);
+    }
+
+    /// What the last record was refused for, if it was not for room. Once.
+    #[inline(always)]
+    pub fn wanted_backing(&self) -> Option<Backing> {
+        match self.wanted.get() {
+            0 => None,
+            wanted => {
+                self.wanted.set(0);
+                Some(if wanted == u64::MAX { Backing::Slots } else { Backing::Data(wanted) })
+            }
+        }
+    }
+
+    /// It is there now.
+    pub fn has_backing<M: RingMemory>(&self, memory: &M, what: Backing) {
+        match what {
+            Backing::Slots => self.bare_slots.set(0),
+            Backing::Data(end) if end >= memory.ring_bytes() as u64 => self.bare_data.set(0),
+            Backing::Data(end) => self.bare_data.set(end + 1),
+        }
+    }
+
+    /// What it was given: all slots, and so many bytes of data.
+    pub fn backing<M: RingMemory>(&self, memory: &M) -> (bool, u64) {
+        let data = match self.bare_data.get() {
+            0 => memory.ring_bytes() as u64,
+            bare => bare - 1,
+        };
+        (self.bare_slots.get() == 0, data)
+    }
+
+    /// Everything is consumed: what it was given can go, but for the first page of slots and the one that is returned, where the receiver
+    /// looks for the next record. `None` if not all is consumed.
+    pub fn let_go<M: RingMemory>(&self, memory: &M) -> Option<usize> {
+        if !self.drained(memory) {
+            return None;
+        }
+        if self.data.get() == self.known_data.get() {
+            let rewound = self.data.get().next_multiple_of(memory.ring_bytes() as u64);
+            self.data.set(rewound);
+            self.known_data.set(rewound);
+        }
+        self.begin_bare(memory);
+        let slot = slot_of(memory, self.slots.get());
+        Some(slot / memory.hot_slot_count() * memory.hot_slot_count())
+    }
+
+    /// A slot that may not be held, or behind which the receiver would look at one that may not be: is it the last of the first page, after
+    /// which the next is the first again?
+    #[cold]
+    fn may_use<M: RingMemory>(&self, memory: &M, slot: usize) -> bool {
+        let hot = memory.hot_slot_count();
+        if slot == hot - 1 {
+            self.refresh(memory);
+            if self.slots.get() - self.known_slots.get() <= hot as u64 / 2 {
+                return true;
+            }
+        }
+        self.wanted.set(u64::MAX);
+        false
     }
 
     /// Takes over the receiver's credit if it makes sense; a credit from nowhere is ignored (the liar's ring stays full).
@@ -249,6 +339,11 @@ impl Tx {
     pub fn drained<M: RingMemory>(&self, memory: &M) -> bool {
         self.refresh(memory);
         self.slots.get() == self.known_slots.get()
+    }
+
+    /// The position of the next record.
+    pub fn position(&self) -> u64 {
+        self.slots.get()
     }
 
     /// Was nothing ever published?
@@ -283,7 +378,20 @@ impl Tx {
                 return None;
             }
         }
-        Some(slot_of(memory, self.slots.get()))
+        let slot = slot_of(memory, self.slots.get());
+        // The slot behind it is to be there too. (Without a limit this is never so.)
+        let bare = slot as u64 + 1 >= self.bare_slots.get().wrapping_sub(1);
+        (!bare || self.may_use(memory, slot)).then_some(slot)
+    }
+
+    /// `end` bytes from the beginning on are to be there.
+    #[inline(always)]
+    fn holds_data(&self, end: u64) -> bool {
+        let held = end < self.bare_data.get() || self.bare_data.get() == 0;
+        if !held {
+            self.wanted.set(end);
+        }
+        held
     }
 
     /// A contiguous place in the data ring for `len` bytes, or, when a record may be cut, for fewer: the place and how many. (By itself,
@@ -324,7 +432,8 @@ impl Tx {
                 return None;
             }
         }
-        Some(((self.data.get() & (size - 1)) as usize, len))
+        let place = self.data.get() & (size - 1);
+        self.holds_data(place + needed).then_some((place as usize, len))
     }
 
     /// The record does not fit before the end of the ring, nor is its beginning free: use the tail for a shorter one.
@@ -332,7 +441,8 @@ impl Tx {
         let size = memory.ring_bytes() as u64;
         let place = self.data.get() & (size - 1);
         let tail = (size - place).min(self.free_data(memory)) & !(LINE_BYTES as u64 - 1);
-        (tail > 0).then_some((place as usize, len.min(tail as usize)))
+        (tail > 0 && self.holds_data(place + tail))
+            .then_some((place as usize, len.min(tail as usize)))
     }
 
     /// Publishes the record of `len` bytes that was written to the place reserved last in the data ring.
@@ -350,10 +460,12 @@ impl Tx {
         let mut next = position + 1;
         let mut flags = flags;
         let hot = memory.hot_slot_count();
-        if slot == hot - 1 {
+        // A mark may stand where no record would: nothing follows it before all is consumed, so it may always rewind.
+        let bare = slot % hot == hot - 1 && self.bare_slots.get() != 0;
+        if slot == hot - 1 || bare {
             // At the end of the first page: rewind if the receiver keeps up, so that the lag fits in half a page.
             self.refresh(memory);
-            if position - self.known_slots.get() <= hot as u64 / 2 {
+            if position - self.known_slots.get() <= hot as u64 / 2 || bare {
                 flags |= FLAG_REWIND;
                 next = position.next_multiple_of(memory.slot_count() as u64);
                 if next == position {

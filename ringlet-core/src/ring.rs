@@ -14,7 +14,7 @@ use crate::sync::Ordering;
 
 #[cfg(not(loom))]
 pub use crate::mapped::SegmentRing;
-pub use crate::record::{Corrupt, PlainU64, RingMemory, Rx, Tx};
+pub use crate::record::{Backing, Corrupt, PlainU64, RingMemory, Rx, Tx};
 
 /// Control records: how a direction changes its path (see `handover`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

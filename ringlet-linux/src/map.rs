@@ -2,6 +2,7 @@
 
 use crate::sys::{Errno, Sys, close, sys};
 use core::ffi::CStr;
+use ringlet_core::layout::PAGE_BYTES;
 use ringlet_core::memory::Area;
 
 /// Types for which zeroed memory is a valid, empty value; they live in tables that are mapped, never built.
@@ -134,6 +135,45 @@ pub unsafe fn protect(start: usize, end: usize, prot: i32) -> bool {
     let (start, end) = (start / page * page, end / page * page);
     // SAFETY: by contract.
     unsafe { sys!(SYS_mprotect, start, end - start, prot) }.is_ok()
+}
+
+/// Makes sure that these bytes of a mapping, whole pages, are held by memory. A page that can't be had (limits of a container, strict
+/// overcommit) is an error here, where at first use it would be SIGBUS. What lies there may be changed where the kernel is old.
+pub fn hold(area: Area, offset: usize, len: usize) -> Sys<()> {
+    const MADV_POPULATE_WRITE: i32 = 23;
+    if offset > area.len() || len > area.len() - offset {
+        return Err(Errno::EINVAL);
+    }
+    let from = area.base().wrapping_add(offset);
+    for _ in 0..HOLD_TRIES {
+        // SAFETY: within our own mapping; nothing changes but that its pages are there.
+        match unsafe { sys!(SYS_madvise, from, len, MADV_POPULATE_WRITE) } {
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM | Errno::EACCES) => break,
+            other => return other.map(drop),
+        }
+    }
+    // Before 5.14, or forbidden: the kernel itself writes there, which it survives.
+    for page in (0..len).step_by(PAGE_BYTES) {
+        // SAFETY: one byte of our own mapping.
+        let written =
+            unsafe { sys!(SYS_getrandom, from.wrapping_add(page), 1, libc::GRND_NONBLOCK) };
+        if written == Err(Errno::EFAULT) {
+            return Err(Errno::ENOMEM);
+        }
+    }
+    Ok(())
+}
+
+const HOLD_TRIES: usize = 16;
+
+/// Gives the memory of these bytes of a shared mapping, whole pages, back: they are zero then.
+pub fn let_go(area: Area, offset: usize, len: usize) -> Sys<()> {
+    if len == 0 || offset > area.len() || len > area.len() - offset {
+        return Ok(());
+    }
+    // SAFETY: within our own mapping, whose bytes any peer may change as well.
+    unsafe { sys!(SYS_madvise, area.base().wrapping_add(offset), len, libc::MADV_REMOVE) }.map(drop)
 }
 
 /// # Safety

@@ -227,6 +227,15 @@ pub fn leave_processor(processor: u32) -> bool {
     }
 }
 
+/// Bytes of address space in use; 0 if that can't be seen.
+pub fn address_space_used() -> u64 {
+    let mut text = [0u8; 128];
+    let read = read_file(c"/proc/self/statm", &mut text).unwrap_or(0);
+    let digits = text[..read].iter().take_while(|byte| byte.is_ascii_digit());
+    let pages = digits.fold(0u64, |sum, byte| sum * 10 + u64::from(byte - b'0'));
+    pages * ringlet_core::layout::PAGE_BYTES as u64
+}
+
 /// RLIMIT_AS in bytes; `u64::MAX` is no limit.
 pub fn address_space_limit() -> u64 {
     let mut limit = [u64::MAX; 2];

@@ -44,6 +44,7 @@ CALLS = {
     "readlinkat": (267, 78),
     "getrandom": (318, 278),
     "madvise of MADV_WIPEONFORK": (28, 233, 2, 0xFFFF, 18),
+    "madvise of MADV_POPULATE_WRITE": (28, 233, 2, 0xFFFF, 23),
     "ppoll": (271, 73),
     "sched_yield": (24, 124),
     "tkill": (200, 130),

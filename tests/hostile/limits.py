@@ -5,9 +5,9 @@ import os
 
 import protocol
 from confine import CALLS
-from harness import Failed, Skipped, require
+from harness import Failed, Skipped, require, wait_until
 from segment import Served
-from subject import RING, Pair, Subject
+from subject import RING, SETTLE_SECONDS, Pair, Subject
 
 KERNEL_REASON = {"EPERM": "forbidden", "EACCES": "forbidden", "ENOSYS": "old-kernel"}
 ROLES = {"accepting": "server", "connecting": "client"}
@@ -34,6 +34,8 @@ WAYS = ("recv", "poll", "select", "epoll")
 MEBIBYTE = 1 << 20
 RING_BYTES = 64 << 10
 LIBRARY_BYTES = 8 * MEBIBYTE  # the library, and what the loader needs for it
+BURST_PAIRS, BURST_RING_BYTES, BURST_BYTES = 8, 2 * MEBIBYTE, 3 * MEBIBYTE
+PAGES_KEPT_KIB = 16  # more than before the burst: where the receiver looks next, and a message's
 SPARE_DESCRIPTORS = 1  # the page that `ringlet ss` reads
 DESCRIPTORS = 200
 SERVED_OF_DESCRIPTORS = 0.75
@@ -58,6 +60,12 @@ def scenes(ground):
         many_doorbells(ground)
     with ground.scene("a small address space"):
         small_address_space(ground)
+    with ground.scene("a share of the address space"):
+        share_of_address_space(ground)
+    with ground.scene("no memory for a ring"):
+        no_memory(ground)
+    with ground.scene("memory of a burst"):
+        bursts(ground)
     with ground.scene("no mapping left"):
         no_mappings(ground)
     with ground.scene("ringlet's own memory limit"):
@@ -217,6 +225,60 @@ def small_address_space(ground):
         for path, reason in pair.reasons():
             require(path != "kernel" or reason in ("no-memory", "no-peer"), f"{size >> 20} MiB: the reason is {reason}")
         ground.close()
+
+
+def share_of_address_space(ground):
+    """Ringlet takes a quarter of what the process may have; a program that then wants the half has it."""
+    limit, ring_bytes = 2048 * MEBIBYTE, 16 * MEBIBYTE
+    fit = limit // 4 // protocol.segment_bytes(ring_bytes)
+    accepting = Subject(ground, ring_bytes=ring_bytes, limits={"address_space": limit})
+    connecting = Subject(ground, "client", ring_bytes=ring_bytes)
+    pairs = [Pair(accepting, connecting) for _ in range(fit + 5)]
+    for pair in pairs:
+        pair.exchange(times=8)
+    paths = [pair.paths() for pair in pairs]
+    require(paths.count((RING, RING)) == fit, f"{fit} of {len(pairs)} fit: {paths}")
+    require(pairs[-1].reasons()[0] == ("kernel", "no-memory"), f"the reason is {pairs[-1].reasons()[0]}")
+    require(accepting.do("can_have", limit // 2), "half of the address space is not the program's")
+    for pair in pairs:
+        pair.exchange(size=3000)
+
+
+def no_memory(ground):
+    """Pages that can't be had: nobody touches them. (A filter gives the kernel's answer, which else only a machine without memory gives.)"""
+    deny = {"deny": [("madvise of MADV_POPULATE_WRITE", "ENOMEM")]}
+    for side in BOTH:
+        pair = Pair(*subjects(ground, deny, side))
+        work(pair)
+        reason = pair.reasons()[BOTH.index(side)]
+        require(reason == ("kernel", "no-memory"), f"no memory at the {side} side: {reason}")
+        ground.close()
+
+
+def bursts(ground):
+    """What much at once has used is given back while the connections live, however their sender sleeps; and they go on."""
+    accepting, connecting = (Subject(ground, role, BURST_RING_BYTES) for role in ROLES.values())
+    pairs = [Pair(accepting, connecting) for _ in range(BURST_PAIRS)]
+    for pair in pairs:
+        pair.exchange(times=8)
+
+    def held():
+        return (accepting.segments_kib() + connecting.segments_kib()) / BURST_PAIRS
+
+    idle = held()
+    for way in WAYS:
+        for pair in pairs:
+            connecting.ask("receive", pair.connecting_number, BURST_BYTES)
+            accepting.do("send", pair.accepting_number, BURST_BYTES)
+            connecting.answer()
+        require(held() > 500, f"{held()} KiB for each connection: there was no burst")
+        accepting.ask("wait_by", pairs[0].accepting_number, way)
+        wait_until(lambda: held() < idle + PAGES_KEPT_KIB, SETTLE_SECONDS, f"a sender in {way} to give back")
+        connecting.do("send", pairs[0].connecting_number, 1)
+        accepting.answer()
+        for pair in pairs:
+            pair.exchange(size=3000)
+            require(pair.paths() == (RING, RING), "a connection has left the ring")
 
 
 def no_mappings(ground):

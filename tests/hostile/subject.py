@@ -125,6 +125,17 @@ class Subject:
             more, less = self.held() - wanted, wanted - self.held()
             raise Failed(f"{what}: the victim holds {dict(more)} too much, {dict(less)} too little") from None
 
+    def segments_kib(self):
+        """Memory of its connections' segments, by what of them is its share."""
+        held, ours = 0, False
+        for line in pathlib.Path(f"/proc/{self.pid}/smaps").read_text().splitlines():
+            name = line.split(maxsplit=1)[0]
+            if not name.endswith(":"):
+                ours = "/memfd:ringlet-segment" in line
+            elif ours and name == "Pss:":
+                held += int(line.split()[1])
+        return held
+
     # What is said of it.
 
     def reason(self, local_port, peer_port):

@@ -394,6 +394,10 @@ class Victim:
         for _ in range(left):
             self._maps.pop().close()
 
+    def can_have(self, size):
+        with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS):
+            return True
+
     def give_mappings_back(self):
         for each in self._maps:
             each.close()

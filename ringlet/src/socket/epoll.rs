@@ -1401,7 +1401,7 @@ fn wait_in(
         }
         let armed = arm(tables, set);
         let mut left = deadline.map(|at| at.saturating_sub(sys::now_ns()));
-        if let Some(every) = armed.look_every_ns {
+        for every in armed.look_every_ns.into_iter().chain(super::memory::due()) {
             left = Some(left.unwrap_or(every).min(every));
         }
         let slept = if any_ready(tables, set) {

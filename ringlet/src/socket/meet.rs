@@ -21,7 +21,7 @@
 //! (`proof`), which it makes before it says its first word. Nothing is handed out, and no descriptor taken, before that.
 
 use super::table::{Socket, Stage, Tables, tables};
-use super::{carrier, context, control, epoll, process, unforgiving, view};
+use super::{carrier, context, control, epoll, memory, process, unforgiving, view};
 use crate::config::PeerPolicy;
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
@@ -641,7 +641,7 @@ fn keep_bell(
 
 fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<i32, Reason> {
     let bytes = geometry.segment_bytes();
-    reserve_memory(tables, bytes)?;
+    memory::reserve(tables, bytes)?;
     let made = map::sealed_memfd(c"ringlet-segment", bytes, libc::F_SEAL_SEAL).and_then(|fd| {
         match map::map_shared(fd, bytes, true) {
             Ok(area) => Ok((fd, area)),
@@ -655,20 +655,21 @@ fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<
         release_memory(tables, bytes);
         reason_of(error)
     })?;
+    if let Err(reason) = memory::hold_first(area, geometry) {
+        release_memory(tables, bytes);
+        sys::close(segment);
+        // SAFETY: mapped just now and shown to nobody.
+        #[allow(unsafe_code)]
+        unsafe {
+            map::unmap(area)
+        };
+        return Err(reason);
+    }
     let head = area.at::<Head>(0);
     head.ring_bytes.store(geometry.ring_bytes as u64, Ordering::Relaxed);
     head.magic.store(SEGMENT_MAGIC, Ordering::Relaxed);
     socket.set_segment(area, geometry);
     Ok(segment)
-}
-
-pub fn reserve_memory(tables: &Tables, bytes: usize) -> Result<(), Reason> {
-    let process = tables.process();
-    if process.shared_bytes.get() + bytes as u64 > tables.config.memory_limit_bytes {
-        return Err(Reason::NoMemory);
-    }
-    process.shared_bytes.add(bytes as u64);
-    Ok(())
 }
 
 pub fn release_memory(tables: &Tables, bytes: usize) {
@@ -731,7 +732,7 @@ fn map_segment(
         Ok(_) | Err(Errno::EINVAL) => return Err(Reason::BadPeer),
         Err(error) => return Err(reason_of(error)),
     }
-    reserve_memory(tables, bytes)?;
+    memory::reserve(tables, bytes)?;
     let area = map::map_shared(segment, bytes, true).map_err(|error| {
         release_memory(tables, bytes);
         reason_of(error)
@@ -754,6 +755,9 @@ fn map_segment(
 fn attach(socket: &'static Socket) {
     let end = socket.end();
     end.nonblocking.set(fd::is_nonblocking(socket.fd()) as u32);
+    if let Some(outgoing) = socket.outgoing() {
+        end.tx.begin_bare(&outgoing);
+    }
     copy_timeouts(socket);
     carrier::attached(socket, end);
     socket.kernel_news.set(1);

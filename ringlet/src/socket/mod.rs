@@ -13,6 +13,7 @@ pub mod epoll;
 pub mod family;
 pub mod gate;
 pub mod meet;
+pub mod memory;
 pub mod moving;
 pub mod process;
 pub mod readiness;

@@ -1,7 +1,7 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
 use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
-use super::{carrier, context, datagram, epoll, gate, meet, moving, unix, view};
+use super::{carrier, context, datagram, epoll, gate, meet, memory, moving, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, GO_BACK, SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
@@ -101,6 +101,7 @@ pub fn accepted(fd: i32, listener: i32) {
 
 /// connect() succeeded or is under way, or accept() returned this descriptor.
 pub fn connected(fd: i32, accepting: bool) {
+    memory::due();
     if let Some(Known::Socket(socket)) = lookup(fd)
         && socket.stage() == Stage::Kernel
     {

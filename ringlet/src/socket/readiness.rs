@@ -1,7 +1,7 @@
 //! poll and select over descriptors of which some are attached connections (or epoll sets that hold some).
 
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
-use super::{context, datagram, epoll, sleep, spin, stream, view};
+use super::{context, datagram, epoll, memory, sleep, spin, stream, view};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::map::{self, Scratch};
@@ -189,6 +189,10 @@ fn poll_entered(
             let timeout = match (deadline.map(left), shares_doorbells(fds)) {
                 (left, true) => Some(left.unwrap_or(u64::MAX).min(stream::LOOK_AT_TIMES_NS)),
                 (left, false) => left,
+            };
+            let timeout = match memory::due() {
+                Some(due) => Some(timeout.unwrap_or(u64::MAX).min(due)),
+                None => timeout,
             };
             let idle = look(fds).0 == 0;
             let awake = || {

@@ -5,7 +5,7 @@
 //! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{carrier, context, control, moving, sleep, spin, tap, unforgiving, unix, view};
+use super::{carrier, context, control, memory, moving, sleep, spin, tap, unforgiving, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{NOT_SHUT, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
@@ -830,12 +830,24 @@ fn send_unrecorded(
     loop {
         match end.tx.push_sent_at(&ring, from, now, packet_max) {
             Some(n) => total += n,
-            None if total > 0 => break,
-            None if socket.is_packets() && from.remaining() > packet_max => {
-                moving::step_aside(socket, end, &ring, Reason::Large)?;
-                return send_native(socket, from, flags);
-            }
-            None => return Err(Errno::EAGAIN),
+            None => match memory::hold_more(socket, end, &ring) {
+                Some(true) => continue,
+                Some(false) => {
+                    let reason = Reason::NoMemory;
+                    moving::go_back(socket, end, &ring, Sending::KernelForGood, reason);
+                    moving::step_aside(socket, end, &ring, reason)?;
+                    if total > 0 {
+                        break;
+                    }
+                    return send_native(socket, from, flags);
+                }
+                None if total > 0 => break,
+                None if socket.is_packets() && from.remaining() > packet_max => {
+                    moving::step_aside(socket, end, &ring, Reason::Large)?;
+                    return send_native(socket, from, flags);
+                }
+                None => return Err(Errno::EAGAIN),
+            },
         }
         moving::wake_receiver(socket, &ring);
         // After the publish: a receiver that left the ring just now, and did not see the record, has it sent again.
@@ -1143,6 +1155,10 @@ fn fall_asleep(
         // Another waiter may take the byte that was meant for us.
         Want::Data if socket.sleepers.load(Ordering::SeqCst) > 1 => Some(LOOK_AT_TIMES_NS),
         _ => None,
+    };
+    let look_every = match (look_every, memory::due()) {
+        (Some(one), Some(other)) => Some(one.min(other)),
+        (one, other) => one.or(other),
     };
     let now_and_then = look_every.is_some();
     let timeout = look_every.map_or(timeout, |ns| Some(timeout.unwrap_or(ns).min(ns)));

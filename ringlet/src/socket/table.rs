@@ -200,6 +200,8 @@ pub struct End {
     pub shut_later: P32,
     /// The kernel's place that our last `Start` names, behind which only doorbells follow.
     pub started: P64,
+    /// Where the sender was, plus one, when its memory was looked at (`memory`).
+    pub idle_at: P64,
     /// TCP_NODELAY and TCP_CORK as the program has them; on the kernel's socket doorbells must not be delayed.
     pub no_delay: P32,
     pub cork: P32,
@@ -323,6 +325,7 @@ impl End {
         self.nonblocking.set(0);
         self.returned.set(0);
         self.full_at.set(0);
+        self.idle_at.set(0);
         self.base.set(0);
         self.ringers.store(0, Ordering::Relaxed);
         self.native_receivers.store(0, Ordering::Relaxed);
@@ -476,6 +479,9 @@ pub struct Process {
     /// One thread makes the view.
     pub view_lock: Lock,
     pub shared_bytes: P64,
+    /// When connections are looked at for memory that they do not use, 0 if none holds any; and how long after that again (`memory`).
+    pub memory_due_ns: P64,
+    pub look_at_memory_ns: P64,
     /// Spawns under way, and the numbers, plus one, that are close-on-exec as long as there are some (`process::before_spawn`).
     pub spawn_lock: Lock,
     pub spawns: P32,

@@ -20,6 +20,7 @@ use super::outlets::{ATTACHED, FRESH, KNOCKED, NEVER, Outlet};
 use super::{inlets, outlets};
 use crate::config::Endpoint;
 use crate::reasons::Reason;
+use crate::socket::memory;
 use crate::socket::table::{Socket, Stage, Tables, tables};
 use crate::socket::{epoll, meet, process, view};
 use ringlet_core::layout::{Head, LaneGeometry, SEGMENT_MAGIC};
@@ -495,7 +496,7 @@ fn geometry(tables: &Tables, socket: &Socket) -> LaneGeometry {
 
 fn make_lane(tables: &Tables, geometry: LaneGeometry) -> Result<(i32, Area), Reason> {
     let bytes = geometry.lane_bytes();
-    meet::reserve_memory(tables, bytes)?;
+    memory::reserve(tables, bytes)?;
     let made = map::sealed_memfd(c"ringlet-lane", bytes, libc::F_SEAL_SEAL).and_then(|fd| {
         map::map_shared(fd, bytes, true).map(|area| (fd, area)).inspect_err(|_| sys::close(fd))
     });
@@ -557,7 +558,7 @@ fn check_lane(
     if map::sealed_size(memfd) != Ok(bytes) {
         return Err(Reason::BadPeer);
     }
-    meet::reserve_memory(tables, bytes)?;
+    memory::reserve(tables, bytes)?;
     let area = map::map_shared(memfd, bytes, true).map_err(|error| {
         meet::release_memory(tables, bytes);
         meet::reason_of(error)

@@ -1,0 +1,172 @@
+//! The memory that a connection's segment holds.
+//!
+//! A page of it that can't be had would be SIGBUS at its first use. So what is about to be used is asked for before (`hold`), by the
+//! sender, who alone writes there; the receiver reads only what was written, and looks for news only at slots that the sender has asked
+//! for (`Tx::begin_bare`). Where there is no more, the direction goes back to the kernel.
+//!
+//! What a burst has used is given back, by the sender too: once all is consumed, and nothing was sent for a while. Nobody is woken for
+//! that by the peer; who sleeps looks after a second, and then ever more rarely (`due`).
+
+use super::table::{End, Process, Sending, Socket, Stage, Tables, tables};
+use crate::reasons::Reason;
+use ringlet_core::layout::{Geometry, HOT_DATA_BYTES, PAGE_BYTES, SLOT_COUNT, SLOTS_OFFSET};
+use ringlet_core::memory::Area;
+use ringlet_core::ring::{Backing, SegmentRing};
+use ringlet_core::sync::Ordering;
+use ringlet_linux::{map, sys};
+
+/// Data is asked for in pieces of so many bytes.
+const PIECE_BYTES: u64 = 256 << 10;
+/// What has not been used for so long is given back; and how rarely is looked in the end.
+const IDLE_NS: u64 = 1_000_000_000;
+const LOOK_MAX_NS: u64 = 64_000_000_000;
+
+/// Of a segment of ours: what both ends touch first.
+pub fn hold_first(area: Area, geometry: Geometry) -> Result<(), Reason> {
+    let slots = |direction| geometry.slot_offset(direction, 0);
+    map::hold(area, 0, SLOTS_OFFSET)
+        .and_then(|()| map::hold(area, slots(0), PAGE_BYTES))
+        .and_then(|()| map::hold(area, slots(1), PAGE_BYTES))
+        .map_err(|_| Reason::NoMemory)
+}
+
+/// A record was refused: for memory that is to be asked for (`Some`; false if there is none), or for room.
+#[cold]
+pub fn hold_more(socket: &Socket, end: &End, ring: &SegmentRing) -> Option<bool> {
+    let what = end.tx.wanted_backing()?;
+    let (area, geometry) = socket.segment()?;
+    let direction = socket.side.get() as usize & 1;
+    let held = match what {
+        Backing::Slots => {
+            // The first page is there, and in use.
+            let first = geometry.slot_offset(direction, 0) + PAGE_BYTES;
+            map::hold(area, first, geometry.slot_offset(direction, SLOT_COUNT) - first)
+                .map(|()| what)
+        }
+        Backing::Data(wanted) => {
+            let before = end.tx.backing(ring).1;
+            let hold = |unit: u64| {
+                let until = wanted.next_multiple_of(unit).min(geometry.ring_bytes as u64);
+                let from = geometry.data_offset(direction) + before as usize;
+                map::hold(area, from, (until - before) as usize).map(|()| Backing::Data(until))
+            };
+            match wanted {
+                // By and by: a connection that is hardly used holds little.
+                0..=HOT_DATA_BYTES => hold(before.max(PAGE_BYTES as u64)),
+                _ => hold(PIECE_BYTES).or_else(|_| hold(HOT_DATA_BYTES)),
+            }
+        }
+    };
+    if let Ok(held) = held {
+        end.tx.has_backing(ring, held);
+        if let Some(tables) = tables()
+            && holds_much(end, ring)
+        {
+            let process = tables.process();
+            process.look_at_memory_ns.set(IDLE_NS);
+            process.memory_due_ns.set(sys::now_ns() + IDLE_NS);
+        }
+    }
+    Some(held.is_ok())
+}
+
+fn holds_much(end: &End, ring: &SegmentRing) -> bool {
+    let (slots, data) = end.tx.backing(ring);
+    slots || data > HOT_DATA_BYTES
+}
+
+/// Before a sleep: after so many nanoseconds at most there is something to look after.
+#[inline(always)]
+pub fn due() -> Option<u64> {
+    let tables = tables()?;
+    let process = tables.process();
+    if process.memory_due_ns.get() == 0 { None } else { look_after(tables, process) }
+}
+
+#[cold]
+fn look_after(tables: &'static Tables, process: &Process) -> Option<u64> {
+    let now = sys::now_ns();
+    let at = process.memory_due_ns.get();
+    if now < at {
+        return Some(at - now);
+    }
+    // One thread does it.
+    let every = process.look_at_memory_ns.get();
+    process.memory_due_ns.set(now + every);
+    let mut left = false;
+    for socket in tables.followed().filter(|socket| socket.stage() == Stage::Attached) {
+        left |= !give_back(socket);
+    }
+    if !left {
+        process.memory_due_ns.set(0);
+        return None;
+    }
+    process.look_at_memory_ns.set((every * 2).min(LOOK_MAX_NS));
+    Some(every)
+}
+
+/// Gives back what a connection does not use. True if there is no more to give.
+fn give_back(socket: &Socket) -> bool {
+    let end = socket.end();
+    // ORDER: SeqCst; pairs with `process::release`, as in `Waiter`: the segment is not unmapped meanwhile.
+    socket.sleepers.fetch_add(1, Ordering::SeqCst);
+    let done = give_back_now(socket, end);
+    super::stream::leave(socket);
+    done
+}
+
+fn give_back_now(socket: &Socket, end: &End) -> bool {
+    let Some(_held) = end.send_lock.try_take() else { return false };
+    if socket.stage() != Stage::Attached || end.sending() == Sending::Returning {
+        return true;
+    }
+    let (Some(ring), Some((area, geometry))) = (socket.outgoing(), socket.segment()) else {
+        return true;
+    };
+    if !holds_much(end, &ring) {
+        return true;
+    }
+    let position = end.tx.position() + 1;
+    if end.idle_at.get() != position {
+        end.idle_at.set(position);
+        return false;
+    }
+    let held = end.tx.backing(&ring);
+    let Some(kept) = end.tx.let_go(&ring) else { return false };
+    let direction = socket.side.get() as usize & 1;
+    let page = |slot| geometry.slot_offset(direction, slot);
+    let (first, kept) = (page(0) + PAGE_BYTES, page(kept));
+    let pieces = [
+        (geometry.data_offset(direction), held.1 as usize),
+        (first, kept.saturating_sub(first)),
+        (kept.max(page(0)) + PAGE_BYTES, page(SLOT_COUNT) - kept - PAGE_BYTES),
+    ];
+    for (from, bytes) in pieces {
+        if map::let_go(area, from, bytes).is_err() {
+            // Locked in memory, or not to be given back: it stays as it was.
+            end.tx.has_backing(&ring, Backing::Slots);
+            end.tx.has_backing(&ring, Backing::Data(held.1));
+            return true;
+        }
+    }
+    true
+}
+
+/// Takes `bytes` of address space for a segment, if ringlet may: a share of what the process may have at all, and what leaves the program
+/// as much again.
+pub fn reserve(tables: &Tables, bytes: usize) -> Result<(), Reason> {
+    let process = tables.process();
+    let sum = process.shared_bytes.get() + bytes as u64;
+    if sum > tables.config.memory_limit_bytes {
+        return Err(Reason::NoMemory);
+    }
+    let limit = sys::address_space_limit();
+    if limit != u64::MAX {
+        let left = limit.saturating_sub(sys::address_space_used());
+        if sum > limit / 4 || bytes as u64 > left / 2 {
+            return Err(Reason::NoMemory);
+        }
+    }
+    process.shared_bytes.set(sum);
+    Ok(())
+}
