@@ -1,5 +1,5 @@
-"""Faults from outside: addresses that go, rules and queues that drop, bytes that go past TCP. No byte is lost, nobody waits for ever,
-nothing stays behind.
+"""Faults from outside: addresses that go, rules and queues that drop, bytes that go past TCP, processes that are stopped, limits, clocks.
+No byte is lost, nobody waits for ever, nothing stays behind.
 
     python3 tests/faults [--seed N] [--seconds N] [--ringlet PATH] [GROUP...]
 
@@ -25,7 +25,7 @@ import inside  # noqa: E402
 from ground import Ground  # noqa: E402
 from harness import ROOT, Failed, Ringlet, adopt_orphans  # noqa: E402
 
-GROUPS = "counts addresses".split()
+GROUPS = "counts addresses streams programs".split()
 TOOLS = "ip tc nft".split()
 SKIPPED = 77
 

@@ -7,6 +7,10 @@ knowing of it.
     send N                    the next N bytes of our stream
     receive N                 the next N bytes of the other's, each compared
     echo N, ask N             a ping-pong of N messages, at the answering and the asking side
+    trade N M                 N bytes are sent while M are received
+    ticks SECONDS 0|1         SIGALRM again and again, without or with SA_RESTART
+    no_more_space             almost none of the address space is left
+    held                      how many descriptors and mappings there are
     finish                    no more bytes follow; the other's end is awaited
     number                    of our descriptor
     counts                    of bytes: written by sequence numbers and by transmissions, waiting for an acknowledgement, arrived
@@ -15,17 +19,23 @@ What fails is answered by `failed:` and why.
 """
 
 import ctypes
+import os
+import pathlib
 import platform
 import random
+import resource
+import signal
 import socket
 import struct
 import sys
 import termios
+import threading
 import traceback
 
 PAD = random.Random("pad").randbytes(1 << 20)
 PIECE = 1 << 16
 MESSAGE = 24
+SPACE_LEFT = 1 << 20
 SIOCOUTQ = termios.TIOCOUTQ
 SYS_IOCTL = {"aarch64": 29}.get(platform.machine(), 16)
 libc = ctypes.CDLL(None, use_errno=True)
@@ -93,7 +103,28 @@ class End:
             self.receive(MESSAGE)
         return count
 
+    def trade(self, to_send, to_receive):
+        sender = threading.Thread(target=self.send, args=[to_send])
+        sender.start()
+        self.receive(to_receive)
+        sender.join()
+        return "traded"
+
+    def ticks(self, seconds, restart):
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.siginterrupt(signal.SIGALRM, restart == "0")
+        signal.setitimer(signal.ITIMER_REAL, float(seconds), float(seconds))
+
+    def no_more_space(self):
+        used = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        most = used + SPACE_LEFT
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+    def held(self):
+        return len(os.listdir("/proc/self/fd")) + len(pathlib.Path("/proc/self/maps").read_text().splitlines())
+
     def finish(self):
+        signal.setitimer(signal.ITIMER_REAL, 0)
         self.stream.shutdown(socket.SHUT_WR)
         if left := self.stream.recv(1):
             raise AssertionError(f"{left} after the end")

@@ -14,7 +14,7 @@ from harness import Failed, Outcome, Skipped, Test, end_orphans, require, wait_u
 
 END = str(pathlib.Path(__file__).resolve().parent / "end.py")
 # Nothing here passes or fails by a time: this is when a hang is called one.
-ANSWER_SECONDS = 15
+ANSWER_SECONDS = 90
 COMMAND_SECONDS = 20
 
 
@@ -94,8 +94,8 @@ class Ends:
         self.server = self.client = ground.start("server", self._argv)
         self.port = int(self.ask(self.server, f"listen {ip}"))
 
-    def connect(self, ip, port, source=None, user=None):
-        self.client = self._ground.start("client", self._argv, user=user)
+    def connect(self, ip, port, source=None, user=None, before=()):
+        self.client = self._ground.start("client", [*before, *self._argv], user=user)
         self.tell(self.server, "accept")
         self.ask(self.client, f"connect {ip} {port} {source or ''}")
         self.answer(self.server, "accept")
@@ -130,6 +130,19 @@ class Ends:
 
     def talk(self, count=60):
         self.both(f"echo {count}", f"ask {count}")
+
+    def trade(self, there, back):
+        """Both send and receive at once; `traded` awaits it."""
+        self.problem = None
+        self.tell(self.server, f"trade {back} {there}")
+        self.tell(self.client, f"trade {there} {back}")
+
+    def traded(self):
+        try:
+            self.answer(self.client, "trade")
+            self.answer(self.server, "trade")
+        except Failed as problem:
+            self.problem = problem
 
     def counts(self, end):
         by_sequence, by_transmission, waiting, arrived = map(int, self.ask(end, "counts").split())

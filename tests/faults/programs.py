@@ -1,0 +1,81 @@
+"""Programs that nobody here wrote, while faults come and go: what they store and serve is what comes back."""
+
+import pathlib
+import random
+import time
+
+import streams
+from ground import address
+from harness import needs, require, status_word
+
+FIRST, SECOND = streams.FIRST, streams.SECOND
+PAUSE_SECONDS = 0.3
+FILE_BYTES = 300_000
+SETTINGS = """
+daemon off; master_process off; pid {directory}/nginx.pid; error_log stderr;
+events {{ }}
+http {{
+    access_log off; client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy; fastcgi_temp_path {directory}/fastcgi;
+    uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
+    server {{ listen {ip}:{port}; root {place}; }}
+}}
+"""
+
+
+class Running:
+    """What a fault is drawn for: a program's port, and the processes that may be stopped."""
+
+    def __init__(self, port, server, client):
+        self.port, self.server, self.client = port, server, client
+
+
+def until_done(draw, server, client):
+    """Faults come and go until the client has ended; it must say that all went well."""
+    target = Running(server.port, server, client)
+    while client.poll() is None:
+        with streams.a_fault(draw, [target], False):
+            time.sleep(draw.uniform(*streams.FAULT_SECONDS))
+        time.sleep(draw.uniform(PAUSE_SECONDS, 2 * PAUSE_SECONDS))
+
+
+def scenes(ground):
+    draw = random.Random(f"{ground.seed}/programs")
+
+    with ground.scene("redis: what was stored"), address(FIRST), address(SECOND):
+        needs("redis-server", "redis-benchmark")
+
+        def argv(port):
+            return ["redis-server", "--port", port, "--bind", FIRST, "--save", "", "--appendonly", "no", "--protected-mode", "no"]
+
+        with ground.server(argv) as redis:
+            script = pathlib.Path(__file__).with_name("stores.py").read_text()
+            client = ground.start("client", ["/usr/bin/python3", "-c", script, FIRST, str(redis.port), str(ground.limit_seconds / 4)])
+            until_done(draw, redis, client)
+            require(client.poll() == 0, f"{client.name}: {status_word(client.poll())}\n{client.tail()}")
+            ground.put_away(client)
+            load = ["redis-benchmark", "-h", FIRST, "-p", redis.port, "-n", 20000, "-c", 20, "-P", 4, "-d", 2000, "-t", "set,get", "-q"]
+            client = ground.start("client", load)
+            until_done(draw, redis, client)
+            require(client.poll() == 0, f"{client.name}: {status_word(client.poll())}\n{client.tail()}")
+            ground.put_away(client)
+
+    with ground.scene("nginx: what was served"), address(FIRST), address(SECOND):
+        needs("nginx", "wrk")
+        place = pathlib.Path(ground.directory, "www")
+        place.mkdir()
+        (place / "file").write_bytes(draw.randbytes(FILE_BYTES))
+        settings = pathlib.Path(ground.directory, "nginx.conf")
+
+        def serve(port):
+            settings.write_text(SETTINGS.format(ip=FIRST, port=port, place=place, directory=ground.directory))
+            return ["nginx", "-c", settings, "-e", "stderr"]
+
+        with ground.server(serve) as nginx:
+            seconds = max(int(ground.limit_seconds / 4), 2)
+            url = f"http://{FIRST}:{nginx.port}/file"
+            client = ground.start("client", ["wrk", "-t", 1, "-c", 8, "-d", f"{seconds}s", "--timeout", "120s", url])
+            until_done(draw, nginx, client)
+            told = client.finished_output().decode()
+            require(client.poll() == 0 and "Requests/sec" in told, f"{told}{client.tail()}")
+            require("Socket errors" not in told and "Non-2xx" not in told, told)
+            ground.put_away(client)
