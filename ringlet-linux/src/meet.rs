@@ -5,7 +5,7 @@
 //! ([`admit_descriptors`]; older kernels know no such wish), a message of a stranger is looked at without being taken ([`look_at`]), and a
 //! socket goes by [`part`], which hands one that holds descriptors to `apart`.
 
-use crate::sys::{Errno, Sys, call, close, sys};
+use crate::sys::{Errno, Sys, call, close, geteuid, sys};
 use crate::{apart, fd, tcp, unix};
 
 /// The two ends of a connection, as both of them know it.
@@ -420,6 +420,11 @@ pub fn is_vague(uid: u32) -> bool {
         line.split(u8::is_ascii_whitespace).rfind(|word| !word.is_empty()) == Some(b"4294967295")
     };
     uid == overflow && fd::find_line(b"/proc/thread-self/uid_map\0", 4096, all) != Ok(true)
+}
+
+/// Is it certainly the user as whom we act?
+pub fn is_our_user(uid: u32) -> bool {
+    uid == geteuid() && !is_vague(uid)
 }
 
 /// Is this a process of our own pid namespace, which (its user allowing) can send us signals too? One of a namespace below ours can't.

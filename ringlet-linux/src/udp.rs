@@ -87,6 +87,19 @@ pub fn source(fd: i32, to: &Address) -> Option<Address> {
     Some(Address { ip: found?.ip, port: local.port })
 }
 
+/// Is it the address of one receiver, as the kernel sees it? (Broadcasts have many: 127.255.255.255 is one too.)
+pub fn is_of_one(to: &Address) -> bool {
+    let multicast = if to.is_v4() { to.ip[12] & 0xf0 == 0xe0 } else { to.ip[0] == 0xff };
+    let family = if to.is_v4() { libc::AF_INET } else { libc::AF_INET6 };
+    let Ok(probe) = fd::unconnected(family, libc::SOCK_DGRAM) else { return false };
+    let (name, len) = to_sockaddr(to, family);
+    // KERNEL: EACCES for a broadcast, as long as the socket has not asked for them.
+    // SAFETY: an address and its length.
+    let connected = unsafe { sys!(SYS_connect, probe, name.as_ptr(), len) };
+    close(probe);
+    connected.is_ok() && !multicast
+}
+
 /// The socket of this machine that receives what `from` sends to `to`, by the kernel's own lookup. `ENOENT` when there is none.
 ///
 /// KERNEL: the request for UDP names the sender as the source, where TCP's names the socket that is looked for.

@@ -30,7 +30,7 @@ reasons! {
     NoPeer = 4, "no-peer", "The far end never came to the rendezvous: it does not run under ringlet, or ringlet is off there.";
     Off = 5, "off", "ringlet is switched off for this address or port by its configuration.";
     NotOwner = 6, "not-owner", "Whoever came to the rendezvous does not own the far end of this connection, and was refused.";
-    OtherUser = 7, "other-user", "The far end belongs to another user, and the configuration asks for the same user.";
+    OtherUser = 7, "other-user", "The far end belongs to another user, and the configuration asks for the same user, or it is a datagram (the port could become somebody else's).";
     NameTaken = 8, "name-taken", "The rendezvous name of this connection is held by someone else.";
     NoDescriptor = 9, "no-descriptor", "The process is out of descriptors (RLIMIT_NOFILE).";
     NoMemory = 10, "no-memory", "The segment could not be made or mapped, a page of it can't be had, or a limit is reached: `memory_limit_bytes`, or a quarter of RLIMIT_AS.";

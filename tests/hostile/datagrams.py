@@ -7,9 +7,10 @@ import socket
 import struct
 import time
 
-from harness import Failed, require
+from harness import Failed, Skipped, require
 from protocol import GROW, INLINE_BYTES, LEN_BITS, FLAG_BITS, LINE_BYTES, PAGE_BYTES, PUBLISHED, SEAL, SHRINK
 from protocol import WORD, memfd
+from rendezvous import as_user
 from subject import RING, Subject
 
 # Mirrors ringlet/src/socket/datagram/door.rs, ringlet-core/src/switch.rs and `LaneGeometry` of ringlet-core/src/layout.rs.
@@ -26,6 +27,7 @@ ROUNDS_TO_A_LOOK = 140  # LATER_MAX_CALLS and some more
 KNOCKS_AT_ONCE = 6
 IDLE_SECONDS = 1.1  # CHECK_IDLE_NS and some more
 SCRIBBLES = 300
+BROADCASTS = 1000
 WARM_ROUNDS = 400
 STEADY_ROUNDS = 40
 
@@ -35,6 +37,10 @@ def scenes(ground):
         truth(ground)
     with ground.scene("nobody sends in another's name"):
         strangers(ground)
+    with ground.scene("another user, who could close its port and go on in the next one's name, gets no lane"):
+        another_user(ground)
+    with ground.scene("a broadcast reaches all"):
+        Subject(ground).do("udp_broadcast", BROADCASTS)
     with ground.scene("senders that lie at the door"):
         lies(ground)
     with ground.scene(f"{SCRIBBLES} senders' scribbles over their lanes"):
@@ -75,9 +81,9 @@ def told(door, kind):
 class Port:
     """A UDP socket of ours with a door, by hand."""
 
-    def __init__(self):
+    def __init__(self, port=0):
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind(("127.0.0.1", 0))
+        self.socket.bind(("127.0.0.1", port))
         self.socket.settimeout(5)
         self.inode, self.port = inode_of(self.socket), self.socket.getsockname()[1]
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -238,6 +244,30 @@ def strangers(ground):
         finally:
             os.kill(child, 9)
             os.waitpid(child, 0)
+
+
+def another_user(ground):
+    if os.geteuid() != 0:
+        raise Skipped("only root can become another user")
+    victim = UdpVictim(ground)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = probe.getsockname()[1]
+
+    def act(ready):
+        with Port(number) as sender:
+            knocked = 0
+            for _ in range(2 * ROUNDS_TO_A_LOOK):
+                sender.send(b"round", victim.port)
+                require(sender.socket.recv(100) == b"round", "a wrong answer")
+                knocked += sender.knock(victim.inode, sender.hello(victim))
+            require(knocked, "the victim has no door")
+            require(sender.answered(LANE) is None, "another user was given a lane")
+        ready()
+
+    victim.subject.ask("udp_serve", number, 2 * ROUNDS_TO_A_LOOK)
+    with as_user("nobody", act):
+        victim.subject.answer()
 
 
 def lies(ground):

@@ -2,6 +2,10 @@
 
 import contextlib
 import os
+import pathlib
+import pwd
+import shutil
+import subprocess
 
 import protocol
 from confine import CALLS
@@ -52,6 +56,8 @@ def scenes(ground):
     ):
         with ground.scene(f"both ends {what}"):
             contained(ground, limits, reason)
+    with ground.scene("a program with more rights than its caller takes nothing from him"):
+        secure(ground)
     with ground.scene("few descriptors"):
         few_descriptors(ground)
     with ground.scene("many idle clients outside ringlet"):
@@ -135,6 +141,29 @@ def contained(ground, limits, reason):
         require(RING not in pair.paths(), "on the ring unproven")
     else:
         require(pair.paths() == (RING, RING), f"not on the ring: {pair.reasons()}")
+
+
+# AT_SECURE.
+
+
+def secure(ground):
+    """A copy of a program that is set-user-ID, with ringlet in ld.so.preload: the caller's log is not written, which tells of a wrong setting."""
+    if os.geteuid() != 0:
+        raise Skipped("only root can make a program set-user-ID")
+    library = pathlib.Path(ground.ringlet.command).parent / "libringlet_preload.so"
+    for mode, writes in ((0o755, True), (0o4755, False)):
+        program = pathlib.Path(ground.directory, f"true-{mode:o}")
+        shutil.copy(shutil.which("true"), program)
+        os.chown(program, pwd.getpwnam("nobody").pw_uid, -1)
+        program.chmod(mode)
+        log = pathlib.Path(ground.directory, f"log-{mode:o}")
+        script = f"mount -t tmpfs none /etc && echo {library} > /etc/ld.so.preload && exec {program}"
+        env = {"PATH": os.environ["PATH"], "RINGLET_LOG": str(log), "RINGLET_SPIN_US": "wrong"}
+        done = subprocess.run(["unshare", "-m", "sh", "-c", script], env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise Skipped(f"no mount namespace here: {done.stderr}")
+        require(log.exists() == writes, f"mode {mode:o}: the log is {'not ' * writes}written")
+        log.unlink(missing_ok=True)
 
 
 # Descriptors.

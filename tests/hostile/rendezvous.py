@@ -5,6 +5,7 @@ import os
 import pwd
 import signal
 import socket
+import struct
 import tempfile
 import traceback
 
@@ -27,6 +28,8 @@ def scenes(ground):
             strangers(ground, user)
     with ground.scene(f"{ATTACKS} lies of the far end's owner"):
         lies(ground)
+    with ground.scene("descriptors that nobody can close in time"):
+        lingering(ground)
 
 
 # The tests' own peer is right, or nothing here would mean anything.
@@ -464,3 +467,40 @@ def work_on(ground, peer, victim, number):
     """The connection goes on through the kernel, whatever was said."""
     for _ in range(8):
         peer.exchange(victim, number, ground.random.randbytes(ground.random.randint(1, 5000)))
+
+
+# KERNEL: a close that waits for as long as the one chose who sent the descriptor.
+
+
+def lingering(ground):
+    victim = Subject(ground)
+    steady = Steady(ground, victim)
+    with contextlib.ExitStack() as far_ends:
+
+        def unread(_=0):
+            near, far = stuck_connection()
+            far_ends.callback(far.close)
+            with near:
+                return os.dup(near.fileno())
+
+        for lie, side in (
+            (Lie("a lingering socket for an eventfd", bell=[unread, page]), CONNECTING),
+            (Lie("a lingering socket for a context page", bell=[eventfd, unread]), ACCEPTING),
+            (Lie("a lingering socket for a segment", BAD, segment=[unread]), ACCEPTING),
+            (Lie("lingering sockets in a hello that is none", BAD, bell=[unread], kind=0), CONNECTING),
+        ):
+            attack_with(ground, victim, lie, side)
+            steady.goes_on()
+
+
+def stuck_connection():
+    """One whose last close waits for ever: its far end takes nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far = listener.accept()[0]
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1 << 20))
+    near.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            near.send(bytes(1 << 16))
+    return near, far

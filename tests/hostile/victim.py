@@ -193,6 +193,23 @@ class Victim:
             if data != request or address[1] != port:
                 raise Torn(f"in round {number}")
 
+    def udp_broadcast(self, rounds):
+        """Two receivers of each datagram, which is sent to all of the machine's own."""
+        receivers = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+        for each in receivers:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.settimeout(5)
+        receivers[0].bind(("0.0.0.0", 0))
+        receivers[1].bind(receivers[0].getsockname())
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        sender.bind(("127.0.0.1", 0))
+        for number in range(rounds):
+            sender.sendto(b"to all %d" % number, ("127.255.255.255", receivers[0].getsockname()[1]))
+            for each in receivers:
+                if each.recv(100) != b"to all %d" % number:
+                    raise Torn(f"in round {number}")
+
     def send_many(self, number, size, times):
         for _ in range(times):
             self._connections[number].send(size)

@@ -175,7 +175,7 @@ impl Service {
         while let Ok(socket) = meet::accept(raw(&self.listener)) {
             let socket = own(socket);
             let user = meet::credentials(raw(&socket)).map_or(u32::MAX, |found| found.uid);
-            if user == sys::geteuid() || user == 0 {
+            if user == 0 || meet::is_our_user(user) {
                 self.links.push(Link::new(socket, None));
             }
         }
@@ -237,7 +237,8 @@ impl Service {
             return Ok(at);
         }
         let socket = own(meet::look_named(&peer.rendezvous())?);
-        if meet::credentials(raw(&socket))?.uid != peer.user {
+        let user = meet::credentials(raw(&socket))?.uid;
+        if user != peer.user || meet::is_vague(user) {
             return Err(Errno::EPERM);
         }
         let mut link = Link::new(socket, Some(peer.process));
@@ -374,11 +375,12 @@ fn watched(fd: &OwnedFd, events: i16) -> pollfd {
     pollfd { fd: raw(fd), events: libc::POLLIN | events, revents: 0 }
 }
 
-/// Is who came to us the process that offers this name's rendezvous? Else it could take what is meant for that one.
+/// Is who came to us the process that offers this name's rendezvous? Else it could take what is meant for that one. (Processes that can't be
+/// seen all read as number 0.)
 fn is_owner(name: &Name, socket: &OwnedFd) -> bool {
     let Ok(offered) = meet::look_named(&name.rendezvous()).map(own) else { return false };
     let found = (meet::credentials(raw(&offered)), meet::credentials(raw(socket)));
-    matches!(found, (Ok(there), Ok(here)) if there.pid == here.pid && there.uid == here.uid)
+    matches!(found, (Ok(there), Ok(here)) if there.pid != 0 && there.pid == here.pid && there.uid == here.uid)
 }
 
 /// A connection that a peer asks for.

@@ -65,6 +65,7 @@ pub struct SenderId(pub u64);
 
 struct Entry {
     id: SenderId,
+    uid: u32,
     lane: Lane,
     rx: Rx,
     bell: Bell,
@@ -295,7 +296,12 @@ impl Mailbox {
         if number >= LANE_MAX_COUNT {
             return Err(Error::Refused);
         }
-        let circle = self.circle(meet::credentials(socket.as_raw_fd())?.uid)?;
+        let uid = meet::credentials(socket.as_raw_fd())?.uid;
+        // Senders of one user share their list; those who only read as the same one could harm each other by it.
+        if !self.has_room_for(uid) || meet::is_vague(uid) {
+            return Err(Error::Refused);
+        }
+        let circle = self.circle(uid)?;
         let (memfd, mapping) = make_segment(self.geometry.lane_bytes())?;
         let fds = [&memfd, &self.circles[circle].memfd, &self.flag_memfd].map(AsRawFd::as_raw_fd);
         Welcome::new(&self.options, number as u32).send(&socket, &fds)?;
@@ -305,12 +311,19 @@ impl Mailbox {
         let id = SenderId(self.next_id);
         self.next_id += 1;
         let (rx, bell) = (Rx::default(), Bell::new(socket));
-        let entry = Entry { id, lane, rx, bell, _mapping: mapping };
+        let entry = Entry { id, uid, lane, rx, bell, _mapping: mapping };
         match free {
             Some(number) => self.lanes[number] = Some(entry),
             None => self.lanes.push(Some(entry)),
         }
         Ok(())
+    }
+
+    /// Another user gets no more lanes than it leaves to all others, so that none takes them all.
+    fn has_room_for(&self, uid: u32) -> bool {
+        let held = self.lanes.iter().flatten().filter(|entry| entry.uid == uid).count();
+        let free = LANE_MAX_COUNT - self.senders();
+        uid == 0 || uid == sys::geteuid() || held < free
     }
 
     /// The circle of a user, made if it is the first of its senders.

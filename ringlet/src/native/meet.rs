@@ -8,7 +8,7 @@ use super::channel::{Channel, Link, Mapping};
 use super::mailbox::Announcer;
 use super::{Error, Kind, Locked, Options, Peers, Region, Sender, Timeout};
 use ringlet_core::layout::LaneGeometry;
-use ringlet_linux::sys::{self, Errno};
+use ringlet_linux::sys::Errno;
 use ringlet_linux::{fd, map, meet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -97,7 +97,7 @@ impl Peers {
     /// May we deal with whoever is at the other end?
     pub(super) fn admit(self, socket: &OwnedFd) -> Result<(), Error> {
         let uid = meet::credentials(socket.as_raw_fd())?.uid;
-        let admitted = self == Peers::Any || uid == 0 || uid == sys::geteuid();
+        let admitted = self == Peers::Any || uid == 0 || meet::is_our_user(uid);
         if admitted { Ok(()) } else { Err(Error::Refused) }
     }
 }

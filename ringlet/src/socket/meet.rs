@@ -400,12 +400,8 @@ fn say(
 }
 
 /// May this peer ring us by eventfd? The owner of an eventfd could make a ringer wait, so only who could signal us anyway.
-fn trusted(peer: rendezvous::Credentials) -> bool {
-    (peer.uid == 0 || is_our_user(peer.uid)) && rendezvous::is_in_sight(peer.pid)
-}
-
-pub fn is_our_user(uid: u32) -> bool {
-    uid == sys::geteuid() && !rendezvous::is_vague(uid)
+pub fn trusted(peer: rendezvous::Credentials) -> bool {
+    (peer.uid == 0 || rendezvous::is_our_user(peer.uid)) && rendezvous::is_in_sight(peer.pid)
 }
 
 /// The connecting side: who is it that offers? One that has proven itself is told hello.
@@ -490,7 +486,7 @@ fn check_owner(
     if caller.uid != owner.uid && caller.uid != 0 {
         return Err(Reason::NotOwner);
     }
-    if tables.config.peers == PeerPolicy::SameUser && !is_our_user(caller.uid) {
+    if tables.config.peers == PeerPolicy::SameUser && !rendezvous::is_our_user(caller.uid) {
         return Err(Reason::OtherUser);
     }
     Ok(())

@@ -27,6 +27,7 @@ use ringlet_core::layout::{Head, LaneGeometry, SEGMENT_MAGIC};
 use ringlet_core::memory::Area;
 use ringlet_core::sync::Ordering;
 use ringlet_core::view::SLOT_FREE;
+use ringlet_linux::diag::Owner;
 use ringlet_linux::meet::{self as rendezvous, Credentials, Fds};
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::tcp::{self, Address};
@@ -291,7 +292,7 @@ fn knock(tables: &Tables, socket: &'static Socket, to: &Address) {
         });
     };
     let Some(source) = udp::source(socket.fd(), to) else { return never(Reason::NotLocal) };
-    if !is_local(&source, to) {
+    if !is_local(&source, to) || !udp::is_of_one(to) {
         return never(Reason::NotLocal);
     }
     if !allowed(tables, &source, to) {
@@ -387,6 +388,18 @@ fn take_messages(tables: &Tables, socket: &'static Socket, door: i32) -> bool {
     any
 }
 
+/// Who knocks or answers must hold the socket that it speaks for, and be trusted not to use the lane when it has closed that socket: the port may be
+/// another user's by then, and what comes by the lane would come in that one's name. Such a one can harm us anyway.
+fn check_caller(
+    tables: &Tables,
+    owner: &Owner,
+    caller: Credentials,
+    fd: i32,
+) -> Result<(), Reason> {
+    meet::check_caller(tables, owner, caller, fd)?;
+    if meet::trusted(caller) { Ok(()) } else { Err(Reason::OtherUser) }
+}
+
 /// The sender: an answer with a descriptor is at the door. `None` if it is not to be taken.
 fn take_answer(
     tables: &Tables,
@@ -397,10 +410,10 @@ fn take_answer(
 ) -> Option<Result<(), Reason>> {
     let owner = udp::receiver(&answer.source, &answer.target).ok()?;
     let found = if owner.inode == answer.inode { Ok(()) } else { Err(Reason::NotOwner) };
-    let checked = found.and_then(|()| meet::check_caller(tables, &owner, caller, answer.fd));
+    let checked = found.and_then(|()| check_caller(tables, &owner, caller, answer.fd));
     if let Err(reason) = checked {
         // One of the same user may be late; one of another is none of our business.
-        let ours = meet::is_our_user(caller.uid);
+        let ours = rendezvous::is_our_user(caller.uid);
         let taken = ours.then(|| rendezvous::take(door, &mut [])).and_then(Result::ok);
         return taken.filter(|taken| !taken.fds.truncated).map(|_| Err(reason));
     }
@@ -434,7 +447,7 @@ fn take_hello(
     if owner.inode != hello.inode {
         return Err(Reason::NotOwner);
     }
-    meet::check_caller(tables, &owner, caller, hello.fd)?;
+    check_caller(tables, &owner, caller, hello.fd)?;
     let (all, mailbox) = inlets::of(socket).ok_or(Reason::Full)?;
     let geometry = geometry(tables, socket);
     let (memfd, area) = make_lane(tables, geometry)?;

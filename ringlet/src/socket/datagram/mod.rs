@@ -648,9 +648,12 @@ fn is_harmless(level: i32, option: i32) -> bool {
 
 /// The program has set an option; `value` is its first word.
 pub fn option_set(socket: &Socket, level: i32, option: i32, value: i32) {
-    // One that switches something off changes nothing: had it been on, the socket were barred.
+    // One that switches something off changes nothing: had it been on, the socket were barred. (A program is attached by a descriptor, which may
+    // be 0.)
+    let attaches = level == libc::SOL_SOCKET
+        && matches!(option, libc::SO_ATTACH_BPF | libc::SO_ATTACH_REUSEPORT_EBPF);
     let off = if (level, option) == (libc::SOL_SOCKET, libc::SO_PEEK_OFF) { -1 } else { 0 };
-    if value != off && !is_harmless(level, option) {
+    if (value != off || attaches) && !is_harmless(level, option) {
         bar(socket, Reason::Option);
     }
 }
