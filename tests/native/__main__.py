@@ -50,14 +50,15 @@ class Place:
         self.root = directory / "root"
         target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
         run(["make", "-s", "-C", ROOT, "install", f"DESTDIR={self.root}", "PREFIX=/usr"])
-        run(["cargo", "build", "--quiet", "--release", "-p", "ringlet", "--examples"], cwd=ROOT)
+        # With debug checks, and as the unit tests have built them.
+        run(["cargo", "build", "--quiet", "-p", "ringlet", "--examples"], cwd=ROOT)
         self.environment = {
             **os.environ,
             "PKG_CONFIG_PATH": str(self.root / "usr/lib/pkgconfig"),
             "PKG_CONFIG_SYSROOT_DIR": str(self.root),
             "LD_LIBRARY_PATH": str(self.root / "usr/lib"),
         }
-        self.c, self.rust = directory / "c", target.resolve() / "release/examples"
+        self.c, self.rust = directory / "c", target.resolve() / "debug/examples"
         self.c.mkdir()
         for name in ("echo", "mailbox", "region"):
             self.compile(["cc", "-std=c99", "-D_GNU_SOURCE"], f"{name}.c", self.c / name, ["--cflags", "--libs"])
