@@ -448,6 +448,39 @@ fn path_of(pid: i32, rest: &[u8]) -> ([u8; 40], usize) {
 
 /// Does descriptor `fd` of process `pid` name the socket `inode`? `EACCES` or `EPERM` when we may not look.
 pub fn holds(pid: i32, fd: i32, inode: u32) -> Sys<bool> {
+    match thread_holds(pid, fd, inode) {
+        // KERNEL: a first thread that has ended has no descriptors; the other threads have those of the process.
+        Err(Errno::ENOENT) => any_thread_holds(pid, fd, inode),
+        known => known,
+    }
+}
+
+/// Asks the first threads that are listed: one that lives will do.
+fn any_thread_holds(pid: i32, fd: i32, inode: u32) -> Sys<bool> {
+    let (path, _) = path_of(pid, b"/task");
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: a C string.
+    let task = unsafe { sys!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)? } as i32;
+    let mut list = [0u8; 512];
+    // SAFETY: a buffer of its length.
+    let got = unsafe { sys!(SYS_getdents64, task, list.as_mut_ptr(), list.len()) };
+    close(task);
+    // struct linux_dirent64: number and offset, 8 bytes each; length, 2; kind, 1; then the name.
+    let mut rest = &list[..got?];
+    while let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, low, high, _, name @ ..] = rest {
+        let digits = name.iter().take_while(|byte| byte.is_ascii_digit());
+        let thread = digits
+            .fold(0i32, |all, digit| all.wrapping_mul(10).wrapping_add(i32::from(digit - b'0')));
+        if thread != pid && thread > 0 && thread_holds(thread, fd, inode) == Ok(true) {
+            return Ok(true);
+        }
+        let len = usize::from(u16::from_ne_bytes([*low, *high])).max(1);
+        rest = rest.get(len..).unwrap_or(&[]);
+    }
+    Err(Errno::ENOENT)
+}
+
+fn thread_holds(pid: i32, fd: i32, inode: u32) -> Sys<bool> {
     let (mut path, n) = path_of(pid, b"/fd/");
     fd::write_decimal(&mut path[n..], fd as u32);
     let mut link = [0u8; 32];

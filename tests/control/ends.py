@@ -113,9 +113,9 @@ def datagrams(port):
             end.sendto(message(b"R", number), sender)
 
 
-def echo(port):
+def echo(port, kind="tcp"):
     """As a client, of a server that sends back what it gets."""
-    client(port, answer=b"Q")
+    client(port, kind, answer=b"Q")
 
 
 def client(port, kind="tcp", answer=b"R"):

@@ -224,8 +224,15 @@ def headless(way="syscall"):
         while piece := end.recv(64):
             end.sendall(piece)
 
+    def answer(end):
+        while True:
+            end.sendto(*end.recvfrom(64))
+
     listener = socket.create_server(("127.0.0.1", 0))
+    datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    datagrams.bind(listener.getsockname())
     threading.Thread(target=serve, args=[listener]).start()
+    threading.Thread(target=answer, args=[datagrams]).start()
     ready(listener.getsockname()[1])
     sys.stdin.readline()
     libc = ctypes.CDLL(None)

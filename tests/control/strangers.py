@@ -298,6 +298,15 @@ def headless(ground):
         wait_until(lambda state=state: ") Z " in state.read_text(), START_SECONDS, "the first thread to end")
         controlled(ground, process, client)
         ground.put_away(client.process)
+        later = End(ground, "echo", port, role="client")
+        later.port = int(later.line())
+        later.do("send 20")
+        ground.await_path(later, "ring")
+        controlled(ground, process, later)
+        datagrams = End(ground, "echo", port, "udp", role="client")
+        datagrams.port = int(datagrams.line())
+        datagrams.do("send 20")
+        ground.await_path(datagrams, "ring")
         ground.put_away(process)
 
 
