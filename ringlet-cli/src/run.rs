@@ -14,6 +14,9 @@ use crate::settings::{Environment, Flags, LIBRARY_ENVIRONMENT, Settings, set_var
 
 pub const LIBRARY_NAME: &str = "libringlet_preload.so";
 const PRELOAD_ENVIRONMENT: &str = "LD_PRELOAD";
+const SANITIZER_ENVIRONMENT: &str = "ASAN_OPTIONS";
+/// GCC's address sanitizer wants its library before all others, or else this.
+const SANITIZER_MAY_COME_LATER: &str = "verify_asan_link_order";
 
 /// As env(1), timeout(1) and their kin have it: what they themselves got wrong, what cannot be run, what is not there.
 pub const EXIT_OURS: u8 = 125;
@@ -74,6 +77,9 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         args.flags.apply(&mut environment);
         let preload = preload_list(&library()?, Some(&present))?;
         set_variable(&mut environment, PRELOAD_ENVIRONMENT, preload);
+        if let Some(options) = sanitizer_options(env::var_os(SANITIZER_ENVIRONMENT)) {
+            set_variable(&mut environment, SANITIZER_ENVIRONMENT, options);
+        }
         if !args.quiet {
             for problem in Settings::load(environment.clone(), &Flags::default()).problems {
                 eprintln!("ringlet: {problem}");
@@ -128,6 +134,21 @@ pub fn preload_list(library: &Path, present: Option<&OsStr>) -> anyhow::Result<O
     Ok(OsString::from_vec(list.join(&b':')))
 }
 
+/// For this program, or one that it starts: the address sanitizer's options, unless they say already what we would have them say.
+fn sanitizer_options(present: Option<OsString>) -> Option<OsString> {
+    let present = present.unwrap_or_default();
+    let named = SANITIZER_MAY_COME_LATER.as_bytes();
+    if present.as_bytes().windows(named.len()).any(|word| word == named) {
+        return None;
+    }
+    let mut options = OsString::from(format!("{SANITIZER_MAY_COME_LATER}=0"));
+    if !present.is_empty() {
+        options.push(":");
+        options.push(present);
+    }
+    Some(options)
+}
+
 /// What is preloaded but is no copy of our library: two copies would interpose upon each other.
 fn without_ours(present: &OsStr) -> OsString {
     let is_other = |path: &&[u8]| {
@@ -172,6 +193,17 @@ fn exec(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sanitizers_are_told_once_that_they_come_later() {
+        let options = |present: &str| sanitizer_options(Some(present.into()));
+        assert_eq!(sanitizer_options(None), Some("verify_asan_link_order=0".into()));
+        assert_eq!(
+            options("detect_leaks=0"),
+            Some("verify_asan_link_order=0:detect_leaks=0".into())
+        );
+        assert_eq!(options("a=1:verify_asan_link_order=1"), None);
+    }
 
     #[test]
     fn what_was_preloaded_stays_and_we_are_not_repeated() {

@@ -2,6 +2,7 @@
 
 use crate::sys::{Errno, Sys, close, sys};
 use core::ffi::CStr;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use ringlet_core::layout::PAGE_BYTES;
 use ringlet_core::memory::Area;
 
@@ -228,5 +229,48 @@ impl<T: Copy> Drop for Scratch<T> {
     fn drop(&mut self) {
         // SAFETY: our own mapping; no slice of it outlives us.
         let _ = unsafe { sys!(SYS_munmap, self.base, self.count * size_of::<T>()) };
+    }
+}
+
+/// Room for the bytes of one round, where they must pass through our hands: more than the smallest stacks have. Some are kept.
+pub struct Chunk(*mut u8);
+
+pub const CHUNK_BYTES: usize = 16 << 10;
+
+static KEPT: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
+
+impl Chunk {
+    pub fn take() -> Option<Chunk> {
+        // ORDER: Acquire; pairs with `give_back`: who had it before has done with it.
+        let kept =
+            KEPT.iter().map(|place| place.swap(0, Ordering::Acquire)).find(|kept| *kept != 0);
+        let base = match kept {
+            Some(kept) => Ok(kept as *mut u8),
+            None => map(CHUNK_BYTES, READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+        };
+        base.ok().map(Chunk)
+    }
+
+    /// Of `CHUNK_BYTES`, initialised.
+    pub fn base(&self) -> *mut u8 {
+        self.0
+    }
+
+    /// In place of the drop, for a thread that is cancelled.
+    pub fn give_back(&self) {
+        // ORDER: Release; see `take`.
+        let keep = |place: &AtomicUsize| {
+            place.compare_exchange(0, self.0 as usize, Ordering::Release, Ordering::Relaxed).is_ok()
+        };
+        if !KEPT.iter().any(keep) {
+            // SAFETY: our own mapping, which nobody uses any more.
+            let _ = unsafe { sys!(SYS_munmap, self.0, CHUNK_BYTES) };
+        }
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }

@@ -1,5 +1,6 @@
 //! The kernel's side of a connection: addresses, byte counts, raw transfer, options.
 
+use crate::map::Scratch;
 use crate::sys::{Errno, Sys, sys};
 use ringlet_core::memory::{Buffer, Buffers};
 
@@ -328,22 +329,24 @@ pub(crate) fn message(
     call: impl FnOnce(*mut libc::msghdr) -> Sys<usize>,
 ) -> Sys<usize> {
     if buffers.longer_than(PIECES_USUAL) {
-        return message_of::<PIECES_MAX>(buffers, max, message, call);
+        // More than the smallest stacks have room for.
+        let mut pieces = Scratch::new(PIECES_MAX, NO_PIECE).ok_or(Errno::ENOMEM)?;
+        return message_of(buffers, max, &mut pieces, message, call);
     }
-    message_of::<PIECES_USUAL>(buffers, max, message, call)
+    message_of(buffers, max, &mut [NO_PIECE; PIECES_USUAL], message, call)
 }
 
-/// The same. Not inlined: only who has many pieces needs the stack for them.
-#[inline(never)]
-fn message_of<const N: usize>(
+const NO_PIECE: Buffer = Buffer { base: core::ptr::null_mut(), len: 0 };
+
+fn message_of(
     buffers: &Buffers,
     max: usize,
+    pieces: &mut [Buffer],
     mut message: libc::msghdr,
     call: impl FnOnce(*mut libc::msghdr) -> Sys<usize>,
 ) -> Sys<usize> {
-    let mut pieces = [Buffer { base: core::ptr::null_mut(), len: 0 }; N];
-    message.msg_iov = (&raw mut pieces).cast();
-    message.msg_iovlen = buffers.show(max, &mut pieces) as _;
+    message.msg_iov = pieces.as_mut_ptr().cast();
+    message.msg_iovlen = buffers.show(max, pieces) as _;
     call(&raw mut message)
 }
 
@@ -355,11 +358,11 @@ pub fn peek_behind(fd: i32, before: usize, to: &mut Buffers, flags: i32) -> Sys<
     if before > BEHIND_MOST {
         return Ok(0);
     }
-    let mut nowhere = crate::map::Scratch::new(before, 0u8).ok_or(Errno::ENOMEM)?;
-    let mut pieces = [Buffer { base: core::ptr::null_mut(), len: 0 }; PIECES_MAX];
+    let mut nowhere = Scratch::new(before, 0u8).ok_or(Errno::ENOMEM)?;
+    let mut pieces = Scratch::new(PIECES_MAX, NO_PIECE).ok_or(Errno::ENOMEM)?;
     pieces[0] = Buffer { base: nowhere.as_mut_ptr(), len: before };
     let mut message = EMPTY;
-    message.msg_iov = (&raw mut pieces).cast();
+    message.msg_iov = pieces.as_mut_ptr().cast();
     message.msg_iovlen = (1 + to.show(usize::MAX, &mut pieces[1..])) as _;
     let flags = flags | libc::MSG_PEEK | libc::MSG_DONTWAIT;
     // SAFETY: a message header with our own buffer and pieces of the program's.

@@ -9,6 +9,7 @@ use ringlet::socket::table::{self, Socket};
 use ringlet::socket::{self, Native, Way, process, splice, stream, unix, way_in, way_out};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_linux::fd;
+use ringlet_linux::map::{CHUNK_BYTES, Chunk};
 use ringlet_linux::sys::{self, Errno, Sys};
 
 pub(crate) const IOV_MAX: usize = 1024;
@@ -858,9 +859,6 @@ pub unsafe extern "C" fn sendmmsg(
     }
 }
 
-/// Bytes of a file that one round of `sendfile` carries over our own stack.
-const FILE_CHUNK_BYTES: usize = 16 << 10;
-
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendfile(
     to: c_int,
@@ -902,7 +900,10 @@ pub unsafe extern "C" fn sendfile(
             })
         }
         // SAFETY: the contract of sendfile.
-        Way::Ours(socket) => unsafe { send_file(socket, from, offset, count) },
+        Way::Ours(socket) => unsafe {
+            let Some(chunk) = Chunk::take() else { return result(Err(Errno::ENOMEM)) };
+            in_which(&|| chunk.give_back(), || send_file(socket, &chunk, from, offset, count))
+        },
         Way::Datagram(_) => unreachable!("sent to the kernel above"),
     }
 }
@@ -919,8 +920,13 @@ pub unsafe extern "C" fn sendfile64(
 }
 
 /// Only what was sent counts as read: the file's own position is moved (or `offset` stored) by that much.
-unsafe fn send_file(socket: &Socket, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    let mut chunk = [0u8; FILE_CHUNK_BYTES];
+unsafe fn send_file(
+    socket: &Socket,
+    chunk: &Chunk,
+    from: c_int,
+    offset: *mut off_t,
+    count: size_t,
+) -> ssize_t {
     let mut position = if offset.is_null() {
         // SAFETY: no memory is passed.
         unsafe { libc::lseek(from, 0, libc::SEEK_CUR) }
@@ -942,9 +948,9 @@ unsafe fn send_file(socket: &Socket, from: c_int, offset: *mut off_t, count: siz
     }
     let mut total = 0usize;
     while total < count {
-        let wanted = chunk.len().min(count - total);
+        let wanted = CHUNK_BYTES.min(count - total);
         // SAFETY: our own buffer.
-        let got = unsafe { libc::pread(from, chunk.as_mut_ptr().cast(), wanted, position) };
+        let got = unsafe { libc::pread(from, chunk.base().cast(), wanted, position) };
         if got <= 0 {
             if got < 0 && total == 0 {
                 return -1;
@@ -952,9 +958,8 @@ unsafe fn send_file(socket: &Socket, from: c_int, offset: *mut off_t, count: siz
             break;
         }
         // SAFETY: our own buffer.
-        let sent = unsafe {
-            send_list(socket, &[Buffer { base: chunk.as_mut_ptr(), len: got as usize }], 0)
-        };
+        let sent =
+            unsafe { send_list(socket, &[Buffer { base: chunk.base(), len: got as usize }], 0) };
         if sent < 0 {
             if total == 0 {
                 return -1;

@@ -132,11 +132,14 @@ pub fn each_loaded(mut each: impl FnMut(&Loaded)) {
     }
     type Callback =
         unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut libc::c_void) -> c_int;
+    type Iterate = unsafe extern "C" fn(Callback, *mut libc::c_void) -> c_int;
+    // WHY libc's own: a sanitizer that stands before it looks its functions up through us before it is ready to be called.
+    let libc = behind_us().filter(is_libc).find_map(|object| object.find(c"dl_iterate_phdr"));
+    let Some(iterate) = libc else { return };
     let mut each: Each = &mut each;
-    crate::next!(
-        c"dl_iterate_phdr",
-        fn(Callback, *mut libc::c_void) -> c_int,
-        one,
-        (&raw mut each).cast()
-    );
+    // SAFETY: libc's function of this name; `one` takes what it is given back.
+    unsafe {
+        let iterate: Iterate = core::mem::transmute(iterate);
+        iterate(one, (&raw mut each).cast());
+    }
 }

@@ -162,12 +162,15 @@ impl Place {
     }
 
     fn build(&self, name: &str, source: &str, words: &[&str]) -> PathBuf {
+        self.try_to_build(name, source, words).unwrap_or_else(|| panic!("{name} is not built"))
+    }
+
+    fn try_to_build(&self, name: &str, source: &str, words: &[&str]) -> Option<PathBuf> {
         let (from, to) = (self.0.join(name).with_extension("c"), self.0.join(name));
         std::fs::write(&from, source).unwrap();
         let mut compiler = Command::new("cc");
         let status = compiler.arg("-o").args([&to, &from]).args(words).status().unwrap();
-        assert!(status.success(), "{name} is not built");
-        to
+        status.success().then_some(to)
     }
 }
 
@@ -185,6 +188,8 @@ fn run_with(others: &[&Path], program: &Path, words: &[&Path]) {
     let mut child = Command::new(program)
         .args(words)
         .env("LD_PRELOAD", libraries.join(":"))
+        // As `ringlet run` does.
+        .env("ASAN_OPTIONS", "verify_asan_link_order=0")
         .env_remove("RINGLET_CONFIG")
         .spawn()
         .unwrap();
@@ -212,6 +217,18 @@ fn waits_end_though_the_clock_stands_still() {
     let place = Place::new("clock");
     let stopped = place.build("libstopped.so", STOPPED, &["-shared", "-fPIC"]);
     run_with(&[&stopped], &place.build("waits", WAITS, &[]), &[]);
+}
+
+#[test]
+fn sanitizers_run_in_front_of_libc() {
+    let place = Place::new("sanitizers");
+    for sanitizer in ["address", "leak", "undefined", "thread"] {
+        let word = format!("-fsanitize={sanitizer}");
+        match place.try_to_build(sanitizer, WAITS, &[&word]) {
+            Some(program) => run(&program, &[]),
+            None => eprintln!("skipped: cc {word} does not work here"),
+        }
+    }
 }
 
 #[test]

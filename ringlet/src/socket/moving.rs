@@ -294,7 +294,7 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
         view::count_return(socket, Reason::Asked);
         view::show(socket, Reason::Asked);
     }
-    let mut piece = [0u8; 4096];
+    let mut piece = [0u8; 2048];
     loop {
         let packet = if socket.is_packets() { end.tx.oldest_packet(ring) } else { None };
         let bytes = match packet {

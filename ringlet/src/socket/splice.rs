@@ -8,11 +8,10 @@ use crate::reasons::Reason;
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd;
+use ringlet_linux::map::{CHUNK_BYTES, Chunk};
 use ringlet_linux::sys::{self, Errno, Sys};
 use ringlet_linux::unix::FromKernel;
 
-/// Bytes of one round, on our stack.
-const CHUNK_BYTES: usize = 16 << 10;
 /// KERNEL: a pipe that polls as writable takes so much without waiting (pipe(7)).
 const PIPE_BUF: usize = 4096;
 
@@ -74,8 +73,8 @@ fn out_now(
     waits: bool,
     mine: u32,
 ) -> Sys<usize> {
-    let mut chunk = [0u8; CHUNK_BYTES];
-    let base = chunk.as_mut_ptr();
+    let chunk = Chunk::take().ok_or(Errno::ENOMEM)?;
+    let base = chunk.base();
     let receive = |max: usize, flags: i32| {
         let list = [Buffer { base, len: max }];
         // SAFETY: within the chunk, which outlives the call.
