@@ -320,3 +320,110 @@ pub fn set_environment(name: &str, value: &str) {
     // SAFETY: one thread.
     unsafe { std::env::set_var(name, value) };
 }
+
+/// Runs `work` in a thread with the smallest stack that there is, where it must not need much itself; what it returned.
+pub fn on_the_smallest_stack<F: FnMut() -> usize>(mut work: F) -> usize {
+    extern "C" fn run<F: FnMut() -> usize>(work: *mut c_void) -> *mut c_void {
+        // SAFETY: what `pthread_create` was given, which lives until the thread is joined.
+        unsafe { (*work.cast::<F>())() as *mut c_void }
+    }
+    // SAFETY: a valid attribute and thread; `work` outlives the thread.
+    unsafe {
+        let mut attribute: libc::pthread_attr_t = zeroed();
+        libc::pthread_attr_init(&mut attribute);
+        let sized = libc::pthread_attr_setstacksize(&mut attribute, libc::PTHREAD_STACK_MIN);
+        assert_eq!(sized, 0, "pthread_attr_setstacksize");
+        let (mut thread, mut returned): (libc::pthread_t, _) = (zeroed(), null_mut());
+        let made = libc::pthread_create(&mut thread, &attribute, run::<F>, (&raw mut work).cast());
+        assert_eq!(made, 0, "pthread_create");
+        libc::pthread_join(thread, &mut returned);
+        returned as usize
+    }
+}
+
+/// What `every_call` needs, made where there is room.
+pub struct Room {
+    bytes: Vec<u8>,
+    vectors: Vec<libc::iovec>,
+    entries: Vec<libc::pollfd>,
+    file: Fd,
+    copy: Fd,
+    pipe: (Fd, Fd),
+    set: Fd,
+}
+
+pub const PIECES: usize = 1000;
+const PIECE_BYTES: usize = 7;
+
+impl Room {
+    pub fn new(file: Fd, copy: Fd, pipe: (Fd, Fd), set: Fd) -> Room {
+        let mut bytes = vec![1u8; PIECES * PIECE_BYTES];
+        let vectors = bytes
+            .chunks_mut(PIECE_BYTES)
+            .map(|piece| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() })
+            .collect();
+        let entries = vec![libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 300];
+        Room { bytes, vectors, entries, file, copy, pipe, set }
+    }
+
+    /// Sends by each call from `from` and receives by each at `to`, and waits by each; the number of the first call that did not do
+    /// what it should, or 0.
+    pub fn every_call(&mut self, from: Fd, to: Fd) -> usize {
+        let (bytes, all) = (self.bytes.as_mut_ptr().cast::<c_void>(), self.bytes.len());
+        let (vectors, count) = (self.vectors.as_mut_ptr(), self.vectors.len() as c_int);
+        let mut number = 0;
+        let mut must = |good: bool| {
+            number += 1;
+            if good { Ok(()) } else { Err(number) }
+        };
+        // SAFETY: the buffers, vectors and entries are ours, of these lengths; zero is a valid header, set, mask and event.
+        let mut run = || unsafe {
+            let mut header: libc::mmsghdr = zeroed();
+            header.msg_hdr.msg_iov = vectors;
+            header.msg_hdr.msg_iovlen = count as usize;
+            let one = self.entries.as_mut_ptr();
+            (*one).fd = to;
+            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            let mut none = libc::timeval { tv_sec: 0, tv_usec: 0 };
+            let mut readable: libc::fd_set = zeroed();
+            let mut event: libc::epoll_event = zeroed();
+            let whole = libc::MSG_WAITALL;
+            let take = || libc::recv(to, bytes, all, whole) == all as isize;
+            must(libc::send(from, bytes, all, 0) == all as isize)?;
+            for entries in [1, 100, 300] {
+                must(libc::poll(one, entries, -1) == 1)?;
+                must(libc::ppoll(one, entries, null(), null()) == 1)?;
+            }
+            libc::FD_SET(to, &mut readable);
+            must(libc::select(to + 1, &mut readable, null_mut(), null_mut(), &mut none) == 1)?;
+            must(libc::pselect(to + 1, &mut readable, null_mut(), null_mut(), &now, null()) == 1)?;
+            must(libc::epoll_wait(self.set, &mut event, 1, -1) == 1)?;
+            must(libc::epoll_pwait(self.set, &mut event, 1, -1, null()) == 1)?;
+            must(libc::recv(to, bytes, all, whole | libc::MSG_PEEK) == all as isize)?;
+            must(take())?;
+            must(libc::writev(from, vectors, count) == all as isize && take())?;
+            must(libc::sendmsg(from, &header.msg_hdr, 0) == all as isize)?;
+            must(libc::recvmsg(to, &mut header.msg_hdr, whole) == all as isize)?;
+            must(libc::sendmmsg(from, &mut header, 1, 0) == 1)?;
+            must(libc::recvmmsg(to, &mut header, 1, whole, null_mut()) == 1)?;
+            must(libc::write(from, bytes, all) == all as isize)?;
+            must(libc::recvmsg(to, &mut header.msg_hdr, whole | libc::MSG_PEEK) == all as isize)?;
+            let got = libc::readv(to, vectors, count);
+            let rest = all as isize - got;
+            must(got > 0 && (rest == 0 || libc::recv(to, bytes, rest as usize, whole) == rest))?;
+            must(libc::pwrite(self.file, bytes, all, 0) == all as isize)?;
+            let mut place = 0;
+            must(libc::sendfile(from, self.file, &mut place, all) == all as isize && take())?;
+            place = 0;
+            must(libc::sendfile(self.copy, self.file, &mut place, all) == all as isize)?;
+            must(libc::send(from, bytes, 100, 0) == 100)?;
+            let moved = libc::splice(to, null_mut(), self.pipe.1, null_mut(), 100, 0);
+            must(moved == 100)?;
+            let moved = libc::splice(self.pipe.0, null_mut(), from, null_mut(), 100, 0);
+            must(moved == 100 && libc::recv(to, bytes, 100, whole) == 100)?;
+            must(libc::epoll_ctl(self.set, libc::EPOLL_CTL_MOD, to, &mut event) == 0)?;
+            must(libc::close(libc::dup(to)) == 0)
+        };
+        run().err().unwrap_or(0)
+    }
+}

@@ -6,6 +6,7 @@ use libc::{EPOLL_CTL_ADD, EPOLL_CTL_MOD, MSG_DONTWAIT, SHUT_WR};
 
 use super::close::{beside, shown};
 use crate::case::*;
+use crate::rare::{self, Room};
 use crate::sys::{self, Fd, Waits};
 
 const TRIPS: u32 = 1000;
@@ -696,6 +697,21 @@ pub const CASES: &[Case] = &[
         },
     ).packets_too()
     .each_side(),
+    solo(
+        "threads/smallest_stack",
+        "a thread with the smallest stack makes every call that moves data or waits",
+        |s| {
+            let (near, far) = s.both_ends();
+            let set = sys::epoll_create().expect("epoll_create1");
+            sys::epoll_ctl(set, EPOLL_CTL_ADD, far.0, libc::EPOLLIN as u32, 1).expect("epoll_ctl");
+            let file = || sys::file_with(b"").expect("a file");
+            let mut room = Room::new(file(), file(), sys::pipe().expect("pipe"), set);
+            for _ in 0..3 {
+                let failed = rare::on_the_smallest_stack(|| room.every_call(near.0, far.0));
+                record("the call that failed", failed);
+            }
+        },
+    ),
 ];
 
 /// As `asking_client`, but the connection is warmed up by a thread that then ends.
