@@ -66,6 +66,10 @@ pub fn wiped_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
 
 /// A memfd of `len` bytes that can neither shrink nor grow: a mapping of it can't fault.
 pub fn sealed_memfd(name: &CStr, len: usize, extra_seals: i32) -> Sys<i32> {
+    // KERNEL: RLIMIT_FSIZE is for these files too, and who exceeds it gets SIGXFSZ.
+    if len as u64 > crate::sys::limit(libc::RLIMIT_FSIZE) {
+        return Err(Errno::ENOMEM);
+    }
     // SAFETY: `name` is a C string.
     let fd = unsafe {
         sys!(SYS_memfd_create, name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)?

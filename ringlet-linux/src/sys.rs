@@ -238,8 +238,13 @@ pub fn address_space_used() -> u64 {
 
 /// RLIMIT_AS in bytes; `u64::MAX` is no limit.
 pub fn address_space_limit() -> u64 {
+    limit(libc::RLIMIT_AS)
+}
+
+/// A limit of this process; `u64::MAX` is none.
+pub fn limit(which: libc::__rlimit_resource_t) -> u64 {
     let mut limit = [u64::MAX; 2];
     // SAFETY: a writable struct rlimit64; no limit is set.
-    let _ = unsafe { sys!(SYS_prlimit64, 0, libc::RLIMIT_AS, 0, limit.as_mut_ptr()) };
+    let _ = unsafe { sys!(SYS_prlimit64, 0, which, 0, limit.as_mut_ptr()) };
     limit[0]
 }

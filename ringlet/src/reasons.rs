@@ -33,7 +33,7 @@ reasons! {
     OtherUser = 7, "other-user", "The far end belongs to another user, and the configuration asks for the same user, or it is a datagram (the port could become somebody else's).";
     NameTaken = 8, "name-taken", "The rendezvous name of this connection is held by someone else.";
     NoDescriptor = 9, "no-descriptor", "The process is out of descriptors (RLIMIT_NOFILE).";
-    NoMemory = 10, "no-memory", "The segment could not be made or mapped, a page of it can't be had, or a limit is reached: `memory_limit_bytes`, or a quarter of RLIMIT_AS.";
+    NoMemory = 10, "no-memory", "The segment could not be made or mapped, a page of it can't be had, or a limit is reached: `memory_limit_bytes`, RLIMIT_FSIZE, or a quarter of RLIMIT_AS.";
     Forbidden = 11, "forbidden", "The kernel or a seccomp filter refuses a system call that the move needs.";
     OldKernel = 12, "old-kernel", "The kernel lacks something that the move needs; ringlet doctor says what.";
     BadPeer = 13, "bad-peer", "The far end said something at the rendezvous, or wrote something to the segment, that no sane peer would.";

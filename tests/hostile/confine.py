@@ -2,6 +2,7 @@
 
     nofile          RLIMIT_NOFILE
     address_space   RLIMIT_AS
+    file_size       RLIMIT_FSIZE
     deny            [[name of a system call (see `CALLS`), name of the error that it fails with], ...]
     hide            directories under which nothing is to be found
     pid_namespace   true: a namespace of its own, whose first process the program is
@@ -125,6 +126,8 @@ def main():
         resource.setrlimit(resource.RLIMIT_NOFILE, (limits["nofile"],) * 2)
     if "address_space" in limits:
         resource.setrlimit(resource.RLIMIT_AS, (limits["address_space"],) * 2)
+    if "file_size" in limits:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_size"],) * 2)
     if "deny" in limits:
         deny(limits["deny"])
     os.execv(program[0], program)

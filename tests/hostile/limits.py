@@ -68,6 +68,8 @@ def scenes(ground):
         small_address_space(ground)
     with ground.scene("a share of the address space"):
         share_of_address_space(ground)
+    with ground.scene("small files only"):
+        small_files(ground)
     with ground.scene("no memory for a ring"):
         no_memory(ground)
     with ground.scene("memory of a burst"):
@@ -271,6 +273,16 @@ def share_of_address_space(ground):
     require(accepting.do("can_have", limit // 2), "half of the address space is not the program's")
     for pair in pairs:
         pair.exchange(size=3000)
+
+
+def small_files(ground):
+    """RLIMIT_FSIZE is for memory files too; who exceeds it is killed by SIGXFSZ."""
+    for size in (0, 4096, MEBIBYTE):
+        pair = Pair(*subjects(ground, {"file_size": size}, "accepting"))
+        work(pair)
+        reason = pair.reasons()[0]
+        require(reason[0] in ("kernel", None), f"files of {size} bytes: {reason}")
+        ground.close()
 
 
 def no_memory(ground):

@@ -16,6 +16,7 @@ import queue
 import random
 import resource
 import select
+import signal
 import socket
 import struct
 import sys
@@ -456,6 +457,7 @@ def ringlet_path(fd):
 
 
 def main():
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # which Python ignores, and programs do not
     victim = Victim()
     for line in sys.stdin:
         name, *arguments = json.loads(line)
