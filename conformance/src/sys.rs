@@ -1229,6 +1229,105 @@ pub fn made_during_fork() -> Fd {
     MADE_DURING_FORK.load(Ordering::SeqCst)
 }
 
+/// Changes the user to the one that it is.
+pub fn become_oneself() -> R<()> {
+    // SAFETY: no memory is passed.
+    int(unsafe { libc::setuid(libc::getuid()) }).map(drop)
+}
+
+/// This thread leaves what it shares with the others.
+pub fn unshare(flags: c_int) -> R<()> {
+    // SAFETY: no memory is passed.
+    int(unsafe { libc::unshare(flags) }).map(drop)
+}
+
+/// A place to jump back to: the stack pointer behind the registers that a function keeps.
+#[cfg(target_arch = "x86_64")]
+static JUMP: AtomicUsize = AtomicUsize::new(0);
+
+/// Calls `work(argument)`: 0 when it returns, 1 when it is left by `jump_back`.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn call_or_jump(
+    work: unsafe extern "C" fn(*mut c_void),
+    argument: *mut c_void,
+    place: *mut usize,
+) -> c_int {
+    core::arch::naked_asm!(
+        "push rbx",
+        "push rbp",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "sub rsp, 8",
+        "mov [rdx], rsp",
+        "mov rax, rdi",
+        "mov rdi, rsi",
+        "call rax",
+        "xor eax, eax",
+        "add rsp, 8",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbp",
+        "pop rbx",
+        "ret",
+    )
+}
+
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn jump_back(place: usize) -> ! {
+    core::arch::naked_asm!(
+        "mov rsp, rdi",
+        "mov eax, 1",
+        "add rsp, 8",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbp",
+        "pop rbx",
+        "ret",
+    )
+}
+
+/// Does `work` until a signal comes, whose handler leaves it as siglongjmp does. (Elsewhere than on x86-64 it does nothing.)
+pub fn left_by_jump(signal: c_int, after_ms: i64, work: &mut dyn FnMut()) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        extern "C" fn handler(_: c_int) {
+            // SAFETY: `call_or_jump` is under way; its frame and what it calls hold nothing that must be dropped.
+            unsafe { jump_back(JUMP.load(Ordering::SeqCst)) }
+        }
+        unsafe extern "C" fn call(work: *mut c_void) {
+            // SAFETY: the reference below.
+            unsafe { (*work.cast::<&mut dyn FnMut()>())() }
+        }
+        let mut work = work;
+        // SAFETY: structs of ours; the handler stays, and is not called again.
+        unsafe {
+            let mut action: libc::sigaction = zeroed();
+            action.sa_sigaction = handler as extern "C" fn(c_int) as usize;
+            action.sa_flags = libc::SA_NODEFER;
+            libc::sigaction(signal, &action, null_mut());
+            let time = libc::itimerval {
+                it_interval: zeroed(),
+                it_value: libc::timeval { tv_sec: 0, tv_usec: after_ms * 1000 },
+            };
+            libc::setitimer(libc::ITIMER_REAL, &time, null_mut());
+            call_or_jump(call, (&raw mut work).cast(), JUMP.as_ptr()) == 1
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (signal, after_ms, work);
+        true
+    }
+}
+
 /// Writes over memory of which the program knows nothing.
 pub fn overwrite(at: usize, len: usize, byte: u8) {
     // SAFETY: mapped and writable, by the caller's word; and the child that does this uses nothing of it.

@@ -106,6 +106,15 @@ pub fn is_first_of_namespace() -> bool {
     parent == Ok(0)
 }
 
+/// Does the calling thread run on the stack that it has set aside for signal handlers?
+pub fn is_on_signal_stack() -> bool {
+    // SAFETY: zero is a valid stack_t.
+    let mut stack: libc::stack_t = unsafe { core::mem::zeroed() };
+    // SAFETY: `stack` is valid for writing; nothing is changed.
+    let asked = unsafe { sys!(SYS_sigaltstack, 0usize, &raw mut stack) };
+    asked.is_ok() && stack.ss_flags & libc::SS_ONSTACK != 0
+}
+
 /// Is there a thread of this number in our process?
 pub fn has_thread(tid: i32) -> bool {
     // SAFETY: signal 0 only asks.

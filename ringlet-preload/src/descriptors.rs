@@ -468,6 +468,9 @@ pub extern "C" fn close_range(first: libc::c_uint, last: libc::c_uint, flags: c_
     // KERNEL: with CLOEXEC nothing is closed now. UNSHARE makes a table for this thread alone: in a program of one thread what is
     // closed there is closed for the program; in any other it is this thread's affair.
     let only_ours = flags == libc::CLOSE_RANGE_UNSHARE as c_int && is_single_threaded();
+    if flags as libc::c_uint & libc::CLOSE_RANGE_UNSHARE != 0 && !only_ours {
+        process::before_split();
+    }
     if flags != 0 && !only_ours || process::borrowed() {
         return next!(
             c"close_range",
@@ -504,7 +507,7 @@ pub extern "C" fn close_range(first: libc::c_uint, last: libc::c_uint, flags: c_
     if from <= last { close_up_to(from, last) } else { 0 }
 }
 
-fn is_single_threaded() -> bool {
+pub fn is_single_threaded() -> bool {
     static FLAG: crate::next::Next = crate::next::Next::new(c"__libc_single_threaded");
     let flag = FLAG.address().cast::<bool>();
     // SAFETY: libc's byte of this name, if it has one; written before a second thread starts.

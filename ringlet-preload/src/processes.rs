@@ -1,8 +1,9 @@
 //! Calls that make processes, replace programs, or set signal handlers.
 
+use crate::descriptors::is_single_threaded;
 use crate::next;
 use core::arch::naked_asm;
-use libc::{c_char, c_int, c_void, pid_t};
+use libc::{c_char, c_int, c_void, gid_t, pid_t, uid_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::{process, signals};
 
@@ -44,6 +45,35 @@ pub extern "C" fn _Fork() -> pid_t {
         process::fork_failed();
     }
     child
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn unshare(flags: c_int) -> c_int {
+    if flags & libc::CLONE_FILES != 0 && !is_single_threaded() {
+        process::before_split();
+    }
+    next!(c"unshare", fn(c_int) -> c_int, flags)
+}
+
+macro_rules! changes_credentials {
+    ($($name:ident $text:literal ($($id:ident: $type:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($id: $type),*) -> c_int {
+            process::before_credentials(is_single_threaded());
+            next!($text, fn($($type),*) -> c_int, $($id),*)
+        }
+    )*};
+}
+
+changes_credentials! {
+    setuid c"setuid" (user: uid_t);
+    seteuid c"seteuid" (user: uid_t);
+    setreuid c"setreuid" (real: uid_t, effective: uid_t);
+    setresuid c"setresuid" (real: uid_t, effective: uid_t, saved: uid_t);
+    setgid c"setgid" (group: gid_t);
+    setegid c"setegid" (group: gid_t);
+    setregid c"setregid" (real: gid_t, effective: gid_t);
+    setresgid c"setresgid" (real: gid_t, effective: gid_t, saved: gid_t);
 }
 
 type Strings = *const *mut c_char;

@@ -213,6 +213,36 @@ pub const CASES: &[Case] = &[
     .all_families()
     .each_side(),
     pair(
+        "processes/fork_hostile_user",
+        "a child that has changed its user harms not even the connection that it shares",
+        |a| {
+            let end = a.moved();
+            rounds(end, 300);
+            a.sync();
+            rounds(end, 300);
+            end.shutdown(SHUT_WR);
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            for _ in 0..300 {
+                let got = recv_exact(end, 4).expect("recv");
+                send_all(end, &got).expect("send");
+            }
+            let child = sys::fork(|| {
+                sys::become_oneself().expect("setuid");
+                spoil_family_memory();
+                let _ = sys::kill(std::process::id() as i32, SIGKILL);
+                0
+            });
+            join(child);
+            b.sync();
+            record("echoed", echo_all(end));
+            end.close();
+        },
+    )
+    .each_side(),
+    pair(
         "processes/fork_beside_accept",
         "another thread gets a connection while a fork is under way, and the child closes its copy",
         |a| {

@@ -45,6 +45,34 @@ fn handled() {
 
 pub const CASES: &[Case] = &[
     pair(
+        "signals/jump_out_of_a_wait",
+        "a handler leaves a receive (and a poll) by a long jump, and the connection is closed",
+        |a| {
+            for _ in 0..2 {
+                let end = a.moved();
+                a.sync();
+                end.recv_to_end();
+                end.close();
+            }
+        },
+        |b| {
+            for polls in [false, true] {
+                let end = b.moved();
+                let left = sys::left_by_jump(libc::SIGALRM, 20, &mut || {
+                    if polls {
+                        let _ = sys::poll(&[(end.0, libc::POLLIN)], -1);
+                    } else {
+                        let _ = sys::recv(end.0, &mut [0; 8], 0);
+                    }
+                });
+                record("left by a jump", left);
+                end.close();
+                b.sync();
+            }
+        },
+    )
+    .each_side(),
+    pair(
         "signals/receive",
         "a handler without SA_RESTART ends each receiving call with EINTR",
         |a| {

@@ -175,7 +175,53 @@ fn served_beside_a_looker(b: &mut Side, edge: u32) {
     end.close();
 }
 
+/// One question and its answer.
+fn end_round(end: End, i: u32) {
+    let request = i.to_le_bytes();
+    assert_eq!(send_all(end, &request), Ok(4));
+    assert_eq!(recv_exact(end, 4), Ok(request.to_vec()));
+}
+
 pub const CASES: &[Case] = &[
+    pair(
+        "threads/own_descriptors",
+        "a thread that has left the table of descriptors closes a number there, and uses it anew",
+        |a| {
+            let end = a.moved();
+            for i in 0..300u32 {
+                end_round(end, i);
+            }
+            a.sync();
+            for i in 0..300u32 {
+                end_round(end, i);
+            }
+            end.shutdown(libc::SHUT_WR);
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            for _ in 0..300 {
+                let got = recv_exact(end, 4).expect("recv");
+                send_all(end, &got).expect("send");
+            }
+            std::thread::spawn(move || {
+                sys::unshare(libc::CLONE_FILES).expect("unshare");
+                sys::close(end.0).expect("close");
+                let (from, to) = sys::pipe().expect("pipe");
+                record("reused", from == end.0);
+                sys::write(to, b"!").expect("write");
+                record("read", sys::read(from, &mut [0; 8]));
+            })
+            .join()
+            .expect("a thread");
+            b.sync();
+            while let Ok(got @ [_, ..]) = recv(end, 4096, 0).as_deref() {
+                send_all(end, got).expect("send");
+            }
+            end.close();
+        },
+    )
+    .each_side(),
     pair(
         "threads/one_connection_in_two_sets",
         "two threads put one connection into a set each, and take it out, again and again",

@@ -65,6 +65,10 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         Reason::Miscounted => {
             "Look for what drops packets on their way out (`tc`, `nft`, an address that comes and goes) or takes sockets into a sockmap."
         }
+        Reason::Credentials => "What is made after the change of user is not shared, and moves.",
+        Reason::OwnFiles => {
+            "A process whose threads share their descriptors keeps its connections."
+        }
         Reason::Paused => "`ringlet on` lets it use shared memory again.",
     })
 }

@@ -109,67 +109,68 @@ impl<T: Zeroed> Pool<T> {
 
     /// Maps a sealed chunk anew, if nothing of it is in use.
     fn renew(&self, at: usize, age: u32) -> Option<u32> {
-        if !self.map_anew(at, age) {
+        let first = u32::from(at == 0);
+        if !self.claim(at, age) || !self.map_anew(at, at + 1, age, first | 1 << first) {
             return None;
         }
-        let first = u32::from(at == 0);
-        // ORDER: Release; the age is there with it.
-        self.chunks[at].used.store(first | 1 << first, Ordering::Release);
         Some((at * CHUNK_COUNT) as u32 + first)
     }
 
-    /// True: the chunk is the caller's, who sets what is in use.
-    fn map_anew(&self, at: usize, age: u32) -> bool {
+    /// True: a sealed chunk of which nothing is in use, and the caller maps it anew.
+    fn claim(&self, at: usize, age: u32) -> bool {
         let chunk = &self.chunks[at];
         let none = u32::from(at == 0);
-        if chunk.age.get() == age
-            // ORDER: AcqRel; pairs with `give`.
-            || chunk.used.compare_exchange(none, ALL, Ordering::AcqRel, Ordering::Relaxed).is_err()
-        {
-            return false;
-        }
-        let entries = &self.entries[at * CHUNK_COUNT..(at + 1) * CHUNK_COUNT];
+        // ORDER: AcqRel; pairs with `give`.
+        chunk.age.get() != age
+            && chunk.used.compare_exchange(none, ALL, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Maps claimed chunks anew; `used` is what is in use of them then.
+    fn map_anew(&self, from: usize, to: usize, age: u32, used: u32) -> bool {
+        let entries = &self.entries[from * CHUNK_COUNT..to * CHUNK_COUNT];
         // Whoever still looks at an entry that was given back finds zeros: it is nobody's, and a lock is freed by its owner only.
         let mapped = map::map_anew(entries).is_ok();
-        if mapped {
-            chunk.age.set(age);
-        } else {
-            chunk.used.store(none, Ordering::Release);
+        for (chunk, at) in self.chunks[from..to].iter().zip(from..) {
+            if mapped {
+                chunk.age.set(age);
+            }
+            // ORDER: Release; the age is there with it.
+            chunk.used.store(u32::from(at == 0) | if mapped { used } else { 0 }, Ordering::Release);
         }
         mapped
-    }
-
-    /// For entries that go along with those of another pool, by the same numbers: what belongs to this one, just taken there, is this
-    /// process's alone too. False if it can't be now.
-    pub fn go_along(&self, index: u32, age: u32) -> bool {
-        let at = index as usize / CHUNK_COUNT;
-        let anew = self.map_anew(at, age);
-        if anew {
-            self.chunks[at].used.store(u32::from(at == 0), Ordering::Release);
-        }
-        anew || !self.is_sealed(index, age)
-    }
-
-    /// The number of an entry.
-    pub fn index_of(&self, entry: &T) -> u32 {
-        ((entry as *const T as usize - self.entries.as_ptr() as usize) / size_of::<T>()) as u32
     }
 
     /// This process uses the entry no more.
     pub fn give(&self, index: u32) {
         let chunk = &self.chunks[index as usize / CHUNK_COUNT];
-        // ORDER: AcqRel; pairs with `take_from` and `map_anew`.
+        // ORDER: AcqRel; pairs with `take_from` and `claim`.
         chunk.used.fetch_and(!(1 << (index as usize % CHUNK_COUNT)), Ordering::AcqRel);
         self.hint[0].set(index / CHUNK_COUNT as u32);
     }
 
     /// Maps all anew that others have and this process does not use.
     pub fn part(&self, age: u32) {
-        for at in 0..self.chunks.len() {
-            if self.map_anew(at, age) {
-                self.chunks[at].used.store(u32::from(at == 0), Ordering::Release);
+        let mut from = 0;
+        while from < self.chunks.len() {
+            let to = (from..self.chunks.len()).find(|&at| !self.claim(at, age));
+            let to = to.unwrap_or(self.chunks.len());
+            if to > from {
+                self.map_anew(from, to, age, 0);
             }
+            from = to + 1;
         }
         self.hint[1].set(age);
+    }
+
+    /// For entries that go along with those of another pool, by the same numbers: what belongs to this one, just taken there, is this
+    /// process's alone too. False if it can't be now.
+    pub fn go_along(&self, index: u32, age: u32) -> bool {
+        let at = index as usize / CHUNK_COUNT;
+        self.claim(at, age) && self.map_anew(at, at + 1, age, 0) || !self.is_sealed(index, age)
+    }
+
+    /// The number of an entry.
+    pub fn index_of(&self, entry: &T) -> u32 {
+        ((entry as *const T as usize - self.entries.as_ptr() as usize) / size_of::<T>()) as u32
     }
 }

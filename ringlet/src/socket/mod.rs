@@ -12,6 +12,7 @@ pub mod datagram;
 pub mod epoll;
 pub mod family;
 pub mod gate;
+pub mod jumps;
 pub mod meet;
 pub mod memory;
 pub mod moving;

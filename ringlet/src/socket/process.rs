@@ -1,7 +1,7 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
 use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
-use super::{carrier, context, datagram, epoll, gate, meet, memory, moving, unix, view};
+use super::{carrier, context, datagram, epoll, gate, jumps, meet, memory, moving, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, GO_BACK, SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
@@ -61,6 +61,7 @@ pub fn reused(fd: i32) {
     }
     match lookup(fd) {
         None => {}
+        Some(_) if is_split() => tables().into_iter().for_each(|tables| tables.clear(fd)),
         Some(Known::Socket(socket)) => {
             if let Some(tables) = tables() {
                 tables.clear(fd);
@@ -151,8 +152,10 @@ pub fn before_close(fd: i32, known: Known) -> bool {
         return true;
     }
     let Some(tables) = tables() else { return true };
+    jumps::look_back();
     match known {
         Known::Hidden => return false,
+        _ if is_split() => {}
         Known::Set(set) => {
             tables.clear(fd);
             epoll::closed(set);
@@ -178,7 +181,7 @@ pub fn before_close(fd: i32, known: Known) -> bool {
 /// dup and its relatives made `to` another name of `from`.
 pub fn duplicated(from: i32, to: i32) {
     reused(to);
-    let Some(tables) = tables() else { return };
+    let Some(tables) = tables().filter(|_| !is_split()) else { return };
     match lookup(from) {
         Some(Known::Socket(socket)) => {
             socket.names.fetch_add(1, Ordering::AcqRel);
@@ -408,6 +411,7 @@ pub fn after_fork(tables: &'static Tables) {
             socket.next_step.set(socket.calls.get() + 1);
         }
     }
+    jumps::count_again();
 }
 
 /// Another program will hold this descriptor, and know nothing of rings: the connection stays on the kernel.
@@ -555,6 +559,53 @@ pub fn at_exit() {
             unix::exiting(socket);
         }
     }
+}
+
+/// Before the process changes its user or group: it may be about to become less trusted than those with whom it shares connections. These go
+/// back to the kernel, as for another program, and no memory is shared any more, so that whoever takes the process over finds nothing to
+/// write to. (Ends that are in use by several threads stay where they are.)
+pub fn before_credentials(single_threaded: bool) {
+    let Some(tables) = tables().filter(|_| !borrowed()) else { return };
+    let age = tables.process().age.get();
+    for socket in tables.followed().filter(|socket| !tables.has_own_end(socket)) {
+        let shared = socket.end().holders.load(Ordering::Acquire) != 1;
+        if socket.is_datagram() {
+            datagram::part(socket);
+            continue;
+        }
+        let attached = socket.stage() == Stage::Attached;
+        if shared && attached && !give(socket, Reason::Credentials) {
+            // The others go on with what the kernel can't hand over.
+            for (number, _) in tables.known_fds().filter(|(_, each)| std::ptr::eq(*each, socket)) {
+                keep_from(socket, number);
+                reused(number);
+            }
+            continue;
+        }
+        if single_threaded && tables.take_along(socket) && shared && !attached {
+            socket.bar(Reason::Credentials);
+        }
+    }
+    tables.ends.part(age);
+    datagram::part_all(age);
+}
+
+/// Before a thread gets a descriptor table of its own. From then on numbers mean different things to different threads, which tables can't
+/// tell: what they have goes to the kernel, a close is the kernel's affair, and nothing new is followed.
+pub fn before_split() {
+    let Some(tables) = tables().filter(|_| !borrowed()) else { return };
+    tables.process().split.set(1);
+    for socket in tables.followed() {
+        if socket.is_datagram() {
+            socket.bar(Reason::OwnFiles);
+        } else {
+            give(socket, Reason::OwnFiles);
+        }
+    }
+}
+
+fn is_split() -> bool {
+    tables().is_some_and(|tables| tables.process().split.is())
 }
 
 /// The program gives this descriptor to something that uses the kernel below our feet.

@@ -91,6 +91,7 @@ fn enter(fds: &[pollfd], counted: &mut [u32]) -> usize {
             continue;
         }
         // ORDER: SeqCst; pairs with `process::release`: a socket is not unmapped while somebody looks at it.
+        super::jumps::waits(socket);
         socket.sleepers.fetch_add(1, Ordering::SeqCst);
         let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
         socket.room_waiters.fetch_add(room as u32, Ordering::SeqCst);
@@ -108,6 +109,7 @@ fn leave(counted: &[u32]) {
     for &index in counted {
         let socket = &tables.sockets[(index & !FOR_ROOM) as usize];
         socket.room_waiters.fetch_sub((index & FOR_ROOM != 0) as u32, Ordering::SeqCst);
+        super::jumps::waits_no_more(socket);
         stream::leave(socket);
     }
 }

@@ -1034,6 +1034,7 @@ pub struct Waiter<'a>(&'a Socket);
 
 impl<'a> Waiter<'a> {
     pub fn new(socket: &'a Socket) -> Waiter<'a> {
+        super::jumps::waits(socket);
         // ORDER: SeqCst; pairs with `process::release`: whoever closes sees us, or we see that the stage changed.
         socket.sleepers.fetch_add(1, Ordering::SeqCst);
         Waiter(socket)
@@ -1042,6 +1043,7 @@ impl<'a> Waiter<'a> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
+        super::jumps::waits_no_more(self.0);
         leave(self.0);
     }
 }

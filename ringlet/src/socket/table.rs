@@ -289,6 +289,20 @@ impl End {
         }
     }
 
+    #[allow(unsafe_code)]
+    fn copy_from(&self, other: &End) {
+        let words = size_of::<End>() / size_of::<P64>();
+        // SAFETY: both are made of atomics, aligned to a word and of whole words; so each word can be read as one atomic.
+        let (to, from) = unsafe {
+            let at =
+                |end: &End| std::slice::from_raw_parts((end as *const End).cast::<P64>(), words);
+            (at(self), at(other))
+        };
+        for (to, from) in to.iter().zip(from) {
+            to.set(from.get());
+        }
+    }
+
     fn reset(&self) {
         self.receiving.set(0);
         self.until.set(0);
@@ -491,6 +505,8 @@ pub struct Process {
     pub forker: AtomicU32,
     /// No descriptor above it was ever known.
     pub highest_fd: P32,
+    /// Its threads have different descriptor tables (`process::before_split`).
+    pub split: P32,
     /// An epoll set was found that was made around libc.
     pub has_strange_set: P32,
     /// What was asked of the parent (`view::forget`).
@@ -628,6 +644,9 @@ impl Tables {
 
     /// Begins to follow a new socket. None when a table is full: then it is simply the kernel's.
     pub fn follow(&'static self, fd: i32, kind: Kind) -> Option<&'static Socket> {
+        if self.process().split.is() {
+            return None;
+        }
         let _inside = super::gate::enter();
         let index = self.free[0]
             .sockets
@@ -708,6 +727,26 @@ impl Tables {
             self.ends.give(new);
         }
         free
+    }
+
+    /// The same for any other, in a process of one thread: what the end holds moves with it. False: not now.
+    pub fn take_along(&self, socket: &Socket) -> bool {
+        let (old, age) = (socket.end_index(), self.process().age.get());
+        let end = self.ends.get(old);
+        let (Some(_receiving), Some(_sending)) =
+            (end.receive_lock.try_take(), end.send_lock.try_take())
+        else {
+            return false;
+        };
+        let Some(new) = self.ends.take(age) else { return false };
+        let home = self.ends.get(new);
+        home.copy_from(end);
+        home.receive_lock.reset();
+        home.send_lock.reset();
+        home.holders.store(1, Ordering::Relaxed);
+        socket.end.store(new, Ordering::SeqCst);
+        self.ends.give(old);
+        true
     }
 
     pub fn used_sets(&self) -> &'static [super::epoll::Set] {

@@ -169,6 +169,11 @@ impl Inlets {
         age().is_some_and(|age| self.mailboxes.go_along(socket.end_index(), age))
     }
 
+    pub fn part_all(&self, age: u32) {
+        self.inlets.part(age);
+        self.mailboxes.part(age);
+    }
+
     /// Takes this process's mapping away.
     #[allow(unsafe_code)]
     fn unmap(&self, index: u32) {

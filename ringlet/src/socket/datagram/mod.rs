@@ -193,6 +193,28 @@ pub fn release(socket: &Socket, last: bool) {
     }
 }
 
+/// This process leaves the family: of what lanes that were shared still hold, it takes nothing.
+pub fn part(socket: &Socket) {
+    close_door(socket, meet::part);
+    if let Some((all, mailbox)) = inlets::of(socket) {
+        mailbox.part(all);
+    }
+    socket.set_stage(Stage::KernelForGood);
+    if super::table::tables().is_some_and(|tables| tables.take_along(socket))
+        && tables().is_some_and(|all| all.inlets.begin(socket))
+    {
+        socket.end().barred.set(Reason::Credentials as u32);
+    }
+    view::show(socket, Reason::Credentials);
+}
+
+/// Maps anew what others of the family have and this process does not use.
+pub fn part_all(age: u32) {
+    if let Some(all) = tables() {
+        all.inlets.part_all(age);
+    }
+}
+
 /// The process ends: its senders go back to the kernel, which tells them what it tells.
 pub fn at_exit(socket: &Socket) {
     if socket.end().holders.load(Ordering::Acquire) <= 1 {

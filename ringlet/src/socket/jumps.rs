@@ -1,0 +1,105 @@
+//! A signal handler may leave a call that waits by a long jump. Then our frames are gone without their drops, and what they had counted
+//! would keep a connection open for ever.
+//!
+//! So a thread notes, beside each count, where its frame was. At its next wait or close, frames that lie below that call's are gone:
+//! their counts are taken back. Unless the two are on different stacks, which tell nothing about each other (a handler's own, or coroutines).
+
+use super::stream;
+use super::table::{Socket, tables};
+use ringlet_core::sync::Ordering;
+use ringlet_linux::sys;
+use std::cell::Cell;
+
+/// Waits of one thread that are noted: in handlers inside handlers, or one poll of several connections.
+const NOTED_COUNT: usize = 16;
+/// Frames that lie further apart than this are taken to be on different stacks.
+const SAME_STACK_BYTES: usize = 1 << 16;
+
+#[derive(Clone, Copy)]
+struct Noted {
+    /// Index of the socket, 0 if there is none.
+    socket: u32,
+    frame: usize,
+}
+
+thread_local! {
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+    static NOTED: [Cell<Noted>; NOTED_COUNT] =
+        const { [const { Cell::new(Noted { socket: 0, frame: 0 }) }; NOTED_COUNT] };
+}
+
+/// Where the caller's frame is, about.
+#[inline(never)]
+fn frame() -> usize {
+    let here = 0u8;
+    core::hint::black_box(&raw const here) as usize
+}
+
+fn index_of(socket: &Socket) -> u32 {
+    tables().map_or(0, |tables| tables.index_of(socket))
+}
+
+/// The calling thread is about to count itself among the sleepers of a socket.
+pub fn waits(socket: &Socket) {
+    look_back();
+    let count = COUNT.get();
+    if count < NOTED_COUNT {
+        let noted = Noted { socket: index_of(socket), frame: frame() };
+        NOTED.with(|all| all[count].set(noted));
+        // After the entry: a handler may come in between.
+        COUNT.set(count + 1);
+    }
+}
+
+/// It is about to count itself out.
+pub fn waits_no_more(socket: &Socket) {
+    let count = COUNT.get();
+    let index = index_of(socket);
+    NOTED.with(|all| {
+        let found = all[..count].iter().rposition(|noted| noted.get().socket == index);
+        if let Some(at) = found {
+            for next in at + 1..count {
+                all[next - 1].set(all[next].get());
+            }
+            COUNT.set(count - 1);
+        }
+    });
+}
+
+/// Takes back the counts of frames that this thread has jumped out of.
+#[inline]
+pub fn look_back() {
+    if COUNT.get() != 0 {
+        take_back();
+    }
+}
+
+#[cold]
+fn take_back() {
+    let here = frame();
+    while let Some(last) = COUNT.get().checked_sub(1) {
+        let noted = NOTED.with(|all| all[last].get());
+        // The stack grows down.
+        let gone = noted.frame < here && here - noted.frame < SAME_STACK_BYTES;
+        if !gone || sys::is_on_signal_stack() {
+            return;
+        }
+        COUNT.set(last);
+        let Some(tables) = tables() else { return };
+        let socket = &tables.sockets[noted.socket as usize];
+        if socket.sleepers.load(Ordering::SeqCst) == 1 {
+            socket.room_waiters.store(0, Ordering::SeqCst);
+        }
+        stream::leave(socket);
+    }
+}
+
+/// In a child by fork, where all counts begin anew: this thread may be inside a wait, which a handler has interrupted to fork.
+pub fn count_again() {
+    let Some(tables) = tables() else { return };
+    NOTED.with(|all| {
+        for noted in &all[..COUNT.get()] {
+            tables.sockets[noted.get().socket as usize].sleepers.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+}
