@@ -448,7 +448,7 @@ impl Page {
         let mut slots: Vec<Slot> = rows.filter(|slot| slot.path != SLOT_FREE).collect();
         // Of the rows of one socket the last one counts: the program may have closed an earlier one by a system call of its own. What is
         // no socket tells nothing.
-        slots.sort_by_key(|slot| Reverse(slot.number));
+        slots.sort_by_key(|slot| Reverse((slot.number, slot.index)));
         let (mut descriptors, mut inodes) = (HashSet::new(), HashSet::new());
         slots.retain_mut(|slot| {
             descriptors.insert(slot.fd)

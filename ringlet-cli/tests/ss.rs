@@ -142,13 +142,14 @@ fn queues_of_a_moved_connection_are_those_of_its_rings() {
 fn a_connection_on_the_kernel_has_the_kernels_queues_and_a_reason() {
     let page = page();
     let (mut near, far) = connection();
+    let (other, _other_far) = connection();
     near.write_all(b"12345").unwrap();
     // Until the bytes have arrived.
     far.peek(&mut [0]).unwrap();
     page.show(&[
         on_kernel(&near, 0),
         on_kernel(&far, Reason::NoPeer as u32),
-        on_kernel(&far, 4242),
+        on_kernel(&other, 4242),
     ]);
     let shown = connections(&[]);
     assert_eq!(shown[0]["reason"], Value::Null);
