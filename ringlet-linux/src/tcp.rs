@@ -251,14 +251,26 @@ pub fn unsent(fd: i32) -> usize {
     asked.map_or(0, |_| n.max(0) as usize)
 }
 
-/// Does close() send a reset, because the program asked for it?
-pub fn resets_on_close(fd: i32) -> bool {
+/// SO_LINGER: whether, and for how many seconds.
+pub fn linger(fd: i32) -> Sys<[i32; 2]> {
     let (mut linger, mut len) = ([0i32; 2], 8u32);
     // SAFETY: a struct linger and its size.
-    let got = unsafe {
-        sys!(SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw mut linger, &raw mut len)
+    unsafe {
+        sys!(SYS_getsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw mut linger, &raw mut len)?
     };
-    got.is_ok() && linger[0] != 0 && linger[1] == 0
+    Ok(linger)
+}
+
+pub fn set_linger(fd: i32, linger: [i32; 2]) {
+    // SAFETY: a struct linger and its size.
+    let _ = unsafe {
+        sys!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, 8)
+    };
+}
+
+/// Does close() send a reset, because the program asked for it?
+pub fn resets_on_close(fd: i32) -> bool {
+    linger(fd).is_ok_and(|[on, seconds]| on != 0 && seconds == 0)
 }
 
 /// Bytes that the program has read from the kernel since the beginning, taken between two equal counts of arrivals.
@@ -421,9 +433,5 @@ pub fn disconnect(fd: i32) {
 
 /// Makes close() send a reset.
 pub fn reset_on_close(fd: i32) {
-    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    // SAFETY: a struct linger and its size.
-    let _ = unsafe {
-        sys!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_LINGER, &raw const linger, 8)
-    };
+    set_linger(fd, [1, 0]);
 }

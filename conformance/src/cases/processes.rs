@@ -11,6 +11,33 @@ const UNREAD_AT_EXEC: &str = "A program that execs another (or passes the descri
 const UNREAD_BESIDE: &str = "A program that is started beside such a connection, while the process that starts it still has it: the new program \
     does not get the connection, which goes on.";
 
+const UNSENT_AT_EXEC: &str = "A program that is started beside such a connection, whose peer has left the ring and reads so slowly that what was \
+    sent before is not yet in the kernel: the new program does not get the connection, which goes on.";
+
+/// More than the kernel holds for a peer that does not read, but for what was in its buffers before they were made small.
+const MUCH_BYTES: usize = 150_000;
+
+/// A connection in which this much was sent and is unread, by a peer that reads from the kernel by now.
+fn much_to_send_again(side: &mut Side) -> End {
+    let end = side.moved();
+    end.send_all(&pattern(73, MUCH_BYTES));
+    record("SO_SNDBUF", sys::setsockopt(end.0, libc::SOL_SOCKET, libc::SO_SNDBUF, 1));
+    side.sync();
+    side.sync();
+    end
+}
+
+fn receive_sent_again(side: &mut Side) {
+    let end = side.moved();
+    side.sync();
+    // Whatever reads standard input knows nothing of rings.
+    sys::dup2(end.0, 0).expect("dup2");
+    side.sync();
+    side.sync();
+    end.recv_exact(MUCH_BYTES);
+    end.recv_to_end();
+}
+
 /// Asks the echoing peer `times` and says whether all answers were right.
 fn rounds(end: End, times: u32) {
     let right = |i: u32| {
@@ -815,6 +842,55 @@ pub const CASES: &[Case] = &[
             sentence: UNREAD_AT_EXEC,
         },
     ]),
+    pair(
+        "processes/exec_amid_sent_again",
+        "what a program that is started beside the connection says does not come before what was sent, and finds no room in the kernel",
+        |a| {
+            let end = much_to_send_again(a);
+            let (started, starts) = sys::pipe().expect("pipe");
+            let child = sys::fork(|| {
+                let command = format!("trap '' PIPE; echo beside >&{}", end.0);
+                sys::exec(&["sh", "-c", &command]);
+                127
+            });
+            let _ = sys::close(starts);
+            // It ends when the other program begins.
+            record("started", sys::read(started, &mut [0]));
+            a.sync();
+            join(child);
+            end.send(b"the end");
+            end.shutdown(SHUT_WR);
+        },
+        receive_sent_again,
+    )
+    .steady()
+    .differs(&[
+        Difference { kernel: "child = exit 0", ringlet: "child = exit 1", sentence: UNSENT_AT_EXEC },
+        Difference {
+            kernel: "recv to the end = 14 \"beside\\\\nthe end\", then 0",
+            ringlet: "recv to the end = 7 \"the end\", then 0",
+            sentence: UNSENT_AT_EXEC,
+        },
+    ]),
+    pair(
+        "processes/exec_beside_sent_again",
+        "a connection ends in order though another program was started while what was sent found no room in the kernel",
+        |a| {
+            let end = much_to_send_again(a);
+            sys::fcntl(end.0, libc::F_SETFD, FD_CLOEXEC).expect("F_SETFD");
+            join(sys::fork(|| {
+                sys::exec(&["true"]);
+                127
+            }));
+            join(sys::fork(|| sys::exit_with_handlers(0)));
+            a.sync();
+            end.send(b"the end");
+            record("SO_LINGER", sys::linger(end.0).map(|(on, _)| on));
+            end.close();
+        },
+        receive_sent_again,
+    )
+    .steady(),
     pair(
         "processes/exec_in_place",
         "a program becomes another, which finds the connection under its number",

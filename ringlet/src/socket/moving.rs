@@ -316,6 +316,7 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
                     continue;
                 }
                 end.sending.set(Sending::KernelForGood as u32);
+                linger_again(socket, end);
                 super::epoll::sending_changed(socket);
                 if end.shut_later.swap(0) != 0 {
                     say_end(ring, SHUT);
@@ -349,18 +350,43 @@ pub fn answer_return(socket: &Socket, end: &End) {
 }
 
 /// Before this process ends, or becomes another program: goes on with what is being sent again. What the kernel has no room for would be
-/// missing behind an orderly end, so then the end is a reset.
+/// missing behind an orderly end, so then the end is a reset, unless others of the family go on with it until all is sent.
 pub fn finish_return(socket: &Socket, end: &End) {
     answer_return(socket, end);
-    let done = || {
+    let alone = end.holders.load(Ordering::Acquire) <= 1;
+    if alone && is_sent_again(socket, end) || socket.is_unix() {
+        return;
+    }
+    let Some(_held) = end.send_lock.take() else { return };
+    if end.sending() != Sending::Returning {
+        return;
+    }
+    if let Ok([on, seconds]) = tcp::linger(socket.fd())
+        && end.linger.get() == 0
+    {
+        end.linger.set(LINGER_KEPT | (on as u64) << 32 | u64::from(seconds as u32));
+    }
+    tcp::reset_on_close(socket.fd());
+}
+
+const LINGER_KEPT: u64 = 1 << 63;
+
+/// All is sent again, so that the end need not be a reset.
+fn linger_again(socket: &Socket, end: &End) {
+    if let linger @ 1.. = end.linger.get() {
+        end.linger.set(0);
+        tcp::set_linger(socket.fd(), [(linger >> 32 & 1) as i32, linger as i32]);
+    }
+}
+
+/// Goes on with what is being sent again, for a while. False if some is left.
+fn is_sent_again(socket: &Socket, end: &End) -> bool {
+    wait_patiently(|| {
         if end.sending() == Sending::Returning {
             answer_return(socket, end);
         }
         end.sending() != Sending::Returning
-    };
-    if !wait_patiently(done) && !socket.is_unix() {
-        tcp::reset_on_close(socket.fd());
-    }
+    })
 }
 
 /// Has the receiver of this ring gone back to the kernel?
@@ -392,8 +418,8 @@ pub fn send_back(socket: &Socket, reason: Reason) {
 /// Both directions go back to the kernel, for something that knows nothing of rings. Nobody is waited for: we read the ring no more,
 /// and the peer sends again, through the kernel, what we have not read, at its next call (or, if it sleeps, now). Takes both locks.
 ///
-/// False if what the kernel has is not the stream, since nobody could send again what lies before it: whoever receives through ringlet
-/// still gets all, in order, but a stranger must not get the descriptor.
+/// False if what the kernel has is not the stream, since nobody could send again what lies before it, or what we have to send again finds no
+/// room there: whoever goes through ringlet still gets and sends all, in order, but a stranger must not get the descriptor.
 #[must_use]
 pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
     let end = socket.end();
@@ -424,6 +450,8 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
         end.bells_only.set(0);
     }
     send_back(socket, reason);
+    // What another program sends must not come before what is still to be sent again.
+    whole &= reads_on(reason) || is_sent_again(socket, end);
     carrier::returned(socket, end);
     view::show(socket, reason);
     whole

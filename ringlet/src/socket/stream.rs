@@ -835,9 +835,10 @@ fn send_unrecorded(
                 Some(false) => {
                     let reason = Reason::NoMemory;
                     moving::go_back(socket, end, &ring, Sending::KernelForGood, reason);
-                    moving::step_aside(socket, end, &ring, reason)?;
-                    if total > 0 {
-                        break;
+                    match moving::step_aside(socket, end, &ring, reason) {
+                        // What is in the ring was sent, whatever is to be said of the rest.
+                        _ if total > 0 => break,
+                        other => other?,
                     }
                     return send_native(socket, from, flags);
                 }

@@ -198,6 +198,8 @@ pub struct End {
     /// While `Returning`: bytes of the oldest record that need not be sent again; and whether our direction is shut down behind them.
     pub returned: P64,
     pub shut_later: P32,
+    /// The program's SO_LINGER, if a process that ended meanwhile has put a reset in its place (`moving::finish_return`).
+    pub linger: P64,
     /// The kernel's place that our last `Start` names, behind which only doorbells follow.
     pub started: P64,
     /// Where the sender was, plus one, when its memory was looked at (`memory`).
@@ -332,7 +334,7 @@ impl End {
         ] {
             word.set(0);
         }
-        for word in [&self.tap_sent, &self.tap_received] {
+        for word in [&self.linger, &self.tap_sent, &self.tap_received] {
             word.set(0);
         }
         self.shut.store(0, Ordering::Relaxed);
