@@ -157,12 +157,12 @@ fn abstract_name(bytes: &[u8]) -> (libc::sockaddr_un, u32) {
 
 /// Opens a rendezvous of that name for many.
 pub fn offer_named(name: &[u8]) -> Sys<i32> {
-    bind(fd::hide(unix_socket()?), abstract_name(name), 4096)
+    bind(guarded_socket()?, abstract_name(name), 4096)
 }
 
 /// Looks for the rendezvous of that name; `ECONNREFUSED` when nobody offers, `EAGAIN` when too many came at once.
 pub fn look_named(name: &[u8]) -> Sys<i32> {
-    connect(fd::hide(unix_socket()?), abstract_name(name))
+    connect(guarded_socket()?, abstract_name(name))
 }
 
 /// The accepting side opens the rendezvous of its connection.
@@ -202,16 +202,25 @@ fn service_name(service: &[u8]) -> Sys<(libc::sockaddr_un, u32)> {
     Ok(abstract_name(&name[..len]))
 }
 
-/// Opens a service that others find by its name in this network namespace; `EADDRINUSE` when there is one of that name.
+/// Opens a service that others find by its name in this network namespace; `EADDRINUSE` when there is one of that name. Who comes has no
+/// descriptors to give.
 pub fn serve(service: &[u8]) -> Sys<i32> {
     let name = service_name(service)?;
-    bind(unix_socket()?, name, 128)
+    let socket = unix_socket()?;
+    admit_descriptors(socket, false);
+    bind(socket, name, 128)
 }
 
-/// Connects to a service; `ECONNREFUSED` when there is none, `EAGAIN` when too many wait.
+/// Connects to a service, which speaks first, with descriptors; `ECONNREFUSED` when there is none, `EAGAIN` when too many wait.
 pub fn visit(service: &[u8]) -> Sys<i32> {
     let name = service_name(service)?;
     connect(unix_socket()?, name)
+}
+
+/// Is it a Unix socket of our kind? (Whatever else a stranger sends may block who uses or closes it.)
+pub fn is_ours_in_kind(socket: i32) -> bool {
+    let is = |option, value| tcp::int_option(socket, libc::SOL_SOCKET, option) == Ok(value);
+    is(libc::SO_DOMAIN, libc::AF_UNIX) && is(libc::SO_TYPE, libc::SOCK_SEQPACKET)
 }
 
 /// Two connected sockets.
@@ -373,16 +382,21 @@ pub fn take(socket: i32, bytes: &mut [u8]) -> Sys<Received> {
 /// Messages that are looked through before a socket is closed. (The kernel's buffer holds fewer.)
 const PARTING_MOST: u32 = 1024;
 
-/// Closes a guarded socket, or one that listens; what strangers have left in it is closed apart.
+/// Closes a Unix socket, or one that listens; what strangers have left in it is closed apart.
 pub fn part(socket: i32) {
-    // From now on nothing more comes, so that what is seen here is all.
+    // From now on nothing more comes, so that what is seen here is all. (That a message carries credentials is settled when it is received.)
     // SAFETY: no memory is passed.
     let _ = unsafe { sys!(SYS_shutdown, socket, libc::SHUT_RD) };
+    let _ = set_option(socket, libc::SO_PASSCRED, 1);
     if tcp::int_option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1) {
-        while let Ok(came) = accept_in_sight(socket) {
-            part(came);
+        loop {
+            match accept_in_sight(socket) {
+                Ok(came) => part(came),
+                // No number is free for those who still wait there.
+                Err(Errno::EMFILE | Errno::ENFILE) => return apart::close_apart(socket),
+                Err(_) => return close(socket),
+            }
         }
-        return close(socket);
     }
     for _ in 0..PARTING_MOST {
         match look_at(socket, &mut []) {

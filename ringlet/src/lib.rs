@@ -3,6 +3,7 @@
 
 pub mod active_message;
 pub mod config;
+mod guarded;
 pub mod native;
 pub mod plain;
 pub mod reasons;

@@ -378,7 +378,7 @@ fn noise_at_the_rendezvous_is_ended() {
         dice = dice.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (dice >> 33) % sides
     };
-    let mut ended = 0;
+    let (mut ended, start) = (0, Instant::now());
     for _ in 0..300 {
         let Ok(socket) = meet::look_named(rendezvous.as_bytes()) else { continue };
         // SAFETY: made just now.
@@ -394,7 +394,13 @@ fn noise_at_the_rendezvous_is_ended() {
             let len = if roll(20) == 0 { roll(60) as usize } else { 60 };
             let which = passed[if step == 0 { 1 } else { roll(3) as usize }];
             let fds = if roll(5) == 0 { &[][..] } else { &[which][..] };
-            if meet::send(socket, &note[..len], fds).is_err() {
+            // No descriptor is taken before it is known from whom.
+            let mut sent = meet::send(socket, &note[..len], fds);
+            while sent == Err(sys::Errno::EPERM) && start.elapsed() < LIMIT {
+                std::thread::yield_now();
+                sent = meet::send(socket, &note[..len], fds);
+            }
+            if sent.is_err() {
                 ended += 1;
                 break;
             }

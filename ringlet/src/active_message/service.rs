@@ -8,6 +8,7 @@ use super::endpoint::Endpoint;
 use super::lane::{Bells, Lane, Mapping};
 use super::name::NAME_BYTES;
 use super::process::{Shared, own, raw};
+use crate::guarded::Guarded;
 use ringlet_core::active::layout::{BELLS_BYTES, MAGIC, SEGMENT_BYTES};
 use ringlet_core::active::{Status, Tag};
 use ringlet_linux::fd::pollfd;
@@ -42,6 +43,8 @@ const ANSWER_NS: u64 = 10_000_000_000;
 /// Between two tries of a rendezvous that is overrun, and looks for those who took too long.
 const RETRY_NS: u64 = 10_000_000;
 const LOOK_NS: u64 = 1_000_000_000;
+/// Between two tries to greet one that has not looked yet who we are; it grows as they do.
+const GREET_AGAIN_NS: u64 = 1_000_000;
 
 const HELLO: u32 = 1;
 const OPEN: u32 = 2;
@@ -112,7 +115,7 @@ impl Joined {
 }
 
 struct Link {
-    socket: OwnedFd,
+    socket: Guarded,
     /// Becomes readable when the process ends, even if a child of its keeps the socket.
     process: Option<OwnedFd>,
     /// Who it must be, or was found to be.
@@ -120,13 +123,16 @@ struct Link {
     asked: bool,
     bells: Option<Bells>,
     leaving: VecDeque<(Note, Option<OwnedFd>)>,
+    /// So often it did not take our descriptor; since when we are here.
+    refused: u64,
+    since_ns: u64,
     lanes: HashMap<u64, Joined>,
     dead: bool,
 }
 
 pub(super) struct Service {
     shared: Arc<Shared>,
-    listener: OwnedFd,
+    listener: Guarded,
     links: Vec<Link>,
     /// Commands whose rendezvous was overrun.
     later: Vec<Command>,
@@ -135,7 +141,7 @@ pub(super) struct Service {
 
 impl Service {
     pub fn new(shared: Arc<Shared>) -> Sys<Service> {
-        let listener = own(meet::offer_named(&shared.name(0).rendezvous())?);
+        let listener = Guarded::new(own(meet::offer_named(&shared.name(0).rendezvous())?));
         Ok(Service { shared, listener, links: Vec::new(), later: Vec::new(), stop: false })
     }
 
@@ -143,15 +149,18 @@ impl Service {
         while !self.stop {
             let mut fds = vec![watched(&self.listener, 0), watched(&self.shared.waker, 0)];
             for link in &self.links {
-                let out = if link.leaving.is_empty() { 0 } else { libc::POLLOUT };
+                let waits = !link.leaving.is_empty() && link.refused == 0;
+                let out = if waits { libc::POLLOUT } else { 0 };
                 fds.push(watched(&link.socket, out));
                 fds.extend(link.process.as_ref().map(|process| watched(process, 0)));
             }
             let waits = self.links.iter().any(|link| link.lanes.values().any(Joined::opening));
-            let limit = match (self.later.is_empty(), waits) {
-                (false, _) => Some(RETRY_NS),
-                (true, true) => Some(LOOK_NS),
-                (true, false) => None,
+            let refused = self.links.iter().map(|link| link.refused).filter(|times| *times > 0);
+            let limit = match (refused.min(), self.later.is_empty(), waits) {
+                (Some(times), ..) => Some(RETRY_NS.min(times * GREET_AGAIN_NS)),
+                (None, false, _) => Some(RETRY_NS),
+                (None, true, true) => Some(LOOK_NS),
+                (None, true, false) => None,
             };
             let _ = fd::poll(&mut fds, limit, None);
             self.accept();
@@ -173,9 +182,10 @@ impl Service {
     /// Whoever comes must be of our user, or root.
     fn accept(&mut self) {
         while let Ok(socket) = meet::accept(raw(&self.listener)) {
-            let socket = own(socket);
+            let socket = Guarded::new(own(socket));
             let user = meet::credentials(raw(&socket)).map_or(u32::MAX, |found| found.uid);
             if user == 0 || meet::is_our_user(user) {
+                meet::admit_descriptors(raw(&socket), true);
                 self.links.push(Link::new(socket, None));
             }
         }
@@ -236,11 +246,12 @@ impl Service {
         if let Some(at) = self.links.iter().position(known) {
             return Ok(at);
         }
-        let socket = own(meet::look_named(&peer.rendezvous())?);
+        let socket = Guarded::new(own(meet::look_named(&peer.rendezvous())?));
         let user = meet::credentials(raw(&socket))?.uid;
         if user != peer.user || meet::is_vague(user) {
             return Err(Errno::EPERM);
         }
+        meet::admit_descriptors(raw(&socket), true);
         let mut link = Link::new(socket, Some(peer.process));
         link.hello(&self.shared);
         self.links.push(link);
@@ -355,6 +366,7 @@ impl Service {
     fn bury(&mut self) {
         let now = sys::now_ns();
         for link in &mut self.links {
+            link.dead |= link.refused > 0 && now - link.since_ns > ANSWER_NS;
             if link.dead {
                 link.lanes.values().for_each(|joined| joined.end(Status::Unreachable));
             } else {
@@ -378,7 +390,8 @@ fn watched(fd: &OwnedFd, events: i16) -> pollfd {
 /// Is who came to us the process that offers this name's rendezvous? Else it could take what is meant for that one. (Processes that can't be
 /// seen all read as number 0.)
 fn is_owner(name: &Name, socket: &OwnedFd) -> bool {
-    let Ok(offered) = meet::look_named(&name.rendezvous()).map(own) else { return false };
+    let Ok(offered) = meet::look_named(&name.rendezvous()) else { return false };
+    let offered = Guarded::new(own(offered));
     let found = (meet::credentials(raw(&offered)), meet::credentials(raw(socket)));
     matches!(found, (Ok(there), Ok(here)) if there.pid != 0 && there.pid == here.pid && there.uid == here.uid)
 }
@@ -411,7 +424,7 @@ impl Joined {
 }
 
 impl Link {
-    fn new(socket: OwnedFd, peer: Option<[u8; 16]>) -> Link {
+    fn new(socket: Guarded, peer: Option<[u8; 16]>) -> Link {
         let pid = meet::credentials(raw(&socket)).map_or(0, |found| found.pid);
         let process = (pid > 0).then(|| sys::pidfd(pid).ok().map(own)).flatten();
         Link {
@@ -421,6 +434,8 @@ impl Link {
             asked: false,
             bells: None,
             leaving: VecDeque::new(),
+            refused: 0,
+            since_ns: sys::now_ns(),
             lanes: HashMap::new(),
             dead: false,
         }
@@ -461,8 +476,16 @@ impl Link {
         while let Some((note, passed)) = self.leaving.front() {
             let fds: Vec<i32> = passed.iter().map(raw).collect();
             match meet::send(raw(&self.socket), &note.to_bytes(), &fds) {
-                Ok(()) => drop(self.leaving.pop_front()),
+                Ok(()) => {
+                    self.leaving.pop_front();
+                    self.refused = 0;
+                }
                 Err(Errno::EAGAIN | Errno::EINTR) => break,
+                // KERNEL: it admits no descriptors before it has looked who we are.
+                Err(Errno::EPERM) => {
+                    self.refused += 1;
+                    break;
+                }
                 Err(_) => {
                     self.dead = true;
                     break;

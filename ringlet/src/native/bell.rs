@@ -2,13 +2,14 @@
 //! death as well.
 
 use super::{Error, Timeout};
+use crate::guarded::Guarded;
 use crate::socket::spin;
 use ringlet_core::layout::{LANE_FREE_OFFSET, WANT_BYTE};
 use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_core::wait;
 use ringlet_linux::{fd, meet, sys};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// An end that polls without waiting asks the kernel this often whether its peer still lives (in ticks: some 10 to 50 ms).
@@ -19,7 +20,7 @@ const LOOKS_BEFORE_CLOCK: u32 = 50;
 const BELLS_AT_ONCE: usize = 64;
 
 pub(super) struct Bell {
-    socket: OwnedFd,
+    socket: Guarded,
     /// We wanted to be woken, so bytes may have come.
     armed: AtomicBool,
     gone: AtomicBool,
@@ -103,7 +104,9 @@ impl Waiter<'_> {
 }
 
 impl Bell {
-    pub fn new(socket: OwnedFd) -> Bell {
+    /// From now on nobody has a descriptor to send.
+    pub fn new(socket: Guarded) -> Bell {
+        meet::admit_descriptors(socket.as_raw_fd(), false);
         Bell {
             socket,
             armed: AtomicBool::new(false),

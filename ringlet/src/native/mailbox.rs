@@ -7,6 +7,7 @@ use super::bell::{Bell, Deadline};
 use super::channel::{Mapping, Receives};
 use super::meet::{Welcome, accept, make_segment, map_segment, open_service, own};
 use super::{Error, Kind, Options, Timeout};
+use crate::guarded::Guarded;
 use crate::socket::spin;
 use ringlet_core::layout::{CLOSED, LANE_MAX_COUNT, LaneGeometry, PAGE_BYTES, Ready};
 use ringlet_core::mailbox::{Inbox, announce};
@@ -99,7 +100,7 @@ struct Circle {
 
 /// The receiving end.
 pub struct Mailbox {
-    service: OwnedFd,
+    service: Guarded,
     /// The service and all lanes' sockets.
     set: OwnedFd,
     options: Options,
@@ -290,7 +291,7 @@ impl Mailbox {
         }
     }
 
-    fn admit(&mut self, socket: OwnedFd) -> Result<(), Error> {
+    fn admit(&mut self, socket: Guarded) -> Result<(), Error> {
         let free = self.lanes.iter().position(Option::is_none);
         let number = free.unwrap_or(self.lanes.len());
         if number >= LANE_MAX_COUNT {

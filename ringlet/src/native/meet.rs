@@ -7,9 +7,10 @@ use super::bell::{Bell, Deadline};
 use super::channel::{Channel, Link, Mapping};
 use super::mailbox::Announcer;
 use super::{Error, Kind, Locked, Options, Peers, Region, Sender, Timeout};
+use crate::guarded::Guarded;
 use ringlet_core::layout::LaneGeometry;
 use ringlet_linux::sys::Errno;
-use ringlet_linux::{fd, map, meet};
+use ringlet_linux::{apart, fd, map, meet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 const WELCOME_MAGIC: u64 = u64::from_le_bytes(*b"rnglnat\x01");
@@ -84,13 +85,14 @@ pub(super) fn make_segment(bytes: usize) -> Result<(OwnedFd, Mapping), Error> {
 
 /// Maps what a service sent, if it is of that size and can't fault.
 pub(super) fn map_segment(fd: Option<i32>, bytes: usize, writable: bool) -> Result<Mapping, Error> {
-    let memfd = own(fd.ok_or(Error::PeerCorrupt)?);
-    match map::sealed_size(memfd.as_raw_fd()) {
-        Ok(size) if size == bytes => {}
-        Ok(_) | Err(Errno::EINVAL) => return Err(Error::PeerCorrupt),
-        Err(errno) => return Err(errno.into()),
-    }
-    Ok(Mapping(map::map_shared(memfd.as_raw_fd(), bytes, writable)?))
+    let memfd = fd.ok_or(Error::PeerCorrupt)?;
+    let mapped = match map::sealed_size(memfd) {
+        Ok(size) if size == bytes => map::map_shared(memfd, bytes, writable).map_err(Error::from),
+        Ok(_) | Err(Errno::EINVAL) => Err(Error::PeerCorrupt),
+        Err(errno) => Err(errno.into()),
+    };
+    apart::close_foreign(memfd);
+    mapped.map(Mapping)
 }
 
 impl Peers {
@@ -103,17 +105,17 @@ impl Peers {
 }
 
 /// The next of those who have come and are admitted.
-pub(super) fn accept(service: &OwnedFd, peers: Peers) -> Result<OwnedFd, Error> {
+pub(super) fn accept(service: &OwnedFd, peers: Peers) -> Result<Guarded, Error> {
     loop {
-        let socket = own(meet::accept_in_sight(service.as_raw_fd())?);
+        let socket = Guarded::new(own(meet::accept_in_sight(service.as_raw_fd())?));
         if peers.admit(&socket).is_ok() {
             return Ok(socket);
         }
     }
 }
 
-pub(super) fn open_service(name: &str) -> Result<OwnedFd, Error> {
-    Ok(own(meet::serve(name.as_bytes())?))
+pub(super) fn open_service(name: &str) -> Result<Guarded, Error> {
+    Ok(Guarded::new(own(meet::serve(name.as_bytes())?)))
 }
 
 /// Waits until a descriptor is readable.
@@ -127,7 +129,7 @@ fn await_input(fd: BorrowedFd, deadline: &mut Deadline) -> Result<(), Error> {
 /// A service under a name, which is free again when the listener is dropped or its process is gone. (A mailbox is a service of
 /// its own: see [`Mailbox`](super::Mailbox).)
 pub struct Listener {
-    socket: OwnedFd,
+    socket: Guarded,
     options: Options,
     geometry: LaneGeometry,
 }
@@ -167,6 +169,7 @@ impl Listener {
             let fds = [memfd.as_raw_fd(), theirs.as_raw_fd()];
             // Or it has gone again.
             if Welcome::new(&self.options, 0).send(&socket, &fds).is_ok() {
+                let room = Guarded::new(room);
                 return Ok(self.options.connection(socket, room, mapping, self.geometry, 1));
             }
         }
@@ -187,8 +190,8 @@ impl AsFd for Listener {
 impl Options {
     fn connection(
         &self,
-        data: OwnedFd,
-        room: OwnedFd,
+        data: Guarded,
+        room: Guarded,
         mapping: Mapping,
         geometry: LaneGeometry,
         side: usize,
@@ -209,7 +212,7 @@ pub fn connect(name: &str, options: Options, timeout: Timeout) -> Result<Connect
     let mut pause = LOOK_AGAIN_NS;
     let socket = loop {
         match meet::visit(name.as_bytes()) {
-            Ok(socket) => break own(socket),
+            Ok(socket) => break Guarded::new(own(socket)),
             Err(Errno::ECONNREFUSED | Errno::EAGAIN) => {
                 let left = deadline.left()?.unwrap_or(pause);
                 fd::poll(&mut [], Some(pause.min(left)), None)?;
@@ -243,9 +246,13 @@ pub fn connect(name: &str, options: Options, timeout: Timeout) -> Result<Connect
         return Ok(Connection::Sender(Sender::of_mailbox(link, geometry, announcer)));
     }
     let mapping = map_segment(fds.take(0), 2 * geometry.lane_bytes(), true)?;
-    let room = own(fds.take(1).ok_or(Error::PeerCorrupt)?);
-    // A socket at least: anything else could block whoever rings it.
-    meet::credentials(room.as_raw_fd()).map_err(|_| Error::PeerCorrupt)?;
+    let room = fds.take(1).ok_or(Error::PeerCorrupt)?;
+    // Anything else could block whoever rings or closes it.
+    if !meet::is_ours_in_kind(room) {
+        apart::close_foreign(room);
+        return Err(Error::PeerCorrupt);
+    }
+    let room = Guarded::new(own(room));
     Ok(options.connection(socket, room, mapping, geometry, 0))
 }
 

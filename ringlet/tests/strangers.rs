@@ -1,0 +1,182 @@
+//! Descriptors that nobody can close in time, from whoever can reach a service of the native library or of Active Messages: nobody waits for them.
+//! (In a process of its own: another user's thread is one of its threads.)
+
+use ringlet::active_message::Process;
+use ringlet::native::*;
+use ringlet_linux::meet;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// For what may not wait; a thread that hangs for good is found by it.
+const HUNG: Duration = Duration::from_secs(60);
+const SOON: Timeout = Some(HUNG);
+const NOBODY: u32 = 65_534;
+
+/// One whose last close waits for an hour: its far end, which is kept, takes nothing.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    near.set_nonblocking(true).unwrap();
+    while near.write(&[0; 1 << 16]).is_ok() {}
+    let linger = libc::linger { l_onoff: 1, l_linger: 3600 };
+    // SAFETY: a struct linger and its size.
+    let set = unsafe {
+        let (value, len) = ((&raw const linger).cast(), size_of::<libc::linger>() as u32);
+        libc::setsockopt(near.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, value, len)
+    };
+    assert_eq!(set, 0);
+    (near, far)
+}
+
+/// Puts one into the queue at the other end, if that takes any; the last reference then lies there.
+fn put_into(socket: i32) -> TcpStream {
+    let (near, far) = lingering();
+    match meet::send(socket, &[1], &[near.as_raw_fd()]) {
+        Ok(()) => drop(near),
+        // It is still ours, and nobody closes it.
+        Err(_) => std::mem::forget(near),
+    }
+    far
+}
+
+fn own(fd: i32) -> OwnedFd {
+    // SAFETY: made just now.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Runs in a thread of another user, if we may have one (a thread's user is its own to the kernel).
+fn as_somebody_else<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
+    let acting = std::thread::spawn(|| {
+        // SAFETY: no memory is passed.
+        unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
+        act()
+    });
+    acting.join().unwrap()
+}
+
+/// Does not wait for ever, or fails.
+fn returns<T: Send + 'static>(what: &str, act: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, wait) = mpsc::channel();
+    std::thread::spawn(move || done.send(act()));
+    wait.recv_timeout(HUNG).unwrap_or_else(|_| panic!("{what} waits for a stranger"))
+}
+
+fn name(of: &str) -> String {
+    format!("strangers-{}-{of}", std::process::id())
+}
+
+/// Who comes to a service leaves something in its queue, and goes.
+fn leave_at(service: &'static str) -> TcpStream {
+    as_somebody_else(move || {
+        let visitor = own(meet::visit(name(service).as_bytes()).unwrap());
+        put_into(visitor.as_raw_fd())
+    })
+}
+
+#[test]
+fn a_service_turns_strangers_away() {
+    for kind in [Kind::Messages, Kind::Mailbox] {
+        let service = if kind == Kind::Mailbox { "turned-mailbox" } else { "turned" };
+        let options = Options::new(kind);
+        let mut kept = Vec::new();
+        if kind == Kind::Mailbox {
+            let mut mailbox = Mailbox::bind(&name(service), options).unwrap();
+            kept.push(leave_at(service));
+            let sending = std::thread::spawn(move || {
+                let mut sender = connect(&name(service), options, SOON).unwrap().sender().unwrap();
+                sender.send(b"x", SOON).unwrap();
+            });
+            returns("a mailbox", move || mailbox.receive(&mut [0; 1], SOON).unwrap());
+            sending.join().unwrap();
+        } else {
+            let listener = Listener::bind(&name(service), options).unwrap();
+            kept.push(leave_at(service));
+            let coming =
+                std::thread::spawn(move || connect(&name(service), options, SOON).unwrap());
+            let listener = returns("accept", move || {
+                drop(listener.accept(SOON).unwrap());
+                listener
+            });
+            drop(coming.join().unwrap());
+            kept.push(leave_at(service));
+            returns("the end of a service", move || drop(listener));
+        }
+    }
+}
+
+#[test]
+fn a_connection_ends_though_its_peer_has_left_something() {
+    let options = Options { peers: Peers::Any, ..Options::new(Kind::Messages) };
+    let listener = Listener::bind(&name("left"), options).unwrap();
+    let visitor = own(meet::visit(name("left").as_bytes()).unwrap());
+    let connection = listener.accept(SOON).unwrap();
+    let (_, mut fds) = meet::receive(visitor.as_raw_fd(), &mut [0; 64]).unwrap();
+    let room = own(fds.take(1).unwrap());
+    let _kept = [put_into(visitor.as_raw_fd()), put_into(room.as_raw_fd())];
+    returns("the end of a connection", move || drop(connection));
+}
+
+#[test]
+fn an_impostor_is_left_at_once() {
+    let service = own(as_somebody_else(|| meet::serve(name("impostor").as_bytes()).unwrap()));
+    let (done, wait) = mpsc::channel();
+    let options = Options::new(Kind::Messages);
+    std::thread::spawn(move || {
+        let socket = meet::visit(name("impostor").as_bytes()).unwrap();
+        let caller = own(loop {
+            if let Ok(came) = meet::accept(service.as_raw_fd()) {
+                break came;
+            }
+        });
+        let far = put_into(caller.as_raw_fd());
+        done.send((far, socket, service)).unwrap();
+    });
+    let (_far, socket, service) = wait.recv_timeout(HUNG).unwrap();
+    // As `connect` goes, which we can't hold between its steps.
+    returns("a visitor", move || meet::part(socket));
+    // It speaks as a service, with a wrong thing for everything.
+    let answering = std::thread::spawn(move || {
+        let caller = own(loop {
+            if let Ok(came) = meet::accept(service.as_raw_fd()) {
+                break came;
+            }
+        });
+        let (near, far) = lingering();
+        let mut welcome = [0u8; 32];
+        welcome[..8].copy_from_slice(b"rnglnat\x01");
+        welcome[8..12].copy_from_slice(&(Kind::Messages as u32).to_ne_bytes());
+        welcome[16..24].copy_from_slice(&1024u64.to_ne_bytes());
+        welcome[24..].copy_from_slice(&(1u64 << 20).to_ne_bytes());
+        meet::send(caller.as_raw_fd(), &welcome, &[near.as_raw_fd(), near.as_raw_fd()]).unwrap();
+        // Whoever closes it last: here it is a thread that nobody waits for.
+        std::thread::spawn(move || drop(near));
+        far
+    });
+    let options = Options { peers: Peers::Any, ..options };
+    let connected = returns("connect", move || connect(&name("impostor"), options, SOON).err());
+    assert_eq!(connected, Some(Error::PeerCorrupt));
+    answering.join().unwrap();
+}
+
+#[test]
+fn active_messages_turn_strangers_away() {
+    let node = || {
+        let process = Process::start().unwrap();
+        let bundle = process.bundle().unwrap();
+        let endpoint = bundle.endpoint().unwrap();
+        (process, bundle, endpoint)
+    };
+    let (a, b) = (node(), node());
+    let bytes = b.2.name().to_bytes();
+    let hex: String = bytes[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    let _kept = as_somebody_else(move || {
+        let visitor = own(meet::look_named(format!("ringlet-am/{hex}").as_bytes()).unwrap());
+        put_into(visitor.as_raw_fd())
+    });
+    returns("the service", move || drop(b));
+    drop(a);
+}
