@@ -318,14 +318,20 @@ pub fn pause(milliseconds: u64) {
 /// Waits until a thread sleeps, which is as near as one can see to "is blocked in its call". No
 /// transcript depends on it: the cases that use it come out the same if the call is not yet there.
 pub fn until_asleep(pid: i32, tid: i32) {
+    falls_asleep(pid, tid, 3);
+}
+
+/// Does a thread sleep, or come to that within so many seconds?
+pub fn falls_asleep(pid: i32, tid: i32, seconds: u64) -> bool {
     let mut quiet = 0;
-    let end = Instant::now() + Duration::from_secs(3);
+    let end = Instant::now() + Duration::from_secs(seconds);
     while quiet < 5 && Instant::now() < end {
         pause(2);
         let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat"));
         let asleep = stat.is_ok_and(|s| s.rsplit(") ").next().is_some_and(|s| s.starts_with('S')));
         quiet = if asleep { quiet + 1 } else { 0 };
     }
+    quiet == 5
 }
 
 // ---- a connection's end ----

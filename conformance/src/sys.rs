@@ -1098,6 +1098,8 @@ pub enum Waits {
 /// The number of the thread that is to be cancelled, and how many cleanup handlers have run.
 static CANCELLED_TID: AtomicI32 = AtomicI32::new(0);
 static CLEANED: AtomicI32 = AtomicI32::new(0);
+/// What the thread closes when it has left its frames, plus one.
+static CLOSES_AT_END: AtomicI32 = AtomicI32::new(0);
 
 unsafe extern "C" {
     fn _pthread_cleanup_push(
@@ -1112,6 +1114,11 @@ extern "C" fn clean(_: *mut c_void) {
     CLEANED.fetch_add(1, Ordering::SeqCst);
 }
 
+extern "C" fn close_at_end(_: *mut c_void) {
+    // SAFETY: takes no pointers.
+    unsafe { libc::close(CLOSES_AT_END.load(Ordering::SeqCst) - 1) };
+}
+
 extern "C" fn until_cancelled(argument: *mut c_void) -> *mut c_void {
     // SAFETY: lives until this thread is joined.
     let (fd, waits) = unsafe { *argument.cast::<(Fd, Waits)>() };
@@ -1120,6 +1127,14 @@ extern "C" fn until_cancelled(argument: *mut c_void) -> *mut c_void {
     let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }; 300];
     let mut event = libc::epoll_event { events: 0, u64: 0 };
     let mut cleanup = [0usize; 4];
+    if CLOSES_AT_END.load(Ordering::SeqCst) != 0 {
+        let mut key = 0;
+        // SAFETY: `key` is live; the value only says that there is one.
+        unsafe {
+            libc::pthread_key_create(&mut key, Some(close_at_end));
+            libc::pthread_setspecific(key, argument);
+        }
+    }
     // SAFETY: all that is passed is live. A cancelled thread leaves this frame, in which nothing needs to be dropped, by libc's means.
     unsafe {
         let mut readable: libc::fd_set = zeroed();
@@ -1182,6 +1197,14 @@ pub fn cancel_in(fd: Fd, waits: Waits, until: impl FnOnce(c_int)) -> String {
     // PTHREAD_CANCELED
     let how = if ended as isize == -1 { "by that" } else { "by itself" };
     format!("{how}, {} cleaned", CLEANED.load(Ordering::SeqCst))
+}
+
+/// The same; when the thread has left its frames, it closes `fd`.
+pub fn cancel_and_close_in(fd: Fd, waits: Waits, until: impl FnOnce(c_int)) -> String {
+    CLOSES_AT_END.store(fd + 1, Ordering::SeqCst);
+    let how = cancel_in(fd, waits, until);
+    CLOSES_AT_END.store(0, Ordering::SeqCst);
+    how
 }
 
 // ---- processes ----

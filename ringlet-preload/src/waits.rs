@@ -489,7 +489,10 @@ unsafe fn wait_with(
     let mut waited = 0;
     if known.is_none_or(epoll::begin_native) {
         let start = sys::now_ns();
-        let n = native();
+        let n = match known {
+            Some(set) => in_which(&|| epoll::end_native(set), native),
+            None => native(),
+        };
         if let Some(set) = known {
             epoll::end_native(set);
         }

@@ -129,6 +129,13 @@ fn cancel_in_waits(end: End) {
     sys::close(set).expect("close");
 }
 
+const CLOSED_WHERE_CANCELLED: [(&str, Waits); 4] = [
+    ("recv", Waits::Recv),
+    ("poll", Waits::Poll),
+    ("poll of many", Waits::PollMany),
+    ("select", Waits::Select),
+];
+
 /// One thread sleeps in a set while another looks there without waiting; whoever is told answers.
 fn served_beside_a_looker(b: &mut Side, edge: u32) {
     let end = b.moved();
@@ -634,6 +641,67 @@ pub const CASES: &[Case] = &[
             end.close();
         },
     )
+    .each_side(),
+    pair(
+        "threads/left_in_a_set",
+        "waits in a set of none are left by cancellation and by a long jump: who waits there afterwards for a connection sleeps",
+        |a| {
+            for _ in 0..2 {
+                let end = a.moved();
+                a.sync();
+                end.send(b"x");
+                end.recv_to_end();
+            }
+        },
+        |b| {
+            for jumps in [false, true] {
+                let set = sys::epoll_create().expect("epoll_create");
+                if jumps {
+                    let left = sys::left_by_jump(libc::SIGALRM, 20, &mut || {
+                        let _ = sys::epoll_wait(set, 1, -1);
+                    });
+                    record("left by a jump", left);
+                } else {
+                    let until = |tid| until_asleep(std::process::id() as i32, tid);
+                    record("cancelled", sys::cancel_in(set, Waits::EpollWait, until));
+                }
+                let end = b.moved();
+                sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN, 7).expect("epoll_ctl");
+                let (waiter, side) = (sys::thread_id(), &mut *b);
+                thread::scope(|scope| {
+                    let looker = scope.spawn(move || {
+                        let asleep = falls_asleep(std::process::id() as i32, waiter, 20);
+                        (asleep, side.sync()).0
+                    });
+                    record("told", format!("{:?}", sys::epoll_wait(set, 4, PATIENCE_MS)));
+                    record("slept", looker.join().expect("no panic"));
+                });
+                end.close();
+                sys::close(set).expect("close");
+            }
+        },
+    )
+    .each_side(),
+    pair(
+        "threads/cancelled_and_closed",
+        "a thread that is cancelled where it waits closes its connection at its end",
+        |a| {
+            for _ in CLOSED_WHERE_CANCELLED {
+                let end = a.moved();
+                a.sync();
+                end.recv_to_end();
+            }
+        },
+        |b| {
+            for (name, waits) in CLOSED_WHERE_CANCELLED {
+                let end = b.moved();
+                b.sync();
+                let until = |tid| until_asleep(std::process::id() as i32, tid);
+                record(name, sys::cancel_and_close_in(end.0, waits, until));
+            }
+        },
+    )
+    .packets_too()
     .each_side(),
     pair(
         "threads/cancelled_before_the_move",

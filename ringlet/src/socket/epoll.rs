@@ -8,7 +8,7 @@
 //! connection, which the kernel's set reports by itself; then they are hot again.
 
 use super::table::{Lock, Receiving, Sending, Socket, Stage, Tables, tables};
-use super::{carrier, context, datagram, moving, sleep, spin, stream, unforgiving, view};
+use super::{carrier, context, datagram, jumps, moving, sleep, spin, stream, unforgiving, view};
 use crate::plain::{P32, P64};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::fd::{self, epoll_event};
@@ -1295,6 +1295,7 @@ fn holds_ours(set: &Set) -> bool {
 pub fn begin_native(set_index: u32) -> bool {
     let Some(tables) = tables() else { return true };
     let set = &tables.sets[set_index as usize];
+    jumps::waits_in(set_index);
     // ORDER: SeqCst, before the look; pairs with `prepare`, after which `pass_on_overtaking` looks for us.
     set.natives.fetch_add(1, Ordering::SeqCst);
     let native = is_native(set_index);
@@ -1305,9 +1306,20 @@ pub fn begin_native(set_index: u32) -> bool {
 }
 
 pub fn end_native(set_index: u32) {
+    jumps::waits_no_more_in(set_index);
     if let Some(tables) = tables() {
-        tables.sets[set_index as usize].natives.fetch_sub(1, Ordering::SeqCst);
+        leave_native(tables, set_index);
     }
+}
+
+/// One native wait less.
+pub fn leave_native(tables: &Tables, set_index: u32) {
+    tables.sets[set_index as usize].natives.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// One more, in a child by fork that this thread makes inside the wait.
+pub fn count_native(tables: &Tables, set_index: u32) {
+    tables.sets[set_index as usize].natives.fetch_add(1, Ordering::SeqCst);
 }
 
 /// A wake-up was taken, perhaps one that tells of an adoption. KERNEL: it wakes one thread; others may still be in waits of the kernel's
@@ -1328,6 +1340,7 @@ pub fn wait(
 ) -> Sys<usize> {
     let tables = tables().ok_or(Errno::EBADF)?;
     let set = &tables.sets[set_index as usize];
+    jumps::look_back();
     let result = wait_in(tables, set, out, timeout_ns, mask);
     if result == Ok(out.len()) || result.is_ok() && set.stays_ready.is() {
         // More may be ready than there was room for, and what is reported by level is so to every sleeper: another one looks.

@@ -4,8 +4,8 @@
 //! So a thread notes, beside each count, where its frame was. At its next wait or close, frames that lie below that call's are gone:
 //! their counts are taken back. Unless the two are on different stacks, which tell nothing about each other (a handler's own, or coroutines).
 
-use super::stream;
 use super::table::{Socket, tables};
+use super::{epoll, stream};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys;
 use std::cell::Cell;
@@ -17,15 +17,17 @@ const SAME_STACK_BYTES: usize = 1 << 16;
 
 #[derive(Clone, Copy)]
 struct Noted {
-    /// Index of the socket, 0 if there is none.
-    socket: u32,
+    /// Index of the socket; or of the set, beside `SET`.
+    what: u32,
     frame: usize,
 }
+
+const SET: u32 = 1 << 31;
 
 thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
     static NOTED: [Cell<Noted>; NOTED_COUNT] =
-        const { [const { Cell::new(Noted { socket: 0, frame: 0 }) }; NOTED_COUNT] };
+        const { [const { Cell::new(Noted { what: 0, frame: 0 }) }; NOTED_COUNT] };
 }
 
 /// Where the caller's frame is, about.
@@ -41,10 +43,19 @@ fn index_of(socket: &Socket) -> u32 {
 
 /// The calling thread is about to count itself among the sleepers of a socket.
 pub fn waits(socket: &Socket) {
+    note(index_of(socket));
+}
+
+/// Or among those that wait in a set, in the kernel alone.
+pub fn waits_in(set: u32) {
+    note(SET | set);
+}
+
+fn note(what: u32) {
     look_back();
     let count = COUNT.get();
     if count < NOTED_COUNT {
-        let noted = Noted { socket: index_of(socket), frame: frame() };
+        let noted = Noted { what, frame: frame() };
         NOTED.with(|all| all[count].set(noted));
         // After the entry: a handler may come in between.
         COUNT.set(count + 1);
@@ -53,10 +64,17 @@ pub fn waits(socket: &Socket) {
 
 /// It is about to count itself out.
 pub fn waits_no_more(socket: &Socket) {
+    note_no_more(index_of(socket));
+}
+
+pub fn waits_no_more_in(set: u32) {
+    note_no_more(SET | set);
+}
+
+fn note_no_more(what: u32) {
     let count = COUNT.get();
-    let index = index_of(socket);
     NOTED.with(|all| {
-        let found = all[..count].iter().rposition(|noted| noted.get().socket == index);
+        let found = all[..count].iter().rposition(|noted| noted.get().what == what);
         if let Some(at) = found {
             for next in at + 1..count {
                 all[next - 1].set(all[next].get());
@@ -86,7 +104,11 @@ fn take_back() {
         }
         COUNT.set(last);
         let Some(tables) = tables() else { return };
-        let socket = &tables.sockets[noted.socket as usize];
+        if noted.what & SET != 0 {
+            epoll::leave_native(tables, noted.what & !SET);
+            continue;
+        }
+        let socket = &tables.sockets[noted.what as usize];
         if socket.sleepers.load(Ordering::SeqCst) == 1 {
             socket.room_waiters.store(0, Ordering::SeqCst);
         }
@@ -99,7 +121,12 @@ pub fn count_again() {
     let Some(tables) = tables() else { return };
     NOTED.with(|all| {
         for noted in &all[..COUNT.get()] {
-            tables.sockets[noted.get().socket as usize].sleepers.fetch_add(1, Ordering::SeqCst);
+            match noted.get().what {
+                set if set & SET != 0 => epoll::count_native(tables, set & !SET),
+                socket => {
+                    _ = tables.sockets[socket as usize].sleepers.fetch_add(1, Ordering::SeqCst)
+                }
+            }
         }
     });
 }

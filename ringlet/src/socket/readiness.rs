@@ -109,8 +109,7 @@ fn leave(counted: &[u32]) {
     for &index in counted {
         let socket = &tables.sockets[(index & !FOR_ROOM) as usize];
         socket.room_waiters.fetch_sub((index & FOR_ROOM != 0) as u32, Ordering::SeqCst);
-        super::jumps::waits_no_more(socket);
-        stream::leave(socket);
+        stream::wait_no_more(socket);
     }
 }
 

@@ -32,7 +32,7 @@ pub fn out(socket: &Socket, pipe: i32, len: usize, flags: u32) -> Sys<usize> {
         // KERNEL: the pipe is looked at first; once some bytes are moved, nothing is waited for.
         let cancelled = || {
             if waiter.is_some() {
-                stream::leave(socket);
+                stream::wait_no_more(socket);
             }
         };
         match room(pipe, splice_waits && total == 0, &cancelled) {

@@ -1044,9 +1044,14 @@ impl<'a> Waiter<'a> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        super::jumps::waits_no_more(self.0);
-        leave(self.0);
+        wait_no_more(self.0);
     }
+}
+
+/// In place of the drop, for a thread that is cancelled.
+pub fn wait_no_more(socket: &Socket) {
+    super::jumps::waits_no_more(socket);
+    leave(socket);
 }
 
 /// One look less: see `Waiter`.
@@ -1076,7 +1081,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
         Want::Data => end.receiving() == Receiving::Ring,
         Want::Room => end.sending() == Sending::Ring,
     };
-    sleep::check(&|| leave(socket));
+    sleep::check(&|| wait_no_more(socket));
     let limit = tables().map_or(0, |tables| tables.config.spin_us);
     if in_ring && spin::watch(limit, || peer(socket), || there(socket, end, want)) {
         view::count_spin(socket);
@@ -1178,7 +1183,7 @@ fn fall_asleep(
         if let Some(home) = home {
             context::disarm(home);
         }
-        leave(socket);
+        wait_no_more(socket);
     };
     let woken = match sleep::poll(&mut fds, timeout, None, &cancelled) {
         // As the kernel does it: restarted, unless the call has a timeout.
