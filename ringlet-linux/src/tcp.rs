@@ -424,6 +424,22 @@ pub fn send_as_asked(fd: i32, no_delay: bool, cork: bool) {
     set_flag(fd, libc::TCP_CORK, cork);
 }
 
+/// Room for so many bytes to send, as far as the kernel lets us; never less than there is.
+pub fn widen_sending(fd: i32, bytes: usize) {
+    // KERNEL: an skb may take thrice what it carries; the value is doubled. Without privileges no more is had than net.core.wmem_max, and
+    // what TCP has taken by itself may be more.
+    const UNPRIVILEGED_BYTES: i32 = 400_000;
+    let value = bytes.min(1 << 28) as i32 * 2;
+    let before = int_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(i32::MAX);
+    let widen = |option| {
+        // SAFETY: an int and its size.
+        unsafe { sys!(SYS_setsockopt, fd, libc::SOL_SOCKET, option, &raw const value, 4) }.is_ok()
+    };
+    let _ = before >= value
+        || widen(libc::SO_SNDBUFFORCE)
+        || before < UNPRIVILEGED_BYTES && widen(libc::SO_SNDBUF);
+}
+
 /// Ends a connection at once, by a reset; what still reads from it fails (ENOTCONN) instead of finding an orderly end.
 pub fn disconnect(fd: i32) {
     let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as _, sa_data: [0; 14] };

@@ -892,6 +892,31 @@ pub const CASES: &[Case] = &[
     )
     .steady(),
     pair(
+        "processes/exit_amid_sent_again",
+        "what was sent arrives though its sender closed, or ended, before the kernel had room for it",
+        |a| {
+            let end = much_to_send_again(a);
+            end.close();
+            a.sync();
+            let end = much_to_send_again(a);
+            let (alone, others) = sys::pipe().expect("pipe");
+            let child = sys::fork(|| {
+                let _ = sys::close(others);
+                let _ = sys::read(alone, &mut [0]);
+                sys::exit_with_handlers(0)
+            });
+            end.close();
+            let _ = sys::close(others);
+            join(child);
+            a.sync();
+        },
+        |b| {
+            receive_sent_again(b);
+            receive_sent_again(b);
+        },
+    )
+    .steady(),
+    pair(
         "processes/exec_in_place",
         "a program becomes another, which finds the connection under its number",
         |a| {

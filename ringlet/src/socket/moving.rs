@@ -271,9 +271,18 @@ fn break_off(socket: &Socket, ring: &SegmentRing) {
 
 /// The same for a close, after which nobody goes on with what is to be sent again: what the kernel has no room for breaks the connection off.
 pub fn end_direction_now(socket: &Socket, end: &End, ring: &SegmentRing, how: u32) {
+    if end_direction(socket, end, ring, how) {
+        return;
+    }
+    make_room(socket, end, ring);
     if !wait_patiently(|| end_direction(socket, end, ring, how)) {
         break_off(socket, ring);
     }
+}
+
+/// Nobody goes on with what is being sent again: the kernel may take all of it, and delivers it at the peer's pace.
+fn make_room(socket: &Socket, end: &End, ring: &SegmentRing) {
+    tcp::widen_sending(socket.fd(), end.tx.outstanding_bytes(ring));
 }
 
 /// The receiver has left the ring: what it has not released is sent again, through the kernel. (Where it takes that back all stays as
@@ -354,6 +363,21 @@ pub fn answer_return(socket: &Socket, end: &End) {
 pub fn finish_return(socket: &Socket, end: &End) {
     answer_return(socket, end);
     let alone = end.holders.load(Ordering::Acquire) <= 1;
+    if alone
+        && end.sending() == Sending::Returning
+        && let Some(outgoing) = socket.outgoing()
+        && let Some(_held) = end.send_lock.take()
+    {
+        make_room(socket, end, &outgoing);
+    }
+    if alone
+        && let Some(incoming) = socket.incoming()
+        && socket.outgoing().is_some_and(|outgoing| has_left(&outgoing))
+        && let Some(_held) = end.receive_lock.try_take()
+    {
+        // The doorbells of a peer that has left: unread, they would make the end a reset, which takes with it what is not delivered.
+        let _ = settle(socket, end, &incoming);
+    }
     if alone && is_sent_again(socket, end) || socket.is_unix() {
         return;
     }
