@@ -227,6 +227,66 @@ fn echo_by(b: &mut Side, wait: fn(End, Set)) {
 
 const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [2, 1, 0], [1, 0, 2], [2, 0, 1], [0, 2, 1], [1, 2, 0]];
 
+/// A connection that stays on the kernel, as one to another machine does: it is standard input at one side.
+fn on_the_kernel(side: &mut Side) -> End {
+    let end = side.moved();
+    if side.is_client() {
+        end.send(b"there");
+        end.recv_exact(5);
+        return end;
+    }
+    sys::dup2(end.0, 0).expect("dup2");
+    end.recv_exact(5);
+    end.send(b"again");
+    end
+}
+
+/// The sender's side of `told_beside_the_kernel`.
+fn tell_beside_the_kernel(a: &mut Side) {
+    let ends = [on_the_kernel(a), on_the_kernel(a), a.moved()];
+    for end in ends.iter().filter(|_| a.family() == Family::V4) {
+        // KERNEL: else a byte may wait for the acknowledgement of the one before.
+        sys::setsockopt(end.0, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).expect("option");
+    }
+    for _ in 0..4 {
+        for order in ORDERS {
+            a.sync();
+            order.iter().for_each(|&which| _ = send_all(ends[which], b"x").expect("send"));
+            a.sync();
+        }
+    }
+    a.sync();
+}
+
+/// Of three connections, two on the kernel and one in the ring, in which order is data told that has come while nobody waited?
+fn told_beside_the_kernel(b: &mut Side, edge: u32) {
+    let ends = [on_the_kernel(b), on_the_kernel(b), b.moved()];
+    let set = Set::new();
+    for (data, end) in (0..).zip(&ends) {
+        set.add(end.0, IN | edge, data).expect("epoll_ctl");
+    }
+    for room in [8, 1, 2, 3] {
+        for order in ORDERS {
+            set.expect_none();
+            b.sync();
+            b.sync();
+            let mut told = Vec::new();
+            while told.len() < 3 {
+                let events = sys::epoll_wait(set.0, room, 10_000).expect("epoll_wait");
+                if events.is_empty() {
+                    break;
+                }
+                for (data, _) in events {
+                    told.push(data);
+                    assert_eq!(recv(ends[data as usize], 4, MSG_DONTWAIT), Ok(b"x".to_vec()));
+                }
+            }
+            record(format!("{order:?} with room for {room}"), format!("{told:?}"));
+        }
+    }
+    b.sync();
+}
+
 pub const CASES: &[Case] = &[
     pair("readiness/life_poll", "a connection's life by poll", life_peer, |b| life(b, by_poll))
         .all_families()
@@ -927,6 +987,22 @@ pub const CASES: &[Case] = &[
     )
     .packets_too()
     .steady(),
+    pair(
+        "readiness/in_order_beside_the_kernel",
+        "connections of the ring and of the kernel, in one set, are told in the order in which they became ready",
+        tell_beside_the_kernel,
+        |b| told_beside_the_kernel(b, 0),
+    )
+    .steady()
+    .each_side(),
+    pair(
+        "readiness/edges_in_order_beside_the_kernel",
+        "the same by edges",
+        tell_beside_the_kernel,
+        |b| told_beside_the_kernel(b, ET),
+    )
+    .steady()
+    .each_side(),
     pair(
         "readiness/thread_inside",
         "data that comes while a thread is inside poll, select or epoll_wait wakes it",

@@ -14,6 +14,7 @@ use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::map::Zeroed;
 use ringlet_linux::sys::{self, Errno, Sys};
+use ringlet_linux::tcp;
 use std::cell::Cell;
 
 /// Data of our registrations: high half this mark (no canonical address, no descriptor number), low half whose it is and the watch.
@@ -41,6 +42,9 @@ const ASK_KERNEL_TICKS: u64 = 30_000;
 
 /// So often the kernel is asked on, where there is room for few events and those are our own.
 const ASKS_MAX: u32 = 64;
+
+/// Beside neighbours, everything is looked at after so many waits that found something.
+const ALL_AFTER_WAITS: u32 = 1024;
 
 const LOOK_SOON_NS: u64 = 1_000_000;
 const LOOK_AT_TIMES_NS: u64 = 50_000_000;
@@ -94,6 +98,15 @@ pub struct Set {
     kernel_turn: P32,
     /// The last harvest reported something by level.
     stays_ready: P32,
+    /// Watched connections whose bytes come by the kernel. Beside these, what rings hold is told in the kernel's order (`in_order`).
+    neighbours: AtomicU32,
+    /// Therefore the set's context is armed between waits too.
+    beside: P32,
+    /// Counts what the kernel told of us, beside neighbours; of the last such turn something had no room.
+    turn: P32,
+    left_over: P32,
+    /// Waits beside neighbours since one looked at everything.
+    since_all: P32,
     kernel_asked: P64,
     written: P32,
     /// A signal handler could not put a watch on the hot list, or another process took what was for us: all are to be put there.
@@ -142,6 +155,11 @@ pub struct Watch {
     /// What the kernel has told of it since the last report, and which ends of the connection were reported.
     told: P32,
     seen_ends: P32,
+    /// Its connection is a neighbour of what rings hold: its bytes come by the kernel.
+    neighbour: P32,
+    /// In which of the set's turns it was reported; and whether it is to be looked at although the kernel tells nothing of it.
+    turn: P32,
+    again: P32,
 }
 
 // SAFETY: atomics only; zero is a free entry.
@@ -168,9 +186,10 @@ pub fn created(fd: i32) {
     ] {
         word.set(0);
     }
-    set.adopted.store(0, Ordering::Relaxed);
-    set.natives.store(0, Ordering::Relaxed);
-    for word in [&set.hot_first, &set.hot_last, &set.hot_count] {
+    for count in [&set.adopted, &set.natives, &set.neighbours] {
+        count.store(0, Ordering::Relaxed);
+    }
+    for word in [&set.hot_first, &set.hot_last, &set.hot_count, &set.beside, &set.left_over] {
         word.set(0);
     }
     set.epfd.set(fd as u32);
@@ -191,7 +210,7 @@ pub fn closed(index: u32) {
             .filter(|(_, watch)| watch.set.get() == index)
             .for_each(|(_, watch)| _ = withdraw(tables, watch));
     }
-    disarm(&Armed { contexts: [set.armed.swap(0), 0], look_every_ns: None });
+    disarm(&Armed { contexts: [set.armed.swap(0), set.beside.swap(0)], look_every_ns: None });
     if set.context.is() || set.reserved.is() {
         context::release_set(index);
     }
@@ -261,6 +280,7 @@ pub fn after_fork(tables: &Tables) {
         set.context.set(0);
         set.second.set(0);
         set.armed.set(0);
+        set.beside.set(0);
         set.natives.store(0, Ordering::Relaxed);
         set.reserved.set(0);
         set.all_hot.set(1);
@@ -384,6 +404,7 @@ fn withdraw(tables: &Tables, watch: &Watch) -> bool {
         return !watch.hot.is();
     }
     let set = &tables.sets[index as usize];
+    count_neighbour(set, watch, false);
     if watch.adopted.swap(0) != 0 {
         set.adopted.fetch_sub(1, Ordering::SeqCst);
     }
@@ -482,6 +503,8 @@ fn add(
     if !attached {
         fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(event))?;
         watch.set.set(set_index);
+        let listens = || tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1);
+        count_neighbour(set, watch, is_neighbour(socket) && !listens());
         return Ok(());
     }
     prepare(set, set_index);
@@ -534,11 +557,14 @@ fn control_adopted(
             _ => return Err(Errno::EINVAL),
         }
     }
+    count_neighbour(set, watch, !watch.dormant.is() && is_neighbour(socket));
     if op != libc::EPOLL_CTL_DEL {
         if (asked ^ watch.events.get()) & EPOLLOUT != 0 && socket.end().sending() != Sending::Ring {
             register_anew(tables, socket, index_of(tables, watch), watch);
         }
-        kick_sleepers(set);
+        if others_sleep(set) || look(tables, watch).events != 0 {
+            kick_sleepers(set);
+        }
     }
     if socket.is_datagram() {
         // Room for datagrams only the kernel knows.
@@ -553,6 +579,39 @@ fn aim(watch: &Watch, event: epoll_event) {
     watch.data.set(event.u64);
     watch.disabled.set(0);
     watch.fresh.set(1);
+    watch.again.set(1);
+    watch.turn.set(0);
+}
+
+/// KERNEL: of several connections that became ready, the one that was first is told first, and programs count on that: one that has
+/// sent on two of them expects to be served in this order. Where all their bytes are in rings, these say when they were sent. What the
+/// kernel holds says nothing; but its list of what is ready has an order, in which our eventfd takes the place where it was first rung.
+///
+/// WHY not leave such a set to the kernel, until all its connections can be moved: one client of another machine would keep all others
+/// of its server there for good, and each new one would send them back. What is lost so is the order of a byte by the kernel and one
+/// that came later by a ring, where a third was in a ring before both.
+///
+/// Listeners are no neighbours, nor are the ends of a socket pair: these wake event loops.
+fn is_neighbour(socket: &Socket) -> bool {
+    let in_ring = socket.stage() == Stage::Attached && socket.end().receiving() == Receiving::Ring;
+    !in_ring && !socket.is_datagram() && !socket.paired.is()
+}
+
+fn count_neighbour(set: &Set, watch: &Watch, is: bool) {
+    if watch.neighbour.is() != is && watch.neighbour.swap(is as u32) != is as u32 {
+        let one = if is { 1 } else { u32::MAX };
+        set.neighbours.fetch_add(one, Ordering::Relaxed);
+    }
+}
+
+/// The receiving direction has changed its path.
+pub fn receiving_changed(socket: &Socket) {
+    let Some(tables) = tables() else { return };
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| watch.adopted.is()) {
+        let set = &tables.sets[watch.set.get() as usize];
+        count_neighbour(set, watch, !watch.dormant.is() && is_neighbour(socket));
+        watch.again.set(1);
+    }
 }
 
 fn our_event(index: u32, socket: &Socket, asked: u32) -> epoll_event {
@@ -672,7 +731,9 @@ fn take_up(tables: &Tables, set: &Set, watch: &Watch) {
     {
         let held = set.lock.take();
         watch.fresh.set(1);
+        watch.again.set(1);
         watch.adopted.set(1);
+        count_neighbour(set, watch, !watch.dormant.is() && is_neighbour(socket));
         heat(tables, set, watch, held.is_some());
         let home = socket.home.get();
         if context::is_of_thread(home) && !set.second.is() && !set.nested.is() {
@@ -737,6 +798,11 @@ fn kick_sleepers(set: &Set) {
     }
 }
 
+/// Does anybody else sleep in this set?
+fn others_sleep(set: &Set) -> bool {
+    !set.beside.is() || context::sleepers(set.beside.get()) > 1
+}
+
 /// Puts a watch on the hot list. `held`: the set's lock is; if it is not, we are in a signal handler that interrupted its holder, and the
 /// next harvest does it.
 fn heat(tables: &Tables, set: &Set, watch: &Watch, held: bool) {
@@ -761,6 +827,7 @@ fn heat_set(tables: &Tables, set: &Set) {
         for (_, watch) in watches(tables, socket) {
             if std::ptr::eq(&tables.sets[watch.set.get() as usize], set) {
                 socket.kernel_news.set(1);
+                watch.again.set(1);
                 heat(tables, set, watch, true);
             }
         }
@@ -990,6 +1057,116 @@ fn insert(out: &mut [epoll_event], times: &mut [u64], event: epoll_event, time: 
     out[place] = event;
 }
 
+/// What a wait would report of this watch. Set lock held.
+#[inline(always)]
+fn see(tables: &Tables, watch: &Watch, socket: &Socket) -> Look {
+    let mut seen = match unforgiving::on() {
+        // The other pieces of a send that has begun meanwhile are no news of their own.
+        true => unforgiving::of_whole_sends(socket, || look(tables, watch)),
+        false => look(tables, watch),
+    };
+    if seen.events != 0 && watch.events.get() & EPOLLET != 0 && !socket.is_datagram() {
+        seen.begin_in_kernel(socket, watch);
+    }
+    seen
+}
+
+/// It is reported now. Set lock held.
+#[inline(always)]
+fn tell(set: &Set, watch: &Watch, socket: &Socket, seen: &Look, slept: bool) -> epoll_event {
+    reported(socket, watch, seen);
+    if watch.events.get() & (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) == 0 {
+        set.stays_ready.set(1);
+        watch.again.set(1);
+    }
+    if slept {
+        view::count_wake(socket);
+    }
+    watch.active_at.set(set.fruitful.get());
+    epoll_event { events: seen.events, u64: watch.data.get() }
+}
+
+/// Which watches a look beside neighbours is for: what rings hold, and what is to be looked at anyway; one; all.
+#[derive(Clone, Copy)]
+enum Whom {
+    Rung,
+    One(u32),
+    All,
+}
+
+/// As `harvest`, beside neighbours: those for whom is asked, and which were not reported in this turn, the first of them first.
+fn harvest_turn(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    slept: bool,
+    whom: Whom,
+) -> usize {
+    let Some(_held) = set.lock.take() else {
+        set.left_over.set(1);
+        return 0;
+    };
+    if set.all_hot.is() {
+        heat_set(tables, set);
+    }
+    let turn = set.turn.get();
+    let asked = |index: u32, watch: &Watch| match whom {
+        Whom::Rung => !watch.neighbour.is() || watch.again.is(),
+        Whom::One(one) => one == index,
+        Whom::All => true,
+    };
+    let socket_of = |watch: &Watch| &tables.sockets[watch.socket.get() as usize];
+    let (mut first, mut count) = ([(0u64, 0u32); IN_ORDER_MOST], 0);
+    let mut index = set.hot_first.get();
+    for _ in 0..set.hot_count.get() {
+        if index == 0 {
+            break;
+        }
+        let (this, watch) = (index, &tables.watches[index as usize]);
+        index = watch.hot_next.get();
+        if watch.turn.get() == turn || !asked(this, watch) {
+            continue;
+        }
+        let socket = socket_of(watch);
+        if see(tables, watch, socket).events == 0 {
+            watch.again.set(0);
+            continue;
+        }
+        if count == first.len() {
+            set.left_over.set(1);
+            break;
+        }
+        let time = stream::sent_at(socket);
+        let mut place = count;
+        while place > 0 && first[place - 1].0 > time {
+            first[place] = first[place - 1];
+            place -= 1;
+        }
+        first[place] = (time, this);
+        count += 1;
+    }
+    let mut found = 0;
+    for &(_, index) in &first[..count] {
+        if found == out.len() {
+            set.left_over.set(1);
+            break;
+        }
+        let watch = &tables.watches[index as usize];
+        let socket = socket_of(watch);
+        let seen = see(tables, watch, socket);
+        if seen.events != 0 {
+            watch.turn.set(turn);
+            watch.again.set(0);
+            out[found] = tell(set, watch, socket, &seen, slept);
+            found += 1;
+            unlink(tables, set, watch);
+            append(tables, set, index, watch);
+        }
+    }
+    set.fruitful.add((found > 0) as u32);
+    found
+}
+
 /// Collects ready watches of the hot list; a level-triggered one goes to the end of the list, so that none starves.
 fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> usize {
     let Some(_held) = set.lock.take() else { return 0 };
@@ -1015,26 +1192,12 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
             continue;
         }
         let socket = &tables.sockets[watch.socket.get() as usize];
-        let mut seen = match unforgiving::on() {
-            // The other pieces of a send that has begun meanwhile are no news of their own.
-            true => unforgiving::of_whole_sends(socket, || look(tables, watch)),
-            false => look(tables, watch),
-        };
-        if seen.events != 0 && watch.events.get() & EPOLLET != 0 && !socket.is_datagram() {
-            seen.begin_in_kernel(socket, watch);
-        }
+        let seen = see(tables, watch, socket);
         if seen.events != 0 {
-            let event = epoll_event { events: seen.events, u64: watch.data.get() };
-            insert(&mut out[..found + 1], &mut times, event, stream::sent_at(socket));
+            let time = stream::sent_at(socket);
+            let event = tell(set, watch, socket, &seen, slept);
+            insert(&mut out[..found + 1], &mut times, event, time);
             found += 1;
-            reported(socket, watch, &seen);
-            if watch.events.get() & (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) == 0 {
-                set.stays_ready.set(1);
-            }
-            if slept {
-                view::count_wake(socket);
-            }
-            watch.active_at.set(set.fruitful.get());
             if next != 0 {
                 unlink(tables, set, watch);
                 append(tables, set, index, watch);
@@ -1058,6 +1221,17 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
     }
     set.fruitful.add((found > 0) as u32);
     found
+}
+
+/// How many would a wait report, as far as rings tell, and up to so many?
+fn count_ready(tables: &Tables, set: &Set, most: usize) -> usize {
+    let count = Cell::new(0);
+    for_each_hot(tables, set, |watch, _| {
+        if count.get() < most && look(tables, watch).events != 0 {
+            count.set(count.get() + 1);
+        }
+    });
+    count.get()
 }
 
 fn any_ready(tables: &Tables, set: &Set) -> bool {
@@ -1087,6 +1261,38 @@ struct Armed {
 fn arm(tables: &Tables, set: &Set) -> Armed {
     let second = context::of_thread_if_any().filter(|mine| *mine == set.second.get());
     arm_as(tables, set, [set.context.get(), second.unwrap_or(0)])
+}
+
+/// Is what rings hold to be told in the kernel's order? Then the set's context is armed from the first such wait to the last.
+#[inline(always)]
+fn beside_kernel(tables: &Tables, set: &Set) -> bool {
+    let (neighbours, before) = (set.neighbours.load(Ordering::Relaxed) != 0, set.beside.is());
+    (neighbours || before) && go_beside(tables, set, neighbours)
+}
+
+#[cold]
+fn go_beside(tables: &Tables, set: &Set, neighbours: bool) -> bool {
+    // (What a nested set reports, and one that is shared with a parent, has its own order.)
+    let context = set.context.get();
+    let beside = neighbours && context != 0 && !set.nested.is() && !set.elder.is();
+    if beside == set.beside.is() {
+        return beside;
+    }
+    let Some(held) = set.lock.take() else { return set.beside.is() };
+    let before = set.beside.swap(if beside { context } else { 0 });
+    if beside && before == 0 {
+        context::arm(context);
+    } else if !beside && before != 0 {
+        context::disarm(before);
+    }
+    drop(held);
+    if beside {
+        // Those that do not ring by it; and what came before is not in the kernel's list.
+        disarm(&arm_as(tables, set, [context, 0]));
+        set.turn.add(1);
+        set.left_over.set(1);
+    }
+    beside
 }
 
 fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
@@ -1237,6 +1443,96 @@ fn translate(
     told
 }
 
+/// As `translate`, beside neighbours: what is ours is put where the kernel tells of it. The first `n` of `out` are the kernel's; what a
+/// ring's mark stands for may need more places.
+fn translate_in_order(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    n: usize,
+    mine: Option<&Armed>,
+) -> Translated {
+    let mut told = Translated { kept: n, ours: any_of_ours(&out[..n]), foreign: false };
+    if !told.ours {
+        return told;
+    }
+    let is_foreign = |event: &epoll_event| (event.u64 ^ mark(0)) as u32 & !WATCH_MASK != 0;
+    for event in out[..n].iter().filter(|event| is_ours(event)) {
+        told.foreign |= is_foreign(event);
+        match event.u64 as u32 & WATCH_MASK {
+            SELF if !is_foreign(event) => drain(set),
+            SELF | SECOND => {}
+            index => told_of(tables, set, index, event.events),
+        }
+    }
+    set.turn.add(1);
+    set.left_over.set(0);
+    // Who rings from now on gets a new place; the looks that follow find what was published before.
+    renew(tables, set, mine);
+    pass_on_overtaking(set);
+    let at = out.len() - n;
+    out.copy_within(..n, at);
+    told.kept = 0;
+    for i in at..out.len() {
+        let event = out[i];
+        let places = &mut out[told.kept..=i];
+        told.kept += if !is_ours(&event) {
+            places[0] = event;
+            1
+        } else {
+            let whom = match event.u64 as u32 & WATCH_MASK {
+                SELF | SECOND => Whom::Rung,
+                index => Whom::One(index),
+            };
+            harvest_turn(tables, set, places, mine.is_some(), whom)
+        };
+    }
+    told
+}
+
+/// So many events are asked of the kernel at once that there is room for what rings hold.
+fn places_beside(tables: &Tables, set: &Set, room: usize) -> usize {
+    let hot = set.hot_count.get() as usize;
+    let rung = if hot < room { hot } else { count_ready(tables, set, room) };
+    room + 1 - rung.clamp(1, room)
+}
+
+/// A wait beside neighbours, as far as it needs no sleep.
+#[cold]
+fn in_order(tables: &Tables, set: &Set, out: &mut [epoll_event], mask: Option<u64>) -> Sys<usize> {
+    if set.left_over.swap(0) != 0 {
+        let found = harvest_turn(tables, set, out, false, Whom::Rung);
+        if found > 0 {
+            return Ok(found);
+        }
+    }
+    if set.stays_ready.swap(0) != 0 && any_ready(tables, set) {
+        // KERNEL: what was reported by level is in its list again.
+        kick(set);
+    }
+    // Whatever it is that nobody tells of: it must not wait as long as the neighbours are busy.
+    if set.since_all.add(1) > ALL_AFTER_WAITS {
+        set.since_all.set(0);
+        set.turn.add(1);
+        let found = harvest_turn(tables, set, out, false, Whom::All);
+        if found > 0 {
+            return Ok(found);
+        }
+    }
+    for _ in 0..2 {
+        let found = ask_kernel(tables, set, out, Some(0), mask, None)?;
+        if found > 0 {
+            return Ok(found);
+        }
+        // Who has published is about to ring; and what the kernel has got meanwhile may have come before.
+        if !any_ready(tables, set) {
+            break;
+        }
+    }
+    set.since_all.set(0);
+    Ok(0)
+}
+
 fn drain(set: &Set) {
     let context = set.context.get().max(set.reserved.get());
     if fd::drain(context::eventfd_of(context)) >= LOOK_AT_ALL {
@@ -1342,7 +1638,8 @@ pub fn wait(
     let set = &tables.sets[set_index as usize];
     jumps::look_back();
     let result = wait_in(tables, set, out, timeout_ns, mask);
-    if result == Ok(out.len()) || result.is_ok() && set.stays_ready.is() {
+    let stays_ready = result.is_ok() && set.stays_ready.is();
+    if (result == Ok(out.len()) || stays_ready) && others_sleep(set) {
         // More may be ready than there was room for, and what is reported by level is so to every sleeper: another one looks.
         set.stays_ready.set(0);
         kick_sleepers(set);
@@ -1367,7 +1664,13 @@ fn wait_in(
 ) -> Sys<usize> {
     let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
     loop {
-        if set.kernel_turn.is() {
+        let beside = beside_kernel(tables, set);
+        if beside {
+            let found = in_order(tables, set, out, mask)?;
+            if found > 0 {
+                return Ok(found);
+            }
+        } else if set.kernel_turn.is() {
             set.kernel_turn.set(0);
             let more = ask_kernel(tables, set, out, Some(0), mask, None)?;
             let found = harvest(tables, set, &mut out[more..], false);
@@ -1377,7 +1680,7 @@ fn wait_in(
         }
         let found = harvest(tables, set, out, false);
         // (What a nested set leaves untaken in the kernel makes it readable.)
-        if found > 0 && !kernel_due(set) && !set.nested.is() {
+        if found > 0 && (beside || !kernel_due(set) && !set.nested.is()) {
             return Ok(found);
         }
         if found == out.len() {
@@ -1424,6 +1727,8 @@ fn wait_in(
         };
         disarm(&armed);
         match slept {
+            Ok(0) if beside && deadline.is_none_or(|at| sys::now_ns() < at) => {}
+            Ok(more @ 1..) if beside => return Ok(more),
             Ok(0) => {
                 let found = harvest(tables, set, out, true);
                 if found > 0 || deadline.is_some_and(|at| sys::now_ns() >= at) {
@@ -1475,7 +1780,10 @@ fn ask_kernel(
 ) -> Sys<usize> {
     let epfd = set.epfd.get() as i32;
     let mut timeout = timeout_ns;
+    let beside = set.beside.is();
+    let room = if beside { places_beside(tables, set, out.len()) } else { out.len() };
     for _ in 0..ASKS_MAX {
+        let asked = &mut out[..room];
         let n = match asleep {
             Some(armed) => {
                 let cancelled = || {
@@ -1484,19 +1792,22 @@ fn ask_kernel(
                     kick_sleepers(set);
                     leave(tables, set);
                 };
-                sleep::epoll_wait(epfd, out, timeout, mask, &cancelled)?
+                sleep::epoll_wait(epfd, asked, timeout, mask, &cancelled)?
             }
-            // SAFETY: `out` is a valid slice.
-            None => unsafe { fd::epoll_wait(epfd, out.as_mut_ptr(), out.len(), timeout, mask)? },
+            // SAFETY: `asked` is a valid slice.
+            None => unsafe { fd::epoll_wait(epfd, asked.as_mut_ptr(), room, timeout, mask)? },
         };
-        let told = translate(tables, set, &mut out[..n], asleep);
+        let told = match beside {
+            true => translate_in_order(tables, set, out, n, asleep),
+            false => translate(tables, set, &mut out[..n], asleep),
+        };
         if told.foreign {
             let passed = pass_on(set, mask);
             if told.kept == 0 {
                 passed?;
             }
         }
-        if told.kept > 0 || n < out.len() {
+        if told.kept > 0 || n < room {
             return Ok(told.kept);
         }
         // Events of our own took all the room there was.

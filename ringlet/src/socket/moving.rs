@@ -733,6 +733,7 @@ pub fn set_receiving(socket: &Socket, end: &End, state: Receiving) {
         // What the kernel has told of may be data from now on, and it does not tell again.
         socket.kernel_news.set(1);
     }
+    super::epoll::receiving_changed(socket);
     show_path(socket, end);
     if state == Receiving::Ring
         && end.sending() == Sending::Kernel

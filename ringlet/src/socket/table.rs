@@ -143,6 +143,8 @@ pub struct Socket {
     pub inode: P32,
     /// The other end of a socket pair, while this process holds it too.
     pub twin: P32,
+    /// Made by socketpair.
+    pub paired: P32,
     kind: P32,
     /// We are in the peer's good books: our `attached` is published.
     pub published: P32,
@@ -822,6 +824,7 @@ impl Socket {
         self.watches.store(0, Ordering::Relaxed);
         self.calls_before.set(0);
         self.waited_for.set(0);
+        self.paired.set(0);
         self.kernel_news.set(0);
         self.bells_left.set(0);
         self.kernel_asked_as.set(0);

@@ -304,6 +304,8 @@ pub fn made_pair(tables: &'static Tables, first: i32, second: i32, kind: Kind) {
     let Some(two) = tables.follow(second, kind) else { return };
     one.twin.set(tables.index_of(two));
     two.twin.set(tables.index_of(one));
+    one.paired.set(1);
+    two.paired.set(1);
     super::view::show(one, Reason::Pair);
     super::view::show(two, Reason::Pair);
 }
