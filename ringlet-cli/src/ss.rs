@@ -207,6 +207,8 @@ pub fn join<'p>(processes: &'p [Process], problems: &mut Vec<String>) -> Vec<Joi
             }
             joined.push(Joined { process, slot, path, namespace: namespace.clone(), socket });
         }
+        // Nothing can be told of one that has ended meanwhile, and nothing is missing.
+        let problem = problem.filter(|_| !processes::has_ended(process.pid));
         problems.extend(problem.map(|why| format!("{}: {why}", process.name())));
     }
     joined
