@@ -133,6 +133,7 @@ def checks(test):
         needs("memcached")
         argv = ["memcached", "-l", "127.0.0.1", "-t", 1, "-m", "64"]
         if os.geteuid() == 0:
-            argv += ["-u", "nobody"]
+            # Lanes join sockets of one user.
+            argv += ["-u", "root"]
         with test.server(lambda port: [*argv, "-p", 0, "-U", port], protocol="udp") as memcached:
             test.peer(memcached_client, memcached.port, test.seed, 300, ring=(memcached.port, 1))

@@ -43,6 +43,9 @@ const ASK_KERNEL_TICKS: u64 = 30_000;
 /// So often the kernel is asked on, where there is room for few events and those are our own.
 const ASKS_MAX: u32 = 64;
 
+/// Neighbours of which the kernel has told nothing for so many waits are quiet. Counted in waits, so that no clock decides about order.
+const QUIET_AFTER_WAITS: u32 = 256;
+
 /// Beside neighbours, everything is looked at after so many waits that found something.
 const ALL_AFTER_WAITS: u32 = 1024;
 
@@ -100,6 +103,8 @@ pub struct Set {
     stays_ready: P32,
     /// Watched connections whose bytes come by the kernel. Beside these, what rings hold is told in the kernel's order (`in_order`).
     neighbours: AtomicU32,
+    /// Waits since the kernel told of one.
+    quiet: P32,
     /// Therefore the set's context is armed between waits too.
     beside: P32,
     /// Counts what the kernel told of us, beside neighbours; of the last such turn something had no room.
@@ -183,6 +188,7 @@ pub fn created(fd: i32) {
         &set.all_hot,
         &set.reserved,
         &set.elder,
+        &set.quiet,
     ] {
         word.set(0);
     }
@@ -591,6 +597,10 @@ fn aim(watch: &Watch, event: epoll_event) {
 /// of its server there for good, and each new one would send them back. What is lost so is the order of a byte by the kernel and one
 /// that came later by a ring, where a third was in a ring before both.
 ///
+/// WHY not so beside quiet neighbours: each first ring is a system call for its sender then, and a message costs about what it costs on the
+/// kernel; a pool's idle connections would take that from the busy ones. Beside these the kernel is only looked at first, at each wait;
+/// what it tells ends the quiet.
+///
 /// Listeners are no neighbours, nor are the ends of a socket pair: these wake event loops.
 fn is_neighbour(socket: &Socket) -> bool {
     let in_ring = socket.stage() == Stage::Attached && socket.end().receiving() == Receiving::Ring;
@@ -601,6 +611,7 @@ fn count_neighbour(set: &Set, watch: &Watch, is: bool) {
     if watch.neighbour.is() != is && watch.neighbour.swap(is as u32) != is as u32 {
         let one = if is { 1 } else { u32::MAX };
         set.neighbours.fetch_add(one, Ordering::Relaxed);
+        set.quiet.set(0);
     }
 }
 
@@ -1266,8 +1277,25 @@ fn arm(tables: &Tables, set: &Set) -> Armed {
 /// Is what rings hold to be told in the kernel's order? Then the set's context is armed from the first such wait to the last.
 #[inline(always)]
 fn beside_kernel(tables: &Tables, set: &Set) -> bool {
-    let (neighbours, before) = (set.neighbours.load(Ordering::Relaxed) != 0, set.beside.is());
-    (neighbours || before) && go_beside(tables, set, neighbours)
+    let (neighbours, before) = (has_neighbours(set), set.beside.is());
+    let heard = neighbours && set.quiet.add(1) < QUIET_AFTER_WAITS;
+    (neighbours || before) && go_beside(tables, set, heard)
+}
+
+#[inline(always)]
+fn has_neighbours(set: &Set) -> bool {
+    set.neighbours.load(Ordering::Relaxed) != 0
+}
+
+/// Does the kernel tell of a neighbour, or of what is none of ours?
+fn hear(tables: &Tables, set: &Set, told: &[epoll_event]) {
+    let is_neighbour = |event: &epoll_event| {
+        let watch = tables.watches.get((event.u64 as u32 & WATCH_MASK) as usize);
+        !is_ours(event) || watch.is_some_and(|watch| watch.neighbour.is())
+    };
+    if has_neighbours(set) && told.iter().any(is_neighbour) {
+        set.quiet.set(0);
+    }
 }
 
 #[cold]
@@ -1670,7 +1698,7 @@ fn wait_in(
             if found > 0 {
                 return Ok(found);
             }
-        } else if set.kernel_turn.is() {
+        } else if set.kernel_turn.is() || has_neighbours(set) {
             set.kernel_turn.set(0);
             let more = ask_kernel(tables, set, out, Some(0), mask, None)?;
             let found = harvest(tables, set, &mut out[more..], false);
@@ -1797,6 +1825,7 @@ fn ask_kernel(
             // SAFETY: `asked` is a valid slice.
             None => unsafe { fd::epoll_wait(epfd, asked.as_mut_ptr(), room, timeout, mask)? },
         };
+        hear(tables, set, &out[..n]);
         let told = match beside {
             true => translate_in_order(tables, set, out, n, asleep),
             false => translate(tables, set, &mut out[..n], asleep),
