@@ -9,9 +9,22 @@ use crate::{fd, map};
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Closing at a time; while as many hang, nothing more should be taken from strangers.
-const CLOSERS: usize = 8;
-static CLOSING: [AtomicU32; CLOSERS] = [const { AtomicU32::new(0) }; CLOSERS];
+/// Closing at a time, for all and for one user; while as many hang, nothing more should be taken from strangers, or from that one.
+const CLOSERS: usize = 32;
+const OF_ONE_USER: usize = 8;
+
+/// One of whom nothing is known.
+pub const SOMEBODY: u32 = u32::MAX;
+
+struct Closer {
+    /// 0 for none, `u32::MAX` while it is being started.
+    thread: AtomicU32,
+    /// From whom its descriptor came.
+    user: AtomicU32,
+}
+
+static CLOSING: [Closer; CLOSERS] =
+    [const { Closer { thread: AtomicU32::new(0), user: AtomicU32::new(0) } }; CLOSERS];
 
 const FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_FS
@@ -20,32 +33,46 @@ const FLAGS: i32 = libc::CLONE_VM
     | libc::CLONE_THREAD
     | libc::CLONE_SYSVSEM;
 
-fn is_free(closer: &AtomicU32) -> bool {
-    let thread = closer.load(Ordering::Relaxed);
+fn is_free(closer: &Closer) -> bool {
+    let thread = closer.thread.load(Ordering::Relaxed);
     thread == 0 || thread != u32::MAX && !thread_exists(thread as i32)
 }
 
-/// Do as many closers hang as there may be?
-pub fn is_full() -> bool {
-    !CLOSING.iter().any(is_free)
+/// Does any closer hang?
+pub fn is_busy() -> bool {
+    !CLOSING.iter().all(is_free)
 }
 
-/// Closes a descriptor that came from somebody else: here if that can't wait.
-pub fn close_foreign(fd: i32) {
+/// Do as many closers hang as there may be, or as this user's may?
+pub fn is_full(user: u32) -> bool {
+    let busy = || CLOSING.iter().filter(|closer| !is_free(closer));
+    let theirs = busy().filter(|closer| closer.user.load(Ordering::Relaxed) == user).count();
+    theirs >= OF_ONE_USER || busy().count() == CLOSERS
+}
+
+/// Closes a descriptor that came from another user: here if that can't wait.
+pub fn close_foreign(fd: i32, user: u32) {
     // Memory, and eventfds: all that anybody should send us.
-    if map::is_memory(fd) || fd::is_eventfd(fd) { close(fd) } else { close_apart(fd) }
+    if map::is_memory(fd) || fd::is_eventfd(fd) { close(fd) } else { close_apart(fd, user) }
 }
 
 /// Closes a descriptor by a thread of its own. If there are too many already, or none can be made, it stays open.
-pub fn close_apart(fd: i32) {
+pub fn close_apart(fd: i32, user: u32) {
+    if is_full(user) {
+        return;
+    }
     for closer in &CLOSING {
-        let seen = closer.load(Ordering::Relaxed);
-        // ORDER: none is needed; the word only counts.
-        if is_free(closer)
-            && closer.compare_exchange(seen, u32::MAX, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
+        let seen = closer.thread.load(Ordering::Relaxed);
+        // ORDER: none is needed; the words only count.
+        let taken = || {
+            let (from, to) = (seen, u32::MAX);
+            let order = Ordering::Relaxed;
+            closer.thread.compare_exchange(from, to, order, order).is_ok()
+        };
+        if is_free(closer) && taken() {
+            closer.user.store(user, Ordering::Relaxed);
             let thread = start(fd).unwrap_or(0);
-            closer.store(thread, Ordering::Relaxed);
+            closer.thread.store(thread, Ordering::Relaxed);
             return;
         }
     }

@@ -30,13 +30,11 @@ pub struct Fds {
     pub count: usize,
     /// More were sent than we had room or free numbers for.
     pub truncated: bool,
+    /// From whom they came.
+    pub user: u32,
 }
 
 impl Fds {
-    pub(crate) fn new(fds: [i32; MAX_FDS], count: usize, truncated: bool) -> Fds {
-        Fds { fds, count, truncated }
-    }
-
     /// Takes one out; the caller owns it.
     pub fn take(&mut self, at: usize) -> Option<i32> {
         let fd = *self.fds.get(at)?;
@@ -47,7 +45,8 @@ impl Fds {
 
 impl Drop for Fds {
     fn drop(&mut self) {
-        self.fds.into_iter().filter(|fd| *fd >= 0).for_each(apart::close_foreign);
+        let left = self.fds.into_iter().filter(|fd| *fd >= 0);
+        left.for_each(|fd| apart::close_foreign(fd, self.user));
     }
 }
 
@@ -122,6 +121,14 @@ const SO_PASSRIGHTS: i32 = 83;
 /// May descriptors be sent to this socket from now on? False if the kernel knows no such wish: they always may.
 pub fn admit_descriptors(socket: i32, may: bool) -> bool {
     set_option(socket, SO_PASSRIGHTS, i32::from(may)).is_ok()
+}
+
+/// Can this kernel keep strangers from sending descriptors?
+pub fn refuses_descriptors() -> bool {
+    let Ok(socket) = unix_socket() else { return false };
+    let knows = admit_descriptors(socket, false);
+    close(socket);
+    knows
 }
 
 fn set_option(socket: i32, option: i32, value: i32) -> Sys<()> {
@@ -349,7 +356,12 @@ fn receive_once(socket: i32, bytes: &mut [u8], room: usize, flags: i32) -> Sys<R
         next += len.next_multiple_of(8);
     }
     let truncated = message.msg_flags & libc::MSG_CTRUNC != 0;
-    Ok(Received { len, caller, fds: Fds::new(fds, count, truncated) })
+    // KERNEL: SO_PEERCRED names the effective user, whom we have checked; a message its real one.
+    let user = match if count == 0 { apart::SOMEBODY } else { user_of(socket) } {
+        apart::SOMEBODY => caller.map_or(apart::SOMEBODY, |caller| caller.uid),
+        connected => connected,
+    };
+    Ok(Received { len, caller, fds: Fds { fds, count, truncated, user } })
 }
 
 /// One message with descriptors; `Ok(0)` when the other side is gone.
@@ -382,6 +394,11 @@ pub fn take(socket: i32, bytes: &mut [u8]) -> Sys<Received> {
 /// Messages that are looked through before a socket is closed. (The kernel's buffer holds fewer.)
 const PARTING_MOST: u32 = 1024;
 
+/// The user at the other end.
+fn user_of(socket: i32) -> u32 {
+    credentials(socket).map_or(apart::SOMEBODY, |caller| caller.uid)
+}
+
 /// Closes a Unix socket, or one that listens; what strangers have left in it is closed apart.
 pub fn part(socket: i32) {
     // From now on nothing more comes, so that what is seen here is all. (That a message carries credentials is settled when it is received.)
@@ -393,7 +410,9 @@ pub fn part(socket: i32) {
             match accept_in_sight(socket) {
                 Ok(came) => part(came),
                 // No number is free for those who still wait there.
-                Err(Errno::EMFILE | Errno::ENFILE) => return apart::close_apart(socket),
+                Err(Errno::EMFILE | Errno::ENFILE) => {
+                    return apart::close_apart(socket, apart::SOMEBODY);
+                }
                 Err(_) => return close(socket),
             }
         }
@@ -407,7 +426,7 @@ pub fn part(socket: i32) {
             Ok(_) => break,
         }
     }
-    apart::close_apart(socket);
+    apart::close_apart(socket, user_of(socket));
 }
 
 /// Is there a /proc to look at?

@@ -16,6 +16,7 @@ from protocol import segment_bytes, segment_memfd
 from subject import RING, SETTLE_SECONDS, Pair, Steady, Subject
 
 ATTACKS = 200
+OF_ONE_USER = 8  # so many of one user's descriptors are closed at a time
 OFFER_CALLS = 6  # after so many, the accepting side has offered
 
 
@@ -491,6 +492,29 @@ def lingering(ground):
         ):
             attack_with(ground, victim, lie, side)
             steady.goes_on()
+        if os.geteuid() == 0:
+            # However many one user sends: the others still get in.
+            for _ in range(OF_ONE_USER + 2):
+                lie = Lie("lingering sockets of another user", bell=[unread, eventfd])
+                with effective_user("nobody"):
+                    peer, number = make_peer(victim, CONNECTING)
+                    with contextlib.suppress(Failed), protocol.knock(peer, victim, number, protocol.name_of(peer.tcp, CONNECTING)) as meeting:
+                        protocol.await_message(peer, victim, number, meeting, protocol.GREETING)
+                        lie.tell(meeting, peer, victim.ring_bytes)
+                        work_on(ground, peer, victim, number)
+                victim.do("close", number)
+                peer.close()
+            steady.goes_on()
+        truth(ground, victim)
+
+
+@contextlib.contextmanager
+def effective_user(user):
+    os.seteuid(pwd.getpwnam(user).pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def stuck_connection():

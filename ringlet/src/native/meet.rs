@@ -91,7 +91,7 @@ pub(super) fn map_segment(fd: Option<i32>, bytes: usize, writable: bool) -> Resu
         Ok(_) | Err(Errno::EINVAL) => Err(Error::PeerCorrupt),
         Err(errno) => Err(errno.into()),
     };
-    apart::close_foreign(memfd);
+    apart::close_foreign(memfd, apart::SOMEBODY);
     mapped.map(Mapping)
 }
 
@@ -249,7 +249,7 @@ pub fn connect(name: &str, options: Options, timeout: Timeout) -> Result<Connect
     let room = fds.take(1).ok_or(Error::PeerCorrupt)?;
     // Anything else could block whoever rings or closes it.
     if !meet::is_ours_in_kind(room) {
-        apart::close_foreign(room);
+        apart::close_foreign(room, fds.user);
         return Err(Error::PeerCorrupt);
     }
     let room = Guarded::new(own(room));

@@ -358,9 +358,11 @@ pub fn has_sleepers(context: u32) -> bool {
 /// Keeps a card of the peer `pid`, or finds that we hold it already. Takes the descriptors, if they are what they should be.
 pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32) -> Option<u32> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
+    // Nobody else is trusted with a bell.
+    let user = sys::geteuid();
     let close_both = || {
-        apart::close_foreign(eventfd);
-        apart::close_foreign(page_memfd);
+        apart::close_foreign(eventfd, user);
+        apart::close_foreign(page_memfd, user);
     };
     let Some(_held) = all.lock[0].take() else {
         close_both();
@@ -387,7 +389,7 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
         return None;
     };
     let mapped = map::map_shared(page_memfd, PAGE_BYTES, false);
-    apart::close_foreign(page_memfd);
+    apart::close_foreign(page_memfd, user);
     let Ok(area) = mapped else {
         sys::close(eventfd);
         return None;

@@ -292,6 +292,13 @@ fn is_gone(error: Errno) -> bool {
     matches!(error, Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN)
 }
 
+/// Who has sent us what can't be closed gets no further chance; nobody does, where the kernel lets anybody send it.
+fn hangs_us(ends: &Ends) -> bool {
+    apart::is_busy()
+        && (!rendezvous::refuses_descriptors()
+            || diag::far_owner(ends).is_ok_and(|owner| apart::is_full(owner.uid)))
+}
+
 /// Is the connection one for the ring at all? Then the accepting side offers, and the connecting side looks.
 fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     let end = socket.end();
@@ -319,8 +326,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     if let Some(reason) = carrier::unserved_option(socket) {
         return Step::Bar(reason);
     }
-    // Who has sent us what can't be closed gets no further chance.
-    if apart::is_full() {
+    if hangs_us(&ends) {
         view::show(socket, Reason::Full);
         return Step::Later;
     }
@@ -474,6 +480,9 @@ fn check_user(
     };
     let caller = rendezvous::credentials(meeting).map_err(reason_of)?;
     check_owner(tables, &owner, caller)?;
+    if apart::is_full(caller.uid) {
+        return Err(Reason::Full);
+    }
     Ok((owner.inode, caller))
 }
 
@@ -702,7 +711,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
         return Step::Bar(if fds.truncated { Reason::NoDescriptor } else { Reason::BadPeer });
     };
     let mapped = map_segment(tables, socket, segment, answer.ring_bytes);
-    apart::close_foreign(segment);
+    apart::close_foreign(segment, fds.user);
     if let Err(reason) = mapped {
         return Step::Bar(reason);
     }

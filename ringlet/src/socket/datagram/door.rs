@@ -541,7 +541,7 @@ fn take_lane(
 ) -> Result<(), Reason> {
     let memfd = fds.take(0).ok_or(Reason::BadPeer)?;
     let mapped = check_lane(tables, answer, memfd);
-    apart::close_foreign(memfd);
+    apart::close_foreign(memfd, fds.user);
     let (area, geometry) = mapped?;
     {
         let _held = socket.end().send_lock.take();
