@@ -137,7 +137,7 @@ fn nonsense_is_not_followed() {
     // A reader that gave back what was never written, and one that is ahead of all writers.
     tap.give_back(u64::MAX / 2);
     assert!(tap.claim(1).is_none());
-    assert!(matches!(tap.look(u64::MAX / 2), Found::Lost));
+    assert!(matches!(tap.look(u64::MAX / 2), Found::Astray));
     tap.give_back(0);
     assert!(put(tap, 7));
     // SAFETY: an array of one byte, of which more is asked than fits in a cell.
