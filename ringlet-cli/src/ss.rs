@@ -1,6 +1,7 @@
 //! `ringlet ss`: what ringlet processes show, joined with what the kernel knows.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
@@ -207,8 +208,10 @@ pub fn join<'p>(processes: &'p [Process], problems: &mut Vec<String>) -> Vec<Joi
             }
             joined.push(Joined { process, slot, path, namespace: namespace.clone(), socket });
         }
-        // Nothing can be told of one that has ended meanwhile, and nothing is missing.
-        let problem = problem.filter(|_| !processes::has_ended(process.pid));
+        // Nothing can be told of one that ends meanwhile, and nothing is missing. KERNEL: such a one is in no namespace any more.
+        let place = process.directory.join("ns/net");
+        let ends = || place.read_link().is_err_and(|error| error.kind() == ErrorKind::NotFound);
+        let problem = problem.filter(|_| !ends());
         problems.extend(problem.map(|why| format!("{}: {why}", process.name())));
     }
     joined
