@@ -80,10 +80,19 @@ fn device(socket: i32) -> Sys<(u32, u32)> {
 }
 
 fn is_listed(inode: u32, device: (u32, u32), place: u64) -> Sys<bool> {
-    fd::find_line(b"/proc/locks\0", LIST_BYTES_MOST, |line| {
-        parse(line) == Some((device, u64::from(inode), place))
-    })
+    // KERNEL: it goes on at a line's number after each read, so that a line may be passed over while others go.
+    for _ in 0..LOOKS {
+        let found = fd::find_line(b"/proc/locks\0", LIST_BYTES_MOST, |line| {
+            parse(line) == Some((device, u64::from(inode), place))
+        })?;
+        if found {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
+
+const LOOKS: u32 = 4;
 
 /// A line `N: OFDLCK ADVISORY READ -1 MAJOR:MINOR:INODE START END`: device, inode, place.
 fn parse(line: &[u8]) -> Option<((u32, u32), u64, u64)> {
