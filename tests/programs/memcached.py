@@ -79,13 +79,13 @@ def write_and_read_values(port, seed, count):
 
 def many_connections(port, count):
     clients = [Memcached(port) for _ in range(count)]
-    for round_ in range(10):
+    for round_ in range(40):
         for number, client in enumerate(clients):
             client.send_set(f"many:{number}", b"%d/%d" % (number, round_), tail=" noreply")
             client.send_get(f"many:{number}")
         for number, client in enumerate(clients):
             assert client.values() == {f"many:{number}": b"%d/%d" % (number, round_)}
-        if round_ == 5:
+        if round_ == 30:
             hold()
 
 
