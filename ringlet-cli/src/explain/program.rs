@@ -38,7 +38,7 @@ fn look(pid: u32) -> Why {
         }
         Err(_) => return why("gone", "There is no such process (any more).", ""),
     };
-    if mapped.library {
+    if mapped.preloaded {
         return why(
             "nothing-yet",
             "It runs under ringlet, and has made no socket yet that ringlet follows (or had no memory or descriptor to show it).",
@@ -92,7 +92,7 @@ fn contains(bytes: &[u8], text: &str) -> bool {
 #[derive(Default)]
 struct Mapped {
     anything: bool,
-    library: bool,
+    preloaded: bool,
     /// The dynamic loader of glibc, and of musl.
     glibc: bool,
     musl: bool,
@@ -105,7 +105,7 @@ impl Mapped {
         while maps.read_until(b'\n', &mut line)? > 0 {
             let name = line.trim_ascii_end().rsplit(|byte| *byte == b'/').next().unwrap_or(&[]);
             found.anything = true;
-            found.library |= contains(name, LIBRARY_NAME);
+            found.preloaded |= contains(name, LIBRARY_NAME);
             found.glibc |= name.starts_with(b"ld-linux") || name.starts_with(b"ld-2.");
             found.musl |= name.starts_with(b"ld-musl");
             line.clear();
@@ -183,7 +183,7 @@ fn wrapped_ancestor(pid: u32) -> Option<(u32, String)> {
     let parent = |pid: &u32| processes::parent_of(*pid).filter(|parent| *parent > 1);
     let ancestors = std::iter::successors(parent(&pid), parent).take(ANCESTORS_MAX);
     let is_wrapped =
-        |pid: &u32| Mapped::by(&processes::directory(*pid)).is_ok_and(|mapped| mapped.library);
+        |pid: &u32| Mapped::by(&processes::directory(*pid)).is_ok_and(|mapped| mapped.preloaded);
     ancestors.into_iter().find(is_wrapped).map(|pid| (pid, processes::program_of(pid)))
 }
 
