@@ -8,11 +8,14 @@ use libc::{
 use super::readiness::{ET, Set};
 use super::unix::{file, join, receive, send_file, with_child};
 use crate::case::*;
-use crate::sys;
+use crate::sys::{self, Errno};
 
 /// Sizes around all that matters: to a slot, a record, what the ring takes, what the kernel takes.
 const SIZES: &[usize] =
     &[1, 47, 48, 49, 56, 57, 100, 4095, 4096, 16_384, 16_385, 40_000, 131_008, 131_009, 212_960];
+
+/// So many that some looks fall between two steps of the sender's.
+const PEEKED_TRIPS: u32 = 5000;
 
 /// recvmsg into buffers of these lengths: the bytes, and whether the packet was longer.
 fn message(end: End, lens: &[usize], flags: i32) {
@@ -224,6 +227,35 @@ pub const CASES: &[Case] = &[
     )
     .packets_only()
     .each_side(),
+    pair(
+        "seqpacket/peeked_as_it_comes",
+        "a peek that looks at the very moment when a packet is sent finds it, or nothing",
+        |a| {
+            let end = a.moved();
+            for trip in 0..PEEKED_TRIPS {
+                assert_eq!(sys::send(end.0, &trip.to_le_bytes(), MSG_NOSIGNAL), Ok(4));
+                assert_eq!(recv(end, 9, 0).as_deref(), Ok(&trip.to_le_bytes()[..]));
+            }
+            a.warm(end);
+        },
+        |b| {
+            let end = b.moved();
+            for trip in 0..PEEKED_TRIPS {
+                let peeked = loop {
+                    match recv(end, 9, MSG_PEEK | MSG_DONTWAIT) {
+                        Err(Errno(libc::EAGAIN)) => std::thread::yield_now(),
+                        found => break found,
+                    }
+                };
+                assert_eq!(peeked.as_deref(), Ok(&trip.to_le_bytes()[..]));
+                assert_eq!(recv(end, 9, 0), peeked);
+                assert_eq!(sys::send(end.0, &trip.to_le_bytes(), MSG_NOSIGNAL), Ok(4));
+            }
+            say("all peeked at");
+            b.warm(end);
+        },
+    )
+    .packets_only(),
     pair(
         "seqpacket/calls",
         "every call that sends or receives, batches among them",

@@ -220,11 +220,12 @@ pub fn next_packet(
     let room = to.remaining();
     let next = match flags & libc::MSG_PEEK != 0 {
         false => end.rx.pop_packet(ring, to),
+        // Looked for first: what is published between two looks is no fault.
+        true if !moving::published(end, ring) => Next::Empty,
         true => match (end.rx.peek_packet(ring, to), end.rx.mark(ring)) {
             (Some(len), _) => Next::Bytes(len, false),
             (None, Some(mark)) => Next::Mark(mark),
-            (None, None) if moving::published(end, ring) => Next::Corrupt,
-            (None, None) => Next::Empty,
+            (None, None) => Next::Corrupt,
         },
     };
     let Next::Bytes(len, look) = next else { return next };
