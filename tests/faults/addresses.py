@@ -1,22 +1,14 @@
 """Connections between two addresses of this machine move; one whose far end is not what its address says stays on the kernel."""
 
-import contextlib
-
-from ground import Ends, address, run
+from ground import Ends, address, rules
 
 FIRST, SECOND, ELSEWHERE = "192.0.2.1", "192.0.2.2", "192.0.2.9"
 
 
-@contextlib.contextmanager
 def rewritten(ip, port, to_ip, to_port):
     """What is sent to one place goes to another, as behind a proxy or a service's address."""
-    run("nft", "add", "table", "ip", "faults")
-    try:
-        run("nft", "add chain ip faults out { type nat hook output priority -100; }")
-        run("nft", "add", "rule", "ip", "faults", "out", "ip", "daddr", ip, "tcp", "dport", str(port), "dnat", "to", f"{to_ip}:{to_port}")
-        yield
-    finally:
-        run("nft", "delete", "table", "ip", "faults")
+    rule = f"ip daddr {ip} tcp dport {port} dnat to {to_ip}:{to_port}"
+    return rules("faults", "ip", "output", rule, kind="nat", priority=-100)
 
 
 def scenes(ground):

@@ -50,16 +50,21 @@ def address_gone(ip):
 
 
 @contextlib.contextmanager
-def dropped_by_rule(port):
-    """What goes out to or from the port is dropped, as the sender is told."""
-    run("nft", "add", "table", "ip", "faults")
+def rules(name, family, hook, *each, kind="filter", priority=0):
+    """What passes the hook meets these rules of the firewall."""
+    chain = f"type {kind} hook {hook} priority {priority};"
+    text = "\n".join([f"table {family} {name} {{", "chain each {", chain, *each, "}", "}"])
+    if not can("nft", text):
+        raise Skipped(f"this kernel or its nft has not all of: {chain} {each}")
     try:
-        run("nft", "add chain ip faults out { type filter hook output priority 0; }")
-        for side in "sport", "dport":
-            run("nft", "add", "rule", "ip", "faults", "out", "tcp", side, str(port), "drop")
         yield
     finally:
-        run("nft", "delete", "table", "ip", "faults")
+        run("nft", "delete", "table", family, name)
+
+
+def dropped_by_rule(port):
+    """What goes out to or from the port is dropped, as the sender is told."""
+    return rules("faults", "ip", "output", f"tcp sport {port} drop", f"tcp dport {port} drop")
 
 
 @contextlib.contextmanager
@@ -167,15 +172,15 @@ class Ends:
     def number(self, end):
         return end.pid, int(self.ask(end, "number"))
 
-    def asleep(self, end):
-        """Waits until its receive sleeps in the kernel."""
-        looks = 0
+    def asleep(self, end, looks=20):
+        """Waits until its receive sleeps in the kernel, each time that it is looked at."""
+        seen = 0
 
         def sleeps():
-            nonlocal looks
+            nonlocal seen
             state = pathlib.Path(f"/proc/{end.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            looks = looks + 1 if state == "S" else 0
-            return looks > 20
+            seen = seen + 1 if state == "S" else 0
+            return seen > looks
 
         wait_until(sleeps, ANSWER_SECONDS, "a receiver that sleeps")
 

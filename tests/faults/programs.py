@@ -4,6 +4,7 @@ import pathlib
 import random
 import time
 
+import packets
 import streams
 from ground import address
 from harness import needs, require, status_word
@@ -32,8 +33,9 @@ class Running:
 def until_done(draw, server, client):
     """Faults come and go until the client has ended; it must say that all went well."""
     target = Running(server.port, server, client)
+    of_packets = packets.possible()
     while client.poll() is None:
-        with streams.a_fault(draw, [target], False):
+        with streams.a_fault(draw, [target], of_packets):
             time.sleep(draw.uniform(*streams.FAULT_SECONDS))
         time.sleep(draw.uniform(PAUSE_SECONDS, 2 * PAUSE_SECONDS))
 

@@ -8,7 +8,8 @@ import threading
 import time
 
 import ground as tools
-from ground import Ends, address, require, run
+import packets
+from ground import Ends, address, require
 
 FIRST, SECOND = "192.0.2.1", "192.0.2.2"
 PAIRS = [
@@ -23,19 +24,11 @@ MOST_BYTES = 6 << 20
 # Of ringlet's own, which it keeps for threads and sets to come.
 FOR_LATER = 8
 FAULT_SECONDS = 0.02, 0.4
-NETEM = "delay 5ms 3ms", "loss 5%", "duplicate 5%", "delay 2ms reorder 25% 50%"
 
 
-@contextlib.contextmanager
-def rule(hook, what):
+def dropped(hook, what=""):
     """Packets that a firewall takes away: at the output the sender is told so, at the input nobody is."""
-    run("nft", "add", "table", "ip", "faults")
-    try:
-        run("nft", f"add chain ip faults each {{ type filter hook {hook} priority 0; }}")
-        run("nft", f"add rule ip faults each meta l4proto tcp {what} drop")
-        yield
-    finally:
-        run("nft", "delete", "table", "ip", "faults")
+    return tools.rules("faults", "ip", hook, f"meta l4proto tcp {what} drop")
 
 
 @contextlib.contextmanager
@@ -47,25 +40,23 @@ def stopped(process):
         process.send(signal.SIGCONT)
 
 
-def a_fault(draw, pairs, has_netem):
+def a_fault(draw, pairs, of_packets):
     """One that is drawn, and ends when it is left."""
     port = draw.choice(pairs).port
     faults = [
         lambda: tools.address_gone(draw.choice([FIRST, SECOND])),
         lambda: tools.dropped_by_rule(port),
-        lambda: rule("output", ""),
-        lambda: rule("input", ""),
-        lambda: rule("output", "numgen random mod 10 < 2"),
-        lambda: rule("input", "numgen random mod 10 < 2"),
+        lambda: dropped("output"),
+        lambda: dropped("input"),
+        lambda: dropped("output", "numgen random mod 10 < 2"),
+        lambda: dropped("input", "numgen random mod 10 < 2"),
         lambda: tools.queue("tbf", "rate", "200mbit", "burst", "100k", "latency", "2ms"),
         lambda: stopped(draw.choice([draw.choice(pairs).server, draw.choice(pairs).client])),
     ]
-    if has_netem:
-        faults.append(lambda: tools.queue("netem", *draw.choice(NETEM).split()))
-    return draw.choice(faults)()
+    return draw.choice(faults + of_packets)()
 
 
-def a_round(draw, pairs, has_netem):
+def a_round(draw, pairs, of_packets):
     """All send and receive; faults come and go until all is there."""
     for pair in pairs:
         there, back = (draw.randrange(1, MOST_BYTES) for _ in range(2))
@@ -74,7 +65,7 @@ def a_round(draw, pairs, has_netem):
     for answer in answers:
         answer.start()
     while any(answer.is_alive() for answer in answers):
-        with a_fault(draw, pairs, has_netem):
+        with a_fault(draw, pairs, of_packets):
             time.sleep(draw.uniform(*FAULT_SECONDS))
         # Long enough for what was lost to be sent again: faults without a pause are no network.
         time.sleep(draw.uniform(0.05, 0.5))
@@ -86,8 +77,7 @@ def a_round(draw, pairs, has_netem):
 def scenes(ground):
     with ground.scene("streams while faults come and go"), address(FIRST), address(SECOND):
         draw = random.Random(f"{ground.seed}/streams")
-        has_netem = tools.can("tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
-        tools.can("tc", "qdisc", "del", "dev", "lo", "root")
+        of_packets = packets.possible()
         deadline = time.monotonic() + ground.limit_seconds
         rounds = moved = 0
         held = []
@@ -98,7 +88,7 @@ def scenes(ground):
                 pair.ask(pair.client, f"ticks 0.01 {number % 2}")
                 pair.ask(pair.server, f"ticks 0.013 {1 - number % 2}")
             for _ in range(ROUNDS_OF_A_PAIR):
-                a_round(draw, pairs, has_netem)
+                a_round(draw, pairs, of_packets)
                 rounds += 1
             moved += sum(row["path"] == "ring" for pair in pairs for row in pair.rows())
             held.append([int(pair.ask(end, "held")) for pair in pairs for end in (pair.server, pair.client)])
@@ -108,7 +98,7 @@ def scenes(ground):
                 all(now <= first + FOR_LATER for now, first in zip(held[-1], held[0])),
                 f"descriptors and mappings were {held[0]}, are {held[-1]} after {rounds} rounds",
             )
-        print(f"        {rounds} rounds of {len(PAIRS)} streams, {moved} ends seen on the ring; netem: {has_netem}", flush=True)
+        print(f"        {rounds} rounds of {len(PAIRS)} streams, {moved} ends seen on the ring", flush=True)
 
     with ground.scene("no address space for a ring"):
         ends = Ends.listener(ground, "127.0.0.1")
