@@ -252,30 +252,53 @@ pub fn epoll_armed(epfd: i32, fd: i32) -> bool {
 }
 
 /// Looks for a line of a file of /proc (a NUL-terminated path), in its first `most` bytes. Of a long line only the beginning is seen.
-pub(crate) fn find_line(
+pub(crate) fn find_line(path: &[u8], most: usize, wanted: impl FnMut(&[u8]) -> bool) -> Sys<bool> {
+    match find_line_by(path, most, &mut [0u8; 1024], wanted)? {
+        Looked::Found => Ok(true),
+        Looked::Through { .. } | Looked::Part => Ok(false),
+    }
+}
+
+/// What a look for a line came to.
+pub(crate) enum Looked {
+    Found,
+    /// It is not there, in all that there was; whether that was read at once.
+    Through {
+        at_once: bool,
+    },
+    /// There was more than was to be looked at.
+    Part,
+}
+
+/// The same, in pieces of so many bytes.
+pub(crate) fn find_line_by(
     path: &[u8],
     most: usize,
+    piece: &mut [u8],
     mut wanted: impl FnMut(&[u8]) -> bool,
-) -> Sys<bool> {
+) -> Sys<Looked> {
     debug_assert!(path.contains(&0));
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     // SAFETY: `path` is NUL-terminated.
     let file = unsafe { sys!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)? } as i32;
-    let (mut line, mut used, mut read) = ([0u8; 160], 0, 0);
-    let mut found = Ok(false);
+    let (mut line, mut used, mut read, mut pieces) = ([0u8; 160], 0, 0, 0);
+    let mut looked = Ok(Looked::Part);
     'file: while read < most {
-        let mut chunk = [0u8; 1024];
         // SAFETY: a valid buffer.
-        let n = match unsafe { sys!(SYS_read, file, chunk.as_mut_ptr(), chunk.len()) } {
-            Ok(0) => break,
+        let n = match unsafe { sys!(SYS_read, file, piece.as_mut_ptr(), piece.len()) } {
+            Ok(0) => {
+                looked = Ok(Looked::Through { at_once: pieces <= 1 });
+                break;
+            }
             Ok(n) => n,
             Err(error) => {
-                found = Err(error);
+                looked = Err(error);
                 break;
             }
         };
         read += n;
-        for &byte in &chunk[..n] {
+        pieces += 1;
+        for &byte in &piece[..n] {
             if byte != b'\n' {
                 if used < line.len() {
                     line[used] = byte;
@@ -284,14 +307,14 @@ pub(crate) fn find_line(
                 continue;
             }
             if wanted(&line[..used]) {
-                found = Ok(true);
+                looked = Ok(Looked::Found);
                 break 'file;
             }
             used = 0;
         }
     }
     close(file);
-    found
+    looked
 }
 
 /// EPOLLWAKEUP, ONESHOT, ET and EXCLUSIVE: what is left of a one-shot registration that was reported.

@@ -6,8 +6,10 @@
 //! namespace; and it goes with the socket. No descriptor is handed out, and nothing that a stranger could keep, hold up or pass on
 //! as its own: a statement names one rendezvous, by a number that no other ever had.
 
+use crate::map::Scratch;
 use crate::sys::{Errno, Sys, sys};
-use crate::{diag, fd, unix};
+use crate::{diag, fd, sys, unix};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// struct flock64.
 #[repr(C)]
@@ -22,8 +24,14 @@ struct Lock {
 const SO_COOKIE: i32 = 57;
 /// Places of locks are below 2^63.
 const COOKIE_BITS: u64 = 0x7fff_ffff;
-/// So much of the machine's list of locks is looked at: some 4,000 locks.
+/// So much of the machine's list of locks is looked at, some 5,000 locks: who takes more hides those behind. (KERNEL: each piece is looked for
+/// from the beginning, so that the whole of a long list takes seconds.)
 const LIST_BYTES_MOST: usize = 256 << 10;
+/// KERNEL: it gives out no more of the list at a time.
+const LIST_PIECE_BYTES: usize = 4096;
+/// What strangers can make this process spend on looks: so long, and then so large a part of the time that passes.
+const PATIENCE_NS: u64 = 200_000_000;
+const PATIENCE_SHARE: u64 = 10;
 
 fn place(inode: u32, cookie: u64) -> u64 {
     (cookie & COOKIE_BITS) << 32 | u64::from(inode)
@@ -59,10 +67,27 @@ pub fn take_back(held: i32, meeting: i32) {
     }
 }
 
-/// Does a holder of the socket `inode` state that it is at the other end of our Unix socket `meeting`?
+/// Does a holder of the socket `inode` state that it is at the other end of our Unix socket `meeting`? `EAGAIN`: that can't be said now, since
+/// others hold so many locks, or change them, or since too much time went into such looks of late.
 ///
 /// KERNEL: the first look for a while may take some 20 ms: the list is read alone, for which all processors are waited for.
 pub fn is_stated(inode: u32, meeting: i32) -> Sys<bool> {
+    let before = sys::now_ns();
+    let owed = AGAIN_NS.load(Ordering::Relaxed).saturating_sub(before);
+    if owed > PATIENCE_NS * PATIENCE_SHARE {
+        return Err(Errno::EAGAIN);
+    }
+    let stated = look(inode, meeting);
+    let spent = sys::now_ns().saturating_sub(before);
+    // ORDER: none is needed; two threads at once may spend more than one.
+    AGAIN_NS.store(before + owed + spent.saturating_mul(PATIENCE_SHARE), Ordering::Relaxed);
+    stated
+}
+
+/// When what was spent is made up for.
+static AGAIN_NS: AtomicU64 = AtomicU64::new(0);
+
+fn look(inode: u32, meeting: i32) -> Sys<bool> {
     let (far, cookie) = match diag::unix_far(unix::inode(meeting)?) {
         Err(Errno::ENOENT) => return Ok(false),
         found => found?,
@@ -80,16 +105,21 @@ fn device(socket: i32) -> Sys<(u32, u32)> {
 }
 
 fn is_listed(inode: u32, device: (u32, u32), place: u64) -> Sys<bool> {
-    // KERNEL: it goes on at a line's number after each read, so that a line may be passed over while others go.
+    // (Not on the stack, which may be small.)
+    let mut piece = Scratch::new(LIST_PIECE_BYTES, 0u8).ok_or(Errno::ENOMEM)?;
     for _ in 0..LOOKS {
-        let found = fd::find_line(b"/proc/locks\0", LIST_BYTES_MOST, |line| {
+        let looked = fd::find_line_by(b"/proc/locks\0", LIST_BYTES_MOST, &mut piece, |line| {
             parse(line) == Some((device, u64::from(inode), place))
         })?;
-        if found {
-            return Ok(true);
+        match looked {
+            fd::Looked::Found => return Ok(true),
+            fd::Looked::Through { at_once: true } => return Ok(false),
+            // KERNEL: it goes on at a line's number after each piece, so that a line may be passed over while others go.
+            fd::Looked::Through { at_once: false } => {}
+            fd::Looked::Part => break,
         }
     }
-    Ok(false)
+    Err(Errno::EAGAIN)
 }
 
 const LOOKS: u32 = 4;

@@ -59,7 +59,7 @@ reasons! {
     Stalled = 28, "stalled", "The receiver has not read for a while and the ring is full, so the rest waits in the kernel's buffers.";
     Unforgiving = 40, "unforgiving", "The testing aid of this name has sent it back to the kernel, perhaps only for a while.";
     Paused = 41, "paused", "ringlet off was said: the connection stays on the kernel until ringlet on.";
-    Unproven = 42, "unproven", "Nothing here can tell whether who came to the rendezvous holds the far end: /proc can't be read, or shows too little.";
+    Unproven = 42, "unproven", "Nothing here can tell whether who came to the rendezvous holds the far end: /proc can't be read, or shows too little, or (for now) others hold too many file locks.";
     Credentials = 50, "credentials", "A process that shares the connection by fork has changed its user or group.";
     OwnFiles = 51, "own-files", "A thread of the process has a descriptor table of its own, where numbers mean other things.";
     AsyncSignal = 27, "sigio", "The program asked for SIGIO on this descriptor.";

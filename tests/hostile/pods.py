@@ -5,19 +5,24 @@ process or user: it has no number, and reads as the user who is nobody in partic
 """
 
 import contextlib
+import fcntl
 import functools
 import os
+import struct
 import subprocess
 import sys
+import tempfile
+import time
 
 import protocol
 from harness import Skipped, require, wait_until
 from protocol import ANSWER, GREETING, HELLO, message
-from rendezvous import OFFER_CALLS, make_offer, name_of, take_owed
+from rendezvous import OFFER_CALLS, as_user, make_offer, name_of, take_owed, until_killed
 from subject import RING, SETTLE_SECONDS, Pair, Subject
 
 USER, OTHER, STRANGER = 61_001, 61_002, 61_003
 ROUNDS = 40
+PAUSE_SECONDS = 0.2  # between calls, of which only so many are made before it is given up
 
 
 def scenes(ground):
@@ -25,6 +30,8 @@ def scenes(ground):
         whose = "the same user" if users[0] == users[1] else "two users"
         with ground.scene(f"pods of {whose} are on the ring"):
             fast(ground, users)
+    with ground.scene("who holds thousands of locks hides nobody's statement for good"):
+        many_locks(ground)
     with ground.scene("a user who can't be told is never the same one"):
         same_user_only(ground)
     for users, stranger, whose in ((USER, OTHER), STRANGER, "a third user"), ((USER, USER), USER, "a neighbour of the same user"):
@@ -55,6 +62,53 @@ def fast(ground, users):
     pair = pods(ground, users)
     pair.exchange(times=ROUNDS)
     require(pair.paths() == (RING, RING), f"not on the ring: {pair.reasons()}")
+    pair.exchange(size=200_000)
+
+
+LOCKS = 12_000  # more than are looked at
+FILES = 120
+
+
+def many_locks(ground):
+    """Nothing is proven then, either way: it is asked again once they are gone."""
+    processors = sorted(os.sched_getaffinity(0))
+    if len(processors) == 1:
+        raise Skipped("needs two processors: each has a list of locks, and the newest of a list comes first")
+    os.sched_setaffinity(0, processors[-1:])
+    try:
+        pair = pods(ground, (USER, OTHER))
+    finally:
+        os.sched_setaffinity(0, processors)
+
+    def act(ready):
+        os.sched_setaffinity(0, processors[:1])
+        files = [tempfile.TemporaryFile() for _ in range(FILES)]
+        for file in files:
+            for at in range(LOCKS // FILES):
+                # Such as don't merge.
+                lock = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 2 * at, 1, 0)
+                fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+        ready()
+        until_killed()
+
+    def seen(reason):
+        pair.exchange()
+        time.sleep(PAUSE_SECONDS)
+        got = [reason for _path, reason in pair.reasons()]
+        require("not-owner" not in got, f"a statement that is hidden is taken for none: {got}")
+        return reason in got
+
+    with as_user(None, act):
+        wait_until(lambda: seen("unproven"), SETTLE_SECONDS, "a look at the locks")
+        for _ in range(3):
+            seen(None)
+            require(RING not in pair.paths(), "proven by what could not be seen")
+
+    def moved():
+        seen(None)
+        return pair.paths() == (RING, RING)
+
+    wait_until(moved, 2 * SETTLE_SECONDS, "the connection on the ring, when the locks are gone")
     pair.exchange(size=200_000)
 
 

@@ -58,6 +58,8 @@ def scenes(ground):
         late_doorbells(ground)
     with ground.scene("peers that spoil doorbells"):
         doorbells(ground)
+    with ground.scene("peers that end before what they have promised"):
+        broken_promises(ground)
     with ground.scene("a peer of another user has no doorbell"):
         another_users_doorbell(ground)
 
@@ -288,6 +290,55 @@ def late_doorbells(ground):
             except Problem as problem:
                 require(str(problem) == wanted, f"{way}: {problem} instead of {wanted}")
             victim.do("close", connection)
+
+
+def broken_promises(ground):
+    """A mark names a place of the kernel's connection. If that ends before it, bytes are missing: an error, and no orderly end. (Where
+    it is the victim that has shut down receiving, it ends for now, as on the kernel, and goes on when more comes.)"""
+    victim = Subject(ground)
+    steady = Steady(ground, victim)
+    truth(ground, victim)
+    held = victim.held()
+    missing = 7
+
+    def bytes_before_the_ring():
+        peer, connection = make_peer(victim, CONNECTING)
+        protocol.meet(peer, victim, connection).close()
+        peer.segment.set(peer.out, protocol.ATTACHED, WANT_BYTE)
+        peer.segment.publish(peer.out, 0, protocol.CONTROL, 16, struct.pack("<QQ", START, peer.written + missing))
+        return peer, connection
+
+    def doorbells_before_the_kernel():
+        peer, connection = moved_peer(victim, CONNECTING)
+        # (Those that were sent are taken by then.)
+        peer.segment.publish(peer.out, peer.position, protocol.CONTROL, 16, struct.pack("<QQ", BACK, peer.written + missing))
+        return peer, connection
+
+    for promise, rest in ((bytes_before_the_ring, pattern(0, missing)), (doorbells_before_the_kernel, bytes(missing) + pattern(10, missing))):
+        for shut_here in (False, True):
+            peer, connection = promise()
+            if shut_here:
+                victim.do("shut_receiving", connection)
+                for _ in range(3):
+                    require(outcome_of(victim, connection, missing) == "EOFError()", f"{promise.__name__}: no end after shutdown(RD)")
+                peer.write(rest)
+                wait_until(lambda: outcome_of(victim, connection, missing) == "done", SETTLE_SECONDS, "what comes after shutdown(RD)")
+            else:
+                peer.tcp.shutdown(socket.SHUT_WR)
+                outcome = outcome_of(victim, connection, missing)
+                require(outcome == "ECONNRESET", f"{promise.__name__}: {outcome}, though bytes are missing")
+            victim.do("close", connection)
+            peer.close()
+    steady.goes_on()
+    victim.holds_only(held, "after broken promises")
+
+
+def outcome_of(victim, connection, size):
+    try:
+        victim.do("receive", connection, size)
+        return "done"
+    except Problem as problem:
+        return str(problem)
 
 
 # Doorbells, which peers of one user are given. The victim serves a good client and the peer in one thread, by epoll.

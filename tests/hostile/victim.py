@@ -215,6 +215,9 @@ class Victim:
         for _ in range(times):
             self._connections[number].send(size)
 
+    def shut_receiving(self, number):
+        self._connections[number].socket.shutdown(socket.SHUT_RD)
+
     def close(self, number):
         self._connections.pop(number).socket.close()
 

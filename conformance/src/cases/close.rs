@@ -630,6 +630,35 @@ pub const CASES: &[Case] = &[
     // Unix streams end the peer's sends: `unix/shutdown_rd`.
     .internet_only(),
     pair(
+        "close/shutdown_rd_unread",
+        "shutdown(RD) before the peer has read what was sent loses nothing, and sends go on",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            a.sync();
+            end.until_unread(9);
+            end.recv(20);
+            end.send(b"back");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            end.send(b"one");
+            end.shutdown(SHUT_RD);
+            end.recv(10);
+            end.send(b"two");
+            end.recv(10);
+            end.send(b"six");
+            end.error();
+            b.sync();
+            b.sync();
+            end.until_unread(4);
+            end.recv(10);
+        },
+    )
+    .internet_only(),
+    pair(
         "close/shutdown_rdwr",
         "shutdown(RDWR) ends both directions for both sides",
         |a| {

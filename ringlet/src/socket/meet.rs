@@ -93,6 +93,8 @@ impl Message {
 enum Step {
     /// Not yet; look again after some more messages.
     Later,
+    /// The same: whether who is at the rendezvous holds the far end can't be told now.
+    Unproven,
     /// Look again at the next message.
     Soon,
     /// The next step can be taken right now.
@@ -151,7 +153,8 @@ pub fn step_once(socket: &'static Socket) {
     }
     match step {
         Step::Later | Step::Soon if !off && overdue(socket, calls) => socket.bar(Reason::NoPeer),
-        Step::Later => {
+        Step::Unproven if !off && overdue(socket, calls) => socket.bar(Reason::Unproven),
+        Step::Later | Step::Unproven => {
             let looking = calls.wrapping_sub(socket.calls_before.get());
             socket.next_step.set(calls + (looking / LATER_GROWTH).clamp(1, LATER_MAX_CALLS))
         }
@@ -463,7 +466,7 @@ fn listen(
         .filter(|message| message.kind == kind && !(kind == GREETING && heard.fds.truncated))
         .ok_or(Step::Bar(Reason::BadPeer))?;
     let ends = carrier::ends(tables, socket).map_err(|_| Step::Bar(Reason::NotConnected))?;
-    let peer = check(tables, &ends, meeting, message.fd).map_err(Step::Bar)?;
+    let peer = check(tables, socket, &ends, meeting, message.fd)?;
     Ok((message, peer))
 }
 
@@ -526,20 +529,25 @@ pub fn check_caller(
 /// Who is at the other side must be of the far end's user, and hold it. Returns who it is: its process (0 if that can't be seen) and user.
 fn check(
     tables: &Tables,
+    socket: &Socket,
     ends: &Ends,
     meeting: i32,
     fd: i32,
-) -> Result<rendezvous::Credentials, Reason> {
-    let (inode, caller) = check_user(tables, ends, meeting)?;
+) -> Result<rendezvous::Credentials, Step> {
+    let (inode, caller) = check_user(tables, ends, meeting).map_err(Step::Bar)?;
     if caller.pid != 0 && rendezvous::holds(caller.pid, fd, inode) == Ok(true) {
         return Ok(caller);
     }
-    match proof::is_stated(inode, meeting) {
-        Ok(true) => Ok(caller),
-        Ok(false) => Err(Reason::NotOwner),
-        Err(error @ (Errno::EMFILE | Errno::ENFILE)) => Err(reason_of(error)),
-        Err(_) => Err(Reason::Unproven),
-    }
+    Err(match proof::is_stated(inode, meeting) {
+        Ok(true) => return Ok(caller),
+        Ok(false) => Step::Bar(Reason::NotOwner),
+        Err(Errno::EAGAIN) => {
+            view::show(socket, Reason::Unproven);
+            Step::Unproven
+        }
+        Err(error @ (Errno::EMFILE | Errno::ENFILE)) => Step::Bar(reason_of(error)),
+        Err(_) => Step::Bar(Reason::Unproven),
+    })
 }
 
 /// The accepting side: has somebody come? It is greeted, if it may be the far end.

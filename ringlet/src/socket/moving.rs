@@ -605,7 +605,9 @@ pub fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
                 None if spoiled(end, ring) => return Err(corrupt(socket)),
                 None => return Ok(()),
             },
-            Receiving::Discarding => discard(socket, end)?,
+            Receiving::Discarding if discard(socket, end)? => {}
+            // Our own end; the doorbells may still come.
+            Receiving::Discarding => return Err(Errno::EAGAIN),
             _ => return Ok(()),
         }
     }
@@ -688,10 +690,26 @@ pub fn back_ahead(end: &End, ring: &SegmentRing) -> Option<u64> {
     }
 }
 
-/// Doorbells up to the byte where the peer went back to the kernel.
-pub fn discard(socket: &Socket, end: &End) -> Sys<()> {
-    if discard_to(socket, end, end.until.get())? {
-        set_receiving(socket, end, Receiving::Kernel);
+/// Doorbells up to the byte where the peer went back to the kernel. False: not all have come, and we have shut down receiving ourselves,
+/// which ends the stream for now.
+pub fn discard(socket: &Socket, end: &End) -> Sys<bool> {
+    let done = discard_to(socket, end, end.until.get())?;
+    match done {
+        true => set_receiving(socket, end, Receiving::Kernel),
+        false => ends_before(socket, end)?,
+    }
+    Ok(done)
+}
+
+/// The kernel says that no more bytes come, before the place that a mark of the peer's names: an error, if that is the peer's end, for what
+/// is missing is missed. KERNEL: a receive that we have shut down ourselves says the same, until the next bytes come.
+pub fn ends_before(socket: &Socket, end: &End) -> Sys<()> {
+    // (Who has the descriptor beside us, and knows nothing of rings, may have taken some.)
+    let shared = end.given.is()
+        || end.left.is() && !Reason::from_u32(end.barred.get()).is_some_and(reads_on);
+    // In this order: what came before the peer's end is there.
+    if !shared && carrier::peer_ended(socket) && tcp::unread(socket.fd()) == Ok(0) {
+        return Err(miscounted(socket));
     }
     Ok(())
 }

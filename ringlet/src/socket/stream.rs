@@ -158,7 +158,9 @@ pub fn receive_now(
             Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking, mine, from),
             Receiving::Kernel => receive_kernel(socket, end, &ring, to, flags, from),
             Receiving::Draining => receive_draining(socket, end, &ring, to, flags, from),
-            Receiving::Discarding => moving::discard(socket, end).map(|_| None),
+            Receiving::Discarding => {
+                moving::discard(socket, end).map(|done| if done { None } else { Some(0) })
+            }
         };
         match result {
             Ok(None) => continue,
@@ -220,7 +222,9 @@ fn receive_rest(
             Receiving::Kernel => receive_kernel(socket, end, ring, to, flags, from),
             Receiving::Draining => receive_draining(socket, end, ring, to, flags, from),
             Receiving::Ring => receive_ring(socket, end, ring, to, flags, true, 0, from),
-            Receiving::Discarding => moving::discard(socket, end).map(|_| None),
+            Receiving::Discarding => {
+                moving::discard(socket, end).map(|done| if done { None } else { Some(0) })
+            }
         };
         match got {
             Ok(Some(n @ 1..)) => total += n,
@@ -457,7 +461,11 @@ pub fn kernel_says_end(socket: &Socket) -> bool {
 fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
     let Some(incoming) = socket.incoming() else { return false };
     let orderly = incoming.control().sender.shut.load(Ordering::Acquire) == SHUT;
-    end.sending() != Sending::Returning && !orderly && end.tx.outstanding_bytes(outgoing) > 0
+    end.sending() != Sending::Returning
+        && !orderly
+        && end.tx.outstanding_bytes(outgoing) > 0
+        // KERNEL: receiving that we have shut down ourselves looks like an end.
+        && carrier::peer_ended(socket)
 }
 
 /// A receiver has died, and left something unread in the kernel: was it doorbells only? Send lock held.
@@ -601,7 +609,11 @@ fn receive_draining(
         moving::drained(socket, end, ring);
         return Ok(None);
     }
+    let room = to.remaining() > 0;
     let got = receive_native(socket, end, to, left.min(usize::MAX as u64) as usize, flags, from)?;
+    if got == 0 && room {
+        moving::ends_before(socket, end)?;
+    }
     if flags & libc::MSG_PEEK == 0 {
         end.until.set(left - got as u64);
     }
