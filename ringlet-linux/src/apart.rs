@@ -4,10 +4,11 @@
 //! as its maker likes. That must not be a thread of the program. So such a descriptor is closed by a thread of its own, made of registers
 //! only: it closes, and ends. (The end of the process, and exec, kill it wherever it waits.)
 
+use crate::meet::MAX_FDS;
 use crate::sys::{Errno, Sys, close, sys, thread_exists};
-use crate::{fd, map};
+use crate::{fd, map, proof};
 use core::arch::asm;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Closing at a time, for all and for one user; while as many hang, nothing more should be taken from strangers, or from that one.
 const CLOSERS: usize = 32;
@@ -43,23 +44,99 @@ pub fn is_busy() -> bool {
     !CLOSING.iter().all(is_free)
 }
 
-/// Do as many closers hang as there may be, or as this user's may?
-pub fn is_full(user: u32) -> bool {
+/// Closers that there are for one more descriptor of this user's.
+fn free_for(user: u32) -> usize {
     let busy = || CLOSING.iter().filter(|closer| !is_free(closer));
     let theirs = busy().filter(|closer| closer.user.load(Ordering::Relaxed) == user).count();
-    theirs >= OF_ONE_USER || busy().count() == CLOSERS
+    OF_ONE_USER.saturating_sub(theirs).min(CLOSERS.saturating_sub(busy().count()))
+}
+
+/// Do so many hang that there might be no closer for each descriptor of one more message of this user's?
+pub fn is_full(user: u32) -> bool {
+    free_for(user) < MAX_FDS
 }
 
 /// Closes a descriptor that came from another user: here if that can't wait.
 pub fn close_foreign(fd: i32, user: u32) {
     // Memory, and eventfds: all that anybody should send us.
-    if map::is_memory(fd) || fd::is_eventfd(fd) { close(fd) } else { close_apart(fd, user) }
+    if map::is_memory(fd) || fd::is_eventfd(fd) {
+        close(fd);
+    } else {
+        close_apart(fd, user);
+    }
 }
 
-/// Closes a descriptor by a thread of its own. If there are too many already, or none can be made, it stays open.
-pub fn close_apart(fd: i32, user: u32) {
-    if is_full(user) {
+/// Sockets of ours that wait for a closer, because as many hang as there may be.
+const WAITING_MOST: usize = 1024;
+
+struct Waiting {
+    /// Its descriptor and 1; 0 for none, `u32::MAX` while it is being put in.
+    fd: AtomicU32,
+    user: AtomicU32,
+    cookie: AtomicU64,
+}
+
+static WAITING: [Waiting; WAITING_MOST] = [const {
+    Waiting { fd: AtomicU32::new(0), user: AtomicU32::new(0), cookie: AtomicU64::new(0) }
+}; WAITING_MOST];
+static WAITING_COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// How many sockets wait.
+pub fn waiting() -> usize {
+    WAITING_COUNT.load(Ordering::Relaxed) as usize
+}
+
+/// Closes a socket of ours by a thread of its own, as soon as there may be one: later, by `go_on`, if too many hang.
+pub fn close_socket_apart(socket: i32, user: u32) {
+    go_on();
+    if !close_apart(socket, user) {
+        wait(socket, user);
+    }
+}
+
+fn wait(socket: i32, user: u32) {
+    let Ok(cookie) = proof::cookie(socket) else { return };
+    let order = Ordering::Relaxed;
+    let claim = |waiting: &&Waiting| waiting.fd.compare_exchange(0, u32::MAX, order, order).is_ok();
+    if let Some(waiting) = WAITING.iter().find(claim) {
+        waiting.user.store(user, order);
+        waiting.cookie.store(cookie, order);
+        WAITING_COUNT.fetch_add(1, order);
+        // ORDER: Release; pairs with `go_on` (Acquire).
+        waiting.fd.store(socket as u32 + 1, Ordering::Release);
+    }
+}
+
+/// Closes those that wait, as far as there are closers for them.
+pub fn go_on() {
+    if waiting() == 0 {
         return;
+    }
+    for waiting in &WAITING {
+        // ORDER: Acquire; pairs with `wait` (Release).
+        let fd = waiting.fd.load(Ordering::Acquire);
+        let (user, cookie) =
+            (waiting.user.load(Ordering::Relaxed), waiting.cookie.load(Ordering::Relaxed));
+        let order = Ordering::Relaxed;
+        if matches!(fd, 0 | u32::MAX)
+            || free_for(user) == 0
+            || waiting.fd.compare_exchange(fd, 0, order, order).is_err()
+        {
+            continue;
+        }
+        WAITING_COUNT.fetch_sub(1, order);
+        let socket = fd as i32 - 1;
+        // The program may have closed all numbers that it does not know, and this one may be its own now.
+        if proof::cookie(socket) == Ok(cookie) && !close_apart(socket, user) {
+            wait(socket, user);
+        }
+    }
+}
+
+/// Closes a descriptor by a thread of its own. False, and it stays open, if there are too many already, or none can be made.
+pub fn close_apart(fd: i32, user: u32) -> bool {
+    if free_for(user) == 0 {
+        return false;
     }
     for closer in &CLOSING {
         let seen = closer.thread.load(Ordering::Relaxed);
@@ -71,11 +148,12 @@ pub fn close_apart(fd: i32, user: u32) {
         };
         if is_free(closer) && taken() {
             closer.user.store(user, Ordering::Relaxed);
-            let thread = start(fd).unwrap_or(0);
-            closer.thread.store(thread, Ordering::Relaxed);
-            return;
+            let thread = start(fd);
+            closer.thread.store(thread.unwrap_or(0), Ordering::Relaxed);
+            return thread.is_ok();
         }
     }
+    false
 }
 
 /// Starts the thread, with all signals blocked, so that none is handled in it.

@@ -411,22 +411,27 @@ pub fn part(socket: i32) {
                 Ok(came) => part(came),
                 // No number is free for those who still wait there.
                 Err(Errno::EMFILE | Errno::ENFILE) => {
-                    return apart::close_apart(socket, apart::SOMEBODY);
+                    return apart::close_socket_apart(socket, apart::SOMEBODY);
                 }
                 Err(_) => return close(socket),
             }
         }
     }
+    let user = user_of(socket);
     for _ in 0..PARTING_MOST {
         match look_at(socket, &mut []) {
             Ok(Received { caller: Some(_), fds, .. }) if !fds.truncated => skip(socket),
             Ok(Received { caller: None, fds, .. }) if !fds.truncated => return close(socket),
             Err(Errno::EINTR) => {}
             Err(_) => return close(socket),
+            // What all honest ones send, memory and doorbells, is closed with these.
+            Ok(_)
+                if !apart::is_full(user)
+                    && take(socket, &mut []).is_ok_and(|taken| !taken.fds.truncated) => {}
             Ok(_) => break,
         }
     }
-    apart::close_apart(socket, user_of(socket));
+    apart::close_socket_apart(socket, user);
 }
 
 /// Is there a /proc to look at?

@@ -37,14 +37,20 @@ fn place(inode: u32, cookie: u64) -> u64 {
     (cookie & COOKIE_BITS) << 32 | u64::from(inode)
 }
 
-/// What a statement says of a Unix socket of ours.
-fn place_of(meeting: i32) -> Sys<u64> {
+/// The kernel's number of a socket, which no other ever had.
+pub fn cookie(socket: i32) -> Sys<u64> {
     let (mut cookie, mut len) = (0u64, 8u32);
     // SAFETY: eight writable bytes, and their number.
     unsafe {
         let (value, size) = (&raw mut cookie, &raw mut len);
-        sys!(SYS_getsockopt, meeting, libc::SOL_SOCKET, SO_COOKIE, value, size)?;
+        sys!(SYS_getsockopt, socket, libc::SOL_SOCKET, SO_COOKIE, value, size)?;
     }
+    Ok(cookie)
+}
+
+/// What a statement says of a Unix socket of ours.
+fn place_of(meeting: i32) -> Sys<u64> {
+    let cookie = cookie(meeting)?;
     Ok(place(unix::inode(meeting)?, cookie))
 }
 

@@ -3,7 +3,7 @@
 
 use ringlet::active_message::Process;
 use ringlet::native::*;
-use ringlet_linux::meet;
+use ringlet_linux::{apart, fd, map, meet, proof};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -179,4 +179,50 @@ fn active_messages_turn_strangers_away() {
     });
     returns("the service", move || drop(b));
     drop(a);
+}
+
+/// The kernel's numbers of sockets, which no others get.
+fn still_open(sockets: &[(i32, u64)]) -> usize {
+    sockets.iter().filter(|(fd, cookie)| proof::cookie(*fd) == Ok(*cookie)).count()
+}
+
+#[test]
+fn what_all_send_is_closed_at_once() {
+    // More than there may be closers.
+    for _ in 0..100 {
+        let [ours, theirs] = meet::pair().unwrap();
+        let memory = own(map::sealed_memfd(c"left", 4096, 0).unwrap());
+        let bell = own(fd::eventfd().unwrap());
+        meet::send(theirs, &[1; 40], &[bell.as_raw_fd(), memory.as_raw_fd()]).unwrap();
+        drop(own(theirs));
+        let left = [(ours, proof::cookie(ours).unwrap())];
+        meet::part(ours);
+        assert_eq!(still_open(&left), 0);
+    }
+}
+
+#[test]
+fn what_can_not_be_closed_is_closed_later() {
+    let (left, far): (Vec<_>, Vec<_>) = as_somebody_else(|| {
+        let leave = || {
+            let [ours, theirs] = meet::pair().unwrap();
+            let far = put_into(theirs);
+            drop(own(theirs));
+            ((ours, proof::cookie(ours).unwrap()), far)
+        };
+        // More than may hang.
+        (0..40).map(|_| leave()).unzip()
+    });
+    let sockets = left.clone();
+    returns("who parts", move || sockets.into_iter().for_each(|(socket, _)| meet::part(socket)));
+    assert!(still_open(&left) >= 32, "they hang");
+    drop(far);
+    for _ in 0..6000 {
+        apart::go_on();
+        if still_open(&left) == 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("{} are open for ever", still_open(&left));
 }

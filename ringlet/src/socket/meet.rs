@@ -237,7 +237,9 @@ static NEXT_PLACE: P32 = P32::new(0);
 /// A place for one more at the rendezvous, if there is one: a free one, or that of a connection whose peer has not come for long.
 /// Idle connections must not keep descriptors from the program, nor other connections from the ring.
 fn place(tables: &'static Tables) -> Option<&'static Place> {
-    let count = fd::share().clamp(1, PLACE_COUNT);
+    apart::go_on();
+    let count =
+        fd::share().clamp(1, PLACE_COUNT).checked_sub(apart::waiting()).filter(|n| *n > 0)?;
     let now = sys::now_ns();
     for _ in 0..PLACES_LOOKED_AT.min(count) {
         let place = &PLACES[NEXT_PLACE.add(1) as usize % count];
