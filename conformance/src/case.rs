@@ -608,6 +608,11 @@ impl Side {
         assert_eq!(sent, Ok(size_of::<i64>()), "the other side can be told");
     }
 
+    /// Has the other side told something, or left?
+    pub fn is_told(&self) -> bool {
+        sys::poll(&[(self.control, libc::POLLIN)], 0).is_ok_and(|(count, _)| count > 0)
+    }
+
     pub fn hear(&mut self) -> i64 {
         let mut message = [0; size_of::<i64>()];
         let mut done = 0;

@@ -1367,6 +1367,110 @@ pub fn exit_with_handlers(status: c_int) -> ! {
     unsafe { libc::exit(status) }
 }
 
+// ---- a child that its parent stops within a call ----
+
+/// The parent traces this process, which has not yet stopped.
+pub fn be_traced() {
+    // SAFETY: no memory is passed.
+    unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };
+}
+
+/// Stops until the parent goes on.
+pub fn stop() {
+    // SAFETY: no memory is passed.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
+/// Where a traced child is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Traced {
+    /// At its next `stop`, or at its end.
+    AtStop,
+    /// Where it was stopped.
+    Within,
+    /// It sleeps in a system call.
+    Asleep,
+}
+
+/// Goes on with a traced child until its next `stop`, or its end.
+pub fn go_on(pid: c_int) -> Traced {
+    // SAFETY: no memory is passed. One that is asleep is stopped when it wakes.
+    unsafe { libc::ptrace(libc::PTRACE_CONT, pid, 0, 0) };
+    loop {
+        match stopped(pid, 0) {
+            Some(0 | libc::SIGSTOP) | None => return Traced::AtStop,
+            // SAFETY: as above.
+            Some(_) => unsafe { libc::ptrace(libc::PTRACE_CONT, pid, 0, 0) },
+        };
+    }
+}
+
+/// The signal that has stopped a traced child; 0 if it has ended.
+fn stopped(pid: c_int, flags: c_int) -> Option<c_int> {
+    let mut status = 0;
+    // SAFETY: `status` is live.
+    let found = int(unsafe { libc::waitpid(pid, &mut status, flags) }).expect("a child");
+    (found != 0).then(|| if libc::WIFSTOPPED(status) { libc::WSTOPSIG(status) } else { 0 })
+}
+
+/// Lets a traced child do so many operations that others may see: atomic ones that read and write, and system calls.
+pub fn step(pid: c_int, mut operations: usize) -> Traced {
+    while operations > 0 {
+        operations -= usize::from(is_seen_by_others(pid));
+        // SAFETY: no memory is passed.
+        unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, pid, 0, 0) };
+        let mut looks = 0;
+        let signal = loop {
+            match stopped(pid, libc::WNOHANG) {
+                Some(signal) => break signal,
+                None => looks += 1,
+            }
+            std::thread::yield_now();
+            if looks % 64 == 0 {
+                let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+                if stat.is_ok_and(|stat| stat.contains(") S ")) {
+                    return Traced::Asleep;
+                }
+            }
+        };
+        if matches!(signal, 0 | libc::SIGSTOP) {
+            return Traced::AtStop;
+        }
+    }
+    Traced::Within
+}
+
+/// Is the next instruction of a stopped child such an operation? (Elsewhere than on x86-64 each one counts.)
+fn is_seen_by_others(pid: c_int) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: all-zero bytes are valid registers, which are live.
+        let mut registers: libc::user_regs_struct = unsafe { zeroed() };
+        // SAFETY: as above.
+        unsafe { libc::ptrace(libc::PTRACE_GETREGS, pid, 0, &raw mut registers) };
+        // SAFETY: the child's memory is read.
+        let word = unsafe { libc::ptrace(libc::PTRACE_PEEKTEXT, pid, registers.rip, 0) };
+        let code = word.to_le_bytes();
+        let is_prefix =
+            |byte: u8| matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x64..=0x66 | 0xf2 | 0xf3);
+        let at = code.iter().position(|&byte| !is_prefix(byte)).unwrap_or(0);
+        if code[at] == 0xf0 {
+            return true; // lock
+        }
+        let rex = usize::from(code.get(at).is_some_and(|byte| byte & 0xf0 == 0x40));
+        match code.get(at + rex..at + rex + 2) {
+            Some([0x86 | 0x87, operands]) => operands >> 6 != 3, // xchg with memory
+            Some([0x0f, 0x05]) => true,                          // syscall
+            _ => false,
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = pid;
+        true
+    }
+}
+
 /// Waits for a child, and tells how it ended.
 pub fn wait_for(pid: c_int) -> String {
     let mut status = 0;

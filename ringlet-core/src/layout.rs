@@ -69,6 +69,8 @@ pub const LEN_BITS: u32 = 17;
 pub const FLAG_BITS: u32 = 3;
 pub const PUBLISHED: u64 = 1 << (63 - LEN_BITS - FLAG_BITS);
 pub const POSITION_MASK: u64 = PUBLISHED - 1;
+/// In place of a header: the receiver has withdrawn, and takes nothing from here on. No header, nor fresh memory.
+pub const WITHDRAWN: u64 = 1;
 /// The bytes lie in the data ring; the slot's first payload word is their position.
 pub const FLAG_DATA: u64 = 1;
 /// The record after this one lies in slot 0.

@@ -176,17 +176,37 @@ impl Tx {
     /// Sends all that is left in the program's buffers as one message.
     #[inline]
     pub fn push<M: RingMemory>(&self, memory: &M, from: &mut Buffers) -> Result<(), Refused> {
-        self.push_behind(memory, &[], from)
+        let (reserved, len) = self.prepare(memory, &[], from)?;
+        self.commit(memory, reserved, len);
+        Ok(())
     }
 
-    /// Sends `head`, and behind it all that is left in the program's buffers, as one message.
+    /// Sends `head`, and behind it all that is left in the program's buffers, as one message. False: the receiver
+    /// has withdrawn, and takes neither it nor any other.
     #[inline]
     pub fn push_behind<M: RingMemory>(
         &self,
         memory: &M,
         head: &[u8],
         from: &mut Buffers,
-    ) -> Result<(), Refused> {
+    ) -> Result<bool, Refused> {
+        let (Reserved { slot, data, .. }, len) = self.prepare(memory, head, from)?;
+        if data.is_some() {
+            self.0.name_data(memory, slot, len);
+        }
+        let flags = if data.is_some() { FLAG_DATA } else { 0 };
+        let header = self.0.next_header(memory, slot, flags, len);
+        Ok(memory.publish_unless_withdrawn(slot, header))
+    }
+
+    /// Reserves a place for `head` and what is left in the program's buffers, and writes them there.
+    #[inline(always)]
+    fn prepare<M: RingMemory>(
+        &self,
+        memory: &M,
+        head: &[u8],
+        from: &mut Buffers,
+    ) -> Result<(Reserved, usize), Refused> {
         let len = head.len() + from.remaining();
         let reserved = self.reserve(memory, len)?;
         // SAFETY: `head` is valid for its length.
@@ -198,8 +218,7 @@ impl Tx {
             unsafe { reserved.write(memory, done, piece, n) };
             done += n;
         }
-        self.commit(memory, reserved, len);
-        Ok(())
+        Ok((reserved, len))
     }
 
     /// Is there room for any message? What a sender waits for.
@@ -260,6 +279,11 @@ impl Rx {
     /// The position after the last message that is there now, from `from` on: what an edge-triggered watcher remembers.
     pub fn published_after<M: RingMemory>(&self, memory: &M, from: u64) -> u64 {
         self.0.published_up_to(memory, from, max_bytes(memory))
+    }
+
+    /// Takes no more than what is there now. A sender that is about to publish is told that its message is not taken (`push_behind`).
+    pub fn withdraw<M: RingMemory>(&self, memory: &M) {
+        self.0.withdraw(memory, max_bytes(memory));
     }
 
     /// Goes past the message that was peeked at. True when a sender that waits for room should now be looked for.

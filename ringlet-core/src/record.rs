@@ -32,6 +32,16 @@ pub trait RingMemory {
         // so that on x86 it is also the StoreLoad barrier which the look at the receiver's interrupt flag needs (`wait`).
         self.header(slot).swap(header, Ordering::SeqCst);
     }
+    /// As `publish`, unless the receiver has withdrawn (`Rx::withdraw`); false if so. The only word that both sides write: for coherent
+    /// memory.
+    #[inline(always)]
+    fn publish_unless_withdrawn(&self, slot: usize, header: u64) -> bool {
+        let word = self.header(slot);
+        let before = word.load(Ordering::Relaxed);
+        // ORDER: SeqCst; pairs with `look`, as `publish`, and with `Rx::withdraw`: one of the two is first.
+        before != WITHDRAWN
+            && word.compare_exchange(before, header, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
     /// Tells the sender what is consumed; `data` if that has changed. An older credit never replaces a newer one.
     #[inline(always)]
     fn give_credit(&self, slots: u64, data: Option<u64>) {
@@ -448,14 +458,33 @@ impl Tx {
     /// Publishes the record of `len` bytes that was written to the place reserved last in the data ring.
     #[inline(always)]
     pub(crate) fn publish_data<M: RingMemory>(&self, memory: &M, slot: usize, len: usize) {
+        self.name_data(memory, slot, len);
+        self.publish(memory, slot, FLAG_DATA, len);
+    }
+
+    /// The slot says where the bytes lie.
+    #[inline(always)]
+    pub(crate) fn name_data<M: RingMemory>(&self, memory: &M, slot: usize, len: usize) {
         let start = self.data.get();
         write_word(memory, slot, 8, start);
         self.data.set(start + round_to_line(len as u64));
-        self.publish(memory, slot, FLAG_DATA, len);
     }
 
     #[inline(always)]
     pub(crate) fn publish<M: RingMemory>(&self, memory: &M, slot: usize, flags: u64, len: usize) {
+        let header = self.next_header(memory, slot, flags, len);
+        memory.publish(slot, header);
+    }
+
+    /// The header of the record that is published next.
+    #[inline(always)]
+    pub(crate) fn next_header<M: RingMemory>(
+        &self,
+        memory: &M,
+        slot: usize,
+        flags: u64,
+        len: usize,
+    ) -> u64 {
         let position = self.slots.get();
         let mut next = position + 1;
         let mut flags = flags;
@@ -474,7 +503,7 @@ impl Tx {
             }
         }
         self.slots.set(next);
-        memory.publish(slot, header_word(position, flags, len));
+        header_word(position, flags, len)
     }
 }
 
@@ -510,6 +539,34 @@ impl Rx {
             position = position_after(memory, position, record.flags);
         }
         position
+    }
+
+    /// Takes no more than the records that are published now: who publishes one later is told (`publish_unless_withdrawn`).
+    pub(crate) fn withdraw<M: RingMemory>(&self, memory: &M, max_bytes: usize) {
+        let mut position = self.slots.get();
+        for _ in 0..memory.slot_count() {
+            let slot = slot_of(memory, position);
+            // ORDER: Relaxed; what it is changed for is looked at by `look`.
+            let before = memory.header(slot).load(Ordering::Relaxed);
+            match look(memory, slot, position, max_bytes) {
+                Ok(Some(record)) => position = position_after(memory, position, record.flags),
+                // ORDER: SeqCst; pairs with `publish_unless_withdrawn`.
+                Ok(None) => {
+                    let word = memory.header(slot);
+                    let done = word.compare_exchange(
+                        before,
+                        WITHDRAWN,
+                        Ordering::SeqCst,
+                        Ordering::Relaxed,
+                    );
+                    if done.is_ok() {
+                        return;
+                    }
+                }
+                // Nothing behind it is ever taken.
+                Err(Corrupt) => return,
+            }
+        }
     }
 
     /// Gives the record's place back to the sender. True when a quarter of the slots or of the data was passed: then a

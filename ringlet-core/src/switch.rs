@@ -13,8 +13,9 @@
 //! the order. (One that sleeps all the same, because it does not care for what is there, says `KERNEL_AT_ONCE`.)
 //!
 //! If the sender's look does not see the new path, its `busy` precedes the receiver's fence in the one order of sequentially consistent
-//! operations, so the receiver waits for it and finds the message. A sender that stays busy (stopped, killed, or lying) is given up, by
-//! a last look and the path `GivenUp`; whoever published under it learns it by a look of its own (`gave_up`).
+//! operations, so the receiver waits for it and finds the message. A sender that stays busy (stopped, killed, or lying) is given up:
+//! the receiver closes the path and withdraws from the place where the next message would be (`Rx::withdraw`). That and the publish exclude each
+//! other, so a message is taken, or its sender is told to send it through the kernel, and never both.
 //!
 //! Order. The sender counts what it sends through the kernel (`History::by_kernel`), and each message that it publishes begins with that
 //! count. Its receiver counts what the kernel has brought from there (`Order`): so it knows of the next message of each way which one was
@@ -71,10 +72,8 @@ pub const KERNEL: u32 = 0;
 pub const RING: u32 = 1;
 /// The receiver may sleep although the ring is not empty.
 pub const KERNEL_AT_ONCE: u32 = 4;
-/// The receiver takes no more from this lane than what is in it.
+/// The receiver takes no more from this lane than what is in it when it withdraws.
 pub const CLOSED: u32 = 2;
-/// As `CLOSED`, and it may have missed what a busy sender was publishing.
-pub const GIVEN_UP: u32 = 3;
 
 /// The sender is about to publish. True: it may, and then calls `done`. False: the path is the kernel's. `untaken` says whether something
 /// that was published is not yet taken.
@@ -101,18 +100,10 @@ pub fn done(busy: &AtomicU32) {
     busy.store(0, Ordering::Release);
 }
 
-/// After a publish (a SeqCst read-modify-write): has the receiver given this lane up, and may have missed it?
-#[inline(always)]
-pub fn gave_up(path: &AtomicU32) -> bool {
-    fence_for_the_model_checker();
-    // ORDER: SeqCst; pairs with the fence of `turn`, after which the receiver takes its last look.
-    path.load(Ordering::SeqCst) == GIVEN_UP
-}
-
 /// The receiver chooses the path of later messages. Unless that is the ring, wait until the sender `is_quiet`, and look at the ring once more.
 #[inline]
 pub fn turn(path: &AtomicU32, to: u32) {
-    // ORDER: SeqCst and a fence (the looks that follow are only Acquire loads); pairs with `claim` and `gave_up`.
+    // ORDER: SeqCst and a fence (the looks that follow are only Acquire loads); pairs with `claim`.
     path.store(to, Ordering::SeqCst);
     fence(Ordering::SeqCst);
 }

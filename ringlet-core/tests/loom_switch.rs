@@ -11,7 +11,7 @@ use model::{Memory, model};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::queue::{Next, Rx, Tx};
 use ringlet_core::switch::*;
-use ringlet_core::sync::{AtomicU32, AtomicU64};
+use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering};
 use std::ops::Range;
 
 /// What the two sides share: the lane with its words, and the kernel's way.
@@ -52,22 +52,32 @@ impl Shared {
 }
 
 fn send_all(shared: &Shared, tx: &Tx, numbers: Range<u8>) {
+    // Once the receiver has closed the lane, all goes through the kernel.
+    let mut left = false;
     for number in numbers {
         let settled = !tx.is_new() || shared.kernel.lock().unwrap().is_empty();
         if tx.is_new() && settled {
             shared.history.settle();
         }
-        if settled && claim(&shared.busy, &shared.path, || !tx.drained(&shared.memory)) {
-            let mut bytes = [shared.history.before_next() as u8, number];
-            let list = [Buffer { base: bytes.as_mut_ptr(), len: 2 }];
-            // SAFETY: two readable bytes.
-            tx.push(&shared.memory, &mut unsafe { Buffers::new(&list) }).expect("room");
+        if !left && settled && claim(&shared.busy, &shared.path, || !tx.drained(&shared.memory)) {
+            let mut byte = number;
+            let list = [Buffer { base: &raw mut byte, len: 1 }];
+            let head = [shared.history.before_next() as u8];
+            // SAFETY: one readable byte.
+            let mut from = unsafe { Buffers::new(&list) };
+            let published = tx.push_behind(&shared.memory, &head, &mut from).expect("room");
             done(&shared.busy);
-        } else {
-            shared.history.note_kernel();
-            shared.kernel.lock().unwrap().push(number);
-            shared.arrived.notify_one();
+            if published {
+                continue;
+            }
+            left = true;
         }
+        left |= shared.path.load(Ordering::Acquire) == CLOSED;
+        if !left {
+            shared.history.note_kernel();
+        }
+        shared.kernel.lock().unwrap().push(number);
+        shared.arrived.notify_one();
     }
 }
 
@@ -195,28 +205,20 @@ fn order_when_it_does_so_from_the_first_message_on() {
     order_with_a_nod(RING, 0, 3);
 }
 
-/// A receiver that gives a busy sender up has its message, or the sender knows.
+/// Whom the receiver gives up, wherever it is: each message is taken from the lane or goes through the kernel, once and in order.
 #[test]
 fn who_is_given_up_is_told() {
     model(|| {
         let shared = Shared::new(RING);
         let theirs = shared.clone();
-        let sending = thread::spawn(move || {
-            let tx = Tx::default();
-            if !claim(&theirs.busy, &theirs.path, || false) {
-                return true;
-            }
-            let mut byte = 7;
-            let list = [Buffer { base: &raw mut byte, len: 1 }];
-            // SAFETY: one readable byte.
-            tx.push(&theirs.memory, &mut unsafe { Buffers::new(&list) }).expect("room");
-            done(&theirs.busy);
-            gave_up(&theirs.path)
-        });
-        let receiver = Receiver::new();
-        turn(&shared.path, GIVEN_UP);
-        let seen = receiver.rx.ready(&shared.memory);
-        let told = sending.join().unwrap();
-        assert!(seen || told);
+        let sending = thread::spawn(move || send_all(&theirs, &Tx::default(), 0..3));
+        let mut receiver = Receiver::new();
+        receiver.take(&shared);
+        turn(&shared.path, CLOSED);
+        receiver.rx.withdraw(&shared.memory);
+        while receiver.take(&shared) {}
+        sending.join().unwrap();
+        while receiver.take(&shared) || receiver.take_from_kernel(&shared, false) {}
+        assert_eq!(receiver.got, [0, 1, 2]);
     });
 }

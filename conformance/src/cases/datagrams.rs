@@ -126,9 +126,7 @@ fn serve_warm(fd: Fd) -> Port {
 
 fn settle(side: &mut Side, port: Port) {
     side.sync();
-    if side.wants_ring() {
-        remark(format!("path {}", sys::ringlet_path(port.end.0)));
-    }
+    tell_path(side, port);
 }
 
 /// Sends numbered datagrams, of which each tells its number.
@@ -162,6 +160,23 @@ fn until_receiving(pid: i64) {
 
 fn pid() -> i64 {
     i64::from(std::process::id())
+}
+
+/// Places at which a process is stopped within a call.
+const STOPS: u32 = 64;
+
+/// Waits until a process that does nothing else waits in a receive.
+fn until_asleep_once(pid: i32) {
+    until("asleep", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_ok_and(|stat| stat.contains(") S "))
+    });
+}
+
+fn tell_path(side: &Side, port: Port) {
+    if side.wants_ring() {
+        remark(format!("path {}", sys::ringlet_path(port.end.0)));
+    }
 }
 
 const SIZES: &[usize] = &[1, 8, 55, 56, 57, 64, 200, 1472, 9000, 16_384, 16_385, 65_507];
@@ -636,6 +651,134 @@ pub const CASES: &[Case] = &[
     )
     .internet_only()
     .each_side(),
+    pair(
+        "datagrams/stopped_sender",
+        "what a sender sends that is stopped within it, while its receiver falls asleep, arrives once and in its place",
+        |a| {
+            let other = {
+                let port = a.hear() as u16;
+                a.target(port.into())
+            };
+            let server = a.hear() as i32;
+            let child = sys::fork(|| {
+                sys::be_traced();
+                let port = Port { end: End(bound(a, any_of(other.ip())).0), other };
+                for round in 0..STOPS {
+                    exchange(port);
+                    if round == 0 {
+                        tell_path(a, port);
+                    }
+                    sys::stop();
+                    send_numbers(port, 3 * round..3 * round + 1);
+                    sys::stop();
+                    send_numbers(port, 3 * round + 1..3 * round + 3);
+                    sys::recv_from(port.end.0, 8, 0).expect("an answer comes");
+                }
+                0
+            });
+            for round in 0..STOPS {
+                sys::go_on(child);
+                a.sync();
+                let at = sys::step(child, round as usize);
+                a.tell(0);
+                until_asleep_once(server);
+                if at != sys::Traced::AtStop {
+                    sys::go_on(child);
+                }
+            }
+            sys::go_on(child);
+        },
+        |b| {
+            let (fd, number) = bound(b, b.address());
+            b.tell(i64::from(number));
+            b.tell(pid());
+            let mut wrong = 0;
+            for round in 0..STOPS {
+                let port = serve_warm(fd);
+                if round == 0 {
+                    tell_path(b, port);
+                }
+                b.sync();
+                let mut got = Vec::new();
+                while !b.is_told() {
+                    got.extend(sys::recv_from(fd, 8, MSG_DONTWAIT).map(|got| got.0));
+                }
+                b.hear();
+                while got.len() < 3 {
+                    got.extend(sys::recv_from(fd, 8, 0).map(|got| got.0));
+                }
+                let sent: Vec<_> =
+                    (3 * round..3 * round + 3).map(|n| n.to_le_bytes().to_vec()).collect();
+                if got != sent {
+                    remark(format!("round {round}: {got:?}"));
+                    wrong += 1;
+                }
+                port.send(b"got");
+            }
+            record("wrong", wrong);
+        },
+    )
+    .internet_only(),
+    pair(
+        "datagrams/stopped_receiver",
+        "what comes while a receiver is stopped within its call, wherever that is, is received once and in order",
+        |a| {
+            let other = {
+                let port = a.hear() as u16;
+                a.target(port.into())
+            };
+            let child = sys::fork(|| {
+                sys::be_traced();
+                let port = Port { end: End(bound(a, any_of(other.ip())).0), other };
+                let mut wrong = 0;
+                for round in 0..STOPS {
+                    exchange(port);
+                    if round == 0 {
+                        tell_path(a, port);
+                    }
+                    sys::stop();
+                    let got: Vec<_> = (0..5)
+                        .map(|_| sys::recv_from(port.end.0, 8, 0).expect("comes").0)
+                        .collect();
+                    let sent = (5 * round..5 * round + 5).map(|n| n.to_le_bytes().to_vec());
+                    let sent = sent.collect::<Vec<_>>();
+                    if got != sent {
+                        remark(format!("round {round}: {got:?}"));
+                        wrong += 1;
+                    }
+                }
+                record("wrong", wrong);
+                0
+            });
+            for round in 0..STOPS {
+                sys::go_on(child);
+                a.sync();
+                sys::step(child, round as usize / 2);
+                a.tell(0);
+                a.hear();
+            }
+            sys::go_on(child);
+        },
+        |b| {
+            let (fd, number) = bound(b, b.address());
+            b.tell(i64::from(number));
+            for round in 0..STOPS {
+                let port = serve_warm(fd);
+                if round == 0 {
+                    tell_path(b, port);
+                }
+                // Something is there already, or not.
+                let before = round % 2;
+                send_numbers(port, 5 * round..5 * round + before);
+                b.sync();
+                b.hear();
+                send_numbers(port, 5 * round + before..5 * round + 4);
+                b.tell(0);
+                send_numbers(port, 5 * round + 4..5 * round + 5);
+            }
+        },
+    )
+    .internet_only(),
     pair(
         "datagrams/shown",
         "what was looked at, or whose length was asked for, is what is received next",

@@ -4,6 +4,8 @@
 //! A send is cut at random places, but for packets, with a change of path between the pieces. Because the kernel shows a small send to its
 //! receiver as a whole, so do we: the sender counts in shared memory when it begins and ends to cut, and a receiver that has met pieces waits a
 //! moment for the rest.
+//!
+//! Datagrams change their way too, lanes end for no reason, and a sender takes so long within a send that its receiver gives it up.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::{carrier, control, meet, moving, stream};
@@ -24,6 +26,9 @@ const PIECES_NS: u64 = 20_000_000;
 const UNTAKEN_MOST: usize = 64 << 10;
 /// One in so many calls sends the connection back for good.
 const RETURN_ONE_IN: u64 = 128;
+/// In so many datagrams, one closes lanes, and one takes so long that its receiver does not wait for it.
+const LANES_ONE_IN: u64 = 256;
+const DAWDLE_NS: u64 = 3_000_000;
 
 /// The state of the generator; 0 is off.
 static STATE: AtomicU64 = AtomicU64::new(0);
@@ -102,6 +107,23 @@ fn far_end(socket: &Socket) -> Option<&'static Socket> {
         Ends::Unix(ends) => unix::inode(far.fd()) == Ok(ends.remote),
     };
     tables.followed().find(|far| waits(far) && is_far(far))
+}
+
+/// Does a datagram go through the kernel, though there is a lane?
+pub fn by_kernel() -> bool {
+    on() && one_in(3)
+}
+
+/// Does a receiver of datagrams close its lanes, for no reason?
+pub fn closes_lanes() -> bool {
+    on() && one_in(LANES_ONE_IN)
+}
+
+/// The sender of a datagram takes its time, and its receiver may give it up meanwhile.
+pub fn dawdle() {
+    if on() && one_in(LANES_ONE_IN) {
+        let _ = fd::poll(&mut [], Some(DAWDLE_NS), None);
+    }
 }
 
 /// Sends the connection back to the kernel for good, once in a while. Called with no lock held.

@@ -254,24 +254,24 @@ impl Mailbox {
             .fold(self.retired.get(), |sum, index| sum.wrapping_add(published(all, self, index)))
     }
 
-    /// The length of the next message in a lane, which is then taken first.
-    pub fn next_len(&self, all: &Inlets) -> Option<usize> {
+    /// The length of the message that `take` would find, which is then taken first.
+    pub fn next_len(&self, all: &Inlets, kernel_empty: bool) -> Option<usize> {
         let count = self.hot_count() as usize;
         let last = (self.last.get() as usize).min(count);
         (last..count).chain(0..last).find_map(|at| {
             let index = self.hot[at].get();
-            let len = front(all.get(index), &all.lane(self, index)?)?.len();
+            let (inlet, lane) = (all.get(index), all.lane(self, index)?);
+            let front = front(inlet, &lane)?;
+            let history = &words(&lane).history;
+            if !inlet.order.may_take(history, inlet.taken.get(), front.before, kernel_empty) {
+                return None;
+            }
             self.last.set(at as u32);
-            Some(len)
+            Some(front.len())
         })
     }
 
-    /// Is there a message whose sender has sent another one through the kernel since?
-    pub fn comes_before_the_kernel(&self, all: &Inlets) -> bool {
-        self.hot().any(|index| self.lane_comes_first(all, index))
-    }
-
-    /// As above, in this lane.
+    /// Was the next message of this lane sent before what the kernel has of its sender?
     pub fn lane_comes_first(&self, all: &Inlets, index: u32) -> bool {
         let inlet = all.get(index);
         all.lane(self, index).is_some_and(|lane| {
@@ -448,6 +448,9 @@ impl Mailbox {
             let last = count - 1;
             self.hot[at].set(self.hot[last].get());
             self.hot_count.set(last as u32);
+            if self.last.get() as usize == last {
+                self.last.set(at as u32);
+            }
             self.retired.add(published(all, self, index));
         }
     }
@@ -466,7 +469,7 @@ impl Mailbox {
                 && all.get(index).state.get() == HOT
                 && !until_quiet(&lane)
             {
-                self.give_up(all, index, &lane);
+                withdraw(all.get(index), &lane);
             }
         }
         let ready = self.ready(all);
@@ -504,22 +507,12 @@ impl Mailbox {
         self.asleep.is()
     }
 
-    /// The sender has not finished what it began; what it publishes now may be missed, and it will find that out.
-    fn give_up(&self, all: &Inlets, index: u32, lane: &Lane) {
-        switch::turn(&words(lane).receiver.path, switch::GIVEN_UP);
-        all.get(index).state.set(CLOSED);
-    }
-
     /// No more comes by this lane than what is in it.
     pub fn close(&self, all: &Inlets, index: u32) {
         let inlet = all.get(index);
         let Some(lane) = all.lane(self, index) else { return self.free(all, index) };
         if inlet.state.get() != CLOSED {
-            switch::turn(&words(&lane).receiver.path, switch::CLOSED);
-            inlet.state.set(CLOSED);
-            if !until_quiet(&lane) {
-                self.give_up(all, index, &lane);
-            }
+            withdraw(inlet, &lane);
         }
         if !inlet.rx.ready(&lane) {
             self.free(all, index);
@@ -651,6 +644,13 @@ fn front(inlet: &Inlet, lane: &Lane) -> Option<Front> {
     // SAFETY: `head` is valid for its length.
     unsafe { message.read(lane, 0, head.as_mut_ptr(), HEAD_BYTES) };
     Some(Front { message, before: u64::from_le_bytes(head) })
+}
+
+/// No more comes by this lane than what is in it; a sender that has not finished what it began is told so.
+fn withdraw(inlet: &Inlet, lane: &Lane) {
+    switch::turn(&words(lane).receiver.path, switch::CLOSED);
+    inlet.rx.withdraw(lane);
+    inlet.state.set(CLOSED);
 }
 
 /// Waits out a sender that is between its look at the path and its publish.

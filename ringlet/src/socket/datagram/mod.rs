@@ -17,7 +17,7 @@ mod inlets;
 mod outlets;
 
 use super::table::{Socket, Stage};
-use super::{epoll, signals, spin, view};
+use super::{epoll, signals, spin, unforgiving, view};
 use crate::plain::P64;
 use crate::reasons::Reason;
 use inlets::{Found, Inlets, Mailbox};
@@ -302,6 +302,9 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel: Kernel) ->
         let roused;
         {
             let Some(_held) = end.receive_lock.take() else { return Next::Fail(Errno::EINTR) };
+            if unforgiving::closes_lanes() {
+                mailbox.close_all(all);
+            }
             let now = sys::ticks();
             let asked = now.wrapping_sub(mailbox.kernel_asked.get());
             match (kernel, mailbox.shown.get()) {
@@ -583,18 +586,16 @@ pub fn lanes_ready(socket: &Socket) -> bool {
 pub fn next_len(socket: &Socket) -> Option<usize> {
     let (all, mailbox) = inlets::of(socket)?;
     let _held = socket.end().receive_lock.take()?;
-    let len = mailbox.next_len(all)?;
-    let by_kernel = match mailbox.shown.get() {
-        inlets::KERNEL => true,
-        inlets::LANE => false,
-        _ => {
-            let has_one = fd::pending(socket.fd(), libc::POLLIN) & libc::POLLIN != 0;
-            has_one && !mailbox.comes_before_the_kernel(all)
-        }
-    };
-    // The next receive takes that one.
-    mailbox.shown.set(if by_kernel { inlets::KERNEL } else { inlets::LANE });
-    (!by_kernel).then_some(len)
+    if mailbox.hot_count() == 0 || mailbox.shown.get() == inlets::KERNEL {
+        return None;
+    }
+    let mut len = mailbox.next_len(all, false);
+    if len.is_none() && fd::pending(socket.fd(), libc::POLLIN) & libc::POLLIN == 0 {
+        len = mailbox.next_len(all, true);
+    }
+    // The next receive takes what is told of, whatever comes meanwhile.
+    mailbox.shown.set(if len.is_some() { inlets::LANE } else { inlets::KERNEL });
+    len
 }
 
 const READABLE: i16 = libc::POLLIN | libc::POLLRDNORM;

@@ -6,6 +6,7 @@ use super::{halves, hash, tables, whole};
 use crate::plain::{FreeList, P32, P64};
 use crate::socket::meet;
 use crate::socket::table::Socket;
+use crate::socket::unforgiving;
 use ringlet_core::layout::LaneGeometry;
 use ringlet_core::mapped::Lane;
 use ringlet_core::memory::{Area, Buffers};
@@ -32,6 +33,8 @@ const UNIT_BYTES: usize = 4096;
 const ASK_AFTER: u32 = 16;
 /// After so many messages it has had time enough.
 const LAGGING: u32 = 6 * ASK_AFTER;
+/// After a lane has ended, the next one is asked for so many messages later.
+const PAUSE_CALLS: u32 = 64;
 /// A message that only the kernel can carry waits so long for what was published to be taken, so that it does not overtake it.
 const DRAIN_LOOKS: u32 = 2_000;
 
@@ -178,7 +181,8 @@ impl Outlet {
         // ORDER: Release; after the last publish.
         words(&lane).history.left.store(1, Ordering::Release);
         self.forget_mapping();
-        self.begin_again(self.calls.get() + 64);
+        let pause = if unforgiving::on() { 0 } else { PAUSE_CALLS };
+        self.begin_again(self.calls.get() + pause);
     }
 
     #[allow(unsafe_code)]
@@ -205,7 +209,7 @@ impl Outlet {
         let Some(lane) = self.lane() else { return Sent::Kernel };
         let (words, len) = (words(&lane), from.remaining());
         let untaken = || !self.tx.drained(&lane);
-        if by_ring {
+        if by_ring && (!unforgiving::by_kernel() || self.drops(&lane)) {
             let path = words.receiver.path.load(Ordering::Relaxed);
             let open = path == switch::RING || path == switch::KERNEL && untaken();
             if open && self.is_gone(CHECK_TICKS) {
@@ -220,8 +224,7 @@ impl Outlet {
             }
         }
         // ORDER: Acquire; pairs with `switch::turn`.
-        if matches!(words.receiver.path.load(Ordering::Acquire), switch::CLOSED | switch::GIVEN_UP)
-        {
+        if words.receiver.path.load(Ordering::Acquire) == switch::CLOSED {
             self.detach();
             return Sent::Kernel;
         }
@@ -238,13 +241,20 @@ impl Outlet {
     }
 
     fn by_kernel(&self, lane: &Lane, len: usize) -> Sent {
-        if !self.tx.drained(lane) && self.entered.get() == self.tx.progress() {
+        if self.drops(lane) {
             return Sent::Dropped;
         }
         words(lane).history.note_kernel();
-        let units = 1 + (len / UNIT_BYTES) as u32;
+        // The first message that is published says where the counts agree: nothing goes to the kernel between that and it.
+        let first = self.tx.is_new();
+        let units = if first { UNSETTLED_UNITS } else { 1 + (len / UNIT_BYTES) as u32 };
         self.gone_there.set(self.gone_there.get().saturating_add(units));
         Sent::Kernel
+    }
+
+    /// Would it be received before what is in the lane?
+    fn drops(&self, lane: &Lane) -> bool {
+        !self.tx.drained(lane) && self.entered.get() == self.tx.progress()
     }
 
     /// Does the receiver know how many it has not got of those that went through the kernel?
@@ -278,19 +288,23 @@ impl Outlet {
     fn publish(&self, lane: &Lane, from: &mut Buffers) -> Sent {
         let words = words(lane);
         let (before, len) = (words.history.before_next().to_le_bytes(), from.remaining());
-        if self.tx.push_behind(lane, &before, from).is_err() {
-            // Full: the kernel's buffer takes what comes next, until it is empty again, and drops what it has no room for.
-            switch::done(&words.sender.busy);
-            self.gone_there.set(UNSETTLED_UNITS);
-            return self.by_kernel(lane, len);
-        }
+        unforgiving::dawdle();
+        let published = self.tx.push_behind(lane, &before, from);
+        unforgiving::dawdle();
         switch::done(&words.sender.busy);
-        if switch::gave_up(&words.receiver.path) {
-            // Perhaps it was not seen. A datagram may come twice, but is not to be lost without need.
-            self.detach();
-            return Sent::Kernel;
+        match published {
+            Ok(true) => Sent::Done,
+            // It took too long, and the receiver has given the lane up.
+            Ok(false) => {
+                self.detach();
+                Sent::Kernel
+            }
+            // Full: the kernel's buffer takes what comes next, until it is empty again, and drops what it has no room for.
+            Err(_) => {
+                self.gone_there.set(UNSETTLED_UNITS);
+                self.by_kernel(lane, len)
+            }
         }
-        Sent::Done
     }
 
     /// Asked now and then: would the kernel no longer bring our datagrams to the same socket?
