@@ -93,11 +93,7 @@ unsafe fn natively<T>(fds: *const pollfd, count: nfds_t, wait: impl FnOnce() -> 
 }
 
 fn natively_over<T>(fds: &[pollfd], wait: impl FnOnce() -> T) -> Option<T> {
-    readiness::begin_native(fds);
-    let cancelled = || readiness::end_native(fds);
-    let value = readiness::is_kernels(fds).then(|| in_which(&cancelled, wait));
-    readiness::end_native(fds);
-    value
+    readiness::natively(fds, |cancelled| in_which(cancelled, wait))
 }
 
 #[unsafe(no_mangle)]

@@ -795,6 +795,49 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "close/beside_two_polls",
+        "a close beside two polling threads: both go on",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"x");
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let poll = move || sys::poll(&[(end.0, libc::POLLIN)], -1);
+            let one = thread::spawn(poll);
+            let other = beside(poll, || {
+                end.close();
+                // So that whoever looks again now and then has looked.
+                pause(200);
+                b.sync();
+            });
+            for got in [one.join().expect("the thread"), other] {
+                record("poll", got.map(|(_, masks)| sys::event_names(masks[0])));
+            }
+            b.sync();
+        },
+    ).packets_too(),
+    pair(
+        "close/peer_shuts_amid_send",
+        "a send that has sent something, and whose peer receives no more, says how much, and raises no signal",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            let call = move || sys::send(end.0, &vec![b'x'; 32 << 20], 0);
+            let sent = beside(call, || a.sync());
+            record("some, not all", sent.is_ok_and(|sent| (1..32 << 20).contains(&sent)));
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            b.sync();
+            end.shutdown(SHUT_RD);
+        },
+    )
+    .unix_only(),
+    pair(
         "close/beside_epoll",
         "a close beside a thread in epoll_wait takes the connection out of the set",
         |a| {

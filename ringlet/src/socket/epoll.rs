@@ -1105,13 +1105,15 @@ enum Whom {
     All,
 }
 
-/// As `harvest`, beside neighbours: those for whom is asked, and which were not reported in this turn, the first of them first.
+/// As `harvest`, beside neighbours: those for whom is asked, and which were not reported in this turn, or, by the same wait, since another
+/// one, the first of them first.
 fn harvest_turn(
     tables: &Tables,
     set: &Set,
     out: &mut [epoll_event],
     slept: bool,
     whom: Whom,
+    since: u32,
 ) -> usize {
     let Some(_held) = set.lock.take() else {
         set.left_over.set(1);
@@ -1135,7 +1137,16 @@ fn harvest_turn(
         }
         let (this, watch) = (index, &tables.watches[index as usize]);
         index = watch.hot_next.get();
-        if watch.turn.get() == turn || !asked(this, watch) {
+        if !asked(this, watch) {
+            continue;
+        }
+        let told_before = turn.wrapping_sub(watch.turn.get());
+        if told_before <= turn.wrapping_sub(since) {
+            if told_before != 0 {
+                // What is new since then the next wait tells.
+                watch.again.set(1);
+                set.left_over.set(1);
+            }
             continue;
         }
         let socket = socket_of(watch);
@@ -1479,6 +1490,7 @@ fn translate_in_order(
     out: &mut [epoll_event],
     n: usize,
     mine: Option<&Armed>,
+    since: Option<u32>,
 ) -> Translated {
     let mut told = Translated { kept: n, ours: any_of_ours(&out[..n]), foreign: false };
     if !told.ours {
@@ -1493,8 +1505,11 @@ fn translate_in_order(
             index => told_of(tables, set, index, event.events),
         }
     }
-    set.turn.add(1);
-    set.left_over.set(0);
+    let turn = set.turn.add(1);
+    if since.is_none() {
+        set.left_over.set(0);
+    }
+    let since = since.unwrap_or(turn);
     // Who rings from now on gets a new place; the looks that follow find what was published before.
     renew(tables, set, mine);
     pass_on_overtaking(set);
@@ -1512,7 +1527,7 @@ fn translate_in_order(
                 SELF | SECOND => Whom::Rung,
                 index => Whom::One(index),
             };
-            harvest_turn(tables, set, places, mine.is_some(), whom)
+            harvest_turn(tables, set, places, mine.is_some(), whom, since)
         };
     }
     told
@@ -1528,24 +1543,27 @@ fn places_beside(tables: &Tables, set: &Set, room: usize) -> usize {
 /// A wait beside neighbours, as far as it needs no sleep.
 #[cold]
 fn in_order(tables: &Tables, set: &Set, out: &mut [epoll_event], mask: Option<u64>) -> Sys<usize> {
+    let mut found = 0;
     if set.left_over.swap(0) != 0 {
-        let found = harvest_turn(tables, set, out, false, Whom::Rung);
-        if found > 0 {
-            return Ok(found);
-        }
+        found = harvest_turn(tables, set, out, false, Whom::Rung, set.turn.get());
     }
-    if set.stays_ready.swap(0) != 0 && any_ready(tables, set) {
+    if found == 0 && set.stays_ready.swap(0) != 0 && any_ready(tables, set) {
         // KERNEL: what was reported by level is in its list again.
         kick(set);
     }
     // Whatever it is that nobody tells of: it must not wait as long as the neighbours are busy.
-    if set.since_all.add(1) > ALL_AFTER_WAITS {
+    if found == 0 && set.since_all.add(1) > ALL_AFTER_WAITS {
         set.since_all.set(0);
-        set.turn.add(1);
-        let found = harvest_turn(tables, set, out, false, Whom::All);
-        if found > 0 {
-            return Ok(found);
-        }
+        found = harvest_turn(tables, set, out, false, Whom::All, set.turn.add(1));
+    }
+    if found > 0 {
+        // KERNEL: one wait tells all that is ready, if there is room.
+        let (since, rest) = (set.turn.get(), &mut out[found..]);
+        let more = match rest.is_empty() {
+            true => Ok(0),
+            false => ask_kernel_since(tables, set, rest, Some(0), mask, None, Some(since)),
+        };
+        return Ok(found + more.unwrap_or(0));
     }
     for _ in 0..2 {
         let found = ask_kernel(tables, set, out, Some(0), mask, None)?;
@@ -1797,7 +1815,6 @@ fn in_kernel(set: &Set) -> bool {
     fd::pending(set.epfd.get() as i32, libc::POLLIN) != 0
 }
 
-#[allow(unsafe_code)]
 fn ask_kernel(
     tables: &Tables,
     set: &Set,
@@ -1805,6 +1822,20 @@ fn ask_kernel(
     timeout_ns: Option<u64>,
     mask: Option<u64>,
     asleep: Option<&Armed>,
+) -> Sys<usize> {
+    ask_kernel_since(tables, set, out, timeout_ns, mask, asleep, None)
+}
+
+/// `since`: the same wait has told of some already, in this turn.
+#[allow(unsafe_code)]
+fn ask_kernel_since(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+    asleep: Option<&Armed>,
+    since: Option<u32>,
 ) -> Sys<usize> {
     let epfd = set.epfd.get() as i32;
     let mut timeout = timeout_ns;
@@ -1827,7 +1858,7 @@ fn ask_kernel(
         };
         hear(tables, set, &out[..n]);
         let told = match beside {
-            true => translate_in_order(tables, set, out, n, asleep),
+            true => translate_in_order(tables, set, out, n, asleep, since),
             false => translate(tables, set, &mut out[..n], asleep),
         };
         if told.foreign {

@@ -23,6 +23,9 @@ struct Noted {
 }
 
 const SET: u32 = 1 << 31;
+/// Beside a socket: it is counted among the threads inside the kernel too.
+const NATIVE: u32 = 1 << 30;
+const INDEX: u32 = NATIVE - 1;
 
 thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
@@ -37,13 +40,14 @@ fn frame() -> usize {
     core::hint::black_box(&raw const here) as usize
 }
 
-fn index_of(socket: &Socket) -> u32 {
-    tables().map_or(0, |tables| tables.index_of(socket))
+fn name_of(socket: &Socket, native: bool) -> u32 {
+    let index = tables().map_or(0, |tables| tables.index_of(socket));
+    index | if native { NATIVE } else { 0 }
 }
 
-/// The calling thread is about to count itself among the sleepers of a socket.
-pub fn waits(socket: &Socket) {
-    note(index_of(socket));
+/// The calling thread is about to count itself among the sleepers of a socket; `native`: and among those inside the kernel for it.
+pub fn waits(socket: &Socket, native: bool) {
+    note(name_of(socket, native));
 }
 
 /// Or among those that wait in a set, in the kernel alone.
@@ -63,8 +67,8 @@ fn note(what: u32) {
 }
 
 /// It is about to count itself out.
-pub fn waits_no_more(socket: &Socket) {
-    note_no_more(index_of(socket));
+pub fn waits_no_more(socket: &Socket, native: bool) {
+    note_no_more(name_of(socket, native));
 }
 
 pub fn waits_no_more_in(set: u32) {
@@ -108,7 +112,10 @@ fn take_back() {
             epoll::leave_native(tables, noted.what & !SET);
             continue;
         }
-        let socket = &tables.sockets[noted.what as usize];
+        let socket = &tables.sockets[(noted.what & INDEX) as usize];
+        if noted.what & NATIVE != 0 {
+            super::leave_native(&socket.end().native_receivers);
+        }
         if socket.sleepers.load(Ordering::SeqCst) == 1 {
             socket.room_waiters.store(0, Ordering::SeqCst);
         }
@@ -123,8 +130,12 @@ pub fn count_again() {
         for noted in &all[..COUNT.get()] {
             match noted.get().what {
                 set if set & SET != 0 => epoll::count_native(tables, set & !SET),
-                socket => {
-                    _ = tables.sockets[socket as usize].sleepers.fetch_add(1, Ordering::SeqCst)
+                what => {
+                    let socket = &tables.sockets[(what & INDEX) as usize];
+                    socket.sleepers.fetch_add(1, Ordering::SeqCst);
+                    if what & NATIVE != 0 {
+                        socket.enter_native(|end| &end.native_receivers);
+                    }
                 }
             }
         }

@@ -100,13 +100,22 @@ impl Native {
     /// In place of the drop, for a thread that is cancelled.
     #[inline]
     pub fn end(&self) {
-        self.count.fetch_sub(1, Ordering::SeqCst);
+        leave_native(self.count);
     }
 
     /// The connection is not to be moved.
     pub fn stay(&self, reason: Reason) {
         self.socket.bar(reason);
     }
+}
+
+/// Counts a thread out of the kernel. (Never below none: another thread may have closed the socket meanwhile, and all ends beside its own,
+/// so that the word was mapped anew.)
+#[inline]
+fn leave_native(count: &AtomicU32) {
+    let one_less = |count: u32| count.checked_sub(1);
+    // ORDER: SeqCst; pairs with `moving::publish_attached` and `moving::try_start`.
+    let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
 }
 
 impl Drop for Native {

@@ -25,107 +25,153 @@ pub fn is_followed(fd: i32) -> bool {
     }
 }
 
-/// A native wait over these begins: until `end_native`, no peer is told to use the ring of one of them.
-pub fn begin_native(fds: &[pollfd]) {
-    each_waiting(fds, |socket| {
-        socket.waited_for.set(1);
-        socket.enter_native(|end| &end.native_receivers);
-    });
-}
-
-pub fn end_native(fds: &[pollfd]) {
-    each_waiting(fds, |socket| {
-        socket.end().native_receivers.fetch_sub(1, Ordering::SeqCst);
-    });
-}
-
-fn each_waiting(fds: &[pollfd], act: impl Fn(&'static Socket)) {
-    for entry in fds {
-        match lookup(entry.fd) {
-            Some(Known::Socket(socket)) => act(socket),
-            Some(Known::Set(set)) => epoll::nest(set, None),
-            _ => {}
-        }
-    }
+/// A native wait over these: until it is over, no peer is told to use the ring of one of them. `None`: one has just become ours.
+/// `wait` is given what is to be put away if the thread is cancelled in it.
+pub fn natively<T>(fds: &[pollfd], wait: impl FnOnce(&dyn Fn()) -> T) -> Option<T> {
+    with_room(fds.len(), |held, unmap| {
+        enter(fds, held, false);
+        let cancelled = || {
+            leave(held);
+            unmap();
+        };
+        let value = is_kernels(fds).then(|| wait(&cancelled));
+        leave(held);
+        value
+    })
+    .unwrap_or(None)
 }
 
 /// poll. `scratch` has one entry more than `fds`.
-#[allow(unsafe_code)]
 pub fn poll(
     fds: &mut [pollfd],
     scratch: &mut [pollfd],
     timeout_ns: Option<u64>,
     mask: Option<u64>,
 ) -> Sys<usize> {
-    let mut on_stack = [0u32; COUNTED_ON_STACK];
-    if fds.len() <= COUNTED_ON_STACK {
-        let count = enter(fds, &mut on_stack);
-        let counted = &on_stack[..count];
-        let result = poll_entered(fds, scratch, timeout_ns, mask, &|| leave(counted));
-        leave(counted);
-        return result;
-    }
-    let mut many = Scratch::new(fds.len(), 0u32).ok_or(Errno::ENOMEM)?;
-    let count = enter(fds, &mut many);
-    let (counted, area) = (&many[..count], many.area());
-    let cancelled = || {
-        leave(counted);
-        // SAFETY: in place of the drop, which does not come then.
-        unsafe { map::unmap(area) };
-    };
-    let result = poll_entered(fds, scratch, timeout_ns, mask, &cancelled);
-    leave(counted);
-    result
+    with_room(fds.len(), |held, unmap| {
+        enter(fds, held, true);
+        let cancelled = || {
+            leave(held);
+            unmap();
+        };
+        let result = poll_entered(fds, held, scratch, timeout_ns, mask, &cancelled);
+        leave(held);
+        result
+    })
+    .unwrap_or(Err(Errno::ENOMEM))
 }
 
-const COUNTED_ON_STACK: usize = 128;
+const HELD_ON_STACK: usize = 128;
 
-/// Counts us in at every attached socket; their indices go to `counted`, which has room for all of `fds`.
-fn enter(fds: &[pollfd], counted: &mut [u32]) -> usize {
-    let Some(tables) = tables() else { return 0 };
-    let mut count = 0;
-    for entry in fds {
-        let Some(Known::Socket(socket)) = lookup(entry.fd) else { continue };
-        if socket.stage() != Stage::Attached {
-            socket.waited_for.set(1);
-            continue;
-        }
-        // ORDER: SeqCst; pairs with `process::release`: a socket is not unmapped while somebody looks at it.
-        super::jumps::waits(socket);
-        socket.sleepers.fetch_add(1, Ordering::SeqCst);
-        let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
-        socket.room_waiters.fetch_add(room as u32, Ordering::SeqCst);
-        counted[count] = tables.index_of(socket) | if room { FOR_ROOM } else { 0 };
-        count += 1;
+/// With so many words. They are given with what stands in place of their drop, which does not come to a thread that is cancelled.
+#[allow(unsafe_code)]
+fn with_room<T>(count: usize, act: impl FnOnce(&mut [u32], &dyn Fn()) -> T) -> Option<T> {
+    if count <= HELD_ON_STACK {
+        return Some(act(&mut [0; HELD_ON_STACK][..count], &|| {}));
     }
-    count
+    let mut many = Scratch::new(count, 0u32)?;
+    let area = many.area();
+    // SAFETY: nothing of ours runs after it.
+    Some(act(&mut many, &|| unsafe { map::unmap(area) }))
 }
 
-/// Beside an index in `counted`: it was counted as waiting for room too.
+/// Beside the index of a socket in `held`: it was counted as waiting for room too; or as waited for by the kernel alone.
 const FOR_ROOM: u32 = 1 << 31;
+const NATIVE: u32 = 1 << 30;
+const INDEX: u32 = NATIVE - 1;
 
-fn leave(counted: &[u32]) {
-    let Some(tables) = tables() else { return };
-    for &index in counted {
-        let socket = &tables.sockets[(index & !FOR_ROOM) as usize];
-        socket.room_waiters.fetch_sub((index & FOR_ROOM != 0) as u32, Ordering::SeqCst);
-        stream::wait_no_more(socket);
+/// Counts us in at the sockets that a call asks about, and notes for each entry at which, or 0: what the numbers mean may change
+/// meanwhile. `ours`: it is no call of the kernel's alone.
+fn enter(fds: &[pollfd], held: &mut [u32], ours: bool) {
+    for (entry, held) in fds.iter().zip(held) {
+        match lookup(entry.fd) {
+            Some(Known::Socket(socket)) => *held = hold(entry, socket, ours),
+            Some(Known::Set(set)) if !ours => epoll::nest(set, None),
+            _ => {}
+        }
     }
 }
 
-fn attached(fd: i32) -> Option<&'static Socket> {
-    match lookup(fd)? {
+fn hold(entry: &pollfd, socket: &'static Socket, ours: bool) -> u32 {
+    let Some(tables) = tables() else { return 0 };
+    let attached = socket.stage() == Stage::Attached;
+    if !attached {
+        socket.waited_for.set(1);
+        if socket.is_kernels_for_good() {
+            return 0;
+        }
+    }
+    // One that is not ours yet is left to the kernel until the call returns, whatever the others are.
+    let native = !(attached || ours && socket.is_datagram());
+    let room = attached && entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
+    let with = if native { NATIVE } else { 0 } | if room { FOR_ROOM } else { 0 };
+    // ORDER: SeqCst; pairs with `process::release`: a socket is not unmapped, nor its entry another's, while somebody looks at it.
+    super::jumps::waits(socket, native);
+    socket.sleepers.fetch_add(1, Ordering::SeqCst);
+    socket.room_waiters.fetch_add(room as u32, Ordering::SeqCst);
+    if native {
+        socket.enter_native(|end| &end.native_receivers);
+    }
+    let held = tables.index_of(socket) | with;
+    if !is_named_by(entry.fd, socket) {
+        // It was closed before it was held.
+        leave(&[held]);
+        return 0;
+    }
+    held
+}
+
+fn leave(held: &[u32]) {
+    let Some(tables) = tables() else { return };
+    for &held in held.iter().filter(|held| **held != 0) {
+        let socket = &tables.sockets[(held & INDEX) as usize];
+        let native = held & NATIVE != 0;
+        if native {
+            super::leave_native(&socket.end().native_receivers);
+        }
+        socket.room_waiters.fetch_sub((held & FOR_ROOM != 0) as u32, Ordering::SeqCst);
+        stream::waits_no_more(socket, native);
+    }
+}
+
+fn is_named_by(fd: i32, socket: &Socket) -> bool {
+    matches!(lookup(fd), Some(Known::Socket(now)) if std::ptr::eq(now, socket))
+}
+
+/// The connection that we are counted at for an entry.
+fn of_held(held: u32) -> Option<&'static Socket> {
+    let socket = &tables()?.sockets[(held & INDEX) as usize];
+    (held != 0 && socket.stage() == Stage::Attached).then_some(socket)
+}
+
+/// What an entry asks about. KERNEL: a poll goes on with what its numbers meant when it began, also when another thread closes them; only
+/// once that wakes it does it look what they mean by then.
+fn meaning(entry: &pollfd, held: u32) -> Option<Known> {
+    match of_held(held) {
+        Some(socket)
+            if !is_named_by(entry.fd, socket)
+                && stream::poll_mask(socket, entry.events, false) == 0 =>
+        {
+            Some(Known::Socket(socket))
+        }
+        _ => lookup(entry.fd),
+    }
+}
+
+/// The connection of ours that an entry asks about.
+fn attached(entry: &pollfd, held: u32) -> Option<&'static Socket> {
+    match meaning(entry, held)? {
         Known::Socket(socket) if socket.stage() == Stage::Attached => Some(socket),
         _ => None,
     }
 }
 
 /// Looks at what rings can tell. Returns how many are ready, and whether there are others that only the kernel can answer for.
-fn look(fds: &mut [pollfd]) -> (usize, bool) {
+fn look(fds: &mut [pollfd], held: &[u32]) -> (usize, bool) {
     let (mut found, mut others) = (0, false);
-    for entry in fds {
+    for (entry, &held) in fds.iter_mut().zip(held) {
         entry.revents = 0;
-        match lookup(entry.fd) {
+        match meaning(entry, held) {
             Some(Known::Socket(socket)) if socket.stage() == Stage::Attached => {
                 entry.revents = stream::poll_mask(socket, entry.events, false);
             }
@@ -151,6 +197,7 @@ fn look(fds: &mut [pollfd]) -> (usize, bool) {
 /// `cancelled`: see `sleep`.
 fn poll_entered(
     fds: &mut [pollfd],
+    held: &[u32],
     scratch: &mut [pollfd],
     timeout_ns: Option<u64>,
     mask: Option<u64>,
@@ -159,18 +206,18 @@ fn poll_entered(
     let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
     let limit = tables().map_or(0, |tables| tables.config.spin_us);
     loop {
-        let (found, others) = look(fds);
+        let (found, others) = look(fds, held);
         if found > 0 || deadline == Some(0) {
-            return if others { with_kernel(fds, scratch, mask) } else { Ok(found) };
+            return if others { with_kernel(fds, held, scratch, mask) } else { Ok(found) };
         }
         sleep::check(cancelled);
         let left = |at: u64| at.saturating_sub(sys::now_ns());
         let budget = limit.min(deadline.map_or(u64::MAX, |at| left(at) / 1000));
         let mut asked = sys::now_ns();
-        let talks_to = fds.iter().find_map(|entry| attached(entry.fd));
+        let talks_to = connections(fds, held).next();
         let peer = || talks_to.and_then(stream::peer);
         let worth = spin::watch(budget, peer, || {
-            if look(fds).0 > 0 {
+            if look(fds, held).0 > 0 {
                 return true;
             }
             let now = sys::now_ns();
@@ -178,16 +225,16 @@ fn poll_entered(
             if due {
                 asked = now;
             }
-            due && with_kernel(fds, scratch, mask).is_ok_and(|n| n > 0)
+            due && with_kernel(fds, held, scratch, mask).is_ok_and(|n| n > 0)
         });
         if !worth {
             // Once: whether a peer rings it may change while we sleep, and who arms must disarm.
-            let home = home(fds);
-            each_datagram_socket(fds, |socket| {
+            let home = home(fds, held);
+            each_datagram_socket(held, |socket| {
                 socket.enter_native(|end| &end.native_receivers);
             });
-            arm(fds, home);
-            let timeout = match (deadline.map(left), shares_doorbells(fds)) {
+            arm(fds, held, home);
+            let timeout = match (deadline.map(left), shares_doorbells(fds, held)) {
                 (left, true) => Some(left.unwrap_or(u64::MAX).min(stream::LOOK_AT_TIMES_NS)),
                 (left, false) => left,
             };
@@ -195,11 +242,11 @@ fn poll_entered(
                 Some(due) => Some(timeout.unwrap_or(u64::MAX).min(due)),
                 None => timeout,
             };
-            let idle = look(fds).0 == 0;
+            let idle = look(fds, held).0 == 0;
             let awake = || {
                 disarm(home);
-                each_datagram_socket(fds, |socket| {
-                    socket.end().native_receivers.fetch_sub(1, Ordering::SeqCst);
+                each_datagram_socket(held, |socket| {
+                    super::leave_native(&socket.end().native_receivers);
                     datagram::awake(socket);
                 });
             };
@@ -207,26 +254,27 @@ fn poll_entered(
                 awake();
                 cancelled();
             };
-            let slept = idle.then(|| fall_asleep(fds, scratch, home, timeout, mask, &cancelled));
+            let slept =
+                idle.then(|| fall_asleep(fds, held, scratch, home, timeout, mask, &cancelled));
             awake();
             if let Some(slept) = slept {
                 let woken = slept?;
-                for entry in fds.iter() {
-                    if let Some(socket) = attached(entry.fd)
+                for (entry, &held) in fds.iter().zip(held) {
+                    if let Some(socket) = attached(entry, held)
                         && stream::poll_mask(socket, entry.events, true) != 0
                     {
                         view::count_wake(socket);
                     }
                 }
                 if woken == 0 && deadline.is_some_and(|at| sys::now_ns() >= at) {
-                    let (found, others) = look(fds);
-                    return if others { with_kernel(fds, scratch, mask) } else { Ok(found) };
+                    let (found, others) = look(fds, held);
+                    return if others { with_kernel(fds, held, scratch, mask) } else { Ok(found) };
                 }
             }
         }
-        let (found, others) = look(fds);
+        let (found, others) = look(fds, held);
         if others {
-            let total = with_kernel(fds, scratch, mask)?;
+            let total = with_kernel(fds, held, scratch, mask)?;
             if total > 0 {
                 return Ok(total);
             }
@@ -241,11 +289,16 @@ const ASK_KERNEL_NS: u64 = 10_000;
 
 /// The descriptors that only the kernel can answer for, without waiting; adds them to what rings told. Returns the number of
 /// ready entries.
-fn with_kernel(fds: &mut [pollfd], scratch: &mut [pollfd], mask: Option<u64>) -> Sys<usize> {
-    look(fds);
-    for (entry, copy) in fds.iter().zip(scratch.iter_mut()) {
+fn with_kernel(
+    fds: &mut [pollfd],
+    held: &[u32],
+    scratch: &mut [pollfd],
+    mask: Option<u64>,
+) -> Sys<usize> {
+    look(fds, held);
+    for ((entry, copy), &held) in fds.iter().zip(scratch.iter_mut()).zip(held) {
         *copy = *entry;
-        if attached(entry.fd).is_some() {
+        if attached(entry, held).is_some() {
             copy.fd = -1;
         }
     }
@@ -261,41 +314,44 @@ fn with_kernel(fds: &mut [pollfd], scratch: &mut [pollfd], mask: Option<u64>) ->
     Ok(total)
 }
 
+/// The connections of ours that are asked about.
+fn connections(fds: &[pollfd], held: &[u32]) -> impl Iterator<Item = &'static Socket> {
+    fds.iter().zip(held).filter_map(|(entry, &held)| attached(entry, held))
+}
+
 /// May another waiter take a doorbell byte that is meant for us? Then we look now and then.
-fn shares_doorbells(fds: &[pollfd]) -> bool {
-    fds.iter().any(|entry| {
-        attached(entry.fd).is_some_and(|socket| socket.sleepers.load(Ordering::SeqCst) > 1)
-    })
+fn shares_doorbells(fds: &[pollfd], held: &[u32]) -> bool {
+    connections(fds, held).any(|socket| socket.sleepers.load(Ordering::SeqCst) > 1)
 }
 
 /// The thread's context, if it is the home of one of these.
-fn home(fds: &[pollfd]) -> Option<u32> {
+fn home(fds: &[pollfd], held: &[u32]) -> Option<u32> {
     let mine = context::of_thread_if_any()?;
     let covered = |socket: &Socket| socket.home.get() == mine && stream::rings_home(socket);
-    fds.iter().any(|entry| attached(entry.fd).is_some_and(covered)).then_some(mine)
+    connections(fds, held).any(covered).then_some(mine)
 }
 
 /// UDP sockets count who may sleep on them (`datagram::awake`).
-fn each_datagram_socket(fds: &[pollfd], act: impl Fn(&'static Socket)) {
-    for entry in fds {
-        if let Some(Known::Socket(socket)) = lookup(entry.fd)
-            && socket.is_datagram()
-        {
+fn each_datagram_socket(held: &[u32], act: impl Fn(&'static Socket)) {
+    let Some(tables) = tables() else { return };
+    for held in held.iter().filter(|held| **held != 0) {
+        let socket = &tables.sockets[(held & INDEX) as usize];
+        if socket.is_datagram() {
             act(socket);
         }
     }
 }
 
-fn arm(fds: &[pollfd], home: Option<u32>) {
-    each_datagram_socket(fds, |socket| {
+fn arm(fds: &[pollfd], held: &[u32], home: Option<u32>) {
+    each_datagram_socket(held, |socket| {
         // What is in the lanes is found by the look that follows; who does not ask for it needs no waking by more of it.
         datagram::arm(socket, false);
     });
     if let Some(context) = home {
         context::arm(context);
     }
-    for entry in fds {
-        let Some(socket) = attached(entry.fd) else { continue };
+    for (entry, &held) in fds.iter().zip(held) {
+        let Some(socket) = attached(entry, held) else { continue };
         super::moving::answer_return(socket, socket.end());
         let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
         if home.is_some() && home == Some(socket.home.get()) && stream::rings_home(socket) {
@@ -317,16 +373,19 @@ fn disarm(home: Option<u32>) {
 /// Waits in the kernel for everything that can wake us.
 fn fall_asleep(
     fds: &[pollfd],
+    held: &[u32],
     scratch: &mut [pollfd],
     home: Option<u32>,
     timeout_ns: Option<u64>,
     mask: Option<u64>,
     cancelled: &dyn Fn(),
 ) -> Sys<usize> {
-    for (entry, copy) in fds.iter().zip(scratch.iter_mut()) {
+    for ((entry, copy), &held) in fds.iter().zip(scratch.iter_mut()).zip(held) {
         *copy = *entry;
-        if let Some(socket) = attached(entry.fd) {
+        if let Some(socket) = attached(entry, held) {
             copy.events = kernel_events(socket, entry.events);
+            // The entry's own number may be another's by now.
+            copy.fd = socket.fd();
         }
     }
     let n = fds.len();
@@ -336,9 +395,9 @@ fn fall_asleep(
     if scratch[n].revents != 0 {
         fd::drain(event);
     }
-    for copy in &scratch[..n] {
+    for (copy, &held) in scratch[..n].iter().zip(held) {
         if copy.revents != 0
-            && let Some(socket) = attached(copy.fd)
+            && let Some(socket) = of_held(held)
         {
             socket.kernel_news.set(1);
         }

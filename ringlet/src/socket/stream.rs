@@ -660,7 +660,7 @@ pub fn send_by(
     flags: i32,
     mut control: Option<&libc::msghdr>,
 ) -> Sys<usize> {
-    let end = socket.end();
+    let (end, mut flags) = (socket.end(), flags);
     from.limit(CALL_MAX_BYTES);
     let wanted = from.remaining();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
@@ -689,11 +689,12 @@ pub fn send_by(
                 if total >= wanted {
                     return Ok(total);
                 }
+                // KERNEL: a send that fails behind what it has sent raises no signal.
+                flags |= libc::MSG_NOSIGNAL;
             }
             Err(Errno::EAGAIN) if wanted == 0 && !socket.is_packets() => return Ok(0),
             Err(Errno::EAGAIN) => {}
             Err(error) if total > 0 => {
-                // (SIGPIPE the kernel has raised, if it must.)
                 tell_later(end, error);
                 return Ok(total);
             }
@@ -1047,7 +1048,7 @@ pub struct Waiter<'a>(&'a Socket);
 
 impl<'a> Waiter<'a> {
     pub fn new(socket: &'a Socket) -> Waiter<'a> {
-        super::jumps::waits(socket);
+        super::jumps::waits(socket, false);
         // ORDER: SeqCst; pairs with `process::release`: whoever closes sees us, or we see that the stage changed.
         socket.sleepers.fetch_add(1, Ordering::SeqCst);
         Waiter(socket)
@@ -1062,7 +1063,12 @@ impl Drop for Waiter<'_> {
 
 /// In place of the drop, for a thread that is cancelled.
 pub fn wait_no_more(socket: &Socket) {
-    super::jumps::waits_no_more(socket);
+    waits_no_more(socket, false);
+}
+
+/// `native`: as it was counted (`jumps::waits`).
+pub fn waits_no_more(socket: &Socket, native: bool) {
+    super::jumps::waits_no_more(socket, native);
     leave(socket);
 }
 

@@ -307,6 +307,8 @@ impl End {
         }
     }
 
+    /// For another connection. Threads that are inside the kernel for the one before, which was closed beside them, stay counted: each will
+    /// count itself out here, and until then this connection waits with its move.
     fn reset(&self) {
         self.receiving.set(0);
         self.until.set(0);
@@ -346,8 +348,6 @@ impl End {
         self.idle_at.set(0);
         self.base.set(0);
         self.ringers.store(0, Ordering::Relaxed);
-        self.native_receivers.store(0, Ordering::Relaxed);
-        self.native_senders.store(0, Ordering::Relaxed);
         self.given.set(0);
         self.holders.store(1, Ordering::Relaxed);
     }

@@ -157,7 +157,7 @@ fn send_pieces(
     from: &mut Buffers,
     flags: i32,
 ) -> Sys<usize> {
-    let mut total = 0;
+    let (mut total, mut flags) = (0, flags);
     loop {
         perhaps_go_back(socket, end, ring);
         let whole = from.remaining();
@@ -182,6 +182,13 @@ fn send_pieces(
         from.allow(whole - piece);
         match sent {
             Ok(n) => total += n,
+            // The peer has closed when it had the first pieces: the kernel would have taken the whole before.
+            Err(error @ (Errno::EPIPE | Errno::ECONNRESET))
+                if total > 0 && end.shut.load(Ordering::Relaxed) == 0 =>
+            {
+                stream::tell_later(end, error);
+                return Ok(total + whole);
+            }
             Err(error) if total > 0 => {
                 stream::tell_later(end, error);
                 return Ok(total);
@@ -191,6 +198,7 @@ fn send_pieces(
         if from.remaining() == 0 || sent != Ok(piece) {
             return Ok(total);
         }
+        flags |= libc::MSG_NOSIGNAL;
     }
 }
 

@@ -423,7 +423,7 @@ pub struct Asleep(&'static Socket);
 impl Drop for Asleep {
     fn drop(&mut self) {
         // ORDER: SeqCst; pairs with `sleepers`.
-        self.0.end().native_receivers.fetch_sub(1, Ordering::SeqCst);
+        super::leave_native(&self.0.end().native_receivers);
         awake(self.0);
     }
 }
