@@ -1002,13 +1002,36 @@ extern "C" fn count_and_send(_: c_int) {
     *errno = before;
 }
 
-/// What a signal does: nothing, count, or count and (the first time) send "!" on a descriptor.
+static HANDLER_FORKED: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn count_and_fork(_: c_int) {
+    // SAFETY: as in `count_and_send`.
+    let errno = unsafe { &mut *libc::__errno_location() };
+    let before = *errno;
+    if HITS.fetch_add(1, Ordering::SeqCst) == 0 {
+        // SAFETY: what was interrupted is a call of the case's, which holds no lock of libc's.
+        match unsafe { libc::fork() } {
+            0 => drop(read(HANDLER_FD.load(Ordering::SeqCst), &mut [0])),
+            child => HANDLER_FORKED.store(child, Ordering::SeqCst),
+        }
+    }
+    *errno = before;
+}
+
+/// The child of the handler that forks.
+pub fn handler_forked() -> c_int {
+    HANDLER_FORKED.load(Ordering::SeqCst)
+}
+
+/// What a signal does: nothing, count, or count and (the first time) send "!" on a descriptor, or fork; the child then goes on when a byte comes
+/// on the descriptor.
 #[derive(Clone, Copy)]
 pub enum Handler {
     Default,
     Ignore,
     Count,
     Send(Fd),
+    Fork(Fd),
 }
 
 pub fn on_signal(signal: c_int, handler: Handler, flags: c_int) {
@@ -1023,6 +1046,10 @@ pub fn on_signal(signal: c_int, handler: Handler, flags: c_int) {
         Handler::Send(fd) => {
             HANDLER_FD.store(fd, Ordering::SeqCst);
             count_and_send as extern "C" fn(c_int) as usize
+        }
+        Handler::Fork(fd) => {
+            HANDLER_FD.store(fd, Ordering::SeqCst);
+            count_and_fork as extern "C" fn(c_int) as usize
         }
     };
     // SAFETY: the handlers only touch atomics, errno and `send`.
@@ -1070,6 +1097,71 @@ pub fn limit_descriptors(count: u64) -> R<()> {
 pub fn die_with_parent() {
     // SAFETY: takes no pointers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+}
+
+// ---- memory that comes late ----
+
+/// A page that is not there until it is provided (userfaultfd): whoever touches it waits, in whatever it does. Where that is not to be had,
+/// one that is there at once.
+pub struct LatePage {
+    faults: Option<Fd>,
+    base: usize,
+    content: [u8; PAGE],
+}
+
+const PAGE: usize = 4096;
+
+impl LatePage {
+    pub fn new(bytes: &[u8]) -> LatePage {
+        // SAFETY: a fresh mapping.
+        let base = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        } as usize;
+        let mut content = [0; PAGE];
+        content[..bytes.len()].copy_from_slice(bytes);
+        let page = LatePage { faults: Self::watch(base), base, content };
+        if page.faults.is_none() {
+            page.bytes().copy_from_slice(&content);
+        }
+        page
+    }
+
+    fn watch(base: usize) -> Option<Fd> {
+        const UFFDIO_API: u64 = 0xc018_aa3f;
+        const UFFDIO_REGISTER: u64 = 0xc020_aa00;
+        let (mut api, mut register) = ([0xaa_u64, 0, 0], [base as u64, PAGE as u64, 1, 0]);
+        // SAFETY: structs of the sizes that the requests name.
+        unsafe {
+            let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as Fd;
+            let ready = fd >= 0
+                && libc::ioctl(fd, UFFDIO_API, &mut api) == 0
+                && libc::ioctl(fd, UFFDIO_REGISTER, &mut register) == 0;
+            ready.then_some(fd)
+        }
+    }
+
+    #[allow(clippy::mut_from_ref)]
+    pub fn bytes(&self) -> &'static mut [u8] {
+        // SAFETY: the mapping stays for good, and cases use it in one call at a time.
+        unsafe { std::slice::from_raw_parts_mut(self.base as *mut u8, PAGE) }
+    }
+
+    /// Waits until somebody touches it.
+    pub fn await_touch(&self) {
+        if let Some(fd) = self.faults {
+            read(fd, &mut [0; 32]).expect("a fault");
+        }
+    }
+
+    pub fn provide(&self) {
+        const UFFDIO_COPY: u64 = 0xc028_aa03;
+        let Some(fd) = self.faults else { return };
+        let mut copy = [self.base as u64, self.content.as_ptr() as u64, PAGE as u64, 0, 0];
+        // SAFETY: a struct uffdio_copy; the content is live.
+        let done = unsafe { libc::ioctl(fd, UFFDIO_COPY, &mut copy) };
+        assert!(done == 0, "the page: {}", last());
+    }
 }
 
 // ---- threads of C ----

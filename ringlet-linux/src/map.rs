@@ -54,6 +54,52 @@ pub fn map_anew<T: Zeroed>(entries: &'static [T]) -> Sys<()> {
     .map(drop)
 }
 
+/// A private copy of a mapping that others write to as well, as it is now. (Of pages that hold nothing, none are made, neither there nor here.)
+pub struct Aside {
+    of: usize,
+    base: usize,
+    len: usize,
+}
+
+impl Aside {
+    pub fn of_area(area: Area) -> Option<Aside> {
+        Aside::of(area.base() as usize, area.len())
+    }
+
+    pub fn of_table<T: Zeroed>(entries: &'static [T]) -> Option<Aside> {
+        Aside::of(entries.as_ptr() as usize, size_of_val(entries))
+    }
+
+    fn of(of: usize, len: usize) -> Option<Aside> {
+        let held = Scratch::new(len / PAGE_BYTES, 0u8)?;
+        // SAFETY: a byte for each page.
+        unsafe { sys!(SYS_mincore, of, len, held.base) }.ok()?;
+        let base = map(len, READ_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1).ok()? as usize;
+        for (page, held) in held.iter().enumerate() {
+            if held & 1 != 0 {
+                let at = page * PAGE_BYTES;
+                // SAFETY: whole pages of both mappings; what others write meanwhile is theirs to spoil.
+                unsafe {
+                    core::ptr::copy((of + at) as *const u8, (base + at) as *mut u8, PAGE_BYTES)
+                };
+            }
+        }
+        Some(Aside { of, base, len })
+    }
+
+    /// From now on the copy is there in its place, for this process.
+    pub fn put_in_place(self) {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both are whole mappings of ours of the same length, with the same rights, made of atomics and bytes.
+        let _ = unsafe { sys!(SYS_mremap, self.base, self.len, self.len, flags, self.of) };
+    }
+
+    pub fn forget(self) {
+        // SAFETY: our own mapping, of which nobody else knows.
+        let _ = unsafe { sys!(SYS_munmap, self.base, self.len) };
+    }
+}
+
 /// A table that is zero again in a child by fork, however the fork was made: the cheapest way to notice one.
 pub fn wiped_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
     let made = table::<T>(count, libc::MAP_PRIVATE)?;

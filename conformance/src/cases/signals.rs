@@ -333,6 +333,48 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "signals/fork_amid_send",
+        "a handler that interrupts a send, in the middle, forks; the child's call returns after the parent has gone on",
+        |a| {
+            let end = a.moved();
+            end.recv_exact(LATE_BYTES + 2 * MORE_ROUNDS * LATE_BYTES);
+            end.send(b"all");
+        },
+        |b| {
+            let end = b.moved();
+            let data = pattern(80, LATE_BYTES);
+            let sent = forked_amid(&data, |page| {
+                sys::send(end.0, page, MSG_NOSIGNAL)
+            }, |_| true, || send_more(end));
+            record("send", sent);
+            send_more(end);
+            end.recv_exact(3);
+        },
+    )
+    .steady(),
+    pair(
+        "signals/fork_amid_receive",
+        "the same of a receive: both have got the bytes",
+        |a| {
+            let end = a.moved();
+            end.send(&pattern(80, LATE_BYTES));
+            send_more(end);
+            send_more(end);
+            end.recv_exact(3);
+        },
+        |b| {
+            let end = b.moved();
+            let data = pattern(80, LATE_BYTES);
+            end.until_unread(LATE_BYTES);
+            let more = || drop(recv_exact(end, MORE_ROUNDS * LATE_BYTES));
+            let got = forked_amid(&[0; LATE_BYTES], |page| sys::recv(end.0, page, 0), |page| page == data, more);
+            record("recv", got);
+            end.recv_exact(MORE_ROUNDS * LATE_BYTES);
+            end.send(b"all");
+        },
+    )
+    .steady(),
+    pair(
         "signals/handler_during_traffic",
         "signals that land anywhere in busy traffic lose nothing",
         |a| {
@@ -452,6 +494,54 @@ const ROUNDS: u32 = 3000;
 fn said(number: u32, enough: bool) -> [u8; 5] {
     let [a, b, c, d] = number.to_le_bytes();
     [a, b, c, d, u8::from(enough)]
+}
+
+const LATE_BYTES: usize = 300;
+const MORE_ROUNDS: usize = 40;
+/// What a handler may take that can run at once. (On the kernel it runs when the call is over.)
+const HANDLER_MOMENT_MS: u64 = 300;
+
+fn send_more(end: End) {
+    for _ in 0..MORE_ROUNDS {
+        send_all(end, &pattern(81, LATE_BYTES)).expect("send");
+    }
+}
+
+/// Makes a call with memory (and what is in it) that comes when a handler has interrupted the call and forked. The parent does `more` once the call has returned
+/// there; then the child goes on, and ends after its call: well if what it has then is `right`.
+fn forked_amid<T>(
+    content: &[u8],
+    call: impl FnOnce(&mut [u8]) -> T,
+    right: impl Fn(&[u8]) -> bool,
+    more: impl FnOnce(),
+) -> T {
+    let (parent, thread) = (std::process::id(), sys::thread_id());
+    let (go_on, tell) = sys::pipe().expect("pipe");
+    let page = sys::LatePage::new(content);
+    sys::on_signal(SIGUSR1, Handler::Fork(go_on), SA_RESTART);
+    let result = thread::scope(|scope| {
+        scope.spawn(|| {
+            page.await_touch();
+            sys::kill_thread(thread, SIGUSR1).expect("tgkill");
+            for _ in 0..HANDLER_MOMENT_MS {
+                if sys::handler_runs() == 0 || sys::handler_forked() == 0 {
+                    pause(1);
+                }
+            }
+            page.provide();
+        });
+        let result = call(&mut page.bytes()[..content.len()]);
+        if std::process::id() != parent {
+            sys::exit_now(!right(&page.bytes()[..content.len()]) as i32);
+        }
+        record("right", right(&page.bytes()[..content.len()]));
+        result
+    });
+    until("the handler has forked", || sys::handler_forked() > 0);
+    more();
+    sys::write(tell, b"!").expect("write");
+    record("child", sys::wait_for(sys::handler_forked()));
+    result
 }
 
 /// Runs `work` under a rain of signals.

@@ -62,6 +62,12 @@ impl<T: Zeroed> Pool<T> {
         &self.entries[index as usize % self.entries.len()]
     }
 
+    /// The chunk of which it is.
+    pub fn chunk(&self, index: u32) -> &'static [T] {
+        let from = index as usize / CHUNK_COUNT * CHUNK_COUNT;
+        &self.entries[from..from + CHUNK_COUNT]
+    }
+
     /// Is it of a chunk that other processes have?
     pub fn is_sealed(&self, index: u32, age: u32) -> bool {
         self.chunks[index as usize / CHUNK_COUNT].age.get() != age

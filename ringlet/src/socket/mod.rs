@@ -12,6 +12,7 @@ pub mod datagram;
 pub mod epoll;
 pub mod family;
 pub mod gate;
+mod interrupted;
 pub mod jumps;
 pub mod meet;
 pub mod memory;

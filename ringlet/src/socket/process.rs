@@ -1,7 +1,9 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
 use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
-use super::{carrier, context, datagram, epoll, gate, jumps, meet, memory, moving, unix, view};
+use super::{
+    carrier, context, datagram, epoll, gate, interrupted, jumps, meet, memory, moving, unix, view,
+};
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, GO_BACK, SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
@@ -330,6 +332,7 @@ pub fn before_fork() {
     let process = tables.process();
     tables.followed().for_each(epoll::before_fork);
     gate::shut(process);
+    interrupted::before_fork(tables);
     let fork = process.age.add(1);
     for socket in tables.followed().filter(|socket| !socket.parting.is()) {
         socket.counted.set(fork);
@@ -345,6 +348,7 @@ pub fn before_fork() {
 pub fn after_fork_in_parent() {
     let Some(tables) = tables() else { return };
     LAST_FORK.set(FORK.replace(0));
+    interrupted::after_fork_in_parent();
     gate::open(tables.process(), false);
 }
 
@@ -387,6 +391,7 @@ pub fn after_fork(tables: &'static Tables) {
     view::forget(tables);
     super::tap::forget(tables);
     epoll::after_fork(tables);
+    interrupted::after_fork_in_child(tables);
     for socket in tables.followed() {
         if socket.parting.is() {
             // Another thread of the parent was about to close it.
@@ -412,6 +417,24 @@ pub fn after_fork(tables: &'static Tables) {
         }
     }
     jumps::count_again();
+}
+
+/// In a child that is not to have this connection, which its parent goes on with: its descriptors name an unconnected socket from now on, of
+/// which nothing is known here. `at_work`: this thread is still at work there, so nothing that it uses becomes another's.
+pub fn disown(tables: &'static Tables, socket: &'static Socket, at_work: bool) {
+    for (number, _) in tables.known_fds().filter(|(_, each)| std::ptr::eq(*each, socket)) {
+        keep_from(socket, number);
+        tables.clear(number);
+    }
+    epoll::forget_socket(socket);
+    socket.end().holders.fetch_sub(1, Ordering::AcqRel);
+    if at_work {
+        let _ = socket.take_segment();
+        socket.set_stage(Stage::KernelForGood);
+    } else {
+        socket.set_stage(Stage::Closing);
+        clean_up_as(socket, false);
+    }
 }
 
 /// Another program will hold this descriptor, and know nothing of rings: the connection stays on the kernel.

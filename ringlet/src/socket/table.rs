@@ -394,6 +394,16 @@ impl Lock {
         }
     }
 
+    /// Does the calling thread hold it?
+    pub fn is_ours(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == context::owner_number()
+    }
+
+    /// Makes it ours for good.
+    pub fn keep(&self) {
+        self.0.store(context::owner_number(), Ordering::Relaxed);
+    }
+
     /// Frees a lock whose owner was left behind in another process by a fork.
     pub fn reset(&self) {
         self.0.store(0, Ordering::Relaxed);
