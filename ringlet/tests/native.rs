@@ -2,6 +2,7 @@
 //! deaths and system calls: tests/native.)
 
 use ringlet::native::*;
+use ringlet_core::record::RingMemory;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -101,6 +102,19 @@ fn bytes_are_a_stream() {
         assert!(got == all);
         sending.join().unwrap();
     });
+}
+
+/// The peer changes a record of which a part was received: there is no rest of it, and not one of nearly 2^64 bytes.
+#[test]
+fn what_was_received_in_part_is_not_made_shorter() {
+    for len in [0u64, 5, 30] {
+        let (mut near, mut far) = channels(options(Kind::Bytes));
+        assert_eq!(near.sender.send(&[1; 40], SOON), Ok(40));
+        assert_eq!(far.receiver.receive(&mut [0; 30], SOON), Ok(30));
+        near.sender.out().header(0).fetch_sub(40 - len, Ordering::SeqCst);
+        assert_eq!(far.receiver.peek(NOW).map(|rest| rest.len()), Err(Error::PeerCorrupt));
+        assert_eq!(far.receiver.receive(&mut [0; 100], NOW), Err(Error::PeerCorrupt));
+    }
 }
 
 #[test]

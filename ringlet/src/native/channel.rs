@@ -305,6 +305,15 @@ impl Receiver {
         self.rx.ready(&self.lane) || shut.load(Ordering::Acquire) != 0
     }
 
+    /// What is next. Of a record that was received in part nothing is remembered but how much that was: the peer may have made it shorter.
+    #[inline(always)]
+    fn look(&self) -> Next {
+        match self.rx.peek(&self.lane) {
+            Next::Message(message) if self.used != 0 && message.len() <= self.used => Next::Corrupt,
+            next => next,
+        }
+    }
+
     /// Waits for a message, or tells why there will be none. (Out of the way of calls that find one.)
     #[cold]
     fn wait(&mut self, deadline: &mut Deadline) -> Result<(), Error> {
@@ -313,7 +322,7 @@ impl Receiver {
         let shut = control.sender.shut.load(Ordering::Acquire) != 0;
         let bell = &self.link.data;
         let gone = bell.is_gone();
-        let next = self.rx.peek(&self.lane);
+        let next = self.look();
         self.corrupt |= next == Next::Corrupt;
         match next {
             _ if self.corrupt => Err(Error::PeerCorrupt),
@@ -426,7 +435,7 @@ impl Receives for Receiver {
     fn peek_raw(&mut self, timeout: Timeout) -> Result<queue::Message, Error> {
         let mut deadline = Deadline::new(timeout);
         loop {
-            match self.rx.peek(&self.lane) {
+            match self.look() {
                 Next::Message(message) if !self.corrupt => return Ok(message),
                 _ => self.wait(&mut deadline)?,
             }
