@@ -6,6 +6,7 @@ use ringlet::active_message::{
     ARGUMENTS, BUFFER_BYTES, Bundle, Endpoint, Error, HANDLERS, Incoming, NAME_BYTES, Name,
     Payload, Process, TRANSLATIONS, Tag, Undeliverable,
 };
+use std::io::Write;
 use std::ptr::{null_mut, without_provenance};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -101,7 +102,8 @@ fn code(error: Error) -> c_int {
 pub fn done<T>(call: &str, result: Result<T, Error>) -> c_int {
     let Err(error) = result else { return OK };
     if error != Error::NotSent && AMX_VerboseErrors.load(Ordering::Relaxed) != 0 {
-        eprintln!("ringlet: {call}: {error}");
+        // Its reader may have gone.
+        let _ = writeln!(std::io::stderr(), "ringlet: {call}: {error}");
     }
     code(error)
 }

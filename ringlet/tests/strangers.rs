@@ -3,6 +3,7 @@
 
 use ringlet::active_message::Process;
 use ringlet::native::*;
+use ringlet_core::layout::LANE_MAX_COUNT;
 use ringlet_linux::{apart, fd, map, meet, proof};
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -106,6 +107,53 @@ fn a_service_turns_strangers_away() {
             returns("the end of a service", move || drop(listener));
         }
     }
+}
+
+/// Another user's senders get no more than half of a mailbox, however many come; the others still find a place.
+#[test]
+fn one_user_does_not_take_all_lanes() {
+    // SAFETY: no memory is passed.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: only root can be another user");
+        return;
+    }
+    let options = Options {
+        peers: Peers::Any,
+        ring_bytes: 4096,
+        slot_count: 64,
+        ..Options::new(Kind::Mailbox)
+    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a struct of limits.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+    }
+    let mut mailbox = Mailbox::bind(&name("lanes"), options).unwrap();
+    let come = move || connect(&name("lanes"), options, SOON);
+    let taking = std::thread::spawn(move || {
+        as_somebody_else(move || {
+            let mut held = Vec::new();
+            while held.len() <= LANE_MAX_COUNT
+                && let Ok(connection) = come()
+            {
+                held.push(connection);
+            }
+            held
+        })
+    });
+    while !taking.is_finished() {
+        let _ = mailbox.receive(&mut [0; 1], Some(Duration::from_millis(1)));
+    }
+    let held = taking.join().unwrap();
+    assert_eq!(held.len(), LANE_MAX_COUNT / 2);
+    let sending = std::thread::spawn(move || {
+        let mut sender = come().unwrap().sender().unwrap();
+        sender.send(b"x", SOON).unwrap();
+    });
+    returns("a mailbox", move || mailbox.receive(&mut [0; 1], SOON).unwrap());
+    sending.join().unwrap();
 }
 
 #[test]

@@ -13,6 +13,7 @@ use ringlet_core::active::{
 use ringlet_linux::{map, sys};
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::collections::HashMap;
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -456,7 +457,9 @@ impl Endpoint {
 
 /// Unless the program takes care of what comes back, it is told of it: nothing is lost silently.
 fn say(endpoint: &Endpoint, what: &Undeliverable) {
-    eprintln!(
+    // (Whoever reads that may have gone.)
+    let _ = writeln!(
+        std::io::stderr(),
         "ringlet: Active Message to handler {} of {:?} came back to endpoint {}: {:?}",
         what.handler(),
         what.peer(),
