@@ -222,6 +222,23 @@ pub fn set_upper_protocol(fd: Fd, name: &str) -> R<()> {
     })
 }
 
+/// A program for SO_ATTACH_BPF that lets nothing through.
+pub fn filter_of_all() -> R<Fd> {
+    const BPF_PROG_LOAD: c_int = 5;
+    const BPF_PROG_TYPE_SOCKET_FILTER: u64 = 1;
+    // r0 = 0; exit
+    let instructions = [0xb7u64, 0x95];
+    let license = c"GPL";
+    let mut attributes = [0u64; 16];
+    attributes[0] = BPF_PROG_TYPE_SOCKET_FILTER | (instructions.len() as u64) << 32;
+    attributes[1] = instructions.as_ptr() as u64;
+    attributes[2] = license.as_ptr() as u64;
+    let bytes = size_of_val(&attributes);
+    // SAFETY: attributes with what they point to.
+    let made = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, attributes.as_ptr(), bytes) };
+    result(made as isize).map(|fd| fd as Fd)
+}
+
 pub fn set_user(user: libc::uid_t) -> R<()> {
     // SAFETY: passes no pointers.
     unit(unsafe { libc::setresuid(user, user, user) })

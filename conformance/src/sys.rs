@@ -1344,10 +1344,14 @@ pub fn made_during_fork() -> Fd {
     MADE_DURING_FORK.load(Ordering::SeqCst)
 }
 
-/// Changes the user to the one that it is.
+/// Changes the user and the group to those that they are.
 pub fn become_oneself() -> R<()> {
     // SAFETY: no memory is passed.
-    int(unsafe { libc::setuid(libc::getuid()) }).map(drop)
+    unsafe {
+        int(libc::setuid(libc::getuid()))?;
+        int(libc::setreuid(u32::MAX, libc::geteuid()))?;
+        int(libc::setresgid(u32::MAX, libc::getegid(), u32::MAX)).map(drop)
+    }
 }
 
 /// This thread leaves what it shares with the others.

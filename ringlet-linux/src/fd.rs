@@ -116,6 +116,12 @@ pub fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: Option<u64>) -> S
     unsafe { poll_raw(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) }
 }
 
+/// Would a write of a little not wait?
+pub fn is_writable(fd: i32) -> bool {
+    let mut one = [pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+    poll(&mut one, Some(0), None) == Ok(1) && one[0].revents & libc::POLLOUT != 0
+}
+
 /// # Safety
 /// `fds .. fds + count` is valid for reading and writing.
 pub unsafe fn poll_raw(

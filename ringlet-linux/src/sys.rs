@@ -99,6 +99,24 @@ pub fn set_signal_mask(mask: u64) -> u64 {
     before
 }
 
+/// The real, effective and saved user of this thread.
+pub fn users() -> [u32; 3] {
+    let mut users = [u32::MAX; 3];
+    let [real, effective, saved] = users.each_mut();
+    // SAFETY: three writable numbers.
+    let _ = unsafe { sys!(SYS_getresuid, &raw mut *real, &raw mut *effective, &raw mut *saved) };
+    users
+}
+
+/// The same of groups.
+pub fn groups() -> [u32; 3] {
+    let mut groups = [u32::MAX; 3];
+    let [real, effective, saved] = groups.each_mut();
+    // SAFETY: three writable numbers.
+    let _ = unsafe { sys!(SYS_getresgid, &raw mut *real, &raw mut *effective, &raw mut *saved) };
+    groups
+}
+
 /// Is the parent in another pid namespace? (It has no number in ours then.)
 pub fn is_first_of_namespace() -> bool {
     // SAFETY: no arguments.
@@ -176,6 +194,35 @@ pub fn write(fd: i32, bytes: &[u8]) -> Sys<usize> {
     unsafe { sys!(SYS_write, fd, bytes.as_ptr(), bytes.len()) }
 }
 
+/// What a thread is told of a write that fails, or of one to a terminal from the background.
+static TOLD_OF_WRITES: u64 =
+    1 << (libc::SIGPIPE - 1) | 1 << (libc::SIGXFSZ - 1) | 1 << (libc::SIGTTOU - 1);
+
+/// Writes as `write` does, but none of its signals reaches the program, which has not written.
+pub fn write_quietly(fd: i32, bytes: &[u8]) -> Sys<usize> {
+    let (mut before, mut pending) = (0u64, 0u64);
+    let (block, old) = (&raw const TOLD_OF_WRITES, &raw mut before);
+    // SAFETY: eight readable and eight writable bytes, for each.
+    unsafe {
+        sys!(SYS_rt_sigprocmask, libc::SIG_BLOCK, block, old, 8)?;
+        let _ = sys!(SYS_rt_sigpending, &raw mut pending, 8);
+    }
+    let written = write(fd, bytes);
+    // KERNEL: this thread is sent one, unless one waits already, which is the program's.
+    let told = match written {
+        Err(Errno::EPIPE) => 1 << (libc::SIGPIPE - 1),
+        Err(Errno(libc::EFBIG)) => 1 << (libc::SIGXFSZ - 1),
+        _ => 0,
+    } & !pending;
+    if told != 0 {
+        let (signals, now) = (&raw const told, [0u64; 2]);
+        // SAFETY: eight readable bytes, and a time; nobody asks what was taken.
+        let _ = unsafe { sys!(SYS_rt_sigtimedwait, signals, 0, now.as_ptr(), 8) };
+    }
+    set_signal_mask(before);
+    written
+}
+
 /// The beginning of a file, as much as the buffer holds.
 pub fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> Sys<usize> {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
@@ -195,12 +242,13 @@ pub fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> Sys<usize> {
     result
 }
 
-/// Adds a line to a file, which is made if need be.
+/// Adds a line to a file, which is made if need be. It waits for nobody, whatever it is.
 pub fn append(path: &core::ffi::CStr, line: &[u8]) {
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
+    let flags = flags | libc::O_NONBLOCK | libc::O_NOCTTY;
     // SAFETY: a C string.
     if let Ok(fd) = unsafe { sys!(SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) } {
-        let _ = write(fd as i32, line);
+        let _ = write_quietly(fd as i32, line);
         close(fd as i32);
     }
 }

@@ -1,6 +1,6 @@
 //! Calls that make, name, change or close descriptors.
 
-use crate::calls::{recvmmsg, sendmmsg};
+use crate::calls::{is_nowhere, recvmmsg, sendmmsg};
 use crate::{next, result, set_errno};
 use libc::{c_char, c_int, c_long, c_ulong, c_void, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
@@ -311,7 +311,7 @@ fn controlled(fd: c_int, command: c_int, argument: c_ulong, done: c_int) -> c_in
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if let Some(Known::Socket(socket)) = lookup(fd)
         && socket.stage() == Stage::Attached
-        && !argument.is_null()
+        && !is_nowhere(argument)
     {
         let count = match request as u32 as u64 {
             SIOCINQ => Some(stream::readable_bytes(socket)),
@@ -333,7 +333,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     if let Some(Known::Socket(socket)) = lookup(fd)
         && socket.stage() == Stage::Mailbox
         && request as u32 as u64 == SIOCINQ
-        && !argument.is_null()
+        && !is_nowhere(argument)
         && let Some(len) = datagram::next_len(socket)
     {
         // SAFETY: as above.
@@ -392,7 +392,7 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    if len as usize >= size_of::<c_int>() && !value.is_null() && level == libc::IPPROTO_TCP {
+    if len as usize >= size_of::<c_int>() && !is_nowhere(value) && level == libc::IPPROTO_TCP {
         // SAFETY: the program's value, of at least an int.
         let value = unsafe { value.cast::<c_int>().read_unaligned() };
         if socket::keep_option(fd, level, option, value) {

@@ -6,6 +6,7 @@ use core::arch::naked_asm;
 use libc::{c_char, c_int, c_void, gid_t, pid_t, uid_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::{process, signals};
+use ringlet_linux::sys;
 
 /// libc runs ours last before it copies the process, and first afterwards: whatever the program's handlers do is seen. (Without
 /// memory for that, forks are noticed as those are that are made around libc.)
@@ -55,25 +56,45 @@ pub extern "C" fn unshare(flags: c_int) -> c_int {
     next!(c"unshare", fn(c_int) -> c_int, flags)
 }
 
+/// No user or group: that one stays.
+const SAME: u32 = u32::MAX;
+
+/// Real, effective and saved numbers are to become these: is any of them another one than now?
+fn is_change(now: [u32; 3], then: [u32; 3]) -> bool {
+    then.iter().zip(now).any(|(then, now)| ![SAME, now].contains(then))
+}
+
 macro_rules! changes_credentials {
-    ($($name:ident $text:literal ($($id:ident: $type:ty),*);)*) => {$(
+    ($($name:ident $text:literal ($($id:ident: $type:ty),*) $kind:ident $then:expr;)*) => {$(
         #[unsafe(no_mangle)]
         pub extern "C" fn $name($($id: $type),*) -> c_int {
-            process::before_credentials(is_single_threaded());
+            let now = sys::$kind();
+            let then: fn([u32; 3], $($type),*) -> [u32; 3] = $then;
+            if is_change(now, then(now, $($id),*)) {
+                process::before_credentials(is_single_threaded());
+            }
             next!($text, fn($($type),*) -> c_int, $($id),*)
         }
     )*};
 }
 
+/// KERNEL: the saved number becomes the effective one, unless only that is set, and to the real one. (Then nothing is lost by taking it
+/// for a change.)
+fn both([_, now, _]: [u32; 3], real: u32, effective: u32) -> [u32; 3] {
+    let saved =
+        if (real, effective) == (SAME, SAME) || effective != SAME { effective } else { now };
+    [real, effective, saved]
+}
+
 changes_credentials! {
-    setuid c"setuid" (user: uid_t);
-    seteuid c"seteuid" (user: uid_t);
-    setreuid c"setreuid" (real: uid_t, effective: uid_t);
-    setresuid c"setresuid" (real: uid_t, effective: uid_t, saved: uid_t);
-    setgid c"setgid" (group: gid_t);
-    setegid c"setegid" (group: gid_t);
-    setregid c"setregid" (real: gid_t, effective: gid_t);
-    setresgid c"setresgid" (real: gid_t, effective: gid_t, saved: gid_t);
+    setuid c"setuid" (user: uid_t) users |_, user| [user; 3];
+    seteuid c"seteuid" (user: uid_t) users |_, user| [SAME, user, SAME];
+    setreuid c"setreuid" (real: uid_t, effective: uid_t) users both;
+    setresuid c"setresuid" (real: uid_t, effective: uid_t, saved: uid_t) users |_, r, e, s| [r, e, s];
+    setgid c"setgid" (group: gid_t) groups |_, group| [group; 3];
+    setegid c"setegid" (group: gid_t) groups |_, group| [SAME, group, SAME];
+    setregid c"setregid" (real: gid_t, effective: gid_t) groups both;
+    setresgid c"setresgid" (real: gid_t, effective: gid_t, saved: gid_t) groups |_, r, e, s| [r, e, s];
 }
 
 type Strings = *const *mut c_char;

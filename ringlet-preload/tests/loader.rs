@@ -150,6 +150,58 @@ int main(void)
 }
 "#;
 
+/// Its connection moves, of which a line is written: to a file that may not grow, or as standard error to a pipe that nobody reads any
+/// more, or that is full. The program has written nothing, and notices nothing.
+const NOTED: &str = r#"
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MUST(what) if (!(what)) return __LINE__ % 256
+
+int main(int count, char **words)
+{
+    int (*path)(int) = (int (*)(int))dlsym(RTLD_DEFAULT, "ringlet_path");
+    int listener = socket(AF_INET, SOCK_STREAM, 0), near = socket(AF_INET, SOCK_STREAM, 0), pipes[2];
+    struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t length = sizeof address;
+    struct rlimit small = { 512 << 20, 512 << 20 };
+    sigset_t pending;
+    char page[4096] = { 1 };
+    MUST(count > 1 && path);
+    signal(SIGPIPE, SIG_DFL);
+    switch (words[1][0]) {
+    case 'f':
+        MUST(setrlimit(RLIMIT_FSIZE, &small) == 0);
+        break;
+    case 'n':
+        MUST(pipe(pipes) == 0 && dup2(pipes[1], 2) == 2 && close(pipes[0]) == 0);
+        break;
+    default:
+        MUST(pipe2(pipes, O_NONBLOCK) == 0);
+        while (write(pipes[1], page, sizeof page) > 0)
+            ;
+        MUST(fcntl(pipes[1], F_SETFL, 0) == 0 && dup2(pipes[1], 2) == 2);
+    }
+    MUST(bind(listener, (struct sockaddr *)&address, length) == 0 && listen(listener, 1) == 0);
+    MUST(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+    MUST(connect(near, (struct sockaddr *)&address, length) == 0);
+    int far = accept(listener, 0, 0);
+    for (int trip = 0; trip < 5000 && path(near) != 3; trip++) {
+        MUST(send(near, page, 1, 0) == 1 && recv(far, page, 1, 0) == 1);
+        MUST(send(far, page, 1, 0) == 1 && recv(near, page, 1, 0) == 1);
+    }
+    MUST(path(near) == 3);
+    MUST(sigpending(&pending) == 0 && !sigismember(&pending, SIGPIPE) && !sigismember(&pending, SIGXFSZ));
+    return 0;
+}
+"#;
+
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Place(PathBuf);
@@ -182,6 +234,11 @@ impl Drop for Place {
 
 /// The program with the library preloaded, and `others`, which is to end by itself.
 fn run_with(others: &[&Path], program: &Path, words: &[&Path]) {
+    run_noting(others, program, words, "off");
+}
+
+/// The same; that a connection has moved is noted there.
+fn run_noting(others: &[&Path], program: &Path, words: &[&Path], moves: &str) {
     let ours = library::build();
     let libraries: Vec<_> =
         [ours.as_path()].iter().chain(others).map(|path| path.to_str().unwrap()).collect();
@@ -191,6 +248,7 @@ fn run_with(others: &[&Path], program: &Path, words: &[&Path]) {
         // As `ringlet run` does.
         .env("ASAN_OPTIONS", "verify_asan_link_order=0")
         .env_remove("RINGLET_CONFIG")
+        .env("RINGLET_MOVES", moves)
         .spawn()
         .unwrap();
     let until = Instant::now() + PATIENCE;
@@ -217,6 +275,18 @@ fn waits_end_though_the_clock_stands_still() {
     let place = Place::new("clock");
     let stopped = place.build("libstopped.so", STOPPED, &["-shared", "-fPIC"]);
     run_with(&[&stopped], &place.build("waits", WAITS, &[]), &[]);
+}
+
+#[test]
+fn what_is_noted_harms_nobody() {
+    let place = Place::new("noted");
+    let program = place.build("noted", NOTED, &[]);
+    let large = place.0.join("large");
+    std::fs::File::create(&large).unwrap().set_len(1 << 30).unwrap();
+    run_noting(&[], &program, &[Path::new("file")], large.to_str().unwrap());
+    for pipe in ["nobody's", "of one who does not read"] {
+        run_noting(&[], &program, &[Path::new(pipe)], "stderr");
+    }
 }
 
 #[test]

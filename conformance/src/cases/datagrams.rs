@@ -7,6 +7,7 @@ use libc::{MSG_DONTWAIT, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, MSG_WAITFORONE, SO_RC
 
 use super::signals::interrupted;
 use crate::case::*;
+use crate::rare;
 use crate::sys::{self, Errno, Fd};
 
 /// One side's socket, and the other side's address as this one sees it.
@@ -1131,6 +1132,41 @@ pub const CASES: &[Case] = &[
             b.sync();
             port.receive_with(4, MSG_PEEK);
             port.receive_with(4, MSG_PEEK);
+            port.receive(100);
+        },
+    )
+    .internet_only(),
+    pair(
+        "datagrams/bpf_program",
+        "SO_ATTACH_BPF of a program whose descriptor is 0, which lets nothing through",
+        |a| {
+            let port = moved(a);
+            port.send(b"before");
+            a.sync();
+            a.sync();
+            port.send(b"filtered");
+            a.sync();
+            a.sync();
+            port.send(b"after");
+            a.sync();
+        },
+        |b| {
+            let port = moved(b);
+            b.sync();
+            let set = rare::filter_of_all().and_then(|program| {
+                let place = sys::dup2(program, 0)?;
+                sys::close(program)?;
+                sys::setsockopt(port.end.0, libc::SOL_SOCKET, libc::SO_ATTACH_BPF, place)
+            });
+            record("set", set);
+            port.receive(100);
+            b.sync();
+            b.sync();
+            port.receive_with(100, MSG_DONTWAIT);
+            let detached = sys::setsockopt(port.end.0, libc::SOL_SOCKET, libc::SO_DETACH_BPF, 0);
+            record("detached", detached);
+            b.sync();
+            b.sync();
             port.receive(100);
         },
     )

@@ -3,6 +3,7 @@
 use libc::{FD_CLOEXEC, MSG_NOSIGNAL, SHUT_WR, SIGKILL};
 
 use crate::case::*;
+use crate::rare;
 use crate::sys::{self, Fd};
 
 const UNREAD_AT_EXEC: &str = "A program that execs another (or passes the descriptor on) while bytes lie unread in the ring whose \
@@ -257,7 +258,8 @@ pub const CASES: &[Case] = &[
                 send_all(end, &got).expect("send");
             }
             let child = sys::fork(|| {
-                sys::become_oneself().expect("setuid");
+                // (Who may not is taken at its word.)
+                let _ = rare::set_user(65534);
                 spoil_family_memory();
                 let _ = sys::kill(std::process::id() as i32, SIGKILL);
                 0
@@ -269,6 +271,35 @@ pub const CASES: &[Case] = &[
         },
     )
     .each_side(),
+    pair(
+        "processes/fork_same_user",
+        "a child that sets the user that it has already leaves nothing: the connection that it shares stays where it is",
+        |a| {
+            let end = a.moved();
+            rounds(end, 300);
+            a.sync();
+            rounds(end, 300);
+            end.shutdown(SHUT_WR);
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            for _ in 0..300 {
+                let got = recv_exact(end, 4).expect("recv");
+                send_all(end, &got).expect("send");
+            }
+            let child = sys::fork(|| {
+                record("setuid", sys::become_oneself());
+                b.tell_path(end);
+                0
+            });
+            join(child);
+            b.tell_path(end);
+            b.sync();
+            record("echoed", echo_all(end));
+            end.close();
+        },
+    ),
     pair(
         "processes/fork_beside_accept",
         "another thread gets a connection while a fork is under way, and the child closes its copy",

@@ -52,7 +52,9 @@ pub fn start(config: Config) -> Sys<()> {
 pub fn note(target: &LogTarget, line: &[u8]) {
     match target {
         LogTarget::Off => {}
-        LogTarget::Stderr => drop(sys::write(2, line)),
+        // Its reader may not read.
+        LogTarget::Stderr if ringlet_linux::fd::is_writable(2) => drop(sys::write_quietly(2, line)),
+        LogTarget::Stderr => {}
         LogTarget::File(path) => sys::append(path.as_c_str(), line),
     }
 }

@@ -129,7 +129,12 @@ pub fn begin(socket: &Socket) {
     slot.began_ns.store(sys::real_time_ns(), Relaxed);
     slot.address.store(0, Relaxed);
     slot.fd.store(socket.fd(), Relaxed);
-    slot.reason.store(Reason::Young as u32, Relaxed);
+    // What bars it may be known from before: an end of a pair, or a connection of the parent's.
+    let reason = match socket.end().barred.get() {
+        0 => Reason::Young as u32,
+        barred => barred,
+    };
+    slot.reason.store(reason, Relaxed);
     slot.number.store(header.connections.fetch_add(1, Relaxed) + 1, Relaxed);
     slot.asked.store(socket.asked.get() | header.asked.load(Relaxed) & ASKED_INHERITED, Relaxed);
     show_path(socket);
