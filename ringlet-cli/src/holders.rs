@@ -6,7 +6,7 @@ use std::fs;
 use serde::Serialize;
 
 use crate::processes;
-use crate::sockets;
+use crate::sockets::Descriptors;
 
 #[derive(Clone, Serialize)]
 pub struct Holder {
@@ -41,11 +41,10 @@ impl Holders {
 
 /// The descriptors of a process that are sockets, in order, with their inodes.
 pub fn sockets_of(pid: u32) -> Vec<(i32, u64)> {
-    let directory = processes::directory(pid);
-    let entries = fs::read_dir(directory.join("fd")).into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let mut descriptors = Descriptors::of(&processes::directory(pid));
+    let numbers = descriptors.list();
     let mut found: Vec<(i32, u64)> =
-        numbers.filter_map(|fd| Some((fd, sockets::inode(&directory, fd)?))).collect();
+        numbers.filter_map(|fd| Some((fd, descriptors.socket(fd)?))).collect();
     found.sort_unstable();
     found
 }

@@ -2,6 +2,20 @@
 #![cfg_attr(not(test), no_main)]
 #![deny(unsafe_code)]
 
+/// As std's, but where it can't be written, the command ends with a failure.
+macro_rules! println {
+    () => { crate::table::say("\n") };
+    ($($text:tt)*) => { crate::table::say(&format!("{}\n", format_args!($($text)*))) };
+}
+
+/// As std's, but what can't be written is left out: who complains goes on.
+macro_rules! eprintln {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod am_run;
 mod bench;
 mod capture;

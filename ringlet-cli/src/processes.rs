@@ -3,7 +3,7 @@
 //! who keeps us waiting is left behind.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::mem::offset_of;
@@ -25,7 +25,7 @@ use rustix::fs::{AtFlags, CWD, FallocateFlags, MemfdFlags, Mode, OFlags, StatxFl
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::patience;
-use crate::sockets;
+use crate::sockets::Descriptors;
 use crate::table::printable;
 
 const HEADER_BYTES: usize = size_of::<ProcessHeader>();
@@ -124,8 +124,14 @@ fn map_again(file: &File, bytes: usize) -> anyhow::Result<Area> {
 pub struct LiveTap(Tap, File);
 
 impl LiveTap {
-    pub fn of(pid: u32) -> anyhow::Result<Option<LiveTap>> {
-        let found = patience::one(pid, |pid| TAP.find(pid))?.map_err(anyhow::Error::msg)?;
+    /// Of each process what it records, if it does, or why that can't be told.
+    pub fn of_each(pids: Vec<u32>) -> HashMap<u32, anyhow::Result<Option<LiveTap>>> {
+        let found = patience::each(pids, |pid| TAP.find(pid)).into_iter();
+        found.map(|(pid, found)| (pid, LiveTap::map(found))).collect()
+    }
+
+    fn map(found: Option<Result<Option<File>, String>>) -> anyhow::Result<Option<LiveTap>> {
+        let found = found.context(patience::LATE)?.map_err(anyhow::Error::msg)?;
         let Some(file) = found else { return Ok(None) };
         let area = map_again(&file, TAP_FILE_BYTES)?;
         Ok(Some(LiveTap(Tap(area), file)))
@@ -449,10 +455,11 @@ impl Page {
         // Of the rows of one socket the last one counts: the program may have closed an earlier one by a system call of its own. What is
         // no socket tells nothing.
         slots.sort_by_key(|slot| Reverse((slot.number, slot.index)));
-        let (mut descriptors, mut inodes) = (HashSet::new(), HashSet::new());
+        let mut descriptors = Descriptors::of(&directory);
+        let (mut numbers, mut inodes) = (HashSet::new(), HashSet::new());
         slots.retain_mut(|slot| {
-            descriptors.insert(slot.fd)
-                && sockets::inode(&directory, slot.fd).is_some_and(|inode| {
+            numbers.insert(slot.fd)
+                && descriptors.socket(slot.fd).is_some_and(|inode| {
                     slot.inode = inode;
                     inodes.insert(inode)
                 })

@@ -1,14 +1,15 @@
 //! What the kernel knows of sockets: of TCP and UDP from /proc, of Unix sockets from its socket table, since their names may hold
 //! whatever would forge a line of text.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write as _};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::str::FromStr;
 
+use rustix::fs::Dir;
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use crate::namespaces;
@@ -264,10 +265,45 @@ fn unix(socket: &ringlet_linux::diag::UnixSocket) -> KernelSocket {
     }
 }
 
-/// The inode of a descriptor of the process that is shown in this directory, if it is a socket.
-pub fn inode(directory: &Path, fd: i32) -> Option<u64> {
-    let link = fs::read_link(directory.join(format!("fd/{fd}"))).ok()?;
-    link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+/// The descriptors of the process that is shown in a directory.
+pub struct Descriptors {
+    place: Option<File>,
+    misses: usize,
+    /// All there are, once so many were asked for that are not there.
+    listed: Option<HashSet<i32>>,
+}
+
+/// Who shows rows of what it has not got is looked at by what it has.
+const MISSES_MAX: usize = 1000;
+
+impl Descriptors {
+    pub fn of(directory: &Path) -> Descriptors {
+        let place = File::open(directory.join("fd")).ok();
+        Descriptors { place, misses: 0, listed: None }
+    }
+
+    /// The inode of one of them, if it is a socket.
+    pub fn socket(&mut self, fd: i32) -> Option<u64> {
+        if self.listed.as_ref().is_some_and(|listed| !listed.contains(&fd)) {
+            return None;
+        }
+        let place = self.place.as_ref()?;
+        let link = rustix::fs::readlinkat(place, fd.to_string(), Vec::new());
+        if link.is_err() {
+            self.misses += 1;
+            if self.misses == MISSES_MAX {
+                self.listed = Some(self.list().collect());
+            }
+        }
+        link.ok()?.to_str().ok()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+    }
+
+    /// Their numbers.
+    pub fn list(&self) -> impl Iterator<Item = i32> + use<> {
+        let entries = self.place.as_ref().and_then(|place| Dir::read_from(place).ok());
+        let entries = entries.into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok())
+    }
 }
 
 /// `sl local remote state tx:rx timer:when retransmits uid timeout inode ...`; the heading is not like that.
@@ -354,6 +390,18 @@ mod tests {
             .is_none()
         );
         assert!(parse_line("", Protocol::Udp).is_none());
+    }
+
+    /// Of 65,536 rows that lie, all but the first thousand are told by one list.
+    #[test]
+    fn what_is_not_there_is_soon_known_from_a_list() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let there = std::os::fd::AsRawFd::as_raw_fd(&socket);
+        let mut descriptors = Descriptors::of(Path::new("/proc/self"));
+        assert!(descriptors.socket(there).is_some() && descriptors.misses == 0);
+        assert!((1 << 20..(1 << 20) + (1 << 16)).all(|fd| descriptors.socket(fd).is_none()));
+        assert!(descriptors.misses == MISSES_MAX && descriptors.socket(there).is_some());
+        assert!(descriptors.list().any(|fd| fd == there));
     }
 
     #[test]

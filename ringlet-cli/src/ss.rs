@@ -160,6 +160,14 @@ pub fn run(args: SsArgs) -> anyhow::Result<ExitCode> {
     Ok(processes::tell(&report.problems))
 }
 
+impl Joined<'_> {
+    /// Why it is where it is; a listener is the kernel's in any case.
+    pub fn reason(&self) -> u32 {
+        let listens = self.socket.as_ref().is_some_and(|socket| socket.state == LISTENING);
+        if listens { Reason::None as u32 } else { self.slot.reason }
+    }
+}
+
 impl SsArgs {
     fn wants_process(&self, process: &Process) -> bool {
         let named = |pattern: &String| {
@@ -189,7 +197,7 @@ impl SsArgs {
             && self
                 .reason
                 .as_ref()
-                .is_none_or(|code| reason_code(each.slot.reason).as_ref() == Some(code))
+                .is_none_or(|code| reason_code(each.reason()).as_ref() == Some(code))
     }
 }
 
@@ -262,8 +270,8 @@ fn connection(each: &Joined, rings: &RingEnds) -> Connection {
         pid: process.pid,
         fd: slot.fd,
         path: *path,
-        reason: reason_code(slot.reason),
-        explanation: explanation(slot.reason),
+        reason: reason_code(each.reason()),
+        explanation: explanation(each.reason()),
         ring_in_bytes: slot.rx_bytes,
         ring_out_bytes: slot.tx_bytes,
         calls: slot.calls,

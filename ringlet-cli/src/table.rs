@@ -1,6 +1,7 @@
 //! What is printed: tables as ss(8) and ps(1) print them, aligned columns and no lines; and JSON.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Write as _};
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{ColumnConstraint, ContentArrangement, Row, Table};
@@ -20,6 +21,16 @@ pub fn print<R: Into<Row>>(header: R, rows: impl IntoIterator<Item = R>) {
         }
     }
     println!("{}", table.trim_fmt());
+}
+
+/// Puts text on standard output, or ends the command.
+pub fn say(text: &str) {
+    if let Err(error) = anstream::stdout().write_all(text.as_bytes()) {
+        if error.kind() != ErrorKind::BrokenPipe {
+            eprintln!("ringlet: cannot write: {error}");
+        }
+        std::process::exit(1);
+    }
 }
 
 /// Does it show as itself, and nothing else? No control character does, nor what turns the direction of text or can't be seen.

@@ -22,7 +22,9 @@ fn the_report_has_a_fix_for_whatever_is_not_ok() {
         assert!(!each["found"].as_str().unwrap().is_empty(), "{each}");
         match each["status"].as_str().unwrap() {
             "ok" => assert!(each["fix"].is_null(), "{each}"),
-            "warn" | "fail" => assert!(!each["fix"].as_str().unwrap().is_empty(), "{each}"),
+            "warn" | "fail" | "unknown" => {
+                assert!(!each["fix"].as_str().unwrap().is_empty(), "{each}")
+            }
             other => panic!("{other}"),
         }
     }
@@ -38,6 +40,41 @@ fn a_library_that_is_not_ringlet_moves_nothing() {
     let connection = check(&report, "connection");
     assert_eq!(connection["status"], "fail");
     assert!(connection["found"].as_str().unwrap().contains("not loaded"), "{connection}");
+}
+
+/// Programs that say nothing in time may be slow, or wrong: that is what is said, and nothing else.
+#[test]
+fn what_takes_too_long_could_not_be_told() {
+    let place = tempfile::tempdir().unwrap();
+    let (source, library) = (place.path().join("slow.c"), place.path().join("libslow.so"));
+    let slow = "#include <unistd.h>\n__attribute__((constructor)) static void wait(void) { for (;;) pause(); }\n";
+    std::fs::write(&source, slow).unwrap();
+    let mut compiler = std::process::Command::new("cc");
+    let built = compiler.args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+    assert!(built.unwrap().success());
+    let mut doctor = ringlet(&["doctor", "--json", "--patience", "1"]);
+    doctor.env("RINGLET_LIBRARY", &library);
+    let output = doctor.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let connection = check(&report, "connection");
+    assert_eq!((&connection["status"], &report["ok"]), (&"unknown".into(), &false.into()));
+    let found = connection["found"].as_str().unwrap();
+    assert!(found.starts_with("could not be told: the server says nothing"), "{found}");
+}
+
+/// Also where nobody reads, or there is no room, the command ends by itself.
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for words in [&["config"][..], &["config", "--json"], &["ss", "--pid", "1"], &["doctor"]] {
+        let mut command = ringlet(words);
+        let output = command.env("RINGLET_LIBRARY", "/no/library").stdout(full()).output().unwrap();
+        let (_, said) = text(&output);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{words:?}: {said}");
+    }
+    let status = ringlet(&["explain", "0"]).stderr(full()).status().unwrap();
+    assert_eq!(status.code(), Some(1));
 }
 
 #[test]

@@ -1,11 +1,14 @@
 """`ringlet capture`: every byte of known conversations, in packets that two independent readers find sound."""
 
 import contextlib
+import fcntl
 import os
 import pathlib
 import shutil
 import signal
+import struct
 import subprocess
+import termios
 import time
 
 from control import End
@@ -37,6 +40,8 @@ def scenes(ground):
         snaplen(ground)
     with ground.scene("so many packets, to standard output"):
         count_and_pipe(ground)
+    with ground.scene("to one who does not read"):
+        unread(ground)
     with ground.scene("more than the memory holds"):
         flood(ground)
     with ground.scene("while it goes to the kernel and back"):
@@ -265,6 +270,44 @@ def count_and_pipe(ground):
     argv = [ground.ringlet.command, "capture", "-w", "/dev/null", "--seconds", "0.3", str(client.pid)]
     require(subprocess.run(argv, capture_output=True, timeout=CLIENT_SECONDS).returncode == 0, "so many seconds")
     client.do("stop")
+
+
+def unread(ground):
+    """A capture that can't write what it has still gives signs of life, without which its programs would soon record no more."""
+    server, client = ground.pair()
+    path = pathlib.Path(ground.directory, f"{os.urandom(4).hex()}.fifo")
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    running = subprocess.Popen([ground.ringlet.command, "capture", "-w", path, str(client.pid)], stderr=subprocess.PIPE)
+    try:
+        require(running.stderr.readline().startswith(b"Recording"), "it does not begin")
+
+        def writes():
+            call = pathlib.Path(f"/proc/{running.pid}/syscall").read_text().split()[0]
+            return call == {"x86_64": "1", "aarch64": "64"}[os.uname().machine]
+
+        def waits():
+            client.do("send 1000")
+            return fcntl.ioctl(reader, termios.FIONREAD, b"1234") != bytes(4) and writes() and writes()
+
+        wait_until(waits, CLIENT_SECONDS, "the FIFO to be full")
+        first = signs_of_life(client.pid)
+        wait_until(lambda: signs_of_life(client.pid) - first >= 3, START_SECONDS, "signs of life from a capture that writes")
+        require(writes(), "the capture does not wait any more")
+    finally:
+        running.kill()
+        running.wait()
+        running.stderr.close()
+        os.close(reader)
+
+
+def signs_of_life(pid):
+    """`tap_beat` in the page of a process (ringlet-core/src/view.rs)."""
+    for place in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        if os.readlink(place).startswith("/memfd:ringlet-process"):
+            with place.open("rb") as page:
+                return struct.unpack_from("I", page.read(128), 40)[0]
+    raise AssertionError(f"{pid} shows no page")
 
 
 def flood(ground):

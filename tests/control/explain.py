@@ -24,6 +24,19 @@ sys.stdin.readline()
 """
 
 
+PAIR = """
+import fcntl, os, socket, sys
+one, other = socket.socketpair()
+fcntl.fcntl(one, fcntl.F_SETFL, fcntl.fcntl(one, fcntl.F_GETFL) | os.O_ASYNC)
+listener = socket.create_server(("127.0.0.1", 0))
+if os.fork() == 0:
+    os.setresuid(65534, 65534, 65534)
+    other.close()
+    print(os.getpid(), one.fileno(), listener.fileno(), flush=True)
+sys.stdin.readline()
+"""
+
+
 def scenes(ground):
     with ground.scene("a connection's life"):
         life(ground)
@@ -33,6 +46,8 @@ def scenes(ground):
         peers(ground)
     with ground.scene("sockets that are not followed"):
         others(ground)
+    with ground.scene("an end of a pair, and a listener, of a child that has changed its user"):
+        pair(ground)
     with ground.scene("processes without the library"):
         without(ground)
     with ground.scene("for people"):
@@ -166,6 +181,19 @@ def await_program(pid, name):
     """Until the process has become this program."""
     comm = pathlib.Path(f"/proc/{pid}/comm")
     wait_until(lambda: comm.read_text().strip() == name, START_SECONDS, f"{name} to run")
+
+
+def pair(ground):
+    """As nginx has them: what bars an end was known before its other end was closed here, and a listener is no connection."""
+    if os.geteuid() != 0:
+        raise Skipped("only root can change its user")
+    parent = ground.start("server", [sys.executable, "-c", PAIR])
+    pid, end, listener = map(int, parent.line(START_SECONDS).split())
+    for fd, reasons in ((end, ("credentials", "sigio")), (listener, (None,))):
+        [found] = explained(ground, pid, fd)["sockets"]
+        require((found["path"], found["reason"] in reasons) == ("kernel", True), f"{found}")
+    shown = {each["fd"]: each["reason"] for each in ground.json("ss", "--all", "--pid", pid)["connections"]}
+    require(shown[end] in ("credentials", "sigio") and shown[listener] is None, f"{shown}")
 
 
 def without(ground):

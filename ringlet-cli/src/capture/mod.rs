@@ -9,8 +9,8 @@ use std::io::{BufWriter, ErrorKind, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -18,10 +18,10 @@ use ringlet_core::view::{ASKED_TAP, ASKED_TAP_END};
 use rustix::fs::OFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 
-use crate::processes::{self, LivePage, Process};
+use crate::processes::{self, LivePage, LiveTap, Process};
 use crate::targets::{Connection, Targets};
 use packets::Writer;
-use taps::Source;
+use taps::{Source, UNFINISHED};
 
 /// Record what connections carry through shared memory, for Wireshark
 ///
@@ -54,8 +54,13 @@ pub struct CaptureArgs {
 }
 
 const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// How often a sign of life is given, and new connections and children are looked for.
+/// How often a sign of life is given.
 const BEAT_EVERY: Duration = Duration::from_millis(500);
+/// How often new connections and children are looked for.
+const LOOK_AROUND_EVERY: Duration = Duration::from_millis(500);
+/// How often the memory of processes is looked for, until they have some; and the part of the time that this may take.
+const LOOK_FOR_MEMORY_EVERY: Duration = Duration::from_millis(10);
+const LOOK_FOR_MEMORY_PART: u32 = 10;
 /// A program that is recorded already hears from whoever does it within this time.
 const OTHERS_BEAT: Duration = Duration::from_millis(1500);
 
@@ -72,7 +77,10 @@ pub fn run(args: CaptureArgs) -> anyhow::Result<ExitCode> {
         left_out: HashSet::new(),
         problems: BTreeSet::new(),
         first_beat,
+        alive: Pages::default(),
     };
+    let alive = Arc::clone(&capture.alive);
+    std::thread::Builder::new().spawn(move || live(alive))?;
     capture.look_around()?;
     if capture.sources.is_empty() {
         capture.tell();
@@ -90,7 +98,7 @@ pub fn run(args: CaptureArgs) -> anyhow::Result<ExitCode> {
     // Whatever has happened, nobody records on.
     capture.end();
     let result = result.and_then(|()| {
-        capture.drain(&mut writer)?;
+        capture.drain_rest(&mut writer)?;
         capture.finish(&mut writer)
     });
     capture.sources.iter().for_each(Source::release);
@@ -140,6 +148,21 @@ struct Capture {
     problems: BTreeSet<String>,
     /// Another one than an earlier capture's last.
     first_beat: u32,
+    /// The pages in which signs of life are given.
+    alive: Pages,
+}
+
+type Pages = Arc<Mutex<Vec<Arc<LivePage>>>>;
+
+/// Gives signs of life beside all else: who is slow to be looked at, or reads slowly what we write, must not end what others record.
+fn live(alive: Pages) {
+    loop {
+        std::thread::sleep(BEAT_EVERY);
+        for page in alive.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let beat = &page.header().tap_beat;
+            beat.store(beat.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
+        }
+    }
 }
 
 impl Capture {
@@ -191,14 +214,19 @@ impl Capture {
                 free
             });
         }
+        let mut left = LiveTap::of_each(new.iter().map(|(process, ..)| process.pid).collect());
         for (process, page, inherits) in new {
+            // What it has recorded is for us, if it was asked by its parent.
+            let left = left.remove(&process.pid).and_then(Result::ok).flatten();
+            let (page, left) = (Arc::new(page), left.filter(|_| !inherits));
             page.header().tap_snaplen.store(self.args.snaplen, Ordering::Relaxed);
             page.header().tap_beat.store(self.first_beat, Ordering::Relaxed);
             if self.args.targets.names(process) {
                 page.header().asked.fetch_or(ASKED_TAP, Ordering::SeqCst);
             }
             recorded.insert(process.pid, self.sources.len());
-            self.sources.push(Source::new(process, page, inherits));
+            self.alive.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&page));
+            self.sources.push(Source::new(process, page, left));
         }
         self.choose(&found.connections, &recorded);
         Ok(())
@@ -243,7 +271,7 @@ impl Capture {
     ) -> anyhow::Result<()> {
         let began = Instant::now();
         let seconds = self.args.seconds.and_then(|limit| Duration::try_from_secs_f64(limit).ok());
-        let mut beaten = Instant::now();
+        let mut looked = Instant::now();
         loop {
             let found = self.drain(writer)?;
             let enough = self.args.packets.is_some_and(|limit| writer.packets >= limit)
@@ -252,10 +280,9 @@ impl Capture {
             if enough || stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            if beaten.elapsed() >= BEAT_EVERY {
-                beaten = Instant::now();
-                self.sources.iter().for_each(Source::beat);
+            if looked.elapsed() >= LOOK_AROUND_EVERY {
                 self.look_around()?;
+                looked = Instant::now();
                 writer.flush()?;
             }
             if !found {
@@ -266,16 +293,45 @@ impl Capture {
 
     /// Writes what was recorded meanwhile. False if nothing was.
     fn drain<W: Write>(&mut self, writer: &mut Writer<W>) -> anyhow::Result<bool> {
+        self.look_for_memory();
         let limit = self.args.packets.unwrap_or(u64::MAX);
         let mut found = false;
-        let count = self.sources.len() as u32;
         for source in &mut self.sources {
-            found |= source.drain(writer, limit, count)?;
+            found |= source.drain(writer, limit)?;
         }
         Ok(found)
     }
 
+    /// Also what is behind a cell that is just being written.
+    fn drain_rest<W: Write>(&mut self, writer: &mut Writer<W>) -> anyhow::Result<()> {
+        let until = Instant::now() + 2 * UNFINISHED;
+        while (self.drain(writer)? || self.sources.iter().any(Source::is_stuck))
+            && Instant::now() < until
+        {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    }
+
+    /// Of all at once: several may keep us waiting.
+    fn look_for_memory(&mut self) {
+        let began = Instant::now();
+        let due = self.sources.iter().filter(|source| source.is_due());
+        let due: Vec<u32> = due.map(|source| source.pid).collect();
+        if due.is_empty() {
+            return;
+        }
+        let mut found = LiveTap::of_each(due);
+        let pause = (began.elapsed() * LOOK_FOR_MEMORY_PART).max(LOOK_FOR_MEMORY_EVERY);
+        for source in &mut self.sources {
+            if let Some(found) = found.remove(&source.pid) {
+                source.note(found, pause);
+            }
+        }
+    }
+
     fn end(&mut self) {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.sources.iter_mut().for_each(Source::end);
     }
 

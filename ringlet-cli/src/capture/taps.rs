@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,12 +19,9 @@ use crate::table;
 use crate::targets::{Connection, End};
 
 /// A cell that was claimed and is not written after so long has lost its writer.
-const UNFINISHED: Duration = Duration::from_secs(1);
+pub const UNFINISHED: Duration = Duration::from_secs(1);
 /// One process must not keep us from the others.
 const CELLS_AT_A_TIME: u64 = CELL_COUNT;
-/// How often its memory is looked for, until it has some; and the part of the time that this may take, for all processes together.
-const LOOK_FOR_MEMORY_EVERY: Duration = Duration::from_millis(10);
-const LOOK_FOR_MEMORY_PART: u32 = 10;
 /// Of so many connections it is noted what they are called.
 const NOTES_MAX: usize = 1 << 16;
 
@@ -35,7 +33,7 @@ fn most(flags: u32) -> usize {
 pub struct Source {
     pub pid: u32,
     name: String,
-    page: LivePage,
+    page: Arc<LivePage>,
     /// Made by the process when it first has something to record.
     tap: Option<LiveTap>,
     /// When it is looked for again.
@@ -57,9 +55,9 @@ pub struct Source {
 }
 
 impl Source {
-    /// `inherited`: it was asked by its parent, and what it has recorded is for us. What an earlier capture has left is not.
-    pub fn new(process: &Process, page: LivePage, inherited: bool) -> Source {
-        let tap = LiveTap::of(process.pid).ok().flatten().filter(|_| !inherited);
+    /// `left`: what an earlier capture has left, which is not for us.
+    pub fn new(process: &Process, page: Arc<LivePage>, left: Option<LiveTap>) -> Source {
+        let tap = left;
         let (place, dropped_before) = tap
             .as_ref()
             .map_or((0, 0), |tap| (tap.tap().begin(), tap.tap().head().dropped.load(Relaxed)));
@@ -101,9 +99,9 @@ impl Source {
         self.notes.retain(|number, _| there.contains(&(self.pid, *number)));
     }
 
-    pub fn beat(&self) {
-        let beat = &self.page.header().tap_beat;
-        beat.store(beat.load(Relaxed).wrapping_add(1).max(1), Relaxed);
+    /// Does what is next wait for its writer?
+    pub fn is_stuck(&self) -> bool {
+        self.stuck.is_some()
     }
 
     pub fn is_gone(&self) -> bool {
@@ -141,37 +139,34 @@ impl Source {
         }
     }
 
-    fn look_for_memory(&mut self, processes: u32) {
-        let began = Instant::now();
-        if self.tap.is_some() || self.problem.is_some() || began < self.look {
-            return;
-        }
-        match LiveTap::of(self.pid) {
+    /// Is its memory to be looked for?
+    pub fn is_due(&self) -> bool {
+        self.tap.is_none() && self.problem.is_none() && Instant::now() >= self.look
+    }
+
+    /// What was found; it is to be looked for again after this time.
+    pub fn note(&mut self, found: anyhow::Result<Option<LiveTap>>, pause: Duration) {
+        match found {
             Ok(tap) => self.tap = tap,
             Err(error) => self.problem = Some(format!("{}: {error:#}", self.name)),
         }
-        let pause = began.elapsed() * LOOK_FOR_MEMORY_PART * processes;
-        self.look = Instant::now() + pause.max(LOOK_FOR_MEMORY_EVERY);
+        self.look = Instant::now() + pause;
     }
 
-    /// Writes what the process, one of so many, has recorded. False if that was nothing.
-    pub fn drain<W: Write>(
-        &mut self,
-        writer: &mut Writer<W>,
-        limit: u64,
-        processes: u32,
-    ) -> anyhow::Result<bool> {
-        self.look_for_memory(processes);
+    /// Writes what the process has recorded. False if that was nothing.
+    pub fn drain<W: Write>(&mut self, writer: &mut Writer<W>, limit: u64) -> anyhow::Result<bool> {
         let Some(tap) = self.tap.as_ref().map(LiveTap::tap) else { return Ok(false) };
         let first = self.place;
         while self.place.wrapping_sub(first) < CELLS_AT_A_TIME && writer.packets < limit {
             match tap.look(self.place) {
                 Found::Nothing => break,
                 Found::Unfinished => {
-                    if self.stuck.get_or_insert_with(Instant::now).elapsed() < UNFINISHED {
-                        break;
+                    let stuck = self.stuck.get_or_insert_with(Instant::now).elapsed();
+                    if stuck >= UNFINISHED || self.is_gone() {
+                        // Its writer may finish right now: the next look tells whether it is lost.
+                        tap.retire(self.place);
                     }
-                    tap.retire(self.place);
+                    break;
                 }
                 Found::Lost => self.lost = self.lost.saturating_add(1),
                 Found::Astray => {
@@ -182,11 +177,9 @@ impl Source {
                 }
                 Found::Piece(cell) => self.take(tap, cell, writer)?,
             }
-            if !matches!(tap.look(self.place), Found::Unfinished) {
-                self.stuck = None;
-                self.place = self.place.wrapping_add(1);
-                tap.give_back(self.place);
-            }
+            self.stuck = None;
+            self.place = self.place.wrapping_add(1);
+            tap.give_back(self.place);
         }
         Ok(self.place != first)
     }

@@ -18,7 +18,7 @@ use super::Check;
 const KERNEL_MIN: (u32, u32) = (5, 1);
 /// What is sent to see it counted.
 const MESSAGE: &[u8] = b"doctor";
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 pub fn checks() -> Vec<Check> {
     let mut checks =
@@ -29,6 +29,10 @@ pub fn checks() -> Vec<Check> {
             checks.extend([counts(&pair), owner(&pair), descriptors_of_processes(&pair)]);
             checks.push(rendezvous(&pair));
         }
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => checks.push(Check::unknown(
+            "loopback",
+            "no connection over 127.0.0.1 in time; or else a firewall drops its packets",
+        )),
         Err(error) => checks.push(Check::fail(
             "loopback",
             format!("no TCP connection over 127.0.0.1: {error}"),
@@ -152,11 +156,13 @@ fn counts(pair: &Pair) -> Check {
     let length = MESSAGE.len() as u64;
     let tried = (&pair.connector).write_all(MESSAGE).map_err(errno).and_then(|()| {
         // Delivery over loopback happens within the send, but may be put off to a softirq thread.
-        rustix::event::poll(
+        let ready = rustix::event::poll(
             &mut [rustix::event::PollFd::new(&pair.acceptor, rustix::event::PollFlags::IN)],
             Some(&rustix::event::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 }),
-        )
-        .map_err(|error| Errno(error.raw_os_error()))?;
+        );
+        if ready.map_err(|error| Errno(error.raw_os_error()))? == 0 {
+            return Err(Errno(libc::ETIMEDOUT));
+        }
         let acceptor = pair.acceptor.as_raw_fd();
         Ok((
             tcp::written(pair.connector.as_raw_fd(), true)?,
@@ -180,6 +186,9 @@ fn counts(pair: &Pair) -> Check {
                 written.place, written.transmitted
             ),
         ),
+        Err(Errno(libc::ETIMEDOUT)) => {
+            Check::unknown("byte counts", format!("what was sent has not come in {PATIENCE:?}"))
+        }
         Err(Errno::ENOSYS) => Check::fail(
             "byte counts",
             "TCP_INFO lacks the counts of bytes sent",

@@ -6,6 +6,7 @@ mod setup;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
@@ -15,11 +16,16 @@ use serde::Serialize;
 /// Tries each thing that ringlet needs of the kernel in the way in which ringlet uses it, looks at the limits, the library
 /// and the configuration, and finally has two programs talk to each other through shared memory.
 #[derive(clap::Args)]
-#[command(after_help = "Exit status: 0 if nothing fails (warnings are allowed), else 1.")]
+#[command(
+    after_help = "Exit status: 0 if nothing fails (warnings are allowed), else 1, also if something could not be told."
+)]
 pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// How long each step of the two programs that are tried may take, in seconds
+    #[arg(long, hide = true, default_value_t = 60)]
+    patience: u64,
     /// The far end of the connection that is tried
     #[arg(long, hide = true)]
     probe_server: bool,
@@ -34,6 +40,8 @@ pub enum Status {
     Ok,
     Warn,
     Fail,
+    /// It took too long to be told.
+    Unknown,
 }
 
 #[derive(Serialize)]
@@ -51,6 +59,13 @@ impl Check {
 
     pub fn warn(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Check {
         Check { name, status: Status::Warn, found: found.into(), fix: Some(fix.into()) }
+    }
+
+    /// What took so long that nothing can be said, as on a machine with too much else to do.
+    pub fn unknown(name: &'static str, found: impl Into<String>) -> Check {
+        let found = format!("could not be told: {}", found.into());
+        let fix = "Run `ringlet doctor` again when the machine has less to do.".to_owned();
+        Check { name, status: Status::Unknown, found, fix: Some(fix) }
     }
 
     pub fn fail(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Check {
@@ -81,14 +96,18 @@ pub fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     };
     kernel::checks().into_iter().for_each(&mut add);
     setup::checks().into_iter().for_each(&mut add);
-    probe::checks().into_iter().for_each(&mut add);
-    let ok = checks.iter().all(|check| check.status != Status::Fail);
+    probe::checks(Duration::from_secs(args.patience)).into_iter().for_each(&mut add);
+    let any = |status: Status| checks.iter().any(|check| check.status == status);
+    let (failed, untold) = (any(Status::Fail), any(Status::Unknown));
+    let ok = !failed && !untold;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&Report { ok, checks })?);
     } else if ok {
         println!("\nConnections can be moved on this machine.");
-    } else {
+    } else if failed {
         println!("\nSomething is wrong: see what is marked with fail.");
+    } else {
+        println!("\nWhether connections can be moved on this machine could not be told.");
     }
     Ok(ExitCode::from(u8::from(!ok)))
 }
@@ -98,10 +117,11 @@ fn print(check: &Check) {
         Status::Ok => ("ok", AnsiColor::Green),
         Status::Warn => ("warn", AnsiColor::Yellow),
         Status::Fail => ("fail", AnsiColor::Red),
+        Status::Unknown => ("?", AnsiColor::Yellow),
     };
     let style = Style::new().fg_color(Some(color.into()));
-    anstream::println!("{style}{word:4}{style:#}  {:14}  {}", check.name, check.found);
+    println!("{style}{word:4}{style:#}  {:14}  {}", check.name, check.found);
     if let Some(fix) = &check.fix {
-        anstream::println!("{:22}{fix}", "");
+        println!("{:22}{fix}", "");
     }
 }

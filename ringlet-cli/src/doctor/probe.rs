@@ -3,7 +3,9 @@
 //! The two are this command again. Each writes lines to its standard output that the parent reads; whoever takes too long
 //! is killed, and both die with the parent.
 
+use std::error::Error;
 use std::ffi::{OsStr, OsString};
+use std::fmt::{self, Display};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -25,23 +27,25 @@ const MESSAGE_COUNT: u64 = 200;
 const MESSAGE_BYTES: usize = 64;
 /// How long a connection may take to move: a thousand times what it takes.
 const MOVE_PATIENCE: Duration = Duration::from_secs(5);
-/// How long each line of a child may take.
-const LINE_PATIENCE: Duration = Duration::from_secs(10);
+/// Where an exchange of messages takes longer, the machine has too much else to do, and nothing can be said of what has not happened.
+const SLOW: Duration = Duration::from_millis(5);
 /// Between messages, once there have been enough of them.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// What a client says when it's done.
 const MOVED: &str = "moved";
 const NOT_MOVED: &str = "not moved";
+const NOT_TOLD: &str = "not told";
 const NOT_LOADED: &str = "not loaded";
 
-pub fn checks() -> Vec<Check> {
+pub fn checks(patience: Duration) -> Vec<Check> {
     let name = "connection";
     let Ok(preload) = run::library().and_then(|library| run::preload_list(&library, None)) else {
         return vec![Check::fail(name, "cannot be tried without the library", "See above.")];
     };
-    match try_connection(&preload) {
+    match try_connection(&preload, patience) {
         Ok(checks) => checks,
+        Err(error) if error.is::<Silent>() => vec![Check::unknown(name, error.to_string())],
         Err(error) => vec![Check::fail(
             name,
             format!("two programs could not be made to talk: {error:#}"),
@@ -50,11 +54,12 @@ pub fn checks() -> Vec<Check> {
     }
 }
 
-fn try_connection(preload: &OsStr) -> anyhow::Result<Vec<Check>> {
-    let mut server = Probe::start(&["--probe-server".into()], preload)?;
-    let address = server.line().context("the server")?;
-    let mut client = Probe::start(&["--probe-client".into(), address.into()], preload)?;
-    let line = client.line().context("the client")?;
+fn try_connection(preload: &OsStr, patience: Duration) -> anyhow::Result<Vec<Check>> {
+    let mut server = Probe::start("server", &["--probe-server".into()], preload)?;
+    let address = server.line(patience)?;
+    let arguments = ["--probe-client".into(), address.into()];
+    let mut client = Probe::start("client", &arguments, preload)?;
+    let line = client.line(patience)?;
     let (outcome, count) = line.split_once(": ").unwrap_or((&line, "0"));
     Ok(match outcome {
         NOT_LOADED => vec![Check::fail(
@@ -66,6 +71,13 @@ fn try_connection(preload: &OsStr) -> anyhow::Result<Vec<Check>> {
             "connection",
             format!("not moved after {count} messages: {}", reason(client.child.id())),
             "If nothing fails above, try `ringlet run --log stderr -- PROGRAM`.",
+        )],
+        NOT_TOLD => vec![Check::unknown(
+            "connection",
+            format!(
+                "it has not moved after {count} messages, each of which took long: {}",
+                reason(client.child.id())
+            ),
         )],
         _ => vec![
             Check::ok(
@@ -79,14 +91,15 @@ fn try_connection(preload: &OsStr) -> anyhow::Result<Vec<Check>> {
 
 /// Both ends are alive and wait, so `ringlet ss` must see them.
 fn visible(client: &Probe, server: &Probe) -> Check {
-    let shows = |probe: &Probe| {
-        let process = processes::one(probe.child.id());
-        process
-            .ok()
-            .flatten()
-            .is_some_and(|process| process.slots.iter().any(|slot| slot.path == PATH_RING))
+    let shows = |probe: &Probe| -> anyhow::Result<bool> {
+        let process = processes::one(probe.child.id())?;
+        let mut slots = process.iter().flat_map(|process| &process.slots);
+        Ok(slots.any(|slot| slot.path == PATH_RING))
     };
-    if shows(client) && shows(server) {
+    let shown = shows(client).and_then(|near| Ok(near && shows(server)?));
+    if let Err(error) = shown {
+        Check::unknown("ss", format!("{error:#}"))
+    } else if shown.is_ok_and(|both| both) {
         Check::ok("ss", "sees both ends")
     } else {
         Check::fail(
@@ -109,8 +122,21 @@ fn reason(pid: u32) -> String {
     }
 }
 
+/// A program did not say in time what it is to say.
+#[derive(Debug)]
+struct Silent(&'static str, Duration);
+
+impl Display for Silent {
+    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        write!(out, "the {} says nothing for {:?}", self.0, self.1)
+    }
+}
+
+impl Error for Silent {}
+
 /// One of the two programs; killed when dropped.
 struct Probe {
+    role: &'static str,
     child: Child,
     /// Closed to let it go.
     _input: Option<ChildStdin>,
@@ -119,7 +145,7 @@ struct Probe {
 }
 
 impl Probe {
-    fn start(arguments: &[OsString], preload: &OsStr) -> anyhow::Result<Probe> {
+    fn start(role: &'static str, arguments: &[OsString], preload: &OsStr) -> anyhow::Result<Probe> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("doctor").args(arguments).env("LD_PRELOAD", preload);
         // What is proven is the machine; the user's configuration may well exclude this connection.
@@ -136,14 +162,17 @@ impl Probe {
                 let _ = sender.send(line);
             }
         });
-        Ok(Probe { _input: child.stdin.take(), errors: child.stderr.take(), child, lines })
+        Ok(Probe { role, _input: child.stdin.take(), errors: child.stderr.take(), child, lines })
     }
 
-    fn line(&mut self) -> anyhow::Result<String> {
-        match self.lines.recv_timeout(LINE_PATIENCE) {
+    fn line(&mut self, patience: Duration) -> anyhow::Result<String> {
+        match self.lines.recv_timeout(patience) {
             Ok(line) => Ok(line),
-            Err(RecvTimeoutError::Timeout) => bail!("says nothing for {LINE_PATIENCE:?}"),
-            Err(RecvTimeoutError::Disconnected) => bail!("has ended{}", self.complaint()),
+            Err(RecvTimeoutError::Timeout) => bail!(Silent(self.role, patience)),
+            Err(RecvTimeoutError::Disconnected) => {
+                let complaint = self.complaint();
+                bail!("the {} has ended{complaint}", self.role)
+            }
         }
     }
 
@@ -213,7 +242,9 @@ pub fn call(address: SocketAddr) -> anyhow::Result<ExitCode> {
             last += if moved { MESSAGE_COUNT } else { 1 };
         }
     }
-    say(&format!("{}: {count}", if moved { MOVED } else { NOT_MOVED }))?;
+    let told = start.elapsed() < SLOW * count as u32;
+    let outcome = if moved { MOVED } else { [NOT_TOLD, NOT_MOVED][usize::from(told)] };
+    say(&format!("{outcome}: {count}"))?;
     io::stdin().read_to_end(&mut Vec::new())?;
     Ok(ExitCode::SUCCESS)
 }

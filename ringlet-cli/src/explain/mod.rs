@@ -196,9 +196,10 @@ impl Look {
         let wrapped = |holder: &Holder| self.wrapped.contains(&holder.pid);
         let connected =
             kernel.is_some_and(|kernel| ![LISTENING, UNCONNECTED].contains(&kernel.state));
+        let is_listener = kernel.is_some_and(|kernel| kernel.state == LISTENING);
         let (reason, explanation, advice) = match slot {
-            Some(slot) => reason_of(slot),
-            None => (None, Some(why_not_followed(kind, kernel, seen).to_owned()), None),
+            Some(slot) if !is_listener => reason_of(slot),
+            _ => (None, Some(why_not_followed(kind, kernel, seen).to_owned()), None),
         };
         Socket {
             fd,

@@ -165,7 +165,7 @@ pub fn run(args: SimArgs) -> Result<ExitCode> {
         Command::Papers(args) => papers::run(&args),
         Command::Profile(args) => {
             let text = SHIPPED.iter().find(|(name, _)| *name == args.name).map(|(_, text)| text);
-            print!("{}", text.context("no such profile")?);
+            crate::table::say(text.context("no such profile")?);
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -278,7 +278,8 @@ fn note_addresses(socket: &Socket, slot: &SocketSlot) {
 fn is_wanted(tables: &'static Tables) -> bool {
     let Some(header) = view::header(tables) else { return false };
     let process = tables.process();
-    let (beat, now) = (header.tap_beat.load(Relaxed), sys::now_ns());
+    // The time first: whoever is stopped between the two has seen the later sign of life.
+    let (now, beat) = (sys::now_ns(), header.tap_beat.load(Relaxed));
     if beat != process.tap_beat.get() {
         process.tap_beat.set(beat);
         process.tap_beat_ns.set(now);
