@@ -25,7 +25,7 @@ import inside  # noqa: E402
 from ground import Ground  # noqa: E402
 from harness import ROOT, Failed, Ringlet, adopt_orphans  # noqa: E402
 
-GROUPS = "counts addresses packets streams programs".split()
+GROUPS = "counts addresses packets limits streams programs".split()
 TOOLS = "ip tc nft".split()
 SKIPPED = 77
 
