@@ -1,7 +1,7 @@
 """Faults from outside: addresses that go, rules and queues that drop, bytes that go past TCP, processes that are stopped, limits, clocks.
 No byte is lost, nobody waits for ever, nothing stays behind.
 
-    python3 tests/faults [--seed N] [--seconds N] [--ringlet PATH] [GROUP...]
+    python3 tests/faults [--seed N] [--seconds N] [--whole-machine] [--ringlet PATH] [GROUP...]
 
 It works in a network namespace of its own, and so needs to be root; else it is skipped (exit status 77).
 """
@@ -35,6 +35,7 @@ def main():
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of everything that is random")
     parser.add_argument("--seconds", type=float, default=60, help="how long what is random goes on")
+    parser.add_argument("--whole-machine", action="store_true", help="switches that other programs feel, too; for a machine of its own")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
     if unknown := set(arguments.groups) - set(GROUPS):
@@ -65,7 +66,7 @@ def main():
             place.mkdir()
             place.chmod(0o777)
             ground = Ground(group, "both", place, ringlet, arguments.seed, report)
-            ground.limit_seconds = arguments.seconds
+            ground.limit_seconds, ground.whole_machine = arguments.seconds, arguments.whole_machine
             try:
                 importlib.import_module(group).scenes(ground)
             finally:

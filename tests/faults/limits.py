@@ -1,4 +1,5 @@
-"""A control group that has no memory left: a ring's pages can't be had, where a first use of them would have killed the program."""
+"""A control group, or a machine, that has no memory left: a ring's pages can't be had, where a first use of them would have killed the
+program."""
 
 import contextlib
 import os
@@ -83,6 +84,26 @@ def group():
         made.close()
 
 
+@contextlib.contextmanager
+def strict_overcommit():
+    """Nothing more can be had by any program of this machine."""
+    switches = [pathlib.Path("/proc/sys/vm", name) for name in ("overcommit_memory", "overcommit_ratio", "overcommit_kbytes")]
+    before = [switch.read_text() for switch in switches]
+    committed = next(line.split()[1] for line in pathlib.Path("/proc/meminfo").read_text().splitlines() if "Committed_AS" in line)
+    try:
+        switches[2].write_text(committed)
+        switches[0].write_text("2")
+        yield
+    finally:
+        switches[0].write_text(before[0])
+        # Each of these sets the other to 0.
+        switches[1 if int(before[1]) else 2].write_text(before[1 if int(before[1]) else 2])
+
+
+def left_for_want_of_memory(ends):
+    return any(row["pid"] == ends.client.pid and row["reason"] == "no-memory" for row in ends.rows())
+
+
 def all_arrives(ends):
     ends.ask(ends.server, f"receive {MANY}")
     ends.answer(ends.client, "send")
@@ -98,12 +119,9 @@ def scenes(ground):
         ends.on_ring()
         limited.takes(ends.client)
         limited.limit(ROOM_BYTES)
+        # Nobody reads.
         ends.tell(ends.client, f"send {MANY}")
-
-        def told():
-            return any(row["pid"] == ends.client.pid and row["reason"] == "no-memory" for row in ends.rows())
-
-        wait_until(told, ANSWER_SECONDS, "a sender that has left a ring for which there is no memory")
+        wait_until(lambda: left_for_want_of_memory(ends), ANSWER_SECONDS, "a sender that has left a ring for which there is no memory")
         limited.limit(1 << 40)
         all_arrives(ends)
 
@@ -118,4 +136,18 @@ def scenes(ground):
         ends.tell(ends.client, f"send {MANY}")
         require(ballast.wait(ANSWER_SECONDS) == -signal.SIGKILL, f"the neighbour lives: {limited.used()} bytes are used")
         ground.put_away(ballast)
+        all_arrives(ends)
+
+    with ground.scene("strict overcommit"):
+        if not ground.whole_machine:
+            raise Skipped("a switch of the whole machine: only with --whole-machine")
+        ends = Ends(ground, "127.0.0.1")
+        # What the sender's own program needs is there from now on.
+        ends.both("receive 300000", "send 300000")
+        ends.on_ring()
+        # Nothing may be started meanwhile, not even what would tell.
+        with strict_overcommit():
+            ends.tell(ends.client, f"send {MANY}")
+            ends.asleep(ends.client)
+        require(left_for_want_of_memory(ends), f"not for want of memory: {ends.told()}")
         all_arrives(ends)
