@@ -68,7 +68,7 @@ def check(ringlet, work, deaths):
         return program
 
     def job(count, program, *arguments, expected=0):
-        return run([ringlet, "am-run", "--timeout", "50s", "-n", count, "--", program, *arguments], expected)
+        return run([ringlet, "am-run", "--timeout", f"{LIMIT - 40}s", "-n", count, "--", program, *arguments], expected)
 
     for name, sizes in [("pingpong", [2]), ("ring", [1, 2, 5]), ("bulk", [1, 2, 4]), ("many", [1, 4, 9]),
                         ("errors", [2])]:

@@ -125,9 +125,9 @@ def life(ground):
 
 def overflow(ground):
     port = free_port()
-    sink = End(ground, "sink", port, "1")
+    sink = End(ground, "sink", port, "asked")
     wait_until(lambda: listening(port), START_SECONDS, "the sink to listen")
-    source = End(ground, "source", port, 100_000_000, 5, role="client")
+    source = End(ground, "source", port, 40_000_000, 5, role="client")
 
     def overflowed():
         found = [each for each in explained(ground, source.pid)["sockets"] if each["history"]]
@@ -135,6 +135,7 @@ def overflow(ground):
 
     history = wait_until(overflowed, START_SECONDS, "an overflow to be told of")
     require(history["returns"] >= history["overflows"] and history["kernel_sent_bytes"] > 0, f"{history}")
+    sink.ask("read on")
     require(source.line() == sink.line(), "the checksums differ")
 
 

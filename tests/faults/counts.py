@@ -2,8 +2,8 @@
 connection stays on the kernel; after it, no byte is lost."""
 
 import bpf
-from ground import Ends, address, address_gone, dropped_by_rule, queue
-from harness import require
+from ground import ANSWER_SECONDS, Ends, address, address_gone, dropped_by_rule, queue
+from harness import require, wait_until
 
 IP = "192.0.2.1"
 MANY = 8 << 20
@@ -54,8 +54,12 @@ def scenes(ground):
         ends = Ends(ground, "127.0.0.1")
         before = ends.counts(ends.client)
         with queue("tbf", "rate", "50mbit", "burst", "70k", "latency", "1ms"):
-            while not ends.has_failed(ends.client, before):
+
+            def overrun():
                 ends.both("receive 400000", "send 400000")
+                return ends.has_failed(ends.client, before)
+
+            wait_until(overrun, ANSWER_SECONDS, "a queue that is too short")
         ends.both("receive 8", "send 8")
         ends.stays("miscounted")
         ends.finish()

@@ -7,11 +7,11 @@ import socket
 import struct
 import time
 
-from harness import Failed, Skipped, require
+from harness import Failed, Skipped, require, wait_until
 from protocol import GROW, INLINE_BYTES, LEN_BITS, FLAG_BITS, LINE_BYTES, PAGE_BYTES, PUBLISHED, SEAL, SHRINK
 from protocol import WORD, memfd
-from rendezvous import as_user
-from subject import RING, Subject
+from rendezvous import as_user, until_killed
+from subject import ANSWER_SECONDS, RING, SETTLE_SECONDS, Subject
 
 # Mirrors ringlet/src/socket/datagram/door.rs, ringlet-core/src/switch.rs and `LaneGeometry` of ringlet-core/src/layout.rs.
 MAGIC = int.from_bytes(b"rngludp\x02", "little")
@@ -84,7 +84,7 @@ class Port:
     def __init__(self, port=0):
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", port))
-        self.socket.settimeout(5)
+        self.socket.settimeout(ANSWER_SECONDS)
         self.inode, self.port = inode_of(self.socket), self.socket.getsockname()[1]
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.door.bind(door_name(self.inode))
@@ -126,7 +126,7 @@ class Port:
 
     def meet(self, victim):
         """Gets a lane as an honest sender does."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + ANSWER_SECONDS
         knocked = False
         while time.monotonic() < deadline:
             victim.round(self)
@@ -149,7 +149,7 @@ class Port:
 
     def warm(self, victim):
         """Sends through the kernel until the victim looks at the lane."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + ANSWER_SECONDS
         while self.word(PATH) != TO_RING:
             require(time.monotonic() < deadline, "the lane is never turned to the ring")
             victim.round(self)
@@ -224,8 +224,7 @@ def strangers(ground):
         if child == 0:
             # Holds the innocent socket alone.
             stranger.close()
-            time.sleep(60)
-            os._exit(0)
+            until_killed()
         inode, port, number = inode_of(innocent), innocent.getsockname()[1], innocent.fileno()
         innocent.close()
         try:
@@ -295,9 +294,15 @@ def lies(ground):
         victim.rounds(liar)
         steady.goes_on()
     # It owns its address, whatever else it says, so one of them may have got it a lane; that goes with it.
-    time.sleep(IDLE_SECONDS)
     with Port() as other:
-        victim.rounds(other)
+
+        def let_go():
+            time.sleep(IDLE_SECONDS)
+            victim.rounds(other)
+            return victim.subject.held() == held
+
+        with contextlib.suppress(Failed):
+            wait_until(let_go, SETTLE_SECONDS, "the victim to let go")
     victim.subject.holds_only(held, "lies at the door")
 
 

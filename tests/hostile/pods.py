@@ -137,14 +137,19 @@ def keep_out(ground, attack, users, user):
     os.set_blocking(told_read, False)
     told = b""
 
-    def is_over():
+    def has_said(word):
         nonlocal told
         with contextlib.suppress(BlockingIOError):
             told += os.read(told_read, 100)
+        return word in told
+
+    def is_over():
         pair.exchange(size=100)
-        return b"." in told
+        return has_said(b".")
 
     try:
+        # The stranger is there first.
+        wait_until(lambda: has_said(b","), SETTLE_SECONDS, "the stranger to come")
         take_owed(pair)
         wait_until(is_over, 2 * SETTLE_SECONDS, "the attack to be made")
         require(b"!" not in told, "the stranger was given descriptors")
@@ -172,6 +177,7 @@ def judge(heard, tell, harmless=(GREETING,)):
 def come(at, ring_bytes, tell):
     """comes in the far end's place"""
     meeting = patiently(lambda: protocol.call(at))
+    tell(b",")
     judge(patiently(lambda: protocol.hear(meeting)), tell)
     say(meeting, message(HELLO, 3, ring_bytes))
     judge(patiently(lambda: protocol.hear(meeting), 1), tell)
@@ -181,6 +187,7 @@ def come(at, ring_bytes, tell):
 def squat(at, ring_bytes, tell):
     """listens in the near end's place"""
     first = patiently(lambda: protocol.call(at))
+    tell(b",")
     patiently(lambda: protocol.hear(first))
     # The name is free again.
     offered = patiently(lambda: try_offer(at))
@@ -194,11 +201,12 @@ def squat(at, ring_bytes, tell):
 def relay(at, ring_bytes, tell):
     """stands between both and passes on what each says"""
     there = patiently(lambda: protocol.call(at))
+    tell(b",")
     greeting = patiently(lambda: protocol.hear(there))
     judge(greeting, tell)
     offered = patiently(lambda: try_offer(at))
     here = patiently(lambda: accept(offered))
-    say(here, message(GREETING, greeting.fd, 0))
+    say(here, message(GREETING, greeting.fd if greeting else 3, 0))
     hello = patiently(lambda: protocol.hear(here), 1)
     judge(hello, tell, ())
     say(there, message(HELLO, hello.fd if hello else 3, ring_bytes))
@@ -207,9 +215,10 @@ def relay(at, ring_bytes, tell):
 
 
 def say(meeting, data):
-    """To one who may have turned us away."""
-    with contextlib.suppress(OSError):
-        protocol.say(meeting, data)
+    """To one who may have turned us away, or never came."""
+    if meeting is not None:
+        with contextlib.suppress(OSError):
+            protocol.say(meeting, data)
 
 
 def try_offer(at):

@@ -172,13 +172,9 @@ class Pair:
         self.connector = ("127.0.0.1", connecting.do("port", self.connecting_number))
 
     def exchange(self, size=100, times=1):
-        for _ in range(times):
-            self.connecting.ask("send", self.connecting_number, size)
-            self.accepting.do("receive", self.accepting_number, size)
-            self.connecting.answer()
-            self.accepting.ask("send", self.accepting_number, size)
-            self.connecting.do("receive", self.connecting_number, size)
-            self.accepting.answer()
+        self.accepting.ask("echo", self.accepting_number, size, times)
+        self.connecting.do("trips", self.connecting_number, size, times)
+        self.accepting.answer()
 
     def ends(self):
         return (self.accepting, self.accepting_number), (self.connecting, self.connecting_number)

@@ -31,6 +31,7 @@ LARGEST = 65_521
 STEADY_BYTES = 200
 STEADY_PAUSE_SECONDS = 0.002
 ABUSE_TIMEOUT_SECONDS = 0.01
+DATAGRAM_SECONDS = 90  # for one that must come
 ABUSE_LARGEST = 200_000
 SIOCOUTQ = termios.TIOCOUTQ
 ARENA_OBJECTS, ARENAS = 100_000, 40
@@ -145,6 +146,16 @@ class Victim:
     def receive(self, number, size):
         self._connections[number].receive(size)
 
+    def trips(self, number, size, times):
+        for _ in range(times):
+            self.send(number, size)
+            self.receive(number, size)
+
+    def echo(self, number, size, times):
+        for _ in range(times):
+            self.receive(number, size)
+            self.send(number, size)
+
     def send_back(self, number, size, times=1):
         for _ in range(times):
             self._connections[number].send_back(size)
@@ -154,7 +165,7 @@ class Victim:
     def udp(self):
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._udp.bind(("127.0.0.1", 0))
-        self._udp.settimeout(20)
+        self._udp.settimeout(DATAGRAM_SECONDS)
         return self._udp.getsockname()[1], os.fstat(self._udp.fileno()).st_ino
 
     def udp_path(self):
@@ -175,7 +186,7 @@ class Victim:
             while len(taken) < most:
                 data, address = self._udp.recvfrom(70_000)
                 taken.append((address[1], data.hex()))
-        self._udp.settimeout(20)
+        self._udp.settimeout(DATAGRAM_SECONDS)
         return taken
 
     def udp_serve(self, port, rounds):
@@ -199,7 +210,7 @@ class Victim:
         receivers = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
         for each in receivers:
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.settimeout(5)
+            each.settimeout(DATAGRAM_SECONDS)
         receivers[0].bind(("0.0.0.0", 0))
         receivers[1].bind(receivers[0].getsockname())
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -124,7 +124,7 @@ def run(test, seed, kills, holdings, no_more, require, wait_until):
                 require(time.monotonic() < deadline, f"the server keeps {holdings(server)}, where it had {before}")
                 time.sleep(IDLE_SECONDS)
                 passer_by = start("client", "ask", port)
-                time.sleep(0.2)
+                wait_until(lambda: passer_by.line(0.05), END_SECONDS, "a passer-by to be answered")
                 test.put_away(passer_by)
             test.put_away(server)
             steady.is_refused(require, wait_until, f"no server after kill {number}")
