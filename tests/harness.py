@@ -5,9 +5,11 @@ the program), `server` and `client` (one end wrapped: the shim on plain TCP) and
 bound, every process is ended by its own pid, every port comes from the kernel.
 """
 
+import argparse
 import collections
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import pathlib
@@ -376,6 +378,85 @@ class Test:
     def close(self):
         for process in list(self._running):
             self.put_away(process)
+
+
+class Ground(Test):
+    """Where scenes play; each ends with all of its programs put away."""
+
+    def __init__(self, group, directory, options, *rest):
+        super().__init__(group, "both", directory, *rest)
+        self.options = options
+
+    @property
+    def ringlet(self):
+        return self._ringlet
+
+    @contextlib.contextmanager
+    def scene(self, name):
+        try:
+            with self.check(name):
+                yield
+        finally:
+            self.close()
+            if left := end_orphans():
+                self._report(Outcome(self.program, self.mode, f"{name}: leaves no process", "failed", 0.0, str(left)))
+
+
+def scenes_parser(description, groups):
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(groups)} (default: all)")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of everything that is random")
+    parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
+    return parser
+
+
+def scenes_options(parser, groups):
+    options = parser.parse_args()
+    if unknown := set(options.groups) - set(groups):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    options.groups = options.groups or groups
+    return options
+
+
+def play(name, options, make=Ground):
+    """Plays the scenes of each group, which is a module of that name; returns the exit status."""
+    outcomes = []
+
+    def report(outcome):
+        outcomes.append(outcome)
+        print(f"{outcome.result:8}{outcome.program:11}{outcome.seconds:6.1f} s  {outcome.check}", flush=True)
+        if outcome.detail:
+            print("    " + outcome.detail.replace("\n", "\n    "), flush=True)
+
+    print(f"seed {options.seed}", flush=True)
+    began = time.monotonic()
+    # What this machine is configured to do is not what is tested.
+    os.environ["RINGLET_CONFIG"] = "/dev/null"
+    adopt_orphans()
+    directory = pathlib.Path(tempfile.mkdtemp(prefix=f"ringlet-{name}-"))
+    directory.chmod(0o755)
+    try:
+        ringlet = Ringlet(options.ringlet, directory)
+        for group in options.groups:
+            place = directory / group
+            place.mkdir()
+            place.chmod(0o777)
+            ground = make(group, place, options, ringlet, options.seed, report)
+            try:
+                importlib.import_module(group).scenes(ground)
+            finally:
+                ground.close()
+    except Failed as problem:
+        sys.exit(str(problem))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        counts = collections.Counter(outcome.result for outcome in outcomes)
+        told = ", ".join(f"{count} {result}" for result, count in sorted(counts.items()))
+        print(f"seed {options.seed}, {time.monotonic() - began:.0f} s: {told}")
+        for outcome in outcomes:
+            if outcome.result != "passed":
+                print(f"    {outcome.result} {outcome.program}: {outcome.check}")
+    return counts["failed"] > 0
 
 
 def is_at(end, place):

@@ -7,42 +7,23 @@ Runs in namespaces of its own, of the network and of processes, to see and to co
 be made.
 """
 
-import argparse
-import collections
-import contextlib
 import fcntl
-import importlib
 import json
 import os
 import pathlib
 import pwd
-import random
 import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from harness import (  # noqa: E402
-    CLIENT_SECONDS,
-    ROOT,
-    START_SECONDS,
-    Failed,
-    Outcome,
-    Ringlet,
-    Test,
-    adopt_orphans,
-    end_orphans,
-    free_port,
-    listening,
-    needs,
-    require,
-    wait_until,
-)
+import harness  # noqa: E402
+from harness import CLIENT_SECONDS, START_SECONDS, Failed, free_port, listening, needs, require  # noqa: E402
+from harness import play, scenes_options, scenes_parser, wait_until  # noqa: E402
 
 GROUPS = "paths capture explain strangers".split()
 ENDS = pathlib.Path(__file__).resolve().parent / "ends.py"
@@ -90,22 +71,8 @@ class End:
         return int(self.line())
 
 
-class Ground(Test):
-    """Where scenes play; each ends with all of its programs put away."""
-
-    @property
-    def ringlet(self):
-        return self._ringlet
-
-    @contextlib.contextmanager
-    def scene(self, name):
-        try:
-            with self.check(name):
-                yield
-        finally:
-            self.close()
-            if left := end_orphans():
-                self._report(Outcome(self.program, self.mode, f"{name}: leaves no process", "failed", 0.0, str(left)))
+class Ground(harness.Ground):
+    """With commands, and ends of connections."""
 
     def pair(self, way="recv", host="127.0.0.1", **options):
         """A server and a client with a connection in shared memory."""
@@ -146,44 +113,9 @@ class Ground(Test):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of everything that is random")
-    parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.groups) - set(GROUPS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    options = scenes_options(scenes_parser(__doc__, GROUPS), GROUPS)
     enter_namespace()
-    counts = collections.Counter()
-
-    def report(outcome):
-        counts[outcome.result] += 1
-        print(f"{outcome.result:8}{outcome.program:9}{outcome.seconds:6.1f} s  {outcome.check}", flush=True)
-        if outcome.detail:
-            print("    " + outcome.detail.replace("\n", "\n    "), flush=True)
-
-    print(f"seed {arguments.seed}", flush=True)
-    os.environ["RINGLET_CONFIG"] = "/dev/null"
-    adopt_orphans()
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="ringlet-control-"))
-    directory.chmod(0o755)
-    try:
-        ringlet = Ringlet(arguments.ringlet, directory)
-        for group in arguments.groups or GROUPS:
-            place = directory / group
-            place.mkdir()
-            place.chmod(0o777)
-            ground = Ground(group, "both", place, ringlet, arguments.seed, report)
-            try:
-                importlib.import_module(group).scenes(ground)
-            finally:
-                ground.close()
-    except Failed as problem:
-        sys.exit(str(problem))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    print(", ".join(f"{count} {result}" for result, count in sorted(counts.items())))
-    sys.exit(counts["failed"] > 0)
+    sys.exit(play("control", options, Ground))
 
 
 if __name__ == "__main__":

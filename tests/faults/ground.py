@@ -10,7 +10,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import harness  # noqa: E402
-from harness import Failed, Outcome, Skipped, Test, end_orphans, require, wait_until  # noqa: E402
+from harness import Failed, Skipped, require, wait_until  # noqa: E402
 
 END = str(pathlib.Path(__file__).resolve().parent / "end.py")
 # Nothing here passes or fails by a time: this is when a hang is called one.
@@ -228,21 +228,3 @@ class Ends:
             wait_until(says_why, ANSWER_SECONDS, reason)
         except Failed as problem:
             raise Failed(f"{problem}; {self.told()}") from None
-
-
-class Ground(Test):
-    """Where the ends live; each scene ends with all of them put away."""
-
-    @property
-    def ringlet(self):
-        return self._ringlet
-
-    @contextlib.contextmanager
-    def scene(self, name):
-        try:
-            with self.check(name):
-                yield
-        finally:
-            self.close()
-            if left := end_orphans():
-                self._report(Outcome(self.program, self.mode, f"{name}: leaves no process", "failed", 0.0, str(left)))

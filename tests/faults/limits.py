@@ -139,7 +139,7 @@ def scenes(ground):
         all_arrives(ends)
 
     with ground.scene("strict overcommit"):
-        if not ground.whole_machine:
+        if not ground.options.whole_machine:
             raise Skipped("a switch of the whole machine: only with --whole-machine")
         ends = Ends(ground, "127.0.0.1")
         # What the sender's own program needs is there from now on.

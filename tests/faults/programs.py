@@ -51,7 +51,7 @@ def scenes(ground):
 
         with ground.server(argv) as redis:
             script = pathlib.Path(__file__).with_name("stores.py").read_text()
-            client = ground.start("client", ["/usr/bin/python3", "-c", script, FIRST, str(redis.port), str(ground.limit_seconds / 4)])
+            client = ground.start("client", ["/usr/bin/python3", "-c", script, FIRST, str(redis.port), str(ground.options.seconds / 4)])
             until_done(draw, redis, client)
             require(client.poll() == 0, f"{client.name}: {status_word(client.poll())}\n{client.tail()}")
             ground.put_away(client)
@@ -73,7 +73,7 @@ def scenes(ground):
             return ["nginx", "-c", settings, "-e", "stderr"]
 
         with ground.server(serve) as nginx:
-            seconds = max(int(ground.limit_seconds / 4), 2)
+            seconds = max(int(ground.options.seconds / 4), 2)
             url = f"http://{FIRST}:{nginx.port}/file"
             client = ground.start("client", ["wrk", "-t", 1, "-c", 8, "-d", f"{seconds}s", "--timeout", "120s", url])
             until_done(draw, nginx, client)

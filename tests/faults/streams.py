@@ -78,7 +78,7 @@ def scenes(ground):
     with ground.scene("streams while faults come and go"), address(FIRST), address(SECOND):
         draw = random.Random(f"{ground.seed}/streams")
         of_packets = packets.possible()
-        deadline = time.monotonic() + ground.limit_seconds
+        deadline = time.monotonic() + ground.options.seconds
         rounds = moved = 0
         held = []
         while time.monotonic() < deadline or rounds == 0:

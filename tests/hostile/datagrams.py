@@ -309,7 +309,7 @@ def lies(ground):
 def scribbles(ground):
     victim = UdpVictim(ground)
     steady = Steady(ground, victim)
-    left = SCRIBBLES * ground.rounds
+    left = SCRIBBLES * ground.options.rounds
     while left:
         with Port() as sender:
             sender.meet(victim)

@@ -11,7 +11,7 @@ GROWTH_KIB = 2048  # the interpreter's own
 
 
 def scenes(ground):
-    with ground.scene(f"{CONNECTIONS * ground.rounds} connections"):
+    with ground.scene(f"{CONNECTIONS * ground.options.rounds} connections"):
         churn(ground)
 
 
@@ -22,7 +22,7 @@ def churn(ground):
     moved = 0
     held = server.held(), client.held()
     resident = server.resident_kib(), client.resident_kib()
-    for _ in range(CONNECTIONS * ground.rounds // AT_A_TIME):
+    for _ in range(CONNECTIONS * ground.options.rounds // AT_A_TIME):
         moved += batch(ground, server, client, port, AT_A_TIME)
         for subject, wanted in zip((server, client), held):
             subject.holds_only(wanted, "after many connections")

@@ -427,7 +427,7 @@ def lies(ground):
     steady = Steady(ground, victim)
     common = MESSAGE_LIES + BELL_LIES
     known = [(lie, CONNECTING) for lie in common + HELLO_LIES] + [(lie, ACCEPTING) for lie in common + SEGMENT_LIES + ANSWER_LIES]
-    count = ATTACKS * ground.rounds
+    count = ATTACKS * ground.options.rounds
     chosen = (known * (count // len(known) + 1))[: max(count, len(known))]
     ground.random.shuffle(chosen)
     truth(ground, victim)

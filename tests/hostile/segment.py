@@ -48,7 +48,7 @@ CONTEXTS = (1, 2, 3, 4)
 
 
 def scenes(ground):
-    with ground.scene(f"{ATTACKS * ground.rounds} peers that scribble over the segment"):
+    with ground.scene(f"{ATTACKS * ground.options.rounds} peers that scribble over the segment"):
         scribbles(ground)
     with ground.scene("peers for whom no call waits"):
         nobody_waits(ground)
@@ -69,7 +69,7 @@ def scribbles(ground):
     steady = Steady(ground, victim)
     truth(ground, victim)
     held = victim.held()
-    for number in range(ATTACKS * ground.rounds):
+    for number in range(ATTACKS * ground.options.rounds):
         try:
             attack(ground, victim, number)
             if number % LOOK_EVERY == LOOK_EVERY - 1:
