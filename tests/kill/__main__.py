@@ -357,12 +357,23 @@ def share(arguments, modes):
     """Several pairs of survivors at a time, each with its share of the kills in a process of its own; false if one failed."""
     command = [sys.executable, pathlib.Path(__file__).parent, "--ringlet", arguments.ringlet, "--family", arguments.family]
     command += [word for mode in modes for word in ("--mode", mode)]
-    pairs = []
-    for number in range(arguments.pairs):
-        kills = arguments.kills * (number + 1) // arguments.pairs - arguments.kills * number // arguments.pairs
-        words = ["--kills", kills, "--seed", arguments.seed + number]
-        pairs.append(subprocess.Popen([str(word) for word in command + words]))
-    return all([pair.wait() == 0 for pair in pairs])
+    began, pairs = time.monotonic(), []
+    try:
+        for number in range(arguments.pairs):
+            kills = arguments.kills * (number + 1) // arguments.pairs - arguments.kills * number // arguments.pairs
+            words = ["--kills", kills, "--seed", arguments.seed + number]
+            pairs.append(subprocess.Popen([str(word) for word in command + words]))
+        failed = [arguments.seed + number for number, pair in enumerate(pairs) if pair.wait() != 0]
+    finally:
+        # Each puts away what it has started.
+        for pair in pairs:
+            pair.terminate()
+        for pair in pairs:
+            pair.wait()
+    seeds = f"seeds {arguments.seed} to {arguments.seed + arguments.pairs - 1}"
+    told = f"failed with seeds {failed}" if failed else "nothing lost, nobody hung, nothing left behind"
+    print(f"{arguments.kills} kills, {arguments.family}, {seeds}, {time.monotonic() - began:.0f} s: {told}", flush=True)
+    return not failed
 
 
 def main():
