@@ -15,6 +15,10 @@ fn die_when_awaited(side: &mut Side) {
     sys::kill(std::process::id() as i32, SIGKILL).expect("kill");
 }
 
+fn sum_of(data: &[u8]) -> i64 {
+    data.iter().fold(0, |sum: i64, byte| sum.wrapping_mul(31).wrapping_add(i64::from(*byte)))
+}
+
 fn tell_pid(side: &mut Side) {
     side.tell(i64::from(std::process::id()));
 }
@@ -463,6 +467,36 @@ pub const CASES: &[Case] = &[
             die_when_awaited(b);
         },
     ).packets_too()
+    .each_side(),
+    pair(
+        "close/kill_amid_overflow",
+        "what a child has sent that finds no more room arrives, though its receiver had gone on reading when it was killed",
+        |a| {
+            let end = a.moved();
+            let child = sys::fork(|| {
+                let sent = fill(end);
+                a.tell(sent.len() as i64);
+                a.tell(sum_of(&sent));
+                tell_pid(a);
+                let _ = sys::send(end.0, &pattern(3, 1 << 20), MSG_NOSIGNAL);
+                0
+            });
+            end.close();
+            let _ = sys::wait_for(child);
+        },
+        |b| {
+            let end = b.moved();
+            let (sent, sum, pid) = (b.hear() as usize, b.hear(), b.hear() as i32);
+            until_asleep(pid, pid);
+            // So much that the sender might be told of room.
+            let mut got = recv_exact(end, sent / 4).expect("what was sent");
+            sys::kill(pid, SIGKILL).expect("kill");
+            let (rest, how) = recv_to_end(end);
+            got.extend(rest);
+            record("the end", how);
+            record("all of it", Ok(got.len() >= sent && sum_of(&got[..sent]) == sum));
+        },
+    )
     .each_side(),
     pair(
         "close/kill_beside_wakeup_and_poll",

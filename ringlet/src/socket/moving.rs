@@ -74,6 +74,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     end.started.set(place);
     // ORDER: Relaxed; who reads it has seen the mark.
     ring.control().sender.bells.store(0, Ordering::Relaxed);
+    ring.control().sender.mixed.store(0, Ordering::Relaxed);
     if end.tx.push_mark(ring, Mark::Start(place)) {
         end.sending.set(Sending::Ring as u32);
         end.bells_only.set(1);
@@ -171,7 +172,7 @@ pub fn unless_left(ring: &SegmentRing, act: impl FnOnce()) -> bool {
 
 /// For what only the kernel carries: our direction is there now, and may enter the ring again. Send lock held.
 pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason) -> Sys<()> {
-    end.bells_only.set(0);
+    sends_by_kernel(end, ring);
     if end.sending() == Sending::Ring {
         go_back(socket, end, ring, Sending::Kernel, reason);
     }
@@ -311,7 +312,7 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
             Some(_) => &[],
         };
         if packet.is_some() || !bytes.is_empty() {
-            end.bells_only.set(0);
+            sends_by_kernel(end, ring);
         }
         let sent = match &packet {
             Some(packet) => unix::send_again(socket, ring, packet).map(|()| 0),
@@ -469,9 +470,11 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
         context::ring(socket);
         ring_byte(socket, &outgoing);
     }
-    if !reads_on(reason) {
+    if !reads_on(reason)
+        && let Some(outgoing) = socket.outgoing()
+    {
         // What a stranger sends there we do not see.
-        end.bells_only.set(0);
+        sends_by_kernel(end, &outgoing);
     }
     send_back(socket, reason);
     // What another program sends must not come before what is still to be sent again.
@@ -635,8 +638,13 @@ pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
             // ORDER: Relaxed; the mark's release follows.
             ring.control().receiver.draining.store((until > 0) as u32, Ordering::Relaxed);
             end.bells_from.set(carrier::consumed(socket, end)? + until);
-            pass_mark(socket, end, ring);
+            // (A sender that waits for room in the ring is woken when that is read, after what it still has in the kernel: if it were killed
+            // with a doorbell unread, the kernel would reset, and that would be lost.)
+            if end.rx.pass_mark(ring) && until == 0 {
+                wake_sender(socket, ring);
+            }
             end.until.set(until);
+            end.peer_in_ring.set(1);
             set_receiving(socket, end, Receiving::Draining);
             Ok(true)
         }
@@ -674,12 +682,28 @@ fn pass_mark(socket: &Socket, end: &End, ring: &SegmentRing) {
 
 pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
     pass_mark(socket, end, ring);
+    end.peer_in_ring.set(0);
     // A sender that looked before we left, and then saw the ring drained, may still enter it: in vain.
     if ring.control().receiver.closed.load(Ordering::Relaxed) != 0 {
         end.left.set(1);
     }
     end.until.set(end.base.get().wrapping_add(position));
     set_receiving(socket, end, Receiving::Discarding);
+}
+
+/// From now on the kernel carries more than doorbells of our direction, until the next `Start`. Before that is sent.
+pub fn sends_by_kernel(end: &End, ring: &SegmentRing) {
+    end.bells_only.set(0);
+    // ORDER: Release; pairs with `may_have_lost`, which follows the end that the kernel tells of.
+    ring.control().sender.mixed.store(1, Ordering::Release);
+}
+
+/// The kernel has reset: may it have had bytes of the peer's to send, which are lost so?
+pub fn may_have_lost(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
+    !end.peer_in_ring.is()
+        || ring.control().sender.mixed.load(Ordering::Acquire) != 0
+        || end.receiving() == Receiving::Draining
+            && !tcp::unread(socket.fd()).is_ok_and(|here| here as u64 >= end.until.get())
 }
 
 /// Where the stream goes on in the kernel behind what is published, if it does.

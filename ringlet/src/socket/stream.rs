@@ -492,6 +492,8 @@ fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing, taken: bool)
         || !end.bells_only.is()
         || !taken && fd::pending(socket.fd(), 0) & reset != reset
         || !all_taken(end, outgoing)
+        // By a reset that is lost, of which an orderly end would say nothing.
+        || moving::may_have_lost(socket, end, &incoming)
     {
         return false;
     }
@@ -890,7 +892,9 @@ fn broken_pipe(flags: i32) -> Errno {
 }
 
 fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
-    socket.end().bells_only.set(0);
+    if let Some(outgoing) = socket.outgoing() {
+        moving::sends_by_kernel(socket.end(), &outgoing);
+    }
     let mut total = 0;
     loop {
         let got = tcp::send(socket.fd(), from, flags | libc::MSG_DONTWAIT);
@@ -1121,7 +1125,13 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     if event {
         context::arm(home);
     }
-    if !event || want == Want::Room {
+    // (For room in the kernel its event tells. A doorbell would lie unread there, and make our death a reset, in which what the kernel
+    // has not yet sent is lost.)
+    let wishes = match want {
+        Want::Data => !event,
+        Want::Room => end.sending() == Sending::Ring,
+    };
+    if wishes {
         flag::want(wish, how);
     }
     moving::answer_return(socket, end);
@@ -1452,7 +1462,8 @@ pub fn want_bytes(socket: &Socket, data: bool, room: bool) {
     if data {
         flag::want(&incoming.control().receiver.want_data, WANT_BYTE);
     }
-    if room {
+    // (As in `wait_inside`.)
+    if room && socket.end().sending() == Sending::Ring {
         flag::want(&outgoing.control().sender.want_room, WANT_BYTE);
     }
 }
