@@ -1,6 +1,7 @@
-//! Words that are only ever relaxed: behind a lock, or hints. Atomic so that tables of them can be shared.
+//! Words that are only ever relaxed: behind a lock, or hints. Atomic so that tables of them can be shared. (And one kind that is not.)
 
-use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use ringlet_core::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use ringlet_core::sync::{AtomicU32, AtomicU64};
 
 #[derive(Default)]
 #[repr(transparent)]
@@ -31,6 +32,33 @@ impl P32 {
     /// One atomic step, for what several threads may want to take.
     pub fn swap(&self, value: u32) -> u32 {
         self.0.swap(value, ringlet_core::sync::Ordering::AcqRel)
+    }
+}
+
+/// An index by which threads without a common lock find something, or 0.
+#[derive(Default)]
+#[repr(transparent)]
+pub struct Published(AtomicU32);
+
+impl Published {
+    #[inline(always)]
+    pub fn get(&self) -> u32 {
+        // ORDER: Acquire; pairs with `set` and `swap`: what is found by it is there.
+        self.0.load(Acquire)
+    }
+    #[inline(always)]
+    pub fn set(&self, value: u32) {
+        // ORDER: Release; pairs with `get`.
+        self.0.store(value, Release);
+    }
+    #[inline(always)]
+    pub fn is(&self) -> bool {
+        self.get() != 0
+    }
+    /// One atomic step, for what several threads may want to take.
+    pub fn swap(&self, value: u32) -> u32 {
+        // ORDER: AcqRel; pairs with `get` and with itself.
+        self.0.swap(value, AcqRel)
     }
 }
 

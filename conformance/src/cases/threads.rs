@@ -692,6 +692,40 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "threads/waits_in_a_closed_set",
+        "a wait in a set that is closed beside it goes on, and is nothing to the set that is made next: who waits there sleeps",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"x");
+            end.recv_to_end();
+        },
+        |b| {
+            let (old, mut set) = (sys::epoll_create().expect("epoll_create"), -1);
+            let waited = beside(
+                move || sys::epoll_wait(old, 1, 1000).map(|events| events.len()),
+                || {
+                    sys::close(old).expect("close");
+                    set = sys::epoll_create().expect("epoll_create");
+                },
+            );
+            record("the first wait", waited);
+            let end = b.moved();
+            sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN, 7).expect("epoll_ctl");
+            let (waiter, side) = (sys::thread_id(), &mut *b);
+            thread::scope(|scope| {
+                let looker = scope.spawn(move || {
+                    let asleep = falls_asleep(std::process::id() as i32, waiter, 20);
+                    (asleep, side.sync()).0
+                });
+                record("told", format!("{:?}", sys::epoll_wait(set, 4, PATIENCE_MS)));
+                record("slept", looker.join().expect("no panic"));
+            });
+            end.close();
+        },
+    )
+    .each_side(),
+    pair(
         "threads/cancelled_and_closed",
         "a thread that is cancelled where it waits closes its connection at its end",
         |a| {

@@ -9,7 +9,7 @@
 
 use super::table::{Lock, Receiving, Sending, Socket, Stage, Tables, tables};
 use super::{carrier, context, datagram, jumps, moving, sleep, spin, stream, unforgiving, view};
-use crate::plain::{P32, P64};
+use crate::plain::{P32, P64, Published};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::map::Zeroed;
@@ -82,11 +82,12 @@ pub struct Set {
     adopted: AtomicU32,
     /// Threads inside a wait of the kernel's alone.
     natives: AtomicU32,
-    /// Our context for it once it had an adopted connection; its eventfd is registered.
-    context: P32,
+    /// Our context for it once it had an adopted connection; its eventfd is registered. Set under the lock, read without: whoever finds
+    /// it rings that eventfd. (So with `second` and `reserved`.)
+    context: Published,
     /// The context of a thread that is home to connections which came into the set later: armed with it when that very thread waits.
     /// (Otherwise its thread may sleep elsewhere, and drain what was rung for us.)
-    second: P32,
+    second: Published,
     /// It is itself waited on (in another set, or by poll): it stays armed, by this context.
     nested: P32,
     armed: P32,
@@ -117,7 +118,7 @@ pub struct Set {
     /// A signal handler could not put a watch on the hot list, or another process took what was for us: all are to be put there.
     all_hot: P32,
     /// A context whose eventfd is registered, for when there will be an adopted connection: a child by fork must be able to ring it.
-    reserved: P32,
+    reserved: Published,
     /// The process whose eventfd is registered; and if that is not this one, but one before a fork, that eventfd.
     keeper: P32,
     elder: P32,
@@ -131,8 +132,9 @@ pub struct Set {
 #[derive(Default)]
 #[repr(C, align(64))]
 pub struct Watch {
-    /// 0: registered nowhere.
-    set: P32,
+    /// 0: registered nowhere. Set behind all that the registration says, since who walks the socket's list has no lock. What changes later
+    /// (`events`, `data`, `disabled` and what was seen) is behind the set's lock, and without it a hint.
+    set: Published,
     socket: P32,
     fd: P32,
     events: P32,
@@ -179,17 +181,10 @@ pub fn created(fd: i32) {
     let Some(tables) = tables() else { return };
     let Some(index) = tables.new_set() else { return };
     let set = &tables.sets[index as usize];
-    for word in [
-        &set.context,
-        &set.second,
-        &set.nested,
-        &set.armed,
-        &set.holds_sets,
-        &set.all_hot,
-        &set.reserved,
-        &set.elder,
-        &set.quiet,
-    ] {
+    for word in [&set.context, &set.second, &set.reserved] {
+        word.set(0);
+    }
+    for word in [&set.nested, &set.armed, &set.holds_sets, &set.all_hot, &set.elder, &set.quiet] {
         word.set(0);
     }
     for count in [&set.adopted, &set.natives, &set.neighbours] {
@@ -232,6 +227,10 @@ pub fn before_fork(socket: &'static Socket) {
     let Some(tables) = tables() else { return };
     for (_, watch) in watches(tables, socket) {
         let index = watch.set.get();
+        if index == 0 {
+            // Another thread has just taken it out.
+            continue;
+        }
         let set = &tables.sets[index as usize];
         let _held = set.lock.take();
         if !set.context.is() && !set.reserved.is() && !has_elder(set) {
@@ -798,8 +797,9 @@ pub fn heat_all(socket: &Socket) {
 
 /// Makes a wait on the set return (and look again).
 fn kick(set: &Set) {
-    if set.context.is() {
-        fd::ring(context::eventfd_of(set.context.get()));
+    let context = set.context.get();
+    if context != 0 {
+        fd::ring(context::eventfd_of(context));
     }
 }
 
@@ -1654,9 +1654,9 @@ pub fn end_native(set_index: u32) {
     }
 }
 
-/// One native wait less.
+/// One native wait less. (The set may have been closed meanwhile, and its entry be another's, which began at none.)
 pub fn leave_native(tables: &Tables, set_index: u32) {
-    tables.sets[set_index as usize].natives.fetch_sub(1, Ordering::SeqCst);
+    super::leave_native(&tables.sets[set_index as usize].natives);
 }
 
 /// One more, in a child by fork that this thread makes inside the wait.
