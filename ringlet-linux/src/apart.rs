@@ -14,6 +14,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const CLOSERS: usize = 32;
 const OF_ONE_USER: usize = 8;
 
+/// Memory that is freed in about a millisecond.
+const QUICKLY_FREED_BYTES: u64 = 16 << 20;
+
 /// One of whom nothing is known.
 pub const SOMEBODY: u32 = u32::MAX;
 
@@ -58,8 +61,9 @@ pub fn is_full(user: u32) -> bool {
 
 /// Closes a descriptor that came from another user: here if that can't wait.
 pub fn close_foreign(fd: i32, user: u32) {
-    // Memory, and eventfds: all that anybody should send us.
-    if map::is_memory(fd) || fd::is_eventfd(fd) {
+    // Memory, and eventfds: all that anybody should send us. KERNEL: whoever drops the last reference to memory frees its pages, gigabytes for
+    // a second.
+    if map::is_memory_of(fd, QUICKLY_FREED_BYTES) || fd::is_eventfd(fd) {
         close(fd);
     } else {
         close_apart(fd, user);
@@ -226,4 +230,21 @@ unsafe fn clone_that_closes(fd: i32) -> isize {
         );
     }
     made
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_little_memory_is_closed_here() {
+        let is_quick = |fd| map::is_memory_of(fd, QUICKLY_FREED_BYTES);
+        let of = |bytes| map::sealed_memfd(c"memory", bytes, 0).unwrap();
+        let (segment, large) = (of(2 << 20), of(1 << 30));
+        // SAFETY: a C string.
+        let unsealed = unsafe { libc::memfd_create(c"memory".as_ptr(), libc::MFD_ALLOW_SEALING) };
+        let eventfd = fd::eventfd().unwrap();
+        assert!(is_quick(segment) && !is_quick(large) && !is_quick(unsealed) && !is_quick(eventfd));
+        [segment, large, unsealed, eventfd].into_iter().for_each(close);
+    }
 }

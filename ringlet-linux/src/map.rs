@@ -142,10 +142,15 @@ pub fn seal_readers(fd: i32) -> Sys<()> {
         .map(drop)
 }
 
-/// Is this memory, as memfds are? (Of nothing else are seals known.)
-pub fn is_memory(fd: i32) -> bool {
+/// Is this memory, as memfds are, that can't be more than this? (Of nothing else are seals known.)
+pub fn is_memory_of(fd: i32, most: u64) -> bool {
     // SAFETY: no memory is passed.
-    unsafe { sys!(SYS_fcntl, fd, libc::F_GET_SEALS) }.is_ok()
+    let seals = unsafe { sys!(SYS_fcntl, fd, libc::F_GET_SEALS) }.unwrap_or(0) as i32;
+    // SAFETY: zero is a valid stat buffer.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: `stat` is valid for writing.
+    let known = unsafe { sys!(SYS_fstat, fd, &raw mut stat) }.is_ok();
+    known && seals & libc::F_SEAL_GROW != 0 && stat.st_size as u64 <= most
 }
 
 /// Size of a memfd that somebody else made, if it is one that can't fault: sealed against shrinking, and not of huge pages,
