@@ -258,7 +258,7 @@ fn poll_entered(
                 idle.then(|| fall_asleep(fds, held, scratch, home, timeout, mask, &cancelled));
             awake();
             if let Some(slept) = slept {
-                let woken = slept?;
+                slept?;
                 for (entry, &held) in fds.iter().zip(held) {
                     if let Some(socket) = attached(entry, held)
                         && stream::poll_mask(socket, entry.events, true) != 0
@@ -266,7 +266,8 @@ fn poll_entered(
                         view::count_wake(socket);
                     }
                 }
-                if woken == 0 && deadline.is_some_and(|at| sys::now_ns() >= at) {
+                // (Also if something woke it: a byte that stays in the kernel, and tells nothing, does so at once each time.)
+                if deadline.is_some_and(|at| sys::now_ns() >= at) {
                     let (found, others) = look(fds, held);
                     return if others { with_kernel(fds, held, scratch, mask) } else { Ok(found) };
                 }

@@ -399,7 +399,7 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
             && socket.room_waiters.load(Ordering::SeqCst) != 0
         {
             flag::want(&outgoing.control().sender.want_room, WANT_BYTE);
-            if end.tx.writable(&outgoing) {
+            if end.sending() == Sending::Ring && end.tx.writable(&outgoing) {
                 // This byte is theirs, and there may be no other.
                 socket.kernel_news.set(1);
                 return Err(Errno::EAGAIN);
