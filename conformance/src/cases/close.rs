@@ -60,6 +60,10 @@ fn send_after_end(end: End) {
 /// there when it dies.)
 fn die_when_woken(side: &mut Side) {
     let end = side.moved();
+    die_when_woken_on(side, end);
+}
+
+fn die_when_woken_on(side: &mut Side, end: End) {
     let woken = move || {
         sys::poll(&[(end.0, IN as i16)], -1).expect("poll");
         let _ = recv(end, 1, 0);
@@ -478,7 +482,7 @@ pub const CASES: &[Case] = &[
                 a.tell(sent.len() as i64);
                 a.tell(sum_of(&sent));
                 tell_pid(a);
-                let _ = sys::send(end.0, &pattern(3, 1 << 20), MSG_NOSIGNAL);
+                let _ = sys::send(end.0, &pattern(3, 16 << 20), MSG_NOSIGNAL);
                 0
             });
             end.close();
@@ -507,6 +511,25 @@ pub const CASES: &[Case] = &[
             after_end(end);
         },
         die_when_woken,
+    )
+    .each_side(),
+    pair(
+        "close/kill_beside_wakeup_and_overflow",
+        "the same, where its last bytes had found no room in the ring, and have arrived",
+        |a| {
+            let end = a.moved();
+            let all = a.hear() as usize;
+            record("all of it", recv_exact(end, all).map(|got| got.len() == all));
+            a.tell(0);
+            wake_to_die(a, end);
+            after_end(end);
+        },
+        |b| {
+            let end = b.moved();
+            b.tell(fill(end).len() as i64);
+            b.hear();
+            die_when_woken_on(b, end);
+        },
     )
     .each_side(),
     pair(

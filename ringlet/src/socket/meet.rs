@@ -21,7 +21,7 @@
 //! (`proof`), which it makes before it says its first word. Nothing is handed out, and no descriptor taken, before that.
 
 use super::table::{Socket, Stage, Tables, tables};
-use super::{carrier, context, control, epoll, memory, process, unforgiving, view};
+use super::{carrier, context, control, epoll, memory, moving, process, unforgiving, view};
 use crate::config::PeerPolicy;
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
@@ -780,6 +780,7 @@ fn attach(socket: &'static Socket) {
         view::count_kernel_bytes(socket, written.place as usize, received as usize);
     }
     socket.set_stage(Stage::Attached);
+    moving::measure_written(socket, end);
     view::show(socket, Reason::Young);
     epoll::adopt(socket);
 }

@@ -74,7 +74,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     end.started.set(place);
     // ORDER: Relaxed; who reads it has seen the mark.
     ring.control().sender.bells.store(0, Ordering::Relaxed);
-    ring.control().sender.mixed.store(0, Ordering::Relaxed);
+    note_written(ring, place);
     if end.tx.push_mark(ring, Mark::Start(place)) {
         end.sending.set(Sending::Ring as u32);
         end.bells_only.set(1);
@@ -121,6 +121,7 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
             }
             Err(_) => return,
         };
+        note_written(ring, place);
         // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and
         // what the kernel still has to deliver is lost.
         if socket.room_waiters.load(Ordering::SeqCst) == 0
@@ -172,10 +173,10 @@ pub fn unless_left(ring: &SegmentRing, act: impl FnOnce()) -> bool {
 
 /// For what only the kernel carries: our direction is there now, and may enter the ring again. Send lock held.
 pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason) -> Sys<()> {
-    sends_by_kernel(end, ring);
     if end.sending() == Sending::Ring {
         go_back(socket, end, ring, Sending::Kernel, reason);
     }
+    sends_uncounted(end, ring);
     match end.sending() {
         Sending::Ring | Sending::Returning => return_unread(socket, end, ring),
         _ => Ok(()),
@@ -312,7 +313,7 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
             Some(_) => &[],
         };
         if packet.is_some() || !bytes.is_empty() {
-            sends_by_kernel(end, ring);
+            sends_uncounted(end, ring);
         }
         let sent = match &packet {
             Some(packet) => unix::send_again(socket, ring, packet).map(|()| 0),
@@ -474,7 +475,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
         && let Some(outgoing) = socket.outgoing()
     {
         // What a stranger sends there we do not see.
-        sends_by_kernel(end, &outgoing);
+        sends_uncounted(end, &outgoing);
     }
     send_back(socket, reason);
     // What another program sends must not come before what is still to be sent again.
@@ -644,7 +645,6 @@ pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
                 wake_sender(socket, ring);
             }
             end.until.set(until);
-            end.peer_in_ring.set(1);
             set_receiving(socket, end, Receiving::Draining);
             Ok(true)
         }
@@ -682,7 +682,6 @@ fn pass_mark(socket: &Socket, end: &End, ring: &SegmentRing) {
 
 pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
     pass_mark(socket, end, ring);
-    end.peer_in_ring.set(0);
     // A sender that looked before we left, and then saw the ring drained, may still enter it: in vain.
     if ring.control().receiver.closed.load(Ordering::Relaxed) != 0 {
         end.left.set(1);
@@ -691,19 +690,45 @@ pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
     set_receiving(socket, end, Receiving::Discarding);
 }
 
-/// From now on the kernel carries more than doorbells of our direction, until the next `Start`. Before that is sent.
-pub fn sends_by_kernel(end: &End, ring: &SegmentRing) {
-    end.bells_only.set(0);
+/// Behind the stage: who writes from now on counts it, and who wrote before is seen to be still there (`native_senders`).
+pub fn measure_written(socket: &Socket, end: &End) {
+    if socket.is_unix() {
+        return;
+    }
+    if let (Some(ring), Some(_held)) = (socket.outgoing(), end.send_lock.try_take())
+        && end.native_senders.load(Ordering::SeqCst) == 0
+        && let Some(place) = carrier::written(socket).ok().and_then(|written| written.agreed())
+    {
+        note_written(&ring, place);
+    }
+}
+
+/// Where our direction is in the kernel, once it is known. Send lock held.
+pub fn note_written(ring: &SegmentRing, place: u64) {
     // ORDER: Release; pairs with `may_have_lost`, which follows the end that the kernel tells of.
-    ring.control().sender.mixed.store(1, Ordering::Release);
+    ring.control().sender.written.store(place + 1, Ordering::Release);
+}
+
+/// The kernel has taken so much more of our direction. Send lock held.
+pub fn count_written(ring: &SegmentRing, bytes: usize) {
+    let written = &ring.control().sender.written;
+    let before = written.load(Ordering::Relaxed);
+    if before != 0 {
+        // ORDER: as in `note_written`.
+        written.store(before + bytes as u64, Ordering::Release);
+    }
+}
+
+/// Before the kernel carries more than doorbells of our direction, by calls that nobody counts.
+fn sends_uncounted(end: &End, ring: &SegmentRing) {
+    end.bells_only.set(0);
+    ring.control().sender.written.store(0, Ordering::Release);
 }
 
 /// The kernel has reset: may it have had bytes of the peer's to send, which are lost so?
-pub fn may_have_lost(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
-    !end.peer_in_ring.is()
-        || ring.control().sender.mixed.load(Ordering::Acquire) != 0
-        || end.receiving() == Receiving::Draining
-            && !tcp::unread(socket.fd()).is_ok_and(|here| here as u64 >= end.until.get())
+pub fn may_have_lost(socket: &Socket, ring: &SegmentRing) -> bool {
+    let written = ring.control().sender.written.load(Ordering::Acquire);
+    written == 0 || tcp::counts(socket.fd()).map_or(true, |here| here.received < written - 1)
 }
 
 /// Where the stream goes on in the kernel behind what is published, if it does.

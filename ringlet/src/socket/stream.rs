@@ -493,7 +493,7 @@ fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing, taken: bool)
         || !taken && fd::pending(socket.fd(), 0) & reset != reset
         || !all_taken(end, outgoing)
         // By a reset that is lost, of which an orderly end would say nothing.
-        || moving::may_have_lost(socket, end, &incoming)
+        || moving::may_have_lost(socket, &incoming)
     {
         return false;
     }
@@ -892,14 +892,15 @@ fn broken_pipe(flags: i32) -> Errno {
 }
 
 fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
-    if let Some(outgoing) = socket.outgoing() {
-        moving::sends_by_kernel(socket.end(), &outgoing);
-    }
+    socket.end().bells_only.set(0);
     let mut total = 0;
     loop {
         let got = tcp::send(socket.fd(), from, flags | libc::MSG_DONTWAIT);
         match got {
             Ok(n) => {
+                if let Some(outgoing) = socket.outgoing() {
+                    moving::count_written(&outgoing, n);
+                }
                 view::count_kernel_bytes(socket, n, 0);
                 total += n;
             }

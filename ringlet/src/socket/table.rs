@@ -169,8 +169,6 @@ pub struct End {
     /// Bytes still to take from the kernel before the ring (`Draining`), or the kernel position up to which bytes are
     /// doorbells (`Discarding`).
     pub until: P64,
-    /// The peer's `Start` was met, and no `Back` since: what it sends is in the ring.
-    pub peer_in_ring: P32,
     /// Bytes taken from the kernel since the connection began (a Unix one: since it was first asked), plus one; 0 until the first
     /// `Start`. Counted by us from then on, since a closed connection no longer tells whether its end was counted.
     pub taken: P64,
