@@ -174,6 +174,8 @@ pub struct SocketTable {
     sockets: HashMap<u64, KernelSocket>,
     /// What could not be read.
     pub problem: Option<String>,
+    /// Looked at again (`look_again`).
+    is_second: bool,
 }
 
 impl SocketTable {
@@ -213,6 +215,17 @@ impl SocketTable {
         self.sockets.iter().map(|(inode, socket)| (*inode, socket))
     }
 
+    /// What a first look has left out, by another. KERNEL: while others come and go, a socket may be left out of a listing that is read
+    /// in pieces.
+    pub fn look_again(&mut self, directory: &Path) {
+        if !self.is_second {
+            self.is_second = true;
+            for (inode, socket) in SocketTable::read(directory).sockets {
+                self.sockets.entry(inode).or_insert(socket);
+            }
+        }
+    }
+
     /// A socket; of a Unix socket's other end also the name.
     pub fn find(&self, inode: u64) -> Option<KernelSocket> {
         let mut socket = self.sockets.get(&inode)?.clone();
@@ -232,7 +245,7 @@ pub struct SocketTables(HashMap<String, SocketTable>);
 
 impl SocketTables {
     /// The name of the network namespace of the process that is shown in this directory, and its sockets.
-    pub fn of(&mut self, directory: &Path) -> (String, &SocketTable) {
+    pub fn of(&mut self, directory: &Path) -> (String, &mut SocketTable) {
         let name = fs::read_link(directory.join("ns/net")).map_or_else(
             |_| directory.to_string_lossy().into_owned(),
             |link| link.to_string_lossy().into_owned(),

@@ -210,9 +210,12 @@ pub fn join<'p>(processes: &'p [Process], problems: &mut Vec<String>) -> Vec<Joi
         let mut problem = None;
         for slot in &process.slots {
             let Some(path) = Path::from_u32(slot.path) else { continue };
-            let socket = table.find(slot.inode);
+            let socket = table.find(slot.inode).or_else(|| {
+                table.look_again(&process.directory);
+                table.find(slot.inode)
+            });
             if socket.is_none() {
-                problem = table.problem.as_ref();
+                problem = table.problem.clone();
             }
             joined.push(Joined { process, slot, path, namespace: namespace.clone(), socket });
         }
