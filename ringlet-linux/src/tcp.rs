@@ -39,6 +39,8 @@ pub struct Counts {
     transmitted: u64,
     /// Bytes that arrived in order, read or not.
     pub received: u64,
+    /// The same, and one more if a FIN did, which comes behind all of them. Known also where an error was taken.
+    pub arrived: u64,
     pub state: u8,
 }
 
@@ -205,6 +207,7 @@ pub fn counts(fd: i32) -> Sys<Counts> {
             .wrapping_sub(info.bytes_retrans)
             .wrapping_add(info.notsent_bytes as u64),
         received: info.bytes_received.saturating_sub(fin as u64),
+        arrived: info.bytes_received,
         state: info.state,
     })
 }

@@ -728,7 +728,7 @@ fn sends_uncounted(end: &End, ring: &SegmentRing) {
 /// The kernel has reset: may it have had bytes of the peer's to send, which are lost so?
 pub fn may_have_lost(socket: &Socket, ring: &SegmentRing) -> bool {
     let written = ring.control().sender.written.load(Ordering::Acquire);
-    written == 0 || tcp::counts(socket.fd()).map_or(true, |here| here.received < written - 1)
+    written == 0 || tcp::counts(socket.fd()).map_or(true, |here| here.arrived < written - 1)
 }
 
 /// Where the stream goes on in the kernel behind what is published, if it does.
