@@ -1,9 +1,12 @@
-//! The library as it is now. Cargo does not build it for tests, since nothing can link with it.
+//! The library as it is now, or that which TESTED_LIBRARY names. Cargo does not build it for tests, since nothing can link with it.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 pub fn build() -> PathBuf {
+    if let Some(named) = std::env::var_os("TESTED_LIBRARY") {
+        return named.into();
+    }
     // TARGET/PROFILE/deps/TEST
     let us = std::env::current_exe().unwrap();
     let profile = us.ancestors().nth(2).unwrap();
