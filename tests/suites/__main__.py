@@ -31,7 +31,7 @@ from harness import ROOT, Failed, Ringlet  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 QUICK = (
-    "test_select test_poll test_epoll test_selectors test_socketserver test_socket test_httpservers test_smtplib test_asynchat"
+    "test_socket test_selectors test_epoll test_select test_poll test_socketserver test_httpservers test_smtplib test_asynchat"
 ).split()
 MODULES = QUICK + (
     "test_asyncio test_ssl test_ftplib test_httplib test_asyncore test_telnetlib "

@@ -15,6 +15,19 @@ import unittest
 # What a test may use (without a screen, huge files and, in truth, any network but loopback).
 RESOURCES = ["cpu", "network", "subprocess", "walltime"]
 
+# Names of tests that are not run: in a virtual machine these wait for its host.
+LEFT_OUT = ("VSOCK",)
+
+
+def chosen(tests):
+    if isinstance(tests, unittest.TestSuite):
+        tests._tests = [chosen(each) for each in tests if isinstance(each, unittest.TestSuite) or not left_out(each)]
+    return tests
+
+
+def left_out(test):
+    return any(name in test.id() for name in LEFT_OUT)
+
 
 class Recorder(unittest.TestResult):
     def __init__(self, path):
@@ -88,7 +101,7 @@ def main():
     recorder = Recorder(results)
     for name in names:
         name = name if name.startswith("test.") else "test." + name
-        unittest.defaultTestLoader.loadTestsFromName(name).run(recorder)
+        chosen(unittest.defaultTestLoader.loadTestsFromName(name)).run(recorder)
         recorder._previousTestClass = None  # torn down, so the next name sets it up again
     recorder._write(end=len(recorder.failures) + len(recorder.errors))
     sys.stdout.flush()
