@@ -133,12 +133,13 @@ pub struct Sender {
     pub attached: AtomicU32,
     /// Counted up when a send that is cut into pieces begins and when it ends: odd in between. (Only for tests: `unforgiving`.)
     pub cutting: AtomicU32,
-    /// The kernel's place up to which calls of the sender that have returned have written, but for doorbells of now, plus one; 0 if that is not known.
-    pub written: AtomicU64,
     /// Doorbell bytes on the kernel connection since the last `Start`. Written while `ringing`.
     pub bells: AtomicU64,
     /// When `shut` was set, in the ticks of a record's time; 0 if that is not known. Nothing may depend on its truth.
     pub shut_at: AtomicU64,
+    /// The kernel's place up to which calls of the sender that have returned have written, but for doorbells since the last `Start`, plus
+    /// one; 0 if that is not known.
+    pub written: AtomicU64,
 }
 
 /// Values of `Sender::shut`. A Unix connection that is closed also tells whether bytes of the other end were unread.

@@ -29,6 +29,7 @@ from protocol import (
     START,
     WANT_BYTE,
     WANT_DATA,
+    WRITTEN,
 )
 from rendezvous import as_user, make_peer, truth
 from subject import RING, SETTLE_SECONDS, Problem, Steady, Subject, plain
@@ -284,13 +285,15 @@ def late_doorbells(ground):
     """The kernel resets a connection that is closed with a doorbell unread. If the peer had read all it is an orderly end, as TCP's would
     have been; who leaves bytes unread, or wants a reset, says so."""
     victim = Subject(ground)
-    for said, wanted in ((SHUT_READ, "EOFError()"), (SHUT_UNREAD, "ECONNRESET")):
+    missing = 1 << 40  # more than has arrived
+    for said, written, wanted in ((SHUT_READ, 0, "EOFError()"), (SHUT_READ, missing, "ECONNRESET"), (SHUT_UNREAD, 0, "ECONNRESET")):
         for way in ("receive", "recv", "poll", "select", "epoll"):
             peer, connection = moved_peer(victim, CONNECTING)
             peer.segment.set(1 - peer.out, WANT_DATA, WANT_BYTE)
             victim.do("send", connection, 10)
             peer.receive(10, victim)
             peer.segment.set(1 - peer.out, CLOSED, CLOSED_FOR_GOOD)
+            peer.segment.set_credit(peer.out, WRITTEN, written + 1)
             peer.segment.set(peer.out, SHUT, said)
             peer.close()
             try:
