@@ -478,13 +478,15 @@ class RingWatch:
         """Now and then, while the client runs; stopped meanwhile if it bears that, lest it ends before it was looked at."""
         if time.monotonic() < self._next or self._satisfied():
             return
+        began = time.monotonic()
         if self._wanted and stoppable:
             client.send(signal.SIGSTOP)
         try:
             self._look()
         finally:
             client.send(signal.SIGCONT)
-        self._next = time.monotonic() + WATCH_INTERVAL_SECONDS
+        # A busy machine looks slowly, and the client is to run in between, longer than it stands.
+        self._next = time.monotonic() + max(WATCH_INTERVAL_SECONDS, 2 * (time.monotonic() - began))
 
     def hold(self):
         """While the client holds its connections for us."""
