@@ -137,6 +137,8 @@ pub struct Sender {
     pub bells: AtomicU64,
     /// When `shut` was set, in the ticks of a record's time; 0 if that is not known. Nothing may depend on its truth.
     pub shut_at: AtomicU64,
+    /// When the sender last gave bytes of the stream to the kernel, likewise.
+    pub kernel_at: AtomicU64,
     /// The kernel's place up to which calls of the sender that have returned have written, but for doorbells since the last `Start`, plus
     /// one; 0 if that is not known.
     pub written: AtomicU64,

@@ -287,6 +287,56 @@ fn told_beside_the_kernel(b: &mut Side, edge: u32) {
     b.sync();
 }
 
+/// The sender's side of `keeps_places`.
+fn send_in_orders(a: &mut Side, ends: [End; 3]) {
+    for end in ends.iter().filter(|_| a.family() == Family::V4) {
+        sys::setsockopt(end.0, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1).expect("option");
+    }
+    for order in ORDERS {
+        a.sync();
+        for which in order {
+            send_all(ends[which], b"x").expect("send");
+            a.sync();
+        }
+        a.sync();
+    }
+}
+
+/// What is told by level keeps its place among the others, whatever comes to it, until it is ready no more.
+fn keeps_places(b: &mut Side, ends: [End; 3]) {
+    let set = Set::new();
+    for (data, end) in (0..).zip(&ends) {
+        set.add(end.0, IN, data).expect("epoll_ctl");
+    }
+    let told = |name: &str| {
+        let told = sys::epoll_wait(set.0, 8, 0).expect("epoll_wait");
+        let shown = |of: &(u64, u32)| format!("{} {}", of.0, sys::event_names(of.1));
+        record(name, told.iter().map(shown).collect::<Vec<_>>().join(", "));
+    };
+    for order in ORDERS {
+        told("nothing");
+        for which in order.into_iter().rev() {
+            set.modify(ends[which].0, IN | OUT, which as u64).expect("epoll_ctl");
+        }
+        told("room, as it was asked for");
+        b.sync();
+        for which in order {
+            ends[which].until_unread(1);
+            b.sync();
+        }
+        told("as before, with data");
+        for (data, end) in (0..).zip(&ends) {
+            set.modify(end.0, IN, data).expect("epoll_ctl");
+        }
+        told("as before, without room");
+        ends[1].recv(4);
+        told("without one");
+        ends[0].recv(4);
+        ends[2].recv(4);
+        b.sync();
+    }
+}
+
 pub const CASES: &[Case] = &[
     pair("readiness/life_poll", "a connection's life by poll", life_peer, |b| life(b, by_poll))
         .all_families()
@@ -987,6 +1037,34 @@ pub const CASES: &[Case] = &[
     )
     .packets_too()
     .steady(),
+    pair(
+        "readiness/keeps_its_place",
+        "what is told by level is told in the same order again, whichever got more meanwhile",
+        |a| {
+            let ends = [a.moved(), a.moved(), a.moved()];
+            send_in_orders(a, ends);
+        },
+        |b| {
+            let ends = [b.moved(), b.moved(), b.moved()];
+            keeps_places(b, ends);
+        },
+    )
+    .steady()
+    .each_side(),
+    pair(
+        "readiness/keeps_its_place_beside_the_kernel",
+        "the same of connections of the ring and of the kernel, in one set",
+        |a| {
+            let ends = [on_the_kernel(a), on_the_kernel(a), a.moved()];
+            send_in_orders(a, ends);
+        },
+        |b| {
+            let ends = [on_the_kernel(b), on_the_kernel(b), b.moved()];
+            keeps_places(b, ends);
+        },
+    )
+    .steady()
+    .each_side(),
     pair(
         "readiness/in_order_beside_the_kernel",
         "connections of the ring and of the kernel, in one set, are told in the order in which they became ready",

@@ -114,6 +114,9 @@ pub struct Set {
     /// Waits beside neighbours since one looked at everything.
     since_all: P32,
     kernel_asked: P64,
+    /// The last report: what was reported by level is in the list since then.
+    told_at: P64,
+    others: [Other; OTHERS_MOST],
     written: P32,
     /// A signal handler could not put a watch on the hot list, or another process took what was for us: all are to be put there.
     all_hot: P32,
@@ -167,6 +170,8 @@ pub struct Watch {
     /// In which of the set's turns it was reported; and whether it is to be looked at although the kernel tells nothing of it.
     turn: P32,
     again: P32,
+    /// Its place in the list of what is ready: when it was put there by a report, or as it was asked for. 0: what comes next puts it there.
+    linked: P64,
 }
 
 // SAFETY: atomics only; zero is a free entry.
@@ -504,6 +509,7 @@ fn add(
     watch.seen_ends.set(0);
     watch.seen_room.set(socket.end().room_news.get());
     watch.told.set(0);
+    watch.linked.set(0);
     aim(watch, event);
     if !attached {
         fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(event))?;
@@ -520,6 +526,7 @@ fn add(
     }
     watch.set.set(set_index);
     take_up(tables, set, watch);
+    link_if_ready(tables, set, watch, 0);
     Ok(())
 }
 
@@ -534,9 +541,13 @@ fn control_adopted(
     event: Option<epoll_event>,
 ) -> Sys<()> {
     let asked = watch.events.get();
+    let mut heard = asked;
     {
         let held = set.lock.take();
         let dormant = watch.dormant.is();
+        if dormant || watch.disabled.is() {
+            heard = 0;
+        }
         match (op, event) {
             (libc::EPOLL_CTL_ADD, _) if !dormant => return Err(Errno::EEXIST),
             (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, _) if dormant => return Err(Errno::ENOENT),
@@ -555,6 +566,7 @@ fn control_adopted(
             }
             (libc::EPOLL_CTL_DEL, _) => {
                 watch.dormant.set(1);
+                watch.linked.set(0);
                 if held.is_some() {
                     cool(tables, set, watch);
                 }
@@ -567,7 +579,7 @@ fn control_adopted(
         if (asked ^ watch.events.get()) & EPOLLOUT != 0 && socket.end().sending() != Sending::Ring {
             register_anew(tables, socket, index_of(tables, watch), watch);
         }
-        if others_sleep(set) || look(tables, watch).events != 0 {
+        if link_if_ready(tables, set, watch, heard) || others_sleep(set) {
             kick_sleepers(set);
         }
     }
@@ -586,6 +598,106 @@ fn aim(watch: &Watch, event: epoll_event) {
     watch.fresh.set(1);
     watch.again.set(1);
     watch.turn.set(0);
+}
+
+/// KERNEL: what is ready as it is asked for is put into the list of what is ready, unless it is there: since it was reported by level, or its
+/// data came while that was asked for (`heard`). True if it was put there now.
+fn link_if_ready(tables: &Tables, set: &Set, watch: &Watch, heard: u32) -> bool {
+    if is_linked(watch) || set.hot_count.get() < 2 && !set.beside.is() {
+        return false;
+    }
+    let ready = look(tables, watch).events;
+    let new = ready != 0 && ready & heard & EPOLLREAD == 0;
+    if new {
+        watch.linked.set(sys::ticks());
+    }
+    new
+}
+
+fn is_linked(watch: &Watch) -> bool {
+    watch.linked.get() != 0
+}
+
+/// When it was put into the list of what is ready.
+fn place_of(watch: &Watch, socket: &Socket) -> u64 {
+    match watch.linked.get() {
+        0 => stream::sent_at(socket),
+        since => since,
+    }
+}
+
+/// KERNEL: what is reported by level is at the list's end again, in the order of the report, until a wait finds that it is not ready. What
+/// happens to it meanwhile does not change its place.
+fn link_again(watch: &Watch, now: u64, nth: usize) {
+    let by_level = watch.events.get() & (EPOLLET | EPOLLONESHOT) == 0;
+    watch.linked.set(if by_level { now + nth as u64 * PLACES_BETWEEN } else { 0 });
+}
+
+/// KERNEL: what there was no room for stays in its place. The next wait begins with it.
+fn leave_over(set: &Set, watch: &Watch, place: u64) {
+    if !is_linked(watch) {
+        watch.linked.set(place.clamp(1, set.told_at.get().max(1)));
+    }
+    set.left_over.set(1);
+}
+
+/// What the kernel tells of, beside neighbours, and is none of ours: the program's data, and when that was. By level, it is in the kernel's
+/// list since then.
+#[derive(Default)]
+#[repr(C)]
+struct Other {
+    data: P64,
+    linked: P64,
+}
+
+/// So many are known; these find room between two of ours.
+const OTHERS_MOST: usize = 8;
+const PLACES_BETWEEN: u64 = OTHERS_MOST as u64 * 2;
+
+fn note_other(set: &Set, nth: usize, data: u64) {
+    if let Some(other) = set.others.get(nth) {
+        other.data.set(data);
+        other.linked.set(sys::ticks());
+    }
+}
+
+/// Those of which the kernel has told last.
+fn others_of(set: &Set) -> [(u64, u64); OTHERS_MOST] {
+    std::array::from_fn(|nth| (set.others[nth].data.get(), set.others[nth].linked.get()))
+}
+
+fn other_place(others: &[(u64, u64)], data: u64) -> Option<u64> {
+    others.iter().find(|other| other.0 == data && other.1 != 0).map(|other| other.1)
+}
+
+/// KERNEL: the first of `out`, which are ours, and others that the kernel tells of now, were put into one list by the last report. These
+/// others come to their places among ours, whose places were `ours`.
+fn merge_others(
+    set: &Set,
+    out: &mut [epoll_event],
+    ours: &[(u64, u32)],
+    others: &[(u64, u64)],
+    now: u64,
+) {
+    let mut merged = 0;
+    for at in ours.len()..out.len() {
+        let event = out[at];
+        let Some(place) = other_place(others, event.u64) else { continue };
+        // Others keep the kernel's order among themselves.
+        let before = ours.iter().filter(|of| of.0 <= place).count();
+        let to = before + merged;
+        if to > at {
+            continue;
+        }
+        out.copy_within(to..at, to + 1);
+        out[to] = event;
+        merged += 1;
+        if let Some(other) = set.others.iter().find(|other| other.data.get() == event.u64) {
+            // (Behind ours that is before it, which has the place `now` and as many steps.)
+            let step = before as u64 * PLACES_BETWEEN + merged as u64;
+            other.linked.set((now + step).wrapping_sub(PLACES_BETWEEN));
+        }
+    }
 }
 
 /// KERNEL: of several connections that became ready, the one that was first is told first, and programs count on that: one that has
@@ -716,6 +828,8 @@ pub fn adopt(socket: &Socket) {
         } else {
             let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watched, ours);
         }
+        let place = other_place(&others_of(set), watch.data.get());
+        watch.linked.set(place.filter(|_| set.beside.is()).unwrap_or(0));
         take_up(tables, set, watch);
     }
 }
@@ -1054,16 +1168,16 @@ fn reported(socket: &Socket, watch: &Watch, look: &Look) {
 /// to serve them in this order. So many of those found at once are put in order.
 const IN_ORDER_MOST: usize = 16;
 
-/// Puts an event at the last place of `out`, or, as long as there are times for all of them, before those that are later.
+/// Puts an event, of a watch, at the last place of `out`, or, as long as there is room to note all of them, before those that are later.
 #[inline]
-fn insert(out: &mut [epoll_event], times: &mut [u64], event: epoll_event, time: u64) {
+fn insert(out: &mut [epoll_event], first: &mut [(u64, u32)], event: epoll_event, of: (u64, u32)) {
     let mut place = out.len() - 1;
-    if place < times.len() {
-        while place > 0 && times[place - 1] > time {
-            (out[place], times[place]) = (out[place - 1], times[place - 1]);
+    if place < first.len() {
+        while place > 0 && first[place - 1].0 > of.0 {
+            (out[place], first[place]) = (out[place - 1], first[place - 1]);
             place -= 1;
         }
-        times[place] = time;
+        first[place] = of;
     }
     out[place] = event;
 }
@@ -1097,10 +1211,13 @@ fn tell(set: &Set, watch: &Watch, socket: &Socket, seen: &Look, slept: bool) -> 
     epoll_event { events: seen.events, u64: watch.data.get() }
 }
 
-/// Which watches a look beside neighbours is for: what rings hold, and what is to be looked at anyway; one; all.
+/// Which watches a look beside neighbours is for: those that were reported by level; what rings hold, and what is to be looked at anyway;
+/// one; all.
 #[derive(Clone, Copy)]
 enum Whom {
+    Linked,
     Rung,
+    RungBefore(u64),
     One(u32),
     All,
 }
@@ -1115,21 +1232,51 @@ fn harvest_turn(
     whom: Whom,
     since: u32,
 ) -> usize {
+    harvest_turn_at(
+        tables,
+        set,
+        out,
+        slept,
+        whom,
+        since,
+        &mut [(0, 0); IN_ORDER_MOST],
+        sys::ticks(),
+    )
+}
+
+/// The same, at this moment; the places in which those were that are reported are left in `first`.
+#[allow(clippy::too_many_arguments)]
+fn harvest_turn_at(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    slept: bool,
+    whom: Whom,
+    since: u32,
+    first: &mut [(u64, u32); IN_ORDER_MOST],
+    now: u64,
+) -> usize {
     let Some(_held) = set.lock.take() else {
-        set.left_over.set(1);
+        set.since_all.set(ALL_AFTER_WAITS);
         return 0;
     };
     if set.all_hot.is() {
         heat_set(tables, set);
     }
     let turn = set.turn.get();
+    let socket_of = |watch: &Watch| &tables.sockets[watch.socket.get() as usize];
+    // (A neighbour that has just come to the ring rings too.)
+    let rung = |watch: &Watch| {
+        !watch.neighbour.is() || watch.again.is() || stream::ring_tells(socket_of(watch))
+    };
     let asked = |index: u32, watch: &Watch| match whom {
-        Whom::Rung => !watch.neighbour.is() || watch.again.is(),
+        Whom::Linked => (1..=set.told_at.get()).contains(&watch.linked.get()),
+        Whom::Rung => rung(watch),
+        Whom::RungBefore(time) => rung(watch) && place_of(watch, socket_of(watch)) < time,
         Whom::One(one) => one == index,
         Whom::All => true,
     };
-    let socket_of = |watch: &Watch| &tables.sockets[watch.socket.get() as usize];
-    let (mut first, mut count) = ([(0u64, 0u32); IN_ORDER_MOST], 0);
+    let mut count = 0;
     let mut index = set.hot_first.get();
     for _ in 0..set.hot_count.get() {
         if index == 0 {
@@ -1145,20 +1292,21 @@ fn harvest_turn(
             if told_before != 0 {
                 // What is new since then the next wait tells.
                 watch.again.set(1);
-                set.left_over.set(1);
+                leave_over(set, watch, set.told_at.get());
             }
             continue;
         }
         let socket = socket_of(watch);
         if see(tables, watch, socket).events == 0 {
             watch.again.set(0);
+            watch.linked.set(0);
             continue;
         }
+        let time = place_of(watch, socket);
         if count == first.len() {
-            set.left_over.set(1);
-            break;
+            leave_over(set, watch, time);
+            continue;
         }
-        let time = stream::sent_at(socket);
         let mut place = count;
         while place > 0 && first[place - 1].0 > time {
             first[place] = first[place - 1];
@@ -1168,24 +1316,30 @@ fn harvest_turn(
         count += 1;
     }
     let mut found = 0;
-    for &(_, index) in &first[..count] {
-        if found == out.len() {
-            set.left_over.set(1);
-            break;
-        }
+    for nth in 0..count {
+        let (time, index) = first[nth];
         let watch = &tables.watches[index as usize];
+        if found == out.len() {
+            leave_over(set, watch, time);
+            continue;
+        }
         let socket = socket_of(watch);
         let seen = see(tables, watch, socket);
         if seen.events != 0 {
             watch.turn.set(turn);
             watch.again.set(0);
             out[found] = tell(set, watch, socket, &seen, slept);
+            link_again(watch, now, found);
+            first[found] = first[nth];
             found += 1;
             unlink(tables, set, watch);
             append(tables, set, index, watch);
         }
     }
-    set.fruitful.add((found > 0) as u32);
+    if found > 0 {
+        set.told_at.set(now + found as u64 * PLACES_BETWEEN);
+        set.fruitful.add(1);
+    }
     found
 }
 
@@ -1196,7 +1350,7 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
         heat_set(tables, set);
     }
     let mut found = 0;
-    let mut times = [0; IN_ORDER_MOST];
+    let (mut first, mut now) = ([(0, 0); IN_ORDER_MOST], 0);
     let mut index = set.hot_first.get();
     for _ in 0..set.hot_count.get() {
         if index == 0 || found == out.len() {
@@ -1216,15 +1370,24 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
         let socket = &tables.sockets[watch.socket.get() as usize];
         let seen = see(tables, watch, socket);
         if seen.events != 0 {
-            let time = stream::sent_at(socket);
+            if found == 0 {
+                now = sys::ticks();
+            }
+            let place = place_of(watch, socket);
             let event = tell(set, watch, socket, &seen, slept);
-            insert(&mut out[..found + 1], &mut times, event, time);
+            insert(&mut out[..found + 1], &mut first, event, (place, index));
+            if found >= first.len() {
+                link_again(watch, now, found);
+            }
             found += 1;
             if next != 0 {
                 unlink(tables, set, watch);
                 append(tables, set, index, watch);
             }
         } else {
+            if is_linked(watch) {
+                watch.linked.set(0);
+            }
             let hot = set.hot_count.get();
             let idle = set.fruitful.get().wrapping_sub(watch.active_at.get());
             let patience = (COOL_AFTER_LOOKS / hot.max(1)).max(COOL_AFTER_WAITS_MIN);
@@ -1241,7 +1404,13 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
         }
         index = next;
     }
-    set.fruitful.add((found > 0) as u32);
+    if found > 0 {
+        for (nth, (_, index)) in first[..found.min(IN_ORDER_MOST)].iter().enumerate() {
+            link_again(&tables.watches[*index as usize], now, nth);
+        }
+        set.told_at.set(now + found as u64 * PLACES_BETWEEN);
+        set.fruitful.add(1);
+    }
     found
 }
 
@@ -1326,10 +1495,16 @@ fn go_beside(tables: &Tables, set: &Set, neighbours: bool) -> bool {
     }
     drop(held);
     if beside {
-        // Those that do not ring by it; and what came before is not in the kernel's list.
+        // Those that do not ring by it; and what came to rings before is not in the kernel's list.
         disarm(&arm_as(tables, set, [context, 0]));
         set.turn.add(1);
-        set.left_over.set(1);
+        set.told_at.set(sys::ticks());
+        for_each_hot(tables, set, |watch, socket| {
+            if !watch.neighbour.is() {
+                leave_over(set, watch, place_of(watch, socket));
+            }
+        });
+        set.others.iter().for_each(|other| other.linked.set(0));
     }
     beside
 }
@@ -1482,6 +1657,12 @@ fn translate(
     told
 }
 
+/// When what the kernel holds for this watch was sent; 0 if that is not known.
+fn sent_by_kernel(tables: &Tables, index: u32) -> u64 {
+    let Some(watch) = tables.watches.get(index as usize) else { return 0 };
+    place_of(watch, &tables.sockets[watch.socket.get() as usize])
+}
+
 /// As `translate`, beside neighbours: what is ours is put where the kernel tells of it. The first `n` of `out` are the kernel's; what a
 /// ring's mark stands for may need more places.
 fn translate_in_order(
@@ -1493,7 +1674,9 @@ fn translate_in_order(
     since: Option<u32>,
 ) -> Translated {
     let mut told = Translated { kept: n, ours: any_of_ours(&out[..n]), foreign: false };
+    set.others.iter().for_each(|other| other.linked.set(0));
     if !told.ours {
+        out[..n].iter().enumerate().for_each(|(nth, event)| note_other(set, nth, event.u64));
         return told;
     }
     let is_foreign = |event: &epoll_event| (event.u64 ^ mark(0)) as u32 & !WATCH_MASK != 0;
@@ -1506,9 +1689,6 @@ fn translate_in_order(
         }
     }
     let turn = set.turn.add(1);
-    if since.is_none() {
-        set.left_over.set(0);
-    }
     let since = since.unwrap_or(turn);
     // Who rings from now on gets a new place; the looks that follow find what was published before.
     renew(tables, set, mine);
@@ -1516,19 +1696,35 @@ fn translate_in_order(
     let at = out.len() - n;
     out.copy_within(..n, at);
     told.kept = 0;
+    let (mut others, mut rung, mut marks) = (0, false, 0);
+    let harvest =
+        |out: &mut [epoll_event], whom| harvest_turn(tables, set, out, mine.is_some(), whom, since);
     for i in at..out.len() {
         let event = out[i];
-        let places = &mut out[told.kept..=i];
-        told.kept += if !is_ours(&event) {
-            places[0] = event;
-            1
+        let index = event.u64 as u32 & WATCH_MASK;
+        if is_ours(&event) && matches!(index, SELF | SECOND) {
+            rung = true;
+            continue;
+        }
+        if rung {
+            // What the kernel holds of ours has a time too. What is none of ours has only its place: behind the first that has rung.
+            let time = if is_ours(&event) { sent_by_kernel(tables, index) } else { 0 };
+            rung = time != 0 && marks < IN_ORDER_MOST;
+            marks += 1;
+            let whom = if rung { Whom::RungBefore(time) } else { Whom::Rung };
+            told.kept += harvest(&mut out[told.kept..i], whom);
+        }
+        if is_ours(&event) {
+            told.kept += harvest(&mut out[told.kept..=i], Whom::One(index));
         } else {
-            let whom = match event.u64 as u32 & WATCH_MASK {
-                SELF | SECOND => Whom::Rung,
-                index => Whom::One(index),
-            };
-            harvest_turn(tables, set, places, mine.is_some(), whom, since)
-        };
+            out[told.kept] = event;
+            told.kept += 1;
+            note_other(set, others, event.u64);
+            others += 1;
+        }
+    }
+    if rung {
+        told.kept += harvest(&mut out[told.kept..], Whom::Rung);
     }
     told
 }
@@ -1543,14 +1739,21 @@ fn places_beside(tables: &Tables, set: &Set, room: usize) -> usize {
 /// A wait beside neighbours, as far as it needs no sleep.
 #[cold]
 fn in_order(tables: &Tables, set: &Set, out: &mut [epoll_event], mask: Option<u64>) -> Sys<usize> {
+    if set.kernel_turn.swap(0) != 0 {
+        let found = ask_kernel(tables, set, out, Some(0), mask, None)?;
+        if found > 0 {
+            return Ok(found);
+        }
+    }
+    // KERNEL: what there was no room for is first, then what was reported by level: it is in the list again, before all that came later.
+    let listed = set.left_over.swap(0) | set.stays_ready.swap(0);
+    let (mut first, now) = ([(0, 0); IN_ORDER_MOST], sys::ticks());
     let mut found = 0;
-    if set.left_over.swap(0) != 0 {
-        found = harvest_turn(tables, set, out, false, Whom::Rung, set.turn.get());
+    if listed != 0 {
+        let turn = set.turn.add(1);
+        found = harvest_turn_at(tables, set, out, false, Whom::Linked, turn, &mut first, now);
     }
-    if found == 0 && set.stays_ready.swap(0) != 0 && any_ready(tables, set) {
-        // KERNEL: what was reported by level is in its list again.
-        kick(set);
-    }
+    let ours = found;
     // Whatever it is that nobody tells of: it must not wait as long as the neighbours are busy.
     if found == 0 && set.since_all.add(1) > ALL_AFTER_WAITS {
         set.since_all.set(0);
@@ -1558,12 +1761,17 @@ fn in_order(tables: &Tables, set: &Set, out: &mut [epoll_event], mask: Option<u6
     }
     if found > 0 {
         // KERNEL: one wait tells all that is ready, if there is room.
-        let (since, rest) = (set.turn.get(), &mut out[found..]);
-        let more = match rest.is_empty() {
-            true => Ok(0),
-            false => ask_kernel_since(tables, set, rest, Some(0), mask, None, Some(since)),
-        };
-        return Ok(found + more.unwrap_or(0));
+        let (since, others) = (set.turn.get(), others_of(set));
+        let rest = &mut out[found..];
+        if rest.is_empty() {
+            // It comes first at the next wait.
+            set.kernel_turn.set(1);
+            return Ok(found);
+        }
+        let more = ask_kernel_since(tables, set, rest, Some(0), mask, None, Some(since));
+        found += more.unwrap_or(0);
+        merge_others(set, &mut out[..found], &first[..ours], &others, now);
+        return Ok(found);
     }
     for _ in 0..2 {
         let found = ask_kernel(tables, set, out, Some(0), mask, None)?;
@@ -1726,7 +1934,7 @@ fn wait_in(
         }
         let found = harvest(tables, set, out, false);
         // (What a nested set leaves untaken in the kernel makes it readable.)
-        if found > 0 && (beside || !kernel_due(set) && !set.nested.is()) {
+        if found > 0 && (beside || !kernel_due(set, set.told_at.get()) && !set.nested.is()) {
             return Ok(found);
         }
         if found == out.len() {
@@ -1749,7 +1957,7 @@ fn wait_in(
         if spin::watch(
             budget,
             || latest_peer(tables, set),
-            || any_ready(tables, set) || kernel_due(set) && in_kernel(set),
+            || any_ready(tables, set) || kernel_due(set, sys::ticks()) && in_kernel(set),
         ) {
             let more = if any_ready(tables, set) {
                 0
@@ -1800,8 +2008,7 @@ fn latest_peer(tables: &Tables, set: &Set) -> Option<spin::Peer> {
 
 /// Is the kernel's part of the set to be looked at again? Every now and then; and at once when this process has written to something
 /// that is not a connection of ours, since it may expect to be told of it.
-fn kernel_due(set: &Set) -> bool {
-    let now = sys::ticks();
+fn kernel_due(set: &Set, now: u64) -> bool {
     let written = super::kernel_writes();
     if now.wrapping_sub(set.kernel_asked.get()) < ASK_KERNEL_TICKS && written == set.written.get() {
         return false;

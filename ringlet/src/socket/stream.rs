@@ -893,6 +893,9 @@ fn broken_pipe(flags: i32) -> Errno {
 
 fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     socket.end().bells_only.set(0);
+    if let Some(outgoing) = socket.outgoing() {
+        outgoing.control().sender.kernel_at.store(sys::ticks(), Ordering::Relaxed);
+    }
     let mut total = 0;
     loop {
         let got = tcp::send(socket.fd(), from, flags | libc::MSG_DONTWAIT);
@@ -1441,8 +1444,14 @@ pub fn sent_at(socket: &Socket) -> u64 {
             let ended = is_shut(&ring) && !end.rx.has_bytes(&ring);
             if ended { sender.shut_at.load(Ordering::Relaxed) } else { end.rx.sent_at(&ring) }
         }
-        _ => 0,
+        Some(ring) => ring.control().sender.kernel_at.load(Ordering::Relaxed),
+        None => 0,
     }
+}
+
+/// Does the ring hold something that was not looked at, bytes or a mark?
+pub fn ring_tells(socket: &Socket) -> bool {
+    socket.incoming().is_some_and(|ring| moving::published(socket.end(), &ring))
 }
 
 /// Does the peer say that it has ended its direction? The kernel has the end itself, or is about to.
