@@ -101,7 +101,10 @@ pub fn close_socket_apart(socket: i32, user: u32) {
 fn wait(socket: i32, user: u32) {
     let Ok(cookie) = proof::cookie(socket) else { return };
     let order = Ordering::Relaxed;
-    let claim = |waiting: &&Waiting| waiting.fd.compare_exchange(0, u32::MAX, order, order).is_ok();
+    // ORDER: Acquire; pairs with `go_on` (Release).
+    let claim = |waiting: &&Waiting| {
+        waiting.fd.compare_exchange(0, u32::MAX, Ordering::Acquire, order).is_ok()
+    };
     if let Some(waiting) = WAITING.iter().find(claim) {
         waiting.user.store(user, order);
         waiting.cookie.store(cookie, order);
@@ -117,17 +120,21 @@ pub fn go_on() {
         return;
     }
     for waiting in &WAITING {
-        // ORDER: Acquire; pairs with `wait` (Release).
-        let fd = waiting.fd.load(Ordering::Acquire);
-        let (user, cookie) =
-            (waiting.user.load(Ordering::Relaxed), waiting.cookie.load(Ordering::Relaxed));
         let order = Ordering::Relaxed;
-        if matches!(fd, 0 | u32::MAX)
-            || free_for(user) == 0
-            || waiting.fd.compare_exchange(fd, 0, order, order).is_err()
-        {
+        // ORDER: Acquire; pairs with `wait` (Release): whose it is, is known only to who has claimed it.
+        let claim =
+            |fd| waiting.fd.compare_exchange(fd, u32::MAX, Ordering::Acquire, order).is_ok();
+        let fd = waiting.fd.load(order);
+        if matches!(fd, 0 | u32::MAX) || !claim(fd) {
             continue;
         }
+        let (user, cookie) = (waiting.user.load(order), waiting.cookie.load(order));
+        if free_for(user) == 0 {
+            waiting.fd.store(fd, Ordering::Release);
+            continue;
+        }
+        // ORDER: Release; pairs with the next `wait` there.
+        waiting.fd.store(0, Ordering::Release);
         WAITING_COUNT.fetch_sub(1, order);
         let socket = fd as i32 - 1;
         // The program may have closed all numbers that it does not know, and this one may be its own now.
@@ -245,6 +252,15 @@ mod tests {
         let unsealed = unsafe { libc::memfd_create(c"memory".as_ptr(), libc::MFD_ALLOW_SEALING) };
         let eventfd = fd::eventfd().unwrap();
         assert!(is_quick(segment) && !is_quick(large) && !is_quick(unsealed) && !is_quick(eventfd));
-        [segment, large, unsealed, eventfd].into_iter().for_each(close);
+        assert!(map::sealed_size(segment) == Ok(2 << 20) && map::sealed_size(unsealed).is_err());
+        // What lies behind the end is freed as well.
+        let hidden = unsealed;
+        // SAFETY: no memory is passed.
+        unsafe {
+            assert_eq!(libc::fallocate(hidden, libc::FALLOC_FL_KEEP_SIZE, 0, 32 << 20), 0);
+            libc::fcntl(hidden, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
+        }
+        assert!(!is_quick(hidden) && map::sealed_size(hidden) == Err(Errno::EINVAL));
+        [segment, large, hidden, eventfd].into_iter().for_each(close);
     }
 }

@@ -142,32 +142,52 @@ pub fn seal_readers(fd: i32) -> Sys<()> {
         .map(drop)
 }
 
-/// Is this memory, as memfds are, that can't be more than this? (Of nothing else are seals known.)
+/// What is known of a memfd.
+struct Memory {
+    seals: i32,
+    stat: libc::stat,
+}
+
+impl Memory {
+    /// An error for what is no memfd. (Of nothing else are seals known.)
+    fn of(fd: i32) -> Sys<Memory> {
+        // SAFETY: no memory is passed.
+        let seals = unsafe { sys!(SYS_fcntl, fd, libc::F_GET_SEALS)? } as i32;
+        // SAFETY: zero is a valid stat buffer.
+        let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+        // SAFETY: `stat` is valid for writing.
+        unsafe { sys!(SYS_fstat, fd, &raw mut stat)? };
+        Ok(Memory { seals, stat })
+    }
+
+    /// Does it hold no more than this, and will it never?
+    ///
+    /// KERNEL: pages behind the end (FALLOC_FL_KEEP_SIZE) are counted as blocks only; once it is sealed none are added.
+    fn is_at_most(&self, bytes: u64) -> bool {
+        let held = self.stat.st_blocks as u64 * 512;
+        self.seals & libc::F_SEAL_GROW != 0 && self.stat.st_size as u64 <= bytes && held <= bytes
+    }
+}
+
+/// Is this memory, as memfds are, that can't be more than this?
 pub fn is_memory_of(fd: i32, most: u64) -> bool {
-    // SAFETY: no memory is passed.
-    let seals = unsafe { sys!(SYS_fcntl, fd, libc::F_GET_SEALS) }.unwrap_or(0) as i32;
-    // SAFETY: zero is a valid stat buffer.
-    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: `stat` is valid for writing.
-    let known = unsafe { sys!(SYS_fstat, fd, &raw mut stat) }.is_ok();
-    known && seals & libc::F_SEAL_GROW != 0 && stat.st_size as u64 <= most
+    Memory::of(fd).is_ok_and(|memory| memory.is_at_most(most))
 }
 
 /// Size of a memfd that somebody else made, if it is one that can't fault: sealed against shrinking, and not of huge pages,
-/// which may run out. (Its block size does not tell: it is that of a huge page too where tmpfs may use them.) `EINVAL` if not.
+/// which may run out. (Its block size does not tell: it is that of a huge page too where tmpfs may use them.) Nor does it hold more than it
+/// shows: whoever lets go of it last frees all. `EINVAL` if not.
 pub fn sealed_size(fd: i32) -> Sys<usize> {
-    // SAFETY: no memory is passed.
-    let seals = unsafe { sys!(SYS_fcntl, fd, libc::F_GET_SEALS)? } as i32;
-    // SAFETY: zero is a valid stat buffer.
-    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: `stat` is valid for writing.
-    unsafe { sys!(SYS_fstat, fd, &raw mut stat)? };
+    let memory = Memory::of(fd)?;
+    let (seals, stat) = (memory.seals, &memory.stat);
     // SAFETY: zero is a valid statfs buffer.
     let mut system: libc::statfs = unsafe { core::mem::zeroed() };
     // SAFETY: `system` is valid for writing.
     unsafe { sys!(SYS_fstatfs, fd, &raw mut system)? };
     let in_tmpfs = system.f_type == libc::TMPFS_MAGIC;
-    if seals & libc::F_SEAL_SHRINK == 0 || !in_tmpfs || stat.st_size < 0 {
+    let sane = stat.st_size >= 0
+        && memory.is_at_most(stat.st_size as u64 + stat.st_blksize.max(PAGE_BYTES as i64) as u64);
+    if seals & libc::F_SEAL_SHRINK == 0 || !in_tmpfs || !sane {
         return Err(Errno::EINVAL);
     }
     Ok(stat.st_size as usize)
