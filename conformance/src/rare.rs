@@ -91,6 +91,114 @@ pub fn exec_at(path: &str, args: &[&str]) -> Errno {
     result(failed as isize).expect_err("exec returned")
 }
 
+/// The same, by a call that takes its arguments one by one.
+pub fn exec_list(args: &[&str]) -> Errno {
+    let [program] = args else { unimplemented!("a list of this length") };
+    let program = CString::new(*program).expect("no zero byte");
+    // SAFETY: strings that end with zero bytes, and a null.
+    let failed =
+        unsafe { libc::execlp(program.as_ptr(), program.as_ptr(), null::<libc::c_char>()) };
+    result(failed as isize).expect_err("exec returned")
+}
+
+/// Becomes a shell that says how many arguments it has, and a word of its environment: by lists that are longer than registers can hold, and
+/// than usual.
+pub fn exec_long_list(many: bool) -> Errno {
+    let (shell, command) = (c"/bin/sh".as_ptr(), c"echo $# $8 $WORD".as_ptr());
+    let (option, x, end) = (c"-c".as_ptr(), c"x".as_ptr(), null::<libc::c_char>());
+    let eighth = c"the eighth".as_ptr();
+    let environment = [c"WORD=and a word".as_ptr(), end];
+    // SAFETY: strings that end with zero bytes, a null, and an environment that ends with one.
+    let failed = unsafe {
+        if many {
+            libc::execl(
+                shell, shell, option, command, x, x, x, x, x, x, x, x, eighth, x, x, x, x, x, x, x,
+                x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x,
+                x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, end,
+            )
+        } else {
+            libc::execle(
+                shell,
+                shell,
+                option,
+                command,
+                x,
+                x,
+                x,
+                x,
+                x,
+                x,
+                x,
+                x,
+                eighth,
+                end,
+                environment.as_ptr(),
+            )
+        }
+    };
+    result(failed as isize).expect_err("exec returned")
+}
+
+/// As fork, by the system call itself; the child ends so too.
+pub fn fork_around_libc(work: impl FnOnce() -> c_int) -> c_int {
+    // SAFETY: one thread, so no lock is held by a thread that the child lacks; no new stack and no pointers.
+    unsafe {
+        match libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) {
+            0 => {
+                let status = work();
+                loop {
+                    libc::syscall(libc::SYS_exit_group, status);
+                }
+            }
+            pid => {
+                assert!(pid > 0, "clone: {}", std::io::Error::last_os_error());
+                pid as c_int
+            }
+        }
+    }
+}
+
+/// A process that shares this one's memory, but not its descriptors, sends and closes its copy; its number, and what its send returned. This thread waits for it.
+pub fn send_by_a_process_in_our_memory(fd: Fd, data: &[u8]) -> (String, isize) {
+    struct Work<'a> {
+        fd: Fd,
+        data: &'a [u8],
+        sent: isize,
+    }
+    extern "C" fn child(work: *mut c_void) -> c_int {
+        // SAFETY: the `Work` below, which lives until we have ended.
+        unsafe {
+            let work = &mut *work.cast::<Work>();
+            work.sent = libc::send(work.fd, work.data.as_ptr().cast(), work.data.len(), 0);
+            libc::close(work.fd);
+            0
+        }
+    }
+    let mut work = Work { fd, data, sent: 0 };
+    let mut stack = vec![0u128; 16 << 10];
+    // SAFETY: the child runs on the stack, whose end is aligned, and has ended when it is freed.
+    let pid = unsafe {
+        let top = stack.as_mut_ptr_range().end.cast();
+        libc::clone(child, top, libc::CLONE_VM | libc::SIGCHLD, (&raw mut work).cast())
+    };
+    assert!(pid > 0, "clone: {}", std::io::Error::last_os_error());
+    (crate::sys::wait_for(pid), work.sent)
+}
+
+/// This thread runs on one processor only, and before all that has a lower number, if it may.
+pub fn take_priority(priority: c_int) {
+    // SAFETY: zero is an empty set; structs of ours.
+    unsafe {
+        let (mut allowed, mut one): (libc::cpu_set_t, libc::cpu_set_t) = zeroed();
+        libc::sched_getaffinity(0, size_of_val(&allowed), &mut allowed);
+        let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &allowed));
+        libc::CPU_SET(first.unwrap_or(0), &mut one);
+        libc::sched_setaffinity(0, size_of_val(&one), &one);
+        let how = libc::sched_param { sched_priority: priority };
+        libc::sched_setscheduler(0, libc::SCHED_FIFO, &how);
+    }
+}
+
 extern "C" fn nothing(_: c_int) {}
 
 /// Sets a handler that does nothing, as System V has it.

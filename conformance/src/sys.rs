@@ -1147,6 +1147,11 @@ impl LatePage {
         unsafe { std::slice::from_raw_parts_mut(self.base as *mut u8, PAGE) }
     }
 
+    /// Is it not there at once?
+    pub fn is_late(&self) -> bool {
+        self.faults.is_some()
+    }
+
     /// Waits until somebody touches it.
     pub fn await_touch(&self) {
         if let Some(fd) = self.faults {

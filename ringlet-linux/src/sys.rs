@@ -146,6 +146,16 @@ pub fn thread_exists(tid: i32) -> bool {
     asked != Err(Errno(libc::ESRCH))
 }
 
+/// Is the process of this number over, though its number is not yet free, since nobody has waited for it? (Of a thread's number that is no
+/// process's: no.)
+pub fn has_ended(pid: i32) -> bool {
+    pidfd(pid).is_ok_and(|process| {
+        let ended = crate::fd::pending(process, libc::POLLIN) != 0;
+        close(process);
+        ended
+    })
+}
+
 /// Raises a signal in the calling thread.
 pub fn raise(signal: i32) {
     // SAFETY: no memory is passed.

@@ -1,6 +1,7 @@
 //! Calls that make, name, change or close descriptors.
 
 use crate::calls::{is_nowhere, recvmmsg, sendmmsg};
+use crate::processes::{execve, execveat, forking, makes_copy};
 use crate::{next, result, set_errno};
 use libc::{c_char, c_int, c_long, c_ulong, c_void, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
@@ -548,19 +549,30 @@ pub unsafe extern "C" fn syscall(
                 as c_long;
         }
         libc::SYS_io_uring_setup => process::uses_io_uring(),
+        // SAFETY: as above.
+        libc::SYS_execve => return unsafe { execve(a as _, b as _, c as _) } as c_long,
+        libc::SYS_execveat => {
+            // SAFETY: as above.
+            return unsafe { execveat(a as c_int, b as _, c as _, d as _, e as c_int) } as c_long;
+        }
+        libc::SYS_exit_group => process::at_exit(),
         _ => {}
     }
-    next!(
-        c"syscall",
-        fn(c_long, c_ulong, c_ulong, c_ulong, c_ulong, c_ulong, c_ulong) -> c_long,
-        number,
-        a,
-        b,
-        c,
-        d,
-        e,
-        f
-    )
+    let make = || {
+        next!(
+            c"syscall",
+            fn(c_long, c_ulong, c_ulong, c_ulong, c_ulong, c_ulong, c_ulong) -> c_long,
+            number,
+            a,
+            b,
+            c,
+            d,
+            e,
+            f
+        )
+    };
+    // SAFETY: as above.
+    if unsafe { makes_copy(number, a) } { forking(make) } else { make() }
 }
 
 // liburing makes its system calls by itself.

@@ -1,11 +1,14 @@
 //! Calls that make processes, replace programs, or set signal handlers.
 
+use crate::calls::is_nowhere;
 use crate::descriptors::is_single_threaded;
-use crate::next;
+use crate::{next, set_errno};
 use core::arch::naked_asm;
-use libc::{c_char, c_int, c_void, gid_t, pid_t, uid_t};
+use core::ptr::null_mut;
+use libc::{c_char, c_int, c_long, c_ulong, c_void, gid_t, pid_t, uid_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::{process, signals};
+use ringlet_linux::map::Scratch;
 use ringlet_linux::sys;
 
 /// libc runs ours last before it copies the process, and first afterwards: whatever the program's handlers do is seen. (Without
@@ -36,8 +39,13 @@ pub extern "C" fn fork() -> pid_t {
 /// Runs no handlers.
 #[unsafe(no_mangle)]
 pub extern "C" fn _Fork() -> pid_t {
+    forking(|| next!(c"_Fork", fn() -> pid_t,).into()) as pid_t
+}
+
+/// A call that makes a process with a copy of our memory, around libc's handlers.
+pub fn forking(make: impl FnOnce() -> c_long) -> c_long {
     process::before_fork();
-    let child = next!(c"_Fork", fn() -> pid_t,);
+    let child = make();
     match child {
         0 => process::after_fork_in_child(),
         _ => process::after_fork_in_parent(),
@@ -46,6 +54,58 @@ pub extern "C" fn _Fork() -> pid_t {
         process::fork_failed();
     }
     child
+}
+
+/// Does this system call make a process with a copy of our memory?
+///
+/// # Safety
+/// The arguments are those of the call.
+pub unsafe fn makes_copy(number: c_long, first: c_ulong) -> bool {
+    let flags = match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_fork => 0,
+        libc::SYS_clone => first,
+        // SAFETY: struct clone_args begins with the flags.
+        libc::SYS_clone3 if !is_nowhere(first as *const u64) => unsafe { *(first as *const u64) },
+        _ => return false,
+    };
+    flags & libc::CLONE_VM as c_ulong == 0
+}
+
+type Work = extern "C" fn(*mut c_void) -> c_int;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clone(
+    work: Option<Work>,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: *mut pid_t,
+    storage: *mut c_void,
+    child: *mut pid_t,
+) -> c_int {
+    let make = || {
+        next!(
+            c"clone",
+            fn(
+                Option<Work>,
+                *mut c_void,
+                c_int,
+                *mut c_void,
+                *mut pid_t,
+                *mut c_void,
+                *mut pid_t,
+            ) -> c_int,
+            work,
+            stack,
+            flags,
+            argument,
+            parent,
+            storage,
+            child
+        )
+    };
+    if flags & libc::CLONE_VM != 0 { make() } else { forking(|| make().into()) as c_int }
 }
 
 #[unsafe(no_mangle)]
@@ -289,8 +349,8 @@ pub extern "C" fn _Exit(status: c_int) -> ! {
 
 fn end(status: c_int) -> ! {
     loop {
-        // SAFETY: ends the process.
-        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+        // (Not by libc's `syscall`, which is ours.) SAFETY: ends the process.
+        let _ = unsafe { sys::call(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
     }
 }
 
@@ -529,18 +589,6 @@ macro_rules! next_address {
     }};
 }
 
-extern "C" fn before_execl() -> *mut c_void {
-    process::before_exec_alone();
-    next_address!(c"execl")
-}
-extern "C" fn before_execlp() -> *mut c_void {
-    process::before_exec_alone();
-    next_address!(c"execlp")
-}
-extern "C" fn before_execle() -> *mut c_void {
-    process::before_exec_alone();
-    next_address!(c"execle")
-}
 extern "C" fn before_dprintf(fd: c_int) -> *mut c_void {
     process::keep_fd_on_kernel(fd, Reason::Stdio);
     next_address!(c"dprintf")
@@ -550,8 +598,113 @@ extern "C" fn before_dprintf_chk(fd: c_int) -> *mut c_void {
     next_address!(c"__dprintf_chk")
 }
 
-in_front_of!(execl, before_execl);
-in_front_of!(execlp, before_execlp);
-in_front_of!(execle, before_execle);
 in_front_of!(dprintf, before_dprintf);
 in_front_of!(__dprintf_chk, before_dprintf_chk);
+
+// Those that become another program, of which we must hear if they do not: the list is made the array that the others take.
+
+macro_rules! takes_list {
+    ($name:ident, $with_array:ident) => {
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                "push r9", "push r8", "push rcx", "push rdx", "push rsi",
+                "mov rsi, rsp",
+                "lea rdx, [rsp+48]",
+                "call {with_array}",
+                "add rsp, 40",
+                "ret",
+                with_array = sym $with_array,
+            )
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                "stp x29, x30, [sp, #-80]!",
+                "stp x1, x2, [sp, #16]", "stp x3, x4, [sp, #32]", "stp x5, x6, [sp, #48]", "str x7, [sp, #64]",
+                "add x1, sp, #16",
+                "add x2, sp, #80",
+                "bl {with_array}",
+                "ldp x29, x30, [sp], #80",
+                "ret",
+                with_array = sym $with_array,
+            )
+        }
+    };
+}
+
+/// Arguments behind the first one that come in registers.
+const IN_REGISTERS: usize = if cfg!(target_arch = "x86_64") { 5 } else { 7 };
+/// Arguments for which there is room on the stack.
+const USUAL_COUNT: usize = 64;
+
+/// Where the arguments of such a call are: those that came in registers, and the others.
+#[derive(Clone, Copy)]
+struct List(Strings, Strings);
+
+impl List {
+    /// # Safety
+    /// The list has so many.
+    unsafe fn at(self, index: usize) -> *mut c_char {
+        // SAFETY: by contract.
+        unsafe {
+            match index.checked_sub(IN_REGISTERS) {
+                None => *self.0.add(index),
+                Some(other) => *self.1.add(other),
+            }
+        }
+    }
+
+    /// Gives the array, up to the null that ends it, to `exec`; and what follows behind that.
+    ///
+    /// # Safety
+    /// The list ends with a null.
+    unsafe fn as_array(self, exec: impl FnOnce(Strings, List, usize) -> c_int) -> c_int {
+        // SAFETY: by contract, for these and those below.
+        let count = (0..).find(|&index| unsafe { self.at(index) }.is_null()).unwrap_or(0);
+        let with = |array: &mut [*mut c_char]| {
+            for (index, place) in array.iter_mut().enumerate().take(count) {
+                // SAFETY: as above.
+                *place = unsafe { self.at(index) };
+            }
+            exec(array.as_ptr(), self, count + 1)
+        };
+        if count < USUAL_COUNT {
+            return with(&mut [null_mut(); USUAL_COUNT]);
+        }
+        // (What a vfork child maps its parent keeps, if it becomes another program.)
+        match Scratch::new(count + 1, null_mut()) {
+            Some(mut array) => with(&mut array),
+            None => {
+                set_errno(libc::ENOMEM);
+                -1
+            }
+        }
+    }
+}
+
+extern "C" fn execl_array(path: *const c_char, first: Strings, others: Strings) -> c_int {
+    // SAFETY: the contract of execl.
+    unsafe { List(first, others).as_array(|args, _, _| execv(path, args)) }
+}
+extern "C" fn execlp_array(file: *const c_char, first: Strings, others: Strings) -> c_int {
+    // SAFETY: the contract of execlp.
+    unsafe { List(first, others).as_array(|args, _, _| execvp(file, args)) }
+}
+extern "C" fn execle_array(path: *const c_char, first: Strings, others: Strings) -> c_int {
+    let exec = |args, list: List, behind| {
+        // SAFETY: the contract of execle: the environment follows.
+        unsafe { execve(path, args, list.at(behind).cast_const().cast()) }
+    };
+    // SAFETY: as above.
+    unsafe { List(first, others).as_array(exec) }
+}
+
+takes_list!(execl, execl_array);
+takes_list!(execlp, execlp_array);
+takes_list!(execle, execle_array);

@@ -380,6 +380,7 @@ SEGMENT_LIES = [
     *(Lie(f"a {kind.__name__} for a segment", BAD, segment=[kind]) for kind in KINDS),
     Lie("an unsealed segment", BAD, segment=[sealed(0)]),
     Lie("a segment sealed against growing only", BAD, segment=[sealed(GROW)]),
+    Lie("a segment sealed against shrinking only", BAD, segment=[sealed(SHRINK)]),
     Lie("a segment that can't be written", {"bad-peer", "forbidden"}, segment=[sealed(ALL_SEALS | WRITE)]),
     Lie("a segment opened for reading only", {"bad-peer", "forbidden"}, segment=[read_only]),
     Lie("a segment without head", BAD, segment=[empty_head]),

@@ -69,7 +69,7 @@ fn die_when_woken_on(side: &mut Side, end: End) {
         let _ = recv(end, 1, 0);
         sys::kill(std::process::id() as i32, SIGKILL)
     };
-    beside(woken, || side.tell(0)).expect("kill");
+    beside(woken, || tell_pid(side)).expect("kill");
 }
 
 /// What a connection says once its peer has reset it.
@@ -508,6 +508,33 @@ pub const CASES: &[Case] = &[
         |a| {
             let end = a.moved();
             wake_to_die(a, end);
+            after_end(end);
+        },
+        die_when_woken,
+    )
+    .each_side(),
+    pair(
+        "close/kill_beside_wakeup_and_receive",
+        "the same, by a receive that waits for it",
+        |a| {
+            let end = a.moved();
+            a.hear();
+            end.send(b"1");
+            end.recv(10);
+            after_end(end);
+        },
+        die_when_woken,
+    )
+    .each_side(),
+    pair(
+        "close/kill_beside_wakeup_and_ask_first",
+        "the same, by SO_ERROR before all other calls",
+        |a| {
+            let end = a.moved();
+            let peer = format!("/proc/{}", a.hear());
+            end.send(b"1");
+            until("the peer is gone", || !std::path::Path::new(&peer).exists());
+            end.error();
             after_end(end);
         },
         die_when_woken,

@@ -34,6 +34,10 @@ const SIZES: &[usize] = &[
     4 << 20,
 ];
 
+/// A sender is woken for each piece: a quarter of the smallest ring.
+const WAKING_PIECE: usize = 16 << 10;
+const WAKING_BYTES: usize = 6000 * WAKING_PIECE;
+
 /// The libc crate has no name for it on Linux.
 const SIOCATMARK: libc::Ioctl = 0x8905;
 
@@ -910,6 +914,46 @@ pub const CASES: &[Case] = &[
         },
     )
     .packets_too(),
+    // Steady: where the path changes all the time, no doorbell stays.
+    pair(
+        "data/many_doorbells",
+        "a sender is woken thousands of times beside a byte that it has not read, then it reads",
+        |a| {
+            let end = a.moved();
+            end.send(b"!");
+            a.sync();
+            let mut left = WAKING_BYTES;
+            while left > 0 {
+                let got = recv_exact(end, WAKING_PIECE).expect("recv");
+                assert_eq!(got.len(), WAKING_PIECE, "with {left} bytes to come");
+                left -= got.len();
+                // So that the sender finds no room, if it is quick.
+                thread::sleep(Duration::from_micros(50));
+            }
+            a.sync();
+            end.send(b"after all");
+        },
+        |b| {
+            const SMALL: &str = "RINGLET_RING_BYTES";
+            if std::env::var_os(SMALL).is_none() {
+                let small = format!("{SMALL}={}", 4 * WAKING_PIECE);
+                record("exec", b.start_anew(&["env", &small], "data/many_doorbells"));
+            }
+            let end = b.moved();
+            b.sync();
+            // Not the one that moved it, which would be woken otherwise.
+            let sender = thread::spawn(move || {
+                let piece = vec![b'x'; WAKING_PIECE];
+                (0..WAKING_BYTES / WAKING_PIECE).try_for_each(|_| send_all(end, &piece).map(drop))
+            });
+            record("sent", sender.join().expect("a thread"));
+            end.recv(1);
+            end.recv_with(1, MSG_DONTWAIT);
+            b.sync();
+            end.recv(9);
+        },
+    )
+    .steady(),
     pair(
         "data/two_senders",
         "two threads send on one connection: each one's records stay whole and in order",

@@ -100,6 +100,41 @@ fn join(pid: i32) {
     record("child", sys::wait_for(pid));
 }
 
+/// How it is called, and what it comes to.
+type Start = (&'static str, fn() -> String);
+
+/// In every way in which programs are started, or fail to be.
+const STARTS: &[Start] = &[
+    ("system", || sys::system("exit 3").to_string()),
+    ("popen", || sys::popen("echo shell").map(|(text, code)| format!("{text:?} {code}")).show()),
+    ("posix_spawn", || sys::spawn(&["true"], None).map(sys::wait_for).show()),
+    ("posix_spawn of nothing", || sys::spawn(&[NOTHING], None).show()),
+    ("vfork", || sys::wait_for(sys::vfork_and_close(-1, &["true"]))),
+    ("vfork of nothing", || sys::wait_for(sys::vfork_and_close(-1, &[NOTHING]))),
+    ("fork", || started(|| sys::exec(&["true"]))),
+    ("fork of nothing", || started(|| sys::exec(&[NOTHING]))),
+    ("a list", || started(|| rare::exec_list(&["true"]))),
+    ("a list of nothing", || started(|| rare::exec_list(&[NOTHING]))),
+    ("itself", || sys::exec(&[NOTHING]).show()),
+    ("itself by a list", || rare::exec_list(&[NOTHING]).show()),
+];
+
+const NOTHING: &str = "/no/such/program";
+
+fn started(exec: fn() -> sys::Errno) -> String {
+    sys::wait_for(sys::fork(|| {
+        exec();
+        127
+    }))
+}
+
+/// Is a child dead, with all its threads, and not yet waited for?
+fn is_over(child: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
+    let threads = std::fs::read_dir(format!("/proc/{child}/task")).map_or(0, Iterator::count);
+    stat.is_ok_and(|stat| stat.contains(") Z ")) && threads == 1
+}
+
 /// In every way in which a process starts programs, none of which wants the connection.
 fn start_programs_beside(end: End) {
     record("system", sys::system("exit 3"));
@@ -904,6 +939,18 @@ pub const CASES: &[Case] = &[
         },
     ]),
     pair(
+        "processes/exec_list_amid_sent_again",
+        "what was sent arrives though its sender became another program, by a list, before the kernel had room for it",
+        |a| {
+            let end = much_to_send_again(a);
+            sys::fcntl(end.0, libc::F_SETFD, FD_CLOEXEC).expect("F_SETFD");
+            a.sync();
+            record("execlp", rare::exec_list(&["true"]));
+        },
+        receive_sent_again,
+    )
+    .steady(),
+    pair(
         "processes/exec_beside_sent_again",
         "a connection ends in order though another program was started while what was sent found no room in the kernel",
         |a| {
@@ -1072,6 +1119,83 @@ pub const CASES: &[Case] = &[
             sentence: UNREAD_BESIDE,
         },
     ]),
+    pair(
+        "processes/moved_after_programs",
+        "a connection that was there while programs were started, or could not be, is moved afterwards",
+        |a| {
+            for _ in STARTS {
+                let end = a.fresh();
+                a.sync();
+                a.warm(end);
+                end.close();
+            }
+        },
+        |b| {
+            for (name, start) in STARTS {
+                let end = b.fresh();
+                sys::fcntl(end.0, libc::F_SETFD, FD_CLOEXEC).expect("F_SETFD");
+                record(name, start());
+                b.sync();
+                b.warm(end);
+                end.recv(1);
+                end.close();
+            }
+        },
+    ),
+    pair(
+        "processes/stranger_resets",
+        "a program that knows of no ring says something, and the connection ends by a reset, which is told",
+        |a| {
+            let end = a.moved();
+            end.until_unread(5);
+            a.sync();
+            end.wait_mask(HUP);
+            end.recv(10);
+            end.recv(10);
+        },
+        |b| {
+            let end = b.moved();
+            record("SO_LINGER", sys::set_linger(end.0, Some(0)));
+            join(sys::fork(|| {
+                sys::exec(&["env", "-i", "/bin/sh", "-c", &format!("printf hello >&{}", end.0)]);
+                127
+            }));
+            b.sync();
+            end.close();
+        },
+    )
+    .steady(),
+    pair(
+        "processes/killed_amid_send",
+        "a child is killed in the middle of a send, and not yet waited for: its parent sends",
+        |a| {
+            let end = a.moved();
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            let child = sys::fork(|| {
+                let page = sys::LatePage::new(b"never sent");
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        page.await_touch();
+                        sys::kill(std::process::id() as i32, SIGKILL)
+                    });
+                    if !page.is_late() {
+                        pause(100_000);
+                    }
+                    let _ = sys::send(end.0, &page.bytes()[..10], MSG_NOSIGNAL);
+                });
+                0
+            });
+            until("the child is dead", || is_over(child));
+            end.send(b"sent, ");
+            join(child);
+            end.send(b"and on");
+            end.close();
+        },
+    )
+    .packets_too(),
     pair(
         "processes/spawn_with_connection",
         "posix_spawn gives a moved connection to cat",

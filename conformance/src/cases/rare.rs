@@ -95,6 +95,67 @@ pub const CASES: &[Case] = &[
         },
     )
     .steady(),
+    solo("rare/exec_by_lists", "a program becomes another by lists of arguments, short and long", |_| {
+        for many in [false, true] {
+            rare::set_environment("WORD", "of its own");
+            let child = sys::fork(|| {
+                rare::exec_long_list(many);
+                127
+            });
+            record("child", sys::wait_for(child));
+        }
+    })
+    .any_path(),
+    pair(
+        "rare/fork_around_libc",
+        "a child that was forked by the system call itself goes on with a connection, and its parent with another",
+        |a| {
+            let ends = [a.moved(), a.moved()];
+            let right = |end: &End| {
+                let answered = |_| send_all(*end, b"ask").is_ok() && recv_exact(*end, 3).is_ok();
+                (0..100).all(answered)
+            };
+            record("answered", (0..4).all(|_| ends.iter().all(right)));
+            for end in ends {
+                end.shutdown(libc::SHUT_WR);
+                end.recv_to_end();
+                end.close();
+            }
+        },
+        |b| {
+            let ends = [b.moved(), b.moved()];
+            let answer = |end: End| {
+                let mut bytes = 0;
+                while let Ok(got @ [_, ..]) = recv(end, 512, 0).as_deref() {
+                    bytes += send_all(end, got).expect("send");
+                }
+                bytes
+            };
+            let child = rare::fork_around_libc(|| i32::from(answer(ends[0]) != 1200));
+            ends[0].close();
+            record("answered", answer(ends[1]));
+            ends[1].close();
+            record("child", sys::wait_for(child));
+        },
+    )
+    .packets_too(),
+    pair(
+        "rare/process_in_our_memory",
+        "a process that shares a program's memory, but not its descriptors, sends and closes its copy",
+        |a| {
+            let end = a.moved();
+            end.recv_exact(22);
+            end.send(b"both");
+        },
+        |b| {
+            let end = b.moved();
+            let (child, sent) = rare::send_by_a_process_in_our_memory(end.0, b"by another ");
+            record("child", child);
+            record("send", sent);
+            end.send(b"by the one ");
+            end.recv_exact(4);
+        },
+    ),
     pair(
         "rare/sigset",
         "a handler set by sigset ends a receive with EINTR, and SIG_HOLD blocks the signal",

@@ -73,6 +73,29 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "signals/jump_before_the_move",
+        "receives are left by long jumps before their connections move, and those are closed: the next one moves",
+        |a| {
+            for _ in 0..JUMPS {
+                let end = a.fresh();
+                end.recv_to_end();
+                end.close();
+            }
+            a.moved();
+        },
+        |b| {
+            let mut left = 0;
+            for _ in 0..JUMPS {
+                let end = b.fresh();
+                let mut receive = || _ = sys::recv(end.0, &mut [0; 8], 0);
+                left += u32::from(sys::left_by_jump(libc::SIGALRM, 5, &mut receive));
+                end.close();
+            }
+            record("left by a jump", left == JUMPS);
+            b.moved();
+        },
+    ),
+    pair(
         "signals/receive",
         "a handler without SA_RESTART ends each receiving call with EINTR",
         |a| {
@@ -486,6 +509,9 @@ pub const CASES: &[Case] = &[
     )
     .packets_too(),
 ];
+
+/// More than ends that are passed over.
+const JUMPS: u32 = 20;
 
 /// Rounds of traffic at least; they go on until a signal has come to both sides.
 const ROUNDS: u32 = 3000;

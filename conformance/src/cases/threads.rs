@@ -1,5 +1,6 @@
 //! Several threads and one connection, or one set.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_MOD, MSG_DONTWAIT, SHUT_WR};
@@ -854,6 +855,40 @@ pub const CASES: &[Case] = &[
         },
     ).packets_too()
     .each_side(),
+    pair(
+        "threads/priorities",
+        "a thread of higher priority sends while one of lower priority, on the same processor, is in the middle of it",
+        |a| {
+            let end = a.moved();
+            record("both", recv_exact(end, 16).map(|got| got.len()));
+            end.send(b"both");
+        },
+        |b| {
+            let end = b.moved();
+            let page = sys::LatePage::new(b"the low ");
+            let (go, tell) = sys::pipe().expect("pipe");
+            let sends = AtomicBool::new(false);
+            thread::scope(|scope| {
+                let low = scope.spawn(|| {
+                    rare::take_priority(1);
+                    sys::send(end.0, &page.bytes()[..8], 0)
+                });
+                let high = scope.spawn(|| {
+                    rare::take_priority(2);
+                    sys::read(go, &mut [0]).expect("read");
+                    sends.store(true, Ordering::SeqCst);
+                    sys::send(end.0, b"the high", 0)
+                });
+                page.await_touch();
+                sys::write(tell, b"!").expect("write");
+                until("it sends", || sends.load(Ordering::SeqCst));
+                page.provide();
+                record("low", low.join().expect("a thread"));
+                record("high", high.join().expect("a thread"));
+            });
+            end.recv_exact(4);
+        },
+    ),
     solo(
         "threads/smallest_stack",
         "a thread with the smallest stack makes every call that moves data or waits",

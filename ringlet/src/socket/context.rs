@@ -133,6 +133,13 @@ pub fn fate_of(owner: u32) -> Fate {
     }
 }
 
+/// Is an owner of which nothing else is known a process that is over, and that nobody has waited for? (It may be another, which got the
+/// number when the owner was gone.)
+pub fn has_ended(owner: u32) -> bool {
+    owner_number() >> NUMBER_BITS == owner >> NUMBER_BITS
+        && sys::has_ended((owner & NUMBER_MASK) as i32)
+}
+
 /// In a child by fork that is the first of its pid namespace: its numbers, and its children's, mean something else than the family's.
 pub fn enter_namespace(tables: &Tables) {
     let mut random = [0; 2];

@@ -667,11 +667,11 @@ fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<
         }
     });
     let (segment, area) = made.map_err(|error| {
-        release_memory(tables, bytes);
+        memory::release(tables, bytes);
         reason_of(error)
     })?;
     if let Err(reason) = memory::hold_first(area, geometry) {
-        release_memory(tables, bytes);
+        memory::release(tables, bytes);
         sys::close(segment);
         // SAFETY: mapped just now and shown to nobody.
         #[allow(unsafe_code)]
@@ -685,10 +685,6 @@ fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<
     head.magic.store(SEGMENT_MAGIC, Ordering::Relaxed);
     socket.set_segment(area, geometry);
     Ok(segment)
-}
-
-pub fn release_memory(tables: &Tables, bytes: usize) {
-    tables.process().shared_bytes.add((bytes as u64).wrapping_neg());
 }
 
 /// The connecting side: is the answer there, and sound?
@@ -749,12 +745,12 @@ fn map_segment(
     }
     memory::reserve(tables, bytes)?;
     let area = map::map_shared(segment, bytes, true).map_err(|error| {
-        release_memory(tables, bytes);
+        memory::release(tables, bytes);
         reason_of(error)
     })?;
     let head = area.at::<Head>(0);
     if head.magic.load(Ordering::Relaxed) != SEGMENT_MAGIC {
-        release_memory(tables, bytes);
+        memory::release(tables, bytes);
         // SAFETY: mapped just now and shown to nobody.
         #[allow(unsafe_code)]
         unsafe {

@@ -12,7 +12,7 @@ use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, HOT_DATA_BYTES, PAGE_BYTES, SLOT_COUNT, SLOTS_OFFSET};
 use ringlet_core::memory::Area;
 use ringlet_core::ring::{Backing, SegmentRing};
-use ringlet_core::sync::Ordering;
+use ringlet_core::sync::{AtomicU64, Ordering};
 use ringlet_linux::{map, sys};
 
 /// Data is asked for in pieces of so many bytes.
@@ -155,18 +155,48 @@ fn give_back_now(socket: &Socket, end: &End) -> bool {
 /// Takes `bytes` of address space for a segment, if ringlet may: a share of what the process may have at all, and what leaves the program
 /// as much again.
 pub fn reserve(tables: &Tables, bytes: usize) -> Result<(), Reason> {
-    let process = tables.process();
-    let sum = process.shared_bytes.get() + bytes as u64;
-    if sum > tables.config.memory_limit_bytes {
-        return Err(Reason::NoMemory);
+    let bytes = bytes as u64;
+    let may = |sum| {
+        let limit = sys::address_space_limit();
+        let left = || limit.saturating_sub(sys::address_space_used());
+        sum <= tables.config.memory_limit_bytes
+            && (limit == u64::MAX || sum <= limit / 4 && bytes <= left() / 2)
+    };
+    if take(&tables.process().shared_bytes, bytes, may) { Ok(()) } else { Err(Reason::NoMemory) }
+}
+
+/// So much of it is not used any more.
+pub fn release(tables: &Tables, bytes: usize) {
+    tables.process().shared_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+}
+
+/// Counts `bytes` more, if the sum `may` be so. Threads do so at once: it is counted before it is looked at.
+fn take(count: &AtomicU64, bytes: u64, may: impl FnOnce(u64) -> bool) -> bool {
+    let sum = count.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+    let taken = may(sum);
+    if !taken {
+        count.fetch_sub(bytes, Ordering::Relaxed);
     }
-    let limit = sys::address_space_limit();
-    if limit != u64::MAX {
-        let left = limit.saturating_sub(sys::address_space_used());
-        if sum > limit / 4 || bytes as u64 > left / 2 {
-            return Err(Reason::NoMemory);
-        }
+    taken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_lose_no_count() {
+        let count = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200_000 {
+                        assert!(take(&count, 3, |_| true) && !take(&count, 5, |_| false));
+                        count.fetch_sub(3, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(count.into_inner(), 0);
     }
-    process.shared_bytes.set(sum);
-    Ok(())
 }

@@ -471,13 +471,14 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
         context::ring(socket);
         ring_byte(socket, &outgoing);
     }
+    send_back(socket, reason);
     if !reads_on(reason)
         && let Some(outgoing) = socket.outgoing()
     {
-        // What a stranger sends there we do not see.
+        // What a stranger sends there we do not see. (Behind the mark, which says how much it was so far.)
+        let _held = end.send_lock.take();
         sends_uncounted(end, &outgoing);
     }
-    send_back(socket, reason);
     // What another program sends must not come before what is still to be sent again.
     whole &= reads_on(reason) || is_sent_again(socket, end);
     carrier::returned(socket, end);
@@ -606,7 +607,7 @@ pub fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
             Receiving::Ring => match end.rx.mark(ring) {
                 Some(Mark::Back(position)) => back_met(socket, end, ring, position),
                 Some(Mark::Start(_)) => return Err(corrupt(socket)),
-                None if spoiled(end, ring) => return Err(corrupt(socket)),
+                None if is_spoiled(end, ring) => return Err(corrupt(socket)),
                 None => return Ok(()),
             },
             Receiving::Discarding if discard(socket, end)? => {}
@@ -653,13 +654,13 @@ pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
 }
 
 /// Does a record stand next that is neither bytes nor a mark?
-fn spoiled(end: &End, ring: &SegmentRing) -> bool {
+pub fn is_spoiled(end: &End, ring: &SegmentRing) -> bool {
     published(end, ring) && !end.rx.has_bytes(ring) && end.rx.mark(ring).is_none()
 }
 
 /// Takes `n` doorbells that wait in the kernel. Receive lock held.
 pub fn take_bells(socket: &Socket, end: &End, n: usize) {
-    let mut bells = [0u8; 64];
+    let mut bells = [0u8; 256];
     let mut left = n;
     while left > 0 {
         let most = left.min(bells.len());
@@ -715,7 +716,7 @@ pub fn count_written(ring: &SegmentRing, bytes: usize) {
     let before = written.load(Ordering::Relaxed);
     if before != 0 {
         // ORDER: as in `note_written`.
-        written.store(before + bytes as u64, Ordering::Release);
+        written.store(before.wrapping_add(bytes as u64), Ordering::Release);
     }
 }
 
@@ -725,7 +726,7 @@ fn sends_uncounted(end: &End, ring: &SegmentRing) {
     ring.control().sender.written.store(0, Ordering::Release);
 }
 
-/// The kernel has reset: may it have had bytes of the peer's to send, which are lost so?
+/// The kernel has reset: may it have had bytes of the peer's to send, which are lost so? (Behind a FIN nothing follows.)
 pub fn may_have_lost(socket: &Socket, ring: &SegmentRing) -> bool {
     let written = ring.control().sender.written.load(Ordering::Acquire);
     written == 0 || tcp::counts(socket.fd()).map_or(true, |here| here.arrived < written - 1)

@@ -281,7 +281,7 @@ fn clean_up_as(socket: &'static Socket, last: bool) {
         return;
     }
     if let Some((area, geometry)) = socket.take_segment() {
-        meet::release_memory(tables, geometry.segment_bytes());
+        memory::release(tables, geometry.segment_bytes());
         // SAFETY: users of the segment hold one of the end's locks and look at the stage under it, or are sleepers; the stage has
         // changed under both locks, and there is no sleeper.
         unsafe { map::unmap(area) };
@@ -523,7 +523,7 @@ fn end_withholding(process: &Process) {
 }
 
 /// Before the exec of a process that may have others beside it, which go on with what the new program must not get.
-pub fn before_exec_alone() {
+fn before_exec_alone() {
     let Some(tables) = tables() else { return };
     give_inherited(tables, |fd, socket| {
         if borrowed() || socket.end().holders.load(Ordering::Acquire) > 1 {

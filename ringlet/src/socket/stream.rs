@@ -29,6 +29,8 @@ pub const LOOK_AT_TIMES_NS: u64 = 50_000_000;
 const STALLED_NS: u64 = 10_000_000;
 /// Looks for more of what has arrived, in one call, where the path changes.
 const REST_ROUNDS_MAX: u32 = 64;
+/// Doorbells that one look takes at most: who puts more there is not to keep us from returning.
+const BELLS_AT_ONCE: usize = 64 << 10;
 pub const MSG_SERVED: i32 = libc::MSG_EOR
     | libc::MSG_PEEK
     | libc::MSG_DONTWAIT
@@ -181,7 +183,8 @@ pub fn receive_now(
             }
         }
     }
-    Err(moving::corrupt(socket))
+    // It changes, or rings, faster than we look: there is nothing now.
+    if moving::is_spoiled(end, &ring) { Err(moving::corrupt(socket)) } else { Err(Errno::EAGAIN) }
 }
 
 /// What has arrived on both sides of a change of path belongs to one call: it may even be of one send.
@@ -382,8 +385,10 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
         (Err(Errno::EAGAIN) | Ok(0), error @ 1..) => Err(Errno(error as i32)),
         (Err(Errno::EAGAIN), 0) => return Err(Errno::EAGAIN),
         (Err(Errno::ECONNRESET), _) if reset_is_fin(socket, end, true) => Ok(0),
-        // A packet is a doorbell: of which so many wait.
-        (Ok(1..), _) if socket.is_packets() => tcp::unread(socket.fd()),
+        // There may be more: one packet is one, and one stays for each time that we waited for room beside bytes that stood in the ring.
+        (Ok(seen @ 1..), _) if socket.is_packets() || seen == bells.len() => {
+            tcp::unread(socket.fd()).map(|waiting| waiting.clamp(seen, BELLS_AT_ONCE))
+        }
         (other, _) => other,
     };
     if let Err(error) = peeked {

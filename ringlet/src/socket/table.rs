@@ -16,7 +16,7 @@ use crate::reasons::Reason;
 use ringlet_core::layout::Geometry;
 use ringlet_core::memory::Area;
 use ringlet_core::ring::{Rx, SegmentRing, Tx};
-use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
+use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use ringlet_core::view;
 use ringlet_linux::fd;
 use ringlet_linux::map::{self, Zeroed};
@@ -28,6 +28,8 @@ const FD_COUNT: usize = 1 << 20;
 pub const SOCKET_COUNT: u32 = view::PROCESS_SLOT_COUNT as u32;
 const SET_COUNT: u32 = 4096;
 const WATCH_COUNT: u32 = 1 << 17;
+/// Ends that are passed over, and given back, for one that is free.
+const PASSED_MOST: usize = 16;
 
 /// Values of the descriptor table: nothing known; one of our own; otherwise a socket, or a set from `SET_BASE` up.
 const FD_UNKNOWN: u32 = 0;
@@ -293,6 +295,12 @@ impl End {
         }
     }
 
+    /// Is a thread inside the kernel for it, which it entered before the segment was there?
+    fn is_in_kernel(&self) -> bool {
+        self.native_receivers.load(Ordering::SeqCst) != 0
+            || self.native_senders.load(Ordering::SeqCst) != 0
+    }
+
     #[allow(unsafe_code)]
     fn copy_from(&self, other: &End) {
         let words = size_of::<End>() / size_of::<P64>();
@@ -307,8 +315,8 @@ impl End {
         }
     }
 
-    /// For another connection. Threads that are inside the kernel for the one before, which was closed beside them, stay counted: each will
-    /// count itself out here, and until then this connection waits with its move.
+    /// For another connection. (Threads that are inside the kernel for the one before, which was closed beside them, stay counted: each will
+    /// count itself out here.)
     fn reset(&self) {
         self.receiving.set(0);
         self.until.set(0);
@@ -365,6 +373,8 @@ const SLEEP_MIN_NS: u64 = 10_000;
 const SLEEP_MAX_NS: u64 = 1_000_000;
 /// Sleeps until an owner of which it can't be known whether it lives is waited for no longer: about a second.
 const STRANGE_SLEEPS: u32 = 1000;
+/// And so many until it is asked whether it has ended, and is only not yet waited for.
+const STRANGE_LOOK_SLEEPS: u32 = 20;
 
 /// Held until dropped, by this owner.
 pub struct Held<'a>(&'a AtomicU32, u32);
@@ -441,19 +451,25 @@ impl Lock {
                 }
                 continue;
             }
-            match context::fate_of(owner) {
-                Fate::Dead => {
-                    // ORDER: Acquire: whatever the dead owner last published.
-                    let taken =
-                        self.0.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed);
-                    if taken.is_ok() {
-                        break;
-                    }
+            let dead = match context::fate_of(owner) {
+                Fate::Unknown if strange.0 != owner => {
+                    strange = (owner, 0);
+                    false
                 }
-                Fate::Alive => {}
-                Fate::Unknown if strange.0 != owner => strange = (owner, 0),
-                Fate::Unknown if strange.1 == STRANGE_SLEEPS => return None,
-                Fate::Unknown => strange.1 += 1,
+                Fate::Unknown => {
+                    strange.1 += 1;
+                    strange.1 % STRANGE_LOOK_SLEEPS == 0 && context::has_ended(owner)
+                }
+                fate => matches!(fate, Fate::Dead),
+            };
+            // ORDER: Acquire: whatever the dead owner last published.
+            if dead
+                && self.0.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                break;
+            }
+            if strange.1 == STRANGE_SLEEPS {
+                return None;
             }
             let _ = fd::poll(&mut [], Some(pause), None);
             pause = (pause * 2).min(SLEEP_MAX_NS);
@@ -506,7 +522,8 @@ pub struct Process {
     pub view_fd: P32,
     /// One thread makes the view.
     pub view_lock: Lock,
-    pub shared_bytes: P64,
+    /// Of segments and lanes that are mapped (`memory::reserve`).
+    pub shared_bytes: AtomicU64,
     /// When connections are looked at for memory that they do not use, 0 if none holds any; and how long after that again (`memory`).
     pub memory_due_ns: P64,
     pub look_at_memory_ns: P64,
@@ -666,7 +683,7 @@ impl Tables {
             .sockets
             .take(SOCKET_COUNT, |i| self.sockets[i as usize].next_free.get())?;
         let socket = &self.sockets[index as usize];
-        let Some(end) = self.ends.take(self.process().age.get()) else {
+        let Some(end) = self.take_end() else {
             self.free[0]
                 .sockets
                 .give(index, |i, next| self.sockets[i as usize].next_free.set(next));
@@ -678,6 +695,26 @@ impl Tables {
         socket.set_stage(Stage::Kernel);
         self.put(fd, index);
         Some(socket)
+    }
+
+    /// An end that no thread is inside the kernel for. One that is may never be free again, since its thread has left the call by a long jump:
+    /// it is passed over, and when there are many of them they are left aside for good.
+    fn take_end(&self) -> Option<u32> {
+        let age = self.process().age.get();
+        let mut passed = [0; PASSED_MOST];
+        let mut count = 0;
+        let found = loop {
+            match self.ends.take(age) {
+                Some(index) if self.ends.get(index).is_in_kernel() => {
+                    count %= passed.len();
+                    passed[count] = index;
+                    count += 1;
+                }
+                other => break other,
+            }
+        };
+        passed[..count].iter().for_each(|&index| self.ends.give(index));
+        found
     }
 
     /// Gives a socket's entry back; `last` when no other process of the family holds the end either.
@@ -708,11 +745,7 @@ impl Tables {
         }
         let (old, age) = (socket.end_index(), self.process().age.get());
         let end = self.ends.get(old);
-        let in_use = || {
-            end.native_receivers.load(Ordering::SeqCst) != 0
-                || end.native_senders.load(Ordering::SeqCst) != 0
-        };
-        if in_use() {
+        if end.is_in_kernel() {
             return false;
         }
         let Some(new) = self.ends.take(age) else { return false };
@@ -733,7 +766,7 @@ impl Tables {
         home.shut.store(end.shut.load(Ordering::SeqCst), Ordering::SeqCst);
         // ORDER: SeqCst; pairs with `Socket::enter_native`: who has counted itself at the old one is seen here, or sees this.
         socket.end.store(new, Ordering::SeqCst);
-        let free = !in_use();
+        let free = !end.is_in_kernel();
         if free {
             self.ends.give(old);
         } else {
@@ -987,5 +1020,72 @@ impl Socket {
             self.set_stage(Stage::KernelForGood);
         }
         super::view::show(self, reason);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::thread;
+
+    /// A lock that this owner holds.
+    fn held_by(owner: i32) -> Lock {
+        Lock(AtomicU32::new(owner as u32))
+    }
+
+    #[test]
+    fn a_lock_is_waited_for_while_its_owner_lives() {
+        let (lock, (tell, hear)) = (Lock::default(), mpsc::channel());
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let held = lock.take();
+                tell.send(sys::gettid()).unwrap();
+                // Until the other one waits for it, in its sleeps.
+                thread::sleep(std::time::Duration::from_millis(20));
+                assert!(lock.is_ours());
+                drop(held);
+            });
+            hear.recv().unwrap();
+            assert!(lock.take().is_some());
+        });
+        assert!(lock.try_take().is_some());
+    }
+
+    #[test]
+    fn a_lock_of_a_dead_thread_is_taken_over() {
+        let lock = Lock::default();
+        let owner = thread::scope(|scope| {
+            let taken = scope.spawn(|| {
+                std::mem::forget(lock.take());
+                sys::gettid()
+            });
+            taken.join().unwrap()
+        });
+        while sys::thread_exists(owner) {
+            thread::yield_now();
+        }
+        assert!(lock.take().is_some() && lock.try_take().is_some());
+    }
+
+    #[test]
+    fn a_lock_of_a_process_that_nobody_waits_for_is_taken_over() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let lock = held_by(child.id() as i32);
+        assert!(lock.take().is_some());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_lock_of_a_stranger_is_waited_for_no_longer_than_a_while() {
+        // One that lives, and one of another pid namespace, of which nothing is known.
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        for owner in [child.id() as i32, 1 << 22 | 1] {
+            let lock = held_by(owner);
+            assert!(lock.take().is_none() && lock.try_take().is_none());
+            assert_eq!(lock.0.into_inner(), owner as u32);
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

@@ -514,7 +514,7 @@ fn make_lane(tables: &Tables, geometry: LaneGeometry) -> Result<(i32, Area), Rea
         map::map_shared(fd, bytes, true).map(|area| (fd, area)).inspect_err(|_| sys::close(fd))
     });
     let (fd, area) = made.map_err(|error| {
-        meet::release_memory(tables, bytes);
+        memory::release(tables, bytes);
         meet::reason_of(error)
     })?;
     area.at::<Head>(HEAD_OFFSET).magic.store(SEGMENT_MAGIC, Ordering::Relaxed);
@@ -527,7 +527,7 @@ const HEAD_OFFSET: usize = 4096 - 64;
 /// A mapping that nobody has seen.
 #[allow(unsafe_code)]
 fn give_back(tables: &Tables, area: Area) {
-    meet::release_memory(tables, area.len());
+    memory::release(tables, area.len());
     // SAFETY: mapped just now and shown to nobody.
     unsafe { map::unmap(area) };
 }
@@ -573,7 +573,7 @@ fn check_lane(
     }
     memory::reserve(tables, bytes)?;
     let area = map::map_shared(memfd, bytes, true).map_err(|error| {
-        meet::release_memory(tables, bytes);
+        memory::release(tables, bytes);
         meet::reason_of(error)
     })?;
     if area.at::<Head>(HEAD_OFFSET).magic.load(Ordering::Relaxed) != SEGMENT_MAGIC {
