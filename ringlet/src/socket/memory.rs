@@ -186,11 +186,12 @@ mod tests {
 
     #[test]
     fn threads_lose_no_count() {
-        let count = AtomicU64::new(0);
+        let (count, all) = (AtomicU64::new(0), std::sync::Barrier::new(4));
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for _ in 0..200_000 {
+                    all.wait();
+                    for _ in 0..1_000_000 {
                         assert!(take(&count, 3, |_| true) && !take(&count, 5, |_| false));
                         count.fetch_sub(3, Ordering::Relaxed);
                     }
