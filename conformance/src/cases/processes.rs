@@ -2,6 +2,7 @@
 
 use libc::{FD_CLOEXEC, MSG_NOSIGNAL, SHUT_WR, SIGKILL};
 
+use super::close::beside;
 use crate::case::*;
 use crate::rare;
 use crate::sys::{self, Fd};
@@ -159,6 +160,75 @@ fn spoil_family_memory() {
     }
 }
 
+/// The sender's side of `wait_with_child`.
+fn wake_parent_and_child(a: &mut Side) {
+    let ends = [a.fresh(), a.fresh()];
+    a.sync();
+    ends.iter().for_each(|end| a.warm(*end));
+    a.sync();
+    ends[0].send(b"for the child");
+    ends[0].recv(20);
+    for _ in 0..50 {
+        a.sync();
+        ends[1].send(b"x");
+    }
+    a.sync();
+}
+
+/// A child waits on a set beside its parent, which has so many `others`.
+fn wait_with_child(b: &mut Side, others: u32) {
+    let ends = [b.fresh(), b.fresh()];
+    // Watched before they move, they wake the set itself.
+    let set = sys::epoll_create().expect("epoll_create1");
+    for (data, end) in (1..).zip(ends) {
+        sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, data).expect("epoll_ctl");
+    }
+    for _ in 0..others {
+        let set = sys::epoll_create().expect("epoll_create1");
+        sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, ends[0].0, IN, 1).expect("epoll_ctl");
+    }
+    b.sync();
+    ends.iter().for_each(|end| b.warm(*end));
+    record("nothing", sys::epoll_wait(set, 4, 20).map(|told| told.len()));
+    let (over, tell_over) = sys::pipe().expect("pipe");
+    sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, over, IN, 3).expect("epoll_ctl");
+    let (ready, tell_ready) = sys::pipe().expect("pipe");
+    let child = sys::fork(|| {
+        sys::write(tell_ready, b"!").expect("write");
+        let told = sys::epoll_wait(set, 4, 10_000).expect("epoll_wait");
+        record("child", format!("{told:?}"));
+        ends[0].recv(20);
+        ends[0].send(b"from the child");
+        // From now on it takes no notice of what is not for it.
+        let parent = std::os::unix::process::parent_id();
+        while std::os::unix::process::parent_id() == parent
+            && sys::epoll_wait(set, 4, 1000).is_ok_and(|told| told.iter().all(|of| of.0 != 3))
+        {
+        }
+        0
+    });
+    sys::read(ready, &mut [0]).expect("read");
+    b.sync();
+    for round in 0..50 {
+        b.sync();
+        let told = loop {
+            let began = std::time::Instant::now();
+            let told = sys::epoll_wait(set, 4, 10_000).expect("epoll_wait");
+            // What is found only as its time ends was never told.
+            assert!(began.elapsed().as_secs() < 9, "round {round}");
+            // The child's may be told here too.
+            if told.is_empty() || told.iter().any(|of| of.0 == 2) {
+                break told;
+            }
+        };
+        assert!(!told.is_empty(), "round {round}");
+        assert_eq!(recv(ends[1], 4, 0), Ok(b"x".to_vec()), "round {round}");
+    }
+    b.sync();
+    sys::write(tell_over, b"!").expect("write");
+    join(child);
+}
+
 pub const CASES: &[Case] = &[
     pair(
         "processes/fork_hostile_child",
@@ -190,60 +260,15 @@ pub const CASES: &[Case] = &[
     pair(
         "processes/inherited_set",
         "a child waits on a set that it has inherited, while its parent waits there too",
-        |a| {
-            let ends = [a.fresh(), a.fresh()];
-            a.sync();
-            ends.iter().for_each(|end| a.warm(*end));
-            a.sync();
-            ends[0].send(b"for the child");
-            ends[0].recv(20);
-            for _ in 0..50 {
-                a.sync();
-                ends[1].send(b"x");
-            }
-            a.sync();
-        },
-        |b| {
-            let ends = [b.fresh(), b.fresh()];
-            // Watched before they move, they wake the set itself.
-            let set = sys::epoll_create().expect("epoll_create1");
-            for (data, end) in (1..).zip(ends) {
-                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, data).expect("epoll_ctl");
-            }
-            b.sync();
-            ends.iter().for_each(|end| b.warm(*end));
-            record("nothing", sys::epoll_wait(set, 4, 20).map(|told| told.len()));
-            let (over, tell_over) = sys::pipe().expect("pipe");
-            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, over, IN, 3).expect("epoll_ctl");
-            let (ready, tell_ready) = sys::pipe().expect("pipe");
-            let child = sys::fork(|| {
-                sys::write(tell_ready, b"!").expect("write");
-                let told = sys::epoll_wait(set, 4, 10_000).expect("epoll_wait");
-                record("child", format!("{told:?}"));
-                ends[0].recv(20);
-                ends[0].send(b"from the child");
-                // From now on it takes no notice of what is not for it.
-                while sys::epoll_wait(set, 4, -1).is_ok_and(|told| told.iter().all(|of| of.0 != 3)) {}
-                0
-            });
-            sys::read(ready, &mut [0]).expect("read");
-            b.sync();
-            for round in 0..50 {
-                b.sync();
-                let told = loop {
-                    let told = sys::epoll_wait(set, 4, 10_000).expect("epoll_wait");
-                    // The child's may be told here too.
-                    if told.is_empty() || told.iter().any(|of| of.0 == 2) {
-                        break told;
-                    }
-                };
-                assert!(!told.is_empty(), "round {round}");
-                assert_eq!(recv(ends[1], 4, 0), Ok(b"x".to_vec()), "round {round}");
-            }
-            b.sync();
-            sys::write(tell_over, b"!").expect("write");
-            join(child);
-        },
+        wake_parent_and_child,
+        |b| wait_with_child(b, 0),
+    )
+    .packets_too(),
+    pair(
+        "processes/inherited_set_of_many",
+        "the same of a process that has many other sets",
+        wake_parent_and_child,
+        |b| wait_with_child(b, 40),
     )
     .packets_too(),
     pair(
@@ -1233,6 +1258,114 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     // ---- passing ----
+    pair(
+        "processes/exec_keeps_a_set",
+        "a program waits in a set that it has from the program before, in the same process, and is told that one's data",
+        |a| {
+            let ends = [a.moved(), a.moved()];
+            for end in ends {
+                a.sync();
+                end.send(b"x");
+            }
+            a.sync();
+        },
+        |b| {
+            let name = "processes/exec_keeps_a_set";
+            let told = |set: Fd| sys::epoll_wait(set, 4, 10_000).map(|told| format!("{told:?}"));
+            if let Ok(numbers) = std::env::var("CASE_SET") {
+                let mut numbers = numbers.split(' ').map(|number| number.parse().expect("a number"));
+                let set = numbers.next().expect("a set");
+                for end in numbers.map(End) {
+                    b.sync();
+                    record("told", told(set));
+                    end.recv(4);
+                }
+                record("nothing", sys::epoll_wait(set, 4, 20).map(|told| told.len()));
+                b.sync();
+                return;
+            }
+            let ends = [b.moved(), b.moved()];
+            let set = sys::epoll_create().expect("a set");
+            sys::fcntl(set, libc::F_SETFD, 0).expect("F_SETFD");
+            let edge = libc::EPOLLET as u32;
+            for (end, edge) in ends.iter().zip([0, edge]) {
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN | edge, end.0 as u64 + 1000)
+                    .expect("epoll_ctl");
+            }
+            record("nothing", sys::epoll_wait(set, 4, 20).map(|told| told.len()));
+            let numbers = format!("CASE_SET={set} {} {}", ends[0].0, ends[1].0);
+            record("exec", b.start_anew(&["env", &numbers], name));
+        },
+    )
+    .packets_too()
+    .steady(),
+    pair(
+        "processes/failed_exec_keeps_a_set",
+        "after an exec that failed a set goes on to tell of its connections, inherited or not",
+        |a| {
+            let ends = [a.moved(), a.moved()];
+            for end in ends {
+                a.sync();
+                end.send(b"x");
+            }
+            a.sync();
+        },
+        |b| {
+            let ends = [b.moved(), b.moved()];
+            sys::fcntl(ends[0].0, libc::F_SETFD, FD_CLOEXEC).expect("F_SETFD");
+            let set = sys::epoll_create().expect("a set");
+            sys::fcntl(set, libc::F_SETFD, 0).expect("F_SETFD");
+            for (data, end) in (1..).zip(ends) {
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, data).expect("epoll_ctl");
+            }
+            record("nothing", sys::epoll_wait(set, 4, 20).map(|told| told.len()));
+            record("exec", sys::exec(&["/nowhere"]));
+            for end in ends {
+                let told = beside(move || sys::epoll_wait(set, 4, 10_000), || b.sync());
+                record("told", told.map(|told| format!("{told:?}")));
+                end.recv(4);
+            }
+            b.sync();
+        },
+    )
+    .packets_too()
+    .steady(),
+    pair(
+        "processes/pass_a_set",
+        "a set that watches moved connections is passed to another process, which is told the program's data",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"x");
+            a.sync();
+            end.send(b"y");
+            a.sync();
+        },
+        |b| {
+            let (near, far) = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
+            let child = sys::fork(|| {
+                let set = sys::receive_fd(far).expect("a set");
+                let told = sys::epoll_wait(set, 4, 10_000);
+                record("told to the child", told.map(|told| format!("{told:?}")));
+                0
+            });
+            let end = b.moved();
+            let set = sys::epoll_create().expect("a set");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, 7).expect("epoll_ctl");
+            record("nothing", sys::epoll_wait(set, 4, 20).map(|told| told.len()));
+            record("passed", sys::pass_fd(near, set));
+            b.sync();
+            join(child);
+            record("told", sys::epoll_wait(set, 4, 10_000).map(|told| format!("{told:?}")));
+            end.recv(4);
+            b.sync();
+            record("told", sys::epoll_wait(set, 4, 10_000).map(|told| format!("{told:?}")));
+            end.recv(4);
+            b.sync();
+        },
+    )
+    .packets_too()
+    .steady(),
     pair(
         "processes/pass_fresh",
         "a connection that carried nothing is passed to another process",

@@ -29,6 +29,54 @@ fn echo_all(end: End) -> usize {
     bytes
 }
 
+const ONE_SHOT_ROUNDS: u32 = 200;
+const ONE_SHOT_BYTES: u32 = 60;
+
+/// Two threads serve a connection by one-shot, while this one goes on to send. How often was a thread told of it while the other had it?
+fn had_by_both(end: End) -> u32 {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    let (inside, both, over) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
+    let (set, end_all) =
+        (sys::epoll_create().expect("a set"), sys::eventfd(0).expect("an eventfd"));
+    let events = IN | libc::EPOLLONESHOT as u32;
+    sys::epoll_ctl(set, EPOLL_CTL_ADD, end_all, IN, 1).expect("epoll_ctl");
+    sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, events, 2).expect("epoll_ctl");
+    let serve = || {
+        while !over.load(Ordering::SeqCst) {
+            for (data, _) in sys::epoll_wait(set, 1, -1).expect("epoll_wait") {
+                if data == 1 {
+                    return;
+                }
+                both.fetch_add(
+                    (inside.fetch_add(1, Ordering::SeqCst) != 0) as u32,
+                    Ordering::SeqCst,
+                );
+                std::thread::sleep(std::time::Duration::from_micros(50));
+                let got = recv(end, 512, MSG_DONTWAIT);
+                inside.fetch_sub(1, Ordering::SeqCst);
+                if got.is_ok_and(|got| got.is_empty()) {
+                    over.store(true, Ordering::SeqCst);
+                    sys::write(end_all, &1u64.to_ne_bytes()).expect("write");
+                    return;
+                }
+                sys::epoll_ctl(set, EPOLL_CTL_MOD, end.0, events, 2).expect("epoll_ctl");
+            }
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(serve);
+        scope.spawn(serve);
+        while !over.load(Ordering::SeqCst) {
+            send_all(end, b"y").expect("send");
+            std::thread::sleep(std::time::Duration::from_micros(5));
+        }
+    });
+    for fd in [set, end_all, end.0] {
+        sys::close(fd).expect("close");
+    }
+    both.into_inner()
+}
+
 fn asking_client(a: &mut Side) {
     let end = a.moved();
     ask_all(end, 0);
@@ -314,6 +362,33 @@ pub const CASES: &[Case] = &[
         },
     )
     .each_side(),
+    pair(
+        "threads/one_shot_while_it_moves",
+        "two threads wait for a connection by one-shot while it moves, and never have it both",
+        |a| {
+            for _ in 0..ONE_SHOT_ROUNDS {
+                let end = a.fresh();
+                thread::scope(|scope| {
+                    scope.spawn(|| while recv(end, 512, 0).is_ok_and(|got| !got.is_empty()) {});
+                    for _ in 0..ONE_SHOT_BYTES {
+                        send_all(end, b"x").expect("send");
+                        std::thread::sleep(std::time::Duration::from_micros(80));
+                    }
+                    end.shutdown(SHUT_WR);
+                });
+                end.close();
+            }
+        },
+        |b| {
+            let mut both = 0;
+            for _ in 0..ONE_SHOT_ROUNDS {
+                both += had_by_both(b.fresh());
+            }
+            record("had by both", both);
+        },
+    )
+    .any_path()
+    .internet_only(),
     pair(
         "threads/waiters_since_before_the_move",
         "each of three threads that wait in a set since before it had a connection of the ring is told of a message",

@@ -7,9 +7,10 @@
 //! lately. A sleeping set is woken for hot ones through its context. Cold ones are armed to be woken by a byte on their kernel
 //! connection, which the kernel's set reports by itself; then they are hot again.
 
-use super::table::{Lock, Receiving, Sending, Socket, Stage, Tables, tables};
+use super::table::{Held, Known, Lock, Receiving, Sending, Socket, Stage, Tables, tables};
 use super::{carrier, context, datagram, jumps, moving, sleep, spin, stream, unforgiving, view};
 use crate::plain::{P32, P64, Published};
+use crate::reasons::Reason;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::map::Zeroed;
@@ -25,6 +26,8 @@ const WATCH_MASK: u32 = (1 << WATCH_BITS) - 1;
 /// In place of a watch: the set's own eventfd; and the second context's, which its thread drains.
 const SELF: u32 = WATCH_MASK;
 const SECOND: u32 = WATCH_MASK - 1;
+/// And what a process that shares the set has registered for this one: it has taken what was not for it.
+const ALL: u32 = WATCH_MASK - 2;
 
 /// What a process that shares a set by fork adds to its eventfd, when it has taken what was not for it: look at everything.
 const LOOK_AT_ALL: u64 = 1 << 32;
@@ -125,6 +128,12 @@ pub struct Set {
     /// The process whose eventfd is registered; and if that is not this one, but one before a fork, that eventfd.
     keeper: P32,
     elder: P32,
+    /// It is of a process before a fork; without an eventfd of that one's, this is ours that wakes it (`wake_by_mark`), and whom.
+    inherited: P32,
+    waker: P32,
+    waker_of: P32,
+    /// Another process has it by a message: all that is in it stays on the kernel.
+    given: P32,
     pub next_free: P32,
 }
 
@@ -195,12 +204,119 @@ pub fn created(fd: i32) {
     for count in [&set.adopted, &set.natives, &set.neighbours] {
         count.store(0, Ordering::Relaxed);
     }
+    for word in [&set.inherited, &set.given, &set.waker] {
+        word.set(0);
+    }
     for word in [&set.hot_first, &set.hot_last, &set.hot_count, &set.beside, &set.left_over] {
         word.set(0);
     }
     set.epfd.set(fd as u32);
     set.names.set(1);
     tables.name_set(fd, index);
+}
+
+/// Whoever gets this set now may know nothing of ringlet, and it would hear nothing of rings, and be told our marks instead of the program's
+/// data. So what `gives` lets go to the kernel for good is registered again as the program has asked for it.
+fn give_back(tables: &Tables, index: u32, gives: impl Fn(&'static Socket) -> bool) {
+    let set = &tables.sets[index as usize];
+    for socket in tables.followed() {
+        let of_set = |watch: &Watch| watch.set.get() == index;
+        if !watches(tables, socket).any(|(_, watch)| of_set(watch)) || !gives(socket) {
+            continue;
+        }
+        let _registering = socket.registering.take();
+        let adopted = |watch: &Watch| of_set(watch) && watch.adopted.is();
+        for (_, watch) in watches(tables, socket).filter(|(_, watch)| adopted(watch)) {
+            register_natively(tables, set, watch);
+            count_neighbour(set, watch, watch.set.is() && is_neighbour(socket));
+        }
+    }
+}
+
+/// `registering` held.
+fn register_natively(tables: &Tables, set: &Set, watch: &Watch) {
+    let (epfd, watched) = (set.epfd.get() as i32, watch.fd.get() as i32);
+    let mut events = watch.events.get();
+    if watch.disabled.is() {
+        events &= EPOLLET | EPOLLONESHOT;
+    }
+    if watch.dormant.is() || events & EPOLLEXCLUSIVE != 0 {
+        // KERNEL: an exclusive registration can't be modified.
+        let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, watched, None);
+    }
+    if watch.dormant.is() {
+        withdraw(tables, watch);
+        return;
+    }
+    if watch.adopted.swap(0) != 0 {
+        set.adopted.fetch_sub(1, Ordering::SeqCst);
+    }
+    if let Some(_held) = set.lock.take() {
+        cool(tables, set, watch);
+    }
+    let how = if events & EPOLLEXCLUSIVE != 0 { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
+    let event = epoll_event { events, u64: watch.data.get() };
+    let _ = fd::epoll_ctl(epfd, how, watched, Some(event));
+}
+
+/// The set's eventfds are registered in it, or not.
+fn register_bells(set: &Set, op: i32) {
+    let own = set.context.get().max(set.reserved.get());
+    for (context, index) in [(own, SELF), (set.second.get(), SECOND)] {
+        if context != 0 {
+            let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(index) };
+            let eventfd = context::eventfd_of(context);
+            let _ = fd::epoll_ctl(set.epfd.get() as i32, op, eventfd, Some(event));
+        }
+    }
+}
+
+/// Is another process, of which this one is a child, or may be, in the set too, under our marks?
+fn is_anothers(set: &Set) -> bool {
+    has_elder(set) || set.inherited.is() && !set.elder.is()
+}
+
+/// The sets of this process that another program is about to inherit.
+fn inherited_sets(tables: &'static Tables) -> impl Iterator<Item = u32> {
+    tables.known_numbers(0, u32::MAX).filter_map(move |fd| match super::table::lookup(fd) {
+        Some(Known::Set(index)) if fd::is_inherited(fd) => {
+            Some(index).filter(|index| !is_anothers(&tables.sets[*index as usize]))
+        }
+        _ => None,
+    })
+}
+
+/// Before an exec: what the new program inherits has gone to the kernel for good. (The rest is no concern of its.)
+pub fn give_back_inherited(tables: &'static Tables) {
+    for index in inherited_sets(tables) {
+        give_back(tables, index, |socket| socket.end().given.is());
+    }
+}
+
+/// This process is about to become another program.
+pub fn before_exec(tables: &'static Tables) {
+    for index in inherited_sets(tables) {
+        register_bells(&tables.sets[index as usize], libc::EPOLL_CTL_DEL);
+    }
+}
+
+/// It did not become one.
+pub fn after_failed_exec(tables: &'static Tables) {
+    for index in inherited_sets(tables) {
+        let set = &tables.sets[index as usize];
+        register_bells(set, libc::EPOLL_CTL_ADD);
+        kick(set);
+    }
+}
+
+/// Another process is about to get this set: it and what is in it are the kernel's for good.
+pub fn given_away(index: u32, gives: impl Fn(&'static Socket) -> bool) {
+    let Some(tables) = tables() else { return };
+    let set = &tables.sets[index as usize];
+    // ORDER: SeqCst, before the look at what is in it; pairs with `add`, which looks behind its registration.
+    set.given.swap(1);
+    give_back(tables, index, gives);
+    register_bells(set, libc::EPOLL_CTL_DEL);
 }
 
 /// The set's last descriptor of this process is about to be closed.
@@ -220,9 +336,11 @@ pub fn closed(index: u32) {
     if set.context.is() || set.reserved.is() {
         context::release_set(index);
     }
-    let elder = set.elder.swap(0) as i32;
-    if elder != 0 {
-        context::close_hidden(tables, elder);
+    for word in [&set.elder, &set.waker] {
+        let eventfd = word.swap(0) as i32;
+        if eventfd != 0 {
+            context::close_hidden(tables, eventfd);
+        }
     }
     tables.free_set(index);
 }
@@ -255,12 +373,19 @@ pub fn inherit(tables: &Tables, set: u32, eventfd: i32) {
 
 /// The eventfds of sets that were inherited.
 pub fn elders(tables: &Tables) -> impl Iterator<Item = &'static P32> {
-    tables.used_sets().iter().map(|set| &set.elder).filter(|elder| elder.is())
+    tables.used_sets().iter().flat_map(|set| [&set.elder, &set.waker]).filter(|word| word.is())
 }
 
 /// Does another process, whose child we are, wait on this set?
 fn has_elder(set: &Set) -> bool {
-    set.elder.is() && sys::thread_exists(set.keeper.get() as i32)
+    if !set.elder.is() && !set.inherited.is() {
+        return false;
+    }
+    let lives = sys::thread_exists(set.keeper.get() as i32);
+    if !lives {
+        set.inherited.set(0);
+    }
+    lives
 }
 
 /// The process in marks.
@@ -284,8 +409,11 @@ fn register_context(set: &Set, set_index: u32) -> Option<u32> {
 }
 
 /// After a fork: locks held by threads that do not exist here, and contexts that are the parent's.
-pub fn after_fork(tables: &Tables) {
+pub fn after_fork(tables: &Tables, parent: u32) {
     for set in tables.used_sets() {
+        if !set.elder.is() && !set.inherited.is() {
+            set.keeper.set(parent);
+        }
         set.lock.reset();
         set.context.set(0);
         set.second.set(0);
@@ -293,6 +421,7 @@ pub fn after_fork(tables: &Tables) {
         set.beside.set(0);
         set.natives.store(0, Ordering::Relaxed);
         set.reserved.set(0);
+        set.inherited.set(1);
         set.all_hot.set(1);
     }
     for socket in tables.followed() {
@@ -303,7 +432,7 @@ pub fn after_fork(tables: &Tables) {
 /// The set that a descriptor names; one that was made behind our back is followed from now on.
 pub fn set_of(epfd: i32) -> Option<u32> {
     match super::table::lookup(epfd) {
-        Some(super::table::Known::Set(set)) => Some(set),
+        Some(Known::Set(set)) => Some(set),
         None if fd::is_epoll(epfd) => {
             created(epfd);
             set_of_known(epfd)
@@ -314,7 +443,7 @@ pub fn set_of(epfd: i32) -> Option<u32> {
 
 fn set_of_known(epfd: i32) -> Option<u32> {
     match super::table::lookup(epfd) {
-        Some(super::table::Known::Set(set)) => Some(set),
+        Some(Known::Set(set)) => Some(set),
         _ => None,
     }
 }
@@ -472,6 +601,9 @@ pub fn control(
     if op == libc::EPOLL_CTL_ADD
         && let Some(event) = event
     {
+        if set.given.is() {
+            super::keep_on_kernel(socket, Reason::Passed);
+        }
         return add(tables, set, set_index, fd, socket, event);
     }
     fd::epoll_ctl(set.epfd.get() as i32, op, fd, event)?;
@@ -498,7 +630,7 @@ fn add(
         return Err(Errno::EINVAL);
     }
     let epfd = set.epfd.get() as i32;
-    let attached = socket.is_ours();
+    let attached = socket.is_ours() && !set.given.is();
     let (index, watch) = entry(tables, socket).ok_or(Errno::ENOMEM)?;
     watch.fd.set(fd as u32);
     watch.adopted.set(0);
@@ -807,17 +939,29 @@ pub fn watched_by_sleepers(socket: &Socket) -> bool {
     })
 }
 
+/// Before a socket is attached: its registrations stay as they are as long as the result is held. `None`, and it can't be attached now, if one
+/// of them is one-shot and armed: a thread may have it from the kernel already, on its way to the program, and it must not be told twice. One
+/// that was told is safe, until the program arms it again.
+pub fn hold_registrations(socket: &Socket) -> Option<Held<'_>> {
+    let tables = tables()?;
+    let held = socket.registering.take()?;
+    let armed = |(_, watch): (u32, &Watch)| {
+        let epfd = tables.sets[watch.set.get() as usize].epfd.get() as i32;
+        watch.events.get() & EPOLLONESHOT != 0 && fd::epoll_armed(epfd, watch.fd.get() as i32)
+    };
+    (!watches(tables, socket).any(armed)).then_some(held)
+}
+
 /// A socket was just attached: its registrations in sets become ours. Those that come later know that it is.
-pub fn adopt(socket: &Socket) {
+pub fn adopt(socket: &Socket, _registering: Held<'_>) {
     let Some(tables) = tables() else { return };
-    let _registering = socket.registering.take();
     for (index, watch) in watches(tables, socket).filter(|(_, watch)| !watch.adopted.is()) {
         let set_index = watch.set.get();
         let set = &tables.sets[set_index as usize];
         let epfd = set.epfd.get() as i32;
         let watched = watch.fd.get() as i32;
         if watch.events.get() & EPOLLONESHOT != 0 {
-            watch.disabled.set(!fd::epoll_armed(epfd, watched) as u32);
+            watch.disabled.set(1);
         }
         prepare(set, set_index);
         let ours = Some(our_event(index, socket, watch.events.get()));
@@ -1621,7 +1765,7 @@ struct Translated {
     kept: usize,
     /// Something of ours was among it; or of a process with which we share the set.
     ours: bool,
-    foreign: bool,
+    foreign: Option<u64>,
 }
 
 /// Takes our own events out of what the kernel reported; what they mean is left with the watches. `mine`: as what the caller sleeps.
@@ -1631,7 +1775,7 @@ fn translate(
     events: &mut [epoll_event],
     mine: Option<&Armed>,
 ) -> Translated {
-    let mut told = Translated { kept: 0, ours: false, foreign: false };
+    let mut told = Translated { kept: 0, ours: false, foreign: None };
     for i in 0..events.len() {
         let event = events[i];
         if !is_ours(&event) {
@@ -1641,11 +1785,12 @@ fn translate(
         }
         told.ours = true;
         let foreign = (event.u64 ^ mark(0)) as u32 & !WATCH_MASK != 0;
-        told.foreign |= foreign;
+        told.foreign = told.foreign.or(foreign.then_some(event.u64));
         match event.u64 as u32 & WATCH_MASK {
-            SELF if foreign => {}
+            SELF | ALL if foreign => {}
             // A full counter would not ring again.
             SELF => drain(set),
+            ALL => set.all_hot.set(1),
             SECOND => {}
             index => told_of(tables, set, index, event.events),
         }
@@ -1673,7 +1818,7 @@ fn translate_in_order(
     mine: Option<&Armed>,
     since: Option<u32>,
 ) -> Translated {
-    let mut told = Translated { kept: n, ours: any_of_ours(&out[..n]), foreign: false };
+    let mut told = Translated { kept: n, ours: any_of_ours(&out[..n]), foreign: None };
     set.others.iter().for_each(|other| other.linked.set(0));
     if !told.ours {
         out[..n].iter().enumerate().for_each(|(nth, event)| note_other(set, nth, event.u64));
@@ -1681,10 +1826,12 @@ fn translate_in_order(
     }
     let is_foreign = |event: &epoll_event| (event.u64 ^ mark(0)) as u32 & !WATCH_MASK != 0;
     for event in out[..n].iter().filter(|event| is_ours(event)) {
-        told.foreign |= is_foreign(event);
+        let foreign = is_foreign(event);
+        told.foreign = told.foreign.or(foreign.then_some(event.u64));
         match event.u64 as u32 & WATCH_MASK {
-            SELF if !is_foreign(event) => drain(set),
-            SELF | SECOND => {}
+            SELF if !foreign => drain(set),
+            ALL if !foreign => set.all_hot.set(1),
+            SELF | SECOND | ALL => {}
             index => told_of(tables, set, index, event.events),
         }
     }
@@ -1702,7 +1849,7 @@ fn translate_in_order(
     for i in at..out.len() {
         let event = out[i];
         let index = event.u64 as u32 & WATCH_MASK;
-        if is_ours(&event) && matches!(index, SELF | SECOND) {
+        if is_ours(&event) && matches!(index, SELF | SECOND | ALL) {
             rung = true;
             continue;
         }
@@ -1819,12 +1966,39 @@ fn renew(tables: &Tables, set: &Set, mine: Option<&Armed>) {
 }
 
 /// We share the set with a process that came before us, and have taken what was for it. It is woken, if it waits there, while we do not.
-fn pass_on(set: &Set, mask: Option<u64>) -> Sys<()> {
+fn pass_on(tables: &Tables, set: &Set, taken: u64, mask: Option<u64>) -> Sys<()> {
     if has_elder(set) {
-        fd::ring_by(set.elder.get() as i32, LOOK_AT_ALL);
+        match set.elder.get() {
+            0 => wake_by_mark(tables, set, taken),
+            elder => fd::ring_by(elder as i32, LOOK_AT_ALL),
+        }
         fd::poll(&mut [], Some(LEAVE_TO_OTHERS_NS), mask)?;
     }
     Ok(())
+}
+
+/// That process had no eventfd in the set when it forked. So we register one for it, under its marks.
+#[cold]
+fn wake_by_mark(tables: &Tables, set: &Set, taken: u64) {
+    let of = taken as u32 & !WATCH_MASK | ALL;
+    let Some(_held) = set.lock.take() else { return };
+    if !set.waker.is() {
+        let Ok(eventfd) = fd::eventfd() else { return };
+        tables.hide(eventfd);
+        set.waker.set(eventfd as u32);
+        set.waker_of.set(0);
+    }
+    let waker = set.waker.get() as i32;
+    if set.waker_of.swap(of) != of {
+        let event = epoll_event { events: EPOLLIN | EPOLLET, u64: MARK | u64::from(of) };
+        let epfd = set.epfd.get() as i32;
+        if fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, waker, Some(event)).is_err() {
+            let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, waker, Some(event));
+        }
+    }
+    // A full counter would not ring again.
+    fd::drain(waker);
+    fd::ring(waker);
 }
 
 /// Can this set be left to the kernel alone?
@@ -2068,8 +2242,8 @@ fn ask_kernel_since(
             true => translate_in_order(tables, set, out, n, asleep, since),
             false => translate(tables, set, &mut out[..n], asleep),
         };
-        if told.foreign {
-            let passed = pass_on(set, mask);
+        if let Some(taken) = told.foreign {
+            let passed = pass_on(tables, set, taken, mask);
             if told.kept == 0 {
                 passed?;
             }
@@ -2088,8 +2262,8 @@ pub fn after_native(set_index: u32, out: &mut [epoll_event]) -> usize {
     let Some(tables) = tables() else { return out.len() };
     let set = &tables.sets[set_index as usize];
     let told = translate(tables, set, out, None);
-    if told.foreign {
-        let _ = pass_on(set, None);
+    if let Some(taken) = told.foreign {
+        let _ = pass_on(tables, set, taken, None);
     }
     told.kept
 }

@@ -20,7 +20,7 @@
 //! socket's credentials name the caller. That it holds the socket, /proc tells if it lets us look; else each side's own statement does
 //! (`proof`), which it makes before it says its first word. Nothing is handed out, and no descriptor taken, before that.
 
-use super::table::{Socket, Stage, Tables, tables};
+use super::table::{Held, Socket, Stage, Tables, tables};
 use super::{carrier, context, control, epoll, memory, moving, process, unforgiving, view};
 use crate::config::PeerPolicy;
 use crate::plain::{P32, P64};
@@ -93,8 +93,8 @@ impl Message {
 enum Step {
     /// Not yet; look again after some more messages.
     Later,
-    /// The same: whether who is at the rendezvous holds the far end can't be told now.
-    Unproven,
+    /// The same, for this reason.
+    LaterFor(Reason),
     /// Look again at the next message.
     Soon,
     /// The next step can be taken right now.
@@ -153,8 +153,8 @@ pub fn step_once(socket: &'static Socket) {
     }
     match step {
         Step::Later | Step::Soon if !off && overdue(socket, calls) => socket.bar(Reason::NoPeer),
-        Step::Unproven if !off && overdue(socket, calls) => socket.bar(Reason::Unproven),
-        Step::Later | Step::Unproven => {
+        Step::LaterFor(reason) if !off && overdue(socket, calls) => socket.bar(reason),
+        Step::Later | Step::LaterFor(_) => {
             let looking = calls.wrapping_sub(socket.calls_before.get());
             socket.next_step.set(calls + (looking / LATER_GROWTH).clamp(1, LATER_MAX_CALLS))
         }
@@ -545,7 +545,7 @@ fn check(
         Ok(false) => Step::Bar(Reason::NotOwner),
         Err(Errno::EAGAIN) => {
             view::show(socket, Reason::Unproven);
-            Step::Unproven
+            Step::LaterFor(Reason::Unproven)
         }
         Err(error @ (Errno::EMFILE | Errno::ENFILE)) => Step::Bar(reason_of(error)),
         Err(_) => Step::Bar(Reason::Unproven),
@@ -603,6 +603,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     if meeting == 0 {
         return again(socket);
     }
+    let Some(registrations) = epoll::hold_registrations(socket) else { return one_shot(socket) };
     let (hello, peer) = match listen(tables, socket, meeting, HELLO) {
         Ok(heard) => heard,
         Err(step) => return step,
@@ -626,7 +627,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     };
     keep_bell(socket, &hello, &mut fds, 0, peer);
     // Attached before the answer is out: the peer may use the ring the moment that it has it.
-    attach(socket);
+    attach(socket, registrations);
     let said = say(socket, meeting, peer, geometry, Some(segment));
     sys::close(segment);
     abandon(socket);
@@ -696,6 +697,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     if meeting == 0 {
         return again(socket);
     }
+    let Some(registrations) = epoll::hold_registrations(socket) else { return one_shot(socket) };
     // It has proven itself by its greeting.
     let mut bytes = [0; MESSAGE_BYTES + 1];
     let taken = match rendezvous::take(meeting, &mut bytes) {
@@ -723,7 +725,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     }
     keep_bell(socket, &answer, &mut fds, 1, peer);
     abandon(socket);
-    attach(socket);
+    attach(socket, registrations);
     Step::Done
 }
 
@@ -762,8 +764,15 @@ fn map_segment(
     Ok(())
 }
 
+/// A set may have told of it just now, once: at the next call that comes behind it.
+#[cold]
+fn one_shot(socket: &Socket) -> Step {
+    view::show(socket, Reason::OneShot);
+    Step::LaterFor(Reason::OneShot)
+}
+
 /// From now on every call on the socket goes through `stream`.
-fn attach(socket: &'static Socket) {
+fn attach(socket: &'static Socket, registrations: Held<'_>) {
     let end = socket.end();
     end.nonblocking.set(fd::is_nonblocking(socket.fd()) as u32);
     if let Some(outgoing) = socket.outgoing() {
@@ -778,7 +787,7 @@ fn attach(socket: &'static Socket) {
     socket.set_stage(Stage::Attached);
     moving::measure_written(socket, end);
     view::show(socket, Reason::Young);
-    epoll::adopt(socket);
+    epoll::adopt(socket, registrations);
 }
 
 /// SO_RCVTIMEO and SO_SNDTIMEO, which the kernel keeps and we serve.

@@ -375,6 +375,7 @@ pub fn after_fork_in_child() {
 pub fn after_fork(tables: &'static Tables) {
     tables.mark_alive();
     let process = tables.process();
+    let parent = process.pid.get();
     process.pid.set(sys::getpid() as u32);
     process.generation.add(1);
     process.age.add(1);
@@ -390,7 +391,7 @@ pub fn after_fork(tables: &'static Tables) {
     context::forget_all(tables);
     view::forget(tables);
     super::tap::forget(tables);
-    epoll::after_fork(tables);
+    epoll::after_fork(tables, parent);
     interrupted::after_fork_in_child(tables);
     for socket in tables.followed() {
         if socket.parting.is() {
@@ -439,10 +440,12 @@ pub fn disown(tables: &'static Tables, socket: &'static Socket, at_work: bool) {
 
 /// Another program will hold this descriptor, and know nothing of rings: the connection stays on the kernel.
 pub fn given_away(fd: i32, reason: Reason) {
-    if let Some(Known::Socket(socket)) = lookup(fd)
-        && !give(socket, reason)
-    {
-        carrier::break_off(socket);
+    match lookup(fd) {
+        Some(Known::Socket(socket)) if !give(socket, reason) => carrier::break_off(socket),
+        Some(Known::Set(set)) if !borrowed() => {
+            epoll::given_away(set, |socket| give(socket, reason))
+        }
+        _ => {}
     }
 }
 
@@ -532,6 +535,9 @@ fn before_exec_alone() {
             carrier::break_off(socket);
         }
     });
+    if !borrowed() {
+        epoll::give_back_inherited(tables);
+    }
 }
 
 /// This process is about to become another program, and what it does not hand over it no longer holds.
@@ -547,6 +553,7 @@ pub fn before_exec() {
             }
         }
         hold(|holders| holders.fetch_sub(1, Ordering::AcqRel));
+        tables().into_iter().for_each(epoll::before_exec);
     }
 }
 
@@ -554,6 +561,7 @@ pub fn before_exec() {
 pub fn after_failed_exec() {
     if !borrowed() {
         hold(|holders| holders.fetch_add(1, Ordering::AcqRel));
+        tables().into_iter().for_each(epoll::after_failed_exec);
     }
 }
 

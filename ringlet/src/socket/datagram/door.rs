@@ -449,6 +449,10 @@ fn take_hello(
     }
     check_caller(tables, &owner, caller, hello.fd)?;
     let (all, mailbox) = inlets::of(socket).ok_or(Reason::Full)?;
+    let registrations = match socket.stage() {
+        Stage::Datagram => Some(epoll::hold_registrations(socket).ok_or(Reason::OneShot)?),
+        _ => None,
+    };
     let geometry = geometry(tables, socket);
     let (memfd, area) = make_lane(tables, geometry)?;
     let added = {
@@ -468,7 +472,11 @@ fn take_hello(
         give_back(tables, area);
         return Err(Reason::Full);
     }
-    open_mailbox(socket);
+    if let Some(registrations) = registrations {
+        // Calls that receive look at the mailbox from now on.
+        socket.set_stage(Stage::Mailbox);
+        epoll::adopt(socket, registrations);
+    }
     let answer = Message {
         kind: LANE,
         fd: socket.fd(),
@@ -487,14 +495,6 @@ fn take_hello(
         mailbox.close(all, index);
     }
     Ok(())
-}
-
-/// Calls that receive look at the mailbox from now on.
-fn open_mailbox(socket: &'static Socket) {
-    if socket.stage() == Stage::Datagram {
-        socket.set_stage(Stage::Mailbox);
-        epoll::adopt(socket);
-    }
 }
 
 fn geometry(tables: &Tables, socket: &Socket) -> LaneGeometry {
