@@ -215,15 +215,23 @@ impl Case {
 
 // ---- the transcript ----
 
-/// Adds a line. One write: lines of forked processes and of a killed one stay whole.
+/// How the lines of forked processes begin.
+pub const BY_A_CHILD: &str = "(child) ";
+
+/// Adds a line.
 pub fn say(line: impl AsRef<str>) {
-    let line = format!("{}\n", line.as_ref());
-    sys::write(1, line.as_bytes()).expect("the transcript can be written");
+    let whose = if sys::is_forked() { BY_A_CHILD } else { "" };
+    write_down(format!("{whose}{}\n", line.as_ref()));
 }
 
 /// A line for people, which is not compared.
 pub fn remark(line: impl AsRef<str>) {
-    say(format!("#{}", line.as_ref()));
+    write_down(format!("#{}\n", line.as_ref()));
+}
+
+/// One write: lines of forked processes and of a killed one stay whole.
+fn write_down(line: String) {
+    sys::write(1, line.as_bytes()).expect("the transcript can be written");
 }
 
 /// How a result is written down.

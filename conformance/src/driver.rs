@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use similar::TextDiff;
 use tempfile::NamedTempFile;
 
-use crate::case::{Case, Family, Path, RING, Role, Run, checksum};
+use crate::case::{BY_A_CHILD, Case, Family, Path, RING, Role, Run, checksum};
 use crate::sys;
 
 /// A case in one address family.
@@ -164,6 +164,8 @@ impl Process {
         let text = contents(&mut self.output)?;
         let (remarks, mut lines): (Vec<String>, Vec<String>) =
             text.lines().map(String::from).partition(|line| line.starts_with('#'));
+        // A process and its children write down what they see as it comes: nothing says in which order.
+        lines.sort_by_key(|line| line.starts_with(BY_A_CHILD));
         lines.push(match (self.hung, self.ended.unwrap_or_default()) {
             (Some(place), _) => format!("hung {place}"),
             (None, status) => match status.signal() {

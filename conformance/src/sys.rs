@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_long, c_uint, c_void};
 use std::mem::{size_of, size_of_val, zeroed};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicI32, AtomicIsize, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicIsize, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
@@ -1306,12 +1306,22 @@ pub fn cancel_and_close_in(fd: Fd, waits: Waits, until: impl FnOnce(c_int)) -> S
 
 // ---- processes ----
 
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Did `fork` make this process?
+pub fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
 /// Forks; the child does `work` and ends without running anything else. Cases fork while they have
 /// one thread only, so the child may do whatever a program does.
 pub fn fork(work: impl FnOnce() -> c_int) -> c_int {
     // SAFETY: one thread, so no lock is held by a thread that the child lacks.
     match int(unsafe { libc::fork() }).expect("fork") {
-        0 => exit_now(work()),
+        0 => {
+            FORKED.store(true, Ordering::Relaxed);
+            exit_now(work())
+        }
         pid => pid,
     }
 }
