@@ -785,7 +785,7 @@ fn attach(socket: &'static Socket, registrations: Held<'_>) {
         view::count_kernel_bytes(socket, written.place as usize, received as usize);
     }
     socket.set_stage(Stage::Attached);
-    moving::measure_written(socket, end);
+    moving::written_so_far(socket, end);
     view::show(socket, Reason::Young);
     epoll::adopt(socket, registrations);
 }

@@ -176,11 +176,13 @@ pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason
     if end.sending() == Sending::Ring {
         go_back(socket, end, ring, Sending::Kernel, reason);
     }
-    sends_uncounted(end, ring);
-    match end.sending() {
+    let returned = match end.sending() {
         Sending::Ring | Sending::Returning => return_unread(socket, end, ring),
         _ => Ok(()),
-    }
+    };
+    // (Behind it, which says how much it was so far.)
+    sends_uncounted(end, ring);
+    returned
 }
 
 /// From here on a byte on the kernel's connection is data: no doorbell is under way, and none follows. False if one stays under way (a
@@ -327,6 +329,10 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
                     continue;
                 }
                 end.sending.set(Sending::KernelForGood as u32);
+                // (Whoever has the descriptor beside us sends what we do not see.)
+                if !end.given.is() && (!end.barred.is() || still_reads_on(end)) {
+                    measure_written(socket, end, ring);
+                }
                 linger_again(socket, end);
                 super::epoll::sending_changed(socket);
                 if end.shut_later.swap(0) != 0 {
@@ -489,6 +495,11 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
 /// Does every call of the program's still come through here? Then what stands in the ring can be read from there.
 fn reads_on(reason: Reason) -> bool {
     matches!(reason, Reason::Unforgiving | Reason::Option)
+}
+
+/// The same, where we have left already.
+fn still_reads_on(end: &End) -> bool {
+    Reason::from_u32(end.barred.get()).is_some_and(reads_on)
 }
 
 /// The receiver leaves the ring: the peer sends again what is unread. Unless it has gone back or ended first, not knowing of this: then
@@ -692,15 +703,19 @@ pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
 }
 
 /// Behind the stage: who writes from now on counts it, and who wrote before is seen to be still there (`native_senders`).
-pub fn measure_written(socket: &Socket, end: &End) {
-    if socket.is_unix() {
-        return;
+pub fn written_so_far(socket: &Socket, end: &End) {
+    if let (Some(ring), Some(_held)) = (socket.outgoing(), end.send_lock.try_take()) {
+        measure_written(socket, end, &ring);
     }
-    if let (Some(ring), Some(_held)) = (socket.outgoing(), end.send_lock.try_take())
+}
+
+/// Send lock held.
+fn measure_written(socket: &Socket, end: &End, ring: &SegmentRing) {
+    if !socket.is_unix()
         && end.native_senders.load(Ordering::SeqCst) == 0
         && let Some(place) = carrier::written(socket).ok().and_then(|written| written.agreed())
     {
-        note_written(&ring, place);
+        note_written(ring, place);
     }
 }
 
@@ -755,8 +770,7 @@ pub fn discard(socket: &Socket, end: &End) -> Sys<bool> {
 /// is missing is missed. KERNEL: a receive that we have shut down ourselves says the same, until the next bytes come.
 pub fn ends_before(socket: &Socket, end: &End) -> Sys<()> {
     // (Who has the descriptor beside us, and knows nothing of rings, may have taken some.)
-    let shared = end.given.is()
-        || end.left.is() && !Reason::from_u32(end.barred.get()).is_some_and(reads_on);
+    let shared = end.given.is() || end.left.is() && !still_reads_on(end);
     // In this order: what came before the peer's end is there.
     if !shared && carrier::peer_ended(socket) && tcp::unread(socket.fd()) == Ok(0) {
         return Err(miscounted(socket));
