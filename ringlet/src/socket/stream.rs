@@ -623,6 +623,10 @@ fn receive_draining(
     }
     if flags & libc::MSG_PEEK == 0 {
         end.until.set(left - got as u64);
+        // At once: a program that dies behind its last receive has taken all (`all_taken`).
+        if end.until.get() == 0 {
+            moving::drained(socket, end, ring);
+        }
     }
     Ok(Some(got))
 }
