@@ -134,7 +134,7 @@ pub fn step_once(socket: &'static Socket) {
     if socket.stepping.swap(1, Ordering::Acquire) != 0 {
         return;
     }
-    let calls = socket.calls.get();
+    let (calls, before) = (socket.calls.get(), socket.stage());
     let off = control::keeps_off(socket);
     let mut step = if off { Step::Soon } else { Step::AtOnce };
     while matches!(step, Step::AtOnce) {
@@ -162,7 +162,36 @@ pub fn step_once(socket: &'static Socket) {
         Step::Bar(reason) => socket.bar(reason),
         Step::Done | Step::AtOnce => {}
     }
-    socket.stepping.store(0, Ordering::Release);
+    // ORDER: SeqCst, then the reason; pairs with `stay`: who bars the socket during a step is seen here, or comes behind it.
+    socket.stepping.swap(0, Ordering::SeqCst);
+    stay(socket);
+    if before != Stage::Attached
+        && socket.stage() == Stage::Attached
+        && let Some(reason) = Reason::from_u32(socket.end().barred.get())
+        && reason != Reason::None
+    {
+        super::keep_on_kernel(socket, reason);
+    }
+}
+
+/// Leaves a socket that is barred on the kernel for good: unless a thread is in the middle of a step with it (this one too, or it was
+/// interrupted there), which does it then.
+pub fn stay(socket: &Socket) {
+    let may_move = |stage| {
+        use Stage::{Called, Greeted, Kernel, Looked, Offered};
+        matches!(stage, Kernel | Offered | Called | Looked | Greeted)
+    };
+    while socket.end().barred.is() && may_move(socket.stage()) {
+        // ORDER: SeqCst, after the reason; pairs with `step_once`.
+        if socket.stepping.swap(1, Ordering::SeqCst) != 0 {
+            return;
+        }
+        let stage = socket.stage();
+        if may_move(stage) && socket.change_stage(stage, Stage::KernelForGood) {
+            abandon(socket);
+        }
+        socket.stepping.swap(0, Ordering::SeqCst);
+    }
 }
 
 fn overdue(socket: &Socket, calls: u32) -> bool {
@@ -194,7 +223,11 @@ pub fn give_up_number(fd: i32) -> bool {
         return false;
     };
     abandon(socket);
-    socket.set_stage(Stage::Kernel);
+    // (It may have been moved meanwhile, or closed.)
+    let stage = socket.stage();
+    if !matches!(stage, Stage::Attached | Stage::KernelForGood | Stage::Closing | Stage::Free) {
+        socket.change_stage(stage, Stage::Kernel);
+    }
     socket.next_step.set(socket.calls.get() + LATER_MAX_CALLS);
     true
 }

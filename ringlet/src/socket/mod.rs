@@ -180,26 +180,27 @@ fn before_native(
         control::begin_again(socket);
     }
     match socket.stage() {
-        Stage::Kernel | Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted => {}
         stage @ (Stage::Datagram | Stage::Mailbox) if stage >= datagram_from => {
             return Way::Datagram(socket);
         }
-        Stage::Datagram => {}
-        _ => return Way::Kernel(None),
-    }
-    if socket.calls.get() >= socket.next_step.get() {
-        if socket.is_datagram() { datagram::step_in(socket) } else { meet::step(socket) }
+        Stage::Free | Stage::Closing => return Way::Kernel(None),
+        Stage::KernelForGood if socket.is_kernels_for_good() => return Way::Kernel(None),
+        Stage::KernelForGood => {}
+        _ if socket.calls.get() < socket.next_step.get() => {}
+        _ if socket.is_datagram() => datagram::step_in(socket),
+        _ => meet::step(socket),
     }
     // ORDER: SeqCst, then the stage; pairs with `meet::attach` (stage) and `stream::publish_attached` (count): either we see that
-    // the segment is there, or the peer is not told to use it before we are back.
+    // the segment is there, or the peer is not told to use it before we are back. So whatever may still be moved, by another thread and
+    // at any moment, is counted before it is looked at.
     let count = socket.enter_native(count);
     match socket.stage() {
         Stage::Attached => {
-            count.fetch_sub(1, Ordering::SeqCst);
+            leave_native(count);
             Way::Ours(socket)
         }
-        Stage::Mailbox => {
-            count.fetch_sub(1, Ordering::SeqCst);
+        stage @ (Stage::Datagram | Stage::Mailbox) if stage >= datagram_from => {
+            leave_native(count);
             Way::Datagram(socket)
         }
         _ => Way::Kernel(Some(Native { socket, count })),
@@ -317,7 +318,9 @@ pub fn kept_option(fd: i32, level: i32, option: i32) -> Option<&'static crate::p
 pub fn keep_on_kernel(socket: &'static Socket, reason: Reason) {
     if socket.stage() != Stage::Attached {
         socket.bar(reason);
-    } else if !moving::return_to_kernel(socket, reason) {
+    }
+    // (Or another thread has moved it meanwhile.)
+    if socket.stage() == Stage::Attached && !moving::return_to_kernel(socket, reason) {
         // An error that can be seen, not bytes lost in silence.
         carrier::break_off(socket);
     }

@@ -16,7 +16,7 @@ use crate::reasons::Reason;
 use ringlet_core::layout::Geometry;
 use ringlet_core::memory::Area;
 use ringlet_core::ring::{Rx, SegmentRing, Tx};
-use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ringlet_core::view;
 use ringlet_linux::fd;
 use ringlet_linux::map::{self, Zeroed};
@@ -909,7 +909,12 @@ impl Socket {
 
     /// `Closing` to `Free`: true for one caller only, who cleans up.
     pub fn leave(&self) -> bool {
-        let (from, to) = (Stage::Closing as u32, Stage::Free as u32);
+        self.change_stage(Stage::Closing, Stage::Free)
+    }
+
+    /// Of many, one caller does it.
+    pub fn change_stage(&self, from: Stage, to: Stage) -> bool {
+        let (from, to) = (from as u32, to as u32);
         self.stage.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
@@ -1015,10 +1020,9 @@ impl Socket {
             return super::datagram::bar(self, reason);
         }
         self.end().barred.set(reason as u32);
-        if self.stage() != Stage::Attached {
-            super::meet::abandon(self);
-            self.set_stage(Stage::KernelForGood);
-        }
+        // ORDER: SeqCst, then the stage; pairs with `moving::publish_attached`.
+        fence(Ordering::SeqCst);
+        super::meet::stay(self);
         super::view::show(self, reason);
     }
 }
