@@ -36,6 +36,36 @@ pub const CASES: &[Case] = &[
     .packets_too()
     .each_side(),
     pair(
+        "paths/unread_while_it_moves",
+        "a receive takes what a count has found, before the change of path and behind it",
+        |a| {
+            let end = a.fresh();
+            for _ in 0..60 {
+                send_all(end, b"ten bytes.").expect("send");
+                recv_exact(end, 1).expect("recv");
+            }
+            end.close();
+        },
+        |b| {
+            let end = b.fresh();
+            let mut left = 0;
+            for round in 0..60 {
+                end.until_unread(left + 10);
+                // Something is left each time, where the path changes too.
+                let got = recv(end, left + 5, 0).expect("recv");
+                if got.len() != left + 5 {
+                    record(format!("received in round {round}, of {}", left + 5), got);
+                }
+                left = 5;
+                send_all(end, b"x").expect("send");
+            }
+            end.recv_to_end();
+        },
+    )
+    .any_path()
+    .each_side()
+    .internet_only(),
+    pair(
         "paths/splice_of_both",
         "a splice takes what waits in the ring and behind it in the kernel, and the connection lives on",
         |a| {

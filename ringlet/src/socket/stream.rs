@@ -156,7 +156,8 @@ pub fn receive_now(
         unforgiving::pieces_of(&ring);
     }
     for _ in 0..moving::CHANGES_MAX {
-        let result = match end.receiving() {
+        let path = end.receiving();
+        let result = match path {
             Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking, mine, from),
             Receiving::Kernel => receive_kernel(socket, end, &ring, to, flags, from),
             Receiving::Draining => receive_draining(socket, end, &ring, to, flags, from),
@@ -170,7 +171,11 @@ pub fn receive_now(
             Ok(Some(n)) if flags & libc::MSG_PEEK != 0 => {
                 return Ok(n + peek_rest(socket, end, &ring, to, n, flags, from));
             }
-            Ok(Some(n)) if end.receiving() != Receiving::Ring || unforgiving::on() => {
+            Ok(Some(n))
+                if path != Receiving::Ring
+                    || end.receiving() != Receiving::Ring
+                    || unforgiving::on() =>
+            {
                 return Ok(n + receive_rest(socket, end, &ring, to, flags, from));
             }
             Ok(Some(n)) => return Ok(n),
