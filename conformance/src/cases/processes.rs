@@ -175,8 +175,8 @@ fn wake_parent_and_child(a: &mut Side) {
     a.sync();
 }
 
-/// A child waits on a set beside its parent, which has so many `others`.
-fn wait_with_child(b: &mut Side, others: u32) {
+/// A child waits on a set beside its parent, which has so many `others`. Does it bring the parent's connection back to the kernel first?
+fn wait_with_child(b: &mut Side, others: u32, returns: bool) {
     let ends = [b.fresh(), b.fresh()];
     // Watched before they move, they wake the set itself.
     let set = sys::epoll_create().expect("epoll_create1");
@@ -199,6 +199,9 @@ fn wait_with_child(b: &mut Side, others: u32) {
         record("child", format!("{told:?}"));
         ends[0].recv(20);
         ends[0].send(b"from the child");
+        if returns {
+            record("option", sys::setsockopt(ends[1].0, libc::SOL_SOCKET, libc::SO_OOBINLINE, 1));
+        }
         // From now on it takes no notice of what is not for it.
         let parent = std::os::unix::process::parent_id();
         while std::os::unix::process::parent_id() == parent
@@ -254,14 +257,21 @@ pub const CASES: &[Case] = &[
         "processes/inherited_set",
         "a child waits on a set that it has inherited, while its parent waits there too",
         wake_parent_and_child,
-        |b| wait_with_child(b, 0),
+        |b| wait_with_child(b, 0, false),
     )
     .packets_too(),
     pair(
         "processes/inherited_set_of_many",
         "the same of a process that has many other sets",
         wake_parent_and_child,
-        |b| wait_with_child(b, 40),
+        |b| wait_with_child(b, 40, false),
+    )
+    .packets_too(),
+    pair(
+        "processes/inherited_set_and_return",
+        "the same, where the child brings a connection back to the kernel that its parent waits for",
+        wake_parent_and_child,
+        |b| wait_with_child(b, 40, true),
     )
     .packets_too(),
     pair(

@@ -181,6 +181,8 @@ pub struct Watch {
     again: P32,
     /// Its place in the list of what is ready: when it was put there by a report, or as it was asked for. 0: what comes next puts it there.
     linked: P64,
+    /// Under whose mark it is registered in the kernel's set: ours, or that of a process before a fork, which then takes what comes of it.
+    marked: P32,
 }
 
 // SAFETY: atomics only; zero is a free entry.
@@ -651,7 +653,8 @@ fn add(
         return Ok(());
     }
     prepare(set, set_index);
-    let ours = our_event(index, socket, event.events);
+    watch.marked.set(mark(index) as u32);
+    let ours = our_event(watch, socket, event.events);
     if let Err(error) = fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(ours)) {
         set.adopted.fetch_sub(1, Ordering::SeqCst);
         return Err(error);
@@ -709,7 +712,7 @@ fn control_adopted(
     count_neighbour(set, watch, !watch.dormant.is() && is_neighbour(socket));
     if op != libc::EPOLL_CTL_DEL {
         if (asked ^ watch.events.get()) & EPOLLOUT != 0 && socket.end().sending() != Sending::Ring {
-            register_anew(tables, socket, index_of(tables, watch), watch);
+            register_anew(tables, socket, watch);
         }
         if link_if_ready(tables, set, watch, heard) || others_sleep(set) {
             kick_sleepers(set);
@@ -868,35 +871,36 @@ pub fn receiving_changed(socket: &Socket) {
     }
 }
 
-fn our_event(index: u32, socket: &Socket, asked: u32) -> epoll_event {
+fn our_event(watch: &Watch, socket: &Socket, asked: u32) -> epoll_event {
     // Room in the kernel matters while we send there, to who asks for it; and to us for what is sent again.
     let room = match socket.end().sending() {
         Sending::Ring => 0,
         Sending::Returning => EPOLLOUT,
         _ => asked & EPOLLOUT,
     };
-    epoll_event { events: EPOLLIN | EPOLLRDHUP | EPOLLPRI | EPOLLET | room, u64: mark(index) }
+    let events = EPOLLIN | EPOLLRDHUP | EPOLLPRI | EPOLLET | room;
+    epoll_event { events, u64: MARK | u64::from(watch.marked.get()) }
 }
 
 /// The sending direction has changed its path: the kernel is asked for what matters now.
 pub fn sending_changed(socket: &Socket) {
     let Some(tables) = tables() else { return };
-    for (index, watch) in watches(tables, socket).filter(|(_, watch)| watch.adopted.is()) {
-        register_anew(tables, socket, index, watch);
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| watch.adopted.is()) {
+        register_anew(tables, socket, watch);
     }
 }
 
-fn register_anew(tables: &Tables, socket: &Socket, index: u32, watch: &Watch) {
+fn register_anew(tables: &Tables, socket: &Socket, watch: &Watch) {
     let set = watch.set.get();
     if set == 0 {
         return;
     }
     let epfd = tables.sets[set as usize].epfd.get() as i32;
     for _ in 0..ASKS_MAX {
-        let event = our_event(index, socket, watch.events.get());
+        let event = our_event(watch, socket, watch.events.get());
         let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watch.fd.get() as i32, Some(event));
         // Several threads may be at this, and one of them ask for what was true before: whoever asks last has looked again.
-        if our_event(index, socket, watch.events.get()).events == event.events {
+        if our_event(watch, socket, watch.events.get()).events == event.events {
             break;
         }
     }
@@ -964,7 +968,8 @@ pub fn adopt(socket: &Socket, _registering: Held<'_>) {
             watch.disabled.set(1);
         }
         prepare(set, set_index);
-        let ours = Some(our_event(index, socket, watch.events.get()));
+        watch.marked.set(mark(index) as u32);
+        let ours = Some(our_event(watch, socket, watch.events.get()));
         if watch.events.get() & EPOLLEXCLUSIVE != 0 {
             // KERNEL: an exclusive registration can't be modified.
             let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, watched, None);
