@@ -33,6 +33,10 @@ impl P32 {
     pub fn swap(&self, value: u32) -> u32 {
         self.0.swap(value, ringlet_core::sync::Ordering::AcqRel)
     }
+    /// The same, from one value only: true for whoever has taken it.
+    pub fn change(&self, from: u32, to: u32) -> bool {
+        self.0.compare_exchange(from, to, AcqRel, Relaxed).is_ok()
+    }
 }
 
 /// An index by which threads without a common lock find something, or 0.

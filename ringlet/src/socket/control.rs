@@ -100,11 +100,13 @@ pub fn begin_again(socket: &Socket) {
     if socket.is_datagram() {
         socket.next_step.set(socket.calls.get());
     }
-    if socket.stage() == Stage::KernelForGood && end.barred.get() == Reason::NoPeer as u32 {
-        end.barred.set(Reason::None as u32);
+    // (One thread does it, and what else bars the connection meanwhile holds.)
+    if socket.stage() == Stage::KernelForGood
+        && end.barred.change(Reason::NoPeer as u32, Reason::None as u32)
+    {
         look_anew(socket);
         socket.next_step.set(socket.calls.get());
-        socket.set_stage(Stage::Kernel);
+        socket.change_stage(Stage::KernelForGood, Stage::Kernel);
         view::show(socket, Reason::Young);
     }
 }

@@ -20,6 +20,7 @@
 //! socket's credentials name the caller. That it holds the socket, /proc tells if it lets us look; else each side's own statement does
 //! (`proof`), which it makes before it says its first word. Nothing is handed out, and no descriptor taken, before that.
 
+use super::stream::Waiter;
 use super::table::{Held, Socket, Stage, Tables, tables};
 use super::{carrier, context, control, epoll, memory, moving, process, unforgiving, view};
 use crate::config::PeerPolicy;
@@ -134,6 +135,8 @@ pub fn step_once(socket: &'static Socket) {
     if socket.stepping.swap(1, Ordering::Acquire) != 0 {
         return;
     }
+    // Another thread that closes the connection leaves what is in use here to us.
+    let _in_use = Waiter::new(socket);
     let (calls, before) = (socket.calls.get(), socket.stage());
     let off = control::keeps_off(socket);
     let mut step = if off { Step::Soon } else { Step::AtOnce };
@@ -174,20 +177,26 @@ pub fn step_once(socket: &'static Socket) {
     }
 }
 
+fn may_move(stage: Stage) -> bool {
+    use Stage::{Called, Greeted, Kernel, Looked, Offered};
+    matches!(stage, Kernel | Offered | Called | Looked | Greeted)
+}
+
+/// The next stage, in a step; not of a socket that was closed meanwhile.
+fn advance(socket: &Socket, to: Stage) -> bool {
+    let from = socket.stage();
+    may_move(from) && socket.change_stage(from, to)
+}
+
 /// Leaves a socket that is barred on the kernel for good: unless a thread is in the middle of a step with it (this one too, or it was
 /// interrupted there), which does it then.
 pub fn stay(socket: &Socket) {
-    let may_move = |stage| {
-        use Stage::{Called, Greeted, Kernel, Looked, Offered};
-        matches!(stage, Kernel | Offered | Called | Looked | Greeted)
-    };
     while socket.end().barred.is() && may_move(socket.stage()) {
         // ORDER: SeqCst, after the reason; pairs with `step_once`.
         if socket.stepping.swap(1, Ordering::SeqCst) != 0 {
             return;
         }
-        let stage = socket.stage();
-        if may_move(stage) && socket.change_stage(stage, Stage::KernelForGood) {
+        if advance(socket, Stage::KernelForGood) {
             abandon(socket);
         }
         socket.stepping.swap(0, Ordering::SeqCst);
@@ -222,14 +231,24 @@ pub fn give_up_number(fd: i32) -> bool {
     let Some(socket) = tables().and_then(|tables| tables.followed().find(waits)) else {
         return false;
     };
-    abandon(socket);
-    // (It may have been moved meanwhile, or closed.)
-    let stage = socket.stage();
-    if !matches!(stage, Stage::Attached | Stage::KernelForGood | Stage::Closing | Stage::Free) {
-        socket.change_stage(stage, Stage::Kernel);
+    // ORDER: as in `step_once`. In the middle of a step it is not to be had.
+    if socket.stepping.swap(1, Ordering::SeqCst) != 0 {
+        return false;
     }
+    again(socket);
     socket.next_step.set(socket.calls.get() + LATER_MAX_CALLS);
+    socket.stepping.swap(0, Ordering::SeqCst);
+    stay(socket);
     true
+}
+
+/// Its descriptor is about to be closed: what is in use by a step of another thread is put away behind that (`process::release`).
+pub fn close(socket: &Socket) {
+    // ORDER: as in `step_once`.
+    if socket.stepping.swap(1, Ordering::SeqCst) == 0 {
+        abandon(socket);
+        socket.stepping.swap(0, Ordering::SeqCst);
+    }
 }
 
 /// Gives up what a socket has begun at the rendezvous.
@@ -286,7 +305,8 @@ fn place(tables: &'static Tables) -> Option<&'static Place> {
         // ORDER: as in `step`. The holder's own next step finds that it must begin again.
         if holder.stepping.swap(1, Ordering::Acquire) == 0 {
             abandon(holder);
-            holder.stepping.store(0, Ordering::Release);
+            holder.stepping.swap(0, Ordering::SeqCst);
+            stay(holder);
             return Some(place);
         }
     }
@@ -376,7 +396,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         return match rendezvous::offer(&ends) {
             Ok(listener) => {
                 go(tables, place, socket, listener);
-                socket.set_stage(Stage::Offered);
+                advance(socket, Stage::Offered);
                 view::show(socket, Reason::NoPeer);
                 Step::Soon
             }
@@ -387,7 +407,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         Ok(meeting) => match check_user(tables, &ends, meeting) {
             Ok(_) => {
                 go(tables, place, socket, meeting);
-                socket.set_stage(Stage::Looked);
+                advance(socket, Stage::Looked);
                 view::show(socket, Reason::NoPeer);
                 Step::Soon
             }
@@ -476,7 +496,7 @@ fn take_greeting(tables: &'static Tables, socket: &'static Socket) -> Step {
         Err(error) if is_gone(error) => return again(socket),
         Err(error) => return Step::Bar(reason_of(error)),
     }
-    socket.set_stage(Stage::Greeted);
+    advance(socket, Stage::Greeted);
     view::show(socket, Reason::Young);
     Step::Soon
 }
@@ -595,7 +615,7 @@ fn take_call(tables: &Tables, socket: &'static Socket) -> Step {
         Ok(meeting) => {
             part(offer);
             socket.meeting.set(hidden(meeting) as u32);
-            socket.set_stage(Stage::Called);
+            advance(socket, Stage::Called);
             greet(tables, socket, meeting)
         }
         Err(Errno::EAGAIN) => Step::Later,
@@ -623,7 +643,7 @@ fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
 /// Begins again: whoever was at the rendezvous has gone.
 fn again(socket: &Socket) -> Step {
     abandon(socket);
-    socket.set_stage(Stage::Kernel);
+    advance(socket, Stage::Kernel);
     Step::Later
 }
 
@@ -817,7 +837,9 @@ fn attach(socket: &'static Socket, registrations: Held<'_>) {
     if let (Ok(written), Ok(received)) = (carrier::written(socket), tcp::consumed(socket.fd())) {
         view::count_kernel_bytes(socket, written.place as usize, received as usize);
     }
-    socket.set_stage(Stage::Attached);
+    if !advance(socket, Stage::Attached) {
+        return;
+    }
     moving::written_so_far(socket, end);
     view::show(socket, Reason::Young);
     epoll::adopt(socket, registrations);

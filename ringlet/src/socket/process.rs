@@ -239,31 +239,30 @@ fn release(socket: &'static Socket, open: bool) {
         socket.parting.set(1);
         end.holders.fetch_sub(1, Ordering::AcqRel) == 1
     };
-    meet::abandon(socket);
+    meet::close(socket);
     epoll::forget_socket(socket);
     if socket.twin.is()
         && let Some(tables) = tables()
     {
         unix::part(tables, socket);
     }
-    let attached = socket.stage() == Stage::Attached;
     {
         // Without the locks (we are in a signal handler that interrupted their holder) we only stop using it.
         let _receiving = end.receive_lock.take();
         let _sending = end.send_lock.take();
-        if attached && last && open && !end.given.is() {
+        if socket.stage() == Stage::Attached && last && open && !end.given.is() {
             close_ring(socket);
         }
         if socket.is_datagram() {
             datagram::release(socket, last);
         }
-        // ORDER: SeqCst; pairs with `stream::wait`: a sleeper that we do not see sees this.
+        // What the last sleeper has to know.
+        socket.published.set(1 + last as u32);
+        // ORDER: SeqCst; pairs with `stream::leave`: a sleeper that we do not see sees this.
         socket.set_stage(Stage::Closing);
     }
     if socket.sleepers.load(Ordering::SeqCst) == 0 {
         clean_up_as(socket, last);
-    } else {
-        socket.published.set(1 + last as u32);
     }
 }
 
@@ -280,6 +279,7 @@ fn clean_up_as(socket: &'static Socket, last: bool) {
     if !socket.leave() {
         return;
     }
+    meet::abandon(socket);
     if let Some((area, geometry)) = socket.take_segment() {
         memory::release(tables, geometry.segment_bytes());
         // SAFETY: users of the segment hold one of the end's locks and look at the stage under it, or are sleepers; the stage has
@@ -428,6 +428,7 @@ pub fn disown(tables: &'static Tables, socket: &'static Socket, at_work: bool) {
         tables.clear(number);
     }
     epoll::forget_socket(socket);
+    meet::forget(socket);
     socket.end().holders.fetch_sub(1, Ordering::AcqRel);
     if at_work {
         let _ = socket.take_segment();
@@ -453,7 +454,9 @@ pub fn given_away(fd: i32, reason: Reason) {
 fn give(socket: &'static Socket, reason: Reason) -> bool {
     if socket.stage() != Stage::Attached {
         socket.bar(reason);
-    } else if !moving::return_to_kernel(socket, reason) {
+    }
+    // (Or another thread has moved it meanwhile.)
+    if socket.stage() == Stage::Attached && !moving::return_to_kernel(socket, reason) {
         return false;
     }
     socket.end().given.set(1);

@@ -766,6 +766,11 @@ impl Tables {
         home.shut.store(end.shut.load(Ordering::SeqCst), Ordering::SeqCst);
         // ORDER: SeqCst; pairs with `Socket::enter_native`: who has counted itself at the old one is seen here, or sees this.
         socket.end.store(new, Ordering::SeqCst);
+        // ORDER: SeqCst; pairs with `Socket::bar`: who bars the old end is seen here, or bars the new one too.
+        fence(Ordering::SeqCst);
+        if end.barred.is() {
+            home.barred.set(end.barred.get());
+        }
         let free = !end.is_in_kernel();
         if free {
             self.ends.give(old);
@@ -1019,9 +1024,15 @@ impl Socket {
         if self.is_datagram() {
             return super::datagram::bar(self, reason);
         }
-        self.end().barred.set(reason as u32);
-        // ORDER: SeqCst, then the stage; pairs with `moving::publish_attached`.
-        fence(Ordering::SeqCst);
+        loop {
+            let end = self.end();
+            end.barred.set(reason as u32);
+            // ORDER: SeqCst, then the stage and the end; pairs with `moving::publish_attached` and `Tables::rehome`.
+            fence(Ordering::SeqCst);
+            if std::ptr::eq(self.end(), end) {
+                break;
+            }
+        }
         super::meet::stay(self);
         super::view::show(self, reason);
     }
