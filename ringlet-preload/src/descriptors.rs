@@ -381,6 +381,9 @@ pub extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
         stream::shut_down_failed(socket);
     } else if socket.is_datagram() {
         socket::keep_on_kernel(socket, Reason::Closing);
+    } else if socket.stage() == Stage::Attached {
+        // Another thread has moved it meanwhile, and may have sent by the ring.
+        let _ = stream::shut_down(socket, how);
     }
     done
 }
