@@ -29,6 +29,7 @@ fn echo_all(end: End) -> usize {
     bytes
 }
 
+const SOON: std::time::Duration = std::time::Duration::from_millis(5);
 const ONE_SHOT_ROUNDS: u32 = 200;
 const ONE_SHOT_BYTES: u32 = 60;
 
@@ -361,6 +362,45 @@ pub const CASES: &[Case] = &[
             }
         },
     )
+    .each_side(),
+    pair(
+        "threads/options_while_it_moves",
+        "what a thread sets of a connection while another moves it is set: O_NONBLOCK, a timeout, TCP_NODELAY",
+        |a| {
+            for _ in 0..60 {
+                let end = a.fresh();
+                a.warm(end);
+                a.sync();
+                end.close();
+            }
+        },
+        |b| {
+            for turn in 0..60u32 {
+                let end = b.fresh();
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        // As it begins to move, if it does, and then at any moment.
+                        (0..100_000).take_while(|_| sys::ringlet_path(end.0) == 1).for_each(drop);
+                        (0..turn / 2 * 400).for_each(|_| std::hint::spin_loop());
+                        match turn % 2 {
+                            0 => end.set_nonblocking(true),
+                            _ => sys::set_timeout(end.0, libc::SO_RCVTIMEO, SOON).expect("set"),
+                        }
+                        sys::setsockopt(end.0, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
+                            .expect("set");
+                    });
+                    b.warm(end);
+                });
+                record("recv", recv(end, 4, 0));
+                let no_delay = sys::getsockopt(end.0, libc::IPPROTO_TCP, libc::TCP_NODELAY);
+                record("TCP_NODELAY", no_delay);
+                b.sync();
+                end.close();
+            }
+        },
+    )
+    .any_path()
+    .internet_only()
     .each_side(),
     pair(
         "threads/one_shot_while_it_moves",

@@ -198,18 +198,30 @@ pub fn received(socket: &Socket, end: &End) -> Sys<u64> {
     tcp::counts(socket.fd()).map(|counts| counts.received)
 }
 
-/// No doorbell waits for company, from now on; and the program's own wishes are kept.
-pub fn attached(socket: &Socket, end: &End) {
+/// A connection is about to be attached.
+pub fn attaching(socket: &Socket, end: &End) {
     socket.inode.set(inode(socket.fd()));
     if socket.is_packets() {
         packet_limit_changed(socket, end);
     }
-    if socket.kind() == Kind::Internet {
-        let option =
-            |option| tcp::int_option(socket.fd(), libc::IPPROTO_TCP, option).unwrap_or(0) as u32;
-        end.no_delay.set(option(libc::TCP_NODELAY));
-        end.cork.set(option(libc::TCP_CORK));
-        tcp::send_at_once(socket.fd());
+}
+
+/// It is, and whoever sets an option from now on sees that.
+pub fn attached(socket: &Socket, end: &End) {
+    if socket.is_packets() {
+        packet_limit_changed(socket, end);
+    }
+    tune(socket, end);
+}
+
+/// No doorbell waits for company, unless the connection is the kernel's again.
+pub fn tune(socket: &Socket, end: &End) {
+    match socket.kind() {
+        Kind::Internet if end.barred.is() => {
+            tcp::send_as_asked(socket.fd(), end.no_delay.is(), end.cork.is())
+        }
+        Kind::Internet => tcp::send_at_once(socket.fd()),
+        Kind::Unix | Kind::Packets => {}
     }
 }
 
@@ -220,13 +232,6 @@ pub fn packet_limit_changed(socket: &Socket, end: &End) {
     let buffer = tcp::int_option(socket.fd(), libc::SOL_SOCKET, libc::SO_SNDBUF).unwrap_or(0);
     let longest = packet_max_bytes(&ring).min((buffer - 32).max(1) as usize);
     end.packet_max.set(longest as u32);
-}
-
-/// The connection is the kernel's again.
-pub fn returned(socket: &Socket, end: &End) {
-    if socket.kind() == Kind::Internet {
-        tcp::send_as_asked(socket.fd(), end.no_delay.is(), end.cork.is());
-    }
 }
 
 /// Has the peer's end of the connection finished, as far as the kernel knows?

@@ -21,7 +21,7 @@
 //! (`proof`), which it makes before it says its first word. Nothing is handed out, and no descriptor taken, before that.
 
 use super::stream::Waiter;
-use super::table::{Held, Socket, Stage, Tables, tables};
+use super::table::{End, Held, Kind, Socket, Stage, Tables, tables};
 use super::{carrier, context, control, epoll, memory, moving, process, unforgiving, view};
 use crate::config::PeerPolicy;
 use crate::plain::{P32, P64};
@@ -827,12 +827,12 @@ fn one_shot(socket: &Socket) -> Step {
 /// From now on every call on the socket goes through `stream`.
 fn attach(socket: &'static Socket, registrations: Held<'_>) {
     let end = socket.end();
-    end.nonblocking.set(fd::is_nonblocking(socket.fd()) as u32);
     if let Some(outgoing) = socket.outgoing() {
         end.tx.begin_bare(&outgoing);
     }
-    copy_timeouts(socket);
-    carrier::attached(socket, end);
+    // Until nothing is new: another thread that changes an option now says so here behind that (`option_set`).
+    let _ = (0..OPTION_LOOKS).any(|_| !copy_options(socket, end));
+    carrier::attaching(socket, end);
     socket.kernel_news.set(1);
     if let (Ok(written), Ok(received)) = (carrier::written(socket), tcp::consumed(socket.fd())) {
         view::count_kernel_bytes(socket, written.place as usize, received as usize);
@@ -840,14 +840,36 @@ fn attach(socket: &'static Socket, registrations: Held<'_>) {
     if !advance(socket, Stage::Attached) {
         return;
     }
+    carrier::attached(socket, end);
     moving::written_so_far(socket, end);
     view::show(socket, Reason::Young);
     epoll::adopt(socket, registrations);
 }
 
-/// SO_RCVTIMEO and SO_SNDTIMEO, which the kernel keeps and we serve.
-fn copy_timeouts(socket: &Socket) {
-    let end = socket.end();
-    end.receive_timeout_ns.set(tcp::timeout_ns(socket.fd(), libc::SO_RCVTIMEO));
-    end.send_timeout_ns.set(tcp::timeout_ns(socket.fd(), libc::SO_SNDTIMEO));
+const OPTION_LOOKS: u32 = 8;
+
+/// Options that the kernel keeps and we serve. True if one was not as we had it.
+fn copy_options(socket: &Socket, end: &End) -> bool {
+    let fd = socket.fd();
+    let mut new = false;
+    let mut copy = |word: &P32, value: u32| {
+        if word.get() != value {
+            word.set(value);
+            new = true;
+        }
+    };
+    copy(&end.nonblocking, fd::is_nonblocking(fd) as u32);
+    if socket.kind() == Kind::Internet {
+        let on = |option| tcp::int_option(fd, libc::IPPROTO_TCP, option).unwrap_or(0) as u32;
+        copy(&end.no_delay, on(libc::TCP_NODELAY));
+        copy(&end.cork, on(libc::TCP_CORK));
+    }
+    for (word, option) in
+        [(&end.receive_timeout_ns, libc::SO_RCVTIMEO), (&end.send_timeout_ns, libc::SO_SNDTIMEO)]
+    {
+        let time = tcp::timeout_ns(fd, option);
+        new |= word.get() != time;
+        word.set(time);
+    }
+    new
 }

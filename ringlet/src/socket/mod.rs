@@ -255,9 +255,23 @@ pub fn option_set(fd: i32, level: i32, option: i32, value: i32) {
     match timeout {
         // KERNEL: a negative one is over at once, though it reads as none.
         Some(word) if attached && value < 0 => return word.set(1),
-        Some(word) if attached => return word.set(tcp::timeout_ns(fd, option)),
         Some(_) if value < 0 => return keep_on_kernel(socket, Reason::Option),
+        // (Also before it is attached, which another thread may be about to do.)
+        Some(word) if !socket.is_datagram() => return word.set(tcp::timeout_ns(fd, option)),
         _ => {}
+    }
+    if level == libc::IPPROTO_TCP
+        && !socket.is_datagram()
+        && matches!(option, libc::TCP_NODELAY | libc::TCP_CORK)
+    {
+        // The same; and if the kernel was told behind that, doorbells wait for company.
+        let word =
+            if option == libc::TCP_CORK { &socket.end().cork } else { &socket.end().no_delay };
+        word.set((value != 0) as u32);
+        if socket.stage() == Stage::Attached {
+            carrier::tune(socket, socket.end());
+        }
+        return;
     }
     if attached
         && socket.is_packets()
@@ -299,6 +313,11 @@ pub fn option_set(fd: i32, level: i32, option: i32, value: i32) {
 pub fn keep_option(fd: i32, level: i32, option: i32, value: i32) -> bool {
     kept_option(fd, level, option).is_some_and(|word| {
         word.set((value != 0) as u32);
+        if let Some(socket) = table::socket(fd)
+            && socket.end().barred.is()
+        {
+            carrier::tune(socket, socket.end());
+        }
         true
     })
 }

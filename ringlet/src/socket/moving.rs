@@ -493,7 +493,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
     }
     // What another program sends must not come before what is still to be sent again.
     whole &= reads_on(reason) || is_sent_again(socket, end);
-    carrier::returned(socket, end);
+    carrier::tune(socket, end);
     view::show(socket, reason);
     whole
 }
