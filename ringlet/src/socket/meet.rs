@@ -198,6 +198,7 @@ pub fn stay(socket: &Socket) {
         }
         if advance(socket, Stage::KernelForGood) {
             abandon(socket);
+            view::show_path(socket);
         }
         socket.stepping.swap(0, Ordering::SeqCst);
     }
