@@ -262,7 +262,7 @@ fn release(socket: &'static Socket, open: bool) {
         socket.set_stage(Stage::Closing);
     }
     if socket.sleepers.load(Ordering::SeqCst) == 0 {
-        clean_up_as(socket, last);
+        clean_up_as(socket, last, true);
     }
 }
 
@@ -270,20 +270,27 @@ fn release(socket: &'static Socket, open: bool) {
 pub fn clean_up(socket: &Socket) {
     let Some(tables) = tables() else { return };
     let last = socket.published.get() == 2;
-    clean_up_as(&tables.sockets[tables.index_of(socket) as usize], last);
+    clean_up_as(&tables.sockets[tables.index_of(socket) as usize], last, true);
 }
 
+/// `beside`: other threads may be at it. (In a child by fork there are none, and the locks are the parent's.)
 #[allow(unsafe_code)]
-fn clean_up_as(socket: &'static Socket, last: bool) {
+fn clean_up_as(socket: &'static Socket, last: bool, beside: bool) {
     let Some(tables) = tables() else { return };
     if !socket.leave() {
         return;
     }
     meet::abandon(socket);
-    if let Some((area, geometry)) = socket.take_segment() {
+    let segment = {
+        let end = socket.end();
+        let _receiving = beside.then(|| end.receive_lock.take());
+        let _sending = beside.then(|| end.send_lock.take());
+        socket.take_segment()
+    };
+    if let Some((area, geometry)) = segment {
         memory::release(tables, geometry.segment_bytes());
-        // SAFETY: users of the segment hold one of the end's locks and look at the stage under it, or are sleepers; the stage has
-        // changed under both locks, and there is no sleeper.
+        // SAFETY: users of the segment look it up under one of the end's locks, or are sleepers; it was taken away under both locks (who
+        // waited for one of them since before the close is done, or finds none), and there is no sleeper.
         unsafe { map::unmap(area) };
     }
     context::release(socket.bell.get());
@@ -398,7 +405,7 @@ pub fn after_fork(tables: &'static Tables) {
             // Another thread of the parent was about to close it.
             meet::abandon(socket);
             socket.set_stage(Stage::Closing);
-            clean_up_as(socket, true);
+            clean_up_as(socket, true, false);
             continue;
         }
         if !counted {
@@ -435,7 +442,7 @@ pub fn disown(tables: &'static Tables, socket: &'static Socket, at_work: bool) {
         socket.set_stage(Stage::KernelForGood);
     } else {
         socket.set_stage(Stage::Closing);
-        clean_up_as(socket, false);
+        clean_up_as(socket, false, false);
     }
 }
 
