@@ -91,10 +91,9 @@ pub fn exec_at(path: &str, args: &[&str]) -> Errno {
     result(failed as isize).expect_err("exec returned")
 }
 
-/// The same, by a call that takes its arguments one by one.
-pub fn exec_list(args: &[&str]) -> Errno {
-    let [program] = args else { unimplemented!("a list of this length") };
-    let program = CString::new(*program).expect("no zero byte");
+/// The same, by a call that takes its arguments one by one: a program without any.
+pub fn exec_list(program: &str) -> Errno {
+    let program = CString::new(program).expect("no zero byte");
     // SAFETY: strings that end with zero bytes, and a null.
     let failed =
         unsafe { libc::execlp(program.as_ptr(), program.as_ptr(), null::<libc::c_char>()) };

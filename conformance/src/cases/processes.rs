@@ -114,10 +114,10 @@ const STARTS: &[Start] = &[
     ("vfork of nothing", || sys::wait_for(sys::vfork_and_close(-1, &[NOTHING]))),
     ("fork", || started(|| sys::exec(&["true"]))),
     ("fork of nothing", || started(|| sys::exec(&[NOTHING]))),
-    ("a list", || started(|| rare::exec_list(&["true"]))),
-    ("a list of nothing", || started(|| rare::exec_list(&[NOTHING]))),
+    ("a list", || started(|| rare::exec_list("true"))),
+    ("a list of nothing", || started(|| rare::exec_list(NOTHING))),
     ("itself", || sys::exec(&[NOTHING]).show()),
-    ("itself by a list", || rare::exec_list(&[NOTHING]).show()),
+    ("itself by a list", || rare::exec_list(NOTHING).show()),
 ];
 
 const NOTHING: &str = "/no/such/program";
@@ -158,6 +158,16 @@ fn spoil_family_memory() {
         let (first, end) = (number(first), number(end));
         sys::overwrite(first, (end - first).min(1 << 20), 0xff);
     }
+}
+
+/// Says something on each of two moved connections, when the other side is ready for it.
+fn tell_two_in_turn(a: &mut Side) {
+    let ends = [a.moved(), a.moved()];
+    for end in ends {
+        a.sync();
+        end.send(b"x");
+    }
+    a.sync();
 }
 
 /// The sender's side of `wait_with_child`.
@@ -973,7 +983,7 @@ pub const CASES: &[Case] = &[
             let end = much_to_send_again(a);
             sys::fcntl(end.0, libc::F_SETFD, FD_CLOEXEC).expect("F_SETFD");
             a.sync();
-            record("execlp", rare::exec_list(&["true"]));
+            record("execlp", rare::exec_list("true"));
         },
         receive_sent_again,
     )
@@ -1264,14 +1274,7 @@ pub const CASES: &[Case] = &[
     pair(
         "processes/exec_keeps_a_set",
         "a program waits in a set that it has from the program before, in the same process, and is told that one's data",
-        |a| {
-            let ends = [a.moved(), a.moved()];
-            for end in ends {
-                a.sync();
-                end.send(b"x");
-            }
-            a.sync();
-        },
+        tell_two_in_turn,
         |b| {
             let name = "processes/exec_keeps_a_set";
             let told = |set: Fd| sys::epoll_wait(set, 4, 10_000).map(|told| format!("{told:?}"));
@@ -1305,14 +1308,7 @@ pub const CASES: &[Case] = &[
     pair(
         "processes/failed_exec_keeps_a_set",
         "after an exec that failed a set goes on to tell of its connections, inherited or not",
-        |a| {
-            let ends = [a.moved(), a.moved()];
-            for end in ends {
-                a.sync();
-                end.send(b"x");
-            }
-            a.sync();
-        },
+        tell_two_in_turn,
         |b| {
             let ends = [b.moved(), b.moved()];
             sys::fcntl(ends[0].0, libc::F_SETFD, FD_CLOEXEC).expect("F_SETFD");
