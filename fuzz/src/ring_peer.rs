@@ -149,7 +149,7 @@ impl<'a> Side<'a> {
             1 => self.pop(script),
             2 => self.peek(script),
             3 => {
-                let bytes = self.rx.available(&self.inward);
+                let bytes = self.rx.available(&self.inward, usize::MAX);
                 assert!(bytes <= SLOT_COUNT * MESSAGE_MAX_BYTES);
                 self.rx.has_bytes(&self.inward);
                 self.rx.published_after(&self.inward, script.number(4));

@@ -314,10 +314,13 @@ impl Rx {
         self.slots.get()
     }
 
-    /// Bytes that can be read now.
-    pub fn available<M: RingMemory>(&self, memory: &M) -> usize {
+    /// Bytes that can be read now; counted record by record, until there are `enough`.
+    pub fn available<M: RingMemory>(&self, memory: &M, enough: usize) -> usize {
         let (mut position, mut used, mut total) = (self.slots.get(), self.used.get() as usize, 0);
         for _ in 0..memory.slot_count() {
+            if total >= enough {
+                break;
+            }
             let Ok(Some(record)) = look_at(memory, position) else { break };
             if record.is_control() {
                 break;

@@ -241,7 +241,9 @@ impl Model {
                 self.check(&data[..n]);
             }
             Op::Available => {
-                assert_eq!(self.rx.available(&self.memory), self.readable());
+                assert_eq!(self.rx.available(&self.memory, usize::MAX), self.readable());
+                let some = self.rx.available(&self.memory, 1);
+                assert!(some <= self.readable() && (some > 0) == (self.readable() > 0));
                 assert_eq!(self.rx.ready(&self.memory), !self.is_empty());
                 assert_eq!(self.rx.has_bytes(&self.memory), self.readable() > 0);
                 let outstanding = self.tx.outstanding_bytes(&self.memory);

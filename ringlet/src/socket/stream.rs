@@ -1273,6 +1273,11 @@ pub fn take_unwanted_bells(socket: &Socket, end: &End, incoming: &SegmentRing) {
 
 /// Bytes that a receive would find now: in the ring, or in the kernel while it is the way.
 pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
+    count_readable(socket, usize::MAX)
+}
+
+/// Until there are `enough`: behind what is found first may stand a whole ring of small records, which nobody walks through at each look.
+fn count_readable(socket: &Socket, enough: usize) -> Sys<usize> {
     let end = socket.end();
     let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
     let Some(ring) = socket.incoming() else { return tcp::unread(socket.fd()) };
@@ -1293,18 +1298,24 @@ pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
         Receiving::Ring => 0,
         Receiving::Discarding => return moving::unread_after(socket, end, end.until.get()),
     };
-    let behind = match moving::back_ahead(end, &ring) {
-        Some(position) => moving::unread_after(socket, end, position)?,
-        None => 0,
-    };
-    Ok(of_kernel + end.rx.available(&ring) + behind)
+    if of_kernel >= enough {
+        return Ok(of_kernel);
+    }
+    let found = of_kernel + end.rx.available(&ring, enough);
+    if found >= enough {
+        return Ok(found);
+    }
+    match moving::back_ahead(end, &ring) {
+        Some(position) => Ok(found + moving::unread_after(socket, end, position)?),
+        None => Ok(found),
+    }
 }
 
 /// Would a receive find something now?
 fn is_readable(socket: &Socket) -> Sys<bool> {
     match socket.is_packets() {
         true => unix::packet_waits(socket),
-        false => readable_bytes(socket).map(|n| n > 0),
+        false => count_readable(socket, 1).map(|n| n > 0),
     }
 }
 
@@ -1392,7 +1403,7 @@ fn ask_kernel(
     if moving::published(end, incoming)
         && (end.receiving() != Receiving::Ring || !end.rx.has_bytes(incoming))
     {
-        let _ = readable_bytes(socket);
+        let _ = count_readable(socket, 0);
     }
     for _ in 0..moving::CHANGES_MAX {
         let look =
