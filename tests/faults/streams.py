@@ -40,11 +40,11 @@ def stopped(process):
         process.send(signal.SIGCONT)
 
 
-def a_fault(draw, pairs, of_packets):
-    """One that is drawn, and ends when it is left."""
+def a_fault(draw, pairs, of_packets, addresses=(FIRST, SECOND)):
+    """One that is drawn, and ends when it is left. `addresses`: those that may go for a while."""
     port = draw.choice(pairs).port
     faults = [
-        lambda: tools.address_gone(draw.choice([FIRST, SECOND])),
+        lambda: tools.address_gone(draw.choice(addresses)),
         lambda: tools.dropped_by_rule(port),
         lambda: dropped("output"),
         lambda: dropped("input"),
