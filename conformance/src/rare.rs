@@ -223,6 +223,75 @@ pub fn close_range_flags(first: Fd, last: Fd, flags: c_uint) -> R<()> {
     unit(unsafe { libc::close_range(first as c_uint, last as c_uint, flags as c_int) })
 }
 
+/// linux/seccomp.h.
+const NOTIFICATION: libc::c_ulong = 0xc050_2100;
+const NOTIFICATION_ANSWER: libc::c_ulong = 0xc018_2101;
+const GO_ON: u32 = 1;
+
+/// `struct seccomp_notif`, as far as it is of interest.
+#[derive(Default)]
+#[repr(C)]
+struct HeldCall {
+    id: u64,
+    whose: [u32; 2],
+    number: i32,
+    architecture: u32,
+    at: u64,
+    arguments: [u64; 6],
+}
+
+/// From now on this thread's calls that make memory to be shared, or look at it, wait until whoever has the descriptor lets them go on.
+pub fn hold_sharing() -> Fd {
+    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    let is = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    let end = (libc::BPF_RET | libc::BPF_K) as u16;
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let mut steps = [
+        step(load, 0, 0, 0),
+        step(is, 1, 0, libc::SYS_memfd_create as u32),
+        step(is, 0, 1, libc::SYS_fcntl as u32),
+        step(end, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
+        step(end, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    // SAFETY: a program that lives; it concerns this thread alone.
+    let listener = unsafe {
+        unit(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)).expect("prctl");
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+    };
+    result(listener as isize).expect("a filter") as Fd
+}
+
+/// Lets such calls go on until it is `over`; `amid` comes before the first that is about the memory of a connection.
+pub fn let_go_on(listener: Fd, over: impl Fn() -> bool, amid: impl FnOnce()) {
+    let mut amid = Some(amid);
+    while !over() {
+        if crate::sys::poll(&[(listener, libc::POLLIN)], 5).is_ok_and(|(ready, _)| ready == 0) {
+            continue;
+        }
+        let mut call = HeldCall::default();
+        // SAFETY: room for a notification.
+        if unsafe { libc::ioctl(listener, NOTIFICATION as _, &raw mut call) } != 0 {
+            continue;
+        }
+        let of_connection = match libc::c_long::from(call.number) {
+            // SAFETY: the name that a thread of this process has given, which waits.
+            libc::SYS_memfd_create => unsafe {
+                std::ffi::CStr::from_ptr(call.arguments[0] as *const libc::c_char)
+                    == c"ringlet-segment"
+            },
+            _ => call.arguments[1] as i32 == libc::F_GET_SEALS,
+        };
+        if of_connection && let Some(amid) = amid.take() {
+            amid();
+        }
+        let mut answer = [call.id, 0, u64::from(GO_ON) << 32];
+        // SAFETY: a `struct seccomp_notif_resp`.
+        unsafe { libc::ioctl(listener, NOTIFICATION_ANSWER as _, answer.as_mut_ptr()) };
+    }
+}
+
 /// As fork, but the child shares the table of descriptors.
 pub fn fork_with_files(work: impl FnOnce() -> c_int) -> c_int {
     let flags = libc::CLONE_FILES | libc::SIGCHLD;

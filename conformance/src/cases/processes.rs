@@ -101,6 +101,64 @@ fn join(pid: i32) {
     record("child", sys::wait_for(pid));
 }
 
+/// How long a thread that takes a connection into the ring is held for a fork beside it: one that waits for that comes behind it.
+const HELD_MS: u128 = 300;
+
+/// A thread takes a connection into the ring, and in the midst of that this one forks. The child sends and receives, then this process.
+fn fork_amid_attach(side: &mut Side) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let (forked, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let end = side.fresh();
+    let (wait, go_on) = sys::pipe().expect("pipe");
+    let (tell, hear) = std::sync::mpsc::channel();
+    let child = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (give, take) = std::sync::mpsc::channel();
+            let (over, forked) = (&over, &forked);
+            scope.spawn(move || {
+                let amid = || {
+                    tell.send(()).expect("the thread that forks");
+                    let since = std::time::Instant::now();
+                    while !forked.load(Ordering::SeqCst) && since.elapsed().as_millis() < HELD_MS {
+                        pause(1);
+                    }
+                };
+                let is_over = || over.load(Ordering::SeqCst);
+                rare::let_go_on(take.recv().expect("a filter"), is_over, amid);
+            });
+            give.send(rare::hold_sharing()).expect("the other thread");
+            side.warm(end);
+            over.store(true, Ordering::SeqCst);
+        });
+        // Or nothing of it is shared.
+        let _ = hear.recv();
+        let child = sys::fork(|| {
+            sys::read(wait, &mut [0; 1]).expect("read");
+            end.send(b"by the child");
+            end.recv_exact(12);
+            0
+        });
+        forked.store(true, Ordering::SeqCst);
+        child
+    });
+    side.sync();
+    sys::write(go_on, b"!").expect("write");
+    join(child);
+    record("echoed", echo_all(end));
+    end.close();
+}
+
+/// The other end of it.
+fn beside_fork_amid_attach(side: &mut Side) {
+    let end = side.moved();
+    side.sync();
+    end.recv_exact(12);
+    end.send(b"to the child");
+    rounds(end, 100);
+    end.shutdown(SHUT_WR);
+    end.recv_to_end();
+}
+
 /// How it is called, and what it comes to.
 type Start = (&'static str, fn() -> String);
 
@@ -413,6 +471,20 @@ pub const CASES: &[Case] = &[
             second.close();
             record("first", other.join().expect("a thread"));
         },
+    )
+    .each_side(),
+    pair(
+        "processes/fork_amid_attach",
+        "a fork while another thread takes an accepted connection into the ring: the child has it there too",
+        beside_fork_amid_attach,
+        fork_amid_attach,
+    )
+    .each_side(),
+    pair(
+        "processes/fork_amid_attach_of_client",
+        "the same of a connection that was made by connect",
+        fork_amid_attach,
+        beside_fork_amid_attach,
     )
     .each_side(),
     pair(

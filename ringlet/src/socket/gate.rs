@@ -24,8 +24,9 @@ impl Drop for Inside {
     fn drop(&mut self) {
         if let Some(process) = self.0 {
             INSIDE.set(INSIDE.get() - 1);
-            // ORDER: Release; pairs with `shut`.
-            process.inside.fetch_sub(1, Ordering::Release);
+            // ORDER: Release; pairs with `shut`. (Never below none: it may have given us up.)
+            let one_less = |inside: u32| inside.checked_sub(1);
+            let _ = process.inside.fetch_update(Ordering::Release, Ordering::Relaxed, one_less);
         }
     }
 }
@@ -48,6 +49,17 @@ pub fn enter() -> Inside {
     Inside(Some(process))
 }
 
+/// The same for who does not wait: not while another thread forks.
+pub fn try_enter() -> Option<Inside> {
+    let Some(process) = tables().map(|tables| tables.process()) else { return Some(Inside(None)) };
+    // ORDER: as in `enter`.
+    process.inside.fetch_add(1, Ordering::SeqCst);
+    INSIDE.set(INSIDE.get() + 1);
+    let inside = Inside(Some(process));
+    let forker = process.forker.load(Ordering::SeqCst);
+    (forker == 0 || forker == context::thread_number() || INSIDE.get() > 1).then_some(inside)
+}
+
 /// The calling thread is about to fork.
 pub fn shut(process: &Process) {
     let me = context::thread_number();
@@ -62,10 +74,12 @@ pub fn shut(process: &Process) {
     for _ in 0..LOOKS_MAX {
         // ORDER: SeqCst; pairs with `enter`, and with the Release of those who leave.
         if process.inside.load(Ordering::SeqCst) <= INSIDE.get() {
-            break;
+            return;
         }
         nap();
     }
+    // (The next fork does not wait for them again.)
+    process.inside.store(INSIDE.get(), Ordering::SeqCst);
 }
 
 /// It has forked; or it is the child, in which there is no other thread.

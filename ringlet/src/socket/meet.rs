@@ -22,7 +22,7 @@
 
 use super::stream::Waiter;
 use super::table::{End, Held, Kind, Socket, Stage, Tables, tables};
-use super::{carrier, context, control, epoll, memory, moving, process, unforgiving, view};
+use super::{carrier, context, control, epoll, gate, memory, moving, process, unforgiving, view};
 use crate::config::PeerPolicy;
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
@@ -142,7 +142,11 @@ pub fn step_once(socket: &'static Socket) {
     let mut step = if off { Step::Soon } else { Step::AtOnce };
     while matches!(step, Step::AtOnce) {
         step = match process::keeps_all_on_kernel() {
-            None => take(tables, socket),
+            // No fork is made from its look at the holders to its end: the child would go on with a connection of the kernel's.
+            None => match gate::try_enter() {
+                Some(_inside) => take(tables, socket),
+                None => Step::Soon,
+            },
             Some((reason, true)) => Step::Bar(reason),
             Some((_, false)) => Step::Later,
         };
@@ -840,6 +844,10 @@ fn attach(socket: &'static Socket, registrations: Held<'_>) {
     }
     if !advance(socket, Stage::Attached) {
         return;
+    }
+    if end.holders.load(Ordering::SeqCst) != 1 {
+        // A handler that interrupted this step has forked: its child goes on with a connection of the kernel's.
+        end.barred.set(Reason::Shared as u32);
     }
     carrier::attached(socket, end);
     moving::written_so_far(socket, end);
