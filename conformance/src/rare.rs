@@ -231,7 +231,7 @@ const GO_ON: u32 = 1;
 /// `struct seccomp_notif`, as far as it is of interest.
 #[derive(Default)]
 #[repr(C)]
-struct HeldCall {
+pub struct HeldCall {
     id: u64,
     whose: [u32; 2],
     number: i32,
@@ -240,19 +240,18 @@ struct HeldCall {
     arguments: [u64; 6],
 }
 
-/// From now on this thread's calls that make memory to be shared, or look at it, wait until whoever has the descriptor lets them go on.
-pub fn hold_sharing() -> Fd {
+/// From now on these calls of this thread wait until whoever has the descriptor lets them go on.
+pub fn hold_calls(calls: &[libc::c_long]) -> Fd {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let is = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     let end = (libc::BPF_RET | libc::BPF_K) as u16;
-    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let mut steps = [
-        step(load, 0, 0, 0),
-        step(is, 1, 0, libc::SYS_memfd_create as u32),
-        step(is, 0, 1, libc::SYS_fcntl as u32),
-        step(end, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
-        step(end, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
+    let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    let mut steps = vec![step(load, 0, 0)];
+    for call in calls {
+        steps.push(step(is, 1, *call as u32));
+        steps.push(step(end, 0, libc::SECCOMP_RET_USER_NOTIF));
+    }
+    steps.push(step(end, 0, libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     // SAFETY: a program that lives; it concerns this thread alone.
@@ -263,9 +262,8 @@ pub fn hold_sharing() -> Fd {
     result(listener as isize).expect("a filter") as Fd
 }
 
-/// Lets such calls go on until it is `over`; `amid` comes before the first that is about the memory of a connection.
-pub fn let_go_on(listener: Fd, over: impl Fn() -> bool, amid: impl FnOnce()) {
-    let mut amid = Some(amid);
+/// Lets such calls go on until it is `over`; `amid` comes before each.
+pub fn let_go_on(listener: Fd, over: impl Fn() -> bool, mut amid: impl FnMut(&HeldCall)) {
     while !over() {
         if crate::sys::poll(&[(listener, libc::POLLIN)], 5).is_ok_and(|(ready, _)| ready == 0) {
             continue;
@@ -275,20 +273,30 @@ pub fn let_go_on(listener: Fd, over: impl Fn() -> bool, amid: impl FnOnce()) {
         if unsafe { libc::ioctl(listener, NOTIFICATION as _, &raw mut call) } != 0 {
             continue;
         }
-        let of_connection = match libc::c_long::from(call.number) {
-            // SAFETY: the name that a thread of this process has given, which waits.
-            libc::SYS_memfd_create => unsafe {
-                std::ffi::CStr::from_ptr(call.arguments[0] as *const libc::c_char)
-                    == c"ringlet-segment"
-            },
-            _ => call.arguments[1] as i32 == libc::F_GET_SEALS,
-        };
-        if of_connection && let Some(amid) = amid.take() {
-            amid();
-        }
+        amid(&call);
         let mut answer = [call.id, 0, u64::from(GO_ON) << 32];
         // SAFETY: a `struct seccomp_notif_resp`.
         unsafe { libc::ioctl(listener, NOTIFICATION_ANSWER as _, answer.as_mut_ptr()) };
+    }
+}
+
+impl HeldCall {
+    pub fn is(&self, call: libc::c_long) -> bool {
+        libc::c_long::from(self.number) == call
+    }
+
+    pub fn argument(&self, which: usize) -> u64 {
+        self.arguments[which]
+    }
+
+    /// Does it make the memory of a connection, or look at it?
+    pub fn is_about_a_connection(&self) -> bool {
+        if !self.is(libc::SYS_memfd_create) {
+            return self.is(libc::SYS_fcntl) && self.argument(1) as i32 == libc::F_GET_SEALS;
+        }
+        // SAFETY: the name that a thread of this process has given, which waits.
+        let name = unsafe { std::ffi::CStr::from_ptr(self.argument(0) as *const libc::c_char) };
+        name == c"ringlet-segment"
     }
 }
 

@@ -116,7 +116,9 @@ fn fork_amid_attach(side: &mut Side) {
             let (give, take) = std::sync::mpsc::channel();
             let (over, forked) = (&over, &forked);
             scope.spawn(move || {
-                let amid = || {
+                let mut tell = Some(tell);
+                let amid = |call: &rare::HeldCall| {
+                    let Some(tell) = tell.take_if(|_| call.is_about_a_connection()) else { return };
                     tell.send(()).expect("the thread that forks");
                     let since = std::time::Instant::now();
                     while !forked.load(Ordering::SeqCst) && since.elapsed().as_millis() < HELD_MS {
@@ -126,7 +128,8 @@ fn fork_amid_attach(side: &mut Side) {
                 let is_over = || over.load(Ordering::SeqCst);
                 rare::let_go_on(take.recv().expect("a filter"), is_over, amid);
             });
-            give.send(rare::hold_sharing()).expect("the other thread");
+            give.send(rare::hold_calls(&[libc::SYS_memfd_create, libc::SYS_fcntl]))
+                .expect("the other thread");
             side.warm(end);
             over.store(true, Ordering::SeqCst);
         });

@@ -78,6 +78,59 @@ fn had_by_both(end: End) -> u32 {
     both.into_inner()
 }
 
+const SPLICE_ROUNDS: u32 = 8;
+
+/// The first thread is held in the midst of its splice, until the others wait for it.
+fn splice_beside_splice_and_close(end: End) {
+    let pipes = [(); 2].map(|()| sys::pipe().expect("pipe"));
+    let splice = |(read, write)| {
+        sys::write(write, b"bytes").expect("write");
+        let _ = sys::splice(read, end.0, 5, 0);
+    };
+    let (started, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let start_others = || {
+            if started.swap(true, Ordering::SeqCst) {
+                return;
+            }
+            let (tell, hear) = std::sync::mpsc::channel();
+            let others: [Box<dyn FnOnce() + Send>; 2] =
+                [Box::new(move || splice(pipes[1])), Box::new(move || _ = sys::close(end.0))];
+            for other in others {
+                let tell = tell.clone();
+                scope.spawn(move || {
+                    tell.send(sys::thread_id()).expect("who waits");
+                    other();
+                });
+                until_asleep(std::process::id() as i32, hear.recv().expect("a thread's number"));
+            }
+        };
+        let (give, take) = std::sync::mpsc::channel();
+        let over = &over;
+        scope.spawn(move || {
+            give.send(rare::hold_calls(&[libc::SYS_getsockopt])).expect("who lets it go on");
+            splice(pipes[0]);
+            over.store(true, Ordering::SeqCst);
+        });
+        let listener = take.recv().expect("a filter");
+        rare::let_go_on(
+            listener,
+            || over.load(Ordering::SeqCst),
+            |call| {
+                if call.argument(2) as i32 == libc::TCP_INFO {
+                    start_others();
+                }
+            },
+        );
+        // Or nothing has held it.
+        start_others();
+        sys::close(listener).expect("close");
+    });
+    pipes.iter().for_each(|pipe| {
+        [pipe.0, pipe.1].iter().for_each(|fd| sys::close(*fd).expect("close"));
+    });
+}
+
 fn asking_client(a: &mut Side) {
     let end = a.moved();
     ask_all(end, 0);
@@ -402,6 +455,24 @@ pub const CASES: &[Case] = &[
     .any_path()
     .internet_only()
     .each_side(),
+    pair(
+        "threads/splice_beside_splice_and_close",
+        "a thread splices into a connection while another does, and a third closes it: nobody looks at memory that is gone",
+        |a| {
+            for _ in 0..SPLICE_ROUNDS {
+                let end = a.moved();
+                while recv(end, 64, 0).is_ok_and(|got| !got.is_empty()) {}
+                end.close();
+            }
+        },
+        |b| {
+            for _ in 0..SPLICE_ROUNDS {
+                let end = b.moved();
+                splice_beside_splice_and_close(end);
+            }
+        },
+    )
+    .internet_only(),
     pair(
         "threads/one_shot_while_it_moves",
         "two threads wait for a connection by one-shot while it moves, and never have it both",

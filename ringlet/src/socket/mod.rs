@@ -335,6 +335,11 @@ pub fn kept_option(fd: i32, level: i32, option: i32) -> Option<&'static crate::p
 
 /// The program has asked for something that only the kernel can do with this connection, from now on.
 pub fn keep_on_kernel(socket: &'static Socket, reason: Reason) {
+    // Another thread that closes it leaves it to us.
+    let _in_use = stream::Waiter::new(socket);
+    if matches!(socket.stage(), Stage::Free | Stage::Closing) {
+        return;
+    }
     if socket.stage() != Stage::Attached {
         socket.bar(reason);
     }
@@ -348,8 +353,9 @@ pub fn keep_on_kernel(socket: &'static Socket, reason: Reason) {
 /// SO_ERROR, after the kernel has answered: an error is told once, by whichever call comes first.
 pub fn take_error(socket: &Socket, mut of_kernel: i32) -> i32 {
     let end = socket.end();
+    let in_use = stream::in_use(socket);
     let judged = match socket.is_unix() {
-        _ if socket.stage() != Stage::Attached => false,
+        _ if in_use.is_none() => false,
         true => unix::judge(socket, end, of_kernel),
         false => of_kernel != 0 && stream::reset_is_fin(socket, end, true),
     };

@@ -375,6 +375,7 @@ pub fn answer_return(socket: &Socket, end: &End) {
 /// Before this process ends, or becomes another program: goes on with what is being sent again. What the kernel has no room for would be
 /// missing behind an orderly end, so then the end is a reset, unless others of the family go on with it until all is sent.
 pub fn finish_return(socket: &Socket, end: &End) {
+    let Some(_in_use) = super::stream::in_use(socket) else { return };
     answer_return(socket, end);
     let alone = end.holders.load(Ordering::Acquire) <= 1;
     if alone

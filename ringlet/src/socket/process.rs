@@ -1,5 +1,6 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
+use super::stream::Waiter;
 use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
 use super::{
     carrier, context, datagram, epoll, gate, interrupted, jumps, meet, memory, moving, unix, view,
@@ -400,6 +401,14 @@ pub fn after_fork(tables: &'static Tables) {
     super::tap::forget(tables);
     epoll::after_fork(tables, parent);
     interrupted::after_fork_in_child(tables);
+    for socket in tables.ever_followed() {
+        // The parent's threads are not ours. (A table that nobody writes to stays the parent's memory.)
+        for count in [&socket.sleepers, &socket.room_waiters] {
+            if count.load(Ordering::Relaxed) != 0 {
+                count.store(0, Ordering::Relaxed);
+            }
+        }
+    }
     for socket in tables.followed() {
         if socket.parting.is() {
             // Another thread of the parent was about to close it.
@@ -411,8 +420,7 @@ pub fn after_fork(tables: &'static Tables) {
         if !counted {
             socket.end().holders.fetch_add(1, Ordering::AcqRel);
         }
-        // The parent's threads and its rendezvous are not ours.
-        socket.sleepers.store(0, Ordering::Relaxed);
+        // Nor is its rendezvous.
         socket.stepping.store(0, Ordering::Relaxed);
         meet::forget(socket);
         if socket.is_datagram() {
@@ -459,6 +467,11 @@ pub fn given_away(fd: i32, reason: Reason) {
 
 /// Brings a connection to the kernel for another program, which then holds it too. False: that program must not get it.
 fn give(socket: &'static Socket, reason: Reason) -> bool {
+    // Another thread that closes it leaves it to us.
+    let _in_use = Waiter::new(socket);
+    if matches!(socket.stage(), Stage::Free | Stage::Closing) {
+        return true;
+    }
     if socket.stage() != Stage::Attached {
         socket.bar(reason);
     }

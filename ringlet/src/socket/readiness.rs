@@ -129,7 +129,9 @@ fn leave(held: &[u32]) {
         if native {
             super::leave_native(&socket.end().native_receivers);
         }
-        socket.room_waiters.fetch_sub((held & FOR_ROOM != 0) as u32, Ordering::SeqCst);
+        if held & FOR_ROOM != 0 {
+            socket.leave_room();
+        }
         stream::waits_no_more(socket, native);
     }
 }

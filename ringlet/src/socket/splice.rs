@@ -131,11 +131,11 @@ fn room(pipe: i32, waits: bool, cancelled: &dyn Fn()) -> Sys<()> {
 /// The kernel is about to move bytes from a pipe into this stream: its direction is there, and stays while the call is under way.
 pub fn aside(socket: &'static Socket) -> Sys<Native> {
     let end = socket.end();
-    let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
     let (mut until, mut waiter) = (None, None);
     loop {
         let step = {
             let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
+            let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
             stream::step_aside(socket, end, &ring, Reason::Splice).map(|()| {
                 // ORDER: SeqCst, under the lock; pairs with `moving::try_start`.
                 end.native_senders.fetch_add(1, Ordering::SeqCst);

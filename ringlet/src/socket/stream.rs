@@ -83,6 +83,7 @@ pub fn receive_by(
     let mut total = 0;
     loop {
         let step = if wanted == 0 && !socket.is_packets() {
+            waiter.get_or_insert_with(|| Waiter::new(socket));
             receive_nothing(socket)
         } else {
             let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
@@ -133,7 +134,9 @@ pub fn receive_by(
 
 /// KERNEL: a recv of no bytes waits for some, and takes none.
 fn receive_nothing(socket: &Socket) -> Sys<usize> {
-    if poll_mask(socket, libc::POLLIN, false) & libc::POLLIN != 0 {
+    if socket.stage() != Stage::Attached {
+        Err(Errno::EBADF)
+    } else if poll_mask(socket, libc::POLLIN, false) & libc::POLLIN != 0 {
         Ok(0)
     } else {
         Err(Errno::EAGAIN)
@@ -1077,6 +1080,12 @@ impl<'a> Waiter<'a> {
     }
 }
 
+/// For a look at shared memory without a lock: a close by another thread leaves the connection to it. `None` if that came first.
+pub fn in_use(socket: &Socket) -> Option<Waiter<'_>> {
+    let waiter = Waiter::new(socket);
+    (socket.stage() == Stage::Attached).then_some(waiter)
+}
+
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         wait_no_more(self.0);
@@ -1162,7 +1171,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
         fall_asleep(socket, end, want, event.then_some(home), deadline_ns)
     };
     if want == Want::Room {
-        socket.room_waiters.fetch_sub(1, Ordering::SeqCst);
+        socket.leave_room();
     }
     if event {
         context::disarm(home);
@@ -1224,7 +1233,7 @@ fn fall_asleep(
     // As `wait_inside` and its caller would do it.
     let cancelled = || {
         if want == Want::Room {
-            socket.room_waiters.fetch_sub(1, Ordering::SeqCst);
+            socket.leave_room();
         }
         if let Some(home) = home {
             context::disarm(home);
@@ -1322,7 +1331,9 @@ fn is_readable(socket: &Socket) -> Sys<bool> {
 /// Do bytes lie in the ring that come before what the kernel has?
 pub fn ring_holds_bytes(socket: &Socket) -> bool {
     let end = socket.end();
-    end.receiving() == Receiving::Ring
+    let in_use = in_use(socket);
+    in_use.is_some()
+        && end.receiving() == Receiving::Ring
         && socket.incoming().is_some_and(|ring| end.rx.has_bytes(&ring))
 }
 

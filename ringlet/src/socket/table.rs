@@ -823,8 +823,13 @@ impl Tables {
 
     /// All sockets that this process follows.
     pub fn followed(&self) -> impl Iterator<Item = &'static Socket> {
+        self.ever_followed().iter().filter(|socket| socket.stage() != Stage::Free)
+    }
+
+    /// And those that it did.
+    pub fn ever_followed(&self) -> &'static [Socket] {
         let end = self.free[0].sockets.end().min(SOCKET_COUNT) as usize;
-        self.sockets[1..end.max(1)].iter().filter(|socket| socket.stage() != Stage::Free)
+        &self.sockets[1..end.max(1)]
     }
 
     /// Numbers in a range that mean something to us.
@@ -854,14 +859,14 @@ impl Tables {
 }
 
 impl Socket {
+    /// For another connection. (Threads that looked at the one before, which was closed beside them, may still be counted: each will count
+    /// itself out here.)
     fn reset(&self, end: u32, fd: i32) {
         self.end.store(end, Ordering::Relaxed);
         self.fd.set(fd as u32);
         self.names.store(1, Ordering::Relaxed);
         self.stepping.store(0, Ordering::Relaxed);
-        self.sleepers.store(0, Ordering::Relaxed);
         self.orphaned.store(0, Ordering::Relaxed);
-        self.room_waiters.store(0, Ordering::Relaxed);
         self.segment.store(0, Ordering::Relaxed);
         self.rung.set(0);
         self.first_step_ns.set(0);
@@ -951,6 +956,13 @@ impl Socket {
             }
             count(end).fetch_sub(1, Ordering::SeqCst);
         }
+    }
+
+    /// A thread waits for room no more. (Never below none: in a child all counts begin anew, also that of a wait which a handler has
+    /// interrupted to fork.)
+    pub fn leave_room(&self) {
+        let one_less = |count: u32| count.checked_sub(1);
+        let _ = self.room_waiters.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
     }
 
     pub fn fd(&self) -> i32 {

@@ -130,7 +130,11 @@ pub fn dawdle() {
 pub fn perhaps_return(socket: &Socket) {
     let end = socket.end();
     let moved = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
-    if moved && !end.ended.is() && one_in(RETURN_ONE_IN) {
+    if moved
+        && !end.ended.is()
+        && one_in(RETURN_ONE_IN)
+        && let Some(_in_use) = stream::in_use(socket)
+    {
         let _ = moving::return_to_kernel(socket, Reason::Unforgiving);
         if let Some(far) = far_end(socket).filter(|far| far.stage() == Stage::Attached) {
             moving::answer_return(far, far.end());
