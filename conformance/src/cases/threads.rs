@@ -131,6 +131,43 @@ fn splice_beside_splice_and_close(end: End) {
     });
 }
 
+/// So long a thread is held for a close beside it: one that waits for that comes behind it.
+const HELD_MS: u64 = 300;
+
+/// The thread that modifies the first in a set, where there is another, is held when it asks the kernel.
+fn modify_beside_close(end: End, other: End) {
+    let set = sys::epoll_create().expect("epoll_create1");
+    sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN, 1).expect("epoll_ctl");
+    sys::epoll_ctl(set, EPOLL_CTL_ADD, other.0, IN, 2).expect("epoll_ctl");
+    let (started, closed, over) =
+        (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let (closed, over) = (&closed, &over);
+        let start_close = || {
+            if started.swap(true, Ordering::SeqCst) {
+                return;
+            }
+            scope.spawn(move || {
+                sys::close(end.0).expect("close");
+                closed.store(true, Ordering::SeqCst);
+            });
+            (0..HELD_MS).take_while(|_| !closed.load(Ordering::SeqCst)).for_each(|_| pause(1));
+        };
+        let (give, take) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            give.send(rare::hold_calls(&[libc::SYS_ppoll])).expect("who lets it go on");
+            let _ = sys::epoll_ctl(set, EPOLL_CTL_MOD, end.0, IN, 3);
+            over.store(true, Ordering::SeqCst);
+        });
+        let listener = take.recv().expect("a filter");
+        rare::let_go_on(listener, || over.load(Ordering::SeqCst), |_| start_close());
+        // Or nothing has held it.
+        start_close();
+        sys::close(listener).expect("close");
+    });
+    sys::close(set).expect("close");
+}
+
 fn asking_client(a: &mut Side) {
     let end = a.moved();
     ask_all(end, 0);
@@ -473,6 +510,22 @@ pub const CASES: &[Case] = &[
         },
     )
     .internet_only(),
+    pair(
+        "threads/modified_beside_close",
+        "a thread modifies a connection's registration while another closes it: nobody looks at memory that is gone",
+        |a| {
+            let ends = [a.moved(), a.moved()];
+            for end in ends {
+                while recv(end, 64, 0).is_ok_and(|got| !got.is_empty()) {}
+                end.close();
+            }
+        },
+        |b| {
+            let ends = [b.moved(), b.moved()];
+            modify_beside_close(ends[0], ends[1]);
+            ends[1].close();
+        },
+    ),
     pair(
         "threads/one_shot_while_it_moves",
         "two threads wait for a connection by one-shot while it moves, and never have it both",

@@ -741,12 +741,22 @@ fn link_if_ready(tables: &Tables, set: &Set, watch: &Watch, heard: u32) -> bool 
     if is_linked(watch) || set.hot_count.get() < 2 && !set.beside.is() {
         return false;
     }
+    // (In a handler that interrupted its holder: whoever sleeps looks.)
+    let Some(_held) = set.lock.take() else { return true };
+    if !is_of(tables, watch, set) {
+        return false;
+    }
     let ready = look(tables, watch).events;
     let new = ready != 0 && ready & heard & EPOLLREAD == 0;
     if new {
         watch.linked.set(sys::ticks());
     }
     new
+}
+
+/// Set lock held, under which no thread takes it out, and so none closes what it watches.
+fn is_of(tables: &Tables, watch: &Watch, set: &Set) -> bool {
+    std::ptr::eq(&tables.sets[watch.set.get() as usize], set)
 }
 
 fn is_linked(watch: &Watch) -> bool {
@@ -1808,8 +1818,13 @@ fn translate(
 }
 
 /// When what the kernel holds for this watch was sent; 0 if that is not known.
-fn sent_by_kernel(tables: &Tables, index: u32) -> u64 {
-    let Some(watch) = tables.watches.get(index as usize) else { return 0 };
+fn sent_by_kernel(tables: &Tables, set: &Set, index: u32) -> u64 {
+    let (Some(watch), Some(_held)) = (tables.watches.get(index as usize), set.lock.take()) else {
+        return 0;
+    };
+    if !is_of(tables, watch, set) {
+        return 0;
+    }
     place_of(watch, &tables.sockets[watch.socket.get() as usize])
 }
 
@@ -1860,7 +1875,7 @@ fn translate_in_order(
         }
         if rung {
             // What the kernel holds of ours has a time too. What is none of ours has only its place: behind the first that has rung.
-            let time = if is_ours(&event) { sent_by_kernel(tables, index) } else { 0 };
+            let time = if is_ours(&event) { sent_by_kernel(tables, set, index) } else { 0 };
             rung = time != 0 && marks < IN_ORDER_MOST;
             marks += 1;
             let whom = if rung { Whom::RungBefore(time) } else { Whom::Rung };
@@ -1949,7 +1964,7 @@ fn drain(set: &Set) {
 fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
     let Some(watch) = tables.watches.get(index as usize) else { return };
     let held = set.lock.take();
-    if watch.adopted.is() && std::ptr::eq(&tables.sets[watch.set.get() as usize], set) {
+    if watch.adopted.is() && is_of(tables, watch, set) {
         let socket = &tables.sockets[watch.socket.get() as usize];
         socket.kernel_news.set(1);
         watch.told.set(watch.told.get() | events);
