@@ -14,6 +14,7 @@ along, at bytes that both know. Of datagrams some may be lost, but each that com
 import array
 import contextlib
 import errno
+import fcntl
 import json
 import mmap
 import os
@@ -26,6 +27,7 @@ import socket
 import struct
 import sys
 import tempfile
+import termios
 import threading
 import time
 
@@ -560,6 +562,10 @@ def ended_well(word, killed=False):
         raise Wrong(f"a child ended with {status}")
 
 
+def unread(sock):
+    return struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))[0]
+
+
 def hop_to_copy(end, sock):
     if end.random.random() < 0.5:
         new = os.dup(sock.fileno())
@@ -639,7 +645,8 @@ def work(end, sock):
             sock = hop_to_copy(end, sock)
         elif end.hops < 4 and chance < 0.24 and not end.done():
             hop = hop_to_child if chance < 0.16 else hop_to_program if chance < 0.19 else hop_to_helper
-            if end.giver != end.side or end.shut or hop is hop_to_helper and not helpers:
+            # (With a doorbell behind what is unread from before a move it can't be given away either.)
+            if end.giver != end.side or end.shut or unread(sock) or hop is hop_to_helper and not helpers:
                 hop = hop_to_child
             return hop(end, sock)
     sock.close()
