@@ -102,7 +102,7 @@ fn join(pid: i32) {
 }
 
 /// How long a thread that takes a connection into the ring is held for a fork beside it: one that waits for that comes behind it.
-const HELD_MS: u128 = 300;
+const HELD_MS: u128 = 100;
 
 /// A thread takes a connection into the ring, and in the midst of that this one forks. The child sends and receives, then this process.
 fn fork_amid_attach(side: &mut Side) {

@@ -78,7 +78,7 @@ fn had_by_both(end: End) -> u32 {
     both.into_inner()
 }
 
-const SPLICE_ROUNDS: u32 = 8;
+const SPLICE_ROUNDS: u32 = 4;
 
 /// The first thread is held in the midst of its splice, until the others wait for it.
 fn splice_beside_splice_and_close(end: End) {
@@ -89,7 +89,7 @@ fn splice_beside_splice_and_close(end: End) {
     };
     let (started, over) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
-        let start_others = || {
+        let start_others = |held: bool| {
             if started.swap(true, Ordering::SeqCst) {
                 return;
             }
@@ -102,7 +102,10 @@ fn splice_beside_splice_and_close(end: End) {
                     tell.send(sys::thread_id()).expect("who waits");
                     other();
                 });
-                until_asleep(std::process::id() as i32, hear.recv().expect("a thread's number"));
+                let number = hear.recv().expect("a thread's number");
+                if held {
+                    until_asleep(std::process::id() as i32, number);
+                }
             }
         };
         let (give, take) = std::sync::mpsc::channel();
@@ -118,12 +121,12 @@ fn splice_beside_splice_and_close(end: End) {
             || over.load(Ordering::SeqCst),
             |call| {
                 if call.argument(2) as i32 == libc::TCP_INFO {
-                    start_others();
+                    start_others(true);
                 }
             },
         );
         // Or nothing has held it.
-        start_others();
+        start_others(false);
         sys::close(listener).expect("close");
     });
     pipes.iter().for_each(|pipe| {
