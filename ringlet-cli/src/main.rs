@@ -19,6 +19,7 @@ macro_rules! eprintln {
 mod am_run;
 mod bench;
 mod capture;
+mod compare;
 mod config;
 mod control;
 mod docs;
@@ -64,6 +65,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Doctor(doctor::DoctorArgs),
     Bench(bench::BenchArgs),
+    Compare(compare::CompareArgs),
     Sim(sim::SimArgs),
     Config(config::ConfigArgs),
     Completion(docs::CompletionArgs),
@@ -107,6 +109,7 @@ fn dispatch() -> ExitCode {
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Sim(args) => sim::run(args),
         Command::Config(args) => config::run(args),
         Command::Completion(args) => docs::completion(args, Cli::command()),

@@ -14,6 +14,7 @@ use crate::bench::spec::{Unit, size_name};
 /// In pixels, twice what a page shows, so that small print is sharp.
 const WIDTH: u32 = 3200;
 const HEIGHT: u32 = 1600;
+const BAR_HEIGHT: u32 = 84;
 /// Okabe and Ito's colours, which colour-blind people can tell apart.
 pub const GREY: RGBColor = RGBColor(0x56, 0x5b, 0x66);
 pub const ORANGE: RGBColor = RGBColor(0xe6, 0x9f, 0x00);
@@ -58,7 +59,40 @@ pub fn file(text: &str) -> Result<PathBuf, String> {
     }
 }
 
+/// A ratio to what is 1, and where it lies.
+pub struct Bar {
+    pub name: String,
+    pub value: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
 pub fn draw(path: &Path, picture: &Picture) -> Result<()> {
+    paint(path, HEIGHT, Drawing::Curves(picture))
+}
+
+/// Ratios from one line down: above 1 to the right.
+pub fn draw_bars(path: &Path, title: &str, subtitle: &str, bars: &[Bar]) -> Result<()> {
+    anyhow::ensure!(!bars.is_empty(), "there is no ratio to draw");
+    let height = 340 + BAR_HEIGHT * bars.len() as u32;
+    paint(path, height, Drawing::Bars { title, subtitle, bars })
+}
+
+enum Drawing<'a> {
+    Curves(&'a Picture),
+    Bars { title: &'a str, subtitle: &'a str, bars: &'a [Bar] },
+}
+
+impl Drawing<'_> {
+    fn on<T: DrawingBackend>(&self, area: DrawingArea<T, Shift>) -> Drawn<T> {
+        match *self {
+            Drawing::Curves(picture) => draw_on(area, picture),
+            Drawing::Bars { title, subtitle, bars } => draw_bars_on(area, title, subtitle, bars),
+        }
+    }
+}
+
+fn paint(path: &Path, height: u32, drawing: Drawing) -> Result<()> {
     // The pictures look the same on machines without any font.
     let font = epaint_default_fonts::UBUNTU_LIGHT;
     plotters::style::register_font("sans-serif", FontStyle::Normal, font)
@@ -66,25 +100,25 @@ pub fn draw(path: &Path, picture: &Picture) -> Result<()> {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("svg") => {
             let mut text = String::new();
-            let area = SVGBackend::with_string(&mut text, (WIDTH, HEIGHT)).into_drawing_area();
-            draw_on(area, picture).map_err(|error| anyhow!("{error}"))?;
-            let shown = format!(r#"width="{}" height="{}""#, WIDTH / 2, HEIGHT / 2);
-            let drawn = format!(r#"width="{WIDTH}" height="{HEIGHT}""#);
+            let area = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
+            drawing.on(area).map_err(|error| anyhow!("{error}"))?;
+            let shown = format!(r#"width="{}" height="{}""#, WIDTH / 2, height / 2);
+            let drawn = format!(r#"width="{WIDTH}" height="{height}""#);
             fs::write(path, text.replacen(&drawn, &shown, 1))
         }
         Some("png") => {
-            let mut pixels = vec![0; (WIDTH * HEIGHT * 3) as usize];
-            let area = BitMapBackend::with_buffer(&mut pixels, (WIDTH, HEIGHT)).into_drawing_area();
-            draw_on(area, picture).map_err(|error| anyhow!("{error}"))?;
-            write_png(path, &pixels)
+            let mut pixels = vec![0; (WIDTH * height * 3) as usize];
+            let area = BitMapBackend::with_buffer(&mut pixels, (WIDTH, height)).into_drawing_area();
+            drawing.on(area).map_err(|error| anyhow!("{error}"))?;
+            write_png(path, height, &pixels)
         }
         _ => bail!("pictures are .svg or .png"),
     }
     .with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn write_png(path: &Path, pixels: &[u8]) -> std::io::Result<()> {
-    let mut encoder = png::Encoder::new(BufWriter::new(File::create(path)?), WIDTH, HEIGHT);
+fn write_png(path: &Path, height: u32, pixels: &[u8]) -> std::io::Result<()> {
+    let mut encoder = png::Encoder::new(BufWriter::new(File::create(path)?), WIDTH, height);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
     let mut writer = encoder.write_header()?;
@@ -102,6 +136,56 @@ fn draw_on<T: DrawingBackend>(area: DrawingArea<T, Shift>, picture: &Picture) ->
     for (part, panel) in body.split_evenly((1, picture.panels.len())).iter().zip(&picture.panels) {
         draw_panel(part, panel)?;
     }
+    area.present()
+}
+
+fn draw_bars_on<T: DrawingBackend>(
+    area: DrawingArea<T, Shift>,
+    title: &str,
+    subtitle: &str,
+    bars: &[Bar],
+) -> Drawn<T> {
+    area.fill(&WHITE)?;
+    area.draw(&Text::new(title, (80, 44), text(68, INK)))?;
+    area.draw(&Text::new(subtitle, (80, 128), text(38, FAINT)))?;
+    let (_, body) = area.split_vertically(196);
+    let (low, high) = bounds(bars.iter().flat_map(|bar| [bar.low, bar.high, 1.0]));
+    let (low, high) = (low / 1.3, high * 1.6);
+    let rows = bars.len() as f64;
+    let mut chart = ChartBuilder::on(&body)
+        .margin_right(72)
+        .margin_bottom(32)
+        .x_label_area_size(72)
+        .y_label_area_size(900)
+        .build_cartesian_2d((low..high).log_scale(), 0.0..rows)?;
+    chart
+        .configure_mesh()
+        .disable_y_mesh()
+        .disable_y_axis()
+        .y_labels(0)
+        .bold_line_style(GRID.stroke_width(2))
+        .light_line_style(TRANSPARENT)
+        .axis_style(FAINT.stroke_width(2))
+        .x_label_formatter(&|&value| format!("{value}"))
+        .label_style(text(36, INK))
+        .draw()?;
+    for (row, bar) in bars.iter().enumerate() {
+        let middle = rows - row as f64 - 0.5;
+        let colour = if bar.value < 1.0 { RED } else { BLUE };
+        let ends = [(1.0, middle - 0.3), (bar.value, middle + 0.3)];
+        let range = [(bar.low, middle), (bar.high, middle)];
+        chart.draw_series([Rectangle::new(ends, colour.filled())])?;
+        chart.draw_series(LineSeries::new(range, INK.stroke_width(5)))?;
+        let value = crate::bench::spec::three_digits(bar.value);
+        let beside = Pos::new(HPos::Left, VPos::Center);
+        let at = (bar.high.max(1.0) * 1.05, middle);
+        chart.draw_series([Text::new(value, at, text(40, INK).pos(beside))])?;
+        let (_, y) = chart.backend_coord(&(1.0, middle));
+        let name = text(40, INK).pos(Pos::new(HPos::Right, VPos::Center));
+        area.draw(&Text::new(bar.name.as_str(), (860, y), name))?;
+    }
+    let one = [(1.0, 0.0), (1.0, rows)];
+    chart.draw_series(LineSeries::new(one, INK.stroke_width(3)))?;
     area.present()
 }
 

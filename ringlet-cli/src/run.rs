@@ -67,19 +67,12 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         let name = name.display();
         eprintln!("ringlet: {name} runs on the kernel's TCP, out of ringlet's reach: {why}.");
     }
-    let present = env::var_os(PRELOAD_ENVIRONMENT).unwrap_or_default();
     if matches!(reach, Reach::Unreached(_)) {
         // A ringlet program may be what starts it.
-        if !present.is_empty() {
-            set_variable(&mut environment, PRELOAD_ENVIRONMENT, without_ours(&present));
-        }
+        unload(&mut environment);
     } else {
         args.flags.apply(&mut environment);
-        let preload = preload_list(&library()?, Some(&present))?;
-        set_variable(&mut environment, PRELOAD_ENVIRONMENT, preload);
-        if let Some(options) = sanitizer_options(env::var_os(SANITIZER_ENVIRONMENT)) {
-            set_variable(&mut environment, SANITIZER_ENVIRONMENT, options);
-        }
+        preload(&mut environment, &library()?)?;
         if !args.quiet {
             for problem in Settings::load(environment.clone(), &Flags::default()).problems {
                 eprintln!("ringlet: {problem}");
@@ -115,6 +108,28 @@ pub fn library() -> anyhow::Result<PathBuf> {
         beside.display(),
         installed.display()
     )
+}
+
+fn variable(environment: &Environment, name: &str) -> Option<OsString> {
+    environment.iter().find(|(each, _)| each == name).map(|(_, value)| value.clone())
+}
+
+/// Has programs that are started with this environment load the library.
+pub fn preload(environment: &mut Environment, library: &Path) -> anyhow::Result<()> {
+    let present = variable(environment, PRELOAD_ENVIRONMENT);
+    let list = preload_list(library, present.as_deref())?;
+    set_variable(environment, PRELOAD_ENVIRONMENT, list);
+    if let Some(options) = sanitizer_options(variable(environment, SANITIZER_ENVIRONMENT)) {
+        set_variable(environment, SANITIZER_ENVIRONMENT, options);
+    }
+    Ok(())
+}
+
+/// Has them not load it.
+pub fn unload(environment: &mut Environment) {
+    if let Some(present) = variable(environment, PRELOAD_ENVIRONMENT).filter(|it| !it.is_empty()) {
+        set_variable(environment, PRELOAD_ENVIRONMENT, without_ours(&present));
+    }
 }
 
 /// What LD_PRELOAD must say: the library, then what is there.

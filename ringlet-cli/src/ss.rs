@@ -283,7 +283,7 @@ fn connection(each: &Joined, rings: &RingEnds) -> Connection {
     }
 }
 
-fn reason_code(reason: u32) -> Option<String> {
+pub fn reason_code(reason: u32) -> Option<String> {
     match Reason::from_u32(reason) {
         Some(Reason::None) => None,
         Some(reason) => Some(reason.code().to_owned()),
@@ -291,7 +291,7 @@ fn reason_code(reason: u32) -> Option<String> {
     }
 }
 
-fn explanation(reason: u32) -> Option<&'static str> {
+pub fn explanation(reason: u32) -> Option<&'static str> {
     match Reason::from_u32(reason) {
         Some(Reason::None) => None,
         Some(reason) => Some(reason.sentence()),

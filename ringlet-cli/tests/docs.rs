@@ -7,7 +7,8 @@ use std::fs;
 use ringlet::config::KEYS;
 use support::{ringlet, text};
 
-const SUBCOMMANDS: [&str; 7] = ["run", "ss", "doctor", "bench", "config", "completion", "man"];
+const SUBCOMMANDS: [&str; 8] =
+    ["run", "ss", "doctor", "bench", "compare", "config", "completion", "man"];
 
 #[test]
 fn every_shell_completes_every_subcommand() {

@@ -8,7 +8,7 @@ mod child;
 mod client;
 mod datagrams;
 mod limits;
-mod machine;
+pub mod machine;
 mod messages;
 mod native;
 mod parent;
@@ -17,7 +17,7 @@ mod plot;
 mod report;
 mod server;
 pub mod spec;
-mod stats;
+pub mod stats;
 pub mod symbol;
 mod wire;
 
