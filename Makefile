@@ -1,4 +1,4 @@
-.PHONY: build install man demo test suites torture faults soak sim-soak setup
+.PHONY: build install man demo compare test suites torture faults soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -45,6 +45,12 @@ man: build
 # The main job, shown: the same unmodified programs over kernel TCP and over ringlet.
 demo:
 	demo/run
+
+# Programs over the kernel's sockets and over ringlet, by turns: half an hour. `make compare ROUNDS=9 COMPARE='--only redis --plot ratios.svg'`
+ROUNDS = 5
+compare: build
+	tests/setup redis memcached nginx postgresql python node java netpipe iperf3 sockperf compare || true
+	PATH="$$PATH:/usr/sbin:/sbin" $(TARGET)/release/ringlet compare --rounds $(ROUNDS) $(COMPARE) tests/compare/*.toml
 
 # Everything that proves it. One stage: tests/run NAME.
 test:

@@ -1,5 +1,5 @@
-"""Running programs are controlled and watched: `ringlet off` and `on`, `capture`, `explain`. Every byte is checked meanwhile, and
-that a connection is where ringlet says by what the loopback interface carries.
+"""Running programs are controlled, watched and compared: `ringlet off` and `on`, `capture`, `explain`, `compare`. Every byte is checked
+meanwhile, and that a connection is where ringlet says by what the loopback interface carries.
 
     python3 tests/control [--seed N] [--ringlet PATH] [GROUP...]
 
@@ -25,7 +25,7 @@ import harness  # noqa: E402
 from harness import CLIENT_SECONDS, START_SECONDS, Failed, free_port, listening, needs, require  # noqa: E402
 from harness import play, scenes_options, scenes_parser, wait_until  # noqa: E402
 
-GROUPS = "paths capture explain strangers".split()
+GROUPS = "paths capture explain strangers compare".split()
 ENDS = pathlib.Path(__file__).resolve().parent / "ends.py"
 INSIDE = "TEST_INSIDE_NAMESPACES"
 SKIPPED = 77

@@ -1,0 +1,81 @@
+"""`ringlet compare` of two small programs: their connection moves under ringlet and not on the kernel, and where it doesn't, the reason is told."""
+
+import json
+import os
+import subprocess
+import sys
+
+from harness import CLIENT_SECONDS, ROOT, require
+
+COMPARISONS = ROOT / "tests" / "compare"
+TALK = COMPARISONS / "talk.py"
+ROUNDS = 3
+PINGS = 3000
+# For a connection that is to be looked at.
+MANY_PINGS = 6_000
+
+
+def scenes(ground):
+    with ground.scene("three rounds"):
+        moved(ground)
+    with ground.scene("nothing moves"):
+        unmoved(ground)
+    with ground.scene("one end under ringlet"):
+        one_end(ground)
+    with ground.scene("the comparisons of this tree can be read"):
+        files(ground)
+
+
+def run(ground, *words, status=0, **environment):
+    argv = [str(word) for word in (ground.ringlet.command, "compare", "--rounds", ROUNDS, *words)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=CLIENT_SECONDS, env={**os.environ, **environment})
+    require(done.returncode == status, f"exit status {done.returncode}, not {status}\n{done.stderr}")
+    return done
+
+
+def compared(ground, *words, pings=PINGS, **options):
+    """The rows of the kernel and of ringlet, all runs, and what was complained of."""
+    talk = f"{sys.executable} {TALK}"
+    ends = ["--server", f"{talk} server {{port}}", "--client", f"{talk} client {{port}} pings {pings}"]
+    done = run(ground, *ends, "--requests", pings, "--figure", "rate ([0-9.]+)", "--json", "-", *words, **options)
+    (result,) = json.loads(done.stdout)["results"]
+    rows = {row["contender"]: row for row in result["rows"]}
+    return rows["kernel"], rows["ringlet"], result["runs"], done.stderr
+
+
+def moved(ground):
+    picture = f"{ground.directory}/ratios.png"
+    kernel, ringlet, runs, _ = compared(ground, "--plot", picture)
+    for row in (kernel, ringlet):
+        require(row["rounds"] == ROUNDS, f"{row['rounds']} rounds")
+        require(0 < row["value"]["least"] <= row["value"]["median"] <= row["value"]["most"], f"{row}")
+        require(row["cpu_seconds"]["least"] > 0, f"{row}")
+    require(kernel["ratio"] is None and kernel["moved_ends"] == 0, f"{kernel}")
+    require(ringlet["ratio"]["median"] > 0 and ringlet["moved"] is True and ringlet["moved_ends"] >= 2, f"{ringlet}")
+    require(len(runs) == 2 * ROUNDS, f"{len(runs)} runs")
+    for each in runs:
+        require((each["moved_ends"] >= 2) == (each["contender"] == "ringlet"), f"{each}")
+        require(each["requests"] == PINGS and each["server_cpu_seconds"] > 0 and each["client_cpu_seconds"] > 0, f"{each}")
+    with open(picture, "rb") as drawn:
+        require(drawn.read(4) == b"\x89PNG", "no picture")
+
+
+def unmoved(ground):
+    reasons = {"ringlet is turned off": {"RINGLET_ENABLED": "off"}, " off: ringlet is switched off for this address": {"RINGLET_EXCEPT": "127.0.0.1"}}
+    for told, environment in reasons.items():
+        kernel, ringlet, _, complaint = compared(ground, pings=MANY_PINGS, status=1, **environment)
+        require(ringlet["moved"] is False and ringlet["rounds"] == 1, f"{ringlet}")
+        require("no connection came into shared memory" in complaint and told in complaint, complaint)
+
+
+def one_end(ground):
+    _, ringlet, _, _ = compared(ground, "--wrap", "server")
+    require(ringlet["moved"] is None and ringlet["moved_ends"] == 0 and ringlet["rounds"] == ROUNDS, f"{ringlet}")
+
+
+def files(ground):
+    found = sorted(COMPARISONS.glob("*.toml"))
+    require(found, "there is none")
+    for file in found:
+        complaint = run(ground, file, "--only", "no such name", status=1).stderr
+        require("no comparison is called so" in complaint, f"{file}: {complaint}")
