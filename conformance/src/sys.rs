@@ -1018,19 +1018,31 @@ extern "C" fn count_and_fork(_: c_int) {
     *errno = before;
 }
 
+extern "C" fn count_and_close(_: c_int) {
+    // SAFETY: as in `count_and_send`.
+    let errno = unsafe { &mut *libc::__errno_location() };
+    let before = *errno;
+    if HITS.fetch_add(1, Ordering::SeqCst) == 0 {
+        let _ = close(HANDLER_FD.load(Ordering::SeqCst));
+        HANDLER_SENT.store(1, Ordering::SeqCst);
+    }
+    *errno = before;
+}
+
 /// The child of the handler that forks.
 pub fn handler_forked() -> c_int {
     HANDLER_FORKED.load(Ordering::SeqCst)
 }
 
-/// What a signal does: nothing, count, or count and (the first time) send "!" on a descriptor, or fork; the child then goes on when a byte comes
-/// on the descriptor.
+/// What a signal does: nothing, count, or count and (the first time) send "!" on a descriptor, or close it, or fork; the child then goes on
+/// when a byte comes on the descriptor.
 #[derive(Clone, Copy)]
 pub enum Handler {
     Default,
     Ignore,
     Count,
     Send(Fd),
+    Close(Fd),
     Fork(Fd),
 }
 
@@ -1046,6 +1058,11 @@ pub fn on_signal(signal: c_int, handler: Handler, flags: c_int) {
         Handler::Send(fd) => {
             HANDLER_FD.store(fd, Ordering::SeqCst);
             count_and_send as extern "C" fn(c_int) as usize
+        }
+        Handler::Close(fd) => {
+            HANDLER_FD.store(fd, Ordering::SeqCst);
+            HANDLER_SENT.store(0, Ordering::SeqCst);
+            count_and_close as extern "C" fn(c_int) as usize
         }
         Handler::Fork(fd) => {
             HANDLER_FD.store(fd, Ordering::SeqCst);

@@ -162,6 +162,27 @@ fn beside_fork_amid_attach(side: &mut Side) {
     end.recv_to_end();
 }
 
+/// A thread closes a connection on which another one waits, and forks. The child lives on when that one is done.
+fn fork_beside_orphan(end: End, side: &mut Side) {
+    let (wait, go_on) = sys::pipe().expect("pipe");
+    let mut child = 0;
+    let got = beside(
+        move || recv(end, 64, 0),
+        || {
+            end.close();
+            child = sys::fork(|| {
+                sys::read(wait, &mut [0; 1]).expect("read");
+                0
+            });
+            side.sync();
+        },
+    );
+    record("recv", got);
+    side.sync();
+    sys::write(go_on, b"!").expect("write");
+    join(child);
+}
+
 /// How it is called, and what it comes to.
 type Start = (&'static str, fn() -> String);
 
@@ -490,6 +511,21 @@ pub const CASES: &[Case] = &[
         beside_fork_amid_attach,
     )
     .each_side(),
+    pair(
+        "processes/fork_beside_orphan",
+        "a child that is forked while another thread waits on a closed connection does not have it: it ends with that wait",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"at last");
+            end.recv_to_end();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            fork_beside_orphan(end, b);
+        },
+    ),
     pair(
         "processes/fork_child_takes_over",
         "a child goes on with a moved connection",

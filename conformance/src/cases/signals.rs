@@ -376,6 +376,51 @@ pub const CASES: &[Case] = &[
     )
     .steady(),
     pair(
+        "signals/close_amid_send",
+        "a handler that interrupts a send, in the middle, closes the connection: nobody looks at memory that is gone",
+        |a| {
+            let end = a.moved();
+            while recv(end, LATE_BYTES, 0).is_ok_and(|got| !got.is_empty()) {}
+        },
+        |b| {
+            let end = b.moved();
+            closed_amid(end, &pattern(80, LATE_BYTES), |page| {
+                let _ = sys::send(end.0, page, MSG_NOSIGNAL);
+            });
+        },
+    ),
+    pair(
+        "signals/close_amid_receive",
+        "the same of a receive",
+        |a| {
+            let end = a.moved();
+            let _ = send_all(end, &pattern(80, LATE_BYTES));
+            a.sync();
+            while recv(end, LATE_BYTES, 0).is_ok_and(|got| !got.is_empty()) {}
+        },
+        |b| {
+            let end = b.moved();
+            b.sync();
+            closed_amid(end, &[0; LATE_BYTES], |page| {
+                let _ = sys::recv(end.0, page, 0);
+            });
+        },
+    ),
+    pair(
+        "signals/fork_amid_poll",
+        "a handler that interrupts a poll of many connections forks; what child and parent close is closed",
+        |a| {
+            let ends: Vec<_> = (0..POLLED_COUNT).map(|_| a.moved()).collect();
+            a.sync();
+            ends.iter().for_each(|end| end.recv_to_end());
+            a.sync();
+        },
+        |b| {
+            let ends: Vec<_> = (0..POLLED_COUNT).map(|_| b.moved()).collect();
+            fork_amid_poll(&ends, b);
+        },
+    ),
+    pair(
         "signals/fork_amid_receive",
         "the same of a receive: both have got the bytes",
         |a| {
@@ -568,6 +613,63 @@ fn forked_amid<T>(
     sys::write(tell, b"!").expect("write");
     record("child", sys::wait_for(sys::handler_forked()));
     result
+}
+
+/// A handler that interrupts a call with memory that comes late closes the connection.
+fn closed_amid(end: End, content: &[u8], call: impl FnOnce(&mut [u8])) {
+    let thread = sys::thread_id();
+    let page = sys::LatePage::new(content);
+    sys::on_signal(SIGUSR1, Handler::Close(end.0), SA_RESTART);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            page.await_touch();
+            sys::kill_thread(thread, SIGUSR1).expect("tgkill");
+            for _ in 0..HANDLER_MOMENT_MS {
+                if sys::handler_sent() == 0 {
+                    pause(1);
+                }
+            }
+            page.provide();
+        });
+        call(&mut page.bytes()[..content.len()]);
+    });
+    until("the handler has closed it", || sys::handler_sent() > 0);
+    record("recv of a closed one", recv(end, 1, 0));
+}
+
+/// More than a call notes of what it waits for, where a handler may leave it.
+const POLLED_COUNT: usize = 20;
+
+/// A handler that interrupts a poll of many connections forks; the child comes back from it, closes them, and lives on.
+fn fork_amid_poll(ends: &[End], side: &mut Side) {
+    let (parent, thread) = (std::process::id(), sys::thread_id());
+    let (go_on, tell) = sys::pipe().expect("pipe");
+    let (closed, has_closed) = sys::pipe().expect("pipe");
+    let (over, end_child) = sys::pipe().expect("pipe");
+    let close_all = || ends.iter().for_each(|end| sys::close(end.0).expect("close"));
+    sys::on_signal(SIGUSR1, Handler::Fork(go_on), 0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            until_asleep(parent as i32, thread);
+            sys::kill_thread(thread, SIGUSR1).expect("tgkill");
+        });
+        let polled: Vec<_> = ends.iter().map(|end| (end.0, libc::POLLIN)).collect();
+        let result = sys::poll(&polled, -1).map(|(n, _)| n);
+        if std::process::id() != parent {
+            close_all();
+            sys::write(has_closed, b"!").expect("write");
+            sys::read(over, &mut [0; 1]).expect("read");
+            sys::exit_now(0);
+        }
+        record("poll", result);
+    });
+    sys::write(tell, b"!").expect("write");
+    sys::read(closed, &mut [0; 1]).expect("read");
+    close_all();
+    side.sync();
+    side.sync();
+    sys::write(end_child, b"!").expect("write");
+    record("child", sys::wait_for(sys::handler_forked()));
 }
 
 /// Runs `work` under a rain of signals.

@@ -24,11 +24,16 @@ impl Drop for Inside {
     fn drop(&mut self) {
         if let Some(process) = self.0 {
             INSIDE.set(INSIDE.get() - 1);
-            // ORDER: Release; pairs with `shut`. (Never below none: it may have given us up.)
-            let one_less = |inside: u32| inside.checked_sub(1);
-            let _ = process.inside.fetch_update(Ordering::Release, Ordering::Relaxed, one_less);
+            one_less(process);
         }
     }
+}
+
+/// Never below none: `shut` may have given us up.
+fn one_less(process: &Process) {
+    let one_less = |inside: u32| inside.checked_sub(1);
+    // ORDER: Release; pairs with `shut`.
+    let _ = process.inside.fetch_update(Ordering::Release, Ordering::Relaxed, one_less);
 }
 
 /// The calling thread changes what is followed.
@@ -42,7 +47,7 @@ pub fn enter() -> Inside {
         if forker == 0 || forker == me || INSIDE.get() > 0 || look == LOOKS_MAX {
             break;
         }
-        process.inside.fetch_sub(1, Ordering::SeqCst);
+        one_less(process);
         nap();
     }
     INSIDE.set(INSIDE.get() + 1);

@@ -131,12 +131,16 @@ pub fn step(socket: &'static Socket) {
 
 pub fn step_once(socket: &'static Socket) {
     let Some(tables) = tables() else { return };
+    // Another thread that closes the connection leaves what is in use here to us. (Before `stepping` is taken: if that thread came first, the
+    // entry may be another connection's, whose step is not to be one of two.)
+    let _in_use = Waiter::new(socket);
+    if matches!(socket.stage(), Stage::Free | Stage::Closing) {
+        return;
+    }
     // ORDER: Acquire/Release: one thread at a time; the next sees what this one wrote.
     if socket.stepping.swap(1, Ordering::Acquire) != 0 {
         return;
     }
-    // Another thread that closes the connection leaves what is in use here to us.
-    let _in_use = Waiter::new(socket);
     let (calls, before) = (socket.calls.get(), socket.stage());
     let off = control::keeps_off(socket);
     let mut step = if off { Step::Soon } else { Step::AtOnce };

@@ -232,7 +232,10 @@ pub fn path(socket: &Socket) -> u32 {
 
 /// The path of a descriptor's connection; `None` for one that is not followed.
 pub fn path_of(fd: i32) -> Option<u32> {
-    table::socket(fd).map(path)
+    let socket = table::socket(fd)?;
+    // Another thread that closes it leaves it to us.
+    let _in_use = stream::Waiter::new(socket);
+    Some(path(socket))
 }
 
 /// The program has switched blocking on or off (fcntl, FIONBIO).

@@ -278,12 +278,16 @@ pub fn clean_up(socket: &Socket) {
 #[allow(unsafe_code)]
 fn clean_up_as(socket: &'static Socket, last: bool, beside: bool) {
     let Some(tables) = tables() else { return };
+    let end = socket.end();
+    if beside && (end.receive_lock.is_ours() || end.send_lock.is_ours()) {
+        // We are in a handler that interrupted a call at work there, which goes on with the memory. (It stays.)
+        return;
+    }
     if !socket.leave() {
         return;
     }
     meet::abandon(socket);
     let segment = {
-        let end = socket.end();
         let _receiving = beside.then(|| end.receive_lock.take());
         let _sending = beside.then(|| end.send_lock.take());
         socket.take_segment()
@@ -433,6 +437,11 @@ pub fn after_fork(tables: &'static Tables) {
         }
     }
     jumps::count_again();
+    // A wait of the parent's other threads does not keep open here what was closed beside it.
+    let nobodys = |socket: &&Socket| {
+        socket.stage() == Stage::Attached && socket.sleepers.load(Ordering::SeqCst) == 0
+    };
+    tables.followed().filter(nobodys).for_each(close_orphan);
 }
 
 /// In a child that is not to have this connection, which its parent goes on with: its descriptors name an unconnected socket from now on, of

@@ -1103,9 +1103,10 @@ pub fn waits_no_more(socket: &Socket, native: bool) {
     leave(socket);
 }
 
-/// One look less: see `Waiter`.
+/// One look less: see `Waiter`. (Never below none, as in `Socket::leave_room`.)
 pub fn leave(socket: &Socket) {
-    if socket.sleepers.fetch_sub(1, Ordering::SeqCst) == 1 {
+    let one_less = |count: u32| count.checked_sub(1);
+    if socket.sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less) == Ok(1) {
         if socket.orphaned.load(Ordering::SeqCst) != 0 {
             super::process::close_orphan(socket);
         }
