@@ -455,10 +455,10 @@ fn contenders(args: &CompareArgs) -> Result<Vec<Contender>> {
         // Found out before anything is run.
         crate::run::preload(&mut Vec::new(), &path)?;
         let (server, client) = (args.wrap != Wrap::Client, args.wrap != Wrap::Server);
-        Ok(Contender { name, library: Some(path), server, client })
+        Ok(Contender { name, preload: Some(path), server, client })
     };
     let mut all =
-        vec![Contender { name: "kernel".into(), library: None, server: false, client: false }];
+        vec![Contender { name: "kernel".into(), preload: None, server: false, client: false }];
     all.push(library(crate::run::library()?, "ringlet".into())?);
     for path in &args.beside {
         let path = fs::canonicalize(path).with_context(|| path.display().to_string())?;

@@ -35,8 +35,8 @@ const LINES_SHOWN: usize = 5;
 /// Who takes part.
 pub struct Contender {
     pub name: String,
-    /// None for the kernel.
-    pub library: Option<PathBuf>,
+    /// The library that stands before its programs; none for the kernel.
+    pub preload: Option<PathBuf>,
     /// Which ends run under it.
     pub server: bool,
     pub client: bool,
@@ -284,7 +284,7 @@ impl Stage<'_> {
         let words = words(command, &self.places)?;
         let log = File::options().create(true).append(true).open(self.log(role))?;
         let mut environment: Environment = std::env::vars_os().collect();
-        match self.contender.library.as_ref().filter(|_| wrapped) {
+        match self.contender.preload.as_ref().filter(|_| wrapped) {
             Some(library) => {
                 crate::run::preload(&mut environment, library)?;
                 let moved = self.directory.path().join(MOVED);
