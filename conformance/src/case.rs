@@ -14,8 +14,6 @@ use crate::sys::{self, Errno, Fd, R};
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The same in milliseconds.
 pub const PATIENCE_MS: i32 = PATIENCE.as_millis() as i32;
-/// KERNEL: it counts a socket's timeouts in ticks, of which the first has partly gone: so much less than was asked for is no fault.
-pub const TICK: Duration = Duration::from_millis(10);
 
 /// Round trips before a connection's path is asked for, and before the suite gives up on the ring.
 const TRIPS_AT_LEAST: u32 = 64;

@@ -687,6 +687,16 @@ pub fn set_negative_timeout(fd: Fd, name: c_int) -> R<()> {
     setsockopt_as(fd, libc::SOL_SOCKET, name, &libc::timeval { tv_sec: -1, tv_usec: 0 })
 }
 
+/// How often this thread has slept.
+pub fn sleeps() -> i64 {
+    // SAFETY: all zeros is a valid rusage, and getrusage fills it.
+    let mut usage: libc::rusage = unsafe { zeroed() };
+    // SAFETY: as above.
+    let done = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+    assert_eq!(done, 0, "getrusage");
+    usage.ru_nvcsw
+}
+
 pub fn timeout_of(fd: Fd, name: c_int) -> R<Duration> {
     let tv = getsockopt_as(fd, libc::SOL_SOCKET, name, timeval(Duration::ZERO))?;
     Ok(Duration::new(tv.tv_sec as u64, tv.tv_usec as u32 * 1000))
