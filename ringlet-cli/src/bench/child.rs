@@ -3,10 +3,9 @@
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
-use nix::sched::{CpuSet, sched_setaffinity};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::{prctl, signal::Signal};
-use nix::unistd::Pid;
+use nix::unistd::getppid;
 
 use super::spec::{Pause, Role, Said, Spec, Work};
 use super::{client, limits, messages, native, server, symbol};
@@ -33,10 +32,9 @@ fn try_run(spec: &str) -> Result<()> {
     if spec.wrapped && !symbol::is_loaded() {
         bail!("the preload library was not loaded");
     }
-    if let Some(cpu) = spec.cpu {
-        pin(cpu)?;
-    }
+    ensure!(getppid().as_raw() as u32 == spec.parent, "the parent is gone");
     let figures = match &spec.role {
+        Role::Hog => hog(),
         Role::Server => return server::serve(&spec),
         Role::Client { address } => client::measure(&spec, address)?,
         Role::Alone => {
@@ -51,11 +49,11 @@ fn try_run(spec: &str) -> Result<()> {
     say(&Said::Done(figures))
 }
 
-/// Binds the calling thread to one core.
-pub fn pin(cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu).with_context(|| format!("core {cpu} is out of range"))?;
-    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("cannot pin to core {cpu}"))
+/// Wants a processor until it is killed.
+fn hog() -> ! {
+    loop {
+        std::hint::black_box(());
+    }
 }
 
 pub fn say(said: &Said) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -59,6 +60,13 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
             settle(&mut trip, spec.ring_expected)?;
             pause(Pause::Ready)?;
             Ok(vec![trips_per_second(&mut trip, budget)?])
+        }
+        Work::Trips { size, pause_us } => {
+            let mut trip = Blocking::new(dial_for_messages(family, address, false)?);
+            trip.resize(*size);
+            settle(&mut trip, spec.ring_expected)?;
+            pause(Pause::Ready)?;
+            Ok(vec![timed_trips(&mut trip, Duration::from_micros(*pause_us), budget)?])
         }
         Work::Connect | Work::Accept => {
             pause(Pause::Ready)?;
@@ -308,6 +316,38 @@ fn trips_per_second(trip: &mut impl RoundTrip, budget: Duration) -> Result<Figur
         value: trips as f64 / start.elapsed().as_secs_f64(),
         unit: Unit::PerSecond,
         tails: None,
+        path: trip.path().into(),
+    })
+}
+
+/// As many as there is time for, with a pause before each.
+fn timed_trips(trip: &mut Blocking, pause: Duration, budget: Duration) -> Result<Figure> {
+    const BATCH: u64 = 16;
+    let mut recorder = Recorder::new();
+    let mut trips = 0;
+    let start = Instant::now();
+    while start.elapsed() < budget {
+        trip.announce(BATCH)?;
+        for _ in 0..BATCH {
+            if !pause.is_zero() {
+                thread::sleep(pause);
+            }
+            let began = Instant::now();
+            trip.once()?;
+            recorder.record(began.elapsed());
+        }
+        trips += BATCH;
+    }
+    let size = size_name(trip.message.len());
+    let what = match pause.as_micros() {
+        0 => size,
+        us => format!("{size} and {us} us of thought"),
+    };
+    Ok(Figure {
+        what,
+        value: trips as f64 / start.elapsed().as_secs_f64(),
+        unit: Unit::PerSecond,
+        tails: recorder.tails(1.0),
         path: trip.path().into(),
     })
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use ringlet_core::sync::{AtomicU32, Ordering};
 
-use super::child::pin;
+use super::place::pin;
 use super::spec::{Figure, Spec, Unit, Work, size_name};
 use super::stats::median;
 
@@ -96,7 +96,7 @@ pub fn ping_pong(
     mut near: impl FnMut(u32) -> Result<()>,
     mut far: impl FnMut(u32) -> Result<()> + Send,
 ) -> Result<Vec<f64>> {
-    pin(cpus.0)?;
+    pin(&[cpus.0])?;
     const PROBE: usize = 1000;
     let mut turn = 1;
     let mut run = |batches: usize, trips: usize| -> Result<Vec<f64>> {
@@ -106,7 +106,7 @@ pub fn ping_pong(
             let far = &mut far;
             let far_side = scope.spawn(move || {
                 // Unpinned it would still answer, only slower; so answer and report afterwards.
-                let pinned = pin(cpus.1);
+                let pinned = pin(&[cpus.1]);
                 for trip in 0..batches * trips {
                     far(first + 2 * trip as u32)?;
                 }

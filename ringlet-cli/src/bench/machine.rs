@@ -82,6 +82,10 @@ fn parse_cpu_list(text: &str) -> Vec<usize> {
     cpus
 }
 
+pub fn first_core() -> Result<usize> {
+    allowed_cpus()?.first().copied().context("no core is allowed")
+}
+
 /// Raises the limit of open files as far as we may, for the children to inherit, and tells how many idle connections
 /// that allows; some descriptors are left for everything else.
 pub fn idle_limit() -> Result<usize> {

@@ -12,6 +12,7 @@ pub mod machine;
 mod messages;
 mod native;
 mod parent;
+mod place;
 mod plan;
 mod plot;
 mod report;
@@ -46,8 +47,8 @@ const VERSION: &str = match option_env!("GIT_DESCRIBE") {
 
 /// Measure kernel TCP, Unix sockets and ringlet on this machine.
 ///
-/// Without options: latency, stream, connect, readiness and scale, in about a minute, unpinned; and 8-byte
-/// latencies also with both ends pinned to a core each, and with ringlet's spinning off.
+/// Without options: everything but the crowd, in about a minute, unpinned; and 8-byte latencies also with both ends
+/// pinned to a core each, and with ringlet's spinning off.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// A short run that shows that everything works; its figures are rough
@@ -98,6 +99,8 @@ enum Group {
     Scale,
     /// Eight busy pairs of processes at once
     Pairs,
+    /// Beside processes that want all processors, with a share of one, on one alone: only if it is named
+    Crowd,
     /// Only one end under ringlet
     OneSide,
     /// Active Messages, beside UCX's if ucx_perftest is there

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use ringlet::native::*;
 
-use super::child::pin;
 use super::limits::{best, cache_line, figure, ping_pong};
+use super::place::pin;
 use super::spec::{Figure, Spec, Unit, Work, size_name};
 
 const WAIT: Timeout = Some(Duration::from_secs(10));
@@ -175,10 +175,10 @@ fn mailbox(whose: &str) -> Result<(Mailbox, Sender), Error> {
 /// Messages of `size` bytes as fast as they go.
 fn one_way(cpus: (usize, usize), budget: Duration, size: usize) -> Result<Figure> {
     let (mut near, mut far) = channels(Kind::Messages)?;
-    pin(cpus.0)?;
+    pin(&[cpus.0])?;
     let rates = std::thread::scope(|scope| -> Result<Vec<f64>> {
         let receiving = scope.spawn(move || -> Result<(), Error> {
-            let pinned = pin(cpus.1);
+            let pinned = pin(&[cpus.1]);
             let mut to = vec![0; size];
             while far.receiver.receive(&mut to, WAIT)? > 0 {}
             drop(pinned);

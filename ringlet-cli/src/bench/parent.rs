@@ -15,6 +15,7 @@ use ringlet::reasons::Reason;
 
 use crate::{processes, run};
 
+use super::place::{Crowd, Place, Quota};
 use super::spec::{Family, Figure, Pause, Role, Said, Spec, Unit, Work};
 
 /// A measurement that takes longer than this beyond its own budget has hung.
@@ -49,11 +50,17 @@ pub struct Setting {
     pub pairs: usize,
     /// How long idle connections are watched.
     pub idle: Duration,
+    pub crowd: Crowd,
 }
 
 /// The figures of one contender in one round.
 pub fn measure(contender: &Contender, setting: &Setting) -> Result<Vec<Figure>> {
     let deadline = Instant::now() + PATIENCE + generous(contender, setting);
+    let crowd = &setting.crowd;
+    let quota = crowd.percent.map(Quota::new).transpose()?;
+    let hogs = (0..crowd.hogs).map(|_| Worker::spawn(contender, setting, Role::Hog, None));
+    // Ended before the control group is removed.
+    let _hogs = hogs.collect::<Result<Vec<Worker>>>()?;
     let mut servers = Vec::new();
     let mut clients = Vec::new();
     for _ in 0..setting.pairs {
@@ -61,14 +68,14 @@ pub fn measure(contender: &Contender, setting: &Setting) -> Result<Vec<Figure>> 
             if let Work::Limits { .. } | Work::Native { .. } | Work::Ucx = contender.work {
                 Role::Alone
             } else {
-                let mut server = Worker::spawn(contender, setting, Role::Server)?;
+                let mut server = Worker::spawn(contender, setting, Role::Server, quota.as_ref())?;
                 let Said::Listening { address } = server.hear(deadline)? else {
                     bail!("the server did not say where it listens");
                 };
                 servers.push(server);
                 Role::Client { address }
             };
-        clients.push(Worker::spawn(contender, setting, client_role)?);
+        clients.push(Worker::spawn(contender, setting, client_role, quota.as_ref())?);
     }
     let ring_expected = contender.expects_ring();
     converse(&mut servers, &mut clients, setting, ring_expected, deadline).map_err(|error| {
@@ -216,19 +223,37 @@ struct Worker {
 }
 
 impl Worker {
-    fn spawn(contender: &Contender, setting: &Setting, role: Role) -> Result<Worker> {
-        let is_server = role == Role::Server;
-        let wrapped = if is_server { contender.server_wrapped } else { contender.client_wrapped };
+    fn spawn(
+        contender: &Contender,
+        setting: &Setting,
+        role: Role,
+        quota: Option<&Quota>,
+    ) -> Result<Worker> {
+        let crowd = &setting.crowd;
+        let (wrapped, cpu) = match role {
+            Role::Server => (contender.server_wrapped, setting.pin.map(|(server, _)| server)),
+            Role::Client { .. } => {
+                (contender.client_wrapped, setting.pin.map(|(_, client)| client))
+            }
+            Role::Alone => (contender.client_wrapped, None),
+            Role::Hog => (false, None),
+        };
+        let place = Place {
+            cpus: cpu.map_or_else(|| crowd.cpus.clone(), |cpu| vec![cpu]),
+            fifo: crowd.fifo && role != Role::Hog,
+        };
+        let name = match role {
+            Role::Server => "server",
+            Role::Hog => "hog",
+            _ => "client",
+        };
+        let takes_orders = !matches!(role, Role::Server | Role::Hog);
         let spec = Spec {
-            cpu: match (&role, setting.pin) {
-                (Role::Server, Some((server, _))) => Some(server),
-                (Role::Client { .. }, Some((_, client))) => Some(client),
-                _ => None,
-            },
             role,
             family: contender.family,
             work: contender.work.clone(),
             budget_ms: setting.budget.as_millis() as u64,
+            parent: std::process::id(),
             wrapped,
             ring_expected: contender.expects_ring(),
         };
@@ -237,14 +262,14 @@ impl Worker {
         command
             .args(["bench", "--child"])
             .arg(serde_json::to_string(&spec)?)
-            .stdin(if is_server { Stdio::null() } else { Stdio::piped() })
+            .stdin(if takes_orders { Stdio::piped() } else { Stdio::null() })
             .stdout(writer.try_clone()?)
             .stderr(writer);
         let preload = if wrapped { run::preload_list(&run::library()?, None)? } else { "".into() };
         command.env("LD_PRELOAD", preload);
         command.envs(contender.environment.iter().copied());
-        let name = if is_server { "server" } else { "client" };
-        let child = command.spawn().with_context(|| format!("cannot start the {name}"))?;
+        let child = place.within(|| command.spawn())?;
+        let child = child.with_context(|| format!("cannot start the {name}"))?;
         // Our copies of the pipe's writing end go with the command, so the reader sees the child's end.
         drop(command);
         let (sender, lines) = channel();
@@ -255,7 +280,9 @@ impl Worker {
                 }
             }
         });
-        Ok(Worker { child, lines, noise: Vec::new(), name })
+        let worker = Worker { child, lines, noise: Vec::new(), name };
+        quota.map_or(Ok(()), |quota| quota.add(worker.child.id()))?;
+        Ok(worker)
     }
 
     fn hear(&mut self, deadline: Instant) -> Result<Said> {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use super::parent::{Contender, Setting};
+use super::place::{Crowd, Quota};
 use super::spec::{Family, Waiting, Work};
-use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, messages, report};
+use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, messages, place, report};
 
 /// Something to measure by several contenders.
 pub struct Case {
@@ -20,6 +21,8 @@ pub struct Case {
 /// Idleness takes its time however often it is looked at.
 const SCALE_ROUNDS_MAX: u32 = 3;
 const PAIRS: usize = 8;
+const THOUGHT_US: u64 = 500;
+const QUOTA_PERCENT: u32 = 20;
 
 /// What can't be done as asked is left out and named in `notes`.
 pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
@@ -43,6 +46,7 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
         pin: pin_all,
         pairs: 1,
         idle: Duration::from_millis(if quick { 100 } else { 1000 }),
+        crowd: Crowd::default(),
     };
     let latencies = || budgets(50, 8);
     let rates = || budgets(200, 30);
@@ -50,7 +54,9 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     let everyone = |work: Work| contenders(&args.transport, &work);
     let mut cases = Vec::new();
     let mut add = |group, name, title: &str, setting: Setting, contenders: Vec<Contender>| {
-        let wanted = args.only.is_empty() || args.only.contains(&group);
+        // Nobody's processors are taken unasked.
+        let unasked = args.only.is_empty() && group != Group::Crowd;
+        let wanted = unasked || args.only.contains(&group);
         if !wanted || contenders.is_empty() {
             return;
         }
@@ -71,11 +77,7 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     let ping_pong = |sizes: Vec<usize>| {
         let mut all = everyone(Work::Latency { sizes });
         if wants_ringlet(&args.transport) {
-            all.push(Contender {
-                label: "ringlet, no spin",
-                environment: &[("RINGLET_SPIN_US", "0")],
-                ..ringlet(&Work::Latency { sizes: vec![small] })
-            });
+            all.push(never_watching(&Work::Latency { sizes: vec![small] }));
         }
         all
     };
@@ -112,6 +114,14 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     let title = "8 busy pairs of processes, 8 B";
     let setting = Setting { pairs: PAIRS, pin: None, ..budgets(300, 50) };
     add(Group::Pairs, "pairs", title, setting, everyone(Work::Pair));
+    if args.only.contains(&Group::Crowd) {
+        for (title, work, crowd) in crowds(&two_cores, notes)? {
+            // Many turns of a busy processor, and of a share of it.
+            let each = if crowd.percent.is_some() { 1000 } else { 500 };
+            let setting = Setting { pin: None, crowd, ..budgets(each, 100) };
+            add(Group::Crowd, "crowd", &title, setting, crowded(&args.transport, &work));
+        }
+    }
     let title = "one side under ringlet, half a round trip";
     add(Group::OneSide, "one-side", title, latencies(), one_side(&args.transport));
     let peers = if quick { vec![1, 100] } else { vec![1, 10, 100, 1000] };
@@ -164,6 +174,53 @@ fn contenders(transports: &[Transport], work: &Work) -> Vec<Contender> {
         .collect()
 }
 
+/// Processors that others want as well, or that there is not enough of.
+fn crowds(
+    two_cores: &Result<(usize, usize)>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<(String, Work, Crowd)>> {
+    let small = |pause_us| Work::Trips { size: 64, pause_us };
+    let large = Work::Trips { size: 16 << 10, pause_us: 0 };
+    let mut all = Vec::new();
+    let alone = match two_cores {
+        Ok((one, other)) => {
+            for (hogs, work) in [(8, small(THOUGHT_US)), (8, large.clone()), (2, large)] {
+                let crowd = Crowd { hogs, cpus: vec![*one, *other], ..Crowd::default() };
+                all.push((format!("{hogs} hogs on 2 processors"), work, crowd));
+            }
+            *one
+        }
+        Err(error) => {
+            notes.push(format!("no hogs on two processors: {error:#}"));
+            machine::first_core()?
+        }
+    };
+    match Quota::new(QUOTA_PERCENT) {
+        Ok(_) => {
+            let crowd = Crowd { percent: Some(QUOTA_PERCENT), ..Crowd::default() };
+            all.push((format!("{QUOTA_PERCENT} % of a processor for both"), small(0), crowd));
+        }
+        Err(error) => notes.push(format!("no row with a share of a processor: {error:#}")),
+    }
+    let crowd = Crowd { cpus: vec![alone], ..Crowd::default() };
+    all.push(("one processor alone".into(), small(0), crowd.clone()));
+    match place::may_be_fifo() {
+        Ok(()) => {
+            let crowd = Crowd { fifo: true, ..crowd };
+            all.push(("one processor alone, SCHED_FIFO".into(), small(0), crowd));
+        }
+        Err(error) => notes.push(format!("no row by SCHED_FIFO: {error:#}")),
+    }
+    Ok(all)
+}
+
+fn crowded(transports: &[Transport], work: &Work) -> Vec<Contender> {
+    let asked = |which| transports.is_empty() || transports.contains(&which);
+    let kernel = asked(Transport::Tcp).then(|| unwrapped(work));
+    let ours = wants_ringlet(transports).then(|| [ringlet(work), never_watching(work)]);
+    kernel.into_iter().chain(ours.into_iter().flatten()).collect()
+}
+
 fn one_side(transports: &[Transport]) -> Vec<Contender> {
     if !wants_ringlet(transports) {
         return Vec::new();
@@ -191,6 +248,14 @@ fn datagrams(transports: &[Transport], work: &Work) -> Vec<Contender> {
 
 fn ringlet(work: &Work) -> Contender {
     Contender { label: "ringlet", server_wrapped: true, client_wrapped: true, ..unwrapped(work) }
+}
+
+fn never_watching(work: &Work) -> Contender {
+    Contender {
+        label: "ringlet, no spin",
+        environment: &[("RINGLET_SPIN_US", "0")],
+        ..ringlet(work)
+    }
 }
 
 fn unwrapped(work: &Work) -> Contender {
@@ -239,6 +304,20 @@ mod tests {
     fn only_what_is_asked_for() {
         let asked = ["--pin", "none", "--only", "latency,one-side", "--transport", "tcp,unix"];
         assert_eq!(names(&asked), [("latency".to_owned(), vec!["tcp", "unix"])]);
+    }
+
+    #[test]
+    fn the_crowd_comes_only_if_it_is_asked_for() {
+        assert!(!names(&[]).iter().any(|case| case.0 == "crowd"));
+        let asked = names(&["--only", "crowd"]);
+        let whole = machine::two_cores().is_ok();
+        assert!(asked.len() >= if whole { 4 } else { 1 });
+        for (name, labels) in asked {
+            let expected = ["tcp", "ringlet", "ringlet, no spin"];
+            assert_eq!((&*name, &*labels), ("crowd", &expected[..]));
+        }
+        let kernel = names(&["--only", "crowd", "--transport", "tcp"]);
+        assert!(kernel.iter().all(|case| case.1 == ["tcp"]));
     }
 
     #[test]

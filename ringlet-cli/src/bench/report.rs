@@ -224,7 +224,7 @@ pub fn table(report: &Report, shown: impl Fn(&Row) -> bool) -> String {
     lines.push(format!(
         "{DIM}Medians of {rounds} round{plural}. vs kernel: how many times better than kernel TCP (or UDP) in the \
          same round.\npath: where the bytes really went. p99, p99.9: single operations; for rates, \
-         the time of one connection.{DIM:#}"
+         the time of one connection or round trip.{DIM:#}"
     ));
     lines.extend(report.notes.iter().map(|note| format!("note: {note}")));
     lines.join("\n") + "\n"

@@ -61,7 +61,7 @@ pub fn serve(spec: &Spec) -> Result<()> {
     let (listener, address) = Listener::bind(spec.family).context("cannot listen")?;
     say(&Said::Listening { address })?;
     match &spec.work {
-        Work::Latency { .. } | Work::Stream { .. } | Work::Pair => {
+        Work::Latency { .. } | Work::Stream { .. } | Work::Pair | Work::Trips { .. } => {
             obey_orders(listener.accept_for_messages(false)?)
         }
         Work::Events { by: Waiting::Poll } => echo_by_poll(listener),

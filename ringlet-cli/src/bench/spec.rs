@@ -12,8 +12,8 @@ pub struct Spec {
     pub work: Work,
     /// How long one figure may take; a pass over it is about as long.
     pub budget_ms: u64,
-    /// The one core to run on.
-    pub cpu: Option<usize>,
+    /// Whoever wrote this.
+    pub parent: u32,
     /// This end runs with the preload library, or it measures something else than it was asked to.
     pub wrapped: bool,
     /// Both ends are under ringlet: give the connection time to reach the ring before measuring.
@@ -26,6 +26,8 @@ pub enum Role {
     Client {
         address: String,
     },
+    /// Wants a processor all the time.
+    Hog,
     /// No peer: the limits of the machine itself.
     Alone,
 }
@@ -53,6 +55,8 @@ pub enum Work {
     Accept,
     /// Blocking 8-byte ping-pong for the whole budget, counted.
     Pair,
+    /// The same of messages of that size with a pause before each, and each trip timed.
+    Trips { size: usize, pause_us: u64 },
     /// Ping-pong by epoll on one connection, alone and then beside `idle` others.
     Scale { idle: usize },
     /// Active Messages: round trips, rate, stores; a poll that finds nothing with so many connections.
@@ -188,7 +192,7 @@ mod tests {
                 family: Family::Tcp,
                 work,
                 budget_ms: 50,
-                cpu: Some(1),
+                parent: 1,
                 wrapped: true,
                 ring_expected: true,
             };
