@@ -2,13 +2,15 @@
 
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::{prctl, signal::Signal};
 use nix::unistd::getppid;
 
+use super::handover::HandOver;
 use super::spec::{Pause, Role, Said, Spec, Work};
-use super::{client, limits, messages, native, server, symbol};
+use super::{client, cost, limits, messages, native, server, symbol};
 
 /// What an ordinary program reads at once.
 pub const BUFFER_BYTES: usize = 64 << 10;
@@ -40,6 +42,11 @@ fn try_run(spec: &str) -> Result<()> {
         Role::Alone => {
             pause(Pause::Ready)?;
             match spec.work {
+                Work::Cost { of } => cost::measure(&spec, of)?,
+                Work::HandOver { by, cpus } => {
+                    let budget = Duration::from_millis(spec.budget_ms);
+                    client::asleep(HandOver::new(by, cpus)?, budget)?
+                }
                 Work::Ucx => messages::measure_ucx()?,
                 Work::Native { .. } => native::measure(&spec)?,
                 _ => limits::measure(&spec)?,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::resource::{UsageWho, getrusage};
 use ringlet_core::view::{PATH_KERNEL, PATH_MOVING, PATH_RING};
 
 use super::child::pause;
@@ -74,7 +75,17 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
         }
         Work::Scale { idle } => scale(spec, address, *idle, budget),
         Work::Messages { peers } => messages::measure(spec, address, peers),
-        Work::Ucx | Work::Limits { .. } | Work::Native { .. } => bail!("this needs no peer"),
+        Work::Asleep => {
+            let mut trip = Blocking::new(dial_for_messages(family, address, false)?);
+            settle(&mut trip, spec.ring_expected)?;
+            pause(Pause::Ready)?;
+            asleep(trip, budget)
+        }
+        Work::Ucx
+        | Work::Limits { .. }
+        | Work::Native { .. }
+        | Work::HandOver { .. }
+        | Work::Cost { .. } => bail!("this needs no peer"),
     }
 }
 
@@ -204,6 +215,45 @@ pub fn settle(trip: &mut impl RoundTrip, ring_expected: bool) -> Result<()> {
             return Ok(());
         }
     }
+}
+
+/// Counts its trips.
+struct Counted<T> {
+    trip: T,
+    count: u64,
+}
+
+impl<T: RoundTrip> RoundTrip for Counted<T> {
+    fn announce(&mut self, count: u64) -> Result<()> {
+        self.trip.announce(count)
+    }
+
+    fn once(&mut self) -> Result<()> {
+        self.count += 1;
+        self.trip.once()
+    }
+
+    fn path(&self) -> &'static str {
+        self.trip.path()
+    }
+}
+
+/// Half a round trip, and how often we slept for each.
+pub fn asleep(trip: impl RoundTrip, budget: Duration) -> Result<Vec<Figure>> {
+    let sleeps =
+        || getrusage(UsageWho::RUSAGE_SELF).map(|usage| usage.voluntary_context_switches());
+    let mut trip = Counted { trip, count: 0 };
+    let before = sleeps()?;
+    let half = half_round_trip(&mut trip, budget, size_name(SMALL))?;
+    let value = (sleeps()? - before) as f64 / trip.count as f64;
+    let slept = Figure {
+        what: "sleeps of one end in a round trip".into(),
+        value,
+        unit: Unit::Number,
+        tails: None,
+        path: half.path.clone(),
+    };
+    Ok(vec![half, slept])
 }
 
 /// Half a round trip. Batches take turns: one is timed as a whole (a clock costs as much as a cache line's way), which

@@ -6,7 +6,9 @@
 
 mod child;
 mod client;
+mod cost;
 mod datagrams;
+mod handover;
 mod limits;
 pub mod machine;
 mod messages;
@@ -87,6 +89,8 @@ pub struct BenchArgs {
 enum Group {
     /// Blocking ping-pong over message sizes
     Latency,
+    /// Ping-pong of ends that both sleep before each message, beside the barest hand-over
+    Asleep,
     /// Ping-pong of event loops, by epoll and by poll
     Epoll,
     /// One way: 64 KiB writes, 8-byte writes
@@ -95,6 +99,8 @@ enum Group {
     Udp,
     /// A connection per request
     Connect,
+    /// A fork, an accept, a close, a short connection, the start of a program
+    Costs,
     /// One busy connection beside many idle ones
     Scale,
     /// Eight busy pairs of processes at once

@@ -16,7 +16,7 @@ use ringlet::reasons::Reason;
 use crate::{processes, run};
 
 use super::place::{Crowd, Place, Quota};
-use super::spec::{Family, Figure, Pause, Role, Said, Spec, Unit, Work};
+use super::spec::{Cost, Family, Figure, Pause, Role, Said, Spec, Unit, Work};
 
 /// A measurement that takes longer than this beyond its own budget has hung.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -37,8 +37,17 @@ pub struct Contender {
 impl Contender {
     /// A connection per request ends before a move could pay; and an end that isn't wrapped can't move.
     pub fn expects_ring(&self) -> bool {
-        let lives = !matches!(self.work, Work::Connect | Work::Accept);
+        let lives = match self.work {
+            Work::Connect | Work::Accept => false,
+            Work::Cost { of } => matches!(of, Cost::ForkMoved | Cost::CloseMoved),
+            _ => true,
+        };
         self.server_wrapped && self.client_wrapped && lives
+    }
+
+    fn needs_no_peer(&self) -> bool {
+        use Work::{Cost, HandOver, Limits, Native, Ucx};
+        matches!(self.work, Limits { .. } | Native { .. } | Ucx | HandOver { .. } | Cost { .. })
     }
 }
 
@@ -64,17 +73,16 @@ pub fn measure(contender: &Contender, setting: &Setting) -> Result<Vec<Figure>> 
     let mut servers = Vec::new();
     let mut clients = Vec::new();
     for _ in 0..setting.pairs {
-        let client_role =
-            if let Work::Limits { .. } | Work::Native { .. } | Work::Ucx = contender.work {
-                Role::Alone
-            } else {
-                let mut server = Worker::spawn(contender, setting, Role::Server, quota.as_ref())?;
-                let Said::Listening { address } = server.hear(deadline)? else {
-                    bail!("the server did not say where it listens");
-                };
-                servers.push(server);
-                Role::Client { address }
+        let client_role = if contender.needs_no_peer() {
+            Role::Alone
+        } else {
+            let mut server = Worker::spawn(contender, setting, Role::Server, quota.as_ref())?;
+            let Said::Listening { address } = server.hear(deadline)? else {
+                bail!("the server did not say where it listens");
             };
+            servers.push(server);
+            Role::Client { address }
+        };
         clients.push(Worker::spawn(contender, setting, client_role, quota.as_ref())?);
     }
     let ring_expected = contender.expects_ring();

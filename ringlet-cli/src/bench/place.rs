@@ -108,7 +108,8 @@ impl Quota {
         for (above, is_first) in above {
             let lists = fs::read_to_string(above.join("cgroup.subtree_control"));
             let has_cpu = lists.is_ok_and(|list| list.split_whitespace().any(|it| it == "cpu"));
-            if !has_cpu && !(is_first && above.join("cpu.cfs_quota_us").exists()) {
+            let limits = if is_first { above.join("cpu.cfs_quota_us").exists() } else { has_cpu };
+            if !limits {
                 continue;
             }
             remove_forgotten(&above);

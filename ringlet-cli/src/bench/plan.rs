@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::parent::{Contender, Setting};
 use super::place::{Crowd, Quota};
-use super::spec::{Family, Waiting, Work};
+use super::spec::{By, Cost, Family, Waiting, Work};
 use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, messages, place, report};
 
 /// Something to measure by several contenders.
@@ -87,6 +87,13 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
         let setting = Setting { pin: Some(cores), ..latencies() };
         add(Group::Latency, "latency-pinned", title, setting, ping_pong(vec![small]));
     }
+    let title = "both ends sleep before each message, 8 B, half a round trip";
+    add(Group::Asleep, "asleep", title, latencies(), sleepers(&args.transport, pin_all));
+    if let Some(cores) = pin_extra {
+        let setting = Setting { pin: Some(cores), ..latencies() };
+        let sleepers = sleepers(&args.transport, pin_extra);
+        add(Group::Asleep, "asleep-pinned", title, setting, sleepers);
+    }
     for (by, name, title) in [
         (Waiting::Epoll, "epoll", "latency by epoll, non-blocking, half a round trip"),
         (Waiting::Poll, "poll", "latency by poll, non-blocking, half a round trip"),
@@ -106,6 +113,23 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
         (Work::Accept, "accept", "connections accepted"),
     ] {
         add(Group::Connect, name, title, rates(), everyone(work));
+    }
+    for of in [
+        Cost::Start,
+        Cost::Fork,
+        Cost::ForkMoved,
+        Cost::Accept,
+        Cost::Short,
+        Cost::Close,
+        Cost::CloseMoved,
+    ] {
+        add(
+            Group::Costs,
+            "costs",
+            "in one thread, the time of one",
+            rates(),
+            costs(&args.transport, of),
+        );
     }
     let title = "one busy connection beside idle ones, by epoll";
     let asked = args.idle.unwrap_or(if quick { 64 } else { 1000 }) as usize;
@@ -250,12 +274,34 @@ fn ringlet(work: &Work) -> Contender {
     Contender { label: "ringlet", server_wrapped: true, client_wrapped: true, ..unwrapped(work) }
 }
 
-fn never_watching(work: &Work) -> Contender {
-    Contender {
-        label: "ringlet, no spin",
-        environment: &[("RINGLET_SPIN_US", "0")],
-        ..ringlet(work)
+/// Ends that never watch, and what wakes a process without a connection.
+fn sleepers(transports: &[Transport], cpus: Option<(usize, usize)>) -> Vec<Contender> {
+    let mut all = contenders(transports, &Work::Asleep);
+    for each in &mut all {
+        if each.server_wrapped {
+            *each = Contender { environment: NEVER_WATCHING, ..each.clone() };
+        }
     }
+    if wants_ringlet(transports) {
+        for (label, by) in [("futex", By::Futex), ("eventfd", By::Eventfd)] {
+            all.push(Contender { label, ..unwrapped(&Work::HandOver { by, cpus }) });
+        }
+    }
+    all
+}
+
+fn costs(transports: &[Transport], of: Cost) -> Vec<Contender> {
+    let work = Work::Cost { of };
+    let asked = |which| transports.is_empty() || transports.contains(&which);
+    let kernel = Contender { label: report::KERNEL_BASELINE, ..unwrapped(&work) };
+    let kernel = asked(Transport::Tcp).then_some(kernel);
+    kernel.into_iter().chain(wants_ringlet(transports).then(|| ringlet(&work))).collect()
+}
+
+const NEVER_WATCHING: &[(&str, &str)] = &[("RINGLET_SPIN_US", "0")];
+
+fn never_watching(work: &Work) -> Contender {
+    Contender { label: "ringlet, no spin", environment: NEVER_WATCHING, ..ringlet(work) }
 }
 
 fn unwrapped(work: &Work) -> Contender {
@@ -296,8 +342,10 @@ mod tests {
         assert_eq!(of("limits"), ["limit"]);
         assert_eq!(of("messages")[0], "ringlet");
         assert_eq!(of("udp"), ["udp", "ringlet"]);
+        assert_eq!(of("asleep"), ["tcp", "unix", "ringlet", "futex", "eventfd"]);
+        assert_eq!(of("costs"), ["kernel", "ringlet"]);
         let two_cores = machine::two_cores().is_ok();
-        assert_eq!(all.len(), if two_cores { 14 } else { 13 });
+        assert_eq!(all.len(), if two_cores { 23 } else { 21 });
     }
 
     #[test]

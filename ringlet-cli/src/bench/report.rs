@@ -10,10 +10,12 @@ use super::stats::{Tails, median, times_better};
 /// What ratios are taken against.
 pub const BASELINE: &str = "tcp";
 pub const UDP_BASELINE: &str = "udp";
+/// Where it is not about one kind of socket.
+pub const KERNEL_BASELINE: &str = "kernel";
 
 /// What the others are compared with.
 fn is_baseline(transport: &str) -> bool {
-    transport == BASELINE || transport == UDP_BASELINE
+    [BASELINE, UDP_BASELINE, KERNEL_BASELINE].contains(&transport)
 }
 
 /// One contender's outcome in one round of one case.
@@ -110,11 +112,13 @@ fn row(heading: &Heading, samples: &[&Sample], what: &str, contender: usize) -> 
                 value: figure.value,
                 tails: figure.tails,
                 path: figure.path,
-                // What a kernel socket weighs is not in its process, so weights don't compare.
-                ratio_to_tcp: theirs.filter(|_| figure.unit != Unit::Bytes).and_then(|theirs| {
-                    let higher = figure.unit.higher_is_better();
-                    times_better(figure.value, theirs.value, higher)
-                }),
+                // What a kernel socket weighs is not in its process, so weights don't compare; nor do mere numbers.
+                ratio_to_tcp: theirs
+                    .filter(|_| !matches!(figure.unit, Unit::Bytes | Unit::Number))
+                    .and_then(|theirs| {
+                        let higher = figure.unit.higher_is_better();
+                        times_better(figure.value, theirs.value, higher)
+                    }),
             })
         })
         .collect();

@@ -61,9 +61,11 @@ pub fn serve(spec: &Spec) -> Result<()> {
     let (listener, address) = Listener::bind(spec.family).context("cannot listen")?;
     say(&Said::Listening { address })?;
     match &spec.work {
-        Work::Latency { .. } | Work::Stream { .. } | Work::Pair | Work::Trips { .. } => {
-            obey_orders(listener.accept_for_messages(false)?)
-        }
+        Work::Latency { .. }
+        | Work::Stream { .. }
+        | Work::Pair
+        | Work::Trips { .. }
+        | Work::Asleep => obey_orders(listener.accept_for_messages(false)?),
         Work::Events { by: Waiting::Poll } => echo_by_poll(listener),
         Work::Events { by: Waiting::Epoll } | Work::Scale { .. } => echo_by_epoll(listener),
         Work::Connect => loop {
@@ -76,7 +78,9 @@ pub fn serve(spec: &Spec) -> Result<()> {
         | Work::Datagrams { .. }
         | Work::Ucx
         | Work::Limits { .. }
-        | Work::Native { .. } => {
+        | Work::Native { .. }
+        | Work::HandOver { .. }
+        | Work::Cost { .. } => {
             bail!("this needs no listener")
         }
     }

@@ -57,6 +57,12 @@ pub enum Work {
     Pair,
     /// The same of messages of that size with a pause before each, and each trip timed.
     Trips { size: usize, pause_us: u64 },
+    /// Blocking 8-byte ping-pong of ends that both sleep before each message.
+    Asleep,
+    /// The same without a connection; with the cores for two processes.
+    HandOver { by: By, cpus: Option<(usize, usize)> },
+    /// What one thread does again and again.
+    Cost { of: Cost },
     /// Ping-pong by epoll on one connection, alone and then beside `idle` others.
     Scale { idle: usize },
     /// Active Messages: round trips, rate, stores; a poll that finds nothing with so many connections.
@@ -73,6 +79,31 @@ pub enum Work {
 pub enum Waiting {
     Epoll,
     Poll,
+}
+
+/// What two processes wake each other by.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub enum By {
+    Futex,
+    Eventfd,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Cost {
+    /// A program that does nothing.
+    Start,
+    /// A child that ends at once.
+    Fork,
+    /// Beside a connection that has moved.
+    ForkMoved,
+    /// Connect, accept, close.
+    Accept,
+    /// Connect, accept, one byte there, one byte back, close.
+    Short,
+    /// Of both ends of a connection that has not been used.
+    Close,
+    /// Of one that has moved.
+    CloseMoved,
 }
 
 /// A line from a child to its parent.
@@ -115,6 +146,8 @@ pub enum Unit {
     Bytes,
     BytesPerSecond,
     PerSecond,
+    /// Of something that is neither good nor bad.
+    Number,
 }
 
 impl Unit {
@@ -129,6 +162,7 @@ impl Unit {
             Unit::Bytes => (&[1.0, 1024.0, 1048576.0], &["B", "KiB", "MiB"]),
             Unit::BytesPerSecond => (&[1e3, 1e6, 1e9], &["kB/s", "MB/s", "GB/s"]),
             Unit::PerSecond => (&[1.0, 1e3, 1e6], &["/s", "k/s", "M/s"]),
+            Unit::Number => return three_digits(value),
         };
         // Half a step before the border, so that 999.9 us does not show as "1000 us".
         let index = scales.iter().rposition(|scale| value.abs() >= scale * 0.9995).unwrap_or(0);
