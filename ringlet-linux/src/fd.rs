@@ -199,6 +199,16 @@ pub unsafe fn epoll_wait(
     unsafe { sys!(SYS_epoll_pwait, epfd, events, max, milliseconds(timeout_ns), mask, 8) }
 }
 
+pub const NAME_MAX_BYTES: usize = size_of::<libc::sockaddr_storage>();
+
+/// The address that a socket is bound to, as the kernel writes it.
+pub fn local_name(fd: i32, name: &mut [u8; NAME_MAX_BYTES]) -> Option<&[u8]> {
+    let mut len = NAME_MAX_BYTES as libc::socklen_t;
+    // SAFETY: a buffer and its length.
+    unsafe { sys!(SYS_getsockname, fd, name.as_mut_ptr(), &raw mut len) }.ok()?;
+    name.get(..len as usize)
+}
+
 /// Is this a pipe that can be written to?
 pub fn is_pipe_to_write(fd: i32) -> bool {
     // SAFETY: no memory is passed.

@@ -51,7 +51,8 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
     }
     // SAFETY: libc's errno of this thread.
     if done == 0 || unsafe { *libc::__errno_location() } == libc::EINPROGRESS {
-        process::connected(fd, false);
+        // SAFETY: the kernel has read it.
+        process::connected(fd, unsafe { name_of(address, len) });
         if done != 0 {
             set_errno(libc::EINPROGRESS);
         } else {
@@ -60,6 +61,18 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
     }
     done
 }
+
+/// What of an address names its place. (Behind an IPv4 address and port may be anything.)
+unsafe fn name_of<'a>(address: *const sockaddr, len: socklen_t) -> &'a [u8] {
+    // SAFETY: by the caller's word.
+    let family = unsafe { (*address).sa_family } as c_int;
+    let len = if family == libc::AF_INET { IPV4_NAME_BYTES } else { len as usize };
+    // SAFETY: the same; the kernel takes no shorter one of this family.
+    unsafe { core::slice::from_raw_parts(address.cast(), len) }
+}
+
+/// The family, the port, the address.
+const IPV4_NAME_BYTES: usize = 8;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {

@@ -68,7 +68,7 @@ config! {
     spin_us: u64 as Number<0, 1000> = 50, "RINGLET_SPIN_US", "microseconds",
         "How long a waiting call may watch shared memory before it sleeps; 0 sleeps at once.";
     move_after: u64 as Number<0, 1_000_000> = 4, "RINGLET_MOVE_AFTER", "messages",
-        "How many messages a connection exchanges before it is moved; 0 moves it as early as possible.";
+        "How many messages a connection exchanges at least before it is moved; up to 64 where connections lately ended young; 0 moves it as early as possible.";
     ring_bytes: u64 as PowerOfTwo<{ 64 << 10 }, { 64 << 20 }> = 2 << 20, "RINGLET_RING_BYTES", "bytes",
         "Size of the data ring of each direction of a connection.";
     unix: bool as Switch = true, "RINGLET_UNIX", "",

@@ -6,7 +6,9 @@ use ringlet::reasons::Reason;
 pub fn advice(reason: Reason) -> Option<&'static str> {
     Some(match reason {
         Reason::None | Reason::NotConnected | Reason::Closing | Reason::Busy => return None,
-        Reason::Young => "Nothing to do: it moves after some messages (setting move_after).",
+        Reason::Young => {
+            "Nothing to do: it moves after some messages (setting move_after), later where connections to its service mostly ended young."
+        }
         Reason::NotLocal => {
             "Nothing can be done: only connections within one network namespace of one machine move."
         }

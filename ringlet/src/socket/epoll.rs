@@ -648,7 +648,11 @@ fn add(
     if !attached {
         fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(event))?;
         watch.set.set(set_index);
-        let listens = || tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1);
+        // (What was accepted never does.)
+        let listens = || {
+            socket.side.get() == 0
+                && tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1)
+        };
         count_neighbour(set, watch, is_neighbour(socket) && !listens());
         return Ok(());
     }

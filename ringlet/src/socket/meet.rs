@@ -107,14 +107,16 @@ enum Step {
 }
 
 /// A connection is established on `socket`: from when on its steps are due.
-pub fn begin(socket: &Socket, accepting: bool) {
+pub fn begin(socket: &Socket, accepting: bool, service: u32) {
     let Some(tables) = tables() else { return };
     socket.side.set(accepting as u32);
+    socket.service.set(service);
     if unforgiving::on() {
         socket.next_step.set(0);
         return;
     }
-    let after = tables.config.move_after.min(u32::MAX as u64 / 2) as u32;
+    let soonest = tables.config.move_after.min(u32::MAX as u64 / 2) as u32;
+    let after = tables.services.move_after(service, soonest);
     let from = socket.calls.get().saturating_add(after);
     socket.next_step.set(from + if accepting { 0 } else { LOOK_LATER_CALLS });
 }

@@ -1,7 +1,7 @@
 //! Berkeley sockets over shared memory, for programs that don't know of it.
 //!
 //! The edge (the preload library) asks `way` for each call on a descriptor: the kernel's, or ours. `table` knows the descriptors,
-//! `meet` brings two ends together, `stream` moves bytes, `splice` into and out of pipes, `epoll` and `readiness` wait for many, `process` follows
+//! `meet` brings two ends together (`lives`: when), `stream` moves bytes, `splice` into and out of pipes, `epoll` and `readiness` wait for many, `process` follows
 //! descriptors through close, dup, fork and exec, `control` does what `ringlet off` and `on` ask,
 //! `tap` records for `ringlet capture`.
 
@@ -14,6 +14,7 @@ pub mod family;
 pub mod gate;
 mod interrupted;
 pub mod jumps;
+mod lives;
 pub mod meet;
 pub mod memory;
 pub mod moving;

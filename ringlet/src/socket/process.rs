@@ -3,7 +3,8 @@
 use super::stream::Waiter;
 use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
 use super::{
-    carrier, context, datagram, epoll, gate, interrupted, jumps, meet, memory, moving, unix, view,
+    carrier, context, datagram, epoll, gate, interrupted, jumps, lives, meet, memory, moving, unix,
+    view,
 };
 use crate::reasons::Reason;
 use ringlet_core::layout::{CLOSED, GO_BACK, SHUT, SHUT_READ, SHUT_UNREAD};
@@ -97,19 +98,40 @@ pub fn accepted(fd: i32, listener: i32) {
     match kind {
         Some(kind) => {
             made_socket(fd, kind);
-            connected(fd, true);
+            established(fd, true, || service_of(listener));
         }
         None => reused(fd),
     }
 }
 
-/// connect() succeeded or is under way, or accept() returned this descriptor.
-pub fn connected(fd: i32, accepting: bool) {
+/// As what a listener listens.
+fn service_of(listener: i32) -> u32 {
+    let ask = || {
+        let mut name = [0; fd::NAME_MAX_BYTES];
+        fd::local_name(listener, &mut name).map_or(0, |name| lives::service(name, true))
+    };
+    match lookup(listener) {
+        Some(Known::Socket(socket)) => {
+            if !socket.service.is() {
+                socket.service.set(ask());
+            }
+            socket.service.get()
+        }
+        _ => ask(),
+    }
+}
+
+/// connect() to this address succeeded or is under way.
+pub fn connected(fd: i32, address: &[u8]) {
+    established(fd, false, || lives::service(address, false));
+}
+
+fn established(fd: i32, accepting: bool, service: impl FnOnce() -> u32) {
     memory::due();
     if let Some(Known::Socket(socket)) = lookup(fd)
         && socket.stage() == Stage::Kernel
     {
-        meet::begin(socket, accepting);
+        meet::begin(socket, accepting, service());
         view::begin(socket);
         if fd <= LAST_STANDARD {
             socket.bar(Reason::Stdio);
@@ -240,6 +262,9 @@ fn release(socket: &'static Socket, open: bool) {
         socket.parting.set(1);
         end.holders.fetch_sub(1, Ordering::AcqRel) == 1
     };
+    if last && let Some(tables) = tables() {
+        tables.services.note_end(socket);
+    }
     meet::close(socket);
     epoll::forget_socket(socket);
     if socket.twin.is()
@@ -618,8 +643,11 @@ pub fn at_exit() {
         if socket.stage() == Stage::Attached {
             moving::finish_return(socket, end);
         }
-        if end.holders.fetch_sub(1, Ordering::AcqRel) == 1 && socket.is_unix() {
-            unix::exiting(socket);
+        if end.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
+            tables.services.note_end(socket);
+            if socket.is_unix() {
+                unix::exiting(socket);
+            }
         }
     }
 }
@@ -650,6 +678,7 @@ pub fn before_credentials(single_threaded: bool) {
         }
     }
     tables.ends.part(age);
+    tables.services.part(age);
     datagram::part_all(age);
 }
 

@@ -10,6 +10,7 @@
 
 use super::context;
 use super::family::Pool;
+use super::lives::Services;
 use crate::config::Config;
 use crate::plain::{FreeList, P32, P64};
 use crate::reasons::Reason;
@@ -160,6 +161,8 @@ pub struct Socket {
     pub parting: P32,
     /// The fork for whose child a holder was counted last.
     pub counted: P32,
+    /// What it is connected to, or listens as (`lives`); 0 if that is not known.
+    pub service: P32,
 }
 
 /// See the module's description. One per socket and family.
@@ -505,6 +508,7 @@ pub struct Tables {
     /// Word 0 is nonzero until a fork.
     alive: &'static [AtomicU32],
     pub process: &'static [Process],
+    pub services: Services,
 }
 
 /// What changes with the process: one entry, private.
@@ -583,6 +587,7 @@ pub fn start(config: Config) -> Sys<()> {
         free: map::private_table(1)?,
         alive: map::wiped_table(1024)?,
         process: map::private_table(1)?,
+        services: Services::map()?,
     };
     let _ = TABLES.set(tables);
     if let Some(tables) = TABLES.get() {
@@ -887,6 +892,7 @@ impl Socket {
         self.family.set(0);
         self.parting.set(0);
         self.counted.set(0);
+        self.service.set(0);
         self.inode.set(0);
         self.next_step.set(u32::MAX);
     }

@@ -316,7 +316,7 @@ pub fn part(tables: &'static Tables, socket: &Socket) {
     let twin = &tables.sockets[socket.twin.swap(0) as usize];
     if twin.twin.get() == tables.index_of(socket) {
         twin.twin.set(0);
-        super::meet::begin(twin, twin.side.get() == 1);
+        super::meet::begin(twin, twin.side.get() == 1, 0);
         super::view::begin(twin);
     }
 }
