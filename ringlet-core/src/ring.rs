@@ -39,6 +39,53 @@ pub enum Next {
     Corrupt,
 }
 
+/// What a receiver remembers between two counts of what it can read (`Rx::available_since`), so that the next one begins where this one
+/// ended. A hint of one process: what others take meanwhile is seen by where the receiver stands. Used by one caller at a time, as `Rx`.
+#[derive(Default)]
+pub struct Counted {
+    /// The first record that is counted, plus one; 0 while nothing is known.
+    from: core::sync::atomic::AtomicU64,
+    /// The one behind the last, and the bytes of all of them.
+    to: PlainU64,
+    bytes: PlainU64,
+}
+
+impl Counted {
+    pub fn reset(&self) {
+        self.from.store(0, Ordering::Relaxed);
+    }
+
+    /// Up to where it is counted, and the bytes from `now` on. Of what was taken since, the headers tell, until their slots are used again:
+    /// then nothing is known.
+    fn since<M: RingMemory>(&self, memory: &M, now: u64) -> Option<(u64, u64)> {
+        let mut at = self.from.load(Ordering::Relaxed).checked_sub(1)?;
+        let (to, mut bytes) = (self.to.get(), self.bytes.get());
+        for _ in 0..memory.slot_count() {
+            if at == now {
+                return Some((to, bytes));
+            }
+            // ORDER: Relaxed; nothing but the header is read.
+            let header = memory.header(slot_of(memory, at)).load(Ordering::Relaxed);
+            if at >= to || header >> (LEN_BITS + FLAG_BITS) != tag(at) {
+                break;
+            }
+            bytes = bytes.checked_sub(header & ((1 << LEN_BITS) - 1))?;
+            at = position_after(memory, at, header >> LEN_BITS & ((1 << FLAG_BITS) - 1));
+        }
+        None
+    }
+
+    fn note(&self, from: u64, to: u64, bytes: u64) {
+        // ORDER: Relaxed, then Release: a copy that a fork makes in between, or a handler that never comes back, finds nothing known.
+        self.from.store(0, Ordering::Relaxed);
+        core::sync::atomic::fence(Ordering::Release);
+        self.to.set(to);
+        self.bytes.set(bytes);
+        // ORDER: Release: see above.
+        self.from.store(from + 1, Ordering::Release);
+    }
+}
+
 const MARK_START: u64 = 1;
 const MARK_BACK: u64 = 2;
 
@@ -330,6 +377,28 @@ impl Rx {
             used = 0;
         }
         total
+    }
+
+    /// The same of all, by what is known of the last time; and the mark that ends it, if one does.
+    pub fn available_since<M: RingMemory>(
+        &self,
+        memory: &M,
+        known: &Counted,
+    ) -> (usize, Option<Mark>) {
+        let now = self.slots.get();
+        let (mut to, mut bytes) = known.since(memory, now).unwrap_or((now, 0));
+        let mut mark = None;
+        for _ in 0..memory.slot_count() {
+            let Ok(Some(record)) = look_at(memory, to) else { break };
+            if record.is_control() {
+                mark = Self::mark_at(memory, to);
+                break;
+            }
+            bytes += record.len as u64;
+            to = position_after(memory, to, record.flags);
+        }
+        known.note(now, to, bytes);
+        (bytes.saturating_sub(self.used.get()) as usize, mark)
     }
 
     fn read_mark<M: RingMemory>(memory: &M, position: u64) -> Next {

@@ -6,7 +6,7 @@ mod segment;
 use proptest::prelude::*;
 use ringlet_core::layout::*;
 use ringlet_core::memory::{Buffer, Buffers};
-use ringlet_core::ring::{Mark, Next, Rx, SegmentRing, Tx};
+use ringlet_core::ring::{Counted, Mark, Next, Rx, SegmentRing, Tx};
 use segment::{Segment, with_buffers};
 use std::collections::VecDeque;
 
@@ -70,6 +70,8 @@ struct Model {
     ring_bytes: usize,
     tx: Tx,
     rx: Rx,
+    /// Of all that the receiver has counted.
+    counted: Counted,
     /// Bytes sent and not received, and the marks among them: how many of those bytes stand before each.
     bytes: VecDeque<u8>,
     marks: VecDeque<(usize, Mark)>,
@@ -87,6 +89,7 @@ impl Model {
             ring_bytes: segment.geometry.ring_bytes,
             tx: Tx::default(),
             rx: Rx::default(),
+            counted: Counted::default(),
             bytes: VecDeque::new(),
             marks: VecDeque::new(),
             sent: 0,
@@ -242,6 +245,8 @@ impl Model {
             }
             Op::Available => {
                 assert_eq!(self.rx.available(&self.memory, usize::MAX), self.readable());
+                let since = self.rx.available_since(&self.memory, &self.counted);
+                assert_eq!(since, (self.readable(), self.rx.mark_ahead(&self.memory)));
                 let some = self.rx.available(&self.memory, 1);
                 assert!(some <= self.readable() && (some > 0) == (self.readable() > 0));
                 assert_eq!(self.rx.ready(&self.memory), !self.is_empty());

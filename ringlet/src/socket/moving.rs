@@ -756,7 +756,12 @@ pub fn may_have_lost(socket: &Socket, ring: &SegmentRing) -> bool {
 
 /// Where the stream goes on in the kernel behind what is published, if it does.
 pub fn back_ahead(end: &End, ring: &SegmentRing) -> Option<u64> {
-    match end.rx.mark_ahead(ring)? {
+    goes_on_at(end, end.rx.mark_ahead(ring)?)
+}
+
+/// Where the kernel's bytes behind this mark begin to be the stream's.
+pub fn goes_on_at(end: &End, mark: Mark) -> Option<u64> {
+    match mark {
         Mark::Back(position) => Some(end.base.get().wrapping_add(position)),
         Mark::Start(_) => None,
     }

@@ -1286,7 +1286,8 @@ pub fn readable_bytes(socket: &Socket) -> Sys<usize> {
     count_readable(socket, usize::MAX)
 }
 
-/// Until there are `enough`: behind what is found first may stand a whole ring of small records, which nobody walks through at each look.
+/// Until there are `enough`: behind what is found first may stand a whole ring of small records, which nobody walks through at each look
+/// (who asks for all of them goes on where the last one stopped).
 fn count_readable(socket: &Socket, enough: usize) -> Sys<usize> {
     let end = socket.end();
     let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
@@ -1311,14 +1312,21 @@ fn count_readable(socket: &Socket, enough: usize) -> Sys<usize> {
     if of_kernel >= enough {
         return Ok(of_kernel);
     }
-    let found = of_kernel + end.rx.available(&ring, enough);
-    if found >= enough {
-        return Ok(found);
-    }
-    match moving::back_ahead(end, &ring) {
-        Some(position) => Ok(found + moving::unread_after(socket, end, position)?),
-        None => Ok(found),
-    }
+    let (in_ring, back) = match enough {
+        usize::MAX => {
+            let (all, mark) = end.rx.available_since(&ring, &socket.counted_bytes);
+            (all, mark.and_then(|mark| moving::goes_on_at(end, mark)))
+        }
+        _ => match end.rx.available(&ring, enough) {
+            some if of_kernel + some >= enough => (some, None),
+            all => (all, moving::back_ahead(end, &ring)),
+        },
+    };
+    let behind = match back {
+        Some(position) => moving::unread_after(socket, end, position)?,
+        None => 0,
+    };
+    Ok(of_kernel + in_ring + behind)
 }
 
 /// Would a receive find something now?

@@ -16,7 +16,7 @@ use crate::plain::{FreeList, P32, P64};
 use crate::reasons::Reason;
 use ringlet_core::layout::Geometry;
 use ringlet_core::memory::Area;
-use ringlet_core::ring::{Rx, SegmentRing, Tx};
+use ringlet_core::ring::{Counted, Rx, SegmentRing, Tx};
 use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ringlet_core::view;
 use ringlet_linux::fd;
@@ -163,6 +163,8 @@ pub struct Socket {
     pub counted: P32,
     /// What it is connected to, or listens as (`lives`); 0 if that is not known.
     pub service: P32,
+    /// What is known of the bytes that can be read; behind the receive lock.
+    pub counted_bytes: Counted,
 }
 
 /// See the module's description. One per socket and family.
@@ -893,6 +895,7 @@ impl Socket {
         self.parting.set(0);
         self.counted.set(0);
         self.service.set(0);
+        self.counted_bytes.reset();
         self.inode.set(0);
         self.next_step.set(u32::MAX);
     }
