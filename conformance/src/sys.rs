@@ -199,6 +199,14 @@ pub fn close(fd: Fd) -> R<()> {
     unit(unsafe { libc::close(fd) })
 }
 
+/// What the kernel says of a connection, whatever way its bytes go.
+pub fn unread_in_kernel(fd: Fd) -> R<usize> {
+    let mut n: c_int = 0;
+    // SAFETY: a writable int.
+    unit(unsafe { libc::syscall(libc::SYS_ioctl, fd, libc::FIONREAD, &raw mut n) } as c_int)?;
+    Ok(n as usize)
+}
+
 /// Closes as Node.js does: by system call, not through `close`.
 pub fn close_by_syscall(fd: Fd) -> R<()> {
     // SAFETY: as `close`.

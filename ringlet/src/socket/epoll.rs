@@ -1032,7 +1032,7 @@ fn take_up(tables: &Tables, set: &Set, watch: &Watch) {
         }
     }
     // What the kernel has told meanwhile was nobody's.
-    socket.kernel_news.set(1);
+    socket.kernel_tells();
     if !set.context.is() {
         // Without a context (there are only so many) the set is woken by bytes.
         want(socket, watch.events.get() & EPOLLOUT != 0);
@@ -1114,7 +1114,7 @@ fn heat_set(tables: &Tables, set: &Set) {
     for socket in tables.followed() {
         for (_, watch) in watches(tables, socket) {
             if std::ptr::eq(&tables.sets[watch.set.get() as usize], set) {
-                socket.kernel_news.set(1);
+                socket.kernel_tells();
                 watch.again.set(1);
                 heat(tables, set, watch, true);
             }
@@ -1744,7 +1744,7 @@ fn settle_nested(tables: &Tables, set: &Set) {
         drain(set);
         stay_armed(tables, set);
         // Doorbell bytes that wait in the kernel would make the set readable.
-        for_each_hot(tables, set, |_, socket| socket.kernel_news.set(1));
+        for_each_hot(tables, set, |_, socket| socket.kernel_tells());
         if any_ready(tables, set) {
             kick(set);
         }
@@ -1970,7 +1970,7 @@ fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
     let held = set.lock.take();
     if watch.adopted.is() && is_of(tables, watch, set) {
         let socket = &tables.sockets[watch.socket.get() as usize];
-        socket.kernel_news.set(1);
+        socket.kernel_tells();
         watch.told.set(watch.told.get() | events);
         heat(tables, set, watch, held.is_some());
     }

@@ -844,7 +844,7 @@ fn attach(socket: &'static Socket, registrations: Held<'_>) {
     // Until nothing is new: another thread that changes an option now says so here behind that (`option_set`).
     let _ = (0..OPTION_LOOKS).any(|_| !copy_options(socket, end));
     carrier::attaching(socket, end);
-    socket.kernel_news.set(1);
+    socket.kernel_tells();
     if let (Ok(written), Ok(received)) = (carrier::written(socket), tcp::consumed(socket.fd())) {
         view::count_kernel_bytes(socket, written.place as usize, received as usize);
     }

@@ -398,11 +398,16 @@ fn fall_asleep(
     if scratch[n].revents != 0 {
         fd::drain(event);
     }
-    for (copy, &held) in scratch[..n].iter().zip(held) {
+    for ((copy, entry), &held) in scratch[..n].iter().zip(fds).zip(held) {
         if copy.revents != 0
             && let Some(socket) = of_held(held)
         {
-            socket.kernel_news.set(1);
+            socket.kernel_tells();
+            if copy.revents & libc::POLLIN != 0
+                && entry.events & (libc::POLLIN | libc::POLLRDNORM) == 0
+            {
+                stream::take_bells(socket, socket.end(), 1);
+            }
         }
     }
     Ok(woken)

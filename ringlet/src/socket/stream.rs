@@ -967,10 +967,11 @@ fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32, now:
     {
         return true;
     }
-    if now.wrapping_sub(socket.kernel_asked.get()) < ASK_KERNEL_TICKS && !socket.kernel_news.is() {
+    if now.wrapping_sub(socket.kernel_asked.get()) < ASK_KERNEL_TICKS && !socket.end_news.is() {
         return false;
     }
     socket.kernel_asked.set(now);
+    socket.end_news.set(0);
     kernel_says_end(socket)
 }
 
@@ -1250,7 +1251,7 @@ fn fall_asleep(
         fd::drain(fds[1].fd);
     }
     if fds[0].revents != 0 {
-        socket.kernel_news.set(1);
+        socket.kernel_tells();
         if want == Want::Room && end.sending() == Sending::Ring {
             take_bells(socket, end, 1);
         }
@@ -1258,18 +1259,35 @@ fn fall_asleep(
     if woken == 0 && !now_and_then { Err(Errno::EAGAIN) } else { Ok(()) }
 }
 
-/// Takes doorbell bytes away, so that the descriptor does not stay readable for a sender that waits on it.
-fn take_bells(socket: &Socket, end: &End, mine: u32) {
+/// Takes doorbell bytes away, so that the descriptor does not stay readable for a sender that waits on it: it would wake at once, again
+/// and again.
+pub fn take_bells(socket: &Socket, end: &End, mine: u32) {
     let Some(ring) = socket.incoming() else { return };
-    if let Some(_held) = end.receive_lock.try_take()
-        && end.receiving() == Receiving::Ring
-        && !moving::published(end, &ring)
+    let Some(_held) = end.receive_lock.try_take() else { return };
+    if end.receiving() != Receiving::Ring {
+        return;
+    }
+    if moving::published(end, &ring) {
+        return take_bells_beside(socket, end, &ring, mine);
+    }
+    match look_at_kernel(socket, end, &ring, mine) {
+        Ok(_) | Err(Errno::EAGAIN) => {}
+        // Nobody was told: the next call is.
+        Err(error) => end.pending_error.set(error.0 as u32),
+    }
+}
+
+/// The same while bytes stand in the ring, which nobody reads now. Receive lock held.
+fn take_bells_beside(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) {
+    // One may be for another waiter, who has not yet come to what stands there.
+    if others_wait(socket, end, mine) || super::epoll::may_sleep_on(socket) {
+        return;
+    }
+    // What was counted before no mark stood in the ring is doorbells, as in `receive_kernel`.
+    if let Ok(waiting @ 1..) = tcp::unread(socket.fd())
+        && end.rx.mark_ahead(ring).is_none()
     {
-        match look_at_kernel(socket, end, &ring, mine) {
-            Ok(_) | Err(Errno::EAGAIN) => {}
-            // Nobody was told: the next call is.
-            Err(error) => end.pending_error.set(error.0 as u32),
-        }
+        moving::take_bells(socket, end, waiting.min(BELLS_AT_ONCE));
     }
 }
 

@@ -134,6 +134,8 @@ pub struct Socket {
     pub waited_for: P32,
     /// The kernel reported something on the descriptor since we last asked it.
     pub kernel_news: P32,
+    /// The same, since a sender asked whether the peer has ended.
+    pub end_news: P32,
     /// When we last asked, doorbells were left there, since the ring had bytes: to be taken once it is empty. KERNEL: a Unix connection
     /// holds some 270 of them, and is full then; who waits for an edge is woken by none.
     pub bells_left: P32,
@@ -886,6 +888,7 @@ impl Socket {
         self.waited_for.set(0);
         self.paired.set(0);
         self.kernel_news.set(0);
+        self.end_news.set(0);
         self.bells_left.set(0);
         self.kernel_asked_as.set(0);
         self.published.set(0);
@@ -972,6 +975,12 @@ impl Socket {
     pub fn leave_room(&self) {
         let one_less = |count: u32| count.checked_sub(1);
         let _ = self.room_waiters.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
+    }
+
+    /// The kernel has reported something on the descriptor: who receives or sends next asks it.
+    pub fn kernel_tells(&self) {
+        self.kernel_news.set(1);
+        self.end_news.set(1);
     }
 
     pub fn fd(&self) -> i32 {
