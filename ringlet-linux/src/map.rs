@@ -25,21 +25,113 @@ fn map(len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-fn table<T: Zeroed>(count: usize, flags: i32) -> Sys<&'static [T]> {
-    let bytes = count * size_of::<T>();
-    let base = map(bytes, READ_WRITE, flags | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)?;
-    // SAFETY: fresh zeroed pages, page-aligned, never unmapped; zero is valid (contract of `Zeroed`).
+const TABLE: i32 = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+/// A part of a mapping of which not all is taken.
+struct Rest {
+    next: AtomicUsize,
+    end: AtomicUsize,
+}
+
+impl Rest {
+    const fn none() -> Rest {
+        Rest { next: AtomicUsize::new(0), end: AtomicUsize::new(0) }
+    }
+
+    fn set(&self, start: usize, end: usize) {
+        self.next.store(start, Ordering::Relaxed);
+        self.end.store(end, Ordering::Relaxed);
+    }
+
+    fn take(&self, bytes: usize, align: usize) -> Option<usize> {
+        let start = |next: usize| {
+            let start = next.next_multiple_of(align);
+            let fits = start.checked_add(bytes)? <= self.end.load(Ordering::Relaxed);
+            fits.then_some(start)
+        };
+        let after = |next| Some(start(next)? + bytes);
+        let taken = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
+        taken.ok().and_then(start)
+    }
+}
+
+/// One mapping for many tables: each mapping is made at every start, copied by every fork and taken down at every end.
+struct Ground {
+    flags: i32,
+    /// For those that are smaller than a page: what a fork writes lies on few pages.
+    small: Rest,
+    large: Rest,
+}
+
+static PRIVATE: Ground = Ground::new(libc::MAP_PRIVATE);
+static FAMILY: Ground = Ground::new(libc::MAP_SHARED);
+const SMALL_BYTES: usize = PAGE_BYTES;
+/// No type of theirs wants more.
+const ALIGN: usize = 128;
+
+impl Ground {
+    const fn new(flags: i32) -> Ground {
+        Ground { flags, small: Rest::none(), large: Rest::none() }
+    }
+
+    fn map(&self, bytes: usize) -> Sys<usize> {
+        map(bytes, READ_WRITE, self.flags | TABLE, -1).map(|base| base as usize)
+    }
+
+    fn begin(&self, bytes: usize) -> Sys<()> {
+        let base = self.map(bytes)?;
+        self.small.set(base, base + SMALL_BYTES);
+        self.large.set(base + SMALL_BYTES, base + bytes);
+        Ok(())
+    }
+
+    /// What was not used goes back.
+    fn end(&self) {
+        let next = self.large.next.load(Ordering::Relaxed).next_multiple_of(PAGE_BYTES);
+        let end = self.large.end.load(Ordering::Relaxed);
+        self.small.set(0, 0);
+        self.large.set(0, 0);
+        if end > next {
+            // SAFETY: whole pages of our own mapping that nobody was given.
+            let _ = unsafe { sys!(SYS_munmap, next, end - next) };
+        }
+    }
+
+    /// Zeroed memory for good: a part of the mapping if there is room, and else one of its own.
+    fn take(&self, bytes: usize) -> Sys<*mut u8> {
+        let part = if bytes < SMALL_BYTES {
+            self.small.take(bytes, ALIGN)
+        } else {
+            self.large.take(bytes, PAGE_BYTES)
+        };
+        part.map_or_else(|| self.map(bytes), Ok).map(|base| base as *mut u8)
+    }
+}
+
+/// The tables that `make` makes lie together, as far as they take no more than so many bytes, private ones and the family's.
+pub fn together<T>(private: usize, family: usize, make: impl FnOnce() -> Sys<T>) -> Sys<T> {
+    PRIVATE.begin(private)?;
+    let made = FAMILY.begin(family).and_then(|()| make());
+    PRIVATE.end();
+    FAMILY.end();
+    made
+}
+
+fn table<T: Zeroed>(count: usize, ground: &Ground) -> Sys<&'static [T]> {
+    const { assert!(align_of::<T>() <= ALIGN) };
+    let base = ground.take(count * size_of::<T>())?;
+    // SAFETY: zeroed memory that nobody else is given, aligned as `T` wants it, never unmapped; zero is valid (contract of `Zeroed`).
     Ok(unsafe { core::slice::from_raw_parts(base.cast(), count) })
 }
 
 /// A table of this process: a child by fork gets a copy. Untouched pages cost nothing.
 pub fn private_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
-    table(count, libc::MAP_PRIVATE)
+    table(count, &PRIVATE)
 }
 
 /// A table that this process and its children by fork share.
 pub fn family_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
-    table(count, libc::MAP_SHARED)
+    table(count, &FAMILY)
 }
 
 /// Puts fresh zeroed memory in the place of entries of such a table: from now on they are this process's, and its later children's. The
@@ -102,7 +194,9 @@ impl Aside {
 
 /// A table that is zero again in a child by fork, however the fork was made: the cheapest way to notice one.
 pub fn wiped_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
-    let made = table::<T>(count, libc::MAP_PRIVATE)?;
+    let base = map(count * size_of::<T>(), READ_WRITE, libc::MAP_PRIVATE | TABLE, -1)?;
+    // SAFETY: as in `table`.
+    let made: &'static [T] = unsafe { core::slice::from_raw_parts(base.cast(), count) };
     // SAFETY: advice on our own fresh mapping.
     unsafe {
         sys!(SYS_madvise, made.as_ptr(), count * size_of::<T>(), libc::MADV_WIPEONFORK)?;

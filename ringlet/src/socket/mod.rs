@@ -35,19 +35,25 @@ use crate::config::{Config, LogTarget};
 use crate::reasons::Reason;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_core::view as layout;
+use ringlet_linux::map;
 use ringlet_linux::sys::{self, Sys};
 use ringlet_linux::tcp;
 use table::{End, Kind, Known, Receiving, Sending, Socket, Stage, lookup};
 
 /// Sets ringlet up in this process.
 pub fn start(config: Config) -> Sys<()> {
-    context::start()?;
     unforgiving::start(config.unforgiving);
-    if config.udp {
-        datagram::start(table::SOCKET_COUNT)?;
-    }
-    table::start(config)
+    map::together(TABLES_BYTES, TABLES_BYTES, || {
+        context::start()?;
+        if config.udp {
+            datagram::start(table::SOCKET_COUNT)?;
+        }
+        table::start(config)
+    })
 }
+
+/// More than the tables of either kind take.
+const TABLES_BYTES: usize = 64 << 20;
 
 /// Adds a line to where notes of a kind go, if anywhere.
 pub fn note(target: &LogTarget, line: &[u8]) {
