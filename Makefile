@@ -47,7 +47,7 @@ demo:
 	demo/run
 
 # Programs over the kernel's sockets and over ringlet, by turns: half an hour. `make compare ROUNDS=9 COMPARE='--only redis --plot ratios.svg'`
-ROUNDS = 5
+ROUNDS = 6
 compare: build
 	tests/setup redis memcached nginx postgresql python node java netpipe iperf3 sockperf compare || true
 	PATH="$$PATH:/usr/sbin:/sbin" $(TARGET)/release/ringlet compare --rounds $(ROUNDS) $(COMPARE) tests/compare/*.toml

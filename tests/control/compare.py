@@ -2,8 +2,12 @@
 
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 
 from harness import CLIENT_SECONDS, ROOT, require
 
@@ -22,6 +26,10 @@ def scenes(ground):
         unmoved(ground)
     with ground.scene("one end under ringlet"):
         one_end(ground)
+    with ground.scene("a server that was killed"):
+        killed_server(ground)
+    with ground.scene("what can't be ended is left"):
+        left_behind(ground)
     with ground.scene("the comparisons of this tree can be read"):
         files(ground)
 
@@ -71,6 +79,30 @@ def unmoved(ground):
 def one_end(ground):
     _, ringlet, _, _ = compared(ground, "--wrap", "server")
     require(ringlet["moved"] is None and ringlet["moved_ends"] == 0 and ringlet["rounds"] == ROUNDS, f"{ringlet}")
+
+
+def killed_server(ground):
+    """The client does not mind that its server was killed, but we do."""
+    words = ["--server", "sh -c 'echo $$ > {dir}/pid; exec sleep 60'", "--ready", "{dir}/pid"]
+    client = ["--client", "sh -c 'kill -9 $(cat {dir}/pid); while [ -e /proc/$(cat {dir}/pid)/exe ]; do :; done'"]
+    complaint = run(ground, *words, *client, status=1).stderr
+    require("the server had ended with signal: 9" in complaint, complaint)
+
+
+def left_behind(ground):
+    """What has become another user's, as by sudo, can't be ended: nobody waits for it for ever."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        become = f"{directory}/become"
+        shutil.copy(shutil.which("setpriv"), become)
+        os.chmod(become, 0o4755)
+        is_roots = 'until grep -q "^Uid:.0.0" /proc/$!/status; do :; done'
+        argv = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", ground.ringlet.command, "compare"]
+        argv += ["--client", f"sh -c '{become} --reuid 0 sleep 60 & {is_roots}; exit 1'"]
+        done = subprocess.run([str(word) for word in argv], capture_output=True, text=True, timeout=CLIENT_SECONDS, cwd="/")
+        left = re.search("left behind.*: ([0-9]+)$", done.stderr, re.MULTILINE)
+        require(done.returncode == 1 and left, f"{done.returncode} {done.stderr}")
+        os.kill(int(left[1]), signal.SIGKILL)
 
 
 def files(ground):

@@ -21,7 +21,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
 
 /// For those that were asked to end; then they are killed.
 const END_WITHIN: Duration = Duration::from_secs(5);
+const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const LOOKS_IN_VAIN: u32 = 2;
 
 pub struct Family {
     /// Our children from before we began (a shell that became us may have had some): none of ours, nor are theirs.
@@ -68,13 +70,15 @@ impl Family {
         self.members().iter().map(|member| member.cpu_seconds).sum()
     }
 
-    /// Ends all of it.
+    /// Ends all of it, but for what is not ours to kill.
     pub fn end(&self) {
-        let until = Instant::now() + END_WITHIN;
+        let began = Instant::now();
         let mut asked = HashSet::new();
-        loop {
+        let mut none = 0;
+        // One look may miss a process whose parent ended beside it.
+        while none < LOOKS_IN_VAIN {
             let left = self.members();
-            let patient = Instant::now() < until;
+            let patient = began.elapsed() < END_WITHIN;
             for Member { pid, parent, .. } in &left {
                 let signal = if patient { Signal::SIGTERM } else { Signal::SIGKILL };
                 // Asked once: a second SIGTERM is "at once" to some. A stopped one hears nothing until it goes on.
@@ -86,10 +90,16 @@ impl Family {
                     let _ = waitpid(*pid, Some(WaitPidFlag::WNOHANG));
                 }
             }
-            if left.is_empty() {
+            if began.elapsed() > GIVE_UP_AFTER && !left.is_empty() {
+                // Another user's, as what was started by sudo, or in the kernel's hands.
+                let pids: Vec<String> = left.iter().map(|member| member.pid.to_string()).collect();
+                eprintln!("ringlet: left behind, since it can't be ended: {}", pids.join(", "));
                 return;
             }
-            sleep(LOOK_AGAIN);
+            none = if left.is_empty() { none + 1 } else { 0 };
+            if none == 0 {
+                sleep(LOOK_AGAIN);
+            }
         }
     }
 }

@@ -37,7 +37,7 @@ const REQUESTS: &str = "requests";
 ///
 /// The client is what is measured, from its start to its end: by a number in its output, or else by the time that it takes. Beside it
 /// stands the processor time that both programs used meanwhile, for each request if their number is known. A ratio says how many times
-/// better ringlet is than the kernel in the same round; of five rounds or more, where it lies with 95 % confidence, too.
+/// better ringlet is than the kernel in the same round; of six rounds or more, where it lies with 95 % confidence, too; of ten or more, how often which figures came.
 ///
 /// Where no connection comes into shared memory there is nothing to compare: that is a failure, and its reason is told. Settings of
 /// ringlet come from its file and environment, as for `ringlet run`.
@@ -102,7 +102,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// How often each is run, on the kernel and under ringlet
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(3..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(3..=1000))]
     rounds: u32,
     /// Seconds after which a command that has not come to its end has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]

@@ -5,6 +5,7 @@ use std::fmt;
 use std::fs::{self, File, Permissions};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -224,7 +225,7 @@ impl Stage<'_> {
         let (before, waited_before) = (self.ground.family.cpu_seconds(), waited_cpu_seconds()?);
         let began = Instant::now();
         let mut client = self.start("client", &comparison.client, self.contender.client)?;
-        let status = self.wait(&mut client, reasons);
+        let status = self.wait(&mut client, self.ground.limit, reasons);
         let client_seconds = began.elapsed().as_secs_f64();
         // Both when nothing more happens, and before anything is ended.
         let client_cpu_seconds = waited_cpu_seconds()? - waited_before;
@@ -238,6 +239,10 @@ impl Stage<'_> {
             });
             let ended = ended.unwrap_or_default();
             bail!("{} ended with {status}: {}{ended}", who(), self.tail("client"));
+        }
+        let server_status = server.as_mut().and_then(|server| server.try_wait().ok().flatten());
+        if let Some(status) = server_status.filter(|status| status.signal().is_some()) {
+            bail!("the server had ended with {status}: {}", self.tail("server"));
         }
         let output = self.output("client");
         let requests = comparison.requests.as_ref().map(|requests| match requests {
@@ -270,8 +275,8 @@ impl Stage<'_> {
                 self.tail("client")
             )
         })?;
-        let number = found.as_str().trim().replace(',', "");
-        number.parse().with_context(|| format!("{name}: {pattern} finds {number}, no number"))
+        let found = found.as_str().trim();
+        number(found).with_context(|| format!("{name}: {pattern} finds {found}, no number"))
     }
 
     fn moved_ends(&self) -> usize {
@@ -301,8 +306,12 @@ impl Stage<'_> {
     }
 
     fn run(&self, role: &str, command: &str, wrapped: bool) -> Result<()> {
+        self.run_within(role, command, wrapped, self.ground.limit)
+    }
+
+    fn run_within(&self, role: &str, command: &str, wrapped: bool, limit: Duration) -> Result<()> {
         let mut child = self.start(role, command, wrapped)?;
-        let status = self.wait(&mut child, None).with_context(|| brief(command))?;
+        let status = self.wait(&mut child, limit, None).with_context(|| brief(command))?;
         ensure!(status.success(), "{} ended with {status}: {}", brief(command), self.tail(role));
         Ok(())
     }
@@ -310,13 +319,14 @@ impl Stage<'_> {
     fn wait(
         &self,
         child: &mut Child,
+        limit: Duration,
         mut reasons: Option<&mut BTreeMap<String, usize>>,
     ) -> Result<ExitStatus> {
         let ended = pidfd_open(rustix::process::Pid::from_child(child), PidfdFlags::empty())?;
-        let until = Instant::now() + self.ground.limit;
+        let until = Instant::now() + limit;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            ensure!(!left.is_zero(), "not done within {} s", self.ground.limit.as_secs());
+            ensure!(!left.is_zero(), "not done within {} s", limit.as_secs());
             let left = if reasons.is_some() { left.min(LOOK_FOR_REASONS) } else { left };
             match self.ground.stop.wait(Some(&ended), left)? {
                 Woken::Stop => bail!(Stopped),
@@ -398,6 +408,15 @@ impl Drop for Stage<'_> {
     }
 }
 
+/// As programs print it: 1234.5 or 1,234.5 (but 12,5 is a comma in some languages, and no 125).
+fn number(text: &str) -> Option<f64> {
+    let whole = text.split('.').next().unwrap_or(text);
+    let mut groups = whole.split(',').skip(1);
+    let grouped = groups.all(|group| group.len() == 3) && !whole.starts_with(',');
+    let number = text.replace(',', "").parse::<f64>().ok()?;
+    (grouped && !text[whole.len()..].contains(',') && number.is_finite()).then_some(number)
+}
+
 /// Its program, and as much as helps to know it again.
 fn brief(command: &str) -> String {
     const SHOWN: usize = 60;
@@ -440,7 +459,9 @@ impl Ready {
                 })
             }
             Ready::Path(path) => path.exists(),
-            Ready::Command(command) => stage.run("ready", command, false).is_ok(),
+            Ready::Command(command) => {
+                stage.run_within("ready", command, false, stage.ground.ready_within).is_ok()
+            }
         }
     }
 
@@ -463,6 +484,15 @@ mod tests {
         let places = HashMap::from([("port", "5 6".to_owned())]);
         assert_eq!(words("a 'b c' --port={port}", &places).unwrap(), ["a", "b c", "--port=5 6"]);
         assert!(words("a 'b", &places).is_err() && words("", &places).is_err());
+    }
+
+    #[test]
+    fn numbers_are_as_programs_print_them() {
+        let read = ["12", "1.5e3", "1,234.5", "12,345,678", "-3"].map(number);
+        assert_eq!(read, [12.0, 1500.0, 1234.5, 12_345_678.0, -3.0].map(Some));
+        for text in ["12,5", "1234,56", "1.234,5", ",123", "nan", "inf", "", "1,23,456"] {
+            assert_eq!(number(text), None, "{text}");
+        }
     }
 
     #[test]

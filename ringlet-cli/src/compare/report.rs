@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::play::{Contender, Outcome};
-use super::spread::{Ratio, Spread};
+use super::spread::{Ratio, Spread, strip};
 use super::{Comparison, Run};
 use crate::bench::machine::Machine;
 use crate::bench::spec::{Unit, three_digits};
@@ -36,6 +36,8 @@ struct Row {
     contender: String,
     rounds: usize,
     value: Spread,
+    /// Of ten runs or more, how often which figures came.
+    strip: Option<String>,
     /// How many times better than the kernel in the same round; None for the kernel itself.
     ratio: Option<Ratio>,
     at_least: Option<f64>,
@@ -60,6 +62,8 @@ struct Ran {
 }
 
 const KERNEL: usize = 0;
+/// The column that shows how often which figures came.
+const RUNS: usize = 5;
 
 /// `unmoved`: whose connections did not move, and why.
 pub fn judge(
@@ -100,9 +104,11 @@ pub fn judge(
                 continue;
             };
             let ratios = |better: &dyn Fn(&Outcome, &Outcome) -> Option<f64>| {
-                let each = |round| better(of(round, which)?, of(round, KERNEL)?);
-                Ratio::of(&(0..rounds).filter_map(each).collect::<Vec<f64>>())
-                    .filter(|_| which != KERNEL)
+                let pairs = (0..rounds).filter_map(|round| of(round, which).zip(of(round, KERNEL)));
+                // Of rounds that no ratio can judge, such as nothing in no time, none is left out silently.
+                let each: Option<Vec<f64>> =
+                    pairs.map(|(ours, theirs)| better(ours, theirs)).collect();
+                Ratio::of(&each?).filter(|_| which != KERNEL)
             };
             let higher = !figure.lower_is_better;
             let moved_ends = outcomes.iter().map(|outcome| outcome.moved_ends).min().unwrap_or(0);
@@ -112,6 +118,7 @@ pub fn judge(
                 contender: contender.name.clone(),
                 rounds: outcomes.len(),
                 value,
+                strip: strip(&values),
                 ratio: ratios(&|ours, theirs| {
                     times_better(ours.figures[index], theirs.figures[index], higher)
                 }),
@@ -161,15 +168,23 @@ impl Report {
             return;
         }
         println!("{}\n", self.machine.headline());
-        let header = "Comparison|Figure|By|Median|Range|Ratio|95 %|Wanted|CPU|CPU ratio|Moved";
-        let header = header.split('|').map(str::to_owned).collect();
-        let rows = self.rows().map(|(comparison, row)| row.cells(&comparison.name));
+        let header = "Comparison|Figure|By|Median|Range|Runs|Ratio|95 %|Wanted|CPU|CPU ratio|Moved";
+        // Few runs are no distribution.
+        let strips = self.rows().any(|(_, row)| row.strip.is_some());
+        let shown = |column: usize| column != RUNS || strips;
+        let header = header.split('|').map(str::to_owned);
+        let keep = |cells: Vec<String>| -> Vec<String> {
+            let kept = cells.into_iter().enumerate().filter(|(column, _)| shown(*column));
+            kept.map(|(_, cell)| cell).collect()
+        };
+        let header = keep(header.collect());
+        let rows = self.rows().map(|(comparison, row)| keep(row.cells(&comparison.name)));
         crate::table::print::<Vec<String>>(header, rows);
         let rounds = self.rows().map(|(_, row)| row.rounds).min().unwrap_or(0);
         let plural = if rounds == 1 { "" } else { "s" };
         println!(
             "\nRatio: how many times better than the kernel in the same round, the median of {rounds} round{plural}; and where it lies with \
-             95 % confidence (of five rounds or more).\n\
+             95 % confidence (of six rounds or more).\n\
              CPU: processor time of both programs, for each request where their number is known, else for each unit of a rate, else for \
              the run; and as a multiple of the kernel's.\n\
              Moved: ends of connections that came into shared memory, in the run with the fewest."
@@ -220,6 +235,7 @@ impl Row {
             self.contender.clone(),
             self.show(self.value.median),
             format!("{} to {}", self.show(self.value.least), self.show(self.value.most)),
+            self.strip.clone().unwrap_or_else(none),
             ratio(&self.ratio),
             range.map_or_else(none, |(low, high)| to(low, high)),
             wanted,
