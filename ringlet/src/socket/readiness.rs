@@ -108,7 +108,9 @@ fn hold(entry: &pollfd, socket: &'static Socket, ours: bool) -> u32 {
     // ORDER: SeqCst; pairs with `process::release`: a socket is not unmapped, nor its entry another's, while somebody looks at it.
     super::jumps::waits(socket, native);
     socket.sleepers.fetch_add(1, Ordering::SeqCst);
-    socket.room_waiters.fetch_add(room as u32, Ordering::SeqCst);
+    if room {
+        socket.room_waiters.fetch_add(1, Ordering::SeqCst);
+    }
     if native {
         socket.enter_native(|end| &end.native_receivers);
     }
@@ -172,28 +174,33 @@ fn attached(entry: &pollfd, held: u32) -> Option<&'static Socket> {
 fn look(fds: &mut [pollfd], held: &[u32]) -> (usize, bool) {
     let (mut found, mut others) = (0, false);
     for (entry, &held) in fds.iter_mut().zip(held) {
-        entry.revents = 0;
-        match meaning(entry, held) {
-            Some(Known::Socket(socket)) if socket.stage() == Stage::Attached => {
-                entry.revents = stream::poll_mask(socket, entry.events, false);
-            }
-            Some(Known::Socket(socket)) if socket.stage() == Stage::Mailbox => {
-                others = true;
-                entry.revents = datagram::lanes_mask(socket, entry.events);
-            }
-            Some(Known::Set(set)) if epoll::has_adopted(set) => {
-                others = true;
-                epoll::nest(set, None);
-                epoll::settle(set);
-                if epoll::ready(set) {
-                    entry.revents = entry.events & (libc::POLLIN | libc::POLLRDNORM);
-                }
-            }
-            _ => others |= entry.fd >= 0,
-        }
+        others |= look_at(entry, held) && entry.fd >= 0;
         found += (entry.revents != 0) as usize;
     }
     (found, others)
+}
+
+/// The same at one entry: is there more to it that only the kernel knows?
+fn look_at(entry: &mut pollfd, held: u32) -> bool {
+    entry.revents = 0;
+    match meaning(entry, held) {
+        Some(Known::Socket(socket)) if socket.stage() == Stage::Attached => {
+            entry.revents = stream::poll_mask(socket, entry.events, false);
+            return false;
+        }
+        Some(Known::Socket(socket)) if socket.stage() == Stage::Mailbox => {
+            entry.revents = datagram::lanes_mask(socket, entry.events);
+        }
+        Some(Known::Set(set)) if epoll::has_adopted(set) => {
+            epoll::nest(set, None);
+            epoll::settle(set);
+            if epoll::ready(set) {
+                entry.revents = entry.events & (libc::POLLIN | libc::POLLRDNORM);
+            }
+        }
+        _ => {}
+    }
+    true
 }
 
 /// `cancelled`: see `sleep`.
@@ -207,9 +214,12 @@ fn poll_entered(
 ) -> Sys<usize> {
     let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
     let limit = tables().map_or(0, |tables| tables.config.spin_us);
+    if deadline == Some(0) {
+        return with_kernel(fds, held, scratch, mask);
+    }
     loop {
         let (found, others) = look(fds, held);
-        if found > 0 || deadline == Some(0) {
+        if found > 0 {
             return if others { with_kernel(fds, held, scratch, mask) } else { Ok(found) };
         }
         sleep::check(cancelled);
@@ -290,20 +300,26 @@ fn poll_entered(
 /// While watching: the kernel's descriptors are asked this often.
 const ASK_KERNEL_NS: u64 = 10_000;
 
-/// The descriptors that only the kernel can answer for, without waiting; adds them to what rings told. Returns the number of
-/// ready entries.
+/// What rings tell, and the kernel of what only it can answer for, without waiting. Returns the number of ready entries.
+///
+/// WHY it is asked at each look, also by programs that poll all the time with other descriptors beside their connections: what is ready when
+/// the call is made is to be told, and who has made a pipe ready, or heard of it from whoever did, may count on that. How it was
+/// heard (another thread's word, shared memory) can't be seen here. Where all entries are connections in rings it is not asked.
 fn with_kernel(
     fds: &mut [pollfd],
     held: &[u32],
     scratch: &mut [pollfd],
     mask: Option<u64>,
 ) -> Sys<usize> {
-    look(fds, held);
-    for ((entry, copy), &held) in fds.iter().zip(scratch.iter_mut()).zip(held) {
-        *copy = *entry;
-        if attached(entry, held).is_some() {
-            copy.fd = -1;
-        }
+    let (mut found, mut others) = (0, false);
+    for ((entry, copy), &held) in fds.iter_mut().zip(scratch.iter_mut()).zip(held) {
+        let kernels = look_at(entry, held) && entry.fd >= 0;
+        found += (entry.revents != 0) as usize;
+        *copy = pollfd { fd: if kernels { entry.fd } else { -1 }, ..*entry };
+        others |= kernels;
+    }
+    if !others {
+        return Ok(found);
     }
     let n = fds.len();
     fd::poll(&mut scratch[..n], Some(0), mask)?;
