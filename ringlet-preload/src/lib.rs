@@ -13,6 +13,7 @@ mod next;
 mod objects;
 mod processes;
 mod start;
+mod unwinding;
 mod waits;
 
 use ringlet_linux::sys::{Errno, Sys};

@@ -2,6 +2,7 @@
 
 mod library;
 
+use object::{Object, ObjectSymbol};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -311,4 +312,17 @@ fn a_constructor_may_wait_for_a_thread() {
     run(&program, &[&waiting]);
     run(&program, &[&waiting, Path::new("deep")]);
     run(&linked, &[]);
+}
+
+/// Each library that is loaded with every program costs its start. (A build for debugging unwinds, and needs more.)
+#[test]
+fn nothing_is_loaded_beside_libc() {
+    if cfg!(debug_assertions) {
+        return;
+    }
+    let bytes = std::fs::read(library::build()).unwrap();
+    let file = object::File::parse(&*bytes).unwrap();
+    let unwinds = file.dynamic_symbols().filter_map(|symbol| symbol.name().ok().map(str::to_owned));
+    let unwinds: Vec<String> = unwinds.filter(|name| name.starts_with("_Unwind_")).collect();
+    assert!(unwinds.is_empty(), "asked of libgcc_s by name, or given to others: {unwinds:?}");
 }
