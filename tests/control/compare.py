@@ -83,8 +83,9 @@ def one_end(ground):
 
 def killed_server(ground):
     """The client does not mind that its server was killed, but we do."""
-    words = ["--server", "sh -c 'echo $$ > {dir}/pid; exec sleep 60'", "--ready", "{dir}/pid"]
-    client = ["--client", "sh -c 'kill -9 $(cat {dir}/pid); while [ -e /proc/$(cat {dir}/pid)/exe ]; do :; done'"]
+    words = ["--server", "sh -c 'echo $$ > {dir}/new; mv {dir}/new {dir}/pid; exec sleep 60'", "--ready", "{dir}/pid"]
+    # It can be waited for from when it is a zombie.
+    client = ["--client", "sh -c 'read pid < {dir}/pid; kill -9 $pid; until grep -q \") Z\" /proc/$pid/stat; do :; done'"]
     complaint = run(ground, *words, *client, status=1).stderr
     require("the server had ended with signal: 9" in complaint, complaint)
 
