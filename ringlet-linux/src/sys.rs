@@ -4,6 +4,7 @@
 //! Every function returns what the kernel returned: a count or descriptor, or the error number.
 
 use core::arch::asm;
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// An error number of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -267,6 +268,39 @@ pub fn append(path: &core::ffi::CStr, line: &[u8]) {
 pub fn processor() -> u32 {
     // SAFETY: no arguments; answered by the vDSO or rseq.
     unsafe { libc::sched_getcpu() }.max(0) as u32
+}
+
+/// How many threads want to run on this machine now; 0 if that can't be seen.
+pub fn runnable() -> u32 {
+    let mut text = [0u8; 64];
+    let read = read_file(c"/proc/loadavg", &mut text).unwrap_or(0);
+    let field = text[..read].split(|byte| *byte == b' ').nth(3).unwrap_or_default();
+    number(field)
+}
+
+/// The highest of the machine's processors that run, plus one; none that could be seen are endless.
+pub fn processors() -> u32 {
+    static PROCESSORS: AtomicU32 = AtomicU32::new(0);
+    // ORDER: Relaxed: whoever comes first finds the same.
+    let known = PROCESSORS.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    let mut text = [0u8; 256];
+    let read = read_file(c"/sys/devices/system/cpu/online", &mut text).unwrap_or(0);
+    let last = text[..read].trim_ascii_end().rsplit(|byte| matches!(byte, b'-' | b',')).next();
+    let count = match last.unwrap_or_default() {
+        [] => u32::MAX,
+        last => number(last) + 1,
+    };
+    PROCESSORS.store(count, Ordering::Relaxed);
+    count
+}
+
+/// The digits that it begins with.
+fn number(text: &[u8]) -> u32 {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0u32, |sum, byte| sum.saturating_mul(10).saturating_add(u32::from(byte - b'0')))
 }
 
 /// Moves this thread to another processor of those that it may use, if there is one, and leaves it its choice afterwards.

@@ -65,7 +65,7 @@ config! {
         "Connections with an end that matches one of these rules are never moved.";
     udp: bool as Switch = true, "RINGLET_UDP", "",
         "Whether datagrams between UDP sockets are moved too.";
-    spin_us: u64 as Number<0, 1000> = 50, "RINGLET_SPIN_US", "microseconds",
+    spin_us: u64 as Number<0, 1000> = 500, "RINGLET_SPIN_US", "microseconds",
         "How long a waiting call may watch shared memory before it sleeps; 0 sleeps at once.";
     move_after: u64 as Number<0, 1_000_000> = 4, "RINGLET_MOVE_AFTER", "messages",
         "How many messages a connection exchanges at least before it is moved; up to 64 where connections lately ended young; 0 moves it as early as possible.";

@@ -1573,6 +1573,9 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
         }
         set.told_at.set(now + found as u64 * PLACES_BETWEEN);
         set.fruitful.add(1);
+        if slept {
+            spin::woken(first[0].0);
+        }
     }
     found
 }

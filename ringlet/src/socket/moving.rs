@@ -917,6 +917,7 @@ pub fn wake_sender(socket: &Socket, incoming: &SegmentRing) {
 }
 
 fn count_bell(socket: &Socket) {
+    super::spin::rang();
     view::count(socket, |slot| {
         slot.bells.fetch_add(1, Ordering::Relaxed);
     });

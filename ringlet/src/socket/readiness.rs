@@ -275,6 +275,7 @@ fn poll_entered(
                     if let Some(socket) = attached(entry, held)
                         && stream::poll_mask(socket, entry.events, true) != 0
                     {
+                        spin::woken(stream::sent_at(socket));
                         view::count_wake(socket);
                     }
                 }

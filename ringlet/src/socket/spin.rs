@@ -1,22 +1,29 @@
 //! How long to watch shared memory before sleeping.
 //!
-//! The budget adapts: watching that paid doubles it up to the configured limit, watching in vain halves it. A thread that
-//! finds itself preempted while watching, or whose yield let somebody else run for long, takes the processors for crowded
-//! and sleeps at once for some rounds: then the peer needs our processor more than we need to look.
+//! What a watch costs is its length; what it saves, if the wait ends meanwhile, is a sleep and a wake-up. So a thread keeps how long its
+//! waits lately were, and watches as long as pays most ([`Waits::budget`]). A wait that was slept through counts too, by when the message
+//! was published and not by when the thread woke; and if the peer had to be woken first, less what that takes. Else two ends that both
+//! sleep would find each other's answers too late to be worth watching for, for ever.
+//!
+//! Who wants the processors goes first. While more threads want to run than there are processors, nobody watches; that is looked up now and then, and
+//! not found out by giving a slice away. A thread that has lost a slice in spite of that (processors of a group, which the count does not
+//! show) sleeps at once for a multiple of it.
 //!
 //! The kernel likes to wake a thread where its waker runs, so two ends that talk often share one processor while another idles. Then
 //! watching is in vain, and neither ever sleeps long enough to be moved. So a thread that finds by a yield that its peer runs
 //! on the same processor moves to another one that it may use.
 
+use ringlet_core::sync::{AtomicBool, AtomicU64, Ordering};
 use ringlet_linux::sys;
 use std::cell::Cell;
 
-/// A yield that took longer gave the processor to somebody.
+/// A gap in the clock, or a yield, that took longer gave the processor to somebody.
 const CROWDED_NS: u64 = 8_000;
-/// A budget below this is not worth starting.
-const LEAST_NS: u64 = 1_000;
-/// Rounds without watching after the processors were found crowded; after so many, one more try.
-const ROUNDS_OFF: u32 = 16;
+/// So long a thread does not watch that has lost a slice: as many times the slice.
+const OFF_TIMES: u64 = 20;
+const SLICE_NS: u64 = 500_000;
+/// How old the count of those that want to run may be.
+const COUNT_EVERY_NS: u64 = 4_000_000;
 /// Time between yields while watching: a yield costs a system call of a fraction of it.
 const YIELD_EVERY_NS: u64 = 4_000;
 const LOOKS_PER_CLOCK: u32 = 16;
@@ -27,11 +34,87 @@ const SHARED_NS: u64 = 1_500;
 const MOVE_AGAIN_NS: u64 = 2_000_000;
 const MOVE_AGAIN_MAX_NS: u64 = 1_000_000_000;
 
+/// Of this thread's time, one part in so many may be watched away in vain; and so much at once.
+const VAIN_SHARE: u64 = 6;
+const VAIN_MOST_NS: u64 = 2_000_000;
+
+/// The waits that are kept: half of them are forgotten when they are so many.
+const KEPT: u32 = 64;
+const LENGTHS: usize = 11;
+/// The first length; each other is twice the one before; those that are longer than the last are only counted.
+const FIRST_NS: u64 = 1_000;
+/// A processor's time is worth an eighth of a waiter's, as long as nobody else wants it.
+const PRICE: u64 = 8;
+/// What a thread that knows nothing yet takes for the cost of a wake-up, and watches.
+const WAKE_NS: u64 = 20_000;
+const WAKE_MOST_NS: u64 = 100_000;
+const BEGIN_NS: u64 = 50_000;
+
+/// How long waits lately were, by powers of two.
+#[derive(Clone, Copy, Default)]
+struct Waits {
+    counts: [u16; LENGTHS],
+    longer: u16,
+    all: u32,
+}
+
+impl Waits {
+    fn note(&mut self, ns: u64, times: u16) {
+        let nth = (0..LENGTHS).find(|nth| ns <= FIRST_NS << nth);
+        let count = nth.map_or(&mut self.longer, |nth| &mut self.counts[nth]);
+        *count = count.saturating_add(times);
+        self.all += u32::from(times);
+        if self.all >= KEPT {
+            self.counts.iter_mut().for_each(|count| *count /= 2);
+            self.longer /= 2;
+            self.all = self.counts.iter().map(|count| u32::from(*count)).sum::<u32>()
+                + u32::from(self.longer);
+        }
+    }
+
+    /// How long to watch, where a wake-up costs so much: the length with the highest sum, over all waits, of what it saves less what it
+    /// costs. 0: not at all.
+    fn budget(&self, wake_ns: u64) -> u64 {
+        if self.all == 0 {
+            return BEGIN_NS;
+        }
+        let (mut best, mut best_ns) = (0, 0);
+        let (mut ended, mut watched) = (0, 0);
+        for (nth, count) in self.counts.iter().enumerate() {
+            let (length, count) = (FIRST_NS << nth, u64::from(*count));
+            ended += count;
+            watched += count * length;
+            let costs = (watched + (u64::from(self.all) - ended) * length) / PRICE;
+            let saves = (ended * wake_ns).saturating_sub(costs);
+            if saves > best {
+                (best, best_ns) = (saves, length);
+            }
+        }
+        best_ns
+    }
+}
+
+/// The wait that is under way: when it began, by both clocks, and whether the peer had to be woken for it.
+#[derive(Clone, Copy, Default)]
+struct Wait {
+    ns: u64,
+    ticks: u64,
+    rang: bool,
+}
+
 thread_local! {
     static MOVED_NS: Cell<u64> = const { Cell::new(0) };
     static MOVE_AGAIN: Cell<u64> = const { Cell::new(MOVE_AGAIN_NS) };
-    static BUDGET_NS: Cell<u64> = const { Cell::new(u64::MAX) };
-    static OFF: Cell<u32> = const { Cell::new(0) };
+    static WAITS: Cell<Waits> =
+        const { Cell::new(Waits { counts: [0; LENGTHS], longer: 0, all: 0 }) };
+    static WAIT: Cell<Wait> = const { Cell::new(Wait { ns: 0, ticks: 0, rang: false }) };
+    static WAKE: Cell<u64> = const { Cell::new(WAKE_NS) };
+    /// Waits that ended at the first look, not yet among the others.
+    static AT_ONCE: Cell<u16> = const { Cell::new(0) };
+    static RANG: Cell<bool> = const { Cell::new(false) };
+    static OFF_UNTIL: Cell<u64> = const { Cell::new(0) };
+    /// What may still be watched in vain, as of when.
+    static VAIN: Cell<(u64, u64)> = const { Cell::new((VAIN_MOST_NS, 0)) };
 }
 
 /// Where the peer that a watcher waits for runs.
@@ -42,7 +125,13 @@ pub struct Peer {
     pub we_move: bool,
 }
 
-/// Watches until `ready` or until the budget is spent; says whether it became ready. `peer` is asked when the processor turns out to be
+/// This thread has woken a peer: what it waits for next takes that much longer.
+#[inline]
+pub fn rang() {
+    RANG.set(true);
+}
+
+/// Watches until `ready` or until it does not pay any more; says whether it became ready. `peer` is asked when the processor turns out to be
 /// shared.
 #[inline]
 pub fn watch(
@@ -50,34 +139,33 @@ pub fn watch(
     peer: impl Fn() -> Option<Peer>,
     mut ready: impl FnMut() -> bool,
 ) -> bool {
-    let limit = limit_us * 1000;
-    if limit == 0 {
+    if limit_us == 0 {
         return ready();
     }
-    if OFF.get() > 0 {
-        OFF.set(OFF.get() - 1);
-        return ready();
-    }
-    let budget = BUDGET_NS.get().min(limit).max(LEAST_NS.min(limit));
     // An answer that comes at once is not kept waiting by the clock.
     if looks(&mut ready) {
-        BUDGET_NS.set((budget * 2).min(limit));
+        AT_ONCE.set(AT_ONCE.get().saturating_add(1));
         return true;
     }
     let start = sys::now_ns();
+    let budget = begin(start, limit_us * 1000);
+    if budget == 0 {
+        return ready();
+    }
     let mut yielded = start;
     let mut last = start;
     loop {
         if looks(&mut ready) {
-            BUDGET_NS.set((budget * 2).min(limit));
+            note(last - start);
             return true;
         }
         let mut now = sys::now_ns();
-        if now - last > CROWDED_NS {
-            return give_up(&mut ready);
+        if now - last > CROWDED_NS && gives_way(now, now - last) {
+            return ready();
         }
         if now - start > budget {
-            BUDGET_NS.set(budget / 2);
+            let (left, at) = VAIN.get();
+            VAIN.set((left.saturating_sub(now - start), at));
             return ready();
         }
         if now - yielded > YIELD_EVERY_NS {
@@ -86,14 +174,94 @@ pub fn watch(
             if back - now > SHARED_NS {
                 part(back, &peer);
             }
-            if back - now > CROWDED_NS {
-                return give_up(&mut ready);
+            if back - now > CROWDED_NS && gives_way(back, back - now) {
+                return ready();
             }
             now = back;
             yielded = now;
         }
         last = now;
     }
+}
+
+/// A wait begins that is not over at once: how long is it watched?
+fn begin(now: u64, limit: u64) -> u64 {
+    if WAIT.get().ns != 0 {
+        // The last one ended without what was waited for.
+        note(u64::MAX);
+    }
+    let at_once = AT_ONCE.replace(0).min(KEPT as u16 / 4);
+    let mut waits = WAITS.get();
+    if at_once > 0 {
+        waits.note(0, at_once);
+        WAITS.set(waits);
+    }
+    WAIT.set(Wait { ns: now, ticks: sys::ticks(), rang: RANG.replace(false) });
+    let (left, at) = VAIN.get();
+    let left = (left + now.saturating_sub(at) / VAIN_SHARE).min(VAIN_MOST_NS);
+    VAIN.set((left, now));
+    if now < OFF_UNTIL.get() || crowded(now, COUNT_EVERY_NS) {
+        return 0;
+    }
+    waits.budget(WAKE.get()).min(limit).min(left)
+}
+
+/// The wait is over; it was so long, or would have been.
+fn note(ns: u64) {
+    WAIT.set(Wait::default());
+    let mut waits = WAITS.get();
+    waits.note(ns, 1);
+    WAITS.set(waits);
+}
+
+/// After a sleep: what was waited for is there, and was published then (in ticks; 0: that is not known).
+pub fn woken(published: u64) {
+    let wait = WAIT.get();
+    if wait.ns == 0 {
+        return;
+    }
+    let (all, ticks) =
+        (sys::now_ns().saturating_sub(wait.ns), sys::ticks().wrapping_sub(wait.ticks));
+    let after = published.wrapping_sub(wait.ticks);
+    let wake = WAKE.get();
+    let until = match published {
+        0 => all.saturating_sub(wake),
+        // (Ticks of a peer's, who may lie: at worst this thread watches for nothing, or does not watch.)
+        _ if after <= ticks => {
+            (u128::from(all) * u128::from(after) / u128::from(ticks.max(1))) as u64
+        }
+        _ => 0,
+    };
+    if published != 0 {
+        let late = (all - until).min(WAKE_MOST_NS);
+        WAKE.set(wake - wake / 8 + late / 8);
+    }
+    note(until.saturating_sub(if wait.rang { wake } else { 0 }));
+}
+
+/// Somebody else had the processor for so long. Does he, or another, still want it?
+#[cold]
+fn gives_way(now: u64, lost: u64) -> bool {
+    if lost > SLICE_NS {
+        OFF_UNTIL.set(now + lost.saturating_mul(OFF_TIMES));
+        return true;
+    }
+    crowded(now, COUNT_EVERY_NS / 8)
+}
+
+static COUNTED_NS: AtomicU64 = AtomicU64::new(0);
+static CROWDED: AtomicBool = AtomicBool::new(false);
+
+/// Do more threads want to run than there are processors, as of so long ago at most?
+fn crowded(now: u64, age: u64) -> bool {
+    // ORDER: Relaxed, all: a hint.
+    let counted = COUNTED_NS.load(Ordering::Relaxed);
+    if now.saturating_sub(counted) > age
+        && COUNTED_NS.compare_exchange(counted, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    {
+        CROWDED.store(sys::runnable() > sys::processors(), Ordering::Relaxed);
+    }
+    CROWDED.load(Ordering::Relaxed)
 }
 
 #[inline(always)]
@@ -127,8 +295,41 @@ fn part(now: u64, peer: &impl Fn() -> Option<Peer>) {
     sys::leave_processor(here);
 }
 
-#[cold]
-fn give_up(ready: &mut impl FnMut() -> bool) -> bool {
-    OFF.set(ROUNDS_OFF);
-    ready()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits(lengths: &[(u64, u16)]) -> Waits {
+        let mut waits = Waits::default();
+        lengths.iter().for_each(|(ns, times)| waits.note(*ns, *times));
+        waits
+    }
+
+    #[test]
+    fn watches_for_what_comes_soon_and_not_for_what_does_not() {
+        assert_eq!(waits(&[(10_000, 20)]).budget(20_000), 16_000);
+        assert_eq!(waits(&[(100_000, 20)]).budget(20_000), 128_000);
+        assert_eq!(waits(&[(1_000_000, 20)]).budget(20_000), 0);
+        assert_eq!(waits(&[(u64::MAX, 20)]).budget(20_000), 0);
+    }
+
+    #[test]
+    fn a_wake_up_that_costs_more_is_watched_for_longer() {
+        let waits = waits(&[(250_000, 20)]);
+        assert_eq!(waits.budget(20_000), 0);
+        assert_eq!(waits.budget(60_000), 256_000);
+    }
+
+    #[test]
+    fn few_long_waits_do_not_lengthen_the_watch() {
+        assert_eq!(waits(&[(10_000, 20), (u64::MAX, 5)]).budget(20_000), 16_000);
+        assert_eq!(waits(&[(10_000, 1), (u64::MAX, 20)]).budget(20_000), 0);
+    }
+
+    #[test]
+    fn what_was_long_ago_is_forgotten() {
+        let mut waits = waits(&[(u64::MAX, 60)]);
+        (0..200).for_each(|_| waits.note(10_000, 1));
+        assert_eq!(waits.budget(20_000), 16_000);
+    }
 }

@@ -1178,6 +1178,9 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     if event {
         context::disarm(home);
     }
+    if there(socket, end, want) {
+        spin::woken(if want == Want::Data { sent_at(socket) } else { 0 });
+    }
     view::count_wake(socket);
     result
 }
