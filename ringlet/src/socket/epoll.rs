@@ -1369,6 +1369,10 @@ fn tell(set: &Set, watch: &Watch, socket: &Socket, seen: &Look, slept: bool) -> 
     }
     if slept {
         view::count_wake(socket);
+        if socket.end().receiving() == Receiving::Ring {
+            // The kernel, which would have told of it, did not.
+            socket.kernel_asked.set(sys::ticks());
+        }
     }
     watch.active_at.set(set.fruitful.get());
     epoll_event { events: seen.events, u64: watch.data.get() }
@@ -2125,8 +2129,7 @@ fn wait_in(
             if found > 0 {
                 return Ok(found);
             }
-        } else if set.kernel_turn.is() || has_neighbours(set) {
-            set.kernel_turn.set(0);
+        } else if set.kernel_turn.swap(0) != 0 || has_neighbours(set) && any_ready(tables, set) {
             let more = ask_kernel(tables, set, out, Some(0), mask, None)?;
             let found = harvest(tables, set, &mut out[more..], false);
             if more + found > 0 {
@@ -2155,6 +2158,8 @@ fn wait_in(
             .config
             .spin_us
             .min(deadline.map_or(u64::MAX, |at| at.saturating_sub(sys::now_ns()) / 1000));
+        // (Whoever does not watch sleeps in the kernel.)
+        set.kernel_asked.set(sys::ticks());
         if spin::watch(
             budget,
             || latest_peer(tables, set),
@@ -2264,6 +2269,7 @@ fn ask_kernel_since(
             // SAFETY: `asked` is a valid slice.
             None => unsafe { fd::epoll_wait(epfd, asked.as_mut_ptr(), room, timeout, mask)? },
         };
+        set.kernel_asked.set(sys::ticks());
         hear(tables, set, &out[..n]);
         let told = match beside {
             true => translate_in_order(tables, set, out, n, asleep, since),
@@ -2278,7 +2284,10 @@ fn ask_kernel_since(
         if told.kept > 0 || n < room {
             return Ok(told.kept);
         }
-        // Events of our own took all the room there was.
+        // Events of our own took all the room there was. What they told of comes first; the kernel's turn is next.
+        if asleep.is_some() && any_ready(tables, set) {
+            return Ok(0);
+        }
         timeout = Some(0);
     }
     Ok(0)

@@ -170,22 +170,23 @@ fn attached(entry: &pollfd, held: u32) -> Option<&'static Socket> {
     }
 }
 
-/// Looks at what rings can tell. Returns how many are ready, and whether there are others that only the kernel can answer for.
-fn look(fds: &mut [pollfd], held: &[u32]) -> (usize, bool) {
+/// Looks at what rings can tell. Returns how many are ready, and whether there are others that only the kernel can answer for. `watched`: the
+/// caller asks the kernel by itself.
+fn look(fds: &mut [pollfd], held: &[u32], watched: bool) -> (usize, bool) {
     let (mut found, mut others) = (0, false);
     for (entry, &held) in fds.iter_mut().zip(held) {
-        others |= look_at(entry, held) && entry.fd >= 0;
+        others |= look_at(entry, held, watched) && entry.fd >= 0;
         found += (entry.revents != 0) as usize;
     }
     (found, others)
 }
 
 /// The same at one entry: is there more to it that only the kernel knows?
-fn look_at(entry: &mut pollfd, held: u32) -> bool {
+fn look_at(entry: &mut pollfd, held: u32, watched: bool) -> bool {
     entry.revents = 0;
     match meaning(entry, held) {
         Some(Known::Socket(socket)) if socket.stage() == Stage::Attached => {
-            entry.revents = stream::poll_mask(socket, entry.events, false);
+            entry.revents = stream::poll_mask(socket, entry.events, watched);
             return false;
         }
         Some(Known::Socket(socket)) if socket.stage() == Stage::Mailbox => {
@@ -217,8 +218,14 @@ fn poll_entered(
     if deadline == Some(0) {
         return with_kernel(fds, held, scratch, mask);
     }
+    // Who waits asks the kernel by that.
     loop {
-        let (found, others) = look(fds, held);
+        let (mut found, others) = look(fds, held, true);
+        if found > 0 && is_asked_late(fds, held) {
+            // One whose rings always have something must hear of the rest as well.
+            ask_all(fds, held, scratch, -1, Some(0), mask, &|| {})?;
+            found = look(fds, held, true).0;
+        }
         if found > 0 {
             return if others { with_kernel(fds, held, scratch, mask) } else { Ok(found) };
         }
@@ -229,15 +236,15 @@ fn poll_entered(
         let talks_to = connections(fds, held).next();
         let peer = || talks_to.and_then(stream::peer);
         let worth = spin::watch(budget, peer, || {
-            if look(fds, held).0 > 0 {
+            if look(fds, held, true).0 > 0 {
                 return true;
             }
             let now = sys::now_ns();
-            let due = others && now - asked > ASK_KERNEL_NS;
+            let due = now - asked > ASK_KERNEL_NS;
             if due {
                 asked = now;
             }
-            due && with_kernel(fds, held, scratch, mask).is_ok_and(|n| n > 0)
+            due && ask_all(fds, held, scratch, -1, Some(0), mask, &|| {}) != Ok(0)
         });
         if !worth {
             // Once: whether a peer rings it may change while we sleep, and who arms must disarm.
@@ -254,7 +261,8 @@ fn poll_entered(
                 Some(due) => Some(timeout.unwrap_or(u64::MAX).min(due)),
                 None => timeout,
             };
-            let idle = look(fds, held).0 == 0;
+            let idle = look(fds, held, true).0 == 0;
+            let event = home.map_or(-1, context::eventfd_of);
             let awake = || {
                 disarm(home);
                 each_datagram_socket(held, |socket| {
@@ -266,8 +274,7 @@ fn poll_entered(
                 awake();
                 cancelled();
             };
-            let slept =
-                idle.then(|| fall_asleep(fds, held, scratch, home, timeout, mask, &cancelled));
+            let slept = idle.then(|| ask_all(fds, held, scratch, event, timeout, mask, &cancelled));
             awake();
             if let Some(slept) = slept {
                 slept?;
@@ -281,12 +288,12 @@ fn poll_entered(
                 }
                 // (Also if something woke it: a byte that stays in the kernel, and tells nothing, does so at once each time.)
                 if deadline.is_some_and(|at| sys::now_ns() >= at) {
-                    let (found, others) = look(fds, held);
+                    let (found, others) = look(fds, held, false);
                     return if others { with_kernel(fds, held, scratch, mask) } else { Ok(found) };
                 }
             }
         }
-        let (found, others) = look(fds, held);
+        let (found, others) = look(fds, held, true);
         if others {
             let total = with_kernel(fds, held, scratch, mask)?;
             if total > 0 {
@@ -298,8 +305,14 @@ fn poll_entered(
     }
 }
 
-/// While watching: the kernel's descriptors are asked this often.
-const ASK_KERNEL_NS: u64 = 10_000;
+/// While watching: the kernel is asked this often.
+const ASK_KERNEL_NS: u64 = 20_000;
+
+/// Has the kernel not been asked about one of these connections for long?
+fn is_asked_late(fds: &[pollfd], held: &[u32]) -> bool {
+    let now = sys::ticks();
+    connections(fds, held).any(|socket| stream::is_asked_late(socket, now))
+}
 
 /// What rings tell, and the kernel of what only it can answer for, without waiting. Returns the number of ready entries.
 ///
@@ -314,7 +327,7 @@ fn with_kernel(
 ) -> Sys<usize> {
     let (mut found, mut others) = (0, false);
     for ((entry, copy), &held) in fds.iter_mut().zip(scratch.iter_mut()).zip(held) {
-        let kernels = look_at(entry, held) && entry.fd >= 0;
+        let kernels = look_at(entry, held, false) && entry.fd >= 0;
         found += (entry.revents != 0) as usize;
         *copy = pollfd { fd: if kernels { entry.fd } else { -1 }, ..*entry };
         others |= kernels;
@@ -390,12 +403,12 @@ fn disarm(home: Option<u32>) {
     }
 }
 
-/// Waits in the kernel for everything that can wake us.
-fn fall_asleep(
+/// Waits in the kernel for everything that can wake us: all entries, and `event`.
+fn ask_all(
     fds: &[pollfd],
     held: &[u32],
     scratch: &mut [pollfd],
-    home: Option<u32>,
+    event: i32,
     timeout_ns: Option<u64>,
     mask: Option<u64>,
     cancelled: &dyn Fn(),
@@ -409,16 +422,22 @@ fn fall_asleep(
         }
     }
     let n = fds.len();
-    let event = home.map_or(-1, context::eventfd_of);
     scratch[n] = pollfd { fd: event, events: libc::POLLIN, revents: 0 };
-    let woken = sleep::poll(&mut scratch[..n + 1], timeout_ns, mask, cancelled)?;
+    let woken = match timeout_ns {
+        Some(0) => fd::poll(&mut scratch[..n], timeout_ns, mask)?,
+        _ => sleep::poll(&mut scratch[..n + 1], timeout_ns, mask, cancelled)?,
+    };
     if scratch[n].revents != 0 {
         fd::drain(event);
     }
+    let now = sys::ticks();
     for ((copy, entry), &held) in scratch[..n].iter().zip(fds).zip(held) {
-        if copy.revents != 0
-            && let Some(socket) = of_held(held)
-        {
+        let Some(socket) = of_held(held) else { continue };
+        if socket.end().receiving() == Receiving::Ring {
+            // It was asked for all that matters.
+            socket.kernel_asked.set(now);
+        }
+        if copy.revents != 0 {
             socket.kernel_tells();
             if copy.revents & libc::POLLIN != 0
                 && entry.events & (libc::POLLIN | libc::POLLRDNORM) == 0

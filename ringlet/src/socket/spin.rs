@@ -21,6 +21,9 @@ use std::cell::Cell;
 const CROWDED_NS: u64 = 8_000;
 /// So long a thread does not watch that has lost a slice: as many times the slice.
 const OFF_TIMES: u64 = 20;
+const OFF_NS: u64 = 1_000_000;
+const OFF_MOST_NS: u64 = 16_000_000;
+const OFF_AGAIN: u64 = 1;
 const SLICE_NS: u64 = 500_000;
 /// How old the count of those that want to run may be.
 const COUNT_EVERY_NS: u64 = 4_000_000;
@@ -112,6 +115,7 @@ thread_local! {
     /// Waits that ended at the first look, not yet among the others.
     static AT_ONCE: Cell<u16> = const { Cell::new(0) };
     static RANG: Cell<bool> = const { Cell::new(false) };
+    static OFF: Cell<u64> = const { Cell::new(OFF_NS) };
     static OFF_UNTIL: Cell<u64> = const { Cell::new(0) };
     /// What may still be watched in vain, as of when.
     static VAIN: Cell<(u64, u64)> = const { Cell::new((VAIN_MOST_NS, 0)) };
@@ -131,8 +135,8 @@ pub fn rang() {
     RANG.set(true);
 }
 
-/// Watches until `ready` or until it does not pay any more; says whether it became ready. `peer` is asked when the processor turns out to be
-/// shared.
+/// Watches until `ready` or until it does not pay any more; says whether it became ready. (Who is told that it did not looks once more when
+/// peers know that it sleeps.) `peer` is asked when the processor turns out to be shared.
 #[inline]
 pub fn watch(
     limit_us: u64,
@@ -140,7 +144,7 @@ pub fn watch(
     mut ready: impl FnMut() -> bool,
 ) -> bool {
     if limit_us == 0 {
-        return ready();
+        return false;
     }
     // An answer that comes at once is not kept waiting by the clock.
     if looks(&mut ready) {
@@ -150,7 +154,7 @@ pub fn watch(
     let start = sys::now_ns();
     let budget = begin(start, limit_us * 1000);
     if budget == 0 {
-        return ready();
+        return false;
     }
     let mut yielded = start;
     let mut last = start;
@@ -160,7 +164,8 @@ pub fn watch(
             return true;
         }
         let mut now = sys::now_ns();
-        if now - last > CROWDED_NS && gives_way(now, now - last) {
+        if now - last > CROWDED_NS {
+            gives_way(now, now - last);
             return ready();
         }
         if now - start > budget {
@@ -171,10 +176,9 @@ pub fn watch(
         if now - yielded > YIELD_EVERY_NS {
             sys::sched_yield();
             let back = sys::now_ns();
-            if back - now > SHARED_NS {
-                part(back, &peer);
-            }
-            if back - now > CROWDED_NS && gives_way(back, back - now) {
+            let lost = back - now;
+            if lost > SHARED_NS && !shares_with(back, &peer) && !ready() || lost > SLICE_NS {
+                gives_way(back, lost);
                 return ready();
             }
             now = back;
@@ -239,14 +243,15 @@ pub fn woken(published: u64) {
     note(until.saturating_sub(if wait.rang { wake } else { 0 }));
 }
 
-/// Somebody else had the processor for so long. Does he, or another, still want it?
+/// Somebody else had the processor for so long: it is left to the others for a while, longer each time that this happens again soon.
 #[cold]
-fn gives_way(now: u64, lost: u64) -> bool {
-    if lost > SLICE_NS {
-        OFF_UNTIL.set(now + lost.saturating_mul(OFF_TIMES));
-        return true;
-    }
-    crowded(now, COUNT_EVERY_NS / 8)
+fn gives_way(now: u64, lost: u64) {
+    let soon = now.saturating_sub(OFF_UNTIL.get()) < OFF.get() * OFF_AGAIN;
+    let off = if soon { OFF.get() * 2 } else { OFF_NS };
+    let off =
+        off.min(OFF_MOST_NS).max(if lost > SLICE_NS { lost.saturating_mul(OFF_TIMES) } else { 0 });
+    OFF.set(off);
+    OFF_UNTIL.set(now + off);
 }
 
 static COUNTED_NS: AtomicU64 = AtomicU64::new(0);
@@ -275,14 +280,14 @@ fn looks(ready: &mut impl FnMut() -> bool) -> bool {
     })
 }
 
-/// Moves away from a processor that the peer shares.
+/// Is it the peer with whom we share this processor? Then one of the two moves away, if that helps.
 #[cold]
-fn part(now: u64, peer: &impl Fn() -> Option<Peer>) {
-    let Some(peer) = peer() else { return };
+fn shares_with(now: u64, peer: &impl Fn() -> Option<Peer>) -> bool {
     let here = sys::processor();
+    let Some(peer) = peer().filter(|peer| peer.processor == here) else { return false };
     let patience = MOVE_AGAIN.get() * if peer.we_move { 1 } else { 8 };
-    if peer.processor != here || now - MOVED_NS.get() < patience {
-        return;
+    if now - MOVED_NS.get() < patience {
+        return true;
     }
     // Needed again soon after the last time: it does not help much here.
     let soon = now - MOVED_NS.get() < patience * 8;
@@ -293,6 +298,7 @@ fn part(now: u64, peer: &impl Fn() -> Option<Peer>) {
     });
     MOVED_NS.set(now);
     sys::leave_processor(here);
+    true
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ const CALL_MAX_BYTES: usize = 0x7fff_f000;
 const ASK_KERNEL_TICKS: u64 = 3_000_000;
 /// A program that polls an empty ring has the kernel asked this often (about 10 us).
 const ASK_WHEN_EMPTY_TICKS: u64 = 30_000;
+/// The same for the first look that finds nothing after some that found something.
+const ASK_AFTER_SOME_TICKS: u64 = 150_000;
 /// How often a sleeper looks that nothing might wake.
 const LOOK_SOON_NS: u64 = 1_000_000;
 pub const LOOK_AT_TIMES_NS: u64 = 50_000_000;
@@ -347,6 +349,7 @@ fn receive_ring(
         moving::back_met(socket, end, ring, position);
     }
     if total > 0 {
+        socket.found_nothing.set(0);
         view::count(socket, |slot| {
             slot.rx_bytes
                 .store(slot.rx_bytes.load(Ordering::Relaxed) + total as u64, Ordering::Relaxed);
@@ -364,7 +367,10 @@ fn receive_ring(
                     return Err(Errno::EAGAIN);
                 }
                 let now = sys::ticks();
-                if now.wrapping_sub(socket.kernel_asked.get()) < ASK_WHEN_EMPTY_TICKS {
+                let age = now.wrapping_sub(socket.kernel_asked.get());
+                // The first to find nothing after some is about to wait, in the kernel, which tells; or comes again.
+                let again = socket.found_nothing.swap(1) != 0;
+                if age < if again { ASK_WHEN_EMPTY_TICKS } else { ASK_AFTER_SOME_TICKS } {
                     return Err(Errno::EAGAIN);
                 }
                 socket.kernel_asked.set(now);
@@ -1424,6 +1430,11 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
         mask |= writable;
     }
     mask & (events | libc::POLLERR | libc::POLLHUP)
+}
+
+/// Was the kernel last asked so long ago that it is to be asked again, though rings have something?
+pub fn is_asked_late(socket: &Socket, now: u64) -> bool {
+    now.wrapping_sub(socket.kernel_asked.get()) > ASK_KERNEL_TICKS
 }
 
 /// The kernel's part of `poll_mask`.

@@ -143,6 +143,8 @@ pub struct Socket {
     pub kernel_asked_as: P32,
     /// When we last asked the kernel (ticks), to ask it now and then while the ring keeps us busy.
     pub kernel_asked: P64,
+    /// A receive has found nothing, and none has found something since.
+    pub found_nothing: P32,
     pub next_free: P32,
     /// The kernel's number of it, once attached: a vfork child may have given our numbers another meaning.
     pub inode: P32,
@@ -880,6 +882,7 @@ impl Socket {
         self.rung.set(0);
         self.first_step_ns.set(0);
         self.kernel_asked.set(0);
+        self.found_nothing.set(0);
         for word in [&self.side, &self.calls, &self.meeting, &self.home, &self.bell, &self.twin] {
             word.set(0);
         }
