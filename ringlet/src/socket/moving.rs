@@ -880,15 +880,15 @@ fn reset(socket: &Socket, reason: Reason) -> Errno {
 /// After a publish: wakes a receiver that sleeps.
 #[inline(always)]
 pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
-    let rung = context::ring_if_armed(socket);
+    let mut rung = context::ring_if_armed(socket);
     let how = flag::wanted_by_receiver(&ring.control().receiver.want_data);
     if how & WANT_EVENT != 0 {
-        context::ring(socket);
+        rung = Some(context::ring(socket) && rung != Some(false));
     }
-    if how & WANT_BYTE != 0 {
+    if how & WANT_BYTE != 0 || rung == Some(false) {
         ring_byte(socket, ring);
     }
-    if rung || how != 0 {
+    if rung.is_some() || how != 0 {
         count_bell(socket);
     }
 }

@@ -428,6 +428,7 @@ pub fn after_fork(tables: &'static Tables) {
     context::forget_all(tables);
     view::forget(tables);
     super::tap::forget(tables);
+    ringlet_linux::aio::forget();
     epoll::after_fork(tables, parent);
     interrupted::after_fork_in_child(tables);
     for socket in tables.ever_followed() {

@@ -1239,6 +1239,7 @@ fn fall_asleep(
     let mut fds = [
         fd::pollfd { fd: socket.fd(), events, revents: 0 },
         fd::pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 },
+        fd::pollfd { fd: home.map_or(-1, context::open_of), events: libc::POLLIN, revents: 0 },
     ];
     super::signals::begin_wait();
     // As `wait_inside` and its caller would do it.
@@ -1258,6 +1259,9 @@ fn fall_asleep(
     };
     if fds[1].revents != 0 {
         fd::drain(fds[1].fd);
+    }
+    if fds[2].revents != 0 {
+        let _ = fd::take(fds[2].fd);
     }
     if fds[0].revents != 0 {
         socket.kernel_tells();
