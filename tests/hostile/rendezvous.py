@@ -17,7 +17,7 @@ from subject import RING, SETTLE_SECONDS, Pair, Steady, Subject
 
 ATTACKS = 200
 OF_ONE_USER = 8  # so many of one user's descriptors are closed at a time
-OFFER_CALLS = 6  # after so many, the accepting side has offered
+OFFER_CALLS = 70  # after so many, the accepting side has offered, however early its connections ended lately
 
 
 def scenes(ground):
