@@ -84,7 +84,7 @@ def strangers(ground, user):
     accepting.holds_only(held[0], "strangers")
     connecting.holds_only(held[1], "strangers")
     pair = Pair(accepting, connecting)
-    pair.exchange(times=20)
+    pair.exchange(times=200)
     require(pair.paths() == (RING, RING), "after the strangers nobody gets on the ring")
 
 
