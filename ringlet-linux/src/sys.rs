@@ -303,6 +303,15 @@ fn number(text: &[u8]) -> u32 {
     digits.fold(0u32, |sum, byte| sum.saturating_mul(10).saturating_add(u32::from(byte - b'0')))
 }
 
+/// May this thread use one processor only?
+pub fn is_bound() -> bool {
+    let mut allowed = [0u64; 16];
+    // SAFETY: so many writable bytes.
+    let got =
+        unsafe { sys!(SYS_sched_getaffinity, 0, size_of_val(&allowed), allowed.as_mut_ptr()) };
+    got.is_ok() && allowed.iter().map(|word| word.count_ones()).sum::<u32>() == 1
+}
+
 /// Moves this thread to another processor of those that it may use, if there is one, and leaves it its choice afterwards.
 pub fn leave_processor(processor: u32) -> bool {
     let mut allowed = [0u64; 16];

@@ -21,9 +21,6 @@ use std::cell::Cell;
 const CROWDED_NS: u64 = 8_000;
 /// So long a thread does not watch that has lost a slice: as many times the slice.
 const OFF_TIMES: u64 = 20;
-const OFF_NS: u64 = 1_000_000;
-const OFF_MOST_NS: u64 = 16_000_000;
-const OFF_AGAIN: u64 = 1;
 const SLICE_NS: u64 = 500_000;
 /// How old the count of those that want to run may be.
 const COUNT_EVERY_NS: u64 = 4_000_000;
@@ -115,7 +112,8 @@ thread_local! {
     /// Waits that ended at the first look, not yet among the others.
     static AT_ONCE: Cell<u16> = const { Cell::new(0) };
     static RANG: Cell<bool> = const { Cell::new(false) };
-    static OFF: Cell<u64> = const { Cell::new(OFF_NS) };
+    /// When we looked at which processors this thread may use, and whether it was one.
+    static BOUND: Cell<(u64, bool)> = const { Cell::new((0, false)) };
     static OFF_UNTIL: Cell<u64> = const { Cell::new(0) };
     /// What may still be watched in vain, as of when.
     static VAIN: Cell<(u64, u64)> = const { Cell::new((VAIN_MOST_NS, 0)) };
@@ -156,6 +154,8 @@ pub fn watch(
     if budget == 0 {
         return false;
     }
+    // (That tells the peer where we are, too.)
+    peer();
     let mut yielded = start;
     let mut last = start;
     loop {
@@ -164,8 +164,7 @@ pub fn watch(
             return true;
         }
         let mut now = sys::now_ns();
-        if now - last > CROWDED_NS {
-            gives_way(now, now - last);
+        if now - last > CROWDED_NS && !ready() && gives_way(now, now - last) {
             return ready();
         }
         if now - start > budget {
@@ -177,8 +176,8 @@ pub fn watch(
             sys::sched_yield();
             let back = sys::now_ns();
             let lost = back - now;
-            if lost > SHARED_NS && !shares_with(back, &peer) && !ready() || lost > SLICE_NS {
-                gives_way(back, lost);
+            let others = lost > SHARED_NS && !shares_with(back, &peer) && !ready();
+            if others && gives_way(back, lost) {
                 return ready();
             }
             now = back;
@@ -204,7 +203,7 @@ fn begin(now: u64, limit: u64) -> u64 {
     let (left, at) = VAIN.get();
     let left = (left + now.saturating_sub(at) / VAIN_SHARE).min(VAIN_MOST_NS);
     VAIN.set((left, now));
-    if now < OFF_UNTIL.get() || crowded(now, COUNT_EVERY_NS) {
+    if now < OFF_UNTIL.get() || is_bound(now) || crowded(now, COUNT_EVERY_NS) {
         return 0;
     }
     waits.budget(WAKE.get()).min(limit).min(left)
@@ -243,15 +242,25 @@ pub fn woken(published: u64) {
     note(until.saturating_sub(if wait.rang { wake } else { 0 }));
 }
 
-/// Somebody else had the processor for so long: it is left to the others for a while, longer each time that this happens again soon.
+/// Somebody else had the processor for so long. Does he, or another, still want it?
 #[cold]
-fn gives_way(now: u64, lost: u64) {
-    let soon = now.saturating_sub(OFF_UNTIL.get()) < OFF.get() * OFF_AGAIN;
-    let off = if soon { OFF.get() * 2 } else { OFF_NS };
-    let off =
-        off.min(OFF_MOST_NS).max(if lost > SLICE_NS { lost.saturating_mul(OFF_TIMES) } else { 0 });
-    OFF.set(off);
-    OFF_UNTIL.set(now + off);
+fn gives_way(now: u64, lost: u64) -> bool {
+    if lost > SLICE_NS {
+        OFF_UNTIL.set(now + lost.saturating_mul(OFF_TIMES));
+        return true;
+    }
+    crowded(now, COUNT_EVERY_NS / 8)
+}
+
+/// Has this thread one processor only, which its peer may need?
+fn is_bound(now: u64) -> bool {
+    let (looked, bound) = BOUND.get();
+    if now.saturating_sub(looked) <= COUNT_EVERY_NS {
+        return bound;
+    }
+    let bound = sys::is_bound();
+    BOUND.set((now, bound));
+    bound
 }
 
 static COUNTED_NS: AtomicU64 = AtomicU64::new(0);
