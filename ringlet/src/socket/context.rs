@@ -59,7 +59,11 @@ struct Ours {
     page: AtomicUsize,
     memfd: P32,
     process: P64,
+    /// The kernel's count of threads that want to run, once it was asked for; `NO_LOAD` if it can't be had.
+    load: P32,
 }
+
+const NO_LOAD: u32 = u32::MAX;
 
 // SAFETY: atomics only; zero is a free entry.
 #[allow(unsafe_code)]
@@ -188,6 +192,23 @@ fn close_open(tables: &Tables, context: &Context) {
     if open != 0 {
         close_hidden(tables, open);
     }
+}
+
+/// Where the kernel tells how many threads want to run (`sys::runnable`), if it does.
+pub fn load() -> Option<i32> {
+    let (all, tables) = (CONTEXTS.get()?, tables()?);
+    let ours = &all.ours[0];
+    if !ours.load.is() {
+        // (A child by fork would have a copy of what is only on its way to its place.)
+        let _inside = super::gate::try_enter()?;
+        let _held = all.lock[0].take()?;
+        if !ours.load.is() {
+            let load = sys::open_load().map(fd::hide);
+            load.iter().for_each(|load| tables.hide(*load));
+            ours.load.set(load.map_or(NO_LOAD, |load| load as u32));
+        }
+    }
+    Some(ours.load.get()).filter(|load| *load != NO_LOAD).map(|load| load as i32)
 }
 
 /// What a peer needs to wake one of our contexts.
@@ -535,7 +556,7 @@ pub fn ring(socket: &Socket) -> bool {
 /// Moves one of our descriptors to another number, for a program that wants this one. True if it was one of these.
 pub fn move_away(fd: i32) -> bool {
     let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return false };
-    let ours = std::iter::once(&all.ours[0].memfd);
+    let ours = [&all.ours[0].memfd, &all.ours[0].load].into_iter().filter(|word| word.is());
     let contexts =
         all.contexts.iter().filter(|context| context.owner.is()).map(|context| &context.eventfd);
     let open = all.contexts.iter().map(|context| &context.open).filter(|open| open.is());

@@ -2184,12 +2184,17 @@ fn wait_in(
             .config
             .spin_us
             .min(deadline.map_or(u64::MAX, |at| at.saturating_sub(sys::now_ns()) / 1000));
-        // (Whoever does not watch sleeps in the kernel.)
-        set.kernel_asked.set(sys::ticks());
+        // (Who does not watch for long asks the kernel by sleeping there.)
+        let began = sys::ticks();
+        let for_long = || {
+            sys::ticks().wrapping_sub(began) > ASK_KERNEL_TICKS
+                || super::kernel_writes() != set.written.get()
+        };
+        let in_kernel = || for_long() && kernel_due(set, sys::ticks()) && in_kernel(set);
         if spin::watch(
             budget,
             || latest_peer(tables, set),
-            || any_ready(tables, set) || kernel_due(set, sys::ticks()) && in_kernel(set),
+            || any_ready(tables, set) || in_kernel(),
         ) {
             let more = if any_ready(tables, set) {
                 0

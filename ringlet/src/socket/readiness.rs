@@ -276,7 +276,7 @@ fn poll_entered(
             let slept = idle.then(|| ask_all(fds, held, scratch, home, timeout, mask, &cancelled));
             awake();
             if let Some(slept) = slept {
-                slept?;
+                let woken = slept?;
                 for (entry, &held) in fds.iter().zip(held) {
                     if let Some(socket) = attached(entry, held)
                         && stream::poll_mask(socket, entry.events, true) != 0
@@ -284,6 +284,9 @@ fn poll_entered(
                         spin::woken(stream::sent_at(socket));
                         view::count_wake(socket);
                     }
+                }
+                if woken > 0 {
+                    each_datagram_socket(held, |_| spin::woken(0));
                 }
                 // (Also if something woke it: a byte that stays in the kernel, and tells nothing, does so at once each time.)
                 if deadline.is_some_and(|at| sys::now_ns() >= at) {

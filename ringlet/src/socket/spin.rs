@@ -13,6 +13,7 @@
 //! watching is in vain, and neither ever sleeps long enough to be moved. So a thread that finds by a yield that its peer runs
 //! on the same processor moves to another one that it may use.
 
+use super::context;
 use ringlet_core::sync::{AtomicBool, AtomicU64, Ordering};
 use ringlet_linux::sys;
 use std::cell::Cell;
@@ -273,7 +274,8 @@ fn crowded(now: u64, age: u64) -> bool {
     if now.saturating_sub(counted) > age
         && COUNTED_NS.compare_exchange(counted, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     {
-        CROWDED.store(sys::runnable() > sys::processors(), Ordering::Relaxed);
+        let runnable = context::load().map_or(0, sys::runnable);
+        CROWDED.store(runnable > sys::processors(), Ordering::Relaxed);
     }
     CROWDED.load(Ordering::Relaxed)
 }

@@ -424,6 +424,7 @@ impl Drop for Asleep {
     fn drop(&mut self) {
         // ORDER: SeqCst; pairs with `sleepers`.
         super::leave_native(&self.0.end().native_receivers);
+        spin::woken(0);
         awake(self.0);
     }
 }
