@@ -31,7 +31,7 @@ BELLS, WRITTEN = 280, 304  # of 64 bits, as the credit is
 CLOSED_FOR_GOOD, GO_BACK = 1, 2  # values of CLOSED
 SHUT_READ, SHUT_UNREAD = 2, 3  # values of SHUT
 CONTROL_WORDS = (WANT_DATA, CLOSED, USED, WANT_ROOM, SHUT, RINGING, ATTACHED)
-WANT_BYTE = 1
+WANT_BYTE, WANT_EVENT = 1, 2
 LEN_BITS, FLAG_BITS = 17, 3
 PUBLISHED = 1 << 43
 DATA, REWIND, CONTROL = 1, 2, 4
@@ -303,7 +303,7 @@ class Peer:
         return bytes(got)
 
 
-ATTEMPTS = 40
+ATTEMPTS = 120
 
 
 def meet(peer, victim, number):
