@@ -8,7 +8,9 @@
 //! connection, which the kernel's set reports by itself; then they are hot again.
 
 use super::table::{Held, Known, Lock, Receiving, Sending, Socket, Stage, Tables, tables};
-use super::{carrier, context, datagram, jumps, moving, sleep, spin, stream, unforgiving, view};
+use super::{
+    carrier, context, datagram, jumps, moving, signals, sleep, spin, stream, unforgiving, view,
+};
 use crate::plain::{P32, P64, Published};
 use crate::reasons::Reason;
 use ringlet_core::sync::{AtomicU32, Ordering};
@@ -2191,6 +2193,7 @@ fn wait_in(
                 || super::kernel_writes() != set.written.get()
         };
         let in_kernel = || for_long() && kernel_due(set, sys::ticks()) && in_kernel(set);
+        signals::begin_wait();
         if spin::watch(
             budget,
             || latest_peer(tables, set),
@@ -2205,6 +2208,10 @@ fn wait_in(
                 return Ok(more);
             }
             continue;
+        }
+        if !signals::restart() {
+            // It would have ended the kernel's wait.
+            return Err(Errno::EINTR);
         }
         let armed = arm(tables, set);
         let mut left = deadline.map(|at| at.saturating_sub(sys::now_ns()));

@@ -1,7 +1,7 @@
 //! poll and select over descriptors of which some are attached connections (or epoll sets that hold some).
 
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
-use super::{context, datagram, epoll, memory, sleep, spin, stream, view};
+use super::{context, datagram, epoll, memory, signals, sleep, spin, stream, view};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::map::{self, Scratch};
@@ -222,8 +222,8 @@ fn poll_entered(
     loop {
         let (mut found, others) = look(fds, held, true);
         if found > 0 && is_asked_late(fds, held) {
-            // One whose rings always have something must hear of the rest as well.
-            ask_all(fds, held, scratch, None, Some(0), mask, &|| {})?;
+            // One whose rings always have something must hear of the rest as well. (KERNEL: what is ready goes before signals.)
+            let _ = ask_all(fds, held, scratch, None, Some(0), None, &|| {});
             found = look(fds, held, true).0;
         }
         if found > 0 {
@@ -235,6 +235,8 @@ fn poll_entered(
         let mut asked = sys::now_ns();
         let talks_to = connections(fds, held).next();
         let peer = || talks_to.and_then(stream::peer);
+        signals::begin_wait();
+        let mut told = Ok(0);
         let worth = spin::watch(budget, peer, || {
             if look(fds, held, true).0 > 0 {
                 return true;
@@ -244,8 +246,16 @@ fn poll_entered(
             if due {
                 asked = now;
             }
-            due && ask_all(fds, held, scratch, None, Some(0), mask, &|| {}) != Ok(0)
+            if due {
+                told = ask_all(fds, held, scratch, None, Some(0), mask, &|| {});
+            }
+            told != Ok(0)
         });
+        // A signal would have ended the kernel's wait.
+        told?;
+        if !worth && !signals::restart() {
+            return Err(Errno::EINTR);
+        }
         if !worth {
             // Once: whether a peer rings it may change while we sleep, and who arms must disarm.
             let home = home(fds, held);

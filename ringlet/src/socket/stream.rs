@@ -1140,9 +1140,14 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     };
     sleep::check(&|| wait_no_more(socket));
     let limit = tables().map_or(0, |tables| tables.config.spin_us);
+    super::signals::begin_wait();
     if in_ring && spin::watch(limit, || peer(socket), || there(socket, end, want)) {
         view::count_spin(socket);
         return Ok(());
+    }
+    if !super::signals::restart() {
+        // It would have ended the kernel's wait.
+        return Err(Errno::EINTR);
     }
     let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else {
         return Ok(());
@@ -1241,7 +1246,6 @@ fn fall_asleep(
         fd::pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 },
         fd::pollfd { fd: home.map_or(-1, context::open_of), events: libc::POLLIN, revents: 0 },
     ];
-    super::signals::begin_wait();
     // As `wait_inside` and its caller would do it.
     let cancelled = || {
         if want == Want::Room {
