@@ -153,6 +153,14 @@ pub fn timeout_ns(fd: i32, option: i32) -> u64 {
     })
 }
 
+/// Sets SO_PEEK_OFF.
+pub fn peek_from(fd: i32, from: i32) {
+    // SAFETY: a four-byte value.
+    let _ = unsafe {
+        sys!(SYS_setsockopt, fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &raw const from, 4)
+    };
+}
+
 /// Takes the pending error, as SO_ERROR does.
 pub fn take_error(fd: i32) -> i32 {
     option_u32(fd, libc::SOL_SOCKET, libc::SO_ERROR).map_or(0, |value| value as i32)

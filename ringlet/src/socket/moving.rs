@@ -792,6 +792,16 @@ pub fn ends_before(socket: &Socket, end: &End) -> Sys<()> {
 
 /// Throws away what the kernel has up to this position of the connection. False when it ends before.
 pub fn discard_to(socket: &Socket, end: &End, position: u64) -> Sys<bool> {
+    // KERNEL: what is taken moves the place from which SO_PEEK_OFF looks. Doorbells were never before it.
+    let peeks_from = tcp::int_option(socket.fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF);
+    let done = discard_bells(socket, end, position);
+    if let Ok(from @ 0..) = peeks_from {
+        tcp::peek_from(socket.fd(), from);
+    }
+    done
+}
+
+fn discard_bells(socket: &Socket, end: &End, position: u64) -> Sys<bool> {
     let mut bells = [0u8; 1024];
     let most = carrier::consumed(socket, end)?.saturating_add(BELLS_MAX);
     loop {
