@@ -110,15 +110,6 @@ pub fn drain(fd: i32) -> u64 {
     count
 }
 
-/// The same for one that others have as well, who may take what was there, and let readers wait. KERNEL: before 5.12 that can't be done.
-pub fn take(fd: i32) -> Sys<u64> {
-    let mut count = 0u64;
-    let piece = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
-    // SAFETY: one piece of eight writable bytes. (An offset of -1, in two halves: none.)
-    unsafe { sys!(SYS_preadv2, fd, &raw const piece, 1, usize::MAX, usize::MAX, libc::RWF_NOWAIT) }
-        .map(|_| count)
-}
-
 /// `None` waits for ever. The signal mask, if given, is the kernel's 8 bytes.
 pub fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: Option<u64>) -> Sys<usize> {
     // SAFETY: `fds` is a valid array of its length.

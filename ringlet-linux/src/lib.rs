@@ -2,7 +2,6 @@
 //! without libc's help.)
 #![no_std]
 
-pub mod aio;
 pub mod apart;
 pub mod clock;
 pub mod diag;

@@ -389,6 +389,8 @@ extern "C" fn interrupting(signal: c_int, info: *mut libc::siginfo_t, context: *
             handler(signal, info, context);
         }
     }
+    // Again: a wait of the handler's own begins without a note.
+    signals::note_interruption();
 }
 
 fn is_function(handler: usize) -> bool {

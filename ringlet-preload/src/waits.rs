@@ -70,11 +70,11 @@ unsafe fn poll_ours(
         (Err(error), _) | (_, Err(error)) => return Some(Err(error)),
     };
     let empty = pollfd { fd: -1, events: 0, revents: 0 };
-    if fds.len() + 1 < POLL_ON_STACK {
+    if fds.len() < POLL_ON_STACK {
         let mut scratch = [empty; POLL_ON_STACK];
         return Some(readiness::poll(fds, &mut scratch, timeout, mask));
     }
-    let Some(mut scratch) = Scratch::new(fds.len() + 2, empty) else {
+    let Some(mut scratch) = Scratch::new(fds.len() + 1, empty) else {
         return Some(Err(Errno::ENOMEM));
     };
     let left = scratch.area();
@@ -243,7 +243,7 @@ unsafe fn select_with(
     let count = count as usize;
     let empty = pollfd { fd: -1, events: 0, revents: 0 };
     let asked = members(count, sets).count();
-    if asked + 1 < POLL_ON_STACK {
+    if asked < POLL_ON_STACK {
         let (mut fds, mut scratch) = ([empty; POLL_ON_STACK], [empty; POLL_ON_STACK]);
         // SAFETY: passed on.
         return unsafe {
@@ -251,7 +251,7 @@ unsafe fn select_with(
         };
     }
     let (Some(mut fds), Some(mut scratch)) =
-        (Scratch::new(asked + 2, empty), Scratch::new(asked + 2, empty))
+        (Scratch::new(asked + 1, empty), Scratch::new(asked + 1, empty))
     else {
         set_errno(libc::ENOMEM);
         return -1;
@@ -265,7 +265,7 @@ unsafe fn select_with(
     })
 }
 
-/// `select_with`, by poll entries; both arrays have room for two more than are asked for.
+/// `select_with`, by poll entries; both arrays have room for one more than is asked for.
 unsafe fn select_entries(
     count: usize,
     sets: [Bits; 3],

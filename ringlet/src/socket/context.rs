@@ -2,9 +2,8 @@
 //!
 //! A *context* is a thread in a blocking call or an epoll set. It has an interrupt flag in a page that peers map read-only (so
 //! that none of them can spoil another's wake-up) and an eventfd that they ring. Both are handed out at the rendezvous, to peers
-//! that could as well send us a signal (same user, or root): who has an eventfd could make a ringer block, or a reader. All others
-//! get a second eventfd, which is rung without waiting (`aio`) and read without waiting. Where that can't be had, and for whoever sleeps in
-//! another context than the connection's home, a byte on the kernel connection wakes.
+//! that could as well send us a signal (same user, or root): the owner of an eventfd could make a ringer block. All others,
+//! and whoever sleeps in another context than the connection's home, are woken by a byte on the kernel connection.
 
 use super::table::{Fate, Socket, Tables, tables};
 use crate::plain::{P32, P64};
@@ -12,7 +11,7 @@ use ringlet_core::memory::Area;
 use ringlet_core::sync::{AtomicU64, AtomicUsize, Ordering};
 use ringlet_core::wait;
 use ringlet_linux::map::{self, Zeroed};
-use ringlet_linux::{aio, apart, fd, sys};
+use ringlet_linux::{apart, fd, sys};
 use std::cell::Cell;
 use std::sync::OnceLock;
 
@@ -30,8 +29,6 @@ struct Context {
     /// Thread number, or `SET_OWNER` + set; 0 when free.
     owner: P32,
     eventfd: P32,
-    /// The one for strangers, once there is one that has a card.
-    open: P32,
     /// How often its eventfd was replaced.
     replaced: P32,
 }
@@ -47,8 +44,6 @@ pub struct Bell {
     pid: P32,
     context: P32,
     eventfd: P32,
-    /// A stranger's, or one that strangers have too.
-    open: P32,
     page: AtomicUsize,
     users: P32,
 }
@@ -169,7 +164,6 @@ pub fn forget_all(tables: &Tables) {
         } else if owner != 0 {
             close_hidden(tables, eventfd);
         }
-        close_open(tables, context);
         context.owner.set(0);
     }
     let ours = &all.ours[0];
@@ -185,13 +179,6 @@ pub fn forget_all(tables: &Tables) {
 pub fn close_hidden(tables: &Tables, fd: i32) {
     tables.clear(fd);
     sys::close(fd);
-}
-
-fn close_open(tables: &Tables, context: &Context) {
-    let open = context.open.swap(0) as i32;
-    if open != 0 {
-        close_hidden(tables, open);
-    }
 }
 
 /// Where the kernel tells how many threads want to run (`sys::runnable`), if it does.
@@ -305,7 +292,6 @@ pub fn release_set(set: u32) {
             socket.home.set(0);
         }
         close_hidden(tables, context.eventfd.get() as i32);
-        close_open(tables, context);
         context.replaced.add(1);
         context.owner.set(0);
     }
@@ -325,35 +311,6 @@ pub fn eventfd_of(context: u32) -> i32 {
     context.map_or(-1, |context| context.eventfd.get() as i32)
 }
 
-/// The same of the one for strangers; -1 if there is none.
-pub fn open_of(context: u32) -> i32 {
-    let contexts = CONTEXTS.get().map_or(&[][..], |all| all.contexts);
-    let context = contexts.get((context as usize).wrapping_sub(1));
-    context.map(|context| context.open.get() as i32).filter(|open| *open != 0).unwrap_or(-1)
-}
-
-/// The same, made if need be, if it can be read without waiting. A set that is woken by it has it registered from now on.
-fn make_open(context: u32) -> Option<i32> {
-    let (all, tables) = (CONTEXTS.get()?, tables()?);
-    let found = all.contexts.get((context as usize).checked_sub(1)?)?;
-    let held = all.lock[0].take()?;
-    if !found.open.is() {
-        let made = fd::eventfd().ok()?;
-        if fd::take(made) != Err(sys::Errno::EAGAIN) {
-            sys::close(made);
-            return None;
-        }
-        tables.hide(made);
-        found.open.set(made as u32);
-    }
-    let (owner, open) = (found.owner.get(), found.open.get() as i32);
-    drop(held);
-    if owner & SET_OWNER != 0 && !super::epoll::register_open(owner & !SET_OWNER, context) {
-        return None;
-    }
-    Some(open)
-}
-
 fn flag_of(context: u32) -> Option<&'static AtomicU64> {
     word_of(context, 0)
 }
@@ -370,9 +327,8 @@ fn word_of(context: u32, offset: usize) -> Option<&'static AtomicU64> {
 }
 
 /// What to tell a peer about a context of ours.
-pub fn card(context: u32, stranger: bool) -> Option<Card> {
+pub fn card(context: u32) -> Option<Card> {
     let all = CONTEXTS.get()?;
-    let eventfd = if stranger { make_open(context)? } else { eventfd_of(context) };
     Some(Card {
         // Who holds an older card of this context must not take this one for the same.
         process: all.ours[0]
@@ -380,7 +336,7 @@ pub fn card(context: u32, stranger: bool) -> Option<Card> {
             .get()
             .wrapping_add(all.contexts[context as usize - 1].replaced.get() as u64),
         context,
-        eventfd,
+        eventfd: eventfd_of(context),
         page_memfd: all.ours[0].memfd.get() as i32,
     })
 }
@@ -427,17 +383,11 @@ pub fn has_sleepers(context: u32) -> bool {
     flag_of(context).is_some_and(|flag| wait::armed(flag, u64::MAX).is_some())
 }
 
-/// Keeps a card of the peer `pid`, a process of `user`'s, or finds that we hold it already. Takes the descriptors, if they are what they
-/// should be. `open`: not to be rung but without waiting.
-pub fn keep(
-    (pid, user): (i32, u32),
-    process: u64,
-    context: u32,
-    eventfd: i32,
-    page_memfd: i32,
-    open: bool,
-) -> Option<u32> {
+/// Keeps a card of the peer `pid`, or finds that we hold it already. Takes the descriptors, if they are what they should be.
+pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32) -> Option<u32> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
+    // Nobody else is trusted with a bell.
+    let user = sys::geteuid();
     let close_both = || {
         apart::close_foreign(eventfd, user);
         apart::close_foreign(page_memfd, user);
@@ -449,8 +399,7 @@ pub fn keep(
     // Who claims to be another process must not be rung in its place. A pid that we can't see is nobody's.
     let same = |bell: &Bell| {
         let owner = bell.pid.get() == pid as u32 && bell.process.get() == process;
-        let this = bell.context.get() == context && bell.open.is() == open;
-        bell.users.is() && pid != 0 && owner && this
+        bell.users.is() && pid != 0 && owner && bell.context.get() == context
     };
     if let Some(found) = all.bells[1..].iter().position(same) {
         close_both();
@@ -459,8 +408,7 @@ pub fn keep(
     }
     let sane = (1..=CONTEXT_COUNT as u32).contains(&context)
         && map::sealed_size(page_memfd) == Ok(PAGE_BYTES)
-        && fd::is_eventfd(eventfd)
-        && (!open || aio::can_ring());
+        && fd::is_eventfd(eventfd);
     let held = all.bells[1..].iter().filter(|bell| bell.users.is()).count();
     let free = all.bells[1..].iter().position(|bell| !bell.users.is());
     let sane = sane && held < fd::share();
@@ -481,7 +429,6 @@ pub fn keep(
     bell.pid.set(pid as u32);
     bell.context.set(context);
     bell.eventfd.set(eventfd as u32);
-    bell.open.set(open as u32);
     bell.page.store(area.base() as usize, Ordering::Release);
     bell.users.set(1);
     Some(at as u32 + 1)
@@ -523,24 +470,14 @@ fn bell_word(socket: &Socket, offset: usize) -> Option<(&'static Bell, &'static 
     Some((bell, area.at(line + offset)))
 }
 
-/// After publishing for `socket`'s peer: rings its home context if somebody sleeps there. `None` if not; else whether that could be done.
+/// After publishing for `socket`'s peer: rings its home context if somebody sleeps there. True if it did.
 #[inline(always)]
-pub fn ring_if_armed(socket: &Socket) -> Option<bool> {
-    let (bell, flag) = bell_word(socket, 0)?;
-    let value = wait::armed(flag, socket.rung.get())?;
+pub fn ring_if_armed(socket: &Socket) -> bool {
+    let Some((bell, flag)) = bell_word(socket, 0) else { return false };
+    let Some(value) = wait::armed(flag, socket.rung.get()) else { return false };
     socket.rung.set(value);
-    Some(bell.ring())
-}
-
-impl Bell {
-    fn ring(&self) -> bool {
-        let eventfd = self.eventfd.get() as i32;
-        if self.open.is() {
-            return aio::ring(eventfd);
-        }
-        fd::ring(eventfd);
-        true
-    }
+    fd::ring(bell.eventfd.get() as i32);
+    true
 }
 
 /// Rings the home context of `socket`'s peer, if we can.
@@ -550,7 +487,8 @@ pub fn ring(socket: &Socket) -> bool {
     if bell == 0 {
         return false;
     }
-    all.bells[bell as usize].ring()
+    fd::ring(all.bells[bell as usize].eventfd.get() as i32);
+    true
 }
 
 /// Moves one of our descriptors to another number, for a program that wants this one. True if it was one of these.
@@ -559,15 +497,10 @@ pub fn move_away(fd: i32) -> bool {
     let ours = [&all.ours[0].memfd, &all.ours[0].load].into_iter().filter(|word| word.is());
     let contexts =
         all.contexts.iter().filter(|context| context.owner.is()).map(|context| &context.eventfd);
-    let open = all.contexts.iter().map(|context| &context.open).filter(|open| open.is());
     let bells = all.bells.iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
     let elders = super::epoll::elders(tables);
-    let Some(word) = ours
-        .chain(contexts)
-        .chain(open)
-        .chain(bells)
-        .chain(elders)
-        .find(|word| word.get() as i32 == fd)
+    let Some(word) =
+        ours.chain(contexts).chain(bells).chain(elders).find(|word| word.get() as i32 == fd)
     else {
         return false;
     };

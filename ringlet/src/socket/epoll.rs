@@ -28,8 +28,6 @@ const WATCH_MASK: u32 = (1 << WATCH_BITS) - 1;
 /// In place of a watch: the set's own eventfd; and the second context's, which its thread drains.
 const SELF: u32 = WATCH_MASK;
 const SECOND: u32 = WATCH_MASK - 1;
-/// Those for strangers of either: nobody drains them, since the kernel tells of each ring.
-const OPEN: u32 = WATCH_MASK - 3;
 /// And what a process that shares the set has registered for this one: it has taken what was not for it.
 const ALL: u32 = WATCH_MASK - 2;
 
@@ -273,26 +271,8 @@ fn register_bells(set: &Set, op: i32) {
             let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(index) };
             let eventfd = context::eventfd_of(context);
             let _ = fd::epoll_ctl(set.epfd.get() as i32, op, eventfd, Some(event));
-            let _ = put_open(set, op, context);
         }
     }
-}
-
-/// The bell of a context that strangers ring is registered, or not; true if that is so, or there is none.
-fn put_open(set: &Set, op: i32, context: u32) -> bool {
-    let open = context::open_of(context);
-    let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(OPEN) };
-    let done = || fd::epoll_ctl(set.epfd.get() as i32, op, open, Some(event));
-    open < 0 || matches!(done(), Ok(_) | Err(Errno::EEXIST))
-}
-
-/// The set's context has got a bell for strangers. (Before the context is the set's, whoever makes it so registers both.)
-pub fn register_open(set_index: u32, context: u32) -> bool {
-    let Some(tables) = tables() else { return false };
-    let set = &tables.sets[set_index as usize];
-    let Some(_held) = set.lock.take() else { return false };
-    let own = set.context.get().max(set.reserved.get());
-    own != context || put_open(set, libc::EPOLL_CTL_ADD, context)
 }
 
 /// Is another process, of which this one is a child, or may be, in the set too, under our marks?
@@ -428,7 +408,6 @@ fn register_context(set: &Set, set_index: u32) -> Option<u32> {
     let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(SELF) };
     let eventfd = context::eventfd_of(context);
     let _ = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, eventfd, Some(event));
-    put_open(set, libc::EPOLL_CTL_ADD, context);
     set.keeper.set(tables()?.process().pid.get());
     Some(context)
 }
@@ -956,7 +935,6 @@ pub fn nest(set_index: u32, outer: Option<u32>) {
         if second != 0 {
             let eventfd = context::eventfd_of(second);
             let _ = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_DEL, eventfd, None);
-            put_open(set, libc::EPOLL_CTL_DEL, second);
         }
         settle_nested(tables, set);
     }
@@ -1053,10 +1031,6 @@ fn take_up(tables: &Tables, set: &Set, watch: &Watch) {
             if fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, eventfd, Some(event)).is_ok() {
                 set.second.set(home);
             }
-        }
-        if set.second.get() == home && home != 0 && !put_open(set, libc::EPOLL_CTL_ADD, home) {
-            // It will be woken by bytes.
-            socket.home.set(0);
         }
     }
     // What the kernel has told meanwhile was nobody's.
@@ -1841,11 +1815,11 @@ fn translate(
         let foreign = (event.u64 ^ mark(0)) as u32 & !WATCH_MASK != 0;
         told.foreign = told.foreign.or(foreign.then_some(event.u64));
         match event.u64 as u32 & WATCH_MASK {
-            SELF | ALL | OPEN if foreign => {}
+            SELF | ALL if foreign => {}
             // A full counter would not ring again.
             SELF => drain(set),
             ALL => set.all_hot.set(1),
-            SECOND | OPEN => {}
+            SECOND => {}
             index => told_of(tables, set, index, event.events),
         }
     }
@@ -1890,7 +1864,7 @@ fn translate_in_order(
         match event.u64 as u32 & WATCH_MASK {
             SELF if !foreign => drain(set),
             ALL if !foreign => set.all_hot.set(1),
-            SELF | SECOND | ALL | OPEN => {}
+            SELF | SECOND | ALL => {}
             index => told_of(tables, set, index, event.events),
         }
     }
@@ -1908,7 +1882,7 @@ fn translate_in_order(
     for i in at..out.len() {
         let event = out[i];
         let index = event.u64 as u32 & WATCH_MASK;
-        if is_ours(&event) && matches!(index, SELF | SECOND | ALL | OPEN) {
+        if is_ours(&event) && matches!(index, SELF | SECOND | ALL) {
             rung = true;
             continue;
         }

@@ -51,8 +51,6 @@ const MESSAGE_BYTES: usize = 40;
 const GREETING: u32 = 1;
 const HELLO: u32 = 2;
 const ANSWER: u32 = 3;
-/// With the number of a context: its eventfd is the one that strangers have, too.
-const OPEN: u32 = 1 << 31;
 
 /// All messages: magic, ring size, sender's descriptor number, its doorbell (process, context; 0 for none), and which it is.
 #[derive(Default)]
@@ -453,13 +451,12 @@ fn say(
     geometry: Geometry,
     segment: Option<i32>,
 ) -> Result<(), Errno> {
-    let stranger = !trusted(peer) || unforgiving::is_strange();
-    let card = home_of(socket).and_then(|home| context::card(home, stranger));
+    let card = trusted(peer).then(|| home_of(socket)).flatten().and_then(context::card);
     let message = Message {
         kind: if segment.is_some() { ANSWER } else { HELLO },
         ring_bytes: geometry.ring_bytes as u64,
         fd: socket.fd(),
-        context: card.as_ref().map_or(0, |card| card.context | if stranger { OPEN } else { 0 }),
+        context: card.as_ref().map_or(0, |card| card.context),
         process: card.as_ref().map_or(0, |card| card.process),
     };
     let mut fds = [0; 3];
@@ -473,11 +470,11 @@ fn say(
         put(card.eventfd);
         put(card.page_memfd);
     }
-    socket.home.set(message.context & !OPEN);
+    socket.home.set(message.context);
     rendezvous::send(meeting, &message.write(), &fds[..count])
 }
 
-/// May this peer have the eventfd that is written to and read? Who has it could make both wait, so only who could signal us anyway.
+/// May this peer ring us by eventfd? The owner of an eventfd could make a ringer wait, so only who could signal us anyway.
 pub fn trusted(peer: rendezvous::Credentials) -> bool {
     (peer.uid == 0 || rendezvous::is_our_user(peer.uid)) && rendezvous::is_in_sight(peer.pid)
 }
@@ -713,13 +710,11 @@ fn keep_bell(
     from: usize,
     peer: rendezvous::Credentials,
 ) {
-    if message.context == 0 || fds.count < from + 2 {
+    if message.context == 0 || !trusted(peer) || fds.count < from + 2 {
         return;
     }
     let (Some(eventfd), Some(page)) = (fds.take(from), fds.take(from + 1)) else { return };
-    let open = message.context & OPEN != 0 || !trusted(peer);
-    let (owner, context) = ((peer.pid, peer.uid), message.context & !OPEN);
-    if let Some(bell) = context::keep(owner, message.process, context, eventfd, page, open) {
+    if let Some(bell) = context::keep(peer.pid, message.process, message.context, eventfd, page) {
         socket.bell.set(bell);
     }
 }

@@ -890,15 +890,15 @@ fn reset(socket: &Socket, reason: Reason) -> Errno {
 /// After a publish: wakes a receiver that sleeps.
 #[inline(always)]
 pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
-    let mut rung = context::ring_if_armed(socket);
+    let rung = context::ring_if_armed(socket);
     let how = flag::wanted_by_receiver(&ring.control().receiver.want_data);
     if how & WANT_EVENT != 0 {
-        rung = Some(context::ring(socket) && rung != Some(false));
+        context::ring(socket);
     }
-    if how & WANT_BYTE != 0 || rung == Some(false) {
+    if how & WANT_BYTE != 0 {
         ring_byte(socket, ring);
     }
-    if rung.is_some() || how != 0 {
+    if rung || how != 0 {
         count_bell(socket);
     }
 }

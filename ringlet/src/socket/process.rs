@@ -428,7 +428,6 @@ pub fn after_fork(tables: &'static Tables) {
     context::forget_all(tables);
     view::forget(tables);
     super::tap::forget(tables);
-    ringlet_linux::aio::forget();
     epoll::after_fork(tables, parent);
     interrupted::after_fork_in_child(tables);
     for socket in tables.ever_followed() {

@@ -41,7 +41,7 @@ pub fn natively<T>(fds: &[pollfd], wait: impl FnOnce(&dyn Fn()) -> T) -> Option<
     .unwrap_or(None)
 }
 
-/// poll. `scratch` has two entries more than `fds`.
+/// poll. `scratch` has one entry more than `fds`.
 pub fn poll(
     fds: &mut [pollfd],
     scratch: &mut [pollfd],
@@ -223,7 +223,7 @@ fn poll_entered(
         let (mut found, others) = look(fds, held, true);
         if found > 0 && is_asked_late(fds, held) {
             // One whose rings always have something must hear of the rest as well. (KERNEL: what is ready goes before signals.)
-            let _ = ask_all(fds, held, scratch, None, Some(0), None, &|| {});
+            let _ = ask_all(fds, held, scratch, -1, Some(0), None, &|| {});
             found = look(fds, held, true).0;
         }
         if found > 0 {
@@ -245,9 +245,7 @@ fn poll_entered(
             let due = now - asked > ASK_KERNEL_NS;
             if due {
                 asked = now;
-            }
-            if due {
-                told = ask_all(fds, held, scratch, None, Some(0), mask, &|| {});
+                told = ask_all(fds, held, scratch, -1, Some(0), mask, &|| {});
             }
             told != Ok(0)
         });
@@ -272,6 +270,7 @@ fn poll_entered(
                 None => timeout,
             };
             let idle = look(fds, held, true).0 == 0;
+            let event = home.map_or(-1, context::eventfd_of);
             let awake = || {
                 disarm(home);
                 each_datagram_socket(held, |socket| {
@@ -283,7 +282,7 @@ fn poll_entered(
                 awake();
                 cancelled();
             };
-            let slept = idle.then(|| ask_all(fds, held, scratch, home, timeout, mask, &cancelled));
+            let slept = idle.then(|| ask_all(fds, held, scratch, event, timeout, mask, &cancelled));
             awake();
             if let Some(slept) = slept {
                 let woken = slept?;
@@ -415,12 +414,12 @@ fn disarm(home: Option<u32>) {
     }
 }
 
-/// Waits in the kernel for everything that can wake us: all entries, and the bells of `home`.
+/// Waits in the kernel for everything that can wake us: all entries, and `event`.
 fn ask_all(
     fds: &[pollfd],
     held: &[u32],
     scratch: &mut [pollfd],
-    home: Option<u32>,
+    event: i32,
     timeout_ns: Option<u64>,
     mask: Option<u64>,
     cancelled: &dyn Fn(),
@@ -434,19 +433,13 @@ fn ask_all(
         }
     }
     let n = fds.len();
-    for (at, bell) in [context::eventfd_of, context::open_of].into_iter().enumerate() {
-        let fd = home.map_or(-1, bell);
-        scratch[n + at] = pollfd { fd, events: libc::POLLIN, revents: 0 };
-    }
+    scratch[n] = pollfd { fd: event, events: libc::POLLIN, revents: 0 };
     let woken = match timeout_ns {
         Some(0) => fd::poll(&mut scratch[..n], timeout_ns, mask)?,
-        _ => sleep::poll(&mut scratch[..n + 2], timeout_ns, mask, cancelled)?,
+        _ => sleep::poll(&mut scratch[..n + 1], timeout_ns, mask, cancelled)?,
     };
     if scratch[n].revents != 0 {
-        fd::drain(scratch[n].fd);
-    }
-    if scratch[n + 1].revents != 0 {
-        let _ = fd::take(scratch[n + 1].fd);
+        fd::drain(event);
     }
     let now = sys::ticks();
     for ((copy, entry), &held) in scratch[..n].iter().zip(fds).zip(held) {

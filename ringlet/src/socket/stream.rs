@@ -1244,7 +1244,6 @@ fn fall_asleep(
     let mut fds = [
         fd::pollfd { fd: socket.fd(), events, revents: 0 },
         fd::pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 },
-        fd::pollfd { fd: home.map_or(-1, context::open_of), events: libc::POLLIN, revents: 0 },
     ];
     // As `wait_inside` and its caller would do it.
     let cancelled = || {
@@ -1263,9 +1262,6 @@ fn fall_asleep(
     };
     if fds[1].revents != 0 {
         fd::drain(fds[1].fd);
-    }
-    if fds[2].revents != 0 {
-        let _ = fd::take(fds[2].fd);
     }
     if fds[0].revents != 0 {
         socket.kernel_tells();
@@ -1440,9 +1436,10 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
     mask & (events | libc::POLLERR | libc::POLLHUP)
 }
 
-/// Was the kernel last asked so long ago that it is to be asked again, though rings have something?
+/// Was the kernel last asked so long ago that it is to be asked again, though rings have something? (Who has heard elsewhere of the peer's
+/// death may count on it here.)
 pub fn is_asked_late(socket: &Socket, now: u64) -> bool {
-    now.wrapping_sub(socket.kernel_asked.get()) > ASK_KERNEL_TICKS
+    now.wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS
 }
 
 /// The kernel's part of `poll_mask`.

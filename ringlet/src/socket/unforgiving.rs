@@ -5,7 +5,7 @@
 //! receiver as a whole, so do we: the sender counts in shared memory when it begins and ends to cut, and a receiver that has met pieces waits a
 //! moment for the rest.
 //!
-//! Of peers, some are taken for strangers. Datagrams change their way too, lanes end for no reason, and a sender takes so long within a send that its receiver gives it up.
+//! Datagrams change their way too, lanes end for no reason, and a sender takes so long within a send that its receiver gives it up.
 
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::{carrier, control, meet, moving, stream};
@@ -107,11 +107,6 @@ fn far_end(socket: &Socket) -> Option<&'static Socket> {
         Ends::Unix(ends) => unix::inode(far.fd()) == Ok(ends.remote),
     };
     tables.followed().find(|far| waits(far) && is_far(far))
-}
-
-/// Is a peer taken for a stranger, whoever it is?
-pub fn is_strange() -> bool {
-    on() && one_in(2)
 }
 
 /// Does a datagram go through the kernel, though there is a lane?
