@@ -40,6 +40,7 @@ EVENTFDS_MOST = 40  # a process keeps up to 32, for threads that sleep
 RESIDENT_GROWTH_KB = 24 << 10  # Python's own heap grows a little; segments that stay mapped would be more
 MOVED_AT_LEAST = 0.5  # ends of connections that used the ring, for each kill: most scenarios have several
 FLAGS = "/memfd:ringlet-context"  # their flags, from the first sleep on
+RUNNABLE = "/proc/loadavg"  # whence it knows how many threads want to run, from the first time that it may watch
 STEADY, GREETING, FIRST_ID = 0, 1, 2
 # What the connecting end does, what the accepting end does.
 WAYS = (
@@ -122,7 +123,8 @@ def holdings(process):
             continue
         if target.startswith(FLAGS):
             continue
-        held["eventfds" if "[eventfd]" in target else "descriptors"] += 1
+        kind = {"anon_inode:[eventfd]": "eventfds", RUNNABLE: "counts of the runnable"}.get(target, "descriptors")
+        held[kind] += 1
         held["shared memory descriptors"] += target.startswith("/memfd:ringlet")
         if target.startswith("socket:["):
             inodes.add(target[8:-1])
@@ -136,7 +138,8 @@ def holdings(process):
 
 
 def no_more(held, before):
-    limits = {**before, "eventfds": EVENTFDS_MOST, "resident": before["resident"] + RESIDENT_GROWTH_KB}
+    grown = before["resident"] + RESIDENT_GROWTH_KB
+    limits = {**before, "eventfds": EVENTFDS_MOST, "counts of the runnable": 1, "resident": grown}
     return all(count <= limits.get(what, 0) for what, count in held.items())
 
 
