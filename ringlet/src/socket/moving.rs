@@ -61,9 +61,11 @@ pub fn peer_attached(socket: &Socket) -> u32 {
     socket.incoming().map_or(0, |ring| ring.control().sender.attached.load(Ordering::Acquire))
 }
 
-/// Moves our direction into the ring, if the peer is at home there and nobody is inside a native send.
+/// Moves our direction into the ring, if it is not there, the peer is at home there and nobody is inside a native send. Send lock held: who
+/// looked without it whether this is to be done may find it done.
 pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
-    let ready = peer_attached(socket) != 0
+    let ready = end.sending() == Sending::Kernel
+        && peer_attached(socket) != 0
         && end.native_senders.load(Ordering::SeqCst) == 0
         && end.ended.get() == 0
         && !end.barred.is()
@@ -297,6 +299,7 @@ fn make_room(socket: &Socket, end: &End, ring: &SegmentRing) {
 
 /// The receiver has left the ring: what it has not released is sent again, through the kernel. (Where it takes that back all stays as
 /// it was.) `EAGAIN` when the kernel is full: every later call goes on with it, and whoever sleeps on the connection is woken for it.
+/// Send lock held: who looked without it may find it done.
 pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
     let control = ring.control();
     if end.sending() == Sending::Ring {
@@ -312,6 +315,9 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
         end.returned.set(control.receiver.used.load(Ordering::Relaxed));
         view::count_return(socket, Reason::Asked);
         view::show(socket, Reason::Asked);
+    }
+    if end.sending() != Sending::Returning {
+        return Ok(());
     }
     let mut piece = [0u8; 2048];
     loop {
