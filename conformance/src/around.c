@@ -61,3 +61,17 @@ int by_constructor(int fd)
     (void)fd;
     return constructed;
 }
+
+/* By a library of the same directory, which only the search path of this one tells. */
+int by_neighbour(int fd)
+{
+    void *neighbour = dlopen("neighbour.so", RTLD_LAZY | RTLD_DEEPBIND);
+    int (*answer)(int) = neighbour ? (int (*)(int))dlsym(neighbour, "by_call") : NULL;
+    return answer ? answer(fd) : -1;
+}
+
+int loads_neighbour(int fd)
+{
+    (void)fd;
+    return dlopen("neighbour.so", RTLD_LAZY | RTLD_DEEPBIND) ? 1 : -1;
+}

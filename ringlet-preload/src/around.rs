@@ -161,19 +161,82 @@ extern "C" fn load(file: *const c_char, flags: c_int, _: usize, caller: usize) -
         return Answer::go(next);
     }
     // SAFETY: the program's name.
-    if is_looked_for(unsafe { CStr::from_ptr(file) }, caller) {
+    let place = match is_looked_for(unsafe { CStr::from_ptr(file) }, caller) {
+        true => objects::returns_from(caller).filter(|_| !returns_are_guarded()),
+        false => Some(here as *const () as usize),
+    };
+    let Some(place) = place else {
         // The loader must see who asks, and then we do not see when it is done.
         process::is_reached_around();
         return Answer::go(next);
-    }
+    };
     process::begin_loading_deep();
-    let handle = next!(c"dlopen", fn(*const c_char, c_int) -> usize, file, flags);
+    // SAFETY: libc's function of this name with the program's arguments; `place` is a `ret`.
+    let handle = unsafe { call_from(place, next as usize, file as usize, flags as usize) };
     let all_ours = lead_to_ours();
     process::end_loading_deep();
     if !all_ours {
         process::is_reached_around();
     }
     Answer::is(handle)
+}
+
+/// Calls `function` with two arguments as if from `place`, where an instruction stands that returns: to us.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn call_from(
+    place: usize,
+    function: usize,
+    first: usize,
+    second: usize,
+) -> usize {
+    naked_asm!(
+        // (Both addresses take 16 bytes: the stack is aligned as for any call.)
+        "lea rax, [rip + 2f]",
+        "push rax",
+        "push rdi",
+        "mov rax, rsi",
+        "mov rdi, rdx",
+        "mov rsi, rcx",
+        "jmp rax",
+        "2: ret",
+    )
+}
+
+/// There a return to what was not called can't be made.
+#[cfg(target_arch = "aarch64")]
+unsafe extern "C" fn call_from(_: usize, function: usize, first: usize, second: usize) -> usize {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let function: extern "C" fn(usize, usize) -> usize = core::mem::transmute(function);
+        function(first, second)
+    }
+}
+
+/// A place of ours that returns.
+#[unsafe(naked)]
+unsafe extern "C" fn here() {
+    naked_asm!("ret")
+}
+
+/// Does the processor check that each return goes to where the call came from (a shadow stack)?
+#[cfg(target_arch = "x86_64")]
+fn returns_are_guarded() -> bool {
+    let stack: usize;
+    // SAFETY: rdsspq rax: reads a register, and does nothing where there is none such.
+    unsafe {
+        core::arch::asm!(
+            ".byte 0xf3, 0x48, 0x0f, 0x1e, 0xc8",
+            inout("rax") 0usize => stack,
+            options(nomem, nostack)
+        );
+    }
+    stack != 0
+}
+
+#[cfg(target_arch = "aarch64")]
+fn returns_are_guarded() -> bool {
+    true
 }
 
 /// Does it depend on the caller where the loader finds this file?

@@ -30,6 +30,11 @@ unsafe extern "C" {
     static OURS: [Entry; 0];
 }
 
+/// elf.h: what may be read and run.
+const PF_RX: u32 = 4 | 1;
+/// The x86 instruction that returns, also where it is a part of another one.
+const RET: u8 = 0xc3;
+
 /// What is libc: glibc has had it in several pieces.
 const LIBC: [&CStr; 4] = [c"libc.so.6", c"libpthread.so.0", c"libdl.so.2", c"librt.so.1"];
 
@@ -99,12 +104,35 @@ impl Loaded<'_> {
         holds(self.object.base, self.segments, address)
     }
 
+    /// An instruction that returns, in the object's code.
+    fn returns(&self) -> Option<usize> {
+        let readable = |segment: &&Elf64_Phdr| segment.p_flags & PF_RX == PF_RX;
+        let code = self.segments.iter().filter(|segment| segment.p_type == libc::PT_LOAD);
+        code.filter(readable).find_map(|segment| {
+            let start = self.object.base.wrapping_add(segment.p_vaddr as usize);
+            // SAFETY: a segment as the loader has mapped it, to be read and run; its object stays while `each_loaded` shows it.
+            let code = unsafe { from_raw_parts(start as *const u8, segment.p_filesz as usize) };
+            Some(start + code.iter().position(|byte| *byte == RET)?)
+        })
+    }
+
     /// What the loader has made read-only when it was done.
     pub fn sealed(&self) -> Option<(usize, usize)> {
         let part = self.segments.iter().find(|segment| segment.p_type == libc::PT_GNU_RELRO)?;
         let start = self.object.base.wrapping_add(part.p_vaddr as usize);
         Some((start, start + part.p_memsz as usize))
     }
+}
+
+/// An instruction that returns, in the object where the caller's code lies.
+pub fn returns_from(caller: usize) -> Option<usize> {
+    let mut found = None;
+    each_loaded(|loaded| {
+        if loaded.holds(caller) {
+            found = loaded.returns();
+        }
+    });
+    found
 }
 
 /// Calls `each` with every object, in the loader's order, while none comes or goes. The lock that this takes is not held while

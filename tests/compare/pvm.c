@@ -9,9 +9,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TAG = 1, LARGEST = 64 << 10, LOOKS = 3000, LOOK_AGAIN_US = 10000 };
+enum { TAG = 1, LARGEST = 64 << 10, SIDE = 256, LOOKS = 3000, LOOK_AGAIN_US = 10000 };
 
 static char data[LARGEST];
+static double left[SIDE][SIDE], right[SIDE][SIDE], product[SIDE][SIDE];
 static int asks, other;
 
 static void check(int result, const char *what) {
@@ -32,8 +33,14 @@ static void hear(int bytes) {
     check(pvm_upkbyte(data, bytes, 1), "pvm_upkbyte");
 }
 
+static double since(struct timespec began) {
+    struct timespec ended;
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    return ended.tv_sec - began.tv_sec + (ended.tv_nsec - began.tv_nsec) / 1e9;
+}
+
 static double rate(int bytes, int rounds) {
-    struct timespec began = {0}, ended;
+    struct timespec began = {0};
     for (int round = -rounds / 10; round < rounds; round++) {
         if (round == 0) {
             clock_gettime(CLOCK_MONOTONIC, &began);
@@ -46,8 +53,58 @@ static double rate(int bytes, int rounds) {
             tell(bytes);
         }
     }
-    clock_gettime(CLOCK_MONOTONIC, &ended);
-    return rounds / (ended.tv_sec - began.tv_sec + (ended.tv_nsec - began.tv_nsec) / 1e9);
+    return rounds / since(began);
+}
+
+/* Messages one way, of which the last is answered. */
+static double bulk(int messages) {
+    struct timespec began;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    for (int message = 0; message < messages; message++) {
+        asks ? tell(LARGEST) : hear(LARGEST);
+    }
+    asks ? hear(1) : tell(1);
+    return messages / since(began);
+}
+
+static void multiply(int from, int to) {
+    for (int row = from; row < to; row++) {
+        for (int column = 0; column < SIDE; column++) {
+            product[row][column] = 0;
+        }
+        for (int at = 0; at < SIDE; at++) {
+            for (int column = 0; column < SIDE; column++) {
+                product[row][column] += left[row][at] * right[at][column];
+            }
+        }
+    }
+}
+
+/* A product of two matrices, of which each task has the half. */
+static double products(int rounds) {
+    enum { HALF = SIDE / 2 };
+    struct timespec began;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    for (int round = 0; round < rounds; round++) {
+        if (asks) {
+            check(pvm_initsend(PvmDataRaw), "pvm_initsend");
+            check(pvm_pkdouble(left[HALF], HALF * SIDE, 1), "pvm_pkdouble");
+            check(pvm_pkdouble(right[0], SIDE * SIDE, 1), "pvm_pkdouble");
+            check(pvm_send(other, TAG), "pvm_send");
+            multiply(0, HALF);
+            check(pvm_recv(other, TAG), "pvm_recv");
+            check(pvm_upkdouble(product[HALF], HALF * SIDE, 1), "pvm_upkdouble");
+        } else {
+            check(pvm_recv(other, TAG), "pvm_recv");
+            check(pvm_upkdouble(left[HALF], HALF * SIDE, 1), "pvm_upkdouble");
+            check(pvm_upkdouble(right[0], SIDE * SIDE, 1), "pvm_upkdouble");
+            multiply(HALF, SIDE);
+            check(pvm_initsend(PvmDataRaw), "pvm_initsend");
+            check(pvm_pkdouble(product[HALF], HALF * SIDE, 1), "pvm_pkdouble");
+            check(pvm_send(other, TAG), "pvm_send");
+        }
+    }
+    return rounds / since(began);
 }
 
 int main(int argc, char **argv) {
@@ -64,9 +121,10 @@ int main(int argc, char **argv) {
     }
     check(found, "pvm_recvinfo");
     check(pvm_upkint(&other, 1, 1), "pvm_upkint");
-    double small = rate(64, 30000), large = rate(LARGEST, 5000);
+    double small = rate(32, 30000), middle = rate(8 << 10, 15000), large = rate(LARGEST, 5000);
+    double one_way = bulk(10000), multiplied = products(300);
     if (asks) {
-        printf("64 B: %.1f\n64 KiB: %.1f\n", small, large);
+        printf("32 B: %.1f\n8 KiB: %.1f\n64 KiB: %.1f\nbulk: %.1f\nproducts: %.1f\n", small, middle, large, one_way, multiplied);
     }
     pvm_exit();
 }

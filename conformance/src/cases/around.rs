@@ -13,6 +13,8 @@ const LINE: &[u8] = b"a line";
 const LINKED: [&str; 3] = ["-Wl,-z,lazy", "-Wl,-z,relro,-z,now", "-fno-plt -Wl,-z,relro,-z,now"];
 const FUNCTIONS: [&str; 5] = ["by_call", "by_pointer", "by_name", "by_next", "by_handle"];
 
+const NEIGHBOURS: [&str; 2] = ["by_neighbour", "by_call"];
+
 /// The library, built in a directory of its own; none where there is no compiler.
 fn library(side: &mut Side, linked: &str) -> Option<(TempDir, String)> {
     let place = TempDir::new().expect("a directory");
@@ -100,6 +102,26 @@ pub const CASES: &[Case] = &[
                     answer(end, library, &FUNCTIONS);
                     end.close();
                 }
+            }
+        },
+    ),
+    pair(
+        "around/deep_neighbour",
+        "a library that is found by the search path of the one that loads it, with RTLD_DEEPBIND, uses a connection",
+        |a| {
+            if is_there(a) {
+                let end = a.moved();
+                ask(end, &NEIGHBOURS);
+            }
+        },
+        |b| {
+            if let Some((place, path)) = library(b, "-Wl,-z,lazy '-Wl,-rpath,$ORIGIN'") {
+                std::fs::copy(&path, place.path().join("neighbour.so")).expect("a copy");
+                let library = rare::load(&path, RTLD_NOW);
+                let loaded = rare::call(library, "loads_neighbour", -1);
+                record("loads_neighbour", loaded);
+                let end = b.moved();
+                answer(end, library, &NEIGHBOURS);
             }
         },
     ),
