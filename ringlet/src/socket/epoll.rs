@@ -1677,6 +1677,8 @@ fn go_beside(tables: &Tables, set: &Set, neighbours: bool) -> bool {
             }
         });
         set.others.iter().for_each(|other| other.linked.set(0));
+        // What the kernel holds for neighbours it has told of once; those that were reported by level are linked.
+        set.left_over.set(1);
     }
     beside
 }
