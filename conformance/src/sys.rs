@@ -1097,6 +1097,25 @@ pub fn handler_runs() -> usize {
     HITS.load(Ordering::SeqCst)
 }
 
+/// SIGALRM, once, after so long.
+pub fn alarm(after: Duration) {
+    let time = |after: Duration| libc::timeval {
+        tv_sec: after.as_secs() as i64,
+        tv_usec: i64::from(after.subsec_micros()),
+    };
+    let value = libc::itimerval { it_interval: time(Duration::ZERO), it_value: time(after) };
+    // SAFETY: `value` is live; a null old value is allowed.
+    unit(unsafe { libc::setitimer(libc::ITIMER_REAL, &value, null_mut()) }).expect("setitimer");
+}
+
+/// A handler that counts, as `signal` sets it.
+pub fn on_signal_bsd(number: c_int) {
+    HITS.store(0, Ordering::SeqCst);
+    // SAFETY: the handler only counts.
+    let before = unsafe { libc::signal(number, count as extern "C" fn(c_int) as usize) };
+    assert_ne!(before, libc::SIG_ERR, "signal");
+}
+
 /// What the handler's `send` returned.
 pub fn handler_sent() -> isize {
     HANDLER_SENT.load(Ordering::SeqCst)

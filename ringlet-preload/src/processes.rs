@@ -8,6 +8,7 @@ use core::ptr::null_mut;
 use libc::{c_char, c_int, c_long, c_ulong, c_void, gid_t, pid_t, uid_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::{process, signals};
+use ringlet_core::sync::{AtomicU64, Ordering};
 use ringlet_linux::map::Scratch;
 use ringlet_linux::sys;
 
@@ -378,9 +379,19 @@ pub unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *
     if stream == usize::MAX { core::ptr::null_mut() } else { stream as *mut libc::FILE }
 }
 
-/// Stands in for a handler without SA_RESTART: notes that it ran, and runs it.
+/// Stands in for a handler without SA_RESTART.
 extern "C" fn interrupting(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    signals::note_interruption();
+    run_handler(signal, info, context, true);
+}
+
+/// Stands in for one with SA_RESTART.
+extern "C" fn restarting(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    run_handler(signal, info, context, false);
+}
+
+/// Notes that the program's handler runs, and runs it.
+fn run_handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, interrupts: bool) {
+    signals::note(interrupts);
     if let Some(handler) = signals::handler_of(signal) {
         // SAFETY: the program gave it to sigaction as the handler of this signal; one that takes only the number ignores the rest.
         unsafe {
@@ -390,7 +401,12 @@ extern "C" fn interrupting(signal: c_int, info: *mut libc::siginfo_t, context: *
         }
     }
     // Again: a wait of the handler's own begins without a note.
-    signals::note_interruption();
+    signals::note(interrupts);
+}
+
+/// Is it one of ours that stands in for the program's?
+fn stands_in(handler: usize) -> bool {
+    handler == interrupting as *const () as usize || handler == restarting as *const () as usize
 }
 
 fn is_function(handler: usize) -> bool {
@@ -415,22 +431,23 @@ pub unsafe extern "C" fn sigaction(
         // SAFETY: the program's struct.
         let mut action = unsafe { *new };
         let handler = action.sa_sigaction;
-        let interrupts = is_function(handler) && action.sa_flags & libc::SA_RESTART == 0;
-        if interrupts {
-            // Before the kernel knows ours: it may run at once.
+        if is_function(handler) {
+            // Before the kernel knows ours: it may run at once. (And it stays when the program sets none: one may be about to run.)
             signals::set_handler(signal, Some(handler));
-            action.sa_sigaction = interrupting as *const () as usize;
+            let restarts = action.sa_flags & libc::SA_RESTART != 0;
+            let ours = if restarts { restarting } else { interrupting };
+            action.sa_sigaction = ours as *const () as usize;
         }
         let done = pass_on(&action);
-        if done != 0 || !interrupts {
-            signals::set_handler(signal, if done == 0 { None } else { stood_in });
+        if done != 0 {
+            signals::set_handler(signal, stood_in);
         }
         done
     };
     if done == 0 && !old.is_null() {
         // SAFETY: the kernel has just filled it.
         unsafe {
-            if (*old).sa_sigaction == interrupting as *const () as usize {
+            if stands_in((*old).sa_sigaction) {
                 (*old).sa_sigaction = stood_in.unwrap_or(libc::SIG_DFL);
             }
         }
@@ -438,16 +455,30 @@ pub unsafe extern "C" fn sigaction(
     done
 }
 
-/// BSD semantics, as glibc's: handlers set by it restart calls, unless siginterrupt has said otherwise.
+/// Signals of which siginterrupt has said that handlers set by `signal` interrupt calls: a bit for each.
+static BY_SIGNAL_INTERRUPTS: AtomicU64 = AtomicU64::new(0);
+
+fn bit_of(signal: c_int) -> u64 {
+    1 << (signal as u32 - 1) % u64::BITS
+}
+
+/// BSD semantics: handlers set by it restart calls, unless siginterrupt has said otherwise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signal(signal: c_int, handler: usize) -> usize {
-    let stood_in = signals::handler_of(signal);
-    let old = next!(c"signal", fn(c_int, usize) -> usize, signal, handler);
-    if old == libc::SIG_ERR || process::borrowed() {
-        return old;
+    // SAFETY: zero is a valid sigaction; the calls are ours, with structs of ours.
+    unsafe {
+        let (mut new, mut old) =
+            (core::mem::zeroed::<libc::sigaction>(), core::mem::zeroed::<libc::sigaction>());
+        new.sa_sigaction = handler;
+        // (A number that is no signal's fails here.)
+        if handler == libc::SIG_ERR || libc::sigaddset(&mut new.sa_mask, signal) != 0 {
+            *libc::__errno_location() = libc::EINVAL;
+            return libc::SIG_ERR;
+        }
+        let interrupts = BY_SIGNAL_INTERRUPTS.load(Ordering::Relaxed) & bit_of(signal) != 0;
+        new.sa_flags = if interrupts { 0 } else { libc::SA_RESTART };
+        if sigaction(signal, &new, &mut old) != 0 { libc::SIG_ERR } else { old.sa_sigaction }
     }
-    signals::set_handler(signal, None);
-    if old == interrupting as *const () as usize { stood_in.unwrap_or(libc::SIG_DFL) } else { old }
 }
 
 #[unsafe(no_mangle)]
@@ -526,6 +557,9 @@ pub unsafe extern "C" fn siginterrupt(number: c_int, interrupt: c_int) -> c_int 
         action.sa_flags &= !libc::SA_RESTART;
         if interrupt == 0 {
             action.sa_flags |= libc::SA_RESTART;
+            BY_SIGNAL_INTERRUPTS.fetch_and(!bit_of(number), Ordering::Relaxed);
+        } else {
+            BY_SIGNAL_INTERRUPTS.fetch_or(bit_of(number), Ordering::Relaxed);
         }
         sigaction(number, &action, core::ptr::null_mut())
     }

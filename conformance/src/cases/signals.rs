@@ -2,12 +2,16 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{MSG_NOSIGNAL, SA_RESTART, SIGPIPE, SIGUSR1};
 
 use crate::case::*;
 use crate::sys::{self, Handler, SigSet};
+
+/// Of `while_it_watches`: so many alarms, each after so many messages.
+const BURSTS: usize = 20;
+const MESSAGES: usize = 40;
 
 /// Runs `call` while another thread interrupts this one again and again, from when it sleeps: a
 /// single signal could arrive before the call waits, on the kernel too.
@@ -194,6 +198,46 @@ pub const CASES: &[Case] = &[
     )
     .packets_too()
     .each_side(),
+    pair(
+        "signals/while_it_watches",
+        "poll and epoll_wait end with EINTR soon after the last message, where memory may be watched, with SA_RESTART too",
+        |a| {
+            let end = a.moved();
+            for _ in 0..2 * BURSTS * MESSAGES {
+                end.recv_exact(1);
+                // What the other end watches for.
+                let began = Instant::now();
+                while began.elapsed() < Duration::from_micros(100) {}
+                end.send(b"x");
+            }
+        },
+        |b| {
+            let end = b.moved();
+            let set = sys::epoll_create().expect("epoll");
+            sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.0, IN, 1).expect("epoll_ctl");
+            sys::on_signal_bsd(libc::SIGALRM);
+            let fds = [(end.0, libc::POLLIN)];
+            type Call<'a> = &'a dyn Fn(i32) -> sys::R<usize>;
+            let calls: [(&str, Call); 2] = [
+                ("poll", &|ms| sys::poll(&fds, ms).map(|(n, _)| n as usize)),
+                ("epoll_wait", &|ms| sys::epoll_wait(set, 4, ms).map(|events| events.len())),
+            ];
+            for (name, call) in calls {
+                let mut interrupted = 0;
+                for _ in 0..BURSTS {
+                    for _ in 0..MESSAGES {
+                        end.send(b"x");
+                        while call(PATIENCE_MS) != Ok(1) {}
+                        end.recv_exact(1);
+                    }
+                    sys::alarm(Duration::from_micros(50));
+                    // (It may be over before the call begins: not often.)
+                    interrupted += usize::from(call(200) == Err(sys::Errno(libc::EINTR)));
+                }
+                record(name, interrupted > BURSTS / 2);
+            }
+        },
+    ),
     pair(
         "signals/one_signal",
         "one signal is enough for a call that sleeps",

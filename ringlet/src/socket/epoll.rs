@@ -2185,7 +2185,7 @@ fn wait_in(
             }
             continue;
         }
-        if !signals::restart() {
+        if signals::handled() {
             // It would have ended the kernel's wait.
             return Err(Errno::EINTR);
         }

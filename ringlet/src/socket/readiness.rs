@@ -251,7 +251,7 @@ fn poll_entered(
         });
         // A signal would have ended the kernel's wait.
         told?;
-        if !worth && !signals::restart() {
+        if !worth && signals::handled() {
             return Err(Errno::EINTR);
         }
         if !worth {
