@@ -59,6 +59,8 @@ struct Ours {
 }
 
 const NO_LOAD: u32 = u32::MAX;
+/// Where our share of the descriptors is smaller, nobody asks.
+const LOAD_SHARE: usize = 8;
 
 // SAFETY: atomics only; zero is a free entry.
 #[allow(unsafe_code)]
@@ -190,7 +192,10 @@ pub fn load() -> Option<i32> {
         let _inside = super::gate::try_enter()?;
         let _held = all.lock[0].take()?;
         if !ours.load.is() {
-            let load = sys::open_load().map(fd::hide);
+            // (It would take the last descriptor from a program that may have few.)
+            let load =
+                if fd::share() < LOAD_SHARE { Err(sys::Errno::EMFILE) } else { sys::open_load() };
+            let load = load.map(fd::hide);
             load.iter().for_each(|load| tables.hide(*load));
             ours.load.set(load.map_or(NO_LOAD, |load| load as u32));
         }
