@@ -6,8 +6,9 @@
 //! sleep would find each other's answers too late to be worth watching for, for ever.
 //!
 //! Who wants the processors goes first. While more threads want to run than there are processors, nobody watches; that is looked up now and then, and
-//! not found out by giving a slice away. A thread that has lost a slice in spite of that (processors of a group, which the count does not
-//! show) sleeps at once for a multiple of it.
+//! not found out by giving a slice away. A thread that finds by a yield that others wanted its processor all the same, or that has lost a slice
+//! (processors of a group, which the count does not show), sleeps at once, and so its next waits for a multiple of what they took. Who may not
+//! watch rests: for a while it does not even look whether it may.
 //!
 //! The kernel likes to wake a thread where its waker runs, so two ends that talk often share one processor while another idles. Then
 //! watching is in vain, and neither ever sleeps long enough to be moved. So a thread that finds by a yield that its peer runs
@@ -20,14 +21,18 @@ use std::cell::Cell;
 
 /// A gap in the clock, or a yield, that took longer gave the processor to somebody.
 const CROWDED_NS: u64 = 8_000;
-/// So long a thread does not watch that has lost a slice: as many times the slice.
+/// So long a thread does not watch that others took the processor from: as many times what they took, and so long at most (it may have been
+/// stopped by a debugger).
 const OFF_TIMES: u64 = 20;
+const OFF_MOST_NS: u64 = 2_000_000_000;
 const SLICE_NS: u64 = 500_000;
 /// How old the count of those that want to run may be.
 const COUNT_EVERY_NS: u64 = 4_000_000;
 /// Time between yields while watching: a yield costs a system call of a fraction of it.
 const YIELD_EVERY_NS: u64 = 4_000;
 const LOOKS_PER_CLOCK: u32 = 16;
+/// How long a thread rests at most, in `sys::ticks`: 0.4 to 2 ms on x86-64.
+const REST_TICKS: u64 = 2_000_000;
 
 /// A yield that took longer let somebody run.
 const SHARED_NS: u64 = 1_500;
@@ -116,6 +121,8 @@ thread_local! {
     /// When we looked at which processors this thread may use, and whether it was one.
     static BOUND: Cell<(u64, bool)> = const { Cell::new((0, false)) };
     static OFF_UNTIL: Cell<u64> = const { Cell::new(0) };
+    /// In ticks: until then no wait of this thread is watched. 0: it does not rest.
+    static REST_UNTIL: Cell<u64> = const { Cell::new(0) };
     /// What may still be watched in vain, as of when.
     static VAIN: Cell<(u64, u64)> = const { Cell::new((VAIN_MOST_NS, 0)) };
 }
@@ -146,12 +153,17 @@ pub fn watch(
         return false;
     }
     // An answer that comes at once is not kept waiting by the clock.
-    if looks(&mut ready) {
+    let rests = rests();
+    if if rests { ready() } else { looks(&mut ready) } {
         AT_ONCE.set(AT_ONCE.get().saturating_add(1));
         return true;
     }
     let start = sys::now_ns();
-    let budget = begin(start, limit_us * 1000);
+    begin(start);
+    if rests {
+        return false;
+    }
+    let budget = budget(start, limit_us * 1000);
     if budget == 0 {
         return false;
     }
@@ -177,8 +189,9 @@ pub fn watch(
             sys::sched_yield();
             let back = sys::now_ns();
             let lost = back - now;
-            let others = lost > SHARED_NS && !shares_with(back, &peer) && !ready();
-            if others && gives_way(back, lost) {
+            if lost > SHARED_NS && !shares_with(back, &peer) && !ready() {
+                // Who wanted the processor had it because we offered it. He wants it again.
+                stay_off(back, lost);
                 return ready();
             }
             now = back;
@@ -188,8 +201,26 @@ pub fn watch(
     }
 }
 
-/// A wait begins that is not over at once: how long is it watched?
-fn begin(now: u64, limit: u64) -> u64 {
+#[inline]
+fn rests() -> bool {
+    let until = REST_UNTIL.get();
+    if until == 0 {
+        return false;
+    }
+    let rests = is_ahead(until, sys::ticks());
+    if !rests {
+        REST_UNTIL.set(0);
+    }
+    rests
+}
+
+/// Is the end of a rest still to come? What is further away than any rest was noted before the ticks jumped.
+fn is_ahead(until: u64, ticks: u64) -> bool {
+    (1..=REST_TICKS).contains(&until.wrapping_sub(ticks))
+}
+
+/// A wait begins that is not over at once.
+fn begin(now: u64) {
     if WAIT.get().ns != 0 {
         // The last one ended without what was waited for.
         note(u64::MAX);
@@ -201,13 +232,22 @@ fn begin(now: u64, limit: u64) -> u64 {
         WAITS.set(waits);
     }
     WAIT.set(Wait { ns: now, ticks: sys::ticks(), rang: RANG.replace(false) });
+}
+
+/// How long is a wait that begins now watched? A thread that may not, rests.
+fn budget(now: u64, limit: u64) -> u64 {
     let (left, at) = VAIN.get();
     let left = (left + now.saturating_sub(at) / VAIN_SHARE).min(VAIN_MOST_NS);
     VAIN.set((left, now));
-    if now < OFF_UNTIL.get() || is_bound(now) || crowded(now, COUNT_EVERY_NS) {
-        return 0;
+    let off = OFF_UNTIL.get().saturating_sub(now);
+    let barred = off > 0 || is_bound(now) || crowded(now, COUNT_EVERY_NS);
+    let pays = if barred { 0 } else { WAITS.get().budget(WAKE.get()).min(left) };
+    if pays == 0 {
+        // (A tick is a nanosecond at most.)
+        let rest = if off > 0 { off.min(REST_TICKS) } else { REST_TICKS };
+        REST_UNTIL.set(sys::ticks().wrapping_add(rest));
     }
-    waits.budget(WAKE.get()).min(limit).min(left)
+    pays.min(limit)
 }
 
 /// The wait is over; it was so long, or would have been.
@@ -243,14 +283,20 @@ pub fn woken(published: u64) {
     note(until.saturating_sub(if wait.rang { wake } else { 0 }));
 }
 
-/// Somebody else had the processor for so long. Does he, or another, still want it?
+/// The clock stood for so long: an interrupt, or somebody else had the processor. Does he, or another, still want it?
 #[cold]
 fn gives_way(now: u64, lost: u64) -> bool {
     if lost > SLICE_NS {
-        OFF_UNTIL.set(now + lost.saturating_mul(OFF_TIMES));
+        stay_off(now, lost);
         return true;
     }
     crowded(now, COUNT_EVERY_NS / 8)
+}
+
+/// Others had the processor for so long: this thread sleeps, and leaves it to them.
+#[cold]
+fn stay_off(now: u64, lost: u64) {
+    OFF_UNTIL.set(now + lost.saturating_mul(OFF_TIMES).min(OFF_MOST_NS));
 }
 
 /// Has this thread one processor only, which its peer may need?
@@ -348,5 +394,66 @@ mod tests {
         let mut waits = waits(&[(u64::MAX, 60)]);
         (0..200).for_each(|_| waits.note(10_000, 1));
         assert_eq!(waits.budget(20_000), 16_000);
+    }
+
+    /// Waits for what does not come, and says how often it looked.
+    fn looks_in_vain() -> u32 {
+        let mut looks = 0;
+        assert!(!watch(
+            500,
+            || None,
+            || {
+                looks += 1;
+                false
+            }
+        ));
+        looks
+    }
+
+    #[test]
+    fn who_may_not_watch_rests_and_learns_all_the_same() {
+        OFF_UNTIL.set(u64::MAX);
+        WAITS.set(waits(&[(u64::MAX, 60)]));
+        // (A rest may be over when the next wait begins: then it looks as often as at first.)
+        let times = (0..1000).map(|_| {
+            let looks = looks_in_vain();
+            let wait = WAIT.get();
+            assert_ne!(wait.ns, 0);
+            woken(wait.ticks + 1);
+            assert_eq!(WAIT.get().ns, 0);
+            looks
+        });
+        let times: Vec<u32> = times.collect();
+        assert_eq!(times[0], LOOKS_PER_CLOCK);
+        assert!(times.contains(&1));
+        assert!(times.iter().all(|looks| [1, LOOKS_PER_CLOCK].contains(looks)));
+        assert_ne!(WAITS.get().budget(WAKE_NS), 0);
+    }
+
+    #[test]
+    fn who_rests_sees_what_is_there() {
+        OFF_UNTIL.set(u64::MAX);
+        looks_in_vain();
+        assert!(watch(500, || None, || true));
+        assert_eq!(AT_ONCE.get(), 1);
+    }
+
+    #[test]
+    fn no_rest_is_longer_for_ticks_that_jump() {
+        let now = 5;
+        assert!(is_ahead(now + 1, now));
+        assert!(is_ahead(now.wrapping_add(REST_TICKS), now));
+        assert!(is_ahead(1, u64::MAX));
+        assert!(!is_ahead(now, now));
+        assert!(!is_ahead(now - 1, now));
+        assert!(!is_ahead(now + REST_TICKS + 1, now));
+    }
+
+    #[test]
+    fn who_gave_way_stays_off_for_a_multiple_and_not_for_ever() {
+        stay_off(1_000, 2_000);
+        assert_eq!(OFF_UNTIL.get(), 1_000 + 2_000 * OFF_TIMES);
+        stay_off(1_000, u64::MAX);
+        assert_eq!(OFF_UNTIL.get(), 1_000 + OFF_MOST_NS);
     }
 }
