@@ -38,6 +38,10 @@ pub struct Process {
     pub program: String,
     /// Sockets that it left to the kernel for want of a slot, memory or descriptors.
     pub refused: u64,
+    /// How long its waits have watched memory, how many ended by it, and how many slept in the end.
+    pub watched_ns: u64,
+    pub watched: u64,
+    pub watched_in_vain: u64,
     /// Where the kernel shows it.
     pub directory: PathBuf,
     /// One for each of its sockets that it shows.
@@ -470,6 +474,9 @@ impl Page {
             pid: self.pid,
             program: self.program,
             refused: word_u64(&header, offset_of!(ProcessHeader, refused)),
+            watched_ns: word_u64(&header, offset_of!(ProcessHeader, watched_ns)),
+            watched: word_u64(&header, offset_of!(ProcessHeader, watched)),
+            watched_in_vain: word_u64(&header, offset_of!(ProcessHeader, watched_in_vain)),
             slots,
             directory,
             page: self.file,

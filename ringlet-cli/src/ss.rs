@@ -12,6 +12,7 @@ use ringlet_core::view::{PATH_KERNEL, PATH_MOVING, PATH_RING};
 use serde::Serialize;
 use wildmatch::WildMatch;
 
+use crate::bench::spec::Unit;
 use crate::processes::{self, Process, Seen, Slot};
 use crate::sockets::{End, KernelSocket, Key, LISTENING, Protocol, SocketTables, UNCONNECTED};
 use crate::table;
@@ -105,6 +106,9 @@ struct Summary {
     pid: u32,
     program: String,
     refused: u64,
+    watched_ns: u64,
+    watched: u64,
+    watched_in_vain: u64,
 }
 
 #[derive(Serialize)]
@@ -150,6 +154,9 @@ pub fn run(args: SsArgs) -> anyhow::Result<ExitCode> {
         pid: process.pid,
         program: process.program.clone(),
         refused: process.refused,
+        watched_ns: process.watched_ns,
+        watched: process.watched,
+        watched_in_vain: process.watched_in_vain,
     });
     let report = Report { connections, processes: summaries.collect(), problems };
     if args.json {
@@ -323,6 +330,16 @@ fn print(report: &Report, explain: bool, tracked: usize) {
             "{} left {} sockets to the kernel for want of slots, memory or descriptors.",
             processes::name(&process.program, process.pid),
             process.refused
+        );
+    }
+    let watchers = |process: &&Summary| process.watched > 0 || process.watched_in_vain > 0;
+    for process in report.processes.iter().filter(watchers) {
+        println!(
+            "{} has watched memory for {}: {} waits ended by it, {} in vain.",
+            processes::name(&process.program, process.pid),
+            Unit::Nanoseconds.show(process.watched_ns as f64),
+            table::grouped(process.watched),
+            table::grouped(process.watched_in_vain)
         );
     }
 }

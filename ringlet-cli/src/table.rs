@@ -71,6 +71,14 @@ fn escaped(json: &str) -> String {
     shown
 }
 
+/// 40,312.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let starts_group = |at: usize| at > 0 && (digits.len() - at).is_multiple_of(3);
+    let comma = |at| if starts_group(at) { "," } else { "" };
+    digits.char_indices().map(|(at, digit)| format!("{}{digit}", comma(at))).collect()
+}
+
 /// So many names at most, and how many more there are.
 pub fn some_of(names: impl Iterator<Item = String>) -> String {
     const SHOWN_MAX: usize = 8;
@@ -102,6 +110,12 @@ mod tests {
         let shown = escaped(&serde_json::to_string_pretty(&[HOSTILE]).unwrap());
         assert!(shown.chars().all(|each| each == '\n' || is_plain(each)), "{shown}");
         assert_eq!(serde_json::from_str::<[String; 1]>(&shown).unwrap(), [HOSTILE]);
+    }
+
+    #[test]
+    fn long_numbers_are_grouped() {
+        let shown = [0, 999, 1_000, 40_312, 1_234_567].map(grouped);
+        assert_eq!(shown, ["0", "999", "1,000", "40,312", "1,234,567"]);
     }
 
     #[test]

@@ -39,6 +39,7 @@ fn page() -> MutexGuard<'static, Page> {
     page.write(offset_of!(ProcessHeader, pid), &std::process::id().to_ne_bytes());
     page.set_slots_used(0);
     page.write(offset_of!(ProcessHeader, refused), &0u64.to_ne_bytes());
+    page.set_watched(0, 0, 0);
     page
 }
 
@@ -57,6 +58,12 @@ impl Page {
 
     fn set_slots_used(&self, count: u32) {
         self.write(offset_of!(ProcessHeader, slots_used), &count.to_ne_bytes());
+    }
+
+    fn set_watched(&self, ns: u64, watched: u64, in_vain: u64) {
+        self.write(offset_of!(ProcessHeader, watched_ns), &ns.to_ne_bytes());
+        self.write(offset_of!(ProcessHeader, watched), &watched.to_ne_bytes());
+        self.write(offset_of!(ProcessHeader, watched_in_vain), &in_vain.to_ne_bytes());
     }
 
     fn show(&self, slots: &[Slot]) {
@@ -219,6 +226,23 @@ fn the_table_is_aligned_and_explains() {
     assert_eq!(at("Reason", 0), at("stdio", 2));
     assert!(lines[2].ends_with(Reason::Stdio.sentence()), "{out}");
     assert!(lines[3].contains("left 3 sockets to the kernel"), "{out}");
+}
+
+#[test]
+fn how_long_memory_was_watched_is_said() {
+    let page = page();
+    let said = || text(&ringlet(&["ss", "--pid", &own_pid()]).output().unwrap()).0;
+    assert!(!said().contains("watched memory"), "{}", said());
+    page.set_watched(1_200_000_000, 40_312, 122);
+    let line = " has watched memory for 1.20 s: 40,312 waits ended by it, 122 in vain.\n";
+    assert!(said().ends_with(line), "{}", said());
+    let report = json(&mut ringlet(&["ss", "--json", "--pid", &own_pid()]));
+    let process = &report["processes"][0];
+    assert_eq!(process["watched_ns"], 1_200_000_000);
+    assert_eq!((&process["watched"], &process["watched_in_vain"]), (&40_312.into(), &122.into()));
+    // A page that lies.
+    page.set_watched(u64::MAX, u64::MAX, u64::MAX);
+    assert!(said().contains(" in vain."), "{}", said());
 }
 
 #[test]

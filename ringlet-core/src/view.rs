@@ -32,6 +32,11 @@ pub struct ProcessHeader {
     /// Written by `ringlet capture`: a count that grows as long as it lives and is 0 when it ends, and how many bytes of a piece it wants.
     pub tap_beat: AtomicU32,
     pub tap_snaplen: AtomicU32,
+    /// How long its waits have watched memory, how many of them ended by it, and how many slept in the end. Added now and then, by each
+    /// thread for itself. (0 of a ringlet that does not count them.)
+    pub watched_ns: AtomicU64,
+    pub watched: AtomicU64,
+    pub watched_in_vain: AtomicU64,
 }
 
 /// One tracked socket. Written by its process only; each field is read by itself, so a reader may see a mix of two

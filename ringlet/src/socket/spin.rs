@@ -14,7 +14,7 @@
 //! watching is in vain, and neither ever sleeps long enough to be moved. So a thread that finds by a yield that its peer runs
 //! on the same processor moves to another one that it may use.
 
-use super::context;
+use super::{context, table, view};
 use ringlet_core::sync::{AtomicBool, AtomicU64, Ordering};
 use ringlet_linux::sys;
 use std::cell::Cell;
@@ -43,6 +43,10 @@ const MOVE_AGAIN_MAX_NS: u64 = 1_000_000_000;
 /// Of this thread's time, one part in so many may be watched away in vain; and so much at once.
 const VAIN_SHARE: u64 = 6;
 const VAIN_MOST_NS: u64 = 2_000_000;
+
+/// A thread tells what it has watched, if it does not sleep before, after so long, and after so many waits.
+const TELL_NS: u64 = 1_000_000;
+const TELL_WAITS: u32 = 4096;
 
 /// The waits that are kept: half of them are forgotten when they are so many.
 const KEPT: u32 = 64;
@@ -108,7 +112,16 @@ struct Wait {
     rang: bool,
 }
 
+/// What this thread has watched, and its process's page does not yet tell.
+#[derive(Clone, Copy, Default)]
+struct Untold {
+    ns: u64,
+    watched: u32,
+    in_vain: u32,
+}
+
 thread_local! {
+    static UNTOLD: Cell<Untold> = const { Cell::new(Untold { ns: 0, watched: 0, in_vain: 0 }) };
     static MOVED_NS: Cell<u64> = const { Cell::new(0) };
     static MOVE_AGAIN: Cell<u64> = const { Cell::new(MOVE_AGAIN_NS) };
     static WAITS: Cell<Waits> =
@@ -116,7 +129,7 @@ thread_local! {
     static WAIT: Cell<Wait> = const { Cell::new(Wait { ns: 0, ticks: 0, rang: false }) };
     static WAKE: Cell<u64> = const { Cell::new(WAKE_NS) };
     /// Waits that ended at the first look, not yet among the others.
-    static AT_ONCE: Cell<u16> = const { Cell::new(0) };
+    static AT_ONCE: Cell<u32> = const { Cell::new(0) };
     static RANG: Cell<bool> = const { Cell::new(false) };
     /// When we looked at which processors this thread may use, and whether it was one.
     static BOUND: Cell<(u64, bool)> = const { Cell::new((0, false)) };
@@ -160,30 +173,27 @@ pub fn watch(
     }
     let start = sys::now_ns();
     begin(start);
-    if rests {
-        return false;
-    }
-    let budget = budget(start, limit_us * 1000);
+    let budget = if rests { 0 } else { budget(start, limit_us * 1000) };
     if budget == 0 {
+        tell();
         return false;
     }
     // (That tells the peer where we are, too.)
     peer();
     let mut yielded = start;
     let mut last = start;
-    loop {
+    let (found, until) = loop {
         if looks(&mut ready) {
-            note(last - start);
-            return true;
+            break (true, last);
         }
         let mut now = sys::now_ns();
         if now - last > CROWDED_NS && !ready() && gives_way(now, now - last) {
-            return ready();
+            break (ready(), now);
         }
         if now - start > budget {
             let (left, at) = VAIN.get();
             VAIN.set((left.saturating_sub(now - start), at));
-            return ready();
+            break (ready(), now);
         }
         if now - yielded > YIELD_EVERY_NS {
             sys::sched_yield();
@@ -192,13 +202,50 @@ pub fn watch(
             if lost > SHARED_NS && !shares_with(back, &peer) && !ready() {
                 // Who wanted the processor had it because we offered it. He wants it again.
                 stay_off(back, lost);
-                return ready();
+                break (ready(), back);
             }
             now = back;
             yielded = now;
         }
         last = now;
+    };
+    count(until - start, found);
+    if found {
+        note(until - start);
     }
+    found
+}
+
+/// This thread has watched for so long.
+fn count(ns: u64, found: bool) {
+    let mut untold = UNTOLD.get();
+    untold.ns += ns;
+    untold.watched += u32::from(found);
+    untold.in_vain += u32::from(!found);
+    UNTOLD.set(untold);
+    // (Who did not find it sleeps now, who knows how long.)
+    if !found || untold.ns > TELL_NS || untold.watched > TELL_WAITS {
+        tell();
+    }
+}
+
+/// Adds what this thread has watched to what its process shows.
+fn tell() {
+    let Untold { ns, watched, in_vain } = UNTOLD.take();
+    if watched == 0 && in_vain == 0 {
+        return;
+    }
+    let Some(header) = table::tables().and_then(view::header) else { return };
+    // ORDER: Relaxed: for people.
+    header.watched_ns.fetch_add(ns, Ordering::Relaxed);
+    header.watched.fetch_add(watched.into(), Ordering::Relaxed);
+    header.watched_in_vain.fetch_add(in_vain.into(), Ordering::Relaxed);
+}
+
+/// In a child by fork: what its parent has watched is not its own.
+pub fn forget() {
+    UNTOLD.take();
+    AT_ONCE.take();
 }
 
 #[inline]
@@ -225,11 +272,13 @@ fn begin(now: u64) {
         // The last one ended without what was waited for.
         note(u64::MAX);
     }
-    let at_once = AT_ONCE.replace(0).min(KEPT as u16 / 4);
-    let mut waits = WAITS.get();
+    let at_once = AT_ONCE.take();
     if at_once > 0 {
-        waits.note(0, at_once);
+        let (mut waits, mut untold) = (WAITS.get(), UNTOLD.get());
+        waits.note(0, at_once.min(KEPT / 4) as u16);
+        untold.watched = untold.watched.saturating_add(at_once);
         WAITS.set(waits);
+        UNTOLD.set(untold);
     }
     WAIT.set(Wait { ns: now, ticks: sys::ticks(), rang: RANG.replace(false) });
 }
@@ -428,6 +477,60 @@ mod tests {
         assert!(times.contains(&1));
         assert!(times.iter().all(|looks| [1, LOOKS_PER_CLOCK].contains(looks)));
         assert_ne!(WAITS.get().budget(WAKE_NS), 0);
+    }
+
+    #[test]
+    fn what_a_process_has_watched_is_told() {
+        table::start(crate::socket::Config::DEFAULT).unwrap();
+        let tables = table::tables().unwrap();
+        view::appear(tables);
+        let header = view::header(tables).unwrap();
+        let told = || {
+            [&header.watched_ns, &header.watched, &header.watched_in_vain]
+                .map(|word| word.load(Ordering::Relaxed))
+        };
+        // As if there were always room to watch.
+        COUNTED_NS.store(u64::MAX, Ordering::Relaxed);
+        CROWDED.store(false, Ordering::Relaxed);
+        let fresh = || {
+            BOUND.set((u64::MAX, false));
+            WAIT.set(Wait::default());
+            WAITS.set(Waits::default());
+            VAIN.set((VAIN_MOST_NS, 0));
+            OFF_UNTIL.set(0);
+            REST_UNTIL.set(0);
+        };
+        fresh();
+        assert!(looks_in_vain() > LOOKS_PER_CLOCK);
+        let [ns, watched, in_vain] = told();
+        assert_ne!(ns, 0);
+        assert_eq!((watched, in_vain), (0, 1));
+        // What comes at once, and what comes after a while, which others' wish for the processor may keep us from seeing.
+        assert!(watch(500, || None, || true));
+        let tries = (0..1000).position(|_| {
+            let mut looks = 0;
+            fresh();
+            watch(
+                500,
+                || None,
+                || {
+                    looks += 1;
+                    looks > 3 * LOOKS_PER_CLOCK
+                },
+            )
+        });
+        let tries = tries.unwrap() as u64;
+        fresh();
+        looks_in_vain();
+        let [more_ns, watched, in_vain] = told();
+        assert!(more_ns > ns);
+        assert_eq!((watched, in_vain), (2, tries + 2));
+        // What is not yet told when a fork is made is the parent's alone.
+        assert!(watch(500, || None, || true));
+        forget();
+        fresh();
+        looks_in_vain();
+        assert_eq!(told()[1], 2);
     }
 
     #[test]

@@ -36,6 +36,7 @@ pub fn open(tables: &Tables) {
 /// parent holds for it too.
 #[allow(unsafe_code)]
 pub fn forget(tables: &Tables) {
+    super::spin::forget();
     let process = tables.process();
     if let Some(area) = area(tables) {
         let header = area.at::<ProcessHeader>(0);
