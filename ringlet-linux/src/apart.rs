@@ -1,12 +1,18 @@
 //! Closing what a stranger has sent.
 //!
-//! KERNEL: whoever drops the last reference to a file waits for what that costs: a lingering socket, or a file of a FUSE daemon, for as long
-//! as its maker likes. That must not be a thread of the program. So such a descriptor is closed by a thread of its own, made of registers
-//! only: it closes, and ends. (The end of the process, and exec, kill it wherever it waits.)
+//! KERNEL: whoever drops the last reference to a file waits for what that costs, for as long as its maker likes: a lingering socket, a file of a
+//! FUSE daemon, and any file that can be polled (an eventfd, a pipe, a socket), which is taken out of each epoll set that it is in, behind that
+//! set's lock (`eventpoll_release_file`). A stranger can put his copy into a set of his and hold its lock, from inside a page fault that he never
+//! serves. That must not be a thread of the program. So such a descriptor is closed by a thread of its own, made of registers only: it closes, and
+//! ends.
+//!
+//! The kernel's wait for that lock can't be killed. The program goes on meanwhile, but its end, and exec, wait for this thread; and they close
+//! themselves what strangers have left in a queue of ours. So nothing that can be polled is shared with a stranger, either way (memory can't be, nor
+//! be in a set), and a queue admits descriptors only from where memory is due (`meet`).
 
 use crate::meet::MAX_FDS;
 use crate::sys::{Errno, Sys, close, sys, thread_exists};
-use crate::{fd, map, proof};
+use crate::{map, proof};
 use core::arch::asm;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -61,9 +67,8 @@ pub fn is_full(user: u32) -> bool {
 
 /// Closes a descriptor that came from another user: here if that can't wait.
 pub fn close_foreign(fd: i32, user: u32) {
-    // Memory, and eventfds: all that anybody should send us. KERNEL: whoever drops the last reference to memory frees its pages, gigabytes for
-    // a second.
-    if map::is_memory_of(fd, QUICKLY_FREED_BYTES) || fd::is_eventfd(fd) {
+    // Memory: all that a stranger should send us. KERNEL: whoever drops the last reference to it frees its pages, gigabytes for a second.
+    if map::is_memory_of(fd, QUICKLY_FREED_BYTES) {
         close(fd);
     } else {
         close_apart(fd, user);
@@ -242,6 +247,7 @@ unsafe fn clone_that_closes(fd: i32) -> isize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fd;
 
     #[test]
     fn only_little_memory_is_closed_here() {

@@ -424,7 +424,7 @@ pub fn part(socket: i32) {
             Ok(Received { caller: None, fds, .. }) if !fds.truncated => return close(socket),
             Err(Errno::EINTR) => {}
             Err(_) => return close(socket),
-            // What all honest ones send, memory and doorbells, is closed with these.
+            // Memory is closed here; doorbells, which are seldom left, apart.
             Ok(_)
                 if !apart::is_full(user)
                     && take(socket, &mut []).is_ok_and(|taken| !taken.fds.truncated) => {}
@@ -467,12 +467,17 @@ pub fn is_our_user(uid: u32) -> bool {
 
 /// Is this a process of our own pid namespace, which (its user allowing) can send us signals too? One of a namespace below ours can't.
 pub fn is_in_sight(pid: i32) -> bool {
+    sight(pid) == Ok(true)
+}
+
+/// The same, or why that can't be told.
+pub fn sight(pid: i32) -> Sys<bool> {
     let (path, _) = path_of(pid, b"/status");
     let own = |line: &[u8]| {
         line.starts_with(b"NSpid:")
             && line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).count() == 2
     };
-    pid != 0 && fd::find_line(&path, 16 << 10, own) == Ok(true)
+    if pid == 0 { Ok(false) } else { fd::find_line(&path, 16 << 10, own) }
 }
 
 /// `/proc/PID` and more, NUL-terminated, and how long.

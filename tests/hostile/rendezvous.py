@@ -1,8 +1,13 @@
 """What can be said at the rendezvous, by whom, and when: lies, strangers, silence."""
 
 import contextlib
+import ctypes
+import fcntl
+import mmap
 import os
+import pathlib
 import pwd
+import select
 import signal
 import socket
 import struct
@@ -31,6 +36,8 @@ def scenes(ground):
         lies(ground)
     with ground.scene("descriptors that nobody can close in time"):
         lingering(ground)
+    with ground.scene("descriptors whose close nothing can end"):
+        unkillable(ground)
 
 
 # The tests' own peer is right, or nothing here would mean anything.
@@ -441,19 +448,8 @@ def lies(ground):
 
 def attack_with(ground, victim, lie, side):
     peer, number = make_peer(victim, side)
-    at = protocol.name_of(peer.tcp, side)
     try:
-        if side == CONNECTING:
-            with protocol.knock(peer, victim, number, at) as meeting:
-                protocol.await_message(peer, victim, number, meeting, protocol.GREETING)
-                lie.tell(meeting, peer, victim.ring_bytes)
-                work_on(ground, peer, victim, number)
-        else:
-            with protocol.offer(at) as offered, protocol.await_call(peer, victim, number, offered) as meeting:
-                protocol.say(meeting, message(protocol.GREETING, peer.tcp.fileno(), 0))
-                protocol.await_message(peer, victim, number, meeting, protocol.HELLO).close()
-                lie.tell(meeting, peer, victim.ring_bytes)
-                work_on(ground, peer, victim, number)
+        tell(ground, victim, peer, number, lie)
         ends = peer.tcp.getpeername()[1], peer.tcp.getsockname()[1]
         path, reason = victim.reason(*ends)
         if lie.reasons:
@@ -463,6 +459,21 @@ def attack_with(ground, victim, lie, side):
         victim.do("close", number)
     finally:
         peer.close()
+
+
+def tell(ground, victim, peer, number, lie):
+    at = protocol.name_of(peer.tcp, peer.side)
+    if peer.side == CONNECTING:
+        with protocol.knock(peer, victim, number, at) as meeting:
+            protocol.await_message(peer, victim, number, meeting, protocol.GREETING)
+            lie.tell(meeting, peer, victim.ring_bytes)
+            work_on(ground, peer, victim, number)
+    else:
+        with protocol.offer(at) as offered, protocol.await_call(peer, victim, number, offered) as meeting:
+            protocol.say(meeting, message(protocol.GREETING, peer.tcp.fileno(), 0))
+            protocol.await_message(peer, victim, number, meeting, protocol.HELLO).close()
+            lie.tell(meeting, peer, victim.ring_bytes)
+            work_on(ground, peer, victim, number)
 
 
 def work_on(ground, peer, victim, number):
@@ -499,10 +510,8 @@ def lingering(ground):
                 lie = Lie("lingering sockets of another user", bell=[unread, eventfd])
                 with effective_user("nobody"):
                     peer, number = make_peer(victim, CONNECTING)
-                    with contextlib.suppress(Failed), protocol.knock(peer, victim, number, protocol.name_of(peer.tcp, CONNECTING)) as meeting:
-                        protocol.await_message(peer, victim, number, meeting, protocol.GREETING)
-                        lie.tell(meeting, peer, victim.ring_bytes)
-                        work_on(ground, peer, victim, number)
+                    with contextlib.suppress(Failed):
+                        tell(ground, victim, peer, number, lie)
                 victim.do("close", number)
                 peer.close()
             steady.goes_on()
@@ -529,3 +538,107 @@ def stuck_connection():
         while True:
             near.send(bytes(1 << 16))
     return near, far
+
+
+# KERNEL: what can be polled is taken out of every epoll set at its last close, which waits for the set's lock, whatever signal comes.
+
+
+class LockedSet:
+    """An epoll set whose lock is held by the process that waits for it, and faults where its events go; and eventfds in it."""
+
+    def __init__(self, count):
+        self.eventfds = [os.eventfd(1) for _ in range(count)]
+        ready_read, ready_write = os.pipe()
+        self._holder = os.fork()
+        if self._holder == 0:
+            try:
+                self._hold(ready_write)
+            finally:
+                os._exit(1)
+        os.close(ready_write)
+        try:
+            problem = os.read(ready_read, 100).decode()
+            if problem != ".":
+                raise Skipped(f"no userfaultfd: {problem}")
+            wchan = pathlib.Path(f"/proc/{self._holder}/wchan")
+            wait_until(lambda: "userfault" in wchan.read_text(), SETTLE_SECONDS, "the lock of the set to be held")
+        except BaseException:
+            self.__exit__()
+            raise
+        finally:
+            os.close(ready_read)
+
+    def _hold(self, ready):
+        libc = ctypes.CDLL(None, use_errno=True)
+        faults = libc.syscall({"x86_64": 323, "aarch64": 282}[os.uname().machine], os.O_CLOEXEC)
+        if faults < 0:
+            os.write(ready, os.strerror(ctypes.get_errno()).encode())
+            return
+        area = mmap.mmap(-1, PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+        fcntl.ioctl(faults, UFFDIO_API, struct.pack("QQQ", UFFD_API, 0, 0))
+        fcntl.ioctl(faults, UFFDIO_REGISTER, struct.pack("QQQQ", start, PAGE_BYTES, UFFD_MISSING, 0))
+        locked = select.epoll()
+        for fd in self.eventfds:
+            locked.register(fd, select.EPOLLIN)
+        # They stay in the set as long as anybody has them.
+        for fd in self.eventfds:
+            os.close(fd)
+        os.write(ready, b".")
+        libc.epoll_wait(locked.fileno(), ctypes.c_void_p(start), 1, -1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        os.kill(self._holder, signal.SIGKILL)
+        os.waitpid(self._holder, 0)
+        for fd in self.eventfds:
+            os.close(fd)
+
+
+UFFD_API, UFFD_MISSING = 0xAA, 1
+UFFDIO_API, UFFDIO_REGISTER = 0xC018AA3F, 0xC020AA00
+
+
+class Unkillable(Lie):
+    """One of whose descriptors nobody but the victim has any more, if it gets there."""
+
+    def __init__(self, locked, **rest):
+        super().__init__("an eventfd in a locked set", **rest)
+        self.locked, self.refused = locked, False
+
+    def tell(self, meeting, peer, ring_bytes):
+        eventfd = self.locked.eventfds.pop()
+        others = [maker(ring_bytes) for maker in self.segment] if peer.side == ACCEPTING else []
+        words = {"kind": protocol.ANSWER if peer.side == ACCEPTING else protocol.HELLO, "fd": peer.tcp.fileno()}
+        try:
+            protocol.say(meeting, message(**words, ring_bytes=ring_bytes, context=1, process=7), [*others, eventfd, *others])
+            os.close(eventfd)
+        except PermissionError:
+            self.refused = True
+            self.locked.eventfds.append(eventfd)
+        for fd in others:
+            os.close(fd)
+
+
+def unkillable(ground):
+    if os.geteuid() != 0:
+        raise Skipped("only root can become another user")
+    with LockedSet(3) as locked:
+        for side, segment in ((CONNECTING, ()), (ACCEPTING, (segment_memfd,)), (ACCEPTING, ())):
+            victim = Subject(ground)
+            steady = Steady(ground, victim)
+            lie = Unkillable(locked, segment=segment)
+            with effective_user("nobody"):
+                peer, number = make_peer(victim, side)
+                tell(ground, victim, peer, number, lie)
+            ends = peer.tcp.getpeername()[1], peer.tcp.getsockname()[1]
+            said = victim.reason(*ends)
+            require(lie.refused or said == ("kernel", "bad-peer"), f"the victim says {said}")
+            victim.do("close", number)
+            peer.close()
+            steady.goes_on()
+            if lie.refused:
+                # It never had it: so its end waits for nobody either.
+                victim.close()

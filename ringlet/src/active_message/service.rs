@@ -179,12 +179,12 @@ impl Service {
         }
     }
 
-    /// Whoever comes must be of our user, or root.
+    /// Descriptors go both ways, so whoever comes must be of our user.
     fn accept(&mut self) {
         while let Ok(socket) = meet::accept(raw(&self.listener)) {
             let socket = Guarded::new(own(socket));
             let user = meet::credentials(raw(&socket)).map_or(u32::MAX, |found| found.uid);
-            if user == 0 || meet::is_our_user(user) {
+            if meet::is_our_user(user) {
                 meet::admit_descriptors(raw(&socket), true);
                 self.links.push(Link::new(socket, None));
             }
@@ -248,7 +248,7 @@ impl Service {
         }
         let socket = Guarded::new(own(meet::look_named(&peer.rendezvous())?));
         let user = meet::credentials(raw(&socket))?.uid;
-        if user != peer.user || meet::is_vague(user) {
+        if user != peer.user || !meet::is_our_user(user) {
             return Err(Errno::EPERM);
         }
         meet::admit_descriptors(raw(&socket), true);

@@ -7,7 +7,7 @@ use super::bell::{Bell, Deadline};
 use super::channel::{Channel, Link, Mapping};
 use super::mailbox::Announcer;
 use super::{Error, Kind, Locked, Options, Peers, Region, Sender, Timeout};
-use crate::guarded::Guarded;
+use crate::guarded::{Guarded, close_sent};
 use ringlet_core::layout::LaneGeometry;
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{apart, fd, map, meet};
@@ -168,7 +168,9 @@ impl Listener {
             let [room, theirs] = meet::pair()?.map(own);
             let fds = [memfd.as_raw_fd(), theirs.as_raw_fd()];
             // Or it has gone again.
-            if Welcome::new(&self.options, 0).send(&socket, &fds).is_ok() {
+            let sent = Welcome::new(&self.options, 0).send(&socket, &fds);
+            close_sent(theirs, &socket);
+            if sent.is_ok() {
                 let room = Guarded::new(room);
                 return Ok(self.options.connection(socket, room, mapping, self.geometry, 1));
             }
@@ -252,7 +254,7 @@ pub fn connect(name: &str, options: Options, timeout: Timeout) -> Result<Connect
         apart::close_foreign(room, fds.user);
         return Err(Error::PeerCorrupt);
     }
-    let room = Guarded::new(own(room));
+    let room = Guarded::shared(own(room), &socket);
     Ok(options.connection(socket, room, mapping, geometry, 0))
 }
 

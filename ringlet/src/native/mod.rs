@@ -59,7 +59,8 @@ pub enum Peers {
     /// Processes of our own user, and root's.
     #[default]
     SameUser,
-    /// Everybody in this network namespace.
+    /// Everybody in this network namespace. The two ends of a channel share a socket, and each descriptor that came may be one that its last
+    /// close waits for: whoever is at the other end can hold up the end of this process for as long as he lives (no call of it).
     Any,
 }
 

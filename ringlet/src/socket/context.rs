@@ -2,7 +2,7 @@
 //!
 //! A *context* is a thread in a blocking call or an epoll set. It has an interrupt flag in a page that peers map read-only (so
 //! that none of them can spoil another's wake-up) and an eventfd that they ring. Both are handed out at the rendezvous, to peers
-//! that could as well send us a signal (same user, or root): the owner of an eventfd could make a ringer block. All others,
+//! that could as well send us a signal, and we them: who holds an eventfd can make a ringer block, and its last close (`apart`). All others,
 //! and whoever sleeps in another context than the connection's home, are woken by a byte on the kernel connection.
 
 use super::table::{Fate, Socket, Tables, tables};
@@ -393,8 +393,13 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
     let (all, tables) = (CONTEXTS.get()?, tables()?);
     // Nobody else is trusted with a bell.
     let user = sys::geteuid();
+    let close_eventfd = || match fd::is_eventfd(eventfd) {
+        // A trusted peer's, whom we let hold us up: each further connection of his brings it again.
+        true => sys::close(eventfd),
+        false => apart::close_foreign(eventfd, user),
+    };
     let close_both = || {
-        apart::close_foreign(eventfd, user);
+        close_eventfd();
         apart::close_foreign(page_memfd, user);
     };
     let Some(_held) = all.lock[0].take() else {

@@ -452,7 +452,7 @@ fn say(
     segment: Option<i32>,
 ) -> Result<(), Errno> {
     let card = trusted(peer).then(|| home_of(socket)).flatten().and_then(context::card);
-    let message = Message {
+    let mut message = Message {
         kind: if segment.is_some() { ANSWER } else { HELLO },
         ring_bytes: geometry.ring_bytes as u64,
         fd: socket.fd(),
@@ -471,12 +471,32 @@ fn say(
         put(card.page_memfd);
     }
     socket.home.set(message.context);
-    rendezvous::send(meeting, &message.write(), &fds[..count])
+    match rendezvous::send(meeting, &message.write(), &fds[..count]) {
+        // It does not trust us (it can't see us in its /proc, say).
+        Err(Errno::EPERM) if count > 0 && segment.is_none() => {
+            (message.context, message.process) = (0, 0);
+            socket.home.set(0);
+            rendezvous::send(meeting, &message.write(), &[])
+        }
+        said => said,
+    }
 }
 
-/// May this peer ring us by eventfd? The owner of an eventfd could make a ringer wait, so only who could signal us anyway.
+/// May eventfds go between this peer and us? Who holds one could make a ringer wait, and whoever closes it last for good (`apart`): so only
+/// between processes each of which could signal the other anyway. (Root could, but must not take another user's.)
 pub fn trusted(peer: rendezvous::Credentials) -> bool {
-    (peer.uid == 0 || rendezvous::is_our_user(peer.uid)) && rendezvous::is_in_sight(peer.pid)
+    rendezvous::is_our_user(peer.uid) && rendezvous::is_in_sight(peer.pid)
+}
+
+/// Only a trusted peer may send more than memory.
+fn check_trust(peer: rendezvous::Credentials) -> Result<(), Step> {
+    if trusted(peer) {
+        return Ok(());
+    }
+    Err(Step::Bar(match rendezvous::sight(peer.pid) {
+        Err(error @ (Errno::EMFILE | Errno::ENFILE)) => reason_of(error),
+        _ => Reason::BadPeer,
+    }))
 }
 
 /// The connecting side: who is it that offers? One that has proven itself is told hello.
@@ -533,6 +553,10 @@ fn listen(
         .ok_or(Step::Bar(Reason::BadPeer))?;
     let ends = carrier::ends(tables, socket).map_err(|_| Step::Bar(Reason::NotConnected))?;
     let peer = check(tables, socket, &ends, meeting, message.fd)?;
+    // (They stay where they are: older kernels admit them from anybody.)
+    if heard.fds.truncated {
+        check_trust(peer)?;
+    }
     Ok((message, peer))
 }
 
@@ -637,11 +661,14 @@ fn take_call(tables: &Tables, socket: &'static Socket) -> Step {
 
 fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
     let Ok(ends) = carrier::ends(tables, socket) else { return Step::Bar(Reason::NotConnected) };
-    if let Err(reason) = check_user(tables, &ends, meeting) {
-        return Step::Bar(reason);
+    let caller = match check_user(tables, &ends, meeting) {
+        Ok((_, caller)) => caller,
+        Err(reason) => return Step::Bar(reason),
+    };
+    // Hello comes with a doorbell, or with nothing.
+    if trusted(caller) {
+        rendezvous::admit_descriptors(meeting, true);
     }
-    // Hello comes with a doorbell.
-    rendezvous::admit_descriptors(meeting, true);
     let _ = proof::state(socket.fd(), meeting);
     let greeting = Message { kind: GREETING, fd: socket.fd(), ..Message::default() };
     match rendezvous::send(meeting, &greeting.write(), &[]) {
@@ -779,6 +806,11 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
         Err(error) => return Step::Bar(reason_of(error)),
     };
     let mut fds = taken.fds;
+    if fds.count > 1
+        && let Err(step) = check_trust(peer)
+    {
+        return step;
+    }
     let Some(segment) = fds.take(0) else {
         return Step::Bar(if fds.truncated { Reason::NoDescriptor } else { Reason::BadPeer });
     };
