@@ -507,9 +507,9 @@ def lingering(ground):
         if os.geteuid() == 0:
             # However many one user sends: the others still get in.
             for _ in range(OF_ONE_USER + 2):
-                lie = Lie("lingering sockets of another user", bell=[unread, eventfd])
+                lie = Lie("lingering sockets of another user", segment=[unread], bell=[unread])
                 with effective_user("nobody"):
-                    peer, number = make_peer(victim, CONNECTING)
+                    peer, number = make_peer(victim, ACCEPTING)
                     with contextlib.suppress(Failed):
                         tell(ground, victim, peer, number, lie)
                 victim.do("close", number)

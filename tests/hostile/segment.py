@@ -399,11 +399,11 @@ class Server:
 
 
 class Served(protocol.Peer):
-    """A client of such a victim, with a doorbell of its own; `answer` is what the victim said."""
+    """A client of such a victim, with a doorbell of its own (another user's would not be taken); `answer` is what the victim said."""
 
-    def __init__(self, victim, port, **words):
+    def __init__(self, victim, port, has_bell=True, **words):
         super().__init__(plain(socket.create_connection(("127.0.0.1", port))), CONNECTING)
-        server, bell = Server(victim), [os.eventfd(0), protocol.memfd(protocol.PAGE_BYTES)]
+        server, bell = Server(victim), [os.eventfd(0), protocol.memfd(protocol.PAGE_BYTES)] if has_bell else []
         with protocol.knock(self, server, None, protocol.name_of(self.tcp, CONNECTING)) as meeting:
             protocol.await_message(self, server, None, meeting, protocol.GREETING)
             hello = protocol.message(protocol.HELLO, self.tcp.fileno(), server.ring_bytes, **{"context": 1, "process": 7, **words})
@@ -452,7 +452,7 @@ def another_users_doorbell(ground):
     victim.do("serve")
 
     def act(ready):
-        peer = Served(victim, port)
+        peer = Served(victim, port, has_bell=False)
         require(not peer.answer.descriptors, "another user is given a doorbell")
         peer.start()
         require(peer.segment.get(1 - peer.out, protocol.ATTACHED) == protocol.WANT_BYTE, "another user's bell is kept")

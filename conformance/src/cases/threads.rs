@@ -1131,6 +1131,48 @@ pub const CASES: &[Case] = &[
             end.recv_exact(4);
         },
     ),
+    pair(
+        "threads/dup2_onto_a_bell",
+        "who sleeps hears, though another thread takes the numbers that ringlet has; what stands there is left alone",
+        |a| {
+            let end = a.moved();
+            for _ in 0..SLEEPS {
+                a.hear();
+                end.send(b"asleep?");
+                end.recv_exact(5);
+            }
+            end.recv_to_end();
+        },
+        |b| {
+            let (end, sleeper) = (b.moved(), sys::thread_id());
+            for round in 0..SLEEPS {
+                let file = sys::eventfd(5).expect("an eventfd");
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        until_asleep(std::process::id() as i32, sleeper);
+                        for number in TAKEN.into_iter().flatten() {
+                            let _ = sys::dup2(file, number);
+                        }
+                        b.tell(0);
+                    });
+                    if round % 2 == 1 {
+                        record("poll", sys::poll(&[(end.0, libc::POLLIN)], 20_000).map(|told| told.0));
+                    }
+                    record("recv", recv(end, 7, 0));
+                });
+                let mut count = [0; 8];
+                if sys::poll(&[(file, libc::POLLIN)], 0).is_ok_and(|(ready, _)| ready == 1) {
+                    sys::read(file, &mut count).expect("read");
+                }
+                record("count", u64::from_ne_bytes(count));
+                for number in TAKEN.into_iter().flatten().chain([file]) {
+                    let _ = sys::close(number);
+                }
+                end.send(b"awake");
+            }
+            end.close();
+        },
+    ),
     solo(
         "threads/smallest_stack",
         "a thread with the smallest stack makes every call that moves data or waits",
@@ -1147,6 +1189,10 @@ pub const CASES: &[Case] = &[
         },
     ),
 ];
+
+const SLEEPS: u32 = 6;
+/// Where ringlet's descriptors begin, by the limit; they find room above.
+const TAKEN: [std::ops::Range<Fd>; 2] = [510..560, 1020..1100];
 
 /// As `asking_client`, but the connection is warmed up by a thread that then ends.
 fn asking_client_in_thread(a: &mut Side) {

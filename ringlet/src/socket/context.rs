@@ -8,7 +8,7 @@
 use super::table::{Fate, Socket, Tables, tables};
 use crate::plain::{P32, P64};
 use ringlet_core::memory::Area;
-use ringlet_core::sync::{AtomicU64, AtomicUsize, Ordering};
+use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ringlet_core::wait;
 use ringlet_linux::map::{self, Zeroed};
 use ringlet_linux::{apart, fd, sys};
@@ -31,6 +31,7 @@ struct Context {
     eventfd: P32,
     /// How often its eventfd was replaced.
     replaced: P32,
+    ringing: AtomicU32,
 }
 
 const SET_OWNER: u32 = 1 << 31;
@@ -46,6 +47,16 @@ pub struct Bell {
     eventfd: P32,
     page: AtomicUsize,
     users: P32,
+    /// Threads between the look at `eventfd` and their write to it.
+    ringing: AtomicU32,
+}
+
+fn ring_by(eventfd: &P32, ringing: &AtomicU32) {
+    // ORDER: SeqCst; pairs with `await_users`: whoever moves the eventfd sees us, or we see its new number.
+    ringing.fetch_add(1, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    fd::ring(eventfd.get() as i32);
+    ringing.fetch_sub(1, Ordering::SeqCst);
 }
 
 #[derive(Default)]
@@ -167,6 +178,10 @@ pub fn forget_all(tables: &Tables) {
             close_hidden(tables, eventfd);
         }
         context.owner.set(0);
+        context.ringing.store(0, Ordering::Relaxed);
+    }
+    for bell in all.bells {
+        bell.ringing.store(0, Ordering::Relaxed);
     }
     let ours = &all.ours[0];
     if ours.page.load(Ordering::Relaxed) != 0 {
@@ -314,6 +329,14 @@ pub fn eventfd_of(context: u32) -> i32 {
     let contexts = CONTEXTS.get().map_or(&[][..], |all| all.contexts);
     let context = contexts.get((context as usize).wrapping_sub(1));
     context.map_or(-1, |context| context.eventfd.get() as i32)
+}
+
+/// Wakes who sleeps in a context of ours.
+pub fn ring_ours(context: u32) {
+    let contexts = CONTEXTS.get().map_or(&[][..], |all| all.contexts);
+    if let Some(context) = contexts.get((context as usize).wrapping_sub(1)) {
+        ring_by(&context.eventfd, &context.ringing);
+    }
 }
 
 fn flag_of(context: u32) -> Option<&'static AtomicU64> {
@@ -486,7 +509,7 @@ pub fn ring_if_armed(socket: &Socket) -> bool {
     let Some((bell, flag)) = bell_word(socket, 0) else { return false };
     let Some(value) = wait::armed(flag, socket.rung.get()) else { return false };
     socket.rung.set(value);
-    fd::ring(bell.eventfd.get() as i32);
+    ring_by(&bell.eventfd, &bell.ringing);
     true
 }
 
@@ -497,7 +520,8 @@ pub fn ring(socket: &Socket) -> bool {
     if bell == 0 {
         return false;
     }
-    fd::ring(all.bells[bell as usize].eventfd.get() as i32);
+    let bell = &all.bells[bell as usize];
+    ring_by(&bell.eventfd, &bell.ringing);
     true
 }
 
@@ -514,5 +538,47 @@ pub fn move_away(fd: i32) -> bool {
     else {
         return false;
     };
-    super::view::rename(tables, word)
+    super::view::rename(tables, word) && {
+        await_users(all, word);
+        true
+    }
 }
+
+/// Between the look at a number of ours and the call with it nothing of the program's may come to stand there: once a descriptor has moved,
+/// who still has the old number is waited for, while that names it too.
+///
+/// KERNEL: a poll that is woken looks its numbers up again. Who sleeps on an eventfd of ours would look at the program's file, and hear no
+/// ring. So it is rung, by its new number, and whoever sleeps looks for that.
+fn await_users(all: &Contexts, moved: &P32) {
+    // ORDER: SeqCst; pairs with `ring_by` and `wait::arm`: who comes behind it sees the new number, and we see who came before.
+    fence(Ordering::SeqCst);
+    let bells = all.bells.iter().map(|bell| (&bell.eventfd, &bell.ringing));
+    let ours = all.contexts.iter().map(|context| (&context.eventfd, &context.ringing));
+    if let Some((_, ringing)) = bells.chain(ours).find(|(word, _)| std::ptr::eq(*word, moved)) {
+        until(|| ringing.load(Ordering::SeqCst) == 0);
+    }
+    let number = all.contexts.iter().position(|context| std::ptr::eq(&context.eventfd, moved));
+    // (A set has it by the file, and is armed between waits too. A thread that is interrupted by this call does not sleep.)
+    let sleeps = |context: &u32| is_of_thread(*context) && of_thread_if_any() != Some(*context);
+    if let Some(context) = number.map(|at| at as u32 + 1).filter(sleeps)
+        && has_sleepers(context)
+    {
+        // `wait::disarm` changes the word.
+        let word = flag_of(context).map_or(0, |flag| flag.load(Ordering::SeqCst));
+        fd::ring(moved.get() as i32);
+        until(|| flag_of(context).is_none_or(|flag| flag.load(Ordering::SeqCst) != word));
+    }
+}
+
+/// Not for ever: it may be in a handler, or have left by a jump.
+fn until(done: impl Fn() -> bool) {
+    for _ in 0..LOOKS_MOST {
+        if done() {
+            return;
+        }
+        let _ = fd::poll(&mut [], Some(LOOK_NS), None);
+    }
+}
+
+const LOOK_NS: u64 = 50_000;
+const LOOKS_MOST: u32 = 1000;

@@ -1078,7 +1078,7 @@ pub fn heat_all(socket: &Socket) {
 fn kick(set: &Set) {
     let context = set.context.get();
     if context != 0 {
-        fd::ring(context::eventfd_of(context));
+        context::ring_ours(context);
     }
 }
 

@@ -223,7 +223,7 @@ fn poll_entered(
         let (mut found, others) = look(fds, held, true);
         if found > 0 && is_asked_late(fds, held) {
             // One whose rings always have something must hear of the rest as well. (KERNEL: what is ready goes before signals.)
-            let _ = ask_all(fds, held, scratch, -1, Some(0), None, &|| {});
+            let _ = ask_all(fds, held, scratch, None, Some(0), None, &|| {});
             found = look(fds, held, true).0;
         }
         if found > 0 {
@@ -245,7 +245,7 @@ fn poll_entered(
             let due = now - asked > ASK_KERNEL_NS;
             if due {
                 asked = now;
-                told = ask_all(fds, held, scratch, -1, Some(0), mask, &|| {});
+                told = ask_all(fds, held, scratch, None, Some(0), mask, &|| {});
             }
             told != Ok(0)
         });
@@ -270,7 +270,6 @@ fn poll_entered(
                 None => timeout,
             };
             let idle = look(fds, held, true).0 == 0;
-            let event = home.map_or(-1, context::eventfd_of);
             let awake = || {
                 disarm(home);
                 each_datagram_socket(held, |socket| {
@@ -282,7 +281,7 @@ fn poll_entered(
                 awake();
                 cancelled();
             };
-            let slept = idle.then(|| ask_all(fds, held, scratch, event, timeout, mask, &cancelled));
+            let slept = idle.then(|| ask_all(fds, held, scratch, home, timeout, mask, &cancelled));
             awake();
             if let Some(slept) = slept {
                 let woken = slept?;
@@ -419,7 +418,7 @@ fn ask_all(
     fds: &[pollfd],
     held: &[u32],
     scratch: &mut [pollfd],
-    event: i32,
+    home: Option<u32>,
     timeout_ns: Option<u64>,
     mask: Option<u64>,
     cancelled: &dyn Fn(),
@@ -433,13 +432,15 @@ fn ask_all(
         }
     }
     let n = fds.len();
-    scratch[n] = pollfd { fd: event, events: libc::POLLIN, revents: 0 };
+    scratch[n] =
+        pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 };
     let woken = match timeout_ns {
         Some(0) => fd::poll(&mut scratch[..n], timeout_ns, mask)?,
         _ => sleep::poll(&mut scratch[..n + 1], timeout_ns, mask, cancelled)?,
     };
-    if scratch[n].revents != 0 {
-        fd::drain(event);
+    if let Some(home) = home.filter(|_| scratch[n].revents != 0) {
+        // As in `stream::fall_asleep`.
+        fd::drain(context::eventfd_of(home));
     }
     let now = sys::ticks();
     for ((copy, entry), &held) in scratch[..n].iter().zip(fds).zip(held) {

@@ -1041,7 +1041,7 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     drop(held);
     if socket.home.is() && socket.sleepers.load(Ordering::SeqCst) != 0 {
         // A thread of ours that waits on this connection looks again.
-        fd::ring(context::eventfd_of(socket.home.get()));
+        context::ring_ours(socket.home.get());
     }
     result
 }
@@ -1260,8 +1260,9 @@ fn fall_asleep(
         Err(Errno::EINTR) if deadline_ns.is_none() && super::signals::restart() => return Ok(()),
         other => other?,
     };
-    if fds[1].revents != 0 {
-        fd::drain(fds[1].fd);
+    if let Some(home) = home.filter(|_| fds[1].revents != 0) {
+        // By the number that it has now: that one may be the program's (`context::move_away`).
+        fd::drain(context::eventfd_of(home));
     }
     if fds[0].revents != 0 {
         socket.kernel_tells();

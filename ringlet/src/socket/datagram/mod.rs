@@ -135,11 +135,19 @@ fn close_door(socket: &Socket, close: fn(i32)) {
 /// As `context::move_away`, for doors.
 pub fn move_door(fd: i32) -> bool {
     let Some(tables) = super::table::tables() else { return false };
-    tables.followed().filter(|socket| socket.is_datagram()).any(|socket| {
-        outlets::of(socket).is_some_and(|(_, outbox)| {
-            outbox.door.get() as i32 == fd && view::rename(tables, &outbox.door)
-        })
-    })
+    let has = |socket: &&'static Socket| {
+        outlets::of(socket).is_some_and(|(_, outbox)| outbox.door.get() as i32 == fd)
+    };
+    let mut moved = false;
+    if let Some(socket) = tables.followed().filter(|socket| socket.is_datagram()).find(has) {
+        // In the middle of a step it is not to be had: who has the old number would use the program's file.
+        door::stepping(socket, || {
+            moved = outlets::of(socket).is_some_and(|(_, outbox)| {
+                outbox.door.get() as i32 == fd && view::rename(tables, &outbox.door)
+            });
+        });
+    }
+    moved
 }
 
 /// Ends the lanes, both ways; those that come in are emptied first by whoever receives.
