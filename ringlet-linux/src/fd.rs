@@ -1,5 +1,6 @@
 //! Descriptors: eventfds, polling, epoll, and the hiding place of those that the program must not meet.
 
+use crate::map::Scratch;
 use crate::sys::{Errno, Sys, close, sys};
 
 pub use libc::{epoll_event, pollfd};
@@ -42,10 +43,15 @@ pub fn duplicate_high(fd: i32, from: i32) -> Sys<i32> {
 /// How many descriptors ringlet may hold in this process, of one kind: an eighth of what the program is allowed. What it
 /// takes, the program can't have.
 pub fn share() -> usize {
+    limit() / 8
+}
+
+/// RLIMIT_NOFILE, as far as it matters.
+pub fn limit() -> usize {
     let mut limit = [0u64; 2];
     // SAFETY: 16 writable bytes, for the soft and the hard limit.
     let got = unsafe { sys!(SYS_prlimit64, 0, libc::RLIMIT_NOFILE, 0, limit.as_mut_ptr()) };
-    got.map_or(0, |_| limit[0].min(1 << 20) as usize / 8)
+    got.map_or(0, |_| limit[0].min(1 << 20) as usize)
 }
 
 pub fn is_open(fd: i32) -> bool {
@@ -113,7 +119,49 @@ pub fn drain(fd: i32) -> u64 {
 /// `None` waits for ever. The signal mask, if given, is the kernel's 8 bytes.
 pub fn poll(fds: &mut [pollfd], timeout_ns: Option<u64>, mask: Option<u64>) -> Sys<usize> {
     // SAFETY: `fds` is a valid array of its length.
-    unsafe { poll_raw(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) }
+    match unsafe { poll_raw(fds.as_mut_ptr(), fds.len(), timeout_ns, mask) } {
+        Err(Errno::EINVAL) => poll_by_select(fds, timeout_ns, mask),
+        done => done,
+    }
+}
+
+/// KERNEL: poll takes no more entries than RLIMIT_NOFILE says, of which a program that has closed itself in may leave none; select takes all. (It
+/// tells of an end or an error only who asks for bytes or room.)
+#[cold]
+pub fn poll_by_select(
+    fds: &mut [pollfd],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    const ASKED: [i16; 3] =
+        [libc::POLLIN | libc::POLLRDNORM, libc::POLLOUT | libc::POLLWRNORM, libc::POLLPRI];
+    let count = fds.iter().map(|entry| entry.fd + 1).max().unwrap_or(0).max(0) as usize;
+    let words = count.div_ceil(64).max(1);
+    let mut sets = Scratch::new(ASKED.len() * words, 0u64).ok_or(Errno::ENOMEM)?;
+    let bit = |set: usize, fd: i32| (set * words + fd as usize / 64, 1 << (fd % 64));
+    for (set, asked) in ASKED.into_iter().enumerate() {
+        for entry in fds.iter().filter(|entry| entry.fd >= 0 && entry.events & asked != 0) {
+            let (word, bit) = bit(set, entry.fd);
+            sets[word] |= bit;
+        }
+    }
+    let mut time = timespec(timeout_ns.unwrap_or(0));
+    let time = if timeout_ns.is_some() { &raw mut time } else { core::ptr::null_mut() };
+    let mask = mask.as_ref().map_or(core::ptr::null(), |mask| mask as *const u64);
+    let (base, mask) = (sets.as_mut_ptr(), [mask as usize, 8]);
+    let at = |set| base.wrapping_add(set * words);
+    // SAFETY: three sets of `words` words; the time, and the mask with its size, are locals.
+    unsafe { sys!(SYS_pselect6, count, at(0), at(1), at(2), time, mask.as_ptr())? };
+    let mut ready = 0;
+    for entry in fds {
+        entry.revents = 0;
+        for (set, asked) in ASKED.into_iter().enumerate().filter(|_| entry.fd >= 0) {
+            let (word, bit) = bit(set, entry.fd);
+            entry.revents |= if sets[word] & bit != 0 { entry.events & asked } else { 0 };
+        }
+        ready += usize::from(entry.revents != 0);
+    }
+    Ok(ready)
 }
 
 /// Would a write of a little not wait?

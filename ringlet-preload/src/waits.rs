@@ -64,6 +64,9 @@ unsafe fn poll_ours(
     if readiness::is_kernels(fds) {
         return None;
     }
+    if readiness::is_too_many(fds) {
+        return Some(Err(Errno::EINVAL));
+    }
     // SAFETY: the program's mask.
     let (timeout, mask) = match (timeout(), unsafe { from_mask(mask) }) {
         (Ok(timeout), Ok(mask)) => (timeout, mask),

@@ -1432,6 +1432,42 @@ pub const CASES: &[Case] = &[
         },
     ),
     pair(
+        "readiness/at_the_limit",
+        "waits for as many descriptors as there may be, or for one where there may be none",
+        |a| {
+            let end = a.moved();
+            for _ in 0..6 {
+                a.sync();
+                pause(20);
+                end.send(b"abc");
+            }
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            for count in [64, 3, 1] {
+                sys::limit_descriptors(count).expect("setrlimit");
+                b.sync();
+                let all = vec![(end.0, libc::POLLIN); count as usize];
+                record("poll", sys::poll(&all, 20_000).map(|told| told.0));
+                end.recv(3);
+            }
+            b.sync();
+            end.recv(3);
+            sys::limit_descriptors(0).expect("setrlimit");
+            b.sync();
+            end.recv(3);
+            b.sync();
+            let got = sys::select(&[end.0], &[], &[], Some(PATIENCE));
+            record("select", got.map(|told| (told.read == [end.0]).to_string()));
+            end.recv(3);
+            sys::limit_descriptors(64).expect("setrlimit");
+            let more = [(end.0, libc::POLLIN); 65];
+            record("poll", sys::poll(&more, 0).map(|told| told.0));
+            b.sync();
+        },
+    ),
+    pair(
         "readiness/closed_while_watched",
         "a watched connection that is closed leaves the set with its last descriptor",
         |a| {

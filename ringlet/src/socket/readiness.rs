@@ -256,7 +256,8 @@ fn poll_entered(
         }
         if !worth {
             // Once: whether a peer rings it may change while we sleep, and who arms must disarm.
-            let home = home(fds, held);
+            // (Our own entry must not be the one that is too many: bytes wake us then.)
+            let home = home(fds, held).filter(|_| !is_at_limit(fds));
             each_datagram_socket(held, |socket| {
                 socket.enter_native(|end| &end.native_receivers);
             });
@@ -317,6 +318,18 @@ fn poll_entered(
 
 /// While watching: the kernel is asked this often.
 const ASK_KERNEL_NS: u64 = 20_000;
+
+/// Would one entry more be too many for the kernel? Asked where it may matter, and where a call more does not.
+fn is_at_limit(fds: &[pollfd]) -> bool {
+    fds.len() >= MANY && fds.len() >= fd::limit()
+}
+
+/// More than the kernel takes? It has to say so, whatever rings say.
+pub fn is_too_many(fds: &[pollfd]) -> bool {
+    fds.len() >= MANY && fds.len() > fd::limit()
+}
+
+const MANY: usize = 64;
 
 /// Has the kernel not been asked about one of these connections for long?
 fn is_asked_late(fds: &[pollfd], held: &[u32]) -> bool {
@@ -434,9 +447,10 @@ fn ask_all(
     let n = fds.len();
     scratch[n] =
         pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 };
+    let used = n + usize::from(home.is_some());
     let woken = match timeout_ns {
         Some(0) => fd::poll(&mut scratch[..n], timeout_ns, mask)?,
-        _ => sleep::poll(&mut scratch[..n + 1], timeout_ns, mask, cancelled)?,
+        _ => sleep::poll(&mut scratch[..used], timeout_ns, mask, cancelled)?,
     };
     if let Some(home) = home.filter(|_| scratch[n].revents != 0) {
         // As in `stream::fall_asleep`.

@@ -3,7 +3,7 @@
 //! `cancelled`, after which nothing of ours runs.
 
 use ringlet_linux::fd::{self, pollfd};
-use ringlet_linux::sys::Sys;
+use ringlet_linux::sys::{Errno, Sys};
 use std::sync::OnceLock;
 
 /// With a time and a signal mask, if there are such.
@@ -33,7 +33,8 @@ pub fn poll(
 ) -> Sys<usize> {
     match SLEEP.get().map(|sleep| (sleep.poll)(fds, timeout_ns, mask, cancelled)) {
         // Else unknown to libc, or forbidden to it by a filter: ours knows other ways.
-        Some(done) if !fd::is_barred(&done) => done,
+        // Too many entries for the limit of descriptors: likewise.
+        Some(done) if !fd::is_barred(&done) && done != Err(Errno::EINVAL) => done,
         _ => fd::poll(fds, timeout_ns, mask),
     }
 }
