@@ -9,31 +9,36 @@ pub use libc::{epoll_event, pollfd};
 /// select's FD_SETSIZE.
 pub const HIDDEN_FROM: i32 = 1024;
 
-/// Moves a descriptor of ours up, close-on-exec.
-pub fn hide(fd: i32) -> i32 {
+/// None of ours is one of the standard streams, which a program may have closed: others would read and write there; and 0 is none of ours
+/// wherever one is kept.
+const LOWEST: i32 = 3;
+
+/// Moves a descriptor of ours up, close-on-exec. It is closed if it can't stay where it is either.
+pub fn hide(fd: i32) -> Sys<i32> {
     match duplicate_high(fd, HIDDEN_FROM) {
-        Ok(high) => {
+        Err(_) if fd >= LOWEST => Ok(fd),
+        moved => {
             close(fd);
-            high
+            moved
         }
-        Err(_) => fd,
     }
 }
 
 pub fn eventfd() -> Sys<i32> {
     // SAFETY: no memory is passed.
     let fd = unsafe { sys!(SYS_eventfd2, 0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)? };
-    Ok(hide(fd as i32))
+    hide(fd as i32)
 }
 
-/// Another number, at least `from`, for one of our own; half or a quarter of that where the limit is lower (1024 is common).
+/// Another number, at least `from`, for one of our own; half or a quarter of that where the limit is lower (1024 is common), or whatever there is.
 pub fn duplicate_high(fd: i32, from: i32) -> Sys<i32> {
     let mut made = Err(Errno::EINVAL);
-    for from in [from, from / 2, from / 4] {
+    for from in [from, from / 2, from / 4, 0] {
+        let from = from.max(LOWEST);
         // SAFETY: no memory is passed.
         made = unsafe { sys!(SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, from) };
         // KERNEL: EINVAL says that the number lies beyond the limit, EMFILE that all up to it are taken.
-        if made != Err(Errno::EINVAL) {
+        if made.is_ok() {
             break;
         }
     }

@@ -104,7 +104,7 @@ fn unix_socket() -> Sys<i32> {
 
 /// One into which strangers may write, and which goes by [`part`]. Every message in it carries credentials.
 fn guarded_socket() -> Sys<i32> {
-    let socket = fd::hide(unix_socket()?);
+    let socket = fd::hide(unix_socket()?)?;
     guard(socket);
     Ok(socket)
 }
@@ -184,7 +184,7 @@ pub fn look(ends: &Ends) -> Sys<i32> {
 
 /// Takes the one who came to our offer; `EAGAIN` when nobody did yet.
 pub fn accept(offer: i32) -> Sys<i32> {
-    accept_in_sight(offer).map(fd::hide)
+    accept_in_sight(offer).and_then(fd::hide)
 }
 
 /// The same, under the lowest free number, for a descriptor that the program is to use.

@@ -138,7 +138,7 @@ pub fn open_door(inode: u32) -> Sys<i32> {
     // SAFETY: a name and its length.
     let bound = unsafe { sys!(SYS_bind, door, &raw const name, len) };
     match bound {
-        Ok(_) => Ok(fd::hide(door)),
+        Ok(_) => fd::hide(door),
         Err(error) => {
             close(door);
             Err(error)

@@ -370,6 +370,21 @@ pub const CASES: &[Case] = &[
     })
     .internet_only(),
     pair(
+        "descriptors/without_input",
+        "a program with few descriptors that closes its standard input has that number for itself",
+        |a| {
+            let end = a.fresh();
+            let _ = sys::close(0);
+            record("limit", sys::limit_descriptors(24));
+            a.warm(end);
+            record("open", sys::open("/dev/null"));
+            round(end, b"still here");
+            end.close();
+        },
+        echo_peer,
+    )
+    .each_side(),
+    pair(
         "descriptors/limit",
         "RLIMIT_NOFILE lets a program have as many descriptors as without ringlet",
         |a| {

@@ -210,7 +210,7 @@ pub fn load() -> Option<i32> {
             // (It would take the last descriptor from a program that may have few.)
             let load =
                 if fd::share() < LOAD_SHARE { Err(sys::Errno::EMFILE) } else { sys::open_load() };
-            let load = load.map(fd::hide);
+            let load = load.and_then(fd::hide);
             load.iter().for_each(|load| tables.hide(*load));
             ours.load.set(load.map_or(NO_LOAD, |load| load as u32));
         }
@@ -231,14 +231,13 @@ fn make_page(tables: &Tables, ours: &Ours) -> Option<()> {
     if !sys::random(&mut random) {
         return None;
     }
-    let memfd = map::sealed_memfd(c"ringlet-context", PAGE_BYTES, 0).ok()?;
+    let memfd = map::sealed_memfd(c"ringlet-context", PAGE_BYTES, 0).and_then(fd::hide).ok()?;
     let mapped = map::map_shared(memfd, PAGE_BYTES, true)
         .and_then(|area| map::seal_readers(memfd).map(|_| area));
     let Ok(area) = mapped else {
         sys::close(memfd);
         return None;
     };
-    let memfd = fd::hide(memfd);
     tables.hide(memfd);
     ours.memfd.set(memfd as u32);
     ours.process.set(u64::from_ne_bytes(random));
@@ -449,13 +448,16 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
         close_both();
         return None;
     };
+    let Ok(eventfd) = fd::hide(eventfd) else {
+        apart::close_foreign(page_memfd, user);
+        return None;
+    };
     let mapped = map::map_shared(page_memfd, PAGE_BYTES, false);
     apart::close_foreign(page_memfd, user);
     let Ok(area) = mapped else {
         sys::close(eventfd);
         return None;
     };
-    let eventfd = fd::hide(eventfd);
     tables.hide(eventfd);
     let bell = &all.bells[at + 1];
     bell.process.set(process);

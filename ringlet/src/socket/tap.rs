@@ -305,12 +305,11 @@ fn open(tables: &'static Tables) -> Option<Tap> {
     if let Some(tap) = memory(process) {
         return Some(tap);
     }
-    let memfd = map::sealed_memfd(TAP_MEMFD_NAME, TAP_FILE_BYTES, 0).ok()?;
+    let memfd = map::sealed_memfd(TAP_MEMFD_NAME, TAP_FILE_BYTES, 0).and_then(fd::hide).ok()?;
     let Ok(area) = map::map_shared(memfd, TAP_FILE_BYTES, true) else {
         sys::close(memfd);
         return None;
     };
-    let memfd = fd::hide(memfd);
     tables.hide(memfd);
     process.tap_fd.set(memfd as u32);
     let tap = Tap(area);

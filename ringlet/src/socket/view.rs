@@ -13,12 +13,12 @@ const _: () = assert!(Receiving::Ring as u32 == RECEIVING_RING);
 
 /// Makes the page. Without it (no memfd, no descriptor) ringlet works, unseen.
 pub fn open(tables: &Tables) {
-    let Ok(memfd) = map::sealed_memfd(c"ringlet-process", PROCESS_FILE_BYTES, 0) else { return };
+    let made = map::sealed_memfd(c"ringlet-process", PROCESS_FILE_BYTES, 0).and_then(fd::hide);
+    let Ok(memfd) = made else { return };
     let Ok(area) = map::map_shared(memfd, PROCESS_FILE_BYTES, true) else {
         sys::close(memfd);
         return;
     };
-    let memfd = fd::hide(memfd);
     tables.hide(memfd);
     let process = tables.process();
     process.view_fd.set(memfd as u32);
