@@ -1145,6 +1145,8 @@ pub const CASES: &[Case] = &[
         },
         |b| {
             let (end, sleeper) = (b.moved(), sys::thread_id());
+            let set = sys::epoll_create().expect("epoll_create1");
+            sys::epoll_ctl(set, EPOLL_CTL_ADD, end.0, IN, 7).expect("epoll_ctl");
             for round in 0..SLEEPS {
                 let file = sys::eventfd(5).expect("an eventfd");
                 thread::scope(|scope| {
@@ -1155,8 +1157,13 @@ pub const CASES: &[Case] = &[
                         }
                         b.tell(0);
                     });
-                    if round % 2 == 1 {
-                        record("poll", sys::poll(&[(end.0, libc::POLLIN)], 20_000).map(|told| told.0));
+                    match round % 3 {
+                        0 => {}
+                        1 => {
+                            let told = sys::poll(&[(end.0, libc::POLLIN)], 20_000);
+                            record("poll", told.map(|told| told.0));
+                        }
+                        _ => record("told", shown(sys::epoll_wait(set, 1, 20_000))),
                     }
                     record("recv", recv(end, 7, 0));
                 });

@@ -541,7 +541,7 @@ pub fn move_away(fd: i32) -> bool {
         return false;
     };
     super::view::rename(tables, word) && {
-        await_users(all, word);
+        await_users(tables, all, word, fd);
         true
     }
 }
@@ -551,7 +551,7 @@ pub fn move_away(fd: i32) -> bool {
 ///
 /// KERNEL: a poll that is woken looks its numbers up again. Who sleeps on an eventfd of ours would look at the program's file, and hear no
 /// ring. So it is rung, by its new number, and whoever sleeps looks for that.
-fn await_users(all: &Contexts, moved: &P32) {
+fn await_users(tables: &Tables, all: &Contexts, moved: &P32, old: i32) {
     // ORDER: SeqCst; pairs with `ring_by` and `wait::arm`: who comes behind it sees the new number, and we see who came before.
     fence(Ordering::SeqCst);
     let bells = all.bells.iter().map(|bell| (&bell.eventfd, &bell.ringing));
@@ -560,7 +560,10 @@ fn await_users(all: &Contexts, moved: &P32) {
         until(|| ringing.load(Ordering::SeqCst) == 0);
     }
     let number = all.contexts.iter().position(|context| std::ptr::eq(&context.eventfd, moved));
-    // (A set has it by the file, and is armed between waits too. A thread that is interrupted by this call does not sleep.)
+    if let Some(at) = number {
+        super::epoll::renamed(tables, at as u32 + 1, old);
+    }
+    // (A set is armed between waits too. A thread that is interrupted by this call does not sleep.)
     let sleeps = |context: &u32| is_of_thread(*context) && of_thread_if_any() != Some(*context);
     if let Some(context) = number.map(|at| at as u32 + 1).filter(sleeps)
         && has_sleepers(context)

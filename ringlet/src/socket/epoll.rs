@@ -275,6 +275,23 @@ fn register_bells(set: &Set, op: i32) {
     }
 }
 
+/// The eventfd of a context of ours has got another number; the old one names it too, so far. KERNEL: a set knows it by both file and number.
+pub fn renamed(tables: &Tables, context: u32, old: i32) {
+    for set in tables.used_sets() {
+        let Some(_held) = set.lock.take() else { continue };
+        let own = set.context.get().max(set.reserved.get());
+        for (_, index) in
+            [(own, SELF), (set.second.get(), SECOND)].into_iter().filter(|(of, _)| *of == context)
+        {
+            let (epfd, eventfd) = (set.epfd.get() as i32, context::eventfd_of(context));
+            let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(index) };
+            if fd::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, old, None).is_ok() {
+                let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, eventfd, Some(event));
+            }
+        }
+    }
+}
+
 /// Is another process, of which this one is a child, or may be, in the set too, under our marks?
 fn is_anothers(set: &Set) -> bool {
     has_elder(set) || set.inherited.is() && !set.elder.is()
