@@ -1998,7 +1998,7 @@ fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
     let held = set.lock.take();
     if watch.adopted.is() && is_of(tables, watch, set) {
         let socket = &tables.sockets[watch.socket.get() as usize];
-        socket.kernel_tells();
+        stream::kernel_tells(socket, events);
         watch.told.set(watch.told.get() | events);
         heat(tables, set, watch, held.is_some());
     }

@@ -682,8 +682,8 @@ pub fn is_spoiled(end: &End, ring: &SegmentRing) -> bool {
     published(end, ring) && !end.rx.has_bytes(ring) && end.rx.mark(ring).is_none()
 }
 
-/// Takes `n` doorbells that wait in the kernel. Receive lock held.
-pub fn take_bells(socket: &Socket, end: &End, n: usize) {
+/// Takes `n` doorbells that wait in the kernel. True if there were any. Receive lock held.
+pub fn take_bells(socket: &Socket, end: &End, n: usize) -> bool {
     let mut bells = [0u8; 256];
     let mut left = n;
     while left > 0 {
@@ -693,9 +693,10 @@ pub fn take_bells(socket: &Socket, end: &End, n: usize) {
                 count_taken(end, taken);
                 left -= taken;
             }
-            _ => return,
+            _ => break,
         }
     }
+    left < n
 }
 
 /// Goes past a mark, and looks for a sender that waits for its place.

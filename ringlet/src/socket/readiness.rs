@@ -464,7 +464,7 @@ fn ask_all(
             socket.kernel_asked.set(now);
         }
         if copy.revents != 0 {
-            socket.kernel_tells();
+            stream::kernel_tells(socket, copy.revents as u16 as u32);
             if copy.revents & libc::POLLIN != 0
                 && entry.events & (libc::POLLIN | libc::POLLRDNORM) == 0
             {

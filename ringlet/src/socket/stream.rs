@@ -362,6 +362,9 @@ fn receive_ring(
         Next::Bytes(..) => Ok(Some(0)),
         Next::Empty => {
             if !socket.kernel_news.is() {
+                if take_counted_bells(socket, end, ring, mine) {
+                    return Ok(None);
+                }
                 // A blocking caller watches first, and then sleeps in the kernel, which tells.
                 if blocking {
                     return Err(Errno::EAGAIN);
@@ -1265,12 +1268,46 @@ fn fall_asleep(
         fd::drain(context::eventfd_of(home));
     }
     if fds[0].revents != 0 {
-        socket.kernel_tells();
+        kernel_tells(socket, fds[0].revents as u16 as u32);
         if want == Want::Room && end.sending() == Sending::Ring {
             take_bells(socket, end, 1);
         }
     }
     if woken == 0 && !now_and_then { Err(Errno::EAGAIN) } else { Ok(()) }
+}
+
+/// The kernel has reported these events of the descriptor (poll's and epoll's are the same). While the stream comes by the ring, bytes alone are
+/// doorbells, and what they ring for is in the ring.
+pub fn kernel_tells(socket: &Socket, events: u32) {
+    let readable = (libc::POLLIN | libc::POLLRDNORM) as u32;
+    let by_ring =
+        || socket.is_ours() && !socket.is_datagram() && socket.end().receiving() == Receiving::Ring;
+    if events & !readable == 0 && by_ring() {
+        socket.bells_left.set(1);
+        socket.kernel_asked.set(sys::ticks());
+    } else {
+        socket.kernel_tells();
+    }
+}
+
+/// Takes those doorbells that the peer says it has sent, in one call: they lie in front of all that the kernel may have. True if there were
+/// some; then what they ring for is seen by the next look. Receive lock held.
+fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> bool {
+    if !socket.bells_left.is()
+        || end.receiving() != Receiving::Ring
+        || others_wait(socket, end, mine)
+    {
+        return false;
+    }
+    let Ok(consumed) = carrier::consumed(socket, end) else { return false };
+    match moving::bells_end(end, ring).checked_sub(consumed) {
+        // The peer has sent one, and is about to count it; or what the kernel has is none.
+        None | Some(0) => false,
+        Some(waiting) => {
+            socket.bells_left.set(0);
+            moving::take_bells(socket, end, (waiting as usize).min(BELLS_AT_ONCE))
+        }
+    }
 }
 
 /// Takes doorbell bytes away, so that the descriptor does not stay readable for a sender that waits on it: it would wake at once, again
@@ -1400,7 +1437,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
     let mut mask = 0;
     let receiving = end.receiving();
     let in_ring = receiving == Receiving::Ring;
-    let has_bytes = end.rx.has_bytes(&incoming);
+    let mut has_bytes = end.rx.has_bytes(&incoming);
     if in_ring && has_bytes {
         mask |= readable;
     }
@@ -1415,6 +1452,17 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
         } else {
             away = control::is_away(socket, end, &outgoing);
         }
+    }
+    if in_ring
+        && !has_bytes
+        && socket.bells_left.is()
+        && !socket.kernel_news.is()
+        && let Some(_held) = end.receive_lock.try_take()
+        && take_counted_bells(socket, end, &incoming, !watched as u32)
+    {
+        // Behind the doorbell.
+        has_bytes = end.rx.has_bytes(&incoming);
+        mask |= if has_bytes { readable } else { 0 };
     }
     let asked_long_ago =
         || sys::ticks().wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS;
