@@ -459,7 +459,7 @@ pub unsafe extern "C" fn sigaction(
 static BY_SIGNAL_INTERRUPTS: AtomicU64 = AtomicU64::new(0);
 
 fn bit_of(signal: c_int) -> u64 {
-    1 << (signal as u32 - 1) % u64::BITS
+    1 << ((signal as u32 - 1) % u64::BITS)
 }
 
 /// BSD semantics: handlers set by it restart calls, unless siginterrupt has said otherwise.

@@ -952,9 +952,13 @@ fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
     if end.sending() == Sending::Ring
         && outgoing.control().receiver.closed.load(Ordering::SeqCst) == 0
     {
-        // ORDER: Relaxed; whoever reads it has waited for us, by `ringers` or `ringing`.
+        // ORDER: Relaxed; whoever counts on it has waited for us, by `ringers` or `ringing`. Who only takes what is there tries in vain for one
+        // that has not come, so it is counted first: the peer may run before we come back.
         let bells = &outgoing.control().sender.bells;
-        bells.fetch_add(tcp::ring_byte(socket.fd()) as u64, Ordering::Relaxed);
+        bells.fetch_add(1, Ordering::Relaxed);
+        if !tcp::ring_byte(socket.fd()) {
+            bells.fetch_sub(1, Ordering::Relaxed);
+        }
     }
     ringing.fetch_sub(1, Ordering::SeqCst);
     end.ringers.fetch_sub(1, Ordering::SeqCst);

@@ -1301,10 +1301,11 @@ fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32)
     }
     let Ok(consumed) = carrier::consumed(socket, end) else { return false };
     match moving::bells_end(end, ring).checked_sub(consumed) {
-        // The peer has sent one, and is about to count it; or what the kernel has is none.
+        // What the kernel has is none.
         None | Some(0) => false,
         Some(waiting) => {
             socket.bells_left.set(0);
+            socket.kernel_asked.set(sys::ticks());
             moving::take_bells(socket, end, (waiting as usize).min(BELLS_AT_ONCE))
         }
     }
