@@ -124,7 +124,9 @@ pub const CASES: &[Case] = &[
                 answer(end, library, &NEIGHBOURS);
             }
         },
-    ),
+    )
+    // As `around/deep_constructor`.
+    .steady(),
     pair(
         "around/library",
         "a library that is loaded as most are uses a connection",
