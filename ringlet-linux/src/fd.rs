@@ -140,12 +140,21 @@ pub fn poll_by_select(
 ) -> Sys<usize> {
     const ASKED: [i16; 3] =
         [libc::POLLIN | libc::POLLRDNORM, libc::POLLOUT | libc::POLLWRNORM, libc::POLLPRI];
-    let count = fds.iter().map(|entry| entry.fd + 1).max().unwrap_or(0).max(0) as usize;
+    let mut closed = false;
+    for entry in fds.iter_mut() {
+        // (Of these select knows nothing but EBADF, and their numbers may be any.)
+        let is_closed = entry.fd >= 0 && !is_open(entry.fd);
+        entry.revents = if is_closed { libc::POLLNVAL } else { 0 };
+        closed |= is_closed;
+    }
+    let timeout_ns = if closed { Some(0) } else { timeout_ns };
+    let asks = |entry: &&pollfd| entry.fd >= 0 && entry.revents & libc::POLLNVAL == 0;
+    let count = fds.iter().filter(asks).map(|entry| entry.fd as usize + 1).max().unwrap_or(0);
     let words = count.div_ceil(64).max(1);
     let mut sets = Scratch::new(ASKED.len() * words, 0u64).ok_or(Errno::ENOMEM)?;
     let bit = |set: usize, fd: i32| (set * words + fd as usize / 64, 1 << (fd % 64));
     for (set, asked) in ASKED.into_iter().enumerate() {
-        for entry in fds.iter().filter(|entry| entry.fd >= 0 && entry.events & asked != 0) {
+        for entry in fds.iter().filter(asks).filter(|entry| entry.events & asked != 0) {
             let (word, bit) = bit(set, entry.fd);
             sets[word] |= bit;
         }
@@ -159,8 +168,8 @@ pub fn poll_by_select(
     unsafe { sys!(SYS_pselect6, count, at(0), at(1), at(2), time, mask.as_ptr())? };
     let mut ready = 0;
     for entry in fds {
-        entry.revents = 0;
-        for (set, asked) in ASKED.into_iter().enumerate().filter(|_| entry.fd >= 0) {
+        let asks = asks(&&*entry);
+        for (set, asked) in ASKED.into_iter().enumerate().filter(|_| asks) {
             let (word, bit) = bit(set, entry.fd);
             entry.revents |= if sets[word] & bit != 0 { entry.events & asked } else { 0 };
         }

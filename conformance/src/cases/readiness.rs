@@ -1461,6 +1461,12 @@ pub const CASES: &[Case] = &[
             let got = sys::select(&[end.0], &[], &[], Some(PATIENCE));
             record("select", got.map(|told| (told.read == [end.0]).to_string()));
             end.recv(3);
+            // Numbers that are none of open files are told of at once, however high.
+            sys::limit_descriptors(2).expect("setrlimit");
+            for closed in [900, 1_000_000, i32::MAX] {
+                let told = sys::poll(&[(end.0, libc::POLLIN), (closed, libc::POLLIN)], 20_000);
+                record("poll", told.map(|told| format!("{told:?}")));
+            }
             sys::limit_descriptors(64).expect("setrlimit");
             let more = [(end.0, libc::POLLIN); 65];
             record("poll", sys::poll(&more, 0).map(|told| told.0));
