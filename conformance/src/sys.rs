@@ -1116,6 +1116,20 @@ pub fn on_signal_bsd(number: c_int) {
     assert_ne!(before, libc::SIG_ERR, "signal");
 }
 
+/// Sets again, by libc, the handler that the kernel tells of itself.
+pub fn set_again(number: c_int) {
+    // (The kernel's struct begins with the handler.)
+    let mut old = [0usize; 4];
+    // SAFETY: room for the kernel's struct; all-zero bytes are a valid sigaction.
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigaction, number, 0, old.as_mut_ptr(), 8);
+        let mut action: libc::sigaction = zeroed();
+        action.sa_sigaction = old[0];
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(number, &raw const action, null_mut());
+    }
+}
+
 /// What the handler's `send` returned.
 pub fn handler_sent() -> isize {
     HANDLER_SENT.load(Ordering::SeqCst)

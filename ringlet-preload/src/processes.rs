@@ -431,7 +431,8 @@ pub unsafe extern "C" fn sigaction(
         // SAFETY: the program's struct.
         let mut action = unsafe { *new };
         let handler = action.sa_sigaction;
-        if is_function(handler) {
+        // (Who has ours from the kernel by another way, and sets it again, means the handler that it stands in for.)
+        if is_function(handler) && !stands_in(handler) {
             // Before the kernel knows ours: it may run at once. (And it stays when the program sets none: one may be about to run.)
             signals::set_handler(signal, Some(handler));
             let restarts = action.sa_flags & libc::SA_RESTART != 0;

@@ -526,6 +526,22 @@ pub const CASES: &[Case] = &[
     )
     .packets_too(),
     pair(
+        "signals/set_again",
+        "a handler that a program has from the kernel itself, and sets again, runs",
+        |a| {
+            a.moved().send(b"moved");
+        },
+        |b| {
+            let end = b.moved();
+            sys::on_signal(libc::SIGUSR1, sys::Handler::Count, 0);
+            sys::set_again(libc::SIGUSR1);
+            sys::kill(std::process::id() as i32, libc::SIGUSR1).expect("kill");
+            until("the handler runs", || sys::handler_runs() > 0);
+            record("runs", sys::handler_runs().to_string());
+            end.recv_exact(5);
+        },
+    ),
+    pair(
         "signals/sigpipe",
         "a write to a closed connection raises SIGPIPE, with MSG_NOSIGNAL it does not",
         |a| {
