@@ -171,8 +171,11 @@ extern "C" fn load(file: *const c_char, flags: c_int, _: usize, caller: usize) -
         return Answer::go(next);
     };
     process::begin_loading_deep();
-    // SAFETY: libc's function of this name with the program's arguments; `place` is a `ret`.
-    let handle = unsafe { call_from(place, next as usize, file as usize, flags as usize) };
+    let handle = match returns_are_guarded() {
+        true => next!(c"dlopen", fn(*const c_char, c_int) -> usize, file, flags),
+        // SAFETY: libc's function of this name with the program's arguments; `place` is a `ret`.
+        false => unsafe { call_from(place, next as usize, file as usize, flags as usize) },
+    };
     let all_ours = lead_to_ours();
     process::end_loading_deep();
     if !all_ours {
