@@ -682,8 +682,9 @@ pub fn is_spoiled(end: &End, ring: &SegmentRing) -> bool {
     published(end, ring) && !end.rx.has_bytes(ring) && end.rx.mark(ring).is_none()
 }
 
-/// Takes `n` doorbells that wait in the kernel. True if there were any. Receive lock held.
-pub fn take_bells(socket: &Socket, end: &End, n: usize) -> bool {
+/// Takes `n` doorbells that wait in the kernel. How many there were, and what the kernel said in place of more: an error, or 0, the end. Receive
+/// lock held.
+pub fn take_bells(socket: &Socket, end: &End, n: usize) -> (usize, Option<Errno>) {
     let mut bells = [0u8; 256];
     let mut left = n;
     while left > 0 {
@@ -693,10 +694,10 @@ pub fn take_bells(socket: &Socket, end: &End, n: usize) -> bool {
                 count_taken(end, taken);
                 left -= taken;
             }
-            _ => break,
+            other => return (n - left, Some(other.err().unwrap_or(Errno(0)))),
         }
     }
-    left < n
+    (n, None)
 }
 
 /// Goes past a mark, and looks for a sender that waits for its place.
@@ -955,7 +956,8 @@ fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
         // ORDER: Relaxed; whoever counts on it has waited for us, by `ringers` or `ringing`. Who only takes what is there tries in vain for one
         // that has not come, so it is counted first: the peer may run before we come back.
         let bells = &outgoing.control().sender.bells;
-        bells.fetch_add(1, Ordering::Relaxed);
+        // ORDER: Release; pairs with `stream::take_counted_bells`: behind the wish that we answer.
+        bells.fetch_add(1, Ordering::Release);
         if !tcp::ring_byte(socket.fd()) {
             bells.fetch_sub(1, Ordering::Relaxed);
         }

@@ -10,7 +10,7 @@ use crate::reasons::Reason;
 use ringlet_core::layout::{NOT_SHUT, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::{Mark, Next, SegmentRing};
-use ringlet_core::sync::Ordering;
+use ringlet_core::sync::{Ordering, fence};
 use ringlet_core::wait as flag;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::unix::FromKernel;
@@ -1293,22 +1293,37 @@ pub fn kernel_tells(socket: &Socket, events: u32) {
 /// Takes those doorbells that the peer says it has sent, in one call: they lie in front of all that the kernel may have. True if there were
 /// some; then what they ring for is seen by the next look. Receive lock held.
 fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> bool {
-    if !socket.bells_left.is()
-        || end.receiving() != Receiving::Ring
-        || others_wait(socket, end, mine)
-    {
+    if !socket.bells_left.is() || end.receiving() != Receiving::Ring {
         return false;
     }
     let Ok(consumed) = carrier::consumed(socket, end) else { return false };
-    match moving::bells_end(end, ring).checked_sub(consumed) {
-        // What the kernel has is none.
-        None | Some(0) => false,
-        Some(waiting) => {
-            socket.bells_left.set(0);
-            socket.kernel_asked.set(sys::ticks());
-            moving::take_bells(socket, end, (waiting as usize).min(BELLS_AT_ONCE))
+    let waiting = moving::bells_end(end, ring).saturating_sub(consumed);
+    // ORDER: Acquire; pairs with `ring_byte`. In this order: who waits, and is rung for by one of those counted, is seen; else his byte may be the
+    // one that is taken.
+    fence(Ordering::Acquire);
+    if waiting == 0 || others_wait(socket, end, mine) {
+        // (None: what the kernel has is no doorbell.)
+        return false;
+    }
+    socket.bells_left.set(0);
+    socket.kernel_asked.set(sys::ticks());
+    let (taken, error) = moving::take_bells(socket, end, (waiting as usize).min(BELLS_AT_ONCE));
+    // One that was counted may not come: the kernel says then how the connection ended, an error once.
+    match error {
+        None | Some(Errno::EAGAIN) => {}
+        Some(error) => {
+            if socket.is_unix() {
+                unix::judge(socket, end, error.0);
+            } else if error != Errno(0)
+                && !(error == Errno::ECONNRESET && reset_is_fin(socket, end, true))
+            {
+                end.pending_error.set(error.0 as u32);
+                end.ended.set(end.ended.get().max(1));
+            }
+            socket.kernel_news.set(1);
         }
     }
+    taken > 0
 }
 
 /// Takes doorbell bytes away, so that the descriptor does not stay readable for a sender that waits on it: it would wake at once, again
