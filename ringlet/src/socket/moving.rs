@@ -682,22 +682,24 @@ pub fn is_spoiled(end: &End, ring: &SegmentRing) -> bool {
     published(end, ring) && !end.rx.has_bytes(ring) && end.rx.mark(ring).is_none()
 }
 
-/// Takes `n` doorbells that wait in the kernel. How many there were, and what the kernel said in place of more: an error, or 0, the end. Receive
-/// lock held.
-pub fn take_bells(socket: &Socket, end: &End, n: usize) -> (usize, Option<Errno>) {
-    let mut bells = [0u8; 256];
+/// Takes `n` doorbells that wait in the kernel. Receive lock held.
+pub fn take_bells(socket: &Socket, end: &End, n: usize) {
     let mut left = n;
     while left > 0 {
-        let most = left.min(bells.len());
-        match tcp::receive_into(socket.fd(), &mut bells[..most], libc::MSG_DONTWAIT) {
-            Ok(taken @ 1..) => {
-                count_taken(end, taken);
-                left -= taken;
-            }
-            other => return (n - left, Some(other.err().unwrap_or(Errno(0)))),
+        match take_some_bells(socket, end, left) {
+            Ok(taken @ 1..) => left -= taken,
+            _ => return,
         }
     }
-    (n, None)
+}
+
+/// Up to `most` of them, by one call. Receive lock held.
+pub fn take_some_bells(socket: &Socket, end: &End, most: usize) -> Sys<usize> {
+    let mut bells = [0u8; 256];
+    let most = most.min(bells.len());
+    let taken = tcp::receive_into(socket.fd(), &mut bells[..most], libc::MSG_DONTWAIT)?;
+    count_taken(end, taken);
+    Ok(taken)
 }
 
 /// Goes past a mark, and looks for a sender that waits for its place.

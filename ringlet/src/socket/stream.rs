@@ -1307,23 +1307,26 @@ fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32)
     }
     socket.bells_left.set(0);
     socket.kernel_asked.set(sys::ticks());
-    let (taken, error) = moving::take_bells(socket, end, (waiting as usize).min(BELLS_AT_ONCE));
-    // One that was counted may not come: the kernel says then how the connection ended, an error once.
-    match error {
-        None | Some(Errno::EAGAIN) => {}
-        Some(error) => {
-            if socket.is_unix() {
-                unix::judge(socket, end, error.0);
-            } else if error != Errno(0)
-                && !(error == Errno::ECONNRESET && reset_is_fin(socket, end, true))
-            {
-                end.pending_error.set(error.0 as u32);
-                end.ended.set(end.ended.get().max(1));
-            }
-            socket.kernel_news.set(1);
+    // (By one call: one that was counted may not go, and what follows it would be data.)
+    let error = match moving::take_some_bells(socket, end, waiting as usize) {
+        Ok(taken @ 1..) => {
+            socket.bells_left.set(u32::from((taken as u64) < waiting));
+            return true;
         }
+        Err(Errno::EAGAIN) => return false,
+        // The kernel says, in place of one that was counted, how the connection ended: an error once.
+        other => other.err(),
+    };
+    if socket.is_unix() {
+        unix::judge(socket, end, error.map_or(0, |error| error.0));
+    } else if let Some(error) = error
+        && !(error == Errno::ECONNRESET && reset_is_fin(socket, end, true))
+    {
+        end.pending_error.set(error.0 as u32);
+        end.ended.set(end.ended.get().max(1));
     }
-    taken > 0
+    socket.kernel_news.set(1);
+    false
 }
 
 /// Takes doorbell bytes away, so that the descriptor does not stay readable for a sender that waits on it: it would wake at once, again
