@@ -173,7 +173,7 @@ pub fn watch(
     }
     let start = sys::now_ns();
     begin(start);
-    let budget = if rests { 0 } else { budget(start, limit_us * 1000) };
+    let budget = if rests { 0 } else { budget(start, limit_us * 1000, &peer) };
     if budget == 0 {
         tell();
         return false;
@@ -284,12 +284,14 @@ fn begin(now: u64) {
 }
 
 /// How long is a wait that begins now watched? A thread that may not, rests.
-fn budget(now: u64, limit: u64) -> u64 {
+fn budget(now: u64, limit: u64, peer: &impl Fn() -> Option<Peer>) -> u64 {
     let (left, at) = VAIN.get();
     let left = (left + now.saturating_sub(at) / VAIN_SHARE).min(VAIN_MOST_NS);
     VAIN.set((left, now));
     let off = OFF_UNTIL.get().saturating_sub(now);
-    let barred = off > 0 || is_bound(now) || crowded(now, COUNT_EVERY_NS);
+    // (Who has one processor tells and learns so, before anybody watches, that the peer has another.)
+    let needed = || is_bound(now) && peer().is_none_or(|peer| peer.processor == sys::processor());
+    let barred = off > 0 || needed() || crowded(now, COUNT_EVERY_NS);
     let pays = if barred { 0 } else { WAITS.get().budget(WAKE.get()).min(left) };
     if pays == 0 {
         // (A tick is a nanosecond at most.)
