@@ -289,8 +289,8 @@ fn budget(now: u64, limit: u64, peer: &impl Fn() -> Option<Peer>) -> u64 {
     let left = (left + now.saturating_sub(at) / VAIN_SHARE).min(VAIN_MOST_NS);
     VAIN.set((left, now));
     let off = OFF_UNTIL.get().saturating_sub(now);
-    // (Who has one processor tells and learns so, before anybody watches, that the peer has another.)
-    let needed = || is_bound(now) && peer().is_none_or(|peer| peer.processor == sys::processor());
+    // (Who has one processor tells where, and learns whether the peer has the same. Of whom nothing is known a yield tells.)
+    let needed = || is_bound(now) && peer().is_some_and(|peer| peer.processor == sys::processor());
     let barred = off > 0 || needed() || crowded(now, COUNT_EVERY_NS);
     let pays = if barred { 0 } else { WAITS.get().budget(WAKE.get()).min(left) };
     if pays == 0 {
