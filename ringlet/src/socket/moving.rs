@@ -955,8 +955,8 @@ fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
     if end.sending() == Sending::Ring
         && outgoing.control().receiver.closed.load(Ordering::SeqCst) == 0
     {
-        // ORDER: Relaxed; whoever counts on it has waited for us, by `ringers` or `ringing`. Who only takes what is there tries in vain for one
-        // that has not come, so it is counted first: the peer may run before we come back.
+        // It is counted first, since the peer may run before we come back: who takes what is there tries in vain for one that has not come, and
+        // whoever counts on the number has waited for us, by `ringers` or `ringing`.
         let bells = &outgoing.control().sender.bells;
         // ORDER: Release; pairs with `stream::take_counted_bells`: behind the wish that we answer.
         bells.fetch_add(1, Ordering::Release);

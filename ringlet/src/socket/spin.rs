@@ -167,7 +167,8 @@ pub fn watch(
     }
     // An answer that comes at once is not kept waiting by the clock.
     let rests = rests();
-    if if rests { ready() } else { looks(&mut ready) } {
+    let at_once = if rests { ready() } else { looks(&mut ready) };
+    if at_once {
         AT_ONCE.set(AT_ONCE.get().saturating_add(1));
         return true;
     }

@@ -33,6 +33,8 @@ const STALLED_NS: u64 = 10_000_000;
 const REST_ROUNDS_MAX: u32 = 64;
 /// Doorbells that one look takes at most: who puts more there is not to keep us from returning.
 const BELLS_AT_ONCE: usize = 64 << 10;
+/// And so many by one call, without a look at them.
+const FEW_BELLS: u64 = 64;
 pub const MSG_SERVED: i32 = libc::MSG_EOR
     | libc::MSG_PEEK
     | libc::MSG_DONTWAIT
@@ -361,10 +363,11 @@ fn receive_ring(
         // A packet of no bytes, or into no buffer.
         Next::Bytes(..) => Ok(Some(0)),
         Next::Empty => {
-            if !socket.kernel_news.is() {
-                if take_counted_bells(socket, end, ring, mine) {
-                    return Ok(None);
-                }
+            if take_counted_bells(socket, end, ring, mine) {
+                return Ok(None);
+            }
+            // (A doorbell that was not taken, since others wait too, would end each sleep at once.)
+            if !socket.kernel_news.is() && !socket.bells_left.is() {
                 // A blocking caller watches first, and then sleeps in the kernel, which tells.
                 if blocking {
                     return Err(Errno::EAGAIN);
@@ -387,6 +390,7 @@ fn receive_ring(
 /// The ring is empty: has the kernel a doorbell for us, the end of the stream, or an error?
 fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> Sys<Option<usize>> {
     socket.kernel_news.set(0);
+    socket.bells_left.set(0);
     moving::answer_return(socket, end);
     let mut bells = [0u8; 64];
     let peeked = tcp::receive_into(socket.fd(), &mut bells, libc::MSG_PEEK | libc::MSG_DONTWAIT);
@@ -1301,18 +1305,15 @@ fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32)
     // ORDER: Acquire; pairs with `ring_byte`. In this order: who waits, and is rung for by one of those counted, is seen; else his byte may be the
     // one that is taken.
     fence(Ordering::Acquire);
-    if waiting == 0 || others_wait(socket, end, mine) {
-        // (None: what the kernel has is no doorbell.)
+    if waiting == 0 || waiting > FEW_BELLS || others_wait(socket, end, mine) {
+        // (None: what the kernel has is no doorbell. Many: `look_at_kernel` takes all of them at one look.)
         return false;
     }
     socket.bells_left.set(0);
     socket.kernel_asked.set(sys::ticks());
     // (By one call: one that was counted may not go, and what follows it would be data.)
     let error = match moving::take_some_bells(socket, end, waiting as usize) {
-        Ok(taken @ 1..) => {
-            socket.bells_left.set(u32::from((taken as u64) < waiting));
-            return true;
-        }
+        Ok(1..) => return true,
         Err(Errno::EAGAIN) => return false,
         // The kernel says, in place of one that was counted, how the connection ended: an error once.
         other => other.err(),
