@@ -33,10 +33,9 @@ impl Answer {
 }
 
 macro_rules! next_address {
-    ($name:literal) => {{
-        static NEXT: crate::next::Next = crate::next::Next::new($name);
-        NEXT.address()
-    }};
+    ($name:literal) => {
+        $crate::next_of!($name).address()
+    };
 }
 
 /// Asks `$answer`, with up to three arguments and the caller's address.

@@ -1,7 +1,7 @@
 //! Where a thread can be cancelled while it is inside ringlet: libc's own calls, made with a note of what is to be put away then.
 
 use crate::next;
-use crate::next::Next;
+use crate::next_of;
 use libc::{c_int, c_void, epoll_event, nfds_t, pollfd, sigset_t, timespec};
 use ringlet::socket::sleep::Sleep;
 use ringlet_linux::fd;
@@ -105,8 +105,7 @@ fn epoll_wait(
 }
 
 fn check(cancelled: &dyn Fn()) {
-    static NEXT: Next = Next::new(c"pthread_testcancel");
-    let address = NEXT.address();
+    let address = next_of!(c"pthread_testcancel").address();
     if !address.is_null() {
         // SAFETY: the address is that of this function of libc's.
         let test: unsafe extern "C" fn() = unsafe { core::mem::transmute(address) };

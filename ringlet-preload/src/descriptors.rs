@@ -525,8 +525,7 @@ pub extern "C" fn close_range(first: libc::c_uint, last: libc::c_uint, flags: c_
 }
 
 pub fn is_single_threaded() -> bool {
-    static FLAG: crate::next::Next = crate::next::Next::new(c"__libc_single_threaded");
-    let flag = FLAG.address().cast::<bool>();
+    let flag = crate::next_of!(c"__libc_single_threaded").address().cast::<bool>();
     // SAFETY: libc's byte of this name, if it has one; written before a second thread starts.
     !flag.is_null() && unsafe { flag.read_volatile() }
 }

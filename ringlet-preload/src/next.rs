@@ -25,7 +25,7 @@ impl Next {
     /// As dlsym(RTLD_NEXT) would, without the loader's lock.
     #[cold]
     fn find(&self) -> *mut libc::c_void {
-        let found = objects::behind_us().find_map(|object| object.find(self.name));
+        let found = self.behind_us();
         // Not one of libc's: liburing's, perhaps loaded by the program.
         let found = found.or_else(|| {
             let mut found = None;
@@ -41,14 +41,49 @@ impl Next {
         self.found.store(found, Ordering::Relaxed);
         found
     }
+
+    fn behind_us(&self) -> Option<usize> {
+        objects::behind_us().find_map(|object| object.find(self.name))
+    }
+}
+
+/// Finds all that lie behind us, for a process that forks again and again: each child would look for what it needs itself, in pages of every
+/// library before libc.
+pub fn find_all() {
+    unsafe extern "C" {
+        /// The linker's names for where the section of all `Next`s begins and ends.
+        #[link_name = "__start_ringlet_next"]
+        static FIRST: u8;
+        #[link_name = "__stop_ringlet_next"]
+        static END: u8;
+    }
+    let (first, end) = (&raw const FIRST as usize, &raw const END as usize);
+    // SAFETY: only `next_of` puts anything there: statics of this type, one after the other.
+    let all = unsafe {
+        core::slice::from_raw_parts(first as *const Next, (end - first) / size_of::<Next>())
+    };
+    for next in all.iter().filter(|next| next.found.load(Ordering::Relaxed).is_null()) {
+        if let Some(found) = next.behind_us() {
+            next.found.store(found as *mut libc::c_void, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The next function of this name.
+#[macro_export]
+macro_rules! next_of {
+    ($name:expr) => {{
+        #[unsafe(link_section = "ringlet_next")]
+        static NEXT: $crate::next::Next = $crate::next::Next::new($name);
+        &NEXT
+    }};
 }
 
 /// Calls the next function of a name with the given signature; a missing one (an older libc) fails with ENOSYS.
 #[macro_export]
 macro_rules! next {
     ($name:literal, fn($($type:ty),* $(,)?) -> $result:ty, $($arg:expr),* $(,)?) => {{
-        static NEXT: $crate::next::Next = $crate::next::Next::new($name);
-        let address = NEXT.address();
+        let address = $crate::next_of!($name).address();
         if address.is_null() {
             $crate::set_errno(libc::ENOSYS);
             -1isize as $result

@@ -12,11 +12,22 @@ use ringlet_core::sync::{AtomicU64, Ordering};
 use ringlet_linux::map::Scratch;
 use ringlet_linux::sys;
 
+/// Forks that this process has made, and those it comes from, up to two. (A page that nobody writes to is copied for no child.)
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+fn before_fork() {
+    // The first may well be the only one.
+    if FORKS.load(Ordering::Relaxed) < 2 && FORKS.fetch_add(1, Ordering::Relaxed) == 1 {
+        next::find_all();
+    }
+    process::before_fork();
+}
+
 /// libc runs ours last before it copies the process, and first afterwards: whatever the program's handlers do is seen. (Without
 /// memory for that, forks are noticed as those are that are made around libc.)
 pub fn watch_forks() {
     extern "C" fn before() {
-        process::before_fork();
+        before_fork();
     }
     extern "C" fn in_parent() {
         process::after_fork_in_parent();
@@ -45,7 +56,7 @@ pub extern "C" fn _Fork() -> pid_t {
 
 /// A call that makes a process with a copy of our memory, around libc's handlers.
 pub fn forking(make: impl FnOnce() -> c_long) -> c_long {
-    process::before_fork();
+    before_fork();
     let child = make();
     match child {
         0 => process::after_fork_in_child(),
@@ -424,26 +435,27 @@ pub unsafe extern "C" fn sigaction(
         next!(c"sigaction", fn(c_int, Signature, *mut libc::sigaction) -> c_int, signal, new, old)
     };
     let stood_in = signals::handler_of(signal);
-    let done = if new.is_null() || process::borrowed() {
+    // SAFETY: the program's struct, if there is one.
+    let handler = unsafe { new.as_ref() }.map(|action| action.sa_sigaction);
+    // (Who has ours from the kernel by another way, and sets it again, means the handler that it stands in for.)
+    let handler = handler.filter(|handler| is_function(*handler) && !stands_in(*handler));
+    let done = match handler {
         // A vfork child shares our memory, not our handlers.
-        pass_on(new)
-    } else {
-        // SAFETY: the program's struct.
-        let mut action = unsafe { *new };
-        let handler = action.sa_sigaction;
-        // (Who has ours from the kernel by another way, and sets it again, means the handler that it stands in for.)
-        if is_function(handler) && !stands_in(handler) {
+        Some(handler) if !process::borrowed() => {
+            // SAFETY: the program's struct.
+            let mut action = unsafe { *new };
             // Before the kernel knows ours: it may run at once. (And it stays when the program sets none: one may be about to run.)
             signals::set_handler(signal, Some(handler));
             let restarts = action.sa_flags & libc::SA_RESTART != 0;
             let ours = if restarts { restarting } else { interrupting };
             action.sa_sigaction = ours as *const () as usize;
+            let done = pass_on(&action);
+            if done != 0 {
+                signals::set_handler(signal, stood_in);
+            }
+            done
         }
-        let done = pass_on(&action);
-        if done != 0 {
-            signals::set_handler(signal, stood_in);
-        }
-        done
+        _ => pass_on(new),
     };
     if done == 0 && !old.is_null() {
         // SAFETY: the kernel has just filled it.
@@ -620,10 +632,9 @@ macro_rules! in_front_of {
 }
 
 macro_rules! next_address {
-    ($name:literal) => {{
-        static NEXT: crate::next::Next = crate::next::Next::new($name);
-        NEXT.address()
-    }};
+    ($name:literal) => {
+        $crate::next_of!($name).address()
+    };
 }
 
 extern "C" fn before_dprintf(fd: c_int) -> *mut c_void {

@@ -67,6 +67,8 @@ struct Ours {
     process: P64,
     /// The kernel's count of threads that want to run, once it was asked for; `NO_LOAD` if it can't be had.
     load: P32,
+    /// How many bells were ever in use, with the first, which never is: a fork's child that looks at all the others would pay for their pages.
+    bells: P32,
 }
 
 const NO_LOAD: u32 = u32::MAX;
@@ -93,6 +95,13 @@ struct Contexts {
 // SAFETY: as above.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for super::table::Lock {}
+
+impl Contexts {
+    /// The bells that were ever in use.
+    fn bells(&self) -> &'static [Bell] {
+        &self.bells[..(self.ours[0].bells.get() as usize).clamp(1, self.bells.len())]
+    }
+}
 
 static CONTEXTS: OnceLock<Contexts> = OnceLock::new();
 
@@ -170,24 +179,32 @@ pub fn enter_namespace(tables: &Tables) {
 pub fn forget_all(tables: &Tables) {
     let Some(all) = CONTEXTS.get() else { return };
     all.lock[0].reset();
+    // A page that a child does not write to stays its parent's memory.
+    let stop = |ringing: &AtomicU32| {
+        if ringing.load(Ordering::Relaxed) != 0 {
+            ringing.store(0, Ordering::Relaxed);
+        }
+    };
     for context in all.contexts {
+        stop(&context.ringing);
+    }
+    for context in all.contexts.iter().filter(|context| context.owner.is()) {
         let (owner, eventfd) = (context.owner.get(), context.eventfd.get() as i32);
         if owner & SET_OWNER != 0 {
             super::epoll::inherit(tables, owner & !SET_OWNER, eventfd);
-        } else if owner != 0 {
+        } else {
             close_hidden(tables, eventfd);
         }
         context.owner.set(0);
-        context.ringing.store(0, Ordering::Relaxed);
     }
-    for bell in all.bells {
-        bell.ringing.store(0, Ordering::Relaxed);
+    for bell in all.bells() {
+        stop(&bell.ringing);
     }
     let ours = &all.ours[0];
     if ours.page.load(Ordering::Relaxed) != 0 {
         close_hidden(tables, ours.memfd.get() as i32);
+        ours.page.store(0, Ordering::Relaxed);
     }
-    ours.page.store(0, Ordering::Relaxed);
     for socket in tables.followed() {
         socket.home.set(0);
     }
@@ -433,7 +450,7 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
         let owner = bell.pid.get() == pid as u32 && bell.process.get() == process;
         bell.users.is() && pid != 0 && owner && bell.context.get() == context
     };
-    if let Some(found) = all.bells[1..].iter().position(same) {
+    if let Some(found) = all.bells()[1..].iter().position(same) {
         close_both();
         all.bells[found + 1].users.add(1);
         return Some(found as u32 + 1);
@@ -441,8 +458,9 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
     let sane = (1..=CONTEXT_COUNT as u32).contains(&context)
         && map::sealed_size(page_memfd) == Ok(PAGE_BYTES)
         && fd::is_eventfd(eventfd);
-    let held = all.bells[1..].iter().filter(|bell| bell.users.is()).count();
-    let free = all.bells[1..].iter().position(|bell| !bell.users.is());
+    let used = all.bells().len();
+    let held = all.bells()[1..].iter().filter(|bell| bell.users.is()).count();
+    let free = all.bells[1..].iter().take(used).position(|bell| !bell.users.is());
     let sane = sane && held < fd::share();
     let (true, Some(at)) = (sane, free) else {
         close_both();
@@ -460,6 +478,7 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
     };
     tables.hide(eventfd);
     let bell = &all.bells[at + 1];
+    all.ours[0].bells.set(used.max(at + 2) as u32);
     bell.process.set(process);
     bell.pid.set(pid as u32);
     bell.context.set(context);
@@ -533,7 +552,7 @@ pub fn move_away(fd: i32) -> bool {
     let ours = [&all.ours[0].memfd, &all.ours[0].load].into_iter().filter(|word| word.is());
     let contexts =
         all.contexts.iter().filter(|context| context.owner.is()).map(|context| &context.eventfd);
-    let bells = all.bells.iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
+    let bells = all.bells().iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
     let elders = super::epoll::elders(tables);
     let Some(word) =
         ours.chain(contexts).chain(bells).chain(elders).find(|word| word.get() as i32 == fd)
@@ -554,7 +573,7 @@ pub fn move_away(fd: i32) -> bool {
 fn await_users(tables: &Tables, all: &Contexts, moved: &P32, old: i32) {
     // ORDER: SeqCst; pairs with `ring_by` and `wait::arm`: who comes behind it sees the new number, and we see who came before.
     fence(Ordering::SeqCst);
-    let bells = all.bells.iter().map(|bell| (&bell.eventfd, &bell.ringing));
+    let bells = all.bells().iter().map(|bell| (&bell.eventfd, &bell.ringing));
     let ours = all.contexts.iter().map(|context| (&context.eventfd, &context.ringing));
     if let Some((_, ringing)) = bells.chain(ours).find(|(word, _)| std::ptr::eq(*word, moved)) {
         until(|| ringing.load(Ordering::SeqCst) == 0);

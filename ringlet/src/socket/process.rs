@@ -1,7 +1,9 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
 use super::stream::Waiter;
-use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
+use super::table::{
+    Kind, Known, Process, Receiving, Socket, Stage, Tables, begin_child, lookup, tables,
+};
 use super::{
     carrier, context, datagram, epoll, gate, interrupted, jumps, lives, meet, memory, moving, unix,
     view,
@@ -403,8 +405,8 @@ pub fn fork_failed() {
 
 /// After it, in the child.
 pub fn after_fork_in_child() {
-    // The look at the tables does it.
-    let _ = tables();
+    // (Any look at the tables does it.)
+    begin_child();
 }
 
 /// In a child, at its first call, however the fork was made.
@@ -424,7 +426,9 @@ pub fn after_fork(tables: &'static Tables) {
     process.spawns.set(0);
     end_withholding(process);
     // Loads of the parent's other threads.
-    BEHIND_OUR_BACK.fetch_and(IO_URING | AROUND, Ordering::SeqCst);
+    if BEHIND_OUR_BACK.load(Ordering::Relaxed) & !(IO_URING | AROUND) != 0 {
+        BEHIND_OUR_BACK.fetch_and(IO_URING | AROUND, Ordering::SeqCst);
+    }
     context::forget_all(tables);
     view::forget(tables);
     super::tap::forget(tables);

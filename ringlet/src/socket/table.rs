@@ -425,7 +425,10 @@ impl Lock {
 
     /// Frees a lock whose owner was left behind in another process by a fork.
     pub fn reset(&self) {
-        self.0.store(0, Ordering::Relaxed);
+        // A page that a child does not write to stays its parent's memory.
+        if self.0.load(Ordering::Relaxed) != 0 {
+            self.0.store(0, Ordering::Relaxed);
+        }
     }
 
     /// As `take`, but without waiting.
@@ -601,6 +604,15 @@ pub fn start(config: Config) -> Sys<()> {
         tables.alive[0].store(1, Ordering::Relaxed);
     }
     Ok(())
+}
+
+/// What `tables` does for a child at its first look, by one fault where a look and a store would be two.
+pub fn begin_child() {
+    if let Some(tables) = TABLES.get()
+        && tables.alive[0].swap(1, Ordering::Relaxed) == 0
+    {
+        super::process::after_fork(tables);
+    }
 }
 
 /// The tables, brought up to date after a fork however it was made; `None` while ringlet is off.
@@ -812,8 +824,9 @@ impl Tables {
         true
     }
 
+    /// Those that were ever used.
     pub fn used_sets(&self) -> &'static [super::epoll::Set] {
-        &self.sets[..self.free[0].sets.end().min(SET_COUNT) as usize]
+        &self.sets[1..self.free[0].sets.end().min(SET_COUNT) as usize]
     }
 
     pub fn new_set(&self) -> Option<u32> {
