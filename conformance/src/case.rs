@@ -335,12 +335,28 @@ pub fn falls_asleep(pid: i32, tid: i32, seconds: u64) -> bool {
     let end = Instant::now() + Duration::from_secs(seconds);
     while quiet < 5 && Instant::now() < end {
         pause(2);
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat"));
-        let asleep = stat.is_ok_and(|s| s.rsplit(") ").next().is_some_and(|s| s.starts_with('S')));
-        quiet = if asleep { quiet + 1 } else { 0 };
+        quiet = if is_asleep(pid, tid) { quiet + 1 } else { 0 };
     }
     quiet == 5
 }
+
+fn is_asleep(pid: i32, tid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat"));
+    stat.is_ok_and(|s| s.rsplit(") ").next().is_some_and(|s| s.starts_with('S')))
+}
+
+/// Do these threads of ours sleep, all at once, most of the time? (One that comes back from each sleep at once is never seen asleep, or only
+/// while it waits for a lock that another has.)
+pub fn sleep_together(tids: &[i32]) -> bool {
+    let pid = std::process::id() as i32;
+    let all_asleep = |_: &u32| {
+        pause(1);
+        tids.iter().all(|tid| is_asleep(pid, *tid))
+    };
+    (0..ASLEEP_LOOKS).filter(all_asleep).nth(ASLEEP_LOOKS as usize / 4).is_some()
+}
+
+const ASLEEP_LOOKS: u32 = 400;
 
 // ---- a connection's end ----
 

@@ -78,6 +78,35 @@ fn had_by_both(end: End) -> u32 {
     both.into_inner()
 }
 
+/// Three threads receive, a byte is sent whenever they sleep, and then too they sleep.
+fn receive_in_three(side: &mut Side) {
+    let (end, pid) = (side.moved(), std::process::id() as i32);
+    let got = std::sync::atomic::AtomicU32::new(0);
+    let (tell, hear) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let ids = [(); 3].map(|()| {
+            let (tell, got) = (tell.clone(), &got);
+            scope.spawn(move || {
+                tell.send(sys::thread_id()).expect("who waits");
+                while recv(end, 1, 0).is_ok_and(|got| !got.is_empty()) {
+                    got.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            hear.recv().expect("a thread's number")
+        });
+        for sent in 1..=BYTES_TO_THREE {
+            ids.iter().for_each(|id| until_asleep(pid, *id));
+            side.tell(0);
+            until("it comes", || got.load(Ordering::SeqCst) == sent);
+            record("they sleep", sleep_together(&ids));
+        }
+        side.tell(0);
+    });
+    end.close();
+}
+
+const BYTES_TO_THREE: u32 = 3;
+
 const SPLICE_ROUNDS: u32 = 4;
 
 /// The first thread is held in the midst of its splice, until the others wait for it.
@@ -1096,6 +1125,21 @@ pub const CASES: &[Case] = &[
             record("all answered", thread.join().expect("the thread ends"));
         },
     ).packets_too()
+    .each_side(),
+    pair(
+        "threads/receive_asleep",
+        "three threads that receive from one connection sleep while nothing comes, whatever has woken them before",
+        |a| {
+            let end = a.moved();
+            for _ in 0..BYTES_TO_THREE {
+                a.hear();
+                end.send(b"x");
+            }
+            a.hear();
+            end.close();
+        },
+        receive_in_three,
+    )
     .each_side(),
     pair(
         "threads/priorities",
