@@ -3,6 +3,7 @@
 use libc::{FD_CLOEXEC, MSG_NOSIGNAL, SHUT_WR, SIGKILL};
 
 use super::close::beside;
+use super::threads::{leave_full, poll_for_room, send_more, wait_for_room};
 use crate::case::*;
 use crate::rare;
 use crate::sys::{self, Fd};
@@ -99,6 +100,35 @@ fn become_cat(end: End) -> i32 {
 
 fn join(pid: i32) {
     record("child", sys::wait_for(pid));
+}
+
+/// While a child only has the connection too, a thread waits for room beside a byte that nobody reads.
+fn wait_for_room_beside_a_child(side: &mut Side, wait: fn(End)) {
+    let end = side.moved();
+    let (over, tell_over) = sys::pipe().expect("pipe");
+    let child = sys::fork(|| {
+        sys::close(tell_over).expect("close");
+        sys::read(over, &mut [0]).map_or(1, |n| n as i32)
+    });
+    wait_for_room(side, end, 1, wait);
+    sys::close(tell_over).expect("close");
+    join(child);
+    end.close();
+}
+
+const ROOM_ROUNDS: u32 = 40;
+
+/// Fills the connection and waits for room, again and again.
+fn fill_and_wait(side: &mut Side, end: End) -> i32 {
+    for _ in 0..ROOM_ROUNDS {
+        while sys::send(end.0, &[7; 16 << 10], libc::MSG_DONTWAIT).is_ok() {}
+        side.tell(0);
+        let told = sys::poll(&[(end.0, libc::POLLOUT)], -1);
+        if told.map_or(true, |(ready, _)| ready != 1) {
+            return 1;
+        }
+    }
+    0
 }
 
 /// How long a thread that takes a connection into the ring is held for a fork beside it: one that waits for that comes behind it.
@@ -318,6 +348,46 @@ fn wait_with_child(b: &mut Side, others: u32, returns: bool) {
 }
 
 pub const CASES: &[Case] = &[
+    pair(
+        "processes/waits_for_room_asleep",
+        "a thread polls for room, asleep, beside a byte that nobody reads, while a child has the connection too",
+        |a| leave_full(a, |end| end.send(b"y"), false),
+        |b| wait_for_room_beside_a_child(b, poll_for_room),
+    ),
+    pair(
+        "processes/sends_asleep",
+        "the same for one that sends to a peer that reads slowly",
+        |a| leave_full(a, |end| end.send(b"y"), true),
+        |b| wait_for_room_beside_a_child(b, send_more),
+    ),
+    pair(
+        "processes/room_beside_a_receiver",
+        "a child that polls for room hears of it, though its parent, which receives, takes what wakes them",
+        |a| {
+            let end = a.moved();
+            for _ in 0..ROOM_ROUNDS {
+                a.hear();
+                pause(2);
+                while recv(end, 1 << 20, libc::MSG_DONTWAIT).is_ok_and(|got| !got.is_empty()) {}
+            }
+            record("all", recv_to_end(end).1.map(|_| ()));
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            // On one processor, where this one has taken it before the other looks.
+            rare::take_priority(2);
+            let child = sys::fork(|| {
+                rare::take_priority(1);
+                let code = fill_and_wait(b, end);
+                end.shutdown(SHUT_WR);
+                code
+            });
+            end.recv_to_end();
+            join(child);
+        },
+    )
+    .each_side(),
     pair(
         "processes/fork_hostile_child",
         "a child that writes over what it shares with its parent harms no connection that the parent makes afterwards",

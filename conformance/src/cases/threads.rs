@@ -107,6 +107,68 @@ fn receive_in_three(side: &mut Side) {
 
 const BYTES_TO_THREE: u32 = 3;
 
+/// Keeps the connection full, until it is over: waits for room as `wait` does.
+fn keep_full(end: End, over: &AtomicBool, wait: impl Fn(End)) {
+    while !over.load(Ordering::SeqCst) {
+        while sys::send(end.0, &[7; 16 << 10], MSG_DONTWAIT).is_ok() {}
+        wait(end);
+    }
+}
+
+pub fn poll_for_room(end: End) {
+    let _ = sys::poll(&[(end.0, libc::POLLOUT)], -1);
+}
+
+pub fn send_more(end: End) {
+    let _ = send_all(end, &[7; 1 << 20]);
+}
+
+/// So many threads wait for room, and do so asleep, though what the peer has sent lies unread.
+pub fn wait_for_room(side: &mut Side, end: End, threads: usize, wait: fn(End)) {
+    let over = AtomicBool::new(false);
+    let (tell, hear) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        let over = &over;
+        let ids: Vec<i32> = (0..threads)
+            .map(|_| {
+                let tell = tell.clone();
+                scope.spawn(move || {
+                    tell.send(sys::thread_id()).expect("who waits");
+                    keep_full(end, over, wait);
+                });
+                hear.recv().expect("a thread's number")
+            })
+            .collect();
+        ids.iter().for_each(|id| until_asleep(std::process::id() as i32, *id));
+        side.tell(0);
+        side.hear();
+        record("they sleep", sleep_together(&ids));
+        over.store(true, Ordering::SeqCst);
+        side.tell(0);
+    });
+    end.shutdown(SHUT_WR);
+    record("the end", recv_to_end(end).1.map(|_| ()));
+}
+
+/// The peer of such a one: has sent something, and reads only then, or all the time, but slowly.
+pub fn leave_full(side: &mut Side, send: impl FnOnce(End), slowly: bool) {
+    let end = side.moved();
+    let read_slowly = |side: &mut Side| {
+        while slowly && !side.is_told() {
+            let _ = recv(end, 8 << 10, 0);
+            pause(2);
+        }
+    };
+    read_slowly(side);
+    side.hear();
+    send(end);
+    side.tell(0);
+    read_slowly(side);
+    side.hear();
+    record("all", recv_to_end(end).1.map(|_| ()));
+    end.close();
+}
+
 const SPLICE_ROUNDS: u32 = 4;
 
 /// The first thread is held in the midst of its splice, until the others wait for it.
@@ -1141,6 +1203,24 @@ pub const CASES: &[Case] = &[
         receive_in_three,
     )
     .each_side(),
+    pair(
+        "threads/two_wait_for_room_asleep",
+        "two threads wait for room, asleep, beside a byte that nobody reads",
+        |a| leave_full(a, |end| end.send(b"y"), false),
+        |b| {
+            let end = b.moved();
+            wait_for_room(b, end, 2, poll_for_room);
+        },
+    ),
+    pair(
+        "threads/waits_for_room_asleep",
+        "a thread waits for room, asleep, beside more unread bytes than a ring holds",
+        |a| leave_full(a, |end| drop(fill(end)), false),
+        |b| {
+            let end = b.moved();
+            wait_for_room(b, end, 1, poll_for_room);
+        },
+    ),
     pair(
         "threads/priorities",
         "a thread of higher priority sends while one of lower priority, on the same processor, is in the middle of it",

@@ -6,6 +6,7 @@ use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::map::{self, Scratch};
 use ringlet_linux::sys::{self, Errno, Sys};
+use std::cell::Cell;
 
 /// Can the kernel alone answer for all of these?
 pub fn is_kernels(fds: &[pollfd]) -> bool {
@@ -218,12 +219,14 @@ fn poll_entered(
     if deadline == Some(0) {
         return with_kernel(fds, held, scratch, mask);
     }
+    // A byte that we can't take, and that tells us nothing, would end each sleep at once: then we don't listen for any, and look soon.
+    let stays = Cell::new(false);
     // Who waits asks the kernel by that.
     loop {
         let (mut found, others) = look(fds, held, true);
         if found > 0 && is_asked_late(fds, held) {
             // One whose rings always have something must hear of the rest as well. (KERNEL: what is ready goes before signals.)
-            let _ = ask_all(fds, held, scratch, None, Some(0), None, &|| {});
+            let _ = ask_all(fds, held, scratch, None, Some(0), None, &stays, &|| {});
             found = look(fds, held, true).0;
         }
         if found > 0 {
@@ -245,7 +248,7 @@ fn poll_entered(
             let due = now - asked > ASK_KERNEL_NS;
             if due {
                 asked = now;
-                told = ask_all(fds, held, scratch, None, Some(0), mask, &|| {});
+                told = ask_all(fds, held, scratch, None, Some(0), mask, &stays, &|| {});
             }
             told != Ok(0)
         });
@@ -262,14 +265,10 @@ fn poll_entered(
                 socket.enter_native(|end| &end.native_receivers);
             });
             arm(fds, held, home);
-            let timeout = match (deadline.map(left), shares_doorbells(fds, held)) {
-                (left, true) => Some(left.unwrap_or(u64::MAX).min(stream::LOOK_AT_TIMES_NS)),
-                (left, false) => left,
-            };
-            let timeout = match memory::due() {
-                Some(due) => Some(timeout.unwrap_or(u64::MAX).min(due)),
-                None => timeout,
-            };
+            let soon = stays.get().then_some(stream::LOOK_SOON_NS);
+            let at_times = shares_doorbells(fds, held, home).then_some(stream::LOOK_AT_TIMES_NS);
+            let timeout =
+                [deadline.map(left), soon, at_times, memory::due()].into_iter().flatten().min();
             let idle = look(fds, held, true).0 == 0;
             let awake = || {
                 disarm(home);
@@ -282,7 +281,8 @@ fn poll_entered(
                 awake();
                 cancelled();
             };
-            let slept = idle.then(|| ask_all(fds, held, scratch, home, timeout, mask, &cancelled));
+            let slept =
+                idle.then(|| ask_all(fds, held, scratch, home, timeout, mask, &stays, &cancelled));
             awake();
             if let Some(slept) = slept {
                 let woken = slept?;
@@ -375,9 +375,22 @@ fn connections(fds: &[pollfd], held: &[u32]) -> impl Iterator<Item = &'static So
     fds.iter().zip(held).filter_map(|(entry, &held)| attached(entry, held))
 }
 
-/// May another waiter take a doorbell byte that is meant for us? Then we look now and then.
-fn shares_doorbells(fds: &[pollfd], held: &[u32]) -> bool {
-    connections(fds, held).any(|socket| socket.sleepers.load(Ordering::SeqCst) > 1)
+/// May another waiter take a doorbell byte that is meant for us? Then we look now and then. (One of another process who takes it for data asks
+/// for the next one, but knows nothing of who waits for room here.)
+fn shares_doorbells(fds: &[pollfd], held: &[u32], home: Option<u32>) -> bool {
+    fds.iter().zip(held).any(|(entry, &held)| {
+        attached(entry, held).is_some_and(|socket| {
+            socket.sleepers.load(Ordering::SeqCst) > 1
+                || held & FOR_ROOM != 0
+                    && !rings(socket, home)
+                    && socket.end().holders.load(Ordering::Relaxed) > 1
+        })
+    })
+}
+
+/// Are we rung for this one by the eventfd of this context, which we wait on?
+fn rings(socket: &Socket, home: Option<u32>) -> bool {
+    home.is_some() && home == Some(socket.home.get()) && stream::rings_home(socket)
 }
 
 /// The thread's context, if it is the home of one of these.
@@ -410,7 +423,7 @@ fn arm(fds: &[pollfd], held: &[u32], home: Option<u32>) {
         let Some(socket) = attached(entry, held) else { continue };
         super::moving::answer_return(socket, socket.end());
         let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
-        if home.is_some() && home == Some(socket.home.get()) && stream::rings_home(socket) {
+        if rings(socket, home) {
             if room {
                 stream::want_room_event(socket);
             }
@@ -427,6 +440,7 @@ fn disarm(home: Option<u32>) {
 }
 
 /// Waits in the kernel for everything that can wake us: all entries, and `event`.
+#[allow(clippy::too_many_arguments)]
 fn ask_all(
     fds: &[pollfd],
     held: &[u32],
@@ -434,12 +448,16 @@ fn ask_all(
     home: Option<u32>,
     timeout_ns: Option<u64>,
     mask: Option<u64>,
+    stays: &Cell<bool>,
     cancelled: &dyn Fn(),
 ) -> Sys<usize> {
+    let awake = timeout_ns == Some(0);
     for ((entry, copy), &held) in fds.iter().zip(scratch.iter_mut()).zip(held) {
         *copy = *entry;
         if let Some(socket) = attached(entry, held) {
-            copy.events = kernel_events(socket, entry.events);
+            // Bytes that are not asked for are doorbells, for who sleeps, unless we are rung otherwise.
+            let bells = !awake && !stays.get() && !rings(socket, home);
+            copy.events = kernel_events(socket, entry.events, bells);
             // The entry's own number may be another's by now.
             copy.fd = socket.fd();
         }
@@ -456,6 +474,9 @@ fn ask_all(
         // As in `stream::fall_asleep`.
         fd::drain(context::eventfd_of(home));
     }
+    if !awake {
+        stays.set(false);
+    }
     let now = sys::ticks();
     for ((copy, entry), &held) in scratch[..n].iter().zip(fds).zip(held) {
         let Some(socket) = of_held(held) else { continue };
@@ -467,8 +488,9 @@ fn ask_all(
             stream::kernel_tells(socket, copy.revents as u16 as u32);
             if copy.revents & libc::POLLIN != 0
                 && entry.events & (libc::POLLIN | libc::POLLRDNORM) == 0
+                && !stream::take_bells(socket, socket.end(), 1)
             {
-                stream::take_bells(socket, socket.end(), 1);
+                stays.set(true);
             }
         }
     }
@@ -477,13 +499,15 @@ fn ask_all(
 
 /// What to ask of the kernel for an attached connection: its doorbells and its end while it is not known; its data and room where
 /// the kernel is the way.
-fn kernel_events(socket: &Socket, asked: i16) -> i16 {
+fn kernel_events(socket: &Socket, asked: i16, bells: bool) -> i16 {
     let end = socket.end();
     let mut events = asked & (libc::POLLPRI | libc::POLLRDHUP);
+    let readable = asked & (libc::POLLIN | libc::POLLRDNORM);
     if end.receiving() != Receiving::Ring {
-        events |= asked & (libc::POLLIN | libc::POLLRDNORM);
+        events |= readable;
     } else if !end.ended.is() {
-        events |= libc::POLLIN | libc::POLLRDHUP;
+        events |= libc::POLLRDHUP;
+        events |= if bells || readable != 0 { libc::POLLIN } else { 0 };
     }
     match end.sending() {
         Sending::Ring => {}

@@ -25,7 +25,7 @@ const ASK_WHEN_EMPTY_TICKS: u64 = 30_000;
 /// The same for the first look that finds nothing after some that found something.
 const ASK_AFTER_SOME_TICKS: u64 = 150_000;
 /// How often a sleeper looks that nothing might wake.
-const LOOK_SOON_NS: u64 = 1_000_000;
+pub const LOOK_SOON_NS: u64 = 1_000_000;
 pub const LOOK_AT_TIMES_NS: u64 = 50_000_000;
 /// A ring that stays full so long is not being read.
 const STALLED_NS: u64 = 10_000_000;
@@ -1262,9 +1262,10 @@ fn fall_asleep(
         }
         wait_no_more(socket);
     };
+    // As the kernel does it: restarted, unless the call has a timeout.
+    let goes_on = || deadline_ns.is_none() && super::signals::restart();
     let woken = match sleep::poll(&mut fds, timeout, None, &cancelled) {
-        // As the kernel does it: restarted, unless the call has a timeout.
-        Err(Errno::EINTR) if deadline_ns.is_none() && super::signals::restart() => return Ok(()),
+        Err(Errno::EINTR) if goes_on() => return Ok(()),
         other => other?,
     };
     if let Some(home) = home.filter(|_| fds[1].revents != 0) {
@@ -1273,8 +1274,15 @@ fn fall_asleep(
     }
     if fds[0].revents != 0 {
         kernel_tells(socket, fds[0].revents as u16 as u32);
-        if want == Want::Room && end.sending() == Sending::Ring {
-            take_bells(socket, end, 1);
+        let by_ring = want == Want::Room && end.sending() == Sending::Ring;
+        if by_ring && !take_bells(socket, end, 1) && !there(socket, end, want) {
+            // Without an ear for bytes, then: the one that stays would end each sleep at once.
+            let mut fds = [fd::pollfd { events: events & !libc::POLLIN, ..fds[0] }];
+            let timeout = timeout.map_or(LOOK_SOON_NS, |ns| ns.min(LOOK_SOON_NS));
+            return match sleep::poll(&mut fds, Some(timeout), None, &cancelled) {
+                Err(error) if error != Errno::EINTR || !goes_on() => Err(error),
+                _ => Ok(()),
+            };
         }
     }
     if woken == 0 && !now_and_then { Err(Errno::EAGAIN) } else { Ok(()) }
@@ -1331,12 +1339,12 @@ fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32)
 }
 
 /// Takes doorbell bytes away, so that the descriptor does not stay readable for a sender that waits on it: it would wake at once, again
-/// and again.
-pub fn take_bells(socket: &Socket, end: &End, mine: u32) {
-    let Some(ring) = socket.incoming() else { return };
-    let Some(_held) = end.receive_lock.try_take() else { return };
+/// and again. False if some stay, since they may be another's, or what the kernel has is not known to be doorbells.
+pub fn take_bells(socket: &Socket, end: &End, mine: u32) -> bool {
+    let Some(ring) = socket.incoming() else { return true };
+    let Some(_held) = end.receive_lock.try_take() else { return true };
     if end.receiving() != Receiving::Ring {
-        return;
+        return true;
     }
     if moving::published(end, &ring) {
         return take_bells_beside(socket, end, &ring, mine);
@@ -1346,20 +1354,22 @@ pub fn take_bells(socket: &Socket, end: &End, mine: u32) {
         // Nobody was told: the next call is.
         Err(error) => end.pending_error.set(error.0 as u32),
     }
+    true
 }
 
 /// The same while bytes stand in the ring, which nobody reads now. Receive lock held.
-fn take_bells_beside(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) {
+fn take_bells_beside(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> bool {
     // One may be for another waiter, who has not yet come to what stands there.
     if others_wait(socket, end, mine) || super::epoll::may_sleep_on(socket) {
-        return;
+        return false;
     }
     // What was counted before no mark stood in the ring is doorbells, as in `receive_kernel`.
-    if let Ok(waiting @ 1..) = tcp::unread(socket.fd())
-        && end.rx.mark_ahead(ring).is_none()
-    {
+    let Ok(waiting @ 1..) = tcp::unread(socket.fd()) else { return true };
+    let bells = end.rx.mark_ahead(ring).is_none();
+    if bells {
         moving::take_bells(socket, end, waiting.min(BELLS_AT_ONCE));
     }
+    bells
 }
 
 /// Takes doorbells that wait in the kernel behind an empty ring. Receive lock held.
@@ -1573,7 +1583,9 @@ fn ask_kernel(
                 socket.bells_left.set(1);
                 return mask | readable;
             }
-            Receiving::Ring if !moving::published(end, incoming) => take_bells(socket, end, mine),
+            Receiving::Ring if !moving::published(end, incoming) => {
+                take_bells(socket, end, mine);
+            }
             _ => match is_readable(socket) {
                 Ok(false) | Err(Errno::EAGAIN) => {}
                 _ => {
