@@ -197,8 +197,7 @@ pub fn watch(
             break (ready(), now);
         }
         if now - yielded > YIELD_EVERY_NS {
-            sys::sched_yield();
-            let back = sys::now_ns();
+            let back = offer();
             let lost = back - now;
             if lost > SHARED_NS && !shares_with(back, &peer) && !ready() {
                 // Who wanted the processor had it because we offered it. He wants it again.
@@ -215,6 +214,15 @@ pub fn watch(
         note(until - start);
     }
     found
+}
+
+/// Offers the processor to others; when we have it again.
+fn offer() -> u64 {
+    sys::sched_yield();
+    #[cfg(test)]
+    return sys::now_ns() + tests::TAKEN_NS.get();
+    #[cfg(not(test))]
+    sys::now_ns()
 }
 
 /// This thread has watched for so long.
@@ -414,6 +422,23 @@ fn shares_with(now: u64, peer: &impl Fn() -> Option<Peer>) -> bool {
 mod tests {
     use super::*;
 
+    thread_local! {
+        /// So long others have the processor when it is offered to them.
+        pub static TAKEN_NS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// As if nothing were known, and there were always room to watch.
+    fn fresh() {
+        COUNTED_NS.store(u64::MAX, Ordering::Relaxed);
+        CROWDED.store(false, Ordering::Relaxed);
+        BOUND.set((u64::MAX, false));
+        WAIT.set(Wait::default());
+        WAITS.set(Waits::default());
+        VAIN.set((VAIN_MOST_NS, 0));
+        OFF_UNTIL.set(0);
+        REST_UNTIL.set(0);
+    }
+
     fn waits(lengths: &[(u64, u16)]) -> Waits {
         let mut waits = Waits::default();
         lengths.iter().for_each(|(ns, times)| waits.note(*ns, *times));
@@ -492,17 +517,6 @@ mod tests {
             [&header.watched_ns, &header.watched, &header.watched_in_vain]
                 .map(|word| word.load(Ordering::Relaxed))
         };
-        // As if there were always room to watch.
-        COUNTED_NS.store(u64::MAX, Ordering::Relaxed);
-        CROWDED.store(false, Ordering::Relaxed);
-        let fresh = || {
-            BOUND.set((u64::MAX, false));
-            WAIT.set(Wait::default());
-            WAITS.set(Waits::default());
-            VAIN.set((VAIN_MOST_NS, 0));
-            OFF_UNTIL.set(0);
-            REST_UNTIL.set(0);
-        };
         fresh();
         assert!(looks_in_vain() > LOOKS_PER_CLOCK);
         let [ns, watched, in_vain] = told();
@@ -534,6 +548,20 @@ mod tests {
         fresh();
         looks_in_vain();
         assert_eq!(told()[1], 2);
+    }
+
+    #[test]
+    fn who_learns_by_a_yield_that_others_want_the_processor_stays_off() {
+        TAKEN_NS.set(OFF_MOST_NS);
+        let before = sys::now_ns();
+        // (One that is preempted before it offers the processor may be done by then.)
+        let stays_off = |_| {
+            fresh();
+            looks_in_vain();
+            OFF_UNTIL.get() > before + 2 * OFF_MOST_NS
+        };
+        assert!((0..1000).any(stays_off));
+        assert!([1, LOOKS_PER_CLOCK].contains(&looks_in_vain()));
     }
 
     #[test]
