@@ -116,6 +116,8 @@ pub struct Receiver {
     pub keep_out: AtomicU32,
     /// 1 while the receiver is past a `Start`, but bytes from before it are still unread in the kernel.
     pub draining: AtomicU32,
+    /// 1 while the receiver takes doorbells by their number (`bells`).
+    pub taking: AtomicU32,
 }
 
 /// The sender's interrupt flag, and what it has ended.

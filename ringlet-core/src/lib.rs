@@ -3,6 +3,7 @@
 
 #[cfg(not(loom))]
 pub mod active;
+pub mod bells;
 pub mod handover;
 pub mod layout;
 pub mod locked;

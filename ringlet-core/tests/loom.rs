@@ -10,10 +10,11 @@ mod model;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use model::{Bell, Context, LINE, Memory, model};
+use ringlet_core::bells;
 use ringlet_core::layout::{WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::ring::{Mark, Next, Rx, Tx};
-use ringlet_core::sync::AtomicU32;
+use ringlet_core::sync::{AtomicU32, AtomicU64};
 use ringlet_core::wait::*;
 
 /// The sender's end: a message is so many times the same byte, the next message the next byte.
@@ -377,6 +378,54 @@ impl End {
             }
         }
     }
+}
+
+/// The kernel's connection: a doorbell is false, a byte of data true.
+type Kernel = Arc<Mutex<Vec<bool>>>;
+
+/// A doorbell goes, another one finds no room, and then the stream goes on in the kernel. The receiver takes as many doorbells as are counted.
+fn bells_by_their_number(awaits_who_takes: bool) {
+    model(move || {
+        let kernel = Kernel::default();
+        let words = Arc::new((AtomicU64::new(0), AtomicU32::new(0)));
+        let (theirs, shared) = (kernel.clone(), words.clone());
+        let sending = thread::spawn(move || {
+            let (bells, taking) = &*shared;
+            bells::ring(bells, || {
+                theirs.lock().unwrap().push(false);
+                true
+            });
+            assert!(!bells::ring(bells, || false));
+            while awaits_who_takes && !bells::nobody_takes(taking) {
+                thread::yield_now();
+            }
+            theirs.lock().unwrap().push(true);
+        });
+        let (bells, taking) = &*words;
+        let mut consumed = 0;
+        for _ in 0..2 {
+            bells::take(taking, bells, |counted| {
+                let waiting = (counted as usize).saturating_sub(consumed);
+                let mut kernel = kernel.lock().unwrap();
+                let n = waiting.min(kernel.len());
+                consumed += n;
+                assert!(kernel.drain(..n).all(|data| !data), "a byte of data was taken");
+            });
+        }
+        sending.join().unwrap();
+        assert_eq!(kernel.lock().unwrap().len() + consumed, 2);
+    });
+}
+
+#[test]
+fn bell_that_did_not_go_stands_for_no_byte_of_data() {
+    bells_by_their_number(true);
+}
+
+#[test]
+#[should_panic(expected = "a byte of data was taken")]
+fn who_counts_a_bell_out_must_await_who_takes() {
+    bells_by_their_number(false);
 }
 
 #[test]

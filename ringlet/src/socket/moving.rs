@@ -8,6 +8,7 @@ use super::table::{End, Receiving, Sending, Socket, tables};
 use super::{carrier, context, control, unix, view};
 use crate::plain::P64;
 use crate::reasons::Reason;
+use ringlet_core::bells;
 use ringlet_core::layout::{
     AGAIN, GO_BACK, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT, WANT_NOTHING,
 };
@@ -82,6 +83,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     end.started.set(place);
     // ORDER: Relaxed; who reads it has seen the mark.
     ring.control().sender.bells.store(0, Ordering::Relaxed);
+    end.bell_lost.set(0);
     note_written(ring, place);
     if end.tx.push_mark(ring, Mark::Start(place)) {
         end.sending.set(Sending::Ring as u32);
@@ -117,7 +119,7 @@ fn note_move() {
 /// entered again.
 pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reason: Reason) {
     for _ in 0..CHANGES_MAX {
-        if !leave_ring(end, to) {
+        if !leave_ring(end, ring, to) {
             corrupt(socket);
             return;
         }
@@ -194,12 +196,13 @@ pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason
 }
 
 /// From here on a byte on the kernel's connection is data: no doorbell is under way, and none follows. False if one stays under way (a
-/// thread or process of ours was stopped or killed in the middle of it).
-fn leave_ring(end: &End, to: Sending) -> bool {
+/// thread or process of ours was stopped or killed in the middle of it), or the peer stays in the middle of taking one that did not go.
+fn leave_ring(end: &End, ring: &SegmentRing, to: Sending) -> bool {
     end.sending.set(to as u32);
     fence(Ordering::SeqCst);
     // ORDER: SeqCst; pairs with `ring_byte`, which counts itself in and then looks where we send.
-    await_none(&end.ringers)
+    let quiet = || bells::nobody_takes(&ring.control().receiver.taking);
+    await_none(&end.ringers) && (!end.bell_lost.is() || wait_patiently(quiet))
 }
 
 /// Waits until the word, which only our family writes, is 0: a system call's time, if whoever holds it runs; in the end long enough for
@@ -308,7 +311,7 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
             ring_byte(socket, ring);
             return Ok(());
         }
-        if !leave_ring(end, Sending::Returning) {
+        if !leave_ring(end, ring, Sending::Returning) {
             return Err(corrupt(socket));
         }
         end.tx.take_credit(ring);
@@ -589,7 +592,12 @@ fn leave_for_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
 /// The kernel's place up to which its bytes are doorbells, when no more are sent.
 pub fn bells_end(end: &End, ring: &SegmentRing) -> u64 {
     // ORDER: Relaxed; the sender was seen not to be `ringing`.
-    end.bells_from.get().wrapping_add(ring.control().sender.bells.load(Ordering::Relaxed))
+    bells_end_of(end, ring.control().sender.bells.load(Ordering::Relaxed))
+}
+
+/// The same if they are so many.
+pub fn bells_end_of(end: &End, bells: u64) -> u64 {
+    end.bells_from.get().wrapping_add(bells)
 }
 
 /// Before somebody gets the descriptor who reads only the kernel's: false if what that one would read is not the stream.
@@ -955,13 +963,10 @@ fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
     if end.sending() == Sending::Ring
         && outgoing.control().receiver.closed.load(Ordering::SeqCst) == 0
     {
-        // It is counted first, since the peer may run before we come back: who takes what is there tries in vain for one that has not come, and
-        // whoever counts on the number has waited for us, by `ringers` or `ringing`.
-        let bells = &outgoing.control().sender.bells;
-        // ORDER: Release; pairs with `stream::take_counted_bells`: behind the wish that we answer.
-        bells.fetch_add(1, Ordering::Release);
-        if !tcp::ring_byte(socket.fd()) {
-            bells.fetch_sub(1, Ordering::Relaxed);
+        // (Whoever counts on the number has waited for us, by `ringers` or `ringing`.)
+        let went = bells::ring(&outgoing.control().sender.bells, || tcp::ring_byte(socket.fd()));
+        if !went {
+            end.bell_lost.set(1);
         }
     }
     ringing.fetch_sub(1, Ordering::SeqCst);

@@ -7,10 +7,11 @@
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::{carrier, context, control, memory, moving, sleep, spin, tap, unforgiving, unix, view};
 use crate::reasons::Reason;
+use ringlet_core::bells;
 use ringlet_core::layout::{NOT_SHUT, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::{Mark, Next, SegmentRing};
-use ringlet_core::sync::{Ordering, fence};
+use ringlet_core::sync::Ordering;
 use ringlet_core::wait as flag;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::unix::FromKernel;
@@ -1309,22 +1310,23 @@ fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32)
         return false;
     }
     let Ok(consumed) = carrier::consumed(socket, end) else { return false };
-    let waiting = moving::bells_end(end, ring).saturating_sub(consumed);
-    // ORDER: Acquire; pairs with `ring_byte`. In this order: who waits, and is rung for by one of those counted, is seen; else his byte may be the
-    // one that is taken.
-    fence(Ordering::Acquire);
-    if waiting == 0 || waiting > FEW_BELLS || others_wait(socket, end, mine) {
+    let control = ring.control();
+    let taken = bells::take(&control.receiver.taking, &control.sender.bells, |bells| {
+        let waiting = moving::bells_end_of(end, bells).saturating_sub(consumed);
         // (None: what the kernel has is no doorbell. Many: `look_at_kernel` takes all of them at one look.)
-        return false;
-    }
-    socket.bells_left.set(0);
-    socket.kernel_asked.set(sys::ticks());
-    // (By one call: one that was counted may not go, and what follows it would be data.)
-    let error = match moving::take_some_bells(socket, end, waiting as usize) {
-        Ok(1..) => return true,
-        Err(Errno::EAGAIN) => return false,
+        if waiting == 0 || waiting > FEW_BELLS || others_wait(socket, end, mine) {
+            return None;
+        }
+        socket.bells_left.set(0);
+        socket.kernel_asked.set(sys::ticks());
+        // (By one call: what came behind one that did not go is data at the next.)
+        Some(moving::take_some_bells(socket, end, waiting as usize))
+    });
+    let error = match taken {
+        Some(Ok(1..)) => return true,
+        None | Some(Err(Errno::EAGAIN)) => return false,
         // The kernel says, in place of one that was counted, how the connection ended: an error once.
-        other => other.err(),
+        Some(other) => other.err(),
     };
     if socket.is_unix() {
         unix::judge(socket, end, error.map_or(0, |error| error.0));

@@ -206,8 +206,9 @@ pub struct End {
     /// How far the receiver was when a send found the ring full, and since when.
     pub full_at: P64,
     pub full_since_ns: P64,
-    /// Threads that are about to put a doorbell on the kernel's connection.
+    /// Threads that are about to put a doorbell on the kernel's connection; and whether one did not go since the last `Start`.
     pub ringers: AtomicU32,
+    pub bell_lost: P32,
     /// While `Returning`: bytes of the oldest record that need not be sent again; and whether our direction is shut down behind them.
     pub returned: P64,
     pub shut_later: P32,
