@@ -1219,7 +1219,7 @@ fn mask_of(socket: &Socket, asked: u32) -> u32 {
     let mask = if socket.is_datagram() {
         datagram::poll_mask(socket, asked as u16 as i16)
     } else {
-        stream::poll_mask(socket, asked as u16 as i16, true)
+        stream::poll_mask(socket, asked as u16 as i16, true, 0)
     };
     mask as u16 as u32
 }

@@ -155,12 +155,17 @@ fn meaning(entry: &pollfd, held: u32) -> Option<Known> {
     match of_held(held) {
         Some(socket)
             if !is_named_by(entry.fd, socket)
-                && stream::poll_mask(socket, entry.events, false) == 0 =>
+                && mask_of(socket, entry, held, false) == 0 =>
         {
             Some(Known::Socket(socket))
         }
         _ => lookup(entry.fd),
     }
+}
+
+/// Its mask. Who holds it counts among its waiters.
+fn mask_of(socket: &Socket, entry: &pollfd, held: u32, watched: bool) -> i16 {
+    stream::poll_mask(socket, entry.events, watched, (held != 0) as u32)
 }
 
 /// The connection of ours that an entry asks about.
@@ -187,7 +192,7 @@ fn look_at(entry: &mut pollfd, held: u32, watched: bool) -> bool {
     entry.revents = 0;
     match meaning(entry, held) {
         Some(Known::Socket(socket)) if socket.stage() == Stage::Attached => {
-            entry.revents = stream::poll_mask(socket, entry.events, watched);
+            entry.revents = mask_of(socket, entry, held, watched);
             return false;
         }
         Some(Known::Socket(socket)) if socket.stage() == Stage::Mailbox => {
@@ -288,7 +293,7 @@ fn poll_entered(
                 let woken = slept?;
                 for (entry, &held) in fds.iter().zip(held) {
                     if let Some(socket) = attached(entry, held)
-                        && stream::poll_mask(socket, entry.events, true) != 0
+                        && mask_of(socket, entry, held, true) != 0
                     {
                         spin::woken(stream::sent_at(socket));
                         view::count_wake(socket);

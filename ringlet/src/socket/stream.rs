@@ -141,7 +141,7 @@ pub fn receive_by(
 fn receive_nothing(socket: &Socket) -> Sys<usize> {
     if socket.stage() != Stage::Attached {
         Err(Errno::EBADF)
-    } else if poll_mask(socket, libc::POLLIN, false) & libc::POLLIN != 0 {
+    } else if poll_mask(socket, libc::POLLIN, false, 1) & libc::POLLIN != 0 {
         Ok(0)
     } else {
         Err(Errno::EAGAIN)
@@ -1457,8 +1457,9 @@ pub fn unsent_bytes(socket: &Socket) -> Sys<usize> {
 }
 
 /// The event mask that poll would report, of those in `events` and of the three that it always reports. `watched`: the kernel
-/// tells us of its news on this descriptor (an epoll set does), so it need not be asked now and then.
-pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
+/// tells us of its news on this descriptor (an epoll set does), so it need not be asked now and then. `mine` of the counted waiters are the
+/// caller.
+pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 {
     let end = socket.end();
     let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else {
         return fd::pending(socket.fd(), events);
@@ -1490,7 +1491,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
         && socket.bells_left.is()
         && !socket.kernel_news.is()
         && let Some(_held) = end.receive_lock.try_take()
-        && take_counted_bells(socket, end, &incoming, !watched as u32)
+        && take_counted_bells(socket, end, &incoming, mine)
     {
         // Behind the doorbell.
         has_bytes = end.rx.has_bytes(&incoming);
@@ -1509,7 +1510,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool) -> i16 {
     if (in_ring || watched) && rings_tell && !due {
         return mask & events;
     }
-    mask |= ask_kernel(socket, end, &incoming, readable, writable, !watched as u32);
+    mask |= ask_kernel(socket, end, &incoming, readable, writable, mine);
     if end.sending() == Sending::Ring && sending != Sending::Ring && end.tx.writable(&outgoing) {
         // It has come to the ring meanwhile.
         mask |= writable;
