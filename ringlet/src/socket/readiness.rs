@@ -154,8 +154,7 @@ fn of_held(held: u32) -> Option<&'static Socket> {
 fn meaning(entry: &pollfd, held: u32) -> Option<Known> {
     match of_held(held) {
         Some(socket)
-            if !is_named_by(entry.fd, socket)
-                && mask_of(socket, entry, held, false) == 0 =>
+            if !is_named_by(entry.fd, socket) && mask_of(socket, entry, held, false) == 0 =>
         {
             Some(Known::Socket(socket))
         }
