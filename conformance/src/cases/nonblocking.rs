@@ -1,5 +1,7 @@
 //! Calls that must not wait.
 
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use libc::{FIONBIO, MSG_DONTWAIT, MSG_NOSIGNAL, SOCK_NONBLOCK, SOCK_STREAM};
@@ -221,6 +223,45 @@ pub const CASES: &[Case] = &[
         },
     )
     .packets_too(),
+    pair(
+        "nonblocking/all_of_a_send_arrives",
+        "a receiver that sleeps gets all that a send has taken, also of one for which there was too little room",
+        |a| {
+            let end = a.moved();
+            for round in 0..60 {
+                let data = pattern(round, [300_001, 6_000_000, 70_001][round as usize % 3]);
+                let sent = sys::send(end.0, &data, MSG_DONTWAIT | MSG_NOSIGNAL).expect("send");
+                a.tell(sent as i64);
+                a.tell(checksum(&data[..sent]) as i64);
+                a.hear();
+            }
+            end.close();
+        },
+        |b| {
+            let end = b.moved();
+            let got = Arc::new(Mutex::new(Vec::new()));
+            let receiver = {
+                let got = got.clone();
+                thread::spawn(move || {
+                    let mut buf = vec![0; 1 << 20];
+                    while let Ok(n @ 1..) = sys::recv(end.0, &mut buf, 0) {
+                        got.lock().unwrap().extend_from_slice(&buf[..n]);
+                    }
+                })
+            };
+            let mut right = 0;
+            for _ in 0..60 {
+                let (sent, sum) = (b.hear() as usize, b.hear() as u64);
+                until("all of a send", || got.lock().unwrap().len() >= sent);
+                right += u32::from(checksum(&std::mem::take(&mut *got.lock().unwrap())) == sum);
+                b.tell(0);
+            }
+            record("right", right);
+            receiver.join().expect("receiver");
+        },
+    )
+    .all_families()
+    .each_side(),
     solo("nonblocking/refused", "a refused connect tells so by POLLERR and SO_ERROR", |s| {
         let (listener, port) = s.listener();
         End(listener).close();

@@ -46,6 +46,9 @@ pub const MSG_SERVED: i32 = libc::MSG_EOR
     | libc::MSG_CMSG_CLOEXEC
     | libc::MSG_ERRQUEUE;
 
+/// After so many bytes of one send a receiver that sleeps is looked for again.
+const TELL_EVERY_BYTES: usize = 256 << 10;
+
 /// What a caller waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Want {
@@ -872,33 +875,46 @@ fn send_unrecorded(
     if from.remaining() == 0 && packet_max == 0 {
         return Ok(0);
     }
-    let mut total = 0;
+    // How much the receiver was looked for behind: one that sleeps is woken for the first piece, and then for so many that it does not come
+    // back to sleep behind each, having copied it as fast as we do.
+    let (mut total, mut told) = (0, 0);
     loop {
         match end.tx.push_sent_at(&ring, from, now, packet_max) {
             Some(n) => total += n,
-            None => match memory::hold_more(socket, end, &ring) {
-                Some(true) => continue,
-                Some(false) => {
-                    let reason = Reason::NoMemory;
-                    moving::go_back(socket, end, &ring, Sending::KernelForGood, reason);
-                    match moving::step_aside(socket, end, &ring, reason) {
-                        // What is in the ring was sent, whatever is to be said of the rest.
-                        _ if total > 0 => break,
-                        other => other?,
+            None => {
+                // Before anything else is done: a doorbell rings only while we are in the ring.
+                if total > told {
+                    moving::wake_receiver(socket, &ring);
+                    told = total;
+                }
+                match memory::hold_more(socket, end, &ring) {
+                    Some(true) => continue,
+                    Some(false) => {
+                        let reason = Reason::NoMemory;
+                        moving::go_back(socket, end, &ring, Sending::KernelForGood, reason);
+                        match moving::step_aside(socket, end, &ring, reason) {
+                            // What is in the ring was sent, whatever is to be said of the rest.
+                            _ if total > 0 => break,
+                            other => other?,
+                        }
+                        return send_native(socket, from, flags);
                     }
-                    return send_native(socket, from, flags);
+                    None if total > 0 => break,
+                    None if socket.is_packets() && from.remaining() > packet_max => {
+                        moving::step_aside(socket, end, &ring, Reason::Large)?;
+                        return send_native(socket, from, flags);
+                    }
+                    None => return Err(Errno::EAGAIN),
                 }
-                None if total > 0 => break,
-                None if socket.is_packets() && from.remaining() > packet_max => {
-                    moving::step_aside(socket, end, &ring, Reason::Large)?;
-                    return send_native(socket, from, flags);
-                }
-                None => return Err(Errno::EAGAIN),
-            },
+            }
         }
-        moving::wake_receiver(socket, &ring);
+        let left = moving::has_left(&ring);
+        if told == 0 || total - told >= TELL_EVERY_BYTES || from.remaining() == 0 || left {
+            moving::wake_receiver(socket, &ring);
+            told = total;
+        }
         // After the publish: a receiver that left the ring just now, and did not see the record, has it sent again.
-        if moving::has_left(&ring) {
+        if left {
             let _ = moving::return_unread(socket, end, &ring);
             break;
         }
