@@ -162,9 +162,10 @@ fn meaning(entry: &pollfd, held: u32) -> Option<Known> {
     }
 }
 
-/// Its mask. Who holds it counts among its waiters.
+/// Its mask. Who holds it counts among its waiters; the number may name another one by now, at which we do not count.
 fn mask_of(socket: &Socket, entry: &pollfd, held: u32, watched: bool) -> i16 {
-    stream::poll_mask(socket, entry.events, watched, (held != 0) as u32)
+    let mine = of_held(held).is_some_and(|held| std::ptr::eq(held, socket));
+    stream::poll_mask(socket, entry.events, watched, mine as u32)
 }
 
 /// The connection of ours that an entry asks about.

@@ -1490,18 +1490,6 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
     if in_ring && has_bytes {
         mask |= readable;
     }
-    let sending = end.sending();
-    let mut away = false;
-    // (Whoever does not ask for room is spared the look at the peer's cache line.)
-    if sending == Sending::Ring && events & writable != 0 {
-        if end.tx.writable(&outgoing)
-            || outgoing.control().receiver.closed.load(Ordering::Acquire) != 0
-        {
-            mask |= writable;
-        } else {
-            away = control::is_away(socket, end, &outgoing);
-        }
-    }
     if in_ring
         && !has_bytes
         && socket.bells_left.is()
@@ -1509,9 +1497,19 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
         && let Some(_held) = end.receive_lock.try_take()
         && take_counted_bells(socket, end, &incoming, mine)
     {
-        // Behind the doorbell.
+        // Behind the doorbell, as is the look for room below: it may have been the only one that told of it.
         has_bytes = end.rx.has_bytes(&incoming);
         mask |= if has_bytes { readable } else { 0 };
+    }
+    let sending = end.sending();
+    let mut away = false;
+    // (Whoever does not ask for room is spared the look at the peer's cache line.)
+    if sending == Sending::Ring && events & writable != 0 {
+        if has_room(end, &outgoing) {
+            mask |= writable;
+        } else {
+            away = control::is_away(socket, end, &outgoing);
+        }
     }
     let asked_long_ago =
         || sys::ticks().wrapping_sub(socket.kernel_asked.get()) > ASK_WHEN_EMPTY_TICKS;
@@ -1527,11 +1525,18 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
         return mask & events;
     }
     mask |= ask_kernel(socket, end, &incoming, readable, writable, mine);
-    if end.sending() == Sending::Ring && sending != Sending::Ring && end.tx.writable(&outgoing) {
-        // It has come to the ring meanwhile.
+    if events & writable != 0 && has_room(end, &outgoing) {
+        // It has come to the ring meanwhile; or the doorbell that was taken told of room.
         mask |= writable;
     }
     mask & (events | libc::POLLERR | libc::POLLHUP)
+}
+
+/// Does a send by the ring find room, or that nobody reads any more?
+fn has_room(end: &End, outgoing: &SegmentRing) -> bool {
+    end.sending() == Sending::Ring
+        && (end.tx.writable(outgoing)
+            || outgoing.control().receiver.closed.load(Ordering::Acquire) != 0)
 }
 
 /// Was the kernel last asked so long ago that it is to be asked again, though rings have something? (Who has heard elsewhere of the peer's
