@@ -1368,7 +1368,8 @@ pub fn take_bells(socket: &Socket, end: &End, mine: u32) -> bool {
         return take_bells_beside(socket, end, &ring, mine);
     }
     match look_at_kernel(socket, end, &ring, mine) {
-        Ok(_) | Err(Errno::EAGAIN) => {}
+        Ok(_) => {}
+        Err(Errno::EAGAIN) => return !socket.kernel_news.is(),
         // Nobody was told: the next call is.
         Err(error) => end.pending_error.set(error.0 as u32),
     }
@@ -1608,7 +1609,9 @@ fn ask_kernel(
                 return mask | readable;
             }
             Receiving::Ring if !moving::published(end, incoming) => {
-                take_bells(socket, end, mine);
+                if !take_bells(socket, end, mine) {
+                    return mask | ready_mask(end, incoming, readable);
+                }
             }
             _ => match is_readable(socket) {
                 Ok(false) | Err(Errno::EAGAIN) => {}
