@@ -3,7 +3,7 @@
 use crate::next;
 use crate::next_of;
 use libc::{c_int, c_void, epoll_event, nfds_t, pollfd, sigset_t, timespec};
-use ringlet::socket::sleep::Sleep;
+use ringlet::waiting::sleep::Sleep;
 use ringlet_linux::fd;
 use ringlet_linux::sys::{Errno, Sys};
 

@@ -23,7 +23,7 @@ extern "C" fn start() {
         // The tables and segments would take what the program needs.
         return;
     }
-    socket::sleep::start(crate::cancellation::SLEEP);
+    ringlet::waiting::sleep::start(crate::cancellation::SLEEP);
     let started = socket::start(config);
     if started.is_ok() {
         crate::processes::watch_forks();

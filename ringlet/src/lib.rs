@@ -4,7 +4,10 @@
 pub mod active_message;
 pub mod config;
 mod guarded;
+mod lock;
 pub mod native;
 pub mod plain;
 pub mod reasons;
 pub mod socket;
+mod thread;
+pub mod waiting;

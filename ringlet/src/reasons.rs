@@ -1,5 +1,7 @@
 //! Why a connection is on the kernel: a code for programs, a sentence for people.
 
+use ringlet_linux::sys::Errno;
+
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $value:literal, $code:literal, $sentence:literal;)*) => {
         /// A reason code. The numbers are part of the view's layout: never reuse one.
@@ -64,4 +66,17 @@ reasons! {
     Credentials = 50, "credentials", "A process that shares the connection by fork has changed its user or group.";
     OwnFiles = 51, "own-files", "A thread of the process has a descriptor table of its own, where numbers mean other things.";
     AsyncSignal = 27, "sigio", "The program asked for SIGIO on this descriptor.";
+}
+
+/// Why a step towards the ring failed.
+impl From<Errno> for Reason {
+    fn from(error: Errno) -> Reason {
+        match error {
+            Errno::EMFILE | Errno::ENFILE => Reason::NoDescriptor,
+            Errno::ENOMEM => Reason::NoMemory,
+            Errno::ENOSYS | Errno::EINVAL => Reason::OldKernel,
+            Errno::EADDRINUSE => Reason::NameTaken,
+            _ => Reason::Forbidden,
+        }
+    }
 }

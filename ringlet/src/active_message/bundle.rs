@@ -8,7 +8,7 @@ use super::endpoint::Handled;
 use super::endpoint::{Endpoint, State, Undelivered};
 use super::lane::{Lane, Stage, wake};
 use super::process::Shared;
-use crate::socket::spin;
+use crate::waiting::spin;
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use ringlet_core::active::layout::{BUFFER_BYTES, Bell, LANES};
 use ringlet_core::active::{Delivered, Queue, Status};

@@ -8,7 +8,7 @@ use super::channel::{Mapping, Receives};
 use super::meet::{Welcome, accept, make_segment, map_segment, open_service, own};
 use super::{Error, Kind, Options, Timeout};
 use crate::guarded::Guarded;
-use crate::socket::spin;
+use crate::waiting::spin;
 use ringlet_core::layout::{CLOSED, LANE_MAX_COUNT, LaneGeometry, PAGE_BYTES, Ready};
 use ringlet_core::mailbox::{Inbox, announce};
 use ringlet_core::mapped::{Lane, Mapped};

@@ -52,7 +52,7 @@ pub fn ends(tables: &Tables, socket: &Socket) -> Result<Ends, Option<Reason>> {
                 return Err(Some(Reason::Off));
             }
             // Without these counts no direction could be moved.
-            let failed = |error| Some(super::meet::reason_of(error));
+            let failed = |error| Some(Reason::from(error));
             tcp::counts(socket.fd()).map_err(failed)?;
             // Only the kernel knows which other addresses are this machine's: it has the far end's socket, or not.
             let loopback = ends.local.is_loopback() && ends.remote.is_loopback();
@@ -72,7 +72,7 @@ pub fn ends(tables: &Tables, socket: &Socket) -> Result<Ends, Option<Reason>> {
             Err(Errno::EAGAIN) => Err(None),
             // The kernel has no table of Unix sockets (CONFIG_UNIX_DIAG).
             Err(Errno::ENOENT) => Err(Some(Reason::OldKernel)),
-            Err(error) => Err(Some(super::meet::reason_of(error))),
+            Err(error) => Err(Some(Reason::from(error))),
         },
     }
 }
@@ -85,10 +85,10 @@ pub fn countable(socket: &Socket) -> Result<(), Reason> {
     let end = socket.end();
     // Before the counts: other threads go on.
     let (has_sent, has_received) = (end.has_sent.is(), end.has_received.is());
-    let received = tcp::counts(socket.fd()).map_err(super::meet::reason_of)?.received;
+    let received = tcp::counts(socket.fd()).map_err(Reason::from)?.received;
     let written = match written(socket) {
         Err(Errno::EAGAIN) => return Ok(()),
-        measured => measured.map_err(super::meet::reason_of)?,
+        measured => measured.map_err(Reason::from)?,
     };
     let past_tcp = tcp::consumed(socket.fd()) == Err(Errno::ERANGE)
         || has_sent && written.place == 0

@@ -5,8 +5,10 @@
 //! that could as well send us a signal, and we them: who holds an eventfd can make a ringer block, and its last close (`apart`). All others,
 //! and whoever sleeps in another context than the connection's home, are woken by a byte on the kernel connection.
 
-use super::table::{Fate, Socket, Tables, tables};
+use super::table::{Socket, Tables, tables};
+use crate::lock::Lock;
 use crate::plain::{P32, P64};
+use crate::thread;
 use ringlet_core::memory::Area;
 use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ringlet_core::wait;
@@ -89,12 +91,8 @@ struct Contexts {
     contexts: &'static [Context],
     bells: &'static [Bell],
     ours: &'static [Ours],
-    lock: &'static [super::table::Lock],
+    lock: &'static [Lock],
 }
-
-// SAFETY: as above.
-#[allow(unsafe_code)]
-unsafe impl Zeroed for super::table::Lock {}
 
 impl Contexts {
     /// The bells that were ever in use.
@@ -117,66 +115,12 @@ pub fn start() -> sys::Sys<()> {
 }
 
 thread_local! {
-    /// Generation of the process (high half) and thread number; and the thread's context, likewise.
-    static NUMBER: Cell<u64> = const { Cell::new(0) };
+    /// Generation of the process (high half), and the thread's context.
     static CONTEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// KERNEL: thread numbers have at most 22 bits (PID_MAX_LIMIT). The others tell owners in different pid namespaces apart.
-const NUMBER_BITS: u32 = 22;
-const NUMBER_MASK: u32 = (1 << NUMBER_BITS) - 1;
-
-/// The calling thread as the owner of a lock that a family may share: asked once per thread and process.
-#[inline(always)]
-pub fn owner_number() -> u32 {
-    let process = tables().map(|tables| tables.process());
-    let generation = process.map_or(0, |process| process.generation.get()) as u64;
-    let known = NUMBER.get();
-    if known != 0 && known >> 32 == generation {
-        return known as u32;
-    }
-    let namespace = process.map_or(0, |process| process.namespace.get());
-    let number = sys::gettid() as u32 & NUMBER_MASK | namespace << NUMBER_BITS;
-    NUMBER.set(generation << 32 | number as u64);
-    number
-}
-
-/// The calling thread's number.
-#[inline(always)]
-pub fn thread_number() -> u32 {
-    owner_number() & NUMBER_MASK
-}
-
-/// What is known of an owner?
-pub fn fate_of(owner: u32) -> Fate {
-    let ours = owner_number() >> NUMBER_BITS == owner >> NUMBER_BITS;
-    let number = (owner & NUMBER_MASK) as i32;
-    match ours {
-        false => Fate::Unknown,
-        true if sys::has_thread(number) => Fate::Alive,
-        true if sys::thread_exists(number) => Fate::Unknown,
-        true => Fate::Dead,
-    }
-}
-
-/// Is an owner of which nothing else is known a process that is over, and that nobody has waited for? (It may be another, which got the
-/// number when the owner was gone.)
-pub fn has_ended(owner: u32) -> bool {
-    owner_number() >> NUMBER_BITS == owner >> NUMBER_BITS
-        && sys::has_ended((owner & NUMBER_MASK) as i32)
-}
-
-/// In a child by fork that is the first of its pid namespace: its numbers, and its children's, mean something else than the family's.
-pub fn enter_namespace(tables: &Tables) {
-    let mut random = [0; 2];
-    if sys::is_first_of_namespace() && sys::random(&mut random) {
-        let most = u16::MAX >> (16 - (u32::BITS - NUMBER_BITS));
-        tables.process().namespace.set(u32::from(u16::from_ne_bytes(random) & most | 1));
-    }
-}
-
-/// After a fork nothing of it is ours: peers ring the parent by it.
-pub fn forget_all(tables: &Tables) {
+/// After a fork nothing of it is ours: peers ring the parent by it. `inherit`: what becomes of a set's eventfd.
+pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
     let Some(all) = CONTEXTS.get() else { return };
     all.lock[0].reset();
     // A page that a child does not write to stays its parent's memory.
@@ -191,9 +135,9 @@ pub fn forget_all(tables: &Tables) {
     for context in all.contexts.iter().filter(|context| context.owner.is()) {
         let (owner, eventfd) = (context.owner.get(), context.eventfd.get() as i32);
         if owner & SET_OWNER != 0 {
-            super::epoll::inherit(tables, owner & !SET_OWNER, eventfd);
+            inherit(owner & !SET_OWNER, eventfd);
         } else {
-            close_hidden(tables, eventfd);
+            tables.close_hidden(eventfd);
         }
         context.owner.set(0);
     }
@@ -202,17 +146,12 @@ pub fn forget_all(tables: &Tables) {
     }
     let ours = &all.ours[0];
     if ours.page.load(Ordering::Relaxed) != 0 {
-        close_hidden(tables, ours.memfd.get() as i32);
+        tables.close_hidden(ours.memfd.get() as i32);
         ours.page.store(0, Ordering::Relaxed);
     }
     for socket in tables.followed() {
         socket.home.set(0);
     }
-}
-
-pub fn close_hidden(tables: &Tables, fd: i32) {
-    tables.clear(fd);
-    sys::close(fd);
 }
 
 /// Where the kernel tells how many threads want to run (`sys::runnable`), if it does.
@@ -221,7 +160,7 @@ pub fn load() -> Option<i32> {
     let ours = &all.ours[0];
     if !ours.load.is() {
         // (A child by fork would have a copy of what is only on its way to its place.)
-        let _inside = super::gate::try_enter()?;
+        let _inside = tables.process().gate.try_enter()?;
         let _held = all.lock[0].take()?;
         if !ours.load.is() {
             // (It would take the last descriptor from a program that may have few.)
@@ -295,22 +234,18 @@ fn context_of(owner: u32) -> Option<u32> {
 
 /// The calling thread's context.
 pub fn of_thread() -> Option<u32> {
-    let me = thread_number();
-    let generation = NUMBER.get() >> 32;
-    let known = CONTEXT.get();
-    if known != 0 && known >> 32 == generation {
-        return Some(known as u32);
+    if let Some(known) = of_thread_if_any() {
+        return Some(known);
     }
-    let context = context_of(me)?;
-    CONTEXT.set(generation << 32 | context as u64);
+    let context = context_of(thread::number())?;
+    CONTEXT.set((thread::generation() as u64) << 32 | context as u64);
     Some(context)
 }
 
 /// The calling thread's context if it has one already.
 pub fn of_thread_if_any() -> Option<u32> {
-    let me = thread_number();
     let known = CONTEXT.get();
-    (me != 0 && known != 0 && known >> 32 == NUMBER.get() >> 32).then_some(known as u32)
+    (known != 0 && known >> 32 == thread::generation() as u64).then_some(known as u32)
 }
 
 pub fn of_set(set: u32) -> Option<u32> {
@@ -327,7 +262,7 @@ pub fn release_set(set: u32) {
         for socket in tables.followed().filter(|socket| socket.home.get() == number) {
             socket.home.set(0);
         }
-        close_hidden(tables, context.eventfd.get() as i32);
+        tables.close_hidden(context.eventfd.get() as i32);
         context.replaced.add(1);
         context.owner.set(0);
     }
@@ -411,10 +346,10 @@ pub fn tell_processor(context: u32) {
 }
 
 /// The processor on which the home context of `socket`'s peer was last seen.
-pub fn peer_of(socket: &Socket) -> Option<super::spin::Peer> {
+pub fn peer_of(socket: &Socket) -> Option<crate::waiting::spin::Peer> {
     let processor = bell_word(socket, PROCESSOR_OFFSET)?.1.load(Ordering::Relaxed);
     let processor = u32::try_from(processor.checked_sub(1)?).ok()?;
-    Some(super::spin::Peer { processor, we_move: socket.side.get() == 1 })
+    Some(crate::waiting::spin::Peer { processor, we_move: socket.side.get() == 1 })
 }
 
 /// How many sleep in this context now?
@@ -498,7 +433,7 @@ pub fn release(bell: u32) {
     let Some(_held) = all.lock[0].take() else { return };
     let bell = &all.bells[bell as usize];
     if bell.users.add(u32::MAX) == 0 {
-        close_hidden(tables, bell.eventfd.get() as i32);
+        tables.close_hidden(bell.eventfd.get() as i32);
         let page = bell.page.swap(0, Ordering::AcqRel);
         // SAFETY: the page of this bell; its last user is gone, and only users look at it.
         unsafe { map::unmap(Area::new(page as *mut u8, PAGE_BYTES)) };
@@ -547,20 +482,23 @@ pub fn ring(socket: &Socket) -> bool {
 }
 
 /// Moves one of our descriptors to another number, for a program that wants this one. True if it was one of these.
-pub fn move_away(fd: i32) -> bool {
+pub fn move_away(
+    fd: i32,
+    elders: impl Iterator<Item = &'static P32>,
+    renamed: impl Fn(u32, i32),
+) -> bool {
     let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return false };
     let ours = [&all.ours[0].memfd, &all.ours[0].load].into_iter().filter(|word| word.is());
     let contexts =
         all.contexts.iter().filter(|context| context.owner.is()).map(|context| &context.eventfd);
     let bells = all.bells().iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
-    let elders = super::epoll::elders(tables);
     let Some(word) =
         ours.chain(contexts).chain(bells).chain(elders).find(|word| word.get() as i32 == fd)
     else {
         return false;
     };
-    super::view::rename(tables, word) && {
-        await_users(tables, all, word, fd);
+    tables.rename(word) && {
+        await_users(all, word, fd, renamed);
         true
     }
 }
@@ -570,7 +508,7 @@ pub fn move_away(fd: i32) -> bool {
 ///
 /// KERNEL: a poll that is woken looks its numbers up again. Who sleeps on an eventfd of ours would look at the program's file, and hear no
 /// ring. So it is rung, by its new number, and whoever sleeps looks for that.
-fn await_users(tables: &Tables, all: &Contexts, moved: &P32, old: i32) {
+fn await_users(all: &Contexts, moved: &P32, old: i32, renamed: impl Fn(u32, i32)) {
     // ORDER: SeqCst; pairs with `ring_by` and `wait::arm`: who comes behind it sees the new number, and we see who came before.
     fence(Ordering::SeqCst);
     let bells = all.bells().iter().map(|bell| (&bell.eventfd, &bell.ringing));
@@ -580,7 +518,7 @@ fn await_users(tables: &Tables, all: &Contexts, moved: &P32, old: i32) {
     }
     let number = all.contexts.iter().position(|context| std::ptr::eq(&context.eventfd, moved));
     if let Some(at) = number {
-        super::epoll::renamed(tables, at as u32 + 1, old);
+        renamed(at as u32 + 1, old);
     }
     // (A set is armed between waits too. A thread that is interrupted by this call does not sleep.)
     let sleeps = |context: &u32| is_of_thread(*context) && of_thread_if_any() != Some(*context);

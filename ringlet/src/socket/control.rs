@@ -48,16 +48,10 @@ fn wake_waiter(socket: &Socket, away: u32) {
     }
 }
 
-/// Is our sending direction to keep off the ring: was that asked of us, or does the peer ask it?
-#[inline(always)]
-pub fn is_away(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
-    let asked = view::asked(socket) & ASKED_OFF | end.away.get();
-    ring.control().receiver.keep_out.load(Ordering::Relaxed) | asked != 0
-}
-
 /// The sending direction leaves the ring if it is to. Send lock held.
 pub fn leave(socket: &Socket, end: &End, ring: &SegmentRing) {
-    if end.sending() != Sending::Ring || !is_away(socket, end, ring) || moving::has_left(ring) {
+    if end.sending() != Sending::Ring || !view::is_away(socket, end, ring) || moving::has_left(ring)
+    {
         return;
     }
     notice(socket, end);

@@ -5,7 +5,6 @@
 //! there as it does in the parent, as after the kernel's own call. From then on the child does not have the connections that are moved:
 //! its descriptors name sockets that are not connected.
 
-use super::process;
 use super::table::{Sending, Socket, Stage, Tables};
 use ringlet_linux::map::Aside;
 use std::cell::Cell;
@@ -52,7 +51,8 @@ pub fn after_fork_in_parent() {
 }
 
 /// In the child, which has no other thread.
-pub fn after_fork_in_child(tables: &'static Tables) {
+/// `disown` takes a connection away from this process; it is told whether this thread is at work there.
+pub fn after_fork_in_child(tables: &'static Tables, disown: impl Fn(&'static Socket, bool)) {
     HELD.with(|all| {
         let held = || all.iter().filter_map(Cell::take);
         let kept: [Option<Held>; HELD_MOST] = {
@@ -65,7 +65,7 @@ pub fn after_fork_in_child(tables: &'static Tables) {
         for socket in tables.followed().filter(|socket| socket.stage() == Stage::Attached) {
             let index = tables.index_of(socket);
             let at_work = kept.iter().flatten().any(|held| held.socket == index);
-            process::disown(tables, socket, at_work);
+            disown(socket, at_work);
         }
         for held in kept.into_iter().flatten() {
             held.segment.put_in_place();

@@ -4,8 +4,9 @@
 //! So a thread notes, beside each count, where its frame was. At its next wait or close, frames that lie below that call's are gone:
 //! their counts are taken back. Unless the two are on different stacks, which tell nothing about each other (a handler's own, or coroutines).
 
+use super::epoll::set;
+use super::release;
 use super::table::{Socket, tables};
-use super::{epoll, stream};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys;
 use std::cell::Cell;
@@ -109,17 +110,17 @@ fn take_back() {
         COUNT.set(last);
         let Some(tables) = tables() else { return };
         if noted.what & SET != 0 {
-            epoll::leave_native(tables, noted.what & !SET);
+            set::leave_native(noted.what & !SET);
             continue;
         }
         let socket = &tables.sockets[(noted.what & INDEX) as usize];
         if noted.what & NATIVE != 0 {
-            super::leave_native(&socket.end().native_receivers);
+            release::leave_native(&socket.end().native_receivers);
         }
         if socket.sleepers.load(Ordering::SeqCst) == 1 {
             socket.room_waiters.store(0, Ordering::SeqCst);
         }
-        stream::leave(socket);
+        release::leave(socket);
     }
 }
 
@@ -129,7 +130,7 @@ pub fn count_again() {
     NOTED.with(|all| {
         for noted in &all[..COUNT.get()] {
             match noted.get().what {
-                set if set & SET != 0 => epoll::count_native(tables, set & !SET),
+                set if set & SET != 0 => set::count_native(set & !SET),
                 what => {
                     let socket = &tables.sockets[(what & INDEX) as usize];
                     socket.sleepers.fetch_add(1, Ordering::SeqCst);

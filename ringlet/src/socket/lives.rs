@@ -8,7 +8,6 @@
 //! A server that forks for each connection learns in its children. So the table is shared by the family, until a process changes its user.
 //! It holds hints: whatever somebody writes there, a connection waits for `LATEST` messages at most.
 
-use super::table::Socket;
 use crate::plain::P32;
 use ringlet_core::sync::{AtomicU64, Ordering};
 use ringlet_linux::map;
@@ -127,10 +126,9 @@ impl Services {
     }
 
     /// A connection has come to its end. One that was never used says nothing.
-    pub fn note_end(&self, socket: &Socket) {
-        let messages = socket.calls.get();
-        if socket.service.is() && messages != 0 {
-            self.note(socket.service.get(), messages);
+    pub fn note_end(&self, service: u32, messages: u32) {
+        if service != 0 && messages != 0 {
+            self.note(service, messages);
         }
     }
 

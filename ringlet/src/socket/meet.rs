@@ -20,10 +20,13 @@
 //! socket's credentials name the caller. That it holds the socket, /proc tells if it lets us look; else each side's own statement does
 //! (`proof`), which it makes before it says its first word. Nothing is handed out, and no descriptor taken, before that.
 
-use super::stream::Waiter;
-use super::table::{End, Held, Kind, Socket, Stage, Tables, tables};
-use super::{carrier, context, control, epoll, gate, memory, moving, process, unforgiving, view};
+use super::in_use::Waiter;
+use super::meeting;
+use super::pin;
+use super::table::{End, Kind, Socket, Stage, Tables, tables};
+use super::{budget, carrier, context, control, epoll, memory, moving, process, unforgiving, view};
 use crate::config::PeerPolicy;
+use crate::lock::Held;
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, Head, SEGMENT_MAGIC};
@@ -149,7 +152,7 @@ pub fn step_once(socket: &'static Socket) {
     while matches!(step, Step::AtOnce) {
         step = match process::keeps_all_on_kernel() {
             // No fork is made from its look at the holders to its end: the child would go on with a connection of the kernel's.
-            None => match gate::try_enter() {
+            None => match tables.process().gate.try_enter() {
                 Some(_inside) => take(tables, socket),
                 None => Step::Soon,
             },
@@ -165,52 +168,27 @@ pub fn step_once(socket: &'static Socket) {
         }
     }
     match step {
-        Step::Later | Step::Soon if !off && overdue(socket, calls) => socket.bar(Reason::NoPeer),
-        Step::LaterFor(reason) if !off && overdue(socket, calls) => socket.bar(reason),
+        Step::Later | Step::Soon if !off && overdue(socket, calls) => {
+            pin::to_kernel(socket, Reason::NoPeer)
+        }
+        Step::LaterFor(reason) if !off && overdue(socket, calls) => pin::to_kernel(socket, reason),
         Step::Later | Step::LaterFor(_) => {
             let looking = calls.wrapping_sub(socket.calls_before.get());
             socket.next_step.set(calls + (looking / LATER_GROWTH).clamp(1, LATER_MAX_CALLS))
         }
         Step::Soon => socket.next_step.set(calls + 1),
-        Step::Bar(reason) => socket.bar(reason),
+        Step::Bar(reason) => pin::to_kernel(socket, reason),
         Step::Done | Step::AtOnce => {}
     }
     // ORDER: SeqCst, then the reason; pairs with `stay`: who bars the socket during a step is seen here, or comes behind it.
     socket.stepping.swap(0, Ordering::SeqCst);
-    stay(socket);
+    pin::settle(socket);
     if before != Stage::Attached
         && socket.stage() == Stage::Attached
         && let Some(reason) = Reason::from_u32(socket.end().barred.get())
         && reason != Reason::None
     {
         super::keep_on_kernel(socket, reason);
-    }
-}
-
-fn may_move(stage: Stage) -> bool {
-    use Stage::{Called, Greeted, Kernel, Looked, Offered};
-    matches!(stage, Kernel | Offered | Called | Looked | Greeted)
-}
-
-/// The next stage, in a step; not of a socket that was closed meanwhile.
-fn advance(socket: &Socket, to: Stage) -> bool {
-    let from = socket.stage();
-    may_move(from) && socket.change_stage(from, to)
-}
-
-/// Leaves a socket that is barred on the kernel for good: unless a thread is in the middle of a step with it (this one too, or it was
-/// interrupted there), which does it then.
-pub fn stay(socket: &Socket) {
-    while socket.end().barred.is() && may_move(socket.stage()) {
-        // ORDER: SeqCst, after the reason; pairs with `step_once`.
-        if socket.stepping.swap(1, Ordering::SeqCst) != 0 {
-            return;
-        }
-        if advance(socket, Stage::KernelForGood) {
-            abandon(socket);
-            view::show_path(socket);
-        }
-        socket.stepping.swap(0, Ordering::SeqCst);
     }
 }
 
@@ -249,7 +227,7 @@ pub fn give_up_number(fd: i32) -> bool {
     again(socket);
     socket.next_step.set(socket.calls.get() + LATER_MAX_CALLS);
     socket.stepping.swap(0, Ordering::SeqCst);
-    stay(socket);
+    pin::settle(socket);
     true
 }
 
@@ -257,34 +235,9 @@ pub fn give_up_number(fd: i32) -> bool {
 pub fn close(socket: &Socket) {
     // ORDER: as in `step_once`.
     if socket.stepping.swap(1, Ordering::SeqCst) == 0 {
-        abandon(socket);
+        meeting::abandon(socket);
         socket.stepping.swap(0, Ordering::SeqCst);
     }
-}
-
-/// Gives up what a socket has begun at the rendezvous.
-pub fn abandon(socket: &Socket) {
-    let meeting = socket.meeting.swap(0) as i32;
-    if meeting != 0 {
-        proof::take_back(socket.fd(), meeting);
-        part(meeting);
-    }
-}
-
-/// In a child by fork: it is the parent's.
-pub fn forget(socket: &Socket) {
-    let meeting = socket.meeting.swap(0) as i32;
-    if meeting != 0 {
-        close_ours(meeting);
-    }
-}
-
-/// Closes a descriptor of the rendezvous, into which strangers may have put what they like.
-fn part(fd: i32) {
-    if let Some(tables) = tables() {
-        tables.clear(fd);
-    }
-    rendezvous::part(fd);
 }
 
 /// A descriptor's worth of room at the rendezvous: who holds it, since when.
@@ -315,9 +268,9 @@ fn place(tables: &'static Tables) -> Option<&'static Place> {
         }
         // ORDER: as in `step`. The holder's own next step finds that it must begin again.
         if holder.stepping.swap(1, Ordering::Acquire) == 0 {
-            abandon(holder);
+            meeting::abandon(holder);
             holder.stepping.swap(0, Ordering::SeqCst);
-            stay(holder);
+            pin::settle(holder);
             return Some(place);
         }
     }
@@ -328,32 +281,7 @@ fn place(tables: &'static Tables) -> Option<&'static Place> {
 fn go(tables: &Tables, place: &Place, socket: &Socket, meeting: i32) {
     place.socket.set(tables.index_of(socket));
     place.since_ns.set(sys::now_ns());
-    socket.meeting.set(hidden(meeting) as u32);
-}
-
-fn close_ours(fd: i32) {
-    if let Some(tables) = tables() {
-        tables.clear(fd);
-    }
-    sys::close(fd);
-}
-
-fn hidden(fd: i32) -> i32 {
-    if let Some(tables) = tables() {
-        tables.hide(fd);
-    }
-    fd
-}
-
-pub fn reason_of(error: Errno) -> Reason {
-    match error {
-        Errno::EMFILE | Errno::ENFILE => Reason::NoDescriptor,
-        Errno::ENOMEM => Reason::NoMemory,
-        Errno::EPERM | Errno::EACCES => Reason::Forbidden,
-        Errno::ENOSYS | Errno::EINVAL => Reason::OldKernel,
-        Errno::EADDRINUSE => Reason::NameTaken,
-        _ => Reason::Forbidden,
-    }
+    socket.meeting.set(meeting::hidden(meeting) as u32);
 }
 
 /// Has the other side of the rendezvous just gone, which is no failure of ours?
@@ -407,18 +335,18 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         return match rendezvous::offer(&ends) {
             Ok(listener) => {
                 go(tables, place, socket, listener);
-                advance(socket, Stage::Offered);
+                socket.advance(Stage::Offered);
                 view::show(socket, Reason::NoPeer);
                 Step::Soon
             }
-            Err(error) => Step::Bar(reason_of(error)),
+            Err(error) => Step::Bar(Reason::from(error)),
         };
     }
     match rendezvous::look(&ends) {
         Ok(meeting) => match check_user(tables, &ends, meeting) {
             Ok(_) => {
                 go(tables, place, socket, meeting);
-                advance(socket, Stage::Looked);
+                socket.advance(Stage::Looked);
                 view::show(socket, Reason::NoPeer);
                 Step::Soon
             }
@@ -431,7 +359,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
             view::show(socket, Reason::NoPeer);
             Step::Later
         }
-        Err(error) => Step::Bar(reason_of(error)),
+        Err(error) => Step::Bar(Reason::from(error)),
     }
 }
 
@@ -494,7 +422,7 @@ fn check_trust(peer: rendezvous::Credentials) -> Result<(), Step> {
         return Ok(());
     }
     Err(Step::Bar(match rendezvous::sight(peer.pid) {
-        Err(error @ (Errno::EMFILE | Errno::ENFILE)) => reason_of(error),
+        Err(error @ (Errno::EMFILE | Errno::ENFILE)) => Reason::from(error),
         _ => Reason::BadPeer,
     }))
 }
@@ -525,9 +453,9 @@ fn take_greeting(tables: &'static Tables, socket: &'static Socket) -> Step {
     match say(socket, meeting, peer, geometry, None) {
         Ok(()) => {}
         Err(error) if is_gone(error) => return again(socket),
-        Err(error) => return Step::Bar(reason_of(error)),
+        Err(error) => return Step::Bar(Reason::from(error)),
     }
-    advance(socket, Stage::Greeted);
+    socket.advance(Stage::Greeted);
     view::show(socket, Reason::Young);
     Step::Soon
 }
@@ -543,7 +471,7 @@ fn listen(
     let heard = match rendezvous::look_at(meeting, &mut bytes) {
         // It speaks at its own next call.
         Err(Errno::EAGAIN) => return Err(Step::Soon),
-        Err(error) if !is_gone(error) => return Err(Step::Bar(reason_of(error))),
+        Err(error) if !is_gone(error) => return Err(Step::Bar(Reason::from(error))),
         Err(_) => return Err(again(socket)),
         Ok(heard) if heard.caller.is_none() => return Err(again(socket)),
         Ok(heard) => heard,
@@ -569,9 +497,9 @@ fn check_user(
     let owner = match diag::far_owner(ends) {
         Ok(owner) => owner,
         Err(Errno::ENOENT) => return Err(Reason::NotLocal),
-        Err(error) => return Err(reason_of(error)),
+        Err(error) => return Err(Reason::from(error)),
     };
-    let caller = rendezvous::credentials(meeting).map_err(reason_of)?;
+    let caller = rendezvous::credentials(meeting).map_err(Reason::from)?;
     check_owner(tables, &owner, caller)?;
     if apart::is_full(caller.uid) {
         return Err(Reason::Full);
@@ -612,7 +540,7 @@ pub fn check_caller(
         Err(error) if refused(error) || !rendezvous::has_proc() => Err(Reason::Unproven),
         // The caller may have gone or forked meanwhile, or it lies: no deal either way.
         Ok(false) | Err(Errno::ENOENT | Errno(libc::ESRCH)) => Err(Reason::NotOwner),
-        Err(error) => Err(reason_of(error)),
+        Err(error) => Err(Reason::from(error)),
     }
 }
 
@@ -635,7 +563,7 @@ fn check(
             view::show(socket, Reason::Unproven);
             Step::LaterFor(Reason::Unproven)
         }
-        Err(error @ (Errno::EMFILE | Errno::ENFILE)) => Step::Bar(reason_of(error)),
+        Err(error @ (Errno::EMFILE | Errno::ENFILE)) => Step::Bar(Reason::from(error)),
         Err(_) => Step::Bar(Reason::Unproven),
     })
 }
@@ -648,14 +576,14 @@ fn take_call(tables: &Tables, socket: &'static Socket) -> Step {
     }
     match rendezvous::accept(offer) {
         Ok(meeting) => {
-            part(offer);
-            socket.meeting.set(hidden(meeting) as u32);
-            advance(socket, Stage::Called);
+            meeting::part(offer);
+            socket.meeting.set(meeting::hidden(meeting) as u32);
+            socket.advance(Stage::Called);
             greet(tables, socket, meeting)
         }
         Err(Errno::EAGAIN) => Step::Later,
         Err(Errno::EMFILE | Errno::ENFILE) => Step::Bar(Reason::NoDescriptor),
-        Err(error) => Step::Bar(reason_of(error)),
+        Err(error) => Step::Bar(Reason::from(error)),
     }
 }
 
@@ -674,14 +602,14 @@ fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
     match rendezvous::send(meeting, &greeting.write(), &[]) {
         Ok(()) => Step::Soon,
         Err(error) if is_gone(error) => again(socket),
-        Err(error) => Step::Bar(reason_of(error)),
+        Err(error) => Step::Bar(Reason::from(error)),
     }
 }
 
 /// Begins again: whoever was at the rendezvous has gone.
 fn again(socket: &Socket) -> Step {
-    abandon(socket);
-    advance(socket, Stage::Kernel);
+    meeting::abandon(socket);
+    socket.advance(Stage::Kernel);
     Step::Later
 }
 
@@ -703,7 +631,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     let mut fds = match rendezvous::take(meeting, &mut bytes) {
         Ok(taken) if taken.fds.truncated => return Step::Bar(Reason::NoDescriptor),
         Ok(taken) => taken.fds,
-        Err(error) => return Step::Bar(reason_of(error)),
+        Err(error) => return Step::Bar(Reason::from(error)),
     };
     if let Err(reason) = carrier::countable(socket) {
         return Step::Bar(reason);
@@ -721,10 +649,10 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     attach(socket, registrations);
     let said = say(socket, meeting, peer, geometry, Some(segment));
     sys::close(segment);
-    abandon(socket);
+    meeting::abandon(socket);
     if let Err(error) = said {
         // It will never be attached.
-        let reason = if is_gone(error) { Reason::NoPeer } else { reason_of(error) };
+        let reason = if is_gone(error) { Reason::NoPeer } else { Reason::from(error) };
         super::keep_on_kernel(socket, reason);
     }
     Step::Done
@@ -748,7 +676,7 @@ fn keep_bell(
 
 fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<i32, Reason> {
     let bytes = geometry.segment_bytes();
-    memory::reserve(tables, bytes)?;
+    budget::reserve(tables, bytes)?;
     let made = map::sealed_memfd(c"ringlet-segment", bytes, libc::F_SEAL_SEAL).and_then(|fd| {
         match map::map_shared(fd, bytes, true) {
             Ok(area) => Ok((fd, area)),
@@ -759,11 +687,11 @@ fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<
         }
     });
     let (segment, area) = made.map_err(|error| {
-        memory::release(tables, bytes);
-        reason_of(error)
+        budget::release(tables, bytes);
+        Reason::from(error)
     })?;
     if let Err(reason) = memory::hold_first(area, geometry) {
-        memory::release(tables, bytes);
+        budget::release(tables, bytes);
         sys::close(segment);
         // SAFETY: mapped just now and shown to nobody.
         #[allow(unsafe_code)]
@@ -794,7 +722,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     let taken = match rendezvous::take(meeting, &mut bytes) {
         // It has come this far: the answer is due at the peer's next call.
         Err(Errno::EAGAIN) => return Step::Soon,
-        Err(error) if !is_gone(error) => return Step::Bar(reason_of(error)),
+        Err(error) if !is_gone(error) => return Step::Bar(Reason::from(error)),
         Err(_) => return again(socket),
         Ok(taken) if taken.caller.is_none() => return again(socket),
         Ok(taken) => taken,
@@ -803,7 +731,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     let Some(answer) = answer else { return Step::Bar(Reason::BadPeer) };
     let peer = match rendezvous::credentials(meeting) {
         Ok(peer) => peer,
-        Err(error) => return Step::Bar(reason_of(error)),
+        Err(error) => return Step::Bar(Reason::from(error)),
     };
     let mut fds = taken.fds;
     if fds.count > 1
@@ -820,7 +748,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
         return Step::Bar(reason);
     }
     keep_bell(socket, &answer, &mut fds, 1, peer);
-    abandon(socket);
+    meeting::abandon(socket);
     attach(socket, registrations);
     Step::Done
 }
@@ -839,16 +767,16 @@ fn map_segment(
     match map::sealed_size(segment) {
         Ok(size) if size == bytes => {}
         Ok(_) | Err(Errno::EINVAL) => return Err(Reason::BadPeer),
-        Err(error) => return Err(reason_of(error)),
+        Err(error) => return Err(Reason::from(error)),
     }
-    memory::reserve(tables, bytes)?;
+    budget::reserve(tables, bytes)?;
     let area = map::map_shared(segment, bytes, true).map_err(|error| {
-        memory::release(tables, bytes);
-        reason_of(error)
+        budget::release(tables, bytes);
+        Reason::from(error)
     })?;
     let head = area.at::<Head>(0);
     if head.magic.load(Ordering::Relaxed) != SEGMENT_MAGIC {
-        memory::release(tables, bytes);
+        budget::release(tables, bytes);
         // SAFETY: mapped just now and shown to nobody.
         #[allow(unsafe_code)]
         unsafe {
@@ -880,7 +808,7 @@ fn attach(socket: &'static Socket, registrations: Held<'_>) {
     if let (Ok(written), Ok(received)) = (carrier::written(socket), tcp::consumed(socket.fd())) {
         view::count_kernel_bytes(socket, written.place as usize, received as usize);
     }
-    if !advance(socket, Stage::Attached) {
+    if !socket.advance(Stage::Attached) {
         return;
     }
     if end.holders.load(Ordering::SeqCst) != 1 {

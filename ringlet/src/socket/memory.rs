@@ -7,12 +7,13 @@
 //! What a burst has used is given back, by the sender too: once all is consumed, and nothing was sent for a while. Nobody is woken for
 //! that by the peer; who sleeps looks after a second, and then ever more rarely (`due`).
 
+use super::release;
 use super::table::{End, Process, Sending, Socket, Stage, Tables, tables};
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, HOT_DATA_BYTES, PAGE_BYTES, SLOT_COUNT, SLOTS_OFFSET};
 use ringlet_core::memory::Area;
 use ringlet_core::ring::{Backing, SegmentRing};
-use ringlet_core::sync::{AtomicU64, Ordering};
+use ringlet_core::sync::Ordering;
 use ringlet_linux::{map, sys};
 
 /// Data is asked for in pieces of so many bytes.
@@ -111,7 +112,7 @@ fn give_back(socket: &Socket) -> bool {
     // ORDER: SeqCst; pairs with `process::release`, as in `Waiter`: the segment is not unmapped meanwhile.
     socket.sleepers.fetch_add(1, Ordering::SeqCst);
     let done = give_back_now(socket, end);
-    super::stream::leave(socket);
+    release::leave(socket);
     done
 }
 
@@ -150,54 +151,4 @@ fn give_back_now(socket: &Socket, end: &End) -> bool {
         }
     }
     true
-}
-
-/// Takes `bytes` of address space for a segment, if ringlet may: a share of what the process may have at all, and what leaves the program
-/// as much again.
-pub fn reserve(tables: &Tables, bytes: usize) -> Result<(), Reason> {
-    let bytes = bytes as u64;
-    let may = |sum| {
-        let limit = sys::address_space_limit();
-        let left = || limit.saturating_sub(sys::address_space_used());
-        sum <= tables.config.memory_limit_bytes
-            && (limit == u64::MAX || sum <= limit / 4 && bytes <= left() / 2)
-    };
-    if take(&tables.process().shared_bytes, bytes, may) { Ok(()) } else { Err(Reason::NoMemory) }
-}
-
-/// So much of it is not used any more.
-pub fn release(tables: &Tables, bytes: usize) {
-    tables.process().shared_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
-}
-
-/// Counts `bytes` more, if the sum `may` be so. Threads do so at once: it is counted before it is looked at.
-fn take(count: &AtomicU64, bytes: u64, may: impl FnOnce(u64) -> bool) -> bool {
-    let sum = count.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-    let taken = may(sum);
-    if !taken {
-        count.fetch_sub(bytes, Ordering::Relaxed);
-    }
-    taken
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn threads_lose_no_count() {
-        let (count, all) = (AtomicU64::new(0), std::sync::Barrier::new(4));
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    all.wait();
-                    for _ in 0..1_000_000 {
-                        assert!(take(&count, 3, |_| true) && !take(&count, 5, |_| false));
-                        count.fetch_sub(3, Ordering::Relaxed);
-                    }
-                });
-            }
-        });
-        assert_eq!(count.into_inner(), 0);
-    }
 }

@@ -5,6 +5,7 @@
 //! descriptors through close, dup, fork and exec, `control` does what `ringlet off` and `on` ask,
 //! `tap` records for `ringlet capture`.
 
+mod budget;
 pub mod carrier;
 pub mod context;
 pub mod control;
@@ -12,17 +13,18 @@ pub mod datagram;
 pub mod epoll;
 pub mod family;
 pub mod gate;
+mod in_use;
 mod interrupted;
 pub mod jumps;
 mod lives;
 pub mod meet;
+mod meeting;
 pub mod memory;
 pub mod moving;
+mod pin;
 pub mod process;
 pub mod readiness;
-pub mod signals;
-pub mod sleep;
-pub mod spin;
+mod release;
 pub mod splice;
 pub mod stream;
 pub mod table;
@@ -33,22 +35,26 @@ pub mod view;
 
 use crate::config::{Config, LogTarget};
 use crate::reasons::Reason;
+use crate::waiting::spin;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_core::view as layout;
 use ringlet_linux::map;
 use ringlet_linux::sys::{self, Sys};
 use ringlet_linux::tcp;
-use table::{End, Kind, Known, Receiving, Sending, Socket, Stage, lookup};
+use table::{End, Kind, Known, Socket, Stage, lookup};
 
 /// Sets ringlet up in this process.
 pub fn start(config: Config) -> Sys<()> {
     unforgiving::start(config.unforgiving);
+    release::start(process::close_orphan);
+    spin::start(spin::Outside { load: context::load, tell: view::tell_watched });
     map::together(TABLES_BYTES, TABLES_BYTES, || {
         context::start()?;
         if config.udp {
             datagram::start(table::SOCKET_COUNT)?;
         }
-        table::start(config)
+        epoll::start()?;
+        table::start(config, process::after_fork)
     })
 }
 
@@ -110,22 +116,13 @@ impl Native {
     /// In place of the drop, for a thread that is cancelled.
     #[inline]
     pub fn end(&self) {
-        leave_native(self.count);
+        release::leave_native(self.count);
     }
 
     /// The connection is not to be moved.
     pub fn stay(&self, reason: Reason) {
-        self.socket.bar(reason);
+        pin(self.socket, reason);
     }
-}
-
-/// Counts a thread out of the kernel. (Never below none: another thread may have closed the socket meanwhile, and all ends beside its own,
-/// so that the word was mapped anew.)
-#[inline]
-fn leave_native(count: &AtomicU32) {
-    let one_less = |count: u32| count.checked_sub(1);
-    // ORDER: SeqCst; pairs with `moving::publish_attached` and `moving::try_start`.
-    let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
 }
 
 impl Drop for Native {
@@ -203,37 +200,14 @@ fn before_native(
     let count = socket.enter_native(count);
     match socket.stage() {
         Stage::Attached => {
-            leave_native(count);
+            release::leave_native(count);
             Way::Ours(socket)
         }
         stage @ (Stage::Datagram | Stage::Mailbox) if stage >= datagram_from => {
-            leave_native(count);
+            release::leave_native(count);
             Way::Datagram(socket)
         }
         _ => Way::Kernel(Some(Native { socket, count })),
-    }
-}
-
-/// The path of a socket, as views and `ringlet_path` name it.
-pub fn path(socket: &Socket) -> u32 {
-    let away =
-        || socket.outgoing().is_some_and(|ring| control::is_away(socket, socket.end(), &ring));
-    match socket.stage() {
-        Stage::Free | Stage::Closing => layout::SLOT_FREE,
-        Stage::Kernel | Stage::KernelForGood => layout::PATH_KERNEL,
-        Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted
-            if view::asked(socket) & layout::ASKED_OFF != 0 =>
-        {
-            layout::PATH_KERNEL
-        }
-        Stage::Datagram | Stage::Mailbox => datagram::path(socket),
-        Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted => layout::PATH_MOVING,
-        Stage::Attached => match (socket.end().sending(), socket.end().receiving()) {
-            (Sending::Ring, Receiving::Ring) => layout::PATH_RING,
-            (Sending::KernelForGood | Sending::Returning, _) => layout::PATH_KERNEL,
-            (Sending::Kernel, Receiving::Kernel) if away() => layout::PATH_KERNEL,
-            _ => layout::PATH_MOVING,
-        },
     }
 }
 
@@ -241,8 +215,8 @@ pub fn path(socket: &Socket) -> u32 {
 pub fn path_of(fd: i32) -> Option<u32> {
     let socket = table::socket(fd)?;
     // Another thread that closes it leaves it to us.
-    let _in_use = stream::Waiter::new(socket);
-    Some(path(socket))
+    let _in_use = in_use::Waiter::new(socket);
+    Some(datagram::shown_path(socket))
 }
 
 /// The program has switched blocking on or off (fcntl, FIONBIO).
@@ -343,15 +317,23 @@ pub fn kept_option(fd: i32, level: i32, option: i32) -> Option<&'static crate::p
     }
 }
 
+/// Leaves a socket on the kernel for good, and shows why.
+fn pin(socket: &Socket, reason: Reason) {
+    match socket.is_datagram() {
+        true => datagram::bar(socket, reason),
+        false => pin::to_kernel(socket, reason),
+    }
+}
+
 /// The program has asked for something that only the kernel can do with this connection, from now on.
 pub fn keep_on_kernel(socket: &'static Socket, reason: Reason) {
     // Another thread that closes it leaves it to us.
-    let _in_use = stream::Waiter::new(socket);
+    let _in_use = in_use::Waiter::new(socket);
     if matches!(socket.stage(), Stage::Free | Stage::Closing) {
         return;
     }
     if socket.stage() != Stage::Attached {
-        socket.bar(reason);
+        pin(socket, reason);
     }
     // (Or another thread has moved it meanwhile.)
     if socket.stage() == Stage::Attached && !moving::return_to_kernel(socket, reason) {
@@ -363,7 +345,7 @@ pub fn keep_on_kernel(socket: &'static Socket, reason: Reason) {
 /// SO_ERROR, after the kernel has answered: an error is told once, by whichever call comes first.
 pub fn take_error(socket: &Socket, mut of_kernel: i32) -> i32 {
     let end = socket.end();
-    let in_use = stream::in_use(socket);
+    let in_use = in_use::in_use(socket);
     let judged = match socket.is_unix() {
         _ if in_use.is_none() => false,
         true => unix::judge(socket, end, of_kernel),

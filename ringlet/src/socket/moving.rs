@@ -4,8 +4,9 @@
 //! the bytes (`carrier`). Callers hold the end's receive lock for what concerns the receiving direction and its
 //! send lock for the sending one; receive before send.
 
+use super::in_use;
 use super::table::{End, Receiving, Sending, Socket, tables};
-use super::{carrier, context, control, unix, view};
+use super::{carrier, context, unix, view};
 use crate::plain::P64;
 use crate::reasons::Reason;
 use ringlet_core::bells;
@@ -70,7 +71,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
         && end.native_senders.load(Ordering::SeqCst) == 0
         && end.ended.get() == 0
         && !end.barred.is()
-        && !control::is_away(socket, end, ring)
+        && !view::is_away(socket, end, ring)
         && ring.control().receiver.closed.load(Ordering::Acquire) == 0
         && end.tx.drained(ring);
     if !ready {
@@ -384,7 +385,7 @@ pub fn answer_return(socket: &Socket, end: &End) {
 /// Before this process ends, or becomes another program: goes on with what is being sent again. What the kernel has no room for would be
 /// missing behind an orderly end, so then the end is a reset, unless others of the family go on with it until all is sent.
 pub fn finish_return(socket: &Socket, end: &End) {
-    let Some(_in_use) = super::stream::in_use(socket) else { return };
+    let Some(_in_use) = in_use::in_use(socket) else { return };
     answer_return(socket, end);
     let alone = end.holders.load(Ordering::Acquire) <= 1;
     if alone
@@ -874,7 +875,7 @@ fn show_path(socket: &Socket, end: &End) {
     if both
         || young
             && !end.barred.is()
-            && !socket.outgoing().is_some_and(|ring| control::is_away(socket, end, &ring))
+            && !socket.outgoing().is_some_and(|ring| view::is_away(socket, end, &ring))
             && end.sending() != Sending::KernelForGood
     {
         view::show(socket, reason);
@@ -945,7 +946,7 @@ pub fn wake_sender(socket: &Socket, incoming: &SegmentRing) {
 }
 
 fn count_bell(socket: &Socket) {
-    super::spin::rang();
+    crate::waiting::spin::rang();
     view::count(socket, |slot| {
         slot.bells.fetch_add(1, Ordering::Relaxed);
     });

@@ -1,17 +1,17 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
-use super::stream::Waiter;
-use super::table::{
-    Kind, Known, Process, Receiving, Socket, Stage, Tables, begin_child, lookup, tables,
-};
+use super::in_use::Waiter;
+use super::meeting;
+use super::release;
+use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
 use super::{
-    carrier, context, datagram, epoll, gate, interrupted, jumps, lives, meet, memory, moving, unix,
-    view,
+    carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, unix, view,
 };
 use crate::reasons::Reason;
+use crate::thread;
 use ringlet_core::layout::{CLOSED, GO_BACK, SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
-use ringlet_linux::{fd, map, sys, tcp};
+use ringlet_linux::{fd, sys, tcp};
 use std::cell::Cell;
 
 /// A socket that may be moved was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
@@ -33,7 +33,7 @@ pub fn made_datagram_socket(fd: i32, family: i32, nonblocking: bool) {
     if let Some(socket) = tables.and_then(|tables| tables.follow(fd, Kind::Internet)) {
         datagram::begin(socket, family, nonblocking);
         if fd <= LAST_STANDARD {
-            socket.bar(Reason::Stdio);
+            super::pin(socket, Reason::Stdio);
         }
     }
 }
@@ -136,7 +136,7 @@ fn established(fd: i32, accepting: bool, service: impl FnOnce() -> u32) {
         meet::begin(socket, accepting, service());
         view::begin(socket);
         if fd <= LAST_STANDARD {
-            socket.bar(Reason::Stdio);
+            super::pin(socket, Reason::Stdio);
         }
     }
 }
@@ -219,7 +219,7 @@ pub fn duplicated(from: i32, to: i32) {
             }
         }
         Some(Known::Set(set)) => {
-            tables.sets[set as usize].names.add(1);
+            epoll::named(set);
             tables.name_set(to, set);
         }
         _ => {}
@@ -239,33 +239,30 @@ fn leave_to_sleepers(tables: &'static Tables, socket: &'static Socket) -> bool {
     // ORDER: SeqCst; pairs with `stream::wait`: the last sleeper sees this, or we see that it has left.
     socket.orphaned.store(1, Ordering::SeqCst);
     if socket.sleepers.load(Ordering::SeqCst) == 0 {
-        close_orphan(socket);
+        release::close_orphan(socket);
     }
     true
 }
 
-/// The last sleeper of a connection that was closed meanwhile has left.
-pub fn close_orphan(socket: &Socket) {
-    if socket.orphaned.swap(0, Ordering::SeqCst) == 0 {
-        return;
-    }
-    let Some(tables) = tables() else { return };
+/// The last sleeper of a connection that was closed meanwhile has left (`release::Close`).
+pub fn close_orphan(socket: &'static Socket) {
     let kept = socket.fd();
-    release(&tables.sockets[tables.index_of(socket) as usize], true);
-    tables.clear(kept);
-    sys::close(kept);
+    release(socket, true);
+    if let Some(tables) = tables() {
+        tables.close_hidden(kept);
+    }
 }
 
 /// The process's last name of a socket goes. `open`: its descriptor still names it.
 fn release(socket: &'static Socket, open: bool) {
     let end = socket.end();
     let last = {
-        let _inside = gate::enter();
+        let _inside = tables().map(|tables| tables.process().gate.enter());
         socket.parting.set(1);
         end.holders.fetch_sub(1, Ordering::AcqRel) == 1
     };
     if last && let Some(tables) = tables() {
-        tables.services.note_end(socket);
+        tables.services.note_end(socket.service.get(), socket.calls.get());
     }
     meet::close(socket);
     epoll::forget_socket(socket);
@@ -290,43 +287,8 @@ fn release(socket: &'static Socket, open: bool) {
         socket.set_stage(Stage::Closing);
     }
     if socket.sleepers.load(Ordering::SeqCst) == 0 {
-        clean_up_as(socket, last, true);
+        release::clean_up_as(socket, last, true);
     }
-}
-
-/// The last sleeper of a socket that was closed meanwhile.
-pub fn clean_up(socket: &Socket) {
-    let Some(tables) = tables() else { return };
-    let last = socket.published.get() == 2;
-    clean_up_as(&tables.sockets[tables.index_of(socket) as usize], last, true);
-}
-
-/// `beside`: other threads may be at it. (In a child by fork there are none, and the locks are the parent's.)
-#[allow(unsafe_code)]
-fn clean_up_as(socket: &'static Socket, last: bool, beside: bool) {
-    let Some(tables) = tables() else { return };
-    let end = socket.end();
-    if beside && (end.receive_lock.is_ours() || end.send_lock.is_ours()) {
-        // We are in a handler that interrupted a call at work there, which goes on with the memory. (It stays.)
-        return;
-    }
-    if !socket.leave() {
-        return;
-    }
-    meet::abandon(socket);
-    let segment = {
-        let _receiving = beside.then(|| end.receive_lock.take());
-        let _sending = beside.then(|| end.send_lock.take());
-        socket.take_segment()
-    };
-    if let Some((area, geometry)) = segment {
-        memory::release(tables, geometry.segment_bytes());
-        // SAFETY: users of the segment look it up under one of the end's locks, or are sleepers; it was taken away under both locks (who
-        // waited for one of them since before the close is done, or finds none), and there is no sleeper.
-        unsafe { map::unmap(area) };
-    }
-    context::release(socket.bell.get());
-    tables.forget(socket, last);
 }
 
 /// The connection's end is over: says to the peer what TCP would. Both locks held.
@@ -370,7 +332,7 @@ pub fn before_fork() {
     let Some(tables) = tables() else { return };
     let process = tables.process();
     tables.followed().for_each(epoll::before_fork);
-    gate::shut(process);
+    process.gate.shut();
     interrupted::before_fork(tables);
     let fork = process.age.add(1);
     for socket in tables.followed().filter(|socket| !socket.parting.is()) {
@@ -388,7 +350,7 @@ pub fn after_fork_in_parent() {
     let Some(tables) = tables() else { return };
     LAST_FORK.set(FORK.replace(0));
     interrupted::after_fork_in_parent();
-    gate::open(tables.process(), false);
+    tables.process().gate.open(false);
 }
 
 /// There is no child. (What another thread has closed meanwhile was closed as by a process that shares it.)
@@ -406,21 +368,19 @@ pub fn fork_failed() {
 /// After it, in the child.
 pub fn after_fork_in_child() {
     // (Any look at the tables does it.)
-    begin_child();
+    thread::begin_child();
 }
 
 /// In a child, at its first call, however the fork was made.
 #[cold]
-pub fn after_fork(tables: &'static Tables) {
-    tables.mark_alive();
+pub fn after_fork() {
+    let Some(tables) = tables() else { return };
     let process = tables.process();
     let parent = process.pid.get();
     process.pid.set(sys::getpid() as u32);
-    process.generation.add(1);
     process.age.add(1);
-    context::enter_namespace(tables);
     let counted = FORK.replace(0) != 0;
-    gate::open(process, true);
+    process.gate.open(true);
     process.view_lock.reset();
     process.spawn_lock.reset();
     process.spawns.set(0);
@@ -429,11 +389,11 @@ pub fn after_fork(tables: &'static Tables) {
     if BEHIND_OUR_BACK.load(Ordering::Relaxed) & !(IO_URING | AROUND) != 0 {
         BEHIND_OUR_BACK.fetch_and(IO_URING | AROUND, Ordering::SeqCst);
     }
-    context::forget_all(tables);
+    context::forget_all(tables, |set, eventfd| epoll::inherit(tables, set, eventfd));
     view::forget(tables);
     super::tap::forget(tables);
     epoll::after_fork(tables, parent);
-    interrupted::after_fork_in_child(tables);
+    interrupted::after_fork_in_child(tables, |socket, at_work| disown(tables, socket, at_work));
     for socket in tables.ever_followed() {
         // The parent's threads are not ours. (A table that nobody writes to stays the parent's memory.)
         for count in [&socket.sleepers, &socket.room_waiters] {
@@ -445,9 +405,9 @@ pub fn after_fork(tables: &'static Tables) {
     for socket in tables.followed() {
         if socket.parting.is() {
             // Another thread of the parent was about to close it.
-            meet::abandon(socket);
+            meeting::abandon(socket);
             socket.set_stage(Stage::Closing);
-            clean_up_as(socket, true, false);
+            release::clean_up_as(socket, true, false);
             continue;
         }
         if !counted {
@@ -455,7 +415,7 @@ pub fn after_fork(tables: &'static Tables) {
         }
         // Nor is its rendezvous.
         socket.stepping.store(0, Ordering::Relaxed);
-        meet::forget(socket);
+        meeting::forget(socket);
         if socket.is_datagram() {
             datagram::after_fork(socket);
         }
@@ -470,7 +430,7 @@ pub fn after_fork(tables: &'static Tables) {
     let nobodys = |socket: &&Socket| {
         socket.stage() == Stage::Attached && socket.sleepers.load(Ordering::SeqCst) == 0
     };
-    tables.followed().filter(nobodys).for_each(close_orphan);
+    tables.followed().filter(nobodys).for_each(release::close_orphan);
 }
 
 /// In a child that is not to have this connection, which its parent goes on with: its descriptors name an unconnected socket from now on, of
@@ -481,14 +441,14 @@ pub fn disown(tables: &'static Tables, socket: &'static Socket, at_work: bool) {
         tables.clear(number);
     }
     epoll::forget_socket(socket);
-    meet::forget(socket);
+    meeting::forget(socket);
     socket.end().holders.fetch_sub(1, Ordering::AcqRel);
     if at_work {
         let _ = socket.take_segment();
         socket.set_stage(Stage::KernelForGood);
     } else {
         socket.set_stage(Stage::Closing);
-        clean_up_as(socket, false, false);
+        release::clean_up_as(socket, false, false);
     }
 }
 
@@ -511,7 +471,7 @@ fn give(socket: &'static Socket, reason: Reason) -> bool {
         return true;
     }
     if socket.stage() != Stage::Attached {
-        socket.bar(reason);
+        super::pin(socket, reason);
     }
     // (Or another thread has moved it meanwhile.)
     if socket.stage() == Stage::Attached && !moving::return_to_kernel(socket, reason) {
@@ -648,7 +608,7 @@ pub fn at_exit() {
             moving::finish_return(socket, end);
         }
         if end.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
-            tables.services.note_end(socket);
+            tables.services.note_end(socket.service.get(), socket.calls.get());
             if socket.is_unix() {
                 unix::exiting(socket);
             }
@@ -678,7 +638,7 @@ pub fn before_credentials(single_threaded: bool) {
             continue;
         }
         if single_threaded && tables.take_along(socket) && shared && !attached {
-            socket.bar(Reason::Credentials);
+            super::pin(socket, Reason::Credentials);
         }
     }
     tables.ends.part(age);
@@ -693,7 +653,7 @@ pub fn before_split() {
     tables.process().split.set(1);
     for socket in tables.followed() {
         if socket.is_datagram() {
-            socket.bar(Reason::OwnFiles);
+            super::pin(socket, Reason::OwnFiles);
         } else {
             give(socket, Reason::OwnFiles);
         }
@@ -718,7 +678,7 @@ pub fn borrowed_if_known(from: i32, to: i32) -> bool {
 
 /// The program wants the number of one of our own descriptors: the descriptor moves away.
 pub fn make_way(fd: i32) -> bool {
-    context::move_away(fd)
+    context::move_away(fd, epoll::elders(), epoll::renamed)
         || view::move_away(fd)
         || datagram::move_door(fd)
         || meet::give_up_number(fd)

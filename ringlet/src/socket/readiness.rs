@@ -1,7 +1,10 @@
 //! poll and select over descriptors of which some are attached connections (or epoll sets that hold some).
 
+use super::in_use;
+use super::release;
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
-use super::{context, datagram, epoll, memory, signals, sleep, spin, stream, view};
+use super::{context, datagram, epoll, memory, stream, view};
+use crate::waiting::{signals, sleep, spin};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::map::{self, Scratch};
@@ -130,12 +133,12 @@ fn leave(held: &[u32]) {
         let socket = &tables.sockets[(held & INDEX) as usize];
         let native = held & NATIVE != 0;
         if native {
-            super::leave_native(&socket.end().native_receivers);
+            release::leave_native(&socket.end().native_receivers);
         }
         if held & FOR_ROOM != 0 {
             socket.leave_room();
         }
-        stream::waits_no_more(socket, native);
+        in_use::waits_no_more(socket, native);
     }
 }
 
@@ -278,7 +281,7 @@ fn poll_entered(
             let awake = || {
                 disarm(home);
                 each_datagram_socket(held, |socket| {
-                    super::leave_native(&socket.end().native_receivers);
+                    release::leave_native(&socket.end().native_receivers);
                     datagram::awake(socket);
                 });
             };

@@ -1,10 +1,13 @@
 //! splice(2): what only the kernel can do for its own connection, done where the bytes are. Out of a connection they are moved into the
 //! pipe here; into one the kernel moves them, with the direction aside.
 
-use super::stream::{self, Waiter, Want};
+use super::in_use;
+use super::in_use::Waiter;
+use super::stream::{self, Want};
 use super::table::{End, Socket};
-use super::{Native, control, moving, signals, sleep, tap, unforgiving};
+use super::{Native, control, moving, tap, unforgiving};
 use crate::reasons::Reason;
+use crate::waiting::{signals, sleep};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd;
@@ -32,7 +35,7 @@ pub fn out(socket: &Socket, pipe: i32, len: usize, flags: u32) -> Sys<usize> {
         // KERNEL: the pipe is looked at first; once some bytes are moved, nothing is waited for.
         let cancelled = || {
             if waiter.is_some() {
-                stream::wait_no_more(socket);
+                in_use::wait_no_more(socket);
             }
         };
         match room(pipe, splice_waits && total == 0, &cancelled) {

@@ -4,9 +4,12 @@
 //!
 //! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
 
+use super::in_use;
+use super::pin;
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{carrier, context, control, memory, moving, sleep, spin, tap, unforgiving, unix, view};
+use super::{carrier, context, control, memory, moving, tap, unforgiving, unix, view};
 use crate::reasons::Reason;
+use crate::waiting::{sleep, spin};
 use ringlet_core::bells;
 use ringlet_core::layout::{NOT_SHUT, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
@@ -91,7 +94,7 @@ pub fn receive_by(
     let mut total = 0;
     loop {
         let step = if wanted == 0 && !socket.is_packets() {
-            waiter.get_or_insert_with(|| Waiter::new(socket));
+            waiter.get_or_insert_with(|| in_use::Waiter::new(socket));
             receive_nothing(socket)
         } else {
             let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
@@ -119,7 +122,7 @@ pub fn receive_by(
                     until = Some(deadline(end.receive_timeout_ns.get()));
                 }
                 match wait(
-                    waiter.get_or_insert_with(|| Waiter::new(socket)),
+                    waiter.get_or_insert_with(|| in_use::Waiter::new(socket)),
                     Want::Data,
                     until.flatten(),
                 ) {
@@ -758,7 +761,11 @@ pub fn send_by(
         if until.is_none() {
             until = Some(deadline(end.send_timeout_ns.get()));
         }
-        match wait(waiter.get_or_insert_with(|| Waiter::new(socket)), Want::Room, until.flatten()) {
+        match wait(
+            waiter.get_or_insert_with(|| in_use::Waiter::new(socket)),
+            Want::Room,
+            until.flatten(),
+        ) {
             Err(_) if total > 0 => return Ok(total),
             Err(error) => return Err(error),
             Ok(()) => {}
@@ -1014,7 +1021,7 @@ pub fn shut_down_before(socket: &Socket, how: i32) -> bool {
     }
     if socket.is_unix() && socket.stage() != Stage::Attached {
         // A Unix connection moves whole, or not at all.
-        socket.bar(Reason::Closing);
+        pin::to_kernel(socket, Reason::Closing);
     }
     socket.stage() == Stage::Attached
 }
@@ -1093,64 +1100,15 @@ fn there(socket: &Socket, end: &End, want: Want) -> bool {
             let Some(ring) = socket.outgoing() else { return true };
             end.tx.writable(&ring)
                 || ring.control().receiver.closed.load(Ordering::Acquire) != 0
-                || control::is_away(socket, end, &ring)
-        }
-    }
-}
-
-/// A caller that has had to wait. Until it is done, a close by another thread leaves the connection open; the last one out cleans up
-/// what was closed meanwhile.
-pub struct Waiter<'a>(&'a Socket);
-
-impl<'a> Waiter<'a> {
-    pub fn new(socket: &'a Socket) -> Waiter<'a> {
-        super::jumps::waits(socket, false);
-        // ORDER: SeqCst; pairs with `process::release`: whoever closes sees us, or we see that the stage changed.
-        socket.sleepers.fetch_add(1, Ordering::SeqCst);
-        Waiter(socket)
-    }
-}
-
-/// For a look at shared memory without a lock: a close by another thread leaves the connection to it. `None` if that came first.
-pub fn in_use(socket: &Socket) -> Option<Waiter<'_>> {
-    let waiter = Waiter::new(socket);
-    (socket.stage() == Stage::Attached).then_some(waiter)
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        wait_no_more(self.0);
-    }
-}
-
-/// In place of the drop, for a thread that is cancelled.
-pub fn wait_no_more(socket: &Socket) {
-    waits_no_more(socket, false);
-}
-
-/// `native`: as it was counted (`jumps::waits`).
-pub fn waits_no_more(socket: &Socket, native: bool) {
-    super::jumps::waits_no_more(socket, native);
-    leave(socket);
-}
-
-/// One look less: see `Waiter`. (Never below none, as in `Socket::leave_room`.)
-pub fn leave(socket: &Socket) {
-    let one_less = |count: u32| count.checked_sub(1);
-    if socket.sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less) == Ok(1) {
-        if socket.orphaned.load(Ordering::SeqCst) != 0 {
-            super::process::close_orphan(socket);
-        }
-        if socket.stage() == Stage::Closing {
-            super::process::clean_up(socket);
+                || view::is_away(socket, end, &ring)
         }
     }
 }
 
 /// Waits until a look is worth while: watches for a moment, then arms, looks again and sleeps. `EAGAIN` when the deadline has
 /// passed, `EINTR` after a signal.
-pub fn wait(waiter: &Waiter, want: Want, deadline_ns: Option<u64>) -> Sys<()> {
-    let socket = waiter.0;
+pub fn wait(waiter: &in_use::Waiter, want: Want, deadline_ns: Option<u64>) -> Sys<()> {
+    let socket = waiter.socket();
     if socket.stage() != Stage::Attached {
         return Err(Errno::EBADF);
     }
@@ -1162,14 +1120,14 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
         Want::Data => end.receiving() == Receiving::Ring,
         Want::Room => end.sending() == Sending::Ring,
     };
-    sleep::check(&|| wait_no_more(socket));
+    sleep::check(&|| in_use::wait_no_more(socket));
     let limit = tables().map_or(0, |tables| tables.config.spin_us);
-    super::signals::begin_wait();
+    crate::waiting::signals::begin_wait();
     if in_ring && spin::watch(limit, || peer(socket), || there(socket, end, want)) {
         view::count_spin(socket);
         return Ok(());
     }
-    if !super::signals::restart() {
+    if !crate::waiting::signals::restart() {
         // It would have ended the kernel's wait.
         return Err(Errno::EINTR);
     }
@@ -1277,10 +1235,10 @@ fn fall_asleep(
         if let Some(home) = home {
             context::disarm(home);
         }
-        wait_no_more(socket);
+        in_use::wait_no_more(socket);
     };
     // As the kernel does it: restarted, unless the call has a timeout.
-    let goes_on = || deadline_ns.is_none() && super::signals::restart();
+    let goes_on = || deadline_ns.is_none() && crate::waiting::signals::restart();
     let woken = match sleep::poll(&mut fds, timeout, None, &cancelled) {
         Err(Errno::EINTR) if goes_on() => return Ok(()),
         other => other?,
@@ -1458,7 +1416,7 @@ fn is_readable(socket: &Socket) -> Sys<bool> {
 /// Do bytes lie in the ring that come before what the kernel has?
 pub fn ring_holds_bytes(socket: &Socket) -> bool {
     let end = socket.end();
-    let in_use = in_use(socket);
+    let in_use = in_use::in_use(socket);
     in_use.is_some()
         && end.receiving() == Receiving::Ring
         && socket.incoming().is_some_and(|ring| end.rx.has_bytes(&ring))
@@ -1509,7 +1467,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
         if has_room(end, &outgoing) {
             mask |= writable;
         } else {
-            away = control::is_away(socket, end, &outgoing);
+            away = view::is_away(socket, end, &outgoing);
         }
     }
     let asked_long_ago =

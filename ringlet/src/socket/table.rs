@@ -3,17 +3,18 @@
 //! - `Socket`: this process's view of one socket. Private: a child by fork has its own copy.
 //! - `End`: what all processes of one family (parent and children by fork) must agree on for one end of a connection: its
 //!   locks, where its two directions stand, how many processes hold it. Shared by the family, invisible to the peer.
-//! - `Set`, `Watch`: an epoll set, and one descriptor registered in it (see `epoll`).
 //!
 //! All tables are mapped once and never unmapped, so an index or reference never dangles; what an entry means is checked
 //! again under its lock. (Ends that nobody uses may be mapped anew, and are zero then: see `family`.)
 
-use super::context;
 use super::family::Pool;
+use super::gate::Gate;
 use super::lives::Services;
 use crate::config::Config;
+use crate::lock::Lock;
 use crate::plain::{FreeList, P32, P64};
 use crate::reasons::Reason;
+use crate::thread::{self, Identity};
 use ringlet_core::layout::Geometry;
 use ringlet_core::memory::Area;
 use ringlet_core::ring::{Counted, Rx, SegmentRing, Tx};
@@ -27,8 +28,6 @@ use std::sync::OnceLock;
 /// Descriptors beyond it are the kernel's alone.
 const FD_COUNT: usize = 1 << 20;
 pub const SOCKET_COUNT: u32 = view::PROCESS_SLOT_COUNT as u32;
-const SET_COUNT: u32 = 4096;
-const WATCH_COUNT: u32 = 1 << 17;
 /// Ends that are passed over, and given back, for one that is free.
 const PASSED_MOST: usize = 16;
 
@@ -65,6 +64,11 @@ pub enum Stage {
 }
 
 impl Stage {
+    pub fn may_move(self) -> bool {
+        use Stage::{Called, Greeted, Kernel, Looked, Offered};
+        matches!(self, Kernel | Offered | Called | Looked | Greeted)
+    }
+
     fn from_u32(value: u32) -> Stage {
         match value {
             1 => Stage::Kernel,
@@ -371,133 +375,6 @@ impl End {
     }
 }
 
-/// A lock between threads and, after fork, processes: the word holds the owner (`context::owner_number`), so a dead one is found out.
-/// Whoever takes it over finds consistent state, because each operation publishes with one store.
-#[derive(Default)]
-#[repr(transparent)]
-pub struct Lock(AtomicU32);
-
-/// Rounds of a wait for a lock: watching, then sleeping, so that an owner of lower priority gets the processor.
-const WATCH_ROUNDS: u32 = 4096;
-const SLEEP_MIN_NS: u64 = 10_000;
-const SLEEP_MAX_NS: u64 = 1_000_000;
-/// Sleeps until an owner of which it can't be known whether it lives is waited for no longer: about a second.
-const STRANGE_SLEEPS: u32 = 1000;
-/// And so many until it is asked whether it has ended, and is only not yet waited for.
-const STRANGE_LOOK_SLEEPS: u32 = 20;
-
-/// Held until dropped, by this owner.
-pub struct Held<'a>(&'a AtomicU32, u32);
-
-impl Drop for Held<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // The word may have become another lock's: that of an end mapped anew.
-        if self.0.load(Ordering::Relaxed) == self.1 {
-            // ORDER: Release; pairs with the Acquire in `Lock::take`.
-            self.0.store(0, Ordering::Release);
-        }
-    }
-}
-
-impl Lock {
-    /// `None` when the calling thread holds it already: we are in a signal handler that interrupted the holder. And, after a second, when
-    /// it is not known who holds it.
-    #[inline(always)]
-    pub fn take(&self) -> Option<Held<'_>> {
-        let me = context::owner_number();
-        // ORDER: Acquire; pairs with the Release in `Held::drop`.
-        match self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Some(Held(&self.0, me)),
-            Err(owner) if owner == me => None,
-            Err(_) => self.take_contended(me),
-        }
-    }
-
-    /// Does the calling thread hold it?
-    pub fn is_ours(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == context::owner_number()
-    }
-
-    /// Makes it ours for good.
-    pub fn keep(&self) {
-        self.0.store(context::owner_number(), Ordering::Relaxed);
-    }
-
-    /// Frees a lock whose owner was left behind in another process by a fork.
-    pub fn reset(&self) {
-        // A page that a child does not write to stays its parent's memory.
-        if self.0.load(Ordering::Relaxed) != 0 {
-            self.0.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// As `take`, but without waiting.
-    pub fn try_take(&self) -> Option<Held<'_>> {
-        let me = context::owner_number();
-        // ORDER: as in `take`.
-        self.0
-            .compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .map(|_| Held(&self.0, me))
-    }
-
-    /// An owner of our own process is waited for as long as it lives. One of another process may be dead while its number names a stranger,
-    /// or be known to us under another number (another pid namespace): it is not waited for for ever, and the lock is not taken from it.
-    #[cold]
-    fn take_contended(&self, me: u32) -> Option<Held<'_>> {
-        let (mut pause, mut strange) = (SLEEP_MIN_NS, (0, 0));
-        for round in 0u32.. {
-            // ORDER: as in `take`.
-            let Err(owner) = self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed)
-            else {
-                break;
-            };
-            if owner == me {
-                return None;
-            }
-            if round < WATCH_ROUNDS {
-                if round % 64 < 48 {
-                    core::hint::spin_loop()
-                } else {
-                    sys::sched_yield()
-                }
-                continue;
-            }
-            let dead = match context::fate_of(owner) {
-                Fate::Unknown if strange.0 != owner => {
-                    strange = (owner, 0);
-                    false
-                }
-                Fate::Unknown => {
-                    strange.1 += 1;
-                    strange.1 % STRANGE_LOOK_SLEEPS == 0 && context::has_ended(owner)
-                }
-                fate => matches!(fate, Fate::Dead),
-            };
-            // ORDER: Acquire: whatever the dead owner last published.
-            if dead
-                && self.0.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
-            {
-                break;
-            }
-            if strange.1 == STRANGE_SLEEPS {
-                return None;
-            }
-            let _ = fd::poll(&mut [], Some(pause), None);
-            pause = (pause * 2).min(SLEEP_MAX_NS);
-        }
-        Some(Held(&self.0, me))
-    }
-}
-
-/// What is known of the owner of a lock.
-pub enum Fate {
-    Alive,
-    Dead,
-    Unknown,
-}
-
 /// What a descriptor number means to us.
 #[derive(Clone, Copy)]
 pub enum Known {
@@ -512,11 +389,9 @@ pub struct Tables {
     fds: &'static [AtomicU32],
     pub sockets: &'static [Socket],
     pub ends: Pool<End>,
-    pub sets: &'static [super::epoll::Set],
-    pub watches: &'static [super::epoll::Watch],
-    free: &'static [FreeLists],
-    /// Word 0 is nonzero until a fork.
-    alive: &'static [AtomicU32],
+    free: &'static [FreeList],
+    /// Nonzero until a fork (`thread`).
+    alive: &'static AtomicU32,
     pub process: &'static [Process],
     pub services: Services,
 }
@@ -525,18 +400,15 @@ pub struct Tables {
 #[derive(Default)]
 pub struct Process {
     pub pid: P32,
-    /// Counts forks, so that a thread knows when its number is stale.
-    pub generation: P32,
+    identity: Identity,
     /// Counts forks of this process too, each of which seals what there is of shared memory (`family`).
     pub age: P32,
-    /// Which pid namespace the family's processes here are in, as owners of locks tell it; 0 where the first of them is.
-    pub namespace: P32,
     /// The view's mapping.
     pub view: AtomicUsize,
     pub view_fd: P32,
     /// One thread makes the view.
     pub view_lock: Lock,
-    /// Of segments and lanes that are mapped (`memory::reserve`).
+    /// Of segments and lanes that are mapped (`budget::reserve`).
     pub shared_bytes: AtomicU64,
     /// When connections are looked at for memory that they do not use, 0 if none holds any; and how long after that again (`memory`).
     pub memory_due_ns: P64,
@@ -545,9 +417,7 @@ pub struct Process {
     pub spawn_lock: Lock,
     pub spawns: P32,
     pub withheld: [P32; 16],
-    /// Threads that change what is followed, and the one that forks (`gate`).
-    pub inside: AtomicU32,
-    pub forker: AtomicU32,
+    pub gate: Gate,
     /// No descriptor above it was ever known.
     pub highest_fd: P32,
     /// Its threads have different descriptor tables (`process::before_split`).
@@ -566,16 +436,6 @@ pub struct Process {
     pub tap_beat_ns: P64,
 }
 
-#[derive(Default)]
-struct FreeLists {
-    sockets: FreeList,
-    sets: FreeList,
-    watches: FreeList,
-}
-
-// SAFETY: atomics only; zero is the empty state.
-#[allow(unsafe_code)]
-unsafe impl Zeroed for FreeLists {}
 // SAFETY: as above.
 #[allow(unsafe_code)]
 unsafe impl Zeroed for FreeList {}
@@ -585,43 +445,31 @@ unsafe impl Zeroed for Process {}
 
 static TABLES: OnceLock<Tables> = OnceLock::new();
 
-/// Maps the tables. Without them (no memory) every descriptor stays unknown and everything is the kernel's.
-pub fn start(config: Config) -> Sys<()> {
+/// Maps the tables. Without them (no memory) every descriptor stays unknown and everything is the kernel's. `after_fork` is called once in
+/// each child.
+pub fn start(config: Config, after_fork: fn()) -> Sys<()> {
+    let process: &'static [Process] = map::private_table(1)?;
+    process[0].pid.set(sys::getpid() as u32);
     let tables = Tables {
         config,
         fds: map::private_table(FD_COUNT)?,
         sockets: map::private_table(SOCKET_COUNT as usize)?,
         ends: Pool::map(SOCKET_COUNT as usize)?,
-        sets: map::private_table(SET_COUNT as usize)?,
-        watches: map::private_table(WATCH_COUNT as usize)?,
         free: map::private_table(1)?,
-        alive: map::wiped_table(1024)?,
-        process: map::private_table(1)?,
+        alive: thread::start(&process[0].identity, after_fork)?,
+        process,
         services: Services::map()?,
     };
     let _ = TABLES.set(tables);
-    if let Some(tables) = TABLES.get() {
-        tables.process[0].pid.set(sys::getpid() as u32);
-        tables.alive[0].store(1, Ordering::Relaxed);
-    }
     Ok(())
-}
-
-/// What `tables` does for a child at its first look, by one fault where a look and a store would be two.
-pub fn begin_child() {
-    if let Some(tables) = TABLES.get()
-        && tables.alive[0].swap(1, Ordering::Relaxed) == 0
-    {
-        super::process::after_fork(tables);
-    }
 }
 
 /// The tables, brought up to date after a fork however it was made; `None` while ringlet is off.
 #[inline(always)]
 pub fn tables() -> Option<&'static Tables> {
     let tables = TABLES.get()?;
-    if tables.alive[0].load(Ordering::Relaxed) == 0 {
-        super::process::after_fork(tables);
+    if tables.alive.load(Ordering::Relaxed) == 0 {
+        thread::look_for_fork();
     }
     Some(tables)
 }
@@ -663,10 +511,6 @@ impl Tables {
         &self.process[0]
     }
 
-    pub fn mark_alive(&self) {
-        self.alive[0].store(1, Ordering::Relaxed);
-    }
-
     fn put(&self, fd: i32, value: u32) {
         if let Some(entry) = self.fds.get(fd as u32 as usize) {
             entry.store(value, Ordering::Relaxed);
@@ -682,6 +526,21 @@ impl Tables {
     /// Forgets a descriptor number, without touching what it named.
     pub fn clear(&self, fd: i32) {
         self.put(fd, FD_UNKNOWN);
+    }
+
+    /// Gives a hidden descriptor another number.
+    pub fn rename(&self, word: &P32) -> bool {
+        let old = word.get() as i32;
+        let Ok(new) = fd::duplicate_high(old, old + 1) else { return false };
+        self.hide(new);
+        word.set(new as u32);
+        self.clear(old);
+        true
+    }
+
+    pub fn close_hidden(&self, fd: i32) {
+        self.clear(fd);
+        sys::close(fd);
     }
 
     pub fn name_socket(&self, fd: i32, socket: &Socket) {
@@ -702,15 +561,12 @@ impl Tables {
         if self.process().split.is() {
             return None;
         }
-        let _inside = super::gate::enter();
-        let index = self.free[0]
-            .sockets
-            .take(SOCKET_COUNT, |i| self.sockets[i as usize].next_free.get())?;
+        let _inside = self.process().gate.enter();
+        let index =
+            self.free[0].take(SOCKET_COUNT, |i| self.sockets[i as usize].next_free.get())?;
         let socket = &self.sockets[index as usize];
         let Some(end) = self.take_end() else {
-            self.free[0]
-                .sockets
-                .give(index, |i, next| self.sockets[i as usize].next_free.set(next));
+            self.free[0].give(index, |i, next| self.sockets[i as usize].next_free.set(next));
             return None;
         };
         self.ends.get(end).reset();
@@ -744,9 +600,6 @@ impl Tables {
     /// Gives a socket's entry back; `last` when no other process of the family holds the end either.
     pub fn forget(&'static self, socket: &'static Socket, last: bool) {
         socket.set_stage(Stage::Free);
-        if let Some(slot) = super::view::slot(self, self.index_of(socket)) {
-            slot.path.store(view::SLOT_FREE, Ordering::Relaxed);
-        }
         let (end, age) = (socket.end_index(), &self.process().age);
         if !last && !self.ends.is_sealed(end, age.get()) {
             // Somebody else has what we thought to be ours: by a fork around libc.
@@ -754,7 +607,7 @@ impl Tables {
         }
         self.ends.give(end);
         let index = self.index_of(socket);
-        self.free[0].sockets.give(index, |i, next| self.sockets[i as usize].next_free.set(next));
+        self.free[0].give(index, |i, next| self.sockets[i as usize].next_free.set(next));
     }
 
     /// Does no other process have the memory of its end?
@@ -825,27 +678,6 @@ impl Tables {
         true
     }
 
-    /// Those that were ever used.
-    pub fn used_sets(&self) -> &'static [super::epoll::Set] {
-        &self.sets[1..self.free[0].sets.end().min(SET_COUNT) as usize]
-    }
-
-    pub fn new_set(&self) -> Option<u32> {
-        self.free[0].sets.take(SET_COUNT, |i| self.sets[i as usize].next_free.get())
-    }
-
-    pub fn free_set(&self, set: u32) {
-        self.free[0].sets.give(set, |i, next| self.sets[i as usize].next_free.set(next));
-    }
-
-    pub fn new_watch(&self) -> Option<u32> {
-        self.free[0].watches.take(WATCH_COUNT, |i| self.watches[i as usize].next_free.get())
-    }
-
-    pub fn free_watch(&self, watch: u32) {
-        self.free[0].watches.give(watch, |i, next| self.watches[i as usize].next_free.set(next));
-    }
-
     /// All sockets that this process follows.
     pub fn followed(&self) -> impl Iterator<Item = &'static Socket> {
         self.ever_followed().iter().filter(|socket| socket.stage() != Stage::Free)
@@ -853,7 +685,7 @@ impl Tables {
 
     /// And those that it did.
     pub fn ever_followed(&self) -> &'static [Socket] {
-        let end = self.free[0].sockets.end().min(SOCKET_COUNT) as usize;
+        let end = self.free[0].end().min(SOCKET_COUNT) as usize;
         &self.sockets[1..end.max(1)]
     }
 
@@ -955,6 +787,12 @@ impl Socket {
     pub fn change_stage(&self, from: Stage, to: Stage) -> bool {
         let (from, to) = (from as u32, to as u32);
         self.stage.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// The next stage on the way to the ring; not of a socket that was closed meanwhile.
+    pub fn advance(&self, to: Stage) -> bool {
+        let from = self.stage();
+        from.may_move() && self.change_stage(from, to)
     }
 
     pub fn set_stage(&self, stage: Stage) {
@@ -1064,90 +902,5 @@ impl Socket {
     pub fn incoming(&self) -> Option<SegmentRing> {
         let (area, geometry) = self.segment()?;
         Some(SegmentRing::new(area, geometry, 1 - (self.side.get() as usize & 1)))
-    }
-
-    /// Leaves the socket on the kernel for good, and says why.
-    pub fn bar(&self, reason: Reason) {
-        if self.is_datagram() {
-            return super::datagram::bar(self, reason);
-        }
-        loop {
-            let end = self.end();
-            end.barred.set(reason as u32);
-            // ORDER: SeqCst, then the stage and the end; pairs with `moving::publish_attached` and `Tables::rehome`.
-            fence(Ordering::SeqCst);
-            if std::ptr::eq(self.end(), end) {
-                break;
-            }
-        }
-        super::meet::stay(self);
-        super::view::show(self, reason);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::mpsc;
-    use std::thread;
-
-    /// A lock that this owner holds.
-    fn held_by(owner: i32) -> Lock {
-        Lock(AtomicU32::new(owner as u32))
-    }
-
-    #[test]
-    fn a_lock_is_waited_for_while_its_owner_lives() {
-        let (lock, (tell, hear)) = (Lock::default(), mpsc::channel());
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                let held = lock.take();
-                tell.send(sys::gettid()).unwrap();
-                // Until the other one waits for it, in its sleeps.
-                thread::sleep(std::time::Duration::from_millis(20));
-                assert!(lock.is_ours());
-                drop(held);
-            });
-            hear.recv().unwrap();
-            assert!(lock.take().is_some());
-        });
-        assert!(lock.try_take().is_some());
-    }
-
-    #[test]
-    fn a_lock_of_a_dead_thread_is_taken_over() {
-        let lock = Lock::default();
-        let owner = thread::scope(|scope| {
-            let taken = scope.spawn(|| {
-                std::mem::forget(lock.take());
-                sys::gettid()
-            });
-            taken.join().unwrap()
-        });
-        while sys::thread_exists(owner) {
-            thread::yield_now();
-        }
-        assert!(lock.take().is_some() && lock.try_take().is_some());
-    }
-
-    #[test]
-    fn a_lock_of_a_process_that_nobody_waits_for_is_taken_over() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let lock = held_by(child.id() as i32);
-        assert!(lock.take().is_some());
-        child.wait().unwrap();
-    }
-
-    #[test]
-    fn a_lock_of_a_stranger_is_waited_for_no_longer_than_a_while() {
-        // One that lives, and one of another pid namespace, of which nothing is known.
-        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        for owner in [child.id() as i32, 1 << 22 | 1] {
-            let lock = held_by(owner);
-            assert!(lock.take().is_none() && lock.try_take().is_none());
-            assert_eq!(lock.0.into_inner(), owner as u32);
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
     }
 }

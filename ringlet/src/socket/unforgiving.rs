@@ -7,8 +7,9 @@
 //!
 //! Datagrams change their way too, lanes end for no reason, and a sender takes so long within a send that its receiver gives it up.
 
+use super::in_use;
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{carrier, control, meet, moving, stream};
+use super::{carrier, meet, moving, stream, view};
 use crate::reasons::Reason;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::SegmentRing;
@@ -133,7 +134,7 @@ pub fn perhaps_return(socket: &Socket) {
     if moved
         && !end.ended.is()
         && one_in(RETURN_ONE_IN)
-        && let Some(_in_use) = stream::in_use(socket)
+        && let Some(_in_use) = in_use::in_use(socket)
     {
         let _ = moving::return_to_kernel(socket, Reason::Unforgiving);
         if let Some(far) = far_end(socket).filter(|far| far.stage() == Stage::Attached) {
@@ -174,7 +175,7 @@ fn send_pieces(
             && matches!(end.sending(), Sending::Kernel | Sending::Ring)
             && !end.barred.is()
             && !moving::has_left(ring)
-            && !control::is_away(socket, end, ring)
+            && !view::is_away(socket, end, ring)
             && !stream::kernel_says_end(socket)
             && !(socket.is_unix() && unix::untaken(socket.fd()).is_ok_and(|n| n > UNTAKEN_MOST));
         let piece = match whole {

@@ -1,8 +1,9 @@
 //! This process's page for `ringlet ss` and its relatives (layout: `ringlet_core::view`).
 
-use super::table::{Receiving, SOCKET_COUNT, Sending, Socket, Stage, Tables, tables};
+use super::table::{End, Receiving, SOCKET_COUNT, Sending, Socket, Stage, Tables, tables};
 use crate::reasons::Reason;
 use ringlet_core::memory::Area;
+use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::AtomicU64;
 use ringlet_core::sync::Ordering::Relaxed;
 use ringlet_core::view::*;
@@ -36,7 +37,7 @@ pub fn open(tables: &Tables) {
 /// parent holds for it too.
 #[allow(unsafe_code)]
 pub fn forget(tables: &Tables) {
-    super::spin::forget();
+    crate::waiting::spin::forget();
     let process = tables.process();
     if let Some(area) = area(tables) {
         let header = area.at::<ProcessHeader>(0);
@@ -60,6 +61,15 @@ fn area(tables: &Tables) -> Option<Area> {
     let base = tables.process().view.load(Relaxed);
     // SAFETY: mapped by `open` with this size, and unmapped only in `reopen`.
     (base != 0).then(|| unsafe { Area::new(base as *mut u8, PROCESS_FILE_BYTES) })
+}
+
+/// A thread has watched memory for so long (`spin::Outside`).
+pub fn tell_watched(ns: u64, watched: u32, in_vain: u32) {
+    let Some(header) = tables().and_then(header) else { return };
+    // ORDER: Relaxed: for people.
+    header.watched_ns.fetch_add(ns, Relaxed);
+    header.watched.fetch_add(watched.into(), Relaxed);
+    header.watched_in_vain.fetch_add(in_vain.into(), Relaxed);
 }
 
 /// What is asked of the whole process.
@@ -141,6 +151,13 @@ pub fn begin(socket: &Socket) {
     show_path(socket);
 }
 
+/// Shows a socket no more.
+pub fn end(tables: &Tables, socket: &Socket) {
+    if let Some(slot) = slot(tables, tables.index_of(socket)) {
+        slot.path.store(SLOT_FREE, Relaxed);
+    }
+}
+
 /// What others ask of this connection (`ASKED_*`).
 #[inline(always)]
 pub fn asked(socket: &Socket) -> u32 {
@@ -149,23 +166,64 @@ pub fn asked(socket: &Socket) -> u32 {
 
 /// Shows where a socket stands now, and why.
 pub fn show(socket: &Socket, reason: Reason) {
+    show_reason(socket, reason);
+    show_path(socket);
+}
+
+/// Shows why a socket stands where it does.
+pub fn show_reason(socket: &Socket, reason: Reason) {
     if of(socket).is_none_or(|slot| slot.path.load(Relaxed) == SLOT_FREE) {
         begin(socket);
     }
     if let Some(slot) = of(socket) {
         slot.reason.store(reason as u32, Relaxed);
-        show_path(socket);
     }
 }
 
-/// Shows where a socket stands now; nothing new is known of the reason.
+/// Is our sending direction to keep off the ring: was that asked of us, or does the peer ask it?
+#[inline(always)]
+pub fn is_away(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
+    let asked = asked(socket) & ASKED_OFF | end.away.get();
+    ring.control().receiver.keep_out.load(Relaxed) | asked != 0
+}
+
+/// The path of a stream, as `ringlet_path` names it; of a UDP socket, what was shown last.
+pub fn path(socket: &Socket) -> u32 {
+    let is_away = || socket.outgoing().is_some_and(|ring| is_away(socket, socket.end(), &ring));
+    match socket.stage() {
+        Stage::Free | Stage::Closing => SLOT_FREE,
+        Stage::Kernel | Stage::KernelForGood => PATH_KERNEL,
+        Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted
+            if asked(socket) & ASKED_OFF != 0 =>
+        {
+            PATH_KERNEL
+        }
+        Stage::Datagram | Stage::Mailbox => {
+            of(socket).map_or(PATH_KERNEL, |slot| slot.path.load(Relaxed))
+        }
+        Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted => PATH_MOVING,
+        Stage::Attached => match (socket.end().sending(), socket.end().receiving()) {
+            (Sending::Ring, Receiving::Ring) => PATH_RING,
+            (Sending::KernelForGood | Sending::Returning, _) => PATH_KERNEL,
+            (Sending::Kernel, Receiving::Kernel) if is_away() => PATH_KERNEL,
+            _ => PATH_MOVING,
+        },
+    }
+}
+
+/// Shows where a stream stands now; nothing new is known of the reason.
 pub fn show_path(socket: &Socket) {
+    show_path_as(socket, path(socket));
+}
+
+/// The same for any socket.
+pub fn show_path_as(socket: &Socket, path: u32) {
     let Some(slot) = of(socket) else { return };
     let end = socket.end();
     let attached = socket.stage() == Stage::Attached;
     let directions = directions(end.sending() as u32, end.receiving() as u32, end.away.is());
     slot.directions.store(if attached { directions } else { 0 }, Relaxed);
-    let (before, path) = (slot.path.load(Relaxed), super::path(socket));
+    let before = slot.path.load(Relaxed);
     if path != before {
         note_change(slot, before, path);
         slot.path.store(path, Relaxed);
@@ -237,16 +295,6 @@ pub fn move_away(fd: i32) -> bool {
         let process = tables.process();
         [&process.view_fd, &process.tap_fd]
             .into_iter()
-            .any(|word| word.get() as i32 == fd && rename(tables, word))
+            .any(|word| word.get() as i32 == fd && tables.rename(word))
     })
-}
-
-/// Gives a hidden descriptor another number.
-pub fn rename(tables: &Tables, word: &crate::plain::P32) -> bool {
-    let old = word.get() as i32;
-    let Ok(new) = fd::duplicate_high(old, old + 1) else { return false };
-    tables.hide(new);
-    word.set(new as u32);
-    tables.clear(old);
-    true
 }

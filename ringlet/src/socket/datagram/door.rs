@@ -20,7 +20,7 @@ use super::outlets::{ATTACHED, FRESH, KNOCKED, NEVER, Outlet};
 use super::{inlets, outlets};
 use crate::config::Endpoint;
 use crate::reasons::Reason;
-use crate::socket::memory;
+use crate::socket::budget;
 use crate::socket::table::{Socket, Stage, Tables, tables};
 use crate::socket::{epoll, meet, process, view};
 use ringlet_core::layout::{Head, LaneGeometry, SEGMENT_MAGIC};
@@ -140,24 +140,24 @@ pub fn stepping(socket: &Socket, step: impl FnOnce()) {
 fn may_have_lanes(tables: &Tables, socket: &'static Socket) -> bool {
     if let Some((reason, for_good)) = process::keeps_all_on_kernel() {
         if for_good {
-            socket.bar(reason);
+            super::bar(socket, reason);
         }
         return false;
     }
     if epoll::may_be_watched_by_a_strange_set(tables, socket) {
-        socket.bar(Reason::OwnEpoll);
+        super::bar(socket, Reason::OwnEpoll);
         return false;
     }
     if socket.end().holders.load(Ordering::Acquire) != 1 {
-        view::show(socket, Reason::Shared);
+        super::show(socket, Reason::Shared);
         return false;
     }
     if !super::rehome(socket) {
-        view::show(socket, Reason::Shared);
+        super::show(socket, Reason::Shared);
         return false;
     }
     if super::is_paused(socket) {
-        view::show(socket, Reason::Paused);
+        super::show(socket, Reason::Paused);
         return false;
     }
     matches!(socket.stage(), Stage::Datagram | Stage::Mailbox) && !socket.end().barred.is()
@@ -177,11 +177,11 @@ fn door(tables: &Tables, socket: &'static Socket) -> Option<i32> {
         Ok(door) => {
             tables.hide(door);
             outbox.door.set(door as u32);
-            view::show(socket, Reason::NoPeer);
+            super::show(socket, Reason::NoPeer);
             Some(door)
         }
         Err(error) => {
-            socket.bar(meet::reason_of(error));
+            super::bar(socket, Reason::from(error));
             None
         }
     }
@@ -256,7 +256,7 @@ pub fn sending(socket: &'static Socket, to: &Address) {
         }
         // A lane may have ended since the socket was shown last.
         if view::of(socket).is_some_and(|slot| slot.path.load(Ordering::Relaxed) != SLOT_FREE) {
-            view::show_path(socket);
+            super::show_path(socket);
         }
     });
 }
@@ -285,7 +285,7 @@ fn change(socket: &Socket, to: &Address, change: impl FnOnce(&Outlet)) {
 /// Is it for a lane at all, and who receives it? Then we knock there.
 fn knock(tables: &Tables, socket: &'static Socket, to: &Address) {
     let never = |reason| {
-        view::show(socket, reason);
+        super::show(socket, reason);
         change(socket, to, |outlet| {
             outlet.state.set(NEVER);
             outlet.next_step.set(u32::MAX);
@@ -301,7 +301,7 @@ fn knock(tables: &Tables, socket: &'static Socket, to: &Address) {
     let owner = match udp::receiver(&source, to) {
         Ok(owner) => owner,
         Err(Errno::ENOENT) => return,
-        Err(error) => return never(meet::reason_of(error)),
+        Err(error) => return never(Reason::from(error)),
     };
     let Some(door) = door(tables, socket) else { return };
     let Some((_, outbox)) = outlets::of(socket) else { return };
@@ -367,7 +367,7 @@ fn take_messages(tables: &Tables, socket: &'static Socket, door: i32) -> bool {
                 match take_answer(tables, socket, door, &message, caller) {
                     Some(taken) => taken,
                     None => {
-                        socket.bar(Reason::BadPeer);
+                        super::bar(socket, Reason::BadPeer);
                         break;
                     }
                 }
@@ -377,12 +377,12 @@ fn take_messages(tables: &Tables, socket: &'static Socket, door: i32) -> bool {
                 Err(Reason::BadPeer)
             }
             (_, true) => {
-                socket.bar(Reason::BadPeer);
+                super::bar(socket, Reason::BadPeer);
                 break;
             }
         };
         if let Err(reason) = taken {
-            view::show(socket, reason);
+            super::show(socket, reason);
         }
     }
     any
@@ -509,13 +509,13 @@ fn geometry(tables: &Tables, socket: &Socket) -> LaneGeometry {
 
 fn make_lane(tables: &Tables, geometry: LaneGeometry) -> Result<(i32, Area), Reason> {
     let bytes = geometry.lane_bytes();
-    memory::reserve(tables, bytes)?;
+    budget::reserve(tables, bytes)?;
     let made = map::sealed_memfd(c"ringlet-lane", bytes, libc::F_SEAL_SEAL).and_then(|fd| {
         map::map_shared(fd, bytes, true).map(|area| (fd, area)).inspect_err(|_| sys::close(fd))
     });
     let (fd, area) = made.map_err(|error| {
-        memory::release(tables, bytes);
-        meet::reason_of(error)
+        budget::release(tables, bytes);
+        Reason::from(error)
     })?;
     area.at::<Head>(HEAD_OFFSET).magic.store(SEGMENT_MAGIC, Ordering::Relaxed);
     Ok((fd, area))
@@ -527,7 +527,7 @@ const HEAD_OFFSET: usize = 4096 - 64;
 /// A mapping that nobody has seen.
 #[allow(unsafe_code)]
 fn give_back(tables: &Tables, area: Area) {
-    memory::release(tables, area.len());
+    budget::release(tables, area.len());
     // SAFETY: mapped just now and shown to nobody.
     unsafe { map::unmap(area) };
 }
@@ -551,7 +551,7 @@ fn take_lane(
         {
             outlet.attach(area, geometry);
             drop(_held);
-            view::show(socket, Reason::None);
+            super::show(socket, Reason::None);
             return Ok(());
         }
     }
@@ -571,10 +571,10 @@ fn check_lane(
     if map::sealed_size(memfd) != Ok(bytes) {
         return Err(Reason::BadPeer);
     }
-    memory::reserve(tables, bytes)?;
+    budget::reserve(tables, bytes)?;
     let area = map::map_shared(memfd, bytes, true).map_err(|error| {
-        memory::release(tables, bytes);
-        meet::reason_of(error)
+        budget::release(tables, bytes);
+        Reason::from(error)
     })?;
     if area.at::<Head>(HEAD_OFFSET).magic.load(Ordering::Relaxed) != SEGMENT_MAGIC {
         give_back(tables, area);

@@ -3,8 +3,8 @@
 
 use super::{halves, hash, tables, whole};
 use crate::plain::{P32, P64};
+use crate::socket::budget;
 use crate::socket::family::Pool;
-use crate::socket::memory;
 use crate::socket::table::Socket;
 use ringlet_core::layout::LaneGeometry;
 use ringlet_core::mapped::Lane;
@@ -182,7 +182,7 @@ impl Inlets {
         mapping.base.store(0, Ordering::Relaxed);
         if base != 0 {
             if let Some(tables) = crate::socket::table::tables() {
-                memory::release(tables, bytes);
+                budget::release(tables, bytes);
             }
             // SAFETY: a whole mapping of ours; users hold the receive lock, as our caller does, and no longer find it.
             unsafe { map::unmap(Area::new(base as *mut u8, bytes)) };

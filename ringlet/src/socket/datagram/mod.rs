@@ -17,9 +17,11 @@ mod inlets;
 mod outlets;
 
 use super::table::{Socket, Stage};
-use super::{epoll, signals, spin, unforgiving, view};
+use super::{epoll, unforgiving, view};
 use crate::plain::P64;
 use crate::reasons::Reason;
+use crate::socket::release;
+use crate::waiting::{signals, spin};
 use inlets::{Found, Inlets, Mailbox};
 use outlets::{Outlets, Sent};
 use ringlet_core::memory::Buffers;
@@ -118,7 +120,7 @@ pub fn bar(socket: &Socket, reason: Reason) {
     if socket.stage() == Stage::Datagram {
         socket.set_stage(Stage::KernelForGood);
     }
-    view::show(socket, reason);
+    show(socket, reason);
 }
 
 fn close_door(socket: &Socket, close: fn(i32)) {
@@ -143,7 +145,7 @@ pub fn move_door(fd: i32) -> bool {
         // In the middle of a step it is not to be had: who has the old number would use the program's file.
         door::stepping(socket, || {
             moved = outlets::of(socket).is_some_and(|(_, outbox)| {
-                outbox.door.get() as i32 == fd && view::rename(tables, &outbox.door)
+                outbox.door.get() as i32 == fd && tables.rename(&outbox.door)
             });
         });
     }
@@ -213,7 +215,7 @@ pub fn part(socket: &Socket) {
     {
         socket.end().barred.set(Reason::Credentials as u32);
     }
-    view::show(socket, Reason::Credentials);
+    show(socket, Reason::Credentials);
 }
 
 /// Maps anew what others of the family have and this process does not use.
@@ -227,6 +229,23 @@ pub fn part_all(age: u32) {
 pub fn at_exit(socket: &Socket) {
     if socket.end().holders.load(Ordering::Acquire) <= 1 {
         close_inlets(socket);
+    }
+}
+
+/// Shows where a socket stands now, and why.
+fn show(socket: &Socket, reason: Reason) {
+    view::show_reason(socket, reason);
+    show_path(socket);
+}
+
+fn show_path(socket: &Socket) {
+    view::show_path_as(socket, shown_path(socket));
+}
+
+pub fn shown_path(socket: &Socket) -> u32 {
+    match socket.stage() {
+        Stage::Datagram | Stage::Mailbox => path(socket),
+        _ => view::path(socket),
     }
 }
 
@@ -274,7 +293,7 @@ fn pause(socket: &Socket) {
     let sends = outlets::of(socket).is_some_and(|(all, outbox)| outbox.has_lane(all));
     if receives || sends {
         leave(socket, true);
-        view::show(socket, Reason::Paused);
+        show(socket, Reason::Paused);
     }
 }
 
@@ -431,7 +450,7 @@ pub struct Asleep(&'static Socket);
 impl Drop for Asleep {
     fn drop(&mut self) {
         // ORDER: SeqCst; pairs with `sleepers`.
-        super::leave_native(&self.0.end().native_receivers);
+        release::leave_native(&self.0.end().native_receivers);
         spin::woken(0);
         awake(self.0);
     }
@@ -497,7 +516,7 @@ pub fn arrived(socket: &'static Socket, source: Option<Address>, kept: bool) {
         })
     };
     if heated {
-        view::show(socket, Reason::None);
+        show(socket, Reason::None);
     }
     awake(socket);
 }

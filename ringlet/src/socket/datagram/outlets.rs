@@ -4,7 +4,7 @@
 use super::inlets::words;
 use super::{halves, hash, tables, whole};
 use crate::plain::{FreeList, P32, P64};
-use crate::socket::memory;
+use crate::socket::budget;
 use crate::socket::table::Socket;
 use crate::socket::unforgiving;
 use ringlet_core::layout::LaneGeometry;
@@ -190,7 +190,7 @@ impl Outlet {
         let base = self.base.swap(0, Ordering::Relaxed);
         if base != 0 {
             if let Some(tables) = crate::socket::table::tables() {
-                memory::release(tables, self.bytes.get() as usize);
+                budget::release(tables, self.bytes.get() as usize);
             }
             // SAFETY: a whole mapping of ours; users hold the send lock, as our caller does, and no longer find it.
             unsafe { map::unmap(Area::new(base as *mut u8, self.bytes.get() as usize)) };

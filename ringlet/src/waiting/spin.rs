@@ -14,10 +14,10 @@
 //! watching is in vain, and neither ever sleeps long enough to be moved. So a thread that finds by a yield that its peer runs
 //! on the same processor moves to another one that it may use.
 
-use super::{context, table, view};
 use ringlet_core::sync::{AtomicBool, AtomicU64, Ordering};
 use ringlet_linux::sys;
 use std::cell::Cell;
+use std::sync::OnceLock;
 
 /// A gap in the clock, or a yield, that took longer gave the processor to somebody.
 const CROWDED_NS: u64 = 8_000;
@@ -140,6 +140,20 @@ thread_local! {
     static VAIN: Cell<(u64, u64)> = const { Cell::new((VAIN_MOST_NS, 0)) };
 }
 
+/// What a watcher asks and tells; without it nobody is asked or told.
+pub struct Outside {
+    /// Where the kernel tells how many threads want to run (`sys::runnable`), if it does.
+    pub load: fn() -> Option<i32>,
+    /// A thread has watched for so long, so many waits to their end, and so many in vain.
+    pub tell: fn(ns: u64, watched: u32, in_vain: u32),
+}
+
+static OUTSIDE: OnceLock<Outside> = OnceLock::new();
+
+pub fn start(outside: Outside) {
+    let _ = OUTSIDE.set(outside);
+}
+
 /// Where the peer that a watcher waits for runs.
 #[derive(Clone, Copy)]
 pub struct Peer {
@@ -244,11 +258,9 @@ fn tell() {
     if watched == 0 && in_vain == 0 {
         return;
     }
-    let Some(header) = table::tables().and_then(view::header) else { return };
-    // ORDER: Relaxed: for people.
-    header.watched_ns.fetch_add(ns, Ordering::Relaxed);
-    header.watched.fetch_add(watched.into(), Ordering::Relaxed);
-    header.watched_in_vain.fetch_add(in_vain.into(), Ordering::Relaxed);
+    if let Some(outside) = OUTSIDE.get() {
+        (outside.tell)(ns, watched, in_vain);
+    }
 }
 
 /// In a child by fork: what its parent has watched is not its own.
@@ -380,7 +392,7 @@ fn crowded(now: u64, age: u64) -> bool {
     if now.saturating_sub(counted) > age
         && COUNTED_NS.compare_exchange(counted, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     {
-        let runnable = context::load().map_or(0, sys::runnable);
+        let runnable = OUTSIDE.get().and_then(|outside| (outside.load)()).map_or(0, sys::runnable);
         CROWDED.store(runnable > sys::processors(), Ordering::Relaxed);
     }
     CROWDED.load(Ordering::Relaxed)
@@ -509,14 +521,16 @@ mod tests {
 
     #[test]
     fn what_a_process_has_watched_is_told() {
-        table::start(crate::socket::Config::DEFAULT).unwrap();
-        let tables = table::tables().unwrap();
-        view::appear(tables);
-        let header = view::header(tables).unwrap();
-        let told = || {
-            [&header.watched_ns, &header.watched, &header.watched_in_vain]
-                .map(|word| word.load(Ordering::Relaxed))
+        // (Of this thread: tests run beside each other.)
+        thread_local! {
+            static TOLD: Cell<[u64; 3]> = const { Cell::new([0; 3]) };
+        }
+        let tell = |ns, watched: u32, in_vain: u32| {
+            let [all_ns, all, all_in_vain] = TOLD.get();
+            TOLD.set([all_ns + ns, all + u64::from(watched), all_in_vain + u64::from(in_vain)]);
         };
+        start(Outside { load: || None, tell });
+        let told = || TOLD.get();
         fresh();
         assert!(looks_in_vain() > LOOKS_PER_CLOCK);
         let [ns, watched, in_vain] = told();

@@ -7,15 +7,18 @@
 //! lately. A sleeping set is woken for hot ones through its context. Cold ones are armed to be woken by a byte on their kernel
 //! connection, which the kernel's set reports by itself; then they are hot again.
 
-use super::table::{Held, Known, Lock, Receiving, Sending, Socket, Stage, Tables, tables};
-use super::{
-    carrier, context, datagram, jumps, moving, signals, sleep, spin, stream, unforgiving, view,
-};
-use crate::plain::{P32, P64, Published};
+pub mod set;
+
+use set::{OTHERS_MOST, Set, Watch};
+
+use super::table::{Known, Receiving, Sending, Socket, Stage, Tables, tables};
+use super::{carrier, context, datagram, jumps, moving, stream, unforgiving, view};
+use crate::lock::Held;
+use crate::plain::P32;
 use crate::reasons::Reason;
-use ringlet_core::sync::{AtomicU32, Ordering};
+use crate::waiting::{signals, sleep, spin};
+use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, epoll_event};
-use ringlet_linux::map::Zeroed;
 use ringlet_linux::sys::{self, Errno, Sys};
 use ringlet_linux::tcp;
 use std::cell::Cell;
@@ -75,130 +78,21 @@ const EXCLUSIVE_ALLOWS: u32 = EPOLLIN
     | EPOLLEXCLUSIVE
     | (libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLWAKEUP) as u32;
 
-/// An epoll set of this process.
-#[derive(Default)]
-#[repr(C, align(64))]
-pub struct Set {
-    lock: Lock,
-    pub epfd: P32,
-    /// Descriptors of this process that name it.
-    pub names: P32,
-    /// Attached connections in it; while there is none, every wait is the kernel's.
-    adopted: AtomicU32,
-    /// Threads inside a wait of the kernel's alone.
-    natives: AtomicU32,
-    /// Our context for it once it had an adopted connection; its eventfd is registered. Set under the lock, read without: whoever finds
-    /// it rings that eventfd. (So with `second` and `reserved`.)
-    context: Published,
-    /// The context of a thread that is home to connections which came into the set later: armed with it when that very thread waits.
-    /// (Otherwise its thread may sleep elsewhere, and drain what was rung for us.)
-    second: Published,
-    /// It is itself waited on (in another set, or by poll): it stays armed, by this context.
-    nested: P32,
-    armed: P32,
-    /// Other sets are in it.
-    holds_sets: P32,
-    hot_first: P32,
-    hot_last: P32,
-    hot_count: P32,
-    /// Waits that found something ready.
-    fruitful: P32,
-    /// The kernel is asked first at the next wait: rings have filled the last one.
-    kernel_turn: P32,
-    /// The last harvest reported something by level.
-    stays_ready: P32,
-    /// Watched connections whose bytes come by the kernel. Beside these, what rings hold is told in the kernel's order (`in_order`).
-    neighbours: AtomicU32,
-    /// Waits since the kernel told of one.
-    quiet: P32,
-    /// Therefore the set's context is armed between waits too.
-    beside: P32,
-    /// Counts what the kernel told of us, beside neighbours; of the last such turn something had no room.
-    turn: P32,
-    left_over: P32,
-    /// Waits beside neighbours since one looked at everything.
-    since_all: P32,
-    kernel_asked: P64,
-    /// The last report: what was reported by level is in the list since then.
-    told_at: P64,
-    others: [Other; OTHERS_MOST],
-    written: P32,
-    /// A signal handler could not put a watch on the hot list, or another process took what was for us: all are to be put there.
-    all_hot: P32,
-    /// A context whose eventfd is registered, for when there will be an adopted connection: a child by fork must be able to ring it.
-    reserved: Published,
-    /// The process whose eventfd is registered; and if that is not this one, but one before a fork, that eventfd.
-    keeper: P32,
-    elder: P32,
-    /// It is of a process before a fork; without an eventfd of that one's, this is ours that wakes it (`wake_by_mark`), and whom.
-    inherited: P32,
-    waker: P32,
-    waker_of: P32,
-    /// Another process has it by a message: all that is in it stays on the kernel.
-    given: P32,
-    pub next_free: P32,
+/// Maps the tables.
+pub fn start() -> Sys<()> {
+    set::start()
 }
 
-/// One descriptor of a followed socket in one set.
-///
-/// A socket's list of them only grows, and is taken apart when the socket goes: so whoever reads it needs no lock (some hold a set's, or
-/// the connection's). An entry that is registered nowhere stays in it, for the next registration.
-#[derive(Default)]
-#[repr(C, align(64))]
-pub struct Watch {
-    /// 0: registered nowhere. Set behind all that the registration says, since who walks the socket's list has no lock. What changes later
-    /// (`events`, `data`, `disabled` and what was seen) is behind the set's lock, and without it a hint.
-    set: Published,
-    socket: P32,
-    fd: P32,
-    events: P32,
-    data: P64,
-    /// Edge-triggered: what was last reported (ring position, bytes that the kernel had received, room), and whether it is new.
-    seen: P64,
-    seen_received: P64,
-    seen_room: P32,
-    fresh: P32,
-    /// One-shot, and shot.
-    disabled: P32,
-    /// Removed by the program, but still registered in the kernel's set.
-    dormant: P32,
-    adopted: P32,
-    hot: P32,
-    hot_next: P32,
-    hot_previous: P32,
-    /// Count of fruitful waits of its set when it was last ready.
-    active_at: P32,
-    /// Next watch of the same socket; next free one.
-    next: AtomicU32,
-    pub next_free: P32,
-    /// Its socket has gone, but it could not be taken off the hot list: whoever meets it there frees it.
-    gone: P32,
-    /// What the kernel has told of it since the last report, and which ends of the connection were reported.
-    told: P32,
-    seen_ends: P32,
-    /// Its connection is a neighbour of what rings hold: its bytes come by the kernel.
-    neighbour: P32,
-    /// In which of the set's turns it was reported; and whether it is to be looked at although the kernel tells nothing of it.
-    turn: P32,
-    again: P32,
-    /// Its place in the list of what is ready: when it was put there by a report, or as it was asked for. 0: what comes next puts it there.
-    linked: P64,
-    /// Under whose mark it is registered in the kernel's set: ours, or that of a process before a fork, which then takes what comes of it.
-    marked: P32,
+/// A set has one more name.
+pub fn named(set: u32) {
+    set::at(set).names.add(1);
 }
-
-// SAFETY: atomics only; zero is a free entry.
-#[allow(unsafe_code)]
-unsafe impl Zeroed for Set {}
-// SAFETY: as above.
-#[allow(unsafe_code)]
-unsafe impl Zeroed for Watch {}
 
 /// A set was made: `fd` names it.
 pub fn created(fd: i32) {
     let Some(tables) = tables() else { return };
-    let Some(index) = tables.new_set() else { return };
-    let set = &tables.sets[index as usize];
+    let Some(index) = set::take() else { return };
+    let set = set::at(index);
     for word in [&set.context, &set.second, &set.reserved] {
         word.set(0);
     }
@@ -222,7 +116,7 @@ pub fn created(fd: i32) {
 /// Whoever gets this set now may know nothing of ringlet, and it would hear nothing of rings, and be told our marks instead of the program's
 /// data. So what `gives` lets go to the kernel for good is registered again as the program has asked for it.
 fn give_back(tables: &Tables, index: u32, gives: impl Fn(&'static Socket) -> bool) {
-    let set = &tables.sets[index as usize];
+    let set = set::at(index);
     for socket in tables.followed() {
         let of_set = |watch: &Watch| watch.set.get() == index;
         if !watches(tables, socket).any(|(_, watch)| of_set(watch)) || !gives(socket) {
@@ -231,14 +125,14 @@ fn give_back(tables: &Tables, index: u32, gives: impl Fn(&'static Socket) -> boo
         let _registering = socket.registering.take();
         let adopted = |watch: &Watch| of_set(watch) && watch.adopted.is();
         for (_, watch) in watches(tables, socket).filter(|(_, watch)| adopted(watch)) {
-            register_natively(tables, set, watch);
+            register_natively(set, watch);
             count_neighbour(set, watch, watch.set.is() && is_neighbour(socket));
         }
     }
 }
 
 /// `registering` held.
-fn register_natively(tables: &Tables, set: &Set, watch: &Watch) {
+fn register_natively(set: &Set, watch: &Watch) {
     let (epfd, watched) = (set.epfd.get() as i32, watch.fd.get() as i32);
     let mut events = watch.events.get();
     if watch.disabled.is() {
@@ -249,14 +143,14 @@ fn register_natively(tables: &Tables, set: &Set, watch: &Watch) {
         let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, watched, None);
     }
     if watch.dormant.is() {
-        withdraw(tables, watch);
+        withdraw(watch);
         return;
     }
     if watch.adopted.swap(0) != 0 {
         set.adopted.fetch_sub(1, Ordering::SeqCst);
     }
     if let Some(_held) = set.lock.take() {
-        cool(tables, set, watch);
+        cool(set, watch);
     }
     let how = if events & EPOLLEXCLUSIVE != 0 { libc::EPOLL_CTL_ADD } else { libc::EPOLL_CTL_MOD };
     let event = epoll_event { events, u64: watch.data.get() };
@@ -276,8 +170,8 @@ fn register_bells(set: &Set, op: i32) {
 }
 
 /// The eventfd of a context of ours has got another number; the old one names it too, so far. KERNEL: a set knows it by both file and number.
-pub fn renamed(tables: &Tables, context: u32, old: i32) {
-    for set in tables.used_sets() {
+pub fn renamed(context: u32, old: i32) {
+    for set in set::used() {
         let Some(_held) = set.lock.take() else { continue };
         let own = set.context.get().max(set.reserved.get());
         for (_, index) in
@@ -301,7 +195,7 @@ fn is_anothers(set: &Set) -> bool {
 fn inherited_sets(tables: &'static Tables) -> impl Iterator<Item = u32> {
     tables.known_numbers(0, u32::MAX).filter_map(move |fd| match super::table::lookup(fd) {
         Some(Known::Set(index)) if fd::is_inherited(fd) => {
-            Some(index).filter(|index| !is_anothers(&tables.sets[*index as usize]))
+            Some(index).filter(|index| !is_anothers(set::at(*index)))
         }
         _ => None,
     })
@@ -317,14 +211,14 @@ pub fn give_back_inherited(tables: &'static Tables) {
 /// This process is about to become another program.
 pub fn before_exec(tables: &'static Tables) {
     for index in inherited_sets(tables) {
-        register_bells(&tables.sets[index as usize], libc::EPOLL_CTL_DEL);
+        register_bells(set::at(index), libc::EPOLL_CTL_DEL);
     }
 }
 
 /// It did not become one.
 pub fn after_failed_exec(tables: &'static Tables) {
     for index in inherited_sets(tables) {
-        let set = &tables.sets[index as usize];
+        let set = set::at(index);
         register_bells(set, libc::EPOLL_CTL_ADD);
         kick(set);
     }
@@ -333,7 +227,7 @@ pub fn after_failed_exec(tables: &'static Tables) {
 /// Another process is about to get this set: it and what is in it are the kernel's for good.
 pub fn given_away(index: u32, gives: impl Fn(&'static Socket) -> bool) {
     let Some(tables) = tables() else { return };
-    let set = &tables.sets[index as usize];
+    let set = set::at(index);
     // ORDER: SeqCst, before the look at what is in it; pairs with `add`, which looks behind its registration.
     set.given.swap(1);
     give_back(tables, index, gives);
@@ -343,7 +237,7 @@ pub fn given_away(index: u32, gives: impl Fn(&'static Socket) -> bool) {
 /// The set's last descriptor of this process is about to be closed.
 pub fn closed(index: u32) {
     let Some(tables) = tables() else { return };
-    let set = &tables.sets[index as usize];
+    let set = set::at(index);
     if set.names.add(u32::MAX) != 0 {
         return;
     }
@@ -351,7 +245,7 @@ pub fn closed(index: u32) {
         let _registering = socket.registering.take();
         watches(tables, socket)
             .filter(|(_, watch)| watch.set.get() == index)
-            .for_each(|(_, watch)| _ = withdraw(tables, watch));
+            .for_each(|(_, watch)| _ = withdraw(watch));
     }
     disarm(&Armed { contexts: [set.armed.swap(0), set.beside.swap(0)], look_every_ns: None });
     if set.context.is() || set.reserved.is() {
@@ -360,10 +254,10 @@ pub fn closed(index: u32) {
     for word in [&set.elder, &set.waker] {
         let eventfd = word.swap(0) as i32;
         if eventfd != 0 {
-            context::close_hidden(tables, eventfd);
+            tables.close_hidden(eventfd);
         }
     }
-    tables.free_set(index);
+    set::give(index);
 }
 
 /// Before a fork: the child may wait on our sets, and take what was for us; then it must be able to wake us.
@@ -375,7 +269,7 @@ pub fn before_fork(socket: &'static Socket) {
             // Another thread has just taken it out.
             continue;
         }
-        let set = &tables.sets[index as usize];
+        let set = set::at(index);
         let _held = set.lock.take();
         if !set.context.is() && !set.reserved.is() && !has_elder(set) {
             set.reserved.set(register_context(set, index).unwrap_or(0));
@@ -385,16 +279,16 @@ pub fn before_fork(socket: &'static Socket) {
 
 /// In a child: the eventfd of a set of the parent's.
 pub fn inherit(tables: &Tables, set: u32, eventfd: i32) {
-    let set = &tables.sets[set as usize];
+    let set = set::at(set);
     let before = set.elder.swap(eventfd as u32) as i32;
     if before != 0 {
-        context::close_hidden(tables, before);
+        tables.close_hidden(before);
     }
 }
 
 /// The eventfds of sets that were inherited.
-pub fn elders(tables: &Tables) -> impl Iterator<Item = &'static P32> {
-    tables.used_sets().iter().flat_map(|set| [&set.elder, &set.waker]).filter(|word| word.is())
+pub fn elders() -> impl Iterator<Item = &'static P32> {
+    set::used().iter().flat_map(|set| [&set.elder, &set.waker]).filter(|word| word.is())
 }
 
 /// Does another process, whose child we are, wait on this set?
@@ -431,7 +325,7 @@ fn register_context(set: &Set, set_index: u32) -> Option<u32> {
 
 /// After a fork: locks held by threads that do not exist here, and contexts that are the parent's.
 pub fn after_fork(tables: &Tables, parent: u32) {
-    for set in tables.used_sets() {
+    for set in set::used() {
         if !set.elder.is() && !set.inherited.is() {
             set.keeper.set(parent);
         }
@@ -513,7 +407,7 @@ fn entries<'t>(tables: &'t Tables, socket: &Socket) -> impl Iterator<Item = (u32
     let mut next = socket.watches.load(Ordering::Acquire);
     std::iter::from_fn(move || {
         let index = next;
-        let watch = &tables.watches[index as usize];
+        let watch = set::watch_at(index);
         // (An entry that is another's by now: our socket has gone meanwhile, and its list with it.)
         if index == 0 || watch.socket.get() != owner {
             return None;
@@ -534,8 +428,8 @@ fn entry<'t>(tables: &'t Tables, socket: &Socket) -> Option<(u32, &'t Watch)> {
     {
         return Some(unused);
     }
-    let index = tables.new_watch()?;
-    let watch = &tables.watches[index as usize];
+    let index = set::take_watch()?;
+    let watch = set::watch_at(index);
     watch.set.set(0);
     watch.hot.set(0);
     watch.gone.set(0);
@@ -558,42 +452,41 @@ fn link(socket: &Socket, index: u32, watch: &Watch) {
 
 /// The kernel has no such registration any more. False if the entry is still on the hot list, which a signal handler can't change while
 /// the thread that it interrupted does.
-fn withdraw(tables: &Tables, watch: &Watch) -> bool {
+fn withdraw(watch: &Watch) -> bool {
     let index = watch.set.swap(0);
     if index == 0 {
         return !watch.hot.is();
     }
-    let set = &tables.sets[index as usize];
+    let set = set::at(index);
     count_neighbour(set, watch, false);
     if watch.adopted.swap(0) != 0 {
         set.adopted.fetch_sub(1, Ordering::SeqCst);
     }
     if let Some(_held) = set.lock.take() {
-        cool(tables, set, watch);
+        cool(set, watch);
     }
     !watch.hot.is()
 }
 
 /// The last descriptor of `socket` is about to be closed: the kernel drops its registrations with it.
 pub fn forget_socket(socket: &Socket) {
-    let Some(tables) = tables() else { return };
     let _registering = socket.registering.take();
     let mut next = socket.watches.swap(0, Ordering::AcqRel);
     while next != 0 {
         let index = next;
-        let watch = &tables.watches[index as usize];
+        let watch = set::watch_at(index);
         next = watch.next.load(Ordering::Acquire);
-        if withdraw(tables, watch) {
-            free(tables, index, watch);
+        if withdraw(watch) {
+            free(index, watch);
         } else {
             watch.gone.set(1);
         }
     }
 }
 
-fn free(tables: &Tables, index: u32, watch: &Watch) {
+fn free(index: u32, watch: &Watch) {
     watch.socket.set(0);
-    tables.free_watch(index);
+    set::give_watch(index);
 }
 
 /// epoll_ctl on a descriptor of a followed socket.
@@ -605,7 +498,7 @@ pub fn control(
     event: Option<epoll_event>,
 ) -> Sys<()> {
     let tables = tables().ok_or(Errno::EBADF)?;
-    let set = &tables.sets[set_index as usize];
+    let set = set::at(set_index);
     let ours = || {
         let (_, watch) = find(tables, socket, set_index, fd)?;
         (socket.is_ours() && watch.adopted.is())
@@ -631,7 +524,7 @@ pub fn control(
     if let Some((_, watch)) = find(tables, socket, set_index, fd) {
         match (op, event) {
             (libc::EPOLL_CTL_MOD, Some(event)) => aim(watch, event),
-            (libc::EPOLL_CTL_DEL, _) => _ = withdraw(tables, watch),
+            (libc::EPOLL_CTL_DEL, _) => _ = withdraw(watch),
             _ => {}
         }
     }
@@ -720,13 +613,13 @@ fn control_adopted(
             (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event)) => {
                 aim(watch, event);
                 watch.dormant.set(0);
-                heat(tables, set, watch, held.is_some());
+                heat(set, watch, held.is_some());
             }
             (libc::EPOLL_CTL_DEL, _) => {
                 watch.dormant.set(1);
                 watch.linked.set(0);
                 if held.is_some() {
-                    cool(tables, set, watch);
+                    cool(set, watch);
                 }
             }
             _ => return Err(Errno::EINVAL),
@@ -735,7 +628,7 @@ fn control_adopted(
     count_neighbour(set, watch, !watch.dormant.is() && is_neighbour(socket));
     if op != libc::EPOLL_CTL_DEL {
         if (asked ^ watch.events.get()) & EPOLLOUT != 0 && socket.end().sending() != Sending::Ring {
-            register_anew(tables, socket, watch);
+            register_anew(socket, watch);
         }
         if link_if_ready(tables, set, watch, heard) || others_sleep(set) {
             kick_sleepers(set);
@@ -766,7 +659,7 @@ fn link_if_ready(tables: &Tables, set: &Set, watch: &Watch, heard: u32) -> bool 
     }
     // (In a handler that interrupted its holder: whoever sleeps looks.)
     let Some(_held) = set.lock.take() else { return true };
-    if !is_of(tables, watch, set) {
+    if !is_of(watch, set) {
         return false;
     }
     let ready = look(tables, watch).events;
@@ -778,8 +671,8 @@ fn link_if_ready(tables: &Tables, set: &Set, watch: &Watch, heard: u32) -> bool 
 }
 
 /// Set lock held, under which no thread takes it out, and so none closes what it watches.
-fn is_of(tables: &Tables, watch: &Watch, set: &Set) -> bool {
-    std::ptr::eq(&tables.sets[watch.set.get() as usize], set)
+fn is_of(watch: &Watch, set: &Set) -> bool {
+    std::ptr::eq(set::at(watch.set.get()), set)
 }
 
 fn is_linked(watch: &Watch) -> bool {
@@ -809,17 +702,6 @@ fn leave_over(set: &Set, watch: &Watch, place: u64) {
     set.left_over.set(1);
 }
 
-/// What the kernel tells of, beside neighbours, and is none of ours: the program's data, and when that was. By level, it is in the kernel's
-/// list since then.
-#[derive(Default)]
-#[repr(C)]
-struct Other {
-    data: P64,
-    linked: P64,
-}
-
-/// So many are known; these find room between two of ours.
-const OTHERS_MOST: usize = 8;
 const PLACES_BETWEEN: u64 = OTHERS_MOST as u64 * 2;
 
 fn note_other(set: &Set, nth: usize, data: u64) {
@@ -898,7 +780,7 @@ fn count_neighbour(set: &Set, watch: &Watch, is: bool) {
 pub fn receiving_changed(socket: &Socket) {
     let Some(tables) = tables() else { return };
     for (_, watch) in watches(tables, socket).filter(|(_, watch)| watch.adopted.is()) {
-        let set = &tables.sets[watch.set.get() as usize];
+        let set = set::at(watch.set.get());
         count_neighbour(set, watch, !watch.dormant.is() && is_neighbour(socket));
         watch.again.set(1);
     }
@@ -919,16 +801,16 @@ fn our_event(watch: &Watch, socket: &Socket, asked: u32) -> epoll_event {
 pub fn sending_changed(socket: &Socket) {
     let Some(tables) = tables() else { return };
     for (_, watch) in watches(tables, socket).filter(|(_, watch)| watch.adopted.is()) {
-        register_anew(tables, socket, watch);
+        register_anew(socket, watch);
     }
 }
 
-fn register_anew(tables: &Tables, socket: &Socket, watch: &Watch) {
+fn register_anew(socket: &Socket, watch: &Watch) {
     let set = watch.set.get();
     if set == 0 {
         return;
     }
-    let epfd = tables.sets[set as usize].epfd.get() as i32;
+    let epfd = set::at(set).epfd.get() as i32;
     for _ in 0..ASKS_MAX {
         let event = our_event(watch, socket, watch.events.get());
         let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, watch.fd.get() as i32, Some(event));
@@ -942,9 +824,9 @@ fn register_anew(tables: &Tables, socket: &Socket, watch: &Watch) {
 /// Another set or a poll waits on this set: from now on it stays armed.
 pub fn nest(set_index: u32, outer: Option<u32>) {
     let Some(tables) = tables() else { return };
-    let set = &tables.sets[set_index as usize];
+    let set = set::at(set_index);
     if let Some(outer) = outer {
-        tables.sets[outer as usize].holds_sets.set(1);
+        set::at(outer).holds_sets.set(1);
     }
     if !set.nested.is() {
         set.nested.set(1);
@@ -959,19 +841,19 @@ pub fn nest(set_index: u32, outer: Option<u32>) {
 
 /// Has the set connections that only we can answer for?
 pub fn has_adopted(set_index: u32) -> bool {
-    tables().is_some_and(|tables| holds_ours(&tables.sets[set_index as usize]))
+    holds_ours(set::at(set_index))
 }
 
 /// Would a wait on this set return at once, as far as rings tell?
 pub fn ready(set_index: u32) -> bool {
-    tables().is_some_and(|tables| any_ready(tables, &tables.sets[set_index as usize]))
+    tables().is_some_and(|tables| any_ready(tables, set::at(set_index)))
 }
 
 /// Does another thread sleep in a wait on a set that watches this socket?
 pub fn watched_by_sleepers(socket: &Socket) -> bool {
     let Some(tables) = tables() else { return false };
     watches(tables, socket).any(|(_, watch)| {
-        let set = &tables.sets[watch.set.get() as usize];
+        let set = set::at(watch.set.get());
         set.context.is() && context::has_sleepers(set.context.get())
     })
 }
@@ -983,7 +865,7 @@ pub fn hold_registrations(socket: &Socket) -> Option<Held<'_>> {
     let tables = tables()?;
     let held = socket.registering.take()?;
     let armed = |(_, watch): (u32, &Watch)| {
-        let epfd = tables.sets[watch.set.get() as usize].epfd.get() as i32;
+        let epfd = set::at(watch.set.get()).epfd.get() as i32;
         watch.events.get() & EPOLLONESHOT != 0 && fd::epoll_armed(epfd, watch.fd.get() as i32)
     };
     (!watches(tables, socket).any(armed)).then_some(held)
@@ -994,7 +876,7 @@ pub fn adopt(socket: &Socket, _registering: Held<'_>) {
     let Some(tables) = tables() else { return };
     for (index, watch) in watches(tables, socket).filter(|(_, watch)| !watch.adopted.is()) {
         let set_index = watch.set.get();
-        let set = &tables.sets[set_index as usize];
+        let set = set::at(set_index);
         let epfd = set.epfd.get() as i32;
         let watched = watch.fd.get() as i32;
         if watch.events.get() & EPOLLONESHOT != 0 {
@@ -1040,7 +922,7 @@ fn take_up(tables: &Tables, set: &Set, watch: &Watch) {
         watch.again.set(1);
         watch.adopted.set(1);
         count_neighbour(set, watch, !watch.dormant.is() && is_neighbour(socket));
-        heat(tables, set, watch, held.is_some());
+        heat(set, watch, held.is_some());
         let home = socket.home.get();
         if context::is_of_thread(home) && !set.second.is() && !set.nested.is() {
             let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(SECOND) };
@@ -1073,7 +955,7 @@ fn want(socket: &Socket, room: bool) {
 pub fn may_sleep_on(socket: &Socket) -> bool {
     let Some(tables) = tables() else { return true };
     watches(tables, socket).any(|(_, watch)| {
-        let set = &tables.sets[watch.set.get() as usize];
+        let set = set::at(watch.set.get());
         !set.context.is() || context::has_sleepers(set.context.get())
     })
 }
@@ -1082,10 +964,10 @@ pub fn may_sleep_on(socket: &Socket) -> bool {
 pub fn heat_all(socket: &Socket) {
     let Some(tables) = tables() else { return };
     for (_, watch) in watches(tables, socket) {
-        let set = &tables.sets[watch.set.get() as usize];
+        let set = set::at(watch.set.get());
         {
             let held = set.lock.take();
-            heat(tables, set, watch, held.is_some());
+            heat(set, watch, held.is_some());
         }
         kick_sleepers(set);
     }
@@ -1112,7 +994,7 @@ fn others_sleep(set: &Set) -> bool {
 
 /// Puts a watch on the hot list. `held`: the set's lock is; if it is not, we are in a signal handler that interrupted its holder, and the
 /// next harvest does it.
-fn heat(tables: &Tables, set: &Set, watch: &Watch, held: bool) {
+fn heat(set: &Set, watch: &Watch, held: bool) {
     watch.active_at.set(set.fruitful.get());
     if watch.hot.is() || !watch.adopted.is() || watch.dormant.is() {
         return;
@@ -1120,9 +1002,9 @@ fn heat(tables: &Tables, set: &Set, watch: &Watch, held: bool) {
     if !held {
         return set.all_hot.set(1);
     }
-    let index = index_of(tables, watch);
+    let index = set::index_of(watch);
     watch.hot.set(1);
-    append(tables, set, index, watch);
+    append(set, index, watch);
     set.hot_count.add(1);
 }
 
@@ -1132,47 +1014,42 @@ fn heat_set(tables: &Tables, set: &Set) {
     set.all_hot.set(0);
     for socket in tables.followed() {
         for (_, watch) in watches(tables, socket) {
-            if std::ptr::eq(&tables.sets[watch.set.get() as usize], set) {
+            if std::ptr::eq(set::at(watch.set.get()), set) {
                 socket.kernel_tells();
                 watch.again.set(1);
-                heat(tables, set, watch, true);
+                heat(set, watch, true);
             }
         }
     }
 }
 
-fn index_of(tables: &Tables, watch: &Watch) -> u32 {
-    ((watch as *const Watch as usize - tables.watches.as_ptr() as usize) / size_of::<Watch>())
-        as u32
-}
-
-fn append(tables: &Tables, set: &Set, index: u32, watch: &Watch) {
+fn append(set: &Set, index: u32, watch: &Watch) {
     let last = set.hot_last.get();
     watch.hot_next.set(0);
     watch.hot_previous.set(last);
     match last {
         0 => set.hot_first.set(index),
-        last => tables.watches[last as usize].hot_next.set(index),
+        last => set::watch_at(last).hot_next.set(index),
     }
     set.hot_last.set(index);
 }
 
-fn unlink(tables: &Tables, set: &Set, watch: &Watch) {
+fn unlink(set: &Set, watch: &Watch) {
     let (previous, next) = (watch.hot_previous.get(), watch.hot_next.get());
     match previous {
         0 => set.hot_first.set(next),
-        previous => tables.watches[previous as usize].hot_next.set(next),
+        previous => set::watch_at(previous).hot_next.set(next),
     }
     match next {
         0 => set.hot_last.set(previous),
-        next => tables.watches[next as usize].hot_previous.set(previous),
+        next => set::watch_at(next).hot_previous.set(previous),
     }
 }
 
 /// Takes a watch off the hot list. Set lock held.
-fn cool(tables: &Tables, set: &Set, watch: &Watch) {
+fn cool(set: &Set, watch: &Watch) {
     if watch.hot.is() {
-        unlink(tables, set, watch);
+        unlink(set, watch);
         watch.hot.set(0);
         set.hot_count.add(u32::MAX);
     }
@@ -1468,7 +1345,7 @@ fn harvest_turn_at(
         if index == 0 {
             break;
         }
-        let (this, watch) = (index, &tables.watches[index as usize]);
+        let (this, watch) = (index, set::watch_at(index));
         index = watch.hot_next.get();
         if !asked(this, watch) {
             continue;
@@ -1504,7 +1381,7 @@ fn harvest_turn_at(
     let mut found = 0;
     for nth in 0..count {
         let (time, index) = first[nth];
-        let watch = &tables.watches[index as usize];
+        let watch = set::watch_at(index);
         if found == out.len() {
             leave_over(set, watch, time);
             continue;
@@ -1518,8 +1395,8 @@ fn harvest_turn_at(
             link_again(watch, now, found);
             first[found] = first[nth];
             found += 1;
-            unlink(tables, set, watch);
-            append(tables, set, index, watch);
+            unlink(set, watch);
+            append(set, index, watch);
         }
     }
     if found > 0 {
@@ -1542,13 +1419,13 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
         if index == 0 || found == out.len() {
             break;
         }
-        let watch = &tables.watches[index as usize];
+        let watch = set::watch_at(index);
         let next = watch.hot_next.get();
         if watch.set.get() == 0 || watch.dormant.is() {
             // (A signal handler has left it here.)
-            cool(tables, set, watch);
+            cool(set, watch);
             if watch.gone.swap(0) != 0 {
-                free(tables, index, watch);
+                free(index, watch);
             }
             index = next;
             continue;
@@ -1567,8 +1444,8 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
             }
             found += 1;
             if next != 0 {
-                unlink(tables, set, watch);
-                append(tables, set, index, watch);
+                unlink(set, watch);
+                append(set, index, watch);
             }
         } else {
             if is_linked(watch) {
@@ -1582,7 +1459,7 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
                 want(socket, room);
                 // Armed; look again, so that nothing fell in between.
                 if look(tables, watch).events == 0 {
-                    cool(tables, set, watch);
+                    cool(set, watch);
                 } else {
                     watch.active_at.set(set.fruitful.get());
                 }
@@ -1592,7 +1469,7 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
     }
     if found > 0 {
         for (nth, (_, index)) in first[..found.min(IN_ORDER_MOST)].iter().enumerate() {
-            link_again(&tables.watches[*index as usize], now, nth);
+            link_again(set::watch_at(*index), now, nth);
         }
         set.told_at.set(now + found as u64 * PLACES_BETWEEN);
         set.fruitful.add(1);
@@ -1621,7 +1498,7 @@ fn any_ready(tables: &Tables, set: &Set) -> bool {
         if index == 0 {
             break;
         }
-        let watch = &tables.watches[index as usize];
+        let watch = set::watch_at(index);
         if look(tables, watch).events != 0 {
             return true;
         }
@@ -1657,9 +1534,9 @@ fn has_neighbours(set: &Set) -> bool {
 }
 
 /// Does the kernel tell of a neighbour, or of what is none of ours?
-fn hear(tables: &Tables, set: &Set, told: &[epoll_event]) {
+fn hear(set: &Set, told: &[epoll_event]) {
     let is_neighbour = |event: &epoll_event| {
-        let watch = tables.watches.get((event.u64 as u32 & WATCH_MASK) as usize);
+        let watch = set::find_watch(event.u64 as u32 & WATCH_MASK);
         !is_ours(event) || watch.is_some_and(|watch| watch.neighbour.is())
     };
     if has_neighbours(set) && told.iter().any(is_neighbour) {
@@ -1751,7 +1628,7 @@ fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Socket)) {
         if index == 0 {
             break;
         }
-        let watch = &tables.watches[index as usize];
+        let watch = set::watch_at(index);
         let socket = &tables.sockets[watch.socket.get() as usize];
         if socket.is_ours() {
             act(watch, socket);
@@ -1782,15 +1659,15 @@ fn settle_nested(tables: &Tables, set: &Set) {
 /// As `settle_nested`, for a poll on the set itself.
 pub fn settle(set_index: u32) {
     if let Some(tables) = tables() {
-        settle_nested(tables, &tables.sets[set_index as usize]);
+        settle_nested(tables, set::at(set_index));
     }
 }
 
 /// Before a wait on a set that holds other sets.
 pub fn settle_inner(set_index: u32) {
     let Some(tables) = tables() else { return };
-    if tables.sets[set_index as usize].holds_sets.is() {
-        for inner in tables.used_sets().iter().filter(|set| set.nested.is() && set.names.is()) {
+    if set::at(set_index).holds_sets.is() {
+        for inner in set::used().iter().filter(|set| set.nested.is() && set.names.is()) {
             settle_nested(tables, inner);
         }
     }
@@ -1851,10 +1728,10 @@ fn translate(
 
 /// When what the kernel holds for this watch was sent; 0 if that is not known.
 fn sent_by_kernel(tables: &Tables, set: &Set, index: u32) -> u64 {
-    let (Some(watch), Some(_held)) = (tables.watches.get(index as usize), set.lock.take()) else {
+    let (Some(watch), Some(_held)) = (set::find_watch(index), set.lock.take()) else {
         return 0;
     };
-    if !is_of(tables, watch, set) {
+    if !is_of(watch, set) {
         return 0;
     }
     place_of(watch, &tables.sockets[watch.socket.get() as usize])
@@ -1994,13 +1871,13 @@ fn drain(set: &Set) {
 }
 
 fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
-    let Some(watch) = tables.watches.get(index as usize) else { return };
+    let Some(watch) = set::find_watch(index) else { return };
     let held = set.lock.take();
-    if watch.adopted.is() && is_of(tables, watch, set) {
+    if watch.adopted.is() && is_of(watch, set) {
         let socket = &tables.sockets[watch.socket.get() as usize];
         stream::kernel_tells(socket, events);
         watch.told.set(watch.told.get() | events);
-        heat(tables, set, watch, held.is_some());
+        heat(set, watch, held.is_some());
     }
 }
 
@@ -2056,10 +1933,8 @@ fn wake_by_mark(tables: &Tables, set: &Set, taken: u64) {
 /// Can this set be left to the kernel alone?
 #[inline(always)]
 pub fn is_native(set_index: u32) -> bool {
-    tables().is_none_or(|tables| {
-        let set = &tables.sets[set_index as usize];
-        !set.context.is() && !holds_ours(set)
-    })
+    let set = set::at(set_index);
+    !set.context.is() && !holds_ours(set)
 }
 
 fn holds_ours(set: &Set) -> bool {
@@ -2069,8 +1944,7 @@ fn holds_ours(set: &Set) -> bool {
 
 /// A wait that is left to the kernel alone begins. False, and it does not, if the set has connections of ours by now.
 pub fn begin_native(set_index: u32) -> bool {
-    let Some(tables) = tables() else { return true };
-    let set = &tables.sets[set_index as usize];
+    let set = set::at(set_index);
     jumps::waits_in(set_index);
     // ORDER: SeqCst, before the look; pairs with `prepare`, after which `pass_on_overtaking` looks for us.
     set.natives.fetch_add(1, Ordering::SeqCst);
@@ -2083,19 +1957,7 @@ pub fn begin_native(set_index: u32) -> bool {
 
 pub fn end_native(set_index: u32) {
     jumps::waits_no_more_in(set_index);
-    if let Some(tables) = tables() {
-        leave_native(tables, set_index);
-    }
-}
-
-/// One native wait less. (The set may have been closed meanwhile, and its entry be another's, which began at none.)
-pub fn leave_native(tables: &Tables, set_index: u32) {
-    super::leave_native(&tables.sets[set_index as usize].natives);
-}
-
-/// One more, in a child by fork that this thread makes inside the wait.
-pub fn count_native(tables: &Tables, set_index: u32) {
-    tables.sets[set_index as usize].natives.fetch_add(1, Ordering::SeqCst);
+    set::leave_native(set_index);
 }
 
 /// A wake-up was taken, perhaps one that tells of an adoption. KERNEL: it wakes one thread; others may still be in waits of the kernel's
@@ -2115,7 +1977,7 @@ pub fn wait(
     mask: Option<u64>,
 ) -> Sys<usize> {
     let tables = tables().ok_or(Errno::EBADF)?;
-    let set = &tables.sets[set_index as usize];
+    let set = set::at(set_index);
     jumps::look_back();
     let result = wait_in(tables, set, out, timeout_ns, mask);
     let stays_ready = result.is_ok() && set.stays_ready.is();
@@ -2238,7 +2100,7 @@ fn wait_in(
 /// Where the peer runs that was heard of last.
 fn latest_peer(tables: &Tables, set: &Set) -> Option<spin::Peer> {
     let last = set.hot_last.get();
-    let watch = tables.watches.get(last as usize).filter(|_| last != 0)?;
+    let watch = set::find_watch(last).filter(|_| last != 0)?;
     let socket = &tables.sockets[watch.socket.get() as usize];
     if socket.stage() == Stage::Attached { stream::peer(socket) } else { None }
 }
@@ -2301,7 +2163,7 @@ fn ask_kernel_since(
             None => unsafe { fd::epoll_wait(epfd, asked.as_mut_ptr(), room, timeout, mask)? },
         };
         set.kernel_asked.set(sys::ticks());
-        hear(tables, set, &out[..n]);
+        hear(set, &out[..n]);
         let told = match beside {
             true => translate_in_order(tables, set, out, n, asleep, since),
             false => translate(tables, set, &mut out[..n], asleep),
@@ -2327,7 +2189,7 @@ fn ask_kernel_since(
 /// What a native wait returned that was overtaken by an adoption: our events taken out.
 pub fn after_native(set_index: u32, out: &mut [epoll_event]) -> usize {
     let Some(tables) = tables() else { return out.len() };
-    let set = &tables.sets[set_index as usize];
+    let set = set::at(set_index);
     let told = translate(tables, set, out, None);
     if let Some(taken) = told.foreign {
         let _ = pass_on(tables, set, taken, None);

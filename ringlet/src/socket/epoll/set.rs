@@ -1,0 +1,228 @@
+//! The tables of sets and of what is registered in them.
+
+use super::super::release;
+use crate::lock::Lock;
+use crate::plain::{FreeList, P32, P64, Published};
+use ringlet_core::sync::{AtomicU32, Ordering};
+use ringlet_linux::map::{self, Zeroed};
+use ringlet_linux::sys::Sys;
+use std::sync::OnceLock;
+
+const SET_COUNT: u32 = 4096;
+const WATCH_COUNT: u32 = 1 << 17;
+
+/// What the kernel tells of, beside neighbours, and is none of ours: the program's data, and when that was. By level, it is in the kernel's
+/// list since then.
+#[derive(Default)]
+#[repr(C)]
+pub(super) struct Other {
+    pub(super) data: P64,
+    pub(super) linked: P64,
+}
+
+/// So many are known; these find room between two of ours.
+pub(super) const OTHERS_MOST: usize = 8;
+
+/// An epoll set of this process.
+#[derive(Default)]
+#[repr(C, align(64))]
+pub struct Set {
+    pub(super) lock: Lock,
+    pub(super) epfd: P32,
+    /// Descriptors of this process that name it.
+    pub(super) names: P32,
+    /// Attached connections in it; while there is none, every wait is the kernel's.
+    pub(super) adopted: AtomicU32,
+    /// Threads inside a wait of the kernel's alone.
+    pub(super) natives: AtomicU32,
+    /// Our context for it once it had an adopted connection; its eventfd is registered. Set under the lock, read without: whoever finds
+    /// it rings that eventfd. (So with `second` and `reserved`.)
+    pub(super) context: Published,
+    /// The context of a thread that is home to connections which came into the set later: armed with it when that very thread waits.
+    /// (Otherwise its thread may sleep elsewhere, and drain what was rung for us.)
+    pub(super) second: Published,
+    /// It is itself waited on (in another set, or by poll): it stays armed, by this context.
+    pub(super) nested: P32,
+    pub(super) armed: P32,
+    /// Other sets are in it.
+    pub(super) holds_sets: P32,
+    pub(super) hot_first: P32,
+    pub(super) hot_last: P32,
+    pub(super) hot_count: P32,
+    /// Waits that found something ready.
+    pub(super) fruitful: P32,
+    /// The kernel is asked first at the next wait: rings have filled the last one.
+    pub(super) kernel_turn: P32,
+    /// The last harvest reported something by level.
+    pub(super) stays_ready: P32,
+    /// Watched connections whose bytes come by the kernel. Beside these, what rings hold is told in the kernel's order (`in_order`).
+    pub(super) neighbours: AtomicU32,
+    /// Waits since the kernel told of one.
+    pub(super) quiet: P32,
+    /// Therefore the set's context is armed between waits too.
+    pub(super) beside: P32,
+    /// Counts what the kernel told of us, beside neighbours; of the last such turn something had no room.
+    pub(super) turn: P32,
+    pub(super) left_over: P32,
+    /// Waits beside neighbours since one looked at everything.
+    pub(super) since_all: P32,
+    pub(super) kernel_asked: P64,
+    /// The last report: what was reported by level is in the list since then.
+    pub(super) told_at: P64,
+    pub(super) others: [Other; OTHERS_MOST],
+    pub(super) written: P32,
+    /// A signal handler could not put a watch on the hot list, or another process took what was for us: all are to be put there.
+    pub(super) all_hot: P32,
+    /// A context whose eventfd is registered, for when there will be an adopted connection: a child by fork must be able to ring it.
+    pub(super) reserved: Published,
+    /// The process whose eventfd is registered; and if that is not this one, but one before a fork, that eventfd.
+    pub(super) keeper: P32,
+    pub(super) elder: P32,
+    /// It is of a process before a fork; without an eventfd of that one's, this is ours that wakes it (`wake_by_mark`), and whom.
+    pub(super) inherited: P32,
+    pub(super) waker: P32,
+    pub(super) waker_of: P32,
+    /// Another process has it by a message: all that is in it stays on the kernel.
+    pub(super) given: P32,
+    pub(super) next_free: P32,
+}
+
+/// One descriptor of a followed socket in one set.
+///
+/// A socket's list of them only grows, and is taken apart when the socket goes: so whoever reads it needs no lock (some hold a set's, or
+/// the connection's). An entry that is registered nowhere stays in it, for the next registration.
+#[derive(Default)]
+#[repr(C, align(64))]
+pub struct Watch {
+    /// 0: registered nowhere. Set behind all that the registration says, since who walks the socket's list has no lock. What changes later
+    /// (`events`, `data`, `disabled` and what was seen) is behind the set's lock, and without it a hint.
+    pub(super) set: Published,
+    pub(super) socket: P32,
+    pub(super) fd: P32,
+    pub(super) events: P32,
+    pub(super) data: P64,
+    /// Edge-triggered: what was last reported (ring position, bytes that the kernel had received, room), and whether it is new.
+    pub(super) seen: P64,
+    pub(super) seen_received: P64,
+    pub(super) seen_room: P32,
+    pub(super) fresh: P32,
+    /// One-shot, and shot.
+    pub(super) disabled: P32,
+    /// Removed by the program, but still registered in the kernel's set.
+    pub(super) dormant: P32,
+    pub(super) adopted: P32,
+    pub(super) hot: P32,
+    pub(super) hot_next: P32,
+    pub(super) hot_previous: P32,
+    /// Count of fruitful waits of its set when it was last ready.
+    pub(super) active_at: P32,
+    /// Next watch of the same socket; next free one.
+    pub(super) next: AtomicU32,
+    pub(super) next_free: P32,
+    /// Its socket has gone, but it could not be taken off the hot list: whoever meets it there frees it.
+    pub(super) gone: P32,
+    /// What the kernel has told of it since the last report, and which ends of the connection were reported.
+    pub(super) told: P32,
+    pub(super) seen_ends: P32,
+    /// Its connection is a neighbour of what rings hold: its bytes come by the kernel.
+    pub(super) neighbour: P32,
+    /// In which of the set's turns it was reported; and whether it is to be looked at although the kernel tells nothing of it.
+    pub(super) turn: P32,
+    pub(super) again: P32,
+    /// Its place in the list of what is ready: when it was put there by a report, or as it was asked for. 0: what comes next puts it there.
+    pub(super) linked: P64,
+    /// Under whose mark it is registered in the kernel's set: ours, or that of a process before a fork, which then takes what comes of it.
+    pub(super) marked: P32,
+}
+
+// SAFETY: atomics only; zero is a free entry.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Set {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Watch {}
+
+struct Sets {
+    sets: &'static [Set],
+    watches: &'static [Watch],
+    free: &'static [Free],
+}
+
+#[derive(Default)]
+struct Free {
+    sets: FreeList,
+    watches: FreeList,
+}
+
+// SAFETY: atomics only; zero is the empty list.
+#[allow(unsafe_code)]
+unsafe impl Zeroed for Free {}
+
+static SETS: OnceLock<Sets> = OnceLock::new();
+
+pub(super) fn start() -> Sys<()> {
+    let made = Sets {
+        sets: map::private_table(SET_COUNT as usize)?,
+        watches: map::private_table(WATCH_COUNT as usize)?,
+        free: map::private_table(1)?,
+    };
+    let _ = SETS.set(made);
+    Ok(())
+}
+
+fn all() -> &'static Sets {
+    SETS.get().expect("a set exists only in the tables")
+}
+
+#[inline(always)]
+pub(super) fn at(set: u32) -> &'static Set {
+    &all().sets[set as usize]
+}
+
+/// Those that were ever used.
+pub(super) fn used() -> &'static [Set] {
+    SETS.get().map_or(&[], |all| &all.sets[1..all.free[0].sets.end().min(SET_COUNT) as usize])
+}
+
+/// `None` when the table is full, or is not there.
+pub(super) fn take() -> Option<u32> {
+    let all = SETS.get()?;
+    all.free[0].sets.take(SET_COUNT, |set| at(set).next_free.get())
+}
+
+pub(super) fn give(set: u32) {
+    all().free[0].sets.give(set, |set, next| at(set).next_free.set(next));
+}
+
+#[inline(always)]
+pub(super) fn watch_at(watch: u32) -> &'static Watch {
+    &all().watches[watch as usize]
+}
+
+/// For a number that the kernel tells.
+pub(super) fn find_watch(watch: u32) -> Option<&'static Watch> {
+    all().watches.get(watch as usize)
+}
+
+pub(super) fn index_of(watch: &Watch) -> u32 {
+    let offset = watch as *const Watch as usize - all().watches.as_ptr() as usize;
+    (offset / size_of::<Watch>()) as u32
+}
+
+pub(super) fn take_watch() -> Option<u32> {
+    all().free[0].watches.take(WATCH_COUNT, |watch| watch_at(watch).next_free.get())
+}
+
+pub(super) fn give_watch(watch: u32) {
+    all().free[0].watches.give(watch, |watch, next| watch_at(watch).next_free.set(next));
+}
+
+/// One native wait less. (The set may have been closed meanwhile, and its entry be another's, which began at none.)
+pub fn leave_native(set_index: u32) {
+    release::leave_native(&at(set_index).natives);
+}
+
+/// One more, in a child by fork that this thread makes inside the wait.
+pub fn count_native(set_index: u32) {
+    at(set_index).natives.fetch_add(1, Ordering::SeqCst);
+}

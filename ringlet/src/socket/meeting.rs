@@ -1,0 +1,44 @@
+//! The descriptor that a socket holds at the rendezvous.
+
+use super::table::{Socket, tables};
+use ringlet_linux::meet as rendezvous;
+use ringlet_linux::{proof, sys};
+
+/// Gives up what a socket has begun at the rendezvous.
+pub fn abandon(socket: &Socket) {
+    let meeting = socket.meeting.swap(0) as i32;
+    if meeting != 0 {
+        proof::take_back(socket.fd(), meeting);
+        part(meeting);
+    }
+}
+
+/// In a child by fork: it is the parent's.
+pub fn forget(socket: &Socket) {
+    let meeting = socket.meeting.swap(0) as i32;
+    if meeting != 0 {
+        close_ours(meeting);
+    }
+}
+
+/// Closes a descriptor of the rendezvous, into which strangers may have put what they like.
+pub fn part(fd: i32) {
+    if let Some(tables) = tables() {
+        tables.clear(fd);
+    }
+    rendezvous::part(fd);
+}
+
+pub fn close_ours(fd: i32) {
+    if let Some(tables) = tables() {
+        tables.clear(fd);
+    }
+    sys::close(fd);
+}
+
+pub fn hidden(fd: i32) -> i32 {
+    if let Some(tables) = tables() {
+        tables.hide(fd);
+    }
+    fd
+}

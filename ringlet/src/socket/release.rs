@@ -1,0 +1,83 @@
+//! The last thread that was at a socket puts it away, when another one has closed it meanwhile.
+
+use super::table::{Socket, Stage, tables};
+use super::{budget, context, meeting, view};
+use ringlet_core::sync::{AtomicU32, Ordering};
+use ringlet_linux::map;
+use std::sync::OnceLock;
+
+/// How a connection is closed whose descriptors went while threads slept on it.
+pub type Close = fn(&'static Socket);
+
+static CLOSE: OnceLock<Close> = OnceLock::new();
+
+pub fn start(close: Close) {
+    let _ = CLOSE.set(close);
+}
+
+/// Counts a thread out of the kernel. (Never below none: another thread may have closed the socket meanwhile, and all ends beside its own,
+/// so that the word was mapped anew.)
+#[inline]
+pub fn leave_native(count: &AtomicU32) {
+    let one_less = |count: u32| count.checked_sub(1);
+    // ORDER: SeqCst; pairs with `moving::publish_attached` and `moving::try_start`.
+    let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
+}
+
+/// One look less: see `in_use`. (Never below none, as in `Socket::leave_room`.)
+pub fn leave(socket: &Socket) {
+    let one_less = |count: u32| count.checked_sub(1);
+    if socket.sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less) == Ok(1) {
+        if socket.orphaned.load(Ordering::SeqCst) != 0 {
+            close_orphan(socket);
+        }
+        if socket.stage() == Stage::Closing {
+            clean_up(socket);
+        }
+    }
+}
+
+/// The last sleeper of a connection that was closed meanwhile has left.
+pub fn close_orphan(socket: &Socket) {
+    if socket.orphaned.swap(0, Ordering::SeqCst) != 0
+        && let (Some(tables), Some(close)) = (tables(), CLOSE.get())
+    {
+        close(&tables.sockets[tables.index_of(socket) as usize]);
+    }
+}
+
+/// The last sleeper of a socket that was closed meanwhile.
+pub fn clean_up(socket: &Socket) {
+    let Some(tables) = tables() else { return };
+    let last = socket.published.get() == 2;
+    clean_up_as(&tables.sockets[tables.index_of(socket) as usize], last, true);
+}
+
+/// `beside`: other threads may be at it. (In a child by fork there are none, and the locks are the parent's.)
+#[allow(unsafe_code)]
+pub fn clean_up_as(socket: &'static Socket, last: bool, beside: bool) {
+    let Some(tables) = tables() else { return };
+    let end = socket.end();
+    if beside && (end.receive_lock.is_ours() || end.send_lock.is_ours()) {
+        // We are in a handler that interrupted a call at work there, which goes on with the memory. (It stays.)
+        return;
+    }
+    if !socket.leave() {
+        return;
+    }
+    meeting::abandon(socket);
+    let segment = {
+        let _receiving = beside.then(|| end.receive_lock.take());
+        let _sending = beside.then(|| end.send_lock.take());
+        socket.take_segment()
+    };
+    if let Some((area, geometry)) = segment {
+        budget::release(tables, geometry.segment_bytes());
+        // SAFETY: users of the segment look it up under one of the end's locks, or are sleepers; it was taken away under both locks (who
+        // waited for one of them since before the close is done, or finds none), and there is no sleeper.
+        unsafe { map::unmap(area) };
+    }
+    context::release(socket.bell.get());
+    view::end(tables, socket);
+    tables.forget(socket, last);
+}
