@@ -22,8 +22,9 @@
 
 use crate::memory::{Area, Shared};
 use crate::sync::{AtomicU32, AtomicU64};
+use crate::wait::Wish;
 
-pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\x02");
+pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\x03");
 
 /// Unit of transfer between caches, and distance that keeps the adjacent-line prefetcher from pairing two writers.
 pub const LINE_BYTES: usize = 64;
@@ -85,13 +86,27 @@ pub struct Head {
     pub ring_bytes: AtomicU64,
 }
 
-/// One direction's control words. Every line has one writer (the interrupt flags are also cleared by the other side).
+/// One direction's control words. Every line has one writer.
 #[repr(C)]
 pub struct Control {
     pub credit: Credit,
     pub receiver: Receiver,
     pub sender: Sender,
     _spare: [AtomicU64; 16],
+}
+
+impl Control {
+    /// The receiver's, for data.
+    #[inline(always)]
+    pub fn data_wish(&self) -> Wish<'_> {
+        Wish { wished: &self.receiver.want_data, granted: &self.sender.data_granted }
+    }
+
+    /// The sender's, for room.
+    #[inline(always)]
+    pub fn room_wish(&self) -> Wish<'_> {
+        Wish { wished: &self.sender.want_room, granted: &self.receiver.room_granted }
+    }
 }
 
 /// Written by the receiver after each record, read by the sender when it believes the ring is full.
@@ -106,8 +121,9 @@ pub struct Credit {
 /// The receiver's interrupt flag (SCILAN §3.2) towards this one sender.
 #[repr(C, align(128))]
 pub struct Receiver {
-    /// `WANT_*`: set by a receiver that is about to sleep, cleared by the sender that wakes it.
-    pub want_data: AtomicU32,
+    /// By a receiver that is about to sleep (`wait::Wish`); and what it has granted a sender that waits for room.
+    pub want_data: AtomicU64,
+    pub room_granted: AtomicU64,
     /// `CLOSED` once nobody will read any more; `GO_BACK` when the receiver leaves the ring for the kernel; `AGAIN`, by the sender.
     pub closed: AtomicU32,
     /// With `GO_BACK`: bytes of the first unreleased record that the receiver has taken.
@@ -123,8 +139,9 @@ pub struct Receiver {
 /// The sender's interrupt flag, and what it has ended.
 #[repr(C, align(128))]
 pub struct Sender {
-    /// `WANT_*`: set by a sender that waits for room, cleared by the receiver that makes some.
-    pub want_room: AtomicU32,
+    /// By a sender that waits for room; and what it has granted a receiver that sleeps.
+    pub want_room: AtomicU64,
+    pub data_granted: AtomicU64,
     /// `SHUT` once the sender has shut its direction down in an orderly way while its end lives on; `SHUT_READ` or `SHUT_UNREAD` once it was
     /// closed.
     pub shut: AtomicU32,
@@ -160,7 +177,7 @@ pub const GO_BACK: u32 = 2;
 /// The sender's answer: it sends again.
 pub const AGAIN: u32 = 3;
 
-/// Bits of the interrupt flags: nobody sleeps; wake me by a byte on the kernel connection; by my context's eventfd.
+/// Bits of a wish (`wait::Wish`): nobody sleeps; wake me by a byte on the kernel connection; by my context's eventfd.
 pub const WANT_NOTHING: u32 = 0;
 pub const WANT_BYTE: u32 = 1;
 pub const WANT_EVENT: u32 = 2;

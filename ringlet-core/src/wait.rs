@@ -58,48 +58,100 @@ pub fn armed(flag: &AtomicU64, rung: u64) -> Option<u64> {
     (value & SLEEPERS != 0 && value != rung).then_some(value)
 }
 
-// One word per direction (`WANT_*`, bits), in shared memory: who is about to sleep adds how it wants to be woken, who has done
-// what is waited for takes all wishes back and fulfils each, once. The word speaks for all sleepers of one end, and so does a
-// doorbell byte. Hence two rules for an end where more than one can sleep:
-//
-// - Whoever throws doorbell bytes away asks for the next one first: count the bytes, `want`, look at the ring, and if it is
-//   empty discard what was counted. Another sleeper that missed those bytes is then woken by the next record.
-// - Nobody takes a wish back. At worst one doorbell rings in vain.
+/// A wish of one end of a connection to be woken, and what the other end has granted: two words, each written by one end, so that they can
+/// be mirrored. The wish holds its number and how (`WANT_*`); who has done what is wished for grants it, by its number, and wakes once.
+///
+/// A wish speaks for all sleepers of its end, and so does a doorbell byte. Hence two rules for an end where more than one can sleep:
+///
+/// - Whoever throws doorbell bytes away asks for the next one first: count the bytes, `want`, look at the ring, and if it is
+///   empty discard what was counted. Another sleeper that missed those bytes is then woken by the next record.
+/// - Nobody takes a wish back for another. At worst one doorbell rings in vain.
+#[derive(Clone, Copy)]
+pub struct Wish<'a> {
+    /// Written by who sleeps.
+    pub wished: &'a AtomicU64,
+    /// Written by who wakes: the number of the last wish that it has granted.
+    pub granted: &'a AtomicU64,
+}
 
-/// Announces that this end is about to sleep and how it wants to be woken. Look once more afterwards.
-pub fn want(flag: &AtomicU32, how: u32) {
-    // ORDER: the fence puts the wish before the look that follows; pairs with the SeqCst look of `wanted_by_receiver` and
-    // the fence of `wanted_by_sender`. Of a wish and a publish (or release), one is seen by the other side.
-    flag.fetch_or(how, Ordering::SeqCst);
+const HOW_BITS: u32 = 2;
+const HOW: u64 = (1 << HOW_BITS) - 1;
+
+impl Wish<'_> {
+    /// Announces that this end is about to sleep and how it wants to be woken. Look once more afterwards.
+    pub fn want(self, how: u32) {
+        let next = |last: u64| {
+            // What was wished before and is not granted is wished again. (Granted meanwhile, it is granted once more than needed.)
+            let granted = self.granted.load(Ordering::Relaxed) == last >> HOW_BITS;
+            let before = if granted { 0 } else { last & HOW };
+            Some(((last >> HOW_BITS) + 1) << HOW_BITS | before | u64::from(how))
+        };
+        // ORDER: the fence puts the wish before the look that follows; pairs with the SeqCst look of `granted_by_sender` and
+        // the fence of `granted_by_receiver`. Of a wish and a publish (or release), one is seen by the other side.
+        let _ = self.wished.fetch_update(Ordering::SeqCst, Ordering::Relaxed, next);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Nobody of this end sleeps any more, or ever will by this wish.
+    pub fn withdraw(self) {
+        let next = |last: u64| Some(((last >> HOW_BITS) + 1) << HOW_BITS);
+        let _ = self.wished.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+
+    /// For a sender that has just published: the ways in which the receiver wants to be woken, now the caller's duty.
+    #[inline(always)]
+    pub fn granted_by_sender(self) -> u32 {
+        // ORDER: SeqCst load after the SeqCst swap of `RingMemory::publish`: no fence in between; pairs with the fence of `want`.
+        fence_for_the_model_checker();
+        let last = self.wished.load(Ordering::SeqCst);
+        if self.granted.load(Ordering::Relaxed) == last >> HOW_BITS {
+            return WANT_NOTHING;
+        }
+        self.grant(last)
+    }
+
+    /// For a receiver that has just released enough: the ways in which the sender wants to be woken, now the caller's duty.
+    #[inline]
+    pub fn granted_by_receiver(self) -> u32 {
+        // ORDER: the credit was a Release store, so a fence must keep this look behind it; pairs with the fence of `want`.
+        fence(Ordering::SeqCst);
+        let last = self.wished.load(Ordering::Relaxed);
+        if self.granted.load(Ordering::Relaxed) == last >> HOW_BITS {
+            return WANT_NOTHING;
+        }
+        self.grant(last)
+    }
+
+    #[cold]
+    fn grant(self, last: u64) -> u32 {
+        // ORDER: SeqCst swap: of several wakers of this end one gets the wish. (One that comes late with an older wish grants it anew, and the
+        // next waker the newer one once more: a doorbell too many.)
+        match self.granted.swap(last >> HOW_BITS, Ordering::SeqCst) == last >> HOW_BITS {
+            true => WANT_NOTHING,
+            false => (last & HOW) as u32,
+        }
+    }
+}
+
+// A word of one process, which any of its peers may write: who sleeps sets it, who wakes takes it back. For futexes, which need a word that
+// changes.
+
+/// Announces that this process is about to sleep. Look once more afterwards.
+pub fn nap(flag: &AtomicU32) {
+    // ORDER: as in `Wish::want`; pairs with `rouse`.
+    flag.store(NAPS, Ordering::SeqCst);
     fence(Ordering::SeqCst);
 }
 
-/// For a sender that has just published: the ways in which the receiver wants to be woken, now the caller's duty.
+/// What a sleeper's futex is compared with.
+pub const NAPS: u32 = 1;
+
+/// For whoever has just published by a SeqCst read-modify-write: did the process sleep? Then the caller wakes it.
 #[inline(always)]
-pub fn wanted_by_receiver(flag: &AtomicU32) -> u32 {
-    // ORDER: SeqCst load after the SeqCst swap of `RingMemory::publish`: no fence in between; pairs with the fence of `want`.
+pub fn rouse(flag: &AtomicU32) -> bool {
+    // ORDER: as in `Wish::granted_by_sender`; pairs with `nap`. SeqCst swap: of several wakers one gets it.
     fence_for_the_model_checker();
-    if flag.load(Ordering::SeqCst) == WANT_NOTHING {
-        return WANT_NOTHING;
-    }
-    take_wish(flag)
-}
-
-/// For a receiver that has just released enough: the ways in which the sender wants to be woken, now the caller's duty.
-#[inline]
-pub fn wanted_by_sender(flag: &AtomicU32) -> u32 {
-    // ORDER: the credit was a Release store, so a fence must keep this look behind it; pairs with the fence of `want`.
-    fence(Ordering::SeqCst);
-    if flag.load(Ordering::Relaxed) == WANT_NOTHING {
-        return WANT_NOTHING;
-    }
-    take_wish(flag)
-}
-
-#[cold]
-fn take_wish(flag: &AtomicU32) -> u32 {
-    // ORDER: SeqCst swap: of several wakers one gets the wish.
-    flag.swap(WANT_NOTHING, Ordering::SeqCst)
+    flag.load(Ordering::SeqCst) != 0 && flag.swap(0, Ordering::SeqCst) != 0
 }
 
 /// loom takes SeqCst accesses for AcqRel and knows only fences as sequentially consistent; elsewhere the accesses suffice.

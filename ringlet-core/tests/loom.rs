@@ -9,12 +9,12 @@ mod model;
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use model::{Bell, Context, LINE, Memory, model};
+use model::{Bell, Context, LINE, Memory, Wishes, model};
 use ringlet_core::bells;
 use ringlet_core::layout::{WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::ring::{Mark, Next, Rx, Tx};
-use ringlet_core::sync::{AtomicU32, AtomicU64};
+use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use ringlet_core::wait::*;
 
 /// The sender's end: a message is so many times the same byte, the next message the next byte.
@@ -275,14 +275,14 @@ fn a_sleeper_that_leaves_must_wake_the_others() {
 /// A sender that waits for room is woken by releases alone: the receiver takes what was sent and does not look again.
 fn waits_for_room(before: &'static [usize], during: &'static [usize], marked: bool) {
     model(move || {
-        let want_room = Arc::new(AtomicU32::new(0));
+        let room = Arc::new(Wishes::default());
         let bell = Arc::new(Bell::default());
         let (mut sender, mut receiver) = ends(512);
         if marked {
             assert!(sender.tx.push_mark(&*sender.memory, Mark::Start(0)));
         }
         before.iter().for_each(|&n| sender.send(n));
-        let (flag, eventfd) = (want_room.clone(), bell.clone());
+        let (wishes, eventfd) = (room.clone(), bell.clone());
         let sending = thread::spawn(move || {
             for &n in during {
                 let mut left = n;
@@ -290,7 +290,7 @@ fn waits_for_room(before: &'static [usize], during: &'static [usize], marked: bo
                     let pushed = sender.push(left);
                     left -= pushed;
                     if pushed == 0 {
-                        want(&flag, WANT_EVENT);
+                        wishes.wish().want(WANT_EVENT);
                         if !sender.tx.writable(&*sender.memory) {
                             eventfd.poll();
                             eventfd.drain();
@@ -304,7 +304,7 @@ fn waits_for_room(before: &'static [usize], during: &'static [usize], marked: bo
             match receiver.pop() {
                 None => thread::yield_now(),
                 Some((_, look)) => {
-                    if look && wanted_by_sender(&want_room) == WANT_EVENT {
+                    if look && room.wish().granted_by_receiver() == WANT_EVENT {
                         bell.ring();
                     }
                 }
@@ -332,20 +332,20 @@ fn room_in_data() {
 /// One direction's end whose sleepers are woken by a byte on the kernel's connection.
 struct End {
     receiver: Mutex<Receiver>,
-    want_data: AtomicU32,
+    data: Wishes,
     kernel: Bell,
 }
 
 impl End {
     fn new() -> (Sender, Arc<End>) {
         let (sender, receiver) = ends(128);
-        let (want_data, kernel) = (AtomicU32::new(0), Bell::default());
-        (sender, Arc::new(End { receiver: Mutex::new(receiver), want_data, kernel }))
+        let (data, kernel) = (Wishes::default(), Bell::default());
+        (sender, Arc::new(End { receiver: Mutex::new(receiver), data, kernel }))
     }
 
     fn send(&self, sender: &mut Sender) {
         assert_eq!(sender.push(1), 1);
-        if wanted_by_receiver(&self.want_data) == WANT_BYTE {
+        if self.data.wish().granted_by_sender() == WANT_BYTE {
             self.kernel.ring();
         }
     }
@@ -359,7 +359,7 @@ impl End {
         let bells = self.kernel.count();
         if bells > 0 {
             if asks_before_it_discards {
-                want(&self.want_data, WANT_BYTE);
+                self.data.wish().want(WANT_BYTE);
             }
             if receiver.pop().is_some() {
                 return true;
@@ -372,12 +372,65 @@ impl End {
     /// Takes one record, sleeping if it must.
     fn receive(&self, asks_before_it_discards: bool) {
         while !self.try_receive(asks_before_it_discards) {
-            want(&self.want_data, WANT_BYTE);
+            self.data.wish().want(WANT_BYTE);
             if !self.receiver.lock().unwrap().ready() {
                 self.kernel.poll();
             }
         }
     }
+}
+
+/// Two sleepers of one end, who are woken in different ways; each takes one record.
+fn two_ways_to_be_woken(keeps_what_was_wished: bool) {
+    model(move || {
+        let (mut sender, receiver) = ends(128);
+        let end = Arc::new((Mutex::new(receiver), Wishes::default()));
+        let bells = Arc::new([Bell::default(), Bell::default()]);
+        let sleepers = [WANT_BYTE, WANT_EVENT].map(|how| {
+            let (end, bells) = (end.clone(), bells.clone());
+            thread::spawn(move || {
+                let (receiver, wishes) = &*end;
+                while receiver.lock().unwrap().pop().is_none() {
+                    if keeps_what_was_wished {
+                        wishes.wish().want(how);
+                    } else {
+                        let number = (wishes.wished.load(Ordering::SeqCst) >> 2) + 1;
+                        wishes.wished.swap(number << 2 | u64::from(how), Ordering::SeqCst);
+                        fence(Ordering::SeqCst);
+                    }
+                    if !receiver.lock().unwrap().ready() {
+                        bells[how as usize - 1].poll();
+                        bells[how as usize - 1].drain();
+                    }
+                }
+            })
+        });
+        for _ in 0..2 {
+            assert_eq!(sender.push(1), 1);
+            let how = end.1.wish().granted_by_sender();
+            [WANT_BYTE, WANT_EVENT]
+                .into_iter()
+                .filter(|each| how & each != 0)
+                .for_each(|each| bells[each as usize - 1].ring());
+        }
+        sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
+    });
+}
+
+#[test]
+fn sleepers_that_are_woken_in_two_ways() {
+    two_ways_to_be_woken(true);
+}
+
+#[test]
+#[ignore = "deadlocks, as the next one checks"]
+fn wish_that_replaces_another() {
+    two_ways_to_be_woken(false);
+}
+
+#[test]
+fn a_wish_must_keep_what_was_wished() {
+    deadlocks("wish_that_replaces_another");
 }
 
 /// The kernel's connection: a doorbell is false, a byte of data true.

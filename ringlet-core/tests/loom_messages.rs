@@ -7,13 +7,13 @@ mod model;
 
 use loom::sync::Arc;
 use loom::thread;
-use model::{Bell, Context, LINE, Memory, model};
+use model::{Bell, Context, LINE, Memory, Wishes, model};
 use ringlet_core::layout::{Ready, WANT_EVENT};
 use ringlet_core::locked::Locked;
 use ringlet_core::mailbox::{Inbox, announce, announced};
 use ringlet_core::queue::{Message, Next, Refused, Rx, Tx};
 use ringlet_core::sync::AtomicU32;
-use ringlet_core::wait::{arm, disarm, want, wanted_by_receiver, wanted_by_sender};
+use ringlet_core::wait::{arm, disarm, nap, rouse};
 
 /// Message `number` is so many times that byte.
 fn send(tx: &Tx, memory: &Memory, number: u8, len: usize) -> bool {
@@ -57,7 +57,7 @@ fn messages(hot_data: u64, lens: &'static [usize], before: usize, received: usiz
     model(move || {
         let memory = Arc::new(Memory::new(hot_data));
         let (tx, rx) = (Tx::default(), Rx::default());
-        let (want_room, bell) = (Arc::new(AtomicU32::new(0)), Arc::new(Bell::default()));
+        let (room, bell) = (Arc::new(Wishes::default()), Arc::new(Bell::default()));
         let mut got = Vec::new();
         for i in 0..before {
             assert!(send(&tx, &memory, i as u8, lens[i]));
@@ -65,11 +65,11 @@ fn messages(hot_data: u64, lens: &'static [usize], before: usize, received: usiz
                 assert!(receive(&rx, &memory, &mut got).is_some());
             }
         }
-        let (theirs, flag, rung) = (memory.clone(), want_room.clone(), bell.clone());
+        let (theirs, flag, rung) = (memory.clone(), room.clone(), bell.clone());
         let sending = thread::spawn(move || {
             for i in before..lens.len() {
                 while !send(&tx, &theirs, i as u8, lens[i]) {
-                    want(&flag, WANT_EVENT);
+                    flag.wish().want(WANT_EVENT);
                     if !tx.writable(&*theirs) {
                         rung.poll();
                         rung.drain();
@@ -80,7 +80,7 @@ fn messages(hot_data: u64, lens: &'static [usize], before: usize, received: usiz
         while got.len() < lens.len() {
             match receive(&rx, &memory, &mut got) {
                 None => thread::yield_now(),
-                Some(true) if wanted_by_sender(&want_room) == WANT_EVENT => bell.ring(),
+                Some(true) if room.wish().granted_by_receiver() == WANT_EVENT => bell.ring(),
                 Some(_) => {}
             }
         }
@@ -185,7 +185,7 @@ fn left_lanes(lens: &'static [&'static [usize]]) {
     model(move || {
         let bell = Arc::new((AtomicU32::new(0), Ready::default(), Bell::default()));
         let lanes: Vec<_> =
-            lens.iter().map(|_| Arc::new((AtomicU32::new(0), Memory::new(128)))).collect();
+            lens.iter().map(|_| Arc::new((Wishes::default(), Memory::new(128)))).collect();
         let threads: Vec<_> = (0..lens.len())
             .map(|number| {
                 let (lane, bell) = (lanes[number].clone(), bell.clone());
@@ -194,9 +194,9 @@ fn left_lanes(lens: &'static [&'static [usize]]) {
                     let tx = Tx::default();
                     for (message, len) in lens[number].iter().enumerate() {
                         assert!(send(&tx, memory, message as u8, *len));
-                        if wanted_by_receiver(left) != 0 {
+                        if left.wish().granted_by_sender() != 0 {
                             announce(ready, number);
-                            if wanted_by_receiver(sleep) != 0 {
+                            if rouse(sleep) {
                                 rung.ring();
                             }
                         }
@@ -213,13 +213,13 @@ fn left_lanes(lens: &'static [&'static [usize]]) {
             watched.retain(|number| {
                 let (left, memory) = &*lanes[*number];
                 while receive(&rx[*number], memory, &mut got).is_some() {}
-                want(left, WANT_EVENT);
+                left.wish().want(WANT_EVENT);
                 rx[*number].ready(memory)
             });
             if !watched.is_empty() {
                 continue;
             }
-            want(sleep, WANT_EVENT);
+            nap(sleep);
             if !announced(ready) && got.len() < all {
                 rung.poll();
                 rung.drain();

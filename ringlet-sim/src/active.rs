@@ -9,7 +9,6 @@ use ringlet_core::active::{
 use ringlet_core::layout::{LINE_BYTES, WANT_EVENT};
 use ringlet_core::mailbox::Inbox;
 use ringlet_core::sync::{AtomicU64, Ordering::Relaxed};
-use ringlet_core::wait;
 
 use crate::cluster::{Context, Program, Step};
 use crate::from_us;
@@ -404,7 +403,7 @@ impl<const DEPTH: usize> Program for Active<DEPTH> {
         if !self.armed {
             return Step::Sleep;
         }
-        wait::want(cx.node.want_mail(), WANT_EVENT);
+        cx.node.mail_wish().want(WANT_EVENT);
         Step::Again
     }
 

@@ -19,7 +19,8 @@ use std::collections::{BTreeMap, VecDeque};
 use ringlet_core::layout::*;
 use ringlet_core::memory::Area;
 use ringlet_core::ring::RingMemory;
-use ringlet_core::sync::{AtomicU32, AtomicU64};
+use ringlet_core::sync::AtomicU64;
+use ringlet_core::wait::Wish;
 
 use crate::Time;
 use crate::moving::Incoming;
@@ -83,7 +84,7 @@ impl Block {
         self.base
     }
     pub fn want_room(&self) -> usize {
-        self.base + 4
+        self.base + 16
     }
     pub fn credit(&self) -> usize {
         self.base + 64
@@ -200,11 +201,15 @@ impl Node {
     }
 
     /// The interrupt flags of this node towards `peer`.
-    pub fn want_data(&self, peer: usize) -> &AtomicU32 {
-        self.area.at(Block::new(self.sizes, peer).want_data())
+    pub fn data_wish(&self, peer: usize) -> Wish<'_> {
+        self.wish(Block::new(self.sizes, peer).want_data())
     }
-    pub fn want_room(&self, peer: usize) -> &AtomicU32 {
-        self.area.at(Block::new(self.sizes, peer).want_room())
+    pub fn room_wish(&self, peer: usize) -> Wish<'_> {
+        self.wish(Block::new(self.sizes, peer).want_room())
+    }
+    /// Both words lie here: this node's adapter grants it, when it is stimulated.
+    pub fn wish(&self, at: usize) -> Wish<'_> {
+        Wish { wished: self.area.at(at), granted: self.area.at(at + 8) }
     }
 
     /// Behind all stores so far, lets the peer's adapter look whether its receiver (for news) or sender (for room) sleeps.
@@ -224,8 +229,8 @@ impl Node {
     pub fn ready(&self) -> &Ready {
         self.area.at(READY)
     }
-    pub fn want_mail(&self) -> &AtomicU32 {
-        self.area.at(WANT_MAIL)
+    pub fn mail_wish(&self) -> Wish<'_> {
+        self.wish(WANT_MAIL)
     }
 
     /// Writes a word that all nodes have, in the order in which the hub takes it among all others'.

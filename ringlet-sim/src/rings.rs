@@ -5,7 +5,7 @@ use ringlet_core::locked::Locked;
 use ringlet_core::mailbox::Inbox;
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::record::RingMemory;
-use ringlet_core::{queue, ring, wait};
+use ringlet_core::{queue, ring};
 
 use crate::cluster::{Context, Program, Step};
 use crate::from_us;
@@ -473,12 +473,12 @@ impl Rings {
 
     fn arm(&self, cx: &Context) {
         if self.traffic.mailbox() {
-            wait::want(cx.node.want_mail(), WANT_EVENT);
+            cx.node.mail_wish().want(WANT_EVENT);
         }
         for channel in self.channels.iter().filter(|channel| channel.open) {
-            wait::want(cx.node.want_data(channel.peer), WANT_EVENT);
+            cx.node.data_wish(channel.peer).want(WANT_EVENT);
             if channel.may_send(&self.traffic, cx) {
-                wait::want(cx.node.want_room(channel.peer), WANT_EVENT);
+                cx.node.room_wish(channel.peer).want(WANT_EVENT);
             }
         }
     }

@@ -41,18 +41,20 @@ pub struct ConnectionHead {
     pub magic: AtomicU64,
 }
 
-/// What one end tells the other. Each line has one writer but for the wishes (`wait::want`), which the other end takes back.
+/// What one end tells the other. Each line has one writer.
 #[repr(C)]
 pub struct Side {
-    pub wish: Wish,
+    pub watching: Watching,
     pub credit: Credits,
     pub room: Room,
 }
 
 #[repr(C, align(128))]
-pub struct Wish {
-    /// `WANT_EVENT` while this end does not watch its queues: who publishes sets its bit in the bell page.
-    pub want: AtomicU32,
+pub struct Watching {
+    /// While this end does not watch its queues, who publishes sets its bit in the bell page (`wait::Wish`); and what this end has granted the
+    /// peer of the same.
+    pub want: AtomicU64,
+    pub granted: AtomicU64,
     /// Where that bit is: bundle (high half) and lane (low half). Loaded by the peer, and checked.
     pub bell: AtomicU32,
     /// The generation of this end's segment, if the peer may store there by itself; else 0. A hint.
@@ -67,8 +69,9 @@ pub struct Credits {
 
 #[repr(C, align(128))]
 pub struct Room {
-    /// `WANT_EVENT` while this end waits until its requests are served.
-    pub want: AtomicU32,
+    /// While this end waits until its requests are served; and what it has granted the peer of the same.
+    pub want: AtomicU64,
+    pub granted: AtomicU64,
 }
 
 /// Bundles of a process, and lists of connections of a bundle.
@@ -81,7 +84,7 @@ pub const BELLS_BYTES: usize = BUNDLES * size_of::<Bell>();
 /// and who believes it in vain looks once for nothing.
 #[repr(C, align(128))]
 pub struct Bell {
-    /// `WANT_EVENT` while somebody sleeps here: the word that it sleeps on.
+    /// Set while somebody sleeps here: the word that it sleeps on (`wait::nap`).
     pub sleep: AtomicU32,
     /// Which connections may have something.
     pub ready: [Ready; LISTS],

@@ -3,6 +3,7 @@
 use super::layout::*;
 use crate::memory::Area;
 use crate::sync::{AtomicU64, Ordering};
+use crate::wait::Wish;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Queue {
@@ -68,6 +69,25 @@ impl SegmentMemory {
         self.segment.at(SIDE_OFFSET + (1 - self.end) * SIDE_BYTES)
     }
 
+    /// To be told of what is published while the queues are not watched: the wish of this end, or of the peer.
+    #[inline(always)]
+    pub fn watch_wish(&self, ours: bool) -> Wish<'_> {
+        let (sleeper, waker) = self.sides(ours);
+        Wish { wished: &sleeper.watching.want, granted: &waker.watching.granted }
+    }
+
+    /// To be told of requests that were served.
+    #[inline(always)]
+    pub fn room_wish(&self, ours: bool) -> Wish<'_> {
+        let (sleeper, waker) = self.sides(ours);
+        Wish { wished: &sleeper.room.want, granted: &waker.room.granted }
+    }
+
+    #[inline(always)]
+    fn sides(&self, ours_first: bool) -> (&Side, &Side) {
+        if ours_first { (self.ours(), self.theirs()) } else { (self.theirs(), self.ours()) }
+    }
+
     #[inline(always)]
     fn slot(&self, end: usize, queue: Queue, slot: usize) -> usize {
         SLOTS_OFFSET + ((2 * end + queue as usize) * DEPTH + slot % DEPTH) * SLOT_BYTES
@@ -129,7 +149,7 @@ impl Memory for SegmentMemory {
     #[inline(always)]
     fn publish(&self, queue: Queue, slot: usize, stamp: u64) {
         // ORDER: SeqCst read-modify-write: Release for `stamp`, and it stands before the look at the peer's wish
-        // (`wait::wanted_by_receiver`), so no fence is needed between.
+        // (`Wish::granted_by_sender`), so no fence is needed between.
         self.stamp_of(self.end, queue, slot).swap(stamp, Ordering::SeqCst);
     }
     #[inline(always)]

@@ -4,7 +4,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
 use ringlet_core::ring::RingMemory;
 use ringlet_core::sync::AtomicU64;
-use ringlet_core::wait::armed;
+use ringlet_core::wait::{Wish, armed};
 
 const SLOTS: usize = 8;
 const HOT_SLOTS: usize = 4;
@@ -12,6 +12,19 @@ pub const LINE: usize = 64;
 const DATA_LINES: usize = 8;
 
 type Line = UnsafeCell<[u8; LINE]>;
+
+/// The words of a wish.
+#[derive(Default)]
+pub struct Wishes {
+    pub wished: AtomicU64,
+    pub granted: AtomicU64,
+}
+
+impl Wishes {
+    pub fn wish(&self) -> Wish<'_> {
+        Wish { wished: &self.wished, granted: &self.granted }
+    }
+}
 
 /// The memory of one direction.
 pub struct Memory {

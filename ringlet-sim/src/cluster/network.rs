@@ -2,7 +2,7 @@
 
 use rand::RngExt;
 use ringlet_core::layout::WANT_NOTHING;
-use ringlet_core::{mailbox, wait};
+use ringlet_core::mailbox;
 
 use super::{Cluster, Event, Packet, Program, State, Step, write};
 use crate::memory::{EVERYONE, Kind, Store};
@@ -226,18 +226,20 @@ impl<P: Program> Cluster<P> {
                 }
             }
             Kind::StimulateReceiver => {
-                armed = wait::wanted_by_receiver(area.at(at)) != WANT_NOTHING
+                armed = self.hosts[to].node.wish(at).granted_by_sender() != WANT_NOTHING
             }
             Kind::Announce => {
                 mailbox::announce(self.hosts[to].node.ready(), from);
-                armed = wait::wanted_by_receiver(area.at(at)) != WANT_NOTHING;
+                armed = self.hosts[to].node.wish(at).granted_by_sender() != WANT_NOTHING;
             }
             Kind::Kernel => {
                 let node = &self.hosts[to].node;
                 node.kernel(from, |kernel| kernel.arrives(at as u64, &body[..len as usize]));
-                armed = wait::wanted_by_receiver(node.want_data(from)) != WANT_NOTHING;
+                armed = node.data_wish(from).granted_by_sender() != WANT_NOTHING;
             }
-            Kind::StimulateSender => armed = wait::wanted_by_sender(area.at(at)) != WANT_NOTHING,
+            Kind::StimulateSender => {
+                armed = self.hosts[to].node.wish(at).granted_by_receiver() != WANT_NOTHING
+            }
         }
         let host = &mut self.hosts[to];
         host.arrivals += 1;

@@ -12,7 +12,7 @@ use crate::waiting::spin;
 use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use ringlet_core::active::layout::{BUFFER_BYTES, Bell, LANES};
 use ringlet_core::active::{Delivered, Queue, Status};
-use ringlet_core::layout::{LANE_MAX_COUNT, Ready, WANT_EVENT};
+use ringlet_core::layout::{LANE_MAX_COUNT, Ready};
 use ringlet_core::mailbox::{self, Inbox};
 use ringlet_core::wait;
 use ringlet_linux::{futex, sys};
@@ -408,9 +408,9 @@ impl BundleState {
         let busy = guard.leave_all();
         drop(guard);
         let bell = shared.bells.of(self.index);
-        wait::want(&bell.sleep, WANT_EVENT);
+        wait::nap(&bell.sleep);
         if !busy && !done(&self.lock(), true) {
-            futex::wait(&bell.sleep, WANT_EVENT, limit_ns);
+            futex::wait(&bell.sleep, wait::NAPS, limit_ns);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
         if sys::now_ns() - start >= SLEEP_NS {

@@ -52,7 +52,7 @@ impl Bells {
 /// Wakes who sleeps on a bell, after something was published that its sleeper looks at.
 #[inline]
 pub fn wake(bell: &Bell) {
-    if wait::wanted_by_receiver(&bell.sleep) != 0 {
+    if wait::rouse(&bell.sleep) {
         futex::wake(&bell.sleep);
     }
 }
@@ -145,14 +145,14 @@ impl Lane {
     /// After something was published: if the peer does not watch this lane, its bit is set and its sleeper woken.
     #[inline(always)]
     pub fn notify(&self) {
-        if wait::wanted_by_receiver(&self.memory.theirs().wish.want) != 0 {
+        if self.memory.watch_wish(false).granted_by_sender() != 0 {
             self.ring();
         }
     }
 
     #[cold]
     fn ring(&self) {
-        let place = self.memory.theirs().wish.bell.load(Ordering::Relaxed);
+        let place = self.memory.theirs().watching.bell.load(Ordering::Relaxed);
         let (bundle, lane) = (place as usize >> 16, place as usize & 0xffff);
         let Some(bells) = self.bells.get() else { return };
         if bundle < BUNDLES && lane < LANES {
@@ -164,7 +164,7 @@ impl Lane {
 
     /// After requests were served: wakes the peer if it waits for that.
     pub fn notify_room(&self) {
-        if wait::wanted_by_sender(&self.memory.theirs().room.want) != 0 {
+        if self.memory.room_wish(false).granted_by_receiver() != 0 {
             self.ring();
         }
     }
@@ -172,7 +172,7 @@ impl Lane {
     /// Need a request not wait (be it that it comes back)? Who is about to sleep asks to be woken.
     pub fn accepts(&self, sleeping: bool) -> bool {
         if sleeping {
-            wait::want(&self.memory.ours().room.want, WANT_EVENT);
+            self.memory.room_wish(true).want(WANT_EVENT);
         }
         match self.stage() {
             Stage::Opening => false,
@@ -183,7 +183,7 @@ impl Lane {
 
     /// Stores bytes into the peer's segment, if it is one that peers may store to, and they fit.
     pub fn store(&self, offset: u64, bytes: &[u8]) -> Way {
-        let generation = self.memory.theirs().wish.segment.load(Ordering::Relaxed);
+        let generation = self.memory.theirs().watching.segment.load(Ordering::Relaxed);
         let Ok(generation @ 1..) = u8::try_from(generation) else { return Way::Message };
         let store = self.store.lock();
         match &*store {
@@ -209,17 +209,17 @@ impl Lane {
 
     /// Tells the peer which segment it may store to by itself.
     pub fn set_generation(&self, generation: u8) {
-        self.memory.ours().wish.segment.store(generation.into(), Ordering::Relaxed);
+        self.memory.ours().watching.segment.store(generation.into(), Ordering::Relaxed);
     }
 
     /// Asks for the bit: this lane is not watched from now on. True if something is there already.
     pub fn leave(&self) -> bool {
-        wait::want(&self.memory.ours().wish.want, WANT_EVENT);
+        self.memory.watch_wish(true).want(WANT_EVENT);
         self.connection.ready(&self.memory)
     }
 
     /// Where the peer finds this lane's bit.
     pub fn set_bell(&self, bundle: usize, lane: usize) {
-        self.memory.ours().wish.bell.store((bundle << 16 | lane) as u32, Ordering::Relaxed);
+        self.memory.ours().watching.bell.store((bundle << 16 | lane) as u32, Ordering::Relaxed);
     }
 }

@@ -7,7 +7,7 @@ use crate::waiting::spin;
 use ringlet_core::layout::{LANE_FREE_OFFSET, WANT_BYTE};
 use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::sync::{AtomicU32, Ordering};
-use ringlet_core::wait;
+use ringlet_core::wait::Wish;
 use ringlet_linux::{fd, meet, sys};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -74,7 +74,7 @@ impl Deadline {
 
 /// Who waits: its flag, and where the two ends tell each other on which processor they are.
 pub(super) struct Waiter<'a> {
-    pub flag: &'a AtomicU32,
+    pub wish: Wish<'a>,
     pub ours: &'a Lane,
     pub theirs: Option<&'a Lane>,
     /// Of two ends on one processor this one moves first.
@@ -143,11 +143,11 @@ impl Bell {
     }
 
     /// Asks to be woken. True when there is nothing yet: then the descriptor becomes readable as soon as there is.
-    pub fn arm(&self, flag: &AtomicU32, ready: &mut impl FnMut() -> bool) -> bool {
+    pub fn arm(&self, wish: Wish, ready: &mut impl FnMut() -> bool) -> bool {
         if self.armed.swap(true, Ordering::Relaxed) {
             self.drain();
         }
-        wait::want(flag, WANT_BYTE);
+        wish.want(WANT_BYTE);
         !ready() && !self.is_gone()
     }
 
@@ -196,7 +196,7 @@ impl Bell {
                     return if self.is_gone() { Ok(()) } else { Err(error) };
                 }
             };
-            if waiter.watch(left, &mut ready) || !self.arm(waiter.flag, &mut ready) {
+            if waiter.watch(left, &mut ready) || !self.arm(waiter.wish, &mut ready) {
                 return Ok(());
             }
             let mut fds = [fd::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 }];

@@ -7,7 +7,6 @@ use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::memory::Area;
 use ringlet_core::queue::{self, Next, Refused, Reserved, Rx, Tx};
 use ringlet_core::sync::Ordering;
-use ringlet_core::wait;
 use ringlet_linux::map;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -104,7 +103,7 @@ impl Sender {
             return Err(Error::PeerDied);
         }
         let waiter = Waiter {
-            flag: &self.lane.control().sender.want_room,
+            wish: self.lane.control().room_wish(),
             ours: &self.lane,
             theirs: self.back.as_ref(),
             moves: self.link.side == 1,
@@ -120,8 +119,8 @@ impl Sender {
 
     /// Asks to be woken. True when there is no room yet: then `descriptor` becomes readable as soon as there is room for any message.
     pub fn arm(&mut self) -> bool {
-        let flag = &self.lane.control().sender.want_room;
-        self.link.room().arm(flag, &mut || self.has_room())
+        let wish = self.lane.control().room_wish();
+        self.link.room().arm(wish, &mut || self.has_room())
     }
 
     /// To wait for room on, after `arm`. Only ever wait on it.
@@ -142,7 +141,7 @@ impl Drop for Sender {
         control.sender.shut.swap(1, Ordering::SeqCst);
         match &self.announce {
             Some(announce) => announce.published(&self.link.data),
-            None if wait::wanted_by_receiver(&control.receiver.want_data) != 0 => {
+            None if control.data_wish().granted_by_sender() != 0 => {
                 self.link.data.ring();
             }
             None => {}
@@ -236,7 +235,7 @@ impl Sends for Sender {
         if let Some(announce) = &self.announce {
             return announce.published(&self.link.data);
         }
-        if wait::wanted_by_receiver(&self.lane.control().receiver.want_data) != 0 {
+        if self.lane.control().data_wish().granted_by_sender() != 0 {
             self.link.data.ring();
         }
     }
@@ -330,7 +329,7 @@ impl Receiver {
             Next::Empty if gone => Err(Error::PeerDied),
             Next::Empty => {
                 let waiter = Waiter {
-                    flag: &control.receiver.want_data,
+                    wish: control.data_wish(),
                     ours: &self.back,
                     theirs: Some(&self.lane),
                     moves: self.link.side == 1,
@@ -344,8 +343,8 @@ impl Receiver {
 
     /// Asks to be woken. True when there is nothing yet: then `descriptor` becomes readable as soon as there is something.
     pub fn arm(&mut self) -> bool {
-        let flag = &self.lane.control().receiver.want_data;
-        self.link.data.arm(flag, &mut || self.has_news())
+        let wish = self.lane.control().data_wish();
+        self.link.data.arm(wish, &mut || self.has_news())
     }
 
     /// To wait for messages on, after `arm`. Only ever wait on it.
@@ -359,7 +358,7 @@ impl Drop for Receiver {
         let control = self.lane.control();
         // ORDER: as in `Sender::drop`.
         control.receiver.closed.swap(CLOSED, Ordering::SeqCst);
-        if wait::wanted_by_sender(&control.sender.want_room) != 0 {
+        if control.room_wish().granted_by_receiver() != 0 {
             self.link.room().ring();
         }
     }
@@ -465,7 +464,7 @@ impl Receives for Receiver {
         }
         self.used = 0;
         if self.rx.release(&self.lane, message)
-            && wait::wanted_by_sender(&self.lane.control().sender.want_room) != 0
+            && self.lane.control().room_wish().granted_by_receiver() != 0
         {
             self.link.room().ring();
         }

@@ -8,7 +8,6 @@ use ringlet_core::locked::{self, max_bytes};
 use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::queue::{self, Next, Refused, Reserved};
 use ringlet_core::sync::Ordering;
-use ringlet_core::wait;
 use std::sync::atomic::AtomicU8;
 
 /// One end. Dropping it tells the other.
@@ -68,8 +67,8 @@ impl Locked {
 
     /// Asks to be woken. True when there is nothing yet: then `descriptor` becomes readable as soon as there is something.
     pub fn arm(&mut self) -> bool {
-        let flag = &self.theirs.control().receiver.want_data;
-        self.link.data.arm(flag, &mut || self.has_news())
+        let wish = self.theirs.control().data_wish();
+        self.link.data.arm(wish, &mut || self.has_news())
     }
 
     /// To wait for the other end on, after `arm`. Only ever wait on it.
@@ -92,7 +91,7 @@ impl Locked {
             Next::Empty if gone => Err(Error::PeerDied),
             Next::Empty => {
                 let waiter = Waiter {
-                    flag: &control.receiver.want_data,
+                    wish: control.data_wish(),
                     ours: &self.ours,
                     theirs: Some(&self.theirs),
                     moves: self.link.side == 1,
@@ -106,7 +105,7 @@ impl Locked {
 
     #[inline]
     fn ring(&self) {
-        if wait::wanted_by_receiver(&self.ours.control().receiver.want_data) != 0 {
+        if self.ours.control().data_wish().granted_by_sender() != 0 {
             self.link.data.ring();
         }
     }

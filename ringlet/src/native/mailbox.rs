@@ -85,7 +85,7 @@ impl Drop for Entry {
     fn drop(&mut self) {
         // ORDER: as in `Sender::drop`.
         self.lane.control().receiver.closed.swap(CLOSED, Ordering::SeqCst);
-        if wait::wanted_by_sender(&self.lane.control().sender.want_room) != 0 {
+        if self.lane.control().room_wish().granted_by_receiver() != 0 {
             self.bell.ring();
         }
     }
@@ -370,9 +370,7 @@ impl Receives for Mailbox {
     #[inline(always)]
     fn take_raw(&mut self, message: queue::Message, _: usize) {
         let Entry { rx, lane, bell, .. } = self.entry();
-        if rx.release(lane, message)
-            && wait::wanted_by_sender(&lane.control().sender.want_room) != 0
-        {
+        if rx.release(lane, message) && lane.control().room_wish().granted_by_receiver() != 0 {
             bell.ring();
         }
     }

@@ -10,7 +10,6 @@ use ringlet_core::layout::{APART_BYTES, LANE_FREE_OFFSET, LaneGeometry, NOT_SHUT
 use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::queue::InPlace;
 use ringlet_core::sync::{AtomicU64, Ordering, fence};
-use ringlet_core::wait;
 use std::os::fd::{AsFd, BorrowedFd};
 
 /// One end. Dropping it tells the other.
@@ -105,7 +104,7 @@ impl Region {
 
     #[inline]
     fn wake(&self) {
-        if wait::wanted_by_receiver(&self.remote.control().receiver.want_data) != 0 {
+        if self.remote.control().data_wish().granted_by_sender() != 0 {
             self.link.data.ring();
         }
     }
@@ -146,7 +145,7 @@ impl Region {
                 return Err(error);
             }
             let waiter = Waiter {
-                flag: &self.local.control().receiver.want_data,
+                wish: self.local.control().data_wish(),
                 ours: &self.remote,
                 theirs: Some(&self.local),
                 moves: self.link.side == 1,
@@ -168,8 +167,8 @@ impl Region {
 
     /// Asks to be woken. True when nothing was rung yet: then `descriptor` becomes readable as soon as something is.
     pub fn arm(&mut self) -> bool {
-        let flag = &self.local.control().receiver.want_data;
-        self.link.data.arm(flag, &mut || self.is_rung() || self.ended().is_some())
+        let wish = self.local.control().data_wish();
+        self.link.data.arm(wish, &mut || self.is_rung() || self.ended().is_some())
     }
 
     /// To wait for the doorbell on, after `arm`. Only ever wait on it.

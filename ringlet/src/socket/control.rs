@@ -28,7 +28,7 @@ pub fn notice(socket: &Socket, end: &End) {
         slot.asked.fetch_and(!ASKED_ON, Ordering::Relaxed);
         end.away.set(away);
         if let Some(incoming) = socket.incoming() {
-            // ORDER: SeqCst; pairs with the fence of `wait::want`: a peer that begins to wait for room sees it, or we see its wish.
+            // ORDER: SeqCst; pairs with the fence of `Wish::want`: a peer that begins to wait for room sees it, or we see its wish.
             incoming.control().receiver.keep_out.store(away, Ordering::SeqCst);
             wake_waiter(socket, away);
         }

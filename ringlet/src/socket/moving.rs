@@ -10,12 +10,9 @@ use super::{carrier, context, unix, view};
 use crate::plain::P64;
 use crate::reasons::Reason;
 use ringlet_core::bells;
-use ringlet_core::layout::{
-    AGAIN, GO_BACK, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT, WANT_NOTHING,
-};
+use ringlet_core::layout::{AGAIN, GO_BACK, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
 use ringlet_core::ring::{Mark, SegmentRing};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
-use ringlet_core::wait as flag;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{fd, sys, tcp};
 
@@ -138,7 +135,7 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
         if socket.room_waiters.load(Ordering::SeqCst) == 0
             && !super::epoll::watched_by_sleepers(socket)
         {
-            ring.control().sender.want_room.store(WANT_NOTHING, Ordering::Relaxed);
+            ring.control().room_wish().withdraw();
         }
         if let (Some(incoming), Some(_held)) = (socket.incoming(), end.receive_lock.try_take())
             && end.receiving() == Receiving::Ring
@@ -910,7 +907,7 @@ fn reset(socket: &Socket, reason: Reason) -> Errno {
 #[inline(always)]
 pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
     let rung = context::ring_if_armed(socket);
-    let how = flag::wanted_by_receiver(&ring.control().receiver.want_data);
+    let how = ring.control().data_wish().granted_by_sender();
     if how & WANT_EVENT != 0 {
         context::ring(socket);
     }
@@ -924,7 +921,7 @@ pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
 
 /// After a release: wakes a sender that waits for room.
 pub fn wake_sender(socket: &Socket, incoming: &SegmentRing) {
-    let how = flag::wanted_by_sender(&incoming.control().sender.want_room);
+    let how = incoming.control().room_wish().granted_by_receiver();
     if how == 0 {
         return;
     }

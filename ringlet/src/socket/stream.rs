@@ -15,7 +15,6 @@ use ringlet_core::layout::{NOT_SHUT, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::{Mark, Next, SegmentRing};
 use ringlet_core::sync::Ordering;
-use ringlet_core::wait as flag;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::unix::FromKernel;
 use ringlet_linux::{fd, sys, tcp};
@@ -427,11 +426,11 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
     }
     if matches!(peeked, Ok(1..)) && others_wait(socket, end, mine) {
         // They may wait for the bytes that we are about to take: the next record, or the next room, rings for them.
-        flag::want(&ring.control().receiver.want_data, WANT_BYTE);
+        ring.control().data_wish().want(WANT_BYTE);
         if let Some(outgoing) = socket.outgoing()
             && socket.room_waiters.load(Ordering::SeqCst) != 0
         {
-            flag::want(&outgoing.control().sender.want_room, WANT_BYTE);
+            outgoing.control().room_wish().want(WANT_BYTE);
             if end.sending() == Sending::Ring && end.tx.writable(&outgoing) {
                 // This byte is theirs, and there may be no other.
                 socket.kernel_news.set(1);
@@ -1141,8 +1140,8 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
         && moving::peer_attached(socket) == WANT_EVENT;
     let how = if event { WANT_EVENT } else { WANT_BYTE };
     let wish = match want {
-        Want::Data => &incoming.control().receiver.want_data,
-        Want::Room => &outgoing.control().sender.want_room,
+        Want::Data => incoming.control().data_wish(),
+        Want::Room => outgoing.control().room_wish(),
     };
     if event {
         context::arm(home);
@@ -1154,7 +1153,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
         Want::Room => end.sending() == Sending::Ring,
     };
     if wishes {
-        flag::want(wish, how);
+        wish.want(how);
     }
     moving::answer_return(socket, end);
     if want == Want::Room {
@@ -1618,18 +1617,18 @@ fn ready_mask(end: &End, incoming: &SegmentRing, readable: i16) -> i16 {
 pub fn want_bytes(socket: &Socket, data: bool, room: bool) {
     let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else { return };
     if data {
-        flag::want(&incoming.control().receiver.want_data, WANT_BYTE);
+        incoming.control().data_wish().want(WANT_BYTE);
     }
     // (As in `wait_inside`.)
     if room && socket.end().sending() == Sending::Ring {
-        flag::want(&outgoing.control().sender.want_room, WANT_BYTE);
+        outgoing.control().room_wish().want(WANT_BYTE);
     }
 }
 
 /// As `want_bytes`, for room only, by the home context's eventfd.
 pub fn want_room_event(socket: &Socket) {
     if let Some(outgoing) = socket.outgoing() {
-        flag::want(&outgoing.control().sender.want_room, WANT_EVENT);
+        outgoing.control().room_wish().want(WANT_EVENT);
     }
 }
 
