@@ -88,6 +88,7 @@ pub struct Head {
 
 /// One direction's control words. Every line has one writer.
 #[repr(C)]
+#[derive(Default)]
 pub struct Control {
     pub credit: Credit,
     pub receiver: Receiver,
@@ -111,6 +112,7 @@ impl Control {
 
 /// Written by the receiver after each record, read by the sender when it believes the ring is full.
 #[repr(C, align(128))]
+#[derive(Default)]
 pub struct Credit {
     /// Slot position up to which everything is consumed. Release, pairs with `Tx::refresh` (Acquire).
     pub slots: AtomicU64,
@@ -120,13 +122,14 @@ pub struct Credit {
 
 /// The receiver's interrupt flag (SCILAN §3.2) towards this one sender.
 #[repr(C, align(128))]
+#[derive(Default)]
 pub struct Receiver {
     /// By a receiver that is about to sleep (`wait::Wish`); and what it has granted a sender that waits for room.
     pub want_data: AtomicU64,
     pub room_granted: AtomicU64,
-    /// `CLOSED` once nobody will read any more; `GO_BACK` when the receiver leaves the ring for the kernel; `AGAIN`, by the sender.
-    pub closed: AtomicU32,
-    /// With `GO_BACK`: bytes of the first unreleased record that the receiver has taken.
+    /// Whether the receiver takes from the ring, leaves it for the kernel, or has closed it (`leaving`).
+    pub state: AtomicU32,
+    /// Once it leaves: bytes of the first unreleased record that the receiver has taken.
     pub used: AtomicU64,
     /// 1 while the receiver asks that nothing more be put into the ring, though it still reads it.
     pub keep_out: AtomicU32,
@@ -138,6 +141,7 @@ pub struct Receiver {
 
 /// The sender's interrupt flag, and what it has ended.
 #[repr(C, align(128))]
+#[derive(Default)]
 pub struct Sender {
     /// By a sender that waits for room; and what it has granted a receiver that sleeps.
     pub want_room: AtomicU64,
@@ -145,14 +149,15 @@ pub struct Sender {
     /// `SHUT` once the sender has shut its direction down in an orderly way while its end lives on; `SHUT_READ` or `SHUT_UNREAD` once it was
     /// closed.
     pub shut: AtomicU32,
-    /// So many threads of the sender are putting a doorbell byte on the kernel connection, or deciding to leave the ring, having looked
-    /// at `closed` before.
-    pub ringing: AtomicU32,
+    /// So many threads of the sender are at work: putting a doorbell byte on the kernel connection, or deciding to leave the ring
+    /// (`leaving::Working`); and which leaving of the receiver's was answered last.
+    pub working: AtomicU32,
+    pub answered: AtomicU32,
     /// 1 once the sender is at home in its end of the segment (reads its ring, knows our doorbell).
     pub attached: AtomicU32,
     /// Counted up when a send that is cut into pieces begins and when it ends: odd in between. (Only for tests: `unforgiving`.)
     pub cutting: AtomicU32,
-    /// Doorbell bytes on the kernel connection since the last `Start`. Written while `ringing`.
+    /// Doorbell bytes on the kernel connection since the last `Start`. Written while `working`.
     pub bells: AtomicU64,
     /// When `shut` was set, in the ticks of a record's time; 0 if that is not known. Nothing may depend on its truth.
     pub shut_at: AtomicU64,
@@ -168,14 +173,6 @@ pub const NOT_SHUT: u32 = 0;
 pub const SHUT: u32 = 1;
 pub const SHUT_READ: u32 = 2;
 pub const SHUT_UNREAD: u32 = 3;
-
-/// Values of `Receiver::closed`.
-pub const CLOSED: u32 = 1;
-/// The receiver leaves the ring; what it has not released is to be sent again, through the kernel, unless the sender has left before.
-/// The receiver may take it back as long as the sender has not answered.
-pub const GO_BACK: u32 = 2;
-/// The sender's answer: it sends again.
-pub const AGAIN: u32 = 3;
 
 /// Bits of a wish (`wait::Wish`): nobody sleeps; wake me by a byte on the kernel connection; by my context's eventfd.
 pub const WANT_NOTHING: u32 = 0;

@@ -6,6 +6,7 @@ pub mod active;
 pub mod bells;
 pub mod handover;
 pub mod layout;
+pub mod leaving;
 pub mod locked;
 pub mod mailbox;
 #[cfg(not(loom))]

@@ -156,7 +156,7 @@ pub fn rouse(flag: &AtomicU32) -> bool {
 
 /// loom takes SeqCst accesses for AcqRel and knows only fences as sequentially consistent; elsewhere the accesses suffice.
 #[inline(always)]
-fn fence_for_the_model_checker() {
+pub(crate) fn fence_for_the_model_checker() {
     #[cfg(loom)]
     fence(Ordering::SeqCst);
 }

@@ -1,4 +1,4 @@
-//! A receiver that leaves the ring for the kernel without waiting for its peer (`GO_BACK`), while the sender goes back by itself at any
+//! A receiver that leaves the ring for the kernel without waiting for its peer (`leaving`), while the sender goes back by itself at any
 //! moment (`Mark::Back`): every order of steps of a small model. The sender is one thread that sends and goes back, and another that
 //! rings (it waits for room, or was told to wake somebody); each of their steps is one access to what both processes share. What is
 //! written to the kernel's connection arrives later.
@@ -99,7 +99,7 @@ struct World {
     /// The stream's bytes, and doorbells (`None`): on their way, and arrived.
     wire: VecDeque<Option<u8>>,
     kernel: VecDeque<Option<u8>>,
-    /// Threads that ring or go back, as the peer sees them (`Sender::ringing`), and those that ring, as we do (`End::ringers`).
+    /// Threads that ring or go back, as the peer sees them (`Sender::working`), and those that ring, as we do (`End::ringers`).
     ringing: u8,
     ringers: u8,
     /// Doorbells written, and thrown away.

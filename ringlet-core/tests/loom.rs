@@ -11,7 +11,8 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use model::{Bell, Context, LINE, Memory, Wishes, model};
 use ringlet_core::bells;
-use ringlet_core::layout::{WANT_BYTE, WANT_EVENT};
+use ringlet_core::layout::{Control, WANT_BYTE, WANT_EVENT};
+use ringlet_core::leaving::ReceiverState;
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::ring::{Mark, Next, Rx, Tx};
 use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -431,6 +432,76 @@ fn wish_that_replaces_another() {
 #[test]
 fn a_wish_must_keep_what_was_wished() {
     deadlocks("wish_that_replaces_another");
+}
+
+/// The words of a direction, as the two ends of `leaving` share them.
+fn control() -> Arc<Control> {
+    Arc::new(Control::default())
+}
+
+/// A sender that marks its end of the ring unless its receiver has left, and a receiver that leaves: the mark is there when the sender is
+/// quiet, or the receiver was seen to leave.
+fn leaves_beside_a_mark(sender_counts_itself: bool) {
+    model(move || {
+        let (control, marked) = (control(), Arc::new(AtomicU32::new(0)));
+        let (theirs, mark) = (control.clone(), marked.clone());
+        let sending = thread::spawn(move || {
+            let working = sender_counts_itself.then(|| theirs.work());
+            let goes = !theirs.receiver_state().has_left();
+            if goes {
+                mark.store(1, Ordering::Release);
+            }
+            drop(working);
+            goes
+        });
+        control.leave(0);
+        while !control.is_quiet() {
+            thread::yield_now();
+        }
+        let found = marked.load(Ordering::Acquire) != 0;
+        assert_eq!(sending.join().unwrap(), found);
+    });
+}
+
+#[test]
+fn a_mark_is_there_or_the_receiver_was_seen_to_leave() {
+    leaves_beside_a_mark(true);
+}
+
+#[test]
+#[should_panic]
+fn a_sender_that_does_not_count_itself_marks_unseen() {
+    leaves_beside_a_mark(false);
+}
+
+/// A receiver takes its word back while its sender may answer: both know alike whether it was answered.
+fn stays_beside_an_answer(waits: bool) {
+    model(move || {
+        let control = control();
+        control.leave(0);
+        let theirs = control.clone();
+        let sending = thread::spawn(move || theirs.work().answer());
+        let stays = control.stay(|| {
+            while waits && !control.is_quiet() {
+                thread::yield_now();
+            }
+            true
+        });
+        let answered = sending.join().unwrap();
+        assert_eq!(stays, Some(!answered));
+        assert_eq!(control.receiver_state() == ReceiverState::Answered, answered);
+    });
+}
+
+#[test]
+fn who_stays_was_not_answered() {
+    stays_beside_an_answer(true);
+}
+
+#[test]
+#[should_panic]
+fn who_stays_must_wait_for_a_sender_at_work() {
+    stays_beside_an_answer(false);
 }
 
 /// The kernel's connection: a doorbell is false, a byte of data true.

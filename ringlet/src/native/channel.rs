@@ -2,7 +2,8 @@
 
 use super::bell::{Bell, Deadline, Waiter};
 use super::{Error, Kind, Options, Timeout};
-use ringlet_core::layout::{CLOSED, LaneGeometry, MESSAGE_MAX_BYTES};
+use ringlet_core::layout::{LaneGeometry, MESSAGE_MAX_BYTES};
+use ringlet_core::leaving::ReceiverState;
 use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::memory::Area;
 use ringlet_core::queue::{self, Next, Refused, Reserved, Rx, Tx};
@@ -113,8 +114,8 @@ impl Sender {
     }
 
     fn has_room(&self) -> bool {
-        let closed = &self.lane.control().receiver.closed;
-        self.tx.writable(&self.lane) || closed.load(Ordering::Acquire) != 0
+        let closed = self.lane.control().receiver_state() != ReceiverState::Takes;
+        self.tx.writable(&self.lane) || closed
     }
 
     /// Asks to be woken. True when there is no room yet: then `descriptor` becomes readable as soon as there is room for any message.
@@ -213,7 +214,7 @@ impl Sends for Sender {
         let mut deadline = Deadline::new(timeout);
         loop {
             // ORDER: Acquire; the receiver's end is final, nothing is read by it.
-            if self.lane.control().receiver.closed.load(Ordering::Acquire) != 0 {
+            if self.lane.control().receiver_state() != ReceiverState::Takes {
                 return Err(Error::Closed);
             }
             if self.link.data.is_gone() {
@@ -357,7 +358,7 @@ impl Drop for Receiver {
     fn drop(&mut self) {
         let control = self.lane.control();
         // ORDER: as in `Sender::drop`.
-        control.receiver.closed.swap(CLOSED, Ordering::SeqCst);
+        control.close();
         if control.room_wish().granted_by_receiver() != 0 {
             self.link.room().ring();
         }

@@ -9,7 +9,7 @@ use super::meet::{Welcome, accept, make_segment, map_segment, open_service, own}
 use super::{Error, Kind, Options, Timeout};
 use crate::guarded::Guarded;
 use crate::waiting::spin;
-use ringlet_core::layout::{CLOSED, LANE_MAX_COUNT, LaneGeometry, PAGE_BYTES, Ready};
+use ringlet_core::layout::{LANE_MAX_COUNT, LaneGeometry, PAGE_BYTES, Ready};
 use ringlet_core::mailbox::{Inbox, announce};
 use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::queue::{self, Next, Rx};
@@ -84,7 +84,7 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         // ORDER: as in `Sender::drop`.
-        self.lane.control().receiver.closed.swap(CLOSED, Ordering::SeqCst);
+        self.lane.control().close();
         if self.lane.control().room_wish().granted_by_receiver() != 0 {
             self.bell.ring();
         }

@@ -10,7 +10,8 @@ use super::{carrier, context, unix, view};
 use crate::plain::P64;
 use crate::reasons::Reason;
 use ringlet_core::bells;
-use ringlet_core::layout::{AGAIN, GO_BACK, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
+use ringlet_core::layout::{SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
+use ringlet_core::leaving::ReceiverState;
 use ringlet_core::ring::{Mark, SegmentRing};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
 use ringlet_linux::sys::{Errno, Sys};
@@ -69,7 +70,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
         && end.ended.get() == 0
         && !end.barred.is()
         && !view::is_away(socket, end, ring)
-        && ring.control().receiver.closed.load(Ordering::Acquire) == 0
+        && ring.control().receiver_state() == ReceiverState::Takes
         && end.tx.drained(ring);
     if !ready {
         return;
@@ -168,14 +169,11 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
 /// receiver has left. One that leaves waits for us between the two, and so it finds what was done, or was seen to leave: never both,
 /// never neither.
 pub fn unless_left(ring: &SegmentRing, act: impl FnOnce()) -> bool {
-    let sender = &ring.control().sender;
-    // ORDER: SeqCst, all; pairs with `leave_incoming`.
-    sender.ringing.fetch_add(1, Ordering::SeqCst);
-    let stays = !matches!(ring.control().receiver.closed.load(Ordering::SeqCst), GO_BACK | AGAIN);
+    let working = ring.control().work();
+    let stays = !working.receiver().has_left();
     if stays {
         act();
     }
-    sender.ringing.fetch_sub(1, Ordering::SeqCst);
     stays
 }
 
@@ -222,7 +220,7 @@ fn await_none(word: &AtomicU32) -> bool {
 fn is_quiet(ring: &SegmentRing) -> bool {
     (0..QUICK_LOOKS).any(|_| {
         core::hint::spin_loop();
-        ring.control().sender.ringing.load(Ordering::SeqCst) == 0
+        ring.control().is_quiet()
     })
 }
 
@@ -304,7 +302,7 @@ fn make_room(socket: &Socket, end: &End, ring: &SegmentRing) {
 pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
     let control = ring.control();
     if end.sending() == Sending::Ring {
-        if !change_closed(ring, AGAIN) {
+        if !ring.control().work().answer() {
             // It has not been rung for meanwhile.
             ring_byte(socket, ring);
             return Ok(());
@@ -437,13 +435,7 @@ fn is_sent_again(socket: &Socket, end: &End) -> bool {
 
 /// Has the receiver of this ring gone back to the kernel?
 pub fn has_left(ring: &SegmentRing) -> bool {
-    matches!(ring.control().receiver.closed.load(Ordering::Acquire), GO_BACK | AGAIN)
-}
-
-/// The sender answers `GO_BACK`, or the receiver takes it back: one of them succeeds.
-fn change_closed(ring: &SegmentRing, to: u32) -> bool {
-    let closed = &ring.control().receiver.closed;
-    closed.compare_exchange(GO_BACK, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    ring.control().receiver_state().has_left()
 }
 
 /// Moves the sending direction back to the kernel for good. Takes the send lock.
@@ -474,7 +466,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
     {
         let Some(_held) = end.receive_lock.take() else { return true };
         let Some(ring) = socket.incoming() else { return true };
-        if ring.control().receiver.closed.load(Ordering::Relaxed) == 0 {
+        if ring.control().receiver_state() == ReceiverState::Takes {
             leave_incoming(socket, end, &ring, reads_on(reason));
         }
         if !reads_on(reason) {
@@ -517,34 +509,40 @@ fn still_reads_on(end: &End) -> bool {
 }
 
 /// The receiver leaves the ring: the peer sends again what is unread. Unless it has gone back or ended first, not knowing of this: then
-/// all is read where it stands. So it is if the program `reads_on` here, since the peer might be long in sending it again. Receive lock
-/// held.
+/// all is read where it stands. So it is if the program `reads_on` here, since the peer might be long in sending it again: then the peer is
+/// asked to go back when it sends the next time. Receive lock held.
 fn leave_incoming(socket: &Socket, end: &End, ring: &SegmentRing, reads_on: bool) {
     let _ = settle(socket, end, ring);
     let control = ring.control();
-    control.receiver.used.store(end.rx.used(), Ordering::Relaxed);
-    // ORDER: SeqCst; pairs with the peer's `ring_byte` and `unless_left` and, after a publish, with its look in `stream::send_now`.
-    control.receiver.closed.store(GO_BACK, Ordering::SeqCst);
-    if !is_quiet(ring) {
-        if reads_on && change_closed(ring, 0) {
-            control.receiver.keep_out.store(1, Ordering::SeqCst);
-            return;
-        }
-        if !wait_patiently(|| control.sender.ringing.load(Ordering::SeqCst) == 0) {
-            corrupt(socket);
-            return;
-        }
+    let unread = || end.receiving() != Receiving::Kernel && end.rx.has_bytes(ring);
+    if reads_on && (unread() || !is_quiet(ring)) {
+        control.receiver.keep_out.store(1, Ordering::SeqCst);
+        return;
+    }
+    // ORDER: pairs with the peer's `ring_byte` and `unless_left` and, after a publish, with its look in `stream::send_now`.
+    control.leave(end.rx.used());
+    let quiet = || is_quiet(ring) || wait_patiently(|| control.is_quiet());
+    if !quiet() {
+        corrupt(socket);
+        return;
     }
     // What the peer did unaware of it is there now.
     let _ = settle(socket, end, ring);
-    let unread = end.receiving() != Receiving::Kernel && end.rx.has_bytes(ring);
-    if unread && (back_ahead(end, ring).is_some() || peer_is_over(socket, ring)) {
+    if unread() && (back_ahead(end, ring).is_some() || peer_is_over(socket, ring)) {
         return;
     }
-    if unread && reads_on && change_closed(ring, 0) {
-        // The peer goes back when it sends the next time.
-        control.receiver.keep_out.store(1, Ordering::SeqCst);
-        return;
+    if unread() && reads_on {
+        match control.stay(quiet) {
+            Some(true) => {
+                control.receiver.keep_out.store(1, Ordering::SeqCst);
+                return;
+            }
+            Some(false) => {}
+            None => {
+                corrupt(socket);
+                return;
+            }
+        }
     }
     end.left.set(1);
     if end.receiving() == Receiving::Ring {
@@ -558,12 +556,17 @@ pub fn peer_is_over(socket: &Socket, ring: &SegmentRing) -> bool {
     let control = ring.control();
     // ORDER: Acquire; pairs with `stream::shut_down` and `process::close_ring`, which answer before that.
     let over = control.sender.shut.load(Ordering::Acquire) != 0 || carrier::peer_ended(socket);
-    over && control.receiver.closed.load(Ordering::Acquire) == GO_BACK
+    over && control.receiver_state() == ReceiverState::Leaves
 }
 
 /// The kernel says that no more bytes come. Did the peer end without sending again what stands unread in the ring? Then it is read there.
 pub fn take_up(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
-    let unread = end.left.is() && end.rx.has_bytes(ring) && change_closed(ring, 0);
+    // (What the sender has answered it has answered before its end, which the kernel has told: nobody is waited for.)
+    let stays = || ring.control().stay(|| true) == Some(true);
+    let unread = end.left.is()
+        && end.rx.has_bytes(ring)
+        && ring.control().receiver_state() == ReceiverState::Leaves
+        && stays();
     if unread {
         end.left.set(0);
         set_receiving(socket, end, Receiving::Ring);
@@ -589,7 +592,7 @@ fn leave_for_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
 
 /// The kernel's place up to which its bytes are doorbells, when no more are sent.
 pub fn bells_end(end: &End, ring: &SegmentRing) -> u64 {
-    // ORDER: Relaxed; the sender was seen not to be `ringing`.
+    // ORDER: Relaxed; the sender was seen not to be `working`.
     bells_end_of(end, ring.control().sender.bells.load(Ordering::Relaxed))
 }
 
@@ -613,7 +616,7 @@ fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
 
 /// Takes the doorbells off the kernel's connection before it is closed: unread, they would make the kernel end it by a reset. One that
 /// comes later does so too. The peer knows that it was a doorbell only (`stream::fin_by_death`, `unix::judge`), so that is waited for no
-/// longer than some looks; but a reset takes with it what the kernel has not yet sent of ours. After `closed` was set.
+/// longer than some looks; but a reset takes with it what the kernel has not yet sent of ours. After the ring was closed.
 pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
     let drained = || {
         // What comes while we look is the peer's affair.
@@ -718,7 +721,7 @@ fn pass_mark(socket: &Socket, end: &End, ring: &SegmentRing) {
 pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
     pass_mark(socket, end, ring);
     // A sender that looked before we left, and then saw the ring drained, may still enter it: in vain.
-    if ring.control().receiver.closed.load(Ordering::Relaxed) != 0 {
+    if ring.control().receiver_state() != ReceiverState::Takes {
         end.left.set(1);
     }
     end.until.set(end.base.get().wrapping_add(position));
@@ -950,24 +953,21 @@ fn count_bell(socket: &Socket) {
 }
 
 /// A byte on the kernel connection: only while our direction is in the ring, where it can't be taken for data, and unless the peer has
-/// closed (it would answer with a reset) or left. `ringing` lets a peer that closes wait until the byte has arrived; `ringers` the
+/// closed (it would answer with a reset) or left. `working` lets a peer that closes wait until the byte has arrived; `ringers` the
 /// same for a thread of ours that leaves the ring.
 fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
     let end = socket.end();
-    let ringing = &outgoing.control().sender.ringing;
     // ORDER: SeqCst, all; pairs with `leave_ring`, `leave_incoming` and `process::close_ring`.
     end.ringers.fetch_add(1, Ordering::SeqCst);
-    ringing.fetch_add(1, Ordering::SeqCst);
-    if end.sending() == Sending::Ring
-        && outgoing.control().receiver.closed.load(Ordering::SeqCst) == 0
-    {
-        // (Whoever counts on the number has waited for us, by `ringers` or `ringing`.)
+    let working = outgoing.control().work();
+    if end.sending() == Sending::Ring && working.receiver() == ReceiverState::Takes {
+        // (Whoever counts on the number has waited for us, by `ringers` or `working`.)
         let went = bells::ring(&outgoing.control().sender.bells, || tcp::ring_byte(socket.fd()));
         if !went {
             end.bell_lost.set(1);
         }
     }
-    ringing.fetch_sub(1, Ordering::SeqCst);
+    drop(working);
     end.ringers.fetch_sub(1, Ordering::SeqCst);
 }
 

@@ -11,6 +11,7 @@ use super::in_use;
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::{carrier, meet, moving, stream, view};
 use crate::reasons::Reason;
+use ringlet_core::leaving::ReceiverState;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::{AtomicU64, Ordering};
@@ -211,7 +212,7 @@ fn send_pieces(
 fn perhaps_go_back(socket: &Socket, end: &End, ring: &SegmentRing) {
     let free = end.sending() == Sending::Ring
         && !end.ended.is()
-        && ring.control().receiver.closed.load(Ordering::Acquire) == 0;
+        && ring.control().receiver_state() == ReceiverState::Takes;
     if free && one_in(3) {
         moving::go_back(socket, end, ring, Sending::Kernel, Reason::Unforgiving);
     }

@@ -8,7 +8,7 @@ use super::table::{End, Kind, Receiving, Sending, Socket, Stage, Tables, tables}
 use super::{carrier, moving, stream};
 use crate::reasons::Reason;
 use libc::{msghdr, sockaddr};
-use ringlet_core::layout::{CLOSED, NOT_SHUT, SHUT, SHUT_READ, SHUT_UNREAD};
+use ringlet_core::layout::{NOT_SHUT, SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::memory::Buffers;
 use ringlet_core::queue::Message;
 use ringlet_core::ring::{Next, SegmentRing};
@@ -96,7 +96,7 @@ pub fn exiting(socket: &Socket) {
     if socket.stage() == Stage::Attached
         && let Some(incoming) = socket.incoming()
     {
-        incoming.control().receiver.closed.store(CLOSED, Ordering::SeqCst);
+        incoming.control().close();
     }
 }
 
@@ -105,7 +105,7 @@ pub fn exiting(socket: &Socket) {
 pub fn shut_receiving(socket: &Socket, end: &End) {
     end.shut_receiving.set(1);
     if let Some(incoming) = socket.incoming() {
-        incoming.control().receiver.closed.store(CLOSED, Ordering::SeqCst);
+        incoming.control().close();
         moving::wake_sender(socket, &incoming);
     }
     if end.sending() == Sending::Ring
