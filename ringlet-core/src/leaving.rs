@@ -29,12 +29,6 @@ pub enum ReceiverState {
     Closed,
 }
 
-impl ReceiverState {
-    pub fn has_left(self) -> bool {
-        matches!(self, ReceiverState::Leaves | ReceiverState::Answered)
-    }
-}
-
 /// `layout::Receiver::state`: these bits, and above them how often the receiver has left, by which it is answered.
 const CLOSED: u32 = 1;
 const LEAVES: u32 = 2;
@@ -44,13 +38,17 @@ const NUMBER: u32 = 4;
 pub struct Working<'a>(&'a Control);
 
 impl Working<'_> {
-    pub fn receiver(&self) -> ReceiverState {
-        self.0.receiver_state()
+    pub fn is_taken(&self) -> bool {
+        self.0.is_taken()
+    }
+
+    pub fn has_left(&self) -> bool {
+        self.0.has_left()
     }
 
     /// If the receiver leaves, and has not been answered: answers. True for one caller, whose duty it is to send again. Send lock held.
     pub fn answer(&self) -> bool {
-        let answers = self.receiver() == ReceiverState::Leaves;
+        let answers = self.0.receiver_state() == ReceiverState::Leaves;
         if answers {
             // ORDER: SeqCst; pairs with `Control::stay`: inside the count, so that the receiver finds it behind its wait.
             let state = self.0.receiver.state.load(Ordering::SeqCst);
@@ -68,7 +66,20 @@ impl Drop for Working<'_> {
 }
 
 impl Control {
+    /// Does the receiver take from the ring?
     #[inline(always)]
+    pub fn is_taken(&self) -> bool {
+        // ORDER: as in `receiver_state`.
+        self.receiver.state.load(Ordering::SeqCst) & (CLOSED | LEAVES) == 0
+    }
+
+    /// Does it leave, answered or not?
+    #[inline(always)]
+    pub fn has_left(&self) -> bool {
+        // ORDER: as in `receiver_state`.
+        self.receiver.state.load(Ordering::SeqCst) & (CLOSED | LEAVES) == LEAVES
+    }
+
     pub fn receiver_state(&self) -> ReceiverState {
         // ORDER: SeqCst; pairs with `leave` (where a sender counted itself in before), and Acquire of what is said with it.
         match self.receiver.state.load(Ordering::SeqCst) {

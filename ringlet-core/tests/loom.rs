@@ -447,7 +447,7 @@ fn leaves_beside_a_mark(sender_counts_itself: bool) {
         let (theirs, mark) = (control.clone(), marked.clone());
         let sending = thread::spawn(move || {
             let working = sender_counts_itself.then(|| theirs.work());
-            let goes = !theirs.receiver_state().has_left();
+            let goes = !theirs.has_left();
             if goes {
                 mark.store(1, Ordering::Release);
             }

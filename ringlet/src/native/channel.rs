@@ -3,7 +3,6 @@
 use super::bell::{Bell, Deadline, Waiter};
 use super::{Error, Kind, Options, Timeout};
 use ringlet_core::layout::{LaneGeometry, MESSAGE_MAX_BYTES};
-use ringlet_core::leaving::ReceiverState;
 use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::memory::Area;
 use ringlet_core::queue::{self, Next, Refused, Reserved, Rx, Tx};
@@ -114,7 +113,7 @@ impl Sender {
     }
 
     fn has_room(&self) -> bool {
-        let closed = self.lane.control().receiver_state() != ReceiverState::Takes;
+        let closed = !self.lane.control().is_taken();
         self.tx.writable(&self.lane) || closed
     }
 
@@ -214,7 +213,7 @@ impl Sends for Sender {
         let mut deadline = Deadline::new(timeout);
         loop {
             // ORDER: Acquire; the receiver's end is final, nothing is read by it.
-            if self.lane.control().receiver_state() != ReceiverState::Takes {
+            if !self.lane.control().is_taken() {
                 return Err(Error::Closed);
             }
             if self.link.data.is_gone() {

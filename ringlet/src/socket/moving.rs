@@ -70,7 +70,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
         && end.ended.get() == 0
         && !end.barred.is()
         && !view::is_away(socket, end, ring)
-        && ring.control().receiver_state() == ReceiverState::Takes
+        && ring.control().is_taken()
         && end.tx.drained(ring);
     if !ready {
         return;
@@ -170,7 +170,7 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
 /// never neither.
 pub fn unless_left(ring: &SegmentRing, act: impl FnOnce()) -> bool {
     let working = ring.control().work();
-    let stays = !working.receiver().has_left();
+    let stays = !working.has_left();
     if stays {
         act();
     }
@@ -435,7 +435,7 @@ fn is_sent_again(socket: &Socket, end: &End) -> bool {
 
 /// Has the receiver of this ring gone back to the kernel?
 pub fn has_left(ring: &SegmentRing) -> bool {
-    ring.control().receiver_state().has_left()
+    ring.control().has_left()
 }
 
 /// Moves the sending direction back to the kernel for good. Takes the send lock.
@@ -466,7 +466,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
     {
         let Some(_held) = end.receive_lock.take() else { return true };
         let Some(ring) = socket.incoming() else { return true };
-        if ring.control().receiver_state() == ReceiverState::Takes {
+        if ring.control().is_taken() {
             leave_incoming(socket, end, &ring, reads_on(reason));
         }
         if !reads_on(reason) {
@@ -721,7 +721,7 @@ fn pass_mark(socket: &Socket, end: &End, ring: &SegmentRing) {
 pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
     pass_mark(socket, end, ring);
     // A sender that looked before we left, and then saw the ring drained, may still enter it: in vain.
-    if ring.control().receiver_state() != ReceiverState::Takes {
+    if !ring.control().is_taken() {
         end.left.set(1);
     }
     end.until.set(end.base.get().wrapping_add(position));
@@ -960,7 +960,7 @@ fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
     // ORDER: SeqCst, all; pairs with `leave_ring`, `leave_incoming` and `process::close_ring`.
     end.ringers.fetch_add(1, Ordering::SeqCst);
     let working = outgoing.control().work();
-    if end.sending() == Sending::Ring && working.receiver() == ReceiverState::Takes {
+    if end.sending() == Sending::Ring && working.is_taken() {
         // (Whoever counts on the number has waited for us, by `ringers` or `working`.)
         let went = bells::ring(&outgoing.control().sender.bells, || tcp::ring_byte(socket.fd()));
         if !went {

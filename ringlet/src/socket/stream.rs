@@ -12,7 +12,6 @@ use crate::reasons::Reason;
 use crate::waiting::{sleep, spin};
 use ringlet_core::bells;
 use ringlet_core::layout::{NOT_SHUT, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
-use ringlet_core::leaving::ReceiverState;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::{Mark, Next, SegmentRing};
 use ringlet_core::sync::Ordering;
@@ -843,7 +842,7 @@ fn send_unrecorded(
         if moving::has_left(&ring) {
             moving::return_unread(socket, end, &ring)?;
         } else {
-            let closed = ring.control().receiver_state() != ReceiverState::Takes;
+            let closed = !ring.control().is_taken();
             if socket.is_unix() {
                 unix::judge(socket, end, 0);
             } else if end.ended.get() < 2 {
@@ -998,10 +997,7 @@ fn take_pending(socket: &Socket, end: &End) -> Sys<()> {
 /// Should what follows go through the kernel: the peer has ended (then the kernel says what TCP says), or the data is urgent?
 #[inline(always)]
 fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32, now: u64) -> bool {
-    if end.ended.get() != 0
-        || ring.control().receiver_state() != ReceiverState::Takes
-        || flags & !MSG_SERVED != 0
-    {
+    if end.ended.get() != 0 || !ring.control().is_taken() || flags & !MSG_SERVED != 0 {
         return true;
     }
     if now.wrapping_sub(socket.kernel_asked.get()) < ASK_KERNEL_TICKS && !socket.end_news.is() {
@@ -1099,7 +1095,7 @@ fn there(socket: &Socket, end: &End, want: Want) -> bool {
         Want::Room => {
             let Some(ring) = socket.outgoing() else { return true };
             end.tx.writable(&ring)
-                || ring.control().receiver_state() != ReceiverState::Takes
+                || !ring.control().is_taken()
                 || view::is_away(socket, end, &ring)
         }
     }
@@ -1493,9 +1489,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
 
 /// Does a send by the ring find room, or that nobody reads any more?
 fn has_room(end: &End, outgoing: &SegmentRing) -> bool {
-    end.sending() == Sending::Ring
-        && (end.tx.writable(outgoing)
-            || outgoing.control().receiver_state() != ReceiverState::Takes)
+    end.sending() == Sending::Ring && (end.tx.writable(outgoing) || !outgoing.control().is_taken())
 }
 
 /// Was the kernel last asked so long ago that it is to be asked again, though rings have something? (Who has heard elsewhere of the peer's

@@ -11,7 +11,6 @@ use super::in_use;
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::{carrier, meet, moving, stream, view};
 use crate::reasons::Reason;
-use ringlet_core::leaving::ReceiverState;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::{AtomicU64, Ordering};
@@ -210,9 +209,7 @@ fn send_pieces(
 
 /// Sends this direction back to the kernel for a while, by chance; `send_now` takes it to the ring again.
 fn perhaps_go_back(socket: &Socket, end: &End, ring: &SegmentRing) {
-    let free = end.sending() == Sending::Ring
-        && !end.ended.is()
-        && ring.control().receiver_state() == ReceiverState::Takes;
+    let free = end.sending() == Sending::Ring && !end.ended.is() && ring.control().is_taken();
     if free && one_in(3) {
         moving::go_back(socket, end, ring, Sending::Kernel, Reason::Unforgiving);
     }
