@@ -195,7 +195,7 @@ fn an_impostor_is_left_at_once() {
         });
         let (near, far) = lingering();
         let mut welcome = [0u8; 32];
-        welcome[..8].copy_from_slice(b"rnglnat\x01");
+        welcome[..8].copy_from_slice(b"rnglnat\x02");
         welcome[8..12].copy_from_slice(&(Kind::Messages as u32).to_ne_bytes());
         welcome[16..24].copy_from_slice(&1024u64.to_ne_bytes());
         welcome[24..].copy_from_slice(&(1u64 << 20).to_ne_bytes());

@@ -14,7 +14,7 @@ from rendezvous import as_user, until_killed
 from subject import ANSWER_SECONDS, RING, SETTLE_SECONDS, Subject
 
 # Mirrors ringlet/src/socket/datagram/door.rs, ringlet-core/src/switch.rs and `LaneGeometry` of ringlet-core/src/layout.rs.
-MAGIC = int.from_bytes(b"rngludp\x02", "little")
+MAGIC = int.from_bytes(b"rngludp\x03", "little")
 HELLO, LANE = 1, 2
 MESSAGE_BYTES = 80
 WORDS_OFFSET = 2048

@@ -14,21 +14,23 @@ from protocol import (
     BACK,
     BELLS,
     CLOSED,
-    CLOSED_FOR_GOOD,
     CONNECTING,
-    CONTROL_WORDS,
     CREDIT_DATA,
     CREDIT_SLOTS,
-    GO_BACK,
+    HALVES,
+    LEAVES,
     PUBLISHED,
-    RINGING,
     SHUT,
     SHUT_READ,
     SHUT_UNREAD,
     SLOT_COUNT,
     START,
+    STATE,
     WANT_BYTE,
     WANT_DATA,
+    WISH_BYTE,
+    WORDS,
+    WORKING,
     WRITTEN,
 )
 from rendezvous import as_user, make_peer, truth
@@ -128,7 +130,9 @@ class Scribbler:
         self._segment.words[self._source.randrange(len(self._segment.words))] = self._source.getrandbits(64)
 
     def control(self):
-        self._segment.set(self._source.randrange(2), self._source.choice(CONTROL_WORDS), self._value())
+        direction, at = self._source.randrange(2), self._source.choice(HALVES + WORDS)
+        write = self._segment.set if at in HALVES else self._segment.set_credit
+        write(direction, at, self._value())
 
     def credit(self):
         word = self._source.choice((CREDIT_SLOTS, CREDIT_DATA))
@@ -213,7 +217,7 @@ def nobody_waits(ground):
     held = victim.held()
 
     def ring_for_ever(peer):
-        peer.segment.set(peer.out, RINGING, 1)
+        peer.segment.set(peer.out, WORKING, 1)
 
     def announce_doorbells(peer):
         peer.segment.set_credit(peer.out, BELLS, 1 << 40)
@@ -258,7 +262,7 @@ def leavers(ground):
         sent = victim.do("send_now", connection, UNREAD_BYTES)
         require(sent > UNREAD_BYTES / 2, f"only {sent} bytes fit into the ring")
         require(victim.do("path", connection) == RING, "the victim is not on the ring")
-        peer.segment.set(1 - peer.out, CLOSED, GO_BACK)
+        peer.segment.set(1 - peer.out, STATE, LEAVES)
         return peer, connection, sent
 
     for way in ("recv", "poll", "select", "epoll"):
@@ -289,10 +293,10 @@ def late_doorbells(ground):
     for said, written, wanted in ((SHUT_READ, 0, "EOFError()"), (SHUT_READ, missing, "ECONNRESET"), (SHUT_UNREAD, 0, "ECONNRESET")):
         for way in ("receive", "recv", "poll", "select", "epoll"):
             peer, connection = moved_peer(victim, CONNECTING)
-            peer.segment.set(1 - peer.out, WANT_DATA, WANT_BYTE)
+            peer.segment.set_credit(1 - peer.out, WANT_DATA, WISH_BYTE)
             victim.do("send", connection, 10)
             peer.receive(10, victim)
-            peer.segment.set(1 - peer.out, CLOSED, CLOSED_FOR_GOOD)
+            peer.segment.set(1 - peer.out, STATE, CLOSED)
             peer.segment.set_credit(peer.out, WRITTEN, written + 1)
             peer.segment.set(peer.out, SHUT, said)
             peer.close()

@@ -27,7 +27,7 @@ from harness import ROOT, Failed, Process, adopt_orphans, end_orphans, require, 
 
 SECONDS = 240  # for whatever a program does
 KINDS = {"bytes": 1, "messages": 2, "locked": 3, "mailbox": 4}
-WELCOME_MAGIC = int.from_bytes(b"rnglnat\x01", "little")
+WELCOME_MAGIC = int.from_bytes(b"rnglnat\x02", "little")
 CHECKS = {}
 
 

@@ -12,7 +12,7 @@ pub struct Name {
 }
 
 pub const NAME_BYTES: usize = size_of::<Name>();
-const VERSION: [u8; 8] = *b"rngl-am\x01";
+const VERSION: [u8; 8] = *b"rngl-am\x02";
 
 impl Name {
     pub(super) fn new(process: [u8; 16], user: u32, endpoint: u32) -> Name {

@@ -13,7 +13,7 @@ use ringlet_linux::sys::Errno;
 use ringlet_linux::{apart, fd, map, meet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-const WELCOME_MAGIC: u64 = u64::from_le_bytes(*b"rnglnat\x01");
+const WELCOME_MAGIC: u64 = u64::from_le_bytes(*b"rnglnat\x02");
 /// Somebody who looks for a service that is not there yet looks again after so long, doubled up to the second figure.
 const LOOK_AGAIN_NS: u64 = 100_000;
 const LOOK_AGAIN_MAX_NS: u64 = 10_000_000;

@@ -33,7 +33,7 @@ use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::tcp::{self, Address};
 use ringlet_linux::{apart, map, udp};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"rngludp\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"rngludp\x03");
 const MESSAGE_BYTES: usize = 80;
 const HELLO: u32 = 1;
 const LANE: u32 = 2;
