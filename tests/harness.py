@@ -19,6 +19,7 @@ import random
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,25 @@ RING_SECONDS = 60  # for connections that are held open and busy to be on the ri
 WATCH_INTERVAL_SECONDS = 0.03
 START_ATTEMPTS = 4  # another program may take a port between our asking for it and its use
 LOG_TAIL_BYTES = 2_000
+
+
+# Mirrors ringlet/src/handshake.rs: the frame of every introduction. (`VERSION` is compared with the layout's by ringlet-core/tests/mirror.rs.)
+FRAME_MAGIC = int.from_bytes(b"rnglmeet", "little")
+FRAME_HEAD_BYTES = 16
+VERSION = 4
+CONNECTION, DATAGRAMS, NATIVE, ACTIVE_MESSAGES = 1, 2, 3, 4
+
+
+def frame(protocol, kind, fields, magic=FRAME_MAGIC, version=VERSION):
+    return struct.pack("<QIHH", magic, version & 0xFFFFFFFF, protocol & 0xFFFF, kind & 0xFFFF) + fields
+
+
+def framed(data, protocol):
+    """The kind of a frame, and its fields."""
+    require(len(data) >= FRAME_HEAD_BYTES, f"a frame of {len(data)} bytes")
+    magic, version, whose, kind = struct.unpack_from("<QIHH", data)
+    require((magic, version, whose) == (FRAME_MAGIC, VERSION, protocol), "a frame of nobody's")
+    return kind, data[FRAME_HEAD_BYTES:]
 
 
 class Failed(Exception):

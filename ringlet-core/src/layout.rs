@@ -24,7 +24,10 @@ use crate::memory::{Area, Shared};
 use crate::sync::{AtomicU32, AtomicU64};
 use crate::wait::Wish;
 
-pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\x03");
+/// Of all that two processes share: this layout, those of lanes, of the native library and of Active Messages, and the messages by which they introduce
+/// themselves. One that changes counts it up: peers of different versions find that out by their first message, and stay apart.
+pub const VERSION: u32 = 4;
+pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\0");
 
 /// Unit of transfer between caches, and distance that keeps the adjacent-line prefetcher from pairing two writers.
 pub const LINE_BYTES: usize = 64;

@@ -5,7 +5,7 @@
 use ringlet_core::layout::{
     CONTROL_OFFSET, Control, Credit, FLAG_BITS, FLAG_CONTROL, FLAG_DATA, FLAG_REWIND, INLINE_BYTES,
     LEN_BITS, LINE_BYTES, PUBLISHED, Receiver, SEGMENT_MAGIC, SHUT_READ, SHUT_UNREAD, SLOT_COUNT,
-    SLOTS_OFFSET, Sender, WANT_BYTE,
+    SLOTS_OFFSET, Sender, VERSION, WANT_BYTE,
 };
 use std::mem::offset_of;
 
@@ -28,10 +28,7 @@ fn said<'a>(python: &'a str, name: &str) -> &'a str {
 #[test]
 fn the_hostile_peer_writes_to_the_words_that_are_read() {
     let python = include_str!("../../tests/hostile/protocol.py");
-    let magic = String::from_utf8(
-        SEGMENT_MAGIC.to_le_bytes().map(std::ascii::escape_default).into_iter().flatten().collect(),
-    )
-    .unwrap();
+    let magic = SEGMENT_MAGIC.to_le_bytes().escape_ascii().to_string();
     assert_eq!(said(python, "SEGMENT_MAGIC"), format!("int.from_bytes(b\"{magic}\", \"little\")"));
 
     let (receiver, sender) = (offset_of!(Control, receiver), offset_of!(Control, sender));
@@ -73,5 +70,7 @@ fn the_hostile_peer_writes_to_the_words_that_are_read() {
     ] {
         assert_eq!(said(python, name), value.to_string(), "{name}");
     }
+    let harness = include_str!("../../tests/harness.py");
+    assert_eq!(said(harness, "VERSION"), VERSION.to_string());
     assert_eq!(said(python, "PUBLISHED"), format!("1 << {}", PUBLISHED.trailing_zeros()));
 }

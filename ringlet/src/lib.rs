@@ -4,6 +4,7 @@
 pub mod active_message;
 pub mod config;
 mod guarded;
+mod handshake;
 mod lock;
 pub mod native;
 pub mod plain;

@@ -39,6 +39,7 @@ reasons! {
     Forbidden = 11, "forbidden", "The kernel or a seccomp filter refuses a system call that the move needs.";
     OldKernel = 12, "old-kernel", "The kernel lacks something that the move needs; ringlet doctor says what.";
     BadPeer = 13, "bad-peer", "The far end said something at the rendezvous, or wrote something to the segment, that no sane peer would.";
+    OtherVersion = 52, "other-version", "The far end runs another version of ringlet, whose messages or shared memory differ from ours.";
     Shared = 14, "shared", "Another process holds this connection too (fork or inheritance).";
     Exec = 15, "exec", "The connection was inherited by another program.";
     Passed = 16, "passed", "The descriptor was passed to another process over a Unix socket.";

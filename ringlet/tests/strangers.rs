@@ -194,11 +194,14 @@ fn an_impostor_is_left_at_once() {
             }
         });
         let (near, far) = lingering();
-        let mut welcome = [0u8; 32];
-        welcome[..8].copy_from_slice(b"rnglnat\x02");
-        welcome[8..12].copy_from_slice(&(Kind::Messages as u32).to_ne_bytes());
-        welcome[16..24].copy_from_slice(&1024u64.to_ne_bytes());
-        welcome[24..].copy_from_slice(&(1u64 << 20).to_ne_bytes());
+        // The frame's head (ringlet/src/handshake.rs), then kind, lane, slots, bytes.
+        let mut welcome = b"rnglmeet".to_vec();
+        welcome.extend(ringlet_core::layout::VERSION.to_le_bytes());
+        welcome.extend([3, 0, 1, 0]);
+        welcome.extend((Kind::Messages as u32).to_le_bytes());
+        welcome.extend([0; 4]);
+        welcome.extend(1024u64.to_le_bytes());
+        welcome.extend((1u64 << 20).to_le_bytes());
         meet::send(caller.as_raw_fd(), &welcome, &[near.as_raw_fd(), near.as_raw_fd()]).unwrap();
         // Whoever closes it last: here it is a thread that nobody waits for.
         std::thread::spawn(move || drop(near));

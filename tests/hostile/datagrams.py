@@ -7,16 +7,14 @@ import socket
 import struct
 import time
 
-from harness import Failed, Skipped, require, wait_until
+from harness import DATAGRAMS, Failed, Skipped, frame, framed, require, wait_until
 from protocol import GROW, INLINE_BYTES, LEN_BITS, FLAG_BITS, LINE_BYTES, PAGE_BYTES, PUBLISHED, SEAL, SHRINK
 from protocol import WORD, memfd
 from rendezvous import as_user, until_killed
 from subject import ANSWER_SECONDS, RING, SETTLE_SECONDS, Subject
 
 # Mirrors ringlet/src/socket/datagram/door.rs, ringlet-core/src/switch.rs and `LaneGeometry` of ringlet-core/src/layout.rs.
-MAGIC = int.from_bytes(b"rngludp\x03", "little")
 HELLO, LANE = 1, 2
-MESSAGE_BYTES = 80
 WORDS_OFFSET = 2048
 PATH, BUSY, BY_KERNEL, SETTLED, LEFT = (WORDS_OFFSET + at for at in (0, 128, 256, 264, 272))
 HEAD_BYTES = 8
@@ -55,11 +53,11 @@ def inode_of(sock):
     return os.fstat(sock.fileno()).st_ino
 
 
-def message(kind, fd, inode, to_inode, source, target, slots=0, ring_bytes=0, magic=MAGIC):
-    body = struct.pack("<QIIII", magic & WORD, kind & 0xFFFFFFFF, fd & 0xFFFFFFFF, inode & 0xFFFFFFFF, to_inode & 0xFFFFFFFF)
+def message(kind, fd, inode, to_inode, source, target, slots=0, ring_bytes=0, **head):
+    body = struct.pack("<III", fd & 0xFFFFFFFF, inode & 0xFFFFFFFF, to_inode & 0xFFFFFFFF)
     for port in (source, target):
         body += LOOPBACK + struct.pack("<I", port & 0xFFFFFFFF)
-    return (body + struct.pack("<IQ", slots & 0xFFFFFFFF, ring_bytes & WORD)).ljust(MESSAGE_BYTES, b"\0")
+    return frame(DATAGRAMS, kind, body + struct.pack("<IQ", slots & 0xFFFFFFFF, ring_bytes & WORD), **head)
 
 
 def door_name(inode):
@@ -71,8 +69,9 @@ def told(door, kind):
     with contextlib.suppress(BlockingIOError):
         while True:
             data, fds, _flags, _address = socket.recv_fds(door, 200, 4)
-            if struct.unpack_from("<QI", data) == (MAGIC, kind):
-                return data, fds
+            said, fields = framed(data, DATAGRAMS)
+            if said == kind:
+                return fields, fds
             for fd in fds:
                 os.close(fd)
     return None
@@ -133,7 +132,7 @@ class Port:
             knocked = knocked or self.knock(victim.inode, self.hello(victim))
             if knocked and (answer := self.answered(LANE)):
                 data, fds = answer
-                slots, ring_bytes = struct.unpack_from("<IQ", data, 64)
+                slots, ring_bytes = struct.unpack_from("<IQ", data, 52)
                 self.slots, self.ring_bytes = slots, ring_bytes
                 self.lane = mmap.mmap(fds[0], os.fstat(fds[0]).st_size)
                 for fd in fds:
@@ -281,7 +280,7 @@ def lies(ground):
             said = bytearray(liar.hello(victim))
             if kind < 3:
                 said[ground.random.randrange(8, len(said))] ^= 1 << ground.random.randrange(8)
-                if struct.unpack_from("<I", said, 8)[0] == HELLO and bytes(said[8:64]) == liar.hello(victim)[8:64]:
+                if bytes(said) == liar.hello(victim):
                     continue  # it is the truth
             elif kind == 3:
                 said = said[: ground.random.randrange(len(said))]
@@ -364,8 +363,8 @@ def receivers(ground):
             if not (said := receiver.answered(HELLO)):
                 continue
             data, _fds = said
-            fd, inode = struct.unpack_from("<II", data, 12)
-            source, target = struct.unpack_from("<I", data, 40)[0], struct.unpack_from("<I", data, 60)[0]
+            fd, inode = struct.unpack_from("<II", data)
+            source, target = struct.unpack_from("<I", data, 28)[0], struct.unpack_from("<I", data, 48)[0]
             require((inode, source, target) == (victim.inode, victim.port, receiver.port), "the victim's hello is wrong")
             lie = answers % 5
             answers += 1

@@ -1,6 +1,6 @@
 """What the ends of a connection say to each other and where they write in the segment, by hand: for a peer that lies.
 
-Mirrors ringlet/src/socket/meet.rs, ringlet-linux/src/meet.rs and ringlet-core/src/layout.rs.
+Mirrors ringlet/src/socket/meet.rs (in the frames of ringlet/src/handshake.rs), ringlet-linux/src/meet.rs and ringlet-core/src/layout.rs.
 """
 
 import array
@@ -13,12 +13,13 @@ import os
 import socket
 import struct
 
-from harness import Failed, require
+from harness import CONNECTION as SOCKETS
+from harness import FRAME_HEAD_BYTES, Failed, frame, framed, require
 
-HELLO_MAGIC = int.from_bytes(b"rnglhi\x00\x02", "little")
 GREETING, HELLO, ANSWER = 1, 2, 3
-MESSAGE_BYTES = 40
-SEGMENT_MAGIC = int.from_bytes(b"rnglseg\x03", "little")
+FIELDS = "<QIIQ"
+MESSAGE_BYTES = FRAME_HEAD_BYTES + struct.calcsize(FIELDS)
+SEGMENT_MAGIC = int.from_bytes(b"rnglseg\x00", "little")
 PAGE_BYTES = 4096
 DESCRIPTORS_MOST = 253  # SCM_MAX_FD
 
@@ -68,16 +69,16 @@ def name_of(tcp, side):
     return name(*(ends if side == CONNECTING else reversed(ends)))
 
 
-def message(kind, fd, ring_bytes, context=0, process=0, magic=HELLO_MAGIC):
-    body = struct.pack("<QQIIQI", magic, ring_bytes & WORD, fd & 0xFFFFFFFF, context & 0xFFFFFFFF, process & WORD, kind)
-    return body.ljust(MESSAGE_BYTES, b"\0")
+def message(kind, fd, ring_bytes, context=0, process=0, protocol=SOCKETS, **head):
+    fields = struct.pack(FIELDS, ring_bytes & WORD, fd & 0xFFFFFFFF, context & 0xFFFFFFFF, process & WORD)
+    return frame(protocol, kind, fields, **head)
 
 
 class Message:
     def __init__(self, data, descriptors):
         require(len(data) == MESSAGE_BYTES, f"a message of {len(data)} bytes")
-        magic, self.ring_bytes, self.fd, self.context, self.process, self.kind = struct.unpack_from("<QQIIQI", data)
-        require(magic == HELLO_MAGIC, "a message without magic")
+        self.kind, fields = framed(data, SOCKETS)
+        self.ring_bytes, self.fd, self.context, self.process = struct.unpack(FIELDS, fields)
         self.descriptors = descriptors
 
     def close(self):

@@ -15,7 +15,7 @@ import tempfile
 import traceback
 
 import protocol
-from harness import Failed, Skipped, require, wait_until
+from harness import CONNECTION, VERSION, Failed, Skipped, frame, require, wait_until
 from protocol import ACCEPTING, CONNECTING, GROW, PAGE_BYTES, SEAL, SHRINK, WORD, WRITE, Peer, memfd, message
 from protocol import segment_bytes, segment_memfd
 from subject import RING, SETTLE_SECONDS, Pair, Steady, Subject
@@ -28,6 +28,8 @@ OFFER_CALLS = 70  # after so many, the accepting side has offered, however early
 def scenes(ground):
     with ground.scene("a peer that tells the truth"):
         truth(ground, Subject(ground))
+    with ground.scene("an end of another version"):
+        another_version(ground)
     for user in (None, "nobody"):
         whose = "another user" if user else "the same user"
         with ground.scene(f"strangers, {whose}"):
@@ -417,8 +419,11 @@ MESSAGE_LIES = [
     *(Lie(f"a message of {size} bytes", BAD, data=bytes(size)) for size in (1, 8, 39, 40, 41, 80, 4096, 60_000)),
     Lie("an empty message", None, data=b""),
     Lie("no magic", BAD, magic=0),
-    Lie("another version", BAD, magic=protocol.HELLO_MAGIC ^ 1 << 56),
-    *(Lie(f"kind {number}", BAD, kind=number) for number in (0, 1, 4, 0xFFFFFFFF)),
+    *(Lie(f"version {number}", {"other-version"}, version=number) for number in (0, VERSION - 1, VERSION + 1, 0xFFFFFFFF)),
+    Lie("a version alone", {"other-version"}, data=frame(CONNECTION, 0, b"", version=VERSION + 1)),
+    Lie("our version alone", BAD, data=frame(CONNECTION, 0, b"")),
+    *(Lie(f"protocol {number}", BAD, protocol=number) for number in (0, 2, 3, 4, 0xFFFF)),
+    *(Lie(f"kind {number}", BAD, kind=number) for number in (0, 1, 4, 0xFFFF)),
     *(Lie(f"a ring of {size} bytes", BAD, ring_bytes=size) for size in (0, 1, 4096, 65_535, 196_608)),
     Lie("a message four times", None, times=4),
 ]
@@ -480,6 +485,21 @@ def work_on(ground, peer, victim, number):
     """The connection goes on through the kernel, whatever was said."""
     for _ in range(8):
         peer.exchange(victim, number, ground.random.randbytes(ground.random.randint(1, 5000)))
+
+
+def another_version(ground):
+    """It greets: the victim says which version is its own, and stays on the kernel."""
+    victim = Subject(ground)
+    peer, number = make_peer(victim, ACCEPTING)
+    at = protocol.name_of(peer.tcp, ACCEPTING)
+    with protocol.offer(at) as offered, protocol.await_call(peer, victim, number, offered) as meeting:
+        protocol.say(meeting, message(protocol.GREETING, peer.tcp.fileno(), 0, version=VERSION + 1))
+        work_on(ground, peer, victim, number)
+        require(meeting.recv(100) == frame(CONNECTION, 0, b""), "the victim does not say which version is its own")
+    said = victim.reason(peer.tcp.getpeername()[1], peer.tcp.getsockname()[1])
+    require(said == ("kernel", "other-version"), f"the victim says {said}")
+    victim.do("close", number)
+    peer.close()
 
 
 # KERNEL: a close that waits for as long as the one chose who sent the descriptor.

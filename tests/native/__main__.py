@@ -23,12 +23,16 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from harness import ROOT, Failed, Process, adopt_orphans, end_orphans, require, status_word, wait_until
+from harness import NATIVE, ROOT, VERSION, Failed, Process, adopt_orphans, end_orphans, frame, require, status_word, wait_until
 
 SECONDS = 240  # for whatever a program does
 KINDS = {"bytes": 1, "messages": 2, "locked": 3, "mailbox": 4}
-WELCOME_MAGIC = int.from_bytes(b"rnglnat\x02", "little")
+WELCOME = 1
 CHECKS = {}
+
+
+def welcome(kind, slots, ring, **head):
+    return frame(NATIVE, WELCOME, struct.pack("<IIQQ", kind, 0, slots, ring), **head)
 
 
 def check(function):
@@ -274,7 +278,7 @@ def services_that_lie(place):
     """Whoever answers to a name may say anything: the caller fails with an error, and does nothing else."""
     slots, ring = 64, 65536
     size = 2 * lane_bytes(slots, ring)
-    good = struct.pack("<QIIQQ", WELCOME_MAGIC, KINDS["messages"], 0, slots, ring)
+    good = welcome(KINDS["messages"], slots, ring)
     lies = [
         (b"", []),
         (b"nonsense", []),
@@ -287,10 +291,11 @@ def services_that_lie(place):
         (good, [memfd(size + 4096), memfd(size)]),
         (good, [memfd(size), os.open("/dev/null", os.O_RDWR)]),
         (good, [os.open("/dev/zero", os.O_RDWR), memfd(size)]),
-        (struct.pack("<QIIQQ", WELCOME_MAGIC, KINDS["bytes"], 0, slots, ring), [memfd(size)]),
-        (struct.pack("<QIIQQ", WELCOME_MAGIC, 2, 0, 65, ring), [memfd(size)]),
-        (struct.pack("<QIIQQ", WELCOME_MAGIC, 2, 0, 2**63, 2**63), [memfd(size)]),
-        (struct.pack("<QIIQQ", WELCOME_MAGIC, 2, 0, 0, 0), [memfd(size)]),
+        (welcome(KINDS["bytes"], slots, ring), [memfd(size)]),
+        (welcome(2, 65, ring), [memfd(size)]),
+        (welcome(2, 2**63, 2**63), [memfd(size)]),
+        (welcome(2, 0, 0), [memfd(size)]),
+        (welcome(2, slots, ring, version=VERSION + 1), [memfd(size), memfd(size)]),
     ]
     for number, (text, fds) in enumerate(lies):
         service = name()

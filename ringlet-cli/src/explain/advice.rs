@@ -40,6 +40,7 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         Reason::BadPeer => {
             "Both programs need the same ringlet; if they have it, the other one is broken or hostile."
         }
+        Reason::OtherVersion => "Restart the older of the two programs, under the newer ringlet.",
         Reason::Shared => {
             "It moves once only one process holds it: the parent or the child closes its copy."
         }

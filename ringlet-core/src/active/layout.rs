@@ -19,7 +19,7 @@ use crate::layout::{LANE_MAX_COUNT, Ready};
 use crate::memory::Shared;
 use crate::sync::{AtomicU32, AtomicU64};
 
-pub const MAGIC: u64 = u64::from_le_bytes(*b"rngl-am\x02");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"rngl-am\0");
 
 /// Requests of one end that may be uncompleted.
 pub const DEPTH: usize = 64;

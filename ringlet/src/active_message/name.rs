@@ -12,7 +12,11 @@ pub struct Name {
 }
 
 pub const NAME_BYTES: usize = size_of::<Name>();
-const VERSION: [u8; 8] = *b"rngl-am\x02";
+const VERSION: [u8; 8] = {
+    let mut bytes = *b"rngl-am\0";
+    bytes[7] = ringlet_core::layout::VERSION as u8;
+    bytes
+};
 
 impl Name {
     pub(super) fn new(process: [u8; 16], user: u32, endpoint: u32) -> Name {

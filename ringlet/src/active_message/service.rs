@@ -6,9 +6,9 @@
 use super::Name;
 use super::endpoint::Endpoint;
 use super::lane::{Bells, Lane, Mapping};
-use super::name::NAME_BYTES;
 use super::process::{Shared, own, raw};
 use crate::guarded::Guarded;
+use crate::handshake::{self, Frame, Protocol};
 use ringlet_core::active::layout::{BELLS_BYTES, MAGIC, SEGMENT_BYTES};
 use ringlet_core::active::{Status, Tag};
 use ringlet_linux::fd::pollfd;
@@ -46,17 +46,17 @@ const LOOK_NS: u64 = 1_000_000_000;
 /// Between two tries to greet one that has not looked yet who we are; it grows as they do.
 const GREET_AGAIN_NS: u64 = 1_000_000;
 
-const HELLO: u32 = 1;
-const OPEN: u32 = 2;
-const ANSWER: u32 = 3;
-const END: u32 = 4;
-const ASK: u32 = 5;
-const SEGMENT: u32 = 6;
+const HELLO: u16 = 1;
+const OPEN: u16 = 2;
+const ANSWER: u16 = 3;
+const END: u16 = 4;
+const ASK: u16 = 5;
+const SEGMENT: u16 = 6;
 
 /// All messages have all fields; `status` 0 is success.
 #[derive(Clone, Copy)]
 struct Note {
-    kind: u32,
+    kind: u16,
     status: u32,
     /// The lane's number at the receiver of this note (all but `Hello` and `Open`), and at its sender (`Open`, `Answer`).
     /// In place of the latter: the tag (`Ask`), the segment's generation (`Segment`).
@@ -68,34 +68,28 @@ struct Note {
     endpoint: u32,
 }
 
-const NOTE_BYTES: usize = 28 + NAME_BYTES;
-
 impl Note {
-    fn to_bytes(self) -> [u8; NOTE_BYTES] {
-        let mut bytes = [0; NOTE_BYTES];
-        bytes[0..4].copy_from_slice(&self.kind.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.status.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.yours.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.ours.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.endpoint.to_le_bytes());
-        bytes[28..].copy_from_slice(&self.from.to_bytes());
-        bytes
+    fn frame(self) -> Frame {
+        Frame::new(Protocol::ActiveMessages, self.kind)
+            .u32(self.status)
+            .u64(self.yours)
+            .u64(self.ours)
+            .u32(self.endpoint)
+            .put(&self.from.to_bytes())
     }
 
-    fn from_bytes(bytes: &[u8; NOTE_BYTES]) -> Option<Note> {
-        let (kind, rest) = bytes.split_first_chunk::<4>()?;
-        let (status, rest) = rest.split_first_chunk::<4>()?;
-        let (yours, rest) = rest.split_first_chunk::<8>()?;
-        let (ours, rest) = rest.split_first_chunk::<8>()?;
-        let (endpoint, from) = rest.split_first_chunk::<4>()?;
-        Some(Note {
-            kind: u32::from_le_bytes(*kind),
-            status: u32::from_le_bytes(*status),
-            yours: u64::from_le_bytes(*yours),
-            ours: u64::from_le_bytes(*ours),
-            endpoint: u32::from_le_bytes(*endpoint),
-            from: Name::from_bytes(from.try_into().ok()?)?,
-        })
+    fn read(packet: &[u8]) -> Option<Note> {
+        let parsed = handshake::read(packet, Protocol::ActiveMessages, |kind, fields| {
+            Some(Note {
+                kind,
+                status: fields.u32()?,
+                yours: fields.u64()?,
+                ours: fields.u64()?,
+                endpoint: fields.u32()?,
+                from: Name::from_bytes(&fields.array()?)?,
+            })
+        });
+        parsed.ok()
     }
 }
 
@@ -259,13 +253,13 @@ impl Service {
     }
 
     fn receive(&mut self, at: usize) {
-        let mut bytes = [0; NOTE_BYTES];
+        let mut bytes = [0; handshake::ROOM_BYTES];
         while !self.links[at].dead {
             match meet::receive(raw(&self.links[at].socket), &mut bytes) {
                 Err(Errno::EAGAIN | Errno::EINTR) => break,
-                Ok((NOTE_BYTES, mut fds)) => {
+                Ok((len, mut fds)) if len > 0 => {
                     let passed = fds.take(0).map(own);
-                    let note = Note::from_bytes(&bytes);
+                    let note = Note::read(&bytes[..len]);
                     if note.and_then(|note| self.take(at, note, passed)).is_none() {
                         self.links[at].dead = true;
                     }
@@ -459,7 +453,7 @@ impl Link {
         self.send();
     }
 
-    fn tell(&mut self, shared: &Shared, kind: u32, yours: u64, ours: u64, passed: Option<OwnedFd>) {
+    fn tell(&mut self, shared: &Shared, kind: u16, yours: u64, ours: u64, passed: Option<OwnedFd>) {
         let note = Note { kind, status: 0, yours, ours, from: shared.name(0), endpoint: 0 };
         self.leaving.push_back((note, passed));
         self.send();
@@ -475,7 +469,7 @@ impl Link {
     fn send(&mut self) {
         while let Some((note, passed)) = self.leaving.front() {
             let fds: Vec<i32> = passed.iter().map(raw).collect();
-            match meet::send(raw(&self.socket), &note.to_bytes(), &fds) {
+            match meet::send(raw(&self.socket), note.frame().as_bytes(), &fds) {
                 Ok(()) => {
                     self.leaving.pop_front();
                     self.refused = 0;

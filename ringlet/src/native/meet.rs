@@ -8,12 +8,13 @@ use super::channel::{Channel, Link, Mapping};
 use super::mailbox::Announcer;
 use super::{Error, Kind, Locked, Options, Peers, Region, Sender, Timeout};
 use crate::guarded::{Guarded, close_sent};
+use crate::handshake::{self, Frame, Misfit, Protocol};
 use ringlet_core::layout::LaneGeometry;
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{apart, fd, map, meet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-const WELCOME_MAGIC: u64 = u64::from_le_bytes(*b"rnglnat\x02");
+const WELCOME: u16 = 1;
 /// Somebody who looks for a service that is not there yet looks again after so long, doubled up to the second figure.
 const LOOK_AGAIN_NS: u64 = 100_000;
 const LOOK_AGAIN_MAX_NS: u64 = 10_000_000;
@@ -28,8 +29,6 @@ pub(super) struct Welcome {
     pub ring_bytes: u64,
 }
 
-const WELCOME_BYTES: usize = 32;
-
 impl Welcome {
     pub fn new(options: &Options, lane: u32) -> Welcome {
         Welcome {
@@ -41,25 +40,28 @@ impl Welcome {
     }
 
     pub fn send(self, to: &OwnedFd, fds: &[i32]) -> Result<(), Error> {
-        let mut bytes = [0; WELCOME_BYTES];
-        bytes[..8].copy_from_slice(&WELCOME_MAGIC.to_ne_bytes());
-        bytes[8..12].copy_from_slice(&self.kind.to_ne_bytes());
-        bytes[12..16].copy_from_slice(&self.lane.to_ne_bytes());
-        bytes[16..24].copy_from_slice(&self.slot_count.to_ne_bytes());
-        bytes[24..].copy_from_slice(&self.ring_bytes.to_ne_bytes());
-        Ok(meet::send(to.as_raw_fd(), &bytes, fds)?)
+        let frame = Frame::new(Protocol::Native, WELCOME)
+            .u32(self.kind)
+            .u32(self.lane)
+            .u64(self.slot_count)
+            .u64(self.ring_bytes);
+        Ok(meet::send(to.as_raw_fd(), frame.as_bytes(), fds)?)
     }
 
-    fn parse(bytes: &[u8]) -> Option<Welcome> {
-        let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        let welcome = Welcome {
-            kind: u32_at(8)?,
-            lane: u32_at(12)?,
-            slot_count: u64_at(16)?,
-            ring_bytes: u64_at(24)?,
-        };
-        (bytes.len() == WELCOME_BYTES && u64_at(0)? == WELCOME_MAGIC).then_some(welcome)
+    fn parse(packet: &[u8]) -> Result<Welcome, Error> {
+        let parsed = handshake::read(packet, Protocol::Native, |kind, fields| {
+            let welcome = Welcome {
+                kind: fields.u32()?,
+                lane: fields.u32()?,
+                slot_count: fields.u64()?,
+                ring_bytes: fields.u64()?,
+            };
+            (kind == WELCOME).then_some(welcome)
+        });
+        parsed.map_err(|misfit| match misfit {
+            Misfit::OtherVersion => Error::OtherVersion,
+            Misfit::Nonsense => Error::OtherKind,
+        })
     }
 
     fn geometry(&self) -> Option<LaneGeometry> {
@@ -224,7 +226,7 @@ pub fn connect(name: &str, options: Options, timeout: Timeout) -> Result<Connect
         }
     };
     options.peers.admit(&socket)?;
-    let mut bytes = [0; WELCOME_BYTES + 1];
+    let mut bytes = [0; handshake::ROOM_BYTES];
     let (n, mut fds) = loop {
         match meet::receive(socket.as_raw_fd(), &mut bytes) {
             Err(Errno::EAGAIN) => await_input(socket.as_fd(), &mut deadline)?,
@@ -235,7 +237,7 @@ pub fn connect(name: &str, options: Options, timeout: Timeout) -> Result<Connect
     if n == 0 {
         return Err(Error::Refused);
     }
-    let welcome = Welcome::parse(&bytes[..n]).ok_or(Error::OtherKind)?;
+    let welcome = Welcome::parse(&bytes[..n])?;
     if welcome.kind != options.kind as u32 {
         return Err(Error::OtherKind);
     }

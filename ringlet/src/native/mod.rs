@@ -132,6 +132,8 @@ pub enum Error {
     Refused,
     /// What answers to that name is a service of another kind, or none of ours.
     OtherKind,
+    /// What answers to that name is of another version of ringlet.
+    OtherVersion,
     /// The kernel's.
     System(Errno),
 }
@@ -151,6 +153,7 @@ impl Error {
             Error::NotOurTurn => libc::EBUSY,
             Error::Refused => libc::EACCES,
             Error::OtherKind => libc::EPROTOTYPE,
+            Error::OtherVersion => libc::EPROTONOSUPPORT,
             Error::System(errno) => errno.0,
         }
     }

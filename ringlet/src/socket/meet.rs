@@ -26,6 +26,7 @@ use super::pin;
 use super::table::{End, Kind, Socket, Stage, Tables, tables};
 use super::{budget, carrier, context, control, epoll, memory, moving, process, unforgiving, view};
 use crate::config::PeerPolicy;
+use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::lock::Held;
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
@@ -49,16 +50,14 @@ const LOOK_LATER_CALLS: u32 = 2;
 const PLACE_COUNT: usize = 1024;
 const PLACES_LOOKED_AT: usize = 16;
 const PLACE_KEPT_NS: u64 = 1_000_000_000;
-const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"rnglhi\x00\x02");
-const MESSAGE_BYTES: usize = 40;
-const GREETING: u32 = 1;
-const HELLO: u32 = 2;
-const ANSWER: u32 = 3;
+const GREETING: u16 = 1;
+const HELLO: u16 = 2;
+const ANSWER: u16 = 3;
 
-/// All messages: magic, ring size, sender's descriptor number, its doorbell (process, context; 0 for none), and which it is.
+/// All messages: which it is, ring size, sender's descriptor number, its doorbell (process, context; 0 for none).
 #[derive(Default)]
 struct Message {
-    kind: u32,
+    kind: u16,
     ring_bytes: u64,
     fd: i32,
     context: u32,
@@ -66,29 +65,23 @@ struct Message {
 }
 
 impl Message {
-    fn write(&self) -> [u8; MESSAGE_BYTES] {
-        let mut bytes = [0; MESSAGE_BYTES];
-        bytes[0..8].copy_from_slice(&HELLO_MAGIC.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.ring_bytes.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.fd.to_le_bytes());
-        bytes[20..24].copy_from_slice(&self.context.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.process.to_le_bytes());
-        bytes[32..36].copy_from_slice(&self.kind.to_le_bytes());
-        bytes
+    fn frame(&self) -> Frame {
+        Frame::new(Protocol::Connection, self.kind)
+            .u64(self.ring_bytes)
+            .u32(self.fd as u32)
+            .u32(self.context)
+            .u64(self.process)
     }
 
-    fn read(bytes: &[u8]) -> Option<Message> {
-        let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        if bytes.len() != MESSAGE_BYTES || u64_at(0)? != HELLO_MAGIC {
-            return None;
-        }
-        Some(Message {
-            ring_bytes: u64_at(8)?,
-            fd: u32_at(16)? as i32,
-            context: u32_at(20)?,
-            process: u64_at(24)?,
-            kind: u32_at(32)?,
+    fn read(packet: &[u8]) -> Result<Message, Misfit> {
+        handshake::read(packet, Protocol::Connection, |kind, fields| {
+            Some(Message {
+                kind,
+                ring_bytes: fields.u64()?,
+                fd: fields.u32()? as i32,
+                context: fields.u32()?,
+                process: fields.u64()?,
+            })
         })
     }
 }
@@ -399,12 +392,12 @@ fn say(
         put(card.page_memfd);
     }
     socket.home.set(message.context);
-    match rendezvous::send(meeting, &message.write(), &fds[..count]) {
+    match rendezvous::send(meeting, message.frame().as_bytes(), &fds[..count]) {
         // It does not trust us (it can't see us in its /proc, say).
         Err(Errno::EPERM) if count > 0 && segment.is_none() => {
             (message.context, message.process) = (0, 0);
             socket.home.set(0);
-            rendezvous::send(meeting, &message.write(), &[])
+            rendezvous::send(meeting, message.frame().as_bytes(), &[])
         }
         said => said,
     }
@@ -465,9 +458,9 @@ fn listen(
     tables: &Tables,
     socket: &Socket,
     meeting: i32,
-    kind: u32,
+    kind: u16,
 ) -> Result<(Message, rendezvous::Credentials), Step> {
-    let mut bytes = [0; MESSAGE_BYTES + 1];
+    let mut bytes = [0; handshake::ROOM_BYTES];
     let heard = match rendezvous::look_at(meeting, &mut bytes) {
         // It speaks at its own next call.
         Err(Errno::EAGAIN) => return Err(Step::Soon),
@@ -476,9 +469,20 @@ fn listen(
         Ok(heard) if heard.caller.is_none() => return Err(again(socket)),
         Ok(heard) => heard,
     };
-    let message = Message::read(&bytes[..heard.len])
-        .filter(|message| message.kind == kind && !(kind == GREETING && heard.fds.truncated))
-        .ok_or(Step::Bar(Reason::BadPeer))?;
+    let message = match Message::read(&bytes[..heard.len]) {
+        Ok(message) => message,
+        Err(misfit) => {
+            if (misfit, kind) == (Misfit::OtherVersion, GREETING) {
+                // (Who has said hello knows ours by our greeting.)
+                let ours = Frame::version_only(Protocol::Connection);
+                let _ = rendezvous::send(meeting, ours.as_bytes(), &[]);
+            }
+            return Err(Step::Bar(Reason::from(misfit)));
+        }
+    };
+    if message.kind != kind || kind == GREETING && heard.fds.truncated {
+        return Err(Step::Bar(Reason::BadPeer));
+    }
     let ends = carrier::ends(tables, socket).map_err(|_| Step::Bar(Reason::NotConnected))?;
     let peer = check(tables, socket, &ends, meeting, message.fd)?;
     // (They stay where they are: older kernels admit them from anybody.)
@@ -599,7 +603,7 @@ fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
     }
     let _ = proof::state(socket.fd(), meeting);
     let greeting = Message { kind: GREETING, fd: socket.fd(), ..Message::default() };
-    match rendezvous::send(meeting, &greeting.write(), &[]) {
+    match rendezvous::send(meeting, greeting.frame().as_bytes(), &[]) {
         Ok(()) => Step::Soon,
         Err(error) if is_gone(error) => again(socket),
         Err(error) => Step::Bar(Reason::from(error)),
@@ -627,7 +631,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
         Ok(heard) => heard,
         Err(step) => return step,
     };
-    let mut bytes = [0; MESSAGE_BYTES + 1];
+    let mut bytes = [0; handshake::ROOM_BYTES];
     let mut fds = match rendezvous::take(meeting, &mut bytes) {
         Ok(taken) if taken.fds.truncated => return Step::Bar(Reason::NoDescriptor),
         Ok(taken) => taken.fds,
@@ -718,7 +722,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     }
     let Some(registrations) = epoll::hold_registrations(socket) else { return one_shot(socket) };
     // It has proven itself by its greeting.
-    let mut bytes = [0; MESSAGE_BYTES + 1];
+    let mut bytes = [0; handshake::ROOM_BYTES];
     let taken = match rendezvous::take(meeting, &mut bytes) {
         // It has come this far: the answer is due at the peer's next call.
         Err(Errno::EAGAIN) => return Step::Soon,
@@ -727,8 +731,11 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
         Ok(taken) if taken.caller.is_none() => return again(socket),
         Ok(taken) => taken,
     };
-    let answer = Message::read(&bytes[..taken.len]).filter(|answer| answer.kind == ANSWER);
-    let Some(answer) = answer else { return Step::Bar(Reason::BadPeer) };
+    let answer = match Message::read(&bytes[..taken.len]) {
+        Ok(answer) if answer.kind == ANSWER => answer,
+        Ok(_) => return Step::Bar(Reason::BadPeer),
+        Err(misfit) => return Step::Bar(Reason::from(misfit)),
+    };
     let peer = match rendezvous::credentials(meeting) {
         Ok(peer) => peer,
         Err(error) => return Step::Bar(Reason::from(error)),

@@ -19,6 +19,7 @@
 use super::outlets::{ATTACHED, FRESH, KNOCKED, NEVER, Outlet};
 use super::{inlets, outlets};
 use crate::config::Endpoint;
+use crate::handshake::{self, Fields, Frame, Misfit, Protocol};
 use crate::reasons::Reason;
 use crate::socket::budget;
 use crate::socket::table::{Socket, Stage, Tables, tables};
@@ -33,10 +34,8 @@ use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::tcp::{self, Address};
 use ringlet_linux::{apart, map, udp};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"rngludp\x03");
-const MESSAGE_BYTES: usize = 80;
-const HELLO: u32 = 1;
-const LANE: u32 = 2;
+const HELLO: u16 = 1;
+const LANE: u16 = 2;
 /// Messages taken from the door in one call of the program.
 const MESSAGES_AT_ONCE: u32 = 8;
 /// Calls between two looks: a quarter of those made so far, up to so many.
@@ -61,7 +60,7 @@ const DATA_MIN_BYTES: usize = 256 << 10;
 /// What goes through doors, both ways.
 #[derive(Clone, Copy)]
 struct Message {
-    kind: u32,
+    kind: u16,
     /// The speaker's descriptor and socket, and the socket that is spoken to.
     fd: i32,
     inode: u32,
@@ -74,45 +73,30 @@ struct Message {
 }
 
 impl Message {
-    fn write(&self) -> [u8; MESSAGE_BYTES] {
-        let mut bytes = [0; MESSAGE_BYTES];
-        let mut at = 0;
-        let mut put = |part: &[u8]| {
-            bytes[at..at + part.len()].copy_from_slice(part);
-            at += part.len();
-        };
-        put(&MAGIC.to_le_bytes());
-        for word in [self.kind, self.fd as u32, self.inode, self.to_inode] {
-            put(&word.to_le_bytes());
-        }
-        for end in [&self.source, &self.target] {
-            put(&end.ip);
-            put(&u32::from(end.port).to_le_bytes());
-        }
-        put(&self.slot_count.to_le_bytes());
-        put(&self.ring_bytes.to_le_bytes());
-        bytes
+    fn frame(&self) -> Frame {
+        let end = |frame: Frame, end: &Address| frame.put(&end.ip).u32(u32::from(end.port));
+        let frame = Frame::new(Protocol::Datagrams, self.kind)
+            .u32(self.fd as u32)
+            .u32(self.inode)
+            .u32(self.to_inode);
+        end(end(frame, &self.source), &self.target).u32(self.slot_count).u64(self.ring_bytes)
     }
 
-    fn read(bytes: &[u8]) -> Option<Message> {
-        let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let address_at = |at: usize| {
-            let ip = bytes.get(at..at + 16)?.try_into().ok()?;
-            Some(Address { ip, port: u16::try_from(u32_at(at + 16)?).ok()? })
+    fn read(packet: &[u8]) -> Result<Message, Misfit> {
+        let address = |fields: &mut Fields| {
+            Some(Address { ip: fields.array()?, port: u16::try_from(fields.u32()?).ok()? })
         };
-        if bytes.len() != MESSAGE_BYTES || u64_at(0)? != MAGIC {
-            return None;
-        }
-        Some(Message {
-            kind: u32_at(8)?,
-            fd: u32_at(12)? as i32,
-            inode: u32_at(16)?,
-            to_inode: u32_at(20)?,
-            source: address_at(24)?,
-            target: address_at(44)?,
-            slot_count: u32_at(64)?,
-            ring_bytes: u64_at(68)?,
+        handshake::read(packet, Protocol::Datagrams, |kind, fields| {
+            Some(Message {
+                kind,
+                fd: fields.u32()? as i32,
+                inode: fields.u32()?,
+                to_inode: fields.u32()?,
+                source: address(fields)?,
+                target: address(fields)?,
+                slot_count: fields.u32()?,
+                ring_bytes: fields.u64()?,
+            })
         })
     }
 }
@@ -327,7 +311,7 @@ fn knock(tables: &Tables, socket: &'static Socket, to: &Address) {
         ring_bytes: 0,
     };
     rendezvous::admit_descriptors(door, true);
-    if udp::knock(door, owner.inode, &hello.write(), &[]).is_err() {
+    if udp::knock(door, owner.inode, hello.frame().as_bytes(), &[]).is_err() {
         // Nobody is there, or too many are.
         change(socket, to, |outlet| outlet.begin_again(later_or_rarely(outlet.calls.get())));
     }
@@ -351,19 +335,21 @@ fn allowed(tables: &Tables, local: &Address, remote: &Address) -> bool {
 fn take_messages(tables: &Tables, socket: &'static Socket, door: i32) -> bool {
     let mut any = false;
     for _ in 0..MESSAGES_AT_ONCE {
-        let mut bytes = [0; MESSAGE_BYTES + 1];
+        let mut bytes = [0; handshake::ROOM_BYTES];
         let Ok(heard) = rendezvous::look_at(door, &mut bytes) else { break };
         let Some(caller) = heard.caller else { break };
         any = true;
         let Some((_, outbox)) = outlets::of(socket) else { break };
-        let message = Message::read(&bytes[..heard.len])
-            .filter(|message| message.to_inode == outbox.inode.get());
+        let message = Message::read(&bytes[..heard.len]).and_then(|message| {
+            let to_us = message.to_inode == outbox.inode.get();
+            if to_us { Ok(message) } else { Err(Misfit::Nonsense) }
+        });
         let taken = match (message, heard.fds.truncated) {
-            (Some(message), false) if message.kind == HELLO => {
+            (Ok(message), false) if message.kind == HELLO => {
                 rendezvous::skip(door);
                 take_hello(tables, socket, door, &message, caller)
             }
-            (Some(message), true) if message.kind == LANE => {
+            (Ok(message), true) if message.kind == LANE => {
                 match take_answer(tables, socket, door, &message, caller) {
                     Some(taken) => taken,
                     None => {
@@ -372,9 +358,9 @@ fn take_messages(tables: &Tables, socket: &'static Socket, door: i32) -> bool {
                     }
                 }
             }
-            (_, false) => {
+            (said, false) => {
                 rendezvous::skip(door);
-                Err(Reason::BadPeer)
+                Err(said.err().map_or(Reason::BadPeer, Reason::from))
             }
             (_, true) => {
                 super::bar(socket, Reason::BadPeer);
@@ -417,7 +403,7 @@ fn take_answer(
         let taken = ours.then(|| rendezvous::take(door, &mut [])).and_then(Result::ok);
         return taken.filter(|taken| !taken.fds.truncated).map(|_| Err(reason));
     }
-    let taken = rendezvous::take(door, &mut [0; MESSAGE_BYTES]).ok()?;
+    let taken = rendezvous::take(door, &mut [0; handshake::ROOM_BYTES]).ok()?;
     if taken.fds.truncated {
         return None;
     }
@@ -486,7 +472,7 @@ fn take_hello(
         ring_bytes: geometry.ring_bytes as u64,
         ..*hello
     };
-    let said = udp::knock(door, hello.inode, &answer.write(), &[memfd]);
+    let said = udp::knock(door, hello.inode, answer.frame().as_bytes(), &[memfd]);
     sys::close(memfd);
     if said.is_err()
         && let Some(_held) = socket.end().receive_lock.take()
