@@ -1,32 +1,19 @@
 //! A pair of queues between two programs, for bytes or messages.
 
+use super::announcer::Announcer;
 use super::bell::{Bell, Deadline, Waiter};
+use super::segment::Mapping;
 use super::{Error, Kind, Options, Timeout};
 use ringlet_core::layout::{LaneGeometry, MESSAGE_MAX_BYTES};
 use ringlet_core::mapped::{Lane, Mapped};
-use ringlet_core::memory::Area;
 use ringlet_core::queue::{self, Next, Refused, Reserved, Rx, Tx};
 use ringlet_core::sync::Ordering;
-use ringlet_linux::map;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 /// Largest piece of a stream: a long send is cut, so that the receiver reads one piece while the next is written.
 const PIECE_BYTES: usize = 16 << 10;
-
-/// A mapping that goes when the last user does.
-pub(super) struct Mapping(pub Area);
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped for us by `meet`; lanes and messages that point into it hold or borrow what holds this.
-        #[allow(unsafe_code)]
-        unsafe {
-            map::unmap(self.0)
-        };
-    }
-}
 
 /// What both halves of a connection share. Each sleeps on a socket of its own, so that neither takes the other's bytes.
 pub(super) struct Link {
@@ -76,7 +63,7 @@ pub struct Sender {
     tx: Tx,
     bytes: bool,
     /// What else there is to do after a message was published.
-    announce: Option<super::mailbox::Announcer>,
+    announce: Option<Announcer>,
 }
 
 impl Sender {
@@ -84,11 +71,7 @@ impl Sender {
         Sender { link, lane, back, tx: Tx::default(), bytes, announce: None }
     }
 
-    pub(super) fn of_mailbox(
-        link: Link,
-        geometry: LaneGeometry,
-        announce: super::mailbox::Announcer,
-    ) -> Sender {
+    pub(super) fn of_mailbox(link: Link, geometry: LaneGeometry, announce: Announcer) -> Sender {
         let lane = link.lane(geometry, 0);
         let mut sender = Sender::new(Arc::new(link), lane, None, false);
         sender.announce = Some(announce);

@@ -4,20 +4,20 @@
 //! the senders of one user (who could harm each other anyway); the receiver's interrupt flag can be read by all and written by none.
 
 use super::bell::{Bell, Deadline};
-use super::channel::{Mapping, Receives};
-use super::meet::{Welcome, accept, make_segment, map_segment, open_service, own};
+use super::channel::Receives;
+use super::segment::{Mapping, make_segment, own};
+use super::welcome::{Welcome, accept, open_service};
 use super::{Error, Kind, Options, Timeout};
 use crate::guarded::Guarded;
 use crate::waiting::spin;
 use ringlet_core::layout::{LANE_MAX_COUNT, LaneGeometry, PAGE_BYTES, Ready};
-use ringlet_core::mailbox::{Inbox, announce};
+use ringlet_core::mailbox::Inbox;
 use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::queue::{self, Next, Rx};
 use ringlet_core::sync::Ordering;
 use ringlet_core::wait;
 use ringlet_linux::sys;
 use ringlet_linux::{fd, map, meet};
-use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// A receiver that is always busy looks for new senders this often (in ticks: some 10 to 50 ms), counted at every so many looks.
@@ -26,39 +26,6 @@ const LOOKS_PER_CLOCK: u32 = 64;
 const EVENTS_AT_ONCE: usize = 32;
 /// The service's mark in the epoll set; lanes have their number.
 const SERVICE: u64 = u64::MAX;
-
-/// What a sender does after it has published.
-pub(super) struct Announcer {
-    ready: Mapping,
-    flag: Mapping,
-    lane: usize,
-    /// The value of the flag for which we rang last.
-    rung: Cell<u64>,
-}
-
-impl Announcer {
-    /// From what the mailbox sent; checked.
-    pub fn new(ready: Option<i32>, flag: Option<i32>, lane: u32) -> Result<Announcer, Error> {
-        if lane as usize >= LANE_MAX_COUNT {
-            return Err(Error::PeerCorrupt);
-        }
-        Ok(Announcer {
-            ready: map_segment(ready, PAGE_BYTES, true)?,
-            flag: map_segment(flag, PAGE_BYTES, false)?,
-            lane: lane as usize,
-            rung: Cell::new(0),
-        })
-    }
-
-    #[inline]
-    pub fn published(&self, bell: &Bell) {
-        announce(self.ready.0.at(0), self.lane);
-        if let Some(value) = wait::armed(self.flag.0.at(0), self.rung.get()) {
-            self.rung.set(value);
-            bell.ring();
-        }
-    }
-}
 
 /// Which sender a message is from: a number that no other sender of this mailbox has or had.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -18,19 +18,22 @@
 //! All handles belong to the process that made them: a child by fork must not use or drop its copies. Each call is made by one
 //! thread at a time on one handle, as `&mut self` says.
 
+mod announcer;
 mod bell;
 mod channel;
 mod locked;
 mod mailbox;
-mod meet;
 mod region;
+mod segment;
+mod service;
+mod welcome;
 
 pub use channel::{Channel, Message, Receiver, Receives, Sender, Sends, Slot};
 pub use locked::Locked;
 pub use mailbox::{Mailbox, SenderId};
-pub use meet::{Connection, Listener, connect};
 pub use region::Region;
 pub use ringlet_core::layout::LANE_MAX_COUNT as SENDER_MAX_COUNT;
+pub use service::{Connection, Listener, connect};
 
 use ringlet_core::layout::{LANE_SLOT_MIN_COUNT, LaneGeometry};
 use ringlet_core::queue::Refused;

@@ -1,124 +1,23 @@
 //! How two programs find each other: a service's name, credentials, and a segment for each connection.
 //!
-//! The service speaks first: to whoever connects and is admitted it sends what it is, with a fresh segment (a sealed memfd) and
-//! what else belongs to a connection of its kind. So it never waits for anybody.
+//! (`welcome`: what the service says first.)
 
+use super::announcer::Announcer;
 use super::bell::{Bell, Deadline};
-use super::channel::{Channel, Link, Mapping};
-use super::mailbox::Announcer;
-use super::{Error, Kind, Locked, Options, Peers, Region, Sender, Timeout};
+use super::channel::{Channel, Link};
+use super::segment::{Mapping, make_segment, map_segment, own};
+use super::welcome::{Welcome, accept, open_service};
+use super::{Error, Kind, Locked, Options, Region, Sender, Timeout};
 use crate::guarded::{Guarded, close_sent};
-use crate::handshake::{self, Frame, Misfit, Protocol};
+use crate::handshake;
 use ringlet_core::layout::LaneGeometry;
 use ringlet_linux::sys::Errno;
-use ringlet_linux::{apart, fd, map, meet};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use ringlet_linux::{apart, fd, meet};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-const WELCOME: u16 = 1;
 /// Somebody who looks for a service that is not there yet looks again after so long, doubled up to the second figure.
 const LOOK_AGAIN_NS: u64 = 100_000;
 const LOOK_AGAIN_MAX_NS: u64 = 10_000_000;
-
-/// What a service says of a connection.
-#[derive(Clone, Copy)]
-pub(super) struct Welcome {
-    pub kind: u32,
-    /// A mailbox's: which lane, which bit.
-    pub lane: u32,
-    pub slot_count: u64,
-    pub ring_bytes: u64,
-}
-
-impl Welcome {
-    pub fn new(options: &Options, lane: u32) -> Welcome {
-        Welcome {
-            kind: options.kind as u32,
-            lane,
-            slot_count: options.slot_count as u64,
-            ring_bytes: options.ring_bytes as u64,
-        }
-    }
-
-    pub fn send(self, to: &OwnedFd, fds: &[i32]) -> Result<(), Error> {
-        let frame = Frame::new(Protocol::Native, WELCOME)
-            .u32(self.kind)
-            .u32(self.lane)
-            .u64(self.slot_count)
-            .u64(self.ring_bytes);
-        Ok(meet::send(to.as_raw_fd(), frame.as_bytes(), fds)?)
-    }
-
-    fn parse(packet: &[u8]) -> Result<Welcome, Error> {
-        let parsed = handshake::read(packet, Protocol::Native, |kind, fields| {
-            let welcome = Welcome {
-                kind: fields.u32()?,
-                lane: fields.u32()?,
-                slot_count: fields.u64()?,
-                ring_bytes: fields.u64()?,
-            };
-            (kind == WELCOME).then_some(welcome)
-        });
-        parsed.map_err(|misfit| match misfit {
-            Misfit::OtherVersion => Error::OtherVersion,
-            Misfit::Nonsense => Error::OtherKind,
-        })
-    }
-
-    fn geometry(&self) -> Option<LaneGeometry> {
-        let (slots, bytes) = (usize::try_from(self.slot_count), usize::try_from(self.ring_bytes));
-        LaneGeometry::new(slots.ok()?, bytes.ok()?)
-    }
-}
-
-pub(super) fn own(fd: i32) -> OwnedFd {
-    // SAFETY: a descriptor that the kernel has just given us and that nothing else knows of.
-    #[allow(unsafe_code)]
-    unsafe {
-        OwnedFd::from_raw_fd(fd)
-    }
-}
-
-/// A fresh segment of zeros.
-pub(super) fn make_segment(bytes: usize) -> Result<(OwnedFd, Mapping), Error> {
-    let memfd = own(map::sealed_memfd(c"ringlet-native", bytes, libc::F_SEAL_SEAL)?);
-    let area = map::map_shared(memfd.as_raw_fd(), bytes, true)?;
-    Ok((memfd, Mapping(area)))
-}
-
-/// Maps what a service sent, if it is of that size and can't fault.
-pub(super) fn map_segment(fd: Option<i32>, bytes: usize, writable: bool) -> Result<Mapping, Error> {
-    let memfd = fd.ok_or(Error::PeerCorrupt)?;
-    let mapped = match map::sealed_size(memfd) {
-        Ok(size) if size == bytes => map::map_shared(memfd, bytes, writable).map_err(Error::from),
-        Ok(_) | Err(Errno::EINVAL) => Err(Error::PeerCorrupt),
-        Err(errno) => Err(errno.into()),
-    };
-    apart::close_foreign(memfd, apart::SOMEBODY);
-    mapped.map(Mapping)
-}
-
-impl Peers {
-    /// May we deal with whoever is at the other end?
-    pub(super) fn admit(self, socket: &OwnedFd) -> Result<(), Error> {
-        let uid = meet::credentials(socket.as_raw_fd())?.uid;
-        let admitted = self == Peers::Any || uid == 0 || meet::is_our_user(uid);
-        if admitted { Ok(()) } else { Err(Error::Refused) }
-    }
-}
-
-/// The next of those who have come and are admitted.
-pub(super) fn accept(service: &OwnedFd, peers: Peers) -> Result<Guarded, Error> {
-    loop {
-        let socket = Guarded::new(own(meet::accept_in_sight(service.as_raw_fd())?));
-        if peers.admit(&socket).is_ok() {
-            return Ok(socket);
-        }
-    }
-}
-
-pub(super) fn open_service(name: &str) -> Result<Guarded, Error> {
-    Ok(Guarded::new(own(meet::serve(name.as_bytes())?)))
-}
 
 /// Waits until a descriptor is readable.
 fn await_input(fd: BorrowedFd, deadline: &mut Deadline) -> Result<(), Error> {

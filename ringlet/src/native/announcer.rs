@@ -1,0 +1,42 @@
+//! What a sender to a mailbox does behind each message.
+
+use super::Error;
+use super::bell::Bell;
+use super::segment::{Mapping, map_segment};
+use ringlet_core::layout::{LANE_MAX_COUNT, PAGE_BYTES};
+use ringlet_core::mailbox::announce;
+use ringlet_core::wait;
+use std::cell::Cell;
+
+/// What a sender does after it has published.
+pub(super) struct Announcer {
+    ready: Mapping,
+    flag: Mapping,
+    lane: usize,
+    /// The value of the flag for which we rang last.
+    rung: Cell<u64>,
+}
+
+impl Announcer {
+    /// From what the mailbox sent; checked.
+    pub fn new(ready: Option<i32>, flag: Option<i32>, lane: u32) -> Result<Announcer, Error> {
+        if lane as usize >= LANE_MAX_COUNT {
+            return Err(Error::PeerCorrupt);
+        }
+        Ok(Announcer {
+            ready: map_segment(ready, PAGE_BYTES, true)?,
+            flag: map_segment(flag, PAGE_BYTES, false)?,
+            lane: lane as usize,
+            rung: Cell::new(0),
+        })
+    }
+
+    #[inline]
+    pub fn published(&self, bell: &Bell) {
+        announce(self.ready.0.at(0), self.lane);
+        if let Some(value) = wait::armed(self.flag.0.at(0), self.rung.get()) {
+            self.rung.set(value);
+            bell.ring();
+        }
+    }
+}
