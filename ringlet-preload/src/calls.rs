@@ -7,6 +7,7 @@ use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, sockl
 use ringlet::reasons::Reason;
 use ringlet::socket::table::{self, Socket};
 use ringlet::socket::{self, Native, Way, process, splice, stream, unix, way_in, way_out};
+use ringlet::thread::is_alone;
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_linux::fd;
 use ringlet_linux::map::{CHUNK_BYTES, Chunk};
@@ -25,11 +26,11 @@ pub(crate) fn is_nowhere<T>(pointer: *const T) -> bool {
     !(FIRST_PAGE..USER_END).contains(&(pointer as usize))
 }
 
-/// A native call, in which the thread may be cancelled: it counts if it moved data.
+/// A native call, in which the thread may be cancelled: it counts if it moved data. (A process ends with its only thread.)
 #[inline(always)]
 fn native(call: Option<Native>, make: impl FnOnce() -> ssize_t) -> ssize_t {
     let Some(call) = call else { return make() };
-    let moved = in_which(&|| call.end(), make);
+    let moved = if is_alone() { make() } else { in_which(&|| call.end(), make) };
     if moved > 0 {
         call.moved();
     }

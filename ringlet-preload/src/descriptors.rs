@@ -1,12 +1,13 @@
 //! Calls that make, name, change or close descriptors.
 
 use crate::calls::{is_nowhere, recvmmsg, sendmmsg};
-use crate::processes::{execve, execveat, forking, makes_copy};
+use crate::processes::{execve, execveat, forking, lends, makes_copy};
 use crate::{next, result, set_errno};
 use libc::{c_char, c_int, c_long, c_ulong, c_void, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::{Known, Stage, lookup};
 use ringlet::socket::{self, carrier, datagram, epoll, process, stream, unforgiving};
+use ringlet::thread::is_alone;
 
 /// Which path a descriptor's connection is on (`ringlet_core::view::PATH_*`), for tests and curious programs; -1 for a descriptor
 /// that ringlet does not follow.
@@ -484,7 +485,7 @@ pub unsafe extern "C" fn getsockopt(
 pub extern "C" fn close_range(first: libc::c_uint, last: libc::c_uint, flags: c_int) -> c_int {
     // KERNEL: with CLOEXEC nothing is closed now. UNSHARE makes a table for this thread alone: in a program of one thread what is
     // closed there is closed for the program; in any other it is this thread's affair.
-    let only_ours = flags == libc::CLOSE_RANGE_UNSHARE as c_int && is_single_threaded();
+    let only_ours = flags == libc::CLOSE_RANGE_UNSHARE as c_int && is_alone();
     if flags as libc::c_uint & libc::CLOSE_RANGE_UNSHARE != 0 && !only_ours {
         process::before_split();
     }
@@ -522,12 +523,6 @@ pub extern "C" fn close_range(first: libc::c_uint, last: libc::c_uint, flags: c_
         from = fd as u32 + 1;
     }
     if from <= last { close_up_to(from, last) } else { 0 }
-}
-
-pub fn is_single_threaded() -> bool {
-    let flag = crate::next_of!(c"__libc_single_threaded").address().cast::<bool>();
-    // SAFETY: libc's byte of this name, if it has one; written before a second thread starts.
-    !flag.is_null() && unsafe { flag.read_volatile() }
 }
 
 #[unsafe(no_mangle)]
@@ -586,6 +581,10 @@ pub unsafe extern "C" fn syscall(
             f
         )
     };
+    // SAFETY: as above.
+    if unsafe { lends(number, a) } {
+        process::lends_memory();
+    }
     // SAFETY: as above.
     if unsafe { makes_copy(number, a) } { forking(make) } else { make() }
 }

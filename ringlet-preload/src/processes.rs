@@ -1,17 +1,23 @@
 //! Calls that make processes, replace programs, or set signal handlers.
 
 use crate::calls::is_nowhere;
-use crate::descriptors::is_single_threaded;
 use crate::{next, set_errno};
 use core::arch::naked_asm;
 use core::ptr::null_mut;
 use libc::{c_char, c_int, c_long, c_ulong, c_void, gid_t, pid_t, uid_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::process;
+use ringlet::thread::is_alone;
 use ringlet::waiting::signals;
 use ringlet_core::sync::{AtomicU64, Ordering};
 use ringlet_linux::map::Scratch;
 use ringlet_linux::sys;
+
+macro_rules! next_address {
+    ($name:literal) => {
+        $crate::next_of!($name).address()
+    };
+}
 
 /// Forks that this process has made, and those it comes from, up to two. (A page that nobody writes to is copied for no child.)
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -85,6 +91,70 @@ pub unsafe fn makes_copy(number: c_long, first: c_ulong) -> bool {
     flags & libc::CLONE_VM as c_ulong == 0
 }
 
+/// Does it make one that shares our memory, but not our descriptors?
+///
+/// # Safety
+/// As above.
+pub unsafe fn lends(number: c_long, first: c_ulong) -> bool {
+    let flags = match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_vfork => libc::CLONE_VM as c_ulong,
+        libc::SYS_clone => first,
+        // SAFETY: as above.
+        libc::SYS_clone3 if !is_nowhere(first as *const u64) => unsafe { *(first as *const u64) },
+        _ => return false,
+    };
+    const BOTH: c_ulong = (libc::CLONE_VM | libc::CLONE_THREAD) as c_ulong;
+    flags & BOTH == libc::CLONE_VM as c_ulong
+}
+
+/// vfork returns twice, on our caller's stack: so we are gone by then.
+macro_rules! lends_memory {
+    ($name:ident, $before:ident) => {
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() -> pid_t {
+            naked_asm!("sub rsp, 8", "call {before}", "add rsp, 8", "jmp rax", before = sym $before)
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() -> pid_t {
+            naked_asm!(
+                "stp x29, x30, [sp, #-16]!",
+                "bl {before}",
+                "mov x16, x0",
+                "ldp x29, x30, [sp], #16",
+                "br x16",
+                before = sym $before,
+            )
+        }
+    };
+}
+
+extern "C" fn before_vfork() -> *mut c_void {
+    process::lends_memory();
+    or_none(next_address!(c"vfork"))
+}
+extern "C" fn before_vfork_too() -> *mut c_void {
+    process::lends_memory();
+    or_none(next_address!(c"__vfork"))
+}
+
+/// For a libc that has none.
+fn or_none(vfork: *mut c_void) -> *mut c_void {
+    extern "C" fn none() -> pid_t {
+        set_errno(libc::ENOSYS);
+        -1
+    }
+    if vfork.is_null() { none as *mut c_void } else { vfork }
+}
+
+lends_memory!(vfork, before_vfork);
+lends_memory!(__vfork, before_vfork_too);
+
 type Work = extern "C" fn(*mut c_void) -> c_int;
 
 #[unsafe(no_mangle)]
@@ -118,12 +188,16 @@ pub unsafe extern "C" fn clone(
             child
         )
     };
+    // SAFETY: no memory is named.
+    if unsafe { lends(libc::SYS_clone, flags as c_ulong) } {
+        process::lends_memory();
+    }
     if flags & libc::CLONE_VM != 0 { make() } else { forking(|| make().into()) as c_int }
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn unshare(flags: c_int) -> c_int {
-    if flags & libc::CLONE_FILES != 0 && !is_single_threaded() {
+    if flags & libc::CLONE_FILES != 0 && !is_alone() {
         process::before_split();
     }
     next!(c"unshare", fn(c_int) -> c_int, flags)
@@ -144,7 +218,7 @@ macro_rules! changes_credentials {
             let now = sys::$kind();
             let then: fn([u32; 3], $($type),*) -> [u32; 3] = $then;
             if is_change(now, then(now, $($id),*)) {
-                process::before_credentials(is_single_threaded());
+                process::before_credentials(is_alone());
             }
             next!($text, fn($($type),*) -> c_int, $($id),*)
         }
@@ -629,12 +703,6 @@ macro_rules! in_front_of {
                 before = sym $before,
             )
         }
-    };
-}
-
-macro_rules! next_address {
-    ($name:literal) => {
-        $crate::next_of!($name).address()
     };
 }
 

@@ -24,6 +24,7 @@ extern "C" fn start() {
         return;
     }
     ringlet::waiting::sleep::start(crate::cancellation::SLEEP);
+    ringlet::thread::told_by(crate::next_of!(c"__libc_single_threaded").address() as usize);
     let started = socket::start(config);
     if started.is_ok() {
         crate::processes::watch_forks();

@@ -10,5 +10,5 @@ pub mod native;
 pub mod plain;
 pub mod reasons;
 pub mod socket;
-mod thread;
+pub mod thread;
 pub mod waiting;

@@ -3,7 +3,7 @@
 //! A process learns of a fork at its next look, however the fork was made: a page that the kernel wipes in a child says so.
 
 use crate::plain::P32;
-use ringlet_core::sync::{AtomicU32, Ordering};
+use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
 use ringlet_linux::map;
 use ringlet_linux::sys::{self, Sys};
 use std::cell::Cell;
@@ -106,6 +106,23 @@ pub fn number() -> u32 {
 pub fn generation() -> u32 {
     look_for_fork();
     PROCESS.get().map_or(0, |process| process.identity.generation.get())
+}
+
+/// libc's byte that says so (`__libc_single_threaded`), if it has one.
+static ALONE: AtomicUsize = AtomicUsize::new(0);
+
+/// Where libc says whether the process has one thread only; 0 if it does not say.
+pub fn told_by(byte: usize) {
+    ALONE.store(byte, Ordering::Relaxed);
+}
+
+/// Is the calling thread the only one that libc knows of? (A handler may still interrupt it, and may make another.)
+#[allow(unsafe_code)]
+#[inline(always)]
+pub fn is_alone() -> bool {
+    let byte = ALONE.load(Ordering::Relaxed) as *const bool;
+    // SAFETY: libc's own byte, there for good; it is written before a second thread starts.
+    !byte.is_null() && unsafe { byte.read_volatile() }
 }
 
 /// What is known of the owner of a lock.

@@ -24,13 +24,16 @@ pub struct Gate {
     forker: AtomicU32,
 }
 
-/// Until it is dropped.
-pub struct Inside<'a>(&'a Gate);
+/// Until it is dropped. (Of a thread that was the only one: nobody else can fork. A handler that does, in its midst, would not wait.)
+pub struct Inside<'a>(Option<&'a Gate>);
 
 impl Drop for Inside<'_> {
+    #[inline]
     fn drop(&mut self) {
-        INSIDE.set(INSIDE.get() - 1);
-        self.0.one_less();
+        if let Some(gate) = self.0 {
+            INSIDE.set(INSIDE.get() - 1);
+            gate.one_less();
+        }
     }
 }
 
@@ -43,20 +46,34 @@ impl Gate {
     }
 
     /// The calling thread changes what is followed.
+    #[inline]
     pub fn enter(&self) -> Inside<'_> {
+        if thread::is_alone() {
+            return Inside(None);
+        }
+        // ORDER: SeqCst, both; pairs with `shut`: it sees us, or we see it.
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        if self.forker.load(Ordering::SeqCst) != 0 {
+            self.await_fork();
+        }
+        INSIDE.set(INSIDE.get() + 1);
+        Inside(Some(self))
+    }
+
+    /// Somebody forks: the calling thread, which has counted itself in, goes out until that is over.
+    #[cold]
+    fn await_fork(&self) {
         let me = thread::number();
-        for look in 1.. {
-            // ORDER: SeqCst, both; pairs with `shut`: it sees us, or we see it.
-            self.inside.fetch_add(1, Ordering::SeqCst);
+        for _ in 1..LOOKS_MAX {
+            // ORDER: as in `enter`.
             let forker = self.forker.load(Ordering::SeqCst);
-            if forker == 0 || forker == me || INSIDE.get() > 0 || look == LOOKS_MAX {
+            if forker == 0 || forker == me || INSIDE.get() > 0 {
                 break;
             }
             self.one_less();
             nap();
+            self.inside.fetch_add(1, Ordering::SeqCst);
         }
-        INSIDE.set(INSIDE.get() + 1);
-        Inside(self)
     }
 
     /// The same for who does not wait: not while another thread forks.
@@ -64,7 +81,7 @@ impl Gate {
         // ORDER: as in `enter`.
         self.inside.fetch_add(1, Ordering::SeqCst);
         INSIDE.set(INSIDE.get() + 1);
-        let inside = Inside(self);
+        let inside = Inside(Some(self));
         let forker = self.forker.load(Ordering::SeqCst);
         (forker == 0 || forker == thread::number() || INSIDE.get() > 1).then_some(inside)
     }

@@ -5,7 +5,8 @@ use super::meeting;
 use super::release;
 use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
 use super::{
-    carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, unix, view,
+    carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pin, unix,
+    view,
 };
 use crate::reasons::Reason;
 use crate::thread;
@@ -133,7 +134,12 @@ fn established(fd: i32, accepting: bool, service: impl FnOnce() -> u32) {
     if let Some(Known::Socket(socket)) = lookup(fd)
         && socket.stage() == Stage::Kernel
     {
-        meet::begin(socket, accepting, service());
+        let service = service();
+        if socket.is_begun() && socket.service.get() == service && !accepting {
+            // The second call of a connect that was under way.
+            return;
+        }
+        meet::begin(socket, accepting, service);
         view::begin(socket);
         if fd <= LAST_STANDARD {
             super::pin(socket, Reason::Stdio);
@@ -173,8 +179,69 @@ pub fn borrowed() -> bool {
     tables().is_some_and(|tables| tables.process().pid.get() != sys::getpid() as u32)
 }
 
+/// Has this process made one that borrows its memory (or one that it comes from)?
+static LENDS: AtomicU32 = AtomicU32::new(0);
+
+/// It is about to.
+pub fn lends_memory() {
+    if LENDS.load(Ordering::Relaxed) == 0 {
+        LENDS.store(1, Ordering::Relaxed);
+    }
+}
+
+/// A connection that has not begun to move, under its only name in its only process: most end so. Nothing of it is in memory that anybody
+/// shares, so nobody need be waited for. False: it is to be closed as any other.
+///
+/// Nor is it asked who we are (that is a system call), unless this process has made vfork children. One that was made around libc makes us
+/// forget what its parent goes on with; then that stays on the kernel, which is no harm.
+fn close_young(tables: &'static Tables, fd: i32, socket: &'static Socket) -> bool {
+    let may = || {
+        socket.stage() == Stage::Kernel
+            && socket.names.load(Ordering::Relaxed) == 1
+            && socket.end().holders.load(Ordering::Relaxed) == 1
+            && !socket.twin.is()
+            && !socket.meeting.is()
+    };
+    if LENDS.load(Ordering::Relaxed) != 0 || is_split() || !may() {
+        return false;
+    }
+    jumps::look_back();
+    let _inside = tables.process().gate.enter();
+    // ORDER: as in `meet::step_once`. Nobody moves it meanwhile, or gets it another end. (And a fork may have come before the gate.)
+    if socket.stepping.swap(1, Ordering::SeqCst) != 0 {
+        return false;
+    }
+    let young =
+        may() && socket.names.compare_exchange(1, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+    if young {
+        socket.parting.set(1);
+        // As `release` does, for the last sleeper.
+        socket.published.set(2);
+        // ORDER: SeqCst; pairs with `Waiter::new`: a thread that looks at it is seen below, or sees this.
+        socket.set_stage(Stage::Closing);
+        tables.clear(fd);
+    }
+    socket.stepping.swap(0, Ordering::SeqCst);
+    if !young {
+        pin::settle(socket);
+        return false;
+    }
+    tables.services.note_end(socket.service.get(), socket.calls.get());
+    epoll::forget_socket(socket);
+    if socket.sleepers.load(Ordering::SeqCst) == 0 {
+        release::clean_up_young(tables, socket);
+    }
+    true
+}
+
 /// Before a known descriptor number is closed (or overwritten by dup2). False: it is one of our own and stays open.
 pub fn before_close(fd: i32, known: Known) -> bool {
+    if let Known::Socket(socket) = known
+        && let Some(tables) = tables()
+        && close_young(tables, fd, socket)
+    {
+        return true;
+    }
     if borrowed() {
         return true;
     }

@@ -1,6 +1,6 @@
 //! The last thread that was at a socket puts it away, when another one has closed it meanwhile.
 
-use super::table::{Socket, Stage, tables};
+use super::table::{Socket, Stage, Tables, tables};
 use super::{budget, context, meeting, view};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::map;
@@ -51,6 +51,14 @@ pub fn clean_up(socket: &Socket) {
     let Some(tables) = tables() else { return };
     let last = socket.published.get() == 2;
     clean_up_as(&tables.sockets[tables.index_of(socket) as usize], last, true);
+}
+
+/// Of a connection that was closed before it began to move: there is no segment, no bell, no rendezvous, and nobody works under its locks.
+pub fn clean_up_young(tables: &'static Tables, socket: &'static Socket) {
+    if socket.leave() {
+        view::end(tables, socket);
+        tables.forget(socket, true);
+    }
 }
 
 /// `beside`: other threads may be at it. (In a child by fork there are none, and the locks are the parent's.)

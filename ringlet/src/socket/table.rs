@@ -597,9 +597,8 @@ impl Tables {
         found
     }
 
-    /// Gives a socket's entry back; `last` when no other process of the family holds the end either.
+    /// Gives the entry of a socket back that is free by now (`leave`); `last` when no other process of the family holds the end either.
     pub fn forget(&'static self, socket: &'static Socket, last: bool) {
-        socket.set_stage(Stage::Free);
         let (end, age) = (socket.end_index(), &self.process().age);
         if !last && !self.ends.is_sealed(end, age.get()) {
             // Somebody else has what we thought to be ours: by a fork around libc.
@@ -853,6 +852,12 @@ impl Socket {
             && !self.is_datagram()
             && barred != Reason::None as u32
             && barred != Reason::NoPeer as u32
+    }
+
+    /// Is it known to be connected, or about to be (`meet::begin`)?
+    #[inline(always)]
+    pub fn is_begun(&self) -> bool {
+        self.next_step.get() != u32::MAX
     }
 
     /// Do we answer for its readiness?
