@@ -8,6 +8,7 @@ use core::ptr::null;
 use libc::{c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use ringlet::socket::table::{self, Known, lookup};
 use ringlet::socket::{epoll, readiness};
+use ringlet::thread::is_alone;
 use ringlet_linux::map::{self, Scratch};
 use ringlet_linux::sys::{self, Errno, Sys};
 
@@ -487,10 +488,10 @@ unsafe fn wait_with(
     }
     let mut waited = 0;
     if known.is_none_or(epoll::begin_native) {
-        let start = sys::now_ns();
+        let start = sys::about_now_ns();
         let n = match known {
-            Some(set) => in_which(&|| epoll::end_native(set), native),
-            None => native(),
+            Some(set) if !is_alone() => in_which(&|| epoll::end_native(set), native),
+            _ => native(),
         };
         if let Some(set) = known {
             epoll::end_native(set);
@@ -506,7 +507,8 @@ unsafe fn wait_with(
         if kept > 0 {
             return kept as c_int;
         }
-        waited = sys::now_ns() - start;
+        // (Rather too little: a wait may be late.)
+        waited = sys::now_ns().saturating_sub(start + sys::ABOUT_NS);
     }
     let Some(set) = epoll::set_of(epfd) else { return 0 };
     // SAFETY: the program's array.

@@ -111,7 +111,9 @@ pub fn begin(socket: &Socket) {
     let index = tables.index_of(socket);
     let (Some(slot), Some(area)) = (slot(tables, index), area(tables)) else { return };
     let header = area.at::<ProcessHeader>(0);
-    header.slots_used.fetch_max(index + 1, Relaxed);
+    if header.slots_used.load(Relaxed) <= index {
+        header.slots_used.fetch_max(index + 1, Relaxed);
+    }
     socket.slot.store(slot as *const SocketSlot as usize, Relaxed);
     for word in [
         &slot.wakes,
@@ -137,7 +139,8 @@ pub fn begin(socket: &Socket) {
     ] {
         word.store(0, Relaxed);
     }
-    slot.began_ns.store(sys::real_time_ns(), Relaxed);
+    let now = sys::about_real_time_ns();
+    slot.began_ns.store(now, Relaxed);
     slot.address.store(0, Relaxed);
     slot.fd.store(socket.fd(), Relaxed);
     // What bars it may be known from before: an end of a pair, or a connection of the parent's.
@@ -148,7 +151,12 @@ pub fn begin(socket: &Socket) {
     slot.reason.store(reason, Relaxed);
     slot.number.store(header.connections.fetch_add(1, Relaxed) + 1, Relaxed);
     slot.asked.store(socket.asked.get() | header.asked.load(Relaxed) & ASKED_INHERITED, Relaxed);
-    show_path(socket);
+    if socket.stage() != Stage::Kernel {
+        return show_path(socket);
+    }
+    slot.directions.store(0, Relaxed);
+    slot.path_since_ns.store(now, Relaxed);
+    slot.path.store(PATH_KERNEL, Relaxed);
 }
 
 /// Shows a socket no more.

@@ -459,6 +459,10 @@ fn withdraw(watch: &Watch) -> bool {
     }
     let set = set::at(index);
     count_neighbour(set, watch, false);
+    if !watch.adopted.is() {
+        // Never on the hot list, then.
+        return !watch.hot.is();
+    }
     if watch.adopted.swap(0) != 0 {
         set.adopted.fetch_sub(1, Ordering::SeqCst);
     }
@@ -500,9 +504,8 @@ pub fn control(
     let tables = tables().ok_or(Errno::EBADF)?;
     let set = set::at(set_index);
     let ours = || {
-        let (_, watch) = find(tables, socket, set_index, fd)?;
-        (socket.is_ours() && watch.adopted.is())
-            .then(|| control_adopted(tables, set, op, socket, watch, event))
+        let (_, watch) = socket.is_ours().then(|| find(tables, socket, set_index, fd))??;
+        watch.adopted.is().then(|| control_adopted(tables, set, op, socket, watch, event))
     };
     if let Some(done) = ours() {
         return done;
@@ -560,9 +563,9 @@ fn add(
     if !attached {
         fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, Some(event))?;
         watch.set.set(set_index);
-        // (What was accepted never does.)
+        // (What is connected never does.)
         let listens = || {
-            socket.side.get() == 0
+            !socket.is_begun()
                 && tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1)
         };
         count_neighbour(set, watch, is_neighbour(socket) && !listens());
