@@ -1,7 +1,9 @@
 //! Memory: tables of our own, tables shared over fork, sealed segments.
 
 use crate::sys::{Errno, Sys, close, sys};
+use core::cell::UnsafeCell;
 use core::ffi::CStr;
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use ringlet_core::layout::PAGE_BYTES;
 use ringlet_core::memory::Area;
@@ -16,6 +18,8 @@ pub unsafe trait Zeroed: Sync {}
 unsafe impl Zeroed for core::sync::atomic::AtomicU32 {}
 // SAFETY: as above.
 unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
+// SAFETY: as above.
+unsafe impl Zeroed for AtomicUsize {}
 
 fn map(len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
     // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
@@ -69,6 +73,18 @@ const SMALL_BYTES: usize = PAGE_BYTES;
 /// No type of theirs wants more.
 const ALIGN: usize = 128;
 
+/// Where the small private tables lie, and the first entries of large ones (`Table`): beside the library's own variables, in a table of pages
+/// that a fork copies anyway.
+#[repr(C, align(4096))]
+struct Near(UnsafeCell<[u8; NEAR_BYTES]>);
+
+const NEAR_BYTES: usize = 2 * PAGE_BYTES;
+
+// SAFETY: only its address is taken, for tables of atomics.
+unsafe impl Sync for Near {}
+
+static NEAR: Near = Near(UnsafeCell::new([0; NEAR_BYTES]));
+
 impl Ground {
     const fn new(flags: i32) -> Ground {
         Ground { flags, small: Rest::none(), large: Rest::none() }
@@ -78,10 +94,19 @@ impl Ground {
         map(bytes, READ_WRITE, self.flags | TABLE, -1).map(|base| base as usize)
     }
 
-    fn begin(&self, bytes: usize) -> Sys<()> {
+    fn begin(&self, bytes: usize, small: Option<usize>) -> Sys<()> {
         let base = self.map(bytes)?;
-        self.small.set(base, base + SMALL_BYTES);
-        self.large.set(base + SMALL_BYTES, base + bytes);
+        let large = match small {
+            Some(near) => {
+                self.small.set(near, near + NEAR_BYTES);
+                base
+            }
+            None => {
+                self.small.set(base, base + SMALL_BYTES);
+                base + SMALL_BYTES
+            }
+        };
+        self.large.set(large, base + bytes);
         Ok(())
     }
 
@@ -98,40 +123,93 @@ impl Ground {
     }
 
     /// Zeroed memory for good: a part of the mapping if there is room, and else one of its own.
-    fn take(&self, bytes: usize) -> Sys<*mut u8> {
-        let part = if bytes < SMALL_BYTES {
-            self.small.take(bytes, ALIGN)
-        } else {
-            self.large.take(bytes, PAGE_BYTES)
-        };
+    fn take(&self, bytes: usize, align: usize) -> Sys<*mut u8> {
+        let small = if bytes < SMALL_BYTES { self.small.take(bytes, align) } else { None };
+        let part = small.or_else(|| self.large.take(bytes, PAGE_BYTES));
         part.map_or_else(|| self.map(bytes), Ok).map(|base| base as *mut u8)
     }
 }
 
-/// The tables that `make` makes lie together, as far as they take no more than so many bytes, private ones and the family's.
-pub fn together<T>(private: usize, family: usize, make: impl FnOnce() -> Sys<T>) -> Sys<T> {
-    PRIVATE.begin(private)?;
-    let made = FAMILY.begin(family).and_then(|()| make());
+static NEAR_TAKEN: AtomicUsize = AtomicUsize::new(0);
+
+/// The tables that `make` makes lie together, as far as they take no more than so many bytes (some multiple of a huge page), private ones and
+/// the family's.
+pub fn together<T>(bytes: usize, make: impl FnOnce() -> Sys<T>) -> Sys<T> {
+    // (Once: a second call would hand out the same again.)
+    let near = NEAR_TAKEN.swap(1, Ordering::Relaxed) == 0;
+    // KERNEL: a mapping of whole huge pages begins where one does, and what the program maps below it would no more begin at the place within
+    // 64 KiB, or within a huge page, where it begins without us; which decides how many of its pages are mapped at a fault.
+    PRIVATE.begin(bytes + PAGE_BYTES, near.then_some(NEAR.0.get() as usize))?;
+    let made = FAMILY.begin(bytes - PAGE_BYTES, None).and_then(|()| make());
     PRIVATE.end();
     FAMILY.end();
     made
 }
 
-fn table<T: Zeroed>(count: usize, ground: &Ground) -> Sys<&'static [T]> {
+fn table<T: Zeroed>(count: usize, align: usize, ground: &Ground) -> Sys<&'static [T]> {
     const { assert!(align_of::<T>() <= ALIGN) };
-    let base = ground.take(count * size_of::<T>())?;
+    let base = ground.take(count * size_of::<T>(), align)?;
     // SAFETY: zeroed memory that nobody else is given, aligned as `T` wants it, never unmapped; zero is valid (contract of `Zeroed`).
     Ok(unsafe { core::slice::from_raw_parts(base.cast(), count) })
 }
 
 /// A table of this process: a child by fork gets a copy. Untouched pages cost nothing.
 pub fn private_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
-    table(count, &PRIVATE)
+    table(count, ALIGN, &PRIVATE)
 }
 
 /// A table that this process and its children by fork share.
 pub fn family_table<T: Zeroed>(count: usize) -> Sys<&'static [T]> {
-    table(count, &FAMILY)
+    table(count, ALIGN, &FAMILY)
+}
+
+/// A private table of which the first entries are used most, by many processes only they: those of all such tables share few pages, which is
+/// what a child by fork copies.
+pub struct Table<T: 'static> {
+    near: &'static [T],
+    /// Of all: what `near` holds is never touched here.
+    far: &'static [T],
+}
+
+impl<T: Zeroed> Table<T> {
+    pub fn map(near: usize, count: usize) -> Sys<Table<T>> {
+        Ok(Table { near: table(near, align_of::<T>(), &PRIVATE)?, far: private_table(count)? })
+    }
+
+    #[inline(always)]
+    pub fn get(&self, index: usize) -> Option<&'static T> {
+        self.near.get(index).or_else(|| self.far.get(index))
+    }
+
+    #[inline(always)]
+    pub fn at(&self, index: usize) -> &'static T {
+        match self.near.get(index) {
+            Some(entry) => entry,
+            None => &self.far[index],
+        }
+    }
+
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.far.len()
+    }
+
+    /// The number of an entry.
+    #[inline(always)]
+    pub fn index_of(&self, entry: &T) -> usize {
+        let index_in = |entries: &[T]| {
+            (entry as *const T as usize).wrapping_sub(entries.as_ptr() as usize) / size_of::<T>()
+        };
+        let near = index_in(self.near);
+        if near < self.near.len() { near } else { index_in(self.far) }
+    }
+
+    pub fn entries(&self, numbers: Range<usize>) -> impl Iterator<Item = &'static T> + use<T> {
+        let (near, far) = (self.near, self.far);
+        let (from, to) = (numbers.start, numbers.end.min(far.len()));
+        let near = near.get(from.min(near.len())..to.min(near.len())).unwrap_or(&[]);
+        near.iter().chain(far.get(from.max(self.near.len())..to).unwrap_or(&[]))
+    }
 }
 
 /// Puts fresh zeroed memory in the place of entries of such a table: from now on they are this process's, and its later children's. The
@@ -293,6 +371,12 @@ pub fn map_shared(fd: i32, len: usize, writable: bool) -> Sys<Area> {
     let base = map(len, prot, libc::MAP_SHARED, fd)?;
     // SAFETY: mapped just now, page-aligned; the seal keeps every page backed.
     Ok(unsafe { Area::new(base, len) })
+}
+
+/// A child by fork will not have this mapping. (Where the kernel refuses, it has it, and does not use it.)
+pub fn keep_from_children(area: Area) {
+    // SAFETY: changes nothing here.
+    let _ = unsafe { sys!(SYS_madvise, area.base(), area.len(), libc::MADV_DONTFORK) };
 }
 
 /// Changes what may be done with the pages that begin in `start..end`, the first one with all of it; false if the kernel refuses.

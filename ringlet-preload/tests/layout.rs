@@ -23,7 +23,15 @@ fn what_a_child_runs_lies_together() {
         assert!(is_here(&|symbol| symbol == name), "{name}");
     }
     // Of ours, those that are a function of their own however the library is linked.
-    for part in ["7process10after_fork", "7process12before_close", "5epoll7control"] {
+    for part in [
+        "7process10after_fork",
+        "7process12before_close",
+        "5epoll7control",
+        "7release11clean_up_as",
+    ] {
         assert!(is_here(&|symbol| symbol.contains(part)), "{part}");
     }
+    // Each step to another library's function is in the pages behind it.
+    let steps = library.section_by_name(".plt").expect("steps to other libraries");
+    assert_eq!(steps.address(), here.end.next_multiple_of(16));
 }

@@ -22,16 +22,23 @@ struct Process {
     /// Zero in a child that has not yet found out.
     alive: &'static AtomicU32,
     identity: &'static Identity,
+    leave_behind: fn(),
     after_fork: fn(),
 }
 
 static PROCESS: OnceLock<Process> = OnceLock::new();
 
-/// `after_fork` is called once in each child, at its first look. Returns the word that is zero before that.
-pub fn start(identity: &'static Identity, after_fork: fn()) -> Sys<&'static AtomicU32> {
+/// In each child, at its first look: `leave_behind` is called before anything else is done there (in a signal handler perhaps once more),
+/// `after_fork` once. Returns the word that is zero before that.
+pub fn start(
+    identity: &'static Identity,
+    leave_behind: fn(),
+    after_fork: fn(),
+) -> Sys<&'static AtomicU32> {
     let alive: &'static [AtomicU32] = map::wiped_table(1024)?;
     alive[0].store(1, Ordering::Relaxed);
-    let process = PROCESS.get_or_init(|| Process { alive: &alive[0], identity, after_fork });
+    let process =
+        PROCESS.get_or_init(|| Process { alive: &alive[0], identity, leave_behind, after_fork });
     Ok(process.alive)
 }
 
@@ -48,7 +55,7 @@ pub fn look_for_fork() {
 /// As `look_for_fork`, where it is likely: by one fault where a look and a store would be two.
 pub fn begin_child() {
     if let Some(process) = PROCESS.get()
-        && process.alive.swap(1, Ordering::Relaxed) == 0
+        && process.alive.fetch_or(0, Ordering::Relaxed) == 0
     {
         become_child(process);
     }
@@ -56,7 +63,11 @@ pub fn begin_child() {
 
 #[cold]
 fn become_child(process: &Process) {
-    process.alive.store(1, Ordering::Relaxed);
+    (process.leave_behind)();
+    if process.alive.swap(1, Ordering::Relaxed) != 0 {
+        // A signal handler came between.
+        return;
+    }
     process.identity.generation.add(1);
     enter_namespace(process.identity);
     (process.after_fork)();

@@ -141,7 +141,7 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
         }
         context.owner.set(0);
     }
-    for bell in all.bells() {
+    for bell in &all.bells()[1..] {
         stop(&bell.ringing);
     }
     let ours = &all.ours[0];

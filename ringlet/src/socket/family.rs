@@ -7,11 +7,13 @@
 
 use crate::plain::P32;
 use ringlet_core::sync::{AtomicU32, Ordering};
-use ringlet_linux::map::{self, Zeroed};
+use ringlet_linux::map::{self, Table, Zeroed};
 use ringlet_linux::sys::Sys;
 
 /// Entries of a chunk; with entries of whole 128 bytes these are whole pages.
 const CHUNK_COUNT: usize = 32;
+/// What is known of so many of them lies with the small tables (`map::Table`).
+const NEAR_CHUNK_COUNT: usize = 8;
 const PAGE_BYTES: usize = 4096;
 const ALL: u32 = u32::MAX;
 
@@ -32,7 +34,7 @@ unsafe impl Zeroed for Chunk {}
 /// process's alone.
 pub struct Pool<T: Zeroed + 'static> {
     entries: &'static [T],
-    chunks: &'static [Chunk],
+    chunks: Table<Chunk>,
     /// Private: where the last entry was taken or given back, the age of the youngest chunk, and that of all of them, plus one.
     hint: &'static [P32],
 }
@@ -49,10 +51,10 @@ impl<T: Zeroed> Pool<T> {
         let () = Self::WHOLE_PAGES;
         let pool = Pool {
             entries: map::family_table(count / CHUNK_COUNT * CHUNK_COUNT)?,
-            chunks: map::private_table(count / CHUNK_COUNT)?,
+            chunks: Table::map(NEAR_CHUNK_COUNT, count / CHUNK_COUNT)?,
             hint: map::private_table(3)?,
         };
-        pool.chunks[0].used.store(1, Ordering::Relaxed);
+        pool.chunks.at(0).used.store(1, Ordering::Relaxed);
         Ok(pool)
     }
 
@@ -70,7 +72,7 @@ impl<T: Zeroed> Pool<T> {
 
     /// Is it of a chunk that other processes have?
     pub fn is_sealed(&self, index: u32, age: u32) -> bool {
-        self.chunks[index as usize / CHUNK_COUNT].age.get() != age
+        self.chunks.at(index as usize / CHUNK_COUNT).age.get() != age
     }
 
     /// An entry that nobody else has; what it holds is of its last user, or zero. Without a lock, so that a signal handler can't be stuck.
@@ -95,7 +97,7 @@ impl<T: Zeroed> Pool<T> {
     }
 
     fn take_from(&self, at: usize, age: u32) -> Option<u32> {
-        let chunk = &self.chunks[at];
+        let chunk = self.chunks.at(at);
         let mut used = chunk.used.load(Ordering::Relaxed);
         while used != ALL && chunk.age.get() == age {
             let free = used.trailing_ones();
@@ -124,7 +126,7 @@ impl<T: Zeroed> Pool<T> {
 
     /// True: a sealed chunk of which nothing is in use, and the caller maps it anew.
     fn claim(&self, at: usize, age: u32) -> bool {
-        let chunk = &self.chunks[at];
+        let chunk = self.chunks.at(at);
         let none = u32::from(at == 0);
         // ORDER: AcqRel; pairs with `give`.
         chunk.age.get() != age
@@ -136,7 +138,7 @@ impl<T: Zeroed> Pool<T> {
         let entries = &self.entries[from * CHUNK_COUNT..to * CHUNK_COUNT];
         // Whoever still looks at an entry that was given back finds zeros: it is nobody's, and a lock is freed by its owner only.
         let mapped = map::map_anew(entries).is_ok();
-        for (chunk, at) in self.chunks[from..to].iter().zip(from..) {
+        for (chunk, at) in self.chunks.entries(from..to).zip(from..) {
             if mapped {
                 chunk.age.set(age);
             }
@@ -148,7 +150,7 @@ impl<T: Zeroed> Pool<T> {
 
     /// This process uses the entry no more.
     pub fn give(&self, index: u32) {
-        let chunk = &self.chunks[index as usize / CHUNK_COUNT];
+        let chunk = self.chunks.at(index as usize / CHUNK_COUNT);
         // ORDER: AcqRel; pairs with `take_from` and `claim`.
         chunk.used.fetch_and(!(1 << (index as usize % CHUNK_COUNT)), Ordering::AcqRel);
         self.hint[0].set(index / CHUNK_COUNT as u32);
@@ -170,7 +172,7 @@ impl<T: Zeroed> Pool<T> {
             from = to + 1;
         }
         self.hint[1].set(age);
-        if self.chunks.iter().all(|chunk| chunk.age.get() == age) {
+        if self.chunks.entries(0..self.chunks.len()).all(|chunk| chunk.age.get() == age) {
             self.hint[2].set(age + 1);
         }
     }

@@ -70,7 +70,7 @@ pub fn after_fork_in_child(tables: &'static Tables, disown: impl Fn(&'static Soc
         for held in kept.into_iter().flatten() {
             held.segment.put_in_place();
             held.ends.put_in_place();
-            let end = tables.sockets[held.socket as usize].end();
+            let end = tables.sockets.at(held.socket as usize).end();
             end.sending.set(Sending::KernelForGood as u32);
             // The frame does not free them, since it is another's; who waited for it would wait for ever.
             end.send_lock.keep();

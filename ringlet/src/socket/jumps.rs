@@ -113,7 +113,7 @@ fn take_back() {
             set::leave_native(noted.what & !SET);
             continue;
         }
-        let socket = &tables.sockets[(noted.what & INDEX) as usize];
+        let socket = tables.sockets.at((noted.what & INDEX) as usize);
         if noted.what & NATIVE != 0 {
             release::leave_native(&socket.end().native_receivers);
         }
@@ -132,7 +132,7 @@ pub fn count_again() {
             match noted.get().what {
                 set if set & SET != 0 => set::count_native(set & !SET),
                 what => {
-                    let socket = &tables.sockets[(what & INDEX) as usize];
+                    let socket = tables.sockets.at((what & INDEX) as usize);
                     socket.sleepers.fetch_add(1, Ordering::SeqCst);
                     if what & NATIVE != 0 {
                         socket.enter_native(|end| &end.native_receivers);

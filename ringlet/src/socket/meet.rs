@@ -252,7 +252,7 @@ fn place(tables: &'static Tables) -> Option<&'static Place> {
     let now = sys::now_ns();
     for _ in 0..PLACES_LOOKED_AT.min(count) {
         let place = &PLACES[NEXT_PLACE.add(1) as usize % count];
-        let holder = &tables.sockets[place.socket.get() as usize];
+        let holder = tables.sockets.at(place.socket.get() as usize);
         if !holder.meeting.is() {
             return Some(place);
         }

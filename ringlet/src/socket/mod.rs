@@ -35,7 +35,7 @@ pub mod view;
 
 use crate::config::{Config, LogTarget};
 use crate::reasons::Reason;
-use crate::waiting::spin;
+use crate::waiting::{signals, spin};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_core::view as layout;
 use ringlet_linux::map;
@@ -48,7 +48,8 @@ pub fn start(config: Config) -> Sys<()> {
     unforgiving::start(config.unforgiving);
     release::start(process::close_orphan);
     spin::start(spin::Outside { load: context::load, tell: view::tell_watched });
-    map::together(TABLES_BYTES, TABLES_BYTES, || {
+    map::together(TABLES_BYTES, || {
+        signals::start()?;
         context::start()?;
         if config.udp {
             datagram::start(table::SOCKET_COUNT)?;

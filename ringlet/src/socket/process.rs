@@ -323,6 +323,8 @@ pub fn close_orphan(socket: &'static Socket) {
 /// The process's last name of a socket goes. `open`: its descriptor still names it.
 fn release(socket: &'static Socket, open: bool) {
     let end = socket.end();
+    // KERNEL: where the first access to shared memory is a store, its page alone is mapped; at a load, those around it are too.
+    end.holders.load(Ordering::Relaxed);
     let last = {
         let _inside = tables().map(|tables| tables.process().gate.enter());
         socket.parting.set(1);
@@ -401,6 +403,7 @@ pub fn before_fork() {
     tables.followed().for_each(epoll::before_fork);
     process.gate.shut();
     interrupted::before_fork(tables);
+    view::before_fork(tables);
     let fork = process.age.add(1);
     for socket in tables.followed().filter(|socket| !socket.parting.is()) {
         socket.counted.set(fork);

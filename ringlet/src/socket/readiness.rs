@@ -130,7 +130,7 @@ fn hold(entry: &pollfd, socket: &'static Socket, ours: bool) -> u32 {
 fn leave(held: &[u32]) {
     let Some(tables) = tables() else { return };
     for &held in held.iter().filter(|held| **held != 0) {
-        let socket = &tables.sockets[(held & INDEX) as usize];
+        let socket = tables.sockets.at((held & INDEX) as usize);
         let native = held & NATIVE != 0;
         if native {
             release::leave_native(&socket.end().native_receivers);
@@ -148,7 +148,7 @@ fn is_named_by(fd: i32, socket: &Socket) -> bool {
 
 /// The connection that we are counted at for an entry.
 fn of_held(held: u32) -> Option<&'static Socket> {
-    let socket = &tables()?.sockets[(held & INDEX) as usize];
+    let socket = tables()?.sockets.at((held & INDEX) as usize);
     (held != 0 && socket.stage() == Stage::Attached).then_some(socket)
 }
 
@@ -412,7 +412,7 @@ fn home(fds: &[pollfd], held: &[u32]) -> Option<u32> {
 fn each_datagram_socket(held: &[u32], act: impl Fn(&'static Socket)) {
     let Some(tables) = tables() else { return };
     for held in held.iter().filter(|held| **held != 0) {
-        let socket = &tables.sockets[(held & INDEX) as usize];
+        let socket = tables.sockets.at((held & INDEX) as usize);
         if socket.is_datagram() {
             act(socket);
         }

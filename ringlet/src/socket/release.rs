@@ -42,7 +42,7 @@ pub fn close_orphan(socket: &Socket) {
     if socket.orphaned.swap(0, Ordering::SeqCst) != 0
         && let (Some(tables), Some(close)) = (tables(), CLOSE.get())
     {
-        close(&tables.sockets[tables.index_of(socket) as usize]);
+        close(tables.sockets.at(tables.index_of(socket) as usize));
     }
 }
 
@@ -50,7 +50,7 @@ pub fn close_orphan(socket: &Socket) {
 pub fn clean_up(socket: &Socket) {
     let Some(tables) = tables() else { return };
     let last = socket.published.get() == 2;
-    clean_up_as(&tables.sockets[tables.index_of(socket) as usize], last, true);
+    clean_up_as(tables.sockets.at(tables.index_of(socket) as usize), last, true);
 }
 
 /// Of a connection that was closed before it began to move: there is no segment, no bell, no rendezvous, and nobody works under its locks.

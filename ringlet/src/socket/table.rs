@@ -21,12 +21,16 @@ use ringlet_core::ring::{Counted, Rx, SegmentRing, Tx};
 use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ringlet_core::view;
 use ringlet_linux::fd;
-use ringlet_linux::map::{self, Zeroed};
+use ringlet_linux::map::{self, Table, Zeroed};
 use ringlet_linux::sys::{self, Sys};
 use std::sync::OnceLock;
 
 /// Descriptors beyond it are the kernel's alone.
 const FD_COUNT: usize = 1 << 20;
+/// Entries that lie with the small tables (`map::Table`).
+const NEAR_FD_COUNT: usize = 128;
+const NEAR_HIDDEN_FD_COUNT: usize = 32;
+const NEAR_SOCKET_COUNT: usize = 8;
 pub const SOCKET_COUNT: u32 = view::PROCESS_SLOT_COUNT as u32;
 /// Ends that are passed over, and given back, for one that is free.
 const PASSED_MOST: usize = 16;
@@ -386,8 +390,10 @@ pub enum Known {
 
 pub struct Tables {
     pub config: Config,
-    fds: &'static [AtomicU32],
-    pub sockets: &'static [Socket],
+    fds: Table<AtomicU32>,
+    /// Those of them from `fd::HIDDEN_FROM`, where our own descriptors lie.
+    hidden_fds: &'static [AtomicU32],
+    pub sockets: Table<Socket>,
     pub ends: Pool<End>,
     free: &'static [FreeList],
     /// Nonzero until a fork (`thread`).
@@ -452,16 +458,30 @@ pub fn start(config: Config, after_fork: fn()) -> Sys<()> {
     process[0].pid.set(sys::getpid() as u32);
     let tables = Tables {
         config,
-        fds: map::private_table(FD_COUNT)?,
-        sockets: map::private_table(SOCKET_COUNT as usize)?,
+        fds: Table::map(NEAR_FD_COUNT, FD_COUNT)?,
+        hidden_fds: map::private_table(NEAR_HIDDEN_FD_COUNT)?,
+        sockets: Table::map(NEAR_SOCKET_COUNT, SOCKET_COUNT as usize)?,
+        // (Beside the first ends: who ends a connection needs both, and a look at either maps what is around it.)
+        services: Services::map()?,
         ends: Pool::map(SOCKET_COUNT as usize)?,
         free: map::private_table(1)?,
-        alive: thread::start(&process[0].identity, after_fork)?,
+        alive: thread::start(&process[0].identity, leave_behind, after_fork)?,
         process,
-        services: Services::map()?,
     };
     let _ = TABLES.set(tables);
     Ok(())
+}
+
+/// In a child, which has not got the mapping of the parent's page (`view::open`): nothing leads there any more.
+fn leave_behind() {
+    let Some(tables) = TABLES.get() else { return };
+    if tables.process().view.swap(0, Ordering::Relaxed) != 0 {
+        for socket in
+            tables.ever_followed().filter(|socket| socket.slot.load(Ordering::Relaxed) != 0)
+        {
+            socket.slot.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 /// The tables, brought up to date after a fork however it was made; `None` while ringlet is off.
@@ -478,11 +498,11 @@ pub fn tables() -> Option<&'static Tables> {
 #[inline(always)]
 pub fn lookup(fd: i32) -> Option<Known> {
     let tables = tables()?;
-    match tables.fds.get(fd as u32 as usize)?.load(Ordering::Relaxed) {
+    match tables.fd_entry(fd as u32 as usize)?.load(Ordering::Relaxed) {
         FD_UNKNOWN => None,
         FD_HIDDEN => Some(Known::Hidden),
         index if index >= SET_BASE => Some(Known::Set(index - SET_BASE)),
-        index => Some(Known::Socket(&tables.sockets[index as usize])),
+        index => Some(Known::Socket(tables.sockets.at(index as usize))),
     }
 }
 
@@ -511,8 +531,16 @@ impl Tables {
         &self.process[0]
     }
 
+    #[inline(always)]
+    fn fd_entry(&self, fd: usize) -> Option<&'static AtomicU32> {
+        match self.hidden_fds.get(fd.wrapping_sub(fd::HIDDEN_FROM as usize)) {
+            Some(entry) => Some(entry),
+            None => self.fds.get(fd),
+        }
+    }
+
     fn put(&self, fd: i32, value: u32) {
-        if let Some(entry) = self.fds.get(fd as u32 as usize) {
+        if let Some(entry) = self.fd_entry(fd as u32 as usize) {
             entry.store(value, Ordering::Relaxed);
             let process = self.process();
             process.highest_fd.set(process.highest_fd.get().max(fd as u32));
@@ -552,8 +580,7 @@ impl Tables {
     }
 
     pub fn index_of(&self, socket: &Socket) -> u32 {
-        let offset = socket as *const Socket as usize - self.sockets.as_ptr() as usize;
-        (offset / size_of::<Socket>()) as u32
+        self.sockets.index_of(socket) as u32
     }
 
     /// Begins to follow a new socket. None when a table is full: then it is simply the kernel's.
@@ -563,10 +590,10 @@ impl Tables {
         }
         let _inside = self.process().gate.enter();
         let index =
-            self.free[0].take(SOCKET_COUNT, |i| self.sockets[i as usize].next_free.get())?;
-        let socket = &self.sockets[index as usize];
+            self.free[0].take(SOCKET_COUNT, |i| self.sockets.at(i as usize).next_free.get())?;
+        let socket = self.sockets.at(index as usize);
         let Some(end) = self.take_end() else {
-            self.free[0].give(index, |i, next| self.sockets[i as usize].next_free.set(next));
+            self.free[0].give(index, |i, next| self.sockets.at(i as usize).next_free.set(next));
             return None;
         };
         self.ends.get(end).reset();
@@ -606,7 +633,7 @@ impl Tables {
         }
         self.ends.give(end);
         let index = self.index_of(socket);
-        self.free[0].give(index, |i, next| self.sockets[i as usize].next_free.set(next));
+        self.free[0].give(index, |i, next| self.sockets.at(i as usize).next_free.set(next));
     }
 
     /// Does no other process have the memory of its end?
@@ -679,22 +706,21 @@ impl Tables {
 
     /// All sockets that this process follows.
     pub fn followed(&self) -> impl Iterator<Item = &'static Socket> {
-        self.ever_followed().iter().filter(|socket| socket.stage() != Stage::Free)
+        self.ever_followed().filter(|socket| socket.stage() != Stage::Free)
     }
 
     /// And those that it did.
-    pub fn ever_followed(&self) -> &'static [Socket] {
-        let end = self.free[0].end().min(SOCKET_COUNT) as usize;
-        &self.sockets[1..end.max(1)]
+    pub fn ever_followed(&self) -> impl Iterator<Item = &'static Socket> + use<> {
+        self.sockets.entries(1..self.free[0].end() as usize)
     }
 
     /// Numbers in a range that mean something to us.
     pub fn known_numbers(&self, first: u32, last: u32) -> impl Iterator<Item = i32> {
-        let fds: &'static [AtomicU32] = self.fds;
         let end = (last as usize).saturating_add(1).min(self.highest_known() + 1);
-        (first as usize..end)
-            .filter(|&fd| fds[fd].load(Ordering::Relaxed) != FD_UNKNOWN)
-            .map(|fd| fd as i32)
+        let is_known = |fd: &usize| {
+            self.fd_entry(*fd).is_some_and(|entry| entry.load(Ordering::Relaxed) != FD_UNKNOWN)
+        };
+        (first as usize..end).filter(is_known).map(|fd| fd as i32)
     }
 
     /// No number above it was ever known.
@@ -704,13 +730,12 @@ impl Tables {
 
     /// All descriptors up to the highest that could be known, for `fork` and `exec`.
     pub fn known_fds(&self) -> impl Iterator<Item = (i32, &'static Socket)> {
-        let fds: &'static [AtomicU32] = &self.fds[..=self.highest_known()];
-        let sockets = self.sockets;
-        fds.iter().enumerate().filter_map(move |(fd, entry)| match entry.load(Ordering::Relaxed) {
+        let known = |fd| match self.fd_entry(fd)?.load(Ordering::Relaxed) {
             FD_UNKNOWN | FD_HIDDEN => None,
             index if index >= SET_BASE => None,
-            index => Some((fd as i32, &sockets[index as usize])),
-        })
+            index => Some((fd as i32, self.sockets.at(index as usize))),
+        };
+        (0..=self.highest_known()).filter_map(known)
     }
 }
 

@@ -313,7 +313,7 @@ pub fn made_pair(tables: &'static Tables, first: i32, second: i32, kind: Kind) {
 
 /// This process's last name of one end of a pair goes: the other one may be moved now.
 pub fn part(tables: &'static Tables, socket: &Socket) {
-    let twin = &tables.sockets[socket.twin.swap(0) as usize];
+    let twin = tables.sockets.at(socket.twin.swap(0) as usize);
     if twin.twin.get() == tables.index_of(socket) {
         twin.twin.set(0);
         super::meet::begin(twin, twin.side.get() == 1, 0);

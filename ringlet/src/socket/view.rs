@@ -20,6 +20,8 @@ pub fn open(tables: &Tables) {
         sys::close(memfd);
         return;
     };
+    // A fork has less to copy, and no child can write to what is told of its parent.
+    map::keep_from_children(area);
     tables.hide(memfd);
     let process = tables.process();
     process.view_fd.set(memfd as u32);
@@ -33,33 +35,33 @@ pub fn open(tables: &Tables) {
     header.magic.store(PROCESS_MAGIC, Relaxed);
 }
 
-/// In a child by fork: the page is the parent's. The child makes its own when it has something to show, and what was asked of the
-/// parent holds for it too.
-#[allow(unsafe_code)]
+/// Before a fork: what is asked of the parent holds for the child too, which will not have the page. (One that is made around libc has what
+/// was known at the last of the others.)
+pub fn before_fork(tables: &Tables) {
+    let Some(header) = header(tables) else { return };
+    let process = tables.process();
+    process.asked.set(header.asked.load(Relaxed) & ASKED_INHERITED);
+    process.tap_snaplen.set(header.tap_snaplen.load(Relaxed));
+    // (One that is not yet shown keeps what this process has inherited.)
+    for socket in tables.followed().filter(|socket| of(socket).is_some()) {
+        socket.asked.set(asked(socket) & ASKED_INHERITED);
+    }
+}
+
+/// In a child by fork, which makes a page of its own when it has something to show. (Nothing leads to the parent's: `table::leave_behind`.)
 pub fn forget(tables: &Tables) {
     crate::waiting::spin::forget();
-    let process = tables.process();
-    if let Some(area) = area(tables) {
-        let header = area.at::<ProcessHeader>(0);
-        process.asked.set(header.asked.load(Relaxed) & ASKED_INHERITED);
-        process.tap_snaplen.set(header.tap_snaplen.load(Relaxed));
-        for socket in tables.followed() {
-            socket.asked.set(asked(socket) & ASKED_INHERITED);
-            socket.slot.store(0, Relaxed);
-        }
-        process.view.store(0, Relaxed);
-        let old = process.view_fd.get() as i32;
+    let old = tables.process().view_fd.swap(0) as i32;
+    if old != 0 {
         tables.clear(old);
         sys::close(old);
-        // SAFETY: the parent's page as mapped here; the child has one thread, and it is here.
-        unsafe { map::unmap(area) };
     }
 }
 
 #[allow(unsafe_code)]
 fn area(tables: &Tables) -> Option<Area> {
     let base = tables.process().view.load(Relaxed);
-    // SAFETY: mapped by `open` with this size, and unmapped only in `reopen`.
+    // SAFETY: mapped by `open` with this size, for good.
     (base != 0).then(|| unsafe { Area::new(base as *mut u8, PROCESS_FILE_BYTES) })
 }
 
@@ -89,7 +91,7 @@ pub fn slot(tables: &Tables, index: u32) -> Option<&'static SocketSlot> {
 #[inline(always)]
 pub fn of(socket: &Socket) -> Option<&'static SocketSlot> {
     let slot = socket.slot.load(Relaxed) as *const SocketSlot;
-    // SAFETY: null, or set by `begin` to a slot of the page, which stays mapped until `forget` in a child, which takes it back; all bits
+    // SAFETY: null, or set by `begin` to a slot of the page, which stays mapped; in a child, which has it no more, it was taken back (`table::leave_behind`); all bits
     // are a valid slot of atomics.
     unsafe { slot.as_ref() }
 }

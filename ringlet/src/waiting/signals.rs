@@ -6,16 +6,35 @@
 //! sigaction tells.
 
 use ringlet_core::sync::{AtomicUsize, Ordering};
+use ringlet_linux::map;
+use ringlet_linux::sys::Sys;
 use std::cell::Cell;
+use std::sync::OnceLock;
 
 const SIGNALS: usize = 65;
 
 /// The program's handlers, of which one of ours runs the last that was set; 0 where there never was one.
-static HANDLERS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
+static HANDLERS: OnceLock<&'static [AtomicUsize]> = OnceLock::new();
+/// The same where ringlet is off, or has not yet started.
+static EARLY_HANDLERS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
 
 thread_local! {
     static HANDLED: Cell<bool> = const { Cell::new(false) };
     static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The handlers lie with what else a child by fork writes. (Before main; nobody else sets one meanwhile.)
+pub fn start() -> Sys<()> {
+    let handlers = map::private_table(SIGNALS)?;
+    for (handler, early) in handlers.iter().zip(&EARLY_HANDLERS) {
+        AtomicUsize::store(handler, early.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+    let _ = HANDLERS.set(handlers);
+    Ok(())
+}
+
+fn entry(signal: i32) -> Option<&'static AtomicUsize> {
+    HANDLERS.get().copied().unwrap_or(&EARLY_HANDLERS).get(signal as usize)
 }
 
 /// A wait begins: what came before it does not end it.
@@ -42,12 +61,12 @@ pub fn note(interrupts: bool) {
 
 /// The program's handler of a signal that ours stands in for, or did the last time.
 pub fn handler_of(signal: i32) -> Option<usize> {
-    let handler = HANDLERS.get(signal as usize)?.load(Ordering::Relaxed);
+    let handler = entry(signal)?.load(Ordering::Relaxed);
     (handler != 0).then_some(handler)
 }
 
 pub fn set_handler(signal: i32, handler: Option<usize>) {
-    if let Some(entry) = HANDLERS.get(signal as usize) {
+    if let Some(entry) = entry(signal) {
         entry.store(handler.unwrap_or(0), Ordering::Relaxed);
     }
 }

@@ -459,7 +459,7 @@ impl Drop for Asleep {
 /// `None`: there is something to receive.
 fn fall_asleep(socket: &Socket) -> Option<Asleep> {
     let tables = super::table::tables()?;
-    let socket = &tables.sockets[tables.index_of(socket) as usize];
+    let socket = tables.sockets.at(tables.index_of(socket) as usize);
     socket.enter_native(|end| &end.native_receivers);
     let asleep = Asleep(socket);
     if arm(socket, false) { None } else { Some(asleep) }

@@ -288,7 +288,7 @@ pub fn inherit(tables: &Tables, set: u32, eventfd: i32) {
 
 /// The eventfds of sets that were inherited.
 pub fn elders() -> impl Iterator<Item = &'static P32> {
-    set::used().iter().flat_map(|set| [&set.elder, &set.waker]).filter(|word| word.is())
+    set::used().flat_map(|set| [&set.elder, &set.waker]).filter(|word| word.is())
 }
 
 /// Does another process, whose child we are, wait on this set?
@@ -918,7 +918,7 @@ fn prepare(set: &Set, set_index: u32) {
 
 /// A registration of the set is ours now.
 fn take_up(tables: &Tables, set: &Set, watch: &Watch) {
-    let socket = &tables.sockets[watch.socket.get() as usize];
+    let socket = tables.sockets.at(watch.socket.get() as usize);
     {
         let held = set.lock.take();
         watch.fresh.set(1);
@@ -1075,7 +1075,7 @@ struct Look {
 /// Set lock held, or its result a hint.
 fn look(tables: &Tables, watch: &Watch) -> Look {
     let mut look = Look::default();
-    let socket = &tables.sockets[watch.socket.get() as usize];
+    let socket = tables.sockets.at(watch.socket.get() as usize);
     if watch.disabled.is() || watch.dormant.is() || watch.set.get() == 0 || !socket.is_ours() {
         return look;
     }
@@ -1330,7 +1330,7 @@ fn harvest_turn_at(
         heat_set(tables, set);
     }
     let turn = set.turn.get();
-    let socket_of = |watch: &Watch| &tables.sockets[watch.socket.get() as usize];
+    let socket_of = |watch: &Watch| tables.sockets.at(watch.socket.get() as usize);
     // (A neighbour that has just come to the ring rings too.)
     let rung = |watch: &Watch| {
         !watch.neighbour.is() || watch.again.is() || stream::ring_tells(socket_of(watch))
@@ -1433,7 +1433,7 @@ fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> 
             index = next;
             continue;
         }
-        let socket = &tables.sockets[watch.socket.get() as usize];
+        let socket = tables.sockets.at(watch.socket.get() as usize);
         let seen = see(tables, watch, socket);
         if seen.events != 0 {
             if found == 0 {
@@ -1632,7 +1632,7 @@ fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Socket)) {
             break;
         }
         let watch = set::watch_at(index);
-        let socket = &tables.sockets[watch.socket.get() as usize];
+        let socket = tables.sockets.at(watch.socket.get() as usize);
         if socket.is_ours() {
             act(watch, socket);
         }
@@ -1670,7 +1670,7 @@ pub fn settle(set_index: u32) {
 pub fn settle_inner(set_index: u32) {
     let Some(tables) = tables() else { return };
     if set::at(set_index).holds_sets.is() {
-        for inner in set::used().iter().filter(|set| set.nested.is() && set.names.is()) {
+        for inner in set::used().filter(|set| set.nested.is() && set.names.is()) {
             settle_nested(tables, inner);
         }
     }
@@ -1737,7 +1737,7 @@ fn sent_by_kernel(tables: &Tables, set: &Set, index: u32) -> u64 {
     if !is_of(watch, set) {
         return 0;
     }
-    place_of(watch, &tables.sockets[watch.socket.get() as usize])
+    place_of(watch, tables.sockets.at(watch.socket.get() as usize))
 }
 
 /// As `translate`, beside neighbours: what is ours is put where the kernel tells of it. The first `n` of `out` are the kernel's; what a
@@ -1877,7 +1877,7 @@ fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
     let Some(watch) = set::find_watch(index) else { return };
     let held = set.lock.take();
     if watch.adopted.is() && is_of(watch, set) {
-        let socket = &tables.sockets[watch.socket.get() as usize];
+        let socket = tables.sockets.at(watch.socket.get() as usize);
         stream::kernel_tells(socket, events);
         watch.told.set(watch.told.get() | events);
         heat(set, watch, held.is_some());
@@ -2104,7 +2104,7 @@ fn wait_in(
 fn latest_peer(tables: &Tables, set: &Set) -> Option<spin::Peer> {
     let last = set.hot_last.get();
     let watch = set::find_watch(last).filter(|_| last != 0)?;
-    let socket = &tables.sockets[watch.socket.get() as usize];
+    let socket = tables.sockets.at(watch.socket.get() as usize);
     if socket.stage() == Stage::Attached { stream::peer(socket) } else { None }
 }
 

@@ -4,12 +4,15 @@ use super::super::release;
 use crate::lock::Lock;
 use crate::plain::{FreeList, P32, P64, Published};
 use ringlet_core::sync::{AtomicU32, Ordering};
-use ringlet_linux::map::{self, Zeroed};
+use ringlet_linux::map::{self, Table, Zeroed};
 use ringlet_linux::sys::Sys;
 use std::sync::OnceLock;
 
 const SET_COUNT: u32 = 4096;
 const WATCH_COUNT: u32 = 1 << 17;
+/// Entries that lie with the small tables (`map::Table`).
+const NEAR_SET_COUNT: usize = 3;
+const NEAR_WATCH_COUNT: usize = 8;
 
 /// What the kernel tells of, beside neighbours, and is none of ours: the program's data, and when that was. By level, it is in the kernel's
 /// list since then.
@@ -143,8 +146,8 @@ unsafe impl Zeroed for Set {}
 unsafe impl Zeroed for Watch {}
 
 struct Sets {
-    sets: &'static [Set],
-    watches: &'static [Watch],
+    sets: Table<Set>,
+    watches: Table<Watch>,
     free: &'static [Free],
 }
 
@@ -162,8 +165,8 @@ static SETS: OnceLock<Sets> = OnceLock::new();
 
 pub(super) fn start() -> Sys<()> {
     let made = Sets {
-        sets: map::private_table(SET_COUNT as usize)?,
-        watches: map::private_table(WATCH_COUNT as usize)?,
+        sets: Table::map(NEAR_SET_COUNT, SET_COUNT as usize)?,
+        watches: Table::map(NEAR_WATCH_COUNT, WATCH_COUNT as usize)?,
         free: map::private_table(1)?,
     };
     let _ = SETS.set(made);
@@ -176,12 +179,12 @@ fn all() -> &'static Sets {
 
 #[inline(always)]
 pub(super) fn at(set: u32) -> &'static Set {
-    &all().sets[set as usize]
+    all().sets.at(set as usize)
 }
 
 /// Those that were ever used.
-pub(super) fn used() -> &'static [Set] {
-    SETS.get().map_or(&[], |all| &all.sets[1..all.free[0].sets.end().min(SET_COUNT) as usize])
+pub(super) fn used() -> impl Iterator<Item = &'static Set> {
+    SETS.get().into_iter().flat_map(|all| all.sets.entries(1..all.free[0].sets.end() as usize))
 }
 
 /// `None` when the table is full, or is not there.
@@ -196,7 +199,7 @@ pub(super) fn give(set: u32) {
 
 #[inline(always)]
 pub(super) fn watch_at(watch: u32) -> &'static Watch {
-    &all().watches[watch as usize]
+    all().watches.at(watch as usize)
 }
 
 /// For a number that the kernel tells.
@@ -205,8 +208,7 @@ pub(super) fn find_watch(watch: u32) -> Option<&'static Watch> {
 }
 
 pub(super) fn index_of(watch: &Watch) -> u32 {
-    let offset = watch as *const Watch as usize - all().watches.as_ptr() as usize;
-    (offset / size_of::<Watch>()) as u32
+    all().watches.index_of(watch) as u32
 }
 
 pub(super) fn take_watch() -> Option<u32> {

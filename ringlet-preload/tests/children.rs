@@ -1,0 +1,88 @@
+//! What a child by fork has of its parent's memory, and what of it the child of a server that forks per connection writes to.
+
+mod library;
+
+use std::fs::read_to_string;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::Command;
+
+const ROLE: &str = "TEST_CHILDREN_ROLE";
+/// More than any other private mapping of the test has, less than that of the tables.
+const TABLES_BYTES: usize = 32 << 20;
+
+/// Pages, in KiB, of the mapping where the entries of tables lie that few processes use.
+fn far_tables_held() -> Option<usize> {
+    let smaps = read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = smaps.lines();
+    lines.by_ref().find(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let range = words.first().and_then(|range| range.split_once('-'));
+        let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+        words.len() == 5
+            && words[1] == "rw-p"
+            && range.is_some_and(|(from, to)| number(to) - number(from) > TABLES_BYTES)
+    })?;
+    let rss = lines.find_map(|line| line.strip_prefix("Rss:"))?;
+    rss.trim().strip_suffix(" kB")?.trim().parse().ok()
+}
+
+/// As such a server's child: it closes the listener, watches the connection in a set of its own, and talks on it.
+fn serve(listener: TcpListener, mut connection: TcpStream) {
+    drop(listener);
+    // SAFETY: descriptors of our own; the structure outlives the call.
+    unsafe {
+        let set = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&connection);
+        assert_eq!(libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event), 0);
+        assert_eq!(libc::epoll_wait(set, &mut event, 1, 10_000), 1);
+        libc::signal(libc::SIGUSR1, libc::SIG_IGN);
+    }
+    let mut byte = [0];
+    connection.read_exact(&mut byte).unwrap();
+    connection.write_all(&byte).unwrap();
+    println!("far tables: {:?}", far_tables_held());
+    let maps = read_to_string("/proc/self/maps").unwrap();
+    println!("the parent's page: {}", maps.contains("ringlet-process"));
+}
+
+/// Run by the test below, under the library.
+#[test]
+#[ignore = "a program of the test beside it"]
+fn program() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (connection, _) = listener.accept().unwrap();
+    let maps = read_to_string("/proc/self/maps").unwrap();
+    println!("a page: {}", maps.contains("ringlet-process"));
+    // SAFETY: the child ends by itself.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(client);
+        serve(listener, connection);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    drop(connection);
+    client.write_all(b"x").unwrap();
+    client.read_exact(&mut [0]).unwrap();
+    // SAFETY: our own child.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+}
+
+#[test]
+fn a_child_writes_to_few_pages_and_has_not_its_parents_page() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", "program"]);
+    command.env("LD_PRELOAD", library::build()).env(ROLE, "");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    for line in ["a page: true", "far tables: Some(0)", "the parent's page: false"] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
