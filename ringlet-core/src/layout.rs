@@ -26,7 +26,7 @@ use crate::wait::Wish;
 
 /// Of all that two processes share: this layout, those of lanes, of the native library and of Active Messages, and the messages by which they introduce
 /// themselves. One that changes counts it up: peers of different versions find that out by their first message, and stay apart.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\0");
 
 /// Unit of transfer between caches, and distance that keeps the adjacent-line prefetcher from pairing two writers.
@@ -177,10 +177,15 @@ pub const SHUT: u32 = 1;
 pub const SHUT_READ: u32 = 2;
 pub const SHUT_UNREAD: u32 = 3;
 
-/// Bits of a wish (`wait::Wish`): nobody sleeps; wake me by a byte on the kernel connection; by my context's eventfd.
+/// Bits of a wish (`wait::Wish`): nobody sleeps; wake me by a byte on the kernel connection; by my context's bell.
 pub const WANT_NOTHING: u32 = 0;
 pub const WANT_BYTE: u32 = 1;
 pub const WANT_EVENT: u32 = 2;
+/// Values of `Sender::attached`, once it is: by what the sender rings. The context's eventfd rings when its page says so, a bell by name when a
+/// wish says `WANT_EVENT`.
+pub const RINGS_BY_BYTE: u32 = WANT_BYTE;
+pub const RINGS_BY_EVENT: u32 = WANT_EVENT;
+pub const RINGS_BY_NAME: u32 = 3;
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Control>() == 512);

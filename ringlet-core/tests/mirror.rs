@@ -4,8 +4,8 @@
 
 use ringlet_core::layout::{
     CONTROL_OFFSET, Control, Credit, FLAG_BITS, FLAG_CONTROL, FLAG_DATA, FLAG_REWIND, INLINE_BYTES,
-    LEN_BITS, LINE_BYTES, PUBLISHED, Receiver, SEGMENT_MAGIC, SHUT_READ, SHUT_UNREAD, SLOT_COUNT,
-    SLOTS_OFFSET, Sender, VERSION, WANT_BYTE,
+    LEN_BITS, LINE_BYTES, PUBLISHED, RINGS_BY_NAME, Receiver, SEGMENT_MAGIC, SHUT_READ,
+    SHUT_UNREAD, SLOT_COUNT, SLOTS_OFFSET, Sender, VERSION, WANT_BYTE, WANT_EVENT,
 };
 use std::mem::offset_of;
 
@@ -53,6 +53,8 @@ fn the_hostile_peer_writes_to_the_words_that_are_read() {
         ("SHUT_AT", sender + offset_of!(Sender, shut_at)),
         ("KERNEL_AT", sender + offset_of!(Sender, kernel_at)),
         ("WRITTEN", sender + offset_of!(Sender, written)),
+        ("WANT_EVENT", WANT_EVENT as usize),
+        ("RINGS_BY_NAME", RINGS_BY_NAME as usize),
         ("SHUT_READ", SHUT_READ as usize),
         ("SHUT_UNREAD", SHUT_UNREAD as usize),
         ("WANT_BYTE", WANT_BYTE as usize),

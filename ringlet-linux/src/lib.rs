@@ -3,6 +3,7 @@
 #![no_std]
 
 pub mod apart;
+pub mod bell;
 pub mod clock;
 pub mod diag;
 pub mod elf;

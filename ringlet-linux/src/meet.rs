@@ -151,7 +151,7 @@ fn connect(socket: i32, (name, len): (libc::sockaddr_un, u32)) -> Sys<i32> {
 }
 
 /// An abstract name of at most `NAME_MAX_BYTES`.
-fn abstract_name(bytes: &[u8]) -> (libc::sockaddr_un, u32) {
+pub(crate) fn abstract_name(bytes: &[u8]) -> (libc::sockaddr_un, u32) {
     // SAFETY: zero is a valid sockaddr_un.
     let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
     name.sun_family = libc::AF_UNIX as _;

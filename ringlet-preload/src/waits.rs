@@ -6,6 +6,7 @@ use crate::{next, result, set_errno};
 use core::cell::Cell;
 use core::ptr::null;
 use libc::{c_int, c_long, epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use ringlet::socket::readiness::OWN_ENTRIES;
 use ringlet::socket::table::{self, Known, lookup};
 use ringlet::socket::{epoll, readiness};
 use ringlet::thread::is_alone;
@@ -74,11 +75,11 @@ unsafe fn poll_ours(
         (Err(error), _) | (_, Err(error)) => return Some(Err(error)),
     };
     let empty = pollfd { fd: -1, events: 0, revents: 0 };
-    if fds.len() < POLL_ON_STACK {
+    if fds.len() + OWN_ENTRIES <= POLL_ON_STACK {
         let mut scratch = [empty; POLL_ON_STACK];
         return Some(readiness::poll(fds, &mut scratch, timeout, mask));
     }
-    let Some(mut scratch) = Scratch::new(fds.len() + 1, empty) else {
+    let Some(mut scratch) = Scratch::new(fds.len() + OWN_ENTRIES, empty) else {
         return Some(Err(Errno::ENOMEM));
     };
     let left = scratch.area();
@@ -247,7 +248,7 @@ unsafe fn select_with(
     let count = count as usize;
     let empty = pollfd { fd: -1, events: 0, revents: 0 };
     let asked = members(count, sets).count();
-    if asked < POLL_ON_STACK {
+    if asked + OWN_ENTRIES <= POLL_ON_STACK {
         let (mut fds, mut scratch) = ([empty; POLL_ON_STACK], [empty; POLL_ON_STACK]);
         // SAFETY: passed on.
         return unsafe {
@@ -255,7 +256,7 @@ unsafe fn select_with(
         };
     }
     let (Some(mut fds), Some(mut scratch)) =
-        (Scratch::new(asked + 1, empty), Scratch::new(asked + 1, empty))
+        (Scratch::new(asked + OWN_ENTRIES, empty), Scratch::new(asked + OWN_ENTRIES, empty))
     else {
         set_errno(libc::ENOMEM);
         return -1;

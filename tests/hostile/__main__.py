@@ -11,7 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from harness import play, scenes_options, scenes_parser  # noqa: E402
 
-GROUPS = "rendezvous pods segment datagrams limits leaks".split()
+GROUPS = "rendezvous pods bells segment datagrams limits leaks".split()
 
 
 def main():

@@ -6,6 +6,7 @@
     deny            [[name of a system call (see `CALLS`), name of the error that it fails with], ...]
     hide            directories under which nothing is to be found
     pid_namespace   true: a namespace of its own, whose first process the program is
+    user            another user, and no group but one of the same number
     pod             a user: as this one, in a pid and a user namespace of its own, in which no other user is mapped
 """
 
@@ -37,6 +38,9 @@ CALLS = {
     "recvmsg": (47, 212),
     "getsockopt of TCP_INFO": (55, 209, 2, 0xFFFF, 11),
     "getsockopt of SO_PEERCRED": (55, 209, 2, 0xFFFF, 17),
+    "setsockopt of SO_PASSRIGHTS": (54, 208, 2, 0xFFFF, 83),
+    "setsockopt of SO_ATTACH_FILTER": (54, 208, 2, 0xFFFF, 26),
+    "recvmmsg": (299, 243),
     "epoll_pwait2": (441, 441),
     "fcntl of F_ADD_SEALS": (72, 25, 1, 0xFFFF, 1033),
     "fcntl of F_GET_SEALS": (72, 25, 1, 0xFFFF, 1034),
@@ -102,10 +106,14 @@ def enter_pid_namespace():
     check(libc.mount(b"none", b"/proc", b"proc", ctypes.c_ulong(0), None))
 
 
-def enter_pod(user):
+def become(user):
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
+
+
+def enter_pod(user):
+    become(user)
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or these files were root's
     check(libc.unshare(CLONE_NEWUSER))
     for file, text in ("uid_map", f"1000 {user} 1"), ("setgroups", "deny"), ("gid_map", f"1000 {user} 1"):
@@ -118,6 +126,8 @@ def main():
     limits, program = json.loads(sys.argv[1]), sys.argv[2:]
     if limits.get("pid_namespace"):
         enter_pid_namespace()
+    if "user" in limits:
+        become(limits["user"])
     if "pod" in limits:
         enter_pod(limits["pod"])
     if "hide" in limits:

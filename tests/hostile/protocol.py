@@ -17,7 +17,7 @@ from harness import CONNECTION as SOCKETS
 from harness import FRAME_HEAD_BYTES, Failed, frame, framed, require
 
 GREETING, HELLO, ANSWER = 1, 2, 3
-FIELDS = "<QIIQ"
+FIELDS = "<QIIQQQQ"
 MESSAGE_BYTES = FRAME_HEAD_BYTES + struct.calcsize(FIELDS)
 SEGMENT_MAGIC = int.from_bytes(b"rnglseg\x00", "little")
 PAGE_BYTES = 4096
@@ -35,7 +35,8 @@ HALVES = (STATE, KEEP_OUT, DRAINING, TAKING, SHUT, WORKING, ANSWERED, ATTACHED, 
 WORDS = (WANT_DATA, ROOM_GRANTED, USED, WANT_ROOM, DATA_GRANTED, BELLS, SHUT_AT, KERNEL_AT, WRITTEN)
 CLOSED, LEAVES = 1, 6  # values of STATE; it leaves for the first time
 SHUT_READ, SHUT_UNREAD = 2, 3  # values of SHUT
-WANT_BYTE = 1
+WANT_BYTE, WANT_EVENT = 1, 2
+RINGS_BY_NAME = 3  # a value of ATTACHED
 WISH_BYTE = 1 << 2 | WANT_BYTE  # the first wish
 LEN_BITS, FLAG_BITS = 17, 3
 PUBLISHED = 1 << 43
@@ -69,8 +70,8 @@ def name_of(tcp, side):
     return name(*(ends if side == CONNECTING else reversed(ends)))
 
 
-def message(kind, fd, ring_bytes, context=0, process=0, protocol=SOCKETS, **head):
-    fields = struct.pack(FIELDS, ring_bytes & WORD, fd & 0xFFFFFFFF, context & 0xFFFFFFFF, process & WORD)
+def message(kind, fd, ring_bytes, context=0, process=0, protocol=SOCKETS, bell=(0, 0, 0), **head):
+    fields = struct.pack(FIELDS, ring_bytes & WORD, fd & 0xFFFFFFFF, context & 0xFFFFFFFF, process & WORD, *bell)
     return frame(protocol, kind, fields, **head)
 
 
@@ -78,12 +79,53 @@ class Message:
     def __init__(self, data, descriptors):
         require(len(data) == MESSAGE_BYTES, f"a message of {len(data)} bytes")
         self.kind, fields = framed(data, SOCKETS)
-        self.ring_bytes, self.fd, self.context, self.process = struct.unpack(FIELDS, fields)
+        self.ring_bytes, self.fd, self.context, self.process, *self.bell = struct.unpack(FIELDS, fields)
         self.descriptors = descriptors
 
     def close(self):
         for fd in self.descriptors:
             os.close(fd)
+
+
+class Bell:
+    """One that is rung by its name: an address is a name and the two words of a token."""
+
+    def __init__(self):
+        self.address = struct.unpack("<QQQ", os.urandom(24))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path(self.address[0]))
+        self._socket.setblocking(False)
+
+    @staticmethod
+    def path(name):
+        return f"\0ringlet1-bell/{name:016x}"
+
+    @staticmethod
+    def token(address):
+        return struct.pack(">QQ", *address[1:])
+
+    def take(self):
+        """How many have rung."""
+        rung = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                require(self._socket.recv(64) == self.token(self.address), "what rings carries another token")
+                rung += 1
+        return rung
+
+    def close(self):
+        self._socket.close()
+
+
+SO_PASSRIGHTS = 83
+
+
+def refuses_descriptors():
+    """Does the kernel know a wish for none?"""
+    with unix_socket() as made, contextlib.suppress(OSError):
+        made.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
+        return True
+    return False
 
 
 def unix_socket():
@@ -92,10 +134,12 @@ def unix_socket():
     return made
 
 
-def offer(at, backlog=1):
+def offer(at, backlog=1, takes=True):
     """Listens on a name; OSError when it is taken."""
     made = unix_socket()
     try:
+        if not takes:
+            made.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)  # which what it accepts inherits
         made.bind(at)
     except OSError:
         made.close()
@@ -257,6 +301,21 @@ class Peer:
         self.mark(START, self.written)
         self.moved = True
 
+    def wish(self, how):
+        """Our receiver wants to be woken by the next record."""
+        at = self.segment.control(1 - self.out, WANT_DATA) // 8
+        self.segment.words[at] = (self.segment.words[at] >> 2) + 1 << 2 | how
+
+    def take_bytes(self):
+        """Doorbells that have come by the kernel's connection."""
+        taken, patience = b"", self.tcp.gettimeout()
+        self.tcp.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while piece := self.tcp.recv(4096):
+                taken += piece
+        self.tcp.settimeout(patience)
+        return taken
+
     def mark(self, kind, value):
         self.publish(CONTROL, 16, struct.pack("<QQ", kind, value & WORD))
 
@@ -311,12 +370,12 @@ class Peer:
 ATTEMPTS = 120
 
 
-def meet(peer, victim, number):
-    """Attaches properly; returns what the victim has said."""
+def meet(peer, victim, number, bell=(0, 0, 0), takes=True):
+    """Attaches properly; returns what the victim has said. `bell`: the address of ours; not `takes`: we want no descriptors of its."""
     at = name_of(peer.tcp, peer.side)
     if peer.side == CONNECTING:
-        return _meet_connecting(peer, victim, number, at)
-    return _meet_accepting(peer, victim, number, at)
+        return _meet_connecting(peer, victim, number, at, bell)
+    return _meet_accepting(peer, victim, number, at, bell, takes)
 
 
 def knock(peer, victim, number, at):
@@ -347,23 +406,23 @@ def await_message(peer, victim, number, meeting, kind):
     raise Failed("the victim said nothing at the rendezvous")
 
 
-def _meet_connecting(peer, victim, number, at):
+def _meet_connecting(peer, victim, number, at, bell):
     with knock(peer, victim, number, at) as meeting:
         await_message(peer, victim, number, meeting, GREETING)
-        say(meeting, message(HELLO, peer.tcp.fileno(), victim.ring_bytes))
+        say(meeting, message(HELLO, peer.tcp.fileno(), victim.ring_bytes, bell=bell))
         answer = await_message(peer, victim, number, meeting, ANSWER)
     require(answer.descriptors, "no segment came with the answer")
     peer.attach(Segment(answer.descriptors.pop(0), answer.ring_bytes))
     return answer
 
 
-def _meet_accepting(peer, victim, number, at):
-    with offer(at) as offered, await_call(peer, victim, number, offered) as meeting:
+def _meet_accepting(peer, victim, number, at, bell, takes):
+    with offer(at, takes=takes) as offered, await_call(peer, victim, number, offered) as meeting:
         say(meeting, message(GREETING, peer.tcp.fileno(), 0))
         hello = await_message(peer, victim, number, meeting, HELLO)
         made = segment_memfd(victim.ring_bytes)
         peer.attach(Segment(made, victim.ring_bytes))
-        say(meeting, message(ANSWER, peer.tcp.fileno(), victim.ring_bytes), [made])
+        say(meeting, message(ANSWER, peer.tcp.fileno(), victim.ring_bytes, bell=bell), [made])
         for _ in range(ATTEMPTS):
             if peer.segment.get(1 - peer.out, ATTACHED):
                 return hello

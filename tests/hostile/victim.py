@@ -112,6 +112,7 @@ class Victim:
         self._steady = None
         self._server, self._to_serve = None, queue.Queue()
         self._maps = []
+        self._sets = {}
 
     def _keep(self, made):
         self._next += 1
@@ -155,6 +156,27 @@ class Victim:
         for _ in range(times):
             self.receive(number, size)
             self.send(number, size)
+
+    def echo_by(self, number, size, times, way):
+        """The same, each time after a wait by this way; a set is kept from one such call to the next."""
+        connection = self._connections[number]
+        if way == "epoll":
+            if number not in self._sets:
+                self._sets[number] = select.epoll()
+                self._sets[number].register(connection.socket, select.EPOLLIN)
+            wait = self._sets[number].poll
+        else:
+            poll = select.poll()
+            poll.register(connection.socket, select.POLLIN)
+            wait = poll.poll
+        for _ in range(times):
+            wait()
+            self.echo(number, size, 1)
+
+    def kernel_received(self, number):
+        """Bytes that have come by the kernel's connection."""
+        info = self._connections[number].socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+        return struct.unpack_from("Q", info, 128)[0]
 
     def send_back(self, number, size, times=1):
         for _ in range(times):

@@ -2,16 +2,19 @@
 //!
 //! A *context* is a thread in a blocking call or an epoll set. It has an interrupt flag in a page that peers map read-only (so
 //! that none of them can spoil another's wake-up) and an eventfd that they ring. Both are handed out at the rendezvous, to peers
-//! that could as well send us a signal, and we them: who holds an eventfd can make a ringer block, and its last close (`apart`). All others,
-//! and whoever sleeps in another context than the connection's home, are woken by a byte on the kernel connection.
+//! that could as well send us a signal, and we them: who holds an eventfd can make a ringer block, and its last close (`apart`). Others are told
+//! the address of a second bell of the context, which is rung by its name (`bell`), when a connection's own wish says so. Where that can't be had
+//! or rung, and for whoever sleeps in another context than the connection's home, a byte on the kernel connection wakes.
 
 use super::table::{Socket, Tables, tables};
 use crate::lock::Lock;
 use crate::plain::{P32, P64};
 use crate::thread;
+use ringlet_core::layout::{RINGS_BY_BYTE, RINGS_BY_EVENT, RINGS_BY_NAME};
 use ringlet_core::memory::Area;
 use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use ringlet_core::wait;
+use ringlet_linux::bell::{self, Address};
 use ringlet_linux::map::{self, Zeroed};
 use ringlet_linux::{apart, fd, sys};
 use std::cell::Cell;
@@ -34,6 +37,29 @@ struct Context {
     /// How often its eventfd was replaced.
     replaced: P32,
     ringing: AtomicU32,
+    /// The bell that is rung by name: its socket once somebody was told of it, its address, and wake-ups by it since it was drained.
+    named: P32,
+    address: BellAddress,
+    heard: P32,
+}
+
+/// A bell's address, in memory that is shared with a child by fork.
+#[derive(Default)]
+struct BellAddress {
+    name: P64,
+    token: [P64; 2],
+}
+
+impl BellAddress {
+    fn get(&self) -> Address {
+        Address { name: self.name.get(), token: [self.token[0].get(), self.token[1].get()] }
+    }
+
+    fn set(&self, address: &Address) {
+        self.name.set(address.name);
+        self.token[0].set(address.token[0]);
+        self.token[1].set(address.token[1]);
+    }
 }
 
 const SET_OWNER: u32 = 1 << 31;
@@ -46,7 +72,9 @@ pub struct Bell {
     process: P64,
     pid: P32,
     context: P32,
+    /// Of one that is rung by name, the socket that rings it; and there is no page.
     eventfd: P32,
+    address: BellAddress,
     page: AtomicUsize,
     users: P32,
     /// Threads between the look at `eventfd` and their write to it.
@@ -54,11 +82,33 @@ pub struct Bell {
 }
 
 fn ring_by(eventfd: &P32, ringing: &AtomicU32) {
+    in_hand(eventfd, ringing, fd::ring);
+}
+
+/// Does something with a number of ours that may move.
+fn in_hand<T>(number: &P32, ringing: &AtomicU32, act: impl FnOnce(i32) -> T) -> T {
     // ORDER: SeqCst; pairs with `await_users`: whoever moves the eventfd sees us, or we see its new number.
     ringing.fetch_add(1, Ordering::SeqCst);
     fence(Ordering::SeqCst);
-    fd::ring(eventfd.get() as i32);
+    let done = act(number.get() as i32);
     ringing.fetch_sub(1, Ordering::SeqCst);
+    done
+}
+
+impl Bell {
+    /// False if it may not have rung.
+    fn ring(&self) -> bool {
+        match self.address.name.get() {
+            0 => {
+                ring_by(&self.eventfd, &self.ringing);
+                true
+            }
+            _ => {
+                let address = self.address.get();
+                in_hand(&self.eventfd, &self.ringing, |socket| bell::ring(socket, &address))
+            }
+        }
+    }
 }
 
 #[derive(Default)]
@@ -138,6 +188,9 @@ pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
             inherit(owner & !SET_OWNER, eventfd);
         } else {
             tables.close_hidden(eventfd);
+        }
+        if context.named.is() {
+            tables.close_hidden(context.named.swap(0) as i32);
         }
         context.owner.set(0);
     }
@@ -263,6 +316,9 @@ pub fn release_set(set: u32) {
             socket.home.set(0);
         }
         tables.close_hidden(context.eventfd.get() as i32);
+        if context.named.is() {
+            tables.close_hidden(context.named.swap(0) as i32);
+        }
         context.replaced.add(1);
         context.owner.set(0);
     }
@@ -288,6 +344,55 @@ pub fn ring_ours(context: u32) {
     if let Some(context) = contexts.get((context as usize).wrapping_sub(1)) {
         ring_by(&context.eventfd, &context.ringing);
     }
+}
+
+/// The socket of a context's bell that is rung by name; -1 if there is none.
+pub fn named_of(context: u32) -> i32 {
+    let contexts = CONTEXTS.get().map_or(&[][..], |all| all.contexts);
+    let context = contexts.get((context as usize).wrapping_sub(1));
+    context.map(|context| context.named.get() as i32).filter(|socket| *socket != 0).unwrap_or(-1)
+}
+
+/// The bell by name has woken who sleeps in this context: what has rung it is taken.
+pub fn drain_named(context: u32) {
+    if let socket @ 0.. = named_of(context) {
+        bell::drain(socket);
+    }
+}
+
+/// The same, where its readiness is told by edges: it is only taken before the queue is full, which may be when `most` have rung it at each.
+/// (Who finds it full rings by a byte.)
+pub fn heard_named(context: u32, most: u32) {
+    let Some(all) = CONTEXTS.get() else { return };
+    let Some(context) = all.contexts.get((context as usize).wrapping_sub(1)) else { return };
+    if context.heard.add(1).saturating_mul(most.max(1)) >= QUEUE_KEPT {
+        context.heard.set(0);
+        if let socket @ 1.. = context.named.get() as i32 {
+            bell::drain(socket);
+        }
+    }
+}
+
+const QUEUE_KEPT: u32 = 8;
+
+/// What to tell a stranger about a context of ours: its bell by name, made if need be.
+pub fn address(context: u32) -> Option<Address> {
+    let (all, tables) = (CONTEXTS.get()?, tables()?);
+    let _held = all.lock[0].take()?;
+    let context = &all.contexts[context as usize - 1];
+    if !context.named.is() {
+        // (As in `load`.)
+        if fd::share() < LOAD_SHARE {
+            return None;
+        }
+        let address = Address::random()?;
+        let socket = bell::make(&address).ok()?;
+        tables.hide(socket);
+        context.address.set(&address);
+        context.heard.set(0);
+        context.named.set(socket as u32);
+    }
+    Some(context.address.get())
 }
 
 fn flag_of(context: u32) -> Option<&'static AtomicU64> {
@@ -423,6 +528,39 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
     Some(at as u32 + 1)
 }
 
+/// Finds a way to a bell of a stranger's, or that we have one already. (An address is all that there is to it: whose it is does not matter.)
+pub fn keep_named(address: &Address) -> Option<u32> {
+    let (all, tables) = (CONTEXTS.get()?, tables()?);
+    let _held = all.lock[0].take()?;
+    let used = all.bells().len();
+    let same = |bell: &Bell| bell.users.is() && bell.address.get() == *address;
+    if let Some(found) = all.bells()[1..].iter().position(same) {
+        all.bells[found + 1].users.add(1);
+        return Some(found as u32 + 1);
+    }
+    let held = all.bells()[1..].iter().filter(|bell| bell.users.is()).count();
+    let free = all.bells[1..].iter().take(used).position(|bell| !bell.users.is());
+    let at = free.filter(|_| held < fd::share())? + 1;
+    let socket = bell::reach(address).ok()?;
+    tables.hide(socket);
+    let bell = &all.bells[at];
+    all.ours[0].bells.set(used.max(at + 1) as u32);
+    bell.pid.set(0);
+    bell.eventfd.set(socket as u32);
+    bell.address.set(address);
+    bell.users.set(1);
+    Some(at as u32)
+}
+
+/// How we ring `socket`'s peer, as `Sender::attached` says it.
+pub fn rings(socket: &Socket) -> u32 {
+    match (socket.bell.get(), CONTEXTS.get()) {
+        (at @ 1.., Some(all)) if all.bells[at as usize].address.name.get() != 0 => RINGS_BY_NAME,
+        (1.., Some(_)) => RINGS_BY_EVENT,
+        _ => RINGS_BY_BYTE,
+    }
+}
+
 /// A connection that used this bell is gone.
 #[allow(unsafe_code)]
 pub fn release(bell: u32) {
@@ -434,7 +572,11 @@ pub fn release(bell: u32) {
     let bell = &all.bells[bell as usize];
     if bell.users.add(u32::MAX) == 0 {
         tables.close_hidden(bell.eventfd.get() as i32);
+        bell.address.set(&Address::default());
         let page = bell.page.swap(0, Ordering::AcqRel);
+        if page == 0 {
+            return;
+        }
         // SAFETY: the page of this bell; its last user is gone, and only users look at it.
         unsafe { map::unmap(Area::new(page as *mut u8, PAGE_BYTES)) };
     }
@@ -469,28 +611,27 @@ pub fn ring_if_armed(socket: &Socket) -> bool {
     true
 }
 
-/// Rings the home context of `socket`'s peer, if we can.
+/// Rings the home context of `socket`'s peer. False if we can't, or it is not known to have rung.
 pub fn ring(socket: &Socket) -> bool {
     let bell = socket.bell.get();
     let Some(all) = CONTEXTS.get() else { return false };
     if bell == 0 {
         return false;
     }
-    let bell = &all.bells[bell as usize];
-    ring_by(&bell.eventfd, &bell.ringing);
-    true
+    all.bells[bell as usize].ring()
 }
 
 /// Moves one of our descriptors to another number, for a program that wants this one. True if it was one of these.
 pub fn move_away(
     fd: i32,
     elders: impl Iterator<Item = &'static P32>,
-    renamed: impl Fn(u32, i32),
+    renamed: impl Fn(u32, i32, i32),
 ) -> bool {
     let (Some(all), Some(tables)) = (CONTEXTS.get(), tables()) else { return false };
     let ours = [&all.ours[0].memfd, &all.ours[0].load].into_iter().filter(|word| word.is());
+    let contexts = all.contexts.iter().filter(|context| context.owner.is());
     let contexts =
-        all.contexts.iter().filter(|context| context.owner.is()).map(|context| &context.eventfd);
+        contexts.flat_map(|context| [&context.eventfd, &context.named]).filter(|word| word.is());
     let bells = all.bells().iter().filter(|bell| bell.users.is()).map(|bell| &bell.eventfd);
     let Some(word) =
         ours.chain(contexts).chain(bells).chain(elders).find(|word| word.get() as i32 == fd)
@@ -506,9 +647,9 @@ pub fn move_away(
 /// Between the look at a number of ours and the call with it nothing of the program's may come to stand there: once a descriptor has moved,
 /// who still has the old number is waited for, while that names it too.
 ///
-/// KERNEL: a poll that is woken looks its numbers up again. Who sleeps on an eventfd of ours would look at the program's file, and hear no
-/// ring. So it is rung, by its new number, and whoever sleeps looks for that.
-fn await_users(all: &Contexts, moved: &P32, old: i32, renamed: impl Fn(u32, i32)) {
+/// KERNEL: a poll that is woken looks its numbers up again. Who sleeps on a bell of ours would look at the program's file, and hear no
+/// ring. So the eventfd is rung, by the number that it has now, and whoever sleeps looks for that.
+fn await_users(all: &Contexts, moved: &P32, old: i32, renamed: impl Fn(u32, i32, i32)) {
     // ORDER: SeqCst; pairs with `ring_by` and `wait::arm`: who comes behind it sees the new number, and we see who came before.
     fence(Ordering::SeqCst);
     let bells = all.bells().iter().map(|bell| (&bell.eventfd, &bell.ringing));
@@ -516,9 +657,11 @@ fn await_users(all: &Contexts, moved: &P32, old: i32, renamed: impl Fn(u32, i32)
     if let Some((_, ringing)) = bells.chain(ours).find(|(word, _)| std::ptr::eq(*word, moved)) {
         until(|| ringing.load(Ordering::SeqCst) == 0);
     }
-    let number = all.contexts.iter().position(|context| std::ptr::eq(&context.eventfd, moved));
+    let number = all.contexts.iter().position(|context| {
+        std::ptr::eq(&context.eventfd, moved) || std::ptr::eq(&context.named, moved)
+    });
     if let Some(at) = number {
-        renamed(at as u32 + 1, old);
+        renamed(at as u32 + 1, old, moved.get() as i32);
     }
     // (A set is armed between waits too. A thread that is interrupted by this call does not sleep.)
     let sleeps = |context: &u32| is_of_thread(*context) && of_thread_if_any() != Some(*context);
@@ -527,7 +670,7 @@ fn await_users(all: &Contexts, moved: &P32, old: i32, renamed: impl Fn(u32, i32)
     {
         // `wait::disarm` changes the word.
         let word = flag_of(context).map_or(0, |flag| flag.load(Ordering::SeqCst));
-        fd::ring(moved.get() as i32);
+        fd::ring(eventfd_of(context));
         until(|| flag_of(context).is_none_or(|flag| flag.load(Ordering::SeqCst) != word));
     }
 }

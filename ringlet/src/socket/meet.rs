@@ -32,6 +32,7 @@ use crate::plain::{P32, P64};
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, Head, SEGMENT_MAGIC};
 use ringlet_core::sync::{Ordering, fence};
+use ringlet_linux::bell::Address;
 use ringlet_linux::meet::{self as rendezvous, Ends};
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{apart, diag, fd, map, proof, tcp};
@@ -54,7 +55,8 @@ const GREETING: u16 = 1;
 const HELLO: u16 = 2;
 const ANSWER: u16 = 3;
 
-/// All messages: which it is, ring size, sender's descriptor number, its doorbell (process, context; 0 for none).
+/// All messages: which it is, ring size, sender's descriptor number, its doorbell (process, context; 0 for none), and the address of the doorbell
+/// that it has for strangers (name, token; 0 for none).
 #[derive(Default)]
 struct Message {
     kind: u16,
@@ -62,6 +64,7 @@ struct Message {
     fd: i32,
     context: u32,
     process: u64,
+    bell: Address,
 }
 
 impl Message {
@@ -71,6 +74,9 @@ impl Message {
             .u32(self.fd as u32)
             .u32(self.context)
             .u64(self.process)
+            .u64(self.bell.name)
+            .u64(self.bell.token[0])
+            .u64(self.bell.token[1])
     }
 
     fn read(packet: &[u8]) -> Result<Message, Misfit> {
@@ -81,6 +87,7 @@ impl Message {
                 fd: fields.u32()? as i32,
                 context: fields.u32()?,
                 process: fields.u64()?,
+                bell: Address { name: fields.u64()?, token: [fields.u64()?, fields.u64()?] },
             })
         })
     }
@@ -364,7 +371,7 @@ fn home_of(socket: &Socket) -> Option<u32> {
     }
 }
 
-/// Sends hello or the answer, with our doorbell if the peer may have it, and `segment` if there is one.
+/// Sends hello or the answer, with our doorbell if the peer may have it, or the address of one, and `segment` if there is one.
 fn say(
     socket: &Socket,
     meeting: i32,
@@ -372,13 +379,22 @@ fn say(
     geometry: Geometry,
     segment: Option<i32>,
 ) -> Result<(), Errno> {
-    let card = trusted(peer).then(|| home_of(socket)).flatten().and_then(context::card);
+    let home = home_of(socket);
+    let card = home.filter(|_| trusted(peer)).and_then(context::card);
+    // By its address, who has it can do no more than ring (`ringlet_linux::bell`).
+    let tell_address = |message: &mut Message| {
+        message.bell = home.and_then(context::address).unwrap_or_default();
+        socket.home.set(home.filter(|_| message.bell.name != 0).unwrap_or(0));
+        // (The accepting side is attached, and so in its sets, before it says this.)
+        epoll::bell_was_named(socket);
+    };
     let mut message = Message {
         kind: if segment.is_some() { ANSWER } else { HELLO },
         ring_bytes: geometry.ring_bytes as u64,
         fd: socket.fd(),
         context: card.as_ref().map_or(0, |card| card.context),
         process: card.as_ref().map_or(0, |card| card.process),
+        bell: Address::default(),
     };
     let mut fds = [0; 3];
     let mut count = 0;
@@ -391,12 +407,15 @@ fn say(
         put(card.eventfd);
         put(card.page_memfd);
     }
-    socket.home.set(message.context);
+    match &card {
+        Some(card) => socket.home.set(card.context),
+        None => tell_address(&mut message),
+    }
     match rendezvous::send(meeting, message.frame().as_bytes(), &fds[..count]) {
         // It does not trust us (it can't see us in its /proc, say).
         Err(Errno::EPERM) if count > 0 && segment.is_none() => {
             (message.context, message.process) = (0, 0);
-            socket.home.set(0);
+            tell_address(&mut message);
             rendezvous::send(meeting, message.frame().as_bytes(), &[])
         }
         said => said,
@@ -669,6 +688,9 @@ fn keep_bell(
     from: usize,
     peer: rendezvous::Credentials,
 ) {
+    if message.context == 0 && message.bell.name != 0 {
+        socket.bell.set(context::keep_named(&message.bell).unwrap_or(0));
+    }
     if message.context == 0 || !trusted(peer) || fds.count < from + 2 {
         return;
     }

@@ -44,7 +44,7 @@ pub fn publish_attached(socket: &Socket, end: &End) {
     }
     socket.published.set(1);
     if let Some(outgoing) = socket.outgoing() {
-        let how = if socket.bell.is() { WANT_EVENT } else { WANT_BYTE };
+        let how = context::rings(socket);
         // ORDER: SeqCst, after the stage; pairs with `stream::shut_down_before`.
         if end.shut.load(Ordering::SeqCst) != 0 {
             // Our FIN went ahead: the peer is to know that it was no death.
@@ -911,11 +911,12 @@ fn reset(socket: &Socket, reason: Reason) -> Errno {
 pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
     let rung = context::ring_if_armed(socket);
     let how = ring.control().data_wish().granted_by_sender();
-    if how & WANT_EVENT != 0 {
-        context::ring(socket);
-    }
-    if how & WANT_BYTE != 0 {
-        ring_byte(socket, ring);
+    if how != 0 {
+        // (Whose bell does not take the ring hears a byte.)
+        let heard = how & WANT_EVENT == 0 || context::ring(socket);
+        if how & WANT_BYTE != 0 || !heard {
+            ring_byte(socket, ring);
+        }
     }
     if rung || how != 0 {
         count_bell(socket);

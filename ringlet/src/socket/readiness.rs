@@ -45,7 +45,10 @@ pub fn natively<T>(fds: &[pollfd], wait: impl FnOnce(&dyn Fn()) -> T) -> Option<
     .unwrap_or(None)
 }
 
-/// poll. `scratch` has one entry more than `fds`.
+/// What a sleep adds to the entries: the context's bells.
+pub const OWN_ENTRIES: usize = 2;
+
+/// poll. `scratch` has `OWN_ENTRIES` more than `fds`.
 pub fn poll(
     fds: &mut [pollfd],
     scratch: &mut [pollfd],
@@ -401,10 +404,15 @@ fn rings(socket: &Socket, home: Option<u32>) -> bool {
     home.is_some() && home == Some(socket.home.get()) && stream::rings_home(socket)
 }
 
+/// The same, by the bell that has a name. (A ring by it may fail, and then a byte rings.)
+fn rings_by_name(socket: &Socket, home: Option<u32>) -> bool {
+    home.is_some() && home == Some(socket.home.get()) && stream::rings_by_name(socket)
+}
+
 /// The thread's context, if it is the home of one of these.
 fn home(fds: &[pollfd], held: &[u32]) -> Option<u32> {
     let mine = context::of_thread_if_any()?;
-    let covered = |socket: &Socket| socket.home.get() == mine && stream::rings_home(socket);
+    let covered = |socket: &Socket| rings(socket, Some(mine)) || rings_by_name(socket, Some(mine));
     connections(fds, held).any(covered).then_some(mine)
 }
 
@@ -435,6 +443,8 @@ fn arm(fds: &[pollfd], held: &[u32], home: Option<u32>) {
             if room {
                 stream::want_room_event(socket);
             }
+        } else if rings_by_name(socket, home) {
+            stream::want_named(socket, room);
         } else {
             stream::want_bytes(socket, true, room);
         }
@@ -473,7 +483,9 @@ fn ask_all(
     let n = fds.len();
     scratch[n] =
         pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 };
-    let used = n + usize::from(home.is_some());
+    let named = home.map_or(-1, context::named_of);
+    scratch[n + 1] = pollfd { fd: named, events: libc::POLLIN, revents: 0 };
+    let used = n + usize::from(home.is_some()) + usize::from(named >= 0);
     let woken = match timeout_ns {
         Some(0) => fd::poll(&mut scratch[..n], timeout_ns, mask)?,
         _ => sleep::poll(&mut scratch[..used], timeout_ns, mask, cancelled)?,
@@ -481,6 +493,9 @@ fn ask_all(
     if let Some(home) = home.filter(|_| scratch[n].revents != 0) {
         // As in `stream::fall_asleep`.
         fd::drain(context::eventfd_of(home));
+    }
+    if let Some(home) = home.filter(|_| scratch[n + 1].revents != 0) {
+        context::drain_named(home);
     }
     if !awake {
         stays.set(false);

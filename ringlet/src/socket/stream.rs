@@ -11,7 +11,9 @@ use super::{carrier, context, control, memory, moving, tap, unforgiving, unix, v
 use crate::reasons::Reason;
 use crate::waiting::{sleep, spin};
 use ringlet_core::bells;
-use ringlet_core::layout::{NOT_SHUT, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
+use ringlet_core::layout::{
+    NOT_SHUT, RINGS_BY_EVENT, RINGS_BY_NAME, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT,
+};
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::{Mark, Next, SegmentRing};
 use ringlet_core::sync::Ordering;
@@ -1130,17 +1132,17 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else {
         return Ok(());
     };
-    // The eventfd serves if this thread is the connection's home and the peer has said that it rings it.
-    let home = socket.home.get();
-    let event = home != 0
-        && context::of_thread_if_any() == Some(home)
-        && moving::peer_attached(socket) == WANT_EVENT;
-    let how = if event { WANT_EVENT } else { WANT_BYTE };
+    // Its bell serves if this thread is the connection's home and the peer has said that it rings it.
+    let home = Some(socket.home.get())
+        .filter(|home| *home != 0 && context::of_thread_if_any() == Some(*home))
+        .filter(|_| rings_home(socket) || rings_by_name(socket));
+    let event = home.is_some() && rings_home(socket);
+    let how = if home.is_some() { WANT_EVENT } else { WANT_BYTE };
     let wish = match want {
         Want::Data => incoming.control().data_wish(),
         Want::Room => outgoing.control().room_wish(),
     };
-    if event {
+    if let Some(home) = home {
         context::arm(home);
     }
     // (For room in the kernel its event tells. A doorbell would lie unread there, and make our death a reset, in which what the kernel
@@ -1159,12 +1161,12 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     let result = if there(socket, end, want) {
         Ok(())
     } else {
-        fall_asleep(socket, end, want, event.then_some(home), deadline_ns)
+        fall_asleep(socket, end, want, home, deadline_ns)
     };
     if want == Want::Room {
         socket.leave_room();
     }
-    if event {
+    if let Some(home) = home {
         context::disarm(home);
     }
     if there(socket, end, want) {
@@ -1188,6 +1190,8 @@ fn fall_asleep(
             left => left,
         },
     };
+    // (By name a bell may fail to ring, and then a byte does.)
+    let event = home.is_some() && rings_home(socket);
     let mut events = libc::POLLRDHUP;
     if end.sending() == Sending::Returning {
         // To go on with what is sent again.
@@ -1197,9 +1201,7 @@ fn fall_asleep(
         Want::Data => events |= libc::POLLIN,
         Want::Room if end.sending() != Sending::Ring => events |= libc::POLLOUT,
         // Woken by a byte: it is readable. (Data that waits in the kernel would look the same: then we look every now and then.)
-        Want::Room if home.is_none() && end.receiving() == Receiving::Ring => {
-            events |= libc::POLLIN
-        }
+        Want::Room if !event && end.receiving() == Receiving::Ring => events |= libc::POLLIN,
         Want::Room => {}
     }
     // Nothing wakes this one if no byte can be sent to it, or when a thread of ours shuts the connection: it looks now and then.
@@ -1207,8 +1209,8 @@ fn fall_asleep(
         Want::Room if end.sending() == Sending::Ring => Some(STALLED_NS),
         // KERNEL: no event tells that the peer has shut down receiving.
         Want::Room if socket.is_unix() => Some(LOOK_AT_TIMES_NS),
-        Want::Room if home.is_none() && !can_ring_for_room(socket) => Some(LOOK_SOON_NS),
-        Want::Room if home.is_none() => Some(LOOK_AT_TIMES_NS),
+        Want::Room if !event && !can_ring_for_room(socket) => Some(LOOK_SOON_NS),
+        Want::Room if !event => Some(LOOK_AT_TIMES_NS),
         // Another waiter may take the byte that was meant for us.
         Want::Data if socket.sleepers.load(Ordering::SeqCst) > 1 => Some(LOOK_AT_TIMES_NS),
         _ => None,
@@ -1219,10 +1221,13 @@ fn fall_asleep(
     };
     let now_and_then = look_every.is_some();
     let timeout = look_every.map_or(timeout, |ns| Some(timeout.unwrap_or(ns).min(ns)));
+    let named = home.filter(|_| !event).map(context::named_of);
     let mut fds = [
         fd::pollfd { fd: socket.fd(), events, revents: 0 },
         fd::pollfd { fd: home.map_or(-1, context::eventfd_of), events: libc::POLLIN, revents: 0 },
+        fd::pollfd { fd: named.unwrap_or(-1), events: libc::POLLIN, revents: 0 },
     ];
+    let fds = &mut fds[..2 + usize::from(named.is_some())];
     // As `wait_inside` and its caller would do it.
     let cancelled = || {
         if want == Want::Room {
@@ -1235,13 +1240,16 @@ fn fall_asleep(
     };
     // As the kernel does it: restarted, unless the call has a timeout.
     let goes_on = || deadline_ns.is_none() && crate::waiting::signals::restart();
-    let woken = match sleep::poll(&mut fds, timeout, None, &cancelled) {
+    let woken = match sleep::poll(fds, timeout, None, &cancelled) {
         Err(Errno::EINTR) if goes_on() => return Ok(()),
         other => other?,
     };
     if let Some(home) = home.filter(|_| fds[1].revents != 0) {
         // By the number that it has now: that one may be the program's (`context::move_away`).
         fd::drain(context::eventfd_of(home));
+    }
+    if let Some(home) = home.filter(|_| fds.get(2).is_some_and(|bell| bell.revents != 0)) {
+        context::drain_named(home);
     }
     if fds[0].revents != 0 {
         kernel_tells(socket, fds[0].revents as u16 as u32);
@@ -1610,13 +1618,22 @@ fn ready_mask(end: &End, incoming: &SegmentRing, readable: i16) -> i16 {
 /// Whoever is about to sleep on this socket among others: asks to be woken by a byte, which every way of waiting in the
 /// kernel sees. Look again afterwards.
 pub fn want_bytes(socket: &Socket, data: bool, room: bool) {
+    want(socket, WANT_BYTE, data, room);
+}
+
+/// The same, by the bell of our home context, which the peer rings by its name.
+pub fn want_named(socket: &Socket, room: bool) {
+    want(socket, WANT_EVENT, true, room);
+}
+
+fn want(socket: &Socket, how: u32, data: bool, room: bool) {
     let (Some(incoming), Some(outgoing)) = (socket.incoming(), socket.outgoing()) else { return };
     if data {
-        incoming.control().data_wish().want(WANT_BYTE);
+        incoming.control().data_wish().want(how);
     }
     // (As in `wait_inside`.)
     if room && socket.end().sending() == Sending::Ring {
-        outgoing.control().room_wish().want(WANT_BYTE);
+        outgoing.control().room_wish().want(how);
     }
 }
 
@@ -1634,5 +1651,10 @@ pub fn can_ring_for_room(socket: &Socket) -> bool {
 
 /// Does the peer ring our home context's eventfd?
 pub fn rings_home(socket: &Socket) -> bool {
-    socket.home.is() && moving::peer_attached(socket) == WANT_EVENT
+    socket.home.is() && moving::peer_attached(socket) == RINGS_BY_EVENT
+}
+
+/// Does the peer ring our home context by its bell's name, for a wish that says so?
+pub fn rings_by_name(socket: &Socket) -> bool {
+    socket.home.is() && moving::peer_attached(socket) == RINGS_BY_NAME
 }

@@ -33,6 +33,8 @@ const SELF: u32 = WATCH_MASK;
 const SECOND: u32 = WATCH_MASK - 1;
 /// And what a process that shares the set has registered for this one: it has taken what was not for it.
 const ALL: u32 = WATCH_MASK - 2;
+/// The set's own bell that is rung by name.
+const NAMED: u32 = WATCH_MASK - 3;
 
 /// What a process that shares a set by fork adds to its eventfd, when it has taken what was not for it: look at everything.
 const LOOK_AT_ALL: u64 = 1 << 32;
@@ -102,7 +104,7 @@ pub fn created(fd: i32) {
     for count in [&set.adopted, &set.natives, &set.neighbours] {
         count.store(0, Ordering::Relaxed);
     }
-    for word in [&set.inherited, &set.given, &set.waker] {
+    for word in [&set.inherited, &set.given, &set.waker, &set.named] {
         word.set(0);
     }
     for word in [&set.hot_first, &set.hot_last, &set.hot_count, &set.beside, &set.left_over] {
@@ -167,20 +169,45 @@ fn register_bells(set: &Set, op: i32) {
             let _ = fd::epoll_ctl(set.epfd.get() as i32, op, eventfd, Some(event));
         }
     }
+    if set.named.is() {
+        let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(NAMED) };
+        let socket = context::named_of(set.context.get());
+        let _ = fd::epoll_ctl(set.epfd.get() as i32, op, socket, Some(event));
+    }
 }
 
-/// The eventfd of a context of ours has got another number; the old one names it too, so far. KERNEL: a set knows it by both file and number.
-pub fn renamed(context: u32, old: i32) {
+/// The context of a set that watches this socket may have its bell by name since just now.
+pub fn bell_was_named(socket: &Socket) {
+    let Some(set) = first_set(socket).map(set::at) else { return };
+    if let Some(_held) = set.lock.take() {
+        register_named(set);
+    }
+}
+
+/// The bell by name of the set's context is registered, once there is one. Set lock held.
+fn register_named(set: &Set) {
+    let socket = context::named_of(set.context.get());
+    if socket >= 0 && !set.named.is() {
+        let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(NAMED) };
+        let made = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_ADD, socket, Some(event));
+        set.named.set(made.is_ok() as u32);
+    }
+}
+
+/// A bell of a context of ours has got another number; the old one names it too, so far. KERNEL: a set knows it by both file and number.
+pub fn renamed(context: u32, old: i32, new: i32) {
     for set in set::used() {
         let Some(_held) = set.lock.take() else { continue };
         let own = set.context.get().max(set.reserved.get());
+        let by_name = context::named_of(context) == new;
         for (_, index) in
             [(own, SELF), (set.second.get(), SECOND)].into_iter().filter(|(of, _)| *of == context)
         {
-            let (epfd, eventfd) = (set.epfd.get() as i32, context::eventfd_of(context));
+            let epfd = set.epfd.get() as i32;
+            let index = if by_name { NAMED } else { index };
             let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(index) };
             if fd::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, old, None).is_ok() {
-                let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, eventfd, Some(event));
+                let _ = fd::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, new, Some(event));
             }
         }
     }
@@ -336,6 +363,7 @@ pub fn after_fork(tables: &Tables, parent: u32) {
         set.beside.set(0);
         set.natives.store(0, Ordering::Relaxed);
         set.reserved.set(0);
+        set.named.set(0);
         set.inherited.set(1);
         set.all_hot.set(1);
     }
@@ -927,6 +955,9 @@ fn take_up(tables: &Tables, set: &Set, watch: &Watch) {
         count_neighbour(set, watch, !watch.dormant.is() && is_neighbour(socket));
         heat(set, watch, held.is_some());
         let home = socket.home.get();
+        if home != 0 && home == set.context.get() {
+            register_named(set);
+        }
         if context::is_of_thread(home) && !set.second.is() && !set.nested.is() {
             let event = epoll_event { events: EPOLLIN | EPOLLET, u64: mark(SECOND) };
             let (epfd, eventfd) = (set.epfd.get() as i32, context::eventfd_of(home));
@@ -1587,6 +1618,8 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
             context::arm(context);
         }
     }
+    // (A bell by name has no place among neighbours, and what waits in its queue would make a nested set ready.)
+    let by_name = set.named.is() && !set.beside.is() && !set.nested.is();
     let (look_soon, look_at_times) = (Cell::new(false), Cell::new(false));
     for_each_hot(tables, set, |watch, socket| {
         if socket.is_datagram() {
@@ -1600,6 +1633,11 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
             if room {
                 stream::want_room_event(socket);
             }
+        } else if by_name && home == contexts[0] && home != 0 && stream::rings_by_name(socket) {
+            stream::want_named(socket, room);
+            // (The bell may fail to ring, and then only a byte can.)
+            let soon = room && !stream::can_ring_for_room(socket);
+            look_soon.set(look_soon.get() || soon);
         } else {
             stream::want_bytes(socket, true, room);
             let soon = room && !stream::can_ring_for_room(socket);
@@ -1714,7 +1752,8 @@ fn translate(
         let foreign = (event.u64 ^ mark(0)) as u32 & !WATCH_MASK != 0;
         told.foreign = told.foreign.or(foreign.then_some(event.u64));
         match event.u64 as u32 & WATCH_MASK {
-            SELF | ALL if foreign => {}
+            SELF | ALL | NAMED if foreign => {}
+            NAMED => context::heard_named(set.context.get(), set.hot_count.get()),
             // A full counter would not ring again.
             SELF => drain(set),
             ALL => set.all_hot.set(1),
@@ -1763,7 +1802,8 @@ fn translate_in_order(
         match event.u64 as u32 & WATCH_MASK {
             SELF if !foreign => drain(set),
             ALL if !foreign => set.all_hot.set(1),
-            SELF | SECOND | ALL => {}
+            NAMED if !foreign => context::heard_named(set.context.get(), set.hot_count.get()),
+            SELF | SECOND | ALL | NAMED => {}
             index => told_of(tables, set, index, event.events),
         }
     }
@@ -1781,7 +1821,7 @@ fn translate_in_order(
     for i in at..out.len() {
         let event = out[i];
         let index = event.u64 as u32 & WATCH_MASK;
-        if is_ours(&event) && matches!(index, SELF | SECOND | ALL) {
+        if is_ours(&event) && matches!(index, SELF | SECOND | ALL | NAMED) {
             rung = true;
             continue;
         }
