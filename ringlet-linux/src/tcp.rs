@@ -127,6 +127,10 @@ pub fn int_option(fd: i32, level: i32, option: i32) -> Sys<i32> {
     option_u32(fd, level, option).map(|value| value as i32)
 }
 
+pub fn is_listening(fd: i32) -> bool {
+    int_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1)
+}
+
 pub fn is_tcp(fd: i32) -> bool {
     int_option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
 }

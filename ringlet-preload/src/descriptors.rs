@@ -6,7 +6,7 @@ use crate::{next, result, set_errno};
 use libc::{c_char, c_int, c_long, c_ulong, c_void, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::{Known, Stage, lookup};
-use ringlet::socket::{self, carrier, datagram, epoll, process, stream, unforgiving};
+use ringlet::socket::{self, asked, carrier, datagram, epoll, process, stream, unforgiving};
 use ringlet::thread::is_alone;
 
 /// Which path a descriptor's connection is on (`ringlet_core::view::PATH_*`), for tests and curious programs; -1 for a descriptor
@@ -235,6 +235,7 @@ fn made_set(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn close(fd: c_int) -> c_int {
+    asked::closes();
     if let Some(known) = lookup(fd)
         && !process::before_close(fd, known)
     {
@@ -279,6 +280,7 @@ fn make_way(from: c_int, to: c_int) -> Option<c_int> {
     if from == to || !ringlet_linux::fd::is_open(from) {
         return Some(to);
     }
+    asked::closes();
     match lookup(to) {
         None => {}
         Some(Known::Hidden) if !process::make_way(to) => {

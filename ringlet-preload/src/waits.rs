@@ -13,6 +13,8 @@ use ringlet::thread::is_alone;
 use ringlet_linux::map::{self, Scratch};
 use ringlet_linux::sys::{self, Errno, Sys};
 
+/// Room for more is not worth its clearing, for most polls.
+const FEW: usize = 8;
 /// Entries of a poll that fit on our stack.
 const POLL_ON_STACK: usize = 128;
 
@@ -75,9 +77,11 @@ unsafe fn poll_ours(
         (Err(error), _) | (_, Err(error)) => return Some(Err(error)),
     };
     let empty = pollfd { fd: -1, events: 0, revents: 0 };
+    if fds.len() + OWN_ENTRIES <= FEW {
+        return Some(readiness::poll(fds, &mut [empty; FEW], timeout, mask));
+    }
     if fds.len() + OWN_ENTRIES <= POLL_ON_STACK {
-        let mut scratch = [empty; POLL_ON_STACK];
-        return Some(readiness::poll(fds, &mut scratch, timeout, mask));
+        return Some(readiness::poll(fds, &mut [empty; POLL_ON_STACK], timeout, mask));
     }
     let Some(mut scratch) = Scratch::new(fds.len() + OWN_ENTRIES, empty) else {
         return Some(Err(Errno::ENOMEM));

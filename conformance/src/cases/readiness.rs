@@ -827,6 +827,56 @@ pub const CASES: &[Case] = &[
     .packets_too()
     .each_side(),
     pair(
+        "readiness/polled_all_the_time",
+        "polls that do not wait, over and over, of a connection, an eventfd and a socket that listens",
+        |a| {
+            let end = a.moved();
+            a.sync();
+            end.send(b"x");
+            a.sync();
+            end.send(b"y");
+        },
+        |b| {
+            let end = b.moved();
+            let event = sys::eventfd(0).expect("eventfd");
+            let (listener, port) = b.listener();
+            let look = || {
+                sys::poll(&[event, listener, end.0].map(|fd| (fd, libc::POLLIN)), 0)
+                    .map(|(_, masks)| format!("{masks:?}"))
+            };
+            let look_often = || {
+                let looks: BTreeSet<_> = (0..2_000).map(|_| look().expect("poll")).collect();
+                record("over and over", format!("{looks:?}"));
+            };
+            look_often();
+            record("event", sys::write(event, &5u64.to_ne_bytes()));
+            record("event", look());
+            record("event", sys::read(event, &mut [0; 8]));
+            look_often();
+            b.sync();
+            end.until_unread(1);
+            record("byte", look());
+            end.recv(1);
+            look_often();
+            let _near = b.dial(port);
+            until("somebody to accept", || {
+                (0..2_000).any(|_| look().is_ok_and(|looks| looks.contains("[0, 1,")))
+            });
+            let _far = sys::accept(listener).expect("accept");
+            look_often();
+            b.sync();
+            end.until_unread(1);
+            let always = sys::open("/dev/null").expect("open");
+            end.recv(1);
+            look_often();
+            record("a number with another meaning", sys::dup2(always, event).map(|fd| fd == event));
+            record("a number with another meaning", look());
+            record("a closed number", sys::close(event));
+            record("a closed number", look());
+        },
+    )
+    .each_side(),
+    pair(
         "readiness/end_and_data",
         "of two connections one ends, and the other gets data: told in the order in which that was",
         |a| {

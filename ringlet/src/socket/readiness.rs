@@ -1,5 +1,6 @@
 //! poll and select over descriptors of which some are attached connections (or epoll sets that hold some).
 
+use super::asked::{self, Which};
 use super::in_use;
 use super::release;
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
@@ -69,10 +70,15 @@ pub fn poll(
 }
 
 const HELD_ON_STACK: usize = 128;
+/// Room for more is not worth its clearing, for most.
+const FEW: usize = 8;
 
 /// With so many words. They are given with what stands in place of their drop, which does not come to a thread that is cancelled.
 #[allow(unsafe_code)]
 fn with_room<T>(count: usize, act: impl FnOnce(&mut [u32], &dyn Fn()) -> T) -> Option<T> {
+    if count <= FEW {
+        return Some(act(&mut [0; FEW][..count], &|| {}));
+    }
     if count <= HELD_ON_STACK {
         return Some(act(&mut [0; HELD_ON_STACK][..count], &|| {}));
     }
@@ -348,29 +354,34 @@ fn is_asked_late(fds: &[pollfd], held: &[u32]) -> bool {
     connections(fds, held).any(|socket| stream::is_asked_late(socket, now))
 }
 
-/// What rings tell, and the kernel of what only it can answer for, without waiting. Returns the number of ready entries.
-///
-/// WHY it is asked at each look, also by programs that poll all the time with other descriptors beside their connections: what is ready when
-/// the call is made is to be told, and who has made a pipe ready, or heard of it from whoever did, may count on that. How it was
-/// heard (another thread's word, shared memory) can't be seen here. Where all entries are connections in rings it is not asked.
+/// What rings tell, and the kernel of what only it can answer for (if it is to be asked: `asked`), without waiting. Returns the number of
+/// ready entries.
 fn with_kernel(
     fds: &mut [pollfd],
     held: &[u32],
     scratch: &mut [pollfd],
     mask: Option<u64>,
 ) -> Sys<usize> {
-    let (mut found, mut others) = (0, false);
+    let (mut found, mut others, mut which) = (0, false, Which::default());
     for ((entry, copy), &held) in fds.iter_mut().zip(scratch.iter_mut()).zip(held) {
         let kernels = look_at(entry, held, false) && entry.fd >= 0;
         found += (entry.revents != 0) as usize;
         *copy = pollfd { fd: if kernels { entry.fd } else { -1 }, ..*entry };
         others |= kernels;
+        if kernels {
+            which.add(entry);
+        }
     }
-    if !others {
+    // (By its mask a signal may come, which ends the kernel's call.)
+    if !others || mask.is_none() && !asked::is_due(which, found > 0) {
         return Ok(found);
     }
     let n = fds.len();
-    fd::poll(&mut scratch[..n], Some(0), mask)?;
+    let asked = asked::ask(which, &scratch[..n]);
+    if fd::poll(&mut scratch[..n], Some(0), mask)? == 0 {
+        asked.in_vain(found > 0);
+        return Ok(found);
+    }
     let mut total = 0;
     for (entry, copy) in fds.iter_mut().zip(scratch.iter()) {
         if copy.fd >= 0 {
