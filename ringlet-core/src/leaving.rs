@@ -35,59 +35,43 @@ const LEAVES: u32 = 2;
 const NUMBER: u32 = 4;
 
 /// A thread of the sender's is at work: it does something that counts on a receiver, or rings.
-pub struct Working<'a>(&'a Control);
+pub struct Working<'a, W: Leaving>(&'a W);
 
-impl Working<'_> {
-    pub fn is_taken(&self) -> bool {
-        self.0.is_taken()
-    }
-
-    pub fn has_left(&self) -> bool {
-        self.0.has_left()
-    }
-
-    /// If the receiver leaves, and has not been answered: answers. True for one caller, whose duty it is to send again. Send lock held.
-    pub fn answer(&self) -> bool {
-        let answers = self.0.receiver_state() == ReceiverState::Leaves;
-        if answers {
-            // ORDER: SeqCst; pairs with `Control::stay`: inside the count, so that the receiver finds it behind its wait.
-            let state = self.0.receiver.state.load(Ordering::SeqCst);
-            self.0.sender.answered.store(state / NUMBER, Ordering::SeqCst);
-        }
-        answers
-    }
-}
-
-impl Drop for Working<'_> {
+impl<W: Leaving> Drop for Working<'_, W> {
     fn drop(&mut self) {
-        // ORDER: SeqCst; pairs with `is_quiet`: what was done is there.
-        self.0.sender.working.fetch_sub(1, Ordering::SeqCst);
+        self.0.end_work();
     }
 }
 
-impl Control {
+/// The words, and what is done by them. (A trait, so that a test can have every other step between any two looks at a word.)
+pub trait Leaving: Sized {
+    fn state(&self) -> u32;
+    fn set_state(&self, state: u32);
+    fn used(&self) -> u64;
+    fn set_used(&self, used: u64);
+    fn working(&self) -> u32;
+    fn begin_work(&self);
+    fn end_work(&self);
+    fn answered(&self) -> u32;
+    fn set_answered(&self, number: u32);
+
     /// Does the receiver take from the ring?
     #[inline(always)]
-    pub fn is_taken(&self) -> bool {
-        // ORDER: as in `receiver_state`.
-        self.receiver.state.load(Ordering::SeqCst) & (CLOSED | LEAVES) == 0
+    fn is_taken(&self) -> bool {
+        self.state() & (CLOSED | LEAVES) == 0
     }
 
     /// Does it leave, answered or not?
     #[inline(always)]
-    pub fn has_left(&self) -> bool {
-        // ORDER: as in `receiver_state`.
-        self.receiver.state.load(Ordering::SeqCst) & (CLOSED | LEAVES) == LEAVES
+    fn has_left(&self) -> bool {
+        self.state() & (CLOSED | LEAVES) == LEAVES
     }
 
-    pub fn receiver_state(&self) -> ReceiverState {
-        // ORDER: SeqCst; pairs with `leave` (where a sender counted itself in before), and Acquire of what is said with it.
-        match self.receiver.state.load(Ordering::SeqCst) {
+    fn receiver_state(&self) -> ReceiverState {
+        match self.state() {
             state if state & (CLOSED | LEAVES) == 0 => ReceiverState::Takes,
             state if state & CLOSED != 0 => ReceiverState::Closed,
-            state if self.sender.answered.load(Ordering::SeqCst) == state / NUMBER => {
-                ReceiverState::Answered
-            }
+            state if self.answered() == state / NUMBER => ReceiverState::Answered,
             _ => ReceiverState::Leaves,
         }
     }
@@ -95,53 +79,116 @@ impl Control {
     // ---- the sender's ----
 
     /// The calling thread is at work, until what is returned is dropped.
-    pub fn work(&self) -> Working<'_> {
-        // ORDER: SeqCst, before the look at the receiver; pairs with `leave`.
-        self.sender.working.fetch_add(1, Ordering::SeqCst);
-        fence_for_the_model_checker();
+    fn work(&self) -> Working<'_, Self> {
+        self.begin_work();
         Working(self)
+    }
+
+    /// What a sender does for good to the ring without knowing that its receiver has left: a mark, its end. False, and not done, if the
+    /// receiver has left. One that leaves waits for us between the two, and so it finds what was done, or was seen to leave: never both,
+    /// never neither.
+    fn unless_left(&self, act: impl FnOnce()) -> bool {
+        let _working = self.work();
+        let stays = !self.has_left();
+        if stays {
+            act();
+        }
+        stays
+    }
+
+    /// If the receiver leaves, and has not been answered: answers. True for one caller, whose duty it is to send again. Send lock held.
+    fn answer(&self) -> bool {
+        // (Counted in, so that the receiver finds it behind its wait.)
+        let _working = self.work();
+        let answers = self.receiver_state() == ReceiverState::Leaves;
+        if answers {
+            self.set_answered(self.state() / NUMBER);
+        }
+        answers
     }
 
     // ---- the receiver's; receive lock held ----
 
     /// Is no thread of the sender's at work?
-    pub fn is_quiet(&self) -> bool {
-        // ORDER: SeqCst; pairs with `work` and its end.
-        self.sender.working.load(Ordering::SeqCst) == 0
+    fn is_quiet(&self) -> bool {
+        self.working() == 0
     }
 
     /// The receiver leaves, having taken `used` bytes of the first record that is not released. Wait until the sender `is_quiet`, and look at
     /// the ring once more.
-    pub fn leave(&self, used: u64) {
-        self.receiver.used.store(used, Ordering::Relaxed);
-        let number = (self.receiver.state.load(Ordering::Relaxed) / NUMBER).wrapping_add(1);
-        // ORDER: SeqCst, before the look at the sender; pairs with `work`. (It carries `used`.)
-        self.receiver.state.store(number.wrapping_mul(NUMBER) | LEAVES, Ordering::SeqCst);
-        fence_for_the_model_checker();
+    fn leave(&self, used: u64) {
+        self.set_used(used);
+        let number = (self.state() / NUMBER).wrapping_add(1);
+        self.set_state(number.wrapping_mul(NUMBER) | LEAVES);
     }
 
     /// The receiver stays after all, unless it was answered: false then. `quiet` waits until the sender is quiet; where it can't, nothing is
     /// known: `None`, and the receiver still leaves.
-    pub fn stay(&self, quiet: impl FnOnce() -> bool) -> Option<bool> {
-        let state = self.receiver.state.load(Ordering::Relaxed);
-        // ORDER: as in `leave`.
-        self.receiver.state.store(state & !LEAVES, Ordering::SeqCst);
-        fence_for_the_model_checker();
+    fn stay(&self, quiet: impl Fn() -> bool) -> Option<bool> {
+        let state = self.state();
+        self.set_state(state & !LEAVES);
         let known = quiet();
-        let answered = self.sender.answered.load(Ordering::SeqCst) == state / NUMBER;
-        if !known || answered {
-            self.receiver.state.store(state, Ordering::SeqCst);
+        let answered = self.answered() == state / NUMBER;
+        if known && !answered {
+            return Some(true);
         }
-        known.then_some(!answered)
+        self.set_state(state);
+        // (Who rings, and looked meanwhile, has not seen that it leaves.)
+        (known && quiet()).then_some(false)
     }
 
     /// Nobody takes from here any more. True if the receiver had left, and was not answered.
-    pub fn close(&self) -> bool {
+    fn close(&self) -> bool {
         let left = self.receiver_state() == ReceiverState::Leaves;
-        let number = self.receiver.state.load(Ordering::Relaxed) & !(CLOSED | LEAVES);
-        // ORDER: SeqCst; pairs with `work`, as `leave` does.
-        self.receiver.state.store(number | CLOSED, Ordering::SeqCst);
-        fence_for_the_model_checker();
+        self.set_state(self.state() & !(CLOSED | LEAVES) | CLOSED);
         left
+    }
+}
+
+impl Leaving for Control {
+    #[inline(always)]
+    fn state(&self) -> u32 {
+        // ORDER: SeqCst; pairs with `set_state` (where a sender counted itself in before), and Acquire of what is said with it.
+        self.receiver.state.load(Ordering::SeqCst)
+    }
+
+    fn set_state(&self, state: u32) {
+        // ORDER: SeqCst, before the look at the sender; pairs with `begin_work`. (It carries `used`.)
+        self.receiver.state.store(state, Ordering::SeqCst);
+        fence_for_the_model_checker();
+    }
+
+    fn used(&self) -> u64 {
+        self.receiver.used.load(Ordering::Relaxed)
+    }
+
+    fn set_used(&self, used: u64) {
+        self.receiver.used.store(used, Ordering::Relaxed);
+    }
+
+    fn working(&self) -> u32 {
+        // ORDER: SeqCst; pairs with `begin_work` and `end_work`.
+        self.sender.working.load(Ordering::SeqCst)
+    }
+
+    fn begin_work(&self) {
+        // ORDER: SeqCst, before the look at the receiver; pairs with `set_state`.
+        self.sender.working.fetch_add(1, Ordering::SeqCst);
+        fence_for_the_model_checker();
+    }
+
+    fn end_work(&self) {
+        // ORDER: SeqCst; pairs with `working`: what was done is there.
+        self.sender.working.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn answered(&self) -> u32 {
+        // ORDER: SeqCst; pairs with `set_answered`.
+        self.sender.answered.load(Ordering::SeqCst)
+    }
+
+    fn set_answered(&self, number: u32) {
+        // ORDER: SeqCst; pairs with `answered`.
+        self.sender.answered.store(number, Ordering::SeqCst);
     }
 }

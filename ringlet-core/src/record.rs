@@ -114,6 +114,26 @@ pub struct Rx {
 #[repr(transparent)]
 pub struct PlainU64(core::sync::atomic::AtomicU64);
 
+impl Clone for PlainU64 {
+    fn clone(&self) -> PlainU64 {
+        PlainU64::new(self.get())
+    }
+}
+
+impl PartialEq for PlainU64 {
+    fn eq(&self, other: &PlainU64) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl Eq for PlainU64 {}
+
+impl core::hash::Hash for PlainU64 {
+    fn hash<H: core::hash::Hasher>(&self, state: &mut H) {
+        self.get().hash(state);
+    }
+}
+
 impl PlainU64 {
     pub const fn new(value: u64) -> PlainU64 {
         PlainU64(core::sync::atomic::AtomicU64::new(value))

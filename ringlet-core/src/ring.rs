@@ -17,7 +17,7 @@ pub use crate::mapped::SegmentRing;
 pub use crate::record::{Backing, Corrupt, PlainU64, RingMemory, Rx, Tx};
 
 /// Control records: how a direction changes its path (see `handover`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mark {
     /// The first `0` bytes of this direction went through the kernel; what follows is in the ring.
     Start(u64),
@@ -244,6 +244,33 @@ impl Rx {
     /// Bytes taken of the record that stands next.
     pub fn used(&self) -> u64 {
         self.used.get()
+    }
+
+    /// Goes past so many bytes. False, and nothing done, if no more stand there.
+    pub fn skip<M: RingMemory>(&self, memory: &M, bytes: u64) -> bool {
+        // First whether there are more.
+        let (mut position, mut used, mut left) = (self.slots.get(), self.used.get(), bytes);
+        let mut records = 0;
+        loop {
+            match look_at(memory, position) {
+                Ok(Some(record)) if records < memory.slot_count() && !record.is_control() => {
+                    match left.checked_sub((record.len as u64).saturating_sub(used)) {
+                        None => break,
+                        Some(rest) => left = rest,
+                    }
+                    position = position_after(memory, position, record.flags);
+                }
+                _ => return false,
+            }
+            (used, records) = (0, records + 1);
+        }
+        for _ in 0..records {
+            if let Ok(Some(record)) = look_at(memory, self.slots.get()) {
+                self.release(memory, &record);
+            }
+        }
+        self.used.set(self.used.get() + left);
+        true
     }
 
     /// When the record that stands next was sent, as the peer says; nothing may depend on its truth.

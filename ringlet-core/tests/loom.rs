@@ -12,7 +12,7 @@ use loom::thread;
 use model::{Bell, Context, LINE, Memory, Wishes, model};
 use ringlet_core::bells;
 use ringlet_core::layout::{Control, WANT_BYTE, WANT_EVENT};
-use ringlet_core::leaving::ReceiverState;
+use ringlet_core::leaving::{Leaving, ReceiverState};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::ring::{Mark, Next, Rx, Tx};
 use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering, fence};
@@ -446,13 +446,15 @@ fn leaves_beside_a_mark(sender_counts_itself: bool) {
         let (control, marked) = (control(), Arc::new(AtomicU32::new(0)));
         let (theirs, mark) = (control.clone(), marked.clone());
         let sending = thread::spawn(move || {
-            let working = sender_counts_itself.then(|| theirs.work());
-            let goes = !theirs.has_left();
-            if goes {
-                mark.store(1, Ordering::Release);
+            let goes = || mark.store(1, Ordering::Release);
+            match sender_counts_itself {
+                true => theirs.unless_left(goes),
+                false if theirs.has_left() => false,
+                false => {
+                    goes();
+                    true
+                }
             }
-            drop(working);
-            goes
         });
         control.leave(0);
         while !control.is_quiet() {
@@ -480,7 +482,7 @@ fn stays_beside_an_answer(waits: bool) {
         let control = control();
         control.leave(0);
         let theirs = control.clone();
-        let sending = thread::spawn(move || theirs.work().answer());
+        let sending = thread::spawn(move || theirs.answer());
         let stays = control.stay(|| {
             while waits && !control.is_quiet() {
                 thread::yield_now();

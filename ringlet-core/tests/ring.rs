@@ -370,3 +370,25 @@ fn a_mark_wakes_the_waiter() {
     assert!(model.waiting);
     model.step(&Op::Receive(usize::MAX));
 }
+
+/// Bytes that came another way are passed over, across records and within one; or nothing is, where there are no more than these.
+#[test]
+fn what_came_otherwise_is_passed_over() {
+    let segment = Segment::new(RING_MIN_BYTES);
+    let (memory, tx, rx) = (segment.ring(0), Tx::default(), Rx::default());
+    for mut record in [[1u8; 10], [2; 10], [3; 10]] {
+        assert_eq!(with_buffers(&mut record, &[], |from| tx.push(&memory, from)), 10);
+    }
+    let take = |n: usize| {
+        let mut bytes = vec![0; n];
+        with_buffers(&mut bytes, &[], |to| rx.pop(&memory, to));
+        bytes
+    };
+    assert_eq!(take(3), [1; 3]);
+    assert!(!rx.skip(&memory, 27));
+    assert!(rx.skip(&memory, 9));
+    assert_eq!(take(1), [2]);
+    assert!(rx.skip(&memory, 7) && rx.skip(&memory, 2) && rx.skip(&memory, 0));
+    assert_eq!(take(8), [3; 8]);
+    assert!(!rx.skip(&memory, 0) && tx.drained(&memory));
+}

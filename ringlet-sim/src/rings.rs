@@ -108,7 +108,7 @@ impl Traffic {
 /// Both directions of a connection, as this end has them.
 enum Lane {
     Bytes(ring::Tx, ring::Rx),
-    Moving(Moving),
+    Moving(Box<Moving>),
     Messages(queue::Tx, queue::Rx),
     Locked(Locked),
 }

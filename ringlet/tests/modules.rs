@@ -19,6 +19,7 @@ const KNOTS: &[&[&str]] = &[
         "socket::meet",
         "socket::moving",
         "socket::process",
+        "socket::sides",
         "socket::stream",
         "socket::unforgiving",
         "socket::unix",

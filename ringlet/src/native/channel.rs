@@ -5,6 +5,7 @@ use super::bell::{Bell, Deadline, Waiter};
 use super::segment::Mapping;
 use super::{Error, Kind, Options, Timeout};
 use ringlet_core::layout::{LaneGeometry, MESSAGE_MAX_BYTES};
+use ringlet_core::leaving::Leaving;
 use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::queue::{self, Next, Refused, Reserved, Rx, Tx};
 use ringlet_core::sync::Ordering;

@@ -11,6 +11,7 @@ use super::{Error, Kind, Options, Timeout};
 use crate::guarded::Guarded;
 use crate::waiting::spin;
 use ringlet_core::layout::{LANE_MAX_COUNT, LaneGeometry, PAGE_BYTES, Ready};
+use ringlet_core::leaving::Leaving;
 use ringlet_core::mailbox::Inbox;
 use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::queue::{self, Next, Rx};

@@ -4,13 +4,13 @@
 //! the connection has carried. It tells so by several measures, and where one contradicts another (packets that could not be sent; a socket
 //! in a BPF sockmap, whose bytes go past TCP) no place can be named: the connection stays on the kernel, or ends with an error. A Unix connection tells only whether all that was sent is also taken. Then it can be moved: a
 //! `Start` stands at place 0, and both ends count the doorbells that follow, up to a `Back`. (The receiver counts on, and notes
-//! where that place lies in its count: `End::base`.) Where a Unix connection carries packets, a doorbell is a packet of one byte.
+//! where that place lies in its count: `base`.) Where a Unix connection carries packets, a doorbell is a packet of one byte.
 
 use super::table::{End, Kind, Sending, Socket, Tables};
 use super::unix;
 use crate::config::Endpoint;
 use crate::reasons::Reason;
-use ringlet_core::ring::{SegmentRing, packet_max_bytes};
+use ringlet_core::ring::packet_max_bytes;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::meet::Ends;
 use ringlet_linux::sys::{Errno, Sys};
@@ -131,7 +131,7 @@ pub fn start_place(socket: &Socket, end: &End) -> Option<u64> {
             let written = written(socket).ok()?;
             let place = written.agreed();
             if written.state != tcp::TCP_ESTABLISHED || place.is_none() {
-                end.sending.set(Sending::KernelForGood as u32);
+                end.sender.keep_out();
             }
             if place.is_none() {
                 super::moving::keep_out(socket, end, Reason::Miscounted);
@@ -150,9 +150,8 @@ pub fn start_place(socket: &Socket, end: &End) -> Option<u64> {
 
 /// The kernel's place where the stream goes on there: no doorbell follows. ERANGE: the kernel has taken more or less than our doorbells
 /// since the `Start`. Send lock held.
-pub fn back_place(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<u64> {
-    let bells = ring.control().sender.bells.load(Ordering::Relaxed);
-    let place = end.started.get().wrapping_add(bells);
+pub fn back_place(socket: &Socket, end: &End, bells: u64) -> Sys<u64> {
+    let place = end.sender.started().wrapping_add(bells);
     if socket.is_unix() {
         return Ok(place);
     }
@@ -166,23 +165,24 @@ pub fn back_place(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<u64> {
     }
 }
 
-/// How much is still to be taken from the kernel when a `Start` is met. ERANGE: more than the peer wrote was taken. Receive lock held.
-pub fn until_start(socket: &Socket, end: &End, start: u64) -> Sys<u64> {
-    let consumed = consumed(socket, end)?;
-    if socket.is_unix() {
-        end.base.set(consumed);
-        return Ok(0);
+/// Where place 0 of the peer's marks lies in our count, if its `Start` is met now.
+pub fn base(socket: &Socket, start: u64, taken: u64) -> u64 {
+    match socket.kind() {
+        Kind::Internet => 0,
+        // All that was sent before was taken.
+        Kind::Unix | Kind::Packets => taken.wrapping_sub(start),
     }
-    start.checked_sub(consumed).ok_or(Errno::ERANGE)
 }
 
-/// The kernel's place up to which all is taken: of a Unix connection, counted from the first time that it is asked for.
-pub fn consumed(socket: &Socket, end: &End) -> Sys<u64> {
-    if end.taken.get() == 0 {
-        let before = if socket.is_unix() { 0 } else { tcp::consumed(socket.fd())? };
-        end.taken.set(before + 1);
+/// The kernel's place up to which all is taken: of a Unix connection, counted from the first time that it is asked for. (Counted by us from
+/// then on, since a closed connection no longer tells whether its end was counted.)
+pub fn taken(socket: &Socket, end: &End) -> Sys<u64> {
+    if let Some(taken) = end.receiver.taken() {
+        return Ok(taken);
     }
-    Ok(end.taken.get() - 1)
+    let before = if socket.is_unix() { 0 } else { tcp::consumed(socket.fd())? };
+    end.receiver.begin_count(before);
+    Ok(before)
 }
 
 /// The kernel's place up to which all has arrived, in the same count. Grows while nobody receives (packets: while some bytes come).
@@ -193,7 +193,7 @@ pub fn received(socket: &Socket, end: &End) -> Sys<u64> {
             // One of no bytes is there, perhaps; it counts as one when it is taken.
             unread = (fd::pending(socket.fd(), libc::POLLIN) & libc::POLLIN != 0) as usize;
         }
-        return Ok(consumed(socket, end)? + unread as u64);
+        return Ok(taken(socket, end)? + unread as u64);
     }
     tcp::counts(socket.fd()).map(|counts| counts.received)
 }

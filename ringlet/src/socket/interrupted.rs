@@ -5,7 +5,7 @@
 //! there as it does in the parent, as after the kernel's own call. From then on the child does not have the connections that are moved:
 //! its descriptors name sockets that are not connected.
 
-use super::table::{Sending, Socket, Stage, Tables};
+use super::table::{Socket, Stage, Tables};
 use ringlet_linux::map::Aside;
 use std::cell::Cell;
 
@@ -71,7 +71,7 @@ pub fn after_fork_in_child(tables: &'static Tables, disown: impl Fn(&'static Soc
             held.segment.put_in_place();
             held.ends.put_in_place();
             let end = tables.sockets.at(held.socket as usize).end();
-            end.sending.set(Sending::KernelForGood as u32);
+            end.sender.keep_out();
             // The frame does not free them, since it is another's; who waited for it would wait for ever.
             end.send_lock.keep();
             end.receive_lock.keep();

@@ -26,6 +26,7 @@ mod pin;
 pub mod process;
 pub mod readiness;
 mod release;
+mod sides;
 pub mod splice;
 pub mod stream;
 pub mod table;

@@ -1,35 +1,38 @@
-//! Moving the two directions of an attached connection between the kernel and the ring, and the doorbells that wake the peer.
+//! When the two directions of an attached connection move between the kernel and the ring, and the doorbells that wake the peer.
 //!
-//! The protocol is modelled and checked in `ringlet_core::handover`; this is its form on a real connection, where the kernel counts
-//! the bytes (`carrier`). Callers hold the end's receive lock for what concerns the receiving direction and its
-//! send lock for the sending one; receive before send.
+//! How they move is `ringlet_core::handover`, which is given what is around it by `sides`. Callers hold the end's receive lock for what concerns
+//! the receiving direction and its send lock for the sending one; receive before send.
 
 use super::in_use;
+use super::sides::{In, Out};
 use super::table::{End, Receiving, Sending, Socket, tables};
-use super::{carrier, context, unix, view};
+use super::{carrier, context, view};
 use crate::plain::P64;
 use crate::reasons::Reason;
-use ringlet_core::bells;
-use ringlet_core::layout::{SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
-use ringlet_core::leaving::ReceiverState;
-use ringlet_core::ring::{Mark, SegmentRing};
+pub use ringlet_core::handover::CHANGES_MAX;
+use ringlet_core::handover::{Head, Incoming, Outgoing, Seen, Step};
+use ringlet_core::layout::{SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
+use ringlet_core::leaving::Leaving;
+use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{fd, sys, tcp};
 
-/// Changes of path that one call follows; a peer that changes more often is not sane.
-pub const CHANGES_MAX: usize = 16;
 /// How long a doorbell byte of our own family's that is under way is waited for: about half a second.
 const RINGERS_WAIT_ROUNDS: u32 = 1100;
 const RINGERS_LOOK_NS: u64 = 500_000;
-/// Looks at a word of the peer's in a row: some microseconds.
-const QUICK_LOOKS: u32 = 200;
 /// What all peers together may make this process wait: so long, and then a hundredth of the time that passes (`wait_patiently`).
 const PATIENCE_NS: u64 = 200_000_000;
 const PATIENCE_SHARE: u64 = 100;
 const PATIENT_LOOK_NS: u64 = 100_000;
-/// No kernel holds so many doorbells: who says that they are more is not sane.
-const BELLS_MAX: u64 = 8 << 20;
+
+pub fn out<'a>(socket: &'a Socket, end: &'a End, ring: &'a SegmentRing, reason: Reason) -> Out<'a> {
+    Out { socket, end, ring, reason }
+}
+
+pub fn incoming<'a>(socket: &'a Socket, end: &'a End, ring: &'a SegmentRing) -> In<'a> {
+    In { socket, end, ring }
+}
 
 /// Tells the peer, once, that it may send by the ring: when no thread of ours is inside a native receive any more.
 pub fn publish_attached(socket: &Socket, end: &End) {
@@ -79,13 +82,8 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     if end.tx.is_new() {
         note_move();
     }
-    end.started.set(place);
-    // ORDER: Relaxed; who reads it has seen the mark.
-    ring.control().sender.bells.store(0, Ordering::Relaxed);
-    end.bell_lost.set(0);
     note_written(ring, place);
-    if end.tx.push_mark(ring, Mark::Start(place)) {
-        end.sending.set(Sending::Ring as u32);
+    if out(socket, end, ring, Reason::None).start(place) {
         end.bells_only.set(1);
         super::epoll::sending_changed(socket);
         show_path(socket, end);
@@ -117,64 +115,7 @@ fn note_move() {
 /// Leaves the ring: what follows goes through the kernel from a known byte on. `to` is `KernelForGood`, or `Kernel` when the ring may be
 /// entered again.
 pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reason: Reason) {
-    for _ in 0..CHANGES_MAX {
-        if !leave_ring(end, ring, to) {
-            corrupt(socket);
-            return;
-        }
-        let place = match carrier::back_place(socket, end, ring) {
-            Ok(place) => place,
-            Err(Errno::ERANGE | Errno::EAGAIN) => {
-                miscounted(socket);
-                return;
-            }
-            Err(_) => return,
-        };
-        note_written(ring, place);
-        // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and
-        // what the kernel still has to deliver is lost.
-        if socket.room_waiters.load(Ordering::SeqCst) == 0
-            && !super::epoll::watched_by_sleepers(socket)
-        {
-            ring.control().room_wish().withdraw();
-        }
-        if let (Some(incoming), Some(_held)) = (socket.incoming(), end.receive_lock.try_take())
-            && end.receiving() == Receiving::Ring
-            && !published(end, &incoming)
-        {
-            super::stream::take_unwanted_bells(socket, end, &incoming);
-        }
-        // No doorbell for the mark: what follows through the kernel wakes by itself.
-        let push = || {
-            // (There is always room for it.)
-            end.tx.push_mark(ring, Mark::Back(place));
-        };
-        if unless_left(ring, push) {
-            super::epoll::sending_changed(socket);
-            view::count_return(socket, reason);
-            view::show(socket, reason);
-            return;
-        }
-        // The receiver has gone first, and what it has not read is to be sent again.
-        end.sending.set(Sending::Ring as u32);
-        let _ = return_unread(socket, end, ring);
-        if end.sending() != Sending::Ring {
-            return;
-        }
-    }
-    corrupt(socket);
-}
-
-/// What a sender does for good to the ring without knowing that its receiver has left: a mark, its end. False, and not done, if the
-/// receiver has left. One that leaves waits for us between the two, and so it finds what was done, or was seen to leave: never both,
-/// never neither.
-pub fn unless_left(ring: &SegmentRing, act: impl FnOnce()) -> bool {
-    let working = ring.control().work();
-    let stays = !working.has_left();
-    if stays {
-        act();
-    }
-    stays
+    let _ = out(socket, end, ring, reason).go_back(to);
 }
 
 /// For what only the kernel carries: our direction is there now, and may enter the ring again. Send lock held.
@@ -191,19 +132,9 @@ pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason
     returned
 }
 
-/// From here on a byte on the kernel's connection is data: no doorbell is under way, and none follows. False if one stays under way (a
-/// thread or process of ours was stopped or killed in the middle of it), or the peer stays in the middle of taking one that did not go.
-fn leave_ring(end: &End, ring: &SegmentRing, to: Sending) -> bool {
-    end.sending.set(to as u32);
-    fence(Ordering::SeqCst);
-    // ORDER: SeqCst; pairs with `ring_byte`, which counts itself in and then looks where we send.
-    let quiet = || bells::nobody_takes(&ring.control().receiver.taking);
-    await_none(&end.ringers) && (!end.bell_lost.is() || wait_patiently(quiet))
-}
-
 /// Waits until the word, which only our family writes, is 0: a system call's time, if whoever holds it runs; in the end long enough for
 /// one that was preempted.
-fn await_none(word: &AtomicU32) -> bool {
+pub fn await_none(word: &AtomicU32) -> bool {
     for round in 0..RINGERS_WAIT_ROUNDS {
         if word.load(Ordering::SeqCst) == 0 {
             return true;
@@ -216,20 +147,12 @@ fn await_none(word: &AtomicU32) -> bool {
     false
 }
 
-/// Is no thread of the peer's at a doorbell, or about to leave the ring? It may say so for ever: some quick looks, and no wait.
-fn is_quiet(ring: &SegmentRing) -> bool {
-    (0..QUICK_LOOKS).any(|_| {
-        core::hint::spin_loop();
-        ring.control().is_quiet()
-    })
-}
-
 /// When what was waited for peers is made up for.
 static PATIENT_AGAIN_NS: P64 = P64::new(0);
 
 /// Waits for what an honest peer does soon, and a hostile one never. What a hostile one can gain by it is bounded for all peers of the
 /// process together. False if it was not done.
-fn wait_patiently(mut done: impl FnMut() -> bool) -> bool {
+pub fn wait_patiently(mut done: impl FnMut() -> bool) -> bool {
     loop {
         if done() {
             return true;
@@ -250,27 +173,18 @@ fn wait_patiently(mut done: impl FnMut() -> bool) -> bool {
 #[must_use]
 pub fn end_direction(socket: &Socket, end: &End, ring: &SegmentRing, how: u32) -> bool {
     ring.control().sender.shut_at.store(sys::ticks(), Ordering::Relaxed);
-    for _ in 0..CHANGES_MAX {
-        match end.sending() {
-            Sending::Ring if unless_left(ring, || say_end(ring, how)) => return true,
-            Sending::Ring | Sending::Returning => {}
-            _ => {
-                say_end(ring, how);
-                return true;
-            }
-        }
-        match return_unread(socket, end, ring) {
-            Ok(()) => {}
-            Err(Errno::EAGAIN) => return false,
-            Err(_) => break,
+    match out(socket, end, ring, Reason::Closing).end(|| say_end(ring, how)) {
+        Ok(()) => true,
+        Err(Errno::EAGAIN) => false,
+        Err(_) => {
+            break_off(socket, ring);
+            true
         }
     }
-    break_off(socket, ring);
-    true
 }
 
-fn say_end(ring: &SegmentRing, how: u32) {
-    // ORDER: Release; pairs with `peer_is_over`, `stream::died_unread`, `stream::fin_by_death` and `unix::judge`; the end itself follows
+pub fn say_end(ring: &SegmentRing, how: u32) {
+    // ORDER: Release; pairs with `In::has_ended`, `stream::died_unread`, `stream::fin_by_death` and `unix::judge`; the end itself follows
     // through the kernel.
     ring.control().sender.shut.store(how, Ordering::Release);
 }
@@ -300,70 +214,7 @@ fn make_room(socket: &Socket, end: &End, ring: &SegmentRing) {
 /// it was.) `EAGAIN` when the kernel is full: every later call goes on with it, and whoever sleeps on the connection is woken for it.
 /// Send lock held: who looked without it may find it done.
 pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
-    let control = ring.control();
-    if end.sending() == Sending::Ring {
-        if !ring.control().work().answer() {
-            // It has not been rung for meanwhile.
-            ring_byte(socket, ring);
-            return Ok(());
-        }
-        if !leave_ring(end, ring, Sending::Returning) {
-            return Err(corrupt(socket));
-        }
-        end.tx.take_credit(ring);
-        end.returned.set(control.receiver.used.load(Ordering::Relaxed));
-        view::count_return(socket, Reason::Asked);
-        view::show(socket, Reason::Asked);
-    }
-    if end.sending() != Sending::Returning {
-        return Ok(());
-    }
-    let mut piece = [0u8; 2048];
-    loop {
-        let packet = if socket.is_packets() { end.tx.oldest_packet(ring) } else { None };
-        let bytes = match packet {
-            None => end.tx.oldest(ring, end.returned.get() as usize, &mut piece),
-            Some(_) => &[],
-        };
-        if packet.is_some() || !bytes.is_empty() {
-            sends_uncounted(end, ring);
-        }
-        let sent = match &packet {
-            Some(packet) => unix::send_again(socket, ring, packet).map(|()| 0),
-            None if bytes.is_empty() => Ok(0),
-            None => tcp::send_from(socket.fd(), bytes, libc::MSG_DONTWAIT),
-        };
-        match sent {
-            Ok(0) => {
-                end.returned.set(0);
-                if end.tx.pass_oldest(ring) {
-                    continue;
-                }
-                end.sending.set(Sending::KernelForGood as u32);
-                // (Whoever has the descriptor beside us sends what we do not see.)
-                if !end.given.is() && (!end.barred.is() || still_reads_on(end)) {
-                    measure_written(socket, end, ring);
-                }
-                linger_again(socket, end);
-                super::epoll::sending_changed(socket);
-                if end.shut_later.swap(0) != 0 {
-                    say_end(ring, SHUT);
-                    let _ = tcp::shut_down(socket.fd(), libc::SHUT_WR);
-                }
-                return Ok(());
-            }
-            Ok(n) => {
-                end.returned.set(end.returned.get() + n as u64);
-            }
-            Err(error) => {
-                if error == Errno::EAGAIN {
-                    // Sleepers are woken when there is room.
-                    super::epoll::sending_changed(socket);
-                }
-                return Err(error);
-            }
-        }
-    }
+    out(socket, end, ring, Reason::Asked).return_unread()
 }
 
 /// The peer may have left the ring while we have nothing to send.
@@ -416,7 +267,7 @@ pub fn finish_return(socket: &Socket, end: &End) {
 const LINGER_KEPT: u64 = 1 << 63;
 
 /// All is sent again, so that the end need not be a reset.
-fn linger_again(socket: &Socket, end: &End) {
+pub fn linger_again(socket: &Socket, end: &End) {
     if let linger @ 1.. = end.linger.get() {
         end.linger.set(0);
         tcp::set_linger(socket.fd(), [(linger >> 32 & 1) as i32, linger as i32]);
@@ -448,7 +299,7 @@ pub fn send_back(socket: &Socket, reason: Reason) {
             let _ = return_unread(socket, end, &ring);
         }
         Sending::Ring => go_back(socket, end, &ring, Sending::KernelForGood, reason),
-        Sending::Kernel => end.sending.set(Sending::KernelForGood as u32),
+        Sending::Kernel => end.sender.keep_out(),
         _ => {}
     }
 }
@@ -466,9 +317,8 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
     {
         let Some(_held) = end.receive_lock.take() else { return true };
         let Some(ring) = socket.incoming() else { return true };
-        if ring.control().is_taken() {
-            leave_incoming(socket, end, &ring, reads_on(reason));
-        }
+        // (An error is told by the next call.)
+        let _ = incoming(socket, end, &ring).leave(reads_on(reason));
         if !reads_on(reason) {
             whole = hand_over(socket, end, &ring);
         }
@@ -476,7 +326,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
     }
     if let Some(outgoing) = socket.outgoing()
         && let Some(incoming) = socket.incoming()
-        && end.left.is()
+        && end.receiver.has_left()
         && end.rx.has_bytes(&incoming)
     {
         // The peer may sleep, and has something to send again. (A doorbell for nothing would be unread if it is killed.)
@@ -504,101 +354,8 @@ fn reads_on(reason: Reason) -> bool {
 }
 
 /// The same, where we have left already.
-fn still_reads_on(end: &End) -> bool {
+pub fn still_reads_on(end: &End) -> bool {
     Reason::from_u32(end.barred.get()).is_some_and(reads_on)
-}
-
-/// The receiver leaves the ring: the peer sends again what is unread. Unless it has gone back or ended first, not knowing of this: then
-/// all is read where it stands. So it is if the program `reads_on` here, since the peer might be long in sending it again: then the peer is
-/// asked to go back when it sends the next time. Receive lock held.
-fn leave_incoming(socket: &Socket, end: &End, ring: &SegmentRing, reads_on: bool) {
-    let _ = settle(socket, end, ring);
-    let control = ring.control();
-    let unread = || end.receiving() != Receiving::Kernel && end.rx.has_bytes(ring);
-    if reads_on && (unread() || !is_quiet(ring)) {
-        control.receiver.keep_out.store(1, Ordering::SeqCst);
-        return;
-    }
-    // ORDER: pairs with the peer's `ring_byte` and `unless_left` and, after a publish, with its look in `stream::send_now`.
-    control.leave(end.rx.used());
-    let quiet = || is_quiet(ring) || wait_patiently(|| control.is_quiet());
-    if !quiet() {
-        corrupt(socket);
-        return;
-    }
-    // What the peer did unaware of it is there now.
-    let _ = settle(socket, end, ring);
-    if unread() && (back_ahead(end, ring).is_some() || peer_is_over(socket, ring)) {
-        return;
-    }
-    if unread() && reads_on {
-        match control.stay(quiet) {
-            Some(true) => {
-                control.receiver.keep_out.store(1, Ordering::SeqCst);
-                return;
-            }
-            Some(false) => {}
-            None => {
-                corrupt(socket);
-                return;
-            }
-        }
-    }
-    end.left.set(1);
-    if end.receiving() == Receiving::Ring {
-        leave_for_bells(socket, end, ring);
-    }
-    let _ = settle(socket, end, ring);
-}
-
-/// Has the peer ended, in whatever way, without sending anything again?
-pub fn peer_is_over(socket: &Socket, ring: &SegmentRing) -> bool {
-    let control = ring.control();
-    // ORDER: Acquire; pairs with `stream::shut_down` and `process::close_ring`, which answer before that.
-    let over = control.sender.shut.load(Ordering::Acquire) != 0 || carrier::peer_ended(socket);
-    over && control.receiver_state() == ReceiverState::Leaves
-}
-
-/// The kernel says that no more bytes come. Did the peer end without sending again what stands unread in the ring? Then it is read there.
-pub fn take_up(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
-    // (What the sender has answered it has answered before its end, which the kernel has told: nobody is waited for.)
-    let stays = || ring.control().stay(|| true) == Some(true);
-    let unread = end.left.is()
-        && end.rx.has_bytes(ring)
-        && ring.control().receiver_state() == ReceiverState::Leaves
-        && stays();
-    if unread {
-        end.left.set(0);
-        set_receiving(socket, end, Receiving::Ring);
-    }
-    unread
-}
-
-/// The end of the kernel's bytes before the ring was reached.
-pub fn drained(socket: &Socket, end: &End, ring: &SegmentRing) {
-    // ORDER: Release; pairs with `stream::all_taken`.
-    ring.control().receiver.draining.store(0, Ordering::Release);
-    match end.left.get() {
-        0 => set_receiving(socket, end, Receiving::Ring),
-        _ => leave_for_bells(socket, end, ring),
-    }
-}
-
-/// Behind the doorbells the kernel has what the peer sends again.
-fn leave_for_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
-    end.until.set(bells_end(end, ring));
-    set_receiving(socket, end, Receiving::Discarding);
-}
-
-/// The kernel's place up to which its bytes are doorbells, when no more are sent.
-pub fn bells_end(end: &End, ring: &SegmentRing) -> u64 {
-    // ORDER: Relaxed; the sender was seen not to be `working`.
-    bells_end_of(end, ring.control().sender.bells.load(Ordering::Relaxed))
-}
-
-/// The same if they are so many.
-pub fn bells_end_of(end: &End, bells: u64) -> u64 {
-    end.bells_from.get().wrapping_add(bells)
 }
 
 /// Before somebody gets the descriptor who reads only the kernel's: false if what that one would read is not the stream.
@@ -609,7 +366,10 @@ fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
         Receiving::Kernel => true,
         Receiving::Ring => !end.rx.has_bytes(ring),
         // Doorbells behind the data could not be told from what follows.
-        Receiving::Draining => end.left.is() && bells_end(end, ring) == end.bells_from.get(),
+        Receiving::Draining => {
+            let receiver = &end.receiver;
+            receiver.has_left() && bells_end(end, ring) == receiver.bells_end(0)
+        }
         Receiving::Discarding => false,
     }
 }
@@ -618,77 +378,62 @@ fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
 /// comes later does so too. The peer knows that it was a doorbell only (`stream::fin_by_death`, `unix::judge`), so that is waited for no
 /// longer than some looks; but a reset takes with it what the kernel has not yet sent of ours. After the ring was closed.
 pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
+    let side = incoming(socket, end, ring);
     let drained = || {
         // What comes while we look is the peer's affair.
         let waiting = tcp::unread(socket.fd()).unwrap_or(0) as u64;
-        let here = carrier::consumed(socket, end).unwrap_or(0).saturating_add(waiting);
-        is_quiet(ring)
-            && discard_to(socket, end, bells_end(end, ring).min(here)) == Ok(true)
-            && carrier::consumed(socket, end).is_ok_and(|taken| taken >= bells_end(end, ring))
+        let here = side.taken().unwrap_or(0).saturating_add(waiting);
+        side.is_quiet()
+            && side.discard_to(bells_end(end, ring).min(here)) == Ok(true)
+            && side.taken().is_ok_and(|taken| taken >= bells_end(end, ring))
     };
     if !drained() && !socket.is_unix() && tcp::unsent(socket.fd()) > 0 {
         wait_patiently(|| tcp::unsent(socket.fd()) == 0 || drained());
     }
 }
 
+/// The kernel's place up to which its bytes are doorbells, when no more are sent.
+pub fn bells_end(end: &End, ring: &SegmentRing) -> u64 {
+    // ORDER: Relaxed; the sender was seen not to be at work.
+    end.receiver.bells_end(ring.control().sender.bells.load(Ordering::Relaxed))
+}
+
 /// Follows the marks that stand next, as far as they go without bytes of the program's.
 pub fn settle(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
-    for _ in 0..CHANGES_MAX {
-        match end.receiving() {
-            Receiving::Kernel if start_met(socket, end, ring)? => {}
-            Receiving::Draining if end.until.get() == 0 => drained(socket, end, ring),
-            Receiving::Ring => match end.rx.mark(ring) {
-                Some(Mark::Back(position)) => back_met(socket, end, ring, position),
-                Some(Mark::Start(_)) => return Err(corrupt(socket)),
-                None if is_spoiled(end, ring) => return Err(corrupt(socket)),
-                None => return Ok(()),
-            },
-            Receiving::Discarding if discard(socket, end)? => {}
-            // Our own end; the doorbells may still come.
-            Receiving::Discarding => return Err(Errno::EAGAIN),
-            _ => return Ok(()),
-        }
-    }
-    Err(corrupt(socket))
-}
-
-/// So many more were taken.
-pub fn count_taken(end: &End, bytes: usize) {
-    if end.taken.get() != 0 {
-        end.taken.add(bytes as u64);
+    match incoming(socket, end, ring).settle()? {
+        true => Ok(()),
+        // Our own end; the doorbells may still come.
+        false => Err(Errno::EAGAIN),
     }
 }
 
-/// If the peer's `Start` stands in the ring, sets out for it. True if so.
-pub fn start_met(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<bool> {
-    match end.rx.mark(ring).filter(|_| !end.left.is()) {
-        // The first record of a stay in the ring is a mark.
-        None if published(end, ring) && end.rx.mark(ring).is_none() => Err(corrupt(socket)),
-        None => Ok(false),
-        Some(Mark::Start(start)) => {
-            let until = match carrier::until_start(socket, end, start) {
-                Err(Errno::ERANGE) => return Err(miscounted(socket)),
-                until => until?,
-            };
-            // ORDER: Relaxed; the mark's release follows.
-            ring.control().receiver.draining.store((until > 0) as u32, Ordering::Relaxed);
-            end.bells_from.set(carrier::consumed(socket, end)? + until);
-            // (A sender that waits for room in the ring is woken when that is read, after what it still has in the kernel: if it were killed
-            // with a doorbell unread, the kernel would reset, and that would be lost.)
-            if end.rx.pass_mark(ring) && until == 0 {
-                wake_sender(socket, ring);
-            }
-            end.until.set(until);
-            set_receiving(socket, end, Receiving::Draining);
-            Ok(true)
-        }
-        Some(_) => Err(corrupt(socket)),
-    }
+/// What is to be done by what was seen in the kernel; `None`: look again, the path has changed.
+pub fn follow(
+    socket: &Socket,
+    end: &End,
+    ring: &SegmentRing,
+    ended: bool,
+    waiting: usize,
+) -> Sys<Option<Step>> {
+    incoming(socket, end, ring).follow(ended, waiting as u64)
+}
+
+/// What a look at an empty ring's kernel connection has found: how much waits there, its end, or an error, which is one.
+pub fn seen(socket: &Socket, end: &End, ring: &SegmentRing, peeked: Sys<usize>) -> Seen {
+    let ended = !matches!(peeked, Ok(1..));
+    let waiting = peeked.unwrap_or(0) as u64;
+    Seen { ended, waiting, ring: incoming(socket, end, ring).head() }
+}
+
+/// Doorbells up to the byte where the peer went back to the kernel; then what a receive has found: look again, or nothing for now (see
+/// `Incoming::discard`).
+pub fn discard(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<Option<usize>> {
+    incoming(socket, end, ring).discard().map(|done| if done { None } else { Some(0) })
 }
 
 /// Does a record stand next that is neither bytes nor a mark?
-pub fn is_spoiled(end: &End, ring: &SegmentRing) -> bool {
-    published(end, ring) && !end.rx.has_bytes(ring) && end.rx.mark(ring).is_none()
+pub fn is_spoiled(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
+    !end.receiver.has_left() && incoming(socket, end, ring).head() == Head::Spoiled
 }
 
 /// Takes `n` doorbells that wait in the kernel. Receive lock held.
@@ -707,25 +452,8 @@ pub fn take_some_bells(socket: &Socket, end: &End, most: usize) -> Sys<usize> {
     let mut bells = [0u8; 256];
     let most = most.min(bells.len());
     let taken = tcp::receive_into(socket.fd(), &mut bells[..most], libc::MSG_DONTWAIT)?;
-    count_taken(end, taken);
+    end.receiver.count_taken(taken as u64);
     Ok(taken)
-}
-
-/// Goes past a mark, and looks for a sender that waits for its place.
-fn pass_mark(socket: &Socket, end: &End, ring: &SegmentRing) {
-    if end.rx.pass_mark(ring) {
-        wake_sender(socket, ring);
-    }
-}
-
-pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, position: u64) {
-    pass_mark(socket, end, ring);
-    // A sender that looked before we left, and then saw the ring drained, may still enter it: in vain.
-    if !ring.control().is_taken() {
-        end.left.set(1);
-    }
-    end.until.set(end.base.get().wrapping_add(position));
-    set_receiving(socket, end, Receiving::Discarding);
 }
 
 /// Behind the stage: who writes from now on counts it, and who wrote before is seen to be still there (`native_senders`).
@@ -736,7 +464,7 @@ pub fn written_so_far(socket: &Socket, end: &End) {
 }
 
 /// Send lock held.
-fn measure_written(socket: &Socket, end: &End, ring: &SegmentRing) {
+pub fn measure_written(socket: &Socket, end: &End, ring: &SegmentRing) {
     if !socket.is_unix()
         && end.native_senders.load(Ordering::SeqCst) == 0
         && let Some(place) = carrier::written(socket).ok().and_then(|written| written.agreed())
@@ -762,7 +490,7 @@ pub fn count_written(ring: &SegmentRing, bytes: usize) {
 }
 
 /// Before the kernel carries more than doorbells of our direction, by calls that nobody counts.
-fn sends_uncounted(end: &End, ring: &SegmentRing) {
+pub fn sends_uncounted(end: &End, ring: &SegmentRing) {
     end.bells_only.set(0);
     ring.control().sender.written.store(0, Ordering::Release);
 }
@@ -775,90 +503,25 @@ pub fn may_have_lost(socket: &Socket, ring: &SegmentRing) -> bool {
 
 /// Where the stream goes on in the kernel behind what is published, if it does.
 pub fn back_ahead(end: &End, ring: &SegmentRing) -> Option<u64> {
-    goes_on_at(end, end.rx.mark_ahead(ring)?)
-}
-
-/// Where the kernel's bytes behind this mark begin to be the stream's.
-pub fn goes_on_at(end: &End, mark: Mark) -> Option<u64> {
-    match mark {
-        Mark::Back(position) => Some(end.base.get().wrapping_add(position)),
-        Mark::Start(_) => None,
-    }
-}
-
-/// Doorbells up to the byte where the peer went back to the kernel. False: not all have come, and we have shut down receiving ourselves,
-/// which ends the stream for now.
-pub fn discard(socket: &Socket, end: &End) -> Sys<bool> {
-    let done = discard_to(socket, end, end.until.get())?;
-    match done {
-        true => set_receiving(socket, end, Receiving::Kernel),
-        false => ends_before(socket, end)?,
-    }
-    Ok(done)
-}
-
-/// The kernel says that no more bytes come, before the place that a mark of the peer's names: an error, if that is the peer's end, for what
-/// is missing is missed. KERNEL: a receive that we have shut down ourselves says the same, until the next bytes come.
-pub fn ends_before(socket: &Socket, end: &End) -> Sys<()> {
-    // (Who has the descriptor beside us, and knows nothing of rings, may have taken some.)
-    let shared = end.given.is() || end.left.is() && !still_reads_on(end);
-    // In this order: what came before the peer's end is there.
-    if !shared && carrier::peer_ended(socket) && tcp::unread(socket.fd()) == Ok(0) {
-        return Err(miscounted(socket));
-    }
-    Ok(())
-}
-
-/// Throws away what the kernel has up to this position of the connection. False when it ends before.
-pub fn discard_to(socket: &Socket, end: &End, position: u64) -> Sys<bool> {
-    // KERNEL: what is taken moves the place from which SO_PEEK_OFF looks. Doorbells were never before it.
-    let peeks_from = tcp::int_option(socket.fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF);
-    let done = discard_bells(socket, end, position);
-    if let Ok(from @ 0..) = peeks_from {
-        tcp::peek_from(socket.fd(), from);
-    }
-    done
-}
-
-fn discard_bells(socket: &Socket, end: &End, position: u64) -> Sys<bool> {
-    let mut bells = [0u8; 1024];
-    let most = carrier::consumed(socket, end)?.saturating_add(BELLS_MAX);
-    loop {
-        let consumed = carrier::consumed(socket, end)?;
-        if consumed >= most {
-            return Err(corrupt(socket));
-        }
-        let Some(left) = position.checked_sub(consumed) else {
-            // Bytes of the stream were taken for doorbells.
-            return Err(miscounted(socket));
-        };
-        if left == 0 {
-            return Ok(true);
-        }
-        let n = left.min(bells.len() as u64) as usize;
-        let taken = tcp::receive_into(socket.fd(), &mut bells[..n], libc::MSG_DONTWAIT)?;
-        if taken == 0 {
-            return Ok(false);
-        }
-        count_taken(end, taken);
-    }
+    end.receiver.goes_on_at(end.rx.mark_ahead(ring)?)
 }
 
 /// Bytes that wait in the kernel behind this position of the connection.
 pub fn unread_after(socket: &Socket, end: &End, position: u64) -> Sys<usize> {
-    let arrived = carrier::consumed(socket, end)? + tcp::unread(socket.fd())? as u64;
+    let arrived = carrier::taken(socket, end)? + tcp::unread(socket.fd())? as u64;
     Ok(arrived.saturating_sub(position) as usize)
 }
 
-pub fn set_receiving(socket: &Socket, end: &End, state: Receiving) {
-    end.receiving.set(state as u32);
-    if state != Receiving::Ring {
+/// The receiving direction comes another way now.
+pub fn receiving_turned(socket: &Socket, end: &End) {
+    let path = end.receiving();
+    if path != Receiving::Ring {
         // What the kernel has told of may be data from now on, and it does not tell again.
         socket.kernel_news.set(1);
     }
     super::epoll::receiving_changed(socket);
     show_path(socket, end);
-    if state == Receiving::Ring
+    if path == Receiving::Ring
         && end.sending() == Sending::Kernel
         && let Some(outgoing) = socket.outgoing()
         && let Some(_held) = end.send_lock.try_take()
@@ -887,7 +550,7 @@ fn show_path(socket: &Socket, end: &End) {
 /// What one end promised of the kernel's bytes is not what the other has, or the kernel's counts are not ours. An error that can be seen,
 /// not bytes lost in silence.
 #[cold]
-fn miscounted(socket: &Socket) -> Errno {
+pub fn miscounted(socket: &Socket) -> Errno {
     reset(socket, Reason::Miscounted)
 }
 
@@ -953,27 +616,13 @@ fn count_bell(socket: &Socket) {
     });
 }
 
-/// A byte on the kernel connection: only while our direction is in the ring, where it can't be taken for data, and unless the peer has
-/// closed (it would answer with a reset) or left. `working` lets a peer that closes wait until the byte has arrived; `ringers` the
-/// same for a thread of ours that leaves the ring.
+/// A byte on the kernel connection, if it is a doorbell there.
 fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
-    let end = socket.end();
-    // ORDER: SeqCst, all; pairs with `leave_ring`, `leave_incoming` and `process::close_ring`.
-    end.ringers.fetch_add(1, Ordering::SeqCst);
-    let working = outgoing.control().work();
-    if end.sending() == Sending::Ring && working.is_taken() {
-        // (Whoever counts on the number has waited for us, by `ringers` or `working`.)
-        let went = bells::ring(&outgoing.control().sender.bells, || tcp::ring_byte(socket.fd()));
-        if !went {
-            end.bell_lost.set(1);
-        }
-    }
-    drop(working);
-    end.ringers.fetch_sub(1, Ordering::SeqCst);
+    out(socket, socket.end(), outgoing, Reason::None).ring();
 }
 
 /// Is something published that we have not consumed (bytes or a mark)?
 #[inline(always)]
 pub fn published(end: &End, incoming: &SegmentRing) -> bool {
-    end.rx.ready(incoming) && !end.left.is()
+    end.rx.ready(incoming) && !end.receiver.has_left()
 }

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::reasons::Reason;
 use crate::thread;
+use ringlet_core::handover::Incoming;
 use ringlet_core::layout::{SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
 use ringlet_linux::{fd, sys, tcp};
@@ -366,11 +367,7 @@ fn close_ring(socket: &Socket) {
     let end = socket.end();
     // From now on the peer sends through the kernel, and rings no more.
     // ORDER: SeqCst, both; pairs with `moving::ring_byte`.
-    let unanswered = incoming.control().close();
-    let _ = moving::settle(socket, end, &incoming);
-    // We had left the ring, and what is unread there was not sent again: now it never will be.
-    let abandoned = unanswered && end.left.is();
-    let unread = (end.receiving() == Receiving::Ring || abandoned) && end.rx.has_bytes(&incoming);
+    let unread = moving::incoming(socket, end, &incoming).close();
     let resets = socket.kind() == Kind::Internet && tcp::resets_on_close(socket.fd());
     if let Some(outgoing) = socket.outgoing() {
         let shut = outgoing.control().sender.shut.load(Ordering::Relaxed);

@@ -11,9 +11,11 @@ use super::{carrier, context, control, memory, moving, tap, unforgiving, unix, v
 use crate::reasons::Reason;
 use crate::waiting::{sleep, spin};
 use ringlet_core::bells;
+use ringlet_core::handover::{Incoming, Outgoing, Step};
 use ringlet_core::layout::{
     NOT_SHUT, RINGS_BY_EVENT, RINGS_BY_NAME, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT,
 };
+use ringlet_core::leaving::Leaving;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::{Mark, Next, SegmentRing};
 use ringlet_core::sync::Ordering;
@@ -176,9 +178,7 @@ pub fn receive_now(
             Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking, mine, from),
             Receiving::Kernel => receive_kernel(socket, end, &ring, to, flags, from),
             Receiving::Draining => receive_draining(socket, end, &ring, to, flags, from),
-            Receiving::Discarding => {
-                moving::discard(socket, end).map(|done| if done { None } else { Some(0) })
-            }
+            Receiving::Discarding => moving::discard(socket, end, &ring),
         };
         match result {
             Ok(None) => continue,
@@ -204,7 +204,11 @@ pub fn receive_now(
         }
     }
     // It changes, or rings, faster than we look: there is nothing now.
-    if moving::is_spoiled(end, &ring) { Err(moving::corrupt(socket)) } else { Err(Errno::EAGAIN) }
+    if moving::is_spoiled(socket, end, &ring) {
+        Err(moving::corrupt(socket))
+    } else {
+        Err(Errno::EAGAIN)
+    }
 }
 
 /// What has arrived on both sides of a change of path belongs to one call: it may even be of one send.
@@ -233,7 +237,7 @@ fn receive_rest(
         let more = match end.receiving() {
             _ if to.remaining() == 0 || from.control_bytes != 0 => break,
             Receiving::Kernel => moving::published(end, ring) || crossed && unread(),
-            Receiving::Draining => end.until.get() == 0 || unforgiving::on() && unread(),
+            Receiving::Draining => end.receiver.before_ring() == 0 || unforgiving::on() && unread(),
             Receiving::Ring => moving::published(end, ring),
             Receiving::Discarding => {
                 crossed = true;
@@ -245,9 +249,7 @@ fn receive_rest(
             Receiving::Kernel => receive_kernel(socket, end, ring, to, flags, from),
             Receiving::Draining => receive_draining(socket, end, ring, to, flags, from),
             Receiving::Ring => receive_ring(socket, end, ring, to, flags, true, 0, from),
-            Receiving::Discarding => {
-                moving::discard(socket, end).map(|done| if done { None } else { Some(0) })
-            }
+            Receiving::Discarding => moving::discard(socket, end, ring),
         };
         match got {
             Ok(Some(n @ 1..)) => total += n,
@@ -278,12 +280,14 @@ fn peek_rest(
     flags: i32,
     from: &mut FromKernel,
 ) -> usize {
-    if end.left.is() || socket.is_packets() {
+    if end.receiver.has_left() || socket.is_packets() {
         return 0;
     }
     let mut total = 0;
     match end.receiving() {
-        Receiving::Draining if end.until.get() == seen as u64 => total = end.rx.peek(ring, to),
+        Receiving::Draining if end.receiver.before_ring() == seen as u64 => {
+            total = end.rx.peek(ring, to)
+        }
         Receiving::Ring => {}
         _ => return 0,
     }
@@ -291,13 +295,13 @@ fn peek_rest(
         return total;
     };
     if end.receiving() == Receiving::Ring {
-        if moving::discard_to(socket, end, position) == Ok(true) {
+        if moving::incoming(socket, end, ring).discard_to(position) == Ok(true) {
             total += receive_native(socket, end, to, usize::MAX, flags, from).unwrap_or(0);
         }
         return total;
     }
     // Before it stand the first piece and doorbells, which can't be taken now.
-    let before = carrier::consumed(socket, end).map_or(0, |taken| position.saturating_sub(taken));
+    let before = carrier::taken(socket, end).map_or(0, |taken| position.saturating_sub(taken));
     total + tcp::peek_behind(socket.fd(), before as usize, to, flags & libc::MSG_TRUNC).unwrap_or(0)
 }
 
@@ -355,8 +359,8 @@ fn receive_ring(
     if passed || total == 0 {
         moving::wake_sender(socket, ring);
     }
-    if let Next::Mark(Mark::Back(position)) = next {
-        moving::back_met(socket, end, ring, position);
+    if let Next::Mark(Mark::Back(place)) = next {
+        moving::incoming(socket, end, ring).back_met(place);
     }
     if total > 0 {
         socket.found_nothing.set(0);
@@ -441,22 +445,23 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
         }
     }
     // What the peer published before it said this on the kernel is visible by now: look again.
-    if moving::published(end, ring) {
-        socket.bells_left.set(matches!(peeked, Ok(1..)) as u32);
-        return Ok(None);
-    }
-    match peeked {
-        Ok(0) => end_of_stream(socket, end),
-        Ok(n) => {
-            // The ring is still empty, so no mark preceded these bytes: they are doorbells.
-            moving::take_bells(socket, end, n);
+    match end.receiver.next(&moving::seen(socket, end, ring, peeked)) {
+        Step::Discard(n) => {
+            moving::take_bells(socket, end, n as usize);
             socket.kernel_news.set(1);
             Ok(None)
         }
-        Err(error) => {
-            end.pending_error.set(0);
-            end.ended.set(2);
-            Err(error)
+        Step::End => match peeked {
+            Err(error) => {
+                end.pending_error.set(0);
+                end.ended.set(2);
+                Err(error)
+            }
+            Ok(_) => end_of_stream(socket, end),
+        },
+        _ => {
+            socket.bells_left.set(matches!(peeked, Ok(1..)) as u32);
+            Ok(None)
         }
     }
 }
@@ -502,18 +507,6 @@ fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
         && carrier::peer_ended(socket)
 }
 
-/// A receiver has died, and left something unread in the kernel: was it doorbells only? Send lock held.
-fn all_taken(end: &End, outgoing: &SegmentRing) -> bool {
-    if end.tx.outstanding_bytes(outgoing) > 0 {
-        return false;
-    }
-    let control = outgoing.control();
-    // One that has not come to our `Start` may have left what is before it, as well as doorbells behind it, if there are any.
-    let past_start = end.tx.drained(outgoing) || control.sender.bells.load(Ordering::Relaxed) > 0;
-    // ORDER: Acquire, after the credit; pairs with `moving::drained` and `moving::start_met`.
-    past_start && control.receiver.draining.load(Ordering::Acquire) == 0
-}
-
 /// Once the peer has died, or closed while a doorbell of ours was under way: did it leave only doorbells unread? The kernel resets for them, where TCP would have said FIN, and so do we
 /// from then on (`judged`). `taken`: the kernel's error was taken already. Send lock held.
 fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing, taken: bool) -> bool {
@@ -525,7 +518,7 @@ fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing, taken: bool)
         || moving::peer_attached(socket) == 0
         || !end.bells_only.is()
         || !taken && fd::pending(socket.fd(), 0) & reset != reset
-        || !all_taken(end, outgoing)
+        || !moving::out(socket, end, outgoing, Reason::None).all_taken()
         // By a reset that is lost, of which an orderly end would say nothing.
         || moving::may_have_lost(socket, &incoming)
     {
@@ -561,7 +554,7 @@ fn lost_by_death(
     let bytes = from.take_all();
     if bytes > 0 {
         end.bells_only.set(0);
-        end.sending.set(Sending::KernelForGood as u32);
+        end.sender.keep_out();
     }
     Some(bytes)
 }
@@ -575,7 +568,7 @@ fn peer_died_unread(socket: &Socket, end: &End) -> bool {
 /// What TCP would have said by a reset; the kernel's own connection, which saw an orderly end, is shut to match.
 fn reset_by_death(socket: &Socket, end: &End) -> Errno {
     end.ended.set(2);
-    end.sending.set(Sending::KernelForGood as u32);
+    end.sender.keep_out();
     let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
     Errno::ECONNRESET
 }
@@ -594,28 +587,29 @@ fn receive_kernel(
         return unix::receive_kernel(socket, end, ring, to, flags, from);
     }
     let waiting = tcp::unread(socket.fd())?;
-    if moving::start_met(socket, end, ring)? {
-        return Ok(None);
-    }
-    if waiting > 0 {
-        return receive_native(socket, end, to, waiting, flags, from).map(Some);
+    match moving::follow(socket, end, ring, false, waiting)? {
+        None => return Ok(None),
+        Some(Step::Read(n)) => {
+            return receive_native(socket, end, to, n as usize, flags, from).map(Some);
+        }
+        Some(_) => {}
     }
     let peeked = tcp::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
     let peeked = match peeked {
         Err(Errno::ECONNRESET) if !socket.is_unix() && reset_is_fin(socket, end, true) => Ok(0),
         peeked => peeked,
     };
+    if socket.is_unix() && matches!(peeked, Ok(0) | Err(Errno::ECONNRESET)) {
+        unix::judge(socket, end, peeked.err().map_or(0, |error| error.0));
+    }
     match peeked {
-        ended @ (Ok(0) | Err(Errno::ECONNRESET)) if socket.is_unix() => {
-            unix::judge(socket, end, ended.err().map_or(0, |error| error.0));
-            if moving::start_met(socket, end, ring)? || moving::take_up(socket, end, ring) {
-                return Ok(None);
-            }
-            unix::end_of_stream(end)
-        }
-        Ok(0) if moving::start_met(socket, end, ring)? || moving::take_up(socket, end, ring) => {
+        Ok(0) | Err(Errno::ECONNRESET)
+            if (peeked == Ok(0) || socket.is_unix())
+                && moving::follow(socket, end, ring, true, 0)?.is_none() =>
+        {
             Ok(None)
         }
+        Ok(0) | Err(Errno::ECONNRESET) if socket.is_unix() => unix::end_of_stream(end),
         Ok(0) if end.pending_error.is() => Err(Errno(end.pending_error.swap(0) as i32)),
         Ok(0) => end_of_stream(socket, end),
         // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)
@@ -640,22 +634,20 @@ fn receive_draining(
     flags: i32,
     from: &mut FromKernel,
 ) -> Sys<Option<usize>> {
-    let left = end.until.get();
-    if left == 0 {
-        moving::drained(socket, end, ring);
-        return Ok(None);
-    }
+    let side = moving::incoming(socket, end, ring);
+    // (What it has is known without a count.)
+    let left = match side.follow(false, u64::MAX)? {
+        Some(Step::Read(n)) => n,
+        _ => return Ok(None),
+    };
     let room = to.remaining() > 0;
     let got = receive_native(socket, end, to, left.min(usize::MAX as u64) as usize, flags, from)?;
-    if got == 0 && room {
-        moving::ends_before(socket, end)?;
+    if got == 0 && room && side.is_over() {
+        return Err(moving::miscounted(socket));
     }
-    if flags & libc::MSG_PEEK == 0 {
-        end.until.set(left - got as u64);
-        // At once: a program that dies behind its last receive has taken all (`all_taken`).
-        if end.until.get() == 0 {
-            moving::drained(socket, end, ring);
-        }
+    // At once: a program that dies behind its last receive has taken all (`Outgoing::all_taken`).
+    if flags & libc::MSG_PEEK == 0 && end.receiver.before_ring() == 0 {
+        side.arrive();
     }
     Ok(Some(got))
 }
@@ -675,7 +667,7 @@ pub fn receive_native(
     match from.receive(socket.fd(), to, max, flags | length) {
         Ok(n) => {
             if flags & libc::MSG_PEEK == 0 {
-                moving::count_taken(end, n.max(packets as usize));
+                end.receiver.count_taken(n.max(packets as usize) as u64);
                 view::count_kernel_bytes(socket, 0, n);
             }
             Ok(if packets && flags & libc::MSG_TRUNC == 0 { n.min(room) } else { n })
@@ -826,7 +818,7 @@ fn send_unrecorded(
         control::notice(socket, end);
     }
     if end.sending() == Sending::Kernel && flags & libc::MSG_OOB != 0 {
-        end.sending.set(Sending::KernelForGood as u32);
+        end.sender.keep_out();
     }
     if end.sending() == Sending::Kernel {
         moving::publish_attached(socket, end);
@@ -1043,7 +1035,7 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
             how_now = (how == libc::SHUT_RDWR).then_some(libc::SHUT_RD);
         }
         if end.sending() == Sending::Kernel {
-            end.sending.set(Sending::KernelForGood as u32);
+            end.sender.keep_out();
         }
     }
     if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) && socket.is_unix() {
@@ -1064,7 +1056,7 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     };
     if result.is_ok() && how != libc::SHUT_RD && end.sending() == Sending::Ring {
         // Nothing can follow the end; sends get the kernel's EPIPE.
-        end.sending.set(Sending::KernelForGood as u32);
+        end.sender.keep_out();
     }
     socket.kernel_news.set(1);
     drop(held);
@@ -1287,10 +1279,10 @@ fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32)
     if !socket.bells_left.is() || end.receiving() != Receiving::Ring {
         return false;
     }
-    let Ok(consumed) = carrier::consumed(socket, end) else { return false };
+    let Ok(taken_before) = carrier::taken(socket, end) else { return false };
     let control = ring.control();
     let taken = bells::take(&control.receiver.taking, &control.sender.bells, |bells| {
-        let waiting = moving::bells_end_of(end, bells).saturating_sub(consumed);
+        let waiting = end.receiver.bells_end(bells).saturating_sub(taken_before);
         // (None: what the kernel has is no doorbell. Many: `look_at_kernel` takes all of them at one look.)
         if waiting == 0 || waiting > FEW_BELLS || others_wait(socket, end, mine) {
             return None;
@@ -1381,13 +1373,13 @@ fn count_readable(socket: &Socket, enough: usize) -> Sys<usize> {
     }
     let of_kernel = match end.receiving() {
         Receiving::Kernel => return tcp::unread(socket.fd()),
-        Receiving::Draining if end.left.is() => {
+        Receiving::Draining if end.receiver.has_left() => {
             let again = moving::unread_after(socket, end, moving::bells_end(end, &ring))?;
-            return Ok(tcp::unread(socket.fd())?.min(end.until.get() as usize) + again);
+            return Ok(tcp::unread(socket.fd())?.min(end.receiver.before_ring() as usize) + again);
         }
-        Receiving::Draining => tcp::unread(socket.fd())?.min(end.until.get() as usize),
+        Receiving::Draining => tcp::unread(socket.fd())?.min(end.receiver.before_ring() as usize),
         Receiving::Ring => 0,
-        Receiving::Discarding => return moving::unread_after(socket, end, end.until.get()),
+        Receiving::Discarding => return moving::unread_after(socket, end, end.receiver.until()),
     };
     if of_kernel >= enough {
         return Ok(of_kernel);
@@ -1395,7 +1387,7 @@ fn count_readable(socket: &Socket, enough: usize) -> Sys<usize> {
     let (in_ring, back) = match enough {
         usize::MAX => {
             let (all, mark) = end.rx.available_since(&ring, &socket.counted_bytes);
-            (all, mark.and_then(|mark| moving::goes_on_at(end, mark)))
+            (all, mark.and_then(|mark| end.receiver.goes_on_at(mark)))
         }
         _ => match end.rx.available(&ring, enough) {
             some if of_kernel + some >= enough => (some, None),

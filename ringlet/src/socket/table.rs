@@ -15,6 +15,8 @@ use crate::lock::Lock;
 use crate::plain::{FreeList, P32, P64};
 use crate::reasons::Reason;
 use crate::thread::{self, Identity};
+use ringlet_core::handover::{Receiver, Sender};
+pub use ringlet_core::handover::{Receiving, Sending};
 use ringlet_core::layout::Geometry;
 use ringlet_core::memory::Area;
 use ringlet_core::ring::{Counted, Rx, SegmentRing, Tx};
@@ -184,27 +186,19 @@ pub struct Socket {
 #[derive(Default)]
 pub struct End {
     pub receive_lock: Lock,
-    pub receiving: P32,
-    /// Bytes still to take from the kernel before the ring (`Draining`), or the kernel position up to which bytes are
-    /// doorbells (`Discarding`).
-    pub until: P64,
-    /// Bytes taken from the kernel since the connection began (a Unix one: since it was first asked), plus one; 0 until the first
-    /// `Start`. Counted by us from then on, since a closed connection no longer tells whether its end was counted.
-    pub taken: P64,
+    /// 1 once the peer's FIN was seen, 2 once a reset was reported.
+    pub ended: P32,
     pub rx: Rx,
+    pub receiver: Receiver,
     /// Threads inside a native receive (or wait) that began before the segment was there.
     pub native_receivers: AtomicU32,
     /// The kernel's last word on receiving, once it was taken from it: errno of a reset, not yet reported.
     pub pending_error: P32,
-    /// 1 once the peer's FIN was seen, 2 once a reset was reported.
-    pub ended: P32,
-    /// We have left the ring for the kernel: what the peer still publishes there is not for us.
-    pub left: P32,
-    _apart: [u64; 1],
+    _apart: [u64; 3],
+    pub sender: Sender,
     pub send_lock: Lock,
-    pub sending: P32,
-    pub tx: Tx,
     pub native_senders: AtomicU32,
+    pub tx: Tx,
     /// Sends that found no room, and as many of them as were followed by room that was reported.
     pub no_space: P32,
     pub no_space_told: P32,
@@ -217,13 +211,10 @@ pub struct End {
     /// Threads that are about to put a doorbell on the kernel's connection; and whether one did not go since the last `Start`.
     pub ringers: AtomicU32,
     pub bell_lost: P32,
-    /// While `Returning`: bytes of the oldest record that need not be sent again; and whether our direction is shut down behind them.
-    pub returned: P64,
+    /// While `Returning`: our direction is to be shut down behind what is sent again.
     pub shut_later: P32,
     /// The program's SO_LINGER, if a process that ended meanwhile has put a reset in its place (`moving::finish_return`).
     pub linger: P64,
-    /// The kernel's place that our last `Start` names, behind which only doorbells follow.
-    pub started: P64,
     /// Where the sender was, plus one, when its memory was looked at (`memory`).
     pub idle_at: P64,
     /// TCP_NODELAY and TCP_CORK as the program has them; on the kernel's socket doorbells must not be delayed.
@@ -254,10 +245,6 @@ pub struct End {
     /// Of a Unix connection (see `unix`): whether we have shut down receiving; sends that
     /// found the kernel's queue in use, so that there could be no `Start`.
     pub shut_receiving: P32,
-    /// Where the sender's place 0 lies in the count of bytes taken; 0 but for a Unix connection.
-    pub base: P64,
-    /// In the same count as `taken`: from here on the kernel's bytes are doorbells.
-    pub bells_from: P64,
     pub refused_starts: P32,
     /// Bytes went through the kernel before the connection was attached, so the kernel must have counted some.
     pub has_sent: P32,
@@ -271,46 +258,15 @@ unsafe impl Zeroed for Socket {}
 #[allow(unsafe_code)]
 unsafe impl Zeroed for End {}
 
-/// Where the sending direction of an end stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Sending {
-    Kernel = 0,
-    Ring = 1,
-    /// Back on the kernel for good.
-    KernelForGood = 2,
-    /// The receiver has left the ring: what it has not read is being sent again through the kernel.
-    Returning = 3,
-}
-
-/// Where the receiving direction of an end stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Receiving {
-    Kernel = 0,
-    /// `Start` was met: `until` more bytes come from the kernel, then the ring.
-    Draining = 1,
-    Ring = 2,
-    /// `Back` was met: kernel bytes up to position `until` are doorbells, then the kernel.
-    Discarding = 3,
-}
-
 impl End {
+    #[inline(always)]
     pub fn sending(&self) -> Sending {
-        match self.sending.get() {
-            0 => Sending::Kernel,
-            1 => Sending::Ring,
-            3 => Sending::Returning,
-            _ => Sending::KernelForGood,
-        }
+        self.sender.path()
     }
+
+    #[inline(always)]
     pub fn receiving(&self) -> Receiving {
-        match self.receiving.get() {
-            0 => Receiving::Kernel,
-            1 => Receiving::Draining,
-            2 => Receiving::Ring,
-            _ => Receiving::Discarding,
-        }
+        self.receiver.path()
     }
 
     /// Is a thread inside the kernel for it, which it entered before the segment was there?
@@ -336,12 +292,10 @@ impl End {
     /// For another connection. (Threads that are inside the kernel for the one before, which was closed beside them, stay counted: each will
     /// count itself out here.)
     fn reset(&self) {
-        self.receiving.set(0);
-        self.until.set(0);
-        self.taken.set(0);
+        self.receiver.reset();
         self.rx.reset();
         self.tx.reset();
-        self.sending.set(0);
+        self.sender.reset();
         for word in [
             &self.pending_error,
             &self.ended,
@@ -351,7 +305,6 @@ impl End {
             &self.barred,
             &self.no_delay,
             &self.cork,
-            &self.left,
             &self.away,
             &self.judged,
             &self.bells_only,
@@ -369,10 +322,8 @@ impl End {
         }
         self.shut.store(0, Ordering::Relaxed);
         self.nonblocking.set(0);
-        self.returned.set(0);
         self.full_at.set(0);
         self.idle_at.set(0);
-        self.base.set(0);
         self.ringers.store(0, Ordering::Relaxed);
         self.given.set(0);
         self.holders.store(1, Ordering::Relaxed);

@@ -11,6 +11,7 @@ use super::in_use;
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::{carrier, meet, moving, stream, view};
 use crate::reasons::Reason;
+use ringlet_core::leaving::Leaving;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::{AtomicU64, Ordering};

@@ -9,6 +9,7 @@ use super::{carrier, moving, stream};
 use crate::reasons::Reason;
 use libc::{msghdr, sockaddr};
 use ringlet_core::layout::{NOT_SHUT, SHUT, SHUT_READ, SHUT_UNREAD};
+use ringlet_core::leaving::Leaving;
 use ringlet_core::memory::Buffers;
 use ringlet_core::queue::Message;
 use ringlet_core::ring::{Next, SegmentRing};
@@ -249,7 +250,8 @@ pub fn receive_kernel(
     let waiting = fd::pending(socket.fd(), libc::POLLIN | libc::POLLRDHUP);
     // (While the ring can be taken up, the kernel has no packet.)
     let over = waiting & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
-    if moving::start_met(socket, end, ring)? || over && moving::take_up(socket, end, ring) {
+    let there = (waiting & libc::POLLIN != 0 && !over) as usize;
+    if moving::follow(socket, end, ring, over, there)?.is_none() {
         return Ok(None);
     }
     if waiting & (libc::POLLHUP | libc::POLLERR) != 0 {

@@ -1210,21 +1210,19 @@ fn received_by_kernel(socket: &Socket) -> Option<u64> {
     // Behind what is in the ring.
     let behind = || {
         let ring = socket.incoming()?;
-        let resumed = match end.left.get() {
-            0 => moving::back_ahead(end, &ring)?,
-            _ => moving::bells_end(end, &ring),
+        let resumed = match end.receiver.has_left() {
+            false => moving::back_ahead(end, &ring)?,
+            true => moving::bells_end(end, &ring),
         };
         Some(received()).filter(|received| *received > resumed)
     };
     match end.receiving() {
         Receiving::Ring => behind(),
         // What comes after these are doorbells, up to where the stream goes on.
-        Receiving::Draining => {
-            behind().or_else(|| Some(received().min(end.taken.get() + end.until.get() - 1)))
-        }
+        Receiving::Draining => behind().or_else(|| Some(received().min(end.receiver.until()))),
         // What came before it are doorbells.
         Receiving::Kernel | Receiving::Discarding => {
-            Some(received()).filter(|received| *received > end.until.get())
+            Some(received()).filter(|received| *received > end.receiver.until())
         }
     }
 }

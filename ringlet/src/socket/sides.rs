@@ -1,0 +1,314 @@
+//! What the protocol of `ringlet_core::handover` finds around the two directions of an attached connection: the kernel's connection (through
+//! `carrier`), the ring, the family's other threads, and the peer's words.
+
+use super::moving::{self, await_none, wait_patiently};
+use super::table::{End, Receiving, Socket};
+use super::{carrier, epoll, stream, unix, view};
+use crate::reasons::Reason;
+use ringlet_core::bells;
+use ringlet_core::handover::{Fault, Head, Incoming, Outgoing, Receiver, Sender};
+use ringlet_core::layout::{Control, NOT_SHUT, SHUT};
+use ringlet_core::leaving::Leaving;
+use ringlet_core::ring::{Mark, SegmentRing};
+use ringlet_core::sync::{Ordering, fence};
+use ringlet_linux::sys::{Errno, Sys};
+use ringlet_linux::tcp;
+
+/// Looks at a word of the peer's in a row: some microseconds.
+const QUICK_LOOKS: u32 = 200;
+
+/// A sending direction. Send lock held, but to ring.
+pub struct Out<'a> {
+    pub socket: &'a Socket,
+    pub end: &'a End,
+    pub ring: &'a SegmentRing,
+    /// Why it goes back.
+    pub reason: Reason,
+}
+
+impl Outgoing for Out<'_> {
+    type Error = Errno;
+    type Words = Control;
+
+    fn sender(&self) -> &Sender {
+        &self.end.sender
+    }
+
+    fn words(&self) -> &Control {
+        self.ring.control()
+    }
+
+    fn drained(&self) -> bool {
+        self.end.tx.drained(self.ring)
+    }
+
+    fn outstanding(&self) -> usize {
+        self.end.tx.outstanding_bytes(self.ring)
+    }
+
+    fn push_mark(&self, mark: Mark) -> bool {
+        self.end.tx.push_mark(self.ring, mark)
+    }
+
+    fn take_credit(&self) {
+        self.end.tx.take_credit(self.ring);
+    }
+
+    fn pass_oldest(&self) -> bool {
+        self.end.tx.pass_oldest(self.ring)
+    }
+
+    fn restart_bells(&self) {
+        // ORDER: Relaxed; who reads it has seen the mark.
+        self.words().sender.bells.store(0, Ordering::Relaxed);
+        self.end.bell_lost.set(0);
+    }
+
+    fn bells(&self) -> u64 {
+        self.words().sender.bells.load(Ordering::Relaxed)
+    }
+
+    fn back_place(&self) -> Sys<u64> {
+        let (socket, end) = (self.socket, self.end);
+        let place =
+            carrier::back_place(socket, end, self.bells()).map_err(|error| match error {
+                Errno::ERANGE | Errno::EAGAIN => moving::miscounted(socket),
+                error => error,
+            })?;
+        moving::note_written(self.ring, place);
+        // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and
+        // what the kernel still has to deliver is lost.
+        if socket.room_waiters.load(Ordering::SeqCst) == 0 && !epoll::watched_by_sleepers(socket) {
+            self.words().room_wish().withdraw();
+        }
+        if let (Some(incoming), Some(_held)) = (socket.incoming(), end.receive_lock.try_take())
+            && end.receiving() == Receiving::Ring
+            && !moving::published(end, &incoming)
+        {
+            stream::take_unwanted_bells(socket, end, &incoming);
+        }
+        Ok(place)
+    }
+
+    fn send_again(&self, used: u64) -> Sys<u64> {
+        let (socket, end, ring) = (self.socket, self.end, self.ring);
+        let sent = if socket.is_packets() {
+            match end.tx.oldest_packet(ring).filter(|_| used == 0) {
+                None => return Ok(0),
+                Some(packet) => {
+                    moving::sends_uncounted(end, ring);
+                    unix::send_again(socket, ring, &packet).map(|()| packet.len().max(1))
+                }
+            }
+        } else {
+            let mut piece = [0u8; 2048];
+            match end.tx.oldest(ring, used as usize, &mut piece) {
+                [] => return Ok(0),
+                bytes => {
+                    moving::sends_uncounted(end, ring);
+                    tcp::send_from(socket.fd(), bytes, libc::MSG_DONTWAIT)
+                }
+            }
+        };
+        if sent == Err(Errno::EAGAIN) {
+            // Sleepers are woken when there is room.
+            epoll::sending_changed(socket);
+        }
+        sent.map(|n| n as u64)
+    }
+
+    fn put_bell(&self) {
+        // (Whoever counts on the number has waited for us, by `begin_bell` or `Leaving::work`.)
+        let send = || tcp::ring_byte(self.socket.fd());
+        if !bells::ring(&self.words().sender.bells, send) {
+            self.end.bell_lost.set(1);
+        }
+    }
+
+    fn begin_bell(&self) {
+        // ORDER: SeqCst, then the look where we send; pairs with `await_bells`.
+        self.end.ringers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn end_bell(&self) {
+        // ORDER: SeqCst; pairs with `await_bells`.
+        self.end.ringers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// An error if one stays under way (a thread or process of ours was stopped or killed in the middle of it), or the peer stays in the middle of
+    /// taking one that did not go.
+    fn await_bells(&self) -> Sys<()> {
+        // ORDER: a fence behind the path; pairs with `begin_bell`: who is not seen here sees that.
+        fence(Ordering::SeqCst);
+        let taking = &self.words().receiver.taking;
+        let quiet = await_none(&self.end.ringers)
+            && (!self.end.bell_lost.is() || wait_patiently(|| bells::nobody_takes(taking)));
+        if quiet { Ok(()) } else { Err(moving::corrupt(self.socket)) }
+    }
+
+    fn is_draining(&self) -> bool {
+        // ORDER: Acquire, after the credit; pairs with `say_draining`.
+        self.words().receiver.draining.load(Ordering::Acquire) != 0
+    }
+
+    fn went_back(&self) {
+        epoll::sending_changed(self.socket);
+        view::count_return(self.socket, self.reason);
+        view::show(self.socket, self.reason);
+    }
+
+    fn returns(&self) {
+        view::count_return(self.socket, Reason::Asked);
+        view::show(self.socket, Reason::Asked);
+    }
+
+    fn has_returned(&self) {
+        let (socket, end) = (self.socket, self.end);
+        // (Whoever has the descriptor beside us sends what we do not see.)
+        if !end.given.is() && (!end.barred.is() || moving::still_reads_on(end)) {
+            moving::measure_written(socket, end, self.ring);
+        }
+        moving::linger_again(socket, end);
+        epoll::sending_changed(socket);
+        if end.shut_later.swap(0) != 0 {
+            moving::say_end(self.ring, SHUT);
+            let _ = tcp::shut_down(socket.fd(), libc::SHUT_WR);
+        }
+    }
+
+    fn gives_up(&self) -> Errno {
+        moving::corrupt(self.socket)
+    }
+}
+
+/// A receiving direction. Receive lock held.
+pub struct In<'a> {
+    pub socket: &'a Socket,
+    pub end: &'a End,
+    pub ring: &'a SegmentRing,
+}
+
+impl In<'_> {
+    /// May somebody take from the kernel's connection who knows nothing of rings?
+    fn is_shared(&self) -> bool {
+        let left = self.end.receiver.has_left() && !moving::still_reads_on(self.end);
+        self.end.given.is() || left
+    }
+}
+
+impl Incoming for In<'_> {
+    type Error = Errno;
+    type Words = Control;
+
+    fn receiver(&self) -> &Receiver {
+        &self.end.receiver
+    }
+
+    fn words(&self) -> &Control {
+        self.ring.control()
+    }
+
+    fn head(&self) -> Head {
+        let rx = &self.end.rx;
+        if !rx.ready(self.ring) {
+            return Head::Empty;
+        }
+        match rx.mark(self.ring) {
+            Some(mark) => Head::Mark(mark),
+            None if rx.has_bytes(self.ring) => Head::Bytes,
+            None => Head::Spoiled,
+        }
+    }
+
+    fn mark_ahead(&self) -> Option<Mark> {
+        self.end.rx.mark_ahead(self.ring)
+    }
+
+    fn used(&self) -> u64 {
+        self.end.rx.used()
+    }
+
+    fn skip(&self, bytes: u64) -> bool {
+        // (Who has the descriptor beside us may have taken some. And packets may wait there still: nothing tells an empty one from the end.)
+        !self.is_shared() && !self.socket.is_packets() && self.end.rx.skip(self.ring, bytes)
+    }
+
+    fn pass_mark(&self, wakes: bool) {
+        if self.end.rx.pass_mark(self.ring) && wakes {
+            moving::wake_sender(self.socket, self.ring);
+        }
+    }
+
+    fn taken(&self) -> Sys<u64> {
+        carrier::taken(self.socket, self.end)
+    }
+
+    fn base(&self, start: u64, taken: u64) -> u64 {
+        carrier::base(self.socket, start, taken)
+    }
+
+    fn throw_away(&self, most: u64) -> Sys<u64> {
+        let fd = self.socket.fd();
+        let mut bells = [0u8; 1024];
+        let n = most.min(bells.len() as u64) as usize;
+        // KERNEL: what is taken moves the place from which SO_PEEK_OFF looks. Doorbells were never before it.
+        let peeks_from = tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF);
+        let taken = tcp::receive_into(fd, &mut bells[..n], libc::MSG_DONTWAIT);
+        if let Ok(from @ 0..) = peeks_from {
+            tcp::peek_from(fd, from);
+        }
+        taken.map(|n| n as u64)
+    }
+
+    /// KERNEL: a receive that we have shut down ourselves says that no more bytes come, until the next ones do: that is no end.
+    fn is_over(&self) -> bool {
+        // In this order: what came before the peer's end is there.
+        !self.is_shared()
+            && carrier::peer_ended(self.socket)
+            && tcp::unread(self.socket.fd()) == Ok(0)
+    }
+
+    fn bells(&self) -> u64 {
+        // ORDER: Relaxed; the sender was seen not to be at work.
+        self.words().sender.bells.load(Ordering::Relaxed)
+    }
+
+    fn has_ended(&self) -> bool {
+        // ORDER: Acquire; pairs with `moving::say_end`, before which the sender answers.
+        let says_so = self.words().sender.shut.load(Ordering::Acquire) != NOT_SHUT;
+        says_so || carrier::peer_ended(self.socket)
+    }
+
+    fn say_draining(&self, draining: bool) {
+        // ORDER: Release; pairs with `Out::is_draining`. (Of a `Start`: the release of its mark follows.)
+        self.words().receiver.draining.store(draining as u32, Ordering::Release);
+    }
+
+    fn ask_back(&self) {
+        // ORDER: as in `control::notice`.
+        self.words().receiver.keep_out.store(1, Ordering::SeqCst);
+    }
+
+    /// The peer may say for ever that it is at work: some quick looks, and no wait.
+    fn is_quiet(&self) -> bool {
+        (0..QUICK_LOOKS).any(|_| {
+            core::hint::spin_loop();
+            self.words().is_quiet()
+        })
+    }
+
+    fn await_quiet(&self) -> bool {
+        self.is_quiet() || wait_patiently(|| self.words().is_quiet())
+    }
+
+    fn turned(&self) {
+        moving::receiving_turned(self.socket, self.end);
+    }
+
+    fn fails(&self, fault: Fault) -> Errno {
+        match fault {
+            Fault::Corrupt => moving::corrupt(self.socket),
+            Fault::Miscounted => moving::miscounted(self.socket),
+        }
+    }
+}
