@@ -17,7 +17,7 @@ use crate::reasons::Reason;
 use crate::thread::{self, Identity};
 use ringlet_core::handover::{Receiver, Sender};
 pub use ringlet_core::handover::{Receiving, Sending};
-use ringlet_core::layout::Geometry;
+use ringlet_core::layout::{Geometry, LINE_BYTES};
 use ringlet_core::memory::Area;
 use ringlet_core::ring::{Counted, Rx, SegmentRing, Tx};
 use ringlet_core::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -25,6 +25,7 @@ use ringlet_core::view;
 use ringlet_linux::fd;
 use ringlet_linux::map::{self, Table, Zeroed};
 use ringlet_linux::sys::{self, Sys};
+use std::mem::offset_of;
 use std::sync::OnceLock;
 
 /// Descriptors beyond it are the kernel's alone.
@@ -250,6 +251,11 @@ pub struct End {
     pub has_sent: P32,
     pub has_received: P32,
 }
+
+// What each send looks at lies in one line: the last word of `sender`, the lock, and the first six of `tx`; likewise for a receive.
+const _: () = assert!((offset_of!(End, send_lock) - 8).is_multiple_of(LINE_BYTES));
+const _: () = assert!(offset_of!(End, tx) + 48 - (offset_of!(End, send_lock) - 8) == LINE_BYTES);
+const _: () = assert!(offset_of!(End, receiver) + 16 <= LINE_BYTES);
 
 // SAFETY: atomics only; zero is a free entry.
 #[allow(unsafe_code)]
