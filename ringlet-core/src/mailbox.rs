@@ -72,7 +72,7 @@ impl Inbox {
     /// Takes over what senders have announced.
     #[inline]
     pub fn collect(&mut self, ready: &Ready) {
-        // ORDER: SeqCst, as all here: a bit that a sender saw set, or set before, is taken before our looks at the lanes.
+        // ORDER: SeqCst, all; pairs with `announce`: a bit that a sender saw set, or set before, is taken before our looks at the lanes.
         if ready.summary.load(Ordering::SeqCst) == 0 {
             return;
         }

@@ -29,7 +29,7 @@ pub trait RingMemory {
     #[inline(always)]
     fn publish(&self, slot: usize, header: u64) {
         // ORDER: Release; pairs with `look` (Acquire): the bytes of the record are visible with its header. It is a swap
-        // so that on x86 it is also the StoreLoad barrier which the look at the receiver's interrupt flag needs (`wait`).
+        // so that on x86 it is also the StoreLoad barrier which the look at the receiver's interrupt flag needs (`Wish::granted_by_sender`).
         self.header(slot).swap(header, Ordering::SeqCst);
     }
     /// As `publish`, unless the receiver has withdrawn (`Rx::withdraw`); false if so. The only word that both sides write: for coherent

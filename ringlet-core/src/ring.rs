@@ -76,12 +76,13 @@ impl Counted {
     }
 
     fn note(&self, from: u64, to: u64, bytes: u64) {
-        // ORDER: Relaxed, then Release: a copy that a fork makes in between, or a handler that never comes back, finds nothing known.
+        // ORDER: Relaxed, then Release; pairs with `since`: a copy that a fork makes in between, or a handler that never comes back,
+        // finds nothing known.
         self.from.store(0, Ordering::Relaxed);
         core::sync::atomic::fence(Ordering::Release);
         self.to.set(to);
         self.bytes.set(bytes);
-        // ORDER: Release: see above.
+        // ORDER: Release; pairs with `since`, as above.
         self.from.store(from + 1, Ordering::Release);
     }
 }

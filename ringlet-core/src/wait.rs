@@ -45,7 +45,7 @@ pub fn sleepers(flag: &AtomicU64) -> bool {
 
 /// How many?
 pub fn sleeper_count(flag: &AtomicU64) -> u64 {
-    // ORDER: SeqCst; a sleeper that it does not see looks after whatever the caller has done before.
+    // ORDER: SeqCst; pairs with `arm`: a sleeper that it does not see looks after whatever the caller has done before.
     flag.load(Ordering::SeqCst) & SLEEPERS
 }
 
@@ -124,8 +124,8 @@ impl Wish<'_> {
 
     #[cold]
     fn grant(self, last: u64) -> u32 {
-        // ORDER: SeqCst swap: of several wakers of this end one gets the wish. (One that comes late with an older wish grants it anew, and the
-        // next waker the newer one once more: a doorbell too many.)
+        // ORDER: SeqCst swap, as in `granted_by_sender`: of several wakers of this end one gets the wish. (One that comes late with an
+        // older wish grants it anew, and the next waker the newer one once more: a doorbell too many.)
         match self.granted.swap(last >> HOW_BITS, Ordering::SeqCst) == last >> HOW_BITS {
             true => WANT_NOTHING,
             false => (last & HOW) as u32,

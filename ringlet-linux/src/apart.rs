@@ -156,7 +156,7 @@ pub fn close_apart(fd: i32, user: u32) -> bool {
     }
     for closer in &CLOSING {
         let seen = closer.thread.load(Ordering::Relaxed);
-        // ORDER: none is needed; the words only count.
+        // ORDER: Relaxed; the words only count.
         let taken = || {
             let (from, to) = (seen, u32::MAX);
             let order = Ordering::Relaxed;

@@ -85,7 +85,7 @@ pub fn is_stated(inode: u32, meeting: i32) -> Sys<bool> {
     }
     let stated = look(inode, meeting);
     let spent = sys::now_ns().saturating_sub(before);
-    // ORDER: none is needed; two threads at once may spend more than one.
+    // ORDER: Relaxed; two threads at once may spend more than one.
     AGAIN_NS.store(before + owed + spent.saturating_mul(PATIENCE_SHARE), Ordering::Relaxed);
     stated
 }

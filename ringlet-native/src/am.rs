@@ -204,7 +204,7 @@ pub extern "C" fn AM_Terminate() -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn AM_AllocateBundle(kind: c_int, eb: *mut *const Bundle) -> c_int {
-    // ORDER: Acquire; pairs with AM_Init.
+    // ORDER: Acquire; pairs with `AM_Init`.
     // SAFETY: null, or a process that lives until AM_Terminate.
     let Some(process) = (unsafe { PROCESS.load(Ordering::Acquire).as_ref() }) else {
         return NOT_INIT;

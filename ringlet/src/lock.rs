@@ -113,7 +113,7 @@ impl Lock {
                 }
                 fate => matches!(fate, Fate::Dead),
             };
-            // ORDER: Acquire: whatever the dead owner last published.
+            // ORDER: Acquire, as in `take`: whatever the dead owner last published.
             if dead
                 && self.0.compare_exchange(owner, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {

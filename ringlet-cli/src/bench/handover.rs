@@ -70,7 +70,7 @@ impl Way {
 }
 
 fn tell(word: &AtomicU32, turn: u32) -> Result<()> {
-    // ORDER: Release, with the Acquire of the other process: as a message would be passed.
+    // ORDER: Release; pairs with `await_turn` of the other process, as a message would be passed.
     word.store(turn, Ordering::Release);
     futex::wake(word, futex::Flags::empty(), 1)?;
     Ok(())
@@ -78,7 +78,7 @@ fn tell(word: &AtomicU32, turn: u32) -> Result<()> {
 
 fn await_turn(word: &AtomicU32, turn: u32) -> Result<()> {
     loop {
-        // ORDER: Acquire, with the Release of the other process.
+        // ORDER: Acquire; pairs with `tell` of the other process.
         let now = word.load(Ordering::Acquire);
         if now == turn {
             return Ok(());

@@ -47,7 +47,7 @@ struct Line(AtomicU32);
 pub fn cache_line(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
     let line = Line(AtomicU32::new(0));
     let await_turn = |turn: u32| {
-        // ORDER: Acquire, with the Release of the other thread's store: as a message would be passed.
+        // ORDER: Acquire; pairs with the Release of the other thread's store to `line`, as a message would be passed.
         while line.0.load(Ordering::Acquire) != turn {
             spin_loop();
         }

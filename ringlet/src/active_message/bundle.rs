@@ -258,7 +258,7 @@ impl<'a> Guard<'a> {
             let request = connection.deliver(memory, Queue::Request, &host);
             if reply == Delivered::Corrupt || request == Delivered::Corrupt {
                 lane.end(Status::Unreachable);
-                // ORDER: our own note, taken under the same lock.
+                // ORDER: Relaxed; our own note, taken under the same lock.
                 self.bundle.news.store(true, Ordering::Relaxed);
                 break;
             }
@@ -320,7 +320,7 @@ impl<'a> Guard<'a> {
 
     #[cold]
     fn take_news(&self, shared: &Shared) {
-        // ORDER: SeqCst; pairs with `Bundle::tell`: what was put into an inbox before is found.
+        // ORDER: SeqCst; pairs with `BundleState::tell`: what was put into an inbox before is found.
         self.bundle.news.swap(false, Ordering::SeqCst);
         for endpoint in self.inner.endpoints.borrow().iter() {
             for lane in endpoint.take_inbox() {

@@ -150,7 +150,7 @@ impl Endpoint {
 
     /// The bundle's number; `None` when freed.
     pub(super) fn bundle(&self) -> Option<usize> {
-        // ORDER: SeqCst; pairs with `set_bundle`: either the service thread finds the new bundle, or that one's `news` is set
+        // ORDER: SeqCst; pairs with `set_bundle`: either the service thread finds the new bundle, or that one's `BundleState::news` is set
         // after its inbox was filled.
         Some(self.bundle.load(Ordering::SeqCst)).filter(|index| *index != FREED)
     }

@@ -121,7 +121,8 @@ impl Sender {
 impl Drop for Sender {
     fn drop(&mut self) {
         let control = self.lane.control();
-        // ORDER: a SeqCst swap, as a publish is: messages before it are seen with it, and the look at the flag comes after it.
+        // ORDER: a SeqCst swap, as a publish is; pairs with `Receiver::wait`: messages before it are seen with it, and
+        // the look at the flag comes after it.
         control.sender.shut.swap(1, Ordering::SeqCst);
         match &self.announce {
             Some(announce) => announce.published(&self.link.data),
@@ -196,7 +197,7 @@ impl Sends for Sender {
     fn reserve_raw(&mut self, len: usize, timeout: Timeout) -> Result<Reserved, Error> {
         let mut deadline = Deadline::new(timeout);
         loop {
-            // ORDER: Acquire; the receiver's end is final, nothing is read by it.
+            // ORDER: as in `is_taken`; the receiver's end is final, nothing is read by it.
             if !self.lane.control().is_taken() {
                 return Err(Error::Closed);
             }

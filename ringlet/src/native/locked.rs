@@ -80,7 +80,7 @@ impl Locked {
     #[cold]
     fn wait(&mut self, deadline: &mut Deadline) -> Result<(), Error> {
         let control = self.theirs.control();
-        // ORDER: Acquire, before the look, as there.
+        // ORDER: Acquire, before the look, as in `channel::wait`.
         let shut = control.sender.shut.load(Ordering::Acquire) != 0;
         let gone = self.link.data.is_gone();
         let next = self.turns.peek(&self.theirs);

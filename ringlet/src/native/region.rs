@@ -96,7 +96,8 @@ impl Region {
             return Err(error);
         }
         self.rung += 1;
-        // ORDER: a SeqCst swap, as a publish is: what was stored before is seen with it, and the look at the flag comes after it.
+        // ORDER: a SeqCst swap, as a publish is; pairs with `is_rung`: what was stored before is seen with it, and the
+        // look at the flag comes after it.
         rings(&self.remote).swap(self.rung, Ordering::SeqCst);
         self.wake();
         Ok(())
@@ -159,7 +160,7 @@ impl Region {
     /// Did all that was stored until now reach a peer that is there? The kernel is asked. An end is for good, so this answers for all
     /// stores of a sequence, wherever it began; whether the peer has looked at them only it can tell.
     pub fn check(&self) -> Result<(), Error> {
-        // ORDER: the stores come before the look at whom they were for.
+        // ORDER: a fence: the stores come before the look at whom they were for, which is `ask`.
         fence(Ordering::SeqCst);
         self.link.data.ask();
         self.ended().map_or(Ok(()), Err)

@@ -142,7 +142,7 @@ impl<T: Zeroed> Pool<T> {
             if mapped {
                 chunk.age.set(age);
             }
-            // ORDER: Release; the age is there with it.
+            // ORDER: Release; pairs with `take_from`: the age is there with it.
             chunk.used.store(u32::from(at == 0) | if mapped { used } else { 0 }, Ordering::Release);
         }
         mapped

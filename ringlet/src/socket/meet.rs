@@ -142,7 +142,7 @@ pub fn step_once(socket: &'static Socket) {
     if matches!(socket.stage(), Stage::Free | Stage::Closing) {
         return;
     }
-    // ORDER: Acquire/Release: one thread at a time; the next sees what this one wrote.
+    // ORDER: Acquire; pairs with the swap behind the step, here or in `pin::settle`: one thread at a time; the next one sees what this one wrote.
     if socket.stepping.swap(1, Ordering::Acquire) != 0 {
         return;
     }
@@ -180,7 +180,7 @@ pub fn step_once(socket: &'static Socket) {
         Step::Bar(reason) => pin::to_kernel(socket, reason),
         Step::Done | Step::AtOnce => {}
     }
-    // ORDER: SeqCst, then the reason; pairs with `stay`: who bars the socket during a step is seen here, or comes behind it.
+    // ORDER: SeqCst, then the reason; pairs with `pin::settle`: who bars the socket during a step is seen here, or comes behind it.
     socket.stepping.swap(0, Ordering::SeqCst);
     pin::settle(socket);
     if before != Stage::Attached

@@ -109,7 +109,7 @@ fn look_after(tables: &'static Tables, process: &Process) -> Option<u64> {
 /// Gives back what a connection does not use. True if there is no more to give.
 fn give_back(socket: &Socket) -> bool {
     let end = socket.end();
-    // ORDER: SeqCst; pairs with `process::release`, as in `Waiter`: the segment is not unmapped meanwhile.
+    // ORDER: SeqCst; pairs with `process::release`, as in `Waiter::new`: the segment is not unmapped meanwhile.
     socket.sleepers.fetch_add(1, Ordering::SeqCst);
     let done = give_back_now(socket, end);
     release::leave(socket);

@@ -197,7 +197,7 @@ fn before_native(
         _ if socket.is_datagram() => datagram::step_in(socket),
         _ => meet::step(socket),
     }
-    // ORDER: SeqCst, then the stage; pairs with `meet::attach` (stage) and `stream::publish_attached` (count): either we see that
+    // ORDER: SeqCst, then the stage; pairs with `meet::attach` (stage) and `moving::publish_attached` (count): either we see that
     // the segment is there, or the peer is not told to use it before we are back. So whatever may still be moved, by another thread and
     // at any moment, is counted before it is looked at.
     let count = socket.enter_native(count);

@@ -39,7 +39,7 @@ pub fn publish_attached(socket: &Socket, end: &End) {
     if socket.published.is() || end.native_receivers.load(Ordering::SeqCst) != 0 {
         return;
     }
-    // ORDER: SeqCst, behind the stage; pairs with `Socket::bar`: who barred the connection before it was attached, and now goes on with
+    // ORDER: SeqCst, behind the stage; pairs with `pin::to_kernel`: who barred the connection before it was attached, and now goes on with
     // the kernel alone, is seen here.
     fence(Ordering::SeqCst);
     if end.barred.is() {

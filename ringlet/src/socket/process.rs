@@ -353,7 +353,7 @@ fn release(socket: &'static Socket, open: bool) {
         }
         // What the last sleeper has to know.
         socket.published.set(1 + last as u32);
-        // ORDER: SeqCst; pairs with `stream::leave`: a sleeper that we do not see sees this.
+        // ORDER: SeqCst; pairs with `release::leave`: a sleeper that we do not see sees this.
         socket.set_stage(Stage::Closing);
     }
     if socket.sleepers.load(Ordering::SeqCst) == 0 {

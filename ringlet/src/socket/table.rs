@@ -626,7 +626,7 @@ impl Tables {
         home.shut.store(end.shut.load(Ordering::SeqCst), Ordering::SeqCst);
         // ORDER: SeqCst; pairs with `Socket::enter_native`: who has counted itself at the old one is seen here, or sees this.
         socket.end.store(new, Ordering::SeqCst);
-        // ORDER: SeqCst; pairs with `Socket::bar`: who bars the old end is seen here, or bars the new one too.
+        // ORDER: SeqCst; pairs with `pin::to_kernel`: who bars the old end is seen here, or bars the new one too.
         fence(Ordering::SeqCst);
         if end.barred.is() {
             home.barred.set(end.barred.get());

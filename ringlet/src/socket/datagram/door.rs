@@ -113,7 +113,7 @@ fn later_or_rarely(calls: u32) -> u32 {
 
 /// One thread at a time takes a socket's steps.
 pub fn stepping(socket: &Socket, step: impl FnOnce()) {
-    // ORDER: Acquire/Release: the next sees what this one wrote.
+    // ORDER: Acquire, and Release at the end of `stepping`: the next one sees what this one wrote.
     if socket.stepping.swap(1, Ordering::Acquire) == 0 {
         step();
         socket.stepping.store(0, Ordering::Release);

@@ -178,7 +178,7 @@ impl Outlet {
     #[allow(unsafe_code)]
     pub fn detach(&self) {
         let Some(lane) = self.lane() else { return };
-        // ORDER: Release; after the last publish.
+        // ORDER: Release, after the last publish; pairs with `Mailbox::tidy`.
         words(&lane).history.left.store(1, Ordering::Release);
         self.forget_mapping();
         let pause = if unforgiving::on() { 0 } else { PAUSE_CALLS };
