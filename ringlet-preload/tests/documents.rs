@@ -68,6 +68,41 @@ fn the_reason_codes_are_those_of_the_code() {
     assert_eq!(told, known);
 }
 
+/// All that a folder's `.rs` files say.
+fn sources(folder: &str) -> String {
+    let mut said = String::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            match path.extension() {
+                _ if path.is_dir() => folders.push(path),
+                Some(extension) if extension == "rs" => said += &read(&path),
+                _ => {}
+            }
+        }
+    }
+    said
+}
+
+/// By the library, and by a scene of tests/control/reasons.py; or by another test that it names, which looks at the code.
+#[test]
+fn each_reason_is_raised_and_provoked() {
+    let declared = read(&root().join("ringlet/src/reasons.rs"));
+    let (declared, _) = declared.split_once("impl From<Errno>").unwrap();
+    let library = sources("ringlet/src").replace(declared, "") + &sources("ringlet-preload/src");
+    let scenes = read(&root().join("tests/control/reasons.py"));
+    for reason in Reason::ALL {
+        assert!(has_word(&library, &format!("Reason::{reason:?}")), "{reason:?} is never raised");
+        let code = format!("\"{}\"", reason.code());
+        let line = scenes.lines().find_map(|line| line.trim().strip_prefix(&format!("{code}: ")));
+        let line = line.unwrap_or_else(|| panic!("no scene provokes {code}"));
+        if let Some(other) = line.strip_prefix('"') {
+            let file = root().join(other.trim_end_matches("\","));
+            assert!(read(&file).contains(&code), "{} has no {code}", file.display());
+        }
+    }
+}
+
 #[test]
 fn the_conformance_cases_that_are_named_exist() {
     let folder = root().join("conformance/src/cases");

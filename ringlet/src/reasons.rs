@@ -24,6 +24,7 @@ macro_rules! reasons {
     };
 }
 
+// (22 and 24 were codes that nothing came to raise.)
 reasons! {
     None = 0, "-", "Nothing to say: the connection is on the ring, or its time has not come.";
     Young = 1, "young", "The connection has not yet exchanged enough messages to be worth moving.";
@@ -52,9 +53,7 @@ reasons! {
     Urgent = 19, "urgent", "Urgent (out-of-band) data was sent or asked for.";
     Option = 20, "option", "A socket option is set that the ring does not serve.";
     Splice = 21, "splice", "A call moved data between this socket and another descriptor inside the kernel.";
-    TooManySets = 22, "too-many-sets", "The socket is in more epoll sets than ringlet follows.";
     Closing = 23, "closing", "One direction was shut down, so the rest goes through the kernel.";
-    Busy = 24, "busy", "Another thread was inside a system call on this socket each time the move was tried.";
     Full = 25, "full", "ringlet's own tables are full.";
     Asked = 26, "asked", "The far end asked for the connection to go back to the kernel.";
     Pair = 29, "pair", "This process holds both ends of the socket pair.";

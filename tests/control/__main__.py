@@ -25,7 +25,7 @@ import harness  # noqa: E402
 from harness import CLIENT_SECONDS, START_SECONDS, Failed, free_port, listening, needs, require  # noqa: E402
 from harness import play, scenes_options, scenes_parser, wait_until  # noqa: E402
 
-GROUPS = "paths capture explain strangers compare".split()
+GROUPS = "paths capture explain reasons strangers compare".split()
 ENDS = pathlib.Path(__file__).resolve().parent / "ends.py"
 INSIDE = "TEST_INSIDE_NAMESPACES"
 SKIPPED = 77

@@ -525,15 +525,18 @@ def lingering(ground):
             attack_with(ground, victim, lie, side)
             steady.goes_on()
         if os.geteuid() == 0:
-            # However many one user sends: the others still get in.
+            # However many one user sends: the others still get in, and he does not any more.
+            said = set()
             for _ in range(OF_ONE_USER + 2):
                 lie = Lie("lingering sockets of another user", segment=[unread], bell=[unread])
                 with effective_user("nobody"):
                     peer, number = make_peer(victim, ACCEPTING)
                     with contextlib.suppress(Failed):
                         tell(ground, victim, peer, number, lie)
+                said.add(victim.reason(peer.tcp.getpeername()[1], peer.tcp.getsockname()[1]))
                 victim.do("close", number)
                 peer.close()
+            require(("kernel", "full") in said, f"he gets in: {said}")
             steady.goes_on()
         truth(ground, victim)
 

@@ -5,7 +5,7 @@ use ringlet::reasons::Reason;
 /// None where nothing needs doing, or nothing can be done.
 pub fn advice(reason: Reason) -> Option<&'static str> {
     Some(match reason {
-        Reason::None | Reason::NotConnected | Reason::Closing | Reason::Busy => return None,
+        Reason::None | Reason::NotConnected | Reason::Closing => return None,
         Reason::Young => {
             "Nothing to do: it moves after some messages (setting move_after), later where connections to its service mostly ended young."
         }
@@ -57,7 +57,6 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         Reason::Urgent | Reason::Option | Reason::Splice | Reason::AsyncSignal => {
             "Nothing to do unless the program can do without it."
         }
-        Reason::TooManySets => "Let the program watch it in fewer epoll sets.",
         Reason::Full => "The process has more sockets than ringlet follows.",
         Reason::Asked => "Ask at the other end: `ringlet explain` of its process says why.",
         Reason::Stalled => {

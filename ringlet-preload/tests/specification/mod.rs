@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+#[allow(dead_code)]
 pub const SPECIFICATION: &str = "SPECIFICATION.md";
 
 pub fn root() -> PathBuf {
@@ -14,6 +15,7 @@ pub fn read(path: &Path) -> String {
 }
 
 /// The rows of the table between `<!-- name -->` and `<!-- /name -->`, as cells.
+#[allow(dead_code)]
 pub fn table(name: &str) -> Vec<Vec<String>> {
     let text = read(&root().join(SPECIFICATION));
     let (_, rest) = text.split_once(&format!("<!-- {name} -->")).expect(name);
@@ -34,6 +36,7 @@ pub fn code(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The names in the first column; each may stand there once.
+#[allow(dead_code)]
 pub fn names(table: &[Vec<String>]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for name in table.iter().flat_map(|row| code(&row[0])) {
