@@ -10,12 +10,14 @@ use object::{Object, ObjectSymbol};
 use ringlet::reasons::Reason;
 use specification::{SPECIFICATION, code, names, read, root, table};
 
-const DOCUMENTS: [&str; 8] = [
+const DOCUMENTS: [&str; 10] = [
     "README.md",
     "ARCHITECTURE.md",
     "SPECIFICATION.md",
     "REVIEW.md",
+    "HACKING.md",
     "CHANGELOG.md",
+    "tests/README.md",
     "conformance/README.md",
     "fuzz/README.md",
     "notes/README.md",
@@ -113,7 +115,7 @@ fn the_conformance_cases_that_are_named_exist() {
         cases.extend(read(&path).split('"').skip(1).step_by(2).map(String::from));
     }
     let mut named = 0;
-    for document in ["README.md", "ARCHITECTURE.md", "REVIEW.md", SPECIFICATION] {
+    for document in ["README.md", "ARCHITECTURE.md", "REVIEW.md", "HACKING.md", SPECIFICATION] {
         for token in code(&read(&root().join(document))).filter(|token| !token.contains('.')) {
             let topic = token.split_once('/').map(|(topic, _)| topic);
             if topic.is_some_and(|topic| topics.contains(topic)) {
