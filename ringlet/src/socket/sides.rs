@@ -280,7 +280,7 @@ impl Incoming for In<'_> {
     }
 
     fn say_draining(&self, draining: bool) {
-        // ORDER: Release; pairs with `Out::is_draining`. (Of a `Start`: the release of its mark follows.)
+        // ORDER: Release; pairs with `Out::is_draining`. (Of a start, the release of its mark follows.)
         self.words().receiver.draining.store(draining as u32, Ordering::Release);
     }
 
