@@ -114,6 +114,7 @@ fn note_move() {
 
 /// Leaves the ring: what follows goes through the kernel from a known byte on. `to` is `KernelForGood`, or `Kernel` when the ring may be
 /// entered again.
+#[cold]
 pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reason: Reason) {
     let _ = out(socket, end, ring, reason).go_back(to);
 }
@@ -213,6 +214,7 @@ fn make_room(socket: &Socket, end: &End, ring: &SegmentRing) {
 /// The receiver has left the ring: what it has not released is sent again, through the kernel. (Where it takes that back all stays as
 /// it was.) `EAGAIN` when the kernel is full: every later call goes on with it, and whoever sleeps on the connection is woken for it.
 /// Send lock held: who looked without it may find it done.
+#[cold]
 pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
     out(socket, end, ring, Reason::Asked).return_unread()
 }
@@ -425,6 +427,12 @@ pub fn seen(socket: &Socket, end: &End, ring: &SegmentRing, peeked: Sys<usize>) 
     Seen { ended, waiting, ring: incoming(socket, end, ring).head() }
 }
 
+/// The peer's `Back` stands next in the ring.
+#[cold]
+pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, place: u64) {
+    incoming(socket, end, ring).back_met(place);
+}
+
 /// Doorbells up to the byte where the peer went back to the kernel; then what a receive has found: look again, or nothing for now (see
 /// `Incoming::discard`).
 pub fn discard(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<Option<usize>> {
@@ -617,6 +625,7 @@ fn count_bell(socket: &Socket) {
 }
 
 /// A byte on the kernel connection, if it is a doorbell there.
+#[inline(never)]
 fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
     out(socket, socket.end(), outgoing, Reason::None).ring();
 }

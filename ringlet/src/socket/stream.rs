@@ -360,7 +360,7 @@ fn receive_ring(
         moving::wake_sender(socket, ring);
     }
     if let Next::Mark(Mark::Back(place)) = next {
-        moving::incoming(socket, end, ring).back_met(place);
+        moving::back_met(socket, end, ring, place);
     }
     if total > 0 {
         socket.found_nothing.set(0);
