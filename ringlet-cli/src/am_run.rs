@@ -14,7 +14,7 @@ use anyhow::Context;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
-use ringlet::active_message::job::{
+use ringlet_messages::active_message::job::{
     DESCRIPTOR_ENVIRONMENT, RANK_ENVIRONMENT, SIZE_ENVIRONMENT, read_part,
 };
 

@@ -225,6 +225,7 @@ pub fn map_anew<T: Zeroed>(entries: &'static [T]) -> Sys<()> {
 }
 
 /// A private copy of a mapping that others write to as well, as it is now. (Of pages that hold nothing, none are made, neither there nor here.)
+#[derive(Default)]
 pub struct Aside {
     of: usize,
     base: usize,

@@ -2,7 +2,7 @@
 #![allow(non_snake_case, non_upper_case_globals)] // the names of the interface
 
 use core::ffi::{c_int, c_void};
-use ringlet::active_message::{
+use ringlet_messages::active_message::{
     ARGUMENTS, BUFFER_BYTES, Bundle, Endpoint, Error, HANDLERS, Incoming, NAME_BYTES, Name,
     Payload, Process, TRANSLATIONS, Tag, Undeliverable,
 };

@@ -3,8 +3,8 @@
 
 use crate::am::{self, CName};
 use core::ffi::{c_char, c_int, c_void};
-use ringlet::active_message::job::Job;
-use ringlet::active_message::{Bundle, Endpoint};
+use ringlet_messages::active_message::job::Job;
+use ringlet_messages::active_message::{Bundle, Endpoint};
 use std::ptr::null;
 use std::sync::{Mutex, OnceLock};
 

@@ -1,4 +1,4 @@
-//! The C edge of the native library (`ringlet::native`, include/ringlet.h): handles, error numbers, and nothing else.
+//! The C edge of the native library (`ringlet_messages::native`, include/ringlet.h): handles, error numbers, and nothing else.
 //!
 //! Every function's contract is the header's: handles come from the functions that make them and are not used after they are closed,
 //! one thread at a time uses a listener, a mailbox, a channel to send and a channel to receive, and buffers are valid for their
@@ -9,8 +9,8 @@
 mod am;
 mod am_job;
 
-use ringlet::native::*;
 use ringlet_core::queue::{self, Reserved};
+use ringlet_messages::native::*;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 use std::time::Duration;

@@ -2,6 +2,7 @@
 //!
 //! Contract of every function here: that of the libc function of the same name, with the program's own arguments.
 
+#![cfg_attr(panic = "abort", no_std)]
 #![allow(clippy::missing_safety_doc)]
 
 mod around;
@@ -13,8 +14,9 @@ mod next;
 mod objects;
 mod processes;
 mod start;
-mod unwinding;
 mod waits;
+#[cfg(panic = "abort")]
+mod without_std;
 
 use ringlet_linux::sys::{Errno, Sys};
 
@@ -34,3 +36,7 @@ pub(crate) fn result(value: Sys<usize>) -> isize {
         }
     }
 }
+
+// That libc is loaded before us, and under which names and versions its functions are there. (musl takes this name for its own.)
+#[link(name = "c")]
+unsafe extern "C" {}

@@ -1,6 +1,7 @@
 //! The libraries of this process, read from the loader's own list and their tables of symbols: dlsym would take the loader's lock,
 //! which a constructor may hold while it waits for a thread whose first call is ours.
 
+use core::arch::global_asm;
 use core::ffi::{CStr, c_char, c_int};
 use core::slice::from_raw_parts;
 use libc::Elf64_Phdr;
@@ -23,8 +24,6 @@ struct Debug {
 }
 
 unsafe extern "C" {
-    /// The loader's list, as debuggers read it.
-    static _r_debug: Debug;
     /// Our own dynamic section, by the linker.
     #[link_name = "_DYNAMIC"]
     static OURS: [Entry; 0];
@@ -35,11 +34,52 @@ const PF_RX: u32 = 4 | 1;
 /// The x86 instruction that returns, also where it is a part of another one.
 const RET: u8 = 0xc3;
 
-/// What is libc: glibc has had it in several pieces.
-const LIBC: [&CStr; 4] = [c"libc.so.6", c"libpthread.so.0", c"libdl.so.2", c"librt.so.1"];
+// The loader's list, as debuggers read it: glibc's loader has the struct, musl's (which is libc) a pointer to it.
+#[cfg(target_arch = "x86_64")]
+global_asm!(
+    ".weak _r_debug",
+    ".weak _dl_debug_addr",
+    ".hidden ringlet_loaded",
+    ".globl ringlet_loaded",
+    "ringlet_loaded:",
+    "mov rax, [rip + _r_debug@GOTPCREL]",
+    "test rax, rax",
+    "jnz 2f",
+    "mov rax, [rip + _dl_debug_addr@GOTPCREL]",
+    "mov rax, [rax]",
+    "2: ret",
+);
+#[cfg(target_arch = "aarch64")]
+global_asm!(
+    ".weak _r_debug",
+    ".weak _dl_debug_addr",
+    ".hidden ringlet_loaded",
+    ".globl ringlet_loaded",
+    "ringlet_loaded:",
+    "adrp x0, :got:_r_debug",
+    "ldr x0, [x0, :got_lo12:_r_debug]",
+    "cbnz x0, 2f",
+    "adrp x0, :got:_dl_debug_addr",
+    "ldr x0, [x0, :got_lo12:_dl_debug_addr]",
+    "ldr x0, [x0]",
+    "2: ret",
+);
+
+unsafe extern "C" {
+    safe fn ringlet_loaded() -> *const Debug;
+}
+
+/// What is glibc, which was once in several pieces.
+const GLIBC: [&CStr; 4] = [c"libc.so.6", c"libpthread.so.0", c"libdl.so.2", c"librt.so.1"];
 
 pub fn is_libc(object: &Object) -> bool {
-    object.soname().is_some_and(|soname| LIBC.contains(&soname))
+    object.soname().is_some_and(|soname| GLIBC.contains(&soname)) || is_musl(object)
+}
+
+/// Its library, which is its loader as well, has no name of its own but what a distribution gives it.
+pub fn is_musl(object: &Object) -> bool {
+    let may_be = |name: &CStr| name == c"libc.so" || name.to_bytes().starts_with(b"libc.musl-");
+    object.soname().is_none_or(may_be) && object.find(c"__libc_start_main").is_some()
 }
 
 struct Objects(*const LinkMap);
@@ -57,7 +97,7 @@ impl Iterator for Objects {
 
 fn objects() -> impl Iterator<Item = Object> {
     // SAFETY: the loader's struct, filled before any code of ours can run.
-    Objects(unsafe { _r_debug.first }).flatten()
+    Objects(unsafe { (*ringlet_loaded()).first }).flatten()
 }
 
 pub fn ours() -> Option<Object> {
@@ -67,15 +107,16 @@ pub fn ours() -> Option<Object> {
 /// What stands behind us, up to libc: they were loaded with the program, and stay.
 pub fn behind_us() -> impl Iterator<Item = Object> {
     let mut ended = false;
-    objects()
-        .skip_while(|object| object.dynamic != (&raw const OURS).cast())
-        .skip(1)
-        .take_while(move |object| !core::mem::replace(&mut ended, object.soname() == Some(LIBC[0])))
+    objects().skip_while(|object| object.dynamic != (&raw const OURS).cast()).skip(1).take_while(
+        move |object| {
+            !core::mem::replace(&mut ended, object.soname() == Some(GLIBC[0]) || is_musl(object))
+        },
+    )
 }
 
 /// Where libc's pieces lie that were loaded with the program.
-pub fn pieces_of_libc() -> [(usize, usize); LIBC.len()] {
-    let mut pieces = [(0, 0); LIBC.len()];
+pub fn pieces_of_libc() -> [(usize, usize); GLIBC.len()] {
+    let mut pieces = [(0, 0); GLIBC.len()];
     let found = behind_us().filter(is_libc);
     // SAFETY: libraries, loaded with the program.
     pieces.iter_mut().zip(found).for_each(|(piece, object)| *piece = unsafe { object.extent() });

@@ -1,7 +1,7 @@
 //! Calls that make processes, replace programs, or set signal handlers.
 
 use crate::calls::is_nowhere;
-use crate::{next, set_errno};
+use crate::{next, next_of, set_errno};
 use core::arch::naked_asm;
 use core::ptr::null_mut;
 use libc::{c_char, c_int, c_long, c_ulong, c_void, gid_t, pid_t, uid_t};
@@ -42,8 +42,26 @@ pub fn watch_forks() {
     extern "C" fn in_child() {
         process::after_fork_in_child();
     }
-    // SAFETY: functions of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    // (Functions of this library, which is never unloaded.)
+    type Handler = extern "C" fn();
+    let _: c_int = match next_of!(c"__register_atfork").address().is_null() {
+        // glibc's own; its other name is one that each library has for itself.
+        false => next!(
+            c"__register_atfork",
+            fn(Handler, Handler, Handler, usize) -> c_int,
+            before,
+            in_parent,
+            in_child,
+            0
+        ),
+        true => next!(
+            c"pthread_atfork",
+            fn(Handler, Handler, Handler) -> c_int,
+            before,
+            in_parent,
+            in_child
+        ),
+    };
 }
 
 #[unsafe(no_mangle)]

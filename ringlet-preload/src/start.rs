@@ -1,9 +1,9 @@
 //! Before main: reads the configuration and sets ringlet up.
 
+use core::ffi::CStr;
 use ringlet::config::{Config, FILE_MAX_BYTES, NotRead};
 use ringlet::socket;
 use ringlet_linux::sys;
-use std::ffi::CStr;
 
 /// Under a tighter RLIMIT_AS ringlet stays off.
 const ADDRESS_SPACE_MIN_BYTES: u64 = 1 << 30;

@@ -1,12 +1,13 @@
-//! ringlet's services: sockets today, other faces later.
+//! What serves programs that don't know of it: sockets. It needs no libc but two questions (`getauxval`, `sched_getcpu`), and neither
+//! libc's nor Rust's storage for threads (`local`).
+#![cfg_attr(not(test), no_std)]
 #![deny(unsafe_code)]
 
-pub mod active_message;
 pub mod config;
-mod guarded;
-mod handshake;
+pub mod handshake;
+pub mod local;
 mod lock;
-pub mod native;
+mod once;
 pub mod plain;
 pub mod reasons;
 pub mod socket;

@@ -2,12 +2,12 @@
 //!
 //! A process learns of a fork at its next look, however the fork was made: a page that the kernel wipes in a child says so.
 
+use crate::local::{self, Local};
+use crate::once::Once;
 use crate::plain::P32;
 use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
 use ringlet_linux::map;
 use ringlet_linux::sys::{self, Sys};
-use std::cell::Cell;
-use std::sync::OnceLock;
 
 /// What changes with the process; private.
 #[derive(Default)]
@@ -26,7 +26,7 @@ struct Process {
     after_fork: fn(),
 }
 
-static PROCESS: OnceLock<Process> = OnceLock::new();
+static PROCESS: Once<Process> = Once::new();
 
 /// In each child, at its first look: `leave_behind` is called before anything else is done there (in a signal handler perhaps once more),
 /// `after_fork` once. Returns the word that is zero before that.
@@ -37,9 +37,8 @@ pub fn start(
 ) -> Sys<&'static AtomicU32> {
     let alive: &'static [AtomicU32] = map::wiped_table(1024)?;
     alive[0].store(1, Ordering::Relaxed);
-    let process =
-        PROCESS.get_or_init(|| Process { alive: &alive[0], identity, leave_behind, after_fork });
-    Ok(process.alive)
+    let first = PROCESS.set(Process { alive: &alive[0], identity, leave_behind, after_fork });
+    Ok(PROCESS.get().filter(|_| !first).map_or(&alive[0], |process| process.alive))
 }
 
 /// In a child, for which nothing has been done yet: does it.
@@ -82,10 +81,8 @@ fn enter_namespace(identity: &Identity) {
     }
 }
 
-thread_local! {
-    /// Generation of the process (high half) and the thread's number.
-    static NUMBER: Cell<u64> = const { Cell::new(0) };
-}
+/// Generation of the process (high half) and the thread's number.
+static NUMBER: Local<u64> = Local::new(local::THREAD);
 
 /// KERNEL: thread numbers have at most 22 bits (PID_MAX_LIMIT). The others tell owners in different pid namespaces apart.
 const NUMBER_BITS: u32 = 22;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use ringlet::active_message::{
+use ringlet_messages::active_message::{
     BUFFER_BYTES, Bundle, Endpoint, NAME_BYTES, Name, Payload, Process, TAG_ALL,
 };
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use ringlet::native::*;
+use ringlet_messages::native::*;
 
 use super::limits::{best, cache_line, figure, ping_pong};
 use super::place::pin;

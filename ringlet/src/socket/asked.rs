@@ -6,11 +6,11 @@
 //! kernel had nothing when it was asked last, it is asked again only then, or when this process has written to something, or closed it,
 //! or a ring has told of something: what a program then knows it may have from the one who has made the others ready, too.
 
+use crate::local::{self, Local, Zero};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::sys;
 use ringlet_linux::tcp;
-use std::cell::Cell;
 
 /// About 10 us.
 const ASK_TICKS: u64 = 30_000;
@@ -46,9 +46,11 @@ impl Which {
     }
 }
 
-thread_local! {
-    static ASKED: Cell<Asked> = const { Cell::new(Asked::NONE) };
-}
+// SAFETY: numbers; zero is `NONE`.
+#[allow(unsafe_code)]
+unsafe impl Zero for Asked {}
+
+static ASKED: Local<Asked> = Local::new(local::ASKED);
 
 /// Counts the numbers that this process has closed; may miss one of two at once.
 static CLOSED: AtomicU32 = AtomicU32::new(0);

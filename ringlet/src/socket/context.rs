@@ -7,7 +7,9 @@
 //! or rung, and for whoever sleeps in another context than the connection's home, a byte on the kernel connection wakes.
 
 use super::table::{Socket, Tables, tables};
+use crate::local::{self, Local};
 use crate::lock::Lock;
+use crate::once::Once;
 use crate::plain::{P32, P64};
 use crate::thread;
 use ringlet_core::layout::{RINGS_BY_BYTE, RINGS_BY_EVENT, RINGS_BY_NAME};
@@ -17,8 +19,6 @@ use ringlet_core::wait;
 use ringlet_linux::bell::{self, Address};
 use ringlet_linux::map::{self, Zeroed};
 use ringlet_linux::{apart, fd, sys};
-use std::cell::Cell;
-use std::sync::OnceLock;
 
 /// Contexts of one process; further ones are woken by bytes.
 const CONTEXT_COUNT: usize = 32;
@@ -151,7 +151,7 @@ impl Contexts {
     }
 }
 
-static CONTEXTS: OnceLock<Contexts> = OnceLock::new();
+static CONTEXTS: Once<Contexts> = Once::new();
 
 pub fn start() -> sys::Sys<()> {
     let made = Contexts {
@@ -164,10 +164,8 @@ pub fn start() -> sys::Sys<()> {
     Ok(())
 }
 
-thread_local! {
-    /// Generation of the process (high half), and the thread's context.
-    static CONTEXT: Cell<u64> = const { Cell::new(0) };
-}
+/// Generation of the process (high half), and the thread's context.
+static CONTEXT: Local<u64> = Local::new(local::CONTEXT);
 
 /// After a fork nothing of it is ours: peers ring the parent by it. `inherit`: what becomes of a set's eventfd.
 pub fn forget_all(tables: &Tables, inherit: impl Fn(u32, i32)) {
@@ -654,11 +652,11 @@ fn await_users(all: &Contexts, moved: &P32, old: i32, renamed: impl Fn(u32, i32,
     fence(Ordering::SeqCst);
     let bells = all.bells().iter().map(|bell| (&bell.eventfd, &bell.ringing));
     let ours = all.contexts.iter().map(|context| (&context.eventfd, &context.ringing));
-    if let Some((_, ringing)) = bells.chain(ours).find(|(word, _)| std::ptr::eq(*word, moved)) {
+    if let Some((_, ringing)) = bells.chain(ours).find(|(word, _)| core::ptr::eq(*word, moved)) {
         until(|| ringing.load(Ordering::SeqCst) == 0);
     }
     let number = all.contexts.iter().position(|context| {
-        std::ptr::eq(&context.eventfd, moved) || std::ptr::eq(&context.named, moved)
+        core::ptr::eq(&context.eventfd, moved) || core::ptr::eq(&context.named, moved)
     });
     if let Some(at) = number {
         renamed(at as u32 + 1, old, moved.get() as i32);

@@ -4,18 +4,16 @@
 //! Nobody waits here for ever. A handler that interrupted a thread inside goes in as well, or forks, and a thread that has left by a long
 //! jump is forgotten after a second: then a count may be off, which only keeps a connection from being moved.
 
+use crate::local::{self, Local};
 use crate::thread;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::fd;
-use std::cell::Cell;
 
 const LOOK_NS: u64 = 100_000;
 const LOOKS_MAX: u32 = 10_000;
 
-thread_local! {
-    /// How often this thread is inside.
-    static INSIDE: Cell<u32> = const { Cell::new(0) };
-}
+/// How often this thread is inside.
+static INSIDE: Local<u32> = Local::new(local::GATE);
 
 #[derive(Default)]
 pub struct Gate {

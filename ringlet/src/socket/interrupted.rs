@@ -6,21 +6,31 @@
 //! its descriptors name sockets that are not connected.
 
 use super::table::{Socket, Stage, Tables};
+use crate::local::{self, Local, Zero};
 use ringlet_linux::map::Aside;
-use std::cell::Cell;
 
 /// Connections at whose locks one thread can be: a handler may have interrupted a handler.
 const HELD_MOST: usize = 4;
 
+#[derive(Default)]
 struct Held {
+    /// 0: none.
     socket: u32,
     segment: Aside,
     ends: Aside,
 }
 
-thread_local! {
-    static HELD: [Cell<Option<Held>>; HELD_MOST] = const { [const { Cell::new(None) }; HELD_MOST] };
+impl Held {
+    fn is(&self) -> bool {
+        self.socket != 0
+    }
 }
+
+// SAFETY: numbers, without a destructor.
+#[allow(unsafe_code)]
+unsafe impl Zero for Held {}
+
+static HELD: Local<[Held; HELD_MOST]> = Local::new(local::INTERRUPTED);
 
 /// Before the copy that a fork makes.
 pub fn before_fork(tables: &'static Tables) {
@@ -28,53 +38,42 @@ pub fn before_fork(tables: &'static Tables) {
         let end = socket.end();
         socket.stage() == Stage::Attached && (end.send_lock.is_ours() || end.receive_lock.is_ours())
     };
-    HELD.with(|all| {
+    HELD.with_each(|all| {
         for (place, socket) in all.iter().zip(tables.followed().filter(held)) {
             let Some((area, _)) = socket.segment() else { continue };
             let ends = Aside::of_table(tables.ends.chunk(socket.end_index()));
-            place.set(Aside::of_area(area).zip(ends).map(|(segment, ends)| Held {
-                socket: tables.index_of(socket),
-                segment,
-                ends,
-            }));
+            if let Some((segment, ends)) = Aside::of_area(area).zip(ends) {
+                place.set(Held { socket: tables.index_of(socket), segment, ends });
+            }
         }
     });
 }
 
 pub fn after_fork_in_parent() {
-    HELD.with(|all| {
-        for held in all.iter().filter_map(Cell::take) {
-            held.segment.forget();
-            held.ends.forget();
-        }
-    });
+    for held in HELD.take().into_iter().filter(Held::is) {
+        held.segment.forget();
+        held.ends.forget();
+    }
 }
 
 /// In the child, which has no other thread.
 /// `disown` takes a connection away from this process; it is told whether this thread is at work there.
 pub fn after_fork_in_child(tables: &'static Tables, disown: impl Fn(&'static Socket, bool)) {
-    HELD.with(|all| {
-        let held = || all.iter().filter_map(Cell::take);
-        let kept: [Option<Held>; HELD_MOST] = {
-            let mut held = held();
-            std::array::from_fn(|_| held.next())
-        };
-        if kept.iter().all(Option::is_none) {
-            return;
-        }
-        for socket in tables.followed().filter(|socket| socket.stage() == Stage::Attached) {
-            let index = tables.index_of(socket);
-            let at_work = kept.iter().flatten().any(|held| held.socket == index);
-            disown(socket, at_work);
-        }
-        for held in kept.into_iter().flatten() {
-            held.segment.put_in_place();
-            held.ends.put_in_place();
-            let end = tables.sockets.at(held.socket as usize).end();
-            end.sender.keep_out();
-            // The frame does not free them, since it is another's; who waited for it would wait for ever.
-            end.send_lock.keep();
-            end.receive_lock.keep();
-        }
-    });
+    let kept = HELD.take();
+    if !kept.iter().any(Held::is) {
+        return;
+    }
+    for socket in tables.followed().filter(|socket| socket.stage() == Stage::Attached) {
+        let index = tables.index_of(socket);
+        disown(socket, kept.iter().any(|held| held.socket == index));
+    }
+    for held in kept.into_iter().filter(Held::is) {
+        held.segment.put_in_place();
+        held.ends.put_in_place();
+        let end = tables.sockets.at(held.socket as usize).end();
+        end.sender.keep_out();
+        // The frame does not free them, since it is another's; who waited for it would wait for ever.
+        end.send_lock.keep();
+        end.receive_lock.keep();
+    }
 }

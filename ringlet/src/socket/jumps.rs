@@ -7,9 +7,9 @@
 use super::epoll::set;
 use super::release;
 use super::table::{Socket, tables};
+use crate::local::{self, Local, Zero};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys;
-use std::cell::Cell;
 
 /// Waits of one thread that are noted: in handlers inside handlers, or one poll of several connections.
 const NOTED_COUNT: usize = 16;
@@ -23,16 +23,17 @@ struct Noted {
     frame: usize,
 }
 
+// SAFETY: numbers.
+#[allow(unsafe_code)]
+unsafe impl Zero for Noted {}
+
 const SET: u32 = 1 << 31;
 /// Beside a socket: it is counted among the threads inside the kernel too.
 const NATIVE: u32 = 1 << 30;
 const INDEX: u32 = NATIVE - 1;
 
-thread_local! {
-    static COUNT: Cell<usize> = const { Cell::new(0) };
-    static NOTED: [Cell<Noted>; NOTED_COUNT] =
-        const { [const { Cell::new(Noted { what: 0, frame: 0 }) }; NOTED_COUNT] };
-}
+static COUNT: Local<usize> = Local::new(local::JUMPS);
+static NOTED: Local<[Noted; NOTED_COUNT]> = Local::new(local::JUMPS.from(1));
 
 /// Where the caller's frame is, about.
 #[inline(never)]
@@ -61,7 +62,7 @@ fn note(what: u32) {
     let count = COUNT.get();
     if count < NOTED_COUNT {
         let noted = Noted { what, frame: frame() };
-        NOTED.with(|all| all[count].set(noted));
+        NOTED.with_each(|all| all[count].set(noted));
         // After the entry: a handler may come in between.
         COUNT.set(count + 1);
     }
@@ -78,7 +79,7 @@ pub fn waits_no_more_in(set: u32) {
 
 fn note_no_more(what: u32) {
     let count = COUNT.get();
-    NOTED.with(|all| {
+    NOTED.with_each(|all| {
         let found = all[..count].iter().rposition(|noted| noted.get().what == what);
         if let Some(at) = found {
             for next in at + 1..count {
@@ -101,7 +102,7 @@ pub fn look_back() {
 fn take_back() {
     let here = frame();
     while let Some(last) = COUNT.get().checked_sub(1) {
-        let noted = NOTED.with(|all| all[last].get());
+        let noted = NOTED.with_each(|all| all[last].get());
         // The stack grows down.
         let gone = noted.frame < here && here - noted.frame < SAME_STACK_BYTES;
         if !gone || sys::is_on_signal_stack() {
@@ -127,7 +128,7 @@ fn take_back() {
 /// In a child by fork, where all counts begin anew: this thread may be inside a wait, which a handler has interrupted to fork.
 pub fn count_again() {
     let Some(tables) = tables() else { return };
-    NOTED.with(|all| {
+    NOTED.with_each(|all| {
         for noted in &all[..COUNT.get()] {
             match noted.get().what {
                 set if set & SET != 0 => set::count_native(set & !SET),

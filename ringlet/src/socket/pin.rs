@@ -12,7 +12,7 @@ pub fn to_kernel(socket: &Socket, reason: Reason) {
         end.barred.set(reason as u32);
         // ORDER: SeqCst, then the stage and the end; pairs with `moving::publish_attached` and `Tables::rehome`.
         fence(Ordering::SeqCst);
-        if std::ptr::eq(socket.end(), end) {
+        if core::ptr::eq(socket.end(), end) {
             break;
         }
     }

@@ -8,13 +8,13 @@ use super::{
     carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pin, unix,
     view,
 };
+use crate::local::{self, Local};
 use crate::reasons::Reason;
 use crate::thread;
 use ringlet_core::handover::Incoming;
 use ringlet_core::layout::{SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
 use ringlet_linux::{fd, sys, tcp};
-use std::cell::Cell;
 
 /// A socket that may be moved was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
 /// back).
@@ -262,7 +262,7 @@ pub fn before_close(fd: i32, known: Known) -> bool {
                     release(socket, true);
                 }
             } else if socket.fd() == fd {
-                let other = tables.known_fds().find(|(_, other)| std::ptr::eq(*other, socket));
+                let other = tables.known_fds().find(|(_, other)| core::ptr::eq(*other, socket));
                 if let Some((other, _)) = other {
                     socket.fd.set(other as u32);
                     view::count(socket, |slot| slot.fd.store(other, Ordering::Relaxed));
@@ -387,11 +387,9 @@ fn close_ring(socket: &Socket) {
     }
 }
 
-thread_local! {
-    /// The fork that this thread is making, and the one that it made last, as `Process::age` numbers them.
-    static FORK: Cell<u32> = const { Cell::new(0) };
-    static LAST_FORK: Cell<u32> = const { Cell::new(0) };
-}
+/// The fork that this thread is making, and the one that it made last, as `Process::age` numbers them.
+static FORK: Local<u32> = Local::new(local::FORK);
+static LAST_FORK: Local<u32> = Local::new(local::LAST_FORK);
 
 /// Before the copy that a fork makes: from then on two processes hold every socket. Nothing changes until `after_fork_in_parent`.
 pub fn before_fork() {
@@ -503,7 +501,7 @@ pub fn after_fork() {
 /// In a child that is not to have this connection, which its parent goes on with: its descriptors name an unconnected socket from now on, of
 /// which nothing is known here. `at_work`: this thread is still at work there, so nothing that it uses becomes another's.
 pub fn disown(tables: &'static Tables, socket: &'static Socket, at_work: bool) {
-    for (number, _) in tables.known_fds().filter(|(_, each)| std::ptr::eq(*each, socket)) {
+    for (number, _) in tables.known_fds().filter(|(_, each)| core::ptr::eq(*each, socket)) {
         keep_from(socket, number);
         tables.clear(number);
     }
@@ -698,7 +696,7 @@ pub fn before_credentials(single_threaded: bool) {
         let attached = socket.stage() == Stage::Attached;
         if shared && attached && !give(socket, Reason::Credentials) {
             // The others go on with what the kernel can't hand over.
-            for (number, _) in tables.known_fds().filter(|(_, each)| std::ptr::eq(*each, socket)) {
+            for (number, _) in tables.known_fds().filter(|(_, each)| core::ptr::eq(*each, socket)) {
                 keep_from(socket, number);
                 reused(number);
             }

@@ -6,11 +6,11 @@ use super::release;
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
 use super::{context, datagram, epoll, memory, stream, view};
 use crate::waiting::{signals, sleep, spin};
+use core::cell::Cell;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::map::{self, Scratch};
 use ringlet_linux::sys::{self, Errno, Sys};
-use std::cell::Cell;
 
 /// Can the kernel alone answer for all of these?
 pub fn is_kernels(fds: &[pollfd]) -> bool {
@@ -152,7 +152,7 @@ fn leave(held: &[u32]) {
 }
 
 fn is_named_by(fd: i32, socket: &Socket) -> bool {
-    matches!(lookup(fd), Some(Known::Socket(now)) if std::ptr::eq(now, socket))
+    matches!(lookup(fd), Some(Known::Socket(now)) if core::ptr::eq(now, socket))
 }
 
 /// The connection that we are counted at for an entry.
@@ -176,7 +176,7 @@ fn meaning(entry: &pollfd, held: u32) -> Option<Known> {
 
 /// Its mask. Who holds it counts among its waiters; the number may name another one by now, at which we do not count.
 fn mask_of(socket: &Socket, entry: &pollfd, held: u32, watched: bool) -> i16 {
-    let mine = of_held(held).is_some_and(|held| std::ptr::eq(held, socket));
+    let mine = of_held(held).is_some_and(|held| core::ptr::eq(held, socket));
     stream::poll_mask(socket, entry.events, watched, mine as u32)
 }
 

@@ -2,14 +2,14 @@
 
 use super::table::{Socket, Stage, Tables, tables};
 use super::{budget, context, meeting, view};
+use crate::once::Once;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::map;
-use std::sync::OnceLock;
 
 /// How a connection is closed whose descriptors went while threads slept on it.
 pub type Close = fn(&'static Socket);
 
-static CLOSE: OnceLock<Close> = OnceLock::new();
+static CLOSE: Once<Close> = Once::new();
 
 pub fn start(close: Close) {
     let _ = CLOSE.set(close);

@@ -12,9 +12,11 @@ use super::gate::Gate;
 use super::lives::Services;
 use crate::config::Config;
 use crate::lock::Lock;
+use crate::once::Once;
 use crate::plain::{FreeList, P32, P64};
 use crate::reasons::Reason;
 use crate::thread::{self, Identity};
+use core::mem::offset_of;
 use ringlet_core::handover::{Receiver, Sender};
 pub use ringlet_core::handover::{Receiving, Sending};
 use ringlet_core::layout::{Geometry, LINE_BYTES};
@@ -25,8 +27,6 @@ use ringlet_core::view;
 use ringlet_linux::fd;
 use ringlet_linux::map::{self, Table, Zeroed};
 use ringlet_linux::sys::{self, Sys};
-use std::mem::offset_of;
-use std::sync::OnceLock;
 
 /// Descriptors beyond it are the kernel's alone.
 const FD_COUNT: usize = 1 << 20;
@@ -287,7 +287,7 @@ impl End {
         // SAFETY: both are made of atomics, aligned to a word and of whole words; so each word can be read as one atomic.
         let (to, from) = unsafe {
             let at =
-                |end: &End| std::slice::from_raw_parts((end as *const End).cast::<P64>(), words);
+                |end: &End| core::slice::from_raw_parts((end as *const End).cast::<P64>(), words);
             (at(self), at(other))
         };
         for (to, from) in to.iter().zip(from) {
@@ -406,7 +406,7 @@ unsafe impl Zeroed for FreeList {}
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Process {}
 
-static TABLES: OnceLock<Tables> = OnceLock::new();
+static TABLES: Once<Tables> = Once::new();
 
 /// Maps the tables. Without them (no memory) every descriptor stays unknown and everything is the kernel's. `after_fork` is called once in
 /// each child.
@@ -799,7 +799,7 @@ impl Socket {
             // ORDER: SeqCst, then the end (and the caller's look at the stage); pairs with `Tables::rehome`.
             count(end).fetch_add(1, Ordering::SeqCst);
             let tables = TABLES.get().expect("a socket exists only in tables");
-            if std::ptr::eq(tables.ends.get(self.end.load(Ordering::SeqCst)), end) {
+            if core::ptr::eq(tables.ends.get(self.end.load(Ordering::SeqCst)), end) {
                 return count(end);
             }
             count(end).fetch_sub(1, Ordering::SeqCst);

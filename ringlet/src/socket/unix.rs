@@ -121,7 +121,7 @@ pub fn shut_receiving(socket: &Socket, end: &End) {
 pub fn break_off(socket: &Socket) {
     let Some(tables) = tables() else { return };
     let Ok(other) = carrier::unconnected(socket) else { return };
-    for (number, _) in tables.known_fds().filter(|(_, each)| std::ptr::eq(*each, socket)) {
+    for (number, _) in tables.known_fds().filter(|(_, each)| core::ptr::eq(*each, socket)) {
         fd::replace(number, other);
     }
     sys::close(other);

@@ -5,23 +5,21 @@
 //! program's handlers are run by ours, which note that they did and what they do to calls. The program sees its own handler in all that
 //! sigaction tells.
 
+use crate::local::{self, Local};
+use crate::once::Once;
 use ringlet_core::sync::{AtomicUsize, Ordering};
 use ringlet_linux::map;
 use ringlet_linux::sys::Sys;
-use std::cell::Cell;
-use std::sync::OnceLock;
 
 const SIGNALS: usize = 65;
 
 /// The program's handlers, of which one of ours runs the last that was set; 0 where there never was one.
-static HANDLERS: OnceLock<&'static [AtomicUsize]> = OnceLock::new();
+static HANDLERS: Once<&'static [AtomicUsize]> = Once::new();
 /// The same where ringlet is off, or has not yet started.
 static EARLY_HANDLERS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
 
-thread_local! {
-    static HANDLED: Cell<bool> = const { Cell::new(false) };
-    static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
-}
+/// Has a handler run in this thread since its wait began, and does one of them end calls?
+static HANDLED: Local<[bool; 2]> = Local::new(local::SIGNALS);
 
 /// The handlers lie with what else a child by fork writes. (Before main; nobody else sets one meanwhile.)
 pub fn start() -> Sys<()> {
@@ -39,24 +37,22 @@ fn entry(signal: i32) -> Option<&'static AtomicUsize> {
 
 /// A wait begins: what came before it does not end it.
 pub fn begin_wait() {
-    HANDLED.set(false);
-    INTERRUPTED.set(false);
+    HANDLED.set([false; 2]);
 }
 
 /// Has a handler run since the wait began? That ends a poll, whatever the handler says.
 pub fn handled() -> bool {
-    HANDLED.get()
+    HANDLED.get()[0]
 }
 
 /// A wait ended by a signal: does the call go on?
 pub fn restart() -> bool {
-    !INTERRUPTED.get()
+    !HANDLED.get()[1]
 }
 
 /// A handler runs in this thread.
 pub fn note(interrupts: bool) {
-    HANDLED.set(true);
-    INTERRUPTED.set(INTERRUPTED.get() || interrupts);
+    HANDLED.set([true, HANDLED.get()[1] || interrupts]);
 }
 
 /// The program's handler of a signal that ours stands in for, or did the last time.

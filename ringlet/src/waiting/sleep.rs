@@ -2,9 +2,9 @@
 //! libc's calls, which act on it at once. A thread that is cancelled leaves our frames without drops: what they hold is put away by
 //! `cancelled`, after which nothing of ours runs.
 
+use crate::once::Once;
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::sys::{Errno, Sys};
-use std::sync::OnceLock;
 
 /// With a time and a signal mask, if there are such.
 pub type Poll = fn(&mut [pollfd], Option<u64>, Option<u64>, &dyn Fn()) -> Sys<usize>;
@@ -19,7 +19,7 @@ pub struct Sleep {
     pub check: fn(&dyn Fn()),
 }
 
-static SLEEP: OnceLock<Sleep> = OnceLock::new();
+static SLEEP: Once<Sleep> = Once::new();
 
 pub fn start(sleep: Sleep) {
     let _ = SLEEP.set(sleep);

@@ -14,10 +14,10 @@
 //! watching is in vain, and neither ever sleeps long enough to be moved. So a thread that finds by a yield that its peer runs
 //! on the same processor moves to another one that it may use.
 
+use crate::local::{self, Local, Zero};
+use crate::once::Once;
 use ringlet_core::sync::{AtomicBool, AtomicU64, Ordering};
 use ringlet_linux::sys;
-use std::cell::Cell;
-use std::sync::OnceLock;
 
 /// A gap in the clock, or a yield, that took longer gave the processor to somebody.
 const CROWDED_NS: u64 = 8_000;
@@ -120,25 +120,34 @@ struct Untold {
     in_vain: u32,
 }
 
-thread_local! {
-    static UNTOLD: Cell<Untold> = const { Cell::new(Untold { ns: 0, watched: 0, in_vain: 0 }) };
-    static MOVED_NS: Cell<u64> = const { Cell::new(0) };
-    static MOVE_AGAIN: Cell<u64> = const { Cell::new(MOVE_AGAIN_NS) };
-    static WAITS: Cell<Waits> =
-        const { Cell::new(Waits { counts: [0; LENGTHS], longer: 0, all: 0 }) };
-    static WAIT: Cell<Wait> = const { Cell::new(Wait { ns: 0, ticks: 0, rang: false }) };
-    static WAKE: Cell<u64> = const { Cell::new(WAKE_NS) };
-    /// Waits that ended at the first look, not yet among the others.
-    static AT_ONCE: Cell<u32> = const { Cell::new(0) };
-    static RANG: Cell<bool> = const { Cell::new(false) };
-    /// When we looked at which processors this thread may use, and whether it was one.
-    static BOUND: Cell<(u64, bool)> = const { Cell::new((0, false)) };
-    static OFF_UNTIL: Cell<u64> = const { Cell::new(0) };
-    /// In ticks: until then no wait of this thread is watched. 0: it does not rest.
-    static REST_UNTIL: Cell<u64> = const { Cell::new(0) };
-    /// What may still be watched in vain, as of when.
-    static VAIN: Cell<(u64, u64)> = const { Cell::new((VAIN_MOST_NS, 0)) };
-}
+// SAFETY: numbers.
+#[allow(unsafe_code)]
+unsafe impl Zero for Waits {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zero for Wait {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Zero for Untold {}
+
+static RANG: Local<bool> = Local::new(local::SPIN);
+/// Waits that ended at the first look, not yet among the others.
+static AT_ONCE: Local<u32> = Local::new(local::SPIN.from(1));
+/// In ticks: until then no wait of this thread is watched. 0: it does not rest.
+static REST_UNTIL: Local<u64> = Local::new(local::SPIN.from(2));
+static WAIT: Local<Wait> = Local::new(local::SPIN.from(3));
+static OFF_UNTIL: Local<u64> = Local::new(local::SPIN.from(6));
+static UNTOLD: Local<Untold> = Local::new(local::SPIN.from(7));
+static WAITS: Local<Waits> = Local::new(local::SPIN.from(9));
+/// By how much a wake-up costs more than `WAKE_NS`; less wraps around.
+static WAKE: Local<u64> = Local::new(local::SPIN.from(13));
+static MOVED_NS: Local<u64> = Local::new(local::SPIN.from(14));
+/// At least `MOVE_AGAIN_NS`; 0 before the first move.
+static MOVE_AGAIN: Local<u64> = Local::new(local::SPIN.from(15));
+/// When we looked at which processors this thread may use, and whether it was one.
+static BOUND: Local<(u64, bool)> = Local::new(local::SPIN.from(16));
+/// What was watched in vain of `VAIN_MOST_NS`, as of when.
+static VAIN: Local<(u64, u64)> = Local::new(local::SPIN.from(18));
 
 /// What a watcher asks and tells; without it nobody is asked or told.
 pub struct Outside {
@@ -148,7 +157,7 @@ pub struct Outside {
     pub tell: fn(ns: u64, watched: u32, in_vain: u32),
 }
 
-static OUTSIDE: OnceLock<Outside> = OnceLock::new();
+static OUTSIDE: Once<Outside> = Once::new();
 
 pub fn start(outside: Outside) {
     let _ = OUTSIDE.set(outside);
@@ -206,8 +215,8 @@ pub fn watch(
             break (ready(), now);
         }
         if now - start > budget {
-            let (left, at) = VAIN.get();
-            VAIN.set((left.saturating_sub(now - start), at));
+            let (spent, at) = VAIN.get();
+            VAIN.set(((spent + (now - start)).min(VAIN_MOST_NS), at));
             break (ready(), now);
         }
         if now - yielded > YIELD_EVERY_NS {
@@ -304,16 +313,21 @@ fn begin(now: u64) {
     WAIT.set(Wait { ns: now, ticks: sys::ticks(), rang: RANG.replace(false) });
 }
 
+fn wake_ns() -> u64 {
+    WAKE_NS.wrapping_add(WAKE.get())
+}
+
 /// How long is a wait that begins now watched? A thread that may not, rests.
 fn budget(now: u64, limit: u64, peer: &impl Fn() -> Option<Peer>) -> u64 {
-    let (left, at) = VAIN.get();
-    let left = (left + now.saturating_sub(at) / VAIN_SHARE).min(VAIN_MOST_NS);
-    VAIN.set((left, now));
+    let (spent, at) = VAIN.get();
+    let spent = spent.saturating_sub(now.saturating_sub(at) / VAIN_SHARE);
+    VAIN.set((spent, now));
+    let left = VAIN_MOST_NS - spent;
     let off = OFF_UNTIL.get().saturating_sub(now);
     // (Who has one processor tells where, and learns whether the peer has the same. Of whom nothing is known a yield tells.)
     let needed = || is_bound(now) && peer().is_some_and(|peer| peer.processor == sys::processor());
     let barred = off > 0 || needed() || crowded(now, COUNT_EVERY_NS);
-    let pays = if barred { 0 } else { WAITS.get().budget(WAKE.get()).min(left) };
+    let pays = if barred { 0 } else { WAITS.get().budget(wake_ns()).min(left) };
     if pays == 0 {
         // (A tick is a nanosecond at most.)
         let rest = if off > 0 { off.min(REST_TICKS) } else { REST_TICKS };
@@ -339,7 +353,7 @@ pub fn woken(published: u64) {
     let (all, ticks) =
         (sys::now_ns().saturating_sub(wait.ns), sys::ticks().wrapping_sub(wait.ticks));
     let after = published.wrapping_sub(wait.ticks);
-    let wake = WAKE.get();
+    let wake = wake_ns();
     let until = match published {
         0 => all.saturating_sub(wake),
         // (Ticks of a peer's, who may lie: at worst this thread watches for nothing, or does not watch.)
@@ -350,7 +364,7 @@ pub fn woken(published: u64) {
     };
     if published != 0 {
         let late = (all - until).min(WAKE_MOST_NS);
-        WAKE.set(wake - wake / 8 + late / 8);
+        WAKE.set((wake - wake / 8 + late / 8).wrapping_sub(WAKE_NS));
     }
     note(until.saturating_sub(if wait.rang { wake } else { 0 }));
 }
@@ -414,14 +428,14 @@ fn looks(ready: &mut impl FnMut() -> bool) -> bool {
 fn shares_with(now: u64, peer: &impl Fn() -> Option<Peer>) -> bool {
     let here = sys::processor();
     let Some(peer) = peer().filter(|peer| peer.processor == here) else { return false };
-    let patience = MOVE_AGAIN.get() * if peer.we_move { 1 } else { 8 };
+    let patience = MOVE_AGAIN.get().max(MOVE_AGAIN_NS) * if peer.we_move { 1 } else { 8 };
     if now - MOVED_NS.get() < patience {
         return true;
     }
     // Needed again soon after the last time: it does not help much here.
     let soon = now - MOVED_NS.get() < patience * 8;
     MOVE_AGAIN.set(if soon {
-        (MOVE_AGAIN.get() * 2).min(MOVE_AGAIN_MAX_NS)
+        (MOVE_AGAIN.get().max(MOVE_AGAIN_NS) * 2).min(MOVE_AGAIN_MAX_NS)
     } else {
         MOVE_AGAIN_NS
     });
@@ -433,6 +447,7 @@ fn shares_with(now: u64, peer: &impl Fn() -> Option<Peer>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     thread_local! {
         /// So long others have the processor when it is offered to them.
@@ -446,7 +461,7 @@ mod tests {
         BOUND.set((u64::MAX, false));
         WAIT.set(Wait::default());
         WAITS.set(Waits::default());
-        VAIN.set((VAIN_MOST_NS, 0));
+        VAIN.set((0, 0));
         OFF_UNTIL.set(0);
         REST_UNTIL.set(0);
     }

@@ -18,6 +18,7 @@ mod outlets;
 
 use super::table::{Socket, Stage};
 use super::{epoll, unforgiving, view};
+use crate::once::Once;
 use crate::plain::P64;
 use crate::reasons::Reason;
 use crate::socket::release;
@@ -29,7 +30,6 @@ use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::{self, Errno, Sys};
 use ringlet_linux::tcp::Address;
 use ringlet_linux::{fd, meet, udp};
-use std::sync::OnceLock;
 
 pub use inlets::Got;
 
@@ -44,7 +44,7 @@ struct DatagramTables {
     outlets: Outlets,
 }
 
-static TABLES: OnceLock<DatagramTables> = OnceLock::new();
+static TABLES: Once<DatagramTables> = Once::new();
 
 fn tables() -> Option<&'static DatagramTables> {
     TABLES.get()

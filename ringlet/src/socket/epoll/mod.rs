@@ -17,11 +17,11 @@ use crate::lock::Held;
 use crate::plain::P32;
 use crate::reasons::Reason;
 use crate::waiting::{signals, sleep, spin};
+use core::cell::Cell;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::sys::{self, Errno, Sys};
 use ringlet_linux::tcp;
-use std::cell::Cell;
 
 /// Data of our registrations: high half this mark (no canonical address, no descriptor number), low half whose it is and the watch.
 const MARK: u64 = 0x726e_676c << 32;
@@ -433,7 +433,7 @@ fn entries<'t>(tables: &'t Tables, socket: &Socket) -> impl Iterator<Item = (u32
     let owner = tables.index_of(socket);
     // ORDER: Acquire, both; pairs with `link`: what the entry says of itself is there.
     let mut next = socket.watches.load(Ordering::Acquire);
-    std::iter::from_fn(move || {
+    core::iter::from_fn(move || {
         let index = next;
         let watch = set::watch_at(index);
         // (An entry that is another's by now: our socket has gone meanwhile, and its list with it.)
@@ -703,7 +703,7 @@ fn link_if_ready(tables: &Tables, set: &Set, watch: &Watch, heard: u32) -> bool 
 
 /// Set lock held, under which no thread takes it out, and so none closes what it watches.
 fn is_of(watch: &Watch, set: &Set) -> bool {
-    std::ptr::eq(set::at(watch.set.get()), set)
+    core::ptr::eq(set::at(watch.set.get()), set)
 }
 
 fn is_linked(watch: &Watch) -> bool {
@@ -744,7 +744,7 @@ fn note_other(set: &Set, nth: usize, data: u64) {
 
 /// Those of which the kernel has told last.
 fn others_of(set: &Set) -> [(u64, u64); OTHERS_MOST] {
-    std::array::from_fn(|nth| (set.others[nth].data.get(), set.others[nth].linked.get()))
+    core::array::from_fn(|nth| (set.others[nth].data.get(), set.others[nth].linked.get()))
 }
 
 fn other_place(others: &[(u64, u64)], data: u64) -> Option<u64> {
@@ -1048,7 +1048,7 @@ fn heat_set(tables: &Tables, set: &Set) {
     set.all_hot.set(0);
     for socket in tables.followed() {
         for (_, watch) in watches(tables, socket) {
-            if std::ptr::eq(set::at(watch.set.get()), set) {
+            if core::ptr::eq(set::at(watch.set.get()), set) {
                 socket.kernel_tells();
                 watch.again.set(1);
                 heat(set, watch, true);

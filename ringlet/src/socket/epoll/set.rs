@@ -2,11 +2,11 @@
 
 use super::super::release;
 use crate::lock::Lock;
+use crate::once::Once;
 use crate::plain::{FreeList, P32, P64, Published};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::map::{self, Table, Zeroed};
 use ringlet_linux::sys::Sys;
-use std::sync::OnceLock;
 
 const SET_COUNT: u32 = 4096;
 const WATCH_COUNT: u32 = 1 << 17;
@@ -163,7 +163,7 @@ struct Free {
 #[allow(unsafe_code)]
 unsafe impl Zeroed for Free {}
 
-static SETS: OnceLock<Sets> = OnceLock::new();
+static SETS: Once<Sets> = Once::new();
 
 pub(super) fn start() -> Sys<()> {
     let made = Sets {

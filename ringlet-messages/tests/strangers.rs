@@ -1,10 +1,10 @@
 //! Descriptors that nobody can close in time, from whoever can reach a service of the native library or of Active Messages: nobody waits for them.
 //! (In a process of its own: another user's thread is one of its threads.)
 
-use ringlet::active_message::Process;
-use ringlet::native::*;
 use ringlet_core::layout::LANE_MAX_COUNT;
 use ringlet_linux::{apart, map, meet, proof};
+use ringlet_messages::active_message::Process;
+use ringlet_messages::native::*;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

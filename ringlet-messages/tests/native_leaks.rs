@@ -1,6 +1,6 @@
 //! Nothing of the native library's connections stays: no descriptor, no mapping. (In a process of its own, to count them.)
 
-use ringlet::native::*;
+use ringlet_messages::native::*;
 use std::time::Duration;
 
 const SOON: Timeout = Some(Duration::from_secs(120));

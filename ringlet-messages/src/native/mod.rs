@@ -90,7 +90,7 @@ impl Options {
             peers: Peers::default(),
             slot_count: 1024,
             ring_bytes: 1 << 20,
-            spin_us: crate::config::Config::default().spin_us,
+            spin_us: ringlet::config::Config::default().spin_us,
         }
     }
 

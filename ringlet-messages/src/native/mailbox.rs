@@ -9,7 +9,7 @@ use super::segment::{Mapping, make_segment, own};
 use super::welcome::{Welcome, accept, open_service};
 use super::{Error, Kind, Options, Timeout};
 use crate::guarded::Guarded;
-use crate::waiting::spin;
+use ringlet::waiting::spin;
 use ringlet_core::layout::{LANE_MAX_COUNT, LaneGeometry, PAGE_BYTES, Ready};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::mailbox::Inbox;

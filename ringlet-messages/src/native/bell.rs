@@ -3,7 +3,7 @@
 
 use super::{Error, Timeout};
 use crate::guarded::Guarded;
-use crate::waiting::spin;
+use ringlet::waiting::spin;
 use ringlet_core::layout::{LANE_FREE_OFFSET, WANT_BYTE};
 use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::sync::{AtomicU32, Ordering};

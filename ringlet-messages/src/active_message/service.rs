@@ -8,7 +8,7 @@ use super::endpoint::Endpoint;
 use super::lane::{Bells, Lane, Mapping};
 use super::process::{Shared, own, raw};
 use crate::guarded::Guarded;
-use crate::handshake::{self, Frame, Protocol};
+use ringlet::handshake::{self, Frame, Protocol};
 use ringlet_core::active::layout::{BELLS_BYTES, MAGIC, SEGMENT_BYTES};
 use ringlet_core::active::{Status, Tag};
 use ringlet_linux::fd::pollfd;

@@ -1,7 +1,7 @@
 //! Active Messages between processes that share this one's address space (each a `Process` of its own).
 
 use parking_lot::Mutex;
-use ringlet::active_message::*;
+use ringlet_messages::active_message::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 //!     cargo run --release -p ringlet --example echo -- serve NAME bytes|messages|locked
 //!     cargo run --release -p ringlet --example echo -- call NAME bytes|messages|locked COUNT SIZE
 
-use ringlet::native::*;
+use ringlet_messages::native::*;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 

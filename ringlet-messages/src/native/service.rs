@@ -9,7 +9,7 @@ use super::segment::{Mapping, make_segment, map_segment, own};
 use super::welcome::{Welcome, accept, open_service};
 use super::{Error, Kind, Locked, Options, Region, Sender, Timeout};
 use crate::guarded::{Guarded, close_sent};
-use crate::handshake;
+use ringlet::handshake;
 use ringlet_core::layout::LaneGeometry;
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{apart, fd, meet};

@@ -1,8 +1,8 @@
 //! The native library, both ends in one process: what it carries, how it waits, what it says when an end goes. (Two processes, their
 //! deaths and system calls: tests/native.)
 
-use ringlet::native::*;
 use ringlet_core::record::RingMemory;
+use ringlet_messages::native::*;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Which module of this crate uses which, read from the sources: a cycle is one knot, in which nothing can be understood, tested or replaced alone.
+//! Which module of this crate and of `ringlet` uses which, read from the sources: a cycle is one knot, in which nothing can be understood, tested or replaced alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -48,7 +48,10 @@ fn sources() -> BTreeMap<String, String> {
         }
     }
     let mut found = BTreeMap::new();
-    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &[], &mut found);
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for folder in [ours.join("src"), ours.join("../ringlet/src")] {
+        walk(&folder, &[], &mut found);
+    }
     found
 }
 
@@ -109,7 +112,7 @@ fn resolve(path: &str, here: &str, modules: &BTreeMap<String, String>) -> Option
     let mut place: Vec<&str> = here.split("::").filter(|part| !part.is_empty()).collect();
     let mut parts = path.split("::").peekable();
     match *parts.peek()? {
-        "crate" => {
+        "crate" | "ringlet" => {
             place.clear();
             parts.next();
         }

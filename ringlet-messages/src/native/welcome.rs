@@ -4,7 +4,7 @@
 use super::segment::own;
 use super::{Error, Options, Peers};
 use crate::guarded::Guarded;
-use crate::handshake::{self, Frame, Misfit, Protocol};
+use ringlet::handshake::{self, Frame, Misfit, Protocol};
 use ringlet_core::layout::LaneGeometry;
 use ringlet_linux::meet;
 use std::os::fd::{AsRawFd, OwnedFd};

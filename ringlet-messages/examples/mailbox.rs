@@ -3,7 +3,7 @@
 //!     cargo run --release -p ringlet --example mailbox -- collect NAME COUNT
 //!     cargo run --release -p ringlet --example mailbox -- tell NAME TEXT COUNT
 
-use ringlet::native::*;
+use ringlet_messages::native::*;
 use std::time::Duration;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -3,7 +3,7 @@
 //!     cargo run --release -p ringlet --example region -- serve NAME
 //!     cargo run --release -p ringlet --example region -- call NAME COUNT SIZE
 
-use ringlet::native::*;
+use ringlet_messages::native::*;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
