@@ -188,13 +188,11 @@ fn inspect_loader<H: FileHeader<Endian = Endianness>>(
         let Ok(loader) = segment.data(endian, data) else { break };
         let loader = Path::new(OsStr::from_bytes(loader.strip_suffix(b"\0").unwrap_or(loader)));
         let name = loader.file_name().unwrap_or_default().as_bytes();
-        return Ok(if name.starts_with(b"ld-linux") {
+        return Ok(if name.starts_with(b"ld-linux") || name.starts_with(b"ld-musl") {
             Reach::Reached
-        } else if name.starts_with(b"ld-musl") {
-            Reach::Unreached("it is linked with musl, while ringlet needs glibc".into())
         } else {
             let loader = printable(&loader.to_string_lossy());
-            Reach::Unreached(format!("its loader {loader} is not glibc's"))
+            Reach::Unreached(format!("its loader {loader} is neither glibc's nor musl's"))
         });
     }
     Ok(Reach::ChildrenOnly("it is statically linked".into()))

@@ -26,7 +26,7 @@ const EXIT_MISSING: u8 = 127;
 /// Run a program with its TCP connections to other ringlet programs in shared memory
 ///
 /// The program takes this process's place, so its pid, signals, standard streams and exit status are its own. Whatever it
-/// starts is run in the same way. A program that cannot be reached (static, set-user-ID, another architecture, musl) runs
+/// starts is run in the same way. A program that cannot be reached (static, set-user-ID, another architecture) runs
 /// as it is, and ringlet says so.
 #[derive(clap::Args)]
 #[command(

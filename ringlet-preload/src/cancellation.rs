@@ -1,11 +1,12 @@
 //! Where a thread can be cancelled while it is inside ringlet: libc's own calls, made with a note of what is to be put away then.
 
+use crate::edge;
 use crate::next;
 use crate::next_of;
 use libc::{c_int, c_void, epoll_event, nfds_t, pollfd, sigset_t, timespec};
 use ringlet::waiting::sleep::Sleep;
 use ringlet_linux::fd;
-use ringlet_linux::sys::{Errno, Sys};
+use ringlet_linux::sys::Sys;
 
 pub const SLEEP: Sleep = Sleep { poll, epoll_wait, check };
 
@@ -31,10 +32,8 @@ unsafe extern "C" fn run(cancelled: *mut c_void) {
     unsafe { (*cancelled.cast::<&dyn Fn()>())() };
 }
 
-/// What libc's call returned, with its errno.
 fn told(done: c_int) -> Sys<usize> {
-    // SAFETY: libc's errno of this thread.
-    usize::try_from(done).map_err(|_| Errno(unsafe { *libc::__errno_location() }))
+    edge::told(done as isize)
 }
 
 /// libc's mask, of which the kernel reads the first 64 bits.

@@ -82,7 +82,7 @@ macro_rules! next_of {
 /// Calls the next function of a name with the given signature; a missing one (an older libc) fails with ENOSYS.
 #[macro_export]
 macro_rules! next {
-    ($name:literal, fn($($type:ty),* $(,)?) -> $result:ty, $($arg:expr),* $(,)?) => {{
+    ($name:expr, fn($($type:ty),* $(,)?) -> $result:ty, $($arg:expr),* $(,)?) => {{
         let address = $crate::next_of!($name).address();
         if address.is_null() {
             $crate::set_errno(libc::ENOSYS);

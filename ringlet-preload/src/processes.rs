@@ -1,6 +1,5 @@
 //! Calls that make processes, replace programs, or set signal handlers.
 
-use crate::calls::is_nowhere;
 use crate::{next, next_of, set_errno};
 use core::arch::naked_asm;
 use core::ptr::null_mut;
@@ -9,6 +8,7 @@ use ringlet::reasons::Reason;
 use ringlet::socket::process;
 use ringlet::thread::is_alone;
 use ringlet::waiting::signals;
+use ringlet_agent::data::is_nowhere;
 use ringlet_core::sync::{AtomicU64, Ordering};
 use ringlet_linux::map::Scratch;
 use ringlet_linux::sys;

@@ -1,5 +1,6 @@
 //! Before main: reads the configuration and sets ringlet up.
 
+use crate::musl;
 use core::ffi::CStr;
 use ringlet::config::{Config, FILE_MAX_BYTES, NotRead};
 use ringlet::socket;
@@ -13,6 +14,7 @@ const ADDRESS_SPACE_MIN_BYTES: u64 = 1 << 30;
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
+    musl::look();
     let mut buffer = [0u8; FILE_MAX_BYTES + 1];
     let mut wrong = 0usize;
     let config = Config::load(&environment, &mut read_file, &mut buffer, &mut |_, _| wrong += 1);

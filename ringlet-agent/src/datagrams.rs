@@ -1,14 +1,15 @@
 //! Calls that move datagrams (`ringlet::socket::datagram`). What lanes don't have or can't do is asked of libc, by a message header that
 //! also tells where a datagram came from.
 
-use crate::calls::{IOV_MAX, checked, is_nowhere, list_of, room_for_name};
-use crate::{next, result, set_errno};
+use crate::data::{IOV_MAX, checked, is_nowhere, list_of, room_for_name};
+use crate::{Edge, args};
 use core::ptr::null_mut;
-use libc::{c_int, iovec, mmsghdr, msghdr, sockaddr, socklen_t, ssize_t};
+use libc::{c_int, iovec, mmsghdr, msghdr, sockaddr, socklen_t};
 use ringlet::socket::datagram::{self, Kernel, Next};
 use ringlet::socket::table::Socket;
 use ringlet::socket::tap;
 use ringlet_core::memory::{Buffer, Buffers};
+use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::tcp::Address;
 use ringlet_linux::udp;
 
@@ -22,60 +23,51 @@ fn header_of(list: &[Buffer]) -> msghdr {
     header
 }
 
-fn errno() -> c_int {
-    // SAFETY: libc's errno of this thread.
-    unsafe { *libc::__errno_location() }
-}
-
 /// recv, read, recvfrom and their relatives.
 ///
 /// # Safety
 /// The program's buffers, and the name as recvfrom takes it.
-pub unsafe fn receive(
+pub unsafe fn receive<E: Edge>(
     fd: c_int,
     socket: &'static Socket,
     list: &[Buffer],
     flags: c_int,
     name: *mut sockaddr,
     name_len: *mut socklen_t,
-) -> ssize_t {
+) -> Sys<usize> {
     let mut header = header_of(list);
     if name.is_null() {
         // SAFETY: passed on.
-        return unsafe { receive_message(fd, socket, &mut header, flags) };
+        return unsafe { receive_message::<E>(fd, socket, &mut header, flags) };
     }
     // SAFETY: the program's length.
     let room = unsafe { room_for_name(name_len) };
     (header.msg_name, header.msg_namelen) = (name.cast(), room.unwrap_or(0));
     // SAFETY: passed on.
-    let got = unsafe { receive_message(fd, socket, &mut header, flags) };
-    match room {
-        _ if got < 0 => got,
-        Err(error) => result(Err(error)),
-        Ok(_) => {
-            // SAFETY: the program's length.
-            unsafe { *name_len = header.msg_namelen };
-            got
-        }
+    let got = unsafe { receive_message::<E>(fd, socket, &mut header, flags) };
+    if got.is_ok() {
+        room?;
+        // SAFETY: the program's length.
+        unsafe { *name_len = header.msg_namelen };
     }
+    got
 }
 
 /// recvmsg.
 ///
 /// # Safety
 /// The program's message header.
-pub unsafe fn receive_message(
+pub unsafe fn receive_message<E: Edge>(
     fd: c_int,
     socket: &'static Socket,
     header: &mut msghdr,
     flags: c_int,
-) -> ssize_t {
+) -> Sys<usize> {
     // SAFETY: the program's vector; an iovec is a `Buffer`.
-    let list = unsafe { list_of(header) };
-    let Some(list) = list else { return -1 };
+    let list = unsafe { list_of(header) }?;
     if checked(list).is_err() || !header.msg_name.is_null() && is_nowhere(header.msg_name) {
         // The kernel knows what to say, but must not wait for it while lanes are looked at.
-        return natively(fd, header, flags);
+        return natively::<E>(fd, header, flags);
     }
     let mut kernel = Kernel::Unknown;
     let kept = flags & libc::MSG_PEEK != 0;
@@ -96,47 +88,45 @@ pub unsafe fn receive_message(
                 header.msg_controllen = 0;
                 header.msg_flags = flags & libc::MSG_CMSG_CLOEXEC | truncated;
                 let all = flags & libc::MSG_TRUNC != 0;
-                return if all { got.len as ssize_t } else { got.copied as ssize_t };
+                return Ok(if all { got.len } else { got.copied });
             }
             next @ (Next::AskKernel | Next::TakeKernel) => {
                 let flags = flags | libc::MSG_DONTWAIT;
-                let (mut got, mut source) = (0, None);
+                let (mut got, mut source) = (Ok(0), None);
                 if matches!(next, Next::AskKernel)
                     && kernel != Kernel::Later
                     && datagram::has_hot_lanes(socket)
                 {
                     // From whom it is tells whether it is its turn.
                     (got, source) =
-                        from_kernel(fd, socket, &mut header_of(&[]), flags | libc::MSG_PEEK);
-                    if got >= 0 && !datagram::is_kernels_turn(socket, source) {
+                        from_kernel::<E>(fd, socket, &mut header_of(&[]), flags | libc::MSG_PEEK);
+                    if got.is_ok() && !datagram::is_kernels_turn(socket, source) {
                         kernel = Kernel::Later;
                         continue;
                     }
                 }
-                if got >= 0 {
-                    (got, source) = from_kernel(fd, socket, header, flags);
+                if got.is_ok() {
+                    (got, source) = from_kernel::<E>(fd, socket, header, flags);
                 }
-                if got >= 0 {
+                if got.is_ok() {
                     datagram::arrived(socket, source, kept);
                     return got;
                 }
-                if errno() != libc::EAGAIN {
+                if got != Err(Errno(libc::EAGAIN)) {
                     return got;
                 }
                 kernel = Kernel::Nothing;
             }
             Next::Sleep(asleep) => {
-                let (got, source) = from_kernel(fd, socket, header, flags);
-                let error = errno();
+                let (got, source) = from_kernel::<E>(fd, socket, header, flags);
                 drop(asleep);
-                if got >= 0 {
+                if got.is_ok() {
                     datagram::arrived(socket, source, kept);
                 }
-                set_errno(error);
                 return got;
             }
-            Next::Kernel => return natively(fd, header, flags),
-            Next::Fail(error) => return result(Err(error)),
+            Next::Kernel => return natively::<E>(fd, header, flags),
+            Next::Fail(error) => return Err(error),
         }
     }
 }
@@ -153,23 +143,24 @@ unsafe fn give_name(header: &mut msghdr, source: &Address, family: c_int) {
     header.msg_namelen = len as socklen_t;
 }
 
-fn natively(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t {
-    next!(c"recvmsg", fn(c_int, *mut msghdr, c_int) -> ssize_t, fd, header, flags)
+fn natively<E: Edge>(fd: c_int, header: *mut msghdr, flags: c_int) -> Sys<usize> {
+    // SAFETY: the program's header, or ours with the program's vector.
+    unsafe { E::call(libc::SYS_recvmsg, args!(fd, header, flags)) }
 }
 
 /// A datagram from the kernel, and where it came from.
-fn from_kernel(
+fn from_kernel<E: Edge>(
     fd: c_int,
     socket: &Socket,
     header: &mut msghdr,
     flags: c_int,
-) -> (ssize_t, Option<Address>) {
+) -> (Sys<usize>, Option<Address>) {
     let mut name = [0u8; 128];
     let mut ours = *header;
     ours.msg_name = name.as_mut_ptr().cast();
     ours.msg_namelen = name.len() as socklen_t;
-    let got = natively(fd, &mut ours, flags);
-    if got < 0 {
+    let got = natively::<E>(fd, &mut ours, flags);
+    if got.is_err() {
         return (got, None);
     }
     let len = (ours.msg_namelen as usize).min(name.len());
@@ -195,7 +186,7 @@ pub unsafe fn send(
     name: *const sockaddr,
     name_len: socklen_t,
     control: bool,
-) -> Option<ssize_t> {
+) -> Option<Sys<usize>> {
     checked(list).ok()?;
     if flags & libc::MSG_MORE != 0 {
         // What follows belongs to the same datagram, in the kernel.
@@ -219,7 +210,7 @@ pub unsafe fn send(
     if let Some(whole) = whole {
         tap::datagram(socket, false, to, whole, sent, sent);
     }
-    Some(sent as ssize_t)
+    Some(Ok(sent))
 }
 
 /// As `send`, of a message header.
@@ -230,7 +221,7 @@ pub unsafe fn send_message(
     socket: &'static Socket,
     message: *const msghdr,
     flags: c_int,
-) -> Option<ssize_t> {
+) -> Option<Sys<usize>> {
     if is_nowhere(message) {
         return None;
     }
@@ -255,13 +246,13 @@ pub unsafe fn send_message(
 ///
 /// # Safety
 /// The program's array of `count` headers.
-pub unsafe fn send_many(
+pub unsafe fn send_many<E: Edge>(
     fd: c_int,
     socket: &'static Socket,
     messages: *mut mmsghdr,
     count: libc::c_uint,
     flags: c_int,
-) -> c_int {
+) -> Sys<usize> {
     let mut done = 0;
     while done < count.min(IOV_MAX as u32) {
         // SAFETY: the program's array.
@@ -270,37 +261,25 @@ pub unsafe fn send_many(
         let by_lane = unsafe { send_message(socket, &entry.msg_hdr, flags) };
         if by_lane.is_none() && !datagram::sends_by_lanes(socket) {
             // SAFETY: what is left of the program's array.
-            let rest = unsafe { messages.add(done as usize) };
-            let sent = next!(
-                c"sendmmsg",
-                fn(c_int, *mut mmsghdr, libc::c_uint, c_int) -> c_int,
-                fd,
-                rest,
-                count - done,
-                flags
-            );
-            return if sent >= 0 {
-                done as c_int + sent
-            } else if done > 0 {
-                done as c_int
-            } else {
-                -1
+            let sent = unsafe {
+                let rest = messages.add(done as usize);
+                E::call(libc::SYS_sendmmsg, args!(fd, rest, count - done, flags))
+            };
+            return match sent {
+                Err(_) if done > 0 => Ok(done as usize),
+                sent => sent.map(|sent| done as usize + sent),
             };
         }
         let sent = by_lane.unwrap_or_else(|| {
-            next!(
-                c"sendmsg",
-                fn(c_int, *const msghdr, c_int) -> ssize_t,
-                fd,
-                &raw const entry.msg_hdr,
-                flags
-            )
+            let message = &raw const entry.msg_hdr;
+            // SAFETY: the program's header.
+            unsafe { E::call(libc::SYS_sendmsg, args!(fd, message, flags)) }
         });
-        if sent < 0 {
-            return if done > 0 { done as c_int } else { -1 };
+        match sent {
+            Err(_) if done > 0 => break,
+            sent => entry.msg_len = sent? as libc::c_uint,
         }
-        entry.msg_len = sent as libc::c_uint;
         done += 1;
     }
-    done as c_int
+    Ok(done as usize)
 }
