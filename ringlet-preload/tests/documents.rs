@@ -91,7 +91,9 @@ fn sources(folder: &str) -> String {
 fn each_reason_is_raised_and_provoked() {
     let declared = read(&root().join("ringlet/src/reasons.rs"));
     let (declared, _) = declared.split_once("impl From<Errno>").unwrap();
-    let library = sources("ringlet/src").replace(declared, "") + &sources("ringlet-preload/src");
+    let library = sources("ringlet/src").replace(declared, "")
+        + &sources("ringlet-agent/src")
+        + &sources("ringlet-preload/src");
     let scenes = read(&root().join("tests/control/reasons.py"));
     for reason in Reason::ALL {
         assert!(has_word(&library, &format!("Reason::{reason:?}")), "{reason:?} is never raised");
