@@ -78,7 +78,7 @@ const ALIGN: usize = 128;
 #[repr(C, align(4096))]
 struct Near(UnsafeCell<[u8; NEAR_BYTES]>);
 
-const NEAR_BYTES: usize = 2 * PAGE_BYTES;
+const NEAR_BYTES: usize = 3 * PAGE_BYTES;
 
 // SAFETY: only its address is taken, for tables of atomics.
 unsafe impl Sync for Near {}
