@@ -190,10 +190,14 @@ impl Tx {
         let wanted = from.remaining();
         debug_assert!(wanted > 0 || packet_max > 0);
         let slot = self.reserve_slot(memory)?;
-        if time != 0 {
-            write_word(memory, slot, SENT_AT, time);
-        }
+        // The receiver watches the slot, and takes its line away whenever it looks: so nothing is written there before all else is done.
+        let note_time = || {
+            if time != 0 {
+                write_word(memory, slot, SENT_AT, time);
+            }
+        };
         if wanted <= STREAM_INLINE_BYTES {
+            note_time();
             let mut at = 0;
             while at < wanted {
                 let (piece, n) = from.take(wanted - at);
@@ -219,6 +223,7 @@ impl Tx {
             unsafe { memory.write_data(place + at, piece, n) };
             at += n;
         }
+        note_time();
         self.publish_data(memory, slot, len);
         Some(len)
     }
