@@ -380,6 +380,21 @@ pub fn keep_from_children(area: Area) {
     let _ = unsafe { sys!(SYS_madvise, area.base(), area.len(), libc::MADV_DONTFORK) };
 }
 
+/// In such a child: private memory in the place of a mapping that it has not got. A handler in which it was forked returns to a frame that
+/// may be about to write there. (Where there is something, it stays.)
+pub fn stand_in(base: usize, len: usize) {
+    const FLAGS: i32 =
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: nothing that is mapped is replaced. KERNEL: before 4.17 the address is a hint, which is followed where it is free.
+    let mapped = unsafe { sys!(SYS_mmap, base, len, READ_WRITE, FLAGS, -1i32, 0usize) };
+    if let Ok(at) = mapped
+        && at as usize != base
+    {
+        // SAFETY: mapped just now, elsewhere.
+        let _ = unsafe { sys!(SYS_munmap, at, len) };
+    }
+}
+
 /// Changes what may be done with the pages that begin in `start..end`, the first one with all of it; false if the kernel refuses.
 ///
 /// # Safety

@@ -429,10 +429,13 @@ pub fn start(config: Config, after_fork: fn()) -> Sys<()> {
     Ok(())
 }
 
-/// In a child, which has not got the mapping of the parent's page (`view::open`): nothing leads there any more.
+/// In a child, which has not got the mapping of the parent's page (`view::open`): nothing leads there any more, but from a frame that the
+/// handler has interrupted in which it was forked.
 fn leave_behind() {
     let Some(tables) = TABLES.get() else { return };
-    if tables.process().view.swap(0, Ordering::Relaxed) != 0 {
+    let page = tables.process().view.swap(0, Ordering::Relaxed);
+    if page != 0 {
+        map::stand_in(page, view::PROCESS_FILE_BYTES);
         for socket in
             tables.ever_followed().filter(|socket| socket.slot.load(Ordering::Relaxed) != 0)
         {

@@ -365,13 +365,15 @@ fn close(tables: &'static Tables) {
 #[allow(unsafe_code)]
 pub fn forget(tables: &Tables) {
     let process = tables.process();
-    process.tap_users.store(0, Relaxed);
     if let Some(tap) = memory(process) {
         process.tap.store(0, Relaxed);
         let fd = process.tap_fd.get() as i32;
         tables.clear(fd);
         sys::close(fd);
-        // SAFETY: the parent's memory as mapped here; the child has one thread, and it is here.
-        unsafe { map::unmap(tap.0) };
+        // (As in `close`: a frame that the handler interrupted in which we were forked writes on.)
+        if process.tap_users.load(SeqCst) == 0 {
+            // SAFETY: the parent's memory as mapped here; the child has one thread, and it is here, not in a call that is recorded.
+            unsafe { map::unmap(tap.0) };
+        }
     }
 }
