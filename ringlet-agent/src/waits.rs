@@ -398,6 +398,7 @@ unsafe fn wait_with<E: Edge>(
     epfd: c_int,
     events: *mut epoll_event,
     max: c_int,
+    limited: bool,
     timeout: impl Fn() -> Sys<Option<u64>>,
     mask: *const sigset_t,
 ) -> Sys<usize> {
@@ -413,7 +414,9 @@ unsafe fn wait_with<E: Edge>(
     }
     let mut waited = 0;
     if known.is_none_or(epoll::begin_native) {
-        let start = sys::about_now_ns();
+        // KERNEL: not by the coarse clock, which is more than a tick late where the host does not run the processor that keeps it: the wait
+        // would end too early.
+        let start = if limited { sys::now_ns() } else { 0 };
         let n = match known {
             Some(set) if !is_alone() => E::in_which(&|| epoll::end_native(set), || edge.pass_on()),
             _ => edge.pass_on(),
@@ -432,8 +435,7 @@ unsafe fn wait_with<E: Edge>(
         if kept > 0 {
             return Ok(kept);
         }
-        // (Rather too little: a wait may be late.)
-        waited = sys::now_ns().saturating_sub(start + sys::ABOUT_NS);
+        waited = if limited { sys::now_ns() - start } else { 0 };
     }
     let Some(set) = epoll::set_of(epfd) else { return Ok(0) };
     // SAFETY: the program's array.
@@ -452,7 +454,7 @@ pub unsafe fn epoll_wait<E: Edge>(
     timeout: c_int,
 ) -> Sys<usize> {
     // SAFETY: the contract of epoll_wait.
-    unsafe { wait_with(edge, epfd, events, max, || Ok(from_ms(timeout)), null()) }
+    unsafe { wait_with(edge, epfd, events, max, timeout > 0, || Ok(from_ms(timeout)), null()) }
 }
 
 pub unsafe fn epoll_pwait<E: Edge>(
@@ -464,7 +466,7 @@ pub unsafe fn epoll_pwait<E: Edge>(
     mask: *const sigset_t,
 ) -> Sys<usize> {
     // SAFETY: the contract of epoll_pwait.
-    unsafe { wait_with(edge, epfd, events, max, || Ok(from_ms(timeout)), mask) }
+    unsafe { wait_with(edge, epfd, events, max, timeout > 0, || Ok(from_ms(timeout)), mask) }
 }
 
 pub unsafe fn epoll_pwait2<E: Edge>(
@@ -476,5 +478,7 @@ pub unsafe fn epoll_pwait2<E: Edge>(
     mask: *const sigset_t,
 ) -> Sys<usize> {
     // SAFETY: the contract of epoll_pwait2.
-    unsafe { wait_with(edge, epfd, events, max, || from_timespec(timeout), mask) }
+    unsafe {
+        wait_with(edge, epfd, events, max, !timeout.is_null(), || from_timespec(timeout), mask)
+    }
 }

@@ -174,16 +174,10 @@ pub fn real_time_ns() -> u64 {
     crate::clock::ns(libc::CLOCK_REALTIME)
 }
 
-/// The same in a fifth of the time, and up to 10 ms ago (KERNEL: a tick, of which there are 100 in a second at least).
-pub fn about_now_ns() -> u64 {
-    crate::clock::ns(libc::CLOCK_MONOTONIC_COARSE)
-}
-
+/// The same in a fifth of the time, and a tick ago, or more where the host does not run the processor that keeps it: for people only.
 pub fn about_real_time_ns() -> u64 {
     crate::clock::ns(libc::CLOCK_REALTIME_COARSE)
 }
-
-pub const ABOUT_NS: u64 = 10_000_000;
 
 /// Raises SIGPIPE in the calling thread, as the kernel does for a write to a dead connection.
 pub fn raise_sigpipe() {
