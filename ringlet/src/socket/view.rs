@@ -277,6 +277,13 @@ pub fn count_kernel_bytes(socket: &Socket, sent: usize, received: usize) {
     count(socket, |slot| {
         add(&slot.kernel_tx_bytes, sent as u64);
         add(&slot.kernel_rx_bytes, received as u64);
+        // Another process of the family may have taken it there, which can't write to our page.
+        if slot.path.load(Relaxed) == PATH_RING
+            && let Some(reason) = Reason::from_u32(socket.end().barred.get())
+            && reason != Reason::None
+        {
+            show(socket, reason);
+        }
     });
 }
 
