@@ -194,6 +194,16 @@ impl In<'_> {
         let left = self.end.receiver.has_left() && !moving::still_reads_on(self.end);
         self.end.given.is() || left
     }
+
+    /// Nothing waits in the kernel. Was all that came by it taken by calls that count? KERNEL: TCP_ZEROCOPY_RECEIVE takes bytes too, and who
+    /// has TCP_ULP gets fewer than came.
+    fn has_counted_all(&self) -> bool {
+        self.socket.is_unix()
+            || tcp::counts(self.socket.fd()).is_ok_and(|counts| {
+                // (Whether an end that is over was counted it does not always tell.)
+                self.taken().is_ok_and(|taken| [counts.received, counts.arrived].contains(&taken))
+            })
+    }
 }
 
 impl Incoming for In<'_> {
@@ -230,7 +240,10 @@ impl Incoming for In<'_> {
 
     fn skip(&self, bytes: u64) -> bool {
         // (Who has the descriptor beside us may have taken some. And packets may wait there still: nothing tells an empty one from the end.)
-        !self.is_shared() && !self.socket.is_packets() && self.end.rx.skip(self.ring, bytes)
+        !self.is_shared()
+            && !self.socket.is_packets()
+            && self.has_counted_all()
+            && self.end.rx.skip(self.ring, bytes)
     }
 
     fn pass_mark(&self, wakes: bool) {
