@@ -388,7 +388,7 @@ pub fn stand_in(base: usize, len: usize) {
     // SAFETY: nothing that is mapped is replaced. KERNEL: before 4.17 the address is a hint, which is followed where it is free.
     let mapped = unsafe { sys!(SYS_mmap, base, len, READ_WRITE, FLAGS, -1i32, 0usize) };
     if let Ok(at) = mapped
-        && at as usize != base
+        && at != base
     {
         // SAFETY: mapped just now, elsewhere.
         let _ = unsafe { sys!(SYS_munmap, at, len) };

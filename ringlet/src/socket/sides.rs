@@ -26,6 +26,34 @@ pub struct Out<'a> {
     pub reason: Reason,
 }
 
+impl Out<'_> {
+    /// A process that shares the end may have been killed between a send and its note: how much of what follows the first `used` bytes of the
+    /// oldest record (at `most`) has the kernel got already? If none, one is under way from now on. (A Unix connection does not tell.)
+    fn resent_by_the_dead(&self, used: u64, most: u64) -> u64 {
+        let (socket, end) = (self.socket, self.end);
+        // ORDER: Acquire; pairs with `process::before_fork`.
+        if socket.is_unix() || end.resent_at.get() == 0 && end.holders.load(Ordering::Acquire) <= 1
+        {
+            return 0;
+        }
+        let written = carrier::written(socket).ok().and_then(|written| written.agreed());
+        let Some(place) = written else {
+            end.resent_at.set(0);
+            return 0;
+        };
+        if let before @ 1.. = end.resent_at.get()
+            && end.resent_behind.get() == used
+            && place > before - 1
+        {
+            return (place - (before - 1)).min(most);
+        }
+        end.resent_at.set(0);
+        end.resent_behind.set(used);
+        end.resent_at.set(place + 1);
+        0
+    }
+}
+
 impl Outgoing for Out<'_> {
     type Error = Errno;
     type Words = Control;
@@ -103,10 +131,20 @@ impl Outgoing for Out<'_> {
         } else {
             let mut piece = [0u8; 2048];
             match end.tx.oldest(ring, used as usize, &mut piece) {
-                [] => return Ok(0),
+                [] => {
+                    end.resent_at.set(0);
+                    return Ok(0);
+                }
                 bytes => {
+                    if let sent @ 1.. = self.resent_by_the_dead(used, bytes.len() as u64) {
+                        return Ok(sent);
+                    }
                     moving::sends_uncounted(end, ring);
-                    tcp::send_from(socket.fd(), bytes, libc::MSG_DONTWAIT)
+                    let sent = tcp::send_from(socket.fd(), bytes, libc::MSG_DONTWAIT);
+                    if sent.is_err() {
+                        end.resent_at.set(0);
+                    }
+                    sent
                 }
             }
         };

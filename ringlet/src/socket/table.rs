@@ -216,6 +216,10 @@ pub struct End {
     pub shut_later: P32,
     /// The program's SO_LINGER, if a process that ended meanwhile has put a reset in its place (`moving::finish_return`).
     pub linger: P64,
+    /// What is being sent again, by a process that shares the end (`Out::resent_by_the_dead`): behind how many bytes of the oldest record, and the
+    /// kernel's place before, plus one; 0 if none is under way.
+    pub resent_behind: P64,
+    pub resent_at: P64,
     /// Where the sender was, plus one, when its memory was looked at (`memory`).
     pub idle_at: P64,
     /// TCP_NODELAY and TCP_CORK as the program has them; on the kernel's socket doorbells must not be delayed.
@@ -323,7 +327,7 @@ impl End {
         ] {
             word.set(0);
         }
-        for word in [&self.linger, &self.tap_sent, &self.tap_received] {
+        for word in [&self.linger, &self.resent_at, &self.tap_sent, &self.tap_received] {
             word.set(0);
         }
         self.shut.store(0, Ordering::Relaxed);
