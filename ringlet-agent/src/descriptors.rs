@@ -108,18 +108,20 @@ pub fn epoll_create(edge: &impl Edge) -> Sys<usize> {
 }
 
 pub fn close(edge: &impl Edge, fd: c_int) -> Sys<usize> {
-    asked::closes();
     if let Some(known) = lookup(fd)
         && !process::before_close(fd, known)
     {
         // One of our own, which the program does not know: for it, the number is not open.
         return Err(Errno(libc::EBADF));
     }
-    edge.pass_on()
+    let done = edge.pass_on();
+    asked::closes();
+    done
 }
 
 /// dup, dup2, dup3 have made `to` of it.
 fn duplicated(from: c_int, to: usize) -> usize {
+    asked::closes();
     if from != to as c_int {
         if process::borrowed_if_known(from, to as c_int) {
             process::given_to_child(from, to as c_int);
@@ -146,7 +148,6 @@ fn make_way(from: c_int, to: c_int) -> Sys<()> {
     if from == to || !ringlet_linux::fd::is_open(from) {
         return Ok(());
     }
-    asked::closes();
     match lookup(to) {
         Some(Known::Hidden) if !process::make_way(to) => return Err(Errno(libc::EBUSY)),
         None | Some(Known::Hidden) => {}
@@ -317,7 +318,9 @@ pub fn close_range<E: Edge>(edge: &E, first: u32, last: u32, flags: u32) -> Sys<
     let mut from = first;
     // SAFETY: no memory is passed.
     let by_kernel = |from: u32, to: u32, flags: u32| unsafe {
-        E::call(libc::SYS_close_range, args!(from, to, flags))
+        let done = E::call(libc::SYS_close_range, args!(from, to, flags));
+        asked::closes();
+        done
     };
     // A process made with CLONE_FILES shares its maker's table, and leaves it before it closes: here by a range of no descriptor.
     if only_ours {

@@ -183,7 +183,9 @@ pub unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
     if let Some(known) = lookup(fd) {
         process::before_close(fd, known);
     }
-    next!(c"fclose", fn(*mut libc::FILE) -> c_int, stream)
+    let done = next!(c"fclose", fn(*mut libc::FILE) -> c_int, stream);
+    ringlet::socket::asked::closes();
+    done
 }
 
 /// libc's threads behind aio read and write natively.

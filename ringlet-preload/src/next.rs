@@ -79,7 +79,8 @@ macro_rules! next_of {
     }};
 }
 
-/// Calls the next function of a name with the given signature; a missing one (an older libc) fails with ENOSYS.
+/// Calls the next function of a name with the given signature; a missing one (an older libc) fails with ENOSYS. Who polls all the time hears that
+/// a call is over (`ringlet::socket::asked`).
 #[macro_export]
 macro_rules! next {
     ($name:expr, fn($($type:ty),* $(,)?) -> $result:ty, $($arg:expr),* $(,)?) => {{
@@ -94,7 +95,9 @@ macro_rules! next {
             unsafe {
                 let function: unsafe extern "C" fn($($type),*) -> $result =
                     core::mem::transmute(address);
-                function($($arg),*)
+                let done = function($($arg),*);
+                ringlet::socket::asked::called();
+                done
             }
         }
     }};

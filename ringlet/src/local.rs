@@ -56,7 +56,7 @@ impl Place {
 pub const THREAD: Place = Place::first(1);
 pub const SIGNALS: Place = THREAD.then(1);
 pub const SPIN: Place = SIGNALS.then(26);
-pub const ASKED: Place = SPIN.then(5);
+pub const ASKED: Place = SPIN.then(6);
 pub const CONTEXT: Place = ASKED.then(1);
 pub const GATE: Place = CONTEXT.then(1);
 pub const FORK: Place = GATE.then(1);

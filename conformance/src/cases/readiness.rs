@@ -1,6 +1,7 @@
 //! What select, poll and epoll tell of a connection, and when.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -859,9 +860,7 @@ pub const CASES: &[Case] = &[
             end.recv(1);
             look_often();
             let _near = b.dial(port);
-            until("somebody to accept", || {
-                (0..2_000).any(|_| look().is_ok_and(|looks| looks.contains("[0, 1,")))
-            });
+            record("somebody to accept", look());
             let _far = sys::accept(listener).expect("accept");
             look_often();
             b.sync();
@@ -873,6 +872,49 @@ pub const CASES: &[Case] = &[
             record("a number with another meaning", look());
             record("a closed number", sys::close(event));
             record("a closed number", look());
+        },
+    )
+    .each_side(),
+    pair(
+        "readiness/polled_and_told",
+        "another thread makes something ready, and says so in memory, to one that polls all the time: what it finds then",
+        |a| {
+            a.moved();
+            a.sync();
+        },
+        |b| {
+            let end = b.moved();
+            let event = sys::eventfd(0).expect("eventfd");
+            let (listener, port) = b.listener();
+            let look = || {
+                sys::poll(&[event, listener, end.0].map(|fd| (fd, libc::POLLIN)), 0)
+                    .map(|(_, masks)| format!("{masks:?}"))
+            };
+            for (way, act) in [
+                ("write", &(|| _ = sys::write(event, &1u64.to_ne_bytes())) as &(dyn Fn() + Sync)),
+                ("connect", &|| _ = b.dial(port)),
+            ] {
+                let mut found = BTreeSet::new();
+                for _ in 0..100 {
+                    let told = AtomicBool::new(false);
+                    std::thread::scope(|scope| {
+                        scope.spawn(|| {
+                            act();
+                            told.store(true, Ordering::Release);
+                        });
+                        while !told.load(Ordering::Acquire) {
+                            let _ = look();
+                        }
+                        found.insert(look().expect("poll"));
+                    });
+                    match way {
+                        "write" => _ = sys::read(event, &mut [0; 8]),
+                        _ => _ = sys::accept(listener),
+                    }
+                }
+                record(way, format!("{found:?}"));
+            }
+            b.sync();
         },
     )
     .each_side(),

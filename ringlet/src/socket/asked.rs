@@ -3,11 +3,12 @@
 //! What is ready when the call is made is to be told: who has made a pipe ready, or heard of it from whoever did, may count on that, and how
 //! it was heard (another thread's word, shared memory, a child's end) can't be seen here. So the kernel is asked at each look. But nobody loses by hearing of a connection
 //! to accept, or of an eventfd, 10 us later, and libraries that poll all the time (MPI's) do so beside just these. Where there is nothing else, and the
-//! kernel had nothing when it was asked last, it is asked again only then, or when this process has written to something, or closed it,
-//! or a ring has told of something: what a program then knows it may have from the one who has made the others ready, too.
+//! kernel had nothing when it was asked last, it is asked again only then, or when any thread of this process has come back from a call of
+//! libc's (it may have made something ready, or have heard of it), or a ring has told of something: what a program then knows it may have from the
+//! one who has made the others ready, too. A process that has forked shares its eventfds, and perhaps memory by which it hears of them: it asks at each look.
 
 use crate::local::{self, Local, Zero};
-use ringlet_core::sync::{AtomicU32, Ordering};
+use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering};
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::sys;
 use ringlet_linux::tcp;
@@ -17,6 +18,8 @@ const ASK_TICKS: u64 = 30_000;
 /// What was asked for so often in a row, never longer apart than so, is looked at: what kind is it?
 const TIMES: u32 = 16;
 const APART_TICKS: u64 = 3_000_000;
+/// What has been so for so many questions more is looked at again: a number may have got another meaning behind our back.
+const TIMES_UNTIL_AGAIN: u32 = 256;
 const ENTRIES_MAX: u32 = 16;
 
 /// A thread's last question, to which the answer was that nothing is ready.
@@ -24,7 +27,7 @@ const ENTRIES_MAX: u32 = 16;
 pub struct Asked {
     which: Which,
     ticks: u64,
-    written: u32,
+    calls: u64,
     closed: u32,
     times: u32,
     may_wait: bool,
@@ -52,17 +55,46 @@ unsafe impl Zero for Asked {}
 
 static ASKED: Local<Asked> = Local::new(local::ASKED);
 
-/// Counts the numbers that this process has closed; may miss one of two at once.
+/// Counts the calls that have come back, from when some thread polls so often that it matters; 0 before.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+/// Counts the numbers that have got another meaning.
 static CLOSED: AtomicU32 = AtomicU32::new(0);
+static HAS_FORKED: AtomicU32 = AtomicU32::new(0);
 
-/// Before a number is closed, or made to name something else.
+/// A call of libc's is over, and the program is about to know what it has done.
+///
+/// WHY behind the call: a look between the count and the call's effect would find nothing, and take this call for one it has looked behind.
+#[inline(always)]
+pub fn called() {
+    if calls() != 0 {
+        // ORDER: Release, behind the call; what the program then tells another thread, by whatever means, puts it before that one's `calls`.
+        CALLS.fetch_add(1, Ordering::Release);
+    }
+}
+
+fn calls() -> u64 {
+    // ORDER: Acquire; pairs with `called`.
+    CALLS.load(Ordering::Acquire)
+}
+
+/// A number is closed, or names something else, by now.
 #[inline(always)]
 pub fn closes() {
-    CLOSED.store(closed().wrapping_add(1), Ordering::Relaxed);
+    if calls() != 0 {
+        CLOSED.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 fn closed() -> u32 {
     CLOSED.load(Ordering::Relaxed)
+}
+
+/// A child is about to share what we have. (It finds this as we leave it, and writes nothing.)
+pub fn before_fork() {
+    if HAS_FORKED.load(Ordering::Relaxed) == 0 {
+        HAS_FORKED.store(1, Ordering::Relaxed);
+        CLOSED.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// Is the kernel to be asked for these? `found`: a ring tells of something, in this look.
@@ -72,7 +104,7 @@ pub fn is_due(which: Which, found: bool) -> bool {
     if !asked.may_wait {
         return true;
     }
-    let due = asked.is_due(which, sys::ticks(), super::kernel_writes(), closed());
+    let due = asked.is_due(which, sys::ticks(), calls(), closed());
     if found && !asked.heard {
         ASKED.set(Asked { heard: true, ..asked });
     }
@@ -83,9 +115,14 @@ pub fn is_due(which: Which, found: bool) -> bool {
 #[inline(always)]
 pub fn ask(which: Which, fds: &[pollfd]) -> Asked {
     let now = sys::ticks();
-    let mut asked = ASKED.take().again(which, now, super::kernel_writes(), closed());
+    let mut asked = ASKED.take().again(which, now, calls(), closed());
+    if asked.times == TIMES / 2 {
+        // (Long before anybody relies on it: whoever has not seen it has come back from its call before the looks that follow.)
+        let _ = CALLS.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed);
+    }
     if asked.times == TIMES {
-        asked.may_wait = fds.iter().filter(|entry| entry.fd >= 0).all(|entry| can_wait(entry.fd));
+        asked.may_wait = HAS_FORKED.load(Ordering::Relaxed) == 0
+            && fds.iter().filter(|entry| entry.fd >= 0).all(|entry| can_wait(entry.fd));
     }
     asked
 }
@@ -112,7 +149,7 @@ impl Asked {
     const NONE: Asked = Asked {
         which: Which(0, 0),
         ticks: 0,
-        written: 0,
+        calls: 0,
         closed: 0,
         times: 0,
         may_wait: false,
@@ -120,23 +157,26 @@ impl Asked {
     };
 
     #[inline(always)]
-    fn is_due(self, which: Which, now: u64, written: u32, closed: u32) -> bool {
+    fn is_due(self, which: Which, now: u64, calls: u64, closed: u32) -> bool {
         self.heard
             || now.wrapping_sub(self.ticks) > ASK_TICKS
             || which != self.which
-            || written != self.written
+            || calls != self.calls
             || closed != self.closed
     }
 
     /// The same thread asks once more. What was found out is known as long as the same is asked for.
-    fn again(self, which: Which, now: u64, written: u32, closed: u32) -> Asked {
+    fn again(self, which: Which, now: u64, calls: u64, closed: u32) -> Asked {
         let goes_on = which == self.which
             && closed == self.closed
             && now.wrapping_sub(self.ticks) <= APART_TICKS
             && which.1 <= ENTRIES_MAX;
-        let (times, may_wait) =
-            if goes_on { (self.times.saturating_add(1), self.may_wait) } else { (0, false) };
-        Asked { which, ticks: now, written, closed, times, may_wait, heard: false }
+        let (times, may_wait) = match goes_on {
+            true if self.times == TIMES + TIMES_UNTIL_AGAIN => (TIMES, false),
+            true => (self.times + 1, self.may_wait),
+            false => (0, false),
+        };
+        Asked { which, ticks: now, calls, closed, times, may_wait, heard: false }
     }
 }
 
@@ -183,6 +223,12 @@ mod tests {
         assert!(!asked.again(set, 20, 0, 1).may_wait);
         assert!(!asked.again(other, 20, 0, 0).may_wait);
         assert!(!asked.again(set, TIMES as u64 + APART_TICKS + 1, 0, 0).may_wait);
+        for nth in 1..=TIMES_UNTIL_AGAIN {
+            assert_eq!(times(&mut asked, set, 20), TIMES + nth);
+        }
+        // Once more: what kind is it?
+        assert!(asked.may_wait && !asked.again(set, 20, 0, 0).may_wait);
+        assert_eq!(times(&mut asked, set, 20), TIMES);
     }
 
     #[test]

@@ -393,6 +393,7 @@ static LAST_FORK: Local<u32> = Local::new(local::LAST_FORK);
 
 /// Before the copy that a fork makes: from then on two processes hold every socket. Nothing changes until `after_fork_in_parent`.
 pub fn before_fork() {
+    super::asked::before_fork();
     let Some(tables) = tables() else { return };
     let process = tables.process();
     tables.followed().for_each(epoll::before_fork);
