@@ -10,7 +10,7 @@ import pathlib
 import socket
 
 import protocol
-from harness import Skipped, require
+from harness import Failed, Skipped, require
 from pods import OTHER, USER, python_for
 from protocol import ACCEPTING, ATTACHED, CONNECTING, RINGS_BY_NAME, WANT_EVENT, Bell
 from rendezvous import as_user, make_peer
@@ -41,6 +41,8 @@ def scenes(ground):
             full(ground, side)
     with ground.scene("a peer that floods the bell that it was told of"):
         flooded_by_peer(ground)
+    with ground.scene("the bell of a set, full before anybody waits in it"):
+        full_set(ground)
     with ground.scene("addresses that lead nowhere"):
         nowhere(ground)
 
@@ -183,6 +185,45 @@ def flooded_by_peer(ground):
     victim.do("close", number)
     peer.close()
     steady.goes_on()
+
+
+def full_set(ground):
+    """Rings that come all at once are one edge. What they leave of the queue is full, and gives no edge any more: a byte tells of it."""
+    if not protocol.refuses_descriptors():
+        raise Skipped("needs SO_PASSRIGHTS (Linux 6.16)")
+    victim = Subject(ground, env=SLEEPS)
+    peer, number = make_peer(victim, ACCEPTING)
+    victim.ask("send_back_by", number, 8, "epoll")
+    peer.write(bytes(8))
+    require(len(peer.tcp.recv(8, socket.MSG_WAITALL)) == 8, "the victim ended the connection")
+    victim.answer()
+    hello = protocol.meet(peer, victim, number, takes=False)
+    require(hello.bell[0], "the victim does not tell where its bell is")
+    peer.start()
+    peer.segment.set(peer.out, ATTACHED, RINGS_BY_NAME)
+
+    def trip():
+        victim.ask("send_back_by", number, 8, "epoll")
+        peer.send(bytes(8))
+        victim.answer()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+
+        def ring():
+            with contextlib.suppress(BlockingIOError):
+                return sender.sendto(Bell.token(hello.bell), socket.MSG_DONTWAIT, Bell.path(hello.bell[0])) > 0
+            return False
+
+        trip()
+        require(any(not ring() for _ in range(QUEUE_MOST)), "the queue has no end")
+        for _ in range(TRIPS):
+            trip()
+            if ring():
+                break
+        else:
+            raise Failed("a queue that was full once is never emptied")
+    victim.do("close", number)
+    peer.close()
 
 
 def nowhere(ground):

@@ -159,19 +159,21 @@ class Victim:
 
     def echo_by(self, number, size, times, way):
         """The same, each time after a wait by this way; a set is kept from one such call to the next."""
+        wait = self._wait(number, way)
+        for _ in range(times):
+            wait()
+            self.echo(number, size, 1)
+
+    def _wait(self, number, way):
         connection = self._connections[number]
         if way == "epoll":
             if number not in self._sets:
                 self._sets[number] = select.epoll()
                 self._sets[number].register(connection.socket, select.EPOLLIN)
-            wait = self._sets[number].poll
-        else:
-            poll = select.poll()
-            poll.register(connection.socket, select.POLLIN)
-            wait = poll.poll
-        for _ in range(times):
-            wait()
-            self.echo(number, size, 1)
+            return self._sets[number].poll
+        poll = select.poll()
+        poll.register(connection.socket, select.POLLIN)
+        return poll.poll
 
     def kernel_received(self, number):
         """Bytes that have come by the kernel's connection."""
@@ -181,6 +183,10 @@ class Victim:
     def send_back(self, number, size, times=1):
         for _ in range(times):
             self._connections[number].send_back(size)
+
+    def send_back_by(self, number, size, way):
+        self._wait(number, way)()
+        self.send_back(number, size)
 
     # UDP.
 

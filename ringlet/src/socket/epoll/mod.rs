@@ -1627,20 +1627,20 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
         super::moving::answer_return(socket, socket.end());
         let room = watch.events.get() & EPOLLOUT != 0;
         let home = socket.home.get();
-        if home != 0 && armed.contexts.contains(&home) && stream::rings_home(socket) {
+        let by_event = home != 0 && armed.contexts.contains(&home) && stream::rings_home(socket);
+        if by_event {
             if room {
                 stream::want_room_event(socket);
             }
-        } else if by_name && home == contexts[0] && home != 0 && stream::rings_by_name(socket) {
+        } else if by_name && rings_by_name(set, socket, home) {
             stream::want_named(socket, room);
-            // (The bell may fail to ring, and then only a byte can.)
-            let soon = room && !stream::can_ring_for_room(socket);
-            look_soon.set(look_soon.get() || soon);
         } else {
             stream::want_bytes(socket, true, room);
-            let soon = room && !stream::can_ring_for_room(socket);
-            look_soon.set(look_soon.get() || soon);
-            look_at_times.set(look_at_times.get() || room);
+        }
+        // (A bell by name may fail to ring, and then only a byte can.)
+        if room && !by_event {
+            look_soon.set(look_soon.get() || !stream::can_ring_for_room(socket));
+            look_at_times.set(true);
         }
     });
     armed.look_every_ns = match (look_soon.get(), look_at_times.get()) {
@@ -1918,8 +1918,19 @@ fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
         let socket = tables.sockets.at(watch.socket.get() as usize);
         stream::kernel_tells(socket, events);
         watch.told.set(watch.told.get() | events);
+        let by_byte = watch.hot.is() && rings_by_name(set, socket, socket.home.get());
         heat(set, watch, held.is_some());
+        drop(held);
+        if by_byte {
+            // Perhaps because the bell's queue is full. That gives no edge any more by which it would be emptied.
+            context::drain_named(set.context.get());
+        }
     }
+}
+
+/// Is a socket with this home woken by the bell by name of this set's context?
+fn rings_by_name(set: &Set, socket: &Socket, home: u32) -> bool {
+    set.named.is() && home != 0 && home == set.context.get() && stream::rings_by_name(socket)
 }
 
 /// We have taken a wake-up, perhaps for something that we report, and others go on sleeping in this set: senders, which ring once, are to
