@@ -104,7 +104,7 @@ pub fn created(fd: i32) {
     for count in [&set.adopted, &set.natives, &set.neighbours] {
         count.store(0, Ordering::Relaxed);
     }
-    for word in [&set.inherited, &set.given, &set.waker, &set.named] {
+    for word in [&set.inherited, &set.given, &set.waker, &set.named, &set.taken] {
         word.set(0);
     }
     for word in [&set.hot_first, &set.hot_last, &set.hot_count, &set.beside, &set.left_over] {
@@ -1943,6 +1943,7 @@ fn renew(tables: &Tables, set: &Set, mine: Option<&Armed>) {
     });
     if others {
         disarm(&arm_as(tables, set, contexts));
+        set.taken.set(1);
     }
 }
 
@@ -2036,6 +2037,9 @@ pub fn wait(
     if (result == Ok(out.len()) || stays_ready) && others_sleep(set) {
         // More may be ready than there was room for, and what is reported by level is so to every sleeper: another one looks.
         set.stays_ready.set(0);
+        kick_sleepers(set);
+    } else if set.taken.swap(0) != 0 && others_sleep(set) && any_ready(tables, set) {
+        // What rang came behind our look at the rings, and its wake-up is gone.
         kick_sleepers(set);
     }
     leave(tables, set);

@@ -76,6 +76,8 @@ pub struct Set {
     pub(super) written: P32,
     /// A signal handler could not put a watch on the hot list, or another process took what was for us: all are to be put there.
     pub(super) all_hot: P32,
+    /// A thread has taken a wake-up while others slept, and may return without another look.
+    pub(super) taken: P32,
     /// The context's bell that is rung by name is registered too.
     pub(super) named: P32,
     /// A context whose eventfd is registered, for when there will be an adopted connection: a child by fork must be able to ring it.
