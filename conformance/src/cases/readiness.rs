@@ -1,7 +1,7 @@
 //! What select, poll and epoll tell of a connection, and when.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -17,6 +17,9 @@ const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
 /// Long enough for an event that must not come to show itself; no result hangs on it otherwise.
 const QUIET_MS: i32 = 40;
+
+/// Of two threads in one set: enough for one to take what was for the other, if it can.
+const SHARED_ROUNDS: usize = 1_000;
 
 /// TCP_INFO's state once the peer's end has arrived (TCP_CLOSE_WAIT).
 const CLOSE_WAIT: u8 = 8;
@@ -918,6 +921,63 @@ pub const CASES: &[Case] = &[
         },
     )
     .each_side(),
+    pair(
+        "readiness/one_polls_one_sleeps",
+        "two threads in one set, edge-triggered: one that polls it and goes on only when the other, which sleeps there, has the rest",
+        |a| {
+            let ends = [a.moved(), a.moved()];
+            a.sync();
+            for round in 0..SHARED_ROUNDS {
+                ends[round % 2].send(b"x");
+                (0..round * 97 % 4_000).for_each(|_| std::hint::spin_loop());
+                ends[(round + 1) % 2].send(b"x");
+                ends[0].recv(1);
+            }
+            a.sync();
+        },
+        |b| {
+            let ends = [b.moved(), b.moved()];
+            let set = Set::new();
+            for (data, end) in ends.iter().enumerate() {
+                set.add(end.0, IN | ET, data as u64).expect("epoll_ctl");
+            }
+            let over = sys::eventfd(0).expect("eventfd");
+            set.add(over, IN, 2).expect("epoll_ctl");
+            b.sync();
+            let (came, stop) = ([const { AtomicUsize::new(0) }; 2], AtomicBool::new(false));
+            let until_came = |which: usize, count: usize| {
+                while came[which].load(Ordering::SeqCst) < count && !stop.load(Ordering::SeqCst) {
+                    thread::sleep(Duration::from_micros(20));
+                }
+            };
+            let work = |timeout_ms| {
+                while !stop.load(Ordering::SeqCst) {
+                    let events = sys::epoll_wait(set.0, 16, timeout_ms).expect("epoll_wait");
+                    if events.is_empty() && timeout_ms != 0 {
+                        say("an event: never");
+                        stop.store(true, Ordering::SeqCst);
+                    }
+                    let took: Vec<_> = (0..2)
+                        .filter(|at| events.iter().any(|(data, _)| *data == *at as u64))
+                        .filter(|at| sys::recv(ends[*at].0, &mut [0], MSG_DONTWAIT) == Ok(1))
+                        .map(|at| (at, came[at].fetch_add(1, Ordering::SeqCst) + 1))
+                        .collect();
+                    took.iter().for_each(|(at, count)| until_came(1 - at, *count));
+                }
+            };
+            thread::scope(|scope| {
+                scope.spawn(|| work(0));
+                scope.spawn(|| work(PATIENCE_MS));
+                for round in 1..=SHARED_ROUNDS {
+                    (0..2).for_each(|at| until_came(at, round));
+                    ends[0].send(b"y");
+                }
+                stop.store(true, Ordering::SeqCst);
+                sys::write(over, &1u64.to_ne_bytes()).expect("write");
+            });
+            b.sync();
+        },
+    ),
     pair(
         "readiness/end_and_data",
         "of two connections one ends, and the other gets data: told in the order in which that was",
