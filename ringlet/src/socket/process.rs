@@ -658,8 +658,9 @@ fn hold(change: impl Fn(&AtomicU32) -> u32) {
     }
 }
 
-/// This process ends, with connections open: the family goes on without it. (One that is killed is counted for ever, which only
-/// keeps a connection that it shared from being moved.)
+/// This process ends, with connections open: the family goes on without it. (One that is killed is counted for ever. That
+/// keeps a connection that it shared from being moved; and one that was moved is not put in order at its last close, so the kernel resets it, and
+/// what is still queued for the peer may be lost.)
 pub fn at_exit() {
     if borrowed() {
         return;
