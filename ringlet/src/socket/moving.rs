@@ -352,7 +352,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
 
 /// Does every call of the program's still come through here? Then what stands in the ring can be read from there.
 fn reads_on(reason: Reason) -> bool {
-    matches!(reason, Reason::Unforgiving | Reason::Option)
+    matches!(reason, Reason::Unforgiving | Reason::Option | Reason::AsyncSignal)
 }
 
 /// The same, where we have left already.
