@@ -327,7 +327,7 @@ fn budget(now: u64, limit: u64, peer: &impl Fn() -> Option<Peer>) -> u64 {
     // (Who has one processor tells where, and learns whether the peer has the same. Of whom nothing is known a yield tells.)
     let needed = || is_bound(now) && peer().is_some_and(|peer| peer.processor == sys::processor());
     let barred = off > 0 || needed() || crowded(now, COUNT_EVERY_NS);
-    let pays = if barred { 0 } else { WAITS.get().budget(wake_ns()).min(left) };
+    let pays = if barred { 0 } else { worth(WAITS.get().budget(wake_ns())).min(left) };
     if pays == 0 {
         // (A tick is a nanosecond at most.)
         let rest = if off > 0 { off.min(REST_TICKS) } else { REST_TICKS };
@@ -336,11 +336,23 @@ fn budget(now: u64, limit: u64, peer: &impl Fn() -> Option<Peer>) -> u64 {
     pays.min(limit)
 }
 
+/// How long to watch where so much pays. What lately was says little of the few waits that are longer; but who watches, before it sleeps, for
+/// as long as a sleep costs, pays twice what it had to at most. A peer that was woken for this wait needs as long as we do, and
+/// is as often later as sooner.
+fn worth(pays: u64) -> u64 {
+    let wake = wake_ns();
+    match (pays, WAIT.get().rang) {
+        (0, _) => 0,
+        (_, false) => pays.max(wake),
+        (_, true) => pays.max(wake) + 2 * wake,
+    }
+}
+
 /// The wait is over; it was so long, or would have been.
 fn note(ns: u64) {
-    WAIT.set(Wait::default());
+    let wait = WAIT.take();
     let mut waits = WAITS.get();
-    waits.note(ns, 1);
+    waits.note(ns.saturating_sub(if wait.rang { wake_ns() } else { 0 }), 1);
     WAITS.set(waits);
 }
 
@@ -366,7 +378,7 @@ pub fn woken(published: u64) {
         let late = (all - until).min(WAKE_MOST_NS);
         WAKE.set((wake - wake / 8 + late / 8).wrapping_sub(WAKE_NS));
     }
-    note(until.saturating_sub(if wait.rang { wake } else { 0 }));
+    note(until);
 }
 
 /// The clock stood for so long: an interrupt, or somebody else had the processor. Does he, or another, still want it?
@@ -491,6 +503,30 @@ mod tests {
     fn few_long_waits_do_not_lengthen_the_watch() {
         assert_eq!(waits(&[(10_000, 20), (u64::MAX, 5)]).budget(20_000), 16_000);
         assert_eq!(waits(&[(10_000, 1), (u64::MAX, 20)]).budget(20_000), 0);
+    }
+
+    #[test]
+    fn who_watches_does_so_for_as_long_as_a_sleep_costs_and_as_a_woken_peer_takes() {
+        let watched = |waits: Waits, rang: bool| {
+            fresh();
+            WAITS.set(waits);
+            WAIT.set(Wait { ns: 1, ticks: 1, rang });
+            budget(sys::now_ns(), 500_000, &|| None)
+        };
+        WAKE.set(0);
+        assert_eq!(watched(waits(&[(1_000, 20)]), false), WAKE_NS);
+        assert_eq!(watched(waits(&[(1_000, 20)]), true), 3 * WAKE_NS);
+        assert_eq!(watched(waits(&[(100_000, 20)]), false), 128_000);
+        assert_eq!(watched(waits(&[(u64::MAX, 20)]), true), 0);
+    }
+
+    #[test]
+    fn a_peer_that_had_to_be_woken_does_not_make_the_wait_long() {
+        fresh();
+        WAKE.set(0);
+        WAIT.set(Wait { ns: 1, ticks: 1, rang: true });
+        note(WAKE_NS + 2_000);
+        assert_eq!(WAITS.get().counts[1], 1);
     }
 
     #[test]
