@@ -15,7 +15,6 @@ const KNOTS: &[&[&str]] = &[
         "socket::carrier",
         "socket::control",
         "socket::datagram",
-        "socket::epoll",
         "socket::meet",
         "socket::moving",
         "socket::process",

@@ -20,11 +20,14 @@
 //! socket's credentials name the caller. That it holds the socket, /proc tells if it lets us look; else each side's own statement does
 //! (`proof`), which it makes before it says its first word. Nothing is handed out, and no descriptor taken, before that.
 
+use super::epoll::{bells, life, registration, set};
 use super::in_use::Waiter;
 use super::meeting;
 use super::pin;
 use super::table::{End, Kind, Socket, Stage, Tables, tables};
-use super::{budget, carrier, context, control, epoll, memory, moving, process, unforgiving, view};
+use super::{
+    budget, carrier, context, control, memory, moving, process, stream, unforgiving, view,
+};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::lock::Held;
@@ -307,7 +310,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
     if !tables.config.enabled {
         return Step::Bar(Reason::Off);
     }
-    if epoll::may_be_watched_by_a_strange_set(tables, socket) {
+    if life::may_be_watched_by_a_strange_set(tables, socket) {
         return Step::Bar(Reason::OwnEpoll);
     }
     // What was shared and is so no more may still be mapped by those who shared it.
@@ -365,7 +368,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
 
 /// The context in which this connection is used: the epoll set that watches it, else this thread.
 fn home_of(socket: &Socket) -> Option<u32> {
-    match epoll::first_set(socket) {
+    match set::first_set(socket) {
         Some(set) => context::of_set(set),
         None => context::of_thread(),
     }
@@ -386,7 +389,7 @@ fn say(
         message.bell = home.and_then(context::address).unwrap_or_default();
         socket.home.set(home.filter(|_| message.bell.name != 0).unwrap_or(0));
         // (The accepting side is attached, and so in its sets, before it says this.)
-        epoll::bell_was_named(socket);
+        bells::bell_was_named(socket);
     };
     let mut message = Message {
         kind: if segment.is_some() { ANSWER } else { HELLO },
@@ -645,7 +648,9 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     if meeting == 0 {
         return again(socket);
     }
-    let Some(registrations) = epoll::hold_registrations(socket) else { return one_shot(socket) };
+    let Some(registrations) = registration::hold_registrations(socket) else {
+        return one_shot(socket);
+    };
     let (hello, peer) = match listen(tables, socket, meeting, HELLO) {
         Ok(heard) => heard,
         Err(step) => return step,
@@ -742,7 +747,9 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     if meeting == 0 {
         return again(socket);
     }
-    let Some(registrations) = epoll::hold_registrations(socket) else { return one_shot(socket) };
+    let Some(registrations) = registration::hold_registrations(socket) else {
+        return one_shot(socket);
+    };
     // It has proven itself by its greeting.
     let mut bytes = [0; handshake::ROOM_BYTES];
     let taken = match rendezvous::take(meeting, &mut bytes) {
@@ -847,7 +854,9 @@ fn attach(socket: &'static Socket, registrations: Held<'_>) {
     carrier::attached(socket, end);
     moving::written_so_far(socket, end);
     view::show(socket, Reason::Young);
-    epoll::adopt(socket, registrations);
+    registration::adopt(socket, registrations, |socket, room| {
+        stream::want_bytes(socket, true, room);
+    });
 }
 
 const OPTION_LOOKS: u32 = 8;

@@ -85,7 +85,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     note_written(ring, place);
     if out(socket, end, ring, Reason::None).start(place) {
         end.bells_only.set(1);
-        super::epoll::sending_changed(socket);
+        super::epoll::registration::sending_changed(socket);
         show_path(socket, end);
         wake_receiver(socket, ring);
     }
@@ -527,7 +527,7 @@ pub fn receiving_turned(socket: &Socket, end: &End) {
         // What the kernel has told of may be data from now on, and it does not tell again.
         socket.kernel_news.set(1);
     }
-    super::epoll::receiving_changed(socket);
+    super::epoll::registration::receiving_changed(socket);
     show_path(socket, end);
     if path == Receiving::Ring
         && end.sending() == Sending::Kernel

@@ -1,9 +1,10 @@
 //! What the protocol of `ringlet_core::handover` finds around the two directions of an attached connection: the kernel's connection (through
 //! `carrier`), the ring, the family's other threads, and the peer's words.
 
+use super::epoll::registration::{sending_changed, watched_by_sleepers};
 use super::moving::{self, await_none, wait_patiently};
 use super::table::{End, Receiving, Socket};
-use super::{carrier, epoll, stream, unix, view};
+use super::{carrier, stream, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::bells;
 use ringlet_core::handover::{Fault, Head, Incoming, Outgoing, Receiver, Sender};
@@ -106,7 +107,7 @@ impl Outgoing for Out<'_> {
         moving::note_written(self.ring, place);
         // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and
         // what the kernel still has to deliver is lost.
-        if socket.room_waiters.load(Ordering::SeqCst) == 0 && !epoll::watched_by_sleepers(socket) {
+        if socket.room_waiters.load(Ordering::SeqCst) == 0 && !watched_by_sleepers(socket) {
             self.words().room_wish().withdraw();
         }
         if let (Some(incoming), Some(_held)) = (socket.incoming(), end.receive_lock.try_take())
@@ -150,7 +151,7 @@ impl Outgoing for Out<'_> {
         };
         if sent == Err(Errno::EAGAIN) {
             // Sleepers are woken when there is room.
-            epoll::sending_changed(socket);
+            sending_changed(socket);
         }
         sent.map(|n| n as u64)
     }
@@ -190,7 +191,7 @@ impl Outgoing for Out<'_> {
     }
 
     fn went_back(&self) {
-        epoll::sending_changed(self.socket);
+        sending_changed(self.socket);
         view::count_return(self.socket, self.reason);
         view::show(self.socket, self.reason);
     }
@@ -207,7 +208,7 @@ impl Outgoing for Out<'_> {
             moving::measure_written(socket, end, self.ring);
         }
         moving::linger_again(socket, end);
-        epoll::sending_changed(socket);
+        sending_changed(socket);
         if end.shut_later.swap(0) != 0 {
             moving::say_end(self.ring, SHUT);
             let _ = tcp::shut_down(socket.fd(), libc::SHUT_WR);

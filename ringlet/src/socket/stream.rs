@@ -470,7 +470,7 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
 fn others_wait(socket: &Socket, end: &End, mine: u32) -> bool {
     socket.sleepers.load(Ordering::SeqCst) > mine
         || end.holders.load(Ordering::Relaxed) > 1
-        || super::epoll::watched_by_sleepers(socket)
+        || super::epoll::registration::watched_by_sleepers(socket)
 }
 
 /// The kernel says FIN and the ring is drained. If the peer ended without reading what we sent, TCP would have told us by a
@@ -1333,7 +1333,7 @@ pub fn take_bells(socket: &Socket, end: &End, mine: u32) -> bool {
 /// The same while bytes stand in the ring, which nobody reads now. Receive lock held.
 fn take_bells_beside(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> bool {
     // One may be for another waiter, who has not yet come to what stands there.
-    if others_wait(socket, end, mine) || super::epoll::may_sleep_on(socket) {
+    if others_wait(socket, end, mine) || super::epoll::registration::may_sleep_on(socket) {
         return false;
     }
     // What was counted before no mark stood in the ring is doorbells, as in `receive_kernel`.

@@ -22,8 +22,9 @@ use crate::config::Endpoint;
 use crate::handshake::{self, Fields, Frame, Misfit, Protocol};
 use crate::reasons::Reason;
 use crate::socket::budget;
+use crate::socket::epoll::{life, registration};
 use crate::socket::table::{Socket, Stage, Tables, tables};
-use crate::socket::{epoll, meet, process, view};
+use crate::socket::{meet, process, view};
 use ringlet_core::layout::{Head, LaneGeometry, SEGMENT_MAGIC};
 use ringlet_core::memory::Area;
 use ringlet_core::sync::Ordering;
@@ -128,7 +129,7 @@ fn may_have_lanes(tables: &Tables, socket: &'static Socket) -> bool {
         }
         return false;
     }
-    if epoll::may_be_watched_by_a_strange_set(tables, socket) {
+    if life::may_be_watched_by_a_strange_set(tables, socket) {
         super::bar(socket, Reason::OwnEpoll);
         return false;
     }
@@ -436,7 +437,7 @@ fn take_hello(
     check_caller(tables, &owner, caller, hello.fd)?;
     let (all, mailbox) = inlets::of(socket).ok_or(Reason::Full)?;
     let registrations = match socket.stage() {
-        Stage::Datagram => Some(epoll::hold_registrations(socket).ok_or(Reason::OneShot)?),
+        Stage::Datagram => Some(registration::hold_registrations(socket).ok_or(Reason::OneShot)?),
         _ => None,
     };
     let geometry = geometry(tables, socket);
@@ -461,7 +462,7 @@ fn take_hello(
     if let Some(registrations) = registrations {
         // Calls that receive look at the mailbox from now on.
         socket.set_stage(Stage::Mailbox);
-        epoll::adopt(socket, registrations);
+        registration::adopt(socket, registrations, |socket, _| _ = super::arm(socket, true));
     }
     let answer = Message {
         kind: LANE,

@@ -16,8 +16,9 @@ mod door;
 mod inlets;
 mod outlets;
 
+use super::epoll::registration::{heat_all, may_sleep_on};
 use super::table::{Socket, Stage};
-use super::{epoll, unforgiving, view};
+use super::{unforgiving, view};
 use crate::once::Once;
 use crate::plain::P64;
 use crate::reasons::Reason;
@@ -368,7 +369,7 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel: Kernel) ->
             roused = rouse(socket, all, mailbox);
         }
         if roused {
-            epoll::heat_all(socket);
+            heat_all(socket);
             continue;
         }
         if !blocking {
@@ -478,7 +479,7 @@ pub fn awake(socket: &Socket) {
     let roused = mailbox.is_asleep()
         && socket.end().receive_lock.take().is_some_and(|_held| rouse(socket, all, mailbox));
     if roused {
-        epoll::heat_all(socket);
+        heat_all(socket);
     }
 }
 
@@ -487,7 +488,7 @@ fn sleepers(socket: &Socket) -> bool {
     let end = socket.end();
     end.native_receivers.load(Ordering::SeqCst) != 0
         || end.holders.load(Ordering::Relaxed) != 1
-        || epoll::may_sleep_on(socket)
+        || may_sleep_on(socket)
 }
 
 /// Turns the lanes back, if nobody sleeps any more; then epoll sets are to be told, once the receive lock, which the caller holds, is free.

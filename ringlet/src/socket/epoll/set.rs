@@ -1,9 +1,10 @@
-//! The tables of sets and of what is registered in them.
+//! The tables of sets and of what is registered in them, as data.
 
-use super::super::release;
 use crate::lock::Lock;
 use crate::once::Once;
 use crate::plain::{FreeList, P32, P64, Published};
+use crate::socket::release;
+use crate::socket::table::{Socket, Tables, tables};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::map::{self, Table, Zeroed};
 use ringlet_linux::sys::Sys;
@@ -13,6 +14,18 @@ const WATCH_COUNT: u32 = 1 << 17;
 /// Entries that lie with the small tables (`map::Table`).
 const NEAR_SET_COUNT: usize = 3;
 const NEAR_WATCH_COUNT: usize = 8;
+
+pub(super) const EPOLLIN: u32 = libc::EPOLLIN as u32;
+pub(super) const EPOLLOUT: u32 = libc::EPOLLOUT as u32;
+pub(super) const EPOLLPRI: u32 = libc::EPOLLPRI as u32;
+pub(super) const EPOLLRDHUP: u32 = libc::EPOLLRDHUP as u32;
+
+/// How a connection ends.
+pub(super) const ENDS: u32 = EPOLLRDHUP | (libc::EPOLLHUP | libc::EPOLLERR) as u32;
+pub(super) const EPOLLREAD: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
+pub(super) const EPOLLET: u32 = libc::EPOLLET as u32;
+pub(super) const EPOLLONESHOT: u32 = libc::EPOLLONESHOT as u32;
+pub(super) const EPOLLEXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 
 /// What the kernel tells of, beside neighbours, and is none of ours: the program's data, and when that was. By level, it is in the kernel's
 /// list since then.
@@ -231,4 +244,100 @@ pub fn leave_native(set_index: u32) {
 /// One more, in a child by fork that this thread makes inside the wait.
 pub fn count_native(set_index: u32) {
     at(set_index).natives.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Was it ever put into a set?
+pub(super) fn watches_any(socket: &Socket) -> bool {
+    socket.watches.load(Ordering::Relaxed) != 0
+}
+
+/// A set that holds a socket of ours.
+pub fn first_set(socket: &Socket) -> Option<u32> {
+    watches(tables()?, socket).map(|(_, watch)| watch.set.get()).next()
+}
+
+/// The registrations of a socket. See `Watch` for why this needs no lock.
+pub(super) fn watches<'t>(
+    tables: &'t Tables,
+    socket: &Socket,
+) -> impl Iterator<Item = (u32, &'t Watch)> {
+    entries(tables, socket).filter(|(_, watch)| watch.set.get() != 0)
+}
+
+/// The same, and those that are registered nowhere.
+fn entries<'t>(tables: &'t Tables, socket: &Socket) -> impl Iterator<Item = (u32, &'t Watch)> {
+    let owner = tables.index_of(socket);
+    // ORDER: Acquire, both; pairs with `link`: what the entry says of itself is there.
+    let mut next = socket.watches.load(Ordering::Acquire);
+    core::iter::from_fn(move || {
+        let index = next;
+        let watch = watch_at(index);
+        // (An entry that is another's by now: our socket has gone meanwhile, and its list with it.)
+        if index == 0 || watch.socket.get() != owner {
+            return None;
+        }
+        next = watch.next.load(Ordering::Acquire);
+        Some((index, watch))
+    })
+}
+
+pub(super) fn find<'t>(
+    tables: &'t Tables,
+    socket: &Socket,
+    set: u32,
+    fd: i32,
+) -> Option<(u32, &'t Watch)> {
+    watches(tables, socket).find(|(_, watch)| watch.set.get() == set && watch.fd.get() as i32 == fd)
+}
+
+/// An entry for a new registration; the socket's list may have one. `registering` held.
+pub(super) fn entry<'t>(tables: &'t Tables, socket: &Socket) -> Option<(u32, &'t Watch)> {
+    if let Some(unused) =
+        entries(tables, socket).find(|(_, watch)| watch.set.get() == 0 && !watch.hot.is())
+    {
+        return Some(unused);
+    }
+    let index = take_watch()?;
+    let watch = watch_at(index);
+    watch.set.set(0);
+    watch.hot.set(0);
+    watch.gone.set(0);
+    watch.socket.set(tables.index_of(socket));
+    link(socket, index, watch);
+    Some((index, watch))
+}
+
+fn link(socket: &Socket, index: u32, watch: &Watch) {
+    let mut first = socket.watches.load(Ordering::Relaxed);
+    loop {
+        watch.next.store(first, Ordering::Relaxed);
+        // ORDER: Release; pairs with `entries`. An exchange, for a signal handler may be quicker, which needs no lock that we hold.
+        match socket.watches.compare_exchange(first, index, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => first = now,
+        }
+    }
+}
+
+pub(super) fn free(index: u32, watch: &Watch) {
+    watch.socket.set(0);
+    give_watch(index);
+}
+
+/// Set lock held, under which no thread takes it out, and so none closes what it watches.
+pub(super) fn is_of(watch: &Watch, set: &Set) -> bool {
+    core::ptr::eq(at(watch.set.get()), set)
+}
+
+pub(super) fn is_linked(watch: &Watch) -> bool {
+    watch.linked.get() != 0
+}
+
+/// Those of which the kernel has told last.
+pub(super) fn others_of(set: &Set) -> [(u64, u64); OTHERS_MOST] {
+    core::array::from_fn(|nth| (set.others[nth].data.get(), set.others[nth].linked.get()))
+}
+
+pub(super) fn other_place(others: &[(u64, u64)], data: u64) -> Option<u64> {
+    others.iter().find(|other| other.0 == data && other.1 != 0).map(|other| other.1)
 }

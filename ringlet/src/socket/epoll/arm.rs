@@ -1,0 +1,135 @@
+//! What is armed while somebody sleeps in a set, or in between.
+
+use super::bells::{Armed, disarm};
+use super::elder::has_elder;
+use super::hot::for_each_hot;
+use super::order::{leave_over, place_of};
+use super::registration::{has_neighbours, holds_ours};
+use super::set::{EPOLLOUT, Set};
+use crate::socket::table::{Socket, Tables};
+use crate::socket::{context, datagram, moving, stream};
+use core::cell::Cell;
+use ringlet_linux::sys;
+
+/// Neighbours of which the kernel has told nothing for so many waits are quiet. Counted in waits, so that no clock decides about order.
+const QUIET_AFTER_WAITS: u32 = 256;
+const LOOK_SOON_NS: u64 = 1_000_000;
+const LOOK_AT_TIMES_NS: u64 = 50_000_000;
+
+/// Arms the set's contexts, and those hot connections that they do not cover.
+pub(super) fn arm(tables: &Tables, set: &Set) -> Armed {
+    let second = context::of_thread_if_any().filter(|mine| *mine == set.second.get());
+    arm_as(tables, set, [set.context.get(), second.unwrap_or(0)])
+}
+
+/// Is what rings hold to be told in the kernel's order? Then the set's context is armed from the first such wait to the last.
+#[inline(always)]
+pub(super) fn beside_kernel(tables: &Tables, set: &Set) -> bool {
+    let (neighbours, before) = (has_neighbours(set), set.beside.is());
+    let heard = neighbours && set.quiet.add(1) < QUIET_AFTER_WAITS;
+    (neighbours || before) && go_beside(tables, set, heard)
+}
+
+#[cold]
+fn go_beside(tables: &Tables, set: &Set, neighbours: bool) -> bool {
+    // (What a nested set reports, and one that is shared with a parent, has its own order.)
+    let context = set.context.get();
+    let beside = neighbours && context != 0 && !set.nested.is() && !set.elder.is();
+    if beside == set.beside.is() {
+        return beside;
+    }
+    let Some(held) = set.lock.take() else { return set.beside.is() };
+    let before = set.beside.swap(if beside { context } else { 0 });
+    if beside && before == 0 {
+        context::arm(context);
+    } else if !beside && before != 0 {
+        context::disarm(before);
+    }
+    drop(held);
+    if beside {
+        // Those that do not ring by it; and what came to rings before is not in the kernel's list.
+        disarm(&arm_as(tables, set, [context, 0]));
+        set.turn.add(1);
+        set.told_at.set(sys::ticks());
+        for_each_hot(tables, set, |watch, socket| {
+            if !watch.neighbour.is() {
+                leave_over(set, watch, place_of(watch, socket));
+            }
+        });
+        set.others.iter().for_each(|other| other.linked.set(0));
+        // What the kernel holds for neighbours it has told of once; those that were reported by level are linked.
+        set.left_over.set(1);
+    }
+    beside
+}
+
+fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
+    let mut armed = Armed { contexts, look_every_ns: None };
+    for context in armed.contexts {
+        if context != 0 {
+            context::arm(context);
+        }
+    }
+    // (A bell by name has no place among neighbours, and what waits in its queue would make a nested set ready.)
+    let by_name = set.named.is() && !set.beside.is() && !set.nested.is();
+    let (look_soon, look_at_times) = (Cell::new(false), Cell::new(false));
+    for_each_hot(tables, set, |watch, socket| {
+        if socket.is_datagram() {
+            datagram::arm(socket, true);
+            return;
+        }
+        moving::answer_return(socket, socket.end());
+        let room = watch.events.get() & EPOLLOUT != 0;
+        let home = socket.home.get();
+        let by_event = home != 0 && armed.contexts.contains(&home) && stream::rings_home(socket);
+        if by_event {
+            if room {
+                stream::want_room_event(socket);
+            }
+        } else if by_name && rings_by_name(set, socket, home) {
+            stream::want_named(socket, room);
+        } else {
+            stream::want_bytes(socket, true, room);
+        }
+        // (A bell by name may fail to ring, and then only a byte can.)
+        if room && !by_event {
+            look_soon.set(look_soon.get() || !stream::can_ring_for_room(socket));
+            look_at_times.set(true);
+        }
+    });
+    armed.look_every_ns = match (look_soon.get(), look_at_times.get()) {
+        _ if holds_ours(set) && has_elder(set) => Some(LOOK_SOON_NS),
+        (true, _) => Some(LOOK_SOON_NS),
+        (_, true) => Some(LOOK_AT_TIMES_NS),
+        _ => None,
+    };
+    armed
+}
+
+/// We have taken a wake-up, perhaps for something that we report, and others go on sleeping in this set: senders, which ring once, are to
+/// ring again. The look that follows finds what they did not ring for.
+pub(super) fn renew(tables: &Tables, set: &Set, mine: Option<&Armed>) {
+    let contexts = [set.context.get(), set.second.get()];
+    let others = contexts.iter().any(|&context| {
+        let own = mine.is_some_and(|armed| armed.contexts.contains(&context));
+        context != 0 && context::sleepers(context) > u64::from(own)
+    });
+    if others {
+        disarm(&arm_as(tables, set, contexts));
+        set.taken.set(1);
+    }
+}
+
+/// Whoever is about to sleep wants to be woken through the kernel.
+pub(super) fn want(socket: &Socket, room: bool) {
+    if socket.is_datagram() {
+        datagram::arm(socket, true);
+    } else {
+        stream::want_bytes(socket, true, room);
+    }
+}
+
+/// Is a socket with this home woken by the bell by name of this set's context?
+pub(super) fn rings_by_name(set: &Set, socket: &Socket, home: u32) -> bool {
+    set.named.is() && home != 0 && home == set.context.get() && stream::rings_by_name(socket)
+}

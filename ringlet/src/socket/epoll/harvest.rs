@@ -1,0 +1,249 @@
+//! Collecting what rings hold.
+
+use super::arm::want;
+use super::hot::{append, cool, heat_set, unlink};
+use super::look::{Look, look, reported, see};
+use super::order::{IN_ORDER_MOST, PLACES_BETWEEN, insert, leave_over, link_again, place_of};
+use super::set::{
+    self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLOUT, Set, Watch, free, is_linked,
+};
+use crate::socket::table::{Receiving, Socket, Tables};
+use crate::socket::{stream, view};
+use crate::waiting::spin;
+use ringlet_linux::fd::epoll_event;
+use ringlet_linux::sys;
+
+/// Hot connections beside the first cool down after some waits that found something elsewhere: the more there are, the sooner, so that
+/// looking at them costs a bounded number of looks altogether. WHY not keep a few: each costs 30 ns a look, eight doubled an 8 B
+/// ping-pong by epoll (280 to 530 ns half, `ringlet bench --only scale`).
+const HOT_COUNT: u32 = 1;
+const COOL_AFTER_LOOKS: u32 = 4096;
+const COOL_AFTER_WAITS_MIN: u32 = 16;
+
+/// Beside neighbours, everything is looked at after so many waits that found something.
+pub(super) const ALL_AFTER_WAITS: u32 = 1024;
+
+/// It is reported now. Set lock held.
+#[inline(always)]
+fn tell(set: &Set, watch: &Watch, socket: &Socket, seen: &Look, slept: bool) -> epoll_event {
+    reported(socket, watch, seen);
+    if watch.events.get() & (EPOLLET | EPOLLONESHOT | EPOLLEXCLUSIVE) == 0 {
+        set.stays_ready.set(1);
+        watch.again.set(1);
+    }
+    if slept {
+        view::count_wake(socket);
+        if socket.end().receiving() == Receiving::Ring {
+            // The kernel, which would have told of it, did not.
+            socket.kernel_asked.set(sys::ticks());
+        }
+    }
+    watch.active_at.set(set.fruitful.get());
+    epoll_event { events: seen.events, u64: watch.data.get() }
+}
+
+/// Which watches a look beside neighbours is for: those that were reported by level; what rings hold, and what is to be looked at anyway;
+/// one; all.
+#[derive(Clone, Copy)]
+pub(super) enum Whom {
+    Linked,
+    Rung,
+    RungBefore(u64),
+    One(u32),
+    All,
+}
+
+/// As `harvest`, beside neighbours: those for whom is asked, and which were not reported in this turn, or, by the same wait, since another
+/// one, the first of them first.
+pub(super) fn harvest_turn(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    slept: bool,
+    whom: Whom,
+    since: u32,
+) -> usize {
+    harvest_turn_at(
+        tables,
+        set,
+        out,
+        slept,
+        whom,
+        since,
+        &mut [(0, 0); IN_ORDER_MOST],
+        sys::ticks(),
+    )
+}
+
+/// The same, at this moment; the places in which those were that are reported are left in `first`.
+#[allow(clippy::too_many_arguments)]
+pub(super) fn harvest_turn_at(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    slept: bool,
+    whom: Whom,
+    since: u32,
+    first: &mut [(u64, u32); IN_ORDER_MOST],
+    now: u64,
+) -> usize {
+    let Some(_held) = set.lock.take() else {
+        set.since_all.set(ALL_AFTER_WAITS);
+        return 0;
+    };
+    if set.all_hot.is() {
+        heat_set(tables, set);
+    }
+    let turn = set.turn.get();
+    let socket_of = |watch: &Watch| tables.sockets.at(watch.socket.get() as usize);
+    // (A neighbour that has just come to the ring rings too.)
+    let rung = |watch: &Watch| {
+        !watch.neighbour.is() || watch.again.is() || stream::ring_tells(socket_of(watch))
+    };
+    let asked = |index: u32, watch: &Watch| match whom {
+        Whom::Linked => (1..=set.told_at.get()).contains(&watch.linked.get()),
+        Whom::Rung => rung(watch),
+        Whom::RungBefore(time) => rung(watch) && place_of(watch, socket_of(watch)) < time,
+        Whom::One(one) => one == index,
+        Whom::All => true,
+    };
+    let mut count = 0;
+    let mut index = set.hot_first.get();
+    for _ in 0..set.hot_count.get() {
+        if index == 0 {
+            break;
+        }
+        let (this, watch) = (index, set::watch_at(index));
+        index = watch.hot_next.get();
+        if !asked(this, watch) {
+            continue;
+        }
+        let told_before = turn.wrapping_sub(watch.turn.get());
+        if told_before <= turn.wrapping_sub(since) {
+            if told_before != 0 {
+                // What is new since then the next wait tells.
+                watch.again.set(1);
+                leave_over(set, watch, set.told_at.get());
+            }
+            continue;
+        }
+        let socket = socket_of(watch);
+        if see(tables, watch, socket).events == 0 {
+            watch.again.set(0);
+            watch.linked.set(0);
+            continue;
+        }
+        let time = place_of(watch, socket);
+        if count == first.len() {
+            leave_over(set, watch, time);
+            continue;
+        }
+        let mut place = count;
+        while place > 0 && first[place - 1].0 > time {
+            first[place] = first[place - 1];
+            place -= 1;
+        }
+        first[place] = (time, this);
+        count += 1;
+    }
+    let mut found = 0;
+    for nth in 0..count {
+        let (time, index) = first[nth];
+        let watch = set::watch_at(index);
+        if found == out.len() {
+            leave_over(set, watch, time);
+            continue;
+        }
+        let socket = socket_of(watch);
+        let seen = see(tables, watch, socket);
+        if seen.events != 0 {
+            watch.turn.set(turn);
+            watch.again.set(0);
+            out[found] = tell(set, watch, socket, &seen, slept);
+            link_again(watch, now, found);
+            first[found] = first[nth];
+            found += 1;
+            unlink(set, watch);
+            append(set, index, watch);
+        }
+    }
+    if found > 0 {
+        set.told_at.set(now + found as u64 * PLACES_BETWEEN);
+        set.fruitful.add(1);
+    }
+    found
+}
+
+/// Collects ready watches of the hot list; a level-triggered one goes to the end of the list, so that none starves.
+pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept: bool) -> usize {
+    let Some(_held) = set.lock.take() else { return 0 };
+    if set.all_hot.is() {
+        heat_set(tables, set);
+    }
+    let mut found = 0;
+    let (mut first, mut now) = ([(0, 0); IN_ORDER_MOST], 0);
+    let mut index = set.hot_first.get();
+    for _ in 0..set.hot_count.get() {
+        if index == 0 || found == out.len() {
+            break;
+        }
+        let watch = set::watch_at(index);
+        let next = watch.hot_next.get();
+        if watch.set.get() == 0 || watch.dormant.is() {
+            // (A signal handler has left it here.)
+            cool(set, watch);
+            if watch.gone.swap(0) != 0 {
+                free(index, watch);
+            }
+            index = next;
+            continue;
+        }
+        let socket = tables.sockets.at(watch.socket.get() as usize);
+        let seen = see(tables, watch, socket);
+        if seen.events != 0 {
+            if found == 0 {
+                now = sys::ticks();
+            }
+            let place = place_of(watch, socket);
+            let event = tell(set, watch, socket, &seen, slept);
+            insert(&mut out[..found + 1], &mut first, event, (place, index));
+            if found >= first.len() {
+                link_again(watch, now, found);
+            }
+            found += 1;
+            if next != 0 {
+                unlink(set, watch);
+                append(set, index, watch);
+            }
+        } else {
+            if is_linked(watch) {
+                watch.linked.set(0);
+            }
+            let hot = set.hot_count.get();
+            let idle = set.fruitful.get().wrapping_sub(watch.active_at.get());
+            let patience = (COOL_AFTER_LOOKS / hot.max(1)).max(COOL_AFTER_WAITS_MIN);
+            if hot > HOT_COUNT && idle > patience && !set.nested.is() && !set.elder.is() {
+                let room = watch.events.get() & EPOLLOUT != 0;
+                want(socket, room);
+                // Armed; look again, so that nothing fell in between.
+                if look(tables, watch).events == 0 {
+                    cool(set, watch);
+                } else {
+                    watch.active_at.set(set.fruitful.get());
+                }
+            }
+        }
+        index = next;
+    }
+    if found > 0 {
+        for (nth, (_, index)) in first[..found.min(IN_ORDER_MOST)].iter().enumerate() {
+            link_again(set::watch_at(*index), now, nth);
+        }
+        set.told_at.set(now + found as u64 * PLACES_BETWEEN);
+        set.fruitful.add(1);
+        if slept {
+            spin::woken(first[0].0);
+        }
+    }
+    found
+}

@@ -1,0 +1,83 @@
+//! The hot list of a set: the watches that may be ready or were lately.
+
+use super::set::{self, Set, Watch, watches};
+use crate::socket::table::{Socket, Tables};
+
+/// Puts a watch on the hot list. `held`: the set's lock is; if it is not, we are in a signal handler that interrupted its holder, and the
+/// next harvest does it.
+pub(super) fn heat(set: &Set, watch: &Watch, held: bool) {
+    watch.active_at.set(set.fruitful.get());
+    if watch.hot.is() || !watch.adopted.is() || watch.dormant.is() {
+        return;
+    }
+    if !held {
+        return set.all_hot.set(1);
+    }
+    let index = set::index_of(watch);
+    watch.hot.set(1);
+    append(set, index, watch);
+    set.hot_count.add(1);
+}
+
+/// Puts all watches of a set on its hot list. Set lock held.
+#[cold]
+pub(super) fn heat_set(tables: &Tables, set: &Set) {
+    set.all_hot.set(0);
+    for socket in tables.followed() {
+        for (_, watch) in watches(tables, socket) {
+            if core::ptr::eq(set::at(watch.set.get()), set) {
+                socket.kernel_tells();
+                watch.again.set(1);
+                heat(set, watch, true);
+            }
+        }
+    }
+}
+
+pub(super) fn append(set: &Set, index: u32, watch: &Watch) {
+    let last = set.hot_last.get();
+    watch.hot_next.set(0);
+    watch.hot_previous.set(last);
+    match last {
+        0 => set.hot_first.set(index),
+        last => set::watch_at(last).hot_next.set(index),
+    }
+    set.hot_last.set(index);
+}
+
+pub(super) fn unlink(set: &Set, watch: &Watch) {
+    let (previous, next) = (watch.hot_previous.get(), watch.hot_next.get());
+    match previous {
+        0 => set.hot_first.set(next),
+        previous => set::watch_at(previous).hot_next.set(next),
+    }
+    match next {
+        0 => set.hot_last.set(previous),
+        next => set::watch_at(next).hot_previous.set(previous),
+    }
+}
+
+/// Takes a watch off the hot list. Set lock held.
+pub(super) fn cool(set: &Set, watch: &Watch) {
+    if watch.hot.is() {
+        unlink(set, watch);
+        watch.hot.set(0);
+        set.hot_count.add(u32::MAX);
+    }
+}
+
+pub(super) fn for_each_hot(tables: &Tables, set: &Set, act: impl Fn(&Watch, &Socket)) {
+    let Some(_held) = set.lock.take() else { return };
+    let mut index = set.hot_first.get();
+    for _ in 0..set.hot_count.get() {
+        if index == 0 {
+            break;
+        }
+        let watch = set::watch_at(index);
+        let socket = tables.sockets.at(watch.socket.get() as usize);
+        if socket.is_ours() {
+            act(watch, socket);
+        }
+        index = watch.hot_next.get();
+    }
+}

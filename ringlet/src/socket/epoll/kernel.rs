@@ -1,0 +1,243 @@
+//! What the kernel reports of a set, and what it means.
+
+use super::arm::{renew, rings_by_name};
+use super::bells::{
+    ALL, Armed, NAMED, SECOND, SELF, WATCH_MASK, any_of_ours, disarm, drain, is_ours,
+    kick_sleepers, mark, pass_on_overtaking,
+};
+use super::elder::pass_on;
+use super::harvest::{Whom, harvest_turn};
+use super::hot::heat;
+use super::look::{any_ready, count_ready};
+use super::nested::leave;
+use super::order::{IN_ORDER_MOST, note_other, place_of};
+use super::registration::{ASKS_MAX, has_neighbours};
+use super::set::{self, Set, is_of};
+use crate::socket::table::Tables;
+use crate::socket::{context, stream};
+use crate::waiting::sleep;
+use ringlet_linux::fd::{self, epoll_event};
+use ringlet_linux::sys::{self, Sys};
+
+/// Does the kernel tell of a neighbour, or of what is none of ours?
+fn hear(set: &Set, told: &[epoll_event]) {
+    let is_neighbour = |event: &epoll_event| {
+        let watch = set::find_watch(event.u64 as u32 & WATCH_MASK);
+        !is_ours(event) || watch.is_some_and(|watch| watch.neighbour.is())
+    };
+    if has_neighbours(set) && told.iter().any(is_neighbour) {
+        set.quiet.set(0);
+    }
+}
+
+/// What the kernel reported, without our own events.
+pub(super) struct Translated {
+    pub(super) kept: usize,
+    /// Something of ours was among it; or of a process with which we share the set.
+    pub(super) ours: bool,
+    pub(super) foreign: Option<u64>,
+}
+
+/// Takes our own events out of what the kernel reported; what they mean is left with the watches. `mine`: as what the caller sleeps.
+pub(super) fn translate(
+    tables: &Tables,
+    set: &Set,
+    events: &mut [epoll_event],
+    mine: Option<&Armed>,
+) -> Translated {
+    let mut told = Translated { kept: 0, ours: false, foreign: None };
+    for i in 0..events.len() {
+        let event = events[i];
+        if !is_ours(&event) {
+            events[told.kept] = event;
+            told.kept += 1;
+            continue;
+        }
+        told.ours = true;
+        let foreign = (event.u64 ^ mark(0)) as u32 & !WATCH_MASK != 0;
+        told.foreign = told.foreign.or(foreign.then_some(event.u64));
+        match event.u64 as u32 & WATCH_MASK {
+            SELF | ALL | NAMED if foreign => {}
+            NAMED => context::heard_named(set.context.get(), set.hot_count.get()),
+            // A full counter would not ring again.
+            SELF => drain(set),
+            ALL => set.all_hot.set(1),
+            SECOND => {}
+            index => told_of(tables, set, index, event.events),
+        }
+    }
+    if told.ours {
+        renew(tables, set, mine);
+        pass_on_overtaking(set);
+    }
+    told
+}
+
+/// When what the kernel holds for this watch was sent; 0 if that is not known.
+fn sent_by_kernel(tables: &Tables, set: &Set, index: u32) -> u64 {
+    let (Some(watch), Some(_held)) = (set::find_watch(index), set.lock.take()) else {
+        return 0;
+    };
+    if !is_of(watch, set) {
+        return 0;
+    }
+    place_of(watch, tables.sockets.at(watch.socket.get() as usize))
+}
+
+/// As `translate`, beside neighbours: what is ours is put where the kernel tells of it. The first `n` of `out` are the kernel's; what a
+/// ring's mark stands for may need more places.
+fn translate_in_order(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    n: usize,
+    mine: Option<&Armed>,
+    since: Option<u32>,
+) -> Translated {
+    let mut told = Translated { kept: n, ours: any_of_ours(&out[..n]), foreign: None };
+    set.others.iter().for_each(|other| other.linked.set(0));
+    if !told.ours {
+        out[..n].iter().enumerate().for_each(|(nth, event)| note_other(set, nth, event.u64));
+        return told;
+    }
+    let is_foreign = |event: &epoll_event| (event.u64 ^ mark(0)) as u32 & !WATCH_MASK != 0;
+    for event in out[..n].iter().filter(|event| is_ours(event)) {
+        let foreign = is_foreign(event);
+        told.foreign = told.foreign.or(foreign.then_some(event.u64));
+        match event.u64 as u32 & WATCH_MASK {
+            SELF if !foreign => drain(set),
+            ALL if !foreign => set.all_hot.set(1),
+            NAMED if !foreign => context::heard_named(set.context.get(), set.hot_count.get()),
+            SELF | SECOND | ALL | NAMED => {}
+            index => told_of(tables, set, index, event.events),
+        }
+    }
+    let turn = set.turn.add(1);
+    let since = since.unwrap_or(turn);
+    // Who rings from now on gets a new place; the looks that follow find what was published before.
+    renew(tables, set, mine);
+    pass_on_overtaking(set);
+    let at = out.len() - n;
+    out.copy_within(..n, at);
+    told.kept = 0;
+    let (mut others, mut rung, mut marks) = (0, false, 0);
+    let harvest =
+        |out: &mut [epoll_event], whom| harvest_turn(tables, set, out, mine.is_some(), whom, since);
+    for i in at..out.len() {
+        let event = out[i];
+        let index = event.u64 as u32 & WATCH_MASK;
+        if is_ours(&event) && matches!(index, SELF | SECOND | ALL | NAMED) {
+            rung = true;
+            continue;
+        }
+        if rung {
+            // What the kernel holds of ours has a time too. What is none of ours has only its place: behind the first that has rung.
+            let time = if is_ours(&event) { sent_by_kernel(tables, set, index) } else { 0 };
+            rung = time != 0 && marks < IN_ORDER_MOST;
+            marks += 1;
+            let whom = if rung { Whom::RungBefore(time) } else { Whom::Rung };
+            told.kept += harvest(&mut out[told.kept..i], whom);
+        }
+        if is_ours(&event) {
+            told.kept += harvest(&mut out[told.kept..=i], Whom::One(index));
+        } else {
+            out[told.kept] = event;
+            told.kept += 1;
+            note_other(set, others, event.u64);
+            others += 1;
+        }
+    }
+    if rung {
+        told.kept += harvest(&mut out[told.kept..], Whom::Rung);
+    }
+    told
+}
+
+/// So many events are asked of the kernel at once that there is room for what rings hold.
+fn places_beside(tables: &Tables, set: &Set, room: usize) -> usize {
+    let hot = set.hot_count.get() as usize;
+    let rung = if hot < room { hot } else { count_ready(tables, set, room) };
+    room + 1 - rung.clamp(1, room)
+}
+
+fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
+    let Some(watch) = set::find_watch(index) else { return };
+    let held = set.lock.take();
+    if watch.adopted.is() && is_of(watch, set) {
+        let socket = tables.sockets.at(watch.socket.get() as usize);
+        stream::kernel_tells(socket, events);
+        watch.told.set(watch.told.get() | events);
+        let by_byte = watch.hot.is() && rings_by_name(set, socket, socket.home.get());
+        heat(set, watch, held.is_some());
+        drop(held);
+        if by_byte {
+            // Perhaps because the bell's queue is full. That gives no edge any more by which it would be emptied.
+            context::drain_named(set.context.get());
+        }
+    }
+}
+
+pub(super) fn ask_kernel(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+    asleep: Option<&Armed>,
+) -> Sys<usize> {
+    ask_kernel_since(tables, set, out, timeout_ns, mask, asleep, None)
+}
+
+/// `since`: the same wait has told of some already, in this turn.
+#[allow(unsafe_code)]
+pub(super) fn ask_kernel_since(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+    asleep: Option<&Armed>,
+    since: Option<u32>,
+) -> Sys<usize> {
+    let epfd = set.epfd.get() as i32;
+    let mut timeout = timeout_ns;
+    let beside = set.beside.is();
+    let room = if beside { places_beside(tables, set, out.len()) } else { out.len() };
+    for _ in 0..ASKS_MAX {
+        let asked = &mut out[..room];
+        let n = match asleep {
+            Some(armed) => {
+                let cancelled = || {
+                    disarm(armed);
+                    // What had woken this one is another's.
+                    kick_sleepers(set);
+                    leave(tables, set);
+                };
+                sleep::epoll_wait(epfd, asked, timeout, mask, &cancelled)?
+            }
+            // SAFETY: `asked` is a valid slice.
+            None => unsafe { fd::epoll_wait(epfd, asked.as_mut_ptr(), room, timeout, mask)? },
+        };
+        set.kernel_asked.set(sys::ticks());
+        hear(set, &out[..n]);
+        let told = match beside {
+            true => translate_in_order(tables, set, out, n, asleep, since),
+            false => translate(tables, set, &mut out[..n], asleep),
+        };
+        if let Some(taken) = told.foreign {
+            let passed = pass_on(tables, set, taken, mask);
+            if told.kept == 0 {
+                passed?;
+            }
+        }
+        if told.kept > 0 || n < room {
+            return Ok(told.kept);
+        }
+        // Events of our own took all the room there was. What they told of comes first; the kernel's turn is next.
+        if asleep.is_some() && any_ready(tables, set) {
+            return Ok(0);
+        }
+        timeout = Some(0);
+    }
+    Ok(0)
+}

@@ -1,0 +1,216 @@
+//! What is ready: the events that a wait would report of a watch, and whether they are news.
+
+use super::hot::for_each_hot;
+use super::set::{
+    self, ENDS, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLREAD, Set, Watch,
+};
+use crate::socket::table::{Receiving, Socket, Tables};
+use crate::socket::{carrier, datagram, moving, stream, unforgiving};
+use core::cell::Cell;
+
+/// What a look at a watch has found.
+#[derive(Default)]
+pub(super) struct Look {
+    /// The events that a wait would report now.
+    pub(super) events: u32,
+    /// Edge-triggered: how far it saw. All of this is taken before the events, so that whatever comes later is news to the next look.
+    pub(super) position: u64,
+    /// Are there bytes that were not reported, or datagrams?
+    pub(super) more: bool,
+    pub(super) received: Option<u64>,
+    pub(super) room: u32,
+    pub(super) no_space: u32,
+}
+
+/// Set lock held, or its result a hint.
+pub(super) fn look(tables: &Tables, watch: &Watch) -> Look {
+    let mut look = Look::default();
+    let socket = tables.sockets.at(watch.socket.get() as usize);
+    if watch.disabled.is() || watch.dormant.is() || watch.set.get() == 0 || !socket.is_ours() {
+        return look;
+    }
+    let asked = watch.events.get();
+    if asked & EPOLLET == 0 {
+        look.events = mask_of(socket, asked);
+        return look;
+    }
+    look.begin(socket, watch);
+    let mask = mask_of(socket, asked);
+    if !socket.is_datagram() {
+        look.end(socket, mask);
+    }
+    if mask != 0 && look.is_news(socket, watch, mask) {
+        look.events = mask;
+    }
+    look
+}
+
+fn mask_of(socket: &Socket, asked: u32) -> u32 {
+    let mask = if socket.is_datagram() {
+        datagram::poll_mask(socket, asked as u16 as i16)
+    } else {
+        stream::poll_mask(socket, asked as u16 as i16, true, 0)
+    };
+    mask as u16 as u32
+}
+
+impl Look {
+    fn begin(&mut self, socket: &Socket, watch: &Watch) {
+        if socket.is_datagram() {
+            self.position = datagram::arrivals(socket);
+            self.more = self.position != watch.seen.get();
+            return;
+        }
+        let end = socket.end();
+        self.room = end.room_news.get();
+        self.no_space = end.no_space.get();
+        if let Some(incoming) = socket.incoming() {
+            self.position = end.rx.published_after(&incoming, watch.seen.get());
+            // (Behind a mark that was passed there may be none.)
+            self.more = self.position > watch.seen.get().max(end.rx.position());
+        }
+        if watch.told.get() & EPOLLIN != 0 {
+            self.received = received_by_kernel(socket);
+        }
+    }
+
+    /// Room is news once to each watch, after a send that found none.
+    fn end(&mut self, socket: &Socket, mask: u32) {
+        let end = socket.end();
+        if mask & EPOLLOUT != 0 && self.no_space != end.no_space_told.get() {
+            end.no_space_told.set(self.no_space);
+            self.room = end.room_news.add(1);
+        }
+    }
+
+    /// Edge-triggered: has anything happened since the last report, so that `mask` is reported again?
+    fn is_news(&self, socket: &Socket, watch: &Watch, mask: u32) -> bool {
+        if watch.fresh.is() || socket.is_datagram() && (watch.told.is() || self.more) {
+            return true;
+        }
+        mask & EPOLLOUT != 0 && watch.seen_room.get() != self.room
+            || mask & EPOLLREAD != 0 && self.more && !socket.is_datagram()
+            || watch.told.is() && self.is_kernel_news(watch)
+    }
+
+    /// The kernel has told something of this watch: is it news? It tells all that is ready, after every change of what we ask of it,
+    /// and also of doorbells.
+    fn is_kernel_news(&self, watch: &Watch) -> bool {
+        let told = watch.told.get();
+        let news = told & ENDS & !watch.seen_ends.get() != 0
+            || told & EPOLLPRI != 0
+            || self.received.is_some_and(|n| n > watch.seen_received.get());
+        if !news {
+            watch.told.set(0);
+        }
+        news
+    }
+
+    /// What the kernel has of the stream is asked for only where something is about to be reported: then the events are looked at
+    /// once more.
+    fn begin_in_kernel(&mut self, socket: &Socket, watch: &Watch) {
+        let end = socket.end();
+        let mark_ahead =
+            || socket.incoming().is_some_and(|ring| end.rx.mark_ahead(&ring).is_some());
+        if self.events & EPOLLREAD != 0
+            && self.received.is_none()
+            && (end.receiving() != Receiving::Ring || mark_ahead())
+        {
+            self.received = received_by_kernel(socket);
+            self.events = mask_of(socket, watch.events.get());
+        }
+    }
+}
+
+/// How much of the stream the kernel has received, while it is the way.
+fn received_by_kernel(socket: &Socket) -> Option<u64> {
+    let end = socket.end();
+    let received = || carrier::received(socket, end).unwrap_or(u64::MAX);
+    // Behind what is in the ring.
+    let behind = || {
+        let ring = socket.incoming()?;
+        let resumed = match end.receiver.has_left() {
+            false => moving::back_ahead(end, &ring)?,
+            true => moving::bells_end(end, &ring),
+        };
+        Some(received()).filter(|received| *received > resumed)
+    };
+    match end.receiving() {
+        Receiving::Ring => behind(),
+        // What comes after these are doorbells, up to where the stream goes on.
+        Receiving::Draining => behind().or_else(|| Some(received().min(end.receiver.until()))),
+        // What came before it are doorbells.
+        Receiving::Kernel | Receiving::Discarding => {
+            Some(received()).filter(|received| *received > end.receiver.until())
+        }
+    }
+}
+
+/// What was reported is seen, as far as the look saw.
+pub(super) fn reported(socket: &Socket, watch: &Watch, look: &Look) {
+    let (asked, events) = (watch.events.get(), look.events);
+    watch.fresh.set(0);
+    let told = watch.told.swap(0);
+    if asked & EPOLLONESHOT != 0 {
+        watch.disabled.set(1);
+    }
+    let end = socket.end();
+    if !socket.is_datagram() && asked & EPOLLOUT != 0 && events & EPOLLOUT == 0 {
+        // KERNEL: who asks for room and finds none is told when there is some.
+        end.no_space.add(1);
+    }
+    if asked & EPOLLET == 0 {
+        return;
+    }
+    if events & EPOLLREAD != 0 || socket.is_datagram() {
+        watch.seen.set(look.position);
+        if let Some(received) = look.received {
+            watch.seen_received.set(received);
+        }
+    }
+    if events & EPOLLOUT != 0 {
+        watch.seen_room.set(look.room);
+    }
+    watch.seen_ends.set(watch.seen_ends.get() | told & ENDS);
+}
+
+/// What a wait would report of this watch. Set lock held.
+#[inline(always)]
+pub(super) fn see(tables: &Tables, watch: &Watch, socket: &Socket) -> Look {
+    let mut seen = match unforgiving::on() {
+        // The other pieces of a send that has begun meanwhile are no news of their own.
+        true => unforgiving::of_whole_sends(socket, || look(tables, watch)),
+        false => look(tables, watch),
+    };
+    if seen.events != 0 && watch.events.get() & EPOLLET != 0 && !socket.is_datagram() {
+        seen.begin_in_kernel(socket, watch);
+    }
+    seen
+}
+
+/// How many would a wait report, as far as rings tell, and up to so many?
+pub(super) fn count_ready(tables: &Tables, set: &Set, most: usize) -> usize {
+    let count = Cell::new(0);
+    for_each_hot(tables, set, |watch, _| {
+        if count.get() < most && look(tables, watch).events != 0 {
+            count.set(count.get() + 1);
+        }
+    });
+    count.get()
+}
+
+pub(super) fn any_ready(tables: &Tables, set: &Set) -> bool {
+    let Some(_held) = set.lock.take() else { return true };
+    let mut index = set.hot_first.get();
+    for _ in 0..set.hot_count.get() {
+        if index == 0 {
+            break;
+        }
+        let watch = set::watch_at(index);
+        if look(tables, watch).events != 0 {
+            return true;
+        }
+        index = watch.hot_next.get();
+    }
+    false
+}

@@ -1,0 +1,82 @@
+//! Sets that are themselves waited on, in other sets or by poll.
+
+use super::arm::arm;
+use super::bells::{Armed, disarm, drain, kick};
+use super::hot::for_each_hot;
+use super::look::any_ready;
+use super::registration::holds_ours;
+use super::set::{self, Set};
+use crate::socket::context;
+use crate::socket::table::{Tables, tables};
+use ringlet_linux::fd;
+
+/// Another set or a poll waits on this set: from now on it stays armed.
+pub fn nest(set_index: u32, outer: Option<u32>) {
+    let Some(tables) = tables() else { return };
+    let set = set::at(set_index);
+    if let Some(outer) = outer {
+        set::at(outer).holds_sets.set(1);
+    }
+    if !set.nested.is() {
+        set.nested.set(1);
+        let second = set.second.swap(0);
+        if second != 0 {
+            let eventfd = context::eventfd_of(second);
+            let _ = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_DEL, eventfd, None);
+        }
+        settle_nested(tables, set);
+    }
+}
+
+/// Has the set connections that only we can answer for?
+pub fn has_adopted(set_index: u32) -> bool {
+    holds_ours(set::at(set_index))
+}
+
+/// Would a wait on this set return at once, as far as rings tell?
+pub fn ready(set_index: u32) -> bool {
+    tables().is_some_and(|tables| any_ready(tables, set::at(set_index)))
+}
+
+/// A nested set is armed whenever nobody is inside a wait on it; each arming is a new value, so that peers ring again.
+fn stay_armed(tables: &Tables, set: &Set) {
+    disarm(&Armed { contexts: [set.armed.get(), 0], look_every_ns: None });
+    set.armed.set(arm(tables, set).contexts[0]);
+}
+
+/// Makes the kernel's view of a nested set true: its eventfd is readable if, and only if, a ring has something.
+pub(super) fn settle_nested(tables: &Tables, set: &Set) {
+    if set.context.is() {
+        drain(set);
+        stay_armed(tables, set);
+        // Doorbell bytes that wait in the kernel would make the set readable.
+        for_each_hot(tables, set, |_, socket| socket.kernel_tells());
+        if any_ready(tables, set) {
+            kick(set);
+        }
+    }
+}
+
+/// As `settle_nested`, for a poll on the set itself.
+pub fn settle(set_index: u32) {
+    if let Some(tables) = tables() {
+        settle_nested(tables, set::at(set_index));
+    }
+}
+
+/// Before a wait on a set that holds other sets.
+pub fn settle_inner(set_index: u32) {
+    let Some(tables) = tables() else { return };
+    if set::at(set_index).holds_sets.is() {
+        for inner in set::used().filter(|set| set.nested.is() && set.names.is()) {
+            settle_nested(tables, inner);
+        }
+    }
+}
+
+/// A wait on a set is over, or cancelled.
+pub(super) fn leave(tables: &Tables, set: &Set) {
+    if set.nested.is() {
+        settle_nested(tables, set);
+    }
+}

@@ -1,0 +1,257 @@
+//! epoll_wait and its relatives; and waits that are left to the kernel alone.
+
+use super::arm::{arm, beside_kernel};
+use super::bells::{disarm, kick_sleepers, others_sleep};
+use super::elder::pass_on;
+use super::harvest::{ALL_AFTER_WAITS, Whom, harvest, harvest_turn, harvest_turn_at};
+use super::kernel::{ask_kernel, ask_kernel_since, translate};
+use super::look::any_ready;
+use super::nested::leave;
+use super::order::{IN_ORDER_MOST, merge_others};
+use super::registration::{has_neighbours, holds_ours};
+use super::set::{self, Set, others_of};
+use crate::socket::table::{Stage, Tables, tables};
+use crate::socket::{jumps, kernel_writes, memory, stream};
+use crate::waiting::{signals, sleep, spin};
+use ringlet_core::sync::Ordering;
+use ringlet_linux::fd::{self, epoll_event};
+use ringlet_linux::sys::{self, Errno, Sys};
+
+/// While rings keep a set busy (or being watched), the kernel's part is looked at this often (about 10 us).
+const ASK_KERNEL_TICKS: u64 = 30_000;
+
+/// A wait beside neighbours, as far as it needs no sleep.
+#[cold]
+fn in_order(tables: &Tables, set: &Set, out: &mut [epoll_event], mask: Option<u64>) -> Sys<usize> {
+    if set.kernel_turn.swap(0) != 0 {
+        let found = ask_kernel(tables, set, out, Some(0), mask, None)?;
+        if found > 0 {
+            return Ok(found);
+        }
+    }
+    // KERNEL: what there was no room for is first, then what was reported by level: it is in the list again, before all that came later.
+    let listed = set.left_over.swap(0) | set.stays_ready.swap(0);
+    let (mut first, now) = ([(0, 0); IN_ORDER_MOST], sys::ticks());
+    let mut found = 0;
+    if listed != 0 {
+        let turn = set.turn.add(1);
+        found = harvest_turn_at(tables, set, out, false, Whom::Linked, turn, &mut first, now);
+    }
+    let ours = found;
+    // Whatever it is that nobody tells of: it must not wait as long as the neighbours are busy.
+    if found == 0 && set.since_all.add(1) > ALL_AFTER_WAITS {
+        set.since_all.set(0);
+        found = harvest_turn(tables, set, out, false, Whom::All, set.turn.add(1));
+    }
+    if found > 0 {
+        // KERNEL: one wait tells all that is ready, if there is room.
+        let (since, others) = (set.turn.get(), others_of(set));
+        let rest = &mut out[found..];
+        if rest.is_empty() {
+            // It comes first at the next wait.
+            set.kernel_turn.set(1);
+            return Ok(found);
+        }
+        let more = ask_kernel_since(tables, set, rest, Some(0), mask, None, Some(since));
+        found += more.unwrap_or(0);
+        merge_others(set, &mut out[..found], &first[..ours], &others, now);
+        return Ok(found);
+    }
+    for _ in 0..2 {
+        let found = ask_kernel(tables, set, out, Some(0), mask, None)?;
+        if found > 0 {
+            return Ok(found);
+        }
+        // Who has published is about to ring; and what the kernel has got meanwhile may have come before.
+        if !any_ready(tables, set) {
+            break;
+        }
+    }
+    set.since_all.set(0);
+    Ok(0)
+}
+
+/// epoll_wait and its relatives, on a set that has (or had) adopted connections, or for what a native wait returned
+/// (`native` events) when one was adopted meanwhile. `EINTR` after a signal, as the kernel has it.
+pub fn wait(
+    set_index: u32,
+    out: &mut [epoll_event],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    let tables = tables().ok_or(Errno::EBADF)?;
+    let set = set::at(set_index);
+    jumps::look_back();
+    let result = wait_in(tables, set, out, timeout_ns, mask);
+    let stays_ready = result.is_ok() && set.stays_ready.is();
+    if (result == Ok(out.len()) || stays_ready) && others_sleep(set) {
+        // More may be ready than there was room for, and what is reported by level is so to every sleeper: another one looks.
+        set.stays_ready.set(0);
+        kick_sleepers(set);
+    } else if set.taken.swap(0) != 0 && others_sleep(set) && any_ready(tables, set) {
+        // What rang came behind our look at the rings, and its wake-up is gone.
+        kick_sleepers(set);
+    }
+    leave(tables, set);
+    result
+}
+
+fn wait_in(
+    tables: &Tables,
+    set: &Set,
+    out: &mut [epoll_event],
+    timeout_ns: Option<u64>,
+    mask: Option<u64>,
+) -> Sys<usize> {
+    let deadline = timeout_ns.map(|ns| if ns == 0 { 0 } else { sys::now_ns().saturating_add(ns) });
+    loop {
+        let beside = beside_kernel(tables, set);
+        if beside {
+            let found = in_order(tables, set, out, mask)?;
+            if found > 0 {
+                return Ok(found);
+            }
+        } else if set.kernel_turn.swap(0) != 0 || has_neighbours(set) && any_ready(tables, set) {
+            let more = ask_kernel(tables, set, out, Some(0), mask, None)?;
+            let found = harvest(tables, set, &mut out[more..], false);
+            if more + found > 0 {
+                return Ok(more + found);
+            }
+        }
+        let found = harvest(tables, set, out, false);
+        // (What a nested set leaves untaken in the kernel makes it readable.)
+        if found > 0 && (beside || !kernel_due(set, set.told_at.get()) && !set.nested.is()) {
+            return Ok(found);
+        }
+        if found == out.len() {
+            // No room for what the kernel has: it comes first at the next wait.
+            set.kernel_turn.set(1);
+            return Ok(found);
+        }
+        if found > 0 || deadline == Some(0) {
+            let more = ask_kernel(tables, set, &mut out[found..], Some(0), mask, None)?;
+            if found + more > 0 {
+                return Ok(found + more);
+            }
+            return Ok(harvest(tables, set, out, false));
+        }
+        sleep::check(&|| leave(tables, set));
+        let budget = tables
+            .config
+            .spin_us
+            .min(deadline.map_or(u64::MAX, |at| at.saturating_sub(sys::now_ns()) / 1000));
+        // (Who does not watch for long asks the kernel by sleeping there.)
+        let began = sys::ticks();
+        let for_long = || {
+            sys::ticks().wrapping_sub(began) > ASK_KERNEL_TICKS
+                || kernel_writes() != set.written.get()
+        };
+        let in_kernel = || for_long() && kernel_due(set, sys::ticks()) && in_kernel(set);
+        signals::begin_wait();
+        if spin::watch(
+            budget,
+            || latest_peer(tables, set),
+            || any_ready(tables, set) || in_kernel(),
+        ) {
+            let more = if any_ready(tables, set) {
+                0
+            } else {
+                ask_kernel(tables, set, out, Some(0), mask, None)?
+            };
+            if more > 0 {
+                return Ok(more);
+            }
+            continue;
+        }
+        if signals::handled() {
+            // It would have ended the kernel's wait.
+            return Err(Errno::EINTR);
+        }
+        let armed = arm(tables, set);
+        let mut left = deadline.map(|at| at.saturating_sub(sys::now_ns()));
+        for every in armed.look_every_ns.into_iter().chain(memory::due()) {
+            left = Some(left.unwrap_or(every).min(every));
+        }
+        let slept = if any_ready(tables, set) {
+            Ok(0)
+        } else {
+            ask_kernel(tables, set, out, left, mask, Some(&armed))
+        };
+        disarm(&armed);
+        match slept {
+            Ok(0) if beside && deadline.is_none_or(|at| sys::now_ns() < at) => {}
+            Ok(more @ 1..) if beside => return Ok(more),
+            Ok(0) => {
+                let found = harvest(tables, set, out, true);
+                if found > 0 || deadline.is_some_and(|at| sys::now_ns() >= at) {
+                    return Ok(found);
+                }
+            }
+            Ok(more) => {
+                let found = harvest(tables, set, &mut out[more..], true);
+                return Ok(more + found);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Where the peer runs that was heard of last.
+fn latest_peer(tables: &Tables, set: &Set) -> Option<spin::Peer> {
+    let last = set.hot_last.get();
+    let watch = set::find_watch(last).filter(|_| last != 0)?;
+    let socket = tables.sockets.at(watch.socket.get() as usize);
+    if socket.stage() == Stage::Attached { stream::peer(socket) } else { None }
+}
+
+/// Is the kernel's part of the set to be looked at again? Every now and then; and at once when this process has written to something
+/// that is not a connection of ours, since it may expect to be told of it.
+fn kernel_due(set: &Set, now: u64) -> bool {
+    let written = kernel_writes();
+    if now.wrapping_sub(set.kernel_asked.get()) < ASK_KERNEL_TICKS && written == set.written.get() {
+        return false;
+    }
+    set.kernel_asked.set(now);
+    set.written.set(written);
+    true
+}
+
+fn in_kernel(set: &Set) -> bool {
+    fd::pending(set.epfd.get() as i32, libc::POLLIN) != 0
+}
+
+/// Can this set be left to the kernel alone?
+#[inline(always)]
+pub fn is_native(set_index: u32) -> bool {
+    let set = set::at(set_index);
+    !set.context.is() && !holds_ours(set)
+}
+
+/// A wait that is left to the kernel alone begins. False, and it does not, if the set has connections of ours by now.
+pub fn begin_native(set_index: u32) -> bool {
+    let set = set::at(set_index);
+    jumps::waits_in(set_index);
+    // ORDER: SeqCst, before the look; pairs with `prepare`, after which `pass_on_overtaking` looks for us.
+    set.natives.fetch_add(1, Ordering::SeqCst);
+    let native = is_native(set_index);
+    if !native {
+        end_native(set_index);
+    }
+    native
+}
+
+pub fn end_native(set_index: u32) {
+    jumps::waits_no_more_in(set_index);
+    set::leave_native(set_index);
+}
+
+/// What a native wait returned that was overtaken by an adoption: our events taken out.
+pub fn after_native(set_index: u32, out: &mut [epoll_event]) -> usize {
+    let Some(tables) = tables() else { return out.len() };
+    let set = set::at(set_index);
+    let told = translate(tables, set, out, None);
+    if let Some(taken) = told.foreign {
+        let _ = pass_on(tables, set, taken, None);
+    }
+    told.kept
+}
