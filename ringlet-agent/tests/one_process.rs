@@ -421,7 +421,7 @@ fn script(kind: Kind, seed: u64) -> u64 {
             || {
                 let mut config = Config::default();
                 // Moved at once, by paths that change at random bytes; or moved after some messages, and staying.
-                config.unforgiving = if seed % 2 == 0 { seed + 1 } else { 0 };
+                config.unforgiving = if seed.is_multiple_of(2) { seed + 1 } else { 0 };
                 config.move_after = seed % 5;
                 socket::start(config).expect("memory for tables");
                 let fds = connect(kind);
