@@ -14,10 +14,8 @@ const KNOTS: &[&[&str]] = &[
     &[
         "socket::carrier",
         "socket::control",
-        "socket::datagram",
         "socket::meet",
         "socket::moving",
-        "socket::process",
         "socket::sides",
         "socket::stream",
         "socket::unforgiving",

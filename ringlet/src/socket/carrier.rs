@@ -134,7 +134,7 @@ pub fn start_place(socket: &Socket, end: &End) -> Option<u64> {
                 end.sender.keep_out();
             }
             if place.is_none() {
-                super::moving::keep_out(socket, end, Reason::Miscounted);
+                super::pin::keep_out(socket, end, Reason::Miscounted);
             }
             place.filter(|_| end.sending() != Sending::KernelForGood)
         }

@@ -25,9 +25,7 @@ use super::in_use::Waiter;
 use super::meeting;
 use super::pin;
 use super::table::{End, Kind, Socket, Stage, Tables, tables};
-use super::{
-    budget, carrier, context, control, memory, moving, process, stream, unforgiving, view,
-};
+use super::{budget, carrier, context, control, memory, moving, stream, unforgiving, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::lock::Held;
@@ -153,7 +151,7 @@ pub fn step_once(socket: &'static Socket) {
     let off = control::keeps_off(socket);
     let mut step = if off { Step::Soon } else { Step::AtOnce };
     while matches!(step, Step::AtOnce) {
-        step = match process::keeps_all_on_kernel() {
+        step = match pin::keeps_all_on_kernel() {
             // No fork is made from its look at the holders to its end: the child would go on with a connection of the kernel's.
             None => match tables.process().gate.try_enter() {
                 Some(_inside) => take(tables, socket),
@@ -166,7 +164,7 @@ pub fn step_once(socket: &'static Socket) {
     if socket.stage() == Stage::Attached {
         // ORDER: SeqCst; pairs with `process::happens_behind_our_back`.
         fence(Ordering::SeqCst);
-        if let Some((reason, _)) = process::keeps_all_on_kernel() {
+        if let Some((reason, _)) = pin::keeps_all_on_kernel() {
             super::keep_on_kernel(socket, reason);
         }
     }

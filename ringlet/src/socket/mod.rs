@@ -22,6 +22,8 @@ pub mod meet;
 mod meeting;
 pub mod memory;
 pub mod moving;
+mod pairs;
+mod patience;
 mod pin;
 pub mod process;
 pub mod readiness;
@@ -34,6 +36,7 @@ pub mod tap;
 pub mod unforgiving;
 pub mod unix;
 pub mod view;
+pub mod words;
 
 use crate::config::{Config, LogTarget};
 use crate::reasons::Reason;

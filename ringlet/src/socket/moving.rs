@@ -4,35 +4,24 @@
 //! the receiving direction and its send lock for the sending one; receive before send.
 
 use super::in_use;
-use super::sides::{In, Out};
-use super::table::{End, Receiving, Sending, Socket, tables};
+pub use super::patience::{corrupt, miscounted, wait_patiently};
+pub use super::sides::{incoming, out, try_start, wake_receiver, wake_sender};
+use super::sides::{measure_written, ring_byte};
+use super::table::{End, Receiving, Sending, Socket};
+use super::words::{LINGER_KEPT, reads_on};
+pub use super::words::{
+    back_ahead, bells_end, count_written, has_left, may_have_lost, note_written, peer_attached,
+    published, say_end, sends_uncounted, still_reads_on,
+};
 use super::{carrier, context, view};
-use crate::plain::P64;
 use crate::reasons::Reason;
 pub use ringlet_core::handover::CHANGES_MAX;
 use ringlet_core::handover::{Head, Incoming, Outgoing, Seen, Step};
-use ringlet_core::layout::{SHUT_UNREAD, WANT_BYTE, WANT_EVENT};
-use ringlet_core::leaving::Leaving;
+use ringlet_core::layout::SHUT_UNREAD;
 use ringlet_core::ring::SegmentRing;
-use ringlet_core::sync::{AtomicU32, Ordering, fence};
+use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::sys::{Errno, Sys};
-use ringlet_linux::{fd, sys, tcp};
-
-/// How long a doorbell byte of our own family's that is under way is waited for: about half a second.
-const RINGERS_WAIT_ROUNDS: u32 = 1100;
-const RINGERS_LOOK_NS: u64 = 500_000;
-/// What all peers together may make this process wait: so long, and then a hundredth of the time that passes (`wait_patiently`).
-const PATIENCE_NS: u64 = 200_000_000;
-const PATIENCE_SHARE: u64 = 100;
-const PATIENT_LOOK_NS: u64 = 100_000;
-
-pub fn out<'a>(socket: &'a Socket, end: &'a End, ring: &'a SegmentRing, reason: Reason) -> Out<'a> {
-    Out { socket, end, ring, reason }
-}
-
-pub fn incoming<'a>(socket: &'a Socket, end: &'a End, ring: &'a SegmentRing) -> In<'a> {
-    In { socket, end, ring }
-}
+use ringlet_linux::{sys, tcp};
 
 /// Tells the peer, once, that it may send by the ring: when no thread of ours is inside a native receive any more.
 pub fn publish_attached(socket: &Socket, end: &End) {
@@ -58,60 +47,6 @@ pub fn publish_attached(socket: &Socket, end: &End) {
     }
 }
 
-/// Whether the peer is at home in the segment, and how it rings us.
-pub fn peer_attached(socket: &Socket) -> u32 {
-    // ORDER: Acquire; pairs with `publish_attached` (Release).
-    socket.incoming().map_or(0, |ring| ring.control().sender.attached.load(Ordering::Acquire))
-}
-
-/// Moves our direction into the ring, if it is not there, the peer is at home there and nobody is inside a native send. Send lock held: who
-/// looked without it whether this is to be done may find it done.
-pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
-    let ready = end.sending() == Sending::Kernel
-        && peer_attached(socket) != 0
-        && end.native_senders.load(Ordering::SeqCst) == 0
-        && end.ended.get() == 0
-        && !end.barred.is()
-        && !view::is_away(socket, end, ring)
-        && ring.control().is_taken()
-        && end.tx.drained(ring);
-    if !ready {
-        return;
-    }
-    let Some(place) = carrier::start_place(socket, end) else { return };
-    if end.tx.is_new() {
-        note_move();
-    }
-    note_written(ring, place);
-    if out(socket, end, ring, Reason::None).start(place) {
-        end.bells_only.set(1);
-        super::epoll::registration::sending_changed(socket);
-        show_path(socket, end);
-        wake_receiver(socket, ring);
-    }
-}
-
-/// Our direction stays on the kernel for good; the peer is asked to leave the ring too, since only who sends by the ring can ring for
-/// room there. Send lock held.
-#[cold]
-pub fn keep_out(socket: &Socket, end: &End, reason: Reason) {
-    end.barred.set(reason as u32);
-    if let Some(incoming) = socket.incoming() {
-        // ORDER: as in `control::notice`.
-        incoming.control().receiver.keep_out.store(1, Ordering::SeqCst);
-        context::ring(socket);
-    }
-    view::show(socket, reason);
-}
-
-/// For tests: an end uses the ring for the first time.
-#[cold]
-fn note_move() {
-    if let Some(tables) = tables() {
-        super::note(&tables.config.moves, b"moved\n");
-    }
-}
-
 /// Leaves the ring: what follows goes through the kernel from a known byte on. `to` is `KernelForGood`, or `Kernel` when the ring may be
 /// entered again.
 #[cold]
@@ -133,43 +68,6 @@ pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason
     returned
 }
 
-/// Waits until the word, which only our family writes, is 0: a system call's time, if whoever holds it runs; in the end long enough for
-/// one that was preempted.
-pub fn await_none(word: &AtomicU32) -> bool {
-    for round in 0..RINGERS_WAIT_ROUNDS {
-        if word.load(Ordering::SeqCst) == 0 {
-            return true;
-        }
-        match round {
-            0..100 => sys::sched_yield(),
-            _ => drop(fd::poll(&mut [], Some(RINGERS_LOOK_NS), None)),
-        }
-    }
-    false
-}
-
-/// When what was waited for peers is made up for.
-static PATIENT_AGAIN_NS: P64 = P64::new(0);
-
-/// Waits for what an honest peer does soon, and a hostile one never. What a hostile one can gain by it is bounded for all peers of the
-/// process together. False if it was not done.
-pub fn wait_patiently(mut done: impl FnMut() -> bool) -> bool {
-    loop {
-        if done() {
-            return true;
-        }
-        let before = sys::now_ns();
-        let owed = PATIENT_AGAIN_NS.get().saturating_sub(before);
-        if owed >= PATIENCE_NS * PATIENCE_SHARE {
-            return false;
-        }
-        let _ = fd::poll(&mut [], Some(PATIENT_LOOK_NS), None);
-        // (At least so long: a clock that stands still must not make it last for ever.)
-        let waited = sys::now_ns().saturating_sub(before).max(PATIENT_LOOK_NS);
-        PATIENT_AGAIN_NS.set(before + owed + waited.saturating_mul(PATIENCE_SHARE));
-    }
-}
-
 /// Says how our direction ends. What is to be sent again comes before: false if the kernel has no room for that now.
 #[must_use]
 pub fn end_direction(socket: &Socket, end: &End, ring: &SegmentRing, how: u32) -> bool {
@@ -182,12 +80,6 @@ pub fn end_direction(socket: &Socket, end: &End, ring: &SegmentRing, how: u32) -
             true
         }
     }
-}
-
-pub fn say_end(ring: &SegmentRing, how: u32) {
-    // ORDER: Release; pairs with `In::has_ended`, `stream::died_unread`, `stream::fin_by_death` and `unix::judge`; the end itself follows
-    // through the kernel.
-    ring.control().sender.shut.store(how, Ordering::Release);
 }
 
 fn break_off(socket: &Socket, ring: &SegmentRing) {
@@ -266,16 +158,6 @@ pub fn finish_return(socket: &Socket, end: &End) {
     tcp::reset_on_close(socket.fd());
 }
 
-const LINGER_KEPT: u64 = 1 << 63;
-
-/// All is sent again, so that the end need not be a reset.
-pub fn linger_again(socket: &Socket, end: &End) {
-    if let linger @ 1.. = end.linger.get() {
-        end.linger.set(0);
-        tcp::set_linger(socket.fd(), [(linger >> 32 & 1) as i32, linger as i32]);
-    }
-}
-
 /// Goes on with what is being sent again, for a while. False if some is left.
 fn is_sent_again(socket: &Socket, end: &End) -> bool {
     wait_patiently(|| {
@@ -284,11 +166,6 @@ fn is_sent_again(socket: &Socket, end: &End) -> bool {
         }
         end.sending() != Sending::Returning
     })
-}
-
-/// Has the receiver of this ring gone back to the kernel?
-pub fn has_left(ring: &SegmentRing) -> bool {
-    ring.control().has_left()
 }
 
 /// Moves the sending direction back to the kernel for good. Takes the send lock.
@@ -350,16 +227,6 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
     whole
 }
 
-/// Does every call of the program's still come through here? Then what stands in the ring can be read from there.
-fn reads_on(reason: Reason) -> bool {
-    matches!(reason, Reason::Unforgiving | Reason::Option | Reason::AsyncSignal)
-}
-
-/// The same, where we have left already.
-pub fn still_reads_on(end: &End) -> bool {
-    Reason::from_u32(end.barred.get()).is_some_and(reads_on)
-}
-
 /// Before somebody gets the descriptor who reads only the kernel's: false if what that one would read is not the stream.
 fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
     // Doorbells that were sent may not have arrived.
@@ -392,12 +259,6 @@ pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
     if !drained() && !socket.is_unix() && tcp::unsent(socket.fd()) > 0 {
         wait_patiently(|| tcp::unsent(socket.fd()) == 0 || drained());
     }
-}
-
-/// The kernel's place up to which its bytes are doorbells, when no more are sent.
-pub fn bells_end(end: &End, ring: &SegmentRing) -> u64 {
-    // ORDER: Relaxed; the sender was seen not to be at work.
-    end.receiver.bells_end(ring.control().sender.bells.load(Ordering::Relaxed))
 }
 
 /// Follows the marks that stand next, as far as they go without bytes of the program's.
@@ -471,167 +332,8 @@ pub fn written_so_far(socket: &Socket, end: &End) {
     }
 }
 
-/// Send lock held.
-pub fn measure_written(socket: &Socket, end: &End, ring: &SegmentRing) {
-    if !socket.is_unix()
-        && end.native_senders.load(Ordering::SeqCst) == 0
-        && let Some(place) = carrier::written(socket).ok().and_then(|written| written.agreed())
-    {
-        note_written(ring, place);
-    }
-}
-
-/// Where our direction is in the kernel, once it is known. Send lock held.
-pub fn note_written(ring: &SegmentRing, place: u64) {
-    // ORDER: Release; pairs with `may_have_lost`, which follows the end that the kernel tells of.
-    ring.control().sender.written.store(place + 1, Ordering::Release);
-}
-
-/// The kernel has taken so much more of our direction. Send lock held.
-pub fn count_written(ring: &SegmentRing, bytes: usize) {
-    let written = &ring.control().sender.written;
-    let before = written.load(Ordering::Relaxed);
-    if before != 0 {
-        // ORDER: as in `note_written`.
-        written.store(before.wrapping_add(bytes as u64), Ordering::Release);
-    }
-}
-
-/// Before the kernel carries more than doorbells of our direction, by calls that nobody counts.
-pub fn sends_uncounted(end: &End, ring: &SegmentRing) {
-    end.bells_only.set(0);
-    ring.control().sender.written.store(0, Ordering::Release);
-}
-
-/// The kernel has reset: may it have had bytes of the peer's to send, which are lost so? (Behind a FIN nothing follows.)
-pub fn may_have_lost(socket: &Socket, ring: &SegmentRing) -> bool {
-    let written = ring.control().sender.written.load(Ordering::Acquire);
-    written == 0 || tcp::counts(socket.fd()).map_or(true, |here| here.arrived < written - 1)
-}
-
-/// Where the stream goes on in the kernel behind what is published, if it does.
-pub fn back_ahead(end: &End, ring: &SegmentRing) -> Option<u64> {
-    end.receiver.goes_on_at(end.rx.mark_ahead(ring)?)
-}
-
 /// Bytes that wait in the kernel behind this position of the connection.
 pub fn unread_after(socket: &Socket, end: &End, position: u64) -> Sys<usize> {
     let arrived = carrier::taken(socket, end)? + tcp::unread(socket.fd())? as u64;
     Ok(arrived.saturating_sub(position) as usize)
-}
-
-/// The receiving direction comes another way now.
-pub fn receiving_turned(socket: &Socket, end: &End) {
-    let path = end.receiving();
-    if path != Receiving::Ring {
-        // What the kernel has told of may be data from now on, and it does not tell again.
-        socket.kernel_news.set(1);
-    }
-    super::epoll::registration::receiving_changed(socket);
-    show_path(socket, end);
-    if path == Receiving::Ring
-        && end.sending() == Sending::Kernel
-        && let Some(outgoing) = socket.outgoing()
-        && let Some(_held) = end.send_lock.try_take()
-    {
-        // An end that only receives moves too: its doorbells for room need the ring.
-        try_start(socket, end, &outgoing);
-    }
-}
-
-fn show_path(socket: &Socket, end: &End) {
-    let both = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
-    let young = end.sending() == Sending::Kernel || end.receiving() != Receiving::Ring;
-    let reason = if both { Reason::None } else { Reason::Young };
-    if both
-        || young
-            && !end.barred.is()
-            && !socket.outgoing().is_some_and(|ring| view::is_away(socket, end, &ring))
-            && end.sending() != Sending::KernelForGood
-    {
-        view::show(socket, reason);
-    } else {
-        view::show_path(socket);
-    }
-}
-
-/// What one end promised of the kernel's bytes is not what the other has, or the kernel's counts are not ours. An error that can be seen,
-/// not bytes lost in silence.
-#[cold]
-pub fn miscounted(socket: &Socket) -> Errno {
-    reset(socket, Reason::Miscounted)
-}
-
-/// The peer wrote what no ringlet writes. Its connection ends as if reset; nothing else is harmed.
-#[cold]
-pub fn corrupt(socket: &Socket) -> Errno {
-    reset(socket, Reason::BadPeer)
-}
-
-fn reset(socket: &Socket, reason: Reason) -> Errno {
-    view::show(socket, reason);
-    let end = socket.end();
-    end.ended.set(2);
-    tcp::reset_on_close(socket.fd());
-    let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
-    Errno::ECONNRESET
-}
-
-/// After a publish: wakes a receiver that sleeps.
-#[inline(always)]
-pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
-    let rung = context::ring_if_armed(socket);
-    let how = ring.control().data_wish().granted_by_sender();
-    if how != 0 {
-        // (Whose bell does not take the ring hears a byte.)
-        let heard = how & WANT_EVENT == 0 || context::ring(socket);
-        if how & WANT_BYTE != 0 || !heard {
-            ring_byte(socket, ring);
-        }
-    }
-    if rung || how != 0 {
-        count_bell(socket);
-    }
-}
-
-/// After a release: wakes a sender that waits for room.
-pub fn wake_sender(socket: &Socket, incoming: &SegmentRing) {
-    let how = incoming.control().room_wish().granted_by_receiver();
-    if how == 0 {
-        return;
-    }
-    count_bell(socket);
-    let rung = how & WANT_EVENT != 0 && context::ring(socket);
-    if rung && how & WANT_BYTE == 0 {
-        return;
-    }
-    if let Some(outgoing) = socket.outgoing() {
-        let end = socket.end();
-        if end.sending() == Sending::Kernel
-            && let Some(_held) = end.send_lock.try_take()
-        {
-            // A byte is a doorbell only while we send by the ring.
-            try_start(socket, end, &outgoing);
-        }
-        ring_byte(socket, &outgoing);
-    }
-}
-
-fn count_bell(socket: &Socket) {
-    crate::waiting::spin::rang();
-    view::count(socket, |slot| {
-        slot.bells.fetch_add(1, Ordering::Relaxed);
-    });
-}
-
-/// A byte on the kernel connection, if it is a doorbell there.
-#[inline(never)]
-fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
-    out(socket, socket.end(), outgoing, Reason::None).ring();
-}
-
-/// Is something published that we have not consumed (bytes or a mark)?
-#[inline(always)]
-pub fn published(end: &End, incoming: &SegmentRing) -> bool {
-    end.rx.ready(incoming) && !end.receiver.has_left()
 }

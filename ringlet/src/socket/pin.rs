@@ -1,9 +1,9 @@
 //! Leaving a connection on the kernel for good.
 
-use super::table::{Socket, Stage};
-use super::{meeting, view};
+use super::table::{End, Socket, Stage};
+use super::{context, meeting, view};
 use crate::reasons::Reason;
-use ringlet_core::sync::{Ordering, fence};
+use ringlet_core::sync::{AtomicU32, Ordering, fence};
 
 /// Pins a stream to the kernel, and shows why.
 pub fn to_kernel(socket: &Socket, reason: Reason) {
@@ -33,5 +33,35 @@ pub fn settle(socket: &Socket) {
             view::show_path(socket);
         }
         socket.stepping.swap(0, Ordering::SeqCst);
+    }
+}
+
+/// Our direction stays on the kernel for good; the peer is asked to leave the ring too, since only who sends by the ring can ring for
+/// room there. Send lock held.
+#[cold]
+pub fn keep_out(socket: &Socket, end: &End, reason: Reason) {
+    end.barred.set(reason as u32);
+    if let Some(incoming) = socket.incoming() {
+        // ORDER: as in `control::notice`.
+        incoming.control().receiver.keep_out.store(1, Ordering::SeqCst);
+        context::ring(socket);
+    }
+    view::show(socket, reason);
+}
+
+/// Why nothing of this process may be moved: bits for good, and the loads under way. (Not in the tables: a constructor may come
+/// before them.)
+pub static BEHIND_OUR_BACK: AtomicU32 = AtomicU32::new(0);
+
+pub const IO_URING: u32 = 1 << 31;
+pub const AROUND: u32 = 1 << 30;
+
+/// Why this process's connections have to stay on the kernel, and whether for good; `meet` and `datagram` ask before they move one,
+/// and `meet` again when it has.
+pub fn keeps_all_on_kernel() -> Option<(Reason, bool)> {
+    match BEHIND_OUR_BACK.load(Ordering::SeqCst) {
+        0 => None,
+        bits if bits & IO_URING != 0 => Some((Reason::IoUring, true)),
+        bits => Some((Reason::Around, bits & AROUND != 0)),
     }
 }

@@ -2,11 +2,12 @@
 
 use super::in_use::Waiter;
 use super::meeting;
+use super::pin::{AROUND, BEHIND_OUR_BACK, IO_URING};
 use super::release;
 use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
 use super::{
-    carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pin, unix,
-    view,
+    carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
+    unix, view,
 };
 use crate::local::{self, Local};
 use crate::reasons::Reason;
@@ -57,7 +58,7 @@ pub fn made_pair(first: i32, second: i32, kind: Option<Kind>) {
         && let Some(kind) = kind
         && tables.config.allows_unix()
     {
-        unix::made_pair(tables, first, second, kind);
+        pairs::made_pair(tables, first, second, kind);
     }
 }
 
@@ -339,7 +340,7 @@ fn release(socket: &'static Socket, open: bool) {
     if socket.twin.is()
         && let Some(tables) = tables()
     {
-        unix::part(tables, socket);
+        pairs::part(tables, socket);
     }
     {
         // Without the locks (we are in a signal handler that interrupted their holder) we only stop using it.
@@ -366,7 +367,7 @@ fn close_ring(socket: &Socket) {
     let Some(incoming) = socket.incoming() else { return };
     let end = socket.end();
     // From now on the peer sends through the kernel, and rings no more.
-    // ORDER: SeqCst, both; pairs with `moving::ring_byte`.
+    // ORDER: SeqCst, both; pairs with `sides::ring_byte`.
     let unread = moving::incoming(socket, end, &incoming).close();
     let resets = socket.kind() == Kind::Internet && tcp::resets_on_close(socket.fd());
     if let Some(outgoing) = socket.outgoing() {
@@ -754,22 +755,6 @@ pub fn make_way(fd: i32) -> bool {
 /// Known descriptors in a range, lowest first.
 pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
     tables().into_iter().flat_map(move |tables| tables.known_numbers(first, last))
-}
-
-/// Why nothing of this process may be moved: bits for good, and the loads under way. (Not in the tables: a constructor may come
-/// before them.)
-static BEHIND_OUR_BACK: AtomicU32 = AtomicU32::new(0);
-const IO_URING: u32 = 1 << 31;
-const AROUND: u32 = 1 << 30;
-
-/// Why this process's connections have to stay on the kernel, and whether for good; `meet` and `datagram` ask before they move one,
-/// and `meet` again when it has.
-pub fn keeps_all_on_kernel() -> Option<(Reason, bool)> {
-    match BEHIND_OUR_BACK.load(Ordering::SeqCst) {
-        0 => None,
-        bits if bits & IO_URING != 0 => Some((Reason::IoUring, true)),
-        bits => Some((Reason::Around, bits & AROUND != 0)),
-    }
 }
 
 fn happens_behind_our_back(reason: Reason, change: impl Fn(&AtomicU32) -> u32) {

@@ -20,7 +20,7 @@ pub fn start(close: Close) {
 #[inline]
 pub fn leave_native(count: &AtomicU32) {
     let one_less = |count: u32| count.checked_sub(1);
-    // ORDER: SeqCst; pairs with `moving::publish_attached` and `moving::try_start`.
+    // ORDER: SeqCst; pairs with `moving::publish_attached` and `sides::try_start`.
     let _ = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
 }
 

@@ -1,14 +1,15 @@
 //! What the protocol of `ringlet_core::handover` finds around the two directions of an attached connection: the kernel's connection (through
 //! `carrier`), the ring, the family's other threads, and the peer's words.
 
-use super::epoll::registration::{sending_changed, watched_by_sleepers};
-use super::moving::{self, await_none, wait_patiently};
-use super::table::{End, Receiving, Socket};
-use super::{carrier, stream, unix, view};
+use super::epoll::registration::{receiving_changed, sending_changed, watched_by_sleepers};
+use super::patience::{self, await_none, wait_patiently};
+use super::table::{End, Receiving, Sending, Socket, tables};
+use super::words::{self, note_written, peer_attached};
+use super::{carrier, context, stream, unix, view};
 use crate::reasons::Reason;
 use ringlet_core::bells;
 use ringlet_core::handover::{Fault, Head, Incoming, Outgoing, Receiver, Sender};
-use ringlet_core::layout::{Control, NOT_SHUT, SHUT};
+use ringlet_core::layout::{Control, NOT_SHUT, SHUT, WANT_BYTE, WANT_EVENT};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::ring::{Mark, SegmentRing};
 use ringlet_core::sync::{Ordering, fence};
@@ -101,10 +102,10 @@ impl Outgoing for Out<'_> {
         let (socket, end) = (self.socket, self.end);
         let place =
             carrier::back_place(socket, end, self.bells()).map_err(|error| match error {
-                Errno::ERANGE | Errno::EAGAIN => moving::miscounted(socket),
+                Errno::ERANGE | Errno::EAGAIN => patience::miscounted(socket),
                 error => error,
             })?;
-        moving::note_written(self.ring, place);
+        words::note_written(self.ring, place);
         // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and
         // what the kernel still has to deliver is lost.
         if socket.room_waiters.load(Ordering::SeqCst) == 0 && !watched_by_sleepers(socket) {
@@ -112,7 +113,7 @@ impl Outgoing for Out<'_> {
         }
         if let (Some(incoming), Some(_held)) = (socket.incoming(), end.receive_lock.try_take())
             && end.receiving() == Receiving::Ring
-            && !moving::published(end, &incoming)
+            && !words::published(end, &incoming)
         {
             stream::take_unwanted_bells(socket, end, &incoming);
         }
@@ -125,7 +126,7 @@ impl Outgoing for Out<'_> {
             match end.tx.oldest_packet(ring).filter(|_| used == 0) {
                 None => return Ok(0),
                 Some(packet) => {
-                    moving::sends_uncounted(end, ring);
+                    words::sends_uncounted(end, ring);
                     unix::send_again(socket, ring, &packet).map(|()| packet.len().max(1))
                 }
             }
@@ -140,7 +141,7 @@ impl Outgoing for Out<'_> {
                     if let sent @ 1.. = self.resent_by_the_dead(used, bytes.len() as u64) {
                         return Ok(sent);
                     }
-                    moving::sends_uncounted(end, ring);
+                    words::sends_uncounted(end, ring);
                     let sent = tcp::send_from(socket.fd(), bytes, libc::MSG_DONTWAIT);
                     if sent.is_err() {
                         end.resent_at.set(0);
@@ -182,7 +183,7 @@ impl Outgoing for Out<'_> {
         let taking = &self.words().receiver.taking;
         let quiet = await_none(&self.end.ringers)
             && (!self.end.bell_lost.is() || wait_patiently(|| bells::nobody_takes(taking)));
-        if quiet { Ok(()) } else { Err(moving::corrupt(self.socket)) }
+        if quiet { Ok(()) } else { Err(patience::corrupt(self.socket)) }
     }
 
     fn is_draining(&self) -> bool {
@@ -204,19 +205,19 @@ impl Outgoing for Out<'_> {
     fn has_returned(&self) {
         let (socket, end) = (self.socket, self.end);
         // (Whoever has the descriptor beside us sends what we do not see.)
-        if !end.given.is() && (!end.barred.is() || moving::still_reads_on(end)) {
-            moving::measure_written(socket, end, self.ring);
+        if !end.given.is() && (!end.barred.is() || words::still_reads_on(end)) {
+            measure_written(socket, end, self.ring);
         }
-        moving::linger_again(socket, end);
+        words::linger_again(socket, end);
         sending_changed(socket);
         if end.shut_later.swap(0) != 0 {
-            moving::say_end(self.ring, SHUT);
+            words::say_end(self.ring, SHUT);
             let _ = tcp::shut_down(socket.fd(), libc::SHUT_WR);
         }
     }
 
     fn gives_up(&self) -> Errno {
-        moving::corrupt(self.socket)
+        patience::corrupt(self.socket)
     }
 }
 
@@ -230,7 +231,7 @@ pub struct In<'a> {
 impl In<'_> {
     /// May somebody take from the kernel's connection who knows nothing of rings?
     fn is_shared(&self) -> bool {
-        let left = self.end.receiver.has_left() && !moving::still_reads_on(self.end);
+        let left = self.end.receiver.has_left() && !words::still_reads_on(self.end);
         self.end.given.is() || left
     }
 
@@ -287,7 +288,7 @@ impl Incoming for In<'_> {
 
     fn pass_mark(&self, wakes: bool) {
         if self.end.rx.pass_mark(self.ring) && wakes {
-            moving::wake_sender(self.socket, self.ring);
+            wake_sender(self.socket, self.ring);
         }
     }
 
@@ -326,7 +327,7 @@ impl Incoming for In<'_> {
     }
 
     fn has_ended(&self) -> bool {
-        // ORDER: Acquire; pairs with `moving::say_end`, before which the sender answers.
+        // ORDER: Acquire; pairs with `words::say_end`, before which the sender answers.
         let says_so = self.words().sender.shut.load(Ordering::Acquire) != NOT_SHUT;
         says_so || carrier::peer_ended(self.socket)
     }
@@ -354,13 +355,154 @@ impl Incoming for In<'_> {
     }
 
     fn turned(&self) {
-        moving::receiving_turned(self.socket, self.end);
+        receiving_turned(self.socket, self.end);
     }
 
     fn fails(&self, fault: Fault) -> Errno {
         match fault {
-            Fault::Corrupt => moving::corrupt(self.socket),
-            Fault::Miscounted => moving::miscounted(self.socket),
+            Fault::Corrupt => patience::corrupt(self.socket),
+            Fault::Miscounted => patience::miscounted(self.socket),
         }
     }
+}
+
+pub fn out<'a>(socket: &'a Socket, end: &'a End, ring: &'a SegmentRing, reason: Reason) -> Out<'a> {
+    Out { socket, end, ring, reason }
+}
+
+pub fn incoming<'a>(socket: &'a Socket, end: &'a End, ring: &'a SegmentRing) -> In<'a> {
+    In { socket, end, ring }
+}
+
+/// Moves our direction into the ring, if it is not there, the peer is at home there and nobody is inside a native send. Send lock held: who
+/// looked without it whether this is to be done may find it done.
+pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
+    let ready = end.sending() == Sending::Kernel
+        && peer_attached(socket) != 0
+        && end.native_senders.load(Ordering::SeqCst) == 0
+        && end.ended.get() == 0
+        && !end.barred.is()
+        && !view::is_away(socket, end, ring)
+        && ring.control().is_taken()
+        && end.tx.drained(ring);
+    if !ready {
+        return;
+    }
+    let Some(place) = carrier::start_place(socket, end) else { return };
+    if end.tx.is_new() {
+        note_move();
+    }
+    note_written(ring, place);
+    if out(socket, end, ring, Reason::None).start(place) {
+        end.bells_only.set(1);
+        sending_changed(socket);
+        show_path(socket, end);
+        wake_receiver(socket, ring);
+    }
+}
+
+/// For tests: an end uses the ring for the first time.
+#[cold]
+fn note_move() {
+    if let Some(tables) = tables() {
+        super::note(&tables.config.moves, b"moved\n");
+    }
+}
+
+/// Send lock held.
+pub fn measure_written(socket: &Socket, end: &End, ring: &SegmentRing) {
+    if !socket.is_unix()
+        && end.native_senders.load(Ordering::SeqCst) == 0
+        && let Some(place) = carrier::written(socket).ok().and_then(|written| written.agreed())
+    {
+        note_written(ring, place);
+    }
+}
+
+/// The receiving direction comes another way now.
+pub fn receiving_turned(socket: &Socket, end: &End) {
+    let path = end.receiving();
+    if path != Receiving::Ring {
+        // What the kernel has told of may be data from now on, and it does not tell again.
+        socket.kernel_news.set(1);
+    }
+    receiving_changed(socket);
+    show_path(socket, end);
+    if path == Receiving::Ring
+        && end.sending() == Sending::Kernel
+        && let Some(outgoing) = socket.outgoing()
+        && let Some(_held) = end.send_lock.try_take()
+    {
+        // An end that only receives moves too: its doorbells for room need the ring.
+        try_start(socket, end, &outgoing);
+    }
+}
+
+fn show_path(socket: &Socket, end: &End) {
+    let both = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
+    let young = end.sending() == Sending::Kernel || end.receiving() != Receiving::Ring;
+    let reason = if both { Reason::None } else { Reason::Young };
+    if both
+        || young
+            && !end.barred.is()
+            && !socket.outgoing().is_some_and(|ring| view::is_away(socket, end, &ring))
+            && end.sending() != Sending::KernelForGood
+    {
+        view::show(socket, reason);
+    } else {
+        view::show_path(socket);
+    }
+}
+
+/// After a publish: wakes a receiver that sleeps.
+#[inline(always)]
+pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
+    let rung = context::ring_if_armed(socket);
+    let how = ring.control().data_wish().granted_by_sender();
+    if how != 0 {
+        // (Whose bell does not take the ring hears a byte.)
+        let heard = how & WANT_EVENT == 0 || context::ring(socket);
+        if how & WANT_BYTE != 0 || !heard {
+            ring_byte(socket, ring);
+        }
+    }
+    if rung || how != 0 {
+        count_bell(socket);
+    }
+}
+
+/// After a release: wakes a sender that waits for room.
+pub fn wake_sender(socket: &Socket, incoming: &SegmentRing) {
+    let how = incoming.control().room_wish().granted_by_receiver();
+    if how == 0 {
+        return;
+    }
+    count_bell(socket);
+    let rung = how & WANT_EVENT != 0 && context::ring(socket);
+    if rung && how & WANT_BYTE == 0 {
+        return;
+    }
+    if let Some(outgoing) = socket.outgoing() {
+        let end = socket.end();
+        if end.sending() == Sending::Kernel
+            && let Some(_held) = end.send_lock.try_take()
+        {
+            // A byte is a doorbell only while we send by the ring.
+            try_start(socket, end, &outgoing);
+        }
+        ring_byte(socket, &outgoing);
+    }
+}
+
+fn count_bell(socket: &Socket) {
+    crate::waiting::spin::rang();
+    view::count(socket, |slot| {
+        slot.bells.fetch_add(1, Ordering::Relaxed);
+    });
+}
+
+/// A byte on the kernel connection, if it is a doorbell there.
+#[inline(never)]
+pub fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
+    out(socket, socket.end(), outgoing, Reason::None).ring();
 }

@@ -140,7 +140,7 @@ pub fn aside(socket: &'static Socket) -> Sys<Native> {
             let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
             let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
             stream::step_aside(socket, end, &ring, Reason::Splice).map(|()| {
-                // ORDER: SeqCst, under the lock; pairs with `moving::try_start`.
+                // ORDER: SeqCst, under the lock; pairs with `sides::try_start`.
                 end.native_senders.fetch_add(1, Ordering::SeqCst);
                 Native { socket, count: &end.native_senders }
             })

@@ -4,7 +4,7 @@
 //! as soon as the peer has closed or shut down its receiving; and a peer that closes with bytes unread leaves ECONNRESET, which the
 //! next receive (or SO_ERROR) takes, once, after all bytes.
 
-use super::table::{End, Kind, Receiving, Sending, Socket, Stage, Tables, tables};
+use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::{carrier, moving, stream};
 use crate::reasons::Reason;
 use libc::{msghdr, sockaddr};
@@ -296,29 +296,4 @@ pub fn packet_waits(socket: &Socket) -> Sys<bool> {
 pub fn send_again(socket: &Socket, ring: &SegmentRing, packet: &Message) -> Sys<()> {
     // SAFETY: `record::look` has checked where the packet lies, which stays mapped while the send lock is held.
     unsafe { kernel::send_packet(socket.fd(), packet.pointer(ring), packet.len()) }
-}
-
-// ---- pairs ----
-
-/// A socket pair was made. While one process holds both ends it stays on the kernel: such pairs wake event loops. The first end offers.
-pub fn made_pair(tables: &'static Tables, first: i32, second: i32, kind: Kind) {
-    let Some(one) = tables.follow(first, kind) else { return };
-    one.side.set(1);
-    let Some(two) = tables.follow(second, kind) else { return };
-    one.twin.set(tables.index_of(two));
-    two.twin.set(tables.index_of(one));
-    one.paired.set(1);
-    two.paired.set(1);
-    super::view::show(one, Reason::Pair);
-    super::view::show(two, Reason::Pair);
-}
-
-/// This process's last name of one end of a pair goes: the other one may be moved now.
-pub fn part(tables: &'static Tables, socket: &Socket) {
-    let twin = tables.sockets.at(socket.twin.swap(0) as usize);
-    if twin.twin.get() == tables.index_of(socket) {
-        twin.twin.set(0);
-        super::meet::begin(twin, twin.side.get() == 1, 0);
-        super::view::begin(twin);
-    }
 }

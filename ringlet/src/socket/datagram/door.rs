@@ -24,7 +24,7 @@ use crate::reasons::Reason;
 use crate::socket::budget;
 use crate::socket::epoll::{life, registration};
 use crate::socket::table::{Socket, Stage, Tables, tables};
-use crate::socket::{meet, process, view};
+use crate::socket::{meet, pin, view};
 use ringlet_core::layout::{Head, LaneGeometry, SEGMENT_MAGIC};
 use ringlet_core::memory::Area;
 use ringlet_core::sync::Ordering;
@@ -123,7 +123,7 @@ pub fn stepping(socket: &Socket, step: impl FnOnce()) {
 
 /// May this socket have lanes now? Bars it if it never may.
 fn may_have_lanes(tables: &Tables, socket: &'static Socket) -> bool {
-    if let Some((reason, for_good)) = process::keeps_all_on_kernel() {
+    if let Some((reason, for_good)) = pin::keeps_all_on_kernel() {
         if for_good {
             super::bar(socket, reason);
         }
