@@ -26,7 +26,7 @@ use crate::wait::Wish;
 
 /// Of all that two processes share: this layout, those of lanes, of the native library and of Active Messages, and the messages by which they introduce
 /// themselves. One that changes counts it up: peers of different versions find that out by their first message, and stay apart.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\0");
 
 /// Unit of transfer between caches, and distance that keeps the adjacent-line prefetcher from pairing two writers.
@@ -90,6 +90,10 @@ pub struct Head {
 }
 
 /// One direction's control words. Every line has one writer.
+///
+/// Where the ends have a segment each, an adapter copies some of these lines from one to the other (`mirror`), whole: a sender's or receiver's first
+/// is *mirrored*. The second stays where it is, and is between a program and the adapter: in the sender's segment the adapter has the receiver's
+/// part, in the receiver's segment the sender's. So there too each line has one writer.
 #[repr(C)]
 #[derive(Default)]
 pub struct Control {
@@ -123,32 +127,43 @@ pub struct Credit {
     pub data: AtomicU64,
 }
 
-/// The receiver's interrupt flag (SCILAN §3.2) towards this one sender.
+/// What the receiver says of itself; and its interrupt flag (SCILAN §3.2) towards this one sender.
 #[repr(C, align(128))]
 #[derive(Default)]
 pub struct Receiver {
-    /// By a receiver that is about to sleep (`wait::Wish`); and what it has granted a sender that waits for room.
-    pub want_data: AtomicU64,
-    pub room_granted: AtomicU64,
+    // Mirrored.
     /// Whether the receiver takes from the ring, leaves it for the kernel, or has closed it (`leaving`).
     pub state: AtomicU32,
-    /// Once it leaves: bytes of the first unreleased record that the receiver has taken.
-    pub used: AtomicU64,
     /// 1 while the receiver asks that nothing more be put into the ring, though it still reads it.
     pub keep_out: AtomicU32,
     /// 1 while the receiver is past a `Start`, but bytes from before it are still unread in the kernel.
     pub draining: AtomicU32,
+    /// Counted up behind each change of `state`, for the echo (`mirror`).
+    pub changes: AtomicU32,
+    /// Once it leaves: bytes of the first unreleased record that the receiver has taken.
+    pub used: AtomicU64,
+    _mirrored: [AtomicU64; 5],
+
+    // Not mirrored.
+    /// By a receiver that is about to sleep (`wait::Wish`); and what it has granted a sender that waits for room.
+    pub want_data: AtomicU64,
+    pub room_granted: AtomicU64,
     /// 1 while the receiver takes doorbells by their number (`bells`).
     pub taking: AtomicU32,
+    /// The adapter's answers to `Sender::flushes`, `hold` and `parting`.
+    pub delivered: AtomicU32,
+    pub held: AtomicU32,
+    pub parted: AtomicU32,
+    /// Doorbell bytes that the adapter has put on the kernel connection since the last `Start`.
+    pub bells_put: AtomicU64,
+    _local: [AtomicU64; 3],
 }
 
-/// The sender's interrupt flag, and what it has ended.
+/// What the sender says of itself, and has ended; and its interrupt flag.
 #[repr(C, align(128))]
 #[derive(Default)]
 pub struct Sender {
-    /// By a sender that waits for room; and what it has granted a receiver that sleeps.
-    pub want_room: AtomicU64,
-    pub data_granted: AtomicU64,
+    // Mirrored.
     /// `SHUT` once the sender has shut its direction down in an orderly way while its end lives on; `SHUT_READ` or `SHUT_UNREAD` once it was
     /// closed.
     pub shut: AtomicU32,
@@ -160,8 +175,13 @@ pub struct Sender {
     pub attached: AtomicU32,
     /// Counted up when a send that is cut into pieces begins and when it ends: odd in between. (Only for tests: `unforgiving`.)
     pub cutting: AtomicU32,
-    /// Doorbell bytes on the kernel connection since the last `Start`. Written while `working`.
-    pub bells: AtomicU64,
+    /// Asked of the adapter (`mirror`): so often, to say when all that was published and said before has been delivered; to ring the receiver, by a
+    /// byte and by an event; to put no more bytes on the kernel connection (while it is odd); and, once, to deliver all and let go of it.
+    pub flushes: AtomicU32,
+    pub rings: AtomicU32,
+    pub events: AtomicU32,
+    pub hold: AtomicU32,
+    pub parting: AtomicU32,
     /// When `shut` was set, in the ticks of a record's time; 0 if that is not known. Nothing may depend on its truth.
     pub shut_at: AtomicU64,
     /// When the sender last gave bytes of the stream to the kernel, likewise.
@@ -169,6 +189,17 @@ pub struct Sender {
     /// The kernel's place up to which calls of the sender that have returned have written, but for doorbells since the last `Start`, plus
     /// one; 0 if that is not known.
     pub written: AtomicU64,
+
+    // Not mirrored.
+    /// By a sender that waits for room; and what it has granted a receiver that sleeps.
+    pub want_room: AtomicU64,
+    pub data_granted: AtomicU64,
+    /// Doorbell bytes on the kernel connection since the last `Start`. Written while `working`; over a mirror by the adapter.
+    pub bells: AtomicU64,
+    /// The last `Receiver::changes` that the adapter has seen, and after that the sender's line.
+    pub echo: AtomicU32,
+    _spare: AtomicU32,
+    _local: [AtomicU64; 4],
 }
 
 /// Values of `Sender::shut`. A Unix connection that is closed also tells whether bytes of the other end were unread.
@@ -188,7 +219,12 @@ pub const RINGS_BY_EVENT: u32 = WANT_EVENT;
 pub const RINGS_BY_NAME: u32 = 3;
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Control>() == 512);
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<Control>() == 512);
+    assert!(offset_of!(Receiver, want_data) == LINE_BYTES && size_of::<Receiver>() == APART_BYTES);
+    assert!(offset_of!(Sender, want_room) == LINE_BYTES && size_of::<Sender>() == APART_BYTES);
+};
 
 // SAFETY: atomics only; all bit patterns valid.
 unsafe impl Shared for Head {}

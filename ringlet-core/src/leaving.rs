@@ -156,6 +156,8 @@ impl Leaving for Control {
         // ORDER: SeqCst, before the look at the sender; pairs with `begin_work`. (It carries `used`.)
         self.receiver.state.store(state, Ordering::SeqCst);
         fence_for_the_model_checker();
+        // ORDER: SeqCst; pairs with `mirror::ReceiverLine::read`: who sees this sees the state. (And then, by `wait::armed`, who sleeps is seen.)
+        self.receiver.changes.fetch_add(1, Ordering::SeqCst);
     }
 
     fn used(&self) -> u64 {

@@ -12,6 +12,7 @@ pub mod mailbox;
 #[cfg(not(loom))]
 pub mod mapped;
 pub mod memory;
+pub mod mirror;
 pub mod queue;
 pub mod record;
 pub mod ring;
