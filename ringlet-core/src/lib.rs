@@ -4,6 +4,7 @@
 #[cfg(not(loom))]
 pub mod active;
 pub mod bells;
+pub mod course;
 pub mod handover;
 pub mod layout;
 pub mod leaving;

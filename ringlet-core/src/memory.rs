@@ -86,6 +86,21 @@ impl Area {
         unsafe { copy(self.base.add(offset), to, n) };
         true
     }
+
+    /// Copies to the same or another mapping; checked like `write`.
+    #[inline(always)]
+    pub fn copy_to(self, offset: usize, to: Area, to_offset: usize, n: usize) -> bool {
+        if offset > self.len
+            || n > self.len - offset
+            || to_offset > to.len
+            || n > to.len - to_offset
+        {
+            return false;
+        }
+        // SAFETY: in bounds of both mappings (`new`); they may be of the same memory. Bytes are copied raw, as in `write`.
+        unsafe { core::ptr::copy(self.base.add(offset), to.base.add(to_offset), n) };
+        true
+    }
 }
 
 /// Pieces so short are copied without `rep movsb` by every C library.

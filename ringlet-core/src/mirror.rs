@@ -172,11 +172,12 @@ pub struct SenderLine {
 }
 
 impl SenderLine {
-    /// As it stands at one moment, if the program does not change it all the time: then `None`, and there is another look.
-    pub fn read(from: &Sender) -> Option<SenderLine> {
+    /// As it stands at one moment; `known` is how it stood before. If the program changes it all the time it is `None`, and there is another look.
+    #[inline]
+    pub fn read(from: &Sender, known: &SenderLine) -> Option<SenderLine> {
         let once = || {
             // ORDER: Acquire, `working` first, and twice: the other words only count up, or are set once, so what is the same both times was so
-            // when `working` was read the second time. Pairs with `Leaving::end_work` and whatever an end says.
+            // when `working` was read the second time. (As it was `known` to stand counts as the first.) Pairs with `Leaving::end_work` and whatever an end says.
             let of = |word: &crate::sync::AtomicU32| word.load(Ordering::Acquire);
             SenderLine {
                 working: of(&from.working),
@@ -195,7 +196,7 @@ impl SenderLine {
             }
         };
         let first = once();
-        (once() == first).then_some(first)
+        (first == *known || once() == first).then_some(first)
     }
 
     pub fn write(&self, to: &Sender) {

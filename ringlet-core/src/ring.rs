@@ -25,6 +25,16 @@ pub enum Mark {
     Back(u64),
 }
 
+impl Mark {
+    pub(crate) fn of_words(kind: u64, value: u64) -> Option<Mark> {
+        match kind {
+            MARK_START => Some(Mark::Start(value)),
+            MARK_BACK => Some(Mark::Back(value)),
+            _ => None,
+        }
+    }
+}
+
 /// What the receiver finds next.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Next {
@@ -437,11 +447,7 @@ impl Rx {
     fn read_mark<M: RingMemory>(memory: &M, position: u64) -> Next {
         let slot = slot_of(memory, position);
         let value = read_word(memory, slot, 16);
-        match read_word(memory, slot, 8) {
-            MARK_START => Next::Mark(Mark::Start(value)),
-            MARK_BACK => Next::Mark(Mark::Back(value)),
-            _ => Next::Corrupt,
-        }
+        Mark::of_words(read_word(memory, slot, 8), value).map_or(Next::Corrupt, Next::Mark)
     }
 
     /// The first mark that stands anywhere in what is published.

@@ -1,0 +1,216 @@
+//! Many links, one thread.
+
+use crate::link::{Bells, Link, Progress};
+use rustix::event::{Timespec, epoll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io;
+use std::time::{Duration, Instant};
+
+/// A link with nothing to do is passed over so often before it is armed, and rings.
+const IDLE_PASSES: u32 = 2000;
+/// Passes over the busy links between two looks at descriptors.
+const PASSES: u32 = 64;
+/// Who reads does not ring for each record: so a link with something unread is looked at again, after times that grow.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const LOOK_AGAIN_MOST: Duration = Duration::from_millis(50);
+const EVENTS: usize = 64;
+/// Tokens of descriptors that are not ours are below this one.
+const LINKS: u64 = 1 << 32;
+
+/// Rings of one link's programs, and what they ring to wake it: an eventfd, of this link's alone.
+pub trait Wakes: Bells {
+    fn eventfd(&self) -> BorrowedFd<'_>;
+}
+
+struct Served<B> {
+    link: Link,
+    bells: B,
+    idle: u32,
+    /// It is armed.
+    sleeps: bool,
+    look_again: Option<(Instant, Duration)>,
+}
+
+pub struct Adapter<B> {
+    epoll: OwnedFd,
+    links: Vec<Option<Served<B>>>,
+    /// Those that are not armed.
+    busy: Vec<usize>,
+}
+
+impl<B: Wakes> Adapter<B> {
+    pub fn new() -> io::Result<Adapter<B>> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Adapter { epoll, links: Vec::new(), busy: Vec::new() })
+    }
+
+    /// Its number.
+    pub fn add(&mut self, link: Link, bells: B) -> io::Result<usize> {
+        let at = self.links.iter().position(Option::is_none).unwrap_or(self.links.len());
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(
+            &self.epoll,
+            bells.eventfd(),
+            epoll::EventData::new_u64(LINKS + at as u64),
+            flags,
+        )?;
+        let served = Served { link, bells, idle: 0, sleeps: false, look_again: None };
+        match self.links.get_mut(at) {
+            Some(place) => *place = Some(served),
+            None => self.links.push(Some(served)),
+        }
+        self.busy.push(at);
+        Ok(at)
+    }
+
+    pub fn remove(&mut self, at: usize) -> Option<B> {
+        self.busy.retain(|busy| *busy != at);
+        let served = self.links.get_mut(at)?.take()?;
+        let _ = epoll::delete(&self.epoll, served.bells.eventfd());
+        Some(served.bells)
+    }
+
+    pub fn bells(&mut self, at: usize) -> Option<&mut B> {
+        Some(&mut self.links.get_mut(at)?.as_mut()?.bells)
+    }
+
+    /// The process of this end is gone.
+    pub fn gone(&mut self, at: usize, end: usize) {
+        if let Some(served) = self.links.get_mut(at).and_then(Option::as_mut) {
+            served.link.gone(end);
+            self.wake(at, 0);
+        }
+    }
+
+    /// Another descriptor to sleep on, whose `token` (below 2^32) `turn` tells.
+    pub fn watch(&mut self, fd: impl AsFd, token: u32) -> io::Result<()> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token.into()), epoll::EventFlags::IN)
+    }
+
+    pub fn unwatch(&mut self, fd: impl AsFd) -> io::Result<()> {
+        epoll::delete(&self.epoll, fd)
+    }
+
+    /// Passes over the busy links for a while, or sleeps (no longer than `most`). What came of it: tokens of descriptors that are ready, and links
+    /// that have ended or failed, to be removed.
+    pub fn turn(
+        &mut self,
+        most: Option<Duration>,
+        ready: &mut Vec<u32>,
+        over: &mut Vec<(usize, Progress)>,
+    ) -> io::Result<()> {
+        let now = Instant::now();
+        let patience =
+            if self.busy.is_empty() { self.patience(now, most) } else { Some(Duration::ZERO) };
+        self.look_at_descriptors(patience, ready)?;
+        self.look_again(Instant::now());
+        for _ in 0..PASSES {
+            if self.busy.is_empty() {
+                break;
+            }
+            self.pass(over);
+        }
+        if self.links.iter().flatten().all(|served| served.sleeps || served.idle > 0) {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn patience(&self, now: Instant, most: Option<Duration>) -> Option<Duration> {
+        let next =
+            self.links.iter().flatten().filter_map(|served| Some(served.look_again?.0)).min();
+        let next = next.map(|at| at.saturating_duration_since(now));
+        [next, most].into_iter().flatten().min()
+    }
+
+    fn look_at_descriptors(
+        &mut self,
+        patience: Option<Duration>,
+        ready: &mut Vec<u32>,
+    ) -> io::Result<()> {
+        let timeout = patience.map(|time| Timespec {
+            tv_sec: time.as_secs() as i64,
+            tv_nsec: time.subsec_nanos().into(),
+        });
+        let mut events = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }; EVENTS];
+        let found = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            Ok(found) => found,
+            Err(io::Errno::INTR) => 0,
+            Err(error) => return Err(error),
+        };
+        for event in &events[..found] {
+            match event.data.u64().checked_sub(LINKS) {
+                None => ready.push(event.data.u64() as u32),
+                // (Edges: what was rung need not be read.)
+                Some(at) => self.wake(at as usize, 0),
+            }
+        }
+        Ok(())
+    }
+
+    fn look_again(&mut self, now: Instant) {
+        for at in 0..self.links.len() {
+            let due = |served: &Served<B>| {
+                served.sleeps && served.look_again.is_some_and(|(at, _)| at <= now)
+            };
+            if self.links[at].as_ref().is_some_and(due) {
+                self.wake(at, IDLE_PASSES);
+            }
+        }
+    }
+
+    fn wake(&mut self, at: usize, idle: u32) {
+        if let Some(served) = self.links.get_mut(at).and_then(Option::as_mut) {
+            served.idle = idle;
+            if served.sleeps {
+                served.sleeps = false;
+                served.link.disarm();
+                self.busy.push(at);
+            }
+        }
+    }
+
+    fn pass(&mut self, over: &mut Vec<(usize, Progress)>) {
+        let links = &mut self.links;
+        self.busy.retain(|at| {
+            let Some(served) = &mut links[*at] else { return false };
+            match served.link.pass(&mut served.bells) {
+                Progress::Busy => {
+                    (served.idle, served.look_again) = (0, None);
+                    true
+                }
+                Progress::Idle if served.idle < IDLE_PASSES => {
+                    served.idle += 1;
+                    std::hint::spin_loop();
+                    true
+                }
+                Progress::Idle => !served.sleep(),
+                ended => {
+                    over.push((*at, ended));
+                    false
+                }
+            }
+        });
+    }
+}
+
+impl<B: Wakes> Served<B> {
+    /// It rings from now on. False if there was something to do.
+    fn sleep(&mut self) -> bool {
+        self.link.arm();
+        if self.link.pass(&mut self.bells) != Progress::Idle {
+            self.idle = 0;
+            return false;
+        }
+        self.sleeps = true;
+        self.look_again = self.link.is_owed().then(|| {
+            let after =
+                self.look_again.map_or(LOOK_AGAIN, |(_, last)| (2 * last).min(LOOK_AGAIN_MOST));
+            (Instant::now() + after, after)
+        });
+        true
+    }
+}

@@ -1,0 +1,143 @@
+//! The records of one direction on their way through an adapter (`mirror`): which there are, and which may be delivered.
+//!
+//! An adapter looks at the sender's segment as a receiver does, and writes to the receiver's segment as the sender did to its own, to the same
+//! places. Either program may write anything at any time. So what is looked at is copied once and checked, and delivered is only what has
+//! room by the credit that was passed back: an honest sender never publishes more.
+
+use crate::layout::*;
+use crate::record::{RingMemory, header_word, position_after, slot_of, tag};
+use crate::ring::Mark;
+use crate::sync::Ordering;
+
+/// A record, as it was found.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    pub position: u64,
+    pub slot: usize,
+    pub header: u64,
+    /// What stands behind the header.
+    pub body: [u8; LINE_BYTES - 8],
+    /// What lies in the data ring, if `len` is not 0.
+    pub place: usize,
+    pub len: usize,
+    pub mark: Option<Mark>,
+}
+
+#[derive(Default, Debug)]
+pub struct Course {
+    /// The record that is due, and where the data of the last one ended.
+    next: u64,
+    data: u64,
+    /// What the receiver is known to have consumed.
+    credit_slots: u64,
+    credit_data: u64,
+    spoiled: bool,
+}
+
+impl Course {
+    /// The record that is due, if it is published. What no ringlet writes is found as one that none reads, and is the last.
+    #[inline]
+    pub fn look<M: RingMemory>(&mut self, from: &M) -> Option<Piece> {
+        let (position, slot) = (self.next, slot_of(from, self.next));
+        if self.spoiled || position - self.credit_slots >= from.slot_count() as u64 {
+            return None;
+        }
+        // ORDER: Acquire; pairs with `RingMemory::publish`, as `record::look`.
+        let header = from.header(slot).load(Ordering::Acquire);
+        if header >> (LEN_BITS + FLAG_BITS) != tag(position) {
+            return None;
+        }
+        let mut piece = Piece {
+            position,
+            slot,
+            header,
+            body: [0; LINE_BYTES - 8],
+            place: 0,
+            len: 0,
+            mark: None,
+        };
+        // SAFETY: an array of that length.
+        unsafe { from.read_slot(slot, 8, piece.body.as_mut_ptr(), piece.body.len()) };
+        if self.check(from, &mut piece).is_none() {
+            self.spoiled = true;
+            (piece.header, piece.len) = (header_word(position, FLAG_CONTROL, 0), 0);
+        }
+        self.next = position_after(from, position, header >> LEN_BITS & ((1 << FLAG_BITS) - 1));
+        Some(piece)
+    }
+
+    #[inline]
+    fn check<M: RingMemory>(&mut self, memory: &M, piece: &mut Piece) -> Option<()> {
+        let flags = piece.header >> LEN_BITS & ((1 << FLAG_BITS) - 1);
+        let len = (piece.header & ((1 << LEN_BITS) - 1)) as usize;
+        if flags & FLAG_CONTROL != 0 {
+            piece.mark = Some(Mark::of_words(piece.word(0), piece.word(1))?);
+            return (len == 16 && flags & FLAG_DATA == 0).then_some(());
+        }
+        if flags & FLAG_DATA == 0 {
+            return (len <= INLINE_BYTES).then_some(());
+        }
+        let (start, size) = (piece.word(0), memory.ring_bytes() as u64);
+        if start != self.data {
+            // Over the rest of a lap; where nothing is unread, that counts as free at once.
+            if start != self.data.checked_next_multiple_of(size)? {
+                return None;
+            }
+            if self.credit_data == self.data {
+                self.credit_data = start;
+            }
+        }
+        let end = start.checked_add((len as u64).next_multiple_of(LINE_BYTES as u64))?;
+        let place = start & (size - 1);
+        let fits = end - self.credit_data <= size
+            && place + len as u64 <= size
+            && (1..=MESSAGE_MAX_BYTES).contains(&len);
+        self.data = end;
+        (piece.place, piece.len) = (place as usize, len);
+        fits.then_some(())
+    }
+
+    /// What the receiver has consumed, if that is more than was known.
+    #[inline]
+    pub fn credit<M: RingMemory>(&mut self, receiver: &M) -> Option<(u64, u64)> {
+        // ORDER: Acquire, both; pairs with `RingMemory::give_credit`, as `Tx::refresh`.
+        let slots = receiver.credit_slots().load(Ordering::Acquire);
+        let data = receiver.credit_data().load(Ordering::Acquire);
+        if slots == self.credit_slots
+            || slots.wrapping_sub(self.credit_slots) > self.next - self.credit_slots
+        {
+            return None;
+        }
+        self.credit_slots = slots;
+        if data.wrapping_sub(self.credit_data) <= self.data - self.credit_data {
+            self.credit_data = data;
+        }
+        Some((slots, self.credit_data))
+    }
+
+    /// The record that is due next.
+    pub fn position(&self) -> u64 {
+        self.next
+    }
+
+    /// Is something on its way, or unread?
+    pub fn is_owed(&self) -> bool {
+        self.next != self.credit_slots
+    }
+}
+
+impl Piece {
+    /// Puts the slot in its place. What lies in the data ring is there.
+    #[inline]
+    pub fn put<M: RingMemory>(&self, to: &M) {
+        // SAFETY: an array of that length.
+        unsafe { to.write_slot(self.slot, 8, self.body.as_ptr(), self.body.len()) };
+        to.publish(self.slot, self.header);
+    }
+
+    fn word(&self, nth: usize) -> u64 {
+        let mut word = [0; 8];
+        word.copy_from_slice(&self.body[8 * nth..8 * nth + 8]);
+        u64::from_ne_bytes(word)
+    }
+}
