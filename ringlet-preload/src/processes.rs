@@ -67,8 +67,10 @@ pub fn watch_forks() {
 #[unsafe(no_mangle)]
 pub extern "C" fn fork() -> pid_t {
     let child = next!(c"fork", fn() -> pid_t,);
-    if child < 0 {
-        process::fork_failed();
+    match child {
+        0 => {}
+        1.. => process::forked(child),
+        _ => process::fork_failed(),
     }
     child
 }
@@ -87,8 +89,10 @@ pub fn forking(make: impl FnOnce() -> c_long) -> c_long {
         0 => process::after_fork_in_child(),
         _ => process::after_fork_in_parent(),
     }
-    if child < 0 {
-        process::fork_failed();
+    match child {
+        0 => {}
+        1.. => process::forked(child as pid_t),
+        _ => process::fork_failed(),
     }
     child
 }

@@ -133,6 +133,11 @@ pub fn is_alone() -> bool {
     !byte.is_null() && unsafe { byte.read_volatile() }
 }
 
+/// How a process is called as an owner, by its number here.
+pub fn owner_of(process: i32) -> u32 {
+    owner_number() & !NUMBER_MASK | process as u32 & NUMBER_MASK
+}
+
 /// What is known of the owner of a lock.
 pub enum Fate {
     Alive,
@@ -149,6 +154,11 @@ pub fn fate_of(owner: u32) -> Fate {
         true if sys::thread_exists(number) => Fate::Unknown,
         true => Fate::Dead,
     }
+}
+
+/// Is a process (`owner_of`) over, waited for or not?
+pub fn is_over(process: u32) -> bool {
+    matches!(fate_of(process), Fate::Dead) || has_ended(process)
 }
 
 /// Is an owner of which nothing else is known a process that is over, and that nobody has waited for? (It may be another, which got the

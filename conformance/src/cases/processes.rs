@@ -98,6 +98,19 @@ fn become_cat(end: End) -> i32 {
     127
 }
 
+/// More than ringlet notes of a family at a time.
+const MANY_DEAD: u32 = 100;
+
+/// A child gets all that this process has, and is killed with it.
+fn share_with_the_dead() {
+    let child = sys::fork(|| {
+        pause(u64::MAX);
+        0
+    });
+    sys::kill(child, SIGKILL).expect("kill");
+    join(child);
+}
+
 fn join(pid: i32) {
     record("child", sys::wait_for(pid));
 }
@@ -824,6 +837,48 @@ pub const CASES: &[Case] = &[
         },
     )
     .each_side(),
+    pair(
+        "processes/sharer_killed",
+        "a child that shared the connection was killed: what its parent sent before it closes it, or ends, arrives",
+        |a| {
+            let end = much_to_send_again(a);
+            (0..MANY_DEAD).for_each(|_| share_with_the_dead());
+            end.close();
+            a.sync();
+            let end = much_to_send_again(a);
+            join(sys::fork(|| {
+                share_with_the_dead();
+                sys::exit_with_handlers(0)
+            }));
+            end.close();
+            a.sync();
+            let _end = much_to_send_again(a);
+            share_with_the_dead();
+            a.sync();
+            sys::exit_with_handlers(0);
+        },
+        |b| (0..3).for_each(|_| receive_sent_again(b)),
+    )
+    .steady(),
+    pair(
+        "processes/sharer_killed_unread",
+        "a child that shared the connection was killed, and its parent closes it with bytes unread",
+        |a| {
+            let end = a.moved();
+            end.send(b"unread");
+            a.sync();
+            end.recv_to_end();
+        },
+        |b| {
+            let end = b.moved();
+            share_with_the_dead();
+            end.wait_mask(IN);
+            end.close();
+            b.sync();
+        },
+    )
+    .all_families()
+    .packets_too(),
     pair(
         "processes/daemonise",
         "a server detaches by two forks and goes on with its connection",

@@ -312,7 +312,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         return Step::Bar(Reason::OwnEpoll);
     }
     // What was shared and is so no more may still be mapped by those who shared it.
-    if end.holders.load(Ordering::Acquire) != 1 || !tables.rehome(socket) {
+    if !tables.holders.is_alone(&end.holders) || !tables.rehome(socket) {
         view::show(socket, Reason::Shared);
         return Step::Later;
     }
@@ -442,7 +442,7 @@ fn check_trust(peer: rendezvous::Credentials) -> Result<(), Step> {
 
 /// The connecting side: who is it that offers? One that has proven itself is told hello.
 fn take_greeting(tables: &'static Tables, socket: &'static Socket) -> Step {
-    if socket.end().holders.load(Ordering::Acquire) != 1 {
+    if socket.end().holders.count() != 1 {
         return Step::Later;
     }
     let meeting = socket.meeting.get() as i32;
@@ -639,7 +639,7 @@ fn again(socket: &Socket) -> Step {
 
 /// The accepting side: who is it, and what does it say?
 fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
-    if socket.end().holders.load(Ordering::Acquire) != 1 || !tables.rehome(socket) {
+    if socket.end().holders.count() != 1 || !tables.rehome(socket) {
         return Step::Later;
     }
     let meeting = socket.meeting.get() as i32;
@@ -738,7 +738,7 @@ fn make_segment(tables: &Tables, socket: &Socket, geometry: Geometry) -> Result<
 
 /// The connecting side: is the answer there, and sound?
 fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
-    if socket.end().holders.load(Ordering::Acquire) != 1 || !tables.rehome(socket) {
+    if socket.end().holders.count() != 1 || !tables.rehome(socket) {
         return Step::Later;
     }
     let meeting = socket.meeting.get() as i32;
@@ -845,7 +845,7 @@ fn attach(socket: &'static Socket, registrations: Held<'_>) {
     if !socket.advance(Stage::Attached) {
         return;
     }
-    if end.holders.load(Ordering::SeqCst) != 1 {
+    if end.holders.count() != 1 {
         // A handler that interrupted this step has forked: its child goes on with a connection of the kernel's.
         end.barred.set(Reason::Shared as u32);
     }

@@ -14,6 +14,7 @@ pub mod datagram;
 pub mod epoll;
 pub mod family;
 pub mod gate;
+mod holders;
 mod in_use;
 mod interrupted;
 pub mod jumps;

@@ -7,7 +7,7 @@ use super::in_use;
 pub use super::patience::{corrupt, miscounted, wait_patiently};
 pub use super::sides::{incoming, out, try_start, wake_receiver, wake_sender};
 use super::sides::{measure_written, ring_byte};
-use super::table::{End, Receiving, Sending, Socket};
+use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{LINGER_KEPT, reads_on};
 pub use super::words::{
     back_ahead, bells_end, count_written, has_left, may_have_lost, note_written, peer_attached,
@@ -127,7 +127,7 @@ pub fn answer_return(socket: &Socket, end: &End) {
 pub fn finish_return(socket: &Socket, end: &End) {
     let Some(_in_use) = in_use::in_use(socket) else { return };
     answer_return(socket, end);
-    let alone = end.holders.load(Ordering::Acquire) <= 1;
+    let alone = tables().is_some_and(|tables| tables.holders.is_alone(&end.holders));
     if alone
         && end.sending() == Sending::Returning
         && let Some(outgoing) = socket.outgoing()

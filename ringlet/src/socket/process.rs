@@ -1,5 +1,6 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
+use super::holders::{Held, Holders};
 use super::in_use::Waiter;
 use super::meeting;
 use super::pin::{AROUND, BEHIND_OUR_BACK, IO_URING};
@@ -200,7 +201,7 @@ fn close_young(tables: &'static Tables, fd: i32, socket: &'static Socket) -> boo
     let may = || {
         socket.stage() == Stage::Kernel
             && socket.names.load(Ordering::Relaxed) == 1
-            && socket.end().holders.load(Ordering::Relaxed) == 1
+            && socket.end().holders.count() == 1
             && !socket.twin.is()
             && !socket.meeting.is()
     };
@@ -326,20 +327,23 @@ pub fn close_orphan(socket: &'static Socket) {
 fn release(socket: &'static Socket, open: bool) {
     let end = socket.end();
     // KERNEL: where the first access to shared memory is a store, its page alone is mapped; at a load, those around it are too.
-    end.holders.load(Ordering::Relaxed);
+    end.holders.count();
+    let Some(tables) = tables() else { return };
+    if socket.is_ours() {
+        // (Of those who were killed nobody is to wait for.)
+        tables.holders.is_alone(&end.holders);
+    }
     let last = {
-        let _inside = tables().map(|tables| tables.process().gate.enter());
+        let _inside = tables.process().gate.enter();
         socket.parting.set(1);
-        end.holders.fetch_sub(1, Ordering::AcqRel) == 1
+        tables.holders.leave(&end.holders)
     };
-    if last && let Some(tables) = tables() {
+    if last {
         tables.services.note_end(socket.service.get(), socket.calls.get());
     }
     meet::close(socket);
     epoll::forget_socket(socket);
-    if socket.twin.is()
-        && let Some(tables) = tables()
-    {
+    if socket.twin.is() {
         pairs::part(tables, socket);
     }
     {
@@ -402,9 +406,10 @@ pub fn before_fork() {
     interrupted::before_fork(tables);
     view::before_fork(tables);
     let fork = process.age.add(1);
+    let noted = tables.holders.before_fork(fork, tables.followed().map(|each| &each.end().holders));
     for socket in tables.followed().filter(|socket| !socket.parting.is()) {
         socket.counted.set(fork);
-        socket.end().holders.fetch_add(1, Ordering::AcqRel);
+        socket.end().holders.share(noted);
         if socket.is_datagram() {
             datagram::before_fork(socket);
         }
@@ -424,11 +429,18 @@ pub fn after_fork_in_parent() {
 pub fn fork_failed() {
     let Some(tables) = tables() else { return };
     let fork = LAST_FORK.replace(0);
-    for socket in tables.followed().filter(|socket| fork != 0 && socket.counted.get() == fork) {
-        if !socket.parting.is() {
-            socket.counted.set(0);
-            socket.end().holders.fetch_sub(1, Ordering::AcqRel);
-        }
+    let counted = |socket: &&Socket| fork != 0 && socket.counted.get() == fork;
+    let counted = tables.followed().filter(counted).filter(|socket| !socket.parting.is());
+    tables.holders.unborn(counted.map(|socket| {
+        socket.counted.set(0);
+        &socket.end().holders
+    }));
+}
+
+/// There is one, and that is its number.
+pub fn forked(child: i32) {
+    if let Some(tables) = tables() {
+        tables.holders.born(child);
     }
 }
 
@@ -447,6 +459,7 @@ pub fn after_fork() {
     process.pid.set(sys::getpid() as u32);
     process.age.add(1);
     let counted = FORK.replace(0) != 0;
+    tables.holders.begin(counted);
     process.gate.open(true);
     process.view_lock.reset();
     process.spawn_lock.reset();
@@ -478,7 +491,7 @@ pub fn after_fork() {
             continue;
         }
         if !counted {
-            socket.end().holders.fetch_add(1, Ordering::AcqRel);
+            tables.holders.join(&socket.end().holders);
         }
         // Nor is its rendezvous.
         socket.stepping.store(0, Ordering::Relaxed);
@@ -509,7 +522,7 @@ pub fn disown(tables: &'static Tables, socket: &'static Socket, at_work: bool) {
     }
     epoll::forget_socket(socket);
     meeting::forget(socket);
-    socket.end().holders.fetch_sub(1, Ordering::AcqRel);
+    tables.holders.leave(&socket.end().holders);
     if at_work {
         let _ = socket.take_segment();
         socket.set_stage(Stage::KernelForGood);
@@ -617,7 +630,7 @@ fn end_withholding(process: &Process) {
 fn before_exec_alone() {
     let Some(tables) = tables() else { return };
     give_inherited(tables, |fd, socket| {
-        if borrowed() || socket.end().holders.load(Ordering::Acquire) > 1 {
+        if borrowed() || !tables.holders.is_alone(&socket.end().holders) {
             keep_from(socket, fd);
         } else {
             carrier::break_off(socket);
@@ -640,7 +653,9 @@ pub fn before_exec() {
                 moving::finish_return(socket, socket.end());
             }
         }
-        hold(|holders| holders.fetch_sub(1, Ordering::AcqRel));
+        hold(|holders, held| {
+            holders.leave(held);
+        });
         tables().into_iter().for_each(epoll::before_exec);
     }
 }
@@ -648,20 +663,17 @@ pub fn before_exec() {
 /// It did not become one.
 pub fn after_failed_exec() {
     if !borrowed() {
-        hold(|holders| holders.fetch_add(1, Ordering::AcqRel));
+        hold(Holders::join);
         tables().into_iter().for_each(epoll::after_failed_exec);
     }
 }
 
-fn hold(change: impl Fn(&AtomicU32) -> u32) {
-    for socket in tables().into_iter().flat_map(|tables| tables.followed()) {
-        change(&socket.end().holders);
-    }
+fn hold(change: impl Fn(&Holders, &Held)) {
+    let Some(tables) = tables() else { return };
+    tables.followed().for_each(|socket| change(&tables.holders, &socket.end().holders));
 }
 
-/// This process ends, with connections open: the family goes on without it. (One that is killed is counted for ever. That
-/// keeps a connection that it shared from being moved; and one that was moved is not put in order at its last close, so the kernel resets it, and
-/// what is still queued for the peer may be lost.)
+/// This process ends, with connections open: the family goes on without it. (One that is killed is counted until somebody asks: `holders`.)
 pub fn at_exit() {
     if borrowed() {
         return;
@@ -675,7 +687,7 @@ pub fn at_exit() {
         if socket.stage() == Stage::Attached {
             moving::finish_return(socket, end);
         }
-        if end.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if tables.holders.leave(&end.holders) {
             tables.services.note_end(socket.service.get(), socket.calls.get());
             if socket.is_unix() {
                 unix::exiting(socket);
@@ -691,7 +703,7 @@ pub fn before_credentials(single_threaded: bool) {
     let Some(tables) = tables().filter(|_| !borrowed()) else { return };
     let age = tables.process().age.get();
     for socket in tables.followed().filter(|socket| !tables.has_own_end(socket)) {
-        let shared = socket.end().holders.load(Ordering::Acquire) != 1;
+        let shared = !tables.holders.is_alone(&socket.end().holders);
         if socket.is_datagram() {
             datagram::part(socket);
             continue;
@@ -711,6 +723,7 @@ pub fn before_credentials(single_threaded: bool) {
     }
     tables.ends.part(age);
     tables.services.part(age);
+    tables.holders.part(age, tables.followed().any(|socket| !tables.has_own_end(socket)));
     datagram::part_all(age);
 }
 

@@ -403,9 +403,7 @@ fn shares_doorbells(fds: &[pollfd], held: &[u32], home: Option<u32>) -> bool {
     fds.iter().zip(held).any(|(entry, &held)| {
         attached(entry, held).is_some_and(|socket| {
             socket.sleepers.load(Ordering::SeqCst) > 1
-                || held & FOR_ROOM != 0
-                    && !rings(socket, home)
-                    && socket.end().holders.load(Ordering::Relaxed) > 1
+                || held & FOR_ROOM != 0 && !rings(socket, home) && socket.end().holders.count() > 1
         })
     })
 }

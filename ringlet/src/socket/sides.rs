@@ -34,8 +34,7 @@ impl Out<'_> {
     fn resent_by_the_dead(&self, used: u64, most: u64) -> u64 {
         let (socket, end) = (self.socket, self.end);
         // ORDER: Acquire; pairs with `process::before_fork`.
-        if socket.is_unix() || end.resent_at.get() == 0 && end.holders.load(Ordering::Acquire) <= 1
-        {
+        if socket.is_unix() || end.resent_at.get() == 0 && end.holders.count() <= 1 {
             return 0;
         }
         let written = carrier::written(socket).ok().and_then(|written| written.agreed());

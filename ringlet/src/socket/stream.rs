@@ -469,7 +469,7 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
 /// Does anybody else wait on this connection, in this process or another of the family? `mine` of the counted waiters are the caller.
 fn others_wait(socket: &Socket, end: &End, mine: u32) -> bool {
     socket.sleepers.load(Ordering::SeqCst) > mine
-        || end.holders.load(Ordering::Relaxed) > 1
+        || end.holders.count() > 1
         || super::epoll::registration::watched_by_sleepers(socket)
 }
 

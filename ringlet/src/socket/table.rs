@@ -9,6 +9,7 @@
 
 use super::family::Pool;
 use super::gate::Gate;
+use super::holders::{Held, Holders};
 use super::lives::Services;
 use crate::config::Config;
 use crate::lock::Lock;
@@ -229,7 +230,7 @@ pub struct End {
     /// The program has ended the sending direction, perhaps before the connection was attached.
     pub shut: AtomicU32,
     /// Processes of the family that hold it.
-    pub holders: AtomicU32,
+    pub holders: Held,
     /// Another program may hold it too, which knows nothing of the family.
     pub given: P32,
     pub nonblocking: P32,
@@ -336,7 +337,7 @@ impl End {
         self.idle_at.set(0);
         self.ringers.store(0, Ordering::Relaxed);
         self.given.set(0);
-        self.holders.store(1, Ordering::Relaxed);
+        self.holders.begin();
     }
 }
 
@@ -361,6 +362,7 @@ pub struct Tables {
     alive: &'static AtomicU32,
     pub process: &'static [Process],
     pub services: Services,
+    pub holders: Holders,
 }
 
 /// What changes with the process: one entry, private.
@@ -424,6 +426,7 @@ pub fn start(config: Config, after_fork: fn()) -> Sys<()> {
         sockets: Table::map(NEAR_SOCKET_COUNT, SOCKET_COUNT as usize)?,
         // (Beside the first ends: who ends a connection needs both, and a look at either maps what is around it.)
         services: Services::map()?,
+        holders: Holders::map()?,
         ends: Pool::map(SOCKET_COUNT as usize)?,
         free: map::private_table(1)?,
         alive: thread::start(&process[0].identity, leave_behind, after_fork)?,
@@ -662,7 +665,7 @@ impl Tables {
         home.copy_from(end);
         home.receive_lock.reset();
         home.send_lock.reset();
-        home.holders.store(1, Ordering::Relaxed);
+        home.holders.begin();
         socket.end.store(new, Ordering::SeqCst);
         self.ends.give(old);
         true

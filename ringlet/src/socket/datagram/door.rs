@@ -133,7 +133,7 @@ fn may_have_lanes(tables: &Tables, socket: &'static Socket) -> bool {
         super::bar(socket, Reason::OwnEpoll);
         return false;
     }
-    if socket.end().holders.load(Ordering::Acquire) != 1 {
+    if !tables.holders.is_alone(&socket.end().holders) {
         super::show(socket, Reason::Shared);
         return false;
     }
@@ -444,7 +444,7 @@ fn take_hello(
     let (memfd, area) = make_lane(tables, geometry)?;
     let added = {
         let held = socket.end().receive_lock.take();
-        let alone = socket.end().holders.load(Ordering::Acquire) == 1;
+        let alone = tables.holders.is_alone(&socket.end().holders);
         let free = held.is_some() && alone && !socket.end().barred.is();
         if let (true, Some(old)) = (free, mailbox.find(all, &hello.source)) {
             mailbox.close(all, old);

@@ -17,7 +17,7 @@ mod inlets;
 mod outlets;
 
 use super::epoll::registration::{heat_all, may_sleep_on};
-use super::table::{Socket, Stage};
+use super::table::{self, Socket, Stage};
 use super::{unforgiving, view};
 use crate::once::Once;
 use crate::plain::P64;
@@ -228,7 +228,7 @@ pub fn part_all(age: u32) {
 
 /// The process ends: its senders go back to the kernel, which tells them what it tells.
 pub fn at_exit(socket: &Socket) {
-    if socket.end().holders.load(Ordering::Acquire) <= 1 {
+    if table::tables().is_some_and(|tables| tables.holders.is_alone(&socket.end().holders)) {
         close_inlets(socket);
     }
 }
@@ -487,7 +487,7 @@ pub fn awake(socket: &Socket) {
 fn sleepers(socket: &Socket) -> bool {
     let end = socket.end();
     end.native_receivers.load(Ordering::SeqCst) != 0
-        || end.holders.load(Ordering::Relaxed) != 1
+        || end.holders.count() != 1
         || may_sleep_on(socket)
 }
 
