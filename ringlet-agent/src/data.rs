@@ -5,7 +5,7 @@ use core::ptr::{null, null_mut};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::{self, Socket};
-use ringlet::socket::{self, Native, Way, process, splice, stream, unix, way_in, way_out};
+use ringlet::socket::{self, Native, Way, carrier, process, splice, stream, unix, way_in, way_out};
 use ringlet::thread::is_alone;
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_linux::fd;
@@ -61,8 +61,7 @@ unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> Sys<usize> 
     if list.iter().any(is_out_of_reach) {
         return Err(Errno::EFAULT);
     }
-    // KERNEL: only TCP takes this flag as a wish to discard.
-    let discard = flags & libc::MSG_TRUNC != 0 && !socket.is_unix();
+    let discard = flags & libc::MSG_TRUNC != 0 && carrier::facts(socket).discards;
     if !discard && checked(list).is_err() {
         return receive_into_nothing(socket, flags);
     }
@@ -80,7 +79,7 @@ unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> Sys<usize> 
 fn receive_into_nothing(socket: &Socket, flags: c_int) -> Sys<usize> {
     // SAFETY: no buffers.
     let mut none = unsafe { Buffers::new(&[]) };
-    if socket.is_packets() {
+    if carrier::facts(socket).has_boundaries {
         // KERNEL: what was to be put there is lost.
         return match stream::receive(socket, &mut none, flags | libc::MSG_TRUNC) {
             Ok(1..) => Err(Errno::EFAULT),
@@ -236,7 +235,7 @@ unsafe fn receive_message(socket: &Socket, message: *mut msghdr, flags: c_int) -
     let message = unsafe { &mut *message };
     // SAFETY: its vector.
     let list = unsafe { list_of(message) }?;
-    if socket.is_unix() {
+    if carrier::facts(socket).has_messages {
         checked(list)?;
         // SAFETY: its buffers.
         let mut to = unsafe { Buffers::new(list) };
@@ -266,7 +265,14 @@ pub unsafe fn recvmmsg<E: Edge>(
         // SAFETY: the contract of recvmmsg.
         Way::Ours(socket) => unsafe {
             let one = |message: &mut msghdr, flags| receive_message(socket, message, flags);
-            receive_messages(messages, count, flags, timeout, !socket.is_packets(), one)
+            receive_messages(
+                messages,
+                count,
+                flags,
+                timeout,
+                !carrier::facts(socket).has_boundaries,
+                one,
+            )
         },
         // SAFETY: as above.
         Way::Datagram(socket) => unsafe {
@@ -335,7 +341,7 @@ unsafe fn read_list(socket: &Socket, list: &[Buffer], flags: c_int) -> Sys<usize
 
 /// KERNEL: unlike write, a writev of no bytes sends no packet.
 unsafe fn write_list(socket: &Socket, list: &[Buffer]) -> Sys<usize> {
-    if socket.is_packets() && list.iter().all(|buffer| buffer.len == 0) {
+    if carrier::facts(socket).has_boundaries && list.iter().all(|buffer| buffer.len == 0) {
         return Ok(0);
     }
     // SAFETY: passed on.
@@ -486,7 +492,9 @@ pub unsafe fn sendto<E: Edge>(
     match way_out(fd) {
         Way::Kernel(call) => native(edge, native_with(call, flags)),
         // KERNEL: a connected TCP socket ignores the address, and so do packets; a Unix stream does not.
-        Way::Ours(socket) if takes_no_address(socket) && !address.is_null() && address_len != 0 => {
+        Way::Ours(socket)
+            if carrier::facts(socket).refuses_address && !address.is_null() && address_len != 0 =>
+        {
             Err(Errno(libc::EISCONN))
         }
         Way::Ours(_) if !address.is_null() && address_len != 0 && is_nowhere(address) => {
@@ -537,8 +545,11 @@ unsafe fn send_message(socket: &Socket, message: *const msghdr, flags: c_int) ->
     if header.msg_namelen != 0 && !header.msg_name.is_null() && is_nowhere(header.msg_name) {
         return Err(Errno::EFAULT);
     }
-    if socket.is_unix() {
-        if takes_no_address(socket) && !header.msg_name.is_null() && header.msg_namelen != 0 {
+    if carrier::facts(socket).has_messages {
+        if carrier::facts(socket).refuses_address
+            && !header.msg_name.is_null()
+            && header.msg_namelen != 0
+        {
             return Err(Errno(libc::EISCONN));
         }
         if unix::has_control(header) {
@@ -553,13 +564,11 @@ unsafe fn send_message(socket: &Socket, message: *const msghdr, flags: c_int) ->
     unsafe { send_list(socket, list, flags) }
 }
 
-fn takes_no_address(socket: &Socket) -> bool {
-    socket.is_unix() && !socket.is_packets()
-}
-
 /// Descriptors that may leave for another process, if the call is on a Unix socket: their connections stay on the kernel.
 unsafe fn let_go_of_passed(fd: c_int, message: *const msghdr) {
-    if is_nowhere(message) || table::socket(fd).is_some_and(|socket| !socket.is_unix()) {
+    if is_nowhere(message)
+        || table::socket(fd).is_some_and(|socket| !carrier::facts(socket).has_messages)
+    {
         return;
     }
     // SAFETY: the program's message header and control messages, walked as the CMSG macros do.
@@ -636,7 +645,7 @@ pub unsafe fn sendfile<E: Edge>(
             socket::keep_on_kernel(socket, Reason::Splice);
             Way::Kernel(None)
         }
-        Way::Ours(socket) if socket.is_packets() => {
+        Way::Ours(socket) if carrier::facts(socket).has_boundaries => {
             socket::keep_on_kernel(socket, Reason::Splice);
             Way::Kernel(None)
         }
@@ -723,7 +732,7 @@ unsafe fn send_file<E: Edge>(
 /// What is read by a call that only the kernel knows to serve: a stream in the ring, where it has to be served here.
 fn read_by_kernel(from: c_int) -> Way {
     match way_in(from) {
-        Way::Ours(socket) if !socket.is_packets() => Way::Ours(socket),
+        Way::Ours(socket) if !carrier::facts(socket).has_boundaries => Way::Ours(socket),
         Way::Ours(socket) | Way::Datagram(socket) => {
             socket::keep_on_kernel(socket, Reason::Splice);
             Way::Kernel(None)
@@ -755,7 +764,9 @@ pub unsafe fn splice<E: Edge>(
         }
         Way::Kernel(call @ Some(_)) => call,
         _ => match way_out(to) {
-            Way::Ours(socket) if !socket.is_packets() => Some(splice::aside(socket)?),
+            Way::Ours(socket) if !carrier::facts(socket).has_boundaries => {
+                Some(splice::aside(socket)?)
+            }
             Way::Ours(socket) | Way::Datagram(socket) => {
                 socket::keep_on_kernel(socket, Reason::Splice);
                 None

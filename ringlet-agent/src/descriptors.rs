@@ -12,14 +12,9 @@ use ringlet_linux::sys::{Errno, Sys};
 pub fn socket(edge: &impl Edge, domain: c_int, kind: c_int, protocol: c_int) -> Sys<usize> {
     let made = edge.pass_on()?;
     let fd = made as c_int;
-    let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
-    let datagram = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_DGRAM;
-    if datagram && inet && (protocol == 0 || protocol == libc::IPPROTO_UDP) {
-        process::made_datagram_socket(fd, domain, kind & libc::SOCK_NONBLOCK != 0);
-    } else if let Some(kind) = carrier::kind(domain, kind, protocol) {
-        process::made_socket(fd, kind);
-    } else {
-        process::reused(fd);
+    match carrier::kind(domain, kind, protocol) {
+        Some(of) => process::made_socket(fd, of, domain, kind & libc::SOCK_NONBLOCK != 0),
+        None => process::reused(fd),
     }
     Ok(made)
 }
@@ -236,7 +231,7 @@ pub fn shutdown(edge: &impl Edge, fd: c_int, how: c_int) -> Sys<usize> {
     let done = edge.pass_on();
     if done.is_err() {
         stream::shut_down_failed(socket);
-    } else if socket.is_datagram() {
+    } else if socket.has_datagrams() {
         socket::keep_on_kernel(socket, Reason::Closing);
     } else if socket.stage() == Stage::Attached {
         // Another thread has moved it meanwhile, and may have sent by the ring.

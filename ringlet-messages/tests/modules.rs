@@ -12,14 +12,12 @@ const KNOTS: &[&[&str]] = &[
         "active_message::service",
     ],
     &[
-        "socket::carrier",
         "socket::control",
         "socket::meet",
         "socket::moving",
         "socket::sides",
         "socket::stream",
         "socket::unforgiving",
-        "socket::unix",
     ],
 ];
 
@@ -159,4 +157,35 @@ fn modules_use_each_other_in_no_circle_but_those_that_are_known() {
     }
     let known = KNOTS.iter().map(|knot| knot.iter().map(|name| name.to_string()).collect());
     assert_eq!(knots, known.collect::<BTreeSet<Vec<String>>>());
+}
+
+/// Which kind of kernel socket it serves only a carrier asks, and nobody who moves bytes or waits for them.
+#[test]
+fn only_carriers_ask_for_the_kind_of_a_socket() {
+    const MAY: &[&str] = &["socket::carrier", "socket::table"];
+    const QUESTIONS: &[&str] = &[
+        "is_unix",
+        "is_packets",
+        "is_datagram",
+        "Kind::Tcp",
+        "Kind::UnixStream",
+        "Kind::Packets",
+        "Kind::Datagrams",
+    ];
+    let may = |name: &str| MAY.contains(&name) || name.starts_with("socket::carrier::");
+    let sources = sources();
+    let asks = |(name, source): &(&String, &String)| {
+        name.starts_with("socket")
+            && !may(name)
+            && QUESTIONS.iter().any(|asked| source.contains(asked))
+    };
+    let found: Vec<_> = sources.iter().filter(asks).map(|(name, _)| name).collect();
+    assert!(found.is_empty(), "{found:?}");
+    let agent = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ringlet-agent/src");
+    for entry in std::fs::read_dir(agent).unwrap() {
+        let path = entry.unwrap().path();
+        let source = std::fs::read_to_string(&path).unwrap();
+        let asked = QUESTIONS.iter().find(|asked| source.contains(**asked));
+        assert_eq!(asked, None, "{path:?}");
+    }
 }

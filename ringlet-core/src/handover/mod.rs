@@ -46,7 +46,7 @@ mod receiving;
 mod sending;
 
 pub use receiving::{Fault, Head, Incoming, Receiver, Receiving, Seen, Step};
-pub use sending::{Outgoing, Sender, Sending};
+pub use sending::{Outgoing, Sender, Sending, all_taken};
 
 /// Changes of path that one call follows; a peer that changes more often is not sane.
 pub const CHANGES_MAX: usize = 16;

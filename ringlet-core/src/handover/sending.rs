@@ -235,13 +235,13 @@ pub trait Outgoing {
         self.end_bell();
     }
 
-    /// A receiver has died, and left something unread in the kernel: was it doorbells only?
     fn all_taken(&self) -> bool {
-        if self.outstanding() > 0 {
-            return false;
-        }
-        // One that has not come to our `Start` may have left what is before it, as well as doorbells behind it, if there are any.
-        let past_start = self.drained() || self.bells() > 0;
-        past_start && !self.is_draining()
+        all_taken(self.outstanding(), self.drained(), self.bells(), self.is_draining())
     }
+}
+
+/// A receiver has died, and left something unread in the kernel: was it doorbells only? (Of `Outgoing`, in this order.)
+pub fn all_taken(outstanding: usize, drained: bool, bells: u64, draining: bool) -> bool {
+    // One that has not come to our `Start` may have left what is before it, as well as doorbells behind it, if there are any.
+    outstanding == 0 && (drained || bells > 0) && !draining
 }

@@ -91,9 +91,6 @@ pub fn begin_again(socket: &Socket) {
     let Some(slot) = view::of(socket) else { return };
     slot.asked.fetch_and(!ASKED_ON, Ordering::Relaxed);
     let end = socket.end();
-    if socket.is_datagram() {
-        socket.next_step.set(socket.calls.get());
-    }
     // (One thread does it, and what else bars the connection meanwhile holds.)
     if socket.stage() == Stage::KernelForGood
         && end.barred.change(Reason::NoPeer as u32, Reason::None as u32)

@@ -24,7 +24,7 @@ use super::epoll::{bells, life, registration, set};
 use super::in_use::Waiter;
 use super::meeting;
 use super::pin;
-use super::table::{End, Kind, Socket, Stage, Tables, tables};
+use super::table::{End, Socket, Stage, Tables, tables};
 use super::{budget, carrier, context, control, memory, moving, stream, unforgiving, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
@@ -316,7 +316,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         view::show(socket, Reason::Shared);
         return Step::Later;
     }
-    let ends = match carrier::ends(tables, socket) {
+    let ends = match carrier::ends(socket, tables) {
         Ok(ends) => ends,
         Err(Some(reason)) => return Step::Bar(reason),
         Err(None) => return Step::Later,
@@ -503,7 +503,7 @@ fn listen(
     if message.kind != kind || kind == GREETING && heard.fds.truncated {
         return Err(Step::Bar(Reason::BadPeer));
     }
-    let ends = carrier::ends(tables, socket).map_err(|_| Step::Bar(Reason::NotConnected))?;
+    let ends = carrier::ends(socket, tables).map_err(|_| Step::Bar(Reason::NotConnected))?;
     let peer = check(tables, socket, &ends, meeting, message.fd)?;
     // (They stay where they are: older kernels admit them from anybody.)
     if heard.fds.truncated {
@@ -612,7 +612,7 @@ fn take_call(tables: &Tables, socket: &'static Socket) -> Step {
 }
 
 fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
-    let Ok(ends) = carrier::ends(tables, socket) else { return Step::Bar(Reason::NotConnected) };
+    let Ok(ends) = carrier::ends(socket, tables) else { return Step::Bar(Reason::NotConnected) };
     let caller = match check_user(tables, &ends, meeting) {
         Ok((_, caller)) => caller,
         Err(reason) => return Step::Bar(reason),
@@ -839,9 +839,8 @@ fn attach(socket: &'static Socket, registrations: Held<'_>) {
     let _ = (0..OPTION_LOOKS).any(|_| !copy_options(socket, end));
     carrier::attaching(socket, end);
     socket.kernel_tells();
-    if let (Ok(written), Ok(received)) = (carrier::written(socket), tcp::consumed(socket.fd())) {
-        view::count_kernel_bytes(socket, written.place as usize, received as usize);
-    }
+    let (sent, received) = carrier::carried(socket);
+    view::count_kernel_bytes(socket, sent, received);
     if !socket.advance(Stage::Attached) {
         return;
     }
@@ -870,7 +869,7 @@ fn copy_options(socket: &Socket, end: &End) -> bool {
         }
     };
     copy(&end.nonblocking, fd::is_nonblocking(fd) as u32);
-    if socket.kind() == Kind::Internet {
+    if carrier::facts(socket).has_delays {
         let on = |option| tcp::int_option(fd, libc::IPPROTO_TCP, option).unwrap_or(0) as u32;
         copy(&end.no_delay, on(libc::TCP_NODELAY));
         copy(&end.cork, on(libc::TCP_CORK));

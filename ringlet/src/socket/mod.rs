@@ -47,7 +47,7 @@ use ringlet_core::view as layout;
 use ringlet_linux::map;
 use ringlet_linux::sys::{self, Sys};
 use ringlet_linux::tcp;
-use table::{End, Kind, Known, Socket, Stage, lookup};
+use table::{End, Known, Socket, Stage, lookup};
 
 /// Sets ringlet up in this process.
 pub fn start(config: Config) -> Sys<()> {
@@ -188,6 +188,7 @@ fn before_native(
     datagram_from: Stage,
 ) -> Way {
     if view::asked(socket) & layout::ASKED_ON != 0 {
+        datagram::look_anew(socket);
         control::begin_again(socket);
     }
     match socket.stage() {
@@ -198,7 +199,7 @@ fn before_native(
         Stage::KernelForGood if socket.is_kernels_for_good() => return Way::Kernel(None),
         Stage::KernelForGood => {}
         _ if socket.calls.get() < socket.next_step.get() => {}
-        _ if socket.is_datagram() => datagram::step_in(socket),
+        _ if socket.has_datagrams() => datagram::step_in(socket),
         _ => meet::step(socket),
     }
     // ORDER: SeqCst, then the stage; pairs with `meet::attach` (stage) and `moving::publish_attached` (count): either we see that
@@ -236,6 +237,7 @@ pub fn set_nonblocking(fd: i32, on: bool) {
 /// The program has set an option on the kernel's socket, which did not refuse.
 pub fn option_set(fd: i32, level: i32, option: i32, value: i32) {
     let Some(socket) = table::socket(fd) else { return };
+    let datagrams = socket.has_datagrams();
     let attached = socket.stage() == Stage::Attached;
     let timeout = match option {
         _ if level != libc::SOL_SOCKET => None,
@@ -248,13 +250,13 @@ pub fn option_set(fd: i32, level: i32, option: i32, value: i32) {
         Some(word) if attached && value < 0 => return word.set(1),
         Some(_) if value < 0 => return keep_on_kernel(socket, Reason::Option),
         // (Also before it is attached, which another thread may be about to do.)
-        Some(word) if !socket.is_datagram() => return word.set(tcp::timeout_ns(fd, option)),
+        Some(word) if !datagrams => return word.set(tcp::timeout_ns(fd, option)),
         _ => {}
     }
-    if level == libc::IPPROTO_TCP
-        && !socket.is_datagram()
-        && matches!(option, libc::TCP_NODELAY | libc::TCP_CORK)
-    {
+    if datagrams {
+        return datagram::option_set(socket, level, option, value);
+    }
+    if level == libc::IPPROTO_TCP && matches!(option, libc::TCP_NODELAY | libc::TCP_CORK) {
         // The same; and if the kernel was told behind that, doorbells wait for company.
         let word =
             if option == libc::TCP_CORK { &socket.end().cork } else { &socket.end().no_delay };
@@ -265,14 +267,10 @@ pub fn option_set(fd: i32, level: i32, option: i32, value: i32) {
         return;
     }
     if attached
-        && socket.is_packets()
         && level == libc::SOL_SOCKET
         && matches!(option, libc::SO_SNDBUF | libc::SO_SNDBUFFORCE)
     {
-        return carrier::packet_limit_changed(socket, socket.end());
-    }
-    if socket.is_datagram() {
-        return datagram::option_set(socket, level, option, value);
+        return carrier::limits_changed(socket, socket.end());
     }
     match (level, option) {
         (
@@ -316,7 +314,7 @@ pub fn keep_option(fd: i32, level: i32, option: i32, value: i32) -> bool {
 /// Where the program's value of such an option is kept, if it is.
 pub fn kept_option(fd: i32, level: i32, option: i32) -> Option<&'static crate::plain::P32> {
     let socket = table::socket(fd)
-        .filter(|socket| socket.stage() == Stage::Attached && socket.kind() == Kind::Internet)?;
+        .filter(|socket| socket.stage() == Stage::Attached && carrier::facts(socket).has_delays)?;
     match (level, option) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Some(&socket.end().no_delay),
         (libc::IPPROTO_TCP, libc::TCP_CORK) => Some(&socket.end().cork),
@@ -326,7 +324,7 @@ pub fn kept_option(fd: i32, level: i32, option: i32) -> Option<&'static crate::p
 
 /// Leaves a socket on the kernel for good, and shows why.
 fn pin(socket: &Socket, reason: Reason) {
-    match socket.is_datagram() {
+    match socket.has_datagrams() {
         true => datagram::bar(socket, reason),
         false => pin::to_kernel(socket, reason),
     }
@@ -353,12 +351,7 @@ pub fn keep_on_kernel(socket: &'static Socket, reason: Reason) {
 pub fn take_error(socket: &Socket, mut of_kernel: i32) -> i32 {
     let end = socket.end();
     let in_use = in_use::in_use(socket);
-    let judged = match socket.is_unix() {
-        _ if in_use.is_none() => false,
-        true => unix::judge(socket, end, of_kernel),
-        false => of_kernel != 0 && stream::reset_is_fin(socket, end, true),
-    };
-    if judged {
+    if in_use.is_some() && carrier::judge(socket, end, of_kernel) {
         of_kernel = 0;
     }
     let pending = end.pending_error.get() as i32;

@@ -8,10 +8,10 @@ pub use super::patience::{corrupt, miscounted, wait_patiently};
 pub use super::sides::{incoming, out, try_start, wake_receiver, wake_sender};
 use super::sides::{measure_written, ring_byte};
 use super::table::{End, Receiving, Sending, Socket, tables};
-use super::words::{LINGER_KEPT, reads_on};
+use super::words::reads_on;
 pub use super::words::{
-    back_ahead, bells_end, count_written, has_left, may_have_lost, note_written, peer_attached,
-    published, say_end, sends_uncounted, still_reads_on,
+    back_ahead, bells_end, count_written, has_left, note_written, peer_attached, published,
+    say_end, sends_uncounted, still_reads_on,
 };
 use super::{carrier, context, view};
 use crate::reasons::Reason;
@@ -143,19 +143,13 @@ pub fn finish_return(socket: &Socket, end: &End) {
         // The doorbells of a peer that has left: unread, they would make the end a reset, which takes with it what is not delivered.
         let _ = settle(socket, end, &incoming);
     }
-    if alone && is_sent_again(socket, end) || socket.is_unix() {
+    if alone && is_sent_again(socket, end) {
         return;
     }
     let Some(_held) = end.send_lock.take() else { return };
-    if end.sending() != Sending::Returning {
-        return;
+    if end.sending() == Sending::Returning {
+        carrier::exiting_unsent(socket, end);
     }
-    if let Ok([on, seconds]) = tcp::linger(socket.fd())
-        && end.linger.get() == 0
-    {
-        end.linger.set(LINGER_KEPT | (on as u64) << 32 | u64::from(seconds as u32));
-    }
-    tcp::reset_on_close(socket.fd());
 }
 
 /// Goes on with what is being sent again, for a while. False if some is left.
@@ -244,7 +238,7 @@ fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
 }
 
 /// Takes the doorbells off the kernel's connection before it is closed: unread, they would make the kernel end it by a reset. One that
-/// comes later does so too. The peer knows that it was a doorbell only (`stream::fin_by_death`, `unix::judge`), so that is waited for no
+/// comes later does so too. The peer knows that it was a doorbell only (`carrier::tcp::fin_by_death`, `carrier::unix_stream::judge`), so that is waited for no
 /// longer than some looks; but a reset takes with it what the kernel has not yet sent of ours. After the ring was closed.
 pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
     let side = incoming(socket, end, ring);
@@ -256,8 +250,8 @@ pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
             && side.discard_to(bells_end(end, ring).min(here)) == Ok(true)
             && side.taken().is_ok_and(|taken| taken >= bells_end(end, ring))
     };
-    if !drained() && !socket.is_unix() && tcp::unsent(socket.fd()) > 0 {
-        wait_patiently(|| tcp::unsent(socket.fd()) == 0 || drained());
+    if !drained() && carrier::undelivered(socket) > 0 {
+        wait_patiently(|| carrier::undelivered(socket) == 0 || drained());
     }
 }
 

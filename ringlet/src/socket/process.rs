@@ -8,50 +8,38 @@ use super::release;
 use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
 use super::{
     carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
-    unix, view,
+    view,
 };
 use crate::local::{self, Local};
 use crate::reasons::Reason;
 use crate::thread;
 use ringlet_core::handover::Incoming;
-use ringlet_core::layout::{SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
 use ringlet_linux::{fd, sys, tcp};
 
 /// A socket that may be moved was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
 /// back).
-pub fn made_socket(fd: i32, kind: Kind) {
+pub fn made_socket(fd: i32, kind: Kind, domain: i32, nonblocking: bool) {
     reused(fd);
     if let Some(tables) = tables()
-        && (kind == Kind::Internet || tables.config.allows_unix())
-        && tables.follow(fd, kind).is_some()
+        && carrier::is_wanted(kind, &tables.config)
+        && let Some(socket) = tables.follow(fd, kind)
     {
-        view::appear(tables);
-    }
-}
-
-/// The same for a UDP socket.
-pub fn made_datagram_socket(fd: i32, family: i32, nonblocking: bool) {
-    reused(fd);
-    let tables = tables().filter(|tables| tables.config.udp && tables.config.enabled);
-    if let Some(socket) = tables.and_then(|tables| tables.follow(fd, Kind::Internet)) {
-        datagram::begin(socket, family, nonblocking);
-        if fd <= LAST_STANDARD {
-            super::pin(socket, Reason::Stdio);
+        match datagram::begin(socket, domain, nonblocking) {
+            true if fd <= LAST_STANDARD => super::pin(socket, Reason::Stdio),
+            true => {}
+            false => view::appear(tables),
         }
     }
 }
 
 /// connect() has connected a UDP socket anew, or dissolved its connection.
 pub fn reconnected(fd: i32) -> bool {
-    let Some(Known::Socket(socket)) = lookup(fd) else { return false };
-    if socket.is_datagram() {
-        datagram::connected(socket);
-    }
-    socket.is_datagram()
+    matches!(lookup(fd), Some(Known::Socket(socket)) if datagram::connected(socket))
 }
 
-/// A pair of connected sockets was made.
+/// A pair of connected sockets was made. While one process holds both ends it stays on the kernel: such pairs wake event loops. The first end
+/// offers.
 pub fn made_pair(first: i32, second: i32, kind: Option<Kind>) {
     reused(first);
     reused(second);
@@ -103,7 +91,7 @@ pub fn accepted(fd: i32, listener: i32) {
     };
     match kind {
         Some(kind) => {
-            made_socket(fd, kind);
+            made_socket(fd, kind, 0, false);
             established(fd, true, || service_of(listener));
         }
         None => reused(fd),
@@ -156,7 +144,7 @@ const LAST_STANDARD: i32 = 2;
 /// connect(AF_UNSPEC) is about to dissolve a connection: what comes after it on this descriptor is another one.
 pub fn before_dissolve(fd: i32) {
     if let Some(Known::Socket(socket)) = lookup(fd)
-        && !socket.is_datagram()
+        && !socket.has_datagrams()
     {
         super::keep_on_kernel(socket, Reason::NotConnected);
     }
@@ -353,9 +341,7 @@ fn release(socket: &'static Socket, open: bool) {
         if socket.stage() == Stage::Attached && last && open && !end.given.is() {
             close_ring(socket);
         }
-        if socket.is_datagram() {
-            datagram::release(socket, last);
-        }
+        datagram::release(socket, last);
         // What the last sleeper has to know.
         socket.published.set(1 + last as u32);
         // ORDER: SeqCst; pairs with `release::leave`: a sleeper that we do not see sees this.
@@ -373,15 +359,9 @@ fn close_ring(socket: &Socket) {
     // From now on the peer sends through the kernel, and rings no more.
     // ORDER: SeqCst, both; pairs with `sides::ring_byte`.
     let unread = moving::incoming(socket, end, &incoming).close();
-    let resets = socket.kind() == Kind::Internet && tcp::resets_on_close(socket.fd());
     if let Some(outgoing) = socket.outgoing() {
         let shut = outgoing.control().sender.shut.load(Ordering::Relaxed);
-        let how = match socket.kind() {
-            _ if resets => SHUT_UNREAD,
-            Kind::Internet if shut == SHUT => SHUT,
-            _ if unread => SHUT_UNREAD,
-            _ => SHUT_READ,
-        };
+        let how = carrier::end_told(socket, shut, unread);
         moving::end_direction_now(socket, end, &outgoing, how);
     }
     match end.receiving() {
@@ -410,9 +390,7 @@ pub fn before_fork() {
     for socket in tables.followed().filter(|socket| !socket.parting.is()) {
         socket.counted.set(fork);
         socket.end().holders.share(noted);
-        if socket.is_datagram() {
-            datagram::before_fork(socket);
-        }
+        datagram::before_fork(socket);
     }
     FORK.set(fork);
 }
@@ -496,9 +474,7 @@ pub fn after_fork() {
         // Nor is its rendezvous.
         socket.stepping.store(0, Ordering::Relaxed);
         meeting::forget(socket);
-        if socket.is_datagram() {
-            datagram::after_fork(socket);
-        }
+        datagram::after_fork(socket);
         if matches!(socket.stage(), Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted)
         {
             socket.set_stage(Stage::Kernel);
@@ -646,10 +622,9 @@ pub fn before_exec() {
     before_exec_alone();
     if !borrowed() {
         for socket in tables().into_iter().flat_map(|tables| tables.followed()) {
-            if socket.is_datagram() {
-                // Who sends here finds out at once that there is nobody.
-                datagram::close_inlets(socket);
-            } else if socket.stage() == Stage::Attached {
+            // Who sends datagrams here finds out at once that there is nobody.
+            datagram::close_inlets(socket);
+            if socket.stage() == Stage::Attached {
                 moving::finish_return(socket, socket.end());
             }
         }
@@ -680,18 +655,14 @@ pub fn at_exit() {
     }
     let Some(tables) = tables() else { return };
     for socket in tables.followed() {
-        if socket.is_datagram() {
-            datagram::at_exit(socket);
-        }
+        datagram::at_exit(socket);
         let end = socket.end();
         if socket.stage() == Stage::Attached {
             moving::finish_return(socket, end);
         }
         if tables.holders.leave(&end.holders) {
             tables.services.note_end(socket.service.get(), socket.calls.get());
-            if socket.is_unix() {
-                unix::exiting(socket);
-            }
+            carrier::exiting(socket);
         }
     }
 }
@@ -704,8 +675,7 @@ pub fn before_credentials(single_threaded: bool) {
     let age = tables.process().age.get();
     for socket in tables.followed().filter(|socket| !tables.has_own_end(socket)) {
         let shared = !tables.holders.is_alone(&socket.end().holders);
-        if socket.is_datagram() {
-            datagram::part(socket);
+        if datagram::part(socket) {
             continue;
         }
         let attached = socket.stage() == Stage::Attached;
@@ -733,11 +703,7 @@ pub fn before_split() {
     let Some(tables) = tables().filter(|_| !borrowed()) else { return };
     tables.process().split.set(1);
     for socket in tables.followed() {
-        if socket.is_datagram() {
-            super::pin(socket, Reason::OwnFiles);
-        } else {
-            give(socket, Reason::OwnFiles);
-        }
+        give(socket, Reason::OwnFiles);
     }
 }
 

@@ -115,7 +115,7 @@ fn hold(entry: &pollfd, socket: &'static Socket, ours: bool) -> u32 {
         }
     }
     // One that is not ours yet is left to the kernel until the call returns, whatever the others are.
-    let native = !(attached || ours && socket.is_datagram());
+    let native = !(attached || ours && socket.has_datagrams());
     let room = attached && entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
     let with = if native { NATIVE } else { 0 } | if room { FOR_ROOM } else { 0 };
     // ORDER: SeqCst; pairs with `process::release`: a socket is not unmapped, nor its entry another's, while somebody looks at it.
@@ -278,9 +278,6 @@ fn poll_entered(
             // Once: whether a peer rings it may change while we sleep, and who arms must disarm.
             // (Our own entry must not be the one that is too many: bytes wake us then.)
             let home = home(fds, held).filter(|_| !is_at_limit(fds));
-            each_datagram_socket(held, |socket| {
-                socket.enter_native(|end| &end.native_receivers);
-            });
             arm(fds, held, home);
             let soon = stays.get().then_some(stream::LOOK_SOON_NS);
             let at_times = shares_doorbells(fds, held, home).then_some(stream::LOOK_AT_TIMES_NS);
@@ -289,10 +286,7 @@ fn poll_entered(
             let idle = look(fds, held, true).0 == 0;
             let awake = || {
                 disarm(home);
-                each_datagram_socket(held, |socket| {
-                    release::leave_native(&socket.end().native_receivers);
-                    datagram::awake(socket);
-                });
+                sockets(held).for_each(datagram::is_awake);
             };
             let cancelled = || {
                 awake();
@@ -312,7 +306,7 @@ fn poll_entered(
                     }
                 }
                 if woken > 0 {
-                    each_datagram_socket(held, |_| spin::woken(0));
+                    sockets(held).filter(|each| each.has_datagrams()).for_each(|_| spin::woken(0));
                 }
                 // (Also if something woke it: a byte that stays in the kernel, and tells nothing, does so at once each time.)
                 if deadline.is_some_and(|at| sys::now_ns() >= at) {
@@ -425,22 +419,14 @@ fn home(fds: &[pollfd], held: &[u32]) -> Option<u32> {
     connections(fds, held).any(covered).then_some(mine)
 }
 
-/// UDP sockets count who may sleep on them (`datagram::awake`).
-fn each_datagram_socket(held: &[u32], act: impl Fn(&'static Socket)) {
-    let Some(tables) = tables() else { return };
-    for held in held.iter().filter(|held| **held != 0) {
-        let socket = tables.sockets.at((held & INDEX) as usize);
-        if socket.is_datagram() {
-            act(socket);
-        }
-    }
+/// Those that we are counted at.
+fn sockets(held: &[u32]) -> impl Iterator<Item = &'static Socket> {
+    let held = held.iter().filter(|held| **held != 0);
+    held.filter_map(|held| Some(tables()?.sockets.at((held & INDEX) as usize)))
 }
 
 fn arm(fds: &[pollfd], held: &[u32], home: Option<u32>) {
-    each_datagram_socket(held, |socket| {
-        // What is in the lanes is found by the look that follows; who does not ask for it needs no waking by more of it.
-        datagram::arm(socket, false);
-    });
+    sockets(held).for_each(datagram::falls_asleep);
     if let Some(context) = home {
         context::arm(context);
     }

@@ -5,7 +5,7 @@ use super::epoll::registration::{receiving_changed, sending_changed, watched_by_
 use super::patience::{self, await_none, wait_patiently};
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{self, note_written, peer_attached};
-use super::{carrier, context, stream, unix, view};
+use super::{carrier, context, stream, view};
 use crate::reasons::Reason;
 use ringlet_core::bells;
 use ringlet_core::handover::{Fault, Head, Incoming, Outgoing, Receiver, Sender};
@@ -26,33 +26,6 @@ pub struct Out<'a> {
     pub ring: &'a SegmentRing,
     /// Why it goes back.
     pub reason: Reason,
-}
-
-impl Out<'_> {
-    /// A process that shares the end may have been killed between a send and its note: how much of what follows the first `used` bytes of the
-    /// oldest record (at `most`) has the kernel got already? If none, one is under way from now on. (A Unix connection does not tell.)
-    fn resent_by_the_dead(&self, used: u64, most: u64) -> u64 {
-        let (socket, end) = (self.socket, self.end);
-        // ORDER: Acquire; pairs with `process::before_fork`.
-        if socket.is_unix() || end.resent_at.get() == 0 && end.holders.count() <= 1 {
-            return 0;
-        }
-        let written = carrier::written(socket).ok().and_then(|written| written.agreed());
-        let Some(place) = written else {
-            end.resent_at.set(0);
-            return 0;
-        };
-        if let before @ 1.. = end.resent_at.get()
-            && end.resent_behind.get() == used
-            && place > before - 1
-        {
-            return (place - (before - 1)).min(most);
-        }
-        end.resent_at.set(0);
-        end.resent_behind.set(used);
-        end.resent_at.set(place + 1);
-        0
-    }
 }
 
 impl Outgoing for Out<'_> {
@@ -121,39 +94,12 @@ impl Outgoing for Out<'_> {
 
     fn send_again(&self, used: u64) -> Sys<u64> {
         let (socket, end, ring) = (self.socket, self.end, self.ring);
-        let sent = if socket.is_packets() {
-            match end.tx.oldest_packet(ring).filter(|_| used == 0) {
-                None => return Ok(0),
-                Some(packet) => {
-                    words::sends_uncounted(end, ring);
-                    unix::send_again(socket, ring, &packet).map(|()| packet.len().max(1))
-                }
-            }
-        } else {
-            let mut piece = [0u8; 2048];
-            match end.tx.oldest(ring, used as usize, &mut piece) {
-                [] => {
-                    end.resent_at.set(0);
-                    return Ok(0);
-                }
-                bytes => {
-                    if let sent @ 1.. = self.resent_by_the_dead(used, bytes.len() as u64) {
-                        return Ok(sent);
-                    }
-                    words::sends_uncounted(end, ring);
-                    let sent = tcp::send_from(socket.fd(), bytes, libc::MSG_DONTWAIT);
-                    if sent.is_err() {
-                        end.resent_at.set(0);
-                    }
-                    sent
-                }
-            }
-        };
+        let sent = carrier::send_again(socket, end, ring, used);
         if sent == Err(Errno::EAGAIN) {
             // Sleepers are woken when there is room.
             sending_changed(socket);
         }
-        sent.map(|n| n as u64)
+        sent
     }
 
     fn put_bell(&self) {
@@ -233,16 +179,6 @@ impl In<'_> {
         let left = self.end.receiver.has_left() && !words::still_reads_on(self.end);
         self.end.given.is() || left
     }
-
-    /// Nothing waits in the kernel. Was all that came by it taken by calls that count? KERNEL: TCP_ZEROCOPY_RECEIVE takes bytes too, and who
-    /// has TCP_ULP gets fewer than came.
-    fn has_counted_all(&self) -> bool {
-        self.socket.is_unix()
-            || tcp::counts(self.socket.fd()).is_ok_and(|counts| {
-                // (Whether an end that is over was counted it does not always tell.)
-                self.taken().is_ok_and(|taken| [counts.received, counts.arrived].contains(&taken))
-            })
-    }
 }
 
 impl Incoming for In<'_> {
@@ -278,10 +214,9 @@ impl Incoming for In<'_> {
     }
 
     fn skip(&self, bytes: u64) -> bool {
-        // (Who has the descriptor beside us may have taken some. And packets may wait there still: nothing tells an empty one from the end.)
+        // (Who has the descriptor beside us may have taken some.)
         !self.is_shared()
-            && !self.socket.is_packets()
-            && self.has_counted_all()
+            && carrier::has_counted_all(self.socket, self.end)
             && self.end.rx.skip(self.ring, bytes)
     }
 
@@ -410,9 +345,8 @@ fn note_move() {
 
 /// Send lock held.
 pub fn measure_written(socket: &Socket, end: &End, ring: &SegmentRing) {
-    if !socket.is_unix()
-        && end.native_senders.load(Ordering::SeqCst) == 0
-        && let Some(place) = carrier::written(socket).ok().and_then(|written| written.agreed())
+    if end.native_senders.load(Ordering::SeqCst) == 0
+        && let Some(place) = carrier::written_place(socket)
     {
         note_written(ring, place);
     }

@@ -5,7 +5,7 @@ use super::in_use;
 use super::in_use::Waiter;
 use super::stream::{self, Want};
 use super::table::{End, Socket};
-use super::{Native, control, moving, tap, unforgiving};
+use super::{Native, carrier, control, moving, tap, unforgiving};
 use crate::reasons::Reason;
 use crate::waiting::{signals, sleep};
 use ringlet_core::memory::{Buffer, Buffers};
@@ -23,8 +23,8 @@ pub fn out(socket: &Socket, pipe: i32, len: usize, flags: u32) -> Sys<usize> {
     let end = socket.end();
     let pipe_waits = !fd::is_nonblocking(pipe);
     let splice_waits = pipe_waits && flags & libc::SPLICE_F_NONBLOCK == 0;
-    // KERNEL: the flag is about the pipe; but a Unix socket heeds it too.
-    let waits = !end.nonblocking.is() && (splice_waits || !socket.is_unix());
+    let waits =
+        !end.nonblocking.is() && (splice_waits || !carrier::facts(socket).heeds_splice_flag);
     let most = if pipe_waits { PIPE_BUF } else { CHUNK_BYTES };
     let (mut until, mut waiter) = (None, None);
     let mut total = 0;

@@ -1,26 +1,24 @@
 //! Sending and receiving on an attached connection: one direction at a time is on the kernel or in the ring, and changes at a
 //! known byte (see `ringlet_core::handover` for the protocol as a model, and ARCHITECTURE.md for the walk). Packets go the same ways, and
-//! change between them; what is otherwise with them is in `unix`.
+//! change between them; what is otherwise with them is in `carrier`.
 //!
 //! `*_now` never waits; `wait` is the one place that does. Order of locks: receive before send.
 
+use super::carrier::packets;
 use super::in_use;
-use super::pin;
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{carrier, context, control, memory, moving, tap, unforgiving, unix, view};
+use super::{carrier, context, control, memory, moving, tap, unforgiving, view};
 use crate::reasons::Reason;
 use crate::waiting::{sleep, spin};
 use ringlet_core::bells;
-use ringlet_core::handover::{Incoming, Outgoing, Step};
-use ringlet_core::layout::{
-    NOT_SHUT, RINGS_BY_EVENT, RINGS_BY_NAME, SHUT, SHUT_UNREAD, WANT_BYTE, WANT_EVENT,
-};
+use ringlet_core::handover::{Incoming, Step};
+use ringlet_core::layout::{NOT_SHUT, RINGS_BY_EVENT, RINGS_BY_NAME, SHUT, WANT_BYTE, WANT_EVENT};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::{Mark, Next, SegmentRing};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::{Errno, Sys};
-use ringlet_linux::unix::FromKernel;
+use ringlet_linux::unix::{self, FromKernel};
 use ringlet_linux::{fd, sys, tcp};
 
 /// The kernel transfers no more in one call (MAX_RW_COUNT).
@@ -42,16 +40,6 @@ const REST_ROUNDS_MAX: u32 = 64;
 const BELLS_AT_ONCE: usize = 64 << 10;
 /// And so many by one call, without a look at them.
 const FEW_BELLS: u64 = 64;
-pub const MSG_SERVED: i32 = libc::MSG_EOR
-    | libc::MSG_PEEK
-    | libc::MSG_DONTWAIT
-    | libc::MSG_WAITALL
-    | libc::MSG_NOSIGNAL
-    | libc::MSG_MORE
-    | libc::MSG_TRUNC
-    | libc::MSG_CMSG_CLOEXEC
-    | libc::MSG_ERRQUEUE;
-
 /// After so many bytes of one send a receiver that sleeps is looked for again.
 const TELL_EVERY_BYTES: usize = 256 << 10;
 
@@ -79,15 +67,15 @@ pub fn receive_by(
     flags: i32,
     from: &mut FromKernel,
 ) -> Sys<usize> {
-    // KERNEL: Unix sockets have no queue of errors, and ignore the flag.
-    if flags & libc::MSG_OOB != 0 || flags & libc::MSG_ERRQUEUE != 0 && !socket.is_unix() {
+    if flags & carrier::facts(socket).kernels_flags != 0 {
         return tcp::receive(socket.fd(), to, CALL_MAX_BYTES, flags);
     }
     let end = socket.end();
     to.limit(CALL_MAX_BYTES);
     let wanted = to.remaining();
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
-    let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && !socket.is_packets();
+    let packets = carrier::facts(socket).has_boundaries;
+    let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && !packets;
     let mut pieces = None;
     if unforgiving::on() {
         unforgiving::perhaps_return(socket);
@@ -96,7 +84,7 @@ pub fn receive_by(
     let (mut until, mut waiter) = (None, None);
     let mut total = 0;
     loop {
-        let step = if wanted == 0 && !socket.is_packets() {
+        let step = if wanted == 0 && !packets {
             waiter.get_or_insert_with(|| in_use::Waiter::new(socket));
             receive_nothing(socket)
         } else {
@@ -221,7 +209,7 @@ fn receive_rest(
     flags: i32,
     from: &mut FromKernel,
 ) -> usize {
-    if socket.is_packets() {
+    if carrier::facts(socket).has_boundaries {
         return 0;
     }
     let mut total = 0;
@@ -229,11 +217,7 @@ fn receive_rest(
     // Has this call come to the kernel's bytes from the ring? Else it has taken those that were there.
     let mut crossed = unforgiving::on();
     for _ in 0..REST_ROUNDS_MAX {
-        // KERNEL: a Unix receive goes no further than the urgent byte; one that begins there drops it.
-        let unread = || {
-            matches!(tcp::unread(socket.fd()), Ok(1..))
-                && !(socket.is_unix() && unix::at_mark(socket))
-        };
+        let unread = || carrier::goes_on(socket);
         let more = match end.receiving() {
             _ if to.remaining() == 0 || from.control_bytes != 0 => break,
             Receiving::Kernel => moving::published(end, ring) || crossed && unread(),
@@ -280,7 +264,7 @@ fn peek_rest(
     flags: i32,
     from: &mut FromKernel,
 ) -> usize {
-    if end.receiver.has_left() || socket.is_packets() {
+    if end.receiver.has_left() || carrier::facts(socket).has_boundaries {
         return 0;
     }
     let mut total = 0;
@@ -296,7 +280,7 @@ fn peek_rest(
     };
     if end.receiving() == Receiving::Ring {
         if moving::incoming(socket, end, ring).discard_to(position) == Ok(true) {
-            total += receive_native(socket, end, to, usize::MAX, flags, from).unwrap_or(0);
+            total += carrier::receive_native(socket, end, to, usize::MAX, flags, from).unwrap_or(0);
         }
         return total;
     }
@@ -328,9 +312,9 @@ fn receive_ring(
     let mut total = 0;
     let mut passed = false;
     let mut next = Next::Empty;
-    if socket.is_packets() {
-        unix::error_first(socket, end, ring)?;
-        next = unix::next_packet(end, ring, to, flags, from);
+    if carrier::facts(socket).has_boundaries {
+        packets::error_first(socket, end, ring)?;
+        next = packets::next(end, ring, to, flags, from);
         if let Next::Bytes(n, quarter) = next {
             if flags & libc::MSG_PEEK != 0 {
                 return Ok(Some(n));
@@ -406,20 +390,13 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
     moving::answer_return(socket, end);
     let mut bells = [0u8; 64];
     let peeked = tcp::receive_into(socket.fd(), &mut bells, libc::MSG_PEEK | libc::MSG_DONTWAIT);
-    let peeked = match peeked {
-        Ok(0) | Err(Errno::ECONNRESET) if socket.is_unix() => {
-            unix::judge(socket, end, peeked.err().map_or(0, |error| error.0));
-            Ok(0)
-        }
-        other => other,
-    };
+    let peeked = carrier::classify(socket, end, peeked);
     let peeked = match (peeked, end.pending_error.get()) {
         // Taken from the kernel before.
         (Err(Errno::EAGAIN) | Ok(0), error @ 1..) => Err(Errno(error as i32)),
         (Err(Errno::EAGAIN), 0) => return Err(Errno::EAGAIN),
-        (Err(Errno::ECONNRESET), _) if reset_is_fin(socket, end, true) => Ok(0),
         // There may be more: one packet is one, and one stays for each time that we waited for room beside bytes that stood in the ring.
-        (Ok(seen @ 1..), _) if socket.is_packets() || seen == bells.len() => {
+        (Ok(seen @ 1..), _) if carrier::facts(socket).has_boundaries || seen == bells.len() => {
             tcp::unread(socket.fd()).map(|waiting| waiting.clamp(seen, BELLS_AT_ONCE))
         }
         (other, _) => other,
@@ -457,7 +434,7 @@ fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> 
                 end.ended.set(2);
                 Err(error)
             }
-            Ok(_) => end_of_stream(socket, end),
+            Ok(_) => carrier::end_of_stream(socket, end),
         },
         _ => {
             socket.bells_left.set(matches!(peeked, Ok(1..)) as u32);
@@ -473,108 +450,7 @@ fn others_wait(socket: &Socket, end: &End, mine: u32) -> bool {
         || super::epoll::registration::watched_by_sleepers(socket)
 }
 
-/// The kernel says FIN and the ring is drained. If the peer ended without reading what we sent, TCP would have told us by a
-/// reset: so do we.
-fn end_of_stream(socket: &Socket, end: &End) -> Sys<Option<usize>> {
-    let already = end.ended.get();
-    if already == 0 {
-        end.ended.set(1);
-    }
-    socket.kernel_news.set(1);
-    if socket.is_unix() {
-        return unix::end_of_stream(end);
-    }
-    if already < 2 && peer_died_unread(socket, end) {
-        return Err(reset_by_death(socket, end));
-    }
-    Ok(Some(0))
-}
-
-/// Has the kernel seen the peer's end of the connection finish?
-pub fn kernel_says_end(socket: &Socket) -> bool {
-    let ended = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
-    fd::pending(socket.fd(), libc::POLLRDHUP) & ended != 0
-}
-
-/// Did the peer's end vanish (no orderly end) with bytes of ours unread? Send lock held.
-fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
-    let Some(incoming) = socket.incoming() else { return false };
-    let orderly = incoming.control().sender.shut.load(Ordering::Acquire) == SHUT;
-    end.sending() != Sending::Returning
-        && !orderly
-        && end.tx.outstanding_bytes(outgoing) > 0
-        // KERNEL: receiving that we have shut down ourselves looks like an end.
-        && carrier::peer_ended(socket)
-}
-
-/// Once the peer has died, or closed while a doorbell of ours was under way: did it leave only doorbells unread? The kernel resets for them, where TCP would have said FIN, and so do we
-/// from then on (`judged`). `taken`: the kernel's error was taken already. Send lock held.
-fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing, taken: bool) -> bool {
-    let reset = libc::POLLERR | libc::POLLHUP;
-    let Some(incoming) = socket.incoming() else { return false };
-    // One that has closed with bytes unread, or wants a reset, says so.
-    let meant = incoming.control().sender.shut.load(Ordering::Acquire) == SHUT_UNREAD;
-    if meant
-        || moving::peer_attached(socket) == 0
-        || !end.bells_only.is()
-        || !taken && fd::pending(socket.fd(), 0) & reset != reset
-        || !moving::out(socket, end, outgoing, Reason::None).all_taken()
-        // By a reset that is lost, of which an orderly end would say nothing.
-        || moving::may_have_lost(socket, &incoming)
-    {
-        return false;
-    }
-    if !taken {
-        let _ = tcp::take_error(socket.fd());
-    }
-    end.judged.set(1);
-    end.ended.set(1);
-    true
-}
-
-/// The same for whoever does not send.
-pub fn reset_is_fin(socket: &Socket, end: &End, taken: bool) -> bool {
-    let Some(outgoing) = socket.outgoing() else { return false };
-    end.send_lock.try_take().is_some_and(|_held| fin_by_death(socket, end, &outgoing, taken))
-}
-
-/// KERNEL: a first send to a peer that has ended in order still succeeds, and is lost; the next one fails. Send lock held.
-fn lost_by_death(
-    socket: &Socket,
-    end: &End,
-    outgoing: &SegmentRing,
-    from: &mut Buffers,
-) -> Option<usize> {
-    let lost = end.bells_only.is()
-        && end.shut.load(Ordering::Relaxed) == 0
-        && (end.judged.is() || fin_by_death(socket, end, outgoing, false));
-    if !lost {
-        return None;
-    }
-    let bytes = from.take_all();
-    if bytes > 0 {
-        end.bells_only.set(0);
-        end.sender.keep_out();
-    }
-    Some(bytes)
-}
-
-/// As `died_unread`, for a receiver, which holds the other lock.
-fn peer_died_unread(socket: &Socket, end: &End) -> bool {
-    let Some(outgoing) = socket.outgoing() else { return false };
-    end.send_lock.try_take().is_some_and(|_held| died_unread(socket, end, &outgoing))
-}
-
-/// What TCP would have said by a reset; the kernel's own connection, which saw an orderly end, is shut to match.
-fn reset_by_death(socket: &Socket, end: &End) -> Errno {
-    end.ended.set(2);
-    end.sender.keep_out();
-    let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
-    Errno::ECONNRESET
-}
-
-/// From the kernel, before the peer has moved its direction. In this order: count what waits in the kernel, then look for the
-/// peer's mark; only bytes that were counted before no mark was there are known to be data.
+/// From the kernel, before the peer has moved its direction.
 fn receive_kernel(
     socket: &Socket,
     end: &End,
@@ -583,46 +459,7 @@ fn receive_kernel(
     flags: i32,
     from: &mut FromKernel,
 ) -> Sys<Option<usize>> {
-    if socket.is_packets() {
-        return unix::receive_kernel(socket, end, ring, to, flags, from);
-    }
-    let waiting = tcp::unread(socket.fd())?;
-    match moving::follow(socket, end, ring, false, waiting)? {
-        None => return Ok(None),
-        Some(Step::Read(n)) => {
-            return receive_native(socket, end, to, n as usize, flags, from).map(Some);
-        }
-        Some(_) => {}
-    }
-    let peeked = tcp::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
-    let peeked = match peeked {
-        Err(Errno::ECONNRESET) if !socket.is_unix() && reset_is_fin(socket, end, true) => Ok(0),
-        peeked => peeked,
-    };
-    if socket.is_unix() && matches!(peeked, Ok(0) | Err(Errno::ECONNRESET)) {
-        unix::judge(socket, end, peeked.err().map_or(0, |error| error.0));
-    }
-    match peeked {
-        Ok(0) | Err(Errno::ECONNRESET)
-            if (peeked == Ok(0) || socket.is_unix())
-                && moving::follow(socket, end, ring, true, 0)?.is_none() =>
-        {
-            Ok(None)
-        }
-        Ok(0) | Err(Errno::ECONNRESET) if socket.is_unix() => unix::end_of_stream(end),
-        Ok(0) if end.pending_error.is() => Err(Errno(end.pending_error.swap(0) as i32)),
-        Ok(0) => end_of_stream(socket, end),
-        // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)
-        Ok(_) if tcp::unread(socket.fd())? == 0 => {
-            receive_native(socket, end, to, usize::MAX, flags, from).map(Some)
-        }
-        Ok(_) => Ok(None),
-        Err(Errno::ECONNRESET) if reset_is_fin(socket, end, true) => end_of_stream(socket, end),
-        Err(error) => {
-            socket.kernel_news.set(0);
-            Err(error)
-        }
-    }
+    carrier::receive_kernel(socket, end, &moving::incoming(socket, end, ring), to, flags, from)
 }
 
 /// The kernel's rest before the ring.
@@ -641,7 +478,14 @@ fn receive_draining(
         _ => return Ok(None),
     };
     let room = to.remaining() > 0;
-    let got = receive_native(socket, end, to, left.min(usize::MAX as u64) as usize, flags, from)?;
+    let got = carrier::receive_native(
+        socket,
+        end,
+        to,
+        left.min(usize::MAX as u64) as usize,
+        flags,
+        from,
+    )?;
     if got == 0 && room && side.is_over() {
         return Err(moving::miscounted(socket));
     }
@@ -650,33 +494,6 @@ fn receive_draining(
         side.arrive();
     }
     Ok(Some(got))
-}
-
-pub fn receive_native(
-    socket: &Socket,
-    end: &End,
-    to: &mut Buffers,
-    max: usize,
-    flags: i32,
-    from: &mut FromKernel,
-) -> Sys<usize> {
-    let flags = flags & (MSG_SERVED & !libc::MSG_WAITALL) | libc::MSG_DONTWAIT;
-    // Of a packet, how long it was is counted, though a part is lost; and it counts, though it is of no bytes (`carrier::received`).
-    let packets = socket.is_packets();
-    let (room, length) = (to.remaining(), if packets { libc::MSG_TRUNC } else { 0 });
-    match from.receive(socket.fd(), to, max, flags | length) {
-        Ok(n) => {
-            if flags & libc::MSG_PEEK == 0 {
-                end.receiver.count_taken(n.max(packets as usize) as u64);
-                view::count_kernel_bytes(socket, 0, n);
-            }
-            Ok(if packets && flags & libc::MSG_TRUNC == 0 { n.min(room) } else { n })
-        }
-        Err(error) => {
-            socket.kernel_news.set(0);
-            Err(error)
-        }
-    }
 }
 
 /// send and its relatives.
@@ -707,7 +524,7 @@ pub fn send_by(
             match control {
                 Some(message) => {
                     tap::recorded(socket, end, tap::Direction::Sent, from, |from, _| {
-                        unix::send_control(socket, end, message, from, flags)
+                        send_control(socket, end, message, from, flags)
                     })
                 }
                 None if unforgiving::on() => unforgiving::send_now(socket, end, from, flags),
@@ -724,7 +541,9 @@ pub fn send_by(
                 // KERNEL: a send that fails behind what it has sent raises no signal.
                 flags |= libc::MSG_NOSIGNAL;
             }
-            Err(Errno::EAGAIN) if wanted == 0 && !socket.is_packets() => return Ok(0),
+            Err(Errno::EAGAIN) if wanted == 0 && !carrier::facts(socket).has_boundaries => {
+                return Ok(0);
+            }
             Err(Errno::EAGAIN) => {}
             Err(error) if total > 0 => {
                 tell_later(end, error);
@@ -763,9 +582,7 @@ pub fn send_by(
             Err(error) => return Err(error),
             Ok(()) => {}
         }
-        if socket.is_unix()
-            && let Some(error) = unix::broken(socket, end)
-        {
+        if let Some(error) = carrier::broken(socket, end) {
             return if total > 0 { Ok(total) } else { Err(error) };
         }
         if stalled(end) {
@@ -823,10 +640,9 @@ fn send_unrecorded(
     if end.sending() == Sending::Kernel {
         moving::publish_attached(socket, end);
         moving::try_start(socket, end, &ring);
-        if socket.is_unix()
-            && end.sending() == Sending::Kernel
+        if end.sending() == Sending::Kernel
             && moving::peer_attached(socket) != 0
-            && unix::await_taken(socket, end)
+            && carrier::await_start(socket, end)
         {
             moving::try_start(socket, end, &ring);
         }
@@ -836,16 +652,8 @@ fn send_unrecorded(
         if moving::has_left(&ring) {
             moving::return_unread(socket, end, &ring)?;
         } else {
-            let closed = !ring.control().is_taken();
-            if socket.is_unix() {
-                unix::judge(socket, end, 0);
-            } else if end.ended.get() < 2 {
-                if !closed && kernel_says_end(socket) && died_unread(socket, end, &ring) {
-                    return Err(reset_by_death(socket, end));
-                }
-                if let Some(bytes) = lost_by_death(socket, end, &ring, from) {
-                    return Ok(bytes);
-                }
+            if let Some(bytes) = carrier::ends_in_ring(socket, end, &ring, from)? {
+                return Ok(bytes);
             }
             let urgent = flags & libc::MSG_OOB != 0;
             let reason = if urgent { Reason::Urgent } else { Reason::Closing };
@@ -862,10 +670,7 @@ fn send_unrecorded(
     }
     if end.sending() != Sending::Ring {
         // The first that goes through the kernel again: did the peer die with doorbells unread?
-        if !socket.is_unix()
-            && end.ended.get() < 2
-            && let Some(bytes) = lost_by_death(socket, end, &ring, from)
-        {
+        if let Some(bytes) = carrier::lost_by_death(socket, end, &ring, from) {
             return Ok(bytes);
         }
         take_pending(socket, end)?;
@@ -900,7 +705,7 @@ fn send_unrecorded(
                         return send_native(socket, from, flags);
                     }
                     None if total > 0 => break,
-                    None if socket.is_packets() && from.remaining() > packet_max => {
+                    None if packet_max != 0 && from.remaining() > packet_max => {
                         moving::step_aside(socket, end, &ring, Reason::Large)?;
                         return send_native(socket, from, flags);
                     }
@@ -927,6 +732,25 @@ fn send_unrecorded(
             .store(slot.tx_bytes.load(Ordering::Relaxed) + total as u64, Ordering::Relaxed);
     });
     Ok(total)
+}
+
+/// The kernel's part of a sendmsg with control data: all at once, since control data goes with the first of its bytes. Send lock held.
+fn send_control(
+    socket: &Socket,
+    end: &End,
+    message: &libc::msghdr,
+    from: &mut Buffers,
+    flags: i32,
+) -> Sys<usize> {
+    let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
+    moving::publish_attached(socket, end);
+    moving::step_aside(socket, end, &ring, Reason::Ancillary)?;
+    let sent = unix::send_message(socket.fd(), message, flags | libc::MSG_DONTWAIT)?;
+    let mut left = sent.min(from.remaining());
+    while left > 0 {
+        left -= from.take(left).1;
+    }
+    Ok(sent)
 }
 
 /// As the kernel says it of a direction that is shut down, where it does not know of that yet.
@@ -965,13 +789,8 @@ fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
 
 /// Before the kernel sends for the program by another call than send: our direction is there, and may enter the ring again. Send lock held.
 pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason) -> Sys<()> {
-    let died = end.sending() == Sending::Ring
-        && !socket.is_unix()
-        && end.ended.get() < 2
-        && kernel_says_end(socket)
-        && died_unread(socket, end, ring);
-    if died {
-        return Err(reset_by_death(socket, end));
+    if end.sending() == Sending::Ring {
+        carrier::died_unread(socket, end, ring)?;
     }
     moving::step_aside(socket, end, ring, reason)?;
     take_pending(socket, end)
@@ -980,7 +799,7 @@ pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason
 /// The error of the kernel's connection that was taken from it, and the program has not been told of.
 fn take_pending(socket: &Socket, end: &End) -> Sys<()> {
     match end.pending_error.get() {
-        error @ 1.. if !socket.is_unix() || socket.is_packets() => {
+        error @ 1.. if carrier::facts(socket).tells_sender => {
             end.pending_error.set(0);
             Err(Errno(error as i32))
         }
@@ -991,7 +810,7 @@ fn take_pending(socket: &Socket, end: &End) -> Sys<()> {
 /// Should what follows go through the kernel: the peer has ended (then the kernel says what TCP says), or the data is urgent?
 #[inline(always)]
 fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32, now: u64) -> bool {
-    if end.ended.get() != 0 || !ring.control().is_taken() || flags & !MSG_SERVED != 0 {
+    if end.ended.get() != 0 || !ring.control().is_taken() || flags & !carrier::MSG_SERVED != 0 {
         return true;
     }
     if now.wrapping_sub(socket.kernel_asked.get()) < ASK_KERNEL_TICKS && !socket.end_news.is() {
@@ -999,7 +818,7 @@ fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32, now:
     }
     socket.kernel_asked.set(now);
     socket.end_news.set(0);
-    kernel_says_end(socket)
+    carrier::kernel_says_end(socket)
 }
 
 /// Before a shutdown. True if it is ours to do, for the connection is attached; else the kernel does it alone.
@@ -1009,10 +828,7 @@ pub fn shut_down_before(socket: &Socket, how: i32) -> bool {
         // connection is attached, or whoever tells the peer so sees this.
         socket.end().shut.store(1, Ordering::SeqCst);
     }
-    if socket.is_unix() && socket.stage() != Stage::Attached {
-        // A Unix connection moves whole, or not at all.
-        pin::to_kernel(socket, Reason::Closing);
-    }
+    carrier::shutting_down(socket);
     socket.stage() == Stage::Attached
 }
 
@@ -1038,20 +854,11 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
             end.sender.keep_out();
         }
     }
-    if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) && socket.is_unix() {
-        unix::shut_receiving(socket, end);
+    if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) && carrier::facts(socket).ends_sends_untold {
+        shut_receiving(socket, end);
     }
     let result = match how_now.map_or(Ok(()), |how| tcp::shut_down(socket.fd(), how)) {
-        // The kernel's connection is over by a reset; as the program sees it (`fin_by_death`), it is open this way.
-        Err(Errno::ENOTCONN)
-            if end.bells_only.is()
-                && (end.judged.is()
-                    || socket
-                        .outgoing()
-                        .is_some_and(|ring| fin_by_death(socket, end, &ring, false))) =>
-        {
-            Ok(())
-        }
+        Err(Errno::ENOTCONN) if carrier::is_open_after_reset(socket, end) => Ok(()),
         result => result,
     };
     if result.is_ok() && how != libc::SHUT_RD && end.sending() == Sending::Ring {
@@ -1065,6 +872,21 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
         context::ring_ours(socket.home.get());
     }
     result
+}
+
+/// KERNEL: after SHUT_RD the peer's sends fail at once (`Facts::ends_sends_untold`). It must not wait for room either. Our own direction goes back to the kernel: the
+/// peer can ring for its room no more. Send lock held, before the kernel's shutdown.
+fn shut_receiving(socket: &Socket, end: &End) {
+    end.shut_receiving.set(1);
+    if let Some(incoming) = socket.incoming() {
+        incoming.control().close();
+        moving::wake_sender(socket, &incoming);
+    }
+    if end.sending() == Sending::Ring
+        && let Some(outgoing) = socket.outgoing()
+    {
+        moving::go_back(socket, end, &outgoing, Sending::KernelForGood, Reason::Closing);
+    }
 }
 
 /// Where the peer runs; and lets it know where we do.
@@ -1199,8 +1021,7 @@ fn fall_asleep(
     // Nothing wakes this one if no byte can be sent to it, or when a thread of ours shuts the connection: it looks now and then.
     let look_every = match want {
         Want::Room if end.sending() == Sending::Ring => Some(STALLED_NS),
-        // KERNEL: no event tells that the peer has shut down receiving.
-        Want::Room if socket.is_unix() => Some(LOOK_AT_TIMES_NS),
+        Want::Room if carrier::facts(socket).ends_sends_untold => Some(LOOK_AT_TIMES_NS),
         Want::Room if !event && !can_ring_for_room(socket) => Some(LOOK_SOON_NS),
         Want::Room if !event => Some(LOOK_AT_TIMES_NS),
         // Another waiter may take the byte that was meant for us.
@@ -1264,7 +1085,7 @@ fn fall_asleep(
 pub fn kernel_tells(socket: &Socket, events: u32) {
     let readable = (libc::POLLIN | libc::POLLRDNORM) as u32;
     let by_ring =
-        || socket.is_ours() && !socket.is_datagram() && socket.end().receiving() == Receiving::Ring;
+        || socket.stage() == Stage::Attached && socket.end().receiving() == Receiving::Ring;
     if events & !readable == 0 && by_ring() {
         socket.bells_left.set(1);
         socket.kernel_asked.set(sys::ticks());
@@ -1298,11 +1119,7 @@ fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32)
         // The kernel says, in place of one that was counted, how the connection ended: an error once.
         Some(other) => other.err(),
     };
-    if socket.is_unix() {
-        unix::judge(socket, end, error.map_or(0, |error| error.0));
-    } else if let Some(error) = error
-        && !(error == Errno::ECONNRESET && reset_is_fin(socket, end, true))
-    {
+    if let Err(error) = carrier::classify(socket, end, error.map_or(Ok(0), Err)) {
         end.pending_error.set(error.0 as u32);
         end.ended.set(end.ended.get().max(1));
     }
@@ -1403,10 +1220,13 @@ fn count_readable(socket: &Socket, enough: usize) -> Sys<usize> {
 
 /// Would a receive find something now?
 fn is_readable(socket: &Socket) -> Sys<bool> {
-    match socket.is_packets() {
-        true => unix::packet_waits(socket),
-        false => count_readable(socket, 1).map(|n| n > 0),
+    if !carrier::facts(socket).has_boundaries {
+        return count_readable(socket, 1).map(|n| n > 0);
     }
+    let end = socket.end();
+    let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
+    let Some(ring) = socket.incoming() else { return Ok(true) };
+    packets::wait_for_us(socket, end, &ring, &moving::incoming(socket, end, &ring))
 }
 
 /// Do bytes lie in the ring that come before what the kernel has?
@@ -1423,8 +1243,8 @@ pub fn unsent_bytes(socket: &Socket) -> Sys<usize> {
     let end = socket.end();
     let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
     let Some(ring) = socket.outgoing() else { return Ok(0) };
-    let in_kernel = socket.is_unix() && end.sending() != Sending::Ring;
-    Ok(end.tx.outstanding_bytes(&ring) + if in_kernel { unix::untaken(socket)? } else { 0 })
+    let in_kernel = if end.sending() == Sending::Ring { 0 } else { carrier::untaken(socket)? };
+    Ok(end.tx.outstanding_bytes(&ring) + in_kernel)
 }
 
 /// The event mask that poll would report, of those in `events` and of the three that it always reports. `watched`: the kernel
@@ -1436,8 +1256,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
         return fd::pending(socket.fd(), events);
     };
     let readable = libc::POLLIN | libc::POLLRDNORM;
-    let band = if socket.is_unix() { libc::POLLWRBAND } else { 0 };
-    let writable = libc::POLLOUT | libc::POLLWRNORM | band;
+    let writable = carrier::facts(socket).writable;
     let mut mask = 0;
     let receiving = end.receiving();
     let in_ring = receiving == Receiving::Ring;
@@ -1522,20 +1341,11 @@ fn ask_kernel(
         let look =
             || fd::pending(socket.fd(), readable | writable | libc::POLLRDHUP | libc::POLLPRI);
         let mut kernel = look();
-        let judge = || match socket.is_unix() {
-            true => unix::judge(socket, end, 0),
-            false => reset_is_fin(socket, end, false),
-        };
-        if kernel & (libc::POLLHUP | libc::POLLERR) != 0 && !end.judged.is() && judge() {
+        let over = kernel & (libc::POLLHUP | libc::POLLERR) != 0;
+        if over && !end.judged.is() && carrier::judge(socket, end, 0) {
             kernel = look();
         }
-        if !socket.is_unix()
-            && end.judged.is()
-            && end.bells_only.is()
-            && end.shut.load(Ordering::Relaxed) == 0
-        {
-            kernel &= !libc::POLLHUP;
-        }
+        kernel = carrier::shown(socket, end, kernel);
         let mut mask = kernel & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR | libc::POLLPRI);
         if end.pending_error.is() {
             mask |= libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP | readable;

@@ -98,12 +98,12 @@ impl Stage {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Kind {
-    /// TCP; a UDP socket too, which is told apart by its stage.
-    Internet = 0,
-    /// A Unix stream.
-    Unix = 1,
+    Tcp = 0,
+    UnixStream = 1,
     /// Unix sequenced packets: each record of the ring is one.
     Packets = 2,
+    /// UDP, which has no connections that move: it is served by `datagram`.
+    Datagrams = 3,
 }
 
 /// See the module's description. One per socket and process.
@@ -171,7 +171,7 @@ pub struct Socket {
     pub asked: P32,
     /// Where its slot of the process's page is mapped, once it is shown (`view::of`).
     pub slot: AtomicUsize,
-    /// AF_INET or AF_INET6 of a UDP socket; 0 for TCP.
+    /// AF_INET or AF_INET6, as which a UDP socket has its addresses.
     pub family: P32,
     /// This process counts itself among its holders no more.
     pub parting: P32,
@@ -243,12 +243,12 @@ pub struct End {
     /// Bytes that were to be recorded (`tap`), each under its direction's lock.
     pub tap_sent: P64,
     pub tap_received: P64,
-    /// Whether it is known how the peer ended (see `unix`), or that it died, and TCP would have said FIN (see `stream`).
+    /// Whether it is known how the peer ended (`carrier::unix_stream`), or that it died, and TCP would have said FIN (`carrier::tcp`).
     pub judged: P32,
     /// What our direction has put on the kernel's connection since it was last taken to the ring is doorbells, whether or not it is there
     /// still: a peer that dies with some of them unread has read all.
     pub bells_only: P32,
-    /// Of a Unix connection (see `unix`): whether we have shut down receiving; sends that
+    /// Of a Unix connection: whether we have shut down receiving; sends that
     /// found the kernel's queue in use, so that there could be no `Start`.
     pub shut_receiving: P32,
     pub refused_starts: P32,
@@ -734,7 +734,6 @@ impl Socket {
         self.published.set(0);
         self.asked.set(0);
         self.slot.store(0, Ordering::Relaxed);
-        self.family.set(0);
         self.parting.set(0);
         self.counted.set(0);
         self.service.set(0);
@@ -751,22 +750,19 @@ impl Socket {
     }
 
     #[inline(always)]
-    pub fn is_unix(&self) -> bool {
-        self.kind.get() != Kind::Internet as u32
-    }
-
-    /// Do its messages have boundaries?
-    #[inline(always)]
-    pub fn is_packets(&self) -> bool {
-        self.kind.get() == Kind::Packets as u32
-    }
-
     pub fn kind(&self) -> Kind {
         match self.kind.get() {
-            0 => Kind::Internet,
-            1 => Kind::Unix,
-            _ => Kind::Packets,
+            0 => Kind::Tcp,
+            1 => Kind::UnixStream,
+            2 => Kind::Packets,
+            _ => Kind::Datagrams,
         }
+    }
+
+    /// Does `datagram` serve it, and not what moves the bytes of connections?
+    #[inline(always)]
+    pub fn has_datagrams(&self) -> bool {
+        self.kind() == Kind::Datagrams
     }
 
     /// `Closing` to `Free`: true for one caller only, who cleans up.
@@ -833,15 +829,11 @@ impl Socket {
         self.fd.get() as i32
     }
 
-    pub fn is_datagram(&self) -> bool {
-        self.family.is()
-    }
-
     /// A connection that nothing can move any more (a peer that was not found is looked for again where `ringlet on` asks for it).
     pub fn is_kernels_for_good(&self) -> bool {
         let barred = self.end().barred.get();
         self.stage() == Stage::KernelForGood
-            && !self.is_datagram()
+            && !self.has_datagrams()
             && barred != Reason::None as u32
             && barred != Reason::NoPeer as u32
     }

@@ -130,7 +130,8 @@ fn record(socket: &Socket, end: &End, direction: Direction, mut buffers: Buffers
         while left > 0 {
             let len = left.min(PIECE_MAX_BYTES);
             left -= len;
-            let discarded = direction == Direction::Discarded && !socket.is_unix();
+            let discarded =
+                direction == Direction::Discarded && super::carrier::facts(socket).discards;
             let kept = if discarded { 0 } else { len.min(limit) };
             piece.write(tap, mine.get(), &mut buffers, len, kept, left == 0);
             mine.add(len as u64);

@@ -101,7 +101,7 @@ fn publish(socket: &Socket) {
 /// The other end, if it is a socket of this process.
 fn far_end(socket: &Socket) -> Option<&'static Socket> {
     let tables = tables()?;
-    let ends = carrier::ends(tables, socket).ok()?;
+    let ends = carrier::ends(socket, tables).ok()?;
     let waits = |far: &Socket| far.stage() != Stage::Closing && far.next_step.get() != u32::MAX;
     let is_far = |far: &Socket| match &ends {
         Ends::Tcp(ends) => tcp::ends(far.fd())
@@ -170,15 +170,15 @@ fn send_pieces(
         // On the kernel for good pieces might wait for each other (TCP_NODELAY is the program's again). To an end that is closed only
         // the first succeeds. One that is not yet attached would not wait for the rest; nor would one that wants all from the kernel,
         // where each piece has credentials of its own.
-        let cut = flags & !stream::MSG_SERVED == 0
-            && !socket.is_packets()
+        let cut = flags & !carrier::MSG_SERVED == 0
+            && !carrier::facts(socket).has_boundaries
             && moving::peer_attached(socket) != 0
             && matches!(end.sending(), Sending::Kernel | Sending::Ring)
             && !end.barred.is()
             && !moving::has_left(ring)
             && !view::is_away(socket, end, ring)
-            && !stream::kernel_says_end(socket)
-            && !(socket.is_unix() && unix::untaken(socket.fd()).is_ok_and(|n| n > UNTAKEN_MOST));
+            && !carrier::kernel_says_end(socket)
+            && carrier::untaken(socket).is_ok_and(|n| n <= UNTAKEN_MOST);
         let piece = match whole {
             2.. if cut && !one_in(3) => 1 + below(whole.min(1 << below(17)) as u64) as usize,
             _ => whole,

@@ -14,7 +14,7 @@ pub fn peer_attached(socket: &Socket) -> u32 {
 }
 
 pub fn say_end(ring: &SegmentRing, how: u32) {
-    // ORDER: Release; pairs with `In::has_ended`, `stream::died_unread`, `stream::fin_by_death` and `unix::judge`; the end itself follows
+    // ORDER: Release; pairs with `In::has_ended`, those of `carrier` who look how the peer ended; the end itself follows
     // through the kernel.
     ring.control().sender.shut.store(how, Ordering::Release);
 }

@@ -675,6 +675,6 @@ fn age() -> Option<u32> {
 /// The mailbox of a socket's end.
 #[inline(always)]
 pub fn of(socket: &Socket) -> Option<(&'static Inlets, &'static Mailbox)> {
-    let all = &tables()?.inlets;
+    let all = &tables().filter(|_| socket.has_datagrams())?.inlets;
     Some((all, all.mailboxes.get(socket.end_index())))
 }

@@ -11,6 +11,8 @@
 //! - **Room.** What finds its lane full goes through the kernel, which drops it if its buffer is full too.
 //! - **What the kernel says counts.** A lane is used from the first datagram on that has come from its sender by the kernel, and its sender
 //!   asks the kernel every millisecond whether it would still bring its datagrams to that socket.
+//!
+//! Whoever serves all sockets (fork, close, exit) need not know which these are: what is here does nothing for others.
 
 mod door;
 mod inlets;
@@ -87,8 +89,11 @@ fn first_step() -> u32 {
     config.map_or(u32::MAX, |config| config.move_after.min(u64::from(u32::MAX / 2)) as u32)
 }
 
-/// A UDP socket was made, and is followed.
-pub fn begin(socket: &Socket, family: i32, nonblocking: bool) {
+/// A socket was made, and is followed. True if it is one of UDP.
+pub fn begin(socket: &Socket, family: i32, nonblocking: bool) -> bool {
+    if !socket.has_datagrams() {
+        return false;
+    }
     socket.family.set(family as u32);
     socket.end().nonblocking.set(u32::from(nonblocking));
     socket.next_step.set(first_step());
@@ -97,6 +102,7 @@ pub fn begin(socket: &Socket, family: i32, nonblocking: bool) {
     if let Some((_, outbox)) = outlets::of(socket) {
         outbox.door.set(0);
     }
+    true
 }
 
 /// As `Tables::rehome`; what lanes that were shared still hold is taken first.
@@ -107,9 +113,19 @@ fn rehome(socket: &Socket) -> bool {
 }
 
 /// connect() has changed what the socket receives, and what its datagrams come from: everything begins anew.
-pub fn connected(socket: &'static Socket) {
-    leave(socket, true);
-    socket.next_step.set(socket.calls.get().saturating_add(first_step()));
+pub fn connected(socket: &'static Socket) -> bool {
+    if socket.has_datagrams() {
+        leave(socket, true);
+        socket.next_step.set(socket.calls.get().saturating_add(first_step()));
+    }
+    socket.has_datagrams()
+}
+
+/// Doors are looked for at the next call.
+pub fn look_anew(socket: &Socket) {
+    if socket.has_datagrams() {
+        socket.next_step.set(socket.calls.get());
+    }
 }
 
 /// The socket stays on the kernel from now on. What is in its lanes can still be received.
@@ -142,7 +158,7 @@ pub fn move_door(fd: i32) -> bool {
         outlets::of(socket).is_some_and(|(_, outbox)| outbox.door.get() as i32 == fd)
     };
     let mut moved = false;
-    if let Some(socket) = tables.followed().filter(|socket| socket.is_datagram()).find(has) {
+    if let Some(socket) = tables.followed().find(has) {
         // In the middle of a step it is not to be had: who has the old number would use the program's file.
         door::stepping(socket, || {
             moved = outlets::of(socket).is_some_and(|(_, outbox)| {
@@ -205,7 +221,10 @@ pub fn release(socket: &Socket, last: bool) {
 }
 
 /// This process leaves the family: of what lanes that were shared still hold, it takes nothing.
-pub fn part(socket: &Socket) {
+pub fn part(socket: &Socket) -> bool {
+    if !socket.has_datagrams() {
+        return false;
+    }
     close_door(socket, meet::part);
     if let Some((all, mailbox)) = inlets::of(socket) {
         mailbox.part(all);
@@ -217,6 +236,7 @@ pub fn part(socket: &Socket) {
         socket.end().barred.set(Reason::Credentials as u32);
     }
     show(socket, Reason::Credentials);
+    true
 }
 
 /// Maps anew what others of the family have and this process does not use.
@@ -625,6 +645,23 @@ pub fn next_len(socket: &Socket) -> Option<usize> {
     // The next receive takes what is told of, whatever comes meanwhile.
     mailbox.shown.set(if len.is_some() { inlets::LANE } else { inlets::KERNEL });
     len
+}
+
+/// A thread is about to sleep on the socket: datagrams find it in the kernel.
+pub fn falls_asleep(socket: &Socket) {
+    if socket.has_datagrams() {
+        socket.enter_native(|end| &end.native_receivers);
+        // What is in the lanes is found by the look that follows; who does not ask for it needs no waking by more of it.
+        arm(socket, false);
+    }
+}
+
+/// It is awake.
+pub fn is_awake(socket: &Socket) {
+    if socket.has_datagrams() {
+        release::leave_native(&socket.end().native_receivers);
+        awake(socket);
+    }
 }
 
 const READABLE: i16 = libc::POLLIN | libc::POLLRDNORM;

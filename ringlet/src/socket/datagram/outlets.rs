@@ -446,7 +446,7 @@ impl Outbox {
 /// The outbox of a socket.
 #[inline(always)]
 pub fn of(socket: &Socket) -> Option<(&'static Outlets, &'static Outbox)> {
-    let all = &tables()?.outlets;
+    let all = &tables().filter(|_| socket.has_datagrams())?.outlets;
     let index = crate::socket::table::tables()?.index_of(socket);
     Some((all, &all.boxes[index as usize % all.boxes.len()]))
 }

@@ -74,7 +74,7 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
     let by_name = set.named.is() && !set.beside.is() && !set.nested.is();
     let (look_soon, look_at_times) = (Cell::new(false), Cell::new(false));
     for_each_hot(tables, set, |watch, socket| {
-        if socket.is_datagram() {
+        if socket.has_datagrams() {
             datagram::arm(socket, true);
             return;
         }
@@ -122,7 +122,7 @@ pub(super) fn renew(tables: &Tables, set: &Set, mine: Option<&Armed>) {
 
 /// Whoever is about to sleep wants to be woken through the kernel.
 pub(super) fn want(socket: &Socket, room: bool) {
-    if socket.is_datagram() {
+    if socket.has_datagrams() {
         datagram::arm(socket, true);
     } else {
         stream::want_bytes(socket, true, room);

@@ -170,7 +170,7 @@ fn control_adopted(
             kick_sleepers(set);
         }
     }
-    if socket.is_datagram() {
+    if socket.has_datagrams() {
         // Room for datagrams only the kernel knows.
         sending_changed(socket);
     }

@@ -30,37 +30,37 @@ pub(super) fn look(tables: &Tables, watch: &Watch) -> Look {
         return look;
     }
     let asked = watch.events.get();
+    if socket.has_datagrams() {
+        return look_at_lanes(socket, watch, asked);
+    }
     if asked & EPOLLET == 0 {
         look.events = mask_of(socket, asked);
         return look;
     }
     look.begin(socket, watch);
     let mask = mask_of(socket, asked);
-    if !socket.is_datagram() {
-        look.end(socket, mask);
-    }
-    if mask != 0 && look.is_news(socket, watch, mask) {
+    look.end(socket, mask);
+    if mask != 0 && look.is_news(watch, mask) {
         look.events = mask;
     }
     look
 }
 
 fn mask_of(socket: &Socket, asked: u32) -> u32 {
-    let mask = if socket.is_datagram() {
-        datagram::poll_mask(socket, asked as u16 as i16)
-    } else {
-        stream::poll_mask(socket, asked as u16 as i16, true, 0)
-    };
-    mask as u16 as u32
+    stream::poll_mask(socket, asked as u16 as i16, true, 0) as u16 as u32
+}
+
+fn look_at_lanes(socket: &Socket, watch: &Watch, asked: u32) -> Look {
+    let edge = asked & EPOLLET != 0;
+    let position = if edge { datagram::arrivals(socket) } else { 0 };
+    let more = edge && position != watch.seen.get();
+    let mask = datagram::poll_mask(socket, asked as u16 as i16) as u16 as u32;
+    let news = !edge || watch.fresh.is() || watch.told.is() || more;
+    Look { events: if news { mask } else { 0 }, position, more, ..Look::default() }
 }
 
 impl Look {
     fn begin(&mut self, socket: &Socket, watch: &Watch) {
-        if socket.is_datagram() {
-            self.position = datagram::arrivals(socket);
-            self.more = self.position != watch.seen.get();
-            return;
-        }
         let end = socket.end();
         self.room = end.room_news.get();
         self.no_space = end.no_space.get();
@@ -84,12 +84,10 @@ impl Look {
     }
 
     /// Edge-triggered: has anything happened since the last report, so that `mask` is reported again?
-    fn is_news(&self, socket: &Socket, watch: &Watch, mask: u32) -> bool {
-        if watch.fresh.is() || socket.is_datagram() && (watch.told.is() || self.more) {
-            return true;
-        }
-        mask & EPOLLOUT != 0 && watch.seen_room.get() != self.room
-            || mask & EPOLLREAD != 0 && self.more && !socket.is_datagram()
+    fn is_news(&self, watch: &Watch, mask: u32) -> bool {
+        watch.fresh.is()
+            || mask & EPOLLOUT != 0 && watch.seen_room.get() != self.room
+            || mask & EPOLLREAD != 0 && self.more
             || watch.told.is() && self.is_kernel_news(watch)
     }
 
@@ -155,14 +153,14 @@ pub(super) fn reported(socket: &Socket, watch: &Watch, look: &Look) {
         watch.disabled.set(1);
     }
     let end = socket.end();
-    if !socket.is_datagram() && asked & EPOLLOUT != 0 && events & EPOLLOUT == 0 {
+    if asked & EPOLLOUT != 0 && events & EPOLLOUT == 0 {
         // KERNEL: who asks for room and finds none is told when there is some.
         end.no_space.add(1);
     }
     if asked & EPOLLET == 0 {
         return;
     }
-    if events & EPOLLREAD != 0 || socket.is_datagram() {
+    if events & EPOLLREAD != 0 || socket.has_datagrams() {
         watch.seen.set(look.position);
         if let Some(received) = look.received {
             watch.seen_received.set(received);
@@ -182,7 +180,7 @@ pub(super) fn see(tables: &Tables, watch: &Watch, socket: &Socket) -> Look {
         true => unforgiving::of_whole_sends(socket, || look(tables, watch)),
         false => look(tables, watch),
     };
-    if seen.events != 0 && watch.events.get() & EPOLLET != 0 && !socket.is_datagram() {
+    if seen.events != 0 && watch.events.get() & EPOLLET != 0 && !socket.has_datagrams() {
         seen.begin_in_kernel(socket, watch);
     }
     seen

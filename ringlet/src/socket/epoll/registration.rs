@@ -70,7 +70,7 @@ pub fn forget_socket(socket: &Socket) {
 /// Listeners are no neighbours, nor are the ends of a socket pair: these wake event loops.
 pub(super) fn is_neighbour(socket: &Socket) -> bool {
     let in_ring = socket.stage() == Stage::Attached && socket.end().receiving() == Receiving::Ring;
-    !in_ring && !socket.is_datagram() && !socket.paired.is()
+    !in_ring && !socket.has_datagrams() && !socket.paired.is()
 }
 
 pub(super) fn count_neighbour(set: &Set, watch: &Watch, is: bool) {
