@@ -4,6 +4,8 @@
 //! `Rule` names what each end must keep to; an end that breaks one shows that a test would see it.
 #![allow(dead_code)]
 
+pub mod stage;
+
 use ringlet_core::handover::{
     CHANGES_MAX, Fault, Head, Incoming, Outgoing, Receiver, Sender, Sending, Step,
 };
@@ -120,6 +122,34 @@ pub trait World {
     fn pass_mark(&mut self);
     fn skip(&mut self, bytes: u64) -> bool;
     fn pop(&mut self, most: u64) -> Vec<u8>;
+
+    fn records(&self) -> u64 {
+        0
+    }
+    /// Who makes the next access; and others have their turn.
+    fn now(&mut self, _who: Who) {}
+    fn pass(&mut self) {}
+
+    fn sender_died(&mut self) {
+        self.kernel().ended = true;
+    }
+
+    // Over a mirror (`ringlet_core::mirror`) others do what is done here in one memory.
+
+    const MIRRORED: bool = false;
+    /// Is all delivered that was published and said before this was first asked?
+    fn is_delivered(&mut self, _asked: &mut Option<u32>) -> bool {
+        true
+    }
+    /// Does nobody put doorbells any more?
+    fn is_silent(&mut self) -> bool {
+        true
+    }
+    fn put_bell(&mut self) {
+        if self.kernel().write(None) {
+            self.set(Word::Bells, self.get(Word::Bells) + 1);
+        }
+    }
 }
 
 /// How threads take turns.
@@ -166,6 +196,10 @@ pub enum Rule {
     EndBeforeKernel,
     /// It says that it has met a `Start`, as long as something before the ring is not taken.
     ReceiverSaysDraining,
+    /// Over a mirror, a sender waits until no more doorbells are put before it says where they end, and until what it says is delivered before
+    /// the kernel gets more than doorbells.
+    SenderAwaitsSilence,
+    SenderAwaitsDelivery,
 }
 
 pub const RULES: [Rule; 14] = [
@@ -233,6 +267,15 @@ impl<E: Engine> Side<'_, E> {
             world.set(word, value);
             0
         });
+    }
+
+    /// Before the kernel gets a byte that a mark or a word gives its meaning.
+    fn await_delivery(&self) {
+        let mut asked = None;
+        if E::World::MIRRORED && !self.breaks(Rule::SenderAwaitsDelivery) {
+            // (If it is waited for in vain, what follows finds that out.)
+            let _ = self.engine.wait(|world| world.is_delivered(&mut asked));
+        }
     }
 
     fn add(&self, word: Word, n: i64) {
@@ -351,9 +394,7 @@ impl<E: Engine> Outgoing for Side<'_, E> {
     fn put_bell(&self) {
         // (`bells::ring` has models of its own.)
         self.engine.op(|world| {
-            if world.kernel().write(None) {
-                world.set(Word::Bells, world.get(Word::Bells) + 1);
-            }
+            world.put_bell();
             0
         });
     }
@@ -370,13 +411,20 @@ impl<E: Engine> Outgoing for Side<'_, E> {
     fn await_bells(&self) -> Result<(), Failed> {
         let quiet = self.breaks(Rule::SenderAwaitsRingers)
             || self.engine.wait(|world| world.get(Word::Ringers) == 0);
-        if quiet { Ok(()) } else { Err(Failed::Stuck) }
+        let silent = !E::World::MIRRORED
+            || self.breaks(Rule::SenderAwaitsSilence)
+            || self.engine.wait(World::is_silent);
+        if quiet && silent { Ok(()) } else { Err(Failed::Stuck) }
     }
     fn is_draining(&self) -> bool {
         self.word(Word::Draining) != 0
     }
-    fn went_back(&self) {}
-    fn returns(&self) {}
+    fn went_back(&self) {
+        self.await_delivery();
+    }
+    fn returns(&self) {
+        self.await_delivery();
+    }
     fn has_returned(&self) {}
     fn gives_up(&self) -> Failed {
         Failed::Stuck
@@ -570,6 +618,7 @@ impl<E: Engine> Side<'_, E> {
     /// shutdown(SHUT_WR).
     pub fn shut(&self) -> Result<(), Failed> {
         self.end(|| self.set_word(Word::Shut, 1))?;
+        self.await_delivery();
         self.engine.op(|world| {
             world.kernel().ended = true;
             0
