@@ -80,9 +80,9 @@ def queue(*words):
 class Ends:
     """Two processes, and a stream between them."""
 
-    def __init__(self, ground, server_ip, client_ip=None, client_user=None):
-        self._listen(ground, server_ip)
-        self.connect(server_ip, self.port, client_ip, client_user)
+    def __init__(self, ground, server_ip, client_ip=None, client_user=None, before=()):
+        self._listen(ground, server_ip, before)
+        self.connect(server_ip, self.port, client_ip, client_user, before)
 
     @classmethod
     def listener(cls, ground, ip):
@@ -91,12 +91,12 @@ class Ends:
         ends._listen(ground, ip)
         return ends
 
-    def _listen(self, ground, ip):
+    def _listen(self, ground, ip, before=()):
         self._ground = ground
         self.port = 0
         # Both where any user can read them.
         self._argv = ["/usr/bin/python3", "-u", shutil.copy2(END, ground.directory)]
-        self.server = self.client = ground.start("server", self._argv)
+        self.server = self.client = ground.start("server", [*before, *self._argv])
         self.port = int(self.ask(self.server, f"listen {ip}"))
 
     def connect(self, ip, port, source=None, user=None, before=()):
