@@ -3,23 +3,19 @@
 //! Of its connections a bundle watches those that were lately busy. Each other one is *left*: its flag says that whoever publishes
 //! there sets its bit in the bundle's bell. So a poll costs what is busy, not what is connected.
 
-use super::Error;
-use super::endpoint::Handled;
-use super::endpoint::{Endpoint, State, Undelivered};
 use super::lane::{Lane, Stage, wake};
-use super::process::Shared;
-use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
+use super::message::Error;
+use super::state::{
+    Attached, BundleState, Endpoint, Guard, Handled, Hot, Shared, State, Undelivered,
+};
 use ringlet::waiting::spin;
-use ringlet_core::active::layout::{BUFFER_BYTES, Bell, LANES};
 use ringlet_core::active::{Delivered, Queue, Status};
 use ringlet_core::layout::{LANE_MAX_COUNT, Ready};
 use ringlet_core::mailbox::{self, Inbox};
 use ringlet_core::wait;
 use ringlet_linux::{futex, sys};
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Polls in vain until a lane is left: while few are watched, and while many are.
 const PATIENCE: u32 = 1000;
@@ -38,142 +34,7 @@ const SLEEP_NS: u64 = 1_000_000_000;
 /// How long memory is watched before a sleep.
 const SPIN_US: u64 = 50;
 
-/// A lane that is watched.
-struct Hot {
-    endpoint: Arc<Endpoint>,
-    lane: Arc<Lane>,
-    idle: Cell<u32>,
-    served: Cell<u32>,
-    left: Cell<bool>,
-}
-
-pub(super) struct Attached {
-    pub endpoint: Arc<Endpoint>,
-    pub lane: Arc<Lane>,
-}
-
-/// What the lock guards. Nothing is borrowed while a handler runs but for reading.
-pub(super) struct Inner {
-    pub endpoints: RefCell<Vec<Arc<Endpoint>>>,
-    /// By the number of their bit.
-    lanes: RefCell<Vec<Option<Attached>>>,
-    hot: RefCell<Vec<Hot>>,
-    pub returned: RefCell<VecDeque<(Arc<Endpoint>, Undelivered)>>,
-    /// A handler runs.
-    handling: Cell<bool>,
-    empty: Cell<u32>,
-    swept: Cell<usize>,
-    /// Where a medium message's bytes are while its handler runs.
-    scratch: Box<[Cell<u8>]>,
-}
-
-/// One of a process's bundles, whether in use or not.
-pub(super) struct BundleState {
-    pub index: usize,
-    pub used: AtomicBool,
-    pub mask: AtomicU32,
-    /// The service thread has something for us: new lanes, or ends of lanes.
-    news: AtomicBool,
-    /// Threads that sleep, or are about to: then no lane is watched by others alone.
-    sleepers: AtomicU32,
-    inner: ReentrantMutex<Inner>,
-}
-
-/// Shows that its bundle is locked.
-pub(super) struct Guard<'a> {
-    pub bundle: &'a BundleState,
-    inner: ReentrantMutexGuard<'a, Inner>,
-}
-
-impl BundleState {
-    pub fn new(index: usize) -> BundleState {
-        BundleState {
-            index,
-            used: AtomicBool::new(false),
-            mask: AtomicU32::new(0),
-            news: AtomicBool::new(false),
-            sleepers: AtomicU32::new(0),
-            inner: ReentrantMutex::new(Inner {
-                endpoints: RefCell::default(),
-                lanes: RefCell::default(),
-                hot: RefCell::default(),
-                returned: RefCell::default(),
-                handling: Cell::new(false),
-                empty: Cell::new(0),
-                swept: Cell::new(0),
-                scratch: vec![Cell::new(0); BUFFER_BYTES].into_boxed_slice(),
-            }),
-        }
-    }
-
-    #[inline]
-    pub fn lock(&self) -> Guard<'_> {
-        Guard { bundle: self, inner: self.inner.lock() }
-    }
-
-    /// From any thread: look at the inboxes and the stages.
-    pub fn tell(&self, bell: &Bell) {
-        // ORDER: SeqCst: before the look at the sleeper; pairs with the swap in `take_news`.
-        self.news.store(true, Ordering::SeqCst);
-        wake(bell);
-    }
-}
-
-impl<'a> Guard<'a> {
-    pub fn inner(&self) -> &Inner {
-        &self.inner
-    }
-
-    /// Handlers may reply, and ask; nothing else.
-    pub fn outside(&self) -> Result<(), Error> {
-        if self.inner.handling.get() { Err(Error::InHandler) } else { Ok(()) }
-    }
-
-    /// Gives a lane its bit. False when the bundle has no more.
-    pub fn attach(&self, endpoint: &Arc<Endpoint>, lane: &Arc<Lane>) -> bool {
-        let mut lanes = self.inner.lanes.borrow_mut();
-        let free = lanes.iter().position(Option::is_none).unwrap_or(lanes.len());
-        if free >= LANES {
-            return false;
-        }
-        let attached = Attached { endpoint: endpoint.clone(), lane: lane.clone() };
-        if free == lanes.len() {
-            lanes.push(Some(attached));
-        } else {
-            lanes[free] = Some(attached);
-        }
-        lane.set_bell(self.bundle.index, free);
-        drop(lanes);
-        self.watch(free);
-        true
-    }
-
-    /// Takes away those lanes for which `gone` says so.
-    pub fn detach(&self, mut gone: impl FnMut(&Attached) -> bool) -> Vec<Attached> {
-        let mut taken = Vec::new();
-        for place in self.inner.lanes.borrow_mut().iter_mut() {
-            if place.as_ref().is_some_and(&mut gone) {
-                taken.extend(place.take());
-            }
-        }
-        let is_taken = |hot: &Hot| taken.iter().any(|each| Arc::ptr_eq(&each.lane, &hot.lane));
-        self.inner.hot.borrow_mut().retain(|hot| !is_taken(hot));
-        taken
-    }
-
-    /// Watches a lane from now on.
-    fn watch(&self, number: usize) {
-        let lanes = self.inner.lanes.borrow();
-        let Some(Some(Attached { endpoint, lane })) = lanes.get(number) else { return };
-        let mut hot = self.inner.hot.borrow_mut();
-        if !hot.iter().any(|each| Arc::ptr_eq(&each.lane, lane)) {
-            let (endpoint, lane) = (endpoint.clone(), lane.clone());
-            let zero = || Cell::new(0);
-            let left = Cell::new(false);
-            hot.push(Hot { endpoint, lane, idle: zero(), served: zero(), left });
-        }
-    }
-
+impl Guard<'_> {
     /// Delivers what has arrived; how many messages that were.
     #[inline]
     pub fn poll(&self, shared: &Shared) -> Result<usize, Error> {
@@ -214,12 +75,6 @@ impl<'a> Guard<'a> {
 
     fn take_returned(&self) -> Option<(Arc<Endpoint>, Undelivered)> {
         self.inner.returned.borrow_mut().pop_front()
-    }
-
-    fn handle(&self, run: impl FnOnce()) {
-        self.inner.handling.set(true);
-        run();
-        self.inner.handling.set(false);
     }
 
     #[inline]
@@ -271,15 +126,6 @@ impl<'a> Guard<'a> {
             lane.notify(); // of what went back
         }
         count
-    }
-
-    pub fn run_handler(&self, run: impl FnOnce()) {
-        self.handle(run);
-    }
-
-    /// Valid for `BUFFER_BYTES`, until the next medium message.
-    pub fn scratch(&self) -> *mut u8 {
-        self.inner.scratch.as_ptr().cast::<u8>().cast_mut()
     }
 
     #[cold]

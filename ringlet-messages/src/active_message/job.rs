@@ -1,6 +1,6 @@
 //! A parallel program: the processes that `ringlet am-run` has started together.
 
-use super::process::raw;
+use super::state::raw;
 use ringlet_linux::fd::{self, pollfd};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -42,7 +42,7 @@ impl Job {
             return Err(bad());
         }
         let copy = fd::duplicate_high(descriptor, fd::HIDDEN_FROM).map_err(|_| bad())?;
-        let launcher = UnixStream::from(super::process::own(copy));
+        let launcher = UnixStream::from(super::state::own(copy));
         Ok(Job { rank, size, launcher: Some(launcher) })
     }
 

@@ -1,6 +1,6 @@
 //! One end of a connection between two endpoints, and the bells of the peer's process.
 
-use super::Name;
+use super::name::Name;
 use parking_lot::Mutex;
 use ringlet_core::active::layout::{BELLS_BYTES, BUNDLES, Bell, LANES};
 use ringlet_core::active::{Connection, SegmentMemory, Status};

@@ -1,113 +1,17 @@
 //! A process that takes part, and its bundles.
 
-use super::bundle::BundleState;
-use super::endpoint::Endpoint;
-use super::lane::{Bells, Lane, Mapping, Stage, Way};
-use super::service::{Command, Service};
-use super::{Error, Name};
+use super::endpoint::say;
+use super::lane::{Bells, Stage};
+use super::message::Error;
+use super::service::Service;
+use super::state::{BundleState, Command, Endpoint, Shared, own, raw};
 use parking_lot::Mutex;
-use ringlet_core::active::layout::{BELLS_BYTES, BUNDLES, MAGIC, SEGMENT_BYTES};
-use ringlet_core::active::{Message, Status};
+use ringlet_core::active::Status;
+use ringlet_core::active::layout::{BELLS_BYTES, BUNDLES};
 use ringlet_linux::{fd, map, sys};
-use std::collections::HashMap;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-
-/// What the threads of a process share.
-pub(super) struct Shared {
-    identity: [u8; 16],
-    user: u32,
-    pub bells: Bells,
-    pub bells_fd: OwnedFd,
-    bundles: [OnceLock<BundleState>; BUNDLES],
-    pub endpoints: Mutex<HashMap<u32, Arc<Endpoint>>>,
-    next_endpoint: AtomicU32,
-    next_lane: AtomicU64,
-    pub commands: Mutex<Vec<Command>>,
-    pub waker: OwnedFd,
-}
-
-/// Owns a descriptor that was just made.
-#[allow(unsafe_code)]
-pub(super) fn own(fd: i32) -> OwnedFd {
-    // SAFETY: the caller was given it by the kernel, and keeps no other copy.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-pub(super) fn raw(fd: &OwnedFd) -> i32 {
-    std::os::fd::AsRawFd::as_raw_fd(fd)
-}
-
-impl Shared {
-    pub fn name(&self, endpoint: u32) -> Name {
-        Name::new(self.identity, self.user, endpoint)
-    }
-
-    #[inline(always)]
-    pub fn bundle(&self, index: usize) -> &BundleState {
-        self.bundles[index].get_or_init(|| BundleState::new(index))
-    }
-
-    pub fn lane_id(&self) -> u64 {
-        self.next_lane.fetch_add(1, Ordering::Relaxed)
-    }
-
-    pub fn command(&self, command: Command) {
-        self.commands.lock().push(command);
-        fd::ring(raw(&self.waker));
-    }
-
-    /// Begins a connection; its lane opens, or ends, later.
-    pub fn connect(&self, endpoint: &Arc<Endpoint>, peer: Name) -> Option<Arc<Lane>> {
-        let segment = own(map::sealed_memfd(c"ringlet-am", SEGMENT_BYTES, 0).ok()?);
-        let mapping = Mapping::new(raw(&segment), SEGMENT_BYTES)?;
-        let lane = Arc::new(Lane::new(self.lane_id(), peer, mapping, 0));
-        lane.memory.head().magic.store(MAGIC, Ordering::Relaxed);
-        let (endpoint, joined) = (endpoint.clone(), lane.clone());
-        self.command(Command::Connect { endpoint, lane: joined, segment });
-        Some(lane)
-    }
-
-    /// A lane is of no use any more: the peer is told, if it does not know.
-    pub fn lane_ended(&self, lane: &Arc<Lane>, status: Status) {
-        self.command(Command::End { lane: lane.id, status });
-    }
-
-    /// The message with its bytes in the peer's segment already, if that is possible.
-    pub fn stored<'a>(&self, lane: &Arc<Lane>, message: Message<'a>) -> Message<'a> {
-        let tag = message.head.tag;
-        match lane.store(message.head.offset, message.bytes) {
-            Way::Stored(generation) => {
-                Message { head: message.head.stored(generation), bytes: &[] }
-            }
-            Way::Ask => {
-                self.command(Command::Ask { lane: lane.id, tag });
-                message
-            }
-            Way::Message => message,
-        }
-    }
-
-    /// The endpoint's connections end, its number is never used again.
-    pub fn free(&self, endpoint: &Endpoint) -> Result<(), Error> {
-        let bundle = self.bundle(endpoint.bundle().ok_or(Error::Freed)?);
-        let guard = bundle.lock();
-        guard.outside()?;
-        self.endpoints.lock().remove(&endpoint.id());
-        guard.inner().endpoints.borrow_mut().retain(|each| each.id() != endpoint.id());
-        endpoint.clear(&guard);
-        endpoint.set_bundle(None);
-        let mut ended = guard.detach(|each| each.endpoint.id() == endpoint.id());
-        let lanes = ended.drain(..).map(|each| each.lane).chain(endpoint.take_inbox());
-        for lane in lanes {
-            lane.end(Status::BadEndpoint);
-            self.lane_ended(&lane, Status::BadEndpoint);
-        }
-        Ok(())
-    }
-}
 
 /// This process as one that sends and receives Active Messages. Ends with the last handle: peers then find it unreachable.
 pub struct Process {
@@ -160,7 +64,7 @@ impl Drop for Process {
         let endpoints: Vec<_> = self.shared.endpoints.lock().values().cloned().collect();
         for endpoint in endpoints {
             // Not from a handler: a process does not end inside of one.
-            let _ = self.shared.free(&endpoint);
+            let _ = endpoint.free();
         }
         self.shared.command(Command::Stop);
         if let Some(service) = self.service.take() {
@@ -186,9 +90,9 @@ impl Bundle {
         let guard = self.state().lock();
         guard.outside()?;
         let id = self.shared.next_endpoint.fetch_add(1, Ordering::Relaxed);
-        let endpoint = Arc::new(Endpoint::new(self.shared.clone(), id, self.index));
+        let endpoint = Arc::new(Endpoint::new(self.shared.clone(), id, self.index, Arc::new(say)));
         self.shared.endpoints.lock().insert(id, endpoint.clone());
-        guard.inner().endpoints.borrow_mut().push(endpoint.clone());
+        guard.inner.endpoints.borrow_mut().push(endpoint.clone());
         Ok(endpoint)
     }
 
@@ -229,17 +133,17 @@ impl Bundle {
         let (here, there) = if self.index < to.index { (&low, &high) } else { (&high, &low) };
         here.outside()?;
         there.outside()?;
-        let this = |each: &&Arc<Endpoint>| each.id() == endpoint.id();
-        let found = here.inner().endpoints.borrow().iter().find(this).cloned();
+        let this = |each: &&Arc<Endpoint>| each.id == endpoint.id;
+        let found = here.inner.endpoints.borrow().iter().find(this).cloned();
         let endpoint = &found.ok_or(Error::BadArgument)?;
         let lanes = here.detach(|each| Arc::ptr_eq(&each.endpoint, endpoint));
-        here.inner().endpoints.borrow_mut().retain(|each| !Arc::ptr_eq(each, endpoint));
-        there.inner().endpoints.borrow_mut().push(endpoint.clone());
-        let mut returned = here.inner().returned.borrow_mut();
+        here.inner.endpoints.borrow_mut().retain(|each| !Arc::ptr_eq(each, endpoint));
+        there.inner.endpoints.borrow_mut().push(endpoint.clone());
+        let mut returned = here.inner.returned.borrow_mut();
         let all = std::mem::take(&mut *returned);
         let (moved, stay) = all.into_iter().partition(|each| Arc::ptr_eq(&each.0, endpoint));
         *returned = stay;
-        there.inner().returned.borrow_mut().append(&mut { moved });
+        there.inner.returned.borrow_mut().append(&mut { moved });
         endpoint.set_bundle(Some(to.index));
         for each in lanes {
             if !there.attach(endpoint, &each.lane) {
@@ -257,7 +161,7 @@ impl Bundle {
         guard.outside()?;
         if !self.closed.swap(true, Ordering::AcqRel) {
             for endpoint in self.endpoints() {
-                self.shared.free(&endpoint)?;
+                endpoint.free()?;
             }
             self.state().mask.store(0, Ordering::Relaxed);
             self.state().used.store(false, Ordering::Release);
@@ -270,7 +174,7 @@ impl Bundle {
     }
 
     pub fn endpoints(&self) -> Vec<Arc<Endpoint>> {
-        self.state().lock().inner().endpoints.borrow().clone()
+        self.state().lock().inner.endpoints.borrow().clone()
     }
 
     /// For whoever keeps an event mask with the bundle.

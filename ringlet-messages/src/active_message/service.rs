@@ -3,14 +3,13 @@
 //! Two processes that talk have a *link*: a Unix socket, whose end is the other one's death. Over it they pass their bell pages,
 //! and for each connection its segment: `Hello`, then `Open` and `Answer`, at last `End`.
 
-use super::Name;
-use super::endpoint::Endpoint;
 use super::lane::{Bells, Lane, Mapping};
-use super::process::{Shared, own, raw};
+use super::name::Name;
+use super::state::{Command, Endpoint, Shared, own, raw};
 use crate::guarded::Guarded;
 use ringlet::handshake::{self, Frame, Protocol};
+use ringlet_core::active::Status;
 use ringlet_core::active::layout::{BELLS_BYTES, MAGIC, SEGMENT_BYTES};
-use ringlet_core::active::{Status, Tag};
 use ringlet_linux::fd::pollfd;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{fd, map, meet, sys};
@@ -18,25 +17,6 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// From the program's threads.
-pub(super) enum Command {
-    Connect {
-        endpoint: Arc<Endpoint>,
-        lane: Arc<Lane>,
-        segment: OwnedFd,
-    },
-    End {
-        lane: u64,
-        status: Status,
-    },
-    /// For the peer's segment; who knows its tag gets it.
-    Ask {
-        lane: u64,
-        tag: Tag,
-    },
-    Stop,
-}
 
 /// How long a peer may take to answer, and to accept.
 const ANSWER_NS: u64 = 10_000_000_000;
@@ -224,7 +204,7 @@ impl Service {
                     status: 0,
                     yours: 0,
                     ours: lane.id,
-                    from: self.shared.name(endpoint.id()),
+                    from: self.shared.name(endpoint.id),
                     endpoint: lane.peer.endpoint,
                 };
                 let joined = Joined { endpoint, lane, theirs: None, since_ns: sys::now_ns() };
