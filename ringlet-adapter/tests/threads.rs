@@ -1,0 +1,230 @@
+//! Many links, one thread that serves them, and two threads at the ends of each, which sleep whenever there is nothing for them: every byte
+//! arrives, and nobody sleeps on. End 0 is woken by its wishes, end 1 by its context.
+
+#[path = "../../ringlet-core/tests/segment/mod.rs"]
+mod segment;
+
+use ringlet_adapter::{Adapter, Bells, Link, Progress, Segment as Memory, Wakes};
+use ringlet_core::layout::WANT_EVENT;
+use ringlet_core::mirror::Asks;
+use ringlet_core::ring::{Next, Rx, SegmentRing, Tx};
+use ringlet_core::wait;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use segment::{Segment, with_buffers};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::thread;
+
+const RING_BYTES: usize = 1 << 16;
+
+fn bell() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn ring(bell: &OwnedFd) {
+    rustix::io::write(bell, &1u64.to_ne_bytes()).unwrap();
+}
+
+/// What wakes the link, its ends, and whether end 1's context sleeps.
+struct Ropes {
+    link: OwnedFd,
+    ends: [OwnedFd; 2],
+    context: AtomicU64,
+    parted: AtomicUsize,
+}
+
+struct Rings {
+    ropes: Arc<Ropes>,
+    rung: u64,
+}
+
+impl Bells for Rings {
+    fn published(&mut self, end: usize) {
+        if end == 1
+            && let Some(value) = wait::armed(&self.ropes.context, self.rung)
+        {
+            self.rung = value;
+            self.event(1);
+        }
+    }
+    fn event(&mut self, end: usize) {
+        ring(&self.ropes.ends[end]);
+    }
+    fn byte(&mut self, _to: usize) -> bool {
+        unreachable!("nobody asks for a byte")
+    }
+    fn part(&mut self, _end: usize) {
+        self.ropes.parted.fetch_add(1, SeqCst);
+    }
+}
+
+impl Wakes for Rings {
+    fn eventfd(&self) -> BorrowedFd<'_> {
+        self.ropes.link.as_fd()
+    }
+}
+
+/// A program: one thread at one end.
+struct Program {
+    end: usize,
+    tx: Tx,
+    rx: Rx,
+    outgoing: SegmentRing,
+    incoming: SegmentRing,
+    ropes: Arc<Ropes>,
+    sent: u64,
+    got: u64,
+    random: u64,
+}
+
+impl Program {
+    fn below(&mut self, n: u64) -> u64 {
+        self.random =
+            self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.random >> 33) % n
+    }
+
+    fn wake_link(&self) {
+        if self.outgoing.control().data_wish().granted_by_sender() & WANT_EVENT != 0 {
+            ring(&self.ropes.link);
+        }
+    }
+
+    /// Some bytes, if there is room.
+    fn send(&mut self, upto: u64) -> bool {
+        let most = 1 << self.below(16);
+        let n = (1 + self.below(most)).min(upto - self.sent);
+        let mut bytes: Vec<u8> = (self.sent..self.sent + n).map(|at| (at % 251) as u8).collect();
+        let pushed = with_buffers(&mut bytes, &[], |from| self.tx.push(&self.outgoing, from));
+        self.sent += pushed as u64;
+        if pushed > 0 {
+            self.wake_link();
+        }
+        pushed > 0
+    }
+
+    fn receive(&mut self) -> bool {
+        let mut bytes = vec![0; 1 << self.below(16)];
+        match with_buffers(&mut bytes, &[], |to| self.rx.pop(&self.incoming, to)) {
+            Next::Bytes(n, look) => {
+                for byte in &bytes[..n] {
+                    assert_eq!(*byte, (self.got % 251) as u8);
+                    self.got += 1;
+                }
+                if look
+                    && self.incoming.control().room_wish().granted_by_receiver() & WANT_EVENT != 0
+                {
+                    ring(&self.ropes.link);
+                }
+                true
+            }
+            Next::Empty => false,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn sleep(&mut self, for_room: bool) {
+        if for_room {
+            self.outgoing.control().room_wish().want(WANT_EVENT);
+        }
+        match self.end {
+            0 => self.incoming.control().data_wish().want(WANT_EVENT),
+            _ => wait::arm(&self.ropes.context),
+        }
+        let ready = self.rx.ready(&self.incoming) || for_room && self.tx.writable(&self.outgoing);
+        let bell = &self.ropes.ends[self.end];
+        if !ready {
+            poll(&mut [PollFd::new(bell, PollFlags::IN)], None).unwrap();
+        }
+        if self.end == 1 {
+            wait::disarm(&self.ropes.context);
+        }
+        let _ = rustix::io::read(bell, &mut [0u8; 8]);
+    }
+
+    /// Sends so much and receives as much; the accepting end never sends more than it has received. Then it closes.
+    fn run(mut self, bytes: u64) {
+        while self.got < bytes || self.sent < bytes {
+            let upto = if self.end == 0 { bytes } else { self.got };
+            let sent = self.sent < upto && self.below(3) > 0 && self.send(upto);
+            let got = self.receive();
+            if !sent && !got {
+                self.sleep(self.sent < upto);
+            }
+        }
+        self.outgoing.control().ask_parting();
+        self.wake_link();
+        while !self.outgoing.control().has_parted() {
+            thread::yield_now();
+        }
+    }
+}
+
+fn run(links: usize, seed: Option<u64>, bytes: u64) {
+    let segments: Vec<[Segment; 2]> =
+        (0..links).map(|_| [Segment::new(RING_BYTES), Segment::new(RING_BYTES)]).collect();
+    let ropes: Vec<_> = (0..links)
+        .map(|_| {
+            Arc::new(Ropes {
+                link: bell(),
+                ends: [bell(), bell()],
+                context: AtomicU64::new(0),
+                parted: AtomicUsize::new(0),
+            })
+        })
+        .collect();
+    let mut adapter = Adapter::new().unwrap();
+    for (nth, (segments, ropes)) in segments.iter().zip(&ropes).enumerate() {
+        let ends = [0, 1].map(|end: usize| Memory {
+            area: segments[end].area(),
+            geometry: segments[end].geometry,
+        });
+        let seed = seed.map(|seed| seed + nth as u64);
+        adapter.add(Link::new(seed, ends), Rings { ropes: ropes.clone(), rung: 0 }).unwrap();
+    }
+    thread::scope(|scope| {
+        for (nth, (segments, ropes)) in segments.iter().zip(&ropes).enumerate() {
+            for end in [0, 1] {
+                let program = Program {
+                    end,
+                    tx: Tx::default(),
+                    rx: Rx::default(),
+                    outgoing: segments[end].ring(end),
+                    incoming: segments[end].ring(1 - end),
+                    ropes: ropes.clone(),
+                    sent: 0,
+                    got: 0,
+                    random: seed.unwrap_or(0) << 16 | (2 * nth + end) as u64,
+                };
+                scope.spawn(move || program.run(bytes));
+            }
+        }
+        let (mut left, mut ready, mut over) = (links, Vec::new(), Vec::new());
+        while left > 0 {
+            adapter.turn(None, &mut ready, &mut over).unwrap();
+            for (at, how) in over.drain(..) {
+                assert_eq!(how, Progress::Ended);
+                assert_eq!(adapter.remove(at).unwrap().ropes.parted.load(SeqCst), 2);
+                left -= 1;
+            }
+        }
+    });
+}
+
+#[test]
+fn one_link_copied_at_once() {
+    run(1, None, 4 << 20);
+}
+
+#[test]
+fn many_links_copied_at_once() {
+    run(12, None, 1 << 18);
+}
+
+#[test]
+fn links_over_an_unordered_fabric() {
+    for seed in 0..10 {
+        run(3, Some(seed * 100), 100_000);
+    }
+}
