@@ -5,7 +5,7 @@ use crate::{Edge, args};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::{Known, Stage, lookup};
-use ringlet::socket::{self, asked, carrier, datagram, epoll, process, stream, unforgiving};
+use ringlet::socket::{self, asked, carrier, datagram, epoll, meet, process, stream};
 use ringlet::thread::is_alone;
 use ringlet_linux::sys::{Errno, Sys};
 
@@ -41,7 +41,7 @@ pub unsafe fn connect(
         // SAFETY: the kernel has read it.
         process::connected(fd, unsafe { name_of(address, len) });
         if done.is_ok() {
-            unforgiving::hasten(fd);
+            meet::hasten(fd);
         }
     }
     done
@@ -62,7 +62,7 @@ const IPV4_NAME_BYTES: usize = 8;
 pub fn accept(edge: &impl Edge, listener: c_int) -> Sys<usize> {
     let made = edge.pass_on()?;
     process::accepted(made as c_int, listener);
-    unforgiving::hasten(made as c_int);
+    meet::hasten(made as c_int);
     Ok(made)
 }
 

@@ -5,7 +5,7 @@
 
 use super::moving;
 use super::table::{End, Sending, Socket, Stage};
-use super::{tap, view};
+use super::{sides, tap, view, words};
 use crate::reasons::Reason;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::Ordering;
@@ -44,13 +44,13 @@ fn wake_waiter(socket: &Socket, away: u32) {
     if away != 0
         && let Some(incoming) = socket.incoming()
     {
-        moving::wake_sender(socket, &incoming);
+        sides::wake_sender(socket, &incoming);
     }
 }
 
 /// The sending direction leaves the ring if it is to. Send lock held.
 pub fn leave(socket: &Socket, end: &End, ring: &SegmentRing) {
-    if end.sending() != Sending::Ring || !view::is_away(socket, end, ring) || moving::has_left(ring)
+    if end.sending() != Sending::Ring || !view::is_away(socket, end, ring) || words::has_left(ring)
     {
         return;
     }

@@ -24,7 +24,7 @@ use super::epoll::{bells, life, registration, set};
 use super::in_use::Waiter;
 use super::meeting;
 use super::pin;
-use super::table::{End, Socket, Stage, Tables, tables};
+use super::table::{self, End, Socket, Stage, Tables, tables};
 use super::{budget, carrier, context, control, memory, moving, stream, unforgiving, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
@@ -129,9 +129,18 @@ pub fn begin(socket: &Socket, accepting: bool, service: u32) {
 #[cold]
 pub fn step(socket: &'static Socket) {
     if unforgiving::on() {
-        unforgiving::meet_now(socket);
+        unforgiving::meet_now(socket, step_once);
     } else {
         step_once(socket);
+    }
+}
+
+/// A connection was just made: brings its two ends together before the program gets to use it, if the other end is there soon.
+pub fn hasten(fd: i32) {
+    if unforgiving::on()
+        && let Some(socket) = table::socket(fd)
+    {
+        unforgiving::meet_now(socket, step_once);
     }
 }
 

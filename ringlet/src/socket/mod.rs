@@ -11,6 +11,7 @@ pub mod carrier;
 pub mod context;
 pub mod control;
 pub mod datagram;
+mod doorbells;
 pub mod epoll;
 pub mod family;
 pub mod gate;

@@ -3,20 +3,18 @@
 //! How they move is `ringlet_core::handover`, which is given what is around it by `sides`. Callers hold the end's receive lock for what concerns
 //! the receiving direction and its send lock for the sending one; receive before send.
 
+use super::epoll::registration::watched_by_sleepers;
 use super::in_use;
-pub use super::patience::{corrupt, miscounted, wait_patiently};
-pub use super::sides::{incoming, out, try_start, wake_receiver, wake_sender};
-use super::sides::{measure_written, ring_byte};
-use super::table::{End, Receiving, Sending, Socket, tables};
-use super::words::reads_on;
-pub use super::words::{
-    back_ahead, bells_end, count_written, has_left, note_written, peer_attached, published,
-    say_end, sends_uncounted, still_reads_on,
+use super::patience::wait_patiently;
+use super::sides::{
+    answer_return, incoming, measure_written, out, return_unread, ring_byte, wake_sender,
 };
-use super::{carrier, context, view};
+use super::table::{End, Receiving, Sending, Socket, tables};
+use super::words::{bells_end, has_left, published, reads_on, say_end, sends_uncounted};
+use super::{carrier, context, doorbells, view};
 use crate::reasons::Reason;
 pub use ringlet_core::handover::CHANGES_MAX;
-use ringlet_core::handover::{Head, Incoming, Outgoing, Seen, Step};
+use ringlet_core::handover::{Head, Incoming, Outgoing, Step};
 use ringlet_core::layout::SHUT_UNREAD;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::{Ordering, fence};
@@ -51,6 +49,17 @@ pub fn publish_attached(socket: &Socket, end: &End) {
 /// entered again.
 #[cold]
 pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reason: Reason) {
+    // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and
+    // what the kernel still has to deliver is lost.
+    if socket.room_waiters.load(Ordering::SeqCst) == 0 && !watched_by_sleepers(socket) {
+        ring.control().room_wish().withdraw();
+    }
+    if let (Some(incoming), Some(_held)) = (socket.incoming(), end.receive_lock.try_take())
+        && end.receiving() == Receiving::Ring
+        && !published(end, &incoming)
+    {
+        doorbells::take_unwanted_bells(socket, end, &incoming);
+    }
     let _ = out(socket, end, ring, reason).go_back(to);
 }
 
@@ -101,25 +110,6 @@ pub fn end_direction_now(socket: &Socket, end: &End, ring: &SegmentRing, how: u3
 /// Nobody goes on with what is being sent again: the kernel may take all of it, and delivers it at the peer's pace.
 fn make_room(socket: &Socket, end: &End, ring: &SegmentRing) {
     tcp::widen_sending(socket.fd(), end.tx.outstanding_bytes(ring));
-}
-
-/// The receiver has left the ring: what it has not released is sent again, through the kernel. (Where it takes that back all stays as
-/// it was.) `EAGAIN` when the kernel is full: every later call goes on with it, and whoever sleeps on the connection is woken for it.
-/// Send lock held: who looked without it may find it done.
-#[cold]
-pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
-    out(socket, end, ring, Reason::Asked).return_unread()
-}
-
-/// The peer may have left the ring while we have nothing to send.
-pub fn answer_return(socket: &Socket, end: &End) {
-    let Some(outgoing) = socket.outgoing() else { return };
-    if matches!(end.sending(), Sending::Ring | Sending::Returning)
-        && has_left(&outgoing)
-        && let Some(_held) = end.send_lock.try_take()
-    {
-        let _ = return_unread(socket, end, &outgoing);
-    }
 }
 
 /// Before this process ends, or becomes another program: goes on with what is being sent again. What the kernel has no room for would be
@@ -275,13 +265,6 @@ pub fn follow(
     incoming(socket, end, ring).follow(ended, waiting as u64)
 }
 
-/// What a look at an empty ring's kernel connection has found: how much waits there, its end, or an error, which is one.
-pub fn seen(socket: &Socket, end: &End, ring: &SegmentRing, peeked: Sys<usize>) -> Seen {
-    let ended = !matches!(peeked, Ok(1..));
-    let waiting = peeked.unwrap_or(0) as u64;
-    Seen { ended, waiting, ring: incoming(socket, end, ring).head() }
-}
-
 /// The peer's `Back` stands next in the ring.
 #[cold]
 pub fn back_met(socket: &Socket, end: &End, ring: &SegmentRing, place: u64) {
@@ -297,26 +280,6 @@ pub fn discard(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<Option<usi
 /// Does a record stand next that is neither bytes nor a mark?
 pub fn is_spoiled(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
     !end.receiver.has_left() && incoming(socket, end, ring).head() == Head::Spoiled
-}
-
-/// Takes `n` doorbells that wait in the kernel. Receive lock held.
-pub fn take_bells(socket: &Socket, end: &End, n: usize) {
-    let mut left = n;
-    while left > 0 {
-        match take_some_bells(socket, end, left) {
-            Ok(taken @ 1..) => left -= taken,
-            _ => return,
-        }
-    }
-}
-
-/// Up to `most` of them, by one call. Receive lock held.
-pub fn take_some_bells(socket: &Socket, end: &End, most: usize) -> Sys<usize> {
-    let mut bells = [0u8; 256];
-    let most = most.min(bells.len());
-    let taken = tcp::receive_into(socket.fd(), &mut bells[..most], libc::MSG_DONTWAIT)?;
-    end.receiver.count_taken(taken as u64);
-    Ok(taken)
 }
 
 /// Behind the stage: who writes from now on counts it, and who wrote before is seen to be still there (`native_senders`).

@@ -8,7 +8,7 @@ use super::release;
 use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
 use super::{
     carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
-    view,
+    sides, view,
 };
 use crate::local::{self, Local};
 use crate::reasons::Reason;
@@ -358,7 +358,7 @@ fn close_ring(socket: &Socket) {
     let end = socket.end();
     // From now on the peer sends through the kernel, and rings no more.
     // ORDER: SeqCst, both; pairs with `sides::ring_byte`.
-    let unread = moving::incoming(socket, end, &incoming).close();
+    let unread = sides::incoming(socket, end, &incoming).close();
     if let Some(outgoing) = socket.outgoing() {
         let shut = outgoing.control().sender.shut.load(Ordering::Relaxed);
         let how = carrier::end_told(socket, shut, unread);

@@ -4,7 +4,7 @@ use super::asked::{self, Which};
 use super::in_use;
 use super::release;
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
-use super::{context, datagram, epoll, memory, stream, view};
+use super::{context, datagram, doorbells, epoll, memory, sides, stream, view};
 use crate::waiting::{signals, sleep, spin};
 use core::cell::Cell;
 use ringlet_core::sync::Ordering;
@@ -432,7 +432,7 @@ fn arm(fds: &[pollfd], held: &[u32], home: Option<u32>) {
     }
     for (entry, &held) in fds.iter().zip(held) {
         let Some(socket) = attached(entry, held) else { continue };
-        super::moving::answer_return(socket, socket.end());
+        sides::answer_return(socket, socket.end());
         let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
         if rings(socket, home) {
             if room {
@@ -503,10 +503,10 @@ fn ask_all(
             socket.kernel_asked.set(now);
         }
         if copy.revents != 0 {
-            stream::kernel_tells(socket, copy.revents as u16 as u32);
+            doorbells::kernel_tells(socket, copy.revents as u16 as u32);
             if copy.revents & libc::POLLIN != 0
                 && entry.events & (libc::POLLIN | libc::POLLRDNORM) == 0
-                && !stream::take_bells(socket, socket.end(), 1)
+                && !doorbells::take_bells(socket, socket.end(), 1)
             {
                 stays.set(true);
             }

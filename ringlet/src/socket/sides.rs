@@ -1,14 +1,14 @@
 //! What the protocol of `ringlet_core::handover` finds around the two directions of an attached connection: the kernel's connection (through
 //! `carrier`), the ring, the family's other threads, and the peer's words.
 
-use super::epoll::registration::{receiving_changed, sending_changed, watched_by_sleepers};
+use super::epoll::registration::{receiving_changed, sending_changed};
 use super::patience::{self, await_none, wait_patiently};
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{self, note_written, peer_attached};
-use super::{carrier, context, stream, view};
+use super::{carrier, context, view};
 use crate::reasons::Reason;
 use ringlet_core::bells;
-use ringlet_core::handover::{Fault, Head, Incoming, Outgoing, Receiver, Sender};
+use ringlet_core::handover::{Fault, Head, Incoming, Outgoing, Receiver, Seen, Sender};
 use ringlet_core::layout::{Control, NOT_SHUT, SHUT, WANT_BYTE, WANT_EVENT};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::ring::{Mark, SegmentRing};
@@ -78,17 +78,6 @@ impl Outgoing for Out<'_> {
                 error => error,
             })?;
         words::note_written(self.ring, place);
-        // Doorbells that nobody wants any more would lie unread: a process that is killed with them there resets the connection, and
-        // what the kernel still has to deliver is lost.
-        if socket.room_waiters.load(Ordering::SeqCst) == 0 && !watched_by_sleepers(socket) {
-            self.words().room_wish().withdraw();
-        }
-        if let (Some(incoming), Some(_held)) = (socket.incoming(), end.receive_lock.try_take())
-            && end.receiving() == Receiving::Ring
-            && !words::published(end, &incoming)
-        {
-            stream::take_unwanted_bells(socket, end, &incoming);
-        }
         Ok(place)
     }
 
@@ -438,4 +427,30 @@ fn count_bell(socket: &Socket) {
 #[inline(never)]
 pub fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
     out(socket, socket.end(), outgoing, Reason::None).ring();
+}
+
+/// The receiver has left the ring: what it has not released is sent again, through the kernel. (Where it takes that back all stays as
+/// it was.) `EAGAIN` when the kernel is full: every later call goes on with it, and whoever sleeps on the connection is woken for it.
+/// Send lock held: who looked without it may find it done.
+#[cold]
+pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
+    out(socket, end, ring, Reason::Asked).return_unread()
+}
+
+/// The peer may have left the ring while we have nothing to send.
+pub fn answer_return(socket: &Socket, end: &End) {
+    let Some(outgoing) = socket.outgoing() else { return };
+    if matches!(end.sending(), Sending::Ring | Sending::Returning)
+        && words::has_left(&outgoing)
+        && let Some(_held) = end.send_lock.try_take()
+    {
+        let _ = return_unread(socket, end, &outgoing);
+    }
+}
+
+/// What a look at an empty ring's kernel connection has found: how much waits there, its end, or an error, which is one.
+pub fn seen(socket: &Socket, end: &End, ring: &SegmentRing, peeked: Sys<usize>) -> Seen {
+    let ended = !matches!(peeked, Ok(1..));
+    let waiting = peeked.unwrap_or(0) as u64;
+    Seen { ended, waiting, ring: incoming(socket, end, ring).head() }
 }

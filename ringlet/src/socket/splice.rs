@@ -5,7 +5,7 @@ use super::in_use;
 use super::in_use::Waiter;
 use super::stream::{self, Want};
 use super::table::{End, Socket};
-use super::{Native, carrier, control, moving, tap, unforgiving};
+use super::{Native, carrier, control, patience, tap, unforgiving, words};
 use crate::reasons::Reason;
 use crate::waiting::{signals, sleep};
 use ringlet_core::memory::{Buffer, Buffers};
@@ -58,7 +58,7 @@ pub fn out(socket: &Socket, pipe: i32, len: usize, flags: u32) -> Sys<usize> {
                 stream::wait(waiter, Want::Data, until)?;
             }
             Err(error) if total > 0 => {
-                stream::tell_later(end, error);
+                words::tell_later(end, error);
                 break;
             }
             Err(error) => return Err(error),
@@ -104,7 +104,7 @@ fn out_now(
         match receive(moved - taken, 0) {
             Ok(n @ 1..) => taken += n,
             // What was there a moment ago, under this lock.
-            _ => return Err(moving::corrupt(socket)),
+            _ => return Err(patience::corrupt(socket)),
         }
     }
     Ok(moved)

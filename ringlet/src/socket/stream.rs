@@ -7,10 +7,12 @@
 use super::carrier::packets;
 use super::in_use;
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{carrier, context, control, memory, moving, tap, unforgiving, view};
+use super::{
+    carrier, context, control, doorbells, memory, moving, patience, sides, tap, unforgiving, view,
+    words,
+};
 use crate::reasons::Reason;
 use crate::waiting::{sleep, spin};
-use ringlet_core::bells;
 use ringlet_core::handover::{Incoming, Step};
 use ringlet_core::layout::{NOT_SHUT, RINGS_BY_EVENT, RINGS_BY_NAME, SHUT, WANT_BYTE, WANT_EVENT};
 use ringlet_core::leaving::Leaving;
@@ -36,10 +38,6 @@ pub const LOOK_AT_TIMES_NS: u64 = 50_000_000;
 const STALLED_NS: u64 = 10_000_000;
 /// Looks for more of what has arrived, in one call, where the path changes.
 const REST_ROUNDS_MAX: u32 = 64;
-/// Doorbells that one look takes at most: who puts more there is not to keep us from returning.
-const BELLS_AT_ONCE: usize = 64 << 10;
-/// And so many by one call, without a look at them.
-const FEW_BELLS: u64 = 64;
 /// After so many bytes of one send a receiver that sleeps is looked for again.
 const TELL_EVERY_BYTES: usize = 256 << 10;
 
@@ -123,7 +121,7 @@ pub fn receive_by(
                 }
             }
             Err(error) if total > 0 => {
-                tell_later(end, error);
+                words::tell_later(end, error);
                 return Ok(total);
             }
             Err(error) => return Err(error),
@@ -193,7 +191,7 @@ pub fn receive_now(
     }
     // It changes, or rings, faster than we look: there is nothing now.
     if moving::is_spoiled(socket, end, &ring) {
-        Err(moving::corrupt(socket))
+        Err(patience::corrupt(socket))
     } else {
         Err(Errno::EAGAIN)
     }
@@ -220,9 +218,9 @@ fn receive_rest(
         let unread = || carrier::goes_on(socket);
         let more = match end.receiving() {
             _ if to.remaining() == 0 || from.control_bytes != 0 => break,
-            Receiving::Kernel => moving::published(end, ring) || crossed && unread(),
+            Receiving::Kernel => words::published(end, ring) || crossed && unread(),
             Receiving::Draining => end.receiver.before_ring() == 0 || unforgiving::on() && unread(),
-            Receiving::Ring => moving::published(end, ring),
+            Receiving::Ring => words::published(end, ring),
             Receiving::Discarding => {
                 crossed = true;
                 true
@@ -275,11 +273,11 @@ fn peek_rest(
         Receiving::Ring => {}
         _ => return 0,
     }
-    let Some(position) = moving::back_ahead(end, ring).filter(|_| to.remaining() > 0) else {
+    let Some(position) = words::back_ahead(end, ring).filter(|_| to.remaining() > 0) else {
         return total;
     };
     if end.receiving() == Receiving::Ring {
-        if moving::incoming(socket, end, ring).discard_to(position) == Ok(true) {
+        if sides::incoming(socket, end, ring).discard_to(position) == Ok(true) {
             total += carrier::receive_native(socket, end, to, usize::MAX, flags, from).unwrap_or(0);
         }
         return total;
@@ -287,13 +285,6 @@ fn peek_rest(
     // Before it stand the first piece and doorbells, which can't be taken now.
     let before = carrier::taken(socket, end).map_or(0, |taken| position.saturating_sub(taken));
     total + tcp::peek_behind(socket.fd(), before as usize, to, flags & libc::MSG_TRUNC).unwrap_or(0)
-}
-
-/// What was received or sent counts; a reset is told by the next call.
-pub fn tell_later(end: &End, error: Errno) {
-    if error == Errno::ECONNRESET {
-        end.pending_error.set(error.0 as u32);
-    }
 }
 
 /// From the ring. `None`: the path changed, look again.
@@ -328,7 +319,7 @@ fn receive_ring(
         }
         if let Some(mark) = end.rx.mark(ring) {
             next = Next::Mark(mark);
-        } else if moving::published(end, ring) {
+        } else if words::published(end, ring) {
             return Ok(None);
         }
     } else {
@@ -341,7 +332,7 @@ fn receive_ring(
     }
     // Look for a sender that waits for room: when enough was passed, and when there is nothing to pass.
     if passed || total == 0 {
-        moving::wake_sender(socket, ring);
+        sides::wake_sender(socket, ring);
     }
     if let Next::Mark(Mark::Back(place)) = next {
         moving::back_met(socket, end, ring, place);
@@ -359,7 +350,7 @@ fn receive_ring(
         // A packet of no bytes, or into no buffer.
         Next::Bytes(..) => Ok(Some(0)),
         Next::Empty => {
-            if take_counted_bells(socket, end, ring, mine) {
+            if doorbells::take_counted_bells(socket, end, ring, mine) {
                 return Ok(None);
             }
             // (A doorbell that was not taken, since others wait too, would end each sleep at once.)
@@ -377,77 +368,10 @@ fn receive_ring(
                 }
                 socket.kernel_asked.set(now);
             }
-            look_at_kernel(socket, end, ring, mine)
+            doorbells::look_at_kernel(socket, end, ring, mine)
         }
-        _ => Err(moving::corrupt(socket)),
+        _ => Err(patience::corrupt(socket)),
     }
-}
-
-/// The ring is empty: has the kernel a doorbell for us, the end of the stream, or an error?
-fn look_at_kernel(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> Sys<Option<usize>> {
-    socket.kernel_news.set(0);
-    socket.bells_left.set(0);
-    moving::answer_return(socket, end);
-    let mut bells = [0u8; 64];
-    let peeked = tcp::receive_into(socket.fd(), &mut bells, libc::MSG_PEEK | libc::MSG_DONTWAIT);
-    let peeked = carrier::classify(socket, end, peeked);
-    let peeked = match (peeked, end.pending_error.get()) {
-        // Taken from the kernel before.
-        (Err(Errno::EAGAIN) | Ok(0), error @ 1..) => Err(Errno(error as i32)),
-        (Err(Errno::EAGAIN), 0) => return Err(Errno::EAGAIN),
-        // There may be more: one packet is one, and one stays for each time that we waited for room beside bytes that stood in the ring.
-        (Ok(seen @ 1..), _) if carrier::facts(socket).has_boundaries || seen == bells.len() => {
-            tcp::unread(socket.fd()).map(|waiting| waiting.clamp(seen, BELLS_AT_ONCE))
-        }
-        (other, _) => other,
-    };
-    if let Err(error) = peeked {
-        // Taken from the kernel now; what the ring still holds comes first.
-        end.pending_error.set(error.0 as u32);
-        end.ended.set(1);
-        socket.kernel_news.set(1);
-    }
-    if matches!(peeked, Ok(1..)) && others_wait(socket, end, mine) {
-        // They may wait for the bytes that we are about to take: the next record, or the next room, rings for them.
-        ring.control().data_wish().want(WANT_BYTE);
-        if let Some(outgoing) = socket.outgoing()
-            && socket.room_waiters.load(Ordering::SeqCst) != 0
-        {
-            outgoing.control().room_wish().want(WANT_BYTE);
-            if end.sending() == Sending::Ring && end.tx.writable(&outgoing) {
-                // This byte is theirs, and there may be no other.
-                socket.kernel_news.set(1);
-                return Err(Errno::EAGAIN);
-            }
-        }
-    }
-    // What the peer published before it said this on the kernel is visible by now: look again.
-    match end.receiver.next(&moving::seen(socket, end, ring, peeked)) {
-        Step::Discard(n) => {
-            moving::take_bells(socket, end, n as usize);
-            socket.kernel_news.set(1);
-            Ok(None)
-        }
-        Step::End => match peeked {
-            Err(error) => {
-                end.pending_error.set(0);
-                end.ended.set(2);
-                Err(error)
-            }
-            Ok(_) => carrier::end_of_stream(socket, end),
-        },
-        _ => {
-            socket.bells_left.set(matches!(peeked, Ok(1..)) as u32);
-            Ok(None)
-        }
-    }
-}
-
-/// Does anybody else wait on this connection, in this process or another of the family? `mine` of the counted waiters are the caller.
-fn others_wait(socket: &Socket, end: &End, mine: u32) -> bool {
-    socket.sleepers.load(Ordering::SeqCst) > mine
-        || end.holders.count() > 1
-        || super::epoll::registration::watched_by_sleepers(socket)
 }
 
 /// From the kernel, before the peer has moved its direction.
@@ -459,7 +383,7 @@ fn receive_kernel(
     flags: i32,
     from: &mut FromKernel,
 ) -> Sys<Option<usize>> {
-    carrier::receive_kernel(socket, end, &moving::incoming(socket, end, ring), to, flags, from)
+    carrier::receive_kernel(socket, end, &sides::incoming(socket, end, ring), to, flags, from)
 }
 
 /// The kernel's rest before the ring.
@@ -471,7 +395,7 @@ fn receive_draining(
     flags: i32,
     from: &mut FromKernel,
 ) -> Sys<Option<usize>> {
-    let side = moving::incoming(socket, end, ring);
+    let side = sides::incoming(socket, end, ring);
     // (What it has is known without a count.)
     let left = match side.follow(false, u64::MAX)? {
         Some(Step::Read(n)) => n,
@@ -487,7 +411,7 @@ fn receive_draining(
         from,
     )?;
     if got == 0 && room && side.is_over() {
-        return Err(moving::miscounted(socket));
+        return Err(patience::miscounted(socket));
     }
     // At once: a program that dies behind its last receive has taken all (`Outgoing::all_taken`).
     if flags & libc::MSG_PEEK == 0 && end.receiver.before_ring() == 0 {
@@ -527,7 +451,11 @@ pub fn send_by(
                         send_control(socket, end, message, from, flags)
                     })
                 }
-                None if unforgiving::on() => unforgiving::send_now(socket, end, from, flags),
+                None if unforgiving::on() => {
+                    unforgiving::send_now(socket, end, from, flags, |from, flags| {
+                        send_now(socket, end, from, flags)
+                    })
+                }
                 None => send_now(socket, end, from, flags),
             }
         };
@@ -546,7 +474,7 @@ pub fn send_by(
             }
             Err(Errno::EAGAIN) => {}
             Err(error) if total > 0 => {
-                tell_later(end, error);
+                words::tell_later(end, error);
                 return Ok(total);
             }
             Err(error) => {
@@ -605,8 +533,7 @@ fn stalled(end: &End) -> bool {
 /// there; the ring is entered again once it is drained.
 fn overflow(socket: &Socket, end: &End) -> bool {
     let (Some(_held), Some(ring)) = (end.send_lock.take(), socket.outgoing()) else { return false };
-    let full =
-        end.sending() == Sending::Ring && !moving::has_left(&ring) && !end.tx.writable(&ring);
+    let full = end.sending() == Sending::Ring && !words::has_left(&ring) && !end.tx.writable(&ring);
     if full {
         moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Stalled);
     }
@@ -639,18 +566,18 @@ fn send_unrecorded(
     }
     if end.sending() == Sending::Kernel {
         moving::publish_attached(socket, end);
-        moving::try_start(socket, end, &ring);
+        sides::try_start(socket, end, &ring);
         if end.sending() == Sending::Kernel
-            && moving::peer_attached(socket) != 0
+            && words::peer_attached(socket) != 0
             && carrier::await_start(socket, end)
         {
-            moving::try_start(socket, end, &ring);
+            sides::try_start(socket, end, &ring);
         }
     }
     let (in_ring, now) = (end.sending() == Sending::Ring, sys::ticks());
     if in_ring && must_go_back(socket, end, &ring, flags, now) {
-        if moving::has_left(&ring) {
-            moving::return_unread(socket, end, &ring)?;
+        if words::has_left(&ring) {
+            sides::return_unread(socket, end, &ring)?;
         } else {
             if let Some(bytes) = carrier::ends_in_ring(socket, end, &ring, from)? {
                 return Ok(bytes);
@@ -663,7 +590,7 @@ fn send_unrecorded(
         control::leave(socket, end, &ring);
     }
     if end.sending() == Sending::Returning {
-        match moving::return_unread(socket, end, &ring) {
+        match sides::return_unread(socket, end, &ring) {
             Err(Errno::EAGAIN) if end.shut_later.is() => return Err(broken_pipe(flags)),
             result => result?,
         }
@@ -689,7 +616,7 @@ fn send_unrecorded(
             None => {
                 // Before anything else is done: a doorbell rings only while we are in the ring.
                 if total > told {
-                    moving::wake_receiver(socket, &ring);
+                    sides::wake_receiver(socket, &ring);
                     told = total;
                 }
                 match memory::hold_more(socket, end, &ring) {
@@ -713,14 +640,14 @@ fn send_unrecorded(
                 }
             }
         }
-        let left = moving::has_left(&ring);
+        let left = words::has_left(&ring);
         if told == 0 || total - told >= TELL_EVERY_BYTES || from.remaining() == 0 || left {
-            moving::wake_receiver(socket, &ring);
+            sides::wake_receiver(socket, &ring);
             told = total;
         }
         // After the publish: a receiver that left the ring just now, and did not see the record, has it sent again.
         if left {
-            let _ = moving::return_unread(socket, end, &ring);
+            let _ = sides::return_unread(socket, end, &ring);
             break;
         }
         if from.remaining() == 0 {
@@ -773,7 +700,7 @@ fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
         match got {
             Ok(n) => {
                 if let Some(outgoing) = socket.outgoing() {
-                    moving::count_written(&outgoing, n);
+                    words::count_written(&outgoing, n);
                 }
                 view::count_kernel_bytes(socket, n, 0);
                 total += n;
@@ -880,7 +807,7 @@ fn shut_receiving(socket: &Socket, end: &End) {
     end.shut_receiving.set(1);
     if let Some(incoming) = socket.incoming() {
         incoming.control().close();
-        moving::wake_sender(socket, &incoming);
+        sides::wake_sender(socket, &incoming);
     }
     if end.sending() == Sending::Ring
         && let Some(outgoing) = socket.outgoing()
@@ -904,7 +831,7 @@ fn there(socket: &Socket, end: &End, want: Want) -> bool {
     match want {
         Want::Data => {
             let Some(ring) = socket.incoming() else { return true };
-            end.receiving() != Receiving::Discarding && moving::published(end, &ring)
+            end.receiving() != Receiving::Discarding && words::published(end, &ring)
         }
         // On the kernel, the kernel tells.
         Want::Room if end.sending() != Sending::Ring => false,
@@ -968,7 +895,7 @@ fn wait_inside(socket: &Socket, end: &End, want: Want, deadline_ns: Option<u64>)
     if wishes {
         wish.want(how);
     }
-    moving::answer_return(socket, end);
+    sides::answer_return(socket, end);
     if want == Want::Room {
         socket.room_waiters.fetch_add(1, Ordering::SeqCst);
     }
@@ -1065,9 +992,9 @@ fn fall_asleep(
         context::drain_named(home);
     }
     if fds[0].revents != 0 {
-        kernel_tells(socket, fds[0].revents as u16 as u32);
+        doorbells::kernel_tells(socket, fds[0].revents as u16 as u32);
         let by_ring = want == Want::Room && end.sending() == Sending::Ring;
-        if by_ring && !take_bells(socket, end, 1) && !there(socket, end, want) {
+        if by_ring && !doorbells::take_bells(socket, end, 1) && !there(socket, end, want) {
             // Without an ear for bytes, then: the one that stays would end each sleep at once.
             let mut fds = [fd::pollfd { events: events & !libc::POLLIN, ..fds[0] }];
             let timeout = timeout.map_or(LOOK_SOON_NS, |ns| ns.min(LOOK_SOON_NS));
@@ -1078,96 +1005,6 @@ fn fall_asleep(
         }
     }
     if woken == 0 && !now_and_then { Err(Errno::EAGAIN) } else { Ok(()) }
-}
-
-/// The kernel has reported these events of the descriptor (poll's and epoll's are the same). While the stream comes by the ring, bytes alone are
-/// doorbells, and what they ring for is in the ring.
-pub fn kernel_tells(socket: &Socket, events: u32) {
-    let readable = (libc::POLLIN | libc::POLLRDNORM) as u32;
-    let by_ring =
-        || socket.stage() == Stage::Attached && socket.end().receiving() == Receiving::Ring;
-    if events & !readable == 0 && by_ring() {
-        socket.bells_left.set(1);
-        socket.kernel_asked.set(sys::ticks());
-    } else {
-        socket.kernel_tells();
-    }
-}
-
-/// Takes those doorbells that the peer says it has sent, in one call: they lie in front of all that the kernel may have. True if there were
-/// some; then what they ring for is seen by the next look. Receive lock held.
-fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> bool {
-    if !socket.bells_left.is() || end.receiving() != Receiving::Ring {
-        return false;
-    }
-    let Ok(taken_before) = carrier::taken(socket, end) else { return false };
-    let control = ring.control();
-    let taken = bells::take(&control.receiver.taking, &control.sender.bells, |bells| {
-        let waiting = end.receiver.bells_end(bells).saturating_sub(taken_before);
-        // (None: what the kernel has is no doorbell. Many: `look_at_kernel` takes all of them at one look.)
-        if waiting == 0 || waiting > FEW_BELLS || others_wait(socket, end, mine) {
-            return None;
-        }
-        socket.bells_left.set(0);
-        socket.kernel_asked.set(sys::ticks());
-        // (By one call: what came behind one that did not go is data at the next.)
-        Some(moving::take_some_bells(socket, end, waiting as usize))
-    });
-    let error = match taken {
-        Some(Ok(1..)) => return true,
-        None | Some(Err(Errno::EAGAIN)) => return false,
-        // The kernel says, in place of one that was counted, how the connection ended: an error once.
-        Some(other) => other.err(),
-    };
-    if let Err(error) = carrier::classify(socket, end, error.map_or(Ok(0), Err)) {
-        end.pending_error.set(error.0 as u32);
-        end.ended.set(end.ended.get().max(1));
-    }
-    socket.kernel_news.set(1);
-    false
-}
-
-/// Takes doorbell bytes away, so that the descriptor does not stay readable for a sender that waits on it: it would wake at once, again
-/// and again. False if some stay, since they may be another's, or what the kernel has is not known to be doorbells.
-pub fn take_bells(socket: &Socket, end: &End, mine: u32) -> bool {
-    let Some(ring) = socket.incoming() else { return true };
-    let Some(_held) = end.receive_lock.try_take() else { return true };
-    if end.receiving() != Receiving::Ring {
-        return true;
-    }
-    if moving::published(end, &ring) {
-        return take_bells_beside(socket, end, &ring, mine);
-    }
-    match look_at_kernel(socket, end, &ring, mine) {
-        Ok(_) => {}
-        Err(Errno::EAGAIN) => return !socket.kernel_news.is(),
-        // Nobody was told: the next call is.
-        Err(error) => end.pending_error.set(error.0 as u32),
-    }
-    true
-}
-
-/// The same while bytes stand in the ring, which nobody reads now. Receive lock held.
-fn take_bells_beside(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> bool {
-    // One may be for another waiter, who has not yet come to what stands there.
-    if others_wait(socket, end, mine) || super::epoll::registration::may_sleep_on(socket) {
-        return false;
-    }
-    // What was counted before no mark stood in the ring is doorbells, as in `receive_kernel`.
-    let Ok(waiting @ 1..) = tcp::unread(socket.fd()) else { return true };
-    let bells = end.rx.mark_ahead(ring).is_none();
-    if bells {
-        moving::take_bells(socket, end, waiting.min(BELLS_AT_ONCE));
-    }
-    bells
-}
-
-/// Takes doorbells that wait in the kernel behind an empty ring. Receive lock held.
-pub fn take_unwanted_bells(socket: &Socket, end: &End, incoming: &SegmentRing) {
-    match look_at_kernel(socket, end, incoming, 1) {
-        Ok(_) | Err(Errno::EAGAIN) => {}
-        Err(error) => end.pending_error.set(error.0 as u32),
-    }
 }
 
 /// Bytes that a receive would find now: in the ring, or in the kernel while it is the way.
@@ -1191,7 +1028,7 @@ fn count_readable(socket: &Socket, enough: usize) -> Sys<usize> {
     let of_kernel = match end.receiving() {
         Receiving::Kernel => return tcp::unread(socket.fd()),
         Receiving::Draining if end.receiver.has_left() => {
-            let again = moving::unread_after(socket, end, moving::bells_end(end, &ring))?;
+            let again = moving::unread_after(socket, end, words::bells_end(end, &ring))?;
             return Ok(tcp::unread(socket.fd())?.min(end.receiver.before_ring() as usize) + again);
         }
         Receiving::Draining => tcp::unread(socket.fd())?.min(end.receiver.before_ring() as usize),
@@ -1208,7 +1045,7 @@ fn count_readable(socket: &Socket, enough: usize) -> Sys<usize> {
         }
         _ => match end.rx.available(&ring, enough) {
             some if of_kernel + some >= enough => (some, None),
-            all => (all, moving::back_ahead(end, &ring)),
+            all => (all, words::back_ahead(end, &ring)),
         },
     };
     let behind = match back {
@@ -1226,7 +1063,7 @@ fn is_readable(socket: &Socket) -> Sys<bool> {
     let end = socket.end();
     let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
     let Some(ring) = socket.incoming() else { return Ok(true) };
-    packets::wait_for_us(socket, end, &ring, &moving::incoming(socket, end, &ring))
+    packets::wait_for_us(socket, end, &ring, &sides::incoming(socket, end, &ring))
 }
 
 /// Do bytes lie in the ring that come before what the kernel has?
@@ -1269,7 +1106,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
         && socket.bells_left.is()
         && !socket.kernel_news.is()
         && let Some(_held) = end.receive_lock.try_take()
-        && take_counted_bells(socket, end, &incoming, mine)
+        && doorbells::take_counted_bells(socket, end, &incoming, mine)
     {
         // Behind the doorbell, as is the look for room below: it may have been the only one that told of it.
         has_bytes = end.rx.has_bytes(&incoming);
@@ -1291,7 +1128,7 @@ pub fn poll_mask(socket: &Socket, events: i16, watched: bool, mine: u32) -> i16 
         || !has_bytes && socket.bells_left.is()
         || end.ended.get() == 0 && is_shut(&incoming)
         || away
-        || (!in_ring || !has_bytes) && moving::published(end, &incoming)
+        || (!in_ring || !has_bytes) && words::published(end, &incoming)
         || !in_ring && receiving as u32 != socket.kernel_asked_as.get()
         || !watched && asked_long_ago();
     let rings_tell = sending == Sending::Ring || events & writable == 0;
@@ -1330,9 +1167,9 @@ fn ask_kernel(
     socket.kernel_asked_as.set(end.receiving() as u32);
     socket.kernel_news.set(0);
     socket.bells_left.set(0);
-    moving::answer_return(socket, end);
+    sides::answer_return(socket, end);
     control::leave_idle(socket, end);
-    if moving::published(end, incoming)
+    if words::published(end, incoming)
         && (end.receiving() != Receiving::Ring || !end.rx.has_bytes(incoming))
     {
         let _ = count_readable(socket, 0);
@@ -1370,8 +1207,8 @@ fn ask_kernel(
                 socket.bells_left.set(1);
                 return mask | readable;
             }
-            Receiving::Ring if !moving::published(end, incoming) => {
-                if !take_bells(socket, end, mine) {
+            Receiving::Ring if !words::published(end, incoming) => {
+                if !doorbells::take_bells(socket, end, mine) {
                     return mask | ready_mask(end, incoming, readable);
                 }
             }
@@ -1403,7 +1240,7 @@ pub fn sent_at(socket: &Socket) -> u64 {
 
 /// Does the ring hold something that was not looked at, bytes or a mark?
 pub fn ring_tells(socket: &Socket) -> bool {
-    socket.incoming().is_some_and(|ring| moving::published(socket.end(), &ring))
+    socket.incoming().is_some_and(|ring| words::published(socket.end(), &ring))
 }
 
 /// Does the peer say that it has ended its direction? The kernel has the end itself, or is about to.
@@ -1453,10 +1290,10 @@ pub fn can_ring_for_room(socket: &Socket) -> bool {
 
 /// Does the peer ring our home context's eventfd?
 pub fn rings_home(socket: &Socket) -> bool {
-    socket.home.is() && moving::peer_attached(socket) == RINGS_BY_EVENT
+    socket.home.is() && words::peer_attached(socket) == RINGS_BY_EVENT
 }
 
 /// Does the peer ring our home context by its bell's name, for a wish that says so?
 pub fn rings_by_name(socket: &Socket) -> bool {
-    socket.home.is() && moving::peer_attached(socket) == RINGS_BY_NAME
+    socket.home.is() && words::peer_attached(socket) == RINGS_BY_NAME
 }

@@ -9,7 +9,7 @@
 
 use super::in_use;
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
-use super::{carrier, meet, moving, stream, view};
+use super::{carrier, moving, sides, view, words};
 use crate::reasons::Reason;
 use ringlet_core::leaving::Leaving;
 use ringlet_core::memory::Buffers;
@@ -56,23 +56,14 @@ fn one_in(count: u64) -> bool {
     below(count) == 0
 }
 
-/// A connection was just made: brings its two ends together before the program gets to use it, if the other end is there soon.
-pub fn hasten(fd: i32) {
-    if on()
-        && let Some(socket) = super::table::socket(fd)
-    {
-        meet_now(socket);
-    }
-}
-
 /// Takes all steps of the rendezvous that can be taken within a moment; those of the far end too, if it is ours.
-pub fn meet_now(socket: &'static Socket) {
+pub fn meet_now(socket: &'static Socket, step: fn(&'static Socket)) {
     loop {
         let before = socket.stage();
-        meet::step_once(socket);
+        step(socket);
         let far = far_end(socket);
         if let Some(far) = far {
-            meet::step_once(far);
+            step(far);
         }
         match socket.stage() {
             Stage::Kernel | Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted => {}
@@ -139,19 +130,25 @@ pub fn perhaps_return(socket: &Socket) {
     {
         let _ = moving::return_to_kernel(socket, Reason::Unforgiving);
         if let Some(far) = far_end(socket).filter(|far| far.stage() == Stage::Attached) {
-            moving::answer_return(far, far.end());
+            sides::answer_return(far, far.end());
         }
     }
 }
 
-/// As `stream::send_now`, in pieces. Send lock held.
+/// A send, in pieces, each as `send` sends it. Send lock held.
 #[cold]
-pub fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
+pub fn send_now(
+    socket: &Socket,
+    end: &End,
+    from: &mut Buffers,
+    flags: i32,
+    send: impl Fn(&mut Buffers, i32) -> Sys<usize>,
+) -> Sys<usize> {
     let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
     let cutting = &ring.control().sender.cutting;
     // ORDER: SeqCst, both; pairs with `pieces_of`: who sees a piece sees that it was begun, who sees the end sees all pieces.
     cutting.fetch_add(1, Ordering::SeqCst);
-    let sent = send_pieces(socket, end, &ring, from, flags);
+    let sent = send_pieces(socket, end, &ring, from, flags, send);
     cutting.fetch_add(1, Ordering::SeqCst);
     sent
 }
@@ -162,6 +159,7 @@ fn send_pieces(
     ring: &SegmentRing,
     from: &mut Buffers,
     flags: i32,
+    send: impl Fn(&mut Buffers, i32) -> Sys<usize>,
 ) -> Sys<usize> {
     let (mut total, mut flags) = (0, flags);
     loop {
@@ -172,10 +170,10 @@ fn send_pieces(
         // where each piece has credentials of its own.
         let cut = flags & !carrier::MSG_SERVED == 0
             && !carrier::facts(socket).has_boundaries
-            && moving::peer_attached(socket) != 0
+            && words::peer_attached(socket) != 0
             && matches!(end.sending(), Sending::Kernel | Sending::Ring)
             && !end.barred.is()
-            && !moving::has_left(ring)
+            && !words::has_left(ring)
             && !view::is_away(socket, end, ring)
             && !carrier::kernel_says_end(socket)
             && carrier::untaken(socket).is_ok_and(|n| n <= UNTAKEN_MOST);
@@ -184,7 +182,7 @@ fn send_pieces(
             _ => whole,
         };
         from.limit(piece);
-        let sent = stream::send_now(socket, end, from, flags);
+        let sent = send(from, flags);
         from.allow(whole - piece);
         match sent {
             Ok(n) => total += n,
@@ -192,11 +190,11 @@ fn send_pieces(
             Err(error @ (Errno::EPIPE | Errno::ECONNRESET))
                 if total > 0 && end.shut.load(Ordering::Relaxed) == 0 =>
             {
-                stream::tell_later(end, error);
+                words::tell_later(end, error);
                 return Ok(total + whole);
             }
             Err(error) if total > 0 => {
-                stream::tell_later(end, error);
+                words::tell_later(end, error);
                 return Ok(total);
             }
             Err(error) => return Err(error),

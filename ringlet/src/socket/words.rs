@@ -5,6 +5,7 @@ use crate::reasons::Reason;
 use ringlet_core::leaving::Leaving;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::Ordering;
+use ringlet_linux::sys::Errno;
 use ringlet_linux::tcp;
 
 /// Whether the peer is at home in the segment, and how it rings us.
@@ -87,4 +88,11 @@ pub fn may_have_lost(socket: &Socket, ring: &SegmentRing) -> bool {
 #[inline(always)]
 pub fn published(end: &End, incoming: &SegmentRing) -> bool {
     end.rx.ready(incoming) && !end.receiver.has_left()
+}
+
+/// What was received or sent counts; a reset is told by the next call.
+pub fn tell_later(end: &End, error: Errno) {
+    if error == Errno::ECONNRESET {
+        end.pending_error.set(error.0 as u32);
+    }
 }

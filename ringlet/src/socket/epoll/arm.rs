@@ -7,7 +7,7 @@ use super::order::{leave_over, place_of};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{EPOLLOUT, Set};
 use crate::socket::table::{Socket, Tables};
-use crate::socket::{context, datagram, moving, stream};
+use crate::socket::{context, datagram, sides, stream};
 use core::cell::Cell;
 use ringlet_linux::sys;
 
@@ -78,7 +78,7 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
             datagram::arm(socket, true);
             return;
         }
-        moving::answer_return(socket, socket.end());
+        sides::answer_return(socket, socket.end());
         let room = watch.events.get() & EPOLLOUT != 0;
         let home = socket.home.get();
         let by_event = home != 0 && armed.contexts.contains(&home) && stream::rings_home(socket);

@@ -14,7 +14,7 @@ use super::order::{IN_ORDER_MOST, note_other, place_of};
 use super::registration::{ASKS_MAX, has_neighbours};
 use super::set::{self, Set, is_of};
 use crate::socket::table::Tables;
-use crate::socket::{context, stream};
+use crate::socket::{context, doorbells};
 use crate::waiting::sleep;
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::sys::{self, Sys};
@@ -165,7 +165,7 @@ fn told_of(tables: &Tables, set: &Set, index: u32, events: u32) {
     let held = set.lock.take();
     if watch.adopted.is() && is_of(watch, set) {
         let socket = tables.sockets.at(watch.socket.get() as usize);
-        stream::kernel_tells(socket, events);
+        doorbells::kernel_tells(socket, events);
         watch.told.set(watch.told.get() | events);
         let by_byte = watch.hot.is() && rings_by_name(set, socket, socket.home.get());
         heat(set, watch, held.is_some());

@@ -5,7 +5,7 @@ use super::set::{
     self, ENDS, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLREAD, Set, Watch,
 };
 use crate::socket::table::{Receiving, Socket, Tables};
-use crate::socket::{carrier, datagram, moving, stream, unforgiving};
+use crate::socket::{carrier, datagram, stream, unforgiving, words};
 use core::cell::Cell;
 
 /// What a look at a watch has found.
@@ -128,8 +128,8 @@ fn received_by_kernel(socket: &Socket) -> Option<u64> {
     let behind = || {
         let ring = socket.incoming()?;
         let resumed = match end.receiver.has_left() {
-            false => moving::back_ahead(end, &ring)?,
-            true => moving::bells_end(end, &ring),
+            false => words::back_ahead(end, &ring)?,
+            true => words::bells_end(end, &ring),
         };
         Some(received()).filter(|received| *received > resumed)
     };
