@@ -365,7 +365,9 @@ pub(crate) fn find_line_by(
         // SAFETY: a valid buffer.
         let n = match unsafe { sys!(SYS_read, file, piece.as_mut_ptr(), piece.len()) } {
             Ok(0) => {
-                looked = Ok(Looked::Through { at_once: pieces <= 1 });
+                // KERNEL: a piece ends before the line that does not fit, and a list that has become shorter ends there: a piece that is
+                // nearly full may not have been all.
+                looked = Ok(Looked::Through { at_once: pieces <= 1 && read <= piece.len() / 2 });
                 break;
             }
             Ok(n) => n,
@@ -411,4 +413,32 @@ fn parse_registration(line: &[u8]) -> Option<(u32, u32)> {
         return None;
     }
     Some((tfd, number(words.next()?, 16)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a look says that finds nothing in so many bytes, by pieces of 4,096.
+    fn looked(bytes: usize) -> Looked {
+        // SAFETY: a C string.
+        let file = unsafe { libc::memfd_create(c"lines".as_ptr(), 0) };
+        let text = [b'\n'; 5000];
+        // SAFETY: a buffer of so many bytes at least.
+        assert_eq!(unsafe { libc::write(file, text.as_ptr().cast(), bytes) }, bytes as isize);
+        let path = std::format!("/proc/self/fd/{file}\0");
+        let looked = find_line_by(path.as_bytes(), 1 << 20, &mut [0; 4096], |_| false).unwrap();
+        close(file);
+        looked
+    }
+
+    #[test]
+    fn a_list_may_have_been_longer_if_its_first_piece_was_nearly_full() {
+        for bytes in [0, 100, 2048] {
+            assert!(matches!(looked(bytes), Looked::Through { at_once: true }), "{bytes}");
+        }
+        for bytes in [2049, 4000, 4096, 5000] {
+            assert!(matches!(looked(bytes), Looked::Through { at_once: false }), "{bytes}");
+        }
+    }
 }

@@ -2,6 +2,9 @@
 //! without libc's help.)
 #![no_std]
 
+#[cfg(test)]
+extern crate std;
+
 pub mod apart;
 pub mod bell;
 pub mod clock;
