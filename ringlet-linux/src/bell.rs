@@ -9,6 +9,8 @@
 //!   one only (by eleven, `net.unix.max_dgram_qlen`), and then the ring fails.
 //! - A ring carries a token, and a filter on the sleeper's socket drops, in the sender's own call and before anything is queued, what carries
 //!   another. /proc/net/unix shows names, so anybody of the network namespace can send to one; only who was told the token rings.
+//! - Who was told the token may ring for ever, and wake the sleeper each time. So he may who holds an eventfd, or publishes records, and one look
+//!   takes no more rings than a queue holds (`drain`): it costs the sleeper what a busy connection does, and the ringer more.
 //! - No descriptors are admitted (`SO_PASSRIGHTS`, Linux 6.16); without that there is no such bell.
 
 use crate::meet::{abstract_name, admit_descriptors};

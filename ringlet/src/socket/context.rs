@@ -43,6 +43,16 @@ struct Context {
     heard: P32,
 }
 
+impl Context {
+    fn drain_named(&self) {
+        in_hand(&self.named, &self.ringing, |socket| {
+            if socket > 0 {
+                bell::drain(socket);
+            }
+        });
+    }
+}
+
 /// A bell's address, in memory that is shared with a child by fork.
 #[derive(Default)]
 struct BellAddress {
@@ -351,23 +361,28 @@ pub fn named_of(context: u32) -> i32 {
     context.map(|context| context.named.get() as i32).filter(|socket| *socket != 0).unwrap_or(-1)
 }
 
+fn numbered(context: u32) -> Option<&'static Context> {
+    CONTEXTS.get()?.contexts.get((context as usize).wrapping_sub(1))
+}
+
+/// The eventfd has woken who sleeps in this context. (By the number that it has now: the one that was slept on may be the program's.)
+/// Returns how often it was rung.
+pub fn drain(context: u32) -> u64 {
+    numbered(context).map_or(0, |context| in_hand(&context.eventfd, &context.ringing, fd::drain))
+}
+
 /// The bell by name has woken who sleeps in this context: what has rung it is taken.
 pub fn drain_named(context: u32) {
-    if let socket @ 0.. = named_of(context) {
-        bell::drain(socket);
-    }
+    numbered(context).into_iter().for_each(Context::drain_named);
 }
 
 /// The same, where its readiness is told by edges: it is only taken before the queue is full, which may be when `most` have rung it at each.
 /// (Who finds it full rings by a byte.)
 pub fn heard_named(context: u32, most: u32) {
-    let Some(all) = CONTEXTS.get() else { return };
-    let Some(context) = all.contexts.get((context as usize).wrapping_sub(1)) else { return };
+    let Some(context) = numbered(context) else { return };
     if context.heard.add(1).saturating_mul(most.max(1)) >= QUEUE_KEPT {
         context.heard.set(0);
-        if let socket @ 1.. = context.named.get() as i32 {
-            bell::drain(socket);
-        }
+        context.drain_named();
     }
 }
 
@@ -651,7 +666,9 @@ fn await_users(all: &Contexts, moved: &P32, old: i32, renamed: impl Fn(u32, i32,
     // ORDER: SeqCst; pairs with `ring_by` and `wait::arm`: who comes behind it sees the new number, and we see who came before.
     fence(Ordering::SeqCst);
     let bells = all.bells().iter().map(|bell| (&bell.eventfd, &bell.ringing));
-    let ours = all.contexts.iter().map(|context| (&context.eventfd, &context.ringing));
+    let ours = all.contexts.iter().flat_map(|context| {
+        [&context.eventfd, &context.named].map(|word| (word, &context.ringing))
+    });
     if let Some((_, ringing)) = bells.chain(ours).find(|(word, _)| core::ptr::eq(*word, moved)) {
         until(|| ringing.load(Ordering::SeqCst) == 0);
     }

@@ -487,7 +487,7 @@ fn ask_all(
     };
     if let Some(home) = home.filter(|_| scratch[n].revents != 0) {
         // As in `stream::fall_asleep`.
-        fd::drain(context::eventfd_of(home));
+        context::drain(home);
     }
     if let Some(home) = home.filter(|_| scratch[n + 1].revents != 0) {
         context::drain_named(home);

@@ -985,8 +985,7 @@ fn fall_asleep(
         other => other?,
     };
     if let Some(home) = home.filter(|_| fds[1].revents != 0) {
-        // By the number that it has now: that one may be the program's (`context::move_away`).
-        fd::drain(context::eventfd_of(home));
+        context::drain(home);
     }
     if let Some(home) = home.filter(|_| fds.get(2).is_some_and(|bell| bell.revents != 0)) {
         context::drain_named(home);

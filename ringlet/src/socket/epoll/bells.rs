@@ -146,7 +146,7 @@ pub(super) fn is_ours(event: &epoll_event) -> bool {
 
 pub(super) fn drain(set: &Set) {
     let context = set.context.get().max(set.reserved.get());
-    if fd::drain(context::eventfd_of(context)) >= LOOK_AT_ALL {
+    if context::drain(context) >= LOOK_AT_ALL {
         set.all_hot.set(1);
     }
 }
