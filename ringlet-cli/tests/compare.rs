@@ -49,6 +49,35 @@ fn all_have_ended(pids: &Path) -> usize {
 }
 
 #[test]
+fn a_report_takes_the_place_of_a_report_only() {
+    let place = tempfile::tempdir().unwrap();
+    let [file, report] = ["file.toml", "report.json"].map(|name| place.path().join(name));
+    let text =
+        "[[comparison]]\nname = \"one\"\nserver = \"true\"\nclient = \"true\"\nmoves = false\n";
+    fs::write(&file, text).unwrap();
+    let write_to = |target: &Path| {
+        let [file, target] = [file.as_path(), target].map(|path| path.to_str().unwrap());
+        compare(&[file, "--json", target]).output().unwrap()
+    };
+    let refused = write_to(&file);
+    assert!(!refused.status.success());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("no report of ringlet's"), "{said}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), text, "it stays as it is");
+    for other in ["{}", "[1, 2]", "no JSON"] {
+        fs::write(&report, other).unwrap();
+        assert!(!write_to(&report).status.success());
+        assert_eq!(fs::read_to_string(&report).unwrap(), other);
+    }
+    fs::write(&report, "").unwrap();
+    for _ in 0..2 {
+        let written = write_to(&report);
+        let told: Value = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
+        assert!(told["results"].is_array(), "{written:?}");
+    }
+}
+
+#[test]
 fn every_run_is_in_the_json_and_nothing_is_left() {
     let place = tempfile::tempdir().unwrap();
     let pids = place.path().join("pids");

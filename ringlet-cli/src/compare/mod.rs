@@ -7,7 +7,7 @@ mod spread;
 
 use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -205,6 +205,7 @@ struct Run {
 }
 
 pub fn run(args: CompareArgs) -> Result<ExitCode> {
+    args.json.as_deref().map_or(Ok(()), check_target)?;
     let comparisons = comparisons(&args)?;
     let contenders = contenders(&args)?;
     let ground = Ground {
@@ -303,6 +304,23 @@ fn compare(
     }
     bar.finish_and_clear();
     (!runs.is_empty()).then(|| report::judge(comparison, contenders, runs, &unmoved))
+}
+
+/// What is to be written may take the place of an earlier report's, and of no other file.
+fn check_target(path: &Path) -> Result<()> {
+    // (No pipe is read.)
+    let is_file = fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0);
+    let ours = |text: String| {
+        let found: serde_json::Value = serde_json::from_str(&text).ok()?;
+        Some(found.get("machine").is_some() && found.get("results").is_some())
+    };
+    if is_file && !fs::read_to_string(path).ok().and_then(ours).unwrap_or(false) {
+        bail!(
+            "{} is there already, and is no report of ringlet's: it stays as it is",
+            path.display()
+        );
+    }
+    Ok(())
 }
 
 fn present(args: &CompareArgs, report: &Report) -> Result<()> {
