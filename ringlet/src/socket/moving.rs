@@ -1,4 +1,4 @@
-//! When the two directions of an attached connection move between the kernel and the ring, and the doorbells that wake the peer.
+//! When the two directions of an attached connection move between the kernel and the ring.
 //!
 //! How they move is `ringlet_core::handover`, which is given what is around it by `sides`. Callers hold the end's receive lock for what concerns
 //! the receiving direction and its send lock for the sending one; receive before send.

@@ -1,5 +1,5 @@
 //! What the protocol of `ringlet_core::handover` finds around the two directions of an attached connection: the kernel's connection (through
-//! `carrier`), the ring, the family's other threads, and the peer's words.
+//! `carrier`), the ring, the family's other threads, and the peer's words. Beside it what wakes the peer, and may start a direction for that.
 
 use super::epoll::registration::{receiving_changed, sending_changed};
 use super::patience::{self, await_none, wait_patiently};
