@@ -4,6 +4,7 @@ use crate::link::{Bells, Link, Progress};
 use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// A link with nothing to do is passed over so often before it is armed, and rings.
@@ -36,12 +37,14 @@ pub struct Adapter<B> {
     links: Vec<Option<Served<B>>>,
     /// Those that are not armed.
     busy: Vec<usize>,
+    /// Those that are, and are to be looked at again without a ring.
+    dozing: BTreeSet<(Instant, usize)>,
 }
 
 impl<B: Wakes> Adapter<B> {
     pub fn new() -> io::Result<Adapter<B>> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Adapter { epoll, links: Vec::new(), busy: Vec::new() })
+        Ok(Adapter { epoll, links: Vec::new(), busy: Vec::new(), dozing: BTreeSet::new() })
     }
 
     /// Its number.
@@ -66,6 +69,7 @@ impl<B: Wakes> Adapter<B> {
     pub fn remove(&mut self, at: usize) -> Option<B> {
         self.busy.retain(|busy| *busy != at);
         let served = self.links.get_mut(at)?.take()?;
+        self.dozing.retain(|(_, dozing)| *dozing != at);
         let _ = epoll::delete(&self.epoll, served.bells.eventfd());
         Some(served.bells)
     }
@@ -110,16 +114,15 @@ impl<B: Wakes> Adapter<B> {
             }
             self.pass(over);
         }
-        if self.links.iter().flatten().all(|served| served.sleeps || served.idle > 0) {
+        let waits = |at: &usize| self.links[*at].as_ref().is_none_or(|served| served.idle > 0);
+        if self.busy.iter().all(waits) {
             std::thread::yield_now();
         }
         Ok(())
     }
 
     fn patience(&self, now: Instant, most: Option<Duration>) -> Option<Duration> {
-        let next =
-            self.links.iter().flatten().filter_map(|served| Some(served.look_again?.0)).min();
-        let next = next.map(|at| at.saturating_duration_since(now));
+        let next = self.dozing.first().map(|(at, _)| at.saturating_duration_since(now));
         [next, most].into_iter().flatten().min()
     }
 
@@ -152,13 +155,11 @@ impl<B: Wakes> Adapter<B> {
     }
 
     fn look_again(&mut self, now: Instant) {
-        for at in 0..self.links.len() {
-            let due = |served: &Served<B>| {
-                served.sleeps && served.look_again.is_some_and(|(at, _)| at <= now)
-            };
-            if self.links[at].as_ref().is_some_and(due) {
-                self.wake(at, IDLE_PASSES);
-            }
+        while let Some(&(due, at)) = self.dozing.first()
+            && due <= now
+        {
+            self.dozing.pop_first();
+            self.wake(at, IDLE_PASSES);
         }
     }
 
@@ -168,14 +169,17 @@ impl<B: Wakes> Adapter<B> {
             if served.sleeps {
                 served.sleeps = false;
                 served.link.disarm();
+                if let Some((due, _)) = served.look_again {
+                    self.dozing.remove(&(due, at));
+                }
                 self.busy.push(at);
             }
         }
     }
 
     fn pass(&mut self, over: &mut Vec<(usize, Progress)>) {
-        let links = &mut self.links;
-        self.busy.retain(|at| {
+        let Adapter { links, busy, dozing, .. } = self;
+        busy.retain(|at| {
             let Some(served) = &mut links[*at] else { return false };
             match served.link.pass(&mut served.bells) {
                 Progress::Busy => {
@@ -187,7 +191,13 @@ impl<B: Wakes> Adapter<B> {
                     std::hint::spin_loop();
                     true
                 }
-                Progress::Idle => !served.sleep(),
+                Progress::Idle => {
+                    let sleeps = served.sleep();
+                    if sleeps && let Some((due, _)) = served.look_again {
+                        dozing.insert((due, *at));
+                    }
+                    !sleeps
+                }
                 ended => {
                     over.push((*at, ended));
                     false
