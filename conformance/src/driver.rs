@@ -39,6 +39,7 @@ struct Pass {
     wrapped: &'static [Role],
     spin_us: Option<u32>,
     unforgiving: Option<u32>,
+    adapter: Option<u64>,
 }
 
 pub struct Options {
@@ -46,6 +47,8 @@ pub struct Options {
     pub preload: Option<PathBuf>,
     pub spin_us: Option<u32>,
     pub unforgiving: Option<u32>,
+    /// The number of the adapter that mirrors connections.
+    pub adapter: Option<u64>,
     pub repeat: u32,
     pub jobs: usize,
     pub limit: Duration,
@@ -57,14 +60,15 @@ pub struct Options {
 /// Lines of a difference that are shown.
 const DIFF_LINES: usize = 45;
 
-const KERNEL: Pass = Pass { name: "kernel", wrapped: &[], spin_us: None, unforgiving: None };
+const KERNEL: Pass =
+    Pass { name: "kernel", wrapped: &[], spin_us: None, unforgiving: None, adapter: None };
 
 fn passes(options: &Options, case: &Case) -> Vec<Pass> {
     if options.preload.is_none() {
         return vec![Pass { name: "kernel again", ..KERNEL }];
     }
-    let Options { spin_us, unforgiving, .. } = *options;
-    let both = Pass { name: "both", wrapped: Role::ALL, spin_us, unforgiving };
+    let Options { spin_us, unforgiving, adapter, .. } = *options;
+    let both = Pass { name: "both", wrapped: Role::ALL, spin_us, unforgiving, adapter };
     let mut passes = vec![both.clone()];
     if spin_us.is_none() && unforgiving.is_none() {
         passes.push(Pass { name: "both, sleeping", spin_us: Some(0), ..both });
@@ -130,6 +134,9 @@ fn start(
         command.env("LD_PRELOAD", library).env("RINGLET_MOVE_AFTER", "0");
         if let Some(spin) = pass.spin_us {
             command.env("RINGLET_SPIN_US", spin.to_string());
+        }
+        if let Some(adapter) = pass.adapter {
+            command.env("RINGLET_ADAPTER", adapter.to_string());
         }
         if let Some(seed) = pass.unforgiving {
             let seed = seed_of(seed, instance, role, round);

@@ -6,6 +6,7 @@
 mod case;
 mod cases;
 mod driver;
+mod mirror;
 #[allow(unsafe_code)]
 mod rare;
 #[allow(unsafe_code)]
@@ -40,6 +41,9 @@ enum Command {
         /// Only with both sides wrapped, and with ringlet's own key of this name (see `ringlet config`)
         #[arg(long, value_name = "SEED")]
         unforgiving: Option<u32>,
+        /// Over a mirror: with the `ringlet` command's adapter, beside the library, by this seed (0: all in order and at once)
+        #[arg(long, value_name = "SEED")]
+        mirror: Option<u32>,
         /// How often each way of running a case is repeated
         #[arg(long, default_value_t = 1)]
         repeat: u32,
@@ -73,7 +77,17 @@ enum Command {
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Run { library, spin, unforgiving, repeat, jobs, limit, verbose, filters } => {
+        Command::Run {
+            library,
+            spin,
+            unforgiving,
+            mirror,
+            repeat,
+            jobs,
+            limit,
+            verbose,
+            filters,
+        } => {
             let library = match library.to_str() {
                 Some("none") => None,
                 _ => match library.canonicalize() {
@@ -92,6 +106,14 @@ fn main() -> ExitCode {
             for instance in left_out {
                 println!("not run with changing paths: {}", instance.name());
             }
+            let beyond = |instance: &Instance| {
+                mirror.is_some() && mirror::left_out(instance.case.name).is_some()
+            };
+            let (left_out, all): (Vec<Instance>, Vec<Instance>) = all.into_iter().partition(beyond);
+            for instance in left_out {
+                let why = mirror::left_out(instance.case.name).unwrap_or_default();
+                println!("not run over a mirror: {} ({why})", instance.name());
+            }
             if all.is_empty() {
                 eprintln!("conformance: no case matches");
                 return ExitCode::from(2);
@@ -107,18 +129,31 @@ fn main() -> ExitCode {
             if let Some(seed) = unforgiving {
                 println!("seed {seed}");
             }
+            let adapter = match (mirror, &library) {
+                (Some(seed), Some(library)) => match mirror::Adapter::start(library, seed) {
+                    Ok(adapter) => Some(adapter),
+                    Err(error) => {
+                        eprintln!("conformance: the adapter: {error}");
+                        return ExitCode::from(2);
+                    }
+                },
+                _ => None,
+            };
             let spin_us = spin;
             let options = Options {
                 preload: library,
                 spin_us,
                 unforgiving,
+                adapter: adapter.as_ref().map(|adapter| adapter.number),
                 repeat,
                 jobs,
                 limit,
                 verbose,
                 moves,
             };
-            if driver::run(&all, &options) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            let passed = driver::run(&all, &options);
+            let lives = adapter.is_none_or(mirror::Adapter::end);
+            if passed && lives { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Command::List { differences: false } => {
             for instance in instances() {

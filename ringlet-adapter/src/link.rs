@@ -290,10 +290,17 @@ impl Link {
 
     fn read_line(&mut self, end: usize) -> bool {
         let flow = &mut self.flows[end];
-        if flow.line.is_some() || self.ends[end].parted {
+        if flow.line.is_some() {
             return false;
         }
         let echo = flow.heard.changes;
+        if self.ends[end].parted {
+            // All that it did is there.
+            let asked = echo != flow.echoed;
+            flow.to.control().answer_echo(echo);
+            flow.echoed = echo;
+            return asked;
+        }
         if echo != flow.echoed {
             // ORDER: SeqCst, between the delivery of the receiver's line and the look at the sender's; pairs with `Leaving::begin_work`.
             fence(Ordering::SeqCst);

@@ -16,6 +16,7 @@ macro_rules! eprintln {
     }};
 }
 
+mod adapter;
 mod am_run;
 mod bench;
 mod capture;
@@ -57,6 +58,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::RunArgs),
+    Adapter(adapter::AdapterArgs),
     AmRun(am_run::AmRunArgs),
     Ss(ss::SsArgs),
     Off(control::OffArgs),
@@ -101,6 +103,7 @@ fn dispatch() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => run::run(args),
+        Command::Adapter(args) => adapter::run(args),
         Command::AmRun(args) => am_run::run(args),
         Command::Ss(args) => ss::run(args),
         Command::Off(args) => control::off(args),

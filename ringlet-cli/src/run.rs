@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail, ensure};
 use nix::errno::Errno;
 
+use crate::adapter;
 use crate::program::{self, NotFound, Reach};
 use crate::settings::{Environment, Flags, LIBRARY_ENVIRONMENT, Settings, set_variable};
 
@@ -39,6 +40,10 @@ pub struct RunArgs {
     quiet: bool,
     #[command(flatten)]
     flags: Flags,
+    /// Give each end of a connection a segment of its own, kept in step by an adapter process that this starts, by this seed (see `ringlet adapter`):
+    /// both programs name the same
+    #[arg(long, value_name = "SEED")]
+    mirror: Option<u32>,
     /// The program, looked for in PATH, and its arguments
     #[arg(required = true, trailing_var_arg = true)]
     #[arg(value_names = ["PROGRAM", "ARGS"], value_hint = clap::ValueHint::CommandWithArguments)]
@@ -72,6 +77,10 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         unload(&mut environment);
     } else {
         args.flags.apply(&mut environment);
+        if let Some(seed) = args.mirror {
+            let number = adapter::start_for_program(seed)?;
+            set_variable(&mut environment, adapter::ENVIRONMENT, number.to_string().into());
+        }
         preload(&mut environment, &library()?)?;
         if !args.quiet {
             for problem in Settings::load(environment.clone(), &Flags::default()).problems {

@@ -77,6 +77,8 @@ config! {
         "Address space that one process may map for its connections (they touch little of it); further ones stay on the kernel.";
     peers: PeerPolicy as Peers = PeerPolicy::Any, "RINGLET_PEERS", "",
         "Whose processes may share memory with ours, once they have proven that they own the far end.";
+    adapter: u64 as Number<0, { u64::MAX }> = 0, "RINGLET_ADAPTER", "",
+        "Unless 0, the number of the adapter (`ringlet adapter`) that gives each end of a connection a segment of its own and keeps them in step; both ends must name the same.";
     log: LogTarget as Log = LogTarget::Off, "RINGLET_LOG", "",
         "Where a program under ringlet is told of what went wrong at its start; `ringlet ss` tells of the rest.";
     moves: LogTarget as Log = LogTarget::Off, "RINGLET_MOVES", "",

@@ -1,4 +1,4 @@
-//! The frame of every message by which two processes introduce themselves: sockets, datagrams, the native library, Active Messages.
+//! The frame of every message by which two processes introduce themselves: sockets, datagrams, the native library, Active Messages, adapters.
 //!
 //! ```text
 //!  0  magic     8 bytes    no other program's
@@ -30,6 +30,7 @@ pub enum Protocol {
     Datagrams = 2,
     Native = 3,
     ActiveMessages = 4,
+    Adapter = 5,
 }
 
 /// A message that can't be taken.

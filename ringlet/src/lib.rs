@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod handshake;
+pub mod interconnect;
 pub mod local;
 mod lock;
 mod once;

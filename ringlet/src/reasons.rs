@@ -65,6 +65,7 @@ reasons! {
     Unproven = 42, "unproven", "Nothing here can tell whether who came to the rendezvous holds the far end: /proc can't be read, or shows too little, or (for now) others hold too many file locks.";
     Credentials = 50, "credentials", "A process that shares the connection by fork has changed its user or group.";
     OwnFiles = 51, "own-files", "A thread of the process has a descriptor table of its own, where numbers mean other things.";
+    NoAdapter = 53, "no-adapter", "The adapter that the configuration names (`adapter`) was not found, refused, or died; or the far end does not name the same.";
     AsyncSignal = 27, "sigio", "The program asked for SIGIO on this descriptor.";
 }
 

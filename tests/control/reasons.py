@@ -130,6 +130,7 @@ SCENES = {
     "not-local": Scene(SELF),
     "no-peer": Scene(":", wrapped=False),
     "off": Scene(":", env={"RINGLET_EXCEPT": "127.0.0.1:*"}),
+    "no-adapter": Scene(":", env={"RINGLET_ADAPTER": "1"}),
     "no-descriptor": Scene(NO_DESCRIPTORS),
     "no-memory": Scene(":", env={"RINGLET_MEMORY_LIMIT_BYTES": "1000000"}),
     "shared": Scene("fresh:child(lambda: None)"),

@@ -230,6 +230,7 @@ pub const CASES: &[Case] = &[
             let end = a.moved();
             for round in 0..60 {
                 let data = pattern(round, [300_001, 6_000_000, 70_001][round as usize % 3]);
+                end.wait_mask(OUT);
                 let sent = sys::send(end.0, &data, MSG_DONTWAIT | MSG_NOSIGNAL).expect("send");
                 a.tell(sent as i64);
                 a.tell(checksum(&data[..sent]) as i64);

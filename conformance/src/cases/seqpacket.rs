@@ -31,6 +31,11 @@ fn length(end: End, len: usize, flags: i32) {
     record(format!("length by {len} with {flags:#x}"), sys::recv(end.0, &mut vec![0; len], flags));
 }
 
+/// Waits until the sender has heard that all is taken.
+fn until_taken(end: End) {
+    until("all is taken", || sys::ioctl(end.0, libc::TIOCOUTQ, -1) == Ok(0));
+}
+
 fn outq(end: End) {
     record("SIOCOUTQ is 0", sys::ioctl(end.0, libc::TIOCOUTQ, -1).map(|n| n == 0));
 }
@@ -113,6 +118,7 @@ pub const CASES: &[Case] = &[
                 outq(end);
                 a.sync();
                 a.sync();
+                until_taken(end);
                 outq(end);
                 a.warm(end);
             }
@@ -326,18 +332,21 @@ pub const CASES: &[Case] = &[
         "FIONREAD counts the bytes of all packets, SIOCOUTQ is 0 when all is taken",
         |a| {
             let end = a.moved();
+            until_taken(end);
             outq(end);
             end.send(b"0123456789");
             end.send(b"abc");
             outq(end);
             a.sync();
             a.sync();
+            until_taken(end);
             outq(end);
             a.warm(end);
         },
         |b| {
             let end = b.moved();
             b.sync();
+            end.until_unread(13);
             end.unread();
             end.recv(4);
             end.unread();

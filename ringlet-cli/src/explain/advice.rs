@@ -33,6 +33,9 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         Reason::NoMemory => {
             "Raise the setting memory_limit_bytes, or the process's memory limit, or lower ring_bytes."
         }
+        Reason::NoAdapter => {
+            "Start both programs with the same `ringlet run --mirror`, or the adapter again; or set adapter to 0 for both."
+        }
         Reason::Forbidden => {
             "Allow the system call in the seccomp filter; `ringlet doctor` names what is missing."
         }

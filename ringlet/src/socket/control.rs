@@ -6,6 +6,7 @@
 use super::moving;
 use super::table::{End, Sending, Socket, Stage};
 use super::{sides, tap, view, words};
+use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::Ordering;
@@ -30,6 +31,7 @@ pub fn notice(socket: &Socket, end: &End) {
         if let Some(incoming) = socket.incoming() {
             // ORDER: SeqCst; pairs with the fence of `Wish::want`: a peer that begins to wait for room sees it, or we see its wish.
             incoming.control().receiver.keep_out.store(away, Ordering::SeqCst);
+            mirrored::said(socket);
             wake_waiter(socket, away);
         }
         view::show_path(socket);

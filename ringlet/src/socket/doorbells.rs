@@ -4,6 +4,7 @@ use super::epoll::registration::{may_sleep_on, watched_by_sleepers};
 use super::sides::{answer_return, seen};
 use super::table::{End, Receiving, Sending, Socket, Stage};
 use super::{carrier, words};
+use crate::interconnect::mirrored;
 use ringlet_core::bells;
 use ringlet_core::handover::Step;
 use ringlet_core::layout::WANT_BYTE;
@@ -28,6 +29,7 @@ pub fn look_at_kernel(
     socket.kernel_news.set(0);
     socket.bells_left.set(0);
     answer_return(socket, end);
+    mirrored::break_off_if_orphan(socket);
     let mut bells = [0u8; 64];
     let peeked = tcp::receive_into(socket.fd(), &mut bells, libc::MSG_PEEK | libc::MSG_DONTWAIT);
     let peeked = carrier::classify(socket, end, peeked);
@@ -73,6 +75,10 @@ pub fn look_at_kernel(
                 end.pending_error.set(0);
                 end.ended.set(2);
                 Err(error)
+            }
+            Ok(_) if mirrored::break_off_if_orphan(socket) => {
+                end.ended.set(2);
+                Err(Errno(end.pending_error.swap(0).max(libc::ECONNRESET as u32) as i32))
             }
             Ok(_) => carrier::end_of_stream(socket, end),
         },

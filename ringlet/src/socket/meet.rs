@@ -28,6 +28,8 @@ use super::table::{self, End, Socket, Stage, Tables, tables};
 use super::{budget, carrier, context, control, memory, moving, stream, unforgiving, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
+use crate::interconnect::introduction::{self, JOIN, LINK};
+use crate::interconnect::{Interconnect, mirrored};
 use crate::lock::Held;
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
@@ -56,8 +58,8 @@ const GREETING: u16 = 1;
 const HELLO: u16 = 2;
 const ANSWER: u16 = 3;
 
-/// All messages: which it is, ring size, sender's descriptor number, its doorbell (process, context; 0 for none), and the address of the doorbell
-/// that it has for strangers (name, token; 0 for none).
+/// All messages: which it is, ring size, sender's descriptor number, its doorbell (process, context; 0 for none), the address of the doorbell
+/// that it has for strangers (name, token; 0 for none), the number of its adapter (0 for none), and a ticket for that.
 #[derive(Default)]
 struct Message {
     kind: u16,
@@ -66,6 +68,8 @@ struct Message {
     context: u32,
     process: u64,
     bell: Address,
+    adapter: u64,
+    ticket: [u64; 2],
 }
 
 impl Message {
@@ -78,6 +82,9 @@ impl Message {
             .u64(self.bell.name)
             .u64(self.bell.token[0])
             .u64(self.bell.token[1])
+            .u64(self.adapter)
+            .u64(self.ticket[0])
+            .u64(self.ticket[1])
     }
 
     fn read(packet: &[u8]) -> Result<Message, Misfit> {
@@ -89,6 +96,8 @@ impl Message {
                 context: fields.u32()?,
                 process: fields.u64()?,
                 bell: Address { name: fields.u64()?, token: [fields.u64()?, fields.u64()?] },
+                adapter: fields.u64()?,
+                ticket: [fields.u64()?, fields.u64()?],
             })
         })
     }
@@ -404,7 +413,7 @@ fn say(
         fd: socket.fd(),
         context: card.as_ref().map_or(0, |card| card.context),
         process: card.as_ref().map_or(0, |card| card.process),
-        bell: Address::default(),
+        ..Message::default()
     };
     let mut fds = [0; 3];
     let mut count = 0;
@@ -472,7 +481,11 @@ fn take_greeting(tables: &'static Tables, socket: &'static Socket) -> Step {
     let Some(geometry) = Geometry::new(tables.config.ring_bytes as usize) else {
         unreachable!("the configuration admits only sound ring sizes");
     };
-    match say(socket, meeting, peer, geometry, None) {
+    let said = match tables.config.adapter {
+        0 => say(socket, meeting, peer, geometry, None),
+        adapter => say_mirrored(socket, meeting, HELLO, geometry, adapter, [0; 2]),
+    };
+    match said {
         Ok(()) => {}
         Err(error) if is_gone(error) => return again(socket),
         Err(error) => return Step::Bar(Reason::from(error)),
@@ -675,15 +688,32 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     else {
         return Step::Bar(Reason::BadPeer);
     };
-    let segment = match make_segment(tables, socket, geometry) {
-        Ok(segment) => segment,
-        Err(reason) => return Step::Bar(reason),
+    let adapter = tables.config.adapter;
+    let said = match Interconnect::agreed(adapter, hello.adapter) {
+        None => return Step::Bar(Reason::NoAdapter),
+        Some(Interconnect::Local) => {
+            let segment = match make_segment(tables, socket, geometry) {
+                Ok(segment) => segment,
+                Err(reason) => return Step::Bar(reason),
+            };
+            keep_bell(socket, &hello, &mut fds, 0, peer);
+            // Attached before the answer is out: the peer may use the ring the moment that it has it.
+            attach(socket, registrations);
+            let said = say(socket, meeting, peer, geometry, Some(segment));
+            sys::close(segment);
+            said
+        }
+        Some(Interconnect::Mirrored) => {
+            let ring_bytes = geometry.ring_bytes as u64;
+            let link = introduction::Message { kind: LINK, ring_bytes, ..Default::default() };
+            let ticket = match join(tables, socket, link) {
+                Ok(ticket) => ticket,
+                Err(reason) => return Step::Bar(reason),
+            };
+            attach(socket, registrations);
+            say_mirrored(socket, meeting, ANSWER, geometry, adapter, ticket)
+        }
     };
-    keep_bell(socket, &hello, &mut fds, 0, peer);
-    // Attached before the answer is out: the peer may use the ring the moment that it has it.
-    attach(socket, registrations);
-    let said = say(socket, meeting, peer, geometry, Some(segment));
-    sys::close(segment);
     meeting::abandon(socket);
     if let Err(error) = said {
         // It will never be attached.
@@ -782,6 +812,21 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     {
         return step;
     }
+    match Interconnect::agreed(tables.config.adapter, answer.adapter) {
+        None => return Step::Bar(Reason::NoAdapter),
+        Some(Interconnect::Local) => {}
+        Some(Interconnect::Mirrored) => {
+            let (ring_bytes, ticket) = (answer.ring_bytes, answer.ticket);
+            let request =
+                introduction::Message { kind: JOIN, ring_bytes, ticket, ..Default::default() };
+            if let Err(reason) = join(tables, socket, request) {
+                return Step::Bar(reason);
+            }
+            meeting::abandon(socket);
+            attach(socket, registrations);
+            return Step::Done;
+        }
+    }
     let Some(segment) = fds.take(0) else {
         return Step::Bar(if fds.truncated { Reason::NoDescriptor } else { Reason::BadPeer });
     };
@@ -794,6 +839,47 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     meeting::abandon(socket);
     attach(socket, registrations);
     Step::Done
+}
+
+/// Hello, or the answer, of an end that has an adapter, by which it is rung.
+fn say_mirrored(
+    socket: &Socket,
+    meeting: i32,
+    kind: u16,
+    geometry: Geometry,
+    adapter: u64,
+    ticket: [u64; 2],
+) -> Result<(), Errno> {
+    let (ring_bytes, fd) = (geometry.ring_bytes as u64, socket.fd());
+    let message = Message { kind, ring_bytes, fd, adapter, ticket, ..Message::default() };
+    rendezvous::send(meeting, message.frame().as_bytes(), &[])
+}
+
+/// Gets this end's segment from the adapter. The ticket for the other end.
+fn join(
+    tables: &Tables,
+    socket: &Socket,
+    request: introduction::Message,
+) -> Result<[u64; 2], Reason> {
+    let card = home_of(socket).and_then(context::card);
+    let linked = mirrored::introduce(tables.config.adapter, socket.fd(), request, card.as_ref())?;
+    let mapped = match linked.ring_bytes == request.ring_bytes {
+        true => map_segment(tables, socket, linked.segment, linked.ring_bytes),
+        false => Err(Reason::NoAdapter),
+    };
+    sys::close(linked.segment);
+    if let Err(reason) = mapped {
+        context::release(linked.bell);
+        sys::close(linked.lifeline);
+        return Err(reason);
+    }
+    socket.bell.set(linked.bell);
+    socket.home.set(card.map_or(0, |card| card.context));
+    tables.hide(linked.lifeline);
+    socket.lifeline.set(linked.lifeline as u32);
+    socket.end().mirrored.set(1);
+    memory::begin_looking_after_adapters(tables);
+    Ok(linked.ticket)
 }
 
 fn map_segment(

@@ -9,6 +9,7 @@
 
 use super::release;
 use super::table::{End, Process, Sending, Socket, Stage, Tables, tables};
+use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, HOT_DATA_BYTES, PAGE_BYTES, SLOT_COUNT, SLOTS_OFFSET};
 use ringlet_core::memory::Area;
@@ -71,6 +72,13 @@ pub fn hold_more(socket: &Socket, end: &End, ring: &SegmentRing) -> Option<bool>
     Some(held.is_ok())
 }
 
+/// A connection has an adapter, which may die while all sleep.
+pub fn begin_looking_after_adapters(tables: &Tables) {
+    let process = tables.process();
+    process.look_at_memory_ns.set(mirrored::LOOK_AFTER_NS);
+    process.memory_due_ns.set(sys::now_ns() + mirrored::LOOK_AFTER_NS);
+}
+
 fn holds_much(end: &End, ring: &SegmentRing) -> bool {
     let (slots, data) = end.tx.backing(ring);
     slots || data > HOT_DATA_BYTES
@@ -95,8 +103,15 @@ fn look_after(tables: &'static Tables, process: &Process) -> Option<u64> {
     let every = process.look_at_memory_ns.get();
     process.memory_due_ns.set(now + every);
     let mut left = false;
+    let mut mirrored = false;
     for socket in tables.followed().filter(|socket| socket.stage() == Stage::Attached) {
         left |= !give_back(socket);
+        mirrored |= socket.lifeline.is() && !mirrored::break_off_if_orphan(socket);
+    }
+    if mirrored {
+        process.look_at_memory_ns.set(mirrored::LOOK_AFTER_NS);
+        process.memory_due_ns.set(now + mirrored::LOOK_AFTER_NS);
+        return Some(mirrored::LOOK_AFTER_NS);
     }
     if !left {
         process.memory_due_ns.set(0);

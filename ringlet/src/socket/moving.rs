@@ -12,6 +12,7 @@ use super::sides::{
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{bells_end, has_left, published, reads_on, say_end, sends_uncounted};
 use super::{carrier, context, doorbells, view};
+use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 pub use ringlet_core::handover::CHANGES_MAX;
 use ringlet_core::handover::{Head, Incoming, Outgoing, Step};
@@ -42,6 +43,7 @@ pub fn publish_attached(socket: &Socket, end: &End) {
         }
         // ORDER: Release; pairs with `peer_attached` (Acquire).
         outgoing.control().sender.attached.store(how, Ordering::Release);
+        mirrored::said(socket);
     }
 }
 
@@ -81,8 +83,12 @@ pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason
 #[must_use]
 pub fn end_direction(socket: &Socket, end: &End, ring: &SegmentRing, how: u32) -> bool {
     ring.control().sender.shut_at.store(sys::ticks(), Ordering::Relaxed);
-    match out(socket, end, ring, Reason::Closing).end(|| say_end(ring, how)) {
-        Ok(()) => true,
+    let side = out(socket, end, ring, Reason::Closing);
+    match side.end(|| say_end(ring, how)) {
+        Ok(()) => {
+            side.flush();
+            true
+        }
         Err(Errno::EAGAIN) => false,
         Err(_) => {
             break_off(socket, ring);
@@ -193,7 +199,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
         && end.rx.has_bytes(&incoming)
     {
         // The peer may sleep, and has something to send again. (A doorbell for nothing would be unread if it is killed.)
-        context::ring(socket);
+        mirrored::ring_event(socket);
         ring_byte(socket, &outgoing);
     }
     send_back(socket, reason);

@@ -1,7 +1,8 @@
 //! Leaving a connection on the kernel for good.
 
 use super::table::{End, Socket, Stage};
-use super::{context, meeting, view};
+use super::{meeting, view};
+use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
 
@@ -44,7 +45,7 @@ pub fn keep_out(socket: &Socket, end: &End, reason: Reason) {
     if let Some(incoming) = socket.incoming() {
         // ORDER: as in `control::notice`.
         incoming.control().receiver.keep_out.store(1, Ordering::SeqCst);
-        context::ring(socket);
+        mirrored::ring_event(socket);
     }
     view::show(socket, reason);
 }

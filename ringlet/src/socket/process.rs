@@ -10,6 +10,7 @@ use super::{
     carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
     sides, view,
 };
+use crate::interconnect::{Interconnect, mirrored};
 use crate::local::{self, Local};
 use crate::reasons::Reason;
 use crate::thread;
@@ -370,6 +371,12 @@ fn close_ring(socket: &Socket) {
         Receiving::Ring => moving::drain_bells(socket, end, &incoming),
         _ => {}
     }
+    // (Over a mirror our end would else stay open.)
+    if socket.interconnect() == Interconnect::Mirrored
+        && let Some(outgoing) = socket.outgoing()
+    {
+        mirrored::part(socket, &outgoing);
+    }
 }
 
 /// The fork that this thread is making, and the one that it made last, as `Process::age` numbers them.
@@ -530,8 +537,16 @@ fn give(socket: &'static Socket, reason: Reason) -> bool {
         super::pin(socket, reason);
     }
     // (Or another thread has moved it meanwhile.)
-    if socket.stage() == Stage::Attached && !moving::return_to_kernel(socket, reason) {
-        return false;
+    if socket.stage() == Stage::Attached {
+        if !moving::return_to_kernel(socket, reason) {
+            return false;
+        }
+        // Nothing tells when who gets it has closed it.
+        if socket.interconnect() == Interconnect::Mirrored
+            && let Some(outgoing) = socket.outgoing()
+        {
+            mirrored::part(socket, &outgoing);
+        }
     }
     socket.end().given.set(1);
     true
@@ -729,6 +744,7 @@ pub fn make_way(fd: i32) -> bool {
         || view::move_away(fd)
         || datagram::move_door(fd)
         || meet::give_up_number(fd)
+        || mirrored::move_away(fd)
 }
 
 /// Known descriptors in a range, lowest first.

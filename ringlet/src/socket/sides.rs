@@ -6,11 +6,13 @@ use super::patience::{self, await_none, wait_patiently};
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{self, note_written, peer_attached};
 use super::{carrier, context, view};
+use crate::interconnect::{Interconnect, mirrored};
 use crate::reasons::Reason;
 use ringlet_core::bells;
 use ringlet_core::handover::{Fault, Head, Incoming, Outgoing, Receiver, Seen, Sender};
 use ringlet_core::layout::{Control, NOT_SHUT, SHUT, WANT_BYTE, WANT_EVENT};
 use ringlet_core::leaving::Leaving;
+use ringlet_core::mirror::Asks;
 use ringlet_core::ring::{Mark, SegmentRing};
 use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::sys::{Errno, Sys};
@@ -26,6 +28,19 @@ pub struct Out<'a> {
     pub ring: &'a SegmentRing,
     /// Why it goes back.
     pub reason: Reason,
+}
+
+impl Out<'_> {
+    fn is_mirrored(&self) -> bool {
+        self.socket.interconnect() == Interconnect::Mirrored
+    }
+
+    /// Before the kernel's connection carries what the peer is to know the meaning of by what was published, or said: waits until it has that.
+    pub fn flush(&self) {
+        if self.is_mirrored() {
+            mirrored::flush(self.socket, self.ring);
+        }
+    }
 }
 
 impl Outgoing for Out<'_> {
@@ -61,13 +76,20 @@ impl Outgoing for Out<'_> {
     }
 
     fn restart_bells(&self) {
+        if self.is_mirrored() {
+            // (The adapter counts anew at the mark.)
+            return self.words().allow_bells();
+        }
         // ORDER: Relaxed; who reads it has seen the mark.
         self.words().sender.bells.store(0, Ordering::Relaxed);
         self.end.bell_lost.set(0);
     }
 
     fn bells(&self) -> u64 {
-        self.words().sender.bells.load(Ordering::Relaxed)
+        match self.is_mirrored() {
+            false => self.words().sender.bells.load(Ordering::Relaxed),
+            true => self.words().receiver.bells_put.load(Ordering::Relaxed),
+        }
     }
 
     fn back_place(&self) -> Sys<u64> {
@@ -92,6 +114,10 @@ impl Outgoing for Out<'_> {
     }
 
     fn put_bell(&self) {
+        if self.is_mirrored() {
+            self.words().ask_byte();
+            return mirrored::stir(self.socket);
+        }
         // (Whoever counts on the number has waited for us, by `begin_bell` or `Leaving::work`.)
         let send = || tcp::ring_byte(self.socket.fd());
         if !bells::ring(&self.words().sender.bells, send) {
@@ -115,6 +141,10 @@ impl Outgoing for Out<'_> {
         // ORDER: a fence behind the path; pairs with `begin_bell`: who is not seen here sees that.
         fence(Ordering::SeqCst);
         let taking = &self.words().receiver.taking;
+        if self.is_mirrored() {
+            let silent = await_none(&self.end.ringers) && mirrored::silence(self.socket, self.ring);
+            return if silent { Ok(()) } else { Err(patience::corrupt(self.socket)) };
+        }
         let quiet = await_none(&self.end.ringers)
             && (!self.end.bell_lost.is() || wait_patiently(|| bells::nobody_takes(taking)));
         if quiet { Ok(()) } else { Err(patience::corrupt(self.socket)) }
@@ -126,12 +156,14 @@ impl Outgoing for Out<'_> {
     }
 
     fn went_back(&self) {
+        self.flush();
         sending_changed(self.socket);
         view::count_return(self.socket, self.reason);
         view::show(self.socket, self.reason);
     }
 
     fn returns(&self) {
+        self.flush();
         view::count_return(self.socket, Reason::Asked);
         view::show(self.socket, Reason::Asked);
     }
@@ -163,6 +195,10 @@ pub struct In<'a> {
 }
 
 impl In<'_> {
+    fn is_mirrored(&self) -> bool {
+        self.socket.interconnect() == Interconnect::Mirrored
+    }
+
     /// May somebody take from the kernel's connection who knows nothing of rings?
     fn is_shared(&self) -> bool {
         let left = self.end.receiver.has_left() && !words::still_reads_on(self.end);
@@ -263,10 +299,16 @@ impl Incoming for In<'_> {
     fn ask_back(&self) {
         // ORDER: as in `control::notice`.
         self.words().receiver.keep_out.store(1, Ordering::SeqCst);
+        mirrored::said(self.socket);
     }
 
     /// The peer may say for ever that it is at work: some quick looks, and no wait.
     fn is_quiet(&self) -> bool {
+        if self.is_mirrored() {
+            // (The adapter answers.)
+            return mirrored::answered(self.socket, || self.words().is_echoed())
+                && self.words().is_quiet_beyond();
+        }
         (0..QUICK_LOOKS).any(|_| {
             core::hint::spin_loop();
             self.words().is_quiet()
@@ -274,7 +316,7 @@ impl Incoming for In<'_> {
     }
 
     fn await_quiet(&self) -> bool {
-        self.is_quiet() || wait_patiently(|| self.words().is_quiet())
+        self.is_quiet() || wait_patiently(|| self.is_quiet())
     }
 
     fn turned(&self) {

@@ -11,6 +11,7 @@ use super::{
     carrier, context, control, doorbells, memory, moving, patience, sides, tap, unforgiving, view,
     words,
 };
+use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 use crate::waiting::{sleep, spin};
 use ringlet_core::handover::{Incoming, Step};
@@ -693,6 +694,7 @@ fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     socket.end().bells_only.set(0);
     if let Some(outgoing) = socket.outgoing() {
         outgoing.control().sender.kernel_at.store(sys::ticks(), Ordering::Relaxed);
+        sides::out(socket, socket.end(), &outgoing, Reason::None).flush();
     }
     let mut total = 0;
     loop {
@@ -807,6 +809,7 @@ fn shut_receiving(socket: &Socket, end: &End) {
     end.shut_receiving.set(1);
     if let Some(incoming) = socket.incoming() {
         incoming.control().close();
+        mirrored::said(socket);
         sides::wake_sender(socket, &incoming);
     }
     if end.sending() == Sending::Ring
@@ -1167,6 +1170,7 @@ fn ask_kernel(
     socket.kernel_news.set(0);
     socket.bells_left.set(0);
     sides::answer_return(socket, end);
+    mirrored::break_off_if_orphan(socket);
     control::leave_idle(socket, end);
     if words::published(end, incoming)
         && (end.receiving() != Receiving::Ring || !end.rx.has_bytes(incoming))

@@ -12,6 +12,7 @@ use super::gate::Gate;
 use super::holders::{Held, Holders};
 use super::lives::Services;
 use crate::config::Config;
+use crate::interconnect::Interconnect;
 use crate::lock::Lock;
 use crate::once::Once;
 use crate::plain::{FreeList, P32, P64};
@@ -124,6 +125,8 @@ pub struct Socket {
     pub calls_before: P32,
     /// The rendezvous, or the listener of it.
     pub meeting: P32,
+    /// Over a mirror, our socket to the adapter: see `interconnect::introduction`.
+    pub lifeline: P32,
     /// One thread at a time takes the steps.
     pub stepping: AtomicU32,
     /// Our context that the peer can ring (`context`), and the peer's that we can.
@@ -252,6 +255,8 @@ pub struct End {
     /// found the kernel's queue in use, so that there could be no `Start`.
     pub shut_receiving: P32,
     pub refused_starts: P32,
+    /// There is a mirror between it and the peer (`interconnect`).
+    pub mirrored: P32,
     /// Bytes went through the kernel before the connection was attached, so the kernel must have counted some.
     pub has_sent: P32,
     pub has_received: P32,
@@ -323,6 +328,7 @@ impl End {
             &self.shut_receiving,
             &self.packet_max,
             &self.shut_later,
+            &self.mirrored,
             &self.has_sent,
             &self.has_received,
         ] {
@@ -720,7 +726,15 @@ impl Socket {
         self.first_step_ns.set(0);
         self.kernel_asked.set(0);
         self.found_nothing.set(0);
-        for word in [&self.side, &self.calls, &self.meeting, &self.home, &self.bell, &self.twin] {
+        for word in [
+            &self.side,
+            &self.calls,
+            &self.meeting,
+            &self.lifeline,
+            &self.home,
+            &self.bell,
+            &self.twin,
+        ] {
             word.set(0);
         }
         self.watches.store(0, Ordering::Relaxed);
@@ -848,6 +862,14 @@ impl Socket {
     #[inline(always)]
     pub fn is_ours(&self) -> bool {
         matches!(self.stage(), Stage::Attached | Stage::Mailbox)
+    }
+
+    /// What lies between it and its peer, once it is attached.
+    pub fn interconnect(&self) -> Interconnect {
+        match self.end().mirrored.is() {
+            false => Interconnect::Local,
+            true => Interconnect::Mirrored,
+        }
     }
 
     /// Records the segment; `attach` follows.

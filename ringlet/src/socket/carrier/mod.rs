@@ -186,7 +186,10 @@ carriers! {
         let peeked = kernel::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
         match Self::classify(socket, end, peeked) {
             Ok(0) if side.follow(true, 0)?.is_none() => Ok(None),
-            Ok(0) => Self::end_of_kernel(socket, end),
+            Ok(0) => {
+                crate::interconnect::mirrored::break_off_if_orphan(socket);
+                Self::end_of_kernel(socket, end)
+            }
             // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)
             Ok(_) if kernel::unread(socket.fd())? == 0 => {
                 receive_native(socket, end, to, usize::MAX, flags, from).map(Some)

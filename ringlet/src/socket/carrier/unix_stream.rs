@@ -111,6 +111,7 @@ pub fn exiting(socket: &Socket) {
         && let Some(incoming) = socket.incoming()
     {
         incoming.control().close();
+        crate::interconnect::mirrored::said(socket);
     }
 }
 

@@ -1,0 +1,57 @@
+//! The adapter of a run with `--mirror`: the process that keeps the two segments of each connection in step.
+
+use std::io::{BufRead, BufReader, Error};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// Cases that are not run over a mirror, by how their names begin, and why.
+const LEFT_OUT: &[(&str, &str)] = &[
+    ("close/kill_beside_wakeup", "the end of a peer that was killed comes a little later"),
+    ("readiness/nested", "a set that is watched by another may tell of a wake-up that came late"),
+    ("readiness/in_order", "what comes by different connections has no order there"),
+    ("readiness/edges_in_order", "likewise"),
+    ("processes/room_beside_a_receiver", "its threads keep the adapter from the processor"),
+];
+
+pub fn left_out(name: &str) -> Option<&'static str> {
+    LEFT_OUT.iter().find(|(start, _)| name.starts_with(start)).map(|(_, why)| *why)
+}
+
+pub struct Adapter {
+    pub number: u64,
+    child: Child,
+}
+
+impl Adapter {
+    /// By the command beside the library.
+    pub fn start(library: &Path, seed: u32) -> Result<Adapter, Error> {
+        let number = u64::from(std::process::id()) << 32 | u64::from(seed) << 1 | 1;
+        let mut command = Command::new(library.with_file_name("ringlet"));
+        command.args(["adapter", "--number", &number.to_string(), "--seed", &seed.to_string()]);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+        let mut line = String::new();
+        let output = child.stdout.take().ok_or_else(|| Error::other("it has no output"))?;
+        BufReader::new(output).read_line(&mut line)?;
+        let adapter = Adapter { number, child };
+        match line.trim() {
+            "ready" => Ok(adapter),
+            _ => Err(Error::other("it is not ready")),
+        }
+    }
+
+    /// True if it was alive to the end.
+    pub fn end(mut self) -> bool {
+        let lives = matches!(self.child.try_wait(), Ok(None));
+        if !lives {
+            println!("the adapter has died");
+        }
+        lives
+    }
+}
+
+impl Drop for Adapter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

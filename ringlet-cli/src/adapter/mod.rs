@@ -1,0 +1,93 @@
+//! `ringlet adapter`: gives each end of a connection a segment of its own, and keeps them in step.
+//!
+//! One thread serves all links (`ringlet_adapter::Adapter`), and all who come (`ringlet::interconnect::introduction`).
+
+mod link;
+mod peers;
+mod start;
+
+pub use start::{ENVIRONMENT, start_for_program};
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use ringlet::interconnect::introduction;
+use ringlet_adapter::Adapter;
+use ringlet_linux::meet;
+use ringlet_linux::sys::Errno;
+
+use link::Links;
+use peers::Peers;
+
+/// One that was started for programs ends when the last one and its connections are gone for so long.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Keep the two segments of each connection in step, as a network card in each host would
+///
+/// Programs whose setting `adapter` has this adapter's number come to it when their connections are about to be moved. It serves programs of
+/// its own user, and root's. It says `ready` when it is there. If it dies, its connections go back to the kernel.
+#[derive(clap::Args)]
+pub struct AdapterArgs {
+    /// Its number, by which programs find it
+    #[arg(long, value_name = "NUMBER")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    number: u64,
+    /// Delay, shuffle and repeat what crosses, as an unordered network may, by this seed; 0 does not
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    seed: u64,
+    /// End when the programs that came have ended, and their connections
+    #[arg(long)]
+    for_programs: bool,
+}
+
+pub fn run(args: AdapterArgs) -> anyhow::Result<ExitCode> {
+    let failed = |error: Errno| std::io::Error::from_raw_os_error(error.0);
+    let listener = meet::offer_named(&introduction::name(args.number))
+        .map_err(|error| anyhow!("adapter {}: {}", args.number, failed(error)))?;
+    raise_limit();
+    if args.for_programs {
+        // What ends a program by its terminal does not end this.
+        let _ = nix::unistd::setsid();
+    }
+    let mut adapter = Adapter::new()?;
+    let mut links = Links::new(args.seed).map_err(failed)?;
+    let mut peers = Peers::new(listener, &mut adapter)?;
+    let mut out = std::io::stdout();
+    // (Whoever started it may not listen.)
+    let _ = writeln!(out, "ready").and_then(|()| out.flush());
+    let (mut ready, mut over) = (Vec::new(), Vec::new());
+    let mut alone_since = Instant::now();
+    loop {
+        adapter.turn(Some(LINGER), &mut ready, &mut over)?;
+        for token in ready.drain(..) {
+            peers.ready(token, &mut adapter, &mut links);
+        }
+        for (at, progress) in over.drain(..) {
+            links.end(at, &mut adapter);
+            peers.end(at, progress, &mut adapter);
+        }
+        peers.forget_the_silent(&mut adapter);
+        if !peers.is_empty() {
+            alone_since = Instant::now();
+        } else if args.for_programs && alone_since.elapsed() >= LINGER {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+/// Each link costs seven descriptors.
+fn raise_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
+}
+
+/// A number of ours, for a call.
+#[allow(unsafe_code)]
+fn borrowed(fd: i32) -> std::os::fd::BorrowedFd<'static> {
+    // SAFETY: its owner closes it after the call.
+    unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }
+}

@@ -1,0 +1,162 @@
+//! Who comes to the adapter, and stays.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ringlet::handshake::ROOM_BYTES;
+use ringlet::interconnect::introduction::{GREETING, Message};
+use ringlet_adapter::{Adapter, Progress};
+use ringlet_linux::meet;
+use ringlet_linux::sys::{self, Errno};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::borrowed;
+use super::link::{Ends, Links, Place};
+
+/// Who has come and not yet asked for anything: so many at most, for so long.
+const STRANGERS_MOST: usize = 1024;
+const ASK_IN: Duration = Duration::from_secs(5);
+const LISTENER: u32 = 0;
+
+enum Peer {
+    /// It has been greeted, and says nothing yet; since when, and its pid.
+    Greeted(i32, Instant, i32),
+    /// An end's lifeline.
+    Linked(i32, Place),
+    /// Its link is over, and its lifeline is still open there.
+    Parted(i32),
+    /// A program's process.
+    Program(OwnedFd),
+}
+
+pub struct Peers {
+    listener: i32,
+    peers: HashMap<u32, Peer>,
+    next: u32,
+}
+
+impl Peers {
+    pub fn new(listener: i32, adapter: &mut Adapter<Ends>) -> anyhow::Result<Peers> {
+        adapter.watch(borrowed(listener), LISTENER)?;
+        Ok(Peers { listener, peers: HashMap::new(), next: LISTENER + 1 })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.peers.is_empty()
+    }
+
+    pub fn ready(&mut self, token: u32, adapter: &mut Adapter<Ends>, links: &mut Links) {
+        match self.peers.remove(&token) {
+            None if token == LISTENER => self.accept(adapter),
+            None => {}
+            Some(Peer::Greeted(lifeline, since, pid)) => {
+                let mut bytes = [0; ROOM_BYTES];
+                let next = match meet::take(lifeline, &mut bytes) {
+                    Err(Errno::EAGAIN) => Some(Peer::Greeted(lifeline, since, pid)),
+                    // `ringlet run` has become the program.
+                    Ok(taken) if taken.caller.is_none() => {
+                        self.watch(pid, adapter);
+                        None
+                    }
+                    Ok(mut taken) if taken.caller.is_some() && !taken.fds.truncated => {
+                        Message::read(&bytes[..taken.len])
+                            .ok()
+                            .and_then(|asked| links.request(adapter, &asked, &mut taken.fds))
+                            .map(|(place, answer, fds)| {
+                                // (Who does not get it goes, and that is heard.)
+                                let _ = meet::send(lifeline, answer.frame().as_bytes(), &fds);
+                                Peer::Linked(lifeline, place)
+                            })
+                    }
+                    _ => None,
+                };
+                match next {
+                    Some(peer) => drop(self.peers.insert(token, peer)),
+                    None => part(lifeline, adapter),
+                }
+            }
+            // Nothing is said any more: it has gone.
+            Some(Peer::Linked(lifeline, place)) => {
+                part(lifeline, adapter);
+                links.gone(adapter, place);
+            }
+            Some(Peer::Parted(lifeline)) => part(lifeline, adapter),
+            Some(Peer::Program(process)) => drop(adapter.unwatch(&process)),
+        }
+    }
+
+    /// A link is over. One that can't go on is so for its ends as if we had died.
+    pub fn end(&mut self, link: usize, progress: Progress, adapter: &mut Adapter<Ends>) {
+        self.peers.retain(|_, peer| {
+            let Peer::Linked(lifeline, Place { at, .. }) = *peer else { return true };
+            if at == link {
+                *peer = Peer::Parted(lifeline);
+            }
+            let broken = at == link && progress == Progress::Failed;
+            if broken {
+                part(lifeline, adapter);
+            }
+            !broken
+        });
+    }
+
+    pub fn forget_the_silent(&mut self, adapter: &mut Adapter<Ends>) {
+        self.peers.retain(|_, peer| match *peer {
+            Peer::Greeted(lifeline, since, _) if since.elapsed() > ASK_IN => {
+                part(lifeline, adapter);
+                false
+            }
+            _ => true,
+        });
+    }
+
+    /// Strangers are refused before anything that they say is looked at.
+    fn accept(&mut self, adapter: &mut Adapter<Ends>) {
+        while let Ok(came) = meet::accept_in_sight(self.listener) {
+            let strangers =
+                self.peers.values().filter(|peer| matches!(peer, Peer::Greeted(..))).count();
+            let who = meet::credentials(came)
+                .ok()
+                .filter(|who| who.uid == sys::geteuid() || who.uid == 0)
+                .filter(|_| strangers < STRANGERS_MOST);
+            let greeting = Message { kind: GREETING, ..Message::default() };
+            let greeted = who.is_some()
+                && admit(came)
+                && meet::send(came, greeting.frame().as_bytes(), &[]).is_ok()
+                && adapter.watch(borrowed(came), self.next).is_ok();
+            match who {
+                Some(who) if greeted => {
+                    self.add(Peer::Greeted(came, Instant::now(), who.pid));
+                }
+                _ => meet::part(came),
+            }
+        }
+    }
+
+    fn add(&mut self, peer: Peer) {
+        self.peers.insert(self.next, peer);
+        self.next = self.next.checked_add(1).unwrap_or(LISTENER + 1);
+    }
+
+    /// Notes the program's process, until it ends.
+    fn watch(&mut self, pid: i32, adapter: &mut Adapter<Ends>) {
+        if let Some(pid) = Pid::from_raw(pid)
+            && let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
+            && adapter.watch(process.as_fd(), self.next).is_ok()
+        {
+            self.add(Peer::Program(process));
+        }
+    }
+}
+
+fn part(lifeline: i32, adapter: &mut Adapter<Ends>) {
+    let _ = adapter.unwatch(borrowed(lifeline));
+    meet::part(lifeline);
+}
+
+/// (An older kernel lets descriptors through in any case.)
+fn admit(came: i32) -> bool {
+    meet::admit_descriptors(came, true);
+    true
+}

@@ -1,0 +1,236 @@
+//! The mirror, as an end sees it: how it gets its segment from the adapter, and what it asks of the adapter (`ringlet_core::mirror`) where a peer that
+//! shares its memory would simply see.
+//!
+//! An adapter never waits for a program, so its answers are waited for, also in calls that must not block: some microseconds, if it is awake. One that
+//! does not answer is dead, or as good as that.
+
+use super::Interconnect;
+use super::introduction::{GREETING, LINKED, Message, name};
+use crate::reasons::Reason;
+use crate::socket::table::{Socket, tables};
+use crate::socket::{context, view};
+use ringlet_core::layout::{NOT_SHUT, WANT_EVENT};
+use ringlet_core::mirror::Asks;
+use ringlet_core::ring::SegmentRing;
+use ringlet_core::sync::{Ordering, fence};
+use ringlet_linux::meet::{self, Received};
+use ringlet_linux::sys::{self, Errno};
+use ringlet_linux::{fd, tcp};
+
+/// How long the adapter may take for an introduction; and to answer what is asked in shared memory (a machine may have other work).
+const INTRODUCTION_NS: u64 = 2_000_000_000;
+const ANSWER_NS: u64 = 10_000_000_000;
+/// Looks in a row before the processor is left to the adapter, and with that before it is left alone for a moment.
+const QUICK_LOOKS: u32 = 200;
+const YIELDING_LOOKS: u32 = 1000;
+const LOOK_NS: u64 = 50_000;
+
+/// What the adapter has given an end.
+pub struct Linked {
+    /// Ours to close, all.
+    pub lifeline: i32,
+    pub segment: i32,
+    pub ring_bytes: u64,
+    pub ticket: [u64; 2],
+    /// The adapter's doorbell (`context::keep`).
+    pub bell: u32,
+}
+
+/// Asks the adapter of this number for a segment. `card`: the doorbell by which it may ring us.
+pub fn introduce(
+    number: u64,
+    socket: i32,
+    request: Message,
+    card: Option<&context::Card>,
+) -> Result<Linked, Reason> {
+    let lifeline = meet::look_named(&name(number)).map_err(reason)?;
+    let linked = introduce_by(lifeline, socket, request, card);
+    if linked.is_err() {
+        meet::part(lifeline);
+    }
+    linked
+}
+
+fn introduce_by(
+    lifeline: i32,
+    socket: i32,
+    request: Message,
+    card: Option<&context::Card>,
+) -> Result<Linked, Reason> {
+    let adapter = meet::credentials(lifeline).map_err(reason)?;
+    if adapter.uid != 0 && !meet::is_our_user(adapter.uid) {
+        return Err(Reason::NoAdapter);
+    }
+    meet::admit_descriptors(lifeline, true);
+    let until = sys::now_ns() + INTRODUCTION_NS;
+    let (greeting, _) = hear(lifeline, until)?;
+    if greeting.kind != GREETING {
+        return Err(Reason::NoAdapter);
+    }
+    let fds =
+        [socket, card.map_or(-1, |card| card.eventfd), card.map_or(-1, |card| card.page_memfd)];
+    let request = Message {
+        process: card.map_or(0, |card| card.process),
+        context: card.map_or(0, |card| card.context),
+        ..request
+    };
+    let count = if card.is_some() { 3 } else { 1 };
+    meet::send(lifeline, request.frame().as_bytes(), &fds[..count]).map_err(reason)?;
+    let (linked, Received { mut fds, .. }) = hear(lifeline, until)?;
+    if linked.kind != LINKED {
+        return Err(Reason::NoAdapter);
+    }
+    let (Some(segment), Some(eventfd), Some(page)) = (fds.take(0), fds.take(1), fds.take(2)) else {
+        return Err(if fds.truncated { Reason::NoDescriptor } else { Reason::NoAdapter });
+    };
+    let bell = context::keep(adapter.pid, linked.process, linked.context, eventfd, page);
+    let Some(bell) = bell else {
+        sys::close(segment);
+        return Err(Reason::NoDescriptor);
+    };
+    Ok(Linked { lifeline, segment, ring_bytes: linked.ring_bytes, ticket: linked.ticket, bell })
+}
+
+fn reason(error: Errno) -> Reason {
+    match error {
+        Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => Reason::from(error),
+        _ => Reason::NoAdapter,
+    }
+}
+
+/// The adapter's next message.
+fn hear(lifeline: i32, until: u64) -> Result<(Message, Received), Reason> {
+    let mut bytes = [0; crate::handshake::ROOM_BYTES];
+    loop {
+        match meet::take(lifeline, &mut bytes) {
+            Ok(taken) if taken.caller.is_none() => return Err(Reason::NoAdapter),
+            Ok(taken) if taken.fds.truncated => return Err(Reason::NoDescriptor),
+            Ok(taken) => {
+                let message = Message::read(&bytes[..taken.len]).map_err(Reason::from)?;
+                return Ok((message, taken));
+            }
+            Err(Errno::EAGAIN) => {}
+            Err(error) => return Err(reason(error)),
+        }
+        let left = until.checked_sub(sys::now_ns()).ok_or(Reason::NoAdapter)?;
+        let mut fds = [fd::pollfd { fd: lifeline, events: libc::POLLIN, revents: 0 }];
+        let _ = fd::poll(&mut fds, Some(left), None);
+    }
+}
+
+/// Has the adapter gone?
+pub fn has_died(socket: &Socket) -> bool {
+    let lifeline = socket.lifeline.get() as i32;
+    lifeline != 0 && fd::pending(lifeline, libc::POLLRDHUP) & (libc::POLLHUP | libc::POLLRDHUP) != 0
+}
+
+/// The adapter has died: what it had not delivered is lost, and every call is to find an error, not an end. True if that is so.
+pub fn break_off_if_orphan(socket: &Socket) -> bool {
+    let end = socket.end();
+    if !end.mirrored.is() || end.ended.get() == 2 || !has_died(socket) {
+        return false;
+    }
+    // What the peer has ended in order it has ended behind all that it sent.
+    let ended = |ring: SegmentRing| ring.control().sender.shut.load(Ordering::Acquire) != NOT_SHUT;
+    if socket.incoming().is_none_or(ended) {
+        return false;
+    }
+    if end.pending_error.change(0, libc::ECONNRESET as u32) {
+        view::show(socket, Reason::NoAdapter);
+        end.ended.set(end.ended.get().max(1));
+        tcp::reset_on_close(socket.fd());
+        // Who sleeps on it is woken by the kernel.
+        let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
+        socket.kernel_tells();
+    }
+    true
+}
+
+/// How often a process that has mirrored connections looks whether their adapters live.
+pub const LOOK_AFTER_NS: u64 = 500_000_000;
+
+/// Something was said or asked: the adapter looks, if it sleeps.
+pub fn stir(socket: &Socket) {
+    // ORDER: a fence behind what was said, which may be a plain store; pairs with the fence of `Wish::want`.
+    fence(Ordering::SeqCst);
+    if let Some(outgoing) = socket.outgoing()
+        && outgoing.control().data_wish().granted_by_sender() & WANT_EVENT != 0
+    {
+        context::ring(socket);
+    }
+}
+
+/// We have said something to the peer that no publish follows: over a mirror the adapter is to look.
+pub fn said(socket: &Socket) {
+    if socket.interconnect() == Interconnect::Mirrored {
+        stir(socket);
+    }
+}
+
+/// Rings the peer's home context, as for what it sleeps for.
+pub fn ring_event(socket: &Socket) {
+    match (socket.interconnect(), socket.outgoing()) {
+        (Interconnect::Mirrored, Some(outgoing)) => {
+            outgoing.control().ask_event();
+            stir(socket);
+        }
+        _ => drop(context::ring(socket)),
+    }
+}
+
+/// Waits for an answer of the adapter's. False if it is dead.
+pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
+    let mut until = 0;
+    for look in 0u32.. {
+        if done() {
+            return true;
+        }
+        stir(socket);
+        match look {
+            0..QUICK_LOOKS => core::hint::spin_loop(),
+            QUICK_LOOKS..YIELDING_LOOKS => sys::sched_yield(),
+            _ => {
+                let now = sys::now_ns();
+                if until == 0 {
+                    until = now + ANSWER_NS;
+                }
+                if has_died(socket) || now > until {
+                    return done();
+                }
+                let _ = fd::poll(&mut [], Some(LOOK_NS), None);
+            }
+        }
+    }
+    false
+}
+
+/// Has the peer all that we published and said in this direction? Waits until it does.
+pub fn flush(socket: &Socket, outgoing: &SegmentRing) -> bool {
+    let words = outgoing.control();
+    if words.has_parted() {
+        return true;
+    }
+    let asked = words.ask_delivery();
+    answered(socket, || words.is_delivered(asked) || words.has_parted())
+}
+
+/// No more doorbell bytes of ours come; waits until that is so.
+pub fn silence(socket: &Socket, outgoing: &SegmentRing) -> bool {
+    let words = outgoing.control();
+    words.ask_silence();
+    answered(socket, || words.bells_of_silence().is_some() || words.has_parted())
+}
+
+/// The adapter lets go of our kernel connection, having delivered all; waits until it has.
+pub fn part(socket: &Socket, outgoing: &SegmentRing) -> bool {
+    let words = outgoing.control();
+    words.ask_parting();
+    words.has_parted() || answered(socket, || words.has_parted())
+}
+
+/// The program wants the number of an end's lifeline. True if it was one.
+pub fn move_away(fd: i32) -> bool {
+    let Some(tables) = tables() else { return false };
+    let is = |socket: &&'static Socket| socket.lifeline.get() as i32 == fd;
+    tables.followed().find(is).is_some_and(|socket| tables.rename(&socket.lifeline))
+}
