@@ -25,7 +25,7 @@ use super::in_use::Waiter;
 use super::meeting;
 use super::pin;
 use super::table::{self, End, Socket, Stage, Tables, tables};
-use super::{budget, carrier, context, control, memory, moving, stream, unforgiving, view};
+use super::{budget, carrier, chaos, context, control, memory, moving, stream, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::interconnect::introduction::{self, JOIN, LINK};
@@ -124,32 +124,23 @@ pub fn begin(socket: &Socket, accepting: bool, service: u32) {
     let Some(tables) = tables() else { return };
     socket.side.set(accepting as u32);
     socket.service.set(service);
-    if unforgiving::on() {
-        socket.next_step.set(0);
-        return;
-    }
     let soonest = tables.config.move_after.min(u32::MAX as u64 / 2) as u32;
     let after = tables.services.move_after(service, soonest);
     let from = socket.calls.get().saturating_add(after);
-    socket.next_step.set(from + if accepting { 0 } else { LOOK_LATER_CALLS });
+    socket.next_step.set(chaos::due(from + if accepting { 0 } else { LOOK_LATER_CALLS }));
 }
 
 /// Takes the step that is due. Called with no lock held.
-#[cold]
 pub fn step(socket: &'static Socket) {
-    if unforgiving::on() {
-        unforgiving::meet_now(socket, step_once);
-    } else {
-        step_once(socket);
-    }
+    chaos::step(socket, step_once);
 }
 
 /// A connection was just made: brings its two ends together before the program gets to use it, if the other end is there soon.
 pub fn hasten(fd: i32) {
-    if unforgiving::on()
+    if chaos::on()
         && let Some(socket) = table::socket(fd)
     {
-        unforgiving::meet_now(socket, step_once);
+        chaos::meet_now(socket, step_once);
     }
 }
 

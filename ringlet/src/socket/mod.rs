@@ -8,6 +8,7 @@
 pub mod asked;
 mod budget;
 pub mod carrier;
+mod chaos;
 pub mod context;
 pub mod control;
 pub mod datagram;
@@ -35,7 +36,6 @@ pub mod splice;
 pub mod stream;
 pub mod table;
 pub mod tap;
-pub mod unforgiving;
 pub mod unix;
 pub mod view;
 pub mod words;
@@ -52,7 +52,7 @@ use table::{End, Known, Socket, Stage, lookup};
 
 /// Sets ringlet up in this process.
 pub fn start(config: Config) -> Sys<()> {
-    unforgiving::start(config.unforgiving);
+    chaos::start(config.unforgiving);
     release::start(process::close_orphan);
     spin::start(spin::Outside { load: context::load, tell: view::tell_watched });
     map::together(TABLES_BYTES, || {
@@ -177,6 +177,7 @@ pub fn kernel_writes() -> u32 {
 #[inline(always)]
 fn way(socket: &'static Socket, count: fn(&End) -> &AtomicU32, datagram_from: Stage) -> Way {
     if socket.stage() == Stage::Attached {
+        chaos::call(socket);
         return Way::Ours(socket);
     }
     before_native(socket, count, datagram_from)

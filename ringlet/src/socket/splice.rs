@@ -5,7 +5,7 @@ use super::in_use;
 use super::in_use::Waiter;
 use super::stream::{self, Want};
 use super::table::{End, Socket};
-use super::{Native, carrier, control, patience, tap, unforgiving, words};
+use super::{Native, carrier, control, patience, tap, words};
 use crate::reasons::Reason;
 use crate::waiting::{signals, sleep};
 use ringlet_core::memory::{Buffer, Buffers};
@@ -28,9 +28,6 @@ pub fn out(socket: &Socket, pipe: i32, len: usize, flags: u32) -> Sys<usize> {
     let most = if pipe_waits { PIPE_BUF } else { CHUNK_BYTES };
     let (mut until, mut waiter) = (None, None);
     let mut total = 0;
-    if unforgiving::on() {
-        unforgiving::perhaps_return(socket);
-    }
     while total < len {
         // KERNEL: the pipe is looked at first; once some bytes are moved, nothing is waited for.
         let cancelled = || {

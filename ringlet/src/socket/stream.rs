@@ -8,8 +8,7 @@ use super::carrier::packets;
 use super::in_use;
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::{
-    carrier, context, control, doorbells, memory, moving, patience, sides, tap, unforgiving, view,
-    words,
+    carrier, chaos, context, control, doorbells, memory, moving, patience, sides, tap, view, words,
 };
 use crate::interconnect::mirrored;
 use crate::reasons::Reason;
@@ -75,11 +74,7 @@ pub fn receive_by(
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
     let packets = carrier::facts(socket).has_boundaries;
     let all = flags & libc::MSG_WAITALL != 0 && flags & libc::MSG_PEEK == 0 && !packets;
-    let mut pieces = None;
-    if unforgiving::on() {
-        unforgiving::perhaps_return(socket);
-        pieces = Some(unforgiving::pieces_now(socket));
-    }
+    let mut met = chaos::Met::begin(socket);
     let (mut until, mut waiter) = (None, None);
     let mut total = 0;
     loop {
@@ -100,13 +95,7 @@ pub fn receive_by(
         match step {
             Ok(0) => return Ok(total),
             Ok(n) => total += n,
-            // In the middle of a send, whose beginning an earlier call may have taken.
-            Err(Errno::EAGAIN)
-                if pieces.is_some() && pieces != Some(unforgiving::whole(socket)) =>
-            {
-                pieces = Some(unforgiving::pieces_now(socket));
-                continue;
-            }
+            Err(Errno::EAGAIN) if met.goes_on(socket) => continue,
             Err(Errno::EAGAIN) if blocking => {
                 if until.is_none() {
                     until = Some(deadline(end.receive_timeout_ns.get()));
@@ -156,29 +145,44 @@ pub fn receive_now(
 ) -> Sys<usize> {
     let Some(ring) = socket.incoming() else { return Err(Errno::EBADF) };
     moving::publish_attached(socket, end);
-    if unforgiving::on() && flags & libc::MSG_PEEK != 0 {
-        unforgiving::pieces_of(&ring);
-    }
+    chaos::receive(
+        &ring,
+        flags,
+        (to, from),
+        |to, from| look(socket, end, &ring, to, flags, blocking, mine, from),
+        |to, from| receive_rest(socket, end, &ring, to, flags, from, true),
+    )
+}
+
+/// The same, as far as it was sent by one call.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+fn look(
+    socket: &Socket,
+    end: &End,
+    ring: &SegmentRing,
+    to: &mut Buffers,
+    flags: i32,
+    blocking: bool,
+    mine: u32,
+    from: &mut FromKernel,
+) -> Sys<usize> {
     for _ in 0..moving::CHANGES_MAX {
         let path = end.receiving();
         let result = match path {
-            Receiving::Ring => receive_ring(socket, end, &ring, to, flags, blocking, mine, from),
-            Receiving::Kernel => receive_kernel(socket, end, &ring, to, flags, from),
-            Receiving::Draining => receive_draining(socket, end, &ring, to, flags, from),
-            Receiving::Discarding => moving::discard(socket, end, &ring),
+            Receiving::Ring => receive_ring(socket, end, ring, to, flags, blocking, mine, from),
+            Receiving::Kernel => receive_kernel(socket, end, ring, to, flags, from),
+            Receiving::Draining => receive_draining(socket, end, ring, to, flags, from),
+            Receiving::Discarding => moving::discard(socket, end, ring),
         };
         match result {
             Ok(None) => continue,
             Ok(Some(n)) if to.remaining() == 0 || n == 0 => return Ok(n),
             Ok(Some(n)) if flags & libc::MSG_PEEK != 0 => {
-                return Ok(n + peek_rest(socket, end, &ring, to, n, flags, from));
+                return Ok(n + peek_rest(socket, end, ring, to, n, flags, from));
             }
-            Ok(Some(n))
-                if path != Receiving::Ring
-                    || end.receiving() != Receiving::Ring
-                    || unforgiving::on() =>
-            {
-                return Ok(n + receive_rest(socket, end, &ring, to, flags, from));
+            Ok(Some(n)) if path != Receiving::Ring || end.receiving() != Receiving::Ring => {
+                return Ok(n + receive_rest(socket, end, ring, to, flags, from, false));
             }
             Ok(Some(n)) => return Ok(n),
             Err(error) => {
@@ -191,14 +195,15 @@ pub fn receive_now(
         }
     }
     // It changes, or rings, faster than we look: there is nothing now.
-    if moving::is_spoiled(socket, end, &ring) {
+    if moving::is_spoiled(socket, end, ring) {
         Err(patience::corrupt(socket))
     } else {
         Err(Errno::EAGAIN)
     }
 }
 
-/// What has arrived on both sides of a change of path belongs to one call: it may even be of one send.
+/// What has arrived on both sides of a change of path belongs to one call: it may even be of one send. `crossed`: has this call come to the
+/// kernel's bytes from the ring? Else it has taken those that were there.
 #[cold]
 fn receive_rest(
     socket: &Socket,
@@ -207,20 +212,18 @@ fn receive_rest(
     to: &mut Buffers,
     flags: i32,
     from: &mut FromKernel,
+    mut crossed: bool,
 ) -> usize {
     if carrier::facts(socket).has_boundaries {
         return 0;
     }
     let mut total = 0;
-    let mut pieces = None;
-    // Has this call come to the kernel's bytes from the ring? Else it has taken those that were there.
-    let mut crossed = unforgiving::on();
     for _ in 0..REST_ROUNDS_MAX {
         let unread = || carrier::goes_on(socket);
         let more = match end.receiving() {
             _ if to.remaining() == 0 || from.control_bytes != 0 => break,
             Receiving::Kernel => words::published(end, ring) || crossed && unread(),
-            Receiving::Draining => end.receiver.before_ring() == 0 || unforgiving::on() && unread(),
+            Receiving::Draining => end.receiver.before_ring() == 0 || crossed && unread(),
             Receiving::Ring => words::published(end, ring),
             Receiving::Discarding => {
                 crossed = true;
@@ -237,14 +240,6 @@ fn receive_rest(
         match got {
             Ok(Some(n @ 1..)) => total += n,
             Ok(None) => {}
-            // Nothing is left: unless a sender was still cutting when we last looked.
-            _ if unforgiving::on() => {
-                let now = Some(unforgiving::pieces_of(ring));
-                if pieces == now {
-                    break;
-                }
-                pieces = now;
-            }
             _ => break,
         }
     }
@@ -440,9 +435,6 @@ pub fn send_by(
     let blocking = flags & libc::MSG_DONTWAIT == 0 && !end.nonblocking.is();
     let (mut until, mut waiter) = (None, None);
     let (mut total, mut told) = (0, false);
-    if unforgiving::on() {
-        unforgiving::perhaps_return(socket);
-    }
     loop {
         let step = {
             let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
@@ -450,11 +442,6 @@ pub fn send_by(
                 Some(message) => {
                     tap::recorded(socket, end, tap::Direction::Sent, from, |from, _| {
                         send_control(socket, end, message, from, flags)
-                    })
-                }
-                None if unforgiving::on() => {
-                    unforgiving::send_now(socket, end, from, flags, |from, flags| {
-                        send_now(socket, end, from, flags)
                     })
                 }
                 None => send_now(socket, end, from, flags),
@@ -543,9 +530,11 @@ fn overflow(socket: &Socket, end: &End) -> bool {
 
 /// As much as there is room for, with the send lock held.
 #[inline]
-pub fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
-    tap::recorded(socket, end, tap::Direction::Sent, from, |from, asked| {
-        send_unrecorded(socket, end, from, flags, asked)
+fn send_now(socket: &Socket, end: &End, from: &mut Buffers, flags: i32) -> Sys<usize> {
+    chaos::send(socket, end, from, flags, |from, flags| {
+        tap::recorded(socket, end, tap::Direction::Sent, from, |from, asked| {
+            send_unrecorded(socket, end, from, flags, asked)
+        })
     })
 }
 
@@ -1020,9 +1009,7 @@ fn count_readable(socket: &Socket, enough: usize) -> Sys<usize> {
     let end = socket.end();
     let _held = end.receive_lock.take().ok_or(Errno::EINTR)?;
     let Some(ring) = socket.incoming() else { return tcp::unread(socket.fd()) };
-    if unforgiving::on() {
-        unforgiving::pieces_of(&ring);
-    }
+    chaos::await_whole(&ring);
     match moving::settle(socket, end, &ring) {
         Ok(()) | Err(Errno::EAGAIN) => {}
         Err(error) => return Err(error),

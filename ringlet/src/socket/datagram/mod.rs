@@ -20,7 +20,7 @@ mod outlets;
 
 use super::epoll::registration::{heat_all, may_sleep_on};
 use super::table::{self, Socket, Stage};
-use super::{unforgiving, view};
+use super::{chaos, view};
 use crate::once::Once;
 use crate::plain::P64;
 use crate::reasons::Reason;
@@ -350,7 +350,7 @@ pub fn receive(socket: &Socket, to: &mut Buffers, flags: i32, kernel: Kernel) ->
         let roused;
         {
             let Some(_held) = end.receive_lock.take() else { return Next::Fail(Errno::EINTR) };
-            if unforgiving::closes_lanes() {
+            if chaos::closes_lanes() {
                 mailbox.close_all(all);
             }
             let now = sys::ticks();

@@ -5,8 +5,8 @@ use super::inlets::words;
 use super::{halves, hash, tables, whole};
 use crate::plain::{FreeList, P32, P64};
 use crate::socket::budget;
+use crate::socket::chaos;
 use crate::socket::table::Socket;
-use crate::socket::unforgiving;
 use ringlet_core::layout::LaneGeometry;
 use ringlet_core::mapped::Lane;
 use ringlet_core::memory::{Area, Buffers};
@@ -181,8 +181,7 @@ impl Outlet {
         // ORDER: Release, after the last publish; pairs with `Mailbox::tidy`.
         words(&lane).history.left.store(1, Ordering::Release);
         self.forget_mapping();
-        let pause = if unforgiving::on() { 0 } else { PAUSE_CALLS };
-        self.begin_again(self.calls.get() + pause);
+        self.begin_again(chaos::due(self.calls.get() + PAUSE_CALLS));
     }
 
     #[allow(unsafe_code)]
@@ -209,7 +208,7 @@ impl Outlet {
         let Some(lane) = self.lane() else { return Sent::Kernel };
         let (words, len) = (words(&lane), from.remaining());
         let untaken = || !self.tx.drained(&lane);
-        if by_ring && (!unforgiving::by_kernel() || self.drops(&lane)) {
+        if by_ring && (!chaos::by_kernel() || self.drops(&lane)) {
             let path = words.receiver.path.load(Ordering::Relaxed);
             let open = path == switch::RING || path == switch::KERNEL && untaken();
             if open && self.is_gone(CHECK_TICKS) {
@@ -288,9 +287,9 @@ impl Outlet {
     fn publish(&self, lane: &Lane, from: &mut Buffers) -> Sent {
         let words = words(lane);
         let (before, len) = (words.history.before_next().to_le_bytes(), from.remaining());
-        unforgiving::dawdle();
+        chaos::dawdle();
         let published = self.tx.push_behind(lane, &before, from);
-        unforgiving::dawdle();
+        chaos::dawdle();
         switch::done(&words.sender.busy);
         match published {
             Ok(true) => Sent::Done,

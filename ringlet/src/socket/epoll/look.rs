@@ -5,7 +5,7 @@ use super::set::{
     self, ENDS, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLREAD, Set, Watch,
 };
 use crate::socket::table::{Receiving, Socket, Tables};
-use crate::socket::{carrier, datagram, stream, unforgiving, words};
+use crate::socket::{carrier, chaos, datagram, stream, words};
 use core::cell::Cell;
 
 /// What a look at a watch has found.
@@ -175,11 +175,7 @@ pub(super) fn reported(socket: &Socket, watch: &Watch, look: &Look) {
 /// What a wait would report of this watch. Set lock held.
 #[inline(always)]
 pub(super) fn see(tables: &Tables, watch: &Watch, socket: &Socket) -> Look {
-    let mut seen = match unforgiving::on() {
-        // The other pieces of a send that has begun meanwhile are no news of their own.
-        true => unforgiving::of_whole_sends(socket, || look(tables, watch)),
-        false => look(tables, watch),
-    };
+    let mut seen = chaos::of_whole_sends(socket, || look(tables, watch));
     if seen.events != 0 && watch.events.get() & EPOLLET != 0 && !socket.has_datagrams() {
         seen.begin_in_kernel(socket, watch);
     }

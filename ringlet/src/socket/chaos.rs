@@ -6,6 +6,9 @@
 //! moment for the rest.
 //!
 //! Datagrams change their way too, lanes end for no reason, and a sender takes so long within a send that its receiver gives it up.
+//!
+//! It lies around what it disturbs: a call (`call`), a step of a rendezvous (`step`), a send (`send`), a receive (`Met`, `receive`), a look
+//! (`of_whole_sends`). What is inside does not ask whether it is on.
 
 use super::in_use;
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
@@ -17,6 +20,7 @@ use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::{AtomicU64, Ordering};
 use ringlet_linux::meet::Ends;
 use ringlet_linux::sys::{self, Errno, Sys};
+use ringlet_linux::unix::FromKernel;
 use ringlet_linux::{fd, tcp, unix};
 
 /// How long a new connection waits, in all, for its other end to come to the rendezvous.
@@ -24,6 +28,8 @@ const MOMENT_NS: u64 = 20_000_000;
 const LOOK_NS: u64 = 200_000;
 /// How long a receiver waits for the rest of a send (whose sender may have been killed).
 const PIECES_NS: u64 = 20_000_000;
+/// Looks for the rest of sends, by one receive.
+const ROUNDS_MAX: u32 = 64;
 /// KERNEL: each piece costs a Unix socket a buffer of its own; beyond so much a small send might not find room as a whole.
 const UNTAKEN_MOST: usize = 64 << 10;
 /// One in so many calls sends the connection back for good.
@@ -54,6 +60,25 @@ fn below(limit: u64) -> u64 {
 
 fn one_in(count: u64) -> bool {
     below(count) == 0
+}
+
+/// The call at which something is due that is otherwise due at this one.
+pub fn due(call: u32) -> u32 {
+    if on() { 0 } else { call }
+}
+
+/// A step of the rendezvous is due. Called with no lock held.
+#[cold]
+pub fn step(socket: &'static Socket, step: fn(&'static Socket)) {
+    if on() { meet_now(socket, step) } else { step(socket) }
+}
+
+/// A call of the program's on an attached connection begins. No lock is held.
+#[inline(always)]
+pub fn call(socket: &Socket) {
+    if on() {
+        perhaps_return(socket);
+    }
 }
 
 /// Takes all steps of the rendezvous that can be taken within a moment; those of the far end too, if it is ours.
@@ -119,8 +144,9 @@ pub fn dawdle() {
     }
 }
 
-/// Sends the connection back to the kernel for good, once in a while. Called with no lock held.
-pub fn perhaps_return(socket: &Socket) {
+/// Sends the connection back to the kernel for good, once in a while.
+#[cold]
+fn perhaps_return(socket: &Socket) {
     let end = socket.end();
     let moved = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
     if moved
@@ -135,14 +161,27 @@ pub fn perhaps_return(socket: &Socket) {
     }
 }
 
-/// A send, in pieces, each as `send` sends it. Send lock held.
-#[cold]
-pub fn send_now(
+/// A send, which `send` does; in pieces. Send lock held.
+#[inline(always)]
+pub fn send<'b>(
     socket: &Socket,
     end: &End,
-    from: &mut Buffers,
+    from: &mut Buffers<'b>,
     flags: i32,
-    send: impl Fn(&mut Buffers, i32) -> Sys<usize>,
+    send: impl Fn(&mut Buffers<'b>, i32) -> Sys<usize>,
+) -> Sys<usize> {
+    if on() { send_cut(socket, end, from, flags, &send) } else { send(from, flags) }
+}
+
+type Send<'s, 'b> = &'s dyn Fn(&mut Buffers<'b>, i32) -> Sys<usize>;
+
+#[cold]
+fn send_cut<'b>(
+    socket: &Socket,
+    end: &End,
+    from: &mut Buffers<'b>,
+    flags: i32,
+    send: Send<'_, 'b>,
 ) -> Sys<usize> {
     let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
     let cutting = &ring.control().sender.cutting;
@@ -153,13 +192,13 @@ pub fn send_now(
     sent
 }
 
-fn send_pieces(
+fn send_pieces<'b>(
     socket: &Socket,
     end: &End,
     ring: &SegmentRing,
-    from: &mut Buffers,
+    from: &mut Buffers<'b>,
     flags: i32,
-    send: impl Fn(&mut Buffers, i32) -> Sys<usize>,
+    send: Send<'_, 'b>,
 ) -> Sys<usize> {
     let (mut total, mut flags) = (0, flags);
     loop {
@@ -206,7 +245,7 @@ fn send_pieces(
     }
 }
 
-/// Sends this direction back to the kernel for a while, by chance; `send_now` takes it to the ring again.
+/// Sends this direction back to the kernel for a while, by chance; `send` takes it to the ring again.
 fn perhaps_go_back(socket: &Socket, end: &End, ring: &SegmentRing) {
     let free = end.sending() == Sending::Ring && !end.ended.is() && ring.control().is_taken();
     if free && one_in(3) {
@@ -214,13 +253,68 @@ fn perhaps_go_back(socket: &Socket, end: &End, ring: &SegmentRing) {
     }
 }
 
-/// Waits until the peer is not within a send; as `pieces_of`.
-pub fn whole(socket: &Socket) -> u32 {
-    socket.incoming().map_or(0, |ring| pieces_of(&ring))
+/// Of the peer's sends, those that a receive has met.
+pub struct Met(Option<u32>);
+
+impl Met {
+    #[inline(always)]
+    pub fn begin(socket: &Socket) -> Met {
+        Met(on().then(|| pieces_now(socket)))
+    }
+
+    /// It finds nothing: in the middle of a send, whose beginning an earlier call may have taken?
+    #[inline(always)]
+    pub fn goes_on(&mut self, socket: &Socket) -> bool {
+        let goes_on = self.0.is_some_and(|before| before != whole(socket));
+        if goes_on {
+            self.0 = Some(pieces_now(socket));
+        }
+        goes_on
+    }
 }
 
-/// What `look` finds while the peer is not within a send.
+/// What a receive finds by `look`, and by `rest` what follows of the sends whose pieces it has met.
+#[inline(always)]
+pub fn receive<'b, 'm>(
+    ring: &SegmentRing,
+    flags: i32,
+    (to, from): (&mut Buffers<'b>, &mut FromKernel<'m>),
+    look: impl FnOnce(&mut Buffers<'b>, &mut FromKernel<'m>) -> Sys<usize>,
+    rest: impl Fn(&mut Buffers<'b>, &mut FromKernel<'m>) -> usize,
+) -> Sys<usize> {
+    let peeks = flags & libc::MSG_PEEK != 0;
+    if peeks {
+        await_whole(ring);
+    }
+    let (mut total, mut pieces) = (look(to, from)?, None);
+    for _ in 0..if peeks || total == 0 || !on() { 0 } else { ROUNDS_MAX } {
+        if to.remaining() == 0 || from.control_bytes != 0 {
+            break;
+        }
+        total += rest(to, from);
+        let now = Some(pieces_of(ring));
+        if pieces == now {
+            break;
+        }
+        pieces = now;
+    }
+    Ok(total)
+}
+
+/// Before bytes are counted that can be received.
+#[inline(always)]
+pub fn await_whole(ring: &SegmentRing) {
+    if on() {
+        pieces_of(ring);
+    }
+}
+
+/// What `look` finds while the peer is not within a send: the other pieces of one that has begun are no news of their own.
+#[inline(always)]
 pub fn of_whole_sends<T>(socket: &Socket, look: impl Fn() -> T) -> T {
+    if !on() {
+        return look();
+    }
     let mut pieces = whole(socket);
     loop {
         let found = look();
@@ -232,13 +326,18 @@ pub fn of_whole_sends<T>(socket: &Socket, look: impl Fn() -> T) -> T {
     }
 }
 
+/// Waits until the peer is not within a send; as `pieces_of`.
+fn whole(socket: &Socket) -> u32 {
+    socket.incoming().map_or(0, |ring| pieces_of(&ring))
+}
+
 /// The peer's count of begun and ended sends, as it is now.
-pub fn pieces_now(socket: &Socket) -> u32 {
+fn pieces_now(socket: &Socket) -> u32 {
     socket.incoming().map_or(0, |ring| ring.control().sender.cutting.load(Ordering::SeqCst))
 }
 
 /// Waits until the sender is not within a send; its count, to be compared after all was received.
-pub fn pieces_of(ring: &SegmentRing) -> u32 {
+fn pieces_of(ring: &SegmentRing) -> u32 {
     let until = sys::now_ns() + PIECES_NS;
     loop {
         let count = ring.control().sender.cutting.load(Ordering::SeqCst);
