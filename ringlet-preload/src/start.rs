@@ -1,6 +1,7 @@
 //! Before main: reads the configuration and sets ringlet up.
 
 use crate::musl;
+use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use ringlet::config::{Config, FILE_MAX_BYTES, NotRead};
 use ringlet::socket;
@@ -9,15 +10,24 @@ use ringlet_linux::sys;
 /// Under a tighter RLIMIT_AS ringlet stays off.
 const ADDRESS_SPACE_MIN_BYTES: u64 = 1 << 30;
 
+/// For a file of settings. (Not on the stack: where there is no such file, none of it is touched.)
+struct Room(UnsafeCell<[u8; FILE_MAX_BYTES + 1]>);
+
+// SAFETY: only `start` uses it.
+unsafe impl Sync for Room {}
+
+static ROOM: Room = Room(UnsafeCell::new([0; FILE_MAX_BYTES + 1]));
+
 #[used]
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 
 extern "C" fn start() {
     musl::look();
-    let mut buffer = [0u8; FILE_MAX_BYTES + 1];
     let mut wrong = 0usize;
-    let config = Config::load(&environment, &mut read_file, &mut buffer, &mut |_, _| wrong += 1);
+    // SAFETY: the loader calls this once, before any other thread is there.
+    let room = unsafe { &mut *ROOM.0.get() };
+    let config = Config::load(&environment, &mut read_file, room, &mut |_, _| wrong += 1);
     if !config.enabled {
         return;
     }
