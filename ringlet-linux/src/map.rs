@@ -225,7 +225,7 @@ pub fn map_anew<T: Zeroed>(entries: &'static [T]) -> Sys<()> {
 }
 
 /// A private copy of a mapping that others write to as well, as it is now. (Of pages that hold nothing, none are made, neither there nor here.)
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub struct Aside {
     of: usize,
     base: usize,
@@ -374,25 +374,13 @@ pub fn map_shared(fd: i32, len: usize, writable: bool) -> Sys<Area> {
     Ok(unsafe { Area::new(base, len) })
 }
 
-/// A child by fork will not have this mapping. (Where the kernel refuses, it has it, and does not use it.)
-pub fn keep_from_children(area: Area) {
-    // SAFETY: changes nothing here.
-    let _ = unsafe { sys!(SYS_madvise, area.base(), area.len(), libc::MADV_DONTFORK) };
-}
-
-/// In such a child: private memory in the place of a mapping that it has not got. A handler in which it was forked returns to a frame that
-/// may be about to write there. (Where there is something, it stays.)
+/// In a child: private memory in the place of a mapping of its parent's, made of atomics. A handler in which it was forked returns to a frame
+/// that may be about to write there.
 pub fn stand_in(base: usize, len: usize) {
     const FLAGS: i32 =
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: nothing that is mapped is replaced. KERNEL: before 4.17 the address is a hint, which is followed where it is free.
-    let mapped = unsafe { sys!(SYS_mmap, base, len, READ_WRITE, FLAGS, -1i32, 0usize) };
-    if let Ok(at) = mapped
-        && at != base
-    {
-        // SAFETY: mapped just now, elsewhere.
-        let _ = unsafe { sys!(SYS_munmap, at, len) };
-    }
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: a whole mapping of ours; what is found there from now on is zero, which is a value of atomics.
+    let _ = unsafe { sys!(SYS_mmap, base, len, READ_WRITE, FLAGS, -1i32, 0usize) };
 }
 
 /// Changes what may be done with the pages that begin in `start..end`, the first one with all of it; false if the kernel refuses.

@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::process::Command;
 
+const OTHER_GROUP: libc::gid_t = 54_321;
 const ROLE: &str = "TEST_CHILDREN_ROLE";
 /// More than any other private mapping of the test has, less than that of the tables.
 const TABLES_BYTES: usize = 32 << 20;
@@ -58,6 +59,8 @@ fn serve(listener: TcpListener, mut connection: TcpStream, parents: &Range<usize
     connection.read_exact(&mut byte).unwrap();
     connection.write_all(&byte).unwrap();
     println!("far tables: {:?}", far_tables_held());
+    // With something new to show, it has a page of its own.
+    let _listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     println!("the parent's page: {}", page().is_some_and(|page| page == *parents));
     // A frame that a handler interrupted in which we were forked may still write there.
     let stands_in = |(range, line): &(Range<usize>, String)| {
@@ -93,10 +96,21 @@ fn program() {
     client.read_exact(&mut [0]).unwrap();
     // SAFETY: our own child.
     unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    // SAFETY: the child ends by itself, and does nothing else before.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // (Only root may.) SAFETY: no memory is passed.
+        let became = unsafe { libc::setegid(OTHER_GROUP) } == 0;
+        println!("of another group, the parent's page: {}", became && self::page().is_some());
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    // SAFETY: our own child.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
 }
 
 #[test]
-fn a_child_writes_to_few_pages_and_has_not_its_parents_page() {
+fn a_child_writes_to_few_pages_and_has_not_its_parents_page_beside_its_own() {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", "program"]);
     command.env("LD_PRELOAD", library::build()).env(ROLE, "");
@@ -108,6 +122,7 @@ fn a_child_writes_to_few_pages_and_has_not_its_parents_page() {
         "far tables: Some(0)",
         "the parent's page: false",
         "something in its place: true",
+        "of another group, the parent's page: false",
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }

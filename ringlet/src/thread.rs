@@ -54,7 +54,7 @@ pub fn look_for_fork() {
 /// As `look_for_fork`, where it is likely: by one fault where a look and a store would be two.
 pub fn begin_child() {
     if let Some(process) = PROCESS.get()
-        && process.alive.fetch_or(0, Ordering::Relaxed) == 0
+        && process.alive.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     {
         become_child(process);
     }

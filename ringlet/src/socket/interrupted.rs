@@ -12,7 +12,7 @@ use ringlet_linux::map::Aside;
 /// Connections at whose locks one thread can be: a handler may have interrupted a handler.
 const HELD_MOST: usize = 4;
 
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Held {
     /// 0: none.
     socket: u32,
@@ -49,7 +49,15 @@ pub fn before_fork(tables: &'static Tables) {
     });
 }
 
+fn is_any_held() -> bool {
+    HELD.with_each(|all| all.iter().any(|held| held.get().is()))
+}
+
 pub fn after_fork_in_parent() {
+    // (A page that the parent need not write to it has not to copy.)
+    if !is_any_held() {
+        return;
+    }
     for held in HELD.take().into_iter().filter(Held::is) {
         held.segment.forget();
         held.ends.forget();
@@ -59,10 +67,10 @@ pub fn after_fork_in_parent() {
 /// In the child, which has no other thread.
 /// `disown` takes a connection away from this process; it is told whether this thread is at work there.
 pub fn after_fork_in_child(tables: &'static Tables, disown: impl Fn(&'static Socket, bool)) {
-    let kept = HELD.take();
-    if !kept.iter().any(Held::is) {
+    if !is_any_held() {
         return;
     }
+    let kept = HELD.take();
     for socket in tables.followed().filter(|socket| socket.stage() == Stage::Attached) {
         let index = tables.index_of(socket);
         disown(socket, kept.iter().any(|held| held.socket == index));

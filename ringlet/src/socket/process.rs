@@ -688,6 +688,7 @@ pub fn at_exit() {
 pub fn before_credentials(single_threaded: bool) {
     let Some(tables) = tables().filter(|_| !borrowed()) else { return };
     let age = tables.process().age.get();
+    view::leave_parents(tables.process());
     for socket in tables.followed().filter(|socket| !tables.has_own_end(socket)) {
         let shared = !tables.holders.is_alone(&socket.end().holders);
         if datagram::part(socket) {

@@ -378,8 +378,9 @@ pub struct Process {
     identity: Identity,
     /// Counts forks of this process too, each of which seals what there is of shared memory (`family`).
     pub age: P32,
-    /// The view's mapping.
+    /// The view's mapping; and, until this process makes one, its parent's (KERNEL: to keep it out of a fork would cost more than its copy).
     pub view: AtomicUsize,
+    pub parents_view: AtomicUsize,
     pub view_fd: P32,
     /// One thread makes the view.
     pub view_lock: Lock,
@@ -442,13 +443,14 @@ pub fn start(config: Config, after_fork: fn()) -> Sys<()> {
     Ok(())
 }
 
-/// In a child, which has not got the mapping of the parent's page (`view::open`): nothing leads there any more, but from a frame that the
-/// handler has interrupted in which it was forked.
+/// In a child, where the view that is mapped is the parent's: nothing leads there any more, but from a frame that the handler has interrupted
+/// in which it was forked.
 fn leave_behind() {
     let Some(tables) = TABLES.get() else { return };
-    let page = tables.process().view.swap(0, Ordering::Relaxed);
+    let process = tables.process();
+    let page = process.view.swap(0, Ordering::Relaxed);
     if page != 0 {
-        map::stand_in(page, view::PROCESS_FILE_BYTES);
+        process.parents_view.store(page, Ordering::Relaxed);
         for socket in
             tables.ever_followed().filter(|socket| socket.slot.load(Ordering::Relaxed) != 0)
         {

@@ -1,6 +1,6 @@
 //! This process's page for `ringlet ss` and its relatives (layout: `ringlet_core::view`).
 
-use super::table::{End, Receiving, SOCKET_COUNT, Sending, Socket, Stage, Tables, tables};
+use super::table::{End, Process, Receiving, SOCKET_COUNT, Sending, Socket, Stage, Tables, tables};
 use crate::reasons::Reason;
 use ringlet_core::memory::Area;
 use ringlet_core::ring::SegmentRing;
@@ -20,10 +20,9 @@ pub fn open(tables: &Tables) {
         sys::close(memfd);
         return;
     };
-    // A fork has less to copy, and no child can write to what is told of its parent.
-    map::keep_from_children(area);
     tables.hide(memfd);
     let process = tables.process();
+    leave_parents(process);
     process.view_fd.set(memfd as u32);
     process.view.store(area.base() as usize, Relaxed);
     let header = area.at::<ProcessHeader>(0);
@@ -45,6 +44,14 @@ pub fn before_fork(tables: &Tables) {
     // (One that is not yet shown keeps what this process has inherited.)
     for socket in tables.followed().filter(|socket| of(socket).is_some()) {
         socket.asked.set(asked(socket) & ASKED_INHERITED);
+    }
+}
+
+/// What is told of this process's parent is not to be written to from here any more.
+pub fn leave_parents(process: &Process) {
+    let page = process.parents_view.swap(0, Relaxed);
+    if page != 0 {
+        map::stand_in(page, PROCESS_FILE_BYTES);
     }
 }
 
