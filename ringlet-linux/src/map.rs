@@ -68,6 +68,7 @@ struct Ground {
 }
 
 static PRIVATE: Ground = Ground::new(libc::MAP_PRIVATE);
+/// (Private too until it is needed: `share`.)
 static FAMILY: Ground = Ground::new(libc::MAP_SHARED);
 const SMALL_BYTES: usize = PAGE_BYTES;
 /// No type of theirs wants more.
@@ -90,12 +91,8 @@ impl Ground {
         Ground { flags, small: Rest::none(), large: Rest::none() }
     }
 
-    fn map(&self, bytes: usize) -> Sys<usize> {
-        map(bytes, READ_WRITE, self.flags | TABLE, -1).map(|base| base as usize)
-    }
-
     fn begin(&self, bytes: usize, small: Option<usize>) -> Sys<()> {
-        let base = self.map(bytes)?;
+        let base = map(bytes, READ_WRITE, libc::MAP_PRIVATE | TABLE, -1)? as usize;
         let large = match small {
             Some(near) => {
                 self.small.set(near, near + NEAR_BYTES);
@@ -126,7 +123,10 @@ impl Ground {
     fn take(&self, bytes: usize, align: usize) -> Sys<*mut u8> {
         let small = if bytes < SMALL_BYTES { self.small.take(bytes, align) } else { None };
         let part = small.or_else(|| self.large.take(bytes, PAGE_BYTES));
-        part.map_or_else(|| self.map(bytes), Ok).map(|base| base as *mut u8)
+        match part {
+            Some(base) => Ok(base as *mut u8),
+            None => map(bytes, READ_WRITE, self.flags | TABLE, -1),
+        }
     }
 }
 
@@ -140,10 +140,60 @@ pub fn together<T>(bytes: usize, make: impl FnOnce() -> Sys<T>) -> Sys<T> {
     // KERNEL: a mapping of whole huge pages begins where one does, and what the program maps below it would no more begin at the place within
     // 64 KiB, or within a huge page, where it begins without us; which decides how many of its pages are mapped at a fault.
     PRIVATE.begin(bytes + PAGE_BYTES, near.then_some(NEAR.0.get() as usize))?;
-    let made = FAMILY.begin(bytes - PAGE_BYTES, None).and_then(|()| make());
+    let made = FAMILY.begin(bytes - PAGE_BYTES, None).and_then(|()| {
+        let base = FAMILY.small.next.load(Ordering::Relaxed);
+        let made = make();
+        TO_SHARE.set(base, FAMILY.large.next.load(Ordering::Relaxed).next_multiple_of(PAGE_BYTES));
+        made
+    });
     PRIVATE.end();
     FAMILY.end();
     made
+}
+
+/// What of the family's ground is not shared yet.
+static TO_SHARE: Rest = Rest::none();
+static SHARING: AtomicUsize = AtomicUsize::new(0);
+/// Another thread is at it for no longer than this.
+const LOOKS: usize = 10_000;
+
+/// Makes the family's tables shared with the children that come, if they are not: before anything is put there. (A process that has neither
+/// a socket nor a child needs no such memory, whose making and end cost it more than other memory's.) False: they are not.
+pub fn share() -> bool {
+    // ORDER: Acquire; pairs with the store of `share`.
+    let begin = TO_SHARE.next.load(Ordering::Acquire);
+    if begin == 0 {
+        return true;
+    }
+    // ORDER: Acquire; pairs with the store at the end of `share`: one thread maps it, once.
+    if SHARING.swap(1, Ordering::Acquire) != 0 {
+        // (A handler that has interrupted that thread gives up.)
+        return (0..LOOKS).any(|_| {
+            core::hint::spin_loop();
+            TO_SHARE.next.load(Ordering::Acquire) == 0
+        });
+    }
+    let mut shared = TO_SHARE.next.load(Ordering::Relaxed) == 0;
+    if !shared {
+        let bytes = TO_SHARE.end.load(Ordering::Relaxed) - begin;
+        let flags = TABLE | libc::MAP_SHARED | libc::MAP_FIXED;
+        // SAFETY: whole pages of our own mapping, for tables in which nothing was put, so that they are zero before and after.
+        shared = unsafe { sys!(SYS_mmap, begin, bytes, READ_WRITE, flags, -1i32, 0usize) }.is_ok();
+        if shared {
+            // ORDER: Release; pairs with the loads of `share`: who finds it so finds the memory.
+            TO_SHARE.next.store(0, Ordering::Release);
+        }
+    }
+    // ORDER: Release; pairs with the swap of `share`.
+    SHARING.store(0, Ordering::Release);
+    shared
+}
+
+/// In a child by fork: the thread of its parent that shares the tables is not there.
+pub fn begin_sharing_anew() {
+    if SHARING.load(Ordering::Relaxed) != 0 {
+        SHARING.store(0, Ordering::Relaxed);
+    }
 }
 
 fn table<T: Zeroed>(count: usize, align: usize, ground: &Ground) -> Sys<&'static [T]> {

@@ -127,3 +127,19 @@ fn a_child_writes_to_few_pages_and_has_not_its_parents_page_beside_its_own() {
         assert!(text.contains(line), "{line}: {text}");
     }
 }
+
+#[test]
+fn a_program_without_sockets_and_children_shares_no_memory() {
+    let maps = |ringlet: bool| {
+        let mut command = Command::new("/bin/cat");
+        command.arg("/proc/self/maps");
+        if ringlet {
+            command.env("LD_PRELOAD", library::build());
+        }
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    };
+    let name = library::build().file_name().unwrap().to_string_lossy().into_owned();
+    assert!(maps(true).contains(&name), "the library is not there");
+    let shared = |maps: String| maps.lines().filter(|line| line.contains("rw-s")).count();
+    assert_eq!(shared(maps(true)), shared(maps(false)));
+}

@@ -16,7 +16,7 @@ use crate::reasons::Reason;
 use crate::thread;
 use ringlet_core::handover::Incoming;
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
-use ringlet_linux::{fd, sys, tcp};
+use ringlet_linux::{fd, map, sys, tcp};
 
 /// A socket that may be moved was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
 /// back).
@@ -393,7 +393,12 @@ pub fn before_fork() {
     interrupted::before_fork(tables);
     view::before_fork(tables);
     let fork = process.age.add(1);
-    let noted = tables.holders.before_fork(fork, tables.followed().map(|each| &each.end().holders));
+    // (Where that can't be had there is no connection.)
+    let noted = if map::share() {
+        tables.holders.before_fork(fork, tables.followed().map(|each| &each.end().holders))
+    } else {
+        0
+    };
     for socket in tables.followed().filter(|socket| !socket.parting.is()) {
         socket.counted.set(fork);
         socket.end().holders.share(noted);
@@ -442,6 +447,7 @@ pub fn after_fork() {
     let process = tables.process();
     let parent = process.pid.get();
     process.pid.set(sys::getpid() as u32);
+    map::begin_sharing_anew();
     process.age.add(1);
     let counted = FORK.replace(0) != 0;
     tables.holders.begin(counted);

@@ -560,7 +560,7 @@ impl Tables {
 
     /// Begins to follow a new socket. None when a table is full: then it is simply the kernel's.
     pub fn follow(&'static self, fd: i32, kind: Kind) -> Option<&'static Socket> {
-        if self.process().split.is() {
+        if self.process().split.is() || !map::share() {
             return None;
         }
         let _inside = self.process().gate.enter();
