@@ -295,8 +295,14 @@ fn costs(transports: &[Transport], of: Cost) -> Vec<Contender> {
     let asked = |which| transports.is_empty() || transports.contains(&which);
     let kernel = Contender { label: report::KERNEL_BASELINE, ..unwrapped(&work) };
     let kernel = asked(Transport::Tcp).then_some(kernel);
-    kernel.into_iter().chain(wants_ringlet(transports).then(|| ringlet(&work))).collect()
+    let wanted = wants_ringlet(transports);
+    let any = Contender { label: "empty library", environment: EMPTY_LIBRARY, ..unwrapped(&work) };
+    let any = (wanted && matches!(of, Cost::Start | Cost::Fork)).then_some(any);
+    kernel.into_iter().chain(any).chain(wanted.then(|| ringlet(&work))).collect()
 }
+
+/// What any library costs that is loaded like ours. (glibc's libdl is there for older programs, and has nothing in it since 2.34.)
+const EMPTY_LIBRARY: &[(&str, &str)] = &[("LD_PRELOAD", "libdl.so.2")];
 
 const NEVER_WATCHING: &[(&str, &str)] = &[("RINGLET_SPIN_US", "0")];
 
@@ -343,7 +349,7 @@ mod tests {
         assert_eq!(of("messages")[0], "ringlet");
         assert_eq!(of("udp"), ["udp", "ringlet"]);
         assert_eq!(of("asleep"), ["tcp", "unix", "ringlet", "futex", "eventfd"]);
-        assert_eq!(of("costs"), ["kernel", "ringlet"]);
+        assert_eq!(of("costs"), ["kernel", "empty library", "ringlet"]);
         let two_cores = machine::two_cores().is_ok();
         assert_eq!(all.len(), if two_cores { 22 } else { 21 });
     }
