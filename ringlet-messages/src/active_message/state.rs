@@ -168,7 +168,7 @@ impl BundleState {
 
     /// From any thread: look at the inboxes and the stages.
     pub fn tell(&self, bell: &Bell) {
-        // ORDER: SeqCst: before the look at the sleeper; pairs with the swap in `take_news`.
+        // ORDER: SeqCst: before the look at the sleeper; pairs with the swap in `bundle::take_news`.
         self.news.store(true, Ordering::SeqCst);
         wake(bell);
     }

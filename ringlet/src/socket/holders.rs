@@ -216,7 +216,7 @@ impl Holders {
     }
 
     fn forget(&self, held: &Held, is_dead: impl Fn(usize, u32) -> bool) -> bool {
-        // ORDER: Acquire, before the number: if another process gets the place meanwhile, the word is another one once it is noted.
+        // ORDER: Acquire, before the number; pairs with `share`: if another process gets the place meanwhile, the word is another one once it is noted.
         let noted = held.noted.load(Ordering::Acquire);
         let is_dead = |at: &u32| {
             let others = bit(*at + 1) & !bit(self.own[0].place.get());

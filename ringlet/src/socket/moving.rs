@@ -41,7 +41,7 @@ pub fn publish_attached(socket: &Socket, end: &End) {
             // Our FIN went ahead: the peer is to know that it was no death.
             outgoing.control().sender.shut.store(1, Ordering::Relaxed);
         }
-        // ORDER: Release; pairs with `peer_attached` (Acquire).
+        // ORDER: Release; pairs with `words::peer_attached` (Acquire).
         outgoing.control().sender.attached.store(how, Ordering::Release);
         mirrored::said(socket);
     }

@@ -10,13 +10,13 @@ use ringlet_linux::tcp;
 
 /// Whether the peer is at home in the segment, and how it rings us.
 pub fn peer_attached(socket: &Socket) -> u32 {
-    // ORDER: Acquire; pairs with `publish_attached` (Release).
+    // ORDER: Acquire; pairs with `moving::publish_attached` (Release).
     socket.incoming().map_or(0, |ring| ring.control().sender.attached.load(Ordering::Acquire))
 }
 
 pub fn say_end(ring: &SegmentRing, how: u32) {
-    // ORDER: Release; pairs with `In::has_ended`, those of `carrier` who look how the peer ended; the end itself follows
-    // through the kernel.
+    // ORDER: Release; pairs with `In::has_ended`, and with `tcp::fin_by_death` and its like; the end itself follows through
+    // the kernel.
     ring.control().sender.shut.store(how, Ordering::Release);
 }
 

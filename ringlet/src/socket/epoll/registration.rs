@@ -179,7 +179,7 @@ pub fn adopt(socket: &Socket, _registering: Held<'_>, want: impl Fn(&Socket, boo
 /// A registration of the set is about to become ours. Before that, so that whoever meets our mark, in a wait that is under way in the
 /// kernel too, knows what to do with it.
 pub(super) fn prepare(set: &Set, set_index: u32) {
-    // ORDER: SeqCst; pairs with `begin_native`.
+    // ORDER: SeqCst; pairs with `wait::begin_native`.
     set.adopted.fetch_add(1, Ordering::SeqCst);
     let _held = set.lock.take();
     if !set.context.is() && !has_elder(set) {

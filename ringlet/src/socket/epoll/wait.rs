@@ -231,7 +231,7 @@ pub fn is_native(set_index: u32) -> bool {
 pub fn begin_native(set_index: u32) -> bool {
     let set = set::at(set_index);
     jumps::waits_in(set_index);
-    // ORDER: SeqCst, before the look; pairs with `prepare`, after which `pass_on_overtaking` looks for us.
+    // ORDER: SeqCst, before the look; pairs with `registration::prepare`, after which `bells::pass_on_overtaking` looks for us.
     set.natives.fetch_add(1, Ordering::SeqCst);
     let native = is_native(set_index);
     if !native {
