@@ -53,7 +53,7 @@ impl Machine {
     }
 }
 
-fn allowed_cpus() -> Result<Vec<usize>> {
+pub fn allowed_cpus() -> Result<Vec<usize>> {
     let set = sched_getaffinity(Pid::from_raw(0)).context("sched_getaffinity")?;
     Ok((0..CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false)).collect())
 }

@@ -12,6 +12,7 @@ mod handover;
 mod limits;
 pub mod machine;
 mod messages;
+mod mirror;
 mod native;
 mod parent;
 mod place;
@@ -113,6 +114,8 @@ enum Group {
     Messages,
     /// The native library beside the bare cache line
     Native,
+    /// A ring in one memory, and over two that an adapter keeps in step
+    Mirror,
     /// What the machine itself allows
     Limits,
 }

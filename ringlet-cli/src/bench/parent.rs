@@ -46,8 +46,11 @@ impl Contender {
     }
 
     fn needs_no_peer(&self) -> bool {
-        use Work::{Cost, HandOver, Limits, Native, Ucx};
-        matches!(self.work, Limits { .. } | Native { .. } | Ucx | HandOver { .. } | Cost { .. })
+        use Work::{Cost, HandOver, Limits, Mirror, Native, Ucx};
+        matches!(
+            self.work,
+            Limits { .. } | Mirror { .. } | Native { .. } | Ucx | HandOver { .. } | Cost { .. }
+        )
     }
 }
 

@@ -164,6 +164,10 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
         cpus.map(|cpus| Contender { label: "native", ..unwrapped(&Work::Native { cpus }) });
     let title = "the native library between two cores";
     add(Group::Native, "native", title, setting.clone(), native.into_iter().collect());
+    let mirror =
+        cpus.map(|cpus| Contender { label: "mirror", ..unwrapped(&Work::Mirror { cpus }) });
+    let title = "a ring in one memory, and over a mirror";
+    add(Group::Mirror, "mirror", title, setting.clone(), mirror.into_iter().collect());
     let limit = Contender { label: "limit", ..unwrapped(&Work::Limits { cpus }) };
     add(Group::Limits, "limits", "what the machine allows", setting, vec![limit]);
     if idle < asked && cases.iter().any(|case| case.name == "scale") {
@@ -351,7 +355,7 @@ mod tests {
         assert_eq!(of("asleep"), ["tcp", "unix", "ringlet", "futex", "eventfd"]);
         assert_eq!(of("costs"), ["kernel", "empty library", "ringlet"]);
         let two_cores = machine::two_cores().is_ok();
-        assert_eq!(all.len(), if two_cores { 22 } else { 21 });
+        assert_eq!(all.len(), if two_cores { 23 } else { 21 });
     }
 
     #[test]
@@ -378,7 +382,7 @@ mod tests {
     fn given_cores_pin_everything_but_the_crowd() {
         let command = Command::parse_from(["bench", "--pin", "1,0"]);
         for case in plan(&command.args, &mut Vec::new()).unwrap() {
-            let pinned = !matches!(case.name, "pairs" | "native" | "limits");
+            let pinned = !matches!(case.name, "pairs" | "native" | "mirror" | "limits");
             assert_eq!(case.setting.pin, pinned.then_some((1, 0)), "{}", case.name);
             assert_eq!(case.title.contains("pinned"), pinned, "{}", case.name);
         }
