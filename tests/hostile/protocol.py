@@ -17,7 +17,8 @@ from harness import CONNECTION as SOCKETS
 from harness import FRAME_HEAD_BYTES, Failed, frame, framed, require
 
 GREETING, HELLO, ANSWER = 1, 2, 3
-FIELDS = "<QIIQQQQ"
+NO_ADAPTER = (0, 0, 0)  # which, and the ticket
+FIELDS = "<QIIQQQQQQQ"
 MESSAGE_BYTES = FRAME_HEAD_BYTES + struct.calcsize(FIELDS)
 SEGMENT_MAGIC = int.from_bytes(b"rnglseg\x00", "little")
 PAGE_BYTES = 4096
@@ -73,7 +74,7 @@ def name_of(tcp, side):
 
 
 def message(kind, fd, ring_bytes, context=0, process=0, protocol=SOCKETS, bell=(0, 0, 0), **head):
-    fields = struct.pack(FIELDS, ring_bytes & WORD, fd & 0xFFFFFFFF, context & 0xFFFFFFFF, process & WORD, *bell)
+    fields = struct.pack(FIELDS, ring_bytes & WORD, fd & 0xFFFFFFFF, context & 0xFFFFFFFF, process & WORD, *bell, *NO_ADAPTER)
     return frame(protocol, kind, fields, **head)
 
 
@@ -81,7 +82,8 @@ class Message:
     def __init__(self, data, descriptors):
         require(len(data) == MESSAGE_BYTES, f"a message of {len(data)} bytes")
         self.kind, fields = framed(data, SOCKETS)
-        self.ring_bytes, self.fd, self.context, self.process, *self.bell = struct.unpack(FIELDS, fields)
+        self.ring_bytes, self.fd, self.context, self.process, *rest = struct.unpack(FIELDS, fields)
+        self.bell = rest[:3]
         self.descriptors = descriptors
 
     def close(self):
