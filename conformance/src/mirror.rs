@@ -6,7 +6,6 @@ use std::process::{Child, Command, Stdio};
 
 /// Cases that are not run over a mirror, by how their names begin, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
-    ("close/kill_beside_wakeup", "the end of a peer that was killed comes a little later"),
     ("readiness/nested", "a set that is watched by another may tell of a wake-up that came late"),
     ("readiness/in_order", "what comes by different connections has no order there"),
     ("readiness/edges_in_order", "likewise"),

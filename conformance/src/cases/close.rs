@@ -535,6 +535,8 @@ pub const CASES: &[Case] = &[
             end.send(b"1");
             until("the peer is gone", || !std::path::Path::new(&peer).exists());
             end.error();
+            // (Over an adapter the end of one that was killed comes a little later.)
+            end.wait_mask(RDHUP);
             after_end(end);
         },
         die_when_woken,

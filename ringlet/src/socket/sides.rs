@@ -86,10 +86,7 @@ impl Outgoing for Out<'_> {
     }
 
     fn bells(&self) -> u64 {
-        match self.is_mirrored() {
-            false => self.words().sender.bells.load(Ordering::Relaxed),
-            true => self.words().receiver.bells_put.load(Ordering::Relaxed),
-        }
+        words::bells_put(self.end, self.ring)
     }
 
     fn back_place(&self) -> Sys<u64> {

@@ -51,6 +51,13 @@ pub fn bells_end(end: &End, ring: &SegmentRing) -> u64 {
     end.receiver.bells_end(ring.control().sender.bells.load(Ordering::Relaxed))
 }
 
+/// Doorbells of ours on the kernel's connection since our last `Start`. Over a mirror the adapter puts them there.
+pub fn bells_put(end: &End, outgoing: &SegmentRing) -> u64 {
+    let words = outgoing.control();
+    let count = if end.mirrored.is() { &words.receiver.bells_put } else { &words.sender.bells };
+    count.load(Ordering::Relaxed)
+}
+
 /// Where the stream goes on in the kernel behind what is published, if it does.
 pub fn back_ahead(end: &End, ring: &SegmentRing) -> Option<u64> {
     end.receiver.goes_on_at(end.rx.mark_ahead(ring)?)

@@ -5,7 +5,7 @@ use crate::config::Endpoint;
 use crate::reasons::Reason;
 use crate::socket::pin;
 use crate::socket::table::{End, Sending, Socket, Tables};
-use crate::socket::words::{LINGER_KEPT, may_have_lost, peer_attached};
+use crate::socket::words::{LINGER_KEPT, bells_put, may_have_lost, peer_attached};
 use ringlet_core::handover;
 use ringlet_core::layout::{SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::leaving::Leaving;
@@ -333,7 +333,7 @@ fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing, taken: bool)
         handover::all_taken(
             end.tx.outstanding_bytes(outgoing),
             end.tx.drained(outgoing),
-            words.sender.bells.load(Ordering::Relaxed),
+            bells_put(end, outgoing),
             // ORDER: as in `Out::is_draining`.
             words.receiver.draining.load(Ordering::Acquire) != 0,
         )
