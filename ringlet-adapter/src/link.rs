@@ -249,7 +249,11 @@ impl Link {
         }
         match () {
             _ if self.failed => Progress::Failed,
-            _ if self.ends.iter().all(|end| end.parted) => Progress::Ended,
+            _ if self.ends.iter().all(|end| end.parted) => {
+                // (One that parts as its process ends may still do something.)
+                self.flows.iter().for_each(|flow| flow.from.control().answer_over());
+                Progress::Ended
+            }
             _ if busy => Progress::Busy,
             _ => Progress::Idle,
         }
@@ -294,13 +298,6 @@ impl Link {
             return false;
         }
         let echo = flow.heard.changes;
-        if self.ends[end].parted {
-            // All that it did is there.
-            let asked = echo != flow.echoed;
-            flow.to.control().answer_echo(echo);
-            flow.echoed = echo;
-            return asked;
-        }
         if echo != flow.echoed {
             // ORDER: SeqCst, between the delivery of the receiver's line and the look at the sender's; pairs with `Leaving::begin_work`.
             fence(Ordering::SeqCst);

@@ -26,6 +26,10 @@ use crate::layout::{Control, Receiver, Sender};
 use crate::leaving::Leaving;
 use crate::sync::Ordering;
 
+/// `Receiver::parted`.
+const PARTED: u32 = 1;
+const BOTH_PARTED: u32 = 2;
+
 /// Has the count come to this one?
 fn has_come(count: u32, to: u32) -> bool {
     count.wrapping_sub(to) as i32 >= 0
@@ -51,6 +55,8 @@ pub trait Asks {
     /// sending direction, after the last word in either.
     fn ask_parting(&self);
     fn has_parted(&self) -> bool;
+    /// Have both ends parted? Then nothing is delivered or answered any more.
+    fn is_over(&self) -> bool;
     /// For a receiver, in its own segment: does the sender know of our last `state`, and do we know what it did before? Then `is_quiet_beyond` tells.
     fn is_echoed(&self) -> bool;
     /// `Leaving::is_quiet` over a mirror.
@@ -107,6 +113,11 @@ impl Asks for Control {
         self.receiver.parted.load(Ordering::Acquire) != 0
     }
 
+    fn is_over(&self) -> bool {
+        // ORDER: Acquire; pairs with `answer_over` (Release).
+        self.receiver.parted.load(Ordering::Acquire) == BOTH_PARTED
+    }
+
     fn is_echoed(&self) -> bool {
         let changes = self.receiver.changes.load(Ordering::Relaxed);
         // ORDER: Acquire; pairs with `answer_echo` (Release), behind the sender's line.
@@ -126,6 +137,8 @@ pub trait Answers {
     /// No byte is put by this `hold`, nor was since the number was told.
     fn answer_silence(&self, hold: u32, bells: u64);
     fn answer_parting(&self);
+    /// Both have parted.
+    fn answer_over(&self);
     /// To the receiver: the sender's line was read behind the delivery of its own with this number, and is delivered.
     fn answer_echo(&self, changes: u32);
 }
@@ -144,7 +157,12 @@ impl Answers for Control {
 
     fn answer_parting(&self) {
         // ORDER: Release; pairs with `has_parted`.
-        self.receiver.parted.store(1, Ordering::Release);
+        self.receiver.parted.store(PARTED, Ordering::Release);
+    }
+
+    fn answer_over(&self) {
+        // ORDER: Release; pairs with `is_over`.
+        self.receiver.parted.store(BOTH_PARTED, Ordering::Release);
     }
 
     fn answer_echo(&self, changes: u32) {

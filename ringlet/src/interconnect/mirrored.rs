@@ -207,25 +207,26 @@ pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
 /// Has the peer all that we published and said in this direction? Waits until it does.
 pub fn flush(socket: &Socket, outgoing: &SegmentRing) -> bool {
     let words = outgoing.control();
-    if words.has_parted() {
-        return true;
-    }
     let asked = words.ask_delivery();
-    answered(socket, || words.is_delivered(asked) || words.has_parted())
+    answered(socket, || words.is_delivered(asked) || words.is_over())
 }
 
 /// No more doorbell bytes of ours come; waits until that is so.
 pub fn silence(socket: &Socket, outgoing: &SegmentRing) -> bool {
     let words = outgoing.control();
     words.ask_silence();
-    answered(socket, || words.bells_of_silence().is_some() || words.has_parted())
+    answered(socket, || words.bells_of_silence().is_some() || words.is_over())
 }
 
-/// The adapter lets go of our kernel connection, having delivered all; waits until it has.
-pub fn part(socket: &Socket, outgoing: &SegmentRing) -> bool {
-    let words = outgoing.control();
-    words.ask_parting();
-    words.has_parted() || answered(socket, || words.has_parted())
+/// Over a mirror, the adapter lets go of our kernel connection, having delivered all; waits until it has.
+pub fn part(socket: &Socket) {
+    if socket.interconnect() == Interconnect::Mirrored
+        && let Some(outgoing) = socket.outgoing()
+        && !outgoing.control().has_parted()
+    {
+        outgoing.control().ask_parting();
+        answered(socket, || outgoing.control().has_parted());
+    }
 }
 
 /// The program wants the number of an end's lifeline. True if it was one.

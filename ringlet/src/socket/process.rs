@@ -10,7 +10,7 @@ use super::{
     carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
     sides, view,
 };
-use crate::interconnect::{Interconnect, mirrored};
+use crate::interconnect::mirrored;
 use crate::local::{self, Local};
 use crate::reasons::Reason;
 use crate::thread;
@@ -372,11 +372,7 @@ fn close_ring(socket: &Socket) {
         _ => {}
     }
     // (Over a mirror our end would else stay open.)
-    if socket.interconnect() == Interconnect::Mirrored
-        && let Some(outgoing) = socket.outgoing()
-    {
-        mirrored::part(socket, &outgoing);
-    }
+    mirrored::part(socket);
 }
 
 /// The fork that this thread is making, and the one that it made last, as `Process::age` numbers them.
@@ -548,11 +544,7 @@ fn give(socket: &'static Socket, reason: Reason) -> bool {
             return false;
         }
         // Nothing tells when who gets it has closed it.
-        if socket.interconnect() == Interconnect::Mirrored
-            && let Some(outgoing) = socket.outgoing()
-        {
-            mirrored::part(socket, &outgoing);
-        }
+        mirrored::part(socket);
     }
     socket.end().given.set(1);
     true
@@ -684,6 +676,8 @@ pub fn at_exit() {
         if tables.holders.leave(&end.holders) {
             tables.services.note_end(socket.service.get(), socket.calls.get());
             carrier::exiting(socket);
+            // (What this end still does is delivered as long as the peer is there.)
+            mirrored::part(socket);
         }
     }
 }
