@@ -90,6 +90,8 @@ pub fn judge(socket: &Socket, end: &End, taken: i32) -> bool {
     let _held = end.send_lock.try_take();
     let unread = match said {
         NOT_SHUT => end.tx.outstanding_bytes(&outgoing) > 0,
+        // Over a mirror what it did not take may have been on its way to it.
+        _ if end.mirrored.is() && end.tx.outstanding_bytes(&outgoing) > 0 => true,
         _ => said == SHUT_UNREAD,
     };
     if unread || of_kernel != 0 && !only_doorbells {
@@ -111,7 +113,6 @@ pub fn exiting(socket: &Socket) {
         && let Some(incoming) = socket.incoming()
     {
         incoming.control().close();
-        crate::interconnect::mirrored::said(socket);
     }
 }
 
