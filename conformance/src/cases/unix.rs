@@ -335,13 +335,13 @@ pub const CASES: &[Case] = &[
         "SIOCOUTQ is 0 when all is taken, FIONREAD counts what waits; SO_PEEK_OFF and SO_RCVLOWAT go to the kernel",
         |a| {
             let end = a.moved();
-            let outq = || record("SIOCOUTQ is 0", sys::ioctl(end.0, libc::TIOCOUTQ, -1).map(|n| n == 0));
-            outq();
+            let outq = || sys::ioctl(end.0, libc::TIOCOUTQ, -1).map(|n| n == 0);
+            until("SIOCOUTQ is 0", || outq() == Ok(true));
             end.send(b"0123456789");
-            outq();
+            record("SIOCOUTQ is 0", outq());
             a.sync();
             a.sync();
-            outq();
+            until("SIOCOUTQ is 0", || outq() == Ok(true));
             end.send(b"0123456789");
             a.sync();
             a.sync();
@@ -351,6 +351,7 @@ pub const CASES: &[Case] = &[
         |b| {
             let end = b.moved();
             b.sync();
+            end.until_unread(10);
             end.unread();
             end.recv(4);
             end.unread();
@@ -570,7 +571,7 @@ pub const CASES: &[Case] = &[
         sys::read(go, &mut [0; 1]).expect("read");
         sys::kill(child, SIGKILL).expect("kill");
         join(child);
-        pause(5);
+        end.wait_mask(HUP);
         end.send_with(b"x", MSG_NOSIGNAL);
         end.recv(20);
         end.mask();
