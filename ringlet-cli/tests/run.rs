@@ -3,10 +3,14 @@
 mod support;
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use support::{harmless_library, ringlet, text};
 
@@ -64,7 +68,7 @@ fn a_script_without_a_first_line_is_the_shells() {
 
 #[test]
 fn the_program_takes_the_place_of_the_command() {
-    let child = run(&["sh", "-c", "echo $$"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let child = run(&["sh", "-c", "echo $$"]).stdout(Stdio::piped()).spawn().unwrap();
     let pid = child.id();
     assert_eq!(text(&child.wait_with_output().unwrap()).0.trim(), pid.to_string());
 }
@@ -203,4 +207,28 @@ fn a_program_of_another_architecture_is_told_apart() {
     let (code, _, err) = output(&[path.to_str().unwrap()]);
     assert_eq!(code, Some(126), "{err}");
     assert!(err.contains("64-bit program for IBM Z"), "{err}");
+}
+
+/// The adapter, which other programs may need for longer, keeps open nothing that the program has from its parent.
+#[test]
+fn an_adapter_keeps_nothing_of_its_programs() {
+    let (mut read, write) = std::io::pipe().unwrap();
+    let seed = std::process::id().to_string();
+    let script = "exec \"$@\" 9>&2 2>/dev/null";
+    let program = ["sh", "-c", "exec 9>&-; exec cat"];
+    let mut command = run(&["sh", "-c", script, "sh", env!("CARGO_BIN_EXE_ringlet")]);
+    command.args(["run", "--mirror", &seed, "--"]).args(program);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(write);
+    let mut child = command.spawn().unwrap();
+    drop(command);
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    input.write_all(b"?").unwrap();
+    output.read_exact(&mut [0]).unwrap();
+    // The program has closed its own, and is there still.
+    let mut ready = [PollFd::new(read.as_fd(), PollFlags::POLLIN)];
+    let ended = poll(&mut ready, PollTimeout::ZERO).unwrap();
+    drop(input);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(ended, 1);
+    assert_eq!(read.read(&mut [0]).unwrap(), 0);
 }

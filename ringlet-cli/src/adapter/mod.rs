@@ -16,7 +16,7 @@ use anyhow::anyhow;
 use ringlet::interconnect::introduction;
 use ringlet_adapter::Adapter;
 use ringlet_linux::meet;
-use ringlet_linux::sys::Errno;
+use ringlet_linux::sys::{self, Errno};
 
 use link::Links;
 use peers::Peers;
@@ -44,13 +44,12 @@ pub struct AdapterArgs {
 
 pub fn run(args: AdapterArgs) -> anyhow::Result<ExitCode> {
     let failed = |error: Errno| std::io::Error::from_raw_os_error(error.0);
+    if args.for_programs {
+        leave_to_the_program()?;
+    }
     let listener = meet::offer_named(&introduction::name(args.number))
         .map_err(|error| anyhow!("adapter {}: {}", args.number, failed(error)))?;
     raise_limit();
-    if args.for_programs {
-        // What ends a program by its terminal does not end this.
-        let _ = nix::unistd::setsid();
-    }
     let mut adapter = Adapter::new()?;
     let mut links = Links::new(args.seed).map_err(failed)?;
     let mut peers = Peers::new(listener, &mut adapter)?;
@@ -75,6 +74,19 @@ pub fn run(args: AdapterArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     }
+}
+
+/// What the program has from whoever started it is not kept open, or in use, beyond its end: another program may need the adapter for longer.
+fn leave_to_the_program() -> anyhow::Result<()> {
+    let numbers = std::fs::read_dir("/proc/self/fd")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|number| *number > libc::STDERR_FILENO);
+    // (One of them is that of the look itself, which is closed by then.)
+    numbers.collect::<Vec<i32>>().into_iter().for_each(sys::close);
+    std::env::set_current_dir("/")?;
+    // What ends a program by its terminal does not end this.
+    let _ = nix::unistd::setsid();
+    Ok(())
 }
 
 /// Each link costs seven descriptors.
