@@ -1,16 +1,19 @@
-//! Connections that end before they are moved: what they cost beyond the kernel, and what a vfork child's close does to its parent's.
+//! Connections that end before they are moved: what they cost beyond the kernel, and what the close of a vfork child, or of a child of
+//! its, does to its parent's.
 
 mod library;
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 const ROLE: &str = "TEST_SHORT_ROLE";
 const MOVES: &str = "RINGLET_MOVES";
 const CONNECTIONS: usize = 50;
 const TRIPS: u32 = 2000;
+/// Of this program, to be the one below.
+const ARGUMENTS: [&str; 5] = ["--ignored", "--exact", "--nocapture", "--test-threads=1", "program"];
 
 /// Of these calls the program makes none, and ringlet makes none for a connection that is not moved.
 const FORBIDDEN: [i64; 3] = [libc::SYS_getpid, libc::SYS_gettid, libc::SYS_getsockopt];
@@ -75,6 +78,8 @@ fn one(set: i32, listener: &TcpListener) {
 fn program() {
     match std::env::var(ROLE).as_deref() {
         Ok("calls") => short_ones(),
+        Ok("serve") => serve(),
+        Ok("fork") => after_a_fork_in_a_vfork_child(),
         Ok(how) => after_a_vfork(how),
         Err(_) => {}
     }
@@ -119,6 +124,68 @@ fn after_a_vfork(how: &str) {
     println!("ends moved: {}", notes.iter().filter(|byte| **byte == b'\n').count());
 }
 
+/// Echoes on one connection, by another process than the one that connects.
+fn serve() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    println!("port {}", listener.local_addr().unwrap().port());
+    let (mut connection, _) = listener.accept().unwrap();
+    let mut byte = [0];
+    while connection.read(&mut byte).unwrap() == 1 {
+        connection.write_all(&byte).unwrap();
+    }
+}
+
+/// A vfork child forks, and ends; what it has forked closes its copy of a connection in which bytes are unread.
+fn after_a_fork_in_a_vfork_child() {
+    let program = std::env::current_exe().unwrap();
+    let mut server = Command::new(program)
+        .args(ARGUMENTS)
+        .env(ROLE, "serve")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    let port = |line: String| line.split_once("port ")?.1.trim().parse::<u16>().ok();
+    let port = lines.find_map(|line| port(line.unwrap())).unwrap();
+    let mut connection = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let mut byte = [1];
+    for _ in 0..TRIPS {
+        connection.write_all(&byte).unwrap();
+        connection.read_exact(&mut byte).unwrap();
+    }
+    connection.write_all(&byte).unwrap();
+    assert_eq!(connection.peek(&mut byte).unwrap(), 1);
+    let (vfork_is_over, go) = std::io::pipe().unwrap();
+    let (mut closed, closing) = std::io::pipe().unwrap();
+    // SAFETY: the child forks and ends, by `_exit`; what it has forked closes descriptors, reads one, and ends likewise.
+    #[allow(deprecated)]
+    let child = unsafe {
+        let child = libc::vfork();
+        if child == 0 {
+            if libc::fork() == 0 {
+                libc::close(go.as_raw_fd());
+                libc::read(vfork_is_over.as_raw_fd(), (&raw mut byte).cast(), 1);
+                libc::close(connection.as_raw_fd());
+            }
+            libc::_exit(0)
+        }
+        child
+    };
+    // SAFETY: our own child.
+    assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+    drop((go, closing));
+    // (It has ended, and so has closed its copy.)
+    assert_eq!(closed.read(&mut byte).unwrap(), 0);
+    for _ in 0..TRIPS {
+        connection.read_exact(&mut byte).unwrap();
+        connection.write_all(&byte).unwrap();
+    }
+    connection.read_exact(&mut byte).unwrap();
+    drop(connection);
+    assert!(server.wait().unwrap().success());
+    println!("both served");
+}
+
 fn close_in_vfork_child(how: &str, fd: i32) {
     extern "C" fn close(fd: *mut libc::c_void) -> i32 {
         // SAFETY: a descriptor of the child's.
@@ -153,7 +220,7 @@ fn close_in_vfork_child(how: &str, fd: i32) {
 fn run(role: &str) -> String {
     let moves = std::env::temp_dir().join(format!("ringlet-short-{}-{role}", std::process::id()));
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", "program"]);
+    command.args(ARGUMENTS);
     command.env("LD_PRELOAD", library::build()).env(ROLE, role).env(MOVES, &moves);
     command.env_remove("RINGLET_UNFORGIVING").env_remove("RINGLET_MOVE_AFTER");
     let output = command.output().unwrap();
@@ -174,4 +241,9 @@ fn what_a_vfork_child_closes_its_parent_moves() {
         let told = run(how);
         assert!(told.contains("ends moved: 2"), "{how}: {told}");
     }
+}
+
+#[test]
+fn what_a_vfork_child_has_forked_closes_the_others_keep() {
+    assert!(run("fork").contains("both served"));
 }

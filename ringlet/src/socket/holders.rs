@@ -117,18 +117,24 @@ impl Holders {
         if self.own[0].none.is() { 0 } else { (1..=PLACE_COUNT).find(free).unwrap_or(0) }
     }
 
-    /// Our place: we get one when we first share something.
-    fn mine(&self) -> u32 {
+    /// Our place: we get one when we first share something. (`process` is our number, and not that of a vfork child in which we are: that one
+    /// is soon over, where the ends that it shares are ours.)
+    fn mine(&self, process: u32) -> u32 {
         let place = &self.own[0].place;
         if !place.is() {
-            place.set(self.claim(thread::owner_of(sys::getpid())));
+            place.set(self.claim(thread::owner_of(process as i32)));
         }
         place.get()
     }
 
-    /// Before a fork: the bits to be noted at each end that the child will hold too (`share`).
-    pub fn before_fork<'a>(&self, fork: u32, all: impl Iterator<Item = &'a Held>) -> u64 {
-        let mine = self.mine();
+    /// Before a fork of this process: the bits to be noted at each end that the child will hold too (`share`).
+    pub fn before_fork<'a>(
+        &self,
+        process: u32,
+        fork: u32,
+        all: impl Iterator<Item = &'a Held>,
+    ) -> u64 {
+        let mine = self.mine(process);
         let mut child = self.claim(UNBORN);
         let own = &self.own[0];
         let again = !own.crowded.is() || fork.is_multiple_of(SWEEP_ONE_IN);
@@ -191,8 +197,8 @@ impl Holders {
     }
 
     /// This process holds the end again, or has got it by a fork that nobody counted.
-    pub fn join(&self, held: &Held) {
-        held.share(bit(self.mine()));
+    pub fn join(&self, process: u32, held: &Held) {
+        held.share(bit(self.mine(process)));
     }
 
     /// This process holds it no more. True: nobody does.

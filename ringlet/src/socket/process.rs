@@ -1,6 +1,6 @@
 //! Descriptors and processes: close, dup, fork, exec, and what becomes of a connection then.
 
-use super::holders::{Held, Holders};
+use super::holders::Held;
 use super::in_use::Waiter;
 use super::meeting;
 use super::pin::{AROUND, BEHIND_OUR_BACK, IO_URING};
@@ -391,7 +391,8 @@ pub fn before_fork() {
     let fork = process.age.add(1);
     // (Where that can't be had there is no connection.)
     let noted = if map::share() {
-        tables.holders.before_fork(fork, tables.followed().map(|each| &each.end().holders))
+        let all = tables.followed().map(|each| &each.end().holders);
+        tables.holders.before_fork(process.pid.get(), fork, all)
     } else {
         0
     };
@@ -478,7 +479,7 @@ pub fn after_fork() {
             continue;
         }
         if !counted {
-            tables.holders.join(&socket.end().holders);
+            tables.holders.join(process.pid.get(), &socket.end().holders);
         }
         // Nor is its rendezvous.
         socket.stepping.store(0, Ordering::Relaxed);
@@ -641,8 +642,8 @@ pub fn before_exec() {
                 moving::finish_return(socket, socket.end());
             }
         }
-        hold(|holders, held| {
-            holders.leave(held);
+        hold(|tables, held| {
+            tables.holders.leave(held);
         });
         tables().into_iter().for_each(epoll::before_exec);
     }
@@ -651,14 +652,14 @@ pub fn before_exec() {
 /// It did not become one.
 pub fn after_failed_exec() {
     if !borrowed() {
-        hold(Holders::join);
+        hold(|tables, held| tables.holders.join(tables.process().pid.get(), held));
         tables().into_iter().for_each(epoll::after_failed_exec);
     }
 }
 
-fn hold(change: impl Fn(&Holders, &Held)) {
+fn hold(change: impl Fn(&Tables, &Held)) {
     let Some(tables) = tables() else { return };
-    tables.followed().for_each(|socket| change(&tables.holders, &socket.end().holders));
+    tables.followed().for_each(|socket| change(tables, &socket.end().holders));
 }
 
 /// This process ends, with connections open: the family goes on without it. (One that is killed is counted until somebody asks: `holders`.)
