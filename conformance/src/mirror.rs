@@ -6,7 +6,6 @@ use std::process::{Child, Command, Stdio};
 
 /// Cases that are not run over a mirror, by how their names begin, and why.
 const LEFT_OUT: &[(&str, &str)] = &[
-    ("readiness/nested", "a set that is watched by another may tell of a wake-up that came late"),
     (
         "readiness/in_order_beside_the_kernel",
         "what an adapter delivers is told behind what the kernel had meanwhile, though it was sent before",

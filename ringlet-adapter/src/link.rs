@@ -179,8 +179,9 @@ impl Flow {
 
     /// Something was published.
     pub fn wake_receiver(&mut self, receiver: usize, bells: &mut impl Bells) {
-        bells.published(receiver);
+        // Before it is rung: then it may run at once, and wish for what comes next.
         let how = self.to.control().data_wish().granted_by_sender();
+        bells.published(receiver);
         if how & WANT_EVENT != 0 {
             bells.event(receiver);
         }
