@@ -52,9 +52,11 @@ fn all_have_ended(pids: &Path) -> usize {
 fn a_report_takes_the_place_of_a_report_only() {
     let place = tempfile::tempdir().unwrap();
     let [file, report] = ["file.toml", "report.json"].map(|name| place.path().join(name));
-    let text =
-        "[[comparison]]\nname = \"one\"\nserver = \"true\"\nclient = \"true\"\nmoves = false\n";
-    fs::write(&file, text).unwrap();
+    let server = SERVER.replace("PIDS", "/dev/null");
+    let text = format!(
+        "[[comparison]]\nname = \"one\"\nserver = {server:?}\nready = \"{READY}\"\nclient = \"true\"\nmoves = false\n"
+    );
+    fs::write(&file, &text).unwrap();
     let write_to = |target: &Path| {
         let [file, target] = [file.as_path(), target].map(|path| path.to_str().unwrap());
         compare(&[file, "--json", target]).output().unwrap()
