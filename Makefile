@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults soak sim-soak setup
+.PHONY: build install man demo compare test suites torture faults mirror soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -65,6 +65,11 @@ suites: build
 SECONDS = 14400
 torture: build
 	python3 tests/torture --seconds $(SECONDS) --ringlet $(TARGET)/release/ringlet
+
+# All cases over two segments that an adapter keeps in step; `make mirror SEED=11`.
+SEED = 7
+mirror: build
+	$(TARGET)/release/conformance run --mirror $(SEED) --library $(TARGET)/release/libringlet_preload.so
 
 # Faults from outside: packets, addresses, firewall rules, limits, clocks, signals; `make faults SECONDS=3600`.
 faults: build

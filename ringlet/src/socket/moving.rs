@@ -123,6 +123,11 @@ fn make_room(socket: &Socket, end: &End, ring: &SegmentRing) {
 pub fn finish_return(socket: &Socket, end: &End) {
     let Some(_in_use) = in_use::in_use(socket) else { return };
     answer_return(socket, end);
+    let has_left = || socket.outgoing().is_some_and(|outgoing| has_left(&outgoing));
+    if end.sending() != Sending::Returning && !has_left() {
+        // (As of most that end. Whether others have it too is a question to the kernel for each of them.)
+        return;
+    }
     let alone = tables().is_some_and(|tables| tables.holders.is_alone(&end.holders));
     if alone
         && end.sending() == Sending::Returning
@@ -133,7 +138,7 @@ pub fn finish_return(socket: &Socket, end: &End) {
     }
     if alone
         && let Some(incoming) = socket.incoming()
-        && socket.outgoing().is_some_and(|outgoing| has_left(&outgoing))
+        && has_left()
         && let Some(_held) = end.receive_lock.try_take()
     {
         // The doorbells of a peer that has left: unread, they would make the end a reset, which takes with it what is not delivered.

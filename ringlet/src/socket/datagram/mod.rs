@@ -248,7 +248,9 @@ pub fn part_all(age: u32) {
 
 /// The process ends: its senders go back to the kernel, which tells them what it tells.
 pub fn at_exit(socket: &Socket) {
-    if table::tables().is_some_and(|tables| tables.holders.is_alone(&socket.end().holders)) {
+    if socket.has_datagrams()
+        && table::tables().is_some_and(|tables| tables.holders.is_alone(&socket.end().holders))
+    {
         close_inlets(socket);
     }
 }
