@@ -5,19 +5,18 @@ use core::ptr::{null, null_mut};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::{self, Socket};
-use ringlet::socket::{self, Native, Way, carrier, process, splice, stream, unix, way_in, way_out};
+use ringlet::socket::transfer::{self, events, splice};
+use ringlet::socket::{self, Native, Way, carrier, process, unix, way_in, way_out};
 use ringlet::thread::is_alone;
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_linux::fd;
 use ringlet_linux::map::{CHUNK_BYTES, Chunk};
-use ringlet_linux::sys::{self, Errno, Sys};
+use ringlet_linux::sys::{self, CALL_MAX_BYTES, Errno, Sys};
 
 pub const IOV_MAX: usize = 1024;
 const FIRST_PAGE: usize = 4096;
 /// Beyond it lies the kernel's half of the address space, where MAP_FAILED points.
 const USER_END: usize = 1 << 56;
-/// KERNEL: MAX_RW_COUNT, what one call moves at most.
-const CALL_MAX_BYTES: usize = 0x7fff_f000;
 
 /// Nothing lies in the first page or in the kernel's half; the kernel says EFAULT, and so do we (a worse pointer gets a worse
 /// answer).
@@ -71,7 +70,7 @@ unsafe fn receive(socket: &Socket, list: &[Buffer], flags: c_int) -> Sys<usize> 
     }];
     // SAFETY: the program's buffers, valid by the contract of its call (or none, when it asks to discard).
     let mut to = unsafe { Buffers::new(if discard { &nowhere } else { list }) };
-    finish(socket, stream::receive(socket, &mut to, flags))
+    finish(socket, transfer::receive(socket, &mut to, flags))
 }
 
 /// KERNEL: a bad buffer fails only when there are bytes to put into it.
@@ -81,13 +80,13 @@ fn receive_into_nothing(socket: &Socket, flags: c_int) -> Sys<usize> {
     let mut none = unsafe { Buffers::new(&[]) };
     if carrier::facts(socket).has_boundaries {
         // KERNEL: what was to be put there is lost.
-        return match stream::receive(socket, &mut none, flags | libc::MSG_TRUNC) {
+        return match transfer::receive(socket, &mut none, flags | libc::MSG_TRUNC) {
             Ok(1..) => Err(Errno::EFAULT),
             other => other,
         };
     }
-    match stream::receive(socket, &mut none, flags) {
-        Ok(_) if stream::readable_bytes(socket).is_ok_and(|n| n > 0) => Err(Errno::EFAULT),
+    match transfer::receive(socket, &mut none, flags) {
+        Ok(_) if events::readable_bytes(socket).is_ok_and(|n| n > 0) => Err(Errno::EFAULT),
         other => other,
     }
 }
@@ -108,7 +107,7 @@ unsafe fn send_list(socket: &Socket, list: &[Buffer], flags: c_int) -> Sys<usize
     checked(list)?;
     // SAFETY: the program's buffers, valid by the contract of its call.
     let mut from = unsafe { Buffers::new(list) };
-    finish(socket, stream::send(socket, &mut from, flags))
+    finish(socket, transfer::send(socket, &mut from, flags))
 }
 
 #[inline(always)]
@@ -557,7 +556,7 @@ unsafe fn send_message(socket: &Socket, message: *const msghdr, flags: c_int) ->
             unsafe { let_go_of_passed(socket.fd(), message) };
             // SAFETY: its buffers.
             let mut from = unsafe { Buffers::new(list) };
-            return finish(socket, stream::send_by(socket, &mut from, flags, Some(header)));
+            return finish(socket, transfer::send_by(socket, &mut from, flags, Some(header)));
         }
     }
     // SAFETY: its buffers.

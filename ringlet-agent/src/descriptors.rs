@@ -5,7 +5,8 @@ use crate::{Edge, args};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use ringlet::reasons::Reason;
 use ringlet::socket::table::{Known, Stage, lookup};
-use ringlet::socket::{self, asked, carrier, datagram, epoll, meet, process, stream};
+use ringlet::socket::transfer::{events, shut};
+use ringlet::socket::{self, asked, carrier, datagram, epoll, meet, process};
 use ringlet::thread::is_alone;
 use ringlet_linux::sys::{Errno, Sys};
 
@@ -179,10 +180,10 @@ pub unsafe fn ioctl(
         && !is_nowhere(argument)
     {
         let count = match request as u32 as u64 {
-            SIOCINQ => Some(stream::readable_bytes(socket)),
-            SIOCOUTQ => Some(stream::unsent_bytes(socket)),
+            SIOCINQ => Some(events::readable_bytes(socket)),
+            SIOCOUTQ => Some(events::unsent_bytes(socket)),
             // Urgent data comes through the kernel, behind what the ring still holds.
-            SIOCATMARK if stream::ring_holds_bytes(socket) => Some(Ok(0)),
+            SIOCATMARK if events::ring_holds_bytes(socket) => Some(Ok(0)),
             _ => None,
         };
         if let Some(count) = count {
@@ -225,17 +226,17 @@ pub fn shutdown(edge: &impl Edge, fd: c_int, how: c_int) -> Sys<usize> {
     let Some(Known::Socket(socket)) = lookup(fd) else {
         return edge.pass_on();
     };
-    if stream::shut_down_before(socket, how) {
-        return stream::shut_down(socket, how).map(|_| 0);
+    if shut::before(socket, how) {
+        return shut::shut_down(socket, how).map(|_| 0);
     }
     let done = edge.pass_on();
     if done.is_err() {
-        stream::shut_down_failed(socket);
+        shut::failed(socket);
     } else if socket.has_datagrams() {
         socket::keep_on_kernel(socket, Reason::Closing);
     } else if socket.stage() == Stage::Attached {
         // Another thread has moved it meanwhile, and may have sent by the ring.
-        let _ = stream::shut_down(socket, how);
+        let _ = shut::shut_down(socket, how);
     }
     done
 }

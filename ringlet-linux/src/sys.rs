@@ -12,6 +12,9 @@ pub struct Errno(pub i32);
 
 pub type Sys<T> = Result<T, Errno>;
 
+/// KERNEL: MAX_RW_COUNT, what one call moves at most.
+pub const CALL_MAX_BYTES: usize = 0x7fff_f000;
+
 macro_rules! errnos {
     ($($name:ident)*) => { impl Errno { $(pub const $name: Errno = Errno(libc::$name);)* } };
 }

@@ -25,7 +25,8 @@ use super::in_use::Waiter;
 use super::meeting;
 use super::pin;
 use super::table::{self, End, Socket, Stage, Tables, tables};
-use super::{budget, carrier, chaos, context, control, memory, moving, stream, view};
+use super::transfer::wait;
+use super::{budget, carrier, chaos, context, control, memory, moving, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::interconnect::introduction::{self, JOIN, LINK};
@@ -938,7 +939,7 @@ fn attach(socket: &'static Socket, registrations: Held<'_>) {
     moving::written_so_far(socket, end);
     view::show(socket, Reason::Young);
     registration::adopt(socket, registrations, |socket, room| {
-        stream::want_bytes(socket, true, room);
+        wait::want_bytes(socket, true, room);
     });
 }
 

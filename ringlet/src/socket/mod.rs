@@ -1,7 +1,7 @@
 //! Berkeley sockets over shared memory, for programs that don't know of it.
 //!
 //! The edge (the preload library) asks `way` for each call on a descriptor: the kernel's, or ours. `table` knows the descriptors,
-//! `meet` brings two ends together (`lives`: when), `stream` moves bytes, `splice` into and out of pipes, `epoll` and `readiness` wait for many, `process` follows
+//! `meet` brings two ends together (`lives`: when), `transfer` moves bytes, `epoll` and `readiness` wait for many, `process` follows
 //! descriptors through close, dup, fork and exec, `control` does what `ringlet off` and `on` ask,
 //! `tap` records for `ringlet capture`.
 
@@ -32,10 +32,9 @@ pub mod process;
 pub mod readiness;
 mod release;
 mod sides;
-pub mod splice;
-pub mod stream;
 pub mod table;
 pub mod tap;
+pub mod transfer;
 pub mod unix;
 pub mod view;
 pub mod words;
@@ -96,7 +95,7 @@ pub const SO_INQ: i32 = 84;
 pub enum Way {
     /// To the kernel; what is to be told about it afterwards.
     Kernel(Option<Native>),
-    /// Through `stream`.
+    /// Through `transfer`.
     Ours(&'static Socket),
     /// Through `datagram`, or else to the kernel.
     Datagram(&'static Socket),

@@ -36,7 +36,7 @@ pub fn publish_attached(socket: &Socket, end: &End) {
     socket.published.set(1);
     if let Some(outgoing) = socket.outgoing() {
         let how = context::rings(socket);
-        // ORDER: SeqCst, after the stage; pairs with `stream::shut_down_before`.
+        // ORDER: SeqCst, after the stage; pairs with `shut::before`.
         if end.shut.load(Ordering::SeqCst) != 0 {
             // Our FIN went ahead: the peer is to know that it was no death.
             outgoing.control().sender.shut.store(1, Ordering::Relaxed);

@@ -295,7 +295,7 @@ fn leave_to_sleepers(tables: &'static Tables, socket: &'static Socket) -> bool {
     tables.hide(kept);
     epoll::forget_socket(socket);
     socket.fd.set(kept as u32);
-    // ORDER: SeqCst; pairs with `stream::wait`: the last sleeper sees this, or we see that it has left.
+    // ORDER: SeqCst; pairs with `wait::wait`: the last sleeper sees this, or we see that it has left.
     socket.orphaned.store(1, Ordering::SeqCst);
     if socket.sleepers.load(Ordering::SeqCst) == 0 {
         release::close_orphan(socket);

@@ -4,7 +4,8 @@ use super::asked::{self, Which};
 use super::in_use;
 use super::release;
 use super::table::{Known, Receiving, Sending, Socket, Stage, lookup, tables};
-use super::{context, datagram, doorbells, epoll, memory, sides, stream, view};
+use super::transfer::{events, wait};
+use super::{context, datagram, doorbells, epoll, memory, sides, view};
 use crate::waiting::{signals, sleep, spin};
 use core::cell::Cell;
 use ringlet_core::sync::Ordering;
@@ -177,7 +178,7 @@ fn meaning(entry: &pollfd, held: u32) -> Option<Known> {
 /// Its mask. Who holds it counts among its waiters; the number may name another one by now, at which we do not count.
 fn mask_of(socket: &Socket, entry: &pollfd, held: u32, watched: bool) -> i16 {
     let mine = of_held(held).is_some_and(|held| core::ptr::eq(held, socket));
-    stream::poll_mask(socket, entry.events, watched, mine as u32)
+    events::poll_mask(socket, entry.events, watched, mine as u32)
 }
 
 /// The connection of ours that an entry asks about.
@@ -254,7 +255,7 @@ fn poll_entered(
         let budget = limit.min(deadline.map_or(u64::MAX, |at| left(at) / 1000));
         let mut asked = sys::now_ns();
         let talks_to = connections(fds, held).next();
-        let peer = || talks_to.and_then(stream::peer);
+        let peer = || talks_to.and_then(wait::peer);
         signals::begin_wait();
         let mut told = Ok(0);
         let worth = spin::watch(budget, peer, || {
@@ -279,8 +280,8 @@ fn poll_entered(
             // (Our own entry must not be the one that is too many: bytes wake us then.)
             let home = home(fds, held).filter(|_| !is_at_limit(fds));
             arm(fds, held, home);
-            let soon = stays.get().then_some(stream::LOOK_SOON_NS);
-            let at_times = shares_doorbells(fds, held, home).then_some(stream::LOOK_AT_TIMES_NS);
+            let soon = stays.get().then_some(wait::LOOK_SOON_NS);
+            let at_times = shares_doorbells(fds, held, home).then_some(wait::LOOK_AT_TIMES_NS);
             let timeout =
                 [deadline.map(left), soon, at_times, memory::due()].into_iter().flatten().min();
             let idle = look(fds, held, true).0 == 0;
@@ -301,7 +302,7 @@ fn poll_entered(
                     if let Some(socket) = attached(entry, held)
                         && mask_of(socket, entry, held, true) != 0
                     {
-                        spin::woken(stream::sent_at(socket));
+                        spin::woken(events::sent_at(socket));
                         view::count_wake(socket);
                     }
                 }
@@ -345,7 +346,7 @@ const MANY: usize = 64;
 /// Has the kernel not been asked about one of these connections for long?
 fn is_asked_late(fds: &[pollfd], held: &[u32]) -> bool {
     let now = sys::ticks();
-    connections(fds, held).any(|socket| stream::is_asked_late(socket, now))
+    connections(fds, held).any(|socket| events::is_asked_late(socket, now))
 }
 
 /// What rings tell, and the kernel of what only it can answer for (if it is to be asked: `asked`), without waiting. Returns the number of
@@ -404,12 +405,12 @@ fn shares_doorbells(fds: &[pollfd], held: &[u32], home: Option<u32>) -> bool {
 
 /// Are we rung for this one by the eventfd of this context, which we wait on?
 fn rings(socket: &Socket, home: Option<u32>) -> bool {
-    home.is_some() && home == Some(socket.home.get()) && stream::rings_home(socket)
+    home.is_some() && home == Some(socket.home.get()) && wait::rings_home(socket)
 }
 
 /// The same, by the bell that has a name. (A ring by it may fail, and then a byte rings.)
 fn rings_by_name(socket: &Socket, home: Option<u32>) -> bool {
-    home.is_some() && home == Some(socket.home.get()) && stream::rings_by_name(socket)
+    home.is_some() && home == Some(socket.home.get()) && wait::rings_by_name(socket)
 }
 
 /// The thread's context, if it is the home of one of these.
@@ -436,12 +437,12 @@ fn arm(fds: &[pollfd], held: &[u32], home: Option<u32>) {
         let room = entry.events & (libc::POLLOUT | libc::POLLWRNORM) != 0;
         if rings(socket, home) {
             if room {
-                stream::want_room_event(socket);
+                wait::want_room_event(socket);
             }
         } else if rings_by_name(socket, home) {
-            stream::want_named(socket, room);
+            wait::want_named(socket, room);
         } else {
-            stream::want_bytes(socket, true, room);
+            wait::want_bytes(socket, true, room);
         }
     }
 }
@@ -486,7 +487,7 @@ fn ask_all(
         _ => sleep::poll(&mut scratch[..used], timeout_ns, mask, cancelled)?,
     };
     if let Some(home) = home.filter(|_| scratch[n].revents != 0) {
-        // As in `stream::fall_asleep`.
+        // As in `wait::fall_asleep`.
         context::drain(home);
     }
     if let Some(home) = home.filter(|_| scratch[n + 1].revents != 0) {

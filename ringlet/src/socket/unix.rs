@@ -1,7 +1,7 @@
 //! Messages of Unix connections: control data beside the bytes, and addresses.
 
 use super::table::Socket;
-use super::{carrier, stream};
+use super::{carrier, transfer};
 use libc::{msghdr, sockaddr};
 use ringlet_core::memory::Buffers;
 use ringlet_linux::sys::Sys;
@@ -17,7 +17,7 @@ pub fn receive_message(
     let asked = *message;
     let whole = asked.msg_controllen != 0 || carrier::facts(socket).has_boundaries;
     let mut from = FromKernel::new(whole.then_some(&asked));
-    let got = stream::receive_by(socket, to, flags, &mut from)?;
+    let got = transfer::receive_by(socket, to, flags, &mut from)?;
     message.msg_controllen = from.control_bytes;
     message.msg_flags = from.flags | flags & libc::MSG_CMSG_CLOEXEC;
     if !message.msg_name.is_null() {

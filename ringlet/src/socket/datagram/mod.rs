@@ -674,7 +674,7 @@ pub fn lanes_mask(socket: &Socket, events: i16) -> i16 {
     if events & READABLE != 0 && lanes_ready(socket) { events & READABLE } else { 0 }
 }
 
-/// As `stream::poll_mask`.
+/// As `events::poll_mask`.
 pub fn poll_mask(socket: &Socket, events: i16) -> i16 {
     let mut mask = lanes_mask(socket, events);
     if socket.kernel_news.is() || events & WRITABLE != 0 {

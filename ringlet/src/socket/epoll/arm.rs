@@ -7,14 +7,13 @@ use super::order::{leave_over, place_of};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{EPOLLOUT, Set};
 use crate::socket::table::{Socket, Tables};
-use crate::socket::{context, datagram, sides, stream};
+use crate::socket::transfer::wait::{self, LOOK_AT_TIMES_NS, LOOK_SOON_NS};
+use crate::socket::{context, datagram, sides};
 use core::cell::Cell;
 use ringlet_linux::sys;
 
 /// Neighbours of which the kernel has told nothing for so many waits are quiet. Counted in waits, so that no clock decides about order.
 const QUIET_AFTER_WAITS: u32 = 256;
-const LOOK_SOON_NS: u64 = 1_000_000;
-const LOOK_AT_TIMES_NS: u64 = 50_000_000;
 
 /// Arms the set's contexts, and those hot connections that they do not cover.
 pub(super) fn arm(tables: &Tables, set: &Set) -> Armed {
@@ -81,19 +80,19 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
         sides::answer_return(socket, socket.end());
         let room = watch.events.get() & EPOLLOUT != 0;
         let home = socket.home.get();
-        let by_event = home != 0 && armed.contexts.contains(&home) && stream::rings_home(socket);
+        let by_event = home != 0 && armed.contexts.contains(&home) && wait::rings_home(socket);
         if by_event {
             if room {
-                stream::want_room_event(socket);
+                wait::want_room_event(socket);
             }
         } else if by_name && rings_by_name(set, socket, home) {
-            stream::want_named(socket, room);
+            wait::want_named(socket, room);
         } else {
-            stream::want_bytes(socket, true, room);
+            wait::want_bytes(socket, true, room);
         }
         // (A bell by name may fail to ring, and then only a byte can.)
         if room && !by_event {
-            look_soon.set(look_soon.get() || !stream::can_ring_for_room(socket));
+            look_soon.set(look_soon.get() || !wait::can_ring_for_room(socket));
             look_at_times.set(true);
         }
     });
@@ -125,11 +124,11 @@ pub(super) fn want(socket: &Socket, room: bool) {
     if socket.has_datagrams() {
         datagram::arm(socket, true);
     } else {
-        stream::want_bytes(socket, true, room);
+        wait::want_bytes(socket, true, room);
     }
 }
 
 /// Is a socket with this home woken by the bell by name of this set's context?
 pub(super) fn rings_by_name(set: &Set, socket: &Socket, home: u32) -> bool {
-    set.named.is() && home != 0 && home == set.context.get() && stream::rings_by_name(socket)
+    set.named.is() && home != 0 && home == set.context.get() && wait::rings_by_name(socket)
 }

@@ -8,7 +8,8 @@ use super::set::{
     self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLOUT, Set, Watch, free, is_linked,
 };
 use crate::socket::table::{Receiving, Socket, Tables};
-use crate::socket::{stream, view};
+use crate::socket::transfer::events;
+use crate::socket::view;
 use crate::waiting::spin;
 use ringlet_linux::fd::epoll_event;
 use ringlet_linux::sys;
@@ -98,7 +99,7 @@ pub(super) fn harvest_turn_at(
     let socket_of = |watch: &Watch| tables.sockets.at(watch.socket.get() as usize);
     // (A neighbour that has just come to the ring rings too.)
     let rung = |watch: &Watch| {
-        !watch.neighbour.is() || watch.again.is() || stream::ring_tells(socket_of(watch))
+        !watch.neighbour.is() || watch.again.is() || events::ring_tells(socket_of(watch))
     };
     let asked = |index: u32, watch: &Watch| match whom {
         Whom::Linked => (1..=set.told_at.get()).contains(&watch.linked.get()),

@@ -5,7 +5,8 @@ use super::set::{
     self, ENDS, EPOLLET, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLREAD, Set, Watch,
 };
 use crate::socket::table::{Receiving, Socket, Tables};
-use crate::socket::{carrier, chaos, datagram, stream, words};
+use crate::socket::transfer::events;
+use crate::socket::{carrier, chaos, datagram, words};
 use core::cell::Cell;
 
 /// What a look at a watch has found.
@@ -47,7 +48,7 @@ pub(super) fn look(tables: &Tables, watch: &Watch) -> Look {
 }
 
 fn mask_of(socket: &Socket, asked: u32) -> u32 {
-    stream::poll_mask(socket, asked as u16 as i16, true, 0) as u16 as u32
+    events::poll_mask(socket, asked as u16 as i16, true, 0) as u16 as u32
 }
 
 fn look_at_lanes(socket: &Socket, watch: &Watch, asked: u32) -> Look {

@@ -1,15 +1,15 @@
 //! The order in which events are told.
 
 use super::set::{EPOLLET, EPOLLONESHOT, OTHERS_MOST, Set, Watch, is_linked, other_place};
-use crate::socket::stream;
 use crate::socket::table::Socket;
+use crate::socket::transfer::events;
 use ringlet_linux::fd::epoll_event;
 use ringlet_linux::sys;
 
 /// When it was put into the list of what is ready.
 pub(super) fn place_of(watch: &Watch, socket: &Socket) -> u64 {
     match watch.linked.get() {
-        0 => stream::sent_at(socket),
+        0 => events::sent_at(socket),
         since => since,
     }
 }

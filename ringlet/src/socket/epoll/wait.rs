@@ -11,7 +11,7 @@ use super::order::{IN_ORDER_MOST, merge_others};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{self, Set, others_of};
 use crate::socket::table::{Stage, Tables, tables};
-use crate::socket::{jumps, kernel_writes, memory, stream};
+use crate::socket::{jumps, kernel_writes, memory, transfer};
 use crate::waiting::{signals, sleep, spin};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, epoll_event};
@@ -201,7 +201,7 @@ fn latest_peer(tables: &Tables, set: &Set) -> Option<spin::Peer> {
     let last = set.hot_last.get();
     let watch = set::find_watch(last).filter(|_| last != 0)?;
     let socket = tables.sockets.at(watch.socket.get() as usize);
-    if socket.stage() == Stage::Attached { stream::peer(socket) } else { None }
+    if socket.stage() == Stage::Attached { transfer::wait::peer(socket) } else { None }
 }
 
 /// Is the kernel's part of the set to be looked at again? Every now and then; and at once when this process has written to something

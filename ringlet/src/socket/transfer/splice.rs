@@ -1,12 +1,13 @@
 //! splice(2): what only the kernel can do for its own connection, done where the bytes are. Out of a connection they are moved into the
 //! pipe here; into one the kernel moves them, with the direction aside.
 
-use super::in_use;
-use super::in_use::Waiter;
-use super::stream::{self, Want};
-use super::table::{End, Socket};
-use super::{Native, carrier, control, patience, tap, words};
+use super::receive::receive_now;
+use super::send::step_aside;
+use super::wait::{Want, deadline, wait};
 use crate::reasons::Reason;
+use crate::socket::in_use::{self, Waiter};
+use crate::socket::table::{End, Socket};
+use crate::socket::{Native, carrier, control, patience, tap, words};
 use crate::waiting::{signals, sleep};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::sync::Ordering;
@@ -49,10 +50,9 @@ pub fn out(socket: &Socket, pipe: i32, len: usize, flags: u32) -> Sys<usize> {
             Ok(n) => total += n,
             Err(Errno::EAGAIN) if total > 0 => break,
             Err(Errno::EAGAIN) if waits => {
-                let until =
-                    *until.get_or_insert_with(|| stream::deadline(end.receive_timeout_ns.get()));
+                let until = *until.get_or_insert_with(|| deadline(end.receive_timeout_ns.get()));
                 let waiter = waiter.get_or_insert_with(|| Waiter::new(socket));
-                stream::wait(waiter, Want::Data, until)?;
+                wait(waiter, Want::Data, until)?;
             }
             Err(error) if total > 0 => {
                 words::tell_later(end, error);
@@ -85,7 +85,7 @@ fn out_now(
                 control::notice(socket, end);
                 control::leave_idle(socket, end);
             }
-            stream::receive_now(socket, end, to, flags, waits, mine, &mut FromKernel::new(None))
+            receive_now(socket, end, to, flags, waits, mine, &mut FromKernel::new(None))
         })
     };
     let seen = receive(max.min(CHUNK_BYTES), libc::MSG_PEEK)?;
@@ -136,7 +136,7 @@ pub fn aside(socket: &'static Socket) -> Sys<Native> {
         let step = {
             let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
             let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
-            stream::step_aside(socket, end, &ring, Reason::Splice).map(|()| {
+            step_aside(socket, end, &ring, Reason::Splice).map(|()| {
                 // ORDER: SeqCst, under the lock; pairs with `sides::try_start`.
                 end.native_senders.fetch_add(1, Ordering::SeqCst);
                 Native { socket, count: &end.native_senders }
@@ -144,10 +144,9 @@ pub fn aside(socket: &'static Socket) -> Sys<Native> {
         };
         match step {
             Err(Errno::EAGAIN) if !end.nonblocking.is() => {
-                let until =
-                    *until.get_or_insert_with(|| stream::deadline(end.send_timeout_ns.get()));
+                let until = *until.get_or_insert_with(|| deadline(end.send_timeout_ns.get()));
                 let waiter = waiter.get_or_insert_with(|| Waiter::new(socket));
-                stream::wait(waiter, Want::Room, until)?;
+                wait(waiter, Want::Room, until)?;
             }
             other => return other,
         }
