@@ -5,6 +5,10 @@ use crate::sys::{Errno, Sys, sys};
 use crate::tcp;
 use ringlet_core::memory::Buffers;
 
+/// asm-generic/socket.h: a pidfd of the sender, or the bytes that wait, with each message.
+pub const SO_PASSPIDFD: i32 = 76;
+pub const SO_INQ: i32 = 84;
+
 /// The two ends of a Unix connection, by their numbers (inodes) in the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ends {

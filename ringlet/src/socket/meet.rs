@@ -916,7 +916,7 @@ fn one_shot(socket: &Socket) -> Step {
     Step::LaterFor(Reason::OneShot)
 }
 
-/// From now on every call on the socket goes through `stream`.
+/// From now on every call on the socket goes through `transfer`.
 fn attach(socket: &'static Socket, registrations: Held<'_>) {
     let end = socket.end();
     if let Some(outgoing) = socket.outgoing() {

@@ -367,7 +367,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
 #[cold]
 fn note_move() {
     if let Some(tables) = tables() {
-        super::note(&tables.config.moves, b"moved\n");
+        super::note::note(&tables.config.moves, b"moved\n");
     }
 }
 

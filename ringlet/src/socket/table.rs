@@ -56,7 +56,7 @@ pub enum Stage {
     Offered = 2,
     /// We have been greeted, have said hello and wait for the answer.
     Greeted = 3,
-    /// A segment is mapped: every call goes through `stream`, whatever path each direction is on.
+    /// A segment is mapped: every call goes through `transfer`, whatever path each direction is on.
     Attached = 4,
     /// On the kernel, and stays there.
     KernelForGood = 5,

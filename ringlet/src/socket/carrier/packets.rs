@@ -1,7 +1,8 @@
 //! Unix sequenced packets: each record of the ring is one, and what they do otherwise than Unix streams.
 
+use super::contract::Carrier;
+use super::kernel::receive_native;
 use super::unix_stream::judge;
-use super::{Carrier, Facts, UNIX_STREAM, receive_native, taken};
 use crate::socket::table::{End, Receiving, Socket};
 use crate::socket::words;
 use ringlet_core::handover::{CHANGES_MAX, Incoming};
@@ -16,14 +17,6 @@ use ringlet_linux::{fd, tcp};
 pub struct Packets;
 
 impl Carrier for Packets {
-    const FACTS: Facts = Facts {
-        of: (libc::AF_UNIX, libc::SOCK_SEQPACKET),
-        has_boundaries: true,
-        refuses_address: false,
-        tells_sender: true,
-        ..UNIX_STREAM
-    };
-
     /// Packets that are longer than the ring takes, or than the kernel, go there, and it says what is to be said (EMSGSIZE).
     fn limits_changed(socket: &Socket, end: &End) {
         let Some(ring) = socket.outgoing() else { return };
@@ -39,7 +32,7 @@ impl Carrier for Packets {
             0 => (fd::pending(socket.fd(), libc::POLLIN) & libc::POLLIN != 0) as usize,
             unread => unread,
         };
-        Ok(taken(socket, end)? + unread as u64)
+        Ok(Self::taken(socket, end)? + unread as u64)
     }
 
     /// Packets may wait there still: nothing tells an empty one from the end.

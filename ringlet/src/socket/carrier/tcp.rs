@@ -1,6 +1,7 @@
 //! TCP: places in what it has carried, segments under way, and what is a reset where only doorbells were left unread.
 
-use super::{Carrier, Facts, kernel_says_end, note_end, place_behind, taken};
+use super::contract::Carrier;
+use super::kernel::{has_unread, kernel_says_end, note_end, place_behind};
 use crate::config::Endpoint;
 use crate::reasons::Reason;
 use crate::socket::pin;
@@ -19,20 +20,6 @@ use ringlet_linux::{diag, fd, tcp};
 pub struct Tcp;
 
 impl Carrier for Tcp {
-    const FACTS: Facts = Facts {
-        of: (libc::AF_INET, libc::SOCK_STREAM),
-        has_boundaries: false,
-        kernels_flags: libc::MSG_OOB | libc::MSG_ERRQUEUE,
-        discards: true,
-        has_messages: false,
-        refuses_address: false,
-        ends_sends_untold: false,
-        tells_sender: true,
-        writable: libc::POLLOUT | libc::POLLWRNORM,
-        heeds_splice_flag: false,
-        has_delays: true,
-    };
-
     fn ends(socket: &Socket, tables: &Tables) -> Result<Ends, Option<Reason>> {
         let ends = tcp::ends(socket.fd()).ok_or(Some(Reason::NotConnected))?;
         if ends.local == ends.remote {
@@ -145,7 +132,8 @@ impl Carrier for Tcp {
     fn has_counted_all(socket: &Socket, end: &End) -> bool {
         tcp::counts(socket.fd()).is_ok_and(|counts| {
             // (Whether an end that is over was counted it does not always tell.)
-            taken(socket, end).is_ok_and(|taken| [counts.received, counts.arrived].contains(&taken))
+            Self::taken(socket, end)
+                .is_ok_and(|taken| [counts.received, counts.arrived].contains(&taken))
         })
     }
 
@@ -158,7 +146,7 @@ impl Carrier for Tcp {
     }
 
     fn goes_on(socket: &Socket) -> bool {
-        super::has_unread(socket)
+        has_unread(socket)
     }
 
     fn resent_by_the_dead(socket: &Socket, end: &End, used: u64, most: u64) -> u64 {

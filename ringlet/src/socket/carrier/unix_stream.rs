@@ -4,20 +4,17 @@
 //! as soon as the peer has closed or shut down its receiving; and a peer that closes with bytes unread leaves ECONNRESET, which the
 //! next receive (or SO_ERROR) takes, once, after all bytes.
 
-use super::{Carrier, is_on};
+use super::facts::unconnected;
+use super::kernel::is_on;
 use crate::reasons::Reason;
 use crate::socket::table::{End, Socket, Stage, Tables, tables};
-use crate::socket::{SO_INQ, SO_PASSPIDFD};
 use ringlet_core::layout::{NOT_SHUT, SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::meet::Ends;
 use ringlet_linux::sys::{self, Errno};
-use ringlet_linux::{fd, tcp, unix};
-
-pub struct UnixStream;
-
-impl Carrier for UnixStream {}
+use ringlet_linux::unix::{self, SO_INQ, SO_PASSPIDFD};
+use ringlet_linux::{fd, tcp};
 
 pub fn ends(socket: &Socket, tables: &Tables) -> Result<Ends, Option<Reason>> {
     if !tables.config.allows_unix() {
@@ -120,7 +117,7 @@ pub fn exiting(socket: &Socket) {
 /// receive fails (EINVAL, ENOTCONN). KERNEL: nothing can dissolve a Unix connection, or give it an error.
 pub fn break_off(socket: &Socket) {
     let Some(tables) = tables() else { return };
-    let Ok(other) = super::unconnected(socket) else { return };
+    let Ok(other) = unconnected(socket) else { return };
     for (number, _) in tables.known_fds().filter(|(_, each)| core::ptr::eq(*each, socket)) {
         fd::replace(number, other);
     }

@@ -16,6 +16,8 @@
 //! Each step is taken inside a data call of the program, when it is due, and never waits. The last one is the proof that no firewall stands
 //! between the two: until then the sender goes on sending through the kernel.
 
+use super::asleep::arm;
+use super::life::{bar, is_paused, rehome, show, show_path};
 use super::outlets::{ATTACHED, FRESH, KNOCKED, NEVER, Outlet};
 use super::{inlets, outlets};
 use crate::config::Endpoint;
@@ -121,28 +123,46 @@ pub fn stepping(socket: &Socket, step: impl FnOnce()) {
     }
 }
 
+/// As `context::move_away`, for doors.
+pub fn move_door(fd: i32) -> bool {
+    let Some(tables) = tables() else { return false };
+    let has = |socket: &&'static Socket| {
+        outlets::of(socket).is_some_and(|(_, outbox)| outbox.door.get() as i32 == fd)
+    };
+    let mut moved = false;
+    if let Some(socket) = tables.followed().find(has) {
+        // In the middle of a step it is not to be had: who has the old number would use the program's file.
+        stepping(socket, || {
+            moved = outlets::of(socket).is_some_and(|(_, outbox)| {
+                outbox.door.get() as i32 == fd && tables.rename(&outbox.door)
+            });
+        });
+    }
+    moved
+}
+
 /// May this socket have lanes now? Bars it if it never may.
 fn may_have_lanes(tables: &Tables, socket: &'static Socket) -> bool {
     if let Some((reason, for_good)) = pin::keeps_all_on_kernel() {
         if for_good {
-            super::bar(socket, reason);
+            bar(socket, reason);
         }
         return false;
     }
     if life::may_be_watched_by_a_strange_set(tables, socket) {
-        super::bar(socket, Reason::OwnEpoll);
+        bar(socket, Reason::OwnEpoll);
         return false;
     }
     if !tables.holders.is_alone(&socket.end().holders) {
-        super::show(socket, Reason::Shared);
+        show(socket, Reason::Shared);
         return false;
     }
-    if !super::rehome(socket) {
-        super::show(socket, Reason::Shared);
+    if !rehome(socket) {
+        show(socket, Reason::Shared);
         return false;
     }
-    if super::is_paused(socket) {
-        super::show(socket, Reason::Paused);
+    if is_paused(socket) {
+        show(socket, Reason::Paused);
         return false;
     }
     matches!(socket.stage(), Stage::Datagram | Stage::Mailbox) && !socket.end().barred.is()
@@ -162,11 +182,11 @@ fn door(tables: &Tables, socket: &'static Socket) -> Option<i32> {
         Ok(door) => {
             tables.hide(door);
             outbox.door.set(door as u32);
-            super::show(socket, Reason::NoPeer);
+            show(socket, Reason::NoPeer);
             Some(door)
         }
         Err(error) => {
-            super::bar(socket, Reason::from(error));
+            bar(socket, Reason::from(error));
             None
         }
     }
@@ -241,7 +261,7 @@ pub fn sending(socket: &'static Socket, to: &Address) {
         }
         // A lane may have ended since the socket was shown last.
         if view::of(socket).is_some_and(|slot| slot.path.load(Ordering::Relaxed) != SLOT_FREE) {
-            super::show_path(socket);
+            show_path(socket);
         }
     });
 }
@@ -270,7 +290,7 @@ fn change(socket: &Socket, to: &Address, change: impl FnOnce(&Outlet)) {
 /// Is it for a lane at all, and who receives it? Then we knock there.
 fn knock(tables: &Tables, socket: &'static Socket, to: &Address) {
     let never = |reason| {
-        super::show(socket, reason);
+        show(socket, reason);
         change(socket, to, |outlet| {
             outlet.state.set(NEVER);
             outlet.next_step.set(u32::MAX);
@@ -354,7 +374,7 @@ fn take_messages(tables: &Tables, socket: &'static Socket, door: i32) -> bool {
                 match take_answer(tables, socket, door, &message, caller) {
                     Some(taken) => taken,
                     None => {
-                        super::bar(socket, Reason::BadPeer);
+                        bar(socket, Reason::BadPeer);
                         break;
                     }
                 }
@@ -364,12 +384,12 @@ fn take_messages(tables: &Tables, socket: &'static Socket, door: i32) -> bool {
                 Err(said.err().map_or(Reason::BadPeer, Reason::from))
             }
             (_, true) => {
-                super::bar(socket, Reason::BadPeer);
+                bar(socket, Reason::BadPeer);
                 break;
             }
         };
         if let Err(reason) = taken {
-            super::show(socket, reason);
+            show(socket, reason);
         }
     }
     any
@@ -462,7 +482,7 @@ fn take_hello(
     if let Some(registrations) = registrations {
         // Calls that receive look at the mailbox from now on.
         socket.set_stage(Stage::Mailbox);
-        registration::adopt(socket, registrations, |socket, _| _ = super::arm(socket, true));
+        registration::adopt(socket, registrations, |socket, _| _ = arm(socket, true));
     }
     let answer = Message {
         kind: LANE,
@@ -538,7 +558,7 @@ fn take_lane(
         {
             outlet.attach(area, geometry);
             drop(_held);
-            super::show(socket, Reason::None);
+            show(socket, Reason::None);
             return Ok(());
         }
     }

@@ -1,7 +1,8 @@
 //! Lanes as their receiver has them. They lie in memory that a family shares, behind the receive lock of the socket's `End`. What a child
 //! by fork could write there leads no further than to lanes of the same mailbox: whose a lane is, and where it is mapped, is private.
 
-use super::{halves, hash, tables, whole};
+use super::address::{halves, hash, whole};
+use crate::once::Once;
 use crate::plain::{P32, P64};
 use crate::socket::budget;
 use crate::socket::family::Pool;
@@ -13,7 +14,7 @@ use ringlet_core::queue::{Message, Next, Rx};
 use ringlet_core::switch::{self, Order, Words};
 use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering, fence};
 use ringlet_linux::map::{self, Zeroed};
-use ringlet_linux::sys;
+use ringlet_linux::sys::{self, Sys};
 use ringlet_linux::tcp::Address;
 
 pub const INLET_COUNT: u32 = 1 << 14;
@@ -29,6 +30,23 @@ const COOL_AFTER: u32 = 4096;
 const HEAD_BYTES: usize = 8;
 /// Looks at a busy sender before it is given up: it is between two stores, unless it has been stopped there.
 const BUSY_LOOKS: u32 = 20_000;
+
+static INLETS: Once<Inlets> = Once::new();
+
+/// Maps the tables, for so many sockets.
+pub fn start(sockets: u32) -> Sys<()> {
+    let _ = INLETS.set(Inlets::map(sockets)?);
+    Ok(())
+}
+
+pub fn all() -> Option<&'static Inlets> {
+    INLETS.get()
+}
+
+/// A socket gets a mailbox. False if there is none.
+pub fn begin(socket: &Socket) -> bool {
+    all().is_some_and(|all| all.begin(socket))
+}
 
 /// What comes in to one socket. One per `End`.
 #[derive(Default)]
@@ -115,7 +133,7 @@ pub struct Inlets {
 }
 
 impl Inlets {
-    pub fn map(sockets: u32) -> sys::Sys<Inlets> {
+    pub fn map(sockets: u32) -> Sys<Inlets> {
         Ok(Inlets {
             mailboxes: Pool::map(sockets as usize)?,
             inlets: Pool::map(INLET_COUNT as usize)?,
@@ -675,6 +693,6 @@ fn age() -> Option<u32> {
 /// The mailbox of a socket's end.
 #[inline(always)]
 pub fn of(socket: &Socket) -> Option<(&'static Inlets, &'static Mailbox)> {
-    let all = &tables().filter(|_| socket.has_datagrams())?.inlets;
+    let all = INLETS.get().filter(|_| socket.has_datagrams())?;
     Some((all, all.mailboxes.get(socket.end_index())))
 }

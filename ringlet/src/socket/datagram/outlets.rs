@@ -1,8 +1,9 @@
 //! Lanes as their sender has them, and what it knows of each address that it sends to. A process's own, behind the send lock of the
 //! socket's `End`; a child by fork sends through the kernel.
 
+use super::address::{halves, hash, whole};
 use super::inlets::words;
-use super::{halves, hash, tables, whole};
+use crate::once::Once;
 use crate::plain::{FreeList, P32, P64};
 use crate::socket::budget;
 use crate::socket::chaos;
@@ -14,7 +15,7 @@ use ringlet_core::queue::Tx;
 use ringlet_core::switch;
 use ringlet_core::sync::{AtomicUsize, Ordering};
 use ringlet_linux::map::{self, Zeroed};
-use ringlet_linux::sys;
+use ringlet_linux::sys::{self, Sys};
 use ringlet_linux::tcp::Address;
 use ringlet_linux::udp;
 
@@ -37,6 +38,20 @@ const LAGGING: u32 = 6 * ASK_AFTER;
 const PAUSE_CALLS: u32 = 64;
 /// A message that only the kernel can carry waits so long for what was published to be taken, so that it does not overtake it.
 const DRAIN_LOOKS: u32 = 2_000;
+
+static OUTLETS: Once<Outlets> = Once::new();
+
+/// Maps the tables, for so many sockets.
+pub fn start(sockets: u32) -> Sys<()> {
+    let _ = OUTLETS.set(Outlets::map(sockets)?);
+    Ok(())
+}
+
+/// Messages before the first step.
+pub fn first_step() -> u32 {
+    let config = crate::socket::table::tables().map(|tables| tables.config);
+    config.map_or(u32::MAX, |config| config.move_after.min(u64::from(u32::MAX / 2)) as u32)
+}
 
 /// What goes out of one socket.
 #[derive(Default)]
@@ -102,7 +117,7 @@ pub struct Outlets {
 }
 
 impl Outlets {
-    pub fn map(sockets: u32) -> sys::Sys<Outlets> {
+    pub fn map(sockets: u32) -> Sys<Outlets> {
         Ok(Outlets {
             boxes: map::private_table(sockets as usize)?,
             outlets: map::private_table(OUTLET_COUNT as usize)?,
@@ -363,7 +378,7 @@ impl Outbox {
         }
         outlet.port.set(u32::from(to.port));
         outlet.calls.set(0);
-        outlet.begin_again(super::first_step());
+        outlet.begin_again(first_step());
         outlet.next.set(bucket.get());
         bucket.set(index);
         Some(index)
@@ -445,7 +460,7 @@ impl Outbox {
 /// The outbox of a socket.
 #[inline(always)]
 pub fn of(socket: &Socket) -> Option<(&'static Outlets, &'static Outbox)> {
-    let all = &tables().filter(|_| socket.has_datagrams())?.outlets;
+    let all = OUTLETS.get().filter(|_| socket.has_datagrams())?;
     let index = crate::socket::table::tables()?.index_of(socket);
     Some((all, &all.boxes[index as usize % all.boxes.len()]))
 }

@@ -10,7 +10,6 @@ use crate::socket::table::{End, Socket};
 use crate::socket::{Native, carrier, control, patience, tap, words};
 use crate::waiting::{signals, sleep};
 use ringlet_core::memory::{Buffer, Buffers};
-use ringlet_core::sync::Ordering;
 use ringlet_linux::fd;
 use ringlet_linux::map::{CHUNK_BYTES, Chunk};
 use ringlet_linux::sys::{self, Errno, Sys};
@@ -137,9 +136,8 @@ pub fn aside(socket: &'static Socket) -> Sys<Native> {
             let _held = end.send_lock.take().ok_or(Errno::EINTR)?;
             let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
             step_aside(socket, end, &ring, Reason::Splice).map(|()| {
-                // ORDER: SeqCst, under the lock; pairs with `sides::try_start`.
-                end.native_senders.fetch_add(1, Ordering::SeqCst);
-                Native { socket, count: &end.native_senders }
+                // (Under the lock, so that `sides::try_start` sees it.)
+                Native::begin(socket, &end.native_senders)
             })
         };
         match step {
