@@ -29,6 +29,17 @@ fn sources() -> BTreeMap<String, String> {
     for folder in [ours.join("src"), ours.join("../ringlet/src")] {
         walk(&folder, &[], &mut found);
     }
+    let of_tests = found.iter().flat_map(|(parent, source)| {
+        let declared = source.split("#[cfg(test)]\nmod ").skip(1);
+        declared.filter_map(move |rest| {
+            let (name, _) = rest.split_once(';')?;
+            let parts = [&parent[..], name].into_iter().filter(|part| !part.is_empty());
+            Some(parts.collect::<Vec<_>>().join("::"))
+        })
+    });
+    for name in of_tests.collect::<Vec<_>>() {
+        assert!(found.remove(&name).is_some(), "{name} is declared, and not there");
+    }
     found
 }
 

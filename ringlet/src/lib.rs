@@ -14,3 +14,14 @@ pub mod reasons;
 pub mod socket;
 pub mod thread;
 pub mod waiting;
+#[cfg(test)]
+mod worlds;
+
+/// In tests: something else may happen here (`worlds`).
+macro_rules! step {
+    () => {
+        #[cfg(test)]
+        crate::worlds::step();
+    };
+}
+pub(crate) use step;

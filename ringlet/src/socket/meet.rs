@@ -943,6 +943,23 @@ fn attach(socket: &'static Socket, registrations: Held<'_>) {
     });
 }
 
+/// For tests: an end that need not look for its peer, with the segment of that, or one that it makes.
+#[cfg(test)]
+pub fn attach_with(socket: &'static Socket, segment: Option<i32>) -> i32 {
+    let tables = tables().expect("started");
+    let ring_bytes = tables.config.ring_bytes;
+    let geometry = Geometry::new(ring_bytes as usize).expect("a sound size");
+    let segment = match segment {
+        None => make_segment(tables, socket, geometry).expect("a segment"),
+        Some(segment) => {
+            map_segment(tables, socket, segment, ring_bytes).expect("a sound segment");
+            segment
+        }
+    };
+    attach(socket, registration::hold_registrations(socket).expect("in no set"));
+    segment
+}
+
 const OPTION_LOOKS: u32 = 8;
 
 /// Options that the kernel keeps and we serve. True if one was not as we had it.

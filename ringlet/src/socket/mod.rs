@@ -35,6 +35,8 @@ pub mod process;
 pub mod readiness;
 mod release;
 mod sides;
+#[cfg(test)]
+mod steps;
 pub mod table;
 pub mod tap;
 pub mod transfer;

@@ -12,8 +12,9 @@ use ringlet_linux::{fd, tcp};
 const RINGERS_WAIT_ROUNDS: u32 = 1100;
 const RINGERS_LOOK_NS: u64 = 500_000;
 
-/// What all peers together may make this process wait: so long, and then a hundredth of the time that passes (`wait_patiently`).
-const PATIENCE_NS: u64 = 200_000_000;
+/// What all peers together may make this process wait: so long, and then a hundredth of the time that passes (`wait_patiently`). (In tests a
+/// peer does nothing meanwhile.)
+const PATIENCE_NS: u64 = if cfg!(test) { 1_000_000 } else { 200_000_000 };
 const PATIENCE_SHARE: u64 = 100;
 const PATIENT_LOOK_NS: u64 = 100_000;
 

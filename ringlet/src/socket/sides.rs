@@ -48,10 +48,12 @@ impl Outgoing for Out<'_> {
     type Words = Control;
 
     fn sender(&self) -> &Sender {
+        crate::step!();
         &self.end.sender
     }
 
     fn words(&self) -> &Control {
+        crate::step!();
         self.ring.control()
     }
 
@@ -208,10 +210,12 @@ impl Incoming for In<'_> {
     type Words = Control;
 
     fn receiver(&self) -> &Receiver {
+        crate::step!();
         &self.end.receiver
     }
 
     fn words(&self) -> &Control {
+        crate::step!();
         self.ring.control()
     }
 
@@ -418,6 +422,7 @@ fn show_path(socket: &Socket, end: &End) {
 /// After a publish: wakes a receiver that sleeps.
 #[inline(always)]
 pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
+    crate::step!();
     let rung = context::ring_if_armed(socket);
     let how = ring.control().data_wish().granted_by_sender();
     if how != 0 {
@@ -434,6 +439,7 @@ pub fn wake_receiver(socket: &Socket, ring: &SegmentRing) {
 
 /// After a release: wakes a sender that waits for room.
 pub fn wake_sender(socket: &Socket, incoming: &SegmentRing) {
+    crate::step!();
     let how = incoming.control().room_wish().granted_by_receiver();
     if how == 0 {
         return;

@@ -10,11 +10,13 @@ use ringlet_linux::tcp;
 
 /// Whether the peer is at home in the segment, and how it rings us.
 pub fn peer_attached(socket: &Socket) -> u32 {
+    crate::step!();
     // ORDER: Acquire; pairs with `moving::publish_attached` (Release).
     socket.incoming().map_or(0, |ring| ring.control().sender.attached.load(Ordering::Acquire))
 }
 
 pub fn say_end(ring: &SegmentRing, how: u32) {
+    crate::step!();
     // ORDER: Release; pairs with `In::has_ended`, and with `tcp::fin_by_death` and its like; the end itself follows through
     // the kernel.
     ring.control().sender.shut.store(how, Ordering::Release);
@@ -32,6 +34,7 @@ pub fn linger_again(socket: &Socket, end: &End) {
 
 /// Has the receiver of this ring gone back to the kernel?
 pub fn has_left(ring: &SegmentRing) -> bool {
+    crate::step!();
     ring.control().has_left()
 }
 
@@ -94,6 +97,7 @@ pub fn may_have_lost(socket: &Socket, ring: &SegmentRing) -> bool {
 /// Is something published that we have not consumed (bytes or a mark)?
 #[inline(always)]
 pub fn published(end: &End, incoming: &SegmentRing) -> bool {
+    crate::step!();
     end.rx.ready(incoming) && !end.receiver.has_left()
 }
 

@@ -1,0 +1,608 @@
+//! The socket layer step by step: both ends of a connection as two processes of their own (`worlds`), over a connection of the kernel's, in one
+//! thread. So what one end does can happen at each step of what the other is doing, and a process can die at each of its own.
+//!
+//! Every byte tells its place in its direction. What is known of a direction is how much was sent, how much a send that is under way has
+//! tried, and how much was received.
+
+#![allow(unsafe_code)]
+
+use super::meet::attach_with;
+use super::table::{self, Kind, Receiving, Sending, Socket, Stage, tables};
+use super::transfer::{self, events, shut, wait};
+use super::{keep_on_kernel, process, release};
+use crate::config::Config;
+use crate::reasons::Reason;
+use crate::worlds;
+use ringlet_core::memory::{Buffer, Buffers};
+use ringlet_linux::fd;
+use ringlet_linux::map;
+use ringlet_linux::sys::{self, Errno, Sys};
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Mutex;
+
+const STREAMS: [Kind; 2] = [Kind::Tcp, Kind::UnixStream];
+const KINDS: [Kind; 3] = [Kind::Tcp, Kind::UnixStream, Kind::Packets];
+/// Calls until what must come has come.
+const CALLS_MOST: usize = 20_000;
+/// How long something that must come is waited for: as good as for ever.
+const PATIENCE_NS: u64 = 20_000_000_000;
+const NOW: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+
+/// One end, and the process that has it.
+struct Side {
+    world: usize,
+    fd: i32,
+    /// Bytes sent, and sent or tried, and received.
+    sent: Cell<u64>,
+    tried: Cell<u64>,
+    got: Cell<u64>,
+    /// No more will be sent; nothing more will be received.
+    ended: Cell<bool>,
+    gone: Cell<bool>,
+    /// It was told of a reset.
+    reset: Cell<bool>,
+    /// It sleeps until a byte wakes it.
+    asleep: Cell<bool>,
+}
+
+struct Pair {
+    kind: Kind,
+    sides: [Side; 2],
+}
+
+fn byte(from: usize, place: u64) -> u8 {
+    (place ^ place >> 8) as u8 ^ if from == 0 { 0x55 } else { 0 }
+}
+
+/// Two processes, for the connections that follow.
+fn two_worlds() -> [usize; 2] {
+    [0; 2].map(|_| {
+        let world = worlds::fresh();
+        start(world);
+        world
+    })
+}
+
+fn start(world: usize) {
+    // What the tables of one are taken from is the test process's.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(|held| held.into_inner());
+    worlds::within(world, || {
+        let mut config = Config::default();
+        (config.ring_bytes, config.spin_us) = (64 << 10, 0);
+        super::start(config).expect("memory for tables");
+        assert!(map::share());
+    });
+}
+
+/// A connection of the kernel's.
+fn connection(kind: Kind) -> [i32; 2] {
+    let mut fds = [0; 2];
+    let ok = |done: i32| {
+        assert!(done >= 0, "{}", std::io::Error::last_os_error());
+        done
+    };
+    // SAFETY: plain calls of the kernel's, with memory of this frame.
+    unsafe {
+        match kind {
+            Kind::Tcp => {
+                let listener = ok(libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0));
+                let mut name: libc::sockaddr_in = core::mem::zeroed();
+                name.sin_family = libc::AF_INET as u16;
+                name.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
+                let mut len = size_of_val(&name) as u32;
+                let at = (&raw mut name).cast();
+                ok(libc::bind(listener, at, len));
+                ok(libc::listen(listener, 1));
+                ok(libc::getsockname(listener, at, &mut len));
+                fds[0] = ok(libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0));
+                ok(libc::connect(fds[0], at, len));
+                fds[1] =
+                    ok(libc::accept4(listener, core::ptr::null_mut(), core::ptr::null_mut(), 0));
+                sys::close(listener);
+            }
+            kind => {
+                let kind = match kind {
+                    Kind::Packets => libc::SOCK_SEQPACKET,
+                    _ => libc::SOCK_STREAM,
+                };
+                ok(libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()));
+            }
+        }
+    }
+    fds
+}
+
+impl Side {
+    fn new(world: usize, fd: i32, kind: Kind) -> Side {
+        worlds::within(world, || {
+            tables().unwrap().follow(fd, kind).expect("room in the tables");
+        });
+        Side {
+            world,
+            fd,
+            sent: Cell::new(0),
+            tried: Cell::new(0),
+            got: Cell::new(0),
+            ended: Cell::new(false),
+            gone: Cell::new(false),
+            reset: Cell::new(false),
+            asleep: Cell::new(false),
+        }
+    }
+
+    /// Its process makes a call (and so does not sleep).
+    fn with<T>(&self, act: impl FnOnce(&'static Socket) -> T) -> T {
+        self.asleep.set(false);
+        worlds::within(self.world, || act(table::socket(self.fd).expect("a socket of ours")))
+    }
+
+    fn attach(&self, accepting: bool, segment: Option<i32>) -> i32 {
+        self.with(|socket| {
+            socket.side.set(accepting as u32);
+            let segment = attach_with(socket, segment);
+            assert_eq!(socket.stage(), Stage::Attached);
+            segment
+        })
+    }
+
+    fn is_in_ring(&self) -> bool {
+        self.with(|socket| {
+            socket.end().sending() == Sending::Ring && socket.end().receiving() == Receiving::Ring
+        })
+    }
+
+    /// The kernel shows it as readable, as to one who sleeps there. (TCP may wait for company: Nagle.)
+    fn would_wake(&self) -> bool {
+        let mut fds = [fd::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 }];
+        fd::poll(&mut fds, Some(PATIENCE_NS), None) == Ok(1)
+    }
+}
+
+impl Pair {
+    fn new(worlds: [usize; 2], kind: Kind) -> Rc<Pair> {
+        let fds = connection(kind);
+        let sides = [0, 1].map(|side| Side::new(worlds[side], fds[side], kind));
+        let segment = sides[1].attach(true, None);
+        sides[0].attach(false, Some(segment));
+        sys::close(segment);
+        let pair = Rc::new(Pair { kind, sides });
+        pair.enter_ring();
+        pair
+    }
+
+    fn enter_ring(&self) {
+        for _ in 0..CALLS_MOST {
+            if self.sides.iter().all(Side::is_in_ring) {
+                return;
+            }
+            for side in [0, 1] {
+                let _ = self.send(side, 1);
+                let _ = self.receive(1 - side, 100);
+            }
+        }
+        panic!("the connection does not enter the ring");
+    }
+
+    fn note(&self, side: usize, error: Errno) {
+        let broken = [Errno::EPIPE, Errno::ECONNRESET, Errno::EBADF].contains(&error);
+        assert!(broken || error == Errno::EAGAIN, "error {}", error.0);
+        // (Whose sends fail after his own end is told of nothing.)
+        let told =
+            error == Errno::ECONNRESET || error == Errno::EPIPE && !self.sides[side].ended.get();
+        self.sides[side].reset.set(self.sides[side].reset.get() || told);
+    }
+
+    fn send(&self, from: usize, len: u64) -> Sys<usize> {
+        let side = &self.sides[from];
+        let start = side.sent.get();
+        let bytes: Vec<u8> = (start..start + len).map(|place| byte(from, place)).collect();
+        side.tried.set(start + len);
+        let done = side.with(|socket| {
+            let list = [Buffer { base: bytes.as_ptr().cast_mut(), len: bytes.len() }];
+            // SAFETY: only read from.
+            transfer::send(socket, &mut unsafe { Buffers::new(&list) }, NOW)
+        });
+        match done {
+            Ok(sent) => side.sent.set(start + sent as u64),
+            Err(error) => self.note(from, error),
+        }
+        side.tried.set(side.sent.get());
+        done
+    }
+
+    fn took(&self, to: usize, bytes: &[u8]) {
+        let got = self.sides[to].got.get();
+        let from = 1 - to;
+        for (place, found) in (got..).zip(bytes) {
+            assert_eq!(*found, byte(from, place), "the byte at {place}");
+        }
+        let got = got + bytes.len() as u64;
+        assert!(got <= self.sides[from].tried.get(), "more than was sent");
+        self.sides[to].got.set(got);
+    }
+
+    fn receive(&self, to: usize, len: usize) -> Sys<usize> {
+        // (A packet is taken whole.)
+        let len = if self.kind == Kind::Packets { 30_000 } else { len };
+        let mut bytes = vec![0u8; len];
+        let done = self.sides[to].with(|socket| {
+            let list = [Buffer { base: bytes.as_mut_ptr(), len }];
+            // SAFETY: written to only while it is borrowed here.
+            transfer::receive(socket, &mut unsafe { Buffers::new(&list) }, NOW)
+        });
+        match done {
+            Ok(0) => {
+                let peer = &self.sides[1 - to];
+                assert!(peer.ended.get() || peer.gone.get(), "an end that nobody made");
+                if !self.sides[to].reset.get() {
+                    self.has_all(to);
+                }
+            }
+            Ok(n) => self.took(to, &bytes[..n]),
+            Err(error) => self.note(to, error),
+        }
+        done
+    }
+
+    /// What a stranger reads from the kernel's connection.
+    fn receive_around(&self, to: usize) -> Sys<usize> {
+        let mut bytes = [0u8; 100];
+        // SAFETY: memory of this frame.
+        let n =
+            unsafe { libc::recv(self.sides[to].fd, bytes.as_mut_ptr().cast(), bytes.len(), NOW) };
+        match n {
+            0.. => {
+                self.took(to, &bytes[..n as usize]);
+                Ok(n as usize)
+            }
+            _ => Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap())),
+        }
+    }
+
+    /// For whoever looks for a fault.
+    fn show(&self) {
+        for side in self.sides.iter().filter(|side| !side.gone.get()) {
+            worlds::within(side.world, || {
+                let socket = table::socket(side.fd).unwrap();
+                let end = socket.end();
+                eprintln!(
+                    "sending {:?}, receiving {:?}: {} sent, {} received; ended {}, reset {}, asleep {}; in the kernel {:?}, in the ring {}, wish {}",
+                    end.sending(),
+                    end.receiving(),
+                    side.sent.get(),
+                    side.got.get(),
+                    side.ended.get(),
+                    side.reset.get(),
+                    side.asleep.get(),
+                    ringlet_linux::tcp::unread(side.fd),
+                    socket.incoming().is_some_and(|ring| end.rx.has_bytes(&ring)),
+                    socket.incoming().unwrap().control().data_wish().granted_by_sender(),
+                );
+            });
+        }
+    }
+
+    fn has_all(&self, to: usize) {
+        let (got, sent) = (self.sides[to].got.get(), self.sides[1 - to].sent.get());
+        assert!(got >= sent, "{got} of {sent} bytes, and then the end");
+    }
+
+    fn look(&self, side: usize) -> i16 {
+        let events = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
+        self.sides[side].with(|socket| events::poll_mask(socket, events, false, 0))
+    }
+
+    /// Asks to be woken by a byte. False if there is something to be done already.
+    fn falls_asleep(&self, side: usize) -> bool {
+        self.sides[side].with(|socket| wait::want_bytes(socket, true, false));
+        let asleep = self.look(side) & !libc::POLLOUT == 0;
+        self.sides[side].asleep.set(asleep);
+        asleep
+    }
+
+    /// Nobody sleeps beside what came for him. (Between calls.)
+    fn sleepers_were_woken(&self) {
+        for side in [0, 1] {
+            let (here, peer) = (&self.sides[side], &self.sides[1 - side]);
+            let due = peer.sent.get() > here.got.get() || peer.ended.get() || peer.gone.get();
+            if here.asleep.get() && !here.gone.get() && due {
+                let woken = here.would_wake();
+                if !woken {
+                    self.show();
+                }
+                assert!(woken, "side {side} sleeps on");
+            }
+        }
+    }
+
+    fn shut(&self, side: usize) {
+        self.sides[side].with(|socket| {
+            assert!(shut::before(socket, libc::SHUT_WR));
+            let done = shut::shut_down(socket, libc::SHUT_WR);
+            assert!(done.is_ok() || done == Err(Errno::ENOTCONN), "{done:?}");
+        });
+        self.sides[side].ended.set(true);
+    }
+
+    fn leave(&self, side: usize, reason: Reason) {
+        self.sides[side].with(|socket| keep_on_kernel(socket, reason));
+    }
+
+    fn close(&self, side: usize) {
+        let end = &self.sides[side];
+        end.ended.set(true);
+        end.gone.set(true);
+        worlds::within(end.world, || {
+            let known = table::lookup(end.fd).expect("a socket of ours");
+            assert!(process::before_close(end.fd, known));
+        });
+        sys::close(end.fd);
+    }
+
+    /// Its process dies: the kernel closes its descriptor, and it says and does nothing any more.
+    fn die(&self, side: usize) {
+        let end = &self.sides[side];
+        let socket = end.with(|socket| socket);
+        end.gone.set(true);
+        sys::close(end.fd);
+        worlds::within(end.world, || {
+            let tables = tables().unwrap();
+            tables.clear(end.fd);
+            socket.set_stage(Stage::Closing);
+            release::clean_up_as(socket, true, false);
+        });
+    }
+
+    /// All that was sent to this side arrives, while the other side goes on with its calls, if it is there.
+    fn drain(&self, to: usize) {
+        let from = 1 - to;
+        for _ in 0..CALLS_MOST {
+            if self.sides[to].got.get() >= self.sides[from].sent.get() {
+                return;
+            }
+            match self.receive(to, 30_000) {
+                Ok(0) => return,
+                Err(Errno::ECONNRESET) => return,
+                _ => {}
+            }
+            if !self.sides[from].gone.get() {
+                self.look(from);
+            }
+        }
+        panic!("what was sent does not come");
+    }
+
+    /// The other side has ended: that is seen, behind all bytes.
+    fn meets_the_end(&self, side: usize) {
+        for _ in 0..CALLS_MOST {
+            match self.receive(side, 30_000) {
+                Ok(0) | Err(Errno::ECONNRESET) => return,
+                _ => {}
+            }
+        }
+        panic!("no end comes");
+    }
+
+    fn has_reset(&self) -> bool {
+        self.sides.iter().any(|side| side.reset.get())
+    }
+
+    /// Whatever has happened: what was sent comes, in both directions, and then the ends.
+    fn finish(&self) {
+        for side in [0, 1] {
+            if !self.sides[side].gone.get() {
+                self.drain(side);
+            }
+        }
+        let resets = self.has_reset();
+        for side in [0, 1] {
+            if !self.sides[side].gone.get() {
+                let peer = &self.sides[1 - side];
+                if !resets && !peer.gone.get() && !peer.ended.get() {
+                    assert_eq!(self.receive(side, 1), Err(Errno::EAGAIN), "more than was sent");
+                }
+                self.close(side);
+                if !self.sides[1 - side].gone.get() {
+                    self.meets_the_end(1 - side);
+                }
+            }
+        }
+    }
+}
+
+const RECORD: u64 = 5;
+
+/// A receiver leaves the ring behind each byte; what it has not read is sent again, by the sender's next call or when it is woken, and is
+/// all that the kernel's connection carries.
+#[test]
+fn a_receiver_leaves_at_each_byte() {
+    let worlds = two_worlds();
+    for kind in STREAMS {
+        for (around, asleep) in [(false, false), (true, false), (true, true)] {
+            for read in 0..=6 * RECORD {
+                let pair = Pair::new(worlds, kind);
+                for _ in 0..6 {
+                    assert_eq!(pair.send(0, RECORD), Ok(RECORD as usize));
+                }
+                for _ in 0..read {
+                    assert_eq!(pair.receive(1, 1), Ok(1));
+                }
+                let slept = asleep && pair.falls_asleep(0);
+                pair.leave(1, if around { Reason::Exec } else { Reason::Option });
+                let unread = pair.sides[1].got.get() < pair.sides[0].sent.get();
+                if slept && around && unread {
+                    assert!(
+                        pair.sides[0].would_wake(),
+                        "who has something to send again sleeps on"
+                    );
+                }
+                pair.look(0);
+                assert_eq!(pair.send(0, RECORD), Ok(RECORD as usize));
+                if around {
+                    while pair.receive_around(1).is_ok() {}
+                    pair.has_all(1);
+                }
+                pair.drain(1);
+                pair.finish();
+            }
+        }
+    }
+}
+
+/// A sender leaves the ring behind each byte.
+#[test]
+fn a_sender_leaves_at_each_byte() {
+    let worlds = two_worlds();
+    for kind in KINDS {
+        for before in 0..20 {
+            for asleep in [false, true] {
+                let pair = Pair::new(worlds, kind);
+                let slept = asleep && pair.falls_asleep(1);
+                if before > 0 {
+                    assert_eq!(pair.send(0, before), Ok(before as usize));
+                    assert!(!slept || pair.sides[1].would_wake(), "a sleeper is not woken");
+                }
+                pair.leave(0, Reason::Option);
+                assert_eq!(pair.send(0, 3), Ok(3));
+                assert!(!slept || pair.sides[1].would_wake(), "a sleeper is not woken");
+                pair.drain(1);
+                assert_eq!(pair.send(1, 3), Ok(3));
+                pair.drain(0);
+                pair.finish();
+            }
+        }
+    }
+}
+
+/// One end closes, shuts or dies behind each call of an exchange.
+#[test]
+fn an_end_comes_behind_each_call() {
+    let worlds = two_worlds();
+    let calls: [fn(&Pair); 7] = [
+        |pair| _ = pair.send(0, 30),
+        |pair| _ = pair.receive(1, 10),
+        |pair| _ = pair.send(1, 40),
+        |pair| _ = pair.falls_asleep(0),
+        |pair| _ = pair.send(1, 8),
+        |pair| _ = pair.receive(0, 100),
+        |pair| _ = pair.receive(1, 100),
+    ];
+    let ends: [fn(&Pair, usize); 3] = [Pair::close, Pair::shut, Pair::die];
+    for kind in KINDS {
+        for (behind, side) in (0..=calls.len()).flat_map(|behind| [(behind, 0), (behind, 1)]) {
+            for end in ends {
+                let pair = Pair::new(worlds, kind);
+                for call in &calls[..behind] {
+                    call(&pair);
+                }
+                end(&pair, side);
+                pair.drain(1 - side);
+                pair.meets_the_end(1 - side);
+                assert_ne!(pair.look(1 - side) & libc::POLLIN, 0, "poll does not tell of the end");
+                pair.finish();
+            }
+        }
+    }
+}
+
+type Act = (&'static str, fn(&Pair, usize));
+
+const ACTS: [Act; 8] = [
+    ("send", |pair, side| _ = pair.send(side, 30)),
+    ("fill", |pair, side| _ = (0..10).try_for_each(|_| pair.send(side, 20_000).map(drop))),
+    ("receive", |pair, side| _ = pair.receive(side, 50)),
+    ("sleep", |pair, side| _ = pair.falls_asleep(side)),
+    ("leave", |pair, side| pair.leave(side, Reason::Option)),
+    ("shut", Pair::shut),
+    ("close", Pair::close),
+    ("die", Pair::die),
+];
+
+/// At each step of each act of one end, the other does each of its own.
+#[test]
+fn the_peer_acts_at_each_step() {
+    let worlds = two_worlds();
+    let (mut ran, mut resets) = (0, 0);
+    for kind in KINDS {
+        for (name, act) in ACTS {
+            for (other, event) in ACTS {
+                for step in 1.. {
+                    let pair = Pair::new(worlds, kind);
+                    assert_eq!((pair.send(0, 20), pair.send(1, 20)), (Ok(20), Ok(20)));
+                    let at = pair.clone();
+                    worlds::at_step(step, move || event(&at, 1));
+                    act(&pair, 0);
+                    let over = worlds::nothing_more();
+                    if over {
+                        event(&pair, 1);
+                    }
+                    pair.sleepers_were_woken();
+                    eprintln!("{kind:?}: {name}, and {other} at step {step}");
+                    pair.finish();
+                    ran += 1;
+                    resets += pair.has_reset() as u32;
+                    if over {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    // (Of ends with bytes unread, and of waits for a peer that is in the middle of something.)
+    assert!(resets * 4 < ran, "{resets} of {ran} runs with a reset");
+}
+
+/// splitmix64
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ x >> 31) % limit as u64) as usize
+    }
+}
+
+/// Acts of both ends at random, each perhaps with one of the other end's at a random step of it; and an end.
+#[test]
+fn random_scripts() {
+    let worlds = two_worlds();
+    let begin = std::time::Instant::now();
+    let seeds = match std::env::var("SEED") {
+        Ok(seed) => seed.parse().map(|seed: u64| seed..seed + 1).expect("a number"),
+        Err(_) => 0..200,
+    };
+    for seed in seeds {
+        let mut random = Random(seed);
+        let pair = Pair::new(worlds, KINDS[random.below(3)]);
+        eprintln!("seed {seed}, {:?} at {:?}", pair.kind, begin.elapsed());
+        for _ in 0..random.below(60) {
+            if pair.sides.iter().any(|side| side.gone.get()) {
+                break;
+            }
+            // Mostly of those that leave all open.
+            let mut draw = || match random.below(12) {
+                0 => ACTS[4 + random.below(4)],
+                _ => ACTS[random.below(4)],
+            };
+            let ((name, act), (other, event)) = (draw(), draw());
+            let side = random.below(2);
+            eprintln!("  {name} by {side}, and {other}");
+            let may = |side: usize, name| !pair.sides[side].ended.get() || name != "shut";
+            if random.below(2) == 0 && may(1 - side, other) {
+                let at = pair.clone();
+                worlds::at_step(1 + random.below(20) as u64, move || event(&at, 1 - side));
+            }
+            if may(side, name) {
+                act(&pair, side);
+            }
+            worlds::nothing_more();
+            pair.sleepers_were_woken();
+        }
+        pair.finish();
+    }
+}
