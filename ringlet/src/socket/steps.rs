@@ -9,7 +9,7 @@
 use super::meet::attach_with;
 use super::table::{self, Kind, Receiving, Sending, Socket, Stage, tables};
 use super::transfer::{self, events, shut, wait};
-use super::{keep_on_kernel, process, release};
+use super::{carrier, keep_on_kernel, process, release};
 use crate::config::Config;
 use crate::reasons::Reason;
 use crate::worlds;
@@ -552,6 +552,29 @@ fn the_peer_acts_at_each_step() {
     }
     // (Of ends with bytes unread, and of waits for a peer that is in the middle of something.)
     assert!(resets * 4 < ran, "{resets} of {ran} runs with a reset");
+}
+
+/// What stands in the place of a socket that another program must not get is of its kind.
+#[test]
+fn another_of_its_kind() {
+    let world = worlds::fresh();
+    start(world);
+    let of = |domain, socket_type| {
+        let fd = fd::unconnected(domain, socket_type).unwrap();
+        let option = |fd, option| ringlet_linux::tcp::int_option(fd, libc::SOL_SOCKET, option);
+        worlds::within(world, || {
+            let kind = carrier::kind(domain, socket_type, 0).unwrap();
+            let socket = tables().unwrap().follow(fd, kind).unwrap();
+            socket.family.set(domain as u32);
+            let other = carrier::unconnected(socket).unwrap();
+            assert_eq!(option(other, libc::SO_TYPE), Ok(socket_type));
+            sys::close(other);
+        });
+    };
+    of(libc::AF_INET, libc::SOCK_STREAM);
+    of(libc::AF_INET6, libc::SOCK_DGRAM);
+    of(libc::AF_UNIX, libc::SOCK_STREAM);
+    of(libc::AF_UNIX, libc::SOCK_SEQPACKET);
 }
 
 /// splitmix64

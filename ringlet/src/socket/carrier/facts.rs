@@ -126,6 +126,9 @@ pub fn inode(fd: i32) -> u32 {
 
 /// An unconnected socket of the same kind.
 pub fn unconnected(socket: &Socket) -> Sys<i32> {
-    let (domain, socket_type) = facts(socket).of;
+    let (domain, socket_type) = match socket.kind() {
+        Kind::Datagrams => (socket.family.get() as i32, libc::SOCK_DGRAM),
+        _ => facts(socket).of,
+    };
     fd::unconnected(domain, socket_type)
 }
