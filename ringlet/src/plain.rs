@@ -39,6 +39,36 @@ impl P32 {
     }
 }
 
+/// Is there something that was told, and that nobody has looked for since? Whoever looks, and finds nothing, says so by the number that stood here
+/// before: what is told meanwhile changes it, and is not missed. (Taken back before the look, it would be missed by all who ask during that.)
+#[derive(Default)]
+#[repr(transparent)]
+pub struct News(AtomicU32);
+
+impl News {
+    #[inline(always)]
+    pub fn is(&self) -> bool {
+        self.number() & 1 != 0
+    }
+    /// Odd if there is something.
+    #[inline(always)]
+    pub fn number(&self) -> u32 {
+        self.0.load(Relaxed)
+    }
+    pub fn tell(&self) {
+        let _ = self.0.fetch_update(AcqRel, Relaxed, |number| Some(number.wrapping_add(2) | 1));
+    }
+    /// A look that began when this number stood here has found nothing.
+    pub fn nothing_since(&self, number: u32) {
+        if number & 1 != 0 {
+            let _ = self.0.compare_exchange(number, number & !1, AcqRel, Relaxed);
+        }
+    }
+    pub fn reset(&self) {
+        self.0.store(0, Relaxed);
+    }
+}
+
 /// An index by which threads without a common lock find something, or 0.
 #[derive(Default)]
 #[repr(transparent)]
@@ -146,5 +176,27 @@ impl FreeList {
     /// One more than the highest index ever handed out.
     pub fn end(&self) -> u32 {
         self.fresh.load(Relaxed) + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_during_a_look_is_news_behind_it() {
+        let news = News::default();
+        news.tell();
+        let look = news.number();
+        assert!(news.is(), "for others, too, as long as the look is under way");
+        news.tell();
+        news.nothing_since(look);
+        assert!(news.is());
+        let looks = [news.number(), news.number()];
+        news.nothing_since(looks[0]);
+        assert!(!news.is());
+        news.tell();
+        news.nothing_since(looks[1]);
+        assert!(news.is(), "a number does not come again");
     }
 }

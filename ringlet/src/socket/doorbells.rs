@@ -26,7 +26,7 @@ pub fn look_at_kernel(
     ring: &SegmentRing,
     mine: u32,
 ) -> Sys<Option<usize>> {
-    socket.kernel_news.set(0);
+    let news = socket.kernel_news.number();
     socket.bells_left.set(0);
     answer_return(socket, end);
     mirrored::break_off_if_orphan(socket);
@@ -36,7 +36,10 @@ pub fn look_at_kernel(
     let peeked = match (peeked, end.pending_error.get()) {
         // Taken from the kernel before.
         (Err(Errno::EAGAIN) | Ok(0), error @ 1..) => Err(Errno(error as i32)),
-        (Err(Errno::EAGAIN), 0) => return Err(Errno::EAGAIN),
+        (Err(Errno::EAGAIN), 0) => {
+            socket.kernel_news.nothing_since(news);
+            return Err(Errno::EAGAIN);
+        }
         // There may be more: one packet is one, and one stays for each time that we waited for room beside bytes that stood in the ring.
         (Ok(seen @ 1..), _) if carrier::facts(socket).has_boundaries || seen == bells.len() => {
             tcp::unread(socket.fd()).map(|waiting| waiting.clamp(seen, BELLS_AT_ONCE))
@@ -47,7 +50,7 @@ pub fn look_at_kernel(
         // Taken from the kernel now; what the ring still holds comes first.
         end.pending_error.set(error.0 as u32);
         end.ended.set(1);
-        socket.kernel_news.set(1);
+        socket.kernel_news.tell();
     }
     if matches!(peeked, Ok(1..)) && others_wait(socket, end, mine) {
         // They may wait for the bytes that we are about to take: the next record, or the next room, rings for them.
@@ -58,7 +61,7 @@ pub fn look_at_kernel(
             outgoing.control().room_wish().want(WANT_BYTE);
             if end.sending() == Sending::Ring && end.tx.writable(&outgoing) {
                 // This byte is theirs, and there may be no other.
-                socket.kernel_news.set(1);
+                socket.kernel_news.tell();
                 return Err(Errno::EAGAIN);
             }
         }
@@ -67,7 +70,7 @@ pub fn look_at_kernel(
     match end.receiver.next(&seen(socket, end, ring, peeked)) {
         Step::Discard(n) => {
             throw_away(socket, end, n as usize);
-            socket.kernel_news.set(1);
+            socket.kernel_news.tell();
             Ok(None)
         }
         Step::End => match peeked {
@@ -83,6 +86,7 @@ pub fn look_at_kernel(
             Ok(_) => carrier::end_of_stream(socket, end),
         },
         _ => {
+            socket.kernel_news.nothing_since(news);
             socket.bells_left.set(matches!(peeked, Ok(1..)) as u32);
             Ok(None)
         }
@@ -139,7 +143,7 @@ pub fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: 
         end.pending_error.set(error.0 as u32);
         end.ended.set(end.ended.get().max(1));
     }
-    socket.kernel_news.set(1);
+    socket.kernel_news.tell();
     false
 }
 

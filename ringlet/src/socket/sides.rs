@@ -389,7 +389,7 @@ pub fn receiving_turned(socket: &Socket, end: &End) {
     let path = end.receiving();
     if path != Receiving::Ring {
         // What the kernel has told of may be data from now on, and it does not tell again.
-        socket.kernel_news.set(1);
+        socket.kernel_news.tell();
     }
     receiving_changed(socket);
     show_path(socket, end);

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::interconnect::Interconnect;
 use crate::lock::Lock;
 use crate::once::Once;
-use crate::plain::{FreeList, P32, P64};
+use crate::plain::{FreeList, News, P32, P64};
 use crate::reasons::Reason;
 use crate::thread::{self, Identity};
 use core::mem::offset_of;
@@ -148,7 +148,7 @@ pub struct Socket {
     /// libc's poll or select was called for it before it was attached.
     pub waited_for: P32,
     /// The kernel reported something on the descriptor since we last asked it.
-    pub kernel_news: P32,
+    pub kernel_news: News,
     /// The same, since a sender asked whether the peer has ended.
     pub end_news: P32,
     /// When we last asked, doorbells were left there, since the ring had bytes: to be taken once it is empty. KERNEL: a Unix connection
@@ -743,7 +743,7 @@ impl Socket {
         self.calls_before.set(0);
         self.waited_for.set(0);
         self.paired.set(0);
-        self.kernel_news.set(0);
+        self.kernel_news.reset();
         self.end_news.set(0);
         self.bells_left.set(0);
         self.kernel_asked_as.set(0);
@@ -837,7 +837,7 @@ impl Socket {
 
     /// The kernel has reported something on the descriptor: who receives or sends next asks it.
     pub fn kernel_tells(&self) {
-        self.kernel_news.set(1);
+        self.kernel_news.tell();
         self.end_news.set(1);
     }
 

@@ -144,6 +144,7 @@ pub trait Carrier {
             }
             Some(_) => {}
         }
+        let news = socket.kernel_news.number();
         let peeked =
             kernel::receive_into(socket.fd(), &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
         match Self::classify(socket, end, peeked) {
@@ -158,7 +159,7 @@ pub trait Carrier {
             }
             Ok(_) => Ok(None),
             Err(error) => {
-                socket.kernel_news.set(0);
+                socket.kernel_news.nothing_since(news);
                 Err(error)
             }
         }

@@ -32,6 +32,7 @@ pub fn receive_native(
     // Of a packet, how long it was is counted, though a part is lost; and it counts, though it is of no bytes (`received`).
     let packets = facts(socket).has_boundaries;
     let (room, length) = (to.remaining(), if packets { libc::MSG_TRUNC } else { 0 });
+    let news = socket.kernel_news.number();
     match from.receive(socket.fd(), to, max, flags | length) {
         Ok(n) => {
             if flags & libc::MSG_PEEK == 0 {
@@ -41,7 +42,7 @@ pub fn receive_native(
             Ok(if packets && flags & libc::MSG_TRUNC == 0 { n.min(room) } else { n })
         }
         Err(error) => {
-            socket.kernel_news.set(0);
+            socket.kernel_news.nothing_since(news);
             Err(error)
         }
     }
@@ -59,7 +60,7 @@ pub(super) fn note_end(socket: &Socket, end: &End) -> u32 {
     if before == 0 {
         end.ended.set(1);
     }
-    socket.kernel_news.set(1);
+    socket.kernel_news.tell();
     before
 }
 

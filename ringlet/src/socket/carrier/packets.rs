@@ -49,6 +49,7 @@ impl Carrier for Packets {
         flags: i32,
         from: &mut FromKernel,
     ) -> Sys<Option<usize>> {
+        let news = socket.kernel_news.number();
         let waiting = fd::pending(socket.fd(), libc::POLLIN | libc::POLLRDHUP);
         // (While the ring can be taken up, the kernel has no packet.)
         let over = waiting & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
@@ -63,7 +64,7 @@ impl Carrier for Packets {
             return Err(Errno(error as i32));
         }
         if waiting == 0 {
-            socket.kernel_news.set(0);
+            socket.kernel_news.nothing_since(news);
             return Err(Errno::EAGAIN);
         }
         receive_native(socket, end, to, usize::MAX, flags, from).map(Some)

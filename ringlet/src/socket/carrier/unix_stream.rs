@@ -95,7 +95,7 @@ pub fn judge(socket: &Socket, end: &End, taken: i32) -> bool {
         end.pending_error.set(libc::ECONNRESET as u32);
     }
     end.ended.set(end.ended.get().max(1));
-    socket.kernel_news.set(1);
+    socket.kernel_news.tell();
     true
 }
 

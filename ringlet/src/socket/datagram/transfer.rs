@@ -321,8 +321,12 @@ pub fn lanes_mask(socket: &Socket, events: i16) -> i16 {
 pub fn poll_mask(socket: &Socket, events: i16) -> i16 {
     let mut mask = lanes_mask(socket, events);
     if socket.kernel_news.is() || events & WRITABLE != 0 {
+        let news = socket.kernel_news.number();
         let kernel = fd::pending(socket.fd(), events);
-        socket.kernel_news.set(u32::from(kernel & !WRITABLE != 0));
+        match kernel & !WRITABLE {
+            0 => socket.kernel_news.nothing_since(news),
+            _ => socket.kernel_news.tell(),
+        }
         mask |= kernel;
     }
     mask

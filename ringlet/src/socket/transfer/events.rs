@@ -169,9 +169,23 @@ fn ask_kernel(
     writable: i16,
     mine: u32,
 ) -> i16 {
+    let news = socket.kernel_news.number();
+    let mask = look_at_kernel(socket, end, incoming, readable, writable, mine);
+    socket.kernel_news.nothing_since(news);
+    mask
+}
+
+/// What is found there is told (`Socket::kernel_news`).
+fn look_at_kernel(
+    socket: &Socket,
+    end: &End,
+    incoming: &SegmentRing,
+    readable: i16,
+    writable: i16,
+    mine: u32,
+) -> i16 {
     socket.kernel_asked.set(sys::ticks());
     socket.kernel_asked_as.set(end.receiving() as u32);
-    socket.kernel_news.set(0);
     socket.bells_left.set(0);
     sides::answer_return(socket, end);
     mirrored::break_off_if_orphan(socket);
@@ -196,7 +210,7 @@ fn ask_kernel(
         }
         if mask != 0 {
             // What has happened to the kernel's connection stays, and is to be seen at every look.
-            socket.kernel_news.set(1);
+            socket.kernel_news.tell();
         }
         if mask & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
             mask |= readable;
@@ -222,7 +236,7 @@ fn ask_kernel(
             _ => match is_readable(socket) {
                 Ok(false) | Err(Errno::EAGAIN) => {}
                 _ => {
-                    socket.kernel_news.set(1);
+                    socket.kernel_news.tell();
                     return mask | readable;
                 }
             },

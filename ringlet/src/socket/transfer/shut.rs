@@ -54,7 +54,7 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
         // Nothing can follow the end; sends get the kernel's EPIPE.
         end.sender.keep_out();
     }
-    socket.kernel_news.set(1);
+    socket.kernel_news.tell();
     drop(held);
     if socket.home.is() && socket.sleepers.load(Ordering::SeqCst) != 0 {
         // A thread of ours that waits on this connection looks again.
