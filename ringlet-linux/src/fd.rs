@@ -5,9 +5,9 @@ use crate::sys::{Errno, Sys, close, sys};
 
 pub use libc::{epoll_event, pollfd};
 
-/// Our own descriptors lie from here up, if the limit allows: out of the way of programs that count on low numbers, and of
-/// select's FD_SETSIZE.
-pub const HIDDEN_FROM: i32 = 1024;
+/// Our own descriptors lie from here up, if the limit allows: out of the way of programs that count on low numbers. KERNEL: each fork copies the
+/// table of descriptors up to the highest.
+pub const HIDDEN_FROM: i32 = 512;
 
 /// None of ours is one of the standard streams, which a program may have closed: others would read and write there; and 0 is none of ours
 /// wherever one is kept.
@@ -30,7 +30,7 @@ pub fn eventfd() -> Sys<i32> {
     hide(fd as i32)
 }
 
-/// Another number, at least `from`, for one of our own; half or a quarter of that where the limit is lower (1024 is common), or whatever there is.
+/// Another number, at least `from`, for one of our own; half or a quarter of that where the limit is lower, or whatever there is.
 pub fn duplicate_high(fd: i32, from: i32) -> Sys<i32> {
     let mut made = Err(Errno::EINVAL);
     for from in [from, from / 2, from / 4, 0] {

@@ -220,11 +220,11 @@ differences! {
         }
     };
 
-    /// ringlet's own descriptors lie from 1024 up, so numbers there may be taken.
-    numbers_from_1024: "1024", "another", |pair: Pair| {
+    /// ringlet's own descriptors lie from 512 up, so numbers there may be taken.
+    numbers_from_512: "512", "another", |pair: Pair| {
         // SAFETY: no memory is passed.
-        let fd = unsafe { libc::fcntl(pair.near.as_raw_fd(), libc::F_DUPFD, 1024) };
-        (if fd == 1024 { "1024" } else { "another" }).to_string()
+        let fd = unsafe { libc::fcntl(pair.near.as_raw_fd(), libc::F_DUPFD, 512) };
+        (if fd == 512 { "512" } else { "another" }).to_string()
     };
 
     /// They also make the descriptor table larger, and select fails for closed numbers inside it
