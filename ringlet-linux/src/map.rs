@@ -30,6 +30,10 @@ fn map(len: usize, prot: i32, flags: i32, fd: i32) -> Sys<*mut u8> {
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
 const TABLE: i32 = libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+/// KERNEL: a mapping lies below the one before it, and is one with that if it is of the same kind. (So it is with what the loader has mapped last,
+/// for the first thread's variables: a mapping less for each fork to copy.)
+const GROUND: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// A part of a mapping of which not all is taken.
 struct Rest {
@@ -56,6 +60,16 @@ impl Rest {
         let after = |next| Some(start(next)? + bytes);
         let taken = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
         taken.ok().and_then(start)
+    }
+
+    /// The same from its end, in whole pages.
+    fn take_last(&self, bytes: usize) -> Option<usize> {
+        let before = |end: usize| {
+            let start = end.checked_sub(bytes)? / PAGE_BYTES * PAGE_BYTES;
+            (start >= self.next.load(Ordering::Relaxed)).then_some(start)
+        };
+        let taken = self.end.fetch_update(Ordering::Relaxed, Ordering::Relaxed, before);
+        taken.ok().and_then(before)
     }
 }
 
@@ -92,37 +106,38 @@ impl Ground {
     }
 
     fn begin(&self, bytes: usize, small: Option<usize>) -> Sys<()> {
-        let base = map(bytes, READ_WRITE, libc::MAP_PRIVATE | TABLE, -1)? as usize;
-        let large = match small {
+        let base = map(bytes, READ_WRITE, GROUND, -1)? as usize;
+        let end = match small {
             Some(near) => {
                 self.small.set(near, near + NEAR_BYTES);
-                base
+                base + bytes
             }
             None => {
-                self.small.set(base, base + SMALL_BYTES);
-                base + SMALL_BYTES
+                self.small.set(base + bytes - SMALL_BYTES, base + bytes);
+                base + bytes - SMALL_BYTES
             }
         };
-        self.large.set(large, base + bytes);
+        self.large.set(base, end);
         Ok(())
     }
 
-    /// What was not used goes back.
-    fn end(&self) {
-        let next = self.large.next.load(Ordering::Relaxed).next_multiple_of(PAGE_BYTES);
-        let end = self.large.end.load(Ordering::Relaxed);
+    /// What was not used, at its beginning, goes back in whole pieces of so many bytes.
+    fn end(&self, piece: usize) {
+        let base = self.large.next.load(Ordering::Relaxed);
+        let unused = self.large.end.load(Ordering::Relaxed) - base;
+        let back = unused / piece * piece;
         self.small.set(0, 0);
         self.large.set(0, 0);
-        if end > next {
+        if back > 0 {
             // SAFETY: whole pages of our own mapping that nobody was given.
-            let _ = unsafe { sys!(SYS_munmap, next, end - next) };
+            let _ = unsafe { sys!(SYS_munmap, base, back) };
         }
     }
 
     /// Zeroed memory for good: a part of the mapping if there is room, and else one of its own.
     fn take(&self, bytes: usize, align: usize) -> Sys<*mut u8> {
         let small = if bytes < SMALL_BYTES { self.small.take(bytes, align) } else { None };
-        let part = small.or_else(|| self.large.take(bytes, PAGE_BYTES));
+        let part = small.or_else(|| self.large.take_last(bytes));
         match part {
             Some(base) => Ok(base as *mut u8),
             None => map(bytes, READ_WRITE, self.flags | TABLE, -1),
@@ -141,13 +156,13 @@ pub fn together<T>(bytes: usize, make: impl FnOnce() -> Sys<T>) -> Sys<T> {
     // 64 KiB, or within a huge page, where it begins without us; which decides how many of its pages are mapped at a fault.
     PRIVATE.begin(bytes + PAGE_BYTES, near.then_some(NEAR.0.get() as usize))?;
     let made = FAMILY.begin(bytes - PAGE_BYTES, None).and_then(|()| {
-        let base = FAMILY.small.next.load(Ordering::Relaxed);
+        let end = FAMILY.small.end.load(Ordering::Relaxed);
         let made = make();
-        TO_SHARE.set(base, FAMILY.large.next.load(Ordering::Relaxed).next_multiple_of(PAGE_BYTES));
+        TO_SHARE.set(FAMILY.large.end.load(Ordering::Relaxed), end);
         made
     });
-    PRIVATE.end();
-    FAMILY.end();
+    PRIVATE.end(HUGE_PAGE_BYTES);
+    FAMILY.end(PAGE_BYTES);
     made
 }
 

@@ -73,6 +73,11 @@ pub fn getpid() -> i32 {
     unsafe { sys!(SYS_getpid) }.map_or(0, |pid| pid as i32)
 }
 
+pub fn getppid() -> i32 {
+    // SAFETY: no arguments.
+    unsafe { sys!(SYS_getppid) }.map_or(0, |pid| pid as i32)
+}
+
 pub fn gettid() -> i32 {
     // SAFETY: no arguments.
     unsafe { sys!(SYS_gettid) }.map_or(0, |tid| tid as i32)
@@ -123,9 +128,7 @@ pub fn groups() -> [u32; 3] {
 
 /// Is the parent in another pid namespace? (It has no number in ours then.)
 pub fn is_first_of_namespace() -> bool {
-    // SAFETY: no arguments.
-    let parent = unsafe { sys!(SYS_getppid) };
-    parent == Ok(0)
+    getppid() == 0
 }
 
 /// Does the calling thread run on the stack that it has set aside for signal handlers?

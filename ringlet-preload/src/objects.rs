@@ -37,6 +37,7 @@ const RET: u8 = 0xc3;
 // The loader's list, as debuggers read it: glibc's loader has the struct, musl's (which is libc) a pointer to it.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
+    ".pushsection .text.ringlet_loaded, \"ax\", @progbits",
     ".weak _r_debug",
     ".weak _dl_debug_addr",
     ".hidden ringlet_loaded",
@@ -48,6 +49,7 @@ global_asm!(
     "mov rax, [rip + _dl_debug_addr@GOTPCREL]",
     "mov rax, [rax]",
     "2: ret",
+    ".popsection",
 );
 #[cfg(target_arch = "aarch64")]
 global_asm!(

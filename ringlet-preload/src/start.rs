@@ -2,13 +2,10 @@
 
 use crate::musl;
 use core::cell::UnsafeCell;
-use core::ffi::CStr;
+use core::ffi::{CStr, c_char};
 use ringlet::config::{Config, FILE_MAX_BYTES, NotRead};
 use ringlet::socket;
 use ringlet_linux::sys;
-
-/// Under a tighter RLIMIT_AS ringlet stays off.
-const ADDRESS_SPACE_MIN_BYTES: u64 = 1 << 30;
 
 /// For a file of settings. (Not on the stack: where there is no such file, none of it is touched.)
 struct Room(UnsafeCell<[u8; FILE_MAX_BYTES + 1]>);
@@ -17,6 +14,11 @@ struct Room(UnsafeCell<[u8; FILE_MAX_BYTES + 1]>);
 unsafe impl Sync for Room {}
 
 static ROOM: Room = Room(UnsafeCell::new([0; FILE_MAX_BYTES + 1]));
+
+/// Behind all variables that are zero at first, so that the file has those too (`together.ld`).
+#[used]
+#[unsafe(link_section = ".data.ringlet_in_file")]
+static IN_FILE: u8 = 1;
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -31,26 +33,23 @@ extern "C" fn start() {
     if !config.enabled {
         return;
     }
-    if sys::address_space_limit() < ADDRESS_SPACE_MIN_BYTES {
-        // The tables and segments would take what the program needs.
-        return;
-    }
     ringlet::waiting::sleep::start(crate::cancellation::SLEEP);
     ringlet::thread::told_by(crate::next_of!(c"__libc_single_threaded").address() as usize);
-    let started = socket::start(config);
-    if started.is_ok() {
-        crate::processes::watch_forks();
+    socket::start_when_needed(config, |config, begun| {
+        if begun.is_err() {
+            let text = b"ringlet: out of memory at start; everything stays on the kernel\n";
+            socket::note(&config.log, text);
+        }
+    });
+    crate::processes::watch_forks();
+    if wrong > 0 {
+        let text = b"ringlet: the configuration has errors; `ringlet config` tells which\n";
+        socket::note(&config.log, text);
     }
-    if wrong > 0 || started.is_err() {
-        socket::note(
-            &config.log,
-            if wrong > 0 {
-                b"ringlet: the configuration has errors; `ringlet config` tells which\n"
-            } else {
-                b"ringlet: out of memory at start; everything stays on the kernel\n"
-            },
-        );
-    }
+}
+
+unsafe extern "C" {
+    static environ: *const *const c_char;
 }
 
 /// A program with more rights than its caller (AT_SECURE) takes nothing from him: neither settings nor the names of files. Only the machine's
@@ -60,13 +59,21 @@ fn environment(name: &str) -> Option<&'static [u8]> {
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
     }
-    let mut zero_ended = [0u8; 64];
-    zero_ended.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
-    zero_ended.get(name.len())?;
-    // SAFETY: a C string; before main nobody changes the environment, and what is read is copied before main begins.
-    let value = unsafe { libc::getenv(zero_ended.as_ptr().cast()) };
-    // SAFETY: getenv returns a C string or null.
-    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_bytes())
+    // (Not by getenv, for which alone pages of libc's would have to be mapped.)
+    // SAFETY: libc's list of C strings, which a null ends; before main nobody changes it, and what is read is copied before main begins.
+    unsafe {
+        let mut next = environ;
+        while !next.is_null() && !(*next).is_null() {
+            let entry = (*next).cast::<u8>();
+            let same = |(at, byte): (usize, u8)| *entry.add(at) == byte;
+            // (Up to the first that differs, which the end does.)
+            if name.bytes().enumerate().all(same) && *entry.add(name.len()) == b'=' {
+                return Some(CStr::from_ptr(entry.add(name.len() + 1).cast()).to_bytes());
+            }
+            next = next.add(1);
+        }
+    }
+    None
 }
 
 fn read_file(path: &CStr, buffer: &mut [u8]) -> Result<usize, NotRead> {

@@ -61,8 +61,8 @@ pub const CONTEXT: Place = ASKED.then(1);
 pub const GATE: Place = CONTEXT.then(1);
 pub const FORK: Place = GATE.then(1);
 pub const LAST_FORK: Place = FORK.then(1);
-pub const CHILD: Place = LAST_FORK.then(1);
-pub const JUMPS: Place = CHILD.then(33);
+pub const AT_IT: Place = LAST_FORK.then(1);
+pub const JUMPS: Place = AT_IT.then(33);
 pub const INTERRUPTED: Place = JUMPS.then(32);
 
 /// A thread's block takes so many bytes.

@@ -1,13 +1,14 @@
 //! Who the calling thread is to locks that processes share, and whether its process is still the one that it was.
 //!
-//! A process learns of a fork at its next look, however the fork was made: a page that the kernel wipes in a child says so.
+//! A child learns of the fork at its first look, however that was made: a page that the kernel wipes in a child says so. One that looks at nothing
+//! of ours, and ends or becomes another program, needs nothing done.
 
 use crate::local::{self, Local};
 use crate::once::Once;
 use crate::plain::P32;
 use ringlet_core::sync::{AtomicU32, AtomicUsize, Ordering};
-use ringlet_linux::map;
 use ringlet_linux::sys::{self, Sys};
+use ringlet_linux::{fd, map};
 
 /// What changes with the process; private.
 #[derive(Default)]
@@ -18,8 +19,14 @@ pub struct Identity {
     namespace: P32,
 }
 
+/// What `Process::alive` says. In a child, at first: nothing was done for it yet.
+const UNSEEN: u32 = 0;
+pub const SEEN: u32 = 1;
+/// A thread of the child does it now.
+const BEING_SEEN: u32 = 2;
+
 struct Process {
-    /// Zero in a child that has not yet found out.
+    /// Wiped in a child.
     alive: &'static AtomicU32,
     identity: &'static Identity,
     leave_behind: fn(),
@@ -29,14 +36,14 @@ struct Process {
 static PROCESS: Once<Process> = Once::new();
 
 /// In each child, at its first look: `leave_behind` is called before anything else is done there (in a signal handler perhaps once more),
-/// `after_fork` once. Returns the word that is zero before that.
+/// `after_fork` once. Returns the word that is `SEEN` after that.
 pub fn start(
     identity: &'static Identity,
     leave_behind: fn(),
     after_fork: fn(),
 ) -> Sys<&'static AtomicU32> {
     let alive: &'static [AtomicU32] = map::wiped_table(1024)?;
-    alive[0].store(1, Ordering::Relaxed);
+    alive[0].store(SEEN, Ordering::Relaxed);
     let first = PROCESS.set(Process { alive: &alive[0], identity, leave_behind, after_fork });
     Ok(PROCESS.get().filter(|_| !first).map_or(&alive[0], |process| process.alive))
 }
@@ -44,32 +51,50 @@ pub fn start(
 /// In a child, for which nothing has been done yet: does it.
 #[inline(always)]
 pub fn look_for_fork() {
+    // ORDER: Acquire; pairs with the store of `become_child`.
     if let Some(process) = PROCESS.get()
-        && process.alive.load(Ordering::Relaxed) == 0
+        && process.alive.load(Ordering::Acquire) != SEEN
     {
         become_child(process);
     }
 }
 
-/// As `look_for_fork`, where it is likely: by one fault where a look and a store would be two.
-pub fn begin_child() {
-    if let Some(process) = PROCESS.get()
-        && process.alive.compare_exchange(0, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    {
-        become_child(process);
-    }
-}
+/// Is the calling thread the one that does for a child what is to be done, or a handler that has interrupted it?
+static AT_IT: Local<bool> = Local::new(local::AT_IT);
+/// Others wait for it, for no more than a second.
+const LOOK_NS: u64 = 100_000;
+const LOOKS_MAX: u32 = 10_000;
 
 #[cold]
 fn become_child(process: &Process) {
     (process.leave_behind)();
-    if process.alive.swap(1, Ordering::Relaxed) != 0 {
-        // A signal handler came between.
-        return;
+    let was_at_it = AT_IT.replace(true);
+    // ORDER: Relaxed: of several threads, one does it; the others wait for the store below.
+    let (alive, order) = (process.alive, Ordering::Relaxed);
+    match alive.compare_exchange(UNSEEN, BEING_SEEN, order, order) {
+        Ok(_) => {
+            process.identity.generation.add(1);
+            enter_namespace(process.identity);
+            (process.after_fork)();
+            // ORDER: Release; pairs with `look_for_fork`, and the look of `table::tables`.
+            alive.store(SEEN, Ordering::Release);
+        }
+        Err(BEING_SEEN) if !was_at_it => {
+            // ORDER: Acquire; pairs with the store of `become_child`.
+            let is_done = || alive.load(Ordering::Acquire) == SEEN;
+            let look_again = || {
+                let _ = fd::poll(&mut [], Some(LOOK_NS), None);
+                is_done()
+            };
+            if !(0..LOOKS_MAX).any(|_| look_again()) {
+                // (It has left by a long jump out of a handler.)
+                // ORDER: Release; pairs with `look_for_fork`.
+                alive.store(SEEN, Ordering::Release);
+            }
+        }
+        Err(_) => {}
     }
-    process.identity.generation.add(1);
-    enter_namespace(process.identity);
-    (process.after_fork)();
+    AT_IT.set(was_at_it);
 }
 
 /// In a child that is the first of its pid namespace: its numbers, and its children's, mean something else than the group's.
@@ -92,13 +117,17 @@ const NUMBER_MASK: u32 = (1 << NUMBER_BITS) - 1;
 #[inline(always)]
 pub fn owner_number() -> u32 {
     look_for_fork();
-    let identity = PROCESS.get().map(|process| process.identity);
-    let generation = identity.map_or(0, |identity| identity.generation.get()) as u64;
+    let Some(process) = PROCESS.get() else {
+        // (Of a fork nobody would learn.)
+        return sys::gettid() as u32 & NUMBER_MASK;
+    };
+    let identity = process.identity;
+    let generation = u64::from(identity.generation.get());
     let known = NUMBER.get();
     if known != 0 && known >> 32 == generation {
         return known as u32;
     }
-    let namespace = identity.map_or(0, |identity| identity.namespace.get());
+    let namespace = identity.namespace.get();
     let number = sys::gettid() as u32 & NUMBER_MASK | namespace << NUMBER_BITS;
     NUMBER.set(generation << 32 | number as u64);
     number

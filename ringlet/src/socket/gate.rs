@@ -84,8 +84,11 @@ impl Gate {
         (forker == 0 || forker == thread::number() || INSIDE.get() > 1).then_some(inside)
     }
 
-    /// The calling thread is about to fork.
+    /// The calling thread is about to fork. (An only thread shuts nobody out; and a page that it need not write to it has not to copy.)
     pub fn shut(&self) {
+        if thread::is_alone() {
+            return;
+        }
         let me = thread::number();
         for _ in 0..LOOKS_MAX {
             let before = self.forker.compare_exchange(0, me, Ordering::SeqCst, Ordering::SeqCst);
@@ -111,7 +114,9 @@ impl Gate {
         if child {
             self.inside.store(INSIDE.get(), Ordering::SeqCst);
         }
-        self.forker.store(0, Ordering::SeqCst);
+        if self.forker.load(Ordering::SeqCst) != 0 {
+            self.forker.store(0, Ordering::SeqCst);
+        }
     }
 }
 

@@ -8,7 +8,6 @@
 //! Nothing here may take a living holder for dead. So a count comes before its bit and goes behind it; bits of the dead are taken away by a swap of
 //! the whole word, in which forks are counted too; and where numbers may mean something else (another pid namespace) nobody is dead.
 
-use crate::local::{self, Local};
 use crate::plain::P32;
 use crate::thread;
 use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering};
@@ -24,9 +23,6 @@ const ONE_FORK: u64 = 1 << PLACE_COUNT;
 const UNBORN: u32 = u32::MAX;
 /// Where all places were those of the living, one fork in so many looks for the dead again.
 const SWEEP_ONE_IN: u32 = 16;
-
-/// The place of the child that this thread is making, plus one.
-static CHILD: Local<u32> = Local::new(local::CHILD);
 
 /// Of an end: how many processes of the family hold it, and which.
 #[derive(Default)]
@@ -57,6 +53,11 @@ impl Held {
             let note = |noted: u64| Some((noted | bits).wrapping_add(ONE_FORK));
             let _ = self.noted.fetch_update(Ordering::AcqRel, Ordering::Relaxed, note);
         }
+    }
+
+    /// Was this place, plus one, noted?
+    pub fn is_noted(&self, place: u32) -> bool {
+        self.noted.load(Ordering::Relaxed) & bit(place) != 0
     }
 
     /// One less. (Who is killed in between stays counted.)
@@ -127,13 +128,13 @@ impl Holders {
         place.get()
     }
 
-    /// Before a fork of this process: the bits to be noted at each end that the child will hold too (`share`).
+    /// Before a fork of this process: the bits to be noted at each end that the child will hold too (`share`), and the child's place, plus one.
     pub fn before_fork<'a>(
         &self,
         process: u32,
         fork: u32,
         all: impl Iterator<Item = &'a Held>,
-    ) -> u64 {
+    ) -> (u64, u32) {
         let mine = self.mine(process);
         let mut child = self.claim(UNBORN);
         let own = &self.own[0];
@@ -143,8 +144,7 @@ impl Holders {
             child = self.claim(UNBORN);
             own.crowded.set((child == 0) as u32);
         }
-        CHILD.set(child);
-        bit(mine) | bit(child)
+        (bit(mine) | bit(child), child)
     }
 
     /// Frees the places of the dead. (An end that only others know keeps their bits, and names who gets the place next as well: then
@@ -165,8 +165,8 @@ impl Holders {
     }
 
     /// In the parent, where it is told: the number of the child. (Else the child tells it, when it asks for others.)
-    pub fn born(&self, child: i32) {
-        if let place @ 1.. = CHILD.replace(0) {
+    pub fn born(&self, place: u32, child: i32) {
+        if place != 0 {
             self.tell(place, thread::owner_of(child));
         }
     }
@@ -179,8 +179,7 @@ impl Holders {
     }
 
     /// There is no child, for whom these are counted.
-    pub fn unborn<'a>(&self, counted: impl Iterator<Item = &'a Held>) {
-        let place = CHILD.replace(0);
+    pub fn unborn<'a>(&self, place: u32, counted: impl Iterator<Item = &'a Held>) {
         for held in counted {
             held.leave(bit(place));
         }
@@ -190,15 +189,23 @@ impl Holders {
         }
     }
 
-    /// In a child. `counted`: its parent has counted and noted it.
-    pub fn begin(&self, counted: bool) {
-        let place = CHILD.replace(0);
-        self.own[0].place.set(if counted { place } else { 0 });
+    /// In a child, as which its parent has noted this place. False: that was another child, of which this one is a copy, made around libc.
+    pub fn begin(&self, place: u32, process: u32) -> bool {
+        // (The first of a pid namespace has another number for its parent.)
+        let is_ours =
+            place == 0 || process == 1 || self.tell(place, thread::owner_of(process as i32));
+        self.own[0].place.set(if is_ours { place } else { 0 });
+        is_ours
     }
 
     /// This process holds the end again, or has got it by a fork that nobody counted.
     pub fn join(&self, process: u32, held: &Held) {
         held.share(bit(self.mine(process)));
+    }
+
+    /// A child that is at no place yet, since it has looked at nothing, holds it no more. True: nobody does.
+    pub fn leave_at(&self, place: u32, held: &Held) -> bool {
+        held.leave(bit(place))
     }
 
     /// This process holds it no more. True: nobody does.

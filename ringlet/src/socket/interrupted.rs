@@ -49,7 +49,7 @@ pub fn before_fork(tables: &'static Tables) {
     });
 }
 
-fn is_any_held() -> bool {
+pub fn is_any_held() -> bool {
     HELD.with_each(|all| all.iter().any(|held| held.get().is()))
 }
 

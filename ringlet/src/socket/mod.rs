@@ -51,17 +51,67 @@ pub use options::{keep_option, kept_option, option_set, set_nonblocking, take_er
 pub use way::{Native, Way, count_call, kernel_writes, path_of, way_in, way_out};
 
 use crate::config::Config;
-use crate::waiting::{signals, spin};
+use crate::once::Once;
+use crate::waiting::spin;
+use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::map;
-use ringlet_linux::sys::Sys;
+use ringlet_linux::sys::{self, Sys};
 
-/// Sets ringlet up in this process.
+/// Sets ringlet up in this process, when it makes its first socket or set. `begun` is called then, or told that there is no memory.
+pub fn start_when_needed(config: Config, begun: fn(&Config, Sys<()>)) {
+    if START.set(Start { config, begun }) {
+        table::begin_with(begin);
+    }
+}
+
+struct Start {
+    config: Config,
+    begun: fn(&Config, Sys<()>),
+}
+
+static START: Once<Start> = Once::new();
+/// Whether it has begun: not yet, a thread is at it, or once and for all.
+static BEGUN: AtomicU32 = AtomicU32::new(0);
+/// Other threads wait for no longer than this.
+const LOOKS: usize = 10_000;
+
+#[cold]
+fn begin() {
+    let Some(start) = START.get() else { return };
+    // ORDER: Acquire; pairs with the store of `begin`.
+    match BEGUN.compare_exchange(0, 1, Ordering::Acquire, Ordering::Acquire) {
+        Ok(_) => {
+            // Under a tighter limit the tables and segments would take what the program needs.
+            if sys::address_space_limit() >= ADDRESS_SPACE_MIN_BYTES {
+                (start.begun)(&start.config, self::start(start.config));
+            }
+            // ORDER: Release; pairs with the looks of `begin`.
+            BEGUN.store(2, Ordering::Release);
+        }
+        // (A handler that has interrupted that thread gives up, and so does a child in which that thread is not: the socket is the kernel's.)
+        Err(1) => {
+            let is_done = |_| {
+                core::hint::spin_loop();
+                // ORDER: Acquire; pairs with the store of `begin`.
+                BEGUN.load(Ordering::Acquire) != 1
+            };
+            if !(0..LOOKS).any(is_done) {
+                BEGUN.store(2, Ordering::Relaxed);
+            }
+        }
+        Err(_) => {}
+    }
+}
+
+/// Under a tighter RLIMIT_AS ringlet stays off.
+const ADDRESS_SPACE_MIN_BYTES: u64 = 1 << 30;
+
+/// Sets ringlet up now.
 pub fn start(config: Config) -> Sys<()> {
     chaos::start(config.unforgiving);
     release::start(process::close_orphan);
     spin::start(spin::Outside { load: context::load, tell: view::tell_watched });
     map::together(TABLES_BYTES, || {
-        signals::start()?;
         context::start()?;
         if config.udp {
             datagram::start(table::SOCKET_COUNT)?;

@@ -5,13 +5,16 @@ use super::in_use::Waiter;
 use super::meeting;
 use super::pin::{AROUND, BEHIND_OUR_BACK, IO_URING};
 use super::release;
-use super::table::{Kind, Known, Process, Receiving, Socket, Stage, Tables, lookup, tables};
+use super::table::{
+    self, Kind, Known, Process, Receiving, Sending, Socket, Stage, Tables, lookup, tables,
+};
 use super::{
     carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
     sides, view,
 };
 use crate::interconnect::mirrored;
 use crate::local::{self, Local};
+use crate::plain::P64;
 use crate::reasons::Reason;
 use crate::thread;
 use ringlet_core::handover::Incoming;
@@ -22,7 +25,7 @@ use ringlet_linux::{fd, map, sys, tcp};
 /// back).
 pub fn made_socket(fd: i32, kind: Kind, domain: i32, nonblocking: bool) {
     reused(fd);
-    if let Some(tables) = tables()
+    if let Some(tables) = table::tables_for_new()
         && carrier::is_wanted(kind, &tables.config)
         && let Some(socket) = tables.follow(fd, kind)
     {
@@ -44,7 +47,7 @@ pub fn reconnected(fd: i32) -> bool {
 pub fn made_pair(first: i32, second: i32, kind: Option<Kind>) {
     reused(first);
     reused(second);
-    if let Some(tables) = tables()
+    if let Some(tables) = table::tables_for_new()
         && let Some(kind) = kind
         && tables.config.allows_unix()
     {
@@ -174,8 +177,9 @@ pub fn borrowed() -> bool {
 /// Has this process made one that borrows its memory (or one that it comes from)?
 static LENDS: AtomicU32 = AtomicU32::new(0);
 
-/// It is about to.
+/// It is about to. (Of a child that has looked at nothing, the other would take itself for that child.)
 pub fn lends_memory() {
+    let _ = tables();
     if LENDS.load(Ordering::Relaxed) == 0 {
         LENDS.store(1, Ordering::Relaxed);
     }
@@ -375,9 +379,43 @@ fn close_ring(socket: &Socket) {
     mirrored::part(socket);
 }
 
-/// The fork that this thread is making, and the one that it made last, as `Process::age` numbers them.
-static FORK: Local<u32> = Local::new(local::FORK);
-static LAST_FORK: Local<u32> = Local::new(local::LAST_FORK);
+/// A fork, as `Process::age` numbers them, and the child's place (`holders`), plus one.
+#[derive(Clone, Copy)]
+struct Fork {
+    number: u32,
+    place: u32,
+}
+
+/// The one that this thread is making, until it has made it, and in the child until that has looked; and the one that it made last. An only
+/// thread has them beside what a fork changes anyway.
+static FORKING: Local<u64> = Local::new(local::FORK);
+static FORKED: Local<u64> = Local::new(local::LAST_FORK);
+
+impl Fork {
+    fn from(word: u64) -> Option<Fork> {
+        (word != 0).then_some(Fork { number: (word >> 32) as u32, place: word as u32 })
+    }
+
+    fn note(self, threads: &Local<u64>, processes: &P64) {
+        let word = u64::from(self.number) << 32 | u64::from(self.place);
+        if thread::is_alone() { processes.set(word) } else { threads.set(word) }
+    }
+
+    fn noted(threads: &Local<u64>, processes: &P64) -> Option<Fork> {
+        Fork::from(threads.get()).or_else(|| Fork::from(processes.get()))
+    }
+
+    /// (A page that holds none is not written to.)
+    fn take(threads: &Local<u64>, processes: &P64) -> Option<Fork> {
+        let noted = Fork::noted(threads, processes);
+        match threads.get() {
+            0 if noted.is_some() => processes.set(0),
+            0 => {}
+            _ => threads.set(0),
+        }
+        noted
+    }
+}
 
 /// Before the copy that a fork makes: from then on two processes hold every socket. Nothing changes until `after_fork_in_parent`.
 pub fn before_fork() {
@@ -388,26 +426,31 @@ pub fn before_fork() {
     process.gate.shut();
     interrupted::before_fork(tables);
     view::before_fork(tables);
-    let fork = process.age.add(1);
+    let number = process.age.add(1);
     // (Where that can't be had there is no connection.)
-    let noted = if map::share() {
+    let (noted, place) = if map::share() {
         let all = tables.followed().map(|each| &each.end().holders);
-        tables.holders.before_fork(process.pid.get(), fork, all)
+        tables.holders.before_fork(process.pid.get(), number, all)
     } else {
-        0
+        (0, 0)
     };
     for socket in tables.followed().filter(|socket| !socket.parting.is()) {
-        socket.counted.set(fork);
+        if place == 0 {
+            socket.counted.set(number);
+        }
         socket.end().holders.share(noted);
         datagram::before_fork(socket);
     }
-    FORK.set(fork);
+    Fork { number, place }.note(&FORKING, &process.forking);
 }
 
 /// After it, in the parent.
 pub fn after_fork_in_parent() {
     let Some(tables) = tables() else { return };
-    LAST_FORK.set(FORK.replace(0));
+    let process = tables.process();
+    if let Some(fork) = Fork::take(&FORKING, &process.forking) {
+        fork.note(&FORKED, &process.forked);
+    }
     interrupted::after_fork_in_parent();
     tables.process().gate.open(false);
 }
@@ -415,26 +458,30 @@ pub fn after_fork_in_parent() {
 /// There is no child. (What another thread has closed meanwhile was closed as by a process that shares it.)
 pub fn fork_failed() {
     let Some(tables) = tables() else { return };
-    let fork = LAST_FORK.replace(0);
-    let counted = |socket: &&Socket| fork != 0 && socket.counted.get() == fork;
-    let counted = tables.followed().filter(counted).filter(|socket| !socket.parting.is());
-    tables.holders.unborn(counted.map(|socket| {
-        socket.counted.set(0);
-        &socket.end().holders
-    }));
+    let Some(fork) = Fork::take(&FORKED, &tables.process().forked) else { return };
+    let counted = |socket: &&Socket| match fork.place {
+        0 => socket.counted.swap(0) == fork.number,
+        place => socket.end().holders.is_noted(place),
+    };
+    let counted = tables.followed().filter(|socket| !socket.parting.is()).filter(counted);
+    tables.holders.unborn(fork.place, counted.map(|socket| &socket.end().holders));
 }
 
 /// There is one, and that is its number.
 pub fn forked(child: i32) {
-    if let Some(tables) = tables() {
-        tables.holders.born(child);
+    if let Some(tables) = tables()
+        && let Some(fork) = Fork::take(&FORKED, &tables.process().forked)
+    {
+        tables.holders.born(fork.place, child);
     }
 }
 
-/// After it, in the child.
+/// After it, in the child. (Any look at the tables does what is to be done: a child that makes none, as most that end at once or become another
+/// program, need not pay for it. But a frame that a handler has interrupted looks no more.)
 pub fn after_fork_in_child() {
-    // (Any look at the tables does it.)
-    thread::begin_child();
+    if interrupted::is_any_held() {
+        thread::look_for_fork();
+    }
 }
 
 /// In a child, at its first call, however the fork was made.
@@ -446,8 +493,15 @@ pub fn after_fork() {
     process.pid.set(sys::getpid() as u32);
     map::begin_sharing_anew();
     process.age.add(1);
-    let counted = FORK.replace(0) != 0;
-    tables.holders.begin(counted);
+    Fork::take(&FORKED, &process.forked);
+    let counted = Fork::take(&FORKING, &process.forking).is_some_and(|fork| {
+        // KERNEL: who has lost its parent has another; it is counted once too often then.
+        let is_child = fork.place != 0 || sys::getppid() as u32 == parent;
+        is_child && tables.holders.begin(fork.place, process.pid.get())
+    });
+    if !counted {
+        tables.holders.begin(0, process.pid.get());
+    }
     process.gate.open(true);
     process.view_lock.reset();
     process.spawn_lock.reset();
@@ -662,9 +716,51 @@ fn hold(change: impl Fn(&Tables, &Held)) {
     tables.followed().for_each(|socket| change(tables, &socket.end().holders));
 }
 
+/// A child ends that has looked at nothing of ours since it was forked: nothing was begun here, so that nothing is to be finished, unless its
+/// parent has left something to it. False: it has looked, or is to.
+fn at_exit_unseen() -> bool {
+    let Some(tables) = table::tables_unseen() else { return true };
+    let process = tables.process();
+    let Some(fork) = Fork::noted(&FORKING, &process.forking) else { return false };
+    if process.pid.get() == sys::getpid() as u32 {
+        return false;
+    }
+    // What has never been connected nobody asks about; if somebody does, this process was noted, and is dead.
+    let held = |socket: &Socket| {
+        socket.stage() != Stage::Free
+            && !socket.parting.is()
+            && (socket.is_begun() || socket.has_datagrams() || fork.place == 0)
+    };
+    let is_last = |socket: &Socket| {
+        socket.has_datagrams()
+            || socket.end().holders.count() <= 1
+            || socket.is_ours() && socket.end().sending() == Sending::Returning
+    };
+    // (Plain loops: what they call lies in other pages, which the child had to map.)
+    for socket in tables.ever_followed() {
+        if held(socket) && is_last(socket) {
+            return false;
+        }
+    }
+    for socket in tables.ever_followed() {
+        if held(socket) && tables.holders.leave_at(fork.place, &socket.end().holders) {
+            left_by_the_last(tables, socket);
+        }
+    }
+    true
+}
+
+/// This process ends, and nobody else holds the socket.
+fn left_by_the_last(tables: &Tables, socket: &'static Socket) {
+    tables.services.note_end(socket.service.get(), socket.calls.get());
+    carrier::exiting(socket);
+    // (What this end still does is delivered as long as the peer is there.)
+    mirrored::part(socket);
+}
+
 /// This process ends, with connections open: the family goes on without it. (One that is killed is counted until somebody asks: `holders`.)
 pub fn at_exit() {
-    if borrowed() {
+    if at_exit_unseen() || borrowed() {
         return;
     }
     let Some(tables) = tables() else { return };
@@ -675,10 +771,7 @@ pub fn at_exit() {
             moving::finish_return(socket, end);
         }
         if tables.holders.leave(&end.holders) {
-            tables.services.note_end(socket.service.get(), socket.calls.get());
-            carrier::exiting(socket);
-            // (What this end still does is delivered as long as the peer is there.)
-            mirrored::part(socket);
+            left_by_the_last(tables, socket);
         }
     }
 }
@@ -717,7 +810,10 @@ pub fn before_credentials(single_threaded: bool) {
 /// Before a thread gets a descriptor table of its own. From then on numbers mean different things to different threads, which tables can't
 /// tell: what they have goes to the kernel, a close is the kernel's affair, and nothing new is followed.
 pub fn before_split() {
-    let Some(tables) = tables().filter(|_| !borrowed()) else { return };
+    let Some(tables) = tables() else { return table::never_begin() };
+    if borrowed() {
+        return;
+    }
     tables.process().split.set(1);
     for socket in tables.followed() {
         give(socket, Reason::OwnFiles);

@@ -178,7 +178,7 @@ pub struct Socket {
     pub family: P32,
     /// This process counts itself among its holders no more.
     pub parting: P32,
-    /// The fork for whose child a holder was counted last.
+    /// The last fork for whose child, which has no place, a holder was counted.
     pub counted: P32,
     /// What it is connected to, or listens as (`lives`); 0 if that is not known.
     pub service: P32,
@@ -364,7 +364,7 @@ pub struct Tables {
     pub sockets: Table<Socket>,
     pub ends: Pool<End>,
     free: &'static [FreeList],
-    /// Nonzero until a fork (`thread`).
+    /// Another value in a child (`thread`).
     alive: &'static AtomicU32,
     pub process: &'static [Process],
     pub services: Services,
@@ -403,6 +403,9 @@ pub struct Process {
     /// What was asked of the parent (`view::forget`).
     pub asked: P32,
     pub tap_snaplen: P32,
+    /// The fork that its only thread makes, and the one that it has made (`process::Fork`).
+    pub forking: P64,
+    pub forked: P64,
     /// What `tap` records into: its mapping, its descriptor, threads at work in it.
     pub tap: AtomicUsize,
     pub tap_fd: P32,
@@ -420,6 +423,30 @@ unsafe impl Zeroed for FreeList {}
 unsafe impl Zeroed for Process {}
 
 static TABLES: Once<Tables> = Once::new();
+/// What maps them when there is something to be put there.
+static BEGIN: Once<fn()> = Once::new();
+static NEVER: AtomicU32 = AtomicU32::new(0);
+
+pub fn begin_with(begin: fn()) {
+    BEGIN.set(begin);
+}
+
+/// The tables, where something new is to be put there.
+pub fn tables_for_new() -> Option<&'static Tables> {
+    #[cold]
+    fn begin() -> Option<&'static Tables> {
+        if NEVER.load(Ordering::Relaxed) == 0 {
+            BEGIN.get()?();
+        }
+        tables()
+    }
+    tables().or_else(begin)
+}
+
+/// If there are none yet, there will be none.
+pub fn never_begin() {
+    NEVER.store(1, Ordering::Relaxed);
+}
 
 /// Maps the tables. Without them (no memory) every descriptor stays unknown and everything is the kernel's. `after_fork` is called once in
 /// each child.
@@ -463,10 +490,16 @@ fn leave_behind() {
 #[inline(always)]
 pub fn tables() -> Option<&'static Tables> {
     let tables = TABLES.get()?;
-    if tables.alive.load(Ordering::Relaxed) == 0 {
+    // ORDER: Acquire; pairs with the store of `thread::become_child`: what another thread has done for this child is there.
+    if tables.alive.load(Ordering::Acquire) != thread::SEEN {
         thread::look_for_fork();
     }
     Some(tables)
+}
+
+/// The tables as they are, in a child perhaps its parent's.
+pub fn tables_unseen() -> Option<&'static Tables> {
+    TABLES.get()
 }
 
 /// One indexed load for a descriptor that is not ours.

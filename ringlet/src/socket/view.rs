@@ -1,6 +1,7 @@
 //! This process's page for `ringlet ss` and its relatives (layout: `ringlet_core::view`).
 
 use super::table::{End, Process, Receiving, SOCKET_COUNT, Sending, Socket, Stage, Tables, tables};
+use crate::plain::P32;
 use crate::reasons::Reason;
 use ringlet_core::memory::Area;
 use ringlet_core::ring::SegmentRing;
@@ -39,11 +40,17 @@ pub fn open(tables: &Tables) {
 pub fn before_fork(tables: &Tables) {
     let Some(header) = header(tables) else { return };
     let process = tables.process();
-    process.asked.set(header.asked.load(Relaxed) & ASKED_INHERITED);
-    process.tap_snaplen.set(header.tap_snaplen.load(Relaxed));
+    // (A page that is not written to is not copied.)
+    let keep = |word: &P32, value| {
+        if word.get() != value {
+            word.set(value);
+        }
+    };
+    keep(&process.asked, header.asked.load(Relaxed) & ASKED_INHERITED);
+    keep(&process.tap_snaplen, header.tap_snaplen.load(Relaxed));
     // (One that is not yet shown keeps what this process has inherited.)
     for socket in tables.followed().filter(|socket| of(socket).is_some()) {
-        socket.asked.set(asked(socket) & ASKED_INHERITED);
+        keep(&socket.asked, asked(socket) & ASKED_INHERITED);
     }
 }
 

@@ -6,33 +6,18 @@
 //! sigaction tells.
 
 use crate::local::{self, Local};
-use crate::once::Once;
 use ringlet_core::sync::{AtomicUsize, Ordering};
-use ringlet_linux::map;
-use ringlet_linux::sys::Sys;
 
 const SIGNALS: usize = 65;
 
 /// The program's handlers, of which one of ours runs the last that was set; 0 where there never was one.
-static HANDLERS: Once<&'static [AtomicUsize]> = Once::new();
-/// The same where ringlet is off, or has not yet started.
-static EARLY_HANDLERS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
+static HANDLERS: [AtomicUsize; SIGNALS] = [const { AtomicUsize::new(0) }; SIGNALS];
 
 /// Has a handler run in this thread since its wait began, and does one of them end calls?
 static HANDLED: Local<[bool; 2]> = Local::new(local::SIGNALS);
 
-/// The handlers lie with what else a child by fork writes. (Before main; nobody else sets one meanwhile.)
-pub fn start() -> Sys<()> {
-    let handlers = map::private_table(SIGNALS)?;
-    for (handler, early) in handlers.iter().zip(&EARLY_HANDLERS) {
-        AtomicUsize::store(handler, early.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-    let _ = HANDLERS.set(handlers);
-    Ok(())
-}
-
 fn entry(signal: i32) -> Option<&'static AtomicUsize> {
-    HANDLERS.get().copied().unwrap_or(&EARLY_HANDLERS).get(signal as usize)
+    HANDLERS.get(signal as usize)
 }
 
 /// A wait begins: what came before it does not end it.

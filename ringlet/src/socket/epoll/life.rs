@@ -6,7 +6,7 @@ use super::hot::cool;
 use super::registration::{count_neighbour, is_neighbour, withdraw};
 use super::set::{self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, Set, Watch, watches, watches_any};
 use crate::socket::context;
-use crate::socket::table::{Known, Socket, Tables, lookup, tables};
+use crate::socket::table::{Known, Socket, Tables, lookup, tables, tables_for_new};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::sys::Sys;
@@ -23,7 +23,7 @@ pub fn named(set: u32) {
 
 /// A set was made: `fd` names it.
 pub fn created(fd: i32) {
-    let Some(tables) = tables() else { return };
+    let Some(tables) = tables_for_new() else { return };
     let Some(index) = set::take() else { return };
     let set = set::at(index);
     for word in [&set.context, &set.second, &set.reserved] {
