@@ -473,6 +473,32 @@ pub const CASES: &[Case] = &[
     ).packets_too()
     .each_side(),
     pair(
+        "close/kill_before_send",
+        "the death of a peer is told once, by a send on a full connection that does not wait or by what comes behind it",
+        |a| {
+            let end = a.moved();
+            fill(end);
+            a.sync();
+            let flags = libc::MSG_DONTWAIT | MSG_NOSIGNAL;
+            let sent = loop {
+                match sys::send(end.0, b"x", flags) {
+                    Err(sys::Errno(libc::EAGAIN)) => pause(2),
+                    sent => break sent,
+                }
+            };
+            record("send", sent);
+            end.send_with(b"x", MSG_NOSIGNAL);
+            end.recv(1);
+            end.recv(1);
+        },
+        |b| {
+            b.moved();
+            b.sync();
+            sys::kill(std::process::id() as i32, SIGKILL).expect("kill");
+        },
+    ).packets_too()
+    .each_side(),
+    pair(
         "close/kill_amid_overflow",
         "what a child has sent that finds no more room arrives, though its receiver had gone on reading when it was killed",
         |a| {

@@ -243,6 +243,13 @@ pub trait Carrier {
         (error != 0).then_some(Errno(error as i32))
     }
 
+    /// A send through the kernel has taken this error. What it says of the connection's end (`judge`) is told with that.
+    fn told_by_send(socket: &Socket, end: &End, error: Errno) {
+        if error == Errno::ECONNRESET && Self::judge(socket, end, error.0) {
+            end.pending_error.set(0);
+        }
+    }
+
     /// The peer seems to have ended, so that our direction is about to go back: an error, or how much the send has lost by it. Send lock held.
     fn ends_in_ring(
         socket: &Socket,

@@ -68,6 +68,7 @@ dispatched! {
     fn classify(socket: &Socket, end: &End, found: Sys<usize>) -> Sys<usize>;
     fn end_of_stream(socket: &Socket, end: &End) -> Sys<Option<usize>>;
     fn broken(socket: &Socket, end: &End) -> Option<Errno>;
+    fn told_by_send(socket: &Socket, end: &End, error: Errno);
     fn ends_in_ring(socket: &Socket, end: &End, ring: &SegmentRing, from: &mut Buffers) -> Sys<Option<usize>>;
     fn lost_by_death(socket: &Socket, end: &End, ring: &SegmentRing, from: &mut Buffers) -> Option<usize>;
     fn died_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()>;

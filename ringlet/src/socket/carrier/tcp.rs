@@ -212,6 +212,8 @@ impl Carrier for Tcp {
         None
     }
 
+    fn told_by_send(_socket: &Socket, _end: &End, _error: Errno) {}
+
     fn ends_in_ring(
         socket: &Socket,
         end: &End,

@@ -262,7 +262,8 @@ fn send_control(
     let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
     moving::publish_attached(socket, end);
     moving::step_aside(socket, end, &ring, Reason::Ancillary)?;
-    let sent = unix::send_message(socket.fd(), message, flags | libc::MSG_DONTWAIT)?;
+    let sent = unix::send_message(socket.fd(), message, flags | libc::MSG_DONTWAIT)
+        .inspect_err(|error| carrier::told_by_send(socket, end, *error))?;
     let mut left = sent.min(from.remaining());
     while left > 0 {
         left -= from.take(left).1;
@@ -297,7 +298,10 @@ fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
                 total += n;
             }
             Err(_) if total > 0 => return Ok(total),
-            Err(error) => return Err(error),
+            Err(error) => {
+                carrier::told_by_send(socket, socket.end(), error);
+                return Err(error);
+            }
         }
         if from.remaining() == 0 || got == Ok(0) {
             return Ok(total);
