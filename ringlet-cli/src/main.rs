@@ -28,6 +28,7 @@ mod doctor;
 mod explain;
 mod holders;
 mod namespaces;
+mod node;
 mod patience;
 mod plot;
 mod processes;
@@ -59,6 +60,7 @@ struct Cli {
 enum Command {
     Run(run::RunArgs),
     Adapter(adapter::AdapterArgs),
+    Node(node::NodeArgs),
     AmRun(am_run::AmRunArgs),
     Ss(ss::SsArgs),
     Off(control::OffArgs),
@@ -104,6 +106,7 @@ fn dispatch() -> ExitCode {
     let result = match cli.command {
         Command::Run(args) => run::run(args),
         Command::Adapter(args) => adapter::run(args),
+        Command::Node(args) => node::run(args),
         Command::AmRun(args) => am_run::run(args),
         Command::Ss(args) => ss::run(args),
         Command::Off(args) => control::off(args),

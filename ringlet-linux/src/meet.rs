@@ -172,6 +172,30 @@ pub fn look_named(name: &[u8]) -> Sys<i32> {
     connect(guarded_socket()?, abstract_name(name))
 }
 
+/// Connects to a service that we trust at a path; `ENOENT` or `ECONNREFUSED` when there is none, `EAGAIN` when too many wait. It may send descriptors.
+pub fn look_at_path(path: &core::ffi::CStr) -> Sys<i32> {
+    let bytes = path.to_bytes();
+    // SAFETY: zero is a valid sockaddr_un.
+    let mut name: libc::sockaddr_un = unsafe { core::mem::zeroed() };
+    name.sun_family = libc::AF_UNIX as _;
+    if bytes.len() >= name.sun_path.len() {
+        return Err(Errno::EINVAL);
+    }
+    for (to, byte) in name.sun_path.iter_mut().zip(bytes) {
+        *to = *byte as _;
+    }
+    let socket = fd::hide(unix_socket()?)?;
+    let _ = set_option(socket, libc::SO_PASSCRED, 1);
+    connect(socket, (name, size_of::<libc::sockaddr_un>() as u32))
+}
+
+/// Makes a channel that somebody has made for us a rendezvous like those that we make.
+pub fn guard_channel(socket: i32) -> Sys<i32> {
+    let socket = fd::hide(socket)?;
+    guard(socket);
+    Ok(socket)
+}
+
 /// The accepting side opens the rendezvous of its connection.
 pub fn offer(ends: &Ends) -> Sys<i32> {
     bind(guarded_socket()?, meeting_name(ends, true), 1)

@@ -264,6 +264,13 @@ pub fn read_file(path: &core::ffi::CStr, to: &mut [u8]) -> Sys<usize> {
     result
 }
 
+/// Is there a file of that name, which we may use?
+pub fn exists(path: &core::ffi::CStr) -> bool {
+    let mode = libc::R_OK | libc::W_OK;
+    // SAFETY: a C string.
+    unsafe { sys!(SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), mode) }.is_ok()
+}
+
 /// Adds a line to a file, which is made if need be. It waits for nobody, whatever it is.
 pub fn append(path: &core::ffi::CStr, line: &[u8]) {
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;

@@ -93,6 +93,7 @@ fn each_reason_is_raised_and_provoked() {
     let (declared, _) = declared.split_once("impl From<Errno>").unwrap();
     let library = sources("ringlet/src").replace(declared, "")
         + &sources("ringlet-agent/src")
+        + &sources("ringlet-node/src")
         + &sources("ringlet-preload/src");
     let scenes = read(&root().join("tests/control/reasons.py"));
     for reason in Reason::ALL {

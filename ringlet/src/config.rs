@@ -16,6 +16,10 @@ pub const SYSTEM_FILE: &CStr = c"/etc/ringlet.conf";
 pub const FILE_MAX_BYTES: usize = 16 << 10;
 /// Rules in one list.
 pub const RULES_MAX_COUNT: usize = 16;
+/// Where the node service listens, unless told otherwise.
+pub const NODE_SOCKET: &str = "/run/ringlet/node.sock";
+/// KERNEL: a Unix socket's path, with the zero that ends it (struct sockaddr_un).
+const SOCKET_PATH_MAX_BYTES: usize = 108;
 /// The log's path, with the zero that ends it.
 pub const LOG_PATH_MAX_BYTES: usize = 256;
 /// The kernel's PATH_MAX.
@@ -79,6 +83,8 @@ config! {
         "Whose processes may share memory with ours, once they have proven that they own the far end.";
     adapter: u64 as Number<0, { u64::MAX }> = 0, "RINGLET_ADAPTER", "",
         "Unless 0, the number of the adapter (`ringlet adapter`) that gives each end of a connection a segment of its own and keeps them in step; both ends must name the same.";
+    node: Option<AbsolutePath> as SocketPath = Some(AbsolutePath::of(NODE_SOCKET)), "RINGLET_NODE", "",
+        "Where the node service (`ringlet node`) listens, which introduces processes of this host that are in different network namespaces; off asks nobody.";
     log: LogTarget as Log = LogTarget::Off, "RINGLET_LOG", "",
         "Where a program under ringlet is told of what went wrong at its start; `ringlet ss` tells of the rest.";
     moves: LogTarget as Log = LogTarget::Off, "RINGLET_MOVES", "",
@@ -160,6 +166,7 @@ pub enum Problem {
     NotPeers,
     NotLog,
     LogPathTooLong,
+    NotSocketPath,
     FileTooLong,
     FileMissing,
     FileUnreadable,
@@ -187,6 +194,11 @@ impl fmt::Display for Problem {
             Problem::LogPathTooLong => {
                 write!(out, "the path is longer than {} bytes", LOG_PATH_MAX_BYTES - 1)
             }
+            Problem::NotSocketPath => write!(
+                out,
+                "must be off or an absolute path in UTF-8 of at most {} bytes",
+                SOCKET_PATH_MAX_BYTES - 1
+            ),
             Problem::FileTooLong => write!(out, "the file is longer than {FILE_MAX_BYTES} bytes"),
             Problem::FileMissing => write!(out, "the file does not exist"),
             Problem::FileUnreadable => write!(out, "the file cannot be read"),
@@ -535,14 +547,23 @@ pub enum PeerPolicy {
 pub enum LogTarget {
     Off,
     Stderr,
-    File(LogPath),
+    File(AbsolutePath),
 }
 
 /// An absolute path, in UTF-8 and without a zero inside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LogPath([u8; LOG_PATH_MAX_BYTES]);
+pub struct AbsolutePath([u8; LOG_PATH_MAX_BYTES]);
 
-impl LogPath {
+impl AbsolutePath {
+    const fn of(text: &str) -> AbsolutePath {
+        let (mut path, mut at, text) = ([0; LOG_PATH_MAX_BYTES], 0, text.as_bytes());
+        while at < text.len() {
+            path[at] = text[at];
+            at += 1;
+        }
+        AbsolutePath(path)
+    }
+
     /// Ends at the first zero, of which `parse` leaves at least one.
     pub fn as_c_str(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
@@ -721,6 +742,35 @@ impl Form for Peers {
     }
 }
 
+fn is_absolute(text: &[u8]) -> bool {
+    text.starts_with(b"/") && core::str::from_utf8(text).is_ok() && !text.contains(&0)
+}
+
+struct SocketPath;
+
+impl Form for SocketPath {
+    type Value = Option<AbsolutePath>;
+
+    fn describe(out: &mut fmt::Formatter) -> fmt::Result {
+        write!(out, "off, or an absolute path")
+    }
+
+    fn parse(text: &[u8]) -> Result<Option<AbsolutePath>, Problem> {
+        if text == b"off" {
+            return Ok(None);
+        }
+        let mut path = [0; LOG_PATH_MAX_BYTES];
+        let fits = is_absolute(text) && text.len() < SOCKET_PATH_MAX_BYTES;
+        fits.then(|| join(&mut path, text, b"")).flatten().ok_or(Problem::NotSocketPath)?;
+        Ok(Some(AbsolutePath(path)))
+    }
+
+    fn print(value: &Option<AbsolutePath>, out: &mut fmt::Formatter) -> fmt::Result {
+        let path = value.as_ref().map(|path| path.as_c_str().to_str().unwrap_or_default());
+        out.write_str(path.unwrap_or("off"))
+    }
+}
+
 struct Log;
 
 impl Form for Log {
@@ -734,10 +784,10 @@ impl Form for Log {
         match text {
             b"off" => Ok(LogTarget::Off),
             b"stderr" => Ok(LogTarget::Stderr),
-            [b'/', ..] if core::str::from_utf8(text).is_ok() && !text.contains(&0) => {
+            _ if is_absolute(text) => {
                 let mut path = [0; LOG_PATH_MAX_BYTES];
                 join(&mut path, text, b"").ok_or(Problem::LogPathTooLong)?;
-                Ok(LogTarget::File(LogPath(path)))
+                Ok(LogTarget::File(AbsolutePath(path)))
             }
             _ => Err(Problem::NotLog),
         }
@@ -837,6 +887,11 @@ mod tests {
         assert_eq!(problem("memory_limit_bytes", "G"), Problem::NotBytes);
         assert_eq!(problem("enabled", "maybe"), Problem::NotSwitch);
         assert_eq!(problem("peers", "friends"), Problem::NotPeers);
+        assert_eq!(problem("node", "relative"), Problem::NotSocketPath);
+        assert_eq!(problem("node", &format!("/{}", "x".repeat(107))), Problem::NotSocketPath);
+        assert_eq!(value(&with("node", &format!("/{}", "x".repeat(106))), "node").len(), 107);
+        assert_eq!(value(&with("node", "off"), "node"), "off");
+        assert_eq!(value(&Config::DEFAULT, "node"), NODE_SOCKET);
         assert_eq!(problem("log", "relative"), Problem::NotLog);
         assert_eq!(problem("log", &format!("/{}", "x".repeat(255))), Problem::LogPathTooLong);
         assert_eq!(value(&with("log", &format!("/{}", "x".repeat(254))), "log").len(), 255);

@@ -1,4 +1,4 @@
-//! The frame of every message by which two processes introduce themselves: sockets, datagrams, the native library, Active Messages, adapters.
+//! The frame of every message by which two processes introduce themselves: sockets, datagrams, the native library, Active Messages, adapters, the node service.
 //!
 //! ```text
 //!  0  magic     8 bytes    no other program's
@@ -31,6 +31,7 @@ pub enum Protocol {
     Native = 3,
     ActiveMessages = 4,
     Adapter = 5,
+    Node = 6,
 }
 
 /// A message that can't be taken.

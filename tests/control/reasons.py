@@ -20,6 +20,10 @@ ELSEWHERE = {
     "miscounted": "tests/faults/counts.py",
     "full": "tests/hostile/rendezvous.py",
     "unproven": "tests/hostile/limits.py",
+    "no-mirror": "tests/node/strangers.py",
+    "no-note": "tests/node/strangers.py",
+    "refused": "tests/node/strangers.py",
+    "node-full": "tests/node/strangers.py",
 }
 
 # The start of both programs. `turn` is a message there and back.

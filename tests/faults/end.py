@@ -49,7 +49,8 @@ class End:
         self.connected = True
 
     def listen(self, ip):
-        self.listener = socket.create_server((ip, 0))
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        self.listener = socket.create_server((ip, 0), family=family)
         return self.listener.getsockname()[1]
 
     def accept(self):

@@ -10,8 +10,16 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
             "Nothing to do: it moves after some messages (setting move_after), later where connections to its service mostly ended young."
         }
         Reason::NotLocal => {
-            "Nothing can be done: only connections within one network namespace of one machine move."
+            "Between containers of one host, run `ringlet node` there and mount /run/ringlet into both; between hosts nothing can be done."
         }
+        Reason::NoMirror => {
+            "Nothing can be done where the far end is on another host or a proxy stands between; else look for what rewrites sequence numbers (SYN proxies)."
+        }
+        Reason::NoNote => "Nothing to do: connections that begin from now on are seen.",
+        Reason::Refused => {
+            "See the policy of the node service (`ringlet node`): by default both ends must be of the same host user and of the same pod."
+        }
+        Reason::NodeFull => "See `ringlet node status`: the limits are in its policy file.",
         Reason::NoPeer => {
             "Start the other program with `ringlet run` too; if it runs so already, `ringlet on` makes both look again."
         }

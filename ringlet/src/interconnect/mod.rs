@@ -6,6 +6,7 @@
 
 pub mod introduction;
 pub mod mirrored;
+pub mod node;
 
 /// See the module's description.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -91,7 +91,7 @@ pub fn meet_now(socket: &'static Socket, step: fn(&'static Socket)) {
             step(far);
         }
         match socket.stage() {
-            Stage::Kernel | Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted => {}
+            stage if stage.may_move() => {}
             _ => {
                 publish(socket);
                 far.into_iter().for_each(publish);

@@ -19,18 +19,20 @@
 //! Whoever calls must own the far end of the very connection. The kernel's socket table names the user of that socket, and the Unix
 //! socket's credentials name the caller. That it holds the socket, /proc tells if it lets us look; else each side's own statement does
 //! (`proof`), which it makes before it says its first word. Nothing is handed out, and no descriptor taken, before that.
+//!
+//! Ends in two network namespaces of one host meet on a channel that the node service gives them (`interconnect::node`), which vouches for both.
 
 use super::epoll::{bells, life, registration, set};
 use super::in_use::Waiter;
 use super::meeting;
 use super::pin;
-use super::table::{self, End, Socket, Stage, Tables, tables};
+use super::table::{self, End, Kind, Socket, Stage, Tables, tables};
 use super::transfer::wait;
 use super::{budget, carrier, chaos, context, control, memory, moving, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::interconnect::introduction::{self, JOIN, LINK};
-use crate::interconnect::{Interconnect, mirrored};
+use crate::interconnect::{Interconnect, mirrored, node};
 use crate::lock::Held;
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
@@ -219,6 +221,8 @@ fn take(tables: &'static Tables, socket: &'static Socket) -> Step {
         Stage::Called => take_hello(tables, socket),
         Stage::Looked => take_greeting(tables, socket),
         Stage::Greeted => take_answer(tables, socket),
+        Stage::Visiting => take_welcome(socket),
+        Stage::Introducing => take_introduction(tables, socket),
         _ => Step::Done,
     }
 }
@@ -327,14 +331,16 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         return Step::Later;
     }
     let ends = match carrier::ends(socket, tables) {
-        Ok(ends) => ends,
+        Ok(ends) => Some(ends),
+        // Not of this network namespace, but perhaps of this host.
+        Err(Some(Reason::NotLocal)) if may_visit(tables, socket) => None,
         Err(Some(reason)) => return Step::Bar(reason),
         Err(None) => return Step::Later,
     };
     if let Some(reason) = carrier::unserved_option(socket) {
         return Step::Bar(reason);
     }
-    if hangs_us(&ends) {
+    if ends.as_ref().map_or_else(apart::is_busy, hangs_us) {
         view::show(socket, Reason::Full);
         return Step::Later;
     }
@@ -342,6 +348,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
         view::show(socket, Reason::NoDescriptor);
         return Step::Later;
     };
+    let Some(ends) = ends else { return visit(tables, socket, place) };
     if socket.side.get() == 1 {
         return match rendezvous::offer(&ends) {
             Ok(listener) => {
@@ -367,11 +374,128 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
             }
         },
         Err(Errno::ECONNREFUSED | Errno::EAGAIN) => {
+            // An address that looks like ours may be rewritten to another namespace's, as that of a published port.
+            if may_visit(tables, socket) && diag::far_owner(&ends).err() == Some(Errno::ENOENT) {
+                return visit(tables, socket, place);
+            }
             view::show(socket, Reason::NoPeer);
             Step::Later
         }
         Err(error) => Step::Bar(Reason::from(error)),
     }
+}
+
+fn may_visit(tables: &Tables, socket: &Socket) -> bool {
+    socket.kind() == Kind::Tcp
+        && tables.config.adapter == 0
+        && node::is_there(tables.config.node.as_ref())
+}
+
+/// Comes to the node service.
+fn visit(tables: &'static Tables, socket: &'static Socket, place: &Place) -> Step {
+    match node::visit(tables.config.node.as_ref()) {
+        Ok(Some(meeting)) => {
+            go(tables, place, socket, meeting);
+            socket.advance(Stage::Visiting);
+            view::show(socket, Reason::NoPeer);
+            Step::Soon
+        }
+        Ok(None) => Step::Bar(Reason::NotLocal),
+        // Too many wait there.
+        Err(Errno::EAGAIN) => Step::LaterFor(Reason::NodeFull),
+        Err(error) => Step::Bar(Reason::from(error)),
+    }
+}
+
+/// The node service's next message.
+fn hear_node(socket: &Socket, meeting: i32) -> Result<(node::Message, rendezvous::Fds), Step> {
+    let mut bytes = [0; handshake::ROOM_BYTES];
+    let taken = match rendezvous::take(meeting, &mut bytes) {
+        Err(Errno::EAGAIN) => return Err(Step::Later),
+        Err(error) if !is_gone(error) => return Err(Step::Bar(Reason::from(error))),
+        Err(_) => return Err(again(socket)),
+        Ok(taken) if taken.caller.is_none() => return Err(again(socket)),
+        Ok(taken) if taken.fds.truncated => return Err(Step::Bar(Reason::NoDescriptor)),
+        Ok(taken) => taken,
+    };
+    match node::Message::read(&bytes[..taken.len]) {
+        Ok(message) if message.kind == node::APART => {
+            let reason = Reason::from_u32(message.reason).unwrap_or(Reason::NotLocal);
+            Err(Step::Bar(reason))
+        }
+        Ok(message) => Ok((message, taken.fds)),
+        Err(misfit) => Err(Step::Bar(Reason::from(misfit))),
+    }
+}
+
+/// Has the node service greeted? Then it is awake, and gets to see the connection.
+fn take_welcome(socket: &'static Socket) -> Step {
+    if socket.end().holders.count() != 1 {
+        return Step::Later;
+    }
+    let meeting = socket.meeting.get() as i32;
+    if meeting == 0 {
+        return again(socket);
+    }
+    match hear_node(socket, meeting) {
+        Ok((message, _)) if message.kind == node::GREETING => {}
+        Ok(_) => return Step::Bar(Reason::BadPeer),
+        Err(Step::Later) => return Step::Soon,
+        Err(step) => return step,
+    }
+    let accepting = socket.side.get();
+    let come = node::Message { kind: node::COME, accepting, ..Default::default() };
+    match rendezvous::send(meeting, come.frame().as_bytes(), &[socket.fd()]) {
+        Ok(()) => {
+            socket.advance(Stage::Introducing);
+            Step::Soon
+        }
+        Err(error) if is_gone(error) => again(socket),
+        Err(error) => Step::Bar(Reason::from(error)),
+    }
+}
+
+/// Has the far end come to the node service too? Then both have a channel, on which they go on as at a rendezvous.
+fn take_introduction(tables: &'static Tables, socket: &'static Socket) -> Step {
+    let meeting = socket.meeting.get() as i32;
+    if meeting == 0 {
+        return again(socket);
+    }
+    let (met, mut fds) = match hear_node(socket, meeting) {
+        Ok((message, fds)) if message.kind == node::MET => (message, fds),
+        Ok(_) => return Step::Bar(Reason::BadPeer),
+        Err(Step::Later) => return Step::LaterFor(Reason::NoPeer),
+        Err(step) => return step,
+    };
+    let Some(channel) = fds.take(0) else { return Step::Bar(Reason::BadPeer) };
+    meeting::abandon(socket);
+    if tables.config.peers == PeerPolicy::SameUser && met.flags & node::SAME_USER == 0 {
+        sys::close(channel);
+        return Step::Bar(Reason::OtherUser);
+    }
+    let channel = match rendezvous::guard_channel(channel) {
+        Ok(channel) => channel,
+        Err(error) => return Step::Bar(Reason::from(error)),
+    };
+    socket.meeting.set(meeting::hidden(channel) as u32);
+    socket.introduced.set(met.flags | node::INTRODUCED);
+    socket.stranger.set(met.stranger);
+    if socket.side.get() == 1 {
+        socket.advance(Stage::Called);
+        return greet(tables, socket, channel);
+    }
+    socket.advance(Stage::Looked);
+    Step::Soon
+}
+
+/// Who is at the other end of the rendezvous. One that was introduced has a number by which it is told from others, and which is no pid.
+fn peer_of(socket: &Socket, meeting: i32) -> Result<rendezvous::Credentials, Reason> {
+    if !socket.introduced.is() {
+        return rendezvous::credentials(meeting).map_err(Reason::from);
+    }
+    let ours = socket.introduced.get() & node::SAME_USER != 0;
+    let pid = -((socket.stranger.get() & i32::MAX as u32) as i32);
+    Ok(rendezvous::Credentials { pid, uid: if ours { sys::geteuid() } else { apart::SOMEBODY } })
 }
 
 /// The context in which this connection is used: the epoll set that watches it, else this thread.
@@ -391,10 +515,11 @@ fn say(
     segment: Option<i32>,
 ) -> Result<(), Errno> {
     let home = home_of(socket);
-    let card = home.filter(|_| trusted(peer)).and_then(context::card);
-    // By its address, who has it can do no more than ring (`ringlet_linux::bell`).
+    let card = home.filter(|_| trusts(socket, peer)).and_then(context::card);
+    // By its address, who has it can do no more than ring (`ringlet_linux::bell`). It is one of this network namespace.
     let tell_address = |message: &mut Message| {
-        message.bell = home.and_then(context::address).unwrap_or_default();
+        let address = home.filter(|_| !socket.introduced.is()).and_then(context::address);
+        message.bell = address.unwrap_or_default();
         socket.home.set(home.filter(|_| message.bell.name != 0).unwrap_or(0));
         // (The accepting side is attached, and so in its sets, before it says this.)
         bells::bell_was_named(socket);
@@ -439,10 +564,21 @@ pub fn trusted(peer: rendezvous::Credentials) -> bool {
     rendezvous::is_our_user(peer.uid) && rendezvous::is_in_sight(peer.pid)
 }
 
+/// The same of a connection's peer: of one that was introduced, the node service's policy decides.
+fn trusts(socket: &Socket, peer: rendezvous::Credentials) -> bool {
+    match socket.introduced.get() {
+        0 => trusted(peer),
+        said => said & node::TRUSTED != 0,
+    }
+}
+
 /// Only a trusted peer may send more than memory.
-fn check_trust(peer: rendezvous::Credentials) -> Result<(), Step> {
-    if trusted(peer) {
+fn check_trust(socket: &Socket, peer: rendezvous::Credentials) -> Result<(), Step> {
+    if trusts(socket, peer) {
         return Ok(());
+    }
+    if socket.introduced.is() {
+        return Err(Step::Bar(Reason::BadPeer));
     }
     Err(Step::Bar(match rendezvous::sight(peer.pid) {
         Err(error @ (Errno::EMFILE | Errno::ENFILE)) => Reason::from(error),
@@ -469,7 +605,9 @@ fn take_greeting(tables: &'static Tables, socket: &'static Socket) -> Step {
     rendezvous::skip(meeting);
     rendezvous::admit_descriptors(meeting, true);
     // (Where it can't be stated, /proc may do.)
-    let _ = proof::state(socket.fd(), meeting);
+    if !socket.introduced.is() {
+        let _ = proof::state(socket.fd(), meeting);
+    }
     let Some(geometry) = Geometry::new(tables.config.ring_bytes as usize) else {
         unreachable!("the configuration admits only sound ring sizes");
     };
@@ -517,11 +655,15 @@ fn listen(
     if message.kind != kind || kind == GREETING && heard.fds.truncated {
         return Err(Step::Bar(Reason::BadPeer));
     }
-    let ends = carrier::ends(socket, tables).map_err(|_| Step::Bar(Reason::NotConnected))?;
-    let peer = check(tables, socket, &ends, meeting, message.fd)?;
+    let peer = if socket.introduced.is() {
+        peer_of(socket, meeting).map_err(Step::Bar)?
+    } else {
+        let ends = carrier::ends(socket, tables).map_err(|_| Step::Bar(Reason::NotConnected))?;
+        check(tables, socket, &ends, meeting, message.fd)?
+    };
     // (They stay where they are: older kernels admit them from anybody.)
     if heard.fds.truncated {
-        check_trust(peer)?;
+        check_trust(socket, peer)?;
     }
     Ok((message, peer))
 }
@@ -626,16 +768,25 @@ fn take_call(tables: &Tables, socket: &'static Socket) -> Step {
 }
 
 fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
-    let Ok(ends) = carrier::ends(socket, tables) else { return Step::Bar(Reason::NotConnected) };
-    let caller = match check_user(tables, &ends, meeting) {
-        Ok((_, caller)) => caller,
+    let caller = if socket.introduced.is() {
+        peer_of(socket, meeting)
+    } else {
+        let Ok(ends) = carrier::ends(socket, tables) else {
+            return Step::Bar(Reason::NotConnected);
+        };
+        check_user(tables, &ends, meeting).map(|(_, caller)| caller)
+    };
+    let caller = match caller {
+        Ok(caller) => caller,
         Err(reason) => return Step::Bar(reason),
     };
+    if !socket.introduced.is() {
+        let _ = proof::state(socket.fd(), meeting);
+    }
     // Hello comes with a doorbell, or with nothing.
-    if trusted(caller) {
+    if trusts(socket, caller) {
         rendezvous::admit_descriptors(meeting, true);
     }
-    let _ = proof::state(socket.fd(), meeting);
     let greeting = Message { kind: GREETING, fd: socket.fd(), ..Message::default() };
     match rendezvous::send(meeting, greeting.frame().as_bytes(), &[]) {
         Ok(()) => Step::Soon,
@@ -647,6 +798,7 @@ fn greet(tables: &Tables, socket: &'static Socket, meeting: i32) -> Step {
 /// Begins again: whoever was at the rendezvous has gone.
 fn again(socket: &Socket) -> Step {
     meeting::abandon(socket);
+    socket.introduced.set(0);
     socket.advance(Stage::Kernel);
     Step::Later
 }
@@ -725,7 +877,7 @@ fn keep_bell(
     if message.context == 0 && message.bell.name != 0 {
         socket.bell.set(context::keep_named(&message.bell).unwrap_or(0));
     }
-    if message.context == 0 || !trusted(peer) || fds.count < from + 2 {
+    if message.context == 0 || !trusts(socket, peer) || fds.count < from + 2 {
         return;
     }
     let (Some(eventfd), Some(page)) = (fds.take(from), fds.take(from + 1)) else { return };
@@ -794,13 +946,13 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
         Ok(_) => return Step::Bar(Reason::BadPeer),
         Err(misfit) => return Step::Bar(Reason::from(misfit)),
     };
-    let peer = match rendezvous::credentials(meeting) {
+    let peer = match peer_of(socket, meeting) {
         Ok(peer) => peer,
-        Err(error) => return Step::Bar(Reason::from(error)),
+        Err(reason) => return Step::Bar(reason),
     };
     let mut fds = taken.fds;
     if fds.count > 1
-        && let Err(step) = check_trust(peer)
+        && let Err(step) = check_trust(socket, peer)
     {
         return step;
     }

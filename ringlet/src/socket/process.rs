@@ -539,8 +539,7 @@ pub fn after_fork() {
         socket.stepping.store(0, Ordering::Relaxed);
         meeting::forget(socket);
         datagram::after_fork(socket);
-        if matches!(socket.stage(), Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted)
-        {
+        if socket.stage().is_meeting() {
             socket.set_stage(Stage::Kernel);
             socket.next_step.set(socket.calls.get() + 1);
         }

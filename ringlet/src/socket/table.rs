@@ -70,12 +70,21 @@ pub enum Stage {
     Mailbox = 9,
     /// We connected: we have come to the rendezvous and wait for its greeting.
     Looked = 10,
+    /// The far end is not in sight: we have come to the node service and wait for its greeting.
+    Visiting = 11,
+    /// We have shown the node service our connection and wait until the far end has too.
+    Introducing = 12,
 }
 
 impl Stage {
     pub fn may_move(self) -> bool {
-        use Stage::{Called, Greeted, Kernel, Looked, Offered};
-        matches!(self, Kernel | Offered | Called | Looked | Greeted)
+        self == Stage::Kernel || self.is_meeting()
+    }
+
+    /// On its way from the kernel to a segment.
+    pub fn is_meeting(self) -> bool {
+        use Stage::{Called, Greeted, Introducing, Looked, Offered, Visiting};
+        matches!(self, Offered | Called | Looked | Greeted | Visiting | Introducing)
     }
 
     fn from_u32(value: u32) -> Stage {
@@ -90,6 +99,8 @@ impl Stage {
             8 => Stage::Datagram,
             9 => Stage::Mailbox,
             10 => Stage::Looked,
+            11 => Stage::Visiting,
+            12 => Stage::Introducing,
             _ => Stage::Free,
         }
     }
@@ -125,6 +136,9 @@ pub struct Socket {
     pub calls_before: P32,
     /// The rendezvous, or the listener of it.
     pub meeting: P32,
+    /// What the node service has said of the far end (`interconnect::node`): `INTRODUCED` and more, and its number of the process there.
+    pub introduced: P32,
+    pub stranger: P32,
     /// Over a mirror, our socket to the adapter: see `interconnect::introduction`.
     pub lifeline: P32,
     /// One thread at a time takes the steps.
@@ -765,6 +779,8 @@ impl Socket {
             &self.side,
             &self.calls,
             &self.meeting,
+            &self.introduced,
+            &self.stranger,
             &self.lifeline,
             &self.home,
             &self.bell,

@@ -217,21 +217,17 @@ pub fn path(socket: &Socket) -> u32 {
     match socket.stage() {
         Stage::Free | Stage::Closing => SLOT_FREE,
         Stage::Kernel | Stage::KernelForGood => PATH_KERNEL,
-        Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted
-            if asked(socket) & ASKED_OFF != 0 =>
-        {
-            PATH_KERNEL
-        }
         Stage::Datagram | Stage::Mailbox => {
             of(socket).map_or(PATH_KERNEL, |slot| slot.path.load(Relaxed))
         }
-        Stage::Offered | Stage::Called | Stage::Looked | Stage::Greeted => PATH_MOVING,
         Stage::Attached => match (socket.end().sending(), socket.end().receiving()) {
             (Sending::Ring, Receiving::Ring) => PATH_RING,
             (Sending::KernelForGood | Sending::Returning, _) => PATH_KERNEL,
             (Sending::Kernel, Receiving::Kernel) if is_away() => PATH_KERNEL,
             _ => PATH_MOVING,
         },
+        _meeting if asked(socket) & ASKED_OFF != 0 => PATH_KERNEL,
+        _meeting => PATH_MOVING,
     }
 }
 

@@ -1,0 +1,116 @@
+//! `ringlet node`: the service that introduces processes of one host in different network namespaces (`ringlet_node`).
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use ringlet::config::NODE_SOCKET;
+use ringlet::reasons::Reason;
+use ringlet_node::policy::{EXAMPLE, FILE, Policy};
+use serde_json::Value;
+
+use crate::table;
+
+/// Introduce containers of this host to each other, so that their connections move into shared memory
+///
+/// Two programs under `ringlet run` that are in different network namespaces do not find each other. Where this service runs, and its directory
+/// is mounted into both containers, it finds that they are the two ends of one connection (by their TCP sequence numbers, through NAT), asks its
+/// policy, and gives them a channel. Their data never passes it, and they go on without it.
+#[derive(clap::Args)]
+pub struct NodeArgs {
+    #[command(subcommand)]
+    command: NodeCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum NodeCommand {
+    /// Run the service, in the foreground; it says `ready`, then each decision
+    ///
+    /// It needs CAP_BPF and CAP_NET_ADMIN to begin with, and serves programs of all users.
+    Run(RunArgs),
+    /// Show who waits, what was decided lately, and why
+    Status(StatusArgs),
+    /// Print an annotated policy file, which says what holds without one
+    Policy,
+}
+
+#[derive(clap::Args)]
+struct RunArgs {
+    /// The policy; without it /etc/ringlet/node.toml, if it is there
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    policy: Option<PathBuf>,
+    /// Where node.sock is made, to be mounted into containers; a socket that systemd hands over is used instead
+    #[arg(long, value_name = "DIRECTORY", default_value = "/run/ringlet", value_hint = clap::ValueHint::DirPath)]
+    directory: PathBuf,
+    /// Where the directories of the policy's labels are made
+    #[arg(long, value_name = "DIRECTORY", default_value = "/run/ringlet-labels", value_hint = clap::ValueHint::DirPath)]
+    labels: PathBuf,
+    /// Watch connections below this control group only, instead of all
+    #[arg(long, value_name = "DIRECTORY", value_hint = clap::ValueHint::DirPath)]
+    cgroup: Option<PathBuf>,
+    /// Say nothing of what is decided
+    #[arg(long)]
+    quiet: bool,
+}
+
+#[derive(clap::Args)]
+struct StatusArgs {
+    /// The service's socket
+    #[arg(long, value_name = "PATH", default_value = NODE_SOCKET, value_hint = clap::ValueHint::FilePath)]
+    socket: PathBuf,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
+    match args.command {
+        NodeCommand::Run(args) => {
+            let policy = Policy::load(args.policy.as_deref())?;
+            let (directory, labels) = (args.directory, args.labels);
+            let (group, quiet) = (args.cgroup, args.quiet);
+            ringlet_node::run(ringlet_node::Options { directory, labels, policy, group, quiet })?;
+        }
+        NodeCommand::Status(args) => {
+            let told = ringlet_node::status(&args.socket)?;
+            match args.json {
+                true => table::json(&told)?,
+                false => show(&told),
+            }
+        }
+        NodeCommand::Policy => println!("# (To be read from {FILE}.)\n{}", EXAMPLE.trim_end()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// (What processes are called, and their groups, is theirs to choose.)
+fn show(told: &Value) {
+    let number = |name: &str| table::grouped(told[name].as_u64().unwrap_or(0));
+    println!(
+        "up {} s, {} guests, {} of them waiting; connections noted below {}",
+        number("seconds"),
+        number("guests"),
+        number("waiting"),
+        text(&told["notes"]["group"])
+    );
+    let counts = told["decisions"].as_object().into_iter().flatten();
+    let rows = counts.map(|(outcome, count)| {
+        let reason = Reason::ALL.iter().find(|reason| reason.code() == outcome);
+        let about = reason.map_or("Introduced to each other.", |reason| reason.sentence());
+        [table::printable(outcome), table::grouped(count.as_u64().unwrap_or(0)), about.to_owned()]
+    });
+    let rows: Vec<_> = rows.collect();
+    if !rows.is_empty() {
+        println!();
+        table::print(["Outcome".to_owned(), "Count".to_owned(), "What it means".to_owned()], rows);
+    }
+    let last = told["last"].as_array().into_iter().flatten();
+    let rows = last.map(|each| [text(&each["outcome"]), text(&each["about"])]).collect::<Vec<_>>();
+    if !rows.is_empty() {
+        println!();
+        table::print(["Outcome".to_owned(), "Lately".to_owned()], rows);
+    }
+}
+
+fn text(value: &Value) -> String {
+    table::printable(value.as_str().unwrap_or("-"))
+}

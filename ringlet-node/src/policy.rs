@@ -1,0 +1,289 @@
+//! Who may be introduced to whom: one file, `node.toml`. Whatever it does not allow stays on the kernel.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+use wildmatch::WildMatch;
+
+use crate::who::Who;
+
+/// Where it lies, unless told otherwise; if there is none, what is said here holds.
+pub const FILE: &str = "/etc/ringlet/node.toml";
+/// The same with a word on each key.
+pub const EXAMPLE: &str = include_str!("../node.toml");
+
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields, default)]
+pub struct Policy {
+    pub same_pod: bool,
+    pub labels: BTreeSet<String>,
+    pub allow: Vec<Rule>,
+    pub otherwise: Otherwise,
+    pub limits: Limits,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy {
+            same_pod: true,
+            labels: BTreeSet::new(),
+            allow: Vec::new(),
+            otherwise: Otherwise::Kernel,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// What becomes of two that may not share memory.
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+#[serde(rename_all = "kebab-case")]
+pub enum Otherwise {
+    Kernel,
+    /// The service would carry their bytes between a segment of each.
+    Isolated,
+}
+
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Patterns of control groups: of one end, and of the other.
+    pub between: [String; 2],
+    #[serde(default)]
+    pub users: Users,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(rename_all = "kebab-case", untagged)]
+pub enum Users {
+    #[default]
+    #[serde(skip)]
+    Same,
+    Word(Word),
+    These(Vec<u32>),
+}
+
+#[derive(Deserialize, Clone, Copy, Debug)]
+#[serde(rename_all = "kebab-case")]
+pub enum Word {
+    Same,
+    Any,
+}
+
+#[derive(Deserialize, Clone, Copy, Debug)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Connections whose beginning is remembered.
+    pub connections: u32,
+    /// Ends that are with the service at a time, in all and of one user.
+    pub guests: usize,
+    pub guests_of_a_user: usize,
+    /// Ends of one user that may come in a second.
+    pub visits_of_a_user: u32,
+    /// How long one end waits for the other.
+    pub wait_seconds: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            connections: 65_536,
+            guests: 8192,
+            guests_of_a_user: 4096,
+            visits_of_a_user: 5000,
+            wait_seconds: 60,
+        }
+    }
+}
+
+/// Why two may share memory, as it is logged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Allowed {
+    pub by: &'static str,
+    pub same_user: bool,
+}
+
+impl Policy {
+    pub fn load(path: Option<&Path>) -> anyhow::Result<Policy> {
+        let read = std::fs::read_to_string(path.unwrap_or(Path::new(FILE)));
+        let text = match (read, path) {
+            (Err(error), None) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            (read, path) => {
+                read.with_context(|| path.unwrap_or(Path::new(FILE)).display().to_string())?
+            }
+        };
+        Policy::parse(&text)
+    }
+
+    pub fn parse(text: &str) -> anyhow::Result<Policy> {
+        let policy: Policy = toml::from_str(text)?;
+        ensure!(
+            policy.otherwise == Otherwise::Kernel,
+            "otherwise = \"isolated\" can't be had yet: the service does not carry bytes between two tenants"
+        );
+        for label in &policy.labels {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+            ensure!(
+                !label.is_empty()
+                    && label.len() <= 40
+                    && label.bytes().all(plain)
+                    && !label.starts_with('.'),
+                "the label {label:?} is not of letters, digits, dashes, dots and underscores, 40 at most"
+            );
+        }
+        let limits = &policy.limits;
+        ensure!(
+            (1..=1 << 24).contains(&limits.connections)
+                && (1..=1 << 20).contains(&limits.guests)
+                && limits.guests_of_a_user >= 1
+                && limits.visits_of_a_user >= 1
+                && (1..=3600).contains(&limits.wait_seconds),
+            "a limit is out of range"
+        );
+        Ok(policy)
+    }
+
+    /// May these two share memory?
+    pub fn allows(&self, one: &Who, other: &Who) -> Option<Allowed> {
+        let same_user = one.user.is_some() && one.user == other.user;
+        let by = |by| Some(Allowed { by, same_user });
+        if same_user && one.label.is_some() && one.label == other.label {
+            return by("label");
+        }
+        // (Of nobody whose group can't be told.)
+        let (one_group, other_group) = (one.group.as_deref()?, other.group.as_deref()?);
+        if self.same_pod && same_user && pod(one_group) == pod(other_group) {
+            return by("same pod");
+        }
+        let matches = |rule: &Rule| {
+            let is = |pattern: &str, group: &str| WildMatch::new(pattern).matches(group);
+            let [first, second] = &rule.between;
+            let users = match &rule.users {
+                Users::Same | Users::Word(Word::Same) => same_user,
+                Users::Word(Word::Any) => one.user.is_some() && other.user.is_some(),
+                Users::These(these) => [one.user, other.user]
+                    .iter()
+                    .all(|user| user.is_some_and(|user| these.contains(&user))),
+            };
+            users
+                && (is(first, one_group) && is(second, other_group)
+                    || is(first, other_group) && is(second, one_group))
+        };
+        self.allow.iter().any(matches).then_some(Allowed { by: "rule", same_user })
+    }
+}
+
+/// The part of a control group's path that the containers of a pod have in common: down to the first directory that is named after a pod, as
+/// Kubernetes (`pod1234-..`, `kubepods-burstable-pod1234_...slice`) and Podman (`libpod_pod_1234`) do; of what is in no pod, all of it.
+pub fn pod(group: &str) -> &str {
+    let mut end = 0;
+    for part in group.split_inclusive('/') {
+        end += part.len();
+        if is_pod(part.trim_end_matches('/')) {
+            return group[..end].trim_end_matches('/');
+        }
+    }
+    group
+}
+
+fn is_pod(name: &str) -> bool {
+    let id = name
+        .trim_end_matches(".slice")
+        .rsplit_once("pod_")
+        .or_else(|| name.trim_end_matches(".slice").rsplit_once("pod"));
+    id.is_some_and(|(_, id)| {
+        let hex = |byte: u8| byte.is_ascii_hexdigit() || b"-_".contains(&byte);
+        id.len() >= 8 && id.bytes().all(hex)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn who(user: u32, group: &str, label: Option<&str>) -> Who {
+        Who {
+            user: Some(user),
+            group: Some(group.to_owned()),
+            label: label.map(str::to_owned),
+            ..Who::default()
+        }
+    }
+
+    fn by(policy: &str, one: &Who, other: &Who) -> Option<&'static str> {
+        let policy = Policy::parse(policy).unwrap();
+        let found = policy.allows(one, other);
+        assert_eq!(found, policy.allows(other, one), "it has no direction");
+        found.map(|allowed| allowed.by)
+    }
+
+    const POD: &str =
+        "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0f1c2d3e_4a5b.slice";
+
+    #[test]
+    fn pods_are_told_from_their_containers() {
+        assert_eq!(pod(&format!("{POD}/cri-containerd-12.scope")), POD);
+        assert_eq!(
+            pod("/kubepods/besteffort/pod01234567-89ab/0123"),
+            "/kubepods/besteffort/pod01234567-89ab"
+        );
+        let libpod = "/machine.slice/machine-libpod_pod_0123456789ab.slice";
+        assert_eq!(pod(&format!("{libpod}/libpod-12.scope")), libpod);
+        for alone in [
+            "/",
+            "/system.slice/docker-0123456789ab.scope",
+            "/user.slice/podman.scope",
+            "/x/libpod-0123456789",
+        ] {
+            assert_eq!(pod(alone), alone);
+        }
+    }
+
+    #[test]
+    fn by_default_the_same_user_in_the_same_pod() {
+        let (one, other) = (format!("{POD}/one"), format!("{POD}/other"));
+        assert_eq!(by("", &who(7, &one, None), &who(7, &other, None)), Some("same pod"));
+        assert_eq!(by("", &who(7, &one, None), &who(8, &other, None)), None);
+        assert_eq!(by("", &who(7, "/a", None), &who(7, "/b", None)), None);
+        assert_eq!(by("same_pod = false", &who(7, "/a", None), &who(7, "/a", None)), None);
+        let nobody = Who { user: None, ..who(7, "/a", None) };
+        assert_eq!(by("", &nobody, &nobody), None, "who can't be told is nobody's like");
+        let nowhere = Who { group: None, ..who(7, "/a", None) };
+        assert_eq!(by("", &nowhere, &nowhere), None);
+    }
+
+    #[test]
+    fn rules_and_labels_allow_more() {
+        let rule = "[[allow]]\nbetween = ['/shop/web-*', '/shop/db']\n";
+        assert_eq!(by(rule, &who(7, "/shop/web-1", None), &who(7, "/shop/db", None)), Some("rule"));
+        assert_eq!(by(rule, &who(7, "/shop/web-1", None), &who(8, "/shop/db", None)), None);
+        assert_eq!(by(rule, &who(7, "/shop/web-1", None), &who(7, "/shop/web-2", None)), None);
+        for users in ["'any'", "[7, 8]"] {
+            let rule = format!("{rule}users = {users}");
+            assert_eq!(
+                by(&rule, &who(7, "/shop/web-1", None), &who(8, "/shop/db", None)),
+                Some("rule")
+            );
+        }
+        let only = format!("{rule}users = [7]");
+        assert_eq!(by(&only, &who(7, "/shop/web-1", None), &who(8, "/shop/db", None)), None);
+        assert_eq!(by("", &who(7, "/a", Some("x")), &who(7, "/b", Some("x"))), Some("label"));
+        assert_eq!(by("", &who(7, "/a", Some("x")), &who(7, "/b", Some("y"))), None);
+        assert_eq!(by("", &who(7, "/a", Some("x")), &who(8, "/b", Some("x"))), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for wrong in [
+            "same_pot = true",
+            "otherwise = 'isolated'",
+            "labels = ['../x']",
+            "[limits]\nguests = 0",
+            "[[allow]]\nbetween = ['/a']",
+        ] {
+            assert!(Policy::parse(wrong).is_err(), "{wrong}");
+        }
+        Policy::parse(EXAMPLE).unwrap();
+    }
+}

@@ -1,0 +1,508 @@
+//! The service's sockets, and who comes to them (`ringlet::interconnect::node` has the messages).
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use ringlet::handshake::ROOM_BYTES;
+use ringlet::interconnect::node::{
+    APART, COME, GREETING, MET, Message, SAME_USER, STATUS, TRUSTED,
+};
+use ringlet::reasons::Reason;
+use ringlet_linux::meet::Received;
+use ringlet_linux::sys::{self, Errno};
+use ringlet_linux::{apart, fd, meet, proof, tcp};
+use rustix::event::epoll;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde_json::json;
+
+use crate::closers::Closers;
+use crate::hall::{Hall, Verdict};
+use crate::journal::{Journal, say};
+use crate::notes::{Kernel, Note, Notes};
+use crate::policy::{Allowed, Policy};
+use crate::who::Who;
+
+pub struct Options {
+    /// Where `node.sock` is made, unless a socket is inherited.
+    pub directory: PathBuf,
+    /// The directory of the labels' directories.
+    pub labels: PathBuf,
+    pub policy: Policy,
+    /// The control group below which connections are noted; the root of the unified hierarchy by itself.
+    pub group: Option<PathBuf>,
+    pub quiet: bool,
+}
+
+/// Who was greeted and says nothing goes.
+const ASK_IN: Duration = Duration::from_secs(5);
+const SWEEP: Duration = Duration::from_secs(1);
+/// Who comes at once is served in turns of so many, between which those who wait are looked at.
+const ACCEPTED_AT_ONCE: usize = 64;
+const BACKLOG: i32 = 4096;
+
+enum State {
+    Greeted,
+    Waiting { cookie: u64, note: Note },
+}
+
+struct Guest {
+    lifeline: i32,
+    who: Who,
+    since: Instant,
+    state: State,
+}
+
+#[derive(Default)]
+struct User {
+    guests: usize,
+    /// Visits in the second that began then.
+    visits: u32,
+    second: Option<Instant>,
+}
+
+struct Listener {
+    socket: OwnedFd,
+    label: Option<String>,
+}
+
+struct Service<N> {
+    policy: Policy,
+    notes: N,
+    group: PathBuf,
+    events: OwnedFd,
+    listeners: Vec<Listener>,
+    guests: HashMap<u64, Guest>,
+    next: u64,
+    hall: Hall,
+    users: HashMap<Option<u32>, User>,
+    closers: Closers,
+    journal: Journal,
+    began: Instant,
+}
+
+pub fn run(options: Options) -> anyhow::Result<()> {
+    raise_limit();
+    let group = match options.group {
+        Some(group) => group,
+        None => root_group().context("no control groups (cgroup2) are mounted")?,
+    };
+    let notes = Kernel::watch(&group, options.policy.limits.connections).with_context(|| {
+        format!("the kernel does not let us note how connections begin at {} (CAP_BPF and CAP_NET_ADMIN, Linux 5.15)", group.display())
+    })?;
+    let mut listeners =
+        vec![Listener { socket: listen_or_inherit(&options.directory)?, label: None }];
+    if !options.policy.labels.is_empty() {
+        make_directory(&options.labels, 0o700)?;
+    }
+    for label in &options.policy.labels {
+        let directory = options.labels.join(label);
+        listeners.push(Listener { socket: listen(&directory)?, label: Some(label.clone()) });
+    }
+    let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for (at, listener) in listeners.iter().enumerate() {
+        epoll::add(
+            &events,
+            &listener.socket,
+            epoll::EventData::new_u64(at as u64),
+            epoll::EventFlags::IN,
+        )?;
+    }
+    let mut service = Service {
+        next: listeners.len() as u64,
+        policy: options.policy,
+        notes,
+        group,
+        events,
+        listeners,
+        guests: HashMap::new(),
+        hall: Hall::default(),
+        users: HashMap::new(),
+        closers: Closers::default(),
+        journal: Journal::new(options.quiet),
+        began: Instant::now(),
+    };
+    say("ready");
+    service.serve()
+}
+
+impl<N: Notes> Service<N> {
+    fn serve(&mut self) -> anyhow::Result<()> {
+        let mut ready = Vec::with_capacity(256);
+        let mut swept = Instant::now();
+        loop {
+            ready.clear();
+            // With nobody here there is nothing to look after.
+            let idle = self.guests.is_empty() && self.users.is_empty();
+            let wait = if idle { None } else { Some(SWEEP) };
+            let wait = wait.and_then(|wait| rustix::event::Timespec::try_from(wait).ok());
+            match epoll::wait(
+                &self.events,
+                rustix::buffer::spare_capacity(&mut ready),
+                wait.as_ref(),
+            ) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            for event in &ready {
+                let token = event.data.u64();
+                match token < self.listeners.len() as u64 {
+                    true => self.accept(token as usize),
+                    false => self.hear(token),
+                }
+            }
+            if swept.elapsed() >= SWEEP {
+                swept = Instant::now();
+                self.sweep();
+            }
+        }
+    }
+
+    fn accept(&mut self, at: usize) {
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let listener = self.listeners[at].socket.as_raw_fd();
+            match meet::accept_in_sight(listener) {
+                Ok(came) => self.greet(came, at),
+                Err(Errno::EAGAIN) => return,
+                // KERNEL: who waits makes the listener readable again and again; those who are here go in time.
+                Err(_) => return std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    fn greet(&mut self, came: i32, at: usize) {
+        let refuse = |service: &mut Self, text: &'static str| {
+            let apart =
+                Message { kind: APART, reason: Reason::NodeFull as u32, ..Message::default() };
+            let _ = meet::send(came, apart.frame().as_bytes(), &[]);
+            meet::part(came);
+            service.journal.note(Reason::NodeFull.code(), || text.to_owned());
+        };
+        let caller = meet::credentials(came).ok();
+        let (uid, limits) = (caller.map(|caller| caller.uid), self.policy.limits);
+        if self.guests.len() >= limits.guests {
+            return refuse(self, "as many guests as there may be");
+        }
+        // (Before anything is read of it.)
+        if !self.users.entry(uid).or_default().may_come(&limits) {
+            return refuse(self, "a user with as many guests as it may have");
+        }
+        if uid.is_none_or(apart::is_full) {
+            return refuse(self, "a user whose descriptors can't be closed");
+        }
+        let Ok(came) = meet::guard_channel(came) else { return };
+        let label = self.listeners[at].label.clone();
+        let Some(who) = Who::came(came, label.as_deref()) else { return meet::part(came) };
+        meet::admit_descriptors(came, true);
+        let greeting = Message { kind: GREETING, ..Message::default() };
+        let data = epoll::EventData::new_u64(self.next);
+        let greeted = meet::send(came, greeting.frame().as_bytes(), &[]).is_ok()
+            && epoll::add(&self.events, borrowed(came), data, epoll::EventFlags::IN).is_ok();
+        if !greeted {
+            return meet::part(came);
+        }
+        self.users.entry(uid).or_default().guests += 1;
+        self.guests.insert(
+            self.next,
+            Guest { lifeline: came, who, since: Instant::now(), state: State::Greeted },
+        );
+        self.next += 1;
+    }
+
+    fn hear(&mut self, token: u64) {
+        let Some(guest) = self.guests.get(&token) else { return };
+        let mut bytes = [0; ROOM_BYTES];
+        let said = match meet::take(guest.lifeline, &mut bytes) {
+            Err(Errno::EAGAIN) => return,
+            Ok(said) if said.caller.is_some() && !said.fds.truncated => said,
+            // It has gone, or has sent more than anybody should.
+            _ => return self.part(token),
+        };
+        let message = Message::read(&bytes[..said.len]).ok();
+        match (message, &guest.state) {
+            (Some(message), State::Greeted) if message.kind == COME => {
+                self.come(token, said, message.accepting != 0);
+            }
+            (Some(message), State::Greeted) if message.kind == STATUS => self.tell(token),
+            // Nothing is to be said while it waits.
+            _ => self.part(token),
+        }
+    }
+
+    /// A guest shows a connection.
+    fn come(&mut self, token: u64, mut said: Received, accepting: bool) {
+        let Some(guest) = self.guests.get(&token) else { return };
+        let user = guest.who.user;
+        let Some(shown) = said.fds.take(0) else { return self.part(token) };
+        // SAFETY: the kernel has just given it to us.
+        let shown = unsafe { OwnedFd::from_raw_fd(shown) };
+        let cookie = cookie_of(shown.as_raw_fd());
+        if let Err(shown) = self.closers.close(user, shown) {
+            // Its user's others are not closed for long: it may be the last, and to close it may take as long.
+            apart::close_foreign(
+                std::os::fd::IntoRawFd::into_raw_fd(shown),
+                user.unwrap_or(apart::SOMEBODY),
+            );
+            return self.send_away(token, Reason::NodeFull);
+        }
+        let Some(cookie) = cookie else { return self.send_away(token, Reason::BadPeer) };
+        let (verdict, replaced) = self.hall.come(&self.notes, token, cookie, accepting);
+        if let Some(replaced) = replaced {
+            self.part(replaced);
+        }
+        match verdict {
+            Verdict::Apart(reason) => self.send_away(token, reason),
+            Verdict::With(far) => self.introduce(token, far, cookie),
+            Verdict::Wait => {
+                let note = self.notes.of(cookie).unwrap_or_default();
+                if let Some(guest) = self.guests.get_mut(&token) {
+                    guest.state = State::Waiting { cookie, note };
+                    guest.since = Instant::now();
+                }
+            }
+        }
+    }
+
+    /// Two ends of one connection are here.
+    fn introduce(&mut self, near: u64, far: u64, cookie: u64) {
+        let (Some(one), Some(other)) = (self.guests.get(&near), self.guests.get(&far)) else {
+            return self.part(near);
+        };
+        // (Its lifeline's end may not have been heard yet.)
+        if !other.is_here() {
+            self.part(far);
+            let note = self.notes.of(cookie).unwrap_or_default();
+            let (_, replaced) =
+                self.hall.come(&self.notes, near, cookie, note.side == crate::notes::ACCEPTED);
+            if let Some(guest) = self.guests.get_mut(&near) {
+                guest.state = State::Waiting { cookie, note };
+            }
+            return replaced.into_iter().for_each(|token| self.part(token));
+        }
+        let about = |by: &str| format!("{} - {} ({by})", one.who.text(), other.who.text());
+        match self.policy.allows(&one.who, &other.who) {
+            Some(allowed) => {
+                let about = about(allowed.by);
+                match self.bring_together(near, far, allowed) {
+                    Ok(()) => self.journal.note("met", || about),
+                    Err(error) => self
+                        .journal
+                        .note(Reason::NodeFull.code(), || format!("{about}: error {}", error.0)),
+                }
+            }
+            None => {
+                let about = about("policy");
+                self.journal.note(Reason::Refused.code(), || about);
+                for token in [near, far] {
+                    self.say_apart(token, Reason::Refused);
+                    self.part(token);
+                }
+                return;
+            }
+        }
+        self.part(near);
+        self.part(far);
+    }
+
+    fn bring_together(&self, near: u64, far: u64, allowed: Allowed) -> Result<(), Errno> {
+        let (Some(one), Some(other)) = (self.guests.get(&near), self.guests.get(&far)) else {
+            return Err(Errno::ENOENT);
+        };
+        let channel = meet::pair()?;
+        // Each end admits descriptors when it knows that it wants some.
+        for end in channel {
+            meet::admit_descriptors(end, false);
+        }
+        let flags = if allowed.same_user { SAME_USER | TRUSTED } else { 0 };
+        let tell = |to: &Guest, of: &Guest, end: i32| {
+            let met =
+                Message { kind: MET, flags, stranger: of.who.pid as u32, ..Message::default() };
+            meet::send(to.lifeline, met.frame().as_bytes(), &[end])
+        };
+        // (If the second is not reached, the first finds a channel that has ended, and comes again.)
+        let told = tell(one, other, channel[0]).and_then(|()| tell(other, one, channel[1]));
+        channel.into_iter().for_each(sys::close);
+        told
+    }
+
+    fn say_apart(&self, token: u64, reason: Reason) {
+        if let Some(guest) = self.guests.get(&token) {
+            let apart = Message { kind: APART, reason: reason as u32, ..Message::default() };
+            let _ = meet::send(guest.lifeline, apart.frame().as_bytes(), &[]);
+        }
+    }
+
+    fn send_away(&mut self, token: u64, reason: Reason) {
+        self.say_apart(token, reason);
+        if let Some(guest) = self.guests.get(&token) {
+            self.journal.note(reason.code(), || guest.who.text());
+        }
+        self.part(token);
+    }
+
+    fn part(&mut self, token: u64) {
+        let Some(guest) = self.guests.remove(&token) else { return };
+        if let State::Waiting { cookie, .. } = guest.state {
+            self.hall.leave(cookie, token);
+        }
+        let _ = epoll::delete(&self.events, borrowed(guest.lifeline));
+        let uid = meet::credentials(guest.lifeline).ok().map(|caller| caller.uid);
+        if let Some(user) = self.users.get_mut(&uid) {
+            user.guests = user.guests.saturating_sub(1);
+        }
+        meet::part(guest.lifeline);
+    }
+
+    fn sweep(&mut self) {
+        let wait = Duration::from_secs(self.policy.limits.wait_seconds);
+        let late = |guest: &Guest| match guest.state {
+            State::Greeted => guest.since.elapsed() > ASK_IN,
+            State::Waiting { .. } => guest.since.elapsed() > wait,
+        };
+        let late: Vec<u64> =
+            self.guests.iter().filter(|(_, guest)| late(guest)).map(|(token, _)| *token).collect();
+        late.into_iter().for_each(|token| self.part(token));
+        self.users.retain(|_, user| user.guests > 0 || user.is_new());
+        self.closers.forget_the_idle();
+        apart::go_on();
+    }
+
+    /// What `ringlet node status` shows: to our own user and root.
+    fn tell(&mut self, token: u64) {
+        let Some(guest) = self.guests.get(&token) else { return };
+        let caller = meet::credentials(guest.lifeline).ok();
+        if caller.is_none_or(|caller| caller.uid != 0 && caller.uid != sys::geteuid()) {
+            self.say_apart(token, Reason::Refused);
+            return self.part(token);
+        }
+        let waiting = |guest: &Guest| match guest.state {
+            State::Greeted => None,
+            State::Waiting { note, .. } => Some(json!({
+                "pid": guest.who.pid, "user": guest.who.user, "group": guest.who.group, "label": guest.who.label,
+                "namespace": note.namespace, "accepted": note.side == crate::notes::ACCEPTED,
+                "seconds": guest.since.elapsed().as_secs(),
+            })),
+        };
+        const SHOWN: usize = 64;
+        let told = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "seconds": self.began.elapsed().as_secs(),
+            "notes": { "group": self.group, "connections": self.policy.limits.connections },
+            "guests": self.guests.len() - 1,
+            "waiting": self.hall.len(),
+            "waiting_ends": self.guests.values().filter_map(waiting).take(SHOWN).collect::<Vec<_>>(),
+            "decisions": self.journal.counts(),
+            "last": self.journal.last().collect::<Vec<_>>(),
+        });
+        let _ = meet::send(guest.lifeline, told.to_string().as_bytes(), &[]);
+        self.part(token);
+    }
+}
+
+impl Guest {
+    fn is_here(&self) -> bool {
+        let over = libc::POLLHUP | libc::POLLRDHUP;
+        self.who.lives() && fd::pending(self.lifeline, libc::POLLRDHUP) & over == 0
+    }
+}
+
+impl User {
+    fn is_new(&self) -> bool {
+        self.second.is_some_and(|second| second.elapsed() < Duration::from_secs(1))
+    }
+
+    fn may_come(&mut self, limits: &crate::policy::Limits) -> bool {
+        if !self.is_new() {
+            (self.second, self.visits) = (Some(Instant::now()), 0);
+        }
+        self.visits = self.visits.saturating_add(1);
+        self.visits <= limits.visits_of_a_user && self.guests < limits.guests_of_a_user
+    }
+}
+
+/// The cookie of a TCP socket; `None` of anything else. KERNEL: none of these options waits for a socket's lock, which its owner may hold.
+fn cookie_of(shown: i32) -> Option<u64> {
+    let is = |option, value| tcp::int_option(shown, libc::SOL_SOCKET, option) == Ok(value);
+    let of_internet = is(libc::SO_DOMAIN, libc::AF_INET) || is(libc::SO_DOMAIN, libc::AF_INET6);
+    let tcp = of_internet && is(libc::SO_PROTOCOL, libc::IPPROTO_TCP);
+    if tcp { proof::cookie(shown).ok() } else { None }
+}
+
+/// A number of ours, for a call.
+fn borrowed(fd: i32) -> BorrowedFd<'static> {
+    // SAFETY: its owner closes it after the call.
+    unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+fn raise_limit() {
+    // SAFETY: a struct rlimit.
+    unsafe {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+/// Where the root of the unified hierarchy is mounted.
+fn root_group() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    mounts.lines().find_map(|line| {
+        let (place, kind) = line.split_once(" - ")?;
+        let mut fields = place.split(' ').skip(3);
+        let (root, at) = (fields.next()?, fields.next()?);
+        (kind.starts_with("cgroup2 ") && root == "/").then(|| PathBuf::from(at))
+    })
+}
+
+fn make_directory(path: &Path, mode: u32) -> anyhow::Result<()> {
+    std::fs::create_dir_all(path)
+        .and_then(|()| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)))
+        .with_context(|| path.display().to_string())
+}
+
+/// By the protocol of systemd: the first descriptor that was handed over, if there is one.
+fn listen_or_inherit(directory: &Path) -> anyhow::Result<OwnedFd> {
+    let said = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
+    if said("LISTEN_PID") != Some(std::process::id())
+        || said("LISTEN_FDS").is_none_or(|count| count == 0)
+    {
+        return listen(directory);
+    }
+    const FIRST: i32 = 3;
+    ensure!(
+        meet::is_ours_in_kind(FIRST),
+        "the socket that was inherited is not a Unix socket of sequenced packets"
+    );
+    // SAFETY: it was handed over to us.
+    let socket = unsafe { OwnedFd::from_raw_fd(FIRST) };
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(socket)
+}
+
+fn listen(directory: &Path) -> anyhow::Result<OwnedFd> {
+    make_directory(directory, 0o755)?;
+    let path = directory.join("node.sock");
+    let shown = || path.display().to_string();
+    let address = SocketAddrUnix::new(&path).with_context(shown)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let make = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    // What a service that was killed has left behind is taken away; one that answers is not.
+    match rustix::net::connect(make()?, &address) {
+        Ok(()) | Err(rustix::io::Errno::AGAIN) => {
+            bail!("{}: another node service is there", shown())
+        }
+        Err(rustix::io::Errno::CONNREFUSED) => std::fs::remove_file(&path).with_context(shown)?,
+        Err(_) => {}
+    }
+    let socket = make()?;
+    rustix::net::bind(&socket, &address).with_context(shown)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).with_context(shown)?;
+    rustix::net::listen(&socket, BACKLOG).with_context(shown)?;
+    let _ = socket.as_fd();
+    Ok(socket)
+}

@@ -1,0 +1,127 @@
+//! How an end comes to the node service (`ringlet node`), which introduces it to a far end that it can't see: one in another network namespace of
+//! this host.
+//!
+//! ```text
+//!   either end                     node service                      the other end
+//!   (comes)            -->
+//!                      <-- greeting
+//!   come: its connection -->
+//!                                  notes the pair of sequence numbers with which it began, and
+//!                                  lets go of it; waits until the mirrored one has come too
+//!                                  asks its policy                 <-- come: its connection
+//!                      <-- met: a channel                met: a channel -->
+//!   what follows goes over that channel, as over a rendezvous (`socket::meet`); the service is out of it
+//! ```
+//!
+//! Holding the connection is the proof of owning it. Nobody hands it over before the service has greeted, which shows that it is awake: while a
+//! copy lies in its queue, a close does not reach the peer.
+
+use crate::config::AbsolutePath;
+use crate::handshake::{self, Frame, Misfit, Protocol};
+use crate::plain::P64;
+use ringlet_linux::meet;
+use ringlet_linux::sys::{self, Errno, Sys};
+
+pub const GREETING: u16 = 1;
+pub const COME: u16 = 2;
+pub const MET: u16 = 3;
+pub const APART: u16 = 4;
+/// What `ringlet node status` asks; the answer is no frame but a text (JSON).
+pub const STATUS: u16 = 5;
+
+/// `Message::flags` of MET, and `Socket::introduced`: it was introduced; both ends are of one user of the host; the policy lets each ring the
+/// other by its eventfd, with which it could also make it wait.
+pub const INTRODUCED: u32 = 1;
+pub const SAME_USER: u32 = 2;
+pub const TRUSTED: u32 = 4;
+
+/// All messages: which it is; of COME, whether we accepted the connection; of MET, flags, and the service's number of the process at the other end; of
+/// APART, the `Reason`.
+#[derive(Default, Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Message {
+    pub kind: u16,
+    pub accepting: u32,
+    pub flags: u32,
+    pub stranger: u32,
+    pub reason: u32,
+}
+
+impl Message {
+    pub fn frame(&self) -> Frame {
+        Frame::new(Protocol::Node, self.kind)
+            .u32(self.accepting)
+            .u32(self.flags)
+            .u32(self.stranger)
+            .u32(self.reason)
+    }
+
+    pub fn read(packet: &[u8]) -> Result<Message, Misfit> {
+        handshake::read(packet, Protocol::Node, |kind, fields| {
+            Some(Message {
+                kind,
+                accepting: fields.u32()?,
+                flags: fields.u32()?,
+                stranger: fields.u32()?,
+                reason: fields.u32()?,
+            })
+        })
+    }
+}
+
+/// How long is remembered whether there is a service.
+const REMEMBERED_NS: u64 = 5_000_000_000;
+
+/// Until when what was found is believed; its lowest bit says that there was one.
+static FOUND: P64 = P64::new(0);
+
+/// Does anybody listen there, as far as we know? One system call, and the next one five seconds later at the earliest.
+pub fn is_there(path: Option<&AbsolutePath>) -> bool {
+    let Some(path) = path else { return false };
+    let (found, now) = (FOUND.get(), sys::now_ns());
+    if now < found {
+        return found & 1 != 0;
+    }
+    remember(sys::exists(path.as_c_str()))
+}
+
+fn remember(there: bool) -> bool {
+    FOUND.set((sys::now_ns() + REMEMBERED_NS) & !1 | u64::from(there));
+    there
+}
+
+/// Comes to the service. `None`: there is none.
+pub fn visit(path: Option<&AbsolutePath>) -> Sys<Option<i32>> {
+    let Some(path) = path else { return Ok(None) };
+    match meet::look_at_path(path.as_c_str()) {
+        Ok(meeting) if is_trusted(meeting) => Ok(Some(meeting)),
+        Ok(meeting) => {
+            meet::part(meeting);
+            remember(false);
+            Ok(None)
+        }
+        Err(error @ (Errno::EAGAIN | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(error),
+        Err(_) => {
+            remember(false);
+            Ok(None)
+        }
+    }
+}
+
+/// Is it root's, or our own user's? KERNEL: in a user namespace the host's root may read as nobody.
+fn is_trusted(meeting: i32) -> bool {
+    meet::credentials(meeting).is_ok_and(|service| {
+        service.uid == 0 || service.uid == sys::geteuid() || meet::is_vague(service.uid)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_heard() {
+        let message =
+            Message { kind: MET, accepting: 1, flags: TRUSTED, stranger: 4_000_000_000, reason: 9 };
+        assert_eq!(Message::read(message.frame().as_bytes()), Ok(message));
+    }
+}

@@ -1,0 +1,44 @@
+"""The node service: processes in network namespaces of their own are introduced where they are the two ends of one connection, and nobody else is.
+
+    python3 tests/node [--seed N] [--ringlet PATH] [GROUP...]
+
+It makes network namespaces, and so needs to be root; else it is skipped (exit status 77). What it says at the end is a table: situation, whether
+the ends met, and the reason if they did not.
+"""
+
+import os
+import pathlib
+import shutil
+import signal
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults")]
+
+import world  # noqa: E402
+from harness import play, scenes_options, scenes_parser  # noqa: E402
+
+GROUPS = "ways strangers lives".split()
+TOOLS = "ip nft unshare".split()
+SKIPPED = 77
+
+
+def main():
+    parser = scenes_parser(__doc__, GROUPS)
+    options = scenes_options(parser, GROUPS)
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if os.geteuid() != 0 or missing:
+        print(f"skipped: {'not installed: ' + ', '.join(missing) if missing else 'only root makes namespaces'}")
+        sys.exit(SKIPPED)
+    if problem := world.missing(options.ringlet):
+        print(f"skipped: {problem}")
+        sys.exit(SKIPPED)
+    status = play("node", options)
+    world.print_table()
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    main()
