@@ -26,7 +26,7 @@ use super::epoll::{bells, life, registration, set};
 use super::in_use::Waiter;
 use super::meeting;
 use super::pin;
-use super::table::{self, End, Kind, Socket, Stage, Tables, tables};
+use super::table::{self, End, Socket, Stage, Tables, tables};
 use super::transfer::wait;
 use super::{budget, carrier, chaos, context, control, memory, moving, view};
 use crate::config::PeerPolicy;
@@ -386,7 +386,7 @@ fn first(tables: &'static Tables, socket: &'static Socket) -> Step {
 }
 
 fn may_visit(tables: &Tables, socket: &Socket) -> bool {
-    socket.kind() == Kind::Tcp
+    carrier::facts(socket).is_known_to_node
         && tables.config.adapter == 0
         && node::is_there(tables.config.node.as_ref())
 }

@@ -40,6 +40,8 @@ pub struct Facts {
     pub heeds_splice_flag: bool,
     /// Has it TCP_NODELAY and TCP_CORK?
     pub has_delays: bool,
+    /// Can the node service say who its ends are? It tells them by TCP's sequence numbers.
+    pub is_known_to_node: bool,
 }
 
 const UNIX_STREAM: Facts = Facts {
@@ -54,6 +56,7 @@ const UNIX_STREAM: Facts = Facts {
     writable: libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND,
     heeds_splice_flag: true,
     has_delays: false,
+    is_known_to_node: false,
 };
 
 const TCP: Facts = Facts {
@@ -68,6 +71,7 @@ const TCP: Facts = Facts {
     writable: libc::POLLOUT | libc::POLLWRNORM,
     heeds_splice_flag: false,
     has_delays: true,
+    is_known_to_node: true,
 };
 
 const PACKETS: Facts = Facts {
