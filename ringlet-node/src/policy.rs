@@ -106,14 +106,14 @@ pub struct Allowed {
 
 impl Policy {
     pub fn load(path: Option<&Path>) -> anyhow::Result<Policy> {
-        let read = std::fs::read_to_string(path.unwrap_or(Path::new(FILE)));
-        let text = match (read, path) {
-            (Err(error), None) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
-            (read, path) => {
-                read.with_context(|| path.unwrap_or(Path::new(FILE)).display().to_string())?
+        let file = path.unwrap_or(Path::new(FILE));
+        let text = match std::fs::read_to_string(file) {
+            Err(error) if path.is_none() && error.kind() == std::io::ErrorKind::NotFound => {
+                String::new()
             }
+            read => read.with_context(|| file.display().to_string())?,
         };
-        Policy::parse(&text)
+        Policy::parse(&text).with_context(|| file.display().to_string())
     }
 
     pub fn parse(text: &str) -> anyhow::Result<Policy> {
