@@ -1,69 +1,136 @@
-//! Closing what guests have handed over. KERNEL: whoever closes a descriptor last waits for what that costs (a socket that lingers, a file of a FUSE
-//! daemon), as long as its owner likes. So each user's are closed by a thread of that user's own, one after the other.
+//! Closing what guests have handed over, and what they came by. KERNEL: whoever closes a descriptor last waits for what that costs (a socket that
+//! lingers, one in an epoll set whose lock its owner holds), as long as its owner likes. So it is done by threads, as many as hang and one more: while a
+//! copy of an honest guest's connection waits here for another's to be closed, its close does not reach the peer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Users whose descriptors are being closed at a time, and descriptors of one that may wait for that.
-const USERS: usize = 256;
-const OF_ONE: usize = 256;
-/// A thread with nothing to do ends.
+use crate::policy;
+use crate::who::Who;
+
+/// Threads, and what may wait for one.
+const THREADS: usize = 512;
+const WAITING: usize = 4096;
+/// What takes longer hangs. As many may, of one user and of one user's pod, before no more is taken from them.
+const HANGS_AFTER: Duration = Duration::from_secs(1);
+const HANG_OF_USER: usize = 128;
+const HANG_OF_POD: usize = 16;
+/// A thread with nothing to do ends, but for the last.
 const IDLE: Duration = Duration::from_secs(10);
 const STACK_BYTES: usize = 64 << 10;
 
-#[derive(Default)]
-pub struct Closers {
-    users: HashMap<Option<u32>, SyncSender<OwnedFd>>,
+/// From whom it came.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct From {
+    pub user: Option<u32>,
+    pub pod: Option<String>,
 }
+
+impl From {
+    pub fn of(who: &Who) -> From {
+        From {
+            user: who.user,
+            pod: who.group.as_deref().map(|group| policy::pod(group).to_owned()),
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<(From, Vec<OwnedFd>)>,
+    /// By numbers that are not used again.
+    closing: HashMap<u64, (From, Instant)>,
+    next: u64,
+    threads: usize,
+    idle: usize,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    more: Condvar,
+}
+
+pub struct Closers(Arc<Shared>);
 
 impl Closers {
-    /// Closes it, apart. Gives it back if too many wait already, of this user or of all.
-    pub fn close(&mut self, user: Option<u32>, mut fd: OwnedFd) -> Result<(), OwnedFd> {
-        // (A thread that has ended meanwhile gives it back once.)
-        for _ in 0..2 {
-            let Some(closer) = self.closer(user) else { return Err(fd) };
-            match closer.try_send(fd) {
-                Ok(()) => return Ok(()),
-                Err(TrySendError::Full(back)) => return Err(back),
-                Err(TrySendError::Disconnected(back)) => fd = back,
-            }
-            self.users.remove(&user);
-        }
-        Err(fd)
+    /// With its first thread.
+    pub fn new() -> std::io::Result<Closers> {
+        let closers = Closers(Arc::default());
+        closers.0.start(&mut closers.0.lock())?;
+        Ok(closers)
     }
 
-    fn closer(&mut self, user: Option<u32>) -> Option<&SyncSender<OwnedFd>> {
-        if !self.users.contains_key(&user) {
-            if self.users.len() >= USERS {
-                return None;
-            }
-            let (to, from) = sync_channel(OF_ONE);
-            let close_each = move || {
-                while let Ok(fd) = from.recv_timeout(IDLE) {
-                    drop::<OwnedFd>(fd);
-                }
-            };
-            thread::Builder::new()
-                .name("closer".to_owned())
-                .stack_size(STACK_BYTES)
-                .spawn(close_each)
-                .ok()?;
-            self.users.insert(user, to);
+    pub fn close(&self, from: From, fds: Vec<OwnedFd>) {
+        let mut state = self.0.lock();
+        state.waiting.push_back((from, fds));
+        if state.idle < state.waiting.len() && state.threads < THREADS {
+            // (If none can be started, those that there are do it in time.)
+            let _ = self.0.start(&mut state);
         }
-        self.users.get(&user)
+        self.0.more.notify_one();
     }
 
-    /// Forgets those users of whom nothing was closed for a while.
-    pub fn forget_the_idle(&mut self) {
-        // (What is sent here is nothing: a thread that has ended takes none.)
-        self.users.retain(|_, closer| closer_lives(closer));
+    /// May more be taken, from whomever?
+    pub fn is_full(&self) -> bool {
+        self.0.lock().waiting.len() >= WAITING
+    }
+
+    /// Does so much of this one's hang that no more should be taken from it?
+    pub fn hangs(&self, from: &From) -> bool {
+        let state = self.0.lock();
+        if state.closing.len() < HANG_OF_POD {
+            return false;
+        }
+        let (mut of_user, mut of_pod) = (0, 0);
+        for (other, since) in state.closing.values() {
+            if other.user == from.user && since.elapsed() > HANGS_AFTER {
+                of_user += 1;
+                of_pod += usize::from(other.pod == from.pod);
+            }
+        }
+        of_user >= HANG_OF_USER || of_pod >= HANG_OF_POD
     }
 }
 
-fn closer_lives(closer: &SyncSender<OwnedFd>) -> bool {
-    let null = std::fs::File::open("/dev/null").map(OwnedFd::from);
-    null.is_ok_and(|null| !matches!(closer.try_send(null), Err(TrySendError::Disconnected(_))))
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn start(self: &Arc<Self>, state: &mut State) -> std::io::Result<()> {
+        let shared = self.clone();
+        let closer = thread::Builder::new().name("closer".to_owned()).stack_size(STACK_BYTES);
+        closer.spawn(move || shared.close_each())?;
+        state.threads += 1;
+        Ok(())
+    }
+
+    fn close_each(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some((from, fds)) = state.waiting.pop_front() {
+                let number = state.next;
+                state.next += 1;
+                state.closing.insert(number, (from, Instant::now()));
+                drop(state);
+                drop(fds);
+                state = self.lock();
+                state.closing.remove(&number);
+                continue;
+            }
+            state.idle += 1;
+            let (back, waited) =
+                self.more.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
+            state = back;
+            state.idle -= 1;
+            if waited.timed_out() && state.waiting.is_empty() && state.threads > 1 {
+                state.threads -= 1;
+                return;
+            }
+        }
+    }
 }

@@ -1,8 +1,8 @@
 //! The service's sockets, and who comes to them (`ringlet::interconnect::node` has the messages).
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,16 +14,16 @@ use ringlet::interconnect::node::{
 use ringlet::reasons::Reason;
 use ringlet_linux::meet::Received;
 use ringlet_linux::sys::{self, Errno};
-use ringlet_linux::{apart, fd, meet, proof, tcp};
+use ringlet_linux::{fd, meet, proof, tcp};
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::json;
 
-use crate::closers::Closers;
+use crate::closers::{Closers, From};
 use crate::hall::{Hall, Verdict};
 use crate::journal::{Journal, say};
 use crate::notes::{Kernel, Note, Notes};
-use crate::policy::{Allowed, Policy};
+use crate::policy::{Allowed, Limits, Policy};
 use crate::who::Who;
 
 pub struct Options {
@@ -84,8 +84,8 @@ struct Service<N> {
     began: Instant,
 }
 
-pub fn run(options: Options) -> anyhow::Result<()> {
-    raise_limit();
+pub fn run(mut options: Options) -> anyhow::Result<()> {
+    within_descriptors(&mut options.policy.limits);
     let group = match options.group {
         Some(group) => group,
         None => root_group().context("no control groups (cgroup2) are mounted")?,
@@ -121,7 +121,7 @@ pub fn run(options: Options) -> anyhow::Result<()> {
         guests: HashMap::new(),
         hall: Hall::default(),
         users: HashMap::new(),
-        closers: Closers::default(),
+        closers: Closers::new()?,
         journal: Journal::new(options.quiet),
         began: Instant::now(),
     };
@@ -163,6 +163,9 @@ impl<N: Notes> Service<N> {
 
     fn accept(&mut self, at: usize) {
         for _ in 0..ACCEPTED_AT_ONCE {
+            if self.closers.is_full() {
+                return std::thread::sleep(Duration::from_millis(1));
+            }
             let listener = self.listeners[at].socket.as_raw_fd();
             match meet::accept_in_sight(listener) {
                 Ok(came) => self.greet(came, at),
@@ -174,35 +177,33 @@ impl<N: Notes> Service<N> {
     }
 
     fn greet(&mut self, came: i32, at: usize) {
-        let refuse = |service: &mut Self, text: &'static str| {
-            let apart =
-                Message { kind: APART, reason: Reason::NodeFull as u32, ..Message::default() };
-            let _ = meet::send(came, apart.frame().as_bytes(), &[]);
-            meet::part(came);
-            service.journal.note(Reason::NodeFull.code(), || text.to_owned());
-        };
         let caller = meet::credentials(came).ok();
         let (uid, limits) = (caller.map(|caller| caller.uid), self.policy.limits);
+        let mut from = From { user: uid, pod: None };
         if self.guests.len() >= limits.guests {
-            return refuse(self, "as many guests as there may be");
+            return self.refuse(came, from, "as many guests as there may be");
         }
         // (Before anything is read of it.)
         if !self.users.entry(uid).or_default().may_come(&limits) {
-            return refuse(self, "a user with as many guests as it may have");
-        }
-        if uid.is_none_or(apart::is_full) {
-            return refuse(self, "a user whose descriptors can't be closed");
+            return self.refuse(came, from, "a user with as many guests as it may have");
         }
         let Ok(came) = meet::guard_channel(came) else { return };
         let label = self.listeners[at].label.clone();
-        let Some(who) = Who::came(came, label.as_deref()) else { return meet::part(came) };
+        let Some(who) = Who::came(came, label.as_deref()) else {
+            return self.let_go(from, came);
+        };
+        from = From::of(&who);
+        // (What it would hand over would wait behind those, and its close not reach its peer.)
+        if self.closers.hangs(&from) {
+            return self.refuse(came, from, "a user or pod whose descriptors can't be closed");
+        }
         meet::admit_descriptors(came, true);
         let greeting = Message { kind: GREETING, ..Message::default() };
         let data = epoll::EventData::new_u64(self.next);
         let greeted = meet::send(came, greeting.frame().as_bytes(), &[]).is_ok()
             && epoll::add(&self.events, borrowed(came), data, epoll::EventFlags::IN).is_ok();
         if !greeted {
-            return meet::part(came);
+            return self.let_go(from, came);
         }
         self.users.entry(uid).or_default().guests += 1;
         self.guests.insert(
@@ -212,19 +213,36 @@ impl<N: Notes> Service<N> {
         self.next += 1;
     }
 
+    fn refuse(&mut self, came: i32, from: From, text: &'static str) {
+        let apart = Message { kind: APART, reason: Reason::NodeFull as u32, ..Message::default() };
+        let _ = meet::send(came, apart.frame().as_bytes(), &[]);
+        self.let_go(from, came);
+        self.journal.note(Reason::NodeFull.code(), || text.to_owned());
+    }
+
     fn hear(&mut self, token: u64) {
         let Some(guest) = self.guests.get(&token) else { return };
         let mut bytes = [0; ROOM_BYTES];
-        let said = match meet::take(guest.lifeline, &mut bytes) {
+        let mut said = match meet::take(guest.lifeline, &mut bytes) {
             Err(Errno::EAGAIN) => return,
-            Ok(said) if said.caller.is_some() && !said.fds.truncated => said,
-            // It has gone, or has sent more than anybody should.
-            _ => return self.part(token),
+            Ok(said) => said,
+            Err(_) => return self.part(token),
         };
+        let shown = shown_in(&mut said);
+        let cookie = shown.first().and_then(|shown| cookie_of(shown.as_raw_fd()));
+        let is_shown = !shown.is_empty();
+        if is_shown {
+            self.closers.close(From::of(&guest.who), shown);
+        }
+        // It has gone, or has sent more than anybody should; or who speaks is another than who came, of whom nothing is known.
+        let pid = guest.who.pid;
+        if said.caller.is_none_or(|caller| caller.pid != pid) || said.fds.truncated {
+            return self.part(token);
+        }
         let message = Message::read(&bytes[..said.len]).ok();
         match (message, &guest.state) {
-            (Some(message), State::Greeted) if message.kind == COME => {
-                self.come(token, said, message.accepting != 0);
+            (Some(message), State::Greeted) if message.kind == COME && is_shown => {
+                self.come(token, cookie, message.accepting != 0);
             }
             (Some(message), State::Greeted) if message.kind == STATUS => self.tell(token),
             // Nothing is to be said while it waits.
@@ -232,22 +250,8 @@ impl<N: Notes> Service<N> {
         }
     }
 
-    /// A guest shows a connection.
-    fn come(&mut self, token: u64, mut said: Received, accepting: bool) {
-        let Some(guest) = self.guests.get(&token) else { return };
-        let user = guest.who.user;
-        let Some(shown) = said.fds.take(0) else { return self.part(token) };
-        // SAFETY: the kernel has just given it to us.
-        let shown = unsafe { OwnedFd::from_raw_fd(shown) };
-        let cookie = cookie_of(shown.as_raw_fd());
-        if let Err(shown) = self.closers.close(user, shown) {
-            // Its user's others are not closed for long: it may be the last, and to close it may take as long.
-            apart::close_foreign(
-                std::os::fd::IntoRawFd::into_raw_fd(shown),
-                user.unwrap_or(apart::SOMEBODY),
-            );
-            return self.send_away(token, Reason::NodeFull);
-        }
+    /// A guest has shown a connection, if this is the cookie of one.
+    fn come(&mut self, token: u64, cookie: Option<u64>, accepting: bool) {
         let Some(cookie) = cookie else { return self.send_away(token, Reason::BadPeer) };
         let (verdict, replaced) = self.hall.come(&self.notes, token, cookie, accepting);
         if let Some(replaced) = replaced {
@@ -353,7 +357,13 @@ impl<N: Notes> Service<N> {
         if let Some(user) = self.users.get_mut(&uid) {
             user.guests = user.guests.saturating_sub(1);
         }
-        meet::part(guest.lifeline);
+        self.let_go(From::of(&guest.who), guest.lifeline);
+    }
+
+    /// A guest's socket, in whose queue may be what can't be closed.
+    fn let_go(&self, from: From, came: i32) {
+        // SAFETY: the kernel has made it for us, and nobody uses it any more.
+        self.closers.close(from, vec![unsafe { OwnedFd::from_raw_fd(came) }]);
     }
 
     fn sweep(&mut self) {
@@ -366,8 +376,6 @@ impl<N: Notes> Service<N> {
             self.guests.iter().filter(|(_, guest)| late(guest)).map(|(token, _)| *token).collect();
         late.into_iter().for_each(|token| self.part(token));
         self.users.retain(|_, user| user.guests > 0 || user.is_new());
-        self.closers.forget_the_idle();
-        apart::go_on();
     }
 
     /// What `ringlet node status` shows: to our own user and root.
@@ -381,7 +389,7 @@ impl<N: Notes> Service<N> {
         let waiting = |guest: &Guest| match guest.state {
             State::Greeted => None,
             State::Waiting { note, .. } => Some(json!({
-                "pid": guest.who.pid, "user": guest.who.user, "group": guest.who.group, "label": guest.who.label,
+                "pid": guest.who.pid, "user": guest.who.user, "group": guest.who.shown_group(), "label": guest.who.label,
                 "namespace": note.namespace, "accepted": note.side == crate::notes::ACCEPTED,
                 "seconds": guest.since.elapsed().as_secs(),
             })),
@@ -414,13 +422,20 @@ impl User {
         self.second.is_some_and(|second| second.elapsed() < Duration::from_secs(1))
     }
 
-    fn may_come(&mut self, limits: &crate::policy::Limits) -> bool {
+    fn may_come(&mut self, limits: &Limits) -> bool {
         if !self.is_new() {
             (self.second, self.visits) = (Some(Instant::now()), 0);
         }
         self.visits = self.visits.saturating_add(1);
         self.visits <= limits.visits_of_a_user && self.guests < limits.guests_of_a_user
     }
+}
+
+/// The descriptors that came with a message.
+fn shown_in(said: &mut Received) -> Vec<OwnedFd> {
+    // SAFETY: the kernel has just given it to us.
+    let owned = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
+    (0..said.fds.count).filter_map(|at| said.fds.take(at)).map(owned).collect()
 }
 
 /// The cookie of a TCP socket; `None` of anything else. KERNEL: none of these options waits for a socket's lock, which its owner may hold.
@@ -437,14 +452,25 @@ fn borrowed(fd: i32) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-fn raise_limit() {
+/// Descriptors that a guest costs: its socket and its process; and, for a moment, what it shows and a channel. What is needed besides.
+const OF_A_GUEST: usize = 3;
+const OF_OURS: usize = 64;
+
+/// As many guests as there are descriptors for, half of them one user's at most: with none left nobody could even be refused.
+fn within_descriptors(limits: &mut Limits) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a struct rlimit.
-    unsafe {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
-        }
+    let got = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit)
+    };
+    if got == 0 {
+        let descriptors = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
+        let room = (descriptors.saturating_sub(OF_OURS) / OF_A_GUEST).max(2);
+        limits.guests = limits.guests.min(room);
+        limits.guests_of_a_user = limits.guests_of_a_user.min(room / 2);
     }
 }
 
@@ -459,10 +485,17 @@ fn root_group() -> Option<PathBuf> {
     })
 }
 
+/// One in which nobody but root and us can put another socket in the place of ours, to which programs show their connections.
 fn make_directory(path: &Path, mode: u32) -> anyhow::Result<()> {
-    std::fs::create_dir_all(path)
-        .and_then(|()| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)))
-        .with_context(|| path.display().to_string())
+    let shown = || path.display().to_string();
+    std::fs::create_dir_all(path).with_context(shown)?;
+    let owner = std::fs::metadata(path).with_context(shown)?.uid();
+    ensure!(
+        owner == 0 || owner == sys::geteuid(),
+        "{} belongs to user {owner}, who could put another service there",
+        shown()
+    );
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).with_context(shown)
 }
 
 /// By the protocol of systemd: the first descriptor that was handed over, if there is one.
@@ -500,9 +533,13 @@ fn listen(directory: &Path) -> anyhow::Result<OwnedFd> {
         Err(_) => {}
     }
     let socket = make()?;
-    rustix::net::bind(&socket, &address).with_context(shown)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).with_context(shown)?;
+    // (Not by its path: who may write to the directory could put a link to another file there meanwhile.)
+    let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o111));
+    let bound = rustix::net::bind(&socket, &address);
+    rustix::process::umask(before);
+    bound.with_context(shown)?;
+    // Nobody has anything to hand over before it was greeted.
+    meet::admit_descriptors(socket.as_raw_fd(), false);
     rustix::net::listen(&socket, BACKLOG).with_context(shown)?;
-    let _ = socket.as_fd();
     Ok(socket)
 }

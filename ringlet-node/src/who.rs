@@ -40,11 +40,21 @@ impl Who {
         process.is_some_and(|process| fd::pending(process.as_raw_fd(), libc::POLLIN) == 0)
     }
 
+    /// Its group as it is shown: its name is its own to choose, and may be of any length and of anything that a terminal obeys.
+    pub fn shown_group(&self) -> String {
+        const LONGEST: usize = 200;
+        let group = self.group.as_deref().unwrap_or("?").escape_debug().to_string();
+        match group.char_indices().nth(LONGEST) {
+            Some((end, _)) => format!("{}...", &group[..end]),
+            None => group,
+        }
+    }
+
     /// As it is logged: process, user, group.
     pub fn text(&self) -> String {
         let user = self.user.map_or("?".to_owned(), |user| user.to_string());
         let label = self.label.as_ref().map_or(String::new(), |label| format!(" label {label}"));
-        format!("pid {} user {user} {}{label}", self.pid, self.group.as_deref().unwrap_or("?"))
+        format!("pid {} user {user} {}{label}", self.pid, self.shown_group())
     }
 }
 
@@ -115,6 +125,14 @@ mod tests {
         assert_eq!(group_in("nonsense"), None);
         // A name may hold what separates the fields.
         assert_eq!(group_in("0::/a:b\n").as_deref(), Some("/a:b"));
+    }
+
+    #[test]
+    fn a_group_is_shown_in_one_short_line() {
+        let shown = |group: &str| Who { group: Some(group.to_owned()), ..Who::default() }.text();
+        assert!(shown("/a/b").ends_with(" /a/b"));
+        let text = shown(&"/\u{1b}[2J".repeat(1000));
+        assert!(text.len() < 400 && !text.contains('\u{1b}'), "{text}");
     }
 
     #[test]

@@ -420,8 +420,8 @@ fn hear_node(socket: &Socket, meeting: i32) -> Result<(node::Message, rendezvous
     };
     match node::Message::read(&bytes[..taken.len]) {
         Ok(message) if message.kind == node::APART => {
-            let reason = Reason::from_u32(message.reason).unwrap_or(Reason::NotLocal);
-            Err(Step::Bar(reason))
+            let reason = Reason::from_u32(message.reason).filter(|reason| *reason != Reason::None);
+            Err(Step::Bar(reason.unwrap_or(Reason::NotLocal)))
         }
         Ok(message) => Ok((message, taken.fds)),
         Err(misfit) => Err(Step::Bar(Reason::from(misfit))),
@@ -440,7 +440,6 @@ fn take_welcome(socket: &'static Socket) -> Step {
     match hear_node(socket, meeting) {
         Ok((message, _)) if message.kind == node::GREETING => {}
         Ok(_) => return Step::Bar(Reason::BadPeer),
-        Err(Step::Later) => return Step::Soon,
         Err(step) => return step,
     }
     let accepting = socket.side.get();
