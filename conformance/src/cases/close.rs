@@ -529,6 +529,27 @@ pub const CASES: &[Case] = &[
     )
     .each_side(),
     pair(
+        "close/kill_unread_and_poll_for_room",
+        "a peer that dies with bytes unread has reset the connection, for whoever waits for room: by poll, then by a send",
+        |a| {
+            let end = a.moved();
+            fill(end);
+            tell_pid(a);
+            let found = sys::poll(&[(end.0, libc::POLLOUT)], 30_000);
+            // KERNEL: a Unix socket's poller is woken before what its dead peer had not read is freed, so room may come later.
+            record("poll", found.map(|(_, events)| i64::from(events[0] & !(libc::POLLOUT as u32))));
+            pause(20);
+            end.mask();
+            end.send_with(b"x", MSG_NOSIGNAL);
+            end.recv(10);
+        },
+        |b| {
+            b.moved();
+            die_when_awaited(b);
+        },
+    )
+    .each_side(),
+    pair(
         "close/kill_beside_wakeup_and_poll",
         "a peer that dies when it has read what woke it has ended in order: by poll, then by all other calls",
         |a| {

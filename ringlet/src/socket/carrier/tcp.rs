@@ -258,9 +258,17 @@ impl Carrier for Tcp {
         end.bells_only.is() && (end.judged.is() || socket.outgoing().as_ref().is_some_and(is_fin))
     }
 
-    fn shown(_socket: &Socket, end: &End, kernel: i16) -> i16 {
+    fn shown(socket: &Socket, end: &End, kernel: i16) -> i16 {
         let open = end.judged.is() && end.bells_only.is() && end.shut.load(Ordering::Relaxed) == 0;
-        if open { kernel & !libc::POLLHUP } else { kernel }
+        let shown = if open { kernel & !libc::POLLHUP } else { kernel };
+        let reset = libc::POLLERR | libc::POLLHUP;
+        // (A send or a receive takes it: `died_unread`, `end_of_stream`.)
+        let is_reset = || {
+            let _held = end.send_lock.try_take()?;
+            Some(end.ended.get() < 2 && died_unread(socket, end, &socket.outgoing()?))
+        };
+        let ended_in_order = shown & (libc::POLLRDHUP | reset) == libc::POLLRDHUP;
+        if ended_in_order && is_reset() == Some(true) { shown | reset } else { shown }
     }
 
     fn end_told(socket: &Socket, shut: u32, unread: bool) -> u32 {
