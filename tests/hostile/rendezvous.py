@@ -81,6 +81,11 @@ def strangers(ground, user):
         raise Skipped("only root can become another user")
     accepting, connecting = Subject(ground), Subject(ground, "client")
     steady = Steady(ground, accepting)
+    # (Each thread's own doorbell is there for good from its first rendezvous on, which may be none of those that are attacked.)
+    pair = Pair(accepting, connecting)
+    pair.exchange(times=200)
+    require(pair.paths() == (RING, RING), "before the strangers nobody gets on the ring")
+    pair.close()
     held = None
     for number, attack in enumerate((*STRANGERS, *STRANGERS)):
         pair = Pair(accepting, connecting)
