@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::process::Command;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 const OTHER_GROUP: libc::gid_t = 54_321;
 const ROLE: &str = "TEST_CHILDREN_ROLE";
@@ -194,4 +195,57 @@ fn a_child_that_ends_at_once_takes_few_faults() {
     // A page that is copied; and one of code, one that counts who holds the connection, and what the layout of the program's own makes.
     assert!(parent <= parent_without + 2 * FORKS, "{parent} {parent_without}");
     assert!(child <= child_without + 5 * FORKS, "{child} {child_without}");
+}
+
+static HANDLED: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn parents(_: libc::c_int) {
+    HANDLED.store(1, Ordering::Relaxed);
+}
+extern "C" fn borrowers(_: libc::c_int) {
+    HANDLED.store(2, Ordering::Relaxed);
+}
+
+/// A child that borrows the parent's memory, as one by vfork does: it has handlers and descriptors of its own.
+extern "C" fn borrow(_: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: no memory but its own stack is written to.
+    unsafe {
+        libc::signal(libc::SIGUSR1, borrowers as *const () as usize);
+        libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+    }
+    0
+}
+
+/// Run by the test below.
+#[test]
+#[ignore = "a program of the test beside it"]
+fn lender() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let mut stack = vec![0u128; 4096];
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: a handler that stores a number; a child with a stack of its own that is over when the call returns.
+    unsafe {
+        libc::signal(libc::SIGUSR1, parents as *const () as usize);
+        let top = stack.as_mut_ptr_range().end.cast();
+        let child = libc::clone(borrow, top, flags, std::ptr::null_mut());
+        assert_eq!(libc::waitpid(child, std::ptr::null_mut(), 0), child);
+        libc::raise(libc::SIGUSR1);
+    }
+    println!("the handler: {}", HANDLED.load(Ordering::Relaxed));
+    println!("tables: {}", far_tables_held().is_some());
+    let _listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    println!("tables with a socket: {}", far_tables_held().is_some());
+}
+
+#[test]
+fn a_child_that_borrows_memory_without_tables_leaves_its_parent_as_it_was() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "--nocapture", "--test-threads=1", "lender"]);
+    command.env("LD_PRELOAD", library::build()).env(ROLE, "");
+    let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    for line in ["the handler: 1", "tables: false", "tables with a socket: true"] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
 }

@@ -78,6 +78,10 @@ const LOOKS: usize = 10_000;
 #[cold]
 fn begin() {
     let Some(start) = START.get() else { return };
+    // (The tables of a vfork child would be its parent's, with the child's number.)
+    if process::borrowed() {
+        return;
+    }
     // ORDER: Acquire; pairs with the store of `begin`.
     match BEGUN.compare_exchange(0, 1, Ordering::Acquire, Ordering::Acquire) {
         Ok(_) => {
@@ -111,14 +115,17 @@ pub fn start(config: Config) -> Sys<()> {
     chaos::start(config.unforgiving);
     release::start(process::close_orphan);
     spin::start(spin::Outside { load: context::load, tell: view::tell_watched });
-    map::together(TABLES_BYTES, || {
+    let tables = map::together(TABLES_BYTES, || {
         context::start()?;
         if config.udp {
             datagram::start(table::SOCKET_COUNT)?;
         }
         epoll::start()?;
-        table::start(config, process::after_fork)
-    })
+        table::Tables::map(config, process::after_fork)
+    })?;
+    // Last: other threads use them from here on, and what they put there before the family's part is known (`map::share`) would be lost.
+    table::publish(tables);
+    Ok(())
 }
 
 /// More than the tables of either kind take.

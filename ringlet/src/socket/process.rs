@@ -171,15 +171,23 @@ pub fn given_to_child(from: i32, to: i32) {
 
 /// Are we in a vfork child? It shares our memory but not our descriptors: what it closes stays open here.
 pub fn borrowed() -> bool {
-    tables().is_some_and(|tables| tables.process().pid.get() != sys::getpid() as u32)
+    match (tables(), LENDER.load(Ordering::Relaxed)) {
+        (Some(tables), _) => tables.process().pid.get() != sys::getpid() as u32,
+        (None, lender) => lender != 0 && lender != sys::getpid() as u32,
+    }
 }
 
 /// Has this process made one that borrows its memory (or one that it comes from)?
 static LENDS: AtomicU32 = AtomicU32::new(0);
+/// Which process that is, if it had no tables yet, which tell. (A child by fork that was made around libc takes itself for one that borrows, and
+/// stays on the kernel.)
+static LENDER: AtomicU32 = AtomicU32::new(0);
 
 /// It is about to. (Of a child that has looked at nothing, the other would take itself for that child.)
 pub fn lends_memory() {
-    let _ = tables();
+    if tables().is_none() && LENDER.load(Ordering::Relaxed) == 0 {
+        LENDER.store(sys::getpid() as u32, Ordering::Relaxed);
+    }
     if LENDS.load(Ordering::Relaxed) == 0 {
         LENDS.store(1, Ordering::Relaxed);
     }
@@ -479,6 +487,9 @@ pub fn forked(child: i32) {
 /// After it, in the child. (Any look at the tables does what is to be done: a child that makes none, as most that end at once or become another
 /// program, need not pay for it. But a frame that a handler has interrupted looks no more.)
 pub fn after_fork_in_child() {
+    if LENDER.load(Ordering::Relaxed) != 0 {
+        LENDER.store(0, Ordering::Relaxed);
+    }
     if interrupted::is_any_held() {
         thread::look_for_fork();
     }
@@ -809,10 +820,10 @@ pub fn before_credentials(single_threaded: bool) {
 /// Before a thread gets a descriptor table of its own. From then on numbers mean different things to different threads, which tables can't
 /// tell: what they have goes to the kernel, a close is the kernel's affair, and nothing new is followed.
 pub fn before_split() {
-    let Some(tables) = tables() else { return table::never_begin() };
     if borrowed() {
         return;
     }
+    let Some(tables) = tables() else { return table::never_begin() };
     tables.process().split.set(1);
     for socket in tables.followed() {
         give(socket, Reason::OwnFiles);

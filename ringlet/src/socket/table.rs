@@ -462,26 +462,9 @@ pub fn never_begin() {
     NEVER.store(1, Ordering::Relaxed);
 }
 
-/// Maps the tables. Without them (no memory) every descriptor stays unknown and everything is the kernel's. `after_fork` is called once in
-/// each child.
-pub fn start(config: Config, after_fork: fn()) -> Sys<()> {
-    let process: &'static [Process] = map::private_table(1)?;
-    process[0].pid.set(sys::getpid() as u32);
-    let tables = Tables {
-        config,
-        fds: Table::map(NEAR_FD_COUNT, FD_COUNT)?,
-        hidden_fds: map::private_table(NEAR_HIDDEN_FD_COUNT)?,
-        sockets: Table::map(NEAR_SOCKET_COUNT, SOCKET_COUNT as usize)?,
-        // (Beside the first ends: who ends a connection needs both, and a look at either maps what is around it.)
-        services: Services::map()?,
-        holders: Holders::map()?,
-        ends: Pool::map(SOCKET_COUNT as usize)?,
-        free: map::private_table(1)?,
-        alive: thread::start(&process[0].identity, leave_behind, after_fork)?,
-        process,
-    };
+/// From now on there are tables. Without them (no memory) every descriptor stays unknown and everything is the kernel's.
+pub fn publish(tables: Tables) {
     let _ = TABLES.set(tables);
-    Ok(())
 }
 
 /// In a child, where the view that is mapped is the parent's: nothing leads there any more, but from a frame that the handler has interrupted
@@ -549,6 +532,25 @@ pub fn socket(fd: i32) -> Option<&'static Socket> {
 }
 
 impl Tables {
+    /// `after_fork` is called once in each child.
+    pub fn map(config: Config, after_fork: fn()) -> Sys<Tables> {
+        let process: &'static [Process] = map::private_table(1)?;
+        process[0].pid.set(sys::getpid() as u32);
+        Ok(Tables {
+            config,
+            fds: Table::map(NEAR_FD_COUNT, FD_COUNT)?,
+            hidden_fds: map::private_table(NEAR_HIDDEN_FD_COUNT)?,
+            sockets: Table::map(NEAR_SOCKET_COUNT, SOCKET_COUNT as usize)?,
+            // (Beside the first ends: who ends a connection needs both, and a look at either maps what is around it.)
+            services: Services::map()?,
+            holders: Holders::map()?,
+            ends: Pool::map(SOCKET_COUNT as usize)?,
+            free: map::private_table(1)?,
+            alive: thread::start(&process[0].identity, leave_behind, after_fork)?,
+            process,
+        })
+    }
+
     pub fn process(&self) -> &'static Process {
         &self.process[0]
     }
