@@ -233,9 +233,7 @@ pub fn counts(fd: i32) -> Sys<Counts> {
 pub fn written(fd: i32, connected: bool) -> Sys<Written> {
     let mut before = counts(fd)?;
     for _ in 0..STABLE_LOOKS {
-        let mut waiting = 0i32;
-        // SAFETY: a writable int.
-        unsafe { sys!(SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut waiting)? };
+        let waiting = unacknowledged(fd)?;
         let after = counts(fd)?;
         if (after.acked, after.transmitted) == (before.acked, before.transmitted) {
             let place = (after.acked + waiting as u64).wrapping_sub(connected as u64);
@@ -244,6 +242,19 @@ pub fn written(fd: i32, connected: bool) -> Sys<Written> {
         before = after;
     }
     Err(Errno::EAGAIN)
+}
+
+/// Bytes that were written and not yet acknowledged (SIOCOUTQ).
+pub fn unacknowledged(fd: i32) -> Sys<usize> {
+    let mut waiting = 0i32;
+    // SAFETY: a writable int.
+    unsafe { sys!(SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut waiting)? };
+    Ok(waiting.max(0) as usize)
+}
+
+/// Bytes that the far end's kernel has acknowledged.
+pub fn acknowledged(fd: i32) -> Sys<u64> {
+    Ok(counts(fd)?.acked)
 }
 
 /// Looks until two counts agree, one before and one after what is asked between them.

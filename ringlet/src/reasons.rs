@@ -70,6 +70,7 @@ reasons! {
     NoNote = 55, "no-note", "The node service has not seen how this connection began: it is older than the service, or so many have begun since.";
     Refused = 56, "refused", "The node service's policy does not let the two ends share memory.";
     NodeFull = 57, "node-full", "The node service has too much to do: for all, or for this user or process.";
+    Lease = 58, "lease", "The network between both ends passes no packets any more (a firewall rule, a link that is down), so this connection waits for it as TCP does.";
     AsyncSignal = 27, "sigio", "The program asked for SIGIO on this descriptor.";
 }
 

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "no-note": "tests/node/strangers.py",
     "refused": "tests/node/strangers.py",
     "node-full": "tests/node/strangers.py",
+    "lease": "tests/node/lease.py",
 }
 
 # The start of both programs. `turn` is a message there and back.

@@ -20,6 +20,9 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
             "See the policy of the node service (`ringlet node`): by default both ends must be of the same host user and of the same pod."
         }
         Reason::NodeFull => "See `ringlet node status`: the limits are in its policy file.",
+        Reason::Lease => {
+            "Look for a packet filter or a link that is down between both ends; connections made after it is mended move again."
+        }
         Reason::NoPeer => {
             "Start the other program with `ringlet run` too; if it runs so already, `ringlet on` makes both look again."
         }

@@ -20,6 +20,7 @@ mod holders;
 mod in_use;
 mod interrupted;
 pub mod jumps;
+mod lease;
 mod keep;
 mod lives;
 pub mod meet;

@@ -139,6 +139,9 @@ pub struct Socket {
     /// What the node service has said of the far end (`interconnect::node`): `INTRODUCED` and more, and its number of the process there.
     pub introduced: P32,
     pub stranger: P32,
+    /// When the border between both is asked again whether it passes packets (`interconnect::lease`), and how much the far end had acknowledged then.
+    pub lease_due_ns: P64,
+    pub lease_acked: P64,
     /// Over a mirror, our socket to the adapter: see `interconnect::introduction`.
     pub lifeline: P32,
     /// One thread at a time takes the steps.
@@ -775,6 +778,7 @@ impl Socket {
         self.segment.store(0, Ordering::Relaxed);
         self.rung.set(0);
         self.first_step_ns.set(0);
+        self.lease_due_ns.set(0);
         self.kernel_asked.set(0);
         self.found_nothing.set(0);
         for word in [

@@ -3,7 +3,7 @@
 use super::wait::{STALLED_NS, Want, deadline, wait};
 use crate::reasons::Reason;
 use crate::socket::table::{End, Sending, Socket};
-use crate::socket::{carrier, chaos, control, in_use, memory, moving, sides, tap, view, words};
+use crate::socket::{carrier, chaos, control, in_use, lease, memory, moving, sides, tap, view, words};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::SegmentRing;
@@ -168,6 +168,8 @@ fn send_unrecorded(
     if in_ring && must_go_back(socket, end, &ring, flags, now) {
         if words::has_left(&ring) {
             sides::return_unread(socket, end, &ring)?;
+        } else if lease::has_lapsed(socket, &ring) {
+            moving::go_back(socket, end, &ring, Sending::KernelForGood, Reason::Lease);
         } else {
             if let Some(bytes) = carrier::ends_in_ring(socket, end, &ring, from)? {
                 return Ok(bytes);
@@ -340,5 +342,5 @@ fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32, now:
     }
     socket.kernel_asked.set(now);
     socket.end_news.set(0);
-    carrier::kernel_says_end(socket)
+    carrier::kernel_says_end(socket) || lease::has_lapsed(socket, ring)
 }

@@ -1,0 +1,35 @@
+//! The lease of a connection that crosses a border (`interconnect::node`): its bytes pass where no packet filter sees them, so the border is asked
+//! whether it still lets packets pass. Who sends by the ring puts a doorbell on the kernel's connection now and then, and the peer's kernel has to
+//! acknowledge it. If it does not, the sender goes back to the kernel, where the program sees what TCP sees: a firewall rule that is added later,
+//! or a cable that is pulled, holds the stream up.
+//!
+//! An end that sends nothing asks nothing: by it nothing passes.
+
+use super::sides;
+use super::table::Socket;
+use ringlet_core::ring::SegmentRing;
+use ringlet_linux::{sys, tcp};
+
+/// From one question to the next, which is how long an answer may take: ten times what it does where a packet is lost.
+const TERM_NS: u64 = 2_000_000_000;
+
+/// Has the border passed nothing for a term, though it was asked? Send lock held, and sending by the ring.
+pub fn has_lapsed(socket: &Socket, ring: &SegmentRing) -> bool {
+    if !socket.introduced.is() {
+        return false;
+    }
+    let (due, now) = (socket.lease_due_ns.get(), sys::now_ns());
+    if now < due {
+        return false;
+    }
+    // KERNEL: the peer's kernel acknowledges what it has, whether or not the program runs. In this order: what is acknowledged between the two is seen.
+    let waiting = tcp::unacknowledged(socket.fd());
+    let (Ok(waiting), Ok(acked)) = (waiting, tcp::acknowledged(socket.fd())) else { return false };
+    if due != 0 && waiting > 0 && acked == socket.lease_acked.get() {
+        return true;
+    }
+    socket.lease_acked.set(acked);
+    sides::ring_byte(socket, ring);
+    socket.lease_due_ns.set(now + TERM_NS);
+    false
+}
