@@ -157,7 +157,8 @@ pub fn fork_around_libc(work: impl FnOnce() -> c_int) -> c_int {
     }
 }
 
-/// A process that shares this one's memory, but not its descriptors, sends and closes its copy; its number, and what its send returned. This thread waits for it.
+/// A process that shares this one's memory, but not its descriptors, sends and closes its copy; its number, and what its send returned. This thread waits for
+/// it.
 pub fn send_by_a_process_in_our_memory(fd: Fd, data: &[u8]) -> (String, isize) {
     struct Work<'a> {
         fd: Fd,

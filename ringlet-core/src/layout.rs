@@ -18,7 +18,8 @@
 //!
 //! A slot is one cache line: a header word and 56 bytes. The header says which record this is (its position, so that what
 //! an earlier lap left behind is never taken for news), how long it is, and where the next one will be. A message of up to
-//! 56 bytes (48 in a byte ring, whose slots end with the time) lies in the slot itself and costs one line; a longer one lies in the data ring at the position that the slot names.
+//! 56 bytes (48 in a byte ring, whose slots end with the time) lies in the slot itself and costs one line; a longer one lies in the data ring at the position
+//! that the slot names.
 
 use crate::memory::{Area, Shared};
 use crate::sync::{AtomicU32, AtomicU64};

@@ -34,7 +34,9 @@ pub struct Ends {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counts {
     /// Sequence numbers that the peer has acknowledged since the beginning.
-    acked: u64,
+    pub acked: u64,
+    /// What was sent, or asked of a peer that has no room, was sent again since, and nothing came back: by a network that passes nothing, or now and then.
+    pub unanswered: bool,
     /// Bytes that were transmitted for the first time, or are still to be.
     transmitted: u64,
     /// Bytes that arrived in order, read or not.
@@ -175,7 +177,10 @@ pub fn take_error(fd: i32) -> i32 {
 #[derive(Default)]
 struct TcpInfo {
     state: u8,
-    _small: [u8; 7],
+    _ca_state: u8,
+    retransmits: u8,
+    probes: u8,
+    _small: [u8; 4],
     _words: [u32; 24],
     _pacing: [u64; 2],
     bytes_acked: u64,
@@ -214,6 +219,8 @@ pub fn counts(fd: i32) -> Sys<Counts> {
     };
     Ok(Counts {
         acked: info.bytes_acked,
+        // KERNEL: both are in a row, and 0 again with any acknowledgement; the first probe is also one that is under way.
+        unanswered: info.retransmits > 0 || info.probes > 1,
         transmitted: info
             .bytes_sent
             .wrapping_sub(info.bytes_retrans)
@@ -233,7 +240,9 @@ pub fn counts(fd: i32) -> Sys<Counts> {
 pub fn written(fd: i32, connected: bool) -> Sys<Written> {
     let mut before = counts(fd)?;
     for _ in 0..STABLE_LOOKS {
-        let waiting = unacknowledged(fd)?;
+        let mut waiting = 0i32;
+        // SAFETY: a writable int.
+        unsafe { sys!(SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut waiting)? };
         let after = counts(fd)?;
         if (after.acked, after.transmitted) == (before.acked, before.transmitted) {
             let place = (after.acked + waiting as u64).wrapping_sub(connected as u64);
@@ -242,19 +251,6 @@ pub fn written(fd: i32, connected: bool) -> Sys<Written> {
         before = after;
     }
     Err(Errno::EAGAIN)
-}
-
-/// Bytes that were written and not yet acknowledged (SIOCOUTQ).
-pub fn unacknowledged(fd: i32) -> Sys<usize> {
-    let mut waiting = 0i32;
-    // SAFETY: a writable int.
-    unsafe { sys!(SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut waiting)? };
-    Ok(waiting.max(0) as usize)
-}
-
-/// Bytes that the far end's kernel has acknowledged.
-pub fn acknowledged(fd: i32) -> Sys<u64> {
-    Ok(counts(fd)?.acked)
 }
 
 /// Looks until two counts agree, one before and one after what is asked between them.
@@ -476,4 +472,35 @@ pub fn disconnect(fd: i32) {
 /// Makes close() send a reset.
 pub fn reset_on_close(fd: i32) {
     set_linger(fd, [1, 0]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use std::time::Duration;
+
+    #[test]
+    fn a_peer_that_has_no_room_answers() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let mut sent = 0;
+        while let Ok(n) = near.write(&[0; 1 << 16]) {
+            sent += n;
+        }
+        // (Some probes long, which come after 0.2, 0.4, 0.8 s.)
+        std::thread::sleep(Duration::from_secs(2));
+        let full = counts(near.as_raw_fd()).unwrap();
+        assert!(unsent(near.as_raw_fd()) > 0);
+        assert!(!full.unanswered);
+        far.read_exact(&mut std::vec![0; sent]).unwrap();
+        while counts(near.as_raw_fd()).unwrap().acked < sent as u64 {
+            std::thread::yield_now();
+        }
+        assert!(full.acked < sent as u64);
+    }
 }

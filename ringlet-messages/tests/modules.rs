@@ -1,4 +1,5 @@
-//! Which module of this crate and of `ringlet` uses which, read from the sources: a cycle is one knot, in which nothing can be understood, tested or replaced alone.
+//! Which module of this crate and of `ringlet` uses which, read from the sources: a cycle is one knot, in which nothing can be understood, tested or replaced
+//! alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

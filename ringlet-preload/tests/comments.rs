@@ -1,4 +1,4 @@
-//! What `ORDER` comments name: each memory ordering but Relaxed has a partner, and that partner is in the code.
+//! What `ORDER` comments name: each memory ordering but Relaxed has a partner, and that partner is in the code. And how wide comments are.
 
 mod specification;
 
@@ -11,6 +11,9 @@ const TAGS: [&str; 4] = ["ORDER:", "SAFETY:", "KERNEL:", "WHY:"];
 const ORDERINGS: [&str; 5] = ["Acquire", "Release", "AcqRel", "SeqCst", "fence"];
 const DEFINES: [&str; 9] =
     ["fn", "struct", "enum", "trait", "const", "static", "type", "mod", "macro_rules!"];
+
+/// Characters of a line with a comment alone.
+const COMMENT_WIDTH: usize = 160;
 
 struct Source {
     path: PathBuf,
@@ -130,4 +133,18 @@ fn each_ordering_names_a_partner_that_exists() {
     }
     assert!(checked > 0, "no comment names an ordering");
     assert!(wrong.is_empty(), "no partner, or none of that name:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_comment_is_wider_than_a_screen() {
+    let is_wide =
+        |line: &String| line.trim_start().starts_with("//") && line.chars().count() > COMMENT_WIDTH;
+    let sources = sources();
+    let wide: Vec<_> = sources
+        .iter()
+        .flat_map(|source| source.lines.iter().zip(1..).map(move |(line, at)| (source, line, at)))
+        .filter(|(_, line, _)| is_wide(line))
+        .map(|(source, _, at)| format!("{}:{at}", source.path.display()))
+        .collect();
+    assert!(wide.is_empty(), "wider than {COMMENT_WIDTH}:\n{}", wide.join("\n"));
 }

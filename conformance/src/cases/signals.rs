@@ -638,8 +638,8 @@ fn send_more(end: End) {
     }
 }
 
-/// Makes a call with memory (and what is in it) that comes when a handler has interrupted the call and forked. The parent does `more` once the call has returned
-/// there; then the child goes on, and ends after its call: well if what it has then is `right`.
+/// Makes a call with memory (and what is in it) that comes when a handler has interrupted the call and forked. The parent does `more` once the call has
+/// returned there; then the child goes on, and ends after its call: well if what it has then is `right`.
 fn forked_amid<T>(
     content: &[u8],
     call: impl FnOnce(&mut [u8]) -> T,

@@ -37,7 +37,8 @@ const REQUESTS: &str = "requests";
 ///
 /// The client is what is measured, from its start to its end: by a number in its output, or else by the time that it takes. Beside it
 /// stands the processor time that both programs used meanwhile, for each request if their number is known. A ratio says how many times
-/// better ringlet is than the kernel in the same round; of six rounds or more, where it lies with 95 % confidence, too; of ten or more, how often which figures came.
+/// better ringlet is than the kernel in the same round; of six rounds or more, where it lies with 95 % confidence, too; of ten or more, how often which figures
+/// came.
 ///
 /// Where no connection comes into shared memory there is nothing to compare: that is a failure, and its reason is told. Settings of
 /// ringlet come from its file and environment, as for `ringlet run`.

@@ -1,11 +1,11 @@
 //! When a thread that polls all the time, without waiting, asks the kernel for what is not a connection of ours.
 //!
 //! What is ready when the call is made is to be told: who has made a pipe ready, or heard of it from whoever did, may count on that, and how
-//! it was heard (another thread's word, shared memory, a child's end) can't be seen here. So the kernel is asked at each look. But nobody loses by hearing of a connection
-//! to accept, or of an eventfd, 10 us later, and libraries that poll all the time (MPI's) do so beside just these. Where there is nothing else, and the
-//! kernel had nothing when it was asked last, it is asked again only then, or when any thread of this process has come back from a call of
-//! libc's (it may have made something ready, or have heard of it), or a ring has told of something: what a program then knows it may have from the
-//! one who has made the others ready, too. A process that has forked shares its eventfds, and perhaps memory by which it hears of them: it asks at each look.
+//! it was heard (another thread's word, shared memory, a child's end) can't be seen here. So the kernel is asked at each look. But nobody loses by hearing of a
+//! connection to accept, or of an eventfd, 10 us later, and libraries that poll all the time (MPI's) do so beside just these. Where there is nothing else, and
+//! the kernel had nothing when it was asked last, it is asked again only then, or when any thread of this process has come back from a call of libc's (it may
+//! have made something ready, or have heard of it), or a ring has told of something: what a program then knows it may have from the one who has made the others
+//! ready, too. A process that has forked shares its eventfds, and perhaps memory by which it hears of them: it asks at each look.
 
 use crate::local::{self, Local, Zero};
 use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering};

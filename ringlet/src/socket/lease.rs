@@ -22,13 +22,12 @@ pub fn has_lapsed(socket: &Socket, ring: &SegmentRing) -> bool {
     if now < due {
         return false;
     }
-    // KERNEL: the peer's kernel acknowledges what it has, whether or not the program runs. In this order: what is acknowledged between the two is seen.
-    let waiting = tcp::unacknowledged(socket.fd());
-    let (Ok(waiting), Ok(acked)) = (waiting, tcp::acknowledged(socket.fd())) else { return false };
-    if due != 0 && waiting > 0 && acked == socket.lease_acked.get() {
+    // KERNEL: the peer's kernel acknowledges what it has, and answers where it has no room, whether or not the program runs.
+    let Ok(counts) = tcp::counts(socket.fd()) else { return false };
+    if due != 0 && counts.unanswered && counts.acked == socket.lease_acked.get() {
         return true;
     }
-    socket.lease_acked.set(acked);
+    socket.lease_acked.set(counts.acked);
     sides::ring_byte(socket, ring);
     socket.lease_due_ns.set(now + TERM_NS);
     false

@@ -105,8 +105,8 @@ pub fn slot(tables: &Tables, index: u32) -> Option<&'static SocketSlot> {
 #[inline(always)]
 pub fn of(socket: &Socket) -> Option<&'static SocketSlot> {
     let slot = socket.slot.load(Relaxed) as *const SocketSlot;
-    // SAFETY: null, or set by `begin` to a slot of the page, which stays mapped; in a child, which has it no more, it was taken back (`table::leave_behind`); all bits
-    // are a valid slot of atomics.
+    // SAFETY: null, or set by `begin` to a slot of the page, which stays mapped; in a child, which has it no more, it was taken back (`table::leave_behind`);
+    // all bits are a valid slot of atomics.
     unsafe { slot.as_ref() }
 }
 

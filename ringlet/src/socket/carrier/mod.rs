@@ -3,7 +3,8 @@
 //!
 //! How the kernel counts: TCP tells how many bytes were ever written and read, so a mark of `handover` names a place in all that
 //! the connection has carried. It tells so by several measures, and where one contradicts another (packets that could not be sent; a socket
-//! in a BPF sockmap, whose bytes go past TCP) no place can be named: the connection stays on the kernel, or ends with an error. A Unix connection tells only whether all that was sent is also taken. Then it can be moved: a
+//! in a BPF sockmap, whose bytes go past TCP) no place can be named: the connection stays on the kernel, or ends with an error. A Unix connection tells only
+//! whether all that was sent is also taken. Then it can be moved: a
 //! `Start` stands at place 0, and both ends count the doorbells that follow, up to a `Back`. (The receiver counts on, and notes
 //! where that place lies in its count: `base`.) Where a Unix connection carries packets, a doorbell is a packet of one byte.
 

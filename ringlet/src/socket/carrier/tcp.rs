@@ -319,8 +319,8 @@ fn reset_by_death(socket: &Socket, end: &End) -> Errno {
     Errno::ECONNRESET
 }
 
-/// Once the peer has died, or closed while a doorbell of ours was under way: did it leave only doorbells unread? The kernel resets for them, where TCP would have said FIN, and so do we
-/// from then on (`judged`). `taken`: the kernel's error was taken already. Send lock held.
+/// Once the peer has died, or closed while a doorbell of ours was under way: did it leave only doorbells unread? The kernel resets for them, where TCP would
+/// have said FIN, and so do we from then on (`judged`). `taken`: the kernel's error was taken already. Send lock held.
 fn fin_by_death(socket: &Socket, end: &End, outgoing: &SegmentRing, taken: bool) -> bool {
     let reset = libc::POLLERR | libc::POLLHUP;
     let Some(incoming) = socket.incoming() else { return false };

@@ -3,7 +3,9 @@
 use super::wait::{STALLED_NS, Want, deadline, wait};
 use crate::reasons::Reason;
 use crate::socket::table::{End, Sending, Socket};
-use crate::socket::{carrier, chaos, control, in_use, lease, memory, moving, sides, tap, view, words};
+use crate::socket::{
+    carrier, chaos, control, in_use, lease, memory, moving, sides, tap, view, words,
+};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::SegmentRing;

@@ -63,8 +63,8 @@ pub fn shut_down(socket: &Socket, how: i32) -> Sys<()> {
     result
 }
 
-/// KERNEL: after SHUT_RD the peer's sends fail at once (`Facts::ends_sends_untold`). It must not wait for room either. Our own direction goes back to the kernel: the
-/// peer can ring for its room no more. Send lock held, before the kernel's shutdown.
+/// KERNEL: after SHUT_RD the peer's sends fail at once (`Facts::ends_sends_untold`). It must not wait for room either. Our own direction goes back to the
+/// kernel: the peer can ring for its room no more. Send lock held, before the kernel's shutdown.
 fn shut_receiving(socket: &Socket, end: &End) {
     end.shut_receiving.set(1);
     if let Some(incoming) = socket.incoming() {
