@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults mirror soak sim-soak setup
+.PHONY: build install man demo compare test suites torture faults mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -66,10 +66,23 @@ SECONDS = 14400
 torture: build
 	python3 tests/torture --seconds $(SECONDS) --ringlet $(TARGET)/release/ringlet
 
-# All cases over two segments that an adapter keeps in step; `make mirror SEED=11`.
+# Over two segments that an adapter keeps in step: all cases, also by sleeping; with changing paths; real programs; torture. A quarter of an hour;
+# `make -k mirror SEED=11 SECONDS=3600`.
 SEED = 7
-mirror: build
-	$(TARGET)/release/conformance run --mirror $(SEED) --library $(TARGET)/release/libringlet_preload.so
+OVER_A_MIRROR = --mirror $(SEED) --ringlet $(TARGET)/release/ringlet
+CASES_OVER_A_MIRROR = $(TARGET)/release/conformance run --mirror $(SEED) --library $(TARGET)/release/libringlet_preload.so
+mirror: mirror-cases mirror-unforgiving mirror-programs mirror-torture
+mirror-build:
+	cargo build --release --workspace
+mirror-cases: mirror-build
+	$(CASES_OVER_A_MIRROR)
+mirror-unforgiving: mirror-build
+	$(CASES_OVER_A_MIRROR) --unforgiving $(SEED)
+mirror-programs: mirror-build
+	python3 tests/programs --seed $(SEED) $(OVER_A_MIRROR)
+mirror-torture: SECONDS = 300
+mirror-torture: mirror-build
+	python3 tests/torture --seed $(SEED) --seconds $(SECONDS) $(OVER_A_MIRROR)
 
 # Faults from outside: packets, addresses, firewall rules, limits, clocks, signals; `make faults SECONDS=3600`.
 faults: build

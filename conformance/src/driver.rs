@@ -53,7 +53,7 @@ pub struct Options {
     pub jobs: usize,
     pub limit: Duration,
     pub verbose: bool,
-    /// Where the unforgiving library notes what it moves: a case can't tell, since nothing stays on its path there.
+    /// Where the library notes what it moves, and how: a case can't tell of a mirror, nor on which path anything is in unforgiving mode.
     pub moves: NamedTempFile,
 }
 
@@ -137,6 +137,7 @@ fn start(
         }
         if let Some(adapter) = pass.adapter {
             command.env("RINGLET_ADAPTER", adapter.to_string());
+            command.env("RINGLET_MOVES", options.moves.path());
         }
         if let Some(seed) = pass.unforgiving {
             let seed = seed_of(seed, instance, role, round);
@@ -422,10 +423,16 @@ pub fn run(instances: &[Instance], options: &Options) -> bool {
     let bad: usize = tallies.values().map(|t| t.failed).sum();
     let all: usize = tallies.values().map(|t| t.cases).sum();
     println!("{} passed, {bad} failed", all - bad);
-    let moved = std::fs::read(options.moves.path())
-        .map_or(0, |notes| notes.split(|b| *b == b'\n').count() - 1);
-    if options.unforgiving.is_some() {
-        println!("{moved} ends of connections used the ring");
+    let notes = std::fs::read_to_string(options.moves.path()).unwrap_or_default();
+    let told = |how| notes.lines().filter(|line| *line == how).count();
+    let (moved, mirrored) = (told("moved"), told("mirrored"));
+    let (wanted, others) = match options.adapter {
+        None => (moved, mirrored),
+        Some(_) => (mirrored, moved),
+    };
+    if options.unforgiving.is_some() || options.adapter.is_some() {
+        println!("{wanted} ends of connections used the ring as they should, {others} otherwise");
     }
-    bad == 0 && (moved > 0 || options.unforgiving.is_none())
+    let used = wanted > 0 || (options.unforgiving.is_none() && options.adapter.is_none());
+    bad == 0 && used && others == 0
 }

@@ -1,6 +1,6 @@
 """Real programs that nobody here wrote, wrapped on both sides, on one side and not at all, checked for their results.
 
-    python3 tests/programs [--mode MODE]... [--seed N] [--jobs N] [PROGRAM]...
+    python3 tests/programs [--mode MODE]... [--seed N] [--jobs N] [--mirror SEED] [PROGRAM]...
 """
 
 import argparse
@@ -17,8 +17,10 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "suites"))
 
 import harness  # noqa: E402
+import inside  # noqa: E402
 from harness import Failed, Outcome, Ringlet, Skipped, Test  # noqa: E402
 
 # The longest first, for those that run side by side.
@@ -38,6 +40,10 @@ def run_program(program, mode, directory, ringlet, report, arguments):
         report(Outcome(program, mode, "start or end of the program", "failed", 0.0, str(problem)))
     finally:
         test.close()
+        try:
+            ringlet and ringlet.until_no_adapter()
+        except Failed as problem:
+            report(Outcome(program, mode, "the adapter ends", "failed", 0.0, str(problem)))
         if left := harness.end_orphans():
             report(Outcome(program, mode, "leaves no process", "failed", 0.0, "left: " + ", ".join(left)))
 
@@ -63,7 +69,8 @@ def side_by_side(arguments, modes, directory):
             return [], 1
         found = directory / f"{program}.json"
         argv = [sys.executable, __file__, "--outcomes", found, "--seed", arguments.seed, "--limit", arguments.limit]
-        argv += ["--ringlet", arguments.ringlet, *(word for mode in modes for word in ("--mode", mode)), program]
+        argv += ["--ringlet", arguments.ringlet, *(word for mode in modes for word in ("--mode", mode))]
+        argv += [*([] if arguments.mirror is None else ["--mirror", arguments.mirror]), program]
         child = subprocess.Popen([str(word) for word in argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         started.append(child)
         print(child.communicate()[0].decode(errors="replace"), end="", flush=True)
@@ -72,7 +79,7 @@ def side_by_side(arguments, modes, directory):
 
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         try:
-            ran = list(pool.map(run, arguments.programs or PROGRAMS))
+            ran = list(pool.map(run, arguments.programs))
         finally:
             stopped.append(True)
             for child in started:
@@ -90,11 +97,15 @@ def main():
     parser.add_argument("--limit", type=int, default=harness.CLIENT_SECONDS, help="seconds for one client")
     parser.add_argument("--ringlet", default=harness.ROOT / "target/release/ringlet", help="the command to test")
     parser.add_argument("--jobs", type=int, default=1, help="so many programs side by side (default: one)")
+    parser.add_argument("--mirror", type=int, metavar="SEED", help="both ends over an adapter by this seed (see `ringlet run`)")
     parser.add_argument("--outcomes", type=pathlib.Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if unknown := set(arguments.programs) - set(PROGRAMS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    modes = list(dict.fromkeys(arguments.mode or harness.MODES))
+    # (Datagram lanes have no adapter.)
+    everything = [each for each in PROGRAMS if arguments.mirror is None or each != "datagrams"]
+    arguments.programs = arguments.programs or everything
+    modes = list(dict.fromkeys(arguments.mode or (harness.MODES if arguments.mirror is None else ["both"])))
     outcomes = []
 
     def report(outcome):
@@ -111,10 +122,12 @@ def main():
     directory.chmod(0o755)
     broken = False
     try:
-        ringlet = Ringlet(arguments.ringlet, directory) if modes != ["baseline"] else None
+        ringlet = Ringlet(arguments.ringlet, directory, arguments.mirror) if modes != ["baseline"] else None
         if arguments.jobs > 1:
             outcomes, broken = side_by_side(arguments, modes, directory)
-        for program in (arguments.programs or PROGRAMS) if arguments.jobs == 1 else []:
+        elif arguments.mirror is not None:
+            inside.enter()
+        for program in arguments.programs if arguments.jobs == 1 else []:
             for mode in modes:
                 place = directory / f"{program}-{mode}"
                 place.mkdir()

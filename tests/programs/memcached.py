@@ -92,7 +92,7 @@ def many_connections(port, count):
 def checks(test):
     argv = ["memcached", "-l", "127.0.0.1", "-U", "0", "-t", THREADS, "-I", "2m", "-m", "256", "-c", "1024"]
     if os.geteuid() == 0:
-        argv += ["-u", "nobody"]
+        argv += ["-u", "root" if test.mirrored else "nobody"]
     with test.server(lambda port: [*argv, "-p", port]) as memcached:
         with test.check("random values of 1 B to 1 MB come back"):
             test.peer(write_and_read_values, memcached.port, test.seed, 100, ring=(memcached.port, 2 * THREADS))

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import http.client
+import os
 import pathlib
 import re
 import signal
@@ -15,6 +16,7 @@ SIZES = (1, 100, 1459, 4096, 65_537, 1_000_003, 10_000_000)
 WRK_CONNECTIONS = 50
 
 CONFIGURATION = """
+{user}
 daemon off;
 worker_processes {workers};
 pid {place}/nginx.pid;
@@ -55,7 +57,8 @@ def nginx(test, name, workers, upstream="", locations="", role="server"):
     def argv(port):
         place = pathlib.Path(test.directory, f"{name}-{port}")
         place.mkdir()
-        text = CONFIGURATION.format(workers=workers, place=place, port=port, upstream=upstream, locations=locations)
+        user = "user root;" if test.mirrored and os.geteuid() == 0 else ""
+        text = CONFIGURATION.format(user=user, workers=workers, place=place, port=port, upstream=upstream, locations=locations)
         configuration = place / "nginx.conf"
         configuration.write_text(text)
         return ["nginx", "-p", place, "-c", configuration, "-e", "stderr"]

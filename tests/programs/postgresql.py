@@ -58,17 +58,18 @@ class Psql:
 
     def __init__(self, test, port, host="127.0.0.1"):
         self._test, self._port = test, port
+        self._user = server_user() if test.mirrored else None
         self._address = ["-h", host, "-p", port, "-U", "postgres"]
 
     def psql(self, *commands, raw=False, **options):
         argv = ["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", *self._address]
         for command in commands:
             argv += ["-c", command]
-        output = self._test.client([*argv, "postgres"], raw=raw, **options)
+        output = self._test.client([*argv, "postgres"], raw=raw, user=self._user, **options)
         return output if raw else output.strip()
 
     def pgbench(self, *options, ring=None):
-        output = self._test.client(["pgbench", *self._address, *map(str, options), "postgres"], ring=ring)
+        output = self._test.client(["pgbench", *self._address, *map(str, options), "postgres"], ring=ring, user=self._user)
         processed = re.search(r"transactions actually processed: (\d+)/(\d+)", output)
         if processed:
             require(processed[1] == processed[2], f"only {processed[1]} of {processed[2]} transactions\n{output}")

@@ -1,6 +1,6 @@
 """CPython's own tests, on the kernel and then under ringlet: a test that passes there must pass here.
 
-    python3 tests/suites [--python PATH]... [--mode plain|unforgiving|both] [--quick] [TEST]...
+    python3 tests/suites [--python PATH]... [--mode plain|unforgiving|both] [--quick] [--mirror SEED] [TEST]...
 
 TEST is a module such as test_socket, or the full name of a test such as test.test_socket.BasicTCPTest.testRecv. Each module runs in a
 network namespace of its own; its first run, on the kernel, is the measure of the others. A test that passes there and not
@@ -102,10 +102,7 @@ class Suites:
     def _argv(self, python, mode, place, names):
         argv = [python.path, str(HERE / "collect.py"), str(place / "results"), *names]
         if mode != KERNEL:
-            keys = ["--moves", str(place / "moves")]
-            if mode == UNFORGIVING:
-                keys += ["--unforgiving", str(self._seed)]
-            argv = [str(self._ringlet.command), "run", *keys, "--", *argv]
+            argv = self._ringlet.wrap(argv, place / "moves", ["--unforgiving", str(self._seed)] if mode == UNFORGIVING else [])
         return [sys.executable, str(HERE / "inside.py"), *argv]
 
     def _once(self, python, mode, names, limits):
@@ -143,7 +140,7 @@ class Suites:
         results.read()
         log = (place / "log").read_text(errors="replace")
         results.close(process.returncode, log)
-        moved = (place / "moves").read_bytes().count(b"\n")
+        moved = self._ringlet.moved(place / "moves")
         if self._logs:
             name = f"{python.version}-{names[0]}-{mode}-{place.name}.log"
             (self._logs / name).write_text(log + "\n" + (place / "results").read_text())
@@ -289,6 +286,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="modules at a time")
     parser.add_argument("--minutes", type=int, default=180, help="after which no further module is begun")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 1 << 32), help="of the unforgiving mode")
+    parser.add_argument("--mirror", type=int, metavar="SEED", help="over an adapter by this seed (see `ringlet run`)")
     parser.add_argument("--logs", type=pathlib.Path, help="a directory that keeps what the tests wrote")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
@@ -323,7 +321,7 @@ def main():
     directory = pathlib.Path(tempfile.mkdtemp(prefix="rs-", dir="/tmp"))
     directory.chmod(0o755)
     try:
-        suites = Suites(Ringlet(arguments.ringlet, directory), directory, arguments.seed, arguments.logs)
+        suites = Suites(Ringlet(arguments.ringlet, directory, arguments.mirror), directory, arguments.seed, arguments.logs)
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
             work = []
             for python in pythons:

@@ -247,10 +247,7 @@ class Runner:
         moves.chmod(0o666)
         argv, directory = suite.argv(unit, work)
         if mode != KERNEL:
-            keys = ["--moves", str(moves)]
-            if mode == UNFORGIVING:
-                keys += ["--unforgiving", str(self._seed)]
-            argv = [str(self._ringlet.command), "run", *keys, "--", *argv]
+            argv = self._ringlet.wrap(argv, moves, ["--unforgiving", str(self._seed)] if mode == UNFORGIVING else [])
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGLET_")}
         environment.update(TMPDIR=str(work), LC_ALL="C.UTF-8", RINGLET_CONFIG=os.devnull)
         began = time.monotonic()
@@ -281,7 +278,7 @@ class Runner:
         cases = {}
         for name, passed in suite.cases(output):
             cases[name] = cases.get(name, True) and passed
-        moved = moves.read_bytes().count(b"\n")
+        moved = self._ringlet.moved(moves)
         shutil.rmtree(place, ignore_errors=True)
         return Result(cases, time.monotonic() - began, moved, output)
 
@@ -333,6 +330,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="only those units that tell most in little time")
     parser.add_argument("--jobs", type=int, default=2, help="units at a time")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 1 << 32), help="of the unforgiving mode")
+    parser.add_argument("--mirror", type=int, metavar="SEED", help="over an adapter by this seed (see `ringlet run`)")
     parser.add_argument("--sources", type=pathlib.Path, help="where sources are kept (default: beside the command)")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
@@ -357,7 +355,7 @@ def main():
 
     try:
         sources = Sources(arguments.sources or pathlib.Path(arguments.ringlet).resolve().parent.parent / "suites")
-        runner = Runner(Ringlet(arguments.ringlet, directory), directory, arguments.seed)
+        runner = Runner(Ringlet(arguments.ringlet, directory, arguments.mirror), directory, arguments.seed)
         with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
             work = []
             for name, units in wanted.items():

@@ -1,7 +1,7 @@
 """TCP, Unix streams and UDP, used in every way at once: threads, forks, exec, passed and copied descriptors, signals, kills, low limits,
 all ways to wait, while they move between kernel and ring at random bytes. Every byte is checked, and at the end nothing is left.
 
-    python3 tests/torture [--seconds N] [--pairs N] [--seed N] [--mode kernel|plain|unforgiving] [--family F]... [--ringlet COMMAND]
+    python3 tests/torture [--seconds N] [--pairs N] [--seed N] [--mode kernel|plain|unforgiving] [--family F]... [--mirror SEED] [--ringlet COMMAND]
 
 What happens is drawn from the seed; `--first N` with `--pair N` repeats a round that failed.
 """
@@ -54,10 +54,8 @@ class Pair:
         def start(*words):
             argv = [sys.executable, ACTOR, *words]
             if mode != KERNEL:
-                keys = ["--moves", str(self._moves)]
-                if mode == UNFORGIVING:
-                    keys += ["--unforgiving", str(random.Random(self.seed).randrange(1, 1 << 32))]
-                argv = [str(ringlet.command), "run", *keys, "--", *argv]
+                seed = random.Random(self.seed).randrange(1, 1 << 32)
+                argv = ringlet.wrap(argv, self._moves, ["--unforgiving", str(seed)] if mode == UNFORGIVING else [])
             return Process(argv, directory, env=environment)
 
         self.server = start("serve", self.seed)
@@ -103,8 +101,8 @@ class Pair:
                 what = f"pair {self.name}: {name} of end {number} were {before}, are {now} before round {self.next}"
                 require(now <= allowed, f"{what}\n{descriptors(process.pid)}")
 
-    def moved(self):
-        return self._moves.read_bytes().count(b"\n")
+    def moved(self, ringlet):
+        return ringlet.moved(self._moves) if ringlet else 0
 
     def stop(self):
         for end in self.ends:
@@ -144,9 +142,11 @@ def torture(arguments, mode, directory, ringlet):
                 pair.look()
         for pair in pairs:
             pair.stop()
+        if ringlet:
+            ringlet.until_no_adapter()
         left = names_left()
         require(not left, f"names left: {left}")
-        moved = sum(pair.moved() for pair in pairs)
+        moved = sum(pair.moved(ringlet) for pair in pairs)
         require(moved or mode == KERNEL or arguments.family == ["udp"], "no connection used the ring")
         datagrams = sum(sum(pair.datagrams) for pair in pairs)
         by_lanes = datagrams - (by_the_kernel + datagrams_by_the_kernel())
@@ -170,6 +170,7 @@ def main():
     parser.add_argument("--family", choices=FAMILIES, action="append", help="default: all but udp")
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     parser.add_argument("--pair", type=int, help="only this one")
+    parser.add_argument("--mirror", type=int, metavar="SEED", help="over an adapter by this seed (see `ringlet run`)")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
     arguments.mode = arguments.mode or [PLAIN, UNFORGIVING]
@@ -181,7 +182,7 @@ def main():
     directory.chmod(0o755)
     problem = None
     try:
-        ringlet = Ringlet(arguments.ringlet, directory) if arguments.mode != [KERNEL] else None
+        ringlet = Ringlet(arguments.ringlet, directory, arguments.mirror) if arguments.mode != [KERNEL] else None
         inside.enter()
         for mode in arguments.mode:
             place = directory / mode

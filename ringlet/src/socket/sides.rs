@@ -356,7 +356,7 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
     }
     let Some(place) = carrier::start_place(socket, end) else { return };
     if end.tx.is_new() {
-        note_move();
+        note_move(socket);
     }
     note_written(ring, place);
     if out(socket, end, ring, Reason::None).start(place) {
@@ -369,9 +369,13 @@ pub fn try_start(socket: &Socket, end: &End, ring: &SegmentRing) {
 
 /// For tests: an end uses the ring for the first time.
 #[cold]
-fn note_move() {
+fn note_move(socket: &Socket) {
     if let Some(tables) = tables() {
-        super::note::note(&tables.config.moves, b"moved\n");
+        let how: &[u8] = match socket.interconnect() {
+            Interconnect::Local => b"moved\n",
+            Interconnect::Mirrored => b"mirrored\n",
+        };
+        super::note::note(&tables.config.moves, how);
     }
 }
 
