@@ -13,6 +13,7 @@
 use super::in_use;
 use super::table::{End, Receiving, Sending, Socket, Stage, tables};
 use super::{carrier, moving, sides, view, words};
+use crate::interconnect::{Interconnect, mirrored};
 use crate::reasons::Reason;
 use ringlet_core::leaving::Leaving;
 use ringlet_core::memory::Buffers;
@@ -185,11 +186,25 @@ fn send_cut<'b>(
 ) -> Sys<usize> {
     let Some(ring) = socket.outgoing() else { return Err(Errno::EBADF) };
     let cutting = &ring.control().sender.cutting;
-    // ORDER: SeqCst, both; pairs with `pieces_of`: who sees a piece sees that it was begun, who sees the end sees all pieces.
-    cutting.fetch_add(1, Ordering::SeqCst);
     let sent = send_pieces(socket, end, &ring, from, flags, send);
-    cutting.fetch_add(1, Ordering::SeqCst);
+    if !cutting.load(Ordering::Relaxed).is_multiple_of(2) {
+        // ORDER: SeqCst; pairs with `pieces_of`: who sees the end sees all pieces.
+        cutting.fetch_add(1, Ordering::SeqCst);
+        mirrored::said(socket);
+    }
     sent
+}
+
+/// Before the first piece that is not the whole.
+fn begin_to_cut(socket: &Socket, ring: &SegmentRing) {
+    let cutting = &ring.control().sender.cutting;
+    if cutting.load(Ordering::Relaxed).is_multiple_of(2) {
+        // ORDER: SeqCst; pairs with `pieces_of`: who sees a piece sees that it was begun.
+        cutting.fetch_add(1, Ordering::SeqCst);
+        if socket.interconnect() == Interconnect::Mirrored {
+            mirrored::flush(socket, ring);
+        }
+    }
 }
 
 fn send_pieces<'b>(
@@ -220,6 +235,9 @@ fn send_pieces<'b>(
             2.. if cut && !one_in(3) => 1 + below(whole.min(1 << below(17)) as u64) as usize,
             _ => whole,
         };
+        if piece < whole {
+            begin_to_cut(socket, ring);
+        }
         from.limit(piece);
         let sent = send(from, flags);
         from.allow(whole - piece);
