@@ -1,4 +1,5 @@
-"""A full connection whose receiver reads nothing can take bytes again a little later (40 to 250 ms).
+"""A full connection whose receiver reads nothing can take bytes again a little later (40 to 250 ms; half a second and more on a machine with much to do,
+where the probe timer, which follows the time of round trips, is longer, and runs a second time at twice that).
 
 The last acknowledgements may be delayed, and a segment that is larger than what is left of the window is held back until the
 probe timer sends a part of it; each frees room in the send buffer. So one EAGAIN does not say that a connection stays full.

@@ -546,9 +546,9 @@ pub fn fill(end: End) -> Vec<u8> {
     let chunk = pattern(77, 16 << 10);
     let mut sent = Vec::new();
     let mut refused = 0;
-    // KERNEL: a full sender may find room again 200 ms later, so half a second of refusals is full
-    // (notes/room_in_a_full_connection.py).
-    while refused < 25 {
+    // KERNEL: a full sender may find room again 200 ms later, and where round trips were slow some half a second later: a second of refusals
+    // is full (notes/room_in_a_full_connection.py).
+    while refused < 50 {
         let got = [chunk.len(), 1].map(|len| {
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             let n = sys::send(end.0, &chunk[..len], flags).unwrap_or_default();
