@@ -9,6 +9,7 @@
 //!   service.rs   the socket, its guests and what they say (`ringlet::interconnect::node`)
 //!   closers.rs   closing what guests have handed over, apart
 //!   journal.rs   what was decided, and why
+//!   sandbox.rs   what the service gives up when all is made
 //! ```
 //!
 //! Whoever comes is hostile input: it may say anything, hang, die, hand over any descriptor. One thread serves all; it waits for nobody, takes
@@ -20,6 +21,7 @@ pub mod hall;
 mod journal;
 pub mod notes;
 pub mod policy;
+pub mod sandbox;
 mod service;
 pub mod who;
 

@@ -60,12 +60,14 @@ pub struct Kernel {
 impl Notes for Kernel {
     fn of(&self, cookie: u64) -> Option<Note> {
         let mut note = Note::default();
-        look_up(&self.notes, &raw const cookie as u64, &raw mut note as u64).then_some(note)
+        look_up(&self.notes, &raw const cookie as u64, &raw mut note as u64).ok()?;
+        Some(note)
     }
 
     fn with(&self, pair: Pair) -> Option<u64> {
         let mut cookie = 0u64;
-        look_up(&self.pairs, &raw const pair as u64, &raw mut cookie as u64).then_some(cookie)
+        look_up(&self.pairs, &raw const pair as u64, &raw mut cookie as u64).ok()?;
+        Some(cookie)
     }
 }
 
@@ -89,11 +91,18 @@ impl Kernel {
         let attached = attach(&program, &group)?;
         Ok(Kernel { notes, pairs, _attached: attached })
     }
+
+    /// May we look, as we are? (No socket has this cookie.)
+    pub fn answers(&self) -> bool {
+        let (cookie, mut note) = (0u64, Note::default());
+        let looked = look_up(&self.notes, &raw const cookie as u64, &raw mut note as u64);
+        looked.is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    }
 }
 
 /// Commands of bpf(2), and other numbers of linux/bpf.h.
 const MAP_CREATE: i32 = 0;
-const MAP_LOOKUP_ELEM: i32 = 1;
+pub(crate) const MAP_LOOKUP_ELEM: i32 = 1;
 const PROG_LOAD: i32 = 5;
 const LINK_CREATE: i32 = 28;
 const MAP_TYPE_LRU_HASH: u32 = 9;
@@ -138,7 +147,7 @@ fn make_map(called: &std::ffi::CStr, key: u32, value: u32, entries: u32) -> Resu
     bpf(MAP_CREATE, &mut attributes).map(owned)
 }
 
-fn look_up(map: &OwnedFd, key: u64, value: u64) -> bool {
+fn look_up(map: &OwnedFd, key: u64, value: u64) -> Result<()> {
     #[repr(C)]
     struct Attributes {
         map: u32,
@@ -148,7 +157,7 @@ fn look_up(map: &OwnedFd, key: u64, value: u64) -> bool {
         flags: u64,
     }
     let mut attributes = Attributes { map: map.as_raw_fd() as u32, pad: 0, key, value, flags: 0 };
-    bpf(MAP_LOOKUP_ELEM, &mut attributes).is_ok()
+    bpf(MAP_LOOKUP_ELEM, &mut attributes).map(drop)
 }
 
 fn load(program: &[Instruction]) -> Result<OwnedFd> {

@@ -1,6 +1,6 @@
 //! The service's sockets, and who comes to them (`ringlet::interconnect::node` has the messages).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{fd, meet, proof, tcp};
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use sd_notify::NotifyState;
 use serde_json::json;
 
 use crate::closers::{Closers, From};
@@ -24,6 +25,7 @@ use crate::hall::{Hall, Verdict};
 use crate::journal::{Journal, say};
 use crate::notes::{Kernel, Note, Notes};
 use crate::policy::{Allowed, Limits, Policy};
+use crate::sandbox;
 use crate::who::Who;
 
 pub struct Options {
@@ -85,6 +87,7 @@ struct Service<N> {
 }
 
 pub fn run(mut options: Options) -> anyhow::Result<()> {
+    let mut listeners = inherited(&options.policy.labels)?;
     within_descriptors(&mut options.policy.limits);
     let group = match options.group {
         Some(group) => group,
@@ -93,14 +96,18 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     let notes = Kernel::watch(&group, options.policy.limits.connections).with_context(|| {
         format!("the kernel does not let us note how connections begin at {} (CAP_BPF and CAP_NET_ADMIN, Linux 5.15)", group.display())
     })?;
-    let mut listeners =
-        vec![Listener { socket: listen_or_inherit(&options.directory)?, label: None }];
-    if !options.policy.labels.is_empty() {
-        make_directory(&options.labels, 0o700)?;
+    let is_there = |listeners: &[Listener], label: Option<&String>| {
+        listeners.iter().any(|listener| listener.label.as_ref() == label)
+    };
+    if !is_there(&listeners, None) {
+        listeners.push(Listener { socket: listen(&options.directory)?, label: None });
     }
     for label in &options.policy.labels {
-        let directory = options.labels.join(label);
-        listeners.push(Listener { socket: listen(&directory)?, label: Some(label.clone()) });
+        if !is_there(&listeners, Some(label)) {
+            make_directory(&options.labels, 0o700)?;
+            let socket = listen(&options.labels.join(label))?;
+            listeners.push(Listener { socket, label: Some(label.clone()) });
+        }
     }
     let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for (at, listener) in listeners.iter().enumerate() {
@@ -111,6 +118,8 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
             epoll::EventFlags::IN,
         )?;
     }
+    sd_notify::notify(&[NotifyState::Ready]).context("the service manager is not reached")?;
+    sandbox::enter(|| notes.answers())?;
     let mut service = Service {
         next: listeners.len() as u64,
         policy: options.policy,
@@ -498,23 +507,26 @@ fn make_directory(path: &Path, mode: u32) -> anyhow::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).with_context(shown)
 }
 
-/// By the protocol of systemd: the first descriptor that was handed over, if there is one.
-fn listen_or_inherit(directory: &Path) -> anyhow::Result<OwnedFd> {
-    let said = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
-    if said("LISTEN_PID") != Some(std::process::id())
-        || said("LISTEN_FDS").is_none_or(|count| count == 0)
-    {
-        return listen(directory);
-    }
-    const FIRST: i32 = 3;
-    ensure!(
-        meet::is_ours_in_kind(FIRST),
-        "the socket that was inherited is not a Unix socket of sequenced packets"
-    );
-    // SAFETY: it was handed over to us.
-    let socket = unsafe { OwnedFd::from_raw_fd(FIRST) };
-    rustix::io::ioctl_fionbio(&socket, true)?;
-    Ok(socket)
+/// By the protocol of systemd: the sockets that were handed over, a label's under its name (`FileDescriptorName=`). Whatever else we were started
+/// with is closed.
+fn inherited(labels: &BTreeSet<String>) -> anyhow::Result<Vec<Listener>> {
+    let handed = sd_notify::listen_fds_with_names().context("LISTEN_FDS")?;
+    const FIRST: u32 = 3;
+    // SAFETY: nobody has opened anything yet but who has started us.
+    unsafe { libc::syscall(libc::SYS_close_range, FIRST + handed.len() as u32, u32::MAX, 0) };
+    let listener = |(fd, name): (i32, String)| {
+        let listens = tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Ok(1);
+        ensure!(
+            meet::is_ours_in_kind(fd) && listens,
+            "the socket that was inherited is not a listening Unix socket of sequenced packets"
+        );
+        // SAFETY: it was handed over to us.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        meet::admit_descriptors(fd, false);
+        Ok(Listener { socket, label: labels.contains(&name).then_some(name) })
+    };
+    handed.map(listener).collect()
 }
 
 fn listen(directory: &Path) -> anyhow::Result<OwnedFd> {

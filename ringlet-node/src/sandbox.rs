@@ -1,0 +1,163 @@
+//! What the service gives up once all that it needs is made, so that who takes it over has little: its capabilities, what execve would give, all files
+//! but those of /proc, and every system call but those that it makes from then on.
+//!
+//! What is not on the list fails with ENOSYS, as on a kernel without it. WHY: libc then does what it does there (clone for clone3, whose flags a
+//! filter can't see), and a library that asks for something new is no end of the service.
+
+use std::collections::BTreeMap;
+use std::io::{Error, ErrorKind};
+
+use anyhow::Context;
+use landlock::{
+    ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetCreatedAttr, path_beneath_rules,
+};
+use libc::{c_int, c_long};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
+};
+
+use crate::journal::say;
+use crate::notes::MAP_LOOKUP_ELEM;
+
+/// The calling thread, and those that it starts.
+///
+/// `looks_up`: can notes be looked up? Asked without capabilities.
+pub fn enter(looks_up: impl Fn() -> bool) -> anyhow::Result<()> {
+    // What is handed over to us is nobody's to look at, of whatever user.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not dumpable")?;
+    drop_capabilities(looks_up).context("capabilities can't be dropped")?;
+    set_no_new_privs(true).context("no_new_privs")?;
+    let ruled = Ruleset::default()
+        .handle_access(AccessFs::from_all(ABI::V5))
+        .and_then(|rules| rules.create())
+        .and_then(|rules| {
+            rules.add_rules(path_beneath_rules(["/proc"], AccessFs::from_read(ABI::V1)))
+        })
+        .and_then(|rules| rules.restrict_self());
+    // (A kernel without Landlock is no error; no more than a second wall is missing.)
+    ruled.context("Landlock refuses what the service gives up")?;
+    let filter = filter().context("the filter of system calls can't be made")?;
+    match seccompiler::apply_filter(&filter) {
+        Err(seccompiler::Error::Prctl(error) | seccompiler::Error::Seccomp(error))
+            if is_lacking(&error) =>
+        {
+            say(
+                "warning: this kernel has no filters of system calls (CONFIG_SECCOMP_FILTER): the service runs without",
+            );
+            Ok(())
+        }
+        applied => applied.context("the filter of system calls is refused"),
+    }
+}
+
+fn is_lacking(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported)
+}
+
+/// KERNEL: before Linux 5.19, where BPF is for the privileged only, so is looking into a map of one's own.
+fn drop_capabilities(looks_up: impl Fn() -> bool) -> rustix::io::Result<()> {
+    let before = capabilities(None)?.permitted;
+    clear_ambient_capability_set()?;
+    // (They are nobody's any more: no_new_privs. It takes one that we may not have.)
+    if before.contains(CapabilitySet::SETPCAP) {
+        set_to(before)?;
+        for (_, capability) in CapabilitySet::all().iter_names() {
+            remove_capability_from_bounding_set(capability)?;
+        }
+    }
+    set_capabilities(None, sets(CapabilitySet::empty(), before))?;
+    let kept = if looks_up() { CapabilitySet::empty() } else { before & CapabilitySet::BPF };
+    set_to(kept)
+}
+
+fn set_to(kept: CapabilitySet) -> rustix::io::Result<()> {
+    set_capabilities(None, sets(kept, kept))
+}
+
+fn sets(effective: CapabilitySet, permitted: CapabilitySet) -> CapabilitySets {
+    CapabilitySets { effective, permitted, inheritable: CapabilitySet::empty() }
+}
+
+type Filtered = Result<BpfProgram, seccompiler::BackendError>;
+
+fn filter() -> Filtered {
+    let mut calls: BTreeMap<i64, Vec<SeccompRule>> =
+        ANYHOW.iter().map(|call| (*call, Vec::new())).collect();
+    for (call, argument, mask, value) in ONLY {
+        let value = *value as u64;
+        let operator = SeccompCmpOp::MaskedEq(*mask as u32 as u64);
+        let condition = SeccompCondition::new(*argument, SeccompCmpArgLen::Dword, operator, value)?;
+        calls.entry(*call).or_default().push(SeccompRule::new(vec![condition])?);
+    }
+    let architecture = std::env::consts::ARCH.try_into()?;
+    let refused = SeccompAction::Errno(libc::ENOSYS as u32);
+    SeccompFilter::new(calls, refused, SeccompAction::Allow, architecture)?.try_into()
+}
+
+/// What the service and its threads do with what they have, and what libc does for them.
+const ANYHOW: &[c_long] = &[
+    // Guests.
+    libc::SYS_accept4,
+    libc::SYS_close,
+    libc::SYS_epoll_ctl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_getsockopt,
+    libc::SYS_pidfd_open,
+    libc::SYS_ppoll,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    // /proc/PID/cgroup.
+    libc::SYS_fstat,
+    libc::SYS_lseek,
+    libc::SYS_read,
+    libc::SYS_statx,
+    // Threads, memory, time.
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_geteuid,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+];
+
+/// The same, where these bits of this argument are so.
+const ONLY: &[(c_long, u8, c_int, c_int)] = &[
+    (libc::SYS_bpf, 0, ALL, MAP_LOOKUP_ELEM),
+    // Threads, and no processes.
+    (libc::SYS_clone, 0, libc::CLONE_THREAD, libc::CLONE_THREAD),
+    (libc::SYS_fcntl, 1, ALL, libc::F_DUPFD_CLOEXEC),
+    (libc::SYS_fcntl, 1, ALL, libc::F_GETFD),
+    (libc::SYS_mmap, 2, libc::PROT_EXEC, 0),
+    (libc::SYS_mprotect, 2, libc::PROT_EXEC, 0),
+    // To be read.
+    (libc::SYS_openat, 2, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC, libc::O_RDONLY),
+    (libc::SYS_prctl, 0, ALL, libc::PR_SET_NAME),
+    (libc::SYS_setsockopt, 1, ALL, libc::SOL_SOCKET),
+    (libc::SYS_socketpair, 0, ALL, libc::AF_UNIX),
+    (libc::SYS_write, 0, ALL, libc::STDERR_FILENO),
+];
+
+const ALL: c_int = -1;
