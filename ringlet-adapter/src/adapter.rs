@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 /// A link with nothing to do is passed over so often before it is armed, and rings.
 const IDLE_PASSES: u32 = 2000;
-/// Passes over the busy links between two looks at descriptors.
+/// Passes over the busy links between two looks at descriptors, where links that sleep ring; and for how long others may be made to wait so.
 const PASSES: u32 = 64;
+const PASSES_MOST: Duration = Duration::from_micros(200);
 /// Who reads does not ring for each record: so a link with something unread is looked at again, after times that grow.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const LOOK_AGAIN_MOST: Duration = Duration::from_millis(50);
@@ -107,9 +108,10 @@ impl<B: Wakes> Adapter<B> {
         let patience =
             if self.busy.is_empty() { self.patience(now, most) } else { Some(Duration::ZERO) };
         self.look_at_descriptors(patience, ready)?;
-        self.look_again(Instant::now());
+        let began = Instant::now();
+        self.look_again(began);
         for _ in 0..PASSES {
-            if self.busy.is_empty() {
+            if self.busy.is_empty() || began.elapsed() > PASSES_MOST {
                 break;
             }
             self.pass(over);

@@ -102,15 +102,16 @@ pub fn write_decimal(to: &mut [u8], mut value: u32) -> usize {
     n
 }
 
-/// Rings an eventfd. A full counter is as good as rung; any other failure is the peer's loss.
-pub fn ring(fd: i32) {
-    ring_by(fd, 1);
+/// Rings an eventfd. A full counter is as good as rung; any other failure is the peer's loss. False if a signal ended the wait that a holder of it
+/// has made of that.
+pub fn ring(fd: i32) -> bool {
+    ring_by(fd, 1)
 }
 
 /// The same, by a number of the caller's.
-pub fn ring_by(fd: i32, count: u64) {
+pub fn ring_by(fd: i32, count: u64) -> bool {
     // SAFETY: eight readable bytes.
-    let _ = unsafe { sys!(SYS_write, fd, &raw const count, 8) };
+    unsafe { sys!(SYS_write, fd, &raw const count, 8) != Err(Errno::EINTR) }
 }
 
 /// Takes whatever an eventfd holds.

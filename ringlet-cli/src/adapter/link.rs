@@ -15,6 +15,8 @@ use ringlet_linux::{fd, map, tcp};
 use super::borrowed;
 
 const LINKS_MOST: usize = 16 << 10;
+/// Descriptors that each link costs beside its ends' lifelines: of two segments, connections and bells, and what rings it.
+const LINK_DESCRIPTORS: usize = 7;
 const PAGE_BYTES: usize = 4096;
 /// Contexts in a page of flags (`ringlet::socket::context`).
 const FLAG_APART_BYTES: usize = 128;
@@ -33,6 +35,8 @@ struct Bell {
     page: Area,
     line: usize,
     rung: u64,
+    /// Its holder has us wait for it: it is rung no more.
+    waits: bool,
 }
 
 impl Bell {
@@ -40,6 +44,7 @@ impl Bell {
     fn new(eventfd: i32, page_memfd: i32, context: u32) -> Option<Bell> {
         let sane = (1..=CONTEXT_COUNT).contains(&context)
             && fd::is_eventfd(eventfd)
+            && fd::is_nonblocking(eventfd)
             && map::sealed_size(page_memfd) == Ok(PAGE_BYTES);
         let page = sane.then(|| map::map_shared(page_memfd, PAGE_BYTES, false).ok()).flatten();
         sys::close(page_memfd);
@@ -47,13 +52,18 @@ impl Bell {
             sys::close(eventfd);
             return None;
         };
-        Some(Bell { eventfd, page, line: (context as usize - 1) * FLAG_APART_BYTES, rung: 0 })
+        let line = (context as usize - 1) * FLAG_APART_BYTES;
+        Some(Bell { eventfd, page, line, rung: 0, waits: false })
+    }
+
+    fn ring(&mut self) {
+        self.waits = self.waits || !fd::ring(self.eventfd);
     }
 
     fn ring_if_armed(&mut self) {
         if let Some(value) = wait::armed(self.page.at::<AtomicU64>(self.line), self.rung) {
             self.rung = value;
-            fd::ring(self.eventfd);
+            self.ring();
         }
     }
 }
@@ -74,6 +84,8 @@ struct End {
     /// Its connection, from when its program has come until it has parted; and its bell.
     socket: Option<i32>,
     bell: Option<Bell>,
+    /// Its last process is gone.
+    gone: bool,
 }
 
 impl End {
@@ -84,7 +96,7 @@ impl End {
             sys::close(memfd);
             return None;
         };
-        let end = End { area, memfd, socket: None, bell: None };
+        let end = End { area, memfd, socket: None, bell: None, gone: false };
         // What both sides touch first: a page that can't be had would be SIGBUS.
         let slots = |direction| (geometry.slot_offset(direction, 0), PAGE_BYTES);
         for (at, bytes) in [(0, SLOTS_OFFSET), slots(0), slots(1)] {
@@ -95,12 +107,21 @@ impl End {
         head.magic.store(SEGMENT_MAGIC, Ordering::Relaxed);
         Some(end)
     }
+
+    fn let_go(&mut self) {
+        let Some(socket) = self.socket.take() else { return };
+        // KERNEL: who closes last waits, if the program had it so (SO_LINGER); a program that is killed does not.
+        if self.gone && matches!(tcp::linger(socket), Ok([1, seconds]) if seconds > 0) {
+            tcp::set_linger(socket, [0, 0]);
+        }
+        sys::close(socket);
+    }
 }
 
 impl Drop for End {
     #[allow(unsafe_code)]
     fn drop(&mut self) {
-        self.socket.into_iter().for_each(sys::close);
+        self.let_go();
         sys::close(self.memfd);
         // SAFETY: the link that used it is gone (`Links::end`).
         unsafe { map::unmap(self.area) };
@@ -124,8 +145,8 @@ impl Bells for Ends {
     }
 
     fn event(&mut self, end: usize) {
-        if let Some(bell) = &self.ends[end].bell {
-            fd::ring(bell.eventfd);
+        if let Some(bell) = &mut self.ends[end].bell {
+            bell.ring();
         }
     }
 
@@ -134,9 +155,7 @@ impl Bells for Ends {
     }
 
     fn part(&mut self, end: usize) {
-        if let Some(socket) = self.ends[end].socket.take() {
-            sys::close(socket);
-        }
+        self.ends[end].let_go();
     }
 }
 
@@ -161,16 +180,19 @@ pub struct Links {
     awaited: Vec<usize>,
     count: u64,
     now: usize,
+    most: usize,
 }
 
 impl Links {
-    pub fn new(seed: u64) -> Sys<Links> {
+    /// With no more than so many descriptors.
+    pub fn new(seed: u64, descriptors: usize) -> Sys<Links> {
         let page_memfd = map::sealed_memfd(c"ringlet-context", PAGE_BYTES, 0)?;
         map::seal_readers(page_memfd)?;
         let mut process = [0; 8];
         sys::random(&mut process);
         let process = u64::from_ne_bytes(process);
-        Ok(Links { seed, page_memfd, process, awaited: Vec::new(), count: 0, now: 0 })
+        let most = (descriptors / LINK_DESCRIPTORS).min(LINKS_MOST);
+        Ok(Links { seed, page_memfd, process, awaited: Vec::new(), count: 0, now: 0, most })
     }
 
     /// What a program asks for: the place of its end, and what it is told, with which descriptors.
@@ -213,7 +235,7 @@ impl Links {
     fn make(&mut self, adapter: &mut Adapter<Ends>, ring_bytes: u64) -> Option<usize> {
         let geometry = Geometry::new(usize::try_from(ring_bytes).ok()?)?;
         let mut random = [0; 16];
-        if self.now >= LINKS_MOST || !sys::random(&mut random) {
+        if self.now >= self.most || !sys::random(&mut random) {
             return None;
         }
         let half = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| random[at + i]));
@@ -251,6 +273,9 @@ impl Links {
 
     /// The last process of this end is gone.
     pub fn gone(&mut self, adapter: &mut Adapter<Ends>, place: Place) {
+        if let Some(ends) = adapter.bells(place.at) {
+            ends.ends[place.end].gone = true;
+        }
         adapter.gone(place.at, place.end);
         // (Who has not come by then goes on with the kernel.)
         if adapter.bells(place.at).is_some_and(|ends| !ends.joined[1 - place.end]) {

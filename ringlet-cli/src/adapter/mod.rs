@@ -49,10 +49,12 @@ pub fn run(args: AdapterArgs) -> anyhow::Result<ExitCode> {
     }
     let listener = meet::offer_named(&introduction::name(args.number))
         .map_err(|error| anyhow!("adapter {}: {}", args.number, failed(error)))?;
-    raise_limit();
+    never_wait_long()?;
+    let descriptors = raised_limit();
     let mut adapter = Adapter::new()?;
-    let mut links = Links::new(args.seed).map_err(failed)?;
-    let mut peers = Peers::new(listener, &mut adapter)?;
+    // (Of what is left, some are on their way.)
+    let mut links = Links::new(args.seed, descriptors / 8 * 5).map_err(failed)?;
+    let mut peers = Peers::new(listener, descriptors / 4, &mut adapter)?;
     let mut out = std::io::stdout();
     // (Whoever started it may not listen.)
     let _ = writeln!(out, "ready").and_then(|()| out.flush());
@@ -89,12 +91,29 @@ fn leave_to_the_program() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each link costs seven descriptors.
-fn raise_limit() {
+/// How many descriptors there may be.
+fn raised_limit() -> usize {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
-    }
+    let Ok((limit, most)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
+    let raised = setrlimit(Resource::RLIMIT_NOFILE, most, most).is_ok();
+    (if raised { most } else { limit }) as usize
+}
+
+/// KERNEL: a write to a full eventfd waits if one who holds it has had O_NONBLOCK off meanwhile, and the close of a lingering connection takes its
+/// time. Signals end both. So one comes now and then, as often as we wake in any case.
+#[allow(unsafe_code)]
+fn never_wait_long() -> std::io::Result<()> {
+    extern "C" fn nothing(_: i32) {}
+    let every = libc::timeval { tv_sec: LINGER.as_secs() as i64, tv_usec: 0 };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    // SAFETY: zero is a valid action, without SA_RESTART; the handler does nothing; both calls read what lives.
+    let done = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+        libc::sigaction(libc::SIGALRM, &action, std::ptr::null_mut()) == 0
+            && libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) == 0
+    };
+    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 /// A number of ours, for a call.

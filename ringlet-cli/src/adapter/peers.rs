@@ -17,6 +17,8 @@ use super::link::{Ends, Links, Place};
 /// Who has come and not yet asked for anything: so many at most, for so long.
 const STRANGERS_MOST: usize = 1024;
 const ASK_IN: Duration = Duration::from_secs(5);
+/// Who comes while the others wait.
+const ACCEPTED_AT_ONCE: usize = 64;
 const LISTENER: u32 = 0;
 
 enum Peer {
@@ -26,20 +28,25 @@ enum Peer {
     Linked(i32, Place),
     /// Its link is over, and its lifeline is still open there.
     Parted(i32),
-    /// A program's process.
-    Program(OwnedFd),
+    /// A program's process, and its pid.
+    Program(OwnedFd, i32),
 }
 
 pub struct Peers {
     listener: i32,
     peers: HashMap<u32, Peer>,
+    /// How many there may be.
+    most: usize,
     next: u32,
+    forgotten: Instant,
 }
 
 impl Peers {
-    pub fn new(listener: i32, adapter: &mut Adapter<Ends>) -> anyhow::Result<Peers> {
+    /// No more than so many.
+    pub fn new(listener: i32, most: usize, adapter: &mut Adapter<Ends>) -> anyhow::Result<Peers> {
         adapter.watch(borrowed(listener), LISTENER)?;
-        Ok(Peers { listener, peers: HashMap::new(), next: LISTENER + 1 })
+        let peers = HashMap::new();
+        Ok(Peers { listener, peers, most, next: LISTENER + 1, forgotten: Instant::now() })
     }
 
     pub fn is_empty(&self) -> bool {
@@ -82,7 +89,7 @@ impl Peers {
                 links.gone(adapter, place);
             }
             Some(Peer::Parted(lifeline)) => part(lifeline, adapter),
-            Some(Peer::Program(process)) => drop(adapter.unwatch(&process)),
+            Some(Peer::Program(process, _)) => drop(adapter.unwatch(&process)),
         }
     }
 
@@ -101,7 +108,12 @@ impl Peers {
         });
     }
 
+    /// Now and then.
     pub fn forget_the_silent(&mut self, adapter: &mut Adapter<Ends>) {
+        if self.forgotten.elapsed() < ASK_IN {
+            return;
+        }
+        self.forgotten = Instant::now();
         self.peers.retain(|_, peer| match *peer {
             Peer::Greeted(lifeline, since, _) if since.elapsed() > ASK_IN => {
                 part(lifeline, adapter);
@@ -113,13 +125,14 @@ impl Peers {
 
     /// Strangers are refused before anything that they say is looked at.
     fn accept(&mut self, adapter: &mut Adapter<Ends>) {
-        while let Ok(came) = meet::accept_in_sight(self.listener) {
-            let strangers =
-                self.peers.values().filter(|peer| matches!(peer, Peer::Greeted(..))).count();
+        let mut strangers =
+            self.peers.values().filter(|peer| matches!(peer, Peer::Greeted(..))).count();
+        for _ in 0..ACCEPTED_AT_ONCE {
+            let Ok(came) = meet::accept_in_sight(self.listener) else { return };
             let who = meet::credentials(came)
                 .ok()
                 .filter(|who| who.uid == sys::geteuid() || who.uid == 0)
-                .filter(|_| strangers < STRANGERS_MOST);
+                .filter(|_| strangers < STRANGERS_MOST && self.peers.len() < self.most);
             let greeting = Message { kind: GREETING, ..Message::default() };
             let greeted = who.is_some()
                 && admit(came)
@@ -127,6 +140,7 @@ impl Peers {
                 && adapter.watch(borrowed(came), self.next).is_ok();
             match who {
                 Some(who) if greeted => {
+                    strangers += 1;
                     self.add(Peer::Greeted(came, Instant::now(), who.pid));
                 }
                 _ => meet::part(came),
@@ -136,16 +150,20 @@ impl Peers {
 
     fn add(&mut self, peer: Peer) {
         self.peers.insert(self.next, peer);
-        self.next = self.next.checked_add(1).unwrap_or(LISTENER + 1);
+        while self.next == LISTENER || self.peers.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1);
+        }
     }
 
     /// Notes the program's process, until it ends.
     fn watch(&mut self, pid: i32, adapter: &mut Adapter<Ends>) {
-        if let Some(pid) = Pid::from_raw(pid)
-            && let Ok(process) = pidfd_open(pid, PidfdFlags::empty())
+        let known = |peer: &Peer| matches!(peer, Peer::Program(_, other) if *other == pid);
+        if !self.peers.values().any(known)
+            && let Some(process) = Pid::from_raw(pid)
+            && let Ok(process) = pidfd_open(process, PidfdFlags::empty())
             && adapter.watch(process.as_fd(), self.next).is_ok()
         {
-            self.add(Peer::Program(process));
+            self.add(Peer::Program(process, pid));
         }
     }
 }

@@ -46,7 +46,7 @@ pub(super) fn pass_on(tables: &Tables, set: &Set, taken: u64, mask: Option<u64>)
     if has_elder(set) {
         match set.elder.get() {
             0 => wake_by_mark(tables, set, taken),
-            elder => fd::ring_by(elder as i32, LOOK_AT_ALL),
+            elder => drop(fd::ring_by(elder as i32, LOOK_AT_ALL)),
         }
         fd::poll(&mut [], Some(LEAVE_TO_OTHERS_NS), mask)?;
     }
