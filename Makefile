@@ -17,6 +17,10 @@ install:
 	install -D -m 755 $(TARGET)/release/libringlet_preload.so \
 		$(DESTDIR)$(PREFIX)/lib/ringlet/libringlet_preload.so
 	$(TARGET)/release/ringlet man $(SHARE)/man/man1
+	install -d $(SHARE)/ringlet
+	for file in deploy/*; do \
+		sed -e "s|/usr/local|$(PREFIX)|g" $$file > $(SHARE)/ringlet/$${file#deploy/}; \
+	done
 	install -d $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions \
 		$(SHARE)/fish/vendor_completions.d
 	$(TARGET)/release/ringlet completion bash > $(SHARE)/bash-completion/completions/ringlet

@@ -10,7 +10,7 @@ use object::{Object, ObjectSymbol};
 use ringlet::reasons::Reason;
 use specification::{SPECIFICATION, code, names, read, root, table};
 
-const DOCUMENTS: [&str; 10] = [
+const DOCUMENTS: [&str; 11] = [
     "README.md",
     "ARCHITECTURE.md",
     "SPECIFICATION.md",
@@ -19,6 +19,7 @@ const DOCUMENTS: [&str; 10] = [
     "CHANGELOG.md",
     "tests/README.md",
     "conformance/README.md",
+    "deploy/README.md",
     "fuzz/README.md",
     "notes/README.md",
 ];

@@ -14,7 +14,8 @@ from world import Across, Service, note, until, world
 NODE, COME, STATUS = 6, 2, 5
 CLONE_NEWNET = 0x40000000
 REFUSE = "same_pod = false\n"
-FEW = "[limits]\nguests = 2\nwait_seconds = 3600\n"
+WAIT_LONG = "[limits]\nwait_seconds = 3600\n"
+FEW = f"{WAIT_LONG}guests = 2\n"
 
 
 class Relay:
@@ -151,7 +152,7 @@ def scenes(ground):
 
     scene("a SYN proxy", other_numbers)
     scene("more visitors than the policy admits", too_many, FEW)
-    scene("a proxy that passes on the same bytes", proxied)
+    scene("a proxy that passes on the same bytes", proxied, WAIT_LONG)
     scene("a connection that is older than the service", elsewhere)
     scene("a policy that allows nothing", refused, REFUSE)
     scene("a server that is not wrapped", one_wrapped)
