@@ -18,7 +18,7 @@ sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults")]
 import world  # noqa: E402
 from harness import play, scenes_options, scenes_parser  # noqa: E402
 
-GROUPS = "service deploy ways strangers hostile lives lease".split()
+GROUPS = "service deploy doctor ways strangers hostile lives lease".split()
 TOOLS = "ip nft setpriv unshare".split()
 SKIPPED = 77
 

@@ -38,8 +38,8 @@ def missing(command):
 
 
 class Service:
-    def __init__(self, command, directory, policy="", before=()):
-        self.before = before
+    def __init__(self, command, directory, policy="", before=(), more=()):
+        self.before, self.more = before, more
         self.command, self.directory = str(pathlib.Path(command).resolve()), pathlib.Path(directory)
         self.socket = self.directory / "run/node.sock"
         self.policy = self.directory / "node.toml"
@@ -55,7 +55,7 @@ class Service:
         self.stop()
 
     def start(self):
-        where = ["--directory", self.socket.parent, "--labels", self.directory / "labels", "--policy", self.policy]
+        where = ["--directory", self.socket.parent, "--labels", self.directory / "labels", "--policy", self.policy, *self.more]
         self.process = Process([*self.before, self.command, "node", "run", *map(str, where)], str(self.directory))
         wait_until(lambda: self.runs() or self.process.poll() is not None, START_SECONDS, "the service to be ready")
 

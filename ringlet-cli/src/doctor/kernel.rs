@@ -126,12 +126,12 @@ fn readiness() -> Check {
 }
 
 /// A connection whose both ends are ours.
-struct Pair {
-    connector: TcpStream,
-    acceptor: TcpStream,
+pub struct Pair {
+    pub connector: TcpStream,
+    pub acceptor: TcpStream,
 }
 
-fn connection(address: IpAddr) -> io::Result<Pair> {
+pub fn connection(address: IpAddr) -> io::Result<Pair> {
     let listener = TcpListener::bind((address, 0))?;
     let connector = TcpStream::connect_timeout(&listener.local_addr()?, PATIENCE)?;
     // A stranger may have come first.
@@ -304,7 +304,7 @@ fn rendezvous(pair: &Pair) -> Check {
 
 /// Takes charge of a descriptor that is nobody else's.
 #[allow(unsafe_code)]
-fn own(fd: i32) -> OwnedFd {
+pub fn own(fd: i32) -> OwnedFd {
     // SAFETY: every caller has it from a function that has just made it and gives it away.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
@@ -313,7 +313,7 @@ fn errno(error: io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or_default())
 }
 
-fn describe(error: Errno) -> String {
+pub fn describe(error: Errno) -> String {
     io::Error::from_raw_os_error(error.0).to_string()
 }
 

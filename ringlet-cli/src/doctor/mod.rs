@@ -1,6 +1,7 @@
 //! `ringlet doctor`: tries everything that moving a connection needs, then moves one.
 
 mod kernel;
+mod node;
 mod probe;
 mod setup;
 
@@ -14,7 +15,7 @@ use serde::Serialize;
 /// Check whether connections can be moved on this machine, and say what to do where they cannot
 ///
 /// Tries each thing that ringlet needs of the kernel in the way in which ringlet uses it, looks at the limits, the library
-/// and the configuration, and finally has two programs talk to each other through shared memory.
+/// and the configuration, asks the node service to introduce two ends, and finally has two programs talk to each other through shared memory.
 #[derive(clap::Args)]
 #[command(
     after_help = "Exit status: 0 if nothing fails (warnings are allowed), else 1, also if something could not be told."
@@ -96,6 +97,7 @@ pub fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
     };
     kernel::checks().into_iter().for_each(&mut add);
     setup::checks().into_iter().for_each(&mut add);
+    node::checks().into_iter().for_each(&mut add);
     probe::checks(Duration::from_secs(args.patience)).into_iter().for_each(&mut add);
     let any = |status: Status| checks.iter().any(|check| check.status == status);
     let (failed, untold) = (any(Status::Fail), any(Status::Unknown));
