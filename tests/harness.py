@@ -123,11 +123,10 @@ def adopt_orphans():
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def command_of(pid):
-    """As the kernel has it: words that end with a null byte. (A zombie has none.)"""
+def name_of(pid):
+    """A zombie has one too."""
     with contextlib.suppress(OSError):
-        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
+        return pathlib.Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def end_orphans():
@@ -135,7 +134,8 @@ def end_orphans():
     left = []
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):
-            if command := command_of(pid).replace(b"\0", b" ").decode(errors="replace"):
+            command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if command:  # a zombie has none
                 left.append(f"{pid} ({command.strip()[:80]})")
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
@@ -281,10 +281,11 @@ class Ringlet:
         return len(lines)
 
     def until_no_adapter(self):
-        """Adapters end by themselves, behind their last program and its last connection."""
-        pids = descendants(os.getpid()) if self.mirror is not None else []
-        for pid in (pid for pid in pids if b"\0adapter\0" in command_of(pid)):
-            wait_until(lambda: b"\0adapter\0" not in command_of(pid), STOP_SECONDS, "an adapter to end that nobody uses")
+        """Adapters, which nobody else waits for, end by themselves and well, behind their last program and its last connection."""
+        for pid in descendants(os.getpid()) if self.mirror is not None else []:
+            if name_of(pid) == "ringlet":
+                _, status = wait_until(lambda: done if (done := os.waitpid(pid, os.WNOHANG))[0] else None, STOP_SECONDS, "an adapter's end")
+                require(status == 0, f"an adapter: {status_word(os.waitstatus_to_exitcode(status))}")
 
     def connections(self, port):
         """Every connection of every ringlet process with `port` (or the path of a Unix socket) at either end, as `ringlet ss` tells it."""
