@@ -13,10 +13,12 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use segment::{Segment, with_buffers};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 
 const RING_BYTES: usize = 1 << 16;
+/// More than the others need, by far.
+const CHANGES_MOST: u64 = 1 << 32;
 
 fn bell() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
@@ -161,10 +163,12 @@ impl Program {
     }
 }
 
-fn run(links: usize, seed: Option<u64>, bytes: u64) {
-    let segments: Vec<[Segment; 2]> =
-        (0..links).map(|_| [Segment::new(RING_BYTES), Segment::new(RING_BYTES)]).collect();
-    let ropes: Vec<_> = (0..links)
+/// The words of a link that is not to rest are changed all the time, by its first end.
+fn run(links: usize, seed: Option<u64>, bytes: u64, restless: usize) {
+    let segments: Vec<[Segment; 2]> = (0..links + restless)
+        .map(|_| [Segment::new(RING_BYTES), Segment::new(RING_BYTES)])
+        .collect();
+    let ropes: Vec<_> = (0..links + restless)
         .map(|_| {
             Arc::new(Ropes {
                 link: bell(),
@@ -183,8 +187,20 @@ fn run(links: usize, seed: Option<u64>, bytes: u64) {
         let seed = seed.map(|seed| seed + nth as u64);
         adapter.add(Link::new(seed, ends), Rings { ropes: ropes.clone(), rung: 0 }).unwrap();
     }
+    let all_served = &AtomicBool::new(false);
     thread::scope(|scope| {
-        for (nth, (segments, ropes)) in segments.iter().zip(&ropes).enumerate() {
+        for segments in &segments[links..] {
+            let ring = segments[0].ring(0);
+            scope.spawn(move || {
+                for _ in 0..CHANGES_MOST {
+                    if all_served.load(SeqCst) {
+                        return;
+                    }
+                    ring.control().sender.working.fetch_add(1, SeqCst);
+                }
+            });
+        }
+        for (nth, (segments, ropes)) in segments[..links].iter().zip(&ropes).enumerate() {
             for end in [0, 1] {
                 let program = Program {
                     end,
@@ -209,22 +225,28 @@ fn run(links: usize, seed: Option<u64>, bytes: u64) {
                 left -= 1;
             }
         }
+        all_served.store(true, SeqCst);
     });
 }
 
 #[test]
 fn one_link_copied_at_once() {
-    run(1, None, 4 << 20);
+    run(1, None, 4 << 20, 0);
 }
 
 #[test]
 fn many_links_copied_at_once() {
-    run(12, None, 1 << 18);
+    run(12, None, 1 << 18, 0);
 }
 
 #[test]
 fn links_over_an_unordered_fabric() {
     for seed in 0..10 {
-        run(3, Some(seed * 100), 100_000);
+        run(3, Some(seed * 100), 100_000, 0);
     }
+}
+
+#[test]
+fn one_that_never_rests_holds_up_no_other() {
+    run(2, None, 1 << 18, 1);
 }
