@@ -221,13 +221,14 @@ impl SenderLine {
         to.shut_at.store(self.shut_at, Ordering::Relaxed);
         to.kernel_at.store(self.kernel_at, Ordering::Relaxed);
         to.written.store(self.written, Ordering::Release);
-        // (What is asked is between the sender and the adapter.)
+        // (What is asked is between the sender and the adapter; but that it parts says that all it did is there.)
         // ORDER: Release; pairs with `Leaving::answered`, and with who looks for the end: behind the records.
         for (word, said) in [
             (&to.attached, self.attached),
             (&to.cutting, self.cutting),
             (&to.answered, self.answered),
             (&to.shut, self.shut),
+            (&to.parting, self.parting),
         ] {
             word.store(said, Ordering::Release);
         }

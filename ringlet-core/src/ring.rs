@@ -9,7 +9,9 @@
 use crate::layout::*;
 use crate::memory::Buffers;
 use crate::queue::Message;
-use crate::record::{Record, look, position_after, read_word, slot_of, tag, write_word};
+use crate::record::{
+    Record, header_word, look, position_after, read_word, slot_of, tag, write_word,
+};
 use crate::sync::Ordering;
 
 #[cfg(not(loom))]
@@ -99,6 +101,15 @@ impl Counted {
 
 const MARK_START: u64 = 1;
 const MARK_BACK: u64 = 2;
+
+fn write_mark<M: RingMemory>(memory: &M, slot: usize, mark: Mark) {
+    let (kind, value) = match mark {
+        Mark::Start(bytes) => (MARK_START, bytes),
+        Mark::Back(bytes) => (MARK_BACK, bytes),
+    };
+    write_word(memory, slot, 8, kind);
+    write_word(memory, slot, 16, value);
+}
 
 /// As `record::look`. (That a stream has no empty records is seen where one is taken.)
 #[inline(always)]
@@ -245,12 +256,7 @@ impl Tx {
             return false;
         }
         let slot = slot_of(memory, self.slots.get());
-        let (kind, value) = match mark {
-            Mark::Start(bytes) => (MARK_START, bytes),
-            Mark::Back(bytes) => (MARK_BACK, bytes),
-        };
-        write_word(memory, slot, 8, kind);
-        write_word(memory, slot, 16, value);
+        write_mark(memory, slot, mark);
         self.publish(memory, slot, FLAG_CONTROL, 16);
         true
     }
@@ -402,6 +408,41 @@ impl Rx {
     /// The position up to which all is released.
     pub fn position(&self) -> u64 {
         self.slots.get()
+    }
+
+    /// The position behind all that is published now.
+    pub fn end<M: RingMemory>(&self, memory: &M) -> u64 {
+        self.published_up_to(memory, 0, MESSAGE_MAX_BYTES)
+    }
+
+    /// Bytes that were taken from this position on, of which the sender has heard of no credit: so their headers still stand. `None` if it is none of
+    /// those. (An empty packet counts as one.)
+    pub fn taken_since<M: RingMemory>(&self, memory: &M, from: u64) -> Option<u64> {
+        let (mut position, mut bytes) = (from, self.used.get());
+        for _ in 0..=memory.slot_count() {
+            if position == self.slots.get() {
+                return Some(bytes);
+            }
+            let record = look_at(memory, position).ok()??;
+            if !record.is_control() {
+                bytes += record.len.max(1) as u64;
+            }
+            position = position_after(memory, position, record.flags);
+        }
+        None
+    }
+
+    /// Puts these marks where the sender's next records would be, for one that publishes nothing more. All is taken that it has published, and the
+    /// slots are there, and one more. The first is last: then they stand all.
+    pub fn put_marks<M: RingMemory>(&self, memory: &M, marks: &[Mark]) {
+        // What may stand behind came before what did not come.
+        memory.publish(slot_of(memory, self.slots.get() + marks.len() as u64), 0);
+        for (nth, mark) in marks.iter().enumerate().rev() {
+            let position = self.slots.get() + nth as u64;
+            let slot = slot_of(memory, position);
+            write_mark(memory, slot, *mark);
+            memory.publish(slot, header_word(position, FLAG_CONTROL, 16));
+        }
     }
 
     /// Bytes that can be read now; counted record by record, until there are `enough`.

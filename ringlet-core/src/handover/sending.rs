@@ -55,6 +55,12 @@ impl Sender {
         self.path.set(Sending::KernelForGood as u64);
     }
 
+    /// What has carried our direction is dead, and the receiver was told so by other means: all that it may not have taken is sent again.
+    pub fn send_all_again(&self) {
+        self.returned.set(0);
+        self.path.set(Sending::Returning as u64);
+    }
+
     /// For `Outgoing::set_path`.
     pub fn turn_to(&self, path: Sending) {
         self.path.set(path as u64);

@@ -7,15 +7,16 @@
 use super::Interconnect;
 use super::introduction::{GREETING, LINKED, Message, name};
 use crate::reasons::Reason;
+use crate::socket::context;
+use crate::socket::orphan::NEEDS_NO_ADAPTER;
 use crate::socket::table::{Socket, tables};
-use crate::socket::{context, view};
-use ringlet_core::layout::{NOT_SHUT, WANT_EVENT};
+use ringlet_core::layout::WANT_EVENT;
 use ringlet_core::mirror::Asks;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::{Ordering, fence};
+use ringlet_linux::fd;
 use ringlet_linux::meet::{self, Received};
 use ringlet_linux::sys::{self, Errno};
-use ringlet_linux::{fd, tcp};
 
 /// How long the adapter may take for an introduction; and to answer what is asked in shared memory (a machine may have other work).
 const INTRODUCTION_NS: u64 = 2_000_000_000;
@@ -124,28 +125,6 @@ pub fn has_died(socket: &Socket) -> bool {
     lifeline != 0 && fd::pending(lifeline, libc::POLLRDHUP) & (libc::POLLHUP | libc::POLLRDHUP) != 0
 }
 
-/// The adapter has died: what it had not delivered is lost, and every call is to find an error, not an end. True if that is so.
-pub fn break_off_if_orphan(socket: &Socket) -> bool {
-    let end = socket.end();
-    if !end.mirrored.is() || end.ended.get() == 2 || !has_died(socket) {
-        return false;
-    }
-    // What the peer has ended in order it has ended behind all that it sent.
-    let ended = |ring: SegmentRing| ring.control().sender.shut.load(Ordering::Acquire) != NOT_SHUT;
-    if socket.incoming().is_none_or(ended) {
-        return false;
-    }
-    if end.pending_error.change(0, libc::ECONNRESET as u32) {
-        view::show(socket, Reason::NoAdapter);
-        end.ended.set(end.ended.get().max(1));
-        tcp::reset_on_close(socket.fd());
-        // Who sleeps on it is woken by the kernel.
-        let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
-        socket.kernel_tells();
-    }
-    true
-}
-
 /// How often a process that has mirrored connections looks whether their adapters live.
 pub const LOOK_AFTER_NS: u64 = 500_000_000;
 
@@ -178,8 +157,11 @@ pub fn ring_event(socket: &Socket) {
     }
 }
 
-/// Waits for an answer of the adapter's. False if it is dead.
+/// Waits for an answer of the adapter's. False if it is dead, or hangs.
 pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
+    if socket.end().mirrored.get() == NEEDS_NO_ADAPTER {
+        return done();
+    }
     let mut until = 0;
     for look in 0u32.. {
         if done() {
@@ -219,19 +201,21 @@ pub fn silence(socket: &Socket, outgoing: &SegmentRing) -> bool {
 }
 
 /// Over a mirror, the adapter lets go of our kernel connection, having delivered all; waits until it has.
-pub fn part(socket: &Socket) {
-    if socket.interconnect() == Interconnect::Mirrored
-        && let Some(outgoing) = socket.outgoing()
-        && !outgoing.control().has_parted()
-    {
-        outgoing.control().ask_parting();
-        answered(socket, || outgoing.control().has_parted());
+/// False if it has died before.
+pub fn part(socket: &Socket) -> bool {
+    let Some(outgoing) = socket.outgoing() else { return true };
+    let words = outgoing.control();
+    if socket.interconnect() == Interconnect::Local || words.has_parted() {
+        return true;
     }
+    words.ask_parting();
+    answered(socket, || words.has_parted())
 }
 
-/// The program wants the number of an end's lifeline. True if it was one.
+/// The program wants the number of an end's lifeline, or channel. True if it was one.
 pub fn move_away(fd: i32) -> bool {
     let Some(tables) = tables() else { return false };
-    let is = |socket: &&'static Socket| socket.lifeline.get() as i32 == fd;
-    tables.followed().find(is).is_some_and(|socket| tables.rename(&socket.lifeline))
+    let words = |socket: &'static Socket| [&socket.lifeline, &socket.channel];
+    let mut all = tables.followed().flat_map(words);
+    all.find(|word| word.get() as i32 == fd).is_some_and(|word| tables.rename(word))
 }

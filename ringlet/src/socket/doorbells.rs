@@ -3,8 +3,7 @@
 use super::epoll::registration::{may_sleep_on, watched_by_sleepers};
 use super::sides::{answer_return, seen};
 use super::table::{End, Receiving, Sending, Socket, Stage};
-use super::{carrier, words};
-use crate::interconnect::mirrored;
+use super::{carrier, orphan, words};
 use ringlet_core::bells;
 use ringlet_core::handover::Step;
 use ringlet_core::layout::WANT_BYTE;
@@ -29,7 +28,7 @@ pub fn look_at_kernel(
     let news = socket.kernel_news.number();
     socket.bells_left.set(0);
     answer_return(socket, end);
-    mirrored::break_off_if_orphan(socket);
+    orphan::look(socket);
     let mut bells = [0u8; 64];
     let peeked = tcp::receive_into(socket.fd(), &mut bells, libc::MSG_PEEK | libc::MSG_DONTWAIT);
     let peeked = carrier::classify(socket, end, peeked);
@@ -79,7 +78,7 @@ pub fn look_at_kernel(
                 end.ended.set(2);
                 Err(error)
             }
-            Ok(_) if mirrored::break_off_if_orphan(socket) => {
+            Ok(_) if orphan::is_cut_short(socket) => {
                 end.ended.set(2);
                 Err(Errno(end.pending_error.swap(0).max(libc::ECONNRESET as u32) as i32))
             }
@@ -117,7 +116,8 @@ pub fn kernel_tells(socket: &Socket, events: u32) {
 /// Takes those doorbells that the peer says it has sent, in one call: they lie in front of all that the kernel may have. True if there were
 /// some; then what they ring for is seen by the next look. Receive lock held.
 pub fn take_counted_bells(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) -> bool {
-    if !socket.bells_left.is() || end.receiving() != Receiving::Ring {
+    // (Of an adapter that has died one that was counted may not have gone.)
+    if !socket.bells_left.is() || end.receiving() != Receiving::Ring || end.mirrored.is() {
         return false;
     }
     let Ok(taken_before) = carrier::taken(socket, end) else { return false };
@@ -175,7 +175,7 @@ fn take_bells_beside(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) 
     }
     // What was counted before no mark stood in the ring is doorbells, as in `receive_kernel`.
     let Ok(waiting @ 1..) = tcp::unread(socket.fd()) else { return true };
-    let bells = end.rx.mark_ahead(ring).is_none();
+    let bells = end.rx.mark_ahead(ring).is_none() && !orphan::is_told(socket);
     if bells {
         throw_away(socket, end, waiting.min(BELLS_AT_ONCE));
     }
@@ -191,7 +191,7 @@ pub fn take_unwanted_bells(socket: &Socket, end: &End, incoming: &SegmentRing) {
 }
 
 /// Takes `n` doorbells that wait in the kernel. Receive lock held.
-fn throw_away(socket: &Socket, end: &End, n: usize) {
+pub fn throw_away(socket: &Socket, end: &End, n: usize) {
     let mut left = n;
     while left > 0 {
         match throw_some_away(socket, end, left) {

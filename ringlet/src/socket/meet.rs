@@ -28,7 +28,7 @@ use super::meeting;
 use super::pin;
 use super::table::{self, End, Socket, Stage, Tables, tables};
 use super::transfer::wait;
-use super::{budget, carrier, chaos, context, control, memory, moving, view};
+use super::{budget, carrier, chaos, context, control, memory, moving, orphan, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::interconnect::introduction::{self, JOIN, LINK};
@@ -853,6 +853,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
                 Ok(ticket) => ticket,
                 Err(reason) => return Step::Bar(reason),
             };
+            meeting::keep(socket);
             attach(socket, registrations);
             say_mirrored(socket, meeting, ANSWER, geometry, adapter, ticket)
         }
@@ -965,7 +966,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
             if let Err(reason) = join(tables, socket, request) {
                 return Step::Bar(reason);
             }
-            meeting::abandon(socket);
+            meeting::keep(socket);
             attach(socket, registrations);
             return Step::Done;
         }
@@ -1020,7 +1021,7 @@ fn join(
     socket.home.set(card.map_or(0, |card| card.context));
     tables.hide(linked.lifeline);
     socket.lifeline.set(linked.lifeline as u32);
-    socket.end().mirrored.set(1);
+    socket.end().mirrored.set(orphan::HAS_ADAPTER);
     memory::begin_looking_after_adapters(tables);
     Ok(linked.ticket)
 }

@@ -13,6 +13,14 @@ pub fn abandon(socket: &Socket) {
     }
 }
 
+/// It stays, as the ends' channel (`orphan`). Nothing but words is sent there.
+pub fn keep(socket: &Socket) {
+    let meeting = socket.meeting.swap(0) as i32;
+    proof::take_back(socket.fd(), meeting);
+    rendezvous::admit_descriptors(meeting, false);
+    socket.channel.set(meeting as u32);
+}
+
 /// In a child by fork: it is the parent's.
 pub fn forget(socket: &Socket) {
     let meeting = socket.meeting.swap(0) as i32;

@@ -7,8 +7,8 @@
 //! What a burst has used is given back, by the sender too: once all is consumed, and nothing was sent for a while. Nobody is woken for
 //! that by the peer; who sleeps looks after a second, and then ever more rarely (`due`).
 
-use super::release;
 use super::table::{End, Process, Sending, Socket, Stage, Tables, tables};
+use super::{orphan, release};
 use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, HOT_DATA_BYTES, PAGE_BYTES, SLOT_COUNT, SLOTS_OFFSET};
@@ -106,7 +106,8 @@ fn look_after(tables: &'static Tables, process: &Process) -> Option<u64> {
     let mut mirrored = false;
     for socket in tables.followed().filter(|socket| socket.stage() == Stage::Attached) {
         left |= !give_back(socket);
-        mirrored |= socket.lifeline.is() && !mirrored::break_off_if_orphan(socket);
+        orphan::look(socket);
+        mirrored |= socket.end().mirrored.get() == orphan::HAS_ADAPTER;
     }
     if mirrored {
         process.look_at_memory_ns.set(mirrored::LOOK_AFTER_NS);

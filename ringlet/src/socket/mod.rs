@@ -29,6 +29,7 @@ pub mod memory;
 pub mod moving;
 mod note;
 mod options;
+pub mod orphan;
 mod pairs;
 mod patience;
 mod pin;

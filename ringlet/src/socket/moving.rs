@@ -11,7 +11,7 @@ use super::sides::{
 };
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{bells_end, has_left, published, reads_on, say_end, sends_uncounted};
-use super::{carrier, context, doorbells, view};
+use super::{carrier, context, doorbells, orphan, view};
 use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 pub use ringlet_core::handover::CHANGES_MAX;
@@ -62,7 +62,9 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, to: Sending, reas
     {
         doorbells::take_unwanted_bells(socket, end, &incoming);
     }
-    let _ = out(socket, end, ring, reason).go_back(to);
+    if out(socket, end, ring, reason).go_back(to).is_err() {
+        orphan::go_back(socket, end, ring, false);
+    }
 }
 
 /// For what only the kernel carries: our direction is there now, and may enter the ring again. Send lock held.
@@ -84,11 +86,20 @@ pub fn step_aside(socket: &Socket, end: &End, ring: &SegmentRing, reason: Reason
 pub fn end_direction(socket: &Socket, end: &End, ring: &SegmentRing, how: u32) -> bool {
     ring.control().sender.shut_at.store(sys::ticks(), Ordering::Relaxed);
     let side = out(socket, end, ring, Reason::Closing);
-    match side.end(|| say_end(ring, how)) {
-        Ok(()) => {
-            side.flush();
-            true
+    let ends = || {
+        let ended = side.end(|| say_end(ring, how));
+        if ended.is_ok() {
+            side.flush(false);
         }
+        ended
+    };
+    let ended = match ends() {
+        Ok(()) if end.sending() == Sending::Returning => ends(),
+        Err(Errno::ECONNRESET) if orphan::go_back(socket, end, ring, false) => ends(),
+        other => other,
+    };
+    match ended {
+        Ok(()) => true,
         Err(Errno::EAGAIN) => false,
         Err(_) => {
             break_off(socket, ring);
@@ -122,6 +133,7 @@ fn make_room(socket: &Socket, end: &End, ring: &SegmentRing) {
 /// missing behind an orderly end, so then the end is a reset, unless others of the family go on with it until all is sent.
 pub fn finish_return(socket: &Socket, end: &End) {
     let Some(_in_use) = in_use::in_use(socket) else { return };
+    orphan::look(socket);
     answer_return(socket, end);
     let has_left = || socket.outgoing().is_some_and(|outgoing| has_left(&outgoing));
     if end.sending() != Sending::Returning && !has_left() {
@@ -187,12 +199,15 @@ pub fn send_back(socket: &Socket, reason: Reason) {
 pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
     let end = socket.end();
     let mut whole = true;
+    orphan::look(socket);
     end.barred.set(reason as u32);
     {
         let Some(_held) = end.receive_lock.take() else { return true };
         let Some(ring) = socket.incoming() else { return true };
-        // (An error is told by the next call.)
-        let _ = incoming(socket, end, &ring).leave(reads_on(reason));
+        // (An error is told by the next call. What an adapter that is dead leaves to the peer comes back by itself.)
+        if end.mirrored.get() != orphan::NEEDS_NO_ADAPTER {
+            let _ = incoming(socket, end, &ring).leave(reads_on(reason));
+        }
         if !reads_on(reason) {
             whole = hand_over(socket, end, &ring);
         }
@@ -224,8 +239,14 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
 
 /// Before somebody gets the descriptor who reads only the kernel's: false if what that one would read is not the stream.
 fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
-    // Doorbells that were sent may not have arrived.
-    wait_patiently(|| settle(socket, end, ring) != Err(Errno::EAGAIN));
+    // Doorbells that were sent may not have arrived; or what the peer says of its adapter's death.
+    let wants_word = end.mirrored.get() == orphan::NEEDS_NO_ADAPTER;
+    wait_patiently(|| {
+        settle(socket, end, ring) != Err(Errno::EAGAIN) && (!wants_word || orphan::is_told(socket))
+    });
+    if wants_word && !orphan::is_told(socket) {
+        return false;
+    }
     match end.receiving() {
         Receiving::Kernel => true,
         Receiving::Ring => !end.rx.has_bytes(ring),
@@ -243,6 +264,10 @@ fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
 /// longer than some looks; but a reset takes with it what the kernel has not yet sent of ours. After the ring was closed.
 pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
     let side = incoming(socket, end, ring);
+    if end.mirrored.is() && mirrored::has_died(socket) {
+        // (`orphan::close`)
+        return;
+    }
     let drained = || {
         // What comes while we look is the peer's affair.
         let waiting = tcp::unread(socket.fd()).unwrap_or(0) as u64;

@@ -9,8 +9,8 @@ use super::table::{
     self, Kind, Known, Process, Receiving, Sending, Socket, Stage, Tables, lookup, tables,
 };
 use super::{
-    carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
-    sides, view,
+    carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, orphan,
+    pairs, pin, sides, view,
 };
 use crate::interconnect::mirrored;
 use crate::local::{self, Local};
@@ -384,7 +384,9 @@ fn close_ring(socket: &Socket) {
         _ => {}
     }
     // (Over a mirror our end would else stay open.)
-    mirrored::part(socket);
+    if !mirrored::part(socket) {
+        orphan::close(socket, end);
+    }
 }
 
 /// A fork, as `Process::age` numbers them, and the child's place (`holders`), plus one.
@@ -610,6 +612,7 @@ fn give(socket: &'static Socket, reason: Reason) -> bool {
         }
         // Nothing tells when who gets it has closed it.
         mirrored::part(socket);
+        orphan::close_channel(socket);
     }
     socket.end().given.set(1);
     true
@@ -765,7 +768,13 @@ fn left_by_the_last(tables: &Tables, socket: &'static Socket) {
     tables.services.note_end(socket.service.get(), socket.calls.get());
     carrier::exiting(socket);
     // (What this end still does is delivered as long as the peer is there.)
-    mirrored::part(socket);
+    if !mirrored::part(socket) {
+        let end = socket.end();
+        moving::finish_return(socket, end);
+        let _receiving = end.receive_lock.take();
+        let _sending = end.send_lock.take();
+        orphan::close(socket, end);
+    }
 }
 
 /// This process ends, with connections open: the family goes on without it. (One that is killed is counted until somebody asks: `holders`.)

@@ -86,6 +86,9 @@ pub fn clean_up_as(socket: &'static Socket, last: bool, beside: bool) {
         unsafe { map::unmap(area) };
     }
     context::release(socket.bell.get());
+    if socket.channel.is() {
+        meeting::part(socket.channel.swap(0) as i32);
+    }
     if socket.lifeline.is() {
         tables.close_hidden(socket.lifeline.swap(0) as i32);
     }

@@ -5,7 +5,7 @@ use super::epoll::registration::{receiving_changed, sending_changed};
 use super::patience::{self, await_none, wait_patiently};
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{self, note_written, peer_attached};
-use super::{carrier, context, view};
+use super::{carrier, context, orphan, view};
 use crate::interconnect::{Interconnect, mirrored};
 use crate::reasons::Reason;
 use ringlet_core::bells;
@@ -35,11 +35,9 @@ impl Out<'_> {
         self.socket.interconnect() == Interconnect::Mirrored
     }
 
-    /// Before the kernel's connection carries what the peer is to know the meaning of by what was published, or said: waits until it has that.
-    pub fn flush(&self) {
-        if self.is_mirrored() {
-            mirrored::flush(self.socket, self.ring);
-        }
+    /// See `orphan::flush`.
+    pub fn flush(&self, unsure: bool) {
+        orphan::flush(self.socket, self.end, self.ring, unsure);
     }
 }
 
@@ -142,6 +140,11 @@ impl Outgoing for Out<'_> {
         let taking = &self.words().receiver.taking;
         if self.is_mirrored() {
             let silent = await_none(&self.end.ringers) && mirrored::silence(self.socket, self.ring);
+            if !silent && orphan::is(self.socket) {
+                // Nothing was said or sent that counts on it: our direction is where it was (`orphan::go_back` follows).
+                self.end.sender.turn_to(Sending::Ring);
+                return Err(Errno::ECONNRESET);
+            }
             return if silent { Ok(()) } else { Err(patience::corrupt(self.socket)) };
         }
         let quiet = await_none(&self.end.ringers)
@@ -155,14 +158,14 @@ impl Outgoing for Out<'_> {
     }
 
     fn went_back(&self) {
-        self.flush();
+        self.flush(true);
         sending_changed(self.socket);
         view::count_return(self.socket, self.reason);
         view::show(self.socket, self.reason);
     }
 
     fn returns(&self) {
-        self.flush();
+        self.flush(true);
         view::count_return(self.socket, Reason::Asked);
         view::show(self.socket, Reason::Asked);
     }
@@ -221,7 +224,7 @@ impl Incoming for In<'_> {
 
     fn head(&self) -> Head {
         let rx = &self.end.rx;
-        if !rx.ready(self.ring) {
+        if !rx.ready(self.ring) && !orphan::heed(self.socket, self.end, self.ring) {
             return Head::Empty;
         }
         match rx.mark(self.ring) {
@@ -483,7 +486,11 @@ pub fn ring_byte(socket: &Socket, outgoing: &SegmentRing) {
 /// Send lock held: who looked without it may find it done.
 #[cold]
 pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> {
-    out(socket, end, ring, Reason::Asked).return_unread()
+    let side = out(socket, end, ring, Reason::Asked);
+    match side.return_unread() {
+        Err(Errno::ECONNRESET) if orphan::go_back(socket, end, ring, false) => side.return_unread(),
+        other => other,
+    }
 }
 
 /// The peer may have left the ring while we have nothing to send.

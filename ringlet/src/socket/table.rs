@@ -144,6 +144,8 @@ pub struct Socket {
     pub lease_acked: P64,
     /// Over a mirror, our socket to the adapter: see `interconnect::introduction`.
     pub lifeline: P32,
+    /// And where we have met the peer, which stays (`orphan`).
+    pub channel: P32,
     /// One thread at a time takes the steps.
     pub stepping: AtomicU32,
     /// Our context that the peer can ring (`context`), and the peer's that we can.
@@ -272,8 +274,10 @@ pub struct End {
     /// found the kernel's queue in use, so that there could be no `Start`.
     pub shut_receiving: P32,
     pub refused_starts: P32,
-    /// There is a mirror between it and the peer (`interconnect`).
+    /// There is a mirror between it and the peer (`interconnect`, `orphan`).
     pub mirrored: P32,
+    /// Where marks were put for a peer whose adapter has died, plus one.
+    pub heeded: P64,
     /// Bytes went through the kernel before the connection was attached, so the kernel must have counted some.
     pub has_sent: P32,
     pub has_received: P32,
@@ -351,7 +355,9 @@ impl End {
         ] {
             word.set(0);
         }
-        for word in [&self.linger, &self.resent_at, &self.tap_sent, &self.tap_received] {
+        for word in
+            [&self.linger, &self.heeded, &self.resent_at, &self.tap_sent, &self.tap_received]
+        {
             word.set(0);
         }
         self.shut.store(0, Ordering::Relaxed);
@@ -788,6 +794,7 @@ impl Socket {
             &self.introduced,
             &self.stranger,
             &self.lifeline,
+            &self.channel,
             &self.home,
             &self.bell,
             &self.twin,

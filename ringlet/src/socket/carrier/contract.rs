@@ -4,10 +4,9 @@ use super::kernel::{
     has_unread, kernel_says_end, note_end, place_behind, receive_native, told_end,
 };
 use super::unix_stream;
-use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 use crate::socket::table::{End, Socket, Stage, Tables};
-use crate::socket::{pin, words};
+use crate::socket::{orphan, pin, words};
 use ringlet_core::handover::{Incoming, Step};
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::SegmentRing;
@@ -82,6 +81,11 @@ pub trait Carrier {
         Ok(place_behind(end, bells))
     }
 
+    /// The same once the adapter has died, which has put so many doorbells there, or one more. Send lock held.
+    fn orphaned_place(_socket: &Socket, end: &End, bells: u64) -> Sys<u64> {
+        Ok(place_behind(end, bells))
+    }
+
     /// Where place 0 of the peer's marks lies in our count, if its `Start` is met now.
     fn base(_socket: &Socket, start: u64, taken: u64) -> u64 {
         // All that was sent before was taken.
@@ -150,7 +154,7 @@ pub trait Carrier {
         match Self::classify(socket, end, peeked) {
             Ok(0) if side.follow(true, 0)?.is_none() => Ok(None),
             Ok(0) => {
-                mirrored::break_off_if_orphan(socket);
+                orphan::is_cut_short(socket);
                 Self::end_of_kernel(socket, end)
             }
             // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)

@@ -38,6 +38,8 @@ pub struct Facts {
     pub writable: i16,
     /// KERNEL: SPLICE_F_NONBLOCK is about the pipe; but a Unix socket heeds it too.
     pub heeds_splice_flag: bool,
+    /// Does the kernel tell how many bytes were ever written?
+    pub counts_places: bool,
     /// Has it TCP_NODELAY and TCP_CORK?
     pub has_delays: bool,
     /// Can the node service say who its ends are? It tells them by TCP's sequence numbers.
@@ -55,6 +57,7 @@ const UNIX_STREAM: Facts = Facts {
     tells_sender: false,
     writable: libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND,
     heeds_splice_flag: true,
+    counts_places: false,
     has_delays: false,
     is_known_to_node: false,
 };
@@ -70,6 +73,7 @@ const TCP: Facts = Facts {
     tells_sender: true,
     writable: libc::POLLOUT | libc::POLLWRNORM,
     heeds_splice_flag: false,
+    counts_places: true,
     has_delays: true,
     is_known_to_node: true,
 };

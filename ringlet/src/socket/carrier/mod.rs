@@ -55,6 +55,7 @@ dispatched! {
     fn start_place(socket: &Socket, end: &End) -> Option<u64>;
     fn await_start(socket: &Socket, end: &End) -> bool;
     fn back_place(socket: &Socket, end: &End, bells: u64) -> Sys<u64>;
+    fn orphaned_place(socket: &Socket, end: &End, bells: u64) -> Sys<u64>;
     fn base(socket: &Socket, start: u64, taken: u64) -> u64;
     fn taken(socket: &Socket, end: &End) -> Sys<u64>;
     fn received(socket: &Socket, end: &End) -> Sys<u64>;

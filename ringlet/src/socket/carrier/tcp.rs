@@ -4,9 +4,9 @@ use super::contract::Carrier;
 use super::kernel::{has_unread, kernel_says_end, note_end, place_behind};
 use crate::config::Endpoint;
 use crate::reasons::Reason;
-use crate::socket::pin;
 use crate::socket::table::{End, Sending, Socket, Tables};
 use crate::socket::words::{LINGER_KEPT, bells_put, may_have_lost, peer_attached};
+use crate::socket::{orphan, pin};
 use ringlet_core::handover;
 use ringlet_core::layout::{SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::leaving::Leaving;
@@ -114,6 +114,10 @@ impl Carrier for Tcp {
             }
             _ => Err(Errno::ERANGE),
         }
+    }
+
+    fn orphaned_place(socket: &Socket, _end: &End, _bells: u64) -> Sys<u64> {
+        written(socket).map(|written| written.place)
     }
 
     fn base(_socket: &Socket, _start: u64, _taken: u64) -> u64 {
@@ -306,6 +310,8 @@ fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
     let orderly = incoming.control().sender.shut.load(Ordering::Acquire) == SHUT;
     end.sending() != Sending::Returning
         && !orderly
+        // (What a dead adapter has not told of may be taken.)
+        && !orphan::is(socket)
         && end.tx.outstanding_bytes(outgoing) > 0
         // KERNEL: receiving that we have shut down ourselves looks like an end.
         && Tcp::peer_ended(socket)

@@ -1,9 +1,10 @@
 //! What there is to find at one connection: the bytes that wait, and the events that poll reports.
 
-use crate::interconnect::mirrored;
 use crate::socket::carrier::packets;
 use crate::socket::table::{End, Receiving, Sending, Socket};
-use crate::socket::{carrier, chaos, control, doorbells, in_use, moving, sides, view, words};
+use crate::socket::{
+    carrier, chaos, control, doorbells, in_use, moving, orphan, sides, view, words,
+};
 use ringlet_core::layout::NOT_SHUT;
 use ringlet_core::leaving::Leaving;
 use ringlet_core::ring::SegmentRing;
@@ -188,7 +189,7 @@ fn look_at_kernel(
     socket.kernel_asked_as.set(end.receiving() as u32);
     socket.bells_left.set(0);
     sides::answer_return(socket, end);
-    mirrored::break_off_if_orphan(socket);
+    orphan::look(socket);
     control::leave_idle(socket, end);
     if words::published(end, incoming)
         && (end.receiving() != Receiving::Ring || !end.rx.has_bytes(incoming))

@@ -4,7 +4,7 @@ use super::wait::{STALLED_NS, Want, deadline, wait};
 use crate::reasons::Reason;
 use crate::socket::table::{End, Sending, Socket};
 use crate::socket::{
-    carrier, chaos, control, in_use, lease, memory, moving, sides, tap, view, words,
+    carrier, chaos, control, in_use, lease, memory, moving, orphan, sides, tap, view, words,
 };
 use ringlet_core::leaving::Leaving;
 use ringlet_core::memory::Buffers;
@@ -168,7 +168,9 @@ fn send_unrecorded(
     }
     let (in_ring, now) = (end.sending() == Sending::Ring, sys::ticks());
     if in_ring && must_go_back(socket, end, &ring, flags, now) {
-        if words::has_left(&ring) {
+        if orphan::go_back(socket, end, &ring, false) {
+            // (It is `Returning`, below.)
+        } else if words::has_left(&ring) {
             sides::return_unread(socket, end, &ring)?;
         } else if lease::has_lapsed(socket, &ring) {
             moving::go_back(socket, end, &ring, Sending::KernelForGood, Reason::Lease);
@@ -288,7 +290,7 @@ fn send_native(socket: &Socket, from: &mut Buffers, flags: i32) -> Sys<usize> {
     socket.end().bells_only.set(0);
     if let Some(outgoing) = socket.outgoing() {
         outgoing.control().sender.kernel_at.store(sys::ticks(), Ordering::Relaxed);
-        sides::out(socket, socket.end(), &outgoing, Reason::None).flush();
+        orphan::flush(socket, socket.end(), &outgoing, false);
     }
     let mut total = 0;
     loop {
@@ -344,5 +346,5 @@ fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32, now:
     }
     socket.kernel_asked.set(now);
     socket.end_news.set(0);
-    carrier::kernel_says_end(socket) || lease::has_lapsed(socket, ring)
+    carrier::kernel_says_end(socket) || orphan::is(socket) || lease::has_lapsed(socket, ring)
 }

@@ -143,6 +143,8 @@ fn fall_asleep(
             left => left,
         },
     };
+    // (First: it may send our direction back.)
+    let due = memory::due();
     // (By name a bell may fail to ring, and then a byte does.)
     let event = home.is_some() && rings_home(socket);
     let mut events = libc::POLLRDHUP;
@@ -167,7 +169,7 @@ fn fall_asleep(
         Want::Data if socket.sleepers.load(Ordering::SeqCst) > 1 => Some(LOOK_AT_TIMES_NS),
         _ => None,
     };
-    let look_every = match (look_every, memory::due()) {
+    let look_every = match (look_every, due) {
         (Some(one), Some(other)) => Some(one.min(other)),
         (one, other) => one.or(other),
     };

@@ -1,0 +1,271 @@
+//! The adapter of a mirrored connection has died: both directions go back to the kernel, each by itself, and nobody waits for the other end.
+//!
+//! A dead adapter delivers nothing more. So the receiver's ring holds what was delivered, for good, and the sender still has all for which it has
+//! no credit. It can't publish a mark. But the ends have kept the channel on which they met: the sender says there from which place of the
+//! kernel's connection on it sends again, and from which record on, before it does. The receiver follows the handover's one rule: it counts what
+//! waits in the kernel, finds its ring empty, and then looks on the channel. What was said there it does to its ring, in the adapter's stead.
+//!
+//! ```text
+//! sender                                       channel          receiver
+//!   has credit up to record 3, is at place 20                   has taken up to record 5, its ring is empty
+//!   says: from place 20 on, from record 3      20, 3            (records 3 and 4 are 7 bytes: it has had them)
+//!   sends record 3, 4, 5, ... by the kernel                     puts Back(27) into its ring, and goes on from there
+//! ```
+//!
+//! What was said stays there (it is looked at, never taken): so any process that shares the end may find it, again and again. In the same words
+//! each end says how far the other's records were delivered, so that they are not sent to one who has closed.
+
+use super::epoll::registration::sending_changed;
+use super::table::{End, Receiving, Sending, Socket};
+use super::{carrier, doorbells, patience, sides, view, words};
+use crate::handshake::{self, Frame, Protocol};
+use crate::interconnect::{Interconnect, introduction, mirrored};
+use crate::reasons::Reason;
+use ringlet_core::handover::Incoming;
+use ringlet_core::layout::{LINE_BYTES, NOT_SHUT, PAGE_BYTES, SLOT_COUNT};
+use ringlet_core::mapped::Mapped;
+use ringlet_core::ring::{Mark, SegmentRing};
+use ringlet_core::sync::Ordering;
+use ringlet_linux::{map, meet, tcp};
+
+/// Values of `End::mirrored`: its adapter lives, as far as is known; our direction needs none any more.
+pub const HAS_ADAPTER: u32 = 1;
+pub const NEEDS_NO_ADAPTER: u32 = 2;
+
+/// What an end says of its death.
+struct Word {
+    /// Was our direction in the ring? Then it goes on in the kernel from this place on, in the count of marks, with this record, and what is sent
+    /// again is so many bytes.
+    in_ring: bool,
+    place: u64,
+    from: u64,
+    bytes: u64,
+    /// Doorbells that the adapter is known to have put before that place.
+    bells: u64,
+    /// Up to which record the other direction was delivered.
+    delivered: u64,
+}
+
+impl Word {
+    fn frame(&self) -> Frame {
+        let fields = [self.place, self.from, self.bytes, self.bells, self.delivered];
+        let frame = Frame::new(Protocol::Adapter, introduction::ORPHAN).u32(self.in_ring as u32);
+        fields.into_iter().fold(frame, Frame::u64)
+    }
+}
+
+/// What the other end has said, if it has.
+fn hear(socket: &Socket) -> Option<Word> {
+    let mut bytes = [0; handshake::ROOM_BYTES];
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let n = tcp::receive_into(socket.channel.get() as i32, &mut bytes, flags).ok()?;
+    let word = handshake::read(&bytes[..n], Protocol::Adapter, |kind, fields| {
+        (kind == introduction::ORPHAN).then_some(())?;
+        Some(Word {
+            in_ring: fields.u32()? != 0,
+            place: fields.u64()?,
+            from: fields.u64()?,
+            bytes: fields.u64()?,
+            bells: fields.u64()?,
+            delivered: fields.u64()?,
+        })
+    });
+    word.ok()
+}
+
+/// Has the sender said, behind what was counted in the kernel, that its stream goes on there?
+pub fn is_told(socket: &Socket) -> bool {
+    socket.end().mirrored.is() && hear(socket).is_some()
+}
+
+/// Has its adapter died, on which our direction still depends?
+pub fn is(socket: &Socket) -> bool {
+    socket.end().mirrored.get() == HAS_ADAPTER && mirrored::has_died(socket)
+}
+
+/// If the adapter has died, our direction goes back. Any lock may be held; under the send lock it is for its holder.
+pub fn look(socket: &Socket) {
+    let end = socket.end();
+    if is(socket)
+        && let Some(ring) = socket.outgoing()
+        && let Some(_held) = end.send_lock.try_take()
+        && go_back(socket, end, &ring, false)
+    {
+        let _ = sides::return_unread(socket, end, &ring);
+    }
+}
+
+/// The same, where all that was not delivered is then `Returning`. `unsure`: a mark was published, and nothing sent behind it; it may not
+/// have been delivered. False if it lives. Send lock held.
+#[cold]
+pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> bool {
+    if !is(socket) {
+        return false;
+    }
+    let in_ring = unsure || end.sending() == Sending::Ring;
+    end.tx.take_credit(ring);
+    let pass_delivered = || {
+        let delivered = hear(socket).map_or(0, |word| word.delivered);
+        while end.tx.progress() < delivered && end.tx.pass_oldest(ring) {}
+    };
+    pass_delivered();
+    let bells = words::bells_put(end, ring);
+    let place = if in_ring { carrier::orphaned_place(socket, end, bells) } else { Ok(0) };
+    let told = place.and_then(|place| {
+        let from = end.tx.progress();
+        let bytes = end.tx.outstanding_bytes(ring) as u64;
+        let delivered = match socket.incoming() {
+            Some(ring) if !end.receiver.has_left() => end.rx.end(&ring),
+            _ => 0,
+        };
+        let word = Word { in_ring, place, from, bytes, bells, delivered };
+        // (Said twice, by one who was killed behind it, it is heard once.)
+        meet::send(socket.channel.get() as i32, word.frame().as_bytes(), &[])
+    });
+    if in_ring && told.is_err() {
+        // Nobody hears it: the peer is closing (`close`), or has given the connection to a stranger.
+        pass_delivered();
+        if end.tx.outstanding_bytes(ring) > 0 && !has_ended_in_order(socket) {
+            break_off(socket, end);
+        }
+        end.sender.keep_out();
+    } else if in_ring {
+        end.resent_at.set(0);
+        end.sender.send_all_again();
+    } else if end.sending() == Sending::Kernel {
+        end.sender.keep_out();
+    }
+    end.mirrored.set(NEEDS_NO_ADAPTER);
+    end.barred.set(Reason::NoAdapter as u32);
+    carrier::tune(socket, end);
+    sending_changed(socket);
+    view::count_return(socket, Reason::NoAdapter);
+    view::show(socket, Reason::NoAdapter);
+    true
+}
+
+/// Before the kernel's connection carries what the peer is to know the meaning of by what was published, or said: waits until it has that. Where
+/// the adapter dies meanwhile the direction goes back (`unsure` as in `go_back`); from one that hangs, and may go on, the connection is cut off.
+pub fn flush(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) {
+    if end.mirrored.get() == HAS_ADAPTER
+        && !mirrored::flush(socket, ring)
+        && !go_back(socket, end, ring, unsure)
+    {
+        patience::corrupt(socket);
+    }
+}
+
+/// The ring is empty: does the sender say, by now, that it goes on in the kernel? Then the marks stand there that say so. Behind the count of what
+/// waits in the kernel, receive lock held. True if there is something to look at.
+pub fn heed(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
+    if !end.mirrored.is() {
+        return false;
+    }
+    let (position, heeded) = (end.rx.position() + 1, end.heeded.get());
+    // (Once; but one may have been killed in the middle of it.)
+    if heeded != 0 && heeded != position {
+        return false;
+    }
+    let Some(word) = hear(socket) else { return false };
+    // What was delivered by then is all.
+    if end.rx.ready(ring) {
+        return true;
+    }
+    if !word.in_ring {
+        return false;
+    }
+    let had = end.rx.taken_since(ring, word.from).filter(|_| {
+        // One doorbell may not be counted, or not have gone: where the kernel's count does not tell, it is not known where they end.
+        let bells = ring.control().sender.bells.load(Ordering::Relaxed);
+        let known = carrier::facts(socket).counts_places || bells == word.bells;
+        known && !end.receiver.has_left() && hold_marks(ring, position - 1)
+    });
+    let Some(had) = had else {
+        break_off(socket, end);
+        return false;
+    };
+    end.heeded.set(position);
+    let marks = [Mark::Start(word.place), Mark::Back(word.place.wrapping_add(had))];
+    // (Where the last mark was a `Back`, or there was none, this is a stay of no records.)
+    let in_ring = matches!(end.receiving(), Receiving::Ring | Receiving::Draining);
+    end.rx.put_marks(ring, &marks[in_ring as usize..]);
+    true
+}
+
+/// The memory where two marks from this position on are put, and the slot behind: what the adapter has not asked for may not be there.
+fn hold_marks(ring: &SegmentRing, position: u64) -> bool {
+    (position..=position + 2).all(|position| {
+        let at = ring.slot_offset(position as usize & (SLOT_COUNT - 1));
+        map::hold(ring.area(), at / PAGE_BYTES * PAGE_BYTES, LINE_BYTES).is_ok()
+    })
+}
+
+fn has_ended_in_order(socket: &Socket) -> bool {
+    // ORDER: Acquire; pairs with `mirror::SenderLine::write`: what was published before is there.
+    socket.incoming().is_none_or(|ring| {
+        let sender = &ring.control().sender;
+        sender.shut.load(Ordering::Acquire) != NOT_SHUT
+            || sender.parting.load(Ordering::Acquire) != 0
+    })
+}
+
+/// The kernel says that no more comes, and all that it had, and the ring, is taken: was that all that the peer has sent? What a killed one has
+/// not sent again, or nobody has delivered, is lost: then every call is to find an error, not an end. Receive lock held.
+pub fn is_cut_short(socket: &Socket) -> bool {
+    let end = socket.end();
+    if !end.mirrored.is() || end.ended.get() == 2 {
+        return false;
+    }
+    let short = match hear(socket) {
+        Some(Word { in_ring: true, place, bytes, .. }) => {
+            let whole = end.receiver.goes_on_at(Mark::Back(place.wrapping_add(bytes)));
+            end.receiver.taken() < whole
+        }
+        Some(_) => false,
+        // (One that has never come sends by the kernel alone.)
+        None => {
+            words::peer_attached(socket) != 0
+                && mirrored::has_died(socket)
+                && !has_ended_in_order(socket)
+        }
+    };
+    if short {
+        break_off(socket, end);
+    }
+    short
+}
+
+fn break_off(socket: &Socket, end: &End) {
+    if end.pending_error.change(0, libc::ECONNRESET as u32) {
+        view::show(socket, Reason::NoAdapter);
+        end.ended.set(end.ended.get().max(1));
+        tcp::reset_on_close(socket.fd());
+        // Who sleeps on it is woken by the kernel.
+        let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
+        socket.kernel_tells();
+    }
+}
+
+/// Our end is about to be closed, and its adapter is dead. What the peer sends again that we have had must not come behind that: the kernel would
+/// answer with a reset. So we say first how much we have had, and then look what it has said: one of the two hears the other. Both locks held.
+pub fn close(socket: &Socket, end: &End) {
+    let (Some(outgoing), Some(incoming)) = (socket.outgoing(), socket.incoming()) else { return };
+    go_back(socket, end, &outgoing, false);
+    close_channel(socket);
+    // What waits before the peer has said that it goes on there is doorbells.
+    let waiting = tcp::unread(socket.fd()).unwrap_or(0);
+    let side = sides::incoming(socket, end, &incoming);
+    let _ = side.settle();
+    if end.receiving() == Receiving::Ring {
+        doorbells::throw_away(socket, end, waiting);
+    } else if hear(socket).is_some_and(|word| word.in_ring) {
+        patience::wait_patiently(|| side.settle() != Ok(false));
+    }
+}
+
+/// Somebody gets the descriptor who knows of no channel: the peer is not to say there what nobody hears.
+pub fn close_channel(socket: &Socket) {
+    if socket.interconnect() == Interconnect::Mirrored {
+        let _ = tcp::shut_down(socket.channel.get() as i32, libc::SHUT_RDWR);
+    }
+}
