@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture soak sim-soak setup
+.PHONY: build install man demo compare test suites torture faults containers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -91,6 +91,11 @@ mirror-torture: mirror-build
 # Faults from outside: packets, addresses, firewall rules, limits, clocks, signals; `make faults SECONDS=3600`.
 faults: build
 	python3 tests/faults --seconds $(SECONDS) --ringlet $(TARGET)/release/ringlet
+
+# Real programs in containers that Podman makes: a minute or two (as root).
+containers: build
+	tests/setup containers redis nginx postgresql || true
+	python3 tests/containers --ringlet $(TARGET)/release/ringlet
 
 # 20,000 kills, at random moments: about an hour. With KILLS=1 a hundredth of them.
 KILLS = 100

@@ -38,10 +38,10 @@ def missing(command):
 
 
 class Service:
-    def __init__(self, command, directory, policy="", before=(), more=()):
+    def __init__(self, command, directory, policy="", before=(), more=(), run=None):
         self.before, self.more = before, more
         self.command, self.directory = str(pathlib.Path(command).resolve()), pathlib.Path(directory)
-        self.socket = self.directory / "run/node.sock"
+        self.socket = (pathlib.Path(run) if run else self.directory / "run") / "node.sock"
         self.policy = self.directory / "node.toml"
         self.policy.write_text(policy)
 

@@ -1,0 +1,58 @@
+"""Real programs in containers that Podman makes, over its bridge and over a published port: their connections meet by the node service.
+
+    python3 tests/containers [--seed N] [--ringlet PATH] [GROUP...]
+
+The image is made here, of this machine's own programs and their libraries. Network, mounts and all that Podman keeps are of namespaces and a
+directory that end with the test. It needs root, Podman and runc; else it is skipped (exit status 77).
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults"), str(HERE.parent / "node")]
+
+import world  # noqa: E402
+from harness import play, scenes_options, scenes_parser  # noqa: E402
+
+GROUPS = "programs around".split()
+TOOLS = "podman runc ip unshare iptables redis-server redis-benchmark nginx wrk".split()
+SKIPPED = 77
+INSIDE = "CONTAINERS_TEST_INSIDE"
+
+
+def main():
+    parser = scenes_parser(__doc__, GROUPS)
+    options = scenes_options(parser, GROUPS)
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if os.geteuid() != 0 or missing:
+        print(f"skipped: {'not installed: ' + ', '.join(missing) if missing else 'only root makes containers'}")
+        sys.exit(SKIPPED)
+    if INSIDE not in os.environ:
+        os.environ[INSIDE] = "1"
+        os.execvp("unshare", ["unshare", "--net", "--mount", "--propagation", "private", sys.executable, *sys.argv])
+    # (Not what this machine has at /run.)
+    world.run("mount", "-t", "tmpfs", "run", "/run")
+    world.run("ip", "link", "set", "lo", "up")
+    if problem := world.missing(options.ringlet):
+        print(f"skipped: {problem}")
+        sys.exit(SKIPPED)
+    try:
+        status = play("containers", options)
+    finally:
+        # Podman leaves it behind. (With somebody else's containers below it, it stays.)
+        for group in pathlib.Path("/sys/fs/cgroup").glob("**/libpod_parent"):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+    world.print_table()
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    main()
