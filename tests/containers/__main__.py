@@ -46,9 +46,11 @@ def main():
         status = play("containers", options)
     finally:
         # Podman leaves it behind. (With somebody else's containers below it, it stays.)
-        for group in pathlib.Path("/sys/fs/cgroup").glob("**/libpod_parent"):
-            with contextlib.suppress(OSError):
-                group.rmdir()
+        groups = pathlib.Path("/sys/fs/cgroup")
+        for group in [groups, *groups.iterdir()]:
+            for name in "libpod_parent/conmon", "libpod_parent":
+                with contextlib.suppress(OSError):
+                    (group / name).rmdir()
     world.print_table()
     sys.exit(status)
 
