@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults containers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture soak sim-soak setup
+.PHONY: build install man demo compare test suites torture faults containers fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -96,6 +96,13 @@ faults: build
 containers: build
 	tests/setup containers redis nginx postgresql || true
 	python3 tests/containers --ringlet $(TARGET)/release/ringlet
+
+# Our end of shared memory, and the node service, against whatever a peer may write and a guest may say; needs a nightly compiler and cargo-fuzz.
+FUZZ = 600
+fuzz:
+	for target in ring_peer message_peer node_guests node_policy; do \
+		cargo +nightly fuzz run $$target -- -max_total_time=$(FUZZ) -max_len=4096 || exit 1; \
+	done
 
 # 20,000 kills, at random moments: about an hour. With KILLS=1 a hundredth of them.
 KILLS = 100

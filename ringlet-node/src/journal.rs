@@ -44,8 +44,9 @@ impl Journal {
         if self.second.elapsed() >= Duration::from_secs(1) {
             self.second = Instant::now();
             self.lines = 0;
-            if self.untold > 0 {
-                say(&format!("{} more decisions", std::mem::take(&mut self.untold)));
+            let untold = std::mem::take(&mut self.untold);
+            if untold > 0 && !self.quiet {
+                say(&format!("{untold} more decisions"));
             }
         }
         self.lines = self.lines.saturating_add(1);

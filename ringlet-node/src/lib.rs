@@ -25,7 +25,7 @@ pub mod sandbox;
 mod service;
 pub mod who;
 
-pub use service::{Options, run};
+pub use service::{Listener, Options, Service, run};
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;

@@ -105,6 +105,7 @@ const ANYHOW: &[c_long] = &[
     // Guests.
     libc::SYS_accept4,
     libc::SYS_close,
+    libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_epoll_wait,

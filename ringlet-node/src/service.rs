@@ -66,12 +66,13 @@ struct User {
     second: Option<Instant>,
 }
 
-struct Listener {
-    socket: OwnedFd,
-    label: Option<String>,
+/// Where guests come, and the label that they have by that.
+pub struct Listener {
+    pub socket: OwnedFd,
+    pub label: Option<String>,
 }
 
-struct Service<N> {
+pub struct Service<N> {
     policy: Policy,
     notes: N,
     group: PathBuf,
@@ -84,6 +85,7 @@ struct Service<N> {
     closers: Closers,
     journal: Journal,
     began: Instant,
+    swept: Instant,
 }
 
 pub fn run(mut options: Options) -> anyhow::Result<()> {
@@ -109,65 +111,67 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
             listeners.push(Listener { socket, label: Some(label.clone()) });
         }
     }
-    let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    for (at, listener) in listeners.iter().enumerate() {
-        epoll::add(
-            &events,
-            &listener.socket,
-            epoll::EventData::new_u64(at as u64),
-            epoll::EventFlags::IN,
-        )?;
-    }
     sd_notify::notify(&[NotifyState::Ready]).context("the service manager is not reached")?;
     sandbox::enter(|| notes.answers())?;
-    let mut service = Service {
-        next: listeners.len() as u64,
-        policy: options.policy,
-        notes,
-        group,
-        events,
-        listeners,
-        guests: HashMap::new(),
-        hall: Hall::default(),
-        users: HashMap::new(),
-        closers: Closers::new()?,
-        journal: Journal::new(options.quiet),
-        began: Instant::now(),
-    };
+    let mut service = Service::new(options.policy, notes, listeners)?;
+    (service.group, service.journal) = (group, Journal::new(options.quiet));
     say("ready");
-    service.serve()
+    loop {
+        // With nobody here there is nothing to look after.
+        let idle = service.guests.is_empty() && service.users.is_empty();
+        service.turn(if idle { None } else { Some(SWEEP) })?;
+    }
 }
 
 impl<N: Notes> Service<N> {
-    fn serve(&mut self) -> anyhow::Result<()> {
+    pub fn new(policy: Policy, notes: N, listeners: Vec<Listener>) -> anyhow::Result<Service<N>> {
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (at, listener) in listeners.iter().enumerate() {
+            let data = epoll::EventData::new_u64(at as u64);
+            epoll::add(&events, &listener.socket, data, epoll::EventFlags::IN)?;
+        }
+        Ok(Service {
+            next: listeners.len() as u64,
+            policy,
+            notes,
+            group: PathBuf::new(),
+            events,
+            listeners,
+            guests: HashMap::new(),
+            hall: Hall::default(),
+            users: HashMap::new(),
+            closers: Closers::new()?,
+            journal: Journal::new(true),
+            began: Instant::now(),
+            swept: Instant::now(),
+        })
+    }
+
+    /// How many are here, and how many of them wait.
+    pub fn guests(&self) -> (usize, usize) {
+        (self.guests.len(), self.hall.len())
+    }
+
+    /// Serves who is ready, or gets ready before so long.
+    pub fn turn(&mut self, wait: Option<Duration>) -> anyhow::Result<()> {
+        let wait = wait.and_then(|wait| rustix::event::Timespec::try_from(wait).ok());
         let mut ready = Vec::with_capacity(256);
-        let mut swept = Instant::now();
-        loop {
-            ready.clear();
-            // With nobody here there is nothing to look after.
-            let idle = self.guests.is_empty() && self.users.is_empty();
-            let wait = if idle { None } else { Some(SWEEP) };
-            let wait = wait.and_then(|wait| rustix::event::Timespec::try_from(wait).ok());
-            match epoll::wait(
-                &self.events,
-                rustix::buffer::spare_capacity(&mut ready),
-                wait.as_ref(),
-            ) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            for event in &ready {
-                let token = event.data.u64();
-                match token < self.listeners.len() as u64 {
-                    true => self.accept(token as usize),
-                    false => self.hear(token),
-                }
-            }
-            if swept.elapsed() >= SWEEP {
-                swept = Instant::now();
-                self.sweep();
+        match epoll::wait(&self.events, rustix::buffer::spare_capacity(&mut ready), wait.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in &ready {
+            let token = event.data.u64();
+            match token < self.listeners.len() as u64 {
+                true => self.accept(token as usize),
+                false => self.hear(token),
             }
         }
+        if self.swept.elapsed() >= SWEEP {
+            self.swept = Instant::now();
+            self.sweep();
+        }
+        Ok(())
     }
 
     fn accept(&mut self, at: usize) {

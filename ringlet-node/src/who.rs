@@ -89,7 +89,7 @@ fn group_of(pid: i32) -> Option<String> {
 
 const HIERARCHIES: [&str; 4] = ["", "name=systemd", "pids", "memory"];
 
-fn group_in(text: &str) -> Option<String> {
+pub fn group_in(text: &str) -> Option<String> {
     let path = |hierarchy: &str| {
         text.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':').skip(1);
