@@ -195,7 +195,8 @@ impl SenderLine {
     pub fn read(from: &Sender, known: &SenderLine) -> Option<SenderLine> {
         let once = || {
             // ORDER: Acquire, `working` first, and twice: the other words only count up, or are set once, so what is the same both times was so
-            // when `working` was read the second time. (As it was `known` to stand counts as the first.) Pairs with `Leaving::end_work` and whatever an end says.
+            // when `working` was read the second time. (As it was `known` to stand counts as the first.) Pairs with `Leaving::end_work` and whatever an end
+            // says.
             let of = |word: &crate::sync::AtomicU32| word.load(Ordering::Acquire);
             SenderLine {
                 working: of(&from.working),
