@@ -116,7 +116,7 @@ impl Stage {
         let shown = self.sockets[socket].as_raw_fd();
         let lies = script.below(4) == 0;
         let (mut kind, mut fds) = (COME, vec![shown]);
-        let mut accepting = socket as u32 % 2 ^ u32::from(lies);
+        let mut accepting = (socket as u32 % 2) ^ u32::from(lies);
         let honest = script.below(4) > 0;
         if !honest {
             let kinds = [COME, STATUS, GREETING, MET, APART, script.number(2) as u16];
