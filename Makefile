@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults containers fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture soak sim-soak setup
+.PHONY: build install man demo compare test suites torture faults containers attempts fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -96,6 +96,11 @@ faults: build
 containers: build
 	tests/setup containers redis nginx postgresql || true
 	python3 tests/containers --ringlet $(TARGET)/release/ringlet
+
+# A million connections between namespaces, and who shows their ends to the node service: no wrong match (as root).
+ATTEMPTS = 1000000
+attempts: build
+	python3 tests/node/attempts.py --attempts $(ATTEMPTS) --ringlet $(TARGET)/release/ringlet
 
 # Our end of shared memory, and the node service, against whatever a peer may write and a guest may say; needs a nightly compiler and cargo-fuzz.
 FUZZ = 600

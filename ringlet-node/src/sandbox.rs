@@ -60,7 +60,8 @@ fn is_lacking(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported)
 }
 
-/// KERNEL: before Linux 5.19, where BPF is for the privileged only, so is looking into a map of one's own.
+/// KERNEL: who may raise limits (if we might) may also send descriptors while its user has too many on their way, which any other process of root's,
+/// as in a container, could keep up. Before Linux 5.19, where BPF is for the privileged only, so is looking into a map of one's own.
 fn drop_capabilities(looks_up: impl Fn() -> bool) -> rustix::io::Result<()> {
     let before = capabilities(None)?.permitted;
     clear_ambient_capability_set()?;
@@ -72,8 +73,8 @@ fn drop_capabilities(looks_up: impl Fn() -> bool) -> rustix::io::Result<()> {
         }
     }
     set_capabilities(None, sets(CapabilitySet::empty(), before))?;
-    let kept = if looks_up() { CapabilitySet::empty() } else { before & CapabilitySet::BPF };
-    set_to(kept)
+    let looking = if looks_up() { CapabilitySet::empty() } else { CapabilitySet::BPF };
+    set_to(before & (CapabilitySet::SYS_RESOURCE | looking))
 }
 
 fn set_to(kept: CapabilitySet) -> rustix::io::Result<()> {

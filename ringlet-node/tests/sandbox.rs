@@ -64,13 +64,14 @@ fn little_is_left_to_who_takes_the_service_over() {
         assert!(len == 1 && received.take(0).is_some());
         assert!(thread::spawn(|| thread::sleep(Duration::from_millis(1))).join().is_ok());
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-        for line in [
-            "Seccomp:\t2",
-            "NoNewPrivs:\t1",
-            "CapEff:\t0000000000000000",
-            "CapPrm:\t0000000000000000",
-        ] {
-            assert!(status.lines().any(|each| each == line), "{line}: {status}");
+        let said = |name: &str| {
+            status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t")).unwrap()
+        };
+        assert_eq!((said("Seccomp"), said("NoNewPrivs")), ("2", "1"));
+        for name in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+            const RESOURCE: u64 = 1 << 24;
+            let kept = u64::from_str_radix(said(name), 16).unwrap();
+            assert_eq!(kept & !RESOURCE, 0, "{name}: {status}");
         }
     })
     .join()

@@ -10,7 +10,7 @@ use object::{Object, ObjectSymbol};
 use ringlet::reasons::Reason;
 use specification::{SPECIFICATION, code, names, read, root, table};
 
-const DOCUMENTS: [&str; 11] = [
+const DOCUMENTS: [&str; 12] = [
     "README.md",
     "ARCHITECTURE.md",
     "SPECIFICATION.md",
@@ -21,6 +21,7 @@ const DOCUMENTS: [&str; 11] = [
     "conformance/README.md",
     "deploy/README.md",
     "fuzz/README.md",
+    "ringlet-node/THREATS.md",
     "notes/README.md",
 ];
 /// Exported, but no call of libc's.

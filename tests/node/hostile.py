@@ -4,16 +4,19 @@ import array
 import contextlib
 import fcntl
 import os
+import resource
 import signal
 import socket
 import struct
 
 from ground import ANSWER_SECONDS
-from harness import framed, frame, require
-from world import Service, note, until
+from harness import Skipped, frame, framed, require
+from world import Across, Service, effective, note, until, world
 
 NODE, GREETING, COME, MET, APART, STATUS = 6, 1, 2, 3, 4, 5
 LINGER_SECONDS = 3600
+FEW_DESCRIPTORS, AT_ONCE = 1000, 200
+CAP_SYS_RESOURCE = 1 << 24
 WAIT_LONG = "[limits]\nwait_seconds = 3600\n"
 
 
@@ -122,5 +125,28 @@ def scenes(ground):
         for each in held:
             each.close()
         note(name, "kernel", "node-full")
+
+    def on_their_way(name, service):
+        """Descriptors that lie in sockets' queues count for their user, and every root is one user."""
+        queues = []
+        most = resource.prlimit(service.process.pid, resource.RLIMIT_NOFILE)[0]
+        require(most == FEW_DESCRIPTORS, f"the service's limit: {most}")
+        with open(os.devnull) as shown, world() as host:
+            for _ in range(2 * FEW_DESCRIPTORS // AT_ONCE):
+                one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                one.sendmsg([b"x"], rights(*[shown] * AT_ONCE))
+                queues += [one, other]
+            server, client = host.container(), host.container()
+            Across(ground, server.name, client.name, server.ip).meets(name)
+            for each in queues:
+                each.close()
+
+    name = "a neighbour of the same user with too many descriptors on their way"
+    with ground.scene(name):
+        if not effective(os.getpid()) & CAP_SYS_RESOURCE:
+            raise Skipped("nobody here may have CAP_SYS_RESOURCE")
+        few = ["prlimit", f"--nofile={FEW_DESCRIPTORS}"]
+        with Service(ground.ringlet.command, ground.directory, before=few) as service:
+            on_their_way(name, service)
 
     scene("a neighbour whose descriptors can't be closed", unclosable, WAIT_LONG)

@@ -37,6 +37,12 @@ def missing(command):
         return f"the node service does not run here: {service.told()}"
 
 
+def effective(pid):
+    """A process's capabilities."""
+    lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+
+
 class Service:
     def __init__(self, command, directory, policy="", before=(), more=(), run=None):
         self.before, self.more = before, more
