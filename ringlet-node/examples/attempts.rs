@@ -331,6 +331,9 @@ fn main() {
     let (mut kinds, mut told) = (BTreeMap::new(), BTreeMap::new());
     let mut done = 0;
     while done < attempts {
+        if done > 0 && done % 60_000 == 0 {
+            eprintln!("{done} ...");
+        }
         let mut batch = Batch::default();
         for _ in 0..AT_ONCE {
             place.attempt(&mut batch, &mut random, &mut kinds);

@@ -115,11 +115,22 @@ class Engine:
     def container(self, *words, options=(), given=("--device", "ringlet.local/node=all")):
         """One that goes on, until it is removed."""
         name = f"c{next(NUMBERS)}"
-        self.podman("run", "-d", "--name", name, *given, *options, IMAGE, *words)
+        container = self.podman("run", "-d", "--name", name, *given, *options, IMAGE, *words)
         try:
             yield Container(self, name)
         finally:
             subprocess.run([*self.base, "rm", "-f", "-t", "0", name], capture_output=True, timeout=ENGINE_SECONDS, env=self.environment)
+            # What cleans up behind a container that has ended does so by itself.
+            wait_until(lambda: not self._is_busy(container.encode()), ENGINE_SECONDS, "Podman to have cleaned up")
+
+    def _is_busy(self, container):
+        for command in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = command.read_bytes().split(b"\0")
+                is_ours = str(self.place / "root").encode() in words
+                if is_ours and (container in words or words[0].endswith(b"podman")):
+                    return True
+        return False
 
     def start(self, *words, options=(), given=("--device", "ringlet.local/node=all")):
         """One whose end is awaited."""

@@ -10,6 +10,7 @@ import argparse
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,4 +51,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     main()
