@@ -26,6 +26,7 @@ use ringlet_core::layout::{LINE_BYTES, NOT_SHUT, PAGE_BYTES, SLOT_COUNT};
 use ringlet_core::mapped::Mapped;
 use ringlet_core::ring::{Mark, SegmentRing};
 use ringlet_core::sync::Ordering;
+use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{map, meet, tcp};
 
 /// Values of `End::mirrored`: its adapter lives, as far as is known; our direction needs none any more.
@@ -108,7 +109,10 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> 
         let delivered = hear(socket).map_or(0, |word| word.delivered);
         while end.tx.progress() < delivered && end.tx.pass_oldest(ring) {}
     };
-    pass_delivered();
+    // (Who was killed behind its word has said from where: what another one says again is not heard.)
+    if end.worded.swap(1) == 0 {
+        pass_delivered();
+    }
     let bells = words::bells_put(end, ring);
     let place = if in_ring { carrier::orphaned_place(socket, end, bells) } else { Ok(0) };
     let told = place.and_then(|place| {
@@ -119,7 +123,6 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> 
             _ => 0,
         };
         let word = Word { in_ring, place, from, bytes, bells, delivered };
-        // (Said twice, by one who was killed behind it, it is heard once.)
         meet::send(socket.channel.get() as i32, word.frame().as_bytes(), &[])
     });
     if in_ring && told.is_err() {
@@ -131,6 +134,7 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> 
         end.sender.keep_out();
     } else if in_ring {
         end.resent_at.set(0);
+        end.gap_due.set(!carrier::facts(socket).counts_places as u32);
         end.sender.send_all_again();
     } else if end.sending() == Sending::Kernel {
         end.sender.keep_out();
@@ -174,22 +178,80 @@ pub fn heed(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
     if !word.in_ring {
         return false;
     }
-    let had = end.rx.taken_since(ring, word.from).filter(|_| {
-        // One doorbell may not be counted, or not have gone: where the kernel's count does not tell, it is not known where they end.
-        let bells = ring.control().sender.bells.load(Ordering::Relaxed);
-        let known = carrier::facts(socket).counts_places || bells == word.bells;
-        known && !end.receiver.has_left() && hold_marks(ring, position - 1)
-    });
-    let Some(had) = had else {
-        break_off(socket, end);
-        return false;
-    };
-    end.heeded.set(position);
-    let marks = [Mark::Start(word.place), Mark::Back(word.place.wrapping_add(had))];
+    let had = end
+        .rx
+        .taken_since(ring, word.from)
+        .filter(|_| !end.receiver.has_left() && hold_marks(ring, position - 1));
     // (Where the last mark was a `Back`, or there was none, this is a stay of no records.)
     let in_ring = matches!(end.receiving(), Receiving::Ring | Receiving::Draining);
+    let place = match carrier::facts(socket).counts_places {
+        true => Ok(word.place),
+        false if in_ring => place_of_gap(socket, end, ring, word.bells),
+        // No doorbell was put behind a `Start` that was not delivered.
+        false => Ok(0),
+    };
+    let (Some(had), Ok(place)) = (had, place) else {
+        if had.is_none() || place == Err(Errno::ERANGE) {
+            break_off(socket, end);
+        }
+        return false;
+    };
+    let gap = !carrier::facts(socket).counts_places as u64;
+    let back = |bytes: u64| Mark::Back(place.wrapping_add(gap).wrapping_add(bytes));
+    let from = match end.receiving() {
+        Receiving::Discarding => end.receiver.until(),
+        _ => carrier::taken(socket, end).unwrap_or(0),
+    };
+    let whole = match in_ring || gap == 0 {
+        true => end.receiver.goes_on_at(back(word.bytes)),
+        false => from.checked_add(gap + word.bytes.min(u32::MAX.into())),
+    };
+    end.whole.set(whole.unwrap_or(0));
+    end.heeded.set(position);
+    let marks = [Mark::Start(place), back(had)];
     end.rx.put_marks(ring, &marks[in_ring as usize..]);
     true
+}
+
+/// Between doorbells and what is sent again, where the kernel does not count: a byte, or packet, that is neither.
+const GAP: u8 = 1;
+/// KERNEL: a Unix connection holds some 270 of one byte.
+const BELLS_LOOKED_AT: usize = 512;
+
+/// Before anything is sent again. Send lock held.
+pub fn send_gap(socket: &Socket, end: &End) -> Sys<()> {
+    if end.gap_due.is() {
+        tcp::send_from(socket.fd(), &[GAP], libc::MSG_DONTWAIT)?;
+        end.gap_due.set(0);
+    }
+    Ok(())
+}
+
+/// How many doorbells are before the gap. An adapter counts each for the receiver before it goes, and for the sender behind that (`counted`): if it
+/// has died in between, the byte itself tells. EAGAIN: it has not come. Receive lock held.
+fn place_of_gap(socket: &Socket, end: &End, ring: &SegmentRing, counted: u64) -> Sys<u64> {
+    let bells = ring.control().sender.bells.load(Ordering::Relaxed);
+    match bells.wrapping_sub(counted) {
+        0 => return Ok(counted),
+        1 if end.receiving() == Receiving::Ring => {}
+        1 => return Err(Errno::EAGAIN),
+        _ => return Err(Errno::ERANGE),
+    }
+    let at = end.receiver.goes_on_at(Mark::Back(counted)).unwrap_or(0);
+    let Some(before) = at.checked_sub(carrier::taken(socket, end)?) else { return Ok(bells) };
+    let mut waits = [0; BELLS_LOOKED_AT];
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let n = tcp::receive_into(socket.fd(), &mut waits, flags)?;
+    match waits[..n].get(before as usize) {
+        Some(&next) => Ok(if next == GAP { counted } else { bells }),
+        // (Behind one packet nothing is seen.)
+        None if before >= waits.len() as u64
+            || before > 0 && carrier::facts(socket).has_boundaries =>
+        {
+            Err(Errno::ERANGE)
+        }
+        None => Err(Errno::EAGAIN),
+    }
 }
 
 /// The memory where two marks from this position on are put, and the slot behind: what the adapter has not asked for may not be there.
@@ -217,9 +279,8 @@ pub fn is_cut_short(socket: &Socket) -> bool {
         return false;
     }
     let short = match hear(socket) {
-        Some(Word { in_ring: true, place, bytes, .. }) => {
-            let whole = end.receiver.goes_on_at(Mark::Back(place.wrapping_add(bytes)));
-            end.receiver.taken() < whole
+        Some(Word { in_ring: true, .. }) => {
+            end.heeded.get() == 0 || end.receiver.taken() < Some(end.whole.get())
         }
         Some(_) => false,
         // (One that has never come sends by the kernel alone.)

@@ -102,7 +102,8 @@ impl Outgoing for Out<'_> {
 
     fn send_again(&self, used: u64) -> Sys<u64> {
         let (socket, end, ring) = (self.socket, self.end, self.ring);
-        let sent = carrier::send_again(socket, end, ring, used);
+        let again = || carrier::send_again(socket, end, ring, used);
+        let sent = orphan::send_gap(socket, end).and_then(|()| again());
         if sent == Err(Errno::EAGAIN) {
             // Sleepers are woken when there is room.
             sending_changed(socket);
@@ -269,11 +270,15 @@ impl Incoming for In<'_> {
         let n = most.min(bells.len() as u64) as usize;
         // KERNEL: what is taken moves the place from which SO_PEEK_OFF looks. Doorbells were never before it.
         let peeks_from = tcp::int_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF);
-        let taken = tcp::receive_into(fd, &mut bells[..n], libc::MSG_DONTWAIT);
+        // (Among them may be packets that we have had, `orphan`: longer ones, which count whole, and empty ones, which count too.)
+        let packets = carrier::facts(self.socket).has_boundaries;
+        let length = if packets { libc::MSG_TRUNC } else { 0 };
+        let taken = tcp::receive_into(fd, &mut bells[..n], libc::MSG_DONTWAIT | length);
+        let empty = packets && taken == Ok(0) && !carrier::peer_ended(self.socket);
         if let Ok(from @ 0..) = peeks_from {
             tcp::peek_from(fd, from);
         }
-        taken.map(|n| n as u64)
+        taken.map(|n| n as u64 + empty as u64)
     }
 
     /// KERNEL: a receive that we have shut down ourselves says that no more bytes come, until the next ones do: that is no end.

@@ -276,8 +276,12 @@ pub struct End {
     pub refused_starts: P32,
     /// There is a mirror between it and the peer (`interconnect`, `orphan`).
     pub mirrored: P32,
-    /// Where marks were put for a peer whose adapter has died, plus one.
+    /// Where marks were put for a peer whose adapter has died, plus one; and the kernel's place behind all that it sends again.
     pub heeded: P64,
+    pub whole: P64,
+    /// Of our direction: whether we are about to say that it goes back (`orphan`), and the gap before that is still to be sent.
+    pub worded: P32,
+    pub gap_due: P32,
     /// Bytes went through the kernel before the connection was attached, so the kernel must have counted some.
     pub has_sent: P32,
     pub has_received: P32,
@@ -350,14 +354,21 @@ impl End {
             &self.packet_max,
             &self.shut_later,
             &self.mirrored,
+            &self.worded,
+            &self.gap_due,
             &self.has_sent,
             &self.has_received,
         ] {
             word.set(0);
         }
-        for word in
-            [&self.linger, &self.heeded, &self.resent_at, &self.tap_sent, &self.tap_received]
-        {
+        for word in [
+            &self.linger,
+            &self.heeded,
+            &self.whole,
+            &self.resent_at,
+            &self.tap_sent,
+            &self.tap_received,
+        ] {
             word.set(0);
         }
         self.shut.store(0, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use super::contract::Carrier;
 use super::kernel::receive_native;
 use super::unix_stream::judge;
 use crate::socket::table::{End, Receiving, Socket};
-use crate::socket::words;
+use crate::socket::{orphan, words};
 use ringlet_core::handover::{CHANGES_MAX, Incoming};
 use ringlet_core::layout::SHUT_READ;
 use ringlet_core::memory::Buffers;
@@ -56,6 +56,9 @@ impl Carrier for Packets {
         let there = waiting & libc::POLLIN != 0 && !over;
         if side.follow(over, there as u64)?.is_none() {
             return Ok(None);
+        }
+        if over && tcp::unread(socket.fd()) == Ok(0) {
+            orphan::is_cut_short(socket);
         }
         if waiting & (libc::POLLHUP | libc::POLLERR) != 0 {
             judge(socket, end, 0);
