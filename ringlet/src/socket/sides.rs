@@ -498,11 +498,11 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
     }
 }
 
-/// The peer may have left the ring while we have nothing to send.
+/// The peer may have left the ring while we have nothing to send; or we are sending again.
 pub fn answer_return(socket: &Socket, end: &End) {
     let Some(outgoing) = socket.outgoing() else { return };
-    if matches!(end.sending(), Sending::Ring | Sending::Returning)
-        && words::has_left(&outgoing)
+    if (end.sending() == Sending::Returning
+        || end.sending() == Sending::Ring && words::has_left(&outgoing))
         && let Some(_held) = end.send_lock.try_take()
     {
         let _ = return_unread(socket, end, &outgoing);
