@@ -136,8 +136,10 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> 
         end.resent_at.set(0);
         end.gap_due.set(!carrier::facts(socket).counts_places as u32);
         end.sender.send_all_again();
-    } else if end.sending() == Sending::Kernel {
+    } else if end.sending() != Sending::Returning {
         end.sender.keep_out();
+        // All was delivered, as far as we hear of that or not.
+        while end.tx.pass_oldest(ring) {}
     }
     end.mirrored.set(NEEDS_NO_ADAPTER);
     end.barred.set(Reason::NoAdapter as u32);
