@@ -116,6 +116,8 @@ soak: build
 	$(KILL) --family tcp --kills $$(($(KILLS) * 110))
 	$(KILL) --family unix --kills $$(($(KILLS) * 60))
 	$(KILL) --family udp --kills $$(($(KILLS) * 30))
+	python3 tests/kill/adapter.py --kills $$(($(KILLS) * 10)) --ringlet $(TARGET)/release/ringlet
+	python3 tests/kill/adapter.py --kills $$(($(KILLS) * 10)) --family unix --ringlet $(TARGET)/release/ringlet
 
 # Thousands of simulated clusters, each with other traffic and other faults.
 sim-soak:
