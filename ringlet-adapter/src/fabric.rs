@@ -2,7 +2,7 @@
 //! has written may still stand there. What must be behind something else waits until that is done, as a card waits for a completion.
 
 use crate::link::Flow;
-use ringlet_core::course::Piece;
+use ringlet_core::course::{Credit, Piece};
 use ringlet_core::layout::LINE_BYTES;
 use ringlet_core::mirror::ReceiverLine;
 
@@ -33,7 +33,7 @@ struct Flight {
 /// News of the receiver's: its words, of which two come before the credit.
 pub(crate) struct Back {
     pub first: ReceiverLine,
-    pub credit: Option<(u64, u64)>,
+    pub credit: Option<Credit>,
     pub last: ReceiverLine,
 }
 
@@ -121,7 +121,7 @@ impl Fabric {
         self.ways[sender].back.is_none()
     }
 
-    /// Does the next of their writes. `None`: there are none; else, was it the credit?
+    /// Does the next of their writes. `None`: there are none; else, was it a credit behind which a sender that waits is looked for?
     pub fn pass_back(
         &mut self,
         sender: usize,
@@ -140,13 +140,14 @@ impl Fabric {
             return Some(false);
         }
         let again = random.one_in(8);
-        let credit = matches!(stage, Stage::Credit) && back.credit.is_some();
+        let looks =
+            matches!(stage, Stage::Credit) && back.credit.is_some_and(|credit| credit.looks);
         match stage {
             Stage::First => flow.put_first(back),
             Stage::Credit => {
                 // What it gives back may be written by the sender from then on: it is not repeated any more.
-                if let Some((slots, _)) = back.credit {
-                    way.flights.retain(|flight| flight.piece.position >= slots);
+                if let Some(credit) = back.credit {
+                    way.flights.retain(|flight| flight.piece.position >= credit.slots);
                 }
                 flow.put_credit(back);
             }
@@ -161,7 +162,7 @@ impl Fabric {
                 way.backs_done += 1;
             }
         }
-        Some(credit)
+        Some(looks)
     }
 
     /// What this end says as a receiver is read again from here on (`is_behind`).

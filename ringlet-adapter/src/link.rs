@@ -208,8 +208,8 @@ impl Flow {
     }
 
     pub fn put_credit(&self, back: &Back) {
-        if let Some((slots, data)) = back.credit {
-            self.from.give_credit(slots, Some(data));
+        if let Some(credit) = back.credit {
+            self.from.give_credit(credit.slots, Some(credit.data));
         }
     }
 
@@ -318,23 +318,23 @@ impl Link {
     fn pass_back(&mut self, receiver: usize, bells: &mut impl Bells) -> bool {
         let sender = 1 - receiver;
         let flow = &mut self.flows[sender];
-        let credit = match &mut self.fabric {
+        let looks = match &mut self.fabric {
             None => {
                 let Some(back) = flow.read_back() else { return false };
                 flow.put_first(&back);
                 flow.put_credit(&back);
                 flow.put_last(&back);
-                back.credit.is_some()
+                back.credit.is_some_and(|credit| credit.looks)
             }
             Some(fabric) => {
                 let news = if fabric.takes_back(sender) { flow.read_back() } else { None };
                 match fabric.pass_back(sender, flow, news) {
                     None => return false,
-                    Some(credit) => credit,
+                    Some(looks) => looks,
                 }
             }
         };
-        if credit {
+        if looks {
             let how = flow.from.control().room_wish().granted_by_receiver();
             if how & WANT_EVENT != 0 {
                 bells.event(sender);

@@ -23,6 +23,15 @@ pub struct Piece {
     pub mark: Option<Mark>,
 }
 
+/// What a receiver has consumed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Credit {
+    pub slots: u64,
+    pub data: u64,
+    /// A quarter of the slots or of the data was passed: a sender that waits for room is looked for, as `Rx::release` has it.
+    pub looks: bool,
+}
+
 #[derive(Default, Debug)]
 pub struct Course {
     /// The record that is due, and where the data of the last one ended.
@@ -99,7 +108,7 @@ impl Course {
 
     /// What the receiver has consumed, if that is more than was known.
     #[inline]
-    pub fn credit<M: RingMemory>(&mut self, receiver: &M) -> Option<(u64, u64)> {
+    pub fn credit<M: RingMemory>(&mut self, receiver: &M) -> Option<Credit> {
         // ORDER: Acquire, both; pairs with `RingMemory::give_credit`, as `Tx::refresh`.
         let slots = receiver.credit_slots().load(Ordering::Acquire);
         let data = receiver.credit_data().load(Ordering::Acquire);
@@ -108,11 +117,19 @@ impl Course {
         {
             return None;
         }
+        let before = (self.credit_slots, self.credit_data);
         self.credit_slots = slots;
         if data.wrapping_sub(self.credit_data) <= self.data - self.credit_data {
             self.credit_data = data;
         }
-        Some((slots, self.credit_data))
+        let data = self.credit_data;
+        let passed = |before: u64, now: u64, size: usize| {
+            let quarter = size as u64 / 4;
+            before / quarter != now / quarter
+        };
+        let looks = passed(before.0, slots, receiver.slot_count())
+            || passed(before.1, data, receiver.ring_bytes());
+        Some(Credit { slots, data, looks })
     }
 
     /// The record that is due next.
