@@ -86,8 +86,11 @@ pub fn clean_up_as(socket: &'static Socket, last: bool, beside: bool) {
         unsafe { map::unmap(area) };
     }
     context::release(socket.bell.get());
-    if socket.channel.is() {
-        meeting::part(socket.channel.swap(0) as i32);
+    match socket.channel.swap(0) as i32 {
+        0 => {}
+        // (Others of the family speak and hear there.)
+        channel if !last => tables.close_hidden(channel),
+        channel => meeting::part(channel),
     }
     if socket.lifeline.is() {
         tables.close_hidden(socket.lifeline.swap(0) as i32);
