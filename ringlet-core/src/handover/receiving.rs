@@ -139,6 +139,12 @@ impl Receiver {
         self.bells_from.get().wrapping_add(bells)
     }
 
+    /// What is sent again to us, who have left, begins at this place.
+    pub fn begins_again_at(&self, place: u64) {
+        self.until.set(place);
+        self.path.set(Receiving::Discarding as u64);
+    }
+
     /// Bytes that were taken since, once we have left and have come to what is sent again.
     fn behind_bells(&self) -> u64 {
         self.taken().unwrap_or(0).saturating_sub(self.until())
@@ -240,6 +246,10 @@ pub trait Incoming {
     /// Is no thread of the sender's at work? Looked at a few times at most; or waited for, as long as one may be waited for.
     fn is_quiet(&self) -> bool;
     fn await_quiet(&self) -> bool;
+    /// Can nothing the sender says come here any more, nor the other way? (It is told how it goes on by other means.)
+    fn is_cut_off(&self) -> bool {
+        false
+    }
 
     // ---- what it is told ----
 
@@ -391,8 +401,8 @@ pub trait Incoming {
             return Ok(());
         }
         self.words().leave(self.used());
-        if !self.await_quiet() {
-            return Err(self.fails(Fault::Corrupt));
+        if !self.await_quiet() && !self.leaves_unheard()? {
+            return Ok(());
         }
         // What the peer did unaware of it is there now.
         let _ = self.settle();
@@ -407,7 +417,8 @@ pub trait Incoming {
                     return Ok(());
                 }
                 Some(false) => {}
-                None => return Err(self.fails(Fault::Corrupt)),
+                None if self.leaves_unheard()? => {}
+                None => return Ok(()),
             }
         }
         self.receiver().left.set(1);
@@ -416,6 +427,14 @@ pub trait Incoming {
         }
         let _ = self.settle();
         Ok(())
+    }
+
+    /// Whether the sender has heard that we leave is not known. Where it never will be, we stay, unless it has answered: true then.
+    fn leaves_unheard(&self) -> Result<bool, Self::Error> {
+        if !self.is_cut_off() {
+            return Err(self.fails(Fault::Corrupt));
+        }
+        Ok(self.words().stay(|| true) == Some(false))
     }
 
     /// Does the stream go on in the kernel behind what is published?

@@ -55,9 +55,10 @@ impl Sender {
         self.path.set(Sending::KernelForGood as u64);
     }
 
-    /// What has carried our direction is dead, and the receiver was told so by other means: all that it may not have taken is sent again.
-    pub fn send_all_again(&self) {
-        self.returned.set(0);
+    /// What has carried our direction is dead. All that the receiver may not have taken is sent again, as it was told by other means; of the
+    /// oldest record what follows the first `used` bytes.
+    pub fn send_all_again(&self, used: u64) {
+        self.returned.set(used);
         self.path.set(Sending::Returning as u64);
     }
 

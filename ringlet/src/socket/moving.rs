@@ -207,6 +207,7 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
         // (An error is told by the next call. What an adapter that is dead leaves to the peer comes back by itself.)
         if end.mirrored.get() != orphan::NEEDS_NO_ADAPTER {
             let _ = incoming(socket, end, &ring).leave(reads_on(reason));
+            orphan::look(socket);
         }
         if !reads_on(reason) {
             whole = hand_over(socket, end, &ring);
@@ -240,7 +241,8 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
 /// Before somebody gets the descriptor who reads only the kernel's: false if what that one would read is not the stream.
 fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
     // Doorbells that were sent may not have arrived; or what the peer says of its adapter's death.
-    let wants_word = end.mirrored.get() == orphan::NEEDS_NO_ADAPTER;
+    // (To one that has left it says it in vain, and then sends again behind what that had.)
+    let wants_word = end.mirrored.get() == orphan::NEEDS_NO_ADAPTER && !end.receiver.has_left();
     wait_patiently(|| {
         settle(socket, end, ring) != Err(Errno::EAGAIN) && (!wants_word || orphan::is_told(socket))
     });

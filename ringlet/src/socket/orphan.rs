@@ -23,6 +23,7 @@ use crate::interconnect::{Interconnect, introduction, mirrored};
 use crate::reasons::Reason;
 use ringlet_core::handover::Incoming;
 use ringlet_core::layout::{LINE_BYTES, NOT_SHUT, PAGE_BYTES, SLOT_COUNT};
+use ringlet_core::leaving::Leaving;
 use ringlet_core::mapped::Mapped;
 use ringlet_core::ring::{Mark, SegmentRing};
 use ringlet_core::sync::Ordering;
@@ -126,16 +127,21 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> 
         meet::send(socket.channel.get() as i32, word.frame().as_bytes(), &[])
     });
     if in_ring && told.is_err() {
-        // Nobody hears it: the peer is closing (`close`), or has given the connection to a stranger.
+        // Nobody hears it: the peer is closing (`close`), or has given the connection to a stranger, who is to get what it has left unread.
         pass_delivered();
-        if end.tx.outstanding_bytes(ring) > 0 && !has_ended_in_order(socket) {
-            break_off(socket, end);
+        if words::has_left(ring) {
+            end.resent_at.set(0);
+            end.sender.send_all_again(ring.control().used());
+        } else {
+            if end.tx.outstanding_bytes(ring) > 0 && !has_ended_in_order(socket) {
+                break_off(socket, end);
+            }
+            end.sender.keep_out();
         }
-        end.sender.keep_out();
     } else if in_ring {
         end.resent_at.set(0);
         end.gap_due.set(!carrier::facts(socket).counts_places as u32);
-        end.sender.send_all_again();
+        end.sender.send_all_again(0);
     } else if end.sending() != Sending::Returning {
         end.sender.keep_out();
         // All was delivered, as far as we hear of that or not.
@@ -164,7 +170,7 @@ pub fn flush(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) {
 /// The ring is empty: does the sender say, by now, that it goes on in the kernel? Then the marks stand there that say so. Behind the count of what
 /// waits in the kernel, receive lock held. True if there is something to look at.
 pub fn heed(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
-    if !end.mirrored.is() {
+    if !end.mirrored.is() || end.receiver.has_left() {
         return false;
     }
     let (position, heeded) = (end.rx.position() + 1, end.heeded.get());
@@ -180,10 +186,7 @@ pub fn heed(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
     if !word.in_ring {
         return false;
     }
-    let had = end
-        .rx
-        .taken_since(ring, word.from)
-        .filter(|_| !end.receiver.has_left() && hold_marks(ring, position - 1));
+    let had = end.rx.taken_since(ring, word.from).filter(|_| hold_marks(ring, position - 1));
     // (Where the last mark was a `Back`, or there was none, this is a stay of no records.)
     let in_ring = matches!(end.receiving(), Receiving::Ring | Receiving::Draining);
     let place = match carrier::facts(socket).counts_places {
@@ -253,6 +256,30 @@ fn place_of_gap(socket: &Socket, end: &End, ring: &SegmentRing, counted: u64) ->
             Err(Errno::ERANGE)
         }
         None => Err(Errno::EAGAIN),
+    }
+}
+
+/// The same where we had left: what is sent again begins with what we had of it. (The sender may not have answered, or nobody has delivered that.)
+#[cold]
+pub fn heed_left(socket: &Socket, end: &End, ring: &SegmentRing) {
+    let position = end.rx.position() + 1;
+    let late = end.heeded.get() == position || end.receiving() == Receiving::Draining;
+    if !end.mirrored.is() || late {
+        return;
+    }
+    let Some(word) = hear(socket).filter(|word| word.in_ring) else { return };
+    let place = |bytes: u64| end.receiver.goes_on_at(Mark::Back(word.place.wrapping_add(bytes)));
+    // (Where the kernel does not count, what is behind the doorbells can't be told from them any more.)
+    let known = carrier::facts(socket).counts_places;
+    let until = end.rx.taken_since(ring, word.from).filter(|_| known).and_then(place);
+    end.whole.set(place(word.bytes).unwrap_or(0));
+    end.heeded.set(position);
+    match until {
+        Some(until) if end.receiver.taken() <= Some(until) => {
+            ring.control().answer();
+            end.receiver.begins_again_at(until);
+        }
+        _ => break_off(socket, end),
     }
 }
 
@@ -326,8 +353,23 @@ pub fn close(socket: &Socket, end: &End) {
     }
 }
 
-/// Somebody gets the descriptor who knows of no channel: the peer is not to say there what nobody hears.
-pub fn close_channel(socket: &Socket) {
+/// Somebody gets the descriptor who knows of no channel, and reads what the peer sends again for us: what we had of that is taken away before.
+/// False if it has not all come.
+pub fn give_channel(socket: &Socket) -> bool {
+    close_channel(socket);
+    let end = socket.end();
+    if !end.receiver.has_left() || !is_told(socket) {
+        return true;
+    }
+    let (Some(_held), Some(ring)) = (end.receive_lock.take(), socket.incoming()) else {
+        return true;
+    };
+    let side = sides::incoming(socket, end, &ring);
+    patience::wait_patiently(|| side.settle() == Ok(true) && end.receiving() == Receiving::Kernel)
+}
+
+/// The peer is not to say there what nobody hears.
+fn close_channel(socket: &Socket) {
     if socket.interconnect() == Interconnect::Mirrored {
         let _ = tcp::shut_down(socket.channel.get() as i32, libc::SHUT_RDWR);
     }

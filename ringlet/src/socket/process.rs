@@ -612,7 +612,9 @@ fn give(socket: &'static Socket, reason: Reason) -> bool {
         }
         // Nothing tells when who gets it has closed it.
         mirrored::part(socket);
-        orphan::close_channel(socket);
+        if !orphan::give_channel(socket) {
+            return false;
+        }
     }
     socket.end().given.set(1);
     true

@@ -225,6 +225,9 @@ impl Incoming for In<'_> {
 
     fn head(&self) -> Head {
         let rx = &self.end.rx;
+        if self.end.receiver.has_left() {
+            orphan::heed_left(self.socket, self.end, self.ring);
+        }
         if !rx.ready(self.ring) && !orphan::heed(self.socket, self.end, self.ring) {
             return Head::Empty;
         }
@@ -326,6 +329,10 @@ impl Incoming for In<'_> {
 
     fn await_quiet(&self) -> bool {
         self.is_quiet() || wait_patiently(|| self.is_quiet())
+    }
+
+    fn is_cut_off(&self) -> bool {
+        self.is_mirrored() && mirrored::has_died(self.socket)
     }
 
     fn turned(&self) {
