@@ -153,6 +153,8 @@ impl<'a> Side<'a> {
                 assert!(bytes <= SLOT_COUNT * MESSAGE_MAX_BYTES);
                 self.rx.has_bytes(&self.inward);
                 self.rx.published_after(&self.inward, script.number(4));
+                let from = [script.number(1), u64::MAX - script.number(1)][script.below(1, 2)];
+                self.rx.taken_since(&self.inward, from);
             }
             4 => {
                 if self.rx.mark(&self.inward).is_some() {

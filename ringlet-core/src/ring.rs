@@ -419,6 +419,8 @@ impl Rx {
     /// those. (An empty packet counts as one.)
     pub fn taken_since<M: RingMemory>(&self, memory: &M, from: u64) -> Option<u64> {
         let (mut position, mut bytes) = (from, self.used.get());
+        // (The peer says from where.)
+        self.slots.get().checked_sub(from).filter(|past| *past <= memory.slot_count() as u64)?;
         for _ in 0..=memory.slot_count() {
             if position == self.slots.get() {
                 return Some(bytes);
