@@ -135,20 +135,6 @@ def it_was_passed_on(end):
         assert not end.connection.recv(1)
 
 
-def a_program_inherits(end):
-    """In the middle of that."""
-    if end.accepted:
-        end.hang_adapter()
-        cat = subprocess.Popen(["cat"], stdin=end.connection, stdout=subprocess.PIPE)
-        end.connection.close()
-        end.tell()
-        assert cat.communicate()[0] == DATA
-    else:
-        end.wait()
-        end.connection.sendall(DATA)
-        end.connection.close()
-
-
 def one_left_and_reads_on(end):
     """An end that is told of data by a signal leaves the ring."""
     if end.accepted:
@@ -202,7 +188,6 @@ MOMENTS = {
         the_parent_has_closed,
         a_program_has_inherited,
         it_was_passed_on,
-        a_program_inherits,
         one_left_and_reads_on,
         one_shuts_down,
         its_numbers_were_wanted,
