@@ -8,7 +8,6 @@ use super::Interconnect;
 use super::introduction::{GREETING, LINKED, Message, name};
 use crate::reasons::Reason;
 use crate::socket::context;
-use crate::socket::orphan::NEEDS_NO_ADAPTER;
 use crate::socket::table::{Socket, tables};
 use ringlet_core::layout::WANT_EVENT;
 use ringlet_core::mirror::Asks;
@@ -17,6 +16,10 @@ use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::fd;
 use ringlet_linux::meet::{self, Received};
 use ringlet_linux::sys::{self, Errno};
+
+/// Values of `End::mirrored`: its adapter lives, as far as is known; our direction needs none any more.
+pub const HAS_ADAPTER: u32 = 1;
+pub const NEEDS_NO_ADAPTER: u32 = 2;
 
 /// How long the adapter may take for an introduction; and to answer what is asked in shared memory (a machine may have other work).
 const INTRODUCTION_NS: u64 = 2_000_000_000;

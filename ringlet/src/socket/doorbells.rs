@@ -1,9 +1,9 @@
 //! Doorbells on the kernel's connection: telling them from the end of the stream, and taking them away.
 
 use super::epoll::registration::{may_sleep_on, watched_by_sleepers};
-use super::sides::{answer_return, seen};
+use super::sides::{answer_return, go_back_if_orphan, seen};
 use super::table::{End, Receiving, Sending, Socket, Stage};
-use super::{carrier, orphan, words};
+use super::{carrier, channel, words};
 use ringlet_core::bells;
 use ringlet_core::handover::Step;
 use ringlet_core::layout::WANT_BYTE;
@@ -28,7 +28,7 @@ pub fn look_at_kernel(
     let news = socket.kernel_news.number();
     socket.bells_left.set(0);
     answer_return(socket, end);
-    orphan::look(socket);
+    go_back_if_orphan(socket);
     let mut bells = [0u8; 64];
     let peeked = tcp::receive_into(socket.fd(), &mut bells, libc::MSG_PEEK | libc::MSG_DONTWAIT);
     let peeked = carrier::classify(socket, end, peeked);
@@ -78,7 +78,7 @@ pub fn look_at_kernel(
                 end.ended.set(2);
                 Err(error)
             }
-            Ok(_) if orphan::is_cut_short(socket) => {
+            Ok(_) if channel::is_cut_short(socket) => {
                 end.ended.set(2);
                 Err(Errno(end.pending_error.swap(0).max(libc::ECONNRESET as u32) as i32))
             }
@@ -175,7 +175,7 @@ fn take_bells_beside(socket: &Socket, end: &End, ring: &SegmentRing, mine: u32) 
     }
     // What was counted before no mark stood in the ring is doorbells, as in `receive_kernel`.
     let Ok(waiting @ 1..) = tcp::unread(socket.fd()) else { return true };
-    let bells = end.rx.mark_ahead(ring).is_none() && !orphan::is_told(socket);
+    let bells = end.rx.mark_ahead(ring).is_none() && !channel::is_told(socket);
     if bells {
         throw_away(socket, end, waiting.min(BELLS_AT_ONCE));
     }

@@ -28,7 +28,7 @@ use super::meeting;
 use super::pin;
 use super::table::{self, End, Socket, Stage, Tables, tables};
 use super::transfer::wait;
-use super::{budget, carrier, chaos, context, control, memory, moving, orphan, view};
+use super::{budget, carrier, chaos, context, control, memory, moving, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::interconnect::introduction::{self, JOIN, LINK};
@@ -1021,7 +1021,7 @@ fn join(
     socket.home.set(card.map_or(0, |card| card.context));
     tables.hide(linked.lifeline);
     socket.lifeline.set(linked.lifeline as u32);
-    socket.end().mirrored.set(orphan::HAS_ADAPTER);
+    socket.end().mirrored.set(mirrored::HAS_ADAPTER);
     memory::begin_looking_after_adapters(tables);
     Ok(linked.ticket)
 }

@@ -8,7 +8,7 @@
 //! that by the peer; who sleeps looks after a second, and then ever more rarely (`due`).
 
 use super::table::{End, Process, Sending, Socket, Stage, Tables, tables};
-use super::{orphan, release};
+use super::{release, sides};
 use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, HOT_DATA_BYTES, PAGE_BYTES, SLOT_COUNT, SLOTS_OFFSET};
@@ -106,8 +106,8 @@ fn look_after(tables: &'static Tables, process: &Process) -> Option<u64> {
     let mut mirrored = false;
     for socket in tables.followed().filter(|socket| socket.stage() == Stage::Attached) {
         left |= !give_back(socket);
-        orphan::look(socket);
-        mirrored |= socket.end().mirrored.get() == orphan::HAS_ADAPTER;
+        sides::go_back_if_orphan(socket);
+        mirrored |= socket.end().mirrored.get() == mirrored::HAS_ADAPTER;
     }
     if mirrored {
         process.look_at_memory_ns.set(mirrored::LOOK_AFTER_NS);

@@ -8,6 +8,7 @@
 pub mod asked;
 mod budget;
 pub mod carrier;
+mod channel;
 mod chaos;
 pub mod context;
 pub mod control;
@@ -29,7 +30,7 @@ pub mod memory;
 pub mod moving;
 mod note;
 mod options;
-pub mod orphan;
+mod orphan;
 mod pairs;
 mod patience;
 mod pin;

@@ -7,11 +7,12 @@ use super::epoll::registration::watched_by_sleepers;
 use super::in_use;
 use super::patience::wait_patiently;
 use super::sides::{
-    answer_return, incoming, measure_written, out, return_unread, ring_byte, wake_sender,
+    answer_return, go_back_if_orphan, incoming, measure_written, out, return_unread, ring_byte,
+    wake_sender,
 };
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{bells_end, has_left, published, reads_on, say_end, sends_uncounted};
-use super::{carrier, context, doorbells, orphan, view};
+use super::{carrier, channel, context, doorbells, orphan, view};
 use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 pub use ringlet_core::handover::CHANGES_MAX;
@@ -133,7 +134,7 @@ fn make_room(socket: &Socket, end: &End, ring: &SegmentRing) {
 /// missing behind an orderly end, so then the end is a reset, unless others of the family go on with it until all is sent.
 pub fn finish_return(socket: &Socket, end: &End) {
     let Some(_in_use) = in_use::in_use(socket) else { return };
-    orphan::look(socket);
+    go_back_if_orphan(socket);
     answer_return(socket, end);
     let has_left = || socket.outgoing().is_some_and(|outgoing| has_left(&outgoing));
     if end.sending() != Sending::Returning && !has_left() {
@@ -199,15 +200,15 @@ pub fn send_back(socket: &Socket, reason: Reason) {
 pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
     let end = socket.end();
     let mut whole = true;
-    orphan::look(socket);
+    go_back_if_orphan(socket);
     end.barred.set(reason as u32);
     {
         let Some(_held) = end.receive_lock.take() else { return true };
         let Some(ring) = socket.incoming() else { return true };
         // (An error is told by the next call. What an adapter that is dead leaves to the peer comes back by itself.)
-        if end.mirrored.get() != orphan::NEEDS_NO_ADAPTER {
+        if end.mirrored.get() != mirrored::NEEDS_NO_ADAPTER {
             let _ = incoming(socket, end, &ring).leave(reads_on(reason));
-            orphan::look(socket);
+            go_back_if_orphan(socket);
         }
         if !reads_on(reason) {
             whole = hand_over(socket, end, &ring);
@@ -242,11 +243,11 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
 fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
     // Doorbells that were sent may not have arrived; or what the peer says of its adapter's death.
     // (To one that has left it says it in vain, and then sends again behind what that had.)
-    let wants_word = end.mirrored.get() == orphan::NEEDS_NO_ADAPTER && !end.receiver.has_left();
+    let wants_word = end.mirrored.get() == mirrored::NEEDS_NO_ADAPTER && !end.receiver.has_left();
     wait_patiently(|| {
-        settle(socket, end, ring) != Err(Errno::EAGAIN) && (!wants_word || orphan::is_told(socket))
+        settle(socket, end, ring) != Err(Errno::EAGAIN) && (!wants_word || channel::is_told(socket))
     });
-    if wants_word && !orphan::is_told(socket) {
+    if wants_word && !channel::is_told(socket) {
         return false;
     }
     match end.receiving() {
@@ -267,7 +268,7 @@ fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
 pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
     let side = incoming(socket, end, ring);
     if end.mirrored.is() && mirrored::has_died(socket) {
-        // (`orphan::close`)
+        // (`close_orphan`)
         return;
     }
     let drained = || {
@@ -281,6 +282,38 @@ pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
     if !drained() && carrier::undelivered(socket) > 0 {
         wait_patiently(|| carrier::undelivered(socket) == 0 || drained());
     }
+}
+
+/// Our end is about to be closed, and its adapter is dead. What the peer sends again that we have had must not come behind that: the kernel would
+/// answer with a reset. So we say first how much we have had, and then look what it has said: one of the two hears the other. Both locks held.
+pub fn close_orphan(socket: &Socket, end: &End) {
+    let (Some(outgoing), Some(ring)) = (socket.outgoing(), socket.incoming()) else { return };
+    orphan::go_back(socket, end, &outgoing, false);
+    channel::close(socket);
+    // What waits before the peer has said that it goes on there is doorbells.
+    let waiting = tcp::unread(socket.fd()).unwrap_or(0);
+    let side = incoming(socket, end, &ring);
+    let _ = side.settle();
+    if end.receiving() == Receiving::Ring {
+        doorbells::throw_away(socket, end, waiting);
+    } else if channel::hear(socket).is_some_and(|word| word.in_ring) {
+        wait_patiently(|| side.settle() != Ok(false));
+    }
+}
+
+/// Somebody gets the descriptor who knows of no channel, and reads what the peer sends again for us: what we had of that is taken away before.
+/// False if it has not all come.
+pub fn give_channel(socket: &Socket) -> bool {
+    channel::close(socket);
+    let end = socket.end();
+    if !end.receiver.has_left() || !channel::is_told(socket) {
+        return true;
+    }
+    let (Some(_held), Some(ring)) = (end.receive_lock.take(), socket.incoming()) else {
+        return true;
+    };
+    let side = incoming(socket, end, &ring);
+    wait_patiently(|| side.settle() == Ok(true) && end.receiving() == Receiving::Kernel)
 }
 
 /// Follows the marks that stand next, as far as they go without bytes of the program's.

@@ -15,14 +15,13 @@
 //! What was said stays there (it is looked at, never taken): so any process that shares the end may find it, again and again. In the same words
 //! each end says how far the other's records were delivered, so that they are not sent to one who has closed.
 
+use super::channel::{self, Word, hear};
 use super::epoll::registration::sending_changed;
 use super::table::{End, Receiving, Sending, Socket};
-use super::{carrier, doorbells, patience, sides, view, words};
-use crate::handshake::{self, Frame, Protocol};
-use crate::interconnect::{Interconnect, introduction, mirrored};
+use super::{carrier, patience, view, words};
+use crate::interconnect::mirrored::{self, HAS_ADAPTER, NEEDS_NO_ADAPTER};
 use crate::reasons::Reason;
-use ringlet_core::handover::Incoming;
-use ringlet_core::layout::{LINE_BYTES, NOT_SHUT, PAGE_BYTES, SLOT_COUNT};
+use ringlet_core::layout::{LINE_BYTES, PAGE_BYTES, SLOT_COUNT};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::mapped::Mapped;
 use ringlet_core::ring::{Mark, SegmentRing};
@@ -30,78 +29,11 @@ use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{map, meet, tcp};
 
-/// Values of `End::mirrored`: its adapter lives, as far as is known; our direction needs none any more.
-pub const HAS_ADAPTER: u32 = 1;
-pub const NEEDS_NO_ADAPTER: u32 = 2;
-
-/// What an end says of its death.
-struct Word {
-    /// Was our direction in the ring? Then it goes on in the kernel from this place on, in the count of marks, with this record, and what is sent
-    /// again is so many bytes.
-    in_ring: bool,
-    place: u64,
-    from: u64,
-    bytes: u64,
-    /// Doorbells that the adapter is known to have put before that place.
-    bells: u64,
-    /// Up to which record the other direction was delivered.
-    delivered: u64,
-}
-
-impl Word {
-    fn frame(&self) -> Frame {
-        let fields = [self.place, self.from, self.bytes, self.bells, self.delivered];
-        let frame = Frame::new(Protocol::Adapter, introduction::ORPHAN).u32(self.in_ring as u32);
-        fields.into_iter().fold(frame, Frame::u64)
-    }
-}
-
-/// What the other end has said, if it has.
-fn hear(socket: &Socket) -> Option<Word> {
-    let mut bytes = [0; handshake::ROOM_BYTES];
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    let n = tcp::receive_into(socket.channel.get() as i32, &mut bytes, flags).ok()?;
-    let word = handshake::read(&bytes[..n], Protocol::Adapter, |kind, fields| {
-        (kind == introduction::ORPHAN).then_some(())?;
-        Some(Word {
-            in_ring: fields.u32()? != 0,
-            place: fields.u64()?,
-            from: fields.u64()?,
-            bytes: fields.u64()?,
-            bells: fields.u64()?,
-            delivered: fields.u64()?,
-        })
-    });
-    word.ok()
-}
-
-/// Has the sender said, behind what was counted in the kernel, that its stream goes on there?
-pub fn is_told(socket: &Socket) -> bool {
-    socket.end().mirrored.is() && hear(socket).is_some()
-}
-
-/// Has its adapter died, on which our direction still depends?
-pub fn is(socket: &Socket) -> bool {
-    socket.end().mirrored.get() == HAS_ADAPTER && mirrored::has_died(socket)
-}
-
-/// If the adapter has died, our direction goes back. Any lock may be held; under the send lock it is for its holder.
-pub fn look(socket: &Socket) {
-    let end = socket.end();
-    if is(socket)
-        && let Some(ring) = socket.outgoing()
-        && let Some(_held) = end.send_lock.try_take()
-        && go_back(socket, end, &ring, false)
-    {
-        let _ = sides::return_unread(socket, end, &ring);
-    }
-}
-
-/// The same, where all that was not delivered is then `Returning`. `unsure`: a mark was published, and nothing sent behind it; it may not
-/// have been delivered. False if it lives. Send lock held.
+/// If the adapter has died, our direction goes back: all that was not delivered is then `Returning`. `unsure`: a mark was published, and nothing sent
+/// behind it; it may not have been delivered. False if it lives. Send lock held.
 #[cold]
 pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> bool {
-    if !is(socket) {
+    if !channel::is_orphan(socket) {
         return false;
     }
     let in_ring = unsure || end.sending() == Sending::Ring;
@@ -127,14 +59,14 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> 
         meet::send(socket.channel.get() as i32, word.frame().as_bytes(), &[])
     });
     if in_ring && told.is_err() {
-        // Nobody hears it: the peer is closing (`close`), or has given the connection to a stranger, who is to get what it has left unread.
+        // Nobody hears it: the peer is closing (`moving::close_orphan`), or has given the connection to a stranger, who is to get what it has left unread.
         pass_delivered();
         if words::has_left(ring) {
             end.resent_at.set(0);
             end.sender.send_all_again(ring.control().used());
         } else {
-            if end.tx.outstanding_bytes(ring) > 0 && !has_ended_in_order(socket) {
-                break_off(socket, end);
+            if end.tx.outstanding_bytes(ring) > 0 && !channel::has_ended_in_order(socket) {
+                channel::break_off(socket);
             }
             end.sender.keep_out();
         }
@@ -197,7 +129,7 @@ pub fn heed(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
     };
     let (Some(had), Ok(place)) = (had, place) else {
         if had.is_none() || place == Err(Errno::ERANGE) {
-            break_off(socket, end);
+            channel::break_off(socket);
         }
         return false;
     };
@@ -279,7 +211,7 @@ pub fn heed_left(socket: &Socket, end: &End, ring: &SegmentRing) {
             ring.control().answer();
             end.receiver.begins_again_at(until);
         }
-        _ => break_off(socket, end),
+        _ => channel::break_off(socket),
     }
 }
 
@@ -289,88 +221,4 @@ fn hold_marks(ring: &SegmentRing, position: u64) -> bool {
         let at = ring.slot_offset(position as usize & (SLOT_COUNT - 1));
         map::hold(ring.area(), at / PAGE_BYTES * PAGE_BYTES, LINE_BYTES).is_ok()
     })
-}
-
-fn has_ended_in_order(socket: &Socket) -> bool {
-    // ORDER: Acquire; pairs with `mirror::SenderLine::write`: what was published before is there.
-    socket.incoming().is_none_or(|ring| {
-        let sender = &ring.control().sender;
-        sender.shut.load(Ordering::Acquire) != NOT_SHUT
-            || sender.parting.load(Ordering::Acquire) != 0
-    })
-}
-
-/// The kernel says that no more comes, and all that it had, and the ring, is taken: was that all that the peer has sent? What a killed one has
-/// not sent again, or nobody has delivered, is lost: then every call is to find an error, not an end. Receive lock held.
-pub fn is_cut_short(socket: &Socket) -> bool {
-    let end = socket.end();
-    if !end.mirrored.is() || end.ended.get() == 2 {
-        return false;
-    }
-    let short = match hear(socket) {
-        Some(Word { in_ring: true, .. }) => {
-            end.heeded.get() == 0 || end.receiver.taken() < Some(end.whole.get())
-        }
-        Some(_) => false,
-        // (One that has never come sends by the kernel alone.)
-        None => {
-            words::peer_attached(socket) != 0
-                && mirrored::has_died(socket)
-                && !has_ended_in_order(socket)
-        }
-    };
-    if short {
-        break_off(socket, end);
-    }
-    short
-}
-
-fn break_off(socket: &Socket, end: &End) {
-    if end.pending_error.change(0, libc::ECONNRESET as u32) {
-        view::show(socket, Reason::NoAdapter);
-        end.ended.set(end.ended.get().max(1));
-        tcp::reset_on_close(socket.fd());
-        // Who sleeps on it is woken by the kernel.
-        let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
-        socket.kernel_tells();
-    }
-}
-
-/// Our end is about to be closed, and its adapter is dead. What the peer sends again that we have had must not come behind that: the kernel would
-/// answer with a reset. So we say first how much we have had, and then look what it has said: one of the two hears the other. Both locks held.
-pub fn close(socket: &Socket, end: &End) {
-    let (Some(outgoing), Some(incoming)) = (socket.outgoing(), socket.incoming()) else { return };
-    go_back(socket, end, &outgoing, false);
-    close_channel(socket);
-    // What waits before the peer has said that it goes on there is doorbells.
-    let waiting = tcp::unread(socket.fd()).unwrap_or(0);
-    let side = sides::incoming(socket, end, &incoming);
-    let _ = side.settle();
-    if end.receiving() == Receiving::Ring {
-        doorbells::throw_away(socket, end, waiting);
-    } else if hear(socket).is_some_and(|word| word.in_ring) {
-        patience::wait_patiently(|| side.settle() != Ok(false));
-    }
-}
-
-/// Somebody gets the descriptor who knows of no channel, and reads what the peer sends again for us: what we had of that is taken away before.
-/// False if it has not all come.
-pub fn give_channel(socket: &Socket) -> bool {
-    close_channel(socket);
-    let end = socket.end();
-    if !end.receiver.has_left() || !is_told(socket) {
-        return true;
-    }
-    let (Some(_held), Some(ring)) = (end.receive_lock.take(), socket.incoming()) else {
-        return true;
-    };
-    let side = sides::incoming(socket, end, &ring);
-    patience::wait_patiently(|| side.settle() == Ok(true) && end.receiving() == Receiving::Kernel)
-}
-
-/// The peer is not to say there what nobody hears.
-fn close_channel(socket: &Socket) {
-    if socket.interconnect() == Interconnect::Mirrored {
-        let _ = tcp::shut_down(socket.channel.get() as i32, libc::SHUT_RDWR);
-    }
 }

@@ -9,8 +9,8 @@ use super::table::{
     self, Kind, Known, Process, Receiving, Sending, Socket, Stage, Tables, lookup, tables,
 };
 use super::{
-    carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, orphan,
-    pairs, pin, sides, view,
+    carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
+    sides, view,
 };
 use crate::interconnect::mirrored;
 use crate::local::{self, Local};
@@ -385,7 +385,7 @@ fn close_ring(socket: &Socket) {
     }
     // (Over a mirror our end would else stay open.)
     if !mirrored::part(socket) {
-        orphan::close(socket, end);
+        moving::close_orphan(socket, end);
     }
 }
 
@@ -612,7 +612,7 @@ fn give(socket: &'static Socket, reason: Reason) -> bool {
         }
         // Nothing tells when who gets it has closed it.
         mirrored::part(socket);
-        if !orphan::give_channel(socket) {
+        if !moving::give_channel(socket) {
             return false;
         }
     }
@@ -775,7 +775,7 @@ fn left_by_the_last(tables: &Tables, socket: &'static Socket) {
         moving::finish_return(socket, end);
         let _receiving = end.receive_lock.take();
         let _sending = end.send_lock.take();
-        orphan::close(socket, end);
+        moving::close_orphan(socket, end);
     }
 }
 

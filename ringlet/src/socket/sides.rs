@@ -5,7 +5,7 @@ use super::epoll::registration::{receiving_changed, sending_changed};
 use super::patience::{self, await_none, wait_patiently};
 use super::table::{End, Receiving, Sending, Socket, tables};
 use super::words::{self, note_written, peer_attached};
-use super::{carrier, context, orphan, view};
+use super::{carrier, channel, context, orphan, view};
 use crate::interconnect::{Interconnect, mirrored};
 use crate::reasons::Reason;
 use ringlet_core::bells;
@@ -141,7 +141,7 @@ impl Outgoing for Out<'_> {
         let taking = &self.words().receiver.taking;
         if self.is_mirrored() {
             let silent = await_none(&self.end.ringers) && mirrored::silence(self.socket, self.ring);
-            if !silent && orphan::is(self.socket) {
+            if !silent && channel::is_orphan(self.socket) {
                 // Nothing was said or sent that counts on it: our direction is where it was (`orphan::go_back` follows).
                 self.end.sender.turn_to(Sending::Ring);
                 return Err(Errno::ECONNRESET);
@@ -502,6 +502,18 @@ pub fn return_unread(socket: &Socket, end: &End, ring: &SegmentRing) -> Sys<()> 
     match side.return_unread() {
         Err(Errno::ECONNRESET) if orphan::go_back(socket, end, ring, false) => side.return_unread(),
         other => other,
+    }
+}
+
+/// If the adapter has died, our direction goes back. Any lock may be held; under the send lock it is for its holder.
+pub fn go_back_if_orphan(socket: &Socket) {
+    let end = socket.end();
+    if channel::is_orphan(socket)
+        && let Some(ring) = socket.outgoing()
+        && let Some(_held) = end.send_lock.try_take()
+        && orphan::go_back(socket, end, &ring, false)
+    {
+        let _ = return_unread(socket, end, &ring);
     }
 }
 

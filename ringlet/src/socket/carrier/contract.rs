@@ -6,7 +6,7 @@ use super::kernel::{
 use super::unix_stream;
 use crate::reasons::Reason;
 use crate::socket::table::{End, Socket, Stage, Tables};
-use crate::socket::{orphan, pin, words};
+use crate::socket::{channel, pin, words};
 use ringlet_core::handover::{Incoming, Step};
 use ringlet_core::memory::Buffers;
 use ringlet_core::ring::SegmentRing;
@@ -154,7 +154,7 @@ pub trait Carrier {
         match Self::classify(socket, end, peeked) {
             Ok(0) if side.follow(true, 0)?.is_none() => Ok(None),
             Ok(0) => {
-                orphan::is_cut_short(socket);
+                channel::is_cut_short(socket);
                 Self::end_of_kernel(socket, end)
             }
             // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)

@@ -4,7 +4,7 @@ use super::contract::Carrier;
 use super::kernel::receive_native;
 use super::unix_stream::judge;
 use crate::socket::table::{End, Receiving, Socket};
-use crate::socket::{orphan, words};
+use crate::socket::{channel, words};
 use ringlet_core::handover::{CHANGES_MAX, Incoming};
 use ringlet_core::layout::SHUT_READ;
 use ringlet_core::memory::Buffers;
@@ -58,7 +58,7 @@ impl Carrier for Packets {
             return Ok(None);
         }
         if over && tcp::unread(socket.fd()) == Ok(0) {
-            orphan::is_cut_short(socket);
+            channel::is_cut_short(socket);
         }
         if waiting & (libc::POLLHUP | libc::POLLERR) != 0 {
             judge(socket, end, 0);

@@ -6,7 +6,7 @@ use crate::config::Endpoint;
 use crate::reasons::Reason;
 use crate::socket::table::{End, Sending, Socket, Tables};
 use crate::socket::words::{LINGER_KEPT, bells_put, may_have_lost, peer_attached};
-use crate::socket::{orphan, pin};
+use crate::socket::{channel, pin};
 use ringlet_core::handover;
 use ringlet_core::layout::{SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::leaving::Leaving;
@@ -311,7 +311,7 @@ fn died_unread(socket: &Socket, end: &End, outgoing: &SegmentRing) -> bool {
     end.sending() != Sending::Returning
         && !orderly
         // (What a dead adapter has not told of may be taken.)
-        && !orphan::is(socket)
+        && !channel::is_orphan(socket)
         && end.tx.outstanding_bytes(outgoing) > 0
         // KERNEL: receiving that we have shut down ourselves looks like an end.
         && Tcp::peer_ended(socket)

@@ -2,9 +2,7 @@
 
 use crate::socket::carrier::packets;
 use crate::socket::table::{End, Receiving, Sending, Socket};
-use crate::socket::{
-    carrier, chaos, control, doorbells, in_use, moving, orphan, sides, view, words,
-};
+use crate::socket::{carrier, chaos, control, doorbells, in_use, moving, sides, view, words};
 use ringlet_core::layout::NOT_SHUT;
 use ringlet_core::leaving::Leaving;
 use ringlet_core::ring::SegmentRing;
@@ -189,7 +187,7 @@ fn look_at_kernel(
     socket.kernel_asked_as.set(end.receiving() as u32);
     socket.bells_left.set(0);
     sides::answer_return(socket, end);
-    orphan::look(socket);
+    sides::go_back_if_orphan(socket);
     control::leave_idle(socket, end);
     if words::published(end, incoming)
         && (end.receiving() != Receiving::Ring || !end.rx.has_bytes(incoming))

@@ -4,7 +4,8 @@ use super::wait::{STALLED_NS, Want, deadline, wait};
 use crate::reasons::Reason;
 use crate::socket::table::{End, Sending, Socket};
 use crate::socket::{
-    carrier, chaos, control, in_use, lease, memory, moving, orphan, sides, tap, view, words,
+    carrier, channel, chaos, control, in_use, lease, memory, moving, orphan, sides, tap, view,
+    words,
 };
 use ringlet_core::leaving::Leaving;
 use ringlet_core::memory::Buffers;
@@ -346,5 +347,7 @@ fn must_go_back(socket: &Socket, end: &End, ring: &SegmentRing, flags: i32, now:
     }
     socket.kernel_asked.set(now);
     socket.end_news.set(0);
-    carrier::kernel_says_end(socket) || orphan::is(socket) || lease::has_lapsed(socket, ring)
+    carrier::kernel_says_end(socket)
+        || channel::is_orphan(socket)
+        || lease::has_lapsed(socket, ring)
 }

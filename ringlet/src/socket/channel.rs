@@ -1,0 +1,116 @@
+//! Where two ends have met, which stays if they have an adapter (`orphan`): what an end says there of its adapter's death, and what that means for
+//! the end of the stream.
+
+use super::table::Socket;
+use super::{view, words};
+use crate::handshake::{self, Frame, Protocol};
+use crate::interconnect::mirrored::HAS_ADAPTER;
+use crate::interconnect::{Interconnect, introduction, mirrored};
+use crate::reasons::Reason;
+use ringlet_core::layout::NOT_SHUT;
+use ringlet_core::sync::Ordering;
+use ringlet_linux::tcp;
+
+/// What an end says of its death.
+pub struct Word {
+    /// Was our direction in the ring? Then it goes on in the kernel from this place on, in the count of marks, with this record, and what is sent
+    /// again is so many bytes.
+    pub in_ring: bool,
+    pub place: u64,
+    pub from: u64,
+    pub bytes: u64,
+    /// Doorbells that the adapter is known to have put before that place.
+    pub bells: u64,
+    /// Up to which record the other direction was delivered.
+    pub delivered: u64,
+}
+
+impl Word {
+    pub fn frame(&self) -> Frame {
+        let fields = [self.place, self.from, self.bytes, self.bells, self.delivered];
+        let frame = Frame::new(Protocol::Adapter, introduction::ORPHAN).u32(self.in_ring as u32);
+        fields.into_iter().fold(frame, Frame::u64)
+    }
+}
+
+/// What the other end has said, if it has.
+pub fn hear(socket: &Socket) -> Option<Word> {
+    let mut bytes = [0; handshake::ROOM_BYTES];
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let n = tcp::receive_into(socket.channel.get() as i32, &mut bytes, flags).ok()?;
+    let word = handshake::read(&bytes[..n], Protocol::Adapter, |kind, fields| {
+        (kind == introduction::ORPHAN).then_some(())?;
+        Some(Word {
+            in_ring: fields.u32()? != 0,
+            place: fields.u64()?,
+            from: fields.u64()?,
+            bytes: fields.u64()?,
+            bells: fields.u64()?,
+            delivered: fields.u64()?,
+        })
+    });
+    word.ok()
+}
+
+/// Has the sender said, behind what was counted in the kernel, that its stream goes on there?
+pub fn is_told(socket: &Socket) -> bool {
+    socket.end().mirrored.is() && hear(socket).is_some()
+}
+
+/// Has its adapter died, on which our direction still depends?
+pub fn is_orphan(socket: &Socket) -> bool {
+    socket.end().mirrored.get() == HAS_ADAPTER && mirrored::has_died(socket)
+}
+
+pub fn has_ended_in_order(socket: &Socket) -> bool {
+    // ORDER: Acquire; pairs with `mirror::SenderLine::write`: what was published before is there.
+    socket.incoming().is_none_or(|ring| {
+        let sender = &ring.control().sender;
+        sender.shut.load(Ordering::Acquire) != NOT_SHUT
+            || sender.parting.load(Ordering::Acquire) != 0
+    })
+}
+
+/// The kernel says that no more comes, and all that it had, and the ring, is taken: was that all that the peer has sent? What a killed one has
+/// not sent again, or nobody has delivered, is lost: then every call is to find an error, not an end. Receive lock held.
+pub fn is_cut_short(socket: &Socket) -> bool {
+    let end = socket.end();
+    if !end.mirrored.is() || end.ended.get() == 2 {
+        return false;
+    }
+    let short = match hear(socket) {
+        Some(Word { in_ring: true, .. }) => {
+            end.heeded.get() == 0 || end.receiver.taken() < Some(end.whole.get())
+        }
+        Some(_) => false,
+        // (One that has never come sends by the kernel alone.)
+        None => {
+            words::peer_attached(socket) != 0
+                && mirrored::has_died(socket)
+                && !has_ended_in_order(socket)
+        }
+    };
+    if short {
+        break_off(socket);
+    }
+    short
+}
+
+pub fn break_off(socket: &Socket) {
+    let end = socket.end();
+    if end.pending_error.change(0, libc::ECONNRESET as u32) {
+        view::show(socket, Reason::NoAdapter);
+        end.ended.set(end.ended.get().max(1));
+        tcp::reset_on_close(socket.fd());
+        // Who sleeps on it is woken by the kernel.
+        let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
+        socket.kernel_tells();
+    }
+}
+
+/// The peer is not to say there what nobody hears.
+pub fn close(socket: &Socket) {
+    if socket.interconnect() == Interconnect::Mirrored {
+        let _ = tcp::shut_down(socket.channel.get() as i32, libc::SHUT_RDWR);
+    }
+}
