@@ -469,6 +469,20 @@ def scenes_options(parser, groups):
     return options
 
 
+def skip(reason):
+    print(f"skipped: {reason}")
+    sys.exit(77)
+
+
+def needs_root_and(tools, what):
+    """Scenes that only root can play, with these programs."""
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    if missing := [tool for tool in tools if shutil.which(tool) is None]:
+        skip(f"not installed: {', '.join(missing)}")
+    if os.geteuid() != 0:
+        skip(f"only root makes {what}")
+
+
 def play(name, options, make=Ground):
     """Plays the scenes of each group, which is a module of that name; returns the exit status."""
     outcomes = []

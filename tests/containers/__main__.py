@@ -9,7 +9,6 @@ directory that end with the test. It needs root, Podman and runc; else it is ski
 import contextlib
 import os
 import pathlib
-import shutil
 import signal
 import sys
 
@@ -17,22 +16,17 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults"), str(HERE.parent / "node")]
 
 import world  # noqa: E402
-from harness import play, scenes_options, scenes_parser  # noqa: E402
+from harness import needs_root_and, play, scenes_options, scenes_parser, skip  # noqa: E402
 
 GROUPS = "programs around".split()
 TOOLS = "podman runc ip unshare iptables redis-server redis-benchmark nginx wrk".split()
-SKIPPED = 77
 INSIDE = "CONTAINERS_TEST_INSIDE"
 
 
 def main():
     parser = scenes_parser(__doc__, GROUPS)
     options = scenes_options(parser, GROUPS)
-    os.environ["PATH"] += ":/usr/sbin:/sbin"
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        print(f"skipped: {'not installed: ' + ', '.join(missing) if missing else 'only root makes containers'}")
-        sys.exit(SKIPPED)
+    needs_root_and(TOOLS, "containers")
     if INSIDE not in os.environ:
         os.environ[INSIDE] = "1"
         os.execvp("unshare", ["unshare", "--net", "--mount", "--propagation", "private", sys.executable, *sys.argv])
@@ -40,8 +34,7 @@ def main():
     world.run("mount", "-t", "tmpfs", "run", "/run")
     world.run("ip", "link", "set", "lo", "up")
     if problem := world.missing(options.ringlet):
-        print(f"skipped: {problem}")
-        sys.exit(SKIPPED)
+        skip(problem)
     try:
         status = play("containers", options)
     finally:

@@ -33,7 +33,7 @@ def scenes(ground):
 
     name = "two containers of one label"
     with ground.scene(name), service('labels = ["shop"]\n') as node:
-        given = ["-v", f"{ground.directory}/labels/shop:/run/ringlet:ro", "-v", f"{engine.library}:/usr/local/lib/ringlet:ro"]
+        given = ["-v", f"{ground.directory}/labels/shop:/run/ringlet:ro", "-v", f"{engine.shipped}:/usr/local/lib/ringlet:ro"]
         given += ["--env", f"LD_PRELOAD={LIBRARY}"]
         with engine.container(*REDIS, given=given) as there:
             there.listens(6379)

@@ -74,11 +74,11 @@ class Engine:
         cdi = (DEPLOY / "ringlet-cdi.json").read_text()
         library = '"hostPath": "/usr/local/lib/ringlet"'
         require(library in cdi, "no library in the CDI file")
-        self.library = self.place / "library"
-        self.library.mkdir()
-        shutil.copy2(self.ringlet.with_name("libringlet_preload.so"), self.library)
+        self.shipped = self.place / "library"
+        self.shipped.mkdir()
+        shutil.copy2(self.ringlet.with_name("libringlet_preload.so"), self.shipped)
         pathlib.Path("/run/cdi").mkdir(exist_ok=True)
-        pathlib.Path("/run/cdi/ringlet.json").write_text(cdi.replace(library, f'"hostPath": "{self.library}"'))
+        pathlib.Path("/run/cdi/ringlet.json").write_text(cdi.replace(library, f'"hostPath": "{self.shipped}"'))
 
     def podman(self, *words):
         done = subprocess.run([*self.base, *map(str, words)], capture_output=True, text=True, timeout=ENGINE_SECONDS, env=self.environment)

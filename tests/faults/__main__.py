@@ -6,9 +6,7 @@ No byte is lost, nobody waits for ever, nothing stays behind.
 It works in a network namespace of its own, and so needs to be root; else it is skipped (exit status 77).
 """
 
-import os
 import pathlib
-import shutil
 import signal
 import sys
 
@@ -17,11 +15,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "suites"
 
 import bpf  # noqa: E402
 import inside  # noqa: E402
-from harness import play, scenes_options, scenes_parser  # noqa: E402
+from harness import needs_root_and, play, scenes_options, scenes_parser  # noqa: E402
 
 GROUPS = "counts addresses packets limits streams programs".split()
 TOOLS = "ip tc nft".split()
-SKIPPED = 77
 
 
 def main():
@@ -29,11 +26,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=60, help="how long what is random goes on")
     parser.add_argument("--whole-machine", action="store_true", help="switches that other programs feel, too; for a machine of its own")
     options = scenes_options(parser, GROUPS)
-    os.environ["PATH"] += ":/usr/sbin:/sbin"
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        print(f"skipped: {'not installed: ' + ', '.join(missing) if missing else 'only root makes faults'}")
-        sys.exit(SKIPPED)
+    needs_root_and(TOOLS, "faults")
     inside.enter()
     try:
         sys.exit(play("faults", options))

@@ -6,9 +6,7 @@ It makes network namespaces, and so needs to be root; else it is skipped (exit s
 the ends met, and the reason if they did not.
 """
 
-import os
 import pathlib
-import shutil
 import signal
 import sys
 
@@ -16,24 +14,18 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults")]
 
 import world  # noqa: E402
-from harness import play, scenes_options, scenes_parser  # noqa: E402
+from harness import needs_root_and, play, scenes_options, scenes_parser, skip  # noqa: E402
 
 GROUPS = "service deploy doctor ways strangers hostile lives lease".split()
 TOOLS = "ip nft setpriv unshare".split()
-SKIPPED = 77
 
 
 def main():
     parser = scenes_parser(__doc__, GROUPS)
     options = scenes_options(parser, GROUPS)
-    os.environ["PATH"] += ":/usr/sbin:/sbin"
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() != 0 or missing:
-        print(f"skipped: {'not installed: ' + ', '.join(missing) if missing else 'only root makes namespaces'}")
-        sys.exit(SKIPPED)
+    needs_root_and(TOOLS, "namespaces")
     if problem := world.missing(options.ringlet):
-        print(f"skipped: {problem}")
-        sys.exit(SKIPPED)
+        skip(problem)
     status = play("node", options)
     world.print_table()
     sys.exit(status)

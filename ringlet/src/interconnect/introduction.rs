@@ -20,7 +20,7 @@ pub const GREETING: u16 = 1;
 pub const LINK: u16 = 2;
 pub const JOIN: u16 = 3;
 pub const LINKED: u16 = 4;
-/// Between the ends: see `socket::orphan`.
+/// Between the ends: see `socket::channel`.
 pub const ORPHAN: u16 = 5;
 
 /// All messages: which it is, ring size, the ticket, and the sender's doorbell (process, context; 0 for none). With a request come a descriptor of the
