@@ -6,7 +6,9 @@
 
 mod adapter;
 mod fabric;
+mod half;
 mod link;
 
 pub use adapter::{Adapter, Wakes};
-pub use link::{Bells, Link, Progress, Segment};
+pub use half::{Back, Half, Operation, Rings, Segment, Way};
+pub use link::{Bells, Link, Progress};

@@ -9,14 +9,24 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Rings by `send`, which says if the byte went.
 pub fn ring(bells: &AtomicU64, send: impl FnOnce() -> bool) -> bool {
-    // ORDER: Release; pairs with `take`: behind the wish that we answer.
-    bells.fetch_add(1, Ordering::Release);
+    count(bells);
     let went = send();
     if !went {
-        // ORDER: SeqCst; pairs with `take`, by `nobody_takes`.
-        bells.fetch_sub(1, Ordering::SeqCst);
+        count_out(bells);
     }
     went
+}
+
+/// Before one goes.
+pub fn count(bells: &AtomicU64) {
+    // ORDER: Release; pairs with `take`: behind the wish that we answer.
+    bells.fetch_add(1, Ordering::Release);
+}
+
+/// It did not go.
+pub fn count_out(bells: &AtomicU64) {
+    // ORDER: SeqCst; pairs with `take`, by `nobody_takes`.
+    bells.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// For a sender that has counted one out, and rings no more: is the number that any receiver goes by the one that it has now?

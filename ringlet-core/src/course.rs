@@ -3,11 +3,16 @@
 //! An adapter looks at the sender's segment as a receiver does, and writes to the receiver's segment as the sender did to its own, to the same
 //! places. Either program may write anything at any time. So what is looked at is copied once and checked, and delivered is only what has
 //! room by the credit that was passed back: an honest sender never publishes more.
+//!
+//! Where the two segments are apart, either half of an adapter has a course: the sender's `look`s and is `give`n credit, the receiver's
+//! `follow`s what the other half has seen (which it does not trust), and has the `credit`.
 
 use crate::layout::*;
 use crate::record::{RingMemory, header_word, position_after, slot_of, tag};
 use crate::ring::Mark;
 use crate::sync::Ordering;
+
+pub type Body = [u8; LINE_BYTES - 8];
 
 /// A record, as it was found.
 #[derive(Clone, Debug)]
@@ -16,7 +21,7 @@ pub struct Piece {
     pub slot: usize,
     pub header: u64,
     /// What stands behind the header.
-    pub body: [u8; LINE_BYTES - 8],
+    pub body: Body,
     /// What lies in the data ring, if `len` is not 0.
     pub place: usize,
     pub len: usize,
@@ -47,32 +52,40 @@ impl Course {
     /// The record that is due, if it is published. What no ringlet writes is found as one that none reads, and is the last.
     #[inline]
     pub fn look<M: RingMemory>(&mut self, from: &M) -> Option<Piece> {
-        let (position, slot) = (self.next, slot_of(from, self.next));
-        if self.spoiled || position - self.credit_slots >= from.slot_count() as u64 {
+        let slot = slot_of(from, self.next);
+        if !self.has_room(from) {
             return None;
         }
         // ORDER: Acquire; pairs with `RingMemory::publish`, as `record::look`.
         let header = from.header(slot).load(Ordering::Acquire);
-        if header >> (LEN_BITS + FLAG_BITS) != tag(position) {
+        if header >> (LEN_BITS + FLAG_BITS) != tag(self.next) {
             return None;
         }
-        let mut piece = Piece {
-            position,
-            slot,
-            header,
-            body: [0; LINE_BYTES - 8],
-            place: 0,
-            len: 0,
-            mark: None,
-        };
+        let mut body = [0; LINE_BYTES - 8];
         // SAFETY: an array of that length.
-        unsafe { from.read_slot(slot, 8, piece.body.as_mut_ptr(), piece.body.len()) };
-        if self.check(from, &mut piece).is_none() {
+        unsafe { from.read_slot(slot, 8, body.as_mut_ptr(), body.len()) };
+        Some(self.take(from, header, body))
+    }
+
+    /// The record that another half has found. `None`: it can't be the one that is due here.
+    pub fn follow<M: RingMemory>(&mut self, to: &M, header: u64, body: Body) -> Option<Piece> {
+        let is_due = self.has_room(to) && header >> (LEN_BITS + FLAG_BITS) == tag(self.next);
+        is_due.then(|| self.take(to, header, body))
+    }
+
+    fn has_room<M: RingMemory>(&self, memory: &M) -> bool {
+        !self.spoiled && self.next - self.credit_slots < memory.slot_count() as u64
+    }
+
+    fn take<M: RingMemory>(&mut self, memory: &M, header: u64, body: Body) -> Piece {
+        let (position, slot) = (self.next, slot_of(memory, self.next));
+        let mut piece = Piece { position, slot, header, body, place: 0, len: 0, mark: None };
+        if self.check(memory, &mut piece).is_none() {
             self.spoiled = true;
             (piece.header, piece.len) = (header_word(position, FLAG_CONTROL, 0), 0);
         }
-        self.next = position_after(from, position, header >> LEN_BITS & ((1 << FLAG_BITS) - 1));
-        Some(piece)
+        self.next = position_after(memory, position, header >> LEN_BITS & ((1 << FLAG_BITS) - 1));
+        piece
     }
 
     #[inline]
@@ -112,15 +125,9 @@ impl Course {
         // ORDER: Acquire, both; pairs with `RingMemory::give_credit`, as `Tx::refresh`.
         let slots = receiver.credit_slots().load(Ordering::Acquire);
         let data = receiver.credit_data().load(Ordering::Acquire);
-        if slots == self.credit_slots
-            || slots.wrapping_sub(self.credit_slots) > self.next - self.credit_slots
-        {
-            return None;
-        }
         let before = (self.credit_slots, self.credit_data);
-        self.credit_slots = slots;
-        if data.wrapping_sub(self.credit_data) <= self.data - self.credit_data {
-            self.credit_data = data;
+        if !self.give(slots, data) {
+            return None;
         }
         let data = self.credit_data;
         let passed = |before: u64, now: u64, size: usize| {
@@ -130,6 +137,19 @@ impl Course {
         let looks = passed(before.0, slots, receiver.slot_count())
             || passed(before.1, data, receiver.ring_bytes());
         Some(Credit { slots, data, looks })
+    }
+
+    /// So much was consumed. False if that is nothing new, or can't be.
+    pub fn give(&mut self, slots: u64, data: u64) -> bool {
+        let is_new = slots != self.credit_slots
+            && slots.wrapping_sub(self.credit_slots) <= self.next - self.credit_slots;
+        if is_new {
+            self.credit_slots = slots;
+            if data.wrapping_sub(self.credit_data) <= self.data - self.credit_data {
+                self.credit_data = data;
+            }
+        }
+        is_new
     }
 
     /// The record that is due next.
