@@ -8,6 +8,7 @@ mod adapter;
 mod fabric;
 mod half;
 mod link;
+pub mod wire;
 
 pub use adapter::{Adapter, Wakes};
 pub use half::{Back, Half, Operation, Rings, Segment, Way};
