@@ -1,4 +1,4 @@
-//! Many links, one thread.
+//! One thread for many that are to be served: links, and what else crosses with them.
 
 use crate::link::{Bells, Link, Progress};
 use rustix::event::{Timespec, epoll};
@@ -17,74 +17,145 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const LOOK_AGAIN_MOST: Duration = Duration::from_millis(50);
 const EVENTS: usize = 64;
 /// Tokens of descriptors that are not ours are below this one.
-const LINKS: u64 = 1 << 32;
+const SERVED: u64 = 1 << 32;
+
+/// What an adapter serves.
+pub trait Serve {
+    /// Does what there is to do, within bounds. `rouse`: others that there is something for, by their numbers.
+    fn pass(&mut self, rouse: &mut Vec<usize>) -> Progress;
+    /// Its descriptors get readable when there is something to do, from now on. It is passed over once more afterwards. False: not yet.
+    fn arm(&mut self) -> bool;
+    /// It is passed over again anyway.
+    fn disarm(&mut self);
+    /// It is to be passed over again after a while, though nothing tells of it.
+    fn is_owed(&self) -> bool;
+    /// What to sleep on; only edges count.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+}
 
 /// Rings of one link's programs, and what they ring to wake it: an eventfd, of this link's alone.
 pub trait Wakes: Bells {
     fn eventfd(&self) -> BorrowedFd<'_>;
 }
 
-struct Served<B> {
-    link: Link,
-    bells: B,
+/// A link whose two programs are here.
+pub struct Both<B> {
+    pub link: Link,
+    pub bells: B,
+}
+
+impl<B: Wakes> Serve for Both<B> {
+    fn pass(&mut self, _rouse: &mut Vec<usize>) -> Progress {
+        self.link.pass(&mut self.bells)
+    }
+    fn arm(&mut self) -> bool {
+        self.link.arm();
+        true
+    }
+    fn disarm(&mut self) {
+        self.link.disarm();
+    }
+    fn is_owed(&self) -> bool {
+        self.link.is_owed()
+    }
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.bells.eventfd()]
+    }
+}
+
+/// Serves links whose two programs are here.
+pub type Adapter<B> = Server<Both<B>>;
+
+struct Served<S> {
+    it: S,
     idle: u32,
     /// It is armed.
     sleeps: bool,
     look_again: Option<(Instant, Duration)>,
 }
 
-pub struct Adapter<B> {
+/// Serves whatever there is.
+pub struct Server<S> {
     epoll: OwnedFd,
-    links: Vec<Option<Served<B>>>,
+    all: Vec<Option<Served<S>>>,
     /// Those that are not armed.
     busy: Vec<usize>,
     /// Those that are, and are to be looked at again without a ring.
     dozing: BTreeSet<(Instant, usize)>,
+    roused: Vec<usize>,
 }
 
-impl<B: Wakes> Adapter<B> {
-    pub fn new() -> io::Result<Adapter<B>> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(Adapter { epoll, links: Vec::new(), busy: Vec::new(), dozing: BTreeSet::new() })
-    }
-
+impl<B: Wakes> Server<Both<B>> {
     /// Its number.
     pub fn add(&mut self, link: Link, bells: B) -> io::Result<usize> {
-        let at = self.links.iter().position(Option::is_none).unwrap_or(self.links.len());
+        self.serve(Both { link, bells })
+    }
+
+    pub fn remove(&mut self, at: usize) -> Option<B> {
+        self.leave(at).map(|both| both.bells)
+    }
+
+    pub fn bells(&mut self, at: usize) -> Option<&mut B> {
+        self.get(at).map(|both| &mut both.bells)
+    }
+
+    /// The process of this end is gone.
+    pub fn gone(&mut self, at: usize, end: usize) {
+        if let Some(both) = self.get(at) {
+            both.link.gone(end);
+            self.wake(at, 0);
+        }
+    }
+}
+
+impl<S: Serve> Server<S> {
+    pub fn new() -> io::Result<Server<S>> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Server {
+            epoll,
+            all: Vec::new(),
+            busy: Vec::new(),
+            dozing: BTreeSet::new(),
+            roused: Vec::new(),
+        })
+    }
+
+    /// Serves it from now on. Its number.
+    pub fn serve(&mut self, it: S) -> io::Result<usize> {
+        let at = self.all.iter().position(Option::is_none).unwrap_or(self.all.len());
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(
-            &self.epoll,
-            bells.eventfd(),
-            epoll::EventData::new_u64(LINKS + at as u64),
-            flags,
-        )?;
-        let served = Served { link, bells, idle: 0, sleeps: false, look_again: None };
-        match self.links.get_mut(at) {
+        let descriptors = it.descriptors();
+        for (nth, fd) in descriptors.iter().enumerate() {
+            let data = epoll::EventData::new_u64(SERVED + at as u64);
+            if let Err(error) = epoll::add(&self.epoll, fd, data, flags) {
+                let before = descriptors[..nth].iter();
+                before.for_each(|fd| drop(epoll::delete(&self.epoll, fd)));
+                return Err(error);
+            }
+        }
+        drop(descriptors);
+        let served = Served { it, idle: 0, sleeps: false, look_again: None };
+        match self.all.get_mut(at) {
             Some(place) => *place = Some(served),
-            None => self.links.push(Some(served)),
+            None => self.all.push(Some(served)),
         }
         self.busy.push(at);
         Ok(at)
     }
 
-    pub fn remove(&mut self, at: usize) -> Option<B> {
+    /// Serves it no more.
+    pub fn leave(&mut self, at: usize) -> Option<S> {
         self.busy.retain(|busy| *busy != at);
-        let served = self.links.get_mut(at)?.take()?;
+        let served = self.all.get_mut(at)?.take()?;
         self.dozing.retain(|(_, dozing)| *dozing != at);
-        let _ = epoll::delete(&self.epoll, served.bells.eventfd());
-        Some(served.bells)
-    }
-
-    pub fn bells(&mut self, at: usize) -> Option<&mut B> {
-        Some(&mut self.links.get_mut(at)?.as_mut()?.bells)
-    }
-
-    /// The process of this end is gone.
-    pub fn gone(&mut self, at: usize, end: usize) {
-        if let Some(served) = self.links.get_mut(at).and_then(Option::as_mut) {
-            served.link.gone(end);
-            self.wake(at, 0);
+        for fd in served.it.descriptors() {
+            let _ = epoll::delete(&self.epoll, fd);
         }
+        Some(served.it)
+    }
+
+    pub fn get(&mut self, at: usize) -> Option<&mut S> {
+        Some(&mut self.all.get_mut(at)?.as_mut()?.it)
     }
 
     /// Another descriptor to sleep on, whose `token` (below 2^32) `turn` tells.
@@ -116,7 +187,7 @@ impl<B: Wakes> Adapter<B> {
             }
             self.pass(over);
         }
-        let waits = |at: &usize| self.links[*at].as_ref().is_none_or(|served| served.idle > 0);
+        let waits = |at: &usize| self.all[*at].as_ref().is_none_or(|served| served.idle > 0);
         if self.busy.iter().all(waits) {
             std::thread::yield_now();
         }
@@ -147,7 +218,7 @@ impl<B: Wakes> Adapter<B> {
             Err(error) => return Err(error),
         };
         for event in &events[..found] {
-            match event.data.u64().checked_sub(LINKS) {
+            match event.data.u64().checked_sub(SERVED) {
                 None => ready.push(event.data.u64() as u32),
                 // (Edges: what was rung need not be read.)
                 Some(at) => self.wake(at as usize, 0),
@@ -165,12 +236,13 @@ impl<B: Wakes> Adapter<B> {
         }
     }
 
+    /// There is something for it to do.
     fn wake(&mut self, at: usize, idle: u32) {
-        if let Some(served) = self.links.get_mut(at).and_then(Option::as_mut) {
+        if let Some(served) = self.all.get_mut(at).and_then(Option::as_mut) {
             served.idle = idle;
             if served.sleeps {
                 served.sleeps = false;
-                served.link.disarm();
+                served.it.disarm();
                 if let Some((due, _)) = served.look_again {
                     self.dozing.remove(&(due, at));
                 }
@@ -180,10 +252,10 @@ impl<B: Wakes> Adapter<B> {
     }
 
     fn pass(&mut self, over: &mut Vec<(usize, Progress)>) {
-        let Adapter { links, busy, dozing, .. } = self;
+        let Server { all, busy, dozing, roused, .. } = self;
         busy.retain(|at| {
-            let Some(served) = &mut links[*at] else { return false };
-            match served.link.pass(&mut served.bells) {
+            let Some(served) = &mut all[*at] else { return false };
+            match served.it.pass(roused) {
                 Progress::Busy => {
                     (served.idle, served.look_again) = (0, None);
                     true
@@ -194,7 +266,7 @@ impl<B: Wakes> Adapter<B> {
                     true
                 }
                 Progress::Idle => {
-                    let sleeps = served.sleep();
+                    let sleeps = served.sleep(roused);
                     if sleeps && let Some((due, _)) = served.look_again {
                         dozing.insert((due, *at));
                     }
@@ -206,19 +278,21 @@ impl<B: Wakes> Adapter<B> {
                 }
             }
         });
+        let mut roused = std::mem::take(&mut self.roused);
+        roused.drain(..).for_each(|at| self.wake(at, 0));
+        self.roused = roused;
     }
 }
 
-impl<B: Wakes> Served<B> {
+impl<S: Serve> Served<S> {
     /// It rings from now on. False if there was something to do.
-    fn sleep(&mut self) -> bool {
-        self.link.arm();
-        if self.link.pass(&mut self.bells) != Progress::Idle {
+    fn sleep(&mut self, rouse: &mut Vec<usize>) -> bool {
+        if !self.it.arm() || self.it.pass(rouse) != Progress::Idle {
             self.idle = 0;
             return false;
         }
         self.sleeps = true;
-        self.look_again = self.link.is_owed().then(|| {
+        self.look_again = self.it.is_owed().then(|| {
             let after =
                 self.look_again.map_or(LOOK_AGAIN, |(_, last)| (2 * last).min(LOOK_AGAIN_MOST));
             (Instant::now() + after, after)

@@ -10,6 +10,6 @@ mod half;
 mod link;
 pub mod wire;
 
-pub use adapter::{Adapter, Wakes};
+pub use adapter::{Adapter, Both, Serve, Server, Wakes};
 pub use half::{Back, Half, Operation, Rings, Segment, Way};
 pub use link::{Bells, Link, Progress};
