@@ -25,6 +25,7 @@ use ringlet_core::record::RingMemory;
 use ringlet_core::ring::{Mark, SegmentRing};
 use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::map;
+use std::task::Poll;
 
 /// Records and bytes of one direction that one pass finds: then the other directions and links have their turn.
 const RECORDS_MOST: usize = 64;
@@ -32,16 +33,17 @@ const BYTES_MOST: usize = 256 << 10;
 /// Memory is asked for in such pieces before it is first written to.
 const HOLD_BYTES: usize = 64 << 10;
 
-/// How a half's program is rung, and the other one.
+/// How a half's program is rung, and the other one. What is `Pending` is asked for again: who must not wait for a program's socket has another thread
+/// do that.
 pub trait Rings {
     /// Something came: the program's context is rung if somebody sleeps there.
     fn published(&mut self);
     /// A wish says that its context is to be rung.
     fn event(&mut self);
     /// A doorbell byte for the other end, by our program's kernel connection. False if it did not go.
-    fn byte(&mut self) -> bool;
+    fn byte(&mut self) -> Poll<bool>;
     /// All that our program did is delivered: what is held of its kernel connection is let go.
-    fn part(&mut self);
+    fn part(&mut self) -> Poll<()>;
 }
 
 /// Where operations go, to the other half.
@@ -99,7 +101,9 @@ struct Sending {
     echoed: u32,
     /// The sender's line on its way.
     line: Option<Line>,
+    /// Doorbells that were put since the last `Start`, and that the other half has asked for.
     bells_put: u64,
+    bells_due: u32,
 }
 
 struct Line {
@@ -142,6 +146,8 @@ pub struct Half {
     receiving: Receiving,
     /// Our program is gone: what it has said is all.
     gone: bool,
+    /// All that it did is delivered; and is its connection let go?
+    parts: bool,
     parted: bool,
     failed: bool,
 }
@@ -156,6 +162,7 @@ impl Half {
             sending: Sending::default(),
             receiving: Receiving::default(),
             gone: false,
+            parts: false,
             parted: false,
             failed: false,
         }
@@ -189,7 +196,9 @@ impl Half {
     }
 
     /// What our program has sent and said, within bounds. Was there anything?
-    pub fn pass(&mut self, way: &mut impl Way) -> bool {
+    pub fn pass(&mut self, way: &mut impl Way, rings: &mut impl Rings) -> bool {
+        self.put_bells(way, rings);
+        self.let_go(rings);
         let mut busy = self.read_line();
         // What it says as a receiver is read behind what it asks for as a sender.
         busy |= self.pass_back(way);
@@ -239,9 +248,18 @@ impl Half {
         true
     }
 
+    /// Waits something here for the program to leave what takes it some instructions? One that stays there holds up the other end.
+    pub fn is_held_up(&self) -> bool {
+        self.receiving.hold.is_some() && self.receiving.all_rung()
+    }
+
     /// What the receiver says, and how far it is, if there is news.
     fn pass_back(&mut self, way: &mut impl Way) -> bool {
         let Half { receiving, incoming, .. } = self;
+        // By the echo of what it says, one that has left knows the number of doorbells: none may be on its way, which may yet not go.
+        if !receiving.all_rung() {
+            return false;
+        }
         let words = &incoming.control().receiver;
         let last = ReceiverLine::read(words);
         let credit = receiving.course.credit(incoming);
@@ -301,16 +319,14 @@ impl Half {
         match operation {
             Operation::Record(piece) => self.put(piece, bring),
             Operation::Line { said, echo } => self.put_line(said, echo, way, rings),
-            Operation::Done => self.is_delivered(rings),
+            Operation::Done => {
+                self.is_delivered();
+                self.let_go(rings);
+            }
             Operation::Back(back) => self.put_back(back, way, rings),
             Operation::Ring => {
-                let went = rings.byte();
-                if went {
-                    self.sending.bells_put += 1;
-                    let words = &self.outgoing.control().receiver;
-                    words.bells_put.store(self.sending.bells_put, Ordering::Relaxed);
-                }
-                way.send(Operation::Rung { went });
+                self.sending.bells_due = self.sending.bells_due.saturating_add(1);
+                self.put_bells(way, rings);
             }
             Operation::Rung { went } => self.is_rung(went),
             Operation::Silent { hold } => {
@@ -391,7 +407,7 @@ impl Half {
         self.pass_silence(way);
     }
 
-    fn is_delivered(&mut self, rings: &mut impl Rings) {
+    fn is_delivered(&mut self) {
         let Half { sending, outgoing, .. } = self;
         let Some(line) = sending.line.take_if(|line| line.sent) else {
             // Nobody has asked.
@@ -401,10 +417,28 @@ impl Half {
         (sending.told, sending.echoed) = (line.said, line.echo);
         let words = outgoing.control();
         words.answer_delivery(line.said.flushes);
-        if line.said.parting != 0 && !self.parted {
+        self.parts |= line.said.parting != 0;
+    }
+
+    fn let_go(&mut self, rings: &mut impl Rings) {
+        if self.parts && !self.parted && rings.part().is_ready() {
             self.parted = true;
-            rings.part();
-            words.answer_parting();
+            self.outgoing.control().answer_parting();
+        }
+    }
+
+    fn put_bells(&mut self, way: &mut impl Way, rings: &mut impl Rings) {
+        let Half { sending, outgoing, .. } = self;
+        while sending.bells_due > 0
+            && let Poll::Ready(went) = rings.byte()
+        {
+            sending.bells_due -= 1;
+            if went {
+                sending.bells_put += 1;
+                let words = &outgoing.control().receiver;
+                words.bells_put.store(sending.bells_put, Ordering::Relaxed);
+            }
+            way.send(Operation::Rung { went });
         }
     }
 
@@ -468,7 +502,7 @@ impl Half {
         let Half { receiving, incoming, .. } = self;
         let words = &incoming.control().receiver;
         if let Some(hold) = receiving.hold
-            && receiving.ringing + receiving.stale == 0
+            && receiving.all_rung()
             && (!receiving.bell_lost || bells::nobody_takes(&words.taking))
         {
             (receiving.hold, receiving.bell_lost) = (None, false);
@@ -478,6 +512,11 @@ impl Half {
 }
 
 impl Receiving {
+    /// Is no doorbell on its way?
+    fn all_rung(&self) -> bool {
+        self.ringing + self.stale == 0
+    }
+
     /// The slots and the data that this record needs are there. False if they can't be had.
     fn hold(&mut self, to: &SegmentRing, piece: &Piece) -> bool {
         for (nth, base, end, all) in [

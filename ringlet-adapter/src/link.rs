@@ -5,17 +5,18 @@ use crate::half::{Half, Operation, Rings, Segment, Way};
 use ringlet_core::mapped::Mapped;
 use ringlet_core::ring::SegmentRing;
 use std::collections::VecDeque;
+use std::task::Poll;
 
-/// How the two programs are rung. End 0 is the connecting one.
+/// How the two programs are rung (`Rings`). End 0 is the connecting one.
 pub trait Bells {
     /// Something came for this end: its context is rung if somebody sleeps there.
     fn published(&mut self, end: usize);
     /// A wish of this end's says that its context is to be rung.
     fn event(&mut self, end: usize);
     /// A doorbell byte for this end, by the other one's kernel connection. False if it did not go.
-    fn byte(&mut self, to: usize) -> bool;
+    fn byte(&mut self, to: usize) -> Poll<bool>;
     /// All of this end's is delivered: what is held of its kernel connection is let go.
-    fn part(&mut self, end: usize);
+    fn part(&mut self, end: usize) -> Poll<()>;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,11 +46,11 @@ impl<B: Bells> Rings for OfEnd<'_, B> {
     fn event(&mut self) {
         self.0.event(self.1);
     }
-    fn byte(&mut self) -> bool {
+    fn byte(&mut self) -> Poll<bool> {
         self.0.byte(1 - self.1)
     }
-    fn part(&mut self) {
-        self.0.part(self.1);
+    fn part(&mut self) -> Poll<()> {
+        self.0.part(self.1)
     }
 }
 
@@ -86,7 +87,7 @@ impl Link {
         for end in [0, 1] {
             // (One that has not yet delivered what it found finds no more.)
             if self.ways[end].is_empty() {
-                busy |= self.halves[end].pass(&mut self.ways[end]);
+                busy |= self.halves[end].pass(&mut self.ways[end], &mut OfEnd(bells, end));
             }
             busy |= self.cross(end, bells);
         }
@@ -142,6 +143,11 @@ impl Link {
     /// It is passed over again anyway.
     pub fn disarm(&mut self) {
         self.halves.iter_mut().for_each(Half::disarm);
+    }
+
+    /// Does an answer to a sender wait for the receiver's process to leave what takes it some instructions? One that stays there holds up the other end.
+    pub fn is_held_up(&self) -> bool {
+        self.halves.iter().any(Half::is_held_up)
     }
 
     /// Is something unread? Who reads it does not ring for each record.

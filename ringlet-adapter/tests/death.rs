@@ -8,16 +8,19 @@ use proptest::prelude::*;
 use ringlet_adapter::{Bells, Link, Segment as End};
 use ringlet_core::ring::{Mark, Next, Rx, SegmentRing, Tx};
 use segment::{Segment, with_buffers};
+use std::task::Poll;
 
 struct Silent;
 
 impl Bells for Silent {
     fn published(&mut self, _end: usize) {}
     fn event(&mut self, _end: usize) {}
-    fn byte(&mut self, _to: usize) -> bool {
-        true
+    fn byte(&mut self, _to: usize) -> Poll<bool> {
+        Poll::Ready(true)
     }
-    fn part(&mut self, _end: usize) {}
+    fn part(&mut self, _end: usize) -> Poll<()> {
+        Poll::Ready(())
+    }
 }
 
 fn byte(place: usize) -> u8 {

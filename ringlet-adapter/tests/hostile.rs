@@ -9,6 +9,7 @@ use ringlet_core::layout::{CONTROL_OFFSET, LINE_BYTES, SLOT_COUNT, SLOTS_OFFSET}
 use ringlet_core::ring::{Next, Rx, SegmentRing, Tx};
 use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use segment::{Segment, with_buffers};
+use std::task::Poll;
 
 const RING_BYTES: usize = 1 << 16;
 
@@ -23,11 +24,17 @@ impl Bells for Rings {
     fn event(&mut self, _end: usize) {
         self.events += 1;
     }
-    fn byte(&mut self, _to: usize) -> bool {
+    fn byte(&mut self, _to: usize) -> Poll<bool> {
         self.bytes += 1;
-        self.bytes.is_multiple_of(3)
+        if self.bytes.is_multiple_of(5) {
+            return Poll::Pending;
+        }
+        Poll::Ready(self.bytes.is_multiple_of(3))
     }
-    fn part(&mut self, _end: usize) {}
+    fn part(&mut self, _end: usize) -> Poll<()> {
+        self.bytes += 1;
+        if self.bytes.is_multiple_of(5) { Poll::Pending } else { Poll::Ready(()) }
+    }
 }
 
 struct Random(u64);

@@ -16,6 +16,7 @@ use ringlet_core::mirror::Asks;
 use ringlet_core::ring::{Mark, Next, Rx, SegmentRing, Tx};
 use ringlet_core::sync::Ordering::SeqCst;
 use segment::{Segment, with_buffers};
+use std::task::Poll;
 
 const RING_BYTES: usize = 1 << 16;
 
@@ -44,11 +45,12 @@ struct Rings<'a>(&'a mut Kernel);
 impl Bells for Rings<'_> {
     fn published(&mut self, _end: usize) {}
     fn event(&mut self, _end: usize) {}
-    fn byte(&mut self, to: usize) -> bool {
-        to == 1 && self.0.write(None)
+    fn byte(&mut self, to: usize) -> Poll<bool> {
+        Poll::Ready(to == 1 && self.0.write(None))
     }
-    fn part(&mut self, end: usize) {
+    fn part(&mut self, end: usize) -> Poll<()> {
         self.0.ended |= end == 0;
+        Poll::Ready(())
     }
 }
 

@@ -14,6 +14,7 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use segment::{Segment, with_buffers};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::task::Poll;
 use std::thread;
 
 const RING_BYTES: usize = 1 << 16;
@@ -53,11 +54,12 @@ impl Bells for Rings {
     fn event(&mut self, end: usize) {
         ring(&self.ropes.ends[end]);
     }
-    fn byte(&mut self, _to: usize) -> bool {
+    fn byte(&mut self, _to: usize) -> Poll<bool> {
         unreachable!("nobody asks for a byte")
     }
-    fn part(&mut self, _end: usize) {
+    fn part(&mut self, _end: usize) -> Poll<()> {
         self.ropes.parted.fetch_add(1, SeqCst);
+        Poll::Ready(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The links that are served, and what each has of its two ends.
 
 use std::os::fd::BorrowedFd;
+use std::task::Poll;
 
 use ringlet::interconnect::introduction::{JOIN, LINK, LINKED, Message};
 use ringlet_adapter::{Adapter, Bells, Link, Segment, Wakes};
@@ -150,12 +151,13 @@ impl Bells for Ends {
         }
     }
 
-    fn byte(&mut self, to: usize) -> bool {
-        self.ends[1 - to].socket.is_some_and(tcp::ring_byte)
+    fn byte(&mut self, to: usize) -> Poll<bool> {
+        Poll::Ready(self.ends[1 - to].socket.is_some_and(tcp::ring_byte))
     }
 
-    fn part(&mut self, end: usize) {
+    fn part(&mut self, end: usize) -> Poll<()> {
         self.ends[end].let_go();
+        Poll::Ready(())
     }
 }
 

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::hint::spin_loop;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
@@ -240,10 +241,12 @@ struct Rings(OwnedFd);
 impl Bells for Rings {
     fn published(&mut self, _end: usize) {}
     fn event(&mut self, _end: usize) {}
-    fn byte(&mut self, _to: usize) -> bool {
-        false
+    fn byte(&mut self, _to: usize) -> Poll<bool> {
+        Poll::Ready(false)
     }
-    fn part(&mut self, _end: usize) {}
+    fn part(&mut self, _end: usize) -> Poll<()> {
+        Poll::Ready(())
+    }
 }
 
 impl Wakes for Rings {
