@@ -40,13 +40,16 @@ struct Mirrored {
     credit: u64,
 }
 
-struct Rings<'a>(&'a mut Kernel);
+struct Rings<'a>(&'a mut Kernel, &'a Random);
 
 impl Bells for Rings<'_> {
     fn published(&mut self, _end: usize) {}
     fn event(&mut self, _end: usize) {}
     fn byte(&mut self, to: usize) -> Poll<bool> {
-        Poll::Ready(to == 1 && self.0.write(None))
+        if self.1.one_in(3) {
+            return Poll::Pending;
+        }
+        Poll::Ready(to == 1 && !self.1.one_in(4) && self.0.write(None))
     }
     fn part(&mut self, end: usize) -> Poll<()> {
         self.0.ended |= end == 0;
@@ -193,7 +196,7 @@ impl World for Mirrored {
     }
     fn pass(&mut self) {
         if self.random.one_in(self.pace) {
-            self.link.pass(&mut Rings(&mut self.kernel));
+            self.link.pass(&mut Rings(&mut self.kernel, &self.random));
         }
         let credit = self.from.control().credit.slots.load(SeqCst);
         if credit < self.credit {
