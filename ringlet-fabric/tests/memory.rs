@@ -1,0 +1,168 @@
+//! The rail in memory keeps what a rail promises, and with chaos not more.
+
+use std::collections::HashSet;
+
+use ringlet_fabric::memory::{Chaos, MemoryRail};
+use ringlet_fabric::rail::{Event, Grant, Peer, Rail, Refused, Region};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const BYTES: usize = 1 << 18;
+
+struct Pair {
+    _folder: tempfile::TempDir,
+    from: MemoryRail,
+    to: MemoryRail,
+    peer: Peer,
+    source: Vec<u8>,
+    target: Vec<u8>,
+    region: Region,
+    granted: (Region, Grant),
+}
+
+fn pair(chaos: Option<Chaos>) -> Pair {
+    let folder = tempfile::tempdir().unwrap();
+    let mut to = MemoryRail::new(folder.path(), "to", chaos).unwrap();
+    let mut from = MemoryRail::new(folder.path(), "from", chaos).unwrap();
+    let peer = from.reach(to.name()).unwrap();
+    let mut source: Vec<u8> = (0..BYTES).map(|nth| (nth % 251) as u8).collect();
+    let mut target = vec![0u8; BYTES];
+    // SAFETY: both live as long as the rails (`Pair`), and are changed by nothing else meanwhile.
+    let (region, granted) = unsafe {
+        (
+            from.register(source.as_mut_ptr(), BYTES).unwrap().0,
+            to.register(target.as_mut_ptr(), BYTES).unwrap(),
+        )
+    };
+    Pair { _folder: folder, from, to, peer, source, target, region, granted }
+}
+
+fn rounds(pair: &mut Pair, most: usize, mut tell: impl FnMut(usize, Event<'_>) -> bool) -> bool {
+    (0..most).any(|_| {
+        let mut ends = false;
+        pair.from.poll(&mut |event| ends |= tell(0, event));
+        pair.to.poll(&mut |event| ends |= tell(1, event));
+        ends
+    })
+}
+
+#[test]
+fn each_message_and_write_is_done_once() {
+    for seed in 0..20 {
+        let chaos = (seed > 0).then_some(Chaos { seed, fails_one_in: 0 });
+        let mut pair = pair(chaos);
+        let (mut sent, mut got, mut noticed, mut done) = (0u32, HashSet::new(), 0, HashSet::new());
+        for nth in 0..200u32 {
+            let message = nth.to_le_bytes();
+            match pair.from.send(pair.peer, &message, nth.into()) {
+                Ok(()) => sent += 1,
+                Err(Refused::Full) => panic!("full at {nth}"),
+                Err(Refused::Failed(error)) => panic!("{error}"),
+            }
+        }
+        // As many pieces of the source as there are: a part of each end is left out.
+        let n = BYTES / 4;
+        for nth in 0..4usize {
+            let (at, token) = (nth * n, 1000 + nth as u64);
+            let grant = pair.granted.1;
+            let Pair { from, peer, region, .. } = &mut pair;
+            from.write(*peer, *region, at, n - 7, grant, at as u64, nth as u32, token).unwrap();
+        }
+        let ends = rounds(&mut pair, 100_000, |_, event| {
+            match event {
+                Event::Message(bytes) => {
+                    assert!(got.insert(u32::from_le_bytes(bytes.try_into().unwrap())), "twice");
+                }
+                Event::Noticed { .. } => noticed += 1,
+                Event::Done { token } => assert!(done.insert(token), "done twice"),
+                Event::Failed { error, .. } | Event::Broken(error) => panic!("{error}"),
+            }
+            got.len() as u32 == sent && noticed == 4 && done.len() == 204
+        });
+        assert!(ends, "seed {seed}: {} messages, {noticed} writes, {} done", got.len(), done.len());
+        for (nth, byte) in pair.target.iter().enumerate() {
+            let expected = if nth % n < n - 7 { pair.source[nth] } else { 0 };
+            assert_eq!(*byte, expected, "at {nth}");
+        }
+        // It is quiet now: what is written anew stays.
+        pair.target.fill(0xee);
+        rounds(&mut pair, 1000, |_, _| false);
+        assert!(pair.target.iter().all(|byte| *byte == 0xee));
+    }
+}
+
+#[test]
+fn what_is_withdrawn_is_not_written() {
+    for seed in 0..20 {
+        let mut pair = pair((seed > 0).then_some(Chaos { seed, fails_one_in: 0 }));
+        let grant = pair.granted.1;
+        pair.from.write(pair.peer, pair.region, 0, BYTES, grant, 0, 7, 1).unwrap();
+        // (Without chaos it would be done by then.)
+        rounds(&mut pair, (seed > 0) as usize, |_, _| false);
+        pair.to.withdraw(pair.granted.0);
+        pair.target.fill(0xee);
+        let mut failed = false;
+        rounds(&mut pair, 10_000, |_, event| {
+            failed |= matches!(event, Event::Failed { .. } | Event::Broken(_));
+            assert!(!matches!(event, Event::Noticed { .. }));
+            false
+        });
+        assert!(failed, "seed {seed}");
+        assert!(pair.target.iter().all(|byte| *byte == 0xee), "seed {seed}");
+    }
+}
+
+/// The hazard that the transport must master: a write that failed lands when its memory is used again.
+#[test]
+fn a_write_that_failed_may_land_late() {
+    let mut late = 0;
+    for seed in 1..60 {
+        let mut pair = pair(Some(Chaos { seed, fails_one_in: 0 }));
+        let grant = pair.granted.1;
+        pair.from.write(pair.peer, pair.region, 0, 4096, grant, 0, 7, 1).unwrap();
+        pair.to.poll(&mut |_| {});
+        pair.from.fail(10);
+        let refused = pair.from.write(pair.peer, pair.region, 0, 1, grant, 0, 8, 2);
+        assert!(matches!(refused, Err(Refused::Failed(_))));
+        let failed =
+            |end, event: Event<'_>| end == 0 && matches!(event, Event::Failed { token: 1, .. });
+        assert!(rounds(&mut pair, 20, failed), "nobody says so");
+        pair.target.fill(0xee);
+        rounds(&mut pair, 3000, |_, _| false);
+        late += pair.target.iter().any(|byte| *byte != 0xee) as u32;
+        assert!(pair.from.send(pair.peer, b"again", 3).is_ok(), "it did not come back");
+    }
+    assert!(late > 5, "{late} late writes");
+}
+
+#[test]
+fn names_of_strangers_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rail = MemoryRail::new(folder.path(), "one", None).unwrap();
+    for name in [&b""[..], b"../one", b"a/b", b"\0", &[b'a'; 65], &[0xff; 3]] {
+        assert!(rail.reach(name).is_err());
+    }
+    let nobody = rail.reach(b"nobody").unwrap();
+    assert!(matches!(rail.send(nobody, b"", 0), Err(Refused::Failed(_))));
+    std::fs::write(folder.path().join("short"), "no endpoint").unwrap();
+    let short = rail.reach(b"short").unwrap();
+    assert!(matches!(rail.send(short, b"", 0), Err(Refused::Failed(_))));
+}
+
+#[test]
+fn who_sleeps_is_woken() {
+    let mut pair = pair(None);
+    for round in 0..100u64 {
+        assert!(pair.to.may_sleep(), "round {round}");
+        pair.from.send(pair.peer, b"wake", round).unwrap();
+        let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+        let mut fds = [PollFd::from_borrowed_fd(pair.to.fd(), PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "round {round}: nobody rang");
+        let mut got = 0;
+        pair.to.poll(&mut |event| got += matches!(event, Event::Message(b"wake")) as u32);
+        assert_eq!(got, 1);
+        pair.from.poll(&mut |_| {});
+        let mut fds = [PollFd::from_borrowed_fd(pair.to.fd(), PollFlags::IN)];
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(poll(&mut fds, Some(&none)).unwrap(), 0, "round {round}: it rings on");
+    }
+}
