@@ -1,7 +1,21 @@
 //! What carries connections between hosts, for the node service.
 //!
 //! [`rail`] says what a network gives us; [`memory`] is one within a host, for tests. [`transport`] makes of one or several of them, each of
-//! which may fail, an ordered stream of frames and writes between two nodes.
+//! which may fail, an ordered stream of frames and writes between two nodes. [`node`] has the rails, and the transports that share them.
 
+mod control;
+mod error;
+mod frames;
 pub mod memory;
+mod node;
 pub mod rail;
+mod transport;
+mod wire;
+mod writes;
+
+pub use control::{Control, Granted};
+pub use error::Error;
+pub use node::{Node, Number, Progress};
+pub use transport::{MEMORIES, NotTaken, Told, Transport};
+pub use wire::{FRAME_BYTES, WINDOW, WRITES};
+pub use writes::{Memory, Receipt, Write};

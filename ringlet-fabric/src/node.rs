@@ -1,0 +1,186 @@
+//! The rails of this node, and its transports to others, which share them.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use ringlet_linux::sys;
+
+use crate::control::Control;
+use crate::rail::{Event, Rail};
+use crate::transport::{NotTaken, Told, Transport};
+use crate::wire::{Header, NUMBERS, Notice, Token};
+use crate::writes::Memory;
+
+/// A transport of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Number(u16);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    Idle,
+    Busy,
+}
+
+/// Rails have the same places in all nodes: the first of each reach one another, and so on.
+pub struct Node {
+    rails: Vec<Box<dyn Rail>>,
+    transports: Vec<Option<Box<Transport>>>,
+    open: Vec<Number>,
+    /// Where the search for a free number begins: one is used again as late as can be, for there may be late notices of it.
+    next: usize,
+}
+
+impl Node {
+    pub fn new(rails: Vec<Box<dyn Rail>>) -> Node {
+        Node { rails, transports: Vec::new(), open: Vec::new(), next: 0 }
+    }
+
+    /// Begins a transport to another node. `None`: there are too many.
+    pub fn open(&mut self) -> Option<Number> {
+        self.transports.resize_with(NUMBERS, || None);
+        let free = |number: &usize| self.transports[*number].is_none();
+        let number = (0..NUMBERS).map(|nth| (self.next + nth) % NUMBERS).find(free)?;
+        let mut key = [0; 4];
+        if !sys::random(&mut key) {
+            return None;
+        }
+        self.next = number + 1;
+        let key = u32::from_ne_bytes(key);
+        let transport = Transport::new(number as u16, key, self.rails.len());
+        self.transports[number] = Some(Box::new(transport));
+        self.open.push(Number(number as u16));
+        self.open.last().copied()
+    }
+
+    /// Ends a transport. Once this returns nothing is written to its memory, nor taken from it.
+    pub fn close(&mut self, number: Number) {
+        self.open.retain(|open| *open != number);
+        if let Some(mut transport) = self.slot(number).take() {
+            transport.withdraw_all(&mut self.rails);
+        }
+    }
+
+    fn slot(&mut self, number: Number) -> &mut Option<Box<Transport>> {
+        &mut self.transports[usize::from(number.0)]
+    }
+
+    /// Panics when it is closed: numbers are this node's own.
+    pub fn transport(&mut self, number: Number) -> &mut Transport {
+        self.slot(number).as_mut().expect("a transport that is open")
+    }
+
+    fn both(&mut self, number: Number) -> (&mut [Box<dyn Rail>], &mut Transport) {
+        let transport = self.transports[usize::from(number.0)].as_mut();
+        (&mut self.rails, transport.expect("a transport that is open"))
+    }
+
+    /// Lets the other node write to this memory, and `Transport::write` take from it. The other node knows it by the same number.
+    ///
+    /// # Safety
+    /// It stays mapped until it is told as withdrawn, or the transport has ended or is closed; and it is shared memory, which others change at any time.
+    pub unsafe fn register(
+        &mut self,
+        number: Number,
+        at: *mut u8,
+        bytes: usize,
+    ) -> io::Result<Memory> {
+        let (rails, transport) = self.both(number);
+        // SAFETY: passed on to the caller.
+        unsafe { transport.register(rails, at, bytes) }
+    }
+
+    /// What the other node's transport has told as `Told::Control`.
+    pub fn control(&mut self, number: Number, control: Control) {
+        let (rails, transport) = self.both(number);
+        transport.control(rails, control);
+    }
+
+    /// Tries rails again that are given up: now and then, by whoever has a clock.
+    pub fn try_again(&mut self, number: Number) {
+        let (rails, transport) = self.both(number);
+        transport.try_again(rails);
+    }
+
+    /// Gives up a rail that is believed to carry nothing any more, though it does not say so.
+    pub fn give_up(&mut self, number: Number, rail: usize) {
+        self.transport(number).note_failure(rail, None);
+    }
+
+    /// See `Transport::frame`.
+    pub fn frame(&mut self, number: Number, bytes: &[u8], needs: bool) -> Result<(), NotTaken> {
+        self.transport(number).frame(bytes, needs)
+    }
+
+    /// Sends what was given, and takes what has come. Never waits.
+    pub fn poll(&mut self, tell: &mut dyn FnMut(Number, Told<'_>)) -> Progress {
+        let Node { rails, transports, open, .. } = self;
+        let mut busy = false;
+        for number in open.iter().copied() {
+            if let Some(transport) = find(transports, number.0) {
+                busy |= transport.work(rails, &mut |told| tell(number, told));
+            }
+        }
+        for (place, rail) in rails.iter_mut().enumerate() {
+            rail.poll(&mut |event| {
+                busy = true;
+                take(place, event, transports, tell);
+            });
+        }
+        if busy { Progress::Busy } else { Progress::Idle }
+    }
+
+    /// Each is readable when there is something to be polled; they may be slept on after `may_sleep`.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.rails.iter().map(|rail| rail.fd())
+    }
+
+    /// False: there is something to be polled first.
+    pub fn may_sleep(&mut self) -> bool {
+        let Node { transports, open, .. } = self;
+        let works = |number: &Number| find(transports, number.0).is_some_and(|t| t.has_work());
+        !open.iter().any(works) && self.rails.iter_mut().all(|rail| rail.may_sleep())
+    }
+}
+
+fn find(transports: &mut [Option<Box<Transport>>], number: u16) -> Option<&mut Transport> {
+    transports.get_mut(usize::from(number))?.as_deref_mut()
+}
+
+/// To whom it belongs, if anybody.
+fn take(
+    rail: usize,
+    event: Event<'_>,
+    transports: &mut [Option<Box<Transport>>],
+    tell: &mut dyn FnMut(Number, Told<'_>),
+) {
+    match event {
+        Event::Message(message) => {
+            if let Some(header) = Header::read(message)
+                && let Some(transport) = find(transports, header.number)
+            {
+                let tell = &mut |told: Told<'_>| tell(Number(header.number), told);
+                transport.take_message(rail, header, message, tell);
+            }
+        }
+        Event::Noticed { notice } => {
+            let notice = Notice::unpack(notice);
+            if let Some(transport) = find(transports, notice.number) {
+                let tell = &mut |told: Told<'_>| tell(Number(notice.number), told);
+                transport.take_notice(rail, notice, tell);
+            }
+        }
+        Event::Failed { token, .. } => {
+            let Token { number, epoch } = Token::unpack(token);
+            if let Some(transport) = find(transports, number) {
+                transport.note_failure(rail, Some(epoch));
+            }
+        }
+        Event::Broken(_) => {
+            for transport in transports.iter_mut().flatten() {
+                transport.note_failure(rail, None);
+            }
+        }
+        // What was sent is done with when the other end says so.
+        Event::Done { .. } => {}
+    }
+}
