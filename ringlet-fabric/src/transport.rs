@@ -688,6 +688,9 @@ impl Transport {
 
     /// Gives what is to be written to the rails: each write to that of those which know its memory that has least to do.
     fn send_writes(&mut self, rails: &mut Rails) {
+        if self.writes.unsent().is_none() {
+            return;
+        }
         // Rails that take no more now.
         let mut full = vec![false; self.ways.len()];
         while let Some((number, write, state)) = self.writes.unsent() {
