@@ -15,7 +15,7 @@ const HALF: usize = BLOCKS * BLOCK_BYTES;
 const MEMORIES: usize = 3;
 const CANARY: u8 = 0xc5;
 const STEPS: usize = 12_000;
-const DRAIN_STEPS: usize = 3_000_000;
+const DRAIN_STEPS: usize = 200_000;
 
 /// Memory that others write to: it is looked at through a pointer only.
 struct Bytes(*mut u8);
@@ -134,6 +134,8 @@ struct Seen {
     withdrawn: usize,
     left: usize,
     down: usize,
+    /// The longest run.
+    steps: usize,
 }
 
 impl End {
@@ -399,6 +401,7 @@ fn run(seed: u64) -> Seen {
     for end in &mut ends {
         end.node.close(end.number);
     }
+    seen.steps = step;
     seen
 }
 
@@ -413,8 +416,9 @@ fn frames_and_writes_are_as_in_the_model() {
         all.withdrawn += seen.withdrawn;
         all.left += seen.left;
         all.down += seen.down;
+        all.steps = all.steps.max(seen.steps);
     }
     println!("{all:?}");
-    let Seen { frames, filled, withdrawn, left, down } = all;
+    let Seen { frames, filled, withdrawn, left, down, .. } = all;
     assert!(frames > 10_000 && filled > 1000 && withdrawn > 10 && left > 100 && down > 10);
 }
