@@ -453,8 +453,7 @@ impl Transport {
         let way = &mut self.ways[rail];
         if way.stage == Stage::Trying && way.heard && way.was_heard {
             way.stage = Stage::Up;
-            // What came while no rail worked is still to be acknowledged.
-            (self.owed, self.given) = (self.owed + 1, true);
+            self.given = true;
         }
     }
 
@@ -604,7 +603,7 @@ impl Transport {
             self.send_messages(rails);
             if self.owed > OWED_MOST || self.owed > 0 && quiet {
                 let up = (0..self.ways.len()).find(|rail| self.is_up(*rail));
-                // (With no rail up it goes with the next one that is.)
+                // With no rail up it is not needed: whatever is not acknowledged then comes again, or was told by `Control::Left`.
                 if up.is_none_or(|rail| self.send(rails, rail, Kind::Acknowledgement)) {
                     self.owed = 0;
                 }

@@ -436,6 +436,28 @@ fn anything_may_be_said() {
     assert!(ends > 3000 && ends < 11_000 && kinds.len() == 10 && delivered > 500);
 }
 
+/// An acknowledgement may be lost with its rail, though the message that it was for came by another.
+#[test]
+fn what_a_rail_may_have_lost_is_acknowledged_again() {
+    let mut victim = Victim::in_use();
+    // Nothing of its own is under way any more, with which it could go.
+    let all = first().wrapping_add(4);
+    let message = victim.message(1, 1, [first(), all, all], b"\x02\x00hi");
+    victim.wires[1].lock().unwrap().messages.push_back(message);
+    let acknowledges = |victim: &Victim, rail: usize| {
+        let sent = std::mem::take(&mut victim.wires[rail].lock().unwrap().sent);
+        let next = first().wrapping_add(1).to_le_bytes();
+        sent.iter().any(|message| message[12..16] == next)
+    };
+    (0..4).for_each(|_| victim.poll());
+    assert!(acknowledges(&victim, 0));
+    (0..4).for_each(|_| victim.poll());
+    assert!(!acknowledges(&victim, 0) && !acknowledges(&victim, 1), "it is told again and again");
+    victim.node.give_up(victim.number, 0);
+    (0..4).for_each(|_| victim.poll());
+    assert!(!acknowledges(&victim, 0) && acknowledges(&victim, 1));
+}
+
 /// However much comes, what is kept of it is bounded.
 #[test]
 fn a_flood_is_bounded() {
