@@ -106,6 +106,14 @@ impl Node {
         self.transport(number).note_failure(rail, None);
     }
 
+    /// Puts another endpoint in the place of one that is broken. All transports give it up, and may try the new one.
+    pub fn replace(&mut self, place: usize, rail: Box<dyn Rail>) {
+        for transport in self.transports.iter_mut().flatten() {
+            transport.leave_endpoint(&mut self.rails, place);
+        }
+        self.rails[place] = rail;
+    }
+
     /// See `Transport::frame`.
     pub fn frame(&mut self, number: Number, bytes: &[u8], needs: bool) -> Result<(), NotTaken> {
         self.transport(number).frame(bytes, needs)

@@ -470,6 +470,16 @@ impl Transport {
         self.controls.push_back(Control::Left { rail, epoch, receipt });
     }
 
+    /// The endpoint is to be replaced: nothing of it is used any more.
+    pub(crate) fn leave_endpoint(&mut self, rails: &mut Rails, rail: usize) {
+        if self.ways[rail].is_granted() {
+            self.give_up(rails, rail);
+        }
+        if let Some((_, peer)) = self.ways[rail].peer.take() {
+            rails[rail].forget(peer);
+        }
+    }
+
     /// What the other end has said, by the connection that carries `Told::Control`.
     pub(crate) fn control(&mut self, rails: &mut Rails, control: Control) {
         if self.ended.is_none() {
