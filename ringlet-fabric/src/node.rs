@@ -123,6 +123,10 @@ impl Node {
     pub fn poll(&mut self, tell: &mut dyn FnMut(Number, Told<'_>)) -> Progress {
         let Node { rails, transports, open, .. } = self;
         let mut busy = false;
+        // A rail that is nearly full has room for each in its turn.
+        if open.len() > 1 {
+            open.rotate_left(1);
+        }
         for number in open.iter().copied() {
             if let Some(transport) = find(transports, number.0) {
                 busy |= transport.work(rails, &mut |told| tell(number, told));

@@ -85,7 +85,7 @@ enum Stage {
 struct Way {
     stage: Stage,
     epoch: u16,
-    peer: Option<(Vec<u8>, Peer)>,
+    peer: Option<Peer>,
     /// The rail has said that it does not work.
     failed: bool,
     /// While it is tried: they try too; their probe is still to be answered by ours; theirs has come; ours has.
@@ -242,10 +242,12 @@ impl Transport {
 
     /// Is there something to be done before anything comes?
     pub(crate) fn has_work(&self) -> bool {
+        if self.ended.is_some() {
+            return !self.told_end || !self.controls.is_empty();
+        }
         self.owed > 0
             || self.given
             || !self.controls.is_empty()
-            || self.ended.is_some() && !self.told_end
             || self.ways.iter().any(|way| way.failed || way.probe_due)
     }
 
@@ -328,6 +330,8 @@ impl Transport {
 
     fn take_written(&mut self, number: u32) -> Result<(), Error> {
         let Transport { writes, ways, .. } = self;
+        // What waits for that may be let go.
+        self.given |= !self.closing.is_empty() || !self.withdrawing.is_empty();
         writes.acknowledge(number, |write, state| {
             if let State::Under(way) = state {
                 ways[way].load = ways[way].load.saturating_sub(write.bytes as u64);
@@ -383,7 +387,7 @@ impl Transport {
         self.ours.clear();
         for (rail, way) in self.ways.iter_mut().enumerate() {
             way.stage = Stage::Down;
-            if let Some((_, peer)) = way.peer.take() {
+            if let Some(peer) = way.peer.take() {
                 rails[rail].forget(peer);
             }
         }
@@ -434,17 +438,13 @@ impl Transport {
         Ok(())
     }
 
-    /// Makes the other end's endpoint a peer.
-    fn reach(&mut self, rails: &mut Rails, rail: usize, name: Vec<u8>) -> io::Result<()> {
+    /// Makes the other end's endpoint a peer: anew, so that a rail forgets with the old one what has failed.
+    fn reach(&mut self, rails: &mut Rails, rail: usize, name: &[u8]) -> io::Result<()> {
         let way = &mut self.ways[rail];
-        if way.peer.as_ref().is_some_and(|(known, _)| *known == name) {
-            return Ok(());
-        }
-        if let Some((_, peer)) = way.peer.take() {
+        if let Some(peer) = way.peer.take() {
             rails[rail].forget(peer);
         }
-        let peer = rails[rail].reach(&name)?;
-        way.peer = Some((name, peer));
+        way.peer = Some(rails[rail].reach(name)?);
         Ok(())
     }
 
@@ -475,7 +475,7 @@ impl Transport {
         if self.ways[rail].is_granted() {
             self.give_up(rails, rail);
         }
-        if let Some((_, peer)) = self.ways[rail].peer.take() {
+        if let Some(peer) = self.ways[rail].peer.take() {
             rails[rail].forget(peer);
         }
     }
@@ -523,7 +523,7 @@ impl Transport {
                     }
                 }
                 if stage != Stage::Left {
-                    works = works && self.reach(rails, rail, name).is_ok();
+                    works = works && self.reach(rails, rail, &name).is_ok();
                     if works {
                         self.ways[rail].probe_due = true;
                     } else {
@@ -656,13 +656,12 @@ impl Transport {
 
     /// A message without frames. False: there was no room.
     fn send(&mut self, rails: &mut Rails, rail: usize, kind: Kind) -> bool {
-        let (Some(header), Some((_, peer))) = (self.header(rail, kind, 0), &self.ways[rail].peer)
-        else {
+        let (Some(header), Some(peer)) = (self.header(rail, kind, 0), self.ways[rail].peer) else {
             return true;
         };
         let mut message = [0; HEADER_BYTES];
         header.write(&mut message);
-        match rails[rail].send(*peer, &message, self.token(rail)) {
+        match rails[rail].send(peer, &message, self.token(rail)) {
             Ok(()) => true,
             Err(Refused::Full) => false,
             Err(Refused::Failed(_)) => {
@@ -676,15 +675,15 @@ impl Transport {
         let mut rail = 0;
         while rail < self.ways.len() {
             let (header, token) = (self.header(rail, Kind::Frames, 0), self.token(rail));
-            let (Stage::Up, Some(header), Some((_, peer))) =
-                (self.ways[rail].stage, header, &self.ways[rail].peer)
+            let (Stage::Up, Some(header), Some(peer)) =
+                (self.ways[rail].stage, header, self.ways[rail].peer)
             else {
                 rail += 1;
                 continue;
             };
             let Some((sequence, message)) = self.outbox.unsent() else { return };
             Header { sequence, ..header }.write(&mut message.bytes);
-            match rails[rail].send(*peer, &message.bytes, token) {
+            match rails[rail].send(peer, &message.bytes, token) {
                 Ok(()) => {
                     message.go(rail);
                     self.owed = 0;
@@ -713,15 +712,15 @@ impl Transport {
                 way.stage == Stage::Up && known && from.regions[*rail].is_some() && !full[*rail]
             });
             let Some((rail, way)) = choice.min_by_key(|(_, way)| way.load) else { return };
-            let (Some((_, grant)), Some(region), Some((_, peer))) =
-                (to.grants[rail], from.regions[rail], &way.peer)
+            let (Some((_, grant)), Some(region), Some(peer)) =
+                (to.grants[rail], from.regions[rail], way.peer)
             else {
                 return;
             };
             let notice = Notice::new(theirs, way.epoch, number).pack();
             let token = Token { number: self.number, epoch: way.epoch }.pack();
             let Write { at, bytes, offset, .. } = write;
-            match rails[rail].write(*peer, region, at, bytes, grant, offset, notice, token) {
+            match rails[rail].write(peer, region, at, bytes, grant, offset, notice, token) {
                 Ok(()) => {
                     *state = State::Under(rail);
                     self.ways[rail].load += bytes as u64;

@@ -257,3 +257,46 @@ fn an_idle_pair_costs_nothing() {
         }
     }
 }
+
+/// Memory is withdrawn when what is under way to it has arrived, without anything else being said.
+#[test]
+fn memory_is_withdrawn_when_its_writes_have_arrived() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut nodes = ["a", "b"].map(|name| Node::new(rails(folder.path(), name, 1, None)));
+    let numbers = nodes.each_mut().map(|node| node.open().unwrap());
+    let mut bytes = [vec![7u8; 10_000], vec![0u8; 10_000]];
+    for (nth, node) in nodes.iter_mut().enumerate() {
+        let at = bytes[nth].as_mut_ptr();
+        // SAFETY: it is kept until all transports are closed.
+        unsafe { node.register(numbers[nth], at, 10_000) }.unwrap();
+    }
+    let mut controls: [VecDeque<Control>; 2] = Default::default();
+    let mut withdrawn = [false; 2];
+    let mut step = |nodes: &mut [Node; 2], node: usize, withdrawn: &mut [bool; 2]| {
+        while let Some(control) = controls[node].pop_front() {
+            nodes[node].control(numbers[node], control);
+        }
+        nodes[node].poll(&mut |_, told| match told {
+            Told::Control(control) => controls[1 - node].push_back(control),
+            Told::Withdrawn(Memory(0)) => withdrawn[node] = true,
+            Told::Up => {}
+            other => panic!("{other:?}"),
+        });
+    };
+    (0..20).for_each(|nth| step(&mut nodes, nth % 2, &mut withdrawn));
+    let write = Write { from: Memory(0), at: 0, bytes: 10_000, to: Memory(0), offset: 0 };
+    nodes[0].transport(numbers[0]).write(write).unwrap();
+    nodes
+        .iter_mut()
+        .zip(numbers)
+        .for_each(|(node, number)| node.transport(number).withdraw(Memory(0)));
+    // It is said that it is withdrawn, before it is known that the write has arrived.
+    step(&mut nodes, 0, &mut withdrawn);
+    assert_eq!(withdrawn, [false; 2]);
+    (0..40).for_each(|nth| step(&mut nodes, 1 - nth % 2, &mut withdrawn));
+    assert_eq!(withdrawn, [true; 2]);
+    assert_eq!(bytes[0], bytes[1]);
+    let again = nodes[0].transport(numbers[0]).write(write);
+    assert_eq!(again, Err(ringlet_fabric::NotTaken::Gone));
+    nodes.iter_mut().zip(numbers).for_each(|(node, number)| node.close(number));
+}
