@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write as _};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use fastrand::Rng;
@@ -228,6 +228,32 @@ fn who_sleeps_is_woken() {
     });
     assert_eq!(results.map(|(heard, _)| heard), [ROUNDS; 2]);
     assert!(results.iter().any(|(_, slept)| *slept > 0), "nobody slept");
+}
+
+/// The same between processes, which have nothing in common but a folder.
+#[test]
+fn processes_reach_each_other() {
+    const ROUNDS: u32 = 3000;
+    const FOLDER: &str = "RINGLET_FABRIC_TEST_FOLDER";
+    if let Some(folder) = std::env::var_os(FOLDER) {
+        let folder = Path::new(&folder);
+        let wire = UnixStream::connect(folder.join("control")).unwrap();
+        assert_eq!(sleeper(folder, "b", wire, ROUNDS).0, ROUNDS);
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("control")).unwrap();
+    let mut other = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "processes_reach_each_other"])
+        .env(FOLDER, folder.path())
+        .spawn()
+        .unwrap();
+    let mut fds = [PollFd::new(&listener, PollFlags::IN)];
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "it does not come");
+    let (wire, _) = listener.accept().unwrap();
+    assert_eq!(sleeper(folder.path(), "a", wire, ROUNDS).0, ROUNDS);
+    assert!(other.wait().unwrap().success());
 }
 
 /// Two nodes that have nothing to do say nothing, and sleep.
