@@ -1,5 +1,5 @@
-//! Two nodes over chaotic rails, against a queue: every frame in order and once; the bytes of a write exact when the frame that needs it is delivered; and memory
-//! that was handed back stays as it is, whatever lands late.
+//! Two nodes over chaotic rails, against a queue: every frame in order and once; the bytes of a write exact when the frame that needs it is
+//! delivered; and memory that was handed back stays as it is, whatever lands late.
 
 use std::collections::{BTreeMap, VecDeque};
 
