@@ -1,7 +1,8 @@
 //! Two nodes over chaotic rails, against a queue: every frame in order and once; the bytes of a write exact when the frame that needs it is
-//! delivered; and memory that was handed back stays as it is, whatever lands late.
+//! delivered; and memory that was handed back stays as it is, whatever lands late. `RINGLET_FUZZ_SECONDS` keeps on for so long.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use ringlet_fabric::memory::{Chaos, MemoryRail};
@@ -14,6 +15,7 @@ const BLOCK_BYTES: usize = 6000;
 const HALF: usize = BLOCKS * BLOCK_BYTES;
 const MEMORIES: usize = 3;
 const CANARY: u8 = 0xc5;
+const SEEDS: u64 = 200;
 const STEPS: usize = 12_000;
 const DRAIN_STEPS: usize = 200_000;
 
@@ -408,7 +410,9 @@ fn run(seed: u64) -> Seen {
 #[test]
 fn frames_and_writes_are_as_in_the_model() {
     let mut all = Seen::default();
-    for seed in 0..45 {
+    let more = std::env::var("RINGLET_FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let until = Instant::now() + Duration::from_secs(more.unwrap_or(0));
+    for seed in (0..).take_while(|seed| *seed < SEEDS || Instant::now() < until) {
         let result = std::panic::catch_unwind(|| run(seed));
         let seen = result.unwrap_or_else(|_| panic!("by seed {seed}"));
         all.frames += seen.frames;
@@ -420,5 +424,7 @@ fn frames_and_writes_are_as_in_the_model() {
     }
     println!("{all:?}");
     let Seen { frames, filled, withdrawn, left, down, .. } = all;
-    assert!(frames > 10_000 && filled > 1000 && withdrawn > 10 && left > 100 && down > 10);
+    assert!(
+        frames > 1_000_000 && filled > 100_000 && withdrawn > 500 && left > 10_000 && down > 1000
+    );
 }
