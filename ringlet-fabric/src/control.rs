@@ -17,7 +17,7 @@ pub enum Control {
     /// The sender has given this rail up: it has withdrawn all grants there, so nothing more lands. What has arrived by then, by whatever rail.
     Left { rail: usize, epoch: u16, receipt: Receipt },
     /// Registered, with a grant for each rail that is used or tried.
-    Registered { memory: Memory, bytes: u64, rails: Vec<(usize, u16, Granted)> },
+    Registered { memory: Memory, bytes: u64, rails: Vec<(usize, Granted)> },
     /// No more writes to it, please.
     Withdrawing { memory: Memory },
     /// None is under way any more, and none will be.

@@ -57,8 +57,8 @@ pub enum NotTaken {
 /// The other node's memory.
 struct Theirs {
     bytes: u64,
-    /// By rail, with the epoch.
-    grants: Vec<Option<(u16, Grant)>>,
+    /// By rail, of the last epoch.
+    grants: Vec<Option<Grant>>,
 }
 
 struct Ours {
@@ -362,9 +362,9 @@ impl Transport {
         }
         let mut ours = Ours { at, bytes, regions: vec![None; self.ways.len()], is_free: false };
         let mut granted = Vec::new();
-        for (rail, way) in self.ways.iter().enumerate().filter(|(_, way)| way.is_granted()) {
+        for (rail, _) in self.ways.iter().enumerate().filter(|(_, way)| way.is_granted()) {
             match ours.register(rails, rail) {
-                Ok(grant) => granted.push((rail, way.epoch, Granted::new(memory, grant))),
+                Ok(grant) => granted.push((rail, Granted::new(memory, grant))),
                 Err(error) => {
                     ours.withdraw_all(rails);
                     return Err(error);
@@ -519,7 +519,7 @@ impl Transport {
                 for granted in grants {
                     // What it has withdrawn meanwhile is not known any more.
                     if let Some(theirs) = self.others.get_mut(&granted.memory) {
-                        theirs.grants[rail] = Some((epoch, granted.grant()));
+                        theirs.grants[rail] = Some(granted.grant());
                     }
                 }
                 if stage != Stage::Left {
@@ -562,9 +562,9 @@ impl Transport {
                 self.next_others =
                     memory.0.checked_add(1).ok_or(Error::Memory(memory.0, "the last"))?;
                 let mut theirs = Theirs { bytes, grants: vec![None; self.ways.len()] };
-                for (rail, epoch, granted) in rails {
+                for (rail, granted) in rails {
                     way(rail, "granted")?;
-                    theirs.grants[rail] = Some((epoch, granted.grant()));
+                    theirs.grants[rail] = Some(granted.grant());
                 }
                 if self.writes.any(|write| write.to == memory && !theirs.holds(write)) {
                     return Err(Error::Memory(memory.0, "smaller than was said"));
@@ -708,11 +708,11 @@ impl Transport {
                 return;
             };
             let choice = self.ways.iter().enumerate().filter(|(rail, way)| {
-                let known = to.grants[*rail].is_some_and(|(epoch, _)| epoch == way.epoch);
-                way.stage == Stage::Up && known && from.regions[*rail].is_some() && !full[*rail]
+                let is_known = to.grants[*rail].is_some() && from.regions[*rail].is_some();
+                way.stage == Stage::Up && is_known && !full[*rail]
             });
             let Some((rail, way)) = choice.min_by_key(|(_, way)| way.load) else { return };
-            let (Some((_, grant)), Some(region), Some(peer)) =
+            let (Some(grant), Some(region), Some(peer)) =
                 (to.grants[rail], from.regions[rail], way.peer)
             else {
                 return;

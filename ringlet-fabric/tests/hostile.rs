@@ -287,7 +287,7 @@ fn each_lie_beside_the_rails_has_its_name() {
         Control::Left { rail: 0, epoch: 2, receipt: receipt(first(), &[]) },
         Control::Left { rail: 7, epoch: 1, receipt: receipt(first(), &[]) },
         Control::Registered { memory: Memory(2), bytes: 1, rails: vec![] },
-        Control::Registered { memory: Memory(1), bytes: 1, rails: vec![(2, 1, granted)] },
+        Control::Registered { memory: Memory(1), bytes: 1, rails: vec![(2, granted)] },
         Control::Withdrawing { memory: Memory(1) },
         Control::Free { memory: Memory(0) },
         Control::Free { memory: Memory(9) },
@@ -331,7 +331,7 @@ fn any_control(random: &mut Rng) -> Control {
             Control::Left { rail, epoch, receipt: Receipt { arrived, beyond } }
         }
         9..=10 => {
-            let rails = list.into_iter().map(|granted| (rail, epoch, granted)).collect();
+            let rails = list.into_iter().map(|granted| (rail, granted)).collect();
             Control::Registered { memory, bytes: random.u64(..8192), rails }
         }
         11 => Control::Withdrawing { memory },
