@@ -431,5 +431,6 @@ fn frames_and_writes_are_as_in_the_model() {
     }
     println!("{all:?}");
     let Seen { frames, filled, withdrawn, left, down, full, .. } = all;
+    assert!(down > 1000 && full > 500, "it is too quiet");
     assert!(frames > 1_000_000 && filled > 100_000 && withdrawn > 500 && left > 10_000);
 }
