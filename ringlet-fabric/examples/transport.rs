@@ -103,7 +103,7 @@ impl End {
     }
 
     fn say(&mut self, frame: &[u8], needs_writes: bool) {
-        while let Err(error) = self.node.frame(self.number, frame, needs_writes) {
+        while let Err(error) = self.node.transport(self.number).frame(frame, needs_writes) {
             assert_eq!(error, NotTaken::Full);
             self.turn(&mut |_| panic!("an answer before its time"));
         }

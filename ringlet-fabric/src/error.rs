@@ -20,6 +20,6 @@ pub enum Error {
     Rail(usize, &'static str),
     #[error("memory {0} is {1}")]
     Memory(u32, &'static str),
-    #[error("the other node has not said who it is, or says it again")]
+    #[error("the other node has not said who it is, or says it again, or has no such number")]
     Hello,
 }

@@ -7,7 +7,7 @@ use ringlet_linux::sys;
 
 use crate::control::Control;
 use crate::rail::{Event, Rail};
-use crate::transport::{NotTaken, Told, Transport};
+use crate::transport::{Told, Transport};
 use crate::wire::{Header, NUMBERS, Notice, Token};
 use crate::writes::Memory;
 
@@ -112,11 +112,6 @@ impl Node {
             transport.leave_endpoint(&mut self.rails, place);
         }
         self.rails[place] = rail;
-    }
-
-    /// See `Transport::frame`.
-    pub fn frame(&mut self, number: Number, bytes: &[u8], needs: bool) -> Result<(), NotTaken> {
-        self.transport(number).frame(bytes, needs)
     }
 
     /// Sends what was given, and takes what has come. Never waits.

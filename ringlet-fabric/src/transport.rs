@@ -32,9 +32,9 @@ pub enum Told<'a> {
     Frame(&'a [u8]),
     /// Nothing is written to it any more, nor taken from it: it may be unmapped.
     Withdrawn(Memory),
-    /// A rail works.
+    /// A rail works, where none did.
     Up,
-    /// None does any more. What was given is kept until one does again.
+    /// None does any more. What was given is kept until one does again, or the transport is closed.
     Down,
     /// By the other node's fault. All memory is withdrawn; there is nothing to be done but to close it.
     Ended(Error),
@@ -70,9 +70,10 @@ struct Ours {
     is_free: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 enum Stage {
     /// Given up on both sides; or not begun.
+    #[default]
     Down,
     /// The memory is granted, nothing is sent but a probe.
     Trying,
@@ -82,6 +83,7 @@ enum Stage {
 }
 
 /// One rail, as this transport uses it.
+#[derive(Default)]
 struct Way {
     stage: Stage,
     epoch: u16,
@@ -138,23 +140,12 @@ pub struct Transport {
 
 impl Transport {
     pub(crate) fn new(number: u16, key: u32, rails: usize) -> Transport {
-        let way = || Way {
-            stage: Stage::Down,
-            epoch: 0,
-            peer: None,
-            failed: false,
-            tried: false,
-            probe_due: false,
-            heard: false,
-            was_heard: false,
-            load: 0,
-        };
         Transport {
             number,
             key,
             theirs: None,
             rails: 0,
-            ways: (0..rails).map(|_| way()).collect(),
+            ways: (0..rails).map(|_| Way::default()).collect(),
             outbox: Outbox::new(),
             inbox: Inbox::new(),
             writes: Writes::new(),
@@ -361,15 +352,19 @@ impl Transport {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
         }
         let mut ours = Ours { at, bytes, regions: vec![None; self.ways.len()], is_free: false };
-        let mut granted = Vec::new();
+        let (mut granted, mut refused) = (Vec::new(), Vec::new());
         for (rail, _) in self.ways.iter().enumerate().filter(|(_, way)| way.is_granted()) {
             match ours.register(rails, rail) {
                 Ok(grant) => granted.push((rail, Granted::new(memory, grant))),
-                Err(error) => {
-                    ours.withdraw_all(rails);
-                    return Err(error);
-                }
+                Err(error) => refused.push((rail, error)),
             }
+        }
+        // A rail that does not take what another takes is given up: one that is in use takes all.
+        for (rail, error) in refused {
+            if granted.is_empty() {
+                return Err(error);
+            }
+            self.ways[rail].failed = true;
         }
         self.next_ours += 1;
         self.ours.insert(memory, ours);
@@ -422,17 +417,7 @@ impl Transport {
         }
         let way = &mut self.ways[rail];
         let (epoch, peer) = (way.epoch.wrapping_add(1), way.peer.take());
-        *way = Way {
-            stage: Stage::Trying,
-            epoch,
-            peer,
-            failed: false,
-            tried: false,
-            probe_due: false,
-            heard: false,
-            was_heard: false,
-            load: 0,
-        };
+        *way = Way { stage: Stage::Trying, epoch, peer, ..Way::default() };
         let name = rails[rail].name().to_vec();
         self.controls.push_back(Control::Try { rail, epoch, name, grants });
         Ok(())
@@ -497,8 +482,11 @@ impl Transport {
             _ => Err(Error::Rail(rail, what)),
         };
         match control {
+            Control::Hello { number, .. } if usize::from(number) >= NUMBERS => {
+                return Err(Error::Hello);
+            }
             Control::Hello { number, key, rails: count } => {
-                self.theirs = Some((number % NUMBERS as u16, key));
+                self.theirs = Some((number, key));
                 self.rails = count.min(self.ways.len());
                 self.try_again(rails);
             }

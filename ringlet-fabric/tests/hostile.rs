@@ -22,6 +22,7 @@ struct Wire {
     sent: VecDeque<Vec<u8>>,
     written: VecDeque<(u32, u64)>,
     registered: BTreeMap<u32, usize>,
+    refuses: bool,
     next: u32,
 }
 
@@ -38,6 +39,9 @@ impl Rail for HostileRail {
     fn forget(&mut self, _: Peer) {}
     unsafe fn register(&mut self, _: *mut u8, bytes: usize) -> io::Result<(Region, Grant)> {
         let mut wire = self.0.lock().unwrap();
+        if wire.refuses {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
         wire.next += 1;
         let number = wire.next;
         wire.registered.insert(number, bytes);
@@ -297,6 +301,8 @@ fn each_lie_beside_the_rails_has_its_name() {
     }
     let nobody = Control::Heard { rail: 0, epoch: 1 };
     assert_eq!(Victim::new().told(nobody), Some(Error::Hello));
+    let beyond = Control::Hello { number: 1024, key: 1, rails: 1 };
+    assert_eq!(Victim::new().told(beyond), Some(Error::Hello));
 }
 
 fn any_number(random: &mut Rng, near: &[u32]) -> u32 {
@@ -456,6 +462,38 @@ fn what_a_rail_may_have_lost_is_acknowledged_again() {
     victim.node.give_up(victim.number, 0);
     (0..4).for_each(|_| victim.poll());
     assert!(!acknowledges(&victim, 0) && acknowledges(&victim, 1));
+}
+
+/// A rail that does not take memory is given up if another does; else all stay as they are, without that memory.
+#[test]
+fn a_rail_that_takes_no_memory_is_given_up() {
+    let mut victim = Victim::in_use();
+    victim.wires[0].lock().unwrap().refuses = true;
+    victim.register();
+    victim.poll();
+    let number = victim.number;
+    assert!(!victim.node.transport(number).is_up(0) && victim.node.transport(number).is_up(1));
+    victim.wires[1].lock().unwrap().refuses = true;
+    // SAFETY: no rail writes to it.
+    let result = unsafe { victim.node.register(number, victim.memory.as_mut_ptr(), 4096) };
+    assert!(result.is_err());
+    victim.poll();
+    assert!(victim.node.transport(number).is_up(1));
+    // Nor is it begun anew, as long as it does not.
+    let receipt = Receipt { arrived: first(), beyond: vec![] };
+    victim.control(Control::Left { rail: 0, epoch: 1, receipt });
+    victim.said.clear();
+    victim.node.try_again(number);
+    victim.poll();
+    assert_eq!(victim.said, []);
+    let registered =
+        |victim: &Victim, rail: usize| victim.wires[rail].lock().unwrap().registered.len();
+    assert_eq!((registered(&victim, 0), registered(&victim, 1)), (0, 2));
+    victim.wires[0].lock().unwrap().refuses = false;
+    victim.node.try_again(number);
+    victim.poll();
+    assert!(matches!(&victim.said[..], [Control::Try { rail: 0, epoch: 2, .. }]));
+    assert_eq!(registered(&victim, 0), 2);
 }
 
 /// However much comes, what is kept of it is bounded.

@@ -225,7 +225,7 @@ impl End {
             let most = if random.u32(..4) == 0 { 1000 } else { 30 };
             let bytes = says.bytes(self.count, random.usize(..most));
             let needs = matches!(says, Says::Filled(..));
-            match self.node.frame(self.number, &bytes, needs) {
+            match self.node.transport(self.number).frame(&bytes, needs) {
                 Ok(()) => {
                     model.push_back(bytes);
                     self.count += 1;

@@ -100,7 +100,8 @@ fn transports_that_share_rails_do_not_meet() {
             let (node, number) = at[end];
             if works
                 && nodes[node]
-                    .frame(number, &[*mine, sent[end]].map(u32::to_le_bytes).concat(), false)
+                    .transport(number)
+                    .frame(&[*mine, sent[end]].map(u32::to_le_bytes).concat(), false)
                     .is_ok()
             {
                 sent[end] += 1;
@@ -139,7 +140,7 @@ fn an_endpoint_is_replaced() {
             let ((node, number), end) = (at[step % 2], step % 2);
             if sent[end] < 100 * (round + 1) {
                 let words = [1, sent[end]].map(u32::to_le_bytes).concat();
-                sent[end] += nodes[node].frame(number, &words, false).is_ok() as u32;
+                sent[end] += nodes[node].transport(number).frame(&words, false).is_ok() as u32;
             } else if pairs[0].is_done(&mut nodes) {
                 break;
             } else if step % 50 == 0 {
@@ -180,7 +181,7 @@ fn sleeper(folder: &Path, name: &'static str, wire: UnixStream, rounds: u32) -> 
             due -= 1;
             let write = Write { from: memory, at: 0, bytes: 5000, to: Memory(0), offset: 9000 };
             node.transport(number).write(write).unwrap();
-            node.frame(number, &said.to_le_bytes(), true).unwrap();
+            node.transport(number).frame(&said.to_le_bytes(), true).unwrap();
             said += 1;
         }
         let progress = node.poll(&mut |_, told| match told {
@@ -267,7 +268,7 @@ fn an_idle_pair_costs_nothing() {
         let ((node, number), end) = (at[step % 2], step % 2);
         if step < 100 {
             let words = [1, sent[end]].map(u32::to_le_bytes).concat();
-            nodes[node].frame(number, &words, false).unwrap();
+            nodes[node].transport(number).frame(&words, false).unwrap();
             sent[end] += 1;
         }
         while let Some(control) = controls[end].pop_front() {
