@@ -44,6 +44,11 @@ impl Outbox {
         self.messages.is_empty()
     }
 
+    /// By which rail the first one went, and its number.
+    pub fn oldest(&self) -> Option<(usize, u32)> {
+        Some((self.messages.front()?.way?, self.first))
+    }
+
     /// False: there is no room.
     pub fn push(&mut self, frame: &[u8], needs: Option<u32>) -> bool {
         assert!(frame.len() <= FRAME_BYTES, "a frame of {} bytes", frame.len());

@@ -101,7 +101,7 @@ impl Node {
         transport.try_again(rails);
     }
 
-    /// Gives up a rail that is believed to carry nothing any more, though it does not say so.
+    /// Gives up a rail that is believed to carry nothing any more, though it does not say so (`Transport::oldest`).
     pub fn give_up(&mut self, number: Number, rail: usize) {
         self.transport(number).note_failure(rail, None);
     }

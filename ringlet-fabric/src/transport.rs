@@ -231,6 +231,12 @@ impl Transport {
         self.ways.get(rail).is_some_and(|way| way.stage == Stage::Up)
     }
 
+    /// The oldest message and the oldest write that are not acknowledged: by which rail they went, and their numbers. If one stays the same for
+    /// long, its rail carries nothing and does not say so. (A message may also wait for writes that its frames need.)
+    pub fn oldest(&self) -> [Option<(usize, u32)>; 2] {
+        [self.outbox.oldest(), self.writes.oldest()]
+    }
+
     /// Is there something to be done before anything comes?
     pub(crate) fn has_work(&self) -> bool {
         if self.ended.is_some() {

@@ -56,6 +56,14 @@ impl Writes {
         self.first
     }
 
+    /// By which rail the first one went, and its number.
+    pub fn oldest(&self) -> Option<(usize, u32)> {
+        match self.list.front()? {
+            (_, State::Under(way)) => Some((*way, self.first)),
+            _ => None,
+        }
+    }
+
     /// False: there is no room.
     pub fn push(&mut self, write: Write) -> bool {
         let fits = self.list.len() < WRITES;

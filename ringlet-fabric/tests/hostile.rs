@@ -464,6 +464,31 @@ fn what_a_rail_may_have_lost_is_acknowledged_again() {
     assert!(!acknowledges(&victim, 0) && acknowledges(&victim, 1));
 }
 
+/// A rail that swallows all is found out by what stays the oldest, and what went there goes by another.
+#[test]
+fn a_silent_rail_can_be_given_up() {
+    let mut victim = Victim::in_use();
+    let number = victim.number;
+    let oldest = |victim: &mut Victim| victim.node.transport(number).oldest();
+    assert_eq!(oldest(&mut victim), [Some((0, first())); 2]);
+    victim.wires[1].lock().unwrap().sent.clear();
+    victim.node.give_up(number, 0);
+    victim.poll();
+    // The writes wait for the other end's answer.
+    assert_eq!(oldest(&mut victim), [Some((1, first())), Some((0, first()))]);
+    let receipt = Receipt { arrived: first(), beyond: vec![2] };
+    let before = victim.wires[1].lock().unwrap().written.len();
+    victim.control(Control::Left { rail: 0, epoch: 1, receipt });
+    victim.poll();
+    assert_eq!(oldest(&mut victim), [Some((1, first())); 2]);
+    // Of four writes two were under way there, if rails have the same load; and one of them had arrived.
+    let wires = &victim.wires;
+    let [there, here] = [0, 1].map(|rail| wires[rail].lock().unwrap().written.clone());
+    let arrived = there.iter().filter(|(notice, _)| *notice as u16 == first() as u16 + 2).count();
+    assert_eq!((there.len(), arrived), (2, 1));
+    assert_eq!(here.len() - before, there.len() - arrived);
+}
+
 /// A rail that does not take memory is given up if another does; else all stay as they are, without that memory.
 #[test]
 fn a_rail_that_takes_no_memory_is_given_up() {
