@@ -107,7 +107,7 @@ pub struct MemoryRail {
     sleeps: bool,
     lanes: Vec<(Lane, Rx)>,
     peers: Vec<Reached>,
-    regions: HashMap<u32, Memories>,
+    regions: HashMap<u32, Registered>,
     next_region: u32,
     told: VecDeque<Told>,
     chaos: Option<Disorder>,
@@ -116,7 +116,7 @@ pub struct MemoryRail {
 
 /// Memory of ours. The address is a number: what lies there is copied raw.
 #[derive(Clone, Copy)]
-struct Memories {
+struct Registered {
     at: usize,
     bytes: usize,
 }
@@ -287,7 +287,7 @@ impl Reached {
     fn advance(
         &mut self,
         holds: bool,
-        regions: &HashMap<u32, Memories>,
+        regions: &HashMap<u32, Registered>,
         told: &mut VecDeque<Told>,
     ) {
         while let (Some(write), Some(way)) = (self.waiting.front_mut(), &self.way) {
@@ -328,7 +328,7 @@ impl Reached {
 
 /// Where a write goes to: within what is granted, or nowhere.
 fn target(
-    regions: &HashMap<u32, Memories>,
+    regions: &HashMap<u32, Registered>,
     key: u64,
     address: u64,
     bytes: usize,
@@ -508,7 +508,7 @@ impl Disorder {
     fn pass(
         &mut self,
         memory: &Memory,
-        regions: &HashMap<u32, Memories>,
+        regions: &HashMap<u32, Registered>,
         tell: &mut dyn FnMut(Event<'_>),
     ) {
         let Disorder { random, flights, .. } = self;
@@ -609,7 +609,7 @@ impl Rail for MemoryRail {
         self.next_region = number
             .checked_add(1)
             .ok_or_else(|| io::Error::new(io::ErrorKind::QuotaExceeded, "too many regions"))?;
-        self.regions.insert(number, Memories { at: at as usize, bytes });
+        self.regions.insert(number, Registered { at: at as usize, bytes });
         Ok((Region(number), Grant { key: number.into(), base: at as u64 }))
     }
 

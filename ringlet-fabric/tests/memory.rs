@@ -1,7 +1,10 @@
 //! The rail in memory keeps what a rail promises, and with chaos not more.
 
 use std::collections::HashSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
+use fastrand::Rng;
 use ringlet_fabric::memory::{Chaos, MemoryRail};
 use ringlet_fabric::rail::{Event, Grant, Peer, Rail, Refused, Region};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -9,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 const BYTES: usize = 1 << 18;
 
 struct Pair {
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     from: MemoryRail,
     to: MemoryRail,
     peer: Peer,
@@ -33,7 +36,7 @@ fn pair(chaos: Option<Chaos>) -> Pair {
             to.register(target.as_mut_ptr(), BYTES).unwrap(),
         )
     };
-    Pair { _folder: folder, from, to, peer, source, target, region, granted }
+    Pair { folder, from, to, peer, source, target, region, granted }
 }
 
 fn rounds(pair: &mut Pair, most: usize, mut tell: impl FnMut(usize, Event<'_>) -> bool) -> bool {
@@ -164,5 +167,30 @@ fn who_sleeps_is_woken() {
         let mut fds = [PollFd::from_borrowed_fd(pair.to.fd(), PollFlags::IN)];
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         assert_eq!(poll(&mut fds, Some(&none)).unwrap(), 0, "round {round}: it rings on");
+    }
+}
+
+/// Whoever may write to the folder may write anything into an endpoint: it is garbage, no more.
+#[test]
+fn an_endpoint_is_scribbled_at() {
+    for seed in 0..40 {
+        let mut random = Rng::with_seed(seed);
+        let mut pair = pair((seed % 2 == 1).then_some(Chaos { seed, fails_one_in: 50 }));
+        let path = pair.folder.path();
+        let files =
+            ["from", "to"].map(|name| File::options().write(true).open(path.join(name)).unwrap());
+        for _ in 0..2000 {
+            // The head, or what lies at the beginning of the first lane.
+            let most = if random.bool() { 512 } else { 80 << 10 };
+            let bytes: Vec<_> = (0..random.usize(..16)).map(|_| random.u8(..)).collect();
+            random.choice(&files).unwrap().write_at(&bytes, random.u64(..most)).unwrap();
+            let _ = pair.from.send(pair.peer, &bytes, 1);
+            let grant = Grant { base: random.u64(..), ..pair.granted.1 };
+            let grant = if random.bool() { grant } else { pair.granted.1 };
+            let _ = pair.from.write(pair.peer, pair.region, 0, 4000, grant, 5, 7, 1);
+            pair.from.may_sleep();
+            pair.to.may_sleep();
+            rounds(&mut pair, 1, |_, _| false);
+        }
     }
 }
