@@ -29,8 +29,26 @@ pub trait Serve {
     fn disarm(&mut self);
     /// It is to be passed over again after a while, though nothing tells of it.
     fn is_owed(&self) -> bool;
-    /// What to sleep on; only edges count.
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
+    /// Tells what to sleep on; only edges count.
+    fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>));
+}
+
+impl<S: Serve + ?Sized> Serve for Box<S> {
+    fn pass(&mut self, rouse: &mut Vec<usize>) -> Progress {
+        (**self).pass(rouse)
+    }
+    fn arm(&mut self) -> bool {
+        (**self).arm()
+    }
+    fn disarm(&mut self) {
+        (**self).disarm();
+    }
+    fn is_owed(&self) -> bool {
+        (**self).is_owed()
+    }
+    fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
+        (**self).descriptors(tell);
+    }
 }
 
 /// Rings of one link's programs, and what they ring to wake it: an eventfd, of this link's alone.
@@ -58,8 +76,8 @@ impl<B: Wakes> Serve for Both<B> {
     fn is_owed(&self) -> bool {
         self.link.is_owed()
     }
-    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.bells.eventfd()]
+    fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
+        tell(self.bells.eventfd());
     }
 }
 
@@ -124,16 +142,17 @@ impl<S: Serve> Server<S> {
     pub fn serve(&mut self, it: S) -> io::Result<usize> {
         let at = self.all.iter().position(Option::is_none).unwrap_or(self.all.len());
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        let descriptors = it.descriptors();
-        for (nth, fd) in descriptors.iter().enumerate() {
-            let data = epoll::EventData::new_u64(SERVED + at as u64);
-            if let Err(error) = epoll::add(&self.epoll, fd, data, flags) {
-                let before = descriptors[..nth].iter();
-                before.for_each(|fd| drop(epoll::delete(&self.epoll, fd)));
-                return Err(error);
+        let data = epoll::EventData::new_u64(SERVED + at as u64);
+        let mut added = Ok(());
+        it.descriptors(&mut |fd| {
+            if added.is_ok() {
+                added = epoll::add(&self.epoll, fd, data, flags);
             }
+        });
+        if let Err(error) = added {
+            self.forget(&it);
+            return Err(error);
         }
-        drop(descriptors);
         let served = Served { it, idle: 0, sleeps: false, look_again: None };
         match self.all.get_mut(at) {
             Some(place) => *place = Some(served),
@@ -148,10 +167,15 @@ impl<S: Serve> Server<S> {
         self.busy.retain(|busy| *busy != at);
         let served = self.all.get_mut(at)?.take()?;
         self.dozing.retain(|(_, dozing)| *dozing != at);
-        for fd in served.it.descriptors() {
-            let _ = epoll::delete(&self.epoll, fd);
-        }
+        self.forget(&served.it);
         Some(served.it)
+    }
+
+    fn forget(&self, it: &S) {
+        it.descriptors(&mut |fd| {
+            // (Of which some may not be there.)
+            let _ = epoll::delete(&self.epoll, fd);
+        });
     }
 
     pub fn get(&mut self, at: usize) -> Option<&mut S> {
@@ -236,7 +260,11 @@ impl<S: Serve> Server<S> {
         }
     }
 
-    /// There is something for it to do.
+    /// There is something for it to do, of which its descriptors don't tell.
+    pub fn rouse(&mut self, at: usize) {
+        self.wake(at, 0);
+    }
+
     fn wake(&mut self, at: usize, idle: u32) {
         if let Some(served) = self.all.get_mut(at).and_then(Option::as_mut) {
             served.idle = idle;

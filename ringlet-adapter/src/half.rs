@@ -186,6 +186,11 @@ impl Half {
         self.parted
     }
 
+    /// Has the other end, as far as is known here?
+    pub fn other_parts(&self) -> bool {
+        self.receiving.told.parting != 0
+    }
+
     pub fn has_failed(&self) -> bool {
         self.failed
     }

@@ -7,9 +7,13 @@
 mod adapter;
 mod fabric;
 mod half;
+mod lane;
 mod link;
-pub mod wire;
+mod trunk;
+mod wire;
 
 pub use adapter::{Adapter, Both, Serve, Server, Wakes};
 pub use half::{Back, Half, Operation, Rings, Segment, Way};
+pub use lane::{Lane, WakesOne};
 pub use link::{Bells, Link, Progress};
+pub use trunk::{Event, LaneName, Trunk};

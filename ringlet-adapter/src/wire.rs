@@ -1,13 +1,21 @@
-//! Operations as bytes, between two hosts: the kind, then its fields, little-endian. What does not read as one is none.
+//! What the two halves of a lane say, as bytes: the kind, then its fields, little-endian. What does not read as one is none.
 
 use crate::half::{Back, Operation};
 use ringlet_core::course::{Credit, Piece};
 use ringlet_core::layout::LINE_BYTES;
 use ringlet_core::mirror::{ReceiverLine, SenderLine};
+use ringlet_fabric::Memory;
 
 /// The longest one.
-pub const OPERATION_BYTES: usize = 1 + LINE_BYTES + 8;
+pub const FRAME_MOST_BYTES: usize = 1 + LINE_BYTES + 8;
 
+pub enum Frame {
+    /// Which memory the half's segment is. The first of all.
+    Segment(Memory),
+    Operation(Operation),
+}
+
+const SEGMENT: u8 = 0;
 const RECORD: u8 = 1;
 const LINE: u8 = 2;
 const DONE: u8 = 3;
@@ -19,6 +27,11 @@ const SILENT: u8 = 8;
 const FAILED: u8 = 9;
 
 /// Appends it.
+pub fn write_segment(Memory(number): Memory, to: &mut Vec<u8>) {
+    to.push(SEGMENT);
+    put_small(to, [number]);
+}
+
 pub fn write(operation: &Operation, to: &mut Vec<u8>) {
     match operation {
         Operation::Record(piece) => {
@@ -56,9 +69,13 @@ pub fn write(operation: &Operation, to: &mut Vec<u8>) {
 }
 
 /// The one that these bytes are, all of them.
-pub fn read(mut from: &[u8]) -> Option<Operation> {
+pub fn read(mut from: &[u8]) -> Option<Frame> {
     let from = &mut from;
     let operation = match *from.split_off_first()? {
+        SEGMENT => {
+            let [number] = small(from)?;
+            return from.is_empty().then_some(Frame::Segment(Memory(number)));
+        }
         RECORD => {
             let [header] = large(from)?;
             let body = from.split_off(..LINE_BYTES - 8)?.try_into().ok()?;
@@ -111,7 +128,7 @@ pub fn read(mut from: &[u8]) -> Option<Operation> {
         FAILED => Operation::Failed,
         _ => return None,
     };
-    from.is_empty().then_some(operation)
+    from.is_empty().then_some(Frame::Operation(operation))
 }
 
 fn put_small<const N: usize>(to: &mut Vec<u8>, words: [u32; N]) {
@@ -148,14 +165,17 @@ mod tests {
     proptest! {
         /// Whatever reads as one is written as it was; of what is written nothing can be missing, nor be more.
         #[test]
-        fn what_is_written_is_read(kind in 0..12u8, bytes in proptest::collection::vec(any::<u8>(), 0..OPERATION_BYTES)) {
+        fn what_is_written_is_read(kind in 0..12u8, bytes in proptest::collection::vec(any::<u8>(), 0..FRAME_MOST_BYTES)) {
             let packet = [&[kind], &bytes[..]].concat();
             for n in 0..=packet.len() {
-                let Some(operation) = read(&packet[..n]) else { continue };
                 let mut written = Vec::new();
-                write(&operation, &mut written);
+                match read(&packet[..n]) {
+                    Some(Frame::Operation(operation)) => write(&operation, &mut written),
+                    Some(Frame::Segment(memory)) => write_segment(memory, &mut written),
+                    None => continue,
+                }
                 prop_assert_eq!(&written, &packet[..n]);
-                prop_assert!(written.len() <= OPERATION_BYTES);
+                prop_assert!(written.len() <= FRAME_MOST_BYTES);
             }
         }
     }
@@ -188,7 +208,8 @@ mod tests {
         ] {
             let mut written = Vec::new();
             write(&operation, &mut written);
-            assert_eq!(format!("{:?}", read(&written)), format!("{:?}", Some(operation)));
+            let Some(Frame::Operation(found)) = read(&written) else { panic!("{operation:?}") };
+            assert_eq!(format!("{found:?}"), format!("{operation:?}"));
             assert!(read(&written[..written.len() - 1]).is_none());
         }
     }

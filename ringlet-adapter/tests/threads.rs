@@ -1,21 +1,29 @@
 //! Many links, one thread that serves them, and two threads at the ends of each, which sleep whenever there is nothing for them: every byte
-//! arrives, and nobody sleeps on. End 0 is woken by its wishes, end 1 by its context.
+//! arrives, and nobody sleeps on. End 0 is woken by its wishes, end 1 by its context. The same where the two ends are at two nodes.
 
 #[path = "../../ringlet-core/tests/segment/mod.rs"]
 mod segment;
 
-use ringlet_adapter::{Adapter, Bells, Link, Progress, Segment as Memory, Wakes};
+use ringlet_adapter::{
+    Adapter, Bells, Event, Lane, Link, Progress, Rings as OneRings, Segment as Memory, Serve,
+    Server, Trunk, Wakes, WakesOne,
+};
 use ringlet_core::layout::WANT_EVENT;
 use ringlet_core::mirror::Asks;
 use ringlet_core::ring::{Next, Rx, SegmentRing, Tx};
 use ringlet_core::wait;
+use ringlet_fabric::memory::{Chaos, MemoryRail};
+use ringlet_fabric::rail::Rail;
+use ringlet_fabric::{Control, Node};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use segment::{Segment, with_buffers};
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::thread;
+use std::time::Duration;
 
 const RING_BYTES: usize = 1 << 16;
 /// More than the others need, by far.
@@ -229,6 +237,187 @@ fn run(links: usize, seed: Option<u64>, bytes: u64, restless: usize) {
         }
         all_served.store(true, SeqCst);
     });
+}
+
+/// One end's rings.
+struct One(Rings, usize);
+
+impl OneRings for One {
+    fn published(&mut self) {
+        self.0.published(self.1);
+    }
+    fn event(&mut self) {
+        self.0.event(self.1);
+    }
+    fn byte(&mut self) -> Poll<bool> {
+        self.0.byte(self.1)
+    }
+    fn part(&mut self) -> Poll<()> {
+        self.0.part(self.1)
+    }
+}
+
+impl WakesOne for One {
+    fn eventfd(&self) -> BorrowedFd<'_> {
+        self.0.eventfd()
+    }
+}
+
+/// One of two nodes.
+struct Place<'a> {
+    end: usize,
+    folder: &'a Path,
+    chaos: Option<Chaos>,
+    segments: Vec<Memory>,
+    ropes: Vec<Arc<Ropes>>,
+    /// What the other one's transport has to say, and ours to it, with what wakes each.
+    told: mpsc::Receiver<Control>,
+    tell: mpsc::Sender<Control>,
+    bells: &'a [OwnedFd; 2],
+    /// Lanes of either that have ended.
+    ended: &'a AtomicUsize,
+    /// Segments that no transport uses any more.
+    freed: Arc<AtomicUsize>,
+}
+
+const RAILS: usize = 2;
+const BELL: u32 = 7;
+
+impl Place<'_> {
+    fn serve(self) {
+        let Place { end, ended, .. } = self;
+        let rails = (0..RAILS).map(|nth| -> Box<dyn Rail> {
+            let chaos = self
+                .chaos
+                .map(|chaos| Chaos { seed: chaos.seed * 4 + 2 * nth as u64 + end as u64, ..chaos });
+            let name = format!("node{end}rail{nth}");
+            Box::new(MemoryRail::new(self.folder, &name, chaos).unwrap())
+        });
+        let mut node = Node::new(rails.collect());
+        let number = node.open().unwrap();
+        let trunk = Trunk::new(node);
+        let mut server = Server::<Box<dyn Serve>>::new().unwrap();
+        server.watch(&self.bells[end], BELL).unwrap();
+        let trunk_at = server.serve(Box::new(trunk.clone())).unwrap();
+        trunk.is_served_at(trunk_at);
+        for (nth, (segment, ropes)) in self.segments.iter().zip(&self.ropes).enumerate() {
+            let rings = One(Rings { ropes: ropes.clone(), rung: 0 }, end);
+            let freed = self.freed.clone();
+            let free = Box::new(move || {
+                freed.fetch_add(1, SeqCst);
+            });
+            let memory = *segment;
+            // SAFETY: segments stay until the end.
+            let lane = unsafe { Lane::new(&trunk, (number, nth as u32), end, memory, rings, free) };
+            let at = server.serve(Box::new(lane.unwrap())).unwrap();
+            trunk.is_lane_at((number, nth as u32), at);
+        }
+        let all = 2 * self.segments.len();
+        let (mut ready, mut over, mut turns) = (Vec::new(), Vec::new(), 0u64);
+        while ended.load(SeqCst) < all || self.freed.load(SeqCst) < all {
+            server.turn(Some(Duration::from_millis(5)), &mut ready, &mut over).unwrap();
+            if !std::mem::take(&mut ready).is_empty() {
+                let _ = rustix::io::read(&self.bells[end], &mut [0u8; 8]);
+            }
+            for control in self.told.try_iter() {
+                trunk.with_node(|node| node.control(number, control));
+                server.rouse(trunk_at);
+            }
+            for (_, event) in trunk.events() {
+                match event {
+                    Event::Control(control) => {
+                        // (The other one may have ended.)
+                        let _ = self.tell.send(control);
+                        ring(&self.bells[1 - end]);
+                    }
+                    Event::Ended(error) => panic!("{error}"),
+                    Event::Up | Event::Down => {}
+                }
+            }
+            for (at, how) in over.drain(..) {
+                assert_eq!(how, Progress::Ended);
+                drop(server.leave(at));
+                ended.fetch_add(1, SeqCst);
+            }
+            turns += 1;
+            if turns.is_multiple_of(50) {
+                trunk.with_node(|node| node.try_again(number));
+                server.rouse(trunk_at);
+            }
+        }
+    }
+}
+
+/// The ends of each link are at two nodes, each of which has a thread.
+fn run_at_two_nodes(links: usize, chaos: Option<Chaos>, bytes: u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let segments: Vec<_> = (0..links).map(|_| [(); 2].map(|()| Segment::new(RING_BYTES))).collect();
+    let ropes = || {
+        Arc::new(Ropes {
+            link: bell(),
+            ends: [bell(), bell()],
+            context: AtomicU64::new(0),
+            parted: AtomicUsize::new(0),
+        })
+    };
+    let ropes: Vec<_> = (0..links).map(|_| [ropes(), ropes()]).collect();
+    let (ended, freed) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+    let bells = [bell(), bell()];
+    let ((to_first, first), (to_second, second)) = (mpsc::channel(), mpsc::channel());
+    thread::scope(|scope| {
+        for (end, told, tell) in [(0, first, to_second), (1, second, to_first)] {
+            let place = Place {
+                end,
+                folder: folder.path(),
+                chaos,
+                segments: segments
+                    .iter()
+                    .map(|segments| &segments[end])
+                    .map(|segment| Memory { area: segment.area(), geometry: segment.geometry })
+                    .collect(),
+                ropes: ropes.iter().map(|ropes: &[Arc<Ropes>; 2]| ropes[end].clone()).collect(),
+                told,
+                tell,
+                bells: &bells,
+                ended: &ended,
+                freed: freed.clone(),
+            };
+            scope.spawn(move || place.serve());
+        }
+        for (nth, (segments, ropes)) in segments.iter().zip(&ropes).enumerate() {
+            for end in [0, 1] {
+                let program = Program {
+                    end,
+                    tx: Tx::default(),
+                    rx: Rx::default(),
+                    outgoing: segments[end].ring(end),
+                    incoming: segments[end].ring(1 - end),
+                    ropes: ropes[end].clone(),
+                    sent: 0,
+                    got: 0,
+                    random: chaos.map_or(0, |chaos| chaos.seed) << 16 | (2 * nth + end) as u64,
+                };
+                scope.spawn(move || program.run(bytes));
+            }
+        }
+    });
+}
+
+#[test]
+fn one_link_between_two_nodes() {
+    run_at_two_nodes(1, None, 4 << 20);
+}
+
+#[test]
+fn many_links_between_two_nodes() {
+    run_at_two_nodes(12, None, 1 << 18);
+}
+
+#[test]
+fn links_over_rails_that_fail() {
+    for seed in 1..=20 {
+        run_at_two_nodes(3, Some(Chaos { seed, fails_one_in: 2000 }), 100_000);
+    }
 }
 
 #[test]

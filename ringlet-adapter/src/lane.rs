@@ -1,0 +1,222 @@
+//! One end of a connection whose other end is at another node: a half, whose operations go there as frames, each behind the bytes that it needs.
+
+use crate::adapter::Serve;
+use crate::half::{Half, Operation, Rings, Segment, Way};
+use crate::link::Progress;
+use crate::trunk::{Inbox, LaneName, State, Trunk};
+use crate::wire;
+use ringlet_core::mapped::Mapped;
+use ringlet_fabric::{FRAME_BYTES, Memory, NotTaken, Write};
+use rustix::fd::BorrowedFd;
+use std::collections::VecDeque;
+use std::io;
+
+/// So many operations wait for room among the frames before no more records are found.
+const WAITING_MOST: usize = 64;
+/// What one pass takes.
+const TAKEN_MOST: usize = 256;
+
+const _: () = assert!(4 + wire::FRAME_MOST_BYTES <= FRAME_BYTES);
+
+/// Rings of the lane's program, and what it rings to wake the lane: an eventfd, of this lane's alone.
+pub trait WakesOne: Rings {
+    fn eventfd(&self) -> BorrowedFd<'_>;
+}
+
+pub struct Lane<R> {
+    half: Half,
+    pub rings: R,
+    trunk: Trunk,
+    name: LaneName,
+    ours: Memory,
+    /// The other half was told which is ours.
+    is_known: bool,
+    out: Out,
+    ended: bool,
+}
+
+/// What is to be sent.
+#[derive(Default)]
+struct Out {
+    operations: VecDeque<Operation>,
+    /// The bytes of the first one are written.
+    is_written: bool,
+    frame: Vec<u8>,
+}
+
+impl Way for Out {
+    fn has_room(&self) -> bool {
+        self.operations.len() < WAITING_MOST
+    }
+
+    fn send(&mut self, operation: Operation) {
+        self.operations.push_back(operation);
+    }
+}
+
+impl<R: WakesOne> Lane<R> {
+    /// `free` is called when nothing writes to the segment any more, nor reads from it: that may be after the lane is gone. Its memory must be held, all
+    /// of it, before: what comes is written there by the fabric.
+    ///
+    /// # Safety
+    /// The segment stays mapped until then.
+    #[allow(unsafe_code)]
+    pub unsafe fn new(
+        trunk: &Trunk,
+        name: LaneName,
+        end: usize,
+        segment: Segment,
+        rings: R,
+        free: Box<dyn FnOnce()>,
+    ) -> io::Result<Lane<R>> {
+        let state = &mut *trunk.state();
+        let bytes = segment.geometry.segment_bytes();
+        let at = segment.area.base();
+        // SAFETY: as the caller says; `free` is kept until it is withdrawn.
+        let ours = unsafe { state.node.register(name.0, at, bytes)? };
+        state.memories.insert((name.0, ours), free);
+        state.inboxes.entry(name).or_default();
+        Ok(Lane {
+            half: Half::new(end, segment),
+            rings,
+            trunk: trunk.clone(),
+            name,
+            ours,
+            is_known: false,
+            out: Out::default(),
+            ended: false,
+        })
+    }
+
+    /// Its process is gone.
+    pub fn gone(&mut self) {
+        self.half.gone();
+    }
+
+    /// What has come from the other half.
+    fn receive(&mut self, inbox: &mut Inbox) -> bool {
+        let count = inbox.operations.len().min(TAKEN_MOST);
+        for operation in inbox.operations.drain(..count) {
+            // (The bytes are there: their frame needed them.)
+            self.half.take(operation, |_, _, _| {}, &mut self.out, &mut self.rings);
+        }
+        self.half.settle(&mut self.out, &mut self.rings);
+        count > 0
+    }
+
+    /// Gives to the transport what it takes.
+    fn send(&mut self, state: &mut State) -> Result<bool, NotTaken> {
+        let theirs = state.inboxes.get(&self.name).and_then(|inbox| inbox.theirs);
+        let transport = state.transport(self.name);
+        let mut sent = false;
+        if !self.is_known {
+            self.out.write(self.name, |to| wire::write_segment(self.ours, to));
+            transport.frame(&self.out.frame, false)?;
+            (self.is_known, sent) = (true, true);
+        }
+        while let Some(operation) = self.out.operations.front() {
+            let mut needs = false;
+            if let Operation::Record(piece) = operation
+                && piece.len > 0
+            {
+                let Some(to) = theirs else { break };
+                let at = self.half.outgoing().data_offset() + piece.place;
+                if !self.out.is_written {
+                    let write =
+                        Write { from: self.ours, at, bytes: piece.len, to, offset: at as u64 };
+                    transport.write(write)?;
+                    self.out.is_written = true;
+                }
+                needs = true;
+            }
+            let operation = operation.clone();
+            self.out.write(self.name, |to| wire::write(&operation, to));
+            transport.frame(&self.out.frame, needs)?;
+            self.out.operations.pop_front();
+            (self.out.is_written, sent) = (false, true);
+        }
+        Ok(sent)
+    }
+}
+
+impl Out {
+    fn write(&mut self, (_, lane): LaneName, write: impl FnOnce(&mut Vec<u8>)) {
+        self.frame.clear();
+        self.frame.extend(lane.to_le_bytes());
+        write(&mut self.frame);
+    }
+}
+
+impl<R: WakesOne> Serve for Lane<R> {
+    fn pass(&mut self, rouse: &mut Vec<usize>) -> Progress {
+        let trunk = self.trunk.clone();
+        let state = &mut *trunk.state();
+        let Some(inbox) = state.inboxes.get_mut(&self.name) else { return Progress::Failed };
+        if inbox.failed {
+            return Progress::Failed;
+        }
+        let mut busy = self.receive(inbox);
+        if self.out.has_room() {
+            busy |= self.half.pass(&mut self.out, &mut self.rings);
+        }
+        match self.send(state) {
+            Ok(false) => {}
+            Ok(true) => {
+                busy = true;
+                rouse.extend(state.at);
+            }
+            // There is room when something has been acknowledged, behind which nobody rouses us.
+            Err(NotTaken::Full) => busy = true,
+            Err(_) => return Progress::Failed,
+        }
+        match () {
+            _ if self.half.has_failed() => Progress::Failed,
+            _ if self.half.has_parted()
+                && self.half.other_parts()
+                && self.out.operations.is_empty() =>
+            {
+                self.half.end();
+                self.ended = true;
+                Progress::Ended
+            }
+            _ if busy => Progress::Busy,
+            _ => Progress::Idle,
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        self.half.arm();
+        true
+    }
+
+    fn disarm(&mut self) {
+        self.half.disarm();
+    }
+
+    fn is_owed(&self) -> bool {
+        self.half.is_owed()
+    }
+
+    fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
+        tell(self.rings.eventfd());
+    }
+}
+
+impl<R> Drop for Lane<R> {
+    /// One that has not ended fails at the other node too.
+    fn drop(&mut self) {
+        let state = &mut *self.trunk.state();
+        let failed = state.inboxes.remove(&self.name).is_none_or(|inbox| inbox.failed);
+        if !state.memories.contains_key(&(self.name.0, self.ours)) {
+            // The transport is closed.
+            return;
+        }
+        let transport = state.transport(self.name);
+        if !self.ended && !failed {
+            self.out.write(self.name, |to| wire::write(&Operation::Failed, to));
+            // (If there is no room for that, the other end is told by what happens to the kernel's connection.)
+            let _ = transport.frame(&self.out.frame, false);
+        }
+        transport.withdraw(self.ours);
+    }
+}

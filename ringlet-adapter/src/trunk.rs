@@ -1,0 +1,173 @@
+//! The ways to other nodes: what comes there goes to the lanes that it is for.
+
+use crate::adapter::Serve;
+use crate::half::Operation;
+use crate::link::Progress;
+use crate::wire;
+use ringlet_fabric::{Control, Error, Memory, Node, Number, Told, Transport};
+use rustix::fd::BorrowedFd;
+use std::cell::{RefCell, RefMut};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+/// What waits for a lane's turn: more than an honest one sends.
+const WAITING_MOST: usize = 4096;
+
+/// Which transport, and which lane there: both nodes know it by the same number, upon which their services agree.
+pub type LaneName = (Number, u32);
+
+/// What the owner of the transports is to do, or to know.
+#[derive(Debug)]
+pub enum Event {
+    /// To be passed to the other node.
+    Control(Control),
+    Up,
+    /// No rail works. What is under way waits until one does, or the transport is closed.
+    Down,
+    /// By the other node's fault.
+    Ended(Error),
+}
+
+#[derive(Default)]
+pub(crate) struct Inbox {
+    /// The lane's place among what is served.
+    pub at: Option<usize>,
+    /// The other half's segment.
+    pub theirs: Option<Memory>,
+    pub operations: VecDeque<Operation>,
+    pub failed: bool,
+}
+
+pub(crate) struct State {
+    pub node: Node,
+    pub inboxes: HashMap<LaneName, Inbox>,
+    /// What transports may still use.
+    pub memories: HashMap<(Number, Memory), Box<dyn FnOnce()>>,
+    events: Vec<(Number, Event)>,
+    /// Our place among what is served.
+    pub at: Option<usize>,
+}
+
+/// This node's transports, which its lanes share.
+#[derive(Clone)]
+pub struct Trunk(Rc<RefCell<State>>);
+
+impl Trunk {
+    pub fn new(node: Node) -> Trunk {
+        Trunk(Rc::new(RefCell::new(State {
+            node,
+            inboxes: HashMap::new(),
+            memories: HashMap::new(),
+            events: Vec::new(),
+            at: None,
+        })))
+    }
+
+    /// Where it is served, so that lanes can rouse it.
+    pub fn is_served_at(&self, at: usize) {
+        self.state().at = Some(at);
+    }
+
+    /// Where this lane is served, so that what comes can rouse it.
+    pub fn is_lane_at(&self, name: LaneName, at: usize) {
+        if let Some(inbox) = self.state().inboxes.get_mut(&name) {
+            inbox.at = Some(at);
+        }
+    }
+
+    /// Of its node only what belongs to its owner is to be used: opening and controlling transports, and their rails. It is to be roused afterwards.
+    pub fn with_node<T>(&self, with: impl FnOnce(&mut Node) -> T) -> T {
+        with(&mut self.state().node)
+    }
+
+    /// This lane is agreed upon: what comes for it is kept until it is there.
+    pub fn expect(&self, name: LaneName) {
+        self.state().inboxes.entry(name).or_default();
+    }
+
+    /// What there is for the owner, since the last time.
+    pub fn events(&self) -> Vec<(Number, Event)> {
+        std::mem::take(&mut self.state().events)
+    }
+
+    /// This transport is given up: its lanes fail, and once this returns nothing is written to their segments.
+    pub fn close(&self, number: Number, rouse: &mut Vec<usize>) {
+        let state = &mut *self.state();
+        state.node.close(number);
+        for ((of, _), inbox) in &mut state.inboxes {
+            if *of == number {
+                inbox.failed = true;
+                rouse.extend(inbox.at);
+            }
+        }
+        let of = |key: &(Number, Memory)| key.0 == number;
+        let free: Vec<_> = state.memories.keys().copied().filter(of).collect();
+        free.iter().filter_map(|key| state.memories.remove(key)).for_each(|free| free());
+    }
+
+    pub(crate) fn state(&self) -> RefMut<'_, State> {
+        self.0.borrow_mut()
+    }
+}
+
+impl State {
+    pub fn transport(&mut self, (number, _): LaneName) -> &mut Transport {
+        self.node.transport(number)
+    }
+}
+
+/// What a frame of this lane has, behind its number.
+fn deliver(inbox: &mut Inbox, frame: &[u8]) {
+    match wire::read(frame) {
+        Some(wire::Frame::Segment(memory)) if inbox.theirs.is_none() => {
+            inbox.theirs = Some(memory);
+        }
+        Some(wire::Frame::Operation(operation)) if inbox.operations.len() < WAITING_MOST => {
+            inbox.operations.push_back(operation);
+        }
+        _ => inbox.failed = true,
+    }
+}
+
+impl Serve for Trunk {
+    fn pass(&mut self, rouse: &mut Vec<usize>) -> Progress {
+        let State { node, inboxes, memories, events, .. } = &mut *self.state();
+        let progress = node.poll(&mut |number, told| match told {
+            Told::Frame(frame) => {
+                let Some((lane, frame)) = frame.split_first_chunk() else { return };
+                // (Of one that has ended here, something may still be under way.)
+                if let Some(inbox) = inboxes.get_mut(&(number, u32::from_le_bytes(*lane))) {
+                    deliver(inbox, frame);
+                    rouse.extend(inbox.at);
+                }
+            }
+            Told::Withdrawn(memory) => {
+                if let Some(free) = memories.remove(&(number, memory)) {
+                    free();
+                }
+            }
+            Told::Control(control) => events.push((number, Event::Control(control))),
+            Told::Up => events.push((number, Event::Up)),
+            Told::Down => events.push((number, Event::Down)),
+            Told::Ended(error) => events.push((number, Event::Ended(error))),
+        });
+        match progress {
+            ringlet_fabric::Progress::Busy => Progress::Busy,
+            ringlet_fabric::Progress::Idle => Progress::Idle,
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        self.state().node.may_sleep()
+    }
+
+    fn disarm(&mut self) {}
+
+    fn is_owed(&self) -> bool {
+        false
+    }
+
+    fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
+        self.state().node.fds().for_each(tell);
+    }
+}
