@@ -117,6 +117,12 @@ impl<B: Wakes> Server<Both<B>> {
         self.get(at).map(|both| &mut both.bells)
     }
 
+    /// Is an end held up by the other one's process (`Link::is_held_up`)?
+    pub fn is_held_up(&self, at: usize) -> bool {
+        let served = self.all.get(at).and_then(Option::as_ref);
+        served.is_some_and(|served| served.it.link.is_held_up())
+    }
+
     /// The process of this end is gone.
     pub fn gone(&mut self, at: usize, end: usize) {
         if let Some(both) = self.get(at) {

@@ -1,7 +1,9 @@
 //! What keeps the two segments of a connection in step, as a card in each host would (`ringlet_core::mirror` has what crosses and in which order).
 //!
-//! [`Link`] is one connection: two segments and what is between them. It makes no system call and waits for nobody; what it has to ring it
-//! asks of its [`Bells`]. [`Adapter`] serves many links with one thread: it passes over those that are busy, and sleeps when none is.
+//! A [`Half`] is one end of a connection: a program's segment, and the operations by which it and the other half keep in step. It makes no system call
+//! and waits for nobody; what it has to ring it asks of its [`Rings`]. A [`Link`] has both halves; a [`Lane`] has one, whose other half is at another node,
+//! to which a [`Trunk`] leads (`ringlet_fabric`). A [`Server`] serves many of them with one thread: it passes over those that are busy, and sleeps when none
+//! is; an [`Adapter`] is one for links.
 #![deny(unsafe_code)]
 
 mod adapter;
@@ -9,6 +11,7 @@ mod fabric;
 mod half;
 mod lane;
 mod link;
+mod memory;
 mod trunk;
 mod wire;
 
@@ -16,4 +19,5 @@ pub use adapter::{Adapter, Both, Serve, Server, Wakes};
 pub use half::{Back, Half, Operation, Rings, Segment, Way};
 pub use lane::{Lane, WakesOne};
 pub use link::{Bells, Link, Progress};
+pub use memory::Memory;
 pub use trunk::{Event, LaneName, Trunk};

@@ -34,25 +34,41 @@ struct Mirrored {
     ringers: u64,
     who: Who,
     random: Random,
+    /// A byte that is on its way, and whether it went.
+    flight: Option<bool>,
     /// The link has one of so many turns.
     pace: u64,
     /// How far the sender's credit has come.
     credit: u64,
 }
 
-struct Rings<'a>(&'a mut Kernel, &'a Random);
+/// What asks for the kernel, and by a thread of its own, as a carrier does: it goes when it is first asked for or later, and that is told later still.
+struct Rings<'a> {
+    kernel: &'a mut Kernel,
+    random: &'a Random,
+    flight: &'a mut Option<bool>,
+}
 
 impl Bells for Rings<'_> {
     fn published(&mut self, _end: usize) {}
     fn event(&mut self, _end: usize) {}
     fn byte(&mut self, to: usize) -> Poll<bool> {
-        if self.1.one_in(3) {
-            return Poll::Pending;
+        if self.flight.is_none() && self.random.one_in(2) {
+            *self.flight = Some(to == 1 && self.kernel.write(None));
         }
-        Poll::Ready(to == 1 && !self.1.one_in(4) && self.0.write(None))
+        match *self.flight {
+            Some(went) if !self.random.one_in(3) => {
+                *self.flight = None;
+                Poll::Ready(went)
+            }
+            _ => Poll::Pending,
+        }
     }
     fn part(&mut self, end: usize) -> Poll<()> {
-        self.0.ended |= end == 0;
+        if self.random.one_in(3) {
+            return Poll::Pending;
+        }
+        self.kernel.ended |= end == 0;
         Poll::Ready(())
     }
 }
@@ -75,8 +91,14 @@ impl Mirrored {
             who: Who::Sender,
             pace: 1 + random.below(4),
             random,
+            flight: None,
             credit: 0,
         }
+    }
+
+    fn turn(&mut self) {
+        let Mirrored { link, kernel, random, flight, .. } = self;
+        link.pass(&mut Rings { kernel, random, flight });
     }
 
     fn words(&self) -> &Control {
@@ -196,7 +218,7 @@ impl World for Mirrored {
     }
     fn pass(&mut self) {
         if self.random.one_in(self.pace) {
-            self.link.pass(&mut Rings(&mut self.kernel, &self.random));
+            self.turn();
         }
         let credit = self.from.control().credit.slots.load(SeqCst);
         if credit < self.credit {

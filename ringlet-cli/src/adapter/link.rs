@@ -4,10 +4,10 @@ use std::os::fd::BorrowedFd;
 use std::task::Poll;
 
 use ringlet::interconnect::introduction::{JOIN, LINK, LINKED, Message};
-use ringlet_adapter::{Adapter, Bells, Link, Segment, Wakes};
-use ringlet_core::layout::{Geometry, Head, SEGMENT_MAGIC, SLOTS_OFFSET};
+use ringlet_adapter::{Adapter, Bells, Link, Memory, Wakes};
+use ringlet_core::layout::Geometry;
 use ringlet_core::memory::Area;
-use ringlet_core::sync::{AtomicU64, Ordering};
+use ringlet_core::sync::AtomicU64;
 use ringlet_core::wait;
 use ringlet_linux::meet::Fds;
 use ringlet_linux::sys::{self, Sys};
@@ -80,8 +80,7 @@ impl Drop for Bell {
 
 /// What is held of one end. (0 connects, 1 accepts.)
 struct End {
-    area: Area,
-    memfd: i32,
+    memory: Memory,
     /// Its connection, from when its program has come until it has parted; and its bell.
     socket: Option<i32>,
     bell: Option<Bell>,
@@ -91,22 +90,7 @@ struct End {
 
 impl End {
     fn make(geometry: Geometry) -> Option<End> {
-        let bytes = geometry.segment_bytes();
-        let memfd = map::sealed_memfd(c"ringlet-segment", bytes, libc::F_SEAL_SEAL).ok()?;
-        let Ok(area) = map::map_shared(memfd, bytes, true) else {
-            sys::close(memfd);
-            return None;
-        };
-        let end = End { area, memfd, socket: None, bell: None, gone: false };
-        // What both sides touch first: a page that can't be had would be SIGBUS.
-        let slots = |direction| (geometry.slot_offset(direction, 0), PAGE_BYTES);
-        for (at, bytes) in [(0, SLOTS_OFFSET), slots(0), slots(1)] {
-            map::hold(area, at, bytes).ok()?;
-        }
-        let head = area.at::<Head>(0);
-        head.ring_bytes.store(geometry.ring_bytes as u64, Ordering::Relaxed);
-        head.magic.store(SEGMENT_MAGIC, Ordering::Relaxed);
-        Some(end)
+        Some(End { memory: Memory::make(geometry)?, socket: None, bell: None, gone: false })
     }
 
     fn let_go(&mut self) {
@@ -120,12 +104,8 @@ impl End {
 }
 
 impl Drop for End {
-    #[allow(unsafe_code)]
     fn drop(&mut self) {
         self.let_go();
-        sys::close(self.memfd);
-        // SAFETY: the link that used it is gone (`Links::end`).
-        unsafe { map::unmap(self.area) };
     }
 }
 
@@ -231,7 +211,7 @@ impl Links {
             process: self.process.wrapping_add(ends.number),
             context: 1,
         };
-        Some((place, linked, [end.memfd, ends.eventfd, self.page_memfd]))
+        Some((place, linked, [end.memory.memfd, ends.eventfd, self.page_memfd]))
     }
 
     fn make(&mut self, adapter: &mut Adapter<Ends>, ring_bytes: u64) -> Option<usize> {
@@ -242,7 +222,7 @@ impl Links {
         }
         let half = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| random[at + i]));
         let ends = [End::make(geometry)?, End::make(geometry)?];
-        let segments = [0, 1].map(|end: usize| Segment { area: ends[end].area, geometry });
+        let segments = [0, 1].map(|end: usize| ends[end].memory.segment());
         self.count += 1;
         // Each link draws otherwise, and alike when all is run again in the same order.
         let seed = (self.seed != 0)
