@@ -31,6 +31,12 @@ enum NodeCommand {
     Status(StatusArgs),
     /// Print an annotated policy file, which says what holds without one
     Policy,
+    /// Start carriers for the service at the other end of standard input
+    #[command(name = ringlet_node::carrier::keeper::KEEP, hide = true)]
+    Keep,
+    /// Carry what the service at the other end of standard input hands over
+    #[command(name = ringlet_node::carrier::keeper::CARRY, hide = true)]
+    Carry,
 }
 
 #[derive(clap::Args)]
@@ -77,6 +83,8 @@ pub fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
                 false => show(&told),
             }
         }
+        NodeCommand::Keep => ringlet_node::carrier::keeper::keep()?,
+        NodeCommand::Carry => ringlet_node::carrier::carry()?,
         NodeCommand::Policy => println!("# (To be read from {FILE}.)\n{}", EXAMPLE.trim_end()),
     }
     Ok(ExitCode::SUCCESS)
@@ -92,10 +100,23 @@ fn show(told: &Value) {
         number("waiting"),
         text(&told["notes"]["group"])
     );
+    if let Some(carrier) = told["carrier"].as_object() {
+        let number = |name: &str| table::grouped(carrier[name].as_u64().unwrap_or(0));
+        match carrier["pid"].as_u64() {
+            Some(pid) => println!("{} connections are carried by pid {pid}", number("connections")),
+            None => println!("nobody carries: another carrier is being started"),
+        }
+        println!("{} carriers were lost", number("lost"));
+    }
     let counts = told["decisions"].as_object().into_iter().flatten();
     let rows = counts.map(|(outcome, count)| {
         let reason = Reason::ALL.iter().find(|reason| reason.code() == outcome);
-        let about = reason.map_or("Introduced to each other.", |reason| reason.sentence());
+        let about = match (reason, outcome.as_str()) {
+            (Some(reason), _) => reason.sentence(),
+            (None, "carrier-started") => "A process that carries was started.",
+            (None, "carrier-lost") => "It has died: what it carried goes on in the kernel.",
+            (None, _) => "Introduced to each other.",
+        };
         [table::printable(outcome), table::grouped(count.as_u64().unwrap_or(0)), about.to_owned()]
     });
     let rows: Vec<_> = rows.collect();

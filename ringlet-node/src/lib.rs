@@ -7,7 +7,8 @@
 //!   policy.rs    who may meet whom
 //!   hall.rs      who waits for whom: the decision, without a system call
 //!   service.rs   the socket, its guests and what they say (`ringlet::interconnect::node`)
-//!   closers.rs   closing what guests have handed over, apart
+//!   apart.rs     what may wait for a guest: closing what it has handed over
+//!   carrier/     copies between two that may not share memory, in a process of its own
 //!   journal.rs   what was decided, and why
 //!   sandbox.rs   what the service gives up when all is made
 //! ```
@@ -16,7 +17,8 @@
 //! one message of each guest at a time, and holds no more for a user than the policy's limits say. It keeps nothing that is needed later: killed, it
 //! leaves introduced connections as they are, and those that waited on the kernel.
 
-mod closers;
+mod apart;
+pub mod carrier;
 pub mod hall;
 mod journal;
 pub mod notes;

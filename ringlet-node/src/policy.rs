@@ -41,7 +41,7 @@ impl Default for Policy {
 #[serde(rename_all = "kebab-case")]
 pub enum Otherwise {
     Kernel,
-    /// The service would carry their bytes between a segment of each.
+    /// A process of the service's carries between a segment of each (`carrier`).
     Isolated,
 }
 
@@ -83,6 +83,12 @@ pub struct Limits {
     pub visits_of_a_user: u32,
     /// How long one end waits for the other.
     pub wait_seconds: u64,
+    /// Connections that are carried at a time: in all, of one user, and of one user's pod.
+    pub carried: usize,
+    pub carried_of_a_user: usize,
+    pub carried_of_a_pod: usize,
+    /// The largest ring of one that is.
+    pub carried_ring_bytes: u64,
 }
 
 impl Default for Limits {
@@ -93,6 +99,10 @@ impl Default for Limits {
             guests_of_a_user: 4096,
             visits_of_a_user: 5000,
             wait_seconds: 60,
+            carried: 4096,
+            carried_of_a_user: 1024,
+            carried_of_a_pod: 512,
+            carried_ring_bytes: 256 << 10,
         }
     }
 }
@@ -118,10 +128,6 @@ impl Policy {
 
     pub fn parse(text: &str) -> anyhow::Result<Policy> {
         let policy: Policy = toml::from_str(text)?;
-        ensure!(
-            policy.otherwise == Otherwise::Kernel,
-            "otherwise = \"isolated\" can't be had yet: the service does not carry bytes between two tenants"
-        );
         for label in &policy.labels {
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
             ensure!(
@@ -138,7 +144,12 @@ impl Policy {
                 && (1..=1 << 20).contains(&limits.guests)
                 && limits.guests_of_a_user >= 1
                 && limits.visits_of_a_user >= 1
-                && (1..=3600).contains(&limits.wait_seconds),
+                && (1..=3600).contains(&limits.wait_seconds)
+                && (1..=1 << 16).contains(&limits.carried)
+                && limits.carried_of_a_user >= 1
+                && limits.carried_of_a_pod >= 1
+                && (64 << 10..=64 << 20).contains(&limits.carried_ring_bytes)
+                && limits.carried_ring_bytes.is_power_of_two(),
             "a limit is out of range"
         );
         Ok(policy)
@@ -277,7 +288,9 @@ mod tests {
     fn what_is_wrong_is_said() {
         for wrong in [
             "same_pot = true",
-            "otherwise = 'isolated'",
+            "otherwise = 'separate'",
+            "[limits]\ncarried_ring_bytes = 100000",
+            "[limits]\ncarried_of_a_pod = 0",
             "labels = ['../x']",
             "[limits]\nguests = 0",
             "[[allow]]\nbetween = ['/a']",
@@ -285,5 +298,23 @@ mod tests {
             assert!(Policy::parse(wrong).is_err(), "{wrong}");
         }
         Policy::parse(EXAMPLE).unwrap();
+    }
+
+    #[test]
+    fn who_may_not_share_memory_is_carried_only_where_that_is_said() {
+        let otherwise = |text: &str| Policy::parse(text).unwrap().otherwise;
+        assert_eq!(otherwise(""), Otherwise::Kernel);
+        assert_eq!(otherwise("otherwise = 'kernel'"), Otherwise::Kernel);
+        assert_eq!(otherwise("otherwise = 'isolated'"), Otherwise::Isolated);
+        // It allows nobody more.
+        let isolated = "otherwise = 'isolated'";
+        assert_eq!(by(isolated, &who(7, "/a", None), &who(7, "/b", None)), None);
+        assert_eq!(by(isolated, &who(7, "/a", None), &who(7, "/a", None)), Some("same pod"));
+    }
+
+    #[test]
+    fn the_example_says_what_holds_without_a_file() {
+        let (example, none) = (Policy::parse(EXAMPLE).unwrap(), Policy::parse("").unwrap());
+        assert_eq!(format!("{example:?}"), format!("{none:?}"));
     }
 }

@@ -29,20 +29,39 @@ use crate::notes::MAP_LOOKUP_ELEM;
 ///
 /// `looks_up`: can notes be looked up? Asked without capabilities.
 pub fn enter(looks_up: impl Fn() -> bool) -> anyhow::Result<()> {
+    give_up_rights_but(looks_up)?;
+    confine(&["/proc"], &[ANYHOW, GUESTS], &[ONLY, ONLY_GUESTS])
+}
+
+/// The same of a carrier, which makes memory, and looks at no file.
+pub fn enter_as_carrier() -> anyhow::Result<()> {
+    give_up_rights()?;
+    confine(&[], &[ANYHOW, MEMORY], &[ONLY, ONLY_MEMORY])
+}
+
+/// What execve would give, and capabilities (but to exceed limits).
+pub fn give_up_rights() -> anyhow::Result<()> {
+    give_up_rights_but(|| true)
+}
+
+fn give_up_rights_but(looks_up: impl Fn() -> bool) -> anyhow::Result<()> {
     // What is handed over to us is nobody's to look at, of whatever user.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("not dumpable")?;
     drop_capabilities(looks_up).context("capabilities can't be dropped")?;
-    set_no_new_privs(true).context("no_new_privs")?;
+    set_no_new_privs(true).context("no_new_privs")
+}
+
+fn confine(readable: &[&str], calls: &[&[c_long]], only: &[&[Only]]) -> anyhow::Result<()> {
     let ruled = Ruleset::default()
         .handle_access(AccessFs::from_all(ABI::V5))
         .and_then(|rules| rules.create())
         .and_then(|rules| {
-            rules.add_rules(path_beneath_rules(["/proc"], AccessFs::from_read(ABI::V1)))
+            rules.add_rules(path_beneath_rules(readable, AccessFs::from_read(ABI::V1)))
         })
         .and_then(|rules| rules.restrict_self());
     // (A kernel without Landlock is no error; no more than a second wall is missing.)
     ruled.context("Landlock refuses what the service gives up")?;
-    let filter = filter().context("the filter of system calls can't be made")?;
+    let filter = filter(calls, only).context("the filter of system calls can't be made")?;
     match seccompiler::apply_filter(&filter) {
         Err(seccompiler::Error::Prctl(error) | seccompiler::Error::Seccomp(error))
             if is_lacking(&error) =>
@@ -87,10 +106,13 @@ fn sets(effective: CapabilitySet, permitted: CapabilitySet) -> CapabilitySets {
 
 type Filtered = Result<BpfProgram, seccompiler::BackendError>;
 
-fn filter() -> Filtered {
+/// A system call, and where these bits of this argument are so.
+type Only = (c_long, u8, c_int, c_int);
+
+fn filter(calls: &[&[c_long]], only: &[&[Only]]) -> Filtered {
     let mut calls: BTreeMap<i64, Vec<SeccompRule>> =
-        ANYHOW.iter().map(|call| (*call, Vec::new())).collect();
-    for (call, argument, mask, value) in ONLY {
+        calls.iter().flat_map(|calls| calls.iter()).map(|call| (*call, Vec::new())).collect();
+    for (call, argument, mask, value) in only.iter().flat_map(|only| only.iter()) {
         let value = *value as u64;
         let operator = SeccompCmpOp::MaskedEq(*mask as u32 as u64);
         let condition = SeccompCondition::new(*argument, SeccompCmpArgLen::Dword, operator, value)?;
@@ -101,26 +123,33 @@ fn filter() -> Filtered {
     SeccompFilter::new(calls, refused, SeccompAction::Allow, architecture)?.try_into()
 }
 
-/// What the service and its threads do with what they have, and what libc does for them.
-const ANYHOW: &[c_long] = &[
-    // Guests.
+/// Guests.
+const GUESTS: &[c_long] = &[
     libc::SYS_accept4,
-    libc::SYS_close,
     libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    #[cfg(target_arch = "x86_64")]
-    libc::SYS_epoll_wait,
-    libc::SYS_epoll_pwait,
-    libc::SYS_getsockopt,
     libc::SYS_pidfd_open,
-    libc::SYS_ppoll,
-    libc::SYS_recvmsg,
-    libc::SYS_sendmsg,
     // /proc/PID/cgroup.
     libc::SYS_fstat,
     libc::SYS_lseek,
     libc::SYS_read,
     libc::SYS_statx,
+];
+
+/// Segments, and doorbells.
+const MEMORY: &[c_long] =
+    &[libc::SYS_eventfd2, libc::SYS_ftruncate, libc::SYS_memfd_create, libc::SYS_sendto];
+
+/// What the service, or a carrier, and its threads do with what they have, and what libc does for them.
+const ANYHOW: &[c_long] = &[
+    libc::SYS_close,
+    libc::SYS_epoll_ctl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_getsockopt,
+    libc::SYS_ppoll,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
     // Threads, memory, time.
     libc::SYS_brk,
     libc::SYS_clock_gettime,
@@ -146,20 +175,29 @@ const ANYHOW: &[c_long] = &[
 ];
 
 /// The same, where these bits of this argument are so.
-const ONLY: &[(c_long, u8, c_int, c_int)] = &[
-    (libc::SYS_bpf, 0, ALL, MAP_LOOKUP_ELEM),
+const ONLY: &[Only] = &[
     // Threads, and no processes.
     (libc::SYS_clone, 0, libc::CLONE_THREAD, libc::CLONE_THREAD),
     (libc::SYS_fcntl, 1, ALL, libc::F_DUPFD_CLOEXEC),
     (libc::SYS_fcntl, 1, ALL, libc::F_GETFD),
     (libc::SYS_mmap, 2, libc::PROT_EXEC, 0),
     (libc::SYS_mprotect, 2, libc::PROT_EXEC, 0),
-    // To be read.
-    (libc::SYS_openat, 2, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC, libc::O_RDONLY),
     (libc::SYS_prctl, 0, ALL, libc::PR_SET_NAME),
     (libc::SYS_setsockopt, 1, ALL, libc::SOL_SOCKET),
-    (libc::SYS_socketpair, 0, ALL, libc::AF_UNIX),
     (libc::SYS_write, 0, ALL, libc::STDERR_FILENO),
+];
+
+const ONLY_GUESTS: &[Only] = &[
+    (libc::SYS_bpf, 0, ALL, MAP_LOOKUP_ELEM),
+    // To be read.
+    (libc::SYS_openat, 2, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC, libc::O_RDONLY),
+    (libc::SYS_socketpair, 0, ALL, libc::AF_UNIX),
+];
+
+const ONLY_MEMORY: &[Only] = &[
+    (libc::SYS_fcntl, 1, ALL, libc::F_ADD_SEALS),
+    // Eight bytes: an eventfd's. (It has no file to write to.)
+    (libc::SYS_write, 2, ALL, 8),
 ];
 
 const ALL: c_int = -1;

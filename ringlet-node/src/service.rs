@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use ringlet::handshake::ROOM_BYTES;
 use ringlet::interconnect::node::{
-    APART, COME, GREETING, MET, Message, SAME_USER, STATUS, TRUSTED,
+    APART, CARRIED, COME, GREETING, MET, Message, SAME_USER, STATUS, TRUSTED,
 };
 use ringlet::reasons::Reason;
 use ringlet_linux::meet::Received;
@@ -20,11 +20,13 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use sd_notify::NotifyState;
 use serde_json::json;
 
-use crate::closers::{Closers, From};
+use crate::apart::{Apart, From};
+use crate::carrier::share::News;
+use crate::carrier::{Carriers, keeper};
 use crate::hall::{Hall, Verdict};
 use crate::journal::{Journal, say};
 use crate::notes::{Kernel, Note, Notes};
-use crate::policy::{Allowed, Limits, Policy};
+use crate::policy::{Allowed, Limits, Otherwise, Policy};
 use crate::sandbox;
 use crate::who::Who;
 
@@ -45,6 +47,9 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// Who comes at once is served in turns of so many, between which those who wait are looked at.
 const ACCEPTED_AT_ONCE: usize = 64;
 const BACKLOG: i32 = 4096;
+/// Tokens that are no guest's.
+const KEEPER: u64 = u64::MAX;
+const CARRIER: u64 = u64::MAX - 1;
 
 enum State {
     Greeted,
@@ -82,7 +87,8 @@ pub struct Service<N> {
     next: u64,
     hall: Hall,
     users: HashMap<Option<u32>, User>,
-    closers: Closers,
+    carriers: Option<Carriers>,
+    apart: Apart,
     journal: Journal,
     began: Instant,
     swept: Instant,
@@ -111,10 +117,15 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
             listeners.push(Listener { socket, label: Some(label.clone()) });
         }
     }
+    let isolates = options.policy.otherwise == Otherwise::Isolated;
+    let carriers = if isolates { Some(keeper::start()?) } else { None };
     sd_notify::notify(&[NotifyState::Ready]).context("the service manager is not reached")?;
     sandbox::enter(|| notes.answers())?;
     let mut service = Service::new(options.policy, notes, listeners)?;
     (service.group, service.journal) = (group, Journal::new(options.quiet));
+    if let Some(carriers) = carriers {
+        service.carry_by(carriers)?;
+    }
     say("ready");
     loop {
         // With nobody here there is nothing to look after.
@@ -140,7 +151,8 @@ impl<N: Notes> Service<N> {
             guests: HashMap::new(),
             hall: Hall::default(),
             users: HashMap::new(),
-            closers: Closers::new()?,
+            carriers: None,
+            apart: Apart::new()?,
             journal: Journal::new(true),
             began: Instant::now(),
             swept: Instant::now(),
@@ -162,9 +174,10 @@ impl<N: Notes> Service<N> {
         }
         for event in &ready {
             let token = event.data.u64();
-            match token < self.listeners.len() as u64 {
-                true => self.accept(token as usize),
-                false => self.hear(token),
+            match token {
+                KEEPER | CARRIER => self.hear_of_carrier(token)?,
+                _ if token < self.listeners.len() as u64 => self.accept(token as usize),
+                _ => self.hear(token),
             }
         }
         if self.swept.elapsed() >= SWEEP {
@@ -174,9 +187,45 @@ impl<N: Notes> Service<N> {
         Ok(())
     }
 
+    /// Those whom the policy does not let share memory are carried by these.
+    fn carry_by(&mut self, carriers: Carriers) -> anyhow::Result<()> {
+        self.watch(carriers.keeper(), KEEPER)?;
+        if let Some(carrier) = carriers.carrier() {
+            self.watch(carrier, CARRIER)?;
+        }
+        self.carriers = Some(carriers);
+        Ok(())
+    }
+
+    fn watch(&self, fd: i32, token: u64) -> rustix::io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        epoll::add(&self.events, borrowed(fd), data, epoll::EventFlags::IN)
+    }
+
+    fn hear_of_carrier(&mut self, token: u64) -> anyhow::Result<()> {
+        let Some(carriers) = &mut self.carriers else { return Ok(()) };
+        // (What is closed is watched no more.)
+        let news = if token == KEEPER { carriers.hear_keeper() } else { carriers.hear_carrier() };
+        match news {
+            News::None => {}
+            News::Started(pid) => {
+                if let Some(carrier) = carriers.carrier() {
+                    self.watch(carrier, CARRIER)?;
+                }
+                self.journal.note("carrier-started", || format!("pid {pid}"));
+            }
+            News::Lost(pid, pairs) => self.journal.note("carrier-lost", || {
+                format!("pid {pid}; what it carried goes on in the kernel: {pairs} connections")
+            }),
+            // Nothing starts another one: so does who has started us.
+            News::KeeperLost => bail!("who starts carriers has died"),
+        }
+        Ok(())
+    }
+
     fn accept(&mut self, at: usize) {
         for _ in 0..ACCEPTED_AT_ONCE {
-            if self.closers.is_full() {
+            if self.apart.is_full() {
                 return std::thread::sleep(Duration::from_millis(1));
             }
             let listener = self.listeners[at].socket.as_raw_fd();
@@ -207,7 +256,7 @@ impl<N: Notes> Service<N> {
         };
         from = From::of(&who);
         // (What it would hand over would wait behind those, and its close not reach its peer.)
-        if self.closers.hangs(&from) {
+        if self.apart.hangs(&from) {
             return self.refuse(came, from, "a user or pod whose descriptors can't be closed");
         }
         meet::admit_descriptors(came, true);
@@ -245,7 +294,7 @@ impl<N: Notes> Service<N> {
         let cookie = shown.first().and_then(|shown| cookie_of(shown.as_raw_fd()));
         let is_shown = !shown.is_empty();
         if is_shown {
-            self.closers.close(From::of(&guest.who), shown);
+            self.apart.close(From::of(&guest.who), shown);
         }
         // It has gone, or has sent more than anybody should; or who speaks is another than who came, of whom nothing is known.
         let pid = guest.who.pid;
@@ -310,6 +359,16 @@ impl<N: Notes> Service<N> {
                         .note(Reason::NodeFull.code(), || format!("{about}: error {}", error.0)),
                 }
             }
+            None if self.carriers.is_some() => {
+                let about = about("isolated");
+                match self.isolate(near, far) {
+                    Ok(()) => self.journal.note("carried", || about),
+                    Err(reason) => {
+                        self.journal.note(reason.code(), || about);
+                        [near, far].into_iter().for_each(|token| self.say_apart(token, reason));
+                    }
+                }
+            }
             None => {
                 let about = about("policy");
                 self.journal.note(Reason::Refused.code(), || about);
@@ -334,15 +393,46 @@ impl<N: Notes> Service<N> {
             meet::admit_descriptors(end, false);
         }
         let flags = if allowed.same_user { SAME_USER | TRUSTED } else { 0 };
-        let tell = |to: &Guest, of: &Guest, end: i32| {
-            let met =
-                Message { kind: MET, flags, stranger: of.who.pid as u32, ..Message::default() };
-            meet::send(to.lifeline, met.frame().as_bytes(), &[end])
-        };
         // (If the second is not reached, the first finds a channel that has ended, and comes again.)
-        let told = tell(one, other, channel[0]).and_then(|()| tell(other, one, channel[1]));
+        let told = tell(one, other, flags, &channel[..1])
+            .and_then(|()| tell(other, one, flags, &channel[1..]));
         channel.into_iter().for_each(sys::close);
         told
+    }
+
+    /// The same of two that may not share memory: the carrier gets a lifeline to each.
+    fn isolate(&mut self, near: u64, far: u64) -> Result<(), Reason> {
+        let (Some(one), Some(other), Some(carriers)) =
+            (self.guests.get(&near), self.guests.get(&far), &mut self.carriers)
+        else {
+            return Err(Reason::NoAdapter);
+        };
+        // The one that waited has said, and its note with it, which of the two accepted.
+        let accepted = |guest: &Guest| match guest.state {
+            State::Waiting { note, .. } => note.side == crate::notes::ACCEPTED,
+            State::Greeted => false,
+        };
+        let ends = if accepted(other) { [one, other] } else { [other, one] };
+        let from = ends.map(|guest| From::of(&guest.who));
+        if !carriers.is_there() {
+            return Err(Reason::NoAdapter);
+        }
+        if !carriers.may([&from[0], &from[1]], &self.policy.limits) {
+            return Err(Reason::NodeFull);
+        }
+        let user = one.who.user;
+        let flags = CARRIED | if user.is_some() && user == other.who.user { SAME_USER } else { 0 };
+        let told = (|| {
+            let [channel, one, other] = [guarded_pair()?, guarded_pair()?, guarded_pair()?];
+            let fd = |fd: &OwnedFd| fd.as_raw_fd();
+            let lifelines = [fd(&one[0]), fd(&other[0])];
+            let limit = self.policy.limits.carried_ring_bytes;
+            carriers.carry([&from[0], &from[1]], lifelines, limit)?;
+            // (Who is not reached is gone for the carrier; and for the other end.)
+            tell(ends[0], ends[1], flags, &[fd(&channel[0]), fd(&one[1])])?;
+            tell(ends[1], ends[0], flags, &[fd(&channel[1]), fd(&other[1])])
+        })();
+        told.map_err(|_: Errno| Reason::NodeFull)
     }
 
     fn say_apart(&self, token: u64, reason: Reason) {
@@ -376,7 +466,7 @@ impl<N: Notes> Service<N> {
     /// A guest's socket, in whose queue may be what can't be closed.
     fn let_go(&self, from: From, came: i32) {
         // SAFETY: the kernel has made it for us, and nobody uses it any more.
-        self.closers.close(from, vec![unsafe { OwnedFd::from_raw_fd(came) }]);
+        self.apart.close(from, vec![unsafe { OwnedFd::from_raw_fd(came) }]);
     }
 
     fn sweep(&mut self) {
@@ -415,6 +505,10 @@ impl<N: Notes> Service<N> {
             "guests": self.guests.len() - 1,
             "waiting": self.hall.len(),
             "waiting_ends": self.guests.values().filter_map(waiting).take(SHOWN).collect::<Vec<_>>(),
+            "carrier": self.carriers.as_ref().map(|carriers| {
+                let (carried, lost) = carriers.counts();
+                json!({ "pid": carriers.pid(), "connections": carried, "lost": lost })
+            }),
             "decisions": self.journal.counts(),
             "last": self.journal.last().collect::<Vec<_>>(),
         });
@@ -444,8 +538,23 @@ impl User {
     }
 }
 
+/// Says to one that it has met the other.
+fn tell(to: &Guest, of: &Guest, flags: u32, fds: &[i32]) -> Result<(), Errno> {
+    let met = Message { kind: MET, flags, stranger: of.who.pid as u32, ..Message::default() };
+    meet::send(to.lifeline, met.frame().as_bytes(), fds)
+}
+
+/// Two connected sockets that admit no descriptors, and whose messages say who sends them.
+fn guarded_pair() -> Result<[OwnedFd; 2], Errno> {
+    let [one, other] = meet::pair()?;
+    let one = meet::guard_channel(one).inspect_err(|_| sys::close(other))?;
+    let other = meet::guard_channel(other).inspect_err(|_| sys::close(one))?;
+    // SAFETY: made just now, ours alone.
+    Ok([one, other].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
 /// The descriptors that came with a message.
-fn shown_in(said: &mut Received) -> Vec<OwnedFd> {
+pub(crate) fn shown_in(said: &mut Received) -> Vec<OwnedFd> {
     // SAFETY: the kernel has just given it to us.
     let owned = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
     (0..said.fds.count).filter_map(|at| said.fds.take(at)).map(owned).collect()
@@ -453,10 +562,13 @@ fn shown_in(said: &mut Received) -> Vec<OwnedFd> {
 
 /// The cookie of a TCP socket; `None` of anything else. KERNEL: none of these options waits for a socket's lock, which its owner may hold.
 fn cookie_of(shown: i32) -> Option<u64> {
+    if is_tcp(shown) { proof::cookie(shown).ok() } else { None }
+}
+
+pub(crate) fn is_tcp(shown: i32) -> bool {
     let is = |option, value| tcp::int_option(shown, libc::SOL_SOCKET, option) == Ok(value);
     let of_internet = is(libc::SO_DOMAIN, libc::AF_INET) || is(libc::SO_DOMAIN, libc::AF_INET6);
-    let tcp = of_internet && is(libc::SO_PROTOCOL, libc::IPPROTO_TCP);
-    if tcp { proof::cookie(shown).ok() } else { None }
+    of_internet && is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)
 }
 
 /// A number of ours, for a call.
@@ -467,6 +579,8 @@ fn borrowed(fd: i32) -> BorrowedFd<'static> {
 
 /// Descriptors that a guest costs: its socket and its process; and, for a moment, what it shows and a channel. What is needed besides.
 const OF_A_GUEST: usize = 3;
+/// And what a pair costs the carrier, which has as many.
+const OF_A_PAIR: usize = 8;
 const OF_OURS: usize = 64;
 
 /// As many guests as there are descriptors for, half of them one user's at most: with none left nobody could even be refused.
@@ -483,6 +597,7 @@ fn within_descriptors(limits: &mut Limits) {
         let descriptors = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
         let room = (descriptors.saturating_sub(OF_OURS) / OF_A_GUEST).max(2);
         limits.guests = limits.guests.min(room);
+        limits.carried = limits.carried.min(descriptors.saturating_sub(OF_OURS) / OF_A_PAIR);
         limits.guests_of_a_user = limits.guests_of_a_user.min(room / 2);
     }
 }

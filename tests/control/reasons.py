@@ -25,6 +25,7 @@ ELSEWHERE = {
     "refused": "tests/node/strangers.py",
     "node-full": "tests/node/strangers.py",
     "lease": "tests/node/lease.py",
+    "carried": "tests/node/carried.py",
 }
 
 # The start of both programs. `turn` is a message there and back.

@@ -19,6 +19,9 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         Reason::Refused => {
             "See the policy of the node service (`ringlet node`): by default both ends must be of the same host user and of the same pod."
         }
+        Reason::Carried => {
+            "Nothing to do, if the two are to be kept apart; what they share memory by is a rule in the policy of the node service (`ringlet node`)."
+        }
         Reason::NodeFull => "See `ringlet node status`: the limits are in its policy file.",
         Reason::Lease => {
             "Look for a packet filter or a link that is down between both ends; connections made after it is mended move again."

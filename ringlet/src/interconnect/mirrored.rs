@@ -55,6 +55,45 @@ pub fn introduce(
     linked
 }
 
+/// The same of who carries, over the lifeline that the node service has given us, which becomes the answer's. No doorbells are exchanged: who holds
+/// one could make the other wait.
+pub fn introduce_to_carrier(
+    lifeline: i32,
+    socket: i32,
+    request: Message,
+) -> Result<Linked, Reason> {
+    let until = sys::now_ns() + INTRODUCTION_NS;
+    let linked = greeted(lifeline, until).and_then(|most| {
+        let ring_bytes = if most == 0 { request.ring_bytes } else { request.ring_bytes.min(most) };
+        let request = Message { ring_bytes, ..request };
+        meet::send(lifeline, request.frame().as_bytes(), &[socket]).map_err(reason)?;
+        let (linked, Received { mut fds, .. }) = hear(lifeline, until)?;
+        if linked.kind != LINKED || linked.ring_bytes != ring_bytes {
+            return Err(Reason::NoAdapter);
+        }
+        meet::admit_descriptors(lifeline, false);
+        let segment = fds.take(0).ok_or(Reason::NoAdapter)?;
+        let Some(bell) = context::keep_line(lifeline) else {
+            sys::close(segment);
+            return Err(Reason::NoDescriptor);
+        };
+        Ok(Linked { lifeline, segment, ring_bytes, ticket: linked.ticket, bell })
+    });
+    if linked.is_err() {
+        meet::part(lifeline);
+    }
+    linked
+}
+
+/// The greeting's ring size.
+fn greeted(lifeline: i32, until: u64) -> Result<u64, Reason> {
+    meet::admit_descriptors(lifeline, true);
+    match hear(lifeline, until)? {
+        (greeting, _) if greeting.kind == GREETING => Ok(greeting.ring_bytes),
+        _ => Err(Reason::NoAdapter),
+    }
+}
+
 fn introduce_by(
     lifeline: i32,
     socket: i32,
@@ -65,12 +104,8 @@ fn introduce_by(
     if adapter.uid != 0 && !meet::is_our_user(adapter.uid) {
         return Err(Reason::NoAdapter);
     }
-    meet::admit_descriptors(lifeline, true);
     let until = sys::now_ns() + INTRODUCTION_NS;
-    let (greeting, _) = hear(lifeline, until)?;
-    if greeting.kind != GREETING {
-        return Err(Reason::NoAdapter);
-    }
+    greeted(lifeline, until)?;
     let fds =
         [socket, card.map_or(-1, |card| card.eventfd), card.map_or(-1, |card| card.page_memfd)];
     let request = Message {

@@ -17,6 +17,9 @@ pub enum Interconnect {
     Mirrored,
 }
 
+/// What stands for the number of an adapter where the node service carries: none is called so.
+pub const CARRIER: u64 = u64::MAX;
+
 impl Interconnect {
     /// By the adapters' numbers (the key `adapter`; 0 for none) of both ends; `None` if they can't be brought together.
     pub fn agreed(ours: u64, theirs: u64) -> Option<Interconnect> {

@@ -13,6 +13,9 @@
 //!   what follows goes over that channel, as over a rendezvous (`socket::meet`); the service is out of it
 //! ```
 //!
+//! Two that its policy does not let share memory may be *carried*: each is given a lifeline too, to a process of the service's that is their adapter
+//! (`interconnect::introduction`), for this connection alone.
+//!
 //! Holding the connection is the proof of owning it. Nobody hands it over before the service has greeted, which shows that it is awake: while a
 //! copy lies in its queue, a close does not reach the peer.
 
@@ -30,10 +33,11 @@ pub const APART: u16 = 4;
 pub const STATUS: u16 = 5;
 
 /// `Message::flags` of MET, and `Socket::introduced`: it was introduced; both ends are of one user of the host; the policy lets each ring the
-/// other by its eventfd, with which it could also make it wait.
+/// other by its eventfd, with which it could also make it wait; they share no memory, and a second descriptor is the lifeline to who carries between them.
 pub const INTRODUCED: u32 = 1;
 pub const SAME_USER: u32 = 2;
 pub const TRUSTED: u32 = 4;
+pub const CARRIED: u32 = 8;
 
 /// All messages: which it is; of COME, whether we accepted the connection; of MET, flags, and the service's number of the process at the other end; of
 /// APART, the `Reason`.

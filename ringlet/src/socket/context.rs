@@ -545,16 +545,33 @@ pub fn keep(pid: i32, process: u64, context: u32, eventfd: i32, page_memfd: i32)
 pub fn keep_named(address: &Address) -> Option<u32> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
     let _held = all.lock[0].take()?;
-    let used = all.bells().len();
     let same = |bell: &Bell| bell.users.is() && bell.address.get() == *address;
     if let Some(found) = all.bells()[1..].iter().position(same) {
         all.bells[found + 1].users.add(1);
         return Some(found as u32 + 1);
     }
+    let (at, used) = free_bell(all)?;
+    let socket = bell::reach(address).ok()?;
+    keep_as(tables, all, at, used, socket, address)
+}
+
+/// A place for one more, and how many were ever in use.
+fn free_bell(all: &Contexts) -> Option<(usize, usize)> {
+    let used = all.bells().len();
     let held = all.bells()[1..].iter().filter(|bell| bell.users.is()).count();
     let free = all.bells[1..].iter().take(used).position(|bell| !bell.users.is());
-    let at = free.filter(|_| held < fd::share())? + 1;
-    let socket = bell::reach(address).ok()?;
+    Some((free.filter(|_| held < fd::share())? + 1, used))
+}
+
+/// A bell that is rung by what is sent from this socket. Lock held.
+fn keep_as(
+    tables: &Tables,
+    all: &Contexts,
+    at: usize,
+    used: usize,
+    socket: i32,
+    address: &Address,
+) -> Option<u32> {
     tables.hide(socket);
     let bell = &all.bells[at];
     all.ours[0].bells.set(used.max(at + 1) as u32);
@@ -565,9 +582,21 @@ pub fn keep_named(address: &Address) -> Option<u32> {
     Some(at as u32)
 }
 
+/// A way to ring who holds the other end of this socket, which stays the caller's: any message there rings. (It is a bell with an address that nobody looks at.)
+pub fn keep_line(line: i32) -> Option<u32> {
+    let (all, tables) = (CONTEXTS.get()?, tables()?);
+    let _held = all.lock[0].take()?;
+    let (at, used) = free_bell(all)?;
+    let address = Address::random()?;
+    let socket = fd::duplicate_high(line, line).ok()?;
+    keep_as(tables, all, at, used, socket, &address)
+}
+
 /// How we ring `socket`'s peer, as `Sender::attached` says it.
 pub fn rings(socket: &Socket) -> u32 {
     match (socket.bell.get(), CONTEXTS.get()) {
+        // (By that we ring who carries.)
+        _ if socket.is_carried() => RINGS_BY_BYTE,
         (at @ 1.., Some(all)) if all.bells[at as usize].address.name.get() != 0 => RINGS_BY_NAME,
         (1.., Some(_)) => RINGS_BY_EVENT,
         _ => RINGS_BY_BYTE,

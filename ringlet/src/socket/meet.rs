@@ -32,7 +32,7 @@ use super::{budget, carrier, chaos, context, control, memory, moving, view};
 use crate::config::PeerPolicy;
 use crate::handshake::{self, Frame, Misfit, Protocol};
 use crate::interconnect::introduction::{self, JOIN, LINK};
-use crate::interconnect::{Interconnect, mirrored, node};
+use crate::interconnect::{CARRIER, Interconnect, mirrored, node};
 use crate::lock::Held;
 use crate::plain::{P32, P64};
 use crate::reasons::Reason;
@@ -467,16 +467,36 @@ fn take_introduction(tables: &'static Tables, socket: &'static Socket) -> Step {
         Err(step) => return step,
     };
     let Some(channel) = fds.take(0) else { return Step::Bar(Reason::BadPeer) };
+    let carried = met.flags & node::CARRIED != 0;
+    let lifeline = fds.take(1).filter(|_| carried);
     meeting::abandon(socket);
-    if tables.config.peers == PeerPolicy::SameUser && met.flags & node::SAME_USER == 0 {
+    let refuse = |reason| {
         sys::close(channel);
-        return Step::Bar(Reason::OtherUser);
+        lifeline.into_iter().for_each(sys::close);
+        Step::Bar(reason)
+    };
+    if lifeline.is_some() != carried {
+        return refuse(Reason::BadPeer);
     }
+    if tables.config.peers == PeerPolicy::SameUser && met.flags & node::SAME_USER == 0 {
+        return refuse(Reason::OtherUser);
+    }
+    let lifeline = match lifeline.map(rendezvous::guard_channel).transpose() {
+        Ok(lifeline) => lifeline,
+        Err(error) => {
+            sys::close(channel);
+            return Step::Bar(Reason::from(error));
+        }
+    };
     let channel = match rendezvous::guard_channel(channel) {
         Ok(channel) => channel,
-        Err(error) => return Step::Bar(Reason::from(error)),
+        Err(error) => {
+            lifeline.into_iter().for_each(sys::close);
+            return Step::Bar(Reason::from(error));
+        }
     };
     socket.meeting.set(meeting::hidden(channel) as u32);
+    socket.lifeline.set(lifeline.map_or(0, |lifeline| meeting::hidden(lifeline) as u32));
     socket.introduced.set(met.flags | node::INTRODUCED);
     socket.stranger.set(met.stranger);
     if socket.side.get() == 1 {
@@ -485,6 +505,11 @@ fn take_introduction(tables: &'static Tables, socket: &'static Socket) -> Step {
     }
     socket.advance(Stage::Looked);
     Step::Soon
+}
+
+/// The number of our adapter for this connection, which both ends are to have; 0 for none.
+fn adapter_of(tables: &Tables, socket: &Socket) -> u64 {
+    if socket.is_carried() { CARRIER } else { tables.config.adapter }
 }
 
 /// Who is at the other end of the rendezvous. One that was introduced has a number by which it is told from others, and which is no pid.
@@ -602,7 +627,10 @@ fn take_greeting(tables: &'static Tables, socket: &'static Socket) -> Step {
         return Step::Bar(reason);
     }
     rendezvous::skip(meeting);
-    rendezvous::admit_descriptors(meeting, true);
+    // (One that is carried gets memory from nobody but who carries.)
+    if !socket.is_carried() {
+        rendezvous::admit_descriptors(meeting, true);
+    }
     // (Where it can't be stated, /proc may do.)
     if !socket.introduced.is() {
         let _ = proof::state(socket.fd(), meeting);
@@ -610,9 +638,11 @@ fn take_greeting(tables: &'static Tables, socket: &'static Socket) -> Step {
     let Some(geometry) = Geometry::new(tables.config.ring_bytes as usize) else {
         unreachable!("the configuration admits only sound ring sizes");
     };
-    let said = match tables.config.adapter {
+    let said = match adapter_of(tables, socket) {
         0 => say(socket, meeting, peer, geometry, None),
-        adapter => say_mirrored(socket, meeting, HELLO, geometry, adapter, [0; 2]),
+        adapter => {
+            say_mirrored(socket, meeting, HELLO, geometry.ring_bytes as u64, adapter, [0; 2])
+        }
     };
     match said {
         Ok(()) => {}
@@ -831,7 +861,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
     else {
         return Step::Bar(Reason::BadPeer);
     };
-    let adapter = tables.config.adapter;
+    let adapter = adapter_of(tables, socket);
     let said = match Interconnect::agreed(adapter, hello.adapter) {
         None => return Step::Bar(Reason::NoAdapter),
         Some(Interconnect::Local) => {
@@ -849,13 +879,13 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
         Some(Interconnect::Mirrored) => {
             let ring_bytes = geometry.ring_bytes as u64;
             let link = introduction::Message { kind: LINK, ring_bytes, ..Default::default() };
-            let ticket = match join(tables, socket, link) {
-                Ok(ticket) => ticket,
+            let (ticket, ring_bytes) = match join(tables, socket, link) {
+                Ok(joined) => joined,
                 Err(reason) => return Step::Bar(reason),
             };
             meeting::keep(socket);
             attach(socket, registrations);
-            say_mirrored(socket, meeting, ANSWER, geometry, adapter, ticket)
+            say_mirrored(socket, meeting, ANSWER, ring_bytes, adapter, ticket)
         }
     };
     meeting::abandon(socket);
@@ -956,7 +986,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
     {
         return step;
     }
-    match Interconnect::agreed(tables.config.adapter, answer.adapter) {
+    match Interconnect::agreed(adapter_of(tables, socket), answer.adapter) {
         None => return Step::Bar(Reason::NoAdapter),
         Some(Interconnect::Local) => {}
         Some(Interconnect::Mirrored) => {
@@ -990,24 +1020,33 @@ fn say_mirrored(
     socket: &Socket,
     meeting: i32,
     kind: u16,
-    geometry: Geometry,
+    ring_bytes: u64,
     adapter: u64,
     ticket: [u64; 2],
 ) -> Result<(), Errno> {
-    let (ring_bytes, fd) = (geometry.ring_bytes as u64, socket.fd());
+    let fd = socket.fd();
     let message = Message { kind, ring_bytes, fd, adapter, ticket, ..Message::default() };
     rendezvous::send(meeting, message.frame().as_bytes(), &[])
 }
 
-/// Gets this end's segment from the adapter. The ticket for the other end.
+/// Gets this end's segment from the adapter. The ticket for the other end, and the size of its ring.
 fn join(
     tables: &Tables,
     socket: &Socket,
     request: introduction::Message,
-) -> Result<[u64; 2], Reason> {
-    let card = home_of(socket).and_then(context::card);
-    let linked = mirrored::introduce(tables.config.adapter, socket.fd(), request, card.as_ref())?;
-    let mapped = match linked.ring_bytes == request.ring_bytes {
+) -> Result<([u64; 2], u64), Reason> {
+    let home = home_of(socket).filter(|_| !socket.is_carried());
+    let card = home.and_then(context::card);
+    let linked = match socket.is_carried() {
+        true => {
+            let lifeline = socket.lifeline.swap(0) as i32;
+            // (Hidden again below.)
+            tables.clear(lifeline);
+            mirrored::introduce_to_carrier(lifeline, socket.fd(), request)?
+        }
+        false => mirrored::introduce(tables.config.adapter, socket.fd(), request, card.as_ref())?,
+    };
+    let mapped = match linked.ring_bytes <= request.ring_bytes {
         true => map_segment(tables, socket, linked.segment, linked.ring_bytes),
         false => Err(Reason::NoAdapter),
     };
@@ -1023,7 +1062,7 @@ fn join(
     socket.lifeline.set(linked.lifeline as u32);
     socket.end().mirrored.set(mirrored::HAS_ADAPTER);
     memory::begin_looking_after_adapters(tables);
-    Ok(linked.ticket)
+    Ok((linked.ticket, linked.ring_bytes))
 }
 
 fn map_segment(

@@ -10,6 +10,11 @@ pub fn abandon(socket: &Socket) {
     if meeting != 0 {
         proof::take_back(socket.fd(), meeting);
         part(meeting);
+        // Who would have carried is not to wait for us.
+        match socket.lifeline.swap(0) as i32 {
+            0 => {}
+            lifeline => part(lifeline),
+        }
     }
 }
 
@@ -26,6 +31,10 @@ pub fn forget(socket: &Socket) {
     let meeting = socket.meeting.swap(0) as i32;
     if meeting != 0 {
         close_ours(meeting);
+        match socket.lifeline.swap(0) as i32 {
+            0 => {}
+            lifeline => close_ours(lifeline),
+        }
     }
 }
 

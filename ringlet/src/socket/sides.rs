@@ -425,7 +425,11 @@ pub fn receiving_turned(socket: &Socket, end: &End) {
 fn show_path(socket: &Socket, end: &End) {
     let both = end.sending() == Sending::Ring && end.receiving() == Receiving::Ring;
     let young = end.sending() == Sending::Kernel || end.receiving() != Receiving::Ring;
-    let reason = if both { Reason::None } else { Reason::Young };
+    let reason = match both {
+        true if socket.is_carried() => Reason::Carried,
+        true => Reason::None,
+        false => Reason::Young,
+    };
     if both
         || young
             && !end.barred.is()

@@ -939,6 +939,11 @@ impl Socket {
         matches!(self.stage(), Stage::Attached | Stage::Mailbox)
     }
 
+    /// Does a process of the node service's carry between it and its peer, with which it shares no memory?
+    pub fn is_carried(&self) -> bool {
+        self.introduced.get() & crate::interconnect::node::CARRIED != 0
+    }
+
     /// What lies between it and its peer, once it is attached.
     pub fn interconnect(&self) -> Interconnect {
         match self.end().mirrored.is() {

@@ -1,12 +1,15 @@
-//! Closing what guests have handed over, and what they came by. KERNEL: whoever closes a descriptor last waits for what that costs (a socket that
+//! What may wait for a guest is done apart: closing what guests have handed over and what they came by, and ringing on their sockets. KERNEL: whoever closes a descriptor last waits for what that costs (a socket that
 //! lingers, one in an epoll set whose lock its owner holds), as long as its owner likes. So it is done by threads, as many as hang and one more: while a
-//! copy of an honest guest's connection waits here for another's to be closed, its close does not reach the peer.
+//! copy of an honest guest's connection waits here for another's to be closed, its close does not reach the peer. (A byte on a TCP socket waits for its
+//! lock, which its owner can hold as well: in a call that stands in a page fault.)
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 use crate::policy;
 use crate::who::Who;
@@ -23,7 +26,7 @@ const IDLE: Duration = Duration::from_secs(10);
 const STACK_BYTES: usize = 64 << 10;
 
 /// From whom it came.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Hash, Debug)]
 pub struct From {
     pub user: Option<u32>,
     pub pod: Option<String>,
@@ -38,11 +41,13 @@ impl From {
     }
 }
 
+type Job = Box<dyn FnOnce() + Send>;
+
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<(From, Vec<OwnedFd>)>,
-    /// By numbers that are not used again.
-    closing: HashMap<u64, (From, Instant)>,
+    waiting: VecDeque<(From, Job)>,
+    /// Under way, by numbers that are not used again.
+    under_way: HashMap<u64, (From, Instant)>,
     next: u64,
     threads: usize,
     idle: usize,
@@ -54,24 +59,35 @@ struct Shared {
     more: Condvar,
 }
 
-pub struct Closers(Arc<Shared>);
+pub struct Apart(Arc<Shared>);
 
-impl Closers {
+impl Apart {
     /// With its first thread.
-    pub fn new() -> std::io::Result<Closers> {
-        let closers = Closers(Arc::default());
-        closers.0.start(&mut closers.0.lock())?;
-        Ok(closers)
+    pub fn new() -> std::io::Result<Apart> {
+        let apart = Apart(Arc::default());
+        apart.0.start(&mut apart.0.lock())?;
+        Ok(apart)
     }
 
     pub fn close(&self, from: From, fds: Vec<OwnedFd>) {
+        self.run(from, Box::new(move || drop(fds)));
+    }
+
+    /// Does this, which may wait for the one from whom it comes.
+    pub fn run(&self, from: From, job: Job) {
         let mut state = self.0.lock();
-        state.waiting.push_back((from, fds));
+        state.waiting.push_back((from, job));
         if state.idle < state.waiting.len() && state.threads < THREADS {
             // (If none can be started, those that there are do it in time.)
             let _ = self.0.start(&mut state);
         }
         self.0.more.notify_one();
+    }
+
+    /// Is nothing done, and nothing to be done?
+    pub fn is_idle(&self) -> bool {
+        let state = self.0.lock();
+        state.waiting.is_empty() && state.under_way.is_empty()
     }
 
     /// May more be taken, from whomever?
@@ -82,11 +98,11 @@ impl Closers {
     /// Does so much of this one's hang that no more should be taken from it?
     pub fn hangs(&self, from: &From) -> bool {
         let state = self.0.lock();
-        if state.closing.len() < HANG_OF_POD {
+        if state.under_way.len() < HANG_OF_POD {
             return false;
         }
         let (mut of_user, mut of_pod) = (0, 0);
-        for (other, since) in state.closing.values() {
+        for (other, since) in state.under_way.values() {
             if other.user == from.user && since.elapsed() > HANGS_AFTER {
                 of_user += 1;
                 of_pod += usize::from(other.pod == from.pod);
@@ -103,23 +119,23 @@ impl Shared {
 
     fn start(self: &Arc<Self>, state: &mut State) -> std::io::Result<()> {
         let shared = self.clone();
-        let closer = thread::Builder::new().name("closer".to_owned()).stack_size(STACK_BYTES);
-        closer.spawn(move || shared.close_each())?;
+        let closer = thread::Builder::new().name("apart".to_owned()).stack_size(STACK_BYTES);
+        closer.spawn(move || shared.work())?;
         state.threads += 1;
         Ok(())
     }
 
-    fn close_each(&self) {
+    fn work(&self) {
         let mut state = self.lock();
         loop {
-            if let Some((from, fds)) = state.waiting.pop_front() {
+            if let Some((from, job)) = state.waiting.pop_front() {
                 let number = state.next;
                 state.next += 1;
-                state.closing.insert(number, (from, Instant::now()));
+                state.under_way.insert(number, (from, Instant::now()));
                 drop(state);
-                drop(fds);
+                job();
                 state = self.lock();
-                state.closing.remove(&number);
+                state.under_way.remove(&number);
                 continue;
             }
             state.idle += 1;

@@ -1,0 +1,151 @@
+//! What a carrier has of a link's two ends.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use ringlet_adapter::{Bells, Memory, Wakes};
+use ringlet_linux::{fd, tcp};
+
+use crate::apart::{Apart, From};
+
+/// What is done apart for longer hangs: the link is given up.
+const HANGS_AFTER: Duration = Duration::from_secs(1);
+
+/// (0 connects, 1 accepts.)
+pub struct End {
+    pub memory: Memory,
+    pub from: From,
+    /// Its connection, from when it has come until it has parted. Only threads apart let go of it.
+    socket: Option<Arc<OwnedFd>>,
+    /// Its last process is gone.
+    pub gone: bool,
+    /// A byte on its connection; the close of that.
+    rings: Option<Doing>,
+    parts: Option<Doing>,
+}
+
+/// Under way, since when, and what came of it.
+struct Doing {
+    since: Instant,
+    done: Arc<AtomicU32>,
+}
+
+const NOT_YET: u32 = 0;
+const FAILED: u32 = 1;
+const DONE: u32 = 2;
+
+impl Doing {
+    fn poll(&self) -> Poll<bool> {
+        // ORDER: Acquire; pairs with `Ends::apart`.
+        match self.done.load(Ordering::Acquire) {
+            NOT_YET => Poll::Pending,
+            done => Poll::Ready(done == DONE),
+        }
+    }
+}
+
+impl End {
+    pub fn new(memory: Memory, from: From) -> End {
+        End { memory, from, socket: None, gone: false, rings: None, parts: None }
+    }
+
+    pub fn come(&mut self, socket: OwnedFd) {
+        self.socket = Some(Arc::new(socket));
+    }
+}
+
+pub struct Ends {
+    pub ends: [End; 2],
+    /// Rings when something apart is done. Nobody else has it.
+    eventfd: Arc<OwnedFd>,
+    apart: Arc<Apart>,
+}
+
+impl Ends {
+    pub fn new(ends: [End; 2], eventfd: OwnedFd, apart: Arc<Apart>) -> Ends {
+        Ends { ends, eventfd: Arc::new(eventfd), apart }
+    }
+
+    /// Does something apart hang?
+    pub fn hangs(&self) -> bool {
+        let doing = self.ends.iter().flat_map(|end| [&end.rings, &end.parts]).flatten();
+        doing.into_iter().any(|doing| doing.since.elapsed() > HANGS_AFTER)
+    }
+
+    fn apart(&self, end: usize, job: impl FnOnce() -> bool + Send + 'static) -> Doing {
+        let done = Arc::new(AtomicU32::new(NOT_YET));
+        let doing = Doing { since: Instant::now(), done: done.clone() };
+        let eventfd = self.eventfd.clone();
+        let job = move || {
+            let went = job();
+            // ORDER: Release; pairs with `Doing::poll`.
+            done.store(if went { DONE } else { FAILED }, Ordering::Release);
+            fd::ring(eventfd.as_raw_fd());
+        };
+        self.apart.run(self.ends[end].from.clone(), Box::new(job));
+        doing
+    }
+}
+
+impl Bells for Ends {
+    // (Their ends sleep by their kernel's connection.)
+    fn published(&mut self, _end: usize) {}
+
+    fn event(&mut self, _end: usize) {}
+
+    fn byte(&mut self, to: usize) -> Poll<bool> {
+        let end = 1 - to;
+        if self.ends[end].rings.is_none() {
+            let Some(socket) = self.ends[end].socket.clone() else { return Poll::Ready(false) };
+            let ring = move || {
+                let went = tcp::ring_byte(socket.as_raw_fd());
+                drop(socket);
+                went
+            };
+            self.ends[end].rings = Some(self.apart(end, ring));
+        }
+        let went = self.ends[end].rings.as_ref().map_or(Poll::Ready(false), Doing::poll);
+        if went.is_ready() {
+            self.ends[end].rings = None;
+        }
+        went
+    }
+
+    fn part(&mut self, end: usize) -> Poll<()> {
+        if let Some(socket) = self.ends[end].socket.take() {
+            let gone = self.ends[end].gone;
+            self.ends[end].parts = Some(self.apart(end, move || let_go(socket, gone)));
+        }
+        self.ends[end].parts.as_ref().map_or(Poll::Ready(()), |doing| doing.poll().map(drop))
+    }
+}
+
+/// KERNEL: who closes last waits, if the program had it so (SO_LINGER); a program that is killed does not.
+fn let_go(socket: Arc<OwnedFd>, gone: bool) -> bool {
+    let fd = socket.as_raw_fd();
+    if gone && matches!(tcp::linger(fd), Ok([1, seconds]) if seconds > 0) {
+        tcp::set_linger(fd, [0, 0]);
+    }
+    drop(socket);
+    true
+}
+
+impl Wakes for Ends {
+    fn eventfd(&self) -> BorrowedFd<'_> {
+        self.eventfd.as_fd()
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        for end in &mut self.ends {
+            if let Some(socket) = end.socket.take() {
+                let gone = end.gone;
+                self.apart.run(end.from.clone(), Box::new(move || _ = let_go(socket, gone)));
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The keeper: the service can start no process any more when it serves.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, bail};
+use ringlet_linux::{fd, meet};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::{Carriers, Started};
+use crate::sandbox;
+
+/// How it, and a carrier, are called: `ringlet node WORD`.
+pub const KEEP: &str = "keep";
+pub const CARRY: &str = "carry";
+/// A carrier that died is followed by the next one after so long, and the first one comes in so long.
+const PAUSE_NS: u64 = 1_000_000_000;
+const PATIENCE_NS: u64 = 20_000_000_000;
+
+/// Starts the keeper, before the service gives up the right to.
+pub fn start() -> anyhow::Result<Carriers> {
+    let (ours, _keeper) = start_ours(KEEP)?;
+    let mut carriers = Carriers::new(ours);
+    let mut fds = [fd::pollfd { fd: carriers.keeper(), events: libc::POLLIN, revents: 0 }];
+    let _ = fd::poll(&mut fds, Some(PATIENCE_NS), None);
+    carriers.hear_keeper();
+    if !carriers.is_there() {
+        bail!("no carrier can be started");
+    }
+    Ok(carriers)
+}
+
+/// One of this program's own processes, whose standard input is the other end of a socket of ours.
+fn start_ours(word: &str) -> anyhow::Result<(OwnedFd, Child)> {
+    let pair = meet::pair().map_err(|error| std::io::Error::from_raw_os_error(error.0))?;
+    // SAFETY: made just now, ours alone.
+    let [ours, theirs] = pair.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["node", word]).env_clear().stdin(theirs).stdout(Stdio::null());
+    Ok((ours, command.spawn().context("a process for what is carried can't be started")?))
+}
+
+/// What the keeper does, until the service has gone. (A carrier that lives goes on with what it carries.)
+pub fn keep() -> anyhow::Result<()> {
+    let service = by_whom_it_was_started();
+    sandbox::give_up_rights()?;
+    loop {
+        let (ours, mut carrier) = start_ours(CARRY)?;
+        let started = serde_json::to_vec(&Started { pid: carrier.id() })?;
+        if meet::send(service.as_raw_fd(), &started, &[ours.as_raw_fd()]).is_err() {
+            return Ok(());
+        }
+        drop(ours);
+        let process = Pid::from_raw(carrier.id() as i32)
+            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
+            .context("pidfd_open")?;
+        if has_gone(&service, Some(&process), None) {
+            return Ok(());
+        }
+        carrier.wait()?;
+        if has_gone(&service, None, Some(PAUSE_NS)) {
+            return Ok(());
+        }
+    }
+}
+
+/// Has the service gone? Waits until it has, or this process has ended, or the time is over. (It says nothing.)
+fn has_gone(service: &OwnedFd, process: Option<&OwnedFd>, patience_ns: Option<u64>) -> bool {
+    let pollfd = |fd: i32| fd::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let process = process.map_or(-1, |process| process.as_fd().as_raw_fd());
+    let mut fds = [pollfd(service.as_raw_fd()), pollfd(process)];
+    let _ = fd::poll(&mut fds, patience_ns, None);
+    fds[0].revents != 0
+}
+
+/// The socket to who has started this process. Nothing else of its is kept open, and nothing of it is handed on.
+pub(super) fn by_whom_it_was_started() -> OwnedFd {
+    // SAFETY: nobody has opened anything yet but who has started us.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
+    // SAFETY: standard input is ours, and nobody reads it.
+    let socket = unsafe { fd::duplicate_high(0, 3).map(|fd| OwnedFd::from_raw_fd(fd)) };
+    if let (Ok(socket), Ok(null)) = (socket, File::open("/dev/null")) {
+        fd::replace(0, null.as_raw_fd());
+        return socket;
+    }
+    std::process::exit(1)
+}

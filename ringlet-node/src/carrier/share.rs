@@ -1,0 +1,246 @@
+//! The carrier as the service knows it: what it carries, and for whom.
+//!
+//! A pair counts as its connecting end's until that has gone, then as the other's: so nobody can use up the share of who merely accepts.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use ringlet_linux::meet;
+use ringlet_linux::sys::Errno;
+
+use super::{Pair, Started, WORD_BYTES, Word};
+use crate::apart::From;
+use crate::policy::Limits;
+
+/// Words that are taken of a carrier at a time.
+const WORDS_AT_ONCE: usize = 64;
+
+pub struct Carriers {
+    keeper: OwnedFd,
+    carrier: Option<(OwnedFd, u32)>,
+    /// By their numbers; and which end each counts for.
+    pairs: HashMap<u64, ([From; 2], usize)>,
+    of_users: HashMap<Option<u32>, usize>,
+    of_pods: HashMap<From, usize>,
+    next: u64,
+    lost: u64,
+}
+
+/// What became of the carrier.
+#[derive(PartialEq, Eq, Debug)]
+pub enum News {
+    None,
+    Started(u32),
+    /// It has died, with so many pairs.
+    Lost(u32, usize),
+    KeeperLost,
+}
+
+impl Carriers {
+    pub fn new(keeper: OwnedFd) -> Carriers {
+        Carriers {
+            keeper,
+            carrier: None,
+            pairs: HashMap::new(),
+            of_users: HashMap::new(),
+            of_pods: HashMap::new(),
+            next: 0,
+            lost: 0,
+        }
+    }
+
+    pub fn keeper(&self) -> i32 {
+        self.keeper.as_raw_fd()
+    }
+
+    pub fn carrier(&self) -> Option<i32> {
+        self.carrier.as_ref().map(|(socket, _)| socket.as_raw_fd())
+    }
+
+    pub fn pid(&self) -> Option<u32> {
+        self.carrier.as_ref().map(|(_, pid)| *pid)
+    }
+
+    pub fn is_there(&self) -> bool {
+        self.carrier.is_some()
+    }
+
+    /// How many are carried, and how often a carrier was lost.
+    pub fn counts(&self) -> (usize, u64) {
+        (self.pairs.len(), self.lost)
+    }
+
+    /// May one more be, by these two (the connecting one first)?
+    pub fn may(&self, ends: [&From; 2], limits: &Limits) -> bool {
+        let count = |from: &From| {
+            let of_user = self.of_users.get(&from.user).copied().unwrap_or(0);
+            (of_user, self.of_pods.get(from).copied().unwrap_or(0))
+        };
+        self.pairs.len() < limits.carried
+            && ends.into_iter().all(|from| {
+                let (of_user, of_pod) = count(&short(from));
+                of_user < limits.carried_of_a_user && of_pod < limits.carried_of_a_pod
+            })
+    }
+
+    /// Hands the lifelines of two ends over (the connecting one's first).
+    pub fn carry(
+        &mut self,
+        ends: [&From; 2],
+        lifelines: [i32; 2],
+        ring_bytes: u64,
+    ) -> Result<(), Errno> {
+        let Some((carrier, _)) = &self.carrier else { return Err(Errno::ENOENT) };
+        let ends = ends.map(short);
+        let number = self.next;
+        let pair = Pair { number, ends: ends.clone(), ring_bytes };
+        let pair = serde_json::to_vec(&pair).map_err(|_| Errno::EINVAL)?;
+        meet::send(carrier.as_raw_fd(), &pair, &lifelines)?;
+        self.next += 1;
+        self.count(&ends[0], true);
+        self.pairs.insert(number, (ends, 0));
+        Ok(())
+    }
+
+    fn count(&mut self, from: &From, more: bool) {
+        let change = |count: &mut usize| {
+            *count = if more { *count + 1 } else { count.saturating_sub(1) };
+            *count > 0
+        };
+        if !change(self.of_users.entry(from.user).or_default()) {
+            self.of_users.remove(&from.user);
+        }
+        if !change(self.of_pods.entry(from.clone()).or_default()) {
+            self.of_pods.remove(from);
+        }
+    }
+
+    /// The keeper says something: there is another carrier.
+    pub fn hear_keeper(&mut self) -> News {
+        let mut bytes = [0; WORD_BYTES];
+        let (len, mut fds) = match meet::receive(self.keeper(), &mut bytes) {
+            Err(Errno::EAGAIN) => return News::None,
+            Ok((len @ 1.., fds)) => (len, fds),
+            _ => return News::KeeperLost,
+        };
+        let started = serde_json::from_slice::<Started>(&bytes[..len]);
+        let (Ok(started), Some(socket)) = (started, fds.take(0)) else { return News::None };
+        // SAFETY: the kernel has just given it to us.
+        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        self.forget();
+        self.carrier = Some((socket, started.pid));
+        News::Started(started.pid)
+    }
+
+    /// The carrier says something. (It may have been taken over by a tenant: what it says counts for what it carries, and nothing else.)
+    pub fn hear_carrier(&mut self) -> News {
+        let Some((carrier, pid)) = self.carrier.as_ref().map(|(fd, pid)| (fd.as_raw_fd(), *pid))
+        else {
+            return News::None;
+        };
+        for _ in 0..WORDS_AT_ONCE {
+            let mut bytes = [0; WORD_BYTES];
+            let len = match meet::receive(carrier, &mut bytes) {
+                Err(Errno::EAGAIN) => break,
+                Ok((len @ 1.., _)) => len,
+                _ => {
+                    self.lost += 1;
+                    return News::Lost(pid, self.forget());
+                }
+            };
+            match serde_json::from_slice(&bytes[..len]) {
+                Ok(Word::Gone(number)) => self.gone(number),
+                Ok(Word::Over(number)) => self.over(number),
+                Err(_) => {}
+            }
+        }
+        News::None
+    }
+
+    fn gone(&mut self, number: u64) {
+        let Some((ends, of @ 0)) = self.pairs.get_mut(&number) else { return };
+        *of = 1;
+        let ends = ends.clone();
+        self.count(&ends[0], false);
+        self.count(&ends[1], true);
+    }
+
+    fn over(&mut self, number: u64) {
+        if let Some((ends, of)) = self.pairs.remove(&number) {
+            self.count(&ends[of], false);
+        }
+    }
+
+    fn forget(&mut self) -> usize {
+        self.carrier = None;
+        let pairs = self.pairs.len();
+        self.pairs.clear();
+        self.of_users.clear();
+        self.of_pods.clear();
+        pairs
+    }
+}
+
+/// A pod by a number that stands for its name, which may be long.
+fn short(from: &From) -> From {
+    let number = |pod: &String| {
+        let mut hasher = DefaultHasher::new();
+        pod.hash(&mut hasher);
+        format!("{:016x}", hasher.finish())
+    };
+    From { user: from.user, pod: from.pod.as_ref().map(number) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(user: u32, pod: &str) -> From {
+        From { user: Some(user), pod: Some(pod.to_owned()) }
+    }
+
+    #[test]
+    fn a_pair_counts_for_who_connects_and_then_for_who_is_left() {
+        // SAFETY: made just now, ours alone.
+        let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
+        let [keeper, theirs] = meet::pair().unwrap().map(own);
+        let mut carriers = Carriers::new(keeper);
+        let limits =
+            Limits { carried: 3, carried_of_a_user: 2, carried_of_a_pod: 1, ..Limits::default() };
+        let (one, two, server) = (from(1, "/a"), from(1, "/b"), from(2, "/s"));
+        assert_eq!(
+            carriers.carry([&one, &server], [0, 0], 1),
+            Err(Errno::ENOENT),
+            "nobody carries"
+        );
+        let [ours, carrier] = meet::pair().unwrap().map(own);
+        meet::send(theirs.as_raw_fd(), b"{\"pid\":7}", &[ours.as_raw_fd()]).unwrap();
+        assert_eq!(carriers.hear_keeper(), News::Started(7));
+        let [line, _other] = meet::pair().unwrap().map(own);
+        let lines = [line.as_raw_fd(); 2];
+        assert!(carriers.may([&one, &server], &limits));
+        carriers.carry([&one, &server], lines, 1).unwrap();
+        assert!(!carriers.may([&one, &server], &limits), "one of a pod");
+        assert!(carriers.may([&two, &server], &limits), "who accepts is not charged");
+        carriers.carry([&two, &server], lines, 1).unwrap();
+        assert!(!carriers.may([&from(1, "/c"), &server], &limits), "two of a user");
+        let say = |word: Word| {
+            let word = serde_json::to_vec(&word).unwrap();
+            meet::send(carrier.as_raw_fd(), &word, &[]).unwrap();
+        };
+        [Word::Gone(0), Word::Gone(0), Word::Gone(99), Word::Over(98)].into_iter().for_each(say);
+        meet::send(carrier.as_raw_fd(), b"nonsense", &[]).unwrap();
+        assert_eq!(carriers.hear_carrier(), News::None);
+        assert!(carriers.may([&one, &from(3, "/t")], &limits));
+        assert!(!carriers.may([&one, &server], &limits), "who is left holds it");
+        say(Word::Over(0));
+        say(Word::Over(0));
+        carriers.hear_carrier();
+        assert!(carriers.may([&one, &server], &limits));
+        assert_eq!(carriers.counts(), (1, 0));
+        drop(carrier);
+        assert_eq!(carriers.hear_carrier(), News::Lost(7, 1));
+        assert!(!carriers.is_there() && carriers.counts() == (0, 1));
+    }
+}
