@@ -1,12 +1,19 @@
 """Two who may not share memory, and whom the policy has carried: each has a segment of its own, which a process of the service's keeps in step with the other's."""
 
+import array
+import contextlib
+import mmap
 import os
 import pathlib
 import re
 import signal
+import socket
+import struct
 import subprocess
 
-from harness import require
+from ground import ANSWER_SECONDS
+from harness import frame, framed, require
+from hostile import COME, MET, NODE, come, connection, message, rights
 from world import Across, Service, inside, note, until, world
 
 ISOLATED = 'same_pod = false\notherwise = "isolated"\n'
@@ -26,9 +33,11 @@ def memory(pid):
     return set(mapped) | held
 
 
-def children(pid):
-    tasks = pathlib.Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+def is_alive(pid):
+    try:
+        return "State:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 def carrier(service):
@@ -45,6 +54,60 @@ def on_ring(ends):
     ends.on_ring()
     reasons = {row["reason"] for row in ends.rows()}
     require(reasons == {"carried"}, f"not carried: {ends.told()}")
+
+
+ADAPTER, GREETING, LINK, JOIN, LINKED = 5, 1, 2, 3, 4
+RING_BYTES = 64 << 10
+LINGER_SECONDS = 3600
+
+
+class Tenant:
+    """An end that is carried, and that we play: its connection, and its lifeline."""
+
+    def __init__(self, service, held, accepting):
+        self.connection = held
+        with come(service) as guest:
+            require(framed(guest.recv(1000), NODE)[0] == 1, "not greeted")
+            guest.sendmsg([message(COME, accepting)], rights(held))
+            yield_to = guest.dup()
+        self.guest = yield_to
+        self.guest.settimeout(ANSWER_SECONDS)
+
+    def met(self):
+        data, fds, _, _ = socket.recv_fds(self.guest, 1000, 4)
+        require(framed(data, NODE)[0] == MET and len(fds) == 2, f"{data}, {len(fds)} descriptors")
+        self.channel, self.line = (socket.socket(fileno=fd) for fd in fds)
+        self.line.settimeout(ANSWER_SECONDS)
+        data = self.line.recv(1000)
+        require(framed(data, ADAPTER)[0] == GREETING, "who carries does not greet")
+        return self
+
+    def say(self, kind, shown=(), ring_bytes=RING_BYTES):
+        with contextlib.suppress(OSError):
+            self.line.sendmsg([frame(ADAPTER, kind, struct.pack("<4QI", ring_bytes, 0, 0, 0, 0))], rights(*shown))
+
+    def linked(self, kind):
+        """Its segment."""
+        self.say(kind, [self.connection])
+        data, fds, _, _ = socket.recv_fds(self.line, 1000, 4)
+        require(framed(data, ADAPTER)[0] == LINKED and len(fds) == 1, f"{data}, {len(fds)} descriptors")
+        return fds[0]
+
+    def is_parted(self):
+        with contextlib.suppress(ConnectionError):
+            return self.line.recv(1000) == b""
+        return True
+
+    def close(self):
+        for each in self.line, self.channel, self.connection, self.guest:
+            each.close()
+
+
+def tenants(service):
+    """The connecting one, and the accepting one."""
+    near, far = connection()
+    one, other = Tenant(service, near, 0), Tenant(service, far, 1)
+    return one.met(), other.met()
 
 
 def scenes(ground):
@@ -91,13 +154,15 @@ def scenes(ground):
         ends = meet(host)
         between = carrier(service)
         ends.trade(20_000_000, 20_000_000)
-        service.stop()
+        os.kill(service.process.pid, signal.SIGKILL)
+        service.process.wait(ANSWER_SECONDS)
         ends.traded()
         require(not ends.problem, f"{ends.problem}")
         traded(ends)
         require([row["path"] for row in ends.rows()] == ["ring", "ring"], f"not on the ring: {ends.told()}")
         ends.finish()
-        until(lambda: not pathlib.Path(f"/proc/{between}/exe").exists(), "the carrier to end behind its last connection")
+        until(lambda: not is_alive(between), "the carrier to end behind its last connection")
+        service.stop()
         service.start()
         again = meet(host)
         traded(again)
@@ -146,7 +211,11 @@ def scenes(ground):
         ask = inside(client.name, "redis-cli", "-h", server.ip, "ping")
         until(lambda: subprocess.run(ask, capture_output=True).stdout == b"PONG\n", "redis to listen")
         bench = inside(client.name, "redis-benchmark", "-h", server.ip, "-t", "set,get", "-c", "8", "-n", "100000", "-q")
-        ground.client(bench, ring=(6379, 16))
+        ground.ringlet.carried = True
+        try:
+            ground.client(bench, ring=(6379, 16))
+        finally:
+            ground.ringlet.carried = False
         require(process.poll() is None, "redis died")
         require(service.status()["decisions"].get("carried"), f"nobody was carried: {service.status()}")
         note(name, "carried")
@@ -156,5 +225,115 @@ def scenes(ground):
     scene("redis-benchmark and redis, carried", redis)
     scene("what carries has given up what it does not need", confined)
     scene("more are to be carried than the policy admits", limited, f"{ISOLATED}[limits]\ncarried_of_a_pod = 1\n")
+    def beside(host, name, service, play):
+        """Honest ones do not notice, before, meanwhile and afterwards; and the carrier lives."""
+        ends = meet(host)
+        between = carrier(service)
+        ends.trade(10_000_000, 10_000_000)
+        left = play(service)
+        ends.traded()
+        require(not ends.problem, f"{ends.problem}; {ends.told()}")
+        ends.talk(300)
+        require([row["path"] for row in ends.rows()] == ["ring", "ring"], f"not on the ring: {ends.told()}")
+        traded(meet(host))
+        for each in left or ():
+            each.close()
+        require(carrier(service) == between, "the carrier died")
+        ends.finish()
+        note(name, "carried")
+
+    def liars(host, name, service):
+        random = ground.random
+
+        def play(service):
+            for attempt in range(150):
+                one, other = tenants(service)
+                unix = socket.socketpair()
+                bell = os.eventfd(0)
+                shown = random.choice([[], [one.line], [unix[0]], [one.connection] * 2, [one.connection, *unix]])
+                lie = attempt % 8
+                match lie:
+                    case 0:
+                        one.say(LINK, [one.connection])  # for the other one to say
+                    case 1:
+                        one.say(JOIN, [one.connection])  # for a link that there is not
+                    case 2:
+                        other.say(LINK, [other.connection], ring_bytes=1 << 30)
+                    case 3:
+                        other.say(LINK, [other.connection], ring_bytes=random.randrange(1 << 18) | 1)
+                    case 4:
+                        other.say(LINK, shown)
+                    case 5:
+                        one.line.sendmsg([random.randbytes(random.randrange(1, 150))], rights(one.connection))
+                    case 6:
+                        other.line.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [bell] * 9))])
+                    case 7:
+                        other.linked(LINK)
+                        one.say(JOIN, [one.connection], ring_bytes=2 * RING_BYTES)
+                require(one.is_parted() and other.is_parted(), f"a liar is not parted with: {lie}")
+                one.close()
+                other.close()
+                for each in unix:
+                    each.close()
+                os.close(bell)
+            until(lambda: carried(service) == 1, "all liars to be gone")
+
+        beside(host, name, service, play)
+
+    def scribblers(host, name, service):
+        """What they write into their segments, and how often they ring, is theirs to bear."""
+        random = ground.random
+
+        def play(service):
+            held = [tenants(service) for _ in range(8)]
+            areas = []
+            for one, other in held:
+                for fd in other.linked(LINK), one.linked(JOIN):
+                    areas.append(mmap.mmap(fd, os.fstat(fd).st_size))
+                    os.close(fd)
+            for _ in range(300):
+                for area in areas:
+                    at = random.choice([random.randrange(8192), random.randrange(len(area) - 256)])
+                    area[at : at + 64] = random.randbytes(64)
+                for pair in held:
+                    for each in pair:
+                        with contextlib.suppress(OSError):
+                            each.line.send(b"ring", socket.MSG_DONTWAIT)
+            # As fast as it goes.
+            for pair in held:
+                each = pair[0].line
+                for _ in range(2000):
+                    with contextlib.suppress(OSError):
+                        each.send(b"", socket.MSG_DONTWAIT)
+            return [each for pair in held for each in pair]
+
+        beside(host, name, service, play)
+
+    def unclosable(host, name, service):
+        """Connections whose close waits for as long as their holders like; and those whose lock is held."""
+
+        def play(service):
+            held = []
+            for _ in range(12):
+                one, other = tenants(service)
+                os.close(other.linked(LINK))
+                os.close(one.linked(JOIN))
+                near = one.connection
+                near.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        near.send(bytes(1 << 20))
+                near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, LINGER_SECONDS))
+                # (The carrier has the last.)
+                near.close()
+                one.line.close()
+                held += [one, other]
+            return held
+
+        beside(host, name, service, play)
+
+    scene("beside liars, what is carried is carried", liars)
+    scene("beside tenants that write and ring what they like", scribblers)
+    scene("beside tenants whose connections can't be closed", unclosable)
     scene("the service is killed while it has two carried", service_killed)
     scene("who carries is killed, with bytes on their way", carrier_killed)

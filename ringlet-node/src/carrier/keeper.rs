@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, bail};
@@ -37,7 +38,8 @@ fn start_ours(word: &str) -> anyhow::Result<(OwnedFd, Child)> {
     // SAFETY: made just now, ours alone.
     let [ours, theirs] = pair.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
     let mut command = Command::new("/proc/self/exe");
-    command.args(["node", word]).env_clear().stdin(theirs).stdout(Stdio::null());
+    // (What ends the service by its terminal is not to end what is carried.)
+    command.process_group(0).args(["node", word]).env_clear().stdin(theirs).stdout(Stdio::null());
     Ok((ours, command.spawn().context("a process for what is carried can't be started")?))
 }
 
