@@ -59,6 +59,17 @@ def on_ring(ends):
 ADAPTER, GREETING, LINK, JOIN, LINKED = 5, 1, 2, 3, 4
 RING_BYTES = 64 << 10
 LINGER_SECONDS = 3600
+SO_PASSRIGHTS = 83
+
+
+def received(line):
+    """(There are credentials beside the descriptors.)"""
+    data, control, _, _ = line.recvmsg(1000, 1000)
+    fds = array.array("i")
+    for level, kind, body in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(body)
+    return data, list(fds)
 
 
 class Tenant:
@@ -74,10 +85,12 @@ class Tenant:
         self.guest.settimeout(ANSWER_SECONDS)
 
     def met(self):
-        data, fds, _, _ = socket.recv_fds(self.guest, 1000, 4)
+        data, fds = received(self.guest)
         require(framed(data, NODE)[0] == MET and len(fds) == 2, f"{data}, {len(fds)} descriptors")
         self.channel, self.line = (socket.socket(fileno=fd) for fd in fds)
         self.line.settimeout(ANSWER_SECONDS)
+        with contextlib.suppress(OSError):
+            self.line.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 1)
         data = self.line.recv(1000)
         require(framed(data, ADAPTER)[0] == GREETING, "who carries does not greet")
         return self
@@ -89,7 +102,7 @@ class Tenant:
     def linked(self, kind):
         """Its segment."""
         self.say(kind, [self.connection])
-        data, fds, _, _ = socket.recv_fds(self.line, 1000, 4)
+        data, fds = received(self.line)
         require(framed(data, ADAPTER)[0] == LINKED and len(fds) == 1, f"{data}, {len(fds)} descriptors")
         return fds[0]
 
