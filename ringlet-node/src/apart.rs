@@ -1,7 +1,8 @@
-//! What may wait for a guest is done apart: closing what guests have handed over and what they came by, and ringing on their sockets. KERNEL: whoever closes a descriptor last waits for what that costs (a socket that
-//! lingers, one in an epoll set whose lock its owner holds), as long as its owner likes. So it is done by threads, as many as hang and one more: while a
-//! copy of an honest guest's connection waits here for another's to be closed, its close does not reach the peer. (A byte on a TCP socket waits for its
-//! lock, which its owner can hold as well: in a call that stands in a page fault.)
+//! What may wait for a guest is done apart: closing what guests have handed over and what they came by, and ringing on their connections. KERNEL:
+//! whoever closes a descriptor last waits for what that costs (a socket that lingers, one in an epoll set whose lock its owner holds), as long as its
+//! owner likes; and who sends on a TCP socket waits for its lock, which its owner can hold by a call that stands in a page fault. So it is done by
+//! threads, as many as hang and one more: while a copy of an honest guest's connection waits here for another's to be closed, its close does not
+//! reach the peer.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;

@@ -20,6 +20,35 @@ fn call(number: i64, arguments: [usize; 3]) -> Option<i32> {
 }
 
 #[test]
+fn less_is_left_to_a_carrier() {
+    thread::spawn(|| {
+        sandbox::enter_as_carrier().unwrap();
+        for (number, first) in [
+            (libc::SYS_accept4, 0),
+            (libc::SYS_bpf, 1),
+            (libc::SYS_clone, libc::SIGCHLD as usize),
+            (libc::SYS_execve, 0),
+            (libc::SYS_kill, 1),
+            (libc::SYS_openat, 0),
+            (libc::SYS_pidfd_open, 1),
+            (libc::SYS_ptrace, 0),
+            (libc::SYS_socket, libc::AF_UNIX as usize),
+        ] {
+            assert_eq!(call(number, [first, 0, 0]), Some(libc::ENOSYS), "call {number}");
+        }
+        // It makes memory that can't shrink, and rings.
+        let made =
+            ringlet_linux::map::sealed_memfd(c"segment", 1 << 16, libc::F_SEAL_SEAL).unwrap();
+        assert!(ringlet_linux::map::map_shared(made, 1 << 16, true).is_ok());
+        let eventfd = ringlet_linux::fd::eventfd().unwrap();
+        assert!(ringlet_linux::fd::ring(eventfd));
+        assert!(thread::spawn(|| ()).join().is_ok());
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
 fn little_is_left_to_who_takes_the_service_over() {
     thread::spawn(|| {
         assert!(File::open("/etc/passwd").is_ok() && Command::new("true").status().is_ok());

@@ -199,6 +199,24 @@ def scenes(ground):
         require(told["carrier"]["lost"] == 8 and told["decisions"]["carrier-lost"] == 8, f"{told}")
         note(name, "kernel", "no-adapter")
 
+    def carrier_killed_early(host, name, service):
+        """While they are introduced, join, or move."""
+        for turn in range(16):
+            between = carrier(service)
+            server, client = host.container(), host.container()
+            ends = Across(ground, server.name, client.name, server.ip)
+            ends.tell(ends.server, "echo 200")
+            ends.tell(ends.client, "ask 200")
+            for _ in range(turn):
+                carried(service)
+            os.kill(between, signal.SIGKILL)
+            ends.answer(ends.client, "ask")
+            ends.answer(ends.server, "echo")
+            traded(ends, 500_000, 500_000)
+            ends.finish()
+            until(lambda: service.status()["carrier"]["pid"] not in (None, between), "another carrier")  # noqa: B023
+        note(name, "either", "byte-exact")
+
     def confined(host, name, service):
         between = carrier(service)
         status = pathlib.Path(f"/proc/{between}/status").read_text()
@@ -345,8 +363,15 @@ def scenes(ground):
 
         beside(host, name, service, play)
 
+    name = "a service that had two capabilities to begin with has two carried"
+    least = ["setpriv", "--bounding-set=-all,+bpf,+net_admin", "--inh-caps=-all"]
+    with ground.scene(name), Service(ground.ringlet.command, ground.directory, ISOLATED, before=least) as service, world() as host:
+        apart(host, name, service)
+        confined(host, name, service)
+
     scene("beside liars, what is carried is carried", liars)
     scene("beside tenants that write and ring what they like", scribblers)
     scene("beside tenants whose connections can't be closed", unclosable)
     scene("the service is killed while it has two carried", service_killed)
+    scene("who carries is killed at any moment", carrier_killed_early)
     scene("who carries is killed, with bytes on their way", carrier_killed)

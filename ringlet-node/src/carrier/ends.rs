@@ -149,3 +149,87 @@ impl Drop for Ends {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringlet_core::layout::Geometry;
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::FromRawFd;
+
+    fn from(user: u32) -> From {
+        From { user: Some(user), pod: None }
+    }
+
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    fn ends(sockets: [TcpStream; 2], apart: &Arc<Apart>) -> Ends {
+        let geometry = Geometry::new(1 << 16).unwrap();
+        // SAFETY: made just now, ours alone.
+        let eventfd = unsafe { OwnedFd::from_raw_fd(fd::eventfd().unwrap()) };
+        let mut number = 0;
+        let made = sockets.map(|socket| {
+            number += 1;
+            let mut end = End::new(Memory::make(geometry).unwrap(), from(number));
+            end.come(socket.into());
+            end
+        });
+        Ends::new(made, eventfd, apart.clone())
+    }
+
+    fn until(mut done: impl FnMut() -> bool) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !done() {
+            assert!(Instant::now() < until, "it does not come");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_byte_goes_to_the_other_end_and_what_has_parted_is_closed() {
+        let apart = Arc::new(Apart::new().unwrap());
+        let (near, mut far) = connection();
+        let mut ends = ends([near, far.try_clone().unwrap()], &apart);
+        let mut went = Poll::Pending;
+        until(|| {
+            went = ends.byte(1);
+            went.is_ready()
+        });
+        assert_eq!(went, Poll::Ready(true));
+        let mut byte = [1];
+        far.read_exact(&mut byte).unwrap();
+        assert_eq!(byte, [0]);
+        until(|| ends.part(0).is_ready());
+        assert_eq!(far.read(&mut byte).unwrap(), 0, "its end has come");
+        assert_eq!(ends.byte(1), Poll::Ready(false), "there is nothing to ring by");
+        assert!(ends.part(0).is_ready() && !ends.hangs());
+    }
+
+    #[test]
+    fn a_close_that_hangs_holds_up_nobody_else() {
+        let apart = Arc::new(Apart::new().unwrap());
+        let (mut near, far) = connection();
+        near.set_nonblocking(true).unwrap();
+        let full = std::iter::repeat_with(|| near.write(&[7; 1 << 16]));
+        let full = full.flat_map(|written| written.err()).next().unwrap();
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        tcp::set_linger(near.as_raw_fd(), [1, 3600]);
+        let mut hanging = ends([near, far.try_clone().unwrap()], &apart);
+        assert!(hanging.part(0).is_pending());
+        until(|| hanging.hangs());
+        assert!(hanging.part(0).is_pending());
+        let (near, mut far_of_other) = connection();
+        let mut other = ends([near, far_of_other.try_clone().unwrap()], &apart);
+        until(|| other.byte(1) == Poll::Ready(true));
+        far_of_other.read_exact(&mut [0]).unwrap();
+        assert!(!other.hangs());
+        // (And it ends when its peer has.)
+        far.shutdown(std::net::Shutdown::Both).unwrap();
+        drop((hanging, far));
+    }
+}

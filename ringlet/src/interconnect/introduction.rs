@@ -12,8 +12,9 @@
 //!                              linked: a segment, the adapter's bell -->
 //! ```
 //!
-//! An adapter that the node service has for two ends that it carries (`interconnect::node`) gives each such a socket by way of the service, says how large a ring may be
-//! by its greeting, takes and gives no doorbells (a message over that socket rings it, and bytes ring the ends), and needs no ticket: the sockets are a pair.
+//! An adapter that the node service has for two ends that it carries (`interconnect::node`) gives each such a socket by way of the service, says by its
+//! greeting how large a ring may be, takes and gives no doorbells (a message over that socket rings it, and bytes ring the ends), and needs no ticket:
+//! the two sockets are a pair.
 //!
 //! That socket stays, one for each end. Its end tells the adapter that the end's last process is gone, and the end that the adapter is.
 
@@ -26,8 +27,9 @@ pub const LINKED: u16 = 4;
 /// Between the ends: see `socket::channel`.
 pub const ORPHAN: u16 = 5;
 
-/// All messages: which it is, ring size (of a greeting, the most that there may be; 0 for any), the ticket, and the sender's doorbell (process, context; 0 for none). With a request come a descriptor of the
-/// connection and those of the doorbell (eventfd, page), with its answer that of the segment, and those.
+/// All messages: which it is, ring size (of a greeting, the most that there may be; 0 for any), the ticket, and the sender's doorbell (process,
+/// context; 0 for none). With a request come a descriptor of the connection and those of the doorbell (eventfd, page), with its answer that of the
+/// segment, and those.
 #[derive(Default, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Message {
     pub kind: u16,

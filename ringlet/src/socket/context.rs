@@ -582,7 +582,8 @@ fn keep_as(
     Some(at as u32)
 }
 
-/// A way to ring who holds the other end of this socket, which stays the caller's: any message there rings. (It is a bell with an address that nobody looks at.)
+/// A way to ring who holds the other end of this socket, which stays the caller's: any message there rings. (Its address is one that nobody
+/// looks at.)
 pub fn keep_line(line: i32) -> Option<u32> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
     let _held = all.lock[0].take()?;
