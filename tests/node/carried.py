@@ -60,6 +60,8 @@ ADAPTER, GREETING, LINK, JOIN, LINKED = 5, 1, 2, 3, 4
 RING_BYTES = 64 << 10
 LINGER_SECONDS = 3600
 SO_PASSRIGHTS = 83
+# Of a segment (ringlet-core/src/layout.rs).
+CONTROL_OFFSET, SLOTS_OFFSET = 512, 4096
 
 
 def received(line):
@@ -345,10 +347,12 @@ def scenes(ground):
 
         def play(service):
             held = []
-            for _ in range(12):
+            for turn in range(12):
                 one, other = tenants(service)
                 os.close(other.linked(LINK))
-                os.close(one.linked(JOIN))
+                segment = one.linked(JOIN)
+                area = mmap.mmap(segment, os.fstat(segment).st_size)
+                os.close(segment)
                 near = one.connection
                 near.setblocking(False)
                 with contextlib.suppress(BlockingIOError):
@@ -357,7 +361,13 @@ def scenes(ground):
                 near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, LINGER_SECONDS))
                 # (The carrier has the last.)
                 near.close()
-                one.line.close()
+                if turn % 2:
+                    one.line.close()
+                else:
+                    # All words of its control lines, of which one says that it has parted: the carrier is to let go.
+                    area[CONTROL_OFFSET:SLOTS_OFFSET] = b"\1" * (SLOTS_OFFSET - CONTROL_OFFSET)
+                    one.line.send(b"ring")
+                    require(one.is_parted() and other.is_parted(), "a link that hangs is not given up")
                 held += [one, other]
             return held
 
