@@ -173,7 +173,7 @@ impl Carrier {
         let mut shown = service::shown_in(&mut said);
         match held.link {
             // It rings.
-            Some(link) if held.joined[end] => self.adapter.rung(link),
+            Some(link) if held.joined[end] => self.adapter.rouse(link),
             _ if shown.len() == 1 && service::is_tcp(shown[0].as_raw_fd()) => {
                 let asked = Message::read(&bytes[..said.len]).ok();
                 let socket = shown.pop();
