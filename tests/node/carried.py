@@ -379,6 +379,18 @@ def scenes(ground):
         apart(host, name, service)
         confined(host, name, service)
 
+    name = "who starts carriers is killed"
+    with ground.scene(name), Service(ground.ringlet.command, ground.directory, ISOLATED) as service, world() as host:
+        ends = meet(host)
+        keeper = next(line.split()[1] for line in pathlib.Path(f"/proc/{carrier(service)}/status").read_text().splitlines() if line.startswith("PPid:"))
+        os.kill(int(keeper), signal.SIGKILL)
+        until(lambda: service.process.poll() is not None, "the service to end, and be started again")
+        require("who starts carriers has died" in service.told(), f"what it says: {service.told()}")
+        traded(ends)
+        require([row["path"] for row in ends.rows()] == ["ring", "ring"], f"not on the ring: {ends.told()}")
+        ends.finish()
+        note(name, "carried")
+
     scene("beside liars, what is carried is carried", liars)
     scene("beside tenants that write and ring what they like", scribblers)
     scene("beside tenants whose connections can't be closed", unclosable)

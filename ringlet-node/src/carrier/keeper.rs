@@ -48,7 +48,13 @@ pub fn keep() -> anyhow::Result<()> {
     let service = by_whom_it_was_started();
     sandbox::give_up_rights()?;
     loop {
-        let (ours, mut carrier) = start_ours(CARRY)?;
+        // (There may be too many processes just now.)
+        let Ok((ours, mut carrier)) = start_ours(CARRY) else {
+            if has_gone(&service, None, Some(PAUSE_NS)) {
+                return Ok(());
+            }
+            continue;
+        };
         let started = serde_json::to_vec(&Started { pid: carrier.id() })?;
         if meet::send(service.as_raw_fd(), &started, &[ours.as_raw_fd()]).is_err() {
             return Ok(());
