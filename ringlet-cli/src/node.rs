@@ -14,7 +14,7 @@ use crate::table;
 ///
 /// Two programs under `ringlet run` that are in different network namespaces do not find each other. Where this service runs, and its directory
 /// is mounted into both containers, it finds that they are the two ends of one connection (by their TCP sequence numbers, through NAT), asks its
-/// policy, and gives them a channel. Their data never passes it, and they go on without it.
+/// policy, and gives them a channel. Their data never passes it, and they go on without it; but two that may not share memory it can have carried.
 #[derive(clap::Args)]
 pub struct NodeArgs {
     #[command(subcommand)]

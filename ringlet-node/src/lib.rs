@@ -1,5 +1,5 @@
 //! The node service (`ringlet node`): introduces processes of one host that can't see each other, since they are in different network namespaces,
-//! when they are the two ends of one TCP connection. Data never passes it.
+//! when they are the two ends of one TCP connection. Data never passes it; between two that may not share memory a process of its own may carry that.
 //!
 //! ```text
 //!   notes.rs     with which sequence numbers each connection of the host began (BPF)

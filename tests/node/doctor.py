@@ -51,6 +51,9 @@ def scenes(ground):
     with ground.scene("doctor: a service that refuses"), world() as host, Service(ringlet, ground.directory, REFUSE) as service:
         says("warn", ["policy does not let", "node.toml"], "node service", host.container().name, service.socket)
 
+    with ground.scene("doctor: a service that isolates"), world() as host, Service(ringlet, ground.directory, f'{REFUSE}otherwise = "isolated"') as service:
+        says("ok", ["carried"], "node service", host.container().name, service.socket)
+
     with ground.scene("doctor: a service that looks elsewhere"), world() as host:
         mounts = [line.split() for line in pathlib.Path("/proc/mounts").read_text().splitlines()]
         group = next((pathlib.Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"), None)

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ringlet::config::NODE_SOCKET;
 use ringlet::handshake::ROOM_BYTES;
-use ringlet::interconnect::node::{APART, COME, GREETING, MET, Message};
+use ringlet::interconnect::node::{APART, CARRIED, COME, GREETING, MET, Message};
 use ringlet::reasons::Reason;
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{fd, meet};
@@ -75,7 +75,13 @@ fn service(apart: bool) -> Check {
     };
     let shown = path.as_c_str().to_string_lossy().into_owned();
     match introduced(&shown) {
-        Ok(()) => Check::ok(NAME, format!("{shown} has introduced two ends of a connection")),
+        Ok(false) => Check::ok(NAME, format!("{shown} has introduced two ends of a connection")),
+        Ok(true) => Check::ok(
+            NAME,
+            format!(
+                "{shown} has introduced two ends of a connection, which are carried: its policy does not let them share memory"
+            ),
+        ),
         Err(Trouble::Nobody(Errno::ENOENT | Errno(libc::ENOTDIR))) => {
             let there = Path::new(&shown).parent().is_some_and(Path::is_dir);
             let found = match there {
@@ -168,8 +174,8 @@ enum Trouble {
     Untried(std::io::Error),
 }
 
-/// Has it introduce both ends of a connection that is ours.
-fn introduced(path: &str) -> Result<(), Trouble> {
+/// Has it introduce both ends of a connection that is ours. Are they carried?
+fn introduced(path: &str) -> Result<bool, Trouble> {
     // (Where there is none, nothing is to be tried.)
     let path = std::ffi::CString::new(path).map_err(|_| Trouble::Nobody(Errno::EINVAL))?;
     let look = || meet::look_at_path(&path).map(own).map_err(Trouble::Nobody);
@@ -188,12 +194,15 @@ fn introduced(path: &str) -> Result<(), Trouble> {
         let come = Message { kind: COME, accepting: accepting as u32, ..Message::default() };
         meet::send(visit.as_raw_fd(), come.frame().as_bytes(), &[end]).map_err(Trouble::Nobody)?;
     }
+    let mut carried = false;
     for visit in &visits {
-        if hear(visit)?.kind != MET {
+        let met = hear(visit)?;
+        if met.kind != MET {
             return Err(Trouble::Other);
         }
+        carried |= met.flags & CARRIED != 0;
     }
-    Ok(())
+    Ok(carried)
 }
 
 fn hear(visit: &OwnedFd) -> Result<Message, Trouble> {
