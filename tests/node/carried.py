@@ -14,7 +14,8 @@ import subprocess
 from ground import ANSWER_SECONDS
 from harness import frame, framed, require
 from hostile import COME, MET, NODE, come, connection, message, rights
-from world import Across, Service, inside, note, until, world
+from lease import held_up
+from world import ALONE, Across, Service, inside, note, until, world
 
 ISOLATED = 'same_pod = false\notherwise = "isolated"\n'
 
@@ -58,6 +59,7 @@ def on_ring(ends):
 
 ADAPTER, GREETING, LINK, JOIN, LINKED = 5, 1, 2, 3, 4
 RING_BYTES = 64 << 10
+PUBLISHED = 8080
 LINGER_SECONDS = 3600
 SO_PASSRIGHTS = 83
 # Of a segment (ringlet-core/src/layout.rs).
@@ -164,6 +166,31 @@ def scenes(ground):
         ends.finish()
         note(name, "carried")
 
+    def alone(host, name, service):
+        """Through a published port, and of pid, mount and user namespaces of their own."""
+        server, client = host.container(), host.container()
+        publish = lambda port: host.publish(PUBLISHED, server, port)  # noqa: E731
+        ends = Across(ground, server.name, client.name, server.ip, (host.gate(), PUBLISHED), ALONE, ALONE, publish)
+        on_ring(ends)
+        traded(ends)
+        ends.finish()
+        note(name, "carried")
+
+    def cut(host, name, service):
+        """What rings them waits for the network as TCP does, or the lease has lapsed: they go on when it passes packets again."""
+        server, client = host.container(), host.container()
+        ends = Across(ground, server.name, client.name, server.ip)
+        on_ring(ends)
+        chains = [(hook, f"type filter hook {hook} priority 0;\nmeta l4proto tcp drop") for hook in ("input", "output")]
+        host.rules(client.name, "cut", *chains)
+        held_up(ends)
+        host.within(client.name, "nft", "delete table ip cut")
+        for end in ends.client, ends.server:
+            ends.answer(end, "held up")
+        traded(ends, 300_000, 300_000)
+        ends.finish()
+        note(name, "either", "byte-exact")
+
     def service_killed(host, name, service):
         """What is carried goes on; when it is over, so is who carried."""
         ends = meet(host)
@@ -255,6 +282,8 @@ def scenes(ground):
 
     scene("two that may not share memory are carried", apart)
     scene("two of different users are carried", users)
+    scene("two of namespaces of their own are carried, through a published port", alone)
+    scene("a rule is added later that drops the packets of two that are carried", cut)
     scene("redis-benchmark and redis, carried", redis)
     scene("what carries has given up what it does not need", confined)
     scene("more are to be carried than the policy admits", limited, f"{ISOLATED}[limits]\ncarried_of_a_pod = 1\n")

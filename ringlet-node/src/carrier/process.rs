@@ -84,16 +84,17 @@ impl Carrier {
         let (mut ready, mut over) = (Vec::new(), Vec::new());
         let patience = if self.apart.is_idle() { IDLE } else { SWEEP };
         self.adapter.turn(Some(patience), &mut ready, &mut over)?;
-        for token in ready.drain(..) {
-            match token {
-                SERVICE => self.hear_service(),
-                _ => self.hear(token),
-            }
-        }
+        // (First: the place of a link that is over is another's then.)
         for (at, progress) in over.drain(..) {
             let is = |(_, held): &(&u64, &Held)| held.link == Some(at);
             if let Some(number) = self.pairs.iter().find(is).map(|(number, _)| *number) {
                 self.end(number, progress == Progress::Failed);
+            }
+        }
+        for token in ready.drain(..) {
+            match token {
+                SERVICE => self.hear_service(),
+                _ => self.hear(token),
             }
         }
         if self.swept.elapsed() >= SWEEP {
