@@ -1,8 +1,9 @@
-"""How fast two containers of one host talk that the node service has introduced, beside the same programs over the kernel's veth, by turns.
+"""How fast two containers of one host talk that the node service has introduced, beside the same programs over the kernel's veth, by turns; what a
+connection costs that is too short to be moved, with and without a service; and how long it takes until one is moved.
 
     python3 tests/node/speed.py [--rounds N] [--ringlet PATH]
 
-It makes network namespaces (as root), and measures with qperf. A figure is the median, with the least and the most.
+It makes network namespaces (as root), and measures with qperf and with ends of its own. A figure is the median, with the least and the most.
 """
 
 import argparse
@@ -10,10 +11,12 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults")]
@@ -23,6 +26,53 @@ from world import START_SECONDS, Service, inside, world  # noqa: E402
 
 PORT = 19765
 FIGURES = {"8 B, half a round trip (us)": (r"latency += +([0-9.,]+) ns", 1e-3), "stream (GB/s)": (r"bw += +([0-9.,]+) bytes", 1e-9)}
+
+
+SHORT = 500  # connections; each leaves a port that is not free for a minute
+TRIPS = 3000  # of one that is to be moved
+
+
+def serve():
+    listener = socket.create_server(("", PORT), backlog=512)
+    while True:
+        end, _ = listener.accept()
+        with end:
+            while byte := end.recv(1):
+                end.send(byte)
+
+
+def visit(address):
+    """The cost of a short connection; after how long a busy one is moved, by how fast its round trips are."""
+    began = time.perf_counter()
+    for _ in range(SHORT):
+        with socket.create_connection((address, PORT)) as end:
+            end.send(b"?")
+            end.recv(1)
+    short = (time.perf_counter() - began) / SHORT
+    with socket.create_connection((address, PORT)) as end:
+        times = [time.perf_counter()]
+        for _ in range(TRIPS):
+            end.send(b"?")
+            end.recv(1)
+            times.append(time.perf_counter())
+    trips = [after - before for before, after in zip(times, times[1:], strict=False)]
+    fast = statistics.median(trips[-TRIPS // 10 :])
+    # One that never got faster has the whole time.
+    moved = next((n for n in range(TRIPS - 10) if statistics.median(trips[n : n + 10]) < 2 * fast), TRIPS)
+    print(short * 1e6, (times[moved] - times[0]) * 1e3, moved)
+
+
+def measure_connections(wrapped, server, client, directory):
+    itself = [sys.executable, str(pathlib.Path(__file__).resolve())]
+    program = Process(inside(server.name, *wrapped, *itself, "--serve"), directory)
+    try:
+        wait_until(lambda: listens(server.name), START_SECONDS, "the server to listen")
+        argv = [*wrapped, *itself, "--visit", server.ip]
+        told = subprocess.run(inside(client.name, *argv), stdout=subprocess.PIPE, text=True, timeout=120, check=True).stdout
+    finally:
+        program.kill()
+        wait_until(lambda: not listens(server.name), START_SECONDS, "the port to be free")
+    return [float(word) for word in told.split()]
 
 
 def listens(name):
@@ -45,7 +95,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ringlet", default=str(HERE.parents[1] / "target/release/ringlet"))
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--visit", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.serve:
+        return serve()
+    if options.visit:
+        return visit(options.visit)
     os.environ["PATH"] += ":/usr/sbin:/sbin"
     if missing := [tool for tool in ("ip", "ss", "qperf") if shutil.which(tool) is None]:
         sys.exit(f"not installed: {', '.join(missing)}")
@@ -62,6 +118,12 @@ def main():
         met = service.status()["decisions"].get("met", 0)
         if met < 2 * options.rounds:
             sys.exit(f"only {met} connections have met in {options.rounds} rounds")
+        found_short = {"kernel": [], "no service": [], "service": []}
+        with_service = os.environ["RINGLET_NODE"]
+        for _ in range(options.rounds):
+            for path, wrapped in ("kernel", []), ("no service", [ringlet, "run", "--"]), ("service", [ringlet, "run", "--"]):
+                os.environ["RINGLET_NODE"] = with_service if path == "service" else str(pathlib.Path(directory) / "nobody")
+                found_short[path].append(measure_connections(wrapped, server, client, directory))
     for index, figure in enumerate(FIGURES):
         for path, rounds in found.items():
             values = [values[index] for values in rounds]
@@ -69,6 +131,14 @@ def main():
         ratios = [ours[index] / kernels[index] for ours, kernels in zip(found["ringlet"], found["kernel"], strict=True)]
         ratios = [1 / ratio for ratio in ratios] if "us" in figure else ratios
         print(f"{'':28}  ratio    {statistics.median(ratios):8.1f}  ({min(ratios):.1f} to {max(ratios):.1f})")
+    shorts = {path: [values[0] for values in rounds] for path, rounds in found_short.items()}
+    for path, values in shorts.items():
+        print(f"{'a short connection (us)':28}  {path:10}  {statistics.median(values):8.1f}  ({min(values):.1f} to {max(values):.1f})")
+    ratios = [without / beside for without, beside in zip(shorts["no service"], shorts["service"], strict=True)]
+    print(f"{'':28}  service:no service  {statistics.median(ratios):.3f}  ({min(ratios):.3f} to {max(ratios):.3f})")
+    for name, nth in ("first byte to moved (ms)", 1), ("the same in round trips", 2):
+        values = [values[nth] for values in found_short["service"]]
+        print(f"{name:28}  service     {statistics.median(values):8.2f}  ({min(values):.2f} to {max(values):.2f})")
 
 
 if __name__ == "__main__":
