@@ -101,9 +101,9 @@ struct Sending {
     echoed: u32,
     /// The sender's line on its way.
     line: Option<Line>,
-    /// Doorbells that were put since the last `Start`, and that the other half has asked for.
+    /// Doorbells that were put since the last `Start`. The other half has asked for one.
     bells_put: u64,
-    bells_due: u32,
+    bell_due: bool,
 }
 
 struct Line {
@@ -130,13 +130,22 @@ struct Receiving {
     started: bool,
     silent: bool,
     hold: Option<u32>,
-    /// One is due. So many are asked for and not yet put; of which so many were for an earlier `Start`. One did not go.
+    /// One is due; one is asked for and not yet put; one did not go.
     byte_due: bool,
-    ringing: u32,
-    stale: u32,
+    ringing: Ringing,
     bell_lost: bool,
     /// How much of its data and slots was asked for.
     held: [usize; 2],
+}
+
+/// A doorbell on its way. There is one at most: while there is, another would wake nobody who does not look in any case.
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+enum Ringing {
+    #[default]
+    No,
+    Counted,
+    /// It was counted for an earlier `Start`.
+    Stale,
 }
 
 pub struct Half {
@@ -202,7 +211,7 @@ impl Half {
 
     /// What our program has sent and said, within bounds. Was there anything?
     pub fn pass(&mut self, way: &mut impl Way, rings: &mut impl Rings) -> bool {
-        self.put_bells(way, rings);
+        self.put_bell(way, rings);
         self.let_go(rings);
         let mut busy = self.read_line();
         // What it says as a receiver is read behind what it asks for as a sender.
@@ -255,14 +264,14 @@ impl Half {
 
     /// Waits something here for the program to leave what takes it some instructions? One that stays there holds up the other end.
     pub fn is_held_up(&self) -> bool {
-        self.receiving.hold.is_some() && self.receiving.all_rung()
+        self.receiving.hold.is_some() && self.receiving.ringing == Ringing::No
     }
 
     /// What the receiver says, and how far it is, if there is news.
     fn pass_back(&mut self, way: &mut impl Way) -> bool {
         let Half { receiving, incoming, .. } = self;
         // By the echo of what it says, one that has left knows the number of doorbells: none may be on its way, which may yet not go.
-        if !receiving.all_rung() {
+        if receiving.ringing != Ringing::No {
             return false;
         }
         let words = &incoming.control().receiver;
@@ -330,10 +339,11 @@ impl Half {
             }
             Operation::Back(back) => self.put_back(back, way, rings),
             Operation::Ring => {
-                self.sending.bells_due = self.sending.bells_due.saturating_add(1);
-                self.put_bells(way, rings);
+                // (An honest half waits for the answer before it asks again.)
+                self.failed |= std::mem::replace(&mut self.sending.bell_due, true);
+                self.put_bell(way, rings);
             }
-            Operation::Rung { went } => self.is_rung(went),
+            Operation::Rung { went } => self.is_rung(went, way),
             Operation::Silent { hold } => {
                 self.outgoing.control().answer_silence(hold, self.sending.bells_put);
             }
@@ -370,7 +380,9 @@ impl Half {
             bring(incoming, piece.place, piece.len);
         }
         if let Some(Mark::Start(_)) = piece.mark {
-            (receiving.stale, receiving.ringing) = (receiving.stale + receiving.ringing, 0);
+            if receiving.ringing == Ringing::Counted {
+                receiving.ringing = Ringing::Stale;
+            }
             receiving.silent = false;
             // ORDER: Relaxed; who reads it has seen the mark.
             incoming.control().sender.bells.store(0, Ordering::Relaxed);
@@ -432,17 +444,15 @@ impl Half {
         }
     }
 
-    fn put_bells(&mut self, way: &mut impl Way, rings: &mut impl Rings) {
+    fn put_bell(&mut self, way: &mut impl Way, rings: &mut impl Rings) {
         let Half { sending, outgoing, .. } = self;
-        while sending.bells_due > 0
+        if sending.bell_due
             && let Poll::Ready(went) = rings.byte()
         {
-            sending.bells_due -= 1;
-            if went {
-                sending.bells_put += 1;
-                let words = &outgoing.control().receiver;
-                words.bells_put.store(sending.bells_put, Ordering::Relaxed);
-            }
+            sending.bell_due = false;
+            sending.bells_put += u64::from(went);
+            let words = &outgoing.control().receiver;
+            words.bells_put.store(sending.bells_put, Ordering::Relaxed);
             way.send(Operation::Rung { went });
         }
     }
@@ -479,27 +489,30 @@ impl Half {
     fn ring(&mut self, way: &mut impl Way) {
         let Half { receiving, incoming, .. } = self;
         let words = incoming.control();
-        if receiving.byte_due && receiving.started && !receiving.silent && words.is_taken() {
+        if receiving.byte_due
+            && receiving.ringing == Ringing::No
+            && receiving.started
+            && !receiving.silent
+            && words.is_taken()
+        {
             receiving.byte_due = false;
-            receiving.ringing += 1;
+            receiving.ringing = Ringing::Counted;
             bells::count(&words.sender.bells);
             way.send(Operation::Ring);
         }
     }
 
-    fn is_rung(&mut self, went: bool) {
+    fn is_rung(&mut self, went: bool, way: &mut impl Way) {
         let Half { receiving, incoming, .. } = self;
-        match (receiving.stale, receiving.ringing) {
-            (1.., _) => receiving.stale -= 1,
-            (0, 1..) => {
-                receiving.ringing -= 1;
-                if !went {
-                    bells::count_out(&incoming.control().sender.bells);
-                    receiving.bell_lost = true;
-                }
+        match std::mem::take(&mut receiving.ringing) {
+            Ringing::No => self.failed = true,
+            Ringing::Counted if !went => {
+                bells::count_out(&incoming.control().sender.bells);
+                receiving.bell_lost = true;
             }
-            (0, 0) => self.failed = true,
+            Ringing::Counted | Ringing::Stale => {}
         }
+        self.ring(way);
     }
 
     /// Silence was asked for: is no doorbell on its way, and none that did not go taken for one by the number?
@@ -507,7 +520,7 @@ impl Half {
         let Half { receiving, incoming, .. } = self;
         let words = &incoming.control().receiver;
         if let Some(hold) = receiving.hold
-            && receiving.all_rung()
+            && receiving.ringing == Ringing::No
             && (!receiving.bell_lost || bells::nobody_takes(&words.taking))
         {
             (receiving.hold, receiving.bell_lost) = (None, false);
@@ -517,11 +530,6 @@ impl Half {
 }
 
 impl Receiving {
-    /// Is no doorbell on its way?
-    fn all_rung(&self) -> bool {
-        self.ringing + self.stale == 0
-    }
-
     /// The slots and the data that this record needs are there. False if they can't be had.
     fn hold(&mut self, to: &SegmentRing, piece: &Piece) -> bool {
         for (nth, base, end, all) in [

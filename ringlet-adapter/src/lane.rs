@@ -55,8 +55,8 @@ impl Way for Out {
 }
 
 impl<R: WakesOne> Lane<R> {
-    /// `free` is called when nothing writes to the segment any more, nor reads from it: that may be after the lane is gone. Its memory must be held, all
-    /// of it, before: what comes is written there by the fabric.
+    /// `free` (which must not use the trunk) is called when nothing writes to the segment any more, nor reads from it: that may be after the lane is gone.
+    /// Its memory must be held, all of it, before: what comes is written there by the fabric.
     ///
     /// # Safety
     /// The segment stays mapped until then.
@@ -93,9 +93,10 @@ impl<R: WakesOne> Lane<R> {
         self.half.gone();
     }
 
-    /// What has come from the other half.
+    /// What has come from the other half, as long as there is room for the answers.
     fn receive(&mut self, inbox: &mut Inbox) -> bool {
-        let count = inbox.operations.len().min(TAKEN_MOST);
+        let most = if self.out.has_room() { TAKEN_MOST } else { 0 };
+        let count = inbox.operations.len().min(most);
         for operation in inbox.operations.drain(..count) {
             // (The bytes are there: their frame needed them.)
             self.half.take(operation, |_, _, _| {}, &mut self.out, &mut self.rings);
