@@ -54,10 +54,10 @@ def scenes(ground):
         after_a_loss(ends)
 
     with ground.scene("a BPF program that drops what goes out, before the move"):
-        with bpf.group() as drop:
+        with bpf.group() as group:
             ends = Ends(ground, "127.0.0.1")
             ends.talk(1)
-            with drop():
+            with bpf.dropping(group):
                 ends.send_in_vain(ends.client, 8)
             after_a_loss(ends)
 

@@ -1,7 +1,9 @@
 """The ways by which two containers of one host are connected: whatever rewrites addresses on it, the two ends of one connection meet."""
 
+import contextlib
 import subprocess
 
+import bpf
 from harness import require
 from world import ALONE, Across, Service, inside, note, until, world
 
@@ -49,6 +51,21 @@ def scenes(ground):
 
         Across(ground, pod.name, pod.name, "0.0.0.0", (elsewhere.ip, PUBLISHED), prepare=catch).meets(name)
 
+    def rewritten(host, name):
+        """Before the packet is made, as some networks of containers do; what the program asks for later is told it back."""
+        server, client = host.container(), host.container()
+        service = (host.gate(), PUBLISHED)
+        try:
+            with bpf.group() as group, contextlib.ExitStack() as held:
+
+                def rewrite(port):
+                    held.enter_context(bpf.in_place_of(group, bpf.CGROUP_INET4_CONNECT, service, (server.ip, port)))
+                    held.enter_context(bpf.in_place_of(group, bpf.CGROUP_INET4_GETPEERNAME, (server.ip, port), service))
+
+                Across(ground, server.name, client.name, server.ip, service, prepare=rewrite).meets(name)
+        finally:
+            bpf.remove_groups()
+
     def alone(host, name):
         server, client = host.container(), host.container()
         Across(ground, server.name, client.name, server.ip, before_server=ALONE, before_client=ALONE).meets(name)
@@ -74,6 +91,7 @@ def scenes(ground):
     scene("a published port from the host's loopback", from_host)
     scene("a published port of one's own: hairpin", hairpin)
     scene("REDIRECT to a sidecar in the pod", redirect)
+    scene("an address that is rewritten at connect, and hidden", rewritten)
     scene("a container and the host", to_host)
     scene("pid, mount and user namespaces of their own", alone)
     scene("redis-benchmark and redis in two containers", redis)
