@@ -48,7 +48,7 @@ struct Mirrored {
     receiver: End,
 }
 
-/// What the adapter does in one turn for this direction, in the order of `ringlet_adapter::Link`.
+/// What the adapter does in one turn for this direction, in the order of `ringlet_adapter::Half`.
 fn pass(ends: &Mirrored, told: &mut SenderLine, heard: &mut ReceiverLine, broken: Option<Rule>) {
     let Mirrored { sender, receiver } = ends;
     let read = |told: &SenderLine| SenderLine::read(&sender.words.sender, told);
