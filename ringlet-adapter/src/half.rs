@@ -130,10 +130,13 @@ struct Receiving {
     started: bool,
     silent: bool,
     hold: Option<u32>,
-    /// One is due; one is asked for and not yet put; one did not go.
+    /// One is due; one was when silence was asked for, and goes before that; one is asked for and not yet put; one did not go.
     byte_due: bool,
+    last_due: bool,
     ringing: Ringing,
     bell_lost: bool,
+    /// What the receiver says waits for a doorbell: no other goes before it.
+    back_waits: bool,
     /// How much of its data and slots was asked for.
     held: [usize; 2],
 }
@@ -218,6 +221,7 @@ impl Half {
         busy |= self.pass_back(way);
         busy |= self.pass_records(way);
         busy |= self.pass_line(way);
+        self.ring(way);
         self.pass_silence(way);
         busy
     }
@@ -271,7 +275,8 @@ impl Half {
     fn pass_back(&mut self, way: &mut impl Way) -> bool {
         let Half { receiving, incoming, .. } = self;
         // By the echo of what it says, one that has left knows the number of doorbells: none may be on its way, which may yet not go.
-        if receiving.ringing != Ringing::No {
+        receiving.back_waits = receiving.ringing != Ringing::No;
+        if receiving.back_waits {
             return false;
         }
         let words = &incoming.control().receiver;
@@ -384,6 +389,7 @@ impl Half {
                 receiving.ringing = Ringing::Stale;
             }
             receiving.silent = false;
+            receiving.byte_due |= std::mem::take(&mut receiving.last_due);
             // ORDER: Relaxed; who reads it has seen the mark.
             incoming.control().sender.bells.store(0, Ordering::Relaxed);
         }
@@ -417,7 +423,8 @@ impl Half {
             rings.event();
         }
         if asks_silence {
-            (self.receiving.silent, self.receiving.byte_due) = (true, false);
+            self.receiving.silent = true;
+            self.receiving.last_due |= std::mem::take(&mut self.receiving.byte_due);
             self.receiving.hold = Some(said.hold);
         }
         way.send(Operation::Done);
@@ -489,13 +496,11 @@ impl Half {
     fn ring(&mut self, way: &mut impl Way) {
         let Half { receiving, incoming, .. } = self;
         let words = incoming.control();
-        if receiving.byte_due
-            && receiving.ringing == Ringing::No
-            && receiving.started
-            && !receiving.silent
-            && words.is_taken()
-        {
-            receiving.byte_due = false;
+        let may = receiving.started && words.is_taken();
+        let due = if receiving.silent { &mut receiving.last_due } else { &mut receiving.byte_due };
+        *due &= may || !receiving.silent;
+        if *due && may && receiving.ringing == Ringing::No && !receiving.back_waits {
+            *due = false;
             receiving.ringing = Ringing::Counted;
             bells::count(&words.sender.bells);
             way.send(Operation::Ring);
@@ -521,6 +526,7 @@ impl Half {
         let words = &incoming.control().receiver;
         if let Some(hold) = receiving.hold
             && receiving.ringing == Ringing::No
+            && !receiving.last_due
             && (!receiving.bell_lost || bells::nobody_takes(&words.taking))
         {
             (receiving.hold, receiving.bell_lost) = (None, false);

@@ -19,6 +19,9 @@ pub trait Bells {
     fn part(&mut self, end: usize) -> Poll<()>;
 }
 
+/// So many operations are on their way from a half before no more records are found there.
+const WAITING_MOST: usize = 128;
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
     Idle,
@@ -55,9 +58,8 @@ impl<B: Bells> Rings for OfEnd<'_, B> {
 }
 
 impl Way for VecDeque<Operation> {
-    /// (What one pass sends is taken by the next ones, before it is passed again: `Link::pass`.)
     fn has_room(&self) -> bool {
-        true
+        self.len() < WAITING_MOST
     }
 
     fn send(&mut self, operation: Operation) {
@@ -85,8 +87,8 @@ impl Link {
     pub fn pass(&mut self, bells: &mut impl Bells) -> Progress {
         let mut busy = false;
         for end in [0, 1] {
-            // (One that has not yet delivered what it found finds no more.)
-            if self.ways[end].is_empty() {
+            // (Answers to the other half may wait there already: who asks all the time is not to keep this one from being looked at.)
+            if self.ways[end].has_room() {
                 busy |= self.halves[end].pass(&mut self.ways[end], &mut OfEnd(bells, end));
             }
             busy |= self.cross(end, bells);
