@@ -129,14 +129,19 @@ def name_of(pid):
         return pathlib.Path(f"/proc/{pid}/comm").read_text().strip()
 
 
+def command_of(pid):
+    """Nothing of one that has ended, or is a zombie."""
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+
 def end_orphans():
     """Ends and names whatever is still below this process when nothing should be."""
     left = []
     for pid in descendants(os.getpid()):
+        if command := command_of(pid):
+            left.append(f"{pid} ({command[:80]})")
         with contextlib.suppress(OSError):
-            command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if command:  # a zombie has none
-                left.append(f"{pid} ({command.strip()[:80]})")
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
@@ -231,6 +236,10 @@ class Process:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self.wait(STOP_SECONDS)
+        # (KERNEL: who is killed is there until its memory is freed.)
+        deadline = time.monotonic() + STOP_SECONDS
+        while any(command_of(pid) for pid in below) and time.monotonic() < deadline:
+            time.sleep(0.01)
         self._reader.join(STOP_SECONDS)
         streams = [self._popen.stdin, self._log]
         if not self._reader.is_alive():  # or something else holds the other end, and closing would wait for it
