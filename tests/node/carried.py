@@ -6,6 +6,7 @@ import mmap
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import struct
@@ -265,6 +266,33 @@ def scenes(ground):
         until(lambda: carried(service) == 0, "the first to be over")
         meet(host).finish()
 
+    def exhausted(host, name, service):
+        """Who carries can take no more: those that it could not take are not counted, and it goes on when it can."""
+        ends = meet(host)
+        between = carrier(service)
+        most = resource.prlimit(between, resource.RLIMIT_NOFILE)
+        used = max(int(fd) for fd in os.listdir(f"/proc/{between}/fd"))
+        resource.prlimit(between, resource.RLIMIT_NOFILE, (used + 1, most[1]))
+        for _ in range(20):
+            near, far = connection()
+            one, other = Tenant(service, near, 0), Tenant(service, far, 1)
+            for each in one, other:
+                data, fds = received(each.guest)
+                require(framed(data, NODE)[0] == MET and len(fds) == 2, f"{data}, {len(fds)} descriptors")
+                channel, line = (socket.socket(fileno=fd) for fd in fds)
+                line.settimeout(ANSWER_SECONDS)
+                with contextlib.suppress(ConnectionError):
+                    while line.recv(1000):
+                        pass
+                for held in channel, line, each.guest, each.connection:
+                    held.close()
+        until(lambda: carried(service) == 1, "those that could not be taken to be over")
+        resource.prlimit(between, resource.RLIMIT_NOFILE, most)
+        traded(meet(host))
+        traded(ends)
+        require(carrier(service) == between, "the carrier died")
+        note(name, "carried")
+
     def redis(host, name, service):
         server, client = host.container(), host.container()
         argv = ["redis-server", "--port", "6379", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", ground.directory]
@@ -287,6 +315,7 @@ def scenes(ground):
     scene("a rule is added later that drops the packets of two that are carried", cut)
     scene("redis-benchmark and redis, carried", redis)
     scene("what carries has given up what it does not need", confined)
+    scene("who carries has no descriptor left", exhausted)
     scene("more are to be carried than the policy admits", limited, f"{ISOLATED}[limits]\ncarried_of_a_pod = 1\n")
     def beside(host, name, service, play):
         """Honest ones do not notice, before, meanwhile and afterwards; and the carrier lives."""

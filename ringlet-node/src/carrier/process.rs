@@ -116,8 +116,11 @@ impl Carrier {
                     let lines = [fds.take(0), fds.take(1)];
                     // SAFETY: the kernel has just given it to us.
                     let lines = lines.map(|fd| fd.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-                    if let (Some(pair), [Some(one), Some(other)]) = (pair, lines) {
-                        self.begin(pair, [one, other]);
+                    match (pair, lines) {
+                        (Some(pair), [Some(one), Some(other)]) => self.begin(pair, [one, other]),
+                        // (No descriptor is free; what has come is closed, and its ends see that.)
+                        (Some(pair), _) => self.said.push_back(Word::Over(pair.number)),
+                        _ => {}
                     }
                 }
                 _ => {
