@@ -95,11 +95,14 @@ impl<R: WakesOne> Lane<R> {
 
     /// What has come from the other half, as long as there is room for the answers.
     fn receive(&mut self, inbox: &mut Inbox) -> bool {
-        let most = if self.out.has_room() { TAKEN_MOST } else { 0 };
-        let count = inbox.operations.len().min(most);
-        for operation in inbox.operations.drain(..count) {
+        let mut count = 0;
+        while count < TAKEN_MOST
+            && self.out.has_room()
+            && let Some(operation) = inbox.operations.pop_front()
+        {
             // (The bytes are there: their frame needed them.)
             self.half.take(operation, |_, _, _| {}, &mut self.out, &mut self.rings);
+            count += 1;
         }
         self.half.settle(&mut self.out, &mut self.rings);
         count > 0
