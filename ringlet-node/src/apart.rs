@@ -1,11 +1,10 @@
 //! What may wait for a guest is done apart: closing what guests have handed over and what they came by, and ringing on their connections. KERNEL:
 //! whoever closes a descriptor last waits for what that costs (a socket that lingers, one in an epoll set whose lock its owner holds), as long as its
 //! owner likes; and who sends on a TCP socket waits for its lock, which its owner can hold by a call that stands in a page fault. So it is done by
-//! threads, as many as hang and one more, of which nobody has more than a share: while a copy of an honest guest's connection waits here for another's
-//! to be closed, its close does not reach the peer.
+//! threads, as many as hang and one more: while a copy of an honest guest's connection waits here for another's to be closed, its close does not
+//! reach the peer.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::Hash;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -23,9 +22,6 @@ const WAITING: usize = 4096;
 const HANGS_AFTER: Duration = Duration::from_secs(1);
 const HANG_OF_USER: usize = 128;
 const HANG_OF_POD: usize = 16;
-/// Threads that they may have at a time, with what was taken from them before. What more there is waits for those.
-const RUN_OF_USER: usize = 2 * HANG_OF_USER;
-const RUN_OF_POD: usize = 2 * HANG_OF_POD;
 /// A thread with nothing to do ends, but for the last.
 const IDLE: Duration = Duration::from_secs(10);
 const STACK_BYTES: usize = 64 << 10;
@@ -53,51 +49,9 @@ struct State {
     waiting: VecDeque<(From, Job)>,
     /// Under way, by numbers that are not used again.
     under_way: HashMap<u64, (From, Instant)>,
-    /// How many of those are whose.
-    of_users: HashMap<Option<u32>, usize>,
-    of_pods: HashMap<From, usize>,
     next: u64,
     threads: usize,
     idle: usize,
-}
-
-impl State {
-    /// May one more of its be under way?
-    fn may_run(&self, from: &From) -> bool {
-        let of_user = self.of_users.get(&from.user).copied().unwrap_or(0);
-        of_user < RUN_OF_USER && self.of_pods.get(from).copied().unwrap_or(0) < RUN_OF_POD
-    }
-
-    fn may_any_run(&self) -> bool {
-        self.waiting.iter().any(|(from, _)| self.may_run(from))
-    }
-
-    /// The oldest that may be, and its number.
-    fn begin(&mut self) -> Option<(u64, Job)> {
-        let at = self.waiting.iter().position(|(from, _)| self.may_run(from))?;
-        let (from, job) = self.waiting.remove(at)?;
-        *self.of_users.entry(from.user).or_default() += 1;
-        *self.of_pods.entry(from.clone()).or_default() += 1;
-        let number = self.next;
-        self.next += 1;
-        self.under_way.insert(number, (from, Instant::now()));
-        Some((number, job))
-    }
-
-    fn end(&mut self, number: u64) {
-        let Some((from, _)) = self.under_way.remove(&number) else { return };
-        one_less(&mut self.of_users, &from.user);
-        one_less(&mut self.of_pods, &from);
-    }
-}
-
-fn one_less<K: Hash + Eq>(counts: &mut HashMap<K, usize>, of: &K) {
-    if let Some(count) = counts.get_mut(of) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(of);
-        }
-    }
 }
 
 #[derive(Default)]
@@ -123,9 +77,8 @@ impl Apart {
     /// Does this, which may wait for the one from whom it comes.
     pub fn run(&self, from: From, job: Job) {
         let mut state = self.0.lock();
-        let runs = state.may_run(&from);
         state.waiting.push_back((from, job));
-        if runs && state.idle < state.waiting.len() && state.threads < THREADS {
+        if state.idle < state.waiting.len() && state.threads < THREADS {
             // (If none can be started, those that there are do it in time.)
             let _ = self.0.start(&mut state);
         }
@@ -176,11 +129,14 @@ impl Shared {
     fn work(&self) {
         let mut state = self.lock();
         loop {
-            if let Some((number, job)) = state.begin() {
+            if let Some((from, job)) = state.waiting.pop_front() {
+                let number = state.next;
+                state.next += 1;
+                state.under_way.insert(number, (from, Instant::now()));
                 drop(state);
                 job();
                 state = self.lock();
-                state.end(number);
+                state.under_way.remove(&number);
                 continue;
             }
             state.idle += 1;
@@ -188,47 +144,10 @@ impl Shared {
                 self.more.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
             state = back;
             state.idle -= 1;
-            if waited.timed_out() && !state.may_any_run() && state.threads > 1 {
+            if waited.timed_out() && state.waiting.is_empty() && state.threads > 1 {
                 state.threads -= 1;
                 return;
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::mpsc;
-
-    #[test]
-    fn who_hangs_as_often_as_it_can_leaves_threads_to_others() {
-        let apart = Apart::new().unwrap();
-        let from = |user, pod: usize| From { user: Some(user), pod: Some(format!("/{pod}")) };
-        let (done, told) = mpsc::channel();
-        let hanging: Vec<_> = (0..2 * THREADS)
-            .map(|nth| {
-                let (go, wait) = mpsc::channel::<()>();
-                let done = done.clone();
-                let job = move || {
-                    let _ = wait.recv();
-                    done.send(1).unwrap();
-                };
-                apart.run(from(1, nth % 64), Box::new(job));
-                go
-            })
-            .collect();
-        let others = done.clone();
-        apart.run(from(2, 0), Box::new(move || others.send(2).unwrap()));
-        let patience = Duration::from_secs(60);
-        assert_eq!(told.recv_timeout(patience), Ok(2), "it waits for what hangs");
-        assert!(apart.0.lock().under_way.len() <= RUN_OF_USER + 1);
-        // And what waited for its own is done when those are.
-        drop(hanging);
-        for _ in 0..2 * THREADS {
-            assert_eq!(told.recv_timeout(patience), Ok(1));
-        }
-        let state = apart.0.lock();
-        assert!(state.waiting.is_empty() && state.of_users.len() <= 1);
     }
 }
