@@ -474,7 +474,7 @@ impl Half {
         if let Some(credit) = back.credit
             && sending.course.give(credit.slots, credit.data)
         {
-            outgoing.give_credit(credit.slots, Some(credit.data));
+            outgoing.give_credit(credit.slots, Some(sending.course.consumed()));
         }
         let heard = ReceiverLine { keep_out, draining, ..back.last };
         if sending.heard != heard {

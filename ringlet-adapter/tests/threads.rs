@@ -91,6 +91,20 @@ struct Program {
 }
 
 impl Program {
+    fn new(end: usize, segment: &Segment, ropes: Arc<Ropes>, random: u64) -> Program {
+        Program {
+            end,
+            tx: Tx::default(),
+            rx: Rx::default(),
+            outgoing: segment.ring(end),
+            incoming: segment.ring(1 - end),
+            ropes,
+            sent: 0,
+            got: 0,
+            random,
+        }
+    }
+
     fn below(&mut self, n: u64) -> u64 {
         self.random =
             self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -212,17 +226,8 @@ fn run(links: usize, seed: Option<u64>, bytes: u64, restless: usize) {
         }
         for (nth, (segments, ropes)) in segments[..links].iter().zip(&ropes).enumerate() {
             for end in [0, 1] {
-                let program = Program {
-                    end,
-                    tx: Tx::default(),
-                    rx: Rx::default(),
-                    outgoing: segments[end].ring(end),
-                    incoming: segments[end].ring(1 - end),
-                    ropes: ropes.clone(),
-                    sent: 0,
-                    got: 0,
-                    random: seed.unwrap_or(0) << 16 | (2 * nth + end) as u64,
-                };
+                let random = seed.unwrap_or(0) << 16 | (2 * nth + end) as u64;
+                let program = Program::new(end, &segments[end], ropes.clone(), random);
                 scope.spawn(move || program.run(bytes));
             }
         }
@@ -386,17 +391,8 @@ fn run_at_two_nodes(links: usize, chaos: Option<Chaos>, bytes: u64) {
         }
         for (nth, (segments, ropes)) in segments.iter().zip(&ropes).enumerate() {
             for end in [0, 1] {
-                let program = Program {
-                    end,
-                    tx: Tx::default(),
-                    rx: Rx::default(),
-                    outgoing: segments[end].ring(end),
-                    incoming: segments[end].ring(1 - end),
-                    ropes: ropes[end].clone(),
-                    sent: 0,
-                    got: 0,
-                    random: chaos.map_or(0, |chaos| chaos.seed) << 16 | (2 * nth + end) as u64,
-                };
+                let random = chaos.map_or(0, |chaos| chaos.seed) << 16 | (2 * nth + end) as u64;
+                let program = Program::new(end, &segments[end], ropes[end].clone(), random);
                 scope.spawn(move || program.run(bytes));
             }
         }

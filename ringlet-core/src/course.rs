@@ -152,6 +152,11 @@ impl Course {
         is_new
     }
 
+    /// What was consumed of the data, as far as that is believed.
+    pub fn consumed(&self) -> u64 {
+        self.credit_data
+    }
+
     /// The record that is due next.
     pub fn position(&self) -> u64 {
         self.next
