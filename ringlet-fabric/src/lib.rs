@@ -9,6 +9,7 @@
 mod control;
 mod error;
 mod frames;
+pub mod libfabric;
 pub mod memory;
 mod node;
 pub mod rail;
