@@ -40,6 +40,8 @@ const READS: usize = 8;
 const OUTCOMES_MOST: usize = 16 * SLOTS;
 /// How long `withdraw` waits for writes from the region, before it gives up the peers that don't take them.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a peer may refuse all, before that is not for want of room: a provider tries for ever to connect to who is dead.
+const SILENCE: Duration = Duration::from_secs(5);
 /// Names are as short as addresses are.
 const NAME_BYTES: usize = 256;
 
@@ -153,6 +155,7 @@ enum Slot {
     Receive,
     Send {
         token: u64,
+        peer: Peer,
     },
     Write {
         token: u64,
@@ -168,6 +171,15 @@ enum Outcome {
     Noticed { notice: u32 },
     Message { slot: usize, bytes: usize },
     Broken(io::Error),
+}
+
+/// A peer, as libfabric has it.
+struct Way {
+    address: u64,
+    /// Operations to it that are under way.
+    under_way: usize,
+    /// Since when it has been refused, though none is.
+    refused: Option<Instant>,
 }
 
 struct Memory {
@@ -194,8 +206,8 @@ pub struct Libfabric {
 
     name: Vec<u8>,
     fd: RawFd,
-    /// libfabric's number of each peer. Ours are not used again.
-    peers: HashMap<u32, u64>,
+    /// Their numbers are not used again.
+    peers: HashMap<u32, Way>,
     next_peer: u32,
     next_region: u32,
     slots: [Slot; SLOTS],
@@ -425,7 +437,35 @@ impl Libfabric {
             return Err(self.broken());
         }
         let unknown = || Refused::Failed(io::Error::new(io::ErrorKind::NotFound, "no such peer"));
-        self.peers.get(&peer.0).copied().ok_or_else(unknown)
+        self.peers.get(&peer.0).map(|way| way.address).ok_or_else(unknown)
+    }
+
+    /// What the provider returned instead of taking an operation.
+    fn refused(&mut self, call: &str, peer: Peer, code: isize) -> Refused {
+        if code != -(libc::EAGAIN as isize) {
+            return Refused::Failed(self.library.error(call, code));
+        }
+        let now = Instant::now();
+        let idle = self.peers.get_mut(&peer.0).filter(|way| way.under_way == 0);
+        let since = idle.map_or(now, |way| *way.refused.get_or_insert(now));
+        if now - since <= SILENCE {
+            return Refused::Full;
+        }
+        Refused::Failed(io::Error::new(io::ErrorKind::TimedOut, "the peer can't be reached"))
+    }
+
+    fn leaves(&mut self, to: Peer) {
+        if let Some(way) = self.peers.get_mut(&to.0) {
+            way.under_way += 1;
+            way.refused = None;
+        }
+    }
+
+    /// An operation has completed, or failed. (Its peer may be forgotten by now.)
+    fn arrived(&mut self, at: Peer) {
+        if let Some(way) = self.peers.get_mut(&at.0) {
+            way.under_way -= 1;
+        }
     }
 
     /// Closes the endpoint: nothing is sent, written or received any more. All that was under way has failed.
@@ -438,7 +478,7 @@ impl Libfabric {
         for slot in &mut self.slots {
             let gone = || io::Error::new(error.kind(), error.to_string());
             match std::mem::replace(slot, Slot::Free) {
-                Slot::Send { token } => {
+                Slot::Send { token, .. } => {
                     self.outcomes.push_back(Outcome::Failed { token, error: gone() });
                 }
                 Slot::Write { token, region, .. } => {
@@ -528,7 +568,7 @@ impl Libfabric {
                 self.slots[slot] = Slot::Receive;
                 self.outcomes.push_back(Outcome::Message { slot, bytes });
             }
-            Slot::Send { token } | Slot::Write { token, .. } => {
+            Slot::Send { token, .. } | Slot::Write { token, .. } => {
                 self.outcomes.push_back(Outcome::Done { token });
             }
         }
@@ -539,9 +579,13 @@ impl Libfabric {
         let was = std::mem::replace(&mut self.slots[slot], Slot::Free);
         match was {
             Slot::Free | Slot::Receive => (),
-            Slot::Send { .. } => self.sends.push(slot),
-            Slot::Write { region, .. } => {
+            Slot::Send { peer, .. } => {
+                self.sends.push(slot);
+                self.arrived(peer);
+            }
+            Slot::Write { peer, region, .. } => {
                 self.writes.push(slot);
+                self.arrived(peer);
                 self.regions.get_mut(&region.0).expect("in use").writes -= 1;
             }
         }
@@ -577,7 +621,7 @@ impl Libfabric {
             // One message is lost: one that is too long, or whose sender died in the middle. No stranger ends the rail by that.
             Slot::Receive if entry.err != libc::ECANCELED => self.receives.push(slot),
             Slot::Receive => self.fail(error),
-            Slot::Send { token } | Slot::Write { token, .. } => {
+            Slot::Send { token, .. } | Slot::Write { token, .. } => {
                 self.outcomes.push_back(Outcome::Failed { token, error });
             }
         }
@@ -651,16 +695,16 @@ impl Rail for Libfabric {
         }
         let number = self.next_peer;
         self.next_peer = number.checked_add(1).ok_or(io::ErrorKind::OutOfMemory)?;
-        self.peers.insert(number, peer);
+        self.peers.insert(number, Way { address: peer, under_way: 0, refused: None });
         Ok(Peer(number))
     }
 
     fn forget(&mut self, peer: Peer) {
-        let Some(mut peer) = self.peers.remove(&peer.0) else { return };
+        let Some(mut way) = self.peers.remove(&peer.0) else { return };
         let av = self.av.0;
         // Two names of ours can be one of the provider's, which counts them. If it refuses, it keeps an address: no harm.
         // SAFETY: it was inserted, once for each of ours.
-        unsafe { call!(av, ops, remove, av, &raw mut peer, 1, 0) };
+        unsafe { call!(av, ops, remove, av, &raw mut way.address, 1, 0) };
     }
 
     unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> io::Result<(Region, Grant)> {
@@ -738,10 +782,11 @@ impl Rail for Libfabric {
         };
         if code != 0 {
             self.writes.push(slot);
-            return Err(self.refused("fi_writedata", code));
+            return Err(self.refused("fi_writedata", to, code));
         }
         memory.writes += 1;
         self.slots[slot] = Slot::Write { token, peer: to, region: from };
+        self.leaves(to);
         Ok(())
     }
 
@@ -762,9 +807,10 @@ impl Rail for Libfabric {
         };
         if code != 0 {
             self.sends.push(slot);
-            return Err(self.refused("fi_send", code));
+            return Err(self.refused("fi_send", to, code));
         }
-        self.slots[slot] = Slot::Send { token };
+        self.slots[slot] = Slot::Send { token, peer: to };
+        self.leaves(to);
         Ok(())
     }
 
@@ -811,15 +857,6 @@ impl Rail for Libfabric {
         // SAFETY: one object of this fabric, opened with a descriptor.
         let code = unsafe { call!(fabric, ops, trywait, fabric, fids.as_mut_ptr(), 1) };
         code == 0
-    }
-}
-
-impl Libfabric {
-    fn refused(&mut self, call: &str, code: isize) -> Refused {
-        if code == -(libc::EAGAIN as isize) {
-            return Refused::Full;
-        }
-        Refused::Failed(self.library.error(call, code))
     }
 }
 
