@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 use abi::{Context, CqDataEntry, CqErrEntry, Fid};
 pub use library::Provider;
 use library::{Infos, Library, address, text};
+use ringlet_core::layout::PAGE_BYTES;
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap, munmap};
 
 use crate::rail::{Event, Grant, MESSAGE_BYTES, Peer, Rail, Refused, Region};
 
@@ -182,9 +184,56 @@ struct Way {
     refused: Option<Instant>,
 }
 
+/// A second mapping of memory that is registered: what the provider has.
+///
+/// A provider in software checks a key when a write begins, and puts down all of it as it comes, also after the registration has been closed. So at the
+/// end there is other memory in this place, for what is late; it stays until the endpoint is closed.
+struct Alias {
+    start: *mut c_void,
+    bytes: usize,
+    /// From a page's start to that of the memory.
+    shift: usize,
+}
+
+impl Alias {
+    /// # Safety
+    /// Mapped, and shared.
+    unsafe fn new(at: *mut u8, bytes: usize) -> io::Result<Alias> {
+        let shift = at as usize % PAGE_BYTES;
+        let whole =
+            bytes.checked_add(shift).and_then(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));
+        let bytes = whole.filter(|&bytes| bytes > 0).ok_or(io::ErrorKind::InvalidInput)?;
+        // KERNEL: from an old size of 0 shared memory is mapped once more; of private memory that is an error (mremap(2)).
+        // SAFETY: the memory is mapped, and stays as it is.
+        let start = unsafe { mremap(at.sub(shift).cast(), 0, bytes, MremapFlags::MAYMOVE) }?;
+        Ok(Alias { start, bytes, shift })
+    }
+
+    fn at(&self) -> *mut u8 {
+        // SAFETY: within the mapping.
+        unsafe { self.start.cast::<u8>().add(self.shift) }
+    }
+
+    /// What is written here from now on is nobody's.
+    fn cut(&self) -> io::Result<()> {
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: instead of a mapping of our own, to which there are no references.
+        unsafe { mmap_anonymous(self.start, self.bytes, access, flags) }.map(drop)?;
+        Ok(())
+    }
+}
+
+impl Drop for Alias {
+    fn drop(&mut self) {
+        // SAFETY: our own; the endpoint is closed, or it was never registered.
+        let _ = unsafe { munmap(self.start, self.bytes) };
+    }
+}
+
 struct Memory {
     mr: Owned<abi::Mr>,
-    at: *mut u8,
+    alias: Alias,
     bytes: usize,
     /// Writes from it that are under way.
     writes: usize,
@@ -194,6 +243,8 @@ struct Memory {
 pub struct Libfabric {
     endpoint: Owned<abi::Endpoint>,
     regions: HashMap<u32, Memory>,
+    /// Of regions that were withdrawn.
+    cut: Vec<Alias>,
     /// Of the arena, if the provider asks for it.
     buffers: Option<Owned<abi::Mr>>,
     av: Owned<abi::Av>,
@@ -302,9 +353,9 @@ impl Libfabric {
         // SAFETY: the queue was opened with a descriptor; one is put there.
         let got =
             unsafe { call!(cq.fid(), ops, control, cq.fid(), abi::GETWAIT, (&raw mut fd).cast()) };
-        succeeds(library, "fi_control", got)?;
-        if fd < 0 {
-            return Err(io::Error::other("the provider has no descriptor to sleep on"));
+        if got != 0 || fd < 0 {
+            let text = format!("{provider}: this provider has nothing to sleep on (code {got})");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
         let (mut name, mut bytes) = ([0; NAME_BYTES], NAME_BYTES);
         // SAFETY: so many bytes are there; it tells how many it has, which can be more.
@@ -323,6 +374,7 @@ impl Libfabric {
         let mut rail = Libfabric {
             endpoint,
             regions: HashMap::new(),
+            cut: Vec::new(),
             buffers: None,
             av,
             cq,
@@ -711,7 +763,10 @@ impl Rail for Libfabric {
         if self.is_broken {
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the rail has failed"));
         }
-        // SAFETY: it stays mapped until `withdraw`, as the caller promises, which closes it.
+        // SAFETY: mapped and shared, as the caller promises.
+        let alias = unsafe { Alias::new(at, bytes) }?;
+        let at = alias.at();
+        // SAFETY: it stays mapped until the endpoint is closed.
         let mr = unsafe { self.register_memory(at, bytes, abi::WRITE | abi::REMOTE_WRITE) }?;
         // SAFETY: open.
         let key = unsafe { (*mr.0).key };
@@ -722,7 +777,7 @@ impl Rail for Libfabric {
         let grant = Grant { key, base: if is_virtual { at as u64 } else { 0 } };
         let number = self.next_region;
         self.next_region = number.checked_add(1).ok_or(io::ErrorKind::OutOfMemory)?;
-        self.regions.insert(number, Memory { mr, at, bytes, writes: 0 });
+        self.regions.insert(number, Memory { mr, alias, bytes, writes: 0 });
         Ok((Region(number), grant))
     }
 
@@ -744,10 +799,13 @@ impl Rail for Libfabric {
             }
         }
         let Some(mut memory) = self.regions.remove(&region.0) else { return };
-        if !memory.mr.close() {
+        let closed = memory.mr.close();
+        let Memory { alias, .. } = memory;
+        if !closed || alias.cut().is_err() {
             // Without an endpoint nothing arrives either.
             self.fail(io::Error::other("memory could not be withdrawn"));
         }
+        self.cut.push(alias);
     }
 
     fn write(
@@ -774,7 +832,8 @@ impl Rail for Libfabric {
         // SAFETY: the slot was free, and the memory is within a region, which `withdraw` leaves registered until the write has completed.
         let code = unsafe {
             let (desc, data) = ((*memory.mr.0).mem_desc, u64::from(notice));
-            let (source, target) = (memory.at.add(at).cast(), grant.base.wrapping_add(offset));
+            let (source, target) =
+                (memory.alias.at().add(at).cast(), grant.base.wrapping_add(offset));
             call!(
                 endpoint, rma, writedata, endpoint, source, bytes, desc, data, peer, target,
                 grant.key, context
@@ -864,13 +923,17 @@ impl Drop for Libfabric {
     fn drop(&mut self) {
         // What is bound to the endpoint goes before it.
         if self.mr_mode() & abi::MR_ENDPOINT != 0 {
-            self.regions.clear();
+            for memory in self.regions.values_mut() {
+                memory.mr.close();
+            }
             self.buffers = None;
         }
         // What a provider may still use is not freed.
         if self.endpoint.close() {
             // SAFETY: not used any more, and dropped once.
             unsafe { std::mem::ManuallyDrop::drop(&mut self.arena) };
+        } else {
+            std::mem::forget((std::mem::take(&mut self.regions), std::mem::take(&mut self.cut)));
         }
     }
 }
