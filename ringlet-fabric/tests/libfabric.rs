@@ -146,8 +146,8 @@ fn until(ends: [&mut End; 2], what: &str, mut is_so: impl FnMut(&mut End, &mut E
 
 fn pair(provider: &str) -> (End, End, Peer, Peer) {
     let (mut a, mut b) = (End::open(provider, LOCAL), End::open(provider, LOCAL));
-    let to_b = a.rail.reach(&b.rail.name().to_vec()).unwrap();
-    let to_a = b.rail.reach(&a.rail.name().to_vec()).unwrap();
+    let to_b = a.rail.reach(b.rail.name()).unwrap();
+    let to_a = b.rail.reach(a.rail.name()).unwrap();
     (a, b, to_b, to_a)
 }
 
