@@ -1,14 +1,18 @@
 //! `ringlet node`: the service that introduces processes of one host in different network namespaces (`ringlet_node`).
 
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use ringlet::config::NODE_SOCKET;
 use ringlet::reasons::Reason;
+use ringlet_node::cluster::identity;
 use ringlet_node::policy::{EXAMPLE, FILE, Policy};
 use serde_json::Value;
 
 use crate::table;
+
+const BUNDLE_BYTES: u64 = 64 << 10;
 
 /// Introduce containers of this host to each other, so that their connections move into shared memory
 ///
@@ -27,7 +31,9 @@ enum NodeCommand {
     ///
     /// It needs CAP_BPF and CAP_NET_ADMIN to begin with, and serves programs of all users.
     Run(RunArgs),
-    /// Show who waits, what was decided lately, and why
+    /// Make a cluster of hosts, or take this host into one: its key and certificate
+    Enrol(EnrolArgs),
+    /// Show who waits, other nodes, what was decided lately, and why
     Status(StatusArgs),
     /// Print an annotated policy file, which says what holds without one
     Policy,
@@ -59,6 +65,35 @@ struct RunArgs {
 }
 
 #[derive(clap::Args)]
+struct EnrolArgs {
+    #[command(flatten)]
+    what: Enrol,
+    /// Where keys and certificates are kept, as in [cluster] of node.toml
+    #[arg(long, value_name = "DIRECTORY", default_value = "/var/lib/ringlet", value_hint = clap::ValueHint::DirPath)]
+    directory: PathBuf,
+    /// How long a certificate holds that is made now
+    #[arg(long, value_name = "DAYS", default_value_t = 365)]
+    days: u32,
+}
+
+#[derive(clap::Args)]
+#[group(required = true, multiple = false)]
+struct Enrol {
+    /// Make a cluster with this host as a node of this name; only here are certificates made from then on
+    #[arg(long, value_name = "NAME")]
+    new: Option<String>,
+    /// Print a bundle for a node of this name, which holds its secret key
+    #[arg(long, value_name = "NAME")]
+    issue: Option<String>,
+    /// Take in the bundle that was made for this host (- for standard input); the same again with new keys
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    join: Option<PathBuf>,
+    /// Make a new key and certificate for this host, where the cluster was made; elsewhere issue and join again
+    #[arg(long)]
+    rotate: bool,
+}
+
+#[derive(clap::Args)]
 struct StatusArgs {
     /// The service's socket
     #[arg(long, value_name = "PATH", default_value = NODE_SOCKET, value_hint = clap::ValueHint::FilePath)]
@@ -76,6 +111,7 @@ pub fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
             let (group, quiet) = (args.cgroup, args.quiet);
             ringlet_node::run(ringlet_node::Options { directory, labels, policy, group, quiet })?;
         }
+        NodeCommand::Enrol(args) => enrol(args)?,
         NodeCommand::Status(args) => {
             let told = ringlet_node::status(&args.socket)?;
             match args.json {
@@ -88,6 +124,32 @@ pub fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
         NodeCommand::Policy => println!("# (To be read from {FILE}.)\n{}", EXAMPLE.trim_end()),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn enrol(args: EnrolArgs) -> anyhow::Result<()> {
+    let (directory, days) = (&args.directory, args.days);
+    let has_restarted = "the service uses it when it is started again";
+    match args.what {
+        Enrol { new: Some(name), .. } => {
+            identity::found(directory, &name, days)?;
+            println!(
+                "{name} is the first node of a cluster; keep {}/ca.key safe",
+                directory.display()
+            );
+        }
+        Enrol { issue: Some(name), .. } => print!("{}", identity::issue(directory, &name, days)?),
+        Enrol { join: Some(path), .. } => {
+            let bundle = match path.as_os_str() == "-" {
+                true => std::io::read_to_string(std::io::stdin().take(BUNDLE_BYTES))?,
+                false => std::io::read_to_string(std::fs::File::open(&path)?.take(BUNDLE_BYTES))?,
+            };
+            println!("this host is {}; {has_restarted}", identity::join(directory, &bundle)?);
+        }
+        Enrol { .. } => {
+            println!("{} has a new key; {has_restarted}", identity::rotate(directory, days)?);
+        }
+    }
+    Ok(())
 }
 
 /// (What processes are called, and their groups, is theirs to choose.)
@@ -107,6 +169,9 @@ fn show(told: &Value) {
             None => println!("nobody carries: another carrier is being started"),
         }
         println!("{} carriers were lost", number("lost"));
+    }
+    if told["cluster"].is_object() {
+        show_cluster(&told["cluster"]);
     }
     let counts = told["decisions"].as_object().into_iter().flatten();
     let rows = counts.map(|(outcome, count)| {
@@ -130,6 +195,35 @@ fn show(told: &Value) {
         println!();
         table::print(["Outcome".to_owned(), "Lately".to_owned()], rows);
     }
+}
+
+fn show_cluster(cluster: &Value) {
+    println!(
+        "\nnode {} at {}, incarnation {}",
+        text(&cluster["node"]),
+        text(&cluster["listen"]),
+        cluster["incarnation"]
+    );
+    let peers = cluster["peers"].as_array().into_iter().flatten();
+    let rows = peers.map(|peer| {
+        let seconds = table::grouped(peer["seconds"].as_u64().unwrap_or(0));
+        let rtt = peer["rtt_us"]
+            .as_u64()
+            .map_or("-".to_owned(), |us| format!("{} us", table::grouped(us)));
+        [
+            text(&peer["node"]),
+            text(&peer["address"]),
+            text(&peer["state"]),
+            format!("{seconds} s"),
+            rtt,
+            text(&peer["why"]),
+        ]
+    });
+    let titles = ["Node", "Address", "State", "Since", "Round trip", "Why"];
+    table::print(titles.map(str::to_owned), rows.collect::<Vec<_>>());
+    let counts = cluster["decisions"].as_object().into_iter().flatten();
+    let counts = counts.map(|(outcome, count)| format!("{} {}", table::printable(outcome), count));
+    println!("other nodes, and who was refused: {}", counts.collect::<Vec<_>>().join(", "));
 }
 
 fn text(value: &Value) -> String {

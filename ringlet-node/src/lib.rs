@@ -9,6 +9,7 @@
 //!   service.rs   the socket, its guests and what they say (`ringlet::interconnect::node`)
 //!   apart.rs     what may wait for a guest: closing what it has handed over
 //!   carrier/     copies between two that may not share memory, in a process of its own
+//!   cluster/     the node services of other hosts: who they are, and whether they can be reached
 //!   journal.rs   what was decided, and why
 //!   sandbox.rs   what the service gives up when all is made
 //! ```
@@ -19,6 +20,7 @@
 
 mod apart;
 pub mod carrier;
+pub mod cluster;
 pub mod hall;
 mod journal;
 pub mod notes;

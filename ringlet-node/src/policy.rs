@@ -7,6 +7,7 @@ use anyhow::{Context, ensure};
 use serde::Deserialize;
 use wildmatch::WildMatch;
 
+use crate::cluster::members::Settings;
 use crate::who::Who;
 
 /// Where it lies, unless told otherwise; if there is none, what is said here holds.
@@ -22,6 +23,8 @@ pub struct Policy {
     pub allow: Vec<Rule>,
     pub otherwise: Otherwise,
     pub limits: Limits,
+    /// The node services of other hosts; none, if it is not said.
+    pub cluster: Option<Settings>,
 }
 
 impl Default for Policy {
@@ -32,6 +35,7 @@ impl Default for Policy {
             allow: Vec::new(),
             otherwise: Otherwise::Kernel,
             limits: Limits::default(),
+            cluster: None,
         }
     }
 }
@@ -127,7 +131,10 @@ impl Policy {
     }
 
     pub fn parse(text: &str) -> anyhow::Result<Policy> {
-        let policy: Policy = toml::from_str(text)?;
+        let mut policy: Policy = toml::from_str(text)?;
+        if let Some(cluster) = &mut policy.cluster {
+            cluster.check().context("[cluster]")?;
+        }
         for label in &policy.labels {
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
             ensure!(

@@ -39,6 +39,12 @@ pub fn enter_as_carrier() -> anyhow::Result<()> {
     confine(&[], &[ANYHOW, MEMORY], &[ONLY, ONLY_MEMORY])
 }
 
+/// The same of the thread that speaks with other nodes: it looks at no file, and at no guest.
+pub fn enter_for_cluster() -> anyhow::Result<()> {
+    give_up_rights()?;
+    confine(&[], &[ANYHOW, NODES], &[ONLY, ONLY_NODES])
+}
+
 /// What execve would give, and capabilities (but to exceed limits).
 pub fn give_up_rights() -> anyhow::Result<()> {
     give_up_rights_but(|| true)
@@ -139,6 +145,19 @@ const GUESTS: &[c_long] = &[
 const MEMORY: &[c_long] =
     &[libc::SYS_eventfd2, libc::SYS_ftruncate, libc::SYS_memfd_create, libc::SYS_sendto];
 
+/// Other nodes, by TCP.
+const NODES: &[c_long] = &[
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    // (It can open nothing.)
+    libc::SYS_read,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_writev,
+];
+
 /// What the service, or a carrier, and its threads do with what they have, and what libc does for them.
 const ANYHOW: &[c_long] = &[
     libc::SYS_close,
@@ -198,6 +217,14 @@ const ONLY_MEMORY: &[Only] = &[
     (libc::SYS_fcntl, 1, ALL, libc::F_ADD_SEALS),
     // Eight bytes: an eventfd's. (It has no file to write to.)
     (libc::SYS_write, 2, ALL, 8),
+];
+
+const ONLY_NODES: &[Only] = &[
+    // O_NONBLOCK.
+    (libc::SYS_ioctl, 1, ALL, libc::FIONBIO as c_int),
+    (libc::SYS_setsockopt, 1, ALL, libc::IPPROTO_TCP),
+    (libc::SYS_socket, 0, ALL, libc::AF_INET),
+    (libc::SYS_socket, 0, ALL, libc::AF_INET6),
 ];
 
 const ALL: c_int = -1;

@@ -23,6 +23,7 @@ use serde_json::json;
 use crate::apart::{Apart, From};
 use crate::carrier::share::News;
 use crate::carrier::{Carriers, keeper};
+use crate::cluster::{self, Cluster};
 use crate::hall::{Hall, Verdict};
 use crate::journal::{Journal, say};
 use crate::notes::{Kernel, Note, Notes};
@@ -88,6 +89,7 @@ pub struct Service<N> {
     hall: Hall,
     users: HashMap<Option<u32>, User>,
     carriers: Option<Carriers>,
+    cluster: Option<Cluster>,
     apart: Apart,
     journal: Journal,
     began: Instant,
@@ -96,7 +98,8 @@ pub struct Service<N> {
 
 pub fn run(mut options: Options) -> anyhow::Result<()> {
     let mut listeners = inherited(&options.policy.labels)?;
-    within_descriptors(&mut options.policy.limits);
+    let others = if options.policy.cluster.is_some() { OF_CLUSTER } else { 0 };
+    within_descriptors(&mut options.policy.limits, OF_OURS + others);
     let group = match options.group {
         Some(group) => group,
         None => root_group().context("no control groups (cgroup2) are mounted")?,
@@ -119,10 +122,14 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     }
     let isolates = options.policy.otherwise == Otherwise::Isolated;
     let carriers = if isolates { Some(keeper::start()?) } else { None };
+    let cluster = options.policy.cluster.take().map(cluster::Running::prepare).transpose()?;
+    let cluster =
+        cluster.map(|cluster| cluster.start(Box::new(Unused), options.quiet)).transpose()?;
     sd_notify::notify(&[NotifyState::Ready]).context("the service manager is not reached")?;
     sandbox::enter(|| notes.answers())?;
     let mut service = Service::new(options.policy, notes, listeners)?;
     (service.group, service.journal) = (group, Journal::new(options.quiet));
+    service.cluster = cluster;
     if let Some(carriers) = carriers {
         service.carry_by(carriers)?;
     }
@@ -132,6 +139,15 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
         let idle = service.guests.is_empty() && service.users.is_empty();
         service.turn(if idle { None } else { Some(SWEEP) })?;
     }
+}
+
+/// Nothing is carried between hosts by this version: what other nodes pass has nobody to go to.
+struct Unused;
+
+impl cluster::Events for Unused {
+    fn joined(&mut self, _: &cluster::Peer, _: bool) {}
+    fn ended(&mut self, _: &cluster::Peer) {}
+    fn passed(&mut self, _: &cluster::Peer, _: &[u8]) {}
 }
 
 impl<N: Notes> Service<N> {
@@ -152,6 +168,7 @@ impl<N: Notes> Service<N> {
             hall: Hall::default(),
             users: HashMap::new(),
             carriers: None,
+            cluster: None,
             apart: Apart::new()?,
             journal: Journal::new(true),
             began: Instant::now(),
@@ -509,6 +526,7 @@ impl<N: Notes> Service<N> {
                 let (carried, lost) = carriers.counts();
                 json!({ "pid": carriers.pid(), "connections": carried, "lost": lost })
             }),
+            "cluster": self.cluster.as_ref().map(Cluster::status),
             "decisions": self.journal.counts(),
             "last": self.journal.last().collect::<Vec<_>>(),
         });
@@ -582,9 +600,11 @@ const OF_A_GUEST: usize = 3;
 /// And what a pair costs the carrier, which has as many.
 const OF_A_PAIR: usize = 8;
 const OF_OURS: usize = 64;
+/// What other nodes cost, and who connects in their place.
+const OF_CLUSTER: usize = 384;
 
 /// As many guests as there are descriptors for, half of them one user's at most: with none left nobody could even be refused.
-fn within_descriptors(limits: &mut Limits) {
+fn within_descriptors(limits: &mut Limits, ours: usize) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a struct rlimit.
     let got = unsafe {
@@ -595,9 +615,9 @@ fn within_descriptors(limits: &mut Limits) {
     };
     if got == 0 {
         let descriptors = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
-        let room = (descriptors.saturating_sub(OF_OURS) / OF_A_GUEST).max(2);
+        let room = (descriptors.saturating_sub(ours) / OF_A_GUEST).max(2);
         limits.guests = limits.guests.min(room);
-        limits.carried = limits.carried.min(descriptors.saturating_sub(OF_OURS) / OF_A_PAIR);
+        limits.carried = limits.carried.min(descriptors.saturating_sub(ours) / OF_A_PAIR);
         limits.guests_of_a_user = limits.guests_of_a_user.min(room / 2);
     }
 }

@@ -1,0 +1,527 @@
+//! The thread that speaks with other nodes: it waits for sockets only, and for nobody.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use ringlet_linux::fd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use super::identity::{self, Identity};
+use super::link::{Cause, Frame, Link, VERSION, Word, cause};
+use super::members::Settings;
+use super::peers::{Peer as Known, State};
+use super::{Cluster, Now, Outbox, Peer, QUEUE_BYTES, Shared};
+use crate::journal::Journal;
+use crate::sandbox;
+
+/// A heartbeat goes to each node so often; one of whom nothing was heard for so long is unreachable.
+pub const BEAT: Duration = Duration::from_secs(1);
+pub const SILENT: Duration = Duration::from_secs(5);
+/// Who has connected, or is dialled, has proved who it is by then.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+const AGAIN_FIRST: Duration = Duration::from_millis(250);
+const AGAIN_LAST: Duration = Duration::from_secs(2);
+/// What has a time is looked at so often.
+const TICK: Duration = Duration::from_millis(250);
+/// Who have connected and not proved yet who they are: in all, and from one address.
+const STRANGERS: usize = 64;
+const STRANGERS_OF_AN_ADDRESS: usize = 8;
+/// A node that ends says so to others, for no longer than this.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// What the thread tells: called on it, so they must not wait.
+pub trait Events: Send {
+    /// A session began. (`restarted`: it is another run of that node than in the last one.)
+    fn joined(&mut self, peer: &Peer, restarted: bool);
+    /// It is over, with all that belonged to it.
+    fn ended(&mut self, peer: &Peer);
+    /// What the other node has passed, in order.
+    fn passed(&mut self, peer: &Peer, message: &[u8]);
+}
+
+/// What has to be done before the service gives up the right to.
+pub struct Running {
+    settings: Settings,
+    identity: Identity,
+    incarnation: u64,
+    listener: TcpListener,
+}
+
+impl Running {
+    pub fn prepare(settings: Settings) -> anyhow::Result<Running> {
+        let identity = identity::load(&settings.directory, &settings.node)?;
+        let incarnation = identity::next_incarnation(&settings.directory)?;
+        let listener = TcpListener::bind(settings.listen)
+            .with_context(|| format!("[cluster] listen = {}", settings.listen))?;
+        listener.set_nonblocking(true)?;
+        Ok(Running { settings, identity, incarnation, listener })
+    }
+
+    /// Starts the thread, which gives up its own rights. (Call it while there is no other.)
+    ///
+    /// SIGTERM and SIGINT are the thread's from then on: other nodes are told that this one leaves, then the process ends.
+    pub fn start(self, events: Box<dyn Events>, quiet: bool) -> anyhow::Result<Cluster> {
+        let failed = |error: ringlet_linux::sys::Errno| std::io::Error::from_raw_os_error(error.0);
+        let wake = fd::eventfd().map_err(failed)?;
+        let ends = signals()?;
+        let nodes = self.settings.nodes.len();
+        let cluster = Cluster(Arc::new(Shared {
+            settings: self.settings,
+            incarnation: self.incarnation,
+            wake,
+            now: Mutex::new(Now {
+                peers: (0..nodes).map(|_| Known::new()).collect(),
+                out: (0..nodes).map(|_| Outbox::default()).collect(),
+                journal: Journal::new(quiet),
+            }),
+        }));
+        let mut engine = Engine {
+            dials: vec![Dial { next: Instant::now(), pause: AGAIN_FIRST, by: None }; nodes],
+            sessions: vec![None; nodes],
+            cluster: cluster.clone(),
+            identity: self.identity,
+            listener: self.listener,
+            connections: HashMap::new(),
+            next: 0,
+            beat: Instant::now(),
+            began: Instant::now(),
+            events,
+            ends,
+        };
+        let (said, confined) = sync_channel(1);
+        std::thread::Builder::new().name("cluster".into()).spawn(move || {
+            let entered = sandbox::enter_for_cluster();
+            let goes = entered.is_ok();
+            let _ = said.send(entered);
+            while goes {
+                engine.turn();
+            }
+        })?;
+        confined.recv().map_err(|_| anyhow!("the cluster's thread has ended"))??;
+        Ok(cluster)
+    }
+}
+
+/// SIGTERM and SIGINT, to be read. (Processes that we start have none blocked: std clears that.)
+fn signals() -> anyhow::Result<OwnedFd> {
+    // SAFETY: a set that is filled before it is used; the descriptor is new, and ours.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGTERM);
+        libc::sigaddset(&raw mut set, libc::SIGINT);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        let made = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if made < 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        Ok(OwnedFd::from_raw_fd(made))
+    }
+}
+
+#[derive(Clone)]
+struct Dial {
+    next: Instant,
+    pause: Duration,
+    /// The connection by which it is tried just now.
+    by: Option<u64>,
+}
+
+struct Connection {
+    link: Link,
+    from: SocketAddr,
+    began: Instant,
+    heard: Instant,
+    who: Who,
+    /// Beats that were sent: the last one's number and time.
+    beat: (u64, Instant),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Who {
+    /// Has connected, and has not said who it is.
+    Stranger,
+    /// We have dialled this node; it has proved it when it says something.
+    Dialled(usize),
+    Node(usize),
+}
+
+struct Engine {
+    cluster: Cluster,
+    identity: Identity,
+    listener: TcpListener,
+    connections: HashMap<u64, Connection>,
+    next: u64,
+    /// Of each node: how it is dialled (where it is on us to), and its session's connection.
+    dials: Vec<Dial>,
+    sessions: Vec<Option<u64>>,
+    beat: Instant,
+    began: Instant,
+    events: Box<dyn Events>,
+    ends: OwnedFd,
+}
+
+impl Engine {
+    fn turn(&mut self) {
+        let wake = self.cluster.0.wake;
+        // SAFETY: the eventfd is never closed.
+        let wake = unsafe { BorrowedFd::borrow_raw(wake) };
+        let keys: Vec<u64> = self.connections.keys().copied().collect();
+        let mut fds = vec![
+            PollFd::new(&self.listener, PollFlags::IN),
+            PollFd::from_borrowed_fd(wake, PollFlags::IN),
+            PollFd::new(&self.ends, PollFlags::IN),
+        ];
+        for key in &keys {
+            let link = &self.connections[key].link;
+            let out = if link.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
+            fds.push(PollFd::from_borrowed_fd(link.stream.as_fd(), PollFlags::IN | out));
+        }
+        let tick = Timespec::try_from(TICK).ok();
+        let _ = poll(&mut fds, tick.as_ref());
+        let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+        if !ready[2].is_empty() {
+            self.leave();
+        }
+        if !ready[1].is_empty() {
+            let _ = rustix::io::read(wake, &mut [0u8; 8]);
+        }
+        for (key, ready) in keys.into_iter().zip(&ready[3..]) {
+            if !ready.is_empty() {
+                self.serve(key);
+            }
+        }
+        if !ready[0].is_empty() {
+            self.accept();
+        }
+        self.send_passed();
+        self.look_at_times();
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..STRANGERS {
+            let Ok((stream, from)) = self.listener.accept() else { return };
+            let strangers = |of: Option<IpAddr>| {
+                let is = |each: &&Connection| {
+                    each.who == Who::Stranger && of.is_none_or(|of| each.from.ip() == of)
+                };
+                self.connections.values().filter(is).count()
+            };
+            if strangers(None) >= STRANGERS || strangers(Some(from.ip())) >= STRANGERS_OF_AN_ADDRESS
+            {
+                self.refused(
+                    from,
+                    None,
+                    &cause("too-many", "others have not said yet who they are"),
+                );
+                continue;
+            }
+            let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+            match ready
+                .map_err(|error| cause("lost", error))
+                .and_then(|()| Link::accept(stream, &self.identity))
+            {
+                Ok(link) => drop(self.add(link, from, Who::Stranger)),
+                Err(cause) => self.refused(from, None, &cause),
+            }
+        }
+    }
+
+    fn add(&mut self, link: Link, from: SocketAddr, who: Who) -> u64 {
+        let (key, now) = (self.next, Instant::now());
+        self.next += 1;
+        let connection = Connection { link, from, began: now, heard: now, who, beat: (0, now) };
+        self.connections.insert(key, connection);
+        key
+    }
+
+    /// (The node with the lower name dials: one connection for each pair.)
+    fn dial(&mut self, place: usize) {
+        let member = &self.cluster.0.settings.nodes[place];
+        let (address, name) = (member.address, member.name.clone());
+        let made = connect(address)
+            .map_err(|error| cause("lost", error))
+            .and_then(|stream| Link::dial(stream, &self.identity, &name));
+        match made {
+            Ok(mut link) => {
+                if link.say(&self.hello()).is_ok() {
+                    self.dials[place].by = Some(self.add(link, address, Who::Dialled(place)));
+                }
+            }
+            Err(cause) => self.refused(address, Some(place), &cause),
+        }
+    }
+
+    fn hello(&self) -> Word {
+        let shared = &self.cluster.0;
+        Word::Hello {
+            version: VERSION,
+            node: shared.settings.node.clone(),
+            incarnation: shared.incarnation,
+        }
+    }
+
+    fn serve(&mut self, key: u64) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        let mut frames = Vec::new();
+        let read = connection.link.read(&mut frames);
+        for frame in frames {
+            if let Err(cause) = self.hear(key, frame) {
+                return self.end(key, &cause);
+            }
+        }
+        let written = match self.connections.get_mut(&key) {
+            Some(connection) => connection.link.write(),
+            None => return,
+        };
+        if let Err(cause) = read.and(written) {
+            self.end(key, &cause);
+        }
+    }
+
+    fn hear(&mut self, key: u64, frame: Frame) -> Result<(), Cause> {
+        // (It may have been ended by what it said before.)
+        let Some(connection) = self.connections.get_mut(&key) else { return Ok(()) };
+        connection.heard = Instant::now();
+        let place = match (connection.who, frame) {
+            (Who::Node(place), frame) => {
+                match frame {
+                    Frame::Passed(message) => {
+                        if let Some(peer) = self.peer(place) {
+                            self.events.passed(&peer, &message);
+                        }
+                    }
+                    Frame::Word(Word::Beat(number)) => connection.link.say(&Word::Echo(number))?,
+                    Frame::Word(Word::Echo(number)) if number == connection.beat.0 => {
+                        let time = connection.beat.1.elapsed();
+                        self.cluster.now().peers[place].answered_in(time);
+                    }
+                    Frame::Word(Word::Echo(_)) => {}
+                    Frame::Word(Word::Leave) => return Err(cause("left", "it ends")),
+                    Frame::Word(Word::Hello { .. }) => {
+                        return Err(cause("garbage", "it says twice who it is"));
+                    }
+                }
+                return Ok(());
+            }
+            (who, Frame::Word(Word::Hello { version, node, incarnation })) => {
+                if version != VERSION {
+                    return Err(cause("other-version", format!("it speaks version {version}")));
+                }
+                let nodes = &self.cluster.0.settings.nodes;
+                // (Its certificate first: what it says of itself is nothing yet.)
+                if !connection.link.is_of(&node) {
+                    return Err(cause(
+                        "wrong-name",
+                        format!("its certificate is not that of {node:?}"),
+                    ));
+                }
+                let Some(place) = nodes.iter().position(|member| member.name == node) else {
+                    return Err(cause("unknown-node", format!("{node} is not listed")));
+                };
+                if matches!(who, Who::Dialled(dialled) if dialled != place) {
+                    return Err(cause("wrong-name", node));
+                }
+                if self.cluster.now().peers[place].admits(incarnation).is_err() {
+                    return Err(cause(
+                        "older-incarnation",
+                        format!("{node} was here with a newer incarnation than {incarnation}"),
+                    ));
+                }
+                (place, who, incarnation)
+            }
+            _ => return Err(cause("garbage", "it does not say who it is")),
+        };
+        let (place, who, incarnation) = place;
+        if who == Who::Stranger {
+            let hello = self.hello();
+            if let Some(connection) = self.connections.get_mut(&key) {
+                connection.link.say(&hello)?;
+            }
+        }
+        self.join(key, place, incarnation)
+    }
+
+    fn join(&mut self, key: u64, place: usize, incarnation: u64) -> Result<(), Cause> {
+        if let Some(old) = self.sessions[place] {
+            self.end(old, &cause("replaced", "it has connected again"));
+        }
+        let Some(connection) = self.connections.get_mut(&key) else { return Ok(()) };
+        let session = connection.link.session()?;
+        connection.who = Who::Node(place);
+        self.sessions[place] = Some(key);
+        self.dials[place].by = None;
+        self.dials[place].pause = AGAIN_FIRST;
+        let mut now = self.cluster.now();
+        let restarted = now.peers[place].join(incarnation, session);
+        now.out[place].clear();
+        let name = &self.cluster.0.settings.nodes[place].name;
+        let outcome = if restarted { "restarted" } else { "joined" };
+        now.journal.note(outcome, || format!("{name}, incarnation {incarnation}"));
+        drop(now);
+        if let Some(peer) = self.peer(place) {
+            self.events.joined(&peer, restarted);
+        }
+        Ok(())
+    }
+
+    fn peer(&self, place: usize) -> Option<Peer> {
+        let session = self.cluster.now().peers[place].session()?;
+        Some(Peer { cluster: self.cluster.clone(), place, session })
+    }
+
+    /// A connection is over, and with it the session, if it was one.
+    fn end(&mut self, key: u64, why: &Cause) {
+        let Some(connection) = self.connections.remove(&key) else { return };
+        match connection.who {
+            Who::Node(place) => {
+                self.sessions[place] = None;
+                self.pause(place);
+                let peer = self.peer(place);
+                let (state, outcome) = match why.code {
+                    "left" => (State::Left, "left"),
+                    _ => (State::Unreachable, "unreachable"),
+                };
+                let mut now = self.cluster.now();
+                now.out[place].clear();
+                let name = &self.cluster.0.settings.nodes[place].name;
+                if now.peers[place].end(state, &format!("{}: {}", why.code, why.about)) {
+                    now.journal.note(outcome, || format!("{name} ({}: {})", why.code, why.about));
+                }
+                drop(now);
+                if let Some(peer) = peer {
+                    self.events.ended(&peer);
+                }
+            }
+            Who::Dialled(place) => {
+                self.dials[place].by = None;
+                self.pause(place);
+                self.refused(connection.from, Some(place), why);
+            }
+            Who::Stranger => self.refused(connection.from, None, why),
+        }
+    }
+
+    fn pause(&mut self, place: usize) {
+        let dial = &mut self.dials[place];
+        dial.next = Instant::now() + dial.pause;
+        dial.pause = (dial.pause * 2).min(AGAIN_LAST);
+    }
+
+    /// A node that is not there is no news each time that it is tried.
+    fn refused(&self, from: SocketAddr, dialled: Option<usize>, why: &Cause) {
+        if dialled.is_some() && matches!(why.code, "lost" | "silent") {
+            return;
+        }
+        let name = dialled.map_or("", |place| &self.cluster.0.settings.nodes[place].name);
+        self.cluster
+            .now()
+            .journal
+            .note(why.code, || format!("{name} {from}: {}", why.about).trim().to_owned());
+    }
+
+    fn send_passed(&mut self) {
+        for place in 0..self.sessions.len() {
+            let Some(key) = self.sessions[place] else { continue };
+            let Some(connection) = self.connections.get_mut(&key) else { continue };
+            let link = &mut connection.link;
+            let mut now = self.cluster.now();
+            let out = &mut now.out[place];
+            while link.waiting() < QUEUE_BYTES / 2 {
+                let Some(message) = out.messages.pop_front() else { break };
+                out.bytes -= message.len() + super::link::HEAD_BYTES;
+                link.pass(&message);
+            }
+            drop(now);
+            if let Err(cause) = link.write() {
+                self.end(key, &cause);
+            }
+        }
+    }
+
+    fn look_at_times(&mut self) {
+        let now = Instant::now();
+        let mut over = Vec::new();
+        let beats = now.duration_since(self.beat) >= BEAT;
+        if beats {
+            self.beat = now;
+        }
+        for (key, connection) in &mut self.connections {
+            match connection.who {
+                Who::Node(_) if now.duration_since(connection.heard) >= SILENT => {
+                    over.push((
+                        *key,
+                        cause("silent", format!("nothing was heard for {} s", SILENT.as_secs())),
+                    ));
+                }
+                Who::Node(_) if beats => {
+                    connection.beat = (connection.beat.0 + 1, now);
+                    let said = connection.link.say(&Word::Beat(connection.beat.0));
+                    if let Err(cause) = said.and_then(|()| connection.link.write()) {
+                        over.push((*key, cause));
+                    }
+                }
+                Who::Node(_) => {}
+                Who::Stranger | Who::Dialled(_)
+                    if now.duration_since(connection.began) >= HANDSHAKE =>
+                {
+                    let code = if connection.who == Who::Stranger { "too-slow" } else { "silent" };
+                    let about = format!("it has not proved in {} s who it is", HANDSHAKE.as_secs());
+                    over.push((*key, cause(code, about)));
+                }
+                Who::Stranger | Who::Dialled(_) => {}
+            }
+        }
+        over.into_iter().for_each(|(key, cause)| self.end(key, &cause));
+        for place in 0..self.dials.len() {
+            let settings = &self.cluster.0.settings;
+            let is_ours = settings.node < settings.nodes[place].name;
+            let dial = &self.dials[place];
+            if is_ours && dial.by.is_none() && self.sessions[place].is_none() && now >= dial.next {
+                self.pause(place);
+                self.dial(place);
+            }
+        }
+    }
+
+    /// Tells others that this node ends, and ends.
+    fn leave(&mut self) -> ! {
+        for connection in self.connections.values_mut() {
+            if matches!(connection.who, Who::Node(_)) {
+                let _ = connection.link.say(&Word::Leave);
+            }
+        }
+        let until = Instant::now() + FAREWELL;
+        while Instant::now() < until {
+            let waits = |connection: &mut Connection| {
+                matches!(connection.who, Who::Node(_))
+                    && connection.link.write().is_ok()
+                    && connection.link.wants_write()
+            };
+            if !self.connections.values_mut().any(waits) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let seconds = self.began.elapsed().as_secs();
+        crate::journal::say(&format!("left the cluster after {seconds} s"));
+        std::process::exit(0)
+    }
+}
+
+fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket.into()),
+        Err(error) => Err(error.into()),
+    }
+}

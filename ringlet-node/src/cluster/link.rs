@@ -1,0 +1,225 @@
+//! One connection to another node: TLS over a socket that never blocks, and frames in it, each with a head of its length and kind. What comes from the
+//! network is bounded in size, what lies here for it too.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+
+use rustls::pki_types::ServerName;
+use rustls::{CertificateError, ClientConnection, Connection, ServerConnection};
+use serde::{Deserialize, Serialize};
+
+use super::identity::{self, Identity};
+use super::{PASS_BYTES, QUEUE_BYTES, Session};
+
+/// The length of what follows the length, 32 bits, little endian; and the kind.
+pub const HEAD_BYTES: usize = 5;
+const WORD: u8 = 0;
+const PASSED: u8 = 1;
+const WORD_BYTES: usize = 1024;
+/// Records that are taken from one node at a time.
+const READS_AT_ONCE: usize = 16;
+/// Words that wait for who does not read, besides what is passed.
+const WORDS_WAIT_BYTES: usize = 64 << 10;
+
+pub const VERSION: u32 = 1;
+
+/// What services say to each other.
+#[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
+pub enum Word {
+    /// The first one, of both.
+    Hello {
+        version: u32,
+        node: String,
+        incarnation: u64,
+    },
+    Beat(u64),
+    /// The answer to a beat.
+    Echo(u64),
+    /// It ends in order, and will not be missed.
+    Leave,
+}
+
+#[derive(PartialEq, Eq, Debug)]
+pub enum Frame {
+    Word(Word),
+    Passed(Vec<u8>),
+}
+
+/// Why a connection ends: a code to count by, and what is to be read.
+#[derive(Debug)]
+pub struct Cause {
+    pub code: &'static str,
+    pub about: String,
+}
+
+pub fn cause(code: &'static str, about: impl ToString) -> Cause {
+    Cause { code, about: about.to_string() }
+}
+
+pub struct Link {
+    pub stream: TcpStream,
+    tls: Connection,
+    input: Vec<u8>,
+    output: VecDeque<u8>,
+}
+
+impl Link {
+    /// To the node of this name, which has to prove it.
+    pub fn dial(stream: TcpStream, identity: &Identity, node: &str) -> Result<Link, Cause> {
+        let name =
+            ServerName::try_from(node.to_owned()).map_err(|error| cause("wrong-name", error))?;
+        let tls = ClientConnection::new(identity.dials.clone(), name).map_err(of_tls)?;
+        Ok(Link::new(stream, tls.into()))
+    }
+
+    pub fn accept(stream: TcpStream, identity: &Identity) -> Result<Link, Cause> {
+        Ok(Link::new(
+            stream,
+            ServerConnection::new(identity.accepts.clone()).map_err(of_tls)?.into(),
+        ))
+    }
+
+    fn new(stream: TcpStream, mut tls: Connection) -> Link {
+        tls.set_buffer_limit(Some(64 << 10));
+        Link { stream, tls, input: Vec::new(), output: VecDeque::new() }
+    }
+
+    pub fn is_of(&self, node: &str) -> bool {
+        let chain = self.tls.peer_certificates();
+        chain
+            .and_then(|chain| chain.first())
+            .is_some_and(|certificate| identity::is_of(certificate, node))
+    }
+
+    pub fn session(&self) -> Result<Session, Cause> {
+        self.tls
+            .export_keying_material(Session::default(), b"EXPORTER-ringlet-session", None)
+            .map_err(of_tls)
+    }
+
+    /// Bytes that wait for the other node to read.
+    pub fn waiting(&self) -> usize {
+        self.output.len()
+    }
+
+    pub fn wants_write(&self) -> bool {
+        !self.output.is_empty() || self.tls.wants_write()
+    }
+
+    pub fn say(&mut self, word: &Word) -> Result<(), Cause> {
+        let body = serde_json::to_vec(word).map_err(|error| cause("garbage", error))?;
+        if self.output.len() + body.len() > QUEUE_BYTES + WORDS_WAIT_BYTES {
+            return Err(cause("too-slow", "it does not read what it is told"));
+        }
+        self.put(WORD, &body);
+        Ok(())
+    }
+
+    pub fn pass(&mut self, message: &[u8]) {
+        self.put(PASSED, message);
+    }
+
+    fn put(&mut self, kind: u8, body: &[u8]) {
+        self.output.extend((body.len() as u32 + 1).to_le_bytes());
+        self.output.push_back(kind);
+        self.output.extend(body);
+    }
+
+    /// Sends what can be sent now.
+    pub fn write(&mut self) -> Result<(), Cause> {
+        loop {
+            // (Before the handshake is done nothing is taken.)
+            while !self.tls.is_handshaking() && !self.output.is_empty() {
+                let taken = self.tls.writer().write(self.output.as_slices().0).unwrap_or(0);
+                self.output.drain(..taken);
+                if taken == 0 {
+                    break;
+                }
+            }
+            if !self.tls.wants_write() {
+                return Ok(());
+            }
+            match self.tls.write_tls(&mut self.stream) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(cause("lost", error)),
+            }
+        }
+    }
+
+    /// Takes what has come: whole frames into `frames`, also those before an end.
+    pub fn read(&mut self, frames: &mut Vec<Frame>) -> Result<(), Cause> {
+        for _ in 0..READS_AT_ONCE {
+            let ended = match self.tls.read_tls(&mut self.stream) {
+                Ok(count) => count == 0,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(cause("lost", error)),
+            };
+            let state = match self.tls.process_new_packets() {
+                Ok(state) => state,
+                Err(error) => {
+                    // The other is told why, if it hears it.
+                    let _ = self.tls.write_tls(&mut self.stream);
+                    return Err(of_tls(error));
+                }
+            };
+            let had = self.input.len();
+            self.input.resize(had + state.plaintext_bytes_to_read(), 0);
+            self.tls
+                .reader()
+                .read_exact(&mut self.input[had..])
+                .map_err(|error| cause("lost", error))?;
+            self.take_frames(frames)?;
+            if ended || state.peer_has_closed() {
+                return Err(cause("lost", "it has closed the connection"));
+            }
+        }
+        Ok(())
+    }
+
+    fn take_frames(&mut self, frames: &mut Vec<Frame>) -> Result<(), Cause> {
+        let mut rest = &self.input[..];
+        while let Some((head, body)) = rest.split_at_checked(HEAD_BYTES) {
+            let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+            let limit = if head[4] == WORD { WORD_BYTES } else { PASS_BYTES };
+            if length == 0 || length - 1 > limit {
+                return Err(cause("too-large", format!("a frame of {length} bytes")));
+            }
+            let Some((body, after)) = body.split_at_checked(length - 1) else { break };
+            frames.push(match head[4] {
+                WORD => Frame::Word(
+                    serde_json::from_slice(body).map_err(|error| cause("garbage", error))?,
+                ),
+                PASSED => Frame::Passed(body.to_vec()),
+                kind => return Err(cause("garbage", format!("a frame of kind {kind}"))),
+            });
+            rest = after;
+        }
+        let taken = self.input.len() - rest.len();
+        self.input.drain(..taken);
+        Ok(())
+    }
+}
+
+fn of_tls(error: rustls::Error) -> Cause {
+    use rustls::Error::{
+        AlertReceived, InvalidCertificate, InvalidMessage, NoCertificatesPresented,
+    };
+    let code = match &error {
+        InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            "expired"
+        }
+        InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => "wrong-name",
+        InvalidCertificate(_) => "wrong-ca",
+        NoCertificatesPresented => "no-certificate",
+        InvalidMessage(_) => "not-tls",
+        AlertReceived(_) => "refused-by-it",
+        _ => "tls",
+    };
+    cause(code, error)
+}

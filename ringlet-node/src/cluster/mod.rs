@@ -1,0 +1,150 @@
+//! The node services of several hosts know each other: who is a member, who can be reached, and an ordered channel to each that can.
+//!
+//! ```text
+//!   identity.rs   the cluster's certificate authority, a node's key and certificate, and TLS by them
+//!   members.rs    `[cluster]` of node.toml: which nodes there are, and which addresses belong to them
+//!   link.rs       one connection to a node: TLS, frames, bounded in both directions
+//!   peers.rs      what becomes of a node: joined, unreachable, left; without a system call
+//!   engine.rs     the thread that dials, accepts, sends heartbeats and gives up
+//! ```
+//!
+//! There is no leader and no vote. Each pair of nodes has one connection, a *session*, which the node with the lower name dials; what binds the two
+//! (links, messages that are passed) belongs to that session and ends with it. A session ends for both: whoever gives it up closes it, and who can't be
+//! told so hears nothing more, and gives it up after `SILENT` himself. It never comes back: the next connection is another session, with another number.
+//! So a partition of one pair says nothing about others, and no two nodes can think differently of a link of theirs for longer than that; until
+//! then the link's two programs agree by the kernel's connection between them, which has no part in this.
+
+mod engine;
+pub mod identity;
+mod link;
+pub mod members;
+mod peers;
+
+pub use engine::{BEAT, Events, Running, SILENT};
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use members::Settings;
+use ringlet_linux::fd;
+use serde_json::{Value, json};
+
+use crate::journal::Journal;
+use peers::Peer as Known;
+
+/// What may wait for a node that does not read, and the longest message that is passed.
+pub const QUEUE_BYTES: usize = 1 << 20;
+pub const PASS_BYTES: usize = 64 << 10;
+
+/// What both ends of a session call it, and nobody else: derived from its TLS keys.
+pub type Session = [u8; 16];
+
+/// The cluster as other threads see it.
+#[derive(Clone)]
+pub struct Cluster(Arc<Shared>);
+
+struct Shared {
+    settings: Settings,
+    incarnation: u64,
+    wake: i32,
+    now: Mutex<Now>,
+}
+
+/// By the members' places in the settings.
+struct Now {
+    peers: Vec<Known>,
+    out: Vec<Outbox>,
+    journal: Journal,
+}
+
+#[derive(Default)]
+struct Outbox {
+    messages: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Outbox {
+    fn clear(&mut self) {
+        *self = Outbox::default();
+    }
+}
+
+/// A node that can be reached, in one session.
+#[derive(Clone)]
+pub struct Peer {
+    cluster: Cluster,
+    place: usize,
+    pub session: Session,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotPassed {
+    /// The session has ended.
+    Over,
+    /// It does not read; to be tried again.
+    Full,
+    TooLong,
+}
+
+impl Cluster {
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.0.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    /// The node of this name, if it can be reached.
+    pub fn peer(&self, node: &str) -> Option<Peer> {
+        let place = self.0.settings.nodes.iter().position(|member| member.name == node)?;
+        let session = self.now().peers[place].session()?;
+        Some(Peer { cluster: self.clone(), place, session })
+    }
+
+    /// What `ringlet node status` shows.
+    pub fn status(&self) -> Value {
+        let (settings, now) = (&self.0.settings, self.now());
+        let peers = settings.nodes.iter().zip(&now.peers).map(|(member, peer)| {
+            json!({
+                "node": member.name, "address": member.address, "state": peer.state().code(), "why": peer.why(),
+                "seconds": peer.since().elapsed().as_secs(), "incarnation": peer.incarnation(),
+                "rtt_us": peer.round_trip().map(|time| time.as_micros() as u64),
+            })
+        });
+        json!({
+            "node": settings.node, "listen": settings.listen.to_string(), "incarnation": self.0.incarnation,
+            "beat_seconds": BEAT.as_secs_f64(), "silent_seconds": SILENT.as_secs_f64(),
+            "peers": peers.collect::<Vec<_>>(),
+            "decisions": now.journal.counts(),
+            "last": now.journal.last().collect::<Vec<_>>(),
+        })
+    }
+}
+
+impl Peer {
+    pub fn node(&self) -> &str {
+        &self.cluster.0.settings.nodes[self.place].name
+    }
+
+    /// Sends a message of a carrier's: it comes once, in order, or the session ends.
+    pub fn pass(&self, message: &[u8]) -> Result<(), NotPassed> {
+        if message.len() > PASS_BYTES {
+            return Err(NotPassed::TooLong);
+        }
+        let mut now = self.cluster.now();
+        if now.peers[self.place].session() != Some(self.session) {
+            return Err(NotPassed::Over);
+        }
+        let out = &mut now.out[self.place];
+        // (The frame's head counts too, so that empty ones are no way around the limit.)
+        let bytes = message.len() + link::HEAD_BYTES;
+        if out.bytes + bytes > QUEUE_BYTES {
+            return Err(NotPassed::Full);
+        }
+        out.bytes += bytes;
+        out.messages.push_back(message.to_vec());
+        fd::ring(self.cluster.0.wake);
+        Ok(())
+    }
+}
