@@ -92,13 +92,12 @@ mod tests {
 
     #[test]
     fn an_address_belongs_to_the_narrowest_and_an_unknown_one_to_nobody() {
-        let text = format!(
-            "{HEAD}nodes = [{{name = 'a', address = '10.0.0.1:7471'}}, {{name = 'b', address = '10.0.0.2:7471', subnets = ['10.1.0.0/16', 'fd00::/64']}},
-             {{name = 'c', address = '10.0.0.3:7471', subnets = ['10.1.7.0/24']}}]"
-        )
-        .replace('\n', " ")
-        .replace("' listen", "'\nlisten")
-        .replace("' nodes", "'\nnodes");
+        let nodes = [
+            "{name = 'a', address = '10.0.0.1:7471'}",
+            "{name = 'b', address = '10.0.0.2:7471', subnets = ['10.1.0.0/16', 'fd00::/64']}",
+            "{name = 'c', address = '10.0.0.3:7471', subnets = ['10.1.7.0/24']}",
+        ];
+        let text = format!("{HEAD}nodes = [{}]", nodes.join(", "));
         let settings = settings(&text).unwrap();
         assert_eq!(settings.nodes.len(), 2, "this node is no other one");
         let node = |address: &str| {
