@@ -1,6 +1,7 @@
 """Hosts (network namespaces) with a node service each, which know each other; and who is none of them."""
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import signal
@@ -14,6 +15,7 @@ from harness import require
 from world import Service, inside, note, until, world
 
 PORT = 7471
+CLONE_NEWNET = 0x40000000
 NAMES = "abc"
 # The service says: silent for 5 s. The rest is for a machine that has other work.
 SOON = 60
@@ -83,15 +85,19 @@ def cluster(ground, names=NAMES):
                     each.service.stop()
 
 
+def enter(namespace):
+    require(ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) == 0, f"setns: {os.strerror(ctypes.get_errno())}")
+
+
 def within(host, action):
-    """In the network namespace of a host, in a thread's stead a child: a socket keeps the namespace in which it was made."""
+    """In the network namespace of a host. (A socket keeps that in which it was made.)"""
     ours = os.open("/proc/self/ns/net", os.O_RDONLY)
     theirs = os.open(f"/run/netns/{host.container.name}", os.O_RDONLY)
-    os.setns(theirs, os.CLONE_NEWNET)
+    enter(theirs)
     try:
         return action()
     finally:
-        os.setns(ours, os.CLONE_NEWNET)
+        enter(ours)
         os.close(ours)
         os.close(theirs)
 
