@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 
 from harness import require
+from service import require_confined
 from world import Service, inside, note, until, world
 
 PORT = 7471
@@ -154,6 +155,7 @@ def scenes(ground):
         c.service.stop()
         for host in a, b:
             until(lambda host=host: host.state("c") == "unreachable", f"{host.name} to miss c")
+            require_confined(host.service)
             require(host.count("unreachable") == 1, f"{host.name} says it {host.count('unreachable')} times")
         require(a.state("b") == b.state("a") == "joined", "the others lost each other")
         old = (c.identity / "node.key").read_text()

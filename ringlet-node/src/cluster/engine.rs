@@ -1,6 +1,7 @@
 //! The thread that speaks with other nodes: it waits for sockets only, and for nobody.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::mpsc::sync_channel;
@@ -97,10 +98,12 @@ impl Running {
         let (said, confined) = sync_channel(1);
         std::thread::Builder::new().name("cluster".into()).spawn(move || {
             let entered = sandbox::enter_for_cluster();
-            let goes = entered.is_ok();
+            let is_confined = entered.is_ok();
             let _ = said.send(entered);
-            while goes {
-                engine.turn();
+            if is_confined {
+                loop {
+                    engine.turn();
+                }
             }
         })?;
         confined.recv().map_err(|_| anyhow!("the cluster's thread has ended"))??;
@@ -206,7 +209,12 @@ impl Engine {
 
     fn accept(&mut self) {
         for _ in 0..STRANGERS {
-            let Ok((stream, from)) = self.listener.accept() else { return };
+            let (stream, from) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // KERNEL: who waits makes the listener readable again and again.
+                Err(_) => return std::thread::sleep(Duration::from_millis(1)),
+            };
             let strangers = |of: Option<IpAddr>| {
                 let is = |each: &&Connection| {
                     each.who == Who::Stranger && of.is_none_or(|of| each.from.ip() == of)
