@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use ringlet::reasons::Reason;
 
-use crate::notes::{ACCEPTED, CONNECTED, Note, Notes};
+use crate::notes::{ACCEPTED, CONNECTED, Note, Notes, Pair};
 
 /// What becomes of one who has shown a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,6 +22,8 @@ pub enum Verdict {
 #[derive(Default)]
 pub struct Hall {
     waiting: HashMap<u64, u64>,
+    /// By how their connections began: who waits for an end on another host, and on which.
+    seeking: HashMap<Pair, (u64, String)>,
 }
 
 impl Hall {
@@ -49,6 +51,25 @@ impl Hall {
         match self.waiting.get(&far) {
             Some(far) => (Verdict::With(*far), None),
             None => (Verdict::Wait, self.waiting.insert(cookie, guest)),
+        }
+    }
+
+    /// A guest whose far end is on no socket of this host waits for one on that node. The other is a guest who did so with the same socket.
+    pub fn seek(&mut self, guest: u64, note: &Note, node: &str) -> Option<u64> {
+        self.seeking.insert(note.pair, (guest, node.to_owned())).map(|(replaced, _)| replaced)
+    }
+
+    /// The guest who waits for this end of that node's, and for no other.
+    pub fn sought(&self, notes: &impl Notes, node: &str, pair: Pair) -> Option<u64> {
+        let (guest, on) = self.seeking.get(&pair.mirrored())?;
+        // (A pair that came twice meanwhile, here, is nobody's.)
+        let alone = notes.with(pair.mirrored()).is_some_and(|cookie| cookie != 0);
+        (on == node && alone && notes.with(pair).is_none()).then_some(*guest)
+    }
+
+    pub fn seek_no_more(&mut self, pair: Pair, guest: u64) {
+        if self.seeking.get(&pair).is_some_and(|(seeking, _)| *seeking == guest) {
+            self.seeking.remove(&pair);
         }
     }
 

@@ -10,9 +10,12 @@
 
 use std::ffi::CString;
 use std::io::{Error, ErrorKind, Result};
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+
+use serde::{Deserialize, Serialize};
 
 /// How a connection began, as one end has it.
 #[repr(C)]
@@ -23,11 +26,31 @@ pub struct Note {
     pub side: u32,
     pub family: u32,
     pub namespace: u64,
+    /// The far end's address as this end has it, in the order of the network: of IPv4, and of IPv6; and its port, in the upper half.
+    pub four: u32,
+    pub six: [u32; 4],
+    pub port: u32,
+}
+
+impl Note {
+    /// (A hint: NAT may have rewritten it.)
+    pub fn far_address(&self) -> IpAddr {
+        let six = || {
+            let mut bytes = [0; 16];
+            let words = self.six.iter().flat_map(|word| word.to_ne_bytes());
+            bytes.iter_mut().zip(words).for_each(|(to, from)| *to = from);
+            bytes
+        };
+        match self.family {
+            family if family == libc::AF_INET6 as u32 => IpAddr::from(six()).to_canonical(),
+            _ => IpAddr::from(self.four.to_ne_bytes()),
+        }
+    }
 }
 
 /// What it was to send next, and what it expected next.
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Pair {
     pub sends: u32,
     pub expects: u32,
@@ -254,6 +277,9 @@ const NEW_ONLY: i32 = 1;
 /// struct bpf_sock_ops.
 const OP: i16 = 0;
 const FAMILY: i16 = 20;
+const FAR_FOUR: i16 = 24;
+const FAR_SIX: i16 = 32;
+const FAR_PORT: i16 = 64;
 const EXPECTS: i16 = 100;
 const SENDS: i16 = 104;
 
@@ -298,6 +324,12 @@ fn assemble(notes: i32, pairs: i32) -> Vec<Instruction> {
         &word_to_note(SENDS, sends),
         &word_to_note(EXPECTS, expects),
         &word_to_note(FAMILY, offset_of!(Note, family)),
+        &word_to_note(FAR_FOUR, offset_of!(Note, four)),
+        &word_to_note(FAR_SIX, offset_of!(Note, six)),
+        &word_to_note(FAR_SIX + 4, offset_of!(Note, six) + 4),
+        &word_to_note(FAR_SIX + 8, offset_of!(Note, six) + 8),
+        &word_to_note(FAR_SIX + 12, offset_of!(Note, six) + 12),
+        &word_to_note(FAR_PORT, offset_of!(Note, port)),
         &call_for_socket(GET_NETNS_COOKIE, NOTE + offset_of!(Note, namespace) as i16),
         &call_for_socket(GET_SOCKET_COOKIE, COOKIE),
         &update(notes, COOKIE, NOTE, ANY),

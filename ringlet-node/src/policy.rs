@@ -7,6 +7,7 @@ use anyhow::{Context, ensure};
 use serde::Deserialize;
 use wildmatch::WildMatch;
 
+use crate::cluster::End;
 use crate::cluster::members::Settings;
 use crate::who::Who;
 
@@ -192,6 +193,32 @@ impl Policy {
     }
 }
 
+impl Policy {
+    /// May this guest meet that end on another host? By a rule only, with a pattern of the form NODE:GROUP for the far one.
+    pub fn allows_far(&self, who: &Who, node: &str, far: &End) -> bool {
+        let Some(group) = who.group.as_deref() else { return false };
+        let same_user = who.user.is_some() && who.user == far.user;
+        let matches = |rule: &Rule| {
+            let users = match &rule.users {
+                Users::Same | Users::Word(Word::Same) => same_user,
+                Users::Word(Word::Any) => who.user.is_some() && far.user.is_some(),
+                Users::These(these) => [who.user, far.user]
+                    .iter()
+                    .all(|user| user.is_some_and(|user| these.contains(&user))),
+            };
+            let is = |pattern: &str, text: &str| WildMatch::new(pattern).matches(text);
+            let is_far = |pattern: &str| match pattern.split_once(':') {
+                Some((on, of)) if !on.contains('/') => is(on, node) && is(of, &far.group),
+                _ => false,
+            };
+            let is_near = |pattern: &str| pattern.starts_with('/') && is(pattern, group);
+            let [first, second] = &rule.between;
+            users && (is_near(first) && is_far(second) || is_near(second) && is_far(first))
+        };
+        self.allow.iter().any(matches)
+    }
+}
+
 /// The part of a control group's path that the containers of a pod have in common: down to the first directory that is named after a pod, as
 /// Kubernetes (`pod1234-..`, `kubepods-burstable-pod1234_...slice`) and Podman (`libpod_pod_1234`) do; of what is in no pod, all of it.
 pub fn pod(group: &str) -> &str {
@@ -289,6 +316,32 @@ mod tests {
         assert_eq!(by("", &who(7, "/a", Some("x")), &who(7, "/b", Some("x"))), Some("label"));
         assert_eq!(by("", &who(7, "/a", Some("x")), &who(7, "/b", Some("y"))), None);
         assert_eq!(by("", &who(7, "/a", Some("x")), &who(8, "/b", Some("x"))), None);
+    }
+
+    #[test]
+    fn ends_of_other_hosts_are_allowed_by_rules_that_name_their_node() {
+        let far = |user: u32, group: &str| End {
+            pair: crate::notes::Pair::default(),
+            accepted: true,
+            user: Some(user),
+            group: group.to_owned(),
+        };
+        let may = |rule: &str, node: &str, far: &End| {
+            Policy::parse(rule).unwrap().allows_far(&who(7, "/shop/web", None), node, far)
+        };
+        let rule = "[[allow]]\nbetween = ['/shop/web', 'db-*:/shop/db']\n";
+        assert!(may(rule, "db-1", &far(7, "/shop/db")));
+        assert!(may(&format!("{rule}users = 'any'"), "db-1", &far(8, "/shop/db")));
+        for (node, end) in [
+            ("db-1", far(8, "/shop/db")),
+            ("db-1", far(7, "/shop/other")),
+            ("web", far(7, "/shop/db")),
+        ] {
+            assert!(!may(rule, node, &end), "{node} {end:?}");
+        }
+        // By nothing that is said of this host.
+        let near = "[[allow]]\nbetween = ['*', '*']\nusers = 'any'";
+        assert!(!may(near, "db-1", &far(7, "/shop/web")) && !may("", "db-1", &far(7, "/shop/web")));
     }
 
     #[test]

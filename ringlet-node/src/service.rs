@@ -23,7 +23,8 @@ use serde_json::json;
 use crate::apart::{Apart, From};
 use crate::carrier::share::News;
 use crate::carrier::{Carriers, keeper};
-use crate::cluster::{self, Cluster};
+use crate::cluster::post::Post;
+use crate::cluster::{self, Cluster, End, Peer, Word};
 use crate::hall::{Hall, Verdict};
 use crate::journal::{Journal, say};
 use crate::notes::{Kernel, Note, Notes};
@@ -48,13 +49,23 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// Who comes at once is served in turns of so many, between which those who wait are looked at.
 const ACCEPTED_AT_ONCE: usize = 64;
 const BACKLOG: i32 = 4096;
+/// The longest name of a control group that is told to other nodes: it may be six times as long in JSON, and has to fit in a word.
+const GROUP_BYTES: usize = 128;
 /// Tokens that are no guest's.
 const KEEPER: u64 = u64::MAX;
 const CARRIER: u64 = u64::MAX - 1;
+const OTHER_NODES: u64 = u64::MAX - 2;
 
 enum State {
     Greeted,
-    Waiting { cookie: u64, note: Note },
+    Waiting {
+        cookie: u64,
+        note: Note,
+    },
+    /// For an end on another host.
+    Seeking {
+        note: Note,
+    },
 }
 
 struct Guest {
@@ -89,7 +100,7 @@ pub struct Service<N> {
     hall: Hall,
     users: HashMap<Option<u32>, User>,
     carriers: Option<Carriers>,
-    cluster: Option<Cluster>,
+    cluster: Option<(Cluster, Post)>,
     apart: Apart,
     journal: Journal,
     began: Instant,
@@ -123,13 +134,20 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     let isolates = options.policy.otherwise == Otherwise::Isolated;
     let carriers = if isolates { Some(keeper::start()?) } else { None };
     let cluster = options.policy.cluster.take().map(cluster::Running::prepare).transpose()?;
-    let cluster =
-        cluster.map(|cluster| cluster.start(Box::new(Unused), options.quiet)).transpose()?;
+    let cluster = cluster
+        .map(|cluster| {
+            let post = Post::new()?;
+            Ok::<_, anyhow::Error>((cluster.start(Box::new(post.clone()), options.quiet)?, post))
+        })
+        .transpose()?;
     sd_notify::notify(&[NotifyState::Ready]).context("the service manager is not reached")?;
     sandbox::enter(|| notes.answers())?;
     let mut service = Service::new(options.policy, notes, listeners)?;
     (service.group, service.journal) = (group, Journal::new(options.quiet));
-    service.cluster = cluster;
+    if let Some((cluster, post)) = cluster {
+        service.watch(post.bell().as_raw_fd(), OTHER_NODES)?;
+        service.cluster = Some((cluster, post));
+    }
     if let Some(carriers) = carriers {
         service.carry_by(carriers)?;
     }
@@ -139,15 +157,6 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
         let idle = service.guests.is_empty() && service.users.is_empty();
         service.turn(if idle { None } else { Some(SWEEP) })?;
     }
-}
-
-/// Nothing is carried between hosts by this version: what other nodes pass has nobody to go to.
-struct Unused;
-
-impl cluster::Events for Unused {
-    fn joined(&mut self, _: &cluster::Peer, _: bool) {}
-    fn ended(&mut self, _: &cluster::Peer) {}
-    fn passed(&mut self, _: &cluster::Peer, _: &[u8]) {}
 }
 
 impl<N: Notes> Service<N> {
@@ -192,6 +201,7 @@ impl<N: Notes> Service<N> {
         for event in &ready {
             let token = event.data.u64();
             match token {
+                OTHER_NODES => self.hear_of_others(),
                 KEEPER | CARRIER => self.hear_of_carrier(token)?,
                 _ if token < self.listeners.len() as u64 => self.accept(token as usize),
                 _ => self.hear(token),
@@ -337,6 +347,7 @@ impl<N: Notes> Service<N> {
             self.part(replaced);
         }
         match verdict {
+            Verdict::Apart(Reason::NoMirror) if self.seek(token, cookie) => {}
             Verdict::Apart(reason) => self.send_away(token, reason),
             Verdict::With(far) => self.introduce(token, far, cookie),
             Verdict::Wait => {
@@ -400,6 +411,82 @@ impl<N: Notes> Service<N> {
         self.part(far);
     }
 
+    /// Asks the node to which the far end's address belongs. False if there is none that can be reached. (The address is no more than a hint whom to ask.)
+    fn seek(&mut self, token: u64, cookie: u64) -> bool {
+        let (Some((cluster, _)), Some(guest)) = (&self.cluster, self.guests.get_mut(&token)) else {
+            return false;
+        };
+        let Some(note) = self.notes.of(cookie) else { return false };
+        // (One that mirrors it here, or came twice, is no matter of another host's.)
+        let is_alone = self.notes.with(note.pair) == Some(cookie)
+            && self.notes.with(note.pair.mirrored()).is_none();
+        let node = cluster.settings().node_of(note.far_address());
+        let Some(peer) = node.and_then(|node| cluster.peer(&node.name)) else { return false };
+        let Some(end) = guest.end(&note) else { return false };
+        if !is_alone || peer.say(&Word::Seek(end)).is_err() {
+            return false;
+        }
+        guest.state = State::Seeking { note };
+        if let Some(replaced) = self.hall.seek(token, &note, peer.node()) {
+            self.part(replaced);
+        }
+        true
+    }
+
+    fn hear_of_others(&mut self) {
+        let words = self.cluster.as_ref().map(|(_, post)| post.take()).unwrap_or_default();
+        for (peer, word) in words {
+            match word {
+                Word::Seek(far) => {
+                    let Some((near, may)) = self.meet_far(&peer, &far, true) else { continue };
+                    let _ = peer.say(&Word::Here(near, may));
+                }
+                Word::Here(far, may) => drop(self.meet_far(&peer, &far, may)),
+                _ => {}
+            }
+        }
+    }
+
+    /// A guest and an end on another host are the two ends of one connection. Its own end, and whether they may meet here.
+    fn meet_far(&mut self, peer: &Peer, far: &End, may_there: bool) -> Option<(End, bool)> {
+        let token = self.hall.sought(&self.notes, peer.node(), far.pair)?;
+        let guest = self.guests.get(&token)?;
+        let State::Seeking { note } = guest.state else { return None };
+        let near = guest.end(&note)?;
+        if near.accepted == far.accepted || !guest.is_here() {
+            return None;
+        }
+        let may = self.policy.allows_far(&guest.who, peer.node(), far);
+        // (Of the connecting end, as both hosts say it.)
+        let first = if near.accepted { far.pair } else { near.pair };
+        let about = format!(
+            "{:08x}-{:08x} {} - {}:{}",
+            first.sends,
+            first.expects,
+            guest.who.text(),
+            peer.node(),
+            line(&far.group)
+        );
+        let refused = match (may, may_there) {
+            (true, true) => None,
+            (false, _) => Some("policy"),
+            (true, false) => Some("policy of that node"),
+        };
+        match refused {
+            Some(by) => {
+                self.journal.note(Reason::Refused.code(), || format!("{about} ({by})"));
+                self.say_apart(token, Reason::Refused);
+            }
+            None => {
+                // Nothing carries between hosts yet.
+                self.journal.note("no-fabric", || about);
+                self.say_apart(token, Reason::NoMirror);
+            }
+        }
+        self.part(token);
+        Some((near, may))
+    }
+
     fn bring_together(&self, near: u64, far: u64, allowed: Allowed) -> Result<(), Errno> {
         let (Some(one), Some(other)) = (self.guests.get(&near), self.guests.get(&far)) else {
             return Err(Errno::ENOENT);
@@ -427,7 +514,7 @@ impl<N: Notes> Service<N> {
         // The one that waited has said, and its note with it, which of the two accepted.
         let accepted = |guest: &Guest| match guest.state {
             State::Waiting { note, .. } => note.side == crate::notes::ACCEPTED,
-            State::Greeted => false,
+            State::Greeted | State::Seeking { .. } => false,
         };
         let ends = if accepted(other) { [one, other] } else { [other, one] };
         let from = ends.map(|guest| From::of(&guest.who));
@@ -469,8 +556,10 @@ impl<N: Notes> Service<N> {
 
     fn part(&mut self, token: u64) {
         let Some(guest) = self.guests.remove(&token) else { return };
-        if let State::Waiting { cookie, .. } = guest.state {
-            self.hall.leave(cookie, token);
+        match guest.state {
+            State::Greeted => {}
+            State::Waiting { cookie, .. } => self.hall.leave(cookie, token),
+            State::Seeking { note } => self.hall.seek_no_more(note.pair, token),
         }
         let _ = epoll::delete(&self.events, borrowed(guest.lifeline));
         let uid = meet::credentials(guest.lifeline).ok().map(|caller| caller.uid);
@@ -490,7 +579,7 @@ impl<N: Notes> Service<N> {
         let wait = Duration::from_secs(self.policy.limits.wait_seconds);
         let late = |guest: &Guest| match guest.state {
             State::Greeted => guest.since.elapsed() > ASK_IN,
-            State::Waiting { .. } => guest.since.elapsed() > wait,
+            State::Waiting { .. } | State::Seeking { .. } => guest.since.elapsed() > wait,
         };
         let late: Vec<u64> =
             self.guests.iter().filter(|(_, guest)| late(guest)).map(|(token, _)| *token).collect();
@@ -508,7 +597,7 @@ impl<N: Notes> Service<N> {
         }
         let waiting = |guest: &Guest| match guest.state {
             State::Greeted => None,
-            State::Waiting { note, .. } => Some(json!({
+            State::Waiting { note, .. } | State::Seeking { note } => Some(json!({
                 "pid": guest.who.pid, "user": guest.who.user, "group": guest.who.shown_group(), "label": guest.who.label,
                 "namespace": note.namespace, "accepted": note.side == crate::notes::ACCEPTED,
                 "seconds": guest.since.elapsed().as_secs(),
@@ -526,7 +615,7 @@ impl<N: Notes> Service<N> {
                 let (carried, lost) = carriers.counts();
                 json!({ "pid": carriers.pid(), "connections": carried, "lost": lost })
             }),
-            "cluster": self.cluster.as_ref().map(Cluster::status),
+            "cluster": self.cluster.as_ref().map(|(cluster, _)| cluster.status()),
             "decisions": self.journal.counts(),
             "last": self.journal.last().collect::<Vec<_>>(),
         });
@@ -536,6 +625,13 @@ impl<N: Notes> Service<N> {
 }
 
 impl Guest {
+    /// What other nodes are told of it. None if its group can't be told, or is longer than anybody needs.
+    fn end(&self, note: &Note) -> Option<End> {
+        let group = self.who.group.clone().filter(|group| group.len() <= GROUP_BYTES)?;
+        let accepted = note.side == crate::notes::ACCEPTED;
+        Some(End { pair: note.pair, accepted, user: self.who.user, group })
+    }
+
     fn is_here(&self) -> bool {
         let over = libc::POLLHUP | libc::POLLRDHUP;
         self.who.lives() && fd::pending(self.lifeline, libc::POLLRDHUP) & over == 0
@@ -587,6 +683,11 @@ pub(crate) fn is_tcp(shown: i32) -> bool {
     let is = |option, value| tcp::int_option(shown, libc::SOL_SOCKET, option) == Ok(value);
     let of_internet = is(libc::SO_DOMAIN, libc::AF_INET) || is(libc::SO_DOMAIN, libc::AF_INET6);
     of_internet && is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)
+}
+
+/// A group's name as another node has told it, for the journal.
+fn line(text: &str) -> String {
+    text.chars().filter(|each| !each.is_control()).take(GROUP_BYTES).collect()
 }
 
 /// A number of ours, for a call.

@@ -6,7 +6,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use ringlet_node::cluster::members::{Member, Settings};
-use ringlet_node::cluster::{Cluster, Events, NotPassed, PASS_BYTES, Peer, Running, identity};
+use ringlet_node::cluster::{
+    Cluster, Events, NotPassed, PASS_BYTES, Peer, Running, Word, identity,
+};
 
 /// Only against hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,6 +32,7 @@ impl Events for Told {
     fn ended(&mut self, peer: &Peer) {
         let _ = self.to.send(Event::Ended(peer.clone()));
     }
+    fn said(&mut self, _: &Peer, _: Word) {}
     fn passed(&mut self, _: &Peer, message: &[u8]) {
         if let Some(gate) = &self.gate {
             let _ = gate.recv_timeout(PATIENCE);

@@ -42,6 +42,8 @@ pub trait Events: Send {
     fn joined(&mut self, peer: &Peer, restarted: bool);
     /// It is over, with all that belonged to it.
     fn ended(&mut self, peer: &Peer);
+    /// What the other service has said of ends of connections.
+    fn said(&mut self, peer: &Peer, word: Word);
     /// What the other node has passed, in order.
     fn passed(&mut self, peer: &Peer, message: &[u8]);
 }
@@ -311,6 +313,11 @@ impl Engine {
                         self.cluster.now().peers[place].answered_in(time);
                     }
                     Frame::Word(Word::Echo(_)) => {}
+                    Frame::Word(word @ (Word::Seek(_) | Word::Here(..))) => {
+                        if let Some(peer) = self.peer(place) {
+                            self.events.said(&peer, word);
+                        }
+                    }
                     Frame::Word(Word::Leave) => return Err(cause("left", "it ends")),
                     Frame::Word(Word::Hello { .. }) => {
                         return Err(cause("garbage", "it says twice who it is"));
@@ -442,9 +449,9 @@ impl Engine {
             let mut now = self.cluster.now();
             let out = &mut now.out[place];
             while link.waiting() < QUEUE_BYTES / 2 {
-                let Some(message) = out.messages.pop_front() else { break };
+                let Some((kind, message)) = out.messages.pop_front() else { break };
                 out.bytes -= message.len() + super::link::HEAD_BYTES;
-                link.pass(&message);
+                link.put(kind, &message);
             }
             drop(now);
             if let Err(cause) = link.write() {

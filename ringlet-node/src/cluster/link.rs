@@ -11,12 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use super::identity::{self, Identity};
 use super::{PASS_BYTES, QUEUE_BYTES, Session};
+use crate::notes::Pair;
 
 /// The length of what follows the length, 32 bits, little endian; and the kind.
 pub const HEAD_BYTES: usize = 5;
-const WORD: u8 = 0;
-const PASSED: u8 = 1;
-const WORD_BYTES: usize = 1024;
+pub const WORD: u8 = 0;
+pub const PASSED: u8 = 1;
+pub const WORD_BYTES: usize = 1024;
 /// Records that are taken from one node at a time.
 const READS_AT_ONCE: usize = 16;
 /// Words that wait for who does not read, besides what is passed.
@@ -24,8 +25,17 @@ const WORDS_WAIT_BYTES: usize = 64 << 10;
 
 pub const VERSION: u32 = 1;
 
+/// One end of a connection between two hosts, as the service of that host tells the other one.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct End {
+    pub pair: Pair,
+    pub accepted: bool,
+    pub user: Option<u32>,
+    pub group: String,
+}
+
 /// What services say to each other.
-#[derive(Serialize, Deserialize, PartialEq, Eq, Debug)]
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub enum Word {
     /// The first one, of both.
     Hello {
@@ -36,6 +46,10 @@ pub enum Word {
     Beat(u64),
     /// The answer to a beat.
     Echo(u64),
+    /// This end has come: is its far end there?
+    Seek(End),
+    /// The far end of one that was sought; and whether the policy there lets the two meet.
+    Here(End, bool),
     /// It ends in order, and will not be missed.
     Leave,
 }
@@ -116,11 +130,7 @@ impl Link {
         Ok(())
     }
 
-    pub fn pass(&mut self, message: &[u8]) {
-        self.put(PASSED, message);
-    }
-
-    fn put(&mut self, kind: u8, body: &[u8]) {
+    pub fn put(&mut self, kind: u8, body: &[u8]) {
         self.output.extend((body.len() as u32 + 1).to_le_bytes());
         self.output.push_back(kind);
         self.output.extend(body);

@@ -5,6 +5,7 @@
 //!   members.rs    `[cluster]` of node.toml: which nodes there are, and which addresses belong to them
 //!   link.rs       one connection to a node: TLS, frames, bounded in both directions
 //!   peers.rs      what becomes of a node: joined, unreachable, left; without a system call
+//!   post.rs       what other nodes say of ends of connections, for the service
 //!   engine.rs     the thread that dials, accepts, sends heartbeats and gives up
 //! ```
 //!
@@ -19,8 +20,10 @@ pub mod identity;
 mod link;
 pub mod members;
 mod peers;
+pub mod post;
 
 pub use engine::{BEAT, Events, Running, SILENT};
+pub use link::{End, Word};
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,7 +62,8 @@ struct Now {
 
 #[derive(Default)]
 struct Outbox {
-    messages: VecDeque<Vec<u8>>,
+    /// Kinds of frames, and what is in them.
+    messages: VecDeque<(u8, Vec<u8>)>,
     bytes: usize,
 }
 
@@ -132,6 +136,19 @@ impl Peer {
         if message.len() > PASS_BYTES {
             return Err(NotPassed::TooLong);
         }
+        self.put(link::PASSED, message.to_vec())
+    }
+
+    /// The same of a word of the service's.
+    pub fn say(&self, word: &Word) -> Result<(), NotPassed> {
+        let text = serde_json::to_vec(word).map_err(|_| NotPassed::TooLong)?;
+        if text.len() > link::WORD_BYTES {
+            return Err(NotPassed::TooLong);
+        }
+        self.put(link::WORD, text)
+    }
+
+    fn put(&self, kind: u8, message: Vec<u8>) -> Result<(), NotPassed> {
         let mut now = self.cluster.now();
         if now.peers[self.place].session() != Some(self.session) {
             return Err(NotPassed::Over);
@@ -143,7 +160,7 @@ impl Peer {
             return Err(NotPassed::Full);
         }
         out.bytes += bytes;
-        out.messages.push_back(message.to_vec());
+        out.messages.push_back((kind, message));
         fd::ring(self.cluster.0.wake);
         Ok(())
     }
