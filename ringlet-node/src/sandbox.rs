@@ -211,6 +211,8 @@ const ONLY_GUESTS: &[Only] = &[
     // To be read.
     (libc::SYS_openat, 2, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC, libc::O_RDONLY),
     (libc::SYS_socketpair, 0, ALL, libc::AF_UNIX),
+    // Eight bytes: an eventfd's. (It has no file to write to.)
+    (libc::SYS_write, 2, ALL, 8),
 ];
 
 const ONLY_MEMORY: &[Only] = &[
@@ -220,6 +222,8 @@ const ONLY_MEMORY: &[Only] = &[
 ];
 
 const ONLY_NODES: &[Only] = &[
+    // Eight bytes: an eventfd's. (It has no file to write to.)
+    (libc::SYS_write, 2, ALL, 8),
     // O_NONBLOCK.
     (libc::SYS_ioctl, 1, ALL, libc::FIONBIO as c_int),
     (libc::SYS_setsockopt, 1, ALL, libc::IPPROTO_TCP),

@@ -11,9 +11,11 @@ import struct
 import subprocess
 import tempfile
 
+from ground import Ends
 from harness import require
 from service import require_confined
-from world import Service, inside, note, until, world
+from strangers import Relay
+from world import NUMBERS, Across, Service, inside, note, until, world
 
 PORT = 7471
 CLONE_NEWNET = 0x40000000
@@ -32,18 +34,18 @@ class Host:
         self.directory = pathlib.Path(place) / name
         self.directory.mkdir()
         self.identity = self.directory / "identity"
-        self.service = None
+        self.service, self.subnets = None, []
 
     def enrol(self, *words, **more):
         done = subprocess.run([self.command, "node", "enrol", "--directory", self.identity, *words], capture_output=True, text=True, timeout=60, **more)
         require(done.returncode == 0, f"enrol {words}: {done.stderr}")
         return done.stdout
 
-    def run(self, hosts, more=""):
-        nodes = ", ".join(f'{{name = "{each.name}", address = "{each.ip}:{PORT}"}}' for each in hosts)
+    def run(self, hosts, more="", group=None):
+        nodes = ", ".join(f'{{name = "{each.name}", address = "{each.ip}:{PORT}", subnets = {each.subnets}}}' for each in hosts)
         policy = f'[cluster]\nnode = "{self.name}"\nlisten = "{self.ip}:{PORT}"\ndirectory = "{self.identity}"\nnodes = [{nodes}]\n{more}'
         before = ["nsenter", f"--net=/run/netns/{self.container.name}"]
-        self.service = Service(self.command, self.directory, policy, before=before)
+        self.service = Service(self.command, self.directory, policy, before=before, more=["--cgroup", group] if group else [])
         self.service.start()
         require(self.service.runs(), f"{self.name} does not start: {self.service.told()}")
 
@@ -55,6 +57,11 @@ class Host:
 
     def count(self, outcome):
         return self.service.status()["cluster"]["decisions"].get(outcome, 0)
+
+    def before(self):
+        """A program of this host's."""
+        joins = ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(self.group)]
+        return [*joins, "env", f"RINGLET_NODE={self.service.socket}", *inside(self.container.name)]
 
     def lives(self):
         require(self.service.process.poll() is None, f"{self.name} has died: {self.service.told()}")
@@ -68,7 +75,7 @@ def all_joined(hosts):
 
 
 @contextlib.contextmanager
-def cluster(ground, names=NAMES):
+def cluster(ground, names=NAMES, run=True):
     """Hosts that are enrolled, and run."""
     with world() as ground_world, tempfile.TemporaryDirectory() as place:
         hosts = [Host(ground, ground_world, name, place) for name in names]
@@ -77,7 +84,7 @@ def cluster(ground, names=NAMES):
         for each in others:
             each.enrol("--join", "-", input=first.enrol("--issue", each.name))
         try:
-            for each in hosts:
+            for each in hosts if run else ():
                 each.run(hosts)
             yield hosts
         finally:
@@ -88,6 +95,51 @@ def cluster(ground, names=NAMES):
 
 def enter(namespace):
     require(ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) == 0, f"setns: {os.strerror(ctypes.get_errno())}")
+
+
+def unified():
+    """Where the unified hierarchy of control groups is mounted."""
+    mounts = [line.split() for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
+    return next(pathlib.Path(mount[1]) for mount in mounts if mount[2] == "cgroup2")
+
+
+class Apart(Across):
+    """Two ends on two hosts: each is in its host's control group, which is all that the service of that host sees; and knows that service only."""
+
+    def __init__(self, ground, server, client, dial=None, prepare=None):
+        Ends._listen(self, ground, server.ip, server.before())
+        if prepare:
+            prepare(self.port)
+        ip, self.dialled = dial or (server.ip, self.port)
+        self.connect(ip, self.dialled, before=client.before())
+
+
+@contextlib.contextmanager
+def two_hosts(ground, rules):
+    """Hosts a and b, with a control group for what runs on each."""
+    with cluster(ground, "ab", run=False) as hosts, contextlib.ExitStack() as held:
+        a, b = hosts
+        a.second = f"{a.ip.rsplit('.', 1)[0]}.200"
+        a.subnets = [f"{a.second}/32"]
+        for host in hosts:
+            host.group = unified() / f"ringlet-{os.getpid()}-{next(NUMBERS)}-{host.name}"
+            host.group.mkdir()
+            # (Where a scene fails its programs may be there still.)
+            held.callback(remove, host.group)
+            host.run(hosts, rules, host.group)
+        all_joined(hosts)
+        yield hosts
+
+
+def remove(group):
+    with contextlib.suppress(OSError):
+        group.rmdir()
+
+
+def matched(host, outcome):
+    """The numbers of what was decided so."""
+    last = host.service.status()["last"]
+    return [each["about"].split()[0] for each in last if each["outcome"] == outcome]
 
 
 def within(host, action):
@@ -292,6 +344,79 @@ def scenes(ground):
                 require(False, "it runs")
             finally:
                 host.service.stop()
+
+
+    found(ground)
+
+
+ALLOWED = """
+[[allow]]
+between = ["/ringlet-*-a", "b:/ringlet-*-b"]
+[[allow]]
+between = ["/ringlet-*-b", "a:/ringlet-*-a"]
+"""
+
+
+def found(ground):
+    """Both ends of a connection between two hosts."""
+
+    def scene(name, play, rules=ALLOWED):
+        with ground.scene(name), two_hosts(ground, rules) as (a, b):
+            play(name, a, b)
+            a.lives()
+            b.lives()
+
+    def found_by_both(name, a, b, outcome, reason, **how):
+        ends = Apart(ground, b, a, **how)
+        ends.stays(reason)
+        for host in a, b:
+            until(lambda host=host: matched(host, outcome), f"{host.name}: {outcome}; {host.service.status()}")
+        # Each comes again and again; what is found is one connection.
+        numbers = [set(matched(host, outcome)) for host in (a, b)]
+        require(len(numbers[0]) == 1 and numbers[0] == numbers[1], f"other numbers: {numbers}")
+        ends.finish()
+        note(name, "kernel", outcome)
+
+    scene("two ends on two hosts, and no fabric", lambda name, a, b: found_by_both(name, a, b, "no-fabric", "no-mirror"))
+    scene("two ends on two hosts that no rule allows", lambda name, a, b: found_by_both(name, a, b, "refused", "refused"), "")
+
+    def translated(name, a, b):
+        """Both addresses and the port are rewritten."""
+        subprocess.run(inside(a.container.name, "ip", "address", "add", f"{a.second}/24", "dev", "eth0"), check=True, timeout=60)
+
+        def prepare(port):
+            nat = [(b, f"chain in {{ type nat hook prerouting priority -100; tcp dport 4444 redirect to :{port}; }}"),
+                   (a, f"chain out {{ type nat hook postrouting priority 100; tcp dport 4444 snat to {a.second}; }}")]
+            for host, chain in nat:
+                subprocess.run(inside(host.container.name, "nft", f"table ip nat {{ {chain} }}"), check=True, timeout=60)
+
+        found_by_both(name, a, b, "no-fabric", "no-mirror", dial=(b.ip, 4444), prepare=prepare)
+
+    scene("two ends on two hosts, through NAT at both", translated)
+
+    def relayed(name, a, b):
+        target = {}
+        relay = Relay(b.container.name, b.ip, lambda: target["at"])
+        ends = Apart(ground, b, a, dial=(b.ip, relay.port), prepare=lambda port: target.update(at=(b.ip, port)))
+        until(lambda: ends.talk(20) or a.service.status()["guests"] == 1, "the client to seek who never comes")
+        for host in a, b:
+            require(not matched(host, "no-fabric"), f"through a proxy: {host.service.status()}")
+        ends.finish()
+        note(name, "kernel", "no-peer")
+
+    scene("two hosts, and a proxy that passes on the same bytes", relayed)
+
+    def unknown(name, a, b):
+        """b is on the list of nobody any more."""
+        a.service.stop()
+        a.run([a], ALLOWED, a.group)
+        ends = Apart(ground, b, a)
+        ends.stays("no-mirror")
+        require(a.count("joined") == 0 and not matched(a, "no-fabric") and not matched(b, "no-fabric"), f"{a.service.status()}")
+        ends.finish()
+        note(name, "kernel", "no-mirror")
+
+    scene("an address that belongs to no node", unknown)
 
 
 def expire(authority, directory):
