@@ -180,6 +180,9 @@ fn show(told: &Value) {
             (Some(reason), _) => reason.sentence(),
             (None, "carrier-started") => "A process that carries was started.",
             (None, "carrier-lost") => "It has died: what it carried goes on in the kernel.",
+            (None, "no-fabric") => {
+                "Its far end was found on another host; nothing carries between hosts yet."
+            }
             (None, _) => "Introduced to each other.",
         };
         [table::printable(outcome), table::grouped(count.as_u64().unwrap_or(0)), about.to_owned()]

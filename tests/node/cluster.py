@@ -385,10 +385,10 @@ def found(ground):
         subprocess.run(inside(a.container.name, "ip", "address", "add", f"{a.second}/24", "dev", "eth0"), check=True, timeout=60)
 
         def prepare(port):
-            nat = [(b, f"chain in {{ type nat hook prerouting priority -100; tcp dport 4444 redirect to :{port}; }}"),
-                   (a, f"chain out {{ type nat hook postrouting priority 100; tcp dport 4444 snat to {a.second}; }}")]
+            nat = [(b, f"chain in {{ type nat hook prerouting priority -100; tcp dport 4444 redirect to :{port}\n}}"),
+                   (a, f"chain out {{ type nat hook postrouting priority 100; tcp dport 4444 snat to {a.second}\n}}")]
             for host, chain in nat:
-                subprocess.run(inside(host.container.name, "nft", f"table ip nat {{ {chain} }}"), check=True, timeout=60)
+                subprocess.run(inside(host.container.name, "nft", fX), check=True, timeout=60)
 
         found_by_both(name, a, b, "no-fabric", "no-mirror", dial=(b.ip, 4444), prepare=prepare)
 
