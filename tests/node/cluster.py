@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 
 from ground import Ends
-from harness import require
+from harness import Failed, require, wait_until
 from service import require_confined
 from strangers import Relay
 from world import NUMBERS, Across, Service, inside, note, until, world
@@ -132,8 +132,14 @@ def two_hosts(ground, rules):
 
 
 def remove(group):
+    with contextlib.suppress(Failed):
+        wait_until(lambda: is_removed(group), 2, "a control group to be empty")
+
+
+def is_removed(group):
     with contextlib.suppress(OSError):
         group.rmdir()
+    return not group.exists()
 
 
 def matched(host, outcome):
@@ -388,7 +394,7 @@ def found(ground):
             nat = [(b, f"chain in {{ type nat hook prerouting priority -100; tcp dport 4444 redirect to :{port}\n}}"),
                    (a, f"chain out {{ type nat hook postrouting priority 100; tcp dport 4444 snat to {a.second}\n}}")]
             for host, chain in nat:
-                subprocess.run(inside(host.container.name, "nft", fX), check=True, timeout=60)
+                subprocess.run(inside(host.container.name, "nft", f"table ip nat {{\n{chain}\n}}"), check=True, timeout=60)
 
         found_by_both(name, a, b, "no-fabric", "no-mirror", dial=(b.ip, 4444), prepare=prepare)
 
