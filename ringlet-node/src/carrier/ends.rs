@@ -1,4 +1,4 @@
-//! What a carrier has of a link's two ends.
+//! What is had of an end that is carried, for whoever has its half (`ringlet_adapter`): what its half asks for is done by threads apart.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use ringlet_adapter::{Bells, Memory, Wakes};
+use ringlet_adapter::{Bells, Memory, Rings, Wakes, WakesOne};
 use ringlet_linux::{fd, tcp};
 
 use crate::apart::{Apart, From};
@@ -14,9 +14,7 @@ use crate::apart::{Apart, From};
 /// What is done apart for longer hangs: the link is given up.
 const HANGS_AFTER: Duration = Duration::from_secs(1);
 
-/// (0 connects, 1 accepts.)
 pub struct End {
-    pub memory: Memory,
     pub from: From,
     /// Its connection, from when it has come until it has parted. Only threads apart let go of it.
     socket: Option<Arc<OwnedFd>>,
@@ -25,6 +23,9 @@ pub struct End {
     /// A byte on its connection; the close of that.
     rings: Option<Doing>,
     parts: Option<Doing>,
+    /// Rings when something apart is done. No tenant has it.
+    eventfd: Arc<OwnedFd>,
+    apart: Arc<Apart>,
 }
 
 /// Under way, since when, and what came of it.
@@ -39,7 +40,7 @@ const DONE: u32 = 2;
 
 impl Doing {
     fn poll(&self) -> Poll<bool> {
-        // ORDER: Acquire; pairs with `Ends::apart`.
+        // ORDER: Acquire; pairs with `End::apart`.
         match self.done.load(Ordering::Acquire) {
             NOT_YET => Poll::Pending,
             done => Poll::Ready(done == DONE),
@@ -48,34 +49,21 @@ impl Doing {
 }
 
 impl End {
-    pub fn new(memory: Memory, from: From) -> End {
-        End { memory, from, socket: None, gone: false, rings: None, parts: None }
+    pub fn new(from: From, eventfd: Arc<OwnedFd>, apart: Arc<Apart>) -> End {
+        End { from, socket: None, gone: false, rings: None, parts: None, eventfd, apart }
     }
 
     pub fn come(&mut self, socket: OwnedFd) {
         self.socket = Some(Arc::new(socket));
     }
-}
-
-pub struct Ends {
-    pub ends: [End; 2],
-    /// Rings when something apart is done. Nobody else has it.
-    eventfd: Arc<OwnedFd>,
-    apart: Arc<Apart>,
-}
-
-impl Ends {
-    pub fn new(ends: [End; 2], eventfd: OwnedFd, apart: Arc<Apart>) -> Ends {
-        Ends { ends, eventfd: Arc::new(eventfd), apart }
-    }
 
     /// Does something apart hang?
     pub fn hangs(&self) -> bool {
-        let doing = self.ends.iter().flat_map(|end| [&end.rings, &end.parts]).flatten();
+        let doing = [&self.rings, &self.parts].into_iter().flatten();
         doing.into_iter().any(|doing| doing.since.elapsed() > HANGS_AFTER)
     }
 
-    fn apart(&self, end: usize, job: impl FnOnce() -> bool + Send + 'static) -> Doing {
+    fn apart(&self, job: impl FnOnce() -> bool + Send + 'static) -> Doing {
         let done = Arc::new(AtomicU32::new(NOT_YET));
         let doing = Doing { since: Instant::now(), done: done.clone() };
         let eventfd = self.eventfd.clone();
@@ -85,41 +73,55 @@ impl Ends {
             done.store(if went { DONE } else { FAILED }, Ordering::Release);
             fd::ring(eventfd.as_raw_fd());
         };
-        self.apart.run(self.ends[end].from.clone(), Box::new(job));
+        self.apart.run(self.from.clone(), Box::new(job));
         doing
     }
 }
 
-impl Bells for Ends {
-    // (Their ends sleep by their kernel's connection.)
-    fn published(&mut self, _end: usize) {}
+impl Rings for End {
+    // (It sleeps by its kernel's connection.)
+    fn published(&mut self) {}
 
-    fn event(&mut self, _end: usize) {}
+    fn event(&mut self) {}
 
-    fn byte(&mut self, to: usize) -> Poll<bool> {
-        let end = 1 - to;
-        if self.ends[end].rings.is_none() {
-            let Some(socket) = self.ends[end].socket.clone() else { return Poll::Ready(false) };
+    fn byte(&mut self) -> Poll<bool> {
+        if self.rings.is_none() {
+            let Some(socket) = self.socket.clone() else { return Poll::Ready(false) };
             let ring = move || {
                 let went = tcp::ring_byte(socket.as_raw_fd());
                 drop(socket);
                 went
             };
-            self.ends[end].rings = Some(self.apart(end, ring));
+            self.rings = Some(self.apart(ring));
         }
-        let went = self.ends[end].rings.as_ref().map_or(Poll::Ready(false), Doing::poll);
+        let went = self.rings.as_ref().map_or(Poll::Ready(false), Doing::poll);
         if went.is_ready() {
-            self.ends[end].rings = None;
+            self.rings = None;
         }
         went
     }
 
-    fn part(&mut self, end: usize) -> Poll<()> {
-        if let Some(socket) = self.ends[end].socket.take() {
-            let gone = self.ends[end].gone;
-            self.ends[end].parts = Some(self.apart(end, move || let_go(socket, gone)));
+    fn part(&mut self) -> Poll<()> {
+        if let Some(socket) = self.socket.take() {
+            let gone = self.gone;
+            self.parts = Some(self.apart(move || let_go(socket, gone)));
         }
-        self.ends[end].parts.as_ref().map_or(Poll::Ready(()), |doing| doing.poll().map(drop))
+        self.parts.as_ref().map_or(Poll::Ready(()), |doing| doing.poll().map(drop))
+    }
+}
+
+impl WakesOne for End {
+    fn eventfd(&self) -> BorrowedFd<'_> {
+        self.eventfd.as_fd()
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            let gone = self.gone;
+            self.apart.run(self.from.clone(), Box::new(move || _ = let_go(socket, gone)));
+        }
     }
 }
 
@@ -133,20 +135,44 @@ fn let_go(socket: Arc<OwnedFd>, gone: bool) -> bool {
     true
 }
 
-impl Wakes for Ends {
-    fn eventfd(&self) -> BorrowedFd<'_> {
-        self.eventfd.as_fd()
+/// The two of a link, with one eventfd (0 connects, 1 accepts).
+pub struct Ends {
+    pub ends: [End; 2],
+    pub memory: [Memory; 2],
+}
+
+impl Ends {
+    pub fn new(from: [From; 2], memory: [Memory; 2], eventfd: OwnedFd, apart: &Arc<Apart>) -> Ends {
+        let eventfd = Arc::new(eventfd);
+        Ends { ends: from.map(|from| End::new(from, eventfd.clone(), apart.clone())), memory }
+    }
+
+    pub fn hangs(&self) -> bool {
+        self.ends.iter().any(End::hangs)
     }
 }
 
-impl Drop for Ends {
-    fn drop(&mut self) {
-        for end in &mut self.ends {
-            if let Some(socket) = end.socket.take() {
-                let gone = end.gone;
-                self.apart.run(end.from.clone(), Box::new(move || _ = let_go(socket, gone)));
-            }
-        }
+impl Bells for Ends {
+    fn published(&mut self, end: usize) {
+        self.ends[end].published();
+    }
+
+    fn event(&mut self, end: usize) {
+        self.ends[end].event();
+    }
+
+    fn byte(&mut self, to: usize) -> Poll<bool> {
+        self.ends[1 - to].byte()
+    }
+
+    fn part(&mut self, end: usize) -> Poll<()> {
+        self.ends[end].part()
+    }
+}
+
+impl Wakes for Ends {
+    fn eventfd(&self) -> BorrowedFd<'_> {
+        self.ends[0].eventfd()
     }
 }
 
@@ -172,14 +198,12 @@ mod tests {
         let geometry = Geometry::new(1 << 16).unwrap();
         // SAFETY: made just now, ours alone.
         let eventfd = unsafe { OwnedFd::from_raw_fd(fd::eventfd().unwrap()) };
-        let mut number = 0;
-        let made = sockets.map(|socket| {
-            number += 1;
-            let mut end = End::new(Memory::make(geometry).unwrap(), from(number));
+        let memory = [0, 1].map(|_| Memory::make(geometry).unwrap());
+        let mut ends = Ends::new([from(1), from(2)], memory, eventfd, apart);
+        for (end, socket) in ends.ends.iter_mut().zip(sockets) {
             end.come(socket.into());
-            end
-        });
-        Ends::new(made, eventfd, apart.clone())
+        }
+        ends
     }
 
     fn until(mut done: impl FnMut() -> bool) {

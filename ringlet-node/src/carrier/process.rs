@@ -12,7 +12,7 @@ use ringlet_core::layout::Geometry;
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{fd, meet};
 
-use super::ends::{End, Ends};
+use super::ends::Ends;
 use super::keeper::by_whom_it_was_started;
 use super::{Pair, WORD_BYTES, Word};
 use crate::apart::{Apart, From};
@@ -215,7 +215,7 @@ impl Carrier {
         };
         let found = link.and_then(|link| {
             let ends = self.adapter.bells(link)?;
-            let geometry = ends.ends[end].memory.segment().geometry;
+            let geometry = ends.memory[end].segment().geometry;
             (geometry.ring_bytes as u64 == asked.ring_bytes).then_some((link, ends))
         });
         let Some((link, ends)) = found else {
@@ -227,7 +227,7 @@ impl Carrier {
         meet::admit_descriptors(line, false);
         let linked = Message { kind: LINKED, ring_bytes: asked.ring_bytes, ..Message::default() };
         // (Who does not get it goes, and that is heard.)
-        let _ = meet::send(line, linked.frame().as_bytes(), &[ends.ends[end].memory.memfd]);
+        let _ = meet::send(line, linked.frame().as_bytes(), &[ends.memory[end].memfd]);
         Some(())
     }
 
@@ -333,10 +333,8 @@ fn make(
     let segments = [0, 1].map(|end: usize| memory[end].segment());
     // SAFETY: made just now, ours alone.
     let eventfd = unsafe { OwnedFd::from_raw_fd(fd::eventfd().ok()?) };
-    let [one, other] = memory;
-    let [from_one, from_other] = held.from.clone();
-    let ends = [End::new(one, from_one), End::new(other, from_other)];
-    adapter.add(Link::new(None, segments), Ends::new(ends, eventfd, apart.clone())).ok()
+    let ends = Ends::new(held.from.clone(), memory, eventfd, apart);
+    adapter.add(Link::new(None, segments), ends).ok()
 }
 
 /// A number of ours, for a call.
