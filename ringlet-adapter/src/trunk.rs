@@ -85,6 +85,11 @@ impl Trunk {
         self.state().inboxes.entry(name).or_default();
     }
 
+    /// There will be no such lane.
+    pub fn forget(&self, name: LaneName) {
+        self.state().inboxes.remove(&name);
+    }
+
     /// What there is for the owner, since the last time.
     pub fn events(&self) -> Vec<(Number, Event)> {
         std::mem::take(&mut self.state().events)

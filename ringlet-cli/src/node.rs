@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use ringlet::config::NODE_SOCKET;
 use ringlet::reasons::Reason;
+use ringlet_node::carrier::keeper;
 use ringlet_node::cluster::identity;
 use ringlet_node::policy::{EXAMPLE, FILE, Policy};
 use serde_json::Value;
@@ -37,12 +38,18 @@ enum NodeCommand {
     Status(StatusArgs),
     /// Print an annotated policy file, which says what holds without one
     Policy,
-    /// Start carriers for the service at the other end of standard input
-    #[command(name = ringlet_node::carrier::keeper::KEEP, hide = true)]
-    Keep,
+    /// Start what carries for the service at the other end of standard input
+    #[command(name = keeper::KEEP, hide = true)]
+    Keep {
+        #[arg(value_parser = [keeper::CARRY, keeper::FABRIC])]
+        what: String,
+    },
     /// Carry what the service at the other end of standard input hands over
-    #[command(name = ringlet_node::carrier::keeper::CARRY, hide = true)]
+    #[command(name = keeper::CARRY, hide = true)]
     Carry,
+    /// The same to other hosts
+    #[command(name = keeper::FABRIC, hide = true)]
+    Fabric,
 }
 
 #[derive(clap::Args)]
@@ -119,8 +126,9 @@ pub fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
                 false => show(&told),
             }
         }
-        NodeCommand::Keep => ringlet_node::carrier::keeper::keep()?,
+        NodeCommand::Keep { what } => keeper::keep(&what)?,
         NodeCommand::Carry => ringlet_node::carrier::carry()?,
+        NodeCommand::Fabric => ringlet_node::fabric::carry()?,
         NodeCommand::Policy => println!("# (To be read from {FILE}.)\n{}", EXAMPLE.trim_end()),
     }
     Ok(ExitCode::SUCCESS)

@@ -24,6 +24,8 @@ pub enum Progress {
 /// Rails have the same places in all nodes: the first of each reach one another, and so on.
 pub struct Node {
     rails: Vec<Box<dyn Rail>>,
+    /// Those that have said that they are broken, as a whole.
+    broken: Vec<bool>,
     transports: Vec<Option<Box<Transport>>>,
     open: Vec<Number>,
     /// Where the search for a free number begins: one is used again as late as can be, for there may be late notices of it.
@@ -32,7 +34,8 @@ pub struct Node {
 
 impl Node {
     pub fn new(rails: Vec<Box<dyn Rail>>) -> Node {
-        Node { rails, transports: Vec::new(), open: Vec::new(), next: 0 }
+        let broken = vec![false; rails.len()];
+        Node { rails, broken, transports: Vec::new(), open: Vec::new(), next: 0 }
     }
 
     /// Begins a transport to another node. `None`: there are too many.
@@ -112,11 +115,17 @@ impl Node {
             transport.leave_endpoint(&mut self.rails, place);
         }
         self.rails[place] = rail;
+        self.broken[place] = false;
+    }
+
+    /// Is this one broken, so that it is to be replaced?
+    pub fn is_broken(&self, place: usize) -> bool {
+        self.broken[place]
     }
 
     /// Sends what was given, and takes what has come. Never waits.
     pub fn poll(&mut self, tell: &mut dyn FnMut(Number, Told<'_>)) -> Progress {
-        let Node { rails, transports, open, .. } = self;
+        let Node { rails, broken, transports, open, .. } = self;
         let mut busy = false;
         // A rail that is nearly full has room for each in its turn.
         if open.len() > 1 {
@@ -130,6 +139,7 @@ impl Node {
         for (place, rail) in rails.iter_mut().enumerate() {
             rail.poll(&mut |event| {
                 busy = true;
+                broken[place] |= matches!(event, Event::Broken(_));
                 take(place, event, transports, tell);
             });
         }

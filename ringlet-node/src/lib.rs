@@ -7,9 +7,11 @@
 //!   policy.rs    who may meet whom
 //!   hall.rs      who waits for whom: the decision, without a system call
 //!   service.rs   the socket, its guests and what they say (`ringlet::interconnect::node`)
+//!   far.rs       guests whose far end is on another host
 //!   apart.rs     what may wait for a guest: closing what it has handed over
 //!   carrier/     copies between two that may not share memory, in a process of its own
 //!   cluster/     the node services of other hosts: who they are, and whether they can be reached
+//!   fabric/      what carries connections to those hosts, in a process of its own
 //!   journal.rs   what was decided, and why
 //!   sandbox.rs   what the service gives up when all is made
 //! ```
@@ -21,6 +23,8 @@
 mod apart;
 pub mod carrier;
 pub mod cluster;
+pub mod fabric;
+mod far;
 pub mod hall;
 mod journal;
 pub mod notes;

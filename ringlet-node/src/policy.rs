@@ -325,6 +325,7 @@ mod tests {
             accepted: true,
             user: Some(user),
             group: group.to_owned(),
+            ring_bytes: 0,
         };
         let may = |rule: &str, node: &str, far: &End| {
             Policy::parse(rule).unwrap().allows_far(&who(7, "/shop/web", None), node, far)

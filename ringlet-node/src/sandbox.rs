@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use landlock::{
@@ -45,6 +46,21 @@ pub fn enter_for_cluster() -> anyhow::Result<()> {
     confine(&[], &[ANYHOW, NODES], &[ONLY, ONLY_NODES])
 }
 
+/// The same of what carries to other hosts. WHY not a list of calls: what providers of libfabric do is theirs, and changes.
+///
+/// `folders`: of rails in memory.
+pub fn enter_as_fabric(folders: &[PathBuf]) -> anyhow::Result<()> {
+    give_up_rights()?;
+    let own = ["/dev", "/proc/self"].map(PathBuf::from);
+    let written = own.iter().chain(folders).map(PathBuf::as_path).collect::<Vec<_>>();
+    rule(&["/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/run", "/sys", "/usr"], &written)?;
+    let refused = SeccompAction::Errno(libc::EPERM as u32);
+    let calls = NOT_OF_FABRIC.iter().map(|call| (*call, Vec::new())).collect();
+    let architecture = std::env::consts::ARCH.try_into()?;
+    let filter = SeccompFilter::new(calls, SeccompAction::Allow, refused, architecture)?;
+    apply(&filter.try_into()?)
+}
+
 /// What execve would give, and capabilities (but to exceed limits).
 pub fn give_up_rights() -> anyhow::Result<()> {
     give_up_rights_but(|| true)
@@ -58,17 +74,27 @@ fn give_up_rights_but(looks_up: impl Fn() -> bool) -> anyhow::Result<()> {
 }
 
 fn confine(readable: &[&str], calls: &[&[c_long]], only: &[&[Only]]) -> anyhow::Result<()> {
+    rule(readable, &[])?;
+    apply(&filter(calls, only).context("the filter of system calls can't be made")?)
+}
+
+/// No files but these.
+fn rule(readable: &[&str], writable: &[&Path]) -> anyhow::Result<()> {
+    let all = AccessFs::from_all(ABI::V5);
     let ruled = Ruleset::default()
-        .handle_access(AccessFs::from_all(ABI::V5))
+        .handle_access(all)
         .and_then(|rules| rules.create())
         .and_then(|rules| {
             rules.add_rules(path_beneath_rules(readable, AccessFs::from_read(ABI::V1)))
         })
+        .and_then(|rules| rules.add_rules(path_beneath_rules(writable, all)))
         .and_then(|rules| rules.restrict_self());
     // (A kernel without Landlock is no error; no more than a second wall is missing.)
-    ruled.context("Landlock refuses what the service gives up")?;
-    let filter = filter(calls, only).context("the filter of system calls can't be made")?;
-    match seccompiler::apply_filter(&filter) {
+    ruled.map(drop).context("Landlock refuses what the service gives up")
+}
+
+fn apply(filter: &BpfProgram) -> anyhow::Result<()> {
+    match seccompiler::apply_filter(filter) {
         Err(seccompiler::Error::Prctl(error) | seccompiler::Error::Seccomp(error))
             if is_lacking(&error) =>
         {
@@ -128,6 +154,37 @@ fn filter(calls: &[&[c_long]], only: &[&[Only]]) -> Filtered {
     let refused = SeccompAction::Errno(libc::ENOSYS as u32);
     SeccompFilter::new(calls, refused, SeccompAction::Allow, architecture)?.try_into()
 }
+
+/// Other programs, and what only root does.
+const NOT_OF_FABRIC: &[c_long] = &[
+    libc::SYS_acct,
+    libc::SYS_add_key,
+    libc::SYS_bpf,
+    libc::SYS_chroot,
+    libc::SYS_delete_module,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_finit_module,
+    libc::SYS_init_module,
+    libc::SYS_io_uring_setup,
+    libc::SYS_kexec_load,
+    libc::SYS_keyctl,
+    libc::SYS_kill,
+    libc::SYS_mount,
+    libc::SYS_perf_event_open,
+    libc::SYS_pivot_root,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_ptrace,
+    libc::SYS_reboot,
+    libc::SYS_request_key,
+    libc::SYS_setns,
+    libc::SYS_swapoff,
+    libc::SYS_swapon,
+    libc::SYS_umount2,
+    libc::SYS_unshare,
+    libc::SYS_userfaultfd,
+];
 
 /// Guests.
 const GUESTS: &[c_long] = &[

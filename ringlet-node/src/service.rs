@@ -21,10 +21,10 @@ use sd_notify::NotifyState;
 use serde_json::json;
 
 use crate::apart::{Apart, From};
+use crate::carrier::Carriers;
+use crate::carrier::keeper::{self, Kept};
 use crate::carrier::share::News;
-use crate::carrier::{Carriers, keeper};
-use crate::cluster::post::Post;
-use crate::cluster::{self, Cluster, End, Peer, Word};
+use crate::far::{Calling, Far};
 use crate::hall::{Hall, Verdict};
 use crate::journal::{Journal, say};
 use crate::notes::{Kernel, Note, Notes};
@@ -49,30 +49,33 @@ const SWEEP: Duration = Duration::from_secs(1);
 /// Who comes at once is served in turns of so many, between which those who wait are looked at.
 const ACCEPTED_AT_ONCE: usize = 64;
 const BACKLOG: i32 = 4096;
-/// The longest name of a control group that is told to other nodes: it may be six times as long in JSON, and has to fit in a word.
-const GROUP_BYTES: usize = 128;
 /// Tokens that are no guest's.
 const KEEPER: u64 = u64::MAX;
 const CARRIER: u64 = u64::MAX - 1;
 const OTHER_NODES: u64 = u64::MAX - 2;
+const FABRIC_KEEPER: u64 = u64::MAX - 3;
+pub(crate) const FABRIC: u64 = u64::MAX - 4;
+/// What has no room is given again so soon.
+const AGAIN: Duration = Duration::from_millis(10);
 
-enum State {
+pub(crate) enum State {
     Greeted,
     Waiting {
         cookie: u64,
         note: Note,
     },
-    /// For an end on another host.
+    /// For an end on another host; it is found, and a channel to it is on its way.
     Seeking {
         note: Note,
     },
+    Calling(Calling),
 }
 
-struct Guest {
-    lifeline: i32,
-    who: Who,
-    since: Instant,
-    state: State,
+pub(crate) struct Guest {
+    pub lifeline: i32,
+    pub who: Who,
+    pub since: Instant,
+    pub state: State,
 }
 
 #[derive(Default)]
@@ -90,19 +93,19 @@ pub struct Listener {
 }
 
 pub struct Service<N> {
-    policy: Policy,
-    notes: N,
+    pub(crate) policy: Policy,
+    pub(crate) notes: N,
     group: PathBuf,
     events: OwnedFd,
     listeners: Vec<Listener>,
-    guests: HashMap<u64, Guest>,
+    pub(crate) guests: HashMap<u64, Guest>,
     next: u64,
-    hall: Hall,
+    pub(crate) hall: Hall,
     users: HashMap<Option<u32>, User>,
     carriers: Option<Carriers>,
-    cluster: Option<(Cluster, Post)>,
+    pub(crate) far: Option<Far>,
     apart: Apart,
-    journal: Journal,
+    pub(crate) journal: Journal,
     began: Instant,
     swept: Instant,
 }
@@ -132,21 +135,18 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
         }
     }
     let isolates = options.policy.otherwise == Otherwise::Isolated;
-    let carriers = if isolates { Some(keeper::start()?) } else { None };
-    let cluster = options.policy.cluster.take().map(cluster::Running::prepare).transpose()?;
-    let cluster = cluster
-        .map(|cluster| {
-            let post = Post::new()?;
-            Ok::<_, anyhow::Error>((cluster.start(Box::new(post.clone()), options.quiet)?, post))
-        })
-        .transpose()?;
+    let carriers = if isolates { Some(Carriers::new(Kept::start(keeper::CARRY)?)) } else { None };
+    let cluster = options.policy.cluster.take();
+    let far = cluster.map(|cluster| Far::start(cluster, options.quiet)).transpose()?;
     sd_notify::notify(&[NotifyState::Ready]).context("the service manager is not reached")?;
     sandbox::enter(|| notes.answers())?;
     let mut service = Service::new(options.policy, notes, listeners)?;
     (service.group, service.journal) = (group, Journal::new(options.quiet));
-    if let Some((cluster, post)) = cluster {
-        service.watch(post.bell().as_raw_fd(), OTHER_NODES)?;
-        service.cluster = Some((cluster, post));
+    if let Some(far) = far {
+        service.watch(far.post.bell().as_raw_fd(), OTHER_NODES)?;
+        service.watch(far.fabric.keeper(), FABRIC_KEEPER)?;
+        service.far = Some(far);
+        service.watch_fabric()?;
     }
     if let Some(carriers) = carriers {
         service.carry_by(carriers)?;
@@ -155,7 +155,12 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     loop {
         // With nobody here there is nothing to look after.
         let idle = service.guests.is_empty() && service.users.is_empty();
-        service.turn(if idle { None } else { Some(SWEEP) })?;
+        let waits = service.far.as_ref().is_some_and(|far| far.fabric.waits());
+        service.turn(match idle {
+            _ if waits => Some(AGAIN),
+            true => None,
+            false => Some(SWEEP),
+        })?;
     }
 }
 
@@ -177,7 +182,7 @@ impl<N: Notes> Service<N> {
             hall: Hall::default(),
             users: HashMap::new(),
             carriers: None,
-            cluster: None,
+            far: None,
             apart: Apart::new()?,
             journal: Journal::new(true),
             began: Instant::now(),
@@ -202,10 +207,14 @@ impl<N: Notes> Service<N> {
             let token = event.data.u64();
             match token {
                 OTHER_NODES => self.hear_of_others(),
+                FABRIC_KEEPER | FABRIC => self.hear_of_fabric(token == FABRIC)?,
                 KEEPER | CARRIER => self.hear_of_carrier(token)?,
                 _ if token < self.listeners.len() as u64 => self.accept(token as usize),
                 _ => self.hear(token),
             }
+        }
+        if self.far.as_ref().is_some_and(|far| far.fabric.waits()) {
+            self.hear_of_fabric(true)?;
         }
         if self.swept.elapsed() >= SWEEP {
             self.swept = Instant::now();
@@ -216,15 +225,15 @@ impl<N: Notes> Service<N> {
 
     /// Those whom the policy does not let share memory are carried by these.
     fn carry_by(&mut self, carriers: Carriers) -> anyhow::Result<()> {
-        self.watch(carriers.keeper(), KEEPER)?;
-        if let Some(carrier) = carriers.carrier() {
+        self.watch(carriers.kept.keeper(), KEEPER)?;
+        if let Some(carrier) = carriers.kept.process() {
             self.watch(carrier, CARRIER)?;
         }
         self.carriers = Some(carriers);
         Ok(())
     }
 
-    fn watch(&self, fd: i32, token: u64) -> rustix::io::Result<()> {
+    pub(crate) fn watch(&self, fd: i32, token: u64) -> rustix::io::Result<()> {
         let data = epoll::EventData::new_u64(token);
         epoll::add(&self.events, borrowed(fd), data, epoll::EventFlags::IN)
     }
@@ -236,7 +245,7 @@ impl<N: Notes> Service<N> {
         match news {
             News::None => {}
             News::Started(pid) => {
-                if let Some(carrier) = carriers.carrier() {
+                if let Some(carrier) = carriers.kept.process() {
                     self.watch(carrier, CARRIER)?;
                 }
                 self.journal.note("carrier-started", || format!("pid {pid}"));
@@ -411,82 +420,6 @@ impl<N: Notes> Service<N> {
         self.part(far);
     }
 
-    /// Asks the node to which the far end's address belongs. False if there is none that can be reached. (The address is no more than a hint whom to ask.)
-    fn seek(&mut self, token: u64, cookie: u64) -> bool {
-        let (Some((cluster, _)), Some(guest)) = (&self.cluster, self.guests.get_mut(&token)) else {
-            return false;
-        };
-        let Some(note) = self.notes.of(cookie) else { return false };
-        // (One that mirrors it here, or came twice, is no matter of another host's.)
-        let is_alone = self.notes.with(note.pair) == Some(cookie)
-            && self.notes.with(note.pair.mirrored()).is_none();
-        let node = cluster.settings().node_of(note.far_address());
-        let Some(peer) = node.and_then(|node| cluster.peer(&node.name)) else { return false };
-        let Some(end) = guest.end(&note) else { return false };
-        if !is_alone || peer.say(&Word::Seek(end)).is_err() {
-            return false;
-        }
-        guest.state = State::Seeking { note };
-        if let Some(replaced) = self.hall.seek(token, &note, peer.node()) {
-            self.part(replaced);
-        }
-        true
-    }
-
-    fn hear_of_others(&mut self) {
-        let words = self.cluster.as_ref().map(|(_, post)| post.take()).unwrap_or_default();
-        for (peer, word) in words {
-            match word {
-                Word::Seek(far) => {
-                    let Some((near, may)) = self.meet_far(&peer, &far, true) else { continue };
-                    let _ = peer.say(&Word::Here(near, may));
-                }
-                Word::Here(far, may) => drop(self.meet_far(&peer, &far, may)),
-                _ => {}
-            }
-        }
-    }
-
-    /// A guest and an end on another host are the two ends of one connection. Its own end, and whether they may meet here.
-    fn meet_far(&mut self, peer: &Peer, far: &End, may_there: bool) -> Option<(End, bool)> {
-        let token = self.hall.sought(&self.notes, peer.node(), far.pair)?;
-        let guest = self.guests.get(&token)?;
-        let State::Seeking { note } = guest.state else { return None };
-        let near = guest.end(&note)?;
-        if near.accepted == far.accepted || !guest.is_here() {
-            return None;
-        }
-        let may = self.policy.allows_far(&guest.who, peer.node(), far);
-        // (Of the connecting end, as both hosts say it.)
-        let first = if near.accepted { far.pair } else { near.pair };
-        let about = format!(
-            "{:08x}-{:08x} {} - {}:{}",
-            first.sends,
-            first.expects,
-            guest.who.text(),
-            peer.node(),
-            line(&far.group)
-        );
-        let refused = match (may, may_there) {
-            (true, true) => None,
-            (false, _) => Some("policy"),
-            (true, false) => Some("policy of that node"),
-        };
-        match refused {
-            Some(by) => {
-                self.journal.note(Reason::Refused.code(), || format!("{about} ({by})"));
-                self.say_apart(token, Reason::Refused);
-            }
-            None => {
-                // Nothing carries between hosts yet.
-                self.journal.note("no-fabric", || about);
-                self.say_apart(token, Reason::NoMirror);
-            }
-        }
-        self.part(token);
-        Some((near, may))
-    }
-
     fn bring_together(&self, near: u64, far: u64, allowed: Allowed) -> Result<(), Errno> {
         let (Some(one), Some(other)) = (self.guests.get(&near), self.guests.get(&far)) else {
             return Err(Errno::ENOENT);
@@ -514,11 +447,11 @@ impl<N: Notes> Service<N> {
         // The one that waited has said, and its note with it, which of the two accepted.
         let accepted = |guest: &Guest| match guest.state {
             State::Waiting { note, .. } => note.side == crate::notes::ACCEPTED,
-            State::Greeted | State::Seeking { .. } => false,
+            _ => false,
         };
         let ends = if accepted(other) { [one, other] } else { [other, one] };
         let from = ends.map(|guest| From::of(&guest.who));
-        if !carriers.is_there() {
+        if carriers.kept.process().is_none() {
             return Err(Reason::NoAdapter);
         }
         if !carriers.may([&from[0], &from[1]], &self.policy.limits) {
@@ -539,14 +472,14 @@ impl<N: Notes> Service<N> {
         told.map_err(|_: Errno| Reason::NodeFull)
     }
 
-    fn say_apart(&self, token: u64, reason: Reason) {
+    pub(crate) fn say_apart(&self, token: u64, reason: Reason) {
         if let Some(guest) = self.guests.get(&token) {
             let apart = Message { kind: APART, reason: reason as u32, ..Message::default() };
             let _ = meet::send(guest.lifeline, apart.frame().as_bytes(), &[]);
         }
     }
 
-    fn send_away(&mut self, token: u64, reason: Reason) {
+    pub(crate) fn send_away(&mut self, token: u64, reason: Reason) {
         self.say_apart(token, reason);
         if let Some(guest) = self.guests.get(&token) {
             self.journal.note(reason.code(), || guest.who.text());
@@ -554,12 +487,13 @@ impl<N: Notes> Service<N> {
         self.part(token);
     }
 
-    fn part(&mut self, token: u64) {
+    pub(crate) fn part(&mut self, token: u64) {
         let Some(guest) = self.guests.remove(&token) else { return };
         match guest.state {
             State::Greeted => {}
             State::Waiting { cookie, .. } => self.hall.leave(cookie, token),
             State::Seeking { note } => self.hall.seek_no_more(note.pair, token),
+            State::Calling(_) => {}
         }
         let _ = epoll::delete(&self.events, borrowed(guest.lifeline));
         let uid = meet::credentials(guest.lifeline).ok().map(|caller| caller.uid);
@@ -579,7 +513,9 @@ impl<N: Notes> Service<N> {
         let wait = Duration::from_secs(self.policy.limits.wait_seconds);
         let late = |guest: &Guest| match guest.state {
             State::Greeted => guest.since.elapsed() > ASK_IN,
-            State::Waiting { .. } | State::Seeking { .. } => guest.since.elapsed() > wait,
+            State::Waiting { .. } | State::Seeking { .. } | State::Calling(_) => {
+                guest.since.elapsed() > wait
+            }
         };
         let late: Vec<u64> =
             self.guests.iter().filter(|(_, guest)| late(guest)).map(|(token, _)| *token).collect();
@@ -596,7 +532,7 @@ impl<N: Notes> Service<N> {
             return self.part(token);
         }
         let waiting = |guest: &Guest| match guest.state {
-            State::Greeted => None,
+            State::Greeted | State::Calling(_) => None,
             State::Waiting { note, .. } | State::Seeking { note } => Some(json!({
                 "pid": guest.who.pid, "user": guest.who.user, "group": guest.who.shown_group(), "label": guest.who.label,
                 "namespace": note.namespace, "accepted": note.side == crate::notes::ACCEPTED,
@@ -613,9 +549,10 @@ impl<N: Notes> Service<N> {
             "waiting_ends": self.guests.values().filter_map(waiting).take(SHOWN).collect::<Vec<_>>(),
             "carrier": self.carriers.as_ref().map(|carriers| {
                 let (carried, lost) = carriers.counts();
-                json!({ "pid": carriers.pid(), "connections": carried, "lost": lost })
+                json!({ "pid": carriers.kept.pid(), "connections": carried, "lost": lost })
             }),
-            "cluster": self.cluster.as_ref().map(|(cluster, _)| cluster.status()),
+            "cluster": self.far.as_ref().map(|far| far.cluster.status()),
+            "fabric": self.far.as_ref().map(|far| far.fabric.status()),
             "decisions": self.journal.counts(),
             "last": self.journal.last().collect::<Vec<_>>(),
         });
@@ -625,14 +562,7 @@ impl<N: Notes> Service<N> {
 }
 
 impl Guest {
-    /// What other nodes are told of it. None if its group can't be told, or is longer than anybody needs.
-    fn end(&self, note: &Note) -> Option<End> {
-        let group = self.who.group.clone().filter(|group| group.len() <= GROUP_BYTES)?;
-        let accepted = note.side == crate::notes::ACCEPTED;
-        Some(End { pair: note.pair, accepted, user: self.who.user, group })
-    }
-
-    fn is_here(&self) -> bool {
+    pub(crate) fn is_here(&self) -> bool {
         let over = libc::POLLHUP | libc::POLLRDHUP;
         self.who.lives() && fd::pending(self.lifeline, libc::POLLRDHUP) & over == 0
     }
@@ -659,7 +589,7 @@ fn tell(to: &Guest, of: &Guest, flags: u32, fds: &[i32]) -> Result<(), Errno> {
 }
 
 /// Two connected sockets that admit no descriptors, and whose messages say who sends them.
-fn guarded_pair() -> Result<[OwnedFd; 2], Errno> {
+pub(crate) fn guarded_pair() -> Result<[OwnedFd; 2], Errno> {
     let [one, other] = meet::pair()?;
     let one = meet::guard_channel(one).inspect_err(|_| sys::close(other))?;
     let other = meet::guard_channel(other).inspect_err(|_| sys::close(one))?;
@@ -683,11 +613,6 @@ pub(crate) fn is_tcp(shown: i32) -> bool {
     let is = |option, value| tcp::int_option(shown, libc::SOL_SOCKET, option) == Ok(value);
     let of_internet = is(libc::SO_DOMAIN, libc::AF_INET) || is(libc::SO_DOMAIN, libc::AF_INET6);
     of_internet && is(libc::SO_PROTOCOL, libc::IPPROTO_TCP)
-}
-
-/// A group's name as another node has told it, for the journal.
-fn line(text: &str) -> String {
-    text.chars().filter(|each| !each.is_control()).take(GROUP_BYTES).collect()
 }
 
 /// A number of ours, for a call.

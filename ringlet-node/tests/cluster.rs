@@ -1,13 +1,14 @@
 //! Two nodes in one process: what is passed comes in order or the session ends, and nobody keeps more than the limit for who does not read.
 
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use ringlet_node::cluster::members::{Member, Settings};
 use ringlet_node::cluster::{
-    Cluster, Events, NotPassed, PASS_BYTES, Peer, Running, Word, identity,
+    Cluster, Events, NotPassed, PASS_BYTES, Peer, Running, Token, Word, identity,
 };
 
 /// Only against hanging.
@@ -39,6 +40,7 @@ impl Events for Told {
         }
         let _ = self.to.send(Event::Passed(message.to_vec()));
     }
+    fn called(&mut self, _: Token, _: Option<OwnedFd>) {}
 }
 
 fn free_port() -> SocketAddr {
@@ -51,8 +53,13 @@ fn start(
     gate: Option<Receiver<()>>,
 ) -> (Cluster, Receiver<Event>) {
     let member = Member { name: other.0.into(), address: other.1, subnets: Vec::new() };
-    let settings =
-        Settings { node: node.into(), listen, directory: place.join(node), nodes: vec![member] };
+    let settings = Settings {
+        node: node.into(),
+        listen,
+        directory: place.join(node),
+        rails: Vec::new(),
+        nodes: vec![member],
+    };
     let (to, events) = channel();
     let running = Running::prepare(settings).unwrap();
     (running.start(Box::new(Told { to, gate }), true).unwrap(), events)

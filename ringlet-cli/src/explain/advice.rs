@@ -15,6 +15,9 @@ pub fn advice(reason: Reason) -> Option<&'static str> {
         Reason::NoMirror => {
             "Nothing can be done where the far end is on another host or a proxy stands between; else look for what rewrites sequence numbers (SYN proxies)."
         }
+        Reason::NoFabric => {
+            "See `ringlet node status` on both hosts: `rails` in [cluster] of its policy file names what carries; libfabric's tcp provider is used only if it is named."
+        }
         Reason::NoNote => "Nothing to do: connections that begin from now on are seen.",
         Reason::Refused => {
             "See the policy of the node service (`ringlet node`): by default both ends must be of the same host user and of the same pod."

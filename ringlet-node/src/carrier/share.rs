@@ -4,12 +4,12 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
 
-use super::{Pair, Started, WORD_BYTES, Word};
+use super::keeper::{Kept, Word};
+use super::{Pair, WORD_BYTES};
 use crate::apart::From;
 use crate::policy::Limits;
 
@@ -17,8 +17,7 @@ use crate::policy::Limits;
 const WORDS_AT_ONCE: usize = 64;
 
 pub struct Carriers {
-    keeper: OwnedFd,
-    carrier: Option<(OwnedFd, u32)>,
+    pub kept: Kept,
     /// By their numbers; and which end each counts for.
     pairs: HashMap<u64, ([From; 2], usize)>,
     of_users: HashMap<Option<u32>, usize>,
@@ -38,32 +37,15 @@ pub enum News {
 }
 
 impl Carriers {
-    pub fn new(keeper: OwnedFd) -> Carriers {
+    pub fn new(kept: Kept) -> Carriers {
         Carriers {
-            keeper,
-            carrier: None,
+            kept,
             pairs: HashMap::new(),
             of_users: HashMap::new(),
             of_pods: HashMap::new(),
             next: 0,
             lost: 0,
         }
-    }
-
-    pub fn keeper(&self) -> i32 {
-        self.keeper.as_raw_fd()
-    }
-
-    pub fn carrier(&self) -> Option<i32> {
-        self.carrier.as_ref().map(|(socket, _)| socket.as_raw_fd())
-    }
-
-    pub fn pid(&self) -> Option<u32> {
-        self.carrier.as_ref().map(|(_, pid)| *pid)
-    }
-
-    pub fn is_there(&self) -> bool {
-        self.carrier.is_some()
     }
 
     /// How many are carried, and how often a carrier was lost.
@@ -91,12 +73,12 @@ impl Carriers {
         lifelines: [i32; 2],
         ring_bytes: u64,
     ) -> Result<(), Errno> {
-        let Some((carrier, _)) = &self.carrier else { return Err(Errno::ENOENT) };
+        let carrier = self.kept.process().ok_or(Errno::ENOENT)?;
         let ends = ends.map(short);
         let number = self.next;
         let pair = Pair { number, ends: ends.clone(), ring_bytes };
         let pair = serde_json::to_vec(&pair).map_err(|_| Errno::EINVAL)?;
-        meet::send(carrier.as_raw_fd(), &pair, &lifelines)?;
+        meet::send(carrier, &pair, &lifelines)?;
         self.next += 1;
         self.count(&ends[0], true);
         self.pairs.insert(number, (ends, 0));
@@ -118,25 +100,19 @@ impl Carriers {
 
     /// The keeper says something: there is another carrier.
     pub fn hear_keeper(&mut self) -> News {
-        let mut bytes = [0; WORD_BYTES];
-        let (len, mut fds) = match meet::receive(self.keeper(), &mut bytes) {
-            Err(Errno::EAGAIN) => return News::None,
-            Ok((len @ 1.., fds)) => (len, fds),
-            _ => return News::KeeperLost,
-        };
-        let started = serde_json::from_slice::<Started>(&bytes[..len]);
-        let (Ok(started), Some(socket)) = (started, fds.take(0)) else { return News::None };
-        // SAFETY: the kernel has just given it to us.
-        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-        self.forget();
-        self.carrier = Some((socket, started.pid));
-        News::Started(started.pid)
+        match self.kept.hear() {
+            Word::None => News::None,
+            Word::KeeperLost => News::KeeperLost,
+            Word::Started(pid) => {
+                self.forget();
+                News::Started(pid)
+            }
+        }
     }
 
     /// The carrier says something. (It may have been taken over by a tenant: what it says counts for what it carries, and nothing else.)
     pub fn hear_carrier(&mut self) -> News {
-        let Some((carrier, pid)) = self.carrier.as_ref().map(|(fd, pid)| (fd.as_raw_fd(), *pid))
-        else {
+        let (Some(carrier), Some(pid)) = (self.kept.process(), self.kept.pid()) else {
             return News::None;
         };
         for _ in 0..WORDS_AT_ONCE {
@@ -146,12 +122,13 @@ impl Carriers {
                 Ok((len @ 1.., _)) => len,
                 _ => {
                     self.lost += 1;
+                    self.kept.forget();
                     return News::Lost(pid, self.forget());
                 }
             };
             match serde_json::from_slice(&bytes[..len]) {
-                Ok(Word::Gone(number)) => self.gone(number),
-                Ok(Word::Over(number)) => self.over(number),
+                Ok(super::Word::Gone(number)) => self.gone(number),
+                Ok(super::Word::Over(number)) => self.over(number),
                 Err(_) => {}
             }
         }
@@ -173,7 +150,6 @@ impl Carriers {
     }
 
     fn forget(&mut self) -> usize {
-        self.carrier = None;
         let pairs = self.pairs.len();
         self.pairs.clear();
         self.of_users.clear();
@@ -194,7 +170,9 @@ fn short(from: &From) -> From {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Word;
     use super::*;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
     fn from(user: u32, pod: &str) -> From {
         From { user: Some(user), pod: Some(pod.to_owned()) }
@@ -205,7 +183,7 @@ mod tests {
         // SAFETY: made just now, ours alone.
         let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
         let [keeper, theirs] = meet::pair().unwrap().map(own);
-        let mut carriers = Carriers::new(keeper);
+        let mut carriers = Carriers::new(Kept::by(keeper));
         let limits =
             Limits { carried: 3, carried_of_a_user: 2, carried_of_a_pod: 1, ..Limits::default() };
         let (one, two, server) = (from(1, "/a"), from(1, "/b"), from(2, "/s"));
@@ -241,6 +219,6 @@ mod tests {
         assert_eq!(carriers.counts(), (1, 0));
         drop(carrier);
         assert_eq!(carriers.hear_carrier(), News::Lost(7, 1));
-        assert!(!carriers.is_there() && carriers.counts() == (0, 1));
+        assert!(carriers.kept.process().is_none() && carriers.counts() == (0, 1));
     }
 }

@@ -13,6 +13,7 @@ use ringlet_linux::fd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
+use super::channels::{Call, Caller, PATIENCE, Token, Wants};
 use super::identity::{self, Identity};
 use super::link::{Cause, Frame, Link, VERSION, Word, cause};
 use super::members::Settings;
@@ -46,6 +47,8 @@ pub trait Events: Send {
     fn said(&mut self, peer: &Peer, word: Word);
     /// What the other node has passed, in order.
     fn passed(&mut self, peer: &Peer, message: &[u8]);
+    /// A channel is there, or could not be had.
+    fn called(&mut self, token: Token, channel: Option<OwnedFd>);
 }
 
 /// What has to be done before the service gives up the right to.
@@ -81,6 +84,9 @@ impl Running {
             now: Mutex::new(Now {
                 peers: (0..nodes).map(|_| Known::new()).collect(),
                 out: (0..nodes).map(|_| Outbox::default()).collect(),
+                calls: Vec::new(),
+                expected: HashMap::new(),
+                over: Vec::new(),
                 journal: Journal::new(quiet),
             }),
         }));
@@ -91,6 +97,8 @@ impl Running {
             identity: self.identity,
             listener: self.listener,
             connections: HashMap::new(),
+            callers: Vec::new(),
+            calls: Vec::new(),
             next: 0,
             beat: Instant::now(),
             began: Instant::now(),
@@ -162,6 +170,8 @@ struct Engine {
     identity: Identity,
     listener: TcpListener,
     connections: HashMap<u64, Connection>,
+    callers: Vec<Caller>,
+    calls: Vec<Call>,
     next: u64,
     /// Of each node: how it is dialled (where it is on us to), and its session's connection.
     dials: Vec<Dial>,
@@ -188,6 +198,12 @@ impl Engine {
             let out = if link.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
             fds.push(PollFd::from_borrowed_fd(link.stream.as_fd(), PollFlags::IN | out));
         }
+        let callers = self.callers.iter().map(|caller| (caller.stream.as_fd(), PollFlags::IN));
+        let calls = self.calls.iter().map(|call| {
+            let flags = if call.wants_write() { PollFlags::OUT } else { PollFlags::IN };
+            (call.stream.as_fd(), flags)
+        });
+        fds.extend(callers.chain(calls).map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         let tick = Timespec::try_from(TICK).ok();
         let _ = poll(&mut fds, tick.as_ref());
         let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
@@ -202,6 +218,8 @@ impl Engine {
                 self.serve(key);
             }
         }
+        self.hear_callers();
+        self.go_on_calling();
         if !ready[0].is_empty() {
             self.accept();
         }
@@ -217,13 +235,15 @@ impl Engine {
                 // KERNEL: who waits makes the listener readable again and again.
                 Err(_) => return std::thread::sleep(Duration::from_millis(1)),
             };
+            let expected = self.cluster.now().expected.len();
             let strangers = |of: Option<IpAddr>| {
-                let is = |each: &&Connection| {
-                    each.who == Who::Stranger && of.is_none_or(|of| each.from.ip() == of)
-                };
-                self.connections.values().filter(is).count()
+                let is = |from: &SocketAddr| of.is_none_or(|of| from.ip() == of);
+                let link = |each: &&Connection| each.who == Who::Stranger && is(&each.from);
+                let callers = self.callers.iter().filter(|each| is(&each.from)).count();
+                callers + self.connections.values().filter(link).count()
             };
-            if strangers(None) >= STRANGERS || strangers(Some(from.ip())) >= STRANGERS_OF_AN_ADDRESS
+            if strangers(None) >= STRANGERS + expected
+                || strangers(Some(from.ip())) >= STRANGERS_OF_AN_ADDRESS + expected
             {
                 self.refused(
                     from,
@@ -233,12 +253,79 @@ impl Engine {
                 continue;
             }
             let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
-            match ready
-                .map_err(|error| cause("lost", error))
-                .and_then(|()| Link::accept(stream, &self.identity))
-            {
-                Ok(link) => drop(self.add(link, from, Who::Stranger)),
-                Err(cause) => self.refused(from, None, &cause),
+            match ready {
+                Ok(()) => self.callers.push(Caller { stream, from, began: Instant::now() }),
+                Err(error) => self.refused(from, None, &cause("lost", error)),
+            }
+        }
+    }
+
+    /// What those want who have just connected.
+    fn hear_callers(&mut self) {
+        let mut at = 0;
+        while at < self.callers.len() {
+            let wants = self.callers[at].wants();
+            let late = self.callers[at].began.elapsed() >= HANDSHAKE;
+            if matches!(wants, Wants::NotYet) && !late {
+                at += 1;
+                continue;
+            }
+            let caller = self.callers.swap_remove(at);
+            let from = caller.from;
+            match wants {
+                Wants::Tls => match Link::accept(caller.stream, &self.identity) {
+                    Ok(link) => {
+                        let key = self.add(link, from, Who::Stranger);
+                        self.serve(key);
+                    }
+                    Err(cause) => self.refused(from, None, &cause),
+                },
+                Wants::Channel(token) => {
+                    let expected = self.cluster.now().expected.remove(&token).is_some();
+                    if !expected {
+                        self.refused(from, None, &cause("not-expected", "a channel's token"));
+                    } else if let Some(stream) = caller.take() {
+                        self.events.called(token, Some(stream.into()));
+                    }
+                }
+                Wants::Gone => self.refused(from, None, &cause("lost", "it has gone")),
+                Wants::NotYet => {
+                    let about = format!("it has not proved in {} s who it is", HANDSHAKE.as_secs());
+                    self.refused(from, None, &cause("too-slow", about));
+                }
+            }
+        }
+    }
+
+    /// Channels that we dial; and sessions that are to end.
+    fn go_on_calling(&mut self) {
+        let (calls, over) = {
+            let now = &mut *self.cluster.now();
+            now.expected.retain(|_, since| since.elapsed() < PATIENCE);
+            (std::mem::take(&mut now.calls), std::mem::take(&mut now.over))
+        };
+        for (place, token) in calls {
+            match connect(self.cluster.0.settings.nodes[place].address) {
+                Ok(stream) => self.calls.push(Call::new(stream, token)),
+                Err(_) => self.events.called(token, None),
+            }
+        }
+        let mut at = 0;
+        while at < self.calls.len() {
+            let taken = match self.calls[at].go_on() {
+                None if !self.calls[at].is_late() => {
+                    at += 1;
+                    continue;
+                }
+                taken => taken == Some(true),
+            };
+            let Call { stream, token, .. } = self.calls.swap_remove(at);
+            self.events.called(token, taken.then(|| stream.into()));
+        }
+        for (place, session, why) in over {
+            let is = self.cluster.now().peers[place].session() == Some(session);
+            if let (true, Some(key)) = (is, self.sessions[place]) {
+                self.end(key, &cause("given-up", why));
             }
         }
     }
@@ -313,7 +400,9 @@ impl Engine {
                         self.cluster.now().peers[place].answered_in(time);
                     }
                     Frame::Word(Word::Echo(_)) => {}
-                    Frame::Word(word @ (Word::Seek(_) | Word::Here(..))) => {
+                    Frame::Word(
+                        word @ (Word::Seek(_) | Word::Here(..) | Word::Meet(_) | Word::Apart(..)),
+                    ) => {
                         if let Some(peer) = self.peer(place) {
                             self.events.said(&peer, word);
                         }

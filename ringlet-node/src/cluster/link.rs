@@ -9,6 +9,7 @@ use rustls::pki_types::ServerName;
 use rustls::{CertificateError, ClientConnection, Connection, ServerConnection};
 use serde::{Deserialize, Serialize};
 
+use super::channels::Token;
 use super::identity::{self, Identity};
 use super::{PASS_BYTES, QUEUE_BYTES, Session};
 use crate::notes::Pair;
@@ -32,6 +33,17 @@ pub struct End {
     pub accepted: bool,
     pub user: Option<u32>,
     pub group: String,
+    /// The largest ring that its node carries.
+    pub ring_bytes: u64,
+}
+
+/// How they are to meet: the accepting end, the number of their lane in this session, the token of their channel, and the size of a ring.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Meet {
+    pub end: End,
+    pub lane: u32,
+    pub token: Token,
+    pub ring_bytes: u64,
 }
 
 /// What services say to each other.
@@ -50,6 +62,10 @@ pub enum Word {
     Seek(End),
     /// The far end of one that was sought; and whether the policy there lets the two meet.
     Here(End, bool),
+    /// The accepting end's node has decided that the two meet.
+    Meet(Meet),
+    /// They don't, for this reason (`ringlet::reasons`), that node says of its own end of this pair.
+    Apart(Pair, u32),
     /// It ends in order, and will not be missed.
     Leave,
 }

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use serde::Deserialize;
 
 use super::identity;
+use crate::fabric::RailSettings;
 
 /// More nodes than that are not tried to be known by each other.
 const MOST: usize = 256;
@@ -22,6 +23,9 @@ pub struct Settings {
     /// Its key and certificates.
     #[serde(default = "identity::directory")]
     pub directory: PathBuf,
+    /// What connections to them are carried on, the same ones in the same order in all nodes; if none are named, those of this host that beat TCP.
+    #[serde(default)]
+    pub rails: Vec<RailSettings>,
     /// The other nodes. (If this one is among them it is passed over, so that all may have one list.)
     pub nodes: Vec<Member>,
 }

@@ -6,6 +6,7 @@
 //!   link.rs       one connection to a node: TLS, frames, bounded in both directions
 //!   peers.rs      what becomes of a node: joined, unreachable, left; without a system call
 //!   post.rs       what other nodes say of ends of connections, for the service
+//!   channels.rs   a plain connection for the two ends of each that is carried
 //!   engine.rs     the thread that dials, accepts, sends heartbeats and gives up
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! So a partition of one pair says nothing about others, and no two nodes can think differently of a link of theirs for longer than that; until
 //! then the link's two programs agree by the kernel's connection between them, which has no part in this.
 
+mod channels;
 mod engine;
 pub mod identity;
 mod link;
@@ -22,11 +24,13 @@ pub mod members;
 mod peers;
 pub mod post;
 
+pub use channels::{TOKEN_BYTES, Token};
 pub use engine::{BEAT, Events, Running, SILENT};
-pub use link::{End, Word};
+pub use link::{End, Meet, Word};
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use members::Settings;
 use ringlet_linux::fd;
@@ -57,6 +61,10 @@ struct Shared {
 struct Now {
     peers: Vec<Known>,
     out: Vec<Outbox>,
+    /// Nodes that are to be dialled for a channel, and who is to dial us; sessions that are to end, and why.
+    calls: Vec<(usize, Token)>,
+    expected: HashMap<Token, Instant>,
+    over: Vec<(usize, Session, String)>,
     journal: Journal,
 }
 
@@ -129,6 +137,30 @@ impl Cluster {
 impl Peer {
     pub fn node(&self) -> &str {
         &self.cluster.0.settings.nodes[self.place].name
+    }
+
+    /// Dials it for a channel, which `Events::called` tells of.
+    pub fn call(&self, token: Token) {
+        let mut now = self.cluster.now();
+        now.calls.push((self.place, token));
+        fd::ring(self.cluster.0.wake);
+    }
+
+    /// It is to dial us for a channel, with this token.
+    pub fn expect(&self, token: Token) {
+        self.cluster.now().expected.insert(token, Instant::now());
+    }
+
+    /// Ends the session, and with it all that belongs to it, there and here. The next one begins soon.
+    pub fn end(&self, why: &str) {
+        let mut now = self.cluster.now();
+        now.over.push((self.place, self.session, why.to_owned()));
+        fd::ring(self.cluster.0.wake);
+    }
+
+    /// Has ours the lower name?
+    pub fn is_first(&self) -> bool {
+        self.cluster.0.settings.node.as_str() < self.node()
     }
 
     /// Sends a message of a carrier's: it comes once, in order, or the session ends.

@@ -1,4 +1,4 @@
-//! What other nodes say of ends of connections, on its way from the cluster's thread to the service's.
+//! What the cluster's thread has for the service's: of ends of connections; and what is for the process that carries, which gets it at once.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ringlet_linux::fd;
 
-use super::{Events, Peer, Word};
+use super::{Events, Peer, Session, Token, Word};
+use crate::fabric::share::Ways;
 
 /// More is forgotten: an end that was sought in vain stays on the kernel, and comes again.
 const MOST: usize = 4096;
@@ -16,39 +17,65 @@ pub struct Post(Arc<Inner>);
 
 struct Inner {
     bell: OwnedFd,
-    words: Mutex<VecDeque<(Peer, Word)>>,
+    news: Mutex<VecDeque<News>>,
+    ways: Ways,
+}
+
+pub enum News {
+    Said(Peer, Word),
+    Called(Token, Option<OwnedFd>),
+    Ended(Session),
 }
 
 impl Post {
-    pub fn new() -> std::io::Result<Post> {
+    pub fn new(ways: Ways) -> std::io::Result<Post> {
         let made = fd::eventfd().map_err(|error| std::io::Error::from_raw_os_error(error.0))?;
         // SAFETY: made just now, ours alone.
         let bell = unsafe { OwnedFd::from_raw_fd(made) };
-        Ok(Post(Arc::new(Inner { bell, words: Mutex::default() })))
+        Ok(Post(Arc::new(Inner { bell, news: Mutex::default(), ways })))
     }
 
     pub fn bell(&self) -> &OwnedFd {
         &self.0.bell
     }
 
-    /// The next one. (The bell is silenced first, so that what comes meanwhile rings it again.)
-    pub fn take(&self) -> VecDeque<(Peer, Word)> {
+    /// All that there is. (The bell is silenced first, so that what comes meanwhile rings it again.)
+    pub fn take(&self) -> VecDeque<News> {
         let _ = rustix::io::read(&self.0.bell, &mut [0u8; 8]);
-        std::mem::take(&mut *self.0.words.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.0.news.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn put(&self, news: News) {
+        let mut all = self.0.news.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < MOST || matches!(news, News::Ended(_)) {
+            all.push_back(news);
+        }
+        fd::ring(self.0.bell.as_raw_fd());
     }
 }
 
-/// What is passed has nobody to go to: no carrier between hosts is there yet.
 impl Events for Post {
-    fn joined(&mut self, _: &Peer, _: bool) {}
-    fn ended(&mut self, _: &Peer) {}
-    fn passed(&mut self, _: &Peer, _: &[u8]) {}
+    fn joined(&mut self, peer: &Peer, _: bool) {
+        self.0.ways.joined(peer);
+    }
 
-    fn said(&mut self, peer: &Peer, word: Word) {
-        let mut words = self.0.words.lock().unwrap_or_else(PoisonError::into_inner);
-        if words.len() < MOST {
-            words.push_back((peer.clone(), word));
+    fn ended(&mut self, peer: &Peer) {
+        self.0.ways.ended(peer);
+        self.put(News::Ended(peer.session));
+    }
+
+    fn passed(&mut self, peer: &Peer, message: &[u8]) {
+        self.0.ways.passed(peer, message);
+        if self.0.ways.waits() {
             fd::ring(self.0.bell.as_raw_fd());
         }
+    }
+
+    fn said(&mut self, peer: &Peer, word: Word) {
+        self.put(News::Said(peer.clone(), word));
+    }
+
+    fn called(&mut self, token: Token, channel: Option<OwnedFd>) {
+        self.put(News::Called(token, channel));
     }
 }

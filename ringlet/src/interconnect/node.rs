@@ -33,11 +33,14 @@ pub const APART: u16 = 4;
 pub const STATUS: u16 = 5;
 
 /// `Message::flags` of MET, and `Socket::introduced`: it was introduced; both ends are of one user of the host; the policy lets each ring the
-/// other by its eventfd, with which it could also make it wait; they share no memory, and a second descriptor is the lifeline to who carries between them.
+/// other by its eventfd, with which it could also make it wait; they share no memory, and a second descriptor is the lifeline to who carries between them;
+/// they are on two hosts, where each has a carrier of its own, and a third descriptor is the ends' channel (`socket::channel`), since the first ends with
+/// the carriers.
 pub const INTRODUCED: u32 = 1;
 pub const SAME_USER: u32 = 2;
 pub const TRUSTED: u32 = 4;
 pub const CARRIED: u32 = 8;
+pub const FAR: u32 = 16;
 
 /// All messages: which it is; of COME, whether we accepted the connection; of MET, flags, and the service's number of the process at the other end; of
 /// APART, the `Reason`.

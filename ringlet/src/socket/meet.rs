@@ -466,45 +466,69 @@ fn take_introduction(tables: &'static Tables, socket: &'static Socket) -> Step {
         Err(Step::Later) => return Step::LaterFor(Reason::NoPeer),
         Err(step) => return step,
     };
-    let Some(channel) = fds.take(0) else { return Step::Bar(Reason::BadPeer) };
-    let carried = met.flags & node::CARRIED != 0;
-    let lifeline = fds.take(1).filter(|_| carried);
+    let (carried, far) = (met.flags & node::CARRIED != 0, met.flags & node::FAR != 0);
+    let [new, lifeline, channel] = [(0, true), (1, carried), (2, far)].map(|(at, is)| {
+        let fd = fds.take(at).filter(|_| is);
+        Given { fd, missing: is && fd.is_none() }
+    });
     meeting::abandon(socket);
-    let refuse = |reason| {
-        sys::close(channel);
-        lifeline.into_iter().for_each(sys::close);
-        Step::Bar(reason)
-    };
-    if lifeline.is_some() != carried {
-        return refuse(Reason::BadPeer);
+    if new.missing || lifeline.missing || channel.missing || far && !carried {
+        return Step::Bar(Reason::BadPeer);
     }
     if tables.config.peers == PeerPolicy::SameUser && met.flags & node::SAME_USER == 0 {
-        return refuse(Reason::OtherUser);
+        return Step::Bar(Reason::OtherUser);
     }
-    let lifeline = match lifeline.map(rendezvous::guard_channel).transpose() {
-        Ok(lifeline) => lifeline,
-        Err(error) => {
-            sys::close(channel);
+    let (new, lifeline, channel) = match (new.guarded(), lifeline.guarded(), channel.moved()) {
+        (Ok(Some(new)), Ok(lifeline), Ok(channel)) => (new, lifeline, channel),
+        (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
             return Step::Bar(Reason::from(error));
         }
+        (Ok(None), ..) => return Step::Bar(Reason::BadPeer),
     };
-    let channel = match rendezvous::guard_channel(channel) {
-        Ok(channel) => channel,
-        Err(error) => {
-            lifeline.into_iter().for_each(sys::close);
-            return Step::Bar(Reason::from(error));
-        }
-    };
-    socket.meeting.set(meeting::hidden(channel) as u32);
-    socket.lifeline.set(lifeline.map_or(0, |lifeline| meeting::hidden(lifeline) as u32));
+    let new = new.hidden();
+    socket.meeting.set(new);
+    socket.lifeline.set(lifeline.map_or(0, Given::hidden));
+    socket.channel.set(channel.hidden());
     socket.introduced.set(met.flags | node::INTRODUCED);
     socket.stranger.set(met.stranger);
     if socket.side.get() == 1 {
         socket.advance(Stage::Called);
-        return greet(tables, socket, channel);
+        return greet(tables, socket, new as i32);
     }
     socket.advance(Stage::Looked);
     Step::Soon
+}
+
+/// A descriptor of the node service's, closed unless it is used.
+struct Given {
+    fd: Option<i32>,
+    missing: bool,
+}
+
+impl Given {
+    fn guarded(mut self) -> Result<Option<Given>, Errno> {
+        let Some(fd) = self.fd.take() else { return Ok(None) };
+        // (If it fails it is closed.)
+        let fd = rendezvous::guard_channel(fd)?;
+        Ok(Some(Given { fd: Some(fd), missing: false }))
+    }
+
+    /// Out of the program's way, where it is no Unix socket.
+    fn moved(mut self) -> Result<Given, Errno> {
+        let fd = self.fd.take().map(fd::hide).transpose()?;
+        Ok(Given { fd, missing: false })
+    }
+
+    /// Its number, which the program does not see; 0 for none.
+    fn hidden(mut self) -> u32 {
+        self.fd.take().map_or(0, |fd| meeting::hidden(fd) as u32)
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        self.fd.into_iter().for_each(sys::close);
+    }
 }
 
 /// The number of our adapter for this connection, which both ends are to have; 0 for none.
@@ -888,7 +912,7 @@ fn take_hello(tables: &'static Tables, socket: &'static Socket) -> Step {
             say_mirrored(socket, meeting, ANSWER, ring_bytes, adapter, ticket)
         }
     };
-    meeting::abandon(socket);
+    meeting::leave(socket);
     if let Err(error) = said {
         // It will never be attached.
         let reason = if is_gone(error) { Reason::NoPeer } else { Reason::from(error) };
@@ -997,6 +1021,7 @@ fn take_answer(tables: &'static Tables, socket: &'static Socket) -> Step {
                 return Step::Bar(reason);
             }
             meeting::keep(socket);
+            meeting::leave(socket);
             attach(socket, registrations);
             return Step::Done;
         }

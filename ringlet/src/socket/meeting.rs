@@ -11,15 +11,29 @@ pub fn abandon(socket: &Socket) {
         proof::take_back(socket.fd(), meeting);
         part(meeting);
         // Who would have carried is not to wait for us.
-        match socket.lifeline.swap(0) as i32 {
-            0 => {}
-            lifeline => part(lifeline),
+        for word in [&socket.lifeline, &socket.channel] {
+            match word.swap(0) as i32 {
+                0 => {}
+                fd => part(fd),
+            }
         }
     }
 }
 
-/// It stays, as the ends' channel (`orphan`). Nothing but words is sent there.
+/// What it was for is done.
+pub fn leave(socket: &Socket) {
+    let meeting = socket.meeting.swap(0) as i32;
+    if meeting != 0 {
+        proof::take_back(socket.fd(), meeting);
+        part(meeting);
+    }
+}
+
+/// It stays, as the ends' channel (`orphan`), if they have no other. Nothing but words is sent there.
 pub fn keep(socket: &Socket) {
+    if socket.channel.is() {
+        return;
+    }
     let meeting = socket.meeting.swap(0) as i32;
     proof::take_back(socket.fd(), meeting);
     rendezvous::admit_descriptors(meeting, false);
@@ -31,9 +45,11 @@ pub fn forget(socket: &Socket) {
     let meeting = socket.meeting.swap(0) as i32;
     if meeting != 0 {
         close_ours(meeting);
-        match socket.lifeline.swap(0) as i32 {
-            0 => {}
-            lifeline => close_ours(lifeline),
+        for word in [&socket.lifeline, &socket.channel] {
+            match word.swap(0) as i32 {
+                0 => {}
+                fd => close_ours(fd),
+            }
         }
     }
 }

@@ -940,6 +940,10 @@ impl Socket {
     }
 
     /// Does a process of the node service's carry between it and its peer, with which it shares no memory?
+    pub fn is_far(&self) -> bool {
+        self.introduced.get() & crate::interconnect::node::FAR != 0
+    }
+
     pub fn is_carried(&self) -> bool {
         self.introduced.get() & crate::interconnect::node::CARRIED != 0
     }

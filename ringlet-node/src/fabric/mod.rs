@@ -1,0 +1,159 @@
+//! Connections between hosts: in each host a process of the service's has the rails (`ringlet_fabric`), and a half of each connection that it carries
+//! (`ringlet_adapter`). To the programs it is what a carrier is to two tenants (`crate::carrier`).
+//!
+//! ```text
+//!   program                       service ----- TLS ----- service                       program
+//!     |  lifeline, meeting          |   what is passed      |         lifeline, meeting   |
+//!     +-----------------------> process ====== rails ====== process <---------------------+
+//!     |                                                                                   |
+//!     +---- the connection, and a channel: plain TCP, which need neither service ---------+
+//! ```
+//!
+//! What the two processes agree upon they pass through their services, in order: transports (`ringlet_fabric::Control`), and what the two programs say at their
+//! rendezvous. All of it belongs to one session of the services. It ends with the session: each process takes the memory back, so that nothing comes
+//! there any more, and then lets go of the programs' lifelines, by which they know that they go on in the kernel. A process that has lost
+//! its service ends, and so does the session of a service that has lost its process.
+//!
+//! A lane is expected by the connecting end's process before the accepting program hears hello, and so before anything can come for it.
+
+mod process;
+pub(crate) mod share;
+
+pub use process::carry;
+
+use std::path::PathBuf;
+
+use ringlet_fabric::Control;
+use ringlet_fabric::memory::{Chaos, MemoryRail};
+use ringlet_fabric::rail::Rail;
+use ringlet_fabric::{libfabric, libfabric::Libfabric};
+use serde::{Deserialize, Serialize};
+
+use crate::apart::From;
+use crate::cluster::Session;
+
+/// A rail, as `[cluster]` of node.toml has it.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub struct RailSettings {
+    /// Of libfabric, "verbs;ofi_rxm"; or "memory", for hosts that are namespaces of one machine, for tests.
+    pub provider: String,
+    /// Its local address, or the domain's name.
+    pub address: Option<String>,
+    /// Of a rail in memory: where all nodes have theirs; and disorder by seed, where one poll in so many loses the way.
+    pub folder: Option<PathBuf>,
+    pub seed: Option<u64>,
+    #[serde(default)]
+    pub fails_one_in: u32,
+}
+
+/// Providers that beat the kernel's TCP: used if no rails are named.
+const FAST: [&str; 5] = ["verbs", "efa", "cxi", "opx", "psm3"];
+
+impl RailSettings {
+    pub fn text(&self) -> String {
+        match &self.address {
+            Some(address) => format!("{} at {address}", self.provider),
+            None => self.provider.clone(),
+        }
+    }
+
+    /// Those that this host has, of providers that are fast.
+    pub fn found() -> Vec<RailSettings> {
+        let all = libfabric::providers().unwrap_or_default();
+        let fast = |provider: &&libfabric::Provider| {
+            FAST.iter().any(|fast| provider.provider.split(';').next() == Some(fast))
+        };
+        let of = |provider: &libfabric::Provider| RailSettings {
+            provider: provider.provider.clone(),
+            address: Some(match provider.address {
+                Some(address) => address.to_string(),
+                None => provider.domain.clone(),
+            }),
+            folder: None,
+            seed: None,
+            fails_one_in: 0,
+        };
+        all.iter().filter(fast).map(of).collect()
+    }
+
+    fn open(&self, node: &str) -> std::io::Result<Box<dyn Rail>> {
+        if self.provider != "memory" {
+            return Ok(Box::new(Libfabric::open(&self.provider, self.address.as_deref())?));
+        }
+        let folder = self.folder.as_deref().ok_or(std::io::ErrorKind::NotFound)?;
+        let chaos = self.seed.map(|seed| Chaos { seed, fails_one_in: self.fails_one_in });
+        let mut number = [0; 8];
+        ringlet_linux::sys::random(&mut number);
+        let name = format!("{node}-{:016x}", u64::from_ne_bytes(number));
+        Ok(Box::new(MemoryRail::new(folder, &name, chaos)?))
+    }
+}
+
+/// One message between the service and its process: the kind, the session that it is about (zeros: none), and what it has.
+const HEAD_BYTES: usize = 1 + size_of::<Session>();
+/// As long as one may be.
+const PACKET_BYTES: usize = HEAD_BYTES + 1 + crate::cluster::PASS_BYTES;
+
+/// By the service: settings (the first one); a session; its end; what was passed; a lane, with lifeline and meeting.
+const SETTINGS: u8 = 1;
+const JOINED: u8 = 2;
+const ENDED: u8 = 3;
+const PASSED: u8 = 4;
+const LANE: u8 = 5;
+/// By the process: to be passed; a rail carries to that node, or none; the session can't go on; nothing is left of a lane; to be logged.
+const PASS: u8 = 6;
+const UP: u8 = 7;
+const DOWN: u8 = 8;
+const BROKEN: u8 = 9;
+const OVER: u8 = 10;
+const LOG: u8 = 11;
+
+fn packet(kind: u8, session: Session, body: &[u8]) -> Vec<u8> {
+    [&[kind], &session[..], body].concat()
+}
+
+fn read(packet: &[u8]) -> Option<(u8, Session, &[u8])> {
+    let (kind, rest) = packet.split_first()?;
+    let (session, body) = rest.split_first_chunk()?;
+    Some((*kind, *session, body))
+}
+
+#[derive(Serialize, Deserialize)]
+struct Settings {
+    node: String,
+    rails: Vec<RailSettings>,
+}
+
+/// A connection that is to be carried.
+#[derive(Serialize, Deserialize)]
+struct LaneOrder {
+    /// The service's, for `OVER`.
+    number: u64,
+    /// Both services' name for it in this session.
+    lane: u32,
+    accepts: bool,
+    from: From,
+    ring_bytes: u64,
+}
+
+/// What two processes pass to each other: one of these in JSON, in pieces that begin with a byte, 1 if another one follows.
+#[derive(Serialize, Deserialize)]
+enum Between {
+    Control(Control),
+    /// What the program has said at the rendezvous, to the other one.
+    Said {
+        lane: u32,
+        frame: Vec<u8>,
+    },
+    /// The accepting end has come, and has a ring of that size: the connecting one's memory is made, so that what is sent to it is delivered before it joins.
+    Linked {
+        lane: u32,
+        ring_bytes: u64,
+    },
+    /// This lane is over, before both programs had come or because it can't go on.
+    Over {
+        lane: u32,
+    },
+}
+const BETWEEN_BYTES: usize = 1 << 20;

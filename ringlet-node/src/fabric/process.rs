@@ -1,0 +1,811 @@
+//! The process: one thread that has the rails and the halves, and those that do apart what may wait.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use ringlet::handshake::ROOM_BYTES;
+use ringlet::interconnect::introduction::{GREETING, JOIN, LINK, LINKED, Message};
+use ringlet_adapter::{Event, Lane, LaneName, Memory, Progress, Serve, Server, Trunk};
+use ringlet_core::layout::Geometry;
+use ringlet_fabric::rail::{self, Grant, Rail, Refused, Region};
+use ringlet_fabric::{Node, Number};
+use ringlet_linux::sys::Errno;
+use ringlet_linux::{fd, map, meet};
+
+use super::{
+    BETWEEN_BYTES, BROKEN, Between, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, OVER, PACKET_BYTES,
+    PASS, PASSED, RailSettings, SETTINGS, Settings, UP, packet, read,
+};
+use crate::apart::{Apart, From};
+use crate::carrier::ends::End;
+use crate::carrier::keeper::by_whom_it_was_started;
+use crate::cluster::{PASS_BYTES, Session};
+use crate::{sandbox, service};
+
+const SERVICE: u32 = 0;
+/// How often what has a time is looked at; where nothing has.
+const SWEEP: Duration = Duration::from_millis(250);
+const IDLE: Duration = Duration::from_secs(10);
+/// A rail on which nothing was acknowledged for so long is given up, and one that does not work is tried again so often.
+const SILENT: Duration = Duration::from_secs(1);
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// For so long no rail may work before what is carried goes back to the kernel.
+const DOWN_MOST: Duration = Duration::from_secs(2);
+/// How long one end may hold up the other.
+const PACKETS_AT_ONCE: usize = 64;
+/// More frames than two programs say at a rendezvous.
+const SAID_MOST: u32 = 8;
+/// What may wait for the service.
+const WAITING_MOST: usize = 4 << 20;
+
+/// What the server serves.
+enum Served {
+    Trunk(Trunk),
+    Lane(Box<Lane<End>>),
+}
+
+impl Served {
+    fn it(&self) -> &dyn Serve {
+        match self {
+            Served::Trunk(trunk) => trunk,
+            Served::Lane(lane) => &**lane,
+        }
+    }
+
+    fn it_mut(&mut self) -> &mut dyn Serve {
+        match self {
+            Served::Trunk(trunk) => trunk,
+            Served::Lane(lane) => &mut **lane,
+        }
+    }
+}
+
+impl Serve for Served {
+    fn pass(&mut self, rouse: &mut Vec<usize>) -> Progress {
+        match self {
+            Served::Trunk(trunk) => trunk.pass(rouse),
+            Served::Lane(lane) => lane.pass(rouse),
+        }
+    }
+    fn arm(&mut self) -> bool {
+        self.it_mut().arm()
+    }
+    fn disarm(&mut self) {
+        self.it_mut().disarm();
+    }
+    fn is_owed(&self) -> bool {
+        self.it().is_owed()
+    }
+    fn descriptors(&self, tell: &mut dyn FnMut(BorrowedFd<'_>)) {
+        self.it().descriptors(tell);
+    }
+}
+
+/// In the place of a rail that can't be opened (yet).
+struct Absent(OwnedFd);
+
+impl Absent {
+    fn new() -> anyhow::Result<Absent> {
+        Ok(Absent(eventfd().context("an eventfd")?))
+    }
+}
+
+impl Rail for Absent {
+    fn name(&self) -> &[u8] {
+        &[]
+    }
+    fn reach(&mut self, _: &[u8]) -> std::io::Result<rail::Peer> {
+        Err(ErrorKind::NotConnected.into())
+    }
+    fn forget(&mut self, _: rail::Peer) {}
+    #[allow(unsafe_code)]
+    unsafe fn register(&mut self, _: *mut u8, _: usize) -> std::io::Result<(Region, Grant)> {
+        Err(ErrorKind::NotConnected.into())
+    }
+    fn withdraw(&mut self, _: Region) {}
+    fn write(
+        &mut self,
+        _: rail::Peer,
+        _: Region,
+        _: usize,
+        _: usize,
+        _: Grant,
+        _: u64,
+        _: u32,
+        _: u64,
+    ) -> Result<(), Refused> {
+        Err(Refused::Failed(ErrorKind::NotConnected.into()))
+    }
+    fn send(&mut self, _: rail::Peer, _: &[u8], _: u64) -> Result<(), Refused> {
+        Err(Refused::Failed(ErrorKind::NotConnected.into()))
+    }
+    fn poll(&mut self, _: &mut dyn FnMut(rail::Event<'_>)) {}
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+    fn may_sleep(&mut self) -> bool {
+        true
+    }
+}
+
+/// A session of the services', and the transport that belongs to it.
+struct Link {
+    session: Session,
+    up: bool,
+    /// Since when none of its rails works.
+    down: Option<Instant>,
+    /// What was the oldest, and since when.
+    oldest: [Option<(usize, u32)>; 2],
+    since: Instant,
+    /// Pieces of what the other process passes.
+    pieces: Vec<u8>,
+}
+
+/// A connection of which we have one end.
+struct Held {
+    name: LaneName,
+    accepts: bool,
+    from: From,
+    ring_bytes: u64,
+    /// By their tokens, until they are gone.
+    line: Option<u32>,
+    meeting: Option<u32>,
+    said: u32,
+    heard: bool,
+    joined: bool,
+    lane: Option<usize>,
+    /// Until nobody writes there any more.
+    memory: Option<Memory>,
+    /// Its lifeline is closed behind that: it can't go on.
+    broken: bool,
+}
+
+impl Held {
+    fn is_to_join(&self) -> bool {
+        !self.accepts && self.lane.is_none() && self.memory.is_none() && !self.broken
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Line {
+    Lifeline,
+    Meeting,
+}
+
+struct Process {
+    service: OwnedFd,
+    server: Server<Served>,
+    trunk: Trunk,
+    trunk_at: usize,
+    node: String,
+    rails: Vec<RailSettings>,
+    /// Of which these are open.
+    open: Vec<bool>,
+    tried: Instant,
+    apart: Arc<Apart>,
+    links: HashMap<Number, Link>,
+    held: HashMap<u64, Held>,
+    by_lane: HashMap<LaneName, u64>,
+    lines: HashMap<u32, (OwnedFd, u64, Line)>,
+    next: u32,
+    /// Whose memory nobody writes to any more.
+    freed: Rc<RefCell<Vec<u64>>>,
+    said: VecDeque<Vec<u8>>,
+    waiting: usize,
+    swept: Instant,
+}
+
+/// Carries what the service at the other end of standard input hands over, until that has gone.
+pub fn carry() -> anyhow::Result<()> {
+    let service = by_whom_it_was_started();
+    let mut bytes = vec![0; PACKET_BYTES];
+    let mut fds = [fd::pollfd { fd: service.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+    let _ = fd::poll(&mut fds, None, None);
+    let Ok((len, _)) = meet::receive(service.as_raw_fd(), &mut bytes) else { return Ok(()) };
+    let Some((SETTINGS, _, settings)) = read(&bytes[..len]) else { return Ok(()) };
+    let Settings { node, rails } = serde_json::from_slice(settings)?;
+    let apart = Arc::new(Apart::new()?);
+    let folders: Vec<_> = rails.iter().filter_map(|rail| rail.folder.clone()).collect();
+    sandbox::enter_as_fabric(&folders)?;
+    let rails = if rails.is_empty() { RailSettings::found() } else { rails };
+    let mut absent: Vec<Box<dyn Rail>> = Vec::new();
+    for _ in &rails {
+        absent.push(Box::new(Absent::new()?));
+    }
+    let mut server = Server::new()?;
+    server.watch(&service, SERVICE)?;
+    let trunk = Trunk::new(Node::new(absent));
+    let trunk_at = server.serve(Served::Trunk(trunk.clone()))?;
+    trunk.is_served_at(trunk_at);
+    let now = Instant::now();
+    let mut process = Process {
+        service,
+        server,
+        trunk,
+        trunk_at,
+        node,
+        open: vec![false; rails.len()],
+        rails,
+        tried: now,
+        apart,
+        links: HashMap::new(),
+        held: HashMap::new(),
+        by_lane: HashMap::new(),
+        lines: HashMap::new(),
+        next: SERVICE + 1,
+        freed: Rc::default(),
+        said: VecDeque::new(),
+        waiting: 0,
+        swept: now,
+    };
+    if process.rails.is_empty() {
+        process.log("no rails: no provider of libfabric here beats TCP, and none is named");
+    }
+    process.open_rails(true);
+    while process.turn()? {}
+    Ok(())
+}
+
+impl Process {
+    /// False when the service has gone.
+    fn turn(&mut self) -> anyhow::Result<bool> {
+        let (mut ready, mut over) = (Vec::new(), Vec::new());
+        let patience = if self.is_quiet() { IDLE } else { SWEEP };
+        let patience = if self.said.is_empty() { patience } else { Duration::from_millis(5) };
+        self.server.turn(Some(patience), &mut ready, &mut over)?;
+        // (First: the place of one that is over is another's then.)
+        for (at, progress) in over {
+            let is = |(_, held): &(&u64, &Held)| held.lane == Some(at);
+            if let Some(number) = self.held.iter().find(is).map(|(number, _)| *number) {
+                self.end(number, progress == Progress::Failed);
+            }
+        }
+        for token in ready {
+            if token == SERVICE {
+                if !self.hear_service()? {
+                    return Ok(false);
+                }
+            } else {
+                self.hear(token);
+            }
+        }
+        self.hear_trunk();
+        if self.swept.elapsed() >= SWEEP {
+            self.swept = Instant::now();
+            self.sweep();
+        }
+        self.free();
+        self.tell();
+        ensure!(self.waiting < WAITING_MOST, "the service does not hear");
+        Ok(true)
+    }
+
+    /// Has nothing a time?
+    fn is_quiet(&self) -> bool {
+        let idle = |number: &Number| self.trunk.with_node(|node| node.transport(*number).is_idle());
+        self.apart.is_idle() && self.links.iter().all(|(number, link)| link.up && idle(number))
+    }
+
+    fn hear_service(&mut self) -> anyhow::Result<bool> {
+        let mut bytes = vec![0; PACKET_BYTES];
+        for _ in 0..PACKETS_AT_ONCE {
+            let (len, mut fds) = match meet::receive(self.service.as_raw_fd(), &mut bytes) {
+                Err(Errno::EAGAIN) => return Ok(true),
+                Ok((len @ 1.., fds)) => (len, fds),
+                _ => return Ok(false),
+            };
+            // SAFETY: the kernel has just given it to us.
+            let mut fd = |at| fds.take(at).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+            let (line, meeting) = (fd(0), fd(1));
+            match read(&bytes[..len]) {
+                Some((JOINED, session, _)) => self.join(session),
+                Some((ENDED, session, _)) => {
+                    if let Some(number) = self.number(session) {
+                        self.close(number);
+                    }
+                }
+                Some((PASSED, session, piece)) => self.take_piece(session, piece),
+                Some((LANE, session, order)) => {
+                    let order: LaneOrder = serde_json::from_slice(order)?;
+                    match (line, meeting, self.number(session)) {
+                        (Some(line), Some(meeting), Some(number)) => {
+                            self.begin(number, order, line, meeting);
+                        }
+                        // (No descriptor is free, or the session is over; what has come is closed, and its end sees that.)
+                        _ => self.say(OVER, Session::default(), &order.number.to_le_bytes()),
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(true)
+    }
+
+    fn number(&self, session: Session) -> Option<Number> {
+        let is = |(_, link): &(&Number, &Link)| link.session == session;
+        self.links.iter().find(is).map(|(number, _)| *number)
+    }
+
+    fn join(&mut self, session: Session) {
+        match self.trunk.with_node(Node::open) {
+            Some(number) => {
+                let link = Link {
+                    session,
+                    up: false,
+                    down: None,
+                    oldest: [None; 2],
+                    since: Instant::now(),
+                    pieces: Vec::new(),
+                };
+                self.links.insert(number, link);
+                self.server.rouse(self.trunk_at);
+            }
+            None => self.say(BROKEN, session, b"too many nodes"),
+        }
+    }
+
+    /// Once this returns nothing comes from that node any more.
+    fn close(&mut self, number: Number) {
+        let mut rouse = Vec::new();
+        self.trunk.close(number, &mut rouse);
+        self.links.remove(&number);
+        let of = |held: &Held| held.name.0 == number;
+        let all: Vec<u64> =
+            self.held.iter().filter(|(_, held)| of(held)).map(|(number, _)| *number).collect();
+        all.into_iter().for_each(|number| self.end(number, true));
+    }
+
+    /// The session can't go on.
+    fn give_up(&mut self, number: Number, why: &str) {
+        if let Some(link) = self.links.get(&number) {
+            let session = link.session;
+            self.say(BROKEN, session, why.as_bytes());
+            self.close(number);
+        }
+    }
+
+    /// Of what the other process passes.
+    fn take_piece(&mut self, session: Session, piece: &[u8]) {
+        let Some(number) = self.number(session) else { return };
+        let Some(link) = self.links.get_mut(&number) else { return };
+        let Some((more, piece)) = piece.split_first() else { return };
+        if link.pieces.len() + piece.len() > BETWEEN_BYTES {
+            return self.give_up(number, "a message that is too long");
+        }
+        link.pieces.extend(piece);
+        if *more == 0 {
+            match serde_json::from_slice(&std::mem::take(&mut link.pieces)) {
+                Ok(between) => self.take_between(number, between),
+                Err(_) => self.give_up(number, "a message that can't be read"),
+            }
+        }
+    }
+
+    fn take_between(&mut self, number: Number, between: Between) {
+        match between {
+            Between::Control(control) => {
+                self.trunk.with_node(|node| node.control(number, control));
+                self.server.rouse(self.trunk_at);
+            }
+            Between::Said { lane, frame } => match self.by_lane.get(&(number, lane)).copied() {
+                Some(held) => self.say_to(held, &frame),
+                None => self.pass(number, &Between::Over { lane }),
+            },
+            Between::Linked { lane, ring_bytes } => {
+                let held = self.by_lane.get(&(number, lane)).copied();
+                let held = held.filter(|held| self.held.get(held).is_some_and(Held::is_to_join));
+                if let Some(held) = held
+                    && self.make(held, ring_bytes).is_none()
+                {
+                    self.end(held, true);
+                }
+            }
+            Between::Over { lane } => {
+                if let Some(held) = self.by_lane.get(&(number, lane)).copied() {
+                    self.end_quietly(held, true);
+                }
+            }
+        }
+    }
+
+    fn pass(&mut self, number: Number, between: &Between) {
+        let Some(session) = self.links.get(&number).map(|link| link.session) else { return };
+        let Ok(message) = serde_json::to_vec(between) else { return };
+        let mut pieces = message.chunks(PASS_BYTES - 1).peekable();
+        while let Some(piece) = pieces.next() {
+            let more = u8::from(pieces.peek().is_some());
+            self.say(PASS, session, &[&[more], piece].concat());
+        }
+    }
+
+    fn say(&mut self, kind: u8, session: Session, body: &[u8]) {
+        let packet = packet(kind, session, body);
+        self.waiting += packet.len();
+        self.said.push_back(packet);
+    }
+
+    fn log(&mut self, text: &str) {
+        self.say(LOG, Session::default(), text.as_bytes());
+    }
+
+    fn tell(&mut self) {
+        while let Some(packet) = self.said.front() {
+            match meet::send(self.service.as_raw_fd(), packet, &[]) {
+                Err(Errno::EAGAIN) => return,
+                // (If it has gone, that is heard.)
+                _ => self.waiting -= packet.len(),
+            }
+            self.said.pop_front();
+        }
+    }
+
+    /// An end that is to be carried.
+    fn begin(&mut self, number: Number, order: LaneOrder, line: OwnedFd, meeting: OwnedFd) {
+        let LaneOrder { number: held, lane, accepts, from, ring_bytes } = order;
+        let name = (number, lane);
+        let greeting = Message { kind: GREETING, ring_bytes, ..Message::default() };
+        meet::admit_descriptors(line.as_raw_fd(), true);
+        // (What it would have done apart would wait behind what hangs.)
+        let hangs = self.apart.is_full() || self.apart.hangs(&from);
+        let greeted = !hangs
+            && !self.by_lane.contains_key(&name)
+            && meet::send(line.as_raw_fd(), greeting.frame().as_bytes(), &[]).is_ok();
+        let lines = greeted.then(|| {
+            let line = self.watch(line, held, Line::Lifeline)?;
+            Some((line, self.watch(meeting, held, Line::Meeting)))
+        });
+        let Some(Some((line, Some(meeting)))) = lines else {
+            if let Some(Some((line, None))) = lines {
+                self.close_line(line);
+            }
+            self.pass(number, &Between::Over { lane });
+            return self.say(OVER, Session::default(), &held.to_le_bytes());
+        };
+        self.trunk.expect(name);
+        self.by_lane.insert(name, held);
+        self.held.insert(
+            held,
+            Held {
+                name,
+                accepts,
+                from,
+                ring_bytes,
+                line: Some(line),
+                meeting: Some(meeting),
+                said: 0,
+                heard: false,
+                joined: false,
+                lane: None,
+                memory: None,
+                broken: false,
+            },
+        );
+    }
+
+    fn watch(&mut self, fd: OwnedFd, held: u64, line: Line) -> Option<u32> {
+        let token = self.next;
+        self.next = if token == u32::MAX { SERVICE + 1 } else { token + 1 };
+        if self.lines.contains_key(&token) {
+            return None;
+        }
+        self.server.watch(&fd, token).ok()?;
+        self.lines.insert(token, (fd, held, line));
+        Some(token)
+    }
+
+    /// A program says something, or has gone.
+    fn hear(&mut self, token: u32) {
+        let Some((fd, number, line)) = self.lines.get(&token) else { return };
+        let (raw, number, line) = (fd.as_raw_fd(), *number, *line);
+        let Some(held) = self.held.get_mut(&number) else { return };
+        let mut bytes = [0; ROOM_BYTES];
+        let mut said = match meet::take(raw, &mut bytes) {
+            Err(Errno::EAGAIN) => return,
+            Ok(said) if said.caller.is_some() && !said.fds.truncated => said,
+            _ => return self.gone(token, number, line),
+        };
+        let mut shown = service::shown_in(&mut said);
+        match (line, held.lane) {
+            (Line::Meeting, _) if held.said < SAID_MOST => {
+                held.said += 1;
+                let ((to, lane), frame) = (held.name, bytes[..said.len].to_vec());
+                self.pass(to, &Between::Said { lane, frame });
+            }
+            // It rings.
+            (Line::Lifeline, Some(lane)) if held.joined => self.server.rouse(lane),
+            (Line::Lifeline, _)
+                if !held.joined && shown.len() == 1 && service::is_tcp(shown[0].as_raw_fd()) =>
+            {
+                let asked = Message::read(&bytes[..said.len]).ok();
+                let socket = shown.pop();
+                let joined = asked
+                    .zip(socket)
+                    .is_some_and(|(asked, socket)| self.link(number, asked, socket, raw).is_some());
+                if !joined {
+                    self.end(number, true);
+                }
+            }
+            _ => self.end(number, true),
+        }
+        if let Some(held) = self.held.get(&number)
+            && !shown.is_empty()
+        {
+            self.apart.close(held.from.clone(), shown);
+        }
+    }
+
+    /// An end brings its connection, and gets its segment.
+    fn link(&mut self, number: u64, asked: Message, socket: OwnedFd, line: i32) -> Option<()> {
+        let held = self.held.get(&number)?;
+        let (from, accepts) = (held.from.clone(), held.accepts);
+        let made = match (accepts, asked.kind) {
+            // (Behind hello: its lane is expected there.)
+            (true, LINK) if held.heard && held.lane.is_none() => {
+                self.make(number, asked.ring_bytes)
+            }
+            (false, JOIN) if held.lane.is_some() => Some(()),
+            _ => None,
+        };
+        let held = self.held.get_mut(&number);
+        let fits =
+            |memory: &Memory| memory.segment().geometry.ring_bytes as u64 == asked.ring_bytes;
+        let found = made.zip(held).and_then(|((), held)| {
+            let memfd = held.memory.as_ref().filter(|memory| fits(memory))?.memfd;
+            match self.server.get(held.lane?) {
+                Some(Served::Lane(lane)) => Some((held, lane, memfd)),
+                _ => None,
+            }
+        });
+        let Some((held, lane, memfd)) = found else {
+            self.apart.close(from, vec![socket]);
+            return None;
+        };
+        lane.rings.come(socket);
+        held.joined = true;
+        meet::admit_descriptors(line, false);
+        let ring_bytes = asked.ring_bytes;
+        let linked = Message { kind: LINKED, ring_bytes, ..Message::default() };
+        // (Who does not get it goes, and that is heard.)
+        let _ = meet::send(line, linked.frame().as_bytes(), &[memfd]);
+        let (to, lane) = held.name;
+        if accepts {
+            self.pass(to, &Between::Linked { lane, ring_bytes });
+        }
+        Some(())
+    }
+
+    /// The half of an end, and its memory.
+    fn make(&mut self, number: u64, ring_bytes: u64) -> Option<()> {
+        let held = self.held.get_mut(&number)?;
+        let bytes = usize::try_from(ring_bytes).ok().filter(|_| ring_bytes <= held.ring_bytes)?;
+        let geometry = Geometry::new(bytes)?;
+        let memory = Memory::make(geometry)?;
+        let segment = memory.segment();
+        // What comes is written there by rails, for which a page that can't be had would be the end.
+        map::hold(segment.area, 0, geometry.segment_bytes()).ok()?;
+        let rings = End::new(held.from.clone(), Arc::new(eventfd()?), self.apart.clone());
+        let freed = self.freed.clone();
+        let free = Box::new(move || freed.borrow_mut().push(number));
+        let (name, end) = (held.name, usize::from(held.accepts));
+        // SAFETY: the memory is in `held` until it is free.
+        let lane = unsafe { Lane::new(&self.trunk, name, end, segment, rings, free).ok()? };
+        held.memory = Some(memory);
+        let at = self.server.serve(Served::Lane(Box::new(lane))).ok()?;
+        self.trunk.is_lane_at(name, at);
+        held.lane = Some(at);
+        self.server.rouse(self.trunk_at);
+        Some(())
+    }
+
+    /// What the other program says at the rendezvous.
+    fn say_to(&mut self, number: u64, frame: &[u8]) {
+        let Some(held) = self.held.get_mut(&number) else { return };
+        held.heard = true;
+        // (Who has left it has heard all that it needs.)
+        let Some(meeting) = held.meeting.and_then(|token| self.lines.get(&token)) else { return };
+        if frame.len() > ROOM_BYTES || meet::send(meeting.0.as_raw_fd(), frame, &[]).is_err() {
+            self.end(number, true);
+        }
+    }
+
+    /// One end of a socket is closed there, or it says what it should not.
+    fn gone(&mut self, token: u32, number: u64, line: Line) {
+        self.close_line(token);
+        let Some(held) = self.held.get_mut(&number) else { return };
+        match line {
+            Line::Meeting => held.meeting = None,
+            Line::Lifeline => held.line = None,
+        }
+        match (line, held.lane) {
+            (Line::Meeting, _) if held.joined => {}
+            (Line::Lifeline, Some(at)) if held.joined => {
+                if let Some(Served::Lane(lane)) = self.server.get(at) {
+                    lane.rings.gone = true;
+                    lane.gone();
+                }
+                self.server.rouse(at);
+            }
+            (Line::Lifeline, None) if held.joined => self.forget_if_over(number),
+            _ => self.end(number, true),
+        }
+    }
+
+    fn close_line(&mut self, token: u32) {
+        let Some((fd, number, _)) = self.lines.remove(&token) else { return };
+        let _ = self.server.unwatch(&fd);
+        match self.held.get(&number) {
+            // (Before Linux 6.16 there may be anything in its queue.)
+            Some(held) => self.apart.close(held.from.clone(), vec![fd]),
+            None => drop(fd),
+        }
+    }
+
+    /// It is over; or, if it is broken, can't go on: to its ends it is so as if we had died.
+    fn end(&mut self, number: u64, broken: bool) {
+        if broken && let Some(held) = self.held.get(&number).filter(|held| !held.broken) {
+            let (to, lane) = held.name;
+            self.pass(to, &Between::Over { lane });
+        }
+        self.end_quietly(number, broken);
+    }
+
+    fn end_quietly(&mut self, number: u64, broken: bool) {
+        let Some(held) = self.held.get_mut(&number) else { return };
+        held.broken |= broken;
+        match held.lane.take() {
+            Some(at) => {
+                drop(self.server.leave(at));
+                self.server.rouse(self.trunk_at);
+            }
+            None => self.trunk.forget(held.name),
+        }
+        if let Some(token) = held.meeting.take() {
+            self.close_line(token);
+        }
+        self.forget_if_over(number);
+    }
+
+    /// Memory to which nobody writes any more.
+    fn free(&mut self) {
+        let freed = std::mem::take(&mut *self.freed.borrow_mut());
+        for number in freed {
+            let Some(held) = self.held.get_mut(&number) else { continue };
+            if held.lane.is_some() {
+                self.end(number, true);
+            }
+            if let Some(held) = self.held.get_mut(&number) {
+                held.memory = None;
+            }
+            self.forget_if_over(number);
+        }
+    }
+
+    fn forget_if_over(&mut self, number: u64) {
+        let Some(held) = self.held.get_mut(&number) else { return };
+        if held.lane.is_some() || held.memory.is_some() {
+            return;
+        }
+        if held.broken
+            && let Some(token) = held.line.take()
+        {
+            self.close_line(token);
+        }
+        if let Some(held) = self.held.get(&number)
+            && held.line.is_none()
+        {
+            self.by_lane.remove(&held.name);
+            self.held.remove(&number);
+            self.say(OVER, Session::default(), &number.to_le_bytes());
+        }
+    }
+
+    fn hear_trunk(&mut self) {
+        for (number, event) in self.trunk.events() {
+            let Some(link) = self.links.get_mut(&number) else { continue };
+            let session = link.session;
+            match event {
+                Event::Control(control) => self.pass(number, &Between::Control(control)),
+                Event::Up => {
+                    (link.up, link.down) = (true, None);
+                    self.say(UP, session, &[]);
+                }
+                Event::Down => {
+                    (link.up, link.down) = (false, Some(Instant::now()));
+                    self.say(DOWN, session, &[]);
+                }
+                Event::Ended(error) => self.give_up(number, &error.to_string()),
+            }
+        }
+    }
+
+    fn sweep(&mut self) {
+        if self.tried.elapsed() >= TRY_AGAIN {
+            self.tried = Instant::now();
+            self.open_rails(false);
+            let rails = self.rails.len();
+            for number in self.links.keys().copied() {
+                self.trunk.with_node(|node| {
+                    let all_up = (0..rails).all(|rail| node.transport(number).is_up(rail));
+                    if !all_up {
+                        node.try_again(number);
+                    }
+                });
+            }
+            self.server.rouse(self.trunk_at);
+        }
+        let mut broken = Vec::new();
+        for (number, link) in &mut self.links {
+            let oldest = self.trunk.with_node(|node| node.transport(*number).oldest());
+            if oldest != std::mem::replace(&mut link.oldest, oldest) || oldest == [None; 2] {
+                link.since = Instant::now();
+            } else if link.since.elapsed() > SILENT {
+                link.since = Instant::now();
+                for (rail, _) in oldest.into_iter().flatten() {
+                    self.trunk.with_node(|node| node.give_up(*number, rail));
+                }
+                self.server.rouse(self.trunk_at);
+            }
+            let carries = self.held.values().any(|held| held.name.0 == *number && held.joined);
+            if carries && link.down.is_some_and(|since| since.elapsed() > DOWN_MOST) {
+                broken.push(*number);
+            }
+        }
+        for number in broken {
+            self.give_up(number, "no rail works");
+        }
+        let hangs = |server: &mut Server<Served>, held: &Held| {
+            let lane = held.lane.and_then(|at| server.get(at));
+            matches!(lane, Some(Served::Lane(lane)) if lane.rings.hangs())
+        };
+        let Process { server, held, .. } = self;
+        let hang: Vec<u64> = held
+            .iter()
+            .filter(|(_, held)| hangs(server, held))
+            .map(|(number, _)| *number)
+            .collect();
+        hang.into_iter().for_each(|number| self.end(number, true));
+    }
+
+    /// Opens those that are not, or are broken.
+    fn open_rails(&mut self, first: bool) {
+        for place in 0..self.rails.len() {
+            if self.open[place] && !self.trunk.with_node(|node| node.is_broken(place)) {
+                continue;
+            }
+            self.open[place] = false;
+            match self.rails[place].open(&self.node) {
+                Ok(rail) => {
+                    // (What is slept on is another one now.)
+                    let served = self.server.leave(self.trunk_at);
+                    self.trunk.with_node(|node| node.replace(place, rail));
+                    if let Some(served) = served {
+                        match self.server.serve(served) {
+                            Ok(at) => self.trunk_at = at,
+                            Err(error) => self.log(&format!("what rails are slept on by: {error}")),
+                        }
+                    }
+                    self.trunk.is_served_at(self.trunk_at);
+                    self.open[place] = true;
+                    let text = self.rails[place].text();
+                    self.log(&format!("rail {place} is open: {text}"));
+                }
+                Err(error) if first => {
+                    let text = self.rails[place].text();
+                    self.log(&format!("rail {place} can't be opened: {text}: {error}"));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+fn eventfd() -> Option<OwnedFd> {
+    // SAFETY: made just now, ours alone.
+    fd::eventfd().ok().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,378 @@
+//! Guests whose far end is on another host. Both services find that they have the two ends of one connection, ask their policies, and have it carried.
+//!
+//! ```text
+//!   connecting end's node                     accepting end's node
+//!                       -- Seek: our end -->
+//!                      <-- Seek: our end --       (whoever's guest comes first seeks in vain, and is found by the other one)
+//!                       -- Here: our end -->
+//!                                             decides, by its policy; expects a call
+//!                      <-- Meet: lane, token --
+//!   decides, by its policy; has the lane
+//!   expected by its process; calls
+//!                       == channel ==>        hands lane, lifeline and meeting to its process
+//!   MET to the guest                          MET to the guest
+//! ```
+//!
+//! Who refuses says `Apart`. What is under way when the session ends is forgotten: its guest goes, and comes again.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use anyhow::{Context, bail};
+use ringlet::interconnect::node::{CARRIED, FAR, MET, Message, SAME_USER};
+use ringlet::reasons::Reason;
+use ringlet_linux::{meet, sys};
+
+use crate::apart::From;
+use crate::carrier::keeper::{self, Kept};
+use crate::cluster::members::Settings;
+use crate::cluster::post::{self, Post};
+use crate::cluster::{Cluster, End, Meet, Peer, Running, TOKEN_BYTES, Token, Word};
+use crate::fabric::share::{Fabric, News};
+use crate::notes::{Note, Notes, Pair};
+use crate::service::{FABRIC, Guest, Service, State, guarded_pair};
+
+/// The longest name of a control group that is told to other nodes: it may be six times as long in JSON, and has to fit in a word.
+const GROUP_BYTES: usize = 128;
+
+/// The cluster, as the service has it.
+pub struct Far {
+    pub cluster: Cluster,
+    pub post: Post,
+    pub fabric: Fabric,
+    /// Of lanes that this node names.
+    next: u32,
+}
+
+impl Far {
+    pub fn start(settings: Settings, quiet: bool) -> anyhow::Result<Far> {
+        let kept = Kept::start(keeper::FABRIC)?;
+        let fabric = Fabric::new(kept, settings.node.clone(), settings.rails.clone());
+        let post = Post::new(fabric.ways.clone())?;
+        let cluster = Running::prepare(settings)?.start(Box::new(post.clone()), quiet)?;
+        Ok(Far { cluster, post, fabric, next: 0 })
+    }
+}
+
+/// A guest whose far end is found, until there is a channel to it.
+pub(crate) struct Calling {
+    peer: Peer,
+    pair: Pair,
+    token: Token,
+    lane: u32,
+    accepts: bool,
+    ring_bytes: u64,
+    flags: u32,
+    about: String,
+    /// What the connecting end gets; its process has the other ends already.
+    ours: Option<[OwnedFd; 2]>,
+}
+
+impl<N: Notes> Service<N> {
+    /// Asks the node to which the far end's address belongs. False if there is none that can be reached. (The address is no more than a hint whom to ask.)
+    pub(crate) fn seek(&mut self, token: u64, cookie: u64) -> bool {
+        let ring_bytes = self.policy.limits.carried_ring_bytes;
+        let (Some(far), Some(guest)) = (&self.far, self.guests.get_mut(&token)) else {
+            return false;
+        };
+        let Some(note) = self.notes.of(cookie) else { return false };
+        // (One that mirrors it here, or came twice, is no matter of another host's.)
+        let is_alone = self.notes.with(note.pair) == Some(cookie)
+            && self.notes.with(note.pair.mirrored()).is_none();
+        let node = far.cluster.settings().node_of(note.far_address());
+        let Some(peer) = node.and_then(|node| far.cluster.peer(&node.name)) else { return false };
+        let Some(end) = guest.end(&note, ring_bytes) else { return false };
+        if !is_alone || peer.say(&Word::Seek(end)).is_err() {
+            return false;
+        }
+        guest.state = State::Seeking { note };
+        if let Some(replaced) = self.hall.seek(token, &note, peer.node()) {
+            self.part(replaced);
+        }
+        true
+    }
+
+    pub(crate) fn hear_of_others(&mut self) {
+        let news = self.far.as_ref().map(|far| far.post.take()).unwrap_or_default();
+        for news in news {
+            match news {
+                post::News::Said(peer, Word::Seek(end)) => self.found(&peer, end, true, true),
+                post::News::Said(peer, Word::Here(end, may)) => self.found(&peer, end, may, false),
+                post::News::Said(peer, Word::Meet(meet)) => self.meet(&peer, meet),
+                post::News::Said(peer, Word::Apart(pair, reason)) => {
+                    self.apart_from(&peer, pair, reason);
+                }
+                post::News::Said(..) => {}
+                post::News::Called(token, channel) => self.called(token, channel),
+                post::News::Ended(session) => self.ended(session),
+            }
+        }
+    }
+
+    pub(crate) fn hear_of_fabric(&mut self, process: bool) -> anyhow::Result<()> {
+        let Some(far) = &mut self.far else { return Ok(()) };
+        let (mut heard, mut lost) = (Vec::new(), false);
+        match process {
+            true => far.fabric.hear(&mut |news| heard.push(news)),
+            false => far.fabric.hear_keeper(&mut |news| heard.push(news)),
+        }
+        for news in heard {
+            match news {
+                News::Started(pid) => {
+                    self.watch_fabric()?;
+                    self.journal.note("fabric-started", || format!("pid {pid}"));
+                }
+                News::Lost(pid, lanes) => self.journal.note("fabric-lost", || {
+                    format!("pid {pid}; what it carried goes on in the kernel: {lanes} connections")
+                }),
+                News::Log(text) => self.journal.note("fabric", || text),
+                News::KeeperLost => lost = true,
+            }
+        }
+        // Nothing starts another one: so does who has started us.
+        if lost {
+            bail!("who starts the process that carries to other hosts has died");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn watch_fabric(&self) -> anyhow::Result<()> {
+        match self.far.as_ref().and_then(|far| far.fabric.process()) {
+            Some(process) => self.watch(process, FABRIC).context("what carries"),
+            None => Ok(()),
+        }
+    }
+
+    /// A guest who waits for this end of that node's, and how its connection began.
+    fn sought(&self, peer: &Peer, far: &End) -> Option<(u64, Note)> {
+        let token = self.hall.sought(&self.notes, peer.node(), far.pair)?;
+        let guest = self.guests.get(&token)?;
+        let State::Seeking { note } = guest.state else { return None };
+        let accepted = note.side == crate::notes::ACCEPTED;
+        (accepted != far.accepted && guest.is_here()).then_some((token, note))
+    }
+
+    /// Both ends are named, of the connecting one's numbers first, as both hosts log it.
+    fn about(&self, token: u64, note: &Note, peer: &Peer, far: &End) -> String {
+        let first = if far.accepted { note.pair } else { far.pair };
+        let who = self.guests.get(&token).map(|guest| guest.who.text()).unwrap_or_default();
+        let group = line(&far.group);
+        format!("{:08x}-{:08x} {who} - {}:{group}", first.sends, first.expects, peer.node())
+    }
+
+    /// Why they don't meet here, if they don't.
+    fn refusal(&self, token: u64, peer: &Peer, far: &End) -> Option<(Reason, &'static str)> {
+        let guest = self.guests.get(&token)?;
+        let fabric = self.far.as_ref().map(|far| &far.fabric)?;
+        match () {
+            () if !self.policy.allows_far(&guest.who, peer.node(), far) => {
+                Some((Reason::Refused, "policy"))
+            }
+            () if !fabric.is_up(peer.session) => Some((Reason::NoFabric, "no rail carries")),
+            () if !fabric.may(&From::of(&guest.who), &self.policy.limits) => {
+                Some((Reason::NodeFull, "as many as may be carried"))
+            }
+            () => None,
+        }
+    }
+
+    fn refuse_far(&mut self, token: u64, reason: Reason, about: &str, by: &str) {
+        self.journal.note(reason.code(), || format!("{about} ({by})"));
+        self.say_apart(token, reason);
+        self.part(token);
+    }
+
+    /// A guest and an end on another host are the two ends of one connection. (`sought`: that end is sought by us or only by it.)
+    fn found(&mut self, peer: &Peer, far: End, may_there: bool, seeks: bool) {
+        let Some((token, note)) = self.sought(peer, &far) else { return };
+        let about = self.about(token, &note, peer, &far);
+        let refusal = self.refusal(token, peer, &far);
+        let refusal = refusal.or((!may_there).then_some((Reason::Refused, "policy of that node")));
+        let ring_bytes = self.policy.limits.carried_ring_bytes;
+        let Some(near) = self.guests.get(&token).and_then(|guest| guest.end(&note, ring_bytes))
+        else {
+            return self.part(token);
+        };
+        if let Some((reason, by)) = refusal {
+            let _ = peer.say(&Word::Apart(note.pair, reason as u32));
+            return self.refuse_far(token, reason, &about, by);
+        }
+        if !near.accepted {
+            // It decides. (If it has said where it is, it has heard of us.)
+            if seeks && peer.say(&Word::Here(near, true)).is_err() {
+                self.part(token);
+            }
+            return;
+        }
+        let (Some(lane), Some(name)) = (self.next_lane(peer), random()) else {
+            return self.part(token);
+        };
+        let ring_bytes = ring_bytes.min(far.ring_bytes);
+        peer.expect(name);
+        let meet = Meet { end: near, lane, token: name, ring_bytes };
+        if peer.say(&Word::Meet(meet)).is_err() {
+            return self.part(token);
+        }
+        let flags = self.flags(token, &far);
+        let calling = Calling {
+            peer: peer.clone(),
+            pair: note.pair,
+            token: name,
+            lane,
+            accepts: true,
+            ring_bytes,
+            flags,
+            about,
+            ours: None,
+        };
+        self.call(token, note, calling);
+    }
+
+    /// Lanes that either node names have numbers of their own.
+    fn next_lane(&mut self, peer: &Peer) -> Option<u32> {
+        let far = self.far.as_mut()?;
+        far.next = far.next.wrapping_add(1);
+        Some(far.next << 1 | u32::from(peer.is_first()))
+    }
+
+    fn flags(&self, token: u64, far: &End) -> u32 {
+        let user = self.guests.get(&token).and_then(|guest| guest.who.user);
+        let same = user.is_some() && user == far.user;
+        CARRIED | FAR | if same { SAME_USER } else { 0 }
+    }
+
+    fn call(&mut self, token: u64, note: Note, calling: Calling) {
+        self.hall.seek_no_more(note.pair, token);
+        if let Some(guest) = self.guests.get_mut(&token) {
+            guest.state = State::Calling(calling);
+            guest.since = std::time::Instant::now();
+        }
+    }
+
+    /// The accepting end's node has decided.
+    fn meet(&mut self, peer: &Peer, meet: Meet) {
+        let Meet { end: far, lane, token: name, ring_bytes } = meet;
+        let Some((token, note)) = self.sought(peer, &far).filter(|_| far.accepted) else {
+            // (It has gone meanwhile.)
+            let _ = peer.say(&Word::Apart(far.pair.mirrored(), Reason::NoPeer as u32));
+            return;
+        };
+        let about = self.about(token, &note, peer, &far);
+        let too_large = ring_bytes > self.policy.limits.carried_ring_bytes;
+        let refusal = self.refusal(token, peer, &far);
+        let refusal = refusal.or(too_large.then_some((Reason::NodeFull, "carried_ring_bytes")));
+        if let Some((reason, by)) = refusal {
+            let _ = peer.say(&Word::Apart(note.pair, reason as u32));
+            return self.refuse_far(token, reason, &about, by);
+        }
+        let flags = self.flags(token, &far);
+        let mut calling = Calling {
+            peer: peer.clone(),
+            pair: note.pair,
+            token: name,
+            lane,
+            accepts: false,
+            ring_bytes,
+            flags,
+            about,
+            ours: None,
+        };
+        match self.hand_over(token, &calling) {
+            Some(ours) => calling.ours = Some(ours),
+            None => {
+                let _ = peer.say(&Word::Apart(note.pair, Reason::NodeFull as u32));
+                return self.refuse_far(token, Reason::NodeFull, &calling.about, "descriptors");
+            }
+        }
+        self.call(token, note, calling);
+        peer.call(name);
+    }
+
+    /// Our process gets a lifeline and a meeting; these are their other ends.
+    fn hand_over(&mut self, token: u64, calling: &Calling) -> Option<[OwnedFd; 2]> {
+        let from = From::of(&self.guests.get(&token)?.who);
+        let ([line, ours], [meeting, our_meeting]) = (guarded_pair().ok()?, guarded_pair().ok()?);
+        let lane = (calling.lane, calling.accepts);
+        let fabric = &mut self.far.as_mut()?.fabric;
+        fabric.carry(&calling.peer, lane, from, calling.ring_bytes, [line, meeting]);
+        Some([our_meeting, ours])
+    }
+
+    /// There is a channel, or there is none.
+    fn called(&mut self, name: Token, channel: Option<OwnedFd>) {
+        let is = |guest: &Guest| matches!(&guest.state, State::Calling(c) if c.token == name);
+        let Some(token) = self.guests.iter().find(|(_, guest)| is(guest)).map(|(at, _)| *at) else {
+            return;
+        };
+        let Some(guest) = self.guests.get_mut(&token) else { return };
+        let State::Calling(mut calling) = std::mem::replace(&mut guest.state, State::Greeted)
+        else {
+            return;
+        };
+        let lifeline = guest.lifeline;
+        let ours = match calling.ours.take() {
+            Some(ours) => Some(ours),
+            None => self.hand_over(token, &calling),
+        };
+        let (Some(channel), Some([meeting, line])) = (channel, ours) else {
+            let _ = calling.peer.say(&Word::Apart(calling.pair, Reason::NoFabric as u32));
+            return self.refuse_far(token, Reason::NoFabric, &calling.about, "no channel");
+        };
+        let number = u32::from_le_bytes([name[0], name[1], name[2], name[3]]);
+        let met =
+            Message { kind: MET, flags: calling.flags, stranger: number, ..Message::default() };
+        let fds = [meeting.as_raw_fd(), line.as_raw_fd(), channel.as_raw_fd()];
+        // (Who is not reached is gone for the process; and for the other end.)
+        let told = meet::send(lifeline, met.frame().as_bytes(), &fds);
+        let outcome = if told.is_ok() { "carried-far" } else { "gone" };
+        self.journal.note(outcome, || calling.about);
+        self.part(token);
+    }
+
+    /// That node's end of this pair does not meet ours.
+    fn apart_from(&mut self, peer: &Peer, pair: Pair, reason: u32) {
+        let is = |guest: &Guest| match &guest.state {
+            State::Calling(calling) => {
+                calling.pair == pair.mirrored() && calling.peer.session == peer.session
+            }
+            _ => false,
+        };
+        let calling = self.guests.iter().find(|(_, guest)| is(guest)).map(|(token, _)| *token);
+        let token = calling.or_else(|| self.hall.sought(&self.notes, peer.node(), pair));
+        if let Some(token) = token {
+            let text = self.guests.get(&token).map(|guest| guest.who.text()).unwrap_or_default();
+            let about = format!("{text} - {}", peer.node());
+            let reason = Reason::from_u32(reason).filter(|reason| *reason != Reason::None);
+            self.refuse_far(token, reason.unwrap_or(Reason::Refused), &about, "that node");
+        }
+    }
+
+    /// What was under way in it comes again.
+    fn ended(&mut self, session: [u8; 16]) {
+        let Some(far) = &mut self.far else { return };
+        far.fabric.forget(session);
+        let gone =
+            |guest: &Guest| matches!(&guest.state, State::Calling(c) if c.peer.session == session);
+        let tokens: Vec<u64> =
+            self.guests.iter().filter(|(_, guest)| gone(guest)).map(|(at, _)| *at).collect();
+        tokens.into_iter().for_each(|token| self.part(token));
+    }
+}
+
+impl Guest {
+    /// What other nodes are told of it. None if its group can't be told, or is longer than anybody needs.
+    fn end(&self, note: &Note, ring_bytes: u64) -> Option<End> {
+        let group = self.who.group.clone().filter(|group| group.len() <= GROUP_BYTES)?;
+        let accepted = note.side == crate::notes::ACCEPTED;
+        Some(End { pair: note.pair, accepted, user: self.who.user, group, ring_bytes })
+    }
+}
+
+/// A group's name as another node has told it, for the journal.
+fn line(text: &str) -> String {
+    text.chars().filter(|each| !each.is_control()).take(GROUP_BYTES).collect()
+}
+
+fn random() -> Option<Token> {
+    let mut token = [0; TOKEN_BYTES];
+    sys::random(&mut token).then_some(token)
+}
