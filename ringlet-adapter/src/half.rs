@@ -104,6 +104,10 @@ struct Sending {
     /// Doorbells that were put since the last `Start`. The other half has asked for one.
     bells_put: u64,
     bell_due: bool,
+    /// The last `hold` of which the other half has said that it is silent.
+    silent: u32,
+    /// How often it has answered a line, and a `hold`.
+    answers: [u32; 2],
 }
 
 struct Line {
@@ -135,6 +139,8 @@ struct Receiving {
     last_due: bool,
     ringing: Ringing,
     bell_lost: bool,
+    /// How often the other half has answered that it was asked for one.
+    answers: u32,
     /// What the receiver says waits for a doorbell: no other goes before it.
     back_waits: bool,
     /// How much of its data and slots was asked for.
@@ -271,6 +277,17 @@ impl Half {
         self.receiving.hold.is_some() && self.receiving.ringing == Ringing::No
     }
 
+    /// What the other half is still to answer, by kind: the number of that answer.
+    pub fn awaited(&self) -> [Option<u32>; 3] {
+        let Half { sending, receiving, .. } = self;
+        let SenderLine { hold, .. } = sending.told;
+        [
+            sending.line.as_ref().filter(|line| line.sent).map(|_| sending.answers[0]),
+            (hold & 1 != 0 && hold != sending.silent).then_some(sending.answers[1]),
+            (receiving.ringing != Ringing::No).then_some(receiving.answers),
+        ]
+    }
+
     /// What the receiver says, and how far it is, if there is news.
     fn pass_back(&mut self, way: &mut impl Way) -> bool {
         let Half { receiving, incoming, .. } = self;
@@ -350,6 +367,8 @@ impl Half {
             }
             Operation::Rung { went } => self.is_rung(went, way),
             Operation::Silent { hold } => {
+                self.sending.silent = hold;
+                self.sending.answers[1] = self.sending.answers[1].wrapping_add(1);
                 self.outgoing.control().answer_silence(hold, self.sending.bells_put);
             }
             Operation::Failed => self.failed = true,
@@ -439,6 +458,7 @@ impl Half {
             return;
         };
         (sending.told, sending.echoed) = (line.said, line.echo);
+        sending.answers[0] = sending.answers[0].wrapping_add(1);
         let words = outgoing.control();
         words.answer_delivery(line.said.flushes);
         self.parts |= line.said.parting != 0;
@@ -509,6 +529,7 @@ impl Half {
 
     fn is_rung(&mut self, went: bool, way: &mut impl Way) {
         let Half { receiving, incoming, .. } = self;
+        receiving.answers = receiving.answers.wrapping_add(1);
         match std::mem::take(&mut receiving.ringing) {
             Ringing::No => self.failed = true,
             Ringing::Counted if !went => {

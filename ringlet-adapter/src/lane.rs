@@ -33,6 +33,8 @@ pub struct Lane<R> {
     is_known: bool,
     out: Out,
     ended: bool,
+    /// What was awaited when it was last asked whether it hangs.
+    awaited: [Option<u32>; 3],
 }
 
 /// What is to be sent.
@@ -85,12 +87,21 @@ impl<R: WakesOne> Lane<R> {
             is_known: false,
             out: Out::default(),
             ended: false,
+            awaited: [None; 3],
         })
     }
 
     /// Its process is gone.
     pub fn gone(&mut self) {
         self.half.gone();
+    }
+
+    /// Has the other half owed the same answer since this was last asked? Our program waits for it, with a call that must not block. Who has a clock
+    /// asks so seldom that an honest half has answered, and gives up the lane then.
+    pub fn hangs(&mut self) -> bool {
+        let awaited = self.half.awaited();
+        let before = std::mem::replace(&mut self.awaited, awaited);
+        awaited.iter().zip(before).any(|(now, before)| now.is_some() && *now == before)
     }
 
     /// What has come from the other half, as long as there is room for the answers.
@@ -109,14 +120,13 @@ impl<R: WakesOne> Lane<R> {
     }
 
     /// Gives to the transport what it takes.
-    fn send(&mut self, state: &mut State) -> Result<bool, NotTaken> {
+    fn send(&mut self, state: &mut State, sent: &mut bool) -> Result<(), NotTaken> {
         let theirs = state.inboxes.get(&self.name).and_then(|inbox| inbox.theirs);
         let transport = state.transport(self.name);
-        let mut sent = false;
         if !self.is_known {
             self.out.write(self.name, |to| wire::write_segment(self.ours, to));
             transport.frame(&self.out.frame, false)?;
-            (self.is_known, sent) = (true, true);
+            (self.is_known, *sent) = (true, true);
         }
         while let Some(operation) = self.out.operations.front() {
             let mut needs = false;
@@ -129,7 +139,7 @@ impl<R: WakesOne> Lane<R> {
                     let write =
                         Write { from: self.ours, at, bytes: piece.len, to, offset: at as u64 };
                     transport.write(write)?;
-                    self.out.is_written = true;
+                    (self.out.is_written, *sent) = (true, true);
                 }
                 needs = true;
             }
@@ -137,9 +147,9 @@ impl<R: WakesOne> Lane<R> {
             self.out.write(self.name, |to| wire::write(&operation, to));
             transport.frame(&self.out.frame, needs)?;
             self.out.operations.pop_front();
-            (self.out.is_written, sent) = (false, true);
+            (self.out.is_written, *sent) = (false, true);
         }
-        Ok(sent)
+        Ok(())
     }
 }
 
@@ -159,19 +169,20 @@ impl<R: WakesOne> Serve for Lane<R> {
         if inbox.failed {
             return Progress::Failed;
         }
+        let waits = inbox.waits_for_room;
         let mut busy = self.receive(inbox);
         if self.out.has_room() {
             busy |= self.half.pass(&mut self.out, &mut self.rings);
         }
-        match self.send(state) {
-            Ok(false) => {}
-            Ok(true) => {
-                busy = true;
-                rouse.extend(state.at);
-            }
-            // There is room when something has been acknowledged, behind which nobody rouses us.
-            Err(NotTaken::Full) => busy = true,
+        let mut sent = false;
+        match if waits { Ok(()) } else { self.send(state, &mut sent) } {
+            Ok(()) => {}
+            Err(NotTaken::Full) => state.wait_for_room(self.name),
             Err(_) => return Progress::Failed,
+        }
+        if sent {
+            busy = true;
+            rouse.extend(state.at);
         }
         match () {
             _ if self.half.has_failed() => Progress::Failed,

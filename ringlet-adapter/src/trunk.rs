@@ -36,6 +36,8 @@ pub(crate) struct Inbox {
     pub theirs: Option<Memory>,
     pub operations: VecDeque<Operation>,
     pub failed: bool,
+    /// It is roused when the transport has room.
+    pub waits_for_room: bool,
 }
 
 pub(crate) struct State {
@@ -44,6 +46,8 @@ pub(crate) struct State {
     /// What transports may still use.
     pub memories: HashMap<(Number, Memory), Box<dyn FnOnce()>>,
     events: Vec<(Number, Event)>,
+    /// Lanes that wait for room, by their transport.
+    waiting: HashMap<Number, Vec<u32>>,
     /// Our place among what is served.
     pub at: Option<usize>,
 }
@@ -59,6 +63,7 @@ impl Trunk {
             inboxes: HashMap::new(),
             memories: HashMap::new(),
             events: Vec::new(),
+            waiting: HashMap::new(),
             at: None,
         })))
     }
@@ -99,6 +104,7 @@ impl Trunk {
     pub fn close(&self, number: Number, rouse: &mut Vec<usize>) {
         let state = &mut *self.state();
         state.node.close(number);
+        state.waiting.remove(&number);
         for ((of, _), inbox) in &mut state.inboxes {
             if *of == number {
                 inbox.failed = true;
@@ -119,6 +125,31 @@ impl State {
     pub fn transport(&mut self, (number, _): LaneName) -> &mut Transport {
         self.node.transport(number)
     }
+
+    /// Its transport takes no more now.
+    pub fn wait_for_room(&mut self, name: LaneName) {
+        if let Some(inbox) = self.inboxes.get_mut(&name) {
+            inbox.waits_for_room = true;
+            self.waiting.entry(name.0).or_default().push(name.1);
+        }
+    }
+
+    /// Lanes that waited for room go on where there is some.
+    fn give_room(&mut self, rouse: &mut Vec<usize>) {
+        let State { node, inboxes, waiting, .. } = self;
+        waiting.retain(|number, lanes| {
+            if !node.transport(*number).has_room() {
+                return true;
+            }
+            for lane in lanes {
+                if let Some(inbox) = inboxes.get_mut(&(*number, *lane)) {
+                    inbox.waits_for_room = false;
+                    rouse.extend(inbox.at);
+                }
+            }
+            false
+        });
+    }
 }
 
 /// What a frame of this lane has, behind its number.
@@ -136,7 +167,8 @@ fn deliver(inbox: &mut Inbox, frame: &[u8]) {
 
 impl Serve for Trunk {
     fn pass(&mut self, rouse: &mut Vec<usize>) -> Progress {
-        let State { node, inboxes, memories, events, .. } = &mut *self.state();
+        let state = &mut *self.state();
+        let State { node, inboxes, memories, events, .. } = state;
         let progress = node.poll(&mut |number, told| match told {
             Told::Frame(frame) => {
                 let Some((lane, frame)) = frame.split_first_chunk() else { return };
@@ -157,7 +189,10 @@ impl Serve for Trunk {
             Told::Ended(error) => events.push((number, Event::Ended(error))),
         });
         match progress {
-            ringlet_fabric::Progress::Busy => Progress::Busy,
+            ringlet_fabric::Progress::Busy => {
+                state.give_room(rouse);
+                Progress::Busy
+            }
             ringlet_fabric::Progress::Idle => Progress::Idle,
         }
     }

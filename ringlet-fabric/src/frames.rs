@@ -44,6 +44,10 @@ impl Outbox {
         self.messages.is_empty()
     }
 
+    pub fn has_room(&self) -> bool {
+        self.messages.len() < WINDOW
+    }
+
     /// By which rail the first one went, and its number.
     pub fn oldest(&self) -> Option<(usize, u32)> {
         Some((self.messages.front()?.way?, self.first))
@@ -56,7 +60,7 @@ impl Outbox {
         let open =
             |message: &Message| !message.sealed && message.bytes.len() + room <= MESSAGE_BYTES;
         if !self.messages.back().is_some_and(open) {
-            if self.messages.len() == WINDOW {
+            if !self.has_room() {
                 return false;
             }
             let mut bytes = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(MESSAGE_BYTES));

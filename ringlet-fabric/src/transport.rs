@@ -208,6 +208,11 @@ impl Transport {
         Ok(number)
     }
 
+    /// Is one more frame and write taken? What was `NotTaken::Full` is to be tried again then: something has been acknowledged.
+    pub fn has_room(&self) -> bool {
+        self.outbox.has_room() && self.writes.has_room()
+    }
+
     /// The number of the first write that is not known to have arrived.
     pub fn written(&self) -> u32 {
         self.writes.first()

@@ -64,9 +64,13 @@ impl Writes {
         }
     }
 
+    pub fn has_room(&self) -> bool {
+        self.list.len() < WRITES
+    }
+
     /// False: there is no room.
     pub fn push(&mut self, write: Write) -> bool {
-        let fits = self.list.len() < WRITES;
+        let fits = self.has_room();
         if fits {
             self.list.push_back((write, State::ToDo));
         }
