@@ -37,6 +37,12 @@ impl Memory {
         Some(memory)
     }
 
+    /// Makes sure that there is memory for all that a fabric may write there, as a lane of this end needs it.
+    pub fn hold_for_a_lane(&self, end: usize) -> Option<()> {
+        let (at, bytes) = (self.geometry.data_offset(1 - end), self.geometry.ring_bytes);
+        map::hold(self.area, at, bytes).ok()
+    }
+
     pub fn segment(&self) -> Segment {
         Segment { area: self.area, geometry: self.geometry }
     }
