@@ -44,6 +44,9 @@ enum Command {
         /// Over a mirror: with the `ringlet` command's adapter, beside the library, by this seed (0: all in order and at once)
         #[arg(long, value_name = "SEED")]
         mirror: Option<u32>,
+        /// The same over what carries between two hosts, both in the adapter's process (0: over rails that keep order and don't fail)
+        #[arg(long, value_name = "SEED", conflicts_with = "mirror")]
+        hosts: Option<u32>,
         /// How often each way of running a case is repeated
         #[arg(long, default_value_t = 1)]
         repeat: u32,
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
             spin,
             unforgiving,
             mirror,
+            hosts,
             repeat,
             jobs,
             limit,
@@ -107,7 +111,7 @@ fn main() -> ExitCode {
                 println!("not run with changing paths: {}", instance.name());
             }
             let beyond = |instance: &Instance| {
-                mirror.is_some() && mirror::left_out(instance.case.name).is_some()
+                mirror.or(hosts).is_some() && mirror::left_out(instance.case.name).is_some()
             };
             let (left_out, all): (Vec<Instance>, Vec<Instance>) = all.into_iter().partition(beyond);
             for instance in left_out {
@@ -129,14 +133,16 @@ fn main() -> ExitCode {
             if let Some(seed) = unforgiving {
                 println!("seed {seed}");
             }
-            let adapter = match (mirror, &library) {
-                (Some(seed), Some(library)) => match mirror::Adapter::start(library, seed) {
-                    Ok(adapter) => Some(adapter),
-                    Err(error) => {
-                        eprintln!("conformance: the adapter: {error}");
-                        return ExitCode::from(2);
+            let adapter = match (mirror.or(hosts), &library) {
+                (Some(seed), Some(library)) => {
+                    match mirror::Adapter::start(library, seed, hosts.is_some()) {
+                        Ok(adapter) => Some(adapter),
+                        Err(error) => {
+                            eprintln!("conformance: the adapter: {error}");
+                            return ExitCode::from(2);
+                        }
                     }
-                },
+                }
                 _ => None,
             };
             let spin_us = spin;
@@ -152,8 +158,8 @@ fn main() -> ExitCode {
                 moves,
             };
             let passed = driver::run(&all, &options);
-            let lives = adapter.is_none_or(mirror::Adapter::end);
-            if passed && lives { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            let well = adapter.is_none_or(mirror::Adapter::end);
+            if passed && well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Command::List { differences: false } => {
             for instance in instances() {

@@ -1,6 +1,6 @@
-//! The adapter of a run with `--mirror`: the process that keeps the two segments of each connection in step.
+//! The adapter of a run with `--mirror` or `--hosts`: the process that keeps the two segments of each connection in step.
 
-use std::io::{BufRead, BufReader, Error};
+use std::io::{BufRead, BufReader, Error, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -24,10 +24,11 @@ pub struct Adapter {
 
 impl Adapter {
     /// By the command beside the library.
-    pub fn start(library: &Path, seed: u32) -> Result<Adapter, Error> {
+    pub fn start(library: &Path, seed: u32, hosts: bool) -> Result<Adapter, Error> {
         let number = u64::from(std::process::id()) << 32 | u64::from(seed) << 1 | 1;
         let mut command = Command::new(library.with_file_name("ringlet"));
         command.args(["adapter", "--number", &number.to_string(), "--seed", &seed.to_string()]);
+        command.args(hosts.then_some("--hosts")).stderr(Stdio::piped());
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut line = String::new();
         let output = child.stdout.take().ok_or_else(|| Error::other("it has no output"))?;
@@ -39,13 +40,18 @@ impl Adapter {
         }
     }
 
-    /// True if it was alive to the end.
+    /// True if it was alive to the end, and had nothing to say.
     pub fn end(mut self) -> bool {
         let lives = matches!(self.child.try_wait(), Ok(None));
         if !lives {
             println!("the adapter has died");
         }
-        lives
+        let _ = self.child.kill();
+        let mut said = String::new();
+        let stderr = self.child.stderr.take();
+        let heard = stderr.is_some_and(|mut stderr| stderr.read_to_string(&mut said).is_ok());
+        print!("{said}");
+        lives && heard && said.is_empty()
     }
 }
 

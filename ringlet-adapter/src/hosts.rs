@@ -58,6 +58,11 @@ impl Hosts {
         self.trunks.iter().zip(at).for_each(|(trunk, at)| trunk.is_served_at(at));
     }
 
+    /// They are to be roused when lanes are dropped.
+    pub fn served_at(&self) -> impl Iterator<Item = usize> {
+        self.served_at.into_iter().flatten()
+    }
+
     pub fn name(&self, end: usize, lane: u32) -> LaneName {
         (self.numbers[end], lane)
     }

@@ -218,7 +218,7 @@ impl<R: WakesOne> Serve for Lane<R> {
 }
 
 impl<R> Drop for Lane<R> {
-    /// One that has not ended fails at the other node too.
+    /// One that has not ended fails at the other node too. The trunk is to be roused afterwards.
     fn drop(&mut self) {
         let state = &mut *self.trunk.state();
         let failed = state.inboxes.remove(&self.name).is_none_or(|inbox| inbox.failed);

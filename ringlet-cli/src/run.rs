@@ -44,6 +44,9 @@ pub struct RunArgs {
     /// both programs name the same
     #[arg(long, value_name = "SEED")]
     mirror: Option<u32>,
+    /// The same over what carries between two hosts, both in the adapter's process (see its --hosts)
+    #[arg(long, value_name = "SEED", conflicts_with = "mirror")]
+    hosts: Option<u32>,
     /// The program, looked for in PATH, and its arguments
     #[arg(required = true, trailing_var_arg = true)]
     #[arg(value_names = ["PROGRAM", "ARGS"], value_hint = clap::ValueHint::CommandWithArguments)]
@@ -77,8 +80,8 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         unload(&mut environment);
     } else {
         args.flags.apply(&mut environment);
-        if let Some(seed) = args.mirror {
-            let number = adapter::start_for_program(seed)?;
+        if let Some(seed) = args.mirror.or(args.hosts) {
+            let number = adapter::start_for_program(seed, args.hosts.is_some())?;
             set_variable(&mut environment, adapter::ENVIRONMENT, number.to_string().into());
         }
         preload(&mut environment, &library()?)?;

@@ -1,11 +1,13 @@
 //! `ringlet adapter`: gives each end of a connection a segment of its own, and keeps them in step.
 //!
-//! One thread serves all links (`ringlet_adapter::Adapter`), and all who come (`ringlet::interconnect::introduction`).
+//! One thread serves all connections (`ringlet_adapter::Server`), and all who come (`ringlet::interconnect::introduction`).
 
+mod hosts;
 mod link;
 mod peers;
 mod start;
 
+pub use hosts::join as join_hosts;
 pub use start::{ENVIRONMENT, start_for_program};
 
 use std::io::Write;
@@ -14,15 +16,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use ringlet::interconnect::introduction;
-use ringlet_adapter::Adapter;
+use ringlet_adapter::Progress;
 use ringlet_linux::meet;
 use ringlet_linux::sys::{self, Errno};
 
-use link::Links;
+use link::{Adapter, Links, Served};
 use peers::Peers;
 
 /// One that was started for programs ends when the last one and its connections are gone for so long.
 const LINGER: Duration = Duration::from_secs(1);
+/// How long a lane's other half may owe an answer; rails of ours are soon tried again.
+const ANSWER_IN: Duration = Duration::from_secs(4);
 
 /// Keep the two segments of each connection in step, as a network card in each host would
 ///
@@ -37,6 +41,9 @@ pub struct AdapterArgs {
     /// Delay, shuffle and repeat what crosses, as an unordered network may, by this seed; 0 does not
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
+    /// Keep them in step by what carries between two hosts: two nodes in this process, over rails in memory that by the seed also fail and come back
+    #[arg(long)]
+    hosts: bool,
     /// End when the programs that came have ended, and their connections
     #[arg(long)]
     for_programs: bool,
@@ -52,28 +59,41 @@ pub fn run(args: AdapterArgs) -> anyhow::Result<ExitCode> {
     never_wait_long()?;
     let descriptors = raised_limit();
     let mut adapter = Adapter::new()?;
+    let hosts =
+        if args.hosts { Some(join_hosts(args.seed, &mut adapter, Served::Trunk)?) } else { None };
     // (Of what is left, some are on their way.)
-    let mut links = Links::new(args.seed, descriptors / 8 * 5).map_err(failed)?;
+    let mut links = Links::new(args.seed, hosts, descriptors / 8 * 5).map_err(failed)?;
     let mut peers = Peers::new(listener, descriptors / 4, &mut adapter)?;
     let mut out = std::io::stdout();
     // (Whoever started it may not listen.)
     let _ = writeln!(out, "ready").and_then(|()| out.flush());
     let (mut ready, mut over) = (Vec::new(), Vec::new());
-    let mut alone_since = Instant::now();
+    let (mut alone_since, mut looked, mut broken) = (Instant::now(), Instant::now(), 0);
+    let mut most = LINGER;
     loop {
-        adapter.turn(Some(LINGER), &mut ready, &mut over)?;
+        adapter.turn(Some(most), &mut ready, &mut over)?;
         for token in ready.drain(..) {
             peers.ready(token, &mut adapter, &mut links);
         }
-        for (at, progress) in over.drain(..) {
-            links.end(at, &mut adapter);
-            peers.end(at, progress, &mut adapter);
+        if args.hosts && looked.elapsed() >= ANSWER_IN {
+            looked = Instant::now();
+            over.extend(links.hanging(&mut adapter).into_iter().map(|at| (at, Progress::Failed)));
         }
+        for (at, progress) in over.drain(..) {
+            let ends = links.end(at, &mut adapter);
+            peers.end(&ends, progress, &mut adapter);
+            if args.hosts && progress == Progress::Failed {
+                broken += 1;
+                eprintln!("ringlet adapter: a lane can't go on");
+            }
+        }
+        most = links.relay(&mut adapter)?.unwrap_or(LINGER);
         peers.forget_the_silent(&mut adapter);
         if !peers.is_empty() {
             alone_since = Instant::now();
         } else if args.for_programs && alone_since.elapsed() >= LINGER {
-            return Ok(ExitCode::SUCCESS);
+            // (Who tests what carries between hosts is to know.)
+            return Ok(if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
     }
 }

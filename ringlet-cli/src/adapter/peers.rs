@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use ringlet::handshake::ROOM_BYTES;
 use ringlet::interconnect::introduction::{GREETING, Message};
-use ringlet_adapter::{Adapter, Progress};
+use ringlet_adapter::Progress;
 use ringlet_linux::meet;
 use ringlet_linux::sys::{self, Errno};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::borrowed;
-use super::link::{Ends, Links, Place};
+use super::link::{Adapter, Links, Place};
 
 /// Who has come and not yet asked for anything: so many at most, for so long.
 const STRANGERS_MOST: usize = 1024;
@@ -43,7 +43,7 @@ pub struct Peers {
 
 impl Peers {
     /// No more than so many.
-    pub fn new(listener: i32, most: usize, adapter: &mut Adapter<Ends>) -> anyhow::Result<Peers> {
+    pub fn new(listener: i32, most: usize, adapter: &mut Adapter) -> anyhow::Result<Peers> {
         adapter.watch(borrowed(listener), LISTENER)?;
         let peers = HashMap::new();
         Ok(Peers { listener, peers, most, next: LISTENER + 1, forgotten: Instant::now() })
@@ -53,7 +53,7 @@ impl Peers {
         self.peers.is_empty()
     }
 
-    pub fn ready(&mut self, token: u32, adapter: &mut Adapter<Ends>, links: &mut Links) {
+    pub fn ready(&mut self, token: u32, adapter: &mut Adapter, links: &mut Links) {
         match self.peers.remove(&token) {
             None if token == LISTENER => self.accept(adapter),
             None => {}
@@ -93,14 +93,15 @@ impl Peers {
         }
     }
 
-    /// A link is over. One that can't go on is so for its ends as if we had died.
-    pub fn end(&mut self, link: usize, progress: Progress, adapter: &mut Adapter<Ends>) {
+    /// What serves these ends is over. If it can't go on, it is so for them as if we had died.
+    pub fn end(&mut self, ends: &[Place], progress: Progress, adapter: &mut Adapter) {
         self.peers.retain(|_, peer| {
-            let Peer::Linked(lifeline, Place { at, .. }) = *peer else { return true };
-            if at == link {
+            let Peer::Linked(lifeline, place) = *peer else { return true };
+            let ends = ends.contains(&place);
+            if ends {
                 *peer = Peer::Parted(lifeline);
             }
-            let broken = at == link && progress == Progress::Failed;
+            let broken = ends && progress == Progress::Failed;
             if broken {
                 part(lifeline, adapter);
             }
@@ -109,7 +110,7 @@ impl Peers {
     }
 
     /// Now and then.
-    pub fn forget_the_silent(&mut self, adapter: &mut Adapter<Ends>) {
+    pub fn forget_the_silent(&mut self, adapter: &mut Adapter) {
         if self.forgotten.elapsed() < ASK_IN {
             return;
         }
@@ -124,7 +125,7 @@ impl Peers {
     }
 
     /// Strangers are refused before anything that they say is looked at.
-    fn accept(&mut self, adapter: &mut Adapter<Ends>) {
+    fn accept(&mut self, adapter: &mut Adapter) {
         let mut strangers =
             self.peers.values().filter(|peer| matches!(peer, Peer::Greeted(..))).count();
         for _ in 0..ACCEPTED_AT_ONCE {
@@ -156,7 +157,7 @@ impl Peers {
     }
 
     /// Notes the program's process, until it ends.
-    fn watch(&mut self, pid: i32, adapter: &mut Adapter<Ends>) {
+    fn watch(&mut self, pid: i32, adapter: &mut Adapter) {
         let known = |peer: &Peer| matches!(peer, Peer::Program(_, other) if *other == pid);
         if !self.peers.values().any(known)
             && let Some(process) = Pid::from_raw(pid)
@@ -168,7 +169,7 @@ impl Peers {
     }
 }
 
-fn part(lifeline: i32, adapter: &mut Adapter<Ends>) {
+fn part(lifeline: i32, adapter: &mut Adapter) {
     let _ = adapter.unwatch(borrowed(lifeline));
     meet::part(lifeline);
 }

@@ -1,4 +1,4 @@
-//! The adapter of `ringlet run --mirror`: one for each user and seed, started when the first program is, and gone after the last.
+//! The adapter of `ringlet run --mirror` and `--hosts`: one for each user and seed, started when the first program is, and gone after the last.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -14,15 +14,16 @@ use ringlet_linux::{fd, meet};
 pub const ENVIRONMENT: &str = "RINGLET_ADAPTER";
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The number of the adapter for this seed, which knows from now on that this process, and the program that it becomes, is there.
-pub fn start_for_program(seed: u32) -> anyhow::Result<u64> {
-    let number = u64::from(sys::geteuid()) << 32 | u64::from(seed) | 1 << 63;
+/// The number of the adapter for this seed (and with `hosts`), which knows from now on that this process, and the program that it becomes, is there.
+pub fn start_for_program(seed: u32, hosts: bool) -> anyhow::Result<u64> {
+    let kind = 1 << 63 | u64::from(hosts) << 62;
+    let number = u64::from(sys::geteuid()) << 32 | u64::from(seed) | kind;
     let until = Instant::now() + PATIENCE;
     loop {
         match come(number)? {
             true => return Ok(number),
             // (Of two that start one at once, one does.)
-            false => start(number, seed)?,
+            false => start(number, seed, hosts)?,
         }
         ensure!(Instant::now() < until, "the adapter does not answer");
     }
@@ -50,12 +51,12 @@ fn come(number: u64) -> anyhow::Result<bool> {
 }
 
 /// Starts one that is nobody's child: the program must not meet it in wait(2).
-fn start(number: u64, seed: u32) -> anyhow::Result<()> {
+fn start(number: u64, seed: u32, hosts: bool) -> anyhow::Result<()> {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", "\"$@\" </dev/null 2>/dev/null &", "sh"]);
     command.arg(std::env::current_exe().context("cannot tell where the ringlet command lies")?);
     command.args(["adapter", "--for-programs", "--number", &number.to_string()]);
-    command.args(["--seed", &seed.to_string()]);
+    command.args(["--seed", &seed.to_string()]).args(hosts.then_some("--hosts"));
     command.env_remove("LD_PRELOAD").stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("the adapter can't be started")?;
     let mut line = String::new();
