@@ -50,6 +50,8 @@ pub(crate) struct State {
     waiting: HashMap<Number, Vec<u32>>,
     /// Our place among what is served.
     pub at: Option<usize>,
+    /// The rails are armed. To poll them would disarm them.
+    sleeps: bool,
 }
 
 /// This node's transports, which its lanes share.
@@ -65,6 +67,7 @@ impl Trunk {
             events: Vec::new(),
             waiting: HashMap::new(),
             at: None,
+            sleeps: false,
         })))
     }
 
@@ -168,6 +171,9 @@ fn deliver(inbox: &mut Inbox, frame: &[u8]) {
 impl Serve for Trunk {
     fn pass(&mut self, rouse: &mut Vec<usize>) -> Progress {
         let state = &mut *self.state();
+        if state.sleeps {
+            return Progress::Idle;
+        }
         let State { node, inboxes, memories, events, .. } = state;
         let progress = node.poll(&mut |number, told| match told {
             Told::Frame(frame) => {
@@ -198,10 +204,14 @@ impl Serve for Trunk {
     }
 
     fn arm(&mut self) -> bool {
-        self.state().node.may_sleep()
+        let state = &mut *self.state();
+        state.sleeps = state.node.may_sleep();
+        state.sleeps
     }
 
-    fn disarm(&mut self) {}
+    fn disarm(&mut self) {
+        self.state().sleeps = false;
+    }
 
     fn is_owed(&self) -> bool {
         false
