@@ -259,10 +259,17 @@ def status_word(status):
 # The command under test.
 
 
+def add_mirror(parser):
+    """`arguments.mirror` is what `ringlet run` is told."""
+    for name, over in (("--mirror", "an adapter"), ("--hosts", "what carries between two hosts, in one adapter,")):
+        help = f"both ends over {over} by this seed (see `ringlet run`)"
+        parser.add_argument(name, dest="mirror", type=lambda seed, name=name: [name, str(int(seed))], metavar="SEED", help=help)
+
+
 class Ringlet:
     """The real command and library, copied where any user can read them: servers drop to other users.
 
-    With a seed for a `mirror` all is run over an adapter by this seed; to be used in a network namespace of its own, where that is nobody else's.
+    With a `mirror` (`add_mirror`) all is run over an adapter by its seed; to be used in a network namespace of its own, where that is nobody else's.
     """
 
     # Ends that a node service carries are mirrored too.
@@ -282,7 +289,7 @@ class Ringlet:
 
     def wrap(self, argv, moves=None, keys=()):
         """`moves`: a file where each end of a connection that comes to use the ring is noted."""
-        keys = [*(["--moves", str(moves)] if moves else []), *([] if self.mirror is None else ["--mirror", str(self.mirror)]), *keys]
+        keys = [*(["--moves", str(moves)] if moves else []), *(self.mirror or []), *keys]
         return [str(self.command), "run", *keys, "--", *argv]
 
     def moved(self, moves):

@@ -1,6 +1,6 @@
 """Kills the adapter of live connections at random moments, which neither end is to notice.
 
-    python3 tests/kill/adapter.py [--kills N] [--seed N] [--first N] [--family FAMILY]
+    python3 tests/kill/adapter.py [--kills N] [--seed N] [--first N] [--family FAMILY] [--hosts]
 
 Every byte arrives, every end of a stream is told behind it, and no call fails.
 """
@@ -29,8 +29,8 @@ MOVED_AT_LEAST = 1  # ends of connections that used the ring, for each kill
 
 
 class Adapter:
-    def __init__(self, ringlet, number, seed):
-        argv = [ringlet.command, "adapter", "--number", str(number), "--seed", str(seed)]
+    def __init__(self, ringlet, number, seed, hosts):
+        argv = [ringlet.command, "adapter", "--number", str(number), "--seed", str(seed), *(["--hosts"] if hosts else [])]
         self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         require(self._process.stdout.readline() == b"ready\n", "the adapter is not ready")
 
@@ -59,8 +59,8 @@ class Ends:
         return self
 
 
-def kill_once(source, ringlet, number, server, client):
-    adapter = Adapter(ringlet, number, source.choice((0, source.randrange(1, 1 << 31))))
+def kill_once(source, ringlet, number, hosts, server, client):
+    adapter = Adapter(ringlet, number, source.choice((0, source.randrange(1, 1 << 31))), hosts)
     try:
         seeds = [source.randrange(1 << 48) for _ in range(source.randint(1, CONNECTIONS_MOST))]
         for seed in seeds:
@@ -87,7 +87,7 @@ def run(test, ringlet, arguments):
     for kill in range(arguments.first, arguments.first + arguments.kills):
         source = random.Random(f"{arguments.seed}/{kill}")
         try:
-            under_way += kill_once(source, ringlet, number, server, client)
+            under_way += kill_once(source, ringlet, number, arguments.hosts, server, client)
         except Failed as problem:
             where = "\n".join(f"{end.process.name}:\n{end.process.where()}" for end in (server, client))
             raise Failed(f"kill {kill}: {problem}\n{where}") from None
@@ -102,6 +102,7 @@ def main():
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of connections and moments")
     parser.add_argument("--first", type=int, default=0, help="number of the first kill, to repeat one that failed")
     parser.add_argument("--family", choices=("tcp", "unix"), default="tcp", help="of the connections (default: tcp)")
+    parser.add_argument("--hosts", action="store_true", help="of one that keeps them in step by what carries between two hosts")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)

@@ -1,6 +1,6 @@
 """Real programs that nobody here wrote, wrapped on both sides, on one side and not at all, checked for their results.
 
-    python3 tests/programs [--mode MODE]... [--seed N] [--jobs N] [--mirror SEED] [PROGRAM]...
+    python3 tests/programs [--mode MODE]... [--seed N] [--jobs N] [--mirror SEED | --hosts SEED] [PROGRAM]...
 """
 
 import argparse
@@ -70,7 +70,7 @@ def side_by_side(arguments, modes, directory):
         found = directory / f"{program}.json"
         argv = [sys.executable, __file__, "--outcomes", found, "--seed", arguments.seed, "--limit", arguments.limit]
         argv += ["--ringlet", arguments.ringlet, *(word for mode in modes for word in ("--mode", mode))]
-        argv += [*([] if arguments.mirror is None else ["--mirror", arguments.mirror]), program]
+        argv += [*(arguments.mirror or []), program]
         child = subprocess.Popen([str(word) for word in argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         started.append(child)
         print(child.communicate()[0].decode(errors="replace"), end="", flush=True)
@@ -97,7 +97,7 @@ def main():
     parser.add_argument("--limit", type=int, default=harness.CLIENT_SECONDS, help="seconds for one client")
     parser.add_argument("--ringlet", default=harness.ROOT / "target/release/ringlet", help="the command to test")
     parser.add_argument("--jobs", type=int, default=1, help="so many programs side by side (default: one)")
-    parser.add_argument("--mirror", type=int, metavar="SEED", help="both ends over an adapter by this seed (see `ringlet run`)")
+    harness.add_mirror(parser)
     parser.add_argument("--outcomes", type=pathlib.Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if unknown := set(arguments.programs) - set(PROGRAMS):

@@ -1,6 +1,6 @@
 """CPython's own tests, on the kernel and then under ringlet: a test that passes there must pass here.
 
-    python3 tests/suites [--python PATH]... [--mode plain|unforgiving|both] [--quick] [--mirror SEED] [TEST]...
+    python3 tests/suites [--python PATH]... [--mode plain|unforgiving|both] [--quick] [--mirror SEED | --hosts SEED] [TEST]...
 
 TEST is a module such as test_socket, or the full name of a test such as test.test_socket.BasicTCPTest.testRecv. Each module runs in a
 network namespace of its own; its first run, on the kernel, is the measure of the others. A test that passes there and not
@@ -286,7 +286,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=2, help="modules at a time")
     parser.add_argument("--minutes", type=int, default=180, help="after which no further module is begun")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 1 << 32), help="of the unforgiving mode")
-    parser.add_argument("--mirror", type=int, metavar="SEED", help="over an adapter by this seed (see `ringlet run`)")
+    harness.add_mirror(parser)
     parser.add_argument("--logs", type=pathlib.Path, help="a directory that keeps what the tests wrote")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()

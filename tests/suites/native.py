@@ -330,7 +330,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="only those units that tell most in little time")
     parser.add_argument("--jobs", type=int, default=2, help="units at a time")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 1 << 32), help="of the unforgiving mode")
-    parser.add_argument("--mirror", type=int, metavar="SEED", help="over an adapter by this seed (see `ringlet run`)")
+    harness.add_mirror(parser)
     parser.add_argument("--sources", type=pathlib.Path, help="where sources are kept (default: beside the command)")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()

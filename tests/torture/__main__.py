@@ -1,7 +1,7 @@
 """TCP, Unix streams and UDP, used in every way at once: threads, forks, exec, passed and copied descriptors, signals, kills, low limits,
 all ways to wait, while they move between kernel and ring at random bytes. Every byte is checked, and at the end nothing is left.
 
-    python3 tests/torture [--seconds N] [--pairs N] [--seed N] [--mode kernel|plain|unforgiving] [--family F]... [--mirror SEED] [--ringlet COMMAND]
+    python3 tests/torture [--seconds N] [--pairs N] [--seed N] [--mode kernel|plain|unforgiving] [--family F]... [--mirror SEED | --hosts SEED] [--ringlet COMMAND]
 
 What happens is drawn from the seed; `--first N` with `--pair N` repeats a round that failed.
 """
@@ -170,7 +170,7 @@ def main():
     parser.add_argument("--family", choices=FAMILIES, action="append", help="default: all but udp")
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     parser.add_argument("--pair", type=int, help="only this one")
-    parser.add_argument("--mirror", type=int, metavar="SEED", help="over an adapter by this seed (see `ringlet run`)")
+    harness.add_mirror(parser)
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
     arguments.mode = arguments.mode or [PLAIN, UNFORGIVING]
