@@ -111,6 +111,8 @@ pub struct Service<N> {
 }
 
 pub fn run(mut options: Options) -> anyhow::Result<()> {
+    // Another node that goes while it is written to is no end of ours, nor of the processes that we start. SAFETY: nothing is handled, no memory is passed.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let mut listeners = inherited(&options.policy.labels)?;
     let others = if options.policy.cluster.is_some() { OF_CLUSTER } else { 0 };
     within_descriptors(&mut options.policy.limits, OF_OURS + others);

@@ -115,8 +115,8 @@ class Apart(Across):
 
 
 @contextlib.contextmanager
-def two_hosts(ground, rules):
-    """Hosts a and b, with a control group for what runs on each."""
+def two_hosts(ground, rules, rails="rails = []"):
+    """Hosts a and b, with a control group for what runs on each, and these rails."""
     with cluster(ground, "ab", run=False) as hosts, contextlib.ExitStack() as held:
         a, b = hosts
         a.second = f"{a.ip.rsplit('.', 1)[0]}.200"
@@ -126,7 +126,8 @@ def two_hosts(ground, rules):
             host.group.mkdir()
             # (Where a scene fails its programs may be there still.)
             held.callback(remove, host.group)
-            host.run(hosts, rules, host.group)
+            own = rails(host) if callable(rails) else rails
+            host.run(hosts, f"{own}\n{rules}", host.group)
         all_joined(hosts)
         yield hosts
 
@@ -383,7 +384,7 @@ def found(ground):
         ends.finish()
         note(name, "kernel", outcome)
 
-    scene("two ends on two hosts, and no fabric", lambda name, a, b: found_by_both(name, a, b, "no-fabric", "no-mirror"))
+    scene("two ends on two hosts, and no fabric", lambda name, a, b: found_by_both(name, a, b, "no-fabric", "no-fabric"))
     scene("two ends on two hosts that no rule allows", lambda name, a, b: found_by_both(name, a, b, "refused", "refused"), "")
 
     def translated(name, a, b):
@@ -396,7 +397,7 @@ def found(ground):
             for host, chain in nat:
                 subprocess.run(inside(host.container.name, "nft", f"table ip nat {{\n{chain}\n}}"), check=True, timeout=60)
 
-        found_by_both(name, a, b, "no-fabric", "no-mirror", dial=(b.ip, 4444), prepare=prepare)
+        found_by_both(name, a, b, "no-fabric", "no-fabric", dial=(b.ip, 4444), prepare=prepare)
 
     scene("two ends on two hosts, through NAT at both", translated)
 

@@ -1,65 +1,232 @@
-"""Two ends on two hosts, whose services carry their connection: over a rail in memory that both hosts reach, in disorder by seed; and over libfabric's tcp provider."""
+"""Two ends on two hosts, whose services carry their connection: over rails in memory that both hosts reach, in disorder by seed, and over libfabric's tcp provider."""
 
 import contextlib
+import os
 import pathlib
+import signal
+import subprocess
 import tempfile
 
-from carried import on_ring
-from cluster import ALLOWED, Apart, two_hosts
+from carried import is_alive, on_ring
+from cluster import ALLOWED, Apart, dial, drop, gone, two_hosts
+from ground import ANSWER_SECONDS
 from harness import require
-from world import note, until
+from world import inside, note, until
+
+DISORDER = ", seed = {seed}, fails_one_in = 3000000"
 
 
 @contextlib.contextmanager
-def hosts(ground, chaos=None):
-    """Hosts a and b, which share a rail in memory."""
+def in_memory(seed=None):
+    """Two rails in memory."""
+    disorder = "" if seed is None else DISORDER.format(seed=seed)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        disorder = f", seed = {chaos}, fails_one_in = 5000" if chaos is not None else ""
-        rails = [f'{{provider = "memory", folder = "{folder}/{rail}"{disorder}}}' for rail in "12"]
         for rail in "12":
             (pathlib.Path(folder) / rail).mkdir()
-        with two_hosts(ground, f"rails = [{', '.join(rails)}]\n{ALLOWED}") as pair:
-            try:
-                for host in pair:
-                    until(lambda host=host: rails_up(host), f"a rail at {host.name}: {host.service.status()}")
-                yield pair
-            except BaseException:
-                for host in pair:
-                    print(host.name, host.service.told())
-                raise
+        rails = [f'{{provider = "memory", folder = "{folder}/{rail}"{disorder}}}' for rail in "12"]
+        yield f"rails = [{', '.join(rails)}]"
 
 
-def rails_up(host):
-    peers = host.service.status()["cluster"]["peers"]
-    return all(peer["state"] == "joined" for peer in peers)
+@contextlib.contextmanager
+def by_libfabric():
+    yield lambda host: f'rails = [{{provider = "tcp;ofi_rxm", address = "{host.ip}"}}]'
+
+
+def fabric(host):
+    return host.service.status()["fabric"]
 
 
 def carried(host):
-    return host.service.status()["fabric"]["connections"]
+    return fabric(host)["connections"]
+
+
+def process(host):
+    """The pid of the living one."""
+    until(lambda: fabric(host)["pid"], "what carries")
+    return fabric(host)["pid"]
 
 
 def scenes(ground):
-    def scene(name, play, chaos=None):
-        with ground.scene(name), hosts(ground, chaos) as (a, b):
-            play(name, a, b)
+    def scene(name, play, rails=in_memory):
+        if os.environ.get("SCENE", "") not in name:
+            return
+        with ground.scene(name), rails() as said, two_hosts(ground, ALLOWED, said) as (a, b):
+            try:
+                for host in a, b:
+                    until(lambda host=host: fabric(host)["nodes"] == 1, f"a rail that carries: {host.service.told()}")
+                play(name, a, b)
+            except BaseException:
+                for host in a, b:
+                    print(f"{host.name}: {host.service.told()}")
+                raise
             a.lives()
             b.lives()
 
     def meet(a, b, **more):
         ends = Apart(ground, b, a, **more)
         on_ring(ends)
-        require((carried(a), carried(b)) == (1, 1), f"{carried(a)}, {carried(b)} carried")
         return ends
+
+    def traded(ends, there=3_000_000, back=2_000_000):
+        ends.trade(there, back)
+        ends.traded()
+        require(not ends.problem, f"{ends.problem}; {ends.told()}")
 
     def moves(name, a, b):
         ends = meet(a, b)
-        ends.trade(3_000_000, 2_000_000)
-        ends.traded()
-        require(not ends.problem, f"{ends.problem}")
-        ends.finish()
+        require((carried(a), carried(b)) == (1, 1), f"{fabric(a)}, {fabric(b)}")
+        traded(ends)
+        other = meet(b, a)
+        traded(other)
+        require((carried(a), carried(b)) == (2, 2), f"{fabric(a)}, {fabric(b)}")
+        for each in ends, other:
+            each.finish()
         until(lambda: (carried(a), carried(b)) == (0, 0), "nothing to be carried any more")
         note(name, "carried")
 
-    scene("two ends on two hosts", moves)
-    return
-    scene("over rails in disorder that fail", moves, chaos=1)
+    def translated(name, a, b):
+        """Both addresses and the port are rewritten."""
+        subprocess.run(inside(a.container.name, "ip", "address", "add", f"{a.second}/24", "dev", "eth0"), check=True, timeout=60)
+
+        def prepare(port):
+            nat = [(b, f"chain in {{ type nat hook prerouting priority -100; tcp dport 4444 redirect to :{port}\n}}"),
+                   (a, f"chain out {{ type nat hook postrouting priority 100; tcp dport 4444 snat to {a.second}\n}}")]
+            for host, chain in nat:
+                subprocess.run(inside(host.container.name, "nft", f"table ip nat {{\n{chain}\n}}"), check=True, timeout=60)
+
+        ends = meet(a, b, dial=(b.ip, 4444), prepare=prepare)
+        traded(ends)
+        ends.finish()
+        note(name, "carried")
+
+    def killed(name, a, b):
+        """Both ends go on in the kernel, and lose nothing."""
+        for turn in range(6):
+            ends = meet(a, b)
+            pids = {host.name: process(host) for host in (a, b)}
+            ends.trade(20_000_000, 20_000_000)
+            os.kill(pids["ab"[turn % 2]], signal.SIGKILL)
+            ends.traded()
+            require(not ends.problem, f"{ends.problem}; {ends.told()}")
+            traded(ends, 300_000, 300_000)
+            reasons = {row["reason"] for row in ends.rows()}
+            require(reasons == {"no-adapter"}, f"they do not know that what carried has died: {ends.told()}")
+            ends.finish()
+            for host in a, b:
+                until(lambda host=host: fabric(host)["nodes"] == 1 and carried(host) == 0, f"a rail that carries again: {fabric(host)}")
+        require((fabric(a)["lost"], fabric(b)["lost"]) == (3, 3), f"{fabric(a)}, {fabric(b)}")
+        note(name, "kernel", "no-adapter")
+
+    def killed_early(name, a, b):
+        """While they are found, have a channel made, join, or move."""
+        for turn in range(16):
+            for host in a, b:
+                until(lambda host=host: fabric(host)["nodes"] == 1, f"a rail that carries: {fabric(host)}")
+            pid = process(a if turn % 2 else b)
+            ends = Apart(ground, b, a)
+            ends.tell(ends.server, "echo 300")
+            ends.tell(ends.client, "ask 300")
+            for _ in range(turn):
+                carried(a)
+            os.kill(pid, signal.SIGKILL)
+            ends.answer(ends.client, "ask")
+            ends.answer(ends.server, "echo")
+            traded(ends, 500_000, 500_000)
+            ends.finish()
+        note(name, "either", "byte-exact")
+
+    def service_killed(name, a, b):
+        for turn in range(4):
+            host = (a, b)[turn % 2]
+            ends = meet(a, b)
+            pid = process(host)
+            ends.trade(20_000_000, 20_000_000)
+            os.kill(host.service.process.pid, signal.SIGKILL)
+            host.service.process.wait(ANSWER_SECONDS)
+            ends.traded()
+            require(not ends.problem, f"{ends.problem}; {ends.told()}")
+            until(lambda: not is_alive(pid), "what carries to end with its service")  # noqa: B023
+            traded(ends, 300_000, 300_000)
+            ends.finish()
+            host.service.stop()
+            host.service.start()
+            require(host.service.runs(), f"it does not start again: {host.service.told()}")
+            for each in a, b:
+                until(lambda each=each: fabric(each)["nodes"] == 1, f"a rail that carries: {each.service.told()}")
+        note(name, "kernel", "no-adapter")
+
+    def parted(name, a, b):
+        """No packet passes between the hosts for a while; what the rails carry passes still."""
+        ends = meet(a, b)
+        ends.trade(20_000_000, 20_000_000)
+        drop(a, b, True)
+        for host, other in (a, "b"), (b, "a"):
+            until(lambda host=host, other=other: host.state(other) == "unreachable", "both to declare it")
+        until(lambda: (carried(a), carried(b)) == (0, 0), "both to take their memory back")
+        drop(a, b, False)
+        ends.traded()
+        require(not ends.problem, f"{ends.problem}; {ends.told()}")
+        traded(ends, 300_000, 300_000)
+        ends.finish()
+        for host in a, b:
+            until(lambda host=host: fabric(host)["nodes"] == 1, f"a rail that carries again: {fabric(host)}")
+        again = meet(a, b)
+        traded(again)
+        again.finish()
+        note(name, "kernel", "no-adapter")
+
+    def ends_killed(name, a, b):
+        """The other one sees what TCP shows, and nothing is kept."""
+        for turn in range(6):
+            ends = meet(a, b)
+            dies, lives = (ends.client, ends.server) if turn % 2 else (ends.server, ends.client)
+            ends.trade(30_000_000, 30_000_000)
+            dies.kill()
+            dies.wait(ANSWER_SECONDS)
+            lives.wait(ANSWER_SECONDS)
+            require("ConnectionResetError" in lives.tail() or "BrokenPipeError" in lives.tail() or "the end of the stream" in lives.tail(), lives.tail())
+            until(lambda: (carried(a), carried(b)) == (0, 0), f"nothing to be carried any more: {fabric(a)}, {fabric(b)}")
+            for each in dies, lives:
+                ground.put_away(each)
+        note(name, "carried")
+
+    def strangers(name, a, b):
+        """Who calls for a channel that nobody expects, or says half of it, gets none; honest ones do meanwhile."""
+        calls = []
+        for text in b"RLc1" + os.urandom(16), b"RLc1" + os.urandom(3), b"R", b"RLc2" + os.urandom(16):
+            calls.append(dial(b, a))
+            calls[-1].sendall(text)
+        ends = meet(b, a)
+        traded(ends)
+        ends.finish()
+        for each in calls:
+            gone(each)
+        until(lambda: a.count("not-expected") == 1 and a.count("too-slow") >= 2, f"{a.service.told()}")
+        note(name, "refused")
+
+    def redis(name, a, b):
+        argv = ["redis-server", "--port", "6379", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", ground.directory]
+        server = ground.start("server", [*b.before(), *argv])
+        ask = [*a.before(), "redis-cli", "-h", b.ip, "ping"]
+        until(lambda: subprocess.run(ask, capture_output=True).stdout == b"PONG\n", "redis to listen")
+        bench = [*a.before(), "redis-benchmark", "-h", b.ip, "-t", "set,get", "-c", "8", "-n", "50000", "-q"]
+        ground.ringlet.carried = True
+        try:
+            ground.client(bench, ring=(6379, 16))
+        finally:
+            ground.ringlet.carried = False
+        require(server.poll() is None, "redis died")
+        note(name, "carried")
+
+    scene("two ends on two hosts, both ways", moves)
+    scene("two ends on two hosts, both addresses rewritten", translated)
+    scene("over rails in disorder that fail", moves, lambda: in_memory(ground.random.randrange(1 << 32)))
+    scene("over libfabric's tcp provider", moves, by_libfabric)
+    scene("redis-benchmark and redis on two hosts", redis)
+    scene("what carries between hosts is killed", killed)
+    scene("what carries between hosts is killed while two come together", killed_early)
+    scene("over libfabric, what carries is killed", killed, by_libfabric)
+    scene("the service of a host is killed", service_killed)
+    scene("no packet passes between two hosts for a while", parted)
+    scene("an end on another host is killed", ends_killed)
+    scene("strangers call for channels", strangers)

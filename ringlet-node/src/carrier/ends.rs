@@ -29,7 +29,8 @@ pub struct End {
 }
 
 /// Under way, since when, and what came of it.
-struct Doing {
+#[derive(Clone)]
+pub struct Doing {
     since: Instant,
     done: Arc<AtomicU32>,
 }
@@ -46,6 +47,10 @@ impl Doing {
             done => Poll::Ready(done == DONE),
         }
     }
+
+    pub fn is_over(&self) -> bool {
+        self.poll().is_ready() || self.since.elapsed() > HANGS_AFTER
+    }
 }
 
 impl End {
@@ -61,6 +66,11 @@ impl End {
     pub fn hangs(&self) -> bool {
         let doing = [&self.rings, &self.parts].into_iter().flatten();
         doing.into_iter().any(|doing| doing.since.elapsed() > HANGS_AFTER)
+    }
+
+    /// A byte that is being put on its connection. Its program is to count what comes there, and so must not hear that its half has ended before that is over.
+    pub fn ringing(&self) -> Option<Doing> {
+        self.rings.clone()
     }
 
     fn apart(&self, job: impl FnOnce() -> bool + Send + 'static) -> Doing {

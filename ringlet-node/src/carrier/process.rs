@@ -12,7 +12,7 @@ use ringlet_core::layout::Geometry;
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{fd, meet};
 
-use super::ends::Ends;
+use super::ends::{Doing, End, Ends};
 use super::keeper::by_whom_it_was_started;
 use super::{Pair, WORD_BYTES, Word};
 use crate::apart::{Apart, From};
@@ -23,6 +23,7 @@ const SERVICE: u32 = 0;
 const SWEEP: Duration = Duration::from_millis(250);
 const HELD_UP_MOST: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_millis(5);
 /// Pairs that are taken from the service at a time.
 const PAIRS_AT_ONCE: usize = 64;
 
@@ -41,6 +42,9 @@ struct Held {
     joined: [bool; 2],
     link: Option<usize>,
     held_up: Option<Instant>,
+    /// It is broken: bytes that are being put on its connections, behind which its lifelines are closed.
+    ringing: Vec<Doing>,
+    broken: bool,
 }
 
 struct Carrier {
@@ -82,7 +86,12 @@ pub fn carry() -> anyhow::Result<()> {
 impl Carrier {
     fn turn(&mut self) -> anyhow::Result<()> {
         let (mut ready, mut over) = (Vec::new(), Vec::new());
-        let patience = if self.apart.is_idle() { IDLE } else { SWEEP };
+        let broken = |held: &Held| held.broken;
+        let patience = match self.apart.is_idle() {
+            _ if self.pairs.values().any(broken) => SOON,
+            true => IDLE,
+            false => SWEEP,
+        };
         self.adapter.turn(Some(patience), &mut ready, &mut over)?;
         // (First: the place of a link that is over is another's then.)
         for (at, progress) in over.drain(..) {
@@ -96,6 +105,12 @@ impl Carrier {
                 SERVICE => self.hear_service(),
                 _ => self.hear(token),
             }
+        }
+        let broken: Vec<u64> =
+            self.pairs.iter().filter(|(_, held)| broken(held)).map(|(number, _)| *number).collect();
+        for number in broken {
+            self.part(number);
+            self.forget_if_over(number);
         }
         if self.swept.elapsed() >= SWEEP {
             self.swept = Instant::now();
@@ -135,8 +150,16 @@ impl Carrier {
     fn begin(&mut self, pair: Pair, lines: [OwnedFd; 2]) {
         let Pair { number, ends, ring_bytes } = pair;
         let (lines_of, joined) = ([None; 2], [false; 2]);
-        let held =
-            Held { from: ends, ring_bytes, lines: lines_of, joined, link: None, held_up: None };
+        let held = Held {
+            from: ends,
+            ring_bytes,
+            lines: lines_of,
+            joined,
+            link: None,
+            held_up: None,
+            ringing: Vec::new(),
+            broken: false,
+        };
         // (What it would have done apart would wait behind what hangs.)
         let hangs = self.apart.is_full() || held.from.iter().any(|from| self.apart.hangs(from));
         self.pairs.insert(number, held);
@@ -272,15 +295,24 @@ impl Carrier {
     /// Its link is over; or, if it is broken, can't go on: to its ends it is so as if we had died.
     fn end(&mut self, number: u64, broken: bool) {
         let Some(held) = self.pairs.get_mut(&number) else { return };
-        let (link, lines) = (held.link.take(), held.lines);
-        if broken {
-            held.lines = [None; 2];
-            lines.into_iter().flatten().for_each(|token| self.close(token));
+        if let Some(ends) = held.link.take().and_then(|link| self.adapter.remove(link)) {
+            held.ringing = ends.ends.iter().filter_map(End::ringing).collect();
         }
-        if let Some(link) = link {
-            drop(self.adapter.remove(link));
+        if broken {
+            held.broken = true;
+            self.part(number);
         }
         self.forget_if_over(number);
+    }
+
+    /// Lets go of the lifelines of a pair whose link is broken, when nothing comes on their connections any more.
+    fn part(&mut self, number: u64) {
+        let Some(held) = self.pairs.get_mut(&number) else { return };
+        held.ringing.retain(|ringing| !ringing.is_over());
+        if held.ringing.is_empty() {
+            let lines = std::mem::take(&mut held.lines);
+            lines.into_iter().flatten().for_each(|token| self.close(token));
+        }
     }
 
     fn forget_if_over(&mut self, number: u64) {

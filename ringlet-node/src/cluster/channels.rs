@@ -31,6 +31,8 @@ pub struct Caller {
     pub stream: TcpStream,
     pub from: SocketAddr,
     pub began: Instant,
+    /// Some of it has come, which makes it readable: it is looked at now and then.
+    pub is_partial: bool,
 }
 
 pub enum Wants {
@@ -41,7 +43,11 @@ pub enum Wants {
 }
 
 impl Caller {
-    pub fn wants(&self) -> Wants {
+    pub fn new(stream: TcpStream, from: SocketAddr) -> Caller {
+        Caller { stream, from, began: Instant::now(), is_partial: false }
+    }
+
+    pub fn wants(&mut self) -> Wants {
         let mut bytes = [0; CALL_BYTES];
         match recv(&self.stream, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Err(rustix::io::Errno::AGAIN) => Wants::NotYet,
@@ -54,7 +60,10 @@ impl Caller {
                     _ => Wants::Gone,
                 }
             }
-            Ok(_) => Wants::NotYet,
+            Ok(_) => {
+                self.is_partial = true;
+                Wants::NotYet
+            }
         }
     }
 
@@ -127,10 +136,10 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let dialled = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, from) = listener.accept().unwrap();
-        (dialled, Caller { stream, from, began: Instant::now() })
+        (dialled, Caller::new(stream, from))
     }
 
-    fn wants(caller: &Caller) -> Wants {
+    fn wants(caller: &mut Caller) -> Wants {
         for _ in 0..10_000 {
             match caller.wants() {
                 Wants::NotYet => std::thread::sleep(Duration::from_millis(1)),
@@ -142,10 +151,10 @@ mod tests {
 
     #[test]
     fn a_token_comes_and_is_taken_and_all_else_is_tls() {
-        let (dialled, caller) = pair();
+        let (dialled, mut caller) = pair();
         let mut call = Call::new(dialled, [7; TOKEN_BYTES]);
         assert!(call.wants_write() && call.go_on().is_none() && !call.wants_write());
-        assert!(matches!(wants(&caller), Wants::Channel(token) if token == [7; TOKEN_BYTES]));
+        assert!(matches!(wants(&mut caller), Wants::Channel(token) if token == [7; TOKEN_BYTES]));
         let stream = caller.take().unwrap();
         let taken = (0..10_000).find_map(|_| {
             std::thread::sleep(Duration::from_millis(1));
@@ -154,19 +163,19 @@ mod tests {
         assert_eq!(taken, Some(true));
         drop(stream);
         for (words, is_tls) in [(&b"\x16\x03\x01"[..], true), (b"GET /", true), (b"RLx", true)] {
-            let (mut dialled, caller) = pair();
+            let (mut dialled, mut caller) = pair();
             dialled.write_all(words).unwrap();
-            assert_eq!(matches!(wants(&caller), Wants::Tls), is_tls, "{words:?}");
+            assert_eq!(matches!(wants(&mut caller), Wants::Tls), is_tls, "{words:?}");
         }
-        let (mut dialled, caller) = pair();
+        let (mut dialled, mut caller) = pair();
         dialled.write_all(b"RLc1 and no more").unwrap();
         std::thread::sleep(Duration::from_millis(20));
         assert!(matches!(caller.wants(), Wants::NotYet));
         drop(dialled);
         // (What has come of it stays until it is read; the engine gives it up in time.)
-        let (dialled, caller) = pair();
+        let (dialled, mut caller) = pair();
         drop(dialled);
-        assert!(matches!(wants(&caller), Wants::Gone));
+        assert!(matches!(wants(&mut caller), Wants::Gone));
     }
 
     #[test]

@@ -198,7 +198,8 @@ impl Engine {
             let out = if link.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
             fds.push(PollFd::from_borrowed_fd(link.stream.as_fd(), PollFlags::IN | out));
         }
-        let callers = self.callers.iter().map(|caller| (caller.stream.as_fd(), PollFlags::IN));
+        let callers = self.callers.iter().filter(|caller| !caller.is_partial);
+        let callers = callers.map(|caller| (caller.stream.as_fd(), PollFlags::IN));
         let calls = self.calls.iter().map(|call| {
             let flags = if call.wants_write() { PollFlags::OUT } else { PollFlags::IN };
             (call.stream.as_fd(), flags)
@@ -254,7 +255,7 @@ impl Engine {
             }
             let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
             match ready {
-                Ok(()) => self.callers.push(Caller { stream, from, began: Instant::now() }),
+                Ok(()) => self.callers.push(Caller::new(stream, from)),
                 Err(error) => self.refused(from, None, &cause("lost", error)),
             }
         }

@@ -23,7 +23,7 @@ use super::{
     PASS, PASSED, RailSettings, SETTINGS, Settings, UP, packet, read,
 };
 use crate::apart::{Apart, From};
-use crate::carrier::ends::End;
+use crate::carrier::ends::{Doing, End};
 use crate::carrier::keeper::by_whom_it_was_started;
 use crate::cluster::{PASS_BYTES, Session};
 use crate::{sandbox, service};
@@ -32,12 +32,12 @@ const SERVICE: u32 = 0;
 /// How often what has a time is looked at; where nothing has.
 const SWEEP: Duration = Duration::from_millis(250);
 const IDLE: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_millis(5);
 /// A rail on which nothing was acknowledged for so long is given up, and one that does not work is tried again so often.
 const SILENT: Duration = Duration::from_secs(1);
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// For so long no rail may work before what is carried goes back to the kernel.
 const DOWN_MOST: Duration = Duration::from_secs(2);
-/// How long one end may hold up the other.
 const PACKETS_AT_ONCE: usize = 64;
 /// More frames than two programs say at a rendezvous.
 const SAID_MOST: u32 = 8;
@@ -162,8 +162,9 @@ struct Held {
     lane: Option<usize>,
     /// Until nobody writes there any more.
     memory: Option<Memory>,
-    /// Its lifeline is closed behind that: it can't go on.
+    /// It can't go on: its lifeline is closed behind that, and behind what is being done with its connection.
     broken: bool,
+    ringing: Option<Doing>,
 }
 
 impl Held {
@@ -257,7 +258,8 @@ impl Process {
     fn turn(&mut self) -> anyhow::Result<bool> {
         let (mut ready, mut over) = (Vec::new(), Vec::new());
         let patience = if self.is_quiet() { IDLE } else { SWEEP };
-        let patience = if self.said.is_empty() { patience } else { Duration::from_millis(5) };
+        let soon = !self.said.is_empty() || self.held.values().any(|held| held.ringing.is_some());
+        let patience = if soon { SOON } else { patience };
         self.server.turn(Some(patience), &mut ready, &mut over)?;
         // (First: the place of one that is over is another's then.)
         for (at, progress) in over {
@@ -281,6 +283,7 @@ impl Process {
             self.sweep();
         }
         self.free();
+        self.forget_ringing();
         self.tell();
         ensure!(self.waiting < WAITING_MOST, "the service does not hear");
         Ok(true)
@@ -484,6 +487,7 @@ impl Process {
                 lane: None,
                 memory: None,
                 broken: false,
+                ringing: None,
             },
         );
     }
@@ -660,7 +664,9 @@ impl Process {
         held.broken |= broken;
         match held.lane.take() {
             Some(at) => {
-                drop(self.server.leave(at));
+                if let Some(Served::Lane(lane)) = self.server.leave(at) {
+                    held.ringing = lane.rings.ringing();
+                }
                 self.server.rouse(self.trunk_at);
             }
             None => self.trunk.forget(held.name),
@@ -669,6 +675,14 @@ impl Process {
             self.close_line(token);
         }
         self.forget_if_over(number);
+    }
+
+    /// Those for which only a byte was waited for.
+    fn forget_ringing(&mut self) {
+        let waits = |held: &Held| held.lane.is_none() && held.ringing.is_some();
+        let all = self.held.iter().filter(|(_, held)| waits(held));
+        let all: Vec<u64> = all.map(|(number, _)| *number).collect();
+        all.into_iter().for_each(|number| self.forget_if_over(number));
     }
 
     /// Memory to which nobody writes any more.
@@ -688,7 +702,8 @@ impl Process {
 
     fn forget_if_over(&mut self, number: u64) {
         let Some(held) = self.held.get_mut(&number) else { return };
-        if held.lane.is_some() || held.memory.is_some() {
+        let rings = held.ringing.as_ref().is_some_and(|ringing| !ringing.is_over());
+        if held.lane.is_some() || held.memory.is_some() || rings {
             return;
         }
         if held.broken

@@ -55,17 +55,19 @@ impl Ways {
 
     /// Is there something to be sent again?
     pub fn waits(&self) -> bool {
-        !self.lock().waiting.is_empty()
+        let out = self.lock();
+        out.socket.is_some() && !out.waiting.is_empty()
     }
 }
 
 impl Out {
-    /// (Without a process it is lost, and so is the session that it is of.)
+    /// Without a process it waits for the next one.
     fn say(&mut self, packet: Vec<u8>, fds: Vec<OwnedFd>) {
-        if self.socket.is_some() {
-            self.bytes += packet.len();
-            self.waiting.push_back((packet, fds));
-            self.flush();
+        self.bytes += packet.len();
+        self.waiting.push_back((packet, fds));
+        self.flush();
+        if self.socket.is_none() && self.bytes > WAITING_MOST {
+            self.forget("nothing carries there");
         }
     }
 
@@ -80,6 +82,13 @@ impl Out {
             self.bytes -= packet.len();
             self.waiting.pop_front();
         }
+    }
+
+    /// What was said to the process is lost, or would be: and so are the sessions that it is of.
+    fn forget(&mut self, why: &str) {
+        self.waiting.clear();
+        self.bytes = 0;
+        self.sessions.iter().for_each(|peer| peer.end(why));
     }
 }
 
@@ -138,6 +147,7 @@ impl Fabric {
             self.settings.rails.iter().map(super::RailSettings::text).collect();
         serde_json::json!({
             "pid": self.kept.pid(), "connections": self.lanes.len(), "lost": self.lost, "rails": rails,
+            "nodes": self.up.len(),
         })
     }
 
@@ -152,15 +162,14 @@ impl Fabric {
             && count(&|of| of == from) < limits.carried_of_a_pod
     }
 
-    /// A process is there: it is told all that it needs.
+    /// A process is there: it is told its settings, then what has been said since there was none.
     fn begin(&self, out: &mut Out) {
-        (out.socket, out.bytes) = (self.kept.process(), 0);
-        out.waiting.clear();
         let settings = serde_json::to_vec(&self.settings).unwrap_or_default();
-        out.say(packet(SETTINGS, Session::default(), &settings), Vec::new());
-        for peer in out.sessions.clone() {
-            out.say(packet(JOINED, peer.session, &[]), Vec::new());
-        }
+        let settings = packet(SETTINGS, Session::default(), &settings);
+        out.bytes += settings.len();
+        out.waiting.push_front((settings, Vec::new()));
+        out.socket = self.kept.process();
+        out.flush();
     }
 
     /// Hands an end over: its lifeline, and where it meets the other one.
@@ -269,9 +278,8 @@ impl Fabric {
 
     /// With it all sessions are lost, for it knew what belongs to them.
     fn clear(&mut self, out: &mut Out, pid: u32, tell: &mut dyn FnMut(News)) {
-        (out.socket, out.bytes) = (None, 0);
-        out.waiting.clear();
-        out.sessions.iter().for_each(|peer| peer.end("what carries has died there"));
+        out.socket = None;
+        out.forget("what carries has died there");
         self.up.clear();
         self.unpassed = None;
         self.lost += 1;
