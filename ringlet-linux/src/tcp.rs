@@ -231,6 +231,14 @@ pub fn counts(fd: i32) -> Sys<Counts> {
     })
 }
 
+/// Bytes that were sent and that the other end's kernel has not acknowledged (SIOCOUTQ).
+pub fn unacknowledged(fd: i32) -> Sys<usize> {
+    let mut n: i32 = 0;
+    // SAFETY: one int.
+    unsafe { sys!(SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut n)? };
+    Ok(n.max(0) as usize)
+}
+
 /// What was written so far; `connected` says which side's it is. Exact while nobody writes and the stream is open (the caller holds
 /// the send lock).
 ///

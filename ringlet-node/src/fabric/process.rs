@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use ringlet::handshake::ROOM_BYTES;
-use ringlet::interconnect::introduction::{GREETING, JOIN, LINK, LINKED, Message};
+use ringlet::interconnect::introduction::{GREETING, JOIN, LINK, LINKED, Message, ORPHAN};
 use ringlet_adapter::{Event, Lane, LaneName, Memory, Progress, Serve, Server, Trunk};
 use ringlet_core::layout::Geometry;
 use ringlet_fabric::rail::{self, Grant, Rail, Refused, Region};
@@ -521,6 +521,9 @@ impl Process {
                 let ((to, lane), frame) = (held.name, bytes[..said.len].to_vec());
                 self.pass(to, &Between::Said { lane, frame });
             }
+            (Line::Lifeline, Some(_)) if held.joined && is_orphan(&bytes[..said.len]) => {
+                self.end(number, true);
+            }
             // It rings.
             (Line::Lifeline, Some(lane)) if held.joined => self.server.rouse(lane),
             (Line::Lifeline, _)
@@ -818,6 +821,11 @@ impl Process {
             }
         }
     }
+}
+
+/// The other end goes on in the kernel.
+fn is_orphan(said: &[u8]) -> bool {
+    Message::read(said).is_ok_and(|message| message.kind == ORPHAN)
 }
 
 fn eventfd() -> Option<OwnedFd> {

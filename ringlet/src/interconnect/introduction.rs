@@ -24,7 +24,7 @@ pub const GREETING: u16 = 1;
 pub const LINK: u16 = 2;
 pub const JOIN: u16 = 3;
 pub const LINKED: u16 = 4;
-/// Between the ends: see `socket::channel`.
+/// Between the ends: see `socket::channel`. To an adapter of one of two hosts: the other end has said so, and nothing is to be delivered any more.
 pub const ORPHAN: u16 = 5;
 
 /// All messages: which it is, ring size (of a greeting, the most that there may be; 0 for any), the ticket, and the sender's doorbell (process,

@@ -5,7 +5,7 @@
 //! does not answer is dead, or as good as that.
 
 use super::Interconnect;
-use super::introduction::{GREETING, LINKED, Message, name};
+use super::introduction::{GREETING, LINKED, Message, ORPHAN, name};
 use crate::reasons::Reason;
 use crate::socket::context;
 use crate::socket::table::{Socket, tables};
@@ -161,6 +161,25 @@ fn hear(lifeline: i32, until: u64) -> Result<(Message, Received), Reason> {
 pub fn has_died(socket: &Socket) -> bool {
     let lifeline = socket.lifeline.get() as i32;
     lifeline != 0 && fd::pending(lifeline, libc::POLLRDHUP) & (libc::POLLHUP | libc::POLLRDHUP) != 0
+}
+
+/// Has the adapter deliver nothing more, since the other end goes on in the kernel. False if it hangs.
+pub fn sever(socket: &Socket) -> bool {
+    let (mut until, lifeline) = (0, socket.lifeline.get() as i32);
+    while !has_died(socket) {
+        let now = sys::now_ns();
+        match until {
+            0 => {
+                until = now + ANSWER_NS;
+                let ended = Message { kind: ORPHAN, ..Message::default() };
+                // (If there is no room it has much to read, and is asked by the end of our waiting.)
+                let _ = meet::send(lifeline, ended.frame().as_bytes(), &[]);
+            }
+            until if now > until => return false,
+            _ => drop(fd::poll(&mut [], Some(LOOK_NS), None)),
+        }
+    }
+    true
 }
 
 /// How often a process that has mirrored connections looks whether their adapters live.

@@ -9,7 +9,7 @@ use crate::interconnect::{Interconnect, introduction, mirrored};
 use crate::reasons::Reason;
 use ringlet_core::layout::NOT_SHUT;
 use ringlet_core::sync::Ordering;
-use ringlet_linux::tcp;
+use ringlet_linux::{fd, tcp};
 
 /// What an end says of its death.
 pub struct Word {
@@ -33,11 +33,17 @@ impl Word {
     }
 }
 
-/// What the other end has said, if it has. Ends on two hosts have an adapter each: until ours has died too it may deliver what was on its way.
+/// What the other end has said, if it has. Ends on two hosts have an adapter each: what was said holds when ours has ended too, so that nothing is delivered
+/// any more.
 pub fn hear(socket: &Socket) -> Option<Word> {
-    if socket.is_far() && !mirrored::has_died(socket) {
-        return None;
+    let word = heard(socket)?;
+    if socket.is_far() && !mirrored::sever(socket) {
+        break_off(socket);
     }
+    Some(word)
+}
+
+fn heard(socket: &Socket) -> Option<Word> {
     let mut bytes = [0; handshake::ROOM_BYTES];
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     let n = tcp::receive_into(socket.channel.get() as i32, &mut bytes, flags).ok()?;
@@ -97,6 +103,18 @@ pub fn is_cut_short(socket: &Socket) -> bool {
         break_off(socket);
     }
     short
+}
+
+/// Is what we have said with the other end? On one host at once; on another one when its kernel has it: only then may bytes follow on the connection, which
+/// would be taken for doorbells before. `None`: it will never be.
+pub fn is_said(socket: &Socket) -> Option<bool> {
+    if !socket.is_far() {
+        return Some(true);
+    }
+    let channel = socket.channel.get() as i32;
+    let waits = tcp::unacknowledged(channel) != Ok(0);
+    let gone = fd::pending(channel, 0) & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0;
+    if waits && gone { None } else { Some(!waits) }
 }
 
 pub fn break_off(socket: &Socket) {

@@ -27,7 +27,7 @@ use ringlet_core::mapped::Mapped;
 use ringlet_core::ring::{Mark, SegmentRing};
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::{Errno, Sys};
-use ringlet_linux::{map, meet, tcp};
+use ringlet_linux::{fd, map, meet, tcp};
 
 /// If the adapter has died, our direction goes back: all that was not delivered is then `Returning`. `unsure`: a mark was published, and nothing sent
 /// behind it; it may not have been delivered. False if it lives. Send lock held.
@@ -155,13 +155,42 @@ const GAP: u8 = 1;
 /// KERNEL: a Unix connection holds some 270 of one byte.
 const BELLS_LOOKED_AT: usize = 512;
 
+/// How long it is waited for the other host's kernel at a time.
+const SAID_NS: u64 = 1_000_000;
+
 /// Before anything is sent again. Send lock held.
 pub fn send_gap(socket: &Socket, end: &End) -> Sys<()> {
+    if end.worded.is() && socket.is_far() {
+        await_said(socket, end)?;
+    }
     if end.gap_due.is() {
         tcp::send_from(socket.fd(), &[GAP], libc::MSG_DONTWAIT)?;
         end.gap_due.set(0);
     }
     Ok(())
+}
+
+#[cold]
+fn await_said(socket: &Socket, end: &End) -> Sys<()> {
+    for look in 0..2 {
+        match channel::is_said(socket) {
+            Some(true) => return Ok(()),
+            Some(false) if look == 0 => drop(fd::poll(&mut [], Some(SAID_NS), None)),
+            Some(false) => {}
+            // Nobody hears it, as in `go_back`.
+            None => {
+                let Some(ring) = socket.outgoing() else { return Ok(()) };
+                let delivered = hear(socket).map_or(0, |word| word.delivered);
+                while end.tx.progress() < delivered && end.tx.pass_oldest(&ring) {}
+                if end.tx.outstanding_bytes(&ring) > 0 && !channel::has_ended_in_order(socket) {
+                    channel::break_off(socket);
+                    return Err(Errno::ECONNRESET);
+                }
+                return Ok(());
+            }
+        }
+    }
+    Err(Errno::EAGAIN)
 }
 
 /// How many doorbells are before the gap. An adapter counts each for the receiver before it goes, and for the sender behind that (`counted`): if it
