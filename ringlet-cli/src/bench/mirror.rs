@@ -1,4 +1,5 @@
-//! A connection's ring in one memory, and over a mirror: two segments, and an adapter that keeps them in step. Nobody sleeps.
+//! A connection's ring in one memory, and over a mirror: two segments, and an adapter that keeps them in step, by a link, or by what carries between two
+//! hosts. Nobody sleeps.
 //!
 //! A mirror keeps three processors busy. Where there are two, one thread is both ends, and the adapter has the other processor: a message goes from one
 //! to the other and back on its way from end to end.
@@ -10,22 +11,26 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
-use ringlet_adapter::{Adapter, Bells, Link, Segment, Wakes};
+use ringlet_adapter::{
+    Bells, Both, Lane, Link, Progress, Rings, Segment, Serve, Server, Wakes, WakesOne,
+};
 use ringlet_core::layout::{Geometry, WANT_EVENT};
 use ringlet_core::memory::{Buffer, Buffers};
 use ringlet_core::mirror::Asks;
 use ringlet_core::ring::{Next, Rx, SegmentRing, Tx};
 use ringlet_linux::{fd, map};
-use rustix::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::limits::{best, figure, ping_pong};
 use super::machine;
 use super::place::pin;
 use super::spec::{Figure, Spec, Unit, Work, size_name};
+use crate::adapter::join_hosts;
 
 const SMALL_BYTES: usize = 8;
 const LARGE_BYTES: usize = 64 << 10;
 const RING_BYTES: usize = 1 << 20;
+const MANY: usize = 1000;
 const RUNS: u32 = 8;
 const TRIPS: u32 = 1000;
 
@@ -44,24 +49,34 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
     let halves = apart(cpus, budget, one, other)?;
     let [mut one, mut other] = ends_of(segment()?, segment()?, true);
     let rates = stream_apart(cpus, budget, &mut one, &mut other)?;
-    Ok(vec![
-        half("one memory", halves)?,
-        half(
-            "over a mirror",
-            over_a_mirror(cpus, |ends| match third_core(cpus) {
-                Some(third) => apart((cpus.0, third), budget, ends.0, ends.1),
-                None => together(budget, ends.0, ends.1),
-            })?,
-        )?,
-        stream("one memory", rates)?,
-        stream(
-            "over a mirror",
-            over_a_mirror(cpus, |mut ends| match third_core(cpus) {
-                Some(third) => stream_apart((cpus.0, third), budget, &mut ends.0, &mut ends.1),
-                None => stream_together(budget, &mut ends.0, &mut ends.1),
-            })?,
-        )?,
-    ])
+    let mut figures = vec![half("one memory", halves)?];
+    for between in Between::BOTH {
+        let halves = between.over(cpus, 1, |all| {
+            let [near, far] = single(all);
+            match third_core(cpus) {
+                Some(third) => apart((cpus.0, third), budget, near, far),
+                None => together(budget, near, far),
+            }
+        })?;
+        figures.push(half(between.name(), halves)?);
+    }
+    figures.push(stream("one memory", rates)?);
+    for between in Between::BOTH {
+        let rates = between.over(cpus, 1, |all| {
+            let [mut near, mut far] = single(all);
+            match third_core(cpus) {
+                Some(third) => stream_apart((cpus.0, third), budget, &mut near, &mut far),
+                None => stream_together(budget, &mut near, &mut far),
+            }
+        })?;
+        figures.push(stream(between.name(), rates)?);
+    }
+    for between in Between::BOTH {
+        let rates = between.over(cpus, MANY, |all| Ok(messages(budget, &all)))?;
+        let what = format!("{}, {small}, {MANY} connections", between.name());
+        figures.push(figure(&what, best(rates, f64::max)?, Unit::PerSecond));
+    }
+    Ok(figures)
 }
 
 /// Besides these.
@@ -236,9 +251,26 @@ fn stream_together(budget: Duration, near: &mut End, far: &mut End) -> Result<Ve
 }
 
 /// Nobody sleeps but the adapter.
-struct Rings(OwnedFd);
+struct Awake(OwnedFd);
 
-impl Bells for Rings {
+impl Rings for Awake {
+    fn published(&mut self) {}
+    fn event(&mut self) {}
+    fn byte(&mut self) -> Poll<bool> {
+        Poll::Ready(false)
+    }
+    fn part(&mut self) -> Poll<()> {
+        Poll::Ready(())
+    }
+}
+
+impl WakesOne for Awake {
+    fn eventfd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Bells for Awake {
     fn published(&mut self, _end: usize) {}
     fn event(&mut self, _end: usize) {}
     fn byte(&mut self, _to: usize) -> Poll<bool> {
@@ -249,42 +281,135 @@ impl Bells for Rings {
     }
 }
 
-impl Wakes for Rings {
+impl Wakes for Awake {
     fn eventfd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-/// The adapter has the second core.
-fn over_a_mirror(
-    cpus: (usize, usize),
-    measure: impl FnOnce((End, End)) -> Result<Vec<f64>>,
-) -> Result<Vec<f64>> {
-    let segments = [segment()?, segment()?];
-    let bell = fd::eventfd().map_err(|error| anyhow!("no eventfd: {error:?}"))?;
-    // SAFETY: just made, and ours.
-    let rings = Rings(unsafe { OwnedFd::from_raw_fd(bell) });
-    let [one, other] = ends_of(segments[0], segments[1], false).map(|end| End { bell, ..end });
-    let words = [one.outgoing, other.outgoing];
-    pin(&[cpus.0])?;
-    std::thread::scope(|scope| {
-        let adapting = scope.spawn(move || -> Result<()> {
-            pin(&[cpus.1])?;
-            let mut adapter = Adapter::new()?;
-            adapter.add(Link::new(None, segments), rings)?;
-            let (mut ready, mut over) = (Vec::new(), Vec::new());
-            while over.is_empty() {
-                adapter.turn(None, &mut ready, &mut over)?;
-            }
-            Ok(())
-        });
-        let measured = measure((one, other));
-        for ring in words {
-            ring.control().ask_parting();
+/// What keeps two segments in step.
+#[derive(Clone, Copy)]
+enum Between {
+    Link,
+    /// Two lanes, of two nodes in one process, over quiet rails in memory.
+    Lanes,
+}
+
+impl Between {
+    const BOTH: [Between; 2] = [Between::Link, Between::Lanes];
+
+    fn name(self) -> &'static str {
+        match self {
+            Between::Link => "over a mirror",
+            Between::Lanes => "over two lanes",
         }
-        fd::ring(bell);
-        let adapted = adapting.join();
-        ensure!(adapted.is_ok_and(|adapted| adapted.is_ok()), "the adapter has failed");
-        measured
-    })
+    }
+
+    /// The adapter has the second core.
+    fn over<M>(
+        self,
+        cpus: (usize, usize),
+        connections: usize,
+        measure: impl FnOnce(Vec<[End; 2]>) -> Result<M>,
+    ) -> Result<M> {
+        let (mut served, mut all, mut words) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..connections {
+            let segments = [segment()?, segment()?];
+            let fds = [eventfd()?, eventfd()?];
+            // (A link has but one.)
+            let bells = match self {
+                Between::Link => [fds[0].as_raw_fd(); 2],
+                Between::Lanes => [fds[0].as_raw_fd(), fds[1].as_raw_fd()],
+            };
+            let [one, other] = ends_of(segments[0], segments[1], false);
+            words.extend([(one.outgoing, bells[0]), (other.outgoing, bells[1])]);
+            all.push([End { bell: bells[0], ..one }, End { bell: bells[1], ..other }]);
+            served.push((segments, fds));
+        }
+        pin(&[cpus.0])?;
+        std::thread::scope(|scope| {
+            let adapting = scope.spawn(move || -> Result<()> {
+                pin(&[cpus.1])?;
+                self.serve(served)
+            });
+            let measured = measure(all);
+            for (ring, bell) in words {
+                ring.control().ask_parting();
+                fd::ring(bell);
+            }
+            let adapted = adapting.join();
+            ensure!(adapted.is_ok_and(|adapted| adapted.is_ok()), "the adapter has failed");
+            measured
+        })
+    }
+
+    /// Until all ends have parted.
+    fn serve(self, connections: Vec<([Segment; 2], [OwnedFd; 2])>) -> Result<()> {
+        let mut server = Server::<Box<dyn Serve>>::new()?;
+        let mut hosts = match self {
+            Between::Link => None,
+            Between::Lanes => Some(join_hosts(0, &mut server, |trunk| Box::new(trunk))?),
+        };
+        let mut left = 0;
+        for (number, (segments, fds)) in (0..).zip(connections) {
+            let [first, second] = fds.map(Awake);
+            let Some(hosts) = &hosts else {
+                server.serve(Box::new(Both { link: Link::new(None, segments), bells: first }))?;
+                left += 1;
+                continue;
+            };
+            for (end, rings) in [first, second].into_iter().enumerate() {
+                let (trunk, name) = (&hosts.trunks()[end], hosts.name(end, number));
+                // SAFETY: segments are never unmapped.
+                let lane =
+                    unsafe { Lane::new(trunk, name, end, segments[end], rings, Box::new(|| ())) };
+                trunk.is_lane_at(name, server.serve(Box::new(lane?))?);
+                left += 1;
+            }
+        }
+        let (mut ready, mut over, mut rouse) = (Vec::new(), Vec::new(), Vec::new());
+        while left > 0 {
+            server.turn(None, &mut ready, &mut over)?;
+            for (at, how) in over.drain(..) {
+                ensure!(how == Progress::Ended, "an end can't go on");
+                drop(server.leave(at));
+                left -= 1;
+            }
+            if let Some(hosts) = &mut hosts {
+                hosts.relay(&mut rouse)?;
+                rouse.drain(..).for_each(|at| server.rouse(at));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn eventfd() -> Result<OwnedFd> {
+    let fd = fd::eventfd().map_err(|error| anyhow!("no eventfd: {error:?}"))?;
+    // SAFETY: just made, and ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// One connection.
+fn single(mut all: Vec<[End; 2]>) -> [End; 2] {
+    all.swap_remove(0)
+}
+
+/// Small messages in a second, over many connections in turn.
+fn messages(budget: Duration, all: &[[End; 2]]) -> Vec<f64> {
+    let mut bytes = [1; SMALL_BYTES];
+    let run = |_| {
+        let (start, mut got) = (Instant::now(), 0);
+        while got == 0 || start.elapsed() < budget / RUNS {
+            for [near, far] in all {
+                near.push(&mut bytes);
+                // (Several may have come as one stream.)
+                while far.pop(&mut bytes) > 0 {
+                    got += 1;
+                }
+            }
+        }
+        got as f64 / start.elapsed().as_secs_f64()
+    };
+    (0..RUNS).map(run).collect()
 }
