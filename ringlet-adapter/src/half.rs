@@ -42,6 +42,8 @@ pub trait Rings {
     fn event(&mut self);
     /// A doorbell byte for the other end, by our program's kernel connection. False if it did not go.
     fn byte(&mut self) -> Poll<bool>;
+    /// Our program is gone. If no more bytes than so many lie unread in its kernel connection they are doorbells, and are taken away.
+    fn take_bells(&mut self, _most: u64) {}
     /// All that our program did is delivered: what is held of its kernel connection is let go.
     fn part(&mut self) -> Poll<()>;
 }
@@ -465,7 +467,20 @@ impl Half {
     }
 
     fn let_go(&mut self, rings: &mut impl Rings) {
-        if self.parts && !self.parted && rings.part().is_ready() {
+        let Half { receiving, sending, incoming, .. } = self;
+        if !self.parts || self.parted {
+            return;
+        }
+        // KERNEL: who closes with a byte unread, or gets one afterwards, resets the connection, and what it has not yet sent there is lost. So no
+        // doorbell may be on its way, and one that nobody is left to read is taken.
+        if receiving.ringing != Ringing::No || sending.bell_due {
+            return;
+        }
+        let words = incoming.control();
+        if self.gone && receiving.started && words.is_taken() {
+            rings.take_bells(words.sender.bells.load(Ordering::Relaxed));
+        }
+        if rings.part().is_ready() {
             self.parted = true;
             self.outgoing.control().answer_parting();
         }
@@ -511,12 +526,12 @@ impl Half {
         }
     }
 
-    /// The byte that is due, if it is: asked of the half that has the connection. (Not if the receiver has left, nor if the sender was told that no
-    /// more come.)
+    /// The byte that is due, if it is: asked of the half that has the connection. (Not if the receiver has left, or is gone, nor if the sender was told
+    /// that no more come.)
     fn ring(&mut self, way: &mut impl Way) {
         let Half { receiving, incoming, .. } = self;
         let words = incoming.control();
-        let may = receiving.started && words.is_taken();
+        let may = receiving.started && words.is_taken() && !self.gone && !self.parts;
         let due = if receiving.silent { &mut receiving.last_due } else { &mut receiving.byte_due };
         *due &= may || !receiving.silent;
         if *due && may && receiving.ringing == Ringing::No && !receiving.back_waits {

@@ -15,6 +15,8 @@ pub trait Bells {
     fn event(&mut self, end: usize);
     /// A doorbell byte for this end, by the other one's kernel connection. False if it did not go.
     fn byte(&mut self, to: usize) -> Poll<bool>;
+    /// As `Rings::take_bells`, of this end's.
+    fn take_bells(&mut self, _end: usize, _most: u64) {}
     /// All of this end's is delivered: what is held of its kernel connection is let go.
     fn part(&mut self, end: usize) -> Poll<()>;
 }
@@ -51,6 +53,9 @@ impl<B: Bells> Rings for OfEnd<'_, B> {
     }
     fn byte(&mut self) -> Poll<bool> {
         self.0.byte(1 - self.1)
+    }
+    fn take_bells(&mut self, most: u64) {
+        self.0.take_bells(self.1, most);
     }
     fn part(&mut self) -> Poll<()> {
         self.0.part(self.1)

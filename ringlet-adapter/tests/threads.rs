@@ -345,7 +345,8 @@ impl Place<'_> {
                 ended.fetch_add(1, SeqCst);
             }
             turns += 1;
-            if turns.is_multiple_of(50) {
+            // (Else nothing wakes a trunk but what is for it.)
+            if self.chaos.is_some() && turns.is_multiple_of(50) {
                 trunk.with_node(|node| node.try_again(number));
                 server.rouse(trunk_at);
             }

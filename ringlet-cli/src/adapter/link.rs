@@ -21,6 +21,8 @@ use ringlet_linux::{fd, map, tcp};
 const LINKS_MOST: usize = 16 << 10;
 /// Descriptors that each connection costs beside its ends' lifelines: of two segments, connections and bells, and what rings its link, or its lanes.
 const LINK_DESCRIPTORS: usize = 8;
+/// Looks for doorbells that a dead program has left unread. (A packet has one.)
+const BELLS_MOST: usize = 4096;
 const PAGE_BYTES: usize = 4096;
 /// Contexts in a page of flags (`ringlet::socket::context`).
 const FLAG_APART_BYTES: usize = 128;
@@ -193,6 +195,19 @@ impl Rings for End {
         Poll::Ready(self.socket.is_some_and(tcp::ring_byte))
     }
 
+    fn take_bells(&mut self, most: u64) {
+        let Some(socket) = self.socket else { return };
+        let mut bells = [0; 64];
+        if tcp::unread(socket).is_ok_and(|unread| unread as u64 <= most) {
+            for _ in 0..BELLS_MOST {
+                match tcp::receive_into(socket, &mut bells, libc::MSG_DONTWAIT) {
+                    Ok(1..) => {}
+                    _ => break,
+                }
+            }
+        }
+    }
+
     fn part(&mut self) -> Poll<()> {
         self.let_go();
         Poll::Ready(())
@@ -217,6 +232,9 @@ impl Bells for Ends {
     }
     fn byte(&mut self, to: usize) -> Poll<bool> {
         self.0[1 - to].byte()
+    }
+    fn take_bells(&mut self, end: usize, most: u64) {
+        self.0[end].take_bells(most);
     }
     fn part(&mut self, end: usize) -> Poll<()> {
         self.0[end].part()
