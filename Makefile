@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults containers attempts fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture soak sim-soak setup
+.PHONY: build install man demo compare test suites torture faults containers attempts fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -73,8 +73,9 @@ torture: build
 # Over two segments that an adapter keeps in step: all cases, also by sleeping; with changing paths; real programs; torture. A quarter of an hour;
 # `make -k mirror SEED=11 SECONDS=3600`.
 SEED = 7
-OVER_A_MIRROR = --mirror $(SEED) --ringlet $(TARGET)/release/ringlet
-CASES_OVER_A_MIRROR = $(TARGET)/release/conformance run --mirror $(SEED) --library $(TARGET)/release/libringlet_preload.so
+OVER = --mirror
+OVER_A_MIRROR = $(OVER) $(SEED) --ringlet $(TARGET)/release/ringlet
+CASES_OVER_A_MIRROR = $(TARGET)/release/conformance run $(OVER) $(SEED) --library $(TARGET)/release/libringlet_preload.so
 mirror: mirror-cases mirror-unforgiving mirror-programs mirror-torture
 mirror-build:
 	cargo build --release --workspace
@@ -87,6 +88,12 @@ mirror-programs: mirror-build
 mirror-torture: SECONDS = 300
 mirror-torture: mirror-build
 	python3 tests/torture --seed $(SEED) --seconds $(SECONDS) $(OVER_A_MIRROR)
+
+# The same over what carries between two hosts, both in the adapter's process, by rails that fail and come back; and that process killed.
+hosts:
+	$(MAKE) mirror OVER=--hosts
+	python3 tests/kill/adapter.py --hosts --ringlet $(TARGET)/release/ringlet
+	python3 tests/kill/adapter.py --hosts --family unix --ringlet $(TARGET)/release/ringlet
 
 # Faults from outside: packets, addresses, firewall rules, limits, clocks, signals; `make faults SECONDS=3600`.
 faults: build
