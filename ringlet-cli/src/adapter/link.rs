@@ -36,8 +36,8 @@ pub struct Place {
 }
 
 pub enum Served {
-    Link(Both<Ends>),
-    Lane(Lane<End>),
+    Link(Box<Both<Ends>>),
+    Lane(Box<Lane<End>>),
     Trunk(Trunk),
 }
 
@@ -351,7 +351,7 @@ impl Links {
             let seed = (self.seed != 0)
                 .then(|| self.seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
             let link = Both { link: Link::new(seed, segments), bells: Ends(ends) };
-            [adapter.serve(Served::Link(link)).ok()?; 2]
+            [adapter.serve(Served::Link(Box::new(link))).ok()?; 2]
         };
         let ticket = [half(0), half(8)];
         let (at, joined) = (at.map(Some), [false; 2]);
@@ -372,7 +372,7 @@ impl Links {
             let served = end.memory.hold_for_a_lane(nth).and_then(|()| {
                 // SAFETY: mapped as long as `free` has the memory.
                 let lane = unsafe { Lane::new(trunk, name, nth, segment, end, free) };
-                adapter.serve(Served::Lane(lane.ok()?)).ok()
+                adapter.serve(Served::Lane(Box::new(lane.ok()?))).ok()
             });
             let Some(served) = served else {
                 at.into_iter().for_each(|at| drop(adapter.leave(at)));
