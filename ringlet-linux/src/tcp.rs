@@ -477,6 +477,16 @@ pub fn disconnect(fd: i32) {
     let _ = unsafe { sys!(SYS_connect, fd, &raw const nowhere, size_of::<libc::sockaddr>()) };
 }
 
+/// Ends a connection as a reset does, for both ends; who waits for it is woken. KERNEL: that is how one looks that was reset by its peer, but for the
+/// error, which is for us to tell. Before 6.7 the kernel does not disconnect where a thread waits in it, and a Unix connection it never does: then
+/// the peer sees an orderly end.
+pub fn tear_off(fd: i32) {
+    disconnect(fd);
+    reset_on_close(fd);
+    let _ = shut_down(fd, libc::SHUT_RDWR);
+    let _ = take_error(fd);
+}
+
 /// Makes close() send a reset.
 pub fn reset_on_close(fd: i32) {
     set_linger(fd, [1, 0]);

@@ -6,6 +6,7 @@ Both ends run in one program, under ringlet, which kills the adapter itself: `ad
 """
 
 import argparse
+import contextlib
 import fcntl
 import os
 import pathlib
@@ -40,6 +41,9 @@ class End:
         os.kill(self._adapter, signal.SIGKILL)
         assert select.select([ended], [], [], END_SECONDS)[0]
         os.close(ended)
+
+    def stop_adapter(self):
+        os.kill(self._adapter, signal.SIGSTOP)
 
     def hang_adapter(self):
         """Until it is killed, a little later."""
@@ -162,6 +166,26 @@ def one_shuts_down(end):
         assert not end.connection.recv(1)
 
 
+def it_stands_still(end):
+    """Longer than it is waited for. What it has not delivered is missing for who reads: that must be no orderly end."""
+    if end.accepted:
+        end.wait()
+        end.stop_adapter()
+        end.connection.sendall(DATA)
+        end.tell()
+        with contextlib.suppress(OSError):
+            end.connection.shutdown(socket.SHUT_WR)
+        end.wait()
+    else:
+        end.tell()
+        end.wait()
+        try:
+            end.expect(0, len(DATA))
+            raise AssertionError("who stands still has delivered")
+        except ConnectionResetError:
+            end.tell()
+
+
 def its_numbers_were_wanted(end):
     """The program has taken the numbers of all sockets of ringlet's."""
     null = os.open("/dev/null", os.O_RDWR)
@@ -190,6 +214,7 @@ MOMENTS = {
         it_was_passed_on,
         one_left_and_reads_on,
         one_shuts_down,
+        it_stands_still,
         its_numbers_were_wanted,
     )
 }

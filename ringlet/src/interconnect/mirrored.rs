@@ -214,14 +214,16 @@ pub fn ring_event(socket: &Socket) {
     }
 }
 
-/// Waits for an answer of the adapter's. False if it is dead, or hangs.
+/// Waits for an answer of the adapter's. False if it is dead, or hangs. (One that hangs is waited for once: a close asks more than once.)
 pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
-    if socket.end().mirrored.get() == NEEDS_NO_ADAPTER {
+    let end = socket.end();
+    if end.mirrored.get() == NEEDS_NO_ADAPTER {
         return done();
     }
     let mut until = 0;
     for look in 0u32.. {
         if done() {
+            end.unanswered.set(0);
             return true;
         }
         stir(socket);
@@ -233,7 +235,8 @@ pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
                 if until == 0 {
                     until = now + ANSWER_NS;
                 }
-                if has_died(socket) || now > until {
+                if has_died(socket) || now > until || end.unanswered.is() {
+                    end.unanswered.set(1);
                     return done();
                 }
                 let _ = fd::poll(&mut [], Some(LOOK_NS), None);

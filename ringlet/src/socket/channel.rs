@@ -2,7 +2,7 @@
 //! the end of the stream.
 
 use super::table::Socket;
-use super::{view, words};
+use super::{carrier, view, words};
 use crate::handshake::{self, Frame, Protocol};
 use crate::interconnect::mirrored::HAS_ADAPTER;
 use crate::interconnect::{Interconnect, introduction, mirrored};
@@ -95,8 +95,8 @@ pub fn is_cut_short(socket: &Socket) -> bool {
         // (One that has never come sends by the kernel alone.)
         None => {
             words::peer_attached(socket) != 0
-                && mirrored::has_died(socket)
                 && !has_ended_in_order(socket)
+                && (mirrored::has_died(socket) || is_torn_off(socket))
         }
     };
     if short {
@@ -117,14 +117,19 @@ pub fn is_said(socket: &Socket) -> Option<bool> {
     if waits && gone { None } else { Some(!waits) }
 }
 
+/// The kernel tells of the peer's end, but its adapter has not. An orderly one is told only when its word is delivered, and who is killed leaves its
+/// kernel connection to the adapter, which says that it parts first: so the peer has torn the connection off (`patience`), from an adapter that hangs.
+fn is_torn_off(socket: &Socket) -> bool {
+    // (Receiving that we have shut down ourselves looks like an end.)
+    !socket.end().shut_receiving.is() && carrier::peer_ended(socket)
+}
+
 pub fn break_off(socket: &Socket) {
     let end = socket.end();
     if end.pending_error.change(0, libc::ECONNRESET as u32) {
         view::show(socket, Reason::NoAdapter);
         end.ended.set(end.ended.get().max(1));
-        tcp::reset_on_close(socket.fd());
-        // Who sleeps on it is woken by the kernel.
-        let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
+        tcp::tear_off(socket.fd());
         socket.kernel_tells();
     }
 }

@@ -1,9 +1,11 @@
 //! How long a peer, or a thread of ours, may keep this process waiting, and the error with which a connection ends that can't go on.
 
 use super::table::Socket;
-use super::view;
+use super::{view, words};
+use crate::interconnect::Interconnect;
 use crate::plain::P64;
 use crate::reasons::Reason;
+use ringlet_core::layout::SHUT_UNREAD;
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{fd, tcp};
@@ -72,7 +74,12 @@ fn reset(socket: &Socket, reason: Reason) -> Errno {
     view::show(socket, reason);
     let end = socket.end();
     end.ended.set(2);
-    tcp::reset_on_close(socket.fd());
-    let _ = tcp::shut_down(socket.fd(), libc::SHUT_RDWR);
+    // The peer, if it is sane, is not to take what is missing for an orderly end. (Over a mirror it does not know of any: `channel::is_cut_short`.)
+    if socket.interconnect() == Interconnect::Local
+        && let Some(outgoing) = socket.outgoing()
+    {
+        words::say_end(&outgoing, SHUT_UNREAD);
+    }
+    tcp::tear_off(socket.fd());
     Errno::ECONNRESET
 }

@@ -181,6 +181,8 @@ impl Outgoing for Out<'_> {
         sending_changed(socket);
         if end.shut_later.swap(0) != 0 {
             words::say_end(self.ring, SHUT);
+            // (Its word comes before what the kernel says.)
+            self.flush(false);
             let _ = tcp::shut_down(socket.fd(), libc::SHUT_WR);
         }
     }

@@ -9,7 +9,7 @@
 use super::meet::attach_with;
 use super::table::{self, Kind, Receiving, Sending, Socket, Stage, tables};
 use super::transfer::{self, events, shut, wait};
-use super::{carrier, keep_on_kernel, process, release};
+use super::{carrier, keep_on_kernel, patience, process, release};
 use crate::config::Config;
 use crate::reasons::Reason;
 use crate::worlds;
@@ -413,6 +413,29 @@ impl Pair {
 }
 
 const RECORD: u64 = 5;
+
+/// An end that can't go on has bytes that it will never send: its peer is told so, behind what there is.
+#[test]
+fn who_tears_a_connection_off_leaves_no_orderly_end() {
+    let worlds = two_worlds();
+    for kind in KINDS {
+        let pair = Pair::new(worlds, kind);
+        pair.send(0, RECORD).unwrap();
+        pair.sides[0].with(patience::miscounted);
+        // (Of packets, the error comes first: `packets::error_first`.)
+        if kind == Kind::Packets {
+            assert_eq!(pair.receive(1, 1), Err(Errno::ECONNRESET));
+        }
+        pair.drain(1);
+        assert_eq!(pair.sides[1].got.get(), pair.sides[0].sent.get());
+        if kind != Kind::Packets {
+            assert_eq!(pair.receive(1, 1), Err(Errno::ECONNRESET), "{kind:?}");
+        }
+        for side in [0, 1] {
+            pair.close(side);
+        }
+    }
+}
 
 /// A receiver leaves the ring behind each byte; what it has not read is sent again, by the sender's next call or when it is woken, and is
 /// all that the kernel's connection carries.

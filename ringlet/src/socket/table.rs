@@ -274,8 +274,9 @@ pub struct End {
     /// found the kernel's queue in use, so that there could be no `Start`.
     pub shut_receiving: P32,
     pub refused_starts: P32,
-    /// There is a mirror between it and the peer (`interconnect`, `orphan`).
+    /// There is a mirror between it and the peer (`interconnect`, `orphan`); and its adapter was waited for in vain.
     pub mirrored: P32,
+    pub unanswered: P32,
     /// Where marks were put for a peer whose adapter has died, plus one; and the kernel's place behind all that it sends again.
     pub heeded: P64,
     pub whole: P64,
@@ -354,6 +355,7 @@ impl End {
             &self.packet_max,
             &self.shut_later,
             &self.mirrored,
+            &self.unanswered,
             &self.worded,
             &self.gap_due,
             &self.has_sent,
