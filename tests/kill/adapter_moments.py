@@ -20,6 +20,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+FAMILIES = {"tcp": socket.AF_INET, "unix": socket.AF_UNIX}
 END_SECONDS = 60  # which only a fault meets
 HANG_SECONDS = 0.3
 DATA = bytes((place * 7 + (place >> 8) * 13) & 255 for place in range(50_000))
@@ -53,7 +54,7 @@ class End:
     def expect(self, start, end):
         while start < end:
             data = self.connection.recv(end - start)
-            assert data and data == DATA[start : start + len(data)], f"{len(data)} bytes at {start}"
+            assert data and data == DATA[start : start + len(data)], f"{len(data)} bytes at {start}: {data[:8]}"
             start += len(data)
 
     def ping(self, rounds=60):
@@ -220,13 +221,17 @@ MOMENTS = {
 }
 
 
-def ends(moment, adapter):
+def ends(moment, adapter, family):
     signal.alarm(END_SECONDS)
-    (left, right), listener = (os.pipe(), os.pipe()), socket.create_server(("127.0.0.1", 0))
+    left, right, listener = os.pipe(), os.pipe(), socket.socket(family)
+    listener.bind(("127.0.0.1", 0) if family == socket.AF_INET else b"")
+    listener.listen()
     connecting = os.fork()
     if connecting == 0:
         signal.alarm(END_SECONDS)
-        end = End(socket.create_connection(listener.getsockname()), False, left[0], right[1], adapter)
+        connection = socket.socket(family)
+        connection.connect(listener.getsockname())
+        end = End(connection, False, left[0], right[1], adapter)
     else:
         end = End(listener.accept()[0], True, right[0], left[1], adapter)
     for unused in (left[0 if end.accepted else 1], right[1 if end.accepted else 0]):
@@ -237,14 +242,14 @@ def ends(moment, adapter):
         assert os.waitpid(connecting, 0)[1] == 0, "the other end failed"
 
 
-def run(ringlet, moment, number):
+def run(ringlet, moment, number, family):
     """Why it failed, if it did."""
     argv = [ringlet, "adapter", "--number", str(number)]
     adapter = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
         assert adapter.stdout.readline() == b"ready\n"
         with tempfile.NamedTemporaryFile() as moves:
-            argv = [ringlet, "run", "--moves", moves.name, "--", sys.executable, __file__, "--ends", moment, str(adapter.pid)]
+            argv = [ringlet, "run", "--moves", moves.name, "--", sys.executable, __file__, "--ends", moment, str(adapter.pid), family]
             env = os.environ | {"RINGLET_ADAPTER": str(number), "RINGLET_MOVE_AFTER": "4"}
             done = subprocess.run(argv, env=env, capture_output=True, text=True)
             moved = moves.read().count(b"mirrored\n")
@@ -259,11 +264,12 @@ def run(ringlet, moment, number):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("moments", nargs="*", metavar="MOMENT", help=", ".join(MOMENTS))
+    parser.add_argument("--family", choices=FAMILIES, default="tcp", help="of the connections (default: tcp)")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
     failed = False
     for place, moment in enumerate(arguments.moments or MOMENTS):
-        wrong = run(arguments.ringlet, moment, os.getpid() << 32 | place + 1)
+        wrong = run(arguments.ringlet, moment, os.getpid() << 32 | place + 1, arguments.family)
         print(f"FAILED  {moment}: {wrong}" if wrong else f"passed  {moment}", flush=True)
         failed |= wrong is not None
     sys.exit(failed)
@@ -271,6 +277,6 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--ends"]:
-        ends(sys.argv[2], int(sys.argv[3]))
+        ends(sys.argv[2], int(sys.argv[3]), FAMILIES[sys.argv[4]])
     else:
         main()

@@ -229,10 +229,17 @@ pub fn heed_left(socket: &Socket, end: &End, ring: &SegmentRing) {
         return;
     }
     let Some(word) = hear(socket).filter(|word| word.in_ring) else { return };
-    let place = |bytes: u64| end.receiver.goes_on_at(Mark::Back(word.place.wrapping_add(bytes)));
-    // (Where the kernel does not count, what is behind the doorbells can't be told from them any more.)
-    let known = carrier::facts(socket).counts_places;
-    let until = end.rx.taken_since(ring, word.from).filter(|_| known).and_then(place);
+    let again_from = match carrier::facts(socket).counts_places {
+        true => end.receiver.goes_on_at(Mark::Back(word.place)),
+        // (Who left while its adapter lived knows the number of doorbells: `half::Half::pass_back`.)
+        false => {
+            let bells = ring.control().sender.bells.load(Ordering::Relaxed);
+            let known = matches!(bells.wrapping_sub(word.bells), 0 | 1);
+            known.then(|| end.receiver.bells_end(bells).wrapping_add(1))
+        }
+    };
+    let place = |bytes: u64| Some(again_from?.wrapping_add(bytes));
+    let until = end.rx.taken_since(ring, word.from).and_then(place);
     end.whole.set(place(word.bytes).unwrap_or(0));
     end.heeded.set(position);
     match until {
@@ -240,7 +247,11 @@ pub fn heed_left(socket: &Socket, end: &End, ring: &SegmentRing) {
             ring.control().answer();
             end.receiver.begins_again_at(until);
         }
-        _ => channel::break_off(socket),
+        _ => {
+            channel::break_off(socket);
+            // What is there can't be told from doorbells: none of it is the program's.
+            end.receiver.begins_again_at(u64::MAX);
+        }
     }
 }
 
