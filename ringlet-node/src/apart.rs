@@ -3,8 +3,12 @@
 //! owner likes; and who sends on a TCP socket waits for its lock, which its owner can hold by a call that stands in a page fault. So it is done by
 //! threads, as many as hang and one more: while a copy of an honest guest's connection waits here for another's to be closed, its close does not
 //! reach the peer.
+//!
+//! Whose hang can't be known before. So nobody has more threads than it leaves free: a user that has everything hang gets a half of all, and a pod of
+//! its half of that; two users a third each. What more there is of theirs waits for their own, and whoever else comes finds a thread.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -15,9 +19,10 @@ use serde::{Deserialize, Serialize};
 use crate::policy;
 use crate::who::Who;
 
-/// Threads, and what may wait for one.
+/// Threads, and what may wait for one; and threads for all pods of a user.
 const THREADS: usize = 512;
 const WAITING: usize = 4096;
+const OF_USER: usize = THREADS / 2;
 /// What takes longer hangs. As many may, of one user and of one user's pod, before no more is taken from them.
 const HANGS_AFTER: Duration = Duration::from_secs(1);
 const HANG_OF_USER: usize = 128;
@@ -46,12 +51,67 @@ type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<(From, Job)>,
-    /// Under way, by numbers that are not used again.
+    /// By turns; none is empty.
+    waiting: VecDeque<(From, VecDeque<Job>)>,
+    /// Under way, by numbers that are not used again; and how many of those are whose.
     under_way: HashMap<u64, (From, Instant)>,
+    of_users: HashMap<Option<u32>, usize>,
+    of_pods: HashMap<From, usize>,
     next: u64,
     threads: usize,
     idle: usize,
+}
+
+impl State {
+    /// May one more of its be under way?
+    fn may_run(&self, from: &From) -> bool {
+        let of_user = self.of_users.get(&from.user).copied().unwrap_or(0);
+        of_user < THREADS.saturating_sub(self.under_way.len())
+            && self.of_pods.get(from).copied().unwrap_or(0) < OF_USER.saturating_sub(of_user)
+    }
+
+    /// What waits only for a thread, and not for others of its own.
+    fn due(&self) -> usize {
+        let due = self.waiting.iter().filter(|(from, _)| self.may_run(from));
+        due.map(|(_, jobs)| jobs.len()).sum()
+    }
+
+    fn wait(&mut self, from: From, job: Job) {
+        match self.waiting.iter_mut().find(|(other, _)| *other == from) {
+            Some((_, jobs)) => jobs.push_back(job),
+            None => self.waiting.push_back((from, VecDeque::from([job]))),
+        }
+    }
+
+    /// The next one that may be under way, and its number.
+    fn begin(&mut self) -> Option<(u64, Job)> {
+        let at = self.waiting.iter().position(|(from, _)| self.may_run(from))?;
+        let (from, mut jobs) = self.waiting.remove(at)?;
+        let job = jobs.pop_front()?;
+        if !jobs.is_empty() {
+            self.waiting.push_back((from.clone(), jobs));
+        }
+        *self.of_users.entry(from.user).or_default() += 1;
+        *self.of_pods.entry(from.clone()).or_default() += 1;
+        self.next += 1;
+        self.under_way.insert(self.next, (from, Instant::now()));
+        Some((self.next, job))
+    }
+
+    fn end(&mut self, number: u64) {
+        let Some((from, _)) = self.under_way.remove(&number) else { return };
+        one_less(&mut self.of_users, &from.user);
+        one_less(&mut self.of_pods, &from);
+    }
+}
+
+fn one_less<K: Hash + Eq>(counts: &mut HashMap<K, usize>, of: &K) {
+    if let Some(count) = counts.get_mut(of) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(of);
+        }
+    }
 }
 
 #[derive(Default)]
@@ -77,8 +137,8 @@ impl Apart {
     /// Does this, which may wait for the one from whom it comes.
     pub fn run(&self, from: From, job: Job) {
         let mut state = self.0.lock();
-        state.waiting.push_back((from, job));
-        if state.idle < state.waiting.len() && state.threads < THREADS {
+        state.wait(from, job);
+        if state.idle < state.due() && state.threads < THREADS {
             // (If none can be started, those that there are do it in time.)
             let _ = self.0.start(&mut state);
         }
@@ -91,9 +151,9 @@ impl Apart {
         state.waiting.is_empty() && state.under_way.is_empty()
     }
 
-    /// May more be taken, from whomever?
+    /// May no more be taken, from whomever?
     pub fn is_full(&self) -> bool {
-        self.0.lock().waiting.len() >= WAITING
+        self.0.lock().due() >= WAITING
     }
 
     /// Does so much of this one's hang that no more should be taken from it?
@@ -101,6 +161,9 @@ impl Apart {
         let state = self.0.lock();
         if state.under_way.len() < HANG_OF_POD {
             return false;
+        }
+        if state.waiting.iter().any(|(other, _)| other == from) && !state.may_run(from) {
+            return true;
         }
         let (mut of_user, mut of_pod) = (0, 0);
         for (other, since) in state.under_way.values() {
@@ -129,14 +192,11 @@ impl Shared {
     fn work(&self) {
         let mut state = self.lock();
         loop {
-            if let Some((from, job)) = state.waiting.pop_front() {
-                let number = state.next;
-                state.next += 1;
-                state.under_way.insert(number, (from, Instant::now()));
+            if let Some((number, job)) = state.begin() {
                 drop(state);
                 job();
                 state = self.lock();
-                state.under_way.remove(&number);
+                state.end(number);
                 continue;
             }
             state.idle += 1;
@@ -144,10 +204,62 @@ impl Shared {
                 self.more.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
             state = back;
             state.idle -= 1;
-            if waited.timed_out() && state.waiting.is_empty() && state.threads > 1 {
+            if waited.timed_out() && state.due() == 0 && state.threads > 1 {
                 state.threads -= 1;
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn who_hangs_as_often_as_it_can_leaves_threads_to_others() {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let apart = Apart::new().unwrap();
+        let from = |user, pod: usize| From { user: Some(user), pod: Some(format!("/{pod}")) };
+        let (done, told) = mpsc::channel();
+        let hang = |from| {
+            let (go, wait) = mpsc::channel::<()>();
+            let done = done.clone();
+            let job = move || {
+                let _ = wait.recv();
+                done.send("hung").unwrap();
+            };
+            apart.run(from, Box::new(job));
+            go
+        };
+        let runs = |from, text| {
+            let done = done.clone();
+            apart.run(from, Box::new(move || done.send(text).unwrap()));
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(text), "it waits for what hangs");
+        };
+        // A pod, more than all threads; then its user, by other pods; then another user.
+        let mut hanging: Vec<_> = (0..2 * WAITING).map(|_| hang(from(1, 0))).collect();
+        runs(from(1, 1), "another pod of the user");
+        hanging.extend((0..2 * THREADS).map(|nth| hang(from(1, nth % 64))));
+        runs(from(2, 0), "another user");
+        hanging.extend((0..2 * THREADS).map(|_| hang(from(2, 0))));
+        runs(from(2, 1), "another pod of the second");
+        runs(from(3, 0), "a third user");
+        assert!(apart.hangs(&from(1, 0)) && apart.hangs(&from(2, 0)));
+        assert!(!apart.hangs(&from(3, 0)) && !apart.is_full() && !apart.is_idle());
+        // And what waited for its own is done when those are.
+        let count = hanging.len();
+        drop(hanging);
+        for _ in 0..count {
+            assert_eq!(told.recv_timeout(PATIENCE), Ok("hung"));
+        }
+        let until = Instant::now() + PATIENCE;
+        while !apart.is_idle() {
+            assert!(Instant::now() < until);
+            thread::yield_now();
+        }
+        let state = apart.0.lock();
+        assert!(state.of_users.is_empty() && state.of_pods.is_empty());
     }
 }
