@@ -393,17 +393,18 @@ impl<N: Notes> Service<N> {
                 let about = about(allowed.by);
                 match self.bring_together(near, far, allowed) {
                     Ok(()) => self.journal.note("met", || about),
-                    Err(error) => self
-                        .journal
-                        .note(Reason::NodeFull.code(), || format!("{about}: error {}", error.0)),
+                    Err(error) => {
+                        let (outcome, _) = untold(error);
+                        self.journal.note(outcome, || format!("{about}: error {}", error.0));
+                    }
                 }
             }
             None if self.carriers.is_some() => {
                 let about = about("isolated");
                 match self.isolate(near, far) {
                     Ok(()) => self.journal.note("carried", || about),
-                    Err(reason) => {
-                        self.journal.note(reason.code(), || about);
+                    Err((outcome, reason)) => {
+                        self.journal.note(outcome, || about);
                         [near, far].into_iter().for_each(|token| self.say_apart(token, reason));
                     }
                 }
@@ -439,12 +440,13 @@ impl<N: Notes> Service<N> {
         told
     }
 
-    /// The same of two that may not share memory: the carrier gets a lifeline to each.
-    fn isolate(&mut self, near: u64, far: u64) -> Result<(), Reason> {
+    /// The same of two that may not share memory: the carrier gets a lifeline to each. Else what is noted, and told to who is there.
+    fn isolate(&mut self, near: u64, far: u64) -> Result<(), (&'static str, Reason)> {
+        let for_reason = |reason: Reason| (reason.code(), reason);
         let (Some(one), Some(other), Some(carriers)) =
             (self.guests.get(&near), self.guests.get(&far), &mut self.carriers)
         else {
-            return Err(Reason::NoAdapter);
+            return Err(for_reason(Reason::NoAdapter));
         };
         // The one that waited has said, and its note with it, which of the two accepted.
         let accepted = |guest: &Guest| match guest.state {
@@ -454,24 +456,27 @@ impl<N: Notes> Service<N> {
         let ends = if accepted(other) { [one, other] } else { [other, one] };
         let from = ends.map(|guest| From::of(&guest.who));
         if carriers.kept.process().is_none() {
-            return Err(Reason::NoAdapter);
+            return Err(for_reason(Reason::NoAdapter));
         }
         if !carriers.may([&from[0], &from[1]], &self.policy.limits) {
-            return Err(Reason::NodeFull);
+            return Err(for_reason(Reason::NodeFull));
         }
         let user = one.who.user;
         let flags = CARRIED | if user.is_some() && user == other.who.user { SAME_USER } else { 0 };
-        let told = (|| {
-            let [channel, one, other] = [guarded_pair()?, guarded_pair()?, guarded_pair()?];
-            let fd = |fd: &OwnedFd| fd.as_raw_fd();
-            let lifelines = [fd(&one[0]), fd(&other[0])];
-            let limit = self.policy.limits.carried_ring_bytes;
-            carriers.carry([&from[0], &from[1]], lifelines, limit)?;
-            // (Who is not reached is gone for the carrier; and for the other end.)
-            tell(ends[0], ends[1], flags, &[fd(&channel[0]), fd(&one[1])])?;
-            tell(ends[1], ends[0], flags, &[fd(&channel[1]), fd(&other[1])])
-        })();
-        told.map_err(|_: Errno| Reason::NodeFull)
+        let pairs = || Ok([guarded_pair()?, guarded_pair()?, guarded_pair()?]);
+        let [channel, one, other] = pairs().map_err(untold)?;
+        let fd = |fd: &OwnedFd| fd.as_raw_fd();
+        let lifelines = [fd(&one[0]), fd(&other[0])];
+        let limit = self.policy.limits.carried_ring_bytes;
+        match carriers.carry([&from[0], &from[1]], lifelines, limit) {
+            Ok(()) => {}
+            Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(for_reason(Reason::NoAdapter)),
+            Err(error) => return Err(untold(error)),
+        }
+        // (Who is not reached is gone for the carrier; and for the other end.)
+        tell(ends[0], ends[1], flags, &[fd(&channel[0]), fd(&one[1])])
+            .and_then(|()| tell(ends[1], ends[0], flags, &[fd(&channel[1]), fd(&other[1])]))
+            .map_err(untold)
     }
 
     pub(crate) fn say_apart(&self, token: u64, reason: Reason) {
@@ -588,6 +593,14 @@ impl User {
 fn tell(to: &Guest, of: &Guest, flags: u32, fds: &[i32]) -> Result<(), Errno> {
     let met = Message { kind: MET, flags, stranger: of.who.pid as u32, ..Message::default() };
     meet::send(to.lifeline, met.frame().as_bytes(), fds)
+}
+
+/// Two could not be told of each other: what is noted of that, and said to who is still there.
+fn untold(error: Errno) -> (&'static str, Reason) {
+    match error {
+        Errno::EPIPE | Errno::ECONNRESET | Errno::ENOENT => ("gone", Reason::NoPeer),
+        _ => (Reason::NodeFull.code(), Reason::NodeFull),
+    }
 }
 
 /// Two connected sockets that admit no descriptors, and whose messages say who sends them.

@@ -126,6 +126,21 @@ def scenes(ground):
             each.close()
         note(name, "kernel", "node-full")
 
+    def gone(name, service):
+        """One ends when it has shown its end, before it is told of the other's."""
+        near, far = connection()
+        with near, far, come(service) as one, come(service) as other:
+            require(heard(one) == heard(other) == GREETING, "they were not greeted")
+            one.sendmsg([message(COME, accepting=1)], rights(far))
+            until(lambda: service.status()["waiting"] == 1, "the first to wait")
+            with stopped(service):
+                other.sendmsg([message(COME)], rights(near))
+                other.close()
+            # (That a carrier was started is noted too.)
+            decided = lambda: {what: count for what, count in service.status()["decisions"].items() if what != "carrier-started"}
+            until(decided, "something to be decided")
+            require(decided() == {"gone": 1}, f"what is noted of it: {decided()}")
+
     def on_their_way(name, service):
         """Descriptors that lie in sockets' queues count for their user, and every root is one user."""
         queues = []
@@ -150,3 +165,5 @@ def scenes(ground):
             on_their_way(name, service)
 
     scene("a neighbour whose descriptors can't be closed", unclosable, WAIT_LONG)
+    scene("an end that is gone before it is introduced", gone)
+    scene("an end that is gone before it is carried", gone, 'same_pod = false\notherwise = "isolated"\n')
