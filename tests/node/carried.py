@@ -2,6 +2,7 @@
 
 import array
 import contextlib
+import json
 import mmap
 import os
 import pathlib
@@ -11,6 +12,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 
 from ground import ANSWER_SECONDS
 from harness import frame, framed, require
@@ -431,6 +433,46 @@ def scenes(ground):
 
         beside(host, name, service, play)
 
+    def senders(host, name, service):
+        """Descriptors whose close waits for as long as their holders like, shown where one is due, where none is, and too many."""
+
+        def clogged():
+            near, far = connection()
+            near.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    near.send(bytes(1 << 20))
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, LINGER_SECONDS))
+            return near, far
+
+        def play(service):
+            held = []
+            for turn in range(8):
+                one, other = tenants(service)
+                if turn % 2:
+                    os.close(other.linked(LINK))
+                    os.close(one.linked(JOIN))
+                made = [clogged() for _ in range((1, 2, 4, 9)[turn // 2])]
+                try:
+                    one.line.sendmsg([b"x"], rights(*[near for near, _ in made]))
+                except OSError:
+                    # (The kernel refuses it, and who closes them last are we.)
+                    for near, _ in made:
+                        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+                for near, far in made:
+                    near.close()
+                    held.append(far)
+                held += [one, other]
+            return held
+
+        beside(host, name, service, play)
+
+    name = "before Linux 6.16, beside tenants that send what can't be closed"
+    denied = json.dumps({"deny": [["setsockopt of SO_PASSRIGHTS", "ENOPROTOOPT"]]})
+    old = [sys.executable, str(pathlib.Path(__file__).resolve().parent.parent / "hostile/confine.py"), denied]
+    with ground.scene(name), Service(ground.ringlet.command, ground.directory, ISOLATED, before=old) as service, world() as host:
+        senders(host, name, service)
+
     name = "a service that had two capabilities to begin with has two carried"
     least = ["setpriv", "--bounding-set=-all,+bpf,+net_admin", "--inh-caps=-all"]
     with ground.scene(name), Service(ground.ringlet.command, ground.directory, ISOLATED, before=least) as service, world() as host:
@@ -453,6 +495,7 @@ def scenes(ground):
     scene("beside liars, what is carried is carried", liars)
     scene("beside tenants that write and ring what they like", scribblers)
     scene("beside tenants whose connections can't be closed", unclosable)
+    scene("beside tenants that send what can't be closed", senders)
     scene("the service is killed while it has two carried", service_killed)
     scene("who carries is killed at any moment", carrier_killed_early)
     scene("who carries is killed, with bytes on their way", carrier_killed)

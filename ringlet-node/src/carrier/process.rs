@@ -191,6 +191,7 @@ impl Carrier {
         let Some(line) = self.lines.get(&token) else { return };
         let (number, end, raw) = (line.pair, line.end, line.fd.as_raw_fd());
         let Some(held) = self.pairs.get(&number) else { return };
+        let from = held.from[end].clone();
         let mut bytes = [0; ROOM_BYTES];
         let mut said = match meet::take(raw, &mut bytes) {
             Err(Errno::EAGAIN) => return,
@@ -203,9 +204,11 @@ impl Carrier {
             Some(link) if held.joined[end] => self.adapter.rouse(link),
             _ if shown.len() == 1 && service::is_tcp(shown[0].as_raw_fd()) => {
                 let asked = Message::read(&bytes[..said.len]).ok();
-                let socket = shown.pop();
-                let joined = asked.zip(socket).is_some_and(|(asked, socket)| {
-                    self.join(number, end, asked, socket, raw).is_some()
+                // (What is not taken stays with the others, which are closed apart.)
+                let joined = asked.is_some_and(|asked| {
+                    let socket = shown.pop();
+                    socket
+                        .is_some_and(|socket| self.join(number, end, asked, socket, raw).is_some())
                 });
                 if !joined {
                     self.end(number, true);
@@ -213,10 +216,8 @@ impl Carrier {
             }
             _ => self.gone(token),
         }
-        if let Some(held) = self.pairs.get(&number)
-            && !shown.is_empty()
-        {
-            self.apart.close(held.from[end].clone(), shown);
+        if !shown.is_empty() {
+            self.apart.close(from, shown);
         }
     }
 
