@@ -453,6 +453,8 @@ def scenes(ground):
                     os.close(other.linked(LINK))
                     os.close(one.linked(JOIN))
                 made = [clogged() for _ in range((1, 2, 4, 9)[turn // 2])]
+                # (Until ours are closed: who closes last waits.)
+                os.kill(between, signal.SIGSTOP)
                 try:
                     one.line.sendmsg([b"x"], rights(*[near for near, _ in made]))
                 except OSError:
@@ -462,9 +464,11 @@ def scenes(ground):
                 for near, far in made:
                     near.close()
                     held.append(far)
+                os.kill(between, signal.SIGCONT)
                 held += [one, other]
             return held
 
+        between = carrier(service)
         beside(host, name, service, play)
 
     name = "before Linux 6.16, beside tenants that send what can't be closed"
