@@ -345,18 +345,65 @@ fn is_asleep(pid: i32, tid: i32) -> bool {
     stat.is_ok_and(|s| s.rsplit(") ").next().is_some_and(|s| s.starts_with('S')))
 }
 
-/// Do these threads of ours sleep, all at once, most of the time? (One that comes back from each sleep at once is never seen asleep, or only
-/// while it waits for a lock that another has.)
+/// Do these threads of ours sleep, most of the time that they are not kept waiting for a processor? (One that comes back from each sleep at once
+/// runs for as long; and who sleeps only while another has its lock sleeps no longer than that one runs.)
 pub fn sleep_together(tids: &[i32]) -> bool {
-    let pid = std::process::id() as i32;
-    let all_asleep = |_: &u32| {
-        pause(1);
-        tids.iter().all(|tid| is_asleep(pid, *tid))
-    };
-    (0..ASLEEP_LOOKS).filter(all_asleep).nth(ASLEEP_LOOKS as usize / 4).is_some()
+    let (before, since) = (tids.iter().map(|tid| spent(*tid)).collect::<Vec<_>>(), Instant::now());
+    loop {
+        pause(50);
+        let spent = tids.iter().zip(&before).map(|(tid, before)| {
+            let now = spent(*tid);
+            (now.0 - before.0, now.1 - before.1)
+        });
+        let (ran, queued): (Vec<u64>, Vec<u64>) = spent.unzip();
+        let passed = since.elapsed().as_nanos() as u64;
+        let asleep =
+            ran.iter().zip(&queued).map(|(ran, queued)| passed.saturating_sub(ran + queued));
+        let (ran, asleep) = (ran.iter().sum::<u64>(), asleep.min().unwrap_or(0));
+        if ran + asleep >= WATCHED_NS || passed >= WATCHED_MOST_NS {
+            return ran < asleep;
+        }
+    }
 }
 
-const ASLEEP_LOOKS: u32 = 400;
+const WATCHED_NS: u64 = 200_000_000;
+const WATCHED_MOST_NS: u64 = 60_000_000_000;
+
+/// For how long a thread of ours has run, and has waited for a processor, in nanoseconds.
+fn spent(tid: i32) -> (u64, u64) {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat"));
+    let text = text.expect("schedstat (CONFIG_SCHED_INFO)");
+    let mut fields = text.split_whitespace().map(|field| field.parse().expect("a number"));
+    (fields.next().expect("run"), fields.next().expect("queued"))
+}
+
+#[cfg(test)]
+#[test]
+fn who_spins_does_not_sleep() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (tell, hear) = std::sync::mpsc::channel();
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let (over, other) = (&over, tell.clone());
+        scope.spawn(move || {
+            tell.send(crate::sys::thread_id()).unwrap();
+            while !over.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        });
+        let spins = hear.recv().unwrap();
+        scope.spawn(move || {
+            other.send(crate::sys::thread_id()).unwrap();
+            let _ = wait.recv();
+        });
+        let sleeps = hear.recv().unwrap();
+        assert!(!sleep_together(&[spins]) && !sleep_together(&[spins, sleeps]));
+        assert!(sleep_together(&[sleeps]));
+        over.store(true, Ordering::Relaxed);
+        drop(go);
+    });
+}
 
 // ---- a connection's end ----
 
