@@ -136,7 +136,7 @@ pub fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
 
 fn enrol(args: EnrolArgs) -> anyhow::Result<()> {
     let (directory, days) = (&args.directory, args.days);
-    let has_restarted = "the service uses it when it is started again";
+    let renewal = "a service that runs takes it up by itself, for the sessions to come";
     match args.what {
         Enrol { new: Some(name), .. } => {
             identity::found(directory, &name, days)?;
@@ -151,10 +151,10 @@ fn enrol(args: EnrolArgs) -> anyhow::Result<()> {
                 true => std::io::read_to_string(std::io::stdin().take(BUNDLE_BYTES))?,
                 false => std::io::read_to_string(std::fs::File::open(&path)?.take(BUNDLE_BYTES))?,
             };
-            println!("this host is {}; {has_restarted}", identity::join(directory, &bundle)?);
+            println!("this host is {}; {renewal}", identity::join(directory, &bundle)?);
         }
         Enrol { .. } => {
-            println!("{} has a new key; {has_restarted}", identity::rotate(directory, days)?);
+            println!("{} has a new key; {renewal}", identity::rotate(directory, days)?);
         }
     }
     Ok(())
@@ -188,6 +188,7 @@ fn show(told: &Value) {
             (Some(reason), _) => reason.sentence(),
             (None, "carrier-started") => "A process that carries was started.",
             (None, "carrier-lost") => "It has died: what it carried goes on in the kernel.",
+            (None, "gone") => "One of them had ended before it was told of the other.",
             (None, "no-fabric") => {
                 "Its far end was found on another host; nothing carries between hosts yet."
             }

@@ -31,7 +31,7 @@ use crate::notes::MAP_LOOKUP_ELEM;
 /// `looks_up`: can notes be looked up? Asked without capabilities.
 pub fn enter(looks_up: impl Fn() -> bool) -> anyhow::Result<()> {
     give_up_rights_but(looks_up)?;
-    confine(&["/proc"], &[ANYHOW, GUESTS], &[ONLY, ONLY_GUESTS])
+    confine(&[Path::new("/proc")], &[ANYHOW, GUESTS, FILES], &[ONLY, ONLY_GUESTS, ONLY_FILES])
 }
 
 /// The same of a carrier, which makes memory, and looks at no file.
@@ -53,12 +53,19 @@ pub fn enter_as_fabric(folders: &[PathBuf]) -> anyhow::Result<()> {
     give_up_rights()?;
     let own = ["/dev", "/proc/self"].map(PathBuf::from);
     let written = own.iter().chain(folders).map(PathBuf::as_path).collect::<Vec<_>>();
-    rule(&["/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/run", "/sys", "/usr"], &written)?;
+    let read = ["/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/run", "/sys", "/usr"];
+    rule(&read.map(Path::new), &written)?;
     let refused = SeccompAction::Errno(libc::EPERM as u32);
     let calls = NOT_OF_FABRIC.iter().map(|call| (*call, Vec::new())).collect();
     let architecture = std::env::consts::ARCH.try_into()?;
     let filter = SeccompFilter::new(calls, SeccompAction::Allow, refused, architecture)?;
     apply(&filter.try_into()?)
+}
+
+/// The same of the thread that looks for new keys in this directory.
+pub fn enter_for_renewal(directory: &Path) -> anyhow::Result<()> {
+    give_up_rights()?;
+    confine(&[directory], &[ANYHOW, FILES], &[ONLY, ONLY_FILES])
 }
 
 /// What execve would give, and capabilities (but to exceed limits).
@@ -73,13 +80,13 @@ fn give_up_rights_but(looks_up: impl Fn() -> bool) -> anyhow::Result<()> {
     set_no_new_privs(true).context("no_new_privs")
 }
 
-fn confine(readable: &[&str], calls: &[&[c_long]], only: &[&[Only]]) -> anyhow::Result<()> {
+fn confine(readable: &[&Path], calls: &[&[c_long]], only: &[&[Only]]) -> anyhow::Result<()> {
     rule(readable, &[])?;
     apply(&filter(calls, only).context("the filter of system calls can't be made")?)
 }
 
 /// No files but these.
-fn rule(readable: &[&str], writable: &[&Path]) -> anyhow::Result<()> {
+fn rule(readable: &[&Path], writable: &[&Path]) -> anyhow::Result<()> {
     let all = AccessFs::from_all(ABI::V5);
     let ruled = Ruleset::default()
         .handle_access(all)
@@ -187,16 +194,10 @@ const NOT_OF_FABRIC: &[c_long] = &[
 ];
 
 /// Guests.
-const GUESTS: &[c_long] = &[
-    libc::SYS_accept4,
-    libc::SYS_epoll_create1,
-    libc::SYS_pidfd_open,
-    // /proc/PID/cgroup.
-    libc::SYS_fstat,
-    libc::SYS_lseek,
-    libc::SYS_read,
-    libc::SYS_statx,
-];
+const GUESTS: &[c_long] = &[libc::SYS_accept4, libc::SYS_epoll_create1, libc::SYS_pidfd_open];
+
+/// Files: /proc/PID/cgroup, or keys.
+const FILES: &[c_long] = &[libc::SYS_fstat, libc::SYS_lseek, libc::SYS_read, libc::SYS_statx];
 
 /// Segments, and doorbells.
 const MEMORY: &[c_long] =
@@ -263,11 +264,12 @@ const ONLY: &[Only] = &[
     (libc::SYS_write, 0, ALL, libc::STDERR_FILENO),
 ];
 
-const ONLY_GUESTS: &[Only] = &[
-    (libc::SYS_bpf, 0, ALL, MAP_LOOKUP_ELEM),
+const ONLY_GUESTS: &[Only] =
+    &[(libc::SYS_bpf, 0, ALL, MAP_LOOKUP_ELEM), (libc::SYS_socketpair, 0, ALL, libc::AF_UNIX)];
+
+const ONLY_FILES: &[Only] = &[
     // To be read.
     (libc::SYS_openat, 2, libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC, libc::O_RDONLY),
-    (libc::SYS_socketpair, 0, ALL, libc::AF_UNIX),
     // Eight bytes: an eventfd's. (It has no file to write to.)
     (libc::SYS_write, 2, ALL, 8),
 ];

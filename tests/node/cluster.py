@@ -232,6 +232,33 @@ def scenes(ground):
             require((host.count("left"), host.count("unreachable")) == (1, 1), f"{host.service.told()}")
         note(name, "joined")
 
+    name = "a service that runs takes up new keys"
+    with ground.scene(name), cluster(ground, "ab") as (a, b):
+        all_joined([a, b])
+        first = {host.name: (host.identity / "node.pem").read_text() for host in (a, b)}
+        # One that does not belong to the rest is not taken.
+        key = (b.identity / "node.key").read_text()
+        (b.identity / "node.key").write_text((a.identity / "node.key").read_text())
+        until(lambda: "stay in use" in b.service.told(), "b to refuse a key that is not its own")
+        (b.identity / "node.key").write_text(key)
+        until(lambda: b.count("new-identity") == 1, "b to read its own again")
+        b.enrol("--join", "-", input=a.enrol("--issue", "b"))
+        a.enrol("--rotate")
+        until(lambda: a.count("new-identity") >= 1 and b.count("new-identity") >= 2, "the new keys to be taken up")
+        for by, to in (a, b), (b, a):
+            with tls(by, to, by.identity, to.name) as stream:
+                shown = stream.getpeercert(binary_form=True)
+            pem = (to.identity / "node.pem").read_text()
+            require(pem != first[to.name] and shown == ssl.PEM_cert_to_DER_cert(pem), f"{to.name} shows an old certificate")
+            require_confined(to.service)
+        require(a.state("b") == "joined" and a.count("unreachable") == b.count("unreachable") == 0, "a session is lost by it")
+        # Both prove who they are by the new ones.
+        drop(a, b, True)
+        until(lambda: a.state("b") == b.state("a") == "unreachable", "both to declare it")
+        drop(a, b, False)
+        all_joined([a, b])
+        note(name, "joined")
+
     name = "a partition of one pair heals"
     with ground.scene(name), cluster(ground) as (a, b, c):
         all_joined([a, b, c])

@@ -18,7 +18,7 @@ use super::identity::{self, Identity};
 use super::link::{Cause, Frame, Link, VERSION, Word, cause};
 use super::members::Settings;
 use super::peers::{Peer as Known, State};
-use super::{Cluster, Now, Outbox, Peer, QUEUE_BYTES, Shared};
+use super::{Cluster, Now, Outbox, Peer, QUEUE_BYTES, Shared, renewal};
 use crate::journal::Journal;
 use crate::sandbox;
 
@@ -87,6 +87,7 @@ impl Running {
                 calls: Vec::new(),
                 expected: HashMap::new(),
                 over: Vec::new(),
+                identity: None,
                 journal: Journal::new(quiet),
             }),
         }));
@@ -117,6 +118,7 @@ impl Running {
             }
         })?;
         confined.recv().map_err(|_| anyhow!("the cluster's thread has ended"))??;
+        renewal::start(cluster.clone())?;
         Ok(cluster)
     }
 }
@@ -213,6 +215,7 @@ impl Engine {
         }
         if !ready[1].is_empty() {
             let _ = rustix::io::read(wake, &mut [0u8; 8]);
+            self.renew();
         }
         for (key, ready) in keys.into_iter().zip(&ready[3..]) {
             if !ready.is_empty() {
@@ -226,6 +229,16 @@ impl Engine {
         }
         self.send_passed();
         self.look_at_times();
+    }
+
+    /// For the sessions to come: who has one has proved who it is.
+    fn renew(&mut self) {
+        let mut now = self.cluster.now();
+        if let Some(identity) = now.identity.take() {
+            now.journal.note("new-identity", || "a new key or certificate".to_owned());
+            drop(now);
+            self.identity = identity;
+        }
     }
 
     fn accept(&mut self) {

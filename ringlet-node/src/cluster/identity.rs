@@ -1,8 +1,8 @@
 //! Who a node is: a certificate of the cluster's own authority, with the node's name, and nothing that others in the world would believe.
 //!
 //! The authority's key lies where the cluster was made, and there only. That host issues a *bundle* for each other node: its key, its certificate, and
-//! the authority's certificate, in one file, to be brought there as any secret is. Rotation is the same again, and a restart of the service: who is no
-//! longer listed in `[cluster]` is refused, whatever it holds; there are no revocation lists.
+//! the authority's certificate, in one file, to be brought there as any secret is. Rotation is the same again (`renewal`): who is no longer listed in
+//! `[cluster]` is refused, whatever it holds; there are no revocation lists.
 
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -27,6 +27,8 @@ const AUTHORITY_KEY: &str = "ca.key";
 const CERTIFICATE: &str = "node.pem";
 const KEY: &str = "node.key";
 const INCARNATION: &str = "incarnation";
+/// What `load` reads.
+pub const FILES: [&str; 3] = [AUTHORITY, CERTIFICATE, KEY];
 
 /// An authority's certificate holds for so long.
 const AUTHORITY_DAYS: u32 = 3650;

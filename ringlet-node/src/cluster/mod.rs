@@ -5,6 +5,7 @@
 //!   members.rs    `[cluster]` of node.toml: which nodes there are, and which addresses belong to them
 //!   link.rs       one connection to a node: TLS, frames, bounded in both directions
 //!   peers.rs      what becomes of a node: joined, unreachable, left; without a system call
+//!   renewal.rs    new keys and certificates are taken up
 //!   post.rs       what other nodes say of ends of connections, for the service
 //!   channels.rs   a plain connection for the two ends of each that is carried
 //!   engine.rs     the thread that dials, accepts, sends heartbeats and gives up
@@ -23,6 +24,7 @@ mod link;
 pub mod members;
 mod peers;
 pub mod post;
+mod renewal;
 
 pub use channels::{TOKEN_BYTES, Token};
 pub use engine::{BEAT, Events, Running, SILENT};
@@ -32,6 +34,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use identity::Identity;
 use members::Settings;
 use ringlet_linux::fd;
 use serde_json::{Value, json};
@@ -65,6 +68,8 @@ struct Now {
     calls: Vec<(usize, Token)>,
     expected: HashMap<Token, Instant>,
     over: Vec<(usize, Session, String)>,
+    /// A new one, for the sessions to come.
+    identity: Option<Identity>,
     journal: Journal,
 }
 
