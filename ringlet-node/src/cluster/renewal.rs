@@ -23,7 +23,10 @@ pub fn start(cluster: Cluster) -> anyhow::Result<()> {
         let entered = sandbox::enter_for_renewal(&directory);
         let is_confined = entered.is_ok();
         let _ = said.send(entered);
-        while is_confined {
+        if !is_confined {
+            return;
+        }
+        loop {
             std::thread::sleep(LOOK);
             let now = stamp(&directory);
             // (Who writes them puts each in its place whole; a key without its certificate is refused, and looked at again behind that.)
