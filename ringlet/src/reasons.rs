@@ -71,7 +71,7 @@ reasons! {
     Refused = 56, "refused", "The node service's policy does not let the two ends share memory.";
     NodeFull = 57, "node-full", "The node service has too much to do: for all, or for this user or process.";
     Lease = 58, "lease", "The network between both ends passes no packets any more (a firewall rule, a link that is down), so this connection waits for it as TCP does.";
-    Carried = 59, "carried", "The node service's policy keeps the two ends apart: they share no memory, and a process of the service copies between a segment of each.";
+    Carried = 59, "carried", "The two ends share no memory, since they are on two hosts or the node service's policy keeps them apart: processes of the service copy between a segment of each.";
     NoFabric = 60, "no-fabric", "The far end is on another host, to which no network carries that the node services know: none is there that beats TCP, none is named, or it does not work.";
     AsyncSignal = 27, "sigio", "The program asked for SIGIO on this descriptor.";
 }

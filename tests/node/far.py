@@ -10,7 +10,7 @@ import tempfile
 from carried import is_alive, on_ring
 from cluster import ALLOWED, Apart, dial, drop, gone, two_hosts
 from ground import ANSWER_SECONDS
-from harness import require
+from harness import Failed, require
 from world import inside, note, until
 
 DISORDER = ", seed = {seed}, fails_one_in = 3000000"
@@ -182,9 +182,13 @@ def scenes(ground):
             dies, lives = (ends.client, ends.server) if turn % 2 else (ends.server, ends.client)
             ends.trade(30_000_000, 30_000_000)
             dies.kill()
-            dies.wait(ANSWER_SECONDS)
-            lives.wait(ANSWER_SECONDS)
-            require("ConnectionResetError" in lives.tail() or "BrokenPipeError" in lives.tail() or "the end of the stream" in lives.tail(), lives.tail())
+            said = ""
+            try:
+                ends.answer(lives, "trade")
+            except Failed as problem:
+                said = str(problem)
+            require(any(word in said for word in ("ConnectionResetError", "BrokenPipeError", "the end of the stream")), f"the other end: {said}")
+            lives.kill()
             until(lambda: (carried(a), carried(b)) == (0, 0), f"nothing to be carried any more: {fabric(a)}, {fabric(b)}")
             for each in dies, lives:
                 ground.put_away(each)

@@ -18,8 +18,9 @@ pub struct End {
     pub from: From,
     /// Its connection, from when it has come until it has parted. Only threads apart let go of it.
     socket: Option<Arc<OwnedFd>>,
-    /// Its last process is gone.
+    /// Its last process is gone; and as many bytes that lie unread on its connection, or less, are doorbells.
     pub gone: bool,
+    bells: u64,
     /// A byte on its connection; the close of that.
     rings: Option<Doing>,
     parts: Option<Doing>,
@@ -55,7 +56,7 @@ impl Doing {
 
 impl End {
     pub fn new(from: From, eventfd: Arc<OwnedFd>, apart: Arc<Apart>) -> End {
-        End { from, socket: None, gone: false, rings: None, parts: None, eventfd, apart }
+        End { from, socket: None, gone: false, bells: 0, rings: None, parts: None, eventfd, apart }
     }
 
     pub fn come(&mut self, socket: OwnedFd) {
@@ -111,10 +112,14 @@ impl Rings for End {
         went
     }
 
+    fn take_bells(&mut self, most: u64) {
+        self.bells = most;
+    }
+
     fn part(&mut self) -> Poll<()> {
         if let Some(socket) = self.socket.take() {
-            let gone = self.gone;
-            self.parts = Some(self.apart(move || let_go(socket, gone)));
+            let (gone, bells) = (self.gone, self.bells);
+            self.parts = Some(self.apart(move || let_go(socket, gone, bells)));
         }
         self.parts.as_ref().map_or(Poll::Ready(()), |doing| doing.poll().map(drop))
     }
@@ -130,16 +135,24 @@ impl Drop for End {
     fn drop(&mut self) {
         if let Some(socket) = self.socket.take() {
             let gone = self.gone;
-            self.apart.run(self.from.clone(), Box::new(move || _ = let_go(socket, gone)));
+            self.apart.run(self.from.clone(), Box::new(move || _ = let_go(socket, gone, 0)));
         }
     }
 }
 
-/// KERNEL: who closes last waits, if the program had it so (SO_LINGER); a program that is killed does not.
-fn let_go(socket: Arc<OwnedFd>, gone: bool) -> bool {
+/// KERNEL: who closes last waits, if the program had it so (SO_LINGER); a program that is killed does not. Who closes with a byte unread resets the
+/// connection, and what is not yet sent there is lost: doorbells that nobody is left to read are taken.
+fn let_go(socket: Arc<OwnedFd>, gone: bool, bells: u64) -> bool {
     let fd = socket.as_raw_fd();
     if gone && matches!(tcp::linger(fd), Ok([1, seconds]) if seconds > 0) {
         tcp::set_linger(fd, [0, 0]);
+    }
+    let mut left = tcp::unread(fd).unwrap_or(0);
+    while (1..=bells).contains(&(left as u64)) {
+        match tcp::receive_into(fd, &mut [0; 64], libc::MSG_DONTWAIT) {
+            Ok(taken @ 1..) => left = left.saturating_sub(taken),
+            _ => break,
+        }
     }
     drop(socket);
     true
@@ -173,6 +186,10 @@ impl Bells for Ends {
 
     fn byte(&mut self, to: usize) -> Poll<bool> {
         self.ends[1 - to].byte()
+    }
+
+    fn take_bells(&mut self, end: usize, most: u64) {
+        self.ends[end].take_bells(most);
     }
 
     fn part(&mut self, end: usize) -> Poll<()> {
@@ -242,6 +259,20 @@ mod tests {
         assert_eq!(far.read(&mut byte).unwrap(), 0, "its end has come");
         assert_eq!(ends.byte(1), Poll::Ready(false), "there is nothing to ring by");
         assert!(ends.part(0).is_ready() && !ends.hangs());
+    }
+
+    #[test]
+    fn a_connection_is_not_closed_with_a_doorbell_unread() {
+        let apart = Arc::new(Apart::new().unwrap());
+        for (bells, kind) in [(1, None), (0, Some(ErrorKind::ConnectionReset))] {
+            let (near, mut far) = connection();
+            far.write_all(&[0]).unwrap();
+            until(|| tcp::unread(near.as_raw_fd()) == Ok(1));
+            let mut ends = ends([near, far.try_clone().unwrap()], &apart);
+            ends.take_bells(0, bells);
+            until(|| ends.part(0).is_ready());
+            assert_eq!(far.read(&mut [0]).err().map(|error| error.kind()), kind, "{bells}");
+        }
     }
 
     #[test]

@@ -36,6 +36,8 @@ const SOON: Duration = Duration::from_millis(5);
 /// A rail on which nothing was acknowledged for so long is given up, and one that does not work is tried again so often.
 const SILENT: Duration = Duration::from_secs(1);
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// A half that has not answered the other one for so long holds up its program.
+const ANSWERED: Duration = Duration::from_secs(4);
 /// For so long no rail may work before what is carried goes back to the kernel.
 const DOWN_MOST: Duration = Duration::from_secs(2);
 const PACKETS_AT_ONCE: usize = 64;
@@ -189,6 +191,7 @@ struct Process {
     /// Of which these are open.
     open: Vec<bool>,
     tried: Instant,
+    asked: Instant,
     apart: Arc<Apart>,
     links: HashMap<Number, Link>,
     held: HashMap<u64, Held>,
@@ -234,6 +237,7 @@ pub fn carry() -> anyhow::Result<()> {
         open: vec![false; rails.len()],
         rails,
         tried: now,
+        asked: now,
         apart,
         links: HashMap::new(),
         held: HashMap::new(),
@@ -257,7 +261,11 @@ impl Process {
     /// False when the service has gone.
     fn turn(&mut self) -> anyhow::Result<bool> {
         let (mut ready, mut over) = (Vec::new(), Vec::new());
-        let patience = if self.is_quiet() { IDLE } else { SWEEP };
+        let patience = match self.is_quiet() {
+            true if self.held.is_empty() => IDLE,
+            true => ANSWERED,
+            false => SWEEP,
+        };
         let soon = !self.said.is_empty() || self.held.values().any(|held| held.ringing.is_some());
         let patience = if soon { SOON } else { patience };
         self.server.turn(Some(patience), &mut ready, &mut over)?;
@@ -777,9 +785,16 @@ impl Process {
         for number in broken {
             self.give_up(number, "no rail works");
         }
-        let hangs = |server: &mut Server<Served>, held: &Held| {
-            let lane = held.lane.and_then(|at| server.get(at));
-            matches!(lane, Some(Served::Lane(lane)) if lane.rings.hangs())
+        let asks = self.asked.elapsed() > ANSWERED;
+        if asks {
+            self.asked = Instant::now();
+        }
+        let hangs = |server: &mut Server<Served>, held: &Held| match held
+            .lane
+            .and_then(|at| server.get(at))
+        {
+            Some(Served::Lane(lane)) => lane.rings.hangs() || asks && lane.hangs(),
+            _ => false,
         };
         let Process { server, held, .. } = self;
         let hang: Vec<u64> = held
