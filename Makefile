@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults containers attempts fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts soak sim-soak setup
+.PHONY: build install man demo compare test suites torture faults containers lab attempts fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -103,6 +103,11 @@ faults: build
 containers: build
 	tests/setup containers redis nginx postgresql || true
 	python3 tests/containers --ringlet $(TARGET)/release/ringlet
+
+# Guests of QEMU, with soft-RoCE and Debian's kernel: ten minutes (as root); `make lab LAB=one`.
+lab: build
+	tests/setup lab redis netpipe python || true
+	python3 tests/lab --ringlet $(TARGET)/release/ringlet $(LAB)
 
 # A million connections between namespaces, and who shows their ends to the node service: no wrong match (as root).
 ATTEMPTS = 1000000

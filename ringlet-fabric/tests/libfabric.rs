@@ -1,4 +1,4 @@
-//! Rails on libfabric, over the providers that need no hardware.
+//! Rails on libfabric, over the providers that need no hardware; or over another, which `RINGLET_TEST_RAILS` names with a local address.
 
 use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::net::Ipv4Addr;
@@ -14,6 +14,17 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 /// (`udp;ofi_rxd` has no descriptor to sleep on, `shm` does not leave the host.)
 const PROVIDERS: [&str; 3] = ["tcp", "net", "sockets"];
 const LOCAL: &str = "127.0.0.1";
+
+/// What is tested: each provider, with the address where.
+fn tested() -> Vec<(String, String)> {
+    match std::env::var("RINGLET_TEST_RAILS") {
+        Ok(named) => {
+            let (provider, local) = named.split_once(' ').expect("a provider and an address");
+            vec![(provider.into(), local.into())]
+        }
+        Err(_) => PROVIDERS.map(|provider| (provider.into(), LOCAL.into())).into(),
+    }
+}
 /// Against hanging only.
 const LIMIT: Duration = Duration::from_secs(60);
 const MEMORY_BYTES: usize = 1 << 20;
@@ -144,8 +155,8 @@ fn until(ends: [&mut End; 2], what: &str, mut is_so: impl FnMut(&mut End, &mut E
     }
 }
 
-fn pair(provider: &str) -> (End, End, Peer, Peer) {
-    let (mut a, mut b) = (End::open(provider, LOCAL), End::open(provider, LOCAL));
+fn pair(provider: &str, local: &str) -> (End, End, Peer, Peer) {
+    let (mut a, mut b) = (End::open(provider, local), End::open(provider, local));
     let to_b = a.rail.reach(b.rail.name()).unwrap();
     let to_a = b.rail.reach(a.rail.name()).unwrap();
     (a, b, to_b, to_a)
@@ -177,8 +188,8 @@ fn check(messages: &[Vec<u8>], count: usize) {
 #[test]
 fn messages_go_both_ways() {
     const COUNT: usize = 2000;
-    for provider in PROVIDERS {
-        let (mut a, mut b, to_b, to_a) = pair(provider);
+    for (provider, local) in &tested() {
+        let (mut a, mut b, to_b, to_a) = pair(provider, local);
         let mut sent = [0; 2];
         until([&mut a, &mut b], provider, |a, b| {
             while sent[0] < COUNT && a.send(to_b, &message(sent[0]), sent[0] as u64) {
@@ -199,8 +210,8 @@ fn messages_go_both_ways() {
 #[test]
 fn a_write_is_whole_at_its_notice() {
     const BYTES: usize = 1_000_000;
-    for provider in PROVIDERS {
-        let (mut a, mut b, to_b, _) = pair(provider);
+    for (provider, local) in &tested() {
+        let (mut a, mut b, to_b, _) = pair(provider, local);
         let mut random = fastrand::Rng::with_seed(3);
         a.memory.fill_with(|| random.u8(..));
         let grant = b.grant();
@@ -221,8 +232,8 @@ fn a_write_is_whole_at_its_notice() {
 /// A sender that never polls is refused at some time; polled, all is done.
 #[test]
 fn full_and_back() {
-    for provider in PROVIDERS {
-        let (mut a, mut b, to_b, _) = pair(provider);
+    for (provider, local) in &tested() {
+        let (mut a, mut b, to_b, _) = pair(provider, local);
         let grant = b.grant();
         let mut first = false;
         until([&mut a, &mut b], provider, |a, b| {
@@ -249,8 +260,8 @@ fn full_and_back() {
 
 #[test]
 fn garbage_is_not_a_name() {
-    for provider in PROVIDERS {
-        let mut end = End::open(provider, LOCAL);
+    for (provider, local) in &tested() {
+        let mut end = End::open(provider, local);
         let name = end.rail.name().to_vec();
         for bytes in 0..300 {
             if bytes != name.len() {
@@ -276,8 +287,8 @@ fn garbage_is_not_a_name() {
 /// Nothing lands once `withdraw` has returned, however much was under way; and the writer is told, of each once.
 #[test]
 fn nothing_lands_in_what_is_withdrawn() {
-    for provider in PROVIDERS {
-        let (mut a, mut b, to_b, _) = pair(provider);
+    for (provider, local) in &tested() {
+        let (mut a, mut b, to_b, _) = pair(provider, local);
         a.memory.fill(7);
         let grant = b.grant();
         let mut sent = 0;
@@ -320,8 +331,8 @@ fn nothing_lands_in_what_is_withdrawn() {
 /// A writer withdraws what it writes from, to a peer that takes nothing.
 #[test]
 fn nothing_is_taken_from_what_is_withdrawn() {
-    for provider in PROVIDERS {
-        let (mut a, mut b, to_b, _) = pair(provider);
+    for (provider, local) in &tested() {
+        let (mut a, mut b, to_b, _) = pair(provider, local);
         let grant = b.grant();
         let mut first = false;
         until([&mut a, &mut b], provider, |a, b| {
@@ -362,8 +373,8 @@ fn what_is_missing_is_said() {
 #[test]
 fn ends_sleep() {
     const COUNT: u64 = 1000;
-    for provider in PROVIDERS {
-        let (mut a, mut b, to_b, to_a) = pair(provider);
+    for (provider, local) in &tested() {
+        let (mut a, mut b, to_b, to_a) = pair(provider, local);
         // What the other sent is sent back, one more; who sends the last ones is done when they have left.
         let play = |end: &mut End, peer: Peer, mut next: Option<u64>| {
             let mut sent = 0;
@@ -574,9 +585,9 @@ fn converse(end: &mut End, partner: &Partner) {
 
 #[test]
 fn between_processes() {
-    for provider in PROVIDERS {
-        let mut end = End::open(provider, LOCAL);
-        let partner = Partner::start(&[], provider, LOCAL, end.rail.name());
+    for (provider, local) in &tested() {
+        let mut end = End::open(provider, local);
+        let partner = Partner::start(&[], provider, local, end.rail.name());
         converse(&mut end, &partner);
         partner.end();
     }
@@ -585,9 +596,9 @@ fn between_processes() {
 /// The other process is killed with much under way: each is told of, what comes next is refused at last; and the rail works with others.
 #[test]
 fn a_partner_is_killed() {
-    for provider in PROVIDERS {
-        let mut end = End::open(provider, LOCAL);
-        let partner = Partner::start(&[], provider, LOCAL, end.rail.name());
+    for (provider, local) in &tested() {
+        let mut end = End::open(provider, local);
+        let partner = Partner::start(&[], provider, local, end.rail.name());
         converse(&mut end, &partner);
         let peer = end.rail.reach(&partner.name).unwrap();
         let (grant, before) = (partner.grant, end.told());
@@ -621,7 +632,7 @@ fn a_partner_is_killed() {
         end.rail.forget(peer);
         assert!(!end.broken, "{provider}: the death of a peer broke the rail");
         (end.messages, end.done, end.failed) = Default::default();
-        let other = Partner::start(&[], provider, LOCAL, end.rail.name());
+        let other = Partner::start(&[], provider, local, end.rail.name());
         converse(&mut end, &other);
         other.end();
     }

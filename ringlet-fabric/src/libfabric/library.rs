@@ -40,6 +40,11 @@ pub struct Provider {
     pub address: Option<IpAddr>,
 }
 
+/// Keys of our own choice are better: they can't be guessed.
+const OWN_KEYS: c_int = 0;
+/// Some providers choose them (verbs: the device does).
+const THEIR_KEYS: c_int = abi::MR_PROV_KEY;
+
 /// A list that `getinfo` made; never empty.
 pub struct Infos {
     library: &'static Library,
@@ -62,6 +67,12 @@ impl Library {
         // SAFETY: other threads' Rust code takes the same lock. C code that reads the environment at this moment still has the program's first one,
         // which libc leaves in place when it first grows a copy; nothing else here sets variables.
         unsafe { std::env::set_var("FI_MR_CACHE_MONITOR", "disabled") };
+        // By this providers choose how long their queues are.
+        // KERNEL: one of rdma_rxe's has 32,767 entries; ofi_rxm asks for 256 times the number of peers, of which it expects 256 otherwise.
+        if std::env::var_os("FI_UNIVERSE_SIZE").is_none() {
+            // SAFETY: as above.
+            unsafe { std::env::set_var("FI_UNIVERSE_SIZE", "64") };
+        }
         // SAFETY: a string that ends; the library's constructors are its own affair. It is never unloaded: its providers have threads.
         let handle = unsafe { libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_NOW) };
         if handle.is_null() {
@@ -124,55 +135,65 @@ impl Library {
         provider: Option<&str>,
         local: Option<&str>,
     ) -> io::Result<Option<Infos>> {
+        Ok(match self.infos_by(OWN_KEYS, provider, local)? {
+            None => self.infos_by(THEIR_KEYS, provider, local)?,
+            found => found,
+        })
+    }
+
+    /// The same, with keys of memory that are chosen so.
+    fn infos_by(
+        &'static self,
+        keys: c_int,
+        provider: Option<&str>,
+        local: Option<&str>,
+    ) -> io::Result<Option<Infos>> {
         let c = |text: &str| {
             CString::new(text).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
         };
         let provider = provider.map(c).transpose()?;
         let address = local.filter(|local| local.parse::<IpAddr>().is_ok()).map(c).transpose()?;
         let domain = local.filter(|_| address.is_none()).map(c).transpose()?;
-        // Keys of our own choice are better: they can't be guessed.
-        for keys in [0, abi::MR_PROV_KEY] {
-            // SAFETY: of nothing it makes an empty one, with all its parts.
-            let first = unsafe { (self.dupinfo)(ptr::null()) };
-            if first.is_null() {
-                return Err(io::ErrorKind::OutOfMemory.into());
+        // SAFETY: of nothing it makes an empty one, with all its parts.
+        let first = unsafe { (self.dupinfo)(ptr::null()) };
+        if first.is_null() {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let hints = Infos { library: self, first };
+        // SAFETY: it and its parts are ours alone; the strings are libc's, as `freeinfo` frees them.
+        unsafe {
+            let hints = &mut *hints.first;
+            hints.caps = abi::MSG | abi::RMA | abi::LOCAL_COMM | abi::REMOTE_COMM;
+            hints.caps |= abi::SEND | abi::RECV | abi::WRITE | abi::REMOTE_WRITE;
+            hints.mode = abi::CONTEXT | abi::CONTEXT2;
+            (*hints.ep_attr).kind = abi::EP_RDM;
+            let attr = &mut *hints.domain_attr;
+            attr.threading = abi::THREAD_DOMAIN;
+            attr.resource_mgmt = abi::RM_ENABLED;
+            attr.cq_data_size = size_of::<u32>();
+            attr.mr_mode = abi::MR_LOCAL | abi::MR_VIRT_ADDR | abi::MR_ALLOCATED;
+            attr.mr_mode |= abi::MR_ENDPOINT | keys;
+            if let Some(domain) = &domain {
+                attr.name = libc::strdup(domain.as_ptr());
             }
-            let hints = Infos { library: self, first };
-            // SAFETY: it and its parts are ours alone; the strings are libc's, as `freeinfo` frees them.
-            unsafe {
-                let hints = &mut *hints.first;
-                hints.caps = abi::MSG | abi::RMA | abi::LOCAL_COMM | abi::REMOTE_COMM;
-                hints.caps |= abi::SEND | abi::RECV | abi::WRITE | abi::REMOTE_WRITE;
-                hints.mode = abi::CONTEXT | abi::CONTEXT2;
-                (*hints.ep_attr).kind = abi::EP_RDM;
-                let attr = &mut *hints.domain_attr;
-                attr.threading = abi::THREAD_DOMAIN;
-                attr.resource_mgmt = abi::RM_ENABLED;
-                attr.cq_data_size = size_of::<u32>();
-                attr.mr_mode = abi::MR_LOCAL | abi::MR_VIRT_ADDR | abi::MR_ALLOCATED;
-                attr.mr_mode |= abi::MR_ENDPOINT | keys;
-                if let Some(domain) = &domain {
-                    attr.name = libc::strdup(domain.as_ptr());
-                }
-                if let Some(provider) = &provider {
-                    (*hints.fabric_attr).prov_name = libc::strdup(provider.as_ptr());
-                }
+            if let Some(provider) = &provider {
+                (*hints.fabric_attr).prov_name = libc::strdup(provider.as_ptr());
             }
-            let (node, flags) = match &address {
-                Some(address) => (address.as_ptr(), abi::SOURCE | abi::NUMERIC_HOST),
-                None => (ptr::null(), 0),
-            };
-            let mut found = ptr::null_mut();
-            // SAFETY: the strings and the hints outlive the call.
-            let done = unsafe {
-                (self.getinfo)(abi::VERSION, node, ptr::null(), flags, hints.first, &raw mut found)
-            };
-            if done == 0 && !found.is_null() {
-                return Ok(Some(Infos { library: self, first: found }));
-            }
-            if done != 0 && done != -libc::ENODATA {
-                return Err(self.error("fi_getinfo", done as isize));
-            }
+        }
+        let (node, flags) = match &address {
+            Some(address) => (address.as_ptr(), abi::SOURCE | abi::NUMERIC_HOST),
+            None => (ptr::null(), 0),
+        };
+        let mut found = ptr::null_mut();
+        // SAFETY: the strings and the hints outlive the call.
+        let done = unsafe {
+            (self.getinfo)(abi::VERSION, node, ptr::null(), flags, hints.first, &raw mut found)
+        };
+        if done == 0 && !found.is_null() {
+            return Ok(Some(Infos { library: self, first: found }));
+        }
+        if done != 0 && done != -libc::ENODATA {
+            return Err(self.error("fi_getinfo", done as isize));
         }
         Ok(None)
     }
@@ -180,23 +201,25 @@ impl Library {
     /// What can carry a rail here.
     pub fn providers(&'static self) -> io::Result<Vec<Provider>> {
         let mut all = Vec::new();
-        let Some(infos) = self.infos(None, None)? else { return Ok(all) };
-        let mut at = infos.first;
-        while !at.is_null() {
-            // SAFETY: the list is whole for as long as `infos` is; each has its parts; strings end, or are null.
-            let (provider, next) = unsafe {
-                let info = &*at;
-                let provider = Provider {
-                    provider: text((*info.fabric_attr).prov_name).unwrap_or_default(),
-                    domain: text((*info.domain_attr).name).unwrap_or_default(),
-                    address: bytes(info.src_addr, info.src_addrlen).and_then(address),
+        for keys in [OWN_KEYS, THEIR_KEYS] {
+            let infos = self.infos_by(keys, None, None)?;
+            let mut at = infos.as_ref().map_or(ptr::null_mut(), Infos::first);
+            while !at.is_null() {
+                // SAFETY: the list is whole for as long as `infos` is; each has its parts; strings end, or are null.
+                let (provider, next) = unsafe {
+                    let info = &*at;
+                    let provider = Provider {
+                        provider: text((*info.fabric_attr).prov_name).unwrap_or_default(),
+                        domain: text((*info.domain_attr).name).unwrap_or_default(),
+                        address: bytes(info.src_addr, info.src_addrlen).and_then(address),
+                    };
+                    (provider, info.next)
                 };
-                (provider, info.next)
-            };
-            if !all.contains(&provider) {
-                all.push(provider);
+                if !all.contains(&provider) {
+                    all.push(provider);
+                }
+                at = next;
             }
-            at = next;
         }
         Ok(all)
     }
