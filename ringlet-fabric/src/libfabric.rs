@@ -520,13 +520,35 @@ impl Libfabric {
         }
     }
 
+    /// Closes the endpoint. False if it could not be closed.
+    ///
+    /// ofi_rxm frees the endpoint below a connection before it takes what has come by it, for which it posts a new receive there (`rxm_close_conn`; mended
+    /// in August 2026). So nothing may be left in the queue; what comes in between still ends the process, over providers that have a queue for each peer.
+    fn close_endpoint(&mut self) -> bool {
+        let mut entries = [const { std::mem::MaybeUninit::<CqDataEntry>::uninit() }; ENTRIES];
+        let cq = self.cq.0;
+        for _ in 0..2 * SLOTS {
+            // SAFETY: there is room for so many, in the format that the queue was opened with.
+            let count = unsafe { call!(cq, ops, read, cq, entries.as_mut_ptr().cast(), ENTRIES) };
+            if count == -(abi::EAVAIL as isize) {
+                // SAFETY: made of numbers and pointers.
+                let mut entry = unsafe { std::mem::zeroed::<CqErrEntry>() };
+                // SAFETY: an entry; the queue is open.
+                unsafe { call!(cq, ops, readerr, cq, &raw mut entry, 0) };
+            } else if count <= 0 {
+                break;
+            }
+        }
+        self.endpoint.close()
+    }
+
     /// Closes the endpoint: nothing is sent, written or received any more. All that was under way has failed.
     fn fail(&mut self, error: io::Error) {
         if self.is_broken {
             return;
         }
         self.is_broken = true;
-        self.endpoint.close();
+        self.close_endpoint();
         for slot in &mut self.slots {
             let gone = || io::Error::new(error.kind(), error.to_string());
             match std::mem::replace(slot, Slot::Free) {
@@ -929,7 +951,7 @@ impl Drop for Libfabric {
             self.buffers = None;
         }
         // What a provider may still use is not freed.
-        if self.endpoint.close() {
+        if self.is_broken && self.endpoint.close() || self.close_endpoint() {
             // SAFETY: not used any more, and dropped once.
             unsafe { std::mem::ManuallyDrop::drop(&mut self.arena) };
         } else {

@@ -617,7 +617,9 @@ fn a_partner_is_killed() {
             end.poll();
         }
         assert_eq!(end.told(), before + taken, "{provider}");
-        assert!(!end.failed.is_empty(), "{provider}: a dead peer has taken all");
+        // (A device takes all by itself, though its process stands still.)
+        let by_itself = provider.starts_with("verbs");
+        assert!(by_itself || !end.failed.is_empty(), "{provider}: a dead peer has taken all");
         let mut is_refused = false;
         let failed = end.failed.len();
         while !end.broken && !is_refused && end.failed.len() == failed {

@@ -22,6 +22,15 @@ type OpenFabric =
     unsafe extern "C" fn(*mut abi::FabricAttr, *mut *mut abi::Fabric, *mut c_void) -> c_int;
 type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
 
+/// How it is to work, where nobody has said otherwise; the first one always.
+const SETTINGS: &[(&str, &str)] = &[
+    // Its cache of registrations watches the whole process's memory by hooks in it. We register seldom, and withdraw what we register.
+    ("FI_MR_CACHE_MONITOR", "disabled"),
+    // With how many peers a queue of completions is as long as can be needed.
+    // KERNEL: one of rdma_rxe's has 32,767 entries; ofi_rxm asks for 256 times this number, which is 256 by default.
+    ("FI_UNIVERSE_SIZE", "64"),
+];
+
 /// Its functions, of the versions that have the structs of `abi`.
 pub struct Library {
     getinfo: GetInfo,
@@ -63,15 +72,12 @@ impl Library {
     }
 
     fn load() -> Result<Library, String> {
-        // Its cache of registrations watches the whole process's memory by hooks in it. We register seldom, and withdraw what we register.
-        // SAFETY: other threads' Rust code takes the same lock. C code that reads the environment at this moment still has the program's first one,
-        // which libc leaves in place when it first grows a copy; nothing else here sets variables.
-        unsafe { std::env::set_var("FI_MR_CACHE_MONITOR", "disabled") };
-        // By this providers choose how long their queues are.
-        // KERNEL: one of rdma_rxe's has 32,767 entries; ofi_rxm asks for 256 times the number of peers, of which it expects 256 otherwise.
-        if std::env::var_os("FI_UNIVERSE_SIZE").is_none() {
-            // SAFETY: as above.
-            unsafe { std::env::set_var("FI_UNIVERSE_SIZE", "64") };
+        for (nth, (name, value)) in SETTINGS.iter().enumerate() {
+            if nth == 0 || std::env::var_os(name).is_none() {
+                // SAFETY: other threads' Rust code takes the same lock. C code that reads the environment at this moment still has the program's first
+                // one, which libc leaves in place when it first grows a copy; nothing else here sets variables.
+                unsafe { std::env::set_var(name, value) };
+            }
         }
         // SAFETY: a string that ends; the library's constructors are its own affair. It is never unloaded: its providers have threads.
         let handle = unsafe { libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_NOW) };

@@ -13,7 +13,7 @@ messages_go_both_ways a_write_is_whole_at_its_notice full_and_back garbage_is_no
 nothing_is_taken_from_what_is_withdrawn ends_sleep between_processes a_partner_is_killed
 """.split()
 # Against hanging only.
-PROGRAM_SECONDS = 600
+PROGRAM_SECONDS = 240
 # Of what `rail` does by itself: the processors are emulated.
 PART = 10
 
