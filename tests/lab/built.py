@@ -12,6 +12,7 @@ COMMAND_SECONDS = 1800
 WANTED = {
     "rail": ["build", "--release", "-p", "ringlet-fabric", "--example", "rail"],
     "libfabric": ["test", "--no-run", "-p", "ringlet-fabric", "--test", "libfabric"],
+    "carried": ["test", "--no-run", "-p", "ringlet-fabric", "--test", "carried"],
 }
 
 
