@@ -104,7 +104,7 @@ containers: build
 	tests/setup containers redis nginx postgresql || true
 	python3 tests/containers --ringlet $(TARGET)/release/ringlet
 
-# Guests of QEMU, with soft-RoCE and Debian's kernel: ten minutes (as root); `make lab LAB=one`.
+# Guests of QEMU, with soft-RoCE and Debian's kernel: ten minutes (as root); `make lab LAB=rails`.
 lab: build
 	tests/setup lab redis netpipe python || true
 	python3 tests/lab --ringlet $(TARGET)/release/ringlet $(LAB)

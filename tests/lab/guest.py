@@ -75,3 +75,9 @@ class Guest:
 
     def kill(self):
         self.process.kill()
+
+
+def alone(ground, group):
+    """A group that plays in one guest."""
+    with ground.scene(f"{group}, in a guest"), Guest(ground, group, [group]) as guest:
+        require(guest.until("ended") == "0", "a scene in the guest has failed")

@@ -1,0 +1,59 @@
+"""Two guests with a cable between them, each a host of a cluster; one is switched off."""
+
+import contextlib
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+from guest import Guest
+from harness import require
+
+NAMES = "ab"
+COMMAND_SECONDS = 60
+
+
+def enrol(ground, kept):
+    """Both nodes' certificates, where the guests see them."""
+    place = kept / "identities"
+    shutil.rmtree(place, ignore_errors=True)
+
+    def run(name, *words, **more):
+        argv = [ground.options.ringlet, "node", "enrol", "--directory", place / name, *words]
+        done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, timeout=COMMAND_SECONDS, **more)
+        require(done.returncode == 0, f"enrol {words}: {done.stderr}")
+        return done.stdout
+
+    first, second = NAMES
+    place.mkdir()
+    run(first, "--new", first)
+    run(second, "--join", "-", input=run(first, "--issue", second))
+
+
+def cable(place, name, other):
+    """A network card, and where its packets go: to the other guest's."""
+    ends = [f"{which}.type=unix,{which}.path={place}/{each}" for which, each in (("local", name), ("remote", other))]
+    number = NAMES.index(name) + 1
+    return ["-netdev", f"dgram,id=cable,{','.join(ends)}", "-device", f"virtio-net-pci,netdev=cable,mac=52:54:00:00:00:{number:02x}"]
+
+
+def scenes(ground):
+    with ground.scene("two guests, of which one is switched off"), contextlib.ExitStack() as held:
+        enrol(ground, ground.options.kernel.root.parent)
+        place = pathlib.Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ringlet-cable-")))
+        one, two = NAMES
+        a = held.enter_context(Guest(ground, one, ["pair"], cable(place, one, two)))
+        b = held.enter_context(Guest(ground, two, ["pair"], cable(place, two, one)))
+        for each in a, b:
+            each.until("up")
+        for each in a, b:
+            each.say("go")
+        # The listener of what is carried, then of what is plain.
+        for listener, dialler in (a, b), (b, a):
+            listener.until("listens")
+            dialler.say("go")
+        for each in b, a:
+            each.until("joined")
+        b.kill()
+        a.say("it is off")
+        require(a.until("ended") == "0", "a scene in the guest has failed")
