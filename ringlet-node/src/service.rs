@@ -111,7 +111,8 @@ pub struct Service<N> {
 }
 
 pub fn run(mut options: Options) -> anyhow::Result<()> {
-    // Another node that goes while it is written to is no end of ours, nor of the processes that we start. SAFETY: nothing is handled, no memory is passed.
+    // A connection to another node that has gone is an error of the write. (rustls writes by writev, which has no flag for that.)
+    // SAFETY: no handler, and no other thread yet that writes.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let mut listeners = inherited(&options.policy.labels)?;
     let others = if options.policy.cluster.is_some() { OF_CLUSTER } else { 0 };
