@@ -48,10 +48,12 @@ def scenes(ground):
             each.until("up")
         for each in a, b:
             each.say("go")
-        # The listener of what is carried, then of what is plain.
-        for listener, dialler in (a, b), (b, a):
+        for listener, dialler, what in (a, b, "a transport"), (b, a, "redis"), (b, a, "plain connections"):
             listener.until("listens")
             dialler.say("go")
+            if what == "redis":
+                a.until("done")
+                b.say("enough")
         for each in b, a:
             each.until("joined")
         b.kill()

@@ -3,13 +3,16 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import socket
 import struct
 import subprocess
 import time
 
 import host
+import hosts
 import rails
+from cluster import ALLOWED
 from ground import run
 from harness import require
 from world import Service, until
@@ -34,7 +37,6 @@ def scenes(ground):
         run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "eth0")
         host.say("up")
         host.hear()
-        run("ping", "-c", "1", "-W", str(SOON), peer)
 
     with ground.scene("a transport over verbs between two hosts, whose endpoints are closed in the middle"):
         program = str(ground.options.kernel.parent / "programs/carried")
@@ -50,47 +52,93 @@ def scenes(ground):
                     host.say("listens")
             require(process.wait(rails.PROGRAM_SECONDS) == 0 and "1 passed" in said, said)
 
-    place = pathlib.Path(ground.directory)
-    nodes = ", ".join(f'{{name = "{each}", address = "{at}:{NODE}", subnets = []}}' for each, at in ADDRESSES.items())
-    identity = ground.options.kernel.parent / "identities" / name
-    policy = f'[cluster]\nnode = "{name}"\nlisten = "{ip}:{NODE}"\ndirectory = "{identity}"\nnodes = [{nodes}]\n'
-
-    with ground.scene("two node services join; one host is switched off"), Service(ground.ringlet.command, place, policy) as service:
-        require(service.runs(), f"it does not start: {service.told()}")
-
-        def peers():
-            return {each["node"]: each for each in service.status()["cluster"]["peers"]}
-
-        until(lambda: peers()[other]["state"] == "joined", f"{other} to join: {service.told()}")
+    # (In one scene: each ends with all processes put away.)
+    with ground.scene("node services join, redis runs between them over verbs, and one host is switched off"), service(ground, name) as here:
+        require(here.service.runs(), f"it does not start: {here.service.told()}")
+        until(lambda: here.peer(other)["state"] == "joined", f"{other} to join: {here.service.told()}")
+        host.tell("joined")
         if name == "b":
-            with socket.create_server((ip, PLAIN)) as listener:
+            with hosts.started(ground, here, [*hosts.REDIS, "--bind", ip, "--port", "6379"]) as process:
+                until(lambda: "Ready to accept" in process.tail(), "redis to listen")
                 host.say("listens")
-                held = [listener.accept()[0] for _ in range(2)]
-                host.say("joined")
-                # Until the power fails.
                 host.hear()
-                require(False, f"it is still on, with {held}")
-        host.hear()
-        with contextlib.ExitStack() as held:
-            plain, asked = (held.enter_context(socket.create_connection((peer, PLAIN), timeout=SOON)) for _ in range(2))
-            asked.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
-            host.say("joined")
+            hosts.lives(here)
+            is_switched_off(ip)
+        else:
             host.hear()
-            began = time.monotonic()
-            for each in plain, asked:
-                each.sendall(b"is anybody there?")
-            until(lambda: peers()[other]["state"] == "unreachable", f"{other} to be missed: {service.told()}")
-            host.tell(f"missed after {time.monotonic() - began:.1f} s; the service says silent for 5 s: {peers()[other]['why']!r}")
-            require(service.status()["cluster"]["decisions"].get("unreachable") == 1, f"it says it more than once: {service.status()['cluster']}")
-            # TCP goes on trying, and says nothing of it.
-            require(plain.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0, "TCP shows an error by itself")
-            plain.sendall(b"more")
-            [unacknowledged] = struct.unpack_from("I", plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 24)
-            require(unacknowledged > 0, "somebody has acknowledged it")
-            asked.settimeout(SOON)
             try:
-                got = asked.recv(1)
-                require(False, f"a host that is off has sent {got}")
-            except TimeoutError as problem:
-                require(problem.errno is not None, "no error within the limit")
-                host.tell(f"TCP with a limit of {USER_TIMEOUT_MS / 1000:g} s of its own shows {problem.strerror!r}")
+                hosts.redis_client(ground, here, peer)
+            finally:
+                host.say("done")
+            host.hear()
+            misses(here, other, peer)
+
+
+class Here:
+    """This guest's service, and what `hosts` asks of one."""
+
+    def __init__(self, service, group):
+        self.service, self.group = service, group
+
+    def before(self):
+        return ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(self.group)]
+
+    def peer(self, name):
+        return {each["node"]: each for each in self.service.status()["cluster"]["peers"]}[name]
+
+
+def service(ground, name):
+    """As it would be run, but for what the host has made: certificates."""
+    place = pathlib.Path(ground.directory)
+    identity, group = place / "identity", pathlib.Path(f"/sys/fs/cgroup/ringlet-lab-{name}")
+    shutil.copytree(ground.options.kernel.parent / "identities" / name, identity)
+    group.mkdir()
+    nodes = ", ".join(f'{{name = "{each}", address = "{at}:{NODE}", subnets = []}}' for each, at in ADDRESSES.items())
+    cluster = f'[cluster]\nnode = "{name}"\nlisten = "{ADDRESSES[name]}:{NODE}"\ndirectory = "{identity}"\nnodes = [{nodes}]\n'
+    rails_here = f'rails = [{{provider = "{rails.VERBS}", address = "{ADDRESSES[name]}"}}]\n'
+    return running(Service(ground.ringlet.command, place, cluster + rails_here + ALLOWED), group)
+
+
+@contextlib.contextmanager
+def running(service, group):
+    with service:
+        yield Here(service, group)
+
+
+def is_switched_off(ip):
+    with socket.create_server((ip, PLAIN)) as listener:
+        host.say("listens")
+        held = [listener.accept()[0] for _ in range(2)]
+        host.say("joined")
+        # Until the power fails.
+        host.hear()
+        require(False, f"it is still on, with {held}")
+
+
+def misses(here, other, peer):
+    with contextlib.ExitStack() as held:
+        plain, asked = (held.enter_context(socket.create_connection((peer, PLAIN), timeout=SOON)) for _ in range(2))
+        asked.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+        host.say("joined")
+        host.hear()
+        began = time.monotonic()
+        for each in plain, asked:
+            each.sendall(b"is anybody there?")
+        until(lambda: here.peer(other)["state"] == "unreachable", f"{other} to be missed: {here.service.told()}")
+        host.tell(f"missed after {time.monotonic() - began:.1f} s; the service says silent for 5 s: {here.peer(other)['why']!r}")
+        cluster = here.service.status()["cluster"]
+        require(cluster["decisions"].get("unreachable") == 1, f"it says it more than once: {cluster}")
+        # TCP goes on trying, and says nothing of it.
+        require(plain.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0, "TCP shows an error by itself")
+        plain.sendall(b"more")
+        [unacknowledged] = struct.unpack_from("I", plain.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 24)
+        require(unacknowledged > 0, "somebody has acknowledged it")
+        asked.settimeout(SOON)
+        try:
+            got = asked.recv(1)
+        except TimeoutError as problem:
+            require(problem.errno is not None, "no error within the limit")
+            host.tell(f"TCP with a limit of {USER_TIMEOUT_MS / 1000:g} s of its own shows {problem.strerror!r}")
+        else:
+            require(False, f"a host that is off has sent {got}")
+        hosts.lives(here)
