@@ -17,6 +17,7 @@ use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{fd, meet, proof, tcp};
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde_json::json;
 
@@ -116,6 +117,9 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let mut listeners = inherited(&options.policy.labels)?;
     let others = if options.policy.cluster.is_some() { OF_CLUSTER } else { 0 };
+    if options.policy.cluster.is_some() {
+        lock_any();
+    }
     within_descriptors(&mut options.policy.limits, OF_OURS + others);
     let group = match options.group {
         Some(group) => group,
@@ -644,6 +648,16 @@ const OF_A_PAIR: usize = 8;
 const OF_OURS: usize = 64;
 /// What other nodes cost, and who connects in their place.
 const OF_CLUSTER: usize = 384;
+
+/// Devices have what is registered with them locked (all rings, and buffers for each node): as much as may be. What we start inherits the limit, and has no
+/// right to raise it.
+fn lock_any() {
+    let limit = getrlimit(Resource::Memlock);
+    let any = Rlimit { current: None, maximum: None };
+    if setrlimit(Resource::Memlock, any).is_err() {
+        let _ = setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, ..limit });
+    }
+}
 
 /// As many guests as there are descriptors for, half of them one user's at most: with none left nobody could even be refused.
 fn within_descriptors(limits: &mut Limits, ours: usize) {

@@ -37,25 +37,37 @@ def cable(place, name, other):
     return ["-netdev", f"dgram,id=cable,{','.join(ends)}", "-device", f"virtio-net-pci,netdev=cable,mac=52:54:00:00:00:{number:02x}"]
 
 
-def scenes(ground):
-    with ground.scene("two guests, of which one is switched off"), contextlib.ExitStack() as held:
+@contextlib.contextmanager
+def guests(ground, group):
+    """Both, with their cable plugged in."""
+    with contextlib.ExitStack() as held:
         enrol(ground, ground.options.kernel.root.parent)
         place = pathlib.Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ringlet-cable-")))
         one, two = NAMES
-        a = held.enter_context(Guest(ground, one, ["pair"], cable(place, one, two)))
-        b = held.enter_context(Guest(ground, two, ["pair"], cable(place, two, one)))
-        for each in a, b:
+        both = [held.enter_context(Guest(ground, name, [group], cable(place, name, other))) for name, other in ((one, two), (two, one))]
+        for each in both:
             each.until("up")
-        for each in a, b:
+        for each in both:
             each.say("go")
-        for listener, dialler, what in (a, b, "a transport"), (b, a, "redis"), (b, a, "plain connections"):
+        yield both
+
+
+def scenes(ground):
+    with ground.scene("two guests, of which one is switched off"), guests(ground, "pair") as (a, b):
+        # Of a transport, and of plain connections.
+        for listener, dialler in (a, b), (b, a):
             listener.until("listens")
             dialler.say("go")
-            if what == "redis":
-                a.until("done")
-                b.say("enough")
         for each in b, a:
             each.until("joined")
         b.kill()
         a.say("it is off")
         require(a.until("ended") == "0", "a scene in the guest has failed")
+
+    with ground.scene("two guests, and redis between them over verbs"), guests(ground, "verbs") as (a, b):
+        b.until("listens")
+        a.say("go")
+        a.until("done")
+        b.say("enough")
+        ended = [each.until("ended") for each in (a, b)]
+        require(ended == ["0", "0"], "a scene in a guest has failed")

@@ -3,6 +3,7 @@
     inside KERNEL RINGLET NAME SEED GROUP...
 """
 
+import faulthandler
 import os
 import pathlib
 import subprocess
@@ -16,6 +17,7 @@ sys.path[1:1] = [str(TESTS), str(TESTS / "faults"), str(TESTS / "node")]
 from harness import play, scenes_options, scenes_parser  # noqa: E402
 
 LINE = "/dev/ttyS1"
+HANGS_SECONDS = 300
 
 
 def talk():
@@ -54,6 +56,8 @@ if __name__ == "__main__":
     settle(sys.argv[1])
     child = os.fork()
     if child == 0:
+        # What hangs says where.
+        faulthandler.dump_traceback_later(HANGS_SECONDS, repeat=True)
         os._exit(main())
     # All that loses its parent is ours.
     while (ended := os.wait())[0] != child:

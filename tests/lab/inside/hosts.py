@@ -9,7 +9,7 @@ from cluster import ALLOWED, Apart, all_joined, cluster, matched, two_hosts
 from harness import Process, require
 from world import until
 
-PROGRAM_SECONDS = 600
+PROGRAM_SECONDS = 120
 # No services by these programs' own configuration, and nothing kept.
 REDIS = "redis-server --protected-mode no --appendonly no --save".split() + [""]
 # Nothing here beats the kernel's TCP: that is carried only if it is told so.
@@ -75,7 +75,8 @@ def started(ground, at, argv):
 def finished(ground, at, argv):
     process = Process(wrapped(ground, at, argv), ground.directory)
     try:
-        require(process.wait(PROGRAM_SECONDS) == 0, f"{argv[0]}: {process.poll()}\n{process.tail()}")
+        status = process.wait(PROGRAM_SECONDS)
+        require(status == 0, f"{argv[0]}: {status}\n{process.tail()}\n{process.where() if status is None else ''}\n{at.service.status()}\n{at.service.told()}")
         return process.tail()
     finally:
         process.kill()

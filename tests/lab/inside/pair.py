@@ -26,17 +26,7 @@ USER_TIMEOUT_MS = 3000
 
 
 def scenes(ground):
-    name = ground.options.name
-    other = "b" if name == "a" else "a"
-    ip, peer = ADDRESSES[name], ADDRESSES[other]
-
-    with ground.scene("a cable"):
-        run("/run/modprobe", "-a", "virtio_net", "rdma_rxe", "rdma_ucm")
-        run("ip", "address", "add", f"{ip}/24", "dev", "eth0")
-        run("ip", "link", "set", "eth0", "up")
-        run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "eth0")
-        host.say("up")
-        host.hear()
+    name, other, ip, peer = cable(ground)
 
     with ground.scene("a transport over verbs between two hosts, whose endpoints are closed in the middle"):
         program = str(ground.options.kernel.parent / "programs/carried")
@@ -52,26 +42,33 @@ def scenes(ground):
                     host.say("listens")
             require(process.wait(rails.PROGRAM_SECONDS) == 0 and "1 passed" in said, said)
 
-    # (In one scene: each ends with all processes put away.)
-    with ground.scene("node services join, redis runs between them over verbs, and one host is switched off"), service(ground, name) as here:
-        require(here.service.runs(), f"it does not start: {here.service.told()}")
-        until(lambda: here.peer(other)["state"] == "joined", f"{other} to join: {here.service.told()}")
-        host.tell("joined")
+    with ground.scene("node services join, and one host is switched off"), service(ground, name) as here:
+        joins(here, other)
         if name == "b":
-            with hosts.started(ground, here, [*hosts.REDIS, "--bind", ip, "--port", "6379"]) as process:
-                until(lambda: "Ready to accept" in process.tail(), "redis to listen")
-                host.say("listens")
-                host.hear()
-            hosts.lives(here)
             is_switched_off(ip)
         else:
             host.hear()
-            try:
-                hosts.redis_client(ground, here, peer)
-            finally:
-                host.say("done")
-            host.hear()
             misses(here, other, peer)
+
+
+def cable(ground):
+    """The network between both guests, and soft-RoCE upon it: our name, the other one's, and the addresses."""
+    name = ground.options.name
+    other = "b" if name == "a" else "a"
+    with ground.scene("a cable"):
+        run("/run/modprobe", "-a", "virtio_net", "rdma_rxe", "rdma_ucm")
+        run("ip", "address", "add", f"{ADDRESSES[name]}/24", "dev", "eth0")
+        run("ip", "link", "set", "eth0", "up")
+        run("rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "eth0")
+        host.say("up")
+        host.hear()
+    return name, other, ADDRESSES[name], ADDRESSES[other]
+
+
+def joins(here, other):
+    require(here.service.runs(), f"it does not start: {here.service.told()}")
+    until(lambda: here.peer(other)["state"] == "joined", f"{other} to join: {here.service.told()}")
+    host.tell(f"{other} has joined")
 
 
 class Here:
