@@ -18,7 +18,7 @@ from harness import Failed, Ground, needs_root_and, play, scenes_options, scenes
 import built  # noqa: E402
 from kernel import Kernel  # noqa: E402
 
-GROUPS = "rails hosts two".split()
+GROUPS = "rails hosts two verbs".split()
 TOOLS = "qemu-system-x86_64 busybox kmod cpio apt-get dpkg-deb ip rdma nft python3 redis-server redis-benchmark NPtcp".split()
 
 

@@ -63,11 +63,3 @@ def scenes(ground):
         b.kill()
         a.say("it is off")
         require(a.until("ended") == "0", "a scene in the guest has failed")
-
-    with ground.scene("two guests, and redis between them over verbs"), guests(ground, "verbs") as (a, b):
-        b.until("listens")
-        a.say("go")
-        a.until("done")
-        b.say("enough")
-        ended = [each.until("ended") for each in (a, b)]
-        require(ended == ["0", "0"], "a scene in a guest has failed")
