@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import tempfile
@@ -175,6 +176,29 @@ def scenes(ground):
         again.finish()
         note(name, "kernel", "no-adapter")
 
+    def exhausted(name, a, b):
+        """What carries can have no more memory, at either host: nobody waits for it, and it goes on when it can."""
+        ends = meet(a, b)
+        for host in a, b:
+            pid = process(host)
+            most = resource.prlimit(pid, resource.RLIMIT_AS)
+            resource.prlimit(pid, resource.RLIMIT_AS, (1, most[1]))
+            for _ in range(3):
+                other = Apart(ground, b, a)
+                other.talk(2000)
+                traded(other, 300_000, 300_000)
+                require("ring" not in [row["path"] for row in other.rows()], f"{other.told()}")
+                other.finish()
+            resource.prlimit(pid, resource.RLIMIT_AS, most)
+            require(process(host) == pid, "what carries has died")
+        traded(ends)
+        ends.finish()
+        again = meet(a, b)
+        traded(again)
+        again.finish()
+        until(lambda: (carried(a), carried(b)) == (0, 0), f"nothing to be carried any more: {fabric(a)}, {fabric(b)}")
+        note(name, "carried")
+
     def ends_killed(name, a, b):
         """The other one sees what TCP shows, and nothing is kept."""
         for turn in range(6):
@@ -232,5 +256,6 @@ def scenes(ground):
     scene("over libfabric, what carries is killed", killed, by_libfabric)
     scene("the service of a host is killed", service_killed)
     scene("no packet passes between two hosts for a while", parted)
+    scene("what carries between hosts has no memory left", exhausted)
     scene("an end on another host is killed", ends_killed)
     scene("strangers call for channels", strangers)

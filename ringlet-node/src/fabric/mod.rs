@@ -146,10 +146,14 @@ enum Between {
         lane: u32,
         frame: Vec<u8>,
     },
-    /// The accepting end has come, and has a ring of that size: the connecting one's memory is made, so that what is sent to it is delivered before it joins.
+    /// The accepting end has come, and has a ring of that size: the connecting one's half is made. It is: the accepting program gets its segment, and what it
+    /// sends is delivered, whether or not the connecting one has joined yet.
     Linked {
         lane: u32,
         ring_bytes: u64,
+    },
+    Made {
+        lane: u32,
     },
     /// This lane is over, before both programs had come or because it can't go on.
     Over {

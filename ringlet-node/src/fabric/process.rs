@@ -170,6 +170,10 @@ struct Held {
 }
 
 impl Held {
+    fn is_linking(&self) -> bool {
+        self.accepts && !self.joined && self.lane.is_some()
+    }
+
     fn is_to_join(&self) -> bool {
         !self.accepts && self.lane.is_none() && self.memory.is_none() && !self.broken
     }
@@ -411,11 +415,16 @@ impl Process {
             Between::Linked { lane, ring_bytes } => {
                 let held = self.by_lane.get(&(number, lane)).copied();
                 let held = held.filter(|held| self.held.get(held).is_some_and(Held::is_to_join));
-                if let Some(held) = held
-                    && self.make(held, ring_bytes).is_none()
-                {
-                    self.end(held, true);
+                match held.map(|held| (held, self.make(held, ring_bytes))) {
+                    Some((_, Some(()))) => self.pass(number, &Between::Made { lane }),
+                    Some((held, None)) => self.end(held, true),
+                    None => {}
                 }
+            }
+            Between::Made { lane } => {
+                let held = self.by_lane.get(&(number, lane)).copied();
+                let held = held.filter(|held| self.held.get(held).is_some_and(Held::is_linking));
+                held.into_iter().for_each(|held| self.linked(held));
             }
             Between::Over { lane } => {
                 if let Some(held) = self.by_lane.get(&(number, lane)).copied() {
@@ -541,7 +550,7 @@ impl Process {
                 let socket = shown.pop();
                 let joined = asked
                     .zip(socket)
-                    .is_some_and(|(asked, socket)| self.link(number, asked, socket, raw).is_some());
+                    .is_some_and(|(asked, socket)| self.link(number, asked, socket).is_some());
                 if !joined {
                     self.end(number, true);
                 }
@@ -556,7 +565,7 @@ impl Process {
     }
 
     /// An end brings its connection, and gets its segment.
-    fn link(&mut self, number: u64, asked: Message, socket: OwnedFd, line: i32) -> Option<()> {
+    fn link(&mut self, number: u64, asked: Message, socket: OwnedFd) -> Option<()> {
         let held = self.held.get(&number)?;
         let (from, accepts) = (held.from.clone(), held.accepts);
         let made = match (accepts, asked.kind) {
@@ -571,28 +580,38 @@ impl Process {
         let fits =
             |memory: &Memory| memory.segment().geometry.ring_bytes as u64 == asked.ring_bytes;
         let found = made.zip(held).and_then(|((), held)| {
-            let memfd = held.memory.as_ref().filter(|memory| fits(memory))?.memfd;
+            held.memory.as_ref().filter(|memory| fits(memory))?;
             match self.server.get(held.lane?) {
-                Some(Served::Lane(lane)) => Some((held, lane, memfd)),
+                Some(Served::Lane(lane)) => Some((held, lane)),
                 _ => None,
             }
         });
-        let Some((held, lane, memfd)) = found else {
+        let Some((held, lane)) = found else {
             self.apart.close(from, vec![socket]);
             return None;
         };
         lane.rings.come(socket);
-        held.joined = true;
-        meet::admit_descriptors(line, false);
         let ring_bytes = asked.ring_bytes;
-        let linked = Message { kind: LINKED, ring_bytes, ..Message::default() };
-        // (Who does not get it goes, and that is heard.)
-        let _ = meet::send(line, linked.frame().as_bytes(), &[memfd]);
         let (to, lane) = held.name;
-        if accepts {
-            self.pass(to, &Between::Linked { lane, ring_bytes });
+        match accepts {
+            // It is answered when the other half is there too: from then on it may send.
+            true => self.pass(to, &Between::Linked { lane, ring_bytes }),
+            false => self.linked(number),
         }
         Some(())
+    }
+
+    /// Both halves are there: the program gets its segment.
+    fn linked(&mut self, number: u64) {
+        let Some(held) = self.held.get_mut(&number) else { return };
+        let (Some(memory), Some(line)) = (&held.memory, held.line) else { return };
+        let Some((line, ..)) = self.lines.get(&line) else { return };
+        held.joined = true;
+        meet::admit_descriptors(line.as_raw_fd(), false);
+        let ring_bytes = memory.segment().geometry.ring_bytes as u64;
+        let linked = Message { kind: LINKED, ring_bytes, ..Message::default() };
+        // (Who does not get it goes, and that is heard.)
+        let _ = meet::send(line.as_raw_fd(), linked.frame().as_bytes(), &[memory.memfd]);
     }
 
     /// The half of an end, and its memory.
