@@ -22,9 +22,9 @@ def scenes(ground):
 
     with ground.scene("both ends of a connection between two hosts are found, and nothing carries it"), two_hosts(ground, ALLOWED) as (a, b):
         ends = Apart(ground, b, a)
+        # (Who is idle seeks nobody.)
         for each in a, b:
-            until(lambda each=each: matched(each, "no-fabric"), f"{each.name}: {each.service.status()}")
-        ends.talk(100)
+            until(lambda each=each: ends.talk(100) or matched(each, "no-fabric"), f"{each.name}: {each.service.status()}")
         ends.finish()
 
     with ground.scene("redis between two hosts"), two_hosts(ground, RAILS + ALLOWED) as (a, b):
