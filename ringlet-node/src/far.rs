@@ -45,10 +45,12 @@ pub struct Far {
 
 impl Far {
     pub fn start(settings: Settings, quiet: bool) -> anyhow::Result<Far> {
-        let kept = Kept::start(keeper::FABRIC)?;
-        let fabric = Fabric::new(kept, settings.node.clone(), settings.rails.clone());
+        let (node, rails) = (settings.node.clone(), settings.rails.clone());
+        // (What can fail comes first, so that nothing is left behind.)
+        let running = Running::prepare(settings)?;
+        let fabric = Fabric::new(Kept::start(keeper::FABRIC)?, node, rails);
         let post = Post::new(fabric.ways.clone())?;
-        let cluster = Running::prepare(settings)?.start(Box::new(post.clone()), quiet)?;
+        let cluster = running.start(Box::new(post.clone()), quiet)?;
         Ok(Far { cluster, post, fabric, next: 0 })
     }
 }
@@ -339,8 +341,15 @@ impl<N: Notes> Service<N> {
         let calling = self.guests.iter().find(|(_, guest)| is(guest)).map(|(token, _)| *token);
         let token = calling.or_else(|| self.hall.sought(&self.notes, peer.node(), pair));
         if let Some(token) = token {
-            let text = self.guests.get(&token).map(|guest| guest.who.text()).unwrap_or_default();
-            let about = format!("{text} - {}", peer.node());
+            let Some(guest) = self.guests.get(&token) else { return };
+            let accepted = match &guest.state {
+                State::Calling(calling) => calling.accepts,
+                State::Seeking { note } => note.side == crate::notes::ACCEPTED,
+                _ => return,
+            };
+            let first = if accepted { pair } else { pair.mirrored() };
+            let (sends, expects) = (first.sends, first.expects);
+            let about = format!("{sends:08x}-{expects:08x} {} - {}", guest.who.text(), peer.node());
             let reason = Reason::from_u32(reason).filter(|reason| *reason != Reason::None);
             self.refuse_far(token, reason.unwrap_or(Reason::Refused), &about, "that node");
         }
