@@ -26,6 +26,7 @@ ELSEWHERE = {
     "node-full": "tests/node/strangers.py",
     "lease": "tests/node/lease.py",
     "carried": "tests/node/carried.py",
+    "no-fabric": "tests/node/cluster.py",
 }
 
 # The start of both programs. `turn` is a message there and back.

@@ -8,7 +8,8 @@
 //!                       <-- TAKEN
 //! ```
 //!
-//! The token goes over TLS first, is good once, and for some seconds. What is said on a channel is as open to who sits between the hosts as the connection itself.
+//! The token goes over TLS first, is good once, and for some seconds. What is said on a channel is as open to who sits between the hosts as the
+//! connection itself.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};

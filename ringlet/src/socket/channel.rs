@@ -2,7 +2,7 @@
 //! the end of the stream.
 
 use super::table::Socket;
-use super::{carrier, view, words};
+use super::{view, words};
 use crate::handshake::{self, Frame, Protocol};
 use crate::interconnect::mirrored::HAS_ADAPTER;
 use crate::interconnect::{Interconnect, introduction, mirrored};
@@ -82,7 +82,9 @@ pub fn has_ended_in_order(socket: &Socket) -> bool {
 
 /// The kernel says that no more comes, and all that it had, and the ring, is taken: was that all that the peer has sent? What a killed one has
 /// not sent again, or nobody has delivered, is lost: then every call is to find an error, not an end. Receive lock held.
-pub fn is_cut_short(socket: &Socket) -> bool {
+///
+/// `peer_ended` asks whether the kernel tells of the peer's end (`carrier::peer_ended`).
+pub fn is_cut_short(socket: &Socket, peer_ended: impl Fn(&Socket) -> bool) -> bool {
     let end = socket.end();
     if !end.mirrored.is() || end.ended.get() == 2 {
         return false;
@@ -96,7 +98,7 @@ pub fn is_cut_short(socket: &Socket) -> bool {
         None => {
             words::peer_attached(socket) != 0
                 && !has_ended_in_order(socket)
-                && (mirrored::has_died(socket) || is_torn_off(socket))
+                && (mirrored::has_died(socket) || is_torn_off(socket, peer_ended))
         }
     };
     if short {
@@ -119,9 +121,9 @@ pub fn is_said(socket: &Socket) -> Option<bool> {
 
 /// The kernel tells of the peer's end, but its adapter has not. An orderly one is told only when its word is delivered, and who is killed leaves its
 /// kernel connection to the adapter, which says that it parts first: so the peer has torn the connection off (`patience`), from an adapter that hangs.
-fn is_torn_off(socket: &Socket) -> bool {
+fn is_torn_off(socket: &Socket, peer_ended: impl Fn(&Socket) -> bool) -> bool {
     // (Receiving that we have shut down ourselves looks like an end.)
-    !socket.end().shut_receiving.is() && carrier::peer_ended(socket)
+    !socket.end().shut_receiving.is() && peer_ended(socket)
 }
 
 pub fn break_off(socket: &Socket) {

@@ -78,7 +78,7 @@ pub fn look_at_kernel(
                 end.ended.set(2);
                 Err(error)
             }
-            Ok(_) if channel::is_cut_short(socket) => {
+            Ok(_) if channel::is_cut_short(socket, carrier::peer_ended) => {
                 end.ended.set(2);
                 Err(Errno(end.pending_error.swap(0).max(libc::ECONNRESET as u32) as i32))
             }

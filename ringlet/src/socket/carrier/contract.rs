@@ -154,7 +154,7 @@ pub trait Carrier {
         match Self::classify(socket, end, peeked) {
             Ok(0) if side.follow(true, 0)?.is_none() => Ok(None),
             Ok(0) => {
-                channel::is_cut_short(socket);
+                channel::is_cut_short(socket, Self::peer_ended);
                 Self::end_of_kernel(socket, end)
             }
             // KERNEL: at the urgent mark nothing counts as waiting, though data may follow. (Who sends urgent data enters the ring no more.)

@@ -1,7 +1,7 @@
 //! Unix sequenced packets: each record of the ring is one, and what they do otherwise than Unix streams.
 
 use super::contract::Carrier;
-use super::kernel::receive_native;
+use super::kernel::{kernel_says_end, receive_native};
 use super::unix_stream::judge;
 use crate::socket::table::{End, Receiving, Socket};
 use crate::socket::{channel, words};
@@ -58,7 +58,7 @@ impl Carrier for Packets {
             return Ok(None);
         }
         if over && tcp::unread(socket.fd()) == Ok(0) {
-            channel::is_cut_short(socket);
+            channel::is_cut_short(socket, kernel_says_end);
         }
         if waiting & (libc::POLLHUP | libc::POLLERR) != 0 {
             judge(socket, end, 0);
