@@ -105,7 +105,7 @@ impl<N: Notes> Service<N> {
                 }
                 post::News::Said(..) => {}
                 post::News::Called(token, channel) => self.called(token, channel),
-                post::News::Ended(session) => self.ended(session),
+                post::News::Ended(peer) => self.ended(&peer),
             }
         }
     }
@@ -356,11 +356,18 @@ impl<N: Notes> Service<N> {
     }
 
     /// What was under way in it comes again.
-    fn ended(&mut self, session: [u8; 16]) {
+    fn ended(&mut self, peer: &Peer) {
         let Some(far) = &mut self.far else { return };
-        far.fabric.forget(session);
-        let gone =
-            |guest: &Guest| matches!(&guest.state, State::Calling(c) if c.peer.session == session);
+        far.fabric.forget(peer.session);
+        let settings = far.cluster.settings();
+        let is_there = |note: &Note| {
+            settings.node_of(note.far_address()).is_some_and(|node| node.name == peer.node())
+        };
+        let gone = |guest: &Guest| match &guest.state {
+            State::Calling(calling) => calling.peer.session == peer.session,
+            State::Seeking { note } => is_there(note),
+            _ => false,
+        };
         let tokens: Vec<u64> =
             self.guests.iter().filter(|(_, guest)| gone(guest)).map(|(at, _)| *at).collect();
         tokens.into_iter().for_each(|token| self.part(token));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ringlet_linux::fd;
 
-use super::{Events, Peer, Session, Token, Word};
+use super::{Events, Peer, Token, Word};
 use crate::fabric::share::Ways;
 
 /// More is forgotten: an end that was sought in vain stays on the kernel, and comes again.
@@ -24,7 +24,7 @@ struct Inner {
 pub enum News {
     Said(Peer, Word),
     Called(Token, Option<OwnedFd>),
-    Ended(Session),
+    Ended(Peer),
 }
 
 impl Post {
@@ -47,7 +47,8 @@ impl Post {
 
     fn put(&self, news: News) {
         let mut all = self.0.news.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() < MOST || matches!(news, News::Ended(_)) {
+        // (Others are no more than there are sessions, and calls.)
+        if all.len() < MOST || !matches!(news, News::Said(..)) {
             all.push_back(news);
         }
         fd::ring(self.0.bell.as_raw_fd());
@@ -61,7 +62,7 @@ impl Events for Post {
 
     fn ended(&mut self, peer: &Peer) {
         self.0.ways.ended(peer);
-        self.put(News::Ended(peer.session));
+        self.put(News::Ended(peer.clone()));
     }
 
     fn passed(&mut self, peer: &Peer, message: &[u8]) {

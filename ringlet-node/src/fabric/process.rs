@@ -44,7 +44,10 @@ const PACKETS_AT_ONCE: usize = 64;
 /// More frames than two programs say at a rendezvous.
 const SAID_MOST: u32 = 8;
 /// What may wait for the service.
-const WAITING_MOST: usize = 4 << 20;
+const WAITING_MOST: usize = 16 << 20;
+const ANSWERS_MOST: usize = 64 << 10;
+/// For so long the other node may take to write to memory no more that is withdrawn.
+const FREE_IN: Duration = Duration::from_secs(5);
 
 /// What the server serves.
 enum Served {
@@ -167,6 +170,8 @@ struct Held {
     /// It can't go on: its lifeline is closed behind that, and behind what is being done with its connection.
     broken: bool,
     ringing: Option<Doing>,
+    /// Since when it has no lane any more.
+    ended: Option<Instant>,
 }
 
 impl Held {
@@ -410,7 +415,9 @@ impl Process {
             }
             Between::Said { lane, frame } => match self.by_lane.get(&(number, lane)).copied() {
                 Some(held) => self.say_to(held, &frame),
-                None => self.pass(number, &Between::Over { lane }),
+                // (Who says much to nobody does not hear it of each.)
+                None if self.waiting < ANSWERS_MOST => self.pass(number, &Between::Over { lane }),
+                None => {}
             },
             Between::Linked { lane, ring_bytes } => {
                 let held = self.by_lane.get(&(number, lane)).copied();
@@ -505,6 +512,7 @@ impl Process {
                 memory: None,
                 broken: false,
                 ringing: None,
+                ended: None,
             },
         );
     }
@@ -694,6 +702,7 @@ impl Process {
         held.broken |= broken;
         match held.lane.take() {
             Some(at) => {
+                held.ended = Some(Instant::now());
                 if let Some(Served::Lane(lane)) = self.server.leave(at) {
                     held.ringing = lane.rings.ringing();
                 }
@@ -798,11 +807,18 @@ impl Process {
             }
             let carries = self.held.values().any(|held| held.name.0 == *number && held.joined);
             if carries && link.down.is_some_and(|since| since.elapsed() > DOWN_MOST) {
-                broken.push(*number);
+                broken.push((*number, "no rail works"));
+            }
+            let late = |held: &Held| {
+                let ended = held.ended.is_some_and(|since| since.elapsed() > FREE_IN);
+                held.name.0 == *number && held.memory.is_some() && ended
+            };
+            if self.held.values().any(late) {
+                broken.push((*number, "memory is not given back"));
             }
         }
-        for number in broken {
-            self.give_up(number, "no rail works");
+        for (number, why) in broken {
+            self.give_up(number, why);
         }
         let asks = self.asked.elapsed() > ANSWERED;
         if asks {

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
@@ -19,6 +20,8 @@ use crate::policy::Limits;
 /// What may wait for a process that does not read: then it is given up.
 const WAITING_MOST: usize = 4 << 20;
 const WORDS_AT_ONCE: usize = 64;
+/// A node that reads nothing for so long holds up what is passed to others no longer.
+const READS_IN: Duration = Duration::from_millis(500);
 
 /// What both threads have.
 #[derive(Clone, Default)]
@@ -103,7 +106,7 @@ pub struct Fabric {
     next: u64,
     lost: u64,
     /// What a session had no room for.
-    unpassed: Option<(Session, Vec<u8>)>,
+    unpassed: Option<(Session, Vec<u8>, Instant)>,
 }
 
 pub enum News {
@@ -213,11 +216,15 @@ impl Fabric {
         if self.ways.lock().bytes > WAITING_MOST {
             return self.lose(tell);
         }
-        if let Some((session, message)) = self.unpassed.take() {
-            self.pass(session, message);
+        if let Some((session, message, since)) = self.unpassed.take() {
+            if since.elapsed() > READS_IN {
+                self.end(session, "it does not read");
+            } else {
+                self.pass(session, message, since);
+            }
             if self.unpassed.is_some() {
                 // KERNEL: what waits makes the process's socket readable again and again.
-                return std::thread::sleep(std::time::Duration::from_millis(1));
+                return std::thread::sleep(Duration::from_millis(1));
             }
         }
         let mut bytes = vec![0; PACKET_BYTES];
@@ -231,7 +238,9 @@ impl Fabric {
                 _ => return self.lose(tell),
             };
             match read(&bytes[..len]) {
-                Some((PASS, session, message)) => self.pass(session, message.to_vec()),
+                Some((PASS, session, message)) => {
+                    self.pass(session, message.to_vec(), Instant::now());
+                }
                 Some((UP, session, _)) => drop(self.up.insert(session)),
                 Some((DOWN, session, _)) => drop(self.up.remove(&session)),
                 Some((BROKEN, session, why)) => {
@@ -253,10 +262,10 @@ impl Fabric {
         out.sessions.iter().find(|peer| peer.session == session).cloned()
     }
 
-    fn pass(&mut self, session: Session, message: Vec<u8>) {
+    fn pass(&mut self, session: Session, message: Vec<u8>, since: Instant) {
         let Some(peer) = self.peer(session) else { return };
         match peer.pass(&message) {
-            Err(NotPassed::Full) => self.unpassed = Some((session, message)),
+            Err(NotPassed::Full) => self.unpassed = Some((session, message, since)),
             Err(NotPassed::TooLong) => peer.end("a message that is too long"),
             Ok(()) | Err(NotPassed::Over) => {}
         }

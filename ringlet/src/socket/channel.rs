@@ -8,6 +8,7 @@ use crate::interconnect::mirrored::HAS_ADAPTER;
 use crate::interconnect::{Interconnect, introduction, mirrored};
 use crate::reasons::Reason;
 use ringlet_core::layout::NOT_SHUT;
+use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::{fd, tcp};
 
@@ -25,6 +26,9 @@ pub struct Word {
     pub delivered: u64,
 }
 
+/// What one takes.
+const WORD_BYTES: usize = 60;
+
 impl Word {
     pub fn frame(&self) -> Frame {
         let fields = [self.place, self.from, self.bytes, self.bells, self.delivered];
@@ -37,7 +41,8 @@ impl Word {
 /// any more.
 pub fn hear(socket: &Socket) -> Option<Word> {
     let word = heard(socket)?;
-    if socket.is_far() && !mirrored::sever(socket) {
+    // (Once: a stream that is broken off ends.)
+    if socket.is_far() && socket.end().ended.get() == 0 && !mirrored::sever(socket) {
         break_off(socket);
     }
     Some(word)
@@ -47,7 +52,8 @@ fn heard(socket: &Socket) -> Option<Word> {
     let mut bytes = [0; handshake::ROOM_BYTES];
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     let n = tcp::receive_into(socket.channel.get() as i32, &mut bytes, flags).ok()?;
-    let word = handshake::read(&bytes[..n], Protocol::Adapter, |kind, fields| {
+    // (On TCP the next one may follow at once, by another process of the family's: the first one counts.)
+    let word = handshake::read(&bytes[..n.min(WORD_BYTES)], Protocol::Adapter, |kind, fields| {
         (kind == introduction::ORPHAN).then_some(())?;
         Some(Word {
             in_ring: fields.u32()? != 0,
@@ -84,7 +90,7 @@ pub fn has_ended_in_order(socket: &Socket) -> bool {
 /// not sent again, or nobody has delivered, is lost: then every call is to find an error, not an end. Receive lock held.
 ///
 /// `peer_ended` asks whether the kernel tells of the peer's end (`carrier::peer_ended`).
-pub fn is_cut_short(socket: &Socket, peer_ended: impl Fn(&Socket) -> bool) -> bool {
+pub fn is_cut_short(socket: &Socket, peer_ended: impl Fn(&Socket) -> bool + Copy) -> bool {
     let end = socket.end();
     if !end.mirrored.is() || end.ended.get() == 2 {
         return false;
@@ -96,15 +102,32 @@ pub fn is_cut_short(socket: &Socket, peer_ended: impl Fn(&Socket) -> bool) -> bo
         Some(_) => false,
         // (One that has never come sends by the kernel alone.)
         None => {
-            words::peer_attached(socket) != 0
+            let short = words::peer_attached(socket) != 0
                 && !has_ended_in_order(socket)
-                && (mirrored::has_died(socket) || is_torn_off(socket, peer_ended))
+                && (mirrored::has_died(socket) || is_torn_off(socket, &peer_ended));
+            if short {
+                await_word(socket);
+                if heard(socket).is_some() {
+                    return is_cut_short(socket, peer_ended);
+                }
+            }
+            short
         }
     };
     if short {
         break_off(socket);
     }
     short
+}
+
+/// The kernel's end came. Between hosts what was said before it comes by another connection, which may be late: it is waited for, for a while.
+fn await_word(socket: &Socket) {
+    const WORD_NS: u64 = 1_000_000_000;
+    if socket.is_far() && mirrored::has_died(socket) {
+        let channel = socket.channel.get() as i32;
+        let mut fds = [fd::pollfd { fd: channel, events: libc::POLLIN, revents: 0 }];
+        let _ = fd::poll(&mut fds, Some(WORD_NS), None);
+    }
 }
 
 /// Is what we have said with the other end? On one host at once; on another one when its kernel has it: only then may bytes follow on the connection, which
@@ -114,14 +137,29 @@ pub fn is_said(socket: &Socket) -> Option<bool> {
         return Some(true);
     }
     let channel = socket.channel.get() as i32;
-    let waits = tcp::unacknowledged(channel) != Ok(0);
+    let waits = || tcp::unacknowledged(channel) != Ok(0);
     let gone = fd::pending(channel, 0) & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0;
-    if waits && gone { None } else { Some(!waits) }
+    match waits() {
+        // (It may have been acknowledged just before.)
+        true if gone && waits() => None,
+        waits => Some(!waits),
+    }
+}
+
+/// What we say reaches nobody. Is there nobody for it either, since the peer has parted, or has itself said that it goes on in the kernel? Between hosts a
+/// channel may also end between two that live: one that was not told would take what follows for doorbells.
+pub fn is_missed_by_nobody(socket: &Socket) -> bool {
+    if !socket.is_far() {
+        return true;
+    }
+    // ORDER: Acquire; pairs with `mirror::SenderLine::write`.
+    let parts = |ring: SegmentRing| ring.control().sender.parting.load(Ordering::Acquire) != 0;
+    heard(socket).is_some() || socket.incoming().is_some_and(parts)
 }
 
 /// The kernel tells of the peer's end, but its adapter has not. An orderly one is told only when its word is delivered, and who is killed leaves its
 /// kernel connection to the adapter, which says that it parts first: so the peer has torn the connection off (`patience`), from an adapter that hangs.
-fn is_torn_off(socket: &Socket, peer_ended: impl Fn(&Socket) -> bool) -> bool {
+fn is_torn_off(socket: &Socket, peer_ended: &dyn Fn(&Socket) -> bool) -> bool {
     // (Receiving that we have shut down ourselves looks like an end.)
     !socket.end().shut_receiving.is() && peer_ended(socket)
 }
@@ -140,5 +178,16 @@ pub fn break_off(socket: &Socket) {
 pub fn close(socket: &Socket) {
     if socket.interconnect() == Interconnect::Mirrored {
         let _ = tcp::shut_down(socket.channel.get() as i32, libc::SHUT_RDWR);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_has_its_length() {
+        let word = Word { in_ring: true, place: 1, from: 2, bytes: 3, bells: 4, delivered: 5 };
+        assert_eq!(word.frame().as_bytes().len(), WORD_BYTES);
     }
 }

@@ -65,7 +65,8 @@ pub fn go_back(socket: &Socket, end: &End, ring: &SegmentRing, unsure: bool) -> 
             end.resent_at.set(0);
             end.sender.send_all_again(ring.control().used());
         } else {
-            if end.tx.outstanding_bytes(ring) > 0 && !channel::has_ended_in_order(socket) {
+            let lost = end.tx.outstanding_bytes(ring) > 0 && !channel::has_ended_in_order(socket);
+            if lost || !channel::is_missed_by_nobody(socket) {
                 channel::break_off(socket);
             }
             end.sender.keep_out();
@@ -182,7 +183,9 @@ fn await_said(socket: &Socket, end: &End) -> Sys<()> {
                 let Some(ring) = socket.outgoing() else { return Ok(()) };
                 let delivered = hear(socket).map_or(0, |word| word.delivered);
                 while end.tx.progress() < delivered && end.tx.pass_oldest(&ring) {}
-                if end.tx.outstanding_bytes(&ring) > 0 && !channel::has_ended_in_order(socket) {
+                let lost =
+                    end.tx.outstanding_bytes(&ring) > 0 && !channel::has_ended_in_order(socket);
+                if lost || !channel::is_missed_by_nobody(socket) {
                     channel::break_off(socket);
                     return Err(Errno::ECONNRESET);
                 }
