@@ -6,7 +6,8 @@ from subject import Pair, Subject
 WARM_UP = 150
 CONNECTIONS = 2000
 AT_A_TIME = 500
-MOVED_LEAST = CONNECTIONS // 10
+# (How many are moved before they end is a matter of load.)
+MOVED_LEAST = CONNECTIONS // 40
 GROWTH_KIB = 2048  # the interpreter's own
 
 
