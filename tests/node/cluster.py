@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 
 from ground import Ends
-from harness import Failed, require, wait_until
+from harness import Failed, command_of, descendants, require, wait_until
 from service import require_confined
 from strangers import Relay
 from world import NUMBERS, Across, Service, inside, note, until, world
@@ -91,6 +91,8 @@ def cluster(ground, names=NAMES, run=True):
             for each in hosts:
                 if each.service:
                     each.service.stop()
+            # What carries ends by itself when its service has.
+            until(lambda: not any("node fabric" in (command_of(pid) or "") for pid in descendants(os.getpid())), "what carries to end")
 
 
 def enter(namespace):
