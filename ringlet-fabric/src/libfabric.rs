@@ -252,7 +252,7 @@ pub struct Libfabric {
     domain: Owned<abi::Domain>,
     fabric: Owned<abi::Fabric>,
     info: Infos,
-    library: &'static Library,
+    loaded: &'static Library,
     arena: std::mem::ManuallyDrop<Arena>,
 
     name: Vec<u8>,
@@ -381,7 +381,7 @@ impl Libfabric {
             domain,
             fabric,
             info,
-            library,
+            loaded: library,
             arena: std::mem::ManuallyDrop::new(Arena::new()),
             name,
             fd,
@@ -438,7 +438,7 @@ impl Libfabric {
                 return Err(io::Error::last_os_error());
             }
             let (key, domain) = (u64::from_le_bytes(key), self.domain.0);
-            let mr = Owned::new(self.library, "fi_mr_reg", |made| {
+            let mr = Owned::new(self.loaded, "fi_mr_reg", |made| {
                 let (from, context) = (at.cast(), ptr::null_mut());
                 // SAFETY: the domain is open; the memory stays, as the caller promises.
                 unsafe {
@@ -468,12 +468,12 @@ impl Libfabric {
             if self.mr_mode() & abi::MR_ENDPOINT != 0 {
                 // SAFETY: both are open.
                 let bound = unsafe { call!(mr.fid(), ops, bind, mr.fid(), self.endpoint.fid(), 0) };
-                succeeds(self.library, "fi_mr_bind", bound)?;
+                succeeds(self.loaded, "fi_mr_bind", bound)?;
                 let nothing = ptr::null_mut();
                 // SAFETY: it is bound.
                 let enabled =
                     unsafe { call!(mr.fid(), ops, control, mr.fid(), abi::ENABLE, nothing) };
-                succeeds(self.library, "fi_mr_enable", enabled)?;
+                succeeds(self.loaded, "fi_mr_enable", enabled)?;
             }
             return Ok(mr);
         }
@@ -495,7 +495,7 @@ impl Libfabric {
     /// What the provider returned instead of taking an operation.
     fn refused(&mut self, call: &str, peer: Peer, code: isize) -> Refused {
         if code != -(libc::EAGAIN as isize) {
-            return Refused::Failed(self.library.error(call, code));
+            return Refused::Failed(self.loaded.error(call, code));
         }
         let now = Instant::now();
         let idle = self.peers.get_mut(&peer.0).filter(|way| way.under_way == 0);
@@ -585,7 +585,7 @@ impl Libfabric {
             }
             self.receives.push(slot);
             if code != -(libc::EAGAIN as isize) {
-                self.fail(self.library.error("fi_recv", code));
+                self.fail(self.loaded.error("fi_recv", code));
             }
             return;
         }
@@ -617,7 +617,7 @@ impl Libfabric {
             Err(_) if count == -(libc::EAGAIN as isize) => false,
             Err(_) if count == -(abi::EAVAIL as isize) => self.harvest_error(),
             Err(_) => {
-                self.fail(self.library.error("fi_cq_read", count));
+                self.fail(self.loaded.error("fi_cq_read", count));
                 true
             }
         }
@@ -676,7 +676,7 @@ impl Libfabric {
             return false;
         }
         if count < 0 {
-            self.fail(self.library.error("fi_cq_readerr", count));
+            self.fail(self.loaded.error("fi_cq_readerr", count));
             return true;
         }
         // SAFETY: what the entry says, given back; the text is static, or the provider's until the next call.
@@ -688,7 +688,7 @@ impl Libfabric {
                 None => None,
             }
         };
-        let error = self.library.error(more.as_deref().unwrap_or("completion"), entry.err as isize);
+        let error = self.loaded.error(more.as_deref().unwrap_or("completion"), entry.err as isize);
         let Some(slot) = self.arena.slot(entry.op_context) else { return true };
         match self.release(slot) {
             Slot::Free => (),
@@ -763,7 +763,7 @@ impl Rail for Libfabric {
         };
         if count != 1 || peer == abi::ADDR_UNSPEC {
             return Err(match count {
-                ..0 => self.library.error("fi_av_insert", count as isize),
+                ..0 => self.loaded.error("fi_av_insert", count as isize),
                 _ => bad("the provider does not take this name"),
             });
         }

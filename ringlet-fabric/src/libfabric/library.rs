@@ -56,7 +56,7 @@ const THEIR_KEYS: c_int = abi::MR_PROV_KEY;
 
 /// A list that `getinfo` made; never empty.
 pub struct Infos {
-    library: &'static Library,
+    loaded: &'static Library,
     first: *mut Info,
 }
 
@@ -165,7 +165,7 @@ impl Library {
         if first.is_null() {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
-        let hints = Infos { library: self, first };
+        let hints = Infos { loaded: self, first };
         // SAFETY: it and its parts are ours alone; the strings are libc's, as `freeinfo` frees them.
         unsafe {
             let hints = &mut *hints.first;
@@ -196,7 +196,7 @@ impl Library {
             (self.getinfo)(abi::VERSION, node, ptr::null(), flags, hints.first, &raw mut found)
         };
         if done == 0 && !found.is_null() {
-            return Ok(Some(Infos { library: self, first: found }));
+            return Ok(Some(Infos { loaded: self, first: found }));
         }
         if done != 0 && done != -libc::ENODATA {
             return Err(self.error("fi_getinfo", done as isize));
@@ -241,7 +241,7 @@ impl Infos {
 impl Drop for Infos {
     fn drop(&mut self) {
         // SAFETY: made by the library, and dropped once.
-        unsafe { (self.library.freeinfo)(self.first) };
+        unsafe { (self.loaded.freeinfo)(self.first) };
     }
 }
 
