@@ -11,7 +11,8 @@ use ringlet_fabric::rail::{Event, Grant, MESSAGE_BYTES, Peer, Rail, Refused, Reg
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// (`udp;ofi_rxd` has no descriptor to sleep on, `shm` does not leave the host; `sockets`, which libfabric has given up, stops now and then: one run of twenty.)
+/// (`udp;ofi_rxd` has no descriptor to sleep on, `shm` does not leave the host; `sockets`, which libfabric has given up,
+/// stops now and then: one run of twenty.)
 const PROVIDERS: [&str; 2] = ["tcp", "net"];
 const LOCAL: &str = "127.0.0.1";
 
