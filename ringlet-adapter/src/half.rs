@@ -38,8 +38,8 @@ const HOLD_BYTES: usize = 64 << 10;
 pub trait Rings {
     /// Something came: the program's context is rung if somebody sleeps there.
     fn published(&mut self);
-    /// A wish says that its context is to be rung.
-    fn event(&mut self);
+    /// A wish says that its context is to be rung. False if it may not have been: then a byte is put.
+    fn event(&mut self) -> bool;
     /// A doorbell byte for the other end, by our program's kernel connection. False if it did not go.
     fn byte(&mut self) -> Poll<bool>;
     /// Our program is gone. If no more bytes than so many lie unread in its kernel connection they are doorbells, and are taken away.
@@ -383,10 +383,8 @@ impl Half {
             // Before it is rung: then it may run at once, and wish for what comes next.
             let how = self.incoming.control().data_wish().granted_by_sender();
             rings.published();
-            if how & WANT_EVENT != 0 {
-                rings.event();
-            }
-            self.receiving.byte_due |= how & WANT_BYTE != 0;
+            self.receiving.byte_due |=
+                how & WANT_BYTE != 0 || how & WANT_EVENT != 0 && !rings.event();
             self.ring(way);
         }
         self.pass_silence(way);
@@ -441,7 +439,8 @@ impl Half {
         let asks_silence = said.hold & 1 != 0 && said.hold != told.hold;
         self.ring(way);
         if said.events != told.events {
-            rings.event();
+            // (A doorbell for nothing would be unread if it is killed.)
+            let _ = rings.event();
         }
         if asks_silence {
             self.receiving.silent = true;
@@ -518,10 +517,8 @@ impl Half {
         }
         if back.credit.is_some_and(|credit| credit.looks) {
             let how = outgoing.control().room_wish().granted_by_receiver();
-            if how & WANT_EVENT != 0 {
-                rings.event();
-            }
-            self.receiving.byte_due |= how & WANT_BYTE != 0;
+            self.receiving.byte_due |=
+                how & WANT_BYTE != 0 || how & WANT_EVENT != 0 && !rings.event();
             self.ring(way);
         }
     }

@@ -11,8 +11,8 @@ use std::task::Poll;
 pub trait Bells {
     /// Something came for this end: its context is rung if somebody sleeps there.
     fn published(&mut self, end: usize);
-    /// A wish of this end's says that its context is to be rung.
-    fn event(&mut self, end: usize);
+    /// A wish of this end's says that its context is to be rung. False if it may not have been: then a byte is put.
+    fn event(&mut self, end: usize) -> bool;
     /// A doorbell byte for this end, by the other one's kernel connection. False if it did not go.
     fn byte(&mut self, to: usize) -> Poll<bool>;
     /// As `Rings::take_bells`, of this end's.
@@ -48,8 +48,8 @@ impl<B: Bells> Rings for OfEnd<'_, B> {
     fn published(&mut self) {
         self.0.published(self.1);
     }
-    fn event(&mut self) {
-        self.0.event(self.1);
+    fn event(&mut self) -> bool {
+        self.0.event(self.1)
     }
     fn byte(&mut self) -> Poll<bool> {
         self.0.byte(1 - self.1)

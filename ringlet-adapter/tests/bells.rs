@@ -19,7 +19,9 @@ struct Noted {
 
 impl Rings for Noted {
     fn published(&mut self) {}
-    fn event(&mut self) {}
+    fn event(&mut self) -> bool {
+        true
+    }
     fn byte(&mut self) -> Poll<bool> {
         if self.puts { Poll::Ready(true) } else { Poll::Pending }
     }

@@ -24,8 +24,9 @@ struct Rings {
 
 impl Bells for Rings {
     fn published(&mut self, _end: usize) {}
-    fn event(&mut self, _end: usize) {
+    fn event(&mut self, _end: usize) -> bool {
         self.events += 1;
+        true
     }
     fn byte(&mut self, _to: usize) -> Poll<bool> {
         self.bytes += 1;
@@ -114,8 +115,8 @@ fn a_link_survives_what_is_written() {
 
 impl OneRings for Rings {
     fn published(&mut self) {}
-    fn event(&mut self) {
-        Bells::event(self, 0);
+    fn event(&mut self) -> bool {
+        Bells::event(self, 0)
     }
     fn byte(&mut self) -> Poll<bool> {
         Bells::byte(self, 0)

@@ -28,7 +28,9 @@ impl Silent {
 
 impl Rings for Silent {
     fn published(&mut self) {}
-    fn event(&mut self) {}
+    fn event(&mut self) -> bool {
+        true
+    }
     fn byte(&mut self) -> Poll<bool> {
         Poll::Ready(true)
     }

@@ -24,7 +24,9 @@ const LOOKS: u32 = 4;
 
 impl Bells for Slow {
     fn published(&mut self, _end: usize) {}
-    fn event(&mut self, _end: usize) {}
+    fn event(&mut self, _end: usize) -> bool {
+        true
+    }
     fn byte(&mut self, _to: usize) -> Poll<bool> {
         self.looks += 1;
         if self.looks.is_multiple_of(LOOKS) {

@@ -59,8 +59,9 @@ impl Bells for Rings {
             self.event(1);
         }
     }
-    fn event(&mut self, end: usize) {
+    fn event(&mut self, end: usize) -> bool {
         ring(&self.ropes.ends[end]);
+        true
     }
     fn byte(&mut self, _to: usize) -> Poll<bool> {
         unreachable!("nobody asks for a byte")
@@ -251,8 +252,8 @@ impl OneRings for One {
     fn published(&mut self) {
         self.0.published(self.1);
     }
-    fn event(&mut self) {
-        self.0.event(self.1);
+    fn event(&mut self) -> bool {
+        self.0.event(self.1)
     }
     fn byte(&mut self) -> Poll<bool> {
         self.0.byte(self.1)

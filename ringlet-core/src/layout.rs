@@ -27,7 +27,7 @@ use crate::wait::Wish;
 
 /// Of all that two processes share: this layout, those of lanes, of the native library and of Active Messages, and the messages by which they introduce
 /// themselves. One that changes counts it up: peers of different versions find that out by their first message, and stay apart.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 pub const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"rnglseg\0");
 
 /// Unit of transfer between caches, and distance that keeps the adjacent-line prefetcher from pairing two writers.

@@ -11,11 +11,12 @@
 //!   another. /proc/net/unix shows names, so anybody of the network namespace can send to one; only who was told the token rings.
 //! - Who was told the token may ring for ever, and wake the sleeper each time. So he may who holds an eventfd, or publishes records, and one look
 //!   takes no more rings than a queue holds (`drain`): it costs the sleeper what a busy connection does, and the ringer more.
-//! - No descriptors are admitted (`SO_PASSRIGHTS`, Linux 6.16); without that there is no such bell.
+//! - No descriptors are admitted (`SO_PASSRIGHTS`, Linux 6.16). Without that nobody is told of it but who carries for the node service, and he gets
+//!   a socket that reaches it in place of its name: what carries no token is dropped with all that is in it, in its sender's call.
 
 use crate::meet::{abstract_name, admit_descriptors};
-use crate::sys::{Errno, Sys, close, sys};
-use crate::{fd, sys as system};
+use crate::sys::{Sys, close, sys};
+use crate::{fd, sys as system, tcp};
 
 /// What names a bell, and opens it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,13 +39,6 @@ impl Address {
         Some(Address { name: word(0).max(1), token: [word(8), word(16)] })
     }
 
-    fn token_bytes(&self) -> [u8; TOKEN_BYTES] {
-        let mut bytes = [0; TOKEN_BYTES];
-        bytes[..8].copy_from_slice(&self.token[0].to_be_bytes());
-        bytes[8..].copy_from_slice(&self.token[1].to_be_bytes());
-        bytes
-    }
-
     /// In the kernel's table of sockets all but the token is there to be read.
     fn socket_name(&self) -> (libc::sockaddr_un, u32) {
         let mut bytes = [0; PREFIX.len() + 16];
@@ -56,33 +50,35 @@ impl Address {
     }
 }
 
+fn token_bytes(token: &[u64; 2]) -> [u8; TOKEN_BYTES] {
+    let mut bytes = [0; TOKEN_BYTES];
+    bytes[..8].copy_from_slice(&token[0].to_be_bytes());
+    bytes[8..].copy_from_slice(&token[1].to_be_bytes());
+    bytes
+}
+
 const PREFIX: &[u8] = b"ringlet1-bell/";
 const TOKEN_BYTES: usize = 16;
 const TOKEN_WORDS: usize = TOKEN_BYTES / 4;
 
-fn datagram_socket() -> Sys<i32> {
+/// And does it admit no descriptors?
+fn datagram_socket() -> Sys<(i32, bool)> {
     let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is passed.
     let socket = unsafe { sys!(SYS_socket, libc::AF_UNIX, kind, 0)? } as i32;
-    match admit_descriptors(socket, false) {
-        true => Ok(socket),
-        false => {
-            close(socket);
-            Err(Errno::ENOSYS)
-        }
-    }
+    Ok((socket, admit_descriptors(socket, false)))
 }
 
-/// Makes our own.
-pub fn make(address: &Address) -> Sys<i32> {
-    let socket = datagram_socket()?;
+/// Makes our own. May strangers be told its address?
+pub fn make(address: &Address) -> Sys<(i32, bool)> {
+    let (socket, barred) = datagram_socket()?;
     let (name, len) = address.socket_name();
     let made = admit_only(socket, address).and_then(|()| {
         // SAFETY: a name and its length.
         unsafe { sys!(SYS_bind, socket, &raw const name, len) }
     });
     match made {
-        Ok(_) => fd::hide(socket),
+        Ok(_) => fd::hide(socket).map(|socket| (socket, barred)),
         Err(error) => {
             close(socket);
             Err(error)
@@ -100,7 +96,7 @@ fn admit_only(socket: i32, address: &Address) -> Sys<()> {
         k,
     };
     let mut program = [operation(libc::BPF_RET | libc::BPF_K, 0, 0); 2 * TOKEN_WORDS + 2];
-    let token = address.token_bytes();
+    let token = token_bytes(&address.token);
     for (nth, word) in token.chunks_exact(4).enumerate() {
         let wanted = u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
         let (load, compare) = (2 * nth, 2 * nth + 1);
@@ -131,7 +127,7 @@ fn admit_only(socket: i32, address: &Address) -> Sys<()> {
 
 /// A socket by which to ring somebody else's.
 pub fn reach(address: &Address) -> Sys<i32> {
-    let socket = datagram_socket()?;
+    let (socket, _) = datagram_socket()?;
     let (name, len) = address.socket_name();
     // SAFETY: a name and its length.
     match unsafe { sys!(SYS_connect, socket, &raw const name, len) } {
@@ -143,9 +139,15 @@ pub fn reach(address: &Address) -> Sys<i32> {
     }
 }
 
+/// Is a stranger's such a socket, by its kind: one by which a ring never waits?
+pub fn is_one(socket: i32) -> bool {
+    let option = |option| tcp::int_option(socket, libc::SOL_SOCKET, option);
+    option(libc::SO_DOMAIN) == Ok(libc::AF_UNIX) && option(libc::SO_TYPE) == Ok(libc::SOCK_DGRAM)
+}
+
 /// Rings by such a socket. False if it can't be told that it did: the sleeper has gone, or does not read what rings.
-pub fn ring(socket: i32, address: &Address) -> bool {
-    let token = address.token_bytes();
+pub fn ring(socket: i32, token: &[u64; 2]) -> bool {
+    let token = token_bytes(token);
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: a valid buffer; no address.
     unsafe { sys!(SYS_sendto, socket, token.as_ptr(), TOKEN_BYTES, flags, 0, 0) }.is_ok()

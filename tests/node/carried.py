@@ -104,11 +104,11 @@ class Tenant:
 
     def say(self, kind, shown=(), ring_bytes=RING_BYTES):
         with contextlib.suppress(OSError):
-            self.line.sendmsg([frame(ADAPTER, kind, struct.pack("<4QI", ring_bytes, 0, 0, 0, 0))], rights(*shown))
+            self.line.sendmsg([frame(ADAPTER, kind, struct.pack("<4QI2Q", ring_bytes, 0, 0, 0, 0, 0, 0))], rights(*shown))
 
-    def linked(self, kind):
+    def linked(self, kind, *rope):
         """Its segment."""
-        self.say(kind, [self.connection])
+        self.say(kind, [self.connection, *rope])
         data, fds = received(self.line)
         require(framed(data, ADAPTER)[0] == LINKED and len(fds) == 1, f"{data}, {len(fds)} descriptors")
         return fds[0]
@@ -343,7 +343,7 @@ def scenes(ground):
                 one, other = tenants(service)
                 unix = socket.socketpair()
                 bell = os.eventfd(0)
-                shown = random.choice([[], [one.line], [unix[0]], [one.connection] * 2, [one.connection, *unix]])
+                shown = random.choice([[], [one.line], [unix[0]], [one.connection] * 2, [one.connection, unix[0]], [one.connection, *unix]])
                 lie = attempt % 8
                 match lie:
                     case 0:
@@ -433,6 +433,51 @@ def scenes(ground):
 
         beside(host, name, service, play)
 
+    def bells(host, name, service):
+        """What is to ring them rings nobody, waits, or can't be closed."""
+
+        def unclosable(other):
+            near, far = connection()
+            near.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    near.send(bytes(1 << 20))
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, LINGER_SECONDS))
+            with contextlib.suppress(OSError):
+                other.sendmsg([b"x"], rights(near))
+            near.close()
+            return far
+
+        def play(service):
+            held = []
+            for kind in ("full", "full", "unclosable", "unclosable", "gone", "reads none"):
+                one, other = tenants(service)
+                mine, rope = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+                if kind == "full":
+                    rope.setblocking(False)
+                    with contextlib.suppress(BlockingIOError):
+                        while True:
+                            rope.send(b"x")
+                    rope.setblocking(True)
+                elif kind == "unclosable":
+                    held.append(unclosable(mine))
+                elif kind == "gone":
+                    mine.close()
+                os.close(other.linked(LINK, rope))
+                segment = one.linked(JOIN, rope)
+                area = mmap.mmap(segment, os.fstat(segment).st_size)
+                os.close(segment)
+                rope.close()
+                # All words of its control lines: all wishes, for bells too.
+                area[CONTROL_OFFSET:SLOTS_OFFSET] = b"\3" * (SLOTS_OFFSET - CONTROL_OFFSET)
+                for each in one, other:
+                    with contextlib.suppress(OSError):
+                        each.line.send(b"ring")
+                held += [mine, one, other]
+            return held
+
+        beside(host, name, service, play)
+
     def senders(host, name, service):
         """Descriptors whose close waits for as long as their holders like, shown where one is due, where none is, and too many."""
 
@@ -499,6 +544,7 @@ def scenes(ground):
     scene("beside liars, what is carried is carried", liars)
     scene("beside tenants that write and ring what they like", scribblers)
     scene("beside tenants whose connections can't be closed", unclosable)
+    scene("beside tenants whose bells ring nobody or can't be closed", bells)
     scene("beside tenants that send what can't be closed", senders)
     scene("the service is killed while it has two carried", service_killed)
     scene("who carries is killed at any moment", carrier_killed_early)

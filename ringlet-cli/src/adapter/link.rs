@@ -185,10 +185,11 @@ impl Rings for End {
         }
     }
 
-    fn event(&mut self) {
+    fn event(&mut self) -> bool {
         if let Some(bell) = &mut self.bell {
             bell.ring();
         }
+        true
     }
 
     fn byte(&mut self) -> Poll<bool> {
@@ -227,8 +228,8 @@ impl Bells for Ends {
     fn published(&mut self, end: usize) {
         self.0[end].published();
     }
-    fn event(&mut self, end: usize) {
-        self.0[end].event();
+    fn event(&mut self, end: usize) -> bool {
+        self.0[end].event()
     }
     fn byte(&mut self, to: usize) -> Poll<bool> {
         self.0[1 - to].byte()
@@ -320,6 +321,7 @@ impl Links {
             // What rings is of this connection alone.
             process: self.process.wrapping_add(number),
             context: 1,
+            ..Message::default()
         };
         Some((place, linked, [end.memory.memfd, end.eventfd.as_raw_fd(), self.page_memfd]))
     }

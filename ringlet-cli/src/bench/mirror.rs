@@ -255,7 +255,9 @@ struct Awake(OwnedFd);
 
 impl Rings for Awake {
     fn published(&mut self) {}
-    fn event(&mut self) {}
+    fn event(&mut self) -> bool {
+        true
+    }
     fn byte(&mut self) -> Poll<bool> {
         Poll::Ready(false)
     }
@@ -272,7 +274,9 @@ impl WakesOne for Awake {
 
 impl Bells for Awake {
     fn published(&mut self, _end: usize) {}
-    fn event(&mut self, _end: usize) {}
+    fn event(&mut self, _end: usize) -> bool {
+        true
+    }
     fn byte(&mut self, _to: usize) -> Poll<bool> {
         Poll::Ready(false)
     }

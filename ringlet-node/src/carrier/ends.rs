@@ -7,9 +7,10 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use ringlet_adapter::{Bells, Memory, Rings, Wakes, WakesOne};
-use ringlet_linux::{fd, tcp};
+use ringlet_linux::{bell, fd, tcp};
 
 use crate::apart::{Apart, From};
+use crate::service;
 
 /// What is done apart for longer hangs: the link is given up.
 const HANGS_AFTER: Duration = Duration::from_secs(1);
@@ -18,6 +19,8 @@ pub struct End {
     pub from: From,
     /// Its connection, from when it has come until it has parted. Only threads apart let go of it.
     socket: Option<Arc<OwnedFd>>,
+    /// What rings its home context's bell.
+    rope: Option<Rope>,
     /// Its last process is gone; and as many bytes that lie unread on its connection, or less, are doorbells.
     pub gone: bool,
     bells: u64,
@@ -27,6 +30,45 @@ pub struct End {
     /// Rings when something apart is done. No tenant has it.
     eventfd: Arc<OwnedFd>,
     apart: Arc<Apart>,
+}
+
+/// A socket of a program's that reaches its own bell. It rings without waiting (`ringlet_linux::bell`); but there may be anything in its queue, so that
+/// only threads apart close it.
+struct Rope {
+    socket: OwnedFd,
+    token: [u64; 2],
+}
+
+impl Rope {
+    fn ring(&self) -> bool {
+        bell::ring(self.socket.as_raw_fd(), &self.token)
+    }
+}
+
+/// What an end brings: its connection, and perhaps its rope.
+pub struct Brought {
+    pub socket: OwnedFd,
+    rope: Option<Rope>,
+}
+
+impl Brought {
+    /// `None`, and nothing is taken, if it is something else.
+    pub fn of(shown: &mut Vec<OwnedFd>, token: [u64; 2]) -> Option<Brought> {
+        let is_rope = |socket: &OwnedFd| bell::is_one(socket.as_raw_fd());
+        let sound = match &shown[..] {
+            [socket] => service::is_tcp(socket.as_raw_fd()),
+            [socket, rope] => service::is_tcp(socket.as_raw_fd()) && is_rope(rope),
+            _ => false,
+        };
+        let mut all = shown.drain(..if sound { shown.len() } else { 0 });
+        let socket = all.next()?;
+        Some(Brought { socket, rope: all.next().map(|socket| Rope { socket, token }) })
+    }
+
+    /// To be closed.
+    pub fn all(self) -> Vec<OwnedFd> {
+        std::iter::once(self.socket).chain(self.rope.map(|rope| rope.socket)).collect()
+    }
 }
 
 /// Under way, since when, and what came of it.
@@ -56,11 +98,22 @@ impl Doing {
 
 impl End {
     pub fn new(from: From, eventfd: Arc<OwnedFd>, apart: Arc<Apart>) -> End {
-        End { from, socket: None, gone: false, bells: 0, rings: None, parts: None, eventfd, apart }
+        End {
+            from,
+            socket: None,
+            rope: None,
+            gone: false,
+            bells: 0,
+            rings: None,
+            parts: None,
+            eventfd,
+            apart,
+        }
     }
 
-    pub fn come(&mut self, socket: OwnedFd) {
-        self.socket = Some(Arc::new(socket));
+    pub fn come(&mut self, brought: Brought) {
+        self.socket = Some(Arc::new(brought.socket));
+        self.rope = brought.rope;
     }
 
     /// Does something apart hang?
@@ -90,10 +143,12 @@ impl End {
 }
 
 impl Rings for End {
-    // (It sleeps by its kernel's connection.)
+    // (It says by wishes how it is to be woken.)
     fn published(&mut self) {}
 
-    fn event(&mut self) {}
+    fn event(&mut self) -> bool {
+        self.rope.as_ref().is_some_and(Rope::ring)
+    }
 
     fn byte(&mut self) -> Poll<bool> {
         if self.rings.is_none() {
@@ -133,6 +188,9 @@ impl WakesOne for End {
 
 impl Drop for End {
     fn drop(&mut self) {
+        if let Some(rope) = self.rope.take() {
+            self.apart.close(self.from.clone(), vec![rope.socket]);
+        }
         if let Some(socket) = self.socket.take() {
             let gone = self.gone;
             self.apart.run(self.from.clone(), Box::new(move || _ = let_go(socket, gone, 0)));
@@ -180,8 +238,8 @@ impl Bells for Ends {
         self.ends[end].published();
     }
 
-    fn event(&mut self, end: usize) {
-        self.ends[end].event();
+    fn event(&mut self, end: usize) -> bool {
+        self.ends[end].event()
     }
 
     fn byte(&mut self, to: usize) -> Poll<bool> {
@@ -228,7 +286,7 @@ mod tests {
         let memory = [0, 1].map(|_| Memory::make(geometry).unwrap());
         let mut ends = Ends::new([from(1), from(2)], memory, eventfd, apart);
         for (end, socket) in ends.ends.iter_mut().zip(sockets) {
-            end.come(socket.into());
+            end.come(Brought { socket: socket.into(), rope: None });
         }
         ends
     }
@@ -259,6 +317,50 @@ mod tests {
         assert_eq!(far.read(&mut byte).unwrap(), 0, "its end has come");
         assert_eq!(ends.byte(1), Poll::Ready(false), "there is nothing to ring by");
         assert!(ends.part(0).is_ready() && !ends.hangs());
+    }
+
+    #[test]
+    fn who_has_a_bell_is_rung_by_it_while_it_takes_a_ring() {
+        let apart = Arc::new(Apart::new().unwrap());
+        // SAFETY: made just now, ours alone.
+        let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
+        let ends = || {
+            let (near, far) = connection();
+            ends([near, far], &apart)
+        };
+        assert!(!ends().event(0), "it has none");
+        let address = bell::Address::random().unwrap();
+        let sleeper = own(bell::make(&address).unwrap().0);
+        let rope = || own(bell::reach(&address).unwrap());
+        let come = |shown: Vec<OwnedFd>, token| {
+            let mut shown = shown;
+            let brought = Brought::of(&mut shown, token);
+            assert_eq!(shown.is_empty(), brought.is_some(), "what is not taken is left");
+            brought
+        };
+        for (token, hears) in [([0; 2], false), (address.token, true)] {
+            let mut ends = ends();
+            ends.ends[1].come(come(vec![connection().0.into(), rope()], token).unwrap());
+            ends.event(1);
+            assert_eq!(fd::pending(sleeper.as_raw_fd(), libc::POLLIN) != 0, hears);
+            bell::drain(sleeper.as_raw_fd());
+        }
+        let mut all = ends();
+        all.ends[1].come(come(vec![connection().0.into(), rope()], address.token).unwrap());
+        assert!((0..100).any(|_| !all.event(1)), "its queue is full");
+        bell::drain(sleeper.as_raw_fd());
+        assert!(all.event(1));
+        let stream = || OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
+        for shown in [
+            vec![stream()],
+            vec![rope()],
+            vec![connection().0.into(), stream()],
+            vec![connection().0.into(), connection().0.into()],
+            vec![rope(), connection().0.into()],
+            vec![connection().0.into(), rope(), rope()],
+        ] {
+            assert!(come(shown, address.token).is_none());
+        }
     }
 
     #[test]

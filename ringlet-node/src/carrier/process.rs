@@ -12,7 +12,7 @@ use ringlet_core::layout::Geometry;
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{fd, meet};
 
-use super::ends::{Doing, End, Ends};
+use super::ends::{Brought, Doing, End, Ends};
 use super::keeper::by_whom_it_was_started;
 use super::{Pair, WORD_BYTES, Word};
 use crate::apart::{Apart, From};
@@ -202,19 +202,17 @@ impl Carrier {
         match held.link {
             // It rings.
             Some(link) if held.joined[end] => self.adapter.rouse(link),
-            _ if shown.len() == 1 && service::is_tcp(shown[0].as_raw_fd()) => {
-                let asked = Message::read(&bytes[..said.len]).ok();
+            None if held.joined[end] => self.gone(token),
+            _ => {
                 // (What is not taken stays with the others, which are closed apart.)
-                let joined = asked.is_some_and(|asked| {
-                    let socket = shown.pop();
-                    socket
-                        .is_some_and(|socket| self.join(number, end, asked, socket, raw).is_some())
+                let joined = Message::read(&bytes[..said.len]).ok().and_then(|asked| {
+                    let brought = Brought::of(&mut shown, asked.token)?;
+                    self.join(number, end, asked, brought, raw)
                 });
-                if !joined {
+                if joined.is_none() {
                     self.end(number, true);
                 }
             }
-            _ => self.gone(token),
         }
         if !shown.is_empty() {
             self.apart.close(from, shown);
@@ -227,7 +225,7 @@ impl Carrier {
         number: u64,
         end: usize,
         asked: Message,
-        socket: OwnedFd,
+        brought: Brought,
         line: i32,
     ) -> Option<()> {
         let held = self.pairs.get_mut(&number)?;
@@ -243,10 +241,10 @@ impl Carrier {
             (geometry.ring_bytes as u64 == asked.ring_bytes).then_some((link, ends))
         });
         let Some((link, ends)) = found else {
-            self.apart.close(from, vec![socket]);
+            self.apart.close(from, brought.all());
             return None;
         };
-        ends.ends[end].come(socket);
+        ends.ends[end].come(brought);
         (held.link, held.joined[end]) = (Some(link), true);
         meet::admit_descriptors(line, false);
         let linked = Message { kind: LINKED, ring_bytes: asked.ring_bytes, ..Message::default() };

@@ -23,7 +23,7 @@ use super::{
     PASS, PASSED, RailSettings, SETTINGS, Settings, UP, packet, read,
 };
 use crate::apart::{Apart, From};
-use crate::carrier::ends::{Doing, End};
+use crate::carrier::ends::{Brought, Doing, End};
 use crate::carrier::keeper::by_whom_it_was_started;
 use crate::cluster::{PASS_BYTES, Session};
 use crate::{sandbox, service};
@@ -551,15 +551,13 @@ impl Process {
             }
             // It rings.
             (Line::Lifeline, Some(lane)) if held.joined => self.server.rouse(lane),
-            (Line::Lifeline, _)
-                if !held.joined && shown.len() == 1 && service::is_tcp(shown[0].as_raw_fd()) =>
-            {
-                let asked = Message::read(&bytes[..said.len]).ok();
-                let socket = shown.pop();
-                let joined = asked
-                    .zip(socket)
-                    .is_some_and(|(asked, socket)| self.link(number, asked, socket).is_some());
-                if !joined {
+            (Line::Lifeline, _) if !held.joined => {
+                // (What is not taken stays with the others, which are closed apart.)
+                let joined = Message::read(&bytes[..said.len]).ok().and_then(|asked| {
+                    let brought = Brought::of(&mut shown, asked.token)?;
+                    self.link(number, asked, brought)
+                });
+                if joined.is_none() {
                     self.end(number, true);
                 }
             }
@@ -573,7 +571,7 @@ impl Process {
     }
 
     /// An end brings its connection, and gets its segment.
-    fn link(&mut self, number: u64, asked: Message, socket: OwnedFd) -> Option<()> {
+    fn link(&mut self, number: u64, asked: Message, brought: Brought) -> Option<()> {
         let held = self.held.get(&number)?;
         let (from, accepts) = (held.from.clone(), held.accepts);
         let made = match (accepts, asked.kind) {
@@ -595,10 +593,10 @@ impl Process {
             }
         });
         let Some((held, lane)) = found else {
-            self.apart.close(from, vec![socket]);
+            self.apart.close(from, brought.all());
             return None;
         };
-        lane.rings.come(socket);
+        lane.rings.come(brought);
         let ring_bytes = asked.ring_bytes;
         let (to, lane) = held.name;
         match accepts {

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! An adapter that the node service has for two ends that it carries (`interconnect::node`) gives each such a socket by way of the service, says by its
-//! greeting how large a ring may be, takes and gives no doorbells (a message over that socket rings it, and bytes ring the ends), and needs no ticket:
-//! the two sockets are a pair.
+//! greeting how large a ring may be, and needs no ticket: the two sockets are a pair. A message over that socket is its bell. It rings an end by a socket
+//! that reaches the bell of the end's home context (`ringlet_linux::bell`), and without one by bytes.
 //!
 //! That socket stays, one for each end. Its end tells the adapter that the end's last process is gone, and the end that the adapter is.
 
@@ -28,8 +28,8 @@ pub const LINKED: u16 = 4;
 pub const ORPHAN: u16 = 5;
 
 /// All messages: which it is, ring size (of a greeting, the most that there may be; 0 for any), the ticket, and the sender's doorbell (process,
-/// context; 0 for none). With a request come a descriptor of the connection and those of the doorbell (eventfd, page), with its answer that of the
-/// segment, and those.
+/// context; 0 for none), and what opens the sender's bell. With a request come a descriptor of the connection and those of the doorbell (eventfd, page; or
+/// for who carries the socket that rings it), with its answer that of the segment, and those.
 #[derive(Default, Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Message {
     pub kind: u16,
@@ -37,6 +37,7 @@ pub struct Message {
     pub ticket: [u64; 2],
     pub process: u64,
     pub context: u32,
+    pub token: [u64; 2],
 }
 
 impl Message {
@@ -47,6 +48,8 @@ impl Message {
             .u64(self.ticket[1])
             .u64(self.process)
             .u32(self.context)
+            .u64(self.token[0])
+            .u64(self.token[1])
     }
 
     pub fn read(packet: &[u8]) -> Result<Message, Misfit> {
@@ -57,6 +60,7 @@ impl Message {
                 ticket: [fields.u64()?, fields.u64()?],
                 process: fields.u64()?,
                 context: fields.u32()?,
+                token: [fields.u64()?, fields.u64()?],
             })
         })
     }
@@ -80,8 +84,9 @@ mod tests {
 
     #[test]
     fn what_is_said_is_heard() {
-        let message =
-            Message { kind: JOIN, ring_bytes: 1 << 20, ticket: [2, 3], process: 4, context: 5 };
+        let token = [6, 7];
+        let (kind, ring_bytes, ticket) = (JOIN, 1 << 20, [2, 3]);
+        let message = Message { kind, ring_bytes, ticket, process: 4, context: 5, token };
         assert_eq!(Message::read(message.frame().as_bytes()), Ok(message));
     }
 

@@ -55,18 +55,21 @@ pub fn introduce(
     linked
 }
 
-/// The same of who carries, over the lifeline that the node service has given us, which becomes the answer's. No doorbells are exchanged: who holds
-/// one could make the other wait.
+/// The same of who carries, over the lifeline that the node service has given us, which becomes the answer's. No eventfds are exchanged: who holds
+/// one could make the other wait. `rope`: by what it may ring us.
 pub fn introduce_to_carrier(
     lifeline: i32,
     socket: i32,
     request: Message,
+    rope: Option<(i32, [u64; 2])>,
 ) -> Result<Linked, Reason> {
     let until = sys::now_ns() + INTRODUCTION_NS;
     let linked = greeted(lifeline, until).and_then(|most| {
         let ring_bytes = if most == 0 { request.ring_bytes } else { request.ring_bytes.min(most) };
-        let request = Message { ring_bytes, ..request };
-        meet::send(lifeline, request.frame().as_bytes(), &[socket]).map_err(reason)?;
+        let (rope, token) = rope.unwrap_or((-1, [0; 2]));
+        let request = Message { ring_bytes, token, ..request };
+        let fds = &[socket, rope][..1 + usize::from(rope >= 0)];
+        meet::send(lifeline, request.frame().as_bytes(), fds).map_err(reason)?;
         let (linked, Received { mut fds, .. }) = hear(lifeline, until)?;
         if linked.kind != LINKED || linked.ring_bytes != ring_bytes {
             return Err(Reason::NoAdapter);

@@ -41,6 +41,8 @@ struct Context {
     named: P32,
     address: BellAddress,
     heard: P32,
+    /// Strangers may be told of it.
+    barred: P32,
 }
 
 impl Context {
@@ -114,8 +116,8 @@ impl Bell {
                 true
             }
             _ => {
-                let address = self.address.get();
-                in_hand(&self.eventfd, &self.ringing, |socket| bell::ring(socket, &address))
+                let Address { token, .. } = self.address.get();
+                in_hand(&self.eventfd, &self.ringing, |socket| bell::ring(socket, &token))
             }
         }
     }
@@ -390,6 +392,16 @@ const QUEUE_KEPT: u32 = 8;
 
 /// What to tell a stranger about a context of ours: its bell by name, made if need be.
 pub fn address(context: u32) -> Option<Address> {
+    named(context).and_then(|(address, barred)| barred.then_some(address))
+}
+
+/// What to give who carries: a socket that rings the same bell, and the token. (He is in another network namespace perhaps, where its name means nothing.)
+pub fn rope(context: u32) -> Option<(i32, [u64; 2])> {
+    let (address, _) = named(context)?;
+    Some((bell::reach(&address).ok()?, address.token))
+}
+
+fn named(context: u32) -> Option<(Address, bool)> {
     let (all, tables) = (CONTEXTS.get()?, tables()?);
     let _held = all.lock[0].take()?;
     let context = &all.contexts[context as usize - 1];
@@ -399,13 +411,14 @@ pub fn address(context: u32) -> Option<Address> {
             return None;
         }
         let address = Address::random()?;
-        let socket = bell::make(&address).ok()?;
+        let (socket, barred) = bell::make(&address).ok()?;
         tables.hide(socket);
         context.address.set(&address);
         context.heard.set(0);
+        context.barred.set(barred as u32);
         context.named.set(socket as u32);
     }
-    Some(context.address.get())
+    Some((context.address.get(), context.barred.is()))
 }
 
 fn flag_of(context: u32) -> Option<&'static AtomicU64> {
@@ -596,8 +609,8 @@ pub fn keep_line(line: i32) -> Option<u32> {
 /// How we ring `socket`'s peer, as `Sender::attached` says it.
 pub fn rings(socket: &Socket) -> u32 {
     match (socket.bell.get(), CONTEXTS.get()) {
-        // (By that we ring who carries.)
-        _ if socket.is_carried() => RINGS_BY_BYTE,
+        // (Who carries rings the peer's home context, if it has one.)
+        _ if socket.is_carried() => RINGS_BY_NAME,
         (at @ 1.., Some(all)) if all.bells[at as usize].address.name.get() != 0 => RINGS_BY_NAME,
         (1.., Some(_)) => RINGS_BY_EVENT,
         _ => RINGS_BY_BYTE,

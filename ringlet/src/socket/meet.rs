@@ -1060,16 +1060,23 @@ fn join(
     socket: &Socket,
     request: introduction::Message,
 ) -> Result<([u64; 2], u64), Reason> {
-    let home = home_of(socket).filter(|_| !socket.is_carried());
-    let card = home.and_then(context::card);
-    let linked = match socket.is_carried() {
+    let home = home_of(socket);
+    let (linked, home) = match socket.is_carried() {
         true => {
             let lifeline = socket.lifeline.swap(0) as i32;
             // (Hidden again below.)
             tables.clear(lifeline);
-            mirrored::introduce_to_carrier(lifeline, socket.fd(), request)?
+            let rope = home.and_then(context::rope);
+            let linked = mirrored::introduce_to_carrier(lifeline, socket.fd(), request, rope);
+            rope.iter().for_each(|(rope, _)| sys::close(*rope));
+            (linked?, home.filter(|_| rope.is_some()))
         }
-        false => mirrored::introduce(tables.config.adapter, socket.fd(), request, card.as_ref())?,
+        false => {
+            let card = home.and_then(context::card);
+            let number = tables.config.adapter;
+            let linked = mirrored::introduce(number, socket.fd(), request, card.as_ref())?;
+            (linked, card.map(|card| card.context))
+        }
     };
     let mapped = match linked.ring_bytes <= request.ring_bytes {
         true => map_segment(tables, socket, linked.segment, linked.ring_bytes),
@@ -1082,7 +1089,10 @@ fn join(
         return Err(reason);
     }
     socket.bell.set(linked.bell);
-    socket.home.set(card.map_or(0, |card| card.context));
+    socket.home.set(home.unwrap_or(0));
+    if socket.is_carried() {
+        bells::bell_was_named(socket);
+    }
     tables.hide(linked.lifeline);
     socket.lifeline.set(linked.lifeline as u32);
     socket.end().mirrored.set(mirrored::HAS_ADAPTER);
