@@ -279,12 +279,14 @@ class Ringlet:
         self.mirror = mirror
         command = pathlib.Path(command).resolve()
         library = command.parent / "libringlet_preload.so"
-        for path in (command, library):
+        native = command.parent / "libringlet_native.so"
+        for path in (command, library, native):
             if not path.exists():
                 raise Failed(f"{path} does not exist: run `make build` first")
         place = pathlib.Path(directory, "bin")
         place.mkdir(mode=0o755)
         shutil.copy2(library, place)
+        shutil.copy2(native, place)
         self.command = shutil.copy2(command, place)
 
     def wrap(self, argv, moves=None, keys=()):

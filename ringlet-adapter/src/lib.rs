@@ -2,7 +2,7 @@
 //!
 //! A [`Half`] is one end of a connection: a program's segment, and the operations by which it and the other half keep in step. It makes no system call
 //! and waits for nobody; what it has to ring it asks of its [`Rings`]. A [`Link`] has both halves; a [`Lane`] has one, whose other half is at another node,
-//! to which a [`Trunk`] leads (`ringlet_fabric`); [`Hosts`] are two nodes in one process. A [`Server`] serves many of them with one thread: it passes over
+//! to which a [`Trunk`] leads (`ringlet_fabric`); a [`Pipe`] has messages for one; [`Hosts`] are two nodes in one process. A [`Server`] serves many of them with one thread: it passes over
 //! those that are busy, and sleeps when none is; an [`Adapter`] is one for links.
 #![deny(unsafe_code)]
 
@@ -13,6 +13,7 @@ mod hosts;
 mod lane;
 mod link;
 mod memory;
+mod pipe;
 mod trunk;
 mod wire;
 
@@ -22,4 +23,5 @@ pub use hosts::Hosts;
 pub use lane::{Lane, WakesOne};
 pub use link::{Bells, Link, Progress};
 pub use memory::Memory;
+pub use pipe::{Failed, PIPE_BYTES, PIPE_MESSAGES, Pipe};
 pub use trunk::{Event, LaneName, Trunk};

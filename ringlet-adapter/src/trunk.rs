@@ -3,6 +3,7 @@
 use crate::adapter::Serve;
 use crate::half::Operation;
 use crate::link::Progress;
+use crate::pipe::PIPE_MESSAGES;
 use crate::wire;
 use ringlet_fabric::{Control, Error, Memory, Node, Number, Told, Transport};
 use rustix::fd::BorrowedFd;
@@ -35,6 +36,8 @@ pub(crate) struct Inbox {
     /// The other half's segment.
     pub theirs: Option<Memory>,
     pub operations: VecDeque<Operation>,
+    /// What has come for a pipe.
+    pub plain: VecDeque<Vec<u8>>,
     pub failed: bool,
     /// It is roused when the transport has room.
     pub waits_for_room: bool,
@@ -163,6 +166,9 @@ fn deliver(inbox: &mut Inbox, frame: &[u8]) {
         }
         Some(wire::Frame::Operation(operation)) if inbox.operations.len() < WAITING_MOST => {
             inbox.operations.push_back(operation);
+        }
+        Some(wire::Frame::Plain(message)) if inbox.plain.len() < PIPE_MESSAGES => {
+            inbox.plain.push_back(message);
         }
         _ => inbox.failed = true,
     }

@@ -13,6 +13,8 @@ pub enum Frame {
     /// Which memory the half's segment is. The first of all.
     Segment(Memory),
     Operation(Operation),
+    /// A message of a pipe's.
+    Plain(Vec<u8>),
 }
 
 const SEGMENT: u8 = 0;
@@ -25,11 +27,17 @@ const RING: u8 = 6;
 const RUNG: u8 = 7;
 const SILENT: u8 = 8;
 const FAILED: u8 = 9;
+const PLAIN: u8 = 10;
 
 /// Appends it.
 pub fn write_segment(Memory(number): Memory, to: &mut Vec<u8>) {
     to.push(SEGMENT);
     put_small(to, [number]);
+}
+
+pub fn write_plain(message: &[u8], to: &mut Vec<u8>) {
+    to.push(PLAIN);
+    to.extend(message);
 }
 
 pub fn write(operation: &Operation, to: &mut Vec<u8>) {
@@ -104,6 +112,7 @@ pub fn read(mut from: &[u8]) -> Option<Frame> {
             };
             Operation::Line { said, echo }
         }
+        PLAIN => return Some(Frame::Plain(from.to_vec())),
         DONE => Operation::Done,
         kind @ (BACK | BACK_WITH_CREDIT) => {
             let [keep_out, draining] = small(from)?;
@@ -172,6 +181,7 @@ mod tests {
                 match read(&packet[..n]) {
                     Some(Frame::Operation(operation)) => write(&operation, &mut written),
                     Some(Frame::Segment(memory)) => write_segment(memory, &mut written),
+                    Some(Frame::Plain(message)) => write_plain(&message, &mut written),
                     None => continue,
                 }
                 prop_assert_eq!(&written, &packet[..n]);

@@ -1,5 +1,5 @@
 /*
- * ringlet: channels through shared memory between programs of one machine. Manual pages: ringlet_connect(3), ringlet_send(3),
+ * ringlet: channels through shared memory between programs of one machine, and by way of `ringlet node` of a cluster. Manual pages: ringlet_connect(3), ringlet_send(3),
  * ringlet_mailbox(3), ringlet_region(3).
  *
  * A service is opened under a name by one program, others connect to it. Calls that return -1 or NULL set errno. A timeout is in

@@ -103,6 +103,10 @@ impl<N: Notes> Service<N> {
                 post::News::Said(peer, Word::Apart(pair, reason)) => {
                     self.apart_from(&peer, pair, reason);
                 }
+                post::News::Said(peer, Word::Call(called)) => self.called_from(&peer, called),
+                post::News::Said(peer, Word::Answer { lane, reason, user, group }) => {
+                    self.answered(&peer, lane, reason, (user, &group));
+                }
                 post::News::Said(..) => {}
                 post::News::Called(token, channel) => self.called(token, channel),
                 post::News::Ended(peer) => self.ended(&peer),
@@ -166,7 +170,7 @@ impl<N: Notes> Service<N> {
         let guest = self.guests.get(&token)?;
         let fabric = self.far.as_ref().map(|far| &far.fabric)?;
         match () {
-            () if !self.policy.allows_far(&guest.who, peer.node(), far) => {
+            () if !self.policy.allows_far(&guest.who, peer.node(), far.user, &far.group) => {
                 Some((Reason::Refused, "policy"))
             }
             () if !fabric.is_up(peer.session) => Some((Reason::NoFabric, "no rail carries")),
@@ -230,7 +234,7 @@ impl<N: Notes> Service<N> {
     }
 
     /// Lanes that either node names have numbers of their own.
-    fn next_lane(&mut self, peer: &Peer) -> Option<u32> {
+    pub(crate) fn next_lane(&mut self, peer: &Peer) -> Option<u32> {
         let far = self.far.as_mut()?;
         far.next = far.next.wrapping_add(1);
         Some(far.next << 1 | u32::from(peer.is_first()))
@@ -357,6 +361,7 @@ impl<N: Notes> Service<N> {
 
     /// What was under way in it comes again.
     fn ended(&mut self, peer: &Peer) {
+        self.call_no_more(peer);
         let Some(far) = &mut self.far else { return };
         far.fabric.forget(peer.session);
         let settings = far.cluster.settings();
@@ -375,16 +380,20 @@ impl<N: Notes> Service<N> {
 }
 
 impl Guest {
+    pub(crate) fn group(&self) -> Option<String> {
+        self.who.group.clone().filter(|group| group.len() <= GROUP_BYTES)
+    }
+
     /// What other nodes are told of it. None if its group can't be told, or is longer than anybody needs.
     fn end(&self, note: &Note, ring_bytes: u64) -> Option<End> {
-        let group = self.who.group.clone().filter(|group| group.len() <= GROUP_BYTES)?;
+        let group = self.group()?;
         let accepted = note.side == crate::notes::ACCEPTED;
         Some(End { pair: note.pair, accepted, user: self.who.user, group, ring_bytes })
     }
 }
 
 /// A group's name as another node has told it, for the journal.
-fn line(text: &str) -> String {
+pub(crate) fn line(text: &str) -> String {
     text.chars().filter(|each| !each.is_control()).take(GROUP_BYTES).collect()
 }
 

@@ -28,6 +28,7 @@ mod far;
 pub mod hall;
 mod journal;
 pub mod notes;
+mod offers;
 pub mod policy;
 pub mod sandbox;
 mod service;

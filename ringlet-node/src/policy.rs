@@ -7,7 +7,6 @@ use anyhow::{Context, ensure};
 use serde::Deserialize;
 use wildmatch::WildMatch;
 
-use crate::cluster::End;
 use crate::cluster::members::Settings;
 use crate::who::Who;
 
@@ -195,20 +194,26 @@ impl Policy {
 
 impl Policy {
     /// May this guest meet that end on another host? By a rule only, with a pattern of the form NODE:GROUP for the far one.
-    pub fn allows_far(&self, who: &Who, node: &str, far: &End) -> bool {
+    pub fn allows_far(
+        &self,
+        who: &Who,
+        node: &str,
+        far_user: Option<u32>,
+        far_group: &str,
+    ) -> bool {
         let Some(group) = who.group.as_deref() else { return false };
-        let same_user = who.user.is_some() && who.user == far.user;
+        let same_user = who.user.is_some() && who.user == far_user;
         let matches = |rule: &Rule| {
             let users = match &rule.users {
                 Users::Same | Users::Word(Word::Same) => same_user,
-                Users::Word(Word::Any) => who.user.is_some() && far.user.is_some(),
-                Users::These(these) => [who.user, far.user]
+                Users::Word(Word::Any) => who.user.is_some() && far_user.is_some(),
+                Users::These(these) => [who.user, far_user]
                     .iter()
                     .all(|user| user.is_some_and(|user| these.contains(&user))),
             };
             let is = |pattern: &str, text: &str| WildMatch::new(pattern).matches(text);
             let is_far = |pattern: &str| match pattern.split_once(':') {
-                Some((on, of)) if !on.contains('/') => is(on, node) && is(of, &far.group),
+                Some((on, of)) if !on.contains('/') => is(on, node) && is(of, far_group),
                 _ => false,
             };
             let is_near = |pattern: &str| pattern.starts_with('/') && is(pattern, group);
@@ -320,15 +325,10 @@ mod tests {
 
     #[test]
     fn ends_of_other_hosts_are_allowed_by_rules_that_name_their_node() {
-        let far = |user: u32, group: &str| End {
-            pair: crate::notes::Pair::default(),
-            accepted: true,
-            user: Some(user),
-            group: group.to_owned(),
-            ring_bytes: 0,
-        };
-        let may = |rule: &str, node: &str, far: &End| {
-            Policy::parse(rule).unwrap().allows_far(&who(7, "/shop/web", None), node, far)
+        let far = |user: u32, group: &'static str| (Some(user), group);
+        let may = |rule: &str, node: &str, (user, group): &(Option<u32>, &str)| {
+            let policy = Policy::parse(rule).unwrap();
+            policy.allows_far(&who(7, "/shop/web", None), node, *user, group)
         };
         let rule = "[[allow]]\nbetween = ['/shop/web', 'db-*:/shop/db']\n";
         assert!(may(rule, "db-1", &far(7, "/shop/db")));

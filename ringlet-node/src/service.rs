@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use ringlet::handshake::ROOM_BYTES;
 use ringlet::interconnect::node::{
-    APART, CARRIED, COME, GREETING, MET, Message, SAME_USER, STATUS, TRUSTED,
+    APART, Ask, CARRIED, COME, GREETING, MET, Message, SAME_USER, STATUS, TRUSTED,
 };
 use ringlet::reasons::Reason;
 use ringlet_linux::meet::Received;
@@ -29,6 +29,7 @@ use crate::far::{Calling, Far};
 use crate::hall::{Hall, Verdict};
 use crate::journal::{Journal, say};
 use crate::notes::{Kernel, Note, Notes};
+use crate::offers::Calls;
 use crate::policy::{Allowed, Limits, Otherwise, Policy};
 use crate::sandbox;
 use crate::who::Who;
@@ -70,6 +71,11 @@ pub(crate) enum State {
         note: Note,
     },
     Calling(Calling),
+    /// Of the native library.
+    Offering {
+        service: String,
+    },
+    Asking(Calls),
 }
 
 pub(crate) struct Guest {
@@ -350,6 +356,10 @@ impl<N: Notes> Service<N> {
                 self.come(token, cookie, message.accepting != 0);
             }
             (Some(message), State::Greeted) if message.kind == STATUS => self.tell(token),
+            (None, State::Greeted) if !is_shown => match Ask::read(&bytes[..said.len]) {
+                Ok(asked) => self.asked(token, &asked),
+                Err(_) => self.part(token),
+            },
             // Nothing is to be said while it waits.
             _ => self.part(token),
         }
@@ -505,7 +515,7 @@ impl<N: Notes> Service<N> {
             State::Greeted => {}
             State::Waiting { cookie, .. } => self.hall.leave(cookie, token),
             State::Seeking { note } => self.hall.seek_no_more(note.pair, token),
-            State::Calling(_) => {}
+            State::Calling(_) | State::Offering { .. } | State::Asking(_) => {}
         }
         let _ = epoll::delete(&self.events, borrowed(guest.lifeline));
         let uid = meet::credentials(guest.lifeline).ok().map(|caller| caller.uid);
@@ -525,9 +535,11 @@ impl<N: Notes> Service<N> {
         let wait = Duration::from_secs(self.policy.limits.wait_seconds);
         let late = |guest: &Guest| match guest.state {
             State::Greeted => guest.since.elapsed() > ASK_IN,
-            State::Waiting { .. } | State::Seeking { .. } | State::Calling(_) => {
-                guest.since.elapsed() > wait
-            }
+            State::Offering { .. } => false,
+            State::Waiting { .. }
+            | State::Seeking { .. }
+            | State::Calling(_)
+            | State::Asking(_) => guest.since.elapsed() > wait,
         };
         let late: Vec<u64> =
             self.guests.iter().filter(|(_, guest)| late(guest)).map(|(token, _)| *token).collect();
@@ -544,12 +556,18 @@ impl<N: Notes> Service<N> {
             return self.part(token);
         }
         let waiting = |guest: &Guest| match guest.state {
-            State::Greeted | State::Calling(_) => None,
+            State::Greeted | State::Calling(_) | State::Offering { .. } | State::Asking(_) => None,
             State::Waiting { note, .. } | State::Seeking { note } => Some(json!({
                 "pid": guest.who.pid, "user": guest.who.user, "group": guest.who.shown_group(), "label": guest.who.label,
                 "namespace": note.namespace, "accepted": note.side == crate::notes::ACCEPTED,
                 "seconds": guest.since.elapsed().as_secs(),
             })),
+        };
+        let offered = |guest: &Guest| match &guest.state {
+            State::Offering { service } => Some(json!({
+                "service": service, "pid": guest.who.pid, "user": guest.who.user, "group": guest.who.shown_group(),
+            })),
+            _ => None,
         };
         const SHOWN: usize = 64;
         let told = json!({
@@ -558,6 +576,7 @@ impl<N: Notes> Service<N> {
             "notes": { "group": self.group, "connections": self.policy.limits.connections },
             "guests": self.guests.len() - 1,
             "waiting": self.hall.len(),
+            "offered": self.guests.values().filter_map(offered).take(SHOWN).collect::<Vec<_>>(),
             "waiting_ends": self.guests.values().filter_map(waiting).take(SHOWN).collect::<Vec<_>>(),
             "carrier": self.carriers.as_ref().map(|carriers| {
                 let (carried, lost) = carriers.counts();

@@ -9,7 +9,7 @@ use ringlet_core::mapped::{Lane, Mapped};
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_core::wait::Wish;
 use ringlet_linux::{fd, meet, sys};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 /// An end that polls without waiting asks the kernel this often whether its peer still lives (in ticks: some 10 to 50 ms).
@@ -52,6 +52,14 @@ impl Deadline {
             }
             is_ready
         })
+    }
+
+    /// Waits until a descriptor is readable.
+    pub fn await_input(&mut self, fd: &OwnedFd) -> Result<(), Error> {
+        let left = self.left()?;
+        let mut fds = [fd::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+        fd::poll(&mut fds, left, None)?;
+        Ok(())
     }
 
     /// Nanoseconds left, `None` for ever; the reason when there are none.

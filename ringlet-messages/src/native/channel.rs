@@ -7,6 +7,7 @@ use super::{Error, Kind, Options, Timeout};
 use ringlet_core::layout::{LaneGeometry, MESSAGE_MAX_BYTES};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::mapped::{Lane, Mapped};
+use ringlet_core::memory::Area;
 use ringlet_core::queue::{self, Next, Refused, Reserved, Rx, Tx};
 use ringlet_core::sync::Ordering;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -65,11 +66,12 @@ pub struct Sender {
     bytes: bool,
     /// What else there is to do after a message was published.
     announce: Option<Announcer>,
+    abandoned: bool,
 }
 
 impl Sender {
     fn new(link: Arc<Link>, lane: Lane, back: Option<Lane>, bytes: bool) -> Sender {
-        Sender { link, lane, back, tx: Tx::default(), bytes, announce: None }
+        Sender { link, lane, back, tx: Tx::default(), bytes, announce: None, abandoned: false }
     }
 
     pub(super) fn of_mailbox(link: Link, geometry: LaneGeometry, announce: Announcer) -> Sender {
@@ -112,6 +114,25 @@ impl Sender {
         self.link.room().descriptor()
     }
 
+    pub(super) fn mapping(&self) -> Area {
+        self.link.mapping.0
+    }
+
+    pub(super) fn is_alone(&self) -> bool {
+        self.link.data.ask();
+        self.link.data.is_gone()
+    }
+
+    /// Does nobody read any more?
+    pub(super) fn is_closed(&self) -> bool {
+        !self.lane.control().is_taken()
+    }
+
+    /// Goes without telling the receiver, as if this process had died.
+    pub(super) fn abandon(mut self) {
+        self.abandoned = true;
+    }
+
     /// Has the receiver taken everything?
     pub fn is_drained(&self) -> bool {
         self.tx.drained(&self.lane)
@@ -120,6 +141,9 @@ impl Sender {
 
 impl Drop for Sender {
     fn drop(&mut self) {
+        if self.abandoned {
+            return;
+        }
         let control = self.lane.control();
         // ORDER: a SeqCst swap, as a publish is; pairs with `Receiver::wait`: messages before it are seen with it, and
         // the look at the flag comes after it.
@@ -277,11 +301,31 @@ pub struct Receiver {
     /// Bytes taken of the record that is next in a stream.
     used: usize,
     corrupt: bool,
+    abandoned: bool,
 }
 
 impl Receiver {
     fn new(link: Arc<Link>, back: Lane, lane: Lane, bytes: bool) -> Receiver {
-        Receiver { link, lane, back, rx: Rx::default(), bytes, used: 0, corrupt: false }
+        Receiver {
+            link,
+            lane,
+            back,
+            rx: Rx::default(),
+            bytes,
+            used: 0,
+            corrupt: false,
+            abandoned: false,
+        }
+    }
+
+    /// Is the peer gone, as the kernel has it now?
+    pub(super) fn is_alone(&self) -> bool {
+        self.link.data.ask();
+        self.link.data.is_gone()
+    }
+
+    pub(super) fn abandon(mut self) {
+        self.abandoned = true;
     }
 
     fn has_news(&self) -> bool {
@@ -340,6 +384,9 @@ impl Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
+        if self.abandoned {
+            return;
+        }
         let control = self.lane.control();
         // ORDER: as in `Sender::drop`.
         control.close();

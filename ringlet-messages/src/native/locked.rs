@@ -6,6 +6,7 @@ use super::{Error, Timeout};
 use ringlet_core::layout::LaneGeometry;
 use ringlet_core::locked::{self, max_bytes};
 use ringlet_core::mapped::{Lane, Mapped};
+use ringlet_core::memory::Area;
 use ringlet_core::queue::{self, Next, Refused, Reserved};
 use ringlet_core::sync::Ordering;
 use std::sync::atomic::AtomicU8;
@@ -17,6 +18,7 @@ pub struct Locked {
     theirs: Lane,
     turns: locked::Locked,
     corrupt: bool,
+    abandoned: bool,
 }
 
 impl Locked {
@@ -24,7 +26,21 @@ impl Locked {
         let (ours, theirs) = (link.lane(geometry, link.side), link.lane(geometry, 1 - link.side));
         let turns =
             if link.side == 0 { locked::Locked::client() } else { locked::Locked::server() };
-        Locked { link, ours, theirs, turns, corrupt: false }
+        Locked { link, ours, theirs, turns, corrupt: false, abandoned: false }
+    }
+
+    pub(super) fn mapping(&self) -> Area {
+        self.link.mapping.0
+    }
+
+    pub(super) fn is_alone(&self) -> bool {
+        self.link.data.ask();
+        self.link.data.is_gone()
+    }
+
+    /// As `Sender::abandon`.
+    pub(super) fn abandon(mut self) {
+        self.abandoned = true;
     }
 
     #[inline]
@@ -169,6 +185,9 @@ impl Receives for Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
+        if self.abandoned {
+            return;
+        }
         // ORDER: as in `Sender::drop`.
         self.ours.control().sender.shut.swap(1, Ordering::SeqCst);
         self.ring();

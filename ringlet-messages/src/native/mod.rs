@@ -20,7 +20,10 @@
 
 mod announcer;
 mod bell;
+#[doc(hidden)]
+pub mod carried;
 mod channel;
+mod hosts;
 mod locked;
 mod mailbox;
 mod region;
@@ -131,8 +134,10 @@ pub enum Error {
     BufferTooSmall,
     /// It is the other end's turn.
     NotOurTurn,
-    /// The name belongs to, or a connection came from, a user that `Peers` does not admit.
+    /// The name belongs to, or a connection came from, a user that `Peers` does not admit, or the node service's policy.
     Refused,
+    /// There is no node service here, or none of that name.
+    Unreachable,
     /// What answers to that name is a service of another kind, or none of ours.
     OtherKind,
     /// What answers to that name is of another version of ringlet.
@@ -155,6 +160,7 @@ impl Error {
             Error::BufferTooSmall => libc::ENOBUFS,
             Error::NotOurTurn => libc::EBUSY,
             Error::Refused => libc::EACCES,
+            Error::Unreachable => libc::EHOSTUNREACH,
             Error::OtherKind => libc::EPROTOTYPE,
             Error::OtherVersion => libc::EPROTONOSUPPORT,
             Error::System(errno) => errno.0,

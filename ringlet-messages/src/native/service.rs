@@ -7,33 +7,32 @@ use super::bell::{Bell, Deadline};
 use super::channel::{Channel, Link};
 use super::segment::{Mapping, make_segment, map_segment, own};
 use super::welcome::{Welcome, accept, open_service};
-use super::{Error, Kind, Locked, Options, Region, Sender, Timeout};
+use super::{Error, Kind, Locked, Options, Peers, Region, Sender, Timeout, hosts};
 use crate::guarded::{Guarded, close_sent};
 use ringlet::handshake;
 use ringlet_core::layout::LaneGeometry;
+use ringlet_linux::meet::Fds;
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{apart, fd, meet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 /// Somebody who looks for a service that is not there yet looks again after so long, doubled up to the second figure.
 const LOOK_AGAIN_NS: u64 = 100_000;
 const LOOK_AGAIN_MAX_NS: u64 = 10_000_000;
 
-/// Waits until a descriptor is readable.
-fn await_input(fd: BorrowedFd, deadline: &mut Deadline) -> Result<(), Error> {
-    let left = deadline.left()?;
-    let mut fds = [fd::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
-    fd::poll(&mut fds, left, None)?;
-    Ok(())
-}
-
 /// A service under a name, which is free again when the listener is dropped or its process is gone. (A mailbox is a service of
 /// its own: see [`Mailbox`](super::Mailbox).)
 pub struct Listener {
+    /// Where others come; or the node service, for one that is offered to other hosts.
     socket: Guarded,
     options: Options,
     geometry: LaneGeometry,
+    is_offered: bool,
 }
+
+/// How long the node service may take to answer.
+const OFFERED_IN: Duration = Duration::from_secs(10);
 
 /// A connection, as its service's kind says.
 pub enum Connection {
@@ -45,35 +44,50 @@ pub enum Connection {
 
 impl Listener {
     /// Fails with EADDRINUSE when there is a service of that name in this network namespace.
+    ///
+    /// A name that begins with a colon is offered by way of the node service (`ringlet node`), to all on this host and on others of the cluster whom its
+    /// policy admits: `:orders` of the node `b` is called as `b:orders`. Who may come is then for that policy to say, and `peers` says nothing. It
+    /// is of channels or locked pairs, with rings of at most 4 MiB. It fails with EADDRINUSE if this user offers one of that name already, and
+    /// with `Unreachable` where there is no such service, and so does `accept` once it has ended: bind it anew.
     pub fn bind(name: &str, options: Options) -> Result<Listener, Error> {
         if options.kind == Kind::Mailbox {
             return Err(Error::OtherKind);
         }
         let options = options.of_service();
         let geometry = options.geometry()?;
-        Ok(Listener { socket: open_service(name)?, options, geometry })
+        let offered = hosts::offered(name);
+        let socket = match offered {
+            Some(_) if options.kind == Kind::Region => return Err(Error::OtherKind),
+            Some(_) if options.ring_bytes > hosts::OFFERED_MAX_BYTES => {
+                return Err(Error::System(Errno::EINVAL));
+            }
+            Some(service) => hosts::offer(service, &mut Deadline::new(Some(OFFERED_IN)))?,
+            None => open_service(name)?,
+        };
+        Ok(Listener { socket, options, geometry, is_offered: offered.is_some() })
+    }
+
+    fn comes(&self) -> Result<Guarded, Error> {
+        match self.is_offered {
+            true => hosts::comes(&self.socket),
+            false => accept(&self.socket, self.options.peers),
+        }
     }
 
     /// The next connection. Whoever is not admitted is turned away without a word.
     pub fn accept(&self, timeout: Timeout) -> Result<Connection, Error> {
         let mut deadline = Deadline::new(timeout);
         loop {
-            let socket = match accept(&self.socket, self.options.peers) {
+            let socket = match self.comes() {
                 Err(Error::System(Errno::EAGAIN)) => {
-                    await_input(self.socket.as_fd(), &mut deadline)?;
+                    deadline.await_input(&self.socket)?;
                     continue;
                 }
                 done => done?,
             };
-            let (memfd, mapping) = make_segment(2 * self.geometry.lane_bytes())?;
-            let [room, theirs] = meet::pair()?.map(own);
-            let fds = [memfd.as_raw_fd(), theirs.as_raw_fd()];
             // Or it has gone again.
-            let sent = Welcome::new(&self.options, 0).send(&socket, &fds);
-            close_sent(theirs, &socket);
-            if sent.is_ok() {
-                let room = Guarded::new(room);
-                return Ok(self.options.connection(socket, room, mapping, self.geometry, 1));
+            if let Some(connection) = self.options.welcome(socket, self.geometry)? {
+                return Ok(connection);
             }
         }
     }
@@ -91,6 +105,21 @@ impl AsFd for Listener {
 }
 
 impl Options {
+    /// Gives a segment to who has come. `None` if he has gone.
+    pub(super) fn welcome(
+        &self,
+        socket: Guarded,
+        geometry: LaneGeometry,
+    ) -> Result<Option<Connection>, Error> {
+        let (memfd, mapping) = make_segment(2 * geometry.lane_bytes())?;
+        let [room, theirs] = meet::pair()?.map(own);
+        let fds = [memfd.as_raw_fd(), theirs.as_raw_fd()];
+        let sent = Welcome::new(self, 0).send(&socket, &fds);
+        close_sent(theirs, &socket);
+        let room = Guarded::new(room);
+        Ok(sent.ok().map(|()| self.connection(socket, room, mapping, geometry, 1)))
+    }
+
     fn connection(
         &self,
         data: Guarded,
@@ -109,9 +138,38 @@ impl Options {
     }
 }
 
-/// Connects to a service, waiting for it to be opened if need be. Of `options` its sizes are not used.
+/// Connects to a service, waiting for it to be opened if need be. Of `options` its sizes are not used. `NODE:SERVICE` is one that is offered on that node
+/// (`Listener::bind`): a channel or a locked pair, which the node services carry between two hosts, or introduce on one.
 pub fn connect(name: &str, options: Options, timeout: Timeout) -> Result<Connection, Error> {
     let mut deadline = Deadline::new(timeout);
+    let socket = match hosts::is_of_node(name) {
+        true if matches!(options.kind, Kind::Mailbox | Kind::Region) => {
+            return Err(Error::OtherKind);
+        }
+        true => hosts::call(name, &mut deadline)?,
+        false if hosts::offered(name).is_some() => return Err(Error::System(Errno::EINVAL)),
+        false => look(name, options.peers, &mut deadline)?,
+    };
+    let mut bytes = [0; handshake::ROOM_BYTES];
+    let (n, fds) = loop {
+        match meet::receive(socket.as_raw_fd(), &mut bytes) {
+            Err(Errno::EAGAIN) => deadline.await_input(&socket)?,
+            done => break done?,
+        }
+    };
+    // Turned away, or the service has just gone.
+    if n == 0 {
+        return Err(Error::Refused);
+    }
+    let welcome = Welcome::parse(&bytes[..n])?;
+    if welcome.kind != options.kind as u32 {
+        return Err(Error::OtherKind);
+    }
+    options.join(socket, welcome, fds)
+}
+
+/// A socket to a service of this network namespace.
+fn look(name: &str, peers: Peers, deadline: &mut Deadline) -> Result<Guarded, Error> {
     let mut pause = LOOK_AGAIN_NS;
     let socket = loop {
         match meet::visit(name.as_bytes()) {
@@ -124,39 +182,36 @@ pub fn connect(name: &str, options: Options, timeout: Timeout) -> Result<Connect
             Err(errno) => return Err(errno.into()),
         }
     };
-    options.peers.admit(&socket)?;
-    let mut bytes = [0; handshake::ROOM_BYTES];
-    let (n, mut fds) = loop {
-        match meet::receive(socket.as_raw_fd(), &mut bytes) {
-            Err(Errno::EAGAIN) => await_input(socket.as_fd(), &mut deadline)?,
-            done => break done?,
+    peers.admit(&socket)?;
+    Ok(socket)
+}
+
+impl Options {
+    /// What a service has said, and given.
+    pub(super) fn join(
+        &self,
+        socket: Guarded,
+        welcome: Welcome,
+        mut fds: Fds,
+    ) -> Result<Connection, Error> {
+        let geometry = welcome.geometry().ok_or(Error::PeerCorrupt)?;
+        if self.kind == Kind::Mailbox {
+            let mapping = map_segment(fds.take(0), geometry.lane_bytes(), true)?;
+            let announcer = Announcer::new(fds.take(1), fds.take(2), welcome.lane)?;
+            let data = Bell::new(socket);
+            let link = Link { data, room: None, mapping, side: 0, spin_us: self.spin_us };
+            return Ok(Connection::Sender(Sender::of_mailbox(link, geometry, announcer)));
         }
-    };
-    // Turned away, or the service has just gone.
-    if n == 0 {
-        return Err(Error::Refused);
+        let mapping = map_segment(fds.take(0), 2 * geometry.lane_bytes(), true)?;
+        let room = fds.take(1).ok_or(Error::PeerCorrupt)?;
+        // Anything else could block whoever rings or closes it.
+        if !meet::is_ours_in_kind(room) {
+            apart::close_foreign(room, fds.user);
+            return Err(Error::PeerCorrupt);
+        }
+        let room = Guarded::shared(own(room), &socket);
+        Ok(self.connection(socket, room, mapping, geometry, 0))
     }
-    let welcome = Welcome::parse(&bytes[..n])?;
-    if welcome.kind != options.kind as u32 {
-        return Err(Error::OtherKind);
-    }
-    let geometry = welcome.geometry().ok_or(Error::PeerCorrupt)?;
-    if options.kind == Kind::Mailbox {
-        let mapping = map_segment(fds.take(0), geometry.lane_bytes(), true)?;
-        let announcer = Announcer::new(fds.take(1), fds.take(2), welcome.lane)?;
-        let data = Bell::new(socket);
-        let link = Link { data, room: None, mapping, side: 0, spin_us: options.spin_us };
-        return Ok(Connection::Sender(Sender::of_mailbox(link, geometry, announcer)));
-    }
-    let mapping = map_segment(fds.take(0), 2 * geometry.lane_bytes(), true)?;
-    let room = fds.take(1).ok_or(Error::PeerCorrupt)?;
-    // Anything else could block whoever rings or closes it.
-    if !meet::is_ours_in_kind(room) {
-        apart::close_foreign(room, fds.user);
-        return Err(Error::PeerCorrupt);
-    }
-    let room = Guarded::shared(own(room), &socket);
-    Ok(options.connection(socket, room, mapping, geometry, 0))
 }
 
 impl Connection {

@@ -7,6 +7,7 @@ use crate::guarded::Guarded;
 use ringlet::handshake::{self, Frame, Misfit, Protocol};
 use ringlet_core::layout::LaneGeometry;
 use ringlet_linux::meet;
+use ringlet_linux::sys::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 const WELCOME: u16 = 1;
@@ -81,6 +82,10 @@ pub(super) fn accept(service: &OwnedFd, peers: Peers) -> Result<Guarded, Error> 
     }
 }
 
+/// (A colon is in the names of what is offered to other hosts.)
 pub(super) fn open_service(name: &str) -> Result<Guarded, Error> {
+    if name.contains(':') {
+        return Err(Error::System(Errno::EINVAL));
+    }
     Ok(Guarded::new(own(meet::serve(name.as_bytes())?)))
 }

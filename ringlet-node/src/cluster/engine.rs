@@ -415,7 +415,12 @@ impl Engine {
                     }
                     Frame::Word(Word::Echo(_)) => {}
                     Frame::Word(
-                        word @ (Word::Seek(_) | Word::Here(..) | Word::Meet(_) | Word::Apart(..)),
+                        word @ (Word::Seek(_)
+                        | Word::Here(..)
+                        | Word::Meet(_)
+                        | Word::Apart(..)
+                        | Word::Call(_)
+                        | Word::Answer { .. }),
                     ) => {
                         if let Some(peer) = self.peer(place) {
                             self.events.said(&peer, word);

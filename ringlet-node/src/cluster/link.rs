@@ -24,7 +24,7 @@ const READS_AT_ONCE: usize = 16;
 /// Words that wait for who does not read, besides what is passed.
 const WORDS_WAIT_BYTES: usize = 64 << 10;
 
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// One end of a connection between two hosts, as the service of that host tells the other one.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
@@ -44,6 +44,15 @@ pub struct Meet {
     pub lane: u32,
     pub token: Token,
     pub ring_bytes: u64,
+}
+
+/// Who calls which service, by which lane.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Called {
+    pub lane: u32,
+    pub service: String,
+    pub user: Option<u32>,
+    pub group: String,
 }
 
 /// What services say to each other.
@@ -66,6 +75,14 @@ pub enum Word {
     Meet(Meet),
     /// They don't, for this reason (`ringlet::reasons`), that node says of its own end of this pair.
     Apart(Pair, u32),
+    /// A program calls a service of the native library's; and the answer: 0, and who offers it, or the reason why not.
+    Call(Called),
+    Answer {
+        lane: u32,
+        reason: u32,
+        user: Option<u32>,
+        group: String,
+    },
     /// It ends in order, and will not be missed.
     Leave,
 }

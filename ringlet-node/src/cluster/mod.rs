@@ -28,7 +28,7 @@ mod renewal;
 
 pub use channels::{TOKEN_BYTES, Token};
 pub use engine::{BEAT, Events, Running, SILENT};
-pub use link::{End, Meet, Word};
+pub use link::{Called, End, Meet, Word};
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -16,6 +16,7 @@
 //!
 //! A lane is expected by the connecting end's process before the accepting program hears hello, and so before anything can come for it.
 
+mod passage;
 mod process;
 pub(crate) mod share;
 
@@ -108,6 +109,8 @@ const DOWN: u8 = 8;
 const BROKEN: u8 = 9;
 const OVER: u8 = 10;
 const LOG: u8 = 11;
+/// By the service too: a channel of the native library's, with a socket to its program.
+const NATIVE: u8 = 12;
 
 fn packet(kind: u8, session: Session, body: &[u8]) -> Vec<u8> {
     [&[kind], &session[..], body].concat()
@@ -137,6 +140,15 @@ struct LaneOrder {
     ring_bytes: u64,
 }
 
+/// One of the native library's.
+#[derive(Serialize, Deserialize)]
+struct NativeOrder {
+    number: u64,
+    lane: u32,
+    /// Our program offers the service.
+    offers: bool,
+}
+
 /// What two processes pass to each other: one of these in JSON, in pieces that begin with a byte, 1 if another one follows.
 #[derive(Serialize, Deserialize)]
 enum Between {
@@ -153,6 +165,16 @@ enum Between {
         ring_bytes: u64,
     },
     Made {
+        lane: u32,
+    },
+    /// A service gives its caller a channel like this; the caller has it.
+    Offered {
+        lane: u32,
+        kind: u32,
+        slot_count: u64,
+        ring_bytes: u64,
+    },
+    Begun {
         lane: u32,
     },
     /// This lane is over, before both programs had come or because it can't go on.

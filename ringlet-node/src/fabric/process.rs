@@ -11,16 +11,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use ringlet::handshake::ROOM_BYTES;
 use ringlet::interconnect::introduction::{GREETING, JOIN, LINK, LINKED, Message, ORPHAN};
-use ringlet_adapter::{Event, Lane, LaneName, Memory, Progress, Serve, Server, Trunk};
+use ringlet_adapter::{Event, Lane, LaneName, Memory, Pipe, Progress, Serve, Server, Trunk};
 use ringlet_core::layout::Geometry;
 use ringlet_fabric::rail::{self, Grant, Rail, Refused, Region};
 use ringlet_fabric::{Node, Number};
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{fd, map, meet};
+use ringlet_messages::native::carried::{Beginning, Joined, Offer, Port};
 
+use super::passage::Passage;
 use super::{
-    BETWEEN_BYTES, BROKEN, Between, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, OVER, PACKET_BYTES,
-    PASS, PASSED, RailSettings, SETTINGS, Settings, UP, packet, read,
+    BETWEEN_BYTES, BROKEN, Between, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder,
+    OVER, PACKET_BYTES, PASS, PASSED, RailSettings, SETTINGS, Settings, UP, packet, read,
 };
 use crate::apart::{Apart, From};
 use crate::carrier::ends::{Brought, Doing, End};
@@ -53,6 +55,7 @@ const FREE_IN: Duration = Duration::from_secs(5);
 enum Served {
     Trunk(Trunk),
     Lane(Box<Lane<End>>),
+    Passage(Box<Passage>),
 }
 
 impl Served {
@@ -60,6 +63,7 @@ impl Served {
         match self {
             Served::Trunk(trunk) => trunk,
             Served::Lane(lane) => &**lane,
+            Served::Passage(passage) => &**passage,
         }
     }
 
@@ -67,6 +71,7 @@ impl Served {
         match self {
             Served::Trunk(trunk) => trunk,
             Served::Lane(lane) => &mut **lane,
+            Served::Passage(passage) => &mut **passage,
         }
     }
 }
@@ -76,6 +81,7 @@ impl Serve for Served {
         match self {
             Served::Trunk(trunk) => trunk.pass(rouse),
             Served::Lane(lane) => lane.pass(rouse),
+            Served::Passage(passage) => passage.pass(rouse),
         }
     }
     fn arm(&mut self) -> bool {
@@ -184,6 +190,15 @@ impl Held {
     }
 }
 
+/// A channel of the native library's of which we have one end.
+struct Native {
+    name: LaneName,
+    offers: bool,
+    /// Its program, until the other one is there too; and what is read of it is told under this token.
+    begins: Option<(Beginning, u32)>,
+    at: Option<usize>,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Line {
     Lifeline,
@@ -206,6 +221,9 @@ struct Process {
     held: HashMap<u64, Held>,
     by_lane: HashMap<LaneName, u64>,
     lines: HashMap<u32, (OwnedFd, u64, Line)>,
+    natives: HashMap<u64, Native>,
+    /// Of those that begin.
+    beginning: HashMap<u32, u64>,
     next: u32,
     /// Whose memory nobody writes to any more.
     freed: Rc<RefCell<Vec<u64>>>,
@@ -252,6 +270,8 @@ pub fn carry() -> anyhow::Result<()> {
         held: HashMap::new(),
         by_lane: HashMap::new(),
         lines: HashMap::new(),
+        natives: HashMap::new(),
+        beginning: HashMap::new(),
         next: SERVICE + 1,
         freed: Rc::default(),
         said: VecDeque::new(),
@@ -271,7 +291,7 @@ impl Process {
     fn turn(&mut self) -> anyhow::Result<bool> {
         let (mut ready, mut over) = (Vec::new(), Vec::new());
         let patience = match self.is_quiet() {
-            true if self.held.is_empty() => IDLE,
+            true if self.held.is_empty() && self.natives.is_empty() => IDLE,
             true => ANSWERED,
             false => SWEEP,
         };
@@ -283,6 +303,10 @@ impl Process {
             let is = |(_, held): &(&u64, &Held)| held.lane == Some(at);
             if let Some(number) = self.held.iter().find(is).map(|(number, _)| *number) {
                 self.end(number, progress == Progress::Failed);
+            }
+            let is = |(_, native): &(&u64, &Native)| native.at == Some(at);
+            if let Some(number) = self.natives.iter().find(is).map(|(number, _)| *number) {
+                self.end_native(number, false);
             }
         }
         for token in ready {
@@ -341,6 +365,13 @@ impl Process {
                         _ => self.say(OVER, Session::default(), &order.number.to_le_bytes()),
                     }
                 }
+                Some((NATIVE, session, order)) => {
+                    let order: NativeOrder = serde_json::from_slice(order)?;
+                    match (line, self.number(session)) {
+                        (Some(socket), Some(number)) => self.begin_native(number, order, socket),
+                        _ => self.say(OVER, Session::default(), &order.number.to_le_bytes()),
+                    }
+                }
                 _ => {}
             }
         }
@@ -379,6 +410,10 @@ impl Process {
         let all: Vec<u64> =
             self.held.iter().filter(|(_, held)| of(held)).map(|(number, _)| *number).collect();
         all.into_iter().for_each(|number| self.end(number, true));
+        let of = |native: &Native| native.name.0 == number;
+        let all = self.natives.iter().filter(|(_, native)| of(native));
+        let all: Vec<u64> = all.map(|(number, _)| *number).collect();
+        all.into_iter().for_each(|number| self.end_native(number, false));
     }
 
     /// The session can't go on.
@@ -433,9 +468,25 @@ impl Process {
                 let held = held.filter(|held| self.held.get(held).is_some_and(Held::is_linking));
                 held.into_iter().for_each(|held| self.linked(held));
             }
+            Between::Offered { lane, kind, slot_count, ring_bytes } => {
+                if let Some(native) = self.by_lane.get(&(number, lane)).copied() {
+                    self.welcome(native, Offer { kind, slot_count, ring_bytes });
+                }
+            }
+            Between::Begun { lane } => {
+                let native = self.by_lane.get(&(number, lane));
+                let at = native.and_then(|native| self.natives.get(native)?.at);
+                if let Some((at, Served::Passage(passage))) =
+                    at.and_then(|at| Some((at, self.server.get(at)?)))
+                {
+                    passage.begin();
+                    self.server.rouse(at);
+                }
+            }
             Between::Over { lane } => {
                 if let Some(held) = self.by_lane.get(&(number, lane)).copied() {
                     self.end_quietly(held, true);
+                    self.end_native(held, false);
                 }
             }
         }
@@ -518,18 +569,122 @@ impl Process {
     }
 
     fn watch(&mut self, fd: OwnedFd, held: u64, line: Line) -> Option<u32> {
-        let token = self.next;
-        self.next = if token == u32::MAX { SERVICE + 1 } else { token + 1 };
-        if self.lines.contains_key(&token) {
-            return None;
-        }
+        let token = self.token()?;
         self.server.watch(&fd, token).ok()?;
         self.lines.insert(token, (fd, held, line));
         Some(token)
     }
 
+    /// A program that offers a service, or calls one.
+    fn begin_native(&mut self, number: Number, order: NativeOrder, socket: OwnedFd) {
+        let NativeOrder { number: native, lane, offers } = order;
+        let name = (number, lane);
+        let is_new = !self.by_lane.contains_key(&name);
+        let native_of = Native { name, offers, begins: None, at: None };
+        if is_new {
+            self.by_lane.insert(name, native);
+            self.natives.insert(native, native_of);
+        }
+        if !is_new || !self.await_native(native, Beginning::new(socket)) {
+            self.pass(number, &Between::Over { lane });
+            if is_new {
+                self.end_native(native, false);
+            } else {
+                self.say(OVER, Session::default(), &native.to_le_bytes());
+            }
+        }
+    }
+
+    /// What of a program that begins is told no more.
+    fn begun(&mut self, number: u64) -> Option<Beginning> {
+        let (begins, token) = self.natives.get_mut(&number)?.begins.take()?;
+        self.beginning.remove(&token);
+        let _ = self.server.unwatch(begins.socket());
+        Some(begins)
+    }
+
+    /// A service gives us a channel, as to anybody. (Who calls says nothing yet, so that he has gone.)
+    fn hear_native(&mut self, number: u64) {
+        let Some(begins) = self.begun(number) else { return };
+        let Some(native) = self.natives.get(&number) else { return };
+        let (to, lane) = native.name;
+        let joined = if native.offers { begins.join().ok() } else { None };
+        let went = match joined {
+            Some(Joined::Here(Offer { kind, slot_count, ring_bytes }, port)) => {
+                let serves = self.serve_native(number, *port, false);
+                if serves {
+                    self.pass(to, &Between::Offered { lane, kind, slot_count, ring_bytes });
+                }
+                serves
+            }
+            // (It was woken in vain.)
+            Some(Joined::NotYet(begins)) => self.await_native(number, begins),
+            None => false,
+        };
+        if !went {
+            self.end_native(number, true);
+        }
+    }
+
+    fn await_native(&mut self, number: u64, begins: Beginning) -> bool {
+        let token = self.token().filter(|token| self.server.watch(begins.socket(), *token).is_ok());
+        let (Some(token), Some(native)) = (token, self.natives.get_mut(&number)) else {
+            return false;
+        };
+        native.begins = Some((begins, token));
+        self.beginning.insert(token, number);
+        true
+    }
+
+    /// The service there gives our program a channel like this.
+    fn welcome(&mut self, number: u64, offer: Offer) {
+        if self.natives.get(&number).is_none_or(|native| native.offers) {
+            return;
+        }
+        let Some(begins) = self.begun(number) else { return };
+        let Some(name) = self.natives.get(&number).map(|native| native.name) else { return };
+        let port = begins.welcome(offer);
+        match port.is_ok_and(|port| self.serve_native(number, port, true)) {
+            true => self.pass(name.0, &Between::Begun { lane: name.1 }),
+            false => self.end_native(number, true),
+        }
+    }
+
+    fn serve_native(&mut self, number: u64, port: Port, begun: bool) -> bool {
+        let Some(native) = self.natives.get_mut(&number) else { return false };
+        let passage = Passage::new(port, Pipe::new(&self.trunk, native.name), begun);
+        native.at = self.server.serve(Served::Passage(Box::new(passage))).ok();
+        native.at.inspect(|at| self.trunk.is_lane_at(native.name, *at)).is_some()
+    }
+
+    fn end_native(&mut self, number: u64, tell: bool) {
+        drop(self.begun(number));
+        let Some(native) = self.natives.remove(&number) else { return };
+        let (to, lane) = native.name;
+        self.by_lane.remove(&native.name);
+        if let Some(at) = native.at {
+            // (Its pipe tells the other end.)
+            drop(self.server.leave(at));
+            self.server.rouse(self.trunk_at);
+        }
+        if tell {
+            self.pass(to, &Between::Over { lane });
+        }
+        self.say(OVER, Session::default(), &number.to_le_bytes());
+    }
+
+    fn token(&mut self) -> Option<u32> {
+        let token = self.next;
+        self.next = if token == u32::MAX { SERVICE + 1 } else { token + 1 };
+        let free = !self.lines.contains_key(&token) && !self.beginning.contains_key(&token);
+        free.then_some(token)
+    }
+
     /// A program says something, or has gone.
     fn hear(&mut self, token: u32) {
+        if let Some(number) = self.beginning.get(&token) {
+            return self.hear_native(*number);
+        }
         let Some((fd, number, line)) = self.lines.get(&token) else { return };
         let (raw, number, line) = (fd.as_raw_fd(), *number, *line);
         let Some(held) = self.held.get_mut(&number) else { return };
@@ -803,7 +958,8 @@ impl Process {
                 }
                 self.server.rouse(self.trunk_at);
             }
-            let carries = self.held.values().any(|held| held.name.0 == *number && held.joined);
+            let carries = self.held.values().any(|held| held.name.0 == *number && held.joined)
+                || self.natives.values().any(|it| it.name.0 == *number && it.at.is_some());
             if carries && link.down.is_some_and(|since| since.elapsed() > DOWN_MOST) {
                 broken.push((*number, "no rail works"));
             }

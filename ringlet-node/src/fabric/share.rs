@@ -9,8 +9,8 @@ use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
 
 use super::{
-    BROKEN, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, OVER, PACKET_BYTES, PASS, PASSED, SETTINGS,
-    Settings, UP, packet, read,
+    BROKEN, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder, OVER, PACKET_BYTES,
+    PASS, PASSED, SETTINGS, Settings, UP, packet, read,
 };
 use crate::apart::From;
 use crate::carrier::keeper::{Kept, Word};
@@ -190,6 +190,22 @@ impl Fabric {
         let order = serde_json::to_vec(&order).unwrap_or_default();
         self.lanes.insert(number, from);
         self.ways.lock().say(packet(LANE, peer.session, &order), fds.into());
+    }
+
+    /// The same of a channel of the native library's, with a socket to its program.
+    pub fn carry_native(
+        &mut self,
+        peer: &Peer,
+        (lane, offers): (u32, bool),
+        from: From,
+        socket: OwnedFd,
+    ) {
+        let number = self.next;
+        self.next += 1;
+        let order = NativeOrder { number, lane, offers };
+        let order = serde_json::to_vec(&order).unwrap_or_default();
+        self.lanes.insert(number, from);
+        self.ways.lock().say(packet(NATIVE, peer.session, &order), vec![socket]);
     }
 
     pub fn hear_keeper(&mut self, tell: &mut dyn FnMut(News)) {

@@ -31,6 +31,10 @@ pub const MET: u16 = 3;
 pub const APART: u16 = 4;
 /// What `ringlet node status` asks; the answer is no frame but a text (JSON).
 pub const STATUS: u16 = 5;
+/// Of the native library (`Ask`): who calls a service of a node's, and who offers one. A call is answered by MET with a socket, or by APART; an offer by MET
+/// without one, and then by one with a socket for each who calls.
+pub const CALL: u16 = 6;
+pub const OFFER: u16 = 7;
 
 /// `Message::flags` of MET, and `Socket::introduced`: it was introduced; both ends are of one user of the host; the policy lets each ring the
 /// other by its eventfd, with which it could also make it wait; they share no memory, and a second descriptor is the lifeline to who carries between them;
@@ -72,6 +76,43 @@ impl Message {
                 reason: fields.u32()?,
             })
         })
+    }
+}
+
+pub const ASKED_BYTES: usize = 96;
+
+/// CALL, by NODE:SERVICE, and OFFER, by SERVICE alone: the name, and zeros behind it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ask {
+    pub kind: u16,
+    pub name: [u8; ASKED_BYTES],
+}
+
+impl Ask {
+    /// `None` if the name is too long.
+    pub fn new(kind: u16, name: &str) -> Option<Ask> {
+        let mut asked = Ask { kind, name: [0; ASKED_BYTES] };
+        asked.name.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+        Some(asked)
+    }
+
+    pub fn frame(&self) -> Frame {
+        Frame::new(Protocol::Node, self.kind).put(&self.name)
+    }
+
+    pub fn read(packet: &[u8]) -> Result<Ask, Misfit> {
+        let asked = |kind, fields: &mut handshake::Fields| {
+            matches!(kind, CALL | OFFER).then_some(Ask { kind, name: fields.array()? })
+        };
+        handshake::read(packet, Protocol::Node, asked)
+    }
+
+    /// `None` for what is no name.
+    pub fn text(&self) -> Option<&str> {
+        let len = self.name.iter().position(|byte| *byte == 0).unwrap_or(ASKED_BYTES);
+        let (name, rest) = self.name.split_at(len);
+        let plain = !name.is_empty() && rest.iter().all(|byte| *byte == 0);
+        core::str::from_utf8(name).ok().filter(|_| plain)
     }
 }
 
@@ -130,5 +171,19 @@ mod tests {
         let message =
             Message { kind: MET, accepting: 1, flags: TRUSTED, stranger: 4_000_000_000, reason: 9 };
         assert_eq!(Message::read(message.frame().as_bytes()), Ok(message));
+    }
+
+    #[test]
+    fn what_is_asked_is_heard() {
+        for name in ["b:orders", &"x".repeat(ASKED_BYTES)] {
+            let asked = Ask::new(CALL, name).unwrap();
+            assert_eq!(Ask::read(asked.frame().as_bytes()), Ok(asked));
+            assert_eq!(asked.text(), Some(name));
+        }
+        assert_eq!(Ask::new(CALL, &"x".repeat(ASKED_BYTES + 1)), None);
+        let mut odd = Ask::new(OFFER, "a").unwrap();
+        odd.name[2] = 1;
+        assert_eq!(odd.text(), None);
+        assert_eq!(Ask::new(OFFER, "").unwrap().text(), None);
     }
 }

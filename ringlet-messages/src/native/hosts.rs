@@ -1,0 +1,136 @@
+//! Services beyond the network namespace: by way of the node service, which has one here and knows the others.
+//!
+//! Who offers a service to all that the node service's policy admits gives it a name that begins with a colon. Others call it by the name of the node
+//! before that: `:orders` of the node `b` is `b:orders`, on each node and in each network namespace.
+
+use super::Error;
+use super::bell::Deadline;
+use super::segment::own;
+use crate::guarded::Guarded;
+use ringlet::config::{Config, Origin};
+use ringlet::handshake;
+use ringlet::interconnect::node::{self, APART, Ask, CALL, GREETING, MET, Message, OFFER};
+use ringlet::reasons::Reason;
+use ringlet_linux::sys::Errno;
+use ringlet_linux::{apart, fd, meet};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+
+/// Who calls a service that is not there (yet) calls again after so long, doubled up to the second figure.
+const CALL_AGAIN_NS: u64 = 10_000_000;
+const CALL_AGAIN_MAX_NS: u64 = 1_000_000_000;
+
+/// Who carries holds all of a ring.
+pub(super) const OFFERED_MAX_BYTES: usize = 4 << 20;
+
+/// The service in the name of one that is offered to other hosts.
+pub(super) fn offered(name: &str) -> Option<&str> {
+    name.strip_prefix(':')
+}
+
+/// Is it the name of a service of a node's?
+pub(super) fn is_of_node(name: &str) -> bool {
+    name.find(':').is_some_and(|at| at > 0)
+}
+
+/// Offers a service. Who calls it comes by the socket that this returns (`comes`), whose end is the service's.
+pub(super) fn offer(service: &str, deadline: &mut Deadline) -> Result<Guarded, Error> {
+    let line = visit()?;
+    ask(&line, OFFER, service, deadline)?;
+    match answer(&line, deadline)? {
+        (None, None) => Ok(line),
+        // (By its name it is one of this user's already.)
+        (_, Some(Reason::BadPeer)) => Err(Error::System(Errno::EADDRINUSE)),
+        _ => Err(Error::Unreachable),
+    }
+}
+
+/// Who has come for what was offered; EAGAIN if nobody has.
+pub(super) fn comes(line: &Guarded) -> Result<Guarded, Error> {
+    match heard(line)? {
+        (Some(socket), _) => Ok(socket),
+        // (There was no descriptor free for it here.)
+        _ => Err(Error::System(Errno::EMFILE)),
+    }
+}
+
+/// A socket to a service of a node's, waiting for it to be offered if need be.
+pub(super) fn call(name: &str, deadline: &mut Deadline) -> Result<Guarded, Error> {
+    let mut pause = CALL_AGAIN_NS;
+    loop {
+        let line = visit()?;
+        ask(&line, CALL, name, deadline)?;
+        match answer(&line, deadline)? {
+            (Some(socket), _) => return Ok(socket),
+            (_, Some(Reason::Refused)) => return Err(Error::Refused),
+            (_, Some(Reason::BadPeer)) => return Err(Error::Unreachable),
+            _ => {}
+        }
+        let left = deadline.left()?.unwrap_or(pause);
+        fd::poll(&mut [], Some(pause.min(left)), None)?;
+        pause = (pause * 2).min(CALL_AGAIN_MAX_NS);
+    }
+}
+
+/// Where `RINGLET_NODE` says, as for sockets.
+fn visit() -> Result<Guarded, Error> {
+    let mut config = Config::default();
+    if let Some(path) = std::env::var_os("RINGLET_NODE") {
+        let set = config.set(b"node", path.as_bytes(), Origin::Environment);
+        set.map_err(|_| Error::System(Errno::EINVAL))?;
+    }
+    let line = node::visit(config.node.as_ref())?.ok_or(Error::Unreachable)?;
+    Ok(Guarded::new(own(line)))
+}
+
+fn ask(line: &Guarded, kind: u16, name: &str, deadline: &mut Deadline) -> Result<(), Error> {
+    let asked = Ask::new(kind, name).ok_or(Error::System(Errno(libc::ENAMETOOLONG)))?;
+    let greeted = |bytes: &[u8]| Message::read(bytes).is_ok_and(|said| said.kind == GREETING);
+    let mut bytes = [0; handshake::ROOM_BYTES];
+    let len = loop {
+        match meet::receive(line.as_raw_fd(), &mut bytes) {
+            Err(Errno::EAGAIN) => deadline.await_input(line)?,
+            Ok((len, _)) => break len,
+            Err(_) => return Err(Error::Unreachable),
+        }
+    };
+    if !greeted(&bytes[..len]) {
+        return Err(Error::Unreachable);
+    }
+    Ok(meet::send(line.as_raw_fd(), asked.frame().as_bytes(), &[])?)
+}
+
+/// A socket, if there is one; a reason, if they stay apart.
+type Answer = (Option<Guarded>, Option<Reason>);
+
+fn answer(line: &Guarded, deadline: &mut Deadline) -> Result<Answer, Error> {
+    loop {
+        match heard(line) {
+            Err(Error::System(Errno::EAGAIN)) => deadline.await_input(line)?,
+            done => return done,
+        }
+    }
+}
+
+fn heard(line: &Guarded) -> Result<Answer, Error> {
+    let mut bytes = [0; handshake::ROOM_BYTES];
+    let (len, mut fds) = match meet::receive(line.as_raw_fd(), &mut bytes) {
+        Err(Errno::EAGAIN) => return Err(Error::System(Errno::EAGAIN)),
+        Ok((len @ 1.., fds)) => (len, fds),
+        _ => return Err(Error::Unreachable),
+    };
+    let said = Message::read(&bytes[..len]).map_err(|_| Error::Unreachable)?;
+    let user = fds.user;
+    match (said.kind, fds.take(0)) {
+        (MET, Some(socket)) if meet::is_ours_in_kind(socket) => {
+            Ok((Some(Guarded::new(own(socket))), None))
+        }
+        (_, Some(other)) => {
+            apart::close_foreign(other, user);
+            Err(Error::PeerCorrupt)
+        }
+        (MET, None) => Ok((None, None)),
+        (APART, None) => Ok((None, Some(Reason::from_u32(said.reason).unwrap_or(Reason::NoPeer)))),
+        _ => Err(Error::Unreachable),
+    }
+}

@@ -1,0 +1,241 @@
+//! Services of the native library's that are offered beyond their network namespace, and who calls them (`ringlet::interconnect::node::Ask`).
+//!
+//! ```text
+//!   calling program       its node                  the other node       offering program
+//!                                                                    <-- offer
+//!   call: NODE:SERVICE -->
+//!                         -- Call -->               asks its policy; hands a socket to its process
+//!                                                                    --> met: a socket
+//!                         <-- Answer --
+//!                         asks its policy
+//!                     <-- met: a socket to its process (`crate::fabric`)
+//! ```
+//!
+//! On one host the two get the two ends of one socket, and the service is out of it.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use ringlet::interconnect::node::{Ask, CALL, MET, Message, OFFER};
+use ringlet::reasons::Reason;
+use ringlet_linux::meet;
+use ringlet_linux::sys::Errno;
+
+use crate::apart::From;
+use crate::cluster::{Called, Peer, Word};
+use crate::notes::Notes;
+use crate::service::{Guest, Service, State};
+
+/// This host, for who does not know its node's name, or where it has none.
+const HERE: &str = "localhost";
+
+/// A call that the other node is to answer.
+pub(crate) struct Calls {
+    peer: Peer,
+    lane: u32,
+    service: String,
+    /// What the caller gets.
+    socket: OwnedFd,
+}
+
+impl<N: Notes> Service<N> {
+    pub(crate) fn asked(&mut self, token: u64, asked: &Ask) {
+        let Some(name) = asked.text().filter(|name| !name.chars().any(char::is_control)) else {
+            return self.send_away(token, Reason::BadPeer);
+        };
+        match (asked.kind, name.split_once(':')) {
+            (OFFER, None) => self.offer(token, name),
+            (CALL, Some((node, service))) if self.is_here(node) => self.call_here(token, service),
+            (CALL, Some((node, service))) => {
+                if let Err(reason) = self.call_there(token, node, service) {
+                    self.send_away(token, reason);
+                }
+            }
+            _ => self.send_away(token, Reason::BadPeer),
+        }
+    }
+
+    fn is_here(&self, node: &str) -> bool {
+        let ours = self.far.as_ref().map(|far| far.cluster.settings().node.as_str());
+        node == HERE || ours == Some(node)
+    }
+
+    fn offer(&mut self, token: u64, service: &str) {
+        let user = self.guests.get(&token).and_then(|guest| guest.who.user);
+        if self.offering(service, |guest| guest.who.user == user).is_ok() {
+            return self.send_away(token, Reason::BadPeer);
+        }
+        let Some(guest) = self.guests.get_mut(&token) else { return };
+        let taken = Message { kind: MET, ..Message::default() };
+        guest.state = State::Offering { service: service.to_owned() };
+        if meet::send(guest.lifeline, taken.frame().as_bytes(), &[]).is_err() {
+            return self.part(token);
+        }
+        let about = guest.who.text();
+        self.journal.note("offered", || format!("{about} :{service}"));
+    }
+
+    /// Who offers this service to a caller whom `may` admits. Each user has names of his own, so those of who may not be called are passed over.
+    fn offering(&self, service: &str, may: impl Fn(&Guest) -> bool) -> Result<u64, Reason> {
+        let is = |guest: &Guest| match &guest.state {
+            State::Offering { service: theirs } => theirs == service && guest.is_here(),
+            _ => false,
+        };
+        let mut any = false;
+        let offers = self.guests.iter().filter(|(_, guest)| is(guest));
+        let found = offers.inspect(|_| any = true).find(|(_, guest)| may(guest));
+        let none = || if any { Reason::Refused } else { Reason::NoPeer };
+        found.map(|(token, _)| *token).ok_or_else(none)
+    }
+
+    fn call_here(&mut self, token: u64, service: &str) {
+        let Some(caller) = self.guests.get(&token) else { return };
+        let may = |guest: &Guest| self.policy.allows(&caller.who, &guest.who).is_some();
+        let met = self.offering(service, may).and_then(|offers| {
+            let offers = self.guests.get(&offers).ok_or(Reason::NoPeer)?;
+            let [one, other] = pair()?;
+            give(offers, &one)?;
+            give(caller, &other)?;
+            Ok(format!("{} - {} :{service}", caller.who.text(), offers.who.text()))
+        });
+        match met {
+            Ok(about) => {
+                self.journal.note("met", || about);
+                self.part(token);
+            }
+            Err(reason) => self.send_away(token, reason),
+        }
+    }
+
+    fn call_there(&mut self, token: u64, node: &str, service: &str) -> Result<(), Reason> {
+        let (Some(far), Some(guest)) = (&self.far, self.guests.get(&token)) else {
+            return Err(Reason::BadPeer);
+        };
+        let is_member = far.cluster.settings().nodes.iter().any(|member| member.name == node);
+        if !is_member {
+            return Err(Reason::BadPeer);
+        }
+        let peer = far.cluster.peer(node).ok_or(Reason::NoPeer)?;
+        if !far.fabric.is_up(peer.session) {
+            return Err(Reason::NoFabric);
+        }
+        let from = From::of(&guest.who);
+        if !far.fabric.may(&from, &self.policy.limits) {
+            return Err(Reason::NodeFull);
+        }
+        let (user, group) = (guest.who.user, guest.group().ok_or(Reason::Refused)?);
+        let ([ours, theirs], lane) = (pair()?, self.next_lane(&peer).ok_or(Reason::NodeFull)?);
+        // (First: what that node says of it then comes behind it.)
+        if let Some(far) = &mut self.far {
+            far.fabric.carry_native(&peer, (lane, false), from, ours);
+        }
+        let called = Called { lane, service: service.to_owned(), user, group };
+        peer.say(&Word::Call(called)).map_err(|_| Reason::NoPeer)?;
+        if let Some(guest) = self.guests.get_mut(&token) {
+            let calls = Calls { peer, lane, service: service.to_owned(), socket: theirs };
+            guest.state = State::Asking(calls);
+            guest.since = std::time::Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Somebody on another node calls a service of ours.
+    pub(crate) fn called_from(&mut self, peer: &Peer, called: Called) {
+        let lane = called.lane;
+        let answer = match self.connect_from(peer, &called) {
+            Ok((user, group)) => Word::Answer { lane, reason: 0, user, group },
+            Err(reason) => {
+                let who = format!("{}:{}", peer.node(), crate::far::line(&called.group));
+                let service = crate::far::line(&called.service);
+                self.journal.note(reason.code(), || format!("{who} :{service}"));
+                Word::Answer { lane, reason: reason as u32, user: None, group: String::new() }
+            }
+        };
+        // (Who is not told ends with the session.)
+        let _ = peer.say(&answer);
+    }
+
+    fn connect_from(
+        &mut self,
+        peer: &Peer,
+        called: &Called,
+    ) -> Result<(Option<u32>, String), Reason> {
+        let Called { lane, service, user, group } = called;
+        let node = peer.node();
+        let offers =
+            self.offering(service, |guest| self.policy.allows_far(&guest.who, node, *user, group))?;
+        let (Some(far), Some(guest)) = (&mut self.far, self.guests.get(&offers)) else {
+            return Err(Reason::NoPeer);
+        };
+        let from = From::of(&guest.who);
+        // (Lanes that either node names have numbers of their own.)
+        if lane & 1 == u32::from(peer.is_first()) || !far.fabric.is_up(peer.session) {
+            return Err(Reason::NoFabric);
+        }
+        if !far.fabric.may(&from, &self.policy.limits) {
+            return Err(Reason::NodeFull);
+        }
+        let ours = (guest.who.user, guest.group().ok_or(Reason::Refused)?);
+        let [one, other] = pair()?;
+        give(guest, &one)?;
+        far.fabric.carry_native(peer, (*lane, true), from, other);
+        let about = guest.who.text();
+        let group = crate::far::line(group);
+        self.journal.note("carried-far", || format!("{node}:{group} - {about} :{service}"));
+        Ok(ours)
+    }
+
+    /// That node has answered a call.
+    pub(crate) fn answered(
+        &mut self,
+        peer: &Peer,
+        of: u32,
+        reason: u32,
+        (user, group): (Option<u32>, &str),
+    ) {
+        let is = |guest: &Guest| matches!(&guest.state, State::Asking(calls) if calls.lane == of && calls.peer.session == peer.session);
+        let Some((token, guest)) = self.guests.iter().find(|(_, guest)| is(guest)) else { return };
+        let (token, State::Asking(calls)) = (*token, &guest.state) else { return };
+        let said = Reason::from_u32(reason).filter(|reason| *reason != Reason::None);
+        let answer = match said {
+            _ if reason != 0 => Err(said.unwrap_or(Reason::Refused)),
+            _ if !self.policy.allows_far(&guest.who, peer.node(), user, group) => {
+                Err(Reason::Refused)
+            }
+            _ => give(guest, &calls.socket),
+        };
+        let about = format!("{} - {}:{}", guest.who.text(), peer.node(), calls.service);
+        match answer {
+            Ok(()) => self.journal.note("carried-far", || about),
+            Err(reason) => {
+                self.journal.note(reason.code(), || about);
+                self.say_apart(token, reason);
+            }
+        }
+        self.part(token);
+    }
+
+    /// With its session a call is over.
+    pub(crate) fn call_no_more(&mut self, peer: &Peer) {
+        let is = |guest: &Guest| matches!(&guest.state, State::Asking(calls) if calls.peer.session == peer.session);
+        let all: Vec<u64> =
+            self.guests.iter().filter(|(_, guest)| is(guest)).map(|(token, _)| *token).collect();
+        all.into_iter().for_each(|token| self.send_away(token, Reason::NoPeer));
+    }
+}
+
+/// Two connected sockets, over which descriptors may go.
+fn pair() -> Result<[OwnedFd; 2], Reason> {
+    let made = meet::pair().map_err(|_| Reason::NodeFull)?;
+    // SAFETY: made just now, ours alone.
+    Ok(made.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+fn give(guest: &Guest, socket: &OwnedFd) -> Result<(), Reason> {
+    let met = Message { kind: MET, ..Message::default() };
+    let given = meet::send(guest.lifeline, met.frame().as_bytes(), &[socket.as_raw_fd()]);
+    given.map_err(|error| match error {
+        // It takes none.
+        Errno::EAGAIN => Reason::NodeFull,
+        _ => Reason::NoPeer,
+    })
+}
