@@ -71,28 +71,42 @@ impl Brought {
     }
 }
 
-/// Under way, since when, and what came of it.
+/// Asked of another thread, since when, and what came of it.
 #[derive(Clone)]
 pub struct Doing {
     since: Instant,
-    done: Arc<AtomicU32>,
+    stage: Arc<AtomicU32>,
 }
 
+/// Whoever takes it from here decides: the thread begins it, or who has asked gives it up, and then it is never done.
 const NOT_YET: u32 = 0;
-const FAILED: u32 = 1;
-const DONE: u32 = 2;
+const RUNNING: u32 = 1;
+const GIVEN_UP: u32 = 2;
+const FAILED: u32 = 3;
+const DONE: u32 = 4;
 
 impl Doing {
     fn poll(&self) -> Poll<bool> {
         // ORDER: Acquire; pairs with `End::apart`.
-        match self.done.load(Ordering::Acquire) {
-            NOT_YET => Poll::Pending,
-            done => Poll::Ready(done == DONE),
+        match self.stage.load(Ordering::Acquire) {
+            NOT_YET | RUNNING => Poll::Pending,
+            stage => Poll::Ready(stage == DONE),
         }
     }
 
-    pub fn is_over(&self) -> bool {
-        self.poll().is_ready() || self.since.elapsed() > HANGS_AFTER
+    /// The first of both that asks has it.
+    fn claim(stage: &AtomicU32, to: u32) -> bool {
+        // ORDER: Relaxed; which of the two comes first is all that it says.
+        stage.compare_exchange(NOT_YET, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Nobody needs it any more. False while it is being done: it may yet take effect, however long that takes.
+    pub fn give_up(&self) -> bool {
+        Doing::claim(&self.stage, GIVEN_UP) || self.poll().is_ready()
+    }
+
+    pub fn hangs(&self) -> bool {
+        self.poll().is_pending() && self.since.elapsed() > HANGS_AFTER
     }
 }
 
@@ -119,23 +133,25 @@ impl End {
     /// Does something apart hang?
     pub fn hangs(&self) -> bool {
         let doing = [&self.rings, &self.parts].into_iter().flatten();
-        doing.into_iter().any(|doing| doing.since.elapsed() > HANGS_AFTER)
+        doing.into_iter().any(Doing::hangs)
     }
 
-    /// A byte that is being put on its connection. Its program is to count what comes there, and so must not hear that its half has ended before that is over.
+    /// A byte that is being put on its connection. Its program is to count what goes there, and so must not hear that its half has ended before that is given up.
     pub fn ringing(&self) -> Option<Doing> {
         self.rings.clone()
     }
 
     fn apart(&self, job: impl FnOnce() -> bool + Send + 'static) -> Doing {
-        let done = Arc::new(AtomicU32::new(NOT_YET));
-        let doing = Doing { since: Instant::now(), done: done.clone() };
+        let stage = Arc::new(AtomicU32::new(NOT_YET));
+        let doing = Doing { since: Instant::now(), stage: stage.clone() };
         let eventfd = self.eventfd.clone();
         let job = move || {
-            let went = job();
-            // ORDER: Release; pairs with `Doing::poll`.
-            done.store(if went { DONE } else { FAILED }, Ordering::Release);
-            fd::ring(eventfd.as_raw_fd());
+            if Doing::claim(&stage, RUNNING) {
+                let went = job();
+                // ORDER: Release; pairs with `Doing::poll`.
+                stage.store(if went { DONE } else { FAILED }, Ordering::Release);
+                fd::ring(eventfd.as_raw_fd());
+            }
         };
         self.apart.run(self.from.clone(), Box::new(job));
         doing
@@ -375,6 +391,45 @@ mod tests {
             until(|| ends.part(0).is_ready());
             assert_eq!(far.read(&mut [0]).err().map(|error| error.kind()), kind, "{bells}");
         }
+    }
+
+    #[test]
+    fn a_byte_that_was_given_up_is_never_put() {
+        let apart = Arc::new(Apart::new().unwrap());
+        // All threads that this one may have, and then its byte waits.
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let wait = Arc::new(std::sync::Mutex::new(wait));
+        for _ in 0..1024 {
+            let wait = wait.clone();
+            apart.run(from(1), Box::new(move || drop(wait.lock().map(|wait| wait.recv()))));
+        }
+        let (near, far) = connection();
+        let mut ends = ends([near, far.try_clone().unwrap()], &apart);
+        assert!(ends.byte(1).is_pending());
+        let ringing = ends.ends[0].ringing().unwrap();
+        assert!(ringing.give_up() && ringing.give_up(), "nobody has begun it");
+        drop(go);
+        until(|| apart.is_idle());
+        assert_eq!(ends.byte(1), Poll::Ready(false));
+        // (On one host what was sent has come.)
+        assert_eq!(tcp::unread(far.as_raw_fd()), Ok(0), "it was put all the same");
+    }
+
+    #[test]
+    fn what_is_being_done_is_waited_for() {
+        let apart = Arc::new(Apart::new().unwrap());
+        let (near, far) = connection();
+        let ends = ends([near, far], &apart);
+        let (begun, begins) = std::sync::mpsc::channel();
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let job = move || begun.send(()).is_ok() && wait.recv().is_err();
+        let doing = ends.ends[0].apart(job);
+        begins.recv_timeout(Duration::from_secs(60)).unwrap();
+        until(|| doing.hangs());
+        assert!(!doing.give_up(), "it may take effect yet");
+        drop(go);
+        until(|| doing.give_up());
+        assert_eq!(doing.poll(), Poll::Ready(true));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use ringlet_core::layout::Geometry;
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{fd, meet};
 
-use super::ends::{Brought, Doing, End, Ends};
+use super::ends::{Brought, Doing, Ends};
 use super::keeper::by_whom_it_was_started;
 use super::{Pair, WORD_BYTES, Word};
 use crate::apart::{Apart, From};
@@ -42,8 +42,8 @@ struct Held {
     joined: [bool; 2],
     link: Option<usize>,
     held_up: Option<Instant>,
-    /// It is broken: bytes that are being put on its connections, behind which its lifelines are closed.
-    ringing: Vec<Doing>,
+    /// It is broken: each lifeline is closed behind the byte that is being put on its end's connection.
+    ringing: [Option<Doing>; 2],
     broken: bool,
 }
 
@@ -87,8 +87,9 @@ impl Carrier {
     fn turn(&mut self) -> anyhow::Result<()> {
         let (mut ready, mut over) = (Vec::new(), Vec::new());
         let broken = |held: &Held| held.broken;
+        let soon = |held: &Held| broken(held) && !held.ringing.iter().flatten().all(Doing::hangs);
         let patience = match self.apart.is_idle() {
-            _ if self.pairs.values().any(broken) => SOON,
+            _ if self.pairs.values().any(soon) => SOON,
             true => IDLE,
             false => SWEEP,
         };
@@ -157,7 +158,7 @@ impl Carrier {
             joined,
             link: None,
             held_up: None,
-            ringing: Vec::new(),
+            ringing: [None, None],
             broken: false,
         };
         // (What it would have done apart would wait behind what hangs.)
@@ -295,7 +296,7 @@ impl Carrier {
     fn end(&mut self, number: u64, broken: bool) {
         let Some(held) = self.pairs.get_mut(&number) else { return };
         if let Some(ends) = held.link.take().and_then(|link| self.adapter.remove(link)) {
-            held.ringing = ends.ends.iter().filter_map(End::ringing).collect();
+            held.ringing = [0, 1].map(|end: usize| ends.ends[end].ringing());
         }
         if broken {
             held.broken = true;
@@ -304,13 +305,14 @@ impl Carrier {
         self.forget_if_over(number);
     }
 
-    /// Lets go of the lifelines of a pair whose link is broken, when nothing comes on their connections any more.
+    /// Lets go of each lifeline of a pair whose link is broken, when we put nothing on its end's connection any more. (An end by whose fault that takes
+    /// long holds up itself.)
     fn part(&mut self, number: u64) {
-        let Some(held) = self.pairs.get_mut(&number) else { return };
-        held.ringing.retain(|ringing| !ringing.is_over());
-        if held.ringing.is_empty() {
-            let lines = std::mem::take(&mut held.lines);
-            lines.into_iter().flatten().for_each(|token| self.close(token));
+        for end in 0..2 {
+            let Some(held) = self.pairs.get_mut(&number) else { return };
+            let rings = held.ringing[end].as_ref().is_some_and(|ringing| !ringing.give_up());
+            let line = if rings { None } else { held.lines[end].take() };
+            line.into_iter().for_each(|token| self.close(token));
         }
     }
 

@@ -295,7 +295,8 @@ impl Process {
             true => ANSWERED,
             false => SWEEP,
         };
-        let soon = !self.said.is_empty() || self.held.values().any(|held| held.ringing.is_some());
+        let rings = |held: &Held| held.ringing.as_ref().is_some_and(|ringing| !ringing.hangs());
+        let soon = !self.said.is_empty() || self.held.values().any(rings);
         let patience = if soon { SOON } else { patience };
         self.server.turn(Some(patience), &mut ready, &mut over)?;
         // (First: the place of one that is over is another's then.)
@@ -894,7 +895,7 @@ impl Process {
 
     fn forget_if_over(&mut self, number: u64) {
         let Some(held) = self.held.get_mut(&number) else { return };
-        let rings = held.ringing.as_ref().is_some_and(|ringing| !ringing.is_over());
+        let rings = held.ringing.as_ref().is_some_and(|ringing| !ringing.give_up());
         if held.lane.is_some() || held.memory.is_some() || rings {
             return;
         }
