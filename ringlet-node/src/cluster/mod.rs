@@ -202,3 +202,55 @@ impl Peer {
         Ok(())
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Nodes with a session each, for which nobody sends.
+    pub fn joined(names: &[&str]) -> Vec<Peer> {
+        let listed = names.iter().enumerate();
+        let listed: Vec<String> = listed
+            .map(|(at, name)| format!("{{name = '{name}', address = '10.0.0.{at}:7471'}}"))
+            .collect();
+        let text =
+            format!("node = 'own'\nlisten = '0.0.0.0:7471'\nnodes = [{}]", listed.join(", "));
+        let mut now = Now {
+            peers: names.iter().map(|_| Known::new()).collect(),
+            out: names.iter().map(|_| Outbox::default()).collect(),
+            calls: Vec::new(),
+            expected: HashMap::new(),
+            over: Vec::new(),
+            identity: None,
+            journal: Journal::new(true),
+        };
+        for (place, peer) in now.peers.iter_mut().enumerate() {
+            peer.join(1, [place as u8 + 1; 16]);
+        }
+        let cluster = Cluster(Arc::new(Shared {
+            settings: toml::from_str(&text).unwrap(),
+            incarnation: 1,
+            wake: fd::eventfd().unwrap(),
+            now: Mutex::new(now),
+        }));
+        names.iter().filter_map(|name| cluster.peer(name)).collect()
+    }
+
+    /// The nodes whose sessions are to end.
+    pub fn given_up(one: &Peer) -> Vec<&str> {
+        let now = one.cluster.now();
+        let name = |place: usize| one.cluster.0.settings.nodes[place].name.as_str();
+        let mut names: Vec<&str> = now.over.iter().map(|(place, ..)| name(*place)).collect();
+        names.dedup();
+        names
+    }
+
+    impl Peer {
+        /// What waits to be sent to it.
+        pub fn waiting(&self) -> Vec<String> {
+            let now = self.cluster.now();
+            let text = |(_, bytes): &(u8, Vec<u8>)| String::from_utf8_lossy(bytes).into_owned();
+            now.out[self.place].messages.iter().map(text).collect()
+        }
+    }
+}

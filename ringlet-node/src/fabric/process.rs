@@ -45,8 +45,9 @@ const DOWN_MOST: Duration = Duration::from_secs(2);
 const PACKETS_AT_ONCE: usize = 64;
 /// More frames than two programs say at a rendezvous.
 const SAID_MOST: u32 = 8;
-/// What may wait for the service.
+/// What may wait for the service; and what is to be passed in one session.
 const WAITING_MOST: usize = 16 << 20;
+const OF_SESSION_MOST: usize = 2 << 20;
 const ANSWERS_MOST: usize = 64 << 10;
 /// For so long the other node may take to write to memory no more that is withdrawn.
 const FREE_IN: Duration = Duration::from_secs(5);
@@ -156,6 +157,8 @@ struct Link {
     since: Instant,
     /// Pieces of what the other process passes.
     pieces: Vec<u8>,
+    /// What waits to be passed there.
+    waiting: usize,
 }
 
 /// A connection of which we have one end.
@@ -327,6 +330,9 @@ impl Process {
         self.free();
         self.forget_ringing();
         self.tell();
+        let much = self.links.iter().filter(|(_, link)| link.waiting > OF_SESSION_MOST);
+        let much: Vec<Number> = much.map(|(number, _)| *number).collect();
+        much.into_iter().for_each(|number| self.give_up(number, "it has more said than is heard"));
         ensure!(self.waiting < WAITING_MOST, "the service does not hear");
         Ok(true)
     }
@@ -394,6 +400,7 @@ impl Process {
                     oldest: [None; 2],
                     since: Instant::now(),
                     pieces: Vec::new(),
+                    waiting: 0,
                 };
                 self.links.insert(number, link);
                 self.server.rouse(self.trunk_at);
@@ -505,8 +512,19 @@ impl Process {
 
     fn say(&mut self, kind: u8, session: Session, body: &[u8]) {
         let packet = packet(kind, session, body);
-        self.waiting += packet.len();
+        self.count(&packet, |waiting, bytes| *waiting += bytes);
         self.said.push_back(packet);
+    }
+
+    /// What waits, in all and of a session.
+    fn count(&mut self, packet: &[u8], count: impl Fn(&mut usize, usize)) {
+        let bytes = packet.len();
+        count(&mut self.waiting, bytes);
+        if let Some((PASS, session, _)) = read(packet)
+            && let Some(link) = self.links.values_mut().find(|link| link.session == session)
+        {
+            count(&mut link.waiting, bytes);
+        }
     }
 
     fn log(&mut self, text: &str) {
@@ -514,13 +532,12 @@ impl Process {
     }
 
     fn tell(&mut self) {
-        while let Some(packet) = self.said.front() {
-            match meet::send(self.service.as_raw_fd(), packet, &[]) {
-                Err(Errno::EAGAIN) => return,
-                // (If it has gone, that is heard.)
-                _ => self.waiting -= packet.len(),
+        while let Some(packet) = self.said.pop_front() {
+            if meet::send(self.service.as_raw_fd(), &packet, &[]) == Err(Errno::EAGAIN) {
+                return self.said.push_front(packet);
             }
-            self.said.pop_front();
+            // (If it has gone, that is heard.)
+            self.count(&packet, |waiting, bytes| *waiting -= bytes);
         }
     }
 

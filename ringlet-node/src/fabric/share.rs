@@ -14,14 +14,16 @@ use super::{
 };
 use crate::apart::From;
 use crate::carrier::keeper::{Kept, Word};
-use crate::cluster::{NotPassed, Peer, Session};
+use crate::cluster::{NotPassed, Peer, QUEUE_BYTES, Session};
 use crate::policy::Limits;
 
-/// What may wait for a process that does not read: then it is given up.
+/// What may wait for a process that does not read: then it is given up. Besides, of each session what was passed there: then that session is.
 const WAITING_MOST: usize = 4 << 20;
+const OF_SESSION_MOST: usize = 2 << 20;
 const WORDS_AT_ONCE: usize = 64;
-/// A node that reads nothing for so long holds up what is passed to others no longer.
+/// A node that reads nothing for so long is given up, and one for which so much waits.
 const READS_IN: Duration = Duration::from_millis(500);
+const UNPASSED_MOST: usize = QUEUE_BYTES;
 
 /// What both threads have.
 #[derive(Clone, Default)]
@@ -30,9 +32,22 @@ pub struct Ways(Arc<Mutex<Out>>);
 #[derive(Default)]
 struct Out {
     socket: Option<i32>,
-    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    waiting: VecDeque<Waiting>,
     bytes: usize,
-    sessions: Vec<Peer>,
+    sessions: Vec<Way>,
+}
+
+struct Waiting {
+    packet: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    /// It was passed there.
+    passed: Option<Session>,
+}
+
+/// A session, and how much waits that was passed there.
+struct Way {
+    peer: Peer,
+    bytes: usize,
 }
 
 impl Ways {
@@ -42,18 +57,30 @@ impl Ways {
 
     pub fn joined(&self, peer: &Peer) {
         let mut out = self.lock();
-        out.sessions.push(peer.clone());
+        out.sessions.push(Way { peer: peer.clone(), bytes: 0 });
         out.say(packet(JOINED, peer.session, &[]), Vec::new());
     }
 
     pub fn ended(&self, peer: &Peer) {
         let mut out = self.lock();
-        out.sessions.retain(|other| other.session != peer.session);
+        out.sessions.retain(|way| way.peer.session != peer.session);
         out.say(packet(ENDED, peer.session, &[]), Vec::new());
     }
 
     pub fn passed(&self, peer: &Peer, message: &[u8]) {
-        self.lock().say(packet(PASSED, peer.session, message), Vec::new());
+        let mut out = self.lock();
+        let packet = packet(PASSED, peer.session, message);
+        let Some(way) = out.way(peer.session) else { return };
+        way.bytes += packet.len();
+        if way.bytes > OF_SESSION_MOST {
+            // (It is not to be heard any further: there would be a gap.)
+            way.peer.end("more is passed there than can be taken");
+            out.sessions.retain(|way| way.peer.session != peer.session);
+            out.waiting.retain(|waiting| waiting.passed != Some(peer.session));
+            return;
+        }
+        out.waiting.push_back(Waiting { packet, fds: Vec::new(), passed: Some(peer.session) });
+        out.flush();
     }
 
     /// Is there something to be sent again?
@@ -64,10 +91,14 @@ impl Ways {
 }
 
 impl Out {
+    fn way(&mut self, session: Session) -> Option<&mut Way> {
+        self.sessions.iter_mut().find(|way| way.peer.session == session)
+    }
+
     /// Without a process it waits for the next one.
     fn say(&mut self, packet: Vec<u8>, fds: Vec<OwnedFd>) {
         self.bytes += packet.len();
-        self.waiting.push_back((packet, fds));
+        self.waiting.push_back(Waiting { packet, fds, passed: None });
         self.flush();
         if self.socket.is_none() && self.bytes > WAITING_MOST {
             self.forget("nothing carries there");
@@ -76,14 +107,20 @@ impl Out {
 
     fn flush(&mut self) {
         let Some(socket) = self.socket else { return };
-        while let Some((packet, fds)) = self.waiting.front() {
+        while let Some(Waiting { packet, fds, passed }) = self.waiting.front() {
             let numbers: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
             // (Of one that has gone the service's thread hears.)
             if meet::send(socket, packet, &numbers) == Err(Errno::EAGAIN) {
                 return;
             }
-            self.bytes -= packet.len();
+            let (bytes, passed) = (packet.len(), *passed);
             self.waiting.pop_front();
+            match passed {
+                None => self.bytes -= bytes,
+                Some(session) => {
+                    self.way(session).into_iter().for_each(|way| way.bytes -= bytes);
+                }
+            }
         }
     }
 
@@ -91,7 +128,10 @@ impl Out {
     fn forget(&mut self, why: &str) {
         self.waiting.clear();
         self.bytes = 0;
-        self.sessions.iter().for_each(|peer| peer.end(why));
+        for way in &mut self.sessions {
+            way.bytes = 0;
+            way.peer.end(why);
+        }
     }
 }
 
@@ -105,8 +145,15 @@ pub struct Fabric {
     lanes: HashMap<u64, From>,
     next: u64,
     lost: u64,
-    /// What a session had no room for.
-    unpassed: Option<(Session, Vec<u8>, Instant)>,
+    /// What sessions had no room for.
+    unpassed: HashMap<Session, Unpassed>,
+}
+
+struct Unpassed {
+    messages: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Since when none of it went.
+    since: Instant,
 }
 
 pub enum News {
@@ -126,7 +173,7 @@ impl Fabric {
             lanes: HashMap::new(),
             next: 0,
             lost: 0,
-            unpassed: None,
+            unpassed: HashMap::new(),
         };
         fabric.begin(&mut fabric.ways.lock());
         fabric
@@ -142,7 +189,7 @@ impl Fabric {
 
     /// Is there something to be done before anything comes?
     pub fn waits(&self) -> bool {
-        self.unpassed.is_some() || self.ways.waits()
+        !self.unpassed.is_empty() || self.ways.waits()
     }
 
     pub fn status(&self) -> serde_json::Value {
@@ -170,7 +217,7 @@ impl Fabric {
         let settings = serde_json::to_vec(&self.settings).unwrap_or_default();
         let settings = packet(SETTINGS, Session::default(), &settings);
         out.bytes += settings.len();
-        out.waiting.push_front((settings, Vec::new()));
+        out.waiting.push_front(Waiting { packet: settings, fds: Vec::new(), passed: None });
         out.socket = self.kept.process();
         out.flush();
     }
@@ -232,31 +279,17 @@ impl Fabric {
         if self.ways.lock().bytes > WAITING_MOST {
             return self.lose(tell);
         }
-        if let Some((session, message, since)) = self.unpassed.take() {
-            if since.elapsed() > READS_IN {
-                self.end(session, "it does not read");
-            } else {
-                self.pass(session, message, since);
-            }
-            if self.unpassed.is_some() {
-                // KERNEL: what waits makes the process's socket readable again and again.
-                return std::thread::sleep(Duration::from_millis(1));
-            }
-        }
+        self.pass_again();
         let mut bytes = vec![0; PACKET_BYTES];
         for _ in 0..WORDS_AT_ONCE {
-            let Some(process) = self.kept.process().filter(|_| self.unpassed.is_none()) else {
-                return;
-            };
+            let Some(process) = self.kept.process() else { return };
             let len = match meet::receive(process, &mut bytes) {
                 Err(Errno::EAGAIN) => return,
                 Ok((len @ 1.., _)) => len,
                 _ => return self.lose(tell),
             };
             match read(&bytes[..len]) {
-                Some((PASS, session, message)) => {
-                    self.pass(session, message.to_vec(), Instant::now());
-                }
+                Some((PASS, session, message)) => self.pass(session, message.to_vec()),
                 Some((UP, session, _)) => drop(self.up.insert(session)),
                 Some((DOWN, session, _)) => drop(self.up.remove(&session)),
                 Some((BROKEN, session, why)) => {
@@ -274,17 +307,54 @@ impl Fabric {
     }
 
     fn peer(&self, session: Session) -> Option<Peer> {
-        let out = self.ways.lock();
-        out.sessions.iter().find(|peer| peer.session == session).cloned()
+        self.ways.lock().way(session).map(|way| way.peer.clone())
     }
 
-    fn pass(&mut self, session: Session, message: Vec<u8>, since: Instant) {
+    /// One that does not read holds up itself.
+    fn pass(&mut self, session: Session, message: Vec<u8>) {
         let Some(peer) = self.peer(session) else { return };
-        match peer.pass(&message) {
-            Err(NotPassed::Full) => self.unpassed = Some((session, message, since)),
+        let passed = match self.unpassed.contains_key(&session) {
+            true => Err(NotPassed::Full),
+            false => peer.pass(&message),
+        };
+        match passed {
+            Err(NotPassed::Full) => {
+                let unpassed = self.unpassed.entry(session).or_insert_with(|| Unpassed {
+                    messages: VecDeque::new(),
+                    bytes: 0,
+                    since: Instant::now(),
+                });
+                unpassed.bytes += message.len();
+                unpassed.messages.push_back(message);
+                if unpassed.bytes > UNPASSED_MOST {
+                    self.unpassed.remove(&session);
+                    peer.end("it does not read");
+                }
+            }
             Err(NotPassed::TooLong) => peer.end("a message that is too long"),
             Ok(()) | Err(NotPassed::Over) => {}
         }
+    }
+
+    fn pass_again(&mut self) {
+        let ways = self.ways.clone();
+        self.unpassed.retain(|session, unpassed| {
+            let Some(peer) = ways.lock().way(*session).map(|way| way.peer.clone()) else {
+                return false;
+            };
+            while let Some(message) = unpassed.messages.front() {
+                if peer.pass(message) == Err(NotPassed::Full) {
+                    let late = unpassed.since.elapsed() > READS_IN;
+                    if late {
+                        peer.end("it does not read");
+                    }
+                    return !late;
+                }
+                (unpassed.bytes, unpassed.since) = (unpassed.bytes - message.len(), Instant::now());
+                unpassed.messages.pop_front();
+            }
+            false
+        });
     }
 
     fn end(&self, session: Session, why: &str) {
@@ -306,7 +376,7 @@ impl Fabric {
         out.socket = None;
         out.forget("what carries has died there");
         self.up.clear();
-        self.unpassed = None;
+        self.unpassed.clear();
         self.lost += 1;
         tell(News::Lost(pid, std::mem::take(&mut self.lanes).len()));
     }
@@ -314,5 +384,92 @@ impl Fabric {
     /// A session is over.
     pub fn forget(&mut self, session: Session) {
         self.up.remove(&session);
+        self.unpassed.remove(&session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::tests::{given_up, joined};
+    use std::os::fd::FromRawFd;
+
+    fn pair() -> [OwnedFd; 2] {
+        // SAFETY: made just now, ours alone.
+        meet::pair().unwrap().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// With a process that reads nothing.
+    fn fabric() -> (Fabric, [OwnedFd; 2]) {
+        let [keeper, theirs] = pair();
+        let [ours, process] = pair();
+        meet::send(theirs.as_raw_fd(), b"{\"pid\":7}", &[ours.as_raw_fd()]).unwrap();
+        let mut kept = Kept::by(keeper);
+        assert_eq!(kept.hear(), Word::Started(7));
+        (Fabric::new(kept, "a".into(), Vec::new()), [theirs, process])
+    }
+
+    fn hear(fabric: &mut Fabric) -> usize {
+        let mut lost = 0;
+        fabric.hear(&mut |news| lost += usize::from(matches!(news, News::Lost(..))));
+        lost
+    }
+
+    #[test]
+    fn a_session_that_passes_more_than_is_taken_is_given_up_alone() {
+        let (mut fabric, [_keeper, process]) = fabric();
+        let peers = joined(&["b", "c"]);
+        peers.iter().for_each(|peer| fabric.ways.joined(peer));
+        fabric.ways.passed(&peers[1], b"first");
+        for _ in 0..2 * WAITING_MOST >> 16 {
+            fabric.ways.passed(&peers[0], &[0; (1 << 16) - 64]);
+        }
+        fabric.ways.passed(&peers[1], b"last");
+        assert_eq!(hear(&mut fabric), 0, "the process is lost for all");
+        assert_eq!(given_up(&peers[0]), ["b"]);
+        assert!(fabric.ways.lock().bytes < WAITING_MOST);
+        // What the other one has passed comes, all of it.
+        let mut came = Vec::new();
+        let mut bytes = vec![0; PACKET_BYTES];
+        for _ in 0..10_000 {
+            hear(&mut fabric);
+            while let Ok((len, _)) = meet::receive(process.as_raw_fd(), &mut bytes) {
+                if let Some((PASSED, session, message)) = read(&bytes[..len])
+                    && session == peers[1].session
+                {
+                    came.push(message.to_vec());
+                }
+            }
+        }
+        assert_eq!(came, [&b"first"[..], b"last"]);
+        assert!(!fabric.waits());
+    }
+
+    #[test]
+    fn a_node_that_does_not_read_holds_up_no_other() {
+        let (mut fabric, [_keeper, process]) = fabric();
+        let peers = joined(&["b", "c"]);
+        peers.iter().for_each(|peer| fabric.ways.joined(peer));
+        let say = |fabric: &mut Fabric, peer: &Peer, message: &[u8]| {
+            let packet = packet(PASS, peer.session, message);
+            while meet::send(process.as_raw_fd(), &packet, &[]) == Err(Errno::EAGAIN) {
+                hear(fabric);
+            }
+        };
+        // (Nothing takes what is given to a session here.)
+        say(&mut fabric, &peers[0], &[1; 60_000]);
+        for _ in 0..QUEUE_BYTES / 60_000 {
+            say(&mut fabric, &peers[0], &[1; 60_000]);
+        }
+        say(&mut fabric, &peers[1], b"here");
+        hear(&mut fabric);
+        assert!(fabric.unpassed.contains_key(&peers[0].session), "it still has room");
+        assert_eq!(given_up(&peers[0]), [""; 0]);
+        assert_eq!(peers[1].waiting(), ["here"], "it waits for another node to read");
+        for _ in 0..2 * QUEUE_BYTES / 60_000 {
+            say(&mut fabric, &peers[0], &[1; 60_000]);
+        }
+        hear(&mut fabric);
+        assert_eq!(given_up(&peers[0]), ["b"]);
     }
 }
