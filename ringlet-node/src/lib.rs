@@ -9,6 +9,7 @@
 //!   service.rs   the socket, its guests and what they say (`ringlet::interconnect::node`)
 //!   far.rs       guests whose far end is on another host
 //!   apart.rs     what may wait for a guest: closing what it has handed over
+//!   clock.rs     how long others take, where this process itself may stand still
 //!   carrier/     copies between two that may not share memory, in a process of its own
 //!   cluster/     the node services of other hosts: who they are, and whether they can be reached
 //!   fabric/      what carries connections to those hosts, in a process of its own
@@ -22,6 +23,7 @@
 
 mod apart;
 pub mod carrier;
+mod clock;
 pub mod cluster;
 pub mod fabric;
 mod far;

@@ -166,8 +166,10 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     }
     say("ready");
     loop {
-        // With nobody here there is nothing to look after.
-        let idle = service.guests.is_empty() && service.users.is_empty();
+        // With nobody here, and nothing carried, there is nothing to look after.
+        let carries = service.carriers.as_ref().is_some_and(|carriers| carriers.counts().0 > 0)
+            || service.far.as_ref().is_some_and(|far| far.fabric.carries());
+        let idle = service.guests.is_empty() && service.users.is_empty() && !carries;
         let waits = service.far.as_ref().is_some_and(|far| far.fabric.waits());
         service.turn(match idle {
             _ if waits => Some(AGAIN),
@@ -545,6 +547,13 @@ impl<N: Notes> Service<N> {
             self.guests.iter().filter(|(_, guest)| late(guest)).map(|(token, _)| *token).collect();
         late.into_iter().for_each(|token| self.part(token));
         self.users.retain(|_, user| user.guests > 0 || user.is_new());
+        let Service { carriers, far, journal, .. } = self;
+        if let Some(pid) = carriers.as_mut().and_then(Carriers::hangs) {
+            journal.note("carrier-hangs", || format!("pid {pid}: it is ended"));
+        }
+        if let Some(pid) = far.as_mut().and_then(|far| far.fabric.hangs()) {
+            journal.note("fabric-hangs", || format!("pid {pid}: it is ended"));
+        }
     }
 
     /// What `ringlet node status` shows: to our own user and root.

@@ -232,6 +232,22 @@ def scenes(ground):
         require(told["carrier"]["lost"] == 8 and told["decisions"]["carrier-lost"] == 8, f"{told}")
         note(name, "kernel", "no-adapter")
 
+    def carrier_hung(host, name, service):
+        """It is ended, and another one started."""
+        for turn in range(2):
+            ends = meet(host)
+            pid = carrier(service)
+            ends.trade(20_000_000, 20_000_000)
+            os.kill(pid, signal.SIGSTOP)
+            ends.traded()
+            require(not ends.problem, f"{ends.problem}; {ends.told()}")
+            until(lambda: not is_alive(pid), "what hangs to be ended")  # noqa: B023
+            traded(ends, 300_000, 300_000)
+            ends.finish()
+            require(carrier(service) != pid, "the same carrier")
+            require(service.status()["carrier"]["lost"] == turn + 1, f"{service.status()}")
+        note(name, "kernel", "no-adapter")
+
     def carrier_killed_early(host, name, service):
         """While they are introduced, join, or move."""
         for turn in range(16):
@@ -549,3 +565,4 @@ def scenes(ground):
     scene("the service is killed while it has two carried", service_killed)
     scene("who carries is killed at any moment", carrier_killed_early)
     scene("who carries is killed, with bytes on their way", carrier_killed)
+    scene("who carries hangs, with bytes on their way", carrier_hung)

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import tempfile
+import time
 
 from carried import is_alive, on_ring
 from cluster import ALLOWED, Apart, dial, drop, gone, two_hosts
@@ -14,6 +15,7 @@ from ground import ANSWER_SECONDS
 from harness import Failed, require
 from world import inside, note, until
 
+STILL_SECONDS = 7
 DISORDER = ", seed = {seed}, fails_one_in = 3000000"
 
 
@@ -117,6 +119,44 @@ def scenes(ground):
                 until(lambda host=host: fabric(host)["nodes"] == 1 and carried(host) == 0, f"a rail that carries again: {fabric(host)}")
         require((fabric(a)["lost"], fabric(b)["lost"]) == (3, 3), f"{fabric(a)}, {fabric(b)}")
         note(name, "kernel", "no-adapter")
+
+    def hung(name, a, b):
+        """One that goes on no more is ended, and another one started."""
+        for turn, host in enumerate((a, b)):
+            ends = meet(a, b)
+            pid = process(host)
+            ends.trade(20_000_000, 20_000_000)
+            os.kill(pid, signal.SIGSTOP)
+            ends.traded()
+            require(not ends.problem, f"{ends.problem}; {ends.told()}")
+            until(lambda: not is_alive(pid), "what hangs to be ended")  # noqa: B023
+            traded(ends, 300_000, 300_000)
+            ends.finish()
+            for each in a, b:
+                until(lambda each=each: fabric(each)["nodes"] == 1 and carried(each) == 0, f"a rail that carries again: {fabric(each)}")
+            require((fabric(a)["lost"], fabric(b)["lost"]) == (1, turn), f"{fabric(a)}, {fabric(b)}")
+        again = meet(a, b)
+        traded(again)
+        again.finish()
+        note(name, "kernel", "no-adapter")
+
+    def still(name, a, b):
+        """Services and what carries stand still together, as on a machine that is suspended, for longer than any of them waits for another."""
+        ends = meet(a, b)
+        traded(ends)
+        pids = [pid for host in (a, b) for pid in (host.service.process.pid, process(host))]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(STILL_SECONDS)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        on_ring(ends)
+        traded(ends)
+        for host in a, b:
+            require(fabric(host)["lost"] == 0 and host.count("unreachable") == 0, f"{host.service.told()}")
+            require(carried(host) == 1, f"{fabric(host)}")
+        ends.finish()
+        note(name, "carried")
 
     def killed_early(name, a, b):
         """While they are found, have a channel made, join, or move."""
@@ -252,6 +292,8 @@ def scenes(ground):
     scene("over libfabric's tcp provider", moves, by_libfabric)
     scene("redis-benchmark and redis on two hosts", redis)
     scene("what carries between hosts is killed", killed)
+    scene("what carries between hosts hangs", hung)
+    scene("two hosts stand still for a while", still)
     scene("what carries between hosts is killed while two come together", killed_early)
     scene("over libfabric, what carries is killed", killed, by_libfabric)
     scene("the service of a host is killed", service_killed)

@@ -4,12 +4,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringlet_adapter::{Bells, Memory, Rings, Wakes, WakesOne};
 use ringlet_linux::{bell, fd, tcp};
 
 use crate::apart::{Apart, From};
+use crate::clock::{Clock, Moment};
 use crate::service;
 
 /// What is done apart for longer hangs: the link is given up.
@@ -30,6 +31,7 @@ pub struct End {
     /// Rings when something apart is done. No tenant has it.
     eventfd: Arc<OwnedFd>,
     apart: Arc<Apart>,
+    clock: Arc<Clock>,
 }
 
 /// A socket of a program's that reaches its own bell. It rings without waiting (`ringlet_linux::bell`); but there may be anything in its queue, so that
@@ -74,7 +76,8 @@ impl Brought {
 /// Asked of another thread, since when, and what came of it.
 #[derive(Clone)]
 pub struct Doing {
-    since: Instant,
+    since: Moment,
+    clock: Arc<Clock>,
     stage: Arc<AtomicU32>,
 }
 
@@ -106,12 +109,12 @@ impl Doing {
     }
 
     pub fn hangs(&self) -> bool {
-        self.poll().is_pending() && self.since.elapsed() > HANGS_AFTER
+        self.poll().is_pending() && self.clock.since(self.since) > HANGS_AFTER
     }
 }
 
 impl End {
-    pub fn new(from: From, eventfd: Arc<OwnedFd>, apart: Arc<Apart>) -> End {
+    pub fn new(from: From, eventfd: Arc<OwnedFd>, apart: Arc<Apart>, clock: Arc<Clock>) -> End {
         End {
             from,
             socket: None,
@@ -122,6 +125,7 @@ impl End {
             parts: None,
             eventfd,
             apart,
+            clock,
         }
     }
 
@@ -143,7 +147,8 @@ impl End {
 
     fn apart(&self, job: impl FnOnce() -> bool + Send + 'static) -> Doing {
         let stage = Arc::new(AtomicU32::new(NOT_YET));
-        let doing = Doing { since: Instant::now(), stage: stage.clone() };
+        let (since, clock) = (self.clock.now(), self.clock.clone());
+        let doing = Doing { since, clock, stage: stage.clone() };
         let eventfd = self.eventfd.clone();
         let job = move || {
             if Doing::claim(&stage, RUNNING) {
@@ -239,9 +244,15 @@ pub struct Ends {
 }
 
 impl Ends {
-    pub fn new(from: [From; 2], memory: [Memory; 2], eventfd: OwnedFd, apart: &Arc<Apart>) -> Ends {
+    pub fn new(
+        from: [From; 2],
+        memory: [Memory; 2],
+        eventfd: OwnedFd,
+        (apart, clock): (&Arc<Apart>, &Arc<Clock>),
+    ) -> Ends {
         let eventfd = Arc::new(eventfd);
-        Ends { ends: from.map(|from| End::new(from, eventfd.clone(), apart.clone())), memory }
+        let end = |from| End::new(from, eventfd.clone(), apart.clone(), clock.clone());
+        Ends { ends: from.map(end), memory }
     }
 
     pub fn hangs(&self) -> bool {
@@ -284,6 +295,7 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::FromRawFd;
+    use std::time::Instant;
 
     fn from(user: u32) -> From {
         From { user: Some(user), pod: None }
@@ -300,7 +312,8 @@ mod tests {
         // SAFETY: made just now, ours alone.
         let eventfd = unsafe { OwnedFd::from_raw_fd(fd::eventfd().unwrap()) };
         let memory = [0, 1].map(|_| Memory::make(geometry).unwrap());
-        let mut ends = Ends::new([from(1), from(2)], memory, eventfd, apart);
+        let clock = Arc::new(Clock::new());
+        let mut ends = Ends::new([from(1), from(2)], memory, eventfd, (apart, &clock));
         for (end, socket) in ends.ends.iter_mut().zip(sockets) {
             end.come(Brought { socket: socket.into(), rope: None });
         }
@@ -425,7 +438,10 @@ mod tests {
         let job = move || begun.send(()).is_ok() && wait.recv().is_err();
         let doing = ends.ends[0].apart(job);
         begins.recv_timeout(Duration::from_secs(60)).unwrap();
-        until(|| doing.hangs());
+        until(|| {
+            ends.ends[0].clock.waited(Duration::ZERO);
+            doing.hangs()
+        });
         assert!(!doing.give_up(), "it may take effect yet");
         drop(go);
         until(|| doing.give_up());
@@ -443,7 +459,10 @@ mod tests {
         tcp::set_linger(near.as_raw_fd(), [1, 3600]);
         let mut hanging = ends([near, far.try_clone().unwrap()], &apart);
         assert!(hanging.part(0).is_pending());
-        until(|| hanging.hangs());
+        until(|| {
+            hanging.ends[0].clock.waited(Duration::ZERO);
+            hanging.hangs()
+        });
         assert!(hanging.part(0).is_pending());
         let (near, mut far_of_other) = connection();
         let mut other = ends([near, far_of_other.try_clone().unwrap()], &apart);

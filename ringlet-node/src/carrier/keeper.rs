@@ -1,4 +1,5 @@
-//! The keeper: the service can start no process any more when it serves. One keeps carriers going, another what carries to other hosts (`crate::fabric`).
+//! The keeper: the service can start no process any more when it serves, and end none. One keeps carriers going, another what carries to other hosts
+//! (`crate::fabric`).
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -8,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, ensure};
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{fd, meet};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::{Started, WORD_BYTES};
+use super::{Kill, Started, WORD_BYTES};
 use crate::sandbox;
 
 /// How it, and what it starts, are called: `ringlet node keep WORD`, `ringlet node WORD`.
@@ -20,11 +21,26 @@ pub const FABRIC: &str = "fabric";
 /// A process that died is followed by the next one after so long, and the first one comes in so long.
 const PAUSE_NS: u64 = 1_000_000_000;
 const PATIENCE_NS: u64 = 20_000_000_000;
+/// Who has not answered by so many looks, which are a second apart or more, hangs: less than its programs wait for it. (Looks, and not seconds: a machine
+/// that stood still takes one.)
+const LOOKS_MOST: u32 = 4;
 
 /// A keeper, and the process that it has started last.
 pub struct Kept {
     keeper: OwnedFd,
     process: Option<(OwnedFd, u32)>,
+    /// Looks since it was asked something that it has not answered.
+    unanswered: Option<u32>,
+}
+
+/// What is to be done about that process.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Look {
+    Fine,
+    /// It is to be asked.
+    Ask,
+    /// It hangs, and is being ended.
+    Hangs(u32),
 }
 
 /// What became of that process.
@@ -48,7 +64,7 @@ impl Kept {
     }
 
     pub fn by(keeper: OwnedFd) -> Kept {
-        Kept { keeper, process: None }
+        Kept { keeper, process: None, unanswered: None }
     }
 
     pub fn keeper(&self) -> i32 {
@@ -63,9 +79,35 @@ impl Kept {
         self.process.as_ref().map(|(_, pid)| *pid)
     }
 
-    /// The process has gone, or is no longer to be heard.
+    /// The process has gone, or is no longer to be heard: then it is ended.
     pub fn forget(&mut self) {
-        self.process = None;
+        self.kill();
+        (self.process, self.unanswered) = (None, None);
+    }
+
+    fn kill(&self) {
+        let pid = self.pid().and_then(|pid| serde_json::to_vec(&Kill { pid }).ok());
+        // (A keeper that does not read has others to be ended first.)
+        pid.map(|pid| meet::send(self.keeper(), &pid, &[]));
+    }
+
+    pub fn answered(&mut self) {
+        self.unanswered = None;
+    }
+
+    /// Does it go on? Asked once a second at most, while it has something to do.
+    pub fn look(&mut self) -> Look {
+        let Some(pid) = self.pid() else { return Look::Fine };
+        let looks = self.unanswered.map_or(0, |looks| looks + 1);
+        self.unanswered = Some(looks);
+        match looks {
+            0 => Look::Ask,
+            LOOKS_MOST => {
+                self.kill();
+                Look::Hangs(pid)
+            }
+            _ => Look::Fine,
+        }
     }
 
     /// The keeper says something: there is another process.
@@ -80,7 +122,7 @@ impl Kept {
         let (Ok(started), Some(socket)) = (started, fds.take(0)) else { return Word::None };
         // SAFETY: the kernel has just given it to us.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-        self.process = Some((socket, started.pid));
+        (self.process, self.unanswered) = (Some((socket, started.pid)), None);
         Word::Started(started.pid)
     }
 }
@@ -109,7 +151,7 @@ pub fn keep(word: &str) -> anyhow::Result<()> {
     loop {
         // (There may be too many processes just now.)
         let Ok((ours, mut carrier)) = start_ours(&[word]) else {
-            if has_gone(&service, None, Some(PAUSE_NS)) {
+            if await_service(&service, None, Some(PAUSE_NS)) == Heard::Gone {
                 return Ok(());
             }
             continue;
@@ -122,23 +164,47 @@ pub fn keep(word: &str) -> anyhow::Result<()> {
         let process = Pid::from_raw(carrier.id() as i32)
             .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
             .context("pidfd_open")?;
-        if has_gone(&service, Some(&process), None) {
-            return Ok(());
+        loop {
+            match await_service(&service, Some(&process), None) {
+                Heard::Gone => return Ok(()),
+                Heard::Nothing => break,
+                // (It is not waited for yet, so that its number is no other's.)
+                Heard::Kill(pid) if pid == carrier.id() => {
+                    pidfd_send_signal(&process, Signal::KILL).context("pidfd_send_signal")?;
+                }
+                Heard::Kill(_) => {}
+            }
         }
         carrier.wait()?;
-        if has_gone(&service, None, Some(PAUSE_NS)) {
+        if await_service(&service, None, Some(PAUSE_NS)) == Heard::Gone {
             return Ok(());
         }
     }
 }
 
-/// Has the service gone? Waits until it has, or this process has ended, or the time is over. (It says nothing.)
-fn has_gone(service: &OwnedFd, process: Option<&OwnedFd>, patience_ns: Option<u64>) -> bool {
+#[derive(PartialEq, Eq, Debug)]
+enum Heard {
+    /// The process has ended, or the time is over.
+    Nothing,
+    Gone,
+    Kill(u32),
+}
+
+/// Waits until the service says something or has gone, or this process has ended, or the time is over.
+fn await_service(service: &OwnedFd, process: Option<&OwnedFd>, patience_ns: Option<u64>) -> Heard {
     let pollfd = |fd: i32| fd::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let process = process.map_or(-1, |process| process.as_fd().as_raw_fd());
     let mut fds = [pollfd(service.as_raw_fd()), pollfd(process)];
     let _ = fd::poll(&mut fds, patience_ns, None);
-    fds[0].revents != 0
+    if fds[0].revents == 0 {
+        return Heard::Nothing;
+    }
+    let mut bytes = [0; WORD_BYTES];
+    match meet::receive(service.as_raw_fd(), &mut bytes) {
+        Ok((len @ 1.., _)) => serde_json::from_slice(&bytes[..len])
+            .map_or(Heard::Kill(0), |Kill { pid }| Heard::Kill(pid)),
+        _ => Heard::Gone,
+    }
 }
 
 /// The socket to who has started this process. Nothing else of its is kept open, and nothing of it is handed on.
@@ -152,4 +218,38 @@ pub(crate) fn by_whom_it_was_started() -> OwnedFd {
         return socket;
     }
     std::process::exit(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_answer_hangs_and_who_does_goes_on() {
+        // SAFETY: made just now, ours alone.
+        let pair = || meet::pair().unwrap().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let ([ours, keeper], [to, _process]) = (pair(), pair());
+        let mut kept = Kept::by(ours);
+        assert_eq!(kept.look(), Look::Fine, "nobody is there");
+        let started = serde_json::to_vec(&Started { pid: 7 }).unwrap();
+        meet::send(keeper.as_raw_fd(), &started, &[to.as_raw_fd()]).unwrap();
+        assert_eq!(kept.hear(), Word::Started(7));
+        for _ in 0..2 {
+            assert_eq!(kept.look(), Look::Ask);
+            for _ in 1..LOOKS_MOST {
+                assert_eq!(kept.look(), Look::Fine);
+            }
+            kept.answered();
+        }
+        assert_eq!(kept.look(), Look::Ask);
+        (1..LOOKS_MOST).for_each(|_| assert_eq!(kept.look(), Look::Fine));
+        assert_eq!(await_service(&keeper, None, Some(0)), Heard::Nothing);
+        assert_eq!(kept.look(), Look::Hangs(7));
+        assert_eq!(await_service(&keeper, None, None), Heard::Kill(7));
+        assert_eq!(kept.look(), Look::Fine, "said once");
+        kept.forget();
+        assert_eq!(await_service(&keeper, None, None), Heard::Kill(7));
+        drop(kept);
+        assert_eq!(await_service(&keeper, None, None), Heard::Gone);
+    }
 }

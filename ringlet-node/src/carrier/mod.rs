@@ -2,7 +2,7 @@
 //! the adapter of a mirrored connection does (`ringlet_adapter`).
 //!
 //! ```text
-//!   service --------- keeper          starts a carrier, and another one when that has died; hears nothing of guests
+//!   service --------- keeper          starts a carrier, and another one when that has died; hears of it if it hangs, and nothing of guests
 //!      |                 |
 //!      |  pair: two      v
 //!      |  lifelines   carrier ------- one end's lifeline      (the other ends of both came to the ends with MET)
@@ -10,6 +10,8 @@
 //!       <------------
 //!        gone, over
 //! ```
+//!
+//! While it carries something it is asked now and then whether it still goes on, and answers.
 //!
 //! A carrier has nothing that its tenants could take hold of but memory: they ring it by messages over their lifelines, and it rings them by bytes on
 //! their kernel's connection, which is done apart, as the close of that is. It waits for nobody. Who has one call of the carrier's hang, or holds up
@@ -27,7 +29,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::apart::From;
 
-/// What the service says to a carrier, with the lifelines of both ends, the connecting one's first.
+/// What the service says to a carrier.
+#[derive(Serialize, Deserialize)]
+enum Order {
+    /// With the lifelines of both ends, the connecting one's first.
+    Carry(Pair),
+    /// To be answered.
+    Ask,
+}
+
 #[derive(Serialize, Deserialize)]
 struct Pair {
     number: u64,
@@ -36,16 +46,23 @@ struct Pair {
     ring_bytes: u64,
 }
 
-/// What a carrier says of a pair: its connecting end has gone; both have, and nothing is left of it.
+/// What a carrier says of a pair: its connecting end has gone; both have, and nothing is left of it. And that it was asked.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 enum Word {
     Gone(u64),
     Over(u64),
+    Answer,
 }
 
 /// What the keeper says of a carrier, with the socket to it.
 #[derive(Serialize, Deserialize)]
 struct Started {
+    pid: u32,
+}
+
+/// What is said to the keeper: this process hangs, or is no longer heard.
+#[derive(Serialize, Deserialize)]
+struct Kill {
     pid: u32,
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ringlet::handshake::ROOM_BYTES;
 use ringlet::interconnect::introduction::{GREETING, JOIN, LINK, LINKED, Message};
@@ -14,8 +14,9 @@ use ringlet_linux::{fd, meet};
 
 use super::ends::{Brought, Doing, Ends};
 use super::keeper::by_whom_it_was_started;
-use super::{Pair, WORD_BYTES, Word};
+use super::{Order, Pair, WORD_BYTES, Word};
 use crate::apart::{Apart, From};
+use crate::clock::{Clock, Moment};
 use crate::{sandbox, service};
 
 const SERVICE: u32 = 0;
@@ -41,7 +42,7 @@ struct Held {
     lines: [Option<u32>; 2],
     joined: [bool; 2],
     link: Option<usize>,
-    held_up: Option<Instant>,
+    held_up: Option<Moment>,
     /// It is broken: each lifeline is closed behind the byte that is being put on its end's connection.
     ringing: [Option<Doing>; 2],
     broken: bool,
@@ -57,7 +58,8 @@ struct Carrier {
     next: u32,
     /// What is to be said to the service.
     said: VecDeque<Word>,
-    swept: Instant,
+    clock: Arc<Clock>,
+    swept: Moment,
 }
 
 /// Carries what the service at the other end of standard input hands over. When that has gone, it goes on until nothing is left.
@@ -75,7 +77,8 @@ pub fn carry() -> anyhow::Result<()> {
         lines: HashMap::new(),
         next: SERVICE + 1,
         said: VecDeque::new(),
-        swept: Instant::now(),
+        clock: Arc::new(Clock::new()),
+        swept: Moment::ZERO,
     };
     while carrier.service.is_some() || !carrier.pairs.is_empty() {
         carrier.turn()?;
@@ -94,6 +97,7 @@ impl Carrier {
             false => SWEEP,
         };
         self.adapter.turn(Some(patience), &mut ready, &mut over)?;
+        self.clock.waited(patience);
         // (First: the place of a link that is over is another's then.)
         for (at, progress) in over.drain(..) {
             let is = |(_, held): &(&u64, &Held)| held.link == Some(at);
@@ -113,8 +117,8 @@ impl Carrier {
             self.part(number);
             self.forget_if_over(number);
         }
-        if self.swept.elapsed() >= SWEEP {
-            self.swept = Instant::now();
+        if self.clock.since(self.swept) >= SWEEP {
+            self.swept = self.clock.now();
             self.sweep(self.swept);
         }
         self.tell();
@@ -128,15 +132,20 @@ impl Carrier {
             match meet::receive(service, &mut bytes) {
                 Err(Errno::EAGAIN) => return,
                 Ok((len @ 1.., mut fds)) => {
-                    let pair = serde_json::from_slice::<Pair>(&bytes[..len]).ok();
+                    let order = serde_json::from_slice(&bytes[..len]).ok();
                     let lines = [fds.take(0), fds.take(1)];
                     // SAFETY: the kernel has just given it to us.
                     let lines = lines.map(|fd| fd.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-                    match (pair, lines) {
-                        (Some(pair), [Some(one), Some(other)]) => self.begin(pair, [one, other]),
+                    match (order, lines) {
+                        (Some(Order::Carry(pair)), [Some(one), Some(other)]) => {
+                            self.begin(pair, [one, other]);
+                        }
                         // (No descriptor is free; what has come is closed, and its ends see that.)
-                        (Some(pair), _) => self.said.push_back(Word::Over(pair.number)),
-                        _ => {}
+                        (Some(Order::Carry(pair)), _) => {
+                            self.said.push_back(Word::Over(pair.number))
+                        }
+                        (Some(Order::Ask), _) => self.said.push_back(Word::Answer),
+                        (None, _) => {}
                     }
                 }
                 _ => {
@@ -232,7 +241,10 @@ impl Carrier {
         let held = self.pairs.get_mut(&number)?;
         let from = held.from[end].clone();
         let link = match (asked.kind, end, held.link) {
-            (LINK, 1, None) => make(held, &mut self.adapter, &self.apart, asked.ring_bytes),
+            (LINK, 1, None) => {
+                let with = (&self.apart, &self.clock);
+                make(held, &mut self.adapter, with, asked.ring_bytes)
+            }
             (JOIN, 0, link) => link,
             _ => None,
         };
@@ -325,7 +337,7 @@ impl Carrier {
     }
 
     /// Gives up what hangs.
-    fn sweep(&mut self, now: Instant) {
+    fn sweep(&mut self, now: Moment) {
         let Carrier { adapter, pairs, .. } = self;
         let mut hang = Vec::new();
         for (number, held) in pairs {
@@ -357,7 +369,7 @@ impl Carrier {
 fn make(
     held: &Held,
     adapter: &mut Adapter<Ends>,
-    apart: &Arc<Apart>,
+    with: (&Arc<Apart>, &Arc<Clock>),
     ring_bytes: u64,
 ) -> Option<usize> {
     let bytes = usize::try_from(ring_bytes).ok().filter(|_| ring_bytes <= held.ring_bytes)?;
@@ -366,7 +378,7 @@ fn make(
     let segments = [0, 1].map(|end: usize| memory[end].segment());
     // SAFETY: made just now, ours alone.
     let eventfd = unsafe { OwnedFd::from_raw_fd(fd::eventfd().ok()?) };
-    let ends = Ends::new(held.from.clone(), memory, eventfd, apart);
+    let ends = Ends::new(held.from.clone(), memory, eventfd, with);
     adapter.add(Link::new(None, segments), ends).ok()
 }
 

@@ -8,8 +8,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
 
-use super::keeper::{Kept, Word};
-use super::{Pair, WORD_BYTES};
+use super::keeper::{Kept, Look, Word};
+use super::{Order, Pair, WORD_BYTES};
 use crate::apart::From;
 use crate::policy::Limits;
 
@@ -76,13 +76,27 @@ impl Carriers {
         let carrier = self.kept.process().ok_or(Errno::ENOENT)?;
         let ends = ends.map(short);
         let number = self.next;
-        let pair = Pair { number, ends: ends.clone(), ring_bytes };
-        let pair = serde_json::to_vec(&pair).map_err(|_| Errno::EINVAL)?;
-        meet::send(carrier, &pair, &lifelines)?;
+        let order = Order::Carry(Pair { number, ends: ends.clone(), ring_bytes });
+        let order = serde_json::to_vec(&order).map_err(|_| Errno::EINVAL)?;
+        meet::send(carrier, &order, &lifelines)?;
         self.next += 1;
         self.count(&ends[0], true);
         self.pairs.insert(number, (ends, 0));
         Ok(())
+    }
+
+    /// Asks the carrier, if it carries anything, whether it goes on. Its pid, if it hangs.
+    pub fn hangs(&mut self) -> Option<u32> {
+        match if self.pairs.is_empty() { Look::Fine } else { self.kept.look() } {
+            Look::Fine => None,
+            Look::Hangs(pid) => Some(pid),
+            Look::Ask => {
+                let (carrier, ask) = (self.kept.process()?, serde_json::to_vec(&Order::Ask).ok()?);
+                // (If there is no room it does not read, which is no answer.)
+                let _ = meet::send(carrier, &ask, &[]);
+                None
+            }
+        }
     }
 
     fn count(&mut self, from: &From, more: bool) {
@@ -129,6 +143,7 @@ impl Carriers {
             match serde_json::from_slice(&bytes[..len]) {
                 Ok(super::Word::Gone(number)) => self.gone(number),
                 Ok(super::Word::Over(number)) => self.over(number),
+                Ok(super::Word::Answer) => self.kept.answered(),
                 Err(_) => {}
             }
         }

@@ -19,6 +19,7 @@ use super::link::{Cause, Frame, Link, VERSION, Word, cause};
 use super::members::Settings;
 use super::peers::{Peer as Known, State};
 use super::{Cluster, Now, Outbox, Peer, QUEUE_BYTES, Shared, renewal};
+use crate::clock::{Clock, Moment};
 use crate::journal::Journal;
 use crate::sandbox;
 
@@ -103,6 +104,7 @@ impl Running {
             next: 0,
             beat: Instant::now(),
             began: Instant::now(),
+            clock: Clock::new(),
             events,
             ends,
         };
@@ -152,7 +154,7 @@ struct Connection {
     link: Link,
     from: SocketAddr,
     began: Instant,
-    heard: Instant,
+    heard: Moment,
     who: Who,
     /// Beats that were sent: the last one's number and time.
     beat: (u64, Instant),
@@ -180,6 +182,7 @@ struct Engine {
     sessions: Vec<Option<u64>>,
     beat: Instant,
     began: Instant,
+    clock: Clock,
     events: Box<dyn Events>,
     ends: OwnedFd,
 }
@@ -209,6 +212,7 @@ impl Engine {
         fds.extend(callers.chain(calls).map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags)));
         let tick = Timespec::try_from(TICK).ok();
         let _ = poll(&mut fds, tick.as_ref());
+        self.clock.waited(TICK);
         let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
         if !ready[2].is_empty() {
             self.leave();
@@ -347,7 +351,8 @@ impl Engine {
     fn add(&mut self, link: Link, from: SocketAddr, who: Who) -> u64 {
         let (key, now) = (self.next, Instant::now());
         self.next += 1;
-        let connection = Connection { link, from, began: now, heard: now, who, beat: (0, now) };
+        let heard = self.clock.now();
+        let connection = Connection { link, from, began: now, heard, who, beat: (0, now) };
         self.connections.insert(key, connection);
         key
     }
@@ -399,7 +404,7 @@ impl Engine {
     fn hear(&mut self, key: u64, frame: Frame) -> Result<(), Cause> {
         // (It may have been ended by what it said before.)
         let Some(connection) = self.connections.get_mut(&key) else { return Ok(()) };
-        connection.heard = Instant::now();
+        connection.heard = self.clock.now();
         let place = match (connection.who, frame) {
             (Who::Node(place), frame) => {
                 match frame {
@@ -577,7 +582,7 @@ impl Engine {
         }
         for (key, connection) in &mut self.connections {
             match connection.who {
-                Who::Node(_) if now.duration_since(connection.heard) >= SILENT => {
+                Who::Node(_) if self.clock.since(connection.heard) >= SILENT => {
                     over.push((
                         *key,
                         cause("silent", format!("nothing was heard for {} s", SILENT.as_secs())),

@@ -102,15 +102,18 @@ const JOINED: u8 = 2;
 const ENDED: u8 = 3;
 const PASSED: u8 = 4;
 const LANE: u8 = 5;
-/// By the process: to be passed; a rail carries to that node, or none; the session can't go on; nothing is left of a lane; to be logged.
+/// To be answered: does it go on?
+const ASK: u8 = 12;
+/// By the process: to be passed; a rail carries to that node, or none; the session can't go on; nothing is left of a lane; to be logged; the answer.
 const PASS: u8 = 6;
 const UP: u8 = 7;
 const DOWN: u8 = 8;
 const BROKEN: u8 = 9;
 const OVER: u8 = 10;
 const LOG: u8 = 11;
+const ANSWER: u8 = 13;
 /// By the service too: a channel of the native library's, with a socket to its program.
-const NATIVE: u8 = 12;
+const NATIVE: u8 = 14;
 
 fn packet(kind: u8, session: Session, body: &[u8]) -> Vec<u8> {
     [&[kind], &session[..], body].concat()

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use ringlet::handshake::ROOM_BYTES;
@@ -21,12 +21,13 @@ use ringlet_messages::native::carried::{Beginning, Joined, Offer, Port};
 
 use super::passage::Passage;
 use super::{
-    BETWEEN_BYTES, BROKEN, Between, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder,
+    ANSWER, ASK, BETWEEN_BYTES, BROKEN, Between, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder,
     OVER, PACKET_BYTES, PASS, PASSED, RailSettings, SETTINGS, Settings, UP, packet, read,
 };
 use crate::apart::{Apart, From};
 use crate::carrier::ends::{Brought, Doing, End};
 use crate::carrier::keeper::by_whom_it_was_started;
+use crate::clock::{Clock, Moment};
 use crate::cluster::{PASS_BYTES, Session};
 use crate::{sandbox, service};
 
@@ -151,10 +152,10 @@ struct Link {
     session: Session,
     up: bool,
     /// Since when none of its rails works.
-    down: Option<Instant>,
+    down: Option<Moment>,
     /// What was the oldest, and since when.
     oldest: [Option<(usize, u32)>; 2],
-    since: Instant,
+    since: Moment,
     /// Pieces of what the other process passes.
     pieces: Vec<u8>,
     /// What waits to be passed there.
@@ -180,7 +181,7 @@ struct Held {
     broken: bool,
     ringing: Option<Doing>,
     /// Since when it has no lane any more.
-    ended: Option<Instant>,
+    ended: Option<Moment>,
 }
 
 impl Held {
@@ -217,8 +218,8 @@ struct Process {
     rails: Vec<RailSettings>,
     /// Of which these are open.
     open: Vec<bool>,
-    tried: Instant,
-    asked: Instant,
+    tried: Moment,
+    asked: Moment,
     apart: Arc<Apart>,
     links: HashMap<Number, Link>,
     held: HashMap<u64, Held>,
@@ -232,7 +233,8 @@ struct Process {
     freed: Rc<RefCell<Vec<u64>>>,
     said: VecDeque<Vec<u8>>,
     waiting: usize,
-    swept: Instant,
+    clock: Arc<Clock>,
+    swept: Moment,
 }
 
 /// Carries what the service at the other end of standard input hands over, until that has gone.
@@ -257,7 +259,6 @@ pub fn carry() -> anyhow::Result<()> {
     let trunk = Trunk::new(Node::new(absent));
     let trunk_at = server.serve(Served::Trunk(trunk.clone()))?;
     trunk.is_served_at(trunk_at);
-    let now = Instant::now();
     let mut process = Process {
         service,
         server,
@@ -266,8 +267,8 @@ pub fn carry() -> anyhow::Result<()> {
         node,
         open: vec![false; rails.len()],
         rails,
-        tried: now,
-        asked: now,
+        tried: Moment::ZERO,
+        asked: Moment::ZERO,
         apart,
         links: HashMap::new(),
         held: HashMap::new(),
@@ -279,7 +280,8 @@ pub fn carry() -> anyhow::Result<()> {
         freed: Rc::default(),
         said: VecDeque::new(),
         waiting: 0,
-        swept: now,
+        clock: Arc::new(Clock::new()),
+        swept: Moment::ZERO,
     };
     if process.rails.is_empty() {
         process.log("no rails: no provider of libfabric here beats TCP, and none is named");
@@ -302,6 +304,7 @@ impl Process {
         let soon = !self.said.is_empty() || self.held.values().any(rings);
         let patience = if soon { SOON } else { patience };
         self.server.turn(Some(patience), &mut ready, &mut over)?;
+        self.clock.waited(patience);
         // (First: the place of one that is over is another's then.)
         for (at, progress) in over {
             let is = |(_, held): &(&u64, &Held)| held.lane == Some(at);
@@ -323,8 +326,8 @@ impl Process {
             }
         }
         self.hear_trunk();
-        if self.swept.elapsed() >= SWEEP {
-            self.swept = Instant::now();
+        if self.clock.since(self.swept) >= SWEEP {
+            self.swept = self.clock.now();
             self.sweep();
         }
         self.free();
@@ -362,6 +365,7 @@ impl Process {
                     }
                 }
                 Some((PASSED, session, piece)) => self.take_piece(session, piece),
+                Some((ASK, session, _)) => self.say(ANSWER, session, &[]),
                 Some((LANE, session, order)) => {
                     let order: LaneOrder = serde_json::from_slice(order)?;
                     match (line, meeting, self.number(session)) {
@@ -398,7 +402,7 @@ impl Process {
                     up: false,
                     down: None,
                     oldest: [None; 2],
-                    since: Instant::now(),
+                    since: self.clock.now(),
                     pieces: Vec::new(),
                     waiting: 0,
                 };
@@ -802,7 +806,8 @@ impl Process {
         let segment = memory.segment();
         // What comes is written there by rails, for which a page that can't be had would be the end.
         map::hold(segment.area, 0, geometry.segment_bytes()).ok()?;
-        let rings = End::new(held.from.clone(), Arc::new(eventfd()?), self.apart.clone());
+        let (apart, clock) = (self.apart.clone(), self.clock.clone());
+        let rings = End::new(held.from.clone(), Arc::new(eventfd()?), apart, clock);
         let freed = self.freed.clone();
         let free = Box::new(move || freed.borrow_mut().push(number));
         let (name, end) = (held.name, usize::from(held.accepts));
@@ -873,7 +878,7 @@ impl Process {
         held.broken |= broken;
         match held.lane.take() {
             Some(at) => {
-                held.ended = Some(Instant::now());
+                held.ended = Some(self.clock.now());
                 if let Some(Served::Lane(lane)) = self.server.leave(at) {
                     held.ringing = lane.rings.ringing();
                 }
@@ -941,7 +946,7 @@ impl Process {
                     self.say(UP, session, &[]);
                 }
                 Event::Down => {
-                    (link.up, link.down) = (false, Some(Instant::now()));
+                    (link.up, link.down) = (false, Some(self.clock.now()));
                     self.say(DOWN, session, &[]);
                 }
                 Event::Ended(error) => self.give_up(number, &error.to_string()),
@@ -950,8 +955,9 @@ impl Process {
     }
 
     fn sweep(&mut self) {
-        if self.tried.elapsed() >= TRY_AGAIN {
-            self.tried = Instant::now();
+        let now = self.clock.now();
+        if now - self.tried >= TRY_AGAIN {
+            self.tried = now;
             self.open_rails(false);
             let rails = self.rails.len();
             for number in self.links.keys().copied() {
@@ -968,9 +974,9 @@ impl Process {
         for (number, link) in &mut self.links {
             let oldest = self.trunk.with_node(|node| node.transport(*number).oldest());
             if oldest != std::mem::replace(&mut link.oldest, oldest) || oldest == [None; 2] {
-                link.since = Instant::now();
-            } else if link.since.elapsed() > SILENT {
-                link.since = Instant::now();
+                link.since = now;
+            } else if now - link.since > SILENT {
+                link.since = now;
                 for (rail, _) in oldest.into_iter().flatten() {
                     self.trunk.with_node(|node| node.give_up(*number, rail));
                 }
@@ -978,11 +984,11 @@ impl Process {
             }
             let carries = self.held.values().any(|held| held.name.0 == *number && held.joined)
                 || self.natives.values().any(|it| it.name.0 == *number && it.at.is_some());
-            if carries && link.down.is_some_and(|since| since.elapsed() > DOWN_MOST) {
+            if carries && link.down.is_some_and(|since| now - since > DOWN_MOST) {
                 broken.push((*number, "no rail works"));
             }
             let late = |held: &Held| {
-                let ended = held.ended.is_some_and(|since| since.elapsed() > FREE_IN);
+                let ended = held.ended.is_some_and(|since| now - since > FREE_IN);
                 held.name.0 == *number && held.memory.is_some() && ended
             };
             if self.held.values().any(late) {
@@ -992,9 +998,9 @@ impl Process {
         for (number, why) in broken {
             self.give_up(number, why);
         }
-        let asks = self.asked.elapsed() > ANSWERED;
+        let asks = now - self.asked > ANSWERED;
         if asks {
-            self.asked = Instant::now();
+            self.asked = now;
         }
         let hangs = |server: &mut Server<Served>, held: &Held| match held
             .lane

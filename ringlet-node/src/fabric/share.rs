@@ -9,11 +9,11 @@ use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
 
 use super::{
-    BROKEN, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder, OVER, PACKET_BYTES,
+    ANSWER, ASK, BROKEN, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder, OVER, PACKET_BYTES,
     PASS, PASSED, SETTINGS, Settings, UP, packet, read,
 };
 use crate::apart::From;
-use crate::carrier::keeper::{Kept, Word};
+use crate::carrier::keeper::{Kept, Look, Word};
 use crate::cluster::{NotPassed, Peer, QUEUE_BYTES, Session};
 use crate::policy::Limits;
 
@@ -222,6 +222,23 @@ impl Fabric {
         out.flush();
     }
 
+    /// Does it carry anything?
+    pub fn carries(&self) -> bool {
+        !self.lanes.is_empty()
+    }
+
+    /// Asks the process, if it carries anything, whether it goes on. Its pid, if it hangs.
+    pub fn hangs(&mut self) -> Option<u32> {
+        match if self.carries() { self.kept.look() } else { Look::Fine } {
+            Look::Fine => None,
+            Look::Hangs(pid) => Some(pid),
+            Look::Ask => {
+                self.ways.lock().say(packet(ASK, Session::default(), &[]), Vec::new());
+                None
+            }
+        }
+    }
+
     /// Hands an end over: its lifeline, and where it meets the other one.
     pub fn carry(
         &mut self,
@@ -300,6 +317,7 @@ impl Fabric {
                     let number = number.try_into().map(u64::from_le_bytes);
                     number.ok().and_then(|number| self.lanes.remove(&number));
                 }
+                Some((ANSWER, ..)) => self.kept.answered(),
                 Some((LOG, _, text)) => tell(News::Log(String::from_utf8_lossy(text).into())),
                 _ => {}
             }
