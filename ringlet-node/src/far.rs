@@ -5,15 +5,17 @@
 //!                       -- Seek: our end -->
 //!                      <-- Seek: our end --       (whoever's guest comes first seeks in vain, and is found by the other one)
 //!                       -- Here: our end -->
-//!                                             decides, by its policy; expects a call
+//!                                             decides, by its policy; has the lane
+//!                                             expected by its process; expects a call
 //!                      <-- Meet: lane, token --
 //!   decides, by its policy; has the lane
 //!   expected by its process; calls
-//!                       == channel ==>        hands lane, lifeline and meeting to its process
+//!                       == channel ==>
 //!   MET to the guest                          MET to the guest
 //! ```
 //!
-//! Who refuses says `Apart`. What is under way when the session ends is forgotten: its guest goes, and comes again.
+//! Who refuses says `Apart`, and whose guest goes before there is a channel. Then nobody is to call for it any more, and the lane goes with what the guest would
+//! have had of it. What is under way when the session ends is forgotten: its guest goes, and comes again.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -60,13 +62,26 @@ pub(crate) struct Calling {
     peer: Peer,
     pair: Pair,
     token: Token,
-    lane: u32,
     accepts: bool,
-    ring_bytes: u64,
     flags: u32,
     about: String,
-    /// What the connecting end gets; its process has the other ends already.
-    ours: Option<[OwnedFd; 2]>,
+    /// What the guest gets, meeting and lifeline: our process has the other ends already.
+    ours: [OwnedFd; 2],
+}
+
+impl Calling {
+    /// Nobody is to call for it any more.
+    fn forget(&self) {
+        if self.accepts {
+            self.peer.unexpect(self.token);
+        }
+    }
+
+    /// Its guest has gone.
+    pub(crate) fn give_up(self) {
+        self.forget();
+        let _ = self.peer.say(&Word::Apart(self.pair, Reason::NoPeer as u32));
+    }
 }
 
 impl<N: Notes> Service<N> {
@@ -184,6 +199,13 @@ impl<N: Notes> Service<N> {
     fn refuse_far(&mut self, token: u64, reason: Reason, about: &str, by: &str) {
         self.journal.note(reason.code(), || format!("{about} ({by})"));
         self.say_apart(token, reason);
+        // (The other node knows, or is told by who refuses.)
+        if let Some(guest) = self.guests.get_mut(&token)
+            && matches!(guest.state, State::Calling(_))
+            && let State::Calling(calling) = std::mem::replace(&mut guest.state, State::Greeted)
+        {
+            calling.forget();
+        }
         self.part(token);
     }
 
@@ -213,23 +235,19 @@ impl<N: Notes> Service<N> {
             return self.part(token);
         };
         let ring_bytes = ring_bytes.min(far.ring_bytes);
+        let Some(ours) = self.hand_over(token, peer, (lane, true), ring_bytes) else {
+            let _ = peer.say(&Word::Apart(note.pair, Reason::NodeFull as u32));
+            return self.refuse_far(token, Reason::NodeFull, &about, "descriptors");
+        };
         peer.expect(name);
         let meet = Meet { end: near, lane, token: name, ring_bytes };
-        if peer.say(&Word::Meet(meet)).is_err() {
+        let flags = self.flags(token, &far);
+        let (peer, pair) = (peer.clone(), note.pair);
+        let calling = Calling { peer, pair, token: name, accepts: true, flags, about, ours };
+        if calling.peer.say(&Word::Meet(meet)).is_err() {
+            calling.forget();
             return self.part(token);
         }
-        let flags = self.flags(token, &far);
-        let calling = Calling {
-            peer: peer.clone(),
-            pair: note.pair,
-            token: name,
-            lane,
-            accepts: true,
-            ring_bytes,
-            flags,
-            about,
-            ours: None,
-        };
         self.call(token, note, calling);
     }
 
@@ -270,36 +288,29 @@ impl<N: Notes> Service<N> {
             let _ = peer.say(&Word::Apart(note.pair, reason as u32));
             return self.refuse_far(token, reason, &about, by);
         }
-        let flags = self.flags(token, &far);
-        let mut calling = Calling {
-            peer: peer.clone(),
-            pair: note.pair,
-            token: name,
-            lane,
-            accepts: false,
-            ring_bytes,
-            flags,
-            about,
-            ours: None,
+        let Some(ours) = self.hand_over(token, peer, (lane, false), ring_bytes) else {
+            let _ = peer.say(&Word::Apart(note.pair, Reason::NodeFull as u32));
+            return self.refuse_far(token, Reason::NodeFull, &about, "descriptors");
         };
-        match self.hand_over(token, &calling) {
-            Some(ours) => calling.ours = Some(ours),
-            None => {
-                let _ = peer.say(&Word::Apart(note.pair, Reason::NodeFull as u32));
-                return self.refuse_far(token, Reason::NodeFull, &calling.about, "descriptors");
-            }
-        }
+        let flags = self.flags(token, &far);
+        let (to, pair) = (peer.clone(), note.pair);
+        let calling = Calling { peer: to, pair, token: name, accepts: false, flags, about, ours };
         self.call(token, note, calling);
         peer.call(name);
     }
 
     /// Our process gets a lifeline and a meeting; these are their other ends.
-    fn hand_over(&mut self, token: u64, calling: &Calling) -> Option<[OwnedFd; 2]> {
+    fn hand_over(
+        &mut self,
+        token: u64,
+        peer: &Peer,
+        lane: (u32, bool),
+        ring_bytes: u64,
+    ) -> Option<[OwnedFd; 2]> {
         let from = From::of(&self.guests.get(&token)?.who);
         let ([line, ours], [meeting, our_meeting]) = (guarded_pair().ok()?, guarded_pair().ok()?);
-        let lane = (calling.lane, calling.accepts);
         let fabric = &mut self.far.as_mut()?.fabric;
-        fabric.carry(&calling.peer, lane, from, calling.ring_bytes, [line, meeting]);
+        fabric.carry(peer, lane, from, ring_bytes, [line, meeting]);
         Some([our_meeting, ours])
     }
 
@@ -310,16 +321,11 @@ impl<N: Notes> Service<N> {
             return;
         };
         let Some(guest) = self.guests.get_mut(&token) else { return };
-        let State::Calling(mut calling) = std::mem::replace(&mut guest.state, State::Greeted)
-        else {
+        let State::Calling(calling) = std::mem::replace(&mut guest.state, State::Greeted) else {
             return;
         };
-        let lifeline = guest.lifeline;
-        let ours = match calling.ours.take() {
-            Some(ours) => Some(ours),
-            None => self.hand_over(token, &calling),
-        };
-        let (Some(channel), Some([meeting, line])) = (channel, ours) else {
+        let (lifeline, [meeting, line]) = (guest.lifeline, &calling.ours);
+        let Some(channel) = channel else {
             let _ = calling.peer.say(&Word::Apart(calling.pair, Reason::NoFabric as u32));
             return self.refuse_far(token, Reason::NoFabric, &calling.about, "no channel");
         };
@@ -400,4 +406,106 @@ pub(crate) fn line(text: &str) -> String {
 fn random() -> Option<Token> {
     let mut token = [0; TOKEN_BYTES];
     sys::random(&mut token).then_some(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::tests::joined;
+    use crate::fabric::share::tests::{fabric, is_up};
+    use crate::notes::{ACCEPTED, CONNECTED};
+    use crate::policy::Policy;
+    use crate::who::Who;
+    use std::time::Instant;
+
+    /// Each pair is this host's, and no mirrored one.
+    struct Alone;
+
+    impl Notes for Alone {
+        fn of(&self, _: u64) -> Option<Note> {
+            None
+        }
+        fn with(&self, pair: Pair) -> Option<u64> {
+            (pair.sends < pair.expects).then_some(u64::from(pair.sends) + 1)
+        }
+    }
+
+    fn pair(number: u32) -> Pair {
+        Pair { sends: number, expects: number + 1000 }
+    }
+
+    /// A service that can carry to node b, what it says to that, and who keeps the ends of its sockets.
+    fn service(more: &str) -> (Service<Alone>, Peer, Vec<OwnedFd>) {
+        let text = format!("{more}\n[[allow]]\nbetween = ['/*', 'b:/there']\n");
+        let mut service = Service::new(Policy::parse(&text).unwrap(), Alone, Vec::new()).unwrap();
+        let (mut fabric, held) = fabric();
+        let peer = joined(&["b"]).remove(0);
+        is_up(&mut fabric, &peer, &held[1]);
+        let (cluster, post) = (peer.cluster(), Post::new(fabric.ways.clone()).unwrap());
+        service.far = Some(Far { cluster, post, fabric, next: 0 });
+        (service, peer, held.into())
+    }
+
+    /// A guest that seeks; its end of its lifeline.
+    fn seeks(service: &mut Service<Alone>, number: u32, side: u32) -> OwnedFd {
+        let [ours, theirs] = guarded_pair().unwrap();
+        let who = Who { group: Some("/here".into()), ..Who::came(ours.as_raw_fd(), None).unwrap() };
+        let note = Note { pair: pair(number), side, ..Note::default() };
+        service.hall.seek(number.into(), &note, "b");
+        let (lifeline, since) = (std::os::fd::IntoRawFd::into_raw_fd(ours), Instant::now());
+        let state = State::Seeking { note };
+        service.guests.insert(number.into(), Guest { lifeline, who, since, state });
+        theirs
+    }
+
+    fn there(number: u32, accepted: bool) -> End {
+        let (pair, group) = (pair(number).mirrored(), "/there".into());
+        End { pair, accepted, user: Some(sys::geteuid()), group, ring_bytes: 1 << 16 }
+    }
+
+    fn carried(service: &Service<Alone>) -> u64 {
+        service.far.as_ref().unwrap().fabric.status()["connections"].as_u64().unwrap()
+    }
+
+    #[test]
+    fn who_leaves_before_there_is_a_channel_is_called_apart_and_nobody_calls_for_it() {
+        let (mut service, peer, _held) = service("");
+        let apart = |number| {
+            let (Pair { sends, expects }, reason) = (pair(number), Reason::NoPeer as u32);
+            format!("{{\"Apart\":[{{\"sends\":{sends},\"expects\":{expects}}},{reason}]}}")
+        };
+        let _accepting = seeks(&mut service, 1, ACCEPTED);
+        service.found(&peer, there(1, false), true, true);
+        assert!(matches!(service.guests[&1].state, State::Calling(_)));
+        assert_eq!((peer.expected(), carried(&service)), (1, 1));
+        service.part(1);
+        assert_eq!(peer.expected(), 0, "somebody may call for it still");
+        assert_eq!(peer.waiting().last(), Some(&apart(1)));
+        let _connecting = seeks(&mut service, 2, CONNECTED);
+        let token = [7; TOKEN_BYTES];
+        let meet = Meet { end: there(2, true), lane: 2, token, ring_bytes: 1 << 16 };
+        service.meet(&peer, meet);
+        assert!(matches!(service.guests[&2].state, State::Calling(_)));
+        service.part(2);
+        assert_eq!(peer.waiting().last(), Some(&apart(2)));
+        // One of which that node has said so hears of it, and that node no more.
+        let _other = seeks(&mut service, 3, ACCEPTED);
+        service.found(&peer, there(3, false), true, true);
+        let said = peer.waiting().len();
+        service.apart_from(&peer, pair(3).mirrored(), Reason::Refused as u32);
+        assert_eq!((peer.expected(), peer.waiting().len()), (0, said));
+        assert!(service.guests.is_empty());
+    }
+
+    #[test]
+    fn who_waits_for_its_channel_counts_for_its_pod() {
+        let (mut service, peer, _held) = service("[limits]\ncarried_of_a_pod = 1");
+        let _first = seeks(&mut service, 1, ACCEPTED);
+        let _second = seeks(&mut service, 2, ACCEPTED);
+        service.found(&peer, there(1, false), true, true);
+        service.found(&peer, there(2, false), true, true);
+        assert!(matches!(service.guests[&1].state, State::Calling(_)));
+        assert!(!service.guests.contains_key(&2), "one more than its pod may have");
+        assert_eq!(carried(&service), 1);
+    }
 }

@@ -517,7 +517,8 @@ impl<N: Notes> Service<N> {
             State::Greeted => {}
             State::Waiting { cookie, .. } => self.hall.leave(cookie, token),
             State::Seeking { note } => self.hall.seek_no_more(note.pair, token),
-            State::Calling(_) | State::Offering { .. } | State::Asking(_) => {}
+            State::Calling(calling) => calling.give_up(),
+            State::Offering { .. } | State::Asking(_) => {}
         }
         let _ = epoll::delete(&self.events, borrowed(guest.lifeline));
         let uid = meet::credentials(guest.lifeline).ok().map(|caller| caller.uid);

@@ -156,6 +156,11 @@ impl Peer {
         self.cluster.now().expected.insert(token, Instant::now());
     }
 
+    /// It is not to, any more.
+    pub fn unexpect(&self, token: Token) {
+        self.cluster.now().expected.remove(&token);
+    }
+
     /// Ends the session, and with it all that belongs to it, there and here. The next one begins soon.
     pub fn end(&self, why: &str) {
         let mut now = self.cluster.now();
@@ -246,6 +251,15 @@ pub(crate) mod tests {
     }
 
     impl Peer {
+        pub fn cluster(&self) -> Cluster {
+            self.cluster.clone()
+        }
+
+        /// How many channels it is to dial us for.
+        pub fn expected(&self) -> usize {
+            self.cluster.now().expected.len()
+        }
+
         /// What waits to be sent to it.
         pub fn waiting(&self) -> Vec<String> {
             let now = self.cluster.now();

@@ -407,7 +407,7 @@ impl Fabric {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::cluster::tests::{given_up, joined};
     use std::os::fd::FromRawFd;
@@ -417,14 +417,22 @@ mod tests {
         meet::pair().unwrap().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// With a process that reads nothing.
-    fn fabric() -> (Fabric, [OwnedFd; 2]) {
+    /// With a process that reads nothing; the keeper's end of its socket, and that process's.
+    pub fn fabric() -> (Fabric, [OwnedFd; 2]) {
         let [keeper, theirs] = pair();
         let [ours, process] = pair();
         meet::send(theirs.as_raw_fd(), b"{\"pid\":7}", &[ours.as_raw_fd()]).unwrap();
         let mut kept = Kept::by(keeper);
         assert_eq!(kept.hear(), Word::Started(7));
         (Fabric::new(kept, "a".into(), Vec::new()), [theirs, process])
+    }
+
+    /// That process has a rail to this node.
+    pub fn is_up(fabric: &mut Fabric, peer: &Peer, process: &OwnedFd) {
+        fabric.ways.joined(peer);
+        meet::send(process.as_raw_fd(), &packet(UP, peer.session, &[]), &[]).unwrap();
+        hear(fabric);
+        assert!(fabric.is_up(peer.session));
     }
 
     fn hear(fabric: &mut Fabric) -> usize {
