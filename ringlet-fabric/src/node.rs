@@ -109,13 +109,13 @@ impl Node {
         self.transport(number).note_failure(rail, None);
     }
 
-    /// Puts another endpoint in the place of one that is broken. All transports give it up, and may try the new one.
-    pub fn replace(&mut self, place: usize, rail: Box<dyn Rail>) {
+    /// Puts another endpoint in the place of one that is broken, which is the answer. All transports give it up, and may try the new one.
+    pub fn replace(&mut self, place: usize, rail: Box<dyn Rail>) -> Box<dyn Rail> {
         for transport in self.transports.iter_mut().flatten() {
             transport.leave_endpoint(&mut self.rails, place);
         }
-        self.rails[place] = rail;
         self.broken[place] = false;
+        std::mem::replace(&mut self.rails[place], rail)
     }
 
     /// Is this one broken, so that it is to be replaced?

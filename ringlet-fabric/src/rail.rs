@@ -51,7 +51,8 @@ pub enum Event<'a> {
     Broken(io::Error),
 }
 
-pub trait Rail {
+/// (It may be opened and closed, which can take long, by another thread than uses it.)
+pub trait Rail: Send {
     /// By which other nodes reach us: to be passed to them.
     fn name(&self) -> &[u8];
     /// Makes an endpoint of this name (hostile input) a peer. It need not be there yet.

@@ -6,6 +6,8 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -32,6 +34,8 @@ use crate::cluster::{PASS_BYTES, Session};
 use crate::{sandbox, service};
 
 const SERVICE: u32 = 0;
+const RAILS: u32 = 1;
+const FIRST_LINE: u32 = 2;
 /// How often what has a time is looked at; where nothing has.
 const SWEEP: Duration = Duration::from_millis(250);
 const IDLE: Duration = Duration::from_secs(10);
@@ -99,6 +103,17 @@ impl Serve for Served {
         self.it().descriptors(tell);
     }
 }
+
+/// A rail is opened by a thread of its own: a device, or a network file system, may take any time for it.
+struct Place {
+    settings: RailSettings,
+    is_open: bool,
+    opening: Option<Receiver<Opened>>,
+    /// That it can't be opened was said.
+    is_said: bool,
+}
+
+type Opened = std::io::Result<Box<dyn Rail>>;
 
 /// In the place of a rail that can't be opened (yet).
 struct Absent(OwnedFd);
@@ -213,11 +228,13 @@ struct Process {
     service: OwnedFd,
     server: Server<Served>,
     trunk: Trunk,
-    trunk_at: usize,
+    /// None while it can't be served.
+    trunk_at: Option<usize>,
     node: String,
-    rails: Vec<RailSettings>,
-    /// Of which these are open.
-    open: Vec<bool>,
+    rails: Vec<Place>,
+    /// Opens them, and rings that bell.
+    opens: fn(&RailSettings, &str) -> Opened,
+    bell: Arc<OwnedFd>,
     tried: Moment,
     asked: Moment,
     apart: Arc<Apart>,
@@ -250,48 +267,61 @@ pub fn carry() -> anyhow::Result<()> {
     let folders: Vec<_> = rails.iter().filter_map(|rail| rail.folder.clone()).collect();
     sandbox::enter_as_fabric(&folders)?;
     let rails = if rails.is_empty() { RailSettings::found() } else { rails };
-    let mut absent: Vec<Box<dyn Rail>> = Vec::new();
-    for _ in &rails {
-        absent.push(Box::new(Absent::new()?));
-    }
-    let mut server = Server::new()?;
-    server.watch(&service, SERVICE)?;
-    let trunk = Trunk::new(Node::new(absent));
-    let trunk_at = server.serve(Served::Trunk(trunk.clone()))?;
-    trunk.is_served_at(trunk_at);
-    let mut process = Process {
-        service,
-        server,
-        trunk,
-        trunk_at,
-        node,
-        open: vec![false; rails.len()],
-        rails,
-        tried: Moment::ZERO,
-        asked: Moment::ZERO,
-        apart,
-        links: HashMap::new(),
-        held: HashMap::new(),
-        by_lane: HashMap::new(),
-        lines: HashMap::new(),
-        natives: HashMap::new(),
-        beginning: HashMap::new(),
-        next: SERVICE + 1,
-        freed: Rc::default(),
-        said: VecDeque::new(),
-        waiting: 0,
-        clock: Arc::new(Clock::new()),
-        swept: Moment::ZERO,
-    };
+    let mut process = Process::new(service, node, rails, RailSettings::open, apart)?;
     if process.rails.is_empty() {
         process.log("no rails: no provider of libfabric here beats TCP, and none is named");
     }
-    process.open_rails(true);
+    process.open_rails();
     while process.turn()? {}
     Ok(())
 }
 
 impl Process {
+    fn new(
+        service: OwnedFd,
+        node: String,
+        rails: Vec<RailSettings>,
+        opens: fn(&RailSettings, &str) -> Opened,
+        apart: Arc<Apart>,
+    ) -> anyhow::Result<Process> {
+        let mut absent: Vec<Box<dyn Rail>> = Vec::new();
+        for _ in &rails {
+            absent.push(Box::new(Absent::new()?));
+        }
+        let bell = Arc::new(eventfd().context("an eventfd")?);
+        let mut server = Server::new()?;
+        server.watch(&service, SERVICE)?;
+        server.watch(&bell, RAILS)?;
+        let place = |settings| Place { settings, is_open: false, opening: None, is_said: false };
+        let mut process = Process {
+            service,
+            server,
+            trunk: Trunk::new(Node::new(absent)),
+            trunk_at: None,
+            node,
+            rails: rails.into_iter().map(place).collect(),
+            opens,
+            bell,
+            tried: Moment::ZERO,
+            asked: Moment::ZERO,
+            apart,
+            links: HashMap::new(),
+            held: HashMap::new(),
+            by_lane: HashMap::new(),
+            lines: HashMap::new(),
+            natives: HashMap::new(),
+            beginning: HashMap::new(),
+            next: FIRST_LINE,
+            freed: Rc::default(),
+            said: VecDeque::new(),
+            waiting: 0,
+            clock: Arc::new(Clock::new()),
+            swept: Moment::ZERO,
+        };
+        process.serve_trunk();
+        Ok(process)
+    }
+
     /// False when the service has gone.
     fn turn(&mut self) -> anyhow::Result<bool> {
         let (mut ready, mut over) = (Vec::new(), Vec::new());
@@ -317,12 +347,11 @@ impl Process {
             }
         }
         for token in ready {
-            if token == SERVICE {
-                if !self.hear_service()? {
-                    return Ok(false);
-                }
-            } else {
-                self.hear(token);
+            match token {
+                SERVICE if !self.hear_service()? => return Ok(false),
+                SERVICE => {}
+                RAILS => self.take_rails(),
+                _ => self.hear(token),
             }
         }
         self.hear_trunk();
@@ -343,7 +372,8 @@ impl Process {
     /// Has nothing a time?
     fn is_quiet(&self) -> bool {
         let idle = |number: &Number| self.trunk.with_node(|node| node.transport(*number).is_idle());
-        self.apart.is_idle() && self.links.iter().all(|(number, link)| link.up && idle(number))
+        let idles = self.apart.is_idle() && self.trunk_at.is_some();
+        idles && self.links.iter().all(|(number, link)| link.up && idle(number))
     }
 
     fn hear_service(&mut self) -> anyhow::Result<bool> {
@@ -407,7 +437,7 @@ impl Process {
                     waiting: 0,
                 };
                 self.links.insert(number, link);
-                self.server.rouse(self.trunk_at);
+                self.rouse_trunk();
             }
             None => self.say(BROKEN, session, b"too many nodes"),
         }
@@ -458,7 +488,7 @@ impl Process {
         match between {
             Between::Control(control) => {
                 self.trunk.with_node(|node| node.control(number, control));
-                self.server.rouse(self.trunk_at);
+                self.rouse_trunk();
             }
             Between::Said { lane, frame } => match self.by_lane.get(&(number, lane)).copied() {
                 Some(held) => self.say_to(held, &frame),
@@ -697,7 +727,7 @@ impl Process {
 
     fn token(&mut self) -> Option<u32> {
         let token = self.next;
-        self.next = if token == u32::MAX { SERVICE + 1 } else { token + 1 };
+        self.next = if token == u32::MAX { FIRST_LINE } else { token + 1 };
         let free = !self.lines.contains_key(&token) && !self.beginning.contains_key(&token);
         free.then_some(token)
     }
@@ -817,7 +847,7 @@ impl Process {
         let at = self.server.serve(Served::Lane(Box::new(lane))).ok()?;
         self.trunk.is_lane_at(name, at);
         held.lane = Some(at);
-        self.server.rouse(self.trunk_at);
+        self.rouse_trunk();
         Some(())
     }
 
@@ -882,7 +912,7 @@ impl Process {
                 if let Some(Served::Lane(lane)) = self.server.leave(at) {
                     held.ringing = lane.rings.ringing();
                 }
-                self.server.rouse(self.trunk_at);
+                self.trunk_at.into_iter().for_each(|at| self.server.rouse(at));
             }
             None => self.trunk.forget(held.name),
         }
@@ -958,7 +988,8 @@ impl Process {
         let now = self.clock.now();
         if now - self.tried >= TRY_AGAIN {
             self.tried = now;
-            self.open_rails(false);
+            self.serve_trunk();
+            self.open_rails();
             let rails = self.rails.len();
             for number in self.links.keys().copied() {
                 self.trunk.with_node(|node| {
@@ -968,7 +999,7 @@ impl Process {
                     }
                 });
             }
-            self.server.rouse(self.trunk_at);
+            self.rouse_trunk();
         }
         let mut broken = Vec::new();
         for (number, link) in &mut self.links {
@@ -980,7 +1011,7 @@ impl Process {
                 for (rail, _) in oldest.into_iter().flatten() {
                     self.trunk.with_node(|node| node.give_up(*number, rail));
                 }
-                self.server.rouse(self.trunk_at);
+                self.trunk_at.into_iter().for_each(|at| self.server.rouse(at));
             }
             let carries = self.held.values().any(|held| held.name.0 == *number && held.joined)
                 || self.natives.values().any(|it| it.name.0 == *number && it.at.is_some());
@@ -1018,35 +1049,79 @@ impl Process {
         hang.into_iter().for_each(|number| self.end(number, true));
     }
 
-    /// Opens those that are not, or are broken.
-    fn open_rails(&mut self, first: bool) {
-        for place in 0..self.rails.len() {
-            if self.open[place] && !self.trunk.with_node(|node| node.is_broken(place)) {
+    fn rouse_trunk(&mut self) {
+        self.trunk_at.into_iter().for_each(|at| self.server.rouse(at));
+    }
+
+    /// Begins to open those rails that are not open, or are broken.
+    fn open_rails(&mut self) {
+        let Process { trunk, node, rails, opens, bell, .. } = self;
+        for (at, place) in rails.iter_mut().enumerate() {
+            let works = place.is_open && !trunk.with_node(|node| node.is_broken(at));
+            if works || place.opening.is_some() {
                 continue;
             }
-            self.open[place] = false;
-            match self.rails[place].open(&self.node) {
-                Ok(rail) => {
-                    // (What is slept on is another one now.)
-                    let served = self.server.leave(self.trunk_at);
-                    self.trunk.with_node(|node| node.replace(place, rail));
-                    if let Some(served) = served {
-                        match self.server.serve(served) {
-                            Ok(at) => self.trunk_at = at,
-                            Err(error) => self.log(&format!("what rails are slept on by: {error}")),
-                        }
-                    }
-                    self.trunk.is_served_at(self.trunk_at);
-                    self.open[place] = true;
-                    let text = self.rails[place].text();
-                    self.log(&format!("rail {place} is open: {text}"));
-                }
-                Err(error) if first => {
-                    let text = self.rails[place].text();
-                    self.log(&format!("rail {place} can't be opened: {text}: {error}"));
-                }
-                Err(_) => {}
+            place.is_open = false;
+            let (to, opening) = sync_channel(1);
+            let (settings, node, opens) = (place.settings.clone(), node.clone(), *opens);
+            let bell = bell.clone();
+            let open = move || {
+                let _ = to.send(opens(&settings, &node));
+                fd::ring(bell.as_raw_fd());
+            };
+            // (If no thread can be started, one is tried to be again.)
+            if thread::Builder::new().name("rail".into()).spawn(open).is_ok() {
+                place.opening = Some(opening);
             }
+        }
+    }
+
+    fn take_rails(&mut self) {
+        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        for at in 0..self.rails.len() {
+            let place = &mut self.rails[at];
+            let opened = match place.opening.as_ref().map(Receiver::try_recv) {
+                None | Some(Err(TryRecvError::Empty)) => continue,
+                Some(Err(TryRecvError::Disconnected)) => Err(ErrorKind::Other.into()),
+                Some(Ok(opened)) => opened,
+            };
+            place.opening = None;
+            let text = place.settings.text();
+            match opened {
+                Ok(rail) => {
+                    (place.is_open, place.is_said) = (true, false);
+                    self.put_rail(at, rail);
+                    self.log(&format!("rail {at} is open: {text}"));
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut place.is_said, true) {
+                        self.log(&format!("rail {at} can't be opened: {text}: {error}"));
+                    }
+                }
+            }
+        }
+    }
+
+    fn put_rail(&mut self, at: usize, rail: Box<dyn Rail>) {
+        // (What is slept on is another one now.)
+        self.trunk_at.take().into_iter().for_each(|at| drop(self.server.leave(at)));
+        let before = self.trunk.with_node(|node| node.replace(at, rail));
+        self.serve_trunk();
+        // (It may take as long to close.)
+        let _ = thread::Builder::new().name("rail".into()).spawn(move || drop(before));
+    }
+
+    /// Tried again while it fails.
+    fn serve_trunk(&mut self) {
+        if self.trunk_at.is_some() {
+            return;
+        }
+        match self.server.serve(Served::Trunk(self.trunk.clone())) {
+            Ok(at) => {
+                self.trunk.is_served_at(at);
+                self.trunk_at = Some(at);
+            }
+            Err(error) => self.log(&format!("what rails are slept on by: {error}")),
         }
     }
 }
@@ -1059,4 +1134,64 @@ fn is_orphan(said: &[u8]) -> bool {
 fn eventfd() -> Option<OwnedFd> {
     // SAFETY: made just now, ours alone.
     fd::eventfd().ok().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With one rail, which is opened so; and the service's end.
+    fn process(opens: fn(&RailSettings, &str) -> Opened) -> (Process, OwnedFd) {
+        // SAFETY: made just now, ours alone.
+        let [ours, theirs] = meet::pair().unwrap().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let settings: RailSettings = serde_json::from_str(r#"{"provider": "none"}"#).unwrap();
+        let apart = Arc::new(Apart::new().unwrap());
+        (Process::new(ours, "a".into(), vec![settings], opens, apart).unwrap(), theirs)
+    }
+
+    fn answers(process: &mut Process, service: &OwnedFd) {
+        let (ask, mut bytes) = (packet(ASK, Session::default(), &[]), vec![0; PACKET_BYTES]);
+        meet::send(service.as_raw_fd(), &ask, &[]).unwrap();
+        loop {
+            assert!(process.turn().unwrap());
+            while let Ok((len, _)) = meet::receive(service.as_raw_fd(), &mut bytes) {
+                if bytes[..len].first() == Some(&ANSWER) {
+                    return;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_rail_whose_open_hangs_holds_up_nothing() {
+        let (mut process, service) = process(|_, _| {
+            loop {
+                thread::park();
+            }
+        });
+        process.open_rails();
+        answers(&mut process, &service);
+        process.open_rails();
+        assert!(process.rails[0].opening.is_some() && !process.rails[0].is_open);
+        answers(&mut process, &service);
+    }
+
+    /// KERNEL: a file of a disk can't be slept on by epoll (EPERM).
+    fn unwatched() -> Absent {
+        Absent(std::fs::File::open("/proc/self/exe").unwrap().into())
+    }
+
+    #[test]
+    fn rails_that_cannot_be_slept_on_are_tried_again() {
+        let (mut process, service) = process(|_, _| Ok(Box::new(unwatched())));
+        process.open_rails();
+        while !process.rails[0].is_open {
+            assert!(process.turn().unwrap());
+        }
+        assert_eq!(process.trunk_at, None);
+        answers(&mut process, &service);
+        process.put_rail(0, Box::new(Absent::new().unwrap()));
+        assert!(process.trunk_at.is_some(), "it is served no more");
+        answers(&mut process, &service);
+    }
 }
