@@ -41,6 +41,18 @@ impl Fds {
         self.fds[at] = -1;
         (fd >= 0).then_some(fd)
     }
+
+    /// The same of several, which are there together or not at all.
+    pub fn take_all<const N: usize>(&mut self, from: usize) -> Option<[i32; N]> {
+        let all = self.fds.get(from..from + N)?;
+        if all.iter().any(|fd| *fd < 0) {
+            return None;
+        }
+        let mut taken = [-1; N];
+        taken.copy_from_slice(all);
+        self.fds[from..from + N].fill(-1);
+        Some(taken)
+    }
 }
 
 impl Drop for Fds {

@@ -292,9 +292,11 @@ impl Links {
         fds: &mut Fds,
     ) -> Option<(Place, Message, [i32; 3])> {
         let socket = fds.take(0)?;
-        let bell = match (message.context, fds.take(1), fds.take(2)) {
-            (context @ 1.., Some(eventfd), Some(page)) => Bell::new(eventfd, page, context),
-            _ => None,
+        let bell = match message.context {
+            0 => None,
+            context => {
+                fds.take_all(1).and_then(|[eventfd, page]| Bell::new(eventfd, page, context))
+            }
         };
         let place = match message.kind {
             _ if !is_connection(socket) => None,

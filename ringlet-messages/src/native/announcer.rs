@@ -6,6 +6,7 @@ use super::segment::{Mapping, map_segment};
 use ringlet_core::layout::{LANE_MAX_COUNT, PAGE_BYTES};
 use ringlet_core::mailbox::announce;
 use ringlet_core::wait;
+use ringlet_linux::meet::Fds;
 use std::cell::Cell;
 
 /// What a sender does after it has published.
@@ -18,14 +19,14 @@ pub(super) struct Announcer {
 }
 
 impl Announcer {
-    /// From what the mailbox sent; checked.
-    pub fn new(ready: Option<i32>, flag: Option<i32>, lane: u32) -> Result<Announcer, Error> {
+    /// From what the mailbox sent, of the descriptors behind the first one; checked.
+    pub fn new(fds: &mut Fds, lane: u32) -> Result<Announcer, Error> {
         if lane as usize >= LANE_MAX_COUNT {
             return Err(Error::PeerCorrupt);
         }
         Ok(Announcer {
-            ready: map_segment(ready, PAGE_BYTES, true)?,
-            flag: map_segment(flag, PAGE_BYTES, false)?,
+            ready: map_segment(fds.take(1), PAGE_BYTES, true)?,
+            flag: map_segment(fds.take(2), PAGE_BYTES, false)?,
             lane: lane as usize,
             rung: Cell::new(0),
         })

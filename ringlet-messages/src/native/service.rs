@@ -197,7 +197,7 @@ impl Options {
         let geometry = welcome.geometry().ok_or(Error::PeerCorrupt)?;
         if self.kind == Kind::Mailbox {
             let mapping = map_segment(fds.take(0), geometry.lane_bytes(), true)?;
-            let announcer = Announcer::new(fds.take(1), fds.take(2), welcome.lane)?;
+            let announcer = Announcer::new(&mut fds, welcome.lane)?;
             let data = Bell::new(socket);
             let link = Link { data, room: None, mapping, side: 0, spin_us: self.spin_us };
             return Ok(Connection::Sender(Sender::of_mailbox(link, geometry, announcer)));

@@ -119,7 +119,8 @@ impl Kept {
             _ => return Word::KeeperLost,
         };
         let started = serde_json::from_slice::<Started>(&bytes[..len]);
-        let (Ok(started), Some(socket)) = (started, fds.take(0)) else { return Word::None };
+        let Ok(started) = started else { return Word::None };
+        let Some(socket) = fds.take(0) else { return Word::None };
         // SAFETY: the kernel has just given it to us.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         (self.process, self.unanswered) = (Some((socket, started.pid)), None);

@@ -122,7 +122,7 @@ fn introduce_by(
     if linked.kind != LINKED {
         return Err(Reason::NoAdapter);
     }
-    let (Some(segment), Some(eventfd), Some(page)) = (fds.take(0), fds.take(1), fds.take(2)) else {
+    let Some([segment, eventfd, page]) = fds.take_all(0) else {
         return Err(if fds.truncated { Reason::NoDescriptor } else { Reason::NoAdapter });
     };
     let bell = context::keep(adapter.pid, linked.process, linked.context, eventfd, page);

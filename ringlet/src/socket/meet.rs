@@ -467,10 +467,8 @@ fn take_introduction(tables: &'static Tables, socket: &'static Socket) -> Step {
         Err(step) => return step,
     };
     let (carried, far) = (met.flags & node::CARRIED != 0, met.flags & node::FAR != 0);
-    let [new, lifeline, channel] = [(0, true), (1, carried), (2, far)].map(|(at, is)| {
-        let fd = fds.take(at).filter(|_| is);
-        Given { fd, missing: is && fd.is_none() }
-    });
+    let [new, lifeline, channel] =
+        [(0, true), (1, carried), (2, far)].map(|(at, is)| Given::take(&mut fds, at, is));
     meeting::abandon(socket);
     if new.missing || lifeline.missing || channel.missing || far && !carried {
         return Step::Bar(Reason::BadPeer);
@@ -506,6 +504,12 @@ struct Given {
 }
 
 impl Given {
+    /// (What nobody has said to be there is left, and closed with them.)
+    fn take(fds: &mut rendezvous::Fds, at: usize, is: bool) -> Given {
+        let fd = if is { fds.take(at) } else { None };
+        Given { fd, missing: is && fd.is_none() }
+    }
+
     fn guarded(mut self) -> Result<Option<Given>, Errno> {
         let Some(fd) = self.fd.take() else { return Ok(None) };
         // (If it fails it is closed.)
@@ -931,10 +935,10 @@ fn keep_bell(
     if message.context == 0 && message.bell.name != 0 {
         socket.bell.set(context::keep_named(&message.bell).unwrap_or(0));
     }
-    if message.context == 0 || !trusts(socket, peer) || fds.count < from + 2 {
+    if message.context == 0 || !trusts(socket, peer) {
         return;
     }
-    let (Some(eventfd), Some(page)) = (fds.take(from), fds.take(from + 1)) else { return };
+    let Some([eventfd, page]) = fds.take_all(from) else { return };
     if let Some(bell) = context::keep(peer.pid, message.process, message.context, eventfd, page) {
         socket.bell.set(bell);
     }
@@ -1212,4 +1216,51 @@ fn copy_options(socket: &Socket, end: &End) -> bool {
         word.set(time);
     }
     new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ends of sockets, whose other ends came with a message.
+    fn came(count: usize) -> ([i32; 3], rendezvous::Fds) {
+        let channel = rendezvous::pair().unwrap();
+        let (mut held, mut sent) = ([-1; 3], [-1; 3]);
+        for at in 0..3 {
+            [held[at], sent[at]] = rendezvous::pair().unwrap();
+        }
+        rendezvous::send(channel[0], b"x", &sent[..count]).unwrap();
+        sent.into_iter().for_each(sys::close);
+        let (_, fds) = rendezvous::receive(channel[1], &mut [0; 8]).unwrap();
+        channel.into_iter().for_each(sys::close);
+        assert_eq!(fds.count, count);
+        (held, fds)
+    }
+
+    /// Nobody has the other ends of these any more. (They may be closed by a thread apart.)
+    fn are_closed(held: &[i32]) {
+        for end in held {
+            let mut fds = [fd::pollfd { fd: *end, events: 0, revents: 0 }];
+            let _ = fd::poll(&mut fds, Some(60_000_000_000), None);
+            assert_ne!(fds[0].revents & libc::POLLHUP, 0, "{end} is kept");
+            sys::close(*end);
+        }
+    }
+
+    #[test]
+    fn what_came_and_is_not_used_is_closed() {
+        let (held, mut fds) = came(3);
+        let given =
+            [(0, true), (1, false), (2, false)].map(|(at, is)| Given::take(&mut fds, at, is));
+        assert!(given.iter().all(|given| !given.missing));
+        assert_eq!(fd::pending(held[0], 0) & libc::POLLHUP, 0);
+        drop(fds);
+        are_closed(&held[1..]);
+        drop(given);
+        are_closed(&held[..1]);
+        let (held, mut fds) = came(1);
+        assert_eq!(fds.take_all::<2>(0), None, "one is missing");
+        drop(fds);
+        are_closed(&held);
+    }
 }
