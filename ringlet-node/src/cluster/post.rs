@@ -53,23 +53,28 @@ impl Post {
         }
         fd::ring(self.0.bell.as_raw_fd());
     }
+
+    /// To the process that carries. What it does not take at once the service's thread says again, which may sleep.
+    fn say(&self, say: impl FnOnce(&Ways)) {
+        say(&self.0.ways);
+        if self.0.ways.waits() {
+            fd::ring(self.0.bell.as_raw_fd());
+        }
+    }
 }
 
 impl Events for Post {
     fn joined(&mut self, peer: &Peer, _: bool) {
-        self.0.ways.joined(peer);
+        self.say(|ways| ways.joined(peer));
     }
 
     fn ended(&mut self, peer: &Peer) {
-        self.0.ways.ended(peer);
+        self.say(|ways| ways.ended(peer));
         self.put(News::Ended(peer.clone()));
     }
 
     fn passed(&mut self, peer: &Peer, message: &[u8]) {
-        self.0.ways.passed(peer, message);
-        if self.0.ways.waits() {
-            fd::ring(self.0.bell.as_raw_fd());
-        }
+        self.say(|ways| ways.passed(peer, message));
     }
 
     fn said(&mut self, peer: &Peer, word: Word) {
@@ -78,5 +83,35 @@ impl Events for Post {
 
     fn called(&mut self, token: Token, channel: Option<OwnedFd>) {
         self.put(News::Called(token, channel));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::tests::joined;
+    use crate::fabric::share::tests::fabric;
+
+    #[test]
+    fn who_is_to_say_it_again_is_woken() {
+        let (fabric, _held) = fabric();
+        let mut post = Post::new(fabric.ways.clone()).unwrap();
+        let peers = joined(&["b", "c", "d"]);
+        let rung = |post: &Post| fd::pending(post.bell().as_raw_fd(), libc::POLLIN) != 0;
+        post.joined(&peers[0], false);
+        assert!(!rung(&post), "it was taken");
+        while !fabric.ways.waits() {
+            post.passed(&peers[0], &[0; 1 << 15]);
+        }
+        for say in [
+            (|post, peer| Post::passed(post, peer, b"more")) as fn(&mut Post, &Peer),
+            |post, peer| post.joined(peer, false),
+            |post, peer| post.ended(peer),
+        ] {
+            post.take();
+            assert!(!rung(&post));
+            say(&mut post, &peers[1]);
+            assert!(rung(&post), "it waits until something else comes");
+        }
     }
 }
