@@ -37,6 +37,8 @@ pub struct Counts {
     pub acked: u64,
     /// What was sent, or asked of a peer that has no room, was sent again since, and nothing came back: by a network that passes nothing, or now and then.
     pub unanswered: bool,
+    /// How often that was, in a row.
+    pub retransmits: u8,
     /// Bytes that were transmitted for the first time, or are still to be.
     transmitted: u64,
     /// Bytes that arrived in order, read or not.
@@ -221,6 +223,7 @@ pub fn counts(fd: i32) -> Sys<Counts> {
         acked: info.bytes_acked,
         // KERNEL: both are in a row, and 0 again with any acknowledgement; the first probe is also one that is under way.
         unanswered: info.retransmits > 0 || info.probes > 1,
+        retransmits: info.retransmits,
         transmitted: info
             .bytes_sent
             .wrapping_sub(info.bytes_retrans)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import resource
 import signal
 import subprocess
@@ -10,12 +11,16 @@ import tempfile
 import time
 
 from carried import is_alive, on_ring
-from cluster import ALLOWED, Apart, dial, drop, gone, two_hosts
+from cluster import ALLOWED, PORT, Apart, dial, drop, gone, two_hosts
 from ground import ANSWER_SECONDS
 from harness import Failed, require
 from world import inside, note, until
 
 STILL_SECONDS = 7
+# Until TCP asks seldom; and looks of which a thousand in a second would be far too many.
+UNSAID_SECONDS = 7
+WATCHED_SECONDS = 3
+ASKED_MOST = 1000
 DISORDER = ", seed = {seed}, fails_one_in = 3000000"
 
 
@@ -37,6 +42,12 @@ def by_libfabric():
 
 def fabric(host):
     return host.service.status()["fabric"]
+
+
+def switches(pid):
+    """How often its threads have slept."""
+    text = "".join(each.read_text() for each in pathlib.Path(f"/proc/{pid}/task").glob("*/status"))
+    return sum(int(count) for count in re.findall(r"\nvoluntary_ctxt_switches:\s+(\d+)", text))
 
 
 def carried(host):
@@ -216,6 +227,29 @@ def scenes(ground):
         again.finish()
         note(name, "kernel", "no-adapter")
 
+    def unsaid(name, a, b):
+        """Nothing passes to the other node's port for a while: who may not send yet asks now and then, and loses nothing."""
+        ends = meet(a, b)
+        for host in a, b:
+            rules = ["table ip cut {", "chain incoming {", "type filter hook input priority 0;", f"tcp sport {PORT} drop", f"tcp dport {PORT} drop", "}", "}"]
+            subprocess.run(inside(host.container.name, "nft", "\n".join(rules)), check=True, timeout=60)
+        until(lambda: (carried(a), carried(b)) == (0, 0), "both to take their memory back")
+        ends.trade(20_000_000, 20_000_000)
+        until(lambda: {row["reason"] for row in ends.rows()} == {"no-adapter"}, f"both to go back: {ends.told()}")
+        time.sleep(UNSAID_SECONDS)
+        before = {each.pid: switches(each.pid) for each in (ends.client, ends.server)}
+        time.sleep(WATCHED_SECONDS)
+        for pid, had in before.items():
+            asked = switches(pid) - had
+            require(asked < ASKED_MOST, f"{pid} has slept {asked} times in {WATCHED_SECONDS} s, each for a look")
+        for host in a, b:
+            drop(host, None, False)
+        ends.traded()
+        require(not ends.problem, f"{ends.problem}; {ends.told()}")
+        traded(ends, 300_000, 300_000)
+        ends.finish()
+        note(name, "kernel", "no-adapter")
+
     def exhausted(name, a, b):
         """What carries can have no more memory, at either host: nobody waits for it, and it goes on when it can."""
         ends = meet(a, b)
@@ -298,6 +332,7 @@ def scenes(ground):
     scene("over libfabric, what carries is killed", killed, by_libfabric)
     scene("the service of a host is killed", service_killed)
     scene("no packet passes between two hosts for a while", parted)
+    scene("nothing passes between two nodes for a while, but what they carry", unsaid)
     scene("what carries between hosts has no memory left", exhausted)
     scene("an end on another host is killed", ends_killed)
     scene("strangers call for channels", strangers)

@@ -156,8 +156,9 @@ const GAP: u8 = 1;
 /// KERNEL: a Unix connection holds some 270 of one byte.
 const BELLS_LOOKED_AT: usize = 512;
 
-/// How long it is waited for the other host's kernel at a time.
+/// How long it is waited for the other host's kernel at a time: longer, as TCP itself waits, where nothing passes to it.
 const SAID_NS: u64 = 1_000_000;
+const DOUBLED_MOST: u8 = 5;
 
 /// Before anything is sent again. Send lock held.
 pub fn send_gap(socket: &Socket, end: &End) -> Sys<()> {
@@ -171,12 +172,30 @@ pub fn send_gap(socket: &Socket, end: &End) -> Sys<()> {
     Ok(())
 }
 
+fn said_in_ns(socket: &Socket) -> u64 {
+    let channel = socket.channel.get() as i32;
+    let doubled = tcp::counts(channel).map_or(0, |counts| counts.retransmits);
+    SAID_NS << doubled.min(DOUBLED_MOST)
+}
+
+/// Nothing is sent before the other host's kernel has what we have said, whatever room there is: after so long it is worth while to look. `None`: it has.
+pub fn unsaid(socket: &Socket, end: &End) -> Option<u64> {
+    let waits = end.worded.is() && socket.is_far() && end.sending() == Sending::Returning;
+    (waits && channel::is_said(socket) == Some(false)).then(|| said_in_ns(socket))
+}
+
 #[cold]
 fn await_said(socket: &Socket, end: &End) -> Sys<()> {
     for look in 0..2 {
         match channel::is_said(socket) {
             Some(true) => return Ok(()),
-            Some(false) if look == 0 => drop(fd::poll(&mut [], Some(SAID_NS), None)),
+            Some(false) if look == 0 => {
+                let patience_ns = said_in_ns(socket);
+                // Who may block sleeps for it, without the lock (`unsaid`).
+                if patience_ns == SAID_NS || end.nonblocking.is() {
+                    let _ = fd::poll(&mut [], Some(patience_ns), None);
+                }
+            }
             Some(false) => {}
             // Nobody hears it, as in `go_back`.
             None => {

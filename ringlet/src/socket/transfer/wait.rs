@@ -2,7 +2,7 @@
 
 use super::events::sent_at;
 use crate::socket::table::{End, Receiving, Sending, Socket, Stage, tables};
-use crate::socket::{carrier, context, doorbells, in_use, memory, sides, view, words};
+use crate::socket::{carrier, context, doorbells, in_use, memory, orphan, sides, view, words};
 use crate::waiting::{signals, sleep, spin};
 use ringlet_core::layout::{RINGS_BY_EVENT, RINGS_BY_NAME, WANT_BYTE, WANT_EVENT};
 use ringlet_core::leaving::Leaving;
@@ -148,6 +148,7 @@ fn fall_asleep(
     // (By name a bell may fail to ring, and then a byte does.)
     let event = home.is_some() && rings_home(socket);
     let mut events = libc::POLLRDHUP;
+    let unsaid = orphan::unsaid(socket, end);
     if end.sending() == Sending::Returning {
         // To go on with what is sent again.
         events |= libc::POLLOUT;
@@ -159,6 +160,9 @@ fn fall_asleep(
         Want::Room if !event && end.receiving() == Receiving::Ring => events |= libc::POLLIN,
         Want::Room => {}
     }
+    if unsaid.is_some() {
+        events &= !libc::POLLOUT;
+    }
     // Nothing wakes this one if no byte can be sent to it, or when a thread of ours shuts the connection: it looks now and then.
     let look_every = match want {
         Want::Room if end.sending() == Sending::Ring => Some(STALLED_NS),
@@ -169,10 +173,7 @@ fn fall_asleep(
         Want::Data if socket.sleepers.load(Ordering::SeqCst) > 1 => Some(LOOK_AT_TIMES_NS),
         _ => None,
     };
-    let look_every = match (look_every, due) {
-        (Some(one), Some(other)) => Some(one.min(other)),
-        (one, other) => one.or(other),
-    };
+    let look_every = [look_every, due, unsaid].into_iter().flatten().min();
     let now_and_then = look_every.is_some();
     let timeout = look_every.map_or(timeout, |ns| Some(timeout.unwrap_or(ns).min(ns)));
     let named = home.filter(|_| !event).map(context::named_of);
