@@ -447,7 +447,7 @@ pub(crate) mod tests {
         let peers = joined(&["b", "c"]);
         peers.iter().for_each(|peer| fabric.ways.joined(peer));
         fabric.ways.passed(&peers[1], b"first");
-        for _ in 0..2 * WAITING_MOST >> 16 {
+        for _ in 0..(2 * WAITING_MOST) >> 16 {
             fabric.ways.passed(&peers[0], &[0; (1 << 16) - 64]);
         }
         fabric.ways.passed(&peers[1], b"last");
