@@ -95,8 +95,8 @@ impl<N: Notes> Service<N> {
         // (One that mirrors it here, or came twice, is no matter of another host's.)
         let is_alone = self.notes.with(note.pair) == Some(cookie)
             && self.notes.with(note.pair.mirrored()).is_none();
-        let node = far.cluster.settings().node_of(note.far_address());
-        let Some(peer) = node.and_then(|node| far.cluster.peer(&node.name)) else { return false };
+        let node = far.cluster.node_of(note.far_address());
+        let Some(peer) = node.and_then(|node| far.cluster.peer(node)) else { return false };
         let Some(end) = guest.end(&note, ring_bytes) else { return false };
         if !is_alone || peer.say(&Word::Seek(end)).is_err() {
             return false;
@@ -370,10 +370,8 @@ impl<N: Notes> Service<N> {
         self.call_no_more(peer);
         let Some(far) = &mut self.far else { return };
         far.fabric.forget(peer.session);
-        let settings = far.cluster.settings();
-        let is_there = |note: &Note| {
-            settings.node_of(note.far_address()).is_some_and(|node| node.name == peer.node())
-        };
+        let cluster = &far.cluster;
+        let is_there = |note: &Note| cluster.node_of(note.far_address()) == Some(peer.node());
         let gone = |guest: &Guest| match &guest.state {
             State::Calling(calling) => calling.peer.session == peer.session,
             State::Seeking { note } => is_there(note),

@@ -46,6 +46,12 @@ pub fn enter_for_cluster() -> anyhow::Result<()> {
     confine(&[], &[ANYHOW, NODES], &[ONLY, ONLY_NODES])
 }
 
+/// The same of the thread that asks name servers.
+pub fn enter_for_names() -> anyhow::Result<()> {
+    give_up_rights()?;
+    confine(&[], &[ANYHOW, NODES, SERVERS], &[ONLY, ONLY_NODES])
+}
+
 /// The same of what carries to other hosts. WHY not a list of calls: what providers of libfabric do is theirs, and changes.
 ///
 /// `folders`: of rails in memory.
@@ -215,6 +221,9 @@ const NODES: &[c_long] = &[
     libc::SYS_sendto,
     libc::SYS_writev,
 ];
+
+/// Name servers, by UDP.
+const SERVERS: &[c_long] = &[libc::SYS_bind, libc::SYS_getpeername, libc::SYS_getsockname];
 
 /// What the service, or a carrier, and its threads do with what they have, and what libc does for them.
 const ANYHOW: &[c_long] = &[

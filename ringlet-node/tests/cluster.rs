@@ -52,7 +52,7 @@ fn start(
     [(node, listen), other]: [(&str, SocketAddr); 2],
     gate: Option<Receiver<()>>,
 ) -> (Cluster, Receiver<Event>) {
-    let member = Member { name: other.0.into(), address: other.1, subnets: Vec::new() };
+    let member = Member { name: other.0.into(), address: other.1.into(), subnets: Vec::new() };
     let settings = Settings {
         node: node.into(),
         listen,

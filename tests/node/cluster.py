@@ -10,6 +10,7 @@ import ssl
 import struct
 import subprocess
 import tempfile
+import threading
 
 from ground import Ends
 from harness import Failed, command_of, descendants, require, wait_until
@@ -41,10 +42,13 @@ class Host:
         require(done.returncode == 0, f"enrol {words}: {done.stderr}")
         return done.stdout
 
-    def run(self, hosts, more="", group=None):
-        nodes = ", ".join(f'{{name = "{each.name}", address = "{each.ip}:{PORT}", subnets = {each.subnets}}}' for each in hosts)
+    def run(self, hosts, more="", group=None, listed=None, zone=None):
+        addresses = {each.name: f"{each.ip}:{PORT}" for each in hosts} | (listed or {})
+        nodes = ", ".join(f'{{name = "{each.name}", address = "{addresses[each.name]}", subnets = {each.subnets}}}' for each in hosts)
         policy = f'[cluster]\nnode = "{self.name}"\nlisten = "{self.ip}:{PORT}"\ndirectory = "{self.identity}"\nnodes = [{nodes}]\n{more}'
         before = ["nsenter", f"--net=/run/netns/{self.container.name}"]
+        if zone:
+            before += ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/resolv.conf && exec "$@"', str(zone.resolver)]
         self.service = Service(self.command, self.directory, policy, before=before, more=["--cgroup", group] if group else [])
         self.service.start()
         require(self.service.runs(), f"{self.name} does not start: {self.service.told()}")
@@ -65,6 +69,53 @@ class Host:
 
     def lives(self):
         require(self.service.process.poll() is None, f"{self.name} has died: {self.service.told()}")
+
+
+class Zone:
+    """A name server of a host's own, at its loopback address: what it says of (name, type) may change at any time."""
+
+    A, SRV = 1, 33
+
+    def __init__(self, host):
+        self.said, self.asked = {}, 0
+        self.socket = within(host, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        self.socket.bind(("127.0.0.1", 53))
+        self.resolver = host.directory / "resolv.conf"
+        self.resolver.write_text("nameserver 127.0.0.1\noptions timeout:1\n")
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                query, asker = self.socket.recvfrom(4096)
+                self.asked += 1
+                self.socket.sendto(self.answer(query), asker)
+
+    def answer(self, query):
+        labels, at = [], 12
+        while query[at]:
+            labels.append(query[at + 1 : at + 1 + query[at]].decode().lower())
+            at += 1 + query[at]
+        name, (kind, _) = ".".join(labels), struct.unpack_from(">HH", query, at + 1)
+        records = self.said.get((name, kind), [])
+        known = any(name == each for each, _ in self.said)
+        head = query[:2] + struct.pack(">HHHHH", 0x8180 if known else 0x8183, 1, len(records), 0, 0)
+        seconds = 2
+        return head + query[12 : at + 5] + b"".join(b"\xc0\x0c" + struct.pack(">HHIH", kind, 1, seconds, len(each)) + each for each in records)
+
+    def says(self, name, *addresses):
+        self.said[name, self.A] = [socket.inet_aton(each) for each in addresses]
+
+    def serves(self, name, *targets):
+        """Priority, port and host of each."""
+        wire = lambda host: b"".join(bytes([len(label)]) + label.encode() for label in host.split(".")) + b"\0"  # noqa: E731
+        self.said[name, self.SRV] = [struct.pack(">HHH", priority, 0, port) + wire(host) for priority, port, host in targets]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
 
 
 def all_joined(hosts):
@@ -232,6 +283,31 @@ def scenes(ground):
         for host in a, b:
             until(lambda host=host: host.state("c") == "left", f"c to leave {host.name}")
             require((host.count("left"), host.count("unreachable")) == (1, 1), f"{host.service.told()}")
+        note(name, "joined")
+
+    name = "nodes are listed by their names, and by their services"
+    with ground.scene(name), cluster(ground, "ab", run=False) as (a, b), Zone(a) as zone:
+        b.run([a, b])
+        a.run([a, b], listed={"b": f"b.cluster.test:{PORT}"}, zone=zone)
+        until(lambda: a.count("not-found") == 1, "a to miss the name")
+        require(a.state("b") == "unknown" and a.peers()["b"]["addresses"] == [], f"{a.peers()}")
+        zone.says("b.cluster.test", b.ip)
+        all_joined([a, b])
+        require(a.peers()["b"]["addresses"] == [f"{b.ip}:{PORT}"], f"{a.peers()}")
+        require_confined(a.service)
+        # A name that is no longer known parts nobody.
+        asked = zone.asked
+        zone.said.clear()
+        until(lambda: a.count("not-found") == 2 and zone.asked > asked, "a to miss the name again")
+        require(a.state("b") == "joined" and a.count("unreachable") == 0, f"{a.service.told()}")
+        # Nobody listens where the first target is.
+        a.service.stop()
+        until(lambda: b.state("a") == "unreachable", "b to miss a")
+        zone.says("b.cluster.test", b.ip)
+        zone.serves("_ringlet._tcp.cluster.test", (1, PORT, "b.cluster.test"), (0, PORT + 1, "b.cluster.test"))
+        a.run([a, b], listed={"b": "_ringlet._tcp.cluster.test"}, zone=zone)
+        all_joined([a, b])
+        require(a.peers()["b"]["addresses"] == [f"{b.ip}:{PORT + 1}", f"{b.ip}:{PORT}"], f"{a.peers()}")
         note(name, "joined")
 
     name = "a service that runs takes up new keys"

@@ -1,6 +1,6 @@
 //! The thread that speaks with other nodes: it waits for sockets only, and for nobody.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -18,7 +18,7 @@ use super::identity::{self, Identity};
 use super::link::{Cause, Frame, Link, VERSION, Word, cause};
 use super::members::Settings;
 use super::peers::{Peer as Known, State};
-use super::{Cluster, Now, Outbox, Peer, QUEUE_BYTES, Shared, renewal};
+use super::{Cluster, Now, Outbox, Peer, QUEUE_BYTES, Shared, names, renewal};
 use crate::clock::{Clock, Moment};
 use crate::journal::Journal;
 use crate::sandbox;
@@ -77,7 +77,7 @@ impl Running {
         let failed = |error: ringlet_linux::sys::Errno| std::io::Error::from_raw_os_error(error.0);
         let wake = fd::eventfd().map_err(failed)?;
         let ends = signals()?;
-        let nodes = self.settings.nodes.len();
+        let (nodes, addresses) = (self.settings.nodes.len(), self.settings.addresses());
         let cluster = Cluster(Arc::new(Shared {
             settings: self.settings,
             incarnation: self.incarnation,
@@ -85,6 +85,8 @@ impl Running {
             now: Mutex::new(Now {
                 peers: (0..nodes).map(|_| Known::new()).collect(),
                 out: (0..nodes).map(|_| Outbox::default()).collect(),
+                addresses,
+                unfound: HashSet::new(),
                 calls: Vec::new(),
                 expected: HashMap::new(),
                 over: Vec::new(),
@@ -93,7 +95,10 @@ impl Running {
             }),
         }));
         let mut engine = Engine {
-            dials: vec![Dial { next: Instant::now(), pause: AGAIN_FIRST, by: None }; nodes],
+            dials: vec![
+                Dial { next: Instant::now(), pause: AGAIN_FIRST, by: None, tried: 0 };
+                nodes
+            ],
             sessions: vec![None; nodes],
             cluster: cluster.clone(),
             identity: self.identity,
@@ -121,6 +126,7 @@ impl Running {
         })?;
         confined.recv().map_err(|_| anyhow!("the cluster's thread has ended"))??;
         renewal::start(cluster.clone())?;
+        names::start(cluster.clone())?;
         Ok(cluster)
     }
 }
@@ -148,6 +154,8 @@ struct Dial {
     pause: Duration,
     /// The connection by which it is tried just now.
     by: Option<u64>,
+    /// How often: its addresses have turns.
+    tried: usize,
 }
 
 struct Connection {
@@ -323,9 +331,9 @@ impl Engine {
             (std::mem::take(&mut now.calls), std::mem::take(&mut now.over))
         };
         for (place, token) in calls {
-            match connect(self.cluster.0.settings.nodes[place].address) {
-                Ok(stream) => self.calls.push(Call::new(stream, token)),
-                Err(_) => self.events.called(token, None),
+            match self.address_for_calls(place).map(connect) {
+                Some(Ok(stream)) => self.calls.push(Call::new(stream, token)),
+                _ => self.events.called(token, None),
             }
         }
         let mut at = 0;
@@ -348,6 +356,17 @@ impl Engine {
         }
     }
 
+    /// That of its addresses by which its session came, if one is known.
+    fn address_for_calls(&self, place: usize) -> Option<SocketAddr> {
+        let by = self.sessions[place].and_then(|key| self.connections.get(&key));
+        let now = self.cluster.now();
+        let addresses = &now.addresses[place];
+        let of_session = |address: &&SocketAddr| {
+            by.is_some_and(|by| by.from.ip().to_canonical() == address.ip())
+        };
+        addresses.iter().find(of_session).or(addresses.first()).copied()
+    }
+
     fn add(&mut self, link: Link, from: SocketAddr, who: Who) -> u64 {
         let (key, now) = (self.next, Instant::now());
         self.next += 1;
@@ -359,8 +378,17 @@ impl Engine {
 
     /// (The node with the lower name dials: one connection for each pair.)
     fn dial(&mut self, place: usize) {
-        let member = &self.cluster.0.settings.nodes[place];
-        let (address, name) = (member.address, member.name.clone());
+        let name = self.cluster.0.settings.nodes[place].name.clone();
+        let dial = &mut self.dials[place];
+        let tried = dial.tried;
+        let address = {
+            let now = self.cluster.now();
+            let addresses = &now.addresses[place];
+            addresses.get(tried % addresses.len().max(1)).copied()
+        };
+        // (Its name is being looked up.)
+        let Some(address) = address else { return };
+        dial.tried = tried.wrapping_add(1);
         let made = connect(address)
             .map_err(|error| cause("lost", error))
             .and_then(|stream| Link::dial(stream, &self.identity, &name));
@@ -486,6 +514,8 @@ impl Engine {
         self.sessions[place] = Some(key);
         self.dials[place].by = None;
         self.dials[place].pause = AGAIN_FIRST;
+        // (What worked is tried first.)
+        self.dials[place].tried = self.dials[place].tried.saturating_sub(1);
         let mut now = self.cluster.now();
         let restarted = now.peers[place].join(incarnation, session);
         now.out[place].clear();

@@ -1,5 +1,6 @@
 //! `[cluster]` of node.toml: which nodes there are, where each listens, and which addresses belong to it.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
@@ -34,10 +35,70 @@ pub struct Settings {
 #[serde(deny_unknown_fields)]
 pub struct Member {
     pub name: String,
-    pub address: SocketAddr,
+    pub address: Address,
     /// Of its containers, besides that address.
     #[serde(default)]
     pub subnets: Vec<IpNet>,
+}
+
+/// Where a node listens: `10.0.0.2:7471`; a name with a port, which has A or AAAA records (`b.example:7471`); or a service, whose SRV records have the port
+/// (`_ringlet._tcp.b.example`).
+#[derive(Deserialize, Debug, Clone, PartialEq, Eq)]
+#[serde(try_from = "String")]
+pub enum Address {
+    Fixed(SocketAddr),
+    Host { name: String, port: u16 },
+    Service(String),
+}
+
+impl TryFrom<String> for Address {
+    type Error = anyhow::Error;
+
+    fn try_from(text: String) -> anyhow::Result<Address> {
+        if let Ok(address) = text.parse() {
+            return Ok(Address::Fixed(address));
+        }
+        let label = |label: &str| {
+            (1..=63).contains(&label.len())
+                && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+        };
+        let is_name = |name: &str| {
+            let name = name.strip_suffix('.').unwrap_or(name);
+            name.len() <= 253 && name.split('.').all(label)
+        };
+        // (An address that is written wrongly is no name.)
+        let is_host = |name: &str| {
+            let last = name.trim_end_matches('.').rsplit('.').next().unwrap_or_default();
+            is_name(name) && !last.bytes().all(|byte| byte.is_ascii_digit())
+        };
+        match text.rsplit_once(':') {
+            Some((name, port)) if is_host(name) => {
+                let port = port.parse().ok().filter(|port| *port != 0);
+                let port = port.with_context(|| format!("{text}: not a port"))?;
+                Ok(Address::Host { name: name.to_owned(), port })
+            }
+            None if text.starts_with('_') && is_name(&text) => Ok(Address::Service(text)),
+            _ => {
+                anyhow::bail!("{text} is no address and port, name and port, or _service._tcp.name")
+            }
+        }
+    }
+}
+
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Address {
+        Address::Fixed(address)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Fixed(address) => address.fmt(to),
+            Address::Host { name, port } => write!(to, "{name}:{port}"),
+            Address::Service(name) => name.fmt(to),
+        }
+    }
 }
 
 impl Settings {
@@ -65,12 +126,22 @@ impl Settings {
         Ok(())
     }
 
-    /// The node to which an address belongs: by its own, or else by the narrowest of the subnets. None of an address that is nobody's.
-    pub fn node_of(&self, address: IpAddr) -> Option<&Member> {
+    /// The nodes' own addresses, as far as they are known without looking names up.
+    pub fn addresses(&self) -> Vec<Vec<SocketAddr>> {
+        let of = |member: &Member| match member.address {
+            Address::Fixed(address) => vec![address],
+            _ => Vec::new(),
+        };
+        self.nodes.iter().map(of).collect()
+    }
+
+    /// The node to which an address belongs: by its own, of which these are known, or else by the narrowest of the subnets. None of an address that is nobody's.
+    pub fn node_of(&self, address: IpAddr, own: &[Vec<SocketAddr>]) -> Option<&Member> {
         // (An IPv4 connection of an IPv6 socket.)
         let address = address.to_canonical();
-        if let Some(member) = self.nodes.iter().find(|member| member.address.ip() == address) {
-            return Some(member);
+        let is = |own: &Vec<SocketAddr>| own.iter().any(|own| own.ip() == address);
+        if let Some(place) = own.iter().position(is) {
+            return self.nodes.get(place);
         }
         let nets = self
             .nodes
@@ -105,7 +176,8 @@ mod tests {
         let settings = settings(&text).unwrap();
         assert_eq!(settings.nodes.len(), 2, "this node is no other one");
         let node = |address: &str| {
-            settings.node_of(address.parse().unwrap()).map(|member| member.name.as_str())
+            let own = settings.addresses();
+            settings.node_of(address.parse().unwrap(), &own).map(|member| member.name.as_str())
         };
         for (address, owner) in [
             ("10.0.0.2", Some("b")),
@@ -130,9 +202,32 @@ mod tests {
             "[{name = 'b', address = '10.0.0.2:1'}, {name = 'b', address = '10.0.0.3:1'}]",
             "[{name = 'b', address = '10.0.0.2:1'}, {name = 'c', address = '10.0.0.2:1'}]",
             "[{name = 'b', addres = '10.0.0.2:1'}]",
+            "[{name = 'b', address = '10.0.0.300:1'}]",
+            "[{name = 'b', address = 'b.example'}]",
+            "[{name = 'b', address = 'b.example:0'}]",
+            "[{name = 'b', address = 'b..example:1'}]",
+            "[{name = 'b', address = '_ringlet._tcp.b.example:1:2'}]",
+            "[{name = 'b', address = 'b.example:1'}, {name = 'c', address = 'b.example:1'}]",
         ] {
             assert!(settings(&format!("{HEAD}nodes = {wrong}")).is_err(), "{wrong}");
         }
         assert!(settings(&format!("{HEAD}nodes = []")).is_ok());
+    }
+
+    #[test]
+    fn a_node_is_listed_by_its_address_its_name_or_its_service() {
+        let nodes = ["[fd00::2]:7471", "b.example:7471", "_ringlet._tcp.c.example."];
+        for (text, is_fixed) in nodes.into_iter().zip([true, false, false]) {
+            let address = Address::try_from(text.to_owned()).unwrap();
+            assert_eq!(address.to_string(), text);
+            assert_eq!(matches!(address, Address::Fixed(_)), is_fixed);
+        }
+        // (What was found of a name is that node's.)
+        let text = format!("{HEAD}nodes = [{{name = 'b', address = 'b.example:7471'}}]");
+        let settings = settings(&text).unwrap();
+        let (ip, found) =
+            ("10.0.0.2".parse().unwrap(), vec![vec!["10.0.0.2:7471".parse().unwrap()]]);
+        assert!(settings.node_of(ip, &settings.addresses()).is_none());
+        assert_eq!(settings.node_of(ip, &found).map(|member| &member.name[..]), Some("b"));
     }
 }

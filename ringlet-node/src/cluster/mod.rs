@@ -5,6 +5,7 @@
 //!   members.rs    `[cluster]` of node.toml: which nodes there are, and which addresses belong to them
 //!   link.rs       one connection to a node: TLS, frames, bounded in both directions
 //!   peers.rs      what becomes of a node: joined, unreachable, left; without a system call
+//!   names.rs      nodes that are listed by name are looked up
 //!   renewal.rs    new keys and certificates are taken up
 //!   post.rs       what other nodes say of ends of connections, for the service
 //!   channels.rs   a plain connection for the two ends of each that is carried
@@ -22,6 +23,7 @@ mod engine;
 pub mod identity;
 mod link;
 pub mod members;
+mod names;
 mod peers;
 pub mod post;
 mod renewal;
@@ -30,7 +32,8 @@ pub use channels::{TOKEN_BYTES, Token};
 pub use engine::{BEAT, Events, Running, SILENT};
 pub use link::{Called, End, Meet, Word};
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -64,6 +67,9 @@ struct Shared {
 struct Now {
     peers: Vec<Known>,
     out: Vec<Outbox>,
+    /// Where they listen, as far as that is known; and names of which nothing was found when they were looked up last.
+    addresses: Vec<Vec<SocketAddr>>,
+    unfound: HashSet<usize>,
     /// Nodes that are to be dialled for a channel, and who is to dial us; sessions that are to end, and why.
     calls: Vec<(usize, Token)>,
     expected: HashMap<Token, Instant>,
@@ -112,6 +118,12 @@ impl Cluster {
         &self.0.settings
     }
 
+    /// The name of the node to which this address belongs.
+    pub fn node_of(&self, address: IpAddr) -> Option<&str> {
+        let now = self.now();
+        self.0.settings.node_of(address, &now.addresses).map(|member| member.name.as_str())
+    }
+
     /// The node of this name, if it can be reached.
     pub fn peer(&self, node: &str) -> Option<Peer> {
         let place = self.0.settings.nodes.iter().position(|member| member.name == node)?;
@@ -122,9 +134,10 @@ impl Cluster {
     /// What `ringlet node status` shows.
     pub fn status(&self) -> Value {
         let (settings, now) = (&self.0.settings, self.now());
-        let peers = settings.nodes.iter().zip(&now.peers).map(|(member, peer)| {
+        let peers = settings.nodes.iter().zip(&now.peers).zip(&now.addresses);
+        let peers = peers.map(|((member, peer), addresses)| {
             json!({
-                "node": member.name, "address": member.address, "state": peer.state().code(), "why": peer.why(),
+                "node": member.name, "address": member.address.to_string(), "addresses": addresses, "state": peer.state().code(), "why": peer.why(),
                 "seconds": peer.since().elapsed().as_secs(), "incarnation": peer.incarnation(),
                 "rtt_us": peer.round_trip().map(|time| time.as_micros() as u64),
             })
@@ -223,6 +236,8 @@ pub(crate) mod tests {
         let mut now = Now {
             peers: names.iter().map(|_| Known::new()).collect(),
             out: names.iter().map(|_| Outbox::default()).collect(),
+            addresses: vec![Vec::new(); names.len()],
+            unfound: HashSet::new(),
             calls: Vec::new(),
             expected: HashMap::new(),
             over: Vec::new(),
