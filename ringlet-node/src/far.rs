@@ -14,8 +14,8 @@
 //!   MET to the guest                          MET to the guest
 //! ```
 //!
-//! Who refuses says `Apart`, and whose guest goes before there is a channel. Then nobody is to call for it any more, and the lane goes with what the guest would
-//! have had of it. What is under way when the session ends is forgotten: its guest goes, and comes again.
+//! Who refuses says `Apart`, and whose guest goes before there is a channel. Then nobody is to call for it any more, and the lane goes with what the
+//! guest would have had of it. What is under way when the session ends is forgotten: its guest goes, and comes again.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

@@ -140,7 +140,8 @@ impl End {
         doing.into_iter().any(Doing::hangs)
     }
 
-    /// A byte that is being put on its connection. Its program is to count what goes there, and so must not hear that its half has ended before that is given up.
+    /// A byte that is being put on its connection. Its program is to count what goes there, and so must not hear that its half has ended before that is
+    /// given up, or done.
     pub fn ringing(&self) -> Option<Doing> {
         self.rings.clone()
     }

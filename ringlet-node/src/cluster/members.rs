@@ -135,7 +135,8 @@ impl Settings {
         self.nodes.iter().map(of).collect()
     }
 
-    /// The node to which an address belongs: by its own, of which these are known, or else by the narrowest of the subnets. None of an address that is nobody's.
+    /// The node to which an address belongs: by its own, of which these are known, or else by the narrowest of the subnets. None of an address that is
+    /// nobody's.
     pub fn node_of(&self, address: IpAddr, own: &[Vec<SocketAddr>]) -> Option<&Member> {
         // (An IPv4 connection of an IPv6 socket.)
         let address = address.to_canonical();
