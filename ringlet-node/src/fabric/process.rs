@@ -23,8 +23,9 @@ use ringlet_messages::native::carried::{Beginning, Joined, Offer, Port};
 
 use super::passage::Passage;
 use super::{
-    ANSWER, ASK, BETWEEN_BYTES, BROKEN, Between, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder,
-    OVER, PACKET_BYTES, PASS, PASSED, RailSettings, SETTINGS, Settings, UP, packet, read,
+    ANSWER, ASK, BETWEEN_BYTES, BROKEN, Between, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE,
+    NativeOrder, OVER, PACKET_BYTES, PASS, PASSED, RailSettings, SETTINGS, Settings, UP, packet,
+    read,
 };
 use crate::apart::{Apart, From};
 use crate::carrier::ends::{Brought, Doing, End};
@@ -717,7 +718,7 @@ impl Process {
         if let Some(at) = native.at {
             // (Its pipe tells the other end.)
             drop(self.server.leave(at));
-            self.server.rouse(self.trunk_at);
+            self.rouse_trunk();
         }
         if tell {
             self.pass(to, &Between::Over { lane });

@@ -9,8 +9,8 @@ use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
 
 use super::{
-    ANSWER, ASK, BROKEN, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder, OVER, PACKET_BYTES,
-    PASS, PASSED, SETTINGS, Settings, UP, packet, read,
+    ANSWER, ASK, BROKEN, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder, OVER,
+    PACKET_BYTES, PASS, PASSED, SETTINGS, Settings, UP, packet, read,
 };
 use crate::apart::From;
 use crate::carrier::keeper::{Kept, Look, Word};
