@@ -1,7 +1,6 @@
 """Hosts (network namespaces) with a node service each, which know each other; and who is none of them."""
 
 import contextlib
-import ctypes
 import os
 import pathlib
 import signal
@@ -13,62 +12,14 @@ import tempfile
 import threading
 
 from ground import Ends
-from harness import Failed, command_of, descendants, require, wait_until
+from harness import require
+from nodes import ALLOWED, PORT, Host, all_joined, cluster, two_hosts, within
 from service import require_confined
 from strangers import Relay
-from world import NUMBERS, Across, Service, inside, note, until, world
+from world import Across, inside, note, until, world
 
-PORT = 7471
-CLONE_NEWNET = 0x40000000
-NAMES = "abc"
 # The service says: silent for 5 s. The rest is for a machine that has other work.
 SOON = 60
-
-
-class Host:
-    """One node of a cluster."""
-
-    def __init__(self, ground, world, name, place):
-        self.name, self.command = name, str(pathlib.Path(ground.ringlet.command).resolve())
-        self.container = world.container()
-        self.ip = self.container.ip
-        self.directory = pathlib.Path(place) / name
-        self.directory.mkdir()
-        self.identity = self.directory / "identity"
-        self.service, self.subnets = None, []
-
-    def enrol(self, *words, **more):
-        done = subprocess.run([self.command, "node", "enrol", "--directory", self.identity, *words], capture_output=True, text=True, timeout=60, **more)
-        require(done.returncode == 0, f"enrol {words}: {done.stderr}")
-        return done.stdout
-
-    def run(self, hosts, more="", group=None, listed=None, zone=None):
-        addresses = {each.name: f"{each.ip}:{PORT}" for each in hosts} | (listed or {})
-        nodes = ", ".join(f'{{name = "{each.name}", address = "{addresses[each.name]}", subnets = {each.subnets}}}' for each in hosts)
-        policy = f'[cluster]\nnode = "{self.name}"\nlisten = "{self.ip}:{PORT}"\ndirectory = "{self.identity}"\nnodes = [{nodes}]\n{more}'
-        before = ["nsenter", f"--net=/run/netns/{self.container.name}"]
-        if zone:
-            before += ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/resolv.conf && exec "$@"', str(zone.resolver)]
-        self.service = Service(self.command, self.directory, policy, before=before, more=["--cgroup", group] if group else [])
-        self.service.start()
-        require(self.service.runs(), f"{self.name} does not start: {self.service.told()}")
-
-    def peers(self):
-        return {each["node"]: each for each in self.service.status()["cluster"]["peers"]}
-
-    def state(self, other):
-        return self.peers()[other]["state"]
-
-    def count(self, outcome):
-        return self.service.status()["cluster"]["decisions"].get(outcome, 0)
-
-    def before(self):
-        """A program of this host's."""
-        joins = ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(self.group)]
-        return [*joins, "env", f"RINGLET_NODE={self.service.socket}", *inside(self.container.name)]
-
-    def lives(self):
-        require(self.service.process.poll() is None, f"{self.name} has died: {self.service.told()}")
 
 
 class Zone:
@@ -118,44 +69,6 @@ class Zone:
         self.socket.close()
 
 
-def all_joined(hosts):
-    for one in hosts:
-        for other in hosts:
-            if one is not other:
-                until(lambda one=one, other=other: one.state(other.name) == "joined", f"{other.name} to be joined at {one.name}")
-
-
-@contextlib.contextmanager
-def cluster(ground, names=NAMES, run=True):
-    """Hosts that are enrolled, and run."""
-    with world() as ground_world, tempfile.TemporaryDirectory() as place:
-        hosts = [Host(ground, ground_world, name, place) for name in names]
-        first, *others = hosts
-        first.enrol("--new", first.name)
-        for each in others:
-            each.enrol("--join", "-", input=first.enrol("--issue", each.name))
-        try:
-            for each in hosts if run else ():
-                each.run(hosts)
-            yield hosts
-        finally:
-            for each in hosts:
-                if each.service:
-                    each.service.stop()
-            # What carries ends by itself when its service has.
-            until(lambda: not any("node fabric" in (command_of(pid) or "") for pid in descendants(os.getpid())), "what carries to end")
-
-
-def enter(namespace):
-    require(ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) == 0, f"setns: {os.strerror(ctypes.get_errno())}")
-
-
-def unified():
-    """Where the unified hierarchy of control groups is mounted."""
-    mounts = [line.split() for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
-    return next(pathlib.Path(mount[1]) for mount in mounts if mount[2] == "cgroup2")
-
-
 class Apart(Across):
     """Two ends on two hosts: each is in its host's control group, which is all that the service of that host sees; and knows that service only."""
 
@@ -167,52 +80,10 @@ class Apart(Across):
         self.connect(ip, self.dialled, before=client.before())
 
 
-@contextlib.contextmanager
-def two_hosts(ground, rules, rails="rails = []"):
-    """Hosts a and b, with a control group for what runs on each, and these rails."""
-    with cluster(ground, "ab", run=False) as hosts, contextlib.ExitStack() as held:
-        a, b = hosts
-        a.second = f"{a.ip.rsplit('.', 1)[0]}.200"
-        a.subnets = [f"{a.second}/32"]
-        for host in hosts:
-            host.group = unified() / f"ringlet-{os.getpid()}-{next(NUMBERS)}-{host.name}"
-            host.group.mkdir()
-            # (Where a scene fails its programs may be there still.)
-            held.callback(remove, host.group)
-            own = rails(host) if callable(rails) else rails
-            host.run(hosts, f"{own}\n{rules}", host.group)
-        all_joined(hosts)
-        yield hosts
-
-
-def remove(group):
-    with contextlib.suppress(Failed):
-        wait_until(lambda: is_removed(group), 2, "a control group to be empty")
-
-
-def is_removed(group):
-    with contextlib.suppress(OSError):
-        group.rmdir()
-    return not group.exists()
-
-
 def matched(host, outcome):
     """The numbers of what was decided so."""
     last = host.service.status()["last"]
     return [each["about"].split()[0] for each in last if each["outcome"] == outcome]
-
-
-def within(host, action):
-    """In the network namespace of a host. (A socket keeps that in which it was made.)"""
-    ours = os.open("/proc/self/ns/net", os.O_RDONLY)
-    theirs = os.open(f"/run/netns/{host.container.name}", os.O_RDONLY)
-    enter(theirs)
-    try:
-        return action()
-    finally:
-        enter(ours)
-        os.close(ours)
-        os.close(theirs)
 
 
 def dial(by, to):
@@ -459,14 +330,6 @@ def scenes(ground):
 
 
     found(ground)
-
-
-ALLOWED = """
-[[allow]]
-between = ["/ringlet-*-a", "b:/ringlet-*-b"]
-[[allow]]
-between = ["/ringlet-*-b", "a:/ringlet-*-a"]
-"""
 
 
 def found(ground):

@@ -1,19 +1,18 @@
 """Two ends on two hosts, whose services carry their connection: over rails in memory that both hosts reach, in disorder by seed, and over libfabric's tcp provider."""
 
-import contextlib
 import os
 import pathlib
 import re
 import resource
 import signal
 import subprocess
-import tempfile
 import time
 
 from carried import is_alive, on_ring
-from cluster import ALLOWED, PORT, Apart, dial, drop, gone, two_hosts
+from cluster import Apart, dial, drop, gone
 from ground import ANSWER_SECONDS
 from harness import Failed, require
+from nodes import ALLOWED, PORT, by_libfabric, carried, fabric, in_memory, process, two_hosts
 from world import inside, note, until
 
 STILL_SECONDS = 7
@@ -21,27 +20,6 @@ STILL_SECONDS = 7
 UNSAID_SECONDS = 7
 WATCHED_SECONDS = 3
 ASKED_MOST = 1000
-DISORDER = ", seed = {seed}, fails_one_in = 3000000"
-
-
-@contextlib.contextmanager
-def in_memory(seed=None):
-    """Two rails in memory."""
-    disorder = "" if seed is None else DISORDER.format(seed=seed)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        for rail in "12":
-            (pathlib.Path(folder) / rail).mkdir()
-        rails = [f'{{provider = "memory", folder = "{folder}/{rail}"{disorder}}}' for rail in "12"]
-        yield f"rails = [{', '.join(rails)}]"
-
-
-@contextlib.contextmanager
-def by_libfabric():
-    yield lambda host: f'rails = [{{provider = "tcp;ofi_rxm", address = "{host.ip}"}}]'
-
-
-def fabric(host):
-    return host.service.status()["fabric"]
 
 
 def switches(pid):
@@ -49,15 +27,6 @@ def switches(pid):
     text = "".join(each.read_text() for each in pathlib.Path(f"/proc/{pid}/task").glob("*/status"))
     return sum(int(count) for count in re.findall(r"\nvoluntary_ctxt_switches:\s+(\d+)", text))
 
-
-def carried(host):
-    return fabric(host)["connections"]
-
-
-def process(host):
-    """The pid of the living one."""
-    until(lambda: fabric(host)["pid"], "what carries")
-    return fabric(host)["pid"]
 
 
 def scenes(ground):

@@ -10,11 +10,10 @@ import subprocess
 import sys
 import time
 
-from cluster import ALLOWED, two_hosts
-from far import by_libfabric, carried, fabric, in_memory, process
 from ground import ANSWER_SECONDS
 from harness import Failed, frame, require
 from hostile import NODE
+from nodes import ALLOWED, by_libfabric, carried, fabric, in_memory, process, two_hosts
 from world import note, until
 
 ACTOR = pathlib.Path(__file__).resolve().parent / "natives_actor.py"

@@ -5,8 +5,9 @@ import re
 import subprocess
 
 import host
-from cluster import ALLOWED, Apart, all_joined, cluster, matched, two_hosts
+from cluster import Apart, matched
 from harness import Process, require
+from nodes import ALLOWED, all_joined, cluster, two_hosts
 from world import until
 
 PROGRAM_SECONDS = 240

@@ -12,9 +12,9 @@ import time
 import host
 import hosts
 import rails
-from cluster import ALLOWED
 from ground import run
 from harness import require
+from nodes import ALLOWED
 from world import Service, until
 
 ADDRESSES = {"a": "10.92.0.1", "b": "10.92.0.2"}
