@@ -86,11 +86,16 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def listening(port, protocol="tcp"):
-    """Whether somebody listens on `port`, without connecting: many programs here serve the first comer only."""
+def server_address():
+    """Where servers listen: on this machine, or on a host of their own."""
+    return os.environ.get("SERVER_ADDRESS", "127.0.0.1")
+
+
+def listening(port, protocol="tcp", pid="self"):
+    """Whether somebody listens on `port` where this process is, without connecting: many programs here serve the first comer only."""
     wanted, state = f":{port:04X}", {"tcp": "0A", "udp": "07"}[protocol]
     for table in (protocol, f"{protocol}6"):
-        with contextlib.suppress(FileNotFoundError), open(f"/proc/net/{table}") as lines:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/net/{table}") as lines:
             for line in lines:
                 fields = line.split()
                 if fields[1].endswith(wanted) and fields[3] == state:
@@ -152,7 +157,7 @@ class Process:
     """A started program: its output goes to files, its lines of standard output can be awaited."""
 
     def __init__(self, argv, directory, env=None, user=None, stdin=subprocess.PIPE, stderr=None):
-        self.name = os.path.basename(argv[argv.index("--") + 1] if argv[1:2] == ["run"] else argv[0])
+        self.name = os.path.basename(argv[argv.index("--") + 1] if "run" in argv and "--" in argv else argv[0])
         self._log = tempfile.NamedTemporaryFile(dir=directory, prefix=f"{self.name}-", suffix=".log", delete=False)
         self._lines = queue.SimpleQueue()
         self._output = bytearray()
@@ -274,6 +279,8 @@ class Ringlet:
 
     # Ends that a node service carries are mirrored too.
     carried = False
+    # Hosts, where servers and clients are apart (`Between` of between.py).
+    between = None
 
     def __init__(self, command, directory, mirror=None):
         self.mirror = mirror
@@ -297,7 +304,7 @@ class Ringlet:
     def moved(self, moves):
         """How many ends were noted there. None may have come to use the ring otherwise than it is to."""
         lines = pathlib.Path(moves).read_bytes().splitlines()
-        how = b"moved" if self.mirror is None and not self.carried else b"mirrored"
+        how = b"moved" if self.mirror is None and not self.carried and not self.between else b"mirrored"
         require(set(lines) <= {how}, f"of {len(lines)} ends that use the ring {lines.count(how)} do so by what is {how.decode()}")
         return len(lines)
 
@@ -331,9 +338,14 @@ class Test:
         self.program, self.mode, self.directory, self.seed = program, mode, str(directory), seed
         self._ringlet, self._report, self._limit = ringlet, report, limit
         self._running = []
-        # An adapter serves one user's programs: a server under root stays root there.
-        self.mirrored = mode == "both" and ringlet.mirror is not None
+        # An adapter serves one user's programs, and who is carried may be of the same only: a server under root stays root there.
+        self.between = ringlet.between if mode == "both" else None
+        self.mirrored = mode == "both" and (ringlet.mirror is not None or self.between is not None)
         self.random = random.Random(f"{seed}/{program}")
+
+    def address(self, role):
+        """Where a server of this role listens."""
+        return self.between.host(role).ip if self.between else server_address()
 
     def work(self, amount):
         """More of it where it goes faster, so that the program lives long enough to be looked at."""
@@ -353,7 +365,10 @@ class Test:
         return self._ringlet.wrap(argv, moves) if wrapped else argv
 
     def start(self, role, argv, moves=None, **options):
-        process = Process(self._argv(role, argv, moves), self.directory, **options)
+        argv = self._argv(role, argv, moves)
+        if self.between:
+            argv = self.between.placed(role, argv, options.pop("user", None))
+        process = Process(argv, self.directory, **options)
         self._running.append(process)
         return process
 
@@ -365,9 +380,9 @@ class Test:
             process = self.start(role, argv_for_port(port), **options)
             process.port = port
             deadline = time.monotonic() + START_SECONDS
-            while process.poll() is None and not listening(port, protocol) and time.monotonic() < deadline:
+            while process.poll() is None and not listening(port, protocol, process.pid) and time.monotonic() < deadline:
                 time.sleep(0.005)
-            if process.poll() is None and listening(port, protocol):
+            if process.poll() is None and listening(port, protocol, process.pid):
                 break
             status = process.poll()
             self.put_away(process)
@@ -392,6 +407,8 @@ class Test:
         `ring=(port or path, count)` demands that when both ends are wrapped `count` connections to `port` come to use the ring, and
         that none ever does otherwise. A client that prints the line `hold` waits until that has been looked at.
         """
+        if self.between and ring and isinstance(ring[0], str):
+            raise Skipped("a Unix socket leads to no other host")
         moves = pathlib.Path(self.directory, "moves") if ring else None
         if moves:
             moves.write_bytes(b"")
@@ -600,7 +617,7 @@ class RingWatch:
             moved = self._ringlet.moved(self._moves)
             expected = f"{self._wanted} connections expected on the ring; {moved} ends of the client's came there; best seen: {seen}"
             # (Over a mirror that is known of those that were noted.)
-            most = self._most if self._ringlet.mirror is None else 0
+            most = self._most if self._ringlet.mirror is None and not self._ringlet.between else 0
             require(max(moved, most) >= self._wanted, expected)
         else:
             require(self._most == 0, f"one end is not wrapped, yet connections are on the ring: {seen}")

@@ -13,7 +13,7 @@ import threading
 
 from ground import Ends
 from harness import require
-from nodes import ALLOWED, PORT, Host, all_joined, cluster, two_hosts, within
+from nodes import ALLOWED, PORT, Host, all_joined, cluster, on_host, two_hosts
 from service import require_confined
 from strangers import Relay
 from world import Across, inside, note, until, world
@@ -87,7 +87,8 @@ def matched(host, outcome):
 
 
 def dial(by, to):
-    return within(by, lambda: socket.create_connection((to.ip, PORT), timeout=SOON))
+    with on_host(by):
+        return socket.create_connection((to.ip, PORT), timeout=SOON)
 
 
 def tls(by, to, identity, name):

@@ -79,6 +79,7 @@ def all_joined(hosts):
 def cluster(ground, names=NAMES, run=True):
     """Hosts that are enrolled, and run."""
     with world() as ground_world, tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
         hosts = [Host(ground, ground_world, name, place) for name in names]
         first, *others = hosts
         first.enrol("--new", first.name)
@@ -100,13 +101,14 @@ def enter(namespace):
     require(ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) == 0, f"setns: {os.strerror(ctypes.get_errno())}")
 
 
-def within(host, action):
-    """In the network namespace of a host. (A socket keeps that in which it was made.)"""
-    ours = os.open("/proc/self/ns/net", os.O_RDONLY)
+@contextlib.contextmanager
+def on_host(host):
+    """This thread is in the network namespace of a host, and what it starts meanwhile. (A socket keeps that in which it was made.)"""
+    ours = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     theirs = os.open(f"/run/netns/{host.container.name}", os.O_RDONLY)
     enter(theirs)
     try:
-        return action()
+        yield
     finally:
         enter(ours)
         os.close(ours)

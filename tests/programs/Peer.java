@@ -31,8 +31,8 @@ public class Peer {
     static final int SELECT_MILLISECONDS = 60_000;
 
     public static void main(String[] words) throws Exception {
-        InetSocketAddress address =
-                new InetSocketAddress(InetAddress.getByName("127.0.0.1"), Integer.parseInt(words[1]));
+        String host = System.getenv().getOrDefault("SERVER_ADDRESS", "127.0.0.1");
+        InetSocketAddress address = new InetSocketAddress(InetAddress.getByName(host), Integer.parseInt(words[1]));
         switch (words[0]) {
             case "nio-server" -> nioServer(address);
             case "blocking-server" -> blockingServer(address);

@@ -1,11 +1,12 @@
 """Real programs that nobody here wrote, wrapped on both sides, on one side and not at all, checked for their results.
 
-    python3 tests/programs [--mode MODE]... [--seed N] [--jobs N] [--mirror SEED | --hosts SEED] [PROGRAM]...
+    python3 tests/programs [--mode MODE]... [--seed N] [--jobs N] [--mirror SEED | --hosts SEED | --between memory|tcp] [PROGRAM]...
 """
 
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import importlib
 import json
 import pathlib
@@ -19,6 +20,7 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "suites"))
 
+import between  # noqa: E402
 import harness  # noqa: E402
 import inside  # noqa: E402
 from harness import Failed, Outcome, Ringlet, Skipped, Test  # noqa: E402
@@ -29,6 +31,16 @@ RESULTS = ("passed", "skipped", "failed")
 
 
 def run_program(program, mode, directory, ringlet, report, arguments):
+    try:
+        with between.Between(ringlet, arguments.between, arguments.seed).run() if arguments.between else contextlib.nullcontext():
+            run_checks(program, mode, directory, ringlet, report, arguments)
+    except Failed as problem:
+        report(Outcome(program, mode, "the hosts", "failed", 0.0, str(problem)))
+    if left := harness.end_orphans():
+        report(Outcome(program, mode, "leaves no process", "failed", 0.0, "left: " + ", ".join(left)))
+
+
+def run_checks(program, mode, directory, ringlet, report, arguments):
     module = importlib.import_module(program)
     test = Test(program, mode, directory, ringlet, arguments.seed, report, arguments.limit)
     try:
@@ -44,8 +56,6 @@ def run_program(program, mode, directory, ringlet, report, arguments):
             ringlet and ringlet.until_no_adapter()
         except Failed as problem:
             report(Outcome(program, mode, "the adapter ends", "failed", 0.0, str(problem)))
-        if left := harness.end_orphans():
-            report(Outcome(program, mode, "leaves no process", "failed", 0.0, "left: " + ", ".join(left)))
 
 
 def print_summary(outcomes, modes):
@@ -70,7 +80,7 @@ def side_by_side(arguments, modes, directory):
         found = directory / f"{program}.json"
         argv = [sys.executable, __file__, "--outcomes", found, "--seed", arguments.seed, "--limit", arguments.limit]
         argv += ["--ringlet", arguments.ringlet, *(word for mode in modes for word in ("--mode", mode))]
-        argv += [*(arguments.mirror or []), program]
+        argv += [*(arguments.mirror or []), *(["--between", arguments.between] if arguments.between else []), program]
         child = subprocess.Popen([str(word) for word in argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         started.append(child)
         print(child.communicate()[0].decode(errors="replace"), end="", flush=True)
@@ -98,14 +108,18 @@ def main():
     parser.add_argument("--ringlet", default=harness.ROOT / "target/release/ringlet", help="the command to test")
     parser.add_argument("--jobs", type=int, default=1, help="so many programs side by side (default: one)")
     harness.add_mirror(parser)
+    between.add(parser)
     parser.add_argument("--outcomes", type=pathlib.Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if unknown := set(arguments.programs) - set(PROGRAMS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     # (Datagram lanes have no adapter.)
-    everything = [each for each in PROGRAMS if arguments.mirror is None or each != "datagrams"]
+    over_mirrors = arguments.mirror is not None or arguments.between is not None
+    everything = [each for each in PROGRAMS if not over_mirrors or each != "datagrams"]
     arguments.programs = arguments.programs or everything
-    modes = list(dict.fromkeys(arguments.mode or (harness.MODES if arguments.mirror is None else ["both"])))
+    modes = list(dict.fromkeys(arguments.mode or (["both"] if over_mirrors else harness.MODES)))
+    if arguments.between:
+        between.needed(arguments)
     outcomes = []
 
     def report(outcome):

@@ -18,11 +18,11 @@ def checks(test):
         ("sendfile", 1, ["-Z"]),
         ("small writes, reverse", 1, ["-l", "100", "-R"]),
     )
-    argv = ["iperf3", "-s", "-B", "127.0.0.1", "-1", "-p"]
+    argv = ["iperf3", "-s", "-B", test.address("server"), "-1", "-p"]
     for name, streams, options in variants:
         with test.check(name):
             with test.server(lambda port: [*argv, port], finite=True) as server:
-                client = ["iperf3", "-c", "127.0.0.1", "-p", server.port, "-t", test.seconds(), "-J", *options]
+                client = ["iperf3", "-c", test.address("server"), "-p", server.port, "-t", test.seconds(), "-J", *options]
                 report = json.loads(test.client(client, ring=(server.port, streams)))
             agree(report)
 

@@ -4,7 +4,7 @@ import os
 import random
 import socket
 
-from harness import hold, require
+from harness import hold, require, server_address
 
 NEEDS = ("memcached",)
 LARGEST_VALUE = 1 << 20
@@ -16,7 +16,7 @@ class Memcached:
     """A raw client of the text protocol."""
 
     def __init__(self, port):
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._socket = socket.create_connection((server_address(), port), timeout=60)
         self._file = self._socket.makefile("rb")
 
     def send_set(self, key, value, tail=""):
@@ -90,7 +90,7 @@ def many_connections(port, count):
 
 
 def checks(test):
-    argv = ["memcached", "-l", "127.0.0.1", "-U", "0", "-t", THREADS, "-I", "2m", "-m", "256", "-c", "1024"]
+    argv = ["memcached", "-l", test.address("server"), "-U", "0", "-t", THREADS, "-I", "2m", "-m", "256", "-c", "1024"]
     if os.geteuid() == 0:
         argv += ["-u", "root" if test.mirrored else "nobody"]
     with test.server(lambda port: [*argv, "-p", port]) as memcached:

@@ -22,7 +22,7 @@ def checks(test):
             # A set number of repeats, or it would do as many as it finds time for.
             common = ["NPtcp", *options, "-n", test.work(100), "-u", LARGEST]
             with test.server(lambda port: [*common, "-P", port], finite=True) as server:
-                argv = [*common, "-h", "127.0.0.1", "-P", server.port, "-o", pathlib.Path(test.directory, "np.out")]
+                argv = [*common, "-h", test.address("server"), "-P", server.port, "-o", pathlib.Path(test.directory, "np.out")]
                 output = test.client(argv, ring=(server.port, 1), stderr=subprocess.STDOUT)
             require(output.count(success) >= SIZES_AT_LEAST, f"sizes are missing\n{output}")
             require("fail" not in output.lower(), f"it found something wrong\n{output}")

@@ -32,7 +32,7 @@ http {{
     scgi_temp_path {place}/scgi;
     {upstream}
     server {{
-        listen 127.0.0.1:{port};
+        listen {address}:{port};
         listen unix:{place}/socket;
         {locations}
     }}
@@ -54,11 +54,13 @@ PROXY = """
 
 
 def nginx(test, name, workers, upstream="", locations="", role="server"):
+    address = test.address(role)
+
     def argv(port):
         place = pathlib.Path(test.directory, f"{name}-{port}")
         place.mkdir()
         user = "user root;" if test.mirrored and os.geteuid() == 0 else ""
-        text = CONFIGURATION.format(user=user, workers=workers, place=place, port=port, upstream=upstream, locations=locations)
+        text = CONFIGURATION.format(user=user, workers=workers, place=place, address=address, port=port, upstream=upstream, locations=locations)
         configuration = place / "nginx.conf"
         configuration.write_text(text)
         return ["nginx", "-p", place, "-c", configuration, "-e", "stderr"]
@@ -66,13 +68,13 @@ def nginx(test, name, workers, upstream="", locations="", role="server"):
     return test.server(argv, role=role, stop=signal.SIGQUIT)
 
 
-def fetch_all(port, hashes, prefixes):
+def fetch_all(address, port, hashes, prefixes):
     """Every file, first each on a connection of its own, then all on one."""
     for prefix in prefixes:
         for size, wanted in hashes.items():
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{prefix}{size}", timeout=60) as answer:
+            with urllib.request.urlopen(f"http://{address}:{port}{prefix}{size}", timeout=60) as answer:
                 assert hashlib.sha256(answer.read()).hexdigest() == wanted, f"{prefix}{size} differs"
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(address, port, timeout=60)) as connection:
         for round_ in range(3):
             if round_ == 2:
                 hold()
@@ -84,9 +86,9 @@ def fetch_all(port, hashes, prefixes):
     return True
 
 
-def wrk(test, port, *options, ring=None):
-    argv = ["wrk", "-t", 2, "-c", WRK_CONNECTIONS, "-d", f"{test.seconds()}s", *options, f"http://127.0.0.1:{port}/1459"]
-    output = test.client(argv, ring=ring)
+def wrk(test, address, port, *options, ring=None, role="client"):
+    argv = ["wrk", "-t", 2, "-c", WRK_CONNECTIONS, "-d", f"{test.seconds()}s", *options, f"http://{address}:{port}/1459"]
+    output = test.client(argv, role, ring)
     requests = re.search(r"(\d+) requests in", output)
     require(requests and int(requests[1]) > 0, f"no requests were answered\n{output}")
     require("Non-2xx" not in output and "Socket errors" not in output, f"errors\n{output}")
@@ -106,24 +108,24 @@ def checks(test):
         with nginx(test, "files", workers, locations=locations) as server:
             named = f"{workers} worker{'s' * (workers > 1)}"
             with test.check(f"{named}: static files of 1 B to 10 MB"):
-                test.peer(fetch_all, server.port, hashes, ["/", "/copied/"], ring=(server.port, 1))
+                test.peer(fetch_all, test.address("server"), server.port, hashes, ["/", "/copied/"], ring=(server.port, 1))
             with test.check(f"{named}: wrk, connections kept"):
                 needs("wrk")
-                wrk(test, server.port, ring=(server.port, WRK_CONNECTIONS))
+                wrk(test, test.address("server"), server.port, ring=(server.port, WRK_CONNECTIONS))
             with test.check(f"{named}: wrk, a connection per request"):
                 needs("wrk")
-                wrk(test, server.port, "-H", "Connection: close")
+                wrk(test, test.address("server"), server.port, "-H", "Connection: close")
 
     with nginx(test, "behind", 1, locations=locations) as behind:
-        upstream = f"upstream behind {{ server 127.0.0.1:{behind.port}; keepalive 16; }}"
+        upstream = f"upstream behind {{ server {test.address('server')}:{behind.port}; keepalive 16; }}"
         path = f"{test.directory}/behind-{behind.port}/socket"
         local = f"upstream behind {{ server unix:{path}; keepalive 16; }}"
         with nginx(test, "local", 1, upstream=local, locations=PROXY, role="client") as front:
             with test.check("a proxy in front, over a Unix socket: static files of 1 B to 10 MB"):
-                test.peer(fetch_all, front.port, hashes, ["/", "/copied/"], role="between", ring=(path, 1))
+                test.peer(fetch_all, test.address("client"), front.port, hashes, ["/", "/copied/"], role="between", ring=(path, 1))
         with nginx(test, "front", 1, upstream=upstream, locations=PROXY, role="client") as front:
             with test.check("a proxy in front: static files of 1 B to 10 MB"):
-                test.peer(fetch_all, front.port, hashes, ["/", "/copied/"], role="between", ring=(behind.port, 1))
+                test.peer(fetch_all, test.address("client"), front.port, hashes, ["/", "/copied/"], role="between", ring=(behind.port, 1))
             with test.check("a proxy in front: wrk"):
                 needs("wrk")
-                wrk(test, front.port, ring=(behind.port, 1))
+                wrk(test, test.address("client"), front.port, ring=(behind.port, 1), role="between")

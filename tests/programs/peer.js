@@ -8,6 +8,7 @@ const net = require('net');
 const [role, portWord, connectionsWord, seed] = process.argv.slice(2);
 const port = Number(portWord);
 const connections = Number(connectionsWord);
+const ADDRESS = process.env.SERVER_ADDRESS || '127.0.0.1';
 const PING_ROUNDS = 50;
 const BULK_BYTES = 4_000_000;
 
@@ -44,11 +45,11 @@ function hold() {
 
 function netServer() {
   const server = net.createServer({ allowHalfOpen: true }, (socket) => socket.pipe(socket));
-  server.listen(port, '127.0.0.1');
+  server.listen(port, ADDRESS);
 }
 
 async function netTalk(number) {
-  const socket = net.connect({ port, host: '127.0.0.1', allowHalfOpen: true });
+  const socket = net.connect({ port, host: ADDRESS, allowHalfOpen: true });
   const incoming = socket[Symbol.asyncIterator]();
   for (let round = 0; round < PING_ROUNDS; round++) {
     const ping = bytes(`${number}/${round}`, sizeOf(`${number}/${round}/size`, 5000));
@@ -81,12 +82,12 @@ function httpServer() {
     request.on('end', () => response.end(Buffer.concat(parts)));
   });
   server.keepAliveTimeout = 60_000;
-  server.listen(port, '127.0.0.1');
+  server.listen(port, ADDRESS);
 }
 
 function post(agent, body) {
   return new Promise((resolve) => {
-    const request = http.request({ host: '127.0.0.1', port, method: 'POST', agent }, (response) => {
+    const request = http.request({ host: ADDRESS, port, method: 'POST', agent }, (response) => {
       const parts = [];
       response.on('data', (part) => parts.push(part));
       response.on('end', () => resolve(Buffer.concat(parts)));

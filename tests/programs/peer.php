@@ -8,6 +8,7 @@ set_error_handler(function ($level, $text) {
     fail($text);
 });
 
+define('ADDRESS', getenv('SERVER_ADDRESS') ?: '127.0.0.1');
 const PING_ROUNDS = 100;
 const PING_LARGEST = 5000;
 const BULK_BYTES = 2000000;
@@ -108,10 +109,10 @@ function serve($kind, $port)
 {
     if ($kind === 'socket') {
         $listener = socket_create(AF_INET, SOCK_STREAM, SOL_TCP);
-        socket_bind($listener, '127.0.0.1', $port);
+        socket_bind($listener, ADDRESS, $port);
         socket_listen($listener, 128);
     } else {
-        $listener = stream_socket_server("tcp://127.0.0.1:$port");
+        $listener = stream_socket_server('tcp://' . ADDRESS . ":$port");
     }
     $ends = [];
     while (true) {
@@ -134,9 +135,9 @@ function talk($kind, $port, $connections)
     for ($number = 0; $number < $connections; $number++) {
         if ($kind === 'socket') {
             $made = socket_create(AF_INET, SOCK_STREAM, SOL_TCP);
-            socket_connect($made, '127.0.0.1', $port);
+            socket_connect($made, ADDRESS, $port);
         } else {
-            $made = stream_socket_client("tcp://127.0.0.1:$port");
+            $made = stream_socket_client('tcp://' . ADDRESS . ":$port");
         }
         $ends[] = new End($kind, $made);
     }

@@ -56,10 +56,10 @@ def make_cluster(test, binaries, user):
 class Psql:
     """Runs psql and pgbench as clients of the check."""
 
-    def __init__(self, test, port, host="127.0.0.1"):
+    def __init__(self, test, port, host=None):
         self._test, self._port = test, port
         self._user = server_user() if test.mirrored else None
-        self._address = ["-h", host, "-p", port, "-U", "postgres"]
+        self._address = ["-h", host or test.address("server"), "-p", port, "-U", "postgres"]
 
     def psql(self, *commands, raw=False, **options):
         argv = ["psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", *self._address]
@@ -81,7 +81,7 @@ class Psql:
 def checks(test):
     binaries, user = server_directory(), server_user()
     cluster = make_cluster(test, binaries, user)
-    argv = [binaries / "postgres", "-D", cluster, "-h", "127.0.0.1", "-k", cluster]
+    argv = [binaries / "postgres", "-D", cluster, "-h", test.address("server"), "-k", cluster]
     for name, value in SETTINGS.items():
         argv += ["-c", f"{name}={value}"]
     fast_shutdown = signal.SIGINT
@@ -143,7 +143,7 @@ def checks(test):
 
 def listen_and_notify(test, client, port):
     """Notifications come before the answer to the next command, so none need be waited for."""
-    argv = ["psql", "-X", "-q", "-A", "-t", "-h", "127.0.0.1", "-p", port, "-U", "postgres", "postgres"]
+    argv = ["psql", "-X", "-q", "-A", "-t", "-h", test.address("server"), "-p", port, "-U", "postgres", "postgres"]
     listener = test.start("client", argv)
     try:
         listener.write("listen news;\nselect 'listening';\n")

@@ -6,7 +6,7 @@ import random
 import shutil
 import socket
 
-from harness import hold, require
+from harness import hold, require, server_address
 
 NEEDS = ("redis-server", "redis-benchmark")
 BENCHMARKS = (  # (name, connections, pipeline, requests)
@@ -24,7 +24,7 @@ class Redis:
     def __init__(self, place):
         """`place` is a port, or the path of a Unix socket."""
         if isinstance(place, int):
-            self._socket = socket.create_connection(("127.0.0.1", place), timeout=60)
+            self._socket = socket.create_connection((server_address(), place), timeout=60)
         else:
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(60)
@@ -122,7 +122,7 @@ def publish_and_subscribe(port, seed, count):
 
 
 def server(test, directory):
-    argv = ["redis-server", "--unixsocket", f"{directory}/socket", "--bind", "127.0.0.1", "--save", "", "--dir", str(directory), "--logfile", "", "--port"]
+    argv = ["redis-server", "--unixsocket", f"{directory}/socket", "--bind", test.address("server"), "--protected-mode", "no", "--save", "", "--dir", str(directory), "--logfile", "", "--port"]
     return test.server(lambda port: [*argv, port])
 
 
@@ -133,7 +133,7 @@ def checks(test):
                 before = int(Redis(redis.port).info("stats")["total_commands_processed"])
                 requests = test.work(requests)
                 argv = ["redis-benchmark", "--csv", "-t", "set,get", "-c", connections, "-P", pipeline, "-n", requests]
-                output = test.client([*argv, "-p", redis.port], ring=(redis.port, connections))
+                output = test.client([*argv, "-h", test.address("server"), "-p", redis.port], ring=(redis.port, connections))
                 rates = {row["test"]: float(row["rps"]) for row in csv.DictReader(output.splitlines())}
                 require(rates.keys() == {"SET", "GET"} and min(rates.values()) > 0, f"unexpected output: {output}")
                 served = int(Redis(redis.port).info("stats")["total_commands_processed"]) - before
@@ -149,7 +149,7 @@ def checks(test):
 
         with test.check("a connection per request"):
             argv = ["redis-benchmark", "--csv", "-t", "set,get", "-c", "20", "-k", "0", "-n", "4000"]
-            output = test.client([*argv, "-p", redis.port])
+            output = test.client([*argv, "-h", test.address("server"), "-p", redis.port])
             require(output.count("\n") >= 3, f"unexpected output: {output}")
 
         with test.check("random values of 1 B to 1 MB come back"):

@@ -21,15 +21,15 @@ def checks(test):
     }
     for name, options in variants.items():
         with test.check(f"{name}, blocking"):
-            argv = ["sockperf", "sr", "--tcp", "-i", "127.0.0.1", "-p"]
+            argv = ["sockperf", "sr", "--tcp", "-i", test.address("server"), "-p"]
             with test.server(lambda port: [*argv, port]) as server:
-                client = ["sockperf", *options, "--tcp", "-i", "127.0.0.1", "-p", server.port, "-t", test.seconds()]
+                client = ["sockperf", *options, "--tcp", "-i", test.address("server"), "-p", server.port, "-t", test.seconds()]
                 judge(test.client(client, ring=(server.port, 1), stoppable=False))
 
     with test.check("ping-pong by UDP, blocking"):
-        argv = ["sockperf", "sr", "-i", "127.0.0.1", "-p"]
+        argv = ["sockperf", "sr", "-i", test.address("server"), "-p"]
         with test.server(lambda port: [*argv, port], protocol="udp") as server:
-            client = ["sockperf", "pp", "-m", "1000", "-r", "900", "--data-integrity", *RATE, "-i", "127.0.0.1"]
+            client = ["sockperf", "pp", "-m", "1000", "-r", "900", "--data-integrity", *RATE, "-i", test.address("server")]
             client += ["-p", server.port, "-t", test.seconds()]
             # (Datagram lanes have no adapter.)
             judge(test.client(client, ring=None if test.mirrored else (server.port, 1), stoppable=False))
@@ -40,7 +40,7 @@ def checks(test):
 
             def argv_for_port(port):
                 ports = [port, *(free_port() for _ in range(FEED_PORTS - 1))]
-                feed.write_text("".join(f"T:127.0.0.1:{each}\n" for each in ports))
+                feed.write_text("".join(f"T:{test.address('server')}:{each}\n" for each in ports))
                 return ["sockperf", "sr", "-f", feed, "-F", letter]
 
             with test.server(argv_for_port) as server:
