@@ -12,8 +12,8 @@ sys.path += [str(pathlib.Path(__file__).resolve().parent / group) for group in (
 
 import world  # noqa: E402
 from harness import adopt_orphans, needs_root_and, require, skip  # noqa: E402
-from nodes import ALLOWED, by_libfabric, carried, fabric, in_memory, on_host, two_hosts  # noqa: E402
-from world import until  # noqa: E402
+from nodes import ALLOWED, by_libfabric, carried, fabric, in_memory, two_hosts  # noqa: E402
+from world import until, within  # noqa: E402
 
 RAILS = {"memory": in_memory, "tcp": lambda _seed: by_libfabric()}
 TOOLS = "ip nsenter setpriv".split()
@@ -40,7 +40,7 @@ class Between:
     @contextlib.contextmanager
     def run(self):
         """The hosts are there, and what is looked at, or dialled, is so from the client's. At the end all that has been carried is given back."""
-        with self._rails as said, two_hosts(self, ALLOWED, said) as hosts, on_host(hosts[0]):
+        with self._rails as said, two_hosts(self, ALLOWED, said) as hosts, within(hosts[0].container):
             self.client, self.server = hosts
             self.until_carries()
             os.environ["SERVER_ADDRESS"] = self.server.ip

@@ -13,10 +13,10 @@ import threading
 
 from ground import Ends
 from harness import require
-from nodes import ALLOWED, PORT, Host, all_joined, cluster, on_host, two_hosts
+from nodes import ALLOWED, PORT, Host, all_joined, cluster, two_hosts
 from service import require_confined
 from strangers import Relay
-from world import Across, inside, note, until, world
+from world import Across, inside, note, until, within, world
 
 # The service says: silent for 5 s. The rest is for a machine that has other work.
 SOON = 60
@@ -87,7 +87,7 @@ def matched(host, outcome):
 
 
 def dial(by, to):
-    with on_host(by):
+    with within(by.container):
         return socket.create_connection((to.ip, PORT), timeout=SOON)
 
 

@@ -1,7 +1,6 @@
 """Hosts of a cluster: network namespaces with a node service each, and rails between them."""
 
 import contextlib
-import ctypes
 import os
 import pathlib
 import subprocess
@@ -11,7 +10,6 @@ from harness import Failed, command_of, descendants, require, wait_until
 from world import NUMBERS, Service, inside, until, world
 
 PORT = 7471
-CLONE_NEWNET = 0x40000000
 NAMES = "abc"
 ALLOWED = """
 [[allow]]
@@ -95,24 +93,6 @@ def cluster(ground, names=NAMES, run=True):
                     each.service.stop()
             # What carries ends by itself when its service has.
             until(lambda: not any("node fabric" in (command_of(pid) or "") for pid in descendants(os.getpid())), "what carries to end")
-
-
-def enter(namespace):
-    require(ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) == 0, f"setns: {os.strerror(ctypes.get_errno())}")
-
-
-@contextlib.contextmanager
-def on_host(host):
-    """This thread is in the network namespace of a host, and what it starts meanwhile. (A socket keeps that in which it was made.)"""
-    ours = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    theirs = os.open(f"/run/netns/{host.container.name}", os.O_RDONLY)
-    enter(theirs)
-    try:
-        yield
-    finally:
-        enter(ours)
-        os.close(ours)
-        os.close(theirs)
 
 
 def unified():

@@ -1,6 +1,7 @@
 """Network namespaces as container engines make them: a host with a bridge, and containers on it; a node service; and two ends of a stream."""
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ NUMBERS = itertools.count()
 START_SECONDS = 30
 LACKS = ["CAP_BPF", "cgroup2"]
 ROWS = []
+CLONE_NEWNET = 0x40000000
 
 
 def note(situation, outcome, reason=""):
@@ -165,6 +167,24 @@ def world():
         yield World(held)
 
 
+def enter(namespace):
+    require(ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) == 0, f"setns: {os.strerror(ctypes.get_errno())}")
+
+
+@contextlib.contextmanager
+def within(container):
+    """This thread is in its network namespace, and what it starts meanwhile. (A socket keeps that in which it was made.)"""
+    ours = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    theirs = os.open(f"/run/netns/{container.name}", os.O_RDONLY)
+    enter(theirs)
+    try:
+        yield
+    finally:
+        enter(ours)
+        os.close(ours)
+        os.close(theirs)
+
+
 def inside(name, *more):
     return ["ip", "netns", "exec", name, *more]
 
@@ -213,4 +233,4 @@ class Across(Ends):
 
 
 def until(look, what):
-    wait_until(look, ANSWER_SECONDS, what)
+    return wait_until(look, ANSWER_SECONDS, what)

@@ -1,12 +1,13 @@
 """TCP, Unix streams and UDP, used in every way at once: threads, forks, exec, passed and copied descriptors, signals, kills, low limits,
 all ways to wait, while they move between kernel and ring at random bytes. Every byte is checked, and at the end nothing is left.
 
-    python3 tests/torture [--seconds N] [--pairs N] [--seed N] [--mode kernel|plain|unforgiving] [--family F]... [--mirror SEED | --hosts SEED] [--ringlet COMMAND]
+    python3 tests/torture [--seconds N] [--pairs N] [--seed N] [--mode kernel|plain|unforgiving] [--family F]... [--mirror SEED | --hosts SEED | --between memory|tcp] [--ringlet COMMAND]
 
 What happens is drawn from the seed; `--first N` with `--pair N` repeats a round that failed.
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
 import random
@@ -19,6 +20,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "suites"))
 
+import between  # noqa: E402
 import harness  # noqa: E402
 import inside  # noqa: E402
 from harness import ROOT, Failed, Process, Ringlet, require  # noqa: E402
@@ -29,6 +31,8 @@ ROUNDS = 8  # between two looks at what is held
 WARM_LOOKS = 4
 HELPERS = 2
 FAMILIES = ["tcp", "path", "abstract", "pair", "udp"]
+# Those that reach another host; a pair's ends both stay on theirs.
+FAMILIES_BETWEEN = ["tcp", "pair"]
 # Of ringlet's own, which it keeps for threads and sets to come: as many as were ever needed at once.
 FOR_LATER = 6
 # Python's own heap grows a little; a segment that stayed mapped, or an unread ring, would be more each time.
@@ -51,18 +55,20 @@ class Pair:
 
         environment = {"TORTURE_STRANGERS": "0" if mode == UNFORGIVING else "1", "TORTURE_FAMILIES": " ".join(families)}
 
-        def start(*words):
+        def start(role, *words):
             argv = [sys.executable, ACTOR, *words]
             if mode != KERNEL:
                 seed = random.Random(self.seed).randrange(1, 1 << 32)
                 argv = ringlet.wrap(argv, self._moves, ["--unforgiving", str(seed)] if mode == UNFORGIVING else [])
+            if ringlet and ringlet.between:
+                argv = ringlet.between.placed(role, argv)
             return Process(argv, directory, env=environment)
 
-        self.server = start("serve", self.seed)
+        self.server = start("server", "serve", self.seed)
         self.ends = [self.server]
         port = self.server.line(harness.START_SECONDS)
         require(port, f"no server: {self.server.tail()}")
-        self.client = start("connect", self.seed, port)
+        self.client = start("client", "connect", self.seed, port)
         self.ends.append(self.client)
 
     def ask(self):
@@ -102,7 +108,7 @@ class Pair:
                 require(now <= allowed, f"{what}\n{descriptors(process.pid)}")
 
     def moved(self, ringlet):
-        return ringlet.moved(self._moves) if ringlet else 0
+        return ringlet.moved(self._moves, within_a_host=ringlet.between is not None) if ringlet else 0
 
     def stop(self):
         for end in self.ends:
@@ -144,8 +150,10 @@ def torture(arguments, mode, directory, ringlet):
             pair.stop()
         if ringlet:
             ringlet.until_no_adapter()
-        left = names_left()
-        require(not left, f"names left: {left}")
+        for host in ringlet.between.hosts() if ringlet and ringlet.between else [None]:
+            with between.within(host.container) if host else contextlib.nullcontext():
+                left = names_left()
+            require(not left, f"names left: {left}")
         moved = sum(pair.moved(ringlet) for pair in pairs)
         require(moved or mode == KERNEL or arguments.family == ["udp"], "no connection used the ring")
         datagrams = sum(sum(pair.datagrams) for pair in pairs)
@@ -171,23 +179,30 @@ def main():
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     parser.add_argument("--pair", type=int, help="only this one")
     harness.add_mirror(parser)
+    between.add(parser)
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
     arguments.mode = arguments.mode or [PLAIN, UNFORGIVING]
     # The order of datagrams does not always hold where the kernel drops some and forks share a socket (SPECIFICATION.md).
-    arguments.family = arguments.family or FAMILIES[:-1]
+    arguments.family = arguments.family or (FAMILIES_BETWEEN if arguments.between else FAMILIES[:-1])
+    if arguments.between:
+        if left_out := set(arguments.family) - set(FAMILIES_BETWEEN):
+            parser.error(f"not between hosts: {', '.join(sorted(left_out))}")
+        between.needed(arguments)
     print(f"seed {arguments.seed}", flush=True)
     harness.adopt_orphans()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="ringlet-torture-"))
     directory.chmod(0o755)
     problem = None
     try:
-        ringlet = Ringlet(arguments.ringlet, directory, arguments.mirror) if arguments.mode != [KERNEL] else None
-        inside.enter()
+        ringlet = Ringlet(arguments.ringlet, directory, arguments.mirror) if arguments.mode != [KERNEL] or arguments.between else None
+        if not arguments.between:
+            inside.enter()
         for mode in arguments.mode:
             place = directory / mode
             place.mkdir(mode=0o755)
-            torture(arguments, mode, place, ringlet)
+            with between.Between(ringlet, arguments.between, arguments.seed).run() if arguments.between else contextlib.nullcontext():
+                torture(arguments, mode, place, ringlet)
     except Failed as failure:
         problem = str(failure)
     finally:

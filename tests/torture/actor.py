@@ -34,6 +34,7 @@ import time
 PAD = random.Random("pad").randbytes(1 << 18)
 STRANGERS = os.environ.get("TORTURE_STRANGERS") == "1"
 FAMILIES = os.environ.get("TORTURE_FAMILIES", "").split()
+ADDRESS = os.environ.get("SERVER_ADDRESS", "127.0.0.1")
 UNIX = ("path", "abstract", "pair")
 STALL_SECONDS = 150
 BLOCKED_SECONDS = 0.02  # of SO_RCVTIMEO and SO_SNDTIMEO
@@ -783,7 +784,7 @@ def main():
     for _ in range(2):
         start_helper()
     pad_file()
-    tcp = socket.create_server(("127.0.0.1", 0), backlog=100) if side else None
+    tcp = socket.create_server((ADDRESS, 0), backlog=100) if side else None
     port = tcp.getsockname()[1] if side else int(sys.argv[3])
     names = {"path": f"listener-{port}", "abstract": f"\0torture-{port}"}
     listeners = {"tcp": tcp}
@@ -798,7 +799,7 @@ def main():
         if side:
             return listeners[family].accept()[0]
         if family == "tcp":
-            return socket.create_connection(("127.0.0.1", port))
+            return socket.create_connection((ADDRESS, port))
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(names[family])
         return sock

@@ -444,6 +444,7 @@ fn take_welcome(socket: &'static Socket) -> Step {
     }
     let accepting = socket.side.get();
     let come = node::Message { kind: node::COME, accepting, ..Default::default() };
+    socket.shown.set(1);
     match rendezvous::send(meeting, come.frame().as_bytes(), &[socket.fd()]) {
         Ok(()) => {
             socket.advance(Stage::Introducing);

@@ -205,6 +205,7 @@ fn close_young(tables: &'static Tables, fd: i32, socket: &'static Socket) -> boo
             && socket.end().holders.count() == 1
             && !socket.twin.is()
             && !socket.meeting.is()
+            && !socket.shown.is()
     };
     if LENDS.load(Ordering::Relaxed) != 0 || is_split() || !may() {
         return false;
@@ -343,6 +344,9 @@ fn release(socket: &'static Socket, open: bool) {
         tables.services.note_end(socket.service.get(), socket.calls.get());
     }
     meet::close(socket);
+    if last && open && socket.shown.is() {
+        epoll::unregister(socket);
+    }
     epoll::forget_socket(socket);
     if socket.twin.is() {
         pairs::part(tables, socket);

@@ -138,6 +138,8 @@ pub struct Socket {
     pub meeting: P32,
     /// What the node service has said of the far end (`interconnect::node`): `INTRODUCED` and more, and its number of the process there.
     pub introduced: P32,
+    /// The node service may hold a copy of the descriptor.
+    pub shown: P32,
     pub stranger: P32,
     /// When the border between both is asked again whether it passes packets (`interconnect::lease`), and how much the far end had acknowledged then.
     pub lease_due_ns: P64,
@@ -805,6 +807,7 @@ impl Socket {
             &self.calls,
             &self.meeting,
             &self.introduced,
+            &self.shown,
             &self.stranger,
             &self.lifeline,
             &self.channel,

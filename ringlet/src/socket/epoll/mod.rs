@@ -33,5 +33,5 @@ pub use life::{
     given_away, named, set_of, start,
 };
 pub use nested::{has_adopted, nest, ready, settle, settle_inner};
-pub use registration::forget_socket;
+pub use registration::{forget_socket, unregister};
 pub use wait::{after_native, begin_native, end_native, wait};
