@@ -33,6 +33,7 @@ HELPERS = 2
 FAMILIES = ["tcp", "path", "abstract", "pair", "udp"]
 # Those that reach another host; a pair's ends both stay on theirs.
 FAMILIES_BETWEEN = ["tcp", "pair"]
+LARGE_BETWEEN = "20 24"
 # Of ringlet's own, which it keeps for threads and sets to come: as many as were ever needed at once.
 FOR_LATER = 6
 # Python's own heap grows a little; a segment that stayed mapped, or an unread ring, would be more each time.
@@ -54,6 +55,9 @@ class Pair:
         self._moves.touch()
 
         environment = {"TORTURE_STRANGERS": "0" if mode == UNFORGIVING else "1", "TORTURE_FAMILIES": " ".join(families)}
+        if ringlet and ringlet.between:
+            # Of short ones most have ended before both services have brought their ends together.
+            environment["TORTURE_LARGE"] = LARGE_BETWEEN
 
         def start(role, *words):
             argv = [sys.executable, ACTOR, *words]

@@ -62,7 +62,8 @@ def family_of(seed, number):
 class End:
     """Where one end of a connection stands; it can be told to another process as JSON."""
 
-    MOST = {True: 13, False: 21}  # of bytes, as a power of two; by `small`
+    # Of bytes, as powers of two; by `small`.
+    SIZES = {True: (0, 13), False: tuple(map(int, os.environ.get("TORTURE_LARGE", "0 21").split()))}
     WAIT_SECONDS = 1
 
     @staticmethod
@@ -73,7 +74,7 @@ class End:
     def __init__(self, family, seed, number, side, at):
         plan = random.Random(f"{seed}/{number}")
         small = plan.random() < 0.5
-        totals = [1 + int(2 ** plan.uniform(0, self.MOST[small])) for _ in range(2)]
+        totals = [1 + int(2 ** plan.uniform(*self.SIZES[small])) for _ in range(2)]
         self.killed = plan.randrange(2) if plan.random() < 0.08 else None  # the side that dies
         # The side that may give the connection to strangers, if there may be such. What is unread of a peer that has gone, or has gone
         # on through the kernel, can't be given away (SPECIFICATION.md, known differences): so its other end stays until this one has
@@ -247,7 +248,7 @@ class Datagrams(End):
     """Both sides send their datagrams, then say again and again that these were all, until they have heard that of the other side and
     know that it has heard theirs. The last to know finds the other gone."""
 
-    MOST = {True: 5, False: 10}
+    SIZES = {True: (0, 5), False: (0, 10)}
     WAIT_SECONDS = 0.05
     HEAD = struct.Struct("<IBBII")  # connection, side, whether the other side's last is known, number, length of the rest
     LONGEST = 65_507 - HEAD.size

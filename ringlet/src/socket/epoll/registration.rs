@@ -39,12 +39,14 @@ pub(super) fn withdraw(watch: &Watch) -> bool {
     !watch.hot.is()
 }
 
-/// The last descriptor of `socket` is about to be closed, of which another process may have a copy. KERNEL: while it has, sets go on to tell of the closed one.
+/// The last descriptor of `socket` is about to be closed, of which another process may have a copy. KERNEL: while it has, sets go on to
+/// tell of the closed one.
 pub fn unregister(socket: &Socket) {
     let Some(tables) = tables() else { return };
     let _registering = socket.registering.take();
     // (Under another number, which is closed, nobody can take it out.)
-    for (_, watch) in watches(tables, socket).filter(|(_, watch)| watch.fd.get() == socket.fd.get()) {
+    let named = |watch: &Watch| watch.fd.get() == socket.fd.get();
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| named(watch)) {
         let set = set::at(watch.set.get());
         let _ = fd::epoll_ctl(set.epfd.get() as i32, libc::EPOLL_CTL_DEL, socket.fd(), None);
     }
