@@ -36,6 +36,7 @@ class Between:
 
     def __init__(self, ringlet, over, seed):
         self.ringlet, self._rails, self.lost = ringlet, RAILS[over](seed), {"a": 0, "b": 0}
+        self._held = {}
 
     @contextlib.contextmanager
     def run(self):
@@ -83,3 +84,12 @@ class Between:
         for host in self.hosts():
             host.lives()
             require(fabric(host)["lost"] == self.lost[host.name], f"what carries has died: {host.service.told()}")
+            # What carries has memory and descriptors for as many as before.
+            pid = fabric(host)["pid"]
+            before = self._held.setdefault((pid, but), held(pid))
+            until(lambda: held(pid) <= before, f"{host.name}'s process to let go of {held(pid)} descriptors and mappings, before {before}")  # noqa: B023
+
+
+def held(pid):
+    place = pathlib.Path(f"/proc/{pid}")
+    return len(list((place / "fd").iterdir())) + (place / "maps").read_text().count("/memfd:")

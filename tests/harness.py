@@ -347,6 +347,10 @@ class Test:
         self.mirrored = mode == "both" and (ringlet.mirror is not None or self.between is not None)
         self.random = random.Random(f"{seed}/{program}")
 
+    @property
+    def ringlet(self):
+        return self._ringlet
+
     def address(self, role):
         """Where a server of this role listens."""
         return self.between.host(role).ip if self.between else server_address()
@@ -479,10 +483,6 @@ class Ground(Test):
     def __init__(self, group, directory, options, *rest):
         super().__init__(group, "both", directory, *rest)
         self.options = options
-
-    @property
-    def ringlet(self):
-        return self._ringlet
 
     @contextlib.contextmanager
     def scene(self, name):

@@ -1,6 +1,6 @@
 """Kills one end of live connections at random moments, and demands of the other end what the kernel would show.
 
-    python3 tests/kill [--kills N] [--seed N] [--first N] [--mode MODE] [--family FAMILY] [--pairs N]
+    python3 tests/kill [--kills N] [--seed N] [--first N] [--mode MODE] [--family FAMILY] [--pairs N] [--between memory|tcp]
 
 A survivor sees the end of each connection within a bound, has lost none of the bytes that the victim's calls had
 accepted, goes on serving others, and keeps nothing: no descriptor, mapping, name, memory or process.
@@ -8,6 +8,7 @@ accepted, goes on serving others, and keeps nothing: no descriptor, mapping, nam
 
 import argparse
 import collections
+import contextlib
 import json
 import mmap
 import os
@@ -29,9 +30,12 @@ from harness import MODES, ROOT, Failed, Ringlet, Test, adopt_orphans, end_orpha
 from harness import require, wait_until  # noqa: E402
 from programs.redis import Redis  # noqa: E402
 
+import between  # noqa: E402 (behind `programs`, of which there is another one)
+
 END_SECONDS = 60  # for a survivor to see an end; the kernel needs microseconds, a loaded machine more
 LATEST_KILL_SECONDS = 0.05
 WHILE_MOVING_SECONDS = 0.003
+LONGER_BETWEEN = 10  # so many times: a connection between hosts is carried after a few hundredths of a second
 CONNECTIONS_MOST = 4
 REDIS_CONNECTIONS = 50
 KILLS_PER_LEAK_CHECK = 25
@@ -132,7 +136,7 @@ def holdings(process):
     held["resident"] = int(status.split("VmRSS:")[1].split()[0])
     maps = pathlib.Path(f"/proc/{process.pid}/maps").read_text()
     held["mappings"] = maps.count("/memfd:ringlet") - maps.count(FLAGS)
-    for line in pathlib.Path("/proc/net/unix").read_text().splitlines():
+    for line in pathlib.Path(f"/proc/{process.pid}/net/unix").read_text().splitlines():
         if "ringlet" in line and line.split()[6] in inodes:
             # A thread's own bell with a name is made when a peer is met that is not in sight, as one that was killed just then, and stays.
             is_bell = "ringlet1-bell/" in line
@@ -151,6 +155,8 @@ def no_more(held, before):
 class KillTest:
     def __init__(self, test, seed, count, family):
         self._test, self._seed, self._family = test, seed, family
+        longer = LONGER_BETWEEN if test.between else 1
+        self._latest_kill, self._while_moving = LATEST_KILL_SECONDS * longer, WHILE_MOVING_SECONDS * longer
         self._progress = Progress(test.directory, FIRST_ID + (WARM_UP_KILLS + count) * CONNECTIONS_MOST)
         self._next_id = FIRST_ID
         moves_of(test).touch()
@@ -171,10 +177,10 @@ class KillTest:
 
     def _start_redis(self):
         port = free_port()
-        argv = ["redis-server", "--bind", "127.0.0.1", "--save", "", "--port", port]
+        argv = ["redis-server", "--bind", self._test.address("server"), "--protected-mode", "no", "--save", "", "--port", port]
         process = self._test.start("server", argv)
         process.port = port
-        wait_until(lambda: listening(port) or process.poll() is not None, END_SECONDS, "redis-server to listen")
+        wait_until(lambda: listening(port, pid=process.pid) or process.poll() is not None, END_SECONDS, "redis-server to listen")
         require(process.poll() is None, f"redis-server did not start\n{process.tail()}")
         return process
 
@@ -211,7 +217,7 @@ class KillTest:
             wait_until(lambda: id in client.look().connected or id in client.ended, END_SECONDS, "a connection")
         elif moment == "working":
             wait_until(lambda: client.look().connected | set(client.ended) >= set(ways), END_SECONDS, "connections")
-        time.sleep(source.uniform(0, WHILE_MOVING_SECONDS if moment == "moving" else LATEST_KILL_SECONDS))
+        time.sleep(source.uniform(0, self._while_moving if moment == "moving" else self._latest_kill))
         for id in ways:
             require(id not in client.ended, f"a {ways[id][0]} ended before anybody was killed: {client.ended.get(id)}")
         os.kill(victim.process.pid, signal.SIGKILL)
@@ -245,7 +251,7 @@ class KillTest:
         victim = self._start("fork")
         ways = self._ask_for_connections(source, self._client, victim.port)
         wait_until(lambda: victim.look().serving.keys() >= ways.keys(), END_SECONDS, "children to serve")
-        time.sleep(source.uniform(0, LATEST_KILL_SECONDS))
+        time.sleep(source.uniform(0, self._latest_kill))
         first, *others = source.sample(list(ways), len(ways))
         os.kill(victim.serving[first], signal.SIGKILL)
         self._judge_at_client([first])
@@ -289,7 +295,7 @@ class KillTest:
             require(received <= sent + ends.WRITE_LARGEST, f"{who} got {received} bytes, though {sent} were sent")
 
     def _kill_redis_client(self, source):
-        argv = ["redis-benchmark", "-p", self._redis.port, "-c", REDIS_CONNECTIONS, "-n", "1000000000", "-t", "get,set"]
+        argv = ["redis-benchmark", "-h", self._test.address("server"), "-p", self._redis.port, "-c", REDIS_CONNECTIONS, "-n", "1000000000", "-t", "get,set"]
         victim = self._test.start("client", argv)
         time.sleep(source.uniform(0, 4 * LATEST_KILL_SECONDS))
         os.kill(victim.pid, signal.SIGKILL)
@@ -303,7 +309,7 @@ class KillTest:
 
     def _kill_redis_server(self, source):
         victim = self._start_redis()
-        argv = ["redis-benchmark", "-p", victim.port, "-c", REDIS_CONNECTIONS, "-n", "1000000000", "-t", "get,set"]
+        argv = ["redis-benchmark", "-h", self._test.address("server"), "-p", victim.port, "-c", REDIS_CONNECTIONS, "-n", "1000000000", "-t", "get,set"]
         survivor = self._test.start("client", argv)
         # Killed before that, its server leaves redis-benchmark in an endless loop of its own, on the kernel too.
         self._wait_for_clients(victim, lambda count: count > REDIS_CONNECTIONS)
@@ -331,6 +337,9 @@ class KillTest:
 
     def nothing_is_kept(self):
         """Compares what the survivors hold with what they held at the first call; threads get a moment to end."""
+        if self._test.between:
+            # (But for the steady connection.)
+            self._test.between.nothing_is_kept(1)
         for process in self.survivors():
             before = self._baseline.setdefault(process, holdings(process))
             try:
@@ -354,7 +363,7 @@ def run(test, arguments):
     kill_test.nothing_is_kept()
     for process in kill_test.survivors():
         require(process.stop(), f"a survivor did not end when asked\n{process.where()}")
-    moved = moves_of(test).read_bytes().count(b"\n")
+    moved = test.ringlet.moved(moves_of(test)) if test.mode == "both" else 0
     if test.mode == "both":
         require(moved >= MOVED_AT_LEAST * arguments.kills, f"only {moved} ends of connections used the ring")
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(kill_test.counts.items()))
@@ -365,6 +374,7 @@ def share(arguments, modes):
     """Several pairs of survivors at a time, each with its share of the kills in a process of its own; false if one failed."""
     command = [sys.executable, pathlib.Path(__file__).parent, "--ringlet", arguments.ringlet, "--family", arguments.family]
     command += [word for mode in modes for word in ("--mode", mode)]
+    command += ["--between", arguments.between] if arguments.between else []
     began, pairs = time.monotonic(), []
     try:
         for number in range(arguments.pairs):
@@ -391,10 +401,15 @@ def main():
     parser.add_argument("--first", type=int, default=0, help="number of the first kill, to repeat one that failed")
     parser.add_argument("--mode", choices=MODES, action="append", help="may be given several times (default: both)")
     parser.add_argument("--family", choices=("tcp", "unix", "udp"), default="tcp", help="of the connections (default: tcp)")
+    between.add(parser)
     parser.add_argument("--pairs", type=int, default=1, help="pairs of survivors at a time (default: 1)")
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
     modes = arguments.mode or ["both"]
+    if arguments.between:
+        if modes != ["both"] or arguments.family != "tcp":
+            parser.error("between hosts: both ends wrapped, by TCP")
+        between.needed(arguments)
     print(f"seed {arguments.seed}", flush=True)
     adopt_orphans()
     if arguments.pairs > 1:
@@ -413,14 +428,14 @@ def main():
         for mode in modes:
             place = directory / mode
             place.mkdir()
-            test = Test("kill", mode, place, ringlet, arguments.seed, print)
+            hosts = between.Between(ringlet, arguments.between, arguments.seed).run() if arguments.between else contextlib.nullcontext()
             try:
-                run(test, arguments)
+                with hosts, contextlib.closing(Test("kill", mode, place, ringlet, arguments.seed, print)) as test:
+                    run(test, arguments)
             except Failed as problem:
                 failed = True
                 print(f"FAILED  {mode}: {problem}")
             finally:
-                test.close()
                 if left := end_orphans():
                     failed = True
                     print(f"FAILED  {mode}: processes left: {', '.join(left)}")

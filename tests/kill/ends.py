@@ -148,9 +148,14 @@ def unix_socket():
     return made
 
 
+def address():
+    """Of the server."""
+    return os.environ.get("SERVER_ADDRESS", "127.0.0.1")
+
+
 def dial(family, port):
     if family == "tcp":
-        return socket.create_connection(("127.0.0.1", port))
+        return socket.create_connection((address(), port))
     made = unix_socket()
     made.connect(f"\0{port:05x}")
     return made
@@ -177,7 +182,7 @@ def use(connection, id, way):
 
 def listen():
     if FAMILY == "tcp":
-        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        listener = socket.create_server((address(), 0), backlog=128)
     else:
         listener = unix_socket()
         listener.listen(128)
