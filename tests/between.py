@@ -5,14 +5,17 @@ import contextlib
 import os
 import pathlib
 import pwd
+import signal
 import sys
 
 # (Behind what a suite has of the same name.)
 sys.path += [str(pathlib.Path(__file__).resolve().parent / group) for group in ("node", "faults")]
 
 import world  # noqa: E402
+from carried import is_alive  # noqa: E402
+from ground import ANSWER_SECONDS  # noqa: E402
 from harness import adopt_orphans, needs_root_and, require, skip  # noqa: E402
-from nodes import ALLOWED, by_libfabric, carried, fabric, in_memory, two_hosts  # noqa: E402
+from nodes import ALLOWED, by_libfabric, carried, fabric, in_memory, process, two_hosts  # noqa: E402
 from world import until, within  # noqa: E402
 
 RAILS = {"memory": in_memory, "tcp": lambda _seed: by_libfabric()}
@@ -74,6 +77,21 @@ class Between:
     def until_carries(self):
         for host in self.hosts():
             until(lambda host=host: fabric(host)["nodes"] == 1, f"a rail that carries: {host.service.told()}")
+
+    def kill_what_carries(self, host):
+        os.kill(process(host), signal.SIGKILL)
+        self.lost[host.name] += 1
+
+    def kill_service(self, host):
+        """What carries ends with it; both come back."""
+        pid = process(host)
+        host.service.process.send(signal.SIGKILL)
+        host.service.process.wait(ANSWER_SECONDS)
+        until(lambda: not is_alive(pid), "what carries to end with its service")
+        host.service.stop()
+        host.service.start()
+        require(host.service.runs(), f"it does not start again: {host.service.told()}")
+        self.lost[host.name] = 0
 
     def carried(self):
         return [carried(host) for host in self.hosts()]

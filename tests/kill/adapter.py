@@ -1,11 +1,13 @@
-"""Kills the adapter of live connections at random moments, which neither end is to notice.
+"""Kills the adapter of live connections at random moments, which neither end is to notice; or what carries them between two hosts, of either: the process that
+does, or the service with it.
 
-    python3 tests/kill/adapter.py [--kills N] [--seed N] [--first N] [--family FAMILY] [--hosts]
+    python3 tests/kill/adapter.py [--kills N] [--seed N] [--first N] [--family FAMILY] [--hosts | --between memory|tcp]
 
 Every byte arrives, every end of a stream is told behind it, and no call fails.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -19,6 +21,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+import between  # noqa: E402
 from harness import ROOT, Failed, Ringlet, Test, adopt_orphans, end_orphans, require, wait_until  # noqa: E402
 
 ENDS = pathlib.Path(__file__).parent / "adapter_ends.py"
@@ -26,6 +29,7 @@ END_SECONDS = 120  # for what is under way to end; a loaded machine is slow
 CONNECTIONS_MOST = 5
 LATEST_KILL_SECONDS = 0.4
 MOVED_AT_LEAST = 1  # ends of connections that used the ring, for each kill
+SERVICES_KILLED = 0.25  # of kills between two hosts
 
 
 class Adapter:
@@ -40,10 +44,27 @@ class Adapter:
         self._process.stdout.close()
 
 
+class Carrier:
+    """What carries between two hosts: of either one, or its service, which is started again."""
+
+    def __init__(self, hosts, source):
+        self._hosts = hosts
+        hosts.until_carries()
+        self._host = source.choice(hosts.hosts())
+        self._with_service = source.random() < SERVICES_KILLED
+
+    def kill(self):
+        if self._with_service:
+            self._hosts.kill_service(self._host)
+        else:
+            self._hosts.kill_what_carries(self._host)
+
+
 class Ends:
     def __init__(self, test, verb, family, number):
         moves = str(pathlib.Path(test.directory, "moves"))
-        env = {"RINGLET_ADAPTER": str(number), "RINGLET_MOVES": moves, "RINGLET_MOVE_AFTER": "4"}
+        adapter = {} if test.between else {"RINGLET_ADAPTER": str(number)}
+        env = {"RINGLET_MOVES": moves, "RINGLET_MOVE_AFTER": "4", **adapter}
         argv = [sys.executable, ENDS, verb, family]
         self.process = test.start("client" if verb == "connect" else "server", argv, env=env)
         self.port, self.done = None, {}
@@ -60,7 +81,10 @@ class Ends:
 
 
 def kill_once(source, ringlet, number, hosts, server, client):
-    adapter = Adapter(ringlet, number, source.choice((0, source.randrange(1, 1 << 31))), hosts)
+    if ringlet.between:
+        adapter = Carrier(ringlet.between, source)
+    else:
+        adapter = Adapter(ringlet, number, source.choice((0, source.randrange(1, 1 << 31))), hosts)
     try:
         seeds = [source.randrange(1 << 48) for _ in range(source.randint(1, CONNECTIONS_MOST))]
         for seed in seeds:
@@ -93,7 +117,10 @@ def run(test, ringlet, arguments):
             raise Failed(f"kill {kill}: {problem}\n{where}") from None
     moved = moves.read_bytes().count(b"\n")
     require(moved >= MOVED_AT_LEAST * arguments.kills, f"only {moved} ends of connections used the ring")
-    print(f"passed  {arguments.kills} kills of an adapter, {arguments.family}; {moved} ends had moved, {under_way} were under way")
+    if ringlet.between:
+        ringlet.moved(moves)
+    what = "what carries" if ringlet.between else "an adapter"
+    print(f"passed  {arguments.kills} kills of {what}, {arguments.family}; {moved} ends had moved, {under_way} were under way")
 
 
 def main():
@@ -103,8 +130,13 @@ def main():
     parser.add_argument("--first", type=int, default=0, help="number of the first kill, to repeat one that failed")
     parser.add_argument("--family", choices=("tcp", "unix"), default="tcp", help="of the connections (default: tcp)")
     parser.add_argument("--hosts", action="store_true", help="of one that keeps them in step by what carries between two hosts")
+    between.add(parser)
     parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
     arguments = parser.parse_args()
+    if arguments.between:
+        if arguments.hosts or arguments.family != "tcp":
+            parser.error("between hosts: by TCP, and without --hosts")
+        between.needed(arguments)
     print(f"seed {arguments.seed}", flush=True)
     adopt_orphans()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="ringlet-kill-"))
@@ -112,11 +144,9 @@ def main():
     failed = None
     try:
         ringlet = Ringlet(arguments.ringlet, directory)
-        test = Test("kill", "both", directory, ringlet, arguments.seed, print)
-        try:
+        hosts = between.Between(ringlet, arguments.between, arguments.seed).run() if arguments.between else contextlib.nullcontext()
+        with hosts, contextlib.closing(Test("kill", "both", directory, ringlet, arguments.seed, print)) as test:
             run(test, ringlet, arguments)
-        finally:
-            test.close()
     except Failed as problem:
         failed = f"FAILED  {problem}"
     finally:
