@@ -103,7 +103,7 @@ class Between:
             host.lives()
             require(fabric(host)["lost"] == self.lost[host.name], f"what carries has died: {host.service.told()}")
             # What carries has memory and descriptors for as many as before.
-            pid = fabric(host)["pid"]
+            pid = process(host)
             before = self._held.setdefault((pid, but), held(pid))
             until(lambda: held(pid) <= before, f"{host.name}'s process to let go of {held(pid)} descriptors and mappings, before {before}")  # noqa: B023
 

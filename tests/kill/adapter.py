@@ -28,7 +28,7 @@ ENDS = pathlib.Path(__file__).parent / "adapter_ends.py"
 END_SECONDS = 120  # for what is under way to end; a loaded machine is slow
 CONNECTIONS_MOST = 5
 LATEST_KILL_SECONDS = 0.4
-MOVED_AT_LEAST = 1  # ends of connections that used the ring, for each kill
+MOVED_AT_LEAST = 0.5  # ends of connections that used the ring, for each kill
 SERVICES_KILLED = 0.25  # of kills between two hosts
 
 
