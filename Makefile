@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults containers lab attempts fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts soak sim-soak setup
+.PHONY: build install man demo compare test suites torture faults containers lab attempts fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between soak sim-soak setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -94,6 +94,17 @@ hosts:
 	$(MAKE) mirror OVER=--hosts
 	python3 tests/kill/adapter.py --hosts --ringlet $(TARGET)/release/ringlet
 	python3 tests/kill/adapter.py --hosts --family unix --ringlet $(TARGET)/release/ringlet
+
+# Between two hosts, each a network namespace with a node service: torture, kills of ends and of what carries, real programs; over rails in memory, in disorder
+# by the seed, and over libfabric's tcp. Half an hour (as root); `make -k between SEED=11 SECONDS=3600 KILLS=10`.
+between: between-memory between-tcp
+between-%: SECONDS = 180
+between-%: KILLS = 2
+between-%: build
+	python3 tests/torture --between $* --seed $(SEED) --seconds $(SECONDS) --ringlet $(TARGET)/release/ringlet
+	python3 tests/kill --between $* --seed $(SEED) --kills $$(($(KILLS) * 100)) --ringlet $(TARGET)/release/ringlet
+	python3 tests/kill/adapter.py --between $* --seed $(SEED) --kills $$(($(KILLS) * 100)) --ringlet $(TARGET)/release/ringlet
+	python3 tests/programs --between $* --seed $(SEED) --ringlet $(TARGET)/release/ringlet
 
 # Faults from outside: packets, addresses, firewall rules, limits, clocks, signals; `make faults SECONDS=3600`.
 faults: build
