@@ -576,7 +576,8 @@ class RingWatch:
 
     def __init__(self, ringlet, mode, moves, port, count):
         self._ringlet, self._moves, self._port = ringlet, moves, port
-        self._wanted = count if mode == "both" else 0
+        # (Between hosts some rest before both services have brought their ends together.)
+        self._wanted = (1 if ringlet.between else count) if mode == "both" else 0
         self._most = 0
         self._seen = collections.Counter()
         self._next = 0.0

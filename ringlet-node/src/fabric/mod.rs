@@ -22,6 +22,7 @@ pub(crate) mod share;
 
 pub use process::carry;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use ringlet_fabric::Control;
@@ -51,6 +52,18 @@ pub struct RailSettings {
 /// Providers that beat the kernel's TCP: used if no rails are named.
 const FAST: [&str; 5] = ["verbs", "efa", "cxi", "opx", "psm3"];
 
+/// Of what a host has, what is a rail without being named. Datagrams by software (`ofi_rxd`) are slower than TCP; an address of one link does not say of which.
+fn is_fast(provider: &libfabric::Provider) -> bool {
+    let mut names = provider.provider.split(';');
+    let leads_on = |address: IpAddr| match address {
+        IpAddr::V4(address) => !(address.is_loopback() || address.is_link_local()),
+        IpAddr::V6(address) => !(address.is_loopback() || address.is_unicast_link_local()),
+    };
+    names.next().is_some_and(|core| FAST.contains(&core))
+        && names.all(|layer| layer != "ofi_rxd")
+        && provider.address.is_none_or(leads_on)
+}
+
 impl RailSettings {
     pub fn text(&self) -> String {
         match &self.address {
@@ -62,9 +75,6 @@ impl RailSettings {
     /// Those that this host has, of providers that are fast.
     pub fn found() -> Vec<RailSettings> {
         let all = libfabric::providers().unwrap_or_default();
-        let fast = |provider: &&libfabric::Provider| {
-            FAST.iter().any(|fast| provider.provider.split(';').next() == Some(fast))
-        };
         let of = |provider: &libfabric::Provider| RailSettings {
             provider: provider.provider.clone(),
             address: Some(match provider.address {
@@ -75,7 +85,7 @@ impl RailSettings {
             seed: None,
             fails_one_in: 0,
         };
-        all.iter().filter(fast).map(of).collect()
+        all.iter().filter(|provider| is_fast(provider)).map(of).collect()
     }
 
     fn open(&self, node: &str) -> std::io::Result<Box<dyn Rail>> {
@@ -186,3 +196,36 @@ enum Between {
     },
 }
 const BETWEEN_BYTES: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn provider(provider: &str, address: Option<&str>) -> libfabric::Provider {
+        libfabric::Provider {
+            provider: provider.into(),
+            domain: "rxe0".into(),
+            address: address.map(|address| address.parse().unwrap()),
+        }
+    }
+
+    #[test]
+    fn what_is_slow_or_leads_nowhere_is_no_rail_unless_it_is_named() {
+        for (name, address) in [
+            ("verbs;ofi_rxm", Some("10.91.0.1")),
+            ("verbs;ofi_rxm", Some("fd00::1")),
+            ("efa", None),
+        ] {
+            assert!(is_fast(&provider(name, address)), "{name} {address:?}");
+        }
+        for (name, address) in [
+            ("tcp;ofi_rxm", Some("10.91.0.1")),
+            ("verbs;ofi_rxd", Some("10.91.0.1")),
+            ("verbs;ofi_rxm", Some("fe80::1")),
+            ("verbs;ofi_rxm", Some("169.254.1.1")),
+            ("verbs;ofi_rxm", Some("127.0.0.1")),
+        ] {
+            assert!(!is_fast(&provider(name, address)), "{name} {address:?}");
+        }
+    }
+}
