@@ -12,6 +12,8 @@ const IDLE_PASSES: u32 = 2000;
 /// Passes over the busy links between two looks at descriptors, where links that sleep ring; and for how long others may be made to wait so.
 const PASSES: u32 = 64;
 const PASSES_MOST: Duration = Duration::from_micros(200);
+/// After so many that were passed over the clock is looked at.
+const CLOCK_PASSES: usize = 16;
 /// Who reads does not ring for each record: so a link with something unread is looked at again, after times that grow.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const LOOK_AGAIN_MOST: Duration = Duration::from_millis(50);
@@ -211,11 +213,20 @@ impl<S: Serve> Server<S> {
         self.look_at_descriptors(patience, ready)?;
         let began = Instant::now();
         self.look_again(began);
+        let mut passed = 0;
         for _ in 0..PASSES {
-            if self.busy.is_empty() || began.elapsed() > PASSES_MOST {
+            if self.busy.is_empty() {
                 break;
             }
             self.pass(over);
+            // (A look at the clock costs as much as what has nothing to do.)
+            passed += self.busy.len();
+            if passed >= CLOCK_PASSES {
+                passed = 0;
+                if began.elapsed() > PASSES_MOST {
+                    break;
+                }
+            }
         }
         let waits = |at: &usize| self.all[*at].as_ref().is_none_or(|served| served.idle > 0);
         if self.busy.iter().all(waits) {
@@ -287,16 +298,17 @@ impl<S: Serve> Server<S> {
 
     fn pass(&mut self, over: &mut Vec<(usize, Progress)>) {
         let Server { all, busy, dozing, roused, .. } = self;
+        let mut quiet = true;
         busy.retain(|at| {
             let Some(served) = &mut all[*at] else { return false };
             match served.it.pass(roused) {
                 Progress::Busy => {
                     (served.idle, served.look_again) = (0, None);
+                    quiet = false;
                     true
                 }
                 Progress::Idle if served.idle < IDLE_PASSES => {
                     served.idle += 1;
-                    std::hint::spin_loop();
                     true
                 }
                 Progress::Idle => {
@@ -315,6 +327,9 @@ impl<S: Serve> Server<S> {
         let mut roused = std::mem::take(&mut self.roused);
         roused.drain(..).for_each(|at| self.wake(at, 0));
         self.roused = roused;
+        if quiet {
+            std::hint::spin_loop();
+        }
     }
 }
 

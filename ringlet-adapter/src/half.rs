@@ -30,6 +30,8 @@ use std::task::Poll;
 /// Records and bytes of one direction that one pass finds: then the other directions and links have their turn.
 const RECORDS_MOST: usize = 64;
 const BYTES_MOST: usize = 256 << 10;
+/// So many passes what was consumed, if no sender is looked for, waits for more.
+const CREDIT_PASSES: u32 = 64;
 /// Memory is asked for in such pieces before it is first written to.
 const HOLD_BYTES: usize = 64 << 10;
 
@@ -145,6 +147,9 @@ struct Receiving {
     answers: u32,
     /// What the receiver says waits for a doorbell: no other goes before it.
     back_waits: bool,
+    /// What it has consumed and is not sent, and for how many passes.
+    credit: Option<Credit>,
+    credit_waits: u32,
     /// How much of its data and slots was asked for.
     held: [usize; 2],
 }
@@ -292,7 +297,7 @@ impl Half {
 
     /// What the receiver says, and how far it is, if there is news.
     fn pass_back(&mut self, way: &mut impl Way) -> bool {
-        let Half { receiving, incoming, .. } = self;
+        let Half { sending, receiving, incoming, .. } = self;
         // By the echo of what it says, one that has left knows the number of doorbells: none may be on its way, which may yet not go.
         receiving.back_waits = receiving.ringing != Ringing::No;
         if receiving.back_waits {
@@ -300,10 +305,20 @@ impl Half {
         }
         let words = &incoming.control().receiver;
         let last = ReceiverLine::read(words);
-        let credit = receiving.course.credit(incoming);
-        if last == receiving.said && credit.is_none() {
-            return false;
+        if let Some(credit) = receiving.course.credit(incoming) {
+            receiving.credit = Some(credit);
         }
+        if last == receiving.said {
+            let Some(credit) = receiving.credit else { return false };
+            // Mostly more is consumed soon, and then this is told with it. (But what the program says as a sender goes behind.)
+            if !credit.looks && sending.line.is_none() && receiving.credit_waits < CREDIT_PASSES {
+                receiving.credit_waits += 1;
+                return true;
+            }
+        }
+        // (If nothing was consumed since, this one is as if read now.)
+        let credit = receiving.credit.take();
+        receiving.credit_waits = 0;
         let first = ReceiverLine::read(words);
         let ReceiverLine { keep_out, draining, .. } = first;
         receiving.said = ReceiverLine { keep_out, draining, ..last };

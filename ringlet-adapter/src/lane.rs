@@ -8,8 +8,10 @@ use crate::wire;
 use ringlet_core::mapped::Mapped;
 use ringlet_fabric::{FRAME_BYTES, Memory, NotTaken, Write};
 use rustix::fd::BorrowedFd;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
+use std::rc::Rc;
 
 /// So many operations wait for room among the frames before no more records are found.
 const WAITING_MOST: usize = 64;
@@ -28,6 +30,7 @@ pub struct Lane<R> {
     pub rings: R,
     trunk: Trunk,
     name: LaneName,
+    inbox: Rc<RefCell<Inbox>>,
     ours: Memory,
     /// The other half was told which is ours.
     is_known: bool,
@@ -77,12 +80,13 @@ impl<R: WakesOne> Lane<R> {
         // SAFETY: as the caller says; `free` is kept until it is withdrawn.
         let ours = unsafe { state.node.register(name.0, at, bytes)? };
         state.memories.insert((name.0, ours), free);
-        state.inboxes.entry(name).or_default();
+        let inbox = state.inboxes.entry(name).or_default().clone();
         Ok(Lane {
             half: Half::new(end, segment),
             rings,
             trunk: trunk.clone(),
             name,
+            inbox,
             ours,
             is_known: false,
             out: Out::default(),
@@ -120,8 +124,12 @@ impl<R: WakesOne> Lane<R> {
     }
 
     /// Gives to the transport what it takes.
-    fn send(&mut self, state: &mut State, sent: &mut bool) -> Result<(), NotTaken> {
-        let theirs = state.inboxes.get(&self.name).and_then(|inbox| inbox.theirs);
+    fn send(
+        &mut self,
+        state: &mut State,
+        theirs: Option<Memory>,
+        sent: &mut bool,
+    ) -> Result<(), NotTaken> {
         let transport = state.transport(self.name);
         if !self.is_known {
             self.out.write(self.name, |to| wire::write_segment(self.ours, to));
@@ -163,21 +171,20 @@ impl Out {
 
 impl<R: WakesOne> Serve for Lane<R> {
     fn pass(&mut self, rouse: &mut Vec<usize>) -> Progress {
-        let trunk = self.trunk.clone();
-        let state = &mut *trunk.state();
-        let Some(inbox) = state.inboxes.get_mut(&self.name) else { return Progress::Failed };
+        let (trunk, inbox) = (self.trunk.clone(), self.inbox.clone());
+        let (state, inbox) = (&mut *trunk.state(), &mut *inbox.borrow_mut());
         if inbox.failed {
             return Progress::Failed;
         }
-        let waits = inbox.waits_for_room;
         let mut busy = self.receive(inbox);
         if self.out.has_room() {
             busy |= self.half.pass(&mut self.out, &mut self.rings);
         }
         let mut sent = false;
-        match if waits { Ok(()) } else { self.send(state, &mut sent) } {
+        let waits = inbox.waits_for_room;
+        match if waits { Ok(()) } else { self.send(state, inbox.theirs, &mut sent) } {
             Ok(()) => {}
-            Err(NotTaken::Full) => state.wait_for_room(self.name),
+            Err(NotTaken::Full) => state.wait_for_room(self.name, inbox),
             Err(_) => return Progress::Failed,
         }
         if sent {
@@ -221,7 +228,8 @@ impl<R> Drop for Lane<R> {
     /// One that has not ended fails at the other node too. The trunk is to be roused afterwards.
     fn drop(&mut self) {
         let state = &mut *self.trunk.state();
-        let failed = state.inboxes.remove(&self.name).is_none_or(|inbox| inbox.failed);
+        state.inboxes.remove(&self.name);
+        let failed = self.inbox.borrow().failed;
         if !state.memories.contains_key(&(self.name.0, self.ours)) {
             // The transport is closed.
             return;

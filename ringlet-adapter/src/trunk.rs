@@ -45,7 +45,7 @@ pub(crate) struct Inbox {
 
 pub(crate) struct State {
     pub node: Node,
-    pub inboxes: HashMap<LaneName, Inbox>,
+    pub inboxes: HashMap<LaneName, Rc<RefCell<Inbox>>>,
     /// What transports may still use.
     pub memories: HashMap<(Number, Memory), Box<dyn FnOnce()>>,
     events: Vec<(Number, Event)>,
@@ -81,8 +81,8 @@ impl Trunk {
 
     /// Where this lane is served, so that what comes can rouse it.
     pub fn is_lane_at(&self, name: LaneName, at: usize) {
-        if let Some(inbox) = self.state().inboxes.get_mut(&name) {
-            inbox.at = Some(at);
+        if let Some(inbox) = self.state().inboxes.get(&name) {
+            inbox.borrow_mut().at = Some(at);
         }
     }
 
@@ -111,8 +111,9 @@ impl Trunk {
         let state = &mut *self.state();
         state.node.close(number);
         state.waiting.remove(&number);
-        for ((of, _), inbox) in &mut state.inboxes {
+        for ((of, _), inbox) in &state.inboxes {
             if *of == number {
+                let mut inbox = inbox.borrow_mut();
                 inbox.failed = true;
                 rouse.extend(inbox.at);
             }
@@ -133,11 +134,9 @@ impl State {
     }
 
     /// Its transport takes no more now.
-    pub fn wait_for_room(&mut self, name: LaneName) {
-        if let Some(inbox) = self.inboxes.get_mut(&name) {
-            inbox.waits_for_room = true;
-            self.waiting.entry(name.0).or_default().push(name.1);
-        }
+    pub fn wait_for_room(&mut self, name: LaneName, inbox: &mut Inbox) {
+        inbox.waits_for_room = true;
+        self.waiting.entry(name.0).or_default().push(name.1);
     }
 
     /// Lanes that waited for room go on where there is some.
@@ -148,7 +147,8 @@ impl State {
                 return true;
             }
             for lane in lanes {
-                if let Some(inbox) = inboxes.get_mut(&(*number, *lane)) {
+                if let Some(inbox) = inboxes.get(&(*number, *lane)) {
+                    let mut inbox = inbox.borrow_mut();
                     inbox.waits_for_room = false;
                     rouse.extend(inbox.at);
                 }
@@ -185,7 +185,8 @@ impl Serve for Trunk {
             Told::Frame(frame) => {
                 let Some((lane, frame)) = frame.split_first_chunk() else { return };
                 // (Of one that has ended here, something may still be under way.)
-                if let Some(inbox) = inboxes.get_mut(&(number, u32::from_le_bytes(*lane))) {
+                if let Some(inbox) = inboxes.get(&(number, u32::from_le_bytes(*lane))) {
+                    let inbox = &mut *inbox.borrow_mut();
                     deliver(inbox, frame);
                     rouse.extend(inbox.at);
                 }

@@ -21,11 +21,17 @@ pub enum Progress {
     Busy,
 }
 
+/// A rail that has told nothing for so many polls is polled in one of so many: mostly what is carried goes by few, and a poll costs as much as a message.
+const QUIET_POLLS: u32 = 64;
+const QUIET_POLLED: u32 = 8;
+
 /// Rails have the same places in all nodes: the first of each reach one another, and so on.
 pub struct Node {
     rails: Vec<Box<dyn Rail>>,
     /// Those that have said that they are broken, as a whole.
     broken: Vec<bool>,
+    /// Polls since each has told something.
+    quiet: Vec<u32>,
     transports: Vec<Option<Box<Transport>>>,
     open: Vec<Number>,
     /// Where the search for a free number begins: one is used again as late as can be, for there may be late notices of it.
@@ -35,7 +41,8 @@ pub struct Node {
 impl Node {
     pub fn new(rails: Vec<Box<dyn Rail>>) -> Node {
         let broken = vec![false; rails.len()];
-        Node { rails, broken, transports: Vec::new(), open: Vec::new(), next: 0 }
+        let quiet = vec![0; rails.len()];
+        Node { rails, broken, quiet, transports: Vec::new(), open: Vec::new(), next: 0 }
     }
 
     /// Begins a transport to another node. `None`: there are too many.
@@ -115,6 +122,7 @@ impl Node {
             transport.leave_endpoint(&mut self.rails, place);
         }
         self.broken[place] = false;
+        self.quiet[place] = 0;
         std::mem::replace(&mut self.rails[place], rail)
     }
 
@@ -125,7 +133,7 @@ impl Node {
 
     /// Sends what was given, and takes what has come. Never waits.
     pub fn poll(&mut self, tell: &mut dyn FnMut(Number, Told<'_>)) -> Progress {
-        let Node { rails, broken, transports, open, .. } = self;
+        let Node { rails, broken, quiet, transports, open, .. } = self;
         let mut busy = false;
         // A rail that is nearly full has room for each in its turn.
         if open.len() > 1 {
@@ -137,8 +145,12 @@ impl Node {
             }
         }
         for (place, rail) in rails.iter_mut().enumerate() {
+            quiet[place] = quiet[place].wrapping_add(1);
+            if quiet[place] > QUIET_POLLS && !quiet[place].is_multiple_of(QUIET_POLLED) {
+                continue;
+            }
             rail.poll(&mut |event| {
-                busy = true;
+                (busy, quiet[place]) = (true, 0);
                 broken[place] |= matches!(event, Event::Broken(_));
                 take(place, event, transports, tell);
             });
@@ -155,6 +167,8 @@ impl Node {
     pub fn may_sleep(&mut self) -> bool {
         let Node { transports, open, .. } = self;
         let works = |number: &Number| find(transports, number.0).is_some_and(|t| t.has_work());
+        // (Who is woken polls them all.)
+        self.quiet.fill(0);
         !open.iter().any(works) && self.rails.iter_mut().all(|rail| rail.may_sleep())
     }
 }

@@ -23,6 +23,8 @@ pub const MEMORIES: usize = 4096;
 
 /// Messages and writes after which an acknowledgement does not wait for a moment without any.
 const OWED_MOST: usize = WINDOW / 4;
+/// So many looks without any it waits for what can carry it.
+const OWED_LOOKS: u32 = 64;
 
 /// What a transport tells its owner.
 #[derive(Debug)]
@@ -129,8 +131,8 @@ pub struct Transport {
     controls: VecDeque<Control>,
     /// Messages and notices that are not acknowledged.
     owed: usize,
-    /// Some came since the last look.
-    received: bool,
+    /// Looks since the last one came.
+    quiet: u32,
     /// Something was given that was not yet tried to be sent.
     given: bool,
     was_up: bool,
@@ -158,7 +160,7 @@ impl Transport {
             closing: Vec::new(),
             controls: [Control::Hello { number, key, rails }].into(),
             owed: 0,
-            received: false,
+            quiet: 0,
             given: false,
             was_up: false,
             ended: None,
@@ -292,7 +294,7 @@ impl Transport {
             }
             Some(Kind::Acknowledgement) => self.take_acknowledgement(&header),
             Some(Kind::Frames) => {
-                (self.owed, self.received) = (self.owed + 1, true);
+                (self.owed, self.quiet) = (self.owed + 1, 0);
                 self.take_acknowledgement(&header).and_then(|()| {
                     let Transport { inbox, arrived, .. } = self;
                     let deliver = &mut |frame: &[u8]| tell(Told::Frame(frame));
@@ -315,7 +317,7 @@ impl Transport {
         {
             return;
         }
-        (self.owed, self.received) = (self.owed + 1, true);
+        (self.owed, self.quiet) = (self.owed + 1, 0);
         let before = self.arrived.next();
         let mut result = self.arrived.note(notice.write);
         if result.is_ok() && self.arrived.next() != before {
@@ -461,7 +463,7 @@ impl Transport {
         self.ours.values_mut().for_each(|ours| ours.withdraw(rails, rail));
         self.outbox.leave(rail);
         // An acknowledgement may have been lost with it.
-        (self.owed, self.given) = (self.owed + 1, true);
+        (self.owed, self.quiet, self.given) = (self.owed + 1, OWED_LOOKS, true);
         let receipt = self.arrived.receipt();
         self.controls.push_back(Control::Left { rail, epoch, receipt });
     }
@@ -591,7 +593,6 @@ impl Transport {
 
     /// Does what is to be done. True if there was something.
     pub(crate) fn work(&mut self, rails: &mut Rails, tell: &mut dyn FnMut(Told<'_>)) -> bool {
-        let quiet = !std::mem::take(&mut self.received);
         // (A rail that was full may have room.)
         let unsent = self.outbox.unsent().is_some() || self.writes.unsent().is_some();
         if !unsent && !self.has_work() {
@@ -610,7 +611,8 @@ impl Transport {
             }
             self.send_writes(rails);
             self.send_messages(rails);
-            if self.owed > OWED_MOST || self.owed > 0 && quiet {
+            self.quiet = self.quiet.saturating_add(1);
+            if self.owed > OWED_MOST || self.owed > 0 && self.quiet > OWED_LOOKS {
                 let up = (0..self.ways.len()).find(|rail| self.is_up(*rail));
                 // With no rail up it is not needed: whatever is not acknowledged then comes again, or was told by `Control::Left`.
                 if up.is_none_or(|rail| self.send(rails, rail, Kind::Acknowledgement)) {

@@ -263,7 +263,7 @@ fn an_idle_pair_costs_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut nodes = ["a", "b"].map(|name| Node::new(rails(folder.path(), name, 2, None)));
     let mut pairs = [Pair::open(&mut nodes, [0, 1], 1)];
-    for step in 0..200 {
+    for step in 0..400 {
         let Pair { at, controls, sent, .. } = &mut pairs[0];
         let ((node, number), end) = (at[step % 2], step % 2);
         if step < 100 {
@@ -320,7 +320,7 @@ fn memory_is_withdrawn_when_its_writes_have_arrived() {
     // It is said that it is withdrawn, before it is known that the write has arrived.
     step(&mut nodes, 0, &mut withdrawn);
     assert_eq!(withdrawn, [false; 2]);
-    (0..40).for_each(|nth| step(&mut nodes, 1 - nth % 2, &mut withdrawn));
+    (0..400).for_each(|nth| step(&mut nodes, 1 - nth % 2, &mut withdrawn));
     assert_eq!(withdrawn, [true; 2]);
     assert_eq!(bytes[0], bytes[1]);
     let again = nodes[0].transport(numbers[0]).write(write);

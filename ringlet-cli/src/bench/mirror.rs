@@ -1,5 +1,5 @@
 //! A connection's ring in one memory, and over a mirror: two segments, and an adapter that keeps them in step, by a link, or by what carries between two
-//! hosts. Nobody sleeps.
+//! hosts; and beside them the kernel's TCP with the same to do. Nobody sleeps.
 //!
 //! A mirror keeps three processors busy. Where there are two, one thread is both ends, and the adapter has the other processor: a message goes from one
 //! to the other and back on its way from end to end.
@@ -7,6 +7,9 @@
 #![allow(unsafe_code)]
 
 use std::hint::spin_loop;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -50,6 +53,7 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
     let [mut one, mut other] = ends_of(segment()?, segment()?, true);
     let rates = stream_apart(cpus, budget, &mut one, &mut other)?;
     let mut figures = vec![half("one memory", halves)?];
+    figures.push(half("kernel TCP", tcp_apart(cpus, budget)?)?);
     for between in Between::BOTH {
         let halves = between.over(cpus, 1, |all| {
             let [near, far] = single(all);
@@ -61,6 +65,7 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
         figures.push(half(between.name(), halves)?);
     }
     figures.push(stream("one memory", rates)?);
+    figures.push(stream("kernel TCP", tcp_stream(cpus, budget)?)?);
     for between in Between::BOTH {
         let rates = between.over(cpus, 1, |all| {
             let [mut near, mut far] = single(all);
@@ -71,10 +76,13 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
         })?;
         figures.push(stream(between.name(), rates)?);
     }
+    let many = |what: &str, rate: f64| {
+        figure(&format!("{what}, {small}, {MANY} connections"), rate, Unit::PerSecond)
+    };
+    figures.push(many("kernel TCP", tcp_messages(cpus, budget)?));
     for between in Between::BOTH {
         let rate = between.over(cpus, MANY, |all| Ok(messages(budget, &all)))?;
-        let what = format!("{}, {small}, {MANY} connections", between.name());
-        figures.push(figure(&what, rate, Unit::PerSecond));
+        figures.push(many(between.name(), rate));
     }
     Ok(figures)
 }
@@ -394,8 +402,118 @@ fn eventfd() -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Connections of the kernel's, within this process.
+fn tcp(connections: usize) -> Result<Vec<[TcpStream; 2]>> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let pair = |_| -> Result<[TcpStream; 2]> {
+        let near = TcpStream::connect(listener.local_addr()?)?;
+        let far = listener.accept()?.0;
+        for end in [&near, &far] {
+            end.set_nodelay(true)?;
+            end.set_nonblocking(true)?;
+        }
+        Ok([near, far])
+    };
+    (0..connections).map(pair).collect()
+}
+
+/// How much it was; 0 if there is nothing now, or no room.
+fn now(moved: io::Result<usize>) -> Result<usize> {
+    match moved {
+        Ok(n) => Ok(n),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// All of it, by calls that each move some.
+fn all(bytes: usize, mut some: impl FnMut(usize) -> io::Result<usize>) -> Result<()> {
+    let mut done = 0;
+    while done < bytes {
+        done += now(some(done))?;
+    }
+    Ok(())
+}
+
+fn tcp_apart(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
+    let [near, far] = single(tcp(1)?);
+    let (mut here, mut there) = ([1; SMALL_BYTES], [0; SMALL_BYTES]);
+    ping_pong(
+        cpus,
+        budget,
+        |_| {
+            all(SMALL_BYTES, |at| (&near).write(&here[at..]))?;
+            all(SMALL_BYTES, |at| (&near).read(&mut here[at..]))
+        },
+        |_| {
+            all(SMALL_BYTES, |at| (&far).read(&mut there[at..]))?;
+            all(SMALL_BYTES, |at| (&far).write(&there[at..]))
+        },
+    )
+}
+
+fn tcp_stream(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
+    let [near, far] = single(tcp(1)?);
+    pin(&[cpus.0])?;
+    std::thread::scope(|scope| {
+        let receiving = scope.spawn(move || -> Result<()> {
+            pin(&[cpus.1])?;
+            let mut bytes = vec![1; LARGE_BYTES];
+            while bytes[0] != 0 {
+                all(LARGE_BYTES, |at| (&far).read(&mut bytes[at..]))?;
+            }
+            Ok(())
+        });
+        let mut failed = Ok(());
+        let bytes = vec![1; LARGE_BYTES];
+        let rates = rates(budget, || {
+            let sent = all(LARGE_BYTES, |at| (&near).write(&bytes[at..]));
+            failed = std::mem::replace(&mut failed, Ok(())).and(sent);
+            LARGE_BYTES
+        });
+        failed?;
+        let last = vec![0; LARGE_BYTES];
+        all(LARGE_BYTES, |at| (&near).write(&last[at..]))?;
+        receiving.join().expect("receiving does not panic")?;
+        Ok(rates)
+    })
+}
+
+/// As `messages`, with a core for the senders and one for the receivers.
+fn tcp_messages(cpus: (usize, usize), budget: Duration) -> Result<f64> {
+    let connections = tcp(MANY)?;
+    let sent = AtomicUsize::new(usize::MAX);
+    pin(&[cpus.0])?;
+    std::thread::scope(|scope| {
+        let (connections, sent) = (&connections, &sent);
+        let receiving = scope.spawn(move || -> Result<()> {
+            pin(&[cpus.1])?;
+            let (mut bytes, mut got) = ([0; SMALL_BYTES], 0);
+            while got < sent.load(Relaxed) {
+                for [_, far] in connections {
+                    got += now((&*far).read(&mut bytes))?;
+                }
+            }
+            Ok(())
+        });
+        let (start, mut all) = (Instant::now(), 0);
+        let sending = (|| -> Result<()> {
+            while start.elapsed() < budget {
+                for [near, _] in connections {
+                    all += now((&*near).write(&[1; SMALL_BYTES]))?;
+                }
+            }
+            Ok(())
+        })();
+        sent.store(all, Relaxed);
+        receiving.join().expect("receiving does not panic")?;
+        sending?;
+        Ok((all / SMALL_BYTES) as f64 / start.elapsed().as_secs_f64())
+    })
+}
+
 /// One connection.
-fn single(mut all: Vec<[End; 2]>) -> [End; 2] {
+fn single<T>(mut all: Vec<[T; 2]>) -> [T; 2] {
     all.swap_remove(0)
 }
 
