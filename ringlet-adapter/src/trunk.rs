@@ -106,6 +106,14 @@ impl Trunk {
         std::mem::take(&mut self.state().events)
     }
 
+    /// Memory that is taken by what is under way, or waits for a lane's turn. It has a bound, by how many there are of both.
+    pub fn kept_bytes(&self) -> usize {
+        let state = self.state();
+        let waiting = |inbox: &Rc<RefCell<Inbox>>| inbox.borrow().operations.capacity();
+        let operations: usize = state.inboxes.values().map(waiting).sum();
+        state.node.kept_bytes() + operations * size_of::<Operation>()
+    }
+
     /// This transport is given up: its lanes fail, and once this returns nothing is written to their segments.
     pub fn close(&self, number: Number, rouse: &mut Vec<usize>) {
         let state = &mut *self.state();

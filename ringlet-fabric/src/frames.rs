@@ -48,6 +48,11 @@ impl Outbox {
         self.messages.len() < WINDOW
     }
 
+    pub fn kept_bytes(&self) -> usize {
+        let spare: usize = self.spare.iter().map(Vec::capacity).sum();
+        spare + self.messages.iter().map(|message| message.bytes.capacity()).sum::<usize>()
+    }
+
     /// By which rail the first one went, and its number.
     pub fn oldest(&self) -> Option<(usize, u32)> {
         Some((self.messages.front()?.way?, self.first))
@@ -126,6 +131,10 @@ impl Inbox {
 
     pub fn next(&self) -> u32 {
         self.next
+    }
+
+    pub fn kept_bytes(&self) -> usize {
+        self.window.iter().flatten().map(Vec::capacity).sum()
     }
 
     /// Takes the frames of a message, and delivers what can be delivered by that.

@@ -79,6 +79,11 @@ impl Node {
         self.slot(number).as_mut().expect("a transport that is open")
     }
 
+    /// Of all transports together (`Transport::kept_bytes`).
+    pub fn kept_bytes(&self) -> usize {
+        self.transports.iter().flatten().map(|transport| transport.kept_bytes()).sum()
+    }
+
     fn both(&mut self, number: Number) -> (&mut [Box<dyn Rail>], &mut Transport) {
         let transport = self.transports[usize::from(number.0)].as_mut();
         (&mut self.rails, transport.expect("a transport that is open"))

@@ -244,6 +244,12 @@ impl Transport {
         [self.outbox.oldest(), self.writes.oldest()]
     }
 
+    /// Memory that is taken by what is under way, either way. It has a bound.
+    pub fn kept_bytes(&self) -> usize {
+        let controls = self.controls.capacity() * size_of::<Control>();
+        self.outbox.kept_bytes() + self.inbox.kept_bytes() + self.writes.kept_bytes() + controls
+    }
+
     /// Is there something to be done before anything comes?
     pub(crate) fn has_work(&self) -> bool {
         if self.ended.is_some() {

@@ -56,6 +56,10 @@ impl Writes {
         self.first
     }
 
+    pub fn kept_bytes(&self) -> usize {
+        self.list.capacity() * size_of::<(Write, State)>()
+    }
+
     /// By which rail the first one went, and its number.
     pub fn oldest(&self) -> Option<(usize, u32)> {
         match self.list.front()? {

@@ -2,6 +2,7 @@
 //! packets. Everything is drawn from one seed and happens in one order, so a run can be repeated exactly.
 
 mod active;
+mod carried;
 mod cluster;
 mod faults;
 mod ledger;
@@ -15,6 +16,7 @@ mod scenario;
 mod stacks;
 mod topology;
 
+pub use carried::{Carried, CarriedOutcome, CarriedStats, Disorder};
 pub use cluster::{Outcome, Stats};
 pub use faults::Faults;
 pub use ledger::Violation;
