@@ -62,6 +62,17 @@ pub struct Disorder {
     pub dead_nodes: usize,
     pub lost_sessions: usize,
     pub within_us: f64,
+    /// What rails promise and don't keep: then it is not the carrier's fault what is found.
+    pub broken: Option<Promise>,
+}
+
+/// What a carrier relies on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum Promise {
+    /// All of a write has landed before its notice.
+    Notice,
+    /// Nothing lands in memory that was withdrawn.
+    Withdrawal,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -116,6 +127,7 @@ impl Carried {
             dead_nodes: 0,
             lost_sessions: 0,
             within_us: 1.0 + some(5000.0),
+            broken: None,
         };
         let dead_nodes = if rng.random() { rng.random_range(0..nodes) } else { 0 };
         let lost_sessions = if rng.random() { rng.random_range(0..nodes) } else { 0 };
@@ -243,8 +255,10 @@ impl Cluster {
         let network = Rc::new(RefCell::new(Network::new(seed ^ 0x7261_696c, carried.disorder)));
         let host = |node| {
             let rail = |_| Box::new(SimulatedRail::new(&network, node, &fd)) as Box<dyn Rail>;
+            let trunk = Trunk::new(Node::new((0..carried.rails).map(rail).collect()));
+            trunk.is_served_at(0);
             Host {
-                trunk: Trunk::new(Node::new((0..carried.rails).map(rail).collect())),
+                trunk,
                 alive: true,
                 lanes: Vec::new(),
                 awake: BTreeSet::new(),
@@ -463,6 +477,8 @@ impl Cluster {
                 self.go_back(connection, end);
             }
         }
+        let rung = self.network.borrow_mut().rung();
+        rung.into_iter().for_each(|node| self.rouse(node, 0));
         self.hear_trunk(node);
         self.ring_programs();
         let host = &mut self.hosts[node];
@@ -824,7 +840,7 @@ impl Cluster {
                 }
             }
         }
-        let mut broken = Vec::new();
+        let (mut broken, mut rouses) = (Vec::new(), false);
         let carried: BTreeSet<usize> =
             self.connections.iter().filter(|each| !each.closed).map(|each| each.session).collect();
         for (nth, session) in self.sessions.iter_mut().enumerate() {
@@ -834,14 +850,16 @@ impl Cluster {
             let of = &mut session.sides[side];
             let Some(number) = of.number else { continue };
             let trunk = &self.hosts[node].trunk;
-            if tries {
+            let is_up = |rail: usize| trunk.with_node(|of| of.transport(number).is_up(rail));
+            if tries && !(0..rails).all(is_up) {
+                rouses = true;
                 trunk.with_node(|of| of.try_again(number));
             }
             let oldest = trunk.with_node(|of| of.transport(number).oldest());
             if oldest != std::mem::replace(&mut of.oldest, oldest) || oldest == [None; 2] {
                 of.since = now;
             } else if now > of.since + from_us(SILENT_US) {
-                of.since = now;
+                (of.since, rouses) = (now, true);
                 for (rail, _) in oldest.into_iter().flatten() {
                     trunk.with_node(|of| of.give_up(number, rail));
                 }
@@ -859,7 +877,9 @@ impl Cluster {
                 self.hosts[node].lanes.iter_mut().flatten().filter_map(hang).collect();
             hanging.into_iter().for_each(|(connection, end)| self.go_back(connection, end));
         }
-        self.rouse(node, 0);
+        if rouses {
+            self.rouse(node, 0);
+        }
         let time = self.now + from_us(SWEEP_US);
         self.at(time, Event::Sweep(node));
         self.close_what_is_over();

@@ -16,7 +16,7 @@ mod scenario;
 mod stacks;
 mod topology;
 
-pub use carried::{Carried, CarriedOutcome, CarriedStats, Disorder};
+pub use carried::{Carried, CarriedOutcome, CarriedStats, Disorder, Promise};
 pub use cluster::{Outcome, Stats};
 pub use faults::Faults;
 pub use ledger::Violation;

@@ -1,5 +1,6 @@
 //! `ringlet sim`: the rings of the library on virtual time, over interconnects that this machine has not.
 
+mod carried;
 mod papers;
 
 use std::fs::File;
@@ -34,6 +35,7 @@ pub struct SimArgs {
 enum Command {
     Run(RunArgs),
     Seeds(SeedsArgs),
+    Carried(carried::CarriedArgs),
     Papers(papers::PapersArgs),
     Profile(ProfileArgs),
 }
@@ -162,6 +164,7 @@ pub fn run(args: SimArgs) -> Result<ExitCode> {
     match args.command {
         Command::Run(args) => run_one(&args),
         Command::Seeds(args) => run_seeds(&args),
+        Command::Carried(args) => carried::run(&args),
         Command::Papers(args) => papers::run(&args),
         Command::Profile(args) => {
             let text = SHIPPED.iter().find(|(name, _)| *name == args.name).map(|(_, text)| text);

@@ -13,7 +13,7 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use ringlet_fabric::rail::{Event, Grant, MESSAGE_BYTES, Peer, Rail, Refused, Region};
 
-use super::Disorder;
+use super::{Disorder, Promise};
 use crate::{Time, from_us, transfer};
 
 /// Messages and writes that are under way to one endpoint.
@@ -260,8 +260,10 @@ impl Network {
             }
             What::Piece { address, bytes } => {
                 let Some(key) = self.writes.get(&number).map(|writing| writing.key) else { return };
-                match self.endpoints[to].target(key, address, bytes.len()) {
-                    // SAFETY: granted, and mapped until it is withdrawn (`Rail::register`).
+                let granted = self.endpoints[to].target(key, address, bytes.len());
+                let anywhere = self.disorder.broken == Some(Promise::Withdrawal);
+                match granted.or(anywhere.then_some(address as *mut u8)) {
+                    // SAFETY: granted, and mapped until it is withdrawn (`Rail::register`); or once granted, and mapped until the end of the run.
                     Some(target) => unsafe { target.copy_from(bytes.as_ptr(), bytes.len()) },
                     None if is_late => {
                         self.writes.remove(&number);
@@ -279,7 +281,7 @@ impl Network {
                     return self.fly(Flight { what, ..flight }, delay);
                 }
                 let Some(writing) = self.writes.get_mut(&number) else { return };
-                writing.left -= 1;
+                writing.left = writing.left.wrapping_sub(1);
                 if writing.left == 0 {
                     let delay = self.delay(0);
                     self.fly(Flight { what: What::Notice, ..flight }, delay);
@@ -393,7 +395,10 @@ impl Rail for SimulatedRail {
             pieces.push(What::Piece { address, bytes: piece.to_vec() });
             done += n;
         }
-        let (key, left) = (grant.key, pieces.len());
+        let (key, mut left) = (grant.key, pieces.len());
+        if network.disorder.broken == Some(Promise::Notice) {
+            left = left.div_ceil(2);
+        }
         network.writes.insert(number, Writing { key, notice, left });
         for what in pieces {
             let delay = network.delay(bytes);
