@@ -144,7 +144,7 @@ soak: build
 
 # Thousands of simulated clusters, each with other traffic and other faults.
 sim-soak:
-	SEEDS=0..20000 cargo test --release -p ringlet-sim --test seeds -- --nocapture
+	SEEDS=0..20000 cargo test --release -p ringlet-sim --test seeds --test carried -- --nocapture
 
 # The programs that the tests and the demo run, where they may be installed.
 setup:

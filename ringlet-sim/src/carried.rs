@@ -1,9 +1,10 @@
-//! What carries connections between hosts (`ringlet_fabric`, and `ringlet_adapter`'s trunks and lanes), unmodified, on a cluster of nodes on virtual time: over rails
-//! that delay, shuffle, repeat and fail, in nodes that die, and under services that lose one another. Each byte of a connection arrives, in order and once; or the
-//! connection goes back to the kernel at both ends, where what did not arrive is still there to be sent again. What is handed back is not written to any more.
+//! What carries connections between hosts (`ringlet_fabric`, and the trunks and lanes of `ringlet_adapter`), unmodified, on a cluster of nodes on virtual
+//! time: over rails that delay, shuffle, repeat and fail, in nodes that die, and under services that lose one another. Each byte of a connection arrives, in
+//! order and once; or the connection goes back to the kernel at both ends, where what did not arrive is still there to be sent again. What is handed back
+//! is not written to any more.
 //!
-//! Here stands what `ringlet-node` does around that, with shorter times: it passes controls, gives up rails that are silent, tries them again, and closes a transport
-//! without any.
+//! Here stands what `ringlet-node` does around that, with shorter times: it passes controls, gives up rails that are silent, tries them again, and
+//! closes a transport without any.
 
 mod network;
 mod program;
@@ -25,6 +26,7 @@ use serde::Serialize;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{Time, from_us, to_us};
+pub use network::{Disorder, Promise};
 use network::{Network, SimulatedRail};
 use program::{Bell, Program, Step};
 
@@ -47,33 +49,6 @@ const PATIENCE_US: f64 = 200_000.0;
 /// The most that is kept for one transport and for one lane: what may be under way, and what may wait.
 const KEPT_OF_TRANSPORT: usize = 3 << 20;
 const KEPT_OF_LANE: usize = 64 << 10;
-
-/// What goes wrong, and how often: probabilities, of each thing that is sent.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
-pub struct Disorder {
-    /// It takes up to so much longer.
-    pub late: f64,
-    pub late_us: f64,
-    /// A part of a write is written again.
-    pub repeated: f64,
-    /// The way is lost, or mute, or the endpoint breaks.
-    pub fails: f64,
-    /// Nodes that die, and pairs of services that lose one another.
-    pub dead_nodes: usize,
-    pub lost_sessions: usize,
-    pub within_us: f64,
-    /// What rails promise and don't keep: then it is not the carrier's fault what is found.
-    pub broken: Option<Promise>,
-}
-
-/// What a carrier relies on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub enum Promise {
-    /// All of a write has landed before its notice.
-    Notice,
-    /// Nothing lands in memory that was withdrawn.
-    Withdrawal,
-}
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Carried {

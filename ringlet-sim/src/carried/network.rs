@@ -12,8 +12,8 @@ use std::rc::Rc;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 use ringlet_fabric::rail::{Event, Grant, MESSAGE_BYTES, Peer, Rail, Refused, Region};
+use serde::Serialize;
 
-use super::{Disorder, Promise};
 use crate::{Time, from_us, transfer};
 
 /// Messages and writes that are under way to one endpoint.
@@ -25,6 +25,33 @@ const MB_S: f64 = 10_000.0;
 /// The longest time for which a way is lost, or mute, and by which what is late then comes later yet.
 const LOST_US: f64 = 3000.0;
 const LATE_US: f64 = 5000.0;
+
+/// What goes wrong, and how often: probabilities, of each thing that is sent.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Disorder {
+    /// It takes up to so much longer.
+    pub late: f64,
+    pub late_us: f64,
+    /// A part of a write is written again.
+    pub repeated: f64,
+    /// The way is lost, or mute, or the endpoint breaks.
+    pub fails: f64,
+    /// Nodes that die, and pairs of services that lose one another.
+    pub dead_nodes: usize,
+    pub lost_sessions: usize,
+    pub within_us: f64,
+    /// What rails promise and don't keep: then it is not the carrier's fault what is found.
+    pub broken: Option<Promise>,
+}
+
+/// What a carrier relies on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum Promise {
+    /// All of a write has landed before its notice.
+    Notice,
+    /// Nothing lands in memory that was withdrawn.
+    Withdrawal,
+}
 
 /// What an endpoint's owner is to be told.
 enum Told {

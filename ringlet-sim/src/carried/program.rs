@@ -1,4 +1,4 @@
-//! A program at one end of a connection: it sends and receives as it likes, and sleeps whenever there is nothing for it. Each byte follows from where it stands.
+//! A program at one end of a connection: it sends and receives as it likes, and sleeps whenever there is nothing for it. Each byte follows from its place.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
