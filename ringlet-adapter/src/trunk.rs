@@ -109,9 +109,12 @@ impl Trunk {
     /// Memory that is taken by what is under way, or waits for a lane's turn. It has a bound, by how many there are of both.
     pub fn kept_bytes(&self) -> usize {
         let state = self.state();
-        let waiting = |inbox: &Rc<RefCell<Inbox>>| inbox.borrow().operations.capacity();
-        let operations: usize = state.inboxes.values().map(waiting).sum();
-        state.node.kept_bytes() + operations * size_of::<Operation>()
+        let waiting = |inbox: &Rc<RefCell<Inbox>>| {
+            let inbox = inbox.borrow();
+            let plain: usize = inbox.plain.iter().map(Vec::capacity).sum();
+            inbox.operations.capacity() * size_of::<Operation>() + plain
+        };
+        state.node.kept_bytes() + state.inboxes.values().map(waiting).sum::<usize>()
     }
 
     /// This transport is given up: its lanes fail, and once this returns nothing is written to their segments.

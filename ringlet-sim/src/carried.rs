@@ -14,6 +14,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::io::Write;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -27,7 +28,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::{Time, from_us, to_us};
 pub use network::{Disorder, Promise};
-use network::{Network, SimulatedRail};
+use network::{Network, SimulatedRail, held};
 use program::{Bell, Program, Step};
 
 /// How often a node looks after its transports; and after how long what `ringlet-node` does in seconds.
@@ -201,7 +202,7 @@ struct Connection {
 
 struct Cluster {
     carried: Carried,
-    network: Rc<RefCell<Network>>,
+    network: Arc<Mutex<Network>>,
     hosts: Vec<Host>,
     sessions: Vec<Session>,
     connections: Vec<Connection>,
@@ -209,7 +210,7 @@ struct Cluster {
     rung: Rc<RefCell<Vec<(usize, usize)>>>,
     /// Connections of which an end is over, or its memory freed.
     changed: Rc<RefCell<Vec<usize>>>,
-    fd: Rc<OwnedFd>,
+    fd: Arc<OwnedFd>,
     now: Time,
     events: BinaryHeap<Reverse<(Time, u64, Event)>>,
     count: u64,
@@ -226,8 +227,8 @@ struct Cluster {
 
 impl Cluster {
     fn new(carried: &Carried, seed: u64, trace: Option<Box<dyn Write>>) -> Cluster {
-        let fd = Rc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor"));
-        let network = Rc::new(RefCell::new(Network::new(seed ^ 0x7261_696c, carried.disorder)));
+        let fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor"));
+        let network = Arc::new(Mutex::new(Network::new(seed ^ 0x7261_696c, carried.disorder)));
         let host = |node| {
             let rail = |_| Box::new(SimulatedRail::new(&network, node, &fd)) as Box<dyn Rail>;
             let trunk = Trunk::new(Node::new((0..carried.rails).map(rail).collect()));
@@ -269,16 +270,16 @@ impl Cluster {
     fn run(mut self) -> CarriedOutcome {
         self.begin();
         while self.open > 0 && self.wrong.is_none() {
-            let lands = self.network.borrow().next_time();
+            let lands = held(&self.network).next_time();
             let next = self.events.peek().map(|Reverse((time, ..))| *time);
             if lands.is_some_and(|lands| next.is_none_or(|next| lands < next)) {
-                self.network.borrow_mut().land();
-                self.now = self.network.borrow().now;
-                let rung = self.network.borrow_mut().rung();
+                held(&self.network).land();
+                self.now = held(&self.network).now;
+                let rung = held(&self.network).rung();
                 rung.into_iter().for_each(|node| self.rouse(node, 0));
             } else if let Some(Reverse((time, _, event))) = self.events.pop() {
                 self.now = time;
-                self.network.borrow_mut().now = time;
+                held(&self.network).now = time;
                 self.note(&event);
                 self.handle(event);
             } else {
@@ -290,7 +291,7 @@ impl Cluster {
             }
         }
         self.check_buried();
-        let counts = self.network.borrow().counts;
+        let counts = held(&self.network).counts;
         let bytes = self.connections.iter().flat_map(|each| &each.programs).map(|end| end.got);
         let stats = CarriedStats {
             bytes: bytes.sum(),
@@ -364,7 +365,7 @@ impl Cluster {
     }
 
     fn note(&mut self, event: &Event) {
-        let counts = self.network.borrow().counts;
+        let counts = held(&self.network).counts;
         self.hash.update(&self.now.to_le_bytes());
         self.hash.update(format!("{event:?} {counts:?}").as_bytes());
         if let Some(to) = &mut self.trace {
@@ -452,7 +453,7 @@ impl Cluster {
                 self.go_back(connection, end);
             }
         }
-        let rung = self.network.borrow_mut().rung();
+        let rung = held(&self.network).rung();
         rung.into_iter().for_each(|node| self.rouse(node, 0));
         self.hear_trunk(node);
         self.ring_programs();
@@ -877,10 +878,10 @@ impl Cluster {
             return;
         }
         for _ in 0..1 << 20 {
-            if self.network.borrow().next_time().is_none() {
+            if held(&self.network).next_time().is_none() {
                 break;
             }
-            self.network.borrow_mut().land();
+            held(&self.network).land();
         }
         for connection in 0..self.connections.len() {
             let Connection { session, life, programs, .. } = &mut self.connections[connection];

@@ -2,12 +2,11 @@
 //! endpoint to another may be lost for a while: what was under way there has failed, and is lost or, later, still done. Or it may swallow all and say nothing;
 //! or an endpoint breaks.
 
-use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -334,17 +333,22 @@ impl Endpoint {
     }
 }
 
+/// Nobody else has it: one thread runs a simulation. (But a rail may go to another thread.)
+pub fn held(network: &Mutex<Network>) -> MutexGuard<'_, Network> {
+    network.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 pub struct SimulatedRail {
-    network: Rc<RefCell<Network>>,
+    network: Arc<Mutex<Network>>,
     me: usize,
     name: [u8; 8],
     /// Nobody sleeps on it.
-    fd: Rc<OwnedFd>,
+    fd: Arc<OwnedFd>,
 }
 
 impl SimulatedRail {
-    pub fn new(network: &Rc<RefCell<Network>>, node: usize, fd: &Rc<OwnedFd>) -> SimulatedRail {
-        let endpoints = &mut network.borrow_mut().endpoints;
+    pub fn new(network: &Arc<Mutex<Network>>, node: usize, fd: &Arc<OwnedFd>) -> SimulatedRail {
+        let endpoints = &mut held(network).endpoints;
         let me = endpoints.len();
         endpoints.push(Endpoint {
             node,
@@ -369,7 +373,7 @@ impl Rail for SimulatedRail {
 
     fn reach(&mut self, name: &[u8]) -> io::Result<Peer> {
         let number = name.try_into().map(u64::from_le_bytes).map_err(|_| invalid("no name"))?;
-        let known = self.network.borrow().endpoints.len();
+        let known = held(&self.network).endpoints.len();
         if number as usize >= known {
             return Err(invalid("nobody's name"));
         }
@@ -379,7 +383,7 @@ impl Rail for SimulatedRail {
     fn forget(&mut self, _: Peer) {}
 
     unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> io::Result<(Region, Grant)> {
-        let network = &mut *self.network.borrow_mut();
+        let network = &mut *held(&self.network);
         let key = network.number();
         let region = Region(u32::try_from(key).map_err(|_| invalid("too many regions"))?);
         let registered = Registered { at: at as usize, bytes };
@@ -388,7 +392,7 @@ impl Rail for SimulatedRail {
     }
 
     fn withdraw(&mut self, region: Region) {
-        self.network.borrow_mut().endpoints[self.me].regions.remove(&u64::from(region.0));
+        held(&self.network).endpoints[self.me].regions.remove(&u64::from(region.0));
     }
 
     fn write(
@@ -402,7 +406,7 @@ impl Rail for SimulatedRail {
         notice: u32,
         token: u64,
     ) -> Result<(), Refused> {
-        let network = &mut *self.network.borrow_mut();
+        let network = &mut *held(&self.network);
         let (me, to) = (self.me, to.0 as usize);
         let region = network.endpoints[me].regions.get(&u64::from(from.0));
         let region = *region.ok_or_else(|| Refused::Failed(invalid("no such region")))?;
@@ -435,7 +439,7 @@ impl Rail for SimulatedRail {
     }
 
     fn send(&mut self, to: Peer, message: &[u8], token: u64) -> Result<(), Refused> {
-        let network = &mut *self.network.borrow_mut();
+        let network = &mut *held(&self.network);
         let (me, to) = (self.me, to.0 as usize);
         if message.len() > MESSAGE_BYTES {
             return Err(Refused::Failed(invalid("too long a message")));
@@ -449,7 +453,7 @@ impl Rail for SimulatedRail {
 
     fn poll(&mut self, tell: &mut dyn FnMut(Event<'_>)) {
         let told: Vec<_> = {
-            let endpoint = &mut self.network.borrow_mut().endpoints[self.me];
+            let endpoint = &mut held(&self.network).endpoints[self.me];
             endpoint.sleeps = false;
             let n = endpoint.told.len().min(TOLD_MOST);
             endpoint.told.drain(..n).collect()
@@ -470,7 +474,7 @@ impl Rail for SimulatedRail {
     }
 
     fn may_sleep(&mut self) -> bool {
-        let endpoint = &mut self.network.borrow_mut().endpoints[self.me];
+        let endpoint = &mut held(&self.network).endpoints[self.me];
         endpoint.sleeps = endpoint.told.is_empty();
         endpoint.sleeps
     }
@@ -479,7 +483,7 @@ impl Rail for SimulatedRail {
 impl Drop for SimulatedRail {
     /// What is under way to it comes nowhere.
     fn drop(&mut self) {
-        let endpoint = &mut self.network.borrow_mut().endpoints[self.me];
+        let endpoint = &mut held(&self.network).endpoints[self.me];
         (endpoint.works, endpoint.sleeps) = (false, false);
         endpoint.regions.clear();
         endpoint.told.clear();

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
 
 use rand::{RngExt, SeedableRng};
@@ -36,13 +37,14 @@ pub struct Bell {
     pub rung: Rc<RefCell<Vec<(usize, usize)>>>,
     pub whose: (usize, usize),
     /// Nobody sleeps on it.
-    pub fd: Rc<OwnedFd>,
+    pub fd: Arc<OwnedFd>,
 }
 
 impl Rings for Bell {
     fn published(&mut self) {}
-    fn event(&mut self) {
+    fn event(&mut self) -> bool {
         self.rung.borrow_mut().push(self.whose);
+        true
     }
     /// (No program asks for one.)
     fn byte(&mut self) -> Poll<bool> {
