@@ -112,7 +112,7 @@ def word(text, kind=0):
     return struct.pack("<IB", len(text) + 1, kind) + text
 
 
-def hello(name, incarnation, version=1):
+def hello(name, incarnation, version=2):
     return word(b'{"Hello":{"version":%d,"node":"%s","incarnation":%d}}' % (version, name.encode(), incarnation))
 
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 
 from carried import is_alive, on_ring
-from cluster import Apart, dial, drop, gone
+from cluster import Apart, dial, drop, gone, hello, tls, word
 from ground import ANSWER_SECONDS
 from harness import Failed, require
 from nodes import ALLOWED, PORT, by_libfabric, carried, fabric, in_memory, process, two_hosts
@@ -20,6 +20,7 @@ STILL_SECONDS = 7
 UNSAID_SECONDS = 7
 WATCHED_SECONDS = 3
 ASKED_MOST = 1000
+FLOOD_BYTES = 16 << 20
 
 
 def switches(pid):
@@ -275,6 +276,29 @@ def scenes(ground):
         until(lambda: a.count("not-expected") == 1 and a.count("too-slow") >= 2, f"{a.service.told()}")
         note(name, "refused")
 
+    def flooded(name, a, b):
+        """A node passes more than what carries takes, which stands still just then: its session is over, and nobody else's."""
+        pid, incarnation = process(b), a.service.status()["cluster"]["incarnation"]
+        a.service.stop()
+        until(lambda: b.state("a") == "unreachable", "b to miss a")
+        os.kill(pid, signal.SIGSTOP)
+        stream = tls(a, b, a.identity, "b")
+        stream.sendall(hello("a", incarnation))
+        with contextlib.suppress(OSError):
+            for _ in range(FLOOD_BYTES // 60_000):
+                stream.sendall(word(b"\1" + bytes(60_000), 1))
+        until(lambda: "given-up" in b.peers()["a"]["why"], f"b to give the session up: {b.service.told()}")
+        stream.close()
+        os.kill(pid, signal.SIGCONT)
+        a.service.start()
+        for host in a, b:
+            until(lambda host=host: fabric(host)["nodes"] == 1, f"a rail that carries: {host.service.told()}")
+        require(fabric(b)["lost"] == 0 and process(b) == pid, f"what carries is lost for all: {fabric(b)}")
+        ends = meet(a, b)
+        traded(ends)
+        ends.finish()
+        note(name, "carried")
+
     def redis(name, a, b):
         argv = ["redis-server", "--port", "6379", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", ground.directory]
         server = ground.start("server", [*b.before(), *argv])
@@ -305,3 +329,4 @@ def scenes(ground):
     scene("what carries between hosts has no memory left", exhausted)
     scene("an end on another host is killed", ends_killed)
     scene("strangers call for channels", strangers)
+    scene("a node passes more than is taken", flooded)
