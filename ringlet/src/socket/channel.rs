@@ -146,15 +146,22 @@ pub fn is_said(socket: &Socket) -> Option<bool> {
     }
 }
 
-/// What we say reaches nobody. Is there nobody for it either, since the peer has parted, or has itself said that it goes on in the kernel? Between hosts a
-/// channel may also end between two that live: one that was not told would take what follows for doorbells.
+/// What we say reaches nobody. Is there nobody for it either, since the peer has parted, or has itself said that it goes on in the kernel, or has closed the
+/// channel, as one does that leaves before it has joined? Between hosts a channel may also break between two that live: one that was not told would take
+/// what follows for doorbells.
 pub fn is_missed_by_nobody(socket: &Socket) -> bool {
     if !socket.is_far() {
         return true;
     }
     // ORDER: Acquire; pairs with `mirror::SenderLine::write`.
     let parts = |ring: SegmentRing| ring.control().sender.parting.load(Ordering::Acquire) != 0;
-    heard(socket).is_some() || socket.incoming().is_some_and(parts)
+    heard(socket).is_some() || is_closed(socket) || socket.incoming().is_some_and(parts)
+}
+
+/// KERNEL: an end in order is still told of behind a reset.
+fn is_closed(socket: &Socket) -> bool {
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    tcp::receive_into(socket.channel.get() as i32, &mut [0], flags) == Ok(0)
 }
 
 /// The kernel tells of the peer's end, but its adapter has not. An orderly one is told only when its word is delivered, and who is killed leaves its

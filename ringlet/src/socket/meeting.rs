@@ -2,7 +2,7 @@
 
 use super::table::{Socket, tables};
 use ringlet_linux::meet as rendezvous;
-use ringlet_linux::{proof, sys};
+use ringlet_linux::{proof, sys, tcp};
 
 /// Gives up what a socket has begun at the rendezvous.
 pub fn abandon(socket: &Socket) {
@@ -10,6 +10,10 @@ pub fn abandon(socket: &Socket) {
     if meeting != 0 {
         proof::take_back(socket.fd(), meeting);
         part(meeting);
+        // KERNEL: with words unread, a close alone is a reset there.
+        if socket.channel.is() {
+            let _ = tcp::shut_down(socket.channel.get() as i32, libc::SHUT_WR);
+        }
         // Who would have carried is not to wait for us.
         for word in [&socket.lifeline, &socket.channel] {
             match word.swap(0) as i32 {
