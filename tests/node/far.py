@@ -1,5 +1,6 @@
 """Two ends on two hosts, whose services carry their connection: over rails in memory that both hosts reach, in disorder by seed, and over libfabric's tcp provider."""
 
+import contextlib
 import os
 import pathlib
 import re

@@ -1,7 +1,9 @@
 """How fast two containers of one host talk that the node service has introduced, beside the same programs over the kernel's veth, by turns; what a
 connection costs that is too short to be moved, with and without a service; and how long it takes until one is moved.
 
-    python3 tests/node/speed.py [--rounds N] [--ringlet PATH]
+    python3 tests/node/speed.py [--hosts] [--rounds N] [--ringlet PATH]
+
+With --hosts: redis-benchmark and redis on two hosts, whose services carry their connections over rails in memory.
 
 It makes network namespaces (as root), and measures with qperf and with ends of its own. A figure is the median, with the least and the most.
 """
@@ -17,11 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults")]
 
 from harness import Process, wait_until  # noqa: E402
+from nodes import ALLOWED, fabric, in_memory, two_hosts  # noqa: E402
 from world import START_SECONDS, Service, inside, world  # noqa: E402
 
 PORT = 19765
@@ -91,12 +95,43 @@ def measure(wrapped, server, client, directory):
     return [float(re.search(pattern, told)[1].replace(",", "")) * scale for pattern, scale in FIGURES.values()]
 
 
+def redis_on_two_hosts(ringlet, rounds):
+    ground = types.SimpleNamespace(ringlet=types.SimpleNamespace(command=ringlet))
+    found = {(clients, path): [] for clients in (1, 8) for path in ("kernel", "ringlet")}
+    with in_memory() as rails, two_hosts(ground, ALLOWED, rails) as (a, b):
+        wait_until(lambda: all(fabric(host)["nodes"] == 1 for host in (a, b)), START_SECONDS, "rails that carry")
+        paths = {"kernel": ("6380", []), "ringlet": ("6379", [ringlet, "run", "--"])}
+        words = ["--save", "", "--appendonly", "no", "--bind", b.ip, "--protected-mode", "no"]
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        servers = [subprocess.Popen([*b.before(), *run, "redis-server", "--port", port, *words], **silent) for port, run in paths.values()]
+        try:
+            time.sleep(1)
+            for clients, path in [key for _ in range(rounds) for key in found]:
+                port, run = paths[path]
+                argv = [*a.before(), *run, "redis-benchmark", "-h", b.ip, "-p", port, "-c", str(clients), "-n", "20000", "-t", "get", "--csv"]
+                told = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True).stdout
+                found[clients, path].append(float(re.search('"GET","([0-9.]+)"', told)[1]) / 1000)
+            carried = b.service.status()["decisions"].get("carried-far", 0)
+        finally:
+            for each in servers:
+                each.kill()
+                each.wait()
+    if carried < 9 * rounds:
+        sys.exit(f"only {carried} connections were carried in {rounds} rounds")
+    for (clients, path), values in found.items():
+        print(f"GET, {clients} clients (1000/s)  {path:7}  {statistics.median(values):8.1f}  ({min(values):.1f} to {max(values):.1f})")
+    for clients in 1, 8:
+        ratios = [ours / kernels for ours, kernels in zip(found[clients, "ringlet"], found[clients, "kernel"], strict=True)]
+        print(f"GET, {clients} clients           ratio    {statistics.median(ratios):8.2f}  ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ringlet", default=str(HERE.parents[1] / "target/release/ringlet"))
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--visit", help=argparse.SUPPRESS)
+    parser.add_argument("--hosts", action="store_true", help="redis on two hosts")
     options = parser.parse_args()
     if options.serve:
         return serve()
@@ -108,6 +143,8 @@ def main():
     if os.geteuid() != 0:
         sys.exit("only root makes namespaces")
     ringlet = str(pathlib.Path(options.ringlet).resolve())
+    if options.hosts:
+        return redis_on_two_hosts(ringlet, options.rounds)
     found = {"kernel": [], "ringlet": []}
     with tempfile.TemporaryDirectory() as directory, Service(ringlet, directory) as service, world() as host:
         server, client = host.container(), host.container()
