@@ -1,14 +1,16 @@
 """How fast two containers of one host talk that the node service has introduced, beside the same programs over the kernel's veth, by turns; what a
 connection costs that is too short to be moved, with and without a service; and how long it takes until one is moved.
 
-    python3 tests/node/speed.py [--hosts] [--rounds N] [--ringlet PATH]
+    python3 tests/node/speed.py [--hosts | --isolated] [--rounds N] [--ringlet PATH]
 
-With --hosts: redis-benchmark and redis on two hosts, whose services carry their connections over rails in memory.
+With --hosts: redis-benchmark and redis on two hosts, whose services carry their connections over rails in memory. With --isolated: in two containers of one
+host that may not share memory, and are carried.
 
 It makes network namespaces (as root), and measures with qperf and with ends of its own. A figure is the median, with the least and the most.
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import re
@@ -24,6 +26,7 @@ import types
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults")]
 
+from carried import ISOLATED  # noqa: E402
 from harness import Process, wait_until  # noqa: E402
 from nodes import ALLOWED, fabric, in_memory, two_hosts  # noqa: E402
 from world import START_SECONDS, Service, inside, world  # noqa: E402
@@ -95,23 +98,36 @@ def measure(wrapped, server, client, directory):
     return [float(re.search(pattern, told)[1].replace(",", "")) * scale for pattern, scale in FIGURES.values()]
 
 
-def redis_on_two_hosts(ringlet, rounds):
+@contextlib.contextmanager
+def on_two_hosts(ringlet):
     ground = types.SimpleNamespace(ringlet=types.SimpleNamespace(command=ringlet))
-    found = {(clients, path): [] for clients in (1, 8) for path in ("kernel", "ringlet")}
     with in_memory() as rails, two_hosts(ground, ALLOWED, rails) as (a, b):
         wait_until(lambda: all(fabric(host)["nodes"] == 1 for host in (a, b)), START_SECONDS, "rails that carry")
+        yield a.before(), b.before(), b.ip, lambda: b.service.status()["decisions"].get("carried-far", 0)
+
+
+@contextlib.contextmanager
+def isolated(ringlet):
+    with tempfile.TemporaryDirectory() as directory, Service(ringlet, directory, ISOLATED) as service, world() as host:
+        client, server = host.container(), host.container()
+        yield inside(client.name), inside(server.name), server.ip, lambda: service.status()["decisions"].get("carried", 0)
+
+
+def redis(place, ringlet, rounds):
+    found = {(clients, path): [] for clients in (1, 8) for path in ("kernel", "ringlet")}
+    with place(ringlet) as (client, server, ip, count):
         paths = {"kernel": ("6380", []), "ringlet": ("6379", [ringlet, "run", "--"])}
-        words = ["--save", "", "--appendonly", "no", "--bind", b.ip, "--protected-mode", "no"]
+        words = ["--save", "", "--appendonly", "no", "--bind", ip, "--protected-mode", "no"]
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        servers = [subprocess.Popen([*b.before(), *run, "redis-server", "--port", port, *words], **silent) for port, run in paths.values()]
+        servers = [subprocess.Popen([*server, *run, "redis-server", "--port", port, *words], **silent) for port, run in paths.values()]
         try:
             time.sleep(1)
             for clients, path in [key for _ in range(rounds) for key in found]:
                 port, run = paths[path]
-                argv = [*a.before(), *run, "redis-benchmark", "-h", b.ip, "-p", port, "-c", str(clients), "-n", "20000", "-t", "get", "--csv"]
+                argv = [*client, *run, "redis-benchmark", "-h", ip, "-p", port, "-c", str(clients), "-n", "20000", "-t", "get", "--csv"]
                 told = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True).stdout
                 found[clients, path].append(float(re.search('"GET","([0-9.]+)"', told)[1]) / 1000)
-            carried = b.service.status()["decisions"].get("carried-far", 0)
+            carried = count()
         finally:
             for each in servers:
                 each.kill()
@@ -132,6 +148,7 @@ def main():
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--visit", help=argparse.SUPPRESS)
     parser.add_argument("--hosts", action="store_true", help="redis on two hosts")
+    parser.add_argument("--isolated", action="store_true", help="redis in two containers that are carried")
     options = parser.parse_args()
     if options.serve:
         return serve()
@@ -143,8 +160,8 @@ def main():
     if os.geteuid() != 0:
         sys.exit("only root makes namespaces")
     ringlet = str(pathlib.Path(options.ringlet).resolve())
-    if options.hosts:
-        return redis_on_two_hosts(ringlet, options.rounds)
+    if options.hosts or options.isolated:
+        return redis(on_two_hosts if options.hosts else isolated, ringlet, options.rounds)
     found = {"kernel": [], "ringlet": []}
     with tempfile.TemporaryDirectory() as directory, Service(ringlet, directory) as service, world() as host:
         server, client = host.container(), host.container()
