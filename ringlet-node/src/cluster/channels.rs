@@ -119,14 +119,12 @@ impl Call {
     }
 }
 
-/// It says nothing for as long as all is well: what lies between the hosts is not to forget it. What is said then is waited for until the other kernel has it.
-/// KERNEL: where one has answered, the next words are acknowledged 40 ms late; so it is told not to.
+/// It says nothing for as long as all is well: what lies between the hosts is not to forget it.
 fn keep(stream: &TcpStream) -> bool {
     const IDLE: Duration = Duration::from_secs(30);
     sockopt::set_socket_keepalive(stream, true).is_ok()
         && sockopt::set_tcp_keepidle(stream, IDLE).is_ok()
         && sockopt::set_tcp_keepintvl(stream, IDLE).is_ok()
-        && sockopt::set_tcp_quickack(stream, true).is_ok()
 }
 
 #[cfg(test)]
@@ -164,7 +162,6 @@ mod tests {
             call.go_on()
         });
         assert_eq!(taken, Some(true));
-        assert!(sockopt::tcp_quickack(&stream).unwrap(), "words are acknowledged late");
         drop(stream);
         for (words, is_tls) in [(&b"\x16\x03\x01"[..], true), (b"GET /", true), (b"RLx", true)] {
             let (mut dialled, mut caller) = pair();
