@@ -85,11 +85,7 @@ impl Drop for Pipe {
         state.inboxes.remove(&self.name);
         let failed = self.inbox.borrow().failed;
         if !self.ended && !failed {
-            self.frame.clear();
-            self.frame.extend(self.name.1.to_le_bytes());
-            wire::write(&crate::half::Operation::Failed, &mut self.frame);
-            // (If there is no room for that, who owns both tells the other node.)
-            let _ = state.transport(self.name).frame(&self.frame, false);
+            state.fail(self.name);
         }
     }
 }

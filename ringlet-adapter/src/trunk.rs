@@ -5,7 +5,7 @@ use crate::half::Operation;
 use crate::link::Progress;
 use crate::pipe::PIPE_MESSAGES;
 use crate::wire;
-use ringlet_fabric::{Control, Error, Memory, Node, Number, Told, Transport};
+use ringlet_fabric::{Control, Error, Memory, Node, NotTaken, Number, Told, Transport};
 use rustix::fd::BorrowedFd;
 use std::cell::{RefCell, RefMut};
 use std::collections::{HashMap, VecDeque};
@@ -51,6 +51,8 @@ pub(crate) struct State {
     events: Vec<(Number, Event)>,
     /// Lanes that wait for room, by their transport.
     waiting: HashMap<Number, Vec<u32>>,
+    /// Pipes that are gone, for which there was no room to say that they have failed.
+    failing: Vec<LaneName>,
     /// Our place among what is served.
     pub at: Option<usize>,
     /// The rails are armed. To poll them would disarm them.
@@ -69,6 +71,7 @@ impl Trunk {
             memories: HashMap::new(),
             events: Vec::new(),
             waiting: HashMap::new(),
+            failing: Vec::new(),
             at: None,
             sleeps: false,
         })))
@@ -122,6 +125,7 @@ impl Trunk {
         let state = &mut *self.state();
         state.node.close(number);
         state.waiting.remove(&number);
+        state.failing.retain(|(of, _)| *of != number);
         for ((of, _), inbox) in &state.inboxes {
             if *of == number {
                 let mut inbox = inbox.borrow_mut();
@@ -150,8 +154,18 @@ impl State {
         self.waiting.entry(name.0).or_default().push(name.1);
     }
 
+    /// The other node's end of this pipe fails, as soon as there is room to say so: nothing else tells of it.
+    pub fn fail(&mut self, name: LaneName) {
+        let mut frame = name.1.to_le_bytes().to_vec();
+        wire::write(&Operation::Failed, &mut frame);
+        if self.transport(name).frame(&frame, false) == Err(NotTaken::Full) {
+            self.failing.push(name);
+        }
+    }
+
     /// Lanes that waited for room go on where there is some.
     fn give_room(&mut self, rouse: &mut Vec<usize>) {
+        std::mem::take(&mut self.failing).into_iter().for_each(|name| self.fail(name));
         let State { node, inboxes, waiting, .. } = self;
         waiting.retain(|number, lanes| {
             if !node.transport(*number).has_room() {

@@ -3,7 +3,9 @@
 #[path = "../../ringlet-core/tests/segment/mod.rs"]
 mod segment;
 
-use ringlet_adapter::{Hosts, Lane, Progress, Rings, Segment as Memory, Serve, WakesOne};
+use ringlet_adapter::{
+    Failed, Hosts, Lane, Pipe, Progress, Rings, Segment as Memory, Serve, WakesOne,
+};
 use ringlet_core::mirror::Asks;
 use ringlet_core::ring::{Next, Rx, Tx};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -203,4 +205,41 @@ fn a_half_that_owes_an_answer_is_found_out() {
     steps.add(1);
     steps.relay();
     assert!(!hangs(&mut steps) && words.control().is_delivered(asked));
+}
+
+/// Who has room for no word more says it when there is some: nobody else tells the other end.
+#[test]
+fn a_pipe_that_goes_where_there_is_no_room_fails_at_the_other_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut hosts = Hosts::new(folder.path(), None).unwrap();
+    let pipe = |hosts: &Hosts, end, lane| Pipe::new(&hosts.trunks()[end], hosts.name(end, lane));
+    let mut other = pipe(&hosts, 1, 0);
+    for _ in 0..STEPS_MOST {
+        step(&mut hosts);
+        if hosts.are_joined() {
+            break;
+        }
+    }
+    let (mut one, mut full) = (pipe(&hosts, 0, 0), pipe(&hosts, 0, 1));
+    assert_eq!(one.send(b"last"), Ok(true));
+    // (Of frames as short as that one is.)
+    while full.send(b"") == Ok(true) {}
+    drop(one);
+    let mut heard = Vec::new();
+    for _ in 0..STEPS_MOST {
+        step(&mut hosts);
+        match other.receive() {
+            Ok(message) => heard.extend(message),
+            Err(Failed) => return assert_eq!(heard, [b"last"]),
+        }
+    }
+    panic!("it waits for ever");
+}
+
+fn step(hosts: &mut Hosts) {
+    let mut rouse = Vec::new();
+    hosts.relay(&mut rouse).unwrap();
+    for trunk in hosts.trunks() {
+        trunk.clone().pass(&mut rouse);
+    }
 }
