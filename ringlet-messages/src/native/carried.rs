@@ -39,7 +39,7 @@ pub struct Port {
 
 impl Beginning {
     pub fn new(socket: OwnedFd) -> Beginning {
-        Beginning(Guarded::new(socket))
+        Beginning(Guarded::of_node(socket))
     }
 
     pub fn socket(&self) -> &OwnedFd {
@@ -122,13 +122,14 @@ impl Port {
         Ok(ringlet_linux::map::hold(area, 0, area.len())?)
     }
 
-    /// The next message, if `send` takes it. False if there is none, or it is not taken.
+    /// The next message, if `send` takes it. False if there is none, or it is not taken. (Of a locked pair there is none in our turn, but it may have ended.)
     pub fn pass(
         &mut self,
         send: impl FnOnce(&mut dyn FnMut(usize, &mut [u8]), usize) -> bool,
     ) -> Result<bool, Error> {
         match (&mut self.receiver, &mut self.locked) {
             (Some(receiver), _) => pass(receiver, send),
+            (_, Some(locked)) if locked.is_our_turn() => locked.left().map(|()| false),
             (_, Some(locked)) => pass(locked, send),
             _ => Ok(false),
         }
@@ -215,7 +216,7 @@ fn pass(
     send: impl FnOnce(&mut dyn FnMut(usize, &mut [u8]), usize) -> bool,
 ) -> Result<bool, Error> {
     let message = match from.peek(NOW) {
-        Err(Error::WouldBlock | Error::NotOurTurn) => return Ok(false),
+        Err(Error::WouldBlock) => return Ok(false),
         done => done?,
     };
     let len = message.len();

@@ -123,7 +123,7 @@ fn heard(line: &Guarded) -> Result<Answer, Error> {
     let user = fds.user;
     match (said.kind, fds.take(0)) {
         (MET, Some(socket)) if meet::is_ours_in_kind(socket) => {
-            Ok((Some(Guarded::new(own(socket))), None))
+            Ok((Some(Guarded::of_node(own(socket))), None))
         }
         (_, Some(other)) => {
             apart::close_foreign(other, user);

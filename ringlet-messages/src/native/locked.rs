@@ -38,6 +38,16 @@ impl Locked {
         self.link.data.is_gone()
     }
 
+    /// In our turn, in which nothing of the other end's is left: has it ended, as it told or as the kernel has it (`is_alone`)?
+    pub(super) fn left(&self) -> Result<(), Error> {
+        // ORDER: Acquire, as in `wait`.
+        match self.theirs.control().sender.shut.load(Ordering::Acquire) != 0 {
+            true => Err(Error::Closed),
+            false if self.link.data.is_gone() => Err(Error::PeerDied),
+            false => Ok(()),
+        }
+    }
+
     /// As `Sender::abandon`.
     pub(super) fn abandon(mut self) {
         self.abandoned = true;
