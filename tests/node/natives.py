@@ -95,7 +95,7 @@ def scenes(ground):
         name = more.get("name", "orders")
         server = Actor(b, "serve", f":{name}", kind, count, seed, *more.get("server", ()))
         server.hears("serving")
-        caller = Actor(a, "call", f"b:{name}", kind, count, seed)
+        caller = Actor(a, "call", f"b:{name}", kind, count, seed, *more.get("caller", ()))
         for each in caller, server:
             each.hears("connected")
         return server, caller
@@ -144,9 +144,12 @@ def scenes(ground):
         note(name, "refused")
 
     def killed(name, a, b):
-        """What it had sent before comes, then that it has died."""
-        for turn in range(6):
-            server, caller = pair(a, b, count=100_000)
+        """What it had sent before comes, then that it has died; in whosever turn."""
+        for turn in range(8):
+            kind = "messages" if turn < 6 else "locked"
+            # (A locked pair's other end has the turn.)
+            thinks = ("server", "caller")[turn % 2]
+            server, caller = pair(a, b, kind, 100_000, **({thinks: ["slow"]} if kind == "locked" else {}))
             dies, stays = (server, caller) if turn % 2 else (caller, server)
             time.sleep(0.3)
             dies.kill()
@@ -179,6 +182,16 @@ def scenes(ground):
         require(server.process.poll() is None, "it was not slow")
         for each in caller, server:
             each.ends("all")
+        nothing_is_left(a, b)
+        note(name, "carried")
+
+    def late(name, a, b):
+        """One that reads nothing before it has sent all sends as long as the other one reads: neither way waits for the other."""
+        for kind in "messages", "bytes":
+            for late in "server", "caller":
+                server, caller = pair(a, b, kind, 3000, **{late: ["late"]})
+                for each in server, caller:
+                    each.ends("all")
         nothing_is_left(a, b)
         note(name, "carried")
 
@@ -229,4 +242,5 @@ def scenes(ground):
     scene("an end of a channel on another host is killed", killed)
     scene("what carries channels is killed", carrier_killed)
     scene("a channel whose reader is slow", slow)
+    scene("a channel one of whose ends sends all before it reads", late)
     scene("strangers offer and call", strangers)

@@ -1,8 +1,8 @@
 """One end of a channel of the native library's: both ends send so many messages of random lengths, each checks what comes.
 
-    natives_actor.py LIBRARY serve|call NAME KIND COUNT SEED [slow]
+    natives_actor.py LIBRARY serve|call NAME KIND COUNT SEED [slow|late]
 
-A line is written when the service is there, when a connection is, and at the end, with how it ended. A server serves one connection.
+One that is late reads nothing before it has sent all. A line is written when the service is there, when a connection is, and at the end, with how it ended. A server serves one connection.
 """
 
 import ctypes
@@ -97,7 +97,7 @@ def receive_all(channel, kind, seed, count, slow):
     return good
 
 
-def main(path, role, name, kind, count, seed, slow=None):
+def main(path, role, name, kind, count, seed, reads=None):
     count, seed = int(count), int(seed)
     library = load(path)
     options = Options(kind=KINDS[kind], spin=-1)
@@ -119,6 +119,7 @@ def main(path, role, name, kind, count, seed, slow=None):
             for question, answer in zip(messages(seed, count), messages(seed + 1, count)):
                 for turn in (0, 1) if role == "call" else (1, 0):
                     if turn == 0:
+                        time.sleep(1 if reads == "slow" else 0)
                         channel.send(question if role == "call" else answer)
                     elif channel.receive() != (answer if role == "call" else question):
                         sys.exit("another message came")
@@ -134,8 +135,10 @@ def main(path, role, name, kind, count, seed, slow=None):
 
             sender = threading.Thread(target=send)
             sender.start()
+            if reads == "late":
+                sender.join()
             try:
-                receive_all(channel, kind, theirs, count, slow)
+                receive_all(channel, kind, theirs, count, reads == "slow")
             finally:
                 sender.join()
             if problem:

@@ -2,8 +2,9 @@
 //!
 //! What the program sends is read where it lies, and goes to the other process in pieces, by a pipe; that one gives it to its program as one message.
 //! So many pieces are on their way at most (`AHEAD_MOST`) as the other process has not said it has taken; one takes none while its program has no
-//! room. Who closes, or dies, does so there too, behind all that it has sent.
+//! room. Who closes, or dies, does so there too, behind all that it has sent. What our program does not read holds up nothing that is said about the other way.
 
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 
 use ringlet_adapter::{Failed, PIPE_BYTES, PIPE_MESSAGES, Pipe, Progress, Serve};
@@ -21,7 +22,7 @@ const CLOSED: u8 = 5;
 
 const HEAD_BYTES: usize = 5;
 const PIECE_BYTES: usize = PIPE_BYTES - HEAD_BYTES;
-/// (What else is said is little: there is room for it.)
+/// (What else is said is taken at once.)
 const AHEAD_MOST: usize = PIPE_MESSAGES / 2;
 const TAKEN_AT_ONCE: usize = 32;
 /// Pieces of each way that one pass takes.
@@ -34,9 +35,13 @@ pub struct Passage {
     begun: bool,
     ahead: usize,
     taken: usize,
+    /// Nothing else comes: that is said, though it be little.
+    owes: bool,
     /// A message on its way there, and how much of it has gone; one that is coming, and of how many bytes.
     leaving: Option<(Vec<u8>, usize)>,
     coming: Option<(Vec<u8>, usize)>,
+    /// What has come behind one that is here.
+    behind: VecDeque<Vec<u8>>,
     /// One that is here, and how much of it our program has.
     here: Option<(Vec<u8>, usize)>,
     /// What we have said, and what the other process has: no more is sent, no more is read.
@@ -60,8 +65,10 @@ impl Passage {
             begun,
             ahead: 0,
             taken: 0,
+            owes: false,
             leaving: None,
             coming: None,
+            behind: VecDeque::new(),
             here: None,
             said: Ends::default(),
             heard: Ends::default(),
@@ -75,58 +82,69 @@ impl Passage {
         self.begun = true;
     }
 
-    /// Did it go? (If there is no room, we are roused when there is.)
+    /// Did it go? (If there is no room, we are roused when there is; that the pipe has failed is heard behind what has come by it.)
     fn say(&mut self, kind: u8, number: usize, bytes: &[u8]) -> bool {
         self.frame.clear();
         self.frame.push(kind);
         self.frame.extend((number as u32).to_le_bytes());
         self.frame.extend(bytes);
-        self.pipe.send(&self.frame).unwrap_or_else(|Failed| {
-            self.died = true;
-            false
-        })
+        self.pipe.send(&self.frame).unwrap_or(false)
     }
 
-    /// What has come, as long as our program takes it.
+    /// What has come, and of what is for our program as much as it takes.
     fn receive(&mut self) -> Result<bool, Error> {
         let mut busy = false;
         for _ in 0..PASS_MOST {
-            busy |= self.give()?;
-            if self.here.is_some() || self.died {
+            if self.died {
                 break;
             }
             match self.pipe.receive() {
-                Ok(Some(message)) => self.take(&message).ok_or(Error::PeerCorrupt)?,
+                Ok(Some(message)) => self.hear(message).ok_or(Error::PeerCorrupt)?,
                 Ok(None) => break,
                 Err(Failed) => self.died = true,
             }
+            busy = true;
+        }
+        for _ in 0..PASS_MOST {
+            busy |= self.give()?;
+            if self.here.is_some() {
+                break;
+            }
+            let Some(piece) = self.behind.pop_front() else { break };
+            self.take(&piece).ok_or(Error::PeerCorrupt)?;
             busy = true;
         }
         Ok(busy)
     }
 
     /// `None` for what no sane node sends.
+    fn hear(&mut self, message: Vec<u8>) -> Option<()> {
+        let (kind, number, _) = read(&message)?;
+        match kind {
+            TAKEN => self.ahead = self.ahead.checked_sub(number)?,
+            CLOSED => {
+                self.port.close();
+                (self.heard.closed, self.leaving) = (true, None);
+            }
+            // (And that no more is sent.)
+            _ if self.behind.len() > AHEAD_MOST => return None,
+            _ => self.behind.push_back(message),
+        }
+        Some(())
+    }
+
+    /// The same, of what is for our program.
     fn take(&mut self, message: &[u8]) -> Option<()> {
-        let (kind, rest) = message.split_first()?;
-        let (number, bytes) = rest.split_first_chunk()?;
-        let number = u32::from_le_bytes(*number) as usize;
-        match (*kind, self.coming.take()) {
+        let (kind, number, bytes) = read(message)?;
+        match (kind, self.coming.take()) {
             (FIRST, None) if number <= MESSAGE_MAX_BYTES && !self.heard.shut => {
                 self.grow(Vec::with_capacity(number), number, bytes)?;
             }
             (MORE, Some((coming, all))) if !bytes.is_empty() => self.grow(coming, all, bytes)?,
-            (TAKEN, coming) => {
-                self.ahead = self.ahead.checked_sub(number)?;
-                self.coming = coming;
-            }
             (SHUT, None) => {
                 self.heard.closed |= self.port.is_locked();
                 self.port.shut();
                 self.heard.shut = true;
-            }
-            (CLOSED, coming) => {
-                self.port.close();
-                (self.heard.closed, self.leaving, self.coming) = (true, None, coming);
             }
             _ => return None,
         }
@@ -165,8 +183,8 @@ impl Passage {
     /// What our program sends, as long as the other process takes it.
     fn send(&mut self) -> Result<bool, Error> {
         let mut busy = false;
-        if self.taken >= TAKEN_AT_ONCE && self.say(TAKEN, self.taken, &[]) {
-            (self.taken, busy) = (0, true);
+        if (self.taken >= TAKEN_AT_ONCE || self.owes) && self.say(TAKEN, self.taken, &[]) {
+            (self.taken, self.owes, busy) = (0, false, true);
         }
         if self.port.is_closed() && !self.said.closed && !self.heard.shut {
             self.said.closed = self.say(CLOSED, 0, &[]);
@@ -215,7 +233,7 @@ impl Passage {
 
     fn step(&mut self) -> Result<Progress, Error> {
         let mut busy = self.receive()?;
-        if self.died && self.here.is_none() {
+        if self.died && self.here.is_none() && self.behind.is_empty() {
             return Err(Error::PeerDied);
         }
         if self.begun && !self.died {
@@ -229,6 +247,13 @@ impl Passage {
             () => Progress::Idle,
         })
     }
+}
+
+/// Kind, number, and bytes.
+fn read(message: &[u8]) -> Option<(u8, usize, &[u8])> {
+    let (kind, rest) = message.split_first()?;
+    let (number, bytes) = rest.split_first_chunk()?;
+    Some((*kind, u32::from_le_bytes(*number) as usize, bytes))
 }
 
 impl Drop for Passage {
@@ -251,11 +276,9 @@ impl Serve for Passage {
     }
 
     fn arm(&mut self) -> bool {
-        // What is owed is said before we sleep.
-        if self.taken > 0 && self.begun && !self.died {
-            if self.say(TAKEN, self.taken, &[]) {
-                self.taken = 0;
-            }
+        // What is owed is said before we sleep; or when there is room.
+        if self.taken > 0 && self.begun && !self.died && !self.owes {
+            self.owes = true;
             return false;
         }
         if self.died {
