@@ -493,9 +493,7 @@ impl Process {
             }
             Between::Said { lane, frame } => match self.by_lane.get(&(number, lane)).copied() {
                 Some(held) => self.say_to(held, &frame),
-                // (Who says much to nobody does not hear it of each.)
-                None if self.waiting < ANSWERS_MOST => self.pass(number, &Between::Over { lane }),
-                None => {}
+                None => self.is_none(number, lane),
             },
             Between::Linked { lane, ring_bytes } => {
                 let held = self.by_lane.get(&(number, lane)).copied();
@@ -512,8 +510,10 @@ impl Process {
                 held.into_iter().for_each(|held| self.linked(held));
             }
             Between::Offered { lane, kind, slot_count, ring_bytes } => {
-                if let Some(native) = self.by_lane.get(&(number, lane)).copied() {
-                    self.welcome(native, Offer { kind, slot_count, ring_bytes });
+                match self.by_lane.get(&(number, lane)).copied() {
+                    Some(native) => self.welcome(native, Offer { kind, slot_count, ring_bytes }),
+                    // (That its caller has gone came there before it had begun.)
+                    None => self.is_none(number, lane),
                 }
             }
             Between::Begun { lane } => {
@@ -532,6 +532,13 @@ impl Process {
                     self.end_native(held, false);
                 }
             }
+        }
+    }
+
+    /// There is no such lane (any more). Who says much to nobody does not hear it of each.
+    fn is_none(&mut self, number: Number, lane: u32) {
+        if self.waiting < ANSWERS_MOST {
+            self.pass(number, &Between::Over { lane });
         }
     }
 
@@ -1160,6 +1167,27 @@ mod tests {
                     return;
                 }
             }
+        }
+    }
+
+    #[test]
+    fn who_speaks_to_a_lane_that_has_gone_is_told() {
+        let (mut process, service) = process(|_, _| Ok(Box::new(unwatched())));
+        let session = [7; size_of::<Session>()];
+        meet::send(service.as_raw_fd(), &packet(JOINED, session, &[]), &[]).unwrap();
+        let offered = Between::Offered { lane: 4, kind: 1, slot_count: 64, ring_bytes: 1 << 16 };
+        for (lane, between) in [(3, Between::Said { lane: 3, frame: vec![1] }), (4, offered)] {
+            let passed = [&[0], &serde_json::to_vec(&between).unwrap()[..]].concat();
+            meet::send(service.as_raw_fd(), &packet(PASSED, session, &passed), &[]).unwrap();
+            assert!(process.turn().unwrap());
+            let mut bytes = vec![0; PACKET_BYTES];
+            let mut over = false;
+            while let Ok((len, _)) = meet::receive(service.as_raw_fd(), &mut bytes) {
+                let said = read(&bytes[..len]).filter(|(kind, ..)| *kind == PASS);
+                let said = said.and_then(|(.., said)| serde_json::from_slice(&said[1..]).ok());
+                over |= matches!(said, Some(Between::Over { lane: of }) if of == lane);
+            }
+            assert!(over, "{lane}");
         }
     }
 
