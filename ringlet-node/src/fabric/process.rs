@@ -411,7 +411,12 @@ impl Process {
                     let order: NativeOrder = serde_json::from_slice(order)?;
                     match (line, self.number(session)) {
                         (Some(socket), Some(number)) => self.begin_native(number, order, socket),
-                        _ => self.say(OVER, Session::default(), &order.number.to_le_bytes()),
+                        // (As above; but of the other end nobody else hears.)
+                        (_, number) => {
+                            let over = Between::Over { lane: order.lane };
+                            number.into_iter().for_each(|number| self.pass(number, &over));
+                            self.say(OVER, Session::default(), &order.number.to_le_bytes());
+                        }
                     }
                 }
                 _ => {}
@@ -1171,14 +1176,22 @@ mod tests {
     }
 
     #[test]
-    fn who_speaks_to_a_lane_that_has_gone_is_told() {
+    fn of_a_lane_that_is_none_the_other_node_is_told() {
         let (mut process, service) = process(|_, _| Ok(Box::new(unwatched())));
         let session = [7; size_of::<Session>()];
         meet::send(service.as_raw_fd(), &packet(JOINED, session, &[]), &[]).unwrap();
-        let offered = Between::Offered { lane: 4, kind: 1, slot_count: 64, ring_bytes: 1 << 16 };
-        for (lane, between) in [(3, Between::Said { lane: 3, frame: vec![1] }), (4, offered)] {
-            let passed = [&[0], &serde_json::to_vec(&between).unwrap()[..]].concat();
-            meet::send(service.as_raw_fd(), &packet(PASSED, session, &passed), &[]).unwrap();
+        let passed = |between: Between| {
+            (PASSED, [&[0], &serde_json::to_vec(&between).unwrap()[..]].concat())
+        };
+        let offered = Between::Offered { lane: 2, kind: 1, slot_count: 64, ring_bytes: 1 << 16 };
+        // (There was no descriptor free for it.)
+        let order = NativeOrder { number: 1, lane: 3, offers: true };
+        for (lane, (kind, said)) in [
+            (1, passed(Between::Said { lane: 1, frame: vec![1] })),
+            (2, passed(offered)),
+            (3, (NATIVE, serde_json::to_vec(&order).unwrap())),
+        ] {
+            meet::send(service.as_raw_fd(), &packet(kind, session, &said), &[]).unwrap();
             assert!(process.turn().unwrap());
             let mut bytes = vec![0; PACKET_BYTES];
             let mut over = false;
