@@ -12,7 +12,7 @@
 //! - Who was told the token may ring for ever, and wake the sleeper each time. So he may who holds an eventfd, or publishes records, and one look
 //!   takes no more rings than a queue holds (`drain`): it costs the sleeper what a busy connection does, and the ringer more.
 //! - No descriptors are admitted (`SO_PASSRIGHTS`, Linux 6.16). Without that nobody is told of it but who carries for the node service, and he gets
-//!   a socket that reaches it in place of its name: what carries no token is dropped with all that is in it, in its sender's call.
+//!   a socket of its network namespace beside its name: what carries no token is dropped with all that is in it, in its sender's call.
 
 use crate::meet::{abstract_name, admit_descriptors};
 use crate::sys::{Sys, close, sys};
@@ -151,6 +151,17 @@ pub fn ring(socket: i32, token: &[u64; 2]) -> bool {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: a valid buffer; no address.
     unsafe { sys!(SYS_sendto, socket, token.as_ptr(), TOKEN_BYTES, flags, 0, 0) }.is_ok()
+}
+
+/// The same by a stranger's socket, which he may have connected to anybody, and may at any time: what goes there goes in our name. So it goes to a bell's
+/// name, in his network namespace.
+pub fn ring_by(socket: i32, address: &Address) -> bool {
+    let token = token_bytes(&address.token);
+    let (name, len) = address.socket_name();
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: a valid buffer; a name and its length.
+    unsafe { sys!(SYS_sendto, socket, token.as_ptr(), TOKEN_BYTES, flags, &raw const name, len) }
+        .is_ok()
 }
 
 /// Takes what has rung, in one call if the kernel's queue is no longer than it usually is.

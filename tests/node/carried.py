@@ -102,13 +102,13 @@ class Tenant:
         require(framed(data, ADAPTER)[0] == GREETING, "who carries does not greet")
         return self
 
-    def say(self, kind, shown=(), ring_bytes=RING_BYTES):
+    def say(self, kind, shown=(), ring_bytes=RING_BYTES, bell=0):
         with contextlib.suppress(OSError):
-            self.line.sendmsg([frame(ADAPTER, kind, struct.pack("<4QI2Q", ring_bytes, 0, 0, 0, 0, 0, 0))], rights(*shown))
+            self.line.sendmsg([frame(ADAPTER, kind, struct.pack("<4QI3Q", ring_bytes, 0, 0, 0, 0, bell, 0, 0))], rights(*shown))
 
-    def linked(self, kind, *rope):
+    def linked(self, kind, *rope, bell=0):
         """Its segment."""
-        self.say(kind, [self.connection, *rope])
+        self.say(kind, [self.connection, *rope], bell=bell)
         data, fds = received(self.line)
         require(framed(data, ADAPTER)[0] == LINKED and len(fds) == 1, f"{data}, {len(fds)} descriptors")
         return fds[0]
@@ -466,9 +466,13 @@ def scenes(ground):
 
         def play(service):
             held = []
-            for kind in ("full", "full", "unclosable", "unclosable", "gone", "reads none"):
+            for bell, kind in enumerate(("full", "full", "unclosable", "unclosable", "gone", "reads none")):
                 one, other = tenants(service)
-                mine, rope = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+                mine, rope = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+                mine.bind(b"\0ringlet1-bell/%016x" % bell)
+                rope.bind("")
+                rope.connect(mine.getsockname())
+                mine.connect(rope.getsockname())
                 if kind == "full":
                     rope.setblocking(False)
                     with contextlib.suppress(BlockingIOError):
@@ -479,8 +483,8 @@ def scenes(ground):
                     held.append(unclosable(mine))
                 elif kind == "gone":
                     mine.close()
-                os.close(other.linked(LINK, rope))
-                segment = one.linked(JOIN, rope)
+                os.close(other.linked(LINK, rope, bell=bell))
+                segment = one.linked(JOIN, rope, bell=bell)
                 area = mmap.mmap(segment, os.fstat(segment).st_size)
                 os.close(segment)
                 rope.close()

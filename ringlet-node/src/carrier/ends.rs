@@ -7,7 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ringlet_adapter::{Bells, Memory, Rings, Wakes, WakesOne};
-use ringlet_linux::{bell, fd, tcp};
+use ringlet_linux::bell::{self, Address};
+use ringlet_linux::{fd, tcp};
 
 use crate::apart::{Apart, From};
 use crate::clock::{Clock, Moment};
@@ -34,16 +35,16 @@ pub struct End {
     clock: Arc<Clock>,
 }
 
-/// A socket of a program's that reaches its own bell. It rings without waiting (`ringlet_linux::bell`); but there may be anything in its queue, so that
+/// A socket of a program's by which to reach its own bell, and where that is. It rings without waiting (`ringlet_linux::bell`); but there may be anything in its queue, so that
 /// only threads apart close it.
 struct Rope {
     socket: OwnedFd,
-    token: [u64; 2],
+    address: Address,
 }
 
 impl Rope {
     fn ring(&self) -> bool {
-        bell::ring(self.socket.as_raw_fd(), &self.token)
+        bell::ring_by(self.socket.as_raw_fd(), &self.address)
     }
 }
 
@@ -55,7 +56,7 @@ pub struct Brought {
 
 impl Brought {
     /// `None`, and nothing is taken, if it is something else.
-    pub fn of(shown: &mut Vec<OwnedFd>, token: [u64; 2]) -> Option<Brought> {
+    pub fn of(shown: &mut Vec<OwnedFd>, address: Address) -> Option<Brought> {
         let is_rope = |socket: &OwnedFd| bell::is_one(socket.as_raw_fd());
         let sound = match &shown[..] {
             [socket] => service::is_tcp(socket.as_raw_fd()),
@@ -64,7 +65,7 @@ impl Brought {
         };
         let mut all = shown.drain(..if sound { shown.len() } else { 0 });
         let socket = all.next()?;
-        Some(Brought { socket, rope: all.next().map(|socket| Rope { socket, token }) })
+        Some(Brought { socket, rope: all.next().map(|socket| Rope { socket, address }) })
     }
 
     /// To be closed.
@@ -359,27 +360,35 @@ mod tests {
             ends([near, far], &apart)
         };
         assert!(!ends().event(0), "it has none");
-        let address = bell::Address::random().unwrap();
+        let address = Address::random().unwrap();
         let sleeper = own(bell::make(&address).unwrap().0);
         let rope = || own(bell::reach(&address).unwrap());
-        let come = |shown: Vec<OwnedFd>, token| {
+        let come = |shown: Vec<OwnedFd>, address| {
             let mut shown = shown;
-            let brought = Brought::of(&mut shown, token);
+            let brought = Brought::of(&mut shown, address);
             assert_eq!(shown.is_empty(), brought.is_some(), "what is not taken is left");
             brought
         };
         for (token, hears) in [([0; 2], false), (address.token, true)] {
+            let address = Address { token, ..address };
             let mut ends = ends();
-            ends.ends[1].come(come(vec![connection().0.into(), rope()], token).unwrap());
+            ends.ends[1].come(come(vec![connection().0.into(), rope()], address).unwrap());
             ends.event(1);
             assert_eq!(fd::pending(sleeper.as_raw_fd(), libc::POLLIN) != 0, hears);
             bell::drain(sleeper.as_raw_fd());
         }
         let mut all = ends();
-        all.ends[1].come(come(vec![connection().0.into(), rope()], address.token).unwrap());
+        all.ends[1].come(come(vec![connection().0.into(), rope()], address).unwrap());
         assert!((0..100).any(|_| !all.event(1)), "its queue is full");
         bell::drain(sleeper.as_raw_fd());
         assert!(all.event(1));
+        // One that reaches somebody else, who would take it for ours, reaches the bell all the same.
+        let (other, daemon) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let mut all = ends();
+        bell::drain(sleeper.as_raw_fd());
+        all.ends[1].come(come(vec![connection().0.into(), other.into()], address).unwrap());
+        assert!(all.event(1) && fd::pending(sleeper.as_raw_fd(), libc::POLLIN) != 0);
+        assert_eq!(fd::pending(daemon.as_raw_fd(), libc::POLLIN), 0);
         let stream = || OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
         for shown in [
             vec![stream()],
@@ -389,7 +398,7 @@ mod tests {
             vec![rope(), connection().0.into()],
             vec![connection().0.into(), rope(), rope()],
         ] {
-            assert!(come(shown, address.token).is_none());
+            assert!(come(shown, address).is_none());
         }
     }
 

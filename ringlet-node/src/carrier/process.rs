@@ -216,7 +216,7 @@ impl Carrier {
             _ => {
                 // (What is not taken stays with the others, which are closed apart.)
                 let joined = Message::read(&bytes[..said.len]).ok().and_then(|asked| {
-                    let brought = Brought::of(&mut shown, asked.token)?;
+                    let brought = Brought::of(&mut shown, asked.bell)?;
                     self.join(number, end, asked, brought, raw)
                 });
                 if joined.is_none() {

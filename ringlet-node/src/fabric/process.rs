@@ -774,7 +774,7 @@ impl Process {
             (Line::Lifeline, _) if !held.joined => {
                 // (What is not taken stays with the others, which are closed apart.)
                 let joined = Message::read(&bytes[..said.len]).ok().and_then(|asked| {
-                    let brought = Brought::of(&mut shown, asked.token)?;
+                    let brought = Brought::of(&mut shown, asked.bell)?;
                     self.link(number, asked, brought)
                 });
                 if joined.is_none() {

@@ -19,6 +19,7 @@
 //! That socket stays, one for each end. Its end tells the adapter that the end's last process is gone, and the end that the adapter is.
 
 use crate::handshake::{self, Frame, Misfit, Protocol};
+use ringlet_linux::bell::Address;
 
 pub const GREETING: u16 = 1;
 pub const LINK: u16 = 2;
@@ -37,7 +38,7 @@ pub struct Message {
     pub ticket: [u64; 2],
     pub process: u64,
     pub context: u32,
-    pub token: [u64; 2],
+    pub bell: Address,
 }
 
 impl Message {
@@ -48,8 +49,9 @@ impl Message {
             .u64(self.ticket[1])
             .u64(self.process)
             .u32(self.context)
-            .u64(self.token[0])
-            .u64(self.token[1])
+            .u64(self.bell.name)
+            .u64(self.bell.token[0])
+            .u64(self.bell.token[1])
     }
 
     pub fn read(packet: &[u8]) -> Result<Message, Misfit> {
@@ -60,7 +62,7 @@ impl Message {
                 ticket: [fields.u64()?, fields.u64()?],
                 process: fields.u64()?,
                 context: fields.u32()?,
-                token: [fields.u64()?, fields.u64()?],
+                bell: Address { name: fields.u64()?, token: [fields.u64()?, fields.u64()?] },
             })
         })
     }
@@ -84,9 +86,9 @@ mod tests {
 
     #[test]
     fn what_is_said_is_heard() {
-        let token = [6, 7];
+        let bell = Address { name: 6, token: [7, 8] };
         let (kind, ring_bytes, ticket) = (JOIN, 1 << 20, [2, 3]);
-        let message = Message { kind, ring_bytes, ticket, process: 4, context: 5, token };
+        let message = Message { kind, ring_bytes, ticket, process: 4, context: 5, bell };
         assert_eq!(Message::read(message.frame().as_bytes()), Ok(message));
     }
 

@@ -13,6 +13,7 @@ use ringlet_core::layout::WANT_EVENT;
 use ringlet_core::mirror::Asks;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::{Ordering, fence};
+use ringlet_linux::bell::Address;
 use ringlet_linux::fd;
 use ringlet_linux::meet::{self, Received};
 use ringlet_linux::sys::{self, Errno};
@@ -61,13 +62,13 @@ pub fn introduce_to_carrier(
     lifeline: i32,
     socket: i32,
     request: Message,
-    rope: Option<(i32, [u64; 2])>,
+    rope: Option<(i32, Address)>,
 ) -> Result<Linked, Reason> {
     let until = sys::now_ns() + INTRODUCTION_NS;
     let linked = greeted(lifeline, until).and_then(|most| {
         let ring_bytes = if most == 0 { request.ring_bytes } else { request.ring_bytes.min(most) };
-        let (rope, token) = rope.unwrap_or((-1, [0; 2]));
-        let request = Message { ring_bytes, token, ..request };
+        let (rope, bell) = rope.unwrap_or((-1, Address::default()));
+        let request = Message { ring_bytes, bell, ..request };
         let fds = &[socket, rope][..1 + usize::from(rope >= 0)];
         meet::send(lifeline, request.frame().as_bytes(), fds).map_err(reason)?;
         let (linked, Received { mut fds, .. }) = hear(lifeline, until)?;

@@ -395,10 +395,10 @@ pub fn address(context: u32) -> Option<Address> {
     named(context).and_then(|(address, barred)| barred.then_some(address))
 }
 
-/// What to give who carries: a socket that rings the same bell, and the token. (He is in another network namespace perhaps, where its name means nothing.)
-pub fn rope(context: u32) -> Option<(i32, [u64; 2])> {
+/// What to give who carries: the same address, and a socket by which to ring there. (He is in another network namespace perhaps, where its name means nothing.)
+pub fn rope(context: u32) -> Option<(i32, Address)> {
     let (address, _) = named(context)?;
-    Some((bell::reach(&address).ok()?, address.token))
+    Some((bell::reach(&address).ok()?, address))
 }
 
 fn named(context: u32) -> Option<(Address, bool)> {
