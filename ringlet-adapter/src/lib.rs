@@ -2,8 +2,8 @@
 //!
 //! A [`Half`] is one end of a connection: a program's segment, and the operations by which it and the other half keep in step. It makes no system call
 //! and waits for nobody; what it has to ring it asks of its [`Rings`]. A [`Link`] has both halves; a [`Lane`] has one, whose other half is at another node,
-//! to which a [`Trunk`] leads (`ringlet_fabric`); a [`Pipe`] has messages for one; [`Hosts`] are two nodes in one process. A [`Server`] serves many of them with one thread: it passes over
-//! those that are busy, and sleeps when none is; an [`Adapter`] is one for links.
+//! to which a [`Trunk`] leads (`ringlet_fabric`); a [`Pipe`] has messages for one; [`Hosts`] are two nodes in one process. A [`Server`] serves
+//! many of them with one thread: it passes over those that are busy, and sleeps when none is; an [`Adapter`] is one for links.
 #![deny(unsafe_code)]
 
 mod adapter;

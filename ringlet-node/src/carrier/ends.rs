@@ -35,8 +35,8 @@ pub struct End {
     clock: Arc<Clock>,
 }
 
-/// A socket of a program's by which to reach its own bell, and where that is. It rings without waiting (`ringlet_linux::bell`); but there may be anything in its queue, so that
-/// only threads apart close it.
+/// A socket of a program's by which to reach its own bell, and where that is. It rings without waiting (`ringlet_linux::bell`); but there may be anything
+/// in its queue, so that only threads apart close it.
 struct Rope {
     socket: OwnedFd,
     address: Address,
