@@ -29,7 +29,8 @@ class Zone:
 
     def __init__(self, host):
         self.said, self.asked = {}, 0
-        self.socket = within(host, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        with within(host.container):
+            self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", 53))
         self.resolver = host.directory / "resolv.conf"
         self.resolver.write_text("nameserver 127.0.0.1\noptions timeout:1\n")
