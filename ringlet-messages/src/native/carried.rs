@@ -89,7 +89,7 @@ impl Offer {
             ..Options::new(kind.ok_or(Error::OtherKind)?)
         };
         options.geometry()?;
-        if options.ring_bytes > hosts::OFFERED_MAX_BYTES {
+        if !hosts::is_small(&options) {
             return Err(Error::PeerCorrupt);
         }
         Ok(options)

@@ -3,9 +3,9 @@
 //! Who offers a service to all that the node service's policy admits gives it a name that begins with a colon. Others call it by the name of the node
 //! before that: `:orders` of the node `b` is `b:orders`, on each node and in each network namespace.
 
-use super::Error;
 use super::bell::Deadline;
 use super::segment::own;
+use super::{Error, Options};
 use crate::guarded::Guarded;
 use ringlet::config::{Config, Origin};
 use ringlet::handshake;
@@ -21,7 +21,13 @@ const CALL_AGAIN_NS: u64 = 10_000_000;
 const CALL_AGAIN_MAX_NS: u64 = 1_000_000_000;
 
 /// Who carries holds all of a ring.
-pub(super) const OFFERED_MAX_BYTES: usize = 4 << 20;
+const RING_MAX_BYTES: usize = 1 << 20;
+const SLOT_MAX_COUNT: usize = 4096;
+
+/// May a service of such sizes be offered?
+pub(super) fn is_small(options: &Options) -> bool {
+    options.ring_bytes <= RING_MAX_BYTES && options.slot_count <= SLOT_MAX_COUNT
+}
 
 /// The service in the name of one that is offered to other hosts.
 pub(super) fn offered(name: &str) -> Option<&str> {

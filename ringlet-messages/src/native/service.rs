@@ -47,7 +47,7 @@ impl Listener {
     ///
     /// A name that begins with a colon is offered by way of the node service (`ringlet node`), to all on this host and on others of the cluster whom its
     /// policy admits: `:orders` of the node `b` is called as `b:orders`. Who may come is then for that policy to say, and `peers` says nothing. It
-    /// is of channels or locked pairs, with rings of at most 4 MiB. It fails with EADDRINUSE if this user offers one of that name already, and
+    /// is of channels or locked pairs, with rings of at most 1 MiB and 4,096 messages. It fails with EADDRINUSE if this user offers one of that name already, and
     /// with `Unreachable` where there is no such service, and so does `accept` once it has ended: bind it anew.
     pub fn bind(name: &str, options: Options) -> Result<Listener, Error> {
         if options.kind == Kind::Mailbox {
@@ -58,7 +58,7 @@ impl Listener {
         let offered = hosts::offered(name);
         let socket = match offered {
             Some(_) if options.kind == Kind::Region => return Err(Error::OtherKind),
-            Some(_) if options.ring_bytes > hosts::OFFERED_MAX_BYTES => {
+            Some(_) if !hosts::is_small(&options) => {
                 return Err(Error::System(Errno::EINVAL));
             }
             Some(service) => hosts::offer(service, &mut Deadline::new(Some(OFFERED_IN)))?,

@@ -77,6 +77,10 @@ impl Passage {
         }
     }
 
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
     /// From now on what is sent to the other process comes.
     pub fn begin(&mut self) {
         self.begun = true;

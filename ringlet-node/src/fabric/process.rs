@@ -217,6 +217,8 @@ struct Native {
     /// Its program, until the other one is there too; and what is read of it is told under this token.
     begins: Option<(Beginning, u32)>,
     at: Option<usize>,
+    /// Since when it is served.
+    since: Moment,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -645,7 +647,7 @@ impl Process {
         let NativeOrder { number: native, lane, offers } = order;
         let name = (number, lane);
         let is_new = !self.by_lane.contains_key(&name);
-        let native_of = Native { name, offers, begins: None, at: None };
+        let native_of = Native { name, offers, begins: None, at: None, since: Moment::ZERO };
         if is_new {
             self.by_lane.insert(name, native);
             self.natives.insert(native, native_of);
@@ -718,6 +720,7 @@ impl Process {
     fn serve_native(&mut self, number: u64, port: Port, begun: bool) -> bool {
         let Some(native) = self.natives.get_mut(&number) else { return false };
         let passage = Passage::new(port, Pipe::new(&self.trunk, native.name), begun);
+        native.since = self.clock.now();
         native.at = self.server.serve(Served::Passage(Box::new(passage))).ok();
         native.at.inspect(|at| self.trunk.is_lane_at(native.name, *at)).is_some()
     }
@@ -1060,6 +1063,23 @@ impl Process {
             .map(|(number, _)| *number)
             .collect();
         hang.into_iter().for_each(|number| self.end(number, true));
+        self.end_those_that_do_not_begin(now);
+    }
+
+    /// The other node owes an answer, without which nobody looks whether the program that offers is there.
+    fn end_those_that_do_not_begin(&mut self, now: Moment) {
+        let Process { server, natives, .. } = self;
+        let mut late = Vec::new();
+        for (number, native) in natives {
+            if let Some(at) = native.at
+                && now.saturating_sub(native.since) > ANSWERED
+                && let Some(Served::Passage(passage)) = server.get(at)
+                && !passage.has_begun()
+            {
+                late.push(*number);
+            }
+        }
+        late.into_iter().for_each(|number| self.end_native(number, true));
     }
 
     fn rouse_trunk(&mut self) {
