@@ -46,9 +46,9 @@ impl Listener {
     /// Fails with EADDRINUSE when there is a service of that name in this network namespace.
     ///
     /// A name that begins with a colon is offered by way of the node service (`ringlet node`), to all on this host and on others of the cluster whom its
-    /// policy admits: `:orders` of the node `b` is called as `b:orders`. Who may come is then for that policy to say, and `peers` says nothing. It
-    /// is of channels or locked pairs, with rings of at most 1 MiB and 4,096 messages. It fails with EADDRINUSE if this user offers one of that name already, and
-    /// with `Unreachable` where there is no such service, and so does `accept` once it has ended: bind it anew.
+    /// policy admits: `:orders` of the node `b` is called as `b:orders`. Who may come is then for that policy to say, and `peers` says nothing. It is of
+    /// channels or locked pairs, with rings of at most 1 MiB and 4,096 messages. It fails with EADDRINUSE if this user offers one of that name already,
+    /// and with `Unreachable` where there is no such service; so does `accept` once that has ended: bind it anew.
     pub fn bind(name: &str, options: Options) -> Result<Listener, Error> {
         if options.kind == Kind::Mailbox {
             return Err(Error::OtherKind);
