@@ -46,20 +46,20 @@ class Over(Exception):
 
 
 class Channel:
-    def __init__(self, library, handle):
+    def __init__(self, calls, handle):
         if not handle:
             raise Over(ctypes.get_errno())
-        self.library, self.handle = library, handle
+        self.calls, self.handle = calls, handle
         self.buffer = ctypes.create_string_buffer(1 << 18)
 
     def send(self, data):
-        sent = self.library.ringlet_send(self.handle, data, len(data), WAIT_MS)
+        sent = self.calls.ringlet_send(self.handle, data, len(data), WAIT_MS)
         if sent < 0:
             raise Over(ctypes.get_errno())
         return sent
 
     def receive(self):
-        got = self.library.ringlet_receive(self.handle, self.buffer, len(self.buffer), WAIT_MS)
+        got = self.calls.ringlet_receive(self.handle, self.buffer, len(self.buffer), WAIT_MS)
         if got < 0:
             raise Over(ctypes.get_errno())
         return self.buffer.raw[:got]
