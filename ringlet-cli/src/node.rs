@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use ipnet::IpNet;
 use ringlet::config::NODE_SOCKET;
 use ringlet::reasons::Reason;
 use ringlet_node::carrier::keeper;
@@ -81,6 +82,9 @@ struct EnrolArgs {
     /// How long a certificate holds that is made now
     #[arg(long, value_name = "DAYS", default_value_t = 365)]
     days: u32,
+    /// A subnet of that node's containers, for a cluster whose nodes join by each other: its certificate says that it belongs to the node
+    #[arg(long = "subnet", value_name = "NET", conflicts_with = "join")]
+    subnets: Vec<IpNet>,
 }
 
 #[derive(clap::Args)]
@@ -135,17 +139,18 @@ pub fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn enrol(args: EnrolArgs) -> anyhow::Result<()> {
-    let (directory, days) = (&args.directory, args.days);
+    let directory = &args.directory;
+    let terms = identity::Terms { days: args.days, subnets: &args.subnets };
     let renewal = "a service that runs takes it up by itself, for the sessions to come";
     match args.what {
         Enrol { new: Some(name), .. } => {
-            identity::found(directory, &name, days)?;
+            identity::found(directory, &name, &terms)?;
             println!(
                 "{name} is the first node of a cluster; keep {}/ca.key safe",
                 directory.display()
             );
         }
-        Enrol { issue: Some(name), .. } => print!("{}", identity::issue(directory, &name, days)?),
+        Enrol { issue: Some(name), .. } => print!("{}", identity::issue(directory, &name, &terms)?),
         Enrol { join: Some(path), .. } => {
             let bundle = match path.as_os_str() == "-" {
                 true => std::io::read_to_string(std::io::stdin().take(BUNDLE_BYTES))?,
@@ -154,7 +159,7 @@ fn enrol(args: EnrolArgs) -> anyhow::Result<()> {
             println!("this host is {}; {renewal}", identity::join(directory, &bundle)?);
         }
         Enrol { .. } => {
-            println!("{} has a new key; {renewal}", identity::rotate(directory, days)?);
+            println!("{} has a new key; {renewal}", identity::rotate(directory, &terms)?);
         }
     }
     Ok(())

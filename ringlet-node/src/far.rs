@@ -96,7 +96,7 @@ impl<N: Notes> Service<N> {
         let is_alone = self.notes.with(note.pair) == Some(cookie)
             && self.notes.with(note.pair.mirrored()).is_none();
         let node = far.cluster.node_of(note.far_address());
-        let Some(peer) = node.and_then(|node| far.cluster.peer(node)) else { return false };
+        let Some(peer) = node.and_then(|node| far.cluster.peer(&node)) else { return false };
         let Some(end) = guest.end(&note, ring_bytes) else { return false };
         if !is_alone || peer.say(&Word::Seek(end)).is_err() {
             return false;
@@ -371,7 +371,8 @@ impl<N: Notes> Service<N> {
         let Some(far) = &mut self.far else { return };
         far.fabric.forget(peer.session);
         let cluster = &far.cluster;
-        let is_there = |note: &Note| cluster.node_of(note.far_address()) == Some(peer.node());
+        let is_there =
+            |note: &Note| cluster.node_of(note.far_address()).as_deref() == Some(peer.node());
         let gone = |guest: &Guest| match &guest.state {
             State::Calling(calling) => calling.peer.session == peer.session,
             State::Seeking { note } => is_there(note),

@@ -110,8 +110,7 @@ impl<N: Notes> Service<N> {
         let (Some(far), Some(guest)) = (&self.far, self.guests.get(&token)) else {
             return Err(Reason::BadPeer);
         };
-        let is_member = far.cluster.settings().nodes.iter().any(|member| member.name == node);
-        if !is_member {
+        if !far.cluster.knows(node) {
             return Err(Reason::BadPeer);
         }
         let peer = far.cluster.peer(node).ok_or(Reason::NoPeer)?;

@@ -11,6 +11,7 @@ use ringlet_node::cluster::{
     Cluster, Events, NotPassed, PASS_BYTES, Peer, Running, Token, Word, identity,
 };
 
+const TERMS: identity::Terms = identity::Terms { days: 1, subnets: &[] };
 /// Only against hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -59,6 +60,8 @@ fn start(
         directory: place.join(node),
         rails: Vec::new(),
         nodes: vec![member],
+        join: None,
+        banned: Vec::new(),
     };
     let (to, events) = channel();
     let running = Running::prepare(settings).unwrap();
@@ -76,15 +79,18 @@ fn joined(events: &Receiver<Event>) -> Peer {
 fn what_is_passed_comes_in_order_and_a_session_that_ended_takes_nothing() {
     let place = std::env::temp_dir().join(format!("ringlet-cluster-{}", std::process::id()));
     std::fs::create_dir(&place).unwrap();
-    identity::found(&place.join("a"), "a", 1).unwrap();
+    identity::found(&place.join("a"), "a", &TERMS).unwrap();
     for name in ["b", "c"] {
-        let bundle = identity::issue(&place.join("a"), name, 1).unwrap();
+        let bundle = identity::issue(&place.join("a"), name, &TERMS).unwrap();
         assert_eq!(identity::join(&place.join(name), &bundle).unwrap(), name);
     }
-    assert!(identity::found(&place.join("b"), "b", 1).is_err(), "it is of a cluster");
-    assert!(identity::issue(&place.join("b"), "d", 1).is_err(), "it has not the authority's key");
-    identity::found(&place.join("foreign"), "foreign", 1).unwrap();
-    let foreign = identity::issue(&place.join("foreign"), "b", 1).unwrap();
+    assert!(identity::found(&place.join("b"), "b", &TERMS).is_err(), "it is of a cluster");
+    assert!(
+        identity::issue(&place.join("b"), "d", &TERMS).is_err(),
+        "it has not the authority's key"
+    );
+    identity::found(&place.join("foreign"), "foreign", &TERMS).unwrap();
+    let foreign = identity::issue(&place.join("foreign"), "b", &TERMS).unwrap();
     assert!(identity::join(&place.join("b"), &foreign).is_err(), "another cluster's");
     assert!(identity::join(&place.join("b"), &foreign[..foreign.len() / 2]).is_err());
 

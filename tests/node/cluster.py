@@ -1,6 +1,7 @@
 """Hosts (network namespaces) with a node service each, which know each other; and who is none of them."""
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -113,8 +114,9 @@ def word(text, kind=0):
     return struct.pack("<IB", len(text) + 1, kind) + text
 
 
-def hello(name, incarnation, version=2):
-    return word(b'{"Hello":{"version":%d,"node":"%s","incarnation":%d}}' % (version, name.encode(), incarnation))
+def hello(name, incarnation, version=3, introduces=False):
+    said = {"version": version, "node": name, "incarnation": incarnation, "listen": f"0.0.0.0:{PORT}", "introduces": introduces}
+    return word(json.dumps({"Hello": said}).encode())
 
 
 def drop(host, other, on):
@@ -181,6 +183,66 @@ def scenes(ground):
         a.run([a, b], listed={"b": "_ringlet._tcp.cluster.test"}, zone=zone)
         all_joined([a, b])
         require(a.peers()["b"]["addresses"] == [f"{b.ip}:{PORT + 1}", f"{b.ip}:{PORT}"], f"{a.peers()}")
+        note(name, "joined")
+
+    name = "nodes that are not listed hear of each other"
+    with ground.scene(name), cluster(ground, run=False) as (a, b, c), Zone(c) as zone:
+        a.run([], join=[])
+        b.run([], join=[f"{a.ip}:{PORT}", f"{b.ip}:{PORT}"])
+        all_joined([a, b])
+        # It is found by its name; and the two others, of which it was told of one only, by it and each other.
+        c.run([], join=[f"seed.cluster.test:{PORT}"], zone=zone)
+        until(lambda: c.count("not-found") == 1, "c to miss the name")
+        require(c.peers() == {} and set(a.peers()) == {"b"}, f"{c.peers()}, {a.peers()}")
+        zone.says("seed.cluster.test", b.ip)
+        all_joined([a, b, c])
+        for host in a, b, c:
+            require_confined(host.service)
+            require(len(host.peers()) == 2, f"{host.peers()}")
+        # Whom they knew has gone; who comes back needs one of them only, and so does who forgot all.
+        a.service.stop()
+        until(lambda: b.state("a") == c.state("a") == "unreachable", "a to be missed")
+        c.service.stop()
+        until(lambda: b.state("c") == "unreachable", "c to be missed")
+        c.run([], join=[f"{b.ip}:{PORT}", f"{a.ip}:{PORT}"])
+        all_joined([b, c])
+        a.run([], join=[f"{c.ip}:{PORT}"])
+        all_joined([a, b, c])
+        # Who is banned is no member, whatever it holds; who has a list only does not open it.
+        a.service.stop()
+        until(lambda: b.state("a") == c.state("a") == "unreachable", "a to be missed")
+        a.run([], "banned = ['c']", join=[f"{b.ip}:{PORT}"])
+        all_joined([a, b])
+        until(lambda: a.count("banned") > 0, "a to refuse c")
+        require(set(a.peers()) == {"b"} and c.state("a") == "unreachable", f"{a.peers()}, {c.peers()}")
+        a.service.stop()
+        a.run([b])
+        all_joined([a, b])
+        until(lambda: a.count("unknown-node") > 0, "a to refuse c")
+        require(set(a.peers()) == {"b"}, f"{a.peers()}")
+        note(name, "joined")
+
+    name = "what a member says of nodes is a hint where to dial"
+    with ground.scene(name), cluster(ground, "ab", run=False) as (a, b):
+        a.run([], join=[])
+        victim = f"10.9.9.9:{PORT}"
+        identity = b.identity
+        with tls(b, a, identity, "a") as stream:
+            stream.sendall(hello("b", 1))
+            until(lambda: a.peers().get("b", {}).get("state") == "joined", "the liar to be a member")
+            many = [[f"n{number}", victim] for number in range(2_000)]
+            for at in range(0, len(many), 6):
+                stream.sendall(word(json.dumps({"Nodes": {"nodes": many[at : at + 6], "last": False}}).encode()))
+            stream.sendall(word(json.dumps({"Nodes": {"nodes": [["a", victim], ["B_", victim], ["c", victim]], "last": True}}).encode()))
+            until(lambda: "c" in a.peers(), "a to have read all of it")
+            known = a.peers()
+            require(len(known) == 256 and "B_" not in known and "a" not in known, f"{len(known)} nodes")
+            require(known["b"]["state"] == "joined", "the only one that is there was forgotten")
+            a.lives()
+        # The real one comes back, and is found among all those.
+        until(lambda: a.state("b") == "unreachable", "the liar to go")
+        b.run([], join=[f"{a.ip}:{PORT}"])
+        all_joined([a, b])
         note(name, "joined")
 
     name = "a service that runs takes up new keys"
@@ -337,8 +399,8 @@ def scenes(ground):
 def found(ground):
     """Both ends of a connection between two hosts."""
 
-    def scene(name, play, rules=ALLOWED):
-        with ground.scene(name), two_hosts(ground, rules) as (a, b):
+    def scene(name, play, rules=ALLOWED, **how):
+        with ground.scene(name), two_hosts(ground, rules, **how) as (a, b):
             play(name, a, b)
             a.lives()
             b.lives()
@@ -370,6 +432,9 @@ def found(ground):
         found_by_both(name, a, b, "no-fabric", "no-fabric", dial=(b.ip, 4444), prepare=prepare)
 
     scene("two ends on two hosts, through NAT at both", translated)
+    # (a's second address is a subnet of its certificate's; its first one, and b's, are those that the session came by.)
+    scene("the same of two hosts that are not listed", translated, join=True)
+    scene("two ends on two hosts that are not listed", lambda name, a, b: found_by_both(name, a, b, "no-fabric", "no-fabric"), join=True)
 
     def relayed(name, a, b):
         target = {}

@@ -37,10 +37,11 @@ class Host:
         require(done.returncode == 0, f"enrol {words}: {done.stderr}")
         return done.stdout
 
-    def run(self, hosts, more="", group=None, listed=None, zone=None):
+    def run(self, hosts, more="", group=None, listed=None, zone=None, join=None):
         addresses = {each.name: f"{each.ip}:{PORT}" for each in hosts} | (listed or {})
         nodes = ", ".join(f'{{name = "{each.name}", address = "{addresses[each.name]}", subnets = {each.subnets}}}' for each in hosts)
-        policy = f'[cluster]\nnode = "{self.name}"\nlisten = "{self.ip}:{PORT}"\ndirectory = "{self.identity}"\nnodes = [{nodes}]\n{more}'
+        joins = "" if join is None else f"join = {join}\n"
+        policy = f'[cluster]\nnode = "{self.name}"\nlisten = "{self.ip}:{PORT}"\ndirectory = "{self.identity}"\nnodes = [{nodes}]\n{joins}{more}'
         before = ["nsenter", f"--net=/run/netns/{self.container.name}"]
         if zone:
             before += ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/resolv.conf && exec "$@"', str(zone.resolver)]
@@ -52,7 +53,7 @@ class Host:
         return {each["node"]: each for each in self.service.status()["cluster"]["peers"]}
 
     def state(self, other):
-        return self.peers()[other]["state"]
+        return self.peers().get(other, {}).get("state")
 
     def count(self, outcome):
         return self.service.status()["cluster"]["decisions"].get(outcome, 0)
@@ -102,8 +103,8 @@ def unified():
 
 
 @contextlib.contextmanager
-def two_hosts(ground, rules, rails="rails = []"):
-    """Hosts a and b, with a control group for what runs on each, and these rails."""
+def two_hosts(ground, rules, rails="rails = []", join=False):
+    """Hosts a and b, with a control group for what runs on each, and these rails. (If they join each other: with a subnet that a's certificate has.)"""
     with cluster(ground, "ab", run=False) as hosts, contextlib.ExitStack() as held:
         a, b = hosts
         a.second = f"{a.ip.rsplit('.', 1)[0]}.200"
@@ -114,7 +115,13 @@ def two_hosts(ground, rules, rails="rails = []"):
             # (Where a scene fails its programs may be there still.)
             held.callback(remove, host.group)
             own = rails(host) if callable(rails) else rails
-            host.run(hosts, f"{own}\n{rules}", host.group)
+            more = f"{own}\n{rules}"
+            if join:
+                if host is a:
+                    a.enrol("--rotate", *(word for net in a.subnets for word in ("--subnet", net)))
+                host.run([], more, host.group, join=[] if host is a else [f"{a.ip}:{PORT}"])
+            else:
+                host.run(hosts, more, host.group)
         all_joined(hosts)
         yield hosts
 

@@ -1,31 +1,31 @@
 //! The thread that speaks with other nodes: it waits for sockets only, and for nobody.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use ringlet_linux::fd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::channels::{Call, Caller, PATIENCE, Token, Wants};
 use super::identity::{self, Identity};
-use super::link::{Cause, Frame, Link, VERSION, Word, cause};
+use super::joining::Seed;
+use super::link::{Cause, Frame, Hello, Link, VERSION, Word, cause};
 use super::members::Settings;
-use super::peers::{Peer as Known, State};
-use super::{Cluster, Now, Outbox, Peer, QUEUE_BYTES, Shared, names, renewal};
+use super::peers::State;
+use super::{Cluster, Peer, QUEUE_BYTES, names, renewal};
 use crate::clock::{Clock, Moment};
-use crate::journal::Journal;
 use crate::sandbox;
 
 /// A heartbeat goes to each node so often; one of whom nothing was heard for so long is unreachable.
 pub const BEAT: Duration = Duration::from_secs(1);
 pub const SILENT: Duration = Duration::from_secs(5);
+/// A connection that has told what it was there for.
+pub(super) const INTRODUCED: &str = "introduced";
 /// Who has connected, or is dialled, has proved who it is by then.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 const AGAIN_FIRST: Duration = Duration::from_millis(250);
@@ -75,31 +75,15 @@ impl Running {
     /// SIGTERM and SIGINT are the thread's from then on: other nodes are told that this one leaves, then the process ends.
     pub fn start(self, events: Box<dyn Events>, quiet: bool) -> anyhow::Result<Cluster> {
         let failed = |error: ringlet_linux::sys::Errno| std::io::Error::from_raw_os_error(error.0);
-        let wake = fd::eventfd().map_err(failed)?;
+        let cluster = Cluster::new(self.settings, self.incarnation, quiet).map_err(failed)?;
         let ends = signals()?;
-        let (nodes, addresses) = (self.settings.nodes.len(), self.settings.addresses());
-        let cluster = Cluster(Arc::new(Shared {
-            settings: self.settings,
-            incarnation: self.incarnation,
-            wake,
-            now: Mutex::new(Now {
-                peers: (0..nodes).map(|_| Known::new()).collect(),
-                out: (0..nodes).map(|_| Outbox::default()).collect(),
-                addresses,
-                unfound: HashSet::new(),
-                calls: Vec::new(),
-                expected: HashMap::new(),
-                over: Vec::new(),
-                identity: None,
-                journal: Journal::new(quiet),
-            }),
-        }));
+        let settings = cluster.settings();
+        let nodes = settings.nodes.len();
+        let seeds = settings.join.iter().flatten().map(|_| Seed::new()).collect();
         let mut engine = Engine {
-            dials: vec![
-                Dial { next: Instant::now(), pause: AGAIN_FIRST, by: None, tried: 0 };
-                nodes
-            ],
+            dials: vec![Dial::new(); nodes],
             sessions: vec![None; nodes],
+            seeds,
             cluster: cluster.clone(),
             identity: self.identity,
             listener: self.listener,
@@ -149,45 +133,56 @@ fn signals() -> anyhow::Result<OwnedFd> {
 }
 
 #[derive(Clone)]
-struct Dial {
+pub(super) struct Dial {
     next: Instant,
     pause: Duration,
     /// The connection by which it is tried just now.
-    by: Option<u64>,
+    pub by: Option<u64>,
     /// How often: its addresses have turns.
     tried: usize,
 }
 
-struct Connection {
-    link: Link,
-    from: SocketAddr,
+impl Dial {
+    pub fn new() -> Dial {
+        Dial { next: Instant::now(), pause: AGAIN_FIRST, by: None, tried: 0 }
+    }
+}
+
+pub(super) struct Connection {
+    pub link: Link,
+    pub from: SocketAddr,
     began: Instant,
     heard: Moment,
-    who: Who,
+    pub who: Who,
     /// Beats that were sent: the last one's number and time.
     beat: (u64, Instant),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Who {
+pub(super) enum Who {
     /// Has connected, and has not said who it is.
     Stranger,
+    /// Has, and was told which nodes there are: it closes.
+    Introduced,
+    /// We have dialled this place of `join`, to be told the same.
+    Seed(usize),
     /// We have dialled this node; it has proved it when it says something.
     Dialled(usize),
     Node(usize),
 }
 
-struct Engine {
-    cluster: Cluster,
-    identity: Identity,
+pub(super) struct Engine {
+    pub cluster: Cluster,
+    pub identity: Identity,
     listener: TcpListener,
-    connections: HashMap<u64, Connection>,
+    pub connections: HashMap<u64, Connection>,
     callers: Vec<Caller>,
     calls: Vec<Call>,
     next: u64,
     /// Of each node: how it is dialled (where it is on us to), and its session's connection.
-    dials: Vec<Dial>,
-    sessions: Vec<Option<u64>>,
+    pub dials: Vec<Dial>,
+    pub sessions: Vec<Option<u64>>,
+    pub seeds: Vec<Seed>,
     beat: Instant,
     began: Instant,
     clock: Clock,
@@ -330,8 +325,11 @@ impl Engine {
             now.expected.retain(|_, since| since.elapsed() < PATIENCE);
             (std::mem::take(&mut now.calls), std::mem::take(&mut now.over))
         };
-        for (place, token) in calls {
-            match self.address_for_calls(place).map(connect) {
+        for (place, session, token) in calls {
+            // (Another's place, by now, or another session's: the token is none of theirs.)
+            let is = self.cluster.now().nodes[place].peer.session() == Some(session);
+            let address = if is { self.address_for_calls(place) } else { None };
+            match address.map(connect) {
                 Some(Ok(stream)) => self.calls.push(Call::new(stream, token)),
                 _ => self.events.called(token, None),
             }
@@ -349,7 +347,7 @@ impl Engine {
             self.events.called(token, taken.then(|| stream.into()));
         }
         for (place, session, why) in over {
-            let is = self.cluster.now().peers[place].session() == Some(session);
+            let is = self.cluster.now().nodes[place].peer.session() == Some(session);
             if let (true, Some(key)) = (is, self.sessions[place]) {
                 self.end(key, &cause("given-up", why));
             }
@@ -360,14 +358,14 @@ impl Engine {
     fn address_for_calls(&self, place: usize) -> Option<SocketAddr> {
         let by = self.sessions[place].and_then(|key| self.connections.get(&key));
         let now = self.cluster.now();
-        let addresses = &now.addresses[place];
+        let addresses = &now.nodes[place].addresses;
         let of_session = |address: &&SocketAddr| {
             by.is_some_and(|by| by.from.ip().to_canonical() == address.ip())
         };
         addresses.iter().find(of_session).or(addresses.first()).copied()
     }
 
-    fn add(&mut self, link: Link, from: SocketAddr, who: Who) -> u64 {
+    pub fn add(&mut self, link: Link, from: SocketAddr, who: Who) -> u64 {
         let (key, now) = (self.next, Instant::now());
         self.next += 1;
         let heard = self.clock.now();
@@ -378,13 +376,12 @@ impl Engine {
 
     /// (The node with the lower name dials: one connection for each pair.)
     fn dial(&mut self, place: usize) {
-        let name = self.cluster.0.settings.nodes[place].name.clone();
         let dial = &mut self.dials[place];
         let tried = dial.tried;
-        let address = {
+        let (name, address) = {
             let now = self.cluster.now();
-            let addresses = &now.addresses[place];
-            addresses.get(tried % addresses.len().max(1)).copied()
+            let (name, addresses) = (now.nodes[place].name.clone(), &now.nodes[place].addresses);
+            (name, addresses.get(tried % addresses.len().max(1)).copied())
         };
         // (Its name is being looked up.)
         let Some(address) = address else { return };
@@ -394,7 +391,7 @@ impl Engine {
             .and_then(|stream| Link::dial(stream, &self.identity, &name));
         match made {
             Ok(mut link) => {
-                if link.say(&self.hello()).is_ok() {
+                if link.say(&self.hello(false)).is_ok() {
                     self.dials[place].by = Some(self.add(link, address, Who::Dialled(place)));
                 }
             }
@@ -402,13 +399,15 @@ impl Engine {
         }
     }
 
-    fn hello(&self) -> Word {
+    pub fn hello(&self, introduces: bool) -> Word {
         let shared = &self.cluster.0;
-        Word::Hello {
+        Word::Hello(Hello {
             version: VERSION,
             node: shared.settings.node.clone(),
             incarnation: shared.incarnation,
-        }
+            listen: shared.settings.listen,
+            introduces,
+        })
     }
 
     fn serve(&mut self, key: u64) {
@@ -444,7 +443,7 @@ impl Engine {
                     Frame::Word(Word::Beat(number)) => connection.link.say(&Word::Echo(number))?,
                     Frame::Word(Word::Echo(number)) if number == connection.beat.0 => {
                         let time = connection.beat.1.elapsed();
-                        self.cluster.now().peers[place].answered_in(time);
+                        self.cluster.now().nodes[place].peer.answered_in(time);
                     }
                     Frame::Word(Word::Echo(_)) => {}
                     Frame::Word(
@@ -460,48 +459,69 @@ impl Engine {
                         }
                     }
                     Frame::Word(Word::Leave) => return Err(cause("left", "it ends")),
-                    Frame::Word(Word::Hello { .. }) => {
+                    Frame::Word(Word::Nodes { nodes, .. }) => self.told(nodes),
+                    Frame::Word(Word::Hello(_)) => {
                         return Err(cause("garbage", "it says twice who it is"));
                     }
                 }
                 return Ok(());
             }
-            (who, Frame::Word(Word::Hello { version, node, incarnation })) => {
-                if version != VERSION {
-                    return Err(cause("other-version", format!("it speaks version {version}")));
-                }
-                let nodes = &self.cluster.0.settings.nodes;
-                // (Its certificate first: what it says of itself is nothing yet.)
-                if !connection.link.is_of(&node) {
-                    return Err(cause(
-                        "wrong-name",
-                        format!("its certificate is not that of {node:?}"),
-                    ));
-                }
-                let Some(place) = nodes.iter().position(|member| member.name == node) else {
-                    return Err(cause("unknown-node", format!("{node} is not listed")));
-                };
-                if matches!(who, Who::Dialled(dialled) if dialled != place) {
-                    return Err(cause("wrong-name", node));
-                }
-                if self.cluster.now().peers[place].admits(incarnation).is_err() {
-                    return Err(cause(
-                        "older-incarnation",
-                        format!("{node} was here with a newer incarnation than {incarnation}"),
-                    ));
-                }
-                (place, who, incarnation)
+            (Who::Seed(_), Frame::Word(Word::Nodes { nodes, last })) => {
+                self.told(nodes);
+                return if last { Err(cause(INTRODUCED, "")) } else { Ok(()) };
+            }
+            (Who::Stranger | Who::Dialled(_) | Who::Seed(_), Frame::Word(Word::Hello(hello))) => {
+                self.recognise(key, hello)?
             }
             _ => return Err(cause("garbage", "it does not say who it is")),
         };
-        let (place, who, incarnation) = place;
-        if who == Who::Stranger {
-            let hello = self.hello();
+        let (place, hello) = place;
+        let who = self.connections.get(&key).map(|connection| connection.who);
+        if who == Some(Who::Stranger) {
+            let answer = self.hello(hello.introduces);
             if let Some(connection) = self.connections.get_mut(&key) {
-                connection.link.say(&hello)?;
+                connection.link.say(&answer)?;
             }
         }
-        self.join(key, place, incarnation)
+        match who {
+            Some(Who::Seed(_)) => Ok(()),
+            Some(Who::Stranger) if hello.introduces => self.introduce(key, place),
+            _ => self.join(key, place, hello.incarnation),
+        }
+    }
+
+    /// Which node says this, by its certificate; it is of the cluster, and no older run of it than the last.
+    fn recognise(&mut self, key: u64, hello: Hello) -> Result<(usize, Hello), Cause> {
+        let Hello { version, node, incarnation, .. } = &hello;
+        if *version != VERSION {
+            return Err(cause("other-version", format!("it speaks version {version}")));
+        }
+        let Some(connection) = self.connections.get(&key) else {
+            return Err(cause("lost", "it has gone"));
+        };
+        // (Its certificate first: what it says of itself is nothing yet.)
+        if !connection.link.is_of(node) {
+            return Err(cause("wrong-name", format!("its certificate is not that of {node:?}")));
+        }
+        let (who, from) = (connection.who, connection.from);
+        let place = self.member(node)?;
+        if matches!(who, Who::Dialled(dialled) if dialled != place) {
+            return Err(cause("wrong-name", node));
+        }
+        let mut now = self.cluster.now();
+        if now.nodes[place].peer.admits(*incarnation).is_err() {
+            return Err(cause(
+                "older-incarnation",
+                format!("{node} was here with a newer incarnation than {incarnation}"),
+            ));
+        }
+        let mut listens = hello.listen;
+        if listens.ip().is_unspecified() {
+            listens.set_ip(from.ip().to_canonical());
+        }
+        now.nodes[place].says(listens);
+        drop(now);
+        Ok((place, hello))
     }
 
     fn join(&mut self, key: u64, place: usize, incarnation: u64) -> Result<(), Cause> {
@@ -510,6 +530,7 @@ impl Engine {
         }
         let Some(connection) = self.connections.get_mut(&key) else { return Ok(()) };
         let session = connection.link.session()?;
+        let (from, subnets) = (connection.from.ip(), connection.link.subnets());
         connection.who = Who::Node(place);
         self.sessions[place] = Some(key);
         self.dials[place].by = None;
@@ -517,12 +538,15 @@ impl Engine {
         // (What worked is tried first.)
         self.dials[place].tried = self.dials[place].tried.saturating_sub(1);
         let mut now = self.cluster.now();
-        let restarted = now.peers[place].join(incarnation, session);
-        now.out[place].clear();
-        let name = &self.cluster.0.settings.nodes[place].name;
+        let node = &mut now.nodes[place];
+        let restarted = node.peer.join(incarnation, session);
+        node.proved(from, subnets);
+        node.out.clear();
+        let name = node.name.clone();
         let outcome = if restarted { "restarted" } else { "joined" };
         now.journal.note(outcome, || format!("{name}, incarnation {incarnation}"));
         drop(now);
+        self.tell_all(key)?;
         if let Some(peer) = self.peer(place) {
             self.events.joined(&peer, restarted);
         }
@@ -530,8 +554,7 @@ impl Engine {
     }
 
     fn peer(&self, place: usize) -> Option<Peer> {
-        let session = self.cluster.now().peers[place].session()?;
-        Some(Peer { cluster: self.cluster.clone(), place, session })
+        self.cluster.peer_at(place)
     }
 
     /// A connection is over, and with it the session, if it was one.
@@ -547,9 +570,10 @@ impl Engine {
                     _ => (State::Unreachable, "unreachable"),
                 };
                 let mut now = self.cluster.now();
-                now.out[place].clear();
-                let name = &self.cluster.0.settings.nodes[place].name;
-                if now.peers[place].end(state, &format!("{}: {}", why.code, why.about)) {
+                let node = &mut now.nodes[place];
+                node.out.clear();
+                let name = node.name.clone();
+                if node.peer.end(state, &format!("{}: {}", why.code, why.about)) {
                     now.journal.note(outcome, || format!("{name} ({}: {})", why.code, why.about));
                 }
                 drop(now);
@@ -562,6 +586,8 @@ impl Engine {
                 self.pause(place);
                 self.refused(connection.from, Some(place), why);
             }
+            Who::Seed(place) => self.seed_is_over(place, connection.from, why),
+            Who::Introduced => {}
             Who::Stranger => self.refused(connection.from, None, why),
         }
     }
@@ -573,15 +599,13 @@ impl Engine {
     }
 
     /// A node that is not there is no news each time that it is tried.
-    fn refused(&self, from: SocketAddr, dialled: Option<usize>, why: &Cause) {
+    pub fn refused(&self, from: SocketAddr, dialled: Option<usize>, why: &Cause) {
         if dialled.is_some() && matches!(why.code, "lost" | "silent") {
             return;
         }
-        let name = dialled.map_or("", |place| &self.cluster.0.settings.nodes[place].name);
-        self.cluster
-            .now()
-            .journal
-            .note(why.code, || format!("{name} {from}: {}", why.about).trim().to_owned());
+        let mut now = self.cluster.now();
+        let name = dialled.map(|place| now.nodes[place].name.clone()).unwrap_or_default();
+        now.journal.note(why.code, || format!("{name} {from}: {}", why.about).trim().to_owned());
     }
 
     fn send_passed(&mut self) {
@@ -590,7 +614,7 @@ impl Engine {
             let Some(connection) = self.connections.get_mut(&key) else { continue };
             let link = &mut connection.link;
             let mut now = self.cluster.now();
-            let out = &mut now.out[place];
+            let out = &mut now.nodes[place].out;
             while link.waiting() < QUEUE_BYTES / 2 {
                 let Some((kind, message)) = out.messages.pop_front() else { break };
                 out.bytes -= message.len() + super::link::HEAD_BYTES;
@@ -626,26 +650,27 @@ impl Engine {
                     }
                 }
                 Who::Node(_) => {}
-                Who::Stranger | Who::Dialled(_)
+                Who::Stranger | Who::Dialled(_) | Who::Seed(_) | Who::Introduced
                     if now.duration_since(connection.began) >= HANDSHAKE =>
                 {
                     let code = if connection.who == Who::Stranger { "too-slow" } else { "silent" };
                     let about = format!("it has not proved in {} s who it is", HANDSHAKE.as_secs());
                     over.push((*key, cause(code, about)));
                 }
-                Who::Stranger | Who::Dialled(_) => {}
+                Who::Stranger | Who::Dialled(_) | Who::Seed(_) | Who::Introduced => {}
             }
         }
         over.into_iter().for_each(|(key, cause)| self.end(key, &cause));
         for place in 0..self.dials.len() {
-            let settings = &self.cluster.0.settings;
-            let is_ours = settings.node < settings.nodes[place].name;
+            let settings = self.cluster.settings();
+            let is_ours = *settings.node < *self.cluster.now().nodes[place].name;
             let dial = &self.dials[place];
             if is_ours && dial.by.is_none() && self.sessions[place].is_none() && now >= dial.next {
                 self.pause(place);
                 self.dial(place);
             }
         }
+        self.dial_seeds(now);
     }
 
     /// Tells others that this node ends, and ends.
@@ -673,7 +698,7 @@ impl Engine {
     }
 }
 
-fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
+pub(super) fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;

@@ -2,7 +2,7 @@
 //!
 //! The authority's key lies where the cluster was made, and there only. That host issues a *bundle* for each other node: its key, its certificate, and
 //! the authority's certificate, in one file, to be brought there as any secret is. Rotation is the same again (`renewal`): who is no longer listed in
-//! `[cluster]` is refused, whatever it holds; there are no revocation lists.
+//! `[cluster]`, or is banned there, is refused, whatever it holds; there are no revocation lists.
 
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -10,9 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
+use ipnet::IpNet;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose,
+    Issuer, KeyPair, KeyUsagePurpose, SanType,
 };
 use rustls::client::Resumption;
 use rustls::crypto::ring::default_provider;
@@ -37,6 +38,13 @@ pub fn directory() -> PathBuf {
     PathBuf::from("/var/lib/ringlet")
 }
 
+/// What each certificate has besides the node's name: who dials without knowing whom compares this. (No node has this name: `internal` is nobody's.)
+pub const MEMBER: &str = "member.ringlet.internal";
+/// And before each subnet of the node's.
+const SUBNET: &str = "ringlet-subnet:";
+/// More are not certified for one node.
+const SUBNETS: usize = 64;
+
 /// A node's name is a DNS name, since that is what certificates and TLS compare.
 pub fn check_name(name: &str) -> anyhow::Result<()> {
     let plain =
@@ -46,11 +54,19 @@ pub fn check_name(name: &str) -> anyhow::Result<()> {
         is_dns && name.len() <= 63 && name.bytes().all(plain),
         "the node name {name:?} is not of small letters, digits, dashes and dots, 63 at most"
     );
+    ensure!(name != MEMBER, "no node may have the name {MEMBER}");
     Ok(())
 }
 
+/// What a certificate says of a node, and for how long.
+pub struct Terms<'a> {
+    pub days: u32,
+    /// Of its containers, for an open cluster.
+    pub subnets: &'a [IpNet],
+}
+
 /// Makes a cluster: its authority, and this node's key and certificate.
-pub fn found(directory: &Path, node: &str, days: u32) -> anyhow::Result<()> {
+pub fn found(directory: &Path, node: &str, terms: &Terms) -> anyhow::Result<()> {
     check_name(node)?;
     make_directory(directory)?;
     for name in [AUTHORITY, CERTIFICATE] {
@@ -61,14 +77,14 @@ pub fn found(directory: &Path, node: &str, days: u32) -> anyhow::Result<()> {
     let authority = authority(AUTHORITY_DAYS).self_signed(&key)?;
     write(directory, AUTHORITY_KEY, &key.serialize_pem())?;
     write(directory, AUTHORITY, &authority.pem())?;
-    let (certificate, key) = certify(directory, node, days)?;
+    let (certificate, key) = certify(directory, node, terms)?;
     install(directory, &certificate, &key)
 }
 
 /// A bundle for another node (or this one again).
-pub fn issue(directory: &Path, node: &str, days: u32) -> anyhow::Result<String> {
+pub fn issue(directory: &Path, node: &str, terms: &Terms) -> anyhow::Result<String> {
     check_name(node)?;
-    let (certificate, key) = certify(directory, node, days)?;
+    let (certificate, key) = certify(directory, node, terms)?;
     Ok(format!("{}{certificate}{key}", read(directory, AUTHORITY)?))
 }
 
@@ -103,24 +119,28 @@ pub fn join(directory: &Path, bundle: &str) -> anyhow::Result<String> {
     Ok(name)
 }
 
-/// New keys for this node, where the authority's key is. Its name.
-pub fn rotate(directory: &Path, days: u32) -> anyhow::Result<String> {
+/// New keys for this node, where the authority's key is, and the subnets that it had if none are named. Its name.
+pub fn rotate(directory: &Path, terms: &Terms) -> anyhow::Result<String> {
     let path = directory.join(CERTIFICATE);
     let certificate =
         CertificateDer::from_pem_file(&path).with_context(|| path.display().to_string())?;
     let name = name_of(&certificate)?;
-    let (certificate, key) = certify(directory, &name, days)?;
+    let had = subnets_of(&certificate);
+    let subnets = if terms.subnets.is_empty() { &had } else { terms.subnets };
+    let (certificate, key) = certify(directory, &name, &Terms { days: terms.days, subnets })?;
     install(directory, &certificate, &key)?;
     Ok(name)
 }
 
-fn certify(directory: &Path, node: &str, days: u32) -> anyhow::Result<(String, String)> {
+fn certify(directory: &Path, node: &str, terms: &Terms) -> anyhow::Result<(String, String)> {
     let path = directory.join(AUTHORITY_KEY);
     ensure!(
         path.exists(),
         "the authority's key is not on this node ({}): the one where the cluster was made issues bundles",
         path.display()
     );
+    let Terms { days, subnets } = *terms;
+    ensure!(subnets.len() <= SUBNETS, "a node has {SUBNETS} subnets at most");
     ensure!(
         (1..=AUTHORITY_DAYS).contains(&days),
         "a certificate is for 1 to {AUTHORITY_DAYS} days"
@@ -130,7 +150,11 @@ fn certify(directory: &Path, node: &str, days: u32) -> anyhow::Result<(String, S
         KeyPair::from_pem(&read(directory, AUTHORITY_KEY)?)?,
     );
     let key = KeyPair::generate()?;
-    let mut certificate = CertificateParams::new([node.to_owned()])?;
+    let mut certificate = CertificateParams::new([node.to_owned(), MEMBER.to_owned()])?;
+    for subnet in subnets {
+        let name = format!("{SUBNET}{}", subnet.trunc()).try_into()?;
+        certificate.subject_alt_names.push(SanType::URI(name));
+    }
     certificate.distinguished_name = named(node);
     certificate.use_authority_key_identifier_extension = true;
     certificate.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -168,6 +192,13 @@ fn name_of(certificate: &CertificateDer) -> anyhow::Result<String> {
     let parsed = webpki::EndEntityCert::try_from(certificate).context("no certificate")?;
     let name = parsed.valid_dns_names().next().context("a certificate without a name")?.to_owned();
     Ok(name)
+}
+
+/// The subnets that a certificate has.
+pub fn subnets_of(certificate: &CertificateDer) -> Vec<IpNet> {
+    let Ok(parsed) = webpki::EndEntityCert::try_from(certificate) else { return Vec::new() };
+    let names = parsed.valid_uri_names().filter_map(|name| name.strip_prefix(SUBNET));
+    names.filter_map(|net| net.parse().ok()).take(SUBNETS).collect()
 }
 
 /// Is it this node's?

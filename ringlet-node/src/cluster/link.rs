@@ -3,8 +3,9 @@
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 
+use ipnet::IpNet;
 use rustls::pki_types::ServerName;
 use rustls::{CertificateError, ClientConnection, Connection, ServerConnection};
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,7 @@ const READS_AT_ONCE: usize = 16;
 /// Words that wait for who does not read, besides what is passed.
 const WORDS_WAIT_BYTES: usize = 64 << 10;
 
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// One end of a connection between two hosts, as the service of that host tells the other one.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
@@ -55,14 +56,25 @@ pub struct Called {
     pub group: String,
 }
 
+/// Who it is, and where it listens (an address that is not specified is the one that it comes from); and whether it only wants to hear of others.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
+pub struct Hello {
+    pub version: u32,
+    pub node: String,
+    pub incarnation: u64,
+    pub listen: SocketAddr,
+    pub introduces: bool,
+}
+
 /// What services say to each other.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub enum Word {
     /// The first one, of both.
-    Hello {
-        version: u32,
-        node: String,
-        incarnation: u64,
+    Hello(Hello),
+    /// In an open cluster: some of the nodes that there are, and where they listen; and whether these are all for now.
+    Nodes {
+        nodes: Vec<(String, SocketAddr)>,
+        last: bool,
     },
     Beat(u64),
     /// The answer to a beat.
@@ -137,6 +149,12 @@ impl Link {
         chain
             .and_then(|chain| chain.first())
             .is_some_and(|certificate| identity::is_of(certificate, node))
+    }
+
+    /// That its certificate has.
+    pub fn subnets(&self) -> Vec<IpNet> {
+        let chain = self.tls.peer_certificates();
+        chain.and_then(|chain| chain.first()).map(identity::subnets_of).unwrap_or_default()
     }
 
     pub fn session(&self) -> Result<Session, Cause> {

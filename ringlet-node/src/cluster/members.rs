@@ -1,7 +1,10 @@
-//! `[cluster]` of node.toml: which nodes there are, where each listens, and which addresses belong to it.
+//! `[cluster]` of node.toml: which nodes there are, where each listens, and which addresses belong to it; or at least where some of them are found.
+//!
+//! In an *open* cluster, one with a list `join`, each node of its authority is a member, and members tell each other of others. What they tell is a hint
+//! where to dial. Which addresses belong to a node that is known that way only, its own certificate says, and where its session comes from.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
@@ -12,7 +15,7 @@ use super::identity;
 use crate::fabric::RailSettings;
 
 /// More nodes than that are not tried to be known by each other.
-const MOST: usize = 256;
+pub const MOST: usize = 256;
 
 #[derive(Deserialize, Debug, Clone)]
 #[serde(deny_unknown_fields)]
@@ -28,7 +31,13 @@ pub struct Settings {
     #[serde(default)]
     pub rails: Vec<RailSettings>,
     /// The other nodes. (If this one is among them it is passed over, so that all may have one list.)
+    #[serde(default)]
     pub nodes: Vec<Member>,
+    /// Where some of the nodes are found, which know the others; empty for the first node. Without it the cluster is of the nodes above.
+    pub join: Option<Vec<Address>>,
+    /// Nodes that are no members any more, whatever they hold.
+    #[serde(default)]
+    pub banned: Vec<String>,
 }
 
 #[derive(Deserialize, Debug, Clone)]
@@ -85,6 +94,16 @@ impl TryFrom<String> for Address {
     }
 }
 
+impl Address {
+    /// Without looking a name up.
+    pub fn fixed(&self) -> Vec<SocketAddr> {
+        match self {
+            Address::Fixed(address) => vec![*address],
+            _ => Vec::new(),
+        }
+    }
+}
+
 impl From<SocketAddr> for Address {
     fn from(address: SocketAddr) -> Address {
         Address::Fixed(address)
@@ -107,6 +126,13 @@ impl Settings {
         identity::check_name(&self.node)?;
         self.nodes.retain(|member| member.name != self.node);
         ensure!(self.nodes.len() <= MOST, "more than {MOST} nodes");
+        let seeds = self.join.as_ref().map_or(0, Vec::len);
+        ensure!(seeds <= MOST, "more than {MOST} addresses in `join`");
+        for name in &self.banned {
+            identity::check_name(name)?;
+            let is_listed = self.nodes.iter().any(|member| member.name == *name);
+            ensure!(!is_listed, "the node {name} is listed, and banned");
+        }
         for (at, member) in self.nodes.iter().enumerate() {
             identity::check_name(&member.name)?;
             let (before, shown) = (&self.nodes[..at], &member.name);
@@ -125,33 +151,6 @@ impl Settings {
         }
         Ok(())
     }
-
-    /// The nodes' own addresses, as far as they are known without looking names up.
-    pub fn addresses(&self) -> Vec<Vec<SocketAddr>> {
-        let of = |member: &Member| match member.address {
-            Address::Fixed(address) => vec![address],
-            _ => Vec::new(),
-        };
-        self.nodes.iter().map(of).collect()
-    }
-
-    /// The node to which an address belongs: by its own, of which these are known, or else by the narrowest of the subnets. None of an address that is
-    /// nobody's.
-    pub fn node_of(&self, address: IpAddr, own: &[Vec<SocketAddr>]) -> Option<&Member> {
-        // (An IPv4 connection of an IPv6 socket.)
-        let address = address.to_canonical();
-        let is = |own: &Vec<SocketAddr>| own.iter().any(|own| own.ip() == address);
-        if let Some(place) = own.iter().position(is) {
-            return self.nodes.get(place);
-        }
-        let nets = self
-            .nodes
-            .iter()
-            .flat_map(|member| member.subnets.iter().map(move |net| (net, member)));
-        nets.filter(|(net, _)| net.contains(&address))
-            .max_by_key(|(net, _)| net.prefix_len())
-            .map(|(_, member)| member)
-    }
 }
 
 #[cfg(test)]
@@ -165,34 +164,6 @@ mod tests {
     }
 
     const HEAD: &str = "node = 'a'\nlisten = '0.0.0.0:7471'\n";
-
-    #[test]
-    fn an_address_belongs_to_the_narrowest_and_an_unknown_one_to_nobody() {
-        let nodes = [
-            "{name = 'a', address = '10.0.0.1:7471'}",
-            "{name = 'b', address = '10.0.0.2:7471', subnets = ['10.1.0.0/16', 'fd00::/64']}",
-            "{name = 'c', address = '10.0.0.3:7471', subnets = ['10.1.7.0/24']}",
-        ];
-        let text = format!("{HEAD}nodes = [{}]", nodes.join(", "));
-        let settings = settings(&text).unwrap();
-        assert_eq!(settings.nodes.len(), 2, "this node is no other one");
-        let node = |address: &str| {
-            let own = settings.addresses();
-            settings.node_of(address.parse().unwrap(), &own).map(|member| member.name.as_str())
-        };
-        for (address, owner) in [
-            ("10.0.0.2", Some("b")),
-            ("10.1.2.3", Some("b")),
-            ("10.1.7.3", Some("c")),
-            ("::ffff:10.1.7.3", Some("c")),
-            ("fd00::9", Some("b")),
-            ("10.0.0.1", None),
-            ("192.0.2.1", None),
-            ("fd01::9", None),
-        ] {
-            assert_eq!(node(address), owner, "{address}");
-        }
-    }
 
     #[test]
     fn what_is_wrong_is_said() {
@@ -212,7 +183,25 @@ mod tests {
         ] {
             assert!(settings(&format!("{HEAD}nodes = {wrong}")).is_err(), "{wrong}");
         }
-        assert!(settings(&format!("{HEAD}nodes = []")).is_ok());
+        for wrong in [
+            "join = ['10.0.0.2']",
+            "join = '10.0.0.2:7471'",
+            "banned = ['B_']",
+            "banned = ['b']\nnodes = [{name = 'b', address = '10.0.0.2:1'}]",
+        ] {
+            assert!(settings(&format!("{HEAD}{wrong}")).is_err(), "{wrong}");
+        }
+        for right in [
+            "",
+            "nodes = []",
+            "join = []\nbanned = ['b']",
+            "join = ['10.0.0.2:7471', '_x._tcp.y.z']",
+        ] {
+            assert!(settings(&format!("{HEAD}{right}")).is_ok(), "{right}");
+        }
+        let nodes = "[{name = 'a', address = '10.0.0.1:1'}, {name = 'b', address = '10.0.0.2:1'}]";
+        let settings = settings(&format!("{HEAD}nodes = {nodes}")).unwrap();
+        assert_eq!(settings.nodes.len(), 1, "this node is no other one");
     }
 
     #[test]
@@ -223,12 +212,5 @@ mod tests {
             assert_eq!(address.to_string(), text);
             assert_eq!(matches!(address, Address::Fixed(_)), is_fixed);
         }
-        // (What was found of a name is that node's.)
-        let text = format!("{HEAD}nodes = [{{name = 'b', address = 'b.example:7471'}}]");
-        let settings = settings(&text).unwrap();
-        let (ip, found) =
-            ("10.0.0.2".parse().unwrap(), vec![vec!["10.0.0.2:7471".parse().unwrap()]]);
-        assert!(settings.node_of(ip, &settings.addresses()).is_none());
-        assert_eq!(settings.node_of(ip, &found).map(|member| &member.name[..]), Some("b"));
     }
 }

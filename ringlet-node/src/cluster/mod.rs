@@ -2,13 +2,15 @@
 //!
 //! ```text
 //!   identity.rs   the cluster's certificate authority, a node's key and certificate, and TLS by them
-//!   members.rs    `[cluster]` of node.toml: which nodes there are, and which addresses belong to them
+//!   members.rs    `[cluster]` of node.toml: which nodes there are, or where they are found
+//!   nodes.rs      those that are listed, and those that were learned of; which addresses belong to them
 //!   link.rs       one connection to a node: TLS, frames, bounded in both directions
 //!   peers.rs      what becomes of a node: joined, unreachable, left; without a system call
 //!   names.rs      nodes that are listed by name are looked up
 //!   renewal.rs    new keys and certificates are taken up
 //!   post.rs       what other nodes say of ends of connections, for the service
 //!   channels.rs   a plain connection for the two ends of each that is carried
+//!   joining.rs    nodes of an open cluster hear of each other
 //!   engine.rs     the thread that dials, accepts, sends heartbeats and gives up
 //! ```
 //!
@@ -21,9 +23,11 @@
 mod channels;
 mod engine;
 pub mod identity;
+mod joining;
 mod link;
 pub mod members;
 mod names;
+mod nodes;
 mod peers;
 pub mod post;
 mod renewal;
@@ -40,10 +44,11 @@ use std::time::Instant;
 use identity::Identity;
 use members::Settings;
 use ringlet_linux::fd;
+use ringlet_linux::sys::Errno;
 use serde_json::{Value, json};
 
 use crate::journal::Journal;
-use peers::Peer as Known;
+use nodes::Node;
 
 /// What may wait for a node that does not read, and the longest message that is passed.
 pub const QUEUE_BYTES: usize = 1 << 20;
@@ -63,15 +68,14 @@ struct Shared {
     now: Mutex<Now>,
 }
 
-/// By the members' places in the settings.
 struct Now {
-    peers: Vec<Known>,
-    out: Vec<Outbox>,
-    /// Where they listen, as far as that is known; and names of which nothing was found when they were looked up last.
-    addresses: Vec<Vec<SocketAddr>>,
-    unfound: HashSet<usize>,
+    nodes: Vec<Node>,
+    /// Where those of `join` listen, by their places there.
+    seeds: Vec<Vec<SocketAddr>>,
+    /// Names of which nothing was found when they were looked up last.
+    unfound: HashSet<Target>,
     /// Nodes that are to be dialled for a channel, and who is to dial us; sessions that are to end, and why.
-    calls: Vec<(usize, Token)>,
+    calls: Vec<(usize, Session, Token)>,
     expected: HashMap<Token, Instant>,
     over: Vec<(usize, Session, String)>,
     /// A new one, for the sessions to come.
@@ -92,11 +96,19 @@ impl Outbox {
     }
 }
 
+/// Whose name is looked up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Target {
+    Node(usize),
+    Seed(usize),
+}
+
 /// A node that can be reached, in one session.
 #[derive(Clone)]
 pub struct Peer {
     cluster: Cluster,
     place: usize,
+    name: Arc<str>,
     pub session: Session,
 }
 
@@ -110,6 +122,21 @@ pub enum NotPassed {
 }
 
 impl Cluster {
+    fn new(settings: Settings, incarnation: u64, quiet: bool) -> Result<Cluster, Errno> {
+        let now = Now {
+            nodes: settings.nodes.iter().map(Node::listed).collect(),
+            seeds: settings.join.iter().flatten().map(members::Address::fixed).collect(),
+            unfound: HashSet::new(),
+            calls: Vec::new(),
+            expected: HashMap::new(),
+            over: Vec::new(),
+            identity: None,
+            journal: Journal::new(quiet),
+        };
+        let wake = fd::eventfd()?;
+        Ok(Cluster(Arc::new(Shared { settings, incarnation, wake, now: Mutex::new(now) })))
+    }
+
     fn now(&self) -> MutexGuard<'_, Now> {
         self.0.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -119,25 +146,35 @@ impl Cluster {
     }
 
     /// The name of the node to which this address belongs.
-    pub fn node_of(&self, address: IpAddr) -> Option<&str> {
-        let now = self.now();
-        self.0.settings.node_of(address, &now.addresses).map(|member| member.name.as_str())
+    pub fn node_of(&self, address: IpAddr) -> Option<Arc<str>> {
+        nodes::node_of(&self.now().nodes, address).map(|node| node.name.clone())
+    }
+
+    pub fn knows(&self, node: &str) -> bool {
+        nodes::place_of(&self.now().nodes, node).is_some()
     }
 
     /// The node of this name, if it can be reached.
     pub fn peer(&self, node: &str) -> Option<Peer> {
-        let place = self.0.settings.nodes.iter().position(|member| member.name == node)?;
-        let session = self.now().peers[place].session()?;
-        Some(Peer { cluster: self.clone(), place, session })
+        let place = nodes::place_of(&self.now().nodes, node)?;
+        self.peer_at(place)
+    }
+
+    fn peer_at(&self, place: usize) -> Option<Peer> {
+        let now = self.now();
+        let node = &now.nodes[place];
+        let (session, name) = (node.peer.session()?, node.name.clone());
+        Some(Peer { cluster: self.clone(), place, name, session })
     }
 
     /// What `ringlet node status` shows.
     pub fn status(&self) -> Value {
         let (settings, now) = (&self.0.settings, self.now());
-        let peers = settings.nodes.iter().zip(&now.peers).zip(&now.addresses);
-        let peers = peers.map(|((member, peer), addresses)| {
+        let peers = now.nodes.iter().map(|node| {
+            let (peer, address) = (&node.peer, node.listed.as_ref().map(ToString::to_string));
             json!({
-                "node": member.name, "address": member.address.to_string(), "addresses": addresses, "state": peer.state().code(), "why": peer.why(),
+                "node": &*node.name, "address": address, "addresses": node.addresses, "subnets": node.subnets,
+                "state": peer.state().code(), "why": peer.why(),
                 "seconds": peer.since().elapsed().as_secs(), "incarnation": peer.incarnation(),
                 "rtt_us": peer.round_trip().map(|time| time.as_micros() as u64),
             })
@@ -154,13 +191,13 @@ impl Cluster {
 
 impl Peer {
     pub fn node(&self) -> &str {
-        &self.cluster.0.settings.nodes[self.place].name
+        &self.name
     }
 
     /// Dials it for a channel, which `Events::called` tells of.
     pub fn call(&self, token: Token) {
         let mut now = self.cluster.now();
-        now.calls.push((self.place, token));
+        now.calls.push((self.place, self.session, token));
         fd::ring(self.cluster.0.wake);
     }
 
@@ -205,10 +242,10 @@ impl Peer {
 
     fn put(&self, kind: u8, message: Vec<u8>) -> Result<(), NotPassed> {
         let mut now = self.cluster.now();
-        if now.peers[self.place].session() != Some(self.session) {
+        if now.nodes[self.place].peer.session() != Some(self.session) {
             return Err(NotPassed::Over);
         }
-        let out = &mut now.out[self.place];
+        let out = &mut now.nodes[self.place].out;
         // (The frame's head counts too, so that empty ones are no way around the limit.)
         let bytes = message.len() + link::HEAD_BYTES;
         if out.bytes + bytes > QUEUE_BYTES {
@@ -233,34 +270,19 @@ pub(crate) mod tests {
             .collect();
         let text =
             format!("node = 'own'\nlisten = '0.0.0.0:7471'\nnodes = [{}]", listed.join(", "));
-        let mut now = Now {
-            peers: names.iter().map(|_| Known::new()).collect(),
-            out: names.iter().map(|_| Outbox::default()).collect(),
-            addresses: vec![Vec::new(); names.len()],
-            unfound: HashSet::new(),
-            calls: Vec::new(),
-            expected: HashMap::new(),
-            over: Vec::new(),
-            identity: None,
-            journal: Journal::new(true),
-        };
-        for (place, peer) in now.peers.iter_mut().enumerate() {
-            peer.join(1, [place as u8 + 1; 16]);
+        let settings: Settings = toml::from_str(&text).unwrap();
+        let cluster = Cluster::new(settings, 1, true).unwrap();
+        for (place, node) in cluster.now().nodes.iter_mut().enumerate() {
+            node.peer.join(1, [place as u8 + 1; 16]);
         }
-        let cluster = Cluster(Arc::new(Shared {
-            settings: toml::from_str(&text).unwrap(),
-            incarnation: 1,
-            wake: fd::eventfd().unwrap(),
-            now: Mutex::new(now),
-        }));
         names.iter().filter_map(|name| cluster.peer(name)).collect()
     }
 
     /// The nodes whose sessions are to end.
-    pub fn given_up(one: &Peer) -> Vec<&str> {
+    pub fn given_up(one: &Peer) -> Vec<String> {
         let now = one.cluster.now();
-        let name = |place: usize| one.cluster.0.settings.nodes[place].name.as_str();
-        let mut names: Vec<&str> = now.over.iter().map(|(place, ..)| name(*place)).collect();
+        let name = |place: usize| now.nodes[place].name.to_string();
+        let mut names: Vec<String> = now.over.iter().map(|(place, ..)| name(*place)).collect();
         names.dedup();
         names
     }
@@ -279,7 +301,7 @@ pub(crate) mod tests {
         pub fn waiting(&self) -> Vec<String> {
             let now = self.cluster.now();
             let text = |(_, bytes): &(u8, Vec<u8>)| String::from_utf8_lossy(bytes).into_owned();
-            now.out[self.place].messages.iter().map(text).collect()
+            now.nodes[self.place].out.messages.iter().map(text).collect()
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Nodes that are listed by name: a thread of its own, which waits for name servers, looks them up again and again.
+//! Nodes, and addresses to join, that are listed by name: a thread of its own, which waits for name servers, looks them up again and again.
 //!
 //! What a name server says is a hint where to dial, and whom to ask about an address. Who answers there has to prove which node it is.
 
@@ -14,8 +14,8 @@ use ringlet_linux::fd;
 use tokio::runtime;
 use tokio::task::JoinSet;
 
-use super::Cluster;
 use super::members::Address;
+use super::{Cluster, Target};
 use crate::sandbox;
 
 /// What was found is believed for its time to live, within these; what was not is looked for again so soon.
@@ -29,9 +29,14 @@ type Found = Result<(Vec<SocketAddr>, Instant), String>;
 
 /// Starts the thread, which gives up its rights, if there are names. (/etc/resolv.conf and /etc/hosts are read once.)
 pub fn start(cluster: Cluster) -> anyhow::Result<()> {
-    let listed = cluster.settings().nodes.iter().map(|member| member.address.clone());
-    let named = |(_, address): &(usize, Address)| !matches!(address, Address::Fixed(_));
-    let names: Vec<(usize, Address)> = listed.enumerate().filter(named).collect();
+    let settings = cluster.settings();
+    let listed = settings.nodes.iter().map(|member| &member.address).enumerate();
+    let seeds = settings.join.iter().flatten().enumerate();
+    let all = listed
+        .map(|(place, address)| (Target::Node(place), address))
+        .chain(seeds.map(|(place, address)| (Target::Seed(place), address)));
+    let named = all.filter(|(_, address)| !matches!(address, Address::Fixed(_)));
+    let names: Vec<(Target, Address)> = named.map(|(of, address)| (of, address.clone())).collect();
     if names.is_empty() {
         return Ok(());
     }
@@ -52,7 +57,7 @@ pub fn start(cluster: Cluster) -> anyhow::Result<()> {
     confined.recv().map_err(|_| anyhow!("the thread that looks names up has ended"))?
 }
 
-async fn look_up(cluster: Cluster, resolver: TokioResolver, names: Vec<(usize, Address)>) {
+async fn look_up(cluster: Cluster, resolver: TokioResolver, names: Vec<(Target, Address)>) {
     let mut due = vec![Instant::now(); names.len()];
     loop {
         let mut looks = JoinSet::new();
@@ -69,7 +74,7 @@ async fn look_up(cluster: Cluster, resolver: TokioResolver, names: Vec<(usize, A
                 Ok((_, until)) => now + until.duration_since(now).clamp(BELIEVED[0], BELIEVED[1]),
                 Err(_) => now + AGAIN,
             };
-            note(&cluster, names[at].0, found.map(|(addresses, _)| addresses));
+            note(&cluster, &names[at], found.map(|(addresses, _)| addresses));
         }
         let next = due.iter().min().copied().unwrap_or_else(Instant::now);
         tokio::time::sleep_until(next.into()).await;
@@ -121,24 +126,26 @@ async fn hosts(resolver: &TokioResolver, name: &str, port: u16) -> Found {
 }
 
 /// What is no longer found stays: who is there can still be reached.
-fn note(cluster: &Cluster, place: usize, found: Result<Vec<SocketAddr>, String>) {
-    let mut now = cluster.now();
-    let member = &cluster.settings().nodes[place];
+fn note(cluster: &Cluster, (of, name): &(Target, Address), found: Result<Vec<SocketAddr>, String>) {
+    let now = &mut *cluster.now();
+    let (node, known) = match *of {
+        Target::Node(place) => (now.nodes[place].name.to_string(), &mut now.nodes[place].addresses),
+        Target::Seed(place) => ("join".to_owned(), &mut now.seeds[place]),
+    };
     match found {
         Ok(addresses) => {
-            now.unfound.remove(&place);
-            if now.addresses[place] != addresses {
+            now.unfound.remove(of);
+            if *known != addresses {
                 let shown: Vec<_> = addresses.iter().map(SocketAddr::to_string).collect();
-                now.journal.note("found", || format!("{} at {}", member.name, shown.join(", ")));
-                now.addresses[place] = addresses;
+                now.journal.note("found", || format!("{node} at {}", shown.join(", ")));
+                *known = addresses;
                 fd::ring(cluster.0.wake);
             }
         }
         Err(why) => {
             // (Once.)
-            if now.unfound.insert(place) {
-                now.journal
-                    .note("not-found", || format!("{}: {}: {why}", member.name, member.address));
+            if now.unfound.insert(*of) {
+                now.journal.note("not-found", || format!("{node}: {name}: {why}"));
             }
         }
     }
