@@ -1,5 +1,6 @@
 //! What select, poll and epoll tell of a connection, and when.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -20,6 +21,9 @@ const QUIET_MS: i32 = 40;
 
 /// Of two threads in one set: enough for one to take what was for the other, if it can.
 const SHARED_ROUNDS: usize = 1_000;
+
+/// Of one connection in a set: enough for another one, of which nothing was told meanwhile, to be looked at no more.
+const BUSY_ROUNDS: usize = 5_000;
 
 /// TCP_INFO's state once the peer's end has arrived (TCP_CLOSE_WAIT).
 const CLOSE_WAIT: u8 = 8;
@@ -76,6 +80,69 @@ impl Set {
 // ---- a connection's life, seen by each call ----
 
 /// A way to look at one connection.
+/// Until the first refusal. How much it took.
+fn fill_once(end: End) -> usize {
+    let (chunk, mut len) = (pattern(78, 16 << 10), 0);
+    while let Ok(n) = sys::send(end.0, &chunk, MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+        len += n;
+    }
+    len
+}
+
+/// The reader of a connection: it `ends` its own direction, and takes nothing before another connection was busy.
+fn reads_late(side: &mut Side, ends: fn(End)) {
+    let (full, busy) = (side.moved(), side.moved());
+    side.sync();
+    ends(full);
+    for _ in 0..BUSY_ROUNDS {
+        recv_exact(busy, 1).expect("recv");
+        sys::send(busy.0, b"x", 0).expect("send");
+    }
+    let len = side.hear() as usize;
+    record("filling", recv_exact(full, len).map(|got| got.len() == len));
+    side.sync();
+}
+
+/// Its writer, which fills it before that, or behind it. Its set is told how the reader `ends`, and of room. `then`: what it asks for from that end on,
+/// if that is something else.
+fn waits_for_room(side: &mut Side, before: bool, events: u32, ends: u32, then: Option<u32>) {
+    let (full, busy) = (side.moved(), side.moved());
+    let set = Set::on(full, events);
+    set.add(busy.0, IN, 2).expect("epoll_ctl");
+    if events & OUT != 0 {
+        set.expect();
+    }
+    let told = Cell::new(0);
+    let wait = |until: &dyn Fn(&[(u64, u32)]) -> bool| loop {
+        let events = sys::epoll_wait(set.0, 4, PATIENCE_MS).expect("epoll_wait");
+        let of_full = events.iter().filter(|(data, _)| *data == 1);
+        told.set(of_full.fold(told.get(), |all, (_, mask)| all | mask));
+        if events.is_empty() || until(&events) {
+            return !events.is_empty();
+        }
+    };
+    let mut len = if before { fill_once(full) } else { 0 };
+    side.sync();
+    record("the end", wait(&|_| told.get() & ends != 0));
+    full.recv(1);
+    if let Some(then) = then {
+        set.modify(full.0, then, 1).expect("epoll_ctl");
+    }
+    for _ in 0..BUSY_ROUNDS {
+        sys::send(busy.0, b"x", 0).expect("send");
+        assert!(wait(&|events| events.iter().any(|(data, _)| *data == 2)), "an echo");
+        recv_exact(busy, 1).expect("recv");
+    }
+    if !before {
+        len = fill_once(full);
+        told.set(0);
+    }
+    side.tell(len as i64);
+    // (KERNEL: there may have been room at any time, as `fill` says.)
+    record("room", told.get() & OUT != 0 || wait(&|_| told.get() & OUT != 0));
+    side.sync();
+}
+
 type Look = fn(End, Set) -> String;
 
 fn by_poll(end: End, _: Set) -> String {
@@ -545,6 +612,31 @@ pub const CASES: &[Case] = &[
     )
     .packets_too()
     .each_side(),
+    pair(
+        "readiness/room_behind_an_end",
+        "a busy set tells of room in a full connection whose peer has ended, and then reads",
+        |a| reads_late(a, |end| end.shutdown(SHUT_WR)),
+        |b| waits_for_room(b, true, IN | RDHUP, RDHUP, Some(OUT)),
+    ),
+    pair(
+        "readiness/edge_of_room_behind_an_end",
+        "the same by edges",
+        |a| reads_late(a, |end| end.shutdown(SHUT_WR)),
+        |b| waits_for_room(b, true, IN | OUT | RDHUP | ET, RDHUP, None),
+    ),
+    pair(
+        "readiness/room_behind_the_kernel",
+        "a busy set tells of room in a full connection whose peer sends through the kernel, which no doorbell tells of",
+        // (What the ring does not serve.)
+        |a| reads_late(a, |end| end.send_with(b"k", libc::MSG_DONTROUTE)),
+        |b| waits_for_room(b, true, IN, IN, Some(OUT)),
+    ),
+    pair(
+        "readiness/edge_of_room_behind_the_kernel",
+        "the same by edges, where it is filled when the set has looked at another one for long",
+        |a| reads_late(a, |end| end.send_with(b"k", libc::MSG_DONTROUTE)),
+        |b| waits_for_room(b, false, IN | OUT | ET, IN, None),
+    ),
     pair(
         "readiness/edge_added_late",
         "EPOLLET reports what was there when the connection was added, and again at MOD",

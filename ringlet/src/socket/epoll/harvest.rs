@@ -9,6 +9,7 @@ use super::set::{
 };
 use crate::socket::table::{Receiving, Socket, Tables};
 use crate::socket::transfer::events;
+use crate::socket::transfer::wait::waits_for_room;
 use crate::socket::view;
 use crate::waiting::spin;
 use ringlet_linux::fd::epoll_event;
@@ -226,8 +227,8 @@ pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept
             if hot > HOT_COUNT && idle > patience && !set.nested.is() && !set.elder.is() {
                 let room = watch.events.get() & EPOLLOUT != 0;
                 want(socket, room);
-                // Armed; look again, so that nothing fell in between.
-                if look(tables, watch).events == 0 {
+                // Armed; look again, so that nothing fell in between. (Of room nothing may tell; who fills the ring behind this look heats the watch.)
+                if look(tables, watch).events == 0 && !(room && waits_for_room(socket)) {
                     cool(set, watch);
                 } else {
                     watch.active_at.set(set.fruitful.get());

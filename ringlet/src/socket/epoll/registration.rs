@@ -247,14 +247,26 @@ pub fn may_sleep_on(socket: &Socket) -> bool {
 
 /// What comes to this socket is to be looked for by us again.
 pub fn heat_all(socket: &Socket) {
+    heat_those(socket, |_| true);
+}
+
+/// A send has found no room: the sets that are asked for it look for it themselves (`wait::waits_for_room`).
+pub fn heat_for_room(socket: &Socket) {
+    let is_cold = |watch: &Watch| watch.adopted.is() && !watch.hot.is();
+    heat_those(socket, |watch| is_cold(watch) && watch.events.get() & EPOLLOUT != 0);
+}
+
+/// `which` is asked under the set's lock: who cools a watch there has looked before.
+fn heat_those(socket: &Socket, which: impl Fn(&Watch) -> bool) {
     let Some(tables) = tables() else { return };
     for (_, watch) in watches(tables, socket) {
         let set = set::at(watch.set.get());
-        {
-            let held = set.lock.take();
+        let held = set.lock.take();
+        if which(watch) {
             heat(set, watch, held.is_some());
+            drop(held);
+            kick_sleepers(set);
         }
-        kick_sleepers(set);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::wait::{STALLED_NS, Want, deadline, wait};
 use crate::reasons::Reason;
+use crate::socket::epoll::registration::heat_for_room;
 use crate::socket::table::{End, Sending, Socket};
 use crate::socket::{
     carrier, channel, chaos, control, in_use, lease, memory, moving, orphan, sides, tap, view,
@@ -82,6 +83,7 @@ pub fn send_by(
             if !told {
                 told = true;
                 end.no_space.add(1);
+                heat_for_room(socket);
                 continue;
             }
             if total == 0 && stalled(end) && overflow(socket, end) {

@@ -6,6 +6,7 @@ use crate::socket::{carrier, context, doorbells, in_use, memory, orphan, sides, 
 use crate::waiting::{signals, sleep, spin};
 use ringlet_core::layout::{RINGS_BY_EVENT, RINGS_BY_NAME, WANT_BYTE, WANT_EVENT};
 use ringlet_core::leaving::Leaving;
+use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{fd, sys};
@@ -253,6 +254,14 @@ pub fn want_room_event(socket: &Socket) {
 /// Can the peer, which receives, wake us by a byte: only while its own direction is in the ring.
 pub fn can_ring_for_room(socket: &Socket) -> bool {
     socket.end().receiving() == Receiving::Ring
+}
+
+/// Has our ring no room for who waits for some? A doorbell byte may never tell of it: the peer can put none once its direction has ended, is back
+/// on the kernel, or finds no room there. So each set that is asked for its room keeps such a connection on its hot list, and looks now and then.
+pub fn waits_for_room(socket: &Socket) -> bool {
+    let end = socket.end();
+    let full = |ring: SegmentRing| ring.control().is_taken() && !end.tx.writable(&ring);
+    end.sending() == Sending::Ring && socket.outgoing().is_some_and(full)
 }
 
 /// Does the peer ring our home context's eventfd?
