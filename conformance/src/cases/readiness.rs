@@ -103,7 +103,7 @@ fn reads_late(side: &mut Side, ends: fn(End)) {
     side.sync();
 }
 
-/// Its writer, which fills it before that, or behind it. Its set is told how the reader `ends`, and of room. `then`: what it asks for from that end on,
+/// Its writer, which fills it before that, or behind it. Its set is told how the reader `ends`, and of room. `then`: what it asks for from then on,
 /// if that is something else.
 fn waits_for_room(side: &mut Side, before: bool, events: u32, ends: u32, then: Option<u32>) {
     let (full, busy) = (side.moved(), side.moved());

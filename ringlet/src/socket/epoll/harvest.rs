@@ -227,7 +227,7 @@ pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept
             if hot > HOT_COUNT && idle > patience && !set.nested.is() && !set.elder.is() {
                 let room = watch.events.get() & EPOLLOUT != 0;
                 want(socket, room);
-                // Armed; look again, so that nothing fell in between. (Of room nothing may tell; who fills the ring behind this look heats the watch.)
+                // Armed; look again, so that nothing fell in between. (Of room nothing may tell; who fills the ring behind this heats the watch.)
                 if look(tables, watch).events == 0 && !(room && waits_for_room(socket)) {
                     cool(set, watch);
                 } else {
