@@ -281,7 +281,7 @@ fn poll_entered(
             let home = home(fds, held).filter(|_| !is_at_limit(fds));
             arm(fds, held, home);
             let soon = stays.get().then_some(wait::LOOK_SOON_NS);
-            let at_times = shares_doorbells(fds, held, home).then_some(wait::LOOK_AT_TIMES_NS);
+            let at_times = may_miss_doorbells(fds, held, home).then_some(wait::LOOK_AT_TIMES_NS);
             let timeout =
                 [deadline.map(left), soon, at_times, memory::due()].into_iter().flatten().min();
             let idle = look(fds, held, true).0 == 0;
@@ -392,13 +392,13 @@ fn connections(fds: &[pollfd], held: &[u32]) -> impl Iterator<Item = &'static So
     fds.iter().zip(held).filter_map(|(entry, &held)| attached(entry, held))
 }
 
-/// May another waiter take a doorbell byte that is meant for us? Then we look now and then. (One of another process who takes it for data asks
-/// for the next one, but knows nothing of who waits for room here.)
-fn shares_doorbells(fds: &[pollfd], held: &[u32], home: Option<u32>) -> bool {
+/// May a doorbell byte that is meant for us not come, since another waiter takes it, or, of room, for whatever reason (`wait::waits_for_room`)? Then we look
+/// now and then.
+fn may_miss_doorbells(fds: &[pollfd], held: &[u32], home: Option<u32>) -> bool {
     fds.iter().zip(held).any(|(entry, &held)| {
         attached(entry, held).is_some_and(|socket| {
             socket.sleepers.load(Ordering::SeqCst) > 1
-                || held & FOR_ROOM != 0 && !rings(socket, home) && socket.end().holders.count() > 1
+                || held & FOR_ROOM != 0 && !rings(socket, home) && wait::waits_for_room(socket)
         })
     })
 }
