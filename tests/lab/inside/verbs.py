@@ -1,4 +1,6 @@
-"""One of two guests with a cable between them: redis runs there, and its client here, over verbs."""
+"""One of two guests with a cable between them: redis and NetPIPE serve there, and their clients run here, over verbs."""
+
+import contextlib
 
 import host
 import hosts
@@ -8,17 +10,25 @@ from world import until
 
 def scenes(ground):
     name, other, ip, peer = cable(ground)
-    with ground.scene("redis between two hosts, over verbs"), service(ground, name) as here:
+    with ground.scene("redis and NetPIPE between two hosts, over verbs"), service(ground, name) as here:
         joins(here, other)
         if name == "a":
-            host.hear()
-            try:
-                hosts.redis_client(ground, here, peer)
-            finally:
-                host.say("done")
-        else:
-            with hosts.started(ground, here, [*hosts.REDIS, "--bind", ip, "--port", "6379"]) as process:
-                until(lambda: "Ready to accept" in process.tail(), "redis to listen")
-                host.say("listens")
+            for client in hosts.redis_client, hosts.netpipe_client:
                 host.hear()
-            hosts.lives(here)
+                try:
+                    client(ground, here, peer)
+                finally:
+                    host.say("done")
+        else:
+            for server in redis(ground, here, ip), hosts.netpipe_server(ground, here):
+                with server:
+                    host.say("listens")
+                    host.hear()
+                hosts.lives(here)
+
+
+@contextlib.contextmanager
+def redis(ground, here, ip):
+    with hosts.started(ground, here, [*hosts.REDIS, "--bind", ip, "--port", "6379"]) as process:
+        until(lambda: "Ready to accept" in process.tail(), "redis to listen")
+        yield
