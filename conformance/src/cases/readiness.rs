@@ -143,6 +143,33 @@ fn waits_for_room(side: &mut Side, before: bool, events: u32, ends: u32, then: O
     side.sync();
 }
 
+/// The reader of a connection that is full: it `ends` its own direction, and reads when it is told to.
+fn reads_later(side: &mut Side, ends: fn(End)) {
+    let end = side.moved();
+    side.sync();
+    ends(end);
+    let len = side.hear() as usize;
+    record("filling", recv_exact(end, len).map(|got| got.len() == len));
+    side.sync();
+}
+
+/// Its writer, whose set is in another one, which is waited on.
+fn waits_for_room_nested(side: &mut Side, ends: u32) {
+    let end = side.moved();
+    let inner = Set::on(end, ends);
+    let outer = Set::on(End(inner.0), IN);
+    let len = fill_once(end);
+    side.sync();
+    outer.expect();
+    inner.expect();
+    end.recv(1);
+    inner.modify(end.0, OUT, 1).expect("epoll_ctl");
+    let tell = || side.tell(len as i64);
+    record("outer", shown(beside(move || sys::epoll_wait(outer.0, 4, PATIENCE_MS), tell)));
+    inner.expect();
+    side.sync();
+}
+
 type Look = fn(End, Set) -> String;
 
 fn by_poll(end: End, _: Set) -> String {
@@ -636,6 +663,18 @@ pub const CASES: &[Case] = &[
         "the same by edges, where it is filled when the set has looked at another one for long",
         |a| reads_late(a, |end| end.send_with(b"k", libc::MSG_DONTROUTE)),
         |b| waits_for_room(b, false, IN | OUT | ET, IN, None),
+    ),
+    pair(
+        "readiness/nested_room_behind_an_end",
+        "a set in another one tells of room in a full connection whose peer has ended, and then reads",
+        |a| reads_later(a, |end| end.shutdown(SHUT_WR)),
+        |b| waits_for_room_nested(b, IN | RDHUP),
+    ),
+    pair(
+        "readiness/nested_room_behind_the_kernel",
+        "the same where the peer sends through the kernel",
+        |a| reads_later(a, |end| end.send_with(b"k", libc::MSG_DONTROUTE)),
+        |b| waits_for_room_nested(b, IN),
     ),
     pair(
         "readiness/edge_added_late",

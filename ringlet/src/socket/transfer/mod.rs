@@ -13,4 +13,4 @@ pub mod splice;
 pub mod wait;
 
 pub use receive::{receive, receive_by};
-pub use send::{send, send_by};
+pub use send::{leave_untold, send, send_by};

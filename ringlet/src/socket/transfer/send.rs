@@ -1,6 +1,6 @@
 //! Sending: by the ring as long as it may, else through the kernel.
 
-use super::wait::{STALLED_NS, Want, deadline, wait};
+use super::wait::{STALLED_NS, Want, can_ring_for_room, deadline, wait, waits_for_room};
 use crate::reasons::Reason;
 use crate::socket::epoll::registration::heat_for_room;
 use crate::socket::table::{End, Sending, Socket};
@@ -131,6 +131,19 @@ fn overflow(socket: &Socket, end: &End) -> bool {
         moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Stalled);
     }
     full
+}
+
+/// For who waits for room where no doorbell can tell of it, and nobody looks now and then, as in a set that is in another one: the kernel is to tell.
+pub fn leave_untold(socket: &Socket) {
+    let end = socket.end();
+    if !can_ring_for_room(socket)
+        && waits_for_room(socket)
+        && let (Some(_held), Some(ring)) = (end.send_lock.try_take(), socket.outgoing())
+        && end.sending() == Sending::Ring
+        && !words::has_left(&ring)
+    {
+        moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Stalled);
+    }
 }
 
 /// As much as there is room for, with the send lock held.

@@ -4,7 +4,7 @@ use super::events::sent_at;
 use crate::socket::table::{End, Receiving, Sending, Socket, Stage, tables};
 use crate::socket::{carrier, context, doorbells, in_use, memory, orphan, sides, view, words};
 use crate::waiting::{signals, sleep, spin};
-use ringlet_core::layout::{RINGS_BY_EVENT, RINGS_BY_NAME, WANT_BYTE, WANT_EVENT};
+use ringlet_core::layout::{NOT_SHUT, RINGS_BY_EVENT, RINGS_BY_NAME, WANT_BYTE, WANT_EVENT};
 use ringlet_core::leaving::Leaving;
 use ringlet_core::ring::SegmentRing;
 use ringlet_core::sync::Ordering;
@@ -251,9 +251,11 @@ pub fn want_room_event(socket: &Socket) {
     }
 }
 
-/// Can the peer, which receives, wake us by a byte: only while its own direction is in the ring.
+/// Can the peer, which receives, wake us by a byte: only while its own direction is in the ring, and has not ended.
 pub fn can_ring_for_room(socket: &Socket) -> bool {
-    socket.end().receiving() == Receiving::Ring
+    // ORDER: Acquire; pairs with `words::say_end`.
+    let ends = |ring: SegmentRing| ring.control().sender.shut.load(Ordering::Acquire) != NOT_SHUT;
+    socket.end().receiving() == Receiving::Ring && !socket.incoming().is_some_and(ends)
 }
 
 /// Has our ring no room for who waits for some? A doorbell byte may never tell of it: the peer can put none once its direction has ended, is back
