@@ -80,6 +80,9 @@ impl Set {
 // ---- a connection's life, seen by each call ----
 
 /// A way to look at one connection.
+/// What a wait has told: of whom, and what.
+type Events = [(u64, u32)];
+
 /// Until the first refusal. How much it took.
 fn fill_once(end: End) -> usize {
     let (chunk, mut len) = (pattern(78, 16 << 10), 0);
@@ -113,7 +116,7 @@ fn waits_for_room(side: &mut Side, before: bool, events: u32, ends: u32, then: O
         set.expect();
     }
     let told = Cell::new(0);
-    let wait = |until: &dyn Fn(&[(u64, u32)]) -> bool| loop {
+    let wait = |until: &dyn Fn(&Events) -> bool| loop {
         let events = sys::epoll_wait(set.0, 4, PATIENCE_MS).expect("epoll_wait");
         let of_full = events.iter().filter(|(data, _)| *data == 1);
         told.set(of_full.fold(told.get(), |all, (_, mask)| all | mask));
