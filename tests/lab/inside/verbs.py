@@ -13,14 +13,14 @@ def scenes(ground):
     with ground.scene("redis and NetPIPE between two hosts, over verbs"), service(ground, name) as here:
         joins(here, other)
         if name == "a":
-            for client in hosts.redis_client, hosts.netpipe_client:
+            for client, more in (hosts.redis_client, ()), (hosts.netpipe_client, [hosts.SHORTER]):
                 host.hear()
                 try:
-                    client(ground, here, peer)
+                    client(ground, here, peer, *more)
                 finally:
                     host.say("done")
         else:
-            for server in redis(ground, here, ip), hosts.netpipe_server(ground, here):
+            for server in redis(ground, here, ip), hosts.netpipe_server(ground, here, hosts.SHORTER):
                 with server:
                     host.say("listens")
                     host.hear()
