@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use ringlet_core::active::layout::{BUFFER_BYTES, DEPTH, SEGMENT_BYTES, SLOTS_OFFSET};
+use ringlet_core::active::relay::{PARCEL_MIN_BYTES, Relay};
 use ringlet_core::active::*;
 use ringlet_core::memory::Area;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -298,6 +299,119 @@ fn each_message_has_one_fate() {
             let expected = sent.bad.map_or(Fate::Delivered, Fate::Returned);
             assert_eq!(world.fates.borrow().get(number), Some(&expected), "message {number}");
         }
+        Ok(())
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Two ends with a segment each, and what is on its way from either relay to the other one.
+struct Apart<'a> {
+    ends: [End<'a>; 2],
+    relays: [Relay; 2],
+    peers: [SegmentMemory; 2],
+    under_way: [Vec<Vec<u8>>; 2],
+}
+
+impl Apart<'_> {
+    fn take(&mut self, end: usize, all: bool, room: usize) -> bool {
+        let mut parcel = vec![0; PARCEL_MIN_BYTES + room];
+        let len = self.relays[end].take(&self.peers[end], all, &mut parcel);
+        parcel.truncate(len);
+        self.under_way[end].extend((len > 0).then_some(parcel));
+        len > 0
+    }
+
+    fn put(&mut self, end: usize) -> bool {
+        let any = !self.under_way[1 - end].is_empty();
+        if any {
+            let parcel = self.under_way[1 - end].remove(0);
+            self.relays[end].put(&self.peers[end], &parcel).expect("a sane parcel");
+        }
+        any
+    }
+}
+
+/// The same as `each_message_has_one_fate`, of ends that share no memory.
+#[test]
+fn each_message_has_one_fate_by_relays() {
+    let how = (0usize..2, 0u8..4, any::<u16>(), step());
+    let outcome = TestRunner::new(config()).run(&proptest::collection::vec(how, 0..500), |steps| {
+        let (world, segments) = (World::default(), [Segment::new(), Segment::new()]);
+        let mut apart = Apart {
+            ends: [0, 1].map(|end| End::new(&world, &segments[end], 0)),
+            relays: Default::default(),
+            peers: [0, 1].map(|end| SegmentMemory::new(segments[end].area(), 1)),
+            under_way: Default::default(),
+        };
+        for (end, what, room, step) in steps {
+            match (what, step) {
+                (0, _) => drop(apart.take(end, room & 1 == 0, room.into())),
+                (1, _) => drop(apart.put(end)),
+                // (Nothing can be stored there.)
+                (_, Step::Send(_, plan) | Step::Burst(_, _, plan) | Step::Reply(_, plan))
+                    if plan.kind % 4 == 3 => {}
+                (_, step) => take(&apart.ends, &step),
+            }
+        }
+        let mut busy = true;
+        while busy {
+            busy = false;
+            for end in 0..2 {
+                busy |= apart.ends[end].drain();
+                busy |= apart.take(end, false, 0) | apart.put(end);
+            }
+        }
+        // Few credits are said only to who asks.
+        for end in 0..2 {
+            apart.take(end, true, 0);
+            while apart.put(1 - end) {}
+        }
+        for end in &apart.ends {
+            assert!(end.connection.idle(&end.memory));
+        }
+        for (number, sent) in world.sent.borrow().iter() {
+            let expected = sent.bad.map_or(Fate::Delivered, Fate::Returned);
+            assert_eq!(world.fates.borrow().get(number), Some(&expected), "message {number}");
+        }
+        Ok(())
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// A parcel that is cut, or has nonsense in it, is refused, or is of messages that do no harm; more than may be under way are refused.
+#[test]
+fn a_relay_survives_what_comes() {
+    let (world, segments) = (World::default(), [Segment::new(), Segment::new()]);
+    let sends = End::new(&world, &segments[0], 0);
+    let plan = Plan { kind: 1, words: 3, len: 40, offset: 0, wrong: 29 };
+    assert!(sends.send(&plan) && sends.send(&Plan { len: 5, ..plan.clone() }));
+    let mut parcel = vec![0; 2 * PARCEL_MIN_BYTES];
+    let peer = SegmentMemory::new(segments[0].area(), 1);
+    let len = Relay::default().take(&peer, false, &mut parcel);
+    parcel.truncate(len);
+    let put =
+        |parcel: &[u8]| Relay::default().put(&SegmentMemory::new(segments[1].area(), 1), parcel);
+    assert_eq!(put(&parcel), Some(()));
+    let whole = [16, len];
+    let first = 16 + 1 + 24 + 4 * 4 + 1600;
+    for cut in 0..len {
+        assert_eq!(put(&parcel[..cut]).is_some(), whole.contains(&cut) || cut == first, "{cut}");
+    }
+    for (at, value) in [(16, 2), (17, 4), (17, 9), (18, 17), (20, 64), (23, 1), (17, 1)] {
+        let mut bad = parcel.clone();
+        bad[at] = value;
+        assert_eq!(put(&bad), None, "{at} {value}");
+    }
+    let mut relay = Relay::default();
+    let memory = SegmentMemory::new(segments[1].area(), 1);
+    let times = (0..100).take_while(|_| relay.put(&memory, &parcel).is_some()).count();
+    assert_eq!(2 * times, DEPTH);
+    let random = proptest::collection::vec(any::<u8>(), 0..300);
+    let outcome = TestRunner::new(config()).run(&random, |mut bytes| {
+        bytes.iter_mut().skip(16).for_each(|byte| *byte %= 8);
+        let _ = put(&bytes);
+        let end = End::new(&world, &segments[1], 0);
+        end.connection.ready(&end.memory);
         Ok(())
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));

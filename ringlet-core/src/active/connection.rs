@@ -360,7 +360,7 @@ fn sent<M: Memory>(memory: &M, queue: Queue, position: u64) -> Option<Decoded> {
 }
 
 #[inline(always)]
-fn slot<M: Memory>(position: u64) -> usize {
+pub(super) fn slot<M: Memory>(position: u64) -> usize {
     const { assert!(M::DEPTH.is_power_of_two() && M::DEPTH <= 64) };
     position as usize & (M::DEPTH - 1)
 }

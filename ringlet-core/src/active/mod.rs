@@ -11,7 +11,9 @@ pub mod connection;
 pub mod layout;
 pub mod memory;
 pub mod message;
+pub mod relay;
 
 pub use connection::{Call, Connection, Delivered, Full, Host, NoReply};
 pub use memory::{Memory, Queue, SegmentMemory};
 pub use message::{ARGUMENTS, Arguments, Gate, Head, Kind, Message, Returned, Status, Tag};
+pub use relay::Relay;
