@@ -1,11 +1,12 @@
 //! Active Messages for C: the functions of `am.h`, whose contracts are the header's.
 #![allow(non_snake_case, non_upper_case_globals)] // the names of the interface
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use ringlet_messages::active_message::{
     ARGUMENTS, BUFFER_BYTES, Bundle, Endpoint, Error, HANDLERS, Incoming, NAME_BYTES, Name,
     Payload, Process, TRANSLATIONS, Tag, Undeliverable,
 };
+use ringlet_messages::native;
 use std::io::Write;
 use std::ptr::{null_mut, without_provenance};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
@@ -95,12 +96,22 @@ fn code(error: Error) -> c_int {
         Error::NoResource | Error::InHandler => RESOURCE,
         Error::NotSent => NOT_SENT,
         Error::InUse => IN_USE,
+        Error::Node(native::Error::WouldBlock | native::Error::TimedOut) => NOT_SENT,
+        Error::Node(error) => match error.errno() {
+            libc::EADDRINUSE => IN_USE,
+            libc::EINVAL | libc::ENAMETOOLONG => BAD_ARG,
+            _ => RESOURCE,
+        },
     }
 }
 
 /// A call's result; said aloud where the program wants that.
 pub fn done<T>(call: &str, result: Result<T, Error>) -> c_int {
     let Err(error) = result else { return OK };
+    if let Error::Node(error) = error {
+        // SAFETY: the calling thread's own.
+        unsafe { *libc::__errno_location() = error.errno() };
+    }
     if error != Error::NotSent && AMX_VerboseErrors.load(Ordering::Relaxed) != 0 {
         // Its reader may have gone.
         let _ = writeln!(std::io::stderr(), "ringlet: {call}: {error}");
@@ -124,6 +135,16 @@ unsafe fn endpoint<'a>(ea: *const Endpoint) -> Result<&'a Endpoint, Error> {
 unsafe fn bundle<'a>(eb: *const Bundle) -> Result<&'a Bundle, Error> {
     // SAFETY: as for endpoints.
     unsafe { eb.as_ref() }.filter(|bundle| !bundle.is_closed()).ok_or(Error::BadArgument)
+}
+
+/// # Safety
+/// Null, or a C string.
+unsafe fn text<'a>(name: *const c_char) -> Result<&'a str, Error> {
+    if name.is_null() {
+        return Err(Error::BadArgument);
+    }
+    // SAFETY: by contract.
+    unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| Error::BadArgument)
 }
 
 /// # Safety
@@ -308,6 +329,20 @@ calls! {
         let (found, len) = ea.segment()?;
         // SAFETY: null or valid.
         unsafe { put(base, found.cast()).and_then(|()| put(bytes, len)) }
+    }
+    AMX_Offer(ea: endpoint, name: *const c_char) {
+        // SAFETY: null or a C string.
+        ea.offer(unsafe { text(name)? })
+    }
+    AMX_Find(ea: endpoint, name: *const c_char, found: *mut CName, timeout_ms: c_int) {
+        if found.is_null() {
+            return Err(Error::BadArgument);
+        }
+        let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        // SAFETY: null or a C string.
+        let name = ea.find(unsafe { text(name)? }, timeout)?;
+        // SAFETY: valid for writing.
+        unsafe { put(found, name.into()) }
     }
     AM_Map(ea: endpoint, index: c_int, name: CName, tag: Tag) {
         ea.map(number(index)?, name.name().ok_or(Error::BadArgument)?, tag)

@@ -105,6 +105,7 @@ impl Guard<'_> {
         if lane.stage() == Stage::Opening {
             return 0;
         }
+        lane.carry();
         let host = Handled { guard: self, endpoint, state, lane };
         let (connection, memory) = (&lane.connection, &lane.memory);
         let mut count = 0;
@@ -124,6 +125,10 @@ impl Guard<'_> {
         }
         if count > 0 {
             lane.notify(); // of what went back
+        }
+        if lane.wire().is_some() && lane.has_ended() {
+            // ORDER: as above.
+            self.bundle.news.store(true, Ordering::Relaxed);
         }
         count
     }
@@ -145,9 +150,9 @@ impl Guard<'_> {
 
     fn look_at(&self, number: usize) {
         let lanes = self.inner.lanes.borrow();
-        let ready = lanes.get(number).is_some_and(|lane| {
-            lane.as_ref().is_some_and(|each| each.lane.connection.ready(&each.lane.memory))
-        });
+        let ready = lanes
+            .get(number)
+            .is_some_and(|lane| lane.as_ref().is_some_and(|each| each.lane.ready()));
         drop(lanes);
         if ready {
             self.watch(number);
@@ -205,7 +210,7 @@ impl Guard<'_> {
         self.bundle.news.load(Ordering::Relaxed)
             || bell.ready.iter().any(mailbox::announced)
             || !self.inner.returned.borrow().is_empty()
-            || self.inner.hot.borrow().iter().any(|hot| hot.lane.connection.ready(&hot.lane.memory))
+            || self.inner.hot.borrow().iter().any(|hot| hot.lane.ready())
     }
 
     /// Leaves every lane, so that their bits wake us. True if something is there already.

@@ -4,7 +4,7 @@ use super::lane::{Lane, Mapping};
 use super::message::Error;
 use super::name::Name;
 use super::state::{
-    Endpoint, ErrorHandler, Guard, HANDLERS, Handler, State, TRANSLATIONS, Translation,
+    Command, Endpoint, ErrorHandler, Guard, HANDLERS, Handler, State, TRANSLATIONS, Translation,
     Undeliverable, Undelivered, own, raw,
 };
 use ringlet_core::active::message::{TAG_ALL, TAG_NONE};
@@ -36,6 +36,7 @@ impl Endpoint {
             lane.end(Status::BadEndpoint);
             shared.lane_ended(&lane, Status::BadEndpoint);
         }
+        shared.command(Command::Freed { endpoint: self.id });
         Ok(())
     }
 

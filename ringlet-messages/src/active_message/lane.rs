@@ -1,6 +1,7 @@
 //! One end of a connection between two endpoints, and the bells of the peer's process.
 
 use super::name::Name;
+use super::wire::Wire;
 use parking_lot::Mutex;
 use ringlet_core::active::layout::{BELLS_BYTES, BUNDLES, Bell, LANES};
 use ringlet_core::active::{Connection, SegmentMemory, Status};
@@ -57,6 +58,16 @@ pub fn wake(bell: &Bell) {
     }
 }
 
+/// Sets the bit of a lane, and wakes who sleeps there. (`place` may be any number.)
+fn ring(bells: &Bells, place: u32) {
+    let (bundle, lane) = (place as usize >> 16, place as usize & 0xffff);
+    if bundle < BUNDLES && lane < LANES {
+        let bell = bells.of(bundle);
+        mailbox::announce(&bell.ready[lane / LANE_MAX_COUNT], lane % LANE_MAX_COUNT);
+        wake(bell);
+    }
+}
+
 const OPENING: u8 = 0;
 const OPEN: u8 = 1;
 /// And the status of what is sent after the end.
@@ -75,8 +86,10 @@ pub struct Lane {
     pub peer: Name,
     pub connection: Connection,
     pub memory: SegmentMemory,
-    _segment: Mapping,
+    segment: Mapping,
     bells: OnceLock<Bells>,
+    /// If no memory is shared with the peer.
+    wire: Option<Wire>,
     stage: AtomicU8,
     /// The peer's segment, if we have it, and the generation that was asked for last.
     store: Mutex<Option<Store>>,
@@ -109,12 +122,70 @@ impl Lane {
             peer,
             connection: Connection::default(),
             memory,
-            _segment: segment,
+            segment,
             bells: OnceLock::new(),
+            wire: None,
             stage: AtomicU8::new(OPENING),
             store: Mutex::default(),
             asked: AtomicU32::new(0),
         }
+    }
+
+    /// To an endpoint beyond our network namespace: the segment is ours alone.
+    pub fn over(wire: Wire, id: u64, peer: Name, segment: Mapping) -> Lane {
+        Lane { wire: Some(wire), stage: AtomicU8::new(OPEN), ..Lane::new(id, peer, segment, 0) }
+    }
+
+    #[inline(always)]
+    pub fn wire(&self) -> Option<&Wire> {
+        self.wire.as_ref()
+    }
+
+    /// The segment as the peer would see it.
+    fn peers_memory(&self) -> SegmentMemory {
+        SegmentMemory::new(self.segment.area(), 1)
+    }
+
+    /// What there is to be carried, both ways (`Wire::carry`).
+    #[inline(always)]
+    pub fn carry(&self) {
+        if let Some(wire) = &self.wire {
+            self.carry_over(wire, false);
+        }
+    }
+
+    fn carry_over(&self, wire: &Wire, all: bool) {
+        if let Err(status) = wire.carry(&self.peers_memory(), all) {
+            self.end(status);
+        }
+    }
+
+    /// Of one that has no more to say but why it ends. Is it said?
+    pub fn hang_up(&self, status: Status) -> bool {
+        self.wire.as_ref().is_none_or(|wire| wire.hang_up(&self.peers_memory(), status))
+    }
+
+    /// For the service thread: one of the wire's bells has rung. Our own is rung then.
+    pub fn rang(&self, bells: &Bells) {
+        let Some(wire) = &self.wire else { return };
+        wire.rang();
+        self.carry_over(wire, false);
+        let place = self.memory.ours().watching.bell.load(Ordering::Relaxed);
+        ring(bells, place);
+    }
+
+    /// Is there something to deliver, or to be noticed?
+    #[inline(always)]
+    pub fn ready(&self) -> bool {
+        if self.wire.is_none() {
+            return self.connection.ready(&self.memory);
+        }
+        self.carry();
+        self.connection.ready(&self.memory) || self.has_ended()
+    }
+
+    pub fn has_ended(&self) -> bool {
+        matches!(self.stage(), Stage::Ended(_))
     }
 
     #[inline(always)]
@@ -145,6 +216,9 @@ impl Lane {
     /// After something was published: if the peer does not watch this lane, its bit is set and its sleeper woken.
     #[inline(always)]
     pub fn notify(&self) {
+        if self.wire.is_some() {
+            return self.carry();
+        }
         if self.memory.watch_wish(false).granted_by_sender() != 0 {
             self.ring();
         }
@@ -153,12 +227,8 @@ impl Lane {
     #[cold]
     fn ring(&self) {
         let place = self.memory.theirs().watching.bell.load(Ordering::Relaxed);
-        let (bundle, lane) = (place as usize >> 16, place as usize & 0xffff);
-        let Some(bells) = self.bells.get() else { return };
-        if bundle < BUNDLES && lane < LANES {
-            let bell = bells.of(bundle);
-            mailbox::announce(&bell.ready[lane / LANE_MAX_COUNT], lane % LANE_MAX_COUNT);
-            wake(bell);
+        if let Some(bells) = self.bells.get() {
+            ring(bells, place);
         }
     }
 
@@ -214,6 +284,10 @@ impl Lane {
 
     /// Asks for the bit: this lane is not watched from now on. True if something is there already.
     pub fn leave(&self) -> bool {
+        if let Some(wire) = &self.wire {
+            self.carry_over(wire, true);
+            return self.ready() || !wire.arm();
+        }
         self.memory.watch_wish(true).want(WANT_EVENT);
         self.connection.ready(&self.memory)
     }

@@ -1,5 +1,6 @@
 //! What a message carries, and why a call was refused.
 
+use crate::native;
 use ringlet_core::active::layout::BUFFER_BYTES;
 use ringlet_core::active::message::TAG_ALL;
 use ringlet_core::active::{Arguments, Head, Kind, Message};
@@ -16,11 +17,14 @@ pub enum Error {
     /// A handler may only reply (once, to a request) and ask.
     InHandler,
     Freed,
+    /// What is offered, or looked for, beyond the network namespace, or the node service.
+    Node(native::Error),
 }
 
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         f.write_str(match self {
+            Error::Node(error) => return error.fmt(f),
             Error::BadArgument => "bad argument",
             Error::NoResource => "out of resources",
             Error::NotSent => "would have to wait",

@@ -6,7 +6,11 @@
 //!
 //! Messages go through a segment for each pair of endpoints that talk ([`ringlet_core::active`]), made at the first message and
 //! found by the peer's [`Name`]. A thread of each process does that, and notices the end of its peers; it sleeps otherwise.
+//!
+//! An endpoint that is offered as `:orders` ([`Endpoint::offer`]) is found by others in other network namespaces and on other hosts as `NODE:orders`
+//! ([`Endpoint::find`]), by way of the node service. Such a pair has a segment at each end, which a channel keeps in step.
 
+mod afar;
 mod bundle;
 mod endpoint;
 mod handler;
@@ -18,6 +22,7 @@ mod process;
 mod request;
 mod service;
 mod state;
+mod wire;
 
 pub use message::{Error, Payload};
 pub use name::{NAME_BYTES, Name};

@@ -23,6 +23,12 @@ impl Name {
         Name { process, user, endpoint, version: VERSION }
     }
 
+    /// By which an endpoint knows a peer beyond its network namespace. It is what we say it is: nobody there can take the name of another one.
+    pub(super) fn of_somebody_afar() -> Option<Name> {
+        let mut process = [0; 16];
+        ringlet_linux::sys::random(&mut process).then(|| Name::new(process, u32::MAX, 0))
+    }
+
     pub fn to_bytes(self) -> [u8; NAME_BYTES] {
         let mut bytes = [0; NAME_BYTES];
         bytes[..16].copy_from_slice(&self.process);

@@ -2,11 +2,16 @@
 //!
 //! Two processes that talk have a *link*: a Unix socket, whose end is the other one's death. Over it they pass their bell pages,
 //! and for each connection its segment: `Hello`, then `Open` and `Answer`, at last `End`.
+//!
+//! Lanes with a wire (`afar`) have no link: the thread hears their bells, and tells the program's threads.
 
-use super::lane::{Bells, Lane, Mapping};
+use super::afar;
+use super::lane::{Bells, Lane, Mapping, Stage};
 use super::name::Name;
 use super::state::{Command, Endpoint, Shared, own, raw};
+use super::wire::Wire;
 use crate::guarded::Guarded;
+use crate::native::{Error, hosts};
 use ringlet::handshake::{self, Frame, Protocol};
 use ringlet_core::active::Status;
 use ringlet_core::active::layout::{BELLS_BYTES, MAGIC, SEGMENT_BYTES};
@@ -25,6 +30,10 @@ const RETRY_NS: u64 = 10_000_000;
 const LOOK_NS: u64 = 1_000_000_000;
 /// Between two tries to greet one that has not looked yet who we are; it grows as they do.
 const GREET_AGAIN_NS: u64 = 1_000_000;
+
+/// Endpoints beyond the network namespace to which a process is joined; and those who come at once.
+const CARRIED_MOST: usize = 256;
+const COME_AT_ONCE: usize = 64;
 
 const HELLO: u16 = 1;
 const OPEN: u16 = 2;
@@ -104,10 +113,28 @@ struct Link {
     dead: bool,
 }
 
+/// A lane with a wire.
+struct Carried {
+    endpoint: Arc<Endpoint>,
+    lane: Arc<Lane>,
+    /// It ends, since when: once all is said.
+    ending: Option<(Status, u64)>,
+}
+
+/// An endpoint that is offered, and where its callers come, unless the node service has gone; then it was tried last.
+struct Offered {
+    endpoint: Arc<Endpoint>,
+    name: String,
+    line: Option<Guarded>,
+    tried_ns: u64,
+}
+
 pub(super) struct Service {
     shared: Arc<Shared>,
     listener: Guarded,
     links: Vec<Link>,
+    carried: Vec<Carried>,
+    offers: Vec<Offered>,
     /// Commands whose rendezvous was overrun.
     later: Vec<Command>,
     stop: bool,
@@ -116,11 +143,19 @@ pub(super) struct Service {
 impl Service {
     pub fn new(shared: Arc<Shared>) -> Sys<Service> {
         let listener = Guarded::new(own(meet::offer_named(&shared.name(0).rendezvous())?));
-        Ok(Service { shared, listener, links: Vec::new(), later: Vec::new(), stop: false })
+        Ok(Service {
+            shared,
+            listener,
+            links: Vec::new(),
+            carried: Vec::new(),
+            offers: Vec::new(),
+            later: Vec::new(),
+            stop: false,
+        })
     }
 
     pub fn run(mut self) {
-        while !self.stop {
+        while !self.stop || !self.carried.is_empty() {
             let mut fds = vec![watched(&self.listener, 0), watched(&self.shared.waker, 0)];
             for link in &self.links {
                 let waits = !link.leaving.is_empty() && link.refused == 0;
@@ -128,7 +163,19 @@ impl Service {
                 fds.push(watched(&link.socket, out));
                 fds.extend(link.process.as_ref().map(|process| watched(process, 0)));
             }
-            let waits = self.links.iter().any(|link| link.lanes.values().any(Joined::opening));
+            fds.extend(
+                self.offers.iter().filter_map(|offer| Some(watched(offer.line.as_ref()?, 0))),
+            );
+            let (first, mut whose) = (fds.len(), Vec::new());
+            for (at, carried) in self.carried.iter().enumerate() {
+                for fd in carried.lane.wire().map(Wire::descriptors).unwrap_or_default() {
+                    fds.push(pollfd { fd, events: libc::POLLIN, revents: 0 });
+                    whose.push(at);
+                }
+            }
+            let waits = self.links.iter().any(|link| link.lanes.values().any(Joined::opening))
+                || self.carried.iter().any(|carried| carried.ending.is_some())
+                || self.offers.iter().any(|offer| offer.line.is_none());
             let refused = self.links.iter().map(|link| link.refused).filter(|times| *times > 0);
             let limit = match (refused.min(), self.later.is_empty(), waits) {
                 (Some(times), ..) => Some(RETRY_NS.min(times * GREET_AGAIN_NS)),
@@ -137,11 +184,16 @@ impl Service {
                 (None, true, false) => None,
             };
             let _ = fd::poll(&mut fds, limit, None);
+            for (_, at) in fds[first..].iter().zip(whose).filter(|(fd, _)| fd.revents != 0) {
+                self.carried[at].rang(&self.shared.bells);
+            }
             self.accept();
             fd::drain(raw(&self.shared.waker));
             let mut commands = std::mem::take(&mut self.later);
             commands.append(&mut self.shared.commands.lock());
             commands.into_iter().for_each(|command| self.obey(command));
+            (0..self.offers.len()).for_each(|at| self.hear_offer(at));
+            self.hang_up();
             for at in 0..self.links.len() {
                 self.links[at].send();
                 self.receive(at);
@@ -168,7 +220,18 @@ impl Service {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Stop => self.stop = true,
+            Command::Carry { endpoint, lane } => self.carry(endpoint, lane),
+            Command::Offer { endpoint, name, line } => {
+                let is_there = endpoint.bundle().is_some();
+                let offered = Offered { endpoint, name, line: Some(line), tried_ns: 0 };
+                self.offers.extend(is_there.then_some(offered));
+            }
+            Command::Freed { endpoint } => {
+                self.offers.retain(|offer| offer.endpoint.id != endpoint)
+            }
             Command::End { lane, status } => {
+                let ended = self.carried.iter_mut().find(|carried| carried.lane.id == lane);
+                ended.into_iter().for_each(|carried| carried.ends(status));
                 for link in &mut self.links {
                     if let Some(joined) = link.lanes.remove(&lane)
                         && let Some(theirs) = joined.theirs
@@ -212,6 +275,62 @@ impl Service {
                 self.links[link].leaving.push_back((note, Some(segment)));
             }
         }
+    }
+
+    fn carry(&mut self, endpoint: Arc<Endpoint>, lane: Arc<Lane>) {
+        let mut carried = Carried { endpoint, lane, ending: None };
+        // (It may have been freed before.)
+        match carried.lane.stage() {
+            Stage::Ended(status) => carried.ends(status),
+            _ if carried.endpoint.bundle().is_none() => carried.ends(Status::BadEndpoint),
+            _ => {}
+        }
+        self.carried.push(carried);
+    }
+
+    /// Who has found an endpoint that is offered.
+    fn hear_offer(&mut self, at: usize) {
+        for _ in 0..COME_AT_ONCE {
+            let offer = &mut self.offers[at];
+            let comes = match &offer.line {
+                Some(line) => hosts::comes(line),
+                None if sys::now_ns() - offer.tried_ns < LOOK_NS => return,
+                None => {
+                    offer.line = afar::renew(&offer.name);
+                    offer.tried_ns = sys::now_ns();
+                    return;
+                }
+            };
+            match comes {
+                // (Who is not taken sees the end of his socket.)
+                Ok(socket) if self.carried.len() < CARRIED_MOST => {
+                    let endpoint = offer.endpoint.clone();
+                    if let Ok(lane) = self.shared.welcome(socket) {
+                        endpoint.put(lane.clone());
+                        self.carry(endpoint, lane);
+                    }
+                }
+                Ok(_) | Err(Error::System(Errno::EMFILE)) => {}
+                Err(Error::System(Errno::EAGAIN)) => return,
+                Err(_) => (offer.line, offer.tried_ns) = (None, sys::now_ns()),
+            }
+        }
+    }
+
+    /// Ends those lanes of which all is said, or nobody hears it.
+    fn hang_up(&mut self) {
+        let now = sys::now_ns();
+        if self.stop {
+            self.carried.iter_mut().for_each(|carried| carried.ends(Status::Unreachable));
+        }
+        self.carried.retain(|Carried { lane, ending, .. }| {
+            let Some((status, since)) = *ending else { return true };
+            let stays = !lane.hang_up(status) && now - since < ANSWER_NS;
+            if !stays {
+                lane.wire().into_iter().for_each(Wire::drop_all);
+            }
+            stays
+        });
     }
 
     /// The link to a peer's process, which is made if need be.
@@ -389,6 +508,21 @@ fn open(
         return Err(Status::Unreachable);
     }
     Ok((endpoint, lane))
+}
+
+impl Carried {
+    /// One of its bells.
+    fn rang(&self, bells: &Bells) {
+        self.lane.rang(bells);
+        if self.lane.has_ended() {
+            self.endpoint.tell();
+        }
+    }
+
+    /// The first reason counts.
+    fn ends(&mut self, status: Status) {
+        self.ending.get_or_insert_with(|| (status, sys::now_ns()));
+    }
 }
 
 impl Joined {

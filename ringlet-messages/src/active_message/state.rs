@@ -4,6 +4,7 @@
 use super::lane::{Bells, Lane, Mapping, wake};
 use super::message::Error;
 use super::name::Name;
+use crate::guarded::Guarded;
 use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard};
 use ringlet_core::active::layout::{BUFFER_BYTES, BUNDLES, Bell, LANES};
 use ringlet_core::active::message::TAG_NONE;
@@ -46,6 +47,19 @@ pub(super) enum Command {
     End {
         lane: u64,
         status: Status,
+    },
+    /// A lane with a wire; an endpoint that is offered by that name, whose callers come by that line; one that is freed.
+    Carry {
+        endpoint: Arc<Endpoint>,
+        lane: Arc<Lane>,
+    },
+    Offer {
+        endpoint: Arc<Endpoint>,
+        name: String,
+        line: Guarded,
+    },
+    Freed {
+        endpoint: u32,
     },
     /// For the peer's segment; who knows its tag gets it.
     Ask {

@@ -28,7 +28,7 @@ pub(super) struct Bell {
 }
 
 /// When a call's time is up.
-pub(super) struct Deadline {
+pub(crate) struct Deadline {
     timeout: Timeout,
     began: u64,
 }

@@ -23,7 +23,7 @@ pub struct Offer {
 }
 
 /// A socket to a program here, at which a connection begins.
-pub struct Beginning(Guarded);
+pub struct Beginning(pub(crate) Guarded);
 
 pub enum Joined {
     NotYet(Beginning),
@@ -79,7 +79,7 @@ impl Beginning {
 
 impl Offer {
     fn options(&self) -> Result<Options, Error> {
-        let kinds = [Kind::Bytes, Kind::Messages, Kind::Locked];
+        let kinds = [Kind::Bytes, Kind::Messages, Kind::Locked, Kind::ActiveMessages];
         let kind = kinds.into_iter().find(|kind| *kind as u32 == self.kind);
         let size = |size: u64| usize::try_from(size).map_err(|_| Error::PeerCorrupt);
         let options = Options {
@@ -192,6 +192,11 @@ impl Port {
         receives.is_none_or(Receiver::arm)
             && locked.is_none_or(Locked::arm)
             && (!for_room || sender.as_mut().is_none_or(Sender::arm))
+    }
+
+    /// Takes what has woken.
+    pub(crate) fn drain(&self) {
+        self.receiver.iter().for_each(Receiver::drain);
     }
 
     /// What wakes.

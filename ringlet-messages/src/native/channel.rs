@@ -328,6 +328,12 @@ impl Receiver {
         self.abandoned = true;
     }
 
+    /// Takes the bytes that have rung, of both ways.
+    pub(super) fn drain(&self) {
+        self.link.data.drain();
+        self.link.room().drain();
+    }
+
     fn has_news(&self) -> bool {
         let shut = &self.lane.control().sender.shut;
         self.rx.ready(&self.lane) || shut.load(Ordering::Acquire) != 0

@@ -30,17 +30,17 @@ pub(super) fn is_small(options: &Options) -> bool {
 }
 
 /// The service in the name of one that is offered to other hosts.
-pub(super) fn offered(name: &str) -> Option<&str> {
+pub(crate) fn offered(name: &str) -> Option<&str> {
     name.strip_prefix(':')
 }
 
 /// Is it the name of a service of a node's?
-pub(super) fn is_of_node(name: &str) -> bool {
+pub(crate) fn is_of_node(name: &str) -> bool {
     name.find(':').is_some_and(|at| at > 0)
 }
 
 /// Offers a service. Who calls it comes by the socket that this returns (`comes`), whose end is the service's.
-pub(super) fn offer(service: &str, deadline: &mut Deadline) -> Result<Guarded, Error> {
+pub(crate) fn offer(service: &str, deadline: &mut Deadline) -> Result<Guarded, Error> {
     let line = visit()?;
     ask(&line, OFFER, service, deadline)?;
     match answer(&line, deadline)? {
@@ -52,7 +52,7 @@ pub(super) fn offer(service: &str, deadline: &mut Deadline) -> Result<Guarded, E
 }
 
 /// Who has come for what was offered; EAGAIN if nobody has.
-pub(super) fn comes(line: &Guarded) -> Result<Guarded, Error> {
+pub(crate) fn comes(line: &Guarded) -> Result<Guarded, Error> {
     match heard(line)? {
         (Some(socket), _) => Ok(socket),
         // (There was no descriptor free for it here.)
@@ -61,7 +61,7 @@ pub(super) fn comes(line: &Guarded) -> Result<Guarded, Error> {
 }
 
 /// A socket to a service of a node's, waiting for it to be offered if need be.
-pub(super) fn call(name: &str, deadline: &mut Deadline) -> Result<Guarded, Error> {
+pub(crate) fn call(name: &str, deadline: &mut Deadline) -> Result<Guarded, Error> {
     let mut pause = CALL_AGAIN_NS;
     loop {
         let line = visit()?;

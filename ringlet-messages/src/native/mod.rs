@@ -19,11 +19,11 @@
 //! thread at a time on one handle, as `&mut self` says.
 
 mod announcer;
-mod bell;
+pub(crate) mod bell;
 #[doc(hidden)]
 pub mod carried;
 mod channel;
-mod hosts;
+pub(crate) mod hosts;
 mod locked;
 mod mailbox;
 mod region;
@@ -57,6 +57,9 @@ pub enum Kind {
     Mailbox = 4,
     /// Memory into which each end stores for the other, with doorbells.
     Region = 5,
+    /// What carries Active Messages to other hosts: messages, to no program but by [`active_message`](crate::active_message).
+    #[doc(hidden)]
+    ActiveMessages = 6,
 }
 
 /// Who may connect to a service, and to whose service.
