@@ -6,7 +6,7 @@ use ringlet::interconnect::node::{APART, Ask, CALL, GREETING, MET, Message};
 use ringlet::reasons::Reason;
 use ringlet_linux::meet;
 use ringlet_messages::active_message::*;
-use ringlet_messages::native::{self, Channel, Kind, Listener, Options, Sends, connect};
+use ringlet_messages::native::{self, Channel, Kind, Listener, Options, Receives, Sends, connect};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -388,9 +388,11 @@ fn strangers_end_their_own_lane() {
     for _ in 0..100 {
         stranger.sender.send(&sane, PATIENCE).unwrap();
     }
-    while b.bundle.poll().unwrap() > 0 {}
-    let over = stranger.sender.send(&sane, PATIENCE);
-    assert_eq!(over, Err(native::Error::Closed));
+    let stranger = Mutex::new(stranger);
+    until(&[&b], || {
+        let came = stranger.lock().receiver.receive(&mut [0; 1000], Some(Duration::ZERO));
+        came == Err(native::Error::Closed)
+    });
     assert_eq!(*a.returned.lock(), []);
 }
 
@@ -424,6 +426,26 @@ fn names_and_kinds() {
     other.set_error_handler(Arc::new(note)).unwrap();
     other.request(index, 1, &[], Payload::None).unwrap();
     until(&[&a, &b], || came.load(Ordering::Relaxed) == Status::Unreachable as u32);
+}
+
+/// So many are taken, and one more when one of them has gone.
+#[test]
+fn no_more_find_a_process_than_it_can_keep() {
+    // SAFETY: a struct that is read and written.
+    unsafe {
+        let mut limit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        limit.rlim_cur = limit.rlim_max;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+    }
+    let b = Node::offers("many");
+    let mut all: Vec<Channel> = (0..256).map(|_| raw("many")).collect();
+    let options = Options::new(Kind::ActiveMessages);
+    let more = || connect("localhost:many", options, PATIENCE).map(drop);
+    assert_eq!(more(), Err(native::Error::Refused));
+    until(&[&b], || b.bundle.connections() == 256);
+    all.pop();
+    until(&[&b], || more().is_ok());
 }
 
 /// The node service ends, and is there again: so is what is offered.

@@ -117,11 +117,12 @@ int AM_GetSeg(ea_t ea, void **addr, uintptr_t *nbytes);
 /* A segment into which peers that know the tag store by themselves, with one copy; theirs to write until another one is set. */
 int AMX_AllocateSeg(ea_t ea, uintptr_t nbytes, void **addr);
 
-/* Endpoints of other containers and other hosts, where `ringlet node` runs. One that is offered as ":orders" on the node b is found as "b:orders" (of this host:
- * "localhost:orders"), waiting for it for timeout_ms (negative: for ever; AM_ERR_NOT_SENT after that). Who may find it is for the service's policy to say, and for
- * the tag. The name is good for this endpoint alone, until the two are apart; who is found learns this one's by AM_GetSourceEndpoint. Bulk bytes go in the messages. An
- * offer stands until the endpoint is freed; AM_ERR_IN_USE if this user has one of that name already. Where it is AM_ERR_RESOURCE errno says more: EHOSTUNREACH (no node
- * service, or no such node), EACCES (its policy), EPROTOTYPE (no endpoint). */
+/* Endpoints of other containers and other hosts, where `ringlet node` runs. One that is offered as ":orders" on the node b is found as
+ * "b:orders" (of this host: "localhost:orders"), waiting for it for timeout_ms (negative: for ever; AM_ERR_NOT_SENT after that). Who may find it
+ * is for the service's policy to say, and for the tag. The name is good for this endpoint alone, until the two are apart; who is found learns
+ * this one's by AM_GetSourceEndpoint. Bulk bytes go in the messages. An offer stands until the endpoint is freed; AM_ERR_IN_USE if this user
+ * has one of that name already. Where it is AM_ERR_RESOURCE errno says more: EHOSTUNREACH (no node service, or no such node), EACCES (its
+ * policy), EPROTOTYPE (no endpoint). */
 int AMX_Offer(ea_t ea, const char *name);
 int AMX_Find(ea_t ea, const char *name, en_t *found, int timeout_ms);
 

@@ -1,9 +1,11 @@
-/* One end of a pair of Active Messages endpoints: both ends send so many requests with bytes, which the other echoes, and so many megabytes in bulk; each checks all.
+/* One end of a pair of Active Messages endpoints: both ends send so many requests with bytes, which the other echoes, and so many megabytes
+ * in bulk; each checks all.
  *
- *     messages_actor serve|call NAME COUNT MEGABYTES [sleep|slow|wrong|rounds]
+ *     messages_actor serve|call NAME COUNT MEGABYTES [sleep|slow|wrong|rounds|naps]
  *
- * A line is written when the endpoint is offered, when the two are joined, and at the end, with how it ended. A server serves one caller. One that is slow takes its time
- * in each handler; one that is wrong does not know the tag; `rounds` tells how long a round trip takes. */
+ * A line is written when the endpoint is offered, when the two are joined, and at the end, with how it ended. A server serves one caller. One
+ * that is slow takes its time in each handler; one that is wrong does not know the tag; `rounds` tells how long a round trip takes, `naps` of
+ * two that sleep. */
 #include <am.h>
 #include <errno.h>
 #include <string.h>
@@ -137,7 +139,8 @@ int main(int argc, char **argv)
     CHECK(argc > 4);
     const char *mode = argc > 5 ? argv[5] : "";
     int calls = strcmp(argv[1], "call") == 0, wrong = strcmp(mode, "wrong") == 0;
-    sleeps = strcmp(mode, "sleep") == 0, slow = strcmp(mode, "slow") == 0, rounds = strcmp(mode, "rounds") == 0;
+    sleeps = strcmp(mode, "sleep") == 0, slow = strcmp(mode, "slow") == 0, rounds = strcmp(mode, "rounds") == 0 || strcmp(mode, "naps") == 0;
+    sleeps |= strcmp(mode, "naps") == 0;
     count = atoi(argv[3]), bulk_bytes = atoi(argv[4]) << 20;
     en_t name;
     OK(AM_Init());
@@ -145,10 +148,15 @@ int main(int argc, char **argv)
     OK(AM_AllocateEndpoint(eb, &ep, &name));
     OK(AM_SetTag(ep, TAG));
     OK(AM_SetEventMask(eb, AM_NOTEMPTY));
-    am_handler_fn_t handlers[] = {(am_handler_fn_t)came_back, (am_handler_fn_t)join, (am_handler_fn_t)is_joined, (am_handler_fn_t)echo, (am_handler_fn_t)is_echoed,
-                                  (am_handler_fn_t)stored, (am_handler_fn_t)is_kept, (am_handler_fn_t)is_over, (am_handler_fn_t)is_heard};
-    for (int at = 0; at <= HEARD; at++)
-        OK(AM_SetHandler(ep, at, handlers[at]));
+    OK(AM_SetHandler(ep, 0, came_back));
+    OK(AM_SetHandler(ep, JOIN, join));
+    OK(AM_SetHandler(ep, JOINED, is_joined));
+    OK(AM_SetHandler(ep, ECHO, echo));
+    OK(AM_SetHandler(ep, ECHOED, is_echoed));
+    OK(AM_SetHandler(ep, STORED, stored));
+    OK(AM_SetHandler(ep, KEPT, is_kept));
+    OK(AM_SetHandler(ep, OVER, is_over));
+    OK(AM_SetHandler(ep, HEARD, is_heard));
     mine = malloc(bulk_bytes + 1), memory = calloc(bulk_bytes + 1, 1);
     fill(mine, bulk_bytes, 9);
     OK(AM_SetSeg(ep, memory, bulk_bytes));
@@ -171,8 +179,9 @@ int main(int argc, char **argv)
         for (int number = 0; calls && number < count + calm; number++) {
             if (number == calm)
                 began = now();
+            echoed = 0;
             OK(AM_RequestI1(ep, peer, ECHO, "", 0, 0));
-            for (echoed = 0; !echoed;)
+            while (!echoed)
                 look();
         }
         if (calls)

@@ -1,8 +1,9 @@
-//! A connection whose ends share no memory. Each has a segment of its own, in which a relay plays the peer: what the end publishes is taken as parcels, which
-//! somebody brings to the other end's relay, each once and in order; that one puts them where the peer would have written. So both ends are what they always are.
+//! A connection whose ends share no memory. Each has a segment of its own, in which a relay plays the peer: what the end publishes is taken as
+//! parcels, which somebody brings to the other end's relay, each once and in order; that one puts them where the peer would have written. So both
+//! ends are what they always are.
 //!
-//! A parcel: how many replies its end has taken, how many requests it has served (8 bytes each), then slots: the queue (1), the used part of a body, and
-//! what is in its buffer. Those two numbers are put before and behind the slots, since
+//! A parcel: how many replies its end has taken, how many requests it has served (8 bytes each), then slots: the queue (1), the used part of a
+//! body, and what is in its buffer. Those two numbers are put before and behind the slots, since
 //!
 //! - a reply is there before the credit of its request: that is looked at first, and goes with all that was published before it;
 //! - whoever serves a request has the buffer of its reply back: that credit is looked at last, so it is as new as each request with which it goes.
@@ -29,8 +30,8 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Makes a parcel of what our end has published, as far as there is room, and returns its length: 0 if there is nothing. Few messages that it has only
-    /// taken are no reason for one, unless the other end is to know `all`.
+    /// Makes a parcel of what our end has published, as far as there is room, and returns its length: 0 if there is nothing. Few messages that it
+    /// has only taken are no reason for one, unless the other end is to know `all`.
     pub fn take<M: Memory>(&mut self, memory: &M, all: bool, to: &mut [u8]) -> usize {
         let served = memory.credit(Queue::Request);
         let mut used = CREDITS_BYTES;

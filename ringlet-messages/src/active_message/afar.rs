@@ -1,5 +1,5 @@
-//! Endpoints beyond the network namespace, by way of the node service (`crate::native::hosts`): one that is offered as `:orders` on the node `b` is found as
-//! `b:orders`. On two hosts the services carry what is said; on one they are out of it, once the two have met.
+//! Endpoints beyond the network namespace, by way of the node service (`crate::native::hosts`): one that is offered as `:orders` on the node `b` is
+//! found as `b:orders`. On two hosts the services carry what is said; on one they are out of it, once the two have met.
 //!
 //! Each pair has a channel of its own, with a lane at each end (`wire`). By a name that it makes up itself either end knows the other one.
 
@@ -26,9 +26,10 @@ const OFFER: Offer =
     Offer { kind: Kind::ActiveMessages as u32, slot_count: 256, ring_bytes: 512 << 10 };
 
 impl Endpoint {
-    /// Offers the endpoint, by a name that begins with a colon, to all in other network namespaces of this host and on other hosts of the cluster whom the
-    /// node service's policy admits; they `find` it. Who knows its tag may send to it then, and it to them. It is offered until it is freed, anew when the service
-    /// has been started again. Fails with EADDRINUSE if this user offers one of that name already, and with `Unreachable` where there is no node service.
+    /// Offers the endpoint, by a name that begins with a colon, to all in other network namespaces of this host and on other hosts of the cluster
+    /// whom the node service's policy admits; they `find` it. Who knows its tag may send to it then, and it to them. It is offered until it is
+    /// freed, anew when the service has been started again. Fails with EADDRINUSE if this user offers one of that name already, and with
+    /// `Unreachable` where there is no node service.
     pub fn offer(&self, name: &str) -> Result<(), Error> {
         let service = hosts::offered(name).ok_or(Error::BadArgument)?;
         self.enter()?.0.outside()?;
@@ -39,8 +40,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The name of the endpoint that is offered as `NODE:SERVICE`, waiting for that to be offered if need be. It is good for this endpoint alone, until the two are
-    /// apart (what is sent comes back as `Unreachable` then): map it. Who is found knows this one by the source of its messages, and may map that.
+    /// The name of the endpoint that is offered as `NODE:SERVICE`, waiting for that to be offered if need be. It is good for this endpoint alone,
+    /// until the two are apart (what is sent comes back as `Unreachable` then): map it. Who is found knows this one by the source of its messages,
+    /// and may map that.
     pub fn find(&self, name: &str, timeout: Timeout) -> Result<Name, Error> {
         if !hosts::is_of_node(name) {
             return Err(Error::BadArgument);

@@ -20,6 +20,8 @@ use std::sync::atomic::Ordering;
 /// Polls in vain until a lane is left: while few are watched, and while many are.
 const PATIENCE: u32 = 1000;
 const PATIENCE_MANY: u32 = 2;
+/// The same, of one whose messages others carry: they take longer, and its bell is rung by a thread of its own.
+const PATIENCE_CARRIED: u32 = 1 << 14;
 const FEW: usize = 8;
 /// Messages of one lane that are delivered in one poll.
 const BATCH: usize = 32;
@@ -28,6 +30,8 @@ const ROOM_EVERY: u32 = 16;
 /// Polls in vain until the processor is offered to others, and until one lane that was left is looked at (a peer may have
 /// spoiled its bit).
 const YIELD_EVERY: u32 = 1 << 13;
+/// The same, while something is watched whose messages others carry, who want a processor for that.
+const YIELD_EVERY_CARRIED: u32 = 1 << 6;
 const SWEEP_EVERY: u32 = 1 << 10;
 /// How long a sleep lasts at most before all lanes are looked at, for the same reason.
 const SLEEP_NS: u64 = 1_000_000_000;
@@ -84,7 +88,11 @@ impl Guard<'_> {
         if count == 0 {
             hot.idle.set(hot.idle.get() + 1);
             let many = self.inner.hot.borrow().len() > FEW;
-            let patience = if many { PATIENCE_MANY } else { PATIENCE };
+            let patience = match hot.lane.wire() {
+                _ if many => PATIENCE_MANY,
+                Some(_) => PATIENCE_CARRIED,
+                None => PATIENCE,
+            };
             if hot.idle.get() >= patience {
                 hot.left.set(!hot.lane.leave());
             }
@@ -143,7 +151,10 @@ impl Guard<'_> {
             self.inner.swept.set(number);
             self.look_at(number);
         }
-        if empty.is_multiple_of(YIELD_EVERY) {
+        let is_carried = || self.inner.hot.borrow().iter().any(|hot| hot.lane.wire().is_some());
+        if empty.is_multiple_of(YIELD_EVERY)
+            || empty.is_multiple_of(YIELD_EVERY_CARRIED) && is_carried()
+        {
             sys::sched_yield();
         }
     }

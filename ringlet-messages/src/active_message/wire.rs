@@ -1,8 +1,10 @@
-//! What carries a connection to an endpoint with which no memory is shared: a channel of the native library's, by which relays (`ringlet_core::active::relay`)
-//! keep the two ends' segments in step. To whoever carries it between two hosts it is a channel of messages like any other.
+//! What carries a connection to an endpoint with which no memory is shared: a channel of the native library's, by which relays
+//! (`ringlet_core::active::relay`) keep the two ends' segments in step. To whoever carries it between two hosts it is a channel of messages like
+//! any other.
 //!
-//! Whoever holds it carries at once what there is, both ways, and waits for nothing: the program's threads when they send and poll, the service thread when the
-//! channel's bells ring. What finds no room stays where it was published: so there is always a place for a reply, and what comes is always taken.
+//! Whoever holds it carries at once what there is, both ways, and waits for nothing: the program's threads when they send and poll, the service
+//! thread when the channel's bells ring. What finds no room stays where it was published: so there is always a place for a reply, and what comes is
+//! always taken.
 
 use crate::native::Error;
 use crate::native::carried::Port;

@@ -122,7 +122,8 @@ impl Port {
         Ok(ringlet_linux::map::hold(area, 0, area.len())?)
     }
 
-    /// The next message, if `send` takes it. False if there is none, or it is not taken. (Of a locked pair there is none in our turn, but it may have ended.)
+    /// The next message, if `send` takes it. False if there is none, or it is not taken. (Of a locked pair there is none in our turn, but it may
+    /// have ended.)
     pub fn pass(
         &mut self,
         send: impl FnOnce(&mut dyn FnMut(usize, &mut [u8]), usize) -> bool,
