@@ -135,7 +135,7 @@ impl Guard<'_> {
             lane.notify(); // of what went back
         }
         if lane.wire().is_some() && lane.has_ended() {
-            // ORDER: as above.
+            // ORDER: Relaxed; our own note, taken under the same lock.
             self.bundle.news.store(true, Ordering::Relaxed);
         }
         count
