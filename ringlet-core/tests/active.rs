@@ -378,6 +378,91 @@ fn each_message_has_one_fate_by_relays() {
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
 
+/// A segment, where something happens behind the look of that number.
+struct Interrupted<'a> {
+    memory: SegmentMemory,
+    looks: Cell<usize>,
+    act: &'a dyn Fn(),
+}
+
+impl Interrupted<'_> {
+    fn looked<T>(&self, found: T) -> T {
+        self.looks.set(self.looks.get().wrapping_sub(1));
+        if self.looks.get() == 0 {
+            (self.act)();
+        }
+        found
+    }
+}
+
+impl Memory for Interrupted<'_> {
+    fn stamp(&self, queue: Queue, slot: usize) -> u64 {
+        self.looked(self.memory.stamp(queue, slot))
+    }
+    fn credit(&self, queue: Queue) -> u64 {
+        self.looked(self.memory.credit(queue))
+    }
+    fn read(&self, queue: Queue, slot: usize, to: &mut [u8]) {
+        self.memory.read(queue, slot, to);
+    }
+    unsafe fn read_buffer(&self, queue: Queue, buffer: usize, to: *mut u8, n: usize) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.memory.read_buffer(queue, buffer, to, n) };
+    }
+    fn written(&self, queue: Queue, slot: usize, to: &mut [u8]) {
+        self.memory.written(queue, slot, to);
+    }
+    fn write(&self, queue: Queue, slot: usize, bytes: &[u8]) {
+        self.memory.write(queue, slot, bytes);
+    }
+    fn write_buffer(&self, queue: Queue, buffer: usize, bytes: &[u8]) {
+        self.memory.write_buffer(queue, buffer, bytes);
+    }
+    fn publish(&self, queue: Queue, slot: usize, stamp: u64) {
+        self.memory.publish(queue, slot, stamp);
+    }
+    fn give_credit(&self, queue: Queue, taken: u64) {
+        self.memory.give_credit(queue, taken);
+    }
+}
+
+/// While a parcel is made its end takes a reply, serves a request with a reply, and sends a request: with that goes the first one's credit, and no
+/// credit of what was served goes before its reply.
+#[test]
+fn a_relay_keeps_the_order_of_an_end_that_goes_on_meanwhile() {
+    let plan = Plan { kind: 0, words: 0, len: 0, offset: 0, wrong: 29 };
+    let (mut with_request, mut with_credit) = (0, 0);
+    for looks in 1..9 {
+        let (world, segments) = (World::default(), [Segment::new(), Segment::new()]);
+        let mut apart = Apart {
+            ends: [0, 1].map(|end| End::new(&world, &segments[end], 0)),
+            relays: Default::default(),
+            peers: [0, 1].map(|end| SegmentMemory::new(segments[end].area(), 1)),
+            under_way: Default::default(),
+        };
+        assert!(apart.ends[0].send(&plan) && apart.take(0, true, 0) && apart.put(1));
+        apart.ends.iter().for_each(|end| end.replies.borrow_mut().push(plan.clone()));
+        assert!(apart.ends[1].drain() && apart.ends[1].send(&plan));
+        assert!(apart.take(1, true, 0) && apart.put(0));
+        let act = || assert!(apart.ends[0].drain() && apart.ends[0].send(&plan));
+        let memory = Interrupted { memory: apart.peers[0], looks: Cell::new(looks), act: &act };
+        let mut parcel = vec![0; PARCEL_MIN_BYTES];
+        let len = apart.relays[0].take(&memory, true, &mut parcel);
+        if len == 0 {
+            continue;
+        }
+        let credit = |at: usize| u64::from_le_bytes(parcel[at..at + 8].try_into().unwrap());
+        // (Each slot is a head with one argument.)
+        let has = |queue: Queue| parcel[16..len].chunks(29).any(|slot| slot[0] == queue as u8);
+        let [answered, served] = [0, 8].map(credit);
+        assert!(answered == 1 || !has(Queue::Request), "{looks}");
+        assert!(served == 0 || has(Queue::Reply), "{looks}");
+        with_request += u32::from(has(Queue::Request));
+        with_credit += u32::from(served == 1);
+    }
+    assert!(with_request > 0 && with_credit == 0, "{with_request} {with_credit}");
+}
+
 /// A parcel that is cut, or has nonsense in it, is refused, or is of messages that do no harm; more than may be under way are refused.
 #[test]
 fn a_relay_survives_what_comes() {
