@@ -11,7 +11,9 @@ use super::sides::{
     wake_sender,
 };
 use super::table::{End, Receiving, Sending, Socket, tables};
-use super::words::{bells_end, has_left, published, reads_on, say_end, sends_uncounted};
+use super::words::{
+    bells_end, has_left, has_said_attached, published, reads_on, say_end, sends_uncounted,
+};
 use super::{carrier, channel, context, doorbells, orphan, view};
 use crate::interconnect::mirrored;
 use crate::reasons::Reason;
@@ -243,11 +245,15 @@ pub fn return_to_kernel(socket: &Socket, reason: Reason) -> bool {
 fn hand_over(socket: &Socket, end: &End, ring: &SegmentRing) -> bool {
     // Doorbells that were sent may not have arrived; or what the peer says of its adapter's death.
     // (To one that has left it says it in vain, and then sends again behind what that had.)
-    let wants_word = end.mirrored.get() == mirrored::NEEDS_NO_ADAPTER && !end.receiver.has_left();
-    wait_patiently(|| {
-        settle(socket, end, ring) != Err(Errno::EAGAIN) && (!wants_word || channel::is_told(socket))
-    });
-    if wants_word && !channel::is_told(socket) {
+    // (Before we have said that we are there it sends by the kernel alone; and it may never come, and say nothing.)
+    let wants_word = end.mirrored.get() == mirrored::NEEDS_NO_ADAPTER
+        && !end.receiver.has_left()
+        && has_said_attached(socket);
+    let is_known = || !wants_word || channel::is_told(socket);
+    wait_patiently(|| settle(socket, end, ring) != Err(Errno::EAGAIN) && is_known());
+    // Where the ring never had anything there was no doorbell either, and what is sent again follows on what came before: TCP has no gap in between.
+    let all_in_kernel = || carrier::facts(socket).counts_places && end.rx.end(ring) == 0;
+    if !is_known() && !all_in_kernel() {
         return false;
     }
     match end.receiving() {

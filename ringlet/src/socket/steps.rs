@@ -11,12 +11,12 @@ use super::table::{self, Kind, Receiving, Sending, Socket, Stage, tables};
 use super::transfer::{self, events, shut, wait};
 use super::{carrier, keep_on_kernel, patience, process, release};
 use crate::config::Config;
+use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 use crate::worlds;
 use ringlet_core::memory::{Buffer, Buffers};
-use ringlet_linux::fd;
-use ringlet_linux::map;
 use ringlet_linux::sys::{self, Errno, Sys};
+use ringlet_linux::{fd, map, meet, tcp};
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Mutex;
@@ -575,6 +575,39 @@ fn the_peer_acts_at_each_step() {
     }
     // (Of ends with bytes unread, and of waits for a peer that is in the middle of something.)
     assert!(resets * 4 < ran, "{resets} of {ran} runs with a reset");
+}
+
+/// An accepting end has got its segment, and then who carries dies: the other one, which was to get its own by the answer, never comes, and says nothing.
+/// Both go on in the kernel.
+#[test]
+fn a_peer_that_was_never_to_come_is_not_waited_for() {
+    let worlds = two_worlds();
+    for called in [false, true] {
+        let [near, far] = connection(Kind::Tcp);
+        let sides = [Side::new(worlds[0], near, Kind::Tcp), Side::new(worlds[1], far, Kind::Tcp)];
+        let pair = Pair { kind: Kind::Tcp, sides };
+        sys::close(pair.sides[0].attach(true, None));
+        let [lifeline, channel] = [0; 2].map(|_| meet::pair().unwrap());
+        sys::close(lifeline[1]);
+        if called {
+            assert_eq!(pair.receive(0, 1), Err(Errno::EAGAIN));
+        }
+        pair.sides[0].with(|socket| {
+            socket.end().mirrored.set(mirrored::HAS_ADAPTER);
+            socket.lifeline.set(lifeline[0] as u32);
+            socket.channel.set(channel[0] as u32);
+            keep_on_kernel(socket, Reason::NoPeer);
+        });
+        for (from, to) in [(0, 1), (1, 0)] {
+            let bytes: Vec<u8> = (0..30).map(|place| byte(from, place)).collect();
+            assert_eq!(tcp::send_from(pair.sides[from].fd, &bytes, NOW), Ok(30), "{called}");
+            pair.sides[from].tried.set(30);
+            assert!(pair.sides[to].would_wake());
+            assert_eq!(pair.receive_around(to), Ok(30), "{called}, from {from}");
+        }
+        (0..2).for_each(|side| pair.close(side));
+        sys::close(channel[1]);
+    }
 }
 
 /// What stands in the place of a socket that another program must not get is of its kind.

@@ -15,6 +15,13 @@ pub fn peer_attached(socket: &Socket) -> u32 {
     socket.incoming().map_or(0, |ring| ring.control().sender.attached.load(Ordering::Acquire))
 }
 
+/// Have we said that we are? Before that the peer does not send by the ring.
+pub fn has_said_attached(socket: &Socket) -> bool {
+    socket
+        .outgoing()
+        .is_some_and(|ring| ring.control().sender.attached.load(Ordering::Relaxed) != 0)
+}
+
 pub fn say_end(ring: &SegmentRing, how: u32) {
     crate::step!();
     // ORDER: Release; pairs with `In::has_ended`, and with `tcp::fin_by_death` and its like; the end itself follows through
