@@ -4,7 +4,8 @@
 mod segment;
 
 use ringlet_adapter::{
-    Failed, Hosts, Lane, Pipe, Progress, Rings, Segment as Memory, Serve, WakesOne,
+    Failed, Hosts, Lane, PIPE_BYTES, PIPE_MESSAGES, Pipe, Progress, Rings, Segment as Memory,
+    Serve, WakesOne,
 };
 use ringlet_core::mirror::Asks;
 use ringlet_core::ring::{Next, Rx, Tx};
@@ -234,6 +235,82 @@ fn a_pipe_that_goes_where_there_is_no_room_fails_at_the_other_node() {
         }
     }
     panic!("it waits for ever");
+}
+
+/// Two ends of a pipe between nodes that don't know each other yet.
+fn pipes() -> (tempfile::TempDir, Hosts, [Pipe; 2]) {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = Hosts::new(folder.path(), None).unwrap();
+    let pipe = |end| Pipe::new(&hosts.trunks()[end], hosts.name(end, 0));
+    let pipes = [pipe(0), pipe(1)];
+    (folder, hosts, pipes)
+}
+
+/// Both send more than there is room for, never further ahead than the other one has taken.
+#[test]
+fn messages_of_a_pipe_wait_for_room_and_come_in_order() {
+    const MESSAGES: u32 = 20_000;
+    let (_folder, mut hosts, mut pipes) = pipes();
+    let (mut sent, mut taken, mut waited) = ([0u32; 2], [0u32; 2], false);
+    for _ in 0..STEPS_MOST {
+        for (end, pipe) in pipes.iter_mut().enumerate() {
+            while sent[end] < MESSAGES && sent[end] - taken[1 - end] < PIPE_MESSAGES as u32 {
+                // (Long ones too.)
+                let mut message = sent[end].to_le_bytes().to_vec();
+                message.resize(if sent[end] % 3 == 0 { PIPE_BYTES } else { 4 }, 7);
+                if !pipe.send(&message).unwrap() {
+                    waited = true;
+                    break;
+                }
+                sent[end] += 1;
+            }
+        }
+        step(&mut hosts);
+        for (end, pipe) in pipes.iter_mut().enumerate() {
+            while let Some(message) = pipe.receive().unwrap() {
+                assert_eq!(message[..4], taken[end].to_le_bytes(), "of {end}");
+                taken[end] += 1;
+            }
+        }
+        if taken == [MESSAGES; 2] {
+            return assert!(waited, "there was always room");
+        }
+    }
+    panic!("{taken:?} of {sent:?} have come");
+}
+
+/// What came before is there still.
+#[test]
+fn a_pipe_that_is_too_far_ahead_fails_behind_what_was_taken() {
+    let (_folder, mut hosts, [mut one, mut other]) = pipes();
+    let mut sent = 0;
+    for _ in 0..STEPS_MOST {
+        while sent <= PIPE_MESSAGES && one.send(&sent.to_le_bytes()).unwrap() {
+            sent += 1;
+        }
+        step(&mut hosts);
+        if hosts.are_joined() && sent > PIPE_MESSAGES {
+            break;
+        }
+    }
+    (0..1000).for_each(|_| step(&mut hosts));
+    for number in 0..PIPE_MESSAGES {
+        assert_eq!(other.receive(), Ok(Some(number.to_le_bytes().to_vec())));
+    }
+    assert_eq!(other.receive(), Err(Failed));
+}
+
+/// Who waits for room on it, too.
+#[test]
+fn a_pipe_fails_with_its_way() {
+    let (_folder, hosts, [mut one, _other]) = pipes();
+    while one.send(b"").unwrap() {}
+    let mut rouse = Vec::new();
+    let ((number, lane), trunk) = (one.name(), &hosts.trunks()[0]);
+    trunk.is_lane_at((number, lane), 5);
+    trunk.close(number, &mut rouse);
+    assert_eq!(rouse, [5]);
+    assert_eq!((one.send(b""), one.receive()), (Err(Failed), Err(Failed)));
 }
 
 fn step(hosts: &mut Hosts) {

@@ -577,8 +577,8 @@ fn the_peer_acts_at_each_step() {
     assert!(resets * 4 < ran, "{resets} of {ran} runs with a reset");
 }
 
-/// An accepting end has got its segment, and then who carries dies: the other one, which was to get its own by the answer, never comes, and says nothing.
-/// Both go on in the kernel.
+/// An accepting end has got its segment, and then who carries dies: the other one, which was to get its own by the answer, never comes, and says
+/// nothing. Both go on in the kernel.
 #[test]
 fn a_peer_that_was_never_to_come_is_not_waited_for() {
     let worlds = two_worlds();
