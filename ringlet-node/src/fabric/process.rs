@@ -845,13 +845,17 @@ impl Process {
 
     /// The half of an end, and its memory.
     fn make(&mut self, number: u64, ring_bytes: u64) -> Option<()> {
-        let held = self.held.get_mut(&number)?;
+        let held = self.held.get(&number)?;
         let bytes = usize::try_from(ring_bytes).ok().filter(|_| ring_bytes <= held.ring_bytes)?;
         let geometry = Geometry::new(bytes)?;
         let memory = Memory::make(geometry)?;
         let segment = memory.segment();
         // What comes is written there by rails, for which a page that can't be had would be the end.
         map::hold(segment.area, 0, geometry.segment_bytes()).ok()?;
+        // (That takes its time, and many may come in one turn: who looks whether we hang hears of each.)
+        self.say(ANSWER, Session::default(), &[]);
+        self.tell();
+        let held = self.held.get_mut(&number)?;
         let (apart, clock) = (self.apart.clone(), self.clock.clone());
         let rings = End::new(held.from.clone(), Arc::new(eventfd()?), apart, clock);
         let freed = self.freed.clone();
@@ -1222,6 +1226,73 @@ mod tests {
             }
             assert!(over, "{lane}");
         }
+    }
+
+    /// A process that has joined one other node.
+    fn joined() -> (Process, OwnedFd, Number) {
+        let (mut process, service) = process(|_, _| Ok(Box::new(unwatched())));
+        process.join([7; size_of::<Session>()]);
+        let number = *process.links.keys().next().unwrap();
+        (process, service, number)
+    }
+
+    fn pair() -> [OwnedFd; 2] {
+        // SAFETY: made just now, ours alone.
+        meet::pair().unwrap().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    fn has_said(service: &OwnedFd, kind: u8) -> usize {
+        let (mut bytes, mut count) = (vec![0; PACKET_BYTES], 0);
+        while let Ok((len, _)) = meet::receive(service.as_raw_fd(), &mut bytes) {
+            count += usize::from(bytes[..len].first() == Some(&kind));
+        }
+        count
+    }
+
+    #[test]
+    fn of_each_ring_that_is_made_it_is_heard_at_once() {
+        let (mut process, service, number) = joined();
+        let from = From { user: None, pod: None };
+        let ends: Vec<_> = (0..3)
+            .map(|lane| {
+                let ([line, guest], [meeting, other]) = (pair(), pair());
+                let (accepts, ring_bytes) = (false, 1 << 16);
+                let from = from.clone();
+                let order = LaneOrder { number: lane.into(), lane, accepts, from, ring_bytes };
+                process.begin(number, order, line, meeting);
+                (guest, other)
+            })
+            .collect();
+        process.tell();
+        assert_eq!(has_said(&service, ANSWER), 0);
+        for held in 0..ends.len() as u64 {
+            let _ = process.make(held, 1 << 16);
+            assert_eq!(has_said(&service, ANSWER), 1, "{held}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_does_not_say_that_it_has_begun_is_not_waited_for() {
+        let (mut process, _service, number) = joined();
+        let offer = Offer { kind: 1, slot_count: 64, ring_bytes: 1 << 16 };
+        let programs: Vec<_> = [false, true]
+            .into_iter()
+            .zip(1u32..)
+            .map(|(begun, lane)| {
+                let [ours, theirs] = pair();
+                let (native, offers) = (u64::from(lane), true);
+                process.begin_native(number, NativeOrder { number: native, lane, offers }, ours);
+                let port = process.begun(native).unwrap().welcome(offer).unwrap();
+                assert!(process.serve_native(native, port, begun));
+                theirs
+            })
+            .collect();
+        let since = process.natives[&1].since;
+        process.end_those_that_do_not_begin(since + ANSWERED);
+        assert_eq!(process.natives.len(), programs.len(), "it has time until then");
+        process.end_those_that_do_not_begin(since + ANSWERED + SWEEP);
+        assert!(process.natives.contains_key(&2), "it has begun");
+        assert!(!process.natives.contains_key(&1));
     }
 
     #[test]
