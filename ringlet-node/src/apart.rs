@@ -9,7 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -120,7 +120,28 @@ struct Shared {
     more: Condvar,
 }
 
+#[derive(Clone)]
 pub struct Apart(Arc<Shared>);
+
+/// A descriptor of which somebody else is given a copy: what he, or who has the other end, puts into its queue may be closed with ours, so that is done
+/// apart, whatever becomes of it.
+pub struct Handed {
+    fd: Option<OwnedFd>,
+    to: From,
+    apart: Apart,
+}
+
+impl AsRawFd for Handed {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+}
+
+impl Drop for Handed {
+    fn drop(&mut self) {
+        self.apart.close(self.to.clone(), self.fd.take().into_iter().collect());
+    }
+}
 
 impl Apart {
     /// With its first thread.
@@ -128,6 +149,10 @@ impl Apart {
         let apart = Apart(Arc::default());
         apart.0.start(&mut apart.0.lock())?;
         Ok(apart)
+    }
+
+    pub fn handed(&self, fd: OwnedFd, to: &From) -> Handed {
+        Handed { fd: Some(fd), to: to.clone(), apart: self.clone() }
     }
 
     pub fn close(&self, from: From, fds: Vec<OwnedFd>) {
@@ -215,7 +240,44 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringlet_linux::{meet, tcp};
+    use std::io::Write;
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::os::fd::FromRawFd;
     use std::sync::mpsc;
+
+    #[test]
+    fn who_drops_what_was_handed_over_does_not_wait_for_what_is_in_its_queue() {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        // SAFETY: made just now, ours alone.
+        let own = |fd| unsafe { OwnedFd::from_raw_fd(fd) };
+        let [ours, theirs] = meet::pair().unwrap().map(own);
+        // A connection that lingers, and has something to linger for.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        near.set_nonblocking(true).unwrap();
+        while near.write(&[7; 1 << 16]).is_ok() {}
+        tcp::set_linger(near.as_raw_fd(), [1, 3600]);
+        meet::send(theirs.as_raw_fd(), b"x", &[near.as_raw_fd()]).unwrap();
+        drop((near, theirs));
+        let apart = Apart::new().unwrap();
+        let handed = apart.handed(ours, &From { user: Some(1), pod: None });
+        let (done, told) = mpsc::channel();
+        thread::spawn(move || {
+            drop(handed);
+            let _ = done.send(());
+        });
+        assert_eq!(told.recv_timeout(PATIENCE), Ok(()), "it waits");
+        assert!(!apart.is_idle());
+        far.shutdown(Shutdown::Both).unwrap();
+        drop(far);
+        let until = Instant::now() + PATIENCE;
+        while !apart.is_idle() {
+            assert!(Instant::now() < until);
+            thread::yield_now();
+        }
+    }
 
     #[test]
     fn who_hangs_as_often_as_it_can_leaves_threads_to_others() {

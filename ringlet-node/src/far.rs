@@ -24,14 +24,14 @@ use ringlet::interconnect::node::{CARRIED, FAR, MET, Message, SAME_USER};
 use ringlet::reasons::Reason;
 use ringlet_linux::{meet, sys};
 
-use crate::apart::From;
+use crate::apart::{From, Handed};
 use crate::carrier::keeper::{self, Kept};
 use crate::cluster::members::Settings;
 use crate::cluster::post::{self, Post};
 use crate::cluster::{Cluster, End, Meet, Peer, Running, TOKEN_BYTES, Token, Word};
 use crate::fabric::share::{Fabric, News};
 use crate::notes::{Note, Notes, Pair};
-use crate::service::{FABRIC, Guest, Service, State, guarded_pair};
+use crate::service::{FABRIC, Guest, Service, State};
 
 /// The longest name of a control group that is told to other nodes: it may be six times as long in JSON, and has to fit in a word.
 const GROUP_BYTES: usize = 128;
@@ -66,7 +66,7 @@ pub(crate) struct Calling {
     flags: u32,
     about: String,
     /// What the guest gets, meeting and lifeline: our process has the other ends already.
-    ours: [OwnedFd; 2],
+    ours: [Handed; 2],
 }
 
 impl Calling {
@@ -306,9 +306,10 @@ impl<N: Notes> Service<N> {
         peer: &Peer,
         lane: (u32, bool),
         ring_bytes: u64,
-    ) -> Option<[OwnedFd; 2]> {
+    ) -> Option<[Handed; 2]> {
         let from = From::of(&self.guests.get(&token)?.who);
-        let ([line, ours], [meeting, our_meeting]) = (guarded_pair().ok()?, guarded_pair().ok()?);
+        let pair = || self.guarded([&from, &from]).ok();
+        let ([line, ours], [meeting, our_meeting]) = (pair()?, pair()?);
         let fabric = &mut self.far.as_mut()?.fabric;
         fabric.carry(peer, lane, from, ring_bytes, [line, meeting]);
         Some([our_meeting, ours])
@@ -414,6 +415,7 @@ mod tests {
     use crate::fabric::share::tests::{fabric, is_up};
     use crate::notes::{ACCEPTED, CONNECTED};
     use crate::policy::Policy;
+    use crate::service::guarded_pair;
     use crate::who::Who;
     use std::time::Instant;
 

@@ -13,14 +13,15 @@
 //!
 //! On one host the two get the two ends of one socket, and the service is out of it.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use ringlet::interconnect::node::{Ask, CALL, MET, Message, OFFER};
 use ringlet::reasons::Reason;
 use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
+use rustix::net::sockopt;
 
-use crate::apart::From;
+use crate::apart::{From, Handed};
 use crate::cluster::{Called, Peer, Word};
 use crate::notes::Notes;
 use crate::service::{Guest, Service, State};
@@ -28,13 +29,17 @@ use crate::service::{Guest, Service, State};
 /// This host, for who does not know its node's name, or where it has none.
 const HERE: &str = "localhost";
 
+/// What waits to be accepted is held by us, and counts as ours: by the room of a service's lifeline, that is some 80 callers, and then they are told that the
+/// node is full. KERNEL: the value is doubled, and a message that brings a descriptor takes some 800 bytes.
+const ROOM_BYTES: usize = 32 << 10;
+
 /// A call that the other node is to answer.
 pub(crate) struct Calls {
     peer: Peer,
     lane: u32,
     service: String,
     /// What the caller gets.
-    socket: OwnedFd,
+    socket: Handed,
 }
 
 impl<N: Notes> Service<N> {
@@ -66,6 +71,9 @@ impl<N: Notes> Service<N> {
         }
         let Some(guest) = self.guests.get_mut(&token) else { return };
         let taken = Message { kind: MET, ..Message::default() };
+        // SAFETY: it is the guest's until that is gone.
+        let lifeline = unsafe { BorrowedFd::borrow_raw(guest.lifeline) };
+        let _ = sockopt::set_socket_send_buffer_size(lifeline, ROOM_BYTES);
         guest.state = State::Offering { service: service.to_owned() };
         if meet::send(guest.lifeline, taken.frame().as_bytes(), &[]).is_err() {
             return self.part(token);
@@ -92,7 +100,7 @@ impl<N: Notes> Service<N> {
         let may = |guest: &Guest| self.policy.allows(&caller.who, &guest.who).is_some();
         let met = self.offering(service, may).and_then(|offers| {
             let offers = self.guests.get(&offers).ok_or(Reason::NoPeer)?;
-            let [one, other] = pair()?;
+            let [one, other] = self.pair([offers, caller])?;
             give(offers, &one)?;
             give(caller, &other)?;
             Ok(format!("{} - {} :{service}", caller.who.text(), offers.who.text()))
@@ -122,7 +130,8 @@ impl<N: Notes> Service<N> {
             return Err(Reason::NodeFull);
         }
         let (user, group) = (guest.who.user, guest.group().ok_or(Reason::Refused)?);
-        let ([ours, theirs], lane) = (pair()?, self.next_lane(&peer).ok_or(Reason::NodeFull)?);
+        let [ours, theirs] = self.pair([guest, guest])?;
+        let lane = self.next_lane(&peer).ok_or(Reason::NodeFull)?;
         // (First: what that node says of it then comes behind it.)
         if let Some(far) = &mut self.far {
             far.fabric.carry_native(&peer, (lane, false), from, ours);
@@ -162,7 +171,7 @@ impl<N: Notes> Service<N> {
         let node = peer.node();
         let offers =
             self.offering(service, |guest| self.policy.allows_far(&guest.who, node, *user, group))?;
-        let (Some(far), Some(guest)) = (&mut self.far, self.guests.get(&offers)) else {
+        let (Some(far), Some(guest)) = (&self.far, self.guests.get(&offers)) else {
             return Err(Reason::NoPeer);
         };
         let from = From::of(&guest.who);
@@ -174,10 +183,12 @@ impl<N: Notes> Service<N> {
             return Err(Reason::NodeFull);
         }
         let ours = (guest.who.user, guest.group().ok_or(Reason::Refused)?);
-        let [one, other] = pair()?;
+        let [one, other] = self.pair([guest, guest])?;
         give(guest, &one)?;
-        far.fabric.carry_native(peer, (*lane, true), from, other);
         let about = guest.who.text();
+        if let Some(far) = &mut self.far {
+            far.fabric.carry_native(peer, (*lane, true), from, other);
+        }
         let group = crate::far::line(group);
         self.journal.note("carried-far", || format!("{node}:{group} - {about} :{service}"));
         Ok(ours)
@@ -213,6 +224,16 @@ impl<N: Notes> Service<N> {
         self.part(token);
     }
 
+    /// Two connected sockets, over which descriptors may go, and to whom each is handed; or from whom what comes by it is.
+    fn pair(&self, to: [&Guest; 2]) -> Result<[Handed; 2], Reason> {
+        let [one, other] = meet::pair().map_err(|_| Reason::NodeFull)?;
+        // SAFETY: made just now, ours alone.
+        let handed = |fd, to: &Guest| {
+            self.apart.handed(unsafe { OwnedFd::from_raw_fd(fd) }, &From::of(&to.who))
+        };
+        Ok([handed(one, to[0]), handed(other, to[1])])
+    }
+
     /// With its session a call is over.
     pub(crate) fn call_no_more(&mut self, peer: &Peer) {
         let is = |guest: &Guest| matches!(&guest.state, State::Asking(calls) if calls.peer.session == peer.session);
@@ -222,14 +243,7 @@ impl<N: Notes> Service<N> {
     }
 }
 
-/// Two connected sockets, over which descriptors may go.
-fn pair() -> Result<[OwnedFd; 2], Reason> {
-    let made = meet::pair().map_err(|_| Reason::NodeFull)?;
-    // SAFETY: made just now, ours alone.
-    Ok(made.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }))
-}
-
-fn give(guest: &Guest, socket: &OwnedFd) -> Result<(), Reason> {
+fn give(guest: &Guest, socket: &Handed) -> Result<(), Reason> {
     let met = Message { kind: MET, ..Message::default() };
     let given = meet::send(guest.lifeline, met.frame().as_bytes(), &[socket.as_raw_fd()]);
     given.map_err(|error| match error {
@@ -237,4 +251,51 @@ fn give(guest: &Guest, socket: &OwnedFd) -> Result<(), Reason> {
         Errno::EAGAIN => Reason::NodeFull,
         _ => Reason::NoPeer,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notes::{Note, Pair};
+    use crate::policy::Policy;
+    use crate::service::guarded_pair;
+    use crate::who::Who;
+    use std::os::fd::IntoRawFd;
+    use std::time::Instant;
+
+    struct Nobody;
+
+    impl Notes for Nobody {
+        fn of(&self, _: u64) -> Option<Note> {
+            None
+        }
+        fn with(&self, _: Pair) -> Option<u64> {
+            None
+        }
+    }
+
+    #[test]
+    fn few_wait_for_a_service_that_takes_nobody() {
+        let mut service = Service::new(Policy::parse("").unwrap(), Nobody, Vec::new()).unwrap();
+        let [ours, theirs] = guarded_pair().unwrap();
+        let who = Who::came(ours.as_raw_fd(), None).unwrap();
+        let (lifeline, since) = (ours.into_raw_fd(), Instant::now());
+        service.guests.insert(1, Guest { lifeline, who, since, state: State::Greeted });
+        meet::admit_descriptors(theirs.as_raw_fd(), true);
+        service.offer(1, "orders");
+        let come = || {
+            let guest = &service.guests[&1];
+            let [one, _other] = service.pair([guest, guest]).unwrap();
+            give(guest, &one)
+        };
+        let waiting = (0..10_000).take_while(|_| come().is_ok()).count();
+        assert!((16..=128).contains(&waiting), "{waiting} wait");
+        assert_eq!(come(), Err(Reason::NodeFull));
+        let mut taken = 0;
+        while meet::receive(theirs.as_raw_fd(), &mut [0; 512]).is_ok() {
+            taken += 1;
+        }
+        assert_eq!(taken, 1 + waiting, "and that it is offered");
+        assert_eq!(come(), Ok(()));
+    }
 }

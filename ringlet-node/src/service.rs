@@ -21,7 +21,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde_json::json;
 
-use crate::apart::{Apart, From};
+use crate::apart::{Apart, From, Handed};
 use crate::carrier::Carriers;
 use crate::carrier::keeper::{self, Kept};
 use crate::carrier::share::News;
@@ -111,7 +111,7 @@ pub struct Service<N> {
     users: HashMap<Option<u32>, User>,
     carriers: Option<Carriers>,
     pub(crate) far: Option<Far>,
-    apart: Apart,
+    pub(crate) apart: Apart,
     pub(crate) journal: Journal,
     began: Instant,
     swept: Instant,
@@ -444,24 +444,25 @@ impl<N: Notes> Service<N> {
         let (Some(one), Some(other)) = (self.guests.get(&near), self.guests.get(&far)) else {
             return Err(Errno::ENOENT);
         };
-        let channel = meet::pair()?;
-        // Each end admits descriptors when it knows that it wants some.
-        for end in channel {
-            meet::admit_descriptors(end, false);
-        }
+        // (Each end admits descriptors when it knows that it wants some.)
+        let channel = self.guarded([&From::of(&one.who), &From::of(&other.who)])?;
         let flags = if allowed.same_user { SAME_USER | TRUSTED } else { 0 };
         // (If the second is not reached, the first finds a channel that has ended, and comes again.)
-        let told = tell(one, other, flags, &channel[..1])
-            .and_then(|()| tell(other, one, flags, &channel[1..]));
-        channel.into_iter().for_each(sys::close);
-        told
+        tell(one, other, flags, &[channel[0].as_raw_fd()])
+            .and_then(|()| tell(other, one, flags, &[channel[1].as_raw_fd()]))
+    }
+
+    /// Two connected sockets as of `guarded_pair`, and to whom each is handed; or from whom what comes by it is.
+    pub(crate) fn guarded(&self, to: [&From; 2]) -> Result<[Handed; 2], Errno> {
+        let [one, other] = guarded_pair()?;
+        Ok([self.apart.handed(one, to[0]), self.apart.handed(other, to[1])])
     }
 
     /// The same of two that may not share memory: the carrier gets a lifeline to each. Else what is noted, and told to who is there.
     fn isolate(&mut self, near: u64, far: u64) -> Result<(), (&'static str, Reason)> {
         let for_reason = |reason: Reason| (reason.code(), reason);
         let (Some(one), Some(other), Some(carriers)) =
-            (self.guests.get(&near), self.guests.get(&far), &mut self.carriers)
+            (self.guests.get(&near), self.guests.get(&far), &self.carriers)
         else {
             return Err(for_reason(Reason::NoAdapter));
         };
@@ -480,12 +481,15 @@ impl<N: Notes> Service<N> {
         }
         let user = one.who.user;
         let flags = CARRIED | if user.is_some() && user == other.who.user { SAME_USER } else { 0 };
-        let pairs = || Ok([guarded_pair()?, guarded_pair()?, guarded_pair()?]);
+        let pair = |to: [usize; 2]| self.guarded(to.map(|end| &from[end]));
+        let pairs = || Ok([pair([0, 1])?, pair([0, 0])?, pair([1, 1])?]);
         let [channel, one, other] = pairs().map_err(untold)?;
-        let fd = |fd: &OwnedFd| fd.as_raw_fd();
+        let fd = |fd: &Handed| fd.as_raw_fd();
         let lifelines = [fd(&one[0]), fd(&other[0])];
         let limit = self.policy.limits.carried_ring_bytes;
-        match carriers.carry([&from[0], &from[1]], lifelines, limit) {
+        let carry =
+            |carriers: &mut Carriers| carriers.carry([&from[0], &from[1]], lifelines, limit);
+        match self.carriers.as_mut().map_or(Err(Errno::ENOENT), carry) {
             Ok(()) => {}
             Err(Errno::EPIPE | Errno::ECONNRESET) => return Err(for_reason(Reason::NoAdapter)),
             Err(error) => return Err(untold(error)),

@@ -1,7 +1,7 @@
 //! The process as the service knows it. Two of its threads speak to it: the cluster's, of sessions and what was passed there, and the service's, of lanes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::{
     ANSWER, ASK, BROKEN, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder, OVER,
     PACKET_BYTES, PASS, PASSED, SETTINGS, Settings, UP, packet, read,
 };
-use crate::apart::From;
+use crate::apart::{From, Handed};
 use crate::carrier::keeper::{Kept, Look, Word};
 use crate::cluster::{NotPassed, Peer, QUEUE_BYTES, Session};
 use crate::policy::Limits;
@@ -39,7 +39,7 @@ struct Out {
 
 struct Waiting {
     packet: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<Handed>,
     /// It was passed there.
     passed: Option<Session>,
 }
@@ -96,7 +96,7 @@ impl Out {
     }
 
     /// Without a process it waits for the next one.
-    fn say(&mut self, packet: Vec<u8>, fds: Vec<OwnedFd>) {
+    fn say(&mut self, packet: Vec<u8>, fds: Vec<Handed>) {
         self.bytes += packet.len();
         self.waiting.push_back(Waiting { packet, fds, passed: None });
         self.flush();
@@ -246,7 +246,7 @@ impl Fabric {
         (lane, accepts): (u32, bool),
         from: From,
         ring_bytes: u64,
-        fds: [OwnedFd; 2],
+        fds: [Handed; 2],
     ) {
         let number = self.next;
         self.next += 1;
@@ -262,7 +262,7 @@ impl Fabric {
         peer: &Peer,
         (lane, offers): (u32, bool),
         from: From,
-        socket: OwnedFd,
+        socket: Handed,
     ) {
         let number = self.next;
         self.next += 1;
@@ -410,7 +410,7 @@ impl Fabric {
 pub(crate) mod tests {
     use super::*;
     use crate::cluster::tests::{given_up, joined};
-    use std::os::fd::FromRawFd;
+    use std::os::fd::{FromRawFd, OwnedFd};
 
     fn pair() -> [OwnedFd; 2] {
         // SAFETY: made just now, ours alone.
