@@ -123,8 +123,8 @@ struct Shared {
 #[derive(Clone)]
 pub struct Apart(Arc<Shared>);
 
-/// A descriptor of which somebody else is given a copy: what he, or who has the other end, puts into its queue may be closed with ours, so that is done
-/// apart, whatever becomes of it.
+/// A descriptor of which somebody else is given a copy: what he, or who has the other end, puts into its queue may be closed with ours, so that is
+/// done apart, whatever becomes of it.
 pub struct Handed {
     fd: Option<OwnedFd>,
     to: From,

@@ -29,8 +29,8 @@ use crate::service::{Guest, Service, State};
 /// This host, for who does not know its node's name, or where it has none.
 const HERE: &str = "localhost";
 
-/// What waits to be accepted is held by us, and counts as ours: by the room of a service's lifeline, that is some 80 callers, and then they are told that the
-/// node is full. KERNEL: the value is doubled, and a message that brings a descriptor takes some 800 bytes.
+/// What waits to be accepted counts as ours: by the room of a service's lifeline, that is some 80 callers, and then they are told that the node is
+/// full. KERNEL: the value is doubled, and a message that brings a descriptor takes some 800 bytes.
 const ROOM_BYTES: usize = 32 << 10;
 
 /// A call that the other node is to answer.
