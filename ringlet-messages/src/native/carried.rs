@@ -232,3 +232,32 @@ fn pass(
     }
     Ok(sent)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Listener;
+    use super::super::segment::own;
+    use super::*;
+
+    #[test]
+    fn what_is_offered_to_other_hosts_is_of_small_rings() {
+        for (ring_bytes, slot_count, is_small) in
+            [(1 << 20, 4096, true), (2 << 20, 4096, false), (1 << 20, 8192, false)]
+        {
+            let [ours, _theirs] = meet::pair().unwrap().map(own);
+            let kind = Kind::Messages;
+            let offer = Offer {
+                kind: kind as u32,
+                slot_count: slot_count as u64,
+                ring_bytes: ring_bytes as u64,
+            };
+            let welcomed = Beginning::new(ours).welcome(offer);
+            assert_eq!(welcomed.err(), (!is_small).then_some(Error::PeerCorrupt));
+            if !is_small {
+                let options = Options { slot_count, ring_bytes, ..Options::new(kind) };
+                let bound = Listener::bind(":orders", options);
+                assert_eq!(bound.err(), Some(Error::System(Errno::EINVAL)));
+            }
+        }
+    }
+}
