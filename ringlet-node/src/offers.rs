@@ -228,9 +228,8 @@ impl<N: Notes> Service<N> {
     fn pair(&self, to: [&Guest; 2]) -> Result<[Handed; 2], Reason> {
         let [one, other] = meet::pair().map_err(|_| Reason::NodeFull)?;
         // SAFETY: made just now, ours alone.
-        let handed = |fd, to: &Guest| {
-            self.apart.handed(unsafe { OwnedFd::from_raw_fd(fd) }, &From::of(&to.who))
-        };
+        let [one, other] = [one, other].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+        let handed = |fd, to: &Guest| self.apart.handed(fd, &From::of(&to.who));
         Ok([handed(one, to[0]), handed(other, to[1])])
     }
 
