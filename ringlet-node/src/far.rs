@@ -371,12 +371,10 @@ impl<N: Notes> Service<N> {
         self.call_no_more(peer);
         let Some(far) = &mut self.far else { return };
         far.fabric.forget(peer.session);
-        let cluster = &far.cluster;
-        let is_there =
-            |note: &Note| cluster.node_of(note.far_address()).as_deref() == Some(peer.node());
         let gone = |guest: &Guest| match &guest.state {
             State::Calling(calling) => calling.peer.session == peer.session,
-            State::Seeking { note } => is_there(note),
+            // (Whose address it is may be another's by now, or nobody's, as that of a node that is not listed.)
+            State::Seeking { note } => self.hall.seeks_at(note.pair, peer.node()),
             _ => false,
         };
         let tokens: Vec<u64> =
@@ -496,6 +494,18 @@ mod tests {
         service.apart_from(&peer, pair(3).mirrored(), Reason::Refused as u32);
         assert_eq!((peer.expected(), peer.waiting().len()), (0, said));
         assert!(service.guests.is_empty());
+    }
+
+    #[test]
+    fn whose_node_has_gone_comes_again_whatever_its_address_is_by_now() {
+        let (mut service, peer, _held) = service("");
+        let other = joined(&["c"]).remove(0);
+        let _seeking = seeks(&mut service, 1, ACCEPTED);
+        assert!(peer.cluster().node_of(Note::default().far_address()).is_none());
+        service.ended(&other);
+        assert_eq!(service.guests.len(), 1, "another node's end");
+        service.ended(&peer);
+        assert!(service.guests.is_empty(), "it waits for who never comes");
     }
 
     #[test]

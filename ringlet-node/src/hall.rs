@@ -59,6 +59,11 @@ impl Hall {
         self.seeking.insert(note.pair, (guest, node.to_owned())).map(|(replaced, _)| replaced)
     }
 
+    /// Does the guest with this pair wait for an end on that node?
+    pub fn seeks_at(&self, pair: Pair, node: &str) -> bool {
+        self.seeking.get(&pair).is_some_and(|(_, on)| on == node)
+    }
+
     /// The guest who waits for this end of that node's, and for no other.
     pub fn sought(&self, notes: &impl Notes, node: &str, pair: Pair) -> Option<u64> {
         let (guest, on) = self.seeking.get(&pair.mirrored())?;

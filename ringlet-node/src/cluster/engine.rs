@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::channels::{Call, Caller, PATIENCE, Token, Wants};
 use super::identity::{self, Identity};
-use super::joining::Seed;
+use super::joining::{ITSELF, NAMESAKE, Seed};
 use super::link::{Cause, Frame, Hello, Link, VERSION, Word, cause};
 use super::members::Settings;
 use super::peers::State;
@@ -140,11 +140,22 @@ pub(super) struct Dial {
     pub by: Option<u64>,
     /// How often: its addresses have turns.
     tried: usize,
+    /// Why it did not become a session, which is said once.
+    failed: Option<&'static str>,
+    /// When others were told of it last.
+    pub told: Option<Instant>,
 }
 
 impl Dial {
     pub fn new() -> Dial {
-        Dial { next: Instant::now(), pause: AGAIN_FIRST, by: None, tried: 0 }
+        Dial {
+            next: Instant::now(),
+            pause: AGAIN_FIRST,
+            by: None,
+            tried: 0,
+            failed: None,
+            told: None,
+        }
     }
 }
 
@@ -164,8 +175,8 @@ pub(super) enum Who {
     Stranger,
     /// Has, and was told which nodes there are: it closes.
     Introduced,
-    /// We have dialled this place of `join`, to be told the same.
-    Seed(usize),
+    /// We have dialled this place of `join`, to be told the same; and the node that has answered.
+    Seed(usize, Option<usize>),
     /// We have dialled this node; it has proved it when it says something.
     Dialled(usize),
     Node(usize),
@@ -259,24 +270,21 @@ impl Engine {
             let expected = self.cluster.now().expected.len();
             let strangers = |of: Option<IpAddr>| {
                 let is = |from: &SocketAddr| of.is_none_or(|of| from.ip() == of);
-                let link = |each: &&Connection| each.who == Who::Stranger && is(&each.from);
+                let is_new = |who| matches!(who, Who::Stranger | Who::Introduced);
+                let link = |each: &&Connection| is_new(each.who) && is(&each.from);
                 let callers = self.callers.iter().filter(|each| is(&each.from)).count();
                 callers + self.connections.values().filter(link).count()
             };
             if strangers(None) >= STRANGERS + expected
                 || strangers(Some(from.ip())) >= STRANGERS_OF_AN_ADDRESS + expected
             {
-                self.refused(
-                    from,
-                    None,
-                    &cause("too-many", "others have not said yet who they are"),
-                );
+                self.refused(from, &cause("too-many", "others have not said yet who they are"));
                 continue;
             }
             let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
             match ready {
                 Ok(()) => self.callers.push(Caller::new(stream, from)),
-                Err(error) => self.refused(from, None, &cause("lost", error)),
+                Err(error) => self.refused(from, &cause("lost", error)),
             }
         }
     }
@@ -299,20 +307,20 @@ impl Engine {
                         let key = self.add(link, from, Who::Stranger);
                         self.serve(key);
                     }
-                    Err(cause) => self.refused(from, None, &cause),
+                    Err(cause) => self.refused(from, &cause),
                 },
                 Wants::Channel(token) => {
                     let expected = self.cluster.now().expected.remove(&token).is_some();
                     if !expected {
-                        self.refused(from, None, &cause("not-expected", "a channel's token"));
+                        self.refused(from, &cause("not-expected", "a channel's token"));
                     } else if let Some(stream) = caller.take() {
                         self.events.called(token, Some(stream.into()));
                     }
                 }
-                Wants::Gone => self.refused(from, None, &cause("lost", "it has gone")),
+                Wants::Gone => self.refused(from, &cause("lost", "it has gone")),
                 Wants::NotYet => {
                     let about = format!("it has not proved in {} s who it is", HANDSHAKE.as_secs());
-                    self.refused(from, None, &cause("too-slow", about));
+                    self.refused(from, &cause("too-slow", about));
                 }
             }
         }
@@ -395,7 +403,7 @@ impl Engine {
                     self.dials[place].by = Some(self.add(link, address, Who::Dialled(place)));
                 }
             }
-            Err(cause) => self.refused(address, Some(place), &cause),
+            Err(cause) => self.is_not_there(place, address, &cause),
         }
     }
 
@@ -459,20 +467,21 @@ impl Engine {
                         }
                     }
                     Frame::Word(Word::Leave) => return Err(cause("left", "it ends")),
-                    Frame::Word(Word::Nodes { nodes, .. }) => self.told(nodes),
+                    Frame::Word(Word::Nodes { nodes, .. }) => self.told(place, nodes),
                     Frame::Word(Word::Hello(_)) => {
                         return Err(cause("garbage", "it says twice who it is"));
                     }
                 }
                 return Ok(());
             }
-            (Who::Seed(_), Frame::Word(Word::Nodes { nodes, last })) => {
-                self.told(nodes);
+            (Who::Seed(_, Some(by)), Frame::Word(Word::Nodes { nodes, last })) => {
+                self.told(by, nodes);
                 return if last { Err(cause(INTRODUCED, "")) } else { Ok(()) };
             }
-            (Who::Stranger | Who::Dialled(_) | Who::Seed(_), Frame::Word(Word::Hello(hello))) => {
-                self.recognise(key, hello)?
-            }
+            (
+                Who::Stranger | Who::Dialled(_) | Who::Seed(_, None),
+                Frame::Word(Word::Hello(hello)),
+            ) => self.recognise(key, hello)?,
             _ => return Err(cause("garbage", "it does not say who it is")),
         };
         let (place, hello) = place;
@@ -484,7 +493,12 @@ impl Engine {
             }
         }
         match who {
-            Some(Who::Seed(_)) => Ok(()),
+            Some(Who::Seed(seed, _)) => {
+                if let Some(connection) = self.connections.get_mut(&key) {
+                    connection.who = Who::Seed(seed, Some(place));
+                }
+                Ok(())
+            }
             Some(Who::Stranger) if hello.introduces => self.introduce(key, place),
             _ => self.join(key, place, hello.incarnation),
         }
@@ -504,7 +518,17 @@ impl Engine {
             return Err(cause("wrong-name", format!("its certificate is not that of {node:?}")));
         }
         let (who, from) = (connection.who, connection.from);
-        let place = self.member(node)?;
+        let place = match self.member(node, *incarnation) {
+            Err(cause) if who == Who::Stranger && [ITSELF, NAMESAKE].contains(&cause.code) => {
+                // (By the answer it sees that it has this name too.)
+                let answer = self.hello(hello.introduces);
+                if let Some(connection) = self.connections.get_mut(&key) {
+                    connection.link.say(&answer).and_then(|()| connection.link.write())?;
+                }
+                return Err(cause);
+            }
+            place => place?,
+        };
         if matches!(who, Who::Dialled(dialled) if dialled != place) {
             return Err(cause("wrong-name", node));
         }
@@ -534,6 +558,7 @@ impl Engine {
         connection.who = Who::Node(place);
         self.sessions[place] = Some(key);
         self.dials[place].by = None;
+        self.dials[place].failed = None;
         self.dials[place].pause = AGAIN_FIRST;
         // (What worked is tried first.)
         self.dials[place].tried = self.dials[place].tried.saturating_sub(1);
@@ -584,11 +609,12 @@ impl Engine {
             Who::Dialled(place) => {
                 self.dials[place].by = None;
                 self.pause(place);
-                self.refused(connection.from, Some(place), why);
+                self.is_not_there(place, connection.from, why);
             }
-            Who::Seed(place) => self.seed_is_over(place, connection.from, why),
+            Who::Seed(place, _) => self.seed_is_over(place, connection.from, why),
             Who::Introduced => {}
-            Who::Stranger => self.refused(connection.from, None, why),
+            Who::Stranger if why.code == ITSELF => {}
+            Who::Stranger => self.refused(connection.from, why),
         }
     }
 
@@ -598,14 +624,20 @@ impl Engine {
         dial.pause = (dial.pause * 2).min(AGAIN_LAST);
     }
 
-    /// A node that is not there is no news each time that it is tried.
-    pub fn refused(&self, from: SocketAddr, dialled: Option<usize>, why: &Cause) {
-        if dialled.is_some() && matches!(why.code, "lost" | "silent") {
+    /// A node that is not there is no news, nor what else it is each time that it is tried.
+    fn is_not_there(&mut self, place: usize, at: SocketAddr, why: &Cause) {
+        if matches!(why.code, "lost" | "silent")
+            || self.dials[place].failed.replace(why.code) == Some(why.code)
+        {
             return;
         }
         let mut now = self.cluster.now();
-        let name = dialled.map(|place| now.nodes[place].name.clone()).unwrap_or_default();
-        now.journal.note(why.code, || format!("{name} {from}: {}", why.about).trim().to_owned());
+        let name = now.nodes[place].name.clone();
+        now.journal.note(why.code, || format!("{name} {at}: {}", why.about));
+    }
+
+    fn refused(&self, from: SocketAddr, why: &Cause) {
+        self.cluster.now().journal.note(why.code, || format!("{from}: {}", why.about));
     }
 
     fn send_passed(&mut self) {
@@ -650,14 +682,14 @@ impl Engine {
                     }
                 }
                 Who::Node(_) => {}
-                Who::Stranger | Who::Dialled(_) | Who::Seed(_) | Who::Introduced
+                Who::Stranger | Who::Dialled(_) | Who::Seed(..) | Who::Introduced
                     if now.duration_since(connection.began) >= HANDSHAKE =>
                 {
                     let code = if connection.who == Who::Stranger { "too-slow" } else { "silent" };
                     let about = format!("it has not proved in {} s who it is", HANDSHAKE.as_secs());
                     over.push((*key, cause(code, about)));
                 }
-                Who::Stranger | Who::Dialled(_) | Who::Seed(_) | Who::Introduced => {}
+                Who::Stranger | Who::Dialled(_) | Who::Seed(..) | Who::Introduced => {}
             }
         }
         over.into_iter().for_each(|(key, cause)| self.end(key, &cause));

@@ -15,13 +15,15 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::engine::{Dial, Engine, INTRODUCED, Who, connect};
+use super::engine::{BEAT, Dial, Engine, INTRODUCED, Who, connect};
 use super::identity::{self, MEMBER};
 use super::link::{Cause, Link, Word, cause};
 use super::nodes::{Learned, learn, place_of};
 
 /// This node's own address is in `join` too.
-const ITSELF: &str = "itself";
+pub(super) const ITSELF: &str = "itself";
+/// Another one has its name: a copy of its keys.
+pub(super) const NAMESAKE: &str = "same-name";
 
 /// Until one has answered, and from then on.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -46,16 +48,19 @@ impl Seed {
 
 impl Engine {
     /// The place of the node of this name, if it may be a member.
-    pub fn member(&mut self, name: &str) -> Result<usize, Cause> {
+    pub fn member(&mut self, name: &str, incarnation: u64) -> Result<usize, Cause> {
         let settings = self.cluster.settings();
+        if name == settings.node {
+            return Err(match incarnation == self.cluster.0.incarnation {
+                true => cause(ITSELF, "it is this node"),
+                false => cause(NAMESAKE, format!("another node is called {name}, as this one")),
+            });
+        }
         if settings.banned.iter().any(|banned| banned == name) {
             return Err(cause("banned", format!("{name} is banned")));
         }
         if let Some(place) = place_of(&self.cluster.now().nodes, name) {
             return Ok(place);
-        }
-        if name == settings.node {
-            return Err(cause(ITSELF, "it is this node"));
         }
         if settings.join.is_none() {
             return Err(cause("unknown-node", format!("{name} is not listed")));
@@ -64,15 +69,15 @@ impl Engine {
         learned.ok_or_else(|| cause("too-many", format!("no room for {name}")))
     }
 
-    fn learn(&mut self, name: &str, address: Option<SocketAddr>) -> Option<usize> {
+    fn learn(&mut self, name: &str, said: Option<(usize, SocketAddr)>) -> Option<usize> {
         let mut now = self.cluster.now();
-        let place = match learn(&mut now.nodes, name, address) {
+        let place = match learn(&mut now.nodes, name, said) {
             Learned::New(place) => place,
             Learned::Known(place) => return Some(place),
             Learned::Full => return None,
         };
-        now.journal.note("learned", || match address {
-            Some(address) => format!("{name} at {address}"),
+        now.journal.note("learned", || match said {
+            Some((_, address)) => format!("{name} at {address}"),
             None => name.to_owned(),
         });
         drop(now);
@@ -86,19 +91,19 @@ impl Engine {
         Some(place)
     }
 
-    /// Others say that there are these.
-    pub fn told(&mut self, nodes: Vec<(String, SocketAddr)>) {
+    /// The node at a place says that there are these.
+    pub fn told(&mut self, by: usize, nodes: Vec<(String, SocketAddr)>) {
         let settings = self.cluster.settings().clone();
         let is_open = settings.join.is_some();
         for (name, address) in nodes.into_iter().take(if is_open { AT_ONCE } else { 0 }) {
             let is_other = name != settings.node && !settings.banned.contains(&name);
             if is_other && identity::check_name(&name).is_ok() {
-                self.learn(&name, Some(address));
+                self.learn(&name, Some((by, address)));
             }
         }
     }
 
-    /// Who asked for it hears which nodes there are, and they hear of it.
+    /// Who asked for it hears which nodes there are, and they hear of it, though not as often as it likes.
     pub fn introduce(&mut self, key: u64, place: usize) -> Result<(), Cause> {
         if self.cluster.settings().join.is_none() {
             return Err(cause("not-open", "[cluster] has no `join`"));
@@ -111,7 +116,10 @@ impl Engine {
             let node = &self.cluster.now().nodes[place];
             (node.name.to_string(), node.addresses.first().copied())
         };
-        let Some(address) = address else { return Ok(()) };
+        let told = &mut self.dials[place].told;
+        let is_news = told.is_none_or(|told| told.elapsed() >= BEAT);
+        let Some(address) = address.filter(|_| is_news) else { return Ok(()) };
+        *told = Some(Instant::now());
         let news = Word::Nodes { nodes: vec![(name, address)], last: true };
         for session in self.sessions.iter().flatten() {
             if let Some(connection) = self.connections.get_mut(session) {
@@ -163,7 +171,7 @@ impl Engine {
             match made {
                 Ok(link) => {
                     self.seeds[place].is_dialled = true;
-                    self.add(link, address, Who::Seed(place));
+                    self.add(link, address, Who::Seed(place, None));
                 }
                 Err(cause) => self.seed_is_over(place, address, &cause),
             }

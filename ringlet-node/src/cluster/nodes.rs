@@ -1,9 +1,11 @@
 //! The other nodes, each at a place of its own: those of `[cluster]` first, then those that were learned of. A place that a listed node has is its for
-//! good; one that was learned of loses it to another when there is no room and it has long been gone.
+//! good; one that was learned of loses it to another when there is no room and it is not there: first one that others have said, of those who have said
+//! most.
 
+use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use ipnet::IpNet;
 
@@ -13,6 +15,8 @@ use super::peers::{Peer as Known, State};
 
 /// Where a node that was learned of may be: what it has said itself, or where it was reached, and what others say.
 const ADDRESSES: usize = 4;
+/// A node that is not there keeps its place for so long against others of who has said as many: what a member says has no more dialled than that.
+const KEPT: Duration = Duration::from_secs(5);
 
 pub struct Node {
     pub name: Arc<str>,
@@ -23,6 +27,8 @@ pub struct Node {
     pub addresses: Vec<SocketAddr>,
     /// By which its session came: a proof, which what others say of it is not.
     reached: Option<IpAddr>,
+    /// The place of the node that says that it is one, until it has said so itself.
+    said_by: Option<usize>,
     pub peer: Known,
     pub out: Outbox,
 }
@@ -36,6 +42,7 @@ impl Node {
             subnets,
             addresses,
             reached: None,
+            said_by: None,
             peer: Known::new(),
             out: Outbox::default(),
         }
@@ -54,6 +61,7 @@ impl Node {
 
     /// It listens there, as it has said itself.
     pub fn says(&mut self, address: SocketAddr) {
+        self.said_by = None;
         if self.listed.is_none() {
             self.addresses.retain(|known| *known != address);
             self.addresses.insert(0, address);
@@ -120,28 +128,36 @@ pub enum Learned {
     Full,
 }
 
-/// A node of this name is a member, and listens there, as others say or it does itself.
-pub fn learn(nodes: &mut Vec<Node>, name: &str, address: Option<SocketAddr>) -> Learned {
+/// A node of this name is a member, as it has proved; or as the node at a place says, and where it listens.
+pub fn learn(nodes: &mut Vec<Node>, name: &str, said: Option<(usize, SocketAddr)>) -> Learned {
     if let Some(place) = place_of(nodes, name) {
-        if let Some(address) = address {
+        if let Some((_, address)) = said {
             nodes[place].is_said_to_be(address);
         }
         return Learned::Known(place);
     }
     let mut node = Node::new(name.into(), None, Vec::new());
-    node.addresses.extend(address);
+    if let Some((by, address)) = said {
+        node.said_by = Some(by);
+        node.addresses.push(address);
+    }
     if nodes.len() < MOST {
         nodes.push(node);
         return Learned::New(nodes.len() - 1);
     }
     let gone = |node: &&mut Node| node.listed.is_none() && node.peer.state() != State::Joined;
-    let longest = |node: &&mut Node| -> Instant { node.peer.since() };
-    let place = nodes.iter_mut().enumerate().filter(|(_, node)| gone(node));
-    let Some((place, old)) = place.min_by_key(|(_, node)| longest(node)) else {
-        return Learned::Full;
-    };
-    *old = node;
-    Learned::New(place)
+    // (So who says much takes no places of others: of those who have proved that they are nodes, and of those whom others say.)
+    let mut said = [0; MOST];
+    nodes.iter().filter_map(|node| node.said_by).for_each(|by| said[by] += 1);
+    let share = |node: &Node| node.said_by.map_or(0, |by| said[by]);
+    let others = nodes.iter_mut().enumerate().filter(|(_, node)| gone(node));
+    match others.max_by_key(|(_, other)| (share(other), Reverse(other.peer.since()))) {
+        Some((place, old)) if share(old) > share(&node) || old.peer.since().elapsed() >= KEPT => {
+            *old = node;
+            Learned::New(place)
+        }
+        _ => Learned::Full,
+    }
 }
 
 #[cfg(test)]
@@ -188,7 +204,7 @@ mod tests {
     #[test]
     fn what_others_say_of_a_node_gives_it_no_address() {
         let mut nodes = listed(&[("b", "10.0.0.2:7471", &["10.1.0.0/16"])]);
-        let said = Some("10.0.0.9:7471".parse().unwrap());
+        let said = Some((0, "10.0.0.9:7471".parse().unwrap()));
         assert_eq!(learn(&mut nodes, "z", said), Learned::New(1));
         assert_eq!(owner(&nodes, "10.0.0.9"), None, "nobody has reached it there");
         nodes[1].peer.join(1, [1; 16]);
@@ -215,14 +231,22 @@ mod tests {
         nodes[0].says(own);
         for port in 1..100 {
             let said = SocketAddr::new("10.0.0.9".parse().unwrap(), port);
-            assert_eq!(learn(&mut nodes, "z", Some(said)), Learned::Known(0));
+            assert_eq!(learn(&mut nodes, "z", Some((1, said))), Learned::Known(0));
             assert_eq!((nodes[0].addresses[0], nodes[0].addresses[1]), (own, said));
             assert!(nodes[0].addresses.len() <= ADDRESSES);
         }
         nodes[0].peer.join(1, [1; 16]);
         let before = nodes[0].addresses.clone();
-        learn(&mut nodes, "z", Some("10.0.0.8:1".parse().unwrap()));
+        learn(&mut nodes, "z", Some((1, "10.0.0.8:1".parse().unwrap())));
         assert_eq!(nodes[0].addresses, before, "it is there");
+    }
+
+    fn is_said(nodes: &mut Vec<Node>, by: usize, name: &str) -> Learned {
+        learn(nodes, name, Some((by, "10.0.0.9:7471".parse().unwrap())))
+    }
+
+    fn long_ago(nodes: &mut [Node]) {
+        nodes.iter_mut().for_each(|node| node.peer.was_so(2 * KEPT));
     }
 
     #[test]
@@ -231,12 +255,49 @@ mod tests {
         for number in 1..MOST {
             assert_eq!(learn(&mut nodes, &format!("n{number}"), None), Learned::New(number));
         }
+        assert_eq!(learn(&mut nodes, "next", None), Learned::Full, "they have just been there");
+        long_ago(&mut nodes);
         nodes[1].peer.join(1, [1; 16]);
         assert_eq!(learn(&mut nodes, "next", None), Learned::New(2));
         for (place, node) in nodes.iter_mut().enumerate().skip(2) {
             node.peer.join(1, [place as u8; 16]);
         }
+        long_ago(&mut nodes);
         assert_eq!(learn(&mut nodes, "last", None), Learned::Full);
         assert_eq!(learn(&mut nodes, "next", None), Learned::Known(2));
+    }
+
+    #[test]
+    fn who_says_that_there_are_many_takes_no_places_of_others() {
+        let mut nodes = Vec::new();
+        for name in ["liar", "honest", "gone"] {
+            learn(&mut nodes, name, None);
+        }
+        long_ago(&mut nodes);
+        nodes[0].peer.join(1, [1; 16]);
+        nodes[1].peer.join(1, [2; 16]);
+        let lies = |nodes: &mut Vec<Node>, from: usize| {
+            let lie = |number| is_said(nodes, 0, &format!("n{number}"));
+            (from..from + 2 * MOST).map(lie).filter(|new| matches!(new, Learned::New(_))).count()
+        };
+        assert_eq!(lies(&mut nodes, 0), MOST - 3);
+        assert_eq!(lies(&mut nodes, 1000), 0, "each would be dialled");
+        // Whom another one says has a place at once, and who says so itself; and both keep it.
+        for (name, by) in [("true", Some(1)), ("itself", None)] {
+            let new = match by {
+                Some(by) => is_said(&mut nodes, by, name),
+                None => learn(&mut nodes, name, None),
+            };
+            assert!(matches!(new, Learned::New(_)), "{name}");
+        }
+        long_ago(&mut nodes);
+        assert_eq!(lies(&mut nodes, 2000), MOST - 5);
+        for name in ["liar", "honest", "gone", "true", "itself"] {
+            assert!(place_of(&nodes, name).is_some(), "{name} is forgotten");
+        }
+        // One of those proves that it is there.
+        let place = place_of(&nodes, "true").unwrap();
+        nodes[place].says("10.0.0.5:7471".parse().unwrap());
+        assert_eq!(nodes[place].said_by, None);
     }
 }

@@ -108,6 +108,14 @@ impl Peer {
 }
 
 #[cfg(test)]
+impl Peer {
+    /// It has been so for so long.
+    pub fn was_so(&mut self, time: Duration) {
+        self.since -= time;
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
