@@ -8,8 +8,8 @@ use super::set::{
     self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLOUT, Set, Watch, free, is_linked,
 };
 use crate::socket::table::{Receiving, Socket, Tables};
-use crate::socket::transfer::events;
-use crate::socket::transfer::wait::waits_for_room;
+use crate::socket::transfer::wait::waits_untold;
+use crate::socket::transfer::{events, leave_untold};
 use crate::socket::view;
 use crate::waiting::spin;
 use ringlet_linux::fd::epoll_event;
@@ -227,8 +227,14 @@ pub(super) fn harvest(tables: &Tables, set: &Set, out: &mut [epoll_event], slept
             if hot > HOT_COUNT && idle > patience && !set.nested.is() && !set.elder.is() {
                 let room = watch.events.get() & EPOLLOUT != 0;
                 want(socket, room);
-                // Armed; look again, so that nothing fell in between. (Of room nothing may tell; who fills the ring behind this heats the watch.)
-                if look(tables, watch).events == 0 && !(room && waits_for_room(socket)) {
+                // WHY not keep who waits untold: a server has as many of those as it has slow readers, and each wait would look at all of them. (Who
+                // fills the ring behind this heats the watch.)
+                let untold = room && waits_untold(socket);
+                if untold {
+                    leave_untold(socket);
+                }
+                // Armed; look again, so that nothing fell in between.
+                if look(tables, watch).events == 0 && !untold {
                     cool(set, watch);
                 } else {
                     watch.active_at.set(set.fruitful.get());

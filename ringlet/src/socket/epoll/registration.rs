@@ -251,7 +251,7 @@ pub fn heat_all(socket: &Socket) {
     heat_those(socket, |_| true);
 }
 
-/// A send has found no room: the sets that are asked for it look for it themselves (`wait::waits_for_room`).
+/// A send has found no room, and no doorbell can tell of some (`wait::waits_untold`): the sets that are asked for it look for it themselves.
 pub fn heat_for_room(socket: &Socket) {
     let asks = |watch: &Watch| watch.adopted.is() && watch.events.get() & EPOLLOUT != 0;
     heat_those(socket, |watch| asks(watch) && !watch.hot.is());

@@ -1,6 +1,6 @@
 //! Sending: by the ring as long as it may, else through the kernel.
 
-use super::wait::{STALLED_NS, Want, can_ring_for_room, deadline, wait, waits_for_room};
+use super::wait::{STALLED_NS, Want, deadline, wait, waits_untold};
 use crate::reasons::Reason;
 use crate::socket::epoll::registration::heat_for_room;
 use crate::socket::table::{End, Sending, Socket};
@@ -83,7 +83,9 @@ pub fn send_by(
             if !told {
                 told = true;
                 end.no_space.add(1);
-                heat_for_room(socket);
+                if waits_untold(socket) {
+                    heat_for_room(socket);
+                }
                 continue;
             }
             if total == 0 && stalled(end) && overflow(socket, end) {
@@ -133,11 +135,11 @@ fn overflow(socket: &Socket, end: &End) -> bool {
     full
 }
 
-/// For who waits for room where no doorbell can tell of it, and nobody looks now and then, as in a set that is in another one: the kernel is to tell.
+/// For who waits for room where no doorbell can tell of it, and nobody looks now and then, as in a set that is in another one, or has others to look at:
+/// the kernel is to tell.
 pub fn leave_untold(socket: &Socket) {
     let end = socket.end();
-    if !can_ring_for_room(socket)
-        && waits_for_room(socket)
+    if waits_untold(socket)
         && let (Some(_held), Some(ring)) = (end.send_lock.try_take(), socket.outgoing())
         && end.sending() == Sending::Ring
         && !words::has_left(&ring)

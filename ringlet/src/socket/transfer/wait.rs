@@ -258,12 +258,19 @@ pub fn can_ring_for_room(socket: &Socket) -> bool {
     socket.end().receiving() == Receiving::Ring && !socket.incoming().is_some_and(ends)
 }
 
-/// Has our ring no room for who waits for some? A doorbell byte may never tell of it: the peer can put none once its direction has ended, is back
-/// on the kernel, or finds no room there. So each set that is asked for its room keeps such a connection on its hot list, and looks now and then.
+/// Has our ring no room for who waits for some?
 pub fn waits_for_room(socket: &Socket) -> bool {
     let end = socket.end();
     let full = |ring: SegmentRing| ring.control().is_taken() && !end.tx.writable(&ring);
     end.sending() == Sending::Ring && socket.outgoing().is_some_and(full)
+}
+
+/// And can no doorbell tell of it? The peer can put none once its direction has ended, or is back on the kernel, though we have not read so far. (It
+/// comes to that by something that the kernel tells.)
+pub fn waits_untold(socket: &Socket) -> bool {
+    let rx = &socket.end().rx;
+    let leaves = |ring: SegmentRing| rx.mark_ahead(&ring).is_some();
+    waits_for_room(socket) && (!can_ring_for_room(socket) || socket.incoming().is_some_and(leaves))
 }
 
 /// Does the peer ring our home context's eventfd?
