@@ -1,6 +1,6 @@
-//! The other nodes, each at a place of its own: those of `[cluster]` first, then those that were learned of. A place that a listed node has is its for
-//! good; one that was learned of loses it to another when there is no room and it is not there: first one that others have said, of those who have said
-//! most.
+//! The other nodes, each at a place of its own: those of `[cluster]` first, then those that were learned of. A place that a listed node has is its
+//! for good; one that was learned of loses it to another when there is no room and it is not there: first one that others have said, of those who have
+//! said most.
 
 use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};

@@ -135,8 +135,8 @@ fn overflow(socket: &Socket, end: &End) -> bool {
     full
 }
 
-/// For who waits for room where no doorbell can tell of it, and nobody looks now and then, as in a set that is in another one, or has others to look at:
-/// the kernel is to tell.
+/// For who waits for room where no doorbell can tell of it, and nobody looks now and then, as in a set that is in another one, or has others to look
+/// at: the kernel is to tell.
 pub fn leave_untold(socket: &Socket) {
     let end = socket.end();
     if waits_untold(socket)
