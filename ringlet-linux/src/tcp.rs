@@ -307,18 +307,75 @@ pub fn resets_on_close(fd: i32) -> bool {
 }
 
 /// Bytes that the program has read from the kernel since the beginning, taken between two equal counts of arrivals.
-/// Exact while nobody else reads (the caller holds the receive lock). ERANGE: more wait than ever arrived, so they came past TCP.
+/// Exact while nobody else reads (the caller holds the receive lock), but for one that `hides_its_end`. ERANGE: more wait than ever arrived, so they
+/// came past TCP.
 pub fn consumed(fd: i32) -> Sys<u64> {
     let mut before = counts(fd)?;
     for _ in 0..STABLE_LOOKS {
         let waiting = unread(fd)?;
         let after = counts(fd)?;
         if after.received == before.received && after.state == before.state {
-            return before.received.checked_sub(waiting as u64).ok_or(Errno::ERANGE);
+            let received = match before.state {
+                TCP_CLOSE => fin_came(fd, waiting)
+                    .map_or(before.received, |fin| before.arrived.saturating_sub(fin as u64)),
+                _ => before.received,
+            };
+            return received.checked_sub(waiting as u64).ok_or(Errno::ERANGE);
         }
         before = after;
     }
     Err(Errno::EAGAIN)
+}
+
+/// Of a connection that is closed, an error waits, and no byte: only who takes the error knows whether a FIN came before.
+pub fn hides_its_end(fd: i32) -> bool {
+    counts(fd).is_ok_and(|counts| counts.state == TCP_CLOSE)
+        && unread(fd).is_ok_and(|waiting| is_hidden(fd, waiting))
+}
+
+fn is_hidden(fd: i32, waiting: usize) -> bool {
+    waiting == 0 && crate::fd::pending(fd, 0) & libc::POLLERR != 0
+}
+
+/// Did a FIN come, on a connection that is closed? Its state does not tell: a reset may have come behind one, or alone, whose error anybody may have
+/// taken. KERNEL: TCP_INQ counts a FIN that was not taken as a byte, and one that was as one too where nothing waits; FIONREAD never does.
+fn fin_came(fd: i32, waiting: usize) -> Option<bool> {
+    if is_hidden(fd, waiting) {
+        return None;
+    }
+    let asked = int_option(fd, libc::IPPROTO_TCP, libc::TCP_INQ).ok()?;
+    let peeks_from = int_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF);
+    set_flag(fd, libc::TCP_INQ, true);
+    peek_from(fd, -1);
+    let seen = peek_inq(fd);
+    if let Ok(from @ 0..) = peeks_from {
+        peek_from(fd, from);
+    }
+    set_flag(fd, libc::TCP_INQ, asked != 0);
+    Some(seen? as usize != waiting)
+}
+
+/// What TCP_INQ says by a look at the next byte.
+fn peek_inq(fd: i32) -> Option<i32> {
+    let (mut byte, mut control) = (0u8, [0u64; 16]);
+    let piece = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let mut message = EMPTY;
+    (message.msg_iov, message.msg_iovlen) = ((&raw const piece).cast_mut(), 1);
+    (message.msg_control, message.msg_controllen) =
+        (control.as_mut_ptr().cast(), size_of_val(&control) as _);
+    // SAFETY: a message header with our own buffers.
+    unsafe { sys!(SYS_recvmsg, fd, &raw mut message, libc::MSG_PEEK | libc::MSG_DONTWAIT) }.ok()?;
+    // SAFETY: the header is as the kernel has left it, and so are the messages in its buffer.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(&raw const message);
+        while !at.is_null() {
+            if ((*at).cmsg_level, (*at).cmsg_type) == (libc::IPPROTO_TCP, libc::TCP_INQ) {
+                return Some(libc::CMSG_DATA(at).cast::<i32>().read_unaligned());
+            }
+            at = libc::CMSG_NXTHDR(&raw const message, at);
+        }
+    }
+    None
 }
 
 /// Pieces of the program's buffers that there usually are at most, and at most (UIO_MAXIOV).
@@ -502,6 +559,40 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
     use std::time::Duration;
+
+    /// However it has ended, and whoever has taken the error.
+    #[test]
+    fn what_was_consumed_is_known_behind_the_end() {
+        for (read, reset, fin, takes) in
+            (0..24).map(|n| (n / 8 % 3, n & 1 > 0, n & 2 > 0, n & 4 > 0))
+        {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (mut far, _) = listener.accept().unwrap();
+            far.write_all(b"hi").unwrap();
+            near.read_exact(&mut std::vec![0; read]).unwrap();
+            if reset && !fin {
+                reset_on_close(far.as_raw_fd());
+            }
+            if !reset {
+                shut_down(near.as_raw_fd(), libc::SHUT_WR).unwrap();
+            }
+            drop(far);
+            if reset && fin {
+                assert!(ring_byte(near.as_raw_fd()));
+            }
+            let fd = near.as_raw_fd();
+            while counts(fd).unwrap().state != TCP_CLOSE {
+                std::thread::yield_now();
+            }
+            if takes || hides_its_end(fd) {
+                assert!(hides_its_end(fd) <= (reset && read == 2));
+                take_error(fd);
+            }
+            assert_eq!(consumed(fd), Ok(read as u64), "{read} {reset} {fin} {takes}");
+            assert_eq!(int_option(fd, libc::IPPROTO_TCP, libc::TCP_INQ), Ok(0));
+        }
+    }
 
     #[test]
     fn a_peer_that_has_no_room_answers() {

@@ -610,6 +610,64 @@ fn a_peer_that_was_never_to_come_is_not_waited_for() {
     }
 }
 
+/// A program comes to a direction that has entered the ring only when the peer has gone, and the kernel has reset for a doorbell: what came by the kernel
+/// is counted as it was, behind a FIN or not, whoever has taken the error, and no doorbell is taken for a byte.
+#[test]
+fn a_direction_is_met_behind_its_end() {
+    let worlds = two_worlds();
+    for n in 0..24 {
+        let (before, rung, orderly, taken) = (n / 12 * 5, n & 1 > 0, n & 2 > 0, n / 4 % 3);
+        let [near, far] = connection(Kind::Tcp);
+        let sides = [Side::new(worlds[0], near, Kind::Tcp), Side::new(worlds[1], far, Kind::Tcp)];
+        let pair = Pair { kind: Kind::Tcp, sides };
+        let bytes: Vec<u8> = (0..before).map(|place| byte(1, place)).collect();
+        assert_eq!(tcp::send_from(far, &bytes, NOW), Ok(bytes.len()));
+        [&pair.sides[1].sent, &pair.sides[1].tried].iter().for_each(|count| count.set(before));
+        let segment = pair.sides[1].attach(true, None);
+        pair.sides[0].attach(false, Some(segment));
+        sys::close(segment);
+        if before > 0 {
+            assert!(pair.sides[0].would_wake());
+            assert_eq!(pair.receive(0, 100), Ok(before as usize));
+        }
+        for from in [0, 1] {
+            let to = 1 - from;
+            let wants = || pair.sides[to].with(|socket| wait::want_bytes(socket, true, false));
+            let in_ring =
+                || pair.sides[from].with(|socket| socket.end().sending()) == Sending::Ring;
+            for _ in 0..CALLS_MOST {
+                let was = in_ring();
+                (rung || to == 1).then(wants);
+                assert_eq!(pair.send(from, 3), Ok(3));
+                if to == 1 {
+                    let _ = pair.receive(1, 100);
+                }
+                if was {
+                    break;
+                }
+            }
+            assert!(in_ring());
+        }
+        assert_eq!(pair.sides[0].with(|socket| socket.end().receiving()), Receiving::Kernel);
+        match orderly {
+            true => pair.close(1),
+            false => pair.die(1),
+        }
+        assert!(!orderly || tcp::ring_byte(near));
+        assert!(pair.sides[0].would_wake());
+        assert_eq!(tcp::unread(near), Ok(rung as usize));
+        match taken {
+            0 => {}
+            1 => drop(pair.look(0)),
+            _ => drop(tcp::take_error(near)),
+        }
+        pair.drain(0);
+        pair.has_all(0);
+        pair.meets_the_end(0);
+        pair.close(0);
+    }
+}
+
 /// What stands in the place of a socket that another program must not get is of its kind.
 #[test]
 fn another_of_its_kind() {

@@ -125,6 +125,14 @@ impl Carrier for Tcp {
     }
 
     fn taken_before(socket: &Socket) -> Sys<u64> {
+        let end = socket.end();
+        if tcp::hides_its_end(socket.fd()) && !Self::judge(socket, end, 0) {
+            let error = tcp::take_error(socket.fd());
+            // (EPIPE is told by each send, and by no receive: there is the end.)
+            if error != 0 && error != libc::EPIPE {
+                end.pending_error.change(0, error as u32);
+            }
+        }
         tcp::consumed(socket.fd())
     }
 
