@@ -538,6 +538,23 @@ fn a_death_loses_nothing_of_the_survivor() {
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
 
+/// Who was never answered says that an answer comes back: the error handler is not told.
+#[test]
+fn nothing_comes_back_that_was_not_sent() {
+    let (world, segment) = (World::default(), Segment::new());
+    let [end, other] = [0, 1].map(|end| End::new(&world, &segment, end));
+    // (Refused for its tag: that is no answer of the program's.)
+    assert!(other.send(&Plan { kind: 0, words: 0, len: 0, offset: 0, wrong: 0 }));
+    assert_eq!(end.connection.deliver(&end.memory, Queue::Request, &end), Delivered::One);
+    let stamp = 1u64;
+    let head = [u64::from_le_bytes([0x81, 1, 3, Status::BadHandler as u8, 0, 0, 0, 0]), 0, 0, 7];
+    let mut slot = [0; 32];
+    slot.as_chunks_mut().0.iter_mut().zip(head).for_each(|(to, word)| *to = word.to_le_bytes());
+    other.memory.write(Queue::Request, stamp as usize, &slot);
+    other.memory.publish(Queue::Request, stamp as usize, stamp + 1);
+    assert_eq!(end.connection.deliver(&end.memory, Queue::Request, &end), Delivered::Corrupt);
+}
+
 /// Whatever the peer writes wherever, whenever: no access outside, no endless work, no claim of more than was sent.
 #[test]
 fn survives_a_hostile_peer() {

@@ -60,6 +60,8 @@ pub struct Connection {
     /// The peer's requests served, and replies published to them.
     served: PlainU64,
     replied: PlainU64,
+    /// Replies of the program's, less those that have come back.
+    answers: PlainU64,
     /// Buffers of the leaving queues.
     buffers: [Buffers; 2],
 }
@@ -179,6 +181,7 @@ impl Connection {
         let done = self.post(memory, Queue::Reply, position, message, request, returned);
         if done {
             self.replied.set(position + 1);
+            self.answers.set(self.answers.get() + returned.is_none() as u64);
         }
         done
     }
@@ -268,6 +271,13 @@ impl Connection {
         if found.returned {
             let Some(status) = Status::from_u8(found.extra) else { return Delivered::Corrupt };
             let reply = queue == Queue::Request;
+            // No more come back than were made: a peer that knows no tag, and so was never answered, has nothing to say to the error handler.
+            if reply {
+                let Some(left) = self.answers.get().checked_sub(1) else {
+                    return Delivered::Corrupt;
+                };
+                self.answers.set(left);
+            }
             // A reply's place holds whose answer it is instead of the tag, so the head is taken from what we sent.
             let head = if reply { None } else { sent(memory, Queue::Request, found.word) };
             host.returned(&Returned { status, reply, head: head.as_ref().unwrap_or(&found).head });

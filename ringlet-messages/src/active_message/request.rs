@@ -121,6 +121,11 @@ impl Endpoint {
                     return Ok(Attempt::Wait(lane.clone()));
                 }
                 lane.notify();
+                // (By a lane that is not watched the poll that follows does not come.)
+                if lane.wire().is_some() && lane.has_ended() {
+                    // ORDER: Relaxed; our own note, taken under the same lock.
+                    guard.bundle.news.store(true, Ordering::Relaxed);
+                }
                 Ok(Attempt::Done)
             }
             Stage::Opening => Ok(Attempt::Wait(lane.clone())),
