@@ -396,6 +396,23 @@ fn strangers_end_their_own_lane() {
     assert_eq!(*a.returned.lock(), []);
 }
 
+/// Who has torn one of its two bells off has gone.
+#[test]
+fn a_bell_that_is_torn_off_ends_the_lane() {
+    let b = Node::offers("bells");
+    for by_sender in [true, false] {
+        let stranger = raw("bells");
+        until(&[&b], || b.bundle.connections() == 1);
+        let bell = match by_sender {
+            true => stranger.sender.descriptor(),
+            false => stranger.receiver.descriptor(),
+        };
+        // SAFETY: a descriptor of ours.
+        assert_eq!(unsafe { libc::shutdown(bell, libc::SHUT_RDWR) }, 0);
+        until(&[&b], || b.bundle.connections() == 0);
+    }
+}
+
 #[test]
 fn names_and_kinds() {
     let (a, b) = (Node::new(), Node::offers("taken"));

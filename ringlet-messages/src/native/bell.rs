@@ -138,6 +138,11 @@ impl Bell {
         self.gone.load(Ordering::Relaxed)
     }
 
+    /// The peer has gone, as another bell has told.
+    pub fn give_up(&self) {
+        self.gone.store(true, Ordering::Relaxed);
+    }
+
     /// Takes the bytes that came.
     pub fn drain(&self) {
         for _ in 0..BELLS_AT_ONCE {

@@ -328,10 +328,13 @@ impl Receiver {
         self.abandoned = true;
     }
 
-    /// Takes the bytes that have rung, of both ways.
+    /// Takes the bytes that have rung, of both ways. Who has torn off one of his ends has gone: it would ring for ever.
     pub(super) fn drain(&self) {
         self.link.data.drain();
         self.link.room().drain();
+        if self.link.room().is_gone() {
+            self.link.data.give_up();
+        }
     }
 
     fn has_news(&self) -> bool {
