@@ -262,10 +262,7 @@ impl Incoming for In<'_> {
     }
 
     fn taken(&self) -> Sys<u64> {
-        carrier::taken(self.socket, self.end).map_err(|error| match error {
-            Errno::ERANGE => patience::miscounted(self.socket),
-            error => error,
-        })
+        carrier::taken(self.socket, self.end)
     }
 
     fn base(&self, start: u64, taken: u64) -> u64 {

@@ -6,7 +6,7 @@ use crate::config::Endpoint;
 use crate::reasons::Reason;
 use crate::socket::table::{End, Sending, Socket, Tables};
 use crate::socket::words::{LINGER_KEPT, bells_put, may_have_lost, peer_attached};
-use crate::socket::{channel, pin};
+use crate::socket::{channel, patience, pin};
 use ringlet_core::handover;
 use ringlet_core::layout::{SHUT, SHUT_READ, SHUT_UNREAD};
 use ringlet_core::leaving::Leaving;
@@ -133,7 +133,10 @@ impl Carrier for Tcp {
                 end.pending_error.change(0, error as u32);
             }
         }
-        tcp::consumed(socket.fd())
+        tcp::consumed(socket.fd()).map_err(|error| match error {
+            Errno::ERANGE => patience::miscounted(socket),
+            error => error,
+        })
     }
 
     fn received(socket: &Socket, _end: &End) -> Sys<u64> {
