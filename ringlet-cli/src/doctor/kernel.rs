@@ -168,7 +168,7 @@ fn counts(pair: &Pair) -> Check {
             tcp::written(pair.connector.as_raw_fd(), true)?,
             tcp::counts(acceptor)?.received,
             tcp::unread(acceptor)? as u64,
-            tcp::consumed(acceptor)?,
+            tcp::consumed(acceptor, || ())?,
         ))
     });
     match tried {

@@ -610,8 +610,8 @@ fn a_peer_that_was_never_to_come_is_not_waited_for() {
     }
 }
 
-/// A program comes to a direction that has entered the ring only when the peer has gone, and the kernel has reset for a doorbell: what came by the kernel
-/// is counted as it was, behind a FIN or not, whoever has taken the error, and no doorbell is taken for a byte.
+/// A program comes to a direction that has entered the ring only when the peer has gone, and the kernel has reset for a doorbell: what came by the
+/// kernel is counted as it was, behind a FIN or not, whoever has taken the error, and no doorbell is taken for a byte.
 #[test]
 fn a_direction_is_met_behind_its_end() {
     let worlds = two_worlds();

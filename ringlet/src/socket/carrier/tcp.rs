@@ -52,7 +52,7 @@ impl Carrier for Tcp {
             Err(Errno::EAGAIN) => return Ok(()),
             measured => measured.map_err(Reason::from)?,
         };
-        let past_tcp = tcp::consumed(socket.fd()) == Err(Errno::ERANGE)
+        let past_tcp = tcp::consumed(socket.fd(), || ()) == Err(Errno::ERANGE)
             || has_sent && written.place == 0
             || has_received && received == 0;
         // (What another thread writes between two measures is in one of them only. They are compared again when nobody does: `start_place`.)
@@ -82,7 +82,7 @@ impl Carrier for Tcp {
     }
 
     fn carried(socket: &Socket) -> (usize, usize) {
-        match (written(socket), tcp::consumed(socket.fd())) {
+        match (written(socket), tcp::consumed(socket.fd(), || ())) {
             (Ok(written), Ok(received)) => (written.place as usize, received as usize),
             _ => (0, 0),
         }
@@ -126,14 +126,17 @@ impl Carrier for Tcp {
 
     fn taken_before(socket: &Socket) -> Sys<u64> {
         let end = socket.end();
-        if tcp::hides_its_end(socket.fd()) && !Self::judge(socket, end, 0) {
+        let take_error = || {
+            if Self::judge(socket, end, 0) {
+                return;
+            }
             let error = tcp::take_error(socket.fd());
             // (EPIPE is told by each send, and by no receive: there is the end.)
             if error != 0 && error != libc::EPIPE {
                 end.pending_error.change(0, error as u32);
             }
-        }
-        tcp::consumed(socket.fd()).map_err(|error| match error {
+        };
+        tcp::consumed(socket.fd(), take_error).map_err(|error| match error {
             Errno::ERANGE => patience::miscounted(socket),
             error => error,
         })
