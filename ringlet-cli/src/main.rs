@@ -33,6 +33,7 @@ mod patience;
 mod plot;
 mod processes;
 mod program;
+mod reflect;
 mod run;
 mod settings;
 mod sim;
@@ -62,6 +63,8 @@ enum Command {
     Adapter(adapter::AdapterArgs),
     Node(node::NodeArgs),
     AmRun(am_run::AmRunArgs),
+    Reflect(reflect::ReflectArgs),
+    Imc(reflect::ImcArgs),
     Ss(ss::SsArgs),
     Off(control::OffArgs),
     On(control::OnArgs),
@@ -108,6 +111,8 @@ fn dispatch() -> ExitCode {
         Command::Adapter(args) => adapter::run(args),
         Command::Node(args) => node::run(args),
         Command::AmRun(args) => am_run::run(args),
+        Command::Reflect(args) => reflect::run(args),
+        Command::Imc(args) => reflect::imc(args),
         Command::Ss(args) => ss::run(args),
         Command::Off(args) => control::off(args),
         Command::On(args) => control::on(args),

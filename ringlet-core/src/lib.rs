@@ -16,6 +16,7 @@ pub mod memory;
 pub mod mirror;
 pub mod queue;
 pub mod record;
+pub mod reflect;
 pub mod ring;
 pub mod switch;
 pub mod sync;

@@ -16,3 +16,9 @@ pub fn wake(word: &AtomicU32) {
     // SAFETY: an aligned word; nothing is written.
     let _ = unsafe { sys!(SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
+
+/// Wakes one of them, who has slept longest.
+pub fn wake_one(word: &AtomicU32) {
+    // SAFETY: an aligned word; nothing is written.
+    let _ = unsafe { sys!(SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
+}

@@ -1,0 +1,294 @@
+//! `ringlet reflect` and `ringlet imc`: a host's keeper of reflective memory, and what it has.
+
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, bail, ensure};
+use ringlet_reflect::keeper::{Limits, Options, keep};
+use ringlet_reflect::{Host, PATH, State, Status};
+
+use crate::table;
+
+/// See reflective memory of this host: regions and locks that programs share by their keys
+#[derive(clap::Args)]
+pub struct ReflectArgs {
+    #[command(subcommand)]
+    command: ReflectCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum ReflectCommand {
+    /// Show regions, lock sets, and who uses them
+    Ls(LsArgs),
+    /// Keep regions and locks for programs, in the foreground; it says `ready`. (Programs start one for their user if there is none.)
+    Keep(KeepArgs),
+}
+
+#[derive(clap::Args)]
+struct LsArgs {
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct KeepArgs {
+    /// Where programs of all users find it (they look there by themselves, or where RINGLET_REFLECT says); without it, programs of this user only
+    #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = PATH, value_hint = clap::ValueHint::FilePath)]
+    path: Option<PathBuf>,
+    /// Space of all regions
+    #[arg(long, value_name = "MB", default_value_t = DEFAULT_MB)]
+    all: u64,
+    /// Space of the regions that are received here
+    #[arg(long, value_name = "MB", default_value_t = DEFAULT_MB)]
+    received: u64,
+    /// Go to the background, and end when nobody has been there for some seconds
+    #[arg(long)]
+    behind: bool,
+    /// Go to the background, and stay
+    #[arg(long, conflicts_with = "behind")]
+    stay: bool,
+    #[arg(long, hide = true)]
+    ends: bool,
+}
+
+/// A Memory Channel API cluster of this host: <sys/imc.h>
+#[derive(clap::Args)]
+pub struct ImcArgs {
+    #[command(subcommand)]
+    command: ImcCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum ImcCommand {
+    /// Initialise the Memory Channel API on this host, as imc_init does
+    ///
+    /// By root for all users, otherwise for this user. Where it was done before, its limits have to be the same.
+    Init(InitArgs),
+    /// Show members, regions and lock sets, as imcs does
+    Stat(StatArgs),
+}
+
+#[derive(clap::Args)]
+struct InitArgs {
+    /// Megabytes of all regions
+    #[arg(short = 'a', value_name = "MB", default_value_t = 10)]
+    all: u64,
+    /// Megabytes of the regions that are received on this host
+    #[arg(short = 'r', value_name = "MB", default_value_t = 10)]
+    received: u64,
+}
+
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+struct StatArgs {
+    /// Members
+    #[arg(short = 'm')]
+    members: bool,
+    /// Lock sets
+    #[arg(short = 'l')]
+    locks: bool,
+    /// Regions
+    #[arg(short = 'r')]
+    regions: bool,
+    /// All
+    #[arg(short = 'f')]
+    all: bool,
+    /// Space, and errors
+    #[arg(short = 's')]
+    statistics: bool,
+    /// Help
+    #[arg(short = 'h', long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
+}
+
+const DEFAULT_MB: u64 = 1 << 14;
+const MB: u64 = 1 << 20;
+
+pub fn run(args: ReflectArgs) -> anyhow::Result<ExitCode> {
+    match args.command {
+        ReflectCommand::Ls(args) => {
+            let state = state()?;
+            match args.json {
+                true => table::json(&serde_json::to_value(&state)?)?,
+                false => show(&state, &Shown { members: true, regions: true, locks: true }),
+            }
+        }
+        ReflectCommand::Keep(args) => keep_here(&args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn imc(args: ImcArgs) -> anyhow::Result<ExitCode> {
+    match args.command {
+        ImcCommand::Init(args) => init(&args)?,
+        ImcCommand::Stat(args) => {
+            let state = state()?;
+            let none = !(args.members || args.locks || args.regions || args.statistics);
+            let shown = Shown {
+                members: args.members || args.all || none,
+                regions: args.regions || args.all || none,
+                locks: args.locks || args.all || none,
+            };
+            show(&state, &shown);
+            if args.statistics || args.all {
+                println!(
+                    "\n{} of {} MB allocated; no errors on rail 0",
+                    table::grouped(state.allocated / MB),
+                    table::grouped(state.allocated_most / MB)
+                );
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn state() -> anyhow::Result<State> {
+    let host = Host::find().context("this host's reflective memory")?;
+    Ok(host.state()?)
+}
+
+fn keep_here(args: &KeepArgs) -> anyhow::Result<()> {
+    if args.behind || args.stay {
+        return go_behind(args);
+    }
+    for megabytes in [args.all, args.received] {
+        ensure!((1..=1 << 30).contains(&megabytes), "{megabytes} MB are out of range");
+    }
+    let limits = Limits { all: args.all * MB, received: args.received * MB };
+    let options = Options { path: args.path.as_deref(), limits, stays: !args.ends };
+    let ready = || {
+        println!("ready");
+        let _ = std::io::stdout().flush();
+    };
+    keep(&options, ready).context("the keeper can't listen (is there one?)")
+}
+
+/// Starts itself in a session of its own, and returns when it listens, or does not.
+fn go_behind(args: &KeepArgs) -> anyhow::Result<()> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["reflect", "keep"]);
+    if let Some(path) = &args.path {
+        command.arg("--path").arg(path);
+    }
+    command.arg("--all").arg(args.all.to_string());
+    command.arg("--received").arg(args.received.to_string());
+    if args.behind {
+        command.arg("--ends");
+    }
+    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // SAFETY: one system call between fork and exec, of no memory.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(|| {
+            libc::setsid();
+            Ok(())
+        });
+    }
+    let mut child = command.spawn()?;
+    let mut said = [0; 6];
+    let output = child.stdout.take().context("no output")?;
+    if output.take(6).read_exact(&mut said).is_err() {
+        let mut why = String::new();
+        let _ = child.stderr.take().context("no errors")?.take(4096).read_to_string(&mut why);
+        let _ = child.wait();
+        bail!("{}", why.trim().trim_start_matches("ringlet: "));
+    }
+    Ok(())
+}
+
+fn init(args: &InitArgs) -> anyhow::Result<()> {
+    let path = rustix::process::geteuid().is_root().then(|| PathBuf::from(PATH));
+    if let Some(folder) = path.as_ref().and_then(|path| path.parent()) {
+        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    match Host::find() {
+        Ok(host) => {
+            let had = host.state()?;
+            let is_same =
+                had.allocated_most == args.all * MB && had.received_most == args.received * MB;
+            // (As IMC_INITERR.)
+            ensure!(is_same, "it is initialised already, with other limits");
+            println!("{} is initialised already", had.host);
+            return Ok(());
+        }
+        Err(Status::NotInitialised) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let (all, received) = (args.all, args.received);
+    go_behind(&KeepArgs { path, all, received, behind: false, stay: true, ends: false })?;
+    println!("{} is initialised", Host::find()?.state()?.host);
+    Ok(())
+}
+
+struct Shown {
+    members: bool,
+    regions: bool,
+    locks: bool,
+}
+
+/// Nine characters, as files have them.
+fn mode(mode: u32) -> String {
+    (0..9)
+        .rev()
+        .map(|bit| if mode >> bit & 1 == 1 { [b'x', b'w', b'r'][bit % 3] as char } else { '-' })
+        .collect()
+}
+
+fn list(members: &[u32]) -> String {
+    members.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn show(state: &State, shown: &Shown) {
+    if shown.members {
+        println!("{}: {} members", table::printable(&state.host), state.members.len());
+        let rows = state
+            .members
+            .iter()
+            .map(|each| [each.member, each.pid as u32, each.uid].map(|number| number.to_string()));
+        if !state.members.is_empty() {
+            table::print(["Member", "Pid", "User"].map(str::to_owned), rows.collect::<Vec<_>>());
+        }
+    }
+    if shown.regions && !state.regions.is_empty() {
+        println!();
+        let rows = state.regions.iter().map(|each| {
+            [
+                "IMC".to_owned(),
+                each.id.to_string(),
+                format!("{:#x}", each.key),
+                table::grouped(each.bytes),
+                mode(each.mode),
+                if each.coherent { "coherent".to_owned() } else { String::new() },
+                list(&each.transmit),
+                list(&each.receive),
+                each.watched.to_string(),
+            ]
+        });
+        let head =
+            ["Region", "ID", "Key", "Size", "Mode", "Kind", "Transmit", "Receive", "Watched pages"];
+        table::print(head.map(str::to_owned), rows.collect::<Vec<_>>());
+    }
+    if shown.locks && !state.sets.is_empty() {
+        println!();
+        let rows = state.sets.iter().map(|each| {
+            let held = each.held.iter().map(|(lock, member)| format!("{lock} by {member}"));
+            [
+                "IMC".to_owned(),
+                each.id.to_string(),
+                format!("{:#x}", each.key),
+                each.count.to_string(),
+                mode(each.mode),
+                list(&each.users),
+                held.collect::<Vec<_>>().join(", "),
+            ]
+        });
+        let head = ["Locks", "ID", "Key", "Count", "Mode", "Members", "Held"];
+        table::print(head.map(str::to_owned), rows.collect::<Vec<_>>());
+    }
+    if state.is_cut {
+        println!("(There are more.)");
+    }
+}

@@ -1,0 +1,271 @@
+//! A process's connection to its host's keeper.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use ringlet_core::sync::{AtomicU32, Ordering};
+use ringlet_linux::sys::Errno;
+use ringlet_linux::{fd, map, meet};
+
+use crate::PAGE_BYTES;
+use crate::keeper::register_barriers;
+use crate::lock::Locks;
+use crate::memory::{self, Mapping};
+use crate::protocol::{ANSWER_BYTES, Answer, Ask, State, VERSION};
+use crate::region::Region;
+use crate::registry::Permission;
+use crate::status::Status;
+
+/// Where a keeper for all users of a host listens, and what says otherwise.
+pub const PATH: &str = "/run/ringlet/reflect.sock";
+pub const VARIABLE: &str = "RINGLET_REFLECT";
+/// Logical rails, numbered from 0. (On one host there is memory only.)
+pub const RAILS: usize = 1;
+
+/// For an answer, and for a keeper to begin.
+const PATIENCE: Duration = Duration::from_secs(30);
+const BEGINS: Duration = Duration::from_secs(10);
+
+/// This user's keeper, in this network namespace.
+pub(crate) fn abstract_name(uid: u32) -> Vec<u8> {
+    format!("ringlet-reflect/{uid}").into_bytes()
+}
+
+/// One process's membership. Cloned, it is the same. When the last clone, and what was made by it, has gone, all that it had is given back.
+#[derive(Clone)]
+pub struct Host(pub(crate) Arc<Membership>);
+
+pub(crate) struct Membership {
+    socket: Mutex<OwnedFd>,
+    /// A copy of it in a child that was forked is not the child's.
+    process: u32,
+    pub member: u32,
+    rails: Mapping,
+    /// A wish holds only behind a barrier that this process passes too.
+    pub has_barriers: bool,
+}
+
+impl Host {
+    /// Joins this host's keeper: the one that [`VARIABLE`] names, or that of all users ([`PATH`]), or this user's, which is started if it is not there.
+    ///
+    /// Fails with [`Status::NotInitialised`] if there is none, and none can be started: `ringlet` is looked for in PATH.
+    pub fn open() -> Result<Host, Status> {
+        if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
+            return Host::at(Path::new(&path));
+        }
+        match Host::find() {
+            Err(Status::NotInitialised) => start(&[])?,
+            found => return found,
+        }
+        let began = Instant::now();
+        loop {
+            match Host::find() {
+                Err(Status::NotInitialised) if began.elapsed() < BEGINS => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                found => return found,
+            }
+        }
+    }
+
+    /// The same where it has to be there.
+    pub fn find() -> Result<Host, Status> {
+        if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
+            return Host::at(Path::new(&path));
+        }
+        match Host::at(Path::new(PATH)) {
+            Err(Status::NotInitialised) => {}
+            found => return found,
+        }
+        let uid = rustix::process::geteuid().as_raw();
+        Host::by(meet::visit(&abstract_name(uid)))
+    }
+
+    /// The keeper that listens there.
+    pub fn at(path: &Path) -> Result<Host, Status> {
+        let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Status::BadParameter)?;
+        Host::by(meet::look_at_path(&path))
+    }
+
+    fn by(found: Result<i32, Errno>) -> Result<Host, Status> {
+        let socket = memory::own(match found {
+            Ok(socket) => socket,
+            Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => return Err(Status::NoMemory),
+            Err(_) => return Err(Status::NotInitialised),
+        });
+        // (Anybody may have a name; who is believed is root, and this user.)
+        let uid = meet::credentials(socket.as_raw_fd()).map_err(|_| Status::NotInitialised)?.uid;
+        if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+            return Err(Status::Denied);
+        }
+        let (answer, fds) = ask(&socket, &Ask::Hello { version: VERSION })?;
+        let (Answer::Welcome { member, barriers }, [rails]) = (answer, &fds[..]) else {
+            return Err(Status::NotInitialised);
+        };
+        let rails = memory::map(rails, memory::words_bytes(RAILS), false)?;
+        let has_barriers = barriers && register_barriers();
+        let (socket, process) = (Mutex::new(socket), this_process()?);
+        Ok(Host(Arc::new(Membership { socket, process, member, rails, has_barriers })))
+    }
+
+    /// Its number: what a lock that it holds has.
+    pub fn member(&self) -> u32 {
+        self.0.member
+    }
+
+    /// The region of this key, of so many bytes (whole pages are made of it); the first one who asks makes it.
+    ///
+    /// [`Status::BadSize`], [`Status::Incoherent`]: it is there, and was made otherwise. [`Status::Prior`]: this process has it already. [`Status::Denied`]:
+    /// it may neither be read nor written. [`Status::Full`]: there is no room for it.
+    pub fn allocate(&self, key: u64, bytes: usize, how: &Permission) -> Result<Region, Status> {
+        match self.0.ask(&Ask::Allocate { key, bytes: bytes as u64, how: *how })? {
+            (Answer::Region { id, bytes }, _) => {
+                Ok(Region::new(self.0.clone(), id, key, bytes as usize))
+            }
+            _ => Err(Status::NotInitialised),
+        }
+    }
+
+    /// The locks of this key: `count` of them if they have to be made, else as many as there are.
+    ///
+    /// With `creates` the set is made, and its first lock taken, in one step, or it is there: [`Status::Exists`]. So whoever creates it can prepare what
+    /// it guards, and then releases it.
+    pub fn locks(&self, key: u64, count: usize, mode: u32, creates: bool) -> Result<Locks, Status> {
+        match self.0.ask(&Ask::Locks { key, count, mode, creates })? {
+            (Answer::Locks { id, count }, fds) => {
+                let words = fds.first().ok_or(Status::NotInitialised)?;
+                let words = memory::map(words, memory::words_bytes(count), true)?;
+                Ok(Locks::new(self.0.clone(), id, count, words))
+            }
+            _ => Err(Status::NotInitialised),
+        }
+    }
+
+    /// Errors of a rail until now: negative while it is being counted, then look again. See [`Host::check_errors`].
+    pub fn errors(&self, rail: usize) -> Result<i32, Status> {
+        if rail >= RAILS {
+            return Err(Status::BadRail);
+        }
+        self.0.lives()?;
+        // ORDER: Acquire: a count that was read before something was written is not read behind it.
+        Ok(self.0.rails.word(rail).load(Ordering::Acquire) as i32)
+    }
+
+    /// Has everybody what this process has written since the count was this? If so, the count is the same; if not, what was written is to be written
+    /// again, with the new count (Gillett's protocol). On one host no write is ever lost.
+    pub fn check_errors(&self, rail: usize, since: i32) -> Result<i32, Status> {
+        // ORDER: what was written is out before the count is read (pairs with the counting of whoever finds an error).
+        ringlet_core::sync::fence(Ordering::SeqCst);
+        match self.errors(rail)? {
+            count if count == since && count >= 0 => Ok(count),
+            _ => Err(Status::ChannelError),
+        }
+    }
+
+    /// What is there: members, regions, locks.
+    pub fn state(&self) -> Result<State, Status> {
+        match self.0.ask(&Ask::State)? {
+            (Answer::State(state), _) => Ok(*state),
+            _ => Err(Status::NotInitialised),
+        }
+    }
+
+    /// Readable when the keeper has gone.
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.0.socket.lock().unwrap_or_else(PoisonError::into_inner).as_raw_fd()
+    }
+
+    /// Waits until the keeper has gone, at most so long. True if it has.
+    pub fn await_end(&self, timeout: Duration) -> bool {
+        fd::poll(
+            &mut [fd::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 }],
+            Some(timeout.as_nanos() as u64),
+            None,
+        )
+        .is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// This process's number, in memory that a child finds empty: a look at it is no system call.
+static PROCESS: OnceLock<&'static AtomicU32> = OnceLock::new();
+
+fn this_process() -> Result<u32, Status> {
+    if PROCESS.get().is_none() {
+        let _ =
+            PROCESS.set(&map::wiped_table::<AtomicU32>(PAGE_BYTES / size_of::<AtomicU32>())?[0]);
+    }
+    let process = std::process::id();
+    PROCESS.get().ok_or(Status::NoMemory)?.store(process, Ordering::Relaxed);
+    Ok(process)
+}
+
+impl Membership {
+    #[inline]
+    pub fn lives(&self) -> Result<(), Status> {
+        // ORDER: Relaxed: written by this process alone.
+        let process = PROCESS.get().map(|word| word.load(Ordering::Relaxed));
+        if process == Some(self.process) { Ok(()) } else { Err(Status::NotInitialised) }
+    }
+
+    pub fn ask(&self, what: &Ask) -> Result<(Answer, Vec<OwnedFd>), Status> {
+        self.lives()?;
+        ask(&*self.socket.lock().unwrap_or_else(PoisonError::into_inner), what)
+    }
+}
+
+fn ask(socket: &impl AsFd, what: &Ask) -> Result<(Answer, Vec<OwnedFd>), Status> {
+    let socket = socket.as_fd().as_raw_fd();
+    let text = serde_json::to_vec(what).map_err(|_| Status::BadParameter)?;
+    meet::send(socket, &text, &[]).map_err(|_| Status::NotInitialised)?;
+    let began = Instant::now();
+    let mut bytes = vec![0; ANSWER_BYTES];
+    loop {
+        match meet::receive(socket, &mut bytes) {
+            Ok((0, _)) => return Err(Status::NotInitialised),
+            Ok((length, mut fds)) => {
+                if fds.truncated {
+                    return Err(Status::NoMemory);
+                }
+                let answer = serde_json::from_slice(&bytes[..length]);
+                let taken = (0..fds.count).filter_map(|at| fds.take(at)).map(memory::own).collect();
+                return match answer.map_err(|_| Status::NotInitialised)? {
+                    Answer::No(status) => Err(status),
+                    answer => Ok((answer, taken)),
+                };
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
+            Err(_) => return Err(Status::NotInitialised),
+        }
+        let left = PATIENCE.checked_sub(began.elapsed()).ok_or(Status::Timeout)?;
+        let mut fds = [fd::pollfd { fd: socket, events: libc::POLLIN, revents: 0 }];
+        let _ = fd::poll(&mut fds, Some(left.as_nanos() as u64), None);
+    }
+}
+
+/// Starts this user's keeper, which says nothing, and belongs to nobody.
+fn start(words: &[&str]) -> Result<(), Status> {
+    let command = command().ok_or(Status::NotInitialised)?;
+    let mut child = Command::new(command)
+        .args(["reflect", "keep", "--behind"])
+        .args(words)
+        .env_remove("LD_PRELOAD")
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|_| Status::NotInitialised)?;
+    // (It forks, and ends at once.)
+    child.wait().map(drop).map_err(|_| Status::NotInitialised)
+}
+
+/// The `ringlet` of PATH.
+fn command() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join("ringlet")).find(|file| file.is_file())
+}

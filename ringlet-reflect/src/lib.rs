@@ -1,0 +1,46 @@
+//! Reflective memory, as DEC's Memory Channel had it (Gillett, IEEE Micro 1996): a store into a page is seen by all who receive that page, in one order
+//! for all; locks that all share, released when their holder dies; and a count of errors to be looked at behind what was written.
+//!
+//! ```text
+//!   program ── Host ──── asks ────> keeper      regions and locks by key, who may use them, who has gone
+//!      │                              │
+//!      └── Transmitter ── stores ──> memory <── loads ── Receiver ── other programs
+//! ```
+//!
+//! On one host all who use a region map the same memory. A store is a store, the order is the processor's own, and nobody stands between. The
+//! *keeper* (`ringlet reflect keep`) only says who may map what: it is started by who needs it first, and ends behind the last.
+//!
+//! ```no_run
+//! use ringlet_reflect::{Host, Permission, Use};
+//!
+//! # fn main() -> Result<(), ringlet_reflect::Status> {
+//! let host = Host::open()?;
+//! let region = host.allocate(0x7100, 8192, &Permission::default())?;
+//! let (transmitter, receiver) = (region.transmit(Use::default())?, region.receive(Use::default())?);
+//! transmitter.put(0, b"hello")?;
+//! transmitter.notify(0, 5)?;
+//! let mut bytes = [0; 5];
+//! receiver.get(0, &mut bytes)?;
+//! # Ok(())
+//! # }
+//! ```
+#![deny(unsafe_code)]
+
+mod host;
+pub mod keeper;
+mod lock;
+mod memory;
+mod protocol;
+mod region;
+mod registry;
+mod status;
+
+pub use host::{Host, PATH, RAILS, VARIABLE};
+pub use lock::{Locks, Wait};
+pub use protocol::{LockState, MemberState, RegionState, State};
+pub use region::{Receiver, Region, Transmitter, Watch};
+pub use registry::{LOCKS_MOST, Permission, Use};
+pub use status::Status;
+
+/// What regions are a multiple of.
+pub const PAGE_BYTES: usize = 4096;

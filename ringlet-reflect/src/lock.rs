@@ -1,0 +1,174 @@
+//! Locks that all processes of a key share. Their holder is a process, and not a thread of it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+
+use ringlet_core::reflect::{Attempt, LockWord, NotHeld};
+use ringlet_core::sync::Ordering;
+use ringlet_linux::futex;
+
+use crate::host::Membership;
+use crate::memory::Mapping;
+use crate::protocol::Ask;
+use crate::status::Status;
+
+/// Who sleeps looks again so often, and asks whether the holder is there.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Looks before it sleeps: a lock that is held for an instant is not worth a sleep.
+const LOOKS: u32 = 100;
+/// So many releases that wake somebody leave the lock to whoever comes first; the next one leaves it to a sleeper, so that none starves.
+const UNFAIR: u32 = 16;
+
+/// For how long a lock is waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    No,
+    UpTo(Duration),
+    /// As long as it takes, or a keeper is there.
+    Forever,
+}
+
+/// A set of locks. Dropped, it is given back, with the locks that are held.
+pub struct Locks {
+    host: Arc<Membership>,
+    id: u32,
+    count: usize,
+    words: Mapping,
+    released: AtomicU32,
+}
+
+impl Locks {
+    pub(crate) fn new(host: Arc<Membership>, id: u32, count: usize, words: Mapping) -> Locks {
+        Locks { host, id, count, words, released: AtomicU32::new(0) }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Its number on this host.
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    fn word(&self, lock: usize) -> Result<&LockWord, Status> {
+        if lock >= self.count {
+            return Err(Status::BadLock);
+        }
+        self.host.lives()?;
+        Ok(self.words.area().at(lock * size_of::<u32>()))
+    }
+
+    /// Takes a lock.
+    ///
+    /// [`Status::Busy`]: it was not to be waited for so long. [`Status::HeldByUs`]: this process has it, in this thread or another.
+    /// [`Status::CorruptLock`]: it names a holder that is not there, and is free from now on. [`Status::NotInitialised`]: the keeper has gone meanwhile.
+    #[inline]
+    pub fn acquire(&self, lock: usize, wait: Wait) -> Result<(), Status> {
+        let word = self.word(lock)?;
+        match word.try_acquire(self.host.member) {
+            Attempt::Taken => Ok(()),
+            Attempt::Ours => Err(Status::HeldByUs),
+            Attempt::Held(_) if wait == Wait::No => Err(Status::Busy),
+            Attempt::Held(_) => self.wait_for(word, lock, wait),
+        }
+    }
+
+    #[cold]
+    fn wait_for(&self, word: &LockWord, lock: usize, wait: Wait) -> Result<(), Status> {
+        let us = self.host.member;
+        for _ in 0..LOOKS {
+            std::hint::spin_loop();
+            if word.holder().is_none() && word.try_acquire(us) == Attempt::Taken {
+                return Ok(());
+            }
+        }
+        let began = Instant::now();
+        let mut has_slept = false;
+        loop {
+            let seen = match word.acquire_waiting(us, has_slept) {
+                Attempt::Taken => return Ok(()),
+                Attempt::Ours => return Err(Status::HeldByUs),
+                Attempt::Held(seen) => seen,
+            };
+            let left = match wait {
+                Wait::No => Duration::ZERO,
+                Wait::UpTo(most) => most.saturating_sub(began.elapsed()),
+                Wait::Forever => LOOK_AGAIN,
+            };
+            if left.is_zero() {
+                return Err(Status::Busy);
+            }
+            let slept = Instant::now();
+            futex::wait(&word.0, seen, left.min(LOOK_AGAIN).as_nanos() as u64);
+            has_slept = true;
+            if slept.elapsed() >= LOOK_AGAIN {
+                // (Nobody has woken us: is its holder there, and the keeper?)
+                self.host.ask(&Ask::Look { id: self.id, lock: lock as u32 })?;
+            }
+        }
+    }
+
+    /// Gives a lock back. [`Status::NotHeld`]: this process has not got it.
+    #[inline]
+    pub fn release(&self, lock: usize) -> Result<(), Status> {
+        let word = self.word(lock)?;
+        // ORDER: Relaxed: a count for fairness.
+        let hand_over = self.released.load(Ordering::Relaxed) >= UNFAIR;
+        match word.release(self.host.member, hand_over) {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                let next = if hand_over { 0 } else { self.released.load(Ordering::Relaxed) + 1 };
+                self.released.store(next, Ordering::Relaxed);
+                futex::wake_one(&word.0);
+                Ok(())
+            }
+            Err(NotHeld) => Err(Status::NotHeld),
+        }
+    }
+}
+
+impl Drop for Locks {
+    fn drop(&mut self) {
+        if self.host.lives().is_err() {
+            return;
+        }
+        for lock in 0..self.count {
+            let _ = self.release(lock);
+        }
+        let _ = self.host.ask(&Ask::DropLocks { id: self.id });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Host;
+    use crate::keeper::{Options, keep};
+
+    #[test]
+    fn a_lock_that_names_nobody_is_found_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, (ready, is_ready)) = (folder.path().join("socket"), std::sync::mpsc::channel());
+        let at = path.clone();
+        std::thread::spawn(move || {
+            let options = Options { path: Some(&at), stays: true, ..Options::default() };
+            keep(&options, || ready.send(()).unwrap()).unwrap();
+        });
+        is_ready.recv().unwrap();
+        let [one, other] = [(); 2].map(|()| Host::at(&path).unwrap());
+        let locks = one.locks(1, 2, 0o600, false).unwrap();
+        let theirs = other.locks(1, 2, 0o600, false).unwrap();
+        // As somebody who may write there, and does not mean well: a holder that is not there; one that has handed it over, to nobody.
+        for (word, found) in [(77_777, Err(Status::CorruptLock)), (u32::MAX, Ok(()))] {
+            theirs.words.word(0).store(word, Ordering::Relaxed);
+            assert_eq!(locks.acquire(0, Wait::Forever), found);
+            if found.is_err() {
+                locks.acquire(0, Wait::No).unwrap();
+            }
+            locks.release(0).unwrap();
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Shared memory of the keeper's: sealed, so that no mapping of it can fault, and gone with its last user.
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use ringlet_core::memory::Area;
+use ringlet_core::sync::AtomicU32;
+use ringlet_linux::map;
+use rustix::fs::{Mode, fchmod};
+
+use crate::status::Status;
+
+/// A mapping, to be undone by its last user.
+pub struct Mapping {
+    area: Area,
+}
+
+impl Mapping {
+    pub fn area(&self) -> Area {
+        self.area
+    }
+
+    /// The word of this number. (Panics if there is none: numbers are checked before.)
+    pub fn word(&self, number: usize) -> &AtomicU32 {
+        &self.area.at::<Word>(number * size_of::<u32>()).0
+    }
+}
+
+#[repr(transparent)]
+struct Word(AtomicU32);
+
+#[allow(unsafe_code)]
+// SAFETY: an atomic integer.
+unsafe impl ringlet_core::memory::Shared for Word {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` for this alone; what points into it borrows it.
+        #[allow(unsafe_code)]
+        unsafe {
+            map::unmap(self.area)
+        };
+    }
+}
+
+pub fn own(fd: i32) -> OwnedFd {
+    // SAFETY: a descriptor that the kernel has just given us and that nothing else knows of.
+    #[allow(unsafe_code)]
+    unsafe {
+        OwnedFd::from_raw_fd(fd)
+    }
+}
+
+/// Memory of zeros. Nobody but this process's user can open it anew: who is given it has it as it was given, to read or to write.
+pub fn make(bytes: usize) -> Result<OwnedFd, Status> {
+    let memory = own(map::sealed_memfd(c"ringlet-reflect", bytes, libc::F_SEAL_SEAL)?);
+    fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(|_| Status::NoMemory)?;
+    Ok(memory)
+}
+
+/// The same memory, to be read only.
+pub fn to_read(memory: &OwnedFd) -> Result<File, Status> {
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    OpenOptions::new().read(true).open(path).map_err(|_| Status::NoMemory)
+}
+
+/// Maps memory of the keeper's, if it is that large.
+pub fn map(memory: impl AsFd, bytes: usize, writable: bool) -> Result<Mapping, Status> {
+    let fd = memory.as_fd().as_raw_fd();
+    if map::sealed_size(fd)? != bytes {
+        return Err(Status::NoMemory);
+    }
+    Ok(Mapping { area: map::map_shared(fd, bytes, writable)? })
+}
+
+/// So many words, in whole pages.
+pub fn words_bytes(count: usize) -> usize {
+    (count * size_of::<u32>()).next_multiple_of(crate::PAGE_BYTES)
+}

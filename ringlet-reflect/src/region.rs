@@ -1,0 +1,369 @@
+//! A region as a process has it: to transmit to, to receive, and to be told of what was written.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ringlet_core::sync::{AtomicU64, Ordering, fence};
+use ringlet_linux::{fd, futex};
+
+use crate::PAGE_BYTES;
+use crate::host::Membership;
+use crate::memory::{self, Mapping};
+use crate::protocol::{Answer, Ask};
+use crate::registry::{Direction, Use};
+use crate::status::Status;
+
+/// Who sleeps looks again so often, whatever others do.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// An allocated region. Dropped, with what was attached by it, it is given back; the memory goes with its last user on the host.
+pub struct Region(Arc<Allocated>);
+
+struct Allocated {
+    host: Arc<Membership>,
+    id: u32,
+    key: u64,
+    bytes: usize,
+    /// Attached now: the keeper detaches both at once.
+    attached: Mutex<u32>,
+}
+
+impl Drop for Allocated {
+    fn drop(&mut self) {
+        // (A keeper that has gone has given it back.)
+        let _ = self.host.ask(&Ask::Deallocate { id: self.id });
+    }
+}
+
+/// Counts an attachment. Behind the last one the region is detached.
+struct Attachment(Arc<Allocated>);
+
+impl Attachment {
+    fn new(of: &Arc<Allocated>, ask: &Ask) -> Result<(Attachment, Vec<OwnedFd>), Status> {
+        let mut attached = of.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        let (Answer::Memory { bytes }, fds) = of.host.ask(ask)? else {
+            return Err(Status::NotInitialised);
+        };
+        *attached += 1;
+        drop(attached);
+        // (From here on it is detached whatever happens.)
+        let attachment = Attachment(of.clone());
+        if bytes as usize == of.bytes { Ok((attachment, fds)) } else { Err(Status::BadSize) }
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
+        *attached -= 1;
+        if *attached == 0 {
+            let _ = self.0.host.ask(&Ask::Detach { id: self.0.id });
+        }
+    }
+}
+
+impl Region {
+    pub(crate) fn new(host: Arc<Membership>, id: u32, key: u64, bytes: usize) -> Region {
+        Region(Arc::new(Allocated { host, id, key, bytes, attached: Mutex::new(0) }))
+    }
+
+    pub fn key(&self) -> u64 {
+        self.0.key
+    }
+
+    /// Its number on this host.
+    pub fn id(&self) -> u32 {
+        self.0.id
+    }
+
+    /// In bytes, of whole pages.
+    pub fn len(&self) -> usize {
+        self.0.bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    fn words(&self) -> usize {
+        memory::words_bytes(self.0.bytes / PAGE_BYTES)
+    }
+
+    /// Attaches it to be written.
+    ///
+    /// [`Status::Denied`]: it may not be. [`Status::TransmitAttached`]: it is. [`Status::Shared`], [`Status::NonShared`], [`Status::OtherLoopback`]: who has
+    /// attached it first on this host said otherwise.
+    pub fn transmit(&self, how: Use) -> Result<Transmitter, Status> {
+        let direction = Direction::Transmit;
+        let (attachment, fds) =
+            Attachment::new(&self.0, &Ask::Attach { id: self.0.id, direction, how })?;
+        let [data, changes, wishes] = &fds[..] else { return Err(Status::NoMemory) };
+        Ok(Transmitter {
+            data: memory::map(data, self.0.bytes, true)?,
+            changes: memory::map(changes, self.words(), true)?,
+            wishes: memory::map(wishes, self.words(), false)?,
+            has_barriers: self.0.host.has_barriers,
+            _attachment: attachment,
+        })
+    }
+
+    /// Attaches it to be read. [`Status::ReceiveFull`]: this host receives as much as it may already; otherwise as [`Region::transmit`].
+    pub fn receive(&self, how: Use) -> Result<Receiver, Status> {
+        let direction = Direction::Receive;
+        let (attachment, fds) =
+            Attachment::new(&self.0, &Ask::Attach { id: self.0.id, direction, how })?;
+        let [data, changes] = &fds[..] else { return Err(Status::NoMemory) };
+        Ok(Receiver {
+            received: Arc::new(Received {
+                data: memory::map(data, self.0.bytes, false)?,
+                changes: memory::map(changes, self.words(), false)?,
+                attachment,
+            }),
+        })
+    }
+}
+
+/// A region to write to. What is read back here proves nothing: read what is received.
+pub struct Transmitter {
+    data: Mapping,
+    changes: Mapping,
+    wishes: Mapping,
+    has_barriers: bool,
+    _attachment: Attachment,
+}
+
+/// The words of a mapping.
+fn words(of: &Mapping) -> &[AtomicU64] {
+    // SAFETY: whole pages of a mapping that lives as long as the borrow; every bit pattern is an `AtomicU64`, and what other processes do to it is to us
+    // as a device's writes. (Of one that may only be read no store is made: `Receiver::words`.)
+    #[allow(unsafe_code)]
+    unsafe {
+        std::slice::from_raw_parts(of.area().base().cast(), of.area().len() / size_of::<u64>())
+    }
+}
+
+fn pages(at: usize, length: usize, of: &Mapping) -> Result<Range<usize>, Status> {
+    let end = at.checked_add(length).filter(|end| *end <= of.area().len());
+    let end = end.ok_or(Status::BadParameter)?;
+    Ok(at / PAGE_BYTES..end.div_ceil(PAGE_BYTES))
+}
+
+impl Transmitter {
+    pub fn len(&self) -> usize {
+        self.data.area().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The region, to store to. A store that is to be seen behind others is `Release`; who receives loads with `Acquire`.
+    pub fn words(&self) -> &[AtomicU64] {
+        words(&self.data)
+    }
+
+    /// Where it is mapped, for stores of other kinds: volatile, and never a reference, since others write there too.
+    pub fn base(&self) -> *mut u8 {
+        self.data.area().base()
+    }
+
+    /// Stores bytes, of any length and alignment, from byte `at` on. Aligned words of 8 bytes come whole.
+    pub fn put(&self, at: usize, bytes: &[u8]) -> Result<(), Status> {
+        pages(at, bytes.len(), &self.data)?;
+        copy_in(self.words(), at, bytes);
+        Ok(())
+    }
+
+    /// What was stored before is seen before what is stored behind this, by all.
+    pub fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    /// Tells those who wish to be told that something was stored into these bytes. Costs a look at a word of each page where nobody does.
+    #[inline]
+    pub fn notify(&self, at: usize, length: usize) -> Result<(), Status> {
+        let pages = pages(at, length, &self.data)?;
+        if !self.has_barriers {
+            // ORDER: SeqCst, pairs with the keeper's `fetch_add` of the wish: the stores before this are seen by who wished before the look.
+            fence(Ordering::SeqCst);
+        }
+        // ORDER: otherwise the keeper has made this process pass a barrier behind the wish (`Keeper::watch`); the compiler must not move the look.
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+        for page in pages {
+            if self.wishes.word(page).load(Ordering::Relaxed) != 0 {
+                let changes = self.changes.word(page);
+                // ORDER: Release, pairs with Acquire in `Watch::has_changed`: what was stored is seen with it.
+                changes.fetch_add(1, Ordering::Release);
+                futex::wake(changes);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Byte by byte at its ends, which others may write beside; whole words between.
+fn copy_in(words: &[AtomicU64], at: usize, bytes: &[u8]) {
+    let base = words.as_ptr().cast::<u8>().cast_mut();
+    let head = at.next_multiple_of(8).min(at + bytes.len()) - at;
+    let store = |at: usize, byte: u8| {
+        // SAFETY: within the words (checked by our callers); a byte that others may write too is written as an atomic.
+        #[allow(unsafe_code)]
+        unsafe { &*base.add(at).cast::<std::sync::atomic::AtomicU8>() }
+            .store(byte, Ordering::Relaxed);
+    };
+    bytes[..head].iter().enumerate().for_each(|(n, byte)| store(at + n, *byte));
+    let whole = bytes[head..].chunks_exact(8);
+    let tail = whole.remainder();
+    for (word, chunk) in words[at.div_ceil(8).min(words.len())..].iter().zip(whole) {
+        let mut value = [0; 8];
+        value.copy_from_slice(chunk);
+        word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
+    }
+    let from = at + bytes.len() - tail.len();
+    tail.iter().enumerate().for_each(|(n, byte)| store(from + n, *byte));
+    // ORDER: Release: what is stored behind this call is seen behind it.
+    fence(Ordering::Release);
+}
+
+/// A region to read: what was written by all, in one order.
+pub struct Receiver {
+    received: Arc<Received>,
+}
+
+struct Received {
+    data: Mapping,
+    changes: Mapping,
+    attachment: Attachment,
+}
+
+impl Receiver {
+    pub fn len(&self) -> usize {
+        self.received.data.area().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// What was received, to be loaded: it may change at any time, so load each word once. It can't be stored to: the processor refuses that (SIGSEGV).
+    pub fn words(&self) -> &[AtomicU64] {
+        words(&self.received.data)
+    }
+
+    pub fn base(&self) -> *const u8 {
+        self.received.data.area().base()
+    }
+
+    /// Copies bytes out, from byte `at` on. What is written meanwhile may be seen in part; aligned words of 8 bytes are whole.
+    pub fn get(&self, at: usize, to: &mut [u8]) -> Result<(), Status> {
+        pages(at, to.len(), &self.received.data)?;
+        let (words, mut place, length) = (self.words(), at, to.len());
+        let mut rest = to;
+        while !rest.is_empty() {
+            // ORDER: Acquire, pairs with Release where it was stored: what was stored before a word is seen with it.
+            let word = words[place / 8].load(Ordering::Acquire).to_ne_bytes();
+            let from = &word[place % 8..];
+            let n = from.len().min(rest.len());
+            rest[..n].copy_from_slice(&from[..n]);
+            rest = &mut rest[n..];
+            place += n;
+        }
+        debug_assert_eq!(place, at + length);
+        Ok(())
+    }
+
+    /// Wishes to be told of what is stored into the page of this byte: from now on `Transmitter::notify` wakes.
+    pub fn watch(&self, at: usize) -> Result<Watch, Status> {
+        let page = pages(at, 1, &self.received.data)?.start;
+        let of = &self.received.attachment.0;
+        let seen = self.received.changes.word(page).load(Ordering::Acquire);
+        of.host.ask(&Ask::Watch { id: of.id, page: page as u32, on: true })?;
+        Ok(Watch { received: self.received.clone(), page, seen, waker: None })
+    }
+}
+
+/// A wish to be told of what is stored into a page.
+pub struct Watch {
+    received: Arc<Received>,
+    page: usize,
+    seen: u32,
+    waker: Option<Waker>,
+}
+
+/// A thread that sleeps on the page's changes, for an epoll set.
+struct Waker {
+    event: Arc<OwnedFd>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Watch {
+    /// Was something stored, and told of, since the last time that this said so? (What was stored before the watch began may be told of once.)
+    pub fn has_changed(&mut self) -> bool {
+        if let Some(waker) = &self.waker {
+            fd::drain(waker.event.as_raw_fd());
+        }
+        // ORDER: Acquire, pairs with Release in `notify`.
+        let now = self.received.changes.word(self.page).load(Ordering::Acquire);
+        std::mem::replace(&mut self.seen, now) != now
+    }
+
+    /// Sleeps until something was stored, and told of. False if that took too long.
+    pub fn wait(&mut self, timeout: Option<Duration>) -> bool {
+        let began = Instant::now();
+        loop {
+            if self.has_changed() {
+                return true;
+            }
+            let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
+            if left == Some(Duration::ZERO) {
+                return false;
+            }
+            let slice = left.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN);
+            let word = self.received.changes.word(self.page);
+            futex::wait(word, self.seen, slice.as_nanos() as u64);
+        }
+    }
+
+    /// Readable when something was stored; `has_changed` makes it unreadable again. (From the first call on a thread of this process sleeps for it.)
+    pub fn descriptor(&mut self) -> Result<BorrowedFd<'_>, Status> {
+        if self.waker.is_none() {
+            self.waker = Some(self.wake_by_thread()?);
+        }
+        self.waker.as_ref().map(|waker| waker.event.as_fd()).ok_or(Status::NoMemory)
+    }
+
+    fn wake_by_thread(&self) -> Result<Waker, Status> {
+        let event = Arc::new(memory::own(fd::eventfd()?));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (bell, over) = (event.clone(), is_over.clone());
+        let (received, page, mut seen) = (self.received.clone(), self.page, self.seen);
+        let sleep = move || {
+            // ORDER: Relaxed: a flag alone.
+            while !over.load(Ordering::Relaxed) {
+                let word = received.changes.word(page);
+                let now = word.load(Ordering::Acquire);
+                if now != seen {
+                    seen = now;
+                    fd::ring(bell.as_raw_fd());
+                }
+                futex::wait(word, seen, LOOK_AGAIN.as_nanos() as u64);
+            }
+        };
+        let thread = std::thread::Builder::new().name("reflect".into()).stack_size(64 << 10);
+        thread.spawn(sleep).map_err(|_| Status::NoMemory)?;
+        Ok(Waker { event, is_over })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if let Some(waker) = &self.waker {
+            waker.is_over.store(true, Ordering::Relaxed);
+        }
+        let of = &self.received.attachment.0;
+        let _ = of.host.ask(&Ask::Watch { id: of.id, page: self.page as u32, on: false });
+    }
+}
