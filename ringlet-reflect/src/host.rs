@@ -175,19 +175,16 @@ impl Host {
         }
     }
 
-    /// Readable when the keeper has gone.
-    pub(crate) fn descriptor(&self) -> i32 {
-        self.0.socket.lock().unwrap_or_else(PoisonError::into_inner).as_raw_fd()
-    }
-
-    /// Waits until the keeper has gone, at most so long. True if it has.
-    pub fn await_end(&self, timeout: Duration) -> bool {
-        fd::poll(
-            &mut [fd::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 }],
-            Some(timeout.as_nanos() as u64),
-            None,
-        )
-        .is_ok_and(|ready| ready > 0)
+    /// Waits until the keeper has gone, at most so long. True if it has; [`Status::Interrupted`] by a signal.
+    pub fn await_end(&self, timeout: Duration) -> Result<bool, Status> {
+        let socket = self.0.socket.lock().unwrap_or_else(PoisonError::into_inner).as_raw_fd();
+        // (Answers to others' questions are none of it.)
+        let mut fds = [fd::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 }];
+        match fd::poll(&mut fds, Some(timeout.as_nanos() as u64), None) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::EINTR) => Err(Status::Interrupted),
+            Err(_) => Err(Status::NoMemory),
+        }
     }
 }
 

@@ -38,7 +38,7 @@ mod status;
 pub use host::{Host, PATH, RAILS, VARIABLE};
 pub use lock::{Locks, Wait};
 pub use protocol::{LockState, MemberState, RegionState, State};
-pub use region::{Receiver, Region, Transmitter, Watch};
+pub use region::{Receiver, Region, Transmitter, Watch, copy};
 pub use registry::{LOCKS_MOST, Permission, Use};
 pub use status::Status;
 

@@ -61,6 +61,12 @@ impl Locks {
         Ok(self.words.area().at(lock * size_of::<u32>()))
     }
 
+    /// Does this process hold one of them?
+    pub fn holds_any(&self) -> bool {
+        (0..self.count)
+            .any(|lock| self.word(lock).is_ok_and(|word| word.holder() == Some(self.host.member)))
+    }
+
     /// Takes a lock.
     ///
     /// [`Status::Busy`]: it was not to be waited for so long. [`Status::HeldByUs`]: this process has it, in this thread or another.

@@ -173,7 +173,11 @@ impl Transmitter {
     /// Stores bytes, of any length and alignment, from byte `at` on. Aligned words of 8 bytes come whole.
     pub fn put(&self, at: usize, bytes: &[u8]) -> Result<(), Status> {
         pages(at, bytes.len(), &self.data)?;
-        copy_in(self.words(), at, bytes);
+        // SAFETY: looked at by `pages`; the program's bytes are in no mapping of ours that it may write (of what is received it has atomics only).
+        #[allow(unsafe_code)]
+        unsafe {
+            copy(bytes.as_ptr(), self.base().add(at), bytes.len());
+        }
         Ok(())
     }
 
@@ -204,26 +208,28 @@ impl Transmitter {
     }
 }
 
-/// Byte by byte at its ends, which others may write beside; whole words between.
-fn copy_in(words: &[AtomicU64], at: usize, bytes: &[u8]) {
-    let base = words.as_ptr().cast::<u8>().cast_mut();
-    let head = at.next_multiple_of(8).min(at + bytes.len()) - at;
-    let store = |at: usize, byte: u8| {
-        // SAFETY: within the words (checked by our callers); a byte that others may write too is written as an atomic.
-        #[allow(unsafe_code)]
-        unsafe { &*base.add(at).cast::<std::sync::atomic::AtomicU8>() }
-            .store(byte, Ordering::Relaxed);
+/// Copies to where others may look, and write beside: aligned words of 8 bytes come whole, and no byte is stored that is not of the copy.
+///
+/// # Safety
+/// Both addresses are valid for so many bytes, which do not overlap.
+#[allow(unsafe_code)]
+pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::sync::atomic::AtomicU8;
+    let head = to.align_offset(8).min(bytes);
+    let tail = (bytes - head) % 8;
+    let byte = |at: usize| {
+        // SAFETY: within both, by our own contract; bytes that others write too are stored as atomics.
+        unsafe { (*to.add(at).cast::<AtomicU8>()).store(*from.add(at), Ordering::Relaxed) }
     };
-    bytes[..head].iter().enumerate().for_each(|(n, byte)| store(at + n, *byte));
-    let whole = bytes[head..].chunks_exact(8);
-    let tail = whole.remainder();
-    for (word, chunk) in words[at.div_ceil(8).min(words.len())..].iter().zip(whole) {
-        let mut value = [0; 8];
-        value.copy_from_slice(chunk);
-        word.store(u64::from_ne_bytes(value), Ordering::Relaxed);
+    (0..head).for_each(byte);
+    for at in (head..bytes - tail).step_by(8) {
+        // SAFETY: as above, and aligned from `head` on.
+        unsafe {
+            let word = from.add(at).cast::<u64>().read_unaligned();
+            (*to.add(at).cast::<AtomicU64>()).store(word, Ordering::Relaxed);
+        }
     }
-    let from = at + bytes.len() - tail.len();
-    tail.iter().enumerate().for_each(|(n, byte)| store(from + n, *byte));
+    (bytes - tail..bytes).for_each(byte);
     // ORDER: Release: what is stored behind this call is seen behind it.
     fence(Ordering::Release);
 }

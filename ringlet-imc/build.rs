@@ -1,0 +1,6 @@
+//! The name under which programs remember the library: the one by which they load it.
+
+fn main() {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libimc.so");
+    println!("cargo:rerun-if-changed=build.rs");
+}

@@ -1,0 +1,577 @@
+//! libimc: the Memory Channel API (`<sys/imc.h>`) on ringlet's reflective memory. `include/sys/imc.h` says what each call does, and what of it was chosen.
+//!
+//! What the functions with three dots take behind them comes as further arguments: the C library's conventions on the processors that ringlet runs on pass
+//! both alike. As many are looked at as the list before them says.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ringlet_reflect::{
+    Host, LOCKS_MOST, Locks, Permission, RAILS, Receiver, Region, Status, Transmitter, Use, Wait,
+    copy,
+};
+
+const SUCCESS: c_int = 0;
+const TRANSMIT: c_int = 1;
+const RECEIVE: c_int = 2;
+const SHARED: c_int = 1;
+const NONSHARED: c_int = 2;
+const COHERENT: c_int = 1;
+const LOOPBACK: c_int = 1;
+const CREATOR: c_int = 1;
+const LOCKWAIT: c_int = 1;
+const LOCKNOWAIT: c_int = 2;
+const GET_HOSTS: c_uint = 1;
+const GET_NRAILS: c_uint = 2;
+const GET_ACTIVERAILS: c_uint = 3;
+const EVENT_HOST: c_uint = 1;
+const EVENT_RAIL: c_uint = 2;
+const MAXHOSTS: usize = 64;
+const MAXHOSTNAME: usize = 256;
+
+/// Statuses that only this interface has.
+const EINVAL: c_int = -27;
+const ESRCH: c_int = -28;
+const EPERM: c_int = -31;
+const NOROOT: c_int = -32;
+const INSUFFMEM: c_int = -48;
+const PTPERR: c_int = -49;
+const RAIL_CHANGE: c_int = -54;
+const HOST_CHANGE: c_int = -55;
+const MULTIPLE_CHANGE: c_int = -56;
+
+/// `imc_hostinfo`.
+#[repr(C)]
+struct HostInfo {
+    count: c_int,
+    names: [[u8; MAXHOSTNAME]; MAXHOSTS],
+}
+
+struct Allocated {
+    region: Region,
+    transmitter: Option<Transmitter>,
+    receiver: Option<Receiver>,
+}
+
+#[derive(Default)]
+struct Api {
+    host: Option<Host>,
+    name: String,
+    regions: BTreeMap<c_int, Allocated>,
+    locks: BTreeMap<c_int, Arc<Locks>>,
+}
+
+static API: Mutex<Option<Api>> = Mutex::new(None);
+
+fn api() -> MutexGuard<'static, Option<Api>> {
+    API.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Outcome = Result<c_int, Status>;
+
+fn code(outcome: Outcome) -> c_int {
+    outcome.unwrap_or_else(Status::code)
+}
+
+/// What the process has, once `imc_api_init` was called.
+fn with(act: impl FnOnce(&mut Api, &Host) -> Outcome) -> c_int {
+    let mut api = api();
+    let api = api.get_or_insert_default();
+    let Some(host) = api.host.clone() else { return Status::NotInitialised.code() };
+    code(act(api, &host))
+}
+
+fn flag(given: c_int, known: c_int) -> Result<bool, Status> {
+    if given == known || given == 0 { Ok(given == known) } else { Err(Status::BadParameter) }
+}
+
+/// Where an answer is to be put.
+///
+/// # Safety
+/// The address is null, or valid for a `T` as long as the result is used.
+unsafe fn to<'a, T>(address: *mut T) -> Result<&'a mut T, Status> {
+    // SAFETY: our own contract.
+    unsafe { address.as_mut() }.ok_or(Status::BadParameter)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn imc_api_init(_reserved: *mut c_ulong) -> c_int {
+    let mut api = api();
+    // (In a child what the parent had is the parent's: it is forgotten, not given back. Its keeper knows the parent's process.)
+    if api.as_ref().and_then(|api| api.host.as_ref()).is_some_and(|host| host.state().is_ok()) {
+        return SUCCESS;
+    }
+    let found = Host::find().and_then(|host| Ok((host.state()?.host, host)));
+    match found {
+        Ok((name, host)) => {
+            std::mem::forget(api.take());
+            *api = Some(Api { host: Some(host), name, ..Api::default() });
+            SUCCESS
+        }
+        Err(status) => status.code(),
+    }
+}
+
+/// # Safety
+/// `id` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn imc_asalloc(
+    key: c_ulong,
+    bytes: c_ulong,
+    mode: c_uint,
+    flags: c_int,
+    id: *mut c_int,
+    rail: c_int,
+) -> c_int {
+    with(|api, host| {
+        // SAFETY: our own contract.
+        let id = unsafe { to(id) }?;
+        let coherent = flag(flags, COHERENT)?;
+        let rail = rail.try_into().map_err(|_| Status::BadRail)?;
+        let region = host.allocate(key, bytes as usize, &Permission { mode, coherent, rail })?;
+        *id = region.id() as c_int;
+        api.regions.insert(*id, Allocated { region, transmitter: None, receiver: None });
+        Ok(SUCCESS)
+    })
+}
+
+fn region(api: &mut Api, id: c_int) -> Result<&mut Allocated, Status> {
+    api.regions.get_mut(&id).ok_or(Status::BadRegion)
+}
+
+fn sharing(mode: c_int) -> Result<bool, Status> {
+    match mode {
+        SHARED => Ok(true),
+        NONSHARED => Ok(false),
+        _ => Err(Status::BadParameter),
+    }
+}
+
+/// # Safety
+/// `address` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn imc_asattach(
+    id: c_int,
+    direction: c_int,
+    mode: c_int,
+    flags: c_int,
+    address: *mut *mut c_char,
+) -> c_int {
+    with(|api, _| {
+        // SAFETY: our own contract.
+        let address = unsafe { to(address) }?;
+        let shared = sharing(mode)?;
+        let allocated = region(api, id)?;
+        match direction {
+            TRANSMIT => {
+                let loopback = flag(flags, LOOPBACK)?;
+                let transmitter = allocated.region.transmit(Use { shared, loopback })?;
+                *address = transmitter.base().cast();
+                allocated.transmitter = Some(transmitter);
+            }
+            RECEIVE if flags == 0 => {
+                let receiver = allocated.region.receive(Use { shared, ..Use::default() })?;
+                *address = receiver.base().cast::<c_char>().cast_mut();
+                allocated.receiver = Some(receiver);
+            }
+            _ => return Err(Status::BadParameter),
+        }
+        Ok(SUCCESS)
+    })
+}
+
+/// # Safety
+/// `host` is null or a C string; `address` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn imc_asattach_ptp(
+    id: c_int,
+    mode: c_int,
+    flags: c_int,
+    host: *const c_char,
+    address: *mut *mut c_char,
+) -> c_int {
+    with(|api, _| {
+        if host.is_null() || address.is_null() || flags != 0 {
+            return Err(Status::BadParameter);
+        }
+        sharing(mode)?;
+        region(api, id)?;
+        // SAFETY: our own contract.
+        let host = unsafe { CStr::from_ptr(host) };
+        // (There is one host, which is no other one.)
+        if host.to_bytes() == api.name.as_bytes() { Ok(PTPERR) } else { Err(Status::BadHost) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn imc_asdetach(id: c_int) -> c_int {
+    with(|api, _| {
+        let allocated = region(api, id)?;
+        if allocated.transmitter.is_none() && allocated.receiver.is_none() {
+            return Err(Status::BadRegion);
+        }
+        (allocated.transmitter, allocated.receiver) = (None, None);
+        Ok(SUCCESS)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn imc_asdealloc(id: c_int) -> c_int {
+    with(|api, host| {
+        let is_attached =
+            |allocated: &Allocated| allocated.transmitter.is_some() || allocated.receiver.is_some();
+        match api.regions.get(&id) {
+            Some(allocated) if is_attached(allocated) => Err(Status::Attached),
+            Some(_) => {
+                api.regions.remove(&id);
+                Ok(SUCCESS)
+            }
+            // (Others have one of that number.)
+            None if host.state()?.regions.iter().any(|region| region.id as c_int == id) => {
+                Err(Status::NotAllocated)
+            }
+            None => Err(Status::BadRegion),
+        }
+    })
+}
+
+/// # Safety
+/// Both addresses are valid for so many bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn imc_bcopy(
+    source: *const c_void,
+    destination: *mut c_void,
+    bytes: c_long,
+    _write_only: c_long,
+    _first: c_long,
+) -> c_long {
+    let Ok(bytes) = usize::try_from(bytes) else {
+        return c_long::from(Status::BadParameter.code());
+    };
+    // SAFETY: our own contract.
+    unsafe { copy(source.cast(), destination.cast(), bytes) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn imc_rderrcnt_mr(rail: c_int) -> c_int {
+    with(|_, host| host.errors(usize::try_from(rail).map_err(|_| Status::BadRail)?))
+}
+
+/// # Safety
+/// `count` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn imc_ckerrcnt_mr(count: *mut c_int, rail: c_int) -> c_int {
+    with(|_, host| {
+        // SAFETY: our own contract.
+        let count = unsafe { to(count) }?;
+        let rail = usize::try_from(rail).map_err(|_| Status::BadRail)?;
+        let checked = host.check_errors(rail, *count);
+        *count = host.errors(rail)?;
+        checked.map(|_| SUCCESS)
+    })
+}
+
+/// (The sum over all rails, of which there is one.)
+#[unsafe(no_mangle)]
+pub extern "C" fn imc_rderrcnt() -> c_int {
+    imc_rderrcnt_mr(0)
+}
+
+/// # Safety
+/// `count` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn imc_ckerrcnt(count: *mut c_int) -> c_int {
+    // SAFETY: our own contract.
+    unsafe { imc_ckerrcnt_mr(count, 0) }
+}
+
+/// # Safety
+/// `count` and `id` are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn imc_lkalloc(
+    key: c_ulong,
+    count: *mut c_int,
+    mode: c_uint,
+    flags: c_int,
+    id: *mut c_int,
+) -> c_int {
+    with(|api, host| {
+        // SAFETY: our own contract.
+        let (count, id) = unsafe { (to(count)?, to(id)?) };
+        let creates = flag(flags, CREATOR)?;
+        let wanted = usize::try_from(*count).ok().filter(|count| (1..=LOCKS_MOST).contains(count));
+        let locks = host.locks(key, wanted.ok_or(Status::BadParameter)?, mode, creates)?;
+        (*id, *count) = (locks.id() as c_int, locks.count() as c_int);
+        api.locks.insert(*id, Arc::new(locks));
+        Ok(SUCCESS)
+    })
+}
+
+/// (Out of the table: who waits for a lock holds up no other call.)
+fn locks(id: c_int) -> Result<Arc<Locks>, Status> {
+    let api = api();
+    let api = api.as_ref().ok_or(Status::NotInitialised)?;
+    api.locks.get(&id).cloned().ok_or(Status::BadLock)
+}
+
+fn number(lock: c_int) -> Result<usize, Status> {
+    lock.try_into().map_err(|_| Status::BadLock)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn imc_lkacquire(id: c_int, lock: c_int, reserved: c_int, flags: c_int) -> c_int {
+    let wait = match flags {
+        LOCKWAIT if reserved == 0 => Wait::Forever,
+        LOCKNOWAIT if reserved == 0 => Wait::No,
+        _ => return Status::BadParameter.code(),
+    };
+    code(locks(id).and_then(|locks| locks.acquire(number(lock)?, wait)).map(|()| SUCCESS))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn imc_lkrelease(id: c_int, lock: c_int) -> c_int {
+    code(locks(id).and_then(|locks| locks.release(number(lock)?)).map(|()| SUCCESS))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn imc_lkdealloc(id: c_int) -> c_int {
+    with(|api, _| {
+        let locks = api.locks.get(&id).ok_or(Status::BadLock)?;
+        // (In another thread somebody may wait for one.)
+        if locks.holds_any() || Arc::strong_count(locks) > 1 {
+            return Err(Status::LockActive);
+        }
+        api.locks.remove(&id);
+        Ok(SUCCESS)
+    })
+}
+
+/// What the cluster is just now, of one kind.
+fn told(api: &Api, kind: c_uint) -> Result<Vec<u8>, Status> {
+    Ok(match kind {
+        GET_HOSTS => {
+            let mut bytes = vec![0; size_of::<HostInfo>()];
+            bytes[..4].copy_from_slice(&1i32.to_ne_bytes());
+            let name = &api.name.as_bytes()[..api.name.len().min(MAXHOSTNAME - 1)];
+            bytes[4..4 + name.len()].copy_from_slice(name);
+            bytes
+        }
+        GET_NRAILS => (RAILS as c_uint).to_ne_bytes().to_vec(),
+        GET_ACTIVERAILS => ((1u32 << RAILS) - 1).to_ne_bytes().to_vec(),
+        _ => return Err(Status::BadParameter),
+    })
+}
+
+/// # Safety
+/// `items` is null or valid for `count`; each item before a 0 has a valid address and its size among `pairs`.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C" fn imc_getclusterinfo(
+    items: *const c_uint,
+    count: c_int,
+    a1: usize,
+    b1: usize,
+    a2: usize,
+    b2: usize,
+    a3: usize,
+    b3: usize,
+    a4: usize,
+    b4: usize,
+    a5: usize,
+    b5: usize,
+    a6: usize,
+    b6: usize,
+) -> c_int {
+    with(|api, _| {
+        let count = usize::try_from(count).map_err(|_| Status::BadParameter)?;
+        // SAFETY: our own contract.
+        let items = unsafe { list(items, count) }?;
+        // SAFETY: as above.
+        unsafe {
+            each(items, [(a1, b1), (a2, b2), (a3, b3), (a4, b4), (a5, b5), (a6, b6)], |kind, to| {
+                let now = told(api, kind)?;
+                let Some(to) = to.get_mut(..now.len()) else { return Ok(INSUFFMEM) };
+                to.copy_from_slice(&now);
+                Ok(SUCCESS)
+            })
+        }
+    })
+}
+
+/// The numbers before a 0.
+///
+/// # Safety
+/// `items` is null or valid for `count`, or up to a 0.
+unsafe fn list<'a>(items: *const c_uint, count: usize) -> Result<&'a [c_uint], Status> {
+    if items.is_null() {
+        return if count == 0 { Ok(&[]) } else { Err(Status::BadParameter) };
+    }
+    // SAFETY: our own contract; none behind a 0 is looked at.
+    let length = (0..count).find(|at| unsafe { *items.add(*at) } == 0).unwrap_or(count);
+    // SAFETY: as above.
+    Ok(unsafe { std::slice::from_raw_parts(items, length) })
+}
+
+/// Has `act` look at each with its bytes, until one fails.
+///
+/// # Safety
+/// For each item there is a valid address, and its size.
+unsafe fn each(
+    items: &[c_uint],
+    pairs: [(usize, usize); 6],
+    mut act: impl FnMut(c_uint, &mut [u8]) -> Outcome,
+) -> Outcome {
+    if items.len() > pairs.len() {
+        return Err(Status::BadParameter);
+    }
+    for (kind, (address, size)) in items.iter().zip(pairs) {
+        if address == 0 {
+            return Err(Status::BadParameter);
+        }
+        // (An int or a size_t: the upper half of an int is anything.)
+        let size = size as u32 as usize;
+        // SAFETY: our own contract.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, size) };
+        match act(*kind, bytes)? {
+            SUCCESS => {}
+            other => return Ok(other),
+        }
+    }
+    Ok(SUCCESS)
+}
+
+/// # Safety
+/// `events` is null or valid for `count`; each event before a 0 has a valid configuration and its size among `pairs`.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments)]
+pub unsafe extern "C" fn imc_wait_cluster_event(
+    events: *const c_uint,
+    count: c_ulong,
+    reserved: c_ulong,
+    a1: usize,
+    b1: usize,
+    a2: usize,
+    b2: usize,
+    a3: usize,
+    b3: usize,
+    a4: usize,
+    b4: usize,
+    a5: usize,
+    b5: usize,
+    a6: usize,
+    b6: usize,
+) -> c_int {
+    if events.is_null() || count == 0 || reserved != 0 {
+        return Status::BadParameter.code();
+    }
+    loop {
+        let mut awaited = None;
+        let changed = with(|api, host| {
+            awaited = Some(host.clone());
+            // SAFETY: our own contract.
+            let events = unsafe { list(events, count as usize) }?;
+            if events.is_empty() {
+                return Err(Status::BadParameter);
+            }
+            let (mut hosts, mut rails) = (false, false);
+            // SAFETY: our own contract.
+            let looked = unsafe {
+                each(
+                    events,
+                    [(a1, b1), (a2, b2), (a3, b3), (a4, b4), (a5, b5), (a6, b6)],
+                    |event, known| {
+                        let (kind, changed) = match event {
+                            EVENT_HOST => (GET_HOSTS, &mut hosts),
+                            EVENT_RAIL => (GET_ACTIVERAILS, &mut rails),
+                            _ => return Err(Status::BadParameter),
+                        };
+                        let now = told(api, kind)?;
+                        let Some(known) = known.get_mut(..now.len()) else { return Ok(INSUFFMEM) };
+                        *changed |= *known != *now;
+                        known.copy_from_slice(&now);
+                        Ok(SUCCESS)
+                    },
+                )
+            }?;
+            Ok(match (hosts, rails) {
+                _ if looked != SUCCESS => looked,
+                (true, true) => MULTIPLE_CHANGE,
+                (true, false) => HOST_CHANGE,
+                (false, true) => RAIL_CHANGE,
+                (false, false) => SUCCESS,
+            })
+        });
+        if changed != SUCCESS {
+            return changed;
+        }
+        // A cluster of one host changes when that leaves it.
+        match awaited.map(|host| host.await_end(Duration::from_secs(1))) {
+            Some(Ok(false)) => {}
+            Some(Ok(true)) | None => return Status::NotInitialised.code(),
+            Some(Err(status)) => return status.code(),
+        }
+    }
+}
+
+/// # Safety
+/// `host` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn imc_kill(host: *const c_char, process: c_int, signal: c_int) -> c_int {
+    with(|api, _| {
+        if host.is_null() || process <= 0 {
+            return Err(Status::BadParameter);
+        }
+        // SAFETY: our own contract.
+        if unsafe { CStr::from_ptr(host) }.to_bytes() != api.name.as_bytes() {
+            return Err(Status::BadHost);
+        }
+        let is_first = process == 1
+            && [libc::SIGKILL, libc::SIGSTOP, libc::SIGTSTP, libc::SIGCONT].contains(&signal);
+        if !(0..=64).contains(&signal) || is_first {
+            return Ok(EINVAL);
+        }
+        // SAFETY: no memory is passed.
+        unsafe {
+            if libc::geteuid() == 0 {
+                return Ok(NOROOT);
+            }
+            if libc::kill(process, signal) == 0 {
+                return Ok(SUCCESS);
+            }
+        }
+        Ok(match std::io::Error::last_os_error().raw_os_error() {
+            Some(libc::EPERM) => EPERM,
+            Some(libc::ESRCH) => ESRCH,
+            _ => EINVAL,
+        })
+    })
+}
+
+/// # Safety
+/// `message` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn imc_perror(message: *const c_char, status: c_int) {
+    use std::io::Write;
+    let about = match status {
+        SUCCESS => "success",
+        EINVAL => "there is no such signal, or it is not for that process",
+        ESRCH => "there is no such process",
+        EPERM => "that process may not be sent a signal",
+        NOROOT => "root may not send signals by this",
+        INSUFFMEM => "the buffer is too small",
+        PTPERR => "a region can't be transmitted to its own host alone",
+        RAIL_CHANGE => "rails have changed",
+        HOST_CHANGE => "hosts have changed",
+        MULTIPLE_CHANGE => "hosts and rails have changed",
+        _ => Status::of_code(status).map_or("an unknown status", Status::about),
+    };
+    let message = match message.is_null() {
+        true => c"imc",
+        // SAFETY: our own contract.
+        false => unsafe { CStr::from_ptr(message) },
+    };
+    let _ = writeln!(std::io::stderr(), "{}: {about}", message.to_string_lossy());
+}
