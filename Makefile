@@ -8,11 +8,11 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 # The command, which can be run in place as target/release/ringlet, the library beside it, and the native library.
 build:
-	cargo build --release -p ringlet-cli -p ringlet-preload -p ringlet-native
+	cargo build --release -p ringlet-cli -p ringlet-preload -p ringlet-native -p ringlet-imc
 
 # Builds only if nothing has been built, so that root needs no toolchain.
 install:
-	test -x $(TARGET)/release/ringlet -a -f $(TARGET)/release/libringlet_native.so || $(MAKE) build
+	test -x $(TARGET)/release/ringlet -a -f $(TARGET)/release/libringlet_native.so -a -f $(TARGET)/release/libimc.so || $(MAKE) build
 	install -D -m 755 $(TARGET)/release/ringlet $(DESTDIR)$(PREFIX)/bin/ringlet
 	install -D -m 755 $(TARGET)/release/libringlet_preload.so \
 		$(DESTDIR)$(PREFIX)/lib/ringlet/libringlet_preload.so
@@ -29,8 +29,11 @@ install:
 	install -D -m 755 $(TARGET)/release/libringlet_native.so $(DESTDIR)$(PREFIX)/lib/libringlet.so.0
 	ln -sf libringlet.so.0 $(DESTDIR)$(PREFIX)/lib/libringlet.so
 	install -m 644 $(TARGET)/release/libringlet_native.a $(DESTDIR)$(PREFIX)/lib/libringlet.a
-	install -d $(DESTDIR)$(PREFIX)/include
+	install -d $(DESTDIR)$(PREFIX)/include/sys
 	install -m 644 ringlet-native/include/*.h $(DESTDIR)$(PREFIX)/include
+	install -m 755 $(TARGET)/release/libimc.so $(DESTDIR)$(PREFIX)/lib/libimc.so
+	install -m 644 ringlet-imc/include/sys/imc.h $(DESTDIR)$(PREFIX)/include/sys
+	install -m 755 ringlet-imc/bin/* $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(SHARE)/man/man3
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' ringlet-native/ringlet.pc.in \
 		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/ringlet.pc

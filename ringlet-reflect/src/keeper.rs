@@ -78,6 +78,7 @@ struct Client {
     is_over: bool,
 }
 
+/// (By their numbers in the registry.)
 struct Keeper {
     registry: Registry,
     memories: BTreeMap<u32, Memory>,

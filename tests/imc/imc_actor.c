@@ -1,0 +1,302 @@
+/* Programs of the Memory Channel API: imc_actor WORD [ARGUMENT]... Each says "ok", or where it failed. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/imc.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define IS(expected, call)                                                                       \
+    do {                                                                                         \
+        long is_ = (call);                                                                       \
+        if (is_ != (expected)) {                                                                 \
+            printf("line %d: %s is %ld\n", __LINE__, #call, is_);                                \
+            exit(1);                                                                             \
+        }                                                                                        \
+    } while (0)
+#define TRUE(what)                                                                               \
+    do {                                                                                         \
+        if (!(what)) {                                                                           \
+            printf("line %d: not %s\n", __LINE__, #what);                                        \
+            exit(1);                                                                             \
+        }                                                                                        \
+    } while (0)
+
+enum { PAGE = 4096, KEY = 0x7100, SLOTS = 64, ROUNDS = 20000 };
+
+static void regions(void) {
+    imc_asid_t id, other, more;
+    caddr_t to, from;
+    IS(IMC_BADPARM, imc_asalloc(KEY, PAGE, IMC_URW, 0, NULL, 0));
+    IS(IMC_BADPARM, imc_asalloc(KEY, PAGE, IMC_URW, 2, &id, 0));
+    IS(IMC_BADPARM, imc_asalloc(KEY, PAGE, 0, 0, &id, 0));
+    IS(IMC_BADRAIL, imc_asalloc(KEY, PAGE, IMC_URW, 0, &id, 1));
+    IS(IMC_BADRAIL, imc_asalloc(KEY, PAGE, IMC_URW, 0, &id, -1));
+    IS(IMC_BADSIZE, imc_asalloc(KEY, 0, IMC_URW, 0, &id, 0));
+    IS(IMC_BADSIZE, imc_asalloc(KEY, ~0UL, IMC_URW, 0, &id, 0));
+    IS(IMC_MCFULL, imc_asalloc(KEY, 11 << 20, IMC_URW, 0, &id, 0));
+    IS(0, imc_asalloc(KEY, PAGE + 1, IMC_URW, IMC_COHERENT, &id, 0));
+    IS(IMC_PRIOR, imc_asalloc(KEY, PAGE + 1, IMC_URW, IMC_COHERENT, &other, 0));
+    IS(IMC_BADREGION, imc_asattach(id + 1000, IMC_TRANSMIT, IMC_SHARED, 0, &to));
+    IS(IMC_BADPARM, imc_asattach(id, 3, IMC_SHARED, 0, &to));
+    IS(IMC_BADPARM, imc_asattach(id, IMC_TRANSMIT, 3, 0, &to));
+    IS(IMC_BADPARM, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, 7, &to));
+    IS(IMC_BADPARM, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, IMC_LOOPBACK, &from));
+    IS(IMC_BADPARM, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, 0, NULL));
+    IS(IMC_BADREGION, imc_asdetach(id));
+    IS(0, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, IMC_LOOPBACK, &to));
+    IS(IMC_XMITMAPPED, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, IMC_LOOPBACK, &to));
+    IS(IMC_SHARERR, imc_asattach(id, IMC_RECEIVE, IMC_NONSHARED, 0, &from));
+    IS(0, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &from));
+    IS(IMC_RECMAPPED, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &from));
+    /* Any length and place. */
+    static char bytes[2 * PAGE];
+    for (size_t n = 0; n < sizeof bytes; n++)
+        bytes[n] = (char)(n * 31 + 1);
+    for (int at = 0; at < 20; at++)
+        for (int length = 0; length < 40; length++) {
+            IS(0, imc_bcopy(bytes + at / 2, to + PAGE - 20 + at, length, 1, 0));
+            TRUE(!memcmp(from + PAGE - 20 + at, bytes + at / 2, length));
+        }
+    IS(0, imc_bcopy(bytes, to, sizeof bytes, 1, 0));
+    TRUE(!memcmp(from, bytes, sizeof bytes));
+    *(volatile int *)(to + 8) = 77;
+    TRUE(*(volatile int *)(from + 8) == 77);
+    IS(IMC_ATTACHED, imc_asdealloc(id));
+    IS(0, imc_asdetach(id));
+    IS(IMC_BADREGION, imc_asdetach(id));
+    /* Without loopback this host does not see it; what its first user says holds for all of a host. */
+    IS(0, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &from));
+    IS(0, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, 0, &to));
+    *(volatile int *)(to + 8) = 78;
+    TRUE(*(volatile int *)(from + 8) == 77);
+    IS(0, imc_asdetach(id));
+    IS(0, imc_asdealloc(id));
+    IS(IMC_BADREGION, imc_asdealloc(id));
+    /* Space of what is received. */
+    IS(0, imc_asalloc(KEY + 1, 6 << 20, IMC_URW, 0, &id, 0));
+    IS(0, imc_asalloc(KEY + 2, 3 << 20, IMC_URW, 0, &more, 0));
+    IS(0, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &from));
+    IS(IMC_RXFULL, imc_asattach(more, IMC_RECEIVE, IMC_SHARED, 0, &from));
+    IS(0, imc_asattach(more, IMC_TRANSMIT, IMC_SHARED, 0, &to));
+    IS(0, imc_asdetach(more));
+    IS(0, imc_asdealloc(more));
+    IS(0, imc_asdetach(id));
+    IS(0, imc_asdealloc(id));
+}
+
+static void locks(void) {
+    imc_lkid_t id, other;
+    int count = 3, none = 0, many = IMC_MAXNUMLOCKS + 1;
+    IS(IMC_BADPARM, imc_lkalloc(KEY, NULL, IMC_LKU, 0, &id));
+    IS(IMC_BADPARM, imc_lkalloc(KEY, &none, IMC_LKU, 0, &id));
+    IS(IMC_BADPARM, imc_lkalloc(KEY, &many, IMC_LKU, 0, &id));
+    IS(0, imc_lkalloc(KEY, &count, IMC_LKU, IMC_CREATOR, &id));
+    TRUE(count == 3);
+    IS(IMC_EXISTS, imc_lkalloc(KEY, &count, IMC_LKU, IMC_CREATOR, &other));
+    IS(IMC_PRIOR, imc_lkalloc(KEY, &count, IMC_LKU, 0, &other));
+    IS(IMC_LOCKPRIOR, imc_lkacquire(id, 0, 0, IMC_LOCKWAIT));
+    IS(0, imc_lkacquire(id, 2, 0, IMC_LOCKNOWAIT));
+    IS(IMC_BADLOCK, imc_lkacquire(id, 3, 0, IMC_LOCKNOWAIT));
+    IS(IMC_BADLOCK, imc_lkacquire(id, -1, 0, IMC_LOCKNOWAIT));
+    IS(IMC_BADLOCK, imc_lkacquire(id + 999, 0, 0, IMC_LOCKNOWAIT));
+    IS(IMC_BADPARM, imc_lkacquire(id, 1, 1, IMC_LOCKNOWAIT));
+    IS(IMC_BADPARM, imc_lkacquire(id, 1, 0, 9));
+    IS(IMC_LOCKNOTHELD, imc_lkrelease(id, 1));
+    IS(IMC_LOCKACTIVE, imc_lkdealloc(id));
+    IS(0, imc_lkrelease(id, 2));
+    IS(0, imc_lkrelease(id, 0));
+    IS(0, imc_lkdealloc(id));
+    IS(IMC_BADLOCK, imc_lkdealloc(id));
+    IS(IMC_BADLOCK, imc_lkrelease(id, 0));
+}
+
+static void cluster(void) {
+    imc_infoType items[] = {IMC_GET_HOSTS, IMC_GET_NRAILS, IMC_GET_ACTIVERAILS, 0};
+    imc_infoType wrong[] = {9, 0};
+    imc_hostinfo hosts;
+    imc_railinfo active;
+    unsigned int rails = 99;
+    char name[IMC_MAXHOSTNAME];
+    gethostname(name, sizeof name);
+    IS(0, imc_getclusterinfo(items, 4, &hosts, sizeof hosts, &rails, (int)sizeof rails, active, sizeof active));
+    TRUE(hosts.num_hosts == 1 && !strcmp(hosts.hosts[0], name) && rails == 1 && active[0] == 1);
+    IS(0, imc_getclusterinfo(NULL, 0));
+    IS(IMC_BADPARM, imc_getclusterinfo(NULL, 1));
+    IS(IMC_BADPARM, imc_getclusterinfo(wrong, 1, &hosts, sizeof hosts));
+    IS(IMC_INSUFFMEM, imc_getclusterinfo(items, 1, &hosts, 8));
+    imc_eventType events[] = {IMC_CC_EVENT_HOST, IMC_CC_EVENT_RAIL, 0};
+    IS(IMC_BADPARM, imc_wait_cluster_event(NULL, 1UL, 0UL));
+    IS(IMC_BADPARM, imc_wait_cluster_event(events, 0UL, 0UL));
+    hosts.num_hosts = 7;
+    IS(IMC_HOST_CHANGE, imc_wait_cluster_event(events, 2UL, 0UL, &hosts, sizeof hosts, active, sizeof active));
+    TRUE(hosts.num_hosts == 1);
+    hosts.num_hosts = 7, active[0] = 3;
+    IS(IMC_MULTIPLE_CHANGE, imc_wait_cluster_event(events, 2UL, 0UL, &hosts, sizeof hosts, active, sizeof active));
+    active[0] = 3;
+    IS(IMC_RAIL_CHANGE, imc_wait_cluster_event(events, 2UL, 0UL, &hosts, sizeof hosts, active, sizeof active));
+    TRUE(active[0] == 1);
+    int count = imc_rderrcnt_mr(0);
+    TRUE(count >= 0 && imc_rderrcnt() == count);
+    IS(0, imc_ckerrcnt_mr(&count, 0));
+    IS(0, imc_ckerrcnt(&count));
+    count = 5;
+    IS(IMC_MC_ERROR, imc_ckerrcnt_mr(&count, 0));
+    IS(0, imc_ckerrcnt_mr(&count, 0));
+    IS(IMC_BADRAIL, imc_rderrcnt_mr(1));
+    IS(IMC_BADRAIL, imc_ckerrcnt_mr(&count, 4));
+    IS(IMC_BADPARM, imc_ckerrcnt_mr(NULL, 0));
+    imc_asid_t id;
+    caddr_t to;
+    IS(0, imc_asalloc(KEY, PAGE, IMC_URW, 0, &id, 0));
+    IS(IMC_BADHOST, imc_asattach_ptp(id, IMC_SHARED, 0, "nowhere", &to));
+    IS(IMC_PTPERR, imc_asattach_ptp(id, IMC_SHARED, 0, name, &to));
+    IS(IMC_BADPARM, imc_asattach_ptp(id, IMC_SHARED, IMC_LOOPBACK, name, &to));
+    IS(0, imc_asdealloc(id));
+    IS(IMC_BADHOST, imc_kill("nowhere", getpid(), 0));
+    IS(IMC_BADPARM, imc_kill(name, 0, 0));
+    IS(IMC_EINVAL, imc_kill(name, getpid(), 999));
+    IS(IMC_EINVAL, imc_kill(name, 1, SIGKILL));
+    IS(geteuid() ? 0 : IMC_NOROOT, imc_kill(name, getpid(), 0));
+    imc_perror("message", IMC_MC_ERROR);
+    imc_perror(NULL, -999);
+    /* A child is no user of what its parent has, until it says who it is. */
+    pid_t child = fork();
+    if (!child) {
+        IS(IMC_NOTINIT, imc_asalloc(KEY, PAGE, IMC_URW, 0, &id, 0));
+        IS(0, imc_api_init(NULL));
+        IS(0, imc_asalloc(KEY, PAGE, IMC_URW, 0, &id, 0));
+        exit(0);
+    }
+    int status;
+    TRUE(waitpid(child, &status, 0) == child && status == 0);
+}
+
+/* Messages by words alone, as on the hardware: writers and readers of one region, each slot full when its number says so. */
+struct slot {
+    uint64_t text[7], number;
+};
+
+static void messages(int is_writer) {
+    imc_asid_t id;
+    caddr_t to, from;
+    size_t bytes = sizeof(struct slot) * SLOTS + PAGE;
+    IS(0, imc_asalloc(KEY + 9, bytes, IMC_URW, IMC_COHERENT, &id, 0));
+    IS(0, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, IMC_LOOPBACK, &to));
+    IS(0, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &from));
+    volatile struct slot *out = (void *)to, *in = (void *)from;
+    volatile uint64_t *taken_out = (void *)(to + sizeof(struct slot) * SLOTS), *taken = (void *)(from + sizeof(struct slot) * SLOTS);
+    for (uint64_t n = 1; n <= ROUNDS; n++) {
+        if (is_writer) {
+            while (__atomic_load_n(taken, __ATOMIC_ACQUIRE) + SLOTS < n)
+                ;
+            int count;
+            do {
+                while ((count = imc_rderrcnt_mr(0)) < 0)
+                    ;
+                for (int word = 0; word < 7; word++)
+                    out[n % SLOTS].text[word] = n * (word + 1);
+                __atomic_store_n(&out[n % SLOTS].number, n, __ATOMIC_RELEASE);
+                __sync_synchronize();
+            } while (imc_ckerrcnt_mr(&count, 0) == IMC_MC_ERROR);
+        } else {
+            while (__atomic_load_n(&in[n % SLOTS].number, __ATOMIC_ACQUIRE) != n)
+                ;
+            for (int word = 0; word < 7; word++)
+                TRUE(in[n % SLOTS].text[word] == n * (word + 1));
+            __atomic_store_n(taken_out, n, __ATOMIC_RELEASE);
+        }
+    }
+    if (is_writer)
+        while (__atomic_load_n(taken, __ATOMIC_ACQUIRE) != ROUNDS)
+            ;
+}
+
+/* As a database does: the library by its name, its functions by theirs. */
+static void by_name(void) {
+    void *library = dlopen("libimc.so", RTLD_NOW);
+    TRUE(library);
+    static const char *names[] = {"imc_api_init", "imc_asalloc", "imc_asattach", "imc_asattach_ptp", "imc_asdetach", "imc_asdealloc",
+        "imc_bcopy", "imc_rderrcnt_mr", "imc_ckerrcnt_mr", "imc_rderrcnt", "imc_ckerrcnt", "imc_lkalloc", "imc_lkacquire",
+        "imc_lkrelease", "imc_lkdealloc", "imc_getclusterinfo", "imc_wait_cluster_event", "imc_kill", "imc_perror"};
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
+        TRUE(dlsym(library, names[n]));
+    int (*init)(unsigned long *) = (int (*)(unsigned long *))dlsym(library, "imc_api_init");
+    IS(0, init(NULL));
+}
+
+static void permissions(int is_owner) {
+    imc_asid_t id;
+    imc_lkid_t lock;
+    caddr_t at;
+    int count = 1;
+    if (is_owner) {
+        IS(0, imc_asalloc(1, PAGE, IMC_URW, 0, &id, 0));
+        IS(0, imc_asalloc(2, PAGE, IMC_URW | IMC_OR, 0, &id, 0));
+        IS(0, imc_asalloc(3, PAGE, IMC_URW | IMC_OW, 0, &id, 0));
+        IS(0, imc_lkalloc(1, &count, IMC_LKU, 0, &lock));
+        IS(0, imc_lkalloc(2, &count, IMC_LKU | IMC_LKO, 0, &lock));
+        puts("ready");
+        fflush(stdout);
+        pause();
+    }
+    IS(IMC_PERMIT, imc_asalloc(1, PAGE, IMC_URW, 0, &id, 0));
+    IS(0, imc_asalloc(2, PAGE, IMC_URW, 0, &id, 0));
+    IS(IMC_PERMIT, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, IMC_LOOPBACK, &at));
+    IS(0, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &at));
+    IS(0, imc_asalloc(3, PAGE, IMC_URW, 0, &id, 0));
+    IS(IMC_PERMIT, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &at));
+    IS(0, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, IMC_LOOPBACK, &at));
+    IS(IMC_PERMIT, imc_lkalloc(1, &count, IMC_LKU, 0, &lock));
+    IS(0, imc_lkalloc(2, &count, IMC_LKU, 0, &lock));
+}
+
+/* What is received is not to be stored to. */
+static void store(void) {
+    imc_asid_t id;
+    caddr_t from;
+    IS(0, imc_asalloc(KEY, PAGE, IMC_URW, 0, &id, 0));
+    IS(0, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &from));
+    *(volatile int *)from = 1;
+}
+
+int main(int count, char **words) {
+    const char *word = count > 1 ? words[1] : "";
+    if (!strcmp(word, "uninitialised")) {
+        imc_asid_t id;
+        IS(IMC_NOTINIT, imc_asalloc(KEY, PAGE, IMC_URW, 0, &id, 0));
+        IS(IMC_NOTINIT, imc_asdetach(1));
+        IS(IMC_NOTINIT, imc_lkrelease(1, 0));
+        IS(IMC_NOTINIT, imc_rderrcnt_mr(0));
+        IS(IMC_NOTINIT, imc_api_init(NULL));
+        puts("ok");
+        return 0;
+    }
+    if (!strcmp(word, "by_name")) {
+        by_name();
+        puts("ok");
+        return 0;
+    }
+    IS(0, imc_api_init(NULL));
+    IS(0, imc_api_init(NULL));
+    if (!strcmp(word, "regions"))
+        regions();
+    else if (!strcmp(word, "locks"))
+        locks();
+    else if (!strcmp(word, "cluster"))
+        cluster();
+    else if (!strcmp(word, "write") || !strcmp(word, "read"))
+        messages(!strcmp(word, "write"));
+    else if (!strcmp(word, "owner") || !strcmp(word, "stranger"))
+        permissions(!strcmp(word, "owner"));
+    else if (!strcmp(word, "store"))
+        store();
+    else
+        return 2;
+    puts("ok");
+    return 0;
+}
