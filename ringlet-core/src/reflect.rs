@@ -69,7 +69,7 @@ impl LockWord {
         }
     }
 
-    /// True if a sleeper is to be woken. With `hand_over` no newcomer can have it before a sleeper does.
+    /// True if a sleeper is to be woken. With `hand_over` no newcomer can have it before a sleeper does; where nobody slept, `nobody_slept` is to be said.
     #[inline]
     pub fn release(&self, us: u32, hand_over: bool) -> Result<bool, NotHeld> {
         let mut word = us;
@@ -85,6 +85,12 @@ impl LockWord {
                 Err(found) => word = found,
             }
         }
+    }
+
+    /// It was handed over to nobody: newcomers can have it. True if a sleeper is to be woken all the same: one may have come meanwhile.
+    pub fn nobody_slept(&self) -> bool {
+        // ORDER: Release: who takes it sees what was written before it was handed over.
+        self.0.compare_exchange(WAITED | HANDED, 0, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
     /// Whom it names: nobody if it is free.

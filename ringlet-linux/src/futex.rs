@@ -17,8 +17,8 @@ pub fn wake(word: &AtomicU32) {
     let _ = unsafe { sys!(SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
-/// Wakes one of them, who has slept longest.
-pub fn wake_one(word: &AtomicU32) {
+/// Wakes one of them, who has slept longest. False if nobody sleeps.
+pub fn wake_one(word: &AtomicU32) -> bool {
     // SAFETY: an aligned word; nothing is written.
-    let _ = unsafe { sys!(SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
+    unsafe { sys!(SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) } == Ok(1)
 }

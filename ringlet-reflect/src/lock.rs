@@ -128,7 +128,9 @@ impl Locks {
             Ok(true) => {
                 let next = if hand_over { 0 } else { self.released.load(Ordering::Relaxed) + 1 };
                 self.released.store(next, Ordering::Relaxed);
-                futex::wake_one(&word.0);
+                if !futex::wake_one(&word.0) && hand_over && word.nobody_slept() {
+                    futex::wake_one(&word.0);
+                }
                 Ok(())
             }
             Err(NotHeld) => Err(Status::NotHeld),
