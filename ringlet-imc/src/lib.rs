@@ -313,7 +313,7 @@ pub unsafe extern "C" fn imc_lkalloc(
 /// (Out of the table: who waits for a lock holds up no other call.)
 fn locks(id: c_int) -> Result<Arc<Locks>, Status> {
     let api = api();
-    let api = api.as_ref().ok_or(Status::NotInitialised)?;
+    let api = api.as_ref().filter(|api| api.host.is_some()).ok_or(Status::NotInitialised)?;
     api.locks.get(&id).cloned().ok_or(Status::BadLock)
 }
 

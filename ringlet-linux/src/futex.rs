@@ -20,5 +20,6 @@ pub fn wake(word: &AtomicU32) {
 /// Wakes one of them, who has slept longest. False if nobody sleeps.
 pub fn wake_one(word: &AtomicU32) -> bool {
     // SAFETY: an aligned word; nothing is written.
-    unsafe { sys!(SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) } == Ok(1)
+    let woken = unsafe { sys!(SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
+    woken == Ok(1)
 }

@@ -346,7 +346,7 @@ impl Keeper {
                     _ => done,
                 }
             }
-            Ask::State => Ok((Answer::State(Box::new(self.state())), Vec::new())),
+            Ask::State => Ok((Answer::State(Box::new(self.state(member))), Vec::new())),
         }
     }
 
@@ -420,8 +420,10 @@ impl Keeper {
         sets.iter().for_each(|id| drop(self.words.remove(id)));
     }
 
-    fn state(&self) -> State {
+    /// (Who asks and has nothing is not counted.)
+    fn state(&self, asks: u32) -> State {
         let registry = &self.registry;
+        let has = registry.has(asks);
         let (members, regions, sets) = (&registry.members, &registry.regions, &registry.sets);
         let member = |(member, who): (&u32, &Member)| MemberState {
             member: *member,
@@ -476,7 +478,12 @@ impl Keeper {
             allocated: regions.values().map(|region| region.bytes).sum(),
             allocated_most: registry.limits.all,
             received_most: registry.limits.received,
-            members: members.iter().map(member).take(SHOWN).collect(),
+            members: members
+                .iter()
+                .filter(|(member, _)| has || **member != asks)
+                .map(member)
+                .take(SHOWN)
+                .collect(),
             regions: regions.iter().map(region).take(SHOWN).collect(),
             sets: sets.iter().map(set).take(SHOWN).collect(),
             is_cut: members.len().max(regions.len()).max(sets.len()) > SHOWN,

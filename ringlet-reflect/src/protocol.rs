@@ -79,7 +79,7 @@ pub enum Answer {
     No(Status),
 }
 
-/// What a host has, as `ringlet reflect ls` shows it.
+/// What a host has, as `ringlet reflect ls` shows it. (Who asks, and has nothing, is not shown.)
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug, Default)]
 pub struct State {
     pub host: String,

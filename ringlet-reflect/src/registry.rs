@@ -340,6 +340,12 @@ impl Registry {
         Ok(is_unused)
     }
 
+    /// Does it use anything?
+    pub fn has(&self, member: u32) -> bool {
+        let regions = self.regions.values().any(|region| region.entry.users.contains_key(&member));
+        regions || self.sets.values().any(|set| set.entry.users.contains_key(&member))
+    }
+
     /// A process has gone.
     pub fn leave(&mut self, member: u32) -> Unused {
         self.members.remove(&member);

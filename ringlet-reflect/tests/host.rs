@@ -298,7 +298,7 @@ fn what_the_dead_had_is_given_back() {
         child.wait().unwrap();
         until("all to be given back", || {
             let state = host.state().unwrap();
-            state.regions.is_empty() && state.members.len() == 1
+            state.regions.is_empty() && state.members.len() == 1 && state.sets.len() == 1
         });
     }
 }

@@ -26,6 +26,10 @@ def step(function):
     return function
 
 
+def user(number):
+    return {"user": number, "group": number, "extra_groups": []}
+
+
 class Place:
     """An installation, and the programs compiled against it; and a keeper where they look for one."""
 
@@ -82,8 +86,10 @@ class Place:
 def uninitialised(place):
     place.keeper.terminate()
     place.keeper.wait()
-    place.actor("uninitialised")
-    place.keeper = place.keep()
+    try:
+        place.actor("uninitialised")
+    finally:
+        place.keeper = place.keep()
 
 
 @step
@@ -103,7 +109,7 @@ def locks(place):
 def cluster(place):
     place.actor("cluster")
     if os.geteuid() == 0:
-        place.actor("cluster", user=STRANGER)
+        place.actor("cluster", **user(STRANGER))
     place.unused()
 
 
@@ -126,13 +132,15 @@ def messages(place):
 def permissions(place):
     if os.geteuid() != 0:
         return "skipped: only root can become two users"
-    owner = place.start("owner", user=12345)
-    require(owner.stdout.readline() == "ready\n", "the owner does not start")
-    place.actor("stranger", user=STRANGER)
-    shown = place.state()
-    require({region["mode"] for region in shown["regions"]} == {0o600, 0o604, 0o602}, f"{shown}")
-    owner.kill()
-    owner.wait()
+    owner = place.start("owner", **user(12345))
+    try:
+        require(owner.stdout.readline() == "ready\n", "the owner does not start")
+        place.actor("stranger", **user(STRANGER))
+        shown = place.state()
+        require({region["mode"] for region in shown["regions"]} == {0o600, 0o604, 0o602}, f"{shown}")
+    finally:
+        owner.kill()
+        owner.wait()
     place.unused()
     return None
 
