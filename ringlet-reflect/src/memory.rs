@@ -16,11 +16,13 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    #[inline]
     pub fn area(&self) -> Area {
         self.area
     }
 
     /// The word of this number. (Panics if there is none: numbers are checked before.)
+    #[inline]
     pub fn word(&self, number: usize) -> &AtomicU32 {
         &self.area.at::<Word>(number * size_of::<u32>()).0
     }

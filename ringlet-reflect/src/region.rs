@@ -136,6 +136,7 @@ pub struct Transmitter {
 }
 
 /// The words of a mapping.
+#[inline]
 fn words(of: &Mapping) -> &[AtomicU64] {
     // SAFETY: whole pages of a mapping that lives as long as the borrow; every bit pattern is an `AtomicU64`, and what other processes do to it is to us
     // as a device's writes. (Of one that may only be read no store is made: `Receiver::words`.)
@@ -145,6 +146,7 @@ fn words(of: &Mapping) -> &[AtomicU64] {
     }
 }
 
+#[inline]
 fn pages(at: usize, length: usize, of: &Mapping) -> Result<Range<usize>, Status> {
     let end = at.checked_add(length).filter(|end| *end <= of.area().len());
     let end = end.ok_or(Status::BadParameter)?;
@@ -161,6 +163,7 @@ impl Transmitter {
     }
 
     /// The region, to store to. A store that is to be seen behind others is `Release`; who receives loads with `Acquire`.
+    #[inline]
     pub fn words(&self) -> &[AtomicU64] {
         words(&self.data)
     }
@@ -190,21 +193,31 @@ impl Transmitter {
     #[inline]
     pub fn notify(&self, at: usize, length: usize) -> Result<(), Status> {
         let pages = pages(at, length, &self.data)?;
+        self.before_look();
+        for page in pages {
+            if self.wishes.word(page).load(Ordering::Relaxed) != 0 {
+                self.tell(page);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn before_look(&self) {
         if !self.has_barriers {
             // ORDER: SeqCst, pairs with the keeper's `fetch_add` of the wish: the stores before this are seen by who wished before the look.
             fence(Ordering::SeqCst);
         }
         // ORDER: otherwise the keeper has made this process pass a barrier behind the wish (`Keeper::watch`); the compiler must not move the look.
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
-        for page in pages {
-            if self.wishes.word(page).load(Ordering::Relaxed) != 0 {
-                let changes = self.changes.word(page);
-                // ORDER: Release, pairs with Acquire in `Watch::has_changed`: what was stored is seen with it.
-                changes.fetch_add(1, Ordering::Release);
-                futex::wake(changes);
-            }
-        }
-        Ok(())
+    }
+
+    #[cold]
+    fn tell(&self, page: usize) {
+        let changes = self.changes.word(page);
+        // ORDER: Release, pairs with Acquire in `Watch::has_changed`: what was stored is seen with it.
+        changes.fetch_add(1, Ordering::Release);
+        futex::wake(changes);
     }
 }
 
@@ -255,6 +268,7 @@ impl Receiver {
     }
 
     /// What was received, to be loaded: it may change at any time, so load each word once. It can't be stored to: the processor refuses that (SIGSEGV).
+    #[inline]
     pub fn words(&self) -> &[AtomicU64] {
         words(&self.received.data)
     }

@@ -84,6 +84,7 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
         Work::Ucx
         | Work::Limits { .. }
         | Work::Native { .. }
+        | Work::Reflect { .. }
         | Work::Mirror { .. }
         | Work::HandOver { .. }
         | Work::Cost { .. } => bail!("this needs no peer"),

@@ -18,6 +18,7 @@ mod parent;
 mod place;
 mod plan;
 mod plot;
+mod reflect;
 mod report;
 mod server;
 pub mod spec;
@@ -114,6 +115,8 @@ enum Group {
     Messages,
     /// The native library beside the bare cache line
     Native,
+    /// Reflective memory beside the bare cache line and plain stores
+    Reflect,
     /// A ring in one memory, and over two that an adapter keeps in step
     Mirror,
     /// What the machine itself allows

@@ -46,10 +46,16 @@ impl Contender {
     }
 
     fn needs_no_peer(&self) -> bool {
-        use Work::{Cost, HandOver, Limits, Mirror, Native, Ucx};
+        use Work::{Cost, HandOver, Limits, Mirror, Native, Reflect, Ucx};
         matches!(
             self.work,
-            Limits { .. } | Mirror { .. } | Native { .. } | Ucx | HandOver { .. } | Cost { .. }
+            Limits { .. }
+                | Mirror { .. }
+                | Native { .. }
+                | Reflect { .. }
+                | Ucx
+                | HandOver { .. }
+                | Cost { .. }
         )
     }
 }

@@ -164,6 +164,10 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
         cpus.map(|cpus| Contender { label: "native", ..unwrapped(&Work::Native { cpus }) });
     let title = "the native library between two cores";
     add(Group::Native, "native", title, setting.clone(), native.into_iter().collect());
+    let reflect =
+        cpus.map(|cpus| Contender { label: "reflect", ..unwrapped(&Work::Reflect { cpus }) });
+    let title = "reflective memory between two cores";
+    add(Group::Reflect, "reflect", title, setting.clone(), reflect.into_iter().collect());
     let mirror =
         cpus.map(|cpus| Contender { label: "mirror", ..unwrapped(&Work::Mirror { cpus }) });
     let title = "a ring in one memory, and over a mirror";
@@ -382,7 +386,7 @@ mod tests {
     fn given_cores_pin_everything_but_the_crowd() {
         let command = Command::parse_from(["bench", "--pin", "1,0"]);
         for case in plan(&command.args, &mut Vec::new()).unwrap() {
-            let pinned = !matches!(case.name, "pairs" | "native" | "mirror" | "limits");
+            let pinned = !matches!(case.name, "pairs" | "native" | "reflect" | "mirror" | "limits");
             assert_eq!(case.setting.pin, pinned.then_some((1, 0)), "{}", case.name);
             assert_eq!(case.title.contains("pinned"), pinned, "{}", case.name);
         }

@@ -79,6 +79,7 @@ pub fn serve(spec: &Spec) -> Result<()> {
         | Work::Ucx
         | Work::Limits { .. }
         | Work::Native { .. }
+        | Work::Reflect { .. }
         | Work::Mirror { .. }
         | Work::HandOver { .. }
         | Work::Cost { .. } => {

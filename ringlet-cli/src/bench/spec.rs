@@ -71,6 +71,8 @@ pub enum Work {
     Ucx,
     /// Channels of the native library between two cores.
     Native { cpus: (usize, usize) },
+    /// Reflective memory between two cores.
+    Reflect { cpus: (usize, usize) },
     /// A ring in one memory and over a mirror, between two cores, or three.
     Mirror { cpus: (usize, usize) },
     /// The bare cache line, memcpy and eventfd; with the cores for two threads.

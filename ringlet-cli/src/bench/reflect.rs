@@ -1,0 +1,131 @@
+//! Reflective memory of one host, beside what a processor does by itself; and the kernel's file lock.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use ringlet_reflect::keeper::{Options, keep};
+use ringlet_reflect::{Host, Permission, Receiver, Region, Transmitter, Use, Wait};
+use rustix::fs::{FlockOperation, fcntl_lock};
+
+use super::limits::{best, cache_line, figure, ping_pong};
+use super::place::pin;
+use super::spec::{Figure, Spec, Unit, Work};
+
+const REGION_BYTES: usize = 1 << 16;
+/// Words of a message: the last one says that it is there.
+const WORDS: usize = 4;
+const RECEIVERS: usize = 64;
+const BATCH: u32 = 10_000;
+
+pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
+    let Work::Reflect { cpus } = spec.work else { return Ok(Vec::new()) };
+    let budget = Duration::from_millis(spec.budget_ms) / 10;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("keeper");
+    let (ready, is_ready) = mpsc::channel();
+    let at = path.clone();
+    // (Until the process ends.)
+    std::thread::spawn(move || {
+        let options = Options { path: Some(&at), stays: true, ..Options::default() };
+        let _ = keep(&options, || drop(ready.send(())));
+    });
+    is_ready.recv().context("the keeper does not start")?;
+    let hosts: Vec<Host> = (0..=RECEIVERS).map(|_| Host::at(&path)).collect::<Result<_, _>>()?;
+    let regions: Vec<Region> = hosts
+        .iter()
+        .map(|host| host.allocate(1, REGION_BYTES, &Permission::default()))
+        .collect::<Result<_, _>>()?;
+    let (here, there) = (&regions[0], &regions[1]);
+    let half = |what: &str, halves: Vec<f64>| -> Result<Figure> {
+        Ok(figure(what, best(halves, f64::min)?, Unit::Nanoseconds))
+    };
+    let mut figures = vec![half("cache line, half", cache_line(cpus, budget)?)?];
+    let (to, from) = (here.transmit(Use::default())?, here.receive(Use::default())?);
+    let (back, there_from) = (there.transmit(Use::default())?, there.receive(Use::default())?);
+    // (The same word there and back, as the bare line is.)
+    let trips = ping_pong(
+        cpus,
+        budget,
+        |turn| {
+            to.words()[0].store(2 * u64::from(turn) + 1, Ordering::Release);
+            until(&from, 2 * u64::from(turn) + 2);
+            Ok(())
+        },
+        |turn| {
+            until(&there_from, 2 * u64::from(turn) + 1);
+            back.words()[0].store(2 * u64::from(turn) + 2, Ordering::Release);
+            Ok(())
+        },
+    )?;
+    figures.push(half("store to load, half", trips)?);
+    let pinned = pin(&[cpus.0])?;
+    let plain = PlainWords([const { AtomicU64::new(0) }; 8]);
+    let stored = |what: &str, cost: f64| figure(what, cost, Unit::Nanoseconds);
+    figures.push(stored("32 B, plain memory", each(budget, |n| write(&plain.0, n))));
+    figures.push(stored("32 B stored", each(budget, |n| write(to.words(), n))));
+    figures.push(stored("32 B stored, and run", each(budget, |n| run(&to, n))));
+    let receivers: Vec<Receiver> = regions[2..]
+        .iter()
+        .map(|region| region.receive(Use::default()))
+        .collect::<Result<_, _>>()?;
+    let what = format!("32 B stored, and run, {} receivers", receivers.len() + 2);
+    figures.push(stored(&what, each(budget, |n| run(&to, n))));
+    let line = AtomicU32::new(0);
+    figures.push(stored(
+        "atomic exchange",
+        each(budget, |n| drop(black_box(line.swap(n, Ordering::AcqRel)))),
+    ));
+    let locks = hosts[0].locks(1, 1, 0o600, false)?;
+    let mut failed = None;
+    let cost = each(budget, |_| {
+        failed = failed.or(locks.acquire(0, Wait::No).and_then(|()| locks.release(0)).err());
+    });
+    failed.map_or(Ok(()), Err)?;
+    figures.push(stored("lock, taken and released", cost));
+    let file = tempfile::tempfile()?;
+    let mut failed = Ok(());
+    let cost = each(budget, |_| {
+        for operation in [FlockOperation::LockExclusive, FlockOperation::Unlock] {
+            failed = failed.and(fcntl_lock(&file, operation));
+        }
+    });
+    failed?;
+    figures.push(stored("kernel's file lock, the same", cost));
+    drop(pinned);
+    Ok(figures)
+}
+
+#[repr(align(128))]
+struct PlainWords([AtomicU64; 8]);
+
+fn until(receiver: &Receiver, value: u64) {
+    while receiver.words()[0].load(Ordering::Acquire) != value {
+        std::hint::spin_loop();
+    }
+}
+
+fn write(words: &[AtomicU64], number: u32) {
+    for word in &words[..WORDS - 1] {
+        word.store(u64::from(number), Ordering::Relaxed);
+    }
+    words[WORDS - 1].store(u64::from(number), Ordering::Release);
+}
+
+fn run(to: &Transmitter, number: u32) {
+    write(to.words(), number);
+    let _ = black_box(to.notify(0, WORDS * size_of::<u64>()));
+}
+
+/// Nanoseconds of one, in the batch that was least disturbed.
+fn each(budget: Duration, mut act: impl FnMut(u32)) -> f64 {
+    let (began, mut least) = (Instant::now(), f64::INFINITY);
+    while began.elapsed() < budget {
+        let start = Instant::now();
+        (0..BATCH).for_each(&mut act);
+        least = least.min(start.elapsed().as_nanos() as f64 / f64::from(BATCH));
+    }
+    least
+}
