@@ -145,6 +145,7 @@ fn listen_at(path: &Path) -> std::io::Result<OwnedFd> {
         std::fs::remove_file(path)?;
     }
     let socket = make()?;
+    meet::admit_descriptors(socket.as_raw_fd(), false);
     bind(&socket, &address)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
     listen(&socket, 128)?;
