@@ -87,6 +87,11 @@ impl LockWord {
         }
     }
 
+    /// Does a word say that only who has slept may have it?
+    pub fn is_handed_over(word: u32) -> bool {
+        holder(word) == HANDED
+    }
+
     /// It was handed over to nobody: newcomers can have it. True if a sleeper is to be woken all the same: one may have come meanwhile.
     pub fn nobody_slept(&self) -> bool {
         // ORDER: Release: who takes it sees what was written before it was handed over.

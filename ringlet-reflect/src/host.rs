@@ -41,7 +41,8 @@ pub(crate) fn abstract_name(uid: u32) -> Vec<u8> {
 pub struct Host(pub(crate) Arc<Membership>);
 
 pub(crate) struct Membership {
-    socket: Mutex<OwnedFd>,
+    wire: Mutex<Wire>,
+    patience: Duration,
     /// A copy of it in a child that was forked is not the child's.
     process: u32,
     pub member: u32,
@@ -50,22 +51,23 @@ pub(crate) struct Membership {
     pub has_barriers: bool,
 }
 
+struct Wire {
+    socket: OwnedFd,
+    /// A question was not answered in time: what comes from now on would be taken for the answer to another one.
+    is_lost: bool,
+}
+
 impl Host {
     /// Joins this host's keeper: the one that [`VARIABLE`] names, or that of all users ([`PATH`]), or this user's, which is started if it is not there.
     ///
     /// Fails with [`Status::NotInitialised`] if there is none, and none can be started: `ringlet` is looked for in PATH.
     pub fn open() -> Result<Host, Status> {
-        if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
-            return Host::at(Path::new(&path));
-        }
-        match Host::find() {
-            Err(Status::NotInitialised) => start(&[])?,
-            found => return found,
-        }
         let began = Instant::now();
         loop {
             match Host::find() {
-                Err(Status::NotInitialised) if began.elapsed() < BEGINS => {
+                // (Another time too: one that was about to end may have had the name still.)
+                Err(Status::NotInitialised) if named().is_none() && began.elapsed() < BEGINS => {
+                    start()?;
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 found => return found,
@@ -75,42 +77,52 @@ impl Host {
 
     /// The same where it has to be there.
     pub fn find() -> Result<Host, Status> {
-        if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
-            return Host::at(Path::new(&path));
+        if let Some(path) = named() {
+            return Host::at(&path);
         }
         match Host::at(Path::new(PATH)) {
             Err(Status::NotInitialised) => {}
             found => return found,
         }
         let uid = rustix::process::geteuid().as_raw();
-        Host::by(meet::visit(&abstract_name(uid)))
+        Host::by(|| meet::visit(&abstract_name(uid)).and_then(fd::hide))
     }
 
     /// The keeper that listens there.
     pub fn at(path: &Path) -> Result<Host, Status> {
         let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Status::BadParameter)?;
-        Host::by(meet::look_at_path(&path))
+        Host::by(|| meet::look_at_path(&path))
     }
 
-    fn by(found: Result<i32, Errno>) -> Result<Host, Status> {
-        let socket = memory::own(match found {
-            Ok(socket) => socket,
-            Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => return Err(Status::NoMemory),
-            Err(_) => return Err(Status::NotInitialised),
-        });
+    fn by(look: impl Fn() -> Result<i32, Errno>) -> Result<Host, Status> {
+        let began = Instant::now();
+        let socket = loop {
+            match look() {
+                Ok(socket) => break memory::own(socket),
+                // (More have come at once than it could take.)
+                Err(Errno::EAGAIN) if began.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(Errno::EAGAIN) => return Err(Status::Timeout),
+                Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => return Err(Status::NoMemory),
+                Err(_) => return Err(Status::NotInitialised),
+            }
+        };
         // (Anybody may have a name; who is believed is root, and this user.)
         let uid = meet::credentials(socket.as_raw_fd()).map_err(|_| Status::NotInitialised)?.uid;
-        if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        if uid != 0 && !meet::is_our_user(uid) {
             return Err(Status::Denied);
         }
-        let (answer, fds) = ask(&socket, &Ask::Hello { version: VERSION })?;
-        let (Answer::Welcome { member, barriers }, [rails]) = (answer, &fds[..]) else {
+        let (answer, fds) = ask(&socket, &Ask::Hello { version: VERSION }, PATIENCE)?;
+        let Answer::Welcome { member, barriers } = answer else {
             return Err(Status::NotInitialised);
         };
+        let rails = fds.first().ok_or(Status::NoMemory)?;
         let rails = memory::map(rails, memory::words_bytes(RAILS), false)?;
         let has_barriers = barriers && register_barriers();
-        let (socket, process) = (Mutex::new(socket), this_process()?);
-        Ok(Host(Arc::new(Membership { socket, process, member, rails, has_barriers })))
+        let (wire, process) = (Mutex::new(Wire { socket, is_lost: false }), this_process()?);
+        let patience = PATIENCE;
+        Ok(Host(Arc::new(Membership { wire, patience, process, member, rails, has_barriers })))
     }
 
     /// Its number: what a lock that it holds has.
@@ -138,9 +150,15 @@ impl Host {
     pub fn locks(&self, key: u64, count: usize, mode: u32, creates: bool) -> Result<Locks, Status> {
         match self.0.ask(&Ask::Locks { key, count, mode, creates })? {
             (Answer::Locks { id, count }, fds) => {
-                let words = fds.first().ok_or(Status::NotInitialised)?;
-                let words = memory::map(words, memory::words_bytes(count), true)?;
-                Ok(Locks::new(self.0.clone(), id, count, words))
+                let words = fds.first().ok_or(Status::NoMemory);
+                match words.and_then(|words| memory::map(words, memory::words_bytes(count), true)) {
+                    Ok(words) => Ok(Locks::new(self.0.clone(), id, count, words)),
+                    Err(status) => {
+                        // (With the first one, if it was created.)
+                        let _ = self.0.ask(&Ask::DropLocks { id });
+                        Err(status)
+                    }
+                }
             }
             _ => Err(Status::NotInitialised),
         }
@@ -177,7 +195,9 @@ impl Host {
 
     /// Waits until the keeper has gone, at most so long. True if it has; [`Status::Interrupted`] by a signal.
     pub fn await_end(&self, timeout: Duration) -> Result<bool, Status> {
-        let socket = self.0.socket.lock().unwrap_or_else(PoisonError::into_inner).as_raw_fd();
+        let wire = self.0.wire.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = wire.socket.as_raw_fd();
+        drop(wire);
         // (Answers to others' questions are none of it.)
         let mut fds = [fd::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 }];
         match fd::poll(&mut fds, Some(timeout.as_nanos() as u64), None) {
@@ -211,11 +231,22 @@ impl Membership {
 
     pub fn ask(&self, what: &Ask) -> Result<(Answer, Vec<OwnedFd>), Status> {
         self.lives()?;
-        ask(&*self.socket.lock().unwrap_or_else(PoisonError::into_inner), what)
+        let mut wire = self.wire.lock().unwrap_or_else(PoisonError::into_inner);
+        if wire.is_lost {
+            return Err(Status::NotInitialised);
+        }
+        let answered = ask(&wire.socket, what, self.patience);
+        wire.is_lost = matches!(answered, Err(Status::Timeout));
+        answered
     }
 }
 
-fn ask(socket: &impl AsFd, what: &Ask) -> Result<(Answer, Vec<OwnedFd>), Status> {
+/// (Descriptors are fewer where this process has no room for more: what was answered is so all the same.)
+fn ask(
+    socket: &impl AsFd,
+    what: &Ask,
+    patience: Duration,
+) -> Result<(Answer, Vec<OwnedFd>), Status> {
     let socket = socket.as_fd().as_raw_fd();
     let text = serde_json::to_vec(what).map_err(|_| Status::BadParameter)?;
     meet::send(socket, &text, &[]).map_err(|_| Status::NotInitialised)?;
@@ -225,9 +256,6 @@ fn ask(socket: &impl AsFd, what: &Ask) -> Result<(Answer, Vec<OwnedFd>), Status>
         match meet::receive(socket, &mut bytes) {
             Ok((0, _)) => return Err(Status::NotInitialised),
             Ok((length, mut fds)) => {
-                if fds.truncated {
-                    return Err(Status::NoMemory);
-                }
                 let answer = serde_json::from_slice(&bytes[..length]);
                 let taken = (0..fds.count).filter_map(|at| fds.take(at)).map(memory::own).collect();
                 return match answer.map_err(|_| Status::NotInitialised)? {
@@ -238,18 +266,17 @@ fn ask(socket: &impl AsFd, what: &Ask) -> Result<(Answer, Vec<OwnedFd>), Status>
             Err(Errno::EAGAIN | Errno::EINTR) => {}
             Err(_) => return Err(Status::NotInitialised),
         }
-        let left = PATIENCE.checked_sub(began.elapsed()).ok_or(Status::Timeout)?;
+        let left = patience.checked_sub(began.elapsed()).ok_or(Status::Timeout)?;
         let mut fds = [fd::pollfd { fd: socket, events: libc::POLLIN, revents: 0 }];
         let _ = fd::poll(&mut fds, Some(left.as_nanos() as u64), None);
     }
 }
 
 /// Starts this user's keeper, which says nothing, and belongs to nobody.
-fn start(words: &[&str]) -> Result<(), Status> {
-    let command = command().ok_or(Status::NotInitialised)?;
+fn start() -> Result<(), Status> {
+    let command = command().filter(|_| !is_privileged()).ok_or(Status::NotInitialised)?;
     let mut child = Command::new(command)
         .args(["reflect", "keep", "--behind"])
-        .args(words)
         .env_remove("LD_PRELOAD")
         .current_dir("/")
         .stdin(Stdio::null())
@@ -257,12 +284,50 @@ fn start(words: &[&str]) -> Result<(), Status> {
         .stderr(Stdio::null())
         .spawn()
         .map_err(|_| Status::NotInitialised)?;
-    // (It forks, and ends at once.)
-    child.wait().map(drop).map_err(|_| Status::NotInitialised)
+    // (It forks, and ends at once. A program that wants to know of no child, or waits for all, has its end already.)
+    let _ = child.wait();
+    Ok(())
+}
+
+/// A program with more rights than its caller takes no names of files from him.
+fn is_privileged() -> bool {
+    // SAFETY: only asks what the kernel has told at the start.
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::getauxval(libc::AT_SECURE) != 0
+    }
+}
+
+fn named() -> Option<PathBuf> {
+    let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty() && !is_privileged())?;
+    Some(path.into())
 }
 
 /// The `ringlet` of PATH.
 fn command() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join("ringlet")).find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_answer_is_not_taken_for_that_to_another_question() {
+        let [ours, keeper] = meet::pair().unwrap().map(memory::own);
+        let answer = |answer: &Answer, fds: &[i32]| {
+            meet::send(keeper.as_raw_fd(), &serde_json::to_vec(answer).unwrap(), fds).unwrap();
+        };
+        let rails = memory::make(memory::words_bytes(RAILS)).unwrap();
+        answer(&Answer::Welcome { member: 1, barriers: false }, &[rails.as_raw_fd()]);
+        let ours = std::cell::Cell::new(Some(ours));
+        let look = || Ok(std::os::fd::IntoRawFd::into_raw_fd(ours.take().unwrap()));
+        let mut host = Host::by(look).unwrap();
+        Arc::get_mut(&mut host.0).unwrap().patience = Duration::from_millis(1);
+        let how = Permission::default();
+        assert_eq!(host.allocate(1, 4096, &how).err(), Some(Status::Timeout));
+        answer(&Answer::Region { id: 1, bytes: 4096 }, &[]);
+        assert_eq!(host.allocate(2, 4096, &how).err(), Some(Status::NotInitialised));
+    }
 }

@@ -4,13 +4,15 @@
 //! has gone when its socket has: what it had is given back then, and its locks are nobody's.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ringlet_core::reflect::LockWord;
 use ringlet_core::sync::Ordering;
+use ringlet_linux::sys::Errno;
 use ringlet_linux::{futex, meet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -27,6 +29,15 @@ use crate::status::Status;
 
 /// Programs that are with it at a time.
 const MEMBERS_MOST: usize = 4096;
+/// Regions and sets that are there at a time: mappings of a process are few.
+const MADE_MOST: usize = 16_384;
+/// Descriptors of a region, and what the keeper needs beside.
+const DESCRIPTORS: usize = 4;
+const DESCRIPTORS_BESIDE: usize = 64;
+/// Pages of which one program may be told.
+const WATCHES_MOST: usize = 1 << 16;
+/// For another one that is about to listen at the same path.
+const BEGINS: Duration = Duration::from_secs(10);
 /// Of one user but root.
 const MEMBERS_OF_A_USER: usize = 1024;
 /// Packets of one program that are answered before others have their turn.
@@ -69,6 +80,7 @@ struct Words {
 
 struct Client {
     socket: OwnedFd,
+    uid: u32,
     /// Its process: a child may have the socket still when it has gone.
     process: Option<OwnedFd>,
     /// Once it has said hello.
@@ -84,6 +96,9 @@ struct Keeper {
     memories: BTreeMap<u32, Memory>,
     words: BTreeMap<u32, Words>,
     clients: Vec<Client>,
+    clients_most: usize,
+    /// Listens by a name that all users can reach, and is not theirs.
+    is_own: bool,
     /// Error counts of rails: on one host none can happen.
     rails: OwnedFd,
     barriers: bool,
@@ -92,12 +107,11 @@ struct Keeper {
 
 /// Binds, calls `ready`, and serves. Returns when it is over: nobody has been there for a while, if it does not stay.
 pub fn keep(options: &Options, ready: impl FnOnce()) -> std::io::Result<()> {
-    let _ = widen();
+    let descriptors = widen();
     let listener = match options.path {
         Some(path) => listen_at(path)?,
         None => {
-            let errno =
-                |errno: ringlet_linux::sys::Errno| std::io::Error::from_raw_os_error(errno.0);
+            let errno = |errno: Errno| std::io::Error::from_raw_os_error(errno.0);
             memory::own(
                 meet::serve(&abstract_name(rustix::process::geteuid().as_raw())).map_err(errno)?,
             )
@@ -105,10 +119,16 @@ pub fn keep(options: &Options, ready: impl FnOnce()) -> std::io::Result<()> {
     };
     let no_memory = |status: Status| std::io::Error::other(status.about());
     let mut keeper = Keeper {
-        registry: Registry::new(options.limits),
+        // (Half of what there is for those who come, two for each; nobody who makes regions keeps others out.)
+        registry: Registry::new(
+            options.limits,
+            MADE_MOST.min((descriptors / 2).saturating_sub(DESCRIPTORS_BESIDE) / DESCRIPTORS),
+        ),
         memories: BTreeMap::new(),
         words: BTreeMap::new(),
         clients: Vec::new(),
+        clients_most: MEMBERS_MOST.min(descriptors / 4),
+        is_own: options.path.is_none(),
         rails: memory::make(memory::words_bytes(RAILS)).map_err(no_memory)?,
         barriers: register_barriers(),
         name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -126,10 +146,30 @@ pub fn keep(options: &Options, ready: impl FnOnce()) -> std::io::Result<()> {
     }
 }
 
-/// Each region needs four descriptors.
-fn widen() -> std::io::Result<()> {
-    let limit = getrlimit(Resource::Nofile);
-    Ok(setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?)
+/// How many descriptors there may be.
+fn widen() -> usize {
+    let most = getrlimit(Resource::Nofile).maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most });
+    getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| most as usize)
+}
+
+/// Of two that begin at once one would remove the other's socket.
+fn begin_alone(path: &Path) -> std::io::Result<File> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let flags = libc::O_NOFOLLOW;
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).mode(0o600).custom_flags(flags);
+    let (file, began) = (options.open(name)?, Instant::now());
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if began.elapsed() < BEGINS => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// (One that is left of a keeper that has ended is replaced.)
@@ -140,6 +180,7 @@ fn listen_at(path: &Path) -> std::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let make = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let address = SocketAddrUnix::new(path)?;
+    let _alone = begin_alone(path)?;
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|seen| seen.file_type().is_socket());
     if is_socket && connect(&make()?, &address) == Err(rustix::io::Errno::CONNREFUSED) {
         std::fs::remove_file(path)?;
@@ -167,7 +208,7 @@ fn barrier(command: libc::c_int) -> bool {
 
 impl Keeper {
     fn turn(&mut self, listener: &OwnedFd) {
-        let has_room = self.clients.len() < MEMBERS_MOST;
+        let has_room = self.clients.len() < self.clients_most;
         let first = if has_room { PollFlags::IN } else { PollFlags::empty() };
         let mut fds = vec![PollFd::new(listener, first)];
         for client in &self.clients {
@@ -200,16 +241,16 @@ impl Keeper {
             return std::thread::sleep(Duration::from_millis(1));
         };
         let socket = memory::own(socket);
-        let uid = meet::credentials(socket.as_raw_fd()).map(|peer| peer.uid);
-        let of_user = |client: &&Client| {
-            meet::credentials(client.socket.as_raw_fd()).map(|peer| peer.uid) == uid
-        };
-        let is_one_too_many =
-            uid != Ok(0) && self.clients.iter().filter(of_user).count() >= MEMBERS_OF_A_USER;
-        if uid.is_ok() && !is_one_too_many {
-            let process = process_of(&socket);
-            let (member, watches) = (None, BTreeMap::new());
-            self.clients.push(Client { socket, process, member, watches, is_over: false });
+        let Ok(uid) = meet::credentials(socket.as_raw_fd()).map(|peer| peer.uid) else { return };
+        let of_user = self.clients.iter().filter(|client| client.uid == uid).count();
+        let may =
+            uid == 0 || of_user < MEMBERS_OF_A_USER && (!self.is_own || meet::is_our_user(uid));
+        match process_of(&socket) {
+            Ok(process) if may => {
+                let (member, watches) = (None, BTreeMap::new());
+                self.clients.push(Client { socket, uid, process, member, watches, is_over: false });
+            }
+            _ => meet::part(socket.into_raw_fd()),
         }
     }
 
@@ -217,25 +258,29 @@ impl Keeper {
         for _ in 0..AT_ONCE {
             let mut bytes = [0; ASK_BYTES];
             // (Descriptors that came are closed: nobody has any to give.)
-            let length = match meet::receive(self.clients[at].socket.as_raw_fd(), &mut bytes) {
-                Ok((length, _)) if length > 0 => length,
-                Err(ringlet_linux::sys::Errno::EAGAIN) => return,
-                _ => break,
+            let is_answered = match meet::receive(self.clients[at].socket.as_raw_fd(), &mut bytes) {
+                Ok((length, _)) if length > 0 => self.serve_one(at, &bytes[..length]),
+                Err(Errno::EAGAIN) => return,
+                _ => false,
             };
-            let Ok(ask) = serde_json::from_slice::<Ask>(&bytes[..length]) else { break };
-            let (answer, memory) = match self.answer(at, ask) {
-                Ok(answered) => answered,
-                Err(status) => (Answer::No(status), Vec::new()),
-            };
-            let Ok(text) = serde_json::to_vec(&answer) else { break };
-            let fds: Vec<i32> = memory.iter().map(AsRawFd::as_raw_fd).collect();
-            if text.len() > ANSWER_BYTES
-                || meet::send(self.clients[at].socket.as_raw_fd(), &text, &fds).is_err()
-            {
-                break;
+            if !is_answered {
+                self.clients[at].is_over = true;
+                return;
             }
         }
-        self.clients[at].is_over = true;
+    }
+
+    /// False if who asks is out.
+    fn serve_one(&mut self, at: usize, question: &[u8]) -> bool {
+        let Ok(ask) = serde_json::from_slice::<Ask>(question) else { return false };
+        let (answer, memory) = match self.answer(at, ask) {
+            Ok(answered) => answered,
+            Err(status) => (Answer::No(status), Vec::new()),
+        };
+        let Ok(text) = serde_json::to_vec(&answer) else { return false };
+        let fds: Vec<i32> = memory.iter().map(AsRawFd::as_raw_fd).collect();
+        text.len() <= ANSWER_BYTES
+            && meet::send(self.clients[at].socket.as_raw_fd(), &text, &fds).is_ok()
     }
 
     fn answer(&mut self, at: usize, ask: Ask) -> Result<(Answer, Vec<OwnedFd>), Status> {
@@ -267,20 +312,22 @@ impl Keeper {
                 let bytes = self.registry.regions[&id].bytes;
                 let memory = self.memories.get_mut(&id).ok_or(Status::BadRegion)?;
                 let given = match direction {
-                    Direction::Transmit => memory.to_transmit(bytes as usize, how.loopback),
-                    Direction::Receive => memory.to_receive(),
+                    Direction::Transmit => memory.given_to_transmit(bytes as usize, how.loopback),
+                    Direction::Receive => memory.given_to_receive(),
                 };
                 match given {
                     Ok(given) => Ok((Answer::Memory { bytes }, given)),
                     Err(status) => {
-                        self.registry.unattach(member, id, direction);
+                        let _ = self.registry.detach(member, id, direction);
                         Err(status)
                     }
                 }
             }
-            Ask::Detach { id } => {
-                self.registry.detach(member, id)?;
-                self.unwatch(at, Some(id));
+            Ask::Detach { id, direction } => {
+                self.registry.detach(member, id, direction)?;
+                if direction == Direction::Receive {
+                    self.unwatch(at, Some(id));
+                }
                 done
             }
             Ask::Deallocate { id } => {
@@ -302,22 +349,13 @@ impl Keeper {
                         Ok((Answer::Locks { id, count }, vec![memory]))
                     }
                     Err(status) => {
-                        if self.registry.drop_locks(member, id) == Ok(true) {
-                            self.words.remove(&id);
-                        }
+                        let _ = self.drop_locks(member, id);
                         Err(status)
                     }
                 }
             }
             Ask::DropLocks { id } => {
-                let set = self.registry.sets.get(&id).ok_or(Status::BadLock)?;
-                let words = &self.words.get(&id).ok_or(Status::BadLock)?.words;
-                if (0..set.count).any(|lock| lock_at(words, lock).holder() == Some(member)) {
-                    return Err(Status::LockActive);
-                }
-                if self.registry.drop_locks(member, id)? {
-                    self.words.remove(&id);
-                }
+                self.drop_locks(member, id)?;
                 done
             }
             Ask::Watch { id, page, on } => {
@@ -354,8 +392,13 @@ impl Keeper {
     fn welcome(&mut self, at: usize) -> Result<(Answer, Vec<OwnedFd>), Status> {
         let socket = &self.clients[at].socket;
         let peer = credentials(socket.as_raw_fd())?;
+        // (All users and groups that a user namespace does not know have one number there, and are not one.)
+        if meet::is_vague(peer.uid) || meet::is_vague(peer.gid) {
+            return Err(Status::Denied);
+        }
         let mut groups = vec![peer.gid];
         groups.extend(groups_of(socket.as_raw_fd()));
+        groups.retain(|group| !meet::is_vague(*group));
         let who = Member { pid: peer.pid, uid: peer.uid, groups };
         let rails = memory::to_read(&self.rails)?;
         let member = self.registry.join(who)?;
@@ -379,7 +422,11 @@ impl Keeper {
     fn watch(&mut self, at: usize, id: u32, page: u32, on: bool) -> Result<(), Status> {
         let memory = self.memories.get(&id).ok_or(Status::BadRegion)?;
         let wish = memory.wished.word(page as usize);
-        let count = self.clients[at].watches.entry((id, page)).or_default();
+        let watches = &mut self.clients[at].watches;
+        if on && watches.len() >= WATCHES_MOST {
+            return Err(Status::Full);
+        }
+        let count = watches.entry((id, page)).or_default();
         if on {
             *count += 1;
             wish.fetch_add(1, Ordering::SeqCst);
@@ -405,20 +452,34 @@ impl Keeper {
     }
 
     fn gone(&mut self, mut client: Client) {
+        meet::part(client.socket.into_raw_fd());
         forget(&self.memories, &mut client.watches, None);
         let Some(member) = client.member else { return };
-        for (id, set) in &self.registry.sets {
-            let Some(words) = self.words.get(id) else { continue };
-            for lock in 0..if set.entry.users.contains_key(&member) { set.count } else { 0 } {
-                let word = lock_at(&words.words, lock);
-                if word.give_up(member) {
-                    futex::wake(&word.0);
-                }
-            }
+        for id in self.registry.sets.keys() {
+            self.give_up(member, *id);
         }
         let Unused { regions, sets } = self.registry.leave(member);
         regions.iter().for_each(|id| drop(self.memories.remove(id)));
         sets.iter().for_each(|id| drop(self.words.remove(id)));
+    }
+
+    fn drop_locks(&mut self, member: u32, id: u32) -> Result<(), Status> {
+        self.give_up(member, id);
+        if self.registry.drop_locks(member, id)? {
+            self.words.remove(&id);
+        }
+        Ok(())
+    }
+
+    /// What it holds of this set is nobody's.
+    fn give_up(&self, member: u32, id: u32) {
+        let set = self.registry.sets.get(&id).filter(|set| set.entry.users.contains_key(&member));
+        let (Some(set), Some(words)) = (set, self.words.get(&id)) else { return };
+        for word in (0..set.count).map(|lock| lock_at(&words.words, lock)) {
+            if word.give_up(member) {
+                futex::wake(&word.0);
+            }
+        }
     }
 
     /// (Who asks and has nothing is not counted.)
@@ -520,7 +581,7 @@ fn lock_at(words: &Mapping, lock: usize) -> &LockWord {
 }
 
 /// As the kernel vouches; none where it does not tell (before Linux 6.5, of a process in another pid namespace).
-fn process_of(socket: &OwnedFd) -> Option<OwnedFd> {
+fn process_of(socket: &OwnedFd) -> Result<Option<OwnedFd>, Errno> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let (mut process, mut length) = (-1, size_of::<libc::c_int>() as libc::socklen_t);
     let fd = socket.as_raw_fd();
@@ -536,10 +597,16 @@ fn process_of(socket: &OwnedFd) -> Option<OwnedFd> {
         )
     };
     if told == 0 {
-        return Some(memory::own(process));
+        return Ok(Some(memory::own(process)));
     }
-    let pid = meet::credentials(fd).ok().filter(|peer| peer.pid > 0)?.pid;
-    ringlet_linux::sys::pidfd(pid).ok().map(memory::own)
+    // (No descriptor is free, or it has gone already: another one may have its number.)
+    if std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOPROTOOPT) {
+        return Err(Errno::EMFILE);
+    }
+    match meet::credentials(fd)?.pid {
+        0 => Ok(None),
+        pid => Ok(Some(memory::own(ringlet_linux::sys::pidfd(pid)?))),
+    }
 }
 
 /// With its group. (0 is the pid of a process in a pid namespace that is not seen from here.)
@@ -592,7 +659,7 @@ impl Memory {
         })
     }
 
-    fn to_transmit(&mut self, bytes: usize, loopback: bool) -> Result<Vec<OwnedFd>, Status> {
+    fn given_to_transmit(&mut self, bytes: usize, loopback: bool) -> Result<Vec<OwnedFd>, Status> {
         if !loopback && self.apart.is_none() {
             self.apart = Some(memory::make(bytes)?);
         }
@@ -601,7 +668,7 @@ impl Memory {
         Ok(vec![copy(written)?, copy(&self.changes)?, memory::to_read(&self.wishes)?.into()])
     }
 
-    fn to_receive(&self) -> Result<Vec<OwnedFd>, Status> {
+    fn given_to_receive(&self) -> Result<Vec<OwnedFd>, Status> {
         Ok(vec![memory::to_read(&self.data)?.into(), memory::to_read(&self.changes)?.into()])
     }
 }

@@ -15,6 +15,8 @@ use crate::status::Status;
 
 /// Who sleeps looks again so often, and asks whether the holder is there.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Who was woken for a lock has had his time to take it.
+const LEFT: Duration = Duration::from_millis(2);
 /// Looks before it sleeps: a lock that is held for an instant is not worth a sleep.
 const LOOKS: u32 = 100;
 /// So many releases that wake somebody leave the lock to whoever comes first; the next one leaves it to a sleeper, so that none starves.
@@ -77,6 +79,12 @@ impl Locks {
         match word.try_acquire(self.host.member) {
             Attempt::Taken => Ok(()),
             Attempt::Ours => Err(Status::HeldByUs),
+            Attempt::Held(seen) if wait == Wait::No && LockWord::is_handed_over(seen) => {
+                // (Whoever it was left to takes it at once, or has died meanwhile: then it is anybody's.)
+                futex::wait(&word.0, seen, LEFT.as_nanos() as u64);
+                let taken = word.acquire_waiting(self.host.member, true) == Attempt::Taken;
+                if taken { Ok(()) } else { Err(Status::Busy) }
+            }
             Attempt::Held(_) if wait == Wait::No => Err(Status::Busy),
             Attempt::Held(_) => self.wait_for(word, lock, wait),
         }
@@ -170,6 +178,10 @@ mod tests {
         let locks = one.locks(1, 2, 0o600, false).unwrap();
         let theirs = other.locks(1, 2, 0o600, false).unwrap();
         // As somebody who may write there, and does not mean well: a holder that is not there; one that has handed it over, to nobody.
+        // (To one that has died since: who only tries has it too.)
+        theirs.words.word(1).store(u32::MAX, Ordering::Relaxed);
+        assert!((0..1000).any(|_| locks.acquire(1, Wait::No).is_ok()));
+        locks.release(1).unwrap();
         for (word, found) in [(77_777, Err(Status::CorruptLock)), (u32::MAX, Ok(()))] {
             theirs.words.word(0).store(word, Ordering::Relaxed);
             assert_eq!(locks.acquire(0, Wait::Forever), found);

@@ -27,6 +27,7 @@ pub enum Ask {
     },
     Detach {
         id: u32,
+        direction: Direction,
     },
     Deallocate {
         id: u32,
@@ -37,6 +38,7 @@ pub enum Ask {
         mode: u32,
         creates: bool,
     },
+    /// With what it holds of them.
     DropLocks {
         id: u32,
     },

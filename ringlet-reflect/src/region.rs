@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ringlet_core::sync::{AtomicU64, Ordering, fence};
@@ -27,8 +27,6 @@ struct Allocated {
     id: u32,
     key: u64,
     bytes: usize,
-    /// Attached now: the keeper detaches both at once.
-    attached: Mutex<u32>,
 }
 
 impl Drop for Allocated {
@@ -38,36 +36,37 @@ impl Drop for Allocated {
     }
 }
 
-/// Counts an attachment. Behind the last one the region is detached.
-struct Attachment(Arc<Allocated>);
+/// Dropped, it is detached, whatever became of its memory.
+struct Attachment {
+    of: Arc<Allocated>,
+    direction: Direction,
+}
 
 impl Attachment {
-    fn new(of: &Arc<Allocated>, ask: &Ask) -> Result<(Attachment, Vec<OwnedFd>), Status> {
-        let mut attached = of.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        let (Answer::Memory { bytes }, fds) = of.host.ask(ask)? else {
+    fn new(
+        of: &Arc<Allocated>,
+        direction: Direction,
+        how: Use,
+    ) -> Result<(Attachment, Vec<OwnedFd>), Status> {
+        let ask = Ask::Attach { id: of.id, direction, how };
+        let (Answer::Memory { bytes }, fds) = of.host.ask(&ask)? else {
             return Err(Status::NotInitialised);
         };
-        *attached += 1;
-        drop(attached);
         // (From here on it is detached whatever happens.)
-        let attachment = Attachment(of.clone());
+        let attachment = Attachment { of: of.clone(), direction };
         if bytes as usize == of.bytes { Ok((attachment, fds)) } else { Err(Status::BadSize) }
     }
 }
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        let mut attached = self.0.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        *attached -= 1;
-        if *attached == 0 {
-            let _ = self.0.host.ask(&Ask::Detach { id: self.0.id });
-        }
+        let _ = self.of.host.ask(&Ask::Detach { id: self.of.id, direction: self.direction });
     }
 }
 
 impl Region {
     pub(crate) fn new(host: Arc<Membership>, id: u32, key: u64, bytes: usize) -> Region {
-        Region(Arc::new(Allocated { host, id, key, bytes, attached: Mutex::new(0) }))
+        Region(Arc::new(Allocated { host, id, key, bytes }))
     }
 
     pub fn key(&self) -> u64 {
@@ -97,9 +96,7 @@ impl Region {
     /// [`Status::Denied`]: it may not be. [`Status::TransmitAttached`]: it is. [`Status::Shared`], [`Status::NonShared`], [`Status::OtherLoopback`]: who has
     /// attached it first on this host said otherwise.
     pub fn transmit(&self, how: Use) -> Result<Transmitter, Status> {
-        let direction = Direction::Transmit;
-        let (attachment, fds) =
-            Attachment::new(&self.0, &Ask::Attach { id: self.0.id, direction, how })?;
+        let (attachment, fds) = Attachment::new(&self.0, Direction::Transmit, how)?;
         let [data, changes, wishes] = &fds[..] else { return Err(Status::NoMemory) };
         Ok(Transmitter {
             data: memory::map(data, self.0.bytes, true)?,
@@ -112,14 +109,12 @@ impl Region {
 
     /// Attaches it to be read. [`Status::ReceiveFull`]: this host receives as much as it may already; otherwise as [`Region::transmit`].
     pub fn receive(&self, how: Use) -> Result<Receiver, Status> {
-        let direction = Direction::Receive;
-        let (attachment, fds) =
-            Attachment::new(&self.0, &Ask::Attach { id: self.0.id, direction, how })?;
+        let (attachment, fds) = Attachment::new(&self.0, Direction::Receive, how)?;
         let [data, changes] = &fds[..] else { return Err(Status::NoMemory) };
         Ok(Receiver {
             received: Arc::new(Received {
                 data: memory::map(data, self.0.bytes, false)?,
-                changes: memory::map(changes, self.words(), false)?,
+                changes: Arc::new(memory::map(changes, self.words(), false)?),
                 attachment,
             }),
         })
@@ -254,7 +249,7 @@ pub struct Receiver {
 
 struct Received {
     data: Mapping,
-    changes: Mapping,
+    changes: Arc<Mapping>,
     attachment: Attachment,
 }
 
@@ -298,7 +293,7 @@ impl Receiver {
     /// Wishes to be told of what is stored into the page of this byte: from now on `Transmitter::notify` wakes.
     pub fn watch(&self, at: usize) -> Result<Watch, Status> {
         let page = pages(at, 1, &self.received.data)?.start;
-        let of = &self.received.attachment.0;
+        let of = &self.received.attachment.of;
         let seen = self.received.changes.word(page).load(Ordering::Acquire);
         of.host.ask(&Ask::Watch { id: of.id, page: page as u32, on: true })?;
         Ok(Watch { received: self.received.clone(), page, seen, waker: None })
@@ -359,11 +354,12 @@ impl Watch {
         let event = Arc::new(memory::own(fd::eventfd()?));
         let is_over = Arc::new(AtomicBool::new(false));
         let (bell, over) = (event.clone(), is_over.clone());
-        let (received, page, mut seen) = (self.received.clone(), self.page, self.seen);
+        // (The mapping alone: what else is received is given back with the watch, though this thread looks up later.)
+        let (changes, page, mut seen) = (self.received.changes.clone(), self.page, self.seen);
         let sleep = move || {
             // ORDER: Relaxed: a flag alone.
             while !over.load(Ordering::Relaxed) {
-                let word = received.changes.word(page);
+                let word = changes.word(page);
                 let now = word.load(Ordering::Acquire);
                 if now != seen {
                     seen = now;
@@ -373,8 +369,22 @@ impl Watch {
             }
         };
         let thread = std::thread::Builder::new().name("reflect".into()).stack_size(64 << 10);
-        thread.spawn(sleep).map_err(|_| Status::NoMemory)?;
+        without_signals(|| thread.spawn(sleep)).map_err(|_| Status::NoMemory)?;
         Ok(Waker { event, is_over })
+    }
+}
+
+/// Threads that `act` starts are sent none of the program's signals.
+fn without_signals<T>(act: impl FnOnce() -> T) -> T {
+    // SAFETY: sets that are filled before they are used.
+    #[allow(unsafe_code)]
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let done = act();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        done
     }
 }
 
@@ -383,7 +393,7 @@ impl Drop for Watch {
         if let Some(waker) = &self.waker {
             waker.is_over.store(true, Ordering::Relaxed);
         }
-        let of = &self.received.attachment.0;
+        let of = &self.received.attachment.of;
         let _ = of.host.ask(&Ask::Watch { id: of.id, page: self.page as u32, on: false });
     }
 }

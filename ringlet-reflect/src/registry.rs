@@ -124,6 +124,8 @@ pub struct Limits {
 
 pub struct Registry {
     pub limits: Limits,
+    /// Regions and sets.
+    made_most: usize,
     pub members: BTreeMap<u32, Member>,
     pub regions: BTreeMap<u32, RegionEntry>,
     pub sets: BTreeMap<u32, LockEntry>,
@@ -138,9 +140,9 @@ pub struct Unused {
 }
 
 impl Registry {
-    pub fn new(limits: Limits) -> Registry {
+    pub fn new(limits: Limits, made_most: usize) -> Registry {
         let (members, regions, sets) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Registry { limits, members, regions, sets, next: 1 }
+        Registry { limits, made_most, members, regions, sets, next: 1 }
     }
 
     fn number(&mut self) -> Result<u32, Status> {
@@ -198,7 +200,7 @@ impl Registry {
             return Ok((*id, false));
         }
         let had: u64 = self.regions.values().map(|each| each.bytes).sum();
-        if had + bytes > self.limits.all {
+        if had + bytes > self.limits.all || self.is_full() {
             return Err(Status::Full);
         }
         let (owner, group) = (who.uid, who.groups.first().copied().unwrap_or(u32::MAX));
@@ -258,24 +260,18 @@ impl Registry {
         Ok(())
     }
 
-    pub fn detach(&mut self, member: u32, id: u32) -> Result<(), Status> {
+    pub fn detach(&mut self, member: u32, id: u32, direction: Direction) -> Result<(), Status> {
         let region = self.regions.get_mut(&id).ok_or(Status::BadRegion)?;
-        let attached = region.entry.users.get_mut(&member).filter(|each| each.any());
-        *attached.ok_or(Status::BadRegion)? = Attached::default();
-        region.forget_first();
-        Ok(())
-    }
-
-    /// What `attach` has said was not done.
-    pub fn unattach(&mut self, member: u32, id: u32, direction: Direction) {
-        let Some(region) = self.regions.get_mut(&id) else { return };
-        if let Some(attached) = region.entry.users.get_mut(&member) {
-            match direction {
-                Direction::Transmit => attached.transmits = false,
-                Direction::Receive => attached.receives = false,
-            }
+        let attached = region.entry.users.get_mut(&member).ok_or(Status::BadRegion)?;
+        let there = match direction {
+            Direction::Transmit => &mut attached.transmits,
+            Direction::Receive => &mut attached.receives,
+        };
+        if !std::mem::take(there) {
+            return Err(Status::BadRegion);
         }
         region.forget_first();
+        Ok(())
     }
 
     /// True if nobody uses it any more: it is gone.
@@ -322,6 +318,9 @@ impl Registry {
             }
             return Ok((*id, false));
         }
+        if self.is_full() {
+            return Err(Status::Full);
+        }
         let (owner, group) = (who.uid, who.groups.first().copied().unwrap_or(u32::MAX));
         let entry = Entry { key, owner, group, mode, users: BTreeMap::from([(member, ())]) };
         let id = self.number()?;
@@ -338,6 +337,10 @@ impl Registry {
             self.sets.remove(&id);
         }
         Ok(is_unused)
+    }
+
+    fn is_full(&self) -> bool {
+        self.regions.len() + self.sets.len() >= self.made_most
     }
 
     /// Does it use anything?
@@ -384,6 +387,247 @@ impl RegionEntry {
         }
         if !users.values().any(|each| each.transmits) {
             self.loopback = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Join(u32),
+        Allocate(usize, u64, u64),
+        Attach(usize, usize, bool, bool),
+        Detach(usize, usize, bool),
+        Deallocate(usize, usize),
+        Locks(usize, u64, bool),
+        DropLocks(usize, usize),
+        Leave(usize),
+    }
+
+    fn acts() -> impl Strategy<Value = Vec<Act>> {
+        let who = || 0..4usize;
+        let act = prop_oneof![
+            (1..4u32).prop_map(Act::Join),
+            (who(), 0..3u64, 1..3u64).prop_map(|(who, key, pages)| Act::Allocate(who, key, pages)),
+            (who(), who(), any::<bool>(), any::<bool>())
+                .prop_map(|(who, which, sends, way)| Act::Attach(who, which, sends, way)),
+            (who(), who(), any::<bool>())
+                .prop_map(|(who, which, sends)| Act::Detach(who, which, sends)),
+            (who(), who()).prop_map(|(who, which)| Act::Deallocate(who, which)),
+            (who(), 0..3u64, any::<bool>())
+                .prop_map(|(who, key, creates)| Act::Locks(who, key, creates)),
+            (who(), who()).prop_map(|(who, which)| Act::DropLocks(who, which)),
+            who().prop_map(Act::Leave),
+        ];
+        prop::collection::vec(act, 0..120)
+    }
+
+    /// One line for each fact: who has what, and how.
+    #[derive(Default)]
+    struct Model {
+        /// Member and user.
+        members: Vec<(u32, u32)>,
+        /// Number, key, pages, owner.
+        regions: Vec<(u32, u64, u64, u32)>,
+        /// Member, region.
+        uses: Vec<(u32, u32)>,
+        /// Member, region, transmits; what it said (shared; of loopback, who transmits).
+        attached: Vec<(u32, u32, bool, bool)>,
+        sets: Vec<(u32, u64, u32)>,
+        set_uses: Vec<(u32, u32)>,
+    }
+
+    const PAGES_MOST: u64 = 5;
+    const RECEIVED_MOST: u64 = 3;
+
+    impl Model {
+        fn pages(&self, of: impl Fn(u32) -> bool) -> u64 {
+            self.regions.iter().filter(|each| of(each.0)).map(|each| each.2).sum()
+        }
+
+        fn allocate(&self, member: u32, key: u64, pages: u64) -> Result<(), Status> {
+            match self.regions.iter().find(|each| each.1 == key) {
+                Some((id, ..)) if self.uses.contains(&(member, *id)) => Err(Status::Prior),
+                Some((_, _, had, _)) if *had != pages => Err(Status::BadSize),
+                None if self.pages(|_| true) + pages > PAGES_MOST => Err(Status::Full),
+                _ => Ok(()),
+            }
+        }
+
+        fn attach(&self, who: (u32, u32), id: u32, sends: bool, way: bool) -> Result<(), Status> {
+            let (member, uid) = who;
+            let Some(region) = self.regions.iter().find(|each| each.0 == id) else {
+                return Err(Status::BadRegion);
+            };
+            if !self.uses.contains(&(member, id)) {
+                return Err(Status::NotAllocated);
+            }
+            let mut of: Vec<_> = self.attached.iter().filter(|each| each.1 == id).collect();
+            if of.iter().any(|each| each.0 == member && each.2 == sends) {
+                let is = [Status::ReceiveAttached, Status::TransmitAttached];
+                return Err(is[usize::from(sends)]);
+            }
+            if sends && uid != region.3 {
+                return Err(Status::Denied);
+            }
+            let receives = |id| self.attached.iter().any(|each| each.1 == id && !each.2);
+            of.retain(|each| each.2);
+            match of.first() {
+                Some(first) if sends && first.3 != way => Err(Status::OtherLoopback),
+                _ if !sends && !receives(id) && self.pages(receives) + region.2 > RECEIVED_MOST => {
+                    Err(Status::ReceiveFull)
+                }
+                _ => Ok(()),
+            }
+        }
+
+        /// What nobody uses goes.
+        fn sweep(&mut self) {
+            self.regions.retain(|each| self.uses.iter().any(|has| has.1 == each.0));
+            self.sets.retain(|each| self.set_uses.iter().any(|has| has.1 == each.0));
+        }
+    }
+
+    fn is_same(registry: &Registry, model: &Model) {
+        let regions: Vec<_> = registry.regions.iter().collect();
+        assert_eq!(regions.len(), model.regions.len());
+        for (id, region) in regions {
+            let uses = region.entry.users.iter();
+            let mut said: Vec<_> = uses.clone().map(|(member, _)| (*member, *id)).collect();
+            let mut had: Vec<_> = model.uses.iter().filter(|has| has.1 == *id).copied().collect();
+            (said.sort(), had.sort());
+            assert_eq!(said, had);
+            let attached: usize = uses
+                .map(|(_, each)| usize::from(each.transmits) + usize::from(each.receives))
+                .sum();
+            assert_eq!(attached, model.attached.iter().filter(|each| each.1 == *id).count());
+        }
+        let users = registry.sets.values().map(|set| set.entry.users.len()).sum::<usize>();
+        assert_eq!((registry.sets.len(), users), (model.sets.len(), model.set_uses.len()));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(3000) })]
+        /// Whatever programs ask in whatever order: what is answered, and who has what.
+        #[test]
+        fn registry_does_as_a_plain_list_of_facts(acts in acts()) {
+            let page = PAGE_BYTES as u64;
+            let limits = Limits { all: PAGES_MOST * page, received: RECEIVED_MOST * page };
+            let (mut registry, mut model) = (Registry::new(limits, usize::MAX), Model::default());
+            for act in acts {
+                let who = |at: usize| model.members.get(at).copied().unwrap_or((9999, 1));
+                let region = |at: usize| model.regions.get(at).map_or(8888, |each| each.0);
+                let way = |sends| if sends { Direction::Transmit } else { Direction::Receive };
+                match act {
+                    Act::Join(uid) if model.members.len() < 4 => {
+                        let groups = vec![uid];
+                        let member = registry.join(Member { pid: 1, uid, groups }).unwrap();
+                        model.members.push((member, uid));
+                    }
+                    Act::Join(_) => {}
+                    Act::Allocate(at, key, pages) => {
+                        let (member, uid) = who(at);
+                        let how = Permission { mode: 0o604, coherent: true, rail: 0 };
+                        let done = registry.allocate(member, key, pages * page - 1, &how);
+                        let expected = match at < model.members.len() {
+                            true => model.allocate(member, key, pages),
+                            false => Err(Status::NotInitialised),
+                        };
+                        prop_assert_eq!(done.map(drop), expected);
+                        if let Ok((id, is_new)) = done {
+                            let known = model.regions.iter().find(|each| each.1 == key);
+                            prop_assert_eq!(is_new, known.is_none());
+                            prop_assert!(known.is_none_or(|known| known.0 == id));
+                            if is_new {
+                                model.regions.push((id, key, pages, uid));
+                            }
+                            model.uses.push((member, id));
+                        }
+                    }
+                    Act::Attach(at, which, sends, loopback) if at < model.members.len() => {
+                        let (who, id) = (who(at), region(which));
+                        let how = Use { shared: true, loopback };
+                        let done = registry.attach(who.0, id, way(sends), how);
+                        prop_assert_eq!(done, model.attach(who, id, sends, loopback));
+                        if done.is_ok() {
+                            model.attached.push((who.0, id, sends, loopback));
+                        }
+                    }
+                    Act::Attach(..) => {}
+                    Act::Detach(at, which, sends) => {
+                        let (member, id) = (who(at).0, region(which));
+                        let before = model.attached.len();
+                        let is_it = |each: &(u32, u32, bool, bool)| {
+                            (each.0, each.1, each.2) == (member, id, sends)
+                        };
+                        model.attached.retain(|each| !is_it(each));
+                        let expected = before != model.attached.len();
+                        prop_assert_eq!(registry.detach(member, id, way(sends)).is_ok(), expected);
+                    }
+                    Act::Deallocate(at, which) => {
+                        let (member, id) = (who(at).0, region(which));
+                        let is_attached =
+                            model.attached.iter().any(|each| (each.0, each.1) == (member, id));
+                        let has = model.uses.contains(&(member, id));
+                        let done = registry.deallocate(member, id);
+                        prop_assert_eq!(done.is_ok(), has && !is_attached);
+                        if done.is_ok() {
+                            model.uses.retain(|each| *each != (member, id));
+                            let regions = model.regions.len();
+                            model.sweep();
+                            prop_assert_eq!(done, Ok(regions != model.regions.len()));
+                        }
+                    }
+                    Act::Locks(at, key, creates) if at < model.members.len() => {
+                        let (member, uid) = who(at);
+                        let known = model.sets.iter().find(|each| each.1 == key).copied();
+                        let done = registry.locks(member, key, 2, 0o600, creates);
+                        let expected = match known {
+                            Some((_, _, owner)) if owner != uid => Err(Status::Denied),
+                            Some(_) if creates => Err(Status::Exists),
+                            Some((id, ..)) if model.set_uses.contains(&(member, id)) => {
+                                Err(Status::Prior)
+                            }
+                            _ => Ok(()),
+                        };
+                        prop_assert_eq!(done.map(drop), expected);
+                        if let Ok((id, is_new)) = done {
+                            prop_assert_eq!(is_new, known.is_none());
+                            if is_new {
+                                model.sets.push((id, key, uid));
+                            }
+                            model.set_uses.push((member, id));
+                        }
+                    }
+                    Act::Locks(..) => {}
+                    Act::DropLocks(at, which) => {
+                        let member = who(at).0;
+                        let id = model.sets.get(which).map_or(8888, |each| each.0);
+                        let has = model.set_uses.contains(&(member, id));
+                        prop_assert_eq!(registry.drop_locks(member, id).is_ok(), has);
+                        model.set_uses.retain(|each| *each != (member, id));
+                        model.sweep();
+                    }
+                    Act::Leave(at) => {
+                        let member = who(at).0;
+                        let unused = registry.leave(member);
+                        let had = (model.regions.len(), model.sets.len());
+                        model.members.retain(|each| each.0 != member);
+                        model.uses.retain(|each| each.0 != member);
+                        model.attached.retain(|each| each.0 != member);
+                        model.set_uses.retain(|each| each.0 != member);
+                        model.sweep();
+                        let gone = (had.0 - model.regions.len(), had.1 - model.sets.len());
+                        prop_assert_eq!((unused.regions.len(), unused.sets.len()), gone);
+                    }
+                }
+                is_same(&registry, &model);
+            }
         }
     }
 }

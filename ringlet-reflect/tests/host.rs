@@ -164,6 +164,59 @@ fn each_refusal_has_its_status() {
     theirs.acquire(0, Wait::No).unwrap();
 }
 
+/// Where a process has no room for what it is given, what failed is as if it had not been.
+#[test]
+fn without_free_descriptors_nothing_is_half_there() {
+    let keeper = Keeper::new();
+    // (In a process of its own: its limit is for all threads.)
+    assert!(actor_of(&keeper, "full").wait().unwrap().success());
+}
+
+/// The first one that it starts finds the name taken by one that is about to end; and the program wants to know of no child.
+#[test]
+fn a_keeper_is_started_until_there_is_one() {
+    use std::os::unix::fs::PermissionsExt;
+    let (folder, exe) = (tempfile::tempdir().unwrap(), std::env::current_exe().unwrap());
+    let (command, first) = (folder.path().join("ringlet"), folder.path().join("first"));
+    let script = format!(
+        "#!/bin/sh\nmkdir {} 2>/dev/null && exit 1\n\
+         REFLECT_ACTOR=keep {} --exact actor </dev/null >/dev/null 2>&1 &\n",
+        first.display(),
+        exe.display()
+    );
+    std::fs::write(&command, script).unwrap();
+    std::fs::set_permissions(&command, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    // (Where no other keeper has this user's name.)
+    let mut child = Command::new("unshare");
+    child.args(["--map-root-user", "--net"]).arg(exe).args(["--exact", "actor"]);
+    let done = child.env("REFLECT_ACTOR", "open").env("PATH", path).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+    assert!(first.is_dir());
+}
+
+#[test]
+fn a_watch_that_is_dropped_is_gone_with_its_thread() {
+    let keeper = Keeper::new();
+    let region = keeper.host().allocate(1, 4096, &Permission::default()).unwrap();
+    let receiver = region.receive(Use::default()).unwrap();
+    let mut watch = receiver.watch(0).unwrap();
+    watch.descriptor().unwrap();
+    // None of the program's signals is for that thread.
+    let read = |path: PathBuf, name: &str| std::fs::read_to_string(path.join(name));
+    let tasks = || std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+    let is_it = |task: &PathBuf| read(task.clone(), "comm").is_ok_and(|name| name == "reflect\n");
+    // (It names itself.)
+    until("its thread", || tasks().any(|task| is_it(&task)));
+    let thread = tasks().find(is_it);
+    let status = read(thread.unwrap(), "status").unwrap();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
+    let blocked = u64::from_str_radix(blocked, 16).unwrap();
+    assert_eq!(blocked >> (15 - 1) & 1, 1, "SIGTERM: {blocked:x}");
+    drop((watch, receiver));
+    region.receive(Use::default()).unwrap();
+}
+
 #[test]
 fn without_loopback_no_receiver_on_this_host_sees_it() {
     let keeper = Keeper::new();
@@ -231,6 +284,14 @@ fn who_wishes_is_told_and_nobody_else_wakes() {
 fn actor() {
     let Ok(words) = std::env::var("REFLECT_ACTOR") else { return };
     let words: Vec<&str> = words.split(' ').collect();
+    if words[0] == "keep" {
+        return keep(&Options { stays: false, ..Options::default() }, || ()).unwrap();
+    }
+    if words[0] == "open" {
+        // SAFETY: no function is called.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+        return assert!(Host::open().unwrap().state().is_ok());
+    }
     let host = Host::at(Path::new(words[0])).unwrap();
     match words[1] {
         // Adds under a lock, for ever.
@@ -263,8 +324,39 @@ fn actor() {
             println!("\nready");
             std::thread::sleep(PATIENCE);
         }
+        "full" => full(&host, Path::new(words[0])),
         word => panic!("{word}"),
     }
+}
+
+fn full(host: &Host, path: &Path) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    println!("\nready");
+    let had = getrlimit(Resource::Nofile);
+    let set = |current| setrlimit(Resource::Nofile, Rlimit { current, ..had }).unwrap();
+    let region = host.allocate(1, 4096, &Permission::default()).unwrap();
+    for room in 0..3 {
+        let next = std::fs::File::open("/dev/null").unwrap();
+        let limit = Some(std::os::fd::AsRawFd::as_raw_fd(&next) as u64 + room);
+        drop(next);
+        set(limit);
+        let sent = region.transmit(Use::default()).err();
+        let received = (room < 2).then(|| region.receive(Use::default()).err());
+        let locks = (room < 1).then(|| host.locks(1, 4, 0o600, true).err());
+        let joined = (room < 1).then(|| Host::at(path).err());
+        set(had.current);
+        assert_eq!(sent, Some(Status::NoMemory));
+        for failed in [received, locks, joined].into_iter().flatten() {
+            assert_eq!(failed, Some(Status::NoMemory));
+        }
+        region.transmit(Use::default()).unwrap();
+        region.receive(Use::default()).unwrap();
+        host.locks(1, 4, 0o600, true).unwrap();
+    }
+    drop(region);
+    host.allocate(1, 8192, &Permission::default()).unwrap();
+    // (Nobody reads what the harness would say.)
+    std::process::exit(0);
 }
 
 fn actor_of(keeper: &Keeper, words: &str) -> Child {

@@ -78,7 +78,9 @@ fn who_says_what_nobody_says_is_refused_or_out() {
         assert_eq!(said(&socket), "", "{words:.20}");
     }
     // Before it has said hello; another version; twice.
-    for words in [ALLOCATE, r#"{"Detach":{"id":1}}"#, r#"{"Hello":{"version":9}}"#] {
+    for words in
+        [ALLOCATE, r#"{"Detach":{"id":1,"direction":"Transmit"}}"#, r#"{"Hello":{"version":9}}"#]
+    {
         assert!(ask(&stranger(&path), words).contains("NotInitialised"), "{words}");
     }
     let socket = stranger(&path);
@@ -90,7 +92,7 @@ fn who_says_what_nobody_says_is_refused_or_out() {
             r#"{"Attach":{"id":ID,"direction":"Receive","how":{"shared":true,"loopback":true}}}"#,
             "NotAllocated",
         ),
-        (r#"{"Detach":{"id":ID}}"#, "BadRegion"),
+        (r#"{"Detach":{"id":ID,"direction":"Receive"}}"#, "BadRegion"),
         (r#"{"Deallocate":{"id":ID}}"#, "NotAllocated"),
         (r#"{"Watch":{"id":ID,"page":0,"on":true}}"#, "NotAllocated"),
         (r#"{"Watch":{"id":999,"page":0,"on":true}}"#, "BadRegion"),
@@ -133,6 +135,84 @@ fn who_says_what_nobody_says_is_refused_or_out() {
     transmitter.put(0, b"as before").unwrap();
 }
 
+/// Questions that came while another one was answered, as those of a program of higher priority do.
+#[test]
+fn who_asks_much_is_answered_by_and_by() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = stranger(&keeper(folder.path()));
+    assert!(ask(&socket, HELLO).contains("Welcome"));
+    let mut answers = 0;
+    for _ in 0..50 {
+        // (As many as there is room for, which depends on the machine.)
+        let look = br#"{"Look":{"id":1,"lock":0}}"#;
+        let asked = (0..100)
+            .take_while(|_| send(&socket, look, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).is_ok())
+            .count();
+        for _ in 0..asked {
+            assert!(said(&socket).contains("BadLock"), "out after {answers}");
+            answers += 1;
+        }
+    }
+}
+
+/// Its backlog is full while it does nothing: they wait.
+#[test]
+fn many_who_come_at_once_are_all_let_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let mut child = by_itself(&path);
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let (come, came) = std::sync::mpsc::channel();
+    for _ in 0..200 {
+        let (path, come) = (path.clone(), come.clone());
+        std::thread::spawn(move || come.send(Host::at(&path)).unwrap());
+    }
+    let waiting = || std::fs::read_to_string("/proc/net/unix").unwrap();
+    let name = path.to_str().unwrap();
+    // (All that the backlog holds; the others have to ask again.)
+    let began = std::time::Instant::now();
+    while waiting().lines().filter(|line| line.ends_with(name)).count() <= 128 {
+        let refused = came.try_recv().ok().map(|found| found.err());
+        assert!(refused.is_none() && began.elapsed() < PATIENCE, "{refused:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    for _ in 0..200 {
+        assert!(came.recv_timeout(PATIENCE).unwrap().is_ok());
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// Keepers that begin at once where one was killed: one listens, and can be found.
+#[test]
+fn of_keepers_that_begin_at_once_there_is_one() {
+    use std::sync::{Arc, Barrier, mpsc};
+    const AT_ONCE: usize = 8;
+    for _ in 0..50 {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let kind = SocketType::SEQPACKET;
+        let dead = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&dead, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        drop(dead);
+        let (say, said) = mpsc::channel();
+        let together = Arc::new(Barrier::new(AT_ONCE));
+        for _ in 0..AT_ONCE {
+            let (path, say, together) = (path.clone(), say.clone(), together.clone());
+            std::thread::spawn(move || {
+                let options = Options { path: Some(&path), ..Options::default() };
+                together.wait();
+                let _ = keep(&options, || say.send(true).unwrap()).map_err(|_| say.send(false));
+            });
+        }
+        let listen = (0..AT_ONCE).filter(|_| said.recv_timeout(PATIENCE).unwrap()).count();
+        assert_eq!(listen, 1);
+        assert!(Host::at(&path).is_ok());
+    }
+}
+
 #[test]
 fn descriptors_that_strangers_send_are_closed_and_who_does_not_read_is_out() {
     let folder = tempfile::tempdir().unwrap();
@@ -173,15 +253,7 @@ fn descriptors_that_strangers_send_are_closed_and_who_does_not_read_is_out() {
 fn when_the_keeper_has_gone_calls_say_so_and_the_memory_stays() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
-    // (In a process of its own, to be killed: this program again.)
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_keeper_by_itself", "--nocapture"])
-        .env("REFLECT_KEEPER", &path)
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
-    assert!(lines.any(|line| line.unwrap() == "ready"));
+    let mut child = by_itself(&path);
     let (one, other) = (Host::at(&path).unwrap(), Host::at(&path).unwrap());
     let how = Permission::default();
     let (region, same) =
@@ -204,6 +276,28 @@ fn when_the_keeper_has_gone_calls_say_so_and_the_memory_stays() {
     assert_eq!(one.allocate(2, 4096, &how).err(), Some(Status::NotInitialised));
     assert_eq!(one.state().err(), Some(Status::NotInitialised));
     drop((to, from, region, same, locks));
+}
+
+/// A keeper in a process of its own, to be killed: this program again.
+fn begin(path: &Path) -> std::process::Child {
+    std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_keeper_by_itself", "--nocapture"])
+        .env("REFLECT_KEEPER", path)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn is_ready(child: &mut std::process::Child) -> bool {
+    let output = std::io::BufReader::new(child.stdout.as_mut().unwrap());
+    std::io::BufRead::lines(output).any(|line| line.unwrap() == "ready")
+}
+
+fn by_itself(path: &Path) -> std::process::Child {
+    let mut child = begin(path);
+    assert!(is_ready(&mut child));
+    child
 }
 
 #[test]
