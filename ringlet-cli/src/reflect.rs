@@ -1,13 +1,14 @@
 //! `ringlet reflect` and `ringlet imc`: a host's keeper of reflective memory, and what it has.
 
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use ringlet_reflect::keeper::{Limits, Options, keep};
-use ringlet_reflect::{Host, PATH, State, Status};
+use ringlet_reflect::{Host, PATH, State, Status, VARIABLE};
 
 use crate::table;
 
@@ -39,10 +40,10 @@ struct KeepArgs {
     #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = PATH, value_hint = clap::ValueHint::FilePath)]
     path: Option<PathBuf>,
     /// Space of all regions
-    #[arg(long, value_name = "MB", default_value_t = DEFAULT_MB)]
+    #[arg(long, value_name = "MB", default_value_t = DEFAULT_MB, value_parser = megabytes)]
     all: u64,
     /// Space of the regions that are received here
-    #[arg(long, value_name = "MB", default_value_t = DEFAULT_MB)]
+    #[arg(long, value_name = "MB", default_value_t = DEFAULT_MB, value_parser = megabytes)]
     received: u64,
     /// Go to the background, and end when nobody has been there for some seconds
     #[arg(long)]
@@ -74,10 +75,10 @@ enum ImcCommand {
 #[derive(clap::Args)]
 struct InitArgs {
     /// Megabytes of all regions
-    #[arg(short = 'a', value_name = "MB", default_value_t = 10)]
+    #[arg(short = 'a', value_name = "MB", default_value_t = 10, value_parser = megabytes)]
     all: u64,
     /// Megabytes of the regions that are received on this host
-    #[arg(short = 'r', value_name = "MB", default_value_t = 10)]
+    #[arg(short = 'r', value_name = "MB", default_value_t = 10, value_parser = megabytes)]
     received: u64,
 }
 
@@ -107,7 +108,25 @@ struct StatArgs {
 const DEFAULT_MB: u64 = 1 << 14;
 const MB: u64 = 1 << 20;
 
+fn megabytes(word: &str) -> anyhow::Result<u64> {
+    let megabytes = word.parse()?;
+    ensure!((1..=1 << 30).contains(&megabytes), "out of range");
+    Ok(megabytes)
+}
+
+/// Standard streams that are closed would be memory or sockets of ours, where others write.
+fn occupy_streams() -> anyhow::Result<()> {
+    loop {
+        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+        if null.as_raw_fd() > 2 {
+            return Ok(());
+        }
+        let _ = null.into_raw_fd();
+    }
+}
+
 pub fn run(args: ReflectArgs) -> anyhow::Result<ExitCode> {
+    occupy_streams()?;
     match args.command {
         ReflectCommand::Ls(args) => {
             let state = state()?;
@@ -122,6 +141,7 @@ pub fn run(args: ReflectArgs) -> anyhow::Result<ExitCode> {
 }
 
 pub fn imc(args: ImcArgs) -> anyhow::Result<ExitCode> {
+    occupy_streams()?;
     match args.command {
         ImcCommand::Init(args) => init(&args)?,
         ImcCommand::Stat(args) => {
@@ -154,9 +174,6 @@ fn keep_here(args: &KeepArgs) -> anyhow::Result<()> {
     if args.behind || args.stay {
         return go_behind(args);
     }
-    for megabytes in [args.all, args.received] {
-        ensure!((1..=1 << 30).contains(&megabytes), "{megabytes} MB are out of range");
-    }
     let limits = Limits { all: args.all * MB, received: args.received * MB };
     let options = Options { path: args.path.as_deref(), limits, stays: !args.ends };
     let ready = || {
@@ -171,19 +188,27 @@ fn go_behind(args: &KeepArgs) -> anyhow::Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["reflect", "keep"]);
     if let Some(path) = &args.path {
-        command.arg("--path").arg(path);
+        // (It is somewhere else from now on.)
+        command.arg("--path").arg(std::path::absolute(path)?);
     }
     command.arg("--all").arg(args.all.to_string());
     command.arg("--received").arg(args.received.to_string());
     if args.behind {
         command.arg("--ends");
     }
-    command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // SAFETY: one system call between fork and exec, of no memory.
+    command
+        .env_remove("LD_PRELOAD")
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    // SAFETY: two system calls between fork and exec, of no memory.
     #[allow(unsafe_code)]
     unsafe {
         command.pre_exec(|| {
             libc::setsid();
+            // (What else the program has open is none of the keeper's, which may stay longer.)
+            libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32);
             Ok(())
         });
     }
@@ -200,8 +225,12 @@ fn go_behind(args: &KeepArgs) -> anyhow::Result<()> {
 }
 
 fn init(args: &InitArgs) -> anyhow::Result<()> {
-    let path = rustix::process::geteuid().is_root().then(|| PathBuf::from(PATH));
-    if let Some(folder) = path.as_ref().and_then(|path| path.parent()) {
+    // (Where programs will look.)
+    let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let is_root = rustix::process::geteuid().is_root();
+    let path = named.or_else(|| is_root.then(|| PathBuf::from(PATH)));
+    if path.as_deref() == Some(Path::new(PATH)) {
+        let folder = Path::new(PATH).parent().context("no folder")?;
         std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
     match Host::find() {
