@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use ringlet_reflect::{
@@ -63,10 +65,36 @@ struct Api {
     locks: BTreeMap<c_int, Arc<Locks>>,
 }
 
-static API: Mutex<Option<Api>> = Mutex::new(None);
+/// Its own for each process: another thread of the parent's may have had the lock at the fork, and no child of it ever gives that back.
+static API: AtomicPtr<Mutex<Option<Api>>> = AtomicPtr::new(std::ptr::null_mut());
 
 fn api() -> MutexGuard<'static, Option<Api>> {
-    API.lock().unwrap_or_else(PoisonError::into_inner)
+    static AT_FORK: Once = Once::new();
+    AT_FORK.call_once(|| {
+        // SAFETY: a function of this library, which is not unloaded (build.rs).
+        unsafe { libc::pthread_atfork(None, None, Some(forget)) };
+    });
+    let mut known = API.load(Ordering::Acquire);
+    if known.is_null() {
+        let made = Box::into_raw(Box::default());
+        // ORDER: Release, pairs with Acquire: who finds it finds it made.
+        let swap = API.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire);
+        known = match swap {
+            Ok(_) => made,
+            Err(theirs) => {
+                // SAFETY: made above, and seen by nobody.
+                drop(unsafe { Box::from_raw(made) });
+                theirs
+            }
+        };
+    }
+    // SAFETY: never given back.
+    unsafe { &*known }.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// In a child.
+extern "C" fn forget() {
+    API.store(std::ptr::null_mut(), Ordering::Release);
 }
 
 type Outcome = Result<c_int, Status>;
@@ -338,8 +366,12 @@ pub extern "C" fn imc_lkrelease(id: c_int, lock: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn imc_lkdealloc(id: c_int) -> c_int {
-    with(|api, _| {
-        let locks = api.locks.get(&id).ok_or(Status::BadLock)?;
+    with(|api, host| {
+        let Some(locks) = api.locks.get(&id) else {
+            // (Others have one of that number.)
+            let is_there = host.state()?.sets.iter().any(|set| set.id as c_int == id);
+            return Err(if is_there { Status::NotAllocated } else { Status::BadLock });
+        };
         // (In another thread somebody may wait for one.)
         if locks.holds_any() || Arc::strong_count(locks) > 1 {
             return Err(Status::LockActive);
@@ -554,7 +586,6 @@ pub unsafe extern "C" fn imc_kill(host: *const c_char, process: c_int, signal: c
 /// `message` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn imc_perror(message: *const c_char, status: c_int) {
-    use std::io::Write;
     let about = match status {
         SUCCESS => "success",
         EINVAL => "there is no such signal, or it is not for that process",
@@ -573,5 +604,16 @@ pub unsafe extern "C" fn imc_perror(message: *const c_char, status: c_int) {
         // SAFETY: our own contract.
         false => unsafe { CStr::from_ptr(message) },
     };
-    let _ = writeln!(std::io::stderr(), "{}: {about}", message.to_string_lossy());
+    let text = format!("{}: {about}\n", message.to_string_lossy());
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        // (By number: the C library's is where a cancelled thread ends, in the middle of this.)
+        // SAFETY: bytes and how many.
+        let done = unsafe { libc::syscall(libc::SYS_write, 2, rest.as_ptr(), rest.len()) };
+        match usize::try_from(done) {
+            Ok(done) => rest = &rest[done.min(rest.len())..],
+            Err(_) if std::io::Error::last_os_error().kind() == ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
 }

@@ -8,6 +8,8 @@ import json
 import os
 import pathlib
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -68,6 +70,10 @@ class Place:
             raise Failed(f"{words} hangs: {actor.communicate()[0]}") from None
         require(actor.returncode == expected, f"{words}: {status_word(actor.returncode)}\n{said}")
 
+    def asks(self, name, text, number, expected):
+        said = self.run([self.actors["cc"], "says", name, text], env=self.environment, **user(number)).stdout
+        require(expected in said, f"user {number} of {name}: {said}")
+
     def state(self):
         return json.loads(self.ringlet("reflect", "ls", "--json").stdout)
 
@@ -114,6 +120,18 @@ def cluster(place):
 
 
 @step
+def forks(place):
+    place.actor("forks")
+    place.unused()
+
+
+@step
+def cancelled(place):
+    place.actor("cancelled")
+    place.unused()
+
+
+@step
 def by_name(place):
     place.actor("by_name")
 
@@ -143,6 +161,86 @@ def permissions(place):
         owner.wait()
     place.unused()
     return None
+
+
+@step
+def keeper_of_one_user(place):
+    """The one that anybody can reach by its name is not for anybody."""
+    if os.geteuid() != 0:
+        return "skipped: only root can become two users"
+    environment = {name: text for name, text in place.environment.items() if name != "RINGLET_REFLECT"}
+    keeper = subprocess.Popen([place.root / "bin/ringlet", "reflect", "keep"], stdout=subprocess.PIPE, text=True, env=environment, **user(12345))
+    try:
+        require(keeper.stdout.readline() == "ready\n", "it does not start")
+        for number, expected in [(0, '"regions"'), (12345, '"regions"'), (STRANGER, "answer: \n")]:
+            place.asks("@ringlet1-service/ringlet-reflect/12345", '"State"', number, expected)
+    finally:
+        keeper.kill()
+        keeper.wait()
+    return None
+
+
+@step
+def users_of_a_namespace(place):
+    """A keeper that can't tell users from each other, in a user namespace where one number is that of all, lets none of them in."""
+    if os.geteuid() != 0:
+        return "skipped: only root can become two users"
+    path = place.directory / "namespace/reflect.sock"
+    path.parent.mkdir(exist_ok=True)
+    path.parent.chmod(0o777)
+    keeper = subprocess.Popen(["unshare", "--user", "--map-root-user", place.root / "bin/ringlet", "reflect", "keep", "--path", path],
+                              stdout=subprocess.PIPE, text=True, **user(12345))
+    try:
+        require(keeper.stdout.readline() == "ready\n", "it does not start")
+        for number, expected in [(12345, "Welcome"), (STRANGER, "Denied")]:
+            place.asks(path, '{"Hello":{"version":1}}', number, expected)
+    finally:
+        keeper.kill()
+        keeper.wait()
+    return None
+
+
+@step
+def behind(place):
+    """What goes to the background keeps nothing of who has started it, by a path of his, without streams, and ends behind the last one."""
+    folder = place.directory / "behind"
+    folder.mkdir(exist_ok=True)
+    environment = {**place.environment, "RINGLET_REFLECT": "./reflect.sock", "LD_PRELOAD": str(place.root / "lib/ringlet/libringlet_preload.so")}
+    reads, writes = os.pipe()
+    script = 'exec <&- >&- 2>&-; exec "$0" reflect keep --path ./reflect.sock --behind'
+    place.run(["sh", "-c", script, place.root / "bin/ringlet"], env=environment, cwd=folder, pass_fds=[writes])
+    os.close(writes)
+    require(os.read(reads, 1) == b"", "it has a descriptor of who started it")
+    os.close(reads)
+    program = subprocess.Popen([place.actors["cc"], "errors"], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
+    require(program.stdout.read() == "ok\n", "what the keeper says is counted as errors")
+    program.wait()
+    del environment["LD_PRELOAD"]
+    state = json.loads(place.run([place.root / "bin/ringlet", "reflect", "ls", "--json"], env=environment, cwd=folder).stdout)
+    require(not state["members"], f"{state}")
+
+    def is_there():
+        done = subprocess.run([place.root / "bin/imcs"], env=environment, cwd=folder, capture_output=True)
+        return done.returncode == 0
+
+    for out in ["99999999999999999999", "17592186044426", "0"]:
+        place.run([place.root / "bin/imc_init", "-a", out], env=environment, cwd=folder, expected=2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as waits:
+        waits.connect(str(folder / "reflect.sock"))
+    wait_until(lambda: "reflect.sock" not in listening(folder), LIMIT, "it to end")
+    require(not is_there(), "it has ended")
+    # `ringlet imc init` makes it where programs will look.
+    place.run([place.root / "bin/imc_init"], env=environment, cwd=folder)
+    made = listening(folder)
+    require("reflect.sock" in made, f"{made}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as keeper:
+        keeper.connect(str(folder / "reflect.sock"))
+        os.kill(struct.unpack("3i", keeper.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0], signal.SIGKILL)
+
+
+def listening(folder):
+    lines = pathlib.Path("/proc/net/unix").read_text().splitlines()
+    return [pathlib.Path(line.split()[-1]).name for line in lines if line.split()[-1].startswith(str(folder))]
 
 
 @step

@@ -1,12 +1,16 @@
 /* Programs of the Memory Channel API: imc_actor WORD [ARGUMENT]... Each says "ok", or where it failed. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/imc.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -216,6 +220,57 @@ static void messages(int is_writer) {
             ;
 }
 
+static volatile int over;
+
+static void *allocates(void *unused) {
+    imc_asid_t id;
+    while (!over) {
+        IS(0, imc_asalloc(KEY, PAGE, IMC_URW, 0, &id, 0));
+        IS(0, imc_asdealloc(id));
+    }
+    return unused;
+}
+
+/* A child that is forked while another thread is in a call is none of it, and can begin anew. */
+static void forks(void) {
+    pthread_t thread;
+    TRUE(!pthread_create(&thread, NULL, allocates, NULL));
+    for (int n = 0; n < 300; n++) {
+        pid_t child = fork();
+        if (!child) {
+            imc_asid_t id;
+            IS(IMC_NOTINIT, imc_asalloc(KEY + n + 1, PAGE, IMC_URW, 0, &id, 0));
+            IS(0, imc_api_init(NULL));
+            IS(0, imc_asalloc(KEY + n + 1, PAGE, IMC_URW, 0, &id, 0));
+            _exit(0);
+        }
+        int status;
+        TRUE(waitpid(child, &status, 0) == child && status == 0);
+    }
+    over = 1;
+    TRUE(!pthread_join(thread, NULL));
+}
+
+static void *complains(void *unused) {
+    pthread_cancel(pthread_self());
+    imc_perror("cancelled", IMC_MC_ERROR);
+    imc_asid_t id;
+    IS(0, imc_asalloc(KEY, PAGE, IMC_URW, 0, &id, 0));
+    IS(0, imc_asdealloc(id));
+    over = 1;
+    pthread_testcancel();
+    return unused;
+}
+
+/* A thread that is to end does so at none of these calls, and leaves nothing locked. */
+static void cancelled(void) {
+    pthread_t thread;
+    void *ended;
+    TRUE(!pthread_create(&thread, NULL, complains, NULL));
+    TRUE(!pthread_join(thread, &ended) && ended == PTHREAD_CANCELED && over);
+    imc_perror("message", IMC_MC_ERROR);
+}
+
 /* As a database does: the library by its name, its functions by theirs. */
 static void by_name(void) {
     void *library = dlopen("libimc.so", RTLD_NOW);
@@ -253,6 +308,13 @@ static void permissions(int is_owner) {
     IS(0, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, IMC_LOOPBACK, &at));
     IS(IMC_PERMIT, imc_lkalloc(1, &count, IMC_LKU, 0, &lock));
     IS(0, imc_lkalloc(2, &count, IMC_LKU, 0, &lock));
+    /* Of one that others have, and of one that nobody has. */
+    int found = 0;
+    for (imc_lkid_t number = lock - 9; number < lock + 9; number++)
+        if (number != lock)
+            found += imc_lkdealloc(number) == IMC_NOTALLOC;
+    TRUE(found == 1);
+    IS(IMC_BADLOCK, imc_lkdealloc(100000000));
 }
 
 /* What is received is not to be stored to. */
@@ -264,6 +326,22 @@ static void store(void) {
     *(volatile int *)from = 1;
 }
 
+/* Says something to a keeper, and shows what it answers. An abstract name begins with @. */
+static void says(const char *name, const char *text) {
+    struct sockaddr_un to = {.sun_family = AF_UNIX};
+    static char answer[1 << 18];
+    int end = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    snprintf(to.sun_path, sizeof to.sun_path, "%s", name);
+    socklen_t length = offsetof(struct sockaddr_un, sun_path) + strlen(to.sun_path);
+    if (*name == '@')
+        *to.sun_path = 0;
+    IS(0, connect(end, (struct sockaddr *)&to, length));
+    send(end, text, strlen(text), MSG_NOSIGNAL);
+    if (recv(end, answer, sizeof answer - 1, 0) < 0)
+        *answer = 0;
+    printf("answer: %s\n", answer);
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     if (!strcmp(word, "uninitialised")) {
@@ -273,6 +351,16 @@ int main(int count, char **words) {
         IS(IMC_NOTINIT, imc_lkrelease(1, 0));
         IS(IMC_NOTINIT, imc_rderrcnt_mr(0));
         IS(IMC_NOTINIT, imc_api_init(NULL));
+        puts("ok");
+        return 0;
+    }
+    if (!strcmp(word, "says")) {
+        says(words[2], words[3]);
+        return 0;
+    }
+    if (!strcmp(word, "errors")) {
+        IS(0, imc_api_init(NULL));
+        IS(0, imc_rderrcnt_mr(0));
         puts("ok");
         return 0;
     }
@@ -293,6 +381,10 @@ int main(int count, char **words) {
         messages(!strcmp(word, "write"));
     else if (!strcmp(word, "owner") || !strcmp(word, "stranger"))
         permissions(!strcmp(word, "owner"));
+    else if (!strcmp(word, "forks"))
+        forks();
+    else if (!strcmp(word, "cancelled"))
+        cancelled();
     else if (!strcmp(word, "store"))
         store();
     else
