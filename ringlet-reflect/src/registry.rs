@@ -500,7 +500,8 @@ mod tests {
             let uses = region.entry.users.iter();
             let mut said: Vec<_> = uses.clone().map(|(member, _)| (*member, *id)).collect();
             let mut had: Vec<_> = model.uses.iter().filter(|has| has.1 == *id).copied().collect();
-            (said.sort(), had.sort());
+            said.sort();
+            had.sort();
             assert_eq!(said, had);
             let attached: usize = uses
                 .map(|(_, each)| usize::from(each.transmits) + usize::from(each.receives))

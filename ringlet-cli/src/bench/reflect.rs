@@ -30,7 +30,7 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
     // (Until the process ends.)
     std::thread::spawn(move || {
         let options = Options { path: Some(&at), stays: true, ..Options::default() };
-        let _ = keep(&options, || drop(ready.send(())));
+        let _ = keep(&options, || ready.send(()).unwrap_or(()));
     });
     is_ready.recv().context("the keeper does not start")?;
     let hosts: Vec<Host> = (0..=RECEIVERS).map(|_| Host::at(&path)).collect::<Result<_, _>>()?;
@@ -61,7 +61,7 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
         },
     )?;
     figures.push(half("store to load, half", trips)?);
-    let pinned = pin(&[cpus.0])?;
+    pin(&[cpus.0])?;
     let plain = PlainWords([const { AtomicU64::new(0) }; 8]);
     let stored = |what: &str, cost: f64| figure(what, cost, Unit::Nanoseconds);
     figures.push(stored("32 B, plain memory", each(budget, |n| write(&plain.0, n))));
@@ -76,7 +76,7 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
     let line = AtomicU32::new(0);
     figures.push(stored(
         "atomic exchange",
-        each(budget, |n| drop(black_box(line.swap(n, Ordering::AcqRel)))),
+        each(budget, |n| _ = black_box(line.swap(n, Ordering::AcqRel))),
     ));
     let locks = hosts[0].locks(1, 1, 0o600, false)?;
     let mut failed = None;
@@ -94,7 +94,6 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
     });
     failed?;
     figures.push(stored("kernel's file lock, the same", cost));
-    drop(pinned);
     Ok(figures)
 }
 
