@@ -79,7 +79,7 @@ impl LockWord {
             }
             let is_waited = word & WAITED != 0;
             let next = if is_waited && hand_over { WAITED | HANDED } else { 0 };
-            // ORDER: Release, pairs with Acquire where it is taken.
+            // ORDER: Release, pairs with Acquire in `try_acquire` and `acquire_waiting`.
             match self.0.compare_exchange(word, next, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return Ok(is_waited),
                 Err(found) => word = found,
@@ -94,7 +94,7 @@ impl LockWord {
 
     /// It was handed over to nobody: newcomers can have it. True if a sleeper is to be woken all the same: one may have come meanwhile.
     pub fn nobody_slept(&self) -> bool {
-        // ORDER: Release: who takes it sees what was written before it was handed over.
+        // ORDER: Release, pairs with Acquire in `try_acquire`: who takes it sees what was written before it was handed over.
         self.0.compare_exchange(WAITED | HANDED, 0, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 

@@ -77,7 +77,7 @@ fn api() -> MutexGuard<'static, Option<Api>> {
     let mut known = API.load(Ordering::Acquire);
     if known.is_null() {
         let made = Box::into_raw(Box::default());
-        // ORDER: Release, pairs with Acquire: who finds it finds it made.
+        // ORDER: Release, pairs with Acquire of the load in `api`: who finds it finds it made.
         let swap = API.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire);
         known = match swap {
             Ok(_) => made,

@@ -170,14 +170,14 @@ impl Host {
             return Err(Status::BadRail);
         }
         self.0.lives()?;
-        // ORDER: Acquire: a count that was read before something was written is not read behind it.
+        // ORDER: Acquire, pairs with the fence in `check_errors`: a count that was read before something was written is not read behind it.
         Ok(self.0.rails.word(rail).load(Ordering::Acquire) as i32)
     }
 
     /// Has everybody what this process has written since the count was this? If so, the count is the same; if not, what was written is to be written
     /// again, with the new count (Gillett's protocol). On one host no write is ever lost.
     pub fn check_errors(&self, rail: usize, since: i32) -> Result<i32, Status> {
-        // ORDER: what was written is out before the count is read (pairs with the counting of whoever finds an error).
+        // ORDER: what was written is out before the count is read (pairs with Acquire in `errors`).
         ringlet_core::sync::fence(Ordering::SeqCst);
         match self.errors(rail)? {
             count if count == since && count >= 0 => Ok(count),

@@ -238,7 +238,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
         }
     }
     (bytes - tail..bytes).for_each(byte);
-    // ORDER: Release: what is stored behind this call is seen behind it.
+    // ORDER: Release, pairs with Acquire in `get`: what is stored behind this call is seen behind it.
     fence(Ordering::Release);
 }
 
@@ -278,7 +278,7 @@ impl Receiver {
         let (words, mut place, length) = (self.words(), at, to.len());
         let mut rest = to;
         while !rest.is_empty() {
-            // ORDER: Acquire, pairs with Release where it was stored: what was stored before a word is seen with it.
+            // ORDER: Acquire, pairs with Release in `copy`: what was stored before a word is seen with it.
             let word = words[place / 8].load(Ordering::Acquire).to_ne_bytes();
             let from = &word[place % 8..];
             let n = from.len().min(rest.len());
