@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-from harness import CLIENT_SECONDS, ROOT, require
+from harness import CLIENT_SECONDS, ROOT, command_of, require, wait_until
 
 COMPARISONS = ROOT / "tests" / "compare"
 TALK = COMPARISONS / "talk.py"
@@ -104,6 +104,7 @@ def left_behind(ground):
         left = re.search("left behind.*: ([0-9]+)$", done.stderr, re.MULTILINE)
         require(done.returncode == 1 and left, f"{done.returncode} {done.stderr}")
         os.kill(int(left[1]), signal.SIGKILL)
+        wait_until(lambda: not command_of(int(left[1])), CLIENT_SECONDS, "it to be gone")
 
 
 def files(ground):
