@@ -83,7 +83,6 @@ struct InitArgs {
 }
 
 #[derive(clap::Args)]
-#[command(disable_help_flag = true)]
 struct StatArgs {
     /// Members
     #[arg(short = 'm')]
@@ -100,9 +99,6 @@ struct StatArgs {
     /// Space, and errors
     #[arg(short = 's')]
     statistics: bool,
-    /// Help
-    #[arg(short = 'h', long, action = clap::ArgAction::Help)]
-    help: Option<bool>,
 }
 
 const DEFAULT_MB: u64 = 1 << 14;

@@ -7,8 +7,9 @@ use super::order::{leave_over, place_of};
 use super::registration::{has_neighbours, holds_ours};
 use super::set::{EPOLLOUT, Set};
 use crate::socket::table::{Socket, Tables};
+use crate::socket::transfer::untold::leave_untold;
 use crate::socket::transfer::wait::{self, LOOK_AT_TIMES_NS, LOOK_SOON_NS};
-use crate::socket::{context, datagram, sides, transfer};
+use crate::socket::{context, datagram, sides};
 use core::cell::Cell;
 use ringlet_linux::sys;
 
@@ -80,7 +81,7 @@ fn arm_as(tables: &Tables, set: &Set, contexts: [u32; 2]) -> Armed {
         sides::answer_return(socket, socket.end());
         let room = watch.events.get() & EPOLLOUT != 0;
         if room && set.nested.is() {
-            transfer::leave_untold(socket);
+            leave_untold(socket);
         }
         let home = socket.home.get();
         let by_event = home != 0 && armed.contexts.contains(&home) && wait::rings_home(socket);

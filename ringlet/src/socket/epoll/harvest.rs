@@ -8,8 +8,9 @@ use super::set::{
     self, EPOLLET, EPOLLEXCLUSIVE, EPOLLONESHOT, EPOLLOUT, Set, Watch, free, is_linked,
 };
 use crate::socket::table::{Receiving, Socket, Tables};
+use crate::socket::transfer::events;
+use crate::socket::transfer::untold::leave_untold;
 use crate::socket::transfer::wait::waits_untold;
-use crate::socket::transfer::{events, leave_untold};
 use crate::socket::view;
 use crate::waiting::spin;
 use ringlet_linux::fd::epoll_event;

@@ -19,7 +19,7 @@ mod hot;
 mod kernel;
 pub mod life;
 mod look;
-mod nested;
+pub mod nested;
 mod order;
 pub mod registration;
 pub mod set;

@@ -4,10 +4,10 @@ use super::arm::arm;
 use super::bells::{Armed, disarm, drain, kick};
 use super::hot::for_each_hot;
 use super::look::any_ready;
-use super::registration::holds_ours;
-use super::set::{self, Set};
+use super::registration::{heat_those, holds_ours};
+use super::set::{self, EPOLLOUT, Set, Watch, watches};
 use crate::socket::context;
-use crate::socket::table::{Tables, tables};
+use crate::socket::table::{Socket, Tables, tables};
 use ringlet_linux::fd;
 
 /// Another set or a poll waits on this set: from now on it stays armed.
@@ -78,5 +78,18 @@ pub fn settle_inner(set_index: u32) {
 pub(super) fn leave(tables: &Tables, set: &Set) {
     if set.nested.is() {
         settle_nested(tables, set);
+    }
+}
+
+/// A send has found no room, and no doorbell can tell of some (`wait::waits_untold`): the sets that are asked for it look for it themselves.
+pub fn heat_for_room(socket: &Socket) {
+    let asks = |watch: &Watch| watch.adopted.is() && watch.events.get() & EPOLLOUT != 0;
+    heat_those(socket, |watch| asks(watch) && !watch.hot.is());
+    let Some(tables) = tables() else { return };
+    for (_, watch) in watches(tables, socket).filter(|(_, watch)| asks(watch)) {
+        let set = set::at(watch.set.get());
+        if set.nested.is() {
+            settle_nested(tables, set);
+        }
     }
 }

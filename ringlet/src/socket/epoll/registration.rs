@@ -4,7 +4,6 @@
 use super::bells::{MARK, SECOND, kick, kick_sleepers, mark, register_context, register_named};
 use super::elder::has_elder;
 use super::hot::{cool, heat};
-use super::nested::settle_nested;
 use super::set::{
     self, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, Set,
     Watch, free, other_place, others_of, watches,
@@ -251,21 +250,8 @@ pub fn heat_all(socket: &Socket) {
     heat_those(socket, |_| true);
 }
 
-/// A send has found no room, and no doorbell can tell of some (`wait::waits_untold`): the sets that are asked for it look for it themselves.
-pub fn heat_for_room(socket: &Socket) {
-    let asks = |watch: &Watch| watch.adopted.is() && watch.events.get() & EPOLLOUT != 0;
-    heat_those(socket, |watch| asks(watch) && !watch.hot.is());
-    let Some(tables) = tables() else { return };
-    for (_, watch) in watches(tables, socket).filter(|(_, watch)| asks(watch)) {
-        let set = set::at(watch.set.get());
-        if set.nested.is() {
-            settle_nested(tables, set);
-        }
-    }
-}
-
 /// `which` is asked under the set's lock: who cools a watch there has looked before.
-fn heat_those(socket: &Socket, which: impl Fn(&Watch) -> bool) {
+pub(super) fn heat_those(socket: &Socket, which: impl Fn(&Watch) -> bool) {
     let Some(tables) = tables() else { return };
     for (_, watch) in watches(tables, socket) {
         let set = set::at(watch.set.get());

@@ -10,7 +10,8 @@ mod receive;
 mod send;
 pub mod shut;
 pub mod splice;
+pub mod untold;
 pub mod wait;
 
 pub use receive::{receive, receive_by};
-pub use send::{leave_untold, send, send_by};
+pub use send::{send, send_by};

@@ -2,7 +2,7 @@
 
 use super::wait::{STALLED_NS, Want, deadline, wait, waits_untold};
 use crate::reasons::Reason;
-use crate::socket::epoll::registration::heat_for_room;
+use crate::socket::epoll::nested::heat_for_room;
 use crate::socket::table::{End, Sending, Socket};
 use crate::socket::{
     carrier, channel, chaos, control, in_use, lease, memory, moving, orphan, sides, tap, view,
@@ -133,19 +133,6 @@ fn overflow(socket: &Socket, end: &End) -> bool {
         moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Stalled);
     }
     full
-}
-
-/// For who waits for room where no doorbell can tell of it, and nobody looks now and then, as in a set that is in another one, or has others to look
-/// at: the kernel is to tell.
-pub fn leave_untold(socket: &Socket) {
-    let end = socket.end();
-    if waits_untold(socket)
-        && let (Some(_held), Some(ring)) = (end.send_lock.try_take(), socket.outgoing())
-        && end.sending() == Sending::Ring
-        && !words::has_left(&ring)
-    {
-        moving::go_back(socket, end, &ring, Sending::Kernel, Reason::Stalled);
-    }
 }
 
 /// As much as there is room for, with the send lock held.
