@@ -70,6 +70,14 @@ impl World {
         assert_eq!(twice, None, "message {number} met two fates, now {fate:?}");
     }
 
+    /// When all is completed: delivered, or back if it could not be.
+    fn each_has_its_fate(&self) {
+        for (number, sent) in self.sent.borrow().iter() {
+            let expected = sent.bad.map_or(Fate::Delivered, Fate::Returned);
+            assert_eq!(self.fates.borrow().get(number), Some(&expected), "message {number}");
+        }
+    }
+
     fn make(&self, plan: &Plan, reply: bool) -> (Head, Vec<u8>) {
         let number = self.next.get();
         self.next.set(number + 1);
@@ -295,10 +303,7 @@ fn each_message_has_one_fate() {
         for end in &ends {
             assert!(end.connection.idle(&end.memory));
         }
-        for (number, sent) in world.sent.borrow().iter() {
-            let expected = sent.bad.map_or(Fate::Delivered, Fate::Returned);
-            assert_eq!(world.fates.borrow().get(number), Some(&expected), "message {number}");
-        }
+        world.each_has_its_fate();
         Ok(())
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
@@ -369,10 +374,7 @@ fn each_message_has_one_fate_by_relays() {
         for end in &apart.ends {
             assert!(end.connection.idle(&end.memory));
         }
-        for (number, sent) in world.sent.borrow().iter() {
-            let expected = sent.bad.map_or(Fate::Delivered, Fate::Returned);
-            assert_eq!(world.fates.borrow().get(number), Some(&expected), "message {number}");
-        }
+        world.each_has_its_fate();
         Ok(())
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));

@@ -10,8 +10,8 @@ import tempfile
 import time
 
 from ground import ANSWER_SECONDS
-from harness import Failed, require
-from nodes import ALLOWED, by_libfabric, carried, fabric, in_memory, process, two_hosts
+from harness import require
+from nodes import ALLOWED, Speaker, by_libfabric, carried, fabric, in_memory, process, two_hosts
 from world import note, until
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -33,22 +33,10 @@ def actor(library):
         yield program
 
 
-class Actor:
+class Actor(Speaker):
     def __init__(self, program, host, role, name, count=300, megabytes=4, *more):
         words = [program, role, name, count, megabytes, *more]
-        self.process = subprocess.Popen([*host.before(), *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def hears(self, *expected):
-        """Its next line."""
-        line = self.process.stdout.readline().strip()
-        if line not in expected:
-            raise Failed(f"{line!r}, not {expected}: {self.told()}")
-        return line
-
-    def told(self):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.communicate(timeout=1)[1]
-        return "(it runs)"
+        super().__init__([*host.before(), *words])
 
     def ends(self, *expected):
         line = self.hears(*expected)

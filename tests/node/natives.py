@@ -6,14 +6,13 @@ import pathlib
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 
 from ground import ANSWER_SECONDS
-from harness import Failed, frame, require
+from harness import frame, require
 from hostile import NODE
-from nodes import ALLOWED, by_libfabric, carried, fabric, in_memory, process, two_hosts
+from nodes import ALLOWED, Speaker, by_libfabric, carried, fabric, in_memory, process, two_hosts
 from world import note, until
 
 ACTOR = pathlib.Path(__file__).resolve().parent / "natives_actor.py"
@@ -21,23 +20,11 @@ CALL, OFFER, ASKED_BYTES = 6, 7, 96
 UNREACHABLE, REFUSED, DIED = "No route to host", "Permission denied", "Connection reset by peer"
 
 
-class Actor:
+class Actor(Speaker):
     def __init__(self, host, role, name, kind="messages", count=300, seed=1, *more, after=()):
         library = pathlib.Path(host.command).parent / "libringlet_native.so"
         words = [sys.executable, ACTOR, library, role, name, kind, count, seed, *more]
-        self.process = subprocess.Popen([*host.before(), *after, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    def hears(self, *expected):
-        """Its next line."""
-        line = self.process.stdout.readline().strip()
-        if line not in expected:
-            raise Failed(f"{line!r}, not {expected}: {self.told()}")
-        return line
-
-    def told(self):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.communicate(timeout=1)[1]
-        return "(it runs)"
+        super().__init__([*host.before(), *after, *words])
 
     def ends(self, *expected):
         line = self.hears(*expected)

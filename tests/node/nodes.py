@@ -67,6 +67,25 @@ class Host:
         require(self.service.process.poll() is None, f"{self.name} has died: {self.service.told()}")
 
 
+class Speaker:
+    """A program of a scene's that says how far it is, a line at a time."""
+
+    def __init__(self, argv):
+        self.process = subprocess.Popen([str(word) for word in argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def hears(self, *expected):
+        """Its next line."""
+        line = self.process.stdout.readline().strip()
+        if line not in expected:
+            raise Failed(f"{line!r}, not {expected}: {self.told()}")
+        return line
+
+    def told(self):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.communicate(timeout=1)[1]
+        return "(it runs)"
+
+
 def all_joined(hosts):
     for one in hosts:
         for other in hosts:
