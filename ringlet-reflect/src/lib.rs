@@ -30,6 +30,7 @@ mod host;
 pub mod keeper;
 mod lock;
 mod memory;
+pub mod network;
 mod protocol;
 mod region;
 mod registry;
