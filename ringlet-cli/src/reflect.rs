@@ -171,7 +171,8 @@ fn keep_here(args: &KeepArgs) -> anyhow::Result<()> {
         return go_behind(args);
     }
     let limits = Limits { all: args.all * MB, received: args.received * MB };
-    let options = Options { path: args.path.as_deref(), limits, stays: !args.ends };
+    let options =
+        Options { path: args.path.as_deref(), limits, stays: !args.ends, ..Options::default() };
     let ready = || {
         println!("ready");
         let _ = std::io::stdout().flush();

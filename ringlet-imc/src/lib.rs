@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
 use ringlet_reflect::{
-    Host, LOCKS_MOST, Locks, Permission, RAILS, Receiver, Region, Status, Transmitter, Use, Wait,
+    Cluster, Host, LOCKS_MOST, Locks, Permission, Receiver, Region, Status, Transmitter, Use, Wait,
     copy,
 };
 
@@ -39,7 +39,6 @@ const ESRCH: c_int = -28;
 const EPERM: c_int = -31;
 const NOROOT: c_int = -32;
 const INSUFFMEM: c_int = -48;
-const PTPERR: c_int = -49;
 const RAIL_CHANGE: c_int = -54;
 const HOST_CHANGE: c_int = -55;
 const MULTIPLE_CHANGE: c_int = -56;
@@ -221,15 +220,18 @@ pub unsafe extern "C" fn imc_asattach_ptp(
     address: *mut *mut c_char,
 ) -> c_int {
     with(|api, _| {
-        if host.is_null() || address.is_null() || flags != 0 {
+        if host.is_null() || flags != 0 {
             return Err(Status::BadParameter);
         }
-        sharing(mode)?;
-        region(api, id)?;
         // SAFETY: our own contract.
-        let host = unsafe { CStr::from_ptr(host) };
-        // (There is one host, which is no other one.)
-        if host.to_bytes() == api.name.as_bytes() { Ok(PTPERR) } else { Err(Status::BadHost) }
+        let (host, address) = unsafe { (CStr::from_ptr(host), to(address)?) };
+        let shared = sharing(mode)?;
+        let allocated = region(api, id)?;
+        let host = host.to_str().map_err(|_| Status::BadHost)?;
+        let transmitter = allocated.region.transmit_to(host, shared)?;
+        *address = transmitter.base().cast();
+        allocated.transmitter = Some(transmitter);
+        Ok(SUCCESS)
     })
 }
 
@@ -292,20 +294,24 @@ pub extern "C" fn imc_rderrcnt_mr(rail: c_int) -> c_int {
 /// `count` is null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn imc_ckerrcnt_mr(count: *mut c_int, rail: c_int) -> c_int {
-    with(|_, host| {
-        // SAFETY: our own contract.
-        let count = unsafe { to(count) }?;
-        let rail = usize::try_from(rail).map_err(|_| Status::BadRail)?;
-        let checked = host.check_errors(rail, *count);
-        *count = host.errors(rail)?;
-        checked.map(|_| SUCCESS)
+    let Ok(number) = usize::try_from(rail) else { return Status::BadRail.code() };
+    let settle = |host: &Host| host.check_errors(number, host.errors(number)?);
+    // SAFETY: our own contract.
+    unsafe { checked(count, |host| host.errors(number), settle) }
+}
+
+/// The sum over all rails.
+fn all_errors(host: &Host) -> Result<c_int, Status> {
+    (0..host.rails()).try_fold(0, |sum: c_int, rail| {
+        let count = host.errors(rail)?;
+        // (One that is being counted makes the sum so.)
+        Ok(if count < 0 || sum < 0 { -1 } else { sum.wrapping_add(count) & c_int::MAX })
     })
 }
 
-/// (The sum over all rails, of which there is one.)
 #[unsafe(no_mangle)]
 pub extern "C" fn imc_rderrcnt() -> c_int {
-    imc_rderrcnt_mr(0)
+    with(|_, host| all_errors(host))
 }
 
 /// # Safety
@@ -313,7 +319,31 @@ pub extern "C" fn imc_rderrcnt() -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn imc_ckerrcnt(count: *mut c_int) -> c_int {
     // SAFETY: our own contract.
-    unsafe { imc_ckerrcnt_mr(count, 0) }
+    unsafe { checked(count, all_errors, |host| host.check_errors(0, host.errors(0)?)) }
+}
+
+/// Is the count what it was, before and behind it that everybody has what was written? (Out of the table: others' calls need not wait for that.)
+///
+/// # Safety
+/// `count` is null or valid.
+unsafe fn checked(
+    count: *mut c_int,
+    errors: impl Fn(&Host) -> Result<c_int, Status>,
+    settle: impl Fn(&Host) -> Result<c_int, Status>,
+) -> c_int {
+    let host = api().as_ref().and_then(|api| api.host.clone());
+    code(host.ok_or(Status::NotInitialised).and_then(|host| {
+        // SAFETY: our own contract.
+        let count = unsafe { to(count) }?;
+        let since = *count;
+        let settled = match errors(&host)? {
+            now if now == since && now >= 0 => settle(&host).map(drop),
+            _ => Err(Status::ChannelError),
+        };
+        *count = errors(&host)?;
+        settled?;
+        if *count == since { Ok(SUCCESS) } else { Err(Status::ChannelError) }
+    }))
 }
 
 /// # Safety
@@ -382,17 +412,20 @@ pub extern "C" fn imc_lkdealloc(id: c_int) -> c_int {
 }
 
 /// What the cluster is just now, of one kind.
-fn told(api: &Api, kind: c_uint) -> Result<Vec<u8>, Status> {
+fn told(cluster: &Cluster, kind: c_uint) -> Result<Vec<u8>, Status> {
     Ok(match kind {
         GET_HOSTS => {
             let mut bytes = vec![0; size_of::<HostInfo>()];
-            bytes[..4].copy_from_slice(&1i32.to_ne_bytes());
-            let name = &api.name.as_bytes()[..api.name.len().min(MAXHOSTNAME - 1)];
-            bytes[4..4 + name.len()].copy_from_slice(name);
+            let names = &cluster.hosts[..cluster.hosts.len().min(MAXHOSTS)];
+            bytes[..4].copy_from_slice(&(names.len() as c_int).to_ne_bytes());
+            for (at, name) in names.iter().enumerate() {
+                let name = &name.as_bytes()[..name.len().min(MAXHOSTNAME - 1)];
+                bytes[4 + at * MAXHOSTNAME..][..name.len()].copy_from_slice(name);
+            }
             bytes
         }
-        GET_NRAILS => (RAILS as c_uint).to_ne_bytes().to_vec(),
-        GET_ACTIVERAILS => ((1u32 << RAILS) - 1).to_ne_bytes().to_vec(),
+        GET_NRAILS => cluster.rails.to_ne_bytes().to_vec(),
+        GET_ACTIVERAILS => cluster.active.to_ne_bytes().to_vec(),
         _ => return Err(Status::BadParameter),
     })
 }
@@ -417,14 +450,15 @@ pub unsafe extern "C" fn imc_getclusterinfo(
     a6: usize,
     b6: usize,
 ) -> c_int {
-    with(|api, _| {
+    with(|_, host| {
+        let cluster = host.cluster()?;
         let count = usize::try_from(count).map_err(|_| Status::BadParameter)?;
         // SAFETY: our own contract.
         let items = unsafe { list(items, count) }?;
         // SAFETY: as above.
         unsafe {
             each(items, [(a1, b1), (a2, b2), (a3, b3), (a4, b4), (a5, b5), (a6, b6)], |kind, to| {
-                let now = told(api, kind)?;
+                let now = told(&cluster, kind)?;
                 let Some(to) = to.get_mut(..now.len()) else { return Ok(INSUFFMEM) };
                 to.copy_from_slice(&now);
                 Ok(SUCCESS)
@@ -501,8 +535,9 @@ pub unsafe extern "C" fn imc_wait_cluster_event(
     }
     loop {
         let mut awaited = None;
-        let changed = with(|api, host| {
-            awaited = Some(host.clone());
+        let changed = with(|_, host| {
+            let cluster = host.cluster()?;
+            awaited = Some((host.clone(), cluster.clone()));
             // SAFETY: our own contract.
             let events = unsafe { list(events, count as usize) }?;
             if events.is_empty() {
@@ -520,7 +555,7 @@ pub unsafe extern "C" fn imc_wait_cluster_event(
                             EVENT_RAIL => (GET_ACTIVERAILS, &mut rails),
                             _ => return Err(Status::BadParameter),
                         };
-                        let now = told(api, kind)?;
+                        let now = told(&cluster, kind)?;
                         let Some(known) = known.get_mut(..now.len()) else { return Ok(INSUFFMEM) };
                         *changed |= *known != *now;
                         known.copy_from_slice(&now);
@@ -539,11 +574,11 @@ pub unsafe extern "C" fn imc_wait_cluster_event(
         if changed != SUCCESS {
             return changed;
         }
-        // A cluster of one host changes when that leaves it.
-        match awaited.map(|host| host.await_end(Duration::from_secs(1))) {
-            Some(Ok(false)) => {}
-            Some(Ok(true)) | None => return Status::NotInitialised.code(),
-            Some(Err(status)) => return status.code(),
+        // (Out of the table: who waits holds up no other call.)
+        let Some((host, cluster)) = awaited else { return Status::NotInitialised.code() };
+        match host.wait_event(&cluster, Duration::from_secs(1)) {
+            Ok(_) | Err(Status::Timeout) => {}
+            Err(status) => return status.code(),
         }
     }
 }
@@ -552,13 +587,16 @@ pub unsafe extern "C" fn imc_wait_cluster_event(
 /// `host` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn imc_kill(host: *const c_char, process: c_int, signal: c_int) -> c_int {
-    with(|api, _| {
+    with(|api, known| {
         if host.is_null() || process <= 0 {
             return Err(Status::BadParameter);
         }
         // SAFETY: our own contract.
-        if unsafe { CStr::from_ptr(host) }.to_bytes() != api.name.as_bytes() {
-            return Err(Status::BadHost);
+        let name = unsafe { CStr::from_ptr(host) }.to_bytes();
+        if name != api.name.as_bytes() {
+            let hosts = known.cluster()?.hosts;
+            let is_there = hosts.iter().any(|each| each.as_bytes() == name);
+            return Err(if is_there { Status::NotSupported } else { Status::BadHost });
         }
         let is_first = process == 1
             && [libc::SIGKILL, libc::SIGSTOP, libc::SIGTSTP, libc::SIGCONT].contains(&signal);
@@ -593,7 +631,6 @@ pub unsafe extern "C" fn imc_perror(message: *const c_char, status: c_int) {
         EPERM => "that process may not be sent a signal",
         NOROOT => "root may not send signals by this",
         INSUFFMEM => "the buffer is too small",
-        PTPERR => "a region can't be transmitted to its own host alone",
         RAIL_CHANGE => "rails have changed",
         HOST_CHANGE => "hosts have changed",
         MULTIPLE_CHANGE => "hosts and rails have changed",

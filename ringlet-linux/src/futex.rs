@@ -1,14 +1,19 @@
 //! Sleeping on a word, of this process or shared.
 
 use crate::fd::timespec;
-use crate::sys::sys;
+use crate::sys::{Sys, sys};
 use ringlet_core::sync::AtomicU32;
 
 /// Sleeps while the word is `expected`, at most so long. Returns early for a signal, and may for nothing.
 pub fn wait(word: &AtomicU32, expected: u32, timeout_ns: u64) {
+    let _ = wait_word(word, expected, timeout_ns);
+}
+
+/// The same, and why it has returned.
+pub fn wait_word(word: &AtomicU32, expected: u32, timeout_ns: u64) -> Sys<()> {
     let time = timespec(timeout_ns);
     // SAFETY: an aligned word and a time that outlive the call.
-    let _ = unsafe { sys!(SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) };
+    unsafe { sys!(SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) }.map(drop)
 }
 
 /// Wakes all who sleep on the word.

@@ -1,7 +1,7 @@
 //! A process's connection to its host's keeper.
 
 use std::ffi::CString;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 
 use ringlet_core::sync::{AtomicU32, Ordering};
 use ringlet_linux::sys::Errno;
-use ringlet_linux::{fd, map, meet};
+use ringlet_linux::{fd, futex, map, meet};
 
 use crate::PAGE_BYTES;
 use crate::keeper::register_barriers;
 use crate::lock::Locks;
+use crate::log;
+use crate::logged::Logged;
 use crate::memory::{self, Mapping};
-use crate::protocol::{ANSWER_BYTES, Answer, Ask, State, VERSION};
+use crate::protocol::{ANSWER_BYTES, Answer, Ask, Cluster, State, VERSION, page};
 use crate::region::Region;
 use crate::registry::Permission;
 use crate::status::Status;
@@ -24,11 +26,11 @@ use crate::status::Status;
 /// Where a keeper for all users of a host listens, and what says otherwise.
 pub const PATH: &str = "/run/ringlet/reflect.sock";
 pub const VARIABLE: &str = "RINGLET_REFLECT";
-/// Logical rails, numbered from 0. (On one host there is memory only.)
-pub const RAILS: usize = 1;
 
 /// For an answer, and for a keeper to begin.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Who sleeps for an event looks again so often whether the keeper is there.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const BEGINS: Duration = Duration::from_secs(10);
 
 /// This user's keeper, in this network namespace.
@@ -46,7 +48,10 @@ pub(crate) struct Membership {
     /// A copy of it in a child that was forked is not the child's.
     process: u32,
     pub member: u32,
-    rails: Mapping,
+    socket: RawFd,
+    page: Mapping,
+    /// In a cluster.
+    pub logged: Option<Logged>,
     /// A wish holds only behind a barrier that this process passes too.
     pub has_barriers: bool,
 }
@@ -114,15 +119,34 @@ impl Host {
             return Err(Status::Denied);
         }
         let (answer, fds) = ask(&socket, &Ask::Hello { version: VERSION }, PATIENCE)?;
-        let Answer::Welcome { member, barriers } = answer else {
+        let Answer::Welcome { member, barriers, in_cluster } = answer else {
             return Err(Status::NotInitialised);
         };
-        let rails = fds.first().ok_or(Status::NoMemory)?;
-        let rails = memory::map(rails, memory::words_bytes(RAILS), false)?;
+        let mut fds = fds.into_iter();
+        let shared = fds.next().ok_or(Status::NoMemory)?;
+        let page = || memory::map(&shared, page::BYTES, false);
         let has_barriers = barriers && register_barriers();
-        let (wire, process) = (Mutex::new(Wire { socket, is_lost: false }), this_process()?);
-        let patience = PATIENCE;
-        Ok(Host(Arc::new(Membership { wire, patience, process, member, rails, has_barriers })))
+        let number = socket.as_raw_fd();
+        let logged = match (in_cluster, fds.next(), fds.next()) {
+            (false, ..) => None,
+            (true, Some(log), Some(bell)) => {
+                let log = memory::map(&log, log::BYTES, true)?;
+                Some(Logged::new(log, page()?, bell, number, has_barriers))
+            }
+            _ => return Err(Status::NoMemory),
+        };
+        let wire = Mutex::new(Wire { socket, is_lost: false });
+        let (process, page) = (this_process()?, page()?);
+        Ok(Host(Arc::new(Membership {
+            wire,
+            patience: PATIENCE,
+            process,
+            member,
+            socket: number,
+            page,
+            logged,
+            has_barriers,
+        })))
     }
 
     /// Its number: what a lock that it holds has.
@@ -151,7 +175,10 @@ impl Host {
         match self.0.ask(&Ask::Locks { key, count, mode, creates })? {
             (Answer::Locks { id, count }, fds) => {
                 let words = fds.first().ok_or(Status::NoMemory);
-                match words.and_then(|words| memory::map(words, memory::words_bytes(count), true)) {
+                match words.and_then(|words| {
+                    // (In a cluster the keeper alone writes there.)
+                    memory::map(words, memory::words_bytes(count), self.0.logged.is_none())
+                }) {
                     Ok(words) => Ok(Locks::new(self.0.clone(), id, count, words)),
                     Err(status) => {
                         // (With the first one, if it was created.)
@@ -164,25 +191,72 @@ impl Host {
         }
     }
 
+    /// Logical rails, numbered from 0. (On one host there is memory only, which is one.)
+    pub fn rails(&self) -> usize {
+        let number = self.0.page.word(page::RAILS).load(Ordering::Relaxed) as usize;
+        number.clamp(1, page::RAILS_MOST)
+    }
+
     /// Errors of a rail until now: negative while it is being counted, then look again. See [`Host::check_errors`].
     pub fn errors(&self, rail: usize) -> Result<i32, Status> {
-        if rail >= RAILS {
+        if rail >= self.rails() {
             return Err(Status::BadRail);
         }
         self.0.lives()?;
         // ORDER: Acquire, pairs with the fence in `check_errors`: a count that was read before something was written is not read behind it.
-        Ok(self.0.rails.word(rail).load(Ordering::Acquire) as i32)
+        let count = self.0.page.word(rail).load(Ordering::Acquire);
+        let lost = self.0.logged.as_ref().map_or(0, Logged::lost);
+        Ok((count.wrapping_add(lost) & i32::MAX as u32) as i32)
     }
 
     /// Has everybody what this process has written since the count was this? If so, the count is the same; if not, what was written is to be written
-    /// again, with the new count (Gillett's protocol). On one host no write is ever lost.
+    /// again, with the new count (Gillett's protocol). On one host no write is ever lost. In a cluster it waits until all hosts have all of it:
+    /// [`Status::ChannelError`] where that can't be told, since this host has lost touch with the others.
     pub fn check_errors(&self, rail: usize, since: i32) -> Result<i32, Status> {
         // ORDER: what was written is out before the count is read (pairs with Acquire in `errors`).
         ringlet_core::sync::fence(Ordering::SeqCst);
+        let is_same = |count: i32| count == since && count >= 0;
+        if self.0.logged.is_some() && is_same(self.errors(rail)?) {
+            self.0.ask(&Ask::Settle)?;
+        }
         match self.errors(rail)? {
-            count if count == since && count >= 0 => Ok(count),
+            count if is_same(count) => Ok(count),
             _ => Err(Status::ChannelError),
         }
+    }
+
+    /// The hosts and rails that there are just now.
+    pub fn cluster(&self) -> Result<Cluster, Status> {
+        match self.0.ask(&Ask::Cluster)? {
+            (Answer::Cluster(cluster), _) => Ok(cluster),
+            _ => Err(Status::NotInitialised),
+        }
+    }
+
+    /// Waits until the cluster is another than this, at most so long: hosts, rails, or that this host is cut off. [`Status::Timeout`]: it is not;
+    /// [`Status::Interrupted`] by a signal; [`Status::NotInitialised`]: the keeper has gone.
+    pub fn wait_event(&self, known: &Cluster, timeout: Duration) -> Result<Cluster, Status> {
+        let (began, events) = (Instant::now(), self.0.page.word(page::EVENTS));
+        loop {
+            // ORDER: Acquire, pairs with Release where it is rung: what is asked behind it is as new.
+            if events.load(Ordering::Acquire) != known.event {
+                return self.cluster();
+            }
+            let left = timeout.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Err(Status::Timeout);
+            }
+            match futex::wait_word(events, known.event, left.min(LOOK_AGAIN).as_nanos() as u64) {
+                Err(Errno::EINTR) => return Err(Status::Interrupted),
+                _ if self.await_end(Duration::ZERO)? => return Err(Status::NotInitialised),
+                _ => {}
+            }
+        }
+    }
+
+    /// Says, and answers for it, that this host of the cluster is dead for good: the others need its vote no more. For who may look after the keeper.
+    pub fn bury(&self, host: &str) -> Result<(), Status> {
+        self.0.ask(&Ask::Bury { node: host.into() }).map(drop)
     }
 
     /// What is there: members, regions, locks.
@@ -195,9 +269,7 @@ impl Host {
 
     /// Waits until the keeper has gone, at most so long. True if it has; [`Status::Interrupted`] by a signal.
     pub fn await_end(&self, timeout: Duration) -> Result<bool, Status> {
-        let wire = self.0.wire.lock().unwrap_or_else(PoisonError::into_inner);
-        let socket = wire.socket.as_raw_fd();
-        drop(wire);
+        let socket = self.0.socket;
         // (Answers to others' questions are none of it.)
         let mut fds = [fd::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 }];
         match fd::poll(&mut fds, Some(timeout.as_nanos() as u64), None) {
@@ -319,8 +391,9 @@ mod tests {
         let answer = |answer: &Answer, fds: &[i32]| {
             meet::send(keeper.as_raw_fd(), &serde_json::to_vec(answer).unwrap(), fds).unwrap();
         };
-        let rails = memory::make(memory::words_bytes(RAILS)).unwrap();
-        answer(&Answer::Welcome { member: 1, barriers: false }, &[rails.as_raw_fd()]);
+        let shared = memory::make(page::BYTES).unwrap();
+        let welcome = Answer::Welcome { member: 1, barriers: false, in_cluster: false };
+        answer(&welcome, &[shared.as_raw_fd()]);
         let ours = std::cell::Cell::new(Some(ours));
         let look = || Ok(std::os::fd::IntoRawFd::into_raw_fd(ours.take().unwrap()));
         let mut host = Host::by(look).unwrap();

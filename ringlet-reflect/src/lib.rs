@@ -29,6 +29,8 @@
 mod host;
 pub mod keeper;
 mod lock;
+mod log;
+mod logged;
 mod memory;
 pub mod network;
 mod protocol;
@@ -36,9 +38,10 @@ mod region;
 mod registry;
 mod status;
 
-pub use host::{Host, PATH, RAILS, VARIABLE};
+pub use host::{Host, PATH, VARIABLE};
 pub use lock::{Locks, Wait};
-pub use protocol::{LockState, MemberState, RegionState, State};
+pub use protocol::page::RAILS_MOST;
+pub use protocol::{Cluster, ClusterState, LockState, MemberState, RegionState, State};
 pub use region::{Receiver, Region, Transmitter, Watch, copy};
 pub use registry::{LOCKS_MOST, Permission, Use};
 pub use status::Status;

@@ -1,7 +1,8 @@
 //! Locks that all processes of a key share. Their holder is a process, and not a thread of it.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ringlet_core::reflect::{Attempt, LockWord, NotHeld};
@@ -10,7 +11,7 @@ use ringlet_linux::futex;
 
 use crate::host::Membership;
 use crate::memory::Mapping;
-use crate::protocol::Ask;
+use crate::protocol::{Answer, Ask};
 use crate::status::Status;
 
 /// Who sleeps looks again so often, and asks whether the holder is there.
@@ -38,11 +39,58 @@ pub struct Locks {
     count: usize,
     words: Mapping,
     released: AtomicU32,
+    /// In a cluster: those that a thread of this process waits for.
+    waited: Waited,
+}
+
+#[derive(Default)]
+struct Waited {
+    locks: Mutex<BTreeSet<usize>>,
+    changed: Condvar,
+}
+
+/// One of them; dropped, it is waited for no longer.
+struct Turn<'a>(&'a Waited, usize);
+
+impl Waited {
+    /// Once no other thread does.
+    fn begin(&self, lock: usize, wait: Wait) -> Result<Turn<'_>, Status> {
+        let began = Instant::now();
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        while !locks.insert(lock) {
+            let left = wait.left(began).min(LOOK_AGAIN);
+            if left.is_zero() {
+                return Err(Status::Busy);
+            }
+            let woken = self.changed.wait_timeout(locks, left);
+            locks = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(Turn(self, lock))
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.locks.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
+        self.0.changed.notify_all();
+    }
+}
+
+impl Wait {
+    /// For how long it is to go on.
+    fn left(self, began: Instant) -> Duration {
+        match self {
+            Wait::No => Duration::ZERO,
+            Wait::UpTo(most) => most.saturating_sub(began.elapsed()),
+            Wait::Forever => LOOK_AGAIN,
+        }
+    }
 }
 
 impl Locks {
     pub(crate) fn new(host: Arc<Membership>, id: u32, count: usize, words: Mapping) -> Locks {
-        Locks { host, id, count, words, released: AtomicU32::new(0) }
+        let (released, waited) = (AtomicU32::new(0), Waited::default());
+        Locks { host, id, count, words, released, waited }
     }
 
     /// How many there are.
@@ -76,6 +124,9 @@ impl Locks {
     #[inline]
     pub fn acquire(&self, lock: usize, wait: Wait) -> Result<(), Status> {
         let word = self.word(lock)?;
+        if self.host.logged.is_some() {
+            return self.acquire_in_cluster(word, lock, wait);
+        }
         match word.try_acquire(self.host.member) {
             Attempt::Taken => Ok(()),
             Attempt::Ours => Err(Status::HeldByUs),
@@ -107,11 +158,7 @@ impl Locks {
                 Attempt::Ours => return Err(Status::HeldByUs),
                 Attempt::Held(seen) => seen,
             };
-            let left = match wait {
-                Wait::No => Duration::ZERO,
-                Wait::UpTo(most) => most.saturating_sub(began.elapsed()),
-                Wait::Forever => LOOK_AGAIN,
-            };
+            let left = wait.left(began);
             if left.is_zero() {
                 return Err(Status::Busy);
             }
@@ -125,10 +172,45 @@ impl Locks {
         }
     }
 
+    /// By the one order of all hosts; who holds it is in its word, which the keeper writes.
+    #[cold]
+    fn acquire_in_cluster(&self, word: &LockWord, lock: usize, wait: Wait) -> Result<(), Status> {
+        let began = Instant::now();
+        let _turn = self.waited.begin(lock, wait)?;
+        let (id, number) = (self.id, lock as u32);
+        let ask = |ask: &Ask| match self.host.ask(ask)? {
+            (Answer::Lock { is_held }, _) => Ok(is_held),
+            _ => Err(Status::NotInitialised),
+        };
+        if ask(&Ask::Acquire { id, lock: number, waits: wait != Wait::No })? {
+            return Ok(());
+        }
+        loop {
+            // ORDER: Acquire, pairs with Release in `Keeper::tell_holders`: what was written under the lock is seen under it.
+            let seen = word.0.load(Ordering::Acquire);
+            if seen == self.host.member {
+                return Ok(());
+            }
+            let left = wait.left(began);
+            if left.is_zero() {
+                // (It may be ours meanwhile.)
+                return ask(&Ask::Cancel { id, lock: number }).map(drop);
+            }
+            let slept = Instant::now();
+            futex::wait(&word.0, seen, left.min(LOOK_AGAIN).as_nanos() as u64);
+            if slept.elapsed() >= LOOK_AGAIN {
+                self.host.ask(&Ask::Look { id, lock: number })?;
+            }
+        }
+    }
+
     /// Gives a lock back. [`Status::NotHeld`]: this process has not got it.
     #[inline]
     pub fn release(&self, lock: usize) -> Result<(), Status> {
         let word = self.word(lock)?;
+        if self.host.logged.is_some() {
+            return self.host.ask(&Ask::Release { id: self.id, lock: lock as u32 }).map(drop);
+        }
         // ORDER: Relaxed: a count for fairness.
         let hand_over = self.released.load(Ordering::Relaxed) >= UNFAIR;
         match word.release(self.host.member, hand_over) {
@@ -151,7 +233,8 @@ impl Drop for Locks {
         if self.host.lives().is_err() {
             return;
         }
-        for lock in 0..self.count {
+        // (In a cluster all are with the set.)
+        for lock in (0..self.count).filter(|_| self.host.logged.is_none()) {
             let _ = self.release(lock);
         }
         let _ = self.host.ask(&Ask::DropLocks { id: self.id });

@@ -45,6 +45,54 @@ impl Drop for Mapping {
     }
 }
 
+/// Addresses where nothing is: who stores there faults.
+pub struct Window {
+    base: *mut u8,
+    bytes: usize,
+}
+
+#[allow(unsafe_code)]
+// SAFETY: an address and a size, which nobody changes.
+unsafe impl Send for Window {}
+#[allow(unsafe_code)]
+// SAFETY: as for `Send`.
+unsafe impl Sync for Window {}
+
+impl Window {
+    pub fn new(bytes: usize) -> Result<Window, Status> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: fresh addresses, wherever the kernel has some.
+        #[allow(unsafe_code)]
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            Err(Status::NoMemory)
+        } else {
+            Ok(Window { base: base.cast(), bytes })
+        }
+    }
+
+    #[inline]
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`; what borrows it has gone.
+        #[allow(unsafe_code)]
+        unsafe {
+            libc::munmap(self.base.cast(), self.bytes);
+        }
+    }
+}
+
 pub fn own(fd: i32) -> OwnedFd {
     // SAFETY: a descriptor that the kernel has just given us and that nothing else knows of.
     #[allow(unsafe_code)]

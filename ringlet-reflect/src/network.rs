@@ -10,7 +10,10 @@ pub enum Event<'a> {
     Down(Life),
     Frame(&'a Life, &'a [u8]),
     /// One of these logical rails has begun or ceased to carry, anywhere that this node knows of.
-    Rails { active: u32, number: u32 },
+    Rails {
+        active: u32,
+        number: u32,
+    },
 }
 
 pub trait Network {

@@ -5,10 +5,26 @@ use serde::{Deserialize, Serialize};
 use crate::registry::{Direction, Permission, Use};
 use crate::status::Status;
 
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Of a question. (An answer has `State`, which may be long.)
 pub const ASK_BYTES: usize = 1024;
 pub const ANSWER_BYTES: usize = 128 << 10;
+
+/// What a keeper shows all its programs, as words of a page that only it writes.
+pub mod page {
+    pub const BYTES: usize = crate::PAGE_BYTES;
+    /// Words 0 to this one, by rail: how many errors there were.
+    pub const RAILS_MOST: usize = 4;
+    /// Two bits, on a line of their own: each record is behind a look at them.
+    pub const STATE: usize = 16;
+    pub const ASLEEP: u32 = 1;
+    pub const STOPPED: u32 = 2;
+    /// How often something has happened to the cluster.
+    pub const EVENTS: usize = 32;
+    /// How many rails there are, and which of them carry, as bits.
+    pub const RAILS: usize = 33;
+    pub const ACTIVE: usize = 34;
+}
 
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub enum Ask {
@@ -24,6 +40,8 @@ pub enum Ask {
         id: u32,
         direction: Direction,
         how: Use,
+        /// The host to which alone it is transmitted.
+        only: Option<String>,
     },
     Detach {
         id: u32,
@@ -53,21 +71,44 @@ pub enum Ask {
         id: u32,
         lock: u32,
     },
+    /// In a cluster: takes this lock, or waits for it.
+    Acquire {
+        id: u32,
+        lock: u32,
+        waits: bool,
+    },
+    /// Waits no longer.
+    Cancel {
+        id: u32,
+        lock: u32,
+    },
+    Release {
+        id: u32,
+        lock: u32,
+    },
+    /// Answered when everybody has what this process has written.
+    Settle,
+    Cluster,
+    /// An operator's word that this host is dead for good.
+    Bury {
+        node: String,
+    },
     State,
 }
 
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// With what all hosts and rails are doing.
+    /// With the page that all programs see; in a cluster with the log of what it transmits, and a bell.
     Welcome {
         member: u32,
         barriers: bool,
+        in_cluster: bool,
     },
     Region {
         id: u32,
         bytes: u64,
     },
-    /// With it, its changes, and for who transmits wishes.
+    /// With it, its changes, and for who transmits wishes. (In a cluster who transmits has a log.)
     Memory {
         bytes: u64,
     },
@@ -76,9 +117,49 @@ pub enum Answer {
         id: u32,
         count: usize,
     },
+    /// It is its own, or it waits for it.
+    Lock {
+        is_held: bool,
+    },
     Done,
+    Cluster(Cluster),
     State(Box<State>),
     No(Status),
+}
+
+/// The hosts among which memory is reflected, and the rails between them.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug, Default)]
+pub struct Cluster {
+    /// Names. (On one host it is one.)
+    pub hosts: Vec<String>,
+    /// Logical rails, numbered from 0, and those of them that carry, as bits.
+    pub rails: u32,
+    pub active: u32,
+    /// Why nothing that is written here is received by anybody, until that ends.
+    pub stopped: Option<String>,
+    /// Which state of the cluster this is, for `Host::wait_event`.
+    pub(crate) event: u32,
+}
+
+/// Of a cluster, for who looks after it.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug, Default)]
+pub struct ClusterState {
+    pub view: u64,
+    /// Who makes the order.
+    pub hub: String,
+    pub hosts: Vec<String>,
+    /// Which run of this host it is.
+    pub incarnation: u64,
+    pub stopped: Option<String>,
+    /// Does it know what was there before it came?
+    pub is_inside: bool,
+    /// The place in the order up to which this host has all; payloads of its own that were submitted, and that all hosts have.
+    pub delivered: u64,
+    pub submitted: u64,
+    pub settled: u64,
+    /// Coherent regions whose contents are on their way.
+    pub filling: u32,
+    pub errors: Vec<u32>,
 }
 
 /// What a host has, as `ringlet reflect ls` shows it. (Who asks, and has nothing, is not shown.)
@@ -93,10 +174,14 @@ pub struct State {
     pub sets: Vec<LockState>,
     /// There is more than one answer holds.
     pub is_cut: bool,
+    /// If it is one of several: then all members, regions and locks are the cluster's.
+    pub cluster: Option<ClusterState>,
 }
 
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct MemberState {
+    /// In a cluster.
+    pub host: Option<String>,
     pub member: u32,
     pub pid: i32,
     pub uid: u32,

@@ -11,7 +11,7 @@ use ringlet_linux::{fd, futex};
 
 use crate::PAGE_BYTES;
 use crate::host::Membership;
-use crate::memory::{self, Mapping};
+use crate::memory::{self, Mapping, Window};
 use crate::protocol::{Answer, Ask};
 use crate::registry::{Direction, Use};
 use crate::status::Status;
@@ -47,8 +47,9 @@ impl Attachment {
         of: &Arc<Allocated>,
         direction: Direction,
         how: Use,
+        only: Option<&str>,
     ) -> Result<(Attachment, Vec<OwnedFd>), Status> {
-        let ask = Ask::Attach { id: of.id, direction, how };
+        let ask = Ask::Attach { id: of.id, direction, how, only: only.map(str::to_owned) };
         let (Answer::Memory { bytes }, fds) = of.host.ask(&ask)? else {
             return Err(Status::NotInitialised);
         };
@@ -96,20 +97,33 @@ impl Region {
     /// [`Status::Denied`]: it may not be. [`Status::TransmitAttached`]: it is. [`Status::Shared`], [`Status::NonShared`], [`Status::OtherLoopback`]: who has
     /// attached it first on this host said otherwise.
     pub fn transmit(&self, how: Use) -> Result<Transmitter, Status> {
-        let (attachment, fds) = Attachment::new(&self.0, Direction::Transmit, how)?;
-        let [data, changes, wishes] = &fds[..] else { return Err(Status::NoMemory) };
-        Ok(Transmitter {
-            data: memory::map(data, self.0.bytes, true)?,
-            changes: memory::map(changes, self.words(), true)?,
-            wishes: memory::map(wishes, self.words(), false)?,
-            has_barriers: self.0.host.has_barriers,
-            _attachment: attachment,
-        })
+        self.transmit_by(how, None)
+    }
+
+    /// Attaches it to be written, for one other host of the cluster: nobody else receives that. [`Status::BadHost`]: there is no such host;
+    /// [`Status::ToItself`]: it is this one. Otherwise as [`Region::transmit`].
+    pub fn transmit_to(&self, host: &str, shared: bool) -> Result<Transmitter, Status> {
+        self.transmit_by(Use { shared, loopback: false }, Some(host))
+    }
+
+    fn transmit_by(&self, how: Use, only: Option<&str>) -> Result<Transmitter, Status> {
+        let (attachment, fds) = Attachment::new(&self.0, Direction::Transmit, how, only)?;
+        let way = match (&fds[..], &self.0.host.logged) {
+            (_, Some(_)) => Way::Logged(Window::new(self.0.bytes)?),
+            ([data, changes, wishes], None) => Way::Mapped(Mapped {
+                data: memory::map(data, self.0.bytes, true)?,
+                changes: memory::map(changes, self.words(), true)?,
+                wishes: memory::map(wishes, self.words(), false)?,
+                has_barriers: self.0.host.has_barriers,
+            }),
+            _ => return Err(Status::NoMemory),
+        };
+        Ok(Transmitter { way, attachment })
     }
 
     /// Attaches it to be read. [`Status::ReceiveFull`]: this host receives as much as it may already; otherwise as [`Region::transmit`].
     pub fn receive(&self, how: Use) -> Result<Receiver, Status> {
-        let (attachment, fds) = Attachment::new(&self.0, Direction::Receive, how)?;
+        let (attachment, fds) = Attachment::new(&self.0, Direction::Receive, how, None)?;
         let [data, changes] = &fds[..] else { return Err(Status::NoMemory) };
         Ok(Receiver {
             received: Arc::new(Received {
@@ -121,36 +135,51 @@ impl Region {
     }
 }
 
-/// A region to write to. What is read back here proves nothing: read what is received.
+/// A region to write to. What is read back here proves nothing: read what is received. (In a cluster it can't be read.)
 pub struct Transmitter {
+    way: Way,
+    attachment: Attachment,
+}
+
+enum Way {
+    /// On one host: a store is one into what is received.
+    Mapped(Mapped),
+    /// In a cluster what is written goes by the log; where the region is there is nothing.
+    Logged(Window),
+}
+
+struct Mapped {
     data: Mapping,
     changes: Mapping,
     wishes: Mapping,
     has_barriers: bool,
-    _attachment: Attachment,
 }
 
 /// The words of a mapping.
 #[inline]
-fn words(of: &Mapping) -> &[AtomicU64] {
-    // SAFETY: whole pages of a mapping that lives as long as the borrow; every bit pattern is an `AtomicU64`, and what other processes do to it is to us
-    // as a device's writes. (Of one that may only be read no store is made: `Receiver::words`.)
+fn words<'a>(base: *const u8, bytes: usize) -> &'a [AtomicU64] {
+    // SAFETY: whole pages of a mapping that lives as long as the borrow, which is that of its owner (callers); every bit pattern is an `AtomicU64`, and what
+    // other processes do to it is to us as a device's writes. (Of one that may only be read no store is made: `Receiver::words`.)
     #[allow(unsafe_code)]
     unsafe {
-        std::slice::from_raw_parts(of.area().base().cast(), of.area().len() / size_of::<u64>())
+        std::slice::from_raw_parts(base.cast(), bytes / size_of::<u64>())
     }
 }
 
 #[inline]
-fn pages(at: usize, length: usize, of: &Mapping) -> Result<Range<usize>, Status> {
-    let end = at.checked_add(length).filter(|end| *end <= of.area().len());
+fn pages(at: usize, length: usize, of: usize) -> Result<Range<usize>, Status> {
+    let end = at.checked_add(length).filter(|end| *end <= of);
     let end = end.ok_or(Status::BadParameter)?;
     Ok(at / PAGE_BYTES..end.div_ceil(PAGE_BYTES))
 }
 
 impl Transmitter {
+    #[inline]
     pub fn len(&self) -> usize {
-        self.data.area().len()
+        match &self.way {
+            Way::Mapped(mapped) => mapped.data.area().len(),
+            Way::Logged(window) => window.len(),
+        }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -160,23 +189,42 @@ impl Transmitter {
     /// The region, to store to. A store that is to be seen behind others is `Release`; who receives loads with `Acquire`.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
-        words(&self.data)
+        words(self.base(), self.len())
     }
 
     /// Where it is mapped, for stores of other kinds: volatile, and never a reference, since others write there too.
+    #[inline]
     pub fn base(&self) -> *mut u8 {
-        self.data.area().base()
+        match &self.way {
+            Way::Mapped(mapped) => mapped.data.area().base(),
+            Way::Logged(window) => window.base(),
+        }
     }
 
     /// Stores bytes, of any length and alignment, from byte `at` on. Aligned words of 8 bytes come whole.
+    ///
+    /// In a cluster it waits for room where much is under way. [`Status::Stopped`]: this host can't reach enough of the others; [`Status::NotInitialised`]:
+    /// its keeper has gone.
+    #[inline]
     pub fn put(&self, at: usize, bytes: &[u8]) -> Result<(), Status> {
-        pages(at, bytes.len(), &self.data)?;
-        // SAFETY: looked at by `pages`; the program's bytes are in no mapping of ours that it may write (of what is received it has atomics only).
-        #[allow(unsafe_code)]
-        unsafe {
-            copy(bytes.as_ptr(), self.base().add(at), bytes.len());
+        pages(at, bytes.len(), self.len())?;
+        match &self.way {
+            Way::Mapped(mapped) => {
+                // SAFETY: looked at by `pages`; the program's bytes are in no mapping of ours that it may write (of what is received it has atomics only).
+                #[allow(unsafe_code)]
+                unsafe {
+                    copy(bytes.as_ptr(), mapped.data.area().base().add(at), bytes.len());
+                }
+                Ok(())
+            }
+            Way::Logged(_) => self.log(at, bytes),
         }
-        Ok(())
+    }
+
+    fn log(&self, at: usize, bytes: &[u8]) -> Result<(), Status> {
+        let of = &self.attachment.of;
+        of.host.lives()?;
+        of.host.logged.as_ref().ok_or(Status::NotInitialised)?.put(of.id, at, bytes)
     }
 
     /// What was stored before is seen before what is stored behind this, by all.
@@ -184,19 +232,23 @@ impl Transmitter {
         fence(Ordering::SeqCst);
     }
 
-    /// Tells those who wish to be told that something was stored into these bytes. Costs a look at a word of each page where nobody does.
+    /// Tells those who wish to be told that something was stored into these bytes. Costs a look at a word of each page where nobody does. (In a cluster
+    /// keepers tell of all that is written.)
     #[inline]
     pub fn notify(&self, at: usize, length: usize) -> Result<(), Status> {
-        let pages = pages(at, length, &self.data)?;
-        self.before_look();
+        let pages = pages(at, length, self.len())?;
+        let Way::Mapped(mapped) = &self.way else { return Ok(()) };
+        mapped.before_look();
         for page in pages {
-            if self.wishes.word(page).load(Ordering::Relaxed) != 0 {
-                self.tell(page);
+            if mapped.wishes.word(page).load(Ordering::Relaxed) != 0 {
+                mapped.tell(page);
             }
         }
         Ok(())
     }
+}
 
+impl Mapped {
     #[inline]
     fn before_look(&self) {
         if !self.has_barriers {
@@ -265,7 +317,7 @@ impl Receiver {
     /// What was received, to be loaded: it may change at any time, so load each word once. It can't be stored to: the processor refuses that (SIGSEGV).
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
-        words(&self.received.data)
+        words(self.base(), self.len())
     }
 
     pub fn base(&self) -> *const u8 {
@@ -274,7 +326,7 @@ impl Receiver {
 
     /// Copies bytes out, from byte `at` on. What is written meanwhile may be seen in part; aligned words of 8 bytes are whole.
     pub fn get(&self, at: usize, to: &mut [u8]) -> Result<(), Status> {
-        pages(at, to.len(), &self.received.data)?;
+        pages(at, to.len(), self.len())?;
         let (words, mut place, length) = (self.words(), at, to.len());
         let mut rest = to;
         while !rest.is_empty() {
@@ -292,7 +344,7 @@ impl Receiver {
 
     /// Wishes to be told of what is stored into the page of this byte: from now on `Transmitter::notify` wakes.
     pub fn watch(&self, at: usize) -> Result<Watch, Status> {
-        let page = pages(at, 1, &self.received.data)?.start;
+        let page = pages(at, 1, self.len())?.start;
         let of = &self.received.attachment.of;
         let seen = self.received.changes.word(page).load(Ordering::Acquire);
         of.host.ask(&Ask::Watch { id: of.id, page: page as u32, on: true })?;

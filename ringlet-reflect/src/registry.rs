@@ -1,7 +1,11 @@
-//! What a host's keeper knows, and decides: regions and lock sets by their keys, who uses which, and who may. No system call is made here, and no memory
-//! is held: each has a number, by which the keeper has it.
+//! What a keeper knows, and decides: regions and lock sets by their keys, who uses which, and who may. No system call is made here, and no memory is held:
+//! each has a number, by which the keeper has it.
+//!
+//! In a cluster all hosts' keepers have the same, since each applies the same acts in the same order. What is said of a host is in what is applied: nothing
+//! here depends on where it runs. On one host, which is no part of a cluster, that host's number is 0, and its locks are words in memory, of which nothing
+//! is known here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -55,15 +59,17 @@ pub enum Direction {
     Receive,
 }
 
-/// A process, as the kernel vouches for it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A process, as the kernel of its host vouches for it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Member {
+    pub host: u32,
     pub pid: i32,
     pub uid: u32,
     pub groups: Vec<u32>,
 }
 
 /// What is shared by key: who may use it, and who does.
+#[derive(Serialize, Deserialize)]
 pub struct Entry<T> {
     pub key: u64,
     pub owner: u32,
@@ -89,10 +95,14 @@ impl<T> Entry<T> {
     }
 }
 
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Attached {
+    /// Of the process.
+    pub host: u32,
     pub transmits: bool,
     pub receives: bool,
+    /// To this host alone.
+    pub only: Option<u32>,
 }
 
 impl Attached {
@@ -101,35 +111,61 @@ impl Attached {
     }
 }
 
-pub struct RegionEntry {
-    pub entry: Entry<Attached>,
-    pub bytes: u64,
-    pub coherent: bool,
-    /// As the first one on this host has said that is attached.
+/// As the first one on a host has said that is attached there.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct First {
     shared: Option<bool>,
     loopback: Option<bool>,
 }
 
+#[derive(Serialize, Deserialize)]
+pub struct RegionEntry {
+    pub entry: Entry<Attached>,
+    pub bytes: u64,
+    pub coherent: bool,
+    /// By host.
+    first: BTreeMap<u32, First>,
+}
+
+#[derive(Serialize, Deserialize)]
 pub struct LockEntry {
     pub entry: Entry<()>,
     pub count: usize,
+    /// In a cluster: the locks that somebody has.
+    pub held: BTreeMap<u32, Held>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub struct Held {
+    pub holder: u32,
+    /// Who waits for it, in the order in which they came.
+    waiting: VecDeque<u32>,
 }
 
 /// In bytes: of all regions, and of what this host receives.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Limits {
     pub all: u64,
     pub received: u64,
 }
 
+#[derive(Serialize, Deserialize)]
 pub struct Registry {
+    /// Those of the host whose act it is.
+    #[serde(skip)]
     pub limits: Limits,
     /// Regions and sets.
-    made_most: usize,
+    #[serde(skip)]
+    pub made_most: usize,
+    /// Of a cluster, by their numbers: name, and which run of it.
+    pub hosts: BTreeMap<u32, (String, u64)>,
     pub members: BTreeMap<u32, Member>,
     pub regions: BTreeMap<u32, RegionEntry>,
     pub sets: BTreeMap<u32, LockEntry>,
     next: u32,
+    /// Locks of a cluster that have another holder since this was emptied: set and lock.
+    #[serde(skip)]
+    pub changed: Vec<(u32, u32)>,
 }
 
 /// What nobody uses any more, by their numbers.
@@ -139,10 +175,273 @@ pub struct Unused {
     pub sets: Vec<u32>,
 }
 
+/// What changes a registry. Its `member` is of the host that does it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Act {
+    Join {
+        pid: i32,
+        uid: u32,
+        groups: Vec<u32>,
+    },
+    Leave {
+        member: u32,
+    },
+    Allocate {
+        member: u32,
+        key: u64,
+        bytes: u64,
+        how: Permission,
+    },
+    Attach {
+        member: u32,
+        id: u32,
+        direction: Direction,
+        how: Use,
+        only: Option<String>,
+    },
+    Detach {
+        member: u32,
+        id: u32,
+        direction: Direction,
+    },
+    Deallocate {
+        member: u32,
+        id: u32,
+    },
+    Locks {
+        member: u32,
+        key: u64,
+        count: usize,
+        mode: u32,
+        creates: bool,
+    },
+    DropLocks {
+        member: u32,
+        id: u32,
+    },
+    Acquire {
+        member: u32,
+        id: u32,
+        lock: u32,
+        waits: bool,
+    },
+    /// Waits no longer.
+    Cancel {
+        member: u32,
+        id: u32,
+        lock: u32,
+    },
+    Release {
+        member: u32,
+        id: u32,
+        lock: u32,
+    },
+    /// Neither waits for it any longer nor has it.
+    Abandon {
+        member: u32,
+        id: u32,
+        lock: u32,
+    },
+}
+
+/// What an act did.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Effect {
+    Joined(u32),
+    Region {
+        id: u32,
+        is_new: bool,
+    },
+    Locks {
+        id: u32,
+        is_new: bool,
+    },
+    Unused(Unused),
+    /// The lock is its own; otherwise it waits for it.
+    Lock {
+        is_held: bool,
+    },
+    Done,
+}
+
+impl Act {
+    fn member(&self) -> Option<u32> {
+        match *self {
+            Act::Join { .. } => None,
+            Act::Leave { member }
+            | Act::Allocate { member, .. }
+            | Act::Attach { member, .. }
+            | Act::Detach { member, .. }
+            | Act::Deallocate { member, .. }
+            | Act::Locks { member, .. }
+            | Act::DropLocks { member, .. }
+            | Act::Acquire { member, .. }
+            | Act::Cancel { member, .. }
+            | Act::Release { member, .. }
+            | Act::Abandon { member, .. } => Some(member),
+        }
+    }
+
+    /// What can be done without can be done later too.
+    pub fn gives_back(&self) -> bool {
+        matches!(
+            self,
+            Act::Detach { .. }
+                | Act::Deallocate { .. }
+                | Act::DropLocks { .. }
+                | Act::Release { .. }
+        )
+    }
+}
+
 impl Registry {
     pub fn new(limits: Limits, made_most: usize) -> Registry {
-        let (members, regions, sets) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Registry { limits, made_most, members, regions, sets, next: 1 }
+        let (hosts, members) = (BTreeMap::new(), BTreeMap::new());
+        let (regions, sets, changed) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        Registry { limits, made_most, hosts, members, regions, sets, next: 1, changed }
+    }
+
+    /// Does what a process of that host asks for, or says why not; then nothing has changed.
+    pub fn apply(&mut self, host: u32, act: &Act) -> Result<Effect, Status> {
+        if let Some(member) = act.member() {
+            let is_its = self.members.get(&member).is_some_and(|who| who.host == host);
+            is_its.then_some(()).ok_or(Status::NotInitialised)?;
+        }
+        Ok(match act {
+            Act::Join { pid, uid, groups } => {
+                let (pid, uid, groups) = (*pid, *uid, groups.clone());
+                Effect::Joined(self.join(Member { host, pid, uid, groups })?)
+            }
+            Act::Leave { member } => Effect::Unused(self.leave(*member)),
+            Act::Allocate { member, key, bytes, how } => {
+                let (id, is_new) = self.allocate(*member, *key, *bytes, how)?;
+                Effect::Region { id, is_new }
+            }
+            Act::Attach { member, id, direction, how, only } => {
+                let only = only.as_ref().map(|name| self.other(host, name)).transpose()?;
+                self.attach(*member, *id, *direction, *how, only)?;
+                Effect::Done
+            }
+            Act::Detach { member, id, direction } => {
+                self.detach(*member, *id, *direction)?;
+                Effect::Done
+            }
+            Act::Deallocate { member, id } => {
+                let regions = if self.deallocate(*member, *id)? { vec![*id] } else { Vec::new() };
+                Effect::Unused(Unused { regions, sets: Vec::new() })
+            }
+            Act::Locks { member, key, count, mode, creates } => {
+                let (id, is_new) = self.locks(*member, *key, *count, *mode, *creates)?;
+                Effect::Locks { id, is_new }
+            }
+            Act::DropLocks { member, id } => {
+                let sets = if self.drop_locks(*member, *id)? { vec![*id] } else { Vec::new() };
+                Effect::Unused(Unused { regions: Vec::new(), sets })
+            }
+            Act::Acquire { member, id, lock, waits } => {
+                Effect::Lock { is_held: self.acquire(*member, *id, *lock, *waits)? }
+            }
+            Act::Cancel { member, id, lock } => {
+                self.cancel(*member, *id, *lock)?;
+                Effect::Lock { is_held: true }
+            }
+            Act::Release { member, id, lock } => {
+                self.release(*member, *id, *lock)?;
+                Effect::Done
+            }
+            Act::Abandon { member, id, lock } => {
+                self.abandon(*member, *id, *lock);
+                Effect::Done
+            }
+        })
+    }
+
+    /// Another host than that one, by its name.
+    fn other(&self, host: u32, name: &str) -> Result<u32, Status> {
+        let found = self.hosts.iter().find(|(_, (each, _))| each == name);
+        match found.map(|(number, _)| *number) {
+            Some(number) if number == host => Err(Status::ToItself),
+            found => found.ok_or(Status::BadHost),
+        }
+    }
+
+    /// That run of a host belongs to the cluster from now on.
+    pub fn enter(&mut self, name: &str, incarnation: u64) -> u32 {
+        let number = self.next;
+        self.next += 1;
+        self.hosts.insert(number, (name.to_owned(), incarnation));
+        number
+    }
+
+    pub fn host(&self, name: &str, incarnation: u64) -> Option<u32> {
+        let is_it = |each: &(String, u64)| each.0 == name && each.1 == incarnation;
+        self.hosts.iter().find(|(_, each)| is_it(each)).map(|(number, _)| *number)
+    }
+
+    /// A host has gone, and all its processes.
+    pub fn exit(&mut self, host: u32) -> Unused {
+        self.hosts.remove(&host);
+        let gone: Vec<u32> =
+            self.members.iter().filter(|(_, who)| who.host == host).map(|(m, _)| *m).collect();
+        let mut unused = Unused::default();
+        for member in gone {
+            let of_one = self.leave(member);
+            unused.regions.extend(of_one.regions);
+            unused.sets.extend(of_one.sets);
+        }
+        unused
+    }
+
+    /// In a cluster. True if it is the member's own now.
+    fn acquire(&mut self, member: u32, id: u32, lock: u32, waits: bool) -> Result<bool, Status> {
+        let set = self.set(member, id, lock)?;
+        let Some(held) = set.held.get_mut(&lock) else {
+            set.held.insert(lock, Held { holder: member, waiting: VecDeque::new() });
+            self.changed.push((id, lock));
+            return Ok(true);
+        };
+        if held.holder == member {
+            return Err(Status::HeldByUs);
+        }
+        if !waits {
+            return Err(Status::Busy);
+        }
+        if !held.waiting.contains(&member) {
+            held.waiting.push_back(member);
+        }
+        Ok(false)
+    }
+
+    /// An error if it has not got the lock meanwhile.
+    fn cancel(&mut self, member: u32, id: u32, lock: u32) -> Result<(), Status> {
+        let set = self.set(member, id, lock)?;
+        let held = set.held.get_mut(&lock).ok_or(Status::Busy)?;
+        if held.holder == member {
+            return Ok(());
+        }
+        held.waiting.retain(|each| *each != member);
+        Err(Status::Busy)
+    }
+
+    fn release(&mut self, member: u32, id: u32, lock: u32) -> Result<(), Status> {
+        let set = self.set(member, id, lock)?;
+        let is_its = set.held.get(&lock).is_some_and(|held| held.holder == member);
+        is_its.then_some(()).ok_or(Status::NotHeld)?;
+        self.abandon(member, id, lock);
+        Ok(())
+    }
+
+    fn abandon(&mut self, member: u32, id: u32, lock: u32) {
+        if let Some(set) = self.sets.get_mut(&id) {
+            give_up(member, id, set, &mut self.changed, Some(lock));
+        }
+    }
+
+    fn set(&mut self, member: u32, id: u32, lock: u32) -> Result<&mut LockEntry, Status> {
+        let is_its = |set: &&mut LockEntry| {
+            set.entry.users.contains_key(&member) && (lock as usize) < set.count
+        };
+        self.sets.get_mut(&id).filter(is_its).ok_or(Status::BadLock)
     }
 
     fn number(&mut self) -> Result<u32, Status> {
@@ -196,7 +495,7 @@ impl Registry {
             if region.coherent != how.coherent {
                 return Err(Status::Incoherent);
             }
-            entry.users.insert(member, Attached::default());
+            entry.users.insert(member, Attached { host: who.host, ..Attached::default() });
             return Ok((*id, false));
         }
         let had: u64 = self.regions.values().map(|each| each.bytes).sum();
@@ -204,12 +503,12 @@ impl Registry {
             return Err(Status::Full);
         }
         let (owner, group) = (who.uid, who.groups.first().copied().unwrap_or(u32::MAX));
-        let users = BTreeMap::from([(member, Attached::default())]);
+        let attached = Attached { host: who.host, ..Attached::default() };
+        let users = BTreeMap::from([(member, attached)]);
         let entry = Entry { key, owner, group, mode: how.mode, users };
-        let coherent = how.coherent;
+        let (coherent, first) = (how.coherent, BTreeMap::new());
         let id = self.number()?;
-        self.regions
-            .insert(id, RegionEntry { entry, bytes, coherent, shared: None, loopback: None });
+        self.regions.insert(id, RegionEntry { entry, bytes, coherent, first });
         Ok((id, true))
     }
 
@@ -219,10 +518,12 @@ impl Registry {
         id: u32,
         direction: Direction,
         how: Use,
+        only: Option<u32>,
     ) -> Result<(), Status> {
         let who = self.members.get(&member).ok_or(Status::NotInitialised)?;
-        let received: u64 =
-            self.regions.values().filter(|each| each.is_received()).map(|each| each.bytes).sum();
+        let host = who.host;
+        let received = self.regions.values().filter(|each| each.is_received(host));
+        let received: u64 = received.map(|each| each.bytes).sum();
         let region = self.regions.get_mut(&id).ok_or(Status::BadRegion)?;
         let attached = *region.entry.users.get(&member).ok_or(Status::NotAllocated)?;
         let (wanted, is_there, already) = match direction {
@@ -235,26 +536,32 @@ impl Registry {
         if !region.entry.allows(who, wanted) {
             return Err(Status::Denied);
         }
-        let others = region.entry.users.iter().any(|(other, each)| *other != member && each.any());
-        match region.shared {
+        let is_another =
+            |(other, each): (&u32, &Attached)| *other != member && each.host == host && each.any();
+        let others = region.entry.users.iter().any(is_another);
+        let first = region.first.get(&host).copied().unwrap_or_default();
+        match first.shared {
             Some(true) if !how.shared => return Err(Status::Shared),
             Some(false) if how.shared || others => return Err(Status::NonShared),
             _ => {}
         }
         let transmits = direction == Direction::Transmit;
-        if transmits && region.loopback.is_some_and(|loopback| loopback != how.loopback) {
+        let speaks_of_loopback = transmits && only.is_none();
+        if speaks_of_loopback && first.loopback.is_some_and(|loopback| loopback != how.loopback) {
             return Err(Status::OtherLoopback);
         }
-        if !transmits && !region.is_received() && received + region.bytes > self.limits.received {
+        if !transmits && !region.is_received(host) && received + region.bytes > self.limits.received
+        {
             return Err(Status::ReceiveFull);
         }
-        region.shared = Some(how.shared);
-        if transmits {
-            region.loopback = Some(how.loopback);
+        let first = region.first.entry(host).or_default();
+        first.shared = Some(how.shared);
+        if speaks_of_loopback {
+            first.loopback = Some(how.loopback);
         }
         let attached = region.entry.users.entry(member).or_default();
         match direction {
-            Direction::Transmit => attached.transmits = true,
+            Direction::Transmit => (attached.transmits, attached.only) = (true, only),
             Direction::Receive => attached.receives = true,
         }
         Ok(())
@@ -269,6 +576,9 @@ impl Registry {
         };
         if !std::mem::take(there) {
             return Err(Status::BadRegion);
+        }
+        if direction == Direction::Transmit {
+            attached.only = None;
         }
         region.forget_first();
         Ok(())
@@ -323,8 +633,13 @@ impl Registry {
         }
         let (owner, group) = (who.uid, who.groups.first().copied().unwrap_or(u32::MAX));
         let entry = Entry { key, owner, group, mode, users: BTreeMap::from([(member, ())]) };
+        let in_cluster = who.host != 0;
         let id = self.number()?;
-        self.sets.insert(id, LockEntry { entry, count });
+        self.sets.insert(id, LockEntry { entry, count, held: BTreeMap::new() });
+        // (On one host it is taken in memory.)
+        if creates && in_cluster {
+            self.acquire(member, id, 0, false)?;
+        }
         Ok((id, true))
     }
 
@@ -332,6 +647,7 @@ impl Registry {
     pub fn drop_locks(&mut self, member: u32, id: u32) -> Result<bool, Status> {
         let set = self.sets.get_mut(&id).ok_or(Status::BadLock)?;
         set.entry.users.remove(&member).ok_or(Status::NotAllocated)?;
+        give_up(member, id, set, &mut self.changed, None);
         let is_unused = set.entry.users.is_empty();
         if is_unused {
             self.sets.remove(&id);
@@ -356,8 +672,10 @@ impl Registry {
             region.entry.users.remove(&member);
             region.forget_first();
         }
-        for set in self.sets.values_mut() {
-            set.entry.users.remove(&member);
+        for (id, set) in &mut self.sets {
+            if set.entry.users.remove(&member).is_some() {
+                give_up(member, *id, set, &mut self.changed, None);
+            }
         }
         let mut unused = Unused::default();
         self.regions
@@ -365,6 +683,29 @@ impl Registry {
         self.sets.retain(|id, set| keep(*id, set.entry.users.is_empty(), &mut unused.sets));
         unused
     }
+}
+
+/// One lock, or all that it has or waits for, is the next one's.
+fn give_up(
+    member: u32,
+    id: u32,
+    set: &mut LockEntry,
+    changed: &mut Vec<(u32, u32)>,
+    only: Option<u32>,
+) {
+    set.held.retain(|lock, held| {
+        if only.is_some_and(|only| only != *lock) {
+            return true;
+        }
+        held.waiting.retain(|each| *each != member);
+        if held.holder != member {
+            return true;
+        }
+        changed.push((id, *lock));
+        let next = held.waiting.pop_front();
+        held.holder = next.unwrap_or(member);
+        next.is_some()
+    });
 }
 
 fn keep(id: u32, is_unused: bool, unused: &mut Vec<u32>) -> bool {
@@ -375,19 +716,25 @@ fn keep(id: u32, is_unused: bool, unused: &mut Vec<u32>) -> bool {
 }
 
 impl RegionEntry {
-    fn is_received(&self) -> bool {
-        self.entry.users.values().any(|each| each.receives)
+    pub fn is_received(&self, host: u32) -> bool {
+        self.entry.users.values().any(|each| each.host == host && each.receives)
     }
 
-    /// What the first one has said holds as long as somebody is attached; of loopback, as long as somebody transmits.
+    /// Is what that host writes seen there too?
+    pub fn has_loopback(&self, host: u32) -> bool {
+        self.first.get(&host).is_some_and(|first| first.loopback == Some(true))
+    }
+
+    /// What the first one has said holds as long as somebody of its host is attached; of loopback, as long as somebody there transmits.
     fn forget_first(&mut self) {
         let users = &self.entry.users;
-        if !users.values().any(|each| each.any()) {
-            self.shared = None;
-        }
-        if !users.values().any(|each| each.transmits) {
-            self.loopback = None;
-        }
+        self.first.retain(|host, first| {
+            let mut here = users.values().filter(|each| each.host == *host && each.any());
+            if !here.clone().any(|each| each.transmits && each.only.is_none()) {
+                first.loopback = None;
+            }
+            here.next().is_some()
+        });
     }
 }
 
@@ -527,7 +874,7 @@ mod tests {
                 match act {
                     Act::Join(uid) if model.members.len() < 4 => {
                         let groups = vec![uid];
-                        let member = registry.join(Member { pid: 1, uid, groups }).unwrap();
+                        let member = registry.join(Member { host: 0, pid: 1, uid, groups }).unwrap();
                         model.members.push((member, uid));
                     }
                     Act::Join(_) => {}
@@ -553,7 +900,7 @@ mod tests {
                     Act::Attach(at, which, sends, loopback) if at < model.members.len() => {
                         let (who, id) = (who(at), region(which));
                         let how = Use { shared: true, loopback };
-                        let done = registry.attach(who.0, id, way(sends), how);
+                        let done = registry.attach(who.0, id, way(sends), how, None);
                         prop_assert_eq!(done, model.attach(who, id, sends, loopback));
                         if done.is_ok() {
                             model.attached.push((who.0, id, sends, loopback));

@@ -47,6 +47,7 @@ statuses! {
     NotHeld = -23, "this process does not hold the lock";
     ChannelError = -24, "an error has happened: what was written since is to be written again";
     Timeout = -25, "the keeper does not answer";
+    Stopped = -29, "this host can't reach enough of its cluster: nothing is written, and no lock is had, until it can";
     Incoherent = -33, "it was allocated as coherent, and this call does not say so, or the other way round";
     OtherLoopback = -38, "who attached it first on this host said otherwise of loopback";
     BadHost = -39, "there is no such host";
@@ -54,6 +55,7 @@ statuses! {
     Interrupted = -45, "a signal has come";
     NoMemory = -46, "there is no memory, or no descriptor, left";
     CorruptLock = -47, "the lock holds what nobody writes there";
+    ToItself = -49, "a region can't be transmitted to its own host alone";
     NotSupported = -50, "this is not supported";
     BadAddress = -53, "it can't be mapped at that address";
     BadRail = -57, "there is no such rail";

@@ -30,7 +30,7 @@ impl Keeper {
         let (ready, is_ready) = std::sync::mpsc::channel();
         let at = path.clone();
         std::thread::spawn(move || {
-            let options = Options { path: Some(&at), limits, stays: true };
+            let options = Options { path: Some(&at), limits, stays: true, ..Options::default() };
             keep(&options, || ready.send(()).unwrap()).unwrap();
         });
         is_ready.recv_timeout(PATIENCE).unwrap();

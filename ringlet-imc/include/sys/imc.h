@@ -129,11 +129,11 @@ typedef unsigned int imc_railinfo[1];
 /* First of all; the argument is NULL. IMC_NOTINIT: `ringlet imc init` has not run on this host. */
 int imc_api_init(unsigned long *reserved);
 
-/* The region of this key, made by its first user; whole pages (of 4,096 bytes), flag 0 or IMC_COHERENT. Rail 0 is the only one there is. */
+/* The region of this key, made by its first user; whole pages (of 4,096 bytes), flag 0 or IMC_COHERENT. Rail 0 is the only one that regions can be on. */
 int imc_asalloc(imc_key_t key, imc_size_t bytes, imc_perm_t permission, int flag, imc_asid_t *id, int logical_rail);
 /* Attaches it: flag 0, or IMC_LOOPBACK for IMC_TRANSMIT. What is received can't be stored to; what is transmitted is not to be loaded from. */
 int imc_asattach(imc_asid_t id, imc_dir_t direction, int mode, int flag, caddr_t *address);
-/* To one host alone. On a cluster of one host: IMC_BADHOST, or for this host IMC_PTPERR. */
+/* To one other host of the cluster alone. IMC_BADHOST: there is none of that name; IMC_PTPERR: it is this one. */
 int imc_asattach_ptp(imc_asid_t id, int mode, int flag, char *host, caddr_t *address);
 int imc_asdetach(imc_asid_t id);
 int imc_asdealloc(imc_asid_t id);
@@ -142,7 +142,8 @@ long imc_bcopy(void *source, void *destination, long bytes, long dest_write_only
 
 /* Errors of a rail; negative while they are counted: call again. Or IMC_BADRAIL, IMC_NOTINIT, which are negative too. */
 int imc_rderrcnt_mr(int logical_rail);
-/* IMC_SUCCESS if none has happened since; otherwise IMC_MC_ERROR, and the count is the new one. */
+/* IMC_SUCCESS if none has happened since, and all hosts have all that this process has written (it waits for that); otherwise IMC_MC_ERROR, and the
+ * count is the new one. */
 int imc_ckerrcnt_mr(int *count, int logical_rail);
 int imc_rderrcnt(void);
 int imc_ckerrcnt(int *count);
@@ -159,7 +160,7 @@ int imc_getclusterinfo(imc_infoType *items, int count, ...);
 /* Blocks until the cluster is another than each configuration (address and size) says, which imc_getclusterinfo has told; returns IMC_HOST_CHANGE,
  * IMC_RAIL_CHANGE or IMC_MULTIPLE_CHANGE, and the configurations are new. The third argument is 0. */
 int imc_wait_cluster_event(imc_eventType *events, unsigned long count, unsigned long reserved, ...);
-/* Sends a signal to one process. Not for root. */
+/* Sends a signal to one process of this host. Not for root. Of another host of the cluster: IMC_NOTSUPPORTED (chosen). */
 int imc_kill(char *host, pid_t process, int signal);
 /* Writes the message and what the status means to standard error. */
 void imc_perror(const char *message, int status);

@@ -1,0 +1,672 @@
+//! A keeper as one of a cluster's: what its programs write and ask goes into one order for all hosts, and what comes out of that changes the registry, and
+//! the memory that programs receive, on all hosts alike.
+//!
+//! ```text
+//!   program ── log ──> batch ── submit ──> Order ──> other hosts
+//!      │                 ^                   │
+//!      └──── asks ── act ┘        Deliver <──┘ ──> registry, memory, locks ──> answers, wake-ups
+//! ```
+//!
+//! A payload is a batch of items, each an act or a write. An act is answered when it is delivered, with what the registry says then.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use ringlet_core::sync::Ordering;
+use ringlet_linux::futex;
+use ringlet_order::{Life, Order, Output, PAYLOAD_BYTES, Settings, View};
+use serde::{Deserialize, Serialize};
+
+use super::space::Memory;
+use super::transfer::{Filling, Inbox, Standing};
+use super::{Keeper, Membership, Waits, barrier};
+use crate::PAGE_BYTES;
+use crate::log::{Reader, Record};
+use crate::network::{Event, Network};
+use crate::protocol::{Answer, page};
+use crate::region::copy;
+use crate::registry::{Act, Effect, Limits, Registry};
+use crate::status::Status;
+
+/// It looks again for so long before it sleeps.
+const SPINS: Duration = Duration::from_micros(50);
+/// Turns between looks at who asks, while there is traffic.
+const TURNS: u32 = 16;
+/// At the longest.
+const SLEEPS: Duration = Duration::from_secs(1);
+/// While something is asked of another keeper, or it is to leave.
+const SLEEPS_BRIEFLY: Duration = Duration::from_millis(20);
+/// Of one program before others have their turn.
+const TAKEN_AT_ONCE: usize = 32 << 10;
+/// Of the order's, before programs have their turn.
+const OUTPUTS_AT_ONCE: usize = 256;
+/// For the others to agree that it leaves.
+const LEAVES: Duration = Duration::from_secs(10);
+
+/// Kinds of items of a payload.
+const WRITE: u8 = 1;
+const ACT: u8 = 2;
+/// Kind, and bytes behind this.
+const ITEM_HEAD: usize = 5;
+/// To which host alone (0: to all), region, place.
+const WRITE_HEAD: usize = 16;
+
+/// An act, with what its host allows.
+#[derive(Serialize, Deserialize)]
+struct Said {
+    /// By which the host knows who has asked. (0: nobody waits.)
+    tag: u64,
+    limits: Limits,
+    made_most: usize,
+    act: Act,
+}
+
+pub struct Cluster {
+    pub me: Life,
+    pub network: Box<dyn Network>,
+    order: Order,
+    began: Instant,
+    /// This run's number, once it belongs to the cluster.
+    pub host: u32,
+    pub standing: Standing,
+    pub view: Option<View>,
+    /// The last place in the order that was delivered.
+    pub delivered: u64,
+    /// Why nothing is delivered any more, until there is another view.
+    pub stopped: Option<String>,
+    batch: Vec<u8>,
+    acts: VecDeque<Vec<u8>>,
+    /// Payloads of ours: given to the order; delivered, as numbers with their places; and at all hosts.
+    submitted: u64,
+    unsettled: VecDeque<(u64, u64)>,
+    settled: u64,
+    next_tag: u64,
+    /// Whose turn is first.
+    first: usize,
+    /// Processes that have gone, with what they have written.
+    pub dying: Vec<(u32, Option<Reader>)>,
+    /// Who has said what nobody says.
+    barred: BTreeSet<Life>,
+    pub inbox: Inbox,
+    /// Pages that were written to, and that somebody wishes to be told of.
+    told: Vec<(u32, u32)>,
+    leaves_by: Option<Instant>,
+}
+
+impl Cluster {
+    pub fn new(network: Box<dyn Network>, membership: &Membership) -> Cluster {
+        let me = network.me().clone();
+        let settings = Settings {
+            me: me.clone(),
+            founders: membership.founders.clone(),
+            silent: membership.silent,
+            beat: membership.beat,
+        };
+        let order = Order::new(settings, network.kept().as_deref(), Duration::ZERO);
+        Cluster {
+            me,
+            network,
+            order,
+            began: Instant::now(),
+            host: 0,
+            standing: Standing::Outside,
+            view: None,
+            delivered: 0,
+            stopped: None,
+            batch: Vec::with_capacity(PAYLOAD_BYTES),
+            acts: VecDeque::new(),
+            submitted: 0,
+            unsettled: VecDeque::new(),
+            settled: 0,
+            next_tag: 1,
+            first: 0,
+            dying: Vec::new(),
+            barred: BTreeSet::new(),
+            inbox: Inbox::default(),
+            told: Vec::new(),
+            leaves_by: None,
+        }
+    }
+
+    pub fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    pub fn tag(&mut self) -> u64 {
+        self.next_tag += 1;
+        self.next_tag - 1
+    }
+
+    /// Has an act done on all hosts.
+    pub fn say(&mut self, tag: u64, act: &Act, by: &Registry) {
+        let (limits, made_most) = (by.limits, by.made_most);
+        let said = Said { tag, limits, made_most, act: act.clone() };
+        let mut item = vec![ACT, 0, 0, 0, 0];
+        // (Into memory: it can't fail.)
+        let _ = serde_json::to_writer(&mut item, &said);
+        let bytes = (item.len() - ITEM_HEAD) as u32;
+        item[1..ITEM_HEAD].copy_from_slice(&bytes.to_le_bytes());
+        self.acts.push_back(item);
+    }
+
+    /// Acts that are not in the order yet.
+    pub fn has_acts(&self) -> usize {
+        self.acts.len()
+    }
+
+    /// The payload with which all that was taken until now has been passed on.
+    pub fn written(&self) -> u64 {
+        self.submitted + u64::from(!self.batch.is_empty())
+    }
+
+    /// Payloads that were submitted, and that all hosts have.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.submitted, self.settled)
+    }
+
+    pub fn is_settled(&self, number: u64) -> bool {
+        self.settled >= number
+    }
+
+    /// An operator's word that this host is dead for good. False if there is none.
+    pub fn bury(&mut self, node: &str) -> bool {
+        let members = self.view.iter().flat_map(|view| &view.members);
+        let Some(life) = members.clone().find(|life| life.node == node).cloned() else {
+            return false;
+        };
+        let now = self.now();
+        self.order.bury(&life, now);
+        true
+    }
+
+    /// What has come is the order's, or for the inbox.
+    fn hear(&mut self, page: &crate::memory::Mapping) -> bool {
+        let now = self.now();
+        let Cluster { network, order, barred, inbox, .. } = self;
+        network.poll(&mut |event| match event {
+            Event::Up(life) => order.up(life, now),
+            Event::Down(life) => {
+                order.down(&life, now);
+                inbox.down(&life);
+                barred.remove(&life);
+            }
+            Event::Frame(from, _) if barred.contains(from) => {}
+            Event::Frame(from, frame) if Inbox::is_for(frame) => inbox.put(from, frame),
+            Event::Frame(from, frame) => {
+                if order.heard(from, frame, now).is_err() {
+                    barred.insert(from.clone());
+                    order.down(from, now);
+                }
+            }
+            Event::Rails { active, number } => {
+                page.word(page::RAILS)
+                    .store(number.clamp(1, page::RAILS_MOST as u32), Ordering::Relaxed);
+                page.word(page::ACTIVE).store(active, Ordering::Relaxed);
+                ring(page);
+            }
+        })
+    }
+
+    /// Room for so much in the batch.
+    fn has_room(&mut self, bytes: usize) -> bool {
+        self.batch.len() + bytes <= PAYLOAD_BYTES || self.flush()
+    }
+
+    /// True if nothing is left of the batch.
+    fn flush(&mut self) -> bool {
+        if self.batch.is_empty() {
+            return true;
+        }
+        let now = self.now();
+        let Ok(number) = self.order.submit(&self.batch, now) else { return false };
+        self.submitted = number;
+        self.batch.clear();
+        true
+    }
+
+    /// Acts, into the batch. False if there is no room.
+    fn add_acts(&mut self) -> bool {
+        while let Some(item) = self.acts.front() {
+            let bytes = item.len();
+            if !self.has_room(bytes) {
+                return false;
+            }
+            self.batch.extend(self.acts.pop_front().into_iter().flatten());
+        }
+        true
+    }
+
+    fn add_write(&mut self, record: &Record, only: u32) {
+        let bytes = (WRITE_HEAD + record.length) as u32;
+        self.batch.push(WRITE);
+        self.batch.extend(bytes.to_le_bytes());
+        self.batch.extend(only.to_le_bytes());
+        self.batch.extend(record.region.to_le_bytes());
+        self.batch.extend(record.at.to_le_bytes());
+        let from = self.batch.len();
+        self.batch.reserve(record.length);
+        // SAFETY: the log has so many bytes there, and the batch has room for them; whatever they are meanwhile, they are bytes.
+        #[allow(unsafe_code)]
+        unsafe {
+            let to = self.batch.as_mut_ptr().add(from);
+            std::ptr::copy_nonoverlapping(record.bytes, to, record.length);
+            self.batch.set_len(from + record.length);
+        }
+    }
+}
+
+/// Who waits for an event of the cluster looks again.
+fn ring(page: &crate::memory::Mapping) {
+    let events = page.word(page::EVENTS);
+    // ORDER: Release, pairs with Acquire in `Host::wait_event`.
+    events.fetch_add(1, Ordering::Release);
+    futex::wake(events);
+}
+
+fn number<const N: usize>(from: &[u8], at: usize) -> Option<[u8; N]> {
+    from.get(at..at + N)?.try_into().ok()
+}
+
+/// The next item of a payload, and what is behind it.
+fn item(from: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let bytes = u32::from_le_bytes(number(from, 1)?) as usize;
+    let (body, rest) = from.get(ITEM_HEAD..)?.split_at_checked(bytes)?;
+    Some((*from.first()?, body, rest))
+}
+
+impl Keeper {
+    fn cluster(&mut self) -> &mut Cluster {
+        self.cluster.as_mut().expect("it is one of a cluster")
+    }
+
+    pub(super) fn keep_in_cluster(
+        &mut self,
+        listener: &OwnedFd,
+        leaves: Option<&AtomicBool>,
+    ) -> std::io::Result<()> {
+        let (mut turns, mut seen) = (0u32, Instant::now());
+        loop {
+            let any = self.turn()?;
+            turns = turns.wrapping_add(1);
+            if any {
+                seen = Instant::now();
+            }
+            let is_to_leave = leaves.is_some_and(|leaves| leaves.load(Ordering::Relaxed));
+            if is_to_leave && self.has_left() {
+                return Ok(());
+            }
+            let is_awake = any || seen.elapsed() < SPINS;
+            if is_awake && !turns.is_multiple_of(TURNS) {
+                std::hint::spin_loop();
+                continue;
+            }
+            let asked = match is_awake {
+                true => self.look(listener, Duration::ZERO),
+                false => self.sleep(listener, is_to_leave),
+            };
+            if asked {
+                seen = Instant::now();
+            }
+        }
+    }
+
+    fn sleep(&mut self, listener: &OwnedFd, briefly: bool) -> bool {
+        let state = self.page.1.word(page::STATE);
+        // ORDER: SeqCst, pairs with the look at it behind each record (`Logged::tell`): either the record is seen here, or the bell is rung.
+        state.fetch_or(page::ASLEEP, Ordering::SeqCst);
+        if self.barriers {
+            barrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+        }
+        let is_blocked = !self.cluster().batch.is_empty();
+        let has_more = !is_blocked
+            && self.clients.iter().filter_map(|client| client.log.as_ref()).any(Reader::has_next);
+        let cluster = self.cluster();
+        let may_sleep = !has_more && cluster.network.may_sleep();
+        let most = if briefly || cluster.is_asking() { SLEEPS_BRIEFLY } else { SLEEPS };
+        let left = cluster.order.due().saturating_sub(cluster.now()).min(most);
+        let asked = self.look(listener, if may_sleep { left } else { Duration::ZERO });
+        self.page.1.word(page::STATE).fetch_and(!page::ASLEEP, Ordering::SeqCst);
+        asked
+    }
+
+    /// Leaves, once the others know.
+    fn has_left(&mut self) -> bool {
+        let cluster = self.cluster();
+        let by = *cluster.leaves_by.get_or_insert_with(|| {
+            let now = cluster.began.elapsed();
+            cluster.order.leave(now);
+            Instant::now() + LEAVES
+        });
+        cluster.order.is_over() || Instant::now() >= by
+    }
+
+    /// What has come from others, from programs, and out of the order. True if there was anything.
+    fn turn(&mut self) -> std::io::Result<bool> {
+        let Some(cluster) = &mut self.cluster else { return Ok(false) };
+        let mut any = cluster.hear(&self.page.1);
+        let now = cluster.now();
+        if now >= cluster.order.due() {
+            cluster.order.tick(now);
+        }
+        any |= self.drain();
+        any |= self.outputs()?;
+        any |= self.transfer()?;
+        Ok(any)
+    }
+
+    /// What programs have written, each a bit, and what they ask: into the order.
+    fn drain(&mut self) -> bool {
+        let Some(cluster) = &mut self.cluster else { return false };
+        if !matches!(cluster.standing, Standing::Inside) || !cluster.add_acts() {
+            return false;
+        }
+        let (mut any, count) = (false, self.clients.len());
+        cluster.first = cluster.first.wrapping_add(1);
+        let mut has_room = true;
+        let first = cluster.first;
+        for at in (0..count).map(|each| (first % count + each) % count) {
+            let client = &mut self.clients[at];
+            let (Some(member), Some(log)) = (client.member, &mut client.log) else { continue };
+            match take(cluster, &self.registry, member, log) {
+                Ok(taken) => any |= taken.any,
+                Err(_) => client.is_over = true,
+            }
+            log.give_back();
+            has_room = cluster.has_room(PAYLOAD_BYTES / 2);
+            if !has_room {
+                break;
+            }
+        }
+        if has_room {
+            for (member, mut log) in std::mem::take(&mut cluster.dying) {
+                // (What is not whole by now never is.)
+                let taken = log.as_mut().map(|log| take(cluster, &self.registry, member, log));
+                match taken {
+                    Some(Ok(Taken { any: true, .. } | Taken { is_all: false, .. })) => {
+                        any = true;
+                        cluster.dying.push((member, log));
+                    }
+                    _ => cluster.say(0, &Act::Leave { member }, &self.registry),
+                }
+            }
+        }
+        cluster.add_acts();
+        cluster.flush();
+        for at in (0..self.clients.len()).rev() {
+            let client = &self.clients[at];
+            let drains = client.drains.zip(client.log.as_ref());
+            if drains.is_some_and(|(up_to, log)| log.has_taken(up_to)) {
+                self.serve(at);
+            }
+            if self.clients[at].is_over {
+                let client = self.clients.swap_remove(at);
+                self.gone(client);
+            }
+        }
+        any
+    }
+
+    fn outputs(&mut self) -> std::io::Result<bool> {
+        for done in 0..OUTPUTS_AT_ONCE {
+            let cluster = self.cluster();
+            let Some(output) = cluster.order.output() else { return Ok(done > 0) };
+            match output {
+                Output::Keep(bytes) => cluster.network.keep(&bytes)?,
+                Output::Send { to, frame } => drop(cluster.network.send(&to, &frame)),
+                Output::Stopped { why } => self.stop(&why)?,
+                Output::Stable { sequence } => {
+                    while let Some((number, _)) =
+                        cluster.unsettled.pop_front_if(|(_, place)| *place <= sequence)
+                    {
+                        cluster.settled = number;
+                    }
+                    self.answer_settled();
+                }
+                Output::View { view, joined, left, .. } => self.see(view, joined, left)?,
+                output @ Output::Deliver { .. } if cluster.holds_back() => cluster.hold(output)?,
+                Output::Deliver { sequence, origin, number, payload } => {
+                    self.deliver(sequence, &origin, number, &payload);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn stop(&mut self, why: &str) -> std::io::Result<()> {
+        let cluster = self.cluster();
+        let is_over = cluster.order.is_over();
+        cluster.stopped = Some(why.to_owned());
+        let page = &self.page.1;
+        page.word(page::STATE).fetch_or(page::STOPPED, Ordering::SeqCst);
+        // (What was written lately may be lost, or not: who asks is to write it again.)
+        self.count_errors();
+        ring(&self.page.1);
+        for at in 0..self.clients.len() {
+            if let Waits::Settled(_) = self.clients[at].waits {
+                self.reply(at, &Answer::No(Status::ChannelError), &[]);
+            }
+        }
+        // (Unless it was to leave, it is to begin anew.)
+        let is_fault = is_over && self.cluster().leaves_by.is_none();
+        if is_fault { Err(std::io::Error::other(why.to_owned())) } else { Ok(()) }
+    }
+
+    fn go_on(&mut self) {
+        self.cluster().stopped = None;
+        self.page.1.word(page::STATE).fetch_and(!page::STOPPED, Ordering::SeqCst);
+    }
+
+    pub(super) fn count_errors(&self) {
+        let page = &self.page.1;
+        for rail in 0..page::RAILS_MOST {
+            // ORDER: Release, pairs with Acquire in `Host::errors`. (Only this thread writes there. A count is never negative.)
+            let count = page.word(rail).load(Ordering::Relaxed) as i32;
+            page.word(rail).store(count.checked_add(1).unwrap_or(0) as u32, Ordering::Release);
+        }
+    }
+
+    /// Another view. Those that left, and all their processes, have gone; of those that joined we may be one.
+    fn see(&mut self, view: View, joined: Vec<Life>, left: Vec<Life>) -> std::io::Result<()> {
+        let cluster = self.cluster();
+        let output = Output::View {
+            sequence: 0,
+            view: view.clone(),
+            joined: joined.clone(),
+            left: left.clone(),
+        };
+        cluster.view = Some(view.clone());
+        self.go_on();
+        if !self.cluster().enters(&view, &joined, output)? {
+            return Ok(());
+        }
+        self.apply_view(&view, &joined, &left);
+        Ok(())
+    }
+
+    pub(super) fn apply_view(&mut self, view: &View, joined: &[Life], left: &[Life]) {
+        for life in left {
+            let Some(host) = self.registry.host(&life.node, life.incarnation) else { continue };
+            let here = self.cluster().host;
+            // (What was written to it alone is lost.)
+            let is_lost = self.registry.regions.values().any(|region| {
+                region.entry.users.values().any(|each| each.host == here && each.only == Some(host))
+            });
+            if is_lost {
+                self.count_errors();
+            }
+            let unused = self.registry.exit(host);
+            unused.regions.iter().for_each(|id| drop(self.memories.remove(id)));
+            unused.sets.iter().for_each(|id| drop(self.words.remove(id)));
+        }
+        for life in joined {
+            self.registry.enter(&life.node, life.incarnation);
+        }
+        self.tell_holders();
+        let me = self.cluster().me.clone();
+        if let Some(host) = self.registry.host(&me.node, me.incarnation) {
+            self.cluster().host = host;
+        }
+        self.cluster().inbox.applied = view.number;
+        ring(&self.page.1);
+    }
+
+    /// The next of the one order.
+    pub(super) fn deliver(&mut self, sequence: u64, origin: &Life, count: u64, payload: &[u8]) {
+        let cluster = self.cluster();
+        cluster.delivered = sequence;
+        let is_ours = *origin == cluster.me;
+        if is_ours {
+            cluster.unsettled.push_back((count, sequence));
+        }
+        let Some(host) = self.registry.host(&origin.node, origin.incarnation) else { return };
+        let mut rest = payload;
+        // (Another keeper that says nonsense is heard as far as it makes sense, and the same everywhere.)
+        while let Some((kind, body, next)) = item(rest) {
+            match kind {
+                WRITE => drop(self.write(host, body)),
+                ACT => {
+                    let Ok(said) = serde_json::from_slice::<Said>(body) else { return };
+                    self.do_said(host, said);
+                }
+                _ => return,
+            }
+            rest = next;
+        }
+        self.tell_watchers();
+    }
+
+    fn do_said(&mut self, host: u32, said: Said) {
+        let own = (self.registry.limits, self.registry.made_most);
+        (self.registry.limits, self.registry.made_most) = (said.limits, said.made_most);
+        let effect = self.perform(host, &said.act);
+        (self.registry.limits, self.registry.made_most) = own;
+        if host != self.cluster().host || said.tag == 0 {
+            return;
+        }
+        let waits = Waits::Delivery(said.tag);
+        match (self.clients.iter().position(|client| client.waits == waits), effect) {
+            (Some(at), effect) => self.finish(at, &said.act, effect),
+            // (It has gone meanwhile.)
+            (None, Ok(Effect::Joined(member))) => self.undo(&Act::Leave { member }),
+            (None, _) => {}
+        }
+    }
+
+    /// Puts what was written on that host into what is received here.
+    fn write(&mut self, from: u32, body: &[u8]) -> Option<()> {
+        let only = u32::from_le_bytes(number(body, 0)?);
+        let id = u32::from_le_bytes(number(body, 4)?);
+        let at = u64::from_le_bytes(number(body, 8)?);
+        let bytes = &body[WRITE_HEAD..];
+        let cluster = self.cluster.as_mut()?;
+        let here = cluster.host;
+        if only != 0 && only != here {
+            return None;
+        }
+        let region = self.registry.regions.get(&id)?;
+        if from == here && !region.has_loopback(here) {
+            return None;
+        }
+        let memory = self.memories.get(&id)?;
+        put(memory, at, bytes, region.bytes)?;
+        if let Some(filling) = cluster.inbox.filling.get_mut(&id) {
+            filling.touch(at as usize, bytes.len());
+        }
+        if bytes.is_empty() {
+            return None;
+        }
+        let pages = at as usize / PAGE_BYTES..=(at as usize + bytes.len() - 1) / PAGE_BYTES;
+        for page in pages {
+            if memory.wished.word(page).load(Ordering::Relaxed) != 0 {
+                cluster.told.push((id, page as u32));
+            }
+        }
+        None
+    }
+
+    fn tell_watchers(&mut self) {
+        let cluster = self.cluster();
+        if cluster.told.is_empty() {
+            return;
+        }
+        let mut told = std::mem::take(&mut cluster.told);
+        told.sort_unstable();
+        told.dedup();
+        for (id, page) in told {
+            let written = self.memories.get(&id).and_then(|memory| memory.written.as_ref());
+            if let Some((_, changes)) = written {
+                let word = changes.word(page as usize);
+                // ORDER: Release, pairs with Acquire in `Watch::has_changed`: what was written is seen with it.
+                word.fetch_add(1, Ordering::Release);
+                futex::wake(word);
+            }
+        }
+    }
+
+    pub(super) fn answer_settled(&mut self) {
+        for at in 0..self.clients.len() {
+            let Some(cluster) = &self.cluster else { return };
+            if let Waits::Settled(number) = self.clients[at].waits
+                && cluster.is_settled(number)
+            {
+                self.reply(at, &Answer::Done, &[]);
+            }
+        }
+    }
+
+    /// Is all there that was written to this region before this host came?
+    pub(super) fn is_filled(&self, id: u32) -> bool {
+        let filling = self.cluster.as_ref().and_then(|cluster| cluster.inbox.filling.get(&id));
+        filling.is_none_or(Filling::is_done)
+    }
+}
+
+/// Writes to memory that is received here. `None` if there is no such place.
+pub fn put(memory: &Memory, at: u64, bytes: &[u8], most: u64) -> Option<()> {
+    let (data, _) = memory.written.as_ref()?;
+    at.checked_add(bytes.len() as u64).filter(|end| *end <= most)?;
+    let most = data.area().len();
+    (at as usize + bytes.len() <= most).then_some(())?;
+    // SAFETY: within the mapping, as was just looked at.
+    #[allow(unsafe_code)]
+    unsafe {
+        copy(bytes.as_ptr(), data.area().base().add(at as usize), bytes.len());
+    }
+    Some(())
+}
+
+struct Taken {
+    any: bool,
+    /// There is no more, or it is not whole.
+    is_all: bool,
+}
+
+/// Some of what a process has written. What it may not write is not.
+fn take(
+    cluster: &mut Cluster,
+    registry: &Registry,
+    member: u32,
+    log: &mut Reader,
+) -> Result<Taken, crate::log::Broken> {
+    let mut bytes = 0;
+    while bytes < TAKEN_AT_ONCE {
+        let Some(record) = log.next()? else {
+            return Ok(Taken { any: bytes > 0, is_all: true });
+        };
+        if !cluster.has_room(ITEM_HEAD + WRITE_HEAD + record.length) {
+            return Ok(Taken { any: bytes > 0, is_all: false });
+        }
+        let region = registry.regions.get(&record.region);
+        let attached = region.and_then(|region| region.entry.users.get(&member));
+        let most = region.map_or(0, |region| region.bytes);
+        let fits = record.at.checked_add(record.length as u64).is_some_and(|end| end <= most);
+        if let (Some(attached), true) = (attached.filter(|each| each.transmits), fits) {
+            cluster.add_write(&record, attached.only.unwrap_or(0));
+        }
+        bytes += ITEM_HEAD + WRITE_HEAD + record.length;
+        log.take(&record);
+    }
+    Ok(Taken { any: true, is_all: false })
+}

@@ -1,0 +1,479 @@
+//! What a keeper that comes late is given by one that was there: the registry as of some place in the order, and the contents of coherent regions.
+//!
+//! It asks, and asks again, or another one: whatever is lost on the way, and whoever dies. What is delivered before it knows the registry is held back.
+//!
+//! Contents come piece by piece while it delivers already: a byte that was written since it joined has its value from the order, which is newer than any
+//! piece, or will be overwritten in its turn; any other byte is the piece's. Nobody receives such a region there before all of it has come, and all that
+//! its pieces knew has been delivered.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use ringlet_order::{Life, Output, View};
+use rustix::fs::{SeekFrom, seek};
+
+use super::cluster::{Cluster, put};
+use super::space::{Memory, Words};
+use super::{Keeper, Waits};
+use crate::registry::{Direction, Registry};
+
+/// The first byte of all frames of this kind: none of the order's begins with it.
+const KEEPERS: u8 = 0xf5;
+const ASK_STATE: u8 = 1;
+const STATE: u8 = 2;
+const ASK_PIECE: u8 = 3;
+const PIECE: u8 = 4;
+const REFUSED: u8 = 5;
+
+/// What one frame carries.
+const PIECE_BYTES: usize = 32 << 10;
+/// Frames that wait to be sent, and that have come.
+const FRAMES_MOST: usize = 4096;
+/// What is held back until the registry is known.
+const HELD_BYTES_MOST: usize = 256 << 20;
+/// Who does not answer is asked again, or another one.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// Is this host's state that of the cluster?
+pub enum Standing {
+    Outside,
+    /// It belongs to the view of this number, and does not know what was before.
+    Waiting {
+        since: u64,
+        held: VecDeque<Output>,
+        bytes: usize,
+    },
+    Inside,
+}
+
+/// A coherent region whose contents are on their way.
+pub struct Filling {
+    /// A bit for each byte that was written since this host knows the region.
+    touched: Vec<u64>,
+    next: u64,
+    bytes: u64,
+    /// The place in the order that its pieces knew.
+    known: u64,
+    is_delivered: bool,
+    /// Who has not got it either.
+    refused: BTreeSet<Life>,
+}
+
+impl Filling {
+    fn new(bytes: u64) -> Filling {
+        let touched = vec![0; (bytes as usize).div_ceil(64)];
+        let (next, known, is_delivered, refused) = (0, 0, false, BTreeSet::new());
+        Filling { touched, next, bytes, known, is_delivered, refused }
+    }
+
+    pub fn touch(&mut self, at: usize, bytes: usize) {
+        let mut at = at;
+        let end = at + bytes;
+        while at < end {
+            let (word, bit) = (at / 64, at % 64);
+            let count = (64 - bit).min(end - at);
+            let mask = (u64::MAX >> (64 - count)) << bit;
+            self.touched[word] |= mask;
+            at += count;
+        }
+    }
+
+    /// The parts of this piece that nothing was written to: from, to.
+    fn untouched(&self, at: usize, bytes: usize) -> Vec<(usize, usize)> {
+        let (mut parts, mut at, end) = (Vec::new(), at, at + bytes);
+        while at < end {
+            let word = self.touched[at / 64] >> (at % 64);
+            let left = (64 - at % 64).min(end - at);
+            let free = (word.trailing_zeros() as usize).min(left);
+            if free > 0 {
+                match parts.last_mut() {
+                    Some((_, to)) if *to == at => *to = at + free,
+                    _ => parts.push((at, at + free)),
+                }
+                at += free;
+            } else {
+                at += ((!word).trailing_zeros() as usize).min(left);
+            }
+        }
+        parts
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.next >= self.bytes && self.is_delivered
+    }
+}
+
+/// Frames between keepers, and what is asked.
+#[derive(Default)]
+pub struct Inbox {
+    came: VecDeque<(Life, Vec<u8>)>,
+    sending: BTreeMap<Life, VecDeque<Vec<u8>>>,
+    /// Whom was asked, and when; what has come of the registry: as of which place, and its parts.
+    asked: Option<(Life, Duration)>,
+    parts: (u64, BTreeMap<u32, Vec<u8>>),
+    whom: usize,
+    refused: BTreeSet<Life>,
+    pub filling: BTreeMap<u32, Filling>,
+    /// The number of the last view that the registry knows, and the place in the order from which on this host has it.
+    pub applied: u64,
+    base: u64,
+    is_broken: bool,
+}
+
+impl Inbox {
+    pub fn is_for(frame: &[u8]) -> bool {
+        frame.first() == Some(&KEEPERS)
+    }
+
+    pub fn put(&mut self, from: &Life, frame: &[u8]) {
+        // (Lost, as on the way.)
+        if self.came.len() < FRAMES_MOST {
+            self.came.push_back((from.clone(), frame.to_vec()));
+        }
+    }
+
+    pub fn down(&mut self, life: &Life) {
+        self.sending.remove(life);
+        if self.asked.as_ref().is_some_and(|(asked, _)| asked == life) {
+            self.asked = None;
+        }
+    }
+
+    fn send(&mut self, to: &Life, kind: u8, words: &[u64], bytes: &[u8]) {
+        let queue = self.sending.entry(to.clone()).or_default();
+        if queue.len() < FRAMES_MOST {
+            let mut frame = vec![KEEPERS, kind];
+            words.iter().for_each(|word| frame.extend(word.to_le_bytes()));
+            frame.extend(bytes);
+            queue.push_back(frame);
+        }
+    }
+}
+
+/// Words of a frame, and what is behind them.
+fn words<const N: usize>(frame: &[u8]) -> Option<([u64; N], &[u8])> {
+    let (head, rest) = frame.split_at_checked(8 * N)?;
+    let word = |at: usize| head[8 * at..8 * at + 8].try_into().map(u64::from_le_bytes);
+    let mut words = [0; N];
+    for (at, to) in words.iter_mut().enumerate() {
+        *to = word(at).ok()?;
+    }
+    Some((words, rest))
+}
+
+impl Cluster {
+    pub fn holds_back(&self) -> bool {
+        matches!(self.standing, Standing::Waiting { .. })
+    }
+
+    /// Something was asked of another keeper, or is to be sent to one.
+    pub fn is_asking(&self) -> bool {
+        self.holds_back() || !self.inbox.filling.is_empty() || !self.inbox.sending.is_empty()
+    }
+
+    pub fn hold(&mut self, output: Output) -> std::io::Result<()> {
+        let Standing::Waiting { held, bytes, .. } = &mut self.standing else { return Ok(()) };
+        if let Output::Deliver { payload, .. } = &output {
+            *bytes += payload.len() + 64;
+        }
+        held.push_back(output);
+        if *bytes > HELD_BYTES_MOST {
+            return Err(std::io::Error::other("nobody tells what the cluster has"));
+        }
+        Ok(())
+    }
+
+    /// True if a view is to be applied at once.
+    pub fn enters(
+        &mut self,
+        view: &View,
+        joined: &[Life],
+        output: Output,
+    ) -> std::io::Result<bool> {
+        self.inbox.refused.clear();
+        self.inbox.filling.values_mut().for_each(|filling| filling.refused.clear());
+        match &self.standing {
+            Standing::Waiting { .. } => {
+                self.hold(output)?;
+                Ok(false)
+            }
+            Standing::Inside => Ok(true),
+            Standing::Outside => {
+                // (Where nobody knows anything all begin alike.)
+                let is_first = view.members.iter().all(|member| joined.contains(member));
+                self.standing = match is_first {
+                    true => Standing::Inside,
+                    false => {
+                        Standing::Waiting { since: view.number, held: VecDeque::new(), bytes: 0 }
+                    }
+                };
+                Ok(is_first)
+            }
+        }
+    }
+
+    /// The others, one of which is asked.
+    fn others(&self) -> Vec<Life> {
+        let members = self.view.iter().flat_map(|view| &view.members);
+        members.filter(|life| **life != self.me).cloned().collect()
+    }
+
+    /// Asks for what is missing, if it is time.
+    fn ask(&mut self) -> std::io::Result<()> {
+        let now = self.now();
+        if self.inbox.asked.as_ref().is_some_and(|(_, when)| now < *when + PATIENCE) {
+            return Ok(());
+        }
+        let others = self.others();
+        let whom = |inbox: &mut Inbox, refused: &BTreeSet<Life>| {
+            let left: Vec<&Life> = others.iter().filter(|life| !refused.contains(life)).collect();
+            inbox.whom = inbox.whom.wrapping_add(usize::from(inbox.asked.is_some()));
+            let life = left.get(inbox.whom % left.len().max(1)).map(|life| (*life).clone())?;
+            inbox.asked = Some((life.clone(), now));
+            Some(life)
+        };
+        if self.holds_back() {
+            let refused = self.inbox.refused.clone();
+            let Some(life) = whom(&mut self.inbox, &refused) else {
+                return Err(std::io::Error::other("nobody is left who knows what the cluster has"));
+            };
+            self.inbox.send(&life, ASK_STATE, &[], &[]);
+            return Ok(());
+        }
+        let missing = self.inbox.filling.iter().find(|(_, filling)| filling.next < filling.bytes);
+        let Some((id, filling)) = missing else { return Ok(()) };
+        let (id, next, refused) = (*id, filling.next, filling.refused.clone());
+        match whom(&mut self.inbox, &refused) {
+            Some(life) => self.inbox.send(&life, ASK_PIECE, &[u64::from(id), next], &[]),
+            // (All who had it have gone: what is there is all that there is.)
+            None => {
+                if let Some(filling) = self.inbox.filling.get_mut(&id) {
+                    filling.next = filling.bytes;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Keeper {
+    /// What keepers ask of each other. True if there was anything.
+    pub(super) fn transfer(&mut self) -> std::io::Result<bool> {
+        let Some(cluster) = &mut self.cluster else { return Ok(false) };
+        let next = cluster.inbox.came.pop_front();
+        let mut any = next.is_some();
+        if let Some((from, frame)) = next
+            && let [_, kind, words @ ..] = &frame[..]
+        {
+            self.hear(&from, *kind, words);
+        }
+        self.filled();
+        let Some(cluster) = &mut self.cluster else { return Ok(false) };
+        if cluster.inbox.is_broken {
+            return Err(std::io::Error::other("another keeper tells nonsense of the cluster"));
+        }
+        cluster.ask()?;
+        let Cluster { inbox, network, .. } = cluster;
+        inbox.sending.retain(|to, frames| {
+            while let Some(frame) = frames.front() {
+                if !network.send(to, frame) {
+                    break;
+                }
+                any = true;
+                frames.pop_front();
+            }
+            !frames.is_empty()
+        });
+        Ok(any)
+    }
+
+    fn hear(&mut self, from: &Life, kind: u8, frame: &[u8]) -> Option<()> {
+        let cluster = self.cluster.as_mut()?;
+        let is_asked = cluster.inbox.asked.as_ref().is_some_and(|(life, _)| life == from);
+        let is_member = cluster.others().contains(from);
+        match kind {
+            _ if !is_member => {}
+            ASK_STATE if !matches!(cluster.standing, Standing::Inside) => {
+                cluster.inbox.send(from, REFUSED, &[0], &[]);
+            }
+            // (One that is on its way is enough.)
+            ASK_STATE if cluster.inbox.sending.contains_key(from) => {}
+            ASK_STATE => {
+                let text = serde_json::to_vec(&self.registry).ok()?;
+                let count = text.len().div_ceil(PIECE_BYTES) as u64;
+                for (at, part) in text.chunks(PIECE_BYTES).enumerate() {
+                    let head = [cluster.inbox.applied, cluster.delivered, at as u64, count];
+                    cluster.inbox.send(from, STATE, &head, part);
+                }
+            }
+            STATE if is_asked => {
+                let ([view, place, at, count], bytes) = words(frame)?;
+                self.learn(view, place, at as u32, count as u32, bytes);
+            }
+            ASK_PIECE => {
+                let ([id, at], _) = words(frame)?;
+                self.tell_piece(from, id as u32, at);
+            }
+            PIECE if is_asked => {
+                let ([id, asked, at, next, place], bytes) = words(frame)?;
+                self.fill(id as u32, asked, at, next, place, bytes);
+            }
+            REFUSED if is_asked => {
+                let ([id], _) = words(frame)?;
+                cluster.inbox.asked = None;
+                match cluster.inbox.filling.get_mut(&(id as u32)) {
+                    Some(filling) => drop(filling.refused.insert(from.clone())),
+                    None if id == 0 => drop(cluster.inbox.refused.insert(from.clone())),
+                    None => {}
+                }
+            }
+            _ => {}
+        }
+        Some(())
+    }
+
+    /// A part of the registry, as of that view and place.
+    fn learn(&mut self, view: u64, place: u64, at: u32, count: u32, bytes: &[u8]) -> Option<()> {
+        let cluster = self.cluster.as_mut()?;
+        let Standing::Waiting { since, .. } = cluster.standing else { return None };
+        let now = cluster.now();
+        // (It does not know of us yet: in a while it does.)
+        if view < since || at >= count || count as usize > FRAMES_MOST {
+            return None;
+        }
+        cluster.inbox.asked.as_mut()?.1 = now;
+        let parts = &mut cluster.inbox.parts;
+        if parts.0 != place {
+            *parts = (place, BTreeMap::new());
+        }
+        parts.1.insert(at, bytes.to_vec());
+        if parts.1.len() < count as usize {
+            return None;
+        }
+        let text: Vec<u8> = std::mem::take(&mut parts.1).into_values().flatten().collect();
+        cluster.inbox.asked = None;
+        let known = serde_json::from_slice::<Registry>(&text);
+        let standing = std::mem::replace(&mut cluster.standing, Standing::Outside);
+        cluster.inbox.is_broken = true;
+        let (Ok(mut known), Standing::Waiting { held, .. }) = (known, standing) else {
+            return None;
+        };
+        (known.limits, known.made_most) = (self.registry.limits, self.registry.made_most);
+        cluster.host = known.host(&cluster.me.node, cluster.me.incarnation)?;
+        cluster.inbox.is_broken = false;
+        cluster.standing = Standing::Inside;
+        (cluster.inbox.applied, cluster.inbox.base, cluster.delivered) = (view, place, place);
+        for (id, region) in known.regions.iter().filter(|(_, region)| region.coherent) {
+            if let Ok(memory) = Memory::make(region.bytes as usize, true) {
+                self.memories.insert(*id, memory);
+                cluster.inbox.filling.insert(*id, Filling::new(region.bytes));
+            }
+        }
+        for (id, set) in &known.sets {
+            if let Ok(words) = Words::new(set.count) {
+                self.words.insert(*id, words);
+            }
+            known.changed.extend(set.held.keys().map(|lock| (*id, *lock)));
+        }
+        self.registry = known;
+        self.tell_holders();
+        for output in held {
+            match output {
+                Output::Deliver { sequence, origin, number, payload } if sequence > place => {
+                    self.deliver(sequence, &origin, number, &payload);
+                }
+                Output::View { view: next, joined, left, .. } if next.number > view => {
+                    self.apply_view(&next, &joined, &left);
+                }
+                _ => {}
+            }
+        }
+        Some(())
+    }
+
+    /// What lies in a region from there on, of what was ever written.
+    fn tell_piece(&mut self, to: &Life, id: u32, asked: u64) -> Option<()> {
+        let is_filled = self.is_filled(id);
+        let cluster = self.cluster.as_mut()?;
+        let known = self.registry.regions.get(&id).zip(self.memories.get(&id));
+        let Some((region, memory)) = known.filter(|_| is_filled) else {
+            cluster.inbox.send(to, REFUSED, &[u64::from(id)], &[]);
+            return None;
+        };
+        let end = region.bytes;
+        let (data, _) = memory.written.as_ref()?;
+        // (Where nothing was written there is no memory.)
+        let at =
+            seek(&memory.data, SeekFrom::Data(asked)).unwrap_or(end).clamp(asked.min(end), end);
+        let next = end.min((at + 1).next_multiple_of(PIECE_BYTES as u64));
+        let mut bytes = vec![0; (next - at) as usize];
+        // SAFETY: within the mapping, which only this thread writes to.
+        #[allow(unsafe_code)]
+        unsafe {
+            let from = data.area().base().add(at as usize);
+            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
+        }
+        cluster.inbox.send(to, PIECE, &[u64::from(id), asked, at, next, cluster.delivered], &bytes);
+        Some(())
+    }
+
+    fn fill(
+        &mut self,
+        id: u32,
+        asked: u64,
+        at: u64,
+        next: u64,
+        place: u64,
+        bytes: &[u8],
+    ) -> Option<()> {
+        let cluster = self.cluster.as_mut()?;
+        let filling = cluster.inbox.filling.get_mut(&id)?;
+        let end = filling.bytes;
+        let is_it = asked == filling.next && at >= asked && next > asked && next <= end;
+        let is_whole = at <= end && bytes.len() as u64 == next - at.min(next);
+        // (One that knew less than we did at the start has not all that we lack.)
+        if !is_it || !is_whole || place < cluster.inbox.base {
+            return None;
+        }
+        cluster.inbox.asked = None;
+        let memory = self.memories.get(&id)?;
+        for (from, to) in filling.untouched(at as usize, bytes.len()) {
+            put(memory, from as u64, &bytes[from - at as usize..to - at as usize], end);
+        }
+        filling.next = next;
+        filling.known = filling.known.max(place);
+        Some(())
+    }
+
+    /// Those whose regions are whole can receive them.
+    fn filled(&mut self) {
+        let Some(cluster) = &mut self.cluster else { return };
+        if cluster.inbox.filling.is_empty() {
+            return;
+        }
+        let (regions, delivered) = (&self.registry.regions, cluster.delivered);
+        cluster.inbox.filling.retain(|id, filling| {
+            filling.is_delivered = delivered >= filling.known;
+            regions.contains_key(id) && !filling.is_done()
+        });
+        for at in 0..self.clients.len() {
+            let Waits::Filled(id) = self.clients[at].waits else { continue };
+            if self.is_filled(id) {
+                self.answer_filled(at, id);
+            }
+        }
+    }
+
+    fn answer_filled(&mut self, at: usize, id: u32) {
+        match self.attached(id, Direction::Receive, false) {
+            Ok((answer, memory)) => self.reply(at, &answer, &memory),
+            Err(status) => {
+                if let Some(member) = self.clients[at].member {
+                    let direction = Direction::Receive;
+                    self.undo(&crate::registry::Act::Detach { member, id, direction });
+                }
+                self.reply(at, &crate::protocol::Answer::No(status), &[]);
+            }
+        }
+    }
+}

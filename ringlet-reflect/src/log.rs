@@ -1,0 +1,253 @@
+//! A process's log of what it transmits in a cluster: a ring of records in memory that it shares with its host's keeper.
+//!
+//! Any thread of the process, and any handler of a signal in the middle of another one's record, takes room for its record by one exchange, writes it, and
+//! says that it is whole by its first word. The keeper takes records in the order of their room, and waits for each to be whole: so what a process wrote is
+//! a prefix, if it dies in the middle of one. What was taken is zero again.
+//!
+//! The keeper believes nothing that lies here but its own count of what it took.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::time::Duration;
+
+use ringlet_core::memory::Area;
+use ringlet_core::sync::{AtomicU32, AtomicU64, fence};
+use ringlet_linux::futex;
+
+use crate::PAGE_BYTES;
+use crate::memory::Mapping;
+
+const RING_BYTES: u64 = 1 << 20;
+pub const BYTES: usize = PAGE_BYTES + RING_BYTES as usize;
+/// Of one record: what is longer is several.
+pub const PIECE_BYTES: usize = 16 << 10;
+/// Who sleeps for room looks again so often.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+// Where the words are.
+const HEAD: usize = 0;
+const ROOM: usize = 64;
+const WAITS: usize = 128;
+const TAIL: usize = 192;
+
+/// A record's first word, once it is whole; the rest of it is its length, this head included.
+const WHOLE: u64 = 1 << 63;
+/// There is nothing in it.
+const EMPTY: u64 = 1 << 62;
+/// First word, region, bytes, place in the region.
+const RECORD_HEAD: u64 = 24;
+
+#[repr(transparent)]
+struct Long(AtomicU64);
+#[repr(transparent)]
+struct Word(AtomicU32);
+
+#[allow(unsafe_code)]
+// SAFETY: an atomic integer.
+unsafe impl ringlet_core::memory::Shared for Long {}
+#[allow(unsafe_code)]
+// SAFETY: an atomic integer.
+unsafe impl ringlet_core::memory::Shared for Word {}
+
+fn long<'a>(area: Area, at: usize) -> &'a AtomicU64 {
+    &area.at::<Long>(at).0
+}
+
+fn word<'a>(area: Area, at: usize) -> &'a AtomicU32 {
+    &area.at::<Word>(at).0
+}
+
+/// Where in the mapping that position of the ring is.
+fn place(position: u64) -> usize {
+    PAGE_BYTES + (position % RING_BYTES) as usize
+}
+
+/// Up to where such a record goes that begins there, and how much of it is passed over, since it would not be in one piece.
+fn extent(position: u64, length: usize) -> (u64, u64) {
+    let whole = RECORD_HEAD + (length as u64).next_multiple_of(8);
+    let left = RING_BYTES - position % RING_BYTES;
+    let passed = if whole > left { left } else { 0 };
+    (position + passed + whole, passed)
+}
+
+/// The process's side.
+pub struct Writer {
+    mapping: Mapping,
+}
+
+impl Writer {
+    pub fn new(mapping: Mapping) -> Writer {
+        Writer { mapping }
+    }
+
+    /// Appends so many bytes (at most `PIECE_BYTES`) for that place of a region. `fill` writes them to where it is told, and says whether it could; if not
+    /// they are not there. `None` if there is no room.
+    #[inline]
+    pub fn append(
+        &self,
+        region: u32,
+        at: u64,
+        length: usize,
+        fill: impl FnOnce(*mut u8) -> bool,
+    ) -> Option<bool> {
+        let area = self.mapping.area();
+        let mut tail = long(area, TAIL).load(Relaxed);
+        let (end, passed) = loop {
+            let (end, passed) = extent(tail, length);
+            // ORDER: Acquire, pairs with Release of the head in `Reader::give_back`: what was taken is zero before it is written anew.
+            if end - long(area, HEAD).load(Acquire) > RING_BYTES {
+                return None;
+            }
+            // ORDER: AcqRel: who writes behind what another thread was told of is behind it here too.
+            match long(area, TAIL).compare_exchange_weak(tail, end, AcqRel, Relaxed) {
+                Ok(_) => break (end, passed),
+                Err(found) => tail = found,
+            }
+        };
+        if passed > 0 {
+            long(area, place(tail)).store(WHOLE | EMPTY | passed, Release);
+        }
+        let record = place(tail + passed);
+        word(area, record + 8).store(region, Relaxed);
+        word(area, record + 12).store(length as u32, Relaxed);
+        long(area, record + 16).store(at, Relaxed);
+        // SAFETY: within the ring (`extent`), in room that is this record's alone.
+        #[allow(unsafe_code)]
+        let to = unsafe { area.base().add(record + RECORD_HEAD as usize) };
+        let is_filled = fill(to);
+        let kind = if is_filled { WHOLE } else { WHOLE | EMPTY };
+        // ORDER: Release, pairs with Acquire of the first word in `Reader::next`: a record that is whole is seen whole.
+        long(area, record).store(kind | (end - tail - passed), Release);
+        Some(is_filled)
+    }
+
+    /// What the keeper has taken.
+    pub fn taken(&self) -> u64 {
+        long(self.mapping.area(), HEAD).load(Relaxed)
+    }
+
+    /// Sleeps until there may be room, at most a tenth of a second. (In handlers of signals too.)
+    pub fn await_room(&self) {
+        let area = self.mapping.area();
+        let (room, seen) = (word(area, ROOM), word(area, ROOM).load(Relaxed));
+        word(area, WAITS).store(1, SeqCst);
+        // ORDER: SeqCst, pairs with the fence in `Reader::give_back`: either it sees the wish, or this sees the room.
+        fence(SeqCst);
+        let used = long(area, TAIL).load(Relaxed) - long(area, HEAD).load(Acquire);
+        if used > RING_BYTES / 2 {
+            futex::wait(room, seen, LOOK_AGAIN.as_nanos() as u64);
+        }
+    }
+}
+
+/// The keeper's side.
+pub struct Reader {
+    mapping: Mapping,
+    /// What was taken: never read from where the process may write.
+    taken: u64,
+    /// What was told to be.
+    told: u64,
+}
+
+/// Its bytes lie in the log still, and may change at any time.
+pub struct Record {
+    pub region: u32,
+    pub at: u64,
+    pub bytes: *const u8,
+    pub length: usize,
+    end: u64,
+}
+
+/// The process writes there what it should not.
+#[derive(Debug)]
+pub struct Broken;
+
+impl Reader {
+    pub fn new(mapping: Mapping) -> Reader {
+        Reader { mapping, taken: 0, told: 0 }
+    }
+
+    /// What has room in it up to now.
+    pub fn tail(&self) -> u64 {
+        let tail = long(self.mapping.area(), TAIL).load(Acquire);
+        // (No more than there is, whatever it says.)
+        self.taken + tail.wrapping_sub(self.taken).min(RING_BYTES)
+    }
+
+    pub fn has_taken(&self, up_to: u64) -> bool {
+        self.taken >= up_to
+    }
+
+    /// Is the next one whole?
+    pub fn has_next(&self) -> bool {
+        long(self.mapping.area(), place(self.taken)).load(Acquire) != 0
+    }
+
+    /// The next record, if it is whole.
+    pub fn next(&mut self) -> Result<Option<Record>, Broken> {
+        let area = self.mapping.area();
+        loop {
+            // ORDER: Acquire, pairs with Release in `Writer::append`.
+            let first = long(area, place(self.taken)).load(Acquire);
+            if first == 0 {
+                return Ok(None);
+            }
+            let (length, left) = (first & !(WHOLE | EMPTY), RING_BYTES - self.taken % RING_BYTES);
+            if first & WHOLE == 0 || length == 0 || length % 8 != 0 || length > left {
+                return Err(Broken);
+            }
+            let end = self.taken + length;
+            if first & EMPTY != 0 {
+                self.take_to(end);
+                continue;
+            }
+            let record = place(self.taken);
+            if length < RECORD_HEAD {
+                return Err(Broken);
+            }
+            let bytes = word(area, record + 12).load(Relaxed) as usize;
+            if bytes > PIECE_BYTES || bytes as u64 > length - RECORD_HEAD {
+                return Err(Broken);
+            }
+            // SAFETY: within the ring, as was just looked at.
+            #[allow(unsafe_code)]
+            let from = unsafe { area.base().add(record + RECORD_HEAD as usize) };
+            let (region, at) =
+                (word(area, record + 8).load(Relaxed), long(area, record + 16).load(Relaxed));
+            return Ok(Some(Record { region, at, bytes: from, length: bytes, end }));
+        }
+    }
+
+    /// It was copied.
+    pub fn take(&mut self, record: &Record) {
+        self.take_to(record.end);
+    }
+
+    fn take_to(&mut self, end: u64) {
+        let from = place(self.taken);
+        // SAFETY: within the ring: `next` has looked at the length; the process may write there meanwhile, which harms itself only.
+        #[allow(unsafe_code)]
+        unsafe {
+            let from = self.mapping.area().base().add(from);
+            std::ptr::write_bytes(from, 0, (end - self.taken) as usize);
+        }
+        self.taken = end;
+    }
+
+    /// The room of what was taken is the process's again.
+    pub fn give_back(&mut self) {
+        if self.told == self.taken {
+            return;
+        }
+        self.told = self.taken;
+        let area = self.mapping.area();
+        // ORDER: Release, pairs with Acquire of the head in `Writer::append`.
+        long(area, HEAD).store(self.taken, Release);
+        // ORDER: SeqCst, pairs with the fence in `Writer::await_room`.
+        fence(SeqCst);
+        if word(area, WAITS).load(Relaxed) != 0 {
+            word(area, WAITS).store(0, Relaxed);
+            word(area, ROOM).fetch_add(1, Relaxed);
+            futex::wake(word(area, ROOM));
+        }
+    }
+}
