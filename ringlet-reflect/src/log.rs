@@ -251,3 +251,163 @@ impl Reader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory;
+
+    fn ends() -> (Writer, Reader) {
+        let made = memory::make(BYTES).unwrap();
+        let map = || memory::map(&made, BYTES, true).unwrap();
+        (Writer::new(map()), Reader::new(map()))
+    }
+
+    fn append(writer: &Writer, region: u32, at: u64, bytes: &[u8]) -> Option<bool> {
+        writer.append(region, at, bytes.len(), |to| {
+            // SAFETY: room for so many bytes.
+            #[allow(unsafe_code)]
+            unsafe {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+            }
+            true
+        })
+    }
+
+    fn next(reader: &mut Reader) -> Option<(u32, u64, Vec<u8>)> {
+        let record = reader.next().unwrap()?;
+        // SAFETY: in the ring, where nobody writes meanwhile.
+        #[allow(unsafe_code)]
+        let bytes = unsafe { std::slice::from_raw_parts(record.bytes, record.length) }.to_vec();
+        reader.take(&record);
+        Some((record.region, record.at, bytes))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+        /// Records of all lengths, some of which could not be filled: those that come out are a queue's.
+        #[test]
+        fn a_log_is_a_queue(acts in prop::collection::vec((0..6u8, 0..=PIECE_BYTES, any::<u64>()), 1..400)) {
+            let (writer, mut reader) = ends();
+            let mut queue = VecDeque::new();
+            for (kind, length, at) in acts {
+                match kind {
+                    0 => prop_assert_eq!(next(&mut reader), queue.pop_front()),
+                    1 => {
+                        reader.give_back();
+                        prop_assert!(reader.has_taken(reader.taken));
+                    }
+                    2 => {
+                        let _ = writer.append(1, at, length, |_| false);
+                    }
+                    _ => {
+                        let bytes: Vec<u8> = (0..length).map(|byte| (byte as u64 ^ at) as u8).collect();
+                        if append(&writer, length as u32, at, &bytes).is_some() {
+                            queue.push_back((length as u32, at, bytes));
+                        } else {
+                            // (Full is no less than the ring without two of the longest.)
+                            let used = reader.tail() - reader.told;
+                            prop_assert!(used + 3 * PIECE_BYTES as u64 > RING_BYTES);
+                        }
+                    }
+                }
+            }
+            while let Some(expected) = queue.pop_front() {
+                prop_assert_eq!(next(&mut reader), Some(expected));
+            }
+            prop_assert_eq!(next(&mut reader), None);
+            prop_assert!(reader.has_taken(reader.tail()));
+        }
+
+        /// Whatever lies there: each record is within the ring, and it comes to an end.
+        #[test]
+        fn whatever_is_written_there_is_read_within_bounds(
+            words in prop::collection::vec((0..64usize, prop_oneof![
+                any::<u64>(),
+                (0..9u64, any::<u32>()).prop_map(|(kind, low)| kind << 61 | u64::from(low) % (2 * RING_BYTES)),
+            ]), 0..200),
+            tail in any::<u64>(),
+        ) {
+            let (writer, mut reader) = ends();
+            let area = writer.mapping.area();
+            long(area, TAIL).store(tail, Relaxed);
+            for (at, word) in words {
+                // (At the beginning, where it is read, and at the end.)
+                let at = if at < 32 { at * 8 } else { RING_BYTES as usize - (at - 31) * 8 };
+                long(area, PAGE_BYTES + at).store(word, Relaxed);
+            }
+            prop_assert!(reader.tail() - reader.taken <= RING_BYTES);
+            let base = area.base() as usize;
+            let (mut taken, mut ends) = (0, false);
+            for _ in 0..1000 {
+                match reader.next() {
+                    Ok(Some(record)) => {
+                        let from = record.bytes as usize - reader.mapping.area().base() as usize;
+                        prop_assert!(from >= PAGE_BYTES && from + record.length <= BYTES, "{base:x}");
+                        reader.take(&record);
+                        reader.give_back();
+                        taken += 1;
+                    }
+                    Ok(None) | Err(Broken) => {
+                        ends = true;
+                        break;
+                    }
+                }
+            }
+            prop_assert!(ends, "{taken} records");
+        }
+    }
+
+    #[test]
+    fn what_is_not_whole_holds_back_what_is_behind_it() {
+        let (writer, mut reader) = ends();
+        append(&writer, 1, 0, b"first");
+        writer.append(2, 0, 8, |_| {
+            // (As a handler of a signal does in the middle.)
+            assert_eq!(append(&writer, 3, 0, b"third"), Some(true));
+            assert_eq!(next(&mut reader).unwrap().0, 1);
+            assert_eq!(next(&mut reader), None);
+            assert!(!reader.has_taken(reader.tail()));
+            true
+        });
+        assert_eq!([next(&mut reader), next(&mut reader)].map(|each| each.unwrap().0), [2, 3]);
+    }
+
+    #[test]
+    fn threads_append_beside_each_other_while_it_is_read() {
+        const EACH: u64 = 20_000;
+        let (writer, mut reader) = ends();
+        std::thread::scope(|scope| {
+            for thread in 0..3u32 {
+                let writer = &writer;
+                scope.spawn(move || {
+                    for count in 0..EACH {
+                        let bytes = vec![count as u8; (count * 37 % 900) as usize];
+                        while append(writer, thread, count, &bytes).is_none() {
+                            writer.await_room();
+                        }
+                    }
+                });
+            }
+            let mut counts = [0; 3];
+            while counts.iter().sum::<u64>() < 3 * EACH {
+                match next(&mut reader) {
+                    None => reader.give_back(),
+                    Some((thread, count, bytes)) => {
+                        assert_eq!(
+                            count,
+                            std::mem::replace(&mut counts[thread as usize], count + 1)
+                        );
+                        assert!(bytes.len() as u64 == count * 37 % 900);
+                        assert!(bytes.iter().all(|byte| *byte == count as u8));
+                    }
+                }
+            }
+            reader.give_back();
+        });
+    }
+}

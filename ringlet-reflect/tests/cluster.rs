@@ -2,18 +2,38 @@
 
 mod common;
 
-use std::sync::atomic::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-#[allow(unused_imports)]
-use common::{Cluster, PATIENCE, until};
-use ringlet_reflect::{Permission, Status, Use, Wait};
+use common::{Cluster, PATIENCE, settle, until};
+use ringlet_reflect::{Host, Permission, Receiver, Region, Status, Transmitter, Use, Wait};
+
+const ALONE: Use = Use { shared: true, loopback: false };
+
+fn region(host: &Host, key: u64, bytes: usize) -> Region {
+    host.allocate(key, bytes, &Permission::default()).unwrap()
+}
+
+/// To write and to read.
+fn both(host: &Host, key: u64, bytes: usize) -> (Transmitter, Receiver) {
+    let region = region(host, key, bytes);
+    (region.transmit(Use::default()).unwrap(), region.receive(Use::default()).unwrap())
+}
+
+fn word(receiver: &Receiver, at: usize) -> u64 {
+    receiver.words()[at].load(Ordering::Acquire)
+}
+
+fn store(transmitter: &Transmitter, at: usize, value: u64) {
+    transmitter.put(at * 8, &value.to_ne_bytes()).unwrap();
+}
 
 #[test]
 fn what_is_written_on_one_host_is_received_on_all() {
     let cluster = Cluster::new(2);
     let hosts = [cluster.host(0), cluster.host(1)];
-    let how = Permission::default();
-    let regions = [0, 1].map(|host: usize| hosts[host].allocate(7, 5000, &how).unwrap());
+    let regions = [0, 1].map(|host: usize| region(&hosts[host], 7, 5000));
     assert_eq!(regions[0].id(), regions[1].id());
     let transmitter = regions[0].transmit(Use::default()).unwrap();
     let receivers = [0, 1].map(|host: usize| regions[host].receive(Use::default()).unwrap());
@@ -31,4 +51,485 @@ fn what_is_written_on_one_host_is_received_on_all() {
         }
     }
     assert_eq!(transmitter.put(8190, &[1, 2, 3]), Err(Status::BadParameter));
+    assert_eq!(transmitter.notify(8190, 3), Err(Status::BadParameter));
+    let large = region(&hosts[0], 8, 4 << 20);
+    let (to, from) = (large.transmit(Use::default()).unwrap(), both(&hosts[1], 8, 4 << 20).1);
+    let bytes: Vec<u8> = (0..4usize << 20).map(|at| (at * 31 >> 7) as u8).collect();
+    to.put(0, &bytes).unwrap();
+    let mut got = vec![0; bytes.len()];
+    until("all of it", || {
+        from.get(0, &mut got).unwrap();
+        got == bytes
+    });
+}
+
+/// What each receiver saw one after the other of one word, to which all write values that come once: there is an order that all of it fits.
+fn is_one_order(histories: &[Vec<u64>]) -> bool {
+    let mut behind: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
+    let mut before: BTreeMap<u64, usize> = BTreeMap::new();
+    for history in histories {
+        for value in history {
+            before.entry(*value).or_default();
+        }
+        for pair in history.windows(2) {
+            if behind.entry(pair[0]).or_default().insert(pair[1]) {
+                *before.entry(pair[1]).or_default() += 1;
+            }
+        }
+    }
+    let mut free: Vec<u64> =
+        before.iter().filter(|each| *each.1 == 0).map(|each| *each.0).collect();
+    let mut placed = 0;
+    while let Some(value) = free.pop() {
+        placed += 1;
+        for next in behind.get(&value).into_iter().flatten() {
+            let count = before.get_mut(next).unwrap();
+            *count -= 1;
+            if *count == 0 {
+                free.push(*next);
+            }
+        }
+    }
+    placed == before.len()
+}
+
+#[test]
+fn the_checker_of_orders_finds_two() {
+    assert!(is_one_order(&[vec![1, 2, 3, 5], vec![2, 4, 5], vec![1, 4]]));
+    assert!(!is_one_order(&[vec![1, 2, 3], vec![3, 1]]));
+    assert!(!is_one_order(&[vec![1, 2], vec![2, 3], vec![3, 1]]));
+}
+
+/// Writers on each host, receivers on each host; frames are lost meanwhile.
+fn all_see_one_order(hosts: usize, lost: u32) {
+    const EACH: u64 = 3000;
+    let cluster = Cluster::new(hosts);
+    cluster.faults.lost.store(lost, Ordering::Relaxed);
+    let written = AtomicU64::new(0);
+    let writers = 2 * hosts as u64;
+    let histories: Vec<Vec<u64>> = std::thread::scope(|scope| {
+        for writer in 0..writers {
+            let host = cluster.host(writer as usize % hosts);
+            let written = &written;
+            scope.spawn(move || {
+                let to = region(&host, 1, 8192).transmit(Use::default()).unwrap();
+                for count in 1..=EACH {
+                    store(&to, 5, count << 8 | writer);
+                    store(&to, 600 + writer as usize, count);
+                }
+                settle(&host);
+                written.fetch_add(1, Ordering::Release);
+                until("the others", || written.load(Ordering::Acquire) == writers);
+            });
+        }
+        let receivers = (0..hosts).map(|number| {
+            let (cluster, written) = (&cluster, &written);
+            scope.spawn(move || {
+                let host = cluster.host(number);
+                let from = region(&host, 1, 8192).receive(Use::default()).unwrap();
+                let mut history = vec![];
+                loop {
+                    let is_over = written.load(Ordering::Acquire) == writers;
+                    let now = word(&from, 5);
+                    if now != 0 && history.last() != Some(&now) {
+                        // (What a writer wrote behind that was not there before it.)
+                        let behind = word(&from, 600 + (now & 0xff) as usize);
+                        assert!(behind + 1 >= now >> 8, "{behind} {now:x}");
+                        history.push(now);
+                    }
+                    if is_over {
+                        (0..writers as usize)
+                            .for_each(|each| assert_eq!(word(&from, 600 + each), EACH));
+                        return history;
+                    }
+                    std::hint::spin_loop();
+                }
+            })
+        });
+        let receivers: Vec<_> = receivers.collect();
+        receivers.into_iter().map(|receiver| receiver.join().unwrap()).collect()
+    });
+    assert!(is_one_order(&histories));
+    assert!(histories.iter().all(|history| history.last() == histories[0].last()));
+}
+
+#[test]
+fn two_hosts_see_one_order() {
+    all_see_one_order(2, 0);
+}
+
+#[test]
+fn four_hosts_see_one_order_where_frames_are_lost() {
+    all_see_one_order(4, 20);
+}
+
+#[test]
+fn without_loopback_a_host_does_not_see_what_it_writes() {
+    let cluster = Cluster::new(2);
+    let hosts = [cluster.host(0), cluster.host(1)];
+    let regions = [0, 1].map(|host: usize| region(&hosts[host], 1, 4096));
+    let second = region(&cluster.host(0), 1, 4096);
+    let quiet = regions[0].transmit(ALONE).unwrap();
+    // (Of a host all say alike; another one says for itself.)
+    assert_eq!(second.transmit(Use::default()).err(), Some(Status::OtherLoopback));
+    let loud = regions[1].transmit(Use::default()).unwrap();
+    let from = [0, 1].map(|host: usize| regions[host].receive(Use::default()).unwrap());
+    store(&quiet, 0, 1);
+    settle(&hosts[0]);
+    store(&loud, 1, 2);
+    until("it to be seen", || from.iter().all(|from| word(from, 1) == 2));
+    assert_eq!([word(&from[0], 0), word(&from[1], 0)], [0, 1]);
+}
+
+#[test]
+fn what_is_for_one_host_is_seen_there_alone() {
+    let cluster = Cluster::new(3);
+    let hosts = [0, 1, 2].map(|host| cluster.host(host));
+    let regions = [0, 1, 2].map(|host: usize| region(&hosts[host], 1, 4096));
+    let from = [0, 1, 2].map(|host: usize| regions[host].receive(Use::default()).unwrap());
+    assert_eq!(regions[0].transmit_to("nowhere", true).err(), Some(Status::BadHost));
+    assert_eq!(regions[0].transmit_to(cluster.name(0), true).err(), Some(Status::ToItself));
+    let to = regions[0].transmit_to(cluster.name(2), true).unwrap();
+    assert_eq!(regions[0].transmit(Use::default()).err(), Some(Status::TransmitAttached));
+    store(&to, 0, 1);
+    settle(&hosts[0]);
+    let all = regions[1].transmit(Use::default()).unwrap();
+    store(&all, 1, 2);
+    until("it to be seen", || from.iter().all(|from| word(from, 1) == 2));
+    assert_eq!([0, 1, 2].map(|host: usize| word(&from[host], 0)), [0, 0, 1]);
+    drop(to);
+    let to = regions[0].transmit(Use::default()).unwrap();
+    store(&to, 0, 3);
+    until("all to see it", || from.iter().all(|from| word(from, 0) == 3));
+}
+
+/// A host that comes while others write: it sees all that was ever written, and what comes in its order.
+#[test]
+fn who_comes_late_sees_all_of_what_is_coherent() {
+    const BYTES: usize = 4 << 20;
+    let mut cluster = Cluster::empty(4);
+    (0..3).for_each(|host| cluster.start(host));
+    (0..3).for_each(|host| cluster.await_hosts(host, 3));
+    let hosts = [0, 1, 2].map(|host| cluster.host(host));
+    let (to, from) = both(&hosts[0], 1, BYTES);
+    let bytes: Vec<u8> = (0..BYTES / 2).map(|at| (at / 7) as u8).collect();
+    to.put(BYTES / 4, &bytes).unwrap();
+    let how = Permission { coherent: false, ..Permission::default() };
+    let apart = hosts[0].allocate(2, 4096, &how).unwrap();
+    let apart = (apart.transmit(Use::default()).unwrap(), apart.receive(Use::default()).unwrap());
+    store(&apart.0, 0, 7);
+    let locks = hosts[1].locks(9, 3, 0o600, true).unwrap();
+    settle(&hosts[0]);
+    let (is_over, hosts) = (AtomicBool::new(false), &hosts);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (to, mut count) = (both(&hosts[1], 1, BYTES).0, 0u64);
+            while !is_over.load(Ordering::Relaxed) {
+                count += 1;
+                store(&to, 1, count);
+                to.put(BYTES / 4 + (count as usize * 97) % (BYTES / 2), &[count as u8]).unwrap();
+                store(&to, BYTES / 8 - 1, count);
+            }
+            settle(&hosts[1]);
+        });
+        cluster.start(3);
+        cluster.await_hosts(3, 4);
+        let late = cluster.host(3);
+        assert_eq!(
+            late.state().unwrap().cluster.unwrap().view,
+            hosts[0].state().unwrap().cluster.unwrap().view
+        );
+        let (sent, seen) = both(&late, 1, BYTES);
+        for _ in 0..20_000 {
+            let second = word(&seen, BYTES / 8 - 1);
+            assert!(second > 0 && word(&seen, 1) >= second);
+        }
+        let theirs = late.locks(9, 3, 0o600, false).unwrap();
+        assert_eq!(theirs.acquire(0, Wait::No), Err(Status::Busy), "its creator has it");
+        locks.release(0).unwrap();
+        theirs.acquire(0, Wait::No).unwrap();
+        let apart_late = late.allocate(2, 4096, &how).unwrap().receive(Use::default()).unwrap();
+        assert_eq!(word(&apart_late, 0), 0, "from now on only");
+        store(&apart.0, 1, 8);
+        until("what is written now", || word(&apart_late, 1) == 8);
+        is_over.store(true, Ordering::Relaxed);
+        store(&sent, 2, 99);
+        settle(&late);
+        until("the last word", || {
+            word(&from, 2) == 99 && word(&seen, 1) == word(&seen, BYTES / 8 - 1)
+        });
+        settle(&hosts[1]);
+        let all = |receiver: &Receiver| {
+            let mut all = vec![0; BYTES];
+            receiver.get(0, &mut all).unwrap();
+            all
+        };
+        until("the same everywhere", || all(&from) == all(&seen));
+    });
+}
+
+#[test]
+fn a_lock_is_had_by_one_of_all_hosts() {
+    const EACH: u64 = 60;
+    let cluster = Cluster::new(3);
+    std::thread::scope(|scope| {
+        for number in 0..6 {
+            let host = cluster.host(number % 3);
+            scope.spawn(move || {
+                let (to, from) = both(&host, 1, 4096);
+                let locks = host.locks(1, 2, 0o600, false).unwrap();
+                for _ in 0..EACH {
+                    locks.acquire(1, Wait::UpTo(PATIENCE)).unwrap();
+                    assert!(locks.holds_any());
+                    assert_eq!(locks.acquire(1, Wait::No), Err(Status::HeldByUs));
+                    // (What the last holder wrote under it is here.)
+                    let (one, other) = (word(&from, 0), word(&from, 511));
+                    assert_eq!(one, other);
+                    store(&to, 0, one + 1);
+                    store(&to, 511, one + 1);
+                    locks.release(1).unwrap();
+                    assert_eq!(locks.release(1), Err(Status::NotHeld));
+                }
+                // (Until all have done.)
+                until("all", || word(&from, 0) == 6 * EACH);
+            });
+        }
+    });
+    let host = cluster.host(0);
+    let locks = host.locks(1, 2, 0o600, true).unwrap();
+    let theirs = cluster.host(1).locks(1, 2, 0o600, false).unwrap();
+    assert_eq!(theirs.acquire(0, Wait::No), Err(Status::Busy));
+    assert_eq!(theirs.acquire(0, Wait::UpTo(Duration::from_millis(1))), Err(Status::Busy));
+    locks.release(0).unwrap();
+    // (Who has given up has it not.)
+    locks.acquire(0, Wait::No).unwrap();
+    // Dropped, its locks are another one's, who waits asleep.
+    let waits = std::thread::spawn(move || theirs.acquire(0, Wait::UpTo(PATIENCE)));
+    drop(locks);
+    waits.join().unwrap().unwrap();
+}
+
+#[test]
+fn threads_of_one_process_wait_for_one_lock() {
+    let cluster = Cluster::new(2);
+    let (host, other) = (cluster.host(0), cluster.host(1));
+    let theirs = other.locks(1, 1, 0o600, true).unwrap();
+    let locks = host.locks(1, 1, 0o600, false).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..3).map(|_| scope.spawn(|| locks.acquire(0, Wait::UpTo(PATIENCE)))).collect();
+        until("one to wait", || host.state().is_ok());
+        theirs.release(0).unwrap();
+        let mut ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        ends.sort_by_key(Result::is_err);
+        assert_eq!(ends, [Ok(()), Err(Status::HeldByUs), Err(Status::HeldByUs)]);
+    });
+}
+
+#[test]
+fn who_sleeps_for_a_page_is_woken_by_another_host() {
+    let cluster = Cluster::new(2);
+    let (one, other) = (cluster.host(0), cluster.host(1));
+    let (to, from) = both(&one, 1, 3 * 4096);
+    let (back, there) = both(&other, 1, 3 * 4096);
+    let mut watch = there.watch(4096).unwrap();
+    let mut answers = from.watch(2 * 4096).unwrap();
+    store(&to, 0, 1);
+    settle(&one);
+    assert!(!watch.has_changed(), "that was another page");
+    let asked = std::thread::spawn(move || {
+        for number in 1..=500 {
+            while word(&there, 512) != number {
+                assert!(watch.wait(Some(PATIENCE)));
+            }
+            store(&back, 1024, number);
+        }
+    });
+    for number in 1..=500 {
+        store(&to, 512, number);
+        while word(&from, 1024) != number {
+            assert!(answers.wait(Some(PATIENCE)));
+        }
+    }
+    asked.join().unwrap();
+    let bell = answers.descriptor().unwrap().try_clone_to_owned().unwrap();
+    store(&to, 1025, 1);
+    let mut fds = [rustix::event::PollFd::new(&bell, rustix::event::PollFlags::IN)];
+    let time = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut fds, Some(&time)).unwrap(), 1);
+    assert!(answers.has_changed());
+}
+
+/// Two of three go on without the third, which says so; and comes back as another one.
+#[test]
+fn a_minority_stops_and_says_so() {
+    let mut cluster = Cluster::new(3);
+    let hosts = [0, 1, 2].map(|host| cluster.host(host));
+    let ends = [0, 1, 2].map(|host: usize| both(&hosts[host], 1, 4096));
+    let locks = hosts[2].locks(1, 2, 0o600, true).unwrap();
+    let theirs = hosts[0].locks(1, 2, 0o600, false).unwrap();
+    assert_eq!(theirs.acquire(0, Wait::No), Err(Status::Busy));
+    store(&ends[2].0, 0, 1);
+    let errors = hosts[2].errors(0).unwrap();
+    assert_eq!(hosts[2].check_errors(0, errors), Ok(errors));
+    let known = [0, 2].map(|host: usize| hosts[host].cluster().unwrap());
+    cluster.cut_off(&[2]);
+    // The one that is cut off.
+    let changed = hosts[2].wait_event(&known[1], PATIENCE).unwrap();
+    assert!(changed.stopped.is_some());
+    assert_eq!(ends[2].0.put(0, &[1]), Err(Status::Stopped));
+    assert_eq!(hosts[2].check_errors(0, errors), Err(Status::ChannelError));
+    assert!(hosts[2].errors(0).unwrap() > errors);
+    assert_eq!(locks.acquire(1, Wait::UpTo(PATIENCE)), Err(Status::Stopped));
+    assert_eq!(hosts[2].allocate(9, 1, &Permission::default()).err(), Some(Status::Stopped));
+    locks.release(0).unwrap();
+    assert_eq!(hosts[2].cluster().unwrap().hosts.len(), 3);
+    // The others.
+    let changed = hosts[0].wait_event(&known[0], PATIENCE).unwrap();
+    assert_eq!((changed.hosts.len(), changed.stopped), (2, None));
+    store(&ends[0].0, 1, 5);
+    until("the other one", || word(&ends[1].1, 1) == 5);
+    theirs.acquire(0, Wait::UpTo(PATIENCE)).unwrap();
+    assert_eq!(word(&ends[2].1, 1), 0);
+    // It learns that it was declared dead.
+    cluster.mend();
+    cluster.ended(2).unwrap_err();
+    assert_eq!(hosts[2].state().err(), Some(Status::NotInitialised));
+    cluster.start(2);
+    cluster.await_hosts(2, 3);
+    let changed = hosts[0].wait_event(&changed_of(&hosts[0], 2), PATIENCE).unwrap();
+    assert_eq!(changed.hosts.len(), 3);
+    let (to, from) = both(&cluster.host(2), 1, 4096);
+    assert_eq!(word(&from, 1), 5);
+    store(&to, 2, 6);
+    until("what it writes now", || word(&ends[0].1, 2) == 6);
+}
+
+/// A cluster of so many hosts, as it was known.
+fn changed_of(host: &Host, _hosts: usize) -> ringlet_reflect::Cluster {
+    let mut known = host.cluster().unwrap();
+    if known.hosts.len() == 3 {
+        known = ringlet_reflect::Cluster::default();
+    }
+    known
+}
+
+/// Where nobody can reach anybody all stop, and go on where they were.
+#[test]
+fn those_who_lost_each_other_go_on_together() {
+    let cluster = Cluster::new(3);
+    let hosts = [0, 1, 2].map(|host| cluster.host(host));
+    let ends = [0, 1, 2].map(|host: usize| both(&hosts[host], 1, 4096));
+    store(&ends[1].0, 0, 1);
+    settle(&hosts[1]);
+    [0, 1, 2].iter().for_each(|host| cluster.cut_off(&[*host]));
+    for host in &hosts {
+        until("it to say so", || host.cluster().unwrap().stopped.is_some());
+    }
+    // (What is given back meanwhile is given back.)
+    drop(ends);
+    cluster.mend();
+    // (Two may have found each other before the third one: then it is declared dead.)
+    let mut on = Vec::new();
+    for host in &hosts {
+        until("it to go on, or to end", || {
+            !host.cluster().is_ok_and(|cluster| cluster.stopped.is_some())
+        });
+        if host.cluster().is_ok() {
+            on.push(host);
+        }
+    }
+    assert!(on.len() >= 2);
+    let ends: Vec<_> = on.iter().map(|host| both(host, 1, 4096)).collect();
+    for (number, end) in ends.iter().enumerate() {
+        store(&end.0, number, 7);
+    }
+    for (_, from) in &ends {
+        until("all", || (0..on.len()).all(|number| word(from, number) == 7));
+    }
+}
+
+/// What those of a host that is dead had is the others'.
+#[test]
+fn a_host_that_dies_gives_all_back() {
+    let mut cluster = Cluster::new(3);
+    let hosts = [0, 1, 2].map(|host| cluster.host(host));
+    let locks = [0, 1, 2].map(|host: usize| hosts[host].locks(1, 3, 0o600, false).unwrap());
+    locks[0].acquire(0, Wait::No).unwrap();
+    let gone = region(&hosts[0], 77, 4096);
+    let (to, from) = (both(&hosts[1], 1, 4096), both(&hosts[2], 1, 4096));
+    // (It is the hub, too.)
+    cluster.kill(0);
+    store(&to.0, 0, 1);
+    locks[1].acquire(0, Wait::UpTo(PATIENCE)).unwrap();
+    assert_eq!(locks[2].acquire(0, Wait::No), Err(Status::Busy));
+    until("it to be seen", || word(&from.1, 0) == 1);
+    let state = hosts[1].state().unwrap();
+    assert!(state.regions.iter().all(|region| region.key != 77));
+    assert_eq!(state.cluster.unwrap().hosts, [cluster.name(1), cluster.name(2)]);
+    assert_eq!(locks[0].acquire(1, Wait::No), Err(Status::NotInitialised));
+    assert_eq!(gone.transmit(Use::default()).err(), Some(Status::NotInitialised));
+    cluster.start(0);
+    cluster.await_hosts(1, 3);
+    cluster.await_hosts(0, 3);
+    let back = both(&cluster.host(0), 1, 4096);
+    assert_eq!(word(&back.1, 0), 1);
+}
+
+#[test]
+fn a_host_leaves_in_order() {
+    let mut cluster = Cluster::new(3);
+    let hosts = [cluster.host(1), cluster.host(2)];
+    let (to, from) = (both(&hosts[0], 1, 4096), both(&hosts[1], 1, 4096));
+    cluster.leave(0);
+    cluster.await_hosts(1, 2);
+    store(&to.0, 0, 1);
+    until("it to be seen", || word(&from.1, 0) == 1);
+    cluster.leave(1);
+    cluster.await_hosts(2, 1);
+    store(&from.0, 0, 2);
+    until("it to be seen", || word(&from.1, 0) == 2);
+}
+
+#[test]
+fn rails_are_told_of() {
+    let cluster = Cluster::new(2);
+    let host = cluster.host(0);
+    let known = host.cluster().unwrap();
+    assert_eq!((known.rails, known.active, host.errors(1)), (1, 1, Err(Status::BadRail)));
+    assert_eq!(host.wait_event(&known, Duration::from_millis(1)), Err(Status::Timeout));
+    cluster.rails(0b10);
+    let changed = host.wait_event(&known, PATIENCE).unwrap();
+    assert_eq!((changed.rails, changed.active, host.errors(1)), (2, 0b10, Ok(0)));
+}
+
+#[test]
+fn each_refusal_has_its_status() {
+    let cluster = Cluster::new(2);
+    let (one, other) = (cluster.host(0), cluster.host(1));
+    let how = Permission::default();
+    assert_eq!(one.allocate(1, 0, &how).err(), Some(Status::BadSize));
+    assert_eq!(one.allocate(1, 65 << 20, &how).err(), Some(Status::Full));
+    let region = one.allocate(1, 4096, &how).unwrap();
+    assert_eq!(one.allocate(1, 4096, &how).err(), Some(Status::Prior));
+    assert_eq!(other.allocate(1, 4097, &how).err(), Some(Status::BadSize));
+    let theirs = other.allocate(1, 4096, &how).unwrap();
+    // Sharing is of a host: another one has it as it likes.
+    let alone = region.receive(Use { shared: false, ..Use::default() }).unwrap();
+    let second = cluster.host(0).allocate(1, 4096, &how).unwrap();
+    assert_eq!(second.receive(Use::default()).err(), Some(Status::NonShared));
+    drop(theirs.receive(Use::default()).unwrap());
+    drop(alone);
+    // What one host receives is none of another one's.
+    let large = [&one, &other].map(|host| host.allocate(2, 31 << 20, &how).unwrap());
+    let received = large[0].receive(Use::default()).unwrap();
+    let more = [&one, &other].map(|host| host.allocate(3, 2 << 20, &how).unwrap());
+    assert_eq!(more[0].receive(Use::default()).err(), Some(Status::ReceiveFull));
+    drop(more[1].receive(Use::default()).unwrap());
+    drop(received);
+    assert_eq!(one.bury("nobody"), Err(Status::BadHost));
+    let locks = one.locks(1, 3, 0o600, true).unwrap();
+    assert_eq!(locks.acquire(0, Wait::No), Err(Status::HeldByUs));
+    assert_eq!(locks.acquire(3, Wait::No), Err(Status::BadLock));
+    assert_eq!(other.locks(1, 3, 0o600, true).err(), Some(Status::Exists));
 }

@@ -477,3 +477,34 @@ impl Keeper {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+        #[test]
+        fn what_was_touched_is_known_by_the_byte(
+            touches in prop::collection::vec((0..1000usize, 0..200usize), 0..20),
+            (at, bytes) in (0..1000usize, 0..300usize),
+        ) {
+            let (mut filling, mut plain) = (Filling::new(1300), vec![false; 1300]);
+            for (at, bytes) in touches {
+                filling.touch(at, bytes);
+                plain[at..at + bytes].fill(true);
+            }
+            let mut free = vec![false; 1300];
+            for (from, to) in filling.untouched(at, bytes) {
+                prop_assert!(from < to && !free[from..to].contains(&true));
+                free[from..to].fill(true);
+            }
+            for (place, is_free) in free.iter().enumerate() {
+                let is_asked = (at..at + bytes).contains(&place);
+                prop_assert_eq!(*is_free, is_asked && !plain[place], "{}", place);
+            }
+        }
+    }
+}
