@@ -12,6 +12,8 @@ use ringlet_reflect::{Host, PATH, State, Status, VARIABLE};
 
 use crate::table;
 
+mod stat;
+
 /// See reflective memory of this host: regions and locks that programs share by their keys
 #[derive(clap::Args)]
 pub struct ReflectArgs {
@@ -23,6 +25,11 @@ pub struct ReflectArgs {
 enum ReflectCommand {
     /// Show regions, lock sets, and who uses them
     Ls(LsArgs),
+    /// Show how much is written, who may write and receives, which locks are held and waited for, and errors
+    ///
+    /// Stores go past everybody, so nobody counts them. Ten times a second the pages of a region (of a large one some) are compared with what they
+    /// were: a page that has changed counts as written, once. Programs do nothing for it. Of regions that may not be read nothing is told.
+    Stat(StatArgs),
     /// Keep regions and locks for programs, in the foreground; it says `ready`. (Programs start one for their user if there is none.)
     Keep(KeepArgs),
 }
@@ -30,6 +37,19 @@ enum ReflectCommand {
 #[derive(clap::Args)]
 struct LsArgs {
     /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct StatArgs {
+    /// For how long it looks before it shows
+    #[arg(long, short, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    interval: u64,
+    /// How often it shows; 0 until it is interrupted
+    #[arg(long, short, value_name = "COUNT", default_value_t = 1)]
+    count: u64,
+    /// As JSON, one object each time
     #[arg(long)]
     json: bool,
 }
@@ -69,7 +89,7 @@ enum ImcCommand {
     /// By root for all users, otherwise for this user. Where it was done before, its limits have to be the same.
     Init(InitArgs),
     /// Show members, regions and lock sets, as imcs does
-    Stat(StatArgs),
+    Stat(ImcStatArgs),
 }
 
 #[derive(clap::Args)]
@@ -83,7 +103,7 @@ struct InitArgs {
 }
 
 #[derive(clap::Args)]
-struct StatArgs {
+struct ImcStatArgs {
     /// Members
     #[arg(short = 'm')]
     members: bool,
@@ -131,6 +151,7 @@ pub fn run(args: ReflectArgs) -> anyhow::Result<ExitCode> {
                 false => show(&state, &Shown { members: true, regions: true, locks: true }),
             }
         }
+        ReflectCommand::Stat(args) => stat::run(args.interval, args.count, args.json)?,
         ReflectCommand::Keep(args) => keep_here(&args)?,
     }
     Ok(ExitCode::SUCCESS)
@@ -199,11 +220,13 @@ fn go_behind(args: &KeepArgs) -> anyhow::Result<()> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    // SAFETY: two system calls between fork and exec, of no memory.
+    // SAFETY: some system calls between fork and exec, of no memory but their own.
     #[allow(unsafe_code)]
     unsafe {
         command.pre_exec(|| {
             libc::setsid();
+            // (It serves others too: neither bound to the processors of who started it, nor behind or before all others as he is.)
+            let _ = run_anywhere();
             // (What else the program has open is none of the keeper's, which may stay longer.)
             libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC as i32);
             Ok(())
@@ -219,6 +242,19 @@ fn go_behind(args: &KeepArgs) -> anyhow::Result<()> {
         bail!("{}", why.trim().trim_start_matches("ringlet: "));
     }
     Ok(())
+}
+
+fn run_anywhere() -> rustix::io::Result<()> {
+    use rustix::thread::{CpuSet, sched_setaffinity};
+    let mut all = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
+    let own = rustix::process::Pid::from_raw(0);
+    // SAFETY: a policy and its parameter.
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::sched_setscheduler(0, libc::SCHED_OTHER, &libc::sched_param { sched_priority: 0 })
+    };
+    sched_setaffinity(own, &all)
 }
 
 fn init(args: &InitArgs) -> anyhow::Result<()> {

@@ -106,6 +106,11 @@ impl LockWord {
         }
     }
 
+    /// Does anybody sleep for it, or did lately?
+    pub fn is_waited(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & WAITED != 0
+    }
+
     /// It is nobody's, if it is this process's, which has gone. True if sleepers are to be woken, all of them.
     pub fn give_up(&self, gone: u32) -> bool {
         self.release(gone, false).is_ok()

@@ -116,6 +116,71 @@ fn a_lock_that_is_handed_over_is_had_by_who_sleeps() {
     all_have_it(3, true);
 }
 
+/// As `Locks::acquire` does that is not to wait: of one that is handed over it waits for an instant, which may be over at any time.
+fn tries(shared: &Shared, us: u32) -> bool {
+    match shared.word.try_acquire(us) {
+        Attempt::Taken => true,
+        Attempt::Ours => panic!("twice"),
+        Attempt::Held(seen) if LockWord::is_handed_over(seen) => {
+            shared.word.acquire_waiting(us, true) == Attempt::Taken
+        }
+        Attempt::Held(_) => false,
+    }
+}
+
+/// Who only tries takes one that was handed over to a sleeper, before or behind him: it is held by one, and the sleeper has it in the end.
+#[test]
+fn who_only_tries_leaves_nobody_asleep() {
+    model(|| {
+        let shared = Shared::new();
+        shared.acquire(1);
+        let (other, third) = (shared.clone(), shared.clone());
+        let sleeps = thread::spawn(move || {
+            other.acquire(2);
+            other.change();
+            other.release(2, false);
+        });
+        let tries = thread::spawn(move || {
+            if tries(&third, 3) {
+                third.change();
+                third.release(3, false);
+            }
+        });
+        shared.change();
+        shared.release(1, true);
+        sleeps.join().unwrap();
+        tries.join().unwrap();
+        assert!(shared.word.holder().is_none());
+    });
+}
+
+/// The one that it was handed over to dies before he takes it: who only tries has it, and so has who comes to wait.
+#[test]
+fn what_was_handed_over_to_the_dead_is_had_by_others() {
+    model(|| {
+        let shared = Shared::new();
+        shared.acquire(1);
+        // (It says that it sleeps, and is no more.)
+        assert!(matches!(shared.word.acquire_waiting(2, false), Attempt::Held(_)));
+        assert_eq!(shared.word.release(1, true), Ok(true));
+        let other = shared.clone();
+        let waits = thread::spawn(move || {
+            // (Its sleeps are for a time only: that is over.)
+            while other.word.acquire_waiting(3, true) != Attempt::Taken {
+                thread::yield_now();
+            }
+            other.change();
+            other.release(3, false);
+        });
+        if tries(&shared, 4) {
+            shared.change();
+            shared.release(4, true);
+        }
+        waits.join().unwrap();
+        assert!(shared.word.holder().is_none());
+    });
+}
+
 /// Its holder dies: the keeper gives it up, and wakes all.
 #[test]
 fn a_holder_that_dies_leaves_it_to_others() {

@@ -258,11 +258,10 @@ pub extern "C" fn imc_asdealloc(id: c_int) -> c_int {
                 api.regions.remove(&id);
                 Ok(SUCCESS)
             }
-            // (Others have one of that number.)
-            None if host.state()?.regions.iter().any(|region| region.id as c_int == id) => {
-                Err(Status::NotAllocated)
+            // (Others may have one of that number.)
+            None => {
+                host.deallocate(id.try_into().map_err(|_| Status::BadRegion)?).map(|()| SUCCESS)
             }
-            None => Err(Status::BadRegion),
         }
     })
 }
@@ -398,9 +397,8 @@ pub extern "C" fn imc_lkrelease(id: c_int, lock: c_int) -> c_int {
 pub extern "C" fn imc_lkdealloc(id: c_int) -> c_int {
     with(|api, host| {
         let Some(locks) = api.locks.get(&id) else {
-            // (Others have one of that number.)
-            let is_there = host.state()?.sets.iter().any(|set| set.id as c_int == id);
-            return Err(if is_there { Status::NotAllocated } else { Status::BadLock });
+            // (Others may have one of that number.)
+            return host.drop_locks(id.try_into().map_err(|_| Status::BadLock)?).map(|()| SUCCESS);
         };
         // (In another thread somebody may wait for one.)
         if locks.holds_any() || Arc::strong_count(locks) > 1 {

@@ -300,7 +300,7 @@ pub fn unix_sockets(
     room: &mut [u8; LIST_BYTES],
     mut each: impl FnMut(&UnixSocket),
 ) -> Sys<()> {
-    send(socket, unix_request(0, SHOW_NAME | SHOW_PEER), libc::NLM_F_DUMP)?;
+    send(socket, unix_request(0, SHOW_NAME | SHOW_PEER | SHOW_UID), libc::NLM_F_DUMP)?;
     loop {
         let got = receive(socket, room)?;
         let mut rest = &room[..got];

@@ -412,6 +412,11 @@ pub fn is_memory_of(fd: i32, most: u64) -> bool {
     Memory::of(fd).is_ok_and(|memory| memory.is_at_most(most))
 }
 
+/// How much memory holds it now.
+pub fn held_bytes(fd: i32) -> Sys<u64> {
+    Memory::of(fd).map(|memory| memory.stat.st_blocks as u64 * 512)
+}
+
 /// Size of a memfd that somebody else made, if it is one that can't fault: sealed against shrinking, and not of huge pages,
 /// which may run out. (Its block size does not tell: it is that of a huge page too where tmpfs may use them.) Nor does it hold more than it
 /// shows: whoever lets go of it last frees all. `EINVAL` if not.
@@ -488,6 +493,29 @@ pub fn hold(area: Area, offset: usize, len: usize) -> Sys<()> {
     Ok(())
 }
 
+/// The same of all of a mapping that others use already: whatever lies there stays, and what it was mapped for can be done without a fault. Before
+/// Linux 5.14 pages come at their first use.
+pub fn populate(area: Area, writable: bool) -> Sys<()> {
+    const MADV_POPULATE_READ: i32 = 22;
+    const MADV_POPULATE_WRITE: i32 = 23;
+    let advice = if writable { MADV_POPULATE_WRITE } else { MADV_POPULATE_READ };
+    let (mut done, mut tries) = (0, 0);
+    while done < area.len() {
+        let (from, piece) = (area.base().wrapping_add(done), POPULATED.min(area.len() - done));
+        // SAFETY: within our own mapping; nothing changes but that its pages are there.
+        match unsafe { sys!(SYS_madvise, from, piece, advice) } {
+            Ok(_) => (done, tries) = (done + piece, 0),
+            // (What is done stays done, so that signals that come again and again end no more than a piece.)
+            Err(Errno::EAGAIN | Errno::EINTR) if tries < HOLD_TRIES => tries += 1,
+            Err(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM | Errno::EACCES) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Bytes at a time.
+const POPULATED: usize = 4 << 20;
 const HOLD_TRIES: usize = 16;
 
 /// Gives the memory of these bytes of a shared mapping, whole pages, back: they are zero then.

@@ -245,13 +245,31 @@ fn service_name(service: &[u8]) -> Sys<(libc::sockaddr_un, u32)> {
     Ok(abstract_name(&name[..len]))
 }
 
-/// Opens a service that others find by its name in this network namespace; `EADDRINUSE` when there is one of that name. Who comes has no
-/// descriptors to give.
-pub fn serve(service: &[u8]) -> Sys<i32> {
-    let name = service_name(service)?;
+/// Takes the name of a service, at which nobody is let in yet; `EADDRINUSE` when it is taken. Who comes has no descriptors to give.
+pub fn take_name(service: &[u8]) -> Sys<i32> {
+    let (name, len) = service_name(service)?;
     let socket = unix_socket()?;
     admit_descriptors(socket, false);
-    bind(socket, name, 128)
+    // SAFETY: a name and its length.
+    let bound = unsafe { sys!(SYS_bind, socket, &raw const name, len) };
+    bound.map(|_| socket).inspect_err(|_| close(socket))
+}
+
+/// From now on others find it by its name in this network namespace.
+pub fn let_in(socket: i32) -> Sys<()> {
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_listen, socket, 128) }.map(drop)
+}
+
+/// The name of a service, of one that a Unix socket is bound to.
+pub fn service_of(name: &[u8]) -> Option<&[u8]> {
+    name.strip_prefix(b"\0")?.strip_prefix(SERVICE_PREFIX)
+}
+
+/// Opens a service that others find by its name; `EADDRINUSE` when there is one of that name.
+pub fn serve(service: &[u8]) -> Sys<i32> {
+    let socket = take_name(service)?;
+    let_in(socket).map(|()| socket).inspect_err(|_| close(socket))
 }
 
 /// Connects to a service, which speaks first, with descriptors; `ECONNREFUSED` when there is none, `EAGAIN` when too many wait.

@@ -18,9 +18,11 @@ use crate::lock::Locks;
 use crate::log;
 use crate::logged::Logged;
 use crate::memory::{self, Mapping};
+use crate::name;
 use crate::protocol::{ANSWER_BYTES, Answer, Ask, Cluster, State, VERSION, page};
 use crate::region::Region;
 use crate::registry::Permission;
+use crate::sampler::Sampler;
 use crate::status::Status;
 
 /// Where a keeper for all users of a host listens, and what says otherwise.
@@ -32,11 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Who sleeps for an event looks again so often whether the keeper is there.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const BEGINS: Duration = Duration::from_secs(10);
-
-/// This user's keeper, in this network namespace.
-pub(crate) fn abstract_name(uid: u32) -> Vec<u8> {
-    format!("ringlet-reflect/{uid}").into_bytes()
-}
 
 /// One process's membership. Cloned, it is the same. When the last clone, and what was made by it, has gone, all that it had is given back.
 #[derive(Clone)]
@@ -89,17 +86,29 @@ impl Host {
             Err(Status::NotInitialised) => {}
             found => return found,
         }
-        let uid = rustix::process::geteuid().as_raw();
-        Host::by(|| meet::visit(&abstract_name(uid)).and_then(fd::hide))
+        // (There is one, but for moments in which one ends and another one begins.)
+        let mut found = Err(Status::NotInitialised);
+        for service in name::candidates(rustix::process::geteuid().as_raw()) {
+            found = Host::by(|| meet::visit(&service).and_then(fd::hide), |_| false);
+            if found.is_ok() {
+                break;
+            }
+        }
+        found
     }
 
     /// The keeper that listens there.
     pub fn at(path: &Path) -> Result<Host, Status> {
-        let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Status::BadParameter)?;
-        Host::by(|| meet::look_at_path(&path))
+        let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| Status::BadParameter)?;
+        // KERNEL: in a user namespace the host's root reads as nobody. Who may put a socket there is believed then.
+        let is_theirs = |uid| meet::is_vague(uid) && is_of_root(path.parent());
+        Host::by(|| meet::look_at_path(&name), is_theirs)
     }
 
-    fn by(look: impl Fn() -> Result<i32, Errno>) -> Result<Host, Status> {
+    fn by(
+        look: impl Fn() -> Result<i32, Errno>,
+        is_believed: impl Fn(u32) -> bool,
+    ) -> Result<Host, Status> {
         let began = Instant::now();
         let socket = loop {
             match look() {
@@ -115,7 +124,7 @@ impl Host {
         };
         // (Anybody may have a name; who is believed is root, and this user.)
         let uid = meet::credentials(socket.as_raw_fd()).map_err(|_| Status::NotInitialised)?.uid;
-        if uid != 0 && !meet::is_our_user(uid) {
+        if uid != 0 && !meet::is_our_user(uid) && !is_believed(uid) {
             return Err(Status::Denied);
         }
         let (answer, fds) = ask(&socket, &Ask::Hello { version: VERSION }, PATIENCE)?;
@@ -259,10 +268,32 @@ impl Host {
         self.0.ask(&Ask::Bury { node: host.into() }).map(drop)
     }
 
+    /// Why this process can't give back a region of that number, which it has not allocated: others have ([`Status::NotAllocated`]), or nobody has
+    /// ([`Status::BadRegion`]). (One that it has allocated is given back.)
+    pub fn deallocate(&self, id: u32) -> Result<(), Status> {
+        self.0.ask(&Ask::Deallocate { id }).map(drop)
+    }
+
+    /// The same of locks: [`Status::NotAllocated`], [`Status::BadLock`].
+    pub fn drop_locks(&self, id: u32) -> Result<(), Status> {
+        self.0.ask(&Ask::DropLocks { id }).map(drop)
+    }
+
     /// What is there: members, regions, locks.
     pub fn state(&self) -> Result<State, Status> {
         match self.0.ask(&Ask::State)? {
             (Answer::State(state), _) => Ok(*state),
+            _ => Err(Status::NotInitialised),
+        }
+    }
+
+    /// To see from outside how much is written to a region of that number, on at most so many of its pages. [`Status::Denied`]: it may not be read.
+    pub fn sampler(&self, id: u32, pages_most: u64) -> Result<Sampler, Status> {
+        match self.0.ask(&Ask::Sample { id })? {
+            (Answer::Memory { bytes }, fds) => match <[OwnedFd; 2]>::try_from(fds) {
+                Ok([data, changes]) => Sampler::new(bytes, data, changes, pages_most),
+                Err(_) => Err(Status::NoMemory),
+            },
             _ => Err(Status::NotInitialised),
         }
     }
@@ -370,6 +401,14 @@ fn is_privileged() -> bool {
     }
 }
 
+/// A folder in which nobody makes anything but root, or users whom this user namespace does not know.
+fn is_of_root(folder: Option<&Path>) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let seen = folder.and_then(|folder| std::fs::metadata(folder).ok());
+    let is = |uid| uid == 0 || meet::is_vague(uid);
+    seen.is_some_and(|seen| seen.mode() & 0o022 == 0 && is(seen.uid()))
+}
+
 fn named() -> Option<PathBuf> {
     let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty() && !is_privileged())?;
     Some(path.into())
@@ -396,7 +435,7 @@ mod tests {
         answer(&welcome, &[shared.as_raw_fd()]);
         let ours = std::cell::Cell::new(Some(ours));
         let look = || Ok(std::os::fd::IntoRawFd::into_raw_fd(ours.take().unwrap()));
-        let mut host = Host::by(look).unwrap();
+        let mut host = Host::by(look, |_| false).unwrap();
         Arc::get_mut(&mut host.0).unwrap().patience = Duration::from_millis(1);
         let how = Permission::default();
         assert_eq!(host.allocate(1, 4096, &how).err(), Some(Status::Timeout));

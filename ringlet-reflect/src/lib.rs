@@ -32,10 +32,13 @@ mod lock;
 mod log;
 mod logged;
 mod memory;
+mod name;
 pub mod network;
 mod protocol;
 mod region;
 mod registry;
+mod room;
+mod sampler;
 mod status;
 
 pub use host::{Host, PATH, VARIABLE};
@@ -44,6 +47,7 @@ pub use protocol::page::RAILS_MOST;
 pub use protocol::{Cluster, ClusterState, LockState, MemberState, RegionState, State};
 pub use region::{Receiver, Region, Transmitter, Watch, copy};
 pub use registry::{LOCKS_MOST, Permission, Use};
+pub use sampler::{Sample, Sampler};
 pub use status::Status;
 
 /// What regions are a multiple of.

@@ -1,4 +1,4 @@
-//! Shared memory of the keeper's: sealed, so that no mapping of it can fault, and gone with its last user.
+//! Shared memory of the keeper's: sealed, and held by memory before anybody uses it, so that no mapping of it can fault; gone with its last user.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -8,6 +8,7 @@ use ringlet_core::sync::AtomicU32;
 use ringlet_linux::map;
 use rustix::fs::{Mode, fchmod};
 
+use crate::room;
 use crate::status::Status;
 
 /// A mapping, to be undone by its last user.
@@ -114,8 +115,34 @@ pub fn to_read(memory: &OwnedFd) -> Result<File, Status> {
     OpenOptions::new().read(true).open(path).map_err(|_| Status::NoMemory)
 }
 
-/// Maps memory of the keeper's, if it is that large.
+/// Reads all of these bytes.
+pub fn read(memory: &OwnedFd, to: &mut [u8], at: u64) -> Result<(), Status> {
+    let mut done = 0;
+    while done < to.len() {
+        match rustix::io::pread(memory, &mut to[done..], at + done as u64) {
+            Ok(0) => return Err(Status::NoMemory),
+            Ok(length) => done += length,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return Err(Status::NoMemory),
+        }
+    }
+    Ok(())
+}
+
+/// Maps memory of the keeper's, if it is that large, and has all of it held by memory, which is this process's to pay for: what its control group, the
+/// machine or strict overcommit does not give would be SIGBUS, or somebody's end, at a store.
 pub fn map(memory: impl AsFd, bytes: usize, writable: bool) -> Result<Mapping, Status> {
+    let (fd, mapping) = (memory.as_fd().as_raw_fd(), map_sparse(&memory, bytes, writable)?);
+    let missing = (bytes as u64).saturating_sub(map::held_bytes(fd)?);
+    if missing > 0 && missing > room::left() {
+        return Err(Status::NoMemory);
+    }
+    map::populate(mapping.area, writable)?;
+    Ok(mapping)
+}
+
+/// The same for the keeper, who pays for what he writes only: whoever has it from him holds the rest.
+pub fn map_sparse(memory: impl AsFd, bytes: usize, writable: bool) -> Result<Mapping, Status> {
     let fd = memory.as_fd().as_raw_fd();
     if map::sealed_size(fd)? != bytes {
         return Err(Status::NoMemory);

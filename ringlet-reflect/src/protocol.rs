@@ -94,6 +94,10 @@ pub enum Ask {
         node: String,
     },
     State,
+    /// To see from outside how much is written there: for who may read it, and makes him no user.
+    Sample {
+        id: u32,
+    },
 }
 
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
@@ -213,4 +217,6 @@ pub struct LockState {
     pub users: Vec<u32>,
     /// Locks that are held, and by whom.
     pub held: Vec<(u32, u32)>,
+    /// Locks that somebody sleeps for, or did until just now.
+    pub waited: Vec<u32>,
 }

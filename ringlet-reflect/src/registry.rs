@@ -18,6 +18,10 @@ const REGION_BYTES_MOST: u64 = 1 << 34;
 pub const LOCKS_MOST: usize = 4096;
 /// Regions and sets that one process may use at a time.
 const USED_MOST: usize = 1024;
+/// Of those that programs make or are: as wide as an `int`, and narrower than the word of a lock that names its holder.
+const LAST_NUMBER: u32 = (1 << 30) - 1;
+/// What one user but root may own of the regions and sets: others are kept out by no one of them.
+const SHARE_OF_A_USER: usize = 4;
 /// The only logical rail there is.
 const RAIL: u32 = 0;
 
@@ -139,7 +143,7 @@ pub struct LockEntry {
 pub struct Held {
     pub holder: u32,
     /// Who waits for it, in the order in which they came.
-    waiting: VecDeque<u32>,
+    pub waiting: VecDeque<u32>,
 }
 
 /// In bytes: of all regions, and of what this host receives.
@@ -149,14 +153,21 @@ pub struct Limits {
     pub received: u64,
 }
 
+/// What a host allows.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Bounds {
+    pub limits: Limits,
+    /// Regions and sets.
+    pub made_most: usize,
+    /// By several users.
+    pub is_shared: bool,
+}
+
 #[derive(Serialize, Deserialize)]
 pub struct Registry {
     /// Those of the host whose act it is.
     #[serde(skip)]
-    pub limits: Limits,
-    /// Regions and sets.
-    #[serde(skip)]
-    pub made_most: usize,
+    pub bounds: Bounds,
     /// Of a cluster, by their numbers: name, and which run of it.
     pub hosts: BTreeMap<u32, (String, u64)>,
     pub members: BTreeMap<u32, Member>,
@@ -295,10 +306,10 @@ impl Act {
 }
 
 impl Registry {
-    pub fn new(limits: Limits, made_most: usize) -> Registry {
+    pub fn new(bounds: Bounds) -> Registry {
         let (hosts, members) = (BTreeMap::new(), BTreeMap::new());
         let (regions, sets, changed) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        Registry { limits, made_most, hosts, members, regions, sets, next: 1, changed }
+        Registry { bounds, hosts, members, regions, sets, next: 1, changed }
     }
 
     /// Does what a process of that host asks for, or says why not; then nothing has changed.
@@ -310,7 +321,7 @@ impl Registry {
         Ok(match act {
             Act::Join { pid, uid, groups } => {
                 let (pid, uid, groups) = (*pid, *uid, groups.clone());
-                Effect::Joined(self.join(Member { host, pid, uid, groups })?)
+                Effect::Joined(self.join(Member { host, pid, uid, groups }))
             }
             Act::Leave { member } => Effect::Unused(self.leave(*member)),
             Act::Allocate { member, key, bytes, how } => {
@@ -367,8 +378,7 @@ impl Registry {
 
     /// That run of a host belongs to the cluster from now on.
     pub fn enter(&mut self, name: &str, incarnation: u64) -> u32 {
-        let number = self.next;
-        self.next += 1;
+        let number = self.number();
         self.hosts.insert(number, (name.to_owned(), incarnation));
         number
     }
@@ -444,17 +454,26 @@ impl Registry {
         self.sets.get_mut(&id).filter(is_its).ok_or(Status::BadLock)
     }
 
-    fn number(&mut self) -> Result<u32, Status> {
-        // (As wide as a word says who holds a lock. Who makes two thousand millions of anything has it end.)
-        let number = self.next;
-        self.next = number.checked_add(1).filter(|next| *next < 1 << 30).ok_or(Status::Full)?;
-        Ok(number)
+    /// One that nothing has. Each is used once before any is used again: what was just given back is not mistaken for what comes next.
+    fn number(&mut self) -> u32 {
+        loop {
+            let number = self.next;
+            self.next = if number >= LAST_NUMBER { 1 } else { number + 1 };
+            let is_used = self.members.contains_key(&number)
+                || self.hosts.contains_key(&number)
+                || self.regions.contains_key(&number)
+                || self.sets.contains_key(&number);
+            // (Those that are there at a time are far fewer.)
+            if !is_used {
+                return number;
+            }
+        }
     }
 
-    pub fn join(&mut self, who: Member) -> Result<u32, Status> {
-        let member = self.number()?;
+    pub fn join(&mut self, who: Member) -> u32 {
+        let member = self.number();
         self.members.insert(member, who);
-        Ok(member)
+        member
     }
 
     /// The region of this key, for this member; made if it is not there.
@@ -499,7 +518,7 @@ impl Registry {
             return Ok((*id, false));
         }
         let had: u64 = self.regions.values().map(|each| each.bytes).sum();
-        if had + bytes > self.limits.all || self.is_full() {
+        if had + bytes > self.bounds.limits.all || self.is_full(who.uid) {
             return Err(Status::Full);
         }
         let (owner, group) = (who.uid, who.groups.first().copied().unwrap_or(u32::MAX));
@@ -507,7 +526,7 @@ impl Registry {
         let users = BTreeMap::from([(member, attached)]);
         let entry = Entry { key, owner, group, mode: how.mode, users };
         let (coherent, first) = (how.coherent, BTreeMap::new());
-        let id = self.number()?;
+        let id = self.number();
         self.regions.insert(id, RegionEntry { entry, bytes, coherent, first });
         Ok((id, true))
     }
@@ -550,7 +569,9 @@ impl Registry {
         if speaks_of_loopback && first.loopback.is_some_and(|loopback| loopback != how.loopback) {
             return Err(Status::OtherLoopback);
         }
-        if !transmits && !region.is_received(host) && received + region.bytes > self.limits.received
+        if !transmits
+            && !region.is_received(host)
+            && received + region.bytes > self.bounds.limits.received
         {
             return Err(Status::ReceiveFull);
         }
@@ -565,6 +586,16 @@ impl Registry {
             Direction::Receive => attached.receives = true,
         }
         Ok(())
+    }
+
+    /// May this member see what is written there? How large it is, and whether those who write now see it themselves.
+    pub fn see(&self, member: u32, id: u32) -> Result<(u64, bool), Status> {
+        let who = self.members.get(&member).ok_or(Status::NotInitialised)?;
+        let region = self.regions.get(&id).ok_or(Status::BadRegion)?;
+        match region.entry.allows(who, READ) {
+            true => Ok((region.bytes, region.loopback(who.host) != Some(false))),
+            false => Err(Status::Denied),
+        }
     }
 
     pub fn detach(&mut self, member: u32, id: u32, direction: Direction) -> Result<(), Status> {
@@ -628,13 +659,13 @@ impl Registry {
             }
             return Ok((*id, false));
         }
-        if self.is_full() {
+        if self.is_full(who.uid) {
             return Err(Status::Full);
         }
         let (owner, group) = (who.uid, who.groups.first().copied().unwrap_or(u32::MAX));
         let entry = Entry { key, owner, group, mode, users: BTreeMap::from([(member, ())]) };
         let in_cluster = who.host != 0;
-        let id = self.number()?;
+        let id = self.number();
         self.sets.insert(id, LockEntry { entry, count, held: BTreeMap::new() });
         // (On one host it is taken in memory.)
         if creates && in_cluster {
@@ -655,8 +686,14 @@ impl Registry {
         Ok(is_unused)
     }
 
-    fn is_full(&self) -> bool {
-        self.regions.len() + self.sets.len() >= self.made_most
+    /// For one more of this user's.
+    fn is_full(&self, uid: u32) -> bool {
+        let regions = self.regions.values().map(|region| region.entry.owner);
+        let owners = regions.chain(self.sets.values().map(|set| set.entry.owner));
+        let (all, own) =
+            owners.fold((0, 0), |(all, own), owner| (all + 1, own + usize::from(owner == uid)));
+        all >= self.bounds.made_most
+            || (self.bounds.is_shared && uid != 0 && own >= self.bounds.made_most / SHARE_OF_A_USER)
     }
 
     /// Does it use anything?
@@ -720,9 +757,9 @@ impl RegionEntry {
         self.entry.users.values().any(|each| each.host == host && each.receives)
     }
 
-    /// Is what that host writes seen there too?
-    pub fn has_loopback(&self, host: u32) -> bool {
-        self.first.get(&host).is_some_and(|first| first.loopback == Some(true))
+    /// Is what that host writes seen there too? (Nothing is said where nobody transmits to all.)
+    pub fn loopback(&self, host: u32) -> Option<bool> {
+        self.first.get(&host).and_then(|first| first.loopback)
     }
 
     /// What the first one has said holds as long as somebody of its host is attached; of loopback, as long as somebody there transmits.
@@ -859,6 +896,50 @@ mod tests {
         assert_eq!((registry.sets.len(), users), (model.sets.len(), model.set_uses.len()));
     }
 
+    fn user(uid: u32) -> Member {
+        Member { host: 0, pid: 1, uid, groups: vec![uid] }
+    }
+
+    fn with(made_most: usize, is_shared: bool) -> Registry {
+        let limits = Limits { all: 1 << 30, received: 1 << 30 };
+        Registry::new(Bounds { limits, made_most, is_shared })
+    }
+
+    #[test]
+    fn numbers_come_again_when_all_were_used_but_for_those_that_are_there() {
+        let mut registry = with(100, true);
+        let first = registry.join(user(1));
+        let (region, _) = registry.allocate(first, 1, 1, &Permission::default()).unwrap();
+        let (set, _) = registry.locks(first, 1, 1, 0o600, false).unwrap();
+        assert_eq!((first, region, set), (1, 2, 3));
+        registry.next = LAST_NUMBER - 1;
+        let host = registry.enter("host", 1);
+        let more: Vec<_> = (0..3).map(|_| registry.join(user(1))).collect();
+        assert_eq!((host, &more[..]), (LAST_NUMBER - 1, &[LAST_NUMBER, 4, 5][..]));
+        registry.next = LAST_NUMBER - 1;
+        assert_eq!([registry.enter("other", 1), registry.join(user(1))], [6, 7]);
+        assert!(ringlet_core::reflect::LAST_HOLDER >= LAST_NUMBER);
+        // What has gone just now is not the next one.
+        registry.leave(7);
+        assert_eq!(registry.join(user(1)), 8);
+    }
+
+    #[test]
+    fn no_user_but_root_takes_all_that_can_be_made() {
+        for (uid, is_shared, most) in [(7, true, 10), (7, false, 40), (0, true, 40)] {
+            let mut registry = with(40, is_shared);
+            let member = registry.join(user(uid));
+            let made = (0..100).take_while(|key| match key % 2 {
+                0 => registry.allocate(member, *key, 1, &Permission::default()).is_ok(),
+                _ => registry.locks(member, *key, 1, 0o600, false).is_ok(),
+            });
+            assert_eq!(made.count(), most, "{uid} {is_shared}");
+            let other = registry.join(user(8));
+            let theirs = registry.allocate(other, 1000, 1, &Permission::default());
+            assert_eq!(theirs.is_ok(), most == 10);
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(3000) })]
         /// Whatever programs ask in whatever order: what is answered, and who has what.
@@ -866,7 +947,8 @@ mod tests {
         fn registry_does_as_a_plain_list_of_facts(acts in acts()) {
             let page = PAGE_BYTES as u64;
             let limits = Limits { all: PAGES_MOST * page, received: RECEIVED_MOST * page };
-            let (mut registry, mut model) = (Registry::new(limits, usize::MAX), Model::default());
+            let bounds = Bounds { limits, made_most: usize::MAX, is_shared: true };
+            let (mut registry, mut model) = (Registry::new(bounds), Model::default());
             for act in acts {
                 let who = |at: usize| model.members.get(at).copied().unwrap_or((9999, 1));
                 let region = |at: usize| model.regions.get(at).map_or(8888, |each| each.0);
@@ -874,7 +956,7 @@ mod tests {
                 match act {
                     Act::Join(uid) if model.members.len() < 4 => {
                         let groups = vec![uid];
-                        let member = registry.join(Member { host: 0, pid: 1, uid, groups }).unwrap();
+                        let member = registry.join(Member { host: 0, pid: 1, uid, groups });
                         model.members.push((member, uid));
                     }
                     Act::Join(_) => {}

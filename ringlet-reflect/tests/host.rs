@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ringlet_reflect::keeper::{Limits, Options, keep};
-use ringlet_reflect::{Host, Permission, Status, Use, Wait};
+use ringlet_reflect::{Host, Permission, Sample, Status, Use, Wait};
 
 /// Only against hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -277,6 +277,93 @@ fn who_wishes_is_told_and_nobody_else_wakes() {
     assert!(answers.has_changed() && !is_readable(0));
     drop(answers);
     until("no page to be watched", || one.state().unwrap().regions[0].watched == 0);
+}
+
+/// Whoever attaches a region has all of it, whatever there is no memory for later.
+#[test]
+fn all_of_what_is_mapped_is_held_by_memory() {
+    let keeper = Keeper::new();
+    let region = keeper.host().allocate(1, 8 << 20, &Permission::default()).unwrap();
+    // (Nobody has stored anything.)
+    let receiver = region.receive(Use::default()).unwrap();
+    assert_eq!(resident(receiver.base()), 8 << 10);
+    let transmitter = region.transmit(Use::default()).unwrap();
+    assert_eq!(resident(transmitter.base()), 8 << 10);
+}
+
+/// Of the mapping that begins there, in KiB.
+fn resident(base: *const u8) -> u64 {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let from_it = maps.split_once(&format!("{:08x}-", base as usize)).unwrap().1;
+    let rss = from_it.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+    rss.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn who_looks_from_outside_sees_which_pages_change_and_is_no_user() {
+    let keeper = Keeper::new();
+    let (host, looks) = (keeper.host(), keeper.host());
+    let region = host.allocate(1, 100 * 4096, &Permission::default()).unwrap();
+    let transmitter = region.transmit(Use::default()).unwrap();
+    let receiver = region.receive(Use::default()).unwrap();
+    let mut all = looks.sampler(region.id(), 1000).unwrap();
+    let mut some = looks.sampler(region.id(), 30).unwrap();
+    let none = Sample { changed: 0, looked: 100, pages: 100, told: 0 };
+    assert_eq!(all.look(), Ok(none));
+    for page in [0, 4, 7, 99] {
+        transmitter.put(page * 4096 + page, &[1]).unwrap();
+        transmitter.notify(page * 4096, 1).unwrap();
+    }
+    assert_eq!(all.look(), Ok(Sample { changed: 4, ..none }), "and nobody was told");
+    assert_eq!(some.look(), Ok(Sample { changed: 2, looked: 25, ..none }), "every fourth one");
+    transmitter.put(0, &[1]).unwrap();
+    assert_eq!(all.look(), Ok(none), "as it was");
+    let _watch = receiver.watch(0).unwrap();
+    for _ in 0..3 {
+        transmitter.notify(0, 5000).unwrap();
+    }
+    assert_eq!(all.look(), Ok(Sample { told: 3, ..none }));
+    let state = looks.state().unwrap();
+    assert_eq!((state.members.len(), state.regions[0].users.len()), (1, 1));
+    assert_eq!(looks.sampler(9999, 1).err(), Some(Status::BadRegion));
+    // What is written without loopback is somewhere else.
+    drop(transmitter);
+    let transmitter = region.transmit(Use { loopback: false, ..Use::default() }).unwrap();
+    let mut apart = looks.sampler(region.id(), 1000).unwrap();
+    transmitter.put(0, &[9]).unwrap();
+    assert_eq!(apart.look().map(|sample| sample.changed), Ok(1));
+}
+
+/// Also where there are more than one answer shows.
+#[test]
+fn a_number_is_of_others_or_of_nobody() {
+    let keeper = Keeper::new();
+    let (one, other) = (keeper.host(), keeper.host());
+    let how = Permission::default();
+    let regions: Vec<_> = (0..900).map(|key| one.allocate(key, 1, &how).unwrap()).collect();
+    let locks = one.locks(1, 1, 0o600, false).unwrap();
+    assert!(one.state().unwrap().is_cut);
+    for region in &regions {
+        assert_eq!(other.deallocate(region.id()), Err(Status::NotAllocated));
+        assert_eq!(other.drop_locks(region.id()), Err(Status::BadLock));
+    }
+    assert_eq!(other.drop_locks(locks.id()), Err(Status::NotAllocated));
+    assert_eq!(other.deallocate(1 << 30), Err(Status::BadRegion));
+}
+
+#[test]
+fn what_is_waited_for_is_shown() {
+    let keeper = Keeper::new();
+    let (one, other) = (keeper.host(), keeper.host());
+    let locks = one.locks(1, 3, 0o600, true).unwrap();
+    let waits = std::thread::spawn(move || {
+        let theirs = other.locks(1, 3, 0o600, false).unwrap();
+        theirs.acquire(0, Wait::UpTo(PATIENCE))
+    });
+    until("a lock to be waited for", || one.state().unwrap().sets[0].waited == [0]);
+    assert_eq!(one.state().unwrap().sets[0].held, [(0, one.member())]);
+    locks.release(0).unwrap();
+    waits.join().unwrap().unwrap();
 }
 
 /// What children do: this program again, with the words behind the keeper's path.

@@ -155,6 +155,34 @@ fn who_asks_much_is_answered_by_and_by() {
     }
 }
 
+/// A wish that is wished again and again is counted as often as it can be, and all of it goes with who wished it.
+#[test]
+fn wishes_are_counted_within_bounds() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = keeper(folder.path());
+    let honest = Host::at(&path).unwrap();
+    let socket = stranger(&path);
+    assert!(ask(&socket, HELLO).contains("Welcome") && ask(&socket, ALLOCATE).contains("Region"));
+    let id = honest.state().unwrap().regions[0].id;
+    let attach =
+        r#"{"Attach":{"id":ID,"direction":"Receive","how":{"shared":true,"loopback":true}}}"#;
+    assert!(ask(&socket, &attach.replace("ID", &id.to_string())).contains("Memory"));
+    let wish = format!(r#"{{"Watch":{{"id":{id},"page":0,"on":true}}}}"#);
+    for _ in 0..1 << 16 {
+        assert!(ask(&socket, &wish).contains("Done"));
+    }
+    assert!(ask(&socket, &wish).contains("Full"));
+    let watched = || honest.state().unwrap().regions.first().map(|region| region.watched);
+    assert_eq!(watched(), Some(1));
+    let _same = honest.allocate(7, 8192, &Permission::default()).unwrap();
+    drop(socket);
+    let began = std::time::Instant::now();
+    while watched() != Some(0) {
+        assert!(began.elapsed() < PATIENCE, "{:?}", watched());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Its backlog is full while it does nothing: they wait.
 #[test]
 fn many_who_come_at_once_are_all_let_in() {

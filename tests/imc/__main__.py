@@ -56,8 +56,8 @@ class Place:
     def ringlet(self, *words, **options):
         return self.run([self.root / "bin/ringlet", *words], env=self.environment, **options)
 
-    def start(self, *words, compiler="cc", **options):
-        return subprocess.Popen([self.actors[compiler], *words], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    def start(self, *words, compiler="cc", before=(), **options):
+        return subprocess.Popen([*before, self.actors[compiler], *words], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
     def actor(self, *words, expected=0, **options):
         self.ends(self.start(*words, **options), words, expected)
@@ -163,6 +163,118 @@ def permissions(place):
     return None
 
 
+# As a program that means no good: it keeps the descriptor of what it may only read, and would like to write.
+REOPENS = """
+import array, json, mmap, os, socket, sys
+keeper = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+keeper.connect(sys.argv[1])
+def ask(words):
+    keeper.send(json.dumps(words).encode())
+    text, rights, _, _ = keeper.recvmsg(4096, socket.CMSG_SPACE(16))
+    return json.loads(text), [fd for _, _, data in rights for fd in array.array("i", data)]
+ask({"Hello": {"version": 2}})
+region, _ = ask({"Allocate": {"key": 2, "bytes": 4096, "how": {"mode": 0o600, "coherent": False, "rail": 0}}})
+_, fds = ask({"Attach": {"id": region["Region"]["id"], "direction": "Receive", "how": {"shared": True, "loopback": True}}})
+assert len(fds) == 2
+for fd in fds:
+    for writes in (lambda: os.open(f"/proc/self/fd/{fd}", os.O_RDWR), lambda: os.open(f"/proc/self/fd/{fd}", os.O_WRONLY), lambda: os.fchmod(fd, 0o666),
+                   lambda: mmap.mmap(fd, 4096), lambda: os.pwrite(fd, b"x", 0), lambda: os.ftruncate(fd, 0)):
+        try:
+            writes()
+        except OSError:
+            continue
+        sys.exit("it can be written")
+print("ok")
+"""
+
+
+@step
+def read_only_for_good(place):
+    """What was given to be read is not opened anew to be written, by another user than the keeper's."""
+    if os.geteuid() != 0:
+        return "skipped: only root can become two users"
+    owner = place.start("owner", **user(12345))
+    try:
+        require(owner.stdout.readline() == "ready\n", "the owner does not start")
+        for number in (STRANGER, 12345):
+            place.run([sys.executable, "-c", REOPENS, place.socket], **user(number))
+    finally:
+        owner.kill()
+        owner.wait()
+    place.unused()
+    return None
+
+
+@step
+def containers(place):
+    """Containers with user, pid, network and other namespaces of their own, where the keeper's root reads as nobody: their users are told from each
+    other, what one writes the other reads, and what one had that was killed is given back."""
+    if os.geteuid() != 0:
+        return "skipped: only root can become two users"
+
+    def container(number):
+        own = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--net", "--ipc", "--uts", "--cgroup"]
+        return ["setpriv", f"--reuid={number}", f"--regid={number}", "--clear-groups", *own]
+
+    reader = place.start("read", before=container(12345))
+    place.actor("write", before=container(12345))
+    place.ends(reader, ["read"])
+    place.unused()
+    owner = place.start("owner", before=container(12345))
+    try:
+        require(owner.stdout.readline() == "ready\n", "the owner does not start")
+        place.actor("stranger", before=container(STRANGER))
+        place.run([*container(STRANGER), sys.executable, "-c", REOPENS, place.socket])
+        shown = place.state()
+        require({region["owner"] for region in shown["regions"]} == {12345}, f"{shown}")
+        require(all(member["pid"] > 0 for member in shown["members"]), f"{shown}")
+    finally:
+        owner.kill()
+        owner.wait()
+    place.unused()
+    # A folder where anybody may put a socket says nothing of who listens there.
+    folder = place.socket.parent
+    folder.chmod(0o777)
+    try:
+        said = place.start("errors", before=container(12345))
+        require("is -10" in said.communicate(timeout=LIMIT)[0], "it believes who listens in a folder of anybody's")
+    finally:
+        folder.chmod(0o755)
+    return None
+
+
+@step
+def seen_from_outside(place):
+    """Who looks sees how much is written, of what he may read."""
+    if os.geteuid() != 0:
+        return "skipped: only root can become two users"
+    owner = place.start("owner", **user(12345))
+    try:
+        require(owner.stdout.readline() == "ready\n", "the owner does not start")
+        words = [place.root / "bin/ringlet", "reflect", "stat", "--json"]
+        for number, seen in [(0, {1, 2, 3}), (12345, {1, 2, 3}), (STRANGER, {2})]:
+            shown = json.loads(place.run(words, env=place.environment, **user(number)).stdout)
+            require({region["key"] for region in shown["regions"] if region["written"]} == seen, f"user {number}: {shown}")
+            require(shown["errors"] == [0], f"{shown}")
+    finally:
+        owner.kill()
+        owner.wait()
+    place.unused()
+    writer = place.start("scribble")
+    try:
+        require(writer.stdout.readline() == "ready\n", "it does not write")
+        shown = json.loads(place.ringlet("reflect", "stat", "--json", "--interval", "2").stdout)
+        written = {region["key"]: region["written"] for region in shown["regions"]}
+        require([each["pages_per_second"] > 0 for each in written.values()] == [True], f"{shown}")
+        text = place.ringlet("reflect", "stat", "--count", "2").stdout
+        require(text.count("Pages/s") == 2 and text.count("errors: 0 on rail 0") == 2, text)
+    finally:
+        writer.kill()
+        writer.wait()
+    place.unused()
+    return None
+
+
 @step
 def keeper_of_one_user(place):
     """The one that anybody can reach by its name is not for anybody."""
@@ -193,7 +305,7 @@ def users_of_a_namespace(place):
     try:
         require(keeper.stdout.readline() == "ready\n", "it does not start")
         for number, expected in [(12345, "Welcome"), (STRANGER, "Denied")]:
-            place.asks(path, '{"Hello":{"version":1}}', number, expected)
+            place.asks(path, '{"Hello":{"version":2}}', number, expected)
     finally:
         keeper.kill()
         keeper.wait()

@@ -317,6 +317,18 @@ static void permissions(int is_owner) {
     IS(IMC_BADLOCK, imc_lkdealloc(100000000));
 }
 
+/* Writes and writes, and says when it has begun. */
+static void scribble(void) {
+    imc_asid_t id;
+    caddr_t to;
+    IS(0, imc_asalloc(KEY + 10, 4 * PAGE, IMC_URW, IMC_COHERENT, &id, 0));
+    IS(0, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, IMC_LOOPBACK, &to));
+    puts("ready");
+    fflush(stdout);
+    for (uint64_t n = 0;; n++)
+        *(volatile uint64_t *)(to + PAGE * (n % 2)) = n;
+}
+
 /* What is received is not to be stored to. */
 static void store(void) {
     imc_asid_t id;
@@ -387,6 +399,8 @@ int main(int count, char **words) {
         cancelled();
     else if (!strcmp(word, "store"))
         store();
+    else if (!strcmp(word, "scribble"))
+        scribble();
     else
         return 2;
     puts("ok");

@@ -27,7 +27,7 @@ use crate::log::{Reader, Record};
 use crate::network::{Event, Network};
 use crate::protocol::{Answer, page};
 use crate::region::copy;
-use crate::registry::{Act, Effect, Limits, Registry};
+use crate::registry::{Act, Bounds, Effect, Registry};
 use crate::status::Status;
 
 /// It looks again for so long before it sleeps.
@@ -58,8 +58,7 @@ const WRITE_HEAD: usize = 16;
 struct Said {
     /// By which the host knows who has asked. (0: nobody waits.)
     tag: u64,
-    limits: Limits,
-    made_most: usize,
+    bounds: Bounds,
     act: Act,
 }
 
@@ -141,8 +140,7 @@ impl Cluster {
 
     /// Has an act done on all hosts.
     pub fn say(&mut self, tag: u64, act: &Act, by: &Registry) {
-        let (limits, made_most) = (by.limits, by.made_most);
-        let said = Said { tag, limits, made_most, act: act.clone() };
+        let said = Said { tag, bounds: by.bounds, act: act.clone() };
         let mut item = vec![ACT, 0, 0, 0, 0];
         // (Into memory: it can't fail.)
         let _ = serde_json::to_writer(&mut item, &said);
@@ -538,10 +536,9 @@ impl Keeper {
     }
 
     fn do_said(&mut self, host: u32, said: Said) {
-        let own = (self.registry.limits, self.registry.made_most);
-        (self.registry.limits, self.registry.made_most) = (said.limits, said.made_most);
+        let own = std::mem::replace(&mut self.registry.bounds, said.bounds);
         let effect = self.perform(host, &said.act);
-        (self.registry.limits, self.registry.made_most) = own;
+        self.registry.bounds = own;
         if host != self.cluster().host || said.tag == 0 {
             return;
         }
@@ -566,7 +563,7 @@ impl Keeper {
             return None;
         }
         let region = self.registry.regions.get(&id)?;
-        if from == here && !region.has_loopback(here) {
+        if from == here && region.loopback(here) != Some(true) {
             return None;
         }
         let memory = self.memories.get(&id)?;

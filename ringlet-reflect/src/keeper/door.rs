@@ -10,8 +10,8 @@ use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::host::abstract_name;
 use crate::memory;
+use crate::name;
 use crate::status::Status;
 
 /// For another one that is about to listen at the same path.
@@ -23,8 +23,7 @@ pub fn listen(path: Option<&Path>) -> std::io::Result<OwnedFd> {
         return listen_at(path);
     }
     let errno = |errno: Errno| std::io::Error::from_raw_os_error(errno.0);
-    let name = abstract_name(rustix::process::geteuid().as_raw());
-    Ok(memory::own(meet::serve(&name).map_err(errno)?))
+    name::listen(rustix::process::geteuid().as_raw()).map_err(errno)
 }
 
 /// How many descriptors there may be.

@@ -27,7 +27,7 @@ use crate::memory::{self, Mapping};
 use crate::network::Network;
 use crate::protocol::{ANSWER_BYTES, ASK_BYTES, Answer, Ask, VERSION, page};
 pub use crate::registry::Limits;
-use crate::registry::{Act, Direction, Effect, Registry};
+use crate::registry::{Act, Bounds, Direction, Effect, Registry};
 use crate::status::Status;
 use cluster::Cluster;
 use space::{Memory, Words, forget};
@@ -41,8 +41,8 @@ const DESCRIPTORS: usize = 4;
 const DESCRIPTORS_BESIDE: usize = 64;
 /// Pages of which one program may be told.
 const WATCHES_MOST: usize = 1 << 16;
-/// Of one user but root.
-const MEMBERS_OF_A_USER: usize = 1024;
+/// What one user but root may take of the places for programs.
+const SHARE_OF_A_USER: usize = 4;
 /// Groups of a process that count, so that what is told of it in a cluster is short.
 const GROUPS_MOST: usize = 1024;
 /// What is given back while nothing can be.
@@ -183,6 +183,23 @@ fn barrier(command: libc::c_int) -> bool {
     }
 }
 
+impl Client {
+    fn new(socket: OwnedFd, uid: u32, process: Option<OwnedFd>) -> Client {
+        Client {
+            socket,
+            uid,
+            process,
+            member: None,
+            watches: BTreeMap::new(),
+            log: None,
+            bell: None,
+            drains: None,
+            waits: Waits::No,
+            is_over: false,
+        }
+    }
+}
+
 impl Keeper {
     fn new(options: &Options, cluster: Option<Cluster>) -> std::io::Result<(Keeper, OwnedFd)> {
         let descriptors = door::widen();
@@ -198,9 +215,14 @@ impl Keeper {
         };
         // (Half of what there is for those who come, a socket and a process of each, and a log and a bell; nobody who makes regions keeps others out.)
         let of_each = if cluster.is_some() { 8 } else { 4 };
-        let made = (descriptors / 2).saturating_sub(DESCRIPTORS_BESIDE) / DESCRIPTORS;
+        let made_most = (descriptors / 2).saturating_sub(DESCRIPTORS_BESIDE) / DESCRIPTORS;
+        let bounds = Bounds {
+            limits: options.limits,
+            made_most: MADE_MOST.min(made_most),
+            is_shared: options.path.is_some(),
+        };
         let keeper = Keeper {
-            registry: Registry::new(options.limits, MADE_MOST.min(made)),
+            registry: Registry::new(bounds),
             memories: BTreeMap::new(),
             words: BTreeMap::new(),
             clients: Vec::new(),
@@ -280,21 +302,10 @@ impl Keeper {
         let socket = memory::own(socket);
         let Ok(uid) = meet::credentials(socket.as_raw_fd()).map(|peer| peer.uid) else { return };
         let of_user = self.clients.iter().filter(|client| client.uid == uid).count();
-        let may =
-            uid == 0 || of_user < MEMBERS_OF_A_USER && (!self.is_own || meet::is_our_user(uid));
+        let share = self.clients_most / SHARE_OF_A_USER;
+        let may = uid == 0 || of_user < share && (!self.is_own || meet::is_our_user(uid));
         match door::process_of(&socket) {
-            Ok(process) if may => self.clients.push(Client {
-                socket,
-                uid,
-                process,
-                member: None,
-                watches: BTreeMap::new(),
-                log: None,
-                bell: None,
-                drains: None,
-                waits: Waits::No,
-                is_over: false,
-            }),
+            Ok(process) if may => self.clients.push(Client::new(socket, uid, process)),
             _ => meet::part(socket.into_raw_fd()),
         }
     }
@@ -306,12 +317,13 @@ impl Keeper {
             }
             let mut bytes = [0; ASK_BYTES];
             // (Descriptors that came are closed: nobody has any to give.)
-            match meet::receive(self.clients[at].socket.as_raw_fd(), &mut bytes) {
+            let goes_on = match meet::receive(self.clients[at].socket.as_raw_fd(), &mut bytes) {
                 Ok((length, _)) if length > 0 => self.serve_one(at, &bytes[..length]),
                 Err(Errno::EAGAIN) => return,
-                _ => self.clients[at].is_over = true,
-            }
-            if self.clients[at].is_over {
+                _ => None,
+            };
+            self.clients[at].is_over |= goes_on.is_none();
+            if self.clients[at].is_over || goes_on == Some(false) {
                 return;
             }
         }
@@ -332,14 +344,15 @@ impl Keeper {
         may
     }
 
-    fn serve_one(&mut self, at: usize, question: &[u8]) {
-        let Ok(ask) = serde_json::from_slice::<Ask>(question) else {
-            self.clients[at].is_over = true;
-            return;
-        };
+    /// None if who asks is out; false if that was all for this turn.
+    fn serve_one(&mut self, at: usize, question: &[u8]) -> Option<bool> {
+        let ask = serde_json::from_slice::<Ask>(question).ok()?;
+        // (What takes long to tell is told to all by turns.)
+        let is_long = ask == Ask::State;
         if let Err(status) = self.take(at, ask) {
             self.reply(at, &Answer::No(status), &[]);
         }
+        Some(!is_long)
     }
 
     /// Who does not read is out.
@@ -422,6 +435,13 @@ impl Keeper {
                 cluster.bury(&node).then_some(Answer::Done).ok_or(Status::BadHost)?
             }
             Ask::State => Answer::State(Box::new(self.state(member))),
+            Ask::Sample { id } => {
+                let (bytes, loopback) = self.registry.see(member, id)?;
+                // (In a cluster there is none where nobody receives it, unless a late-comer is to see all of it.)
+                let memory = self.memories.get(&id).ok_or(Status::BadRegion)?;
+                self.reply(at, &Answer::Memory { bytes }, &memory.given_to_see(loopback)?);
+                return Ok(());
+            }
         };
         self.reply(at, &answer, &[]);
         Ok(())
@@ -470,7 +490,7 @@ impl Keeper {
         let cluster = self.cluster.as_mut().filter(|cluster| cluster.has_acts() < LATER_MOST);
         cluster.ok_or(Status::Stopped)?.say(0, &later, &self.registry);
         if let Act::Detach { id, direction: Direction::Receive, .. } = later {
-            forget(&self.memories, &mut self.clients[at].watches, Some(id));
+            forget(&mut self.memories, &mut self.clients[at].watches, Some(id));
         }
         self.reply(at, &answer, &[]);
         Ok(())
@@ -526,6 +546,10 @@ impl Keeper {
                         Err(_) => {}
                     }
                 }
+            }
+            // (Who has just come holds none: what says so was not written by him.)
+            (Act::Locks { member, .. }, Effect::Locks { id, is_new: false }) if !in_cluster => {
+                self.give_up(*member, *id);
             }
             (_, Effect::Locks { id, is_new: true }) => {
                 let Ok(words) = Words::new(self.registry.sets[id].count) else { return Ok(()) };
@@ -613,7 +637,7 @@ impl Keeper {
                 };
             }
             (Act::Detach { id, direction: Direction::Receive, .. }, _) => {
-                forget(&self.memories, &mut self.clients[at].watches, Some(*id));
+                forget(&mut self.memories, &mut self.clients[at].watches, Some(*id));
                 Answer::Done
             }
             (Act::Locks { member, .. }, Effect::Locks { id, .. }) => {
@@ -667,7 +691,7 @@ impl Keeper {
             let copy = |fd: &OwnedFd| fd.try_clone().map_err(|_| Status::NoMemory);
             let (log, bell) = (memory::make(log::BYTES)?, memory::own(fd::eventfd()?));
             given.extend([copy(&log)?, copy(&bell)?]);
-            client.log = Some(Reader::new(memory::map(&log, log::BYTES, true)?));
+            client.log = Some(Reader::new(memory::map_sparse(&log, log::BYTES, true)?));
             client.bell = Some(bell);
         }
         client.member = Some(member);
@@ -697,16 +721,16 @@ impl Keeper {
     }
 
     fn watch(&mut self, at: usize, id: u32, page: u32, on: bool) -> Result<(), Status> {
-        let memory = self.memories.get(&id).ok_or(Status::BadRegion)?;
-        let wish = memory.wished.word(page as usize);
+        let memory = self.memories.get_mut(&id).ok_or(Status::BadRegion)?;
         let watches = &mut self.clients[at].watches;
-        if on && watches.len() >= WATCHES_MOST {
+        let had = watches.get(&(id, page)).copied().unwrap_or(0);
+        if on && watches.len().max(had as usize) >= WATCHES_MOST {
             return Err(Status::Full);
         }
         let count = watches.entry((id, page)).or_default();
         if on {
             *count += 1;
-            wish.fetch_add(1, Ordering::SeqCst);
+            memory.wish(page, 1);
             // ORDER: who writes looks at the wish behind its store, with no barrier of its own if it is registered. Behind this each such
             // store is seen, or the wish was: `Transmitter::notify`.
             if self.barriers {
@@ -714,7 +738,7 @@ impl Keeper {
             }
         } else if *count > 0 {
             *count -= 1;
-            wish.fetch_sub(1, Ordering::SeqCst);
+            memory.forget(page, 1);
         }
         if *count == 0 {
             self.clients[at].watches.remove(&(id, page));
@@ -723,7 +747,7 @@ impl Keeper {
     }
 
     fn gone(&mut self, mut client: Client) {
-        forget(&self.memories, &mut client.watches, None);
+        forget(&mut self.memories, &mut client.watches, None);
         meet::part(client.socket.into_raw_fd());
         match (client.member, &mut self.cluster) {
             (None, _) => {}
@@ -741,5 +765,40 @@ impl Keeper {
                 futex::wake(&word.0);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who asks for all that there is, again and again, has one answer in a turn; short questions are answered together.
+    #[test]
+    fn long_answers_are_given_by_turns() {
+        let shared = memory::make(page::BYTES).unwrap();
+        let mapped = memory::map(&shared, page::BYTES, true).unwrap();
+        let mut keeper = Keeper {
+            registry: Registry::new(Bounds::default()),
+            memories: BTreeMap::new(),
+            words: BTreeMap::new(),
+            clients: Vec::new(),
+            clients_most: 10,
+            is_own: false,
+            page: (shared, mapped),
+            barriers: false,
+            name: String::new(),
+            cluster: None,
+        };
+        let [ours, socket] = meet::pair().unwrap().map(memory::own);
+        keeper.clients.push(Client { member: Some(1), ..Client::new(socket, 0, None) });
+        let answers = |question: &Ask, keeper: &mut Keeper| {
+            let question = serde_json::to_vec(question).unwrap();
+            (0..3).for_each(|_| meet::send(ours.as_raw_fd(), &question, &[]).unwrap());
+            keeper.serve(0);
+            let mut bytes = vec![0; ANSWER_BYTES];
+            std::iter::from_fn(|| meet::receive(ours.as_raw_fd(), &mut bytes).ok()).count()
+        };
+        assert_eq!(answers(&Ask::Look { id: 1, lock: 0 }, &mut keeper), 3);
+        assert_eq!(answers(&Ask::State, &mut keeper), 1);
     }
 }

@@ -4,9 +4,7 @@ use ringlet_core::sync::Ordering;
 
 use super::Keeper;
 use super::cluster::Cluster as Clustered;
-use super::space::Memory;
 use super::transfer::Standing;
-use crate::PAGE_BYTES;
 use crate::protocol::{
     ANSWER_BYTES, Cluster, ClusterState, LockState, MemberState, RegionState, State, page,
 };
@@ -64,11 +62,6 @@ impl Keeper {
         };
         let region = |(id, region): (&u32, &RegionEntry)| {
             let users = &region.entry.users;
-            let memory = self.memories.get(id);
-            let pages = (region.bytes as usize / PAGE_BYTES).min(1 << 16);
-            let is_watched = |memory: &Memory, page: usize| {
-                memory.wished.word(page).load(Ordering::Relaxed) != 0
-            };
             RegionState {
                 id: *id,
                 key: region.entry.key,
@@ -89,9 +82,7 @@ impl Keeper {
                     .map(|(member, _)| *member)
                     .take(SHOWN)
                     .collect(),
-                watched: memory.map_or(0, |memory| {
-                    (0..pages).filter(|page| is_watched(memory, *page)).count() as u32
-                }),
+                watched: self.memories.get(id).map_or(0, |memory| memory.watched),
             }
         };
         let in_cluster = self.cluster.is_some();
@@ -100,7 +91,14 @@ impl Keeper {
                 true => set.held.get(&(lock as u32)).map(|held| held.holder),
                 false => self.words.get(id)?.lock(lock).holder(),
             };
+            let is_waited = |lock: &u32| match in_cluster {
+                true => set.held.get(lock).is_some_and(|held| !held.waiting.is_empty()),
+                false => {
+                    self.words.get(id).is_some_and(|words| words.lock(*lock as usize).is_waited())
+                }
+            };
             let held = (0..set.count).filter_map(|lock| Some((lock as u32, holder(lock)?)));
+            let waited = (0..set.count as u32).filter(is_waited);
             LockState {
                 id: *id,
                 key: set.entry.key,
@@ -109,13 +107,14 @@ impl Keeper {
                 owner: set.entry.owner,
                 users: set.entry.users.keys().copied().take(SHOWN).collect(),
                 held: held.take(SHOWN).collect(),
+                waited: waited.take(SHOWN).collect(),
             }
         };
         let mut state = State {
             host: self.name.clone(),
             allocated: regions.values().map(|region| region.bytes).sum(),
-            allocated_most: registry.limits.all,
-            received_most: registry.limits.received,
+            allocated_most: registry.bounds.limits.all,
+            received_most: registry.bounds.limits.received,
             members: members
                 .iter()
                 .filter(|(member, _)| has || **member != asks)

@@ -8,6 +8,7 @@ use ringlet_core::sync::Ordering;
 
 use crate::PAGE_BYTES;
 use crate::memory::{self, Mapping};
+use crate::room;
 use crate::status::Status;
 
 pub struct Memory {
@@ -18,6 +19,8 @@ pub struct Memory {
     changes: OwnedFd,
     wishes: OwnedFd,
     pub wished: Mapping,
+    /// Pages of which anybody wishes to be told.
+    pub watched: u32,
     /// In a cluster the keeper alone writes: the data, and what has changed.
     pub written: Option<(Mapping, Mapping)>,
 }
@@ -41,14 +44,19 @@ impl Words {
 
 impl Memory {
     pub fn make(bytes: usize, is_written: bool) -> Result<Memory, Status> {
+        // (All hosts may write there; the keeper would be ended at a store for what there is no room for.)
+        if is_written && bytes as u64 > room::left() {
+            return Err(Status::NoMemory);
+        }
         let words = memory::words_bytes(bytes / PAGE_BYTES);
         let (wishes, changes) = (memory::make(words)?, memory::make(words)?);
         let data = memory::make(bytes)?;
         Ok(Memory {
             written: match is_written {
-                true => {
-                    Some((memory::map(&data, bytes, true)?, memory::map(&changes, words, true)?))
-                }
+                true => Some((
+                    memory::map_sparse(&data, bytes, true)?,
+                    memory::map(&changes, words, true)?,
+                )),
                 false => None,
             },
             data,
@@ -56,7 +64,20 @@ impl Memory {
             changes,
             wished: memory::map(&wishes, words, true)?,
             wishes,
+            watched: 0,
         })
+    }
+
+    pub fn wish(&mut self, page: u32, more: u32) {
+        // ORDER: SeqCst, pairs with the fence of `Mapped::before_look` where a writer has no barriers.
+        let had = self.wished.word(page as usize).fetch_add(more, Ordering::SeqCst);
+        self.watched += u32::from(had == 0);
+    }
+
+    pub fn forget(&mut self, page: u32, fewer: u32) {
+        // ORDER: SeqCst, as in `wish`.
+        let had = self.wished.word(page as usize).fetch_sub(fewer, Ordering::SeqCst);
+        self.watched -= u32::from(had == fewer);
     }
 
     pub fn given_to_transmit(
@@ -72,6 +93,12 @@ impl Memory {
         Ok(vec![copy(written)?, copy(&self.changes)?, memory::to_read(&self.wishes)?.into()])
     }
 
+    /// To who looks from outside: what those who write now see themselves, or what nobody here does.
+    pub fn given_to_see(&self, loopback: bool) -> Result<Vec<OwnedFd>, Status> {
+        let written = self.apart.as_ref().filter(|_| !loopback).unwrap_or(&self.data);
+        Ok(vec![memory::to_read(written)?.into(), memory::to_read(&self.changes)?.into()])
+    }
+
     pub fn given_to_receive(&self) -> Result<Vec<OwnedFd>, Status> {
         Ok(vec![memory::to_read(&self.data)?.into(), memory::to_read(&self.changes)?.into()])
     }
@@ -79,14 +106,14 @@ impl Memory {
 
 /// Wishes of one region, or of all, that a process has no longer.
 pub fn forget(
-    memories: &BTreeMap<u32, Memory>,
+    memories: &mut BTreeMap<u32, Memory>,
     watches: &mut BTreeMap<(u32, u32), u32>,
     only: Option<u32>,
 ) {
     watches.retain(|(id, page), count| {
         let is_it = only.is_none_or(|only| only == *id);
-        if let (true, Some(memory)) = (is_it, memories.get(id)) {
-            memory.wished.word(*page as usize).fetch_sub(*count, Ordering::SeqCst);
+        if let (true, Some(memory)) = (is_it, memories.get_mut(id)) {
+            memory.forget(*page, *count);
         }
         !is_it
     });

@@ -358,7 +358,7 @@ impl Keeper {
         let (Ok(mut known), Standing::Waiting { held, .. }) = (known, standing) else {
             return None;
         };
-        (known.limits, known.made_most) = (self.registry.limits, self.registry.made_most);
+        known.bounds = self.registry.bounds;
         cluster.host = known.host(&cluster.me.node, cluster.me.incarnation)?;
         cluster.inbox.is_broken = false;
         cluster.standing = Standing::Inside;
