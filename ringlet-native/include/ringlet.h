@@ -1,6 +1,6 @@
 /*
  * ringlet: channels through shared memory between programs of one machine, and by way of `ringlet node` of a cluster. Manual pages: ringlet_connect(3), ringlet_send(3),
- * ringlet_mailbox(3), ringlet_region(3).
+ * ringlet_mailbox(3), ringlet_region(3); memory that many programs share by keys: ringlet_reflect(3).
  *
  * A service is opened under a name by one program, others connect to it. Calls that return -1 or NULL set errno. A timeout is in
  * milliseconds: -1 waits for ever, 0 not at all (EAGAIN); when it is over: ETIMEDOUT.
@@ -96,6 +96,79 @@ int ringlet_mailbox_fd(const ringlet_mailbox *mailbox);
 int ringlet_mailbox_arm(ringlet_mailbox *mailbox);
 size_t ringlet_mailbox_senders(const ringlet_mailbox *mailbox);
 void ringlet_mailbox_close(ringlet_mailbox *mailbox);
+
+/* Reflective memory (ringlet_reflect(3)): what one program stores into a region all see that receive it, in one order; locks that all share,
+   given back when their holder dies. Calls that fail return -1 or NULL and set errno; ringlet_reflect_error says in words which call it was, of
+   what, and why, ringlet_reflect_status as a number of <sys/imc.h> (0 if it has none); both are of this thread's last failure, the text until
+   the next one. Any number of threads may use a handle at once, but not while it is closed, or a region attached or detached; a watch is one
+   thread's at a time. In a child by fork none of them is of use (ENOTCONN); it opens its own. NULL can be closed. */
+typedef struct ringlet_reflect_host ringlet_reflect_host;
+typedef struct ringlet_reflect_region ringlet_reflect_region;
+typedef struct ringlet_reflect_watch ringlet_reflect_watch;
+typedef struct ringlet_reflect_locks ringlet_reflect_locks;
+
+enum { RINGLET_REFLECT_PAGE = 4096 };
+enum { RINGLET_REFLECT_INCOHERENT = 1 };                       /* of allocate */
+enum { RINGLET_REFLECT_TRANSMIT = 1, RINGLET_REFLECT_RECEIVE = 2 }; /* of detach */
+enum { RINGLET_REFLECT_NONSHARED = 1, RINGLET_REFLECT_NO_LOOPBACK = 2 }; /* of transmit and receive */
+enum { RINGLET_REFLECT_CREATE = 1 };                           /* of locks_open */
+
+/* path NULL: the keeper that RINGLET_REFLECT names, or that of all users, or this user's, which is started if it is not there. What was made by
+   a host stays when that is closed, until it is closed too. await_end returns 0 when the keeper has gone. */
+ringlet_reflect_host *ringlet_reflect_open(const char *path);
+void ringlet_reflect_close(ringlet_reflect_host *host);
+int ringlet_reflect_await_end(const ringlet_reflect_host *host, int timeout_ms);
+
+/* The region of this key; who is first makes it, of so many bytes, of zeros, in whole pages; mode is as a file's (0600). It goes with its last
+   user. deallocate detaches it. */
+ringlet_reflect_region *ringlet_reflect_allocate(const ringlet_reflect_host *host, uint64_t key, size_t bytes, unsigned mode, unsigned flags);
+void ringlet_reflect_deallocate(ringlet_reflect_region *region);
+size_t ringlet_reflect_len(const ringlet_reflect_region *region);
+
+/* Attaches it to be written, or read, and returns where it is mapped until it is detached. What is stored there is seen as it is stored; what
+   is received can't be stored to (SIGSEGV). All who attach it on a host say alike whether it is shared and has loopback. */
+void *ringlet_reflect_transmit(ringlet_reflect_region *region, unsigned flags);
+const void *ringlet_reflect_receive(ringlet_reflect_region *region, unsigned flags);
+int ringlet_reflect_detach(ringlet_reflect_region *region, unsigned directions);
+
+/* Checked copies of any length, from byte `at` on (EMSGSIZE beyond the end): aligned words of 8 bytes go whole, and what is put later is not
+   seen before. notify tells who watches a page of these bytes. The program's own buffer overlaps no region that it transmits. */
+int ringlet_reflect_put(const ringlet_reflect_region *region, size_t at, const void *data, size_t len);
+int ringlet_reflect_get(const ringlet_reflect_region *region, size_t at, void *buffer, size_t len);
+int ringlet_reflect_notify(const ringlet_reflect_region *region, size_t at, size_t len);
+
+/* A wish to be told of what is stored into the page of byte `at`, and notified. changed: 1 if so since it last said so, else 0. wait returns 0
+   then. The descriptor is readable then, until changed is asked; never read it. A watch keeps its region attached. */
+ringlet_reflect_watch *ringlet_reflect_watch_open(const ringlet_reflect_region *region, size_t at);
+int ringlet_reflect_watch_changed(ringlet_reflect_watch *watch);
+int ringlet_reflect_watch_wait(ringlet_reflect_watch *watch, int timeout_ms);
+int ringlet_reflect_watch_fd(ringlet_reflect_watch *watch);
+void ringlet_reflect_watch_close(ringlet_reflect_watch *watch);
+
+/* The locks of this key; who is first makes so many (1 to 4096). With CREATE it has to be this process (EEXIST), which holds lock 0 then. A
+   process holds a lock, in all its threads (EDEADLK). close gives back what is held. */
+ringlet_reflect_locks *ringlet_reflect_locks_open(const ringlet_reflect_host *host, uint64_t key, size_t count, unsigned mode, unsigned flags);
+size_t ringlet_reflect_locks_count(const ringlet_reflect_locks *locks);
+int ringlet_reflect_acquire(const ringlet_reflect_locks *locks, size_t lock, int timeout_ms);
+int ringlet_reflect_release(const ringlet_reflect_locks *locks, size_t lock);
+void ringlet_reflect_locks_close(ringlet_reflect_locks *locks);
+
+/* The count of a rail's errors (EAGAIN while they are being counted); has everybody what was written since the count was `since`? If not (EIO)
+   it is to be written again, with the new count. On one host there is rail 0, and no error. */
+int ringlet_reflect_errors(const ringlet_reflect_host *host, unsigned rail);
+int ringlet_reflect_check(const ringlet_reflect_host *host, unsigned rail, int since);
+
+/* What there is, in bytes and numbers; is_cut: there is more than was counted. */
+struct ringlet_reflect_state {
+    char host[256];
+    uint64_t allocated, allocated_most, received_most;
+    uint32_t members, regions, watched_pages, lock_sets, locks_held;
+    int is_cut;
+};
+int ringlet_reflect_host_state(const ringlet_reflect_host *host, struct ringlet_reflect_state *state);
+
+const char *ringlet_reflect_error(void);
+int ringlet_reflect_status(void);
 
 #ifdef __cplusplus
 }

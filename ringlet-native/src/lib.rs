@@ -8,6 +8,7 @@
 
 mod am;
 mod am_job;
+mod reflect;
 
 use ringlet_core::queue::{self, Reserved};
 use ringlet_messages::native::*;

@@ -26,7 +26,7 @@ macro_rules! statuses {
 }
 
 statuses! {
-    Full = -1, "no channel space is left: the keeper was started with less (`ringlet imc init -a`)";
+    Full = -1, "no channel space is left (`ringlet imc init -a`), or there are as many regions, locks or wishes as there may be";
     BadParameter = -2, "a parameter makes no sense";
     Exists = -3, "a lock set with that key is there already";
     Attached = -4, "the region is attached still";

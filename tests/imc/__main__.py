@@ -163,31 +163,6 @@ def permissions(place):
     return None
 
 
-# As a program that means no good: it keeps the descriptor of what it may only read, and would like to write.
-REOPENS = """
-import array, json, mmap, os, socket, sys
-keeper = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-keeper.connect(sys.argv[1])
-def ask(words):
-    keeper.send(json.dumps(words).encode())
-    text, rights, _, _ = keeper.recvmsg(4096, socket.CMSG_SPACE(16))
-    return json.loads(text), [fd for _, _, data in rights for fd in array.array("i", data)]
-ask({"Hello": {"version": 2}})
-region, _ = ask({"Allocate": {"key": 2, "bytes": 4096, "how": {"mode": 0o600, "coherent": False, "rail": 0}}})
-_, fds = ask({"Attach": {"id": region["Region"]["id"], "direction": "Receive", "how": {"shared": True, "loopback": True}}})
-assert len(fds) == 2
-for fd in fds:
-    for writes in (lambda: os.open(f"/proc/self/fd/{fd}", os.O_RDWR), lambda: os.open(f"/proc/self/fd/{fd}", os.O_WRONLY), lambda: os.fchmod(fd, 0o666),
-                   lambda: mmap.mmap(fd, 4096), lambda: os.pwrite(fd, b"x", 0), lambda: os.ftruncate(fd, 0)):
-        try:
-            writes()
-        except OSError:
-            continue
-        sys.exit("it can be written")
-print("ok")
-"""
-
-
 @step
 def read_only_for_good(place):
     """What was given to be read is not opened anew to be written, by another user than the keeper's."""
@@ -197,7 +172,7 @@ def read_only_for_good(place):
     try:
         require(owner.stdout.readline() == "ready\n", "the owner does not start")
         for number in (STRANGER, 12345):
-            place.run([sys.executable, "-c", REOPENS, place.socket], **user(number))
+            place.actor("reopens", place.socket, **user(number))
     finally:
         owner.kill()
         owner.wait()
@@ -224,7 +199,7 @@ def containers(place):
     try:
         require(owner.stdout.readline() == "ready\n", "the owner does not start")
         place.actor("stranger", before=container(STRANGER))
-        place.run([*container(STRANGER), sys.executable, "-c", REOPENS, place.socket])
+        place.actor("reopens", place.socket, before=container(STRANGER))
         shown = place.state()
         require({region["owner"] for region in shown["regions"]} == {12345}, f"{shown}")
         require(all(member["pid"] > 0 for member in shown["members"]), f"{shown}")

@@ -1,6 +1,7 @@
 /* Programs of the Memory Channel API: imc_actor WORD [ARGUMENT]... Each says "ok", or where it failed. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
@@ -9,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/imc.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -338,16 +341,65 @@ static void store(void) {
     *(volatile int *)from = 1;
 }
 
-/* Says something to a keeper, and shows what it answers. An abstract name begins with @. */
-static void says(const char *name, const char *text) {
+static char answer[1 << 18];
+
+static int connected(const char *name) {
     struct sockaddr_un to = {.sun_family = AF_UNIX};
-    static char answer[1 << 18];
     int end = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     snprintf(to.sun_path, sizeof to.sun_path, "%s", name);
     socklen_t length = offsetof(struct sockaddr_un, sun_path) + strlen(to.sun_path);
     if (*name == '@')
         *to.sun_path = 0;
     IS(0, connect(end, (struct sockaddr *)&to, length));
+    return end;
+}
+
+/* Asks, and takes the descriptors that come with the answer. */
+static int asked(int end, const char *text, int *fds) {
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(4 * sizeof(int))];
+    } control;
+    struct iovec piece = {answer, sizeof answer - 1};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    IS((long)strlen(text), send(end, text, strlen(text), MSG_NOSIGNAL));
+    ssize_t length = recvmsg(end, &message, 0);
+    TRUE(length > 0);
+    answer[length] = 0;
+    struct cmsghdr *first = CMSG_FIRSTHDR(&message);
+    int count = first ? (int)((first->cmsg_len - CMSG_LEN(0)) / sizeof(int)) : 0;
+    if (count)
+        memcpy(fds, CMSG_DATA(first), count * sizeof(int));
+    return count;
+}
+
+/* As a program that means no good: it keeps the descriptors of what it may only read, and would like to write. */
+static void reopens(const char *name) {
+    int fds[4], end = connected(name);
+    unsigned region;
+    char text[200];
+    IS(1, asked(end, "{\"Hello\":{\"version\":1}}", fds));
+    IS(0, asked(end, "{\"Allocate\":{\"key\":2,\"bytes\":4096,\"how\":{\"mode\":384,\"coherent\":false,\"rail\":0}}}", fds));
+    IS(1, sscanf(answer, "{\"Region\":{\"id\":%u", &region));
+    snprintf(text, sizeof text, "{\"Attach\":{\"id\":%u,\"direction\":\"Receive\",\"how\":{\"shared\":true,\"loopback\":true}}}", region);
+    IS(2, asked(end, text, fds));
+    for (int n = 0; n < 2; n++) {
+        void *at = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fds[n], 0);
+        TRUE(at != MAP_FAILED);
+        IS(-1, mprotect(at, PAGE, PROT_READ | PROT_WRITE));
+        TRUE(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[n], 0) == MAP_FAILED);
+        IS(-1, pwrite(fds[n], "x", 1, 0));
+        IS(-1, fchmod(fds[n], 0666));
+        IS(-1, ftruncate(fds[n], 0));
+        snprintf(text, sizeof text, "/proc/self/fd/%d", fds[n]);
+        IS(-1, open(text, O_RDWR));
+        IS(-1, open(text, O_WRONLY));
+    }
+}
+
+/* Says something to a keeper, and shows what it answers. An abstract name begins with @. */
+static void says(const char *name, const char *text) {
+    int end = connected(name);
     send(end, text, strlen(text), MSG_NOSIGNAL);
     if (recv(end, answer, sizeof answer - 1, 0) < 0)
         *answer = 0;
@@ -368,6 +420,11 @@ int main(int count, char **words) {
     }
     if (!strcmp(word, "says")) {
         says(words[2], words[3]);
+        return 0;
+    }
+    if (!strcmp(word, "reopens")) {
+        reopens(words[2]);
+        puts("ok");
         return 0;
     }
     if (!strcmp(word, "errors")) {

@@ -23,12 +23,14 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.append(str(pathlib.Path(__file__).resolve().parent))
+import reflect
 from harness import NATIVE, ROOT, VERSION, Failed, Process, adopt_orphans, end_orphans, frame, require, status_word, wait_until
 
 SECONDS = 240  # for whatever a program does
 KINDS = {"bytes": 1, "messages": 2, "locked": 3, "mailbox": 4}
 WELCOME = 1
-CHECKS = {}
+CHECKS = dict(reflect.CHECKS)
 
 
 def welcome(kind, slots, ring, **head):
@@ -64,7 +66,7 @@ class Place:
         }
         self.c, self.rust = directory / "c", target.resolve() / "debug/examples"
         self.c.mkdir()
-        for name in ("echo", "mailbox", "region"):
+        for name in ("echo", "mailbox", "region", "reflect"):
             self.compile(["cc", "-std=c99", "-D_GNU_SOURCE"], f"{name}.c", self.c / name, ["--cflags", "--libs"])
 
     def compile(self, compiler, source, to, ask):
@@ -127,7 +129,7 @@ def installed(place):
     both = declared | messages
     require(both == exported, f"only declared: {both - exported}; only exported: {exported - both}")
     pages = place.root / "usr/share/man/man3"
-    paged = {page.stem for page in pages.iterdir()} - {"ringlet_mailbox", "ringlet_region", "am"}
+    paged = {page.stem for page in pages.iterdir()} - {"ringlet_mailbox", "ringlet_region", "ringlet_reflect", "am"}
     require(paged == declared, f"without a page: {declared - paged}; pages for nothing: {paged - declared}")
     for page in pages.iterdir():
         text = page.read_text()
