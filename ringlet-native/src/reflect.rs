@@ -362,8 +362,8 @@ pub unsafe extern "C" fn ringlet_reflect_watch_open(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringlet_reflect_watch_changed(watch: *mut ringlet_reflect_watch) -> c_int {
-    // SAFETY: as in the header.
     answer(-1, "watch_changed", nothing, || {
+        // SAFETY: as in the header.
         Ok(unsafe { handle_mut(watch)? }.0.has_changed().into())
     })
 }

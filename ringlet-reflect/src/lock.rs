@@ -265,6 +265,13 @@ mod tests {
         theirs.words.word(1).store(u32::MAX, Ordering::Relaxed);
         assert!((0..1000).any(|_| locks.acquire(1, Wait::No).is_ok()));
         locks.release(1).unwrap();
+        // The number of who comes next: what he has not taken he does not hold.
+        theirs.words.word(1).store(other.member() + 10, Ordering::Relaxed);
+        let newcomers: Vec<_> = (0..10).map(|_| Host::at(&path).unwrap()).collect();
+        let newcomer = newcomers.iter().find(|each| each.member() == other.member() + 10);
+        let new_locks = newcomer.unwrap().locks(1, 2, 0o600, false).unwrap();
+        assert_eq!(new_locks.acquire(1, Wait::No), Ok(()));
+        drop((new_locks, newcomers));
         for (word, found) in [(77_777, Err(Status::CorruptLock)), (u32::MAX, Ok(()))] {
             theirs.words.word(0).store(word, Ordering::Relaxed);
             assert_eq!(locks.acquire(0, Wait::Forever), found);
