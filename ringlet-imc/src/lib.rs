@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ringlet_reflect::{
     Cluster, Host, LOCKS_MOST, Locks, Permission, Receiver, Region, Status, Transmitter, Use, Wait,
-    copy,
+    transmit,
 };
 
 const SUCCESS: c_int = 0;
@@ -280,8 +280,8 @@ pub unsafe extern "C" fn imc_bcopy(
         return c_long::from(Status::BadParameter.code());
     };
     // SAFETY: our own contract.
-    unsafe { copy(source.cast(), destination.cast(), bytes) };
-    0
+    let copied = unsafe { transmit(source.cast(), destination.cast(), bytes) };
+    c_long::from(code(copied.map(|()| SUCCESS)))
 }
 
 #[unsafe(no_mangle)]

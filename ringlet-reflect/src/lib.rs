@@ -40,6 +40,7 @@ mod registry;
 mod room;
 mod sampler;
 mod status;
+mod trap;
 
 pub use host::{Host, PATH, VARIABLE};
 pub use lock::{Locks, Wait};
@@ -49,6 +50,7 @@ pub use region::{Receiver, Region, Transmitter, Watch, copy};
 pub use registry::{LOCKS_MOST, Permission, Use};
 pub use sampler::{Sample, Sampler};
 pub use status::Status;
+pub use trap::transmit;
 
 /// What regions are a multiple of.
 pub const PAGE_BYTES: usize = 4096;

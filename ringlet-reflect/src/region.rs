@@ -11,10 +11,11 @@ use ringlet_linux::{fd, futex};
 
 use crate::PAGE_BYTES;
 use crate::host::Membership;
-use crate::memory::{self, Mapping, Window};
+use crate::memory::{self, Mapping};
 use crate::protocol::{Answer, Ask};
 use crate::registry::{Direction, Use};
 use crate::status::Status;
+use crate::trap::Opened;
 
 /// Who sleeps looks again so often, whatever others do.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -109,7 +110,7 @@ impl Region {
     fn transmit_by(&self, how: Use, only: Option<&str>) -> Result<Transmitter, Status> {
         let (attachment, fds) = Attachment::new(&self.0, Direction::Transmit, how, only)?;
         let way = match (&fds[..], &self.0.host.logged) {
-            (_, Some(_)) => Way::Logged(Window::new(self.0.bytes)?),
+            (_, Some(_)) => Way::Logged(Opened::new(self.0.bytes, &self.0.host, self.0.id)?),
             ([data, changes, wishes], None) => Way::Mapped(Mapped {
                 data: memory::map(data, self.0.bytes, true)?,
                 changes: memory::map(changes, self.words(), true)?,
@@ -144,8 +145,8 @@ pub struct Transmitter {
 enum Way {
     /// On one host: a store is one into what is received.
     Mapped(Mapped),
-    /// In a cluster what is written goes by the log; where the region is there is nothing.
-    Logged(Window),
+    /// In a cluster what is written goes by the log; where the region is there is nothing, and stores are trapped.
+    Logged(Opened),
 }
 
 struct Mapped {
@@ -178,7 +179,7 @@ impl Transmitter {
     pub fn len(&self) -> usize {
         match &self.way {
             Way::Mapped(mapped) => mapped.data.area().len(),
-            Way::Logged(window) => window.len(),
+            Way::Logged(opened) => opened.window().len(),
         }
     }
 
@@ -197,7 +198,7 @@ impl Transmitter {
     pub fn base(&self) -> *mut u8 {
         match &self.way {
             Way::Mapped(mapped) => mapped.data.area().base(),
-            Way::Logged(window) => window.base(),
+            Way::Logged(opened) => opened.window().base(),
         }
     }
 

@@ -137,7 +137,8 @@ int imc_asattach(imc_asid_t id, imc_dir_t direction, int mode, int flag, caddr_t
 int imc_asattach_ptp(imc_asid_t id, int mode, int flag, char *host, caddr_t *address);
 int imc_asdetach(imc_asid_t id);
 int imc_asdealloc(imc_asid_t id);
-/* Copies, aligned words of 8 bytes whole. The last two arguments are not needed: stores of bytes are what they are. Returns 0 (chosen). */
+/* Copies, aligned words of 8 bytes whole. The last two arguments are not needed: stores of bytes are what they are. Returns 0, or (in a cluster) a
+ * status: IMC_BADSERVICE where this host cannot reach the others, IMC_NOTINIT (chosen). */
 long imc_bcopy(void *source, void *destination, long bytes, long dest_write_only, long first_dest_quad);
 
 /* Errors of a rail; negative while they are counted: call again. Or IMC_BADRAIL, IMC_NOTINIT, which are negative too. */

@@ -1,3 +1,4 @@
+#![allow(dead_code)]
 //! Clusters of keepers in one process, by sockets that may lose, and be cut.
 
 use std::collections::{BTreeMap, BTreeSet};

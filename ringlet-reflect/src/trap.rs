@@ -1,0 +1,622 @@
+//! Plain stores to where a region is transmitted, in a cluster: nothing is mapped there, so each faults, and its handler passes on what it would have
+//! written, and steps over it. As on the hardware, what loads there, or loads and stores, faults for good.
+//!
+//! The handler takes no lock, allocates nothing, and calls the kernel by number. A fault that is none of its business goes on to whoever had the signal
+//! before. It knows what compilers and C libraries make of stores on x86-64; elsewhere all stores fault for good.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::host::Membership;
+use crate::memory::Window;
+use crate::region::copy;
+use crate::status::Status;
+
+/// Windows of a process at a time.
+const WINDOWS_MOST: usize = 1024;
+/// Who closes a window waits so long for handlers that are about to write to it. (Later what they need stays.)
+const LEAVES: Duration = Duration::from_secs(30);
+
+struct Slot {
+    /// 0: nobody's.
+    base: AtomicUsize,
+    bytes: AtomicUsize,
+    target: AtomicPtr<Target>,
+    users: AtomicU32,
+}
+
+struct Target {
+    host: Arc<Membership>,
+    region: u32,
+}
+
+static SLOTS: [Slot; WINDOWS_MOST] = [const {
+    Slot {
+        base: AtomicUsize::new(0),
+        bytes: AtomicUsize::new(0),
+        target: AtomicPtr::new(std::ptr::null_mut()),
+        users: AtomicU32::new(0),
+    }
+}; WINDOWS_MOST];
+/// Slots behind this were never used.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// A window that the handler knows.
+pub struct Opened {
+    window: Window,
+    slot: &'static Slot,
+}
+
+impl Opened {
+    pub fn new(bytes: usize, host: &Arc<Membership>, region: u32) -> Result<Opened, Status> {
+        let window = Window::new(bytes)?;
+        let target = Box::into_raw(Box::new(Target { host: host.clone(), region }));
+        // ORDER: AcqRel, pairs with Release in `close`: a slot that is free is so in all.
+        let takes = |slot: &&Slot| {
+            let free = std::ptr::null_mut();
+            slot.target.compare_exchange(free, target, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let Some(at) = SLOTS.iter().position(|slot| takes(&slot)) else {
+            // SAFETY: made above, and seen by nobody.
+            #[allow(unsafe_code)]
+            drop(unsafe { Box::from_raw(target) });
+            return Err(Status::Full);
+        };
+        let slot = &SLOTS[at];
+        USED.fetch_max(at + 1, Ordering::Relaxed);
+        slot.bytes.store(bytes, Ordering::Relaxed);
+        // ORDER: SeqCst, pairs with the loads in `find`.
+        slot.base.store(window.base() as usize, Ordering::SeqCst);
+        #[cfg(target_arch = "x86_64")]
+        x86::install();
+        Ok(Opened { window, slot })
+    }
+
+    #[inline]
+    pub fn window(&self) -> &Window {
+        &self.window
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // ORDER: SeqCst, pairs with `find`: who is not seen as its user sees that it is nobody's.
+        self.slot.base.store(0, Ordering::SeqCst);
+        let began = Instant::now();
+        while self.slot.users.load(Ordering::SeqCst) != 0 {
+            if began.elapsed() > LEAVES {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        // ORDER: Release, pairs with AcqRel in `new`.
+        let target = self.slot.target.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: made in `new`; nobody uses it, and nobody finds it any more.
+        #[allow(unsafe_code)]
+        drop(unsafe { Box::from_raw(target) });
+    }
+}
+
+/// A window in use: it is not closed meanwhile.
+struct Found {
+    slot: &'static Slot,
+    base: usize,
+    bytes: usize,
+}
+
+impl Drop for Found {
+    fn drop(&mut self) {
+        self.slot.users.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Found {
+    fn target(&self) -> &Target {
+        // SAFETY: not given back while it has a user (`Opened::drop`).
+        #[allow(unsafe_code)]
+        unsafe {
+            &*self.slot.target.load(Ordering::Acquire)
+        }
+    }
+
+    /// Passes bytes on that `fill` writes. What the process can be told by nothing else is counted as an error.
+    fn store(
+        &self,
+        address: usize,
+        bytes: usize,
+        fill: impl FnMut(usize, usize, *mut u8) -> bool,
+    ) -> Result<(), Status> {
+        let target = self.target();
+        target.host.lives()?;
+        let logged = target.host.logged.as_ref().ok_or(Status::NotInitialised)?;
+        match logged.put_by(target.region, address - self.base, bytes, fill) {
+            Ok(()) => Ok(()),
+            Err(Status::BadAddress) => Err(Status::BadAddress),
+            Err(_) => {
+                logged.lose();
+                Ok(())
+            }
+        }
+    }
+
+    fn holds(&self, address: usize, bytes: usize) -> bool {
+        address >= self.base
+            && address - self.base <= self.bytes
+            && bytes <= self.bytes - (address - self.base)
+    }
+}
+
+fn find(address: usize) -> Option<Found> {
+    for slot in &SLOTS[..USED.load(Ordering::Relaxed)] {
+        let is_in = |base: usize| {
+            base != 0 && address >= base && address - base < slot.bytes.load(Ordering::Relaxed)
+        };
+        if !is_in(slot.base.load(Ordering::SeqCst)) {
+            continue;
+        }
+        // ORDER: SeqCst, pairs with the store of the base in `Opened::drop`: either that sees a user, or this sees that it is nobody's.
+        slot.users.fetch_add(1, Ordering::SeqCst);
+        let base = slot.base.load(Ordering::SeqCst);
+        let found = Found { slot, base, bytes: slot.bytes.load(Ordering::Relaxed) };
+        if is_in(base) {
+            return Some(found);
+        }
+    }
+    None
+}
+
+/// As [`copy`], also to where a region is transmitted in a cluster. [`Status::BadParameter`]: not all of it is in one region.
+///
+/// # Safety
+/// As of [`copy`]; or all of `to` is in one transmitter.
+#[allow(unsafe_code)]
+pub unsafe fn transmit(from: *const u8, to: *mut u8, bytes: usize) -> Result<(), Status> {
+    let Some(found) = find(to as usize) else {
+        // SAFETY: our own contract.
+        unsafe { copy(from, to, bytes) };
+        return Ok(());
+    };
+    if !found.holds(to as usize, bytes) {
+        return Err(Status::BadParameter);
+    }
+    found.store(to as usize, bytes, |at, length, to| {
+        // SAFETY: a part of the bytes, and room for it in the log.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(at), to, length) };
+        true
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod x86 {
+    use std::sync::{Mutex, PoisonError};
+
+    use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
+    use libc::{c_int, c_void, siginfo_t, ucontext_t};
+
+    use super::*;
+
+    const PAGE: usize = 4096;
+    const LONGEST: usize = 15;
+    /// Of the page fault's cause: it was a store.
+    const WRITES: i64 = 2;
+    const DIRECTION: i64 = 1 << 10;
+    /// What one fault of a repeated instruction does at most: then it faults again.
+    const AT_ONCE: usize = 64 << 10;
+
+    /// Who had the signal before us: handler, flags.
+    static BEFORE: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
+    static BEFORE_FLAGS: AtomicU32 = AtomicU32::new(0);
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    /// Where parts of registers are in what the kernel saves: of opmasks, of the upper halves of ZMM0 to 15, of ZMM16 to 31.
+    static PLACES: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+
+    /// Again at each window: a program may have taken the signal since, and has it behind us then.
+    pub fn install() {
+        let _one = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+        // (Its tables are made at its first use, which must not be in a handler.)
+        let _ = Decoder::with_ip(64, &[0x90], 0, DecoderOptions::NONE).decode();
+        for (place, component) in PLACES.iter().zip(5..) {
+            let leaf = std::arch::x86_64::__cpuid_count(0xd, component);
+            place.store(leaf.ebx as usize, Ordering::Relaxed);
+        }
+        // SAFETY: a handler that only uses what it is given, and what was prepared above.
+        unsafe {
+            let mut ours: libc::sigaction = std::mem::zeroed();
+            let mut before: libc::sigaction = std::mem::zeroed();
+            let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = handle;
+            ours.sa_sigaction = handler as usize;
+            ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+            libc::sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut before);
+            if before.sa_sigaction == ours.sa_sigaction {
+                return;
+            }
+            BEFORE_FLAGS.store(before.sa_flags as u32, Ordering::Relaxed);
+            BEFORE.store(before.sa_sigaction, Ordering::Relaxed);
+            libc::sigaction(libc::SIGSEGV, &raw const ours, std::ptr::null_mut());
+        }
+    }
+
+    extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+        // SAFETY: what the kernel gives to a handler with SA_SIGINFO; errno is this thread's.
+        unsafe {
+            let errno = *libc::__errno_location();
+            let is_done = step((*info).si_addr() as usize, &mut *context.cast::<ucontext_t>());
+            *libc::__errno_location() = errno;
+            if is_done.is_none() {
+                pass_on(signal, info, context);
+            }
+        }
+    }
+
+    /// # Safety
+    /// What the kernel has given to the handler.
+    unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+        let before = BEFORE.load(Ordering::Relaxed);
+        if before == libc::SIG_DFL || before == libc::SIG_IGN {
+            // (It faults again when we return, and that ends the program.)
+            // SAFETY: a default action.
+            unsafe {
+                let mut default: libc::sigaction = std::mem::zeroed();
+                default.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, &raw const default, std::ptr::null_mut());
+            }
+        } else if BEFORE_FLAGS.load(Ordering::Relaxed) & libc::SA_SIGINFO as u32 != 0 {
+            // SAFETY: a handler that the program has set as one of this kind.
+            unsafe {
+                let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
+                    std::mem::transmute(before);
+                handler(signal, info, context);
+            }
+        } else {
+            // SAFETY: as above, of the other kind.
+            unsafe {
+                let handler: extern "C" fn(c_int) = std::mem::transmute(before);
+                handler(signal);
+            }
+        }
+    }
+
+    /// What a program's thread was about to do.
+    struct Thread<'a>(&'a mut ucontext_t);
+
+    /// In the order of their numbers.
+    const GENERAL: [c_int; 16] = [
+        libc::REG_RAX,
+        libc::REG_RCX,
+        libc::REG_RDX,
+        libc::REG_RBX,
+        libc::REG_RSP,
+        libc::REG_RBP,
+        libc::REG_RSI,
+        libc::REG_RDI,
+        libc::REG_R8,
+        libc::REG_R9,
+        libc::REG_R10,
+        libc::REG_R11,
+        libc::REG_R12,
+        libc::REG_R13,
+        libc::REG_R14,
+        libc::REG_R15,
+    ];
+
+    /// Its number among those from `first` on, of which there are so many.
+    fn number(register: Register, first: Register, count: usize) -> Option<usize> {
+        (register as usize).checked_sub(first as usize).filter(|number| *number < count)
+    }
+
+    impl Thread<'_> {
+        fn register(&self, at: c_int) -> u64 {
+            self.0.uc_mcontext.gregs[at as usize] as u64
+        }
+
+        fn set(&mut self, at: c_int, value: u64) {
+            self.0.uc_mcontext.gregs[at as usize] = value as i64;
+        }
+
+        fn general(&self, register: Register) -> Option<u64> {
+            for first in [Register::RAX, Register::EAX, Register::AX] {
+                if let Some(number) = number(register, first, 16) {
+                    return Some(self.register(GENERAL[number]));
+                }
+            }
+            // (AL to BL, AH to BH, SPL to DIL, R8L to R15L.)
+            let of_bytes = number(register, Register::AL, 20)?;
+            let at = if of_bytes < 4 { of_bytes } else { of_bytes - 4 };
+            let value = self.register(GENERAL[at]);
+            Some(if (4..8).contains(&of_bytes) { value >> 8 } else { value })
+        }
+
+        /// A piece of what the kernel has saved of the other registers: all zero where it was not in use.
+        fn saved(&self, component: u32, at: usize, to: &mut [u8]) -> Option<()> {
+            let area = self.0.uc_mcontext.fpregs.cast::<u8>();
+            if area.is_null() {
+                return None;
+            }
+            let end = at + to.len();
+            // KERNEL: behind the 464 bytes that fxsave has: a word that says that there is more, how much, and its parts; at 512 those that are in use.
+            // SAFETY: the first 512 bytes are always there; then as many as the kernel says.
+            unsafe {
+                if component > 1 {
+                    let word = |at: usize| area.add(at).cast::<u32>().read_unaligned();
+                    let parts = |at: usize| area.add(at).cast::<u64>().read_unaligned();
+                    let has_more = word(464) == libc_magic() && parts(472) >> component & 1 == 1;
+                    if !has_more || end > word(480) as usize {
+                        return None;
+                    }
+                    if parts(512) >> component & 1 == 0 {
+                        to.fill(0);
+                        return Some(());
+                    }
+                }
+                std::ptr::copy_nonoverlapping(area.add(at), to.as_mut_ptr(), to.len());
+            }
+            Some(())
+        }
+
+        /// As many bytes of a vector register as are asked for.
+        fn vector(&self, register: Register, bytes: usize) -> Option<[u8; 64]> {
+            let mut value = [0; 64];
+            let of = [Register::XMM0, Register::YMM0, Register::ZMM0];
+            let at = of.iter().find_map(|first| number(register, *first, 32))?;
+            let place = |which: usize| PLACES[which].load(Ordering::Relaxed);
+            if at >= 16 {
+                self.saved(7, place(2) + 64 * (at - 16), &mut value)?;
+                return Some(value);
+            }
+            self.saved(1, 160 + 16 * at, &mut value[..16])?;
+            if bytes > 16 {
+                self.saved(2, 576 + 16 * at, &mut value[16..32])?;
+            }
+            if bytes > 32 {
+                self.saved(6, place(1) + 32 * at, &mut value[32..])?;
+            }
+            Some(value)
+        }
+
+        fn mask(&self, register: Register) -> Option<u64> {
+            if register == Register::None {
+                return Some(u64::MAX);
+            }
+            let (mut value, at) = ([0; 8], number(register, Register::K0, 8)?);
+            self.saved(5, PLACES[0].load(Ordering::Relaxed) + 8 * at, &mut value)?;
+            Some(u64::from_le_bytes(value))
+        }
+    }
+
+    /// FP_XSTATE_MAGIC1.
+    fn libc_magic() -> u32 {
+        0x4650_5853
+    }
+
+    fn decode(at: usize) -> Option<Instruction> {
+        let to_end = PAGE - at % PAGE;
+        // (If it goes on in the next page, that is there: the processor has read it.)
+        for length in [LONGEST.min(to_end), LONGEST] {
+            // SAFETY: the processor has read this instruction just now.
+            let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, length) };
+            let mut decoder = Decoder::with_ip(64, bytes, at as u64, DecoderOptions::NONE);
+            let instruction = decoder.decode();
+            if !instruction.is_invalid() {
+                return Some(instruction);
+            }
+        }
+        None
+    }
+
+    /// Does what the thread was about to do. `None` if it is nothing of ours.
+    fn step(address: usize, context: &mut ucontext_t) -> Option<()> {
+        let found = find(address)?;
+        let mut thread = Thread(context);
+        if thread.0.uc_mcontext.gregs[libc::REG_ERR as usize] & WRITES == 0 {
+            return None;
+        }
+        let instruction = decode(thread.register(libc::REG_RIP) as usize)?;
+        use Mnemonic::{Movsb, Movsd, Movsq, Movsw, Stosb, Stosd, Stosq, Stosw};
+        let is_string = instruction.op0_kind() == OpKind::MemoryESRDI;
+        match instruction.mnemonic() {
+            Stosb | Stosw | Stosd | Stosq if is_string => {
+                repeat(&found, &mut thread, &instruction, true)?
+            }
+            Movsb | Movsw | Movsd | Movsq if is_string => {
+                repeat(&found, &mut thread, &instruction, false)?
+            }
+            _ => {
+                store(&found, &thread, &instruction)?;
+                thread.set(libc::REG_RIP, instruction.next_ip());
+            }
+        }
+        Some(())
+    }
+
+    fn store(found: &Found, thread: &Thread, instruction: &Instruction) -> Option<()> {
+        if instruction.op0_kind() != OpKind::Memory {
+            return None;
+        }
+        let to = instruction.virtual_address(0, 0, |register, _, _| match register {
+            // (Of these two the kernel does not tell where they are.)
+            Register::FS | Register::GS => None,
+            Register::CS | Register::DS | Register::ES | Register::SS => Some(0),
+            register => thread.general(register),
+        })? as usize;
+        let bytes = instruction.memory_size().size();
+        let value = value(thread, instruction, bytes)?;
+        if bytes > value.len() || !found.holds(to, bytes) {
+            return None;
+        }
+        let put = |from: usize, to_end: usize| {
+            found.store(to + from, to_end - from, |at, length, to| {
+                // SAFETY: a part of the value, and room for it in the log.
+                unsafe { std::ptr::copy_nonoverlapping(value[from + at..].as_ptr(), to, length) };
+                true
+            })
+        };
+        if instruction.op_mask() == Register::None {
+            return put(0, bytes).ok();
+        }
+        let (mask, each) = (thread.mask(instruction.op_mask())?, element(instruction.mnemonic())?);
+        let is_written = |at: &usize| mask >> (at / each) & 1 == 1;
+        let mut at = 0;
+        while at < bytes {
+            let end = (at..bytes).step_by(each).find(|at| !is_written(at)).unwrap_or(bytes);
+            if end > at {
+                put(at, end).ok()?;
+            }
+            at = end + each;
+        }
+        Some(())
+    }
+
+    /// What a mask has a bit for.
+    fn element(mnemonic: Mnemonic) -> Option<usize> {
+        use Mnemonic::*;
+        Some(match mnemonic {
+            Vmovdqu8 => 1,
+            Vmovdqu16 => 2,
+            Vmovdqu32 | Vmovdqa32 | Vmovups | Vmovaps => 4,
+            Vmovdqu64 | Vmovdqa64 | Vmovupd | Vmovapd => 8,
+            _ => return None,
+        })
+    }
+
+    /// What a store of so many bytes writes.
+    fn value(thread: &Thread, instruction: &Instruction, bytes: usize) -> Option<[u8; 64]> {
+        use Mnemonic::*;
+        let mut of = [0; 64];
+        let word = |value: u64| {
+            let mut of = [0; 64];
+            of[..8].copy_from_slice(&value.to_le_bytes());
+            of
+        };
+        let from = instruction.op1_register();
+        let part = |at: usize| {
+            let value = thread.vector(from, at + bytes)?;
+            let mut part = [0; 64];
+            part[..bytes].copy_from_slice(value.get(at..at + bytes)?);
+            Some(part)
+        };
+        let which = |of: usize| (instruction.immediate8() as usize % (of / bytes)) * bytes;
+        Some(match instruction.mnemonic() {
+            Mov | Movnti if instruction.op1_kind() == OpKind::Register => {
+                word(thread.general(from)?)
+            }
+            Mov => word(instruction.try_immediate(1).ok()?),
+            Movbe => {
+                let value = thread.general(from)?.to_le_bytes();
+                for (at, to) in of[..bytes].iter_mut().enumerate() {
+                    *to = value[bytes - 1 - at];
+                }
+                of
+            }
+            Movaps | Movups | Movapd | Movupd | Movdqa | Movdqu | Movntdq | Movntps | Movntpd
+            | Movss | Movsd | Movd | Movq | Movlps | Movlpd | Vmovaps | Vmovups | Vmovapd
+            | Vmovupd | Vmovdqa | Vmovdqu | Vmovdqa32 | Vmovdqa64 | Vmovdqu8 | Vmovdqu16
+            | Vmovdqu32 | Vmovdqu64 | Vmovntdq | Vmovntps | Vmovntpd | Vmovss | Vmovsd | Vmovd
+            | Vmovq | Vmovlps | Vmovlpd => part(0)?,
+            Movhps | Movhpd | Vmovhps | Vmovhpd => part(8)?,
+            Vextractf128 | Vextracti128 => part(which(32))?,
+            Vextractf32x4 | Vextracti32x4 | Vextractf64x2 | Vextracti64x2 | Vextractf32x8
+            | Vextracti32x8 | Vextractf64x4 | Vextracti64x4 => {
+                let is_wide = number(from, Register::ZMM0, 32).is_some();
+                part(which(if is_wide { 64 } else { 32 }))?
+            }
+            Pextrb | Pextrw | Pextrd | Pextrq | Extractps | Vpextrb | Vpextrw | Vpextrd
+            | Vpextrq | Vextractps => part(which(16))?,
+            condition => word(u64::from(holds(condition, thread.register(libc::REG_EFL))?)),
+        })
+    }
+
+    /// Of an instruction that stores whether the flags say this.
+    fn holds(mnemonic: Mnemonic, flags: u64) -> Option<bool> {
+        use Mnemonic::*;
+        let [carry, parity, zero, sign, overflow] =
+            [0, 2, 6, 7, 11].map(|bit| flags >> bit & 1 == 1);
+        Some(match mnemonic {
+            Seto => overflow,
+            Setno => !overflow,
+            Setb => carry,
+            Setae => !carry,
+            Sete => zero,
+            Setne => !zero,
+            Setbe => carry || zero,
+            Seta => !carry && !zero,
+            Sets => sign,
+            Setns => !sign,
+            Setp => parity,
+            Setnp => !parity,
+            Setl => sign != overflow,
+            Setge => sign == overflow,
+            Setle => zero || sign != overflow,
+            Setg => !zero && sign == overflow,
+            _ => return None,
+        })
+    }
+
+    /// STOS and MOVS, with a count or without: as much as fits in, and is not too much at once.
+    fn repeat(
+        found: &Found,
+        thread: &mut Thread,
+        instruction: &Instruction,
+        fills: bool,
+    ) -> Option<()> {
+        let each = instruction.memory_size().size();
+        let to = thread.register(libc::REG_RDI) as usize;
+        let from = thread.register(libc::REG_RSI) as usize;
+        let is_counted = instruction.has_rep_prefix() || instruction.has_repne_prefix();
+        let count = if is_counted { thread.register(libc::REG_RCX) as usize } else { 1 };
+        if !found.holds(to, each) || !fills && instruction.segment_prefix() != Register::None {
+            return None;
+        }
+        let backwards = thread.register(libc::REG_EFL) as i64 & DIRECTION != 0;
+        let fit = (found.base + found.bytes - to) / each;
+        let pattern = thread.register(libc::REG_RAX).to_le_bytes();
+        let store = |count: usize| {
+            found.store(to, count * each, |at, length, to| {
+                if fills {
+                    for place in 0..length {
+                        // SAFETY: room for so many bytes in the log.
+                        unsafe { *to.add(place) = pattern[(at + place) % each] };
+                    }
+                    return true;
+                }
+                read(from + at, length, to)
+            })
+        };
+        let most = if backwards { count.min(1) } else { count.min(fit).min(AT_ONCE / each) };
+        // (Not all of what is copied may be there. The next one is: the processor has read it.)
+        let done = match store(most) {
+            Err(_) if most > 1 => store(1).ok().map(|()| 1)?,
+            stored => stored.ok().map(|()| most)?,
+        };
+        let moved = (done * each) as u64;
+        let after = |register: u64| match backwards {
+            true => register.wrapping_sub(moved),
+            false => register.wrapping_add(moved),
+        };
+        thread.set(libc::REG_RDI, after(to as u64));
+        if !fills {
+            thread.set(libc::REG_RSI, after(from as u64));
+        }
+        if is_counted {
+            thread.set(libc::REG_RCX, (count - done) as u64);
+        }
+        if count == done {
+            thread.set(libc::REG_RIP, instruction.next_ip());
+        }
+        Some(())
+    }
+
+    /// Memory of this process, which may not be there. (A fault in the handler would end the program, where its own handler may mend it.)
+    fn read(from: usize, bytes: usize, to: *mut u8) -> bool {
+        let ours = libc::iovec { iov_base: to.cast(), iov_len: bytes };
+        let theirs = libc::iovec { iov_base: from as *mut c_void, iov_len: bytes };
+        // SAFETY: room for so many bytes in the log; what is read is looked at by the kernel.
+        let done = unsafe {
+            let process = libc::syscall(libc::SYS_getpid);
+            let (ours, theirs) = (&raw const ours, &raw const theirs);
+            libc::syscall(libc::SYS_process_vm_readv, process, ours, 1usize, theirs, 1usize, 0usize)
+        };
+        done == bytes as i64
+    }
+}
