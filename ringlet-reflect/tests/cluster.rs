@@ -3,11 +3,20 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{Cluster, PATIENCE, settle, until};
 use ringlet_reflect::{Host, Permission, Receiver, Region, Status, Transmitter, Use, Wait};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, recv, recvmsg, send, socket_with,
+};
 
 const ALONE: Use = Use { shared: true, loopback: false };
 
@@ -532,4 +541,179 @@ fn each_refusal_has_its_status() {
     assert_eq!(locks.acquire(0, Wait::No), Err(Status::HeldByUs));
     assert_eq!(locks.acquire(3, Wait::No), Err(Status::BadLock));
     assert_eq!(other.locks(1, 3, 0o600, true).err(), Some(Status::Exists));
+}
+
+/// A program that says hello by itself, and has its log to write to as it likes.
+struct Stranger {
+    socket: OwnedFd,
+    log: *mut u8,
+}
+
+const LOG_BYTES: usize = 4096 + (1 << 20);
+
+impl Stranger {
+    fn new(path: &Path) -> Stranger {
+        let kind = SocketType::SEQPACKET;
+        let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        let stranger = Stranger { socket, log: std::ptr::null_mut() };
+        send(&stranger.socket, br#"{"Hello":{"version":2}}"#, SendFlags::NOSIGNAL).unwrap();
+        let (mut bytes, mut room) = ([0; 1024], [MaybeUninit::uninit(); 256]);
+        let mut control = RecvAncillaryBuffer::new(&mut room);
+        let mut pieces = [IoSliceMut::new(&mut bytes)];
+        recvmsg(&stranger.socket, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+        let given = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds.collect::<Vec<_>>()),
+            _ => None,
+        });
+        let given = given.unwrap();
+        let (all, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: the log, anywhere.
+        let log = unsafe { mmap(std::ptr::null_mut(), LOG_BYTES, all, shared, &given[1], 0) };
+        // (The bell is rung once: it is heard whenever it looks.)
+        rustix::io::write(&given[2], &1u64.to_ne_bytes()).unwrap();
+        Stranger { log: log.unwrap().cast(), ..stranger }
+    }
+
+    fn ask(&self, text: &str) -> String {
+        let mut bytes = vec![0; 1 << 16];
+        if send(&self.socket, text.as_bytes(), SendFlags::NOSIGNAL).is_err() {
+            return String::new();
+        }
+        let length = recv(&self.socket, &mut bytes[..], RecvFlags::empty()).map_or(0, |got| got.0);
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    }
+
+    /// Its number of a region that it may write to.
+    fn transmits(&self) -> u32 {
+        let said = self.ask(
+            r#"{"Allocate":{"key":1,"bytes":4096,"how":{"mode":384,"coherent":true,"rail":0}}}"#,
+        );
+        let number = said.split("\"id\":").nth(1).unwrap();
+        let id = number.split(',').next().unwrap().parse().unwrap();
+        let attach = format!(
+            r#"{{"Attach":{{"id":{id},"direction":"Transmit","how":{{"shared":true,"loopback":true}}}}}}"#
+        );
+        assert!(self.ask(&attach).contains("Memory"));
+        id
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8) && at < LOG_BYTES);
+        // SAFETY: within the log, which is mapped until the process ends.
+        unsafe { &*self.log.add(at).cast() }
+    }
+
+    /// A record of 8 bytes, whole or not.
+    fn record(&self, at: usize, region: u32, place: u64, value: u64, is_whole: bool) {
+        self.word(at + 8).store(u64::from(region) | 8 << 32, Ordering::Relaxed);
+        self.word(at + 16).store(place, Ordering::Relaxed);
+        self.word(at + 24).store(value, Ordering::Relaxed);
+        if is_whole {
+            self.word(at).store(1 << 63 | 32, Ordering::Release);
+        }
+    }
+}
+
+#[test]
+fn whatever_a_program_writes_into_its_log_harms_nobody_else() {
+    let cluster = Cluster::new(2);
+    let (one, other) = (cluster.host(0), cluster.host(1));
+    let (to, from) = (both(&one, 1, 4096).0, both(&other, 1, 4096).1);
+    let hidden = region(&one, 2, 4096);
+    let theirs =
+        (hidden.transmit(Use::default()).unwrap(), hidden.receive(Use::default()).unwrap());
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    for round in 0..60u64 {
+        let stranger = Stranger::new(&cluster.path(0));
+        let id = stranger.transmits();
+        // What it may write; what it may not: behind the end, far behind it, in a region that is not its own, and in none.
+        let tail = |records: u64| stranger.word(192).store(32 * records, Ordering::Release);
+        for (at, (region, place)) in
+            [(id, 8), (id, 4089), (id, u64::MAX - 3), (hidden.id(), 8), (9999, 0)]
+                .into_iter()
+                .enumerate()
+        {
+            stranger.record(4096 + 32 * at, region, place, round + 1, true);
+        }
+        tail(5);
+        assert!(stranger.ask(r#""Settle""#).contains("Done"));
+        assert_eq!([word(&from, 1), word(&from, 511), word(&theirs.1, 1)], [round + 1, 0, 0]);
+        // Anything, anywhere.
+        for _ in 0..300 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let at = if random & 1 == 0 {
+                random as usize >> 8
+            } else {
+                4096 + (random as usize >> 8) % 512
+            };
+            let value = if random & 2 == 0 { random } else { 1 << 63 | (random >> 40) };
+            stranger.word(at % LOG_BYTES / 8 * 8).store(value, Ordering::Release);
+        }
+        // (It is answered, or out, or waits for what it never wrote.)
+        let _ = send(&stranger.socket, br#""Settle""#, SendFlags::NOSIGNAL);
+        store(&to, 2, round);
+        settle(&one);
+        until("the others' to go on", || word(&from, 2) == round);
+        drop(stranger.socket);
+    }
+    until("all of them to be gone", || one.state().unwrap().members.len() == 2);
+    store(&theirs.0, 0, 1);
+    settle(&one);
+}
+
+#[test]
+fn of_what_the_dead_wrote_there_is_a_prefix() {
+    let cluster = Cluster::new(2);
+    let (one, other) = (cluster.host(0), cluster.host(1));
+    let (to, from) = (both(&one, 1, 4096).0, both(&other, 1, 4096).1);
+    for round in 1..40u64 {
+        let stranger = Stranger::new(&cluster.path(0));
+        let (id, whole) = (stranger.transmits(), round % 5);
+        for at in 0..5 {
+            stranger.record(4096 + 32 * at as usize, id, 8 * at, round, at != whole);
+        }
+        stranger.word(192).store(5 * 32, Ordering::Release);
+        drop(stranger.socket);
+        until("its end", || one.state().unwrap().members.len() == 2);
+        settle(&one);
+        let seen: Vec<bool> = (0..5).map(|at| word(&from, at) == round).collect();
+        assert_eq!(seen, (0..5).map(|at| at < whole).collect::<Vec<_>>());
+        (0..5).for_each(|at| store(&to, at, 0));
+        settle(&one);
+    }
+}
+
+/// One that writes without end, and one that asks without end, beside one that does neither.
+#[test]
+fn nobody_starves_beside_those_who_want_all() {
+    let cluster = Cluster::new(2);
+    let (one, other) = (cluster.host(0), cluster.host(1));
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let host = cluster.host(0);
+                let to = region(&host, 5, 1 << 20).transmit(Use::default()).unwrap();
+                let bytes = vec![7; 1 << 20];
+                while !is_over.load(Ordering::Relaxed) {
+                    to.put(0, &bytes).unwrap();
+                }
+            });
+            scope.spawn(|| {
+                let host = cluster.host(0);
+                while !is_over.load(Ordering::Relaxed) {
+                    host.locks(5, 1, 0o600, false).unwrap();
+                }
+            });
+        }
+        let (to, from) = (both(&one, 1, 4096).0, both(&other, 1, 4096).1);
+        for count in 1..=30 {
+            store(&to, 0, count);
+            until("it to be seen", || word(&from, 0) == count);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
 }
