@@ -28,7 +28,8 @@ enum ReflectCommand {
     /// Show how much is written, who may write and receives, which locks are held and waited for, and errors
     ///
     /// Stores go past everybody, so nobody counts them. Ten times a second the pages of a region (of a large one some) are compared with what they
-    /// were: a page that has changed counts as written, once. Programs do nothing for it. Of regions that may not be read nothing is told.
+    /// were: a page that has changed counts as written, once. Programs do nothing for it. Of regions that may not be read nothing is told. In a
+    /// cluster it is what this host receives, of all that is written anywhere; of a region that it does not receive nothing is told.
     Stat(StatArgs),
     /// Keep regions and locks for programs, in the foreground; it says `ready`. (Programs start one for their user if there is none.)
     Keep(KeepArgs),

@@ -126,9 +126,12 @@ void ringlet_reflect_deallocate(ringlet_reflect_region *region);
 size_t ringlet_reflect_len(const ringlet_reflect_region *region);
 
 /* Attaches it to be written, or read, and returns where it is mapped until it is detached. What is stored there is seen as it is stored; what
-   is received can't be stored to (SIGSEGV). All who attach it on a host say alike whether it is shared and has loopback. */
+   is received can't be stored to (SIGSEGV). All who attach it on a host say alike whether it is shared and has loopback. In a cluster each store
+   to what is transmitted is trapped, which costs more than put, and it can't be loaded from. */
 void *ringlet_reflect_transmit(ringlet_reflect_region *region, unsigned flags);
 const void *ringlet_reflect_receive(ringlet_reflect_region *region, unsigned flags);
+/* In a cluster: to be written for one other host alone (ENODEV if there is none of that name). Of the flags: NONSHARED. */
+void *ringlet_reflect_transmit_to(ringlet_reflect_region *region, const char *to, unsigned flags);
 int ringlet_reflect_detach(ringlet_reflect_region *region, unsigned directions);
 
 /* Checked copies of any length, from byte `at` on (EMSGSIZE beyond the end): aligned words of 8 bytes go whole, and what is put later is not
@@ -154,7 +157,7 @@ int ringlet_reflect_release(const ringlet_reflect_locks *locks, size_t lock);
 void ringlet_reflect_locks_close(ringlet_reflect_locks *locks);
 
 /* The count of a rail's errors (EAGAIN while they are being counted); has everybody what was written since the count was `since`? If not (EIO)
-   it is to be written again, with the new count. On one host there is rail 0, and no error. */
+   it is to be written again, with the new count. On one host there is rail 0, and no error; in a cluster check waits for all hosts. */
 int ringlet_reflect_errors(const ringlet_reflect_host *host, unsigned rail);
 int ringlet_reflect_check(const ringlet_reflect_host *host, unsigned rail, int since);
 
@@ -166,6 +169,18 @@ struct ringlet_reflect_state {
     int is_cut;
 };
 int ringlet_reflect_host_state(const ringlet_reflect_host *host, struct ringlet_reflect_state *state);
+
+/* The hosts among which memory is reflected (of more than HOSTS only so many have their names here), and the rails: how many, and as bits those
+   that carry. stopped: why nothing that is written here is received by anybody, or "". wait_event waits until the cluster is another than
+   `known`, and puts it there. */
+enum { RINGLET_REFLECT_HOSTS = 100 };
+struct ringlet_reflect_cluster {
+    uint32_t event, hosts, rails, active_rails;
+    char stopped[256];
+    char names[RINGLET_REFLECT_HOSTS][256];
+};
+int ringlet_reflect_host_cluster(const ringlet_reflect_host *host, struct ringlet_reflect_cluster *cluster);
+int ringlet_reflect_wait_event(const ringlet_reflect_host *host, struct ringlet_reflect_cluster *known, int timeout_ms);
 
 const char *ringlet_reflect_error(void);
 int ringlet_reflect_status(void);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::{boxed, room, timeout, unbox};
 use ringlet_reflect::{
-    Host, Locks, Permission, Receiver, Region, Status, Transmitter, Use, Wait, Watch,
+    Cluster, Host, Locks, Permission, Receiver, Region, Status, Transmitter, Use, Wait, Watch,
 };
 
 const INCOHERENT: c_uint = 1;
@@ -21,6 +21,7 @@ const NONSHARED: c_uint = 1;
 const NO_LOOPBACK: c_uint = 2;
 const CREATE: c_uint = 1;
 const HOST_NAME_BYTES: usize = 256;
+const HOSTS: usize = 100;
 
 pub struct ringlet_reflect_host(Host);
 
@@ -47,6 +48,16 @@ pub struct ringlet_reflect_state {
     lock_sets: u32,
     locks_held: u32,
     is_cut: c_int,
+}
+
+#[repr(C)]
+pub struct ringlet_reflect_cluster {
+    event: u32,
+    hosts: u32,
+    rails: u32,
+    active_rails: u32,
+    stopped: [c_char; HOST_NAME_BYTES],
+    names: [[c_char; HOST_NAME_BYTES]; HOSTS],
 }
 
 /// What went wrong: by its status, or as an error number alone.
@@ -89,6 +100,7 @@ fn errno(status: Status) -> c_int {
         Status::CorruptLock => libc::EPROTO,
         Status::BadRail | Status::BadHost | Status::WrongRail => libc::ENODEV,
         Status::NotSupported => libc::ENOTSUP,
+        Status::Stopped => libc::EHOSTUNREACH,
         _ => libc::EINVAL,
     }
 }
@@ -263,6 +275,27 @@ pub unsafe extern "C" fn ringlet_reflect_receive(
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringlet_reflect_transmit_to(
+    region: *mut ringlet_reflect_region,
+    to: *const c_char,
+    flags: c_uint,
+) -> *mut c_void {
+    // SAFETY: as in the header: null, or a C string.
+    let to = (!to.is_null()).then(|| unsafe { CStr::from_ptr(to) }.to_string_lossy());
+    // SAFETY: as in the header.
+    let region_of = unsafe { of_region(region) };
+    let of = || to.as_ref().map_or(region_of(), |to| format!("{} to {to}", region_of()));
+    answer(null_mut(), "transmit_to", of, || {
+        known(flags, NONSHARED)?;
+        let to = to.as_ref().ok_or(crate::Failure(libc::EFAULT))?;
+        // SAFETY: as in the header.
+        let region = unsafe { handle_mut(region)? };
+        let transmitter = region.region.transmit_to(to, attached(flags).shared)?;
+        Ok(region.transmitter.insert(transmitter).base().cast())
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringlet_reflect_detach(
     region: *mut ringlet_reflect_region,
     directions: c_uint,
@@ -303,7 +336,7 @@ pub unsafe extern "C" fn ringlet_reflect_put(
         }
         if len > 0 {
             // SAFETY: within the region, as looked at above; the program's bytes by the header.
-            unsafe { ringlet_reflect::copy(data.cast(), to.base().add(at), len) };
+            unsafe { ringlet_reflect::transmit(data.cast(), to.base().add(at), len)? };
         }
         Ok(0)
     })
@@ -514,12 +547,8 @@ pub unsafe extern "C" fn ringlet_reflect_host_state(
         // SAFETY: as in the header.
         let (host, to) = unsafe { (handle(host)?, handle_mut(state)?) };
         let found = host.0.state()?;
-        let mut name = [0; HOST_NAME_BYTES];
-        for (to, byte) in name[..HOST_NAME_BYTES - 1].iter_mut().zip(found.host.bytes()) {
-            *to = byte as c_char;
-        }
         *to = ringlet_reflect_state {
-            host: name,
+            host: text(&found.host),
             allocated: found.allocated,
             allocated_most: found.allocated_most,
             received_most: found.received_most,
@@ -530,6 +559,63 @@ pub unsafe extern "C" fn ringlet_reflect_host_state(
             locks_held: found.sets.iter().map(|set| set.held.len() as u32).sum(),
             is_cut: found.is_cut.into(),
         };
+        Ok(0)
+    })
+}
+
+/// As much of it as there is room for.
+fn text(from: &str) -> [c_char; HOST_NAME_BYTES] {
+    let mut text = [0; HOST_NAME_BYTES];
+    for (to, byte) in text[..HOST_NAME_BYTES - 1].iter_mut().zip(from.bytes()) {
+        *to = byte as c_char;
+    }
+    text
+}
+
+fn told(cluster: &Cluster) -> ringlet_reflect_cluster {
+    let mut names = [[0; HOST_NAME_BYTES]; HOSTS];
+    for (to, name) in names.iter_mut().zip(&cluster.hosts) {
+        *to = text(name);
+    }
+    ringlet_reflect_cluster {
+        event: cluster.event,
+        hosts: cluster.hosts.len() as u32,
+        rails: cluster.rails,
+        active_rails: cluster.active,
+        stopped: text(cluster.stopped.as_deref().unwrap_or_default()),
+        names,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringlet_reflect_host_cluster(
+    host: *const ringlet_reflect_host,
+    cluster: *mut ringlet_reflect_cluster,
+) -> c_int {
+    answer(-1, "host_cluster", nothing, || {
+        // SAFETY: as in the header.
+        let (host, to) = unsafe { (handle(host)?, handle_mut(cluster)?) };
+        *to = told(&host.0.cluster()?);
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringlet_reflect_wait_event(
+    host: *const ringlet_reflect_host,
+    known: *mut ringlet_reflect_cluster,
+    timeout_ms: c_int,
+) -> c_int {
+    answer(-1, "wait_event", nothing, || {
+        // SAFETY: as in the header.
+        let (host, known) = unsafe { (handle(host)?, handle_mut(known)?) };
+        let since = Cluster { event: known.event, ..Cluster::default() };
+        let most = timeout(timeout_ms).unwrap_or(Duration::MAX);
+        match host.0.wait_event(&since, most) {
+            Ok(now) => *known = told(&now),
+            Err(Status::Timeout) => return Err(late(timeout_ms)),
+            Err(status) => return Err(status.into()),
+        }
         Ok(0)
     })
 }

@@ -245,6 +245,7 @@ impl Host {
     /// Waits until the cluster is another than this, at most so long: hosts, rails, or that this host is cut off. [`Status::Timeout`]: it is not;
     /// [`Status::Interrupted`] by a signal; [`Status::NotInitialised`]: the keeper has gone.
     pub fn wait_event(&self, known: &Cluster, timeout: Duration) -> Result<Cluster, Status> {
+        self.0.lives()?;
         let (began, events) = (Instant::now(), self.0.page.word(page::EVENTS));
         loop {
             // ORDER: Acquire, pairs with Release where it is rung: what is asked behind it is as new.

@@ -142,7 +142,7 @@ pub struct Cluster {
     /// Why nothing that is written here is received by anybody, until that ends.
     pub stopped: Option<String>,
     /// Which state of the cluster this is, for `Host::wait_event`.
-    pub(crate) event: u32,
+    pub event: u32,
 }
 
 /// Of a cluster, for who looks after it.

@@ -39,6 +39,30 @@ fn store(transmitter: &Transmitter, at: usize, value: u64) {
 }
 
 #[test]
+fn who_looks_from_outside_sees_what_his_host_receives_and_who_waits() {
+    let cluster = Cluster::new(2);
+    let (writes, receives, looks) = (cluster.host(0), cluster.host(1), cluster.host(1));
+    let how = Permission { coherent: false, ..Permission::default() };
+    let [region, theirs] = [&writes, &receives].map(|host| host.allocate(7, 9999, &how).unwrap());
+    let transmitter = region.transmit(Use::default()).unwrap();
+    assert_eq!(looks.sampler(region.id(), 9).err(), Some(Status::BadRegion), "nobody receives it");
+    let receiver = theirs.receive(Use::default()).unwrap();
+    let mut sampler = looks.sampler(region.id(), 9).unwrap();
+    transmitter.put(4096, &[1]).unwrap();
+    until("what was written", || receiver.words()[512].load(Ordering::Acquire) != 0);
+    assert_eq!(sampler.look().map(|sample| (sample.changed, sample.pages)), Ok((1, 3)));
+    let locks = writes.locks(1, 2, 0o600, true).unwrap();
+    let waits = std::thread::spawn(move || {
+        let theirs = receives.locks(1, 2, 0o600, false).unwrap();
+        theirs.acquire(0, Wait::UpTo(PATIENCE))
+    });
+    let is_waited = || looks.state().unwrap().sets.iter().any(|set| set.waited == [0]);
+    until("a lock to be waited for", is_waited);
+    locks.release(0).unwrap();
+    waits.join().unwrap().unwrap();
+}
+
+#[test]
 fn what_is_written_on_one_host_is_received_on_all() {
     let cluster = Cluster::new(2);
     let hosts = [cluster.host(0), cluster.host(1)];

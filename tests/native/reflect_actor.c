@@ -59,6 +59,9 @@ static void regions(void)
     NULLS(ENOTCONN, ringlet_reflect_watch_open(region, 0), "not attached");
     NULLS(EINVAL, ringlet_reflect_transmit(region, 4), "flags");
     NULLS(EINVAL, ringlet_reflect_receive(region, RINGLET_REFLECT_NO_LOOPBACK), "flags");
+    NULLS(EINVAL, ringlet_reflect_transmit_to(region, "elsewhere", RINGLET_REFLECT_NO_LOOPBACK), "flags");
+    NULLS(EFAULT, ringlet_reflect_transmit_to(region, NULL, 0), "NULL");
+    NULLS(ENODEV, ringlet_reflect_transmit_to(region, "elsewhere", 0), "ringlet_reflect_transmit_to of region 0x7100 to elsewhere: there is no such host");
     volatile uint64_t *to = ringlet_reflect_transmit(region, 0);
     const volatile uint64_t *from = ringlet_reflect_receive(region, 0);
     TRUE(to && from && (const volatile uint64_t *)to != from);
@@ -152,6 +155,18 @@ static void hosts(const char *nowhere)
     FAILS(ENODEV, ringlet_reflect_errors(host, 1), "ringlet_reflect_errors of rail 1: there is no such rail");
     FAILS(ENODEV, ringlet_reflect_check(host, 9, 0), "rail");
     FAILS(EAGAIN, ringlet_reflect_await_end(host, 0), "not to wait");
+    /* One host is a cluster of one. */
+    static struct ringlet_reflect_cluster cluster;
+    char name[256];
+    TRUE(!gethostname(name, sizeof name) && !ringlet_reflect_host_cluster(host, &cluster));
+    TRUE(cluster.hosts == 1 && !strcmp(cluster.names[0], name) && !*cluster.names[1] && !*cluster.stopped);
+    TRUE(cluster.rails == 1 && cluster.active_rails == 1);
+    FAILS(EAGAIN, ringlet_reflect_wait_event(host, &cluster, 0), "ringlet_reflect_wait_event: not now");
+    FAILS(ETIMEDOUT, ringlet_reflect_wait_event(host, &cluster, 1), "in all that time");
+    cluster.event++;
+    TRUE(!ringlet_reflect_wait_event(host, &cluster, -1) && cluster.event == 0);
+    FAILS(EINVAL, ringlet_reflect_host_cluster(host, NULL), "NULL");
+    FAILS(EINVAL, ringlet_reflect_wait_event(NULL, &cluster, 0), "NULL");
     ringlet_reflect_close(NULL);
     ringlet_reflect_deallocate(NULL);
     ringlet_reflect_watch_close(NULL);
@@ -187,6 +202,7 @@ static void outlives(void)
     fflush(stdout);
     FAILS(ENOTCONN, ringlet_reflect_acquire(waits, 0, -1), "keeper");
     TRUE(!ringlet_reflect_await_end(host, -1));
+    FAILS(ENOTCONN, ringlet_reflect_wait_event(host, &(struct ringlet_reflect_cluster){0}, -1), "keeper");
     NULLS(ENOTCONN, ringlet_reflect_allocate(host, KEY + 1, PAGE, 0600, 0), "keeper");
     TRUE(!ringlet_reflect_put(region, 0, "x", 1));
     ringlet_reflect_deallocate(region);

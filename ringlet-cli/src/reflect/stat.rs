@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use ringlet_reflect::{Host, LockState, RegionState, Sample, Sampler, State, Status};
+use ringlet_reflect::{ClusterState, Host, LockState, RegionState, Sample, Sampler, State, Status};
 use serde::Serialize;
 
 use super::{list, mode};
@@ -48,6 +48,8 @@ struct Report<'a> {
     /// By rail; negative while they are being counted.
     errors: Vec<i32>,
     is_cut: bool,
+    /// If memory is reflected among several hosts. (What is written is seen as it is received on this one, from all.)
+    cluster: Option<&'a ClusterState>,
 }
 
 pub fn run(interval: u64, count: u64, json: bool) -> anyhow::Result<()> {
@@ -85,7 +87,10 @@ impl Seen {
     ) -> anyhow::Result<(BTreeMap<u32, Written>, f64)> {
         let state = host.state()?;
         let each = (PAGES / (state.regions.len() as u64).max(1)).max(PAGES_LEAST);
-        self.samplers.retain(|id, _| state.regions.iter().any(|region| region.id == *id));
+        // (In a cluster what a host receives is other memory once it has received nothing of a region.)
+        let may_stay = state.cluster.is_none();
+        self.samplers
+            .retain(|id, _| may_stay && state.regions.iter().any(|region| region.id == *id));
         for region in &state.regions {
             if self.samplers.contains_key(&region.id) {
                 continue;
@@ -147,6 +152,21 @@ fn report<'a>(
         sets: &state.sets,
         errors,
         is_cut: state.is_cut,
+        cluster: state.cluster.as_ref(),
+    }
+}
+
+fn show_cluster(cluster: &ClusterState) {
+    println!(
+        "one of {} hosts: {}; place {} of the order by {}; {} payloads of this host are not everywhere yet",
+        cluster.hosts.len(),
+        table::printable(&cluster.hosts.join(" ")),
+        table::grouped(cluster.delivered),
+        table::printable(&cluster.hub),
+        table::grouped(cluster.submitted.saturating_sub(cluster.settled))
+    );
+    if let Some(why) = &cluster.stopped {
+        println!("stopped: {}", table::printable(why));
     }
 }
 
@@ -166,6 +186,9 @@ fn show(report: &Report) {
         errors.join(", "),
         report.seconds
     );
+    if let Some(cluster) = report.cluster {
+        show_cluster(cluster);
+    }
     if !report.regions.is_empty() {
         println!();
         let rate = |value: f64| table::grouped(value.round() as u64);
