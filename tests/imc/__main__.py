@@ -299,9 +299,10 @@ def behind(place):
     os.close(writes)
     require(os.read(reads, 1) == b"", "it has a descriptor of who started it")
     os.close(reads)
-    program = subprocess.Popen([place.actors["cc"], "errors"], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
-    require(program.stdout.read() == "ok\n", "what the keeper says is counted as errors")
-    program.wait()
+    counts_no_errors(place, environment, folder)
+    behind = pathlib.Path("/proc", str(pid_behind(folder / "reflect.sock")))
+    require(b"LD_PRELOAD" not in (behind / "environ").read_bytes(), "it is wrapped as who started it")
+    require(os.readlink(behind / "cwd") == "/", "it holds the folder of who started it")
     del environment["LD_PRELOAD"]
     state = json.loads(place.run([place.root / "bin/ringlet", "reflect", "ls", "--json"], env=environment, cwd=folder).stdout)
     require(not state["members"], f"{state}")
@@ -320,9 +321,29 @@ def behind(place):
     place.run([place.root / "bin/imc_init"], env=environment, cwd=folder)
     made = listening(folder)
     require("reflect.sock" in made, f"{made}")
+    os.kill(pid_behind(folder / "reflect.sock"), signal.SIGKILL)
+    # In the foreground, where closed streams would be its memory, and `ready` an error.
+    (folder / "reflect.sock").unlink()
+    script = 'exec <&- >&- 2>&-; exec "$0" reflect keep --path ./reflect.sock'
+    keeper = subprocess.Popen(["sh", "-c", script, place.root / "bin/ringlet"], env=environment, cwd=folder)
+    try:
+        wait_until(lambda: "reflect.sock" in listening(folder) and is_there(), LIMIT, "it to listen")
+        counts_no_errors(place, environment, folder)
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
+def counts_no_errors(place, environment, folder):
+    program = subprocess.Popen([place.actors["cc"], "errors"], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True)
+    require(program.stdout.read() == "ok\n", "what the keeper says is counted as errors")
+    program.wait()
+
+
+def pid_behind(path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as keeper:
-        keeper.connect(str(folder / "reflect.sock"))
-        os.kill(struct.unpack("3i", keeper.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0], signal.SIGKILL)
+        keeper.connect(str(path))
+        return struct.unpack("3i", keeper.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
 
 
 def listening(folder):
