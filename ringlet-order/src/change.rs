@@ -122,14 +122,8 @@ impl Order {
             {
                 return Err("a ballot of another's");
             }
-            Frame::Promised { ballot } if ballot > self.acceptor.promised => {
-                // (The next attempt's ballot is above it.)
-                if self.attempt.is_some() {
-                    self.acceptor.promise(ballot);
-                    self.keep();
-                    self.give_up();
-                }
-            }
+            // (The next attempt's ballot is above it.)
+            Frame::Promised { ballot } if self.attempt.is_some() => self.promise(ballot),
             Frame::Prepare { ballot } | Frame::Propose { ballot, .. }
                 if ballot < self.acceptor.promised =>
             {
@@ -449,7 +443,7 @@ impl Order {
             return self.enter(place.unwrap_or_default(), start, Vec::new());
         }
         let Some(place) = place.filter(|_| next && !joins) else {
-            if self.leaving.is_some() && next {
+            if self.leaves() && next {
                 self.settle(change);
                 self.standing = Standing::Outside;
                 self.departing = Some(self.now + self.silent * DEPARTS);
@@ -505,7 +499,7 @@ impl Order {
             .map(|member| member.life.clone())
             .collect();
         let (sequence, view) = (change.start + 1, membership.view.clone());
-        self.standing = Standing::Member(membership);
+        self.standing = Standing::Member(Box::new(membership));
         self.outputs.push_back(Output::View { sequence, view, joined, left });
         self.dirty = true;
         self.see_to_stable();

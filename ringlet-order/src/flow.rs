@@ -1,5 +1,5 @@
-//! Within a view: submissions go to the hub, what it orders goes to all, and how far they are comes back. What is lost is asked for where a gap shows it,
-//! and sent again where nothing shows it.
+//! Within a view: submissions go to the hub, what it orders goes to all, and how far they are comes back. What is lost is asked for where a gap shows
+//! it, and sent again where nothing shows it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,8 @@ pub(crate) struct Membership {
     counts: Vec<u64>,
     stable: u64,
     far: Vec<Far>,
-    /// As a member that is not the hub: its last submission that went to the hub, what it has acknowledged, and what it has asked for since the last beat.
+    /// As a member that is not the hub: its last submission that went to the hub, what it has acknowledged, and what it has asked for since the last
+    /// beat.
     sent: u64,
     acked: u64,
     asked: Option<u64>,

@@ -61,8 +61,8 @@ pub enum Output {
     Send { to: Life, frame: Vec<u8> },
     /// The next of the one order. `number` is what `submit` has returned at its origin (1 for its first, then one more each).
     Deliver { sequence: u64, origin: Life, number: u64, payload: Arc<[u8]> },
-    /// From this place in the order on these are the members. All that others of the last view have written, and is not delivered by now, never is. One
-    /// that has `joined` knows nothing of what was delivered before: the hub's owner passes its state on.
+    /// From this place in the order on these are the members. All that others of the last view have written, and is not delivered by now, never is.
+    /// One that has `joined` knows nothing of what was delivered before: the hub's owner passes its state on.
     View { sequence: u64, view: View, joined: Vec<Life>, left: Vec<Life> },
     /// All members have delivered everything up to this one.
     Stable { sequence: u64 },

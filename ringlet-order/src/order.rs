@@ -34,7 +34,7 @@ pub(crate) struct Peer {
 
 pub(crate) enum Standing {
     Outside,
-    Member(Membership),
+    Member(Box<Membership>),
     /// For good.
     Over,
 }
@@ -264,8 +264,8 @@ impl Order {
         matches!(self.standing, Standing::Over)
     }
 
-    /// An operator says that this run of a node is dead for good, and answers for it: neither it nor what it has decided with others is ever seen again,
-    /// and its node does not start before it can reach those who go on. They need its vote no more.
+    /// An operator says that this run of a node is dead for good, and answers for it: neither it nor what it has decided with others is ever seen
+    /// again, and its node does not start before it can reach those who go on. They need its vote no more.
     pub fn bury(&mut self, node: &Life, now: Duration) {
         self.now = now;
         if node.node != self.me.node && self.acceptor.view.place_of_node(&node.node).is_some() {
