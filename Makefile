@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults containers lab attempts fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between soak sim-soak setup
+.PHONY: build install man demo compare test suites torture faults containers lab attempts fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between soak sim-soak soak-order setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -148,6 +148,11 @@ soak: build
 # Thousands of simulated clusters, each with other traffic and other faults.
 sim-soak:
 	SEEDS=0..20000 cargo test --release -p ringlet-sim --test seeds --test carried -- --nocapture
+
+# Thousands of clusters with one order, each with other deaths, partitions and lost frames: ten minutes.
+ORDERS = 0..12000
+soak-order:
+	SEEDS=$(ORDERS) cargo test --release -p ringlet-sim --test ordered every_seed -- --nocapture
 
 # The programs that the tests and the demo run, where they may be installed.
 setup:

@@ -380,3 +380,173 @@ pub fn read_kept(kept: &[u8]) -> Result<(u64, Acceptor), Fault> {
     bytes.end()?;
     Ok((incarnation, acceptor))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn number() -> impl Strategy<Value = u64> {
+        prop_oneof![0..1000u64, 0..BEYOND]
+    }
+
+    fn life() -> impl Strategy<Value = Life> {
+        ("[a-zé]{0,120}", any::<u64>()).prop_map(|(node, incarnation)| Life { node, incarnation })
+    }
+
+    fn change() -> impl Strategy<Value = Change> {
+        let seat = (life(), any::<bool>(), number()).prop_map(|(life, joins, count)| Seat {
+            life,
+            joins,
+            count,
+        });
+        (number(), number(), prop::collection::vec(seat, 1..6)).prop_map(
+            |(number, start, mut members)| {
+                (0..members.len())
+                    .for_each(|at| members[at].life.node.insert_str(0, &at.to_string()));
+                Change { number, start, members }
+            },
+        )
+    }
+
+    /// Those without entries.
+    fn frame() -> impl Strategy<Value = Frame<'static>> {
+        let status = (any::<[bool; 3]>(), [number(), number(), number(), number()]);
+        prop_oneof![
+            status.prop_map(|([member, leaving, gap], [received, last, stable, taken])| {
+                Frame::Status(Status { member, leaving, gap, received, last, stable, taken })
+            }),
+            number().prop_map(|ballot| Frame::Prepare { ballot }),
+            (
+                number(),
+                prop::option::of(number()),
+                any::<bool>(),
+                prop::option::of((number(), change()))
+            )
+                .prop_map(|(ballot, have, leaving, accepted)| Frame::Promise {
+                    ballot,
+                    have,
+                    leaving,
+                    accepted
+                }),
+            number().prop_map(|ballot| Frame::Promised { ballot }),
+            (number(), number()).prop_map(|(ballot, have)| Frame::Fetch { ballot, have }),
+            (number(), change()).prop_map(|(ballot, change)| Frame::Propose { ballot, change }),
+            number().prop_map(|ballot| Frame::Accepted { ballot }),
+            change().prop_map(Frame::Decided),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_frame_is_read_as_it_was_written(view in number(), frame in frame()) {
+            let bytes = write(view, &frame);
+            prop_assert!(bytes.len() <= FRAME_BYTES);
+            prop_assert_eq!(read(&bytes), Ok((view, frame)));
+            // Cut off or with something behind it, it is none.
+            for end in 0..bytes.len() {
+                prop_assert!(read(&bytes[..end]).is_err());
+            }
+            prop_assert!(read(&[&bytes[..], &[0]].concat()).is_err());
+        }
+
+        #[test]
+        fn entries_are_read_as_they_were_written(
+            kind in 0..3, view in number(), word in number(), first in number(),
+            entries in prop::collection::vec((any::<u8>(), number(), prop::collection::vec(any::<u8>(), 0..40)), 0..20),
+        ) {
+            let entries_of = |read: Result<(u64, Frame<'_>), Fault>| match read.unwrap() {
+                (of, Frame::Submit { received, entries }) => (of, received, first, entries.map(owned).collect::<Vec<_>>()),
+                (of, Frame::Ordered { stable, first, entries }) => (of, stable, first, entries.map(owned).collect()),
+                (of, Frame::Level { ballot, first, entries }) => (of, ballot, first, entries.map(owned).collect()),
+                other => panic!("{other:?}"),
+            };
+            let entry = NO_ENTRIES;
+            let mut bytes = write(view, &match kind {
+                0 => Frame::Submit { received: word, entries: entry },
+                1 => Frame::Ordered { stable: word, first, entries: entry },
+                _ => Frame::Level { ballot: word, first, entries: entry },
+            });
+            for (origin, number, payload) in &entries {
+                prop_assert!(put_entry(&mut bytes, *origin, *number, payload));
+            }
+            prop_assert_eq!(entries_of(read(&bytes)), (view, word, first, entries));
+        }
+
+        #[test]
+        fn what_is_kept_is_read_as_it_was_written(
+            incarnation: u64, view in change(), promised in number(), accepted in prop::option::of((number(), change())),
+        ) {
+            let acceptor = Acceptor { view, promised, accepted };
+            let kept = write_kept(incarnation, &acceptor);
+            prop_assert_eq!(read_kept(&kept), Ok((incarnation, acceptor)));
+            for end in 0..kept.len() {
+                prop_assert!(read_kept(&kept[..end]).is_err());
+            }
+        }
+
+        #[test]
+        fn whatever_comes_is_read_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0..12u8) {
+            if bytes.len() > 1 {
+                (bytes[0], bytes[1]) = (VERSION, kind);
+            }
+            if let Ok((view, frame)) = read(&bytes) {
+                // What is understood is one thing only.
+                prop_assert_eq!(write(view, &frame), bytes);
+            }
+        }
+    }
+
+    fn owned((origin, number, payload): (u8, u64, &[u8])) -> (u8, u64, Vec<u8>) {
+        (origin, number, payload.to_vec())
+    }
+
+    #[test]
+    fn a_frame_takes_the_longest_payload_and_no_longer_one() {
+        let mut frame = write(1, &Frame::Ordered { stable: 0, first: 1, entries: NO_ENTRIES });
+        assert!(put_entry(&mut frame, 0, 1, &[7; PAYLOAD_BYTES]));
+        assert!(!put_entry(&mut frame, 0, 2, &[7; PAYLOAD_BYTES]));
+        assert!(read(&frame).is_ok());
+        let mut frame = write(1, &Frame::Ordered { stable: 0, first: 1, entries: NO_ENTRIES });
+        assert!(put_entry(&mut frame, 0, 1, &[7; PAYLOAD_BYTES + 1]));
+        assert_eq!(read(&frame), Err("a payload that is too long"));
+        assert_eq!(read(&[0; FRAME_BYTES + 1]), Err("a frame that is too long"));
+    }
+
+    #[test]
+    fn faults_have_names() {
+        let seat = |node: &str| Seat {
+            life: Life { node: node.into(), incarnation: 1 },
+            joins: false,
+            count: 0,
+        };
+        let decided =
+            |members: Vec<Seat>| write(1, &Frame::Decided(Change { number: 1, start: 0, members }));
+        let many = (0..=MEMBERS).map(|node| seat(&node.to_string())).collect();
+        assert_eq!(read(&decided(vec![])), Err("a view of none, or of too many"));
+        assert_eq!(read(&decided(many)), Err("a view of none, or of too many"));
+        assert_eq!(read(&decided(vec![seat("a"), seat("a")])), Err("a view that has a node twice"));
+        let mut frame = decided(vec![seat("a")]);
+        let name = frame.len() - 18;
+        assert_eq!(frame[name], b'a');
+        frame[name] = 0xff;
+        assert_eq!(read(&frame), Err("a name that is no text"));
+        let joins = frame.len() - 9;
+        (frame[name], frame[joins]) = (b'a', 2);
+        assert_eq!(read(&frame), Err("a flag that is neither"));
+        assert_eq!(read(&write(BEYOND, &Frame::Prepare { ballot: 1 })), Err("a number beyond all"));
+        assert_eq!(read(&[VERSION, 99, 0, 0, 0, 0, 0, 0, 0, 0]), Err("a frame of no known kind"));
+        assert_eq!(read(&[VERSION + 1]), Err("another version"));
+        // The longest list of the longest names fits in a frame.
+        let long = |at: usize| seat(&format!("{at:0>255}"));
+        let change = Change { number: 1, start: 0, members: (0..MEMBERS).map(long).collect() };
+        let promise = Frame::Promise {
+            ballot: 1,
+            have: Some(1),
+            leaving: false,
+            accepted: Some((1, change)),
+        };
+        assert!(read(&write(1, &promise)).is_ok());
+    }
+}

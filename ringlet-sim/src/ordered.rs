@@ -886,7 +886,7 @@ impl Cluster {
     fn is_done(&mut self) -> bool {
         // (It takes a look at everything.)
         self.handled += 1;
-        if self.calm.is_none() || self.handled % 64 != 0 {
+        if self.calm.is_none() || !self.handled.is_multiple_of(64) {
             return false;
         }
         self.unfinished().is_empty()

@@ -61,7 +61,7 @@ pub struct CarriedArgs {
 }
 
 /// A probability, at which all still comes to an end.
-fn part(text: &str) -> Result<f64, String> {
+pub fn part(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(part) if (0.0..=0.5).contains(&part) => Ok(part),
         _ => Err("a number from 0 to 0.5".into()),

@@ -1,6 +1,7 @@
 //! `ringlet sim`: the rings of the library on virtual time, over interconnects that this machine has not.
 
 mod carried;
+mod order;
 mod papers;
 
 use std::fs::File;
@@ -36,6 +37,7 @@ enum Command {
     Run(RunArgs),
     Seeds(SeedsArgs),
     Carried(carried::CarriedArgs),
+    Order(order::OrderArgs),
     Papers(papers::PapersArgs),
     Profile(ProfileArgs),
 }
@@ -165,6 +167,7 @@ pub fn run(args: SimArgs) -> Result<ExitCode> {
         Command::Run(args) => run_one(&args),
         Command::Seeds(args) => run_seeds(&args),
         Command::Carried(args) => carried::run(&args),
+        Command::Order(args) => order::run(&args),
         Command::Papers(args) => papers::run(&args),
         Command::Profile(args) => {
             let text = SHIPPED.iter().find(|(name, _)| *name == args.name).map(|(_, text)| text);

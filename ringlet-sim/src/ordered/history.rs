@@ -112,10 +112,11 @@ impl History {
     pub fn wrong(&self) -> Option<String> {
         let mut checked = Checked { buried: self.buried.clone(), ..Checked::default() };
         let one = self.seen.iter().try_for_each(|(life, seen)| {
-            let one = match self.buried.contains(&life.node) {
-                true => Ok(checked.passed(life, seen)),
-                false => checked.one(life, seen),
-            };
+            if self.buried.contains(&life.node) {
+                checked.passed(life, seen);
+                return Ok(());
+            }
+            let one = checked.one(life, seen);
             one.map_err(|wrong| format!("{}/{} {wrong}", life.node, life.incarnation))
         });
         one.and_then(|()| checked.end()).and_then(|()| self.locks(&checked)).err()
