@@ -66,6 +66,6 @@ pub enum Output {
     View { sequence: u64, view: View, joined: Vec<Life>, left: Vec<Life> },
     /// All members have delivered everything up to this one.
     Stable { sequence: u64 },
-    /// Nothing is delivered from now on, until `View`: why is to be read.
+    /// Nothing is delivered from now on, until `View`; or for good, if `Order::is_over`: then only another run of the node is of use. Why is to be read.
     Stopped { why: String },
 }

@@ -49,20 +49,19 @@ fn a_seed_repeats_itself() {
 #[test]
 fn what_is_planted_is_found_out() {
     let found = |planted| {
-        let wrong = |seed| {
+        (0..60u64).filter_map(move |seed| {
             let mut ordered = Ordered::drawn(seed);
             let trouble = &mut ordered.trouble;
             (trouble.deaths, trouble.partitions) =
                 (trouble.deaths.max(3), trouble.partitions.max(2));
             (trouble.late, trouble.late_us) = (trouble.late.max(0.2), trouble.late_us.max(5000.0));
+            trouble.planted = planted;
             ordered.nodes = ordered.nodes.min(6);
             ordered.founders = ordered.founders.min(ordered.nodes);
-            trouble.planted = planted;
             ordered.run(seed, None).wrong
-        };
-        (0..60).filter_map(wrong).collect::<Vec<_>>()
+        })
     };
-    assert_eq!(found(None), Vec::<String>::new());
+    assert_eq!(found(None).next(), None);
     let told = [
         (Planted::Swaps, "and others"),
         (Planted::Skips, "behind"),
@@ -76,7 +75,6 @@ fn what_is_planted_is_found_out() {
         (Planted::Apart, "in no view"),
     ];
     for (planted, text) in told {
-        let found = found(Some(planted));
-        assert!(found.iter().any(|wrong| wrong.contains(text)), "{planted:?}: {found:?}");
+        assert!(found(Some(planted)).any(|wrong| wrong.contains(text)), "{planted:?}");
     }
 }
