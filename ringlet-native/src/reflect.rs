@@ -1,5 +1,5 @@
-//! The C edge of reflective memory (`ringlet_reflect`): handles, error numbers and texts, and nothing else. "As in the header" is as in lib.rs; but any thread may
-//! use a handle, and several at once, where the header does not say otherwise.
+//! The C edge of reflective memory (`ringlet_reflect`): handles, error numbers and texts, and nothing else. "As in the header" is as in lib.rs; but
+//! any thread may use a handle, and several at once, where the header does not say otherwise.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};

@@ -129,8 +129,8 @@ pub fn read(memory: &OwnedFd, to: &mut [u8], at: u64) -> Result<(), Status> {
     Ok(())
 }
 
-/// Maps memory of the keeper's, if it is that large, and has all of it held by memory, which is this process's to pay for: what its control group, the
-/// machine or strict overcommit does not give would be SIGBUS, or somebody's end, at a store.
+/// Maps memory of the keeper's, if it is that large, and has all of it held by memory, which is this process's to pay for: what its control group,
+/// the machine or strict overcommit does not give would be SIGBUS, or somebody's end, at a store.
 pub fn map(memory: impl AsFd, bytes: usize, writable: bool) -> Result<Mapping, Status> {
     let (fd, mapping) = (memory.as_fd().as_raw_fd(), map_sparse(&memory, bytes, writable)?);
     let missing = (bytes as u64).saturating_sub(map::held_bytes(fd)?);

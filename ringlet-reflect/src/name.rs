@@ -1,5 +1,5 @@
-//! How a user's keeper is found in its network namespace. Anybody may take any name there; so it has another one where a stranger has the plain one, and
-//! is found by what the kernel knows of each socket: whose it is.
+//! How a user's keeper is found in its network namespace. Anybody may take any name there; so it has another one where a stranger has the plain
+//! one, and is found by what the kernel knows of each socket: whose it is.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -49,8 +49,8 @@ pub fn candidates(uid: u32) -> Vec<Vec<u8>> {
     }
 }
 
-/// Listens as this user's only keeper. `EADDRINUSE`: there is one, or one begins at this moment; or a stranger has the name, and the kernel does not tell
-/// whose sockets are.
+/// Listens as this user's only keeper. `EADDRINUSE`: there is one, or one begins at this moment; or a stranger has the name, and the kernel does
+/// not tell whose sockets are.
 pub fn listen(uid: u32) -> Result<OwnedFd, Errno> {
     let (socket, is_plain) = match meet::take_name(&plain(uid)) {
         Err(Errno::EADDRINUSE) if all_of(uid).is_some_and(|found| found.is_empty()) => {

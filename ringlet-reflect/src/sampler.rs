@@ -1,5 +1,5 @@
-//! How much is written to a region, seen from outside. Stores go past everybody, so nobody counts them; who wants to know compares the memory with what it
-//! was, page by page, as long as he looks, and pays for it himself. A writer has a cache line fetched again at most.
+//! How much is written to a region, seen from outside. Stores go past everybody, so nobody counts them; who wants to know compares the memory with
+//! what it was, page by page, as long as he looks, and pays for it himself. A writer has a cache line fetched again at most.
 
 use std::hash::Hasher;
 use std::os::fd::OwnedFd;

@@ -188,7 +188,8 @@ def containers(place):
         return "skipped: only root can become two users"
 
     def container(number):
-        own = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--net", "--ipc", "--uts", "--cgroup"]
+        own = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "--mount", "--net"]
+        own += ["--ipc", "--uts", "--cgroup"]
         return ["setpriv", f"--reuid={number}", f"--regid={number}", "--clear-groups", *own]
 
     reader = place.start("read", before=container(12345))

@@ -1,4 +1,5 @@
-"""Reflective memory from C: the calls of ringlet_reflect, the example, and what is hard for it: many regions, no memory, setuid programs, strangers' names."""
+"""Reflective memory from C: the calls of ringlet_reflect, the example, and what is hard for it: many regions, no memory, setuid programs,
+strangers' names."""
 
 import contextlib
 import os
@@ -123,8 +124,8 @@ def example(place):
 
 @check
 def many_regions(place):
-    """Ten thousand, or as many as a keeper's descriptors are for: they are made, written and read, shown as far as an answer holds them, and all given
-    back; one more is refused in words."""
+    """Ten thousand, or as many as a keeper's descriptors are for: they are made, written and read, shown as far as an answer holds them, and all
+    given back; one more is refused in words."""
     if os.geteuid() != 0:
         print("  (as root only: others may have a quarter)")
         return

@@ -39,7 +39,8 @@ static ringlet_reflect_host *host, *other;
 
 static void regions(void)
 {
-    NULLS(EINVAL, ringlet_reflect_allocate(NULL, KEY, PAGE, 0600, 0), "ringlet_reflect_allocate of key 0x7100, 4096 bytes, mode 600: the handle is NULL");
+    NULLS(EINVAL, ringlet_reflect_allocate(NULL, KEY, PAGE, 0600, 0),
+          "ringlet_reflect_allocate of key 0x7100, 4096 bytes, mode 600: the handle is NULL");
     NULLS(EINVAL, ringlet_reflect_allocate(host, KEY, PAGE, 0600, 9), "flags");
     NULLS(EINVAL, ringlet_reflect_allocate(host, KEY, PAGE, 0700, 0), "a parameter makes no sense");
     NULLS(EINVAL, ringlet_reflect_allocate(host, KEY, 0, 0600, 0), "the size is nothing");
@@ -253,7 +254,8 @@ static void squats(const char *user)
 {
     for (int n = 0; n < 2; n++) {
         struct sockaddr_un name = {.sun_family = AF_UNIX};
-        int length = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "ringlet1-service/ringlet-reflect/%s%s", user, n ? "/0123456789abcdef" : "");
+        int length = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "ringlet1-service/ringlet-reflect/%s%s", user,
+                              n ? "/0123456789abcdef" : "");
         socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
         int taken = socket(AF_UNIX, SOCK_SEQPACKET, 0), come = socket(AF_UNIX, SOCK_SEQPACKET, 0);
         TRUE(!bind(taken, (struct sockaddr *)&name, bytes) && !listen(taken, 0) && !connect(come, (struct sockaddr *)&name, bytes));
