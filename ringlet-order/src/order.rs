@@ -230,6 +230,12 @@ impl Order {
         if now < self.next_beat || self.is_over() {
             return;
         }
+        // What was not heard while this node itself did nothing tells nothing of others.
+        let late = now - self.next_beat;
+        if late > self.beat {
+            let heard = self.peers.values_mut().filter_map(|peer| peer.heard.as_mut());
+            heard.for_each(|heard| *heard += late);
+        }
         self.next_beat = now + self.beat;
         self.dirty = true;
         self.peers.values_mut().for_each(|peer| peer.told = false);

@@ -62,6 +62,8 @@ pub struct Trouble {
     /// Deaths; and of those who return so many without what they had kept, under a new name.
     pub deaths: usize,
     pub forgotten: usize,
+    /// Of those who ask, propose or tell a view, this part dies in the middle of it, or can't reach anybody any more for a time.
+    pub amid: f64,
     /// Sets of nodes that can't reach the others, or hear them, for a time; single ways that carry nothing.
     pub partitions: usize,
     pub one_way: usize,
@@ -164,6 +166,7 @@ impl Ordered {
             late_us,
             deaths: few(nodes + 4),
             forgotten: few(2),
+            amid: 0.0,
             partitions: few(5),
             one_way: few(6),
             frozen: few(3),
@@ -180,7 +183,11 @@ impl Ordered {
             payloads: if many { rng.random_range(1..60) } else { rng.random_range(1..400) },
             burst: 1 << rng.random_range(0..7),
             size: 1 << rng.random_range(3..longest),
-            trouble: Trouble { within_us, ..trouble },
+            trouble: Trouble {
+                within_us,
+                amid: if rng.random() { rng.random_range(0.0..0.1) } else { 0.0 },
+                ..trouble
+            },
         }
     }
 
@@ -844,6 +851,9 @@ impl Cluster {
             _ => {}
         }
         let calm = self.calm.is_some();
+        if [3, 8, 10].contains(&frame[1]) && !calm && self.rng.random_bool(trouble.amid) {
+            self.amid(node);
+        }
         let copies = if !calm && self.rng.random_bool(trouble.doubled) { 2 } else { 1 };
         self.stats.doubled += copies - 1;
         for _ in 0..copies {
@@ -860,6 +870,25 @@ impl Cluster {
                 self.now + way,
                 Event::Frame(other, to.incarnation, from.clone(), frame.clone()),
             );
+        }
+    }
+
+    /// In the middle of a change of views.
+    fn amid(&mut self, node: usize) {
+        let within = from_us(self.ordered.trouble.within_us);
+        let soon = self.now + self.up_to(WAY_US.end * 2.0);
+        if self.rng.random() {
+            let steps = self.rng.random_range(0..8);
+            if let Some(run) = &mut self.nodes[node].run {
+                run.fuse = run.fuse.or(Some(steps));
+            }
+        } else if soon < within {
+            let others: Vec<_> = (0..self.nodes.len()).filter(|other| *other != node).collect();
+            let until = (soon + self.up_to(6.0 * SILENT_US)).min(within);
+            for (from, to) in [(vec![node], others.clone()), (others, vec![node])] {
+                self.at(soon, Event::Cut(from.clone(), to.clone()));
+                self.at(until, Event::Heals(from, to));
+            }
         }
     }
 
