@@ -16,8 +16,8 @@ use crate::bench::spec::Unit;
 
 /// Run the one order of a cluster, over a network that loses, doubles and parts, in nodes that die at any step
 ///
-/// The code that reflects memory over several hosts: all nodes must see one order, whatever fails, each node's own in its order and once, and all must be in one
-/// view in the end, with everything. What is not given is as each seed has it.
+/// What is to reflect memory over several hosts: all nodes must see one order, whatever fails, each node's own in its order and once, and all must be in
+/// one view in the end, with everything. What is not given is as each seed has it.
 #[derive(Args, Debug)]
 pub struct OrderArgs {
     /// One number, or a range like 0..1000
