@@ -172,10 +172,14 @@ pub fn imc(args: ImcArgs) -> anyhow::Result<ExitCode> {
             };
             show(&state, &shown);
             if args.statistics || args.all {
+                let errors =
+                    state.cluster.as_ref().map_or(vec![0], |cluster| cluster.errors.clone());
+                let errors: Vec<String> = errors.iter().map(u32::to_string).collect();
                 println!(
-                    "\n{} of {} MB allocated; no errors on rail 0",
+                    "\n{} of {} MB allocated; errors by rail: {}",
                     table::grouped(state.allocated / MB),
-                    table::grouped(state.allocated_most / MB)
+                    table::grouped(state.allocated_most / MB),
+                    errors.join(" ")
                 );
             }
         }

@@ -10,6 +10,11 @@
 //! On one host all who use a region map the same memory. A store is a store, the order is the processor's own, and nobody stands between. The
 //! *keeper* (`ringlet reflect keep`) only says who may map what: it is started by who needs it first, and ends behind the last.
 //!
+//! Over several hosts each host's keeper is one of a cluster's ([`keeper::keep_in`]). What is written goes by a log to the keeper, by it into one order of
+//! all hosts, and from there into the memory that is received on each. Programs are the same: [`Transmitter::put`] appends to the log; a plain store to
+//! [`Transmitter::words`] is trapped, and does so too, in microseconds (on x86-64; elsewhere it faults), where a load from there, or an exchange, faults. A
+//! program's own handler of SIGSEGV has to be set before it attaches anything: it is called for what is none of this. A child by fork has to join by itself.
+//!
 //! ```no_run
 //! use ringlet_reflect::{Host, Permission, Use};
 //!

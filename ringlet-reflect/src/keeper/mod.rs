@@ -468,6 +468,10 @@ impl Keeper {
             if cluster.stopped.is_some() {
                 return self.act_later(at, act);
             }
+            // (Of those who came and went while there was no cluster yet.)
+            if cluster.has_acts() >= LATER_MOST {
+                return Err(Status::Stopped);
+            }
             let tag = cluster.tag();
             cluster.say(tag, &act, &self.registry);
             self.clients[at].waits = Waits::Delivery(tag);

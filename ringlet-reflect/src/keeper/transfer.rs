@@ -118,6 +118,8 @@ pub struct Inbox {
     pub applied: u64,
     base: u64,
     is_broken: bool,
+    /// Contents are: nobody has them any more.
+    is_lost: bool,
 }
 
 impl Inbox {
@@ -249,6 +251,7 @@ impl Cluster {
             None => {
                 if let Some(filling) = self.inbox.filling.get_mut(&id) {
                     filling.next = filling.bytes;
+                    self.inbox.is_lost = true;
                 }
             }
         }
@@ -273,6 +276,10 @@ impl Keeper {
             return Err(std::io::Error::other("another keeper tells nonsense of the cluster"));
         }
         cluster.ask()?;
+        if std::mem::take(&mut cluster.inbox.is_lost) {
+            self.count_errors();
+        }
+        let Some(cluster) = &mut self.cluster else { return Ok(any) };
         let Cluster { inbox, network, .. } = cluster;
         inbox.sending.retain(|to, frames| {
             while let Some(frame) = frames.front() {
