@@ -51,7 +51,7 @@ impl Far {
         // (What can fail comes first, so that nothing is left behind.)
         let running = Running::prepare(settings)?;
         let fabric = Fabric::new(Kept::start(keeper::FABRIC)?, node, rails);
-        let post = Post::new(fabric.ways.clone())?;
+        let post = Post::new(fabric.side.ways.clone())?;
         let cluster = running.start(Box::new(post.clone()), quiet)?;
         Ok(Far { cluster, post, fabric, next: 0 })
     }
@@ -133,8 +133,8 @@ impl<N: Notes> Service<N> {
         let Some(far) = &mut self.far else { return Ok(()) };
         let (mut heard, mut lost) = (Vec::new(), false);
         match process {
-            true => far.fabric.hear(&mut |news| heard.push(news)),
-            false => far.fabric.hear_keeper(&mut |news| heard.push(news)),
+            true => far.fabric.side.hear(&mut |news| heard.push(news)),
+            false => far.fabric.side.hear_keeper(&mut |news| heard.push(news)),
         }
         for news in heard {
             match news {
@@ -142,9 +142,17 @@ impl<N: Notes> Service<N> {
                     self.watch_fabric()?;
                     self.journal.note("fabric-started", || format!("pid {pid}"));
                 }
-                News::Lost(pid, lanes) => self.journal.note("fabric-lost", || {
-                    format!("pid {pid}; what it carried goes on in the kernel: {lanes} connections")
-                }),
+                News::Lost(pid) => {
+                    let lanes = self.far.as_mut().map_or(0, |far| far.fabric.lose());
+                    self.journal.note("fabric-lost", || {
+                        format!(
+                            "pid {pid}; what it carried goes on in the kernel: {lanes} connections"
+                        )
+                    });
+                }
+                News::Over(number) => {
+                    self.far.iter_mut().for_each(|far| far.fabric.over(number));
+                }
                 News::Log(text) => self.journal.note("fabric", || text),
                 News::KeeperLost => lost = true,
             }
@@ -157,7 +165,7 @@ impl<N: Notes> Service<N> {
     }
 
     pub(crate) fn watch_fabric(&self) -> anyhow::Result<()> {
-        match self.far.as_ref().and_then(|far| far.fabric.process()) {
+        match self.far.as_ref().and_then(|far| far.fabric.side.process()) {
             Some(process) => self.watch(process, FABRIC).context("what carries"),
             None => Ok(()),
         }
@@ -188,7 +196,7 @@ impl<N: Notes> Service<N> {
             () if !self.policy.allows_far(&guest.who, peer.node(), far.user, &far.group) => {
                 Some((Reason::Refused, "policy"))
             }
-            () if !fabric.is_up(peer.session) => Some((Reason::NoFabric, "no rail carries")),
+            () if !fabric.side.is_up(peer.session) => Some((Reason::NoFabric, "no rail carries")),
             () if !fabric.may(&From::of(&guest.who), &self.policy.limits) => {
                 Some((Reason::NodeFull, "as many as may be carried"))
             }
@@ -370,7 +378,7 @@ impl<N: Notes> Service<N> {
     fn ended(&mut self, peer: &Peer) {
         self.call_no_more(peer);
         let Some(far) = &mut self.far else { return };
-        far.fabric.forget(peer.session);
+        far.fabric.side.forget(peer.session);
         let gone = |guest: &Guest| match &guest.state {
             State::Calling(calling) => calling.peer.session == peer.session,
             // (Whose address it is may be another's by now, or nobody's, as that of a node that is not listed.)
@@ -440,7 +448,7 @@ mod tests {
         let (mut fabric, held) = fabric();
         let peer = joined(&["b"]).remove(0);
         is_up(&mut fabric, &peer, &held[1]);
-        let (cluster, post) = (peer.cluster(), Post::new(fabric.ways.clone()).unwrap());
+        let (cluster, post) = (peer.cluster(), Post::new(fabric.side.ways.clone()).unwrap());
         service.far = Some(Far { cluster, post, fabric, next: 0 });
         (service, peer, held.into())
     }

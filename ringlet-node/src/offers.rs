@@ -122,7 +122,7 @@ impl<N: Notes> Service<N> {
             return Err(Reason::BadPeer);
         }
         let peer = far.cluster.peer(node).ok_or(Reason::NoPeer)?;
-        if !far.fabric.is_up(peer.session) {
+        if !far.fabric.side.is_up(peer.session) {
             return Err(Reason::NoFabric);
         }
         let from = From::of(&guest.who);
@@ -176,7 +176,7 @@ impl<N: Notes> Service<N> {
         };
         let from = From::of(&guest.who);
         // (Lanes that either node names have numbers of their own.)
-        if lane & 1 == u32::from(peer.is_first()) || !far.fabric.is_up(peer.session) {
+        if lane & 1 == u32::from(peer.is_first()) || !far.fabric.side.is_up(peer.session) {
             return Err(Reason::NoFabric);
         }
         if !far.fabric.may(&from, &self.policy.limits) {

@@ -157,7 +157,7 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     (service.group, service.journal) = (group, Journal::new(options.quiet));
     if let Some(far) = far {
         service.watch(far.post.bell().as_raw_fd(), OTHER_NODES)?;
-        service.watch(far.fabric.keeper(), FABRIC_KEEPER)?;
+        service.watch(far.fabric.side.keeper(), FABRIC_KEEPER)?;
         service.far = Some(far);
         service.watch_fabric()?;
     }
@@ -170,7 +170,7 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
         let carries = service.carriers.as_ref().is_some_and(|carriers| carriers.counts().0 > 0)
             || service.far.as_ref().is_some_and(|far| far.fabric.carries());
         let idle = service.guests.is_empty() && service.users.is_empty() && !carries;
-        let waits = service.far.as_ref().is_some_and(|far| far.fabric.waits());
+        let waits = service.far.as_ref().is_some_and(|far| far.fabric.side.waits());
         service.turn(match idle {
             _ if waits => Some(AGAIN),
             true => None,
@@ -228,7 +228,7 @@ impl<N: Notes> Service<N> {
                 _ => self.hear(token),
             }
         }
-        if self.far.as_ref().is_some_and(|far| far.fabric.waits()) {
+        if self.far.as_ref().is_some_and(|far| far.fabric.side.waits()) {
             self.hear_of_fabric(true)?;
         }
         if self.swept.elapsed() >= SWEEP {

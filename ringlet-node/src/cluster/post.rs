@@ -95,12 +95,12 @@ mod tests {
     #[test]
     fn who_is_to_say_it_again_is_woken() {
         let (fabric, _held) = fabric();
-        let mut post = Post::new(fabric.ways.clone()).unwrap();
+        let mut post = Post::new(fabric.side.ways.clone()).unwrap();
         let peers = joined(&["b", "c", "d"]);
         let rung = |post: &Post| fd::pending(post.bell().as_raw_fd(), libc::POLLIN) != 0;
         post.joined(&peers[0], false);
         assert!(!rung(&post), "it was taken");
-        while !fabric.ways.waits() {
+        while !fabric.side.ways.waits() {
             post.passed(&peers[0], &[0; 1 << 15]);
         }
         for say in [

@@ -17,6 +17,7 @@
 //! A lane is expected by the connecting end's process before the accepting program hears hello, and so before anything can come for it.
 
 mod passage;
+pub(crate) mod places;
 mod process;
 pub(crate) mod share;
 
@@ -106,7 +107,7 @@ const HEAD_BYTES: usize = 1 + size_of::<Session>();
 /// As long as one may be.
 const PACKET_BYTES: usize = HEAD_BYTES + 1 + crate::cluster::PASS_BYTES;
 
-/// By the service: settings (the first one); a session; its end; what was passed; a lane, with lifeline and meeting.
+/// By the service: settings (the first one); a session, with that node's name; its end; what was passed; a lane, with lifeline and meeting.
 const SETTINGS: u8 = 1;
 const JOINED: u8 = 2;
 const ENDED: u8 = 3;
@@ -135,6 +136,46 @@ fn read(packet: &[u8]) -> Option<(u8, Session, &[u8])> {
     Some((*kind, *session, body))
 }
 
+/// What two processes pass to each other: a message in JSON, in pieces that begin with these.
+const MORE: u8 = 1;
+/// It is of those processes that reflect memory; the services say so.
+const REFLECTED: u8 = 2;
+const FIRST: u8 = 4;
+
+/// (Of a process that has died in the middle the last ones don't come.)
+pub(crate) fn in_pieces(message: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+    let mut pieces = message.chunks(crate::cluster::PASS_BYTES - 1).enumerate().peekable();
+    std::iter::from_fn(move || {
+        let (nth, piece) = pieces.next()?;
+        let more = if pieces.peek().is_some() { MORE } else { 0 };
+        Some([&[more | if nth == 0 { FIRST } else { 0 }], piece].concat())
+    })
+}
+
+/// Of what another process passes.
+#[derive(Default)]
+pub(crate) struct Pieces(Vec<u8>);
+
+#[derive(Debug)]
+pub(crate) struct TooLong;
+
+impl Pieces {
+    /// A message, if this is the last piece of one.
+    pub fn take(&mut self, piece: &[u8]) -> Result<Option<Vec<u8>>, TooLong> {
+        let Some((flags, piece)) = piece.split_first() else { return Ok(None) };
+        if flags & FIRST != 0 {
+            self.0.clear();
+        }
+        if self.0.len() + piece.len() > MESSAGE_BYTES {
+            return Err(TooLong);
+        }
+        self.0.extend(piece);
+        Ok((flags & MORE == 0).then(|| std::mem::take(&mut self.0)))
+    }
+}
+
+const MESSAGE_BYTES: usize = 1 << 20;
+
 #[derive(Serialize, Deserialize)]
 struct Settings {
     node: String,
@@ -162,7 +203,7 @@ struct NativeOrder {
     offers: bool,
 }
 
-/// What two processes pass to each other: one of these in JSON, in pieces that begin with a byte, 1 if another one follows.
+/// What those that carry connections pass.
 #[derive(Serialize, Deserialize)]
 enum Between {
     Control(Control),
@@ -195,7 +236,6 @@ enum Between {
         lane: u32,
     },
 }
-const BETWEEN_BYTES: usize = 1 << 20;
 
 #[cfg(test)]
 mod tests {

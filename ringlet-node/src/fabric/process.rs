@@ -2,36 +2,34 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
-use std::io::ErrorKind;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
-use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use ringlet::handshake::ROOM_BYTES;
 use ringlet::interconnect::introduction::{GREETING, JOIN, LINK, LINKED, Message, ORPHAN};
 use ringlet_adapter::{Event, Lane, LaneName, Memory, Pipe, Progress, Serve, Server, Trunk};
 use ringlet_core::layout::Geometry;
-use ringlet_fabric::rail::{self, Grant, Rail, Refused, Region};
+use ringlet_fabric::rail::Rail;
 use ringlet_fabric::{Node, Number};
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{fd, map, meet};
 use ringlet_messages::native::carried::{Beginning, Joined, Offer, Port};
 
 use super::passage::Passage;
+use super::places::{Opens, Places, close_apart, eventfd};
 use super::{
-    ANSWER, ASK, BETWEEN_BYTES, BROKEN, Between, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE,
-    NativeOrder, OVER, PACKET_BYTES, PASS, PASSED, RailSettings, SETTINGS, Settings, UP, packet,
-    read,
+    ANSWER, ASK, BROKEN, Between, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder,
+    OVER, PACKET_BYTES, PASS, PASSED, Pieces, RailSettings, SETTINGS, Settings, TooLong, UP,
+    in_pieces, packet, read,
 };
 use crate::apart::{Apart, From};
 use crate::carrier::ends::{Brought, Doing, End};
 use crate::carrier::keeper::by_whom_it_was_started;
 use crate::clock::{Clock, Moment};
-use crate::cluster::{PASS_BYTES, Session};
+use crate::cluster::Session;
 use crate::{sandbox, service};
 
 const SERVICE: u32 = 0;
@@ -105,64 +103,6 @@ impl Serve for Served {
     }
 }
 
-/// A rail is opened by a thread of its own: a device, or a network file system, may take any time for it.
-struct Place {
-    settings: RailSettings,
-    is_open: bool,
-    opening: Option<Receiver<Opened>>,
-    /// That it can't be opened was said.
-    is_said: bool,
-}
-
-type Opened = std::io::Result<Box<dyn Rail>>;
-
-/// In the place of a rail that can't be opened (yet).
-struct Absent(OwnedFd);
-
-impl Absent {
-    fn new() -> anyhow::Result<Absent> {
-        Ok(Absent(eventfd().context("an eventfd")?))
-    }
-}
-
-impl Rail for Absent {
-    fn name(&self) -> &[u8] {
-        &[]
-    }
-    fn reach(&mut self, _: &[u8]) -> std::io::Result<rail::Peer> {
-        Err(ErrorKind::NotConnected.into())
-    }
-    fn forget(&mut self, _: rail::Peer) {}
-    #[allow(unsafe_code)]
-    unsafe fn register(&mut self, _: *mut u8, _: usize) -> std::io::Result<(Region, Grant)> {
-        Err(ErrorKind::NotConnected.into())
-    }
-    fn withdraw(&mut self, _: Region) {}
-    fn write(
-        &mut self,
-        _: rail::Peer,
-        _: Region,
-        _: usize,
-        _: usize,
-        _: Grant,
-        _: u64,
-        _: u32,
-        _: u64,
-    ) -> Result<(), Refused> {
-        Err(Refused::Failed(ErrorKind::NotConnected.into()))
-    }
-    fn send(&mut self, _: rail::Peer, _: &[u8], _: u64) -> Result<(), Refused> {
-        Err(Refused::Failed(ErrorKind::NotConnected.into()))
-    }
-    fn poll(&mut self, _: &mut dyn FnMut(rail::Event<'_>)) {}
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-    fn may_sleep(&mut self) -> bool {
-        true
-    }
-}
-
 /// A session of the services', and the transport that belongs to it.
 struct Link {
     session: Session,
@@ -173,7 +113,7 @@ struct Link {
     oldest: [Option<(usize, u32)>; 2],
     since: Moment,
     /// Pieces of what the other process passes.
-    pieces: Vec<u8>,
+    pieces: Pieces,
     /// What waits to be passed there.
     waiting: usize,
 }
@@ -233,11 +173,7 @@ struct Process {
     trunk: Trunk,
     /// None while it can't be served.
     trunk_at: Option<usize>,
-    node: String,
-    rails: Vec<Place>,
-    /// Opens them, and rings that bell.
-    opens: fn(&RailSettings, &str) -> Opened,
-    bell: Arc<OwnedFd>,
+    places: Places,
     tried: Moment,
     asked: Moment,
     apart: Arc<Apart>,
@@ -271,7 +207,7 @@ pub fn carry() -> anyhow::Result<()> {
     sandbox::enter_as_fabric(&folders)?;
     let rails = if rails.is_empty() { RailSettings::found() } else { rails };
     let mut process = Process::new(service, node, rails, RailSettings::open, apart)?;
-    if process.rails.is_empty() {
+    if process.places.len() == 0 {
         process.log("no rails: no provider of libfabric here beats TCP, and none is named");
     }
     process.open_rails();
@@ -284,27 +220,19 @@ impl Process {
         service: OwnedFd,
         node: String,
         rails: Vec<RailSettings>,
-        opens: fn(&RailSettings, &str) -> Opened,
+        opens: Opens,
         apart: Arc<Apart>,
     ) -> anyhow::Result<Process> {
-        let mut absent: Vec<Box<dyn Rail>> = Vec::new();
-        for _ in &rails {
-            absent.push(Box::new(Absent::new()?));
-        }
-        let bell = Arc::new(eventfd().context("an eventfd")?);
+        let (places, rails) = Places::new(node, rails, opens)?;
         let mut server = Server::new()?;
         server.watch(&service, SERVICE)?;
-        server.watch(&bell, RAILS)?;
-        let place = |settings| Place { settings, is_open: false, opening: None, is_said: false };
+        server.watch(places.bell(), RAILS)?;
         let mut process = Process {
             service,
             server,
-            trunk: Trunk::new(Node::new(absent)),
+            trunk: Trunk::new(rails),
             trunk_at: None,
-            node,
-            rails: rails.into_iter().map(place).collect(),
-            opens,
-            bell,
+            places,
             tried: Moment::ZERO,
             asked: Moment::ZERO,
             apart,
@@ -441,7 +369,7 @@ impl Process {
                     down: None,
                     oldest: [None; 2],
                     since: self.clock.now(),
-                    pieces: Vec::new(),
+                    pieces: Pieces::default(),
                     waiting: 0,
                 };
                 self.links.insert(number, link);
@@ -479,16 +407,14 @@ impl Process {
     fn take_piece(&mut self, session: Session, piece: &[u8]) {
         let Some(number) = self.number(session) else { return };
         let Some(link) = self.links.get_mut(&number) else { return };
-        let Some((more, piece)) = piece.split_first() else { return };
-        if link.pieces.len() + piece.len() > BETWEEN_BYTES {
-            return self.give_up(number, "a message that is too long");
-        }
-        link.pieces.extend(piece);
-        if *more == 0 {
-            match serde_json::from_slice(&std::mem::take(&mut link.pieces)) {
-                Ok(between) => self.take_between(number, between),
-                Err(_) => self.give_up(number, "a message that can't be read"),
-            }
+        let message = match link.pieces.take(piece) {
+            Err(TooLong) => return self.give_up(number, "a message that is too long"),
+            Ok(None) => return,
+            Ok(Some(message)) => message,
+        };
+        match serde_json::from_slice(&message) {
+            Ok(between) => self.take_between(number, between),
+            Err(_) => self.give_up(number, "a message that can't be read"),
         }
     }
 
@@ -552,11 +478,7 @@ impl Process {
     fn pass(&mut self, number: Number, between: &Between) {
         let Some(session) = self.links.get(&number).map(|link| link.session) else { return };
         let Ok(message) = serde_json::to_vec(between) else { return };
-        let mut pieces = message.chunks(PASS_BYTES - 1).peekable();
-        while let Some(piece) = pieces.next() {
-            let more = u8::from(pieces.peek().is_some());
-            self.say(PASS, session, &[&[more], piece].concat());
-        }
+        in_pieces(&message).for_each(|piece| self.say(PASS, session, &piece));
     }
 
     fn say(&mut self, kind: u8, session: Session, body: &[u8]) {
@@ -1010,7 +932,7 @@ impl Process {
             self.tried = now;
             self.serve_trunk();
             self.open_rails();
-            let rails = self.rails.len();
+            let rails = self.places.len();
             for number in self.links.keys().copied() {
                 self.trunk.with_node(|node| {
                     let all_up = (0..rails).all(|rail| node.transport(number).is_up(rail));
@@ -1090,53 +1012,17 @@ impl Process {
         self.trunk_at.into_iter().for_each(|at| self.server.rouse(at));
     }
 
-    /// Begins to open those rails that are not open, or are broken.
     fn open_rails(&mut self) {
-        let Process { trunk, node, rails, opens, bell, .. } = self;
-        for (at, place) in rails.iter_mut().enumerate() {
-            let works = place.is_open && !trunk.with_node(|node| node.is_broken(at));
-            if works || place.opening.is_some() {
-                continue;
-            }
-            place.is_open = false;
-            let (to, opening) = sync_channel(1);
-            let (settings, node, opens) = (place.settings.clone(), node.clone(), *opens);
-            let bell = bell.clone();
-            let open = move || {
-                let _ = to.send(opens(&settings, &node));
-                fd::ring(bell.as_raw_fd());
-            };
-            // (If no thread can be started, one is tried to be again.)
-            if thread::Builder::new().name("rail".into()).spawn(open).is_ok() {
-                place.opening = Some(opening);
-            }
-        }
+        let Process { trunk, places, .. } = self;
+        places.open(|at| trunk.with_node(|node| node.is_broken(at)));
     }
 
     fn take_rails(&mut self) {
-        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
-        for at in 0..self.rails.len() {
-            let place = &mut self.rails[at];
-            let opened = match place.opening.as_ref().map(Receiver::try_recv) {
-                None | Some(Err(TryRecvError::Empty)) => continue,
-                Some(Err(TryRecvError::Disconnected)) => Err(ErrorKind::Other.into()),
-                Some(Ok(opened)) => opened,
-            };
-            place.opening = None;
-            let text = place.settings.text();
-            match opened {
-                Ok(rail) => {
-                    (place.is_open, place.is_said) = (true, false);
-                    self.put_rail(at, rail);
-                    self.log(&format!("rail {at} is open: {text}"));
-                }
-                Err(error) => {
-                    if !std::mem::replace(&mut place.is_said, true) {
-                        self.log(&format!("rail {at} can't be opened: {text}: {error}"));
-                    }
-                }
-            }
+        let mut said = Vec::new();
+        for (at, rail) in self.places.opened(&mut |text| said.push(text.to_owned())) {
+            self.put_rail(at, rail);
         }
+        said.iter().for_each(|text| self.log(text));
     }
 
     fn put_rail(&mut self, at: usize, rail: Box<dyn Rail>) {
@@ -1144,8 +1030,7 @@ impl Process {
         self.trunk_at.take().into_iter().for_each(|at| drop(self.server.leave(at)));
         let before = self.trunk.with_node(|node| node.replace(at, rail));
         self.serve_trunk();
-        // (It may take as long to close.)
-        let _ = thread::Builder::new().name("rail".into()).spawn(move || drop(before));
+        close_apart(before);
     }
 
     /// Tried again while it fails.
@@ -1168,14 +1053,11 @@ fn is_orphan(said: &[u8]) -> bool {
     Message::read(said).is_ok_and(|message| message.kind == ORPHAN)
 }
 
-fn eventfd() -> Option<OwnedFd> {
-    // SAFETY: made just now, ours alone.
-    fd::eventfd().ok().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::places::{Absent, Opened};
     use super::*;
+    use std::thread;
 
     /// With one rail, which is opened so; and the service's end.
     fn process(opens: fn(&RailSettings, &str) -> Opened) -> (Process, OwnedFd) {
@@ -1205,7 +1087,8 @@ mod tests {
         let session = [7; size_of::<Session>()];
         meet::send(service.as_raw_fd(), &packet(JOINED, session, &[]), &[]).unwrap();
         let passed = |between: Between| {
-            (PASSED, [&[0], &serde_json::to_vec(&between).unwrap()[..]].concat())
+            let message = serde_json::to_vec(&between).unwrap();
+            (PASSED, in_pieces(&message).next().unwrap())
         };
         let offered = Between::Offered { lane: 2, kind: 1, slot_count: 64, ring_bytes: 1 << 16 };
         // (There was no descriptor free for it.)
@@ -1305,7 +1188,7 @@ mod tests {
         process.open_rails();
         answers(&mut process, &service);
         process.open_rails();
-        assert!(process.rails[0].opening.is_some() && !process.rails[0].is_open);
+        assert!(process.places.is_opening(0) && !process.places.is_open(0));
         answers(&mut process, &service);
     }
 
@@ -1318,7 +1201,7 @@ mod tests {
     fn rails_that_cannot_be_slept_on_are_tried_again() {
         let (mut process, service) = process(|_, _| Ok(Box::new(unwatched())));
         process.open_rails();
-        while !process.rails[0].is_open {
+        while !process.places.is_open(0) {
             assert!(process.turn().unwrap());
         }
         assert_eq!(process.trunk_at, None);

@@ -1,4 +1,5 @@
-//! The process as the service knows it. Two of its threads speak to it: the cluster's, of sessions and what was passed there, and the service's, of lanes.
+//! The processes that have rails, as the service knows them. Two of its threads speak to each: the cluster's, of sessions and what was passed there, and the
+//! service's, of lanes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::AsRawFd;
@@ -10,7 +11,7 @@ use ringlet_linux::sys::Errno;
 
 use super::{
     ANSWER, ASK, BROKEN, DOWN, ENDED, JOINED, LANE, LOG, LaneOrder, NATIVE, NativeOrder, OVER,
-    PACKET_BYTES, PASS, PASSED, SETTINGS, Settings, UP, packet, read,
+    PACKET_BYTES, PASS, PASSED, REFLECTED, SETTINGS, Settings, UP, packet, read,
 };
 use crate::apart::{From, Handed};
 use crate::carrier::keeper::{Kept, Look, Word};
@@ -25,12 +26,40 @@ const WORDS_AT_ONCE: usize = 64;
 const READS_IN: Duration = Duration::from_millis(500);
 const UNPASSED_MOST: usize = QUEUE_BYTES;
 
+/// What a process carries.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub enum Carries {
+    /// Connections: what belongs to a session ends with it, and a session whose process has died ends.
+    #[default]
+    Connections,
+    /// Reflective memory: the next process finds out with the others' where all of them are. Without one nothing waits for it.
+    Reflection,
+}
+
+impl Carries {
+    /// Is this, which was passed, for a process of this kind?
+    pub fn is_of(self, message: &[u8]) -> bool {
+        let reflected = message.first().is_some_and(|flags| flags & REFLECTED != 0);
+        reflected == (self == Carries::Reflection)
+    }
+
+    /// As what a process passes goes to another service, whatever it has said there itself.
+    fn mark(self, message: &mut [u8]) {
+        let Some(flags) = message.first_mut() else { return };
+        match self {
+            Carries::Connections => *flags &= !REFLECTED,
+            Carries::Reflection => *flags |= REFLECTED,
+        }
+    }
+}
+
 /// What both threads have.
 #[derive(Clone, Default)]
 pub struct Ways(Arc<Mutex<Out>>);
 
 #[derive(Default)]
 struct Out {
+    carries: Carries,
     socket: Option<i32>,
     waiting: VecDeque<Waiting>,
     bytes: usize,
@@ -50,7 +79,15 @@ struct Way {
     bytes: usize,
 }
 
+fn joins(peer: &Peer) -> Vec<u8> {
+    packet(JOINED, peer.session, peer.node().as_bytes())
+}
+
 impl Ways {
+    fn new(carries: Carries) -> Ways {
+        Ways(Arc::new(Mutex::new(Out { carries, ..Out::default() })))
+    }
+
     fn lock(&self) -> MutexGuard<'_, Out> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -58,7 +95,7 @@ impl Ways {
     pub fn joined(&self, peer: &Peer) {
         let mut out = self.lock();
         out.sessions.push(Way { peer: peer.clone(), bytes: 0 });
-        out.say(packet(JOINED, peer.session, &[]), Vec::new());
+        out.say(joins(peer), Vec::new());
     }
 
     pub fn ended(&self, peer: &Peer) {
@@ -69,6 +106,9 @@ impl Ways {
 
     pub fn passed(&self, peer: &Peer, message: &[u8]) {
         let mut out = self.lock();
+        if out.waits_for_none() {
+            return;
+        }
         let packet = packet(PASSED, peer.session, message);
         let Some(way) = out.way(peer.session) else { return };
         way.bytes += packet.len();
@@ -95,8 +135,15 @@ impl Out {
         self.sessions.iter_mut().find(|way| way.peer.session == session)
     }
 
+    fn waits_for_none(&self) -> bool {
+        self.carries == Carries::Reflection && self.socket.is_none()
+    }
+
     /// Without a process it waits for the next one.
     fn say(&mut self, packet: Vec<u8>, fds: Vec<Handed>) {
+        if self.waits_for_none() {
+            return;
+        }
         self.bytes += packet.len();
         self.waiting.push_back(Waiting { packet, fds, passed: None });
         self.flush();
@@ -124,26 +171,26 @@ impl Out {
         }
     }
 
-    /// What was said to the process is lost, or would be: and so are the sessions that it is of.
+    /// What was said to the process is lost, or would be; and so are the sessions that it is of, where it carries connections.
     fn forget(&mut self, why: &str) {
         self.waiting.clear();
         self.bytes = 0;
         for way in &mut self.sessions {
             way.bytes = 0;
-            way.peer.end(why);
+            if self.carries == Carries::Connections {
+                way.peer.end(why);
+            }
         }
     }
 }
 
-pub struct Fabric {
+/// One of them.
+pub struct Side {
     kept: Kept,
-    settings: Settings,
+    settings: Vec<u8>,
     pub ways: Ways,
     /// Nodes to which a rail carries.
     up: HashSet<Session>,
-    /// What is carried, for whom.
-    lanes: HashMap<u64, From>,
-    next: u64,
     lost: u64,
     /// What sessions had no room for.
     unpassed: HashMap<Session, Unpassed>,
@@ -158,25 +205,26 @@ struct Unpassed {
 
 pub enum News {
     Started(u32),
-    Lost(u32, usize),
+    Lost(u32),
     KeeperLost,
     Log(String),
+    /// Nothing is left of this one, which it carried.
+    Over(u64),
 }
 
-impl Fabric {
-    pub fn new(kept: Kept, node: String, rails: Vec<super::RailSettings>) -> Fabric {
-        let fabric = Fabric {
+impl Side {
+    /// `settings`: what it is told first.
+    pub fn new(kept: Kept, carries: Carries, settings: &impl serde::Serialize) -> Side {
+        let side = Side {
             kept,
-            settings: Settings { node, rails },
-            ways: Ways::default(),
+            settings: serde_json::to_vec(settings).unwrap_or_default(),
+            ways: Ways::new(carries),
             up: HashSet::new(),
-            lanes: HashMap::new(),
-            next: 0,
             lost: 0,
             unpassed: HashMap::new(),
         };
-        fabric.begin(&mut fabric.ways.lock());
-        fabric
+        side.begin(&mut side.ways.lock());
+        side
     }
 
     pub fn keeper(&self) -> i32 {
@@ -192,84 +240,50 @@ impl Fabric {
         !self.unpassed.is_empty() || self.ways.waits()
     }
 
-    pub fn status(&self) -> serde_json::Value {
-        let rails: Vec<String> =
-            self.settings.rails.iter().map(super::RailSettings::text).collect();
-        serde_json::json!({
-            "pid": self.kept.pid(), "connections": self.lanes.len(), "lost": self.lost, "rails": rails,
-            "nodes": self.up.len(),
-        })
+    pub fn pid(&self) -> Option<u32> {
+        self.kept.pid()
+    }
+
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// To how many nodes a rail carries.
+    pub fn nodes(&self) -> usize {
+        self.up.len()
     }
 
     pub fn is_up(&self, session: Session) -> bool {
         self.up.contains(&session)
     }
 
-    pub fn may(&self, from: &From, limits: &Limits) -> bool {
-        let count = |is: &dyn Fn(&From) -> bool| self.lanes.values().filter(|of| is(of)).count();
-        self.lanes.len() < limits.carried
-            && count(&|of| of.user == from.user) < limits.carried_of_a_user
-            && count(&|of| of == from) < limits.carried_of_a_pod
-    }
-
-    /// A process is there: it is told its settings, then what has been said since there was none.
+    /// A process is there: it is told its settings, then what has been said since there was none; or of all sessions.
     fn begin(&self, out: &mut Out) {
-        let settings = serde_json::to_vec(&self.settings).unwrap_or_default();
-        let settings = packet(SETTINGS, Session::default(), &settings);
+        let settings = packet(SETTINGS, Session::default(), &self.settings);
         out.bytes += settings.len();
         out.waiting.push_front(Waiting { packet: settings, fds: Vec::new(), passed: None });
         out.socket = self.kept.process();
+        if out.carries == Carries::Reflection {
+            let joined: Vec<_> = out.sessions.iter().map(|way| joins(&way.peer)).collect();
+            joined.into_iter().for_each(|packet| out.say(packet, Vec::new()));
+        }
         out.flush();
     }
 
-    /// Does it carry anything?
-    pub fn carries(&self) -> bool {
-        !self.lanes.is_empty()
-    }
-
-    /// Asks the process, if it carries anything, whether it goes on. Its pid, if it hangs.
-    pub fn hangs(&mut self) -> Option<u32> {
-        match if self.carries() { self.kept.look() } else { Look::Fine } {
+    /// Asks the process, if it has something to do, whether it goes on. Its pid, if it hangs.
+    pub fn hangs(&mut self, is_busy: bool) -> Option<u32> {
+        match if is_busy { self.kept.look() } else { Look::Fine } {
             Look::Fine => None,
             Look::Hangs(pid) => Some(pid),
             Look::Ask => {
-                self.ways.lock().say(packet(ASK, Session::default(), &[]), Vec::new());
+                self.say(ASK, Session::default(), &[], Vec::new());
                 None
             }
         }
     }
 
-    /// Hands an end over: its lifeline, and where it meets the other one.
-    pub fn carry(
-        &mut self,
-        peer: &Peer,
-        (lane, accepts): (u32, bool),
-        from: From,
-        ring_bytes: u64,
-        fds: [Handed; 2],
-    ) {
-        let number = self.next;
-        self.next += 1;
-        let order = LaneOrder { number, lane, accepts, from: from.clone(), ring_bytes };
-        let order = serde_json::to_vec(&order).unwrap_or_default();
-        self.lanes.insert(number, from);
-        self.ways.lock().say(packet(LANE, peer.session, &order), fds.into());
-    }
-
-    /// The same of a channel of the native library's, with a socket to its program.
-    pub fn carry_native(
-        &mut self,
-        peer: &Peer,
-        (lane, offers): (u32, bool),
-        from: From,
-        socket: Handed,
-    ) {
-        let number = self.next;
-        self.next += 1;
-        let order = NativeOrder { number, lane, offers };
-        let order = serde_json::to_vec(&order).unwrap_or_default();
-        self.lanes.insert(number, from);
-        self.ways.lock().say(packet(NATIVE, peer.session, &order), vec![socket]);
+    fn say(&self, kind: u8, session: Session, body: &[u8], fds: Vec<Handed>) {
+        self.ways.lock().say(packet(kind, session, body), fds);
     }
 
     pub fn hear_keeper(&mut self, tell: &mut dyn FnMut(News)) {
@@ -315,7 +329,7 @@ impl Fabric {
                 }
                 Some((OVER, _, number)) => {
                     let number = number.try_into().map(u64::from_le_bytes);
-                    number.ok().and_then(|number| self.lanes.remove(&number));
+                    number.into_iter().for_each(|number| tell(News::Over(number)));
                 }
                 Some((ANSWER, ..)) => self.kept.answered(),
                 Some((LOG, _, text)) => tell(News::Log(String::from_utf8_lossy(text).into())),
@@ -329,8 +343,9 @@ impl Fabric {
     }
 
     /// One that does not read holds up itself.
-    fn pass(&mut self, session: Session, message: Vec<u8>) {
+    fn pass(&mut self, session: Session, mut message: Vec<u8>) {
         let Some(peer) = self.peer(session) else { return };
+        self.ways.lock().carries.mark(&mut message);
         let passed = match self.unpassed.contains_key(&session) {
             true => Err(NotPassed::Full),
             false => peer.pass(&message),
@@ -389,20 +404,105 @@ impl Fabric {
         self.clear(&mut out, pid, tell);
     }
 
-    /// With it all sessions are lost, for it knew what belongs to them.
+    /// What was under way is lost with it.
     fn clear(&mut self, out: &mut Out, pid: u32, tell: &mut dyn FnMut(News)) {
         out.socket = None;
         out.forget("what carries has died there");
         self.up.clear();
         self.unpassed.clear();
         self.lost += 1;
-        tell(News::Lost(pid, std::mem::take(&mut self.lanes).len()));
+        tell(News::Lost(pid));
     }
 
     /// A session is over.
     pub fn forget(&mut self, session: Session) {
         self.up.remove(&session);
         self.unpassed.remove(&session);
+    }
+}
+
+/// What carries connections.
+pub struct Fabric {
+    pub side: Side,
+    rails: Vec<String>,
+    /// What is carried, for whom.
+    lanes: HashMap<u64, From>,
+    next: u64,
+}
+
+impl Fabric {
+    pub fn new(kept: Kept, node: String, rails: Vec<super::RailSettings>) -> Fabric {
+        let names = rails.iter().map(super::RailSettings::text).collect();
+        let side = Side::new(kept, Carries::Connections, &Settings { node, rails });
+        Fabric { side, rails: names, lanes: HashMap::new(), next: 0 }
+    }
+
+    pub fn status(&self) -> serde_json::Value {
+        serde_json::json!({
+            "pid": self.side.pid(), "connections": self.lanes.len(), "lost": self.side.lost(), "rails": self.rails,
+            "nodes": self.side.nodes(),
+        })
+    }
+
+    pub fn may(&self, from: &From, limits: &Limits) -> bool {
+        let count = |is: &dyn Fn(&From) -> bool| self.lanes.values().filter(|of| is(of)).count();
+        self.lanes.len() < limits.carried
+            && count(&|of| of.user == from.user) < limits.carried_of_a_user
+            && count(&|of| of == from) < limits.carried_of_a_pod
+    }
+
+    /// Does it carry anything?
+    pub fn carries(&self) -> bool {
+        !self.lanes.is_empty()
+    }
+
+    /// Hands an end over: its lifeline, and where it meets the other one.
+    pub fn carry(
+        &mut self,
+        peer: &Peer,
+        (lane, accepts): (u32, bool),
+        from: From,
+        ring_bytes: u64,
+        fds: [Handed; 2],
+    ) {
+        let number = self.next;
+        self.next += 1;
+        let order = LaneOrder { number, lane, accepts, from: from.clone(), ring_bytes };
+        let order = serde_json::to_vec(&order).unwrap_or_default();
+        self.lanes.insert(number, from);
+        self.side.say(LANE, peer.session, &order, fds.into());
+    }
+
+    /// The same of a channel of the native library's, with a socket to its program.
+    pub fn carry_native(
+        &mut self,
+        peer: &Peer,
+        (lane, offers): (u32, bool),
+        from: From,
+        socket: Handed,
+    ) {
+        let number = self.next;
+        self.next += 1;
+        let order = NativeOrder { number, lane, offers };
+        let order = serde_json::to_vec(&order).unwrap_or_default();
+        self.lanes.insert(number, from);
+        self.side.say(NATIVE, peer.session, &order, vec![socket]);
+    }
+
+    /// Asks its process, if it carries anything, whether it goes on. Its pid, if it hangs.
+    pub fn hangs(&mut self) -> Option<u32> {
+        let carries = self.carries();
+        self.side.hangs(carries)
+    }
+
+    /// Nothing is left of this one.
+    pub fn over(&mut self, number: u64) {
+        self.lanes.remove(&number);
+    }
+
+    /// Its process has died: how many it carried.
+    pub fn lose(&mut self) -> usize {
+        std::mem::take(&mut self.lanes).len()
     }
 }
 
@@ -429,15 +529,15 @@ pub(crate) mod tests {
 
     /// That process has a rail to this node.
     pub fn is_up(fabric: &mut Fabric, peer: &Peer, process: &OwnedFd) {
-        fabric.ways.joined(peer);
+        fabric.side.ways.joined(peer);
         meet::send(process.as_raw_fd(), &packet(UP, peer.session, &[]), &[]).unwrap();
         hear(fabric);
-        assert!(fabric.is_up(peer.session));
+        assert!(fabric.side.is_up(peer.session));
     }
 
     fn hear(fabric: &mut Fabric) -> usize {
         let mut lost = 0;
-        fabric.hear(&mut |news| lost += usize::from(matches!(news, News::Lost(..))));
+        fabric.side.hear(&mut |news| lost += usize::from(matches!(news, News::Lost(..))));
         lost
     }
 
@@ -445,15 +545,15 @@ pub(crate) mod tests {
     fn a_session_that_passes_more_than_is_taken_is_given_up_alone() {
         let (mut fabric, [_keeper, process]) = fabric();
         let peers = joined(&["b", "c"]);
-        peers.iter().for_each(|peer| fabric.ways.joined(peer));
-        fabric.ways.passed(&peers[1], b"first");
+        peers.iter().for_each(|peer| fabric.side.ways.joined(peer));
+        fabric.side.ways.passed(&peers[1], b"first");
         for _ in 0..(2 * WAITING_MOST) >> 16 {
-            fabric.ways.passed(&peers[0], &[0; (1 << 16) - 64]);
+            fabric.side.ways.passed(&peers[0], &[0; (1 << 16) - 64]);
         }
-        fabric.ways.passed(&peers[1], b"last");
+        fabric.side.ways.passed(&peers[1], b"last");
         assert_eq!(hear(&mut fabric), 0, "the process is lost for all");
         assert_eq!(given_up(&peers[0]), ["b"]);
-        assert!(fabric.ways.lock().bytes < WAITING_MOST);
+        assert!(fabric.side.ways.lock().bytes < WAITING_MOST);
         // What the other one has passed comes, all of it.
         let mut came = Vec::new();
         let mut bytes = vec![0; PACKET_BYTES];
@@ -468,14 +568,14 @@ pub(crate) mod tests {
             }
         }
         assert_eq!(came, [&b"first"[..], b"last"]);
-        assert!(!fabric.waits());
+        assert!(!fabric.side.waits());
     }
 
     #[test]
     fn a_node_that_does_not_read_holds_up_no_other() {
         let (mut fabric, [_keeper, process]) = fabric();
         let peers = joined(&["b", "c"]);
-        peers.iter().for_each(|peer| fabric.ways.joined(peer));
+        peers.iter().for_each(|peer| fabric.side.ways.joined(peer));
         let say = |fabric: &mut Fabric, peer: &Peer, message: &[u8]| {
             let packet = packet(PASS, peer.session, message);
             while meet::send(process.as_raw_fd(), &packet, &[]) == Err(Errno::EAGAIN) {
@@ -489,7 +589,7 @@ pub(crate) mod tests {
         }
         say(&mut fabric, &peers[1], b"here");
         hear(&mut fabric);
-        assert!(fabric.unpassed.contains_key(&peers[0].session), "it still has room");
+        assert!(fabric.side.unpassed.contains_key(&peers[0].session), "it still has room");
         assert_eq!(given_up(&peers[0]), [""; 0]);
         assert_eq!(peers[1].waiting(), ["here"], "it waits for another node to read");
         for _ in 0..2 * QUEUE_BYTES / 60_000 {
