@@ -8,11 +8,12 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 # The command, which can be run in place as target/release/ringlet, the library beside it, and the native library.
 build:
-	cargo build --release -p ringlet-cli -p ringlet-preload -p ringlet-native -p ringlet-imc
+	cargo build --release -p ringlet-cli -p ringlet-preload -p ringlet-native -p ringlet-imc -p ringlet-shmem
 
 # Builds only if nothing has been built, so that root needs no toolchain.
 install:
-	test -x $(TARGET)/release/ringlet -a -f $(TARGET)/release/libringlet_native.so -a -f $(TARGET)/release/libimc.so || $(MAKE) build
+	test -x $(TARGET)/release/ringlet -a -f $(TARGET)/release/libringlet_native.so -a -f $(TARGET)/release/libimc.so \
+		-a -f $(TARGET)/release/libringlet_shmem.so || $(MAKE) build
 	install -D -m 755 $(TARGET)/release/ringlet $(DESTDIR)$(PREFIX)/bin/ringlet
 	install -D -m 755 $(TARGET)/release/libringlet_preload.so \
 		$(DESTDIR)$(PREFIX)/lib/ringlet/libringlet_preload.so
@@ -34,6 +35,11 @@ install:
 	install -m 755 $(TARGET)/release/libimc.so $(DESTDIR)$(PREFIX)/lib/libimc.so
 	install -m 644 ringlet-imc/include/sys/imc.h $(DESTDIR)$(PREFIX)/include/sys
 	install -m 755 ringlet-imc/bin/* $(DESTDIR)$(PREFIX)/bin
+	install -m 755 $(TARGET)/release/libringlet_shmem.so $(DESTDIR)$(PREFIX)/lib/libringlet_shmem.so.0
+	ln -sf libringlet_shmem.so.0 $(DESTDIR)$(PREFIX)/lib/libringlet_shmem.so
+	install -m 644 ringlet-shmem/include/shmem.h $(DESTDIR)$(PREFIX)/include
+	install -D -m 644 ringlet-shmem/include/mpp/shmem.h $(DESTDIR)$(PREFIX)/include/mpp/shmem.h
+	install -m 755 ringlet-shmem/bin/* $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(SHARE)/man/man3
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' ringlet-native/ringlet.pc.in \
 		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/ringlet.pc

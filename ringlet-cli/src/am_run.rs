@@ -1,280 +1,81 @@
-//! `ringlet am-run`: starts the processes of a parallel program, introduces them to each other, and ends them together.
+//! `ringlet am-run`: starts the processes of a parallel program over Active Messages, and introduces them to each other.
 
-use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::os::fd::RawFd;
+use std::process::ExitCode;
 
-use anyhow::Context;
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
-use nix::unistd::Pid;
 use ringlet_messages::active_message::job::{
-    DESCRIPTOR_ENVIRONMENT, RANK_ENVIRONMENT, SIZE_ENVIRONMENT, read_part,
+    DESCRIPTOR_ENVIRONMENT, RANK_ENVIRONMENT, SIZE_ENVIRONMENT,
 };
 
-use crate::run::EXIT_OURS;
-
-/// Between asking the processes to end and ending them.
-const GRACE: Duration = Duration::from_secs(2);
-const EXIT_TIMEOUT: u8 = 124;
+use crate::job::{self, EXIT_STATUS, GRACE, JobArgs, Kind, Process};
 
 /// Run a parallel program over Active Messages
 ///
 /// Starts N processes of the program on this machine. Each finds its number and the others' endpoints by AMX_SPMDStartup (am(3)).
 /// When one ends with another status than 0, or by a signal, the others are ended too.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Exit status: 0 if every process ended with 0; else that of the first one that did not (128 plus the \
-                  number of the signal that ended it); 124 if the time was up; 125 if ringlet itself fails."
-)]
+#[command(after_help = EXIT_STATUS)]
 pub struct AmRunArgs {
-    /// How many processes
-    #[arg(short = 'n', long = "processes", value_name = "N", default_value_t = 2)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
-    processes: u32,
-    /// Put each process's number before its lines
-    #[arg(short, long)]
-    prefix: bool,
-    /// End the program after so long
-    #[arg(short, long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    timeout: Option<Duration>,
-    /// The program, looked for in PATH, and its arguments
-    #[arg(required = true, trailing_var_arg = true)]
-    #[arg(value_names = ["PROGRAM", "ARGS"], value_hint = clap::ValueHint::CommandWithArguments)]
-    program: Vec<OsString>,
+    #[command(flatten)]
+    job: JobArgs,
 }
 
-enum Event {
-    /// A process has given its part of a gather.
-    Part(usize, Vec<u8>),
-    /// It has ended, and waits to be reaped.
-    Ended(usize),
-    Signal(Signal),
-}
-
-struct Process {
-    child: Child,
-    /// `None` once reaped: its number may then be another's.
-    pid: Option<Pid>,
-    launcher: UnixStream,
-    part: Option<Vec<u8>>,
-}
+/// What each process has given for a gather.
+struct Parts(Vec<Option<Vec<u8>>>);
 
 pub fn run(args: AmRunArgs) -> anyhow::Result<ExitCode> {
-    let (sender, events) = channel();
-    // All threads inherit the mask, one takes the signals; the children get the mask that we had.
-    let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
-    let mut before = SigSet::empty();
-    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), Some(&mut before))?;
-    let to = sender.clone();
-    thread::spawn(move || {
-        while let Ok(signal) = signals.wait() {
-            if to.send(Event::Signal(signal)).is_err() {
-                break;
-            }
-        }
-    });
-    let mut output = Vec::new();
-    let mut processes = Vec::new();
-    for rank in 0..args.processes as usize {
-        match start(&args, rank, before, &sender, &mut output) {
-            Ok(process) => processes.push(process),
-            Err(error) => {
-                end_all(&processes, Signal::SIGKILL);
-                for process in &mut processes {
-                    let _ = process.child.wait();
-                }
-                return Err(error);
-            }
-        }
-    }
-    drop(sender);
-    let limit = args.timeout.map(|timeout| Instant::now() + timeout);
-    let code = attend(&mut processes, &events, limit);
-    for forwarder in output {
-        let _ = forwarder.join();
-    }
-    Ok(ExitCode::from(code))
+    let parts = vec![None; args.job.processes as usize];
+    job::run(&args.job, &mut Parts(parts))
 }
 
-#[allow(unsafe_code)]
-fn start(
-    args: &AmRunArgs,
-    rank: usize,
-    mask: SigSet,
-    events: &Sender<Event>,
-    output: &mut Vec<thread::JoinHandle<()>>,
-) -> anyhow::Result<Process> {
-    let (launcher, theirs) = UnixStream::pair()?;
-    rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
-    let descriptor = std::os::fd::AsRawFd::as_raw_fd(&theirs);
-    let mut command = Command::new(&args.program[0]);
-    command.args(&args.program[1..]);
-    command.env(RANK_ENVIRONMENT, rank.to_string());
-    command.env(SIZE_ENVIRONMENT, args.processes.to_string());
-    command.env(DESCRIPTOR_ENVIRONMENT, descriptor.to_string());
-    if args.prefix {
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+impl Kind for Parts {
+    fn environment(&self, rank: usize, descriptor: RawFd) -> Vec<(&'static str, String)> {
+        vec![
+            (RANK_ENVIRONMENT, rank.to_string()),
+            (SIZE_ENVIRONMENT, self.0.len().to_string()),
+            (DESCRIPTOR_ENVIRONMENT, descriptor.to_string()),
+        ]
     }
-    if rank > 0 {
-        command.stdin(Stdio::null());
-    }
-    let us = nix::unistd::getpid();
-    // SAFETY: system calls only, in the child before it becomes the program.
-    unsafe {
-        command.pre_exec(move || {
-            sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None)?;
-            // Without its launcher a process would wait for ever.
-            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
-            if nix::unistd::getppid() != us {
-                return Err(std::io::ErrorKind::Interrupted.into());
-            }
-            Ok(())
-        });
-    }
-    let name = args.program[0].display();
-    let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-    if args.prefix {
-        let forward = |stream: Option<Box<dyn Read + Send>>, to: fn(&[u8])| {
-            let stream = stream.expect("piped");
-            thread::spawn(move || forward(stream, rank, to))
-        };
-        output.push(forward(child.stdout.take().map(|out| Box::new(out) as _), |line| {
-            let _ = std::io::stdout().write_all(line);
-        }));
-        output.push(forward(child.stderr.take().map(|out| Box::new(out) as _), |line| {
-            let _ = std::io::stderr().write_all(line);
-        }));
-    }
-    let pid = Pid::from_raw(child.id() as i32);
-    let mut parts = launcher.try_clone()?;
-    let to = events.clone();
-    thread::spawn(move || {
-        while let Ok(part) = read_part(&mut parts) {
-            if to.send(Event::Part(rank, part)).is_err() {
-                break;
-            }
-        }
-    });
-    let to = events.clone();
-    thread::spawn(move || {
-        // Not reaped: as long as we may signal it, its number is its own.
-        let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
-        let _ = to.send(Event::Ended(rank));
-    });
-    Ok(Process { child, pid: Some(pid), launcher, part: None })
-}
 
-/// Whole lines, so that those of several processes do not mix.
-fn forward(stream: impl Read, rank: usize, to: fn(&[u8])) {
-    let mut stream = BufReader::new(stream);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        line.extend(format!("[{rank}] ").bytes());
-        let start = line.len();
-        match stream.read_until(b'\n', &mut line) {
-            Ok(n) if n > 0 => {}
-            _ => break,
+    fn heard(&mut self, rank: usize, part: Vec<u8>, processes: &[Process]) -> Option<u8> {
+        self.0[rank] = Some(part);
+        if self.0.iter().all(Option::is_some) {
+            self.answer(processes);
         }
-        if line.len() > start && line.last() != Some(&b'\n') {
-            line.push(b'\n');
-        }
-        to(&line);
+        self.give_up(processes);
+        None
+    }
+
+    fn ended(&mut self, _rank: usize, processes: &[Process]) -> Option<u8> {
+        self.give_up(processes);
+        None
     }
 }
 
-fn end_all(processes: &[Process], signal: Signal) {
-    for pid in processes.iter().filter_map(|process| process.pid) {
-        let _ = kill(pid, signal);
-    }
-}
-
-/// Until all have ended; our exit status.
-fn attend(processes: &mut [Process], events: &Receiver<Event>, limit: Option<Instant>) -> u8 {
-    let mut code = 0;
-    // When those that are left are killed.
-    let mut killing: Option<Instant> = None;
-    let mut limit = limit;
-    while processes.iter().any(|process| process.pid.is_some()) {
-        let next = [killing, limit].into_iter().flatten().min();
-        let wait = next.map_or(Duration::from_secs(3600), |at| at - Instant::now().min(at));
-        let event = match events.recv_timeout(wait) {
-            Ok(event) => event,
-            Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) => {
-                let now = Instant::now();
-                if killing.is_some_and(|at| at <= now) {
-                    end_all(processes, Signal::SIGKILL);
-                    killing = Some(now + GRACE);
-                } else if limit.is_some_and(|at| at <= now) {
-                    limit = None;
-                    code = EXIT_TIMEOUT;
-                    end_all(processes, Signal::SIGTERM);
-                    killing = Some(now + GRACE);
-                }
-                continue;
-            }
-        };
-        match event {
-            Event::Part(rank, part) => {
-                processes[rank].part = Some(part);
-                if processes.iter().all(|process| process.part.is_some()) {
-                    answer(processes);
-                }
-                give_up(processes);
-            }
-            Event::Signal(signal) => {
-                end_all(processes, signal);
-                code = if code == 0 { 128 + signal as i32 as u8 } else { code };
-                killing.get_or_insert(Instant::now() + GRACE);
-            }
-            Event::Ended(rank) => {
-                processes[rank].pid = None;
-                let status = processes[rank].child.wait();
-                let ended = status.map_or(EXIT_OURS, status_code);
-                if ended != 0 && killing.is_none() {
-                    code = ended;
-                    end_all(processes, Signal::SIGTERM);
-                    killing = Some(Instant::now() + GRACE);
-                }
-                give_up(processes);
+impl Parts {
+    /// Who waits for the part of a process that has ended would wait for ever: it finds the end of its launcher instead.
+    fn give_up(&self, processes: &[Process]) {
+        let each = || processes.iter().zip(&self.0);
+        if each().any(|(process, part)| process.has_ended() && part.is_none()) {
+            for (process, _) in each().filter(|(_, part)| part.is_some()) {
+                let _ = process.socket.shutdown(Shutdown::Write);
             }
         }
     }
-    code
-}
 
-/// Who waits for the part of a process that has ended would wait for ever: it finds the end of its launcher instead.
-fn give_up(processes: &[Process]) {
-    if processes.iter().any(|process| process.pid.is_none() && process.part.is_none()) {
-        for process in processes.iter().filter(|process| process.part.is_some()) {
-            let _ = process.launcher.shutdown(Shutdown::Write);
+    /// Gives all parts to all. A process that does not read them is not waited for: it is at fault, or dead.
+    fn answer(&mut self, processes: &[Process]) {
+        let mut all = Vec::new();
+        for part in &mut self.0 {
+            let part = part.take().unwrap_or_default();
+            all.extend((part.len() as u32).to_le_bytes());
+            all.extend(part);
         }
-    }
-}
-
-fn status_code(status: ExitStatus) -> u8 {
-    let signalled = status.signal().map(|signal| 128 + signal);
-    status.code().or(signalled).unwrap_or(i32::from(EXIT_OURS)) as u8
-}
-
-/// Gives all parts to all. A process that does not read them is not waited for: it is at fault, or dead.
-fn answer(processes: &mut [Process]) {
-    let mut all = Vec::new();
-    for process in processes.iter_mut() {
-        let part = process.part.take().unwrap_or_default();
-        all.extend((part.len() as u32).to_le_bytes());
-        all.extend(part);
-    }
-    for process in processes {
-        let _ = process.launcher.set_write_timeout(Some(GRACE));
-        let _ = (&process.launcher).write_all(&all);
+        for process in processes {
+            let _ = process.socket.set_write_timeout(Some(GRACE));
+            let _ = (&process.socket).write_all(&all);
+        }
     }
 }

@@ -27,6 +27,7 @@ mod docs;
 mod doctor;
 mod explain;
 mod holders;
+mod job;
 mod namespaces;
 mod node;
 mod patience;
@@ -36,6 +37,7 @@ mod program;
 mod reflect;
 mod run;
 mod settings;
+mod shmem;
 mod sim;
 mod sockets;
 mod ss;
@@ -63,6 +65,7 @@ enum Command {
     Adapter(adapter::AdapterArgs),
     Node(node::NodeArgs),
     AmRun(am_run::AmRunArgs),
+    Shmem(shmem::ShmemArgs),
     Reflect(reflect::ReflectArgs),
     Imc(reflect::ImcArgs),
     Ss(ss::SsArgs),
@@ -93,7 +96,9 @@ extern "C" fn main(_count: core::ffi::c_int, _arguments: *const *const u8) -> co
 
 #[cfg_attr(test, allow(dead_code))]
 fn dispatch() -> ExitCode {
-    let is_run = std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "am-run");
+    let is_run = std::env::args_os()
+        .nth(1)
+        .is_some_and(|word| ["run", "am-run", "shmem"].iter().any(|name| word == *name));
     let failure = ExitCode::from(if is_run { run::EXIT_OURS } else { 1 });
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -111,6 +116,7 @@ fn dispatch() -> ExitCode {
         Command::Adapter(args) => adapter::run(args),
         Command::Node(args) => node::run(args),
         Command::AmRun(args) => am_run::run(args),
+        Command::Shmem(args) => shmem::run(args),
         Command::Reflect(args) => reflect::run(args),
         Command::Imc(args) => reflect::imc(args),
         Command::Ss(args) => ss::run(args),

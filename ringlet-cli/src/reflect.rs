@@ -206,6 +206,12 @@ fn keep_here(args: &KeepArgs) -> anyhow::Result<()> {
     keep(&options, ready).context("the keeper can't listen (is there one?)")
 }
 
+/// A keeper for this user's programs, for as long as there are any.
+pub fn keep_for_user() -> anyhow::Result<()> {
+    let (all, received) = (DEFAULT_MB, DEFAULT_MB);
+    go_behind(&KeepArgs { path: None, all, received, behind: true, stay: false, ends: false })
+}
+
 /// Starts itself in a session of its own, and returns when it listens, or does not.
 fn go_behind(args: &KeepArgs) -> anyhow::Result<()> {
     let mut command = Command::new(std::env::current_exe()?);

@@ -1,0 +1,272 @@
+//! The processes of a parallel program: started together, heard, and ended together.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+use ringlet_messages::active_message::job::read_part;
+
+use crate::run::EXIT_OURS;
+
+/// Between asking the processes to end and ending them.
+pub const GRACE: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: u8 = 124;
+
+pub const EXIT_STATUS: &str = "Exit status: 0 if every process ended with 0; else that of the first one that did not (128 plus the \
+     number of the signal that ended it); 124 if the time was up; 125 if ringlet itself fails.";
+
+#[derive(clap::Args)]
+pub struct JobArgs {
+    /// How many processes
+    #[arg(short = 'n', long = "processes", value_name = "N", default_value_t = 2)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub processes: u32,
+    /// Put each process's number before its lines
+    #[arg(short, long)]
+    prefix: bool,
+    /// End the program after so long
+    #[arg(short, long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    timeout: Option<Duration>,
+    /// The program, looked for in PATH, and its arguments
+    #[arg(required = true, trailing_var_arg = true)]
+    #[arg(value_names = ["PROGRAM", "ARGS"], value_hint = clap::ValueHint::CommandWithArguments)]
+    program: Vec<OsString>,
+}
+
+/// What a kind of parallel program has of its own.
+pub trait Kind {
+    /// What a process finds its place by; it reaches us by this descriptor.
+    fn environment(&self, rank: usize, descriptor: RawFd) -> Vec<(&'static str, String)>;
+    /// It has said something: with `Some`, the job is over, and ends with that.
+    fn heard(&mut self, rank: usize, said: Vec<u8>, processes: &[Process]) -> Option<u8>;
+    /// It has ended well, and everything that it said was heard. (The same.)
+    fn ended(&mut self, rank: usize, processes: &[Process]) -> Option<u8>;
+}
+
+enum Event {
+    /// A process has said something.
+    Said(usize, Vec<u8>),
+    /// It has ended, and waits to be reaped.
+    Ended(usize),
+    Signal(Signal),
+}
+
+pub struct Process {
+    child: Child,
+    /// `None` once reaped: its number may then be another's.
+    pid: Option<Pid>,
+    /// By which it is told something.
+    pub socket: UnixStream,
+}
+
+impl Process {
+    pub fn has_ended(&self) -> bool {
+        self.pid.is_none()
+    }
+}
+
+pub fn run(args: &JobArgs, kind: &mut dyn Kind) -> anyhow::Result<ExitCode> {
+    let (sender, events) = channel();
+    // All threads inherit the mask, one takes the signals; the children get the mask that we had.
+    let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+    let mut before = SigSet::empty();
+    sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), Some(&mut before))?;
+    let to = sender.clone();
+    thread::spawn(move || {
+        while let Ok(signal) = signals.wait() {
+            if to.send(Event::Signal(signal)).is_err() {
+                break;
+            }
+        }
+    });
+    let mut output = Vec::new();
+    let mut processes = Vec::new();
+    for rank in 0..args.processes as usize {
+        match start(args, kind, rank, before, &sender, &mut output) {
+            Ok(process) => processes.push(process),
+            Err(error) => {
+                end_all(&processes, Signal::SIGKILL);
+                for process in &mut processes {
+                    let _ = process.child.wait();
+                }
+                return Err(error);
+            }
+        }
+    }
+    drop(sender);
+    let limit = args.timeout.map(|timeout| Instant::now() + timeout);
+    let code = attend(kind, &mut processes, &events, limit);
+    for forwarder in output {
+        let _ = forwarder.join();
+    }
+    Ok(ExitCode::from(code))
+}
+
+#[allow(unsafe_code)]
+fn start(
+    args: &JobArgs,
+    kind: &dyn Kind,
+    rank: usize,
+    mask: SigSet,
+    events: &Sender<Event>,
+    output: &mut Vec<thread::JoinHandle<()>>,
+) -> anyhow::Result<Process> {
+    let (socket, theirs) = UnixStream::pair()?;
+    rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
+    let mut command = Command::new(&args.program[0]);
+    command.args(&args.program[1..]);
+    command.envs(kind.environment(rank, theirs.as_raw_fd()));
+    if args.prefix {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+    if rank > 0 {
+        command.stdin(Stdio::null());
+    }
+    let us = nix::unistd::getpid();
+    // SAFETY: system calls only, in the child before it becomes the program.
+    unsafe {
+        command.pre_exec(move || {
+            sigprocmask(SigmaskHow::SIG_SETMASK, Some(&mask), None)?;
+            // Without its launcher a process would wait for ever.
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+            if nix::unistd::getppid() != us {
+                return Err(std::io::ErrorKind::Interrupted.into());
+            }
+            Ok(())
+        });
+    }
+    let name = args.program[0].display();
+    let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+    if args.prefix {
+        let forward = |stream: Option<Box<dyn Read + Send>>, to: fn(&[u8])| {
+            let stream = stream.expect("piped");
+            thread::spawn(move || forward(stream, rank, to))
+        };
+        output.push(forward(child.stdout.take().map(|out| Box::new(out) as _), |line| {
+            let _ = std::io::stdout().write_all(line);
+        }));
+        output.push(forward(child.stderr.take().map(|out| Box::new(out) as _), |line| {
+            let _ = std::io::stderr().write_all(line);
+        }));
+    }
+    let pid = Pid::from_raw(child.id() as i32);
+    let mut from = socket.try_clone()?;
+    let to = events.clone();
+    let listener = thread::spawn(move || {
+        while let Ok(said) = read_part(&mut from) {
+            if to.send(Event::Said(rank, said)).is_err() {
+                break;
+            }
+        }
+    });
+    let (to, ears) = (events.clone(), socket.try_clone()?);
+    thread::spawn(move || {
+        // Not reaped: as long as we may signal it, its number is its own.
+        let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+        // KERNEL: what it has said before is still read, and then its end, though a child of it may have the other end of the socket.
+        let _ = ears.shutdown(Shutdown::Read);
+        let _ = listener.join();
+        let _ = to.send(Event::Ended(rank));
+    });
+    Ok(Process { child, pid: Some(pid), socket })
+}
+
+/// Whole lines, so that those of several processes do not mix.
+fn forward(stream: impl Read, rank: usize, to: fn(&[u8])) {
+    let mut stream = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        line.extend(format!("[{rank}] ").bytes());
+        let start = line.len();
+        match stream.read_until(b'\n', &mut line) {
+            Ok(n) if n > 0 => {}
+            _ => break,
+        }
+        if line.len() > start && line.last() != Some(&b'\n') {
+            line.push(b'\n');
+        }
+        to(&line);
+    }
+}
+
+fn end_all(processes: &[Process], signal: Signal) {
+    for pid in processes.iter().filter_map(|process| process.pid) {
+        let _ = kill(pid, signal);
+    }
+}
+
+/// Until all have ended; our exit status.
+fn attend(
+    kind: &mut dyn Kind,
+    processes: &mut [Process],
+    events: &Receiver<Event>,
+    limit: Option<Instant>,
+) -> u8 {
+    let mut code = 0;
+    // When those that are left are killed.
+    let mut killing: Option<Instant> = None;
+    let mut limit = limit;
+    while processes.iter().any(|process| process.pid.is_some()) {
+        let next = [killing, limit].into_iter().flatten().min();
+        let wait = next.map_or(Duration::from_secs(3600), |at| at - Instant::now().min(at));
+        let event = match events.recv_timeout(wait) {
+            Ok(event) => event,
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                let now = Instant::now();
+                if killing.is_some_and(|at| at <= now) {
+                    end_all(processes, Signal::SIGKILL);
+                    killing = Some(now + GRACE);
+                } else if limit.is_some_and(|at| at <= now) {
+                    limit = None;
+                    code = EXIT_TIMEOUT;
+                    end_all(processes, Signal::SIGTERM);
+                    killing = Some(now + GRACE);
+                }
+                continue;
+            }
+        };
+        let over = match event {
+            Event::Said(rank, said) => kind.heard(rank, said, processes),
+            Event::Signal(signal) => {
+                end_all(processes, signal);
+                code = if code == 0 { 128 + signal as i32 as u8 } else { code };
+                killing.get_or_insert(Instant::now() + GRACE);
+                None
+            }
+            Event::Ended(rank) => {
+                processes[rank].pid = None;
+                let status = processes[rank].child.wait();
+                let ended = status.map_or(EXIT_OURS, status_code);
+                if ended == 0 || killing.is_some() {
+                    kind.ended(rank, processes)
+                } else {
+                    Some(ended)
+                }
+            }
+        };
+        if let Some(over) = over.filter(|_| killing.is_none()) {
+            code = over;
+            end_all(processes, Signal::SIGTERM);
+            killing = Some(Instant::now() + GRACE);
+        }
+    }
+    code
+}
+
+fn status_code(status: ExitStatus) -> u8 {
+    let signalled = status.signal().map(|signal| 128 + signal);
+    status.code().or(signalled).unwrap_or(i32::from(EXIT_OURS)) as u8
+}

@@ -1,0 +1,99 @@
+//! `ringlet shmem`: starts the processing elements of an OpenSHMEM program.
+
+use std::os::fd::RawFd;
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use ringlet_reflect::Host;
+
+use crate::job::{self, EXIT_STATUS, JobArgs, Kind, Process};
+use crate::reflect;
+
+/// As ringlet-shmem has them (job.rs).
+const PE: &str = "RINGLET_SHMEM_PE";
+const PES: &str = "RINGLET_SHMEM_NPES";
+const KEY: &str = "RINGLET_SHMEM_KEY";
+const LAUNCHER: &str = "RINGLET_SHMEM_FD";
+const PES_MOST: u32 = 1024;
+
+/// Run an OpenSHMEM program
+///
+/// Starts N processing elements (PEs) of a program that was compiled against ringlet's shmem.h, on this machine, where they map each other's memory:
+/// one region of reflective memory (`ringlet reflect ls`). SHMEM_SYMMETRIC_SIZE is how much heap each has: 256M unless it says otherwise, or less, of which all
+/// have 8G. When one ends with another status than 0, by a signal, or by _exit before shmem_finalize, the others are ended too.
+#[derive(clap::Args)]
+#[command(after_help = EXIT_STATUS)]
+pub struct ShmemArgs {
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+struct Pes {
+    key: u64,
+    /// How far each is.
+    stages: Vec<Stage>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    Started,
+    Begun,
+    Done,
+}
+
+pub fn run(args: ShmemArgs) -> anyhow::Result<ExitCode> {
+    let count = args.job.processes;
+    ensure!(count <= PES_MOST, "{count} PEs are more than {PES_MOST}");
+    // (With it, it is there until all have ended.)
+    let _host = Host::find().or_else(|_| {
+        reflect::keep_for_user()?;
+        Host::find().context("this host's reflective memory")
+    })?;
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    let key = u64::from_ne_bytes(bytes);
+    job::run(&args.job, &mut Pes { key, stages: vec![Stage::Started; count as usize] })
+}
+
+impl Kind for Pes {
+    fn environment(&self, rank: usize, descriptor: RawFd) -> Vec<(&'static str, String)> {
+        vec![
+            (PE, rank.to_string()),
+            (PES, self.stages.len().to_string()),
+            (KEY, self.key.to_string()),
+            (LAUNCHER, descriptor.to_string()),
+        ]
+    }
+
+    fn heard(&mut self, rank: usize, said: Vec<u8>, processes: &[Process]) -> Option<u8> {
+        match &said[..] {
+            b"begun" => self.stages[rank] = Stage::Begun,
+            b"done" => self.stages[rank] = Stage::Done,
+            // shmem_global_exit.
+            status => {
+                self.stages[rank] = Stage::Done;
+                return Some(str::from_utf8(status).ok()?.parse::<i32>().ok()? as u8);
+            }
+        }
+        self.missed(processes)
+    }
+
+    fn ended(&mut self, _rank: usize, processes: &[Process]) -> Option<u8> {
+        self.missed(processes)
+    }
+}
+
+impl Pes {
+    /// Others wait, or will, for one that has ended. (Where none has begun it may be a script, or a program that is none of OpenSHMEM's.)
+    fn missed(&self, processes: &[Process]) -> Option<u8> {
+        let has_begun = self.stages.iter().any(|stage| *stage != Stage::Started);
+        let is_missed = |rank: &usize| match self.stages[*rank] {
+            Stage::Done => false,
+            Stage::Begun => processes[*rank].has_ended(),
+            Stage::Started => has_begun && processes[*rank].has_ended(),
+        };
+        let rank = (0..processes.len()).find(is_missed)?;
+        eprintln!("ringlet: PE {rank} has ended without shmem_finalize");
+        Some(1)
+    }
+}
