@@ -239,6 +239,7 @@ fn attend(
             }
         };
         let over = match event {
+            Event::Said(_, _) if killing.is_some() => None,
             Event::Said(rank, said) => kind.heard(rank, said, processes),
             Event::Signal(signal) => {
                 end_all(processes, signal);
@@ -250,14 +251,14 @@ fn attend(
                 processes[rank].pid = None;
                 let status = processes[rank].child.wait();
                 let ended = status.map_or(EXIT_OURS, status_code);
-                if ended == 0 || killing.is_some() {
-                    kind.ended(rank, processes)
-                } else {
-                    Some(ended)
+                match ended {
+                    _ if killing.is_some() => None,
+                    0 => kind.ended(rank, processes),
+                    ended => Some(ended),
                 }
             }
         };
-        if let Some(over) = over.filter(|_| killing.is_none()) {
+        if let Some(over) = over {
             code = over;
             end_all(processes, Signal::SIGTERM);
             killing = Some(Instant::now() + GRACE);

@@ -119,8 +119,9 @@ fn act<T: Value>(
 ) -> T {
     let job = job();
     let pe = pe_of(job, ctx, pe);
-    let before = act(job.remote(at.cast(), size_of::<T>(), pe).cast());
-    job.ring(pe);
+    let there = job.remote(at.cast(), size_of::<T>(), pe);
+    let before = act(there.cast());
+    job.ring(pe, there, size_of::<T>());
     T::of(before)
 }
 

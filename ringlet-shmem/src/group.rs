@@ -3,51 +3,43 @@
 
 use ringlet_core::sync::{AtomicU64, Ordering, fence};
 
-use crate::job::{Job, word};
-use crate::wait::wait;
+use crate::job::{Job, PES_MOST, word};
+use crate::wait::{place, wait};
 
-/// Of each PE: as many teams as it may be in at a time, and one.
-pub const SLOTS: usize = 64;
-const APART: usize = 8;
+/// Of each PE: as many teams as it may be in at a time.
+pub const SLOTS: usize = VALUE_BITS as usize;
 
-/// What a group's PEs meet by, each on its own: `Words`, in cache lines apart.
+/// What a team's PEs meet by, each on its own: `Words`.
 #[repr(C, align(128))]
 pub struct Slot {
-    words: [Line; 3],
-    /// The same of those that become a new team, while the old one's are in use.
-    split: [Line; 3],
+    word: Line,
+    /// The same of those that become a new team, while the old one's is in use.
+    split: Line,
 }
 
 #[repr(C, align(64))]
 struct Line(AtomicU64);
 
-/// Words at the same place of each PE: how many have arrived (of the first one's), whether all have, and a value to be shown. All are 0 between
-/// two uses, as the standard wants it of a program's pSync.
+/// One word at the same place of each PE, which is 0 between two uses, as the standard wants it of a program's pSync: whether this PE may go on, how many
+/// have arrived (in the first one's), and a value to be shown.
 #[derive(Clone, Copy)]
 struct Words {
     of_first: *mut u8,
-    /// Of two PEs.
-    pes: usize,
-    /// Of two words, in words.
-    words: usize,
+    /// How far apart two PEs' are.
+    apart: usize,
 }
 
+const GO: u64 = 1 << 63;
+const VALUE_BITS: u32 = 48;
+const VALUE: u64 = (1 << VALUE_BITS) - 1;
+const ONE: u64 = 1 << VALUE_BITS;
+/// (The count has room for all.)
+const _: () = assert!(PES_MOST < 1 << (63 - VALUE_BITS));
+
 impl Words {
-    fn at(&self, pe: usize, number: usize) -> &AtomicU64 {
+    fn at(&self, pe: usize) -> &AtomicU64 {
         // SAFETY: of a PE of the job: whoever made this has looked.
-        word(unsafe { self.of_first.add(self.pes * pe + self.words * number * size_of::<u64>()) })
-    }
-
-    fn arrived(&self, pe: usize) -> &AtomicU64 {
-        self.at(pe, 0)
-    }
-
-    fn go(&self, pe: usize) -> &AtomicU64 {
-        self.at(pe, 1)
-    }
-
-    fn value(&self, pe: usize) -> &AtomicU64 {
-        self.at(pe, 2)
+        word(unsafe { self.of_first.add(self.apart * pe) })
     }
 }
 
@@ -61,9 +53,6 @@ pub struct Group<'a> {
     words: Words,
 }
 
-/// Of an active set's pSync.
-pub const SYNC_WORDS: usize = 3;
-
 impl<'a> Group<'a> {
     /// PEs that have this slot for it; `split` 1: its other words.
     pub fn of_slot(
@@ -76,8 +65,8 @@ impl<'a> Group<'a> {
     ) -> Group<'a> {
         let slot = (&raw const job.control(0).slots[slot]).cast::<u8>().cast_mut();
         // SAFETY: within the slot.
-        let of_first = unsafe { slot.add(split * size_of::<[Line; 3]>()) };
-        let words = Words { of_first, pes: job.controls_apart(), words: APART };
+        let of_first = unsafe { slot.add(split * size_of::<Line>()) };
+        let words = Words { of_first, apart: job.controls_apart() };
         Group { job, start, stride, size, words }
     }
 
@@ -90,8 +79,8 @@ impl<'a> Group<'a> {
         sync: *mut i64,
     ) -> Option<Group<'a>> {
         let (start, size) = (usize::try_from(start).ok()?, usize::try_from(size).ok()?);
-        let of_first = job.find(sync.cast(), SYNC_WORDS * size_of::<u64>(), 0)?;
-        let words = Words { of_first, pes: job.parts_apart(), words: 1 };
+        let of_first = job.find(sync.cast(), size_of::<u64>(), 0)?;
+        let words = Words { of_first, apart: job.parts_apart() };
         let group = Group { job, start, stride, size, words };
         let is_there =
             size > 0 && of_first.cast::<AtomicU64>().is_aligned() && group.is_within(job.size);
@@ -139,35 +128,38 @@ impl<'a> Group<'a> {
         if self.size == 1 {
             return;
         }
-        let arrived = self.words.arrived(self.start);
-        // ORDER: AcqRel: the last one sees what all stored before theirs, and passes it on by `go`.
-        if arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.size as u64 {
-            // (Nobody arrives anew before he is let go.)
-            arrived.store(0, Ordering::Relaxed);
+        let first = self.words.at(self.start);
+        // ORDER: AcqRel: the last one sees what all stored before theirs, and passes it on by `GO`.
+        let before = first.fetch_add(ONE, Ordering::AcqRel);
+        if (before & !GO) / ONE + 1 == self.size as u64 {
+            // (Nobody arrives anew before he may go on, and has said that he does.)
+            first.fetch_sub(ONE * self.size as u64, Ordering::Relaxed);
             for pe in self.pes().filter(|pe| *pe != me) {
                 // ORDER: Release, pairs with Acquire below.
-                self.words.go(pe).store(1, Ordering::Release);
-                job.ring(pe);
+                let theirs = self.words.at(pe);
+                theirs.fetch_or(GO, Ordering::Release);
+                job.ring(pe, theirs, size_of_val(theirs));
             }
         } else {
-            let go = self.words.go(me);
+            let ours = self.words.at(me);
             // ORDER: Acquire, pairs with Release above.
-            wait(job, || go.load(Ordering::Acquire) == 1);
-            go.store(0, Ordering::Relaxed);
+            wait(job, place(ours), || ours.load(Ordering::Acquire) & GO != 0);
+            ours.fetch_and(!GO, Ordering::Relaxed);
         }
         // ORDER: as `Job::quiet`.
         fence(Ordering::SeqCst);
     }
 
-    /// Shows a value to all of them, and lets `look` see theirs by their numbers, until which nobody goes on.
+    /// Shows a value of 48 bits to all of them, and lets `look` see theirs by their numbers, until which nobody goes on.
     pub fn exchange<T>(&self, value: u64, look: impl FnOnce(&dyn Fn(usize) -> u64) -> T) -> T {
-        let ours = self.words.value(self.job.me);
+        let ours = self.words.at(self.job.me);
+        let value = value & VALUE;
         // ORDER: Relaxed: seen by all behind the sync.
-        ours.store(value, Ordering::Relaxed);
+        ours.fetch_add(value, Ordering::Relaxed);
         self.sync();
-        let seen = look(&|rank| self.words.value(self.pe(rank)).load(Ordering::Relaxed));
+        let seen = look(&|rank| self.words.at(self.pe(rank)).load(Ordering::Relaxed) & VALUE);
         self.sync();
-        ours.store(0, Ordering::Relaxed);
+        ours.fetch_sub(value, Ordering::Relaxed);
         seen
     }
 

@@ -27,7 +27,7 @@ pub const PE: &str = "RINGLET_SHMEM_PE";
 pub const PES: &str = "RINGLET_SHMEM_NPES";
 pub const KEY: &str = "RINGLET_SHMEM_KEY";
 pub const LAUNCHER: &str = "RINGLET_SHMEM_FD";
-const PES_MOST: usize = 1024;
+pub const PES_MOST: usize = 1024;
 
 const HEAP_BYTES: usize = 256 << 20;
 /// Of all PEs' heaps together, where nobody said how large they are.
@@ -42,6 +42,9 @@ pub struct Control {
     pub waiting: AtomicU32,
     /// Rung for them.
     pub bell: AtomicU32,
+    /// For what: places (`Job::place`).
+    pub from: AtomicU64,
+    pub to: AtomicU64,
     /// It can't make others pass a barrier, nor be made.
     pub has_no_barriers: AtomicU32,
     /// Of teams, by their number.
@@ -310,10 +313,20 @@ impl Job {
         self.allocated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A look at whether somebody sleeps there, behind what was stored.
+    /// A look at whether somebody sleeps for what was stored there.
     #[inline]
-    pub fn ring(&self, pe: usize) {
-        crate::wait::ring(self, pe);
+    pub fn ring<T>(&self, pe: usize, at: *const T, bytes: usize) {
+        crate::wait::ring(self, pe, at.cast(), bytes);
+    }
+
+    /// What all PEs call a place in the region.
+    pub fn place(&self, at: *const u8) -> u64 {
+        (at as u64).wrapping_sub(self.controls as u64)
+    }
+
+    /// Of what lies in the region itself, or is symmetric. (Nothing else is told of.)
+    pub fn place_of_ours(&self, at: *const u8, bytes: usize) -> u64 {
+        self.place(self.find(at, bytes, self.me).unwrap_or(at.cast_mut()))
     }
 
     /// Complete, and seen by all before what follows.

@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use ringlet_core::sync::{AtomicU32, Ordering};
 
 use crate::job::{Job, give_up, job};
-use crate::wait::wait;
+use crate::wait::{place, wait};
 
 /// A PE's copy. PEs are counted from 1.
 #[repr(C)]
@@ -78,10 +78,11 @@ extern "C" fn shmem_set_lock(lock: *mut c_long) {
         ));
     }
     // ORDER: Release, pairs with Acquire of the wait in `shmem_clear_lock`.
-    at(job, lock, pe).next.fetch_or(number, Ordering::Release);
-    job.ring(pe);
+    let theirs = &at(job, lock, pe).next;
+    theirs.fetch_or(number, Ordering::Release);
+    job.ring(pe, theirs, size_of_val(theirs));
     // ORDER: Acquire, pairs with Release of the last store in `shmem_clear_lock`: what was done under the lock is seen.
-    wait(job, || ours.next.load(Ordering::Acquire) & YOURS != 0);
+    wait(job, place(&ours.next), || ours.next.load(Ordering::Acquire) & YOURS != 0);
     ours.next.fetch_and(!YOURS, Ordering::Relaxed);
 }
 
@@ -124,14 +125,15 @@ extern "C" fn shmem_clear_lock(lock: *mut c_long) {
             .is_ok();
     if !free {
         // ORDER: Acquire, pairs with Release in `shmem_set_lock`. (He has come, and is about to say so.)
-        wait(job, || ours.next.load(Ordering::Acquire) != 0);
+        wait(job, place(&ours.next), || ours.next.load(Ordering::Acquire) != 0);
         let next = ours.next.swap(0, Ordering::Acquire) as usize - 1;
         if next >= job.size {
             give_up(format_args!("the lock at {lock:?} was overwritten"));
         }
         // ORDER: Release, pairs with Acquire in `shmem_set_lock`.
-        at(job, lock, next).next.fetch_or(YOURS, Ordering::Release);
-        job.ring(next);
+        let theirs = &at(job, lock, next).next;
+        theirs.fetch_or(YOURS, Ordering::Release);
+        job.ring(next, theirs, size_of_val(theirs));
     }
     unclaim(lock);
 }

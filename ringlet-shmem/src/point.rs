@@ -55,6 +55,10 @@ impl<T: PartialOrd + Copy> Set<T> {
         is_so(element(self.variables, number), self.op, than)
     }
 
+    fn place(&self) -> (*const u8, usize) {
+        (self.variables.cast(), self.count * size_of::<T>())
+    }
+
     fn members(&self) -> impl Iterator<Item = usize> + use<'_, T> {
         let is_in = |number: &usize| self.status.is_null() || element(self.status, *number) == 0;
         (0..self.count).filter(is_in)
@@ -107,7 +111,7 @@ fn wait_any<T: PartialOrd + Copy>(set: &Set<T>, waits: bool) -> usize {
     let mut from = FROM.get();
     let mut found = set.any(&mut from);
     if waits && found == usize::MAX && set.members().next().is_some() {
-        wait::wait(job(), || {
+        wait::wait(job(), set.place(), || {
             found = set.any(&mut from);
             found != usize::MAX
         });
@@ -119,7 +123,7 @@ fn wait_any<T: PartialOrd + Copy>(set: &Set<T>, waits: bool) -> usize {
 fn wait_some<T: PartialOrd + Copy>(set: &Set<T>, indices: *mut usize) -> usize {
     let mut count = 0;
     if set.members().next().is_some() {
-        wait::wait(job(), || {
+        wait::wait(job(), set.place(), || {
             count = set.some(indices);
             count > 0
         });
@@ -132,7 +136,9 @@ macro_rules! waits {
         const _: () = {
             #[unsafe(export_name = concat!("shmem_", $name, "_wait_until"))]
             extern "C" fn wait_until(at: *const $type, op: c_int, value: $type) {
-                wait::wait(job(), || seen(is_so(element(at, 0), op, value)));
+                wait::wait(job(), (at.cast(), size_of::<$type>()), || {
+                    seen(is_so(element(at, 0), op, value))
+                });
             }
             #[unsafe(export_name = concat!("shmem_", $name, "_test"))]
             extern "C" fn test(at: *const $type, op: c_int, value: $type) -> c_int {
@@ -153,7 +159,7 @@ macro_rules! waits {
                 $value: $of,
             ) {
                 let set = Set { variables, count, status, op, values: $values };
-                wait::wait(job(), || set.all());
+                wait::wait(job(), set.place(), || set.all());
             }
             #[unsafe(export_name = concat!("shmem_", $name, "_wait_until_any", $behind))]
             extern "C" fn any(
@@ -221,7 +227,7 @@ const SIGNAL_ADD: c_int = 1;
 pub fn signal(ctx: Ctx, at: *mut u64, value: u64, op: c_int, pe: c_int) {
     let job = job();
     let pe = pe_of(job, ctx, pe);
-    let at = job.remote(at.cast(), size_of::<u64>(), pe).cast();
+    let at = job.remote(at.cast(), size_of::<u64>(), pe).cast::<u64>();
     // ORDER: `Bits` are SeqCst: who sees the signal sees what was put.
     match op {
         SIGNAL_SET => Bits::store(at, value),
@@ -230,7 +236,7 @@ pub fn signal(ctx: Ctx, at: *mut u64, value: u64, op: c_int, pe: c_int) {
         }
         other => give_up(format_args!("{other} is not an operation on signals")),
     }
-    job.ring(pe);
+    job.ring(pe, at, size_of::<u64>());
 }
 
 fn own(job: &Job, at: *const u64) -> *mut u64 {
@@ -248,7 +254,7 @@ extern "C" fn shmem_signal_wait_until(at: *const u64, op: c_int, value: u64) -> 
     let job = job();
     let at = own(job, at);
     let mut found = 0;
-    wait::wait(job, || {
+    wait::wait(job, (at.cast(), size_of::<u64>()), || {
         found = Bits::load(at);
         is_so(found, op, value)
     });

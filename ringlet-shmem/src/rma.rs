@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use crate::group::copy;
-use crate::job::job;
+use crate::job::{give_up, job};
 use crate::point::signal;
 use crate::team::{CTX_DEFAULT, Ctx, pe_of};
 use crate::types::{rma_types, scalar_types};
@@ -12,8 +12,9 @@ use crate::types::{rma_types, scalar_types};
 pub fn put(ctx: Ctx, dest: *mut u8, source: *const u8, bytes: usize, pe: c_int) {
     let job = job();
     let pe = pe_of(job, ctx, pe);
-    copy(source, job.remote(dest, bytes, pe), bytes);
-    job.ring(pe);
+    let there = job.remote(dest, bytes, pe);
+    copy(source, there, bytes);
+    job.ring(pe, there, bytes);
 }
 
 #[inline]
@@ -22,9 +23,11 @@ fn get(ctx: Ctx, dest: *mut u8, source: *const u8, bytes: usize, pe: c_int) {
     copy(job.remote(source, bytes, pe_of(job, ctx, pe)), dest, bytes);
 }
 
-/// How many elements lie between the first and the end of `count` of them.
-fn span(count: usize, apart: isize) -> usize {
-    (count - 1) * apart.unsigned_abs() + 1
+/// The bytes from the first to the last of `count` elements.
+fn span<T>(count: usize, apart: isize) -> usize {
+    let apart = usize::try_from(apart)
+        .unwrap_or_else(|_| give_up(format_args!("a stride of {apart} leads backwards")));
+    (count - 1).saturating_mul(apart).saturating_add(1).saturating_mul(size_of::<T>())
 }
 
 fn put_strided<T: Copy>(
@@ -38,9 +41,10 @@ fn put_strided<T: Copy>(
     let job = job();
     let pe = pe_of(job, ctx, pe);
     if count > 0 {
-        let to = job.remote(dest.cast(), span(count, apart.0) * size_of::<T>(), pe).cast::<T>();
+        let bytes = span::<T>(count, apart.0);
+        let to = job.remote(dest.cast(), bytes, pe).cast::<T>();
         each(to, source, apart, count);
-        job.ring(pe);
+        job.ring(pe, to, bytes);
     }
 }
 
@@ -54,7 +58,7 @@ fn get_strided<T: Copy>(
 ) {
     let job = job();
     if count > 0 {
-        let bytes = span(count, apart.1) * size_of::<T>();
+        let bytes = span::<T>(count, apart.1);
         let from = job.remote(source.cast(), bytes, pe_of(job, ctx, pe)).cast::<T>();
         each(dest, from, apart, count);
     }
@@ -75,7 +79,7 @@ fn put_one<T: Copy>(ctx: Ctx, dest: *mut T, value: T, pe: c_int) {
     let to = job.remote(dest.cast(), size_of::<T>(), pe).cast::<T>();
     // SAFETY: `Job::remote`'s, aligned as the program's own is.
     unsafe { to.write_volatile(value) };
-    job.ring(pe);
+    job.ring(pe, to, size_of::<T>());
 }
 
 #[inline]

@@ -50,8 +50,7 @@ impl Team {
 }
 
 /// Slots that this PE has for teams to come.
-static FREE: Mutex<u64> = Mutex::new(!PREDEFINED);
-const _: () = assert!(SLOTS == u64::BITS as usize);
+static FREE: Mutex<u64> = Mutex::new(((1 << SLOTS) - 1) & !PREDEFINED);
 
 fn free() -> MutexGuard<'static, u64> {
     FREE.lock().unwrap_or_else(PoisonError::into_inner)

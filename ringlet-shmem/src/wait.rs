@@ -1,12 +1,14 @@
 //! Waiting for memory to change: a while awake, then asleep until who changes it rings.
 
 use std::hint::spin_loop;
+use std::ops::Range;
 use std::sync::atomic::compiler_fence;
+use std::sync::{Mutex, PoisonError};
 
 use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::futex;
 
-use crate::job::Job;
+use crate::job::{Control, Job};
 
 /// Looks before the processor is offered to others, where each PE has one, and where not; and offers before a sleep.
 const LOOKS: u32 = 4000;
@@ -21,17 +23,15 @@ fn membarrier(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-const REGISTER: libc::c_int = 1 << 2;
-const EXPEDITED: libc::c_int = 1 << 1;
-
 /// From here on others can make this process pass a barrier. False: the kernel does not.
 pub fn register_barriers() -> bool {
-    membarrier(REGISTER) && membarrier(EXPEDITED)
+    membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED)
+        && membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED)
 }
 
-/// Behind a store to what PE `pe` may wait for.
+/// Behind a store of so many bytes, of PE `pe`'s.
 #[inline]
-pub fn ring(job: &Job, pe: usize) {
+pub fn ring(job: &Job, pe: usize, at: *const u8, bytes: usize) {
     if job.has_barriers.load(Ordering::Relaxed) {
         // ORDER: the one that sleeps has made this process pass a barrier (`sleep`) behind its wish; the compiler must not move the look.
         compiler_fence(Ordering::SeqCst);
@@ -40,21 +40,25 @@ pub fn ring(job: &Job, pe: usize) {
         fence(Ordering::SeqCst);
     }
     if job.control(pe).waiting.load(Ordering::Relaxed) != 0 {
-        wake(job, pe);
+        wake(job, pe, job.place(at), bytes as u64);
     }
 }
 
 #[cold]
-fn wake(job: &Job, pe: usize) {
-    let bell = &job.control(pe).bell;
-    // ORDER: Release, pairs with Acquire in `sleep`: what was stored is seen with it.
-    bell.fetch_add(1, Ordering::Release);
-    futex::wake(bell);
+fn wake(job: &Job, pe: usize, at: u64, bytes: u64) {
+    let control = job.control(pe);
+    // (Of two that change meanwhile, both hold for whoever sleeps then.)
+    let [from, to] = [&control.from, &control.to].map(|word| word.load(Ordering::Relaxed));
+    if at < to && from < at + bytes {
+        // ORDER: Release, pairs with Acquire in `sleep`: what was stored is seen with it.
+        control.bell.fetch_add(1, Ordering::Release);
+        futex::wake(&control.bell);
+    }
 }
 
-/// Until the memory that `is_so` looks at is as it wants it. What was stored before that is seen behind this.
+/// Until the memory that `is_so` looks at, which lies there, is as it wants it. What was stored before that is seen behind this.
 #[inline]
-pub fn wait(job: &Job, mut is_so: impl FnMut() -> bool) {
+pub fn wait(job: &Job, there: (*const u8, usize), mut is_so: impl FnMut() -> bool) {
     let looks = if job.has_processors { LOOKS } else { LOOKS_CROWDED };
     for _ in 0..looks {
         if is_so() {
@@ -68,16 +72,37 @@ pub fn wait(job: &Job, mut is_so: impl FnMut() -> bool) {
             return;
         }
     }
-    sleep(job, &mut is_so);
+    sleep(job, there, &mut is_so);
+}
+
+/// Where something is waited for.
+pub fn place<T>(word: &T) -> (*const u8, usize) {
+    ((&raw const *word).cast(), size_of::<T>())
+}
+
+/// What threads of this PE sleep for.
+static SLEEPERS: Mutex<Vec<Range<u64>>> = Mutex::new(Vec::new());
+
+/// Says what they sleep for, all together, once `change` is made.
+fn wish(control: &Control, change: impl FnOnce(&mut Vec<Range<u64>>)) {
+    let mut sleepers = SLEEPERS.lock().unwrap_or_else(PoisonError::into_inner);
+    change(&mut sleepers);
+    control
+        .from
+        .store(sleepers.iter().map(|each| each.start).min().unwrap_or(0), Ordering::Relaxed);
+    control.to.store(sleepers.iter().map(|each| each.end).max().unwrap_or(0), Ordering::Relaxed);
+    control.waiting.store(sleepers.len() as u32, Ordering::Relaxed);
 }
 
 #[cold]
-fn sleep(job: &Job, is_so: &mut dyn FnMut() -> bool) {
+fn sleep(job: &Job, there: (*const u8, usize), is_so: &mut dyn FnMut() -> bool) {
     let control = job.control(job.me);
-    control.waiting.fetch_add(1, Ordering::SeqCst);
-    // ORDER: behind this every PE's look at `waiting` sees us, or its store came before (`ring`).
+    let at = job.place_of_ours(there.0, there.1);
+    let range = at..at + there.1 as u64;
+    wish(control, |sleepers| sleepers.push(range.clone()));
+    // ORDER: SeqCst: behind this every PE's look in `ring` sees the wish, or its store came before.
     fence(Ordering::SeqCst);
-    membarrier(EXPEDITED);
+    membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
     let mut patience = LOOK_AGAIN_NS;
     loop {
         // ORDER: Acquire, pairs with Release in `wake`.
@@ -88,5 +113,8 @@ fn sleep(job: &Job, is_so: &mut dyn FnMut() -> bool) {
         futex::wait(&control.bell, seen, patience);
         patience = (patience * 2).min(LOOK_AGAIN_MOST_NS);
     }
-    control.waiting.fetch_sub(1, Ordering::Relaxed);
+    wish(control, |sleepers| {
+        let ours = sleepers.iter().position(|each| *each == range);
+        ours.map(|number| sleepers.swap_remove(number));
+    });
 }

@@ -1,0 +1,42 @@
+/* The ways in which a PE ends, while others wait. */
+#include "check.h"
+#include <signal.h>
+
+static long lock, never;
+
+int main(int count, char **words) {
+    const char *way = count > 1 ? words[1] : "", *where = count > 2 ? words[2] : "barrier";
+    if (!strcmp(way, "unstarted") && !strcmp(getenv("RINGLET_SHMEM_PE"), "1"))
+        return 0;
+    begin();
+    void *heap = shmem_malloc(1 << 20);
+    memset(heap, 1, 1 << 20);
+    if (!strcmp(where, "lock") && me == 0)
+        shmem_set_lock(&lock);
+    shmem_barrier_all();
+    printf("%d\n", (int) getpid());
+    fflush(stdout);
+    if (me == 0) {
+        if (!strcmp(way, "global"))
+            shmem_global_exit(atoi(words[3]));
+        if (!strcmp(way, "status"))
+            exit(7);
+        if (!strcmp(way, "_exit"))
+            _exit(0);
+        if (!strcmp(way, "kill"))
+            kill(getpid(), SIGKILL);
+        if (!strcmp(way, "fault"))
+            *(volatile int *) (uintptr_t) me = 1;
+        if (!strcmp(way, "sleep"))
+            pause();
+    }
+    if (!strcmp(way, "well"))
+        return 0;
+    if (!strcmp(where, "lock"))
+        shmem_set_lock(&lock);
+    if (!strcmp(where, "wait"))
+        shmem_long_wait_until(&never, SHMEM_CMP_NE, 0);
+    shmem_barrier_all();
+    shmem_finalize();
+    return 0;
+}
