@@ -19,8 +19,8 @@ const PES_MOST: u32 = 1024;
 /// Run an OpenSHMEM program
 ///
 /// Starts N processing elements (PEs) of a program that was compiled against ringlet's shmem.h, on this machine, where they map each other's memory:
-/// one region of reflective memory (`ringlet reflect ls`). SHMEM_SYMMETRIC_SIZE is how much heap each has: 256M unless it says otherwise, or less, of which all
-/// have 8G. When one ends with another status than 0, by a signal, or by _exit before shmem_finalize, the others are ended too.
+/// one region of reflective memory (`ringlet reflect ls`). SHMEM_SYMMETRIC_SIZE is how much heap each has: 256M unless it says otherwise, or less, of
+/// which all have 8G. When one ends with another status than 0, by a signal, or by _exit before shmem_finalize, the others are ended too.
 #[derive(clap::Args)]
 #[command(after_help = EXIT_STATUS)]
 pub struct ShmemArgs {

@@ -20,8 +20,8 @@ pub struct Slot {
 #[repr(C, align(64))]
 struct Line(AtomicU64);
 
-/// One word at the same place of each PE, which is 0 between two uses, as the standard wants it of a program's pSync: whether this PE may go on, how many
-/// have arrived (in the first one's), and a value to be shown.
+/// One word at the same place of each PE, which is 0 between two uses, as the standard wants it of a program's pSync: whether this PE may go on,
+/// how many have arrived (in the first one's), and a value to be shown.
 #[derive(Clone, Copy)]
 struct Words {
     of_first: *mut u8,

@@ -10,12 +10,12 @@ use std::ffi::{CStr, c_int};
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::FromRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use ringlet_core::sync::{AtomicU32, AtomicU64, Ordering, fence};
-use ringlet_reflect::{Host, PAGE_BYTES, Permission, Region, Status, Transmitter, Use};
+use ringlet_reflect::{Host, PAGE_BYTES, Permission, Region, Status, Transmitter, Use, VARIABLE};
 use std::sync::atomic::AtomicBool;
 
 use crate::data::{Data, place_heap};
@@ -200,6 +200,10 @@ fn join(me: usize, size: usize, key: u64, threads: c_int) -> Result<Job, String>
         Status::BadSize => format!(
             "{all} bytes of {size} PEs are not to be had (SHMEM_SYMMETRIC_SIZE), or PEs differ in it or in their program"
         ),
+        Status::Full | Status::ReceiveFull => format!(
+            "this host's keeper of reflective memory has no {all} bytes for {size} PEs: let it have more (`ringlet reflect keep --all`, \
+             `ringlet imc init -a`), name another one by {VARIABLE}, or ask for less by SHMEM_SYMMETRIC_SIZE"
+        ),
         status => format!("reflective memory of {all} bytes: {status}"),
     };
     let host = Host::open().map_err(cant)?;
@@ -211,6 +215,10 @@ fn join(me: usize, size: usize, key: u64, threads: c_int) -> Result<Job, String>
     let parts = unsafe { controls.add(CONTROL_BYTES * size) };
     // SAFETY: as above.
     let ours = unsafe { parts.add(part_bytes * me) };
+    if !is_writable(ours) {
+        let why = "this host's reflective memory reaches other hosts, and a job is of one host: ";
+        return Err(format!("{why}{VARIABLE} may name another keeper's socket"));
+    }
     data.share(ours)?;
     // SAFETY: as above.
     let heap = place_heap(unsafe { ours.add(data.bytes()) }, heap_bytes)?;
@@ -235,6 +243,13 @@ fn join(me: usize, size: usize, key: u64, threads: c_int) -> Result<Job, String>
     };
     job.control(me).has_no_barriers.store(u32::from(!has_barriers), Ordering::Relaxed);
     Ok(job)
+}
+
+/// Can a byte be stored there as anywhere? (It is 0 before, and then.)
+fn is_writable(at: *mut u8) -> bool {
+    let zeros = File::open("/dev/zero");
+    // SAFETY: a byte of a mapping that nobody else has used yet; the kernel refuses if it can't be written.
+    zeros.is_ok_and(|zeros| unsafe { libc::read(zeros.as_raw_fd(), at.cast(), 1) } == 1)
 }
 
 /// All PEs.
@@ -373,7 +388,18 @@ pub fn word<'a>(at: *mut u8) -> &'a AtomicU64 {
 
 #[cfg(test)]
 mod tests {
-    use super::bytes_of;
+    use super::{bytes_of, is_writable};
+
+    #[test]
+    fn memory_that_is_not_plain_is_found_out() {
+        let (none, plain) = (libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE);
+        for (protection, expected) in [(none, false), (plain, true)] {
+            let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: a new mapping.
+            let at = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, how, -1, 0) };
+            assert_eq!(is_writable(at.cast()), expected);
+        }
+    }
 
     #[test]
     fn sizes_are_read_as_the_standard_has_them() {

@@ -48,7 +48,8 @@ extern "C" fn shmem_finalize() {
     }
 }
 
-/// A program that ends well without `shmem_finalize` has called it by that. (One that ends with another status is ended by the launcher, with all others.)
+/// A program that ends well without `shmem_finalize` has called it by that. (One that ends with another status is ended by the launcher, with
+/// all others.)
 fn at_exit() {
     #[cfg(target_env = "gnu")]
     {

@@ -106,8 +106,8 @@ def alone(place):
 @step
 def wrong(place):
     """What a program must not do is told, and ends the job."""
-    told = {"address": "not symmetric", "length": "not symmetric", "pe": "no PE 3", "minus": "no PE -1", "context": "context", "comparison": "comparison",
-            "signal": "signals", "lock": "has not set it", "scribbled": "no PE writes there", "free": "not an allocation", "stride": "backwards",
+    told = {"address": "not symmetric", "length": "not symmetric", "pe": "no PE 3", "minus": "no PE -1", "context": "context",
+            "comparison": "comparison", "signal": "signals", "lock": "has not set it", "scribbled": "no PE writes there", "free": "not an allocation", "stride": "backwards",
             "set": "active set", "alone": "active set", "sync": "active set", "unaligned": "not aligned", "early": "before shmem_init"}
     built = place.build("wrong")
     for word, why in told.items():
@@ -120,7 +120,7 @@ def wrong(place):
 @step
 def settings(place):
     built = place.build("memory")
-    for value, expected, why in [("64M", 0, ""), ("1.5x", 1, "not a size"), ("0", 1, "not a size"), ("60g", 1, "SHMEM_SYMMETRIC_SIZE")]:
+    for value, expected, why in [("64M", 0, ""), ("1.5x", 1, "not a size"), ("0", 1, "not a size"), ("60g", 1, "not to be had")]:
         place.environment["SHMEM_SYMMETRIC_SIZE"] = value
         try:
             said = place.job(2, built, expected=expected)
