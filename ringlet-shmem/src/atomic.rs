@@ -61,7 +61,7 @@ macro_rules! bits {
     };
 }
 
-// ORDER: SeqCst: the standard promises less; programs that need more by accident are not to find out here.
+// ORDER: SeqCst, pairs with itself in `bits`: the standard promises less; programs that need more by accident are not to find out here.
 const ORDER: Ordering = Ordering::SeqCst;
 
 bits!(u32, AtomicU32);

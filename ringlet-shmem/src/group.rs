@@ -135,14 +135,14 @@ impl<'a> Group<'a> {
             // (Nobody arrives anew before he may go on, and has said that he does.)
             first.fetch_sub(ONE * self.size as u64, Ordering::Relaxed);
             for pe in self.pes().filter(|pe| *pe != me) {
-                // ORDER: Release, pairs with Acquire below.
+                // ORDER: Release, pairs with Acquire of the wait in `sync`.
                 let theirs = self.words.at(pe);
                 theirs.fetch_or(GO, Ordering::Release);
                 job.ring(pe, theirs, size_of_val(theirs));
             }
         } else {
             let ours = self.words.at(me);
-            // ORDER: Acquire, pairs with Release above.
+            // ORDER: Acquire, pairs with Release of `fetch_or` in `sync`.
             wait(job, place(ours), || ours.load(Ordering::Acquire) & GO != 0);
             ours.fetch_and(!GO, Ordering::Relaxed);
         }
