@@ -131,8 +131,8 @@ pub fn read(memory: &OwnedFd, to: &mut [u8], at: u64) -> Result<(), Status> {
 
 /// Maps memory of the keeper's, if it is that large, and has all of it held by memory, which is this process's to pay for: what its control group,
 /// the machine or strict overcommit does not give would be SIGBUS, or somebody's end, at a store.
-pub fn map(memory: impl AsFd, bytes: usize, writable: bool) -> Result<Mapping, Status> {
-    let (fd, mapping) = (memory.as_fd().as_raw_fd(), map_sparse(&memory, bytes, writable)?);
+pub fn map(memory: &impl AsFd, bytes: usize, writable: bool) -> Result<Mapping, Status> {
+    let (fd, mapping) = (memory.as_fd().as_raw_fd(), map_sparse(memory, bytes, writable)?);
     let missing = (bytes as u64).saturating_sub(map::held_bytes(fd)?);
     if missing > 0 && missing > room::left() {
         return Err(Status::NoMemory);
@@ -142,7 +142,7 @@ pub fn map(memory: impl AsFd, bytes: usize, writable: bool) -> Result<Mapping, S
 }
 
 /// The same for the keeper, who pays for what he writes only: whoever has it from him holds the rest.
-pub fn map_sparse(memory: impl AsFd, bytes: usize, writable: bool) -> Result<Mapping, Status> {
+pub fn map_sparse(memory: &impl AsFd, bytes: usize, writable: bool) -> Result<Mapping, Status> {
     let fd = memory.as_fd().as_raw_fd();
     if map::sealed_size(fd)? != bytes {
         return Err(Status::NoMemory);

@@ -98,21 +98,31 @@ impl Region {
     /// [`Status::Denied`]: it may not be. [`Status::TransmitAttached`]: it is. [`Status::Shared`], [`Status::NonShared`], [`Status::OtherLoopback`]: who has
     /// attached it first on this host said otherwise.
     pub fn transmit(&self, how: Use) -> Result<Transmitter, Status> {
-        self.transmit_by(how, None)
+        self.transmit_by(how, None, memory::map)
+    }
+
+    /// The same where no page is held before its first use, as memory of the program's own is: what there is no memory for by then ends somebody.
+    pub fn transmit_sparse(&self, how: Use) -> Result<Transmitter, Status> {
+        self.transmit_by(how, None, memory::map_sparse)
     }
 
     /// Attaches it to be written, for one other host of the cluster: nobody else receives that. [`Status::BadHost`]: there is no such host;
     /// [`Status::ToItself`]: it is this one. Otherwise as [`Region::transmit`].
     pub fn transmit_to(&self, host: &str, shared: bool) -> Result<Transmitter, Status> {
-        self.transmit_by(Use { shared, loopback: false }, Some(host))
+        self.transmit_by(Use { shared, loopback: false }, Some(host), memory::map)
     }
 
-    fn transmit_by(&self, how: Use, only: Option<&str>) -> Result<Transmitter, Status> {
+    fn transmit_by(
+        &self,
+        how: Use,
+        only: Option<&str>,
+        map: impl Fn(&OwnedFd, usize, bool) -> Result<Mapping, Status>,
+    ) -> Result<Transmitter, Status> {
         let (attachment, fds) = Attachment::new(&self.0, Direction::Transmit, how, only)?;
         let way = match (&fds[..], &self.0.host.logged) {
             (_, Some(_)) => Way::Logged(Opened::new(self.0.bytes, &self.0.host, self.0.id)?),
             ([data, changes, wishes], None) => Way::Mapped(Mapped {
-                data: memory::map(data, self.0.bytes, true)?,
+                data: map(data, self.0.bytes, true)?,
                 changes: memory::map(changes, self.words(), true)?,
                 wishes: memory::map(wishes, self.words(), false)?,
                 has_barriers: self.0.host.has_barriers,

@@ -289,6 +289,10 @@ fn all_of_what_is_mapped_is_held_by_memory() {
     assert_eq!(resident(receiver.base()), 8 << 10);
     let transmitter = region.transmit(Use::default()).unwrap();
     assert_eq!(resident(transmitter.base()), 8 << 10);
+    // Unless he wants it otherwise.
+    let region = keeper.host().allocate(2, 8 << 20, &Permission::default()).unwrap();
+    let sparse = region.transmit_sparse(Use::default()).unwrap();
+    assert_eq!(resident(sparse.base()), 0);
 }
 
 /// Of the mapping that begins there, in KiB.

@@ -209,7 +209,7 @@ fn join(me: usize, size: usize, key: u64, threads: c_int) -> Result<Job, String>
     let host = Host::open().map_err(cant)?;
     let how = Permission::default();
     let region = host.allocate(key, all, &how).map_err(cant)?;
-    let transmitter = region.transmit(Use::default()).map_err(cant)?;
+    let transmitter = region.transmit_sparse(Use::default()).map_err(cant)?;
     let controls = transmitter.base();
     // SAFETY: within the mapping: so it was allocated.
     let parts = unsafe { controls.add(CONTROL_BYTES * size) };
