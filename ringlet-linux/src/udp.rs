@@ -74,7 +74,11 @@ pub fn source(fd: i32, to: &Address) -> Option<Address> {
     if !is_any(&local) {
         return Some(local);
     }
-    // The kernel's choice, which a socket of our own is told by connecting.
+    Some(Address { ip: chosen_source(to)?.ip, port: local.port })
+}
+
+/// The address that the kernel chooses for what an unbound socket sends to `to`, as a socket of our own is told by connecting.
+fn chosen_source(to: &Address) -> Option<Address> {
     let family = if to.is_v4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is passed.
@@ -84,7 +88,14 @@ pub fn source(fd: i32, to: &Address) -> Option<Address> {
     let connected = unsafe { sys!(SYS_connect, probe, name.as_ptr(), len) };
     let found = connected.ok().and_then(|_| tcp::local(probe));
     close(probe);
-    Some(Address { ip: found?.ip, port: local.port })
+    found
+}
+
+/// Is it an address of this machine's, in this network namespace?
+///
+/// KERNEL: for one of its own it chooses that itself as the source, for no other one ever.
+pub fn is_ours(address: &Address) -> bool {
+    chosen_source(address).is_some_and(|source| source.ip == address.ip)
 }
 
 /// Is it the address of one receiver, as the kernel sees it? (Broadcasts have many: 127.255.255.255 is one too.)
@@ -150,4 +161,23 @@ pub fn open_door(inode: u32) -> Sys<i32> {
 pub fn knock(door: i32, at: u32, bytes: &[u8], fds: &[i32]) -> Sys<()> {
     let (name, len) = door_name(at);
     meet::send_to(door, Some((&name, len)), bytes, fds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_this_machine_is_told_from_others() {
+        let v4 = |ip: [u8; 4]| {
+            let mut all = [0; 16];
+            all[10..12].fill(0xff);
+            all[12..].copy_from_slice(&ip);
+            Address { ip: all, port: 9 }
+        };
+        assert!(is_ours(&v4([127, 0, 0, 1])));
+        // Of a net that is for documents only.
+        assert!(!is_ours(&v4([192, 0, 2, 1])));
+        assert!(!is_ours(&Address { ip: [0; 16], port: 9 }));
+    }
 }

@@ -338,10 +338,11 @@ fn knock(tables: &Tables, socket: &'static Socket, to: &Address) {
     }
 }
 
-/// Both ends on this machine: by the loopback, or by one address of its own. (For these the kernel chooses the destination as the source.)
+/// Both ends on this machine: by the loopback, or by addresses of its own, of which most have one at both ends.
 fn is_local(source: &Address, to: &Address) -> bool {
-    let link = to.ip[..2] == [0xfe, 0x80];
-    !link && (source.ip == to.ip || source.is_loopback() && to.is_loopback())
+    let is_link = |end: &Address| end.ip[..2] == [0xfe, 0x80];
+    let known = source.ip == to.ip || source.is_loopback() && to.is_loopback();
+    !is_link(to) && !is_link(source) && (known || udp::is_ours(source) && udp::is_ours(to))
 }
 
 fn allowed(tables: &Tables, local: &Address, remote: &Address) -> bool {
