@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults containers lab attempts fuzz mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between soak sim-soak soak-order setup
+.PHONY: build install man demo compare test suites torture faults containers lab attempts fuzz pvm mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between soak sim-soak soak-order setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -118,6 +118,12 @@ between-%: build
 # Faults from outside: packets, addresses, firewall rules, limits, clocks, signals; `make faults SECONDS=3600`.
 faults: build
 	python3 tests/faults --seconds $(SECONDS) --ringlet $(TARGET)/release/ringlet
+
+# What PVM's messages and an application of its cost over the kernel and over ringlet, by turns; on one host, and on two, each a network namespace with a
+# node service (as root).
+pvm: build
+	tests/setup pvm fabric || true
+	python3 tests/pvm --measure --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet
 
 # Real programs in containers that Podman makes: a minute or two (as root).
 containers: build

@@ -58,10 +58,10 @@ class Host:
     def count(self, outcome):
         return self.service.status()["cluster"]["decisions"].get(outcome, 0)
 
-    def before(self):
+    def before(self, enter=inside):
         """A program of this host's."""
         joins = ["sh", "-c", 'echo $$ > "$0"/cgroup.procs && exec "$@"', str(self.group)]
-        return [*joins, "env", f"RINGLET_NODE={self.service.socket}", *inside(self.container.name)]
+        return [*joins, "env", f"RINGLET_NODE={self.service.socket}", *enter(self.container.name)]
 
     def lives(self):
         require(self.service.process.poll() is None, f"{self.name} has died: {self.service.told()}")
