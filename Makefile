@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults containers lab attempts fuzz pvm mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between soak sim-soak soak-order setup
+.PHONY: build install man demo compare test suites torture faults containers lab attempts fuzz pvm papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between soak sim-soak soak-order setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -124,6 +124,11 @@ faults: build
 pvm: build
 	tests/setup pvm fabric || true
 	python3 tests/pvm --measure --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet
+
+# The figures of Memory Channel's paper beside what this machine does now.
+papers: build
+	tests/setup pvm || true
+	$(TARGET)/release/ringlet bench papers --json $(TARGET)/papers.json --plot $(TARGET)/papers
 
 # Real programs in containers that Podman makes: a minute or two (as root).
 containers: build

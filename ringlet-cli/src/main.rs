@@ -30,6 +30,7 @@ mod holders;
 mod job;
 mod namespaces;
 mod node;
+mod papers;
 mod patience;
 mod plot;
 mod processes;
@@ -125,6 +126,9 @@ fn dispatch() -> ExitCode {
         Command::Capture(args) => capture::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Bench(bench::BenchArgs { part: Some(bench::Part::Papers(args)), .. }) => {
+            papers::run(&args)
+        }
         Command::Bench(args) => bench::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Sim(args) => sim::run(args),

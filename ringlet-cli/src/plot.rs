@@ -26,6 +26,7 @@ const FAINT: RGBColor = RGBColor(0x8a, 0x90, 0x9c);
 const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xec);
 
 pub const MESSAGE_SIZE: &str = "message size";
+pub const MEMORY_SIZE: &str = "size of the memory";
 
 pub struct Picture {
     pub title: String,
@@ -227,7 +228,7 @@ fn draw_panel<T: DrawingBackend>(area: &DrawingArea<T, Shift>, panel: &Panel) ->
         .light_line_style(TRANSPARENT)
         .axis_style(FAINT.stroke_width(2))
         .x_label_formatter(&|&size| match panel.x {
-            MESSAGE_SIZE => size_name(size.round() as usize),
+            MESSAGE_SIZE | MEMORY_SIZE => size_name(size.round() as usize),
             _ => size.round().to_string(),
         })
         .y_label_formatter(&|&value| short(panel.unit, value))

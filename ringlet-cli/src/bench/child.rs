@@ -10,7 +10,7 @@ use nix::unistd::getppid;
 
 use super::handover::HandOver;
 use super::spec::{Pause, Role, Said, Spec, Work};
-use super::{client, cost, limits, messages, mirror, native, reflect, server, symbol};
+use super::{client, cost, hierarchy, limits, messages, mirror, native, reflect, server, symbol};
 
 /// What an ordinary program reads at once.
 pub const BUFFER_BYTES: usize = 64 << 10;
@@ -50,6 +50,7 @@ fn try_run(spec: &str) -> Result<()> {
                 Work::Ucx => messages::measure_ucx()?,
                 Work::Native { .. } => native::measure(&spec)?,
                 Work::Reflect { .. } => reflect::measure(&spec)?,
+                Work::Hierarchy { cpu } => hierarchy::measure(&spec, cpu)?,
                 Work::Mirror { .. } => mirror::measure(&spec)?,
                 _ => limits::measure(&spec)?,
             }

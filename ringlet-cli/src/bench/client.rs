@@ -82,6 +82,7 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
             asleep(trip, budget)
         }
         Work::Ucx
+        | Work::Hierarchy { .. }
         | Work::Limits { .. }
         | Work::Native { .. }
         | Work::Reflect { .. }

@@ -9,6 +9,7 @@ mod client;
 mod cost;
 mod datagrams;
 mod handover;
+pub mod hierarchy;
 mod limits;
 pub mod machine;
 mod messages;
@@ -34,13 +35,14 @@ use std::process::ExitCode;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
 
 use machine::Machine;
 use plan::Case;
-use report::{Heading, Report, Row, Sample};
+pub use report::Row;
+use report::{Heading, Report, Sample};
 use spec::parse_size;
 
 /// As `git describe` has it, if whoever built this said so.
@@ -54,6 +56,7 @@ const VERSION: &str = match option_env!("GIT_DESCRIBE") {
 /// Without options: everything but the crowd, in about a minute, unpinned; and 8-byte latencies also with both ends
 /// pinned to a core each, and with ringlet's spinning off.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
     /// A short run that shows that everything works; its figures are rough
     #[arg(long)]
@@ -82,9 +85,36 @@ pub struct BenchArgs {
     /// Draw latency and throughput over all message sizes; FILE ends in .svg or .png
     #[arg(long, value_name = "FILE", value_parser = crate::plot::file)]
     plot: Option<PathBuf>,
+    #[command(subcommand)]
+    pub part: Option<Part>,
     /// What this program starts to do the work
     #[arg(long, hide = true, value_name = "SPEC", exclusive = true)]
     child: Option<String>,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Part {
+    Papers(PapersArgs),
+}
+
+/// The figures of Memory Channel's paper beside what is measured now
+///
+/// Its Figure 1 (what memory, and messages, cost), Figure 5 (one-way messages of 32 B by PVM and directly), the overhead of a message that is written and left
+/// to run, and Figure 6 (an application of PVM's). PVM takes part where it is installed, unmodified, with its two tasks on this machine.
+#[derive(Args, Debug)]
+pub struct PapersArgs {
+    /// A short run that shows that everything works; its figures are rough
+    #[arg(long)]
+    pub quick: bool,
+    /// How often everything has its turn [default: 5, quick: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+    /// Write everything, with each round's figures, as JSON; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Draw each figure into this directory, as an .svg
+    #[arg(long, value_name = "DIR")]
+    pub plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -197,16 +227,7 @@ pub fn run(args: BenchArgs) -> Result<ExitCode> {
     let mut notes = Vec::new();
     let cases = plan::plan(&args, &mut notes)?;
     let machine = Machine::look()?;
-    let samples = measure(&cases);
-    let headings: Vec<Heading> = cases
-        .iter()
-        .map(|case| Heading {
-            case: case.name,
-            title: case.title.clone(),
-            contenders: case.contenders.iter().map(|contender| contender.label).collect(),
-        })
-        .collect();
-    let rows = report::rows(&headings, &samples);
+    let rows = rows_of(&cases);
     let ring_expected = |row: &&Row| {
         let mut cases = cases.iter().filter(|case| case.title == row.title);
         let mut contenders = cases.next().into_iter().flat_map(|case| &case.contenders);
@@ -222,6 +243,22 @@ pub fn run(args: BenchArgs) -> Result<ExitCode> {
     present(&args, &report)?;
     let failed = report.rows.iter().any(|row| row.error.is_some());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What the Memory Channel's paper measured, but for its programs.
+pub fn of_papers(rounds: u32, quick: bool) -> Result<Vec<Row>> {
+    SigSet::from(Signal::SIGPIPE).thread_block()?;
+    Ok(rows_of(&plan::papers(rounds, quick)?))
+}
+
+fn rows_of(cases: &[Case]) -> Vec<Row> {
+    let heading = |case: &Case| Heading {
+        case: case.name,
+        title: case.title.clone(),
+        contenders: case.contenders.iter().map(|contender| contender.label).collect(),
+    };
+    let headings: Vec<Heading> = cases.iter().map(heading).collect();
+    report::rows(&headings, &measure(cases))
 }
 
 fn present(args: &BenchArgs, report: &Report) -> Result<()> {

@@ -180,6 +180,34 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
+/// What the Memory Channel's paper measured, but for its programs.
+pub fn papers(rounds: u32, quick: bool) -> Result<Vec<Case>> {
+    let cpus = machine::two_cores()?;
+    let setting = Setting {
+        budget: Duration::from_millis(if quick { 20 } else { 100 }),
+        pin: None,
+        pairs: 1,
+        idle: Duration::ZERO,
+        crowd: Crowd::default(),
+    };
+    let both = |work: Work| vec![unwrapped(&work), ringlet(&work)];
+    let one = |label, work: Work| vec![Contender { label, ..unwrapped(&work) }];
+    let case = |name, title: &str, contenders| Case {
+        name,
+        title: title.into(),
+        rounds,
+        setting: setting.clone(),
+        contenders,
+    };
+    Ok(vec![
+        case("hierarchy", "loads", one("machine", Work::Hierarchy { cpu: cpus.0 })),
+        case("latency", "half a round trip", both(Work::Latency { sizes: vec![32] })),
+        case("small", "one way, small", both(Work::Stream { size: 32 })),
+        case("stream", "one way, large", both(Work::Stream { size: 64 << 10 })),
+        case("reflect", "reflective memory", one("reflect", Work::Reflect { cpus })),
+    ])
+}
+
 fn wants_ringlet(transports: &[Transport]) -> bool {
     transports.is_empty() || transports.contains(&Transport::Ringlet)
 }

@@ -77,6 +77,7 @@ pub fn serve(spec: &Spec) -> Result<()> {
         Work::Messages { .. }
         | Work::Datagrams { .. }
         | Work::Ucx
+        | Work::Hierarchy { .. }
         | Work::Limits { .. }
         | Work::Native { .. }
         | Work::Reflect { .. }

@@ -73,6 +73,8 @@ pub enum Work {
     Native { cpus: (usize, usize) },
     /// Reflective memory between two cores.
     Reflect { cpus: (usize, usize) },
+    /// Loads, by how much memory they are of; on this core.
+    Hierarchy { cpu: usize },
     /// A ring in one memory and over a mirror, between two cores, or three.
     Mirror { cpus: (usize, usize) },
     /// The bare cache line, memcpy and eventfd; with the cores for two threads.

@@ -19,7 +19,9 @@ use serde::{Deserialize, Serialize};
 use crate::bench::machine::Machine;
 use family::{Family, Stop};
 use play::{Contender, Ground, Outcome, Stopped};
-use report::{Compared, Report};
+pub use report::Compared;
+use report::Report;
+pub use spread::Spread;
 
 /// As a program that was ended by SIGINT has it.
 const EXIT_STOPPED: u8 = 130;
@@ -27,6 +29,12 @@ const EXIT_STOPPED: u8 = 130;
 const TIME: &str = "time";
 const CPU: &str = "cpu";
 const REQUESTS: &str = "requests";
+/// Who takes part.
+pub const KERNEL: &str = "kernel";
+pub const RINGLET: &str = "ringlet";
+/// Of our own comparisons.
+const READY_WITHIN: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Measure a server and its client over the kernel's sockets and over ringlet, by turns
 ///
@@ -218,13 +226,7 @@ pub fn run(args: CompareArgs) -> Result<ExitCode> {
     let machine = Machine::look()?;
     let mut report = Report { machine, results: Vec::new(), skipped: Vec::new() };
     for comparison in &comparisons {
-        if let Some(missing) = comparison.needs.iter().find(|program| !play::is_there(program)) {
-            let install = if comparison.packages.is_empty() {
-                String::new()
-            } else {
-                format!(" (Debian: apt-get install {})", comparison.packages)
-            };
-            let skipped = format!("{}: skipped, {missing} is missing{install}", comparison.name);
+        if let Some(skipped) = comparison.lack() {
             eprintln!("ringlet: {skipped}");
             report.skipped.push(skipped);
             continue;
@@ -249,6 +251,37 @@ pub fn run(args: CompareArgs) -> Result<ExitCode> {
         eprintln!("ringlet: {problem}");
     }
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Comparisons of our own, by a file's text whose place is `here`: what came of each, and what was skipped and why.
+pub fn of_text(text: &str, here: &Path, rounds: u32) -> Result<(Vec<Compared>, Vec<String>)> {
+    let mut comparisons = from_file(text)?;
+    for each in &mut comparisons {
+        each.here = here.into();
+        each.complete().with_context(|| each.name.clone())?;
+    }
+    let library = crate::run::library()?;
+    let contenders = [None, Some(library)].map(|preload| Contender {
+        name: if preload.is_some() { RINGLET } else { KERNEL }.into(),
+        server: preload.is_some(),
+        client: preload.is_some(),
+        preload,
+    });
+    let ground = Ground {
+        family: Family::new()?,
+        stop: Stop::new()?,
+        ready_within: READY_WITHIN,
+        limit: LIMIT,
+    };
+    let (mut results, mut skipped) = (Vec::new(), Vec::new());
+    for comparison in &comparisons {
+        match comparison.lack() {
+            Some(lack) => skipped.push(lack),
+            None => results.extend(compare(&ground, comparison, &contenders, rounds as usize)),
+        }
+        ensure!(!ground.stop.is_asked(), Stopped);
+    }
+    Ok((results, skipped))
 }
 
 /// Round by round, each contender in turn. None if it was stopped before anything was measured.
@@ -410,6 +443,17 @@ fn from_the_command_line(args: &CompareArgs, client: &str) -> Result<Comparison>
 }
 
 impl Comparison {
+    /// What is missing without which it can't be run.
+    fn lack(&self) -> Option<String> {
+        let missing = self.needs.iter().find(|program| !play::is_there(program))?;
+        let install = if self.packages.is_empty() {
+            String::new()
+        } else {
+            format!(" (Debian: apt-get install {})", self.packages)
+        };
+        Some(format!("{}: skipped, {missing} is missing{install}", self.name))
+    }
+
     /// Says what follows by itself, and finds what can't be before anything is run.
     fn complete(&mut self) -> Result<()> {
         if self.figure.is_empty() {
@@ -477,8 +521,8 @@ fn contenders(args: &CompareArgs) -> Result<Vec<Contender>> {
         Ok(Contender { name, preload: Some(path), server, client })
     };
     let mut all =
-        vec![Contender { name: "kernel".into(), preload: None, server: false, client: false }];
-    all.push(library(crate::run::library()?, "ringlet".into())?);
+        vec![Contender { name: KERNEL.into(), preload: None, server: false, client: false }];
+    all.push(library(crate::run::library()?, RINGLET.into())?);
     for path in &args.beside {
         let path = fs::canonicalize(path).with_context(|| path.display().to_string())?;
         let name = path.display().to_string();

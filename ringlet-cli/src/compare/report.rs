@@ -152,6 +152,22 @@ pub fn judge(
     Compared { comparison: comparison.clone(), rows, runs: ran.collect(), problems }
 }
 
+impl Compared {
+    pub fn name(&self) -> &str {
+        &self.comparison.name
+    }
+
+    /// One of its figures by one contender.
+    pub fn figure(&self, figure: &str, contender: &str) -> Option<Spread> {
+        let is = |row: &&Row| row.figure == figure && row.contender == contender;
+        self.rows.iter().find(is).map(|row| row.value)
+    }
+
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+}
+
 impl Report {
     pub fn problems(&self) -> Vec<&str> {
         self.results.iter().flat_map(|result| &result.problems).map(String::as_str).collect()
