@@ -42,15 +42,15 @@ macro_rules! of_teams {
             const BYTES: usize = size_of::<$type>();
             #[unsafe(export_name = concat!("shmem_", $($before,)* "broadcast", $($behind,)*))]
             extern "C" fn broadcast(team: Handle, dest: *mut $type, source: *const $type, count: usize, root: c_int) -> c_int {
-                of_team(team, |group| group.broadcast(dest.cast(), source.cast(), count * BYTES, root as usize, true))
+                of_team(team, |group| group.broadcast(dest.cast(), source.cast(), count.saturating_mul(BYTES), root as usize, true))
             }
             #[unsafe(export_name = concat!("shmem_", $($before,)* "collect", $($behind,)*))]
             extern "C" fn collect(team: Handle, dest: *mut $type, source: *const $type, count: usize) -> c_int {
-                of_team(team, |group| group.collect(dest.cast(), source.cast(), count * BYTES))
+                of_team(team, |group| group.collect(dest.cast(), source.cast(), count.saturating_mul(BYTES)))
             }
             #[unsafe(export_name = concat!("shmem_", $($before,)* "fcollect", $($behind,)*))]
             extern "C" fn fcollect(team: Handle, dest: *mut $type, source: *const $type, count: usize) -> c_int {
-                of_team(team, |group| group.collect_alike(dest.cast(), source.cast(), count * BYTES))
+                of_team(team, |group| group.collect_alike(dest.cast(), source.cast(), count.saturating_mul(BYTES)))
             }
             #[unsafe(export_name = concat!("shmem_", $($before,)* "alltoall", $($behind,)*))]
             extern "C" fn alltoall(team: Handle, dest: *mut $type, source: *const $type, count: usize) -> c_int {
@@ -94,7 +94,7 @@ macro_rules! of_sets {
                 of_log(job(), start, log, size, sync).broadcast(
                     dest,
                     source,
-                    count * $bytes,
+                    count.saturating_mul($bytes),
                     root as usize,
                     false,
                 );
@@ -109,7 +109,11 @@ macro_rules! of_sets {
                 size: c_int,
                 sync: *mut c_long,
             ) {
-                of_log(job(), start, log, size, sync).collect(dest, source, count * $bytes);
+                of_log(job(), start, log, size, sync).collect(
+                    dest,
+                    source,
+                    count.saturating_mul($bytes),
+                );
             }
             #[unsafe(export_name = concat!("shmem_fcollect", $bits))]
             extern "C" fn fcollect(
@@ -121,7 +125,11 @@ macro_rules! of_sets {
                 size: c_int,
                 sync: *mut c_long,
             ) {
-                of_log(job(), start, log, size, sync).collect_alike(dest, source, count * $bytes);
+                of_log(job(), start, log, size, sync).collect_alike(
+                    dest,
+                    source,
+                    count.saturating_mul($bytes),
+                );
             }
             #[unsafe(export_name = concat!("shmem_alltoall", $bits))]
             extern "C" fn alltoall(

@@ -3,7 +3,7 @@
 
 use ringlet_core::sync::{AtomicU64, Ordering, fence};
 
-use crate::job::{Job, PES_MOST, word};
+use crate::job::{Job, PES_MOST, give_up, word};
 use crate::wait::{place, wait};
 
 /// Of each PE: as many teams as it may be in at a time.
@@ -180,6 +180,9 @@ impl<'a> Group<'a> {
         root: usize,
         to_root: bool,
     ) {
+        if root >= self.size {
+            give_up(format_args!("a broadcast's root is {}, of {}", root as isize, self.size));
+        }
         self.sync();
         if to_root || self.me() != root {
             // (May be the same place.)

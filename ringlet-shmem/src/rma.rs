@@ -96,32 +96,32 @@ macro_rules! blocks {
         const _: () = {
             #[unsafe(export_name = concat!("shmem_", $($before,)* "put", $($behind,)*))]
             extern "C" fn put_block($($ctx: Ctx,)? dest: *mut $type, source: *const $type, count: usize, pe: c_int) {
-                put($by, dest.cast(), source.cast(), count * size_of::<$type>(), pe);
+                put($by, dest.cast(), source.cast(), count.saturating_mul(size_of::<$type>()), pe);
             }
             #[unsafe(export_name = concat!("shmem_", $($before,)* "get", $($behind,)*))]
             extern "C" fn get_block($($ctx: Ctx,)? dest: *mut $type, source: *const $type, count: usize, pe: c_int) {
-                get($by, dest.cast(), source.cast(), count * size_of::<$type>(), pe);
+                get($by, dest.cast(), source.cast(), count.saturating_mul(size_of::<$type>()), pe);
             }
             #[unsafe(export_name = concat!("shmem_", $($before,)* "put", $($behind,)* "_nbi"))]
             extern "C" fn put_later($($ctx: Ctx,)? dest: *mut $type, source: *const $type, count: usize, pe: c_int) {
-                put($by, dest.cast(), source.cast(), count * size_of::<$type>(), pe);
+                put($by, dest.cast(), source.cast(), count.saturating_mul(size_of::<$type>()), pe);
             }
             #[unsafe(export_name = concat!("shmem_", $($before,)* "get", $($behind,)* "_nbi"))]
             extern "C" fn get_later($($ctx: Ctx,)? dest: *mut $type, source: *const $type, count: usize, pe: c_int) {
-                get($by, dest.cast(), source.cast(), count * size_of::<$type>(), pe);
+                get($by, dest.cast(), source.cast(), count.saturating_mul(size_of::<$type>()), pe);
             }
             #[unsafe(export_name = concat!("shmem_", $($before,)* "put", $($behind,)* "_signal"))]
             extern "C" fn put_signal(
                 $($ctx: Ctx,)? dest: *mut $type, source: *const $type, count: usize, at: *mut u64, value: u64, op: c_int, pe: c_int,
             ) {
-                put($by, dest.cast(), source.cast(), count * size_of::<$type>(), pe);
+                put($by, dest.cast(), source.cast(), count.saturating_mul(size_of::<$type>()), pe);
                 signal($by, at, value, op, pe);
             }
             #[unsafe(export_name = concat!("shmem_", $($before,)* "put", $($behind,)* "_signal_nbi"))]
             extern "C" fn put_signal_later(
                 $($ctx: Ctx,)? dest: *mut $type, source: *const $type, count: usize, at: *mut u64, value: u64, op: c_int, pe: c_int,
             ) {
-                put($by, dest.cast(), source.cast(), count * size_of::<$type>(), pe);
+                put($by, dest.cast(), source.cast(), count.saturating_mul(size_of::<$type>()), pe);
                 signal($by, at, value, op, pe);
             }
         };

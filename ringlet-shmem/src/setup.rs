@@ -1,7 +1,7 @@
 //! Beginning, end, and what there is to ask.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::job::{VENDOR, begin, begun, job, world};
 
@@ -13,6 +13,8 @@ const MINOR: c_int = 5;
 
 /// The program is through with it, or ends without.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
+/// Which this one is.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 #[unsafe(no_mangle)]
 extern "C" fn shmem_init() {
@@ -51,13 +53,16 @@ extern "C" fn shmem_finalize() {
 /// A program that ends well without `shmem_finalize` has called it by that. (One that ends with another status is ended by the launcher, with
 /// all others.)
 fn at_exit() {
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
     #[cfg(target_env = "gnu")]
     {
         unsafe extern "C" {
             fn on_exit(act: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
         }
         extern "C" fn end(status: c_int, _argument: *mut c_void) {
-            if status == 0 {
+            // (Not a child's end, which is no PE.)
+            let is_ours = std::process::id() == PROCESS.load(Ordering::Relaxed);
+            if status == 0 && is_ours {
                 shmem_finalize();
             }
         }

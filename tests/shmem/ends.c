@@ -1,6 +1,7 @@
 /* The ways in which a PE ends, while others wait. */
 #include "check.h"
 #include <signal.h>
+#include <sys/wait.h>
 
 static long lock, never;
 
@@ -30,8 +31,17 @@ int main(int count, char **words) {
         if (!strcmp(way, "sleep"))
             pause();
     }
-    if (!strcmp(way, "well"))
+    if (!strcmp(way, "well")) {
+        /* A child is no PE: its end is not ours, for which others wait. */
+        if (me == 0 && fork() == 0)
+            exit(0);
+        if (me == 0)
+            wait(NULL);
+        CHECK(shmem_team_sync(SHMEM_TEAM_WORLD) == 0);
+        static long sum, one = 1;
+        CHECK(shmem_sum_reduce(SHMEM_TEAM_WORLD, &sum, &one, 1) == 0 && sum == pes);
         return 0;
+    }
     if (!strcmp(where, "lock"))
         shmem_set_lock(&lock);
     if (!strcmp(where, "wait"))

@@ -39,6 +39,8 @@ int main(int count, char **words) {
             shmem_barrier(0, 0, 1, sync_words);
         if (!strcmp(word, "sync"))
             shmem_barrier(0, 0, pes, (long *) words);
+        if (!strcmp(word, "root"))
+            shmem_broadcastmem(SHMEM_TEAM_WORLD, &there, &there, 1, pes);
         if (!strcmp(word, "unaligned"))
             shmem_long_atomic_inc((long *) ((char *) &there + 4), 0);
     }
