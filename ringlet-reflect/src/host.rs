@@ -248,7 +248,7 @@ impl Host {
         self.0.lives()?;
         let (began, events) = (Instant::now(), self.0.page.word(page::EVENTS));
         loop {
-            // ORDER: Acquire, pairs with Release where it is rung: what is asked behind it is as new.
+            // ORDER: Acquire, pairs with Release in `cluster::ring`: what is asked behind it is as new.
             if events.load(Ordering::Acquire) != known.event {
                 return self.cluster();
             }

@@ -97,7 +97,7 @@ impl Writer {
             if end - long(area, HEAD).load(Acquire) > RING_BYTES {
                 return None;
             }
-            // ORDER: AcqRel: who writes behind what another thread was told of is behind it here too.
+            // ORDER: AcqRel, pairs with itself in `append`: who writes behind what another thread was told of is behind it here too.
             match long(area, TAIL).compare_exchange_weak(tail, end, AcqRel, Relaxed) {
                 Ok(_) => break (end, passed),
                 Err(found) => tail = found,

@@ -127,10 +127,10 @@ impl Logged {
     #[inline]
     fn tell(&self) {
         if !self.has_barriers {
-            // ORDER: SeqCst, pairs with the keeper's before it sleeps: it sees the record, or is seen to sleep.
+            // ORDER: SeqCst, pairs with SeqCst in `cluster::sleep`: the keeper sees the record, or is seen to sleep.
             fence(Ordering::SeqCst);
         }
-        // ORDER: otherwise the keeper has made this process pass a barrier behind its word; the compiler must not move the look.
+        // ORDER: otherwise the keeper has made this process pass a barrier behind its word (`cluster::sleep`); the compiler must not move the look.
         compiler_fence(Ordering::SeqCst);
         if self.state() & page::ASLEEP != 0 {
             fd::ring(self.bell.as_raw_fd());

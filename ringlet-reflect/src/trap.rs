@@ -52,7 +52,7 @@ impl Opened {
     pub fn new(bytes: usize, host: &Arc<Membership>, region: u32) -> Result<Opened, Status> {
         let window = Window::new(bytes)?;
         let target = Box::into_raw(Box::new(Target { host: host.clone(), region }));
-        // ORDER: AcqRel, pairs with Release in `close`: a slot that is free is so in all.
+        // ORDER: AcqRel, pairs with the swap in `drop`: a slot that is free is so in all.
         let takes = |slot: &&Slot| {
             let free = std::ptr::null_mut();
             slot.target.compare_exchange(free, target, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -90,7 +90,7 @@ impl Drop for Opened {
             }
             std::thread::yield_now();
         }
-        // ORDER: Release, pairs with AcqRel in `new`.
+        // ORDER: Release, pairs with the exchange in `new`.
         let target = self.slot.target.swap(std::ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: made in `new`; nobody uses it, and nobody finds it any more.
         #[allow(unsafe_code)]

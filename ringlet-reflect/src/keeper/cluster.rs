@@ -312,7 +312,7 @@ impl Keeper {
 
     fn sleep(&mut self, listener: &OwnedFd, briefly: bool) -> bool {
         let state = self.page.1.word(page::STATE);
-        // ORDER: SeqCst, pairs with the look at it behind each record (`Logged::tell`): either the record is seen here, or the bell is rung.
+        // ORDER: SeqCst, pairs with the look at it behind each record (`logged::tell`): either the record is seen here, or the bell is rung.
         state.fetch_or(page::ASLEEP, Ordering::SeqCst);
         if self.barriers {
             barrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);

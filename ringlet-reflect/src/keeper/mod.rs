@@ -592,7 +592,7 @@ impl Keeper {
             let Some(words) = self.words.get(&id) else { continue };
             let held = self.registry.sets.get(&id).and_then(|set| set.held.get(&lock));
             let word = &words.lock(lock as usize).0;
-            // ORDER: Release, pairs with Acquire in `Locks::is_ours`: what was written under the lock is seen under it.
+            // ORDER: Release, pairs with Acquire in `lock::acquire_in_cluster`: what was written under the lock is seen under it.
             word.store(held.map_or(0, |held| held.holder), Ordering::Release);
             futex::wake(word);
         }
