@@ -325,8 +325,8 @@ def behind(place):
     os.kill(pid_behind(folder / "reflect.sock"), signal.SIGKILL)
     # In the foreground, where closed streams would be its memory, and `ready` an error.
     (folder / "reflect.sock").unlink()
-    script = 'exec <&- >&- 2>&-; exec "$0" reflect keep --path ./reflect.sock'
-    keeper = subprocess.Popen(["sh", "-c", script, place.root / "bin/ringlet"], env=environment, cwd=folder)
+    script = 'exec <&- >&- 2>&-; exec "$0" reflect keep --path "$1"'
+    keeper = subprocess.Popen(["sh", "-c", script, place.root / "bin/ringlet", folder / "reflect.sock"], env=environment, cwd=folder)
     try:
         wait_until(lambda: "reflect.sock" in listening(folder) and is_there(), LIMIT, "it to listen")
         counts_no_errors(place, environment, folder)
