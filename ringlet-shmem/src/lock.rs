@@ -20,7 +20,7 @@ struct Copy {
 
 const YOURS: u32 = 1 << 31;
 
-fn at<'a>(job: &'a Job, lock: *mut c_long, pe: usize) -> &'a Copy {
+fn at(job: &Job, lock: *mut c_long, pe: usize) -> &Copy {
     let found = job.remote(lock.cast(), size_of::<Copy>(), pe).cast::<Copy>();
     if !found.is_aligned() {
         give_up(format_args!("the lock at {lock:?} is not aligned"));
@@ -30,7 +30,7 @@ fn at<'a>(job: &'a Job, lock: *mut c_long, pe: usize) -> &'a Copy {
 }
 
 /// The PE in whose copy the last one stands.
-fn home<'a>(job: &'a Job, lock: *mut c_long) -> &'a Copy {
+fn home(job: &Job, lock: *mut c_long) -> &Copy {
     at(job, lock, 0)
 }
 

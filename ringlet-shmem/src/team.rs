@@ -215,9 +215,12 @@ extern "C" fn shmem_team_get_config(team: Handle, mask: c_long, to: *mut Config)
         return 1;
     }
     if mask & NUM_CONTEXTS != 0 && !to.is_null() {
-        // SAFETY: as `group`.
-        let made = !matches!(team, WORLD | SHARED);
-        put(to, if made { unsafe { &*team }.config } else { Config::default() });
+        let config = match team {
+            WORLD | SHARED => Config::default(),
+            // SAFETY: as `group`.
+            team => unsafe { &*team }.config,
+        };
+        put(to, config);
     }
     0
 }
