@@ -119,8 +119,8 @@ between-%: build
 faults: build
 	python3 tests/faults --seconds $(SECONDS) --ringlet $(TARGET)/release/ringlet
 
-# What PVM's messages and an application of its cost over the kernel and over ringlet, by turns; on one host, and on two, each a network namespace with a
-# node service (as root).
+# What PVM's messages and an application of its cost over the kernel and over ringlet, by turns; on one host, and on two, each a network namespace
+# with a node service (as root).
 pvm: build
 	tests/setup pvm fabric || true
 	python3 tests/pvm --measure --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet

@@ -161,8 +161,8 @@ static void move(int from, int to) {
     }
 }
 
-/* Molecules that attract and repel each other. Each task moves its half of them, and is told of the other half behind each step: the numbers come out the same
- * to the last digit as those of one task. */
+/* Molecules that attract and repel each other. Each task moves its half of them, and is told of the other half behind each step: the numbers come
+ * out the same to the last digit as those of one task. */
 static void molecules(int alone) {
     enum { HALF = MOLECULES / 2 };
     int mine = asks || alone ? 0 : HALF, others = HALF - mine;
@@ -202,8 +202,8 @@ static void meet(void) {
     }
     check(found, "pvm_recvinfo");
     check(pvm_upkint(&other, 1, 1), "pvm_upkint");
-    /* PVM makes a direct route at the first message. What is sent meanwhile goes by the daemon, and may be overtaken by what is sent next, on the kernel too:
-     * so one message at a time until there is a route. */
+    /* PVM makes a direct route at the first message. What is sent meanwhile goes by the daemon, and may be overtaken by what is sent next, on the
+     * kernel too: so one message at a time until there is a route. */
     for (int trip = 0; trip < 2; trip++) {
         if (asks) {
             tell(1);

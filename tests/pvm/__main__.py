@@ -3,8 +3,8 @@
     python3 tests/pvm [--on PLACE] [EXAMPLE...]     each must say what it says where all went well
     python3 tests/pvm --measure [--rounds N]        messages and an application over both, by turns
 
-Places: `host` has one daemon; `daemons` has two on one host, which talk by UDP (as root); `hosts` are two network namespaces with a node service each,
-which carries between them over rails in memory (as root). Under ringlet, each kind of connection must be in shared memory.
+Places: `host` has one daemon; `daemons` has two on one host, which talk by UDP (as root); `hosts` are two network namespaces with a node service
+each, which carries between them over rails in memory (as root). Under ringlet, each kind of connection must be in shared memory.
 """
 
 import argparse

@@ -34,7 +34,10 @@ def hello(machine):
 @example
 def master(machine):
     """Each worker sums up, and is told by a neighbour."""
-    for words, pattern in (["master1"], r"^I got (\S+) from \d+; \(expecting (\S+)\)"), (["fmaster1"], r"^ I got +(\S+) from +\d+ \(expected +(\S+) \)"):
+    for words, pattern in (
+        (["master1"], r"^I got (\S+) from \d+; \(expecting (\S+)\)"),
+        (["fmaster1"], r"^ I got +(\S+) from +\d+ \(expected +(\S+) \)"),
+    ):
         tasks = 3 * len(machine.nodes)
         for got, expected in says(machine.run(words), pattern, tasks):
             require(got == expected, f"{words}: {got}, not {expected}")

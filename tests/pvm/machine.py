@@ -25,7 +25,7 @@ class Node:
 
 
 class Machine:
-    """The daemon of the first node is started, and starts the others by `PVM_RSH`, as it would with ssh. `wrap` puts a command under ringlet, or does not."""
+    """The daemon of the first node is started, and starts the others by `PVM_RSH`, as with ssh. `wrap` puts a command under ringlet, or not."""
 
     def __init__(self, place, nodes, wrap, path):
         self.nodes, self._wrap, self._path = nodes, wrap, path
@@ -47,7 +47,8 @@ class Machine:
     def _to_others(self):
         """PVM_RSH HOST [-l USER] [-n] COMMAND..."""
         cases = [
-            f"{node.address}) directory={shlex.quote(str(node.directory))}; set -- {shlex.join(node.before)} sh -c \"$command\" ;;" for node in self.nodes
+            f"{node.address}) directory={shlex.quote(str(node.directory))}; set -- {shlex.join(node.before)} sh -c \"$command\" ;;"
+            for node in self.nodes
         ]
         return "\n".join(
             [
@@ -64,7 +65,13 @@ class Machine:
         )
 
     def _environment(self, node):
-        return {"PVM_ROOT": ROOT, "PVM_ALLOW_ROOT": "1", "PVM_RSH": str(self._shell), "PVM_TMP": str(node.directory), "PATH": f"{self._path}:{os.environ['PATH']}"}
+        return {
+            "PVM_ROOT": ROOT,
+            "PVM_ALLOW_ROOT": "1",
+            "PVM_RSH": str(self._shell),
+            "PVM_TMP": str(node.directory),
+            "PATH": f"{self._path}:{os.environ['PATH']}",
+        }
 
     def argv(self, node, words):
         return [*node.before, *self._wrap([str(word) for word in words])]

@@ -30,7 +30,7 @@ pub fn name(size: usize, what: &str) -> String {
 }
 
 pub fn measure(spec: &Spec, cpu: usize) -> Result<Vec<Figure>> {
-    let _pinned = pin(&[cpu])?;
+    pin(&[cpu])?;
     let budget = Duration::from_millis(spec.budget_ms) / 4;
     let mut figures = Vec::new();
     for size in SIZES {

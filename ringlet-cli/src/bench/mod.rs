@@ -99,8 +99,8 @@ pub enum Part {
 
 /// The figures of Memory Channel's paper beside what is measured now
 ///
-/// Its Figure 1 (what memory, and messages, cost), Figure 5 (one-way messages of 32 B by PVM and directly), the overhead of a message that is written and left
-/// to run, and Figure 6 (an application of PVM's). PVM takes part where it is installed, unmodified, with its two tasks on this machine.
+/// Its Figure 1 (what memory, and messages, cost), Figure 5 (one-way messages of 32 B by PVM and directly), the overhead of a message that is
+/// written and left to run, and Figure 6 (an application of PVM's). PVM takes part where it is installed, unmodified, with both its tasks here.
 #[derive(Args, Debug)]
 pub struct PapersArgs {
     /// A short run that shows that everything works; its figures are rough
