@@ -99,34 +99,15 @@ impl Host {
 
     /// The keeper that listens there.
     pub fn at(path: &Path) -> Result<Host, Status> {
-        let name = CString::new(path.as_os_str().as_bytes()).map_err(|_| Status::BadParameter)?;
-        // KERNEL: in a user namespace the host's root reads as nobody. Who may put a socket there is believed then.
-        let is_theirs = |uid| meet::is_vague(uid) && is_of_root(path.parent());
-        Host::by(|| meet::look_at_path(&name), is_theirs)
+        let name = path_name(path)?;
+        Host::by(|| meet::look_at_path(&name), |uid| is_theirs(uid, path))
     }
 
     fn by(
         look: impl Fn() -> Result<i32, Errno>,
         is_believed: impl Fn(u32) -> bool,
     ) -> Result<Host, Status> {
-        let began = Instant::now();
-        let socket = loop {
-            match look() {
-                Ok(socket) => break memory::own(socket),
-                // (More have come at once than it could take.)
-                Err(Errno::EAGAIN) if began.elapsed() < PATIENCE => {
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                Err(Errno::EAGAIN) => return Err(Status::Timeout),
-                Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => return Err(Status::NoMemory),
-                Err(_) => return Err(Status::NotInitialised),
-            }
-        };
-        // (Anybody may have a name; who is believed is root, and this user.)
-        let uid = meet::credentials(socket.as_raw_fd()).map_err(|_| Status::NotInitialised)?.uid;
-        if uid != 0 && !meet::is_our_user(uid) && !is_believed(uid) {
-            return Err(Status::Denied);
-        }
+        let socket = reach(look, is_believed)?;
         let (answer, fds) = ask(&socket, &Ask::Hello { version: VERSION }, PATIENCE)?;
         let Answer::Welcome { member, barriers, in_cluster } = answer else {
             return Err(Status::NotInitialised);
@@ -343,6 +324,58 @@ impl Membership {
         wire.is_lost = matches!(answered, Err(Status::Timeout));
         answered
     }
+}
+
+fn path_name(path: &Path) -> Result<CString, Status> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| Status::BadParameter)
+}
+
+/// KERNEL: in a user namespace the host's root reads as nobody. Who may put a socket there is believed then.
+fn is_theirs(uid: u32, path: &Path) -> bool {
+    meet::is_vague(uid) && is_of_root(path.parent())
+}
+
+/// A keeper that is believed.
+fn reach(
+    look: impl Fn() -> Result<i32, Errno>,
+    is_believed: impl Fn(u32) -> bool,
+) -> Result<OwnedFd, Status> {
+    let began = Instant::now();
+    let socket = loop {
+        match look() {
+            Ok(socket) => break memory::own(socket),
+            // (More have come at once than it could take.)
+            Err(Errno::EAGAIN) if began.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(Errno::EAGAIN) => return Err(Status::Timeout),
+            Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => return Err(Status::NoMemory),
+            Err(_) => return Err(Status::NotInitialised),
+        }
+    };
+    // (Anybody may have a name; who is believed is root, and this user.)
+    let uid = meet::credentials(socket.as_raw_fd()).map_err(|_| Status::NotInitialised)?.uid;
+    let is_right = uid == 0 || meet::is_our_user(uid) || is_believed(uid);
+    if is_right { Ok(socket) } else { Err(Status::Denied) }
+}
+
+/// What the keeper that listens there shows. Who asks becomes no member, for which a cluster that has stopped has no answer.
+pub fn state_at(path: &Path) -> Result<State, Status> {
+    match ask_at(path, &Ask::State)? {
+        Answer::State(state) => Ok(*state),
+        _ => Err(Status::NotInitialised),
+    }
+}
+
+/// Tells the keeper that listens there that this host of its cluster is dead for good, for which an operator answers.
+pub fn bury_at(path: &Path, host: &str) -> Result<(), Status> {
+    ask_at(path, &Ask::Bury { node: host.into() }).map(drop)
+}
+
+fn ask_at(path: &Path, what: &Ask) -> Result<Answer, Status> {
+    let name = path_name(path)?;
+    let socket = reach(|| meet::look_at_path(&name), |uid| is_theirs(uid, path))?;
+    Ok(ask(&socket, what, PATIENCE)?.0)
 }
 
 /// (Descriptors are fewer where this process has no room for more: what was answered is so all the same.)

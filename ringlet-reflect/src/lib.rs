@@ -47,7 +47,7 @@ mod sampler;
 mod status;
 mod trap;
 
-pub use host::{Host, PATH, VARIABLE};
+pub use host::{Host, PATH, VARIABLE, bury_at, state_at};
 pub use lock::{Locks, Wait};
 pub use protocol::page::RAILS_MOST;
 pub use protocol::{Cluster, ClusterState, LockState, MemberState, RegionState, State};

@@ -373,7 +373,8 @@ impl Keeper {
                 return self.act(at, who);
             }
             (Some(member), _) => member,
-            (None, Ask::State) => 0,
+            // (Whom a cluster that has stopped can't take as a member.)
+            (None, Ask::State | Ask::Bury { .. }) => 0,
             (None, _) => return Err(Status::NotInitialised),
         };
         let answer = match ask {
