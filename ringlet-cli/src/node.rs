@@ -1,8 +1,9 @@
 //! `ringlet node`: the service that introduces processes of one host in different network namespaces (`ringlet_node`).
 
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use ringlet::config::NODE_SOCKET;
@@ -10,11 +11,14 @@ use ringlet::reasons::Reason;
 use ringlet_node::carrier::keeper;
 use ringlet_node::cluster::identity;
 use ringlet_node::policy::{EXAMPLE, FILE, Policy};
+use ringlet_reflect::{State, Status};
 use serde_json::Value;
 
 use crate::table;
 
 const BUNDLE_BYTES: u64 = 64 << 10;
+/// Two looks from which rates are told.
+const APART: Duration = Duration::from_millis(250);
 
 /// Introduce containers of this host to each other, so that their connections move into shared memory
 ///
@@ -42,7 +46,7 @@ enum NodeCommand {
     /// Start what carries for the service at the other end of standard input
     #[command(name = keeper::KEEP, hide = true)]
     Keep {
-        #[arg(value_parser = [keeper::CARRY, keeper::FABRIC])]
+        #[arg(value_parser = [keeper::CARRY, keeper::FABRIC, keeper::REFLECT])]
         what: String,
     },
     /// Carry what the service at the other end of standard input hands over
@@ -51,6 +55,9 @@ enum NodeCommand {
     /// The same to other hosts
     #[command(name = keeper::FABRIC, hide = true)]
     Fabric,
+    /// Keep this host's part of the cluster's reflective memory
+    #[command(name = keeper::REFLECT, hide = true)]
+    Reflect,
 }
 
 #[derive(clap::Args)]
@@ -124,15 +131,23 @@ pub fn run(args: NodeArgs) -> anyhow::Result<ExitCode> {
         }
         NodeCommand::Enrol(args) => enrol(args)?,
         NodeCommand::Status(args) => {
-            let told = ringlet_node::status(&args.socket)?;
-            match args.json {
-                true => table::json(&told)?,
-                false => show(&told),
+            let mut told = ringlet_node::status(&args.socket)?;
+            let place = told["reflect"]["socket"].as_str().map(PathBuf::from);
+            let kept = place.as_deref().map(kept).transpose();
+            match (args.json, kept) {
+                (true, kept) => {
+                    if let Ok(Some((_, state))) = kept {
+                        told["reflect"]["keeper"] = serde_json::to_value(state)?;
+                    }
+                    table::json(&told)?;
+                }
+                (false, kept) => show(&told, kept),
             }
         }
         NodeCommand::Keep { what } => keeper::keep(&what)?,
         NodeCommand::Carry => ringlet_node::carrier::carry()?,
         NodeCommand::Fabric => ringlet_node::fabric::carry()?,
+        NodeCommand::Reflect => ringlet_node::reflect::reflect()?,
         NodeCommand::Policy => println!("# (To be read from {FILE}.)\n{}", EXAMPLE.trim_end()),
     }
     Ok(ExitCode::SUCCESS)
@@ -165,8 +180,17 @@ fn enrol(args: EnrolArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+type Kept = (State, State);
+
+/// What the keeper shows, at two moments.
+fn kept(place: &Path) -> Result<Kept, Status> {
+    let first = ringlet_reflect::state_at(place)?;
+    std::thread::sleep(APART);
+    Ok((first, ringlet_reflect::state_at(place)?))
+}
+
 /// (What processes are called, and their groups, is theirs to choose.)
-fn show(told: &Value) {
+fn show(told: &Value, kept: Result<Option<Kept>, Status>) {
     let number = |name: &str| table::grouped(told[name].as_u64().unwrap_or(0));
     println!(
         "up {} s, {} guests, {} of them waiting; connections noted below {}",
@@ -186,6 +210,9 @@ fn show(told: &Value) {
     if told["cluster"].is_object() {
         show_cluster(&told["cluster"]);
     }
+    if told["reflect"].is_object() {
+        show_reflect(&told["reflect"], kept);
+    }
     let counts = told["decisions"].as_object().into_iter().flatten();
     let rows = counts.map(|(outcome, count)| {
         let reason = Reason::ALL.iter().find(|reason| reason.code() == outcome);
@@ -193,6 +220,9 @@ fn show(told: &Value) {
             (Some(reason), _) => reason.sentence(),
             (None, "carrier-started") => "A process that carries was started.",
             (None, "carrier-lost") => "It has died: what it carried goes on in the kernel.",
+            (None, "reflect") => "What the process says that reflects memory.",
+            (None, "reflect-started") => "A process that reflects memory was started.",
+            (None, "reflect-lost") => "It has died: programs of this host have to begin anew.",
             (None, "gone") => "One of them had ended before it was told of the other.",
             (None, "no-fabric") => {
                 "Its far end was found on another host; nothing carries between hosts yet."
@@ -212,6 +242,54 @@ fn show(told: &Value) {
         println!();
         table::print(["Outcome".to_owned(), "Lately".to_owned()], rows);
     }
+}
+
+fn show_reflect(told: &Value, kept: Result<Option<Kept>, Status>) {
+    let number = |name: &str| table::grouped(told[name].as_u64().unwrap_or(0));
+    println!(
+        "\nreflective memory: pid {}, {} lost; rails to {} nodes; at {}",
+        told["pid"],
+        number("lost"),
+        number("nodes"),
+        text(&told["socket"])
+    );
+    let (before, state) = match kept {
+        Ok(Some(kept)) => kept,
+        Ok(None) => return,
+        Err(error) => return println!("its keeper does not answer: {error}"),
+    };
+    let (Some(was), Some(cluster)) = (before.cluster, state.cluster) else { return };
+    if let Some(why) = &cluster.stopped {
+        println!("stopped: {}", table::printable(why));
+    }
+    let hosts = cluster.hosts.iter().map(|host| table::printable(host)).collect::<Vec<_>>();
+    let rate = |now: u64, then: u64| {
+        table::grouped((now.saturating_sub(then) as f64 / APART.as_secs_f64()) as u64)
+    };
+    println!(
+        "view {}: {}, of which {} makes the order{}",
+        cluster.view,
+        hosts.join(", "),
+        table::printable(&cluster.hub),
+        if cluster.is_inside { "" } else { "; what is there is on its way here" }
+    );
+    println!(
+        "{} payloads delivered, {} a second; {} of this host's, {} a second, of which {} are not known to be everywhere",
+        table::grouped(cluster.delivered),
+        rate(cluster.delivered, was.delivered),
+        table::grouped(cluster.submitted),
+        rate(cluster.submitted, was.submitted),
+        table::grouped(cluster.submitted.saturating_sub(cluster.settled))
+    );
+    println!(
+        "{} members, {} regions, {} lock sets; {} of {} MB allocated; errors by rail: {:?}",
+        state.members.len(),
+        state.regions.len(),
+        state.sets.len(),
+        table::grouped(state.allocated >> 20),
+        table::grouped(state.allocated_most >> 20),
+        cluster.errors
+    );
 }
 
 fn show_cluster(cluster: &Value) {

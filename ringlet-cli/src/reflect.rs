@@ -33,6 +33,16 @@ enum ReflectCommand {
     Stat(StatArgs),
     /// Keep regions and locks for programs, in the foreground; it says `ready`. (Programs start one for their user if there is none.)
     Keep(KeepArgs),
+    /// Say that a host of the cluster is dead for good, and answer for it
+    ///
+    /// Hosts of which half or less can be reached stop, for the others may go on elsewhere. One that is known never to come back, as it was, is not waited for any more.
+    Bury(BuryArgs),
+}
+
+#[derive(clap::Args)]
+struct BuryArgs {
+    /// Its name, as in `nodes` of node.toml
+    node: String,
 }
 
 #[derive(clap::Args)]
@@ -154,6 +164,10 @@ pub fn run(args: ReflectArgs) -> anyhow::Result<ExitCode> {
         }
         ReflectCommand::Stat(args) => stat::run(args.interval, args.count, args.json)?,
         ReflectCommand::Keep(args) => keep_here(&args)?,
+        ReflectCommand::Bury(args) => {
+            ringlet_reflect::bury_at(&place(), &args.node)
+                .with_context(|| format!("{} can't be buried", args.node))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -187,9 +201,19 @@ pub fn imc(args: ImcArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Where a keeper for all users is.
+fn place() -> PathBuf {
+    let named = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
+    named.map_or(PathBuf::from(PATH), PathBuf::from)
+}
+
 fn state() -> anyhow::Result<State> {
-    let host = Host::find().context("this host's reflective memory")?;
-    Ok(host.state()?)
+    const WHAT: &str = "this host's reflective memory";
+    // (Who looks is no member of a cluster for that, which may have stopped.)
+    match ringlet_reflect::state_at(&place()) {
+        Err(Status::NotInitialised) => Ok(Host::find().context(WHAT)?.state()?),
+        state => state.context(WHAT),
+    }
 }
 
 fn keep_here(args: &KeepArgs) -> anyhow::Result<()> {
@@ -280,6 +304,16 @@ fn init(args: &InitArgs) -> anyhow::Result<()> {
     match Host::find() {
         Ok(host) => {
             let had = host.state()?;
+            if let Some(cluster) = &had.cluster {
+                println!(
+                    "{} is initialised by its node service, as one of {}: {} MB in all and {} MB received, as [cluster.reflect] says",
+                    had.host,
+                    cluster.hosts.join(", "),
+                    had.allocated_most / MB,
+                    had.received_most / MB
+                );
+                return Ok(());
+            }
             let is_same =
                 had.allocated_most == args.all * MB && had.received_most == args.received * MB;
             // (As IMC_INITERR.)

@@ -18,6 +18,7 @@
 //! guest would have had of it. What is under way when the session ends is forgotten: its guest goes, and comes again.
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use ringlet::interconnect::node::{CARRIED, FAR, MET, Message, SAME_USER};
@@ -29,9 +30,10 @@ use crate::carrier::keeper::{self, Kept};
 use crate::cluster::members::Settings;
 use crate::cluster::post::{self, Post};
 use crate::cluster::{Cluster, End, Meet, Peer, Running, TOKEN_BYTES, Token, Word};
-use crate::fabric::share::{Fabric, News};
+use crate::fabric::share::{Fabric, News, Side};
 use crate::notes::{Note, Notes, Pair};
-use crate::service::{FABRIC, Guest, Service, State};
+use crate::reflect::share::Reflect;
+use crate::service::{FABRIC, Guest, REFLECT, Service, State};
 
 /// The longest name of a control group that is told to other nodes: it may be six times as long in JSON, and has to fit in a word.
 const GROUP_BYTES: usize = 128;
@@ -41,19 +43,33 @@ pub struct Far {
     pub cluster: Cluster,
     pub post: Post,
     pub fabric: Fabric,
+    pub reflect: Option<Reflect>,
     /// Of lanes that this node names.
     next: u32,
 }
 
 impl Far {
-    pub fn start(settings: Settings, quiet: bool) -> anyhow::Result<Far> {
+    /// `socket`: where programs find the host's reflective memory.
+    pub fn start(settings: Settings, socket: PathBuf, quiet: bool) -> anyhow::Result<Far> {
         let (node, rails) = (settings.node.clone(), settings.rails.clone());
         // (What can fail comes first, so that nothing is left behind.)
-        let running = Running::prepare(settings)?;
+        let running = Running::prepare(settings.clone())?;
         let fabric = Fabric::new(Kept::start(keeper::FABRIC)?, node, rails);
-        let post = Post::new(fabric.side.ways.clone())?;
+        let reflect = settings.reflect.as_ref().map(|reflects| -> anyhow::Result<_> {
+            let kept = Kept::start(keeper::REFLECT)?;
+            Ok(Reflect::new(kept, &settings, reflects, socket))
+        });
+        let reflect = reflect.transpose()?;
+        let ways = [Some(&fabric.side), reflect.as_ref().map(|reflect| &reflect.side)];
+        let ways = ways.into_iter().flatten().map(|side| side.ways.clone()).collect();
+        let post = Post::new(ways)?;
         let cluster = running.start(Box::new(post.clone()), quiet)?;
-        Ok(Far { cluster, post, fabric, next: 0 })
+        Ok(Far { cluster, post, fabric, reflect, next: 0 })
+    }
+
+    /// Those that have rails.
+    pub fn sides(&self) -> impl Iterator<Item = &Side> {
+        std::iter::once(&self.fabric.side).chain(self.reflect.iter().map(|reflect| &reflect.side))
     }
 }
 
@@ -162,6 +178,41 @@ impl<N: Notes> Service<N> {
             bail!("who starts the process that carries to other hosts has died");
         }
         Ok(())
+    }
+
+    /// The same of the process that reflects memory.
+    pub(crate) fn hear_of_reflect(&mut self, process: bool) -> anyhow::Result<()> {
+        let Some(reflect) = self.far.as_mut().and_then(|far| far.reflect.as_mut()) else {
+            return Ok(());
+        };
+        let mut heard = Vec::new();
+        match process {
+            true => reflect.side.hear(&mut |news| heard.push(news)),
+            false => reflect.side.hear_keeper(&mut |news| heard.push(news)),
+        }
+        for news in heard {
+            match news {
+                News::Started(pid) => {
+                    self.watch_reflect()?;
+                    self.journal.note("reflect-started", || format!("pid {pid}"));
+                }
+                News::Lost(pid) => self.journal.note("reflect-lost", || {
+                    format!("pid {pid}; regions and locks of this host's programs are gone with it")
+                }),
+                News::Log(text) => self.journal.note("reflect", || text),
+                News::KeeperLost => bail!("who starts the process that reflects memory has died"),
+                News::Over(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn watch_reflect(&self) -> anyhow::Result<()> {
+        let reflect = self.far.as_ref().and_then(|far| far.reflect.as_ref());
+        match reflect.and_then(|reflect| reflect.side.process()) {
+            Some(process) => self.watch(process, REFLECT).context("what reflects"),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn watch_fabric(&self) -> anyhow::Result<()> {
@@ -379,6 +430,7 @@ impl<N: Notes> Service<N> {
         self.call_no_more(peer);
         let Some(far) = &mut self.far else { return };
         far.fabric.side.forget(peer.session);
+        far.reflect.iter_mut().for_each(|reflect| reflect.side.forget(peer.session));
         let gone = |guest: &Guest| match &guest.state {
             State::Calling(calling) => calling.peer.session == peer.session,
             // (Whose address it is may be another's by now, or nobody's, as that of a node that is not listed.)
@@ -448,8 +500,8 @@ mod tests {
         let (mut fabric, held) = fabric();
         let peer = joined(&["b"]).remove(0);
         is_up(&mut fabric, &peer, &held[1]);
-        let (cluster, post) = (peer.cluster(), Post::new(fabric.side.ways.clone()).unwrap());
-        service.far = Some(Far { cluster, post, fabric, next: 0 });
+        let (cluster, post) = (peer.cluster(), Post::new(vec![fabric.side.ways.clone()]).unwrap());
+        service.far = Some(Far { cluster, post, fabric, reflect: None, next: 0 });
         (service, peer, held.into())
     }
 

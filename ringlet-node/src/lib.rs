@@ -13,6 +13,7 @@
 //!   carrier/     copies between two that may not share memory, in a process of its own
 //!   cluster/     the node services of other hosts: who they are, and whether they can be reached
 //!   fabric/      what carries connections to those hosts, in a process of its own
+//!   reflect/     reflective memory of several hosts: this one's keeper, in a process of its own
 //!   journal.rs   what was decided, and why
 //!   sandbox.rs   what the service gives up when all is made
 //! ```
@@ -32,6 +33,7 @@ mod journal;
 pub mod notes;
 mod offers;
 pub mod policy;
+pub mod reflect;
 pub mod sandbox;
 mod service;
 pub mod who;

@@ -25,12 +25,14 @@ use crate::apart::{Apart, From, Handed};
 use crate::carrier::Carriers;
 use crate::carrier::keeper::{self, Kept};
 use crate::carrier::share::News;
+use crate::fabric::share::Side;
 use crate::far::{Calling, Far};
 use crate::hall::{Hall, Verdict};
 use crate::journal::{Journal, say};
 use crate::notes::{Kernel, Note, Notes};
 use crate::offers::Calls;
 use crate::policy::{Allowed, Limits, Otherwise, Policy};
+use crate::reflect::share::Reflect;
 use crate::sandbox;
 use crate::who::Who;
 
@@ -57,6 +59,8 @@ const CARRIER: u64 = u64::MAX - 1;
 const OTHER_NODES: u64 = u64::MAX - 2;
 const FABRIC_KEEPER: u64 = u64::MAX - 3;
 pub(crate) const FABRIC: u64 = u64::MAX - 4;
+const REFLECT_KEEPER: u64 = u64::MAX - 5;
+pub(crate) const REFLECT: u64 = u64::MAX - 6;
 /// What has no room is given again so soon.
 const AGAIN: Duration = Duration::from_millis(10);
 
@@ -150,7 +154,8 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     let isolates = options.policy.otherwise == Otherwise::Isolated;
     let carriers = if isolates { Some(Carriers::new(Kept::start(keeper::CARRY)?)) } else { None };
     let cluster = options.policy.cluster.take();
-    let far = cluster.map(|cluster| Far::start(cluster, options.quiet)).transpose()?;
+    let reflects = options.directory.join("reflect.sock");
+    let far = cluster.map(|cluster| Far::start(cluster, reflects, options.quiet)).transpose()?;
     sd_notify::notify(&[NotifyState::Ready]).context("the service manager is not reached")?;
     sandbox::enter(|| notes.answers())?;
     let mut service = Service::new(options.policy, notes, listeners)?;
@@ -158,8 +163,12 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     if let Some(far) = far {
         service.watch(far.post.bell().as_raw_fd(), OTHER_NODES)?;
         service.watch(far.fabric.side.keeper(), FABRIC_KEEPER)?;
+        if let Some(reflect) = &far.reflect {
+            service.watch(reflect.side.keeper(), REFLECT_KEEPER)?;
+        }
         service.far = Some(far);
         service.watch_fabric()?;
+        service.watch_reflect()?;
     }
     if let Some(carriers) = carriers {
         service.carry_by(carriers)?;
@@ -168,9 +177,12 @@ pub fn run(mut options: Options) -> anyhow::Result<()> {
     loop {
         // With nobody here, and nothing carried, there is nothing to look after.
         let carries = service.carriers.as_ref().is_some_and(|carriers| carriers.counts().0 > 0)
-            || service.far.as_ref().is_some_and(|far| far.fabric.carries());
+            || service
+                .far
+                .as_ref()
+                .is_some_and(|far| far.fabric.carries() || far.reflect.is_some());
         let idle = service.guests.is_empty() && service.users.is_empty() && !carries;
-        let waits = service.far.as_ref().is_some_and(|far| far.fabric.side.waits());
+        let waits = service.far.as_ref().is_some_and(|far| far.sides().any(Side::waits));
         service.turn(match idle {
             _ if waits => Some(AGAIN),
             true => None,
@@ -223,13 +235,15 @@ impl<N: Notes> Service<N> {
             match token {
                 OTHER_NODES => self.hear_of_others(),
                 FABRIC_KEEPER | FABRIC => self.hear_of_fabric(token == FABRIC)?,
+                REFLECT_KEEPER | REFLECT => self.hear_of_reflect(token == REFLECT)?,
                 KEEPER | CARRIER => self.hear_of_carrier(token)?,
                 _ if token < self.listeners.len() as u64 => self.accept(token as usize),
                 _ => self.hear(token),
             }
         }
-        if self.far.as_ref().is_some_and(|far| far.fabric.side.waits()) {
+        if self.far.as_ref().is_some_and(|far| far.sides().any(Side::waits)) {
             self.hear_of_fabric(true)?;
+            self.hear_of_reflect(true)?;
         }
         if self.swept.elapsed() >= SWEEP {
             self.swept = Instant::now();
@@ -559,6 +573,11 @@ impl<N: Notes> Service<N> {
         if let Some(pid) = far.as_mut().and_then(|far| far.fabric.hangs()) {
             journal.note("fabric-hangs", || format!("pid {pid}: it is ended"));
         }
+        // (Programs ask it at any time.)
+        let reflect = far.as_mut().and_then(|far| far.reflect.as_mut());
+        if let Some(pid) = reflect.and_then(|reflect| reflect.side.hangs(true)) {
+            journal.note("reflect-hangs", || format!("pid {pid}: it is ended"));
+        }
     }
 
     /// What `ringlet node status` shows: to our own user and root.
@@ -598,6 +617,7 @@ impl<N: Notes> Service<N> {
             }),
             "cluster": self.far.as_ref().map(|far| far.cluster.status()),
             "fabric": self.far.as_ref().map(|far| far.fabric.status()),
+            "reflect": self.far.as_ref().and_then(|far| far.reflect.as_ref()).map(Reflect::status),
             "decisions": self.journal.counts(),
             "last": self.journal.last().collect::<Vec<_>>(),
         });

@@ -62,6 +62,7 @@ fn start(
         nodes: vec![member],
         join: None,
         banned: Vec::new(),
+        reflect: None,
     };
     let (to, events) = channel();
     let running = Running::prepare(settings).unwrap();

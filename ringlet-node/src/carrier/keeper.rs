@@ -1,5 +1,5 @@
 //! The keeper: the service can start no process any more when it serves, and end none. One keeps carriers going, another what carries to other hosts
-//! (`crate::fabric`).
+//! (`crate::fabric`), a third one what reflects memory (`crate::reflect`).
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -18,6 +18,7 @@ use crate::sandbox;
 pub const KEEP: &str = "keep";
 pub const CARRY: &str = "carry";
 pub const FABRIC: &str = "fabric";
+pub const REFLECT: &str = "reflect";
 /// A process that died is followed by the next one after so long, and the first one comes in so long.
 const PAUSE_NS: u64 = 1_000_000_000;
 const PATIENCE_NS: u64 = 20_000_000_000;

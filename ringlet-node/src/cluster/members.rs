@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use super::identity;
 use crate::fabric::RailSettings;
+use crate::reflect;
 
 /// More nodes than that are not tried to be known by each other.
 pub const MOST: usize = 256;
@@ -38,6 +39,8 @@ pub struct Settings {
     /// Nodes that are no members any more, whatever they hold.
     #[serde(default)]
     pub banned: Vec<String>,
+    /// The hosts have reflective memory in common.
+    pub reflect: Option<reflect::Settings>,
 }
 
 #[derive(Deserialize, Debug, Clone)]
@@ -149,6 +152,10 @@ impl Settings {
                     .context("an address belongs to one node")?;
             }
         }
+        if let Some(reflect) = &mut self.reflect {
+            let others = self.nodes.iter().map(|member| member.name.as_str());
+            reflect.check(others.chain([self.node.as_str()]), self.join.is_some())?;
+        }
         Ok(())
     }
 }
@@ -186,6 +193,12 @@ mod tests {
         for wrong in [
             "join = ['10.0.0.2']",
             "join = '10.0.0.2:7471'",
+            "join = []\n[reflect]",
+            "[reflect]\nfounders = ['b', 'b']",
+            "[reflect]\nfounders = ['B_']",
+            "[reflect]\nall_mb = 0",
+            "[reflect]\nbeat_ms = 1000",
+            "[reflect]\nfounder = ['b']",
             "banned = ['B_']",
             "banned = ['b']\nnodes = [{name = 'b', address = '10.0.0.2:1'}]",
         ] {
@@ -195,6 +208,8 @@ mod tests {
             "",
             "nodes = []",
             "join = []\nbanned = ['b']",
+            "join = []\n[reflect]\nfounders = ['b']",
+            "[reflect]\nbeat_ms = 1000\nsilent_ms = 4000\nsocket = '/run/x'",
             "join = ['10.0.0.2:7471', '_x._tcp.y.z']",
         ] {
             assert!(settings(&format!("{HEAD}{right}")).is_ok(), "{right}");
@@ -202,6 +217,20 @@ mod tests {
         let nodes = "[{name = 'a', address = '10.0.0.1:1'}, {name = 'b', address = '10.0.0.2:1'}]";
         let settings = settings(&format!("{HEAD}nodes = {nodes}")).unwrap();
         assert_eq!(settings.nodes.len(), 1, "this node is no other one");
+    }
+
+    #[test]
+    fn without_names_all_nodes_are_founders_in_an_order_that_is_the_same_in_all() {
+        let nodes =
+            ["c", "a", "b"].map(|name| format!("{{name = '{name}', address = '{name}.x:1'}}"));
+        for own in ["a", "b", "c"] {
+            let text = format!(
+                "node = '{own}'\nlisten = '0.0.0.0:1'\nnodes = [{}]\n[reflect]",
+                nodes.join(", ")
+            );
+            let founders = settings(&text).unwrap().reflect.unwrap().founders;
+            assert_eq!(founders, ["a", "b", "c"], "{own}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the cluster's thread has for the service's: of ends of connections; and what is for the process that carries, which gets it at once.
+//! What the cluster's thread has for the service's: of ends of connections; and what is for the processes with rails, which get it at once.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -18,7 +18,7 @@ pub struct Post(Arc<Inner>);
 struct Inner {
     bell: OwnedFd,
     news: Mutex<VecDeque<News>>,
-    ways: Ways,
+    ways: Vec<Ways>,
 }
 
 pub enum News {
@@ -28,7 +28,7 @@ pub enum News {
 }
 
 impl Post {
-    pub fn new(ways: Ways) -> std::io::Result<Post> {
+    pub fn new(ways: Vec<Ways>) -> std::io::Result<Post> {
         let made = fd::eventfd().map_err(|error| std::io::Error::from_raw_os_error(error.0))?;
         // SAFETY: made just now, ours alone.
         let bell = unsafe { OwnedFd::from_raw_fd(made) };
@@ -54,10 +54,10 @@ impl Post {
         fd::ring(self.0.bell.as_raw_fd());
     }
 
-    /// To the process that carries. What it does not take at once the service's thread says again, which may sleep.
-    fn say(&self, say: impl FnOnce(&Ways)) {
-        say(&self.0.ways);
-        if self.0.ways.waits() {
+    /// To those processes. What one does not take at once the service's thread says again, which may sleep.
+    fn say(&self, say: impl Fn(&Ways)) {
+        self.0.ways.iter().for_each(say);
+        if self.0.ways.iter().any(Ways::waits) {
             fd::ring(self.0.bell.as_raw_fd());
         }
     }
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn who_is_to_say_it_again_is_woken() {
         let (fabric, _held) = fabric();
-        let mut post = Post::new(fabric.side.ways.clone()).unwrap();
+        let mut post = Post::new(vec![fabric.side.ways.clone()]).unwrap();
         let peers = joined(&["b", "c", "d"]);
         let rung = |post: &Post| fd::pending(post.bell().as_raw_fd(), libc::POLLIN) != 0;
         post.joined(&peers[0], false);

@@ -89,7 +89,7 @@ impl RailSettings {
         all.iter().filter(|provider| is_fast(provider)).map(of).collect()
     }
 
-    fn open(&self, node: &str) -> std::io::Result<Box<dyn Rail>> {
+    pub(crate) fn open(&self, node: &str) -> std::io::Result<Box<dyn Rail>> {
         if self.provider != "memory" {
             return Ok(Box::new(Libfabric::open(&self.provider, self.address.as_deref())?));
         }
@@ -105,32 +105,32 @@ impl RailSettings {
 /// One message between the service and its process: the kind, the session that it is about (zeros: none), and what it has.
 const HEAD_BYTES: usize = 1 + size_of::<Session>();
 /// As long as one may be.
-const PACKET_BYTES: usize = HEAD_BYTES + 1 + crate::cluster::PASS_BYTES;
+pub(crate) const PACKET_BYTES: usize = HEAD_BYTES + 1 + crate::cluster::PASS_BYTES;
 
 /// By the service: settings (the first one); a session, with that node's name; its end; what was passed; a lane, with lifeline and meeting.
-const SETTINGS: u8 = 1;
-const JOINED: u8 = 2;
-const ENDED: u8 = 3;
-const PASSED: u8 = 4;
+pub(crate) const SETTINGS: u8 = 1;
+pub(crate) const JOINED: u8 = 2;
+pub(crate) const ENDED: u8 = 3;
+pub(crate) const PASSED: u8 = 4;
 const LANE: u8 = 5;
 /// To be answered: does it go on?
-const ASK: u8 = 12;
+pub(crate) const ASK: u8 = 12;
 /// By the process: to be passed; a rail carries to that node, or none; the session can't go on; nothing is left of a lane; to be logged; the answer.
-const PASS: u8 = 6;
-const UP: u8 = 7;
-const DOWN: u8 = 8;
-const BROKEN: u8 = 9;
+pub(crate) const PASS: u8 = 6;
+pub(crate) const UP: u8 = 7;
+pub(crate) const DOWN: u8 = 8;
+pub(crate) const BROKEN: u8 = 9;
 const OVER: u8 = 10;
-const LOG: u8 = 11;
-const ANSWER: u8 = 13;
+pub(crate) const LOG: u8 = 11;
+pub(crate) const ANSWER: u8 = 13;
 /// By the service too: a channel of the native library's, with a socket to its program.
 const NATIVE: u8 = 14;
 
-fn packet(kind: u8, session: Session, body: &[u8]) -> Vec<u8> {
+pub(crate) fn packet(kind: u8, session: Session, body: &[u8]) -> Vec<u8> {
     [&[kind], &session[..], body].concat()
 }
 
-fn read(packet: &[u8]) -> Option<(u8, Session, &[u8])> {
+pub(crate) fn read(packet: &[u8]) -> Option<(u8, Session, &[u8])> {
     let (kind, rest) = packet.split_first()?;
     let (session, body) = rest.split_first_chunk()?;
     Some((*kind, *session, body))

@@ -38,7 +38,7 @@ pub enum Carries {
 
 impl Carries {
     /// Is this, which was passed, for a process of this kind?
-    pub fn is_of(self, message: &[u8]) -> bool {
+    fn is_of(self, message: &[u8]) -> bool {
         let reflected = message.first().is_some_and(|flags| flags & REFLECTED != 0);
         reflected == (self == Carries::Reflection)
     }
@@ -104,9 +104,10 @@ impl Ways {
         out.say(packet(ENDED, peer.session, &[]), Vec::new());
     }
 
+    /// (If it is for the other process, it is nothing.)
     pub fn passed(&self, peer: &Peer, message: &[u8]) {
         let mut out = self.lock();
-        if out.waits_for_none() {
+        if !out.carries.is_of(message) || out.waits_for_none() {
             return;
         }
         let packet = packet(PASSED, peer.session, message);

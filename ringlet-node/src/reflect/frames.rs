@@ -1,0 +1,323 @@
+//! Frames of keepers in frames of a transport (`ringlet_fabric`): a small one is in one; of a larger one only the length is, and its bytes are written
+//! before into a ring of the receiver's.
+//!
+//! Both ends know by the lengths alone where each lies: behind the last one, or at the ring's begin where it would not fit. It is room again for
+//! the sender when the receiver has said that it has read it, and the transport that the write need not be done again.
+
+use std::collections::VecDeque;
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use ringlet_core::memory::Area;
+use ringlet_fabric::{FRAME_BYTES as PIECE_BYTES, Memory, Node, Number, Write};
+use ringlet_linux::map;
+use ringlet_linux::sys::Errno;
+use ringlet_reflect::network::FRAME_BYTES;
+
+/// What each end has for what comes; and as much for what goes.
+const RING_BYTES: usize = 1 << 20;
+/// In each frame: its kind, and how far the ring was read.
+const HEAD_BYTES: usize = 1 + 8;
+const SMALL_BYTES: usize = PIECE_BYTES - HEAD_BYTES;
+/// Without a frame that says it, so much is said by one of its own.
+const UNTOLD_MOST: u64 = RING_BYTES as u64 / 4;
+/// What waits for room, at most: who takes nothing is no reason to keep more.
+const WAITING_MOST: usize = 1 << 20;
+
+const SMALL: u8 = 0;
+/// So long, in the ring.
+const LARGE: u8 = 1;
+/// The memory that is the receiver's ring.
+const RING: u8 = 2;
+/// Nothing else.
+const READ: u8 = 3;
+
+/// One end.
+pub struct Frames {
+    number: Number,
+    memory: Shared,
+    from: Memory,
+    theirs: Option<Memory>,
+    /// How far what goes has come: given, and of what is no room yet where each ends, and its write; before `freed` there is room.
+    given: u64,
+    freed: u64,
+    under_way: VecDeque<(u64, u32)>,
+    read_there: u64,
+    /// How far what comes was read; and said to be.
+    came: u64,
+    told: u64,
+    /// What had no room yet.
+    waiting: VecDeque<Vec<u8>>,
+    waiting_bytes: usize,
+    piece: Vec<u8>,
+}
+
+/// Memory that rails can map once more, as some do of what they write to.
+struct Shared(Area);
+
+impl Shared {
+    fn make(bytes: usize) -> std::io::Result<Shared> {
+        let failed = |errno: Errno| Error::from_raw_os_error(errno.0);
+        let made = map::sealed_memfd(c"ringlet-frames", bytes, 0).map_err(failed)?;
+        // SAFETY: made just now, ours alone.
+        let memfd = unsafe { OwnedFd::from_raw_fd(made) };
+        let memory = Shared(map::map_shared(memfd.as_raw_fd(), bytes, true).map_err(failed)?);
+        // What comes is written there by rails, for which a page that can't be had would be the end.
+        map::hold(memory.0, 0, bytes).map_err(failed)?;
+        Ok(memory)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: a whole mapping of ours, which no rail uses any more (`Frames::begin`).
+        unsafe { map::unmap(self.0) };
+    }
+}
+
+/// What no sane node sends.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Insane(pub &'static str);
+
+/// Where the next one of so many bytes begins that goes behind this place.
+fn place(behind: u64, bytes: usize) -> u64 {
+    let ring = RING_BYTES as u64;
+    if (behind % ring) as usize + bytes > RING_BYTES {
+        behind.next_multiple_of(ring)
+    } else {
+        behind
+    }
+}
+
+fn offset(place: u64) -> usize {
+    (place % RING_BYTES as u64) as usize
+}
+
+impl Frames {
+    /// Of a transport that was opened just now; it is closed where this fails.
+    ///
+    /// # Safety
+    /// They are dropped behind it.
+    pub unsafe fn begin(node: &mut Node, number: Number) -> std::io::Result<Frames> {
+        let memory = Shared::make(2 * RING_BYTES)?;
+        let base = memory.0.base();
+        // SAFETY: mapped as long as these frames are, and nobody has a reference to it; what comes is in the first half.
+        let into = unsafe { node.register(number, base, RING_BYTES) };
+        // SAFETY: the same, of the second half.
+        let from = unsafe { node.register(number, base.add(RING_BYTES), RING_BYTES) };
+        let (into, from) = match (into, from) {
+            (Ok(into), Ok(from)) => (into, from),
+            (Err(error), _) | (_, Err(error)) => {
+                // (Before the memory goes.)
+                node.close(number);
+                return Err(error);
+            }
+        };
+        let mut frames = Frames {
+            number,
+            memory,
+            from,
+            theirs: None,
+            given: 0,
+            freed: 0,
+            under_way: VecDeque::new(),
+            read_there: 0,
+            came: 0,
+            told: 0,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            piece: Vec::with_capacity(PIECE_BYTES),
+        };
+        let said = frames.say(node, RING, &into.0.to_le_bytes(), false);
+        if !said {
+            node.close(number);
+            return Err(ErrorKind::NotConnected.into());
+        }
+        Ok(frames)
+    }
+
+    /// False: there is no room for it, or it is too long.
+    pub fn send(&mut self, node: &mut Node, frame: &[u8]) -> bool {
+        if self.waiting.is_empty() && self.go(node, frame) {
+            return true;
+        }
+        let fits = frame.len() <= FRAME_BYTES && self.waiting_bytes + frame.len() <= WAITING_MOST;
+        if fits {
+            self.waiting_bytes += frame.len();
+            self.waiting.push_back(frame.to_vec());
+        }
+        fits
+    }
+
+    /// What waited goes as far as there is room, and what the other end has to know. True if anything went.
+    pub fn go_on(&mut self, node: &mut Node) -> bool {
+        let mut went = false;
+        while let Some(frame) = self.waiting.pop_front() {
+            if !self.go(node, &frame) {
+                self.waiting.push_front(frame);
+                break;
+            }
+            self.waiting_bytes -= frame.len();
+            went = true;
+        }
+        if self.came - self.told >= UNTOLD_MOST {
+            went |= self.say(node, READ, &[], false);
+        }
+        went
+    }
+
+    fn go(&mut self, node: &mut Node, frame: &[u8]) -> bool {
+        if frame.len() <= SMALL_BYTES {
+            return self.say(node, SMALL, frame, false);
+        }
+        let Some(to) = self.theirs.filter(|_| frame.len() <= FRAME_BYTES) else { return false };
+        let transport = node.transport(self.number);
+        let written = transport.written();
+        while let Some((end, write)) = self.under_way.front()
+            && *end <= self.read_there
+            // (Numbers of writes come round.)
+            && written.wrapping_sub(*write) as i32 > 0
+        {
+            self.freed = *end;
+            self.under_way.pop_front();
+        }
+        let at = place(self.given, frame.len());
+        let end = at + frame.len() as u64;
+        if end > self.freed + RING_BYTES as u64 || !transport.has_room() {
+            return false;
+        }
+        // SAFETY: a slice; where it goes to nothing is read any more.
+        let fits =
+            unsafe { self.memory.0.write(RING_BYTES + offset(at), frame.as_ptr(), frame.len()) };
+        let write = Write {
+            from: self.from,
+            at: offset(at),
+            bytes: frame.len(),
+            to,
+            offset: offset(at) as u64,
+        };
+        // (A transport that has ended is told of; and there was room for both.)
+        let Some(write) = fits.then(|| transport.write(write).ok()).flatten() else { return false };
+        self.given = end;
+        self.under_way.push_back((end, write));
+        self.say(node, LARGE, &(frame.len() as u32).to_le_bytes(), true)
+    }
+
+    fn say(&mut self, node: &mut Node, kind: u8, body: &[u8], needs_writes: bool) -> bool {
+        self.piece.clear();
+        self.piece.push(kind);
+        self.piece.extend(self.came.to_le_bytes());
+        self.piece.extend(body);
+        let said = node.transport(self.number).frame(&self.piece, needs_writes).is_ok();
+        if said {
+            self.told = self.came;
+        }
+        said
+    }
+
+    /// A frame that has come, if one has by that; `large`: room for one that was written.
+    pub fn take<'a>(
+        &mut self,
+        piece: &'a [u8],
+        large: &'a mut Vec<u8>,
+    ) -> Result<Option<&'a [u8]>, Insane> {
+        let word = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes);
+        let (Some((kind, rest)), true) = (piece.split_first(), piece.len() >= HEAD_BYTES) else {
+            return Err(Insane("a frame without a head"));
+        };
+        let (read, body) = rest.split_at(HEAD_BYTES - 1);
+        let read = u64::from_le_bytes(read.try_into().map_err(|_| Insane("no head"))?);
+        if read < self.read_there || read > self.given {
+            return Err(Insane("it has read what was not written"));
+        }
+        self.read_there = read;
+        match (*kind, word(body)) {
+            (SMALL, _) => Ok(Some(body)),
+            (READ, _) => Ok(None),
+            (RING, Ok(memory)) if self.theirs.is_none() => {
+                self.theirs = Some(Memory(memory));
+                Ok(None)
+            }
+            (LARGE, Ok(bytes)) if (1..=FRAME_BYTES).contains(&(bytes as usize)) => {
+                let bytes = bytes as usize;
+                let at = place(self.came, bytes);
+                large.resize(FRAME_BYTES, 0);
+                // SAFETY: room for as much; the other node may write there at any time, so that it is copied before it is looked at.
+                let there = unsafe { self.memory.0.read(offset(at), large.as_mut_ptr(), bytes) };
+                self.came = at + bytes as u64;
+                there.then(|| Some(&large[..bytes])).ok_or(Insane("beyond the ring"))
+            }
+            _ => Err(Insane("a frame of no kind")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a transport without rails, which keeps all that it is given; and its node.
+    fn frames() -> (Node, Frames) {
+        let mut node = Node::new(Vec::new());
+        let number = node.open().unwrap();
+        // SAFETY: no rail writes anything anywhere.
+        let frames = unsafe { Frames::begin(&mut node, number).unwrap() };
+        (node, frames)
+    }
+
+    fn piece(kind: u8, read: u64, body: &[u8]) -> Vec<u8> {
+        [&[kind][..], &read.to_le_bytes(), body].concat()
+    }
+
+    fn word(number: usize) -> [u8; 4] {
+        (number as u32).to_le_bytes()
+    }
+
+    #[test]
+    fn what_no_sane_node_says_is_refused() {
+        for said in [
+            vec![],
+            vec![SMALL],
+            piece(SMALL, 0, b"x")[..HEAD_BYTES - 1].to_vec(),
+            piece(9, 0, &word(1)),
+            piece(SMALL, 1, b"x"),
+            piece(READ, u64::MAX, b""),
+            piece(LARGE, 0, &word(0)),
+            piece(LARGE, 0, &word(FRAME_BYTES + 1)),
+            piece(LARGE, 0, &word(u32::MAX as usize)),
+            piece(LARGE, 0, b"123"),
+            piece(LARGE, 0, b"12345"),
+            piece(RING, 0, b"1"),
+        ] {
+            let ((_node, mut frames), mut large) = (frames(), Vec::new());
+            assert!(frames.take(&said, &mut large).is_err(), "{said:?}");
+        }
+        let ((_node, mut frames), mut large) = (frames(), Vec::new());
+        let ring = piece(RING, 0, &word(0));
+        assert_eq!(frames.take(&ring, &mut large), Ok(None));
+        assert!(frames.take(&ring, &mut large).is_err(), "another ring");
+    }
+
+    #[test]
+    fn what_is_not_read_is_not_written_again_and_nothing_lies_across_the_end() {
+        let ((mut node, mut frames), mut large) = (frames(), Vec::new());
+        frames.take(&piece(RING, 0, &word(0)), &mut large).unwrap();
+        let bytes = FRAME_BYTES - 1;
+        let mut went = 0;
+        while frames.go(&mut node, &vec![1; bytes]) {
+            went += 1;
+        }
+        assert_eq!(went, RING_BYTES / bytes);
+        // That it was read is not all: it may be written again.
+        frames.take(&piece(READ, frames.given, b""), &mut large).unwrap();
+        assert!(!frames.go(&mut node, &vec![1; bytes]));
+        assert!(frames.take(&piece(READ, 0, b""), &mut large).is_err(), "it is unread again");
+        // (As of who reads.)
+        let mut came = 0;
+        for _ in 0..10_000 {
+            let at = place(came, bytes);
+            assert!(at >= came && offset(at) + bytes <= RING_BYTES);
+            came = at + bytes as u64;
+        }
+    }
+}
