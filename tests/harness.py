@@ -285,15 +285,14 @@ class Ringlet:
     def __init__(self, command, directory, mirror=None):
         self.mirror = mirror
         command = pathlib.Path(command).resolve()
-        library = command.parent / "libringlet_preload.so"
-        native = command.parent / "libringlet_native.so"
-        for path in (command, library, native):
+        libraries = [command.parent / f"lib{name}.so" for name in ("ringlet_preload", "ringlet_native", "imc")]
+        for path in (command, *libraries):
             if not path.exists():
                 raise Failed(f"{path} does not exist: run `make build` first")
         place = pathlib.Path(directory, "bin")
         place.mkdir(mode=0o755)
-        shutil.copy2(library, place)
-        shutil.copy2(native, place)
+        for path in libraries:
+            shutil.copy2(path, place)
         self.command = shutil.copy2(command, place)
 
     def wrap(self, argv, moves=None, keys=()):

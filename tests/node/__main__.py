@@ -16,7 +16,7 @@ sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults")]
 import world  # noqa: E402
 from harness import needs_root_and, play, scenes_options, scenes_parser, skip  # noqa: E402
 
-GROUPS = "service deploy doctor ways strangers hostile lives lease carried cluster far natives messages".split()
+GROUPS = "service deploy doctor ways strangers hostile lives lease carried cluster far natives messages reflect".split()
 TOOLS = "ip nft nsenter openssl setpriv unshare".split()
 
 

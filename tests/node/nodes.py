@@ -70,8 +70,8 @@ class Host:
 class Speaker:
     """A program of a scene's that says how far it is, a line at a time."""
 
-    def __init__(self, argv):
-        self.process = subprocess.Popen([str(word) for word in argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def __init__(self, argv, stdin=None):
+        self.process = subprocess.Popen([str(word) for word in argv], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def hears(self, *expected):
         """Its next line."""
@@ -112,7 +112,8 @@ def cluster(ground, names=NAMES, run=True):
                 if each.service:
                     each.service.stop()
             # What carries ends by itself when its service has.
-            until(lambda: not any("node fabric" in (command_of(pid) or "") for pid in descendants(os.getpid())), "what carries to end")
+            carries = lambda pid: any(word in (command_of(pid) or "") for word in ("node fabric", "node reflect"))  # noqa: E731
+            until(lambda: not any(map(carries, descendants(os.getpid()))), "what carries to end")
 
 
 def unified():

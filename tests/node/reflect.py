@@ -1,0 +1,354 @@
+"""Reflective memory of several hosts: each a network namespace with a node service, and programs that share a region and a lock."""
+
+import contextlib
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+
+from harness import ROOT, Failed, require
+from nodes import Speaker, all_joined, by_libfabric, cluster, in_memory
+from world import inside, note, until
+
+REFLECT = "\n[cluster.reflect]\nbeat_ms = 100\nsilent_ms = 1500\n"
+KILLS = 8
+
+
+@contextlib.contextmanager
+def actor():
+    """The program, as built, where all can reach it."""
+    built = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "release/examples/reflect_actor"
+    if not built.exists():
+        raise Failed(f"{built} does not exist: cargo build --release -p ringlet-reflect --examples")
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        yield shutil.copy2(built, place)
+
+
+class Actor(Speaker):
+    def __init__(self, program, host, role, slot, slots):
+        self.host, self.slot = host, slot
+        words = ["env", f"RINGLET_REFLECT={socket(host)}", *inside(host.container.name), program, role, slot, slots]
+        super().__init__(words, stdin=subprocess.PIPE)
+
+    def asked(self, word):
+        """What it says to that, before it says that it is done."""
+        self.tell(word)
+        return self.done(word)
+
+    def tell(self, word):
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.flush()
+
+    def done(self, word):
+        lines = []
+        while (line := self.process.stdout.readline()) and line.strip() != word:
+            lines.append(line.strip())
+        if not line:
+            raise Failed(f"{self.host.name}: {word}: {lines[-1:]}, {self.process.wait(60)}")
+        return lines
+
+    def number(self, word):
+        return [int(each) for each in self.asked(word)[-1].split()]
+
+    def ends(self):
+        self.process.stdin.write("end\n")
+        self.process.stdin.flush()
+        said = self.process.communicate(timeout=60)
+        require(self.process.returncode == 0, f"{self.host.name}: {said}")
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+def socket(host):
+    return host.service.socket.parent / "reflect.sock"
+
+
+def reflects(host):
+    """What its service says of it, and the keeper."""
+    told = host.service.status().get("reflect") or {}
+    return told, told.get("keeper")
+
+
+def view(host):
+    """The hosts with which it goes on; None while it does not."""
+    state = reflects(host)[1]
+    seen = (state or {}).get("cluster") or {}
+    return None if not seen or seen["stopped"] or not seen["is_inside"] else sorted(seen["hosts"])
+
+
+def all_in(hosts, among=None):
+    names = sorted(host.name for host in hosts)
+    for host in among or hosts:
+        until(lambda host=host: view(host) == names, f"{host.name} to reflect with {names}: {reflects(host)}; {host.service.told()}")
+
+
+@contextlib.contextmanager
+def hosts_that_reflect(ground, names, rails):
+    with cluster(ground, names, run=False) as hosts:
+        for host in hosts:
+            host.rails = rails(host) if callable(rails) else rails
+            host.run(hosts, f"{host.rails}{REFLECT}")
+        all_joined(hosts)
+        all_in(hosts)
+        yield hosts
+
+
+def one_order(actors):
+    """What was there at one moment, at whichever host, was there before or after whatever else was there at one."""
+    seen = []
+    for actor in actors:
+        own = [tuple(map(int, line.split())) for line in actor.asked("show")]
+        require(all(sum(one) <= sum(other) for one, other in zip(own, own[1:])), f"{actor.host.name} has seen words that fell")
+        seen += [(sum(words), words, actor.host.name) for words in own]
+    seen.sort()
+    for (_, one, here), (_, other, there) in zip(seen, seen[1:]):
+        require(all(a <= b for a, b in zip(one, other)), f"{here} has seen {one}, and {there} {other}: two orders")
+    return len(seen)
+
+
+def scenes(ground):
+    def scene(name, play, names="abc", rails=in_memory):
+        if os.environ.get("SCENE", "") not in name:
+            return
+        with ground.scene(name), actor() as program, rails() as said, hosts_that_reflect(ground, names, said) as hosts:
+            play(name, program, *hosts)
+            nothing_is_left(hosts)
+            for host in hosts:
+                host.lives()
+
+    def nothing_is_left(hosts):
+        for host in hosts:
+            until(lambda host=host: (state := reflects(host)[1]) and not (state["members"] or state["regions"] or state["sets"]),
+                  f"nothing to be left at {host.name}: {reflects(host)}")
+
+    def all_of(program, hosts, role="write", each=1):
+        places = [host for host in hosts for _ in range(each)]
+        actors = [Actor(program, host, role, slot, len(places)) for slot, host in enumerate(places)]
+        for one in actors:
+            one.hears("ready")
+        return actors
+
+    def settled(actors):
+        """Nobody writes, and everybody has everything: the words of all are the same."""
+        for one in actors:
+            one.asked("stop")
+        for one in actors:
+            one.asked("settle")
+        words = [tuple(one.number("words")) for one in actors]
+        require(len(set(words)) == 1, f"other words at the end: {words}")
+        return words[0]
+
+    def writes(actors, rounds=300):
+        """Until each has seen that all of them have written so much more."""
+        for one in actors:
+            one.asked("go")
+        before = actors[0].number("words")
+        have = lambda words: all(words[one.slot] >= before[one.slot] + rounds for one in actors)  # noqa: E731
+        for one in actors:
+            until(lambda one=one: have(one.number("words")), f"{one.host.name} to see all write: {before}, {one.number('words')}")
+
+    def orders(name, program, *hosts):
+        actors = all_of(program, hosts, each=2)
+        for _ in range(3):
+            writes(actors)
+            settled(actors)
+        seen = one_order(actors)
+        require(seen > 100, f"no more than {seen} moments were seen")
+        for one in actors:
+            one.ends()
+        note(name, "one order", f"{seen} moments")
+
+    def disorder():
+        return in_memory(seed=ground.seed)
+
+    scene("writes of three hosts have one order", orders)
+    scene("the same over rails in disorder, which fail", orders, rails=disorder)
+    scene("the same over libfabric's tcp", orders, rails=by_libfabric)
+
+    def counted(name, program, *hosts):
+        """Each adds to one word under a lock of the cluster's: no addition is lost."""
+        actors = all_of(program, hosts, "count", 2)
+        for one in actors:
+            one.asked("go")
+        until(lambda: all(one.number("counter")[1] >= 50 for one in actors), "each to have its turns")
+        for one in actors:
+            one.asked("stop")
+        for one in actors:
+            one.asked("settle")
+        all_counted = [one.number("counter") for one in actors]
+        require({there for there, _ in all_counted} == {sum(own for _, own in all_counted)}, f"additions are lost: {all_counted}")
+        for one in actors:
+            one.ends()
+        note(name, "counted", str(all_counted[0][0]))
+
+    scene("a lock of three hosts", counted)
+    scene("a lock of three hosts over rails in disorder", counted, rails=disorder)
+
+    def programs_die(name, program, *hosts):
+        """Who dies holds nothing any more, wherever it was: the others go on, in one order."""
+        actors = all_of(program, hosts)
+        dice = random.Random(ground.seed)
+        for _ in range(KILLS):
+            writes(actors, 50)
+            at = dice.randrange(len(actors))
+            require(actors[at].asked("lock") == ["0"], "no lock")
+            actors[at].kill()
+            actors[at] = Actor(program, hosts[at], "write", at, len(actors))
+            actors[at].hears("ready")
+            other = actors[(at + 1) % len(actors)]
+            require(other.asked("lock") == ["0"] and other.asked("unlock") == ["0"], "a dead one has the lock")
+        settled(actors)
+        one_order(actors)
+        for one in actors:
+            one.ends()
+        note(name, "one order", f"{KILLS} kills")
+
+    scene("programs on three hosts are killed", programs_die)
+
+    def goes_on_without(program, actors, hosts, at, die, back=None):
+        """One host's part dies, in the middle. What it has written is a prefix; the others go on without it, and with it again."""
+        for one in actors:
+            one.asked("go")
+        die()
+        actors[at].kill()
+        others = [one for one in actors if one.host is not hosts[at]]
+        writes(others, 50)
+        if back:
+            back()
+        all_in(hosts)
+        one_order(others)
+        actors[at] = Actor(program, hosts[at], "write", at, len(actors))
+        actors[at].hears("ready")
+        writes(actors, 50)
+        settled(actors)
+        one_order(actors)
+
+    def reflecting_dies(name, program, *hosts):
+        actors = all_of(program, hosts)
+        dice = random.Random(ground.seed)
+        for _ in range(KILLS):
+            at = dice.randrange(len(hosts))
+            pid = reflects(hosts[at])[0]["pid"]
+            goes_on_without(program, actors, hosts, at, lambda pid=pid: os.kill(pid, signal.SIGKILL))
+        for one in actors:
+            one.ends()
+        note(name, "goes on", f"{KILLS} kills")
+
+    scene("what reflects is killed at any moment", reflecting_dies)
+    scene("the same over rails in disorder", reflecting_dies, rails=disorder)
+
+    def service_dies(name, program, *hosts):
+        actors = all_of(program, hosts)
+        dice = random.Random(ground.seed)
+        for _ in range(KILLS // 2):
+            at = dice.randrange(len(hosts))
+            host = hosts[at]
+            goes_on_without(program, actors, hosts, at, host.service.stop, lambda host=host: host.run(hosts, f"{host.rails}{REFLECT}"))
+        for one in actors:
+            one.ends()
+        note(name, "goes on", f"{KILLS // 2} kills")
+
+    scene("a node service is killed at any moment", service_dies)
+
+    def parted(name, program, *hosts):
+        """One of three is cut off: it stops, and says so, and the others go on; it comes back with nothing of its own."""
+        actors = all_of(program, hosts)
+        writes(actors)
+        settled(actors)
+        *rest, alone = hosts
+        runs = reflects(alone)[1]["cluster"]["incarnation"]
+        cut(alone, True)
+        until(lambda: ((reflects(alone)[1] or {}).get("cluster") or {}).get("stopped"), f"{alone.name} to stop: {reflects(alone)}")
+        require(actors[-1].asked("try") != ["0"], "it has given a lock")
+        all_in(rest)
+        writes(actors[:-1])
+        cut(alone, False)
+        all_in(hosts)
+        require(reflects(alone)[1]["cluster"]["incarnation"] > runs, "it is the same run")
+        actors[-1].kill()
+        actors[-1] = Actor(program, alone, "write", len(hosts) - 1, len(hosts))
+        actors[-1].hears("ready")
+        writes(actors)
+        settled(actors)
+        one_order(actors)
+        for one in actors:
+            one.ends()
+        note(name, "stops", "and comes back")
+
+    scene("one host of three is cut off", parted)
+    scene("the same over libfabric's tcp", parted, rails=by_libfabric)
+
+    def rail_dies(name, program, *hosts):
+        """No packet passes on one of two rails: what was under way there goes by the other one."""
+        actors = all_of(program, hosts)
+        writes(actors)
+        for _ in range(2):
+            for host in hosts:
+                cut_rail(host, True)
+            writes(actors, 500)
+            until(lambda: all(one.number("rails")[0] == 1 for one in actors), "one rail to carry")
+            for host in hosts:
+                cut_rail(host, False)
+            until(lambda: all(one.number("rails")[0] == 3 for one in actors), "both rails to carry")
+        settled(actors)
+        one_order(actors)
+        for one in actors:
+            one.ends()
+        require(not any("is given up" in host.service.told() for host in hosts), "a way was given up")
+        note(name, "one order", "by the other rail")
+
+    def figures(name, program, a, b):
+        """How soon a word is seen at the other host, and how fast many are: nothing is judged."""
+        actors = one, other = all_of(program, (a, b))
+        for ask, answer, unit in ("ping", "pong", "ns there"), ("stream", "sink", "MB/s there, and copied in memory"):
+            one.asked("clear")
+            settled(actors)
+            other.tell(answer)
+            note(f"{name}: {' '.join(one.asked(ask))}", "measured", unit)
+            other.done(answer)
+        for each in actors:
+            each.ends()
+
+    scene("figures over memory", figures, "ab")
+    scene("figures over libfabric's tcp", figures, "ab", rails=by_libfabric)
+    scene("one of two rails of libfabric's tcp is cut", rail_dies, rails=two_by_libfabric)
+
+
+@contextlib.contextmanager
+def two_by_libfabric():
+    """Two rails, of which the second one has an address of its own."""
+
+    def rails(host):
+        host.second = second(host)
+        subprocess.run(inside(host.container.name, "ip", "address", "add", f"{host.second}/24", "dev", "eth0"), check=True, timeout=60)
+        each = [f'{{provider = "tcp;ofi_rxm", address = "{ip}"}}' for ip in (host.ip, host.second)]
+        return f"rails = [{', '.join(each)}]"
+
+    yield rails
+
+
+def second(host):
+    net, number = host.ip.rsplit(".", 1)
+    return f"{net}.{100 + int(number)}"
+
+
+def ruled(host, rule):
+    """A firewall rule of one host's; or none any more."""
+    text = f"table ip cut {{\nchain in {{ type filter hook input priority 0; {rule}\n}}\nchain out {{ type filter hook output priority 0; {rule}\n}}\n}}"
+    words = ["nft", text] if rule else ["nft", "delete", "table", "ip", "cut"]
+    subprocess.run(inside(host.container.name, *words), check=True, timeout=60)
+
+
+def cut(host, on):
+    ruled(host, 'oifname "eth0" drop; iifname "eth0" drop;' if on else "")
+
+
+def cut_rail(host, on):
+    ruled(host, f"ip saddr {host.second} drop; ip daddr {host.second} drop;" if on else "")
