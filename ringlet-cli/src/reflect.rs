@@ -35,7 +35,8 @@ enum ReflectCommand {
     Keep(KeepArgs),
     /// Say that a host of the cluster is dead for good, and answer for it
     ///
-    /// Hosts of which half or less can be reached stop, for the others may go on elsewhere. One that is known never to come back, as it was, is not waited for any more.
+    /// Hosts that reach no more than half of all stop, for the others may go on elsewhere. One that is known never to come back as it was is not
+    /// waited for any more.
     Bury(BuryArgs),
 }
 

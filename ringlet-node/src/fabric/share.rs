@@ -1,5 +1,5 @@
-//! The processes that have rails, as the service knows them. Two of its threads speak to each: the cluster's, of sessions and what was passed there, and the
-//! service's, of lanes.
+//! The processes that have rails, as the service knows them. Two of its threads speak to each: the cluster's, of sessions and what was passed
+//! there, and the service's, of lanes.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::AsRawFd;

@@ -1,5 +1,5 @@
-//! Frames of keepers in frames of a transport (`ringlet_fabric`): a small one is in one; of a larger one only the length is, and its bytes are written
-//! before into a ring of the receiver's.
+//! Frames of keepers in frames of a transport (`ringlet_fabric`): a small one is in one; of a larger one only the length is, and its bytes are
+//! written before into a ring of the receiver's.
 //!
 //! Both ends know by the lengths alone where each lies: behind the last one, or at the ring's begin where it would not fit. It is room again for
 //! the sender when the receiver has said that it has read it, and the transport that the write need not be done again.

@@ -9,8 +9,8 @@
 //!   kept.rs      what a keeper has to know in its next run
 //! ```
 //!
-//! The processes agree upon transports by what they pass through their services' sessions. It says of which run of which process it is, and for which: so a
-//! session outlives a process, and what was said to the one before, or of the transport before, is nobody's.
+//! The processes agree upon transports by what they pass through their services' sessions. It says of which run of which process it is, and for
+//! which: so a session outlives a process, and what was said to the one before, or of the transport before, is nobody's.
 
 mod frames;
 mod kept;

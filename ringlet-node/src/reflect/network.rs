@@ -25,7 +25,8 @@ use crate::fabric::{
 /// How often what has a time is looked at, where something has; and again what the service had no room for.
 const SWEEP: Duration = Duration::from_millis(250);
 const SOON: Duration = Duration::from_millis(5);
-/// A rail on which nothing was acknowledged for so long is given up; and one that does not work, or a transport that has failed, is tried again so often.
+/// A rail on which nothing was acknowledged for so long is given up; one that does not work, or a transport that has failed, is tried again so
+/// often.
 const SILENT: Duration = Duration::from_secs(1);
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// For so long no rail may work before all that is under way is given up.
