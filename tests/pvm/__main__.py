@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -120,6 +121,8 @@ def main():
         skip(f"not installed (Debian packages): {', '.join(packages)}")
     os.environ["RINGLET_CONFIG"] = "/dev/null"
     adopt_orphans()
+    # Who is told to end puts away what there is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     failed = False
     with tempfile.TemporaryDirectory(prefix="ringlet-pvm-") as directory:
         directory = pathlib.Path(directory)
