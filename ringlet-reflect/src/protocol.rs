@@ -184,7 +184,7 @@ pub struct State {
 
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct MemberState {
-    /// In a cluster.
+    /// (None if it is not there any more.)
     pub host: Option<String>,
     pub member: u32,
     pub pid: i32,

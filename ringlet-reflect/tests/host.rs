@@ -142,6 +142,10 @@ fn each_refusal_has_its_status() {
             Some(Status::Denied)
         );
     }
+    let name = one.state().unwrap().host;
+    assert_eq!(one.cluster().unwrap().hosts, [name.clone()]);
+    assert_eq!(status(region.transmit_to("nowhere", true).map(drop)), Some(Status::BadHost));
+    assert_eq!(status(region.transmit_to(&name, true).map(drop)), Some(Status::ToItself));
     assert_eq!(one.errors(0), Ok(0));
     assert_eq!(one.errors(1), Err(Status::BadRail));
     assert_eq!(one.check_errors(0, 0), Ok(0));

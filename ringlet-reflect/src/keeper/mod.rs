@@ -216,13 +216,16 @@ impl Keeper {
         // (Half of what there is for those who come, a socket and a process of each, and a log and a bell; nobody who makes regions keeps others out.)
         let of_each = if cluster.is_some() { 8 } else { 4 };
         let made_most = (descriptors / 2).saturating_sub(DESCRIPTORS_BESIDE) / DESCRIPTORS;
-        let bounds = Bounds {
+        let mut registry = Registry::new(Bounds {
             limits: options.limits,
             made_most: MADE_MOST.min(made_most),
             is_shared: options.path.is_some(),
-        };
+        });
+        if cluster.is_none() {
+            registry.hosts.insert(0, (name.clone(), 0));
+        }
         let keeper = Keeper {
-            registry: Registry::new(bounds),
+            registry,
             memories: BTreeMap::new(),
             words: BTreeMap::new(),
             clients: Vec::new(),
