@@ -107,7 +107,8 @@ def alone(place):
 def wrong(place):
     """What a program must not do is told, and ends the job."""
     told = {"address": "not symmetric", "length": "not symmetric", "pe": "no PE 3", "minus": "no PE -1", "context": "context",
-            "comparison": "comparison", "signal": "signals", "lock": "has not set it", "scribbled": "no PE writes there", "free": "not an allocation", "stride": "backwards",
+            "comparison": "comparison", "signal": "signals", "lock": "has not set it", "scribbled": "no PE writes there",
+            "free": "not an allocation", "stride": "backwards",
             "set": "active set", "alone": "active set", "sync": "active set", "root": "root is 3",
             "unaligned": "not aligned", "early": "before shmem_init"}
     built = place.build("wrong")
