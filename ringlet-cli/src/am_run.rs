@@ -1,20 +1,20 @@
 //! `ringlet am-run`: starts the processes of a parallel program over Active Messages, and introduces them to each other.
 
-use std::io::Write;
 use std::net::Shutdown;
 use std::os::fd::RawFd;
 use std::process::ExitCode;
 
 use ringlet_messages::active_message::job::{
-    DESCRIPTOR_ENVIRONMENT, RANK_ENVIRONMENT, SIZE_ENVIRONMENT,
+    DESCRIPTOR_ENVIRONMENT, END, RANK_ENVIRONMENT, SIZE_ENVIRONMENT, Word,
 };
 
-use crate::job::{self, EXIT_STATUS, GRACE, JobArgs, Kind, Process};
+use crate::job::{self, EXIT_STATUS, JobArgs, Kind, Over, Process};
 
 /// Run a parallel program over Active Messages
 ///
 /// Starts N processes of the program on this machine. Each finds its number and the others' endpoints by AMX_SPMDStartup (am(3)).
-/// When one ends with another status than 0, or by a signal, the others are ended too.
+/// When one calls AMX_SPMDExit, the others end too,
+/// and its code is the job's; so they do when one ends with another status than 0, or by a signal.
 #[derive(clap::Args)]
 #[command(after_help = EXIT_STATUS)]
 pub struct AmRunArgs {
@@ -39,8 +39,15 @@ impl Kind for Parts {
         ]
     }
 
-    fn heard(&mut self, rank: usize, part: Vec<u8>, processes: &[Process]) -> Option<u8> {
-        self.0[rank] = Some(part);
+    fn heard(&mut self, rank: usize, said: Word, processes: &[Process]) -> Option<Over> {
+        match said {
+            Word::Part(part) => self.0[rank] = Some(part),
+            Word::End(code) => {
+                let message = [END.to_le_bytes(), code.to_le_bytes()].concat();
+                processes.iter().for_each(|process| process.tell(&message));
+                return Some(Over::Told(code as u8));
+            }
+        }
         if self.0.iter().all(Option::is_some) {
             self.answer(processes);
         }
@@ -48,7 +55,7 @@ impl Kind for Parts {
         None
     }
 
-    fn ended(&mut self, _rank: usize, processes: &[Process]) -> Option<u8> {
+    fn ended(&mut self, _rank: usize, processes: &[Process]) -> Option<Over> {
         self.give_up(processes);
         None
     }
@@ -65,7 +72,7 @@ impl Parts {
         }
     }
 
-    /// Gives all parts to all. A process that does not read them is not waited for: it is at fault, or dead.
+    /// Gives all parts to all.
     fn answer(&mut self, processes: &[Process]) {
         let mut all = Vec::new();
         for part in &mut self.0 {
@@ -73,9 +80,6 @@ impl Parts {
             all.extend((part.len() as u32).to_le_bytes());
             all.extend(part);
         }
-        for process in processes {
-            let _ = process.socket.set_write_timeout(Some(GRACE));
-            let _ = (&process.socket).write_all(&all);
-        }
+        processes.iter().for_each(|process| process.tell(&all));
     }
 }

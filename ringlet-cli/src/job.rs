@@ -15,7 +15,7 @@ use anyhow::Context;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
-use ringlet_messages::active_message::job::read_part;
+use ringlet_messages::active_message::job::{Word, read_from_process};
 
 use crate::run::EXIT_OURS;
 
@@ -23,8 +23,9 @@ use crate::run::EXIT_OURS;
 pub const GRACE: Duration = Duration::from_secs(2);
 const EXIT_TIMEOUT: u8 = 124;
 
-pub const EXIT_STATUS: &str = "Exit status: 0 if every process ended with 0; else that of the first one that did not (128 plus the \
-     number of the signal that ended it); 124 if the time was up; 125 if ringlet itself fails.";
+pub const EXIT_STATUS: &str = "Exit status: the code with which a process ended them all (AMX_SPMDExit, shmem_global_exit); else 0 if every process \
+     ended with 0, or that of the first one that did not (128 plus the number of the signal that ended it); 124 if the time was up; 125 if ringlet \
+     itself fails.";
 
 #[derive(clap::Args)]
 pub struct JobArgs {
@@ -48,15 +49,23 @@ pub struct JobArgs {
 pub trait Kind {
     /// What a process finds its place by; it reaches us by this descriptor.
     fn environment(&self, rank: usize, descriptor: RawFd) -> Vec<(&'static str, String)>;
-    /// It has said something: with `Some`, the job is over, and ends with that.
-    fn heard(&mut self, rank: usize, said: Vec<u8>, processes: &[Process]) -> Option<u8>;
-    /// It has ended well, and everything that it said was heard. (The same.)
-    fn ended(&mut self, rank: usize, processes: &[Process]) -> Option<u8>;
+    /// It has said something.
+    fn heard(&mut self, rank: usize, said: Word, processes: &[Process]) -> Option<Over>;
+    /// It has ended well, and everything that it said was heard.
+    fn ended(&mut self, rank: usize, processes: &[Process]) -> Option<Over>;
+}
+
+/// The job ends with this status.
+pub enum Over {
+    /// By us.
+    Ends(u8),
+    /// All processes were told, and do it by themselves.
+    Told(u8),
 }
 
 enum Event {
     /// A process has said something.
-    Said(usize, Vec<u8>),
+    Said(usize, Word),
     /// It has ended, and waits to be reaped.
     Ended(usize),
     Signal(Signal),
@@ -73,6 +82,12 @@ pub struct Process {
 impl Process {
     pub fn has_ended(&self) -> bool {
         self.pid.is_none()
+    }
+
+    /// (One that does not read it is not waited for: it is at fault, or dead.)
+    pub fn tell(&self, message: &[u8]) {
+        let _ = self.socket.set_write_timeout(Some(GRACE));
+        let _ = (&self.socket).write_all(message);
     }
 }
 
@@ -164,7 +179,7 @@ fn start(
     let mut from = socket.try_clone()?;
     let to = events.clone();
     let listener = thread::spawn(move || {
-        while let Ok(said) = read_part(&mut from) {
+        while let Ok(said) = read_from_process(&mut from) {
             if to.send(Event::Said(rank, said)).is_err() {
                 break;
             }
@@ -215,36 +230,38 @@ fn attend(
     limit: Option<Instant>,
 ) -> u8 {
     let mut code = 0;
-    // When those that are left are killed.
-    let mut killing: Option<Instant> = None;
+    // When those that are left get which signal: the job is ending.
+    let mut end: Option<(Instant, Signal)> = None;
     let mut limit = limit;
     while processes.iter().any(|process| process.pid.is_some()) {
-        let next = [killing, limit].into_iter().flatten().min();
+        let next = [end.map(|(at, _)| at), limit].into_iter().flatten().min();
         let wait = next.map_or(Duration::from_secs(3600), |at| at - Instant::now().min(at));
         let event = match events.recv_timeout(wait) {
             Ok(event) => event,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
                 let now = Instant::now();
-                if killing.is_some_and(|at| at <= now) {
-                    end_all(processes, Signal::SIGKILL);
-                    killing = Some(now + GRACE);
+                if let Some((at, signal)) = end
+                    && at <= now
+                {
+                    end_all(processes, signal);
+                    end = Some((now + GRACE, Signal::SIGKILL));
                 } else if limit.is_some_and(|at| at <= now) {
                     limit = None;
                     code = EXIT_TIMEOUT;
                     end_all(processes, Signal::SIGTERM);
-                    killing = Some(now + GRACE);
+                    end = Some((now + GRACE, Signal::SIGKILL));
                 }
                 continue;
             }
         };
         let over = match event {
-            Event::Said(_, _) if killing.is_some() => None,
+            Event::Said(_, _) if end.is_some() => None,
             Event::Said(rank, said) => kind.heard(rank, said, processes),
             Event::Signal(signal) => {
                 end_all(processes, signal);
                 code = if code == 0 { 128 + signal as i32 as u8 } else { code };
-                killing.get_or_insert(Instant::now() + GRACE);
+                end.get_or_insert((Instant::now() + GRACE, Signal::SIGKILL));
                 None
             }
             Event::Ended(rank) => {
@@ -252,17 +269,21 @@ fn attend(
                 let status = processes[rank].child.wait();
                 let ended = status.map_or(EXIT_OURS, status_code);
                 match ended {
-                    _ if killing.is_some() => None,
+                    _ if end.is_some() => None,
                     0 => kind.ended(rank, processes),
-                    ended => Some(ended),
+                    ended => Some(Over::Ends(ended)),
                 }
             }
         };
-        if let Some(over) = over {
-            code = over;
-            end_all(processes, Signal::SIGTERM);
-            killing = Some(Instant::now() + GRACE);
-        }
+        let Some(over) = over else { continue };
+        let (status, next) = match over {
+            Over::Ends(status) => {
+                end_all(processes, Signal::SIGTERM);
+                (status, Signal::SIGKILL)
+            }
+            Over::Told(status) => (status, Signal::SIGTERM),
+        };
+        (code, end) = (status, Some((Instant::now() + GRACE, next)));
     }
     code
 }

@@ -4,9 +4,10 @@ use std::os::fd::RawFd;
 use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
+use ringlet_messages::active_message::job::Word;
 use ringlet_reflect::Host;
 
-use crate::job::{self, EXIT_STATUS, JobArgs, Kind, Process};
+use crate::job::{self, EXIT_STATUS, JobArgs, Kind, Over, Process};
 use crate::reflect;
 
 /// As ringlet-shmem has them (job.rs).
@@ -65,27 +66,29 @@ impl Kind for Pes {
         ]
     }
 
-    fn heard(&mut self, rank: usize, said: Vec<u8>, processes: &[Process]) -> Option<u8> {
+    fn heard(&mut self, rank: usize, said: Word, processes: &[Process]) -> Option<Over> {
+        // (The other word is none of a PE's.)
+        let Word::Part(said) = said else { return None };
         match &said[..] {
             b"begun" => self.stages[rank] = Stage::Begun,
             b"done" => self.stages[rank] = Stage::Done,
             // shmem_global_exit.
             status => {
                 self.stages[rank] = Stage::Done;
-                return Some(str::from_utf8(status).ok()?.parse::<i32>().ok()? as u8);
+                return Some(Over::Ends(str::from_utf8(status).ok()?.parse::<i32>().ok()? as u8));
             }
         }
         self.missed(processes)
     }
 
-    fn ended(&mut self, _rank: usize, processes: &[Process]) -> Option<u8> {
+    fn ended(&mut self, _rank: usize, processes: &[Process]) -> Option<Over> {
         self.missed(processes)
     }
 }
 
 impl Pes {
     /// Others wait, or will, for one that has ended. (Where none has begun it may be a script, or a program that is none of OpenSHMEM's.)
-    fn missed(&self, processes: &[Process]) -> Option<u8> {
+    fn missed(&self, processes: &[Process]) -> Option<Over> {
         let has_begun = self.stages.iter().any(|stage| *stage != Stage::Started);
         let is_missed = |rank: &usize| match self.stages[*rank] {
             Stage::Done => false,
@@ -94,6 +97,6 @@ impl Pes {
         };
         let rank = (0..processes.len()).find(is_missed)?;
         eprintln!("ringlet: PE {rank} has ended without shmem_finalize");
-        Some(1)
+        Some(Over::Ends(1))
     }
 }

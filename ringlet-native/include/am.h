@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include "amudp_const.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,7 +22,9 @@ extern "C" {
 typedef struct ringlet_am_endpoint *ep_t; /* endpoint */
 typedef ep_t ea_t;
 typedef struct ringlet_am_bundle *eb_t; /* bundle of endpoints */
-typedef struct { uint64_t opaque[4]; } en_t; /* name of an endpoint: copy it to other processes as you like */
+/* Name of an endpoint: copy it to other processes as you like. No part of it is an address: programs for AMUDP take sin_addr for one, which is the same
+ * in all names. */
+typedef struct { uint64_t opaque[3]; struct { uint32_t s_addr; } sin_addr; uint32_t version; } en_t;
 typedef uint64_t tag_t;
 typedef uint8_t handler_t;
 typedef int op_t;
@@ -42,27 +45,6 @@ struct am_argblock {
     uintptr_t dest_offset; /* of a bulk message */
 };
 
-#define AM_SEQ 0
-#define AM_PAR 1
-
-#define AM_NONE ((tag_t)0)
-#define AM_ALL (~(tag_t)0)
-
-/* Events */
-#define AM_NOEVENTS 0
-#define AM_NOTEMPTY 1
-#define AM_EMPTYTONOT AM_NOTEMPTY
-#define AM_MSGRECEIVED 2
-#define AM_CANSEND 4
-
-/* Results */
-#define AM_OK 0
-#define AM_ERR_NOT_INIT 1
-#define AM_ERR_BAD_ARG 2
-#define AM_ERR_RESOURCE 3
-#define AM_ERR_NOT_SENT 4
-#define AM_ERR_IN_USE 5
-
 /* Status of a message that came back */
 #define EBADARGS 1
 #define EBADENTRY 2
@@ -75,19 +57,7 @@ struct am_argblock {
 #define EUNREACHABLE 9
 #define EREPLYREJECTED 10
 
-/* And what it was */
-#define AM_REQUEST_M 1
-#define AM_REQUEST_IM 2
-#define AM_REQUEST_XFER_M 3
-#define AM_REPLY_M 4
-#define AM_REPLY_IM 5
-#define AM_REPLY_XFER_M 6
-
 /* Sizes */
-#define AM_MaxShort() 16
-#define AM_MaxMedium() 65536
-#define AM_MaxLong() 65536
-#define AM_MaxNumHandlers() 256
 int AM_MaxNumTranslations(int *n);
 int AM_MaxSegLength(uintptr_t *nbytes);
 
@@ -162,9 +132,23 @@ static inline int ringlet_am_allocate(eb_t eb, ea_t *ea)
     en_t name;
     return AM_AllocateEndpoint(eb, ea, &name);
 }
+/* The NOW's later header: the name is made, and is the program's to free. */
+int ringlet_am_allocate_named(eb_t eb, ea_t *ea, en_t **name);
+#ifdef __cplusplus
+extern "C++" {
+static inline int ringlet_am_allocate(eb_t eb, ea_t *ea, en_t *name) { return AM_AllocateEndpoint(eb, ea, name); }
+static inline int ringlet_am_allocate(eb_t eb, ea_t *ea, en_t **name) { return ringlet_am_allocate_named(eb, ea, name); }
+}
+#define RINGLET_AM_ALLOCATE ringlet_am_allocate
+#elif defined __GNUC__
+#define RINGLET_AM_ALLOCATE(eb, ea, name) \
+    __builtin_choose_expr(__builtin_types_compatible_p(__typeof__(name), en_t **), ringlet_am_allocate_named, AM_AllocateEndpoint)(eb, ea, (void *)(name))
+#else
+#define RINGLET_AM_ALLOCATE AM_AllocateEndpoint
+#endif
 #define RINGLET_AM_3(a, b, c, chosen, ...) chosen
 #define AM_GetEventMask(...) RINGLET_AM_3(__VA_ARGS__, , AM_GetEventMask, ringlet_am_event_mask, )(__VA_ARGS__)
-#define AM_AllocateEndpoint(...) RINGLET_AM_3(__VA_ARGS__, AM_AllocateEndpoint, ringlet_am_allocate, , )(__VA_ARGS__)
+#define AM_AllocateEndpoint(...) RINGLET_AM_3(__VA_ARGS__, RINGLET_AM_ALLOCATE, ringlet_am_allocate, , )(__VA_ARGS__)
 
 #if !defined __cplusplus && defined __STDC_VERSION__ && __STDC_VERSION__ >= 201112L
 /* And lengths that are ints. */
@@ -311,24 +295,71 @@ RINGLET_AM_CALLS(16, RINGLET_AM_P16, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10
 #define AM_ReplyLong4 AM_ReplyXfer4
 #define AM_ReplyLong8 AM_ReplyXfer8
 
-/* Parallel programs, started by `ringlet am-run`; a program that was not is a job of one. */
+/* AMUDP's calls with the number of arguments as an argument; those that end in VA take a list. */
+static inline int ringlet_am_arguments(int numargs, va_list list, int32_t *args)
+{
+    if (numargs < 0 || numargs > AMUDP_MAX_SHORT)
+        return AM_ERR_BAD_ARG;
+    for (int at = 0; at < numargs; at++)
+        args[at] = va_arg(list, int32_t);
+    return AM_OK;
+}
+#define RINGLET_AM_LIST_CALL(NAME, PARAMETERS, CALL) \
+    static inline int NAME##VA(RINGLET_AM_ONLY PARAMETERS, int numargs, va_list list) \
+    { \
+        int32_t args[AMUDP_MAX_SHORT] = {0}; \
+        return ringlet_am_arguments(numargs, list, args) == AM_OK ? CALL : AM_ERR_BAD_ARG; \
+    } \
+    static inline int NAME(RINGLET_AM_ONLY PARAMETERS, int numargs, ...) \
+    { \
+        int32_t args[AMUDP_MAX_SHORT] = {0}; \
+        va_list list; \
+        va_start(list, numargs); \
+        int result = ringlet_am_arguments(numargs, list, args); \
+        va_end(list); \
+        return result == AM_OK ? CALL : result; \
+    }
+#define RINGLET_AM_ONLY(...) __VA_ARGS__
+RINGLET_AM_LIST_CALL(AMUDP_Request, (ea_t ea, uint32_t dest, handler_t handler),
+                     ringlet_am_request(ea, (int)dest, handler, numargs, args))
+RINGLET_AM_LIST_CALL(AMUDP_RequestI, (ea_t ea, uint32_t dest, handler_t handler, const void *bytes, size_t nbytes),
+                     ringlet_am_request_medium(ea, (int)dest, handler, bytes, nbytes, numargs, args))
+RINGLET_AM_LIST_CALL(AMUDP_RequestXfer,
+                     (ea_t ea, uint32_t dest, handler_t handler, const void *bytes, size_t nbytes, uintptr_t offset, int async),
+                     ringlet_am_request_bulk(ea, (int)dest, handler, bytes, nbytes, offset, async, numargs, args))
+RINGLET_AM_LIST_CALL(AMUDP_Reply, (void *token, handler_t handler), ringlet_am_reply(token, handler, numargs, args))
+RINGLET_AM_LIST_CALL(AMUDP_ReplyI, (void *token, handler_t handler, const void *bytes, size_t nbytes),
+                     ringlet_am_reply_medium(token, handler, bytes, nbytes, numargs, args))
+RINGLET_AM_LIST_CALL(AMUDP_ReplyXfer, (void *token, handler_t handler, const void *bytes, size_t nbytes, uintptr_t offset),
+                     ringlet_am_reply_bulk(token, handler, bytes, nbytes, offset, numargs, args))
+#undef RINGLET_AM_LIST_CALL
+#undef RINGLET_AM_ONLY
+
+/* Parallel programs, started by `ringlet am-run`. A program that was not, and whose first arguments are no number of processes and no letter of a
+ * spawn function (S, L), is a job of one; otherwise it becomes the launcher of so many processes, which do not see the two arguments. */
 int AMX_SPMDStartup(int *argc, char ***argv, int depth, uint64_t *networkpid, eb_t *eb, ep_t *ep);
+int AMX_SPMDIsWorker(char **argv); /* not 0: started by `ringlet am-run` */
 int AMX_SPMDMyProc(void);
 int AMX_SPMDNumProcs(void);
 int AMX_SPMDBarrier(void); /* polls meanwhile */
 int AMX_SPMDAllGather(const void *source, void *dest, size_t nbytes); /* so do this */
-int AMX_SPMDSetExitCallback(void (*callback)(int exitcode));
-int AMX_SPMDExit(int exitcode); /* ends the whole job unless the code is 0 */
-#define AMX_SPMDIsWorker(argv) ((void)(argv), 1)
-#define AMX_SPMDgetenvMaster(name) getenv(name)
+int AMX_SPMDSetExitCallback(void (*callback)(int exitcode)); /* called where the job ends, in each process */
+int AMX_SPMDExit(int exitcode); /* ends the whole job with this code: the others at their next poll or wait */
+/* From the environment with which the job was started; null where it is not there, and before AMX_SPMDStartup */
+const char *AMX_SPMDgetenvMaster(const char *name);
 
 extern int AMX_VerboseErrors; /* not 0: say on stderr which call failed, and how */
+extern int AMX_SilentMode; /* nothing but errors is said anyway */
+extern const char *AMX_ProcessLabel; /* for the program's own messages, and AMX_FatalErr's */
 
+#ifdef __GNUC__
+__attribute__((__format__(__printf__, 1, 2)))
+#endif
 static inline void AMX_FatalErr(const char *format, ...)
 {
     va_list list;
     va_start(list, format);
-    fputs("*** FATAL ERROR: ", stderr);
+    fprintf(stderr, "*** FATAL ERROR%s%s: ", AMX_ProcessLabel ? " of " : "", AMX_ProcessLabel ? AMX_ProcessLabel : "");
     vfprintf(stderr, format, list);
     fputc('\n', stderr);
     va_end(list);
@@ -337,11 +368,92 @@ static inline void AMX_FatalErr(const char *format, ...)
 
 int AMX_enEqual(en_t one, en_t other);
 
-/* AMUDP's names */
+/* What AMUDP adds */
 typedef am_handler_fn_t amudp_handler_fn_t;
 typedef am_handler_fn_t amx_handler_fn_t;
-#define AMUDP_SPMDStartup(argc, argv, nproc, depth, spawn, networkpid, eb, ep) \
-    ((void)(nproc), (void)(spawn), AMX_SPMDStartup((argc), (argv), (depth), (networkpid), (eb), (ep)))
+typedef uint32_t amudp_node_t;
+typedef int amudp_eventmask_t, amudp_bundle_mode_t;
+typedef enum { amudp_Short, amudp_Medium, amudp_Long, amudp_NumCategories } amudp_category_t;
+typedef amudp_category_t amx_category_t;
+#define amx_Short amudp_Short
+#define amx_Medium amudp_Medium
+#define amx_Long amudp_Long
+typedef uint64_t amx_tick_t;
+
+/* What an endpoint has done, by category. Nothing is sent twice or out of order here, and no times are taken: what says so stays as it is at first. */
+typedef struct {
+    uint64_t RequestsSent[amudp_NumCategories];
+    uint64_t RepliesSent[amudp_NumCategories];
+    uint64_t RequestsRetransmitted[amudp_NumCategories];
+    uint64_t RepliesRetransmitted[amudp_NumCategories];
+    uint64_t RepliesSquashed[amudp_NumCategories];
+    uint64_t RequestsReceived[amudp_NumCategories];
+    uint64_t RepliesReceived[amudp_NumCategories];
+    uint64_t ReturnedMessages;
+    uint64_t OutOfOrderRequests;
+    uint64_t OutOfOrderReplies;
+    amx_tick_t RequestMinLatency;
+    amx_tick_t RequestMaxLatency;
+    amx_tick_t RequestSumLatency;
+    uint64_t RequestDataBytesSent[amudp_NumCategories]; /* arguments and payload */
+    uint64_t ReplyDataBytesSent[amudp_NumCategories];
+    uint64_t RequestTotalBytesSent[amudp_NumCategories]; /* and what goes with them */
+    uint64_t ReplyTotalBytesSent[amudp_NumCategories];
+    uint64_t TotalBytesSent;
+} amudp_stats_t;
+typedef amudp_stats_t amx_stats_t;
+extern const amudp_stats_t AMUDP_initial_stats;
+int AMUDP_GetEndpointStatistics(ep_t ep, amudp_stats_t *stats);
+int AMUDP_ResetEndpointStatistics(ep_t ep);
+int AMUDP_AggregateStatistics(amudp_stats_t *sum, amudp_stats_t *more);
+/* For people: to the FILE (unless null), and returned, good until the next call */
+const char *AMUDP_DumpStatistics(void *file, amudp_stats_t *stats, int whole_job);
+
+/* Called before and after each handler of the endpoint; they may not send */
+typedef void (*AMUDP_preHandlerCallback_t)(amudp_category_t category, int is_request, int handler, void *token, void *bytes, size_t nbytes,
+                                           int numargs, uint32_t *args);
+typedef void (*AMUDP_postHandlerCallback_t)(amudp_category_t category, int is_request);
+int AMUDP_SetHandlerCallbacks(ep_t ep, AMUDP_preHandlerCallback_t before, AMUDP_postHandlerCallback_t after);
+
+/* Inside a handler: the sender's number in the receiver's translation table (AM_ERR_RESOURCE if it is not there), and what the message is */
+int AMUDP_GetSourceId(void *token, int *index);
+int AMUDP_GetTokenInfo(void *token, handler_t *handler, amudp_category_t *category, int *is_request);
+
+int AMUDP_SetTranslationTag(ep_t ep, int index, tag_t tag);
+extern int AMUDP_PoliteSync; /* waits are polite anyway */
+int AMUDP_SetUDPInterface(uint32_t address); /* none is used */
+
+#define AMX_initial_stats AMUDP_initial_stats
+#define AMX_GetEndpointStatistics AMUDP_GetEndpointStatistics
+#define AMX_ResetEndpointStatistics AMUDP_ResetEndpointStatistics
+#define AMX_AggregateStatistics AMUDP_AggregateStatistics
+#define AMX_DumpStatistics AMUDP_DumpStatistics
+#define AMX_GetSourceId AMUDP_GetSourceId
+#define AMX_GetTokenInfo AMUDP_GetTokenInfo
+#define AMX_SetTranslationTag AMUDP_SetTranslationTag
+
+/* A spawn function makes the processes of a job from a program that starts as its launcher. Only those of the table are called; they return 0 if
+ * that fails, and do not return otherwise. */
+typedef int (*amudp_spawnfn_t)(int nproc, int argc, char **argv, char **extra_env);
+typedef struct {
+    char abbrev;
+    const char *desc;
+    amudp_spawnfn_t fnptr;
+} amudp_spawnfn_desc_t;
+extern amudp_spawnfn_desc_t const AMUDP_Spawnfn_Desc[]; /* the last one's abbrev is 0 */
+int AMUDP_SPMDLocalSpawn(int nproc, int argc, char **argv, char **extra_env);
+int AMUDP_SPMDSshSpawn(int nproc, int argc, char **argv, char **extra_env); /* SSH_SERVERS may name this host only */
+
+typedef void (*amudp_exitcallback_t)(int exitcode);
+/* As AMX_SPMDStartup. nproc 0 and spawnfn null: from the arguments */
+int AMUDP_SPMDStartup(int *argc, char ***argv, int nproc, int depth, amudp_spawnfn_t spawnfn, uint64_t *networkpid, eb_t *eb, ep_t *ep);
+void AMUDP_SPMDSetProc(int rank); /* AMUDP_SPMDStartup fails if the launcher gives another one */
+int AMUDP_SPMDHandleControlTraffic(int *served); /* ends this process if the job has ended, as AM_Poll does */
+const char *AMUDP_check_env_prefix(const char *prefix); /* "NAME=VALUE", where AMX_SPMDgetenvMaster looks */
+extern void (*AMUDP_SPMDkillmyprocess)(int exitcode); /* what ends this process at last: _exit, or what the program puts there */
+
+/* And its names of the rest */
+#define AMX_SPMDkillmyprocess AMUDP_SPMDkillmyprocess
 #define AMUDP_SPMDMyProc AMX_SPMDMyProc
 #define AMUDP_SPMDNumProcs AMX_SPMDNumProcs
 #define AMUDP_SPMDBarrier AMX_SPMDBarrier

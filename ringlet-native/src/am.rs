@@ -1,6 +1,7 @@
 //! Active Messages for C: the functions of `am.h`, whose contracts are the header's.
 #![allow(non_snake_case, non_upper_case_globals)] // the names of the interface
 
+use crate::{am_job, amudp};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use ringlet_messages::active_message::{
     ARGUMENTS, BUFFER_BYTES, Bundle, Endpoint, Error, HANDLERS, Incoming, NAME_BYTES, Name,
@@ -86,7 +87,23 @@ static REFUSED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 #[unsafe(no_mangle)]
 pub static AMX_VerboseErrors: AtomicI32 = AtomicI32::new(0);
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// A call that can't be done, for a reason of which the program hears in words.
+pub fn refused(call: &str, why: &str) -> c_int {
+    // Its reader may have gone.
+    let _ = writeln!(std::io::stderr(), "ringlet: {call}: {why}");
+    RESOURCE
+}
+
+/// Wakes whoever waits for messages.
+pub fn rouse() {
+    let _not_terminated = lock(&INIT);
+    // SAFETY: null, or a process, which lives while INIT is held.
+    if let Some(process) = unsafe { PROCESS.load(Ordering::Acquire).as_ref() } {
+        process.rouse();
+    }
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -119,13 +136,13 @@ pub fn done<T>(call: &str, result: Result<T, Error>) -> c_int {
     code(error)
 }
 
-fn started() -> bool {
+pub fn started() -> bool {
     !PROCESS.load(Ordering::Relaxed).is_null()
 }
 
 /// # Safety
 /// Null, or what AM_AllocateEndpoint has given.
-unsafe fn endpoint<'a>(ea: *const Endpoint) -> Result<&'a Endpoint, Error> {
+pub unsafe fn endpoint<'a>(ea: *const Endpoint) -> Result<&'a Endpoint, Error> {
     // SAFETY: endpoints are never deallocated, so also a freed one can be looked at.
     unsafe { ea.as_ref() }.ok_or(Error::BadArgument)
 }
@@ -149,7 +166,7 @@ unsafe fn text<'a>(name: *const c_char) -> Result<&'a str, Error> {
 
 /// # Safety
 /// Null, or valid for writing.
-unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Error> {
+pub unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Error> {
     if to.is_null() {
         return Err(Error::BadArgument);
     }
@@ -268,6 +285,27 @@ pub extern "C" fn AM_AllocateEndpoint(
     )
 }
 
+/// The Berkeley NOW's later AM_AllocateEndpoint: the name is malloc's.
+#[unsafe(no_mangle)]
+pub extern "C" fn ringlet_am_allocate_named(
+    eb: *const Bundle,
+    ea: *mut *const Endpoint,
+    name: *mut *mut CName,
+) -> c_int {
+    if name.is_null() {
+        return BAD_ARG;
+    }
+    // SAFETY: any size will do.
+    let made = unsafe { libc::malloc(size_of::<CName>()) }.cast::<CName>();
+    if made.is_null() {
+        return RESOURCE;
+    }
+    let result = AM_AllocateEndpoint(eb, ea, made);
+    // SAFETY: valid for writing, as the program says; else ours to free.
+    unsafe { if result == OK { name.write(made) } else { libc::free(made.cast()) } }
+    result
+}
+
 /// Functions of a bundle or endpoint: their name, their parameters, and what they do.
 macro_rules! calls {
     ($($name:ident($handle:ident: $kind:ident $(, $arg:ident: $type:ty)*) $body:block)*) => { $(
@@ -287,8 +325,16 @@ macro_rules! calls {
 
 calls! {
     AM_FreeBundle(eb: bundle) { eb.close() }
-    AM_Poll(eb: bundle) { eb.poll() }
-    AM_WaitSema(eb: bundle) { wait(eb) }
+    AM_Poll(eb: bundle) {
+        let polled = eb.poll();
+        am_job::heed();
+        polled
+    }
+    AM_WaitSema(eb: bundle) {
+        let waited = wait(eb);
+        am_job::heed();
+        waited
+    }
     AM_SetEventMask(eb: bundle, mask: c_int) {
         if mask as u32 & !(NOT_EMPTY | RECEIVED | CAN_SEND) != 0 {
             return Err(Error::BadArgument);
@@ -370,13 +416,14 @@ calls! {
         unsafe { put(tag, found.1) }
     }
     AM_GetNumTranslations(ea: endpoint, count: *mut c_int) {
-        ea.tag()?;
         // SAFETY: null or valid.
-        unsafe { put(count, TRANSLATIONS as c_int) }
+        unsafe { put(count, ea.translations()? as c_int) }
     }
     AM_SetNumTranslations(ea: endpoint, count: c_int) {
-        ea.tag()?;
-        if number(count)? <= TRANSLATIONS { Ok(()) } else { Err(Error::NoResource) }
+        ea.set_translations(usize::try_from(count).map_err(|_| Error::NoResource)?)
+    }
+    AMUDP_SetTranslationTag(ea: endpoint, index: c_int, tag: Tag) {
+        ea.set_translation_tag(number(index)?, tag)
     }
     AM_GetNumHandlers(ea: endpoint, count: *mut c_int) {
         ea.tag()?;
@@ -385,7 +432,8 @@ calls! {
     }
     AM_SetNumHandlers(ea: endpoint, count: c_int) {
         ea.tag()?;
-        if number(count)? <= HANDLERS { Ok(()) } else { Err(Error::NoResource) }
+        // There are neither more nor fewer.
+        if number(count)? == HANDLERS { Ok(()) } else { Err(Error::NoResource) }
     }
     ringlet_am_set_handler(ea: endpoint, index: u8, function: Option<Handler>) {
         let function = function.ok_or(Error::BadArgument)?;
@@ -548,6 +596,13 @@ macro_rules! int {
 }
 
 fn run(function: Handler, message: &Incoming) {
+    if amudp::ARE_HOOKS.load(Ordering::Relaxed) {
+        return amudp::between_hooks(message, || run_handler(function, message));
+    }
+    run_handler(function, message)
+}
+
+fn run_handler(function: Handler, message: &Incoming) {
     let token = std::ptr::from_ref(message).cast_mut().cast::<c_void>();
     let words = message.arguments();
     macro_rules! short {
@@ -630,6 +685,19 @@ inside! {
     AM_GetDestEndpoint(token, ea: *mut *const Endpoint) {
         // SAFETY: null or valid.
         unsafe { put(ea, Arc::as_ptr(token.endpoint())) }
+    }
+    AMUDP_GetSourceId(token, id: *mut c_int) {
+        let index = token.source_index().ok_or(Error::NoResource)?;
+        // SAFETY: null or valid.
+        unsafe { put(id, index as c_int) }
+    }
+    AMUDP_GetTokenInfo(token, handler: *mut u8, category: *mut c_int, is_request: *mut c_int) {
+        // SAFETY: null or valid.
+        unsafe {
+            put(handler, token.handler())?;
+            put(category, amudp::category(token))?;
+            put(is_request, !token.is_reply() as c_int)
+        }
     }
     AM_GetMsgTag(token, tag: *mut Tag) {
         // SAFETY: null or valid.

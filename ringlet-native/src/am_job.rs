@@ -1,11 +1,14 @@
-//! Parallel programs for C: the AMX_SPMD functions of `am.h`.
-#![allow(non_snake_case)] // the names of the interface
+//! Parallel programs for C: the SPMD functions of `am.h`.
+#![allow(non_snake_case, non_upper_case_globals)] // the names of the interface
 
 use crate::am::{self, CName};
-use core::ffi::{c_char, c_int, c_void};
-use ringlet_messages::active_message::job::Job;
+use crate::am_spawn::{self, Spawn};
+use core::ffi::{CStr, c_char, c_int, c_void};
+use ringlet_messages::active_message::job::{DESCRIPTOR_ENVIRONMENT, Job};
 use ringlet_messages::active_message::{Bundle, Endpoint};
-use std::ptr::null;
+use std::ffi::CString;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 const OK: c_int = 0;
@@ -17,6 +20,17 @@ const PARALLEL: c_int = 1;
 
 static JOB: OnceLock<Job> = OnceLock::new();
 static ON_EXIT: Mutex<Option<extern "C" fn(c_int)>> = Mutex::new(None);
+/// The launcher has said that the job ends.
+static ENDED: AtomicBool = AtomicBool::new(false);
+/// This process ends: for that no second time.
+static LEAVING: AtomicBool = AtomicBool::new(false);
+/// What the program wants to be, by AMUDP_SPMDSetProc; negative if it does not care.
+static WANTED_RANK: AtomicI32 = AtomicI32::new(-1);
+
+/// What ends the process; the program may set another one.
+#[unsafe(no_mangle)]
+pub static AMUDP_SPMDkillmyprocess: AtomicPtr<()> =
+    AtomicPtr::new(libc::_exit as unsafe extern "C" fn(c_int) -> ! as *mut ());
 
 /// The job's bundle, to be polled while its processes are waited for.
 static BUNDLE: OnceLock<Polled> = OnceLock::new();
@@ -32,23 +46,63 @@ fn poll() {
     }
 }
 
-/// An endpoint for each process, whose translation tables hold all, by rank; each with a tag of its own.
+/// Was this process started by `ringlet am-run`?
+#[unsafe(no_mangle)]
+pub extern "C" fn AMX_SPMDIsWorker(_argv: *mut *mut c_char) -> c_int {
+    std::env::var_os(DESCRIPTOR_ENVIRONMENT).is_some() as c_int
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn AMX_SPMDStartup(
-    _argc: *mut c_int,
-    _argv: *mut *mut *mut c_char,
-    _depth: c_int,
+    argc: *mut c_int,
+    argv: *mut *mut *mut c_char,
+    depth: c_int,
     identity: *mut u64,
     eb: *mut *const Bundle,
     ea: *mut *const Endpoint,
 ) -> c_int {
-    if eb.is_null() || ea.is_null() {
+    AMUDP_SPMDStartup(argc, argv, 0, depth, None, identity, eb, ea)
+}
+
+/// An endpoint for each process, whose translation tables hold all, by rank; each with a tag of its own.
+#[unsafe(no_mangle)]
+pub extern "C" fn AMUDP_SPMDStartup(
+    argc: *mut c_int,
+    argv: *mut *mut *mut c_char,
+    processes: c_int,
+    _depth: c_int,
+    spawn: Option<Spawn>,
+    identity: *mut u64,
+    eb: *mut *const Bundle,
+    ea: *mut *const Endpoint,
+) -> c_int {
+    if eb.is_null() || ea.is_null() || processes < 0 {
         return BAD_ARG;
     }
-    let job = match Job::from_environment() {
+    let launched = AMX_SPMDIsWorker(null_mut()) != 0;
+    // SAFETY: the arguments of main, as the program says.
+    let arguments = unsafe { am_spawn::Arguments::new(argc, argv) };
+    if !launched {
+        match am_spawn::as_master(arguments, processes, spawn) {
+            am_spawn::Master::JobOfOne => {}
+            am_spawn::Master::Failed => return RESOURCE,
+        }
+    }
+    if JOB.get().is_some() {
+        return am::refused("AMUDP_SPMDStartup", "called twice");
+    }
+    let job = match Job::from_environment(ended) {
         Ok(job) => JOB.get_or_init(|| job),
-        Err(_) => return RESOURCE,
+        Err(error) => return am::refused("AMUDP_SPMDStartup", &error.to_string()),
     };
+    if launched && processes == 0 {
+        am_spawn::strip(arguments, job.size());
+    }
+    let wanted = WANTED_RANK.load(Ordering::Relaxed);
+    if wanted >= 0 && wanted != AMX_SPMDMyProc() {
+        return am::refused("AMUDP_SPMDSetProc", "the launcher has given another rank");
+    }
+    let _ = environment();
     let (mut bundle, mut endpoint, mut name) = (null(), null(), CName::default());
     let made = [
         am::AM_Init(),
@@ -56,12 +110,16 @@ pub extern "C" fn AMX_SPMDStartup(
         am::AM_AllocateEndpoint(bundle, &mut endpoint, &mut name),
         // Chosen at random with the process's name.
         am::AM_SetTag(endpoint, name.tag()),
+        am::AM_SetNumTranslations(endpoint, job.size() as c_int),
     ];
     if let Some(failed) = made.into_iter().find(|result| *result != OK) {
         return failed;
     }
     let _ = BUNDLE.set(Polled(bundle));
-    let Ok(names) = job.gather(&name.to_bytes(), poll) else { return RESOURCE };
+    let Ok(names) = job.gather(&name.to_bytes(), poll) else {
+        heed();
+        return RESOURCE;
+    };
     for (rank, bytes) in names.iter().enumerate() {
         let Some(name) = CName::from_bytes(bytes) else { return RESOURCE };
         if rank == 0 && !identity.is_null() {
@@ -92,9 +150,16 @@ pub extern "C" fn AMX_SPMDNumProcs() -> c_int {
 }
 
 #[unsafe(no_mangle)]
+pub extern "C" fn AMUDP_SPMDSetProc(rank: c_int) {
+    WANTED_RANK.store(rank, Ordering::Relaxed);
+}
+
+#[unsafe(no_mangle)]
 pub extern "C" fn AMX_SPMDBarrier() -> c_int {
     let Some(job) = JOB.get() else { return NOT_INIT };
-    job.gather(&[], poll).map_or(RESOURCE, |_| OK)
+    let met = job.gather(&[], poll);
+    heed();
+    met.map_or(RESOURCE, |_| OK)
 }
 
 #[unsafe(no_mangle)]
@@ -112,7 +177,9 @@ pub extern "C" fn AMX_SPMDAllGather(
         // SAFETY: so many bytes, as the program says.
         _ => unsafe { std::slice::from_raw_parts(source.cast::<u8>(), bytes) }.to_vec(),
     };
-    let Ok(parts) = job.gather(&ours, poll) else { return RESOURCE };
+    let met = job.gather(&ours, poll);
+    heed();
+    let Ok(parts) = met else { return RESOURCE };
     if parts.iter().any(|part| part.len() != bytes) {
         return BAD_ARG; // not the same length everywhere
     }
@@ -129,13 +196,107 @@ pub extern "C" fn AMX_SPMDSetExitCallback(callback: Option<extern "C" fn(c_int)>
     OK
 }
 
-/// The launcher ends the others when a process ends with another code than 0.
+/// By the thread that listens to the launcher: who polls, or waits for messages, is to notice.
+fn ended() {
+    // ORDER: Release; pairs with `heed`, after `Job::ended` is set.
+    ENDED.store(true, Ordering::Release);
+    am::rouse();
+}
+
+/// Ends this process if another one has ended the job. Outside of handlers.
+#[inline(always)]
+pub fn heed() {
+    if ENDED.load(Ordering::Relaxed) {
+        leave_too();
+    }
+}
+
+#[cold]
+fn leave_too() {
+    if !LEAVING.swap(true, Ordering::AcqRel) {
+        leave(JOB.get().and_then(Job::ended).unwrap_or(0));
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn AMUDP_SPMDHandleControlTraffic(served: *mut c_int) -> c_int {
+    heed();
+    if !served.is_null() {
+        // SAFETY: valid for writing, as the program says.
+        unsafe { served.write(0) };
+    }
+    OK
+}
+
+/// Ends the job: all its processes, as soon as they poll or wait.
 #[unsafe(no_mangle)]
 pub extern "C" fn AMX_SPMDExit(code: c_int) -> c_int {
+    let Some(job) = JOB.get() else { return NOT_INIT };
+    if LEAVING.swap(true, Ordering::AcqRel) {
+        // From what it calls itself, or while another thread does it.
+        return RESOURCE;
+    }
+    flush();
+    job.end(code);
+    leave(code)
+}
+
+fn flush() {
+    // SAFETY: all streams of the program's.
+    unsafe { libc::fflush(null_mut()) };
+}
+
+/// No handlers of atexit, as with AMUDP: they may come back here.
+fn leave(code: c_int) -> ! {
+    flush();
     let callback = *ON_EXIT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(callback) = callback {
         callback(code);
     }
     am::AM_Terminate();
-    std::process::exit(code)
+    flush();
+    let kill = AMUDP_SPMDkillmyprocess.load(Ordering::Relaxed);
+    if !kill.is_null() {
+        // SAFETY: `_exit`, or what the program has put there: a function of that type.
+        unsafe { std::mem::transmute::<*mut (), unsafe extern "C" fn(c_int)>(kill)(code) };
+    }
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(code) }
+}
+
+/// The environment that this process began with, which is its launcher's.
+fn environment() -> &'static [CString] {
+    static ALL: OnceLock<Vec<CString>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let bytes = std::fs::read("/proc/self/environ").unwrap_or_default();
+        bytes.split(|byte| *byte == 0).filter_map(|each| CString::new(each).ok()).collect()
+    })
+}
+
+fn find(begins: &[u8], at: usize) -> *const c_char {
+    if JOB.get().is_none() {
+        return null();
+    }
+    let found = environment().iter().find(|each| each.as_bytes().starts_with(begins));
+    // SAFETY: within the string, which is longer than `begins`, and stays.
+    found.map_or(null(), |each| unsafe { each.as_ptr().add(at) })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn AMX_SPMDgetenvMaster(name: *const c_char) -> *const c_char {
+    if name.is_null() {
+        return null();
+    }
+    // SAFETY: a C string, as the program says.
+    let name = [unsafe { CStr::from_ptr(name) }.to_bytes(), b"="].concat();
+    find(&name, name.len())
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn AMUDP_check_env_prefix(prefix: *const c_char) -> *const c_char {
+    if prefix.is_null() {
+        return null();
+    }
+    // SAFETY: as above.
+    find(unsafe { CStr::from_ptr(prefix) }.to_bytes(), 0)
 }

@@ -8,6 +8,8 @@
 
 mod am;
 mod am_job;
+mod am_spawn;
+mod amudp;
 mod reflect;
 
 use ringlet_core::queue::{self, Reserved};

@@ -29,7 +29,7 @@ const BATCH: usize = 32;
 const ROOM_EVERY: u32 = 16;
 /// Polls in vain until the processor is offered to others, and until one lane that was left is looked at (a peer may have
 /// spoiled its bit).
-const YIELD_EVERY: u32 = 1 << 13;
+const YIELD_EVERY: u32 = 1 << 7;
 /// The same, while something is watched whose messages others carry, who want a processor for that.
 const YIELD_EVERY_CARRIED: u32 = 1 << 6;
 const SWEEP_EVERY: u32 = 1 << 10;

@@ -4,9 +4,10 @@ use super::lane::{Lane, Mapping};
 use super::message::Error;
 use super::name::Name;
 use super::state::{
-    Command, Endpoint, ErrorHandler, Guard, HANDLERS, Handler, State, TRANSLATIONS, Translation,
-    Undeliverable, Undelivered, own, raw,
+    Command, Endpoint, ErrorHandler, Guard, HANDLERS, Handler, State, TRANSLATIONS,
+    TRANSLATIONS_AT_FIRST, Translation, Undeliverable, Undelivered, own, raw,
 };
+use super::statistics::Statistics;
 use ringlet_core::active::message::{TAG_ALL, TAG_NONE};
 use ringlet_core::active::{Gate, Status, Tag};
 use ringlet_linux::map;
@@ -86,7 +87,7 @@ impl Endpoint {
         self.with(|state| drop(state.error.replace(handler)))
     }
 
-    /// The memory into which others may store.
+    /// The memory into which others may store; null and `usize::MAX` for all that the process has, where offsets are addresses.
     ///
     /// # Safety
     /// The memory is valid for writing until another segment is set (null for none) or the endpoint is freed, and nobody holds a
@@ -94,7 +95,7 @@ impl Endpoint {
     #[allow(unsafe_code)]
     pub unsafe fn set_segment(&self, base: *mut u8, bytes: usize) -> Result<(), Error> {
         self.with(|state| {
-            let bytes = if base.is_null() { 0 } else { bytes };
+            let bytes = if base.is_null() && bytes != usize::MAX { 0 } else { bytes };
             self.open.lock().memory = None;
             state.set_segment(base, bytes, 0, None);
         })
@@ -131,18 +132,23 @@ impl Endpoint {
         self.with(|state| (state.segment.get(), state.gate.get().segment))
     }
 
-    /// Names a peer by a number.
+    /// Names a peer by a number below `translations`.
     pub fn map(&self, index: usize, name: Name, tag: Tag) -> Result<(), Error> {
-        self.with(|state| state.map(index, name, tag))?
+        let own = name == self.name();
+        self.with(|state| state.map(index, name, tag, own))?
     }
 
     /// The lowest free number.
     pub fn map_any(&self, name: Name, tag: Tag) -> Result<usize, Error> {
+        let own = name == self.name();
         self.with(|state| {
             let table = state.translations.borrow();
             let index = table.iter().position(Option::is_none).unwrap_or(table.len());
             drop(table);
-            state.map(index, name, tag).map(|()| index)
+            if index >= state.capacity.get() {
+                return Err(Error::NoResource);
+            }
+            state.map(index, name, tag, own).map(|()| index)
         })?
     }
 
@@ -151,6 +157,42 @@ impl Endpoint {
             let mut table = state.translations.borrow_mut();
             table.get_mut(index).and_then(Option::take).map(drop).ok_or(Error::BadArgument)
         })?
+    }
+
+    /// How many peers the translation table may hold.
+    pub fn translations(&self) -> Result<usize, Error> {
+        self.with(|state| state.capacity.get())
+    }
+
+    /// Changes that, up to `TRANSLATIONS`; what is mapped stays. Never less than a new endpoint's.
+    pub fn set_translations(&self, count: usize) -> Result<(), Error> {
+        let count = count.max(TRANSLATIONS_AT_FIRST);
+        self.with(|state| {
+            let mut table = state.translations.borrow_mut();
+            if count > TRANSLATIONS || table.iter().skip(count).any(Option::is_some) {
+                return Err(Error::NoResource);
+            }
+            table.truncate(count);
+            state.capacity.set(count);
+            Ok(())
+        })?
+    }
+
+    /// The tag that messages to this number have from now on.
+    pub fn set_translation_tag(&self, index: usize, tag: Tag) -> Result<(), Error> {
+        self.with(|state| {
+            let mut table = state.translations.borrow_mut();
+            let found = table.get_mut(index).and_then(Option::as_mut);
+            found.map(|translation| translation.tag = tag).ok_or(Error::NoResource)
+        })?
+    }
+
+    pub fn statistics(&self) -> Result<Statistics, Error> {
+        self.with(|state| *state.statistics.borrow())
+    }
+
+    pub fn reset_statistics(&self) -> Result<(), Error> {
+        self.with(|state| *state.statistics.borrow_mut() = Statistics::default())
     }
 
     pub fn translation(&self, index: usize) -> Result<Option<(Name, Tag)>, Error> {
@@ -162,6 +204,7 @@ impl Endpoint {
 
     pub(super) fn run_error(&self, guard: &Guard, what: &Undelivered) {
         let Some(state) = self.state(guard) else { return };
+        state.statistics.borrow_mut().returned += 1;
         let handler = state.error.borrow().clone();
         let Undelivered { returned, peer } = what;
         handler(self, &Undeliverable { returned, peer: *peer });
@@ -200,8 +243,8 @@ impl State {
         lane.as_ref().is_none_or(|lane| lane.accepts(sleeping))
     }
 
-    fn map(&self, index: usize, name: Name, tag: Tag) -> Result<(), Error> {
-        if index >= TRANSLATIONS {
+    fn map(&self, index: usize, name: Name, tag: Tag, own: bool) -> Result<(), Error> {
+        if index >= self.capacity.get() {
             return Err(Error::BadArgument);
         }
         let mut table = self.translations.borrow_mut();
@@ -211,7 +254,7 @@ impl State {
         if table[index].is_some() {
             return Err(Error::InUse);
         }
-        table[index] = Some(Translation { name, tag, lane: RefCell::default() });
+        table[index] = Some(Translation { name, tag, lane: RefCell::default(), own });
         Ok(())
     }
 

@@ -2,12 +2,14 @@
 
 use super::message::{Error, Payload};
 use super::name::Name;
-use super::state::{Endpoint, Handled, Incoming, Undeliverable, Undelivered};
+use super::state::{Endpoint, Handled, Incoming, Translation, Undeliverable, Undelivered};
+use super::statistics;
 use ringlet_core::active::message::TAG_ALL;
 use ringlet_core::active::{
     Call, Gate, Head, Host, Kind, Message, NoReply, Returned, SegmentMemory, Status, Tag,
 };
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 #[allow(unsafe_code)]
 // SAFETY: the gate's segment is what `set_segment` was promised to be writable; the scratch holds `BUFFER_BYTES`.
@@ -31,6 +33,13 @@ unsafe impl Host<SegmentMemory> for Handled<'_> {
     fn run(&self, call: &Call<SegmentMemory>) {
         let handlers = self.state.handlers.borrow();
         if let Some(handler) = &handlers[call.head().handler as usize] {
+            let mut statistics = self.state.statistics.borrow_mut();
+            let at = statistics::place(call.head().kind);
+            match call.is_reply() {
+                false => statistics.requests_received[at] += 1,
+                true => statistics.replies_received[at] += 1,
+            }
+            drop(statistics);
             self.guard.handle(|| handler(&Incoming { call, host: self }));
         }
     }
@@ -53,6 +62,30 @@ impl Incoming<'_> {
     /// It has arguments only; a medium or bulk message may be one of no bytes.
     pub fn is_short(&self) -> bool {
         self.call.head().kind == Kind::Short
+    }
+
+    /// By which it was sent: it has arguments only, bytes that live as long as the handler, or bytes for the segment (`Kind::Stored` too).
+    pub fn kind(&self) -> Kind {
+        self.call.head().kind
+    }
+
+    pub fn handler(&self) -> u8 {
+        self.call.head().handler
+    }
+
+    /// The number by which the receiver's translation table knows the sender; one of them if it has several.
+    pub fn source_index(&self) -> Option<usize> {
+        let (peer, lane) = (self.host.lane.peer, self.host.lane);
+        let table = self.host.state.translations.borrow();
+        let is_it =
+            |each: &Option<_>| each.as_ref().is_some_and(|each: &Translation| each.name == peer);
+        let known = lane.known_as.load(Ordering::Relaxed) as usize;
+        if table.get(known).is_some_and(is_it) {
+            return Some(known);
+        }
+        let found = table.iter().position(is_it)?;
+        lane.known_as.store(found as u32, Ordering::Relaxed);
+        Some(found)
     }
 
     /// The bytes of a medium message; of others none.
@@ -96,6 +129,7 @@ impl Incoming<'_> {
         let message: Message = payload.message(handler, arguments)?;
         match self.call.reply(&message) {
             Ok(()) => {
+                self.host.state.statistics.borrow_mut().replies.count(&message.head);
                 self.host.lane.notify();
                 Ok(())
             }

@@ -1,10 +1,13 @@
 //! A parallel program: the processes that `ringlet am-run` has started together.
+//!
+//! Each has a socket to the launcher. A process sends its part of a gather, a length and as many bytes, and gets all parts once all have sent theirs;
+//! or it says `END` and a code, which the launcher tells all. A thread waits for what the launcher says.
 
-use super::state::raw;
-use ringlet_linux::fd::{self, pollfd};
+use ringlet_linux::fd;
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// What the launcher tells each process: its number, how many there are, and the descriptor by which it is reached.
@@ -14,21 +17,79 @@ pub const DESCRIPTOR_ENVIRONMENT: &str = "RINGLET_AM_FD";
 
 /// Bytes of one process in a `gather`, at most.
 pub const GATHER_MAX_BYTES: usize = 1 << 20;
+/// In the place of a length: the job ends, with the code that follows.
+pub const END: u32 = u32::MAX;
 /// How long a process polls its own bundle only, and then between two looks.
 const BUSY: Duration = Duration::from_micros(200);
-const LOOK_NS: u64 = 1_000_000;
+const LOOK: Duration = Duration::from_millis(1);
+/// How long the launcher may take to say that the job ends, when it was told.
+const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// This process's place among them.
 pub struct Job {
     rank: usize,
     size: usize,
     /// `None` in a job of one, which nobody has launched.
-    launcher: Option<UnixStream>,
+    launcher: Option<Launcher>,
+}
+
+struct Launcher {
+    socket: UnixStream,
+    said: Arc<Said>,
+}
+
+/// What the launcher has said, as the thread leaves it for the others.
+#[derive(Default)]
+struct Said {
+    /// The parts of a gather.
+    parts: Mutex<Option<Vec<Vec<u8>>>>,
+    changed: Condvar,
+    /// `parts` has something, or will have nothing any more.
+    news: AtomicBool,
+    ended: AtomicBool,
+    code: AtomicI32,
+    gone: AtomicBool,
+}
+
+impl Said {
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<Vec<u8>>>> {
+        self.parts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn tell(&self) {
+        let guard = self.lock();
+        // ORDER: Release; pairs with the load in `Job::gather`.
+        self.news.store(true, Ordering::Release);
+        drop(guard);
+        self.changed.notify_all();
+    }
+
+    fn listen(&self, mut from: UnixStream, size: usize, on_end: impl Fn()) {
+        while let Ok(first) = read_word(&mut from) {
+            if first == END {
+                let Ok(code) = read_word(&mut from) else { break };
+                self.code.store(code as i32, Ordering::Relaxed);
+                // ORDER: Release; pairs with `Job::ended`.
+                self.ended.store(true, Ordering::Release);
+                self.tell();
+                on_end();
+                continue;
+            }
+            let read =
+                |rank| if rank == 0 { read_bytes(&mut from, first) } else { read_part(&mut from) };
+            let Ok(parts) = (0..size).map(read).collect() else { break };
+            *self.lock() = Some(parts);
+            self.tell();
+        }
+        // ORDER: Release; pairs with the load in `Job::gather`.
+        self.gone.store(true, Ordering::Release);
+        self.tell();
+    }
 }
 
 impl Job {
-    /// A process that was not launched is a job of one.
-    pub fn from_environment() -> io::Result<Job> {
+    /// A process that was not launched is a job of one. `on_end` is called, by another thread, when the job ends (`ended`).
+    pub fn from_environment(on_end: impl Fn() + Send + 'static) -> io::Result<Job> {
         let variable = |name| std::env::var(name).ok();
         let Some(descriptor) = variable(DESCRIPTOR_ENVIRONMENT) else {
             return Ok(Job { rank: 0, size: 1, launcher: None });
@@ -42,8 +103,11 @@ impl Job {
             return Err(bad());
         }
         let copy = fd::duplicate_high(descriptor, fd::HIDDEN_FROM).map_err(|_| bad())?;
-        let launcher = UnixStream::from(super::state::own(copy));
-        Ok(Job { rank, size, launcher: Some(launcher) })
+        let socket = UnixStream::from(super::state::own(copy));
+        let (from, said) = (socket.try_clone()?, Arc::new(Said::default()));
+        let saying = said.clone();
+        super::process::thread("ringlet-am-job", move || saying.listen(from, size, on_end))?;
+        Ok(Job { rank, size, launcher: Some(Launcher { socket, said }) })
     }
 
     pub fn rank(&self) -> usize {
@@ -54,39 +118,101 @@ impl Job {
         self.size
     }
 
-    /// Everybody's bytes, by rank, once everybody has called this. `meanwhile` polls.
+    /// Everybody's bytes, by rank, once everybody has called this. `meanwhile` polls. An error once the job ends.
     pub fn gather(&self, bytes: &[u8], mut meanwhile: impl FnMut()) -> io::Result<Vec<Vec<u8>>> {
-        let Some(mut launcher) = self.launcher.as_ref() else {
+        let Some(Launcher { socket, said }) = &self.launcher else {
             return Ok(vec![bytes.to_vec()]);
         };
         if bytes.len() > GATHER_MAX_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        launcher.write_all(&(bytes.len() as u32).to_le_bytes())?;
-        launcher.write_all(bytes)?;
-        let socket = OwnedFd::from(launcher.try_clone()?);
+        let mut message = (bytes.len() as u32).to_le_bytes().to_vec();
+        message.extend(bytes);
+        (&mut &*socket).write_all(&message)?;
         let start = Instant::now();
         loop {
             meanwhile();
-            let mut fds = [pollfd { fd: raw(&socket), events: libc::POLLIN, revents: 0 }];
-            let limit = if start.elapsed() < BUSY { 0 } else { LOOK_NS };
-            if fd::poll(&mut fds, Some(limit), None) == Ok(1) {
-                break;
+            // ORDER: Acquire; pairs with `Said::tell` and `Said::listen`.
+            if said.news.swap(false, Ordering::Acquire) {
+                if let Some(parts) = said.lock().take() {
+                    return Ok(parts);
+                }
+                let why = match self.ended() {
+                    Some(_) => io::ErrorKind::Interrupted,
+                    None => io::ErrorKind::UnexpectedEof,
+                };
+                if why == io::ErrorKind::Interrupted || said.gone.load(Ordering::Acquire) {
+                    said.tell(); // the next one finds it too
+                    return Err(why.into());
+                }
+            }
+            if start.elapsed() > BUSY {
+                let guard = said.lock();
+                if !said.news.load(Ordering::Relaxed) {
+                    drop(said.changed.wait_timeout(guard, LOOK));
+                }
             }
         }
-        (0..self.size).map(|_| read_part(&mut launcher)).collect()
+    }
+
+    /// The job's code, once one of its processes has ended it.
+    #[inline]
+    pub fn ended(&self) -> Option<i32> {
+        let said = &self.launcher.as_ref()?.said;
+        // ORDER: Acquire; pairs with `Said::listen`.
+        said.ended.load(Ordering::Acquire).then(|| said.code.load(Ordering::Relaxed))
+    }
+
+    /// Ends the job: the launcher tells the others, and has heard of it when this returns (or is gone). Writes and sleeps only.
+    pub fn end(&self, code: i32) {
+        let Some(Launcher { socket, said }) = &self.launcher else { return };
+        let [first, second] = [END.to_le_bytes(), code.to_le_bytes()];
+        let mut message = [0; 8];
+        message[..4].copy_from_slice(&first);
+        message[4..].copy_from_slice(&second);
+        if (&mut &*socket).write_all(&message).is_err() {
+            return;
+        }
+        let start = Instant::now();
+        while self.ended().is_none()
+            && !said.gone.load(Ordering::Acquire)
+            && start.elapsed() < END_LIMIT
+        {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 
-/// A length and as many bytes, as either side sends them.
-pub fn read_part(from: &mut impl Read) -> io::Result<Vec<u8>> {
-    let mut len = [0; 4];
-    from.read_exact(&mut len)?;
-    let len = u32::from_le_bytes(len) as usize;
-    if len > GATHER_MAX_BYTES {
+fn read_word(from: &mut impl Read) -> io::Result<u32> {
+    let mut word = [0; 4];
+    from.read_exact(&mut word)?;
+    Ok(u32::from_le_bytes(word))
+}
+
+fn read_bytes(from: &mut impl Read, len: u32) -> io::Result<Vec<u8>> {
+    if len as usize > GATHER_MAX_BYTES {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let mut bytes = vec![0; len];
+    let mut bytes = vec![0; len as usize];
     from.read_exact(&mut bytes)?;
     Ok(bytes)
+}
+
+fn read_part(from: &mut impl Read) -> io::Result<Vec<u8>> {
+    let len = read_word(from)?;
+    read_bytes(from, len)
+}
+
+/// What a process says to its launcher.
+pub enum Word {
+    Part(Vec<u8>),
+    End(i32),
+}
+
+/// For the launcher.
+pub fn read_from_process(from: &mut impl Read) -> io::Result<Word> {
+    match read_word(from)? {
+        END => Ok(Word::End(read_word(from)? as i32)),
+        len => read_bytes(from, len).map(Word::Part),
+    }
 }

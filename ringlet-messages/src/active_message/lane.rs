@@ -94,6 +94,8 @@ pub struct Lane {
     /// The peer's segment, if we have it, and the generation that was asked for last.
     store: Mutex<Option<Store>>,
     asked: AtomicU32,
+    /// Where the peer was last found in our endpoint's translation table.
+    pub known_as: AtomicU32,
 }
 
 /// A peer's segment, into which we store by ourselves.
@@ -128,6 +130,7 @@ impl Lane {
             stage: AtomicU8::new(OPENING),
             store: Mutex::default(),
             asked: AtomicU32::new(0),
+            known_as: AtomicU32::new(0),
         }
     }
 

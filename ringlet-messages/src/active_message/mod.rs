@@ -22,6 +22,7 @@ mod process;
 mod request;
 mod service;
 mod state;
+mod statistics;
 mod wire;
 
 pub use message::{Error, Payload};
@@ -31,3 +32,4 @@ pub use ringlet_core::active::layout::{BUFFER_BYTES, BUNDLES};
 pub use ringlet_core::active::message::{TAG_ALL, TAG_NONE};
 pub use ringlet_core::active::{ARGUMENTS, Status, Tag};
 pub use state::{Endpoint, ErrorHandler, HANDLERS, Handler, Incoming, TRANSLATIONS, Undeliverable};
+pub use statistics::{PerKind, Statistics};

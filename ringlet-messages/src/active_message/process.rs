@@ -19,6 +19,17 @@ pub struct Process {
     service: Option<JoinHandle<()>>,
 }
 
+/// A thread of ours: the program's signals are for the program's threads.
+pub(super) fn thread(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    let mask = sys::set_signal_mask(u64::MAX);
+    let made = std::thread::Builder::new().name(name.into()).spawn(run);
+    sys::set_signal_mask(mask);
+    made
+}
+
 impl Process {
     pub fn start() -> Result<Process, Error> {
         let mut identity = [0; 16];
@@ -40,13 +51,18 @@ impl Process {
             waker: made(fd::eventfd())?,
         });
         let service = Service::new(shared.clone()).map_err(|_| Error::NoResource)?;
-        // The program's signals are for the program's threads.
-        let mask = sys::set_signal_mask(u64::MAX);
-        let builder = std::thread::Builder::new().name("ringlet-am".into());
-        let service = builder.spawn(move || service.run());
-        sys::set_signal_mask(mask);
-        let service = Some(service.map_err(|_| Error::NoResource)?);
+        let service = thread("ringlet-am", move || service.run()).map_err(|_| Error::NoResource)?;
+        let service = Some(service);
         Ok(Process { shared, service })
+    }
+
+    /// Wakes who waits for one of its bundles, to look at something else.
+    pub fn rouse(&self) {
+        for index in
+            (0..BUNDLES).filter(|index| self.shared.bundle(*index).used.load(Ordering::Acquire))
+        {
+            self.shared.bundle(index).tell(self.shared.bells.of(index));
+        }
     }
 
     /// A new bundle. Any thread may use it.

@@ -4,6 +4,7 @@
 use super::lane::{Bells, Lane, Mapping, wake};
 use super::message::Error;
 use super::name::Name;
+use super::statistics::Statistics;
 use crate::guarded::Guarded;
 use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard};
 use ringlet_core::active::layout::{BUFFER_BYTES, BUNDLES, Bell, LANES};
@@ -17,8 +18,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock};
 
 /// Entries of a translation table, and of a handler table.
-pub const TRANSLATIONS: usize = 1 << 16;
+pub const TRANSLATIONS: usize = 1 << 20;
 pub const HANDLERS: usize = 256;
+/// Entries that a new endpoint's translation table may have.
+pub(super) const TRANSLATIONS_AT_FIRST: usize = 256;
 
 pub type Handler = Arc<dyn Fn(&Incoming) + Send + Sync>;
 pub type ErrorHandler = Arc<dyn Fn(&Endpoint, &Undeliverable) + Send + Sync>;
@@ -264,6 +267,8 @@ pub(super) struct Translation {
     pub name: Name,
     pub tag: Tag,
     pub lane: RefCell<Option<Arc<Lane>>>,
+    /// It names the endpoint itself.
+    pub own: bool,
 }
 
 /// What the lock of the endpoint's bundle guards.
@@ -275,6 +280,9 @@ pub(super) struct State {
     pub handlers: RefCell<Vec<Option<Handler>>>,
     pub error: RefCell<ErrorHandler>,
     pub translations: RefCell<Vec<Option<Translation>>>,
+    /// How many there may be.
+    pub capacity: Cell<usize>,
+    pub statistics: RefCell<Statistics>,
     pub lanes: RefCell<HashMap<Name, Vec<Arc<Lane>>>>,
     /// Peers that can't come back, and why.
     pub gone: RefCell<HashMap<Name, Status>>,
@@ -324,6 +332,8 @@ impl Endpoint {
             handlers: RefCell::new(vec![None; HANDLERS]),
             error: RefCell::new(error),
             translations: RefCell::default(),
+            capacity: Cell::new(TRANSLATIONS_AT_FIRST),
+            statistics: RefCell::default(),
             lanes: RefCell::default(),
             gone: RefCell::default(),
         };

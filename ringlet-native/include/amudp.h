@@ -1,0 +1,3 @@
+/* amudp.h: for programs that were written for AMUDP. Everything is in am.h. */
+#include <netinet/in.h>
+#include "am.h"
