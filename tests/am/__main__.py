@@ -86,6 +86,23 @@ def check(ringlet, work, deaths):
         def _(name=name):
             run([build(name)])
 
+    @step("amudp")
+    def _():
+        program = build("amudp")
+        run([program])
+        environment = ["env", "AMUDP_TEST=a=b", "setarch", "-R"]
+        # The two processes know each other's addresses, as they are all the same.
+        for count, word, code in [(2, "job", 0), (3, "exit", 5)]:
+            launched = [*environment, ringlet, "am-run", "--timeout", f"{LIMIT - 40}s", "-n", count, "--", program]
+            said = [run([*launched, word], code), run([*launched, count, "L", word], code)]
+            # It launches itself as AMUDP's programs do.
+            said.append(run([*environment, program, count, "L", word], code))
+            said.append(run([*environment, "SSH_SERVERS=localhost 127.0.0.1 localhost", program, count, "S", word], code))
+            assert said == [""] * 4, said
+        for servers in ["localhost", "localhost elsewhere.invalid"]:
+            said = run([*environment, f"SSH_SERVERS={servers}", program, 2, "S", "job"], 1)
+            assert "SSH_SERVERS names 1" in said or "elsewhere.invalid is another host" in said, said
+
     @step("old C, and C++")
     def _():
         build("bulk", flags=("-std=gnu99",))
