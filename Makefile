@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites torture faults containers lab attempts fuzz pvm papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between soak sim-soak soak-order setup
+.PHONY: build install man demo compare test suites gasnet gasnet-debug torture faults containers lab attempts fuzz pvm papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between soak sim-soak soak-order setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -68,6 +68,12 @@ compare: build
 # Everything that proves it. One stage: tests/run NAME.
 test:
 	tests/run
+
+# GASNet's own tests and measurements over ringlet; GASNET is an unpacked release of GASNet-EX: `make gasnet GASNET=DIR TABLES=--tables`. Some minutes.
+gasnet: build
+	python3 tests/gasnet $(if $(GASNET),--sources $(GASNET)) $(TABLES) --ringlet $(TARGET)/release/ringlet
+gasnet-debug: TABLES = --debug
+gasnet-debug: gasnet
 
 # CPython's own tests, on two versions of Python: an hour or two. Their quick part is in `make test`.
 suites: build

@@ -1,0 +1,164 @@
+"""GASNet's own tests and measurements, with its udp-conduit on the installed ringlet instead of its own AMUDP. Nothing of it is changed.
+
+    python3 tests/gasnet --sources DIR [--build DIR] [--processes 2,4,8] [--debug] [--tables] [--ringlet PATH] [TEST...]
+
+DIR is an unpacked release of GASNet-EX (gasnet.lbl.gov), 2025.8.0 for example. It is built in --build, or in a folder that is removed afterwards. AMUDP
+is replaced by variables of make, for which udp-conduit's makefiles have a place. With --tables it is built with its AMUDP too, and as smp-conduit, and
+the three are measured by turns.
+"""
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIMIT = 900
+# What only makes sense elsewhere: other hardware, MPI, no job at all, or a fault that is meant.
+OMITTED = {"testmpi", "testcudauva", "testhip", "testze", "testtools", "testtoolscxx", "testreadonly"}
+# Short, as GASNet's own `run-tests` has them where it has; else its tests begin with the number of rounds.
+ARGUMENTS = {
+    "testalign": "100", "testam": "200 4096", "testlarge": "50 262144", "testsmall": "200", "testbarrier": "1000", "testcore1": "100", "testcore2": "10",
+    "testhsl": "0", "testrand": "1024", "testqueue": "1 64 65536", "testenv": "GASNet is here", "testvisperf": "-maxdata 65536 -maxcontig 512 3",
+    "testslice": "102400 10 5", "testcollperf": "-szfactor 4 4096 2 20 0", "testvis": "", "testcoll": "50", "testteam": "50", "testreduce": "10 3 64",
+    "testmisc": "10000", "testsplit": "", "testcore3": "", "testteambcast": "", "testlogGP": "100 0 8 65536", "testgasnet": "", "testratomic": "100", "testtoken": "", "testthreads": "2",
+}
+# Those that are about one process, or an own number of them.
+PROCESSES = {"testmisc": 1, "testbarrierconf": 3}
+# Rows of the tables: a test, its arguments, and what its lines say.
+TABLES = [
+    ("testsmall", "5000 8 T A", r"\s8 bytes?\s*:.*?([0-9.]+) us ave\. \((PutBlocking|GetBlocking) latency\)"),
+    ("testam", "5000 8", r"\s8\s.*?([0-9.]+) us.*?(AM \w+ ping-pong roundtrip \w+)"),
+    ("testlarge", "300 1048576 T A", r"\s1048576 byte.*?([0-9.]+) MB/sec \((\w+ throughput|\w+)\)"),
+    ("testbarrier", "2000", r"Avg (.*?) Barrier latency:\s*([0-9.]+) us"),
+]
+
+
+class Build:
+    """GASNet, configured and built in a folder of its own; `over` tells over what."""
+
+    def __init__(self, over, sources, folder, prefix, debug):
+        self.over, self.folder = over, folder / (over + ("-debug" if debug else ""))
+        self.conduit = "smp" if over == "smp" else "udp"
+        self.variables = []
+        if over == "ringlet":
+            self.variables = [
+                f"CONDUIT_EXTRALIBCFLAGS=-I{prefix}/include", f"CONDUIT_INCLUDES=-I{prefix}/include", "CONDUIT_EXTRADEPS=",
+                f"CONDUIT_EXTRAHEADERS={prefix}/include/amudp_const.h",
+                f"CONDUIT_LIBS=-L{prefix}/lib -lringlet -Wl,-rpath,{prefix}/lib",
+            ]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "Makefile").exists():
+            # Between processes of one host udp-conduit would go through memory of its own otherwise, and not by AMUDP.
+            options = ["--disable-auto-conduit-detect", f"--enable-{self.conduit}", "--enable-pshm" if over == "smp" else "--disable-pshm"]
+            options += ["--disable-parsync", "--disable-par"] + (["--enable-debug"] if debug else [])
+            self.do([sources / "configure", *options], self.folder)
+
+    def do(self, command, where):
+        with open(self.folder / "log", "ab") as log:
+            done = subprocess.run([str(word) for word in command], cwd=where, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            sys.exit(f"{command}: status {done.returncode}; see {self.folder / 'log'}")
+
+    @property
+    def place(self):
+        return self.folder / f"{self.conduit}-conduit"
+
+    def tests(self, names=()):
+        """Builds those, or all of them; what is there."""
+        if not (self.folder / "built").exists():
+            self.do(["make", "-j2", *self.variables, "seq"], self.place)
+            self.do(["make", *self.variables, *([f"{name}-seq" for name in names] or ["tests-seq"])], self.place)
+            (self.folder / "built").touch()
+        found = (path.name for path in self.place.glob("test*") if path.is_file() and os.access(path, os.X_OK))
+        return sorted(found)
+
+    def run(self, test, count, arguments):
+        environment = {**os.environ, "GASNET_SPAWNFN": "L", "GASNET_PSHM_NODES": str(count), "GASNET_BACKTRACE": "0"}
+        environment["GASNET_DUMMY"] = "GASNet dummy value"  # which testenv looks for
+        count = [] if self.over == "smp" else [str(count)]
+        command = ["timeout", "--kill-after=10", str(LIMIT), f"./{test}", *count, *arguments.split()]
+        done = subprocess.run(command, cwd=self.place, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        return done.returncode, done.stdout + done.stderr
+
+
+def exits(build, count):
+    """Each way to end a job that testexit knows, the number of which is to be the job's code."""
+    statuses = {way: build.run("testexit", count, str(way))[0] for way in range(1, 16)}
+    return str(wrong) if (wrong := {way: status for way, status in statuses.items() if status != way}) else None
+
+
+def passes(build, test, count):
+    """None, or what is wrong."""
+    if test == "testexit":
+        return exits(build, count)
+    status, said = build.run(test, count, ARGUMENTS.get(test, "10"))
+    wrong = [line for line in said.splitlines() if re.search(r"ERROR|FATAL|[Ff]atal signal|Caught a fatal", line)]
+    if status or wrong:
+        (build.folder / f"{test}-{count}").write_text(said)
+        return f"status {status} {' | '.join(wrong[:3])}"
+    return None
+
+
+def tables(builds, rounds):
+    rows = {}
+    for _ in range(rounds):
+        for test, arguments, pattern in TABLES:
+            for build in builds:
+                status, said = build.run(test, 2, arguments)
+                if status:
+                    print(f"{test} over {build.over}: status {status}\n{said[-500:]}", flush=True)
+                for found in re.finditer(pattern, said):
+                    number, what = sorted(found.groups(), key=lambda group: not re.fullmatch(r"[0-9.]+", group))
+                    rows.setdefault((test, what), {}).setdefault(build.over, []).append(float(number))
+    print("\n| what | " + " | ".join(build.over for build in builds) + " |\n| --- |" + " --- |" * len(builds))
+    for (test, what), columns in rows.items():
+        cells = [f"{statistics.median(columns[build.over]):.3g}" if build.over in columns else "-" for build in builds]
+        print(f"| {test}: {what} | {' | '.join(cells)} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sources", type=Path)
+    parser.add_argument("--build", type=Path)
+    parser.add_argument("--processes", default="2,4,8")
+    parser.add_argument("--debug", action="store_true")
+    parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ringlet", type=Path, default=ROOT / "target/release/ringlet")
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    if not options.sources or not (options.sources / "udp-conduit").is_dir():
+        print("NOT RUN: GASNet's sources are not here: unpack a release from gasnet.lbl.gov, and name it by --sources (or make gasnet GASNET=DIR)")
+        return 77
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.build or Path(temporary)).resolve()
+        prefix = folder / "installed/usr"
+        subprocess.run(["make", "-s", "-C", ROOT, "install", f"TARGET={options.ringlet.resolve().parent.parent}", f"DESTDIR={folder}/installed",
+                        "PREFIX=/usr"], check=True, stdout=subprocess.DEVNULL)
+        sources = options.sources.resolve()
+        ours = Build("ringlet", sources, folder, prefix, options.debug)
+        found = ours.tests()
+        if options.tables:
+            others = [Build(over, sources, folder, prefix, False) for over in ["amudp", "smp"]]
+            for build in others:
+                build.tests([test for test, _, _ in TABLES])
+            tables([ours, *others], options.rounds)
+            return 0
+        passed = failed = 0
+        for count in map(int, options.processes.split(",")):
+            for test in options.names or (name for name in found if name not in OMITTED):
+                began = time.monotonic()
+                wrong = passes(ours, test, PROCESSES.get(test, count))
+                passed, failed = passed + (not wrong), failed + bool(wrong)
+                print(f"{test:20} {count} {'FAILED  ' + wrong if wrong else 'ok'} {time.monotonic() - began:7.1f} s", flush=True)
+        print(f"{passed} passed, {failed} failed")
+        return bool(failed)
+
+
+sys.exit(main())
