@@ -32,10 +32,10 @@ ARGUMENTS = {
 PROCESSES = {"testmisc": 1, "testbarrierconf": 3}
 # Rows of the tables: a test, its arguments, and what its lines say.
 TABLES = [
-    ("testsmall", "5000 8 T A", r"\s8 bytes?\s*:.*?([0-9.]+) us ave\. \((PutBlocking|GetBlocking) latency\)"),
-    ("testam", "5000 8", r"\s8\s.*?([0-9.]+) us.*?(AM \w+ ping-pong roundtrip \w+)"),
-    ("testlarge", "300 1048576 T A", r"\s1048576 byte.*?([0-9.]+) MB/sec \((\w+ throughput|\w+)\)"),
-    ("testbarrier", "2000", r"Avg (.*?) Barrier latency:\s*([0-9.]+) us"),
+    ("testsmall", "2000 8", r"\s8 bytes?\s*:.*?([0-9.]+) us ave\. \((PutBlocking|GetBlocking) latency\)"),
+    ("testam", "2000 8", r"\s(AM\w+\s+ping-pong roundtrip ReqRep|AM\w+\s+flood\s+one-way\s+Req)\s*:.*?sec\s+([0-9.]+) us"),
+    ("testlarge", "100 262144", r"\s262144 byte.*?throughput\s+([0-9.]+) KB/sec \((PutBlocking|GetBlocking) throughput"),
+    ("testbarrier", "500", r"Avg (.*?) Barrier latency:\s*([0-9.]+) us"),
 ]
 
 
