@@ -37,6 +37,8 @@ pub struct Locks {
     host: Arc<Membership>,
     id: u32,
     count: usize,
+    /// Those that are taken in memory: none in a cluster.
+    in_memory: usize,
     words: Mapping,
     released: AtomicU32,
     /// In a cluster: those that a thread of this process waits for.
@@ -90,7 +92,8 @@ impl Wait {
 impl Locks {
     pub(crate) fn new(host: Arc<Membership>, id: u32, count: usize, words: Mapping) -> Locks {
         let (released, waited) = (AtomicU32::new(0), Waited::default());
-        Locks { host, id, count, words, released, waited }
+        let in_memory = if host.logged.is_none() { count } else { 0 };
+        Locks { host, id, count, in_memory, words, released, waited }
     }
 
     /// How many there are.
@@ -123,10 +126,11 @@ impl Locks {
     /// [`Status::CorruptLock`]: it names a holder that is not there, and is free from now on. [`Status::NotInitialised`]: the keeper has gone meanwhile.
     #[inline]
     pub fn acquire(&self, lock: usize, wait: Wait) -> Result<(), Status> {
-        let word = self.word(lock)?;
-        if self.host.logged.is_some() {
-            return self.acquire_in_cluster(word, lock, wait);
+        // (One look tells both: is there such a lock, and is it in memory?)
+        if lock >= self.in_memory {
+            return self.acquire_in_cluster(lock, wait);
         }
+        let word = self.word(lock)?;
         match word.try_acquire(self.host.member) {
             Attempt::Taken => Ok(()),
             Attempt::Ours => Err(Status::HeldByUs),
@@ -174,8 +178,8 @@ impl Locks {
 
     /// By the one order of all hosts; who holds it is in its word, which the keeper writes.
     #[cold]
-    fn acquire_in_cluster(&self, word: &LockWord, lock: usize, wait: Wait) -> Result<(), Status> {
-        let began = Instant::now();
+    fn acquire_in_cluster(&self, lock: usize, wait: Wait) -> Result<(), Status> {
+        let (word, began) = (self.word(lock)?, Instant::now());
         let _turn = self.waited.begin(lock, wait)?;
         let (id, number) = (self.id, lock as u32);
         let ask = |ask: &Ask| match self.host.ask(ask)? {
@@ -204,13 +208,19 @@ impl Locks {
         }
     }
 
+    #[cold]
+    fn release_in_cluster(&self, lock: usize) -> Result<(), Status> {
+        self.word(lock)?;
+        self.host.ask(&Ask::Release { id: self.id, lock: lock as u32 }).map(drop)
+    }
+
     /// Gives a lock back. [`Status::NotHeld`]: this process has not got it.
     #[inline]
     pub fn release(&self, lock: usize) -> Result<(), Status> {
-        let word = self.word(lock)?;
-        if self.host.logged.is_some() {
-            return self.host.ask(&Ask::Release { id: self.id, lock: lock as u32 }).map(drop);
+        if lock >= self.in_memory {
+            return self.release_in_cluster(lock);
         }
+        let word = self.word(lock)?;
         // ORDER: Relaxed: a count for fairness.
         let hand_over = self.released.load(Ordering::Relaxed) >= UNFAIR;
         match word.release(self.host.member, hand_over) {
@@ -234,7 +244,7 @@ impl Drop for Locks {
             return;
         }
         // (In a cluster all are with the set.)
-        for lock in (0..self.count).filter(|_| self.host.logged.is_none()) {
+        for lock in 0..self.in_memory {
             let _ = self.release(lock);
         }
         let _ = self.host.ask(&Ask::DropLocks { id: self.id });
