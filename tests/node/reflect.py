@@ -13,7 +13,7 @@ from harness import ROOT, Failed, require
 from nodes import Speaker, all_joined, by_libfabric, cluster, in_memory
 from world import inside, note, until
 
-REFLECT = "\n[cluster.reflect]\nbeat_ms = 100\nsilent_ms = 1500\n"
+REFLECT = "\n[cluster.reflect]\nbeat_ms = 100\nsilent_ms = 4000\n"
 KILLS = 8
 
 
