@@ -97,10 +97,10 @@ def check(ringlet, work, deaths):
             said = [run([*launched, word], code), run([*launched, count, "L", word], code)]
             # It launches itself as AMUDP's programs do.
             said.append(run([*environment, program, count, "L", word], code))
-            said.append(run([*environment, "SSH_SERVERS=localhost 127.0.0.1 localhost", program, count, "S", word], code))
+            said.append(run(["env", "SSH_SERVERS=localhost 127.0.0.1 localhost", *environment, program, count, "S", word], code))
             assert said == [""] * 4, said
         for servers in ["localhost", "localhost elsewhere.invalid"]:
-            said = run([*environment, f"SSH_SERVERS={servers}", program, 2, "S", "job"], 1)
+            said = run(["env", f"SSH_SERVERS={servers}", *environment, program, 2, "S", "job"], 1)
             assert "SSH_SERVERS names 1" in said or "elsewhere.invalid is another host" in said, said
 
     @step("old C, and C++")

@@ -10,6 +10,7 @@ the three are measured by turns.
 import argparse
 import os
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,7 @@ OMITTED = {"testmpi", "testcudauva", "testhip", "testze", "testtools", "testtool
 # Short, as GASNet's own `run-tests` has them where it has; else its tests begin with the number of rounds.
 ARGUMENTS = {
     "testalign": "100", "testam": "200 4096", "testlarge": "50 262144", "testsmall": "200", "testbarrier": "1000", "testcore1": "100", "testcore2": "10",
-    "testhsl": "0", "testrand": "1024", "testqueue": "1 64 65536", "testenv": "GASNet is here", "testvisperf": "-maxdata 65536 -maxcontig 512 3",
+    "testhsl": "0", "testrand": "1024", "testqueue": "1 64 65536", "testenv": "GASNet is 'Global Address Space Networking'", "testvisperf": "-maxdata 65536 -maxcontig 512 3",
     "testslice": "102400 10 5", "testcollperf": "-szfactor 4 4096 2 20 0", "testvis": "", "testcoll": "50", "testteam": "50", "testreduce": "10 3 64",
     "testmisc": "10000", "testsplit": "", "testcore3": "", "testteambcast": "", "testlogGP": "100 0 8 65536", "testgasnet": "", "testratomic": "100", "testtoken": "", "testthreads": "2",
 }
@@ -82,7 +83,7 @@ class Build:
         environment = {**os.environ, "GASNET_SPAWNFN": "L", "GASNET_PSHM_NODES": str(count), "GASNET_BACKTRACE": "0"}
         environment["GASNET_DUMMY"] = "GASNet dummy value"  # which testenv looks for
         count = [] if self.over == "smp" else [str(count)]
-        command = ["timeout", "--kill-after=10", str(LIMIT), f"./{test}", *count, *arguments.split()]
+        command = ["timeout", "--kill-after=10", str(LIMIT), f"./{test}", *count, *shlex.split(arguments)]
         done = subprocess.run(command, cwd=self.place, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
         return done.returncode, done.stdout + done.stderr
 
