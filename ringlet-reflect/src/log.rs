@@ -328,7 +328,7 @@ mod tests {
         fn whatever_is_written_there_is_read_within_bounds(
             words in prop::collection::vec((0..64usize, prop_oneof![
                 any::<u64>(),
-                (0..9u64, any::<u32>()).prop_map(|(kind, low)| kind << 61 | u64::from(low) % (2 * RING_BYTES)),
+                (0..9u64, any::<u32>()).prop_map(|(kind, low)| (kind << 61) | (u64::from(low) % (2 * RING_BYTES))),
             ]), 0..200),
             tail in any::<u64>(),
         ) {

@@ -87,7 +87,7 @@ fn what_is_written_on_one_host_is_received_on_all() {
     assert_eq!(transmitter.notify(8190, 3), Err(Status::BadParameter));
     let large = region(&hosts[0], 8, 4 << 20);
     let (to, from) = (large.transmit(Use::default()).unwrap(), both(&hosts[1], 8, 4 << 20).1);
-    let bytes: Vec<u8> = (0..4usize << 20).map(|at| (at * 31 >> 7) as u8).collect();
+    let bytes: Vec<u8> = (0..4usize << 20).map(|at| ((at * 31) >> 7) as u8).collect();
     to.put(0, &bytes).unwrap();
     let mut got = vec![0; bytes.len()];
     until("all of it", || {

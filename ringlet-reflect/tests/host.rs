@@ -143,7 +143,7 @@ fn each_refusal_has_its_status() {
         );
     }
     let name = one.state().unwrap().host;
-    assert_eq!(one.cluster().unwrap().hosts, [name.clone()]);
+    assert_eq!(one.cluster().unwrap().hosts, std::slice::from_ref(&name));
     assert_eq!(status(region.transmit_to("nowhere", true).map(drop)), Some(Status::BadHost));
     assert_eq!(status(region.transmit_to(&name, true).map(drop)), Some(Status::ToItself));
     assert_eq!(one.errors(0), Ok(0));

@@ -152,7 +152,7 @@ fn any<T>(value: T) -> T {
 }
 
 unsafe fn library_copies(to: *mut u8) {
-    let source: Vec<u8> = (0..BYTES).map(|at| (at * 7 >> 2) as u8).collect();
+    let source: Vec<u8> = (0..BYTES).map(|at| ((at * 7) >> 2) as u8).collect();
     let mut at = 0;
     for length in [
         1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 200, 255, 256, 257,

@@ -569,10 +569,11 @@ impl Keeper {
             }
             (Act::Attach { id, direction: Direction::Receive, .. }, _) if in_cluster && is_here => {
                 let region = &self.registry.regions[id];
-                if !region.coherent && !self.memories.contains_key(id) {
-                    if let Ok(memory) = Memory::make(region.bytes as usize, true) {
-                        self.memories.insert(*id, memory);
-                    }
+                if !region.coherent
+                    && !self.memories.contains_key(id)
+                    && let Ok(memory) = Memory::make(region.bytes as usize, true)
+                {
+                    self.memories.insert(*id, memory);
                 }
             }
             (Act::Detach { .. }, _) => self.sweep(),
