@@ -301,6 +301,85 @@ fn who_comes_late_sees_all_of_what_is_coherent() {
     });
 }
 
+/// Whoever tells a late-comer of a region: all that was written to all, also what is not seen where it was written, and nothing that was for one host.
+#[test]
+fn who_comes_late_sees_what_its_teller_does_not() {
+    let mut cluster = Cluster::empty(3);
+    (0..2).for_each(|host| cluster.start(host));
+    (0..2).for_each(|host| cluster.await_hosts(host, 2));
+    let hosts = [0, 1, 0, 1].map(|host| cluster.host(host));
+    let regions = [0, 1, 2, 3].map(|each: usize| region(&hosts[each], 1, 8192));
+    let from = [0, 1].map(|host: usize| regions[host].receive(Use::default()).unwrap());
+    let quiet = [0, 1].map(|host: usize| regions[host].transmit(ALONE).unwrap());
+    let to_other = [0, 1]
+        .map(|host: usize| regions[2 + host].transmit_to(cluster.name(1 - host), true).unwrap());
+    for host in [0, 1] {
+        store(&quiet[host], host, 7);
+        store(&to_other[host], 10 + host, 8);
+        store(&quiet[host], 600 + host, 9);
+    }
+    hosts.iter().for_each(settle);
+    assert_eq!([word(&from[0], 0), word(&from[0], 1), word(&from[0], 11)], [0, 7, 8]);
+    assert_eq!([word(&from[1], 0), word(&from[1], 1), word(&from[1], 10)], [7, 0, 8]);
+    cluster.start(2);
+    cluster.await_hosts(2, 3);
+    let late = both(&cluster.host(2), 1, 8192).1;
+    let seen = [0, 1, 600, 601, 10, 11].map(|at| word(&late, at));
+    assert_eq!(seen, [7, 7, 9, 9, 0, 0]);
+}
+
+/// A host that comes again and again while others ask and write, so that who tells it what there is may be before or behind it in the order: it knows what
+/// they know, and each act is done once there.
+#[test]
+fn who_comes_while_others_ask_knows_what_they_know() {
+    let mut cluster = Cluster::empty(3);
+    (0..2).for_each(|host| cluster.start(host));
+    (0..2).for_each(|host| cluster.await_hosts(host, 2));
+    let hosts = [0, 1].map(|host| cluster.host(host));
+    let to = [0, 1].map(|host: usize| both(&hosts[host], 1, 64 << 10).0);
+    let (paths, is_over) = ([0, 1].map(|host| cluster.path(host)), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let is_over = Over(&is_over);
+        for (number, to) in to.iter().enumerate() {
+            for thread in 0..4 {
+                let (path, is_over) = (&paths[number], is_over.0);
+                scope.spawn(move || {
+                    let key = 100 + (4 * number + thread) as u64;
+                    while !is_over.load(Ordering::Relaxed) {
+                        let host = Host::at(path).unwrap();
+                        drop(host.allocate(key, 4096, &Permission::default()).unwrap());
+                    }
+                });
+            }
+            let is_over = is_over.0;
+            scope.spawn(move || {
+                let bytes = vec![1; 64 << 10];
+                while !is_over.load(Ordering::Relaxed) {
+                    to.put(0, &bytes).unwrap();
+                }
+            });
+        }
+        for round in 0..20 {
+            cluster.start(2);
+            cluster.await_hosts(2, 3);
+            let late = cluster.host(2);
+            let ids = [&late, &hosts[0]].map(|host| region(host, 10 + round, 4096));
+            assert_eq!(ids[0].id(), ids[1].id(), "{round}");
+            drop((ids, late));
+            cluster.kill(2);
+        }
+    });
+}
+
+/// Others are to end, also where this one fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_lock_is_had_by_one_of_all_hosts() {
     const EACH: u64 = 60;

@@ -24,6 +24,7 @@ use super::transfer::{Filling, Inbox, Standing};
 use super::{Keeper, Membership, Waits, barrier};
 use crate::PAGE_BYTES;
 use crate::log::{Reader, Record};
+use crate::memory::Mapping;
 use crate::network::{Event, Network};
 use crate::protocol::{Answer, page};
 use crate::region::copy;
@@ -180,7 +181,7 @@ impl Cluster {
     }
 
     /// What has come is the order's, or for the inbox.
-    fn hear(&mut self, page: &crate::memory::Mapping) -> bool {
+    fn hear(&mut self, page: &Mapping) -> bool {
         let now = self.now();
         let Cluster { network, order, barred, inbox, .. } = self;
         network.poll(&mut |event| match event {
@@ -256,7 +257,7 @@ impl Cluster {
 }
 
 /// Who waits for an event of the cluster looks again.
-fn ring(page: &crate::memory::Mapping) {
+fn ring(page: &Mapping) {
     let events = page.word(page::EVENTS);
     // ORDER: Release, pairs with Acquire in `Host::wait_event`.
     events.fetch_add(1, Ordering::Release);
@@ -479,7 +480,10 @@ impl Keeper {
         if !self.cluster().enters(&view, &joined, output)? {
             return Ok(());
         }
-        self.apply_view(&view, &joined, &left);
+        // (What the registry knew already when this host was told of it is not done again: who told it may have been ahead.)
+        if view.number > self.cluster().inbox.applied {
+            self.apply_view(&view, &joined, &left);
+        }
         Ok(())
     }
 
@@ -513,6 +517,10 @@ impl Keeper {
     /// The next of the one order.
     pub(super) fn deliver(&mut self, sequence: u64, origin: &Life, count: u64, payload: &[u8]) {
         let cluster = self.cluster();
+        // (As in `see`.)
+        if sequence <= cluster.inbox.base {
+            return;
+        }
         cluster.delivered = sequence;
         let is_ours = *origin == cluster.me;
         if is_ours {
@@ -563,10 +571,19 @@ impl Keeper {
             return None;
         }
         let region = self.registry.regions.get(&id)?;
-        if from == here && region.loopback(here) != Some(true) {
+        let is_seen = from != here || region.loopback(here) == Some(true);
+        let memory = self.memories.get_mut(&id)?;
+        if region.coherent {
+            if only != 0 || !is_seen {
+                memory.part(!cluster.inbox.filling.contains_key(&id));
+            }
+            if only == 0 {
+                memory.put_apart(at, bytes);
+            }
+        }
+        if !is_seen {
             return None;
         }
-        let memory = self.memories.get(&id)?;
         put(memory, at, bytes, region.bytes)?;
         if let Some(filling) = cluster.inbox.filling.get_mut(&id) {
             filling.touch(at as usize, bytes.len());
@@ -624,8 +641,12 @@ impl Keeper {
 pub fn put(memory: &Memory, at: u64, bytes: &[u8], most: u64) -> Option<()> {
     let (data, _) = memory.written.as_ref()?;
     at.checked_add(bytes.len() as u64).filter(|end| *end <= most)?;
-    let most = data.area().len();
-    (at as usize + bytes.len() <= most).then_some(())?;
+    put_into(data, at, bytes)
+}
+
+pub fn put_into(data: &Mapping, at: u64, bytes: &[u8]) -> Option<()> {
+    let end = at.checked_add(bytes.len() as u64)?;
+    (end <= data.area().len() as u64).then_some(())?;
     // SAFETY: within the mapping, as was just looked at.
     #[allow(unsafe_code)]
     unsafe {

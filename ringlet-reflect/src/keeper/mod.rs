@@ -122,7 +122,7 @@ enum Waits {
     /// Everybody has this payload of ours.
     Settled(u64),
     /// All that was written to this region before we came.
-    Filled(u32),
+    Filled(u32, Direction),
 }
 
 /// (By their numbers in the registry.)
@@ -631,10 +631,12 @@ impl Keeper {
             (_, Effect::Region { id, .. }) => {
                 Answer::Region { id, bytes: self.registry.regions[&id].bytes }
             }
-            (Act::Attach { member, id, direction, how, .. }, _) => {
+            (Act::Attach { member, id, direction, how, only }, _) => {
                 let (member, id, direction) = (*member, *id, *direction);
-                if direction == Direction::Receive && !self.is_filled(id) {
-                    self.clients[at].waits = Waits::Filled(id);
+                // (What is written here and not seen here would come back with what was written before.)
+                let is_apart = only.is_none() && !how.loopback;
+                if (direction == Direction::Receive || is_apart) && !self.is_filled(id) {
+                    self.clients[at].waits = Waits::Filled(id, direction);
                     return Ok(None);
                 }
                 return match self.attached(id, direction, how.loopback) {

@@ -5,7 +5,9 @@ use std::os::fd::OwnedFd;
 
 use ringlet_core::reflect::LockWord;
 use ringlet_core::sync::Ordering;
+use rustix::fs::{SeekFrom, seek};
 
+use super::cluster::put_into;
 use crate::PAGE_BYTES;
 use crate::memory::{self, Mapping};
 use crate::room;
@@ -23,6 +25,16 @@ pub struct Memory {
     pub watched: u32,
     /// In a cluster the keeper alone writes: the data, and what has changed.
     pub written: Option<(Mapping, Mapping)>,
+    common: Common,
+}
+
+/// In a cluster, of a coherent region: what was written to all hosts, which is what a late-comer is given.
+enum Common {
+    /// As it is received here.
+    Received,
+    /// This host does not receive all of that, since it has no loopback, or more, which was for it alone.
+    Apart(OwnedFd, Mapping),
+    Unknown,
 }
 
 pub struct Words {
@@ -65,7 +77,53 @@ impl Memory {
             wished: memory::map(&wishes, words, true)?,
             wishes,
             watched: 0,
+            common: Common::Received,
         })
+    }
+
+    pub fn common(&self) -> Option<(&OwnedFd, &Mapping)> {
+        match &self.common {
+            Common::Received => self.written.as_ref().map(|(data, _)| (&self.data, data)),
+            Common::Apart(memory, data) => Some((memory, data)),
+            Common::Unknown => None,
+        }
+    }
+
+    /// What comes now is received here and not everywhere, or everywhere else. (Where not all is there yet, or no memory for it, others have it.)
+    pub fn part(&mut self, is_whole: bool) {
+        if matches!(self.common, Common::Received) {
+            let copied = if is_whole { self.copied() } else { None };
+            self.common =
+                copied.map_or(Common::Unknown, |(memory, data)| Common::Apart(memory, data));
+        }
+    }
+
+    pub fn put_apart(&self, at: u64, bytes: &[u8]) {
+        if let Common::Apart(_, data) = &self.common {
+            let _ = put_into(data, at, bytes);
+        }
+    }
+
+    fn copied(&self) -> Option<(OwnedFd, Mapping)> {
+        let (from, _) = self.written.as_ref()?;
+        let bytes = from.area().len();
+        if bytes as u64 > room::left() {
+            return None;
+        }
+        let memory = memory::make(bytes).ok()?;
+        let data = memory::map_sparse(&memory, bytes, true).ok()?;
+        let mut end = 0;
+        while let Ok(at) = seek(&self.data, SeekFrom::Data(end)) {
+            end = seek(&self.data, SeekFrom::Hole(at)).ok()?;
+            let (at, length) = (at as usize, (end - at) as usize);
+            // SAFETY: a part of both mappings, which are as large as the file; only this thread writes to them.
+            #[allow(unsafe_code)]
+            unsafe {
+                let (from, to) = (from.area().base().add(at), data.area().base().add(at));
+                std::ptr::copy_nonoverlapping(from, to, length);
+            }
+        }
+        Some((memory, data))
     }
 
     pub fn wish(&mut self, page: u32, more: u32) {

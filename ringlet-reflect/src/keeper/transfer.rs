@@ -110,16 +110,35 @@ pub struct Inbox {
     sending: BTreeMap<Life, VecDeque<Vec<u8>>>,
     /// Whom was asked, and when; what has come of the registry: as of which place, and its parts.
     asked: Option<(Life, Duration)>,
-    parts: (u64, BTreeMap<u32, Vec<u8>>),
+    parts: Parts,
     whom: usize,
     refused: BTreeSet<Life>,
     pub filling: BTreeMap<u32, Filling>,
     /// The number of the last view that the registry knows, and the place in the order from which on this host has it.
     pub applied: u64,
-    base: u64,
+    pub base: u64,
     is_broken: bool,
     /// Contents are: nobody has them any more.
     is_lost: bool,
+}
+
+/// Parts of a registry as of one view and place, of so many: another one's are not mixed with them.
+#[derive(Default)]
+struct Parts {
+    of: (u64, u64, u32),
+    came: BTreeMap<u32, Vec<u8>>,
+}
+
+impl Parts {
+    /// All of it, once the last part has come.
+    fn add(&mut self, of: (u64, u64, u32), at: u32, bytes: &[u8]) -> Option<Vec<u8>> {
+        if self.of != of {
+            *self = Parts { of, came: BTreeMap::new() };
+        }
+        self.came.insert(at, bytes.to_vec());
+        let is_all = self.came.len() == of.2 as usize;
+        is_all.then(|| std::mem::take(&mut self.came).into_values().flatten().collect())
+    }
 }
 
 impl Inbox {
@@ -349,15 +368,7 @@ impl Keeper {
             return None;
         }
         cluster.inbox.asked.as_mut()?.1 = now;
-        let parts = &mut cluster.inbox.parts;
-        if parts.0 != place {
-            *parts = (place, BTreeMap::new());
-        }
-        parts.1.insert(at, bytes.to_vec());
-        if parts.1.len() < count as usize {
-            return None;
-        }
-        let text: Vec<u8> = std::mem::take(&mut parts.1).into_values().flatten().collect();
+        let text = cluster.inbox.parts.add((view, place, count), at, bytes)?;
         cluster.inbox.asked = None;
         let known = serde_json::from_slice::<Registry>(&text);
         let standing = std::mem::replace(&mut cluster.standing, Standing::Outside);
@@ -402,16 +413,15 @@ impl Keeper {
     fn tell_piece(&mut self, to: &Life, id: u32, asked: u64) -> Option<()> {
         let is_filled = self.is_filled(id);
         let cluster = self.cluster.as_mut()?;
-        let known = self.registry.regions.get(&id).zip(self.memories.get(&id));
-        let Some((region, memory)) = known.filter(|_| is_filled) else {
+        let common = self.memories.get(&id).and_then(Memory::common);
+        let known = self.registry.regions.get(&id).zip(common);
+        let Some((region, (memory, data))) = known.filter(|_| is_filled) else {
             cluster.inbox.send(to, REFUSED, &[u64::from(id)], &[]);
             return None;
         };
         let end = region.bytes;
-        let (data, _) = memory.written.as_ref()?;
         // (Where nothing was written there is no memory.)
-        let at =
-            seek(&memory.data, SeekFrom::Data(asked)).unwrap_or(end).clamp(asked.min(end), end);
+        let at = seek(memory, SeekFrom::Data(asked)).unwrap_or(end).clamp(asked.min(end), end);
         let next = end.min((at + 1).next_multiple_of(PIECE_BYTES as u64));
         let mut bytes = vec![0; (next - at) as usize];
         // SAFETY: within the mapping, which only this thread writes to.
@@ -464,19 +474,18 @@ impl Keeper {
             regions.contains_key(id) && !filling.is_done()
         });
         for at in 0..self.clients.len() {
-            let Waits::Filled(id) = self.clients[at].waits else { continue };
+            let Waits::Filled(id, direction) = self.clients[at].waits else { continue };
             if self.is_filled(id) {
-                self.answer_filled(at, id);
+                self.answer_filled(at, id, direction);
             }
         }
     }
 
-    fn answer_filled(&mut self, at: usize, id: u32) {
-        match self.attached(id, Direction::Receive, false) {
+    fn answer_filled(&mut self, at: usize, id: u32, direction: Direction) {
+        match self.attached(id, direction, false) {
             Ok((answer, memory)) => self.reply(at, &answer, &memory),
             Err(status) => {
                 if let Some(member) = self.clients[at].member {
-                    let direction = Direction::Receive;
                     self.undo(&crate::registry::Act::Detach { member, id, direction });
                 }
                 self.reply(at, &crate::protocol::Answer::No(status), &[]);
@@ -490,6 +499,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Who told half of it has died: another one tells less, as of the same place.
+    #[test]
+    fn what_two_tell_of_the_registry_is_not_mixed() {
+        let mut parts = Parts::default();
+        assert_eq!(parts.add((1, 7, 3), 0, b"abc"), None);
+        assert_eq!(parts.add((1, 7, 3), 1, b"def"), None);
+        assert_eq!(parts.add((2, 7, 2), 0, b"xy"), None);
+        assert_eq!(parts.add((2, 7, 2), 1, b"z"), Some(b"xyz".to_vec()));
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
