@@ -190,7 +190,7 @@ pub unsafe fn transmit(from: *const u8, to: *mut u8, bytes: usize) -> Result<(),
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod x86 {
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::{Mutex, OnceLock, PoisonError};
 
     use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
     use libc::{c_int, c_void, siginfo_t, ucontext_t};
@@ -205,9 +205,20 @@ mod x86 {
     /// What one fault of a repeated instruction does at most: then it faults again.
     const AT_ONCE: usize = 64 << 10;
 
-    /// Who had the signal before us: handler, flags.
-    static BEFORE: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
-    static BEFORE_FLAGS: AtomicU32 = AtomicU32::new(0);
+    type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
+    /// One for each time that we were put before others. Who took the signal since passes on to the one that he found, and that to who was there before
+    /// him: never to him again.
+    static HANDLERS: [Handler; 8] = [
+        handle::<0>,
+        handle::<1>,
+        handle::<2>,
+        handle::<3>,
+        handle::<4>,
+        handle::<5>,
+        handle::<6>,
+        handle::<7>,
+    ];
+    static BEFORE: [OnceLock<libc::sigaction>; 8] = [const { OnceLock::new() }; 8];
     static INSTALLING: Mutex<()> = Mutex::new(());
     /// Where parts of registers are in what the kernel saves: of opmasks, of the upper halves of ZMM0 to 15, of ZMM16 to 31.
     static PLACES: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
@@ -225,55 +236,87 @@ mod x86 {
         unsafe {
             let mut ours: libc::sigaction = std::mem::zeroed();
             let mut before: libc::sigaction = std::mem::zeroed();
-            let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = handle;
-            ours.sa_sigaction = handler as usize;
             ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
             libc::sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut before);
-            if before.sa_sigaction == ours.sa_sigaction {
+            if HANDLERS.iter().any(|ours| before.sa_sigaction == *ours as usize) {
                 return;
             }
-            BEFORE_FLAGS.store(before.sa_flags as u32, Ordering::Relaxed);
-            BEFORE.store(before.sa_sigaction, Ordering::Relaxed);
+            let free = BEFORE.iter().position(|each| each.get().is_none());
+            let is_same = |each: &libc::sigaction| each.sa_sigaction == before.sa_sigaction;
+            let same = || BEFORE.iter().position(|each| each.get().is_some_and(is_same));
+            let Some(at) = free.or_else(same) else { return };
+            BEFORE[at].get_or_init(|| before);
+            ours.sa_sigaction = HANDLERS[at] as usize;
             libc::sigaction(libc::SIGSEGV, &raw const ours, std::ptr::null_mut());
         }
     }
 
-    extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    extern "C" fn handle<const AT: usize>(
+        signal: c_int,
+        info: *mut siginfo_t,
+        context: *mut c_void,
+    ) {
         // SAFETY: what the kernel gives to a handler with SA_SIGINFO; errno is this thread's.
         unsafe {
             let errno = *libc::__errno_location();
-            let is_done = step((*info).si_addr() as usize, &mut *context.cast::<ucontext_t>());
+            let is_done = if (*info).si_code <= 0 {
+                None
+            } else {
+                step((*info).si_addr() as usize, &mut *context.cast::<ucontext_t>())
+            };
             *libc::__errno_location() = errno;
-            if is_done.is_none() {
-                pass_on(signal, info, context);
+            // (It was set before this became the handler.)
+            if let (None, Some(before)) = (is_done, BEFORE[AT].get()) {
+                pass_on(before, signal, info, context);
             }
         }
     }
 
+    /// Does as the kernel would have done without us.
+    ///
     /// # Safety
     /// What the kernel has given to the handler.
-    unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-        let before = BEFORE.load(Ordering::Relaxed);
-        if before == libc::SIG_DFL || before == libc::SIG_IGN {
-            // (It faults again when we return, and that ends the program.)
-            // SAFETY: a default action.
-            unsafe {
-                let mut default: libc::sigaction = std::mem::zeroed();
-                default.sa_sigaction = libc::SIG_DFL;
-                libc::sigaction(signal, &raw const default, std::ptr::null_mut());
-            }
-        } else if BEFORE_FLAGS.load(Ordering::Relaxed) & libc::SA_SIGINFO as u32 != 0 {
-            // SAFETY: a handler that the program has set as one of this kind.
-            unsafe {
-                let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
-                    std::mem::transmute(before);
-                handler(signal, info, context);
-            }
-        } else {
-            // SAFETY: as above, of the other kind.
-            unsafe {
-                let handler: extern "C" fn(c_int) = std::mem::transmute(before);
-                handler(signal);
+    unsafe fn pass_on(
+        before: &libc::sigaction,
+        signal: c_int,
+        info: *mut siginfo_t,
+        context: *mut c_void,
+    ) {
+        // SAFETY: what is there; actions and sets that are filled; handlers that the program has set, each called as one of its kind.
+        unsafe {
+            let is_sent = (*info).si_code <= 0;
+            let mut default: libc::sigaction = std::mem::zeroed();
+            default.sa_sigaction = libc::SIG_DFL;
+            let no_more = || libc::sigaction(signal, &raw const default, std::ptr::null_mut());
+            match before.sa_sigaction {
+                libc::SIG_IGN if is_sent => {}
+                libc::SIG_DFL | libc::SIG_IGN => {
+                    no_more();
+                    // (A fault comes again when we return; what was sent does not.)
+                    if is_sent {
+                        libc::raise(signal);
+                    }
+                }
+                handler => {
+                    let has = |flag: c_int| before.sa_flags & flag != 0;
+                    if has(libc::SA_RESETHAND) {
+                        no_more();
+                    }
+                    let none = std::ptr::null_mut();
+                    libc::pthread_sigmask(libc::SIG_BLOCK, &raw const before.sa_mask, none);
+                    if has(libc::SA_NODEFER) {
+                        let mut only: libc::sigset_t = std::mem::zeroed();
+                        libc::sigaddset(&raw mut only, signal);
+                        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const only, none);
+                    }
+                    if has(libc::SA_SIGINFO) {
+                        let handler: Handler = std::mem::transmute(handler);
+                        handler(signal, info, context);
+                    } else {
+                        let handler: extern "C" fn(c_int) = std::mem::transmute(handler);
+                        handler(signal);
+                    }
+                }
             }
         }
     }

@@ -322,6 +322,44 @@ extern "C" fn catch(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_vo
     }
 }
 
+type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+
+/// Whose the signal was.
+fn take(handler: usize, flags: i32) -> usize {
+    // SAFETY: handlers of this kind, or none.
+    unsafe {
+        let [mut action, mut before]: [libc::sigaction; 2] = std::mem::zeroed();
+        (action.sa_sigaction, action.sa_flags) = (handler, flags);
+        libc::sigaction(libc::SIGSEGV, &raw const action, &raw mut before);
+        before.sa_sigaction
+    }
+}
+
+static BEFORE: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
+
+/// As those do that tell of a crash.
+extern "C" fn print(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    if CAUGHT.fetch_add(1, Ordering::Relaxed) > 5 {
+        // SAFETY: it is called again and again.
+        unsafe { libc::_exit(3) };
+    }
+    let before = BEFORE.load(Ordering::Relaxed);
+    if before != libc::SIG_DFL {
+        take(before, libc::SA_SIGINFO);
+    }
+}
+
+/// Faults itself, once.
+extern "C" fn fault(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: as of `catch`.
+    unsafe {
+        if CAUGHT.fetch_add(1, Ordering::Relaxed) == 0 {
+            asm!("mov al, byte ptr [rdi]", in("rdi") 64, out("al") _);
+        }
+        (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RIP as usize] += 2;
+    }
+}
+
 /// (In a process of its own: the handler is for all threads.)
 #[test]
 fn what_is_no_store_is_for_the_programs_own_handler() {
@@ -331,6 +369,10 @@ fn what_is_no_store_is_for_the_programs_own_handler() {
             ("load", Some(libc::SIGSEGV)),
             ("exchange", Some(libc::SIGSEGV)),
             ("child", None),
+            ("sent", Some(libc::SIGSEGV)),
+            ("chained", Some(libc::SIGSEGV)),
+            ("once", Some(libc::SIGSEGV)),
+            ("nested", None),
         ] {
             let mut child = std::process::Command::new(std::env::current_exe().unwrap());
             child.args(["--exact", "what_is_no_store_is_for_the_programs_own_handler"]);
@@ -344,15 +386,12 @@ fn what_is_no_store_is_for_the_programs_own_handler() {
         return;
     }
     let what = std::env::var("STORES_CHILD").unwrap();
-    if what == "handler" {
-        // SAFETY: a handler that only stores a word.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = catch;
-            action.sa_sigaction = handler as usize;
-            action.sa_flags = libc::SA_SIGINFO;
-            libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut());
-        }
+    match &what[..] {
+        "handler" => _ = take(catch as Handler as usize, libc::SA_SIGINFO),
+        "sent" | "chained" => _ = take(libc::SIG_DFL, 0),
+        "once" => _ = take(print as Handler as usize, libc::SA_SIGINFO | libc::SA_RESETHAND),
+        "nested" => _ = take(fault as Handler as usize, libc::SA_SIGINFO | libc::SA_NODEFER),
+        _ => {}
     }
     let cluster = Cluster::new(2);
     let (host, to, from) = ends(&cluster);
@@ -383,6 +422,23 @@ fn what_is_no_store_is_for_the_programs_own_handler() {
                 settle(&host);
                 until("the store", || from.words()[0].load(Ordering::Acquire) == 7);
                 assert_eq!(CAUGHT.load(Ordering::Relaxed), 0);
+            }
+            "sent" => {
+                libc::raise(libc::SIGSEGV);
+            }
+            // A handler that was set since the first window, and is behind us since the second one; it leaves the signal to who was there before him.
+            "chained" => {
+                BEFORE.store(take(print as Handler as usize, libc::SA_SIGINFO), Ordering::Relaxed);
+                let second = host.allocate(2, BYTES, &Permission::default()).unwrap();
+                let second = second.transmit(Use::default()).unwrap();
+                second.base().write_volatile(7);
+                assert_eq!(CAUGHT.load(Ordering::Relaxed), 0);
+                asm!("mov al, byte ptr [rdi]", in("rdi") nowhere, out("al") _);
+            }
+            "once" => asm!("mov al, byte ptr [rdi]", in("rdi") nowhere, out("al") _),
+            "nested" => {
+                asm!("mov al, byte ptr [rdi]", in("rdi") nowhere, out("al") _);
+                assert_eq!(CAUGHT.load(Ordering::Relaxed), 2);
             }
             "load" => drop(to.base().read_volatile()),
             "exchange" => drop(to.words()[0].swap(1, Ordering::Relaxed)),
