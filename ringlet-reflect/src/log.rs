@@ -94,7 +94,9 @@ impl Writer {
         let (end, passed) = loop {
             let (end, passed) = extent(tail, length);
             // ORDER: Acquire, pairs with Release of the head in `Reader::give_back`: what was taken is zero before it is written anew.
-            if end - long(area, HEAD).load(Acquire) > RING_BYTES {
+            // (Where the tail is old the head may be beyond it: then the exchange fails.)
+            let used = end.wrapping_sub(long(area, HEAD).load(Acquire)) as i64;
+            if used > RING_BYTES as i64 {
                 return None;
             }
             // ORDER: AcqRel, pairs with itself in `append`: who writes behind what another thread was told of is behind it here too.
@@ -132,8 +134,9 @@ impl Writer {
         word(area, WAITS).store(1, SeqCst);
         // ORDER: SeqCst, pairs with the fence in `Reader::give_back`: either it sees the wish, or this sees the room.
         fence(SeqCst);
-        let used = long(area, TAIL).load(Relaxed) - long(area, HEAD).load(Acquire);
-        if used > RING_BYTES / 2 {
+        // (What was taken first: both grow.)
+        let head = long(area, HEAD).load(Acquire);
+        if long(area, TAIL).load(Relaxed) - head > RING_BYTES / 2 {
             futex::wait(room, seen, LOOK_AGAIN.as_nanos() as u64);
         }
     }

@@ -526,6 +526,50 @@ fn changed_of(host: &Host, _hosts: usize) -> ringlet_reflect::Cluster {
     known
 }
 
+/// Who asks in the moment in which the others are lost is told that this host has stopped, and not left to wait; and has not got behind its back what it was
+/// told it can't have.
+#[test]
+fn who_asks_as_the_others_are_lost_is_told_and_has_nothing() {
+    let cluster = Cluster::new(3);
+    let hosts = [0, 1, 2].map(|host| cluster.host(host));
+    let locks = [0, 1, 2].map(|host: usize| hosts[host].locks(1, 2, 0o600, false).unwrap());
+    [0, 1, 2].iter().for_each(|host| cluster.cut_off(&[*host]));
+    let asked: Vec<_> = std::thread::scope(|scope| {
+        let ask = |locks| {
+            scope.spawn(move || ringlet_reflect::Locks::acquire(locks, 0, Wait::UpTo(PATIENCE)))
+        };
+        let asked = [0, 1, 2].map(|host: usize| ask(&locks[host]));
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    // (The hub's is the next of the order at once.)
+    assert_eq!(
+        asked.iter().filter(|asked| **asked == Err(Status::Stopped)).count(),
+        2,
+        "{asked:?}"
+    );
+    assert_eq!(asked.iter().filter(|asked| asked.is_ok()).count(), 1, "{asked:?}");
+    cluster.mend();
+    // (The holder is the first to give back.)
+    let mut order = [0, 1, 2];
+    order.sort_by_key(|host: &usize| asked[*host].is_err());
+    let mut on = 0;
+    for host in order {
+        until("it to go on, or to end", || {
+            !hosts[host].cluster().is_ok_and(|cluster| cluster.stopped.is_some())
+        });
+        // (One of them may have been declared dead.)
+        let released = locks[host].release(0);
+        if released == Err(Status::NotInitialised) {
+            continue;
+        }
+        on += 1;
+        assert_eq!(released, asked[host].map_err(|_| Status::NotHeld));
+        locks[host].acquire(0, Wait::UpTo(PATIENCE)).unwrap();
+        locks[host].release(0).unwrap();
+    }
+    assert!(on >= 2);
+}
+
 /// Where nobody can reach anybody all stop, and go on where they were.
 #[test]
 fn those_who_lost_each_other_go_on_together() {

@@ -19,16 +19,16 @@ use ringlet_linux::futex;
 use ringlet_order::{Life, Order, Output, PAYLOAD_BYTES, Settings, View};
 use serde::{Deserialize, Serialize};
 
-use super::space::Memory;
+use super::space::{Memory, forget};
 use super::transfer::{Filling, Inbox, Standing};
-use super::{Keeper, Membership, Waits, barrier};
+use super::{Client, Keeper, Membership, Waits, barrier};
 use crate::PAGE_BYTES;
 use crate::log::{Reader, Record};
 use crate::memory::Mapping;
 use crate::network::{Event, Network};
 use crate::protocol::{Answer, page};
 use crate::region::copy;
-use crate::registry::{Act, Bounds, Effect, Registry};
+use crate::registry::{Act, Bounds, Direction, Effect, Registry};
 use crate::status::Status;
 
 /// It looks again for so long before it sleeps.
@@ -443,8 +443,14 @@ impl Keeper {
         self.count_errors();
         ring(&self.page.1);
         for at in 0..self.clients.len() {
-            if let Waits::Settled(_) = self.clients[at].waits {
-                self.reply(at, &Answer::No(Status::ChannelError), &[]);
+            match self.clients[at].waits {
+                Waits::Settled(_) => self.reply(at, &Answer::No(Status::ChannelError), &[]),
+                Waits::Delivery { tag, gives_back } => {
+                    self.clients[at].undoes = Some(tag);
+                    let no = Answer::No(Status::Stopped);
+                    self.reply(at, if gives_back { &Answer::Done } else { &no }, &[]);
+                }
+                _ => {}
             }
         }
         // (Unless it was to leave, it is to begin anew.)
@@ -550,9 +556,24 @@ impl Keeper {
         if host != self.cluster().host || said.tag == 0 {
             return;
         }
-        let waits = Waits::Delivery(said.tag);
-        match (self.clients.iter().position(|client| client.waits == waits), effect) {
+        let waits = |client: &Client| matches!(client.waits, Waits::Delivery { tag, .. } if tag == said.tag);
+        match (self.clients.iter().position(waits), effect) {
             (Some(at), effect) => self.finish(at, &said.act, effect),
+            (None, effect) if self.clients.iter().any(|client| client.undoes == Some(said.tag)) => {
+                let undo = effect.ok().and_then(|effect| undone(&said.act, &effect));
+                let cluster = self.cluster();
+                let next = undo.is_some().then(|| cluster.tag());
+                if let (Some(undo), Some(tag), Some(cluster)) = (undo, next, &mut self.cluster) {
+                    cluster.say(tag, &undo, &self.registry);
+                }
+                let is_it = |client: &&mut Client| client.undoes == Some(said.tag);
+                for client in self.clients.iter_mut().filter(is_it) {
+                    client.undoes = next;
+                    if let Act::Detach { id, direction: Direction::Receive, .. } = said.act {
+                        forget(&mut self.memories, &mut client.watches, Some(id));
+                    }
+                }
+            }
             // (It has gone meanwhile.)
             (None, Ok(Effect::Joined(member))) => self.undo(&Act::Leave { member }),
             (None, _) => {}
@@ -635,6 +656,26 @@ impl Keeper {
         let filling = self.cluster.as_ref().and_then(|cluster| cluster.inbox.filling.get(&id));
         filling.is_none_or(Filling::is_done)
     }
+}
+
+/// What undoes an act that was done, of one who was told that it is not. (What gives back is as well given back.)
+fn undone(act: &Act, effect: &Effect) -> Option<Act> {
+    Some(match (act, effect) {
+        (_, Effect::Joined(member)) => Act::Leave { member: *member },
+        (Act::Allocate { member, .. }, Effect::Region { id, .. }) => {
+            Act::Deallocate { member: *member, id: *id }
+        }
+        (Act::Attach { member, id, direction, .. }, _) => {
+            Act::Detach { member: *member, id: *id, direction: *direction }
+        }
+        (Act::Locks { member, .. }, Effect::Locks { id, .. }) => {
+            Act::DropLocks { member: *member, id: *id }
+        }
+        (Act::Acquire { member, id, lock, .. } | Act::Cancel { member, id, lock }, _) => {
+            Act::Abandon { member: *member, id: *id, lock: *lock }
+        }
+        _ => return None,
+    })
 }
 
 /// Writes to memory that is received here. `None` if there is no such place.

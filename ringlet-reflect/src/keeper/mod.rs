@@ -110,6 +110,8 @@ struct Client {
     /// What it asks next is behind what it has written up to here.
     drains: Option<u64>,
     waits: Waits,
+    /// What it was told is not to be had, with this tag, may come out of the order yet: then it is undone before anything else that it asks.
+    undoes: Option<u64>,
     is_over: bool,
 }
 
@@ -118,7 +120,10 @@ struct Client {
 enum Waits {
     No,
     /// The order, with this tag.
-    Delivery(u64),
+    Delivery {
+        tag: u64,
+        gives_back: bool,
+    },
     /// Everybody has this payload of ours.
     Settled(u64),
     /// All that was written to this region before we came.
@@ -195,6 +200,7 @@ impl Client {
             bell: None,
             drains: None,
             waits: Waits::No,
+            undoes: None,
             is_over: false,
         }
     }
@@ -244,8 +250,10 @@ impl Keeper {
         let has_room = self.clients.len() < self.clients_most;
         let first = if has_room { PollFlags::IN } else { PollFlags::empty() };
         let mut fds = vec![PollFd::new(listener, first)];
+        let is_stopped = self.cluster.as_ref().is_some_and(|cluster| cluster.stopped.is_some());
         for client in &self.clients {
-            let hears = client.waits == Waits::No && client.drains.is_none();
+            let undoes = client.undoes.is_some() && !is_stopped;
+            let hears = client.waits == Waits::No && client.drains.is_none() && !undoes;
             let events = if hears { PollFlags::IN } else { PollFlags::RDHUP };
             fds.push(PollFd::new(&client.socket, events));
             // (In place of one that has none its socket again.)
@@ -281,7 +289,8 @@ impl Keeper {
                 fd::drain(bell.as_raw_fd());
             }
             // (Of one that is not heard now only the end is told.)
-            let is_end = client.waits != Waits::No || client.drains.is_some();
+            let undoes = client.undoes.is_some() && !is_stopped;
+            let is_end = client.waits != Waits::No || client.drains.is_some() || undoes;
             client.is_over |= process && client.process.is_some() || socket && is_end;
             if socket && !client.is_over {
                 self.serve(at);
@@ -334,8 +343,9 @@ impl Keeper {
 
     /// What a program asks is behind what it has written, and behind what it has asked before.
     fn may_ask(&mut self, at: usize) -> bool {
+        let is_stopped = self.cluster.as_ref().is_some_and(|cluster| cluster.stopped.is_some());
         let client = &mut self.clients[at];
-        if client.waits != Waits::No {
+        if client.waits != Waits::No || client.undoes.is_some() && !is_stopped {
             return false;
         }
         let Some(log) = &client.log else { return true };
@@ -478,7 +488,7 @@ impl Keeper {
             }
             let tag = cluster.tag();
             cluster.say(tag, &act, &self.registry);
-            self.clients[at].waits = Waits::Delivery(tag);
+            self.clients[at].waits = Waits::Delivery { tag, gives_back: act.gives_back() };
             return Ok(());
         }
         let effect = self.perform(0, &act);
