@@ -236,6 +236,26 @@ fn what_is_for_one_host_is_seen_there_alone() {
     until("all to see it", || from.iter().all(|from| word(from, 0) == 3));
 }
 
+/// What is written for a host that has gone is nobody's: each check says so, and not only the first one.
+#[test]
+fn what_is_for_a_host_that_has_gone_is_an_error() {
+    let mut cluster = Cluster::new(3);
+    let host = cluster.host(0);
+    let to = region(&host, 1, 4096).transmit_to(cluster.name(2), true).unwrap();
+    store(&to, 0, 1);
+    settle(&host);
+    cluster.kill(2);
+    cluster.await_hosts(0, 2);
+    for count in 2..5 {
+        let errors = host.errors(0).unwrap();
+        store(&to, 0, count);
+        assert_eq!(host.check_errors(0, errors), Err(Status::ChannelError));
+    }
+    drop(to);
+    let errors = host.errors(0).unwrap();
+    assert_eq!(host.check_errors(0, errors), Ok(errors));
+}
+
 /// A host that comes while others write: it sees all that was ever written, and what comes in its order.
 #[test]
 fn who_comes_late_sees_all_of_what_is_coherent() {

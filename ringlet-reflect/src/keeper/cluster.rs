@@ -363,13 +363,13 @@ impl Keeper {
         }
         let (mut any, count) = (false, self.clients.len());
         cluster.first = cluster.first.wrapping_add(1);
-        let mut has_room = true;
+        let (mut has_room, mut is_lost) = (true, false);
         let first = cluster.first;
         for at in (0..count).map(|each| (first % count + each) % count) {
             let client = &mut self.clients[at];
             let (Some(member), Some(log)) = (client.member, &mut client.log) else { continue };
             match take(cluster, &self.registry, member, log) {
-                Ok(taken) => any |= taken.any,
+                Ok(taken) => (any, is_lost) = (any | taken.any, is_lost | taken.is_lost),
                 Err(_) => client.is_over = true,
             }
             log.give_back();
@@ -393,6 +393,9 @@ impl Keeper {
         }
         cluster.add_acts();
         cluster.flush();
+        if is_lost {
+            self.count_errors();
+        }
         for at in (0..self.clients.len()).rev() {
             let client = &self.clients[at];
             let drains = client.drains.zip(client.log.as_ref());
@@ -700,6 +703,8 @@ struct Taken {
     any: bool,
     /// There is no more, or it is not whole.
     is_all: bool,
+    /// Some of it was for one host alone, which has gone.
+    is_lost: bool,
 }
 
 /// Some of what a process has written. What it may not write is not.
@@ -709,23 +714,24 @@ fn take(
     member: u32,
     log: &mut Reader,
 ) -> Result<Taken, crate::log::Broken> {
-    let mut bytes = 0;
+    let (mut bytes, mut is_lost) = (0, false);
     while bytes < TAKEN_AT_ONCE {
         let Some(record) = log.next()? else {
-            return Ok(Taken { any: bytes > 0, is_all: true });
+            return Ok(Taken { any: bytes > 0, is_all: true, is_lost });
         };
         if !cluster.has_room(ITEM_HEAD + WRITE_HEAD + record.length) {
-            return Ok(Taken { any: bytes > 0, is_all: false });
+            return Ok(Taken { any: bytes > 0, is_all: false, is_lost });
         }
         let region = registry.regions.get(&record.region);
         let attached = region.and_then(|region| region.entry.users.get(&member));
         let most = region.map_or(0, |region| region.bytes);
         let fits = record.at.checked_add(record.length as u64).is_some_and(|end| end <= most);
         if let (Some(attached), true) = (attached.filter(|each| each.transmits), fits) {
+            is_lost |= attached.only.is_some_and(|host| !registry.hosts.contains_key(&host));
             cluster.add_write(&record, attached.only.unwrap_or(0));
         }
         bytes += ITEM_HEAD + WRITE_HEAD + record.length;
         log.take(&record);
     }
-    Ok(Taken { any: true, is_all: false })
+    Ok(Taken { any: true, is_all: false, is_lost })
 }
