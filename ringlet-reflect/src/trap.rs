@@ -485,10 +485,12 @@ mod x86 {
         })? as usize;
         let bytes = instruction.memory_size().size();
         let value = value(thread, instruction, bytes)?;
-        if bytes > value.len() || !found.holds(to, bytes) {
+        if bytes > value.len() {
             return None;
         }
         let put = |from: usize, to_end: usize| {
+            let at = to.checked_add(from).filter(|at| found.holds(*at, to_end - from));
+            at.ok_or(Status::BadParameter)?;
             found.store(to + from, to_end - from, |at, length, to| {
                 // SAFETY: a part of the value, and room for it in the log.
                 unsafe { std::ptr::copy_nonoverlapping(value[from + at..].as_ptr(), to, length) };

@@ -120,6 +120,10 @@ one!(
     "vmovdqu8 [rdi + 300]{{k1}}, ymm20",
     "vmovdqu32 [rdi + 340]{{k1}}, zmm20",
     "vmovdqu64 [rdi + 440]{{k1}}, zmm0",
+    // (All that is not written lies behind the end.)
+    "mov eax, 0xff",
+    "kmovd k1, eax",
+    "vmovdqu8 [rdi + 16376]{{k1}}, zmm20",
     "vzeroupper"
 );
 one!(one_stos, "stosb", "mov al, 9", "stosq");
