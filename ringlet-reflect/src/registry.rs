@@ -16,6 +16,8 @@ use crate::status::Status;
 const REGION_BYTES_MOST: u64 = 1 << 34;
 /// Locks of a set, at most (`IMC_MAXNUMLOCKS`, which was not published).
 pub const LOCKS_MOST: usize = 4096;
+/// Processes of one host at a time, whatever it says: each is told to all others.
+const MEMBERS_OF_A_HOST: usize = 1 << 14;
 /// Regions and sets that one process may use at a time.
 const USED_MOST: usize = 1024;
 /// Of those that programs make or are: as wide as an `int`, and narrower than the word of a lock that names its holder.
@@ -320,6 +322,8 @@ impl Registry {
         }
         Ok(match act {
             Act::Join { pid, uid, groups } => {
+                let of_host = self.members.values().filter(|who| who.host == host).count();
+                (of_host < MEMBERS_OF_A_HOST).then_some(()).ok_or(Status::Full)?;
                 let (pid, uid, groups) = (*pid, *uid, groups.clone());
                 Effect::Joined(self.join(Member { host, pid, uid, groups }))
             }
@@ -365,6 +369,21 @@ impl Registry {
                 Effect::Done
             }
         })
+    }
+
+    /// Is it one that acts can have made? (Another keeper has told it.)
+    pub fn is_sound(&self) -> bool {
+        let page = PAGE_BYTES as u64;
+        let region = |each: &RegionEntry| {
+            (1..=REGION_BYTES_MOST).contains(&each.bytes) && each.bytes.is_multiple_of(page)
+        };
+        let set = |each: &LockEntry| {
+            let is_lock = |lock: &u32| (*lock as usize) < each.count;
+            (1..=LOCKS_MOST).contains(&each.count) && each.held.keys().all(is_lock)
+        };
+        (1..=LAST_NUMBER).contains(&self.next)
+            && self.regions.values().all(region)
+            && self.sets.values().all(set)
     }
 
     /// Another host than that one, by its name.
@@ -938,6 +957,52 @@ mod tests {
             let theirs = registry.allocate(other, 1000, 1, &Permission::default());
             assert_eq!(theirs.is_ok(), most == 10);
         }
+    }
+
+    /// What another keeper tells is used as it is told: sizes of memory, and places in it.
+    #[test]
+    fn a_registry_that_no_acts_make_is_not_sound() {
+        let made = || {
+            let mut registry = with(40, true);
+            registry.enter("host", 1);
+            let member = registry.join(Member { host: 1, ..user(7) });
+            let (region, _) = registry.allocate(member, 1, 1, &Permission::default()).unwrap();
+            let (set, _) = registry.locks(member, 1, 2, 0o600, true).unwrap();
+            assert!(registry.is_sound());
+            (registry, region, set)
+        };
+        let faults: [fn(&mut RegionEntry); 3] =
+            [|it| it.bytes = 0, |it| it.bytes += 1, |it| it.bytes = REGION_BYTES_MOST + 4096];
+        for fault in faults {
+            let (mut registry, region, _) = made();
+            fault(registry.regions.get_mut(&region).unwrap());
+            assert!(!registry.is_sound());
+        }
+        let held = || Held { holder: 1, waiting: VecDeque::new() };
+        let faults: [&dyn Fn(&mut LockEntry); 3] =
+            [&|it| it.count = 0, &|it| it.count = LOCKS_MOST + 1, &|it| {
+                drop(it.held.insert(2, held()))
+            }];
+        for fault in faults {
+            let (mut registry, _, set) = made();
+            fault(registry.sets.get_mut(&set).unwrap());
+            assert!(!registry.is_sound());
+        }
+        for next in [0, LAST_NUMBER + 1] {
+            let (mut registry, ..) = made();
+            registry.next = next;
+            assert!(!registry.is_sound());
+        }
+    }
+
+    #[test]
+    fn a_host_has_no_end_of_processes_and_keeps_out_none_of_others() {
+        let mut registry = with(40, true);
+        let join = super::Act::Join { pid: 1, uid: 7, groups: vec![7] };
+        let joined = (0..1 << 16).take_while(|_| registry.apply(1, &join).is_ok()).count();
+        assert_eq!(joined, MEMBERS_OF_A_HOST);
+        assert_eq!(registry.apply(1, &join), Err(Status::Full));
+        assert!(registry.apply(2, &join).is_ok());
     }
 
     proptest! {

@@ -553,7 +553,9 @@ impl Keeper {
     }
 
     fn do_said(&mut self, host: u32, said: Said) {
-        let own = std::mem::replace(&mut self.registry.bounds, said.bounds);
+        let made_most = said.bounds.made_most.min(super::MADE_MOST);
+        let bounds = Bounds { made_most, ..said.bounds };
+        let own = std::mem::replace(&mut self.registry.bounds, bounds);
         let effect = self.perform(host, &said.act);
         self.registry.bounds = own;
         if host != self.cluster().host || said.tag == 0 {
@@ -734,4 +736,45 @@ fn take(
         log.take(&record);
     }
     Ok(Taken { any: true, is_all: false, is_lost })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use std::os::fd::BorrowedFd;
+
+    /// Carries nothing.
+    struct Nowhere(Life);
+
+    impl Network for Nowhere {
+        fn me(&self) -> &Life {
+            &self.0
+        }
+        fn kept(&self) -> Option<Vec<u8>> {
+            None
+        }
+        fn keep(&mut self, _: &[u8]) -> std::io::Result<()> {
+            Ok(())
+        }
+        fn send(&mut self, _: &Life, _: &[u8]) -> bool {
+            false
+        }
+        fn poll(&mut self, _: &mut dyn FnMut(Event<'_>)) -> bool {
+            false
+        }
+        fn descriptors(&self, _: &mut dyn FnMut(BorrowedFd<'_>)) {}
+        fn may_sleep(&mut self) -> bool {
+            true
+        }
+    }
+
+    pub fn alone() -> Cluster {
+        let me = Life { node: "here".into(), incarnation: 1 };
+        Cluster::new(Box::new(Nowhere(me)), &Membership::default())
+    }
+
+    /// What another host has said is delivered.
+    pub fn said(keeper: &mut Keeper, host: u32, bounds: Bounds, act: Act) {
+        keeper.do_said(host, Said { tag: 0, bounds, act });
+    }
 }

@@ -133,6 +133,8 @@ enum Waits {
 /// (By their numbers in the registry.)
 struct Keeper {
     registry: Registry,
+    /// What this host allows, whatever others do.
+    bounds: Bounds,
     memories: BTreeMap<u32, Memory>,
     words: BTreeMap<u32, Words>,
     clients: Vec<Client>,
@@ -222,16 +224,18 @@ impl Keeper {
         // (Half of what there is for those who come, a socket and a process of each, and a log and a bell; nobody who makes regions keeps others out.)
         let of_each = if cluster.is_some() { 8 } else { 4 };
         let made_most = (descriptors / 2).saturating_sub(DESCRIPTORS_BESIDE) / DESCRIPTORS;
-        let mut registry = Registry::new(Bounds {
+        let bounds = Bounds {
             limits: options.limits,
             made_most: MADE_MOST.min(made_most),
             is_shared: options.path.is_some(),
-        });
+        };
+        let mut registry = Registry::new(bounds);
         if cluster.is_none() {
             registry.hosts.insert(0, (name.clone(), 0));
         }
         let keeper = Keeper {
             registry,
+            bounds,
             memories: BTreeMap::new(),
             words: BTreeMap::new(),
             clients: Vec::new(),
@@ -551,8 +555,7 @@ impl Keeper {
             (_, Effect::Region { id, is_new: true }) => {
                 let region = &self.registry.regions[id];
                 if !in_cluster || region.coherent {
-                    let made = Memory::make(region.bytes as usize, in_cluster);
-                    match made {
+                    match self.make(region.bytes) {
                         Ok(memory) => drop(self.memories.insert(*id, memory)),
                         Err(status) if is_here => {
                             if let Act::Allocate { member, .. } = act {
@@ -570,7 +573,9 @@ impl Keeper {
                 self.give_up(*member, *id);
             }
             (_, Effect::Locks { id, is_new: true }) => {
-                let Ok(words) = Words::new(self.registry.sets[id].count) else { return Ok(()) };
+                let Ok(words) = self.make_words(self.registry.sets[id].count) else {
+                    return Ok(());
+                };
                 // (The creator has the first one, before anybody else can.)
                 if let (Act::Locks { member, creates: true, .. }, false) = (act, in_cluster) {
                     let _ = words.lock(0).try_acquire(*member);
@@ -581,7 +586,7 @@ impl Keeper {
                 let region = &self.registry.regions[id];
                 if !region.coherent
                     && !self.memories.contains_key(id)
-                    && let Ok(memory) = Memory::make(region.bytes as usize, true)
+                    && let Ok(memory) = self.make(region.bytes)
                 {
                     self.memories.insert(*id, memory);
                 }
@@ -590,6 +595,24 @@ impl Keeper {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Memory for a region: by what this host allows, since another one may say anything of what it allows itself.
+    fn make(&self, bytes: u64) -> Result<Memory, Status> {
+        let written = self.memories.values().filter_map(|memory| memory.written.as_ref());
+        let had: usize = written.map(|(data, _)| data.area().len()).sum();
+        let fits = had as u64 + bytes <= self.bounds.limits.all;
+        (fits && self.may_make()).then_some(()).ok_or(Status::NoMemory)?;
+        Memory::make(bytes as usize, self.cluster.is_some())
+    }
+
+    fn make_words(&self, count: usize) -> Result<Words, Status> {
+        self.may_make().then_some(()).ok_or(Status::NoMemory)?;
+        Words::new(count)
+    }
+
+    fn may_make(&self) -> bool {
+        self.memories.len() + self.words.len() < self.bounds.made_most
     }
 
     /// In a cluster what nobody receives here any more needs no memory, unless a late-comer is to see all of it.
@@ -793,6 +816,37 @@ impl Keeper {
 mod tests {
     use super::*;
 
+    /// Of another host's, which says that it allows itself anything, no more is made here than this one allows.
+    #[test]
+    fn what_others_make_is_bounded_here() {
+        for (pages, made_most, expected) in [(4, 1000, 4), (1000, 6, 6)] {
+            let place = tempfile::tempdir().unwrap();
+            let limits = Limits { all: pages * PAGE_BYTES as u64, received: 0 };
+            let path = place.path().join("socket");
+            let options = Options { path: Some(&path), limits, ..Options::default() };
+            let (mut keeper, _) = Keeper::new(&options, Some(cluster::tests::alone())).unwrap();
+            keeper.bounds.made_most = made_most;
+            let host = keeper.registry.enter("other", 1);
+            let any = Limits { all: u64::MAX / 2, received: u64::MAX / 2 };
+            let bounds = Bounds { limits: any, made_most: usize::MAX, is_shared: false };
+            let join = Act::Join { pid: 1, uid: 0, groups: vec![0] };
+            cluster::tests::said(&mut keeper, host, bounds, join);
+            let member = *keeper.registry.members.keys().next().unwrap();
+            for key in 0..100 {
+                let how = crate::registry::Permission::default();
+                let act = Act::Allocate { member, key, bytes: 1, how };
+                cluster::tests::said(&mut keeper, host, bounds, act);
+            }
+            assert_eq!(keeper.registry.regions.len(), 100, "all hosts have the same");
+            assert_eq!(keeper.memories.len(), expected);
+            for key in 0..100 {
+                let act = Act::Locks { member, key, count: 1, mode: 0o600, creates: false };
+                cluster::tests::said(&mut keeper, host, bounds, act);
+            }
+            assert!(keeper.memories.len() + keeper.words.len() <= made_most);
+        }
+    }
+
     /// Who asks for all that there is, again and again, has one answer in a turn; short questions are answered together.
     #[test]
     fn long_answers_are_given_by_turns() {
@@ -800,6 +854,7 @@ mod tests {
         let mapped = memory::map(&shared, page::BYTES, true).unwrap();
         let mut keeper = Keeper {
             registry: Registry::new(Bounds::default()),
+            bounds: Bounds::default(),
             memories: BTreeMap::new(),
             words: BTreeMap::new(),
             clients: Vec::new(),

@@ -13,7 +13,7 @@ use ringlet_order::{Life, Output, View};
 use rustix::fs::{SeekFrom, seek};
 
 use super::cluster::{Cluster, put};
-use super::space::{Memory, Words};
+use super::space::Memory;
 use super::{Keeper, Waits};
 use crate::registry::{Direction, Registry};
 
@@ -117,7 +117,6 @@ pub struct Inbox {
     /// The number of the last view that the registry knows, and the place in the order from which on this host has it.
     pub applied: u64,
     pub base: u64,
-    is_broken: bool,
     /// Contents are: nobody has them any more.
     is_lost: bool,
 }
@@ -291,9 +290,6 @@ impl Keeper {
         }
         self.filled();
         let Some(cluster) = &mut self.cluster else { return Ok(false) };
-        if cluster.inbox.is_broken {
-            return Err(std::io::Error::other("another keeper tells nonsense of the cluster"));
-        }
         cluster.ask()?;
         if std::mem::take(&mut cluster.inbox.is_lost) {
             self.count_errors();
@@ -369,31 +365,37 @@ impl Keeper {
         }
         cluster.inbox.asked.as_mut()?.1 = now;
         let text = cluster.inbox.parts.add((view, place, count), at, bytes)?;
-        cluster.inbox.asked = None;
-        let known = serde_json::from_slice::<Registry>(&text);
-        let standing = std::mem::replace(&mut cluster.standing, Standing::Outside);
-        cluster.inbox.is_broken = true;
-        let (Ok(mut known), Standing::Waiting { held, .. }) = (known, standing) else {
+        let whom = cluster.inbox.asked.take();
+        let known = serde_json::from_slice::<Registry>(&text).ok().filter(Registry::is_sound);
+        let host = known.as_ref().and_then(|it| it.host(&cluster.me.node, cluster.me.incarnation));
+        let (Some(mut known), Some(host)) = (known, host) else {
+            // (That is nonsense. Another one may make sense.)
+            cluster.inbox.refused.extend(whom.map(|(life, _)| life));
             return None;
         };
-        known.bounds = self.registry.bounds;
-        cluster.host = known.host(&cluster.me.node, cluster.me.incarnation)?;
-        cluster.inbox.is_broken = false;
-        cluster.standing = Standing::Inside;
+        let standing = std::mem::replace(&mut cluster.standing, Standing::Inside);
+        let Standing::Waiting { held, .. } = standing else { return None };
+        known.bounds = self.bounds;
+        cluster.host = host;
         (cluster.inbox.applied, cluster.inbox.base, cluster.delivered) = (view, place, place);
-        for (id, region) in known.regions.iter().filter(|(_, region)| region.coherent) {
-            if let Ok(memory) = Memory::make(region.bytes as usize, true) {
-                self.memories.insert(*id, memory);
-                cluster.inbox.filling.insert(*id, Filling::new(region.bytes));
-            }
-        }
+        let coherent = known.regions.iter().filter(|(_, region)| region.coherent);
+        let coherent: Vec<_> = coherent.map(|(id, region)| (*id, region.bytes)).collect();
+        let sets: Vec<_> = known.sets.iter().map(|(id, set)| (*id, set.count)).collect();
         for (id, set) in &known.sets {
-            if let Ok(words) = Words::new(set.count) {
-                self.words.insert(*id, words);
-            }
             known.changed.extend(set.held.keys().map(|lock| (*id, *lock)));
         }
         self.registry = known;
+        for (id, bytes) in coherent {
+            if let Ok(memory) = self.make(bytes) {
+                self.memories.insert(id, memory);
+                self.cluster.as_mut()?.inbox.filling.insert(id, Filling::new(bytes));
+            }
+        }
+        for (id, count) in sets {
+            if let Ok(words) = self.make_words(count) {
+                self.words.insert(id, words);
+            }
+        }
         self.tell_holders();
         for output in held {
             match output {
@@ -498,7 +500,47 @@ impl Keeper {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::Options;
+    use super::super::cluster::tests::alone;
     use super::*;
+    use crate::registry::{Bounds, Member};
+
+    /// Whoever tells nonsense is asked no more; with what the next one tells this host goes on.
+    #[test]
+    fn nonsense_of_one_keeper_keeps_nobody_out() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let options = Options { path: Some(&path), ..Options::default() };
+        let (mut keeper, _) = Keeper::new(&options, Some(alone())).unwrap();
+        let mut known = Registry::new(Bounds::default());
+        known.enter("here", 1);
+        let member = known.join(Member { host: 1, pid: 1, uid: 0, groups: vec![0] });
+        known.bounds.made_most = 9;
+        known.locks(member, 1, 2, 0o600, true).unwrap();
+        let sound = serde_json::to_string(&known).unwrap();
+        let (held, there) = (r#""held":{"0":"#, r#""held":{"4000000000":"#);
+        assert!(sound.contains(held));
+        let told = [
+            "nonsense".to_owned(),
+            sound.replace(held, there),
+            sound.replace(r#""count":2"#, r#""count":4000000000"#),
+            sound.replace(r#"["here",1]"#, r#"["here",2]"#),
+            sound,
+        ];
+        let standing = Standing::Waiting { since: 1, held: VecDeque::new(), bytes: 0 };
+        keeper.cluster.as_mut().unwrap().standing = standing;
+        for (nth, text) in told.iter().enumerate() {
+            let is_last = nth + 1 == told.len();
+            let life = Life { node: format!("other-{nth}"), incarnation: 1 };
+            let asked = Some((life.clone(), Duration::ZERO));
+            keeper.cluster.as_mut().unwrap().inbox.asked = asked;
+            keeper.learn(1, nth as u64 + 1, 0, 1, text.as_bytes());
+            let Cluster { standing, inbox, .. } = keeper.cluster.as_ref().unwrap();
+            assert_eq!(inbox.refused.contains(&life), !is_last, "{text}");
+            assert_eq!(matches!(standing, Standing::Inside), is_last, "{text}");
+        }
+        assert_eq!(keeper.words.len(), 1);
+    }
 
     /// Who told half of it has died: another one tells less, as of the same place.
     #[test]
