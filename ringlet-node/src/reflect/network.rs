@@ -29,6 +29,9 @@ const SOON: Duration = Duration::from_millis(5);
 /// often.
 const SILENT: Duration = Duration::from_secs(1);
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// Who begins anew finds the other end so soon behind its own beginning that it does not join in. WHY less than a half: of two that begin anew by turns,
+/// each when the other one has just begun, neither ever found the other one ready.
+const JUST_BEGUN: Duration = Duration::from_millis(250);
 /// For so long no rail may work before all that is under way is given up.
 const DOWN_MOST: Duration = Duration::from_secs(2);
 /// The service, the bell and the time are looked at in one of so many polls: each costs as much as a frame. (And in the first one behind a sleep.)
@@ -233,8 +236,8 @@ impl Rails {
             return;
         }
         link.theirs = Some(from);
-        // (Who says so again and again has us do it once a second.)
-        let late = link.opened.is_none_or(|opened| self.clock.since(opened) >= TRY_AGAIN);
+        // (Who says so again and again has us do it no more often.)
+        let late = link.opened.is_none_or(|opened| self.clock.since(opened) >= JUST_BEGUN);
         self.close(session);
         if late {
             // (It may not have heard of us: we were there before it.)

@@ -107,6 +107,8 @@ struct Two {
     session: Session,
     folder: std::path::PathBuf,
     rails: Vec<RailSettings>,
+    /// What each has passed, if it is held up.
+    held: Option<[Vec<Vec<u8>>; 2]>,
 }
 
 impl Drop for Two {
@@ -123,7 +125,11 @@ impl Two {
     fn by(test: &str, rails: Vec<RailSettings>) -> Two {
         let folder = place(test);
         let sides = ["a", "b"].map(|name| Side::new(name, &folder, rails.clone()));
-        let mut two = Two { sides, session: [1; 16], folder, rails };
+        Two::of(sides, folder, rails)
+    }
+
+    fn of(sides: [Side; 2], folder: std::path::PathBuf, rails: Vec<RailSettings>) -> Two {
+        let mut two = Two { sides, session: [1; 16], folder, rails, held: None };
         two.join();
         two.until("both to be up", |two| two.sides.iter().all(Side::is_up));
         two
@@ -159,7 +165,10 @@ impl Two {
             while let Ok((len, _)) = meet::receive(self.sides[at].service.as_raw_fd(), &mut bytes) {
                 match read(&bytes[..len]) {
                     Some((PASS, session, message)) if session == self.session => {
-                        self.sides[1 - at].tell(PASSED, session, message);
+                        match &mut self.held {
+                            Some(held) => held[at].push(message.to_vec()),
+                            None => self.sides[1 - at].tell(PASSED, session, message),
+                        }
                     }
                     Some((BROKEN, ..)) => self.sides[at].broken += 1,
                     Some((LOG, _, text)) => {
@@ -323,6 +332,36 @@ fn both_processes_die_at_once() {
 fn which_rails_carry_is_told() {
     let mut two = Two::new("rails", None);
     two.until("both rails to carry", |two| two.sides.iter().all(|side| side.active == 3));
+}
+
+/// Each has just begun when it hears that the other one does, and their looks are half of `TRY_AGAIN` apart.
+#[test]
+fn two_that_begin_anew_by_turns_meet() {
+    let folder = place("turns");
+    let rails = settings(&folder, None);
+    let a = Side::new("a", &folder, rails.clone());
+    std::thread::sleep(Duration::from_millis(500));
+    let b = Side::new("b", &folder, rails.clone());
+    let mut two = Two::of([a, b], folder, rails);
+    let session = two.session;
+    let attempts = [0, 1].map(|at| Attempt { incarnation: two.life(at).incarnation, number: 1 });
+    two.held = Some([Vec::new(), Vec::new()]);
+    for at in 0..2 {
+        let what = What::Control(Control::Free { memory: ringlet_fabric::Memory(9) });
+        let lie = Passed { from: attempts[1 - at], to: attempts[at], what };
+        let lie = serde_json::to_vec(&lie).unwrap();
+        in_pieces(&lie).for_each(|piece| two.sides[at].tell(PASSED, session, &piece));
+    }
+    two.until("both to be down", |two| !two.sides.iter().any(Side::is_up));
+    two.until("both to begin anew", |two| {
+        let held = two.held.as_ref().unwrap();
+        held.iter().all(|all| all.iter().any(|one| String::from_utf8_lossy(one).contains("Hello")))
+    });
+    for (at, held) in two.held.take().unwrap().into_iter().enumerate() {
+        held.iter().for_each(|piece| two.sides[1 - at].tell(PASSED, session, piece));
+    }
+    two.until("both to be up again", |two| two.sides.iter().all(Side::is_up));
+    two.exchange(&frames(40, 13));
 }
 
 /// What no sane keeper's process says there, and passes.
