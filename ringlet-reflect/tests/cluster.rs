@@ -537,6 +537,48 @@ fn a_minority_stops_and_says_so() {
     until("what it writes now", || word(&ends[0].1, 2) == 6);
 }
 
+/// A program that has written more than goes is answered where nothing goes on; and what it gives back is given back behind what it has written.
+#[test]
+fn who_is_stopped_in_the_middle_of_writing_is_answered() {
+    assert!((0..20).any(|_| is_answered_where_all_has_stopped()), "none goes on where it was");
+}
+
+/// False: one was declared dead at the end, since the others had found each other before.
+fn is_answered_where_all_has_stopped() -> bool {
+    let cluster = Cluster::new(3);
+    let hosts = [0, 1, 2].map(|host| cluster.host(host));
+    let ends = [0, 1].map(|host: usize| both(&hosts[host], 1, 8192));
+    let locks = hosts[0].locks(1, 2, 0o600, true).unwrap();
+    let theirs = hosts[1].locks(1, 2, 0o600, false).unwrap();
+    [0, 1, 2].iter().for_each(|host| cluster.cut_off(&[*host]));
+    let mut last = 0;
+    let stopped = (1..u64::MAX).find_map(|value| {
+        let words = [value; 512].map(u64::to_ne_bytes);
+        let put = ends[0].0.put(0, words.as_flattened());
+        last = if put.is_ok() { value } else { last };
+        put.err()
+    });
+    assert_eq!(stopped, Some(Status::Stopped));
+    assert!(last > 100, "it has not written more than goes");
+    assert!(hosts[0].cluster().unwrap().stopped.is_some());
+    assert_eq!(locks.acquire(1, Wait::No), Err(Status::Stopped));
+    locks.release(0).unwrap();
+    cluster.mend();
+    let goes_on = |host: &Host| {
+        until("it to go on, or to end", || {
+            !host.cluster().is_ok_and(|cluster| cluster.stopped.is_some())
+        });
+        host.cluster().is_ok()
+    };
+    if !hosts[..2].iter().all(goes_on) {
+        return false;
+    }
+    theirs.acquire(0, Wait::UpTo(PATIENCE)).unwrap();
+    assert_eq!(word(&ends[1].1, 0), last);
+    locks.acquire(1, Wait::UpTo(PATIENCE)).unwrap();
+    true
+}
+
 /// A cluster of so many hosts, as it was known.
 fn changed_of(host: &Host, _hosts: usize) -> ringlet_reflect::Cluster {
     let mut known = host.cluster().unwrap();

@@ -372,6 +372,10 @@ impl Keeper {
                 Ok(taken) => (any, is_lost) = (any | taken.any, is_lost | taken.is_lost),
                 Err(_) => client.is_over = true,
             }
+            while let Some((_, act)) = client.later.pop_front_if(|(up_to, _)| log.has_taken(*up_to))
+            {
+                cluster.say(0, &act, &self.registry);
+            }
             log.give_back();
             has_room = cluster.has_room(PAYLOAD_BYTES / 2);
             if !has_room {
@@ -446,6 +450,8 @@ impl Keeper {
         self.count_errors();
         ring(&self.page.1);
         for at in 0..self.clients.len() {
+            // (What waits for room of what it has written need not.)
+            self.clients[at].drains = None;
             match self.clients[at].waits {
                 Waits::Settled(_) => self.reply(at, &Answer::No(Status::ChannelError), &[]),
                 Waits::Delivery { tag, gives_back } => {

@@ -10,7 +10,7 @@ mod show;
 mod space;
 mod transfer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -47,6 +47,8 @@ const SHARE_OF_A_USER: usize = 4;
 const GROUPS_MOST: usize = 1024;
 /// What is given back while nothing can be.
 const LATER_MOST: usize = 1 << 16;
+/// The same of one program, behind what it has written.
+const LATER_OF_ONE_MOST: usize = 1 << 12;
 /// Packets of one program that are answered before others have their turn.
 const AT_ONCE: usize = 64;
 /// One that was started by a program ends when for so long nobody was there.
@@ -109,6 +111,8 @@ struct Client {
     bell: Option<OwnedFd>,
     /// What it asks next is behind what it has written up to here.
     drains: Option<u64>,
+    /// What it gives back once all that it has written up to there has been passed on.
+    later: VecDeque<(u64, Act)>,
     waits: Waits,
     /// What it was told is not to be had, with this tag, may come out of the order yet: then it is undone before anything else that it asks.
     undoes: Option<u64>,
@@ -201,6 +205,7 @@ impl Client {
             log: None,
             bell: None,
             drains: None,
+            later: VecDeque::new(),
             waits: Waits::No,
             undoes: None,
             is_over: false,
@@ -345,7 +350,7 @@ impl Keeper {
         }
     }
 
-    /// What a program asks is behind what it has written, and behind what it has asked before.
+    /// What a program asks is behind what it has written, and behind what it has asked before; but where nothing goes on it is answered all the same.
     fn may_ask(&mut self, at: usize) -> bool {
         let is_stopped = self.cluster.as_ref().is_some_and(|cluster| cluster.stopped.is_some());
         let client = &mut self.clients[at];
@@ -354,7 +359,7 @@ impl Keeper {
         }
         let Some(log) = &client.log else { return true };
         let up_to = client.drains.get_or_insert_with(|| log.tail());
-        let may = log.has_taken(*up_to);
+        let may = is_stopped || client.later.is_empty() && log.has_taken(*up_to);
         if may {
             client.drains = None;
         }
@@ -510,9 +515,16 @@ impl Keeper {
             _ => return Err(Status::Stopped),
         };
         let cluster = self.cluster.as_mut().filter(|cluster| cluster.has_acts() < LATER_MOST);
-        cluster.ok_or(Status::Stopped)?.say(0, &later, &self.registry);
+        let (cluster, client) = (cluster.ok_or(Status::Stopped)?, &mut self.clients[at]);
         if let Act::Detach { id, direction: Direction::Receive, .. } = later {
-            forget(&mut self.memories, &mut self.clients[at].watches, Some(id));
+            forget(&mut self.memories, &mut client.watches, Some(id));
+        }
+        match client.log.as_ref().map(|log| (log.tail(), log)) {
+            Some((up_to, log)) if !client.later.is_empty() || !log.has_taken(up_to) => {
+                (client.later.len() < LATER_OF_ONE_MOST).then_some(()).ok_or(Status::Stopped)?;
+                client.later.push_back((up_to, later));
+            }
+            _ => cluster.say(0, &later, &self.registry),
         }
         self.reply(at, &answer, &[]);
         Ok(())
