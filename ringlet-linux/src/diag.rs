@@ -81,16 +81,19 @@ pub fn far_owner(ends: &Ends) -> Sys<Owner> {
 
 /// A socket by which the kernel is asked for the sockets of this network namespace.
 pub fn open() -> Sys<i32> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: no memory is passed.
-    unsafe { sys!(SYS_socket, libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG) }
-        .map(|socket| socket as i32)
+    netlink(libc::NETLINK_SOCK_DIAG)
 }
 
-fn send<R>(socket: i32, request: R, flags: i32) -> Sys<usize> {
+fn netlink(family: i32) -> Sys<i32> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is passed.
+    unsafe { sys!(SYS_socket, libc::AF_NETLINK, kind, family) }.map(|socket| socket as i32)
+}
+
+fn send<R>(socket: i32, kind: u16, request: R, flags: i32) -> Sys<usize> {
     let asked = Asked {
         len: size_of::<Asked<R>>() as u32,
-        kind: SOCK_DIAG_BY_FAMILY,
+        kind,
         flags: (libc::NLM_F_REQUEST | flags) as u16,
         sequence: 1,
         pid: 0,
@@ -128,12 +131,17 @@ fn receive(socket: i32, answer: &mut [u8]) -> Sys<usize> {
 
 /// Asks for one socket. Returns how long the answer is, which is sound as far as its header goes.
 fn ask<R>(request: R, answer: &mut [u8]) -> Sys<usize> {
-    let socket = open()?;
-    let got = send(socket, request, 0).and_then(|_| receive(socket, answer));
+    ask_of(libc::NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, request, SOCK_DIAG_BY_FAMILY, answer)
+}
+
+/// The same of any part of the kernel's, which answers by messages of the kind `expected`.
+fn ask_of<R>(family: i32, kind: u16, request: R, expected: u16, answer: &mut [u8]) -> Sys<usize> {
+    let socket = netlink(family)?;
+    let got = send(socket, kind, request, 0).and_then(|_| receive(socket, answer));
     close(socket);
     let got = got?;
     match u32_at(&answer[..got], 4).ok_or(Errno::EINVAL)? as u16 {
-        SOCK_DIAG_BY_FAMILY => Ok(got),
+        kind if kind == expected => Ok(got),
         kind if kind == libc::NLMSG_ERROR as u16 => Err(error_in(&answer[..got])),
         _ => Err(Errno::ENOENT),
     }
@@ -146,6 +154,55 @@ fn error_in(message: &[u8]) -> Errno {
 
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+/// struct rtmsg, and two attributes (struct rtattr) of an address each: `N` bytes.
+#[repr(C)]
+struct RouteRequest<const N: usize> {
+    family: u8,
+    target_bits: u8,
+    source_bits: u8,
+    rest: [u8; 9],
+    target: Attribute<N>,
+    source: Attribute<N>,
+}
+
+#[repr(C)]
+struct Attribute<const N: usize> {
+    len: u16,
+    kind: u16,
+    value: [u8; N],
+}
+
+/// Does what this user sends from `source` to `to` stay in this network namespace, at an address that is its own? By the kernel's own lookup, with
+/// all its tables and rules. (For IPv4 it says no, too, where `source` is none of its own.)
+pub fn leads_here(source: &tcp::Address, to: &tcp::Address) -> bool {
+    const V4: usize = 4;
+    match (source.is_v4(), to.is_v4()) {
+        (true, true) => {
+            let last = |ip: [u8; 16]| [ip[12], ip[13], ip[14], ip[15]];
+            route_is_local::<V4>(libc::AF_INET, last(source.ip), last(to.ip))
+        }
+        (false, false) => route_is_local(libc::AF_INET6, source.ip, to.ip),
+        _ => false,
+    }
+}
+
+fn route_is_local<const N: usize>(family: i32, source: [u8; N], target: [u8; N]) -> bool {
+    let attribute = |kind: u16, value: [u8; N]| Attribute { len: 4 + N as u16, kind, value };
+    let request = RouteRequest {
+        family: family as u8,
+        target_bits: 8 * N as u8,
+        source_bits: 8 * N as u8,
+        rest: [0; 9],
+        target: attribute(libc::RTA_DST, target),
+        source: attribute(libc::RTA_SRC, source),
+    };
+    let mut answer = [0u8; 1024];
+    let asked =
+        ask_of(libc::NETLINK_ROUTE, libc::RTM_GETROUTE, request, libc::RTM_NEWROUTE, &mut answer);
+    // struct rtmsg: the kind of route at 7.
+    asked.is_ok_and(|got| answer[..got].get(HEADER_BYTES + 7) == Some(&libc::RTN_LOCAL))
 }
 
 /// The other end must be connected, and to us. KERNEL: where there is no such socket, a listener that would take the connection is
@@ -300,7 +357,8 @@ pub fn unix_sockets(
     room: &mut [u8; LIST_BYTES],
     mut each: impl FnMut(&UnixSocket),
 ) -> Sys<()> {
-    send(socket, unix_request(0, SHOW_NAME | SHOW_PEER | SHOW_UID), libc::NLM_F_DUMP)?;
+    let request = unix_request(0, SHOW_NAME | SHOW_PEER | SHOW_UID);
+    send(socket, SOCK_DIAG_BY_FAMILY, request, libc::NLM_F_DUMP)?;
     loop {
         let got = receive(socket, room)?;
         let mut rest = &room[..got];

@@ -3,7 +3,7 @@
 //! A *door* is an abstract Unix datagram socket named after the inode of a UDP socket, through which strangers that want to share a lane
 //! with it come. Every message carries its sender's credentials, by the kernel's word.
 
-use crate::diag::{Owner, owner_of};
+use crate::diag::{Owner, leads_here, owner_of};
 use crate::sys::{Sys, close, sys};
 use crate::tcp::{self, Address, Ends};
 use crate::{fd, meet};
@@ -74,11 +74,7 @@ pub fn source(fd: i32, to: &Address) -> Option<Address> {
     if !is_any(&local) {
         return Some(local);
     }
-    Some(Address { ip: chosen_source(to)?.ip, port: local.port })
-}
-
-/// The address that the kernel chooses for what an unbound socket sends to `to`, as a socket of our own is told by connecting.
-fn chosen_source(to: &Address) -> Option<Address> {
+    // The kernel's choice, which a socket of our own is told by connecting.
     let family = if to.is_v4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
     // SAFETY: no memory is passed.
@@ -88,14 +84,12 @@ fn chosen_source(to: &Address) -> Option<Address> {
     let connected = unsafe { sys!(SYS_connect, probe, name.as_ptr(), len) };
     let found = connected.ok().and_then(|_| tcp::local(probe));
     close(probe);
-    found
+    Some(Address { ip: found?.ip, port: local.port })
 }
 
-/// Is it an address of this machine's, in this network namespace?
-///
-/// KERNEL: for one of its own it chooses that itself as the source, for no other one ever.
-pub fn is_ours(address: &Address) -> bool {
-    chosen_source(address).is_some_and(|source| source.ip == address.ip)
+/// Do datagrams between these two stay on this machine, in this network namespace? Addresses come and go, other than the loopback's.
+pub fn stays_here(source: &Address, to: &Address) -> bool {
+    source.is_loopback() && to.is_loopback() || leads_here(source, to)
 }
 
 /// Is it the address of one receiver, as the kernel sees it? (Broadcasts have many: 127.255.255.255 is one too.)
@@ -175,9 +169,11 @@ mod tests {
             all[12..].copy_from_slice(&ip);
             Address { ip: all, port: 9 }
         };
-        assert!(is_ours(&v4([127, 0, 0, 1])));
+        let ours = v4([127, 0, 0, 1]);
+        assert!(leads_here(&ours, &v4([127, 0, 0, 2])));
         // Of a net that is for documents only.
-        assert!(!is_ours(&v4([192, 0, 2, 1])));
-        assert!(!is_ours(&Address { ip: [0; 16], port: 9 }));
+        assert!(!leads_here(&ours, &v4([192, 0, 2, 1])));
+        assert!(!leads_here(&v4([192, 0, 2, 1]), &ours));
+        assert!(!leads_here(&ours, &Address { ip: [0; 16], port: 9 }));
     }
 }

@@ -17,7 +17,7 @@ import bpf  # noqa: E402
 import inside  # noqa: E402
 from harness import needs_root_and, play, scenes_options, scenes_parser  # noqa: E402
 
-GROUPS = "counts addresses packets limits streams programs".split()
+GROUPS = "counts addresses datagrams packets limits streams programs".split()
 TOOLS = "ip tc nft".split()
 
 

@@ -13,11 +13,16 @@ knowing of it.
     held                      how many descriptors and mappings there are
     finish                    no more bytes follow; the other's end is awaited
     number                    of our descriptor
+    bind IP [PORT]            instead of a stream, datagrams; answers the port
+    answer_all WORD           from now on each datagram is answered by this word
+    who N IP PORT...          N questions to each of these by turns, each awaited; answers which words answered at each
+    shout N IP PORT           N datagrams, for which nobody waits; answers how many the kernel refused
     counts                    of bytes: written by sequence numbers and by transmissions, waiting for an acknowledgement, arrived
 
 What fails is answered by `failed:` and why.
 """
 
+import contextlib
 import os
 import pathlib
 import random
@@ -124,6 +129,48 @@ class End:
         if left := self.stream.recv(1):
             raise AssertionError(f"{left} after the end")
         return self.stream.close()
+
+    def bind(self, ip, port=0):
+        self.datagrams = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_DGRAM)
+        self.datagrams.bind((ip, int(port)))
+        return self.datagrams.getsockname()[1]
+
+    def answer_all(self, word):
+        def answer():
+            while True:
+                asked, source = self.datagrams.recvfrom(64)
+                if asked != b"shout":
+                    self.datagrams.sendto(f"{asked.decode()} {word}".encode(), source)
+
+        threading.Thread(target=answer, daemon=True).start()
+
+    def who(self, count, *places):
+        told = {place: set() for place in zip(places[::2], map(int, places[1::2]), strict=True)}
+        self.datagrams.settimeout(1)
+        for number in range(int(count)):
+            for place, words in told.items():
+                self._ask_one(f"{number} {place[0]}", place, words)
+        return " ".join(f"{ip}={','.join(sorted(words))}" for (ip, _), words in told.items())
+
+    def _ask_one(self, question, place, words):
+        # (A datagram may be lost.)
+        for _ in range(60):
+            self.datagrams.sendto(question.encode(), place)
+            with contextlib.suppress(TimeoutError):
+                while not (answer := self.datagrams.recv(64).decode()).startswith(question + " "):
+                    pass
+                words.add(answer.rpartition(" ")[2])
+                return
+        raise AssertionError(f"{place} does not answer")
+
+    def shout(self, count, ip, port):
+        refused = 0
+        for _ in range(int(count)):
+            try:
+                self.datagrams.sendto(b"shout", (ip, int(port)))
+            except OSError:
+                refused += 1
+        return refused
 
     def number(self):
         return self.stream.fileno()

@@ -94,10 +94,13 @@ class Ends:
     def _listen(self, ground, ip, before=()):
         self._ground = ground
         self.port = 0
-        # Both where any user can read them.
-        self._argv = ["/usr/bin/python3", "-u", shutil.copy2(END, ground.directory)]
+        self._argv = self.argv()
         self.server = self.client = ground.start("server", [*before, *self._argv])
         self.port = int(self.ask(self.server, f"listen {ip}"))
+
+    def argv(self):
+        # Both where any user can read them.
+        return ["/usr/bin/python3", "-u", shutil.copy2(END, self._ground.directory)]
 
     def connect(self, ip, port, source=None, user=None, before=()):
         self.client = self._ground.start("client", [*before, *self._argv], user=user)

@@ -338,11 +338,10 @@ fn knock(tables: &Tables, socket: &'static Socket, to: &Address) {
     }
 }
 
-/// Both ends on this machine: by the loopback, or by addresses of its own, of which most have one at both ends.
+/// Both ends on this machine, and the way from one to the other. (A link's address is not whole without its link.)
 fn is_local(source: &Address, to: &Address) -> bool {
     let is_link = |end: &Address| end.ip[..2] == [0xfe, 0x80];
-    let known = source.ip == to.ip || source.is_loopback() && to.is_loopback();
-    !is_link(to) && !is_link(source) && (known || udp::is_ours(source) && udp::is_ours(to))
+    !is_link(to) && !is_link(source) && udp::stays_here(source, to)
 }
 
 fn allowed(tables: &Tables, local: &Address, remote: &Address) -> bool {
@@ -449,6 +448,13 @@ fn take_hello(
     }
     if udp::peer(socket.fd()).is_some_and(|peer| peer != hello.source) {
         return Err(Reason::NotOwner);
+    }
+    // A socket of all addresses is not told to which one a datagram came: that the sender's come to another one is no proof for this one, from
+    // where they may be sent elsewhere (DNAT, IPVS).
+    let (source, target) = (&hello.source, &hello.target);
+    let one_way = source.ip == target.ip || source.is_loopback() && target.is_loopback();
+    if !one_way && tcp::local(socket.fd()).is_none_or(|local| udp::is_any(&local)) {
+        return Err(Reason::NotLocal);
     }
     // Whose is the address that it says it sends from? Only that socket may use it.
     let owner = udp::receiver(&hello.target, &hello.source).map_err(|_| Reason::NotOwner)?;

@@ -327,8 +327,11 @@ impl Outlet {
         let now = sys::ticks();
         now.wrapping_sub(self.checked.get()) > after && {
             self.checked.set(now);
-            let found = udp::receiver(&self.source(), &self.address());
+            let (source, to) = (self.source(), self.address());
+            // (A socket stays bound to an address that has moved to another machine.)
+            let found = udp::receiver(&source, &to);
             found.map_or(true, |owner| owner.inode != self.inode.get())
+                || !udp::stays_here(&source, &to)
         }
     }
 }
