@@ -11,12 +11,12 @@ FIRST, SECOND, V6, V6_SECOND = "192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db
 class Sockets(Ends):
     """One that answers, and one that asks."""
 
-    def __init__(self, ground, server_ip, client_ip):
+    def __init__(self, ground, server_ip, client_ip, awake=""):
         self._ground, self.ip, self.port = ground, server_ip, 0
         self._argv = self.argv()
         self.server = self.client = ground.start("server", self._argv)
         self.port = int(self.ask(self.server, f"bind {server_ip}"))
-        self.ask(self.server, "answer_all right")
+        self.ask(self.server, f"answer_all right {awake}")
         self.client = ground.start("client", self._argv)
         self.asking_port = int(self.ask(self.client, f"bind {client_ip}"))
 
@@ -62,7 +62,7 @@ def scenes(ground):
 
     for client in FIRST, "0.0.0.0":
         with ground.scene(f"from {client} to an address that moves to another machine"), address(FIRST), address(SECOND):
-            ends = Sockets(ground, SECOND, client)
+            ends = Sockets(ground, SECOND, client, "awake")
             ends.on_ring()
             with address_gone(SECOND):
 
@@ -73,7 +73,7 @@ def scenes(ground):
                 wait_until(by_kernel, ANSWER_SECONDS, f"datagrams that leave their lane; {ends.told()}")
 
     with ground.scene("one address of a socket that has all leads elsewhere"), address(FIRST), address(SECOND):
-        ends = Sockets(ground, "0.0.0.0", FIRST)
+        ends = Sockets(ground, "0.0.0.0", FIRST, "awake")
         other = ground.start("other", ends._argv)
         ends.server, server = other, ends.server
         port = int(ends.ask(other, f"bind {FIRST}"))

@@ -14,7 +14,7 @@ knowing of it.
     finish                    no more bytes follow; the other's end is awaited
     number                    of our descriptor
     bind IP [PORT]            instead of a stream, datagrams; answers the port
-    answer_all WORD           from now on each datagram is answered by this word
+    answer_all WORD [awake]   from now on each datagram is answered by this word; by one who never sleeps until the next one comes
     who N IP PORT...          N questions to each of these by turns, each awaited; answers which words answered at each
     shout N IP PORT           N datagrams, for which nobody waits; answers how many the kernel refused
     counts                    of bytes: written by sequence numbers and by transmissions, waiting for an acknowledgement, arrived
@@ -135,10 +135,15 @@ class End:
         self.datagrams.bind((ip, int(port)))
         return self.datagrams.getsockname()[1]
 
-    def answer_all(self, word):
+    def answer_all(self, word, awake=None):
+        self.datagrams.setblocking(not awake)
+
         def answer():
             while True:
-                asked, source = self.datagrams.recvfrom(64)
+                try:
+                    asked, source = self.datagrams.recvfrom(64)
+                except BlockingIOError:
+                    continue
                 if asked != b"shout":
                     self.datagrams.sendto(f"{asked.decode()} {word}".encode(), source)
 
