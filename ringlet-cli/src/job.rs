@@ -122,6 +122,10 @@ pub fn run(args: &JobArgs, kind: &mut dyn Kind) -> anyhow::Result<ExitCode> {
     drop(sender);
     let limit = args.timeout.map(|timeout| Instant::now() + timeout);
     let code = attend(kind, &mut processes, &events, limit);
+    // What they have started and left, which may hold our ends of their output, is told by this that it has no launcher any more.
+    for process in processes {
+        let _ = process.socket.shutdown(Shutdown::Both);
+    }
     for forwarder in output {
         let _ = forwarder.join();
     }

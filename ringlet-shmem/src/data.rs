@@ -1,8 +1,11 @@
 //! The program's static data, .data and .bss, as symmetric memory: it is copied into the job's region, which is then mapped in its place.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
 use ringlet_reflect::PAGE_BYTES;
+
+use crate::job::{begun, give_up};
 
 /// Whole pages, from `begin` on, that the program may write and the loader is done with.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
@@ -79,6 +82,58 @@ impl Data {
         // SAFETY: the pages that are replaced hold the same as those that come, so whoever has addresses of them sees no difference.
         let mapped = unsafe { alias(there, self.bytes, self.begin) };
         mapped.map_err(|error| format!("the program's static data can't be shared: {error}"))
+    }
+}
+
+/// When the library is loaded, before the program does the same: so ours is the last before a fork, and the first in the child.
+extern "C" fn watch_forks() {
+    // SAFETY: functions of this library, which is not unloaded (build.rs).
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+}
+
+#[used]
+// SAFETY: a list of functions of this kind.
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = watch_forks;
+
+std::thread_local! {
+    /// What a child that this thread makes will have as its data.
+    static COPY: Cell<*mut c_void> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// A child by fork is no PE: its static data are its own, as any program's are, or it would write its parent's.
+extern "C" fn before_fork() {
+    let Some(Data { begin, bytes }) = begun().map(|job| job.data) else { return };
+    let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping, which replaces none.
+    let copy = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, how, -1, 0) };
+    if copy != libc::MAP_FAILED {
+        // SAFETY: as many bytes each; others may write there meanwhile, as in any fork.
+        unsafe { std::ptr::copy_nonoverlapping(begin as *const u8, copy.cast(), bytes) };
+        COPY.set(copy);
+    }
+}
+
+extern "C" fn in_parent() {
+    let (Some(job), copy) = (begun(), COPY.take()) else { return };
+    if !copy.is_null() {
+        // SAFETY: `before_fork`'s.
+        unsafe { libc::munmap(copy, job.data.bytes) };
+    }
+}
+
+extern "C" fn in_child() {
+    let (Some(Data { begin, bytes }), copy) = (begun().map(|job| job.data), COPY.take()) else {
+        return;
+    };
+    let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the pages that come hold what those that are replaced held when the child was made.
+    let moved = !copy.is_null()
+        && unsafe { libc::mremap(copy, bytes, bytes, how, begin as *mut c_void) }
+            != libc::MAP_FAILED;
+    if !moved && bytes > 0 {
+        give_up("a child can't have static data of its own: no memory");
     }
 }
 

@@ -193,6 +193,9 @@ impl<'a> Group<'a> {
 
     /// The bytes of each, one behind the other. (They may be of different lengths.)
     pub fn collect(&self, dest: *mut u8, source: *const u8, bytes: usize) {
+        if bytes as u64 > VALUE {
+            give_up(format_args!("{bytes} bytes to be collected are too many"));
+        }
         self.exchange(bytes as u64, |length| {
             let mut to = dest;
             for rank in 0..self.size {
@@ -223,6 +226,10 @@ impl<'a> Group<'a> {
     ) {
         let (to_apart, from_apart) = apart;
         let me = self.me();
+        let all = bytes.checked_mul(count).and_then(|each| each.checked_mul(self.size));
+        if all.is_none_or(|all| all > isize::MAX as usize) {
+            give_up(format_args!("{count} elements for each of {} PEs are too many", self.size));
+        }
         self.sync();
         for rank in 0..self.size {
             let mut from = source.wrapping_add(me * count * from_apart * bytes);

@@ -61,7 +61,7 @@ pub struct Job {
     /// What PE 0 has, and how far from each other two PEs' are.
     parts: *mut u8,
     part_bytes: usize,
-    data: Data,
+    pub data: Data,
     heap: *mut u8,
     pub heap_bytes: usize,
     pub allocated: Mutex<Heap>,
@@ -358,6 +358,19 @@ impl Job {
             let mut message = (word.len() as u32).to_le_bytes().to_vec();
             message.extend(word.as_bytes());
             let _ = launcher.write_all(&message);
+        }
+    }
+
+    /// Of one who waits. A PE that a script has started is not its launcher's child, and is not told by it to end, as those that it waits for may have
+    /// been.
+    pub fn end_without_launcher(&self) {
+        let Some(launcher) = &self.launcher else { return };
+        let launcher = launcher.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut event = libc::pollfd { fd: launcher.as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: one entry, which outlives the call.
+        let found = unsafe { libc::poll(&raw mut event, 1, 0) };
+        if found == 1 && event.revents & libc::POLLHUP != 0 {
+            give_up("the launcher has ended");
         }
     }
 

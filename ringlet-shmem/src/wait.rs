@@ -111,6 +111,9 @@ fn sleep(job: &Job, there: (*const u8, usize), is_so: &mut dyn FnMut() -> bool) 
             break;
         }
         futex::wait(&control.bell, seen, patience);
+        if patience == LOOK_AGAIN_MOST_NS {
+            job.end_without_launcher();
+        }
         patience = (patience * 2).min(LOOK_AGAIN_MOST_NS);
     }
     wish(control, |sleepers| {

@@ -109,7 +109,7 @@ def wrong(place):
     told = {"address": "not symmetric", "length": "not symmetric", "pe": "no PE 3", "minus": "no PE -1", "context": "context",
             "comparison": "comparison", "signal": "signals", "lock": "has not set it", "scribbled": "no PE writes there",
             "free": "not an allocation", "stride": "backwards",
-            "set": "active set", "alone": "active set", "sync": "active set", "root": "root is 3",
+            "set": "active set", "alone": "active set", "sync": "active set", "root": "root is 3", "many": "too many",
             "unaligned": "not aligned", "early": "before shmem_init"}
     built = place.build("wrong")
     for word, why in told.items():
@@ -151,10 +151,27 @@ def ends(place):
     require("PE 0 has ended without" in place.job(4, built, "_exit", "lock", expected=1), "it is not said which PE has ended")
     require("PE 1 has ended without" in place.job(4, built, "unstarted", expected=1), "it is not said which PE has ended")
     place.unused()
+    # PEs that are a script's children, of whom one has left: the others are not the launcher's to signal.
+    said = place.run([place.root / "bin/ringlet", "shmem", "--prefix", "-n", 3, "--", "sh", "-c", f"{built} left; true"], expected=1)
+    require("launcher has ended" in said, said)
+    place.unused()
     # One program of a job that is another one.
     said = place.job(2, "sh", "-c", f'[ "$RINGLET_SHMEM_PE" = 1 ] && exec {place.build("memory")}; exec {built} well', expected=1)
     require("differ" in said, said)
     place.unused()
+
+
+@step
+def together(place):
+    """Jobs that begin at once where there is no keeper yet: one starts it, all have it."""
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        return "skipped: only root makes a network namespace, in which there is none"
+    job = f"{place.root}/bin/ringlet shmem -n 1 -- true"
+    script = f"pids=; for n in 1 2 3 4 5 6; do {job} & pids=\"$pids $!\"; done; for pid in $pids; do wait $pid || exit 1; done"
+    environment = {**place.environment, "RINGLET_REFLECT": ""}
+    for _ in range(10):
+        done = subprocess.run(["unshare", "--net", "sh", "-c", script], capture_output=True, text=True, timeout=LIMIT, env=environment)
+        require(done.returncode == 0, done.stderr)
 
 
 @step

@@ -10,6 +10,8 @@ int main(int count, char **words) {
     if (!strcmp(way, "unstarted") && !strcmp(getenv("RINGLET_SHMEM_PE"), "1"))
         return 0;
     begin();
+    if (!strcmp(way, "left") && me == 0)
+        _exit(0);
     void *heap = shmem_malloc(1 << 20);
     memset(heap, 1, 1 << 20);
     if (!strcmp(where, "lock") && me == 0)
@@ -33,10 +35,16 @@ int main(int count, char **words) {
     }
     if (!strcmp(way, "well")) {
         /* A child is no PE: its end is not ours, for which others wait. */
-        if (me == 0 && fork() == 0)
-            exit(0);
+        static volatile long mine = 1;
+        if (me == 0 && fork() == 0) {
+            int is_as_it_was = mine == 1;
+            mine = 2;
+            exit(!is_as_it_was || mine != 2);
+        }
+        int status = 0;
         if (me == 0)
-            wait(NULL);
+            wait(&status);
+        CHECK(status == 0 && mine == 1);
         CHECK(shmem_team_sync(SHMEM_TEAM_WORLD) == 0);
         static long sum, one = 1;
         CHECK(shmem_sum_reduce(SHMEM_TEAM_WORLD, &sum, &one, 1) == 0 && sum == pes);

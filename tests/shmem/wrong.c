@@ -41,6 +41,8 @@ int main(int count, char **words) {
             shmem_barrier(0, 0, pes, (long *) words);
         if (!strcmp(word, "root"))
             shmem_broadcastmem(SHMEM_TEAM_WORLD, &there, &there, 1, pes);
+        if (!strcmp(word, "many"))
+            shmem_long_alltoall(SHMEM_TEAM_WORLD, &there, &there, (size_t) 1 << 61);
         if (!strcmp(word, "unaligned"))
             shmem_long_atomic_inc((long *) ((char *) &there + 4), 0);
     }
