@@ -196,6 +196,7 @@ mod tests {
             "join = []\n[reflect]",
             "[reflect]\nfounders = ['b', 'b']",
             "[reflect]\nfounders = ['B_']",
+            "nodes = [{name = 'b', address = '10.0.0.2:1'}]\n[reflect]\nfounders = ['b', 'c']",
             "[reflect]\nall_mb = 0",
             "[reflect]\nbeat_ms = 1000",
             "[reflect]\nfounder = ['b']",
@@ -209,6 +210,7 @@ mod tests {
             "nodes = []",
             "join = []\nbanned = ['b']",
             "join = []\n[reflect]\nfounders = ['b']",
+            "nodes = [{name = 'b', address = '10.0.0.2:1'}]\n[reflect]\nfounders = ['b']",
             "[reflect]\nbeat_ms = 1000\nsilent_ms = 4000\nsocket = '/run/x'",
             "join = ['10.0.0.2:7471', '_x._tcp.y.z']",
         ] {

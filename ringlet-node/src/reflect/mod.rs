@@ -64,18 +64,21 @@ impl Settings {
     /// `nodes`: of the list, with this one.
     pub fn check<'a>(
         &mut self,
-        nodes: impl Iterator<Item = &'a str>,
+        nodes: impl Iterator<Item = &'a str> + Clone,
         is_open: bool,
     ) -> anyhow::Result<()> {
         if self.founders.is_empty() {
             ensure!(!is_open, "[cluster.reflect] with `join`: founders have to be named");
-            self.founders = nodes.map(str::to_owned).collect();
+            self.founders = nodes.clone().map(str::to_owned).collect();
             // (The first one decides where half of them are there: it has to be the same one in all nodes.)
             self.founders.sort();
         }
         for (at, name) in self.founders.iter().enumerate() {
             identity::check_name(name)?;
             ensure!(!self.founders[..at].contains(name), "the founder {name} is named twice");
+            // (Nobody would ever find more than half of them.)
+            let is_node = is_open || nodes.clone().any(|node| node == name);
+            ensure!(is_node, "the founder {name} is none of the nodes");
         }
         ensure!(
             (1..=1 << 30).contains(&self.all_mb) && (1..=1 << 30).contains(&self.received_mb),
