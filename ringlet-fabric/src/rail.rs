@@ -2,7 +2,7 @@
 //!
 //! A `Rail` is one endpoint on one network. It promises little, as real fabrics do: a message or a write that is taken either is done
 //! once or fails, and what is done is done in any order. Only `Event::Noticed` says that a write has arrived; `Event::Done` says that its
-//! memory, or that of a message, may be used again.
+//! memory, or that of a message, may be used again. (A message can be lost behind that, without another word: with a connection that ends.)
 
 use std::io;
 use std::os::fd::BorrowedFd;

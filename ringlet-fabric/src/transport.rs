@@ -6,7 +6,7 @@
 //! epoch. Messages are sent again at once, since one that comes twice is known by its number.
 //!
 //! **Trying it again.** Both ends grant everything anew for the next epoch (`Control::Try`), and send a probe over the rail. It is used again by
-//! who knows that both probes have arrived.
+//! who knows that both probes have arrived. Who does not know it for long gives up the rail: a probe may have been lost without a word.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -25,6 +25,9 @@ pub const MEMORIES: usize = 4096;
 const OWED_MOST: usize = WINDOW / 4;
 /// So many looks without any it waits for what can carry it.
 const OWED_LOOKS: u32 = 64;
+
+/// After so many calls of `try_again` a rail that is still being tried is given up, so that it is tried anew.
+const TRIALS: u32 = 8;
 
 /// What a transport tells its owner.
 #[derive(Debug)]
@@ -97,6 +100,8 @@ struct Way {
     probe_due: bool,
     heard: bool,
     was_heard: bool,
+    /// Calls of `try_again` meanwhile.
+    trials: u32,
     /// Bytes of writes under way.
     load: u64,
 }
@@ -407,12 +412,19 @@ impl Transport {
         }
     }
 
-    /// Tries the rails that are given up.
+    /// Tries the rails that are given up; and gives up those of which nothing has been heard since they were tried.
     pub(crate) fn try_again(&mut self, rails: &mut Rails) {
         for rail in 0..self.rails {
-            if self.ended.is_none() && self.ways[rail].stage == Stage::Down {
+            let way = &mut self.ways[rail];
+            match way.stage {
+                _ if self.ended.is_some() => {}
                 // If it can't be granted there, it stays as it is.
-                let _ = self.grant(rails, rail);
+                Stage::Down => drop(self.grant(rails, rail)),
+                Stage::Trying => {
+                    way.trials += 1;
+                    way.failed |= way.trials > TRIALS;
+                }
+                Stage::Up | Stage::Left => {}
             }
         }
     }

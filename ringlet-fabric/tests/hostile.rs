@@ -490,6 +490,53 @@ fn a_silent_rail_can_be_given_up() {
     assert_eq!(here.len() - before, there.len() - arrived);
 }
 
+/// A probe may be lost without a word: what is tried for long is given up, and tried anew.
+#[test]
+fn a_probe_may_be_lost() {
+    let mut victim = Victim::in_use();
+    let number = victim.number;
+    let left = |epoch| Control::Left {
+        rail: 0,
+        epoch,
+        receipt: Receipt { arrived: first(), beyond: vec![] },
+    };
+    let tried = |epoch| Control::Try { rail: 0, epoch, name: b"x".to_vec(), grants: vec![] };
+    victim.node.give_up(number, 0);
+    victim.control(left(1));
+    for epoch in 2..5 {
+        victim.node.try_again(number);
+        // Theirs has come, or not; ours has not.
+        if epoch > 2 {
+            let probe = victim.message(3, epoch, [0, first(), first()], &[]);
+            victim.wires[0].lock().unwrap().messages.push_back(probe);
+        }
+        victim.control(tried(epoch));
+        let gives_up =
+            |said: &Control| matches!(said, Control::Left { epoch: at, .. } if *at == epoch);
+        for nth in 0.. {
+            assert!(nth < 100, "it is tried for ever");
+            victim.poll();
+            if victim.said.iter().any(gives_up) {
+                break;
+            }
+            victim.node.try_again(number);
+        }
+        victim.control(left(epoch));
+    }
+    victim.node.try_again(number);
+    victim.control(tried(5));
+    let probe = victim.message(3, 5, [0, first(), first()], &[]);
+    victim.wires[0].lock().unwrap().messages.push_back(probe);
+    victim.control(Control::Heard { rail: 0, epoch: 5 });
+    victim.poll();
+    // One that carries is not given up by being tried.
+    (0..100).for_each(|_| {
+        victim.node.try_again(number);
+        victim.poll();
+    });
+    assert!(victim.ended.is_none() && victim.node.transport(number).is_up(0));
+}
+
 /// A rail that does not take memory is given up if another does; else all stay as they are, without that memory.
 #[test]
 fn a_rail_that_takes_no_memory_is_given_up() {
