@@ -25,9 +25,6 @@ static LEAVES: AtomicBool = AtomicBool::new(false);
 /// Keeps this host's part of the cluster's reflective memory, until the service at the other end of standard input has gone; or until the others have
 /// declared this run of it dead, after which the next one begins with nothing.
 pub fn reflect() -> anyhow::Result<()> {
-    // A service manager that stops the service says so to all of its processes: this one ends behind its farewell, and so the others need not find out.
-    // SAFETY: no handler, and no other thread yet.
-    unsafe { libc::signal(libc::SIGTERM, libc::SIG_IGN) };
     let service = by_whom_it_was_started();
     let mut bytes = vec![0; PACKET_BYTES];
     let mut fds = [fd::pollfd { fd: service.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
