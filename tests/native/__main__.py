@@ -57,7 +57,7 @@ class Place:
         target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
         run(["make", "-s", "-C", ROOT, "install", f"DESTDIR={self.root}", "PREFIX=/usr"])
         # With debug checks, and as the unit tests have built them.
-        run(["cargo", "build", "--quiet", "-p", "ringlet", "--examples"], cwd=ROOT)
+        run(["cargo", "build", "--quiet", "-p", "ringlet-messages", "--examples"], cwd=ROOT)
         self.environment = {
             **os.environ,
             "PKG_CONFIG_PATH": str(self.root / "usr/lib/pkgconfig"),
@@ -123,7 +123,7 @@ def installed(place):
     header = (place.root / "usr/include/ringlet.h").read_text()
     declared = set(re.findall(r"\b(ringlet_\w+)\(", re.sub(r"/\*.*?\*/", "", header, flags=re.S)))
     messages = (place.root / "usr/include/am.h").read_text()
-    messages = set(re.findall(r"^(?:extern )?int (\w+)[(;]", messages, flags=re.M))
+    messages = set(re.findall(r"^(?!typedef|static|struct|enum)\w[\w ]*?[ *(]\*?(\w+)\)?[(;\[]", messages, flags=re.M))
     library = place.root / "usr/lib/libringlet.so.0"
     exported = {line.split()[-1] for line in run(["nm", "-D", "--defined-only", library]).splitlines()}
     both = declared | messages
