@@ -547,11 +547,13 @@ pub(crate) mod tests {
         let (mut fabric, [_keeper, process]) = fabric();
         let peers = joined(&["b", "c"]);
         peers.iter().for_each(|peer| fabric.side.ways.joined(peer));
-        fabric.side.ways.passed(&peers[1], b"first");
+        fabric.side.ways.passed(&peers[1], b"\0first");
+        // (Of the other process.)
+        fabric.side.ways.passed(&peers[1], &[REFLECTED]);
         for _ in 0..(2 * WAITING_MOST) >> 16 {
             fabric.side.ways.passed(&peers[0], &[0; (1 << 16) - 64]);
         }
-        fabric.side.ways.passed(&peers[1], b"last");
+        fabric.side.ways.passed(&peers[1], b"\0last");
         assert_eq!(hear(&mut fabric), 0, "the process is lost for all");
         assert_eq!(given_up(&peers[0]), ["b"]);
         assert!(fabric.side.ways.lock().bytes < WAITING_MOST);
@@ -568,7 +570,7 @@ pub(crate) mod tests {
                 }
             }
         }
-        assert_eq!(came, [&b"first"[..], b"last"]);
+        assert_eq!(came, [&b"\0first"[..], b"\0last"]);
         assert!(!fabric.side.waits());
     }
 
