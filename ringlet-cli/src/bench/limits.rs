@@ -46,7 +46,22 @@ struct Line(AtomicU32);
 /// Two threads count in turn on one line.
 pub fn cache_line(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
     let line = Line(AtomicU32::new(0));
-    let await_turn = |turn: u32| {
+    there_and_back(cpus, budget, &line, &line)
+}
+
+/// Each on a line of its own, as who passes messages does.
+pub fn line_each_way(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
+    let (there, back) = (Line(AtomicU32::new(0)), Line(AtomicU32::new(0)));
+    there_and_back(cpus, budget, &there, &back)
+}
+
+fn there_and_back(
+    cpus: (usize, usize),
+    budget: Duration,
+    there: &Line,
+    back: &Line,
+) -> Result<Vec<f64>> {
+    let await_turn = |line: &Line, turn: u32| {
         // ORDER: Acquire; pairs with the Release of the other thread's store to `line`, as a message would be passed.
         while line.0.load(Ordering::Acquire) != turn {
             spin_loop();
@@ -56,13 +71,13 @@ pub fn cache_line(cpus: (usize, usize), budget: Duration) -> Result<Vec<f64>> {
         cpus,
         budget,
         |turn| {
-            line.0.store(turn, Ordering::Release);
-            await_turn(turn + 1);
+            there.0.store(turn, Ordering::Release);
+            await_turn(back, turn + 1);
             Ok(())
         },
         |turn| {
-            await_turn(turn);
-            line.0.store(turn + 1, Ordering::Release);
+            await_turn(there, turn);
+            back.0.store(turn + 1, Ordering::Release);
             Ok(())
         },
     )

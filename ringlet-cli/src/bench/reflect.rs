@@ -10,7 +10,7 @@ use ringlet_reflect::keeper::{Options, keep};
 use ringlet_reflect::{Host, Permission, Receiver, Region, Transmitter, Use, Wait};
 use rustix::fs::{FlockOperation, fcntl_lock};
 
-use super::limits::{best, cache_line, figure, ping_pong};
+use super::limits::{best, cache_line, figure, line_each_way, ping_pong};
 use super::place::pin;
 use super::spec::{Figure, Spec, Unit, Work};
 
@@ -43,36 +43,43 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
         Ok(figure(what, best(halves, f64::min)?, Unit::Nanoseconds))
     };
     let mut figures = vec![half("cache line, half", cache_line(cpus, budget)?)?];
-    let (to, from) = (here.transmit(Use::default())?, here.receive(Use::default())?);
-    let (back, there_from) = (there.transmit(Use::default())?, there.receive(Use::default())?);
-    // (The same word there and back, as the bare line is.)
-    let trips = ping_pong(
-        cpus,
-        budget,
-        |turn| {
-            to.words()[0].store(2 * u64::from(turn) + 1, Ordering::Release);
-            until(&from, 2 * u64::from(turn) + 2);
-            Ok(())
-        },
-        |turn| {
-            until(&there_from, 2 * u64::from(turn) + 1);
-            back.words()[0].store(2 * u64::from(turn) + 2, Ordering::Release);
-            Ok(())
-        },
-    )?;
-    figures.push(half("store to load, half", trips)?);
+    // (What the other thread looks at shares no line with what this one writes to its stack.)
+    let ours = Alone((here.transmit(Use::default())?, here.receive(Use::default())?));
+    let theirs = Alone((there.transmit(Use::default())?, there.receive(Use::default())?));
+    let (Alone((to, from)), Alone((there_to, there_from))) = (&ours, &theirs);
+    // A line that is loaded by a mapping that may only be read comes to be shared, so that a store to it fetches it again (AMD's processors, at least: by a
+    // mapping that may be written it comes for good). An answer in the same word pays for that, one in another line does not.
+    let there_and_back = |there: usize, back: usize| {
+        ping_pong(
+            cpus,
+            budget,
+            |turn| {
+                to.words()[there].store(2 * u64::from(turn) + 1, Ordering::Release);
+                until(&from.words()[back], 2 * u64::from(turn) + 2);
+                Ok(())
+            },
+            |turn| {
+                until(&there_from.words()[there], 2 * u64::from(turn) + 1);
+                there_to.words()[back].store(2 * u64::from(turn) + 2, Ordering::Release);
+                Ok(())
+            },
+        )
+    };
+    figures.push(half("store to load, half", there_and_back(0, 0)?)?);
+    figures.push(half("line each way, half", line_each_way(cpus, budget)?)?);
+    figures.push(half("store to load, line each way, half", there_and_back(64, 96)?)?);
     pin(&[cpus.0])?;
-    let plain = PlainWords([const { AtomicU64::new(0) }; 8]);
+    let plain = Alone([const { AtomicU64::new(0) }; 8]);
     let stored = |what: &str, cost: f64| figure(what, cost, Unit::Nanoseconds);
     figures.push(stored("32 B, plain memory", each(budget, |n| write(&plain.0, n))));
     figures.push(stored("32 B stored", each(budget, |n| write(to.words(), n))));
-    figures.push(stored("32 B stored, and run", each(budget, |n| run(&to, n))));
+    figures.push(stored("32 B stored, and run", each(budget, |n| run(to, n))));
     let receivers: Vec<Receiver> = regions[2..]
         .iter()
         .map(|region| region.receive(Use::default()))
         .collect::<Result<_, _>>()?;
     let what = format!("32 B stored, and run, {} receivers", receivers.len() + 2);
-    figures.push(stored(&what, each(budget, |n| run(&to, n))));
+    figures.push(stored(&what, each(budget, |n| run(to, n))));
     let line = AtomicU32::new(0);
     figures.push(stored(
         "atomic exchange",
@@ -98,10 +105,10 @@ pub fn measure(spec: &Spec) -> Result<Vec<Figure>> {
 }
 
 #[repr(align(128))]
-struct PlainWords([AtomicU64; 8]);
+struct Alone<T>(T);
 
-fn until(receiver: &Receiver, value: u64) {
-    while receiver.words()[0].load(Ordering::Acquire) != value {
+fn until(word: &AtomicU64, value: u64) {
+    while word.load(Ordering::Acquire) != value {
         std::hint::spin_loop();
     }
 }
