@@ -226,14 +226,20 @@ fn of_two_halves_the_one_with_the_first_goes_on() {
     assert_eq!(net.members("c"), ["a1", "b1", "c2"]);
 }
 
-#[test]
-fn without_the_first_the_other_of_two_stops_until_it_is_buried() {
+/// The first one of two has gone, behind what the other one has submitted.
+fn without_the_first() -> Net {
     let mut net = Net::new("ab");
     net.beats(3);
     net.submit("b", b"x").unwrap();
     net.settle();
     net.stop("a");
     net.beats(60);
+    net
+}
+
+#[test]
+fn without_the_first_the_other_of_two_stops_until_it_is_buried() {
+    let mut net = without_the_first();
     assert_eq!(net.submit("b", b"x"), Err(NotTaken::Stopped));
     let now = net.now;
     net.order("b").bury(&life("a", 1), now);
@@ -243,12 +249,7 @@ fn without_the_first_the_other_of_two_stops_until_it_is_buried() {
     net.settle();
     assert_eq!(net.agree("b"), ["b1", "b2"]);
     // Or until it is back: as one that has lost all.
-    let mut net = Net::new("ab");
-    net.beats(3);
-    net.submit("b", b"x").unwrap();
-    net.settle();
-    net.stop("a");
-    net.beats(60);
+    let mut net = without_the_first();
     net.start("a", "ab");
     net.beats(60);
     assert_eq!(net.members("a"), ["b1", "a2"]);

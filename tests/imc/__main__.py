@@ -4,6 +4,7 @@
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -69,6 +70,18 @@ class Place:
             actor.kill()
             raise Failed(f"{words} hangs: {actor.communicate()[0]}") from None
         require(actor.returncode == expected, f"{words}: {status_word(actor.returncode)}\n{said}")
+
+    @contextlib.contextmanager
+    def beside(self, word, **options):
+        """One that is ready, until it is killed; then nothing is left of it."""
+        actor = self.start(word, **options)
+        try:
+            require(actor.stdout.readline() == "ready\n", f"{word} does not start")
+            yield
+        finally:
+            actor.kill()
+            actor.wait()
+        self.unused()
 
     def asks(self, name, text, number, expected):
         said = self.run([self.actors["cc"], "says", name, text], env=self.environment, **user(number)).stdout
@@ -150,16 +163,10 @@ def messages(place):
 def permissions(place):
     if os.geteuid() != 0:
         return "skipped: only root can become two users"
-    owner = place.start("owner", **user(12345))
-    try:
-        require(owner.stdout.readline() == "ready\n", "the owner does not start")
+    with place.beside("owner", **user(12345)):
         place.actor("stranger", **user(STRANGER))
         shown = place.state()
         require({region["mode"] for region in shown["regions"]} == {0o600, 0o604, 0o602}, f"{shown}")
-    finally:
-        owner.kill()
-        owner.wait()
-    place.unused()
     return None
 
 
@@ -168,15 +175,9 @@ def read_only_for_good(place):
     """What was given to be read is not opened anew to be written, by another user than the keeper's."""
     if os.geteuid() != 0:
         return "skipped: only root can become two users"
-    owner = place.start("owner", **user(12345))
-    try:
-        require(owner.stdout.readline() == "ready\n", "the owner does not start")
+    with place.beside("owner", **user(12345)):
         for number in (STRANGER, 12345):
             place.actor("reopens", place.socket, **user(number))
-    finally:
-        owner.kill()
-        owner.wait()
-    place.unused()
     return None
 
 
@@ -196,18 +197,12 @@ def containers(place):
     place.actor("write", before=container(12345))
     place.ends(reader, ["read"])
     place.unused()
-    owner = place.start("owner", before=container(12345))
-    try:
-        require(owner.stdout.readline() == "ready\n", "the owner does not start")
+    with place.beside("owner", before=container(12345)):
         place.actor("stranger", before=container(STRANGER))
         place.actor("reopens", place.socket, before=container(STRANGER))
         shown = place.state()
         require({region["owner"] for region in shown["regions"]} == {12345}, f"{shown}")
         require(all(member["pid"] > 0 for member in shown["members"]), f"{shown}")
-    finally:
-        owner.kill()
-        owner.wait()
-    place.unused()
     # A folder where anybody may put a socket says nothing of who listens there.
     folder = place.socket.parent
     folder.chmod(0o777)
@@ -224,30 +219,18 @@ def seen_from_outside(place):
     """Who looks sees how much is written, of what he may read."""
     if os.geteuid() != 0:
         return "skipped: only root can become two users"
-    owner = place.start("owner", **user(12345))
-    try:
-        require(owner.stdout.readline() == "ready\n", "the owner does not start")
+    with place.beside("owner", **user(12345)):
         words = [place.root / "bin/ringlet", "reflect", "stat", "--json"]
         for number, seen in [(0, {1, 2, 3}), (12345, {1, 2, 3}), (STRANGER, {2})]:
             shown = json.loads(place.run(words, env=place.environment, **user(number)).stdout)
             require({region["key"] for region in shown["regions"] if region["written"]} == seen, f"user {number}: {shown}")
             require(shown["errors"] == [0], f"{shown}")
-    finally:
-        owner.kill()
-        owner.wait()
-    place.unused()
-    writer = place.start("scribble")
-    try:
-        require(writer.stdout.readline() == "ready\n", "it does not write")
+    with place.beside("scribble"):
         shown = json.loads(place.ringlet("reflect", "stat", "--json", "--interval", "2").stdout)
         written = {region["key"]: region["written"] for region in shown["regions"]}
         require([each["pages_per_second"] > 0 for each in written.values()] == [True], f"{shown}")
         text = place.ringlet("reflect", "stat", "--count", "2").stdout
         require(text.count("Pages/s") == 2 and text.count("errors: 0 on rail 0") == 2, text)
-    finally:
-        writer.kill()
-        writer.wait()
-    place.unused()
     return None
 
 
