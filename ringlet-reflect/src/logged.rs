@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, compiler_fence};
 use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::fd;
 
+use crate::PAGE_BYTES;
 use crate::log::{PIECE_BYTES, Writer};
 use crate::memory::Mapping;
 use crate::protocol::page;
@@ -13,6 +14,21 @@ use crate::status::Status;
 
 /// Looks for room, a tenth of a second each, while the keeper takes nothing: then a record before is not whole, and never will be.
 const LOOKS_MOST: u32 = 100;
+
+/// Has what is to be read be there. WHY: who reads it while he has room in the log, and faults, may never come back (his handler jumps elsewhere, or
+/// ends the thread); then his record would never be whole, and hold up all that the process writes behind it.
+///
+/// # Safety
+/// So many bytes can be read there.
+#[inline]
+#[allow(unsafe_code)]
+pub unsafe fn touch(from: *const u8, bytes: usize) {
+    let Some(last) = bytes.checked_sub(1) else { return };
+    for at in (0..last).step_by(PAGE_BYTES).chain([last]) {
+        // SAFETY: our own contract.
+        unsafe { from.add(at).read_volatile() };
+    }
+}
 
 pub struct Logged {
     writer: Writer,
@@ -45,6 +61,11 @@ impl Logged {
     /// Writes bytes to this place of a region. (Its bounds are looked at before.)
     #[inline]
     pub fn put(&self, region: u32, at: usize, bytes: &[u8]) -> Result<(), Status> {
+        // SAFETY: all of it can be read.
+        #[allow(unsafe_code)]
+        unsafe {
+            touch(bytes.as_ptr(), bytes.len())
+        };
         self.put_by(region, at, bytes.len(), |from, length, to| {
             // SAFETY: a part of the bytes, and room for it.
             #[allow(unsafe_code)]

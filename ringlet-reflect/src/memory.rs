@@ -132,13 +132,28 @@ pub fn read(memory: &OwnedFd, to: &mut [u8], at: u64) -> Result<(), Status> {
 /// Maps memory of the keeper's, if it is that large, and has all of it held by memory, which is this process's to pay for: what its control group,
 /// the machine or strict overcommit does not give would be SIGBUS, or somebody's end, at a store.
 pub fn map(memory: &impl AsFd, bytes: usize, writable: bool) -> Result<Mapping, Status> {
-    let (fd, mapping) = (memory.as_fd().as_raw_fd(), map_sparse(memory, bytes, writable)?);
-    let missing = (bytes as u64).saturating_sub(map::held_bytes(fd)?);
-    if missing > 0 && missing > room::left() {
-        return Err(Status::NoMemory);
-    }
-    map::populate(mapping.area, writable)?;
+    let mapping = map_sparse(memory, bytes, writable)?;
+    hold(memory.as_fd().as_raw_fd(), mapping.area, writable, room::left)?;
     Ok(mapping)
+}
+
+/// What is held at once: others may take the same room meanwhile.
+const HELD_AT_ONCE: usize = 8 << 20;
+
+/// Before each part there has to be room for all that is missing still. (So of two that do so at once, and have no room together, one sees in time
+/// what the other one has taken.)
+fn hold(fd: i32, area: Area, writable: bool, left: impl Fn() -> u64) -> Result<(), Status> {
+    for at in (0..area.len()).step_by(HELD_AT_ONCE) {
+        let missing = (area.len() as u64).saturating_sub(map::held_bytes(fd)?);
+        if missing > 0 && missing > left() {
+            return Err(Status::NoMemory);
+        }
+        // SAFETY: a part of the mapping, from a whole page on.
+        #[allow(unsafe_code)]
+        let part = unsafe { Area::new(area.base().add(at), HELD_AT_ONCE.min(area.len() - at)) };
+        map::populate(part, writable)?;
+    }
+    Ok(())
 }
 
 /// The same for the keeper, who pays for what he writes only: whoever has it from him holds the rest.
@@ -153,4 +168,40 @@ pub fn map_sparse(memory: &impl AsFd, bytes: usize, writable: bool) -> Result<Ma
 /// So many words, in whole pages.
 pub fn words_bytes(count: usize) -> usize {
     (count * size_of::<u32>()).next_multiple_of(crate::PAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Another one takes as much at the same time: who sees that there is no room for both holds no more.
+    #[test]
+    fn of_two_who_take_the_same_room_one_sees_it() {
+        const BYTES: usize = 6 * HELD_AT_ONCE;
+        let made = || {
+            let memory = make(BYTES).unwrap();
+            let mapping = map_sparse(&memory, BYTES, true).unwrap();
+            (memory, mapping)
+        };
+        let held = |memory: &OwnedFd| map::held_bytes(memory.as_raw_fd()).unwrap();
+        let (ours, theirs, room) = (made(), made(), Cell::new(BYTES as u64 + (3 << 20)));
+        let (steps, left) =
+            (Cell::new(0), || room.get().saturating_sub(held(&ours.0) + held(&theirs.0)));
+        // (Behind our first look.)
+        let beside = || {
+            if steps.replace(steps.get() + 1) > 0 {
+                map::populate(theirs.1.area, true).unwrap();
+            }
+            left()
+        };
+        let hold = |left: &dyn Fn() -> u64| hold(ours.0.as_raw_fd(), ours.1.area, true, left);
+        assert_eq!(hold(&beside), Err(Status::NoMemory));
+        assert_eq!((steps.get(), held(&ours.0)), (2, HELD_AT_ONCE as u64));
+        // (What is held already needs no room.)
+        room.set(u64::MAX / 2);
+        assert_eq!(hold(&left), Ok(()));
+        assert_eq!(hold(&|| 0), Ok(()));
+    }
 }

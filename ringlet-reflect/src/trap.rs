@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::host::Membership;
+use crate::logged::touch;
 use crate::memory::Window;
 use crate::region::copy;
 use crate::status::Status;
@@ -180,6 +181,8 @@ pub unsafe fn transmit(from: *const u8, to: *mut u8, bytes: usize) -> Result<(),
     if !found.holds(to as usize, bytes) {
         return Err(Status::BadParameter);
     }
+    // SAFETY: our own contract.
+    unsafe { touch(from, bytes) };
     found.store(to as usize, bytes, |at, length, to| {
         // SAFETY: a part of the bytes, and room for it in the log.
         unsafe { std::ptr::copy_nonoverlapping(from.add(at), to, length) };
@@ -201,6 +204,7 @@ mod x86 {
     const LONGEST: usize = 15;
     /// Of the page fault's cause: it was a store.
     const WRITES: i64 = 2;
+    const FETCHES: i64 = 16;
     const DIRECTION: i64 = 1 << 10;
     /// What one fault of a repeated instruction does at most: then it faults again.
     const AT_ONCE: usize = 64 << 10;
@@ -267,9 +271,43 @@ mod x86 {
             *libc::__errno_location() = errno;
             // (It was set before this became the handler.)
             if let (None, Some(before)) = (is_done, BEFORE[AT].get()) {
+                let is_fault = (*info).si_code > 0;
+                if is_fault && matches!(before.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
+                    say_why((*info).si_addr() as usize, &mut *context.cast::<ucontext_t>());
+                }
                 pass_on(before, signal, info, context);
             }
         }
+    }
+
+    /// A line, within bounds, made where nothing can be allocated.
+    struct Line([u8; 256], usize);
+
+    impl std::fmt::Write for Line {
+        fn write_str(&mut self, text: &str) -> std::fmt::Result {
+            let length = text.len().min(self.0.len() - self.1);
+            self.0[self.1..][..length].copy_from_slice(&text.as_bytes()[..length]);
+            self.1 += length;
+            Ok(())
+        }
+    }
+
+    /// Of what ends a program, if that is an instruction which reached for what it transmits.
+    fn say_why(address: usize, context: &mut ucontext_t) {
+        use std::fmt::Write;
+        let thread = Thread(context);
+        let at = thread.register(libc::REG_RIP);
+        if thread.register(libc::REG_ERR) as i64 & FETCHES != 0 || find(address).is_none() {
+            return;
+        }
+        let Some(instruction) = decode(at as usize) else { return };
+        let (mut line, what) = (Line([0; 256], 0), instruction.mnemonic());
+        let _ = writeln!(
+            line,
+            "ringlet: {what:?} at {at:#x}: memory that is transmitted to other hosts takes plain stores only; this ends the program"
+        );
+        // SAFETY: what was written there.
+        unsafe { libc::syscall(libc::SYS_write, 2, line.0.as_ptr(), line.1) };
     }
 
     /// Does as the kernel would have done without us.
@@ -497,10 +535,11 @@ mod x86 {
                 true
             })
         };
-        if instruction.op_mask() == Register::None {
-            return put(0, bytes).ok();
-        }
-        let (mask, each) = (thread.mask(instruction.op_mask())?, element(instruction.mnemonic())?);
+        let (mask, each) = match by_vector(instruction.mnemonic()) {
+            Some(each) => (signs(&thread.vector(instruction.op1_register(), bytes)?, each), each),
+            None if instruction.op_mask() == Register::None => return put(0, bytes).ok(),
+            None => (thread.mask(instruction.op_mask())?, element(instruction.mnemonic())?),
+        };
         let is_written = |at: &usize| mask >> (at / each) & 1 == 1;
         let mut at = 0;
         while at < bytes {
@@ -525,6 +564,21 @@ mod x86 {
         })
     }
 
+    /// The same of those whose mask is a vector's signs.
+    fn by_vector(mnemonic: Mnemonic) -> Option<usize> {
+        use Mnemonic::*;
+        Some(match mnemonic {
+            Vmaskmovps | Vpmaskmovd => 4,
+            Vmaskmovpd | Vpmaskmovq => 8,
+            _ => return None,
+        })
+    }
+
+    fn signs(vector: &[u8; 64], each: usize) -> u64 {
+        let signs = vector.chunks(each).map(|element| u64::from(element[each - 1] >> 7));
+        signs.enumerate().fold(0, |mask, (at, sign)| mask | sign << at)
+    }
+
     /// What a store of so many bytes writes.
     fn value(thread: &Thread, instruction: &Instruction, bytes: usize) -> Option<[u8; 64]> {
         use Mnemonic::*;
@@ -534,7 +588,10 @@ mod x86 {
             of[..8].copy_from_slice(&value.to_le_bytes());
             of
         };
-        let from = instruction.op1_register();
+        let from = match by_vector(instruction.mnemonic()) {
+            Some(_) => instruction.op2_register(),
+            None => instruction.op1_register(),
+        };
         let part = |at: usize| {
             let value = thread.vector(from, at + bytes)?;
             let mut part = [0; 64];
@@ -558,7 +615,9 @@ mod x86 {
             | Movss | Movsd | Movd | Movq | Movlps | Movlpd | Vmovaps | Vmovups | Vmovapd
             | Vmovupd | Vmovdqa | Vmovdqu | Vmovdqa32 | Vmovdqa64 | Vmovdqu8 | Vmovdqu16
             | Vmovdqu32 | Vmovdqu64 | Vmovntdq | Vmovntps | Vmovntpd | Vmovss | Vmovsd | Vmovd
-            | Vmovq | Vmovlps | Vmovlpd => part(0)?,
+            | Vmovq | Vmovlps | Vmovlpd | Vmaskmovps | Vpmaskmovd | Vmaskmovpd | Vpmaskmovq => {
+                part(0)?
+            }
             Movhps | Movhpd | Vmovhps | Vmovhpd => part(8)?,
             Vextractf128 | Vextracti128 => part(which(32))?,
             Vextractf32x4 | Vextracti32x4 | Vextractf64x2 | Vextracti64x2 | Vextractf32x8

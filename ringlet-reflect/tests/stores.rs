@@ -7,10 +7,10 @@ mod common;
 use std::arch::asm;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::{Cluster, settle, until};
-use ringlet_reflect::{Host, Permission, Receiver, Transmitter, Use};
+use ringlet_reflect::{Host, Permission, Receiver, Status, Transmitter, Use};
 
 const BYTES: usize = 4 * 4096;
 
@@ -103,6 +103,21 @@ one!(
     "vmovhps [rdi + 180], xmm9",
     "vpextrq [rdi + 190], xmm0, 1",
     "vmovsd [rdi + 200], xmm9",
+    "vzeroupper"
+);
+one!(
+    avx_masked,
+    "vmovdqu ymm0, [rsi]",
+    "vpslld ymm1, ymm0, 3",
+    "vmaskmovps [rdi + 9], ymm1, ymm0",
+    "vpmaskmovd [rdi + 48], xmm1, xmm0",
+    "vpsllq ymm1, ymm0, 5",
+    "vmaskmovpd [rdi + 80], ymm1, ymm0",
+    "vpmaskmovq [rdi + 4080], ymm0, ymm1",
+    // (All that is not written lies behind the end.)
+    "mov r8, -1",
+    "vmovq xmm1, r8",
+    "vmaskmovpd [rdi + 16376], ymm1, ymm0",
     "vzeroupper"
 );
 one!(in_use_no_more, "vzeroall", "vmovdqu [rdi], ymm0", "vmovdqu [rdi + 32], ymm9");
@@ -247,6 +262,7 @@ fn each_form_of_a_store_writes_there_as_it_does_to_memory() {
     if is_x86_feature_detected!("avx2") {
         forms.extend([
             ("avx", avx as unsafe fn(*mut u8)),
+            ("avx with a mask", avx_masked),
             ("not in use", in_use_no_more),
             ("loops of avx2", loops_avx2),
         ]);
@@ -364,6 +380,61 @@ extern "C" fn fault(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void)
     }
 }
 
+extern "C" fn never_returns(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    loop {
+        // SAFETY: it sleeps.
+        unsafe { libc::pause() };
+    }
+}
+
+/// A thread whose source is not there, and that never comes back from its handler, holds up no other one.
+#[test]
+fn who_never_comes_back_from_a_fault_holds_up_nobody() {
+    if std::env::var_os("STORES_CHILD").is_none() {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "who_never_comes_back_from_a_fault_holds_up_nobody"]);
+        assert!(child.env("STORES_CHILD", "leaves").status().unwrap().success());
+        return;
+    }
+    take(never_returns as Handler as usize, libc::SA_SIGINFO);
+    let cluster = Cluster::new(2);
+    let (host, to, from) = ends(&cluster);
+    let to: &'static Transmitter = Box::leak(Box::new(to));
+    let all = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: fresh pages, of which the second one is not to be read.
+    let pages = unsafe {
+        let both = libc::mmap(std::ptr::null_mut(), 8192, libc::PROT_READ, all, -1, 0);
+        libc::mprotect(both.byte_add(4096), 4096, libc::PROT_NONE);
+        both as usize
+    };
+    for by_transmit in [false, true] {
+        let stuck = std::thread::spawn(move || {
+            // SAFETY: (It is not, as is tried here.)
+            let bytes = unsafe { std::slice::from_raw_parts(pages as *const u8, 8192) };
+            match by_transmit {
+                // SAFETY: as above; into the transmitter.
+                true => drop(unsafe { ringlet_reflect::transmit(bytes.as_ptr(), to.base(), 8192) }),
+                false => drop(to.put(0, bytes)),
+            }
+        });
+        let sleeps = || {
+            let threads = std::fs::read_dir("/proc/self/task").unwrap();
+            let call = |thread: std::io::Result<std::fs::DirEntry>| {
+                std::fs::read_to_string(thread.unwrap().path().join("syscall")).unwrap_or_default()
+            };
+            let pauses = format!("{} ", libc::SYS_pause);
+            threads.map(call).filter(|call| call.starts_with(&pauses)).count()
+        };
+        until("it to be stuck", || sleeps() == 1 + usize::from(by_transmit));
+        let value = 7 + u64::from(by_transmit);
+        to.put(4096, &value.to_ne_bytes()).unwrap();
+        settle(&host);
+        until("what another one writes", || from.words()[512].load(Ordering::Acquire) == value);
+        assert!(!stuck.is_finished());
+    }
+    std::process::exit(0);
+}
+
 /// (In a process of its own: the handler is for all threads.)
 #[test]
 fn what_is_no_store_is_for_the_programs_own_handler() {
@@ -383,16 +454,27 @@ fn what_is_no_store_is_for_the_programs_own_handler() {
             let status = child
                 .env("STORES_CHILD", what)
                 .stdout(std::process::Stdio::null())
-                .status()
+                .stderr(std::process::Stdio::piped())
+                .output()
                 .unwrap();
+            let (status, said) = (status.status, String::from_utf8_lossy(&status.stderr));
             assert_eq!((status.signal(), status.success()), (signal, signal.is_none()), "{what}");
+            let is_named = said.contains("takes plain stores only") || what == "child";
+            let instruction = match what {
+                "load" => "ringlet: Mov",
+                "exchange" => "ringlet: Xchg at",
+                _ => "",
+            };
+            assert!(said.contains(instruction), "{said}");
+            assert_eq!(is_named, matches!(what, "load" | "exchange" | "child"), "{what}: {said}");
         }
         return;
     }
     let what = std::env::var("STORES_CHILD").unwrap();
     match &what[..] {
         "handler" => _ = take(catch as Handler as usize, libc::SA_SIGINFO),
-        "sent" | "chained" => _ = take(libc::SIG_DFL, 0),
+        // (The standard library has one.)
+        "sent" | "chained" | "load" | "exchange" => _ = take(libc::SIG_DFL, 0),
         "once" => _ = take(print as Handler as usize, libc::SA_SIGINFO | libc::SA_RESETHAND),
         "nested" => _ = take(fault as Handler as usize, libc::SA_SIGINFO | libc::SA_NODEFER),
         _ => {}
@@ -450,6 +532,9 @@ fn what_is_no_store_is_for_the_programs_own_handler() {
             "child" => match libc::fork() {
                 0 => {
                     libc::alarm(30);
+                    if host.await_end(Duration::ZERO) != Err(Status::NotInitialised) {
+                        libc::_exit(1);
+                    }
                     to.base().write_volatile(1);
                     libc::_exit(0);
                 }
