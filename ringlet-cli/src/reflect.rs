@@ -325,6 +325,12 @@ fn init(args: &InitArgs) -> anyhow::Result<()> {
         Err(Status::NotInitialised) => {}
         Err(error) => return Err(error.into()),
     }
+    // (Programs would wait for that one.)
+    let is_for_all = path.is_none() && Path::new(PATH).symlink_metadata().is_ok();
+    ensure!(
+        !is_for_all,
+        "{PATH} is of a keeper for all users, which has ended: it is for root to initialise"
+    );
     let (all, received) = (args.all, args.received);
     go_behind(&KeepArgs { path, all, received, behind: false, stay: true, ends: false })?;
     println!("{} is initialised", Host::find()?.state()?.host);

@@ -13,7 +13,7 @@ use ringlet_linux::sys::Errno;
 use ringlet_linux::{fd, futex, map, meet};
 
 use crate::PAGE_BYTES;
-use crate::keeper::register_barriers;
+use crate::keeper::{lock_of, register_barriers};
 use crate::lock::Locks;
 use crate::log;
 use crate::logged::Logged;
@@ -62,14 +62,25 @@ struct Wire {
 impl Host {
     /// Joins this host's keeper: the one that [`VARIABLE`] names, or that of all users ([`PATH`]), or this user's, which is started if it is not there.
     ///
+    /// Where one for all users has been, it is that one, which is waited for a while: nobody is to be alone by mistake.
+    ///
     /// Fails with [`Status::NotInitialised`] if there is none, and none can be started: `ringlet` is looked for in PATH.
     pub fn open() -> Result<Host, Status> {
+        match named() {
+            Some(path) => Host::at(&path),
+            None => Host::open_by(Path::new(PATH), BEGINS),
+        }
+    }
+
+    fn open_by(path: &Path, begins: Duration) -> Result<Host, Status> {
         let began = Instant::now();
         loop {
-            match Host::find() {
+            match Host::find_by(path) {
                 // (Another time too: one that was about to end may have had the name still.)
-                Err(Status::NotInitialised) if named().is_none() && began.elapsed() < BEGINS => {
-                    start()?;
+                Err(Status::NotInitialised) if began.elapsed() < begins => {
+                    if !is_for_all(path) {
+                        start()?;
+                    }
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 found => return found,
@@ -79,11 +90,15 @@ impl Host {
 
     /// The same where it has to be there.
     pub fn find() -> Result<Host, Status> {
-        if let Some(path) = named() {
-            return Host::at(&path);
+        match named() {
+            Some(path) => Host::at(&path),
+            None => Host::find_by(Path::new(PATH)),
         }
-        match Host::at(Path::new(PATH)) {
-            Err(Status::NotInitialised) => {}
+    }
+
+    fn find_by(path: &Path) -> Result<Host, Status> {
+        match Host::at(path) {
+            Err(Status::NotInitialised) if !is_for_all(path) => {}
             found => return found,
         }
         // (There is one, but for moments in which one ends and another one begins.)
@@ -282,6 +297,7 @@ impl Host {
 
     /// Waits until the keeper has gone, at most so long. True if it has; [`Status::Interrupted`] by a signal.
     pub fn await_end(&self, timeout: Duration) -> Result<bool, Status> {
+        self.0.lives()?;
         let socket = self.0.socket;
         // (Answers to others' questions are none of it.)
         let mut fds = [fd::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 }];
@@ -328,6 +344,11 @@ impl Membership {
 
 fn path_name(path: &Path) -> Result<CString, Status> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Status::BadParameter)
+}
+
+/// A keeper listens there, or did: it leaves its socket, and what it locks as it begins (also while the next one replaces the socket).
+fn is_for_all(path: &Path) -> bool {
+    [path, &lock_of(path)].into_iter().any(|path| path.symlink_metadata().is_ok())
 }
 
 /// KERNEL: in a user namespace the host's root reads as nobody. Who may put a socket there is believed then.
@@ -475,5 +496,43 @@ mod tests {
         assert_eq!(host.allocate(1, 4096, &how).err(), Some(Status::Timeout));
         answer(&Answer::Region { id: 1, bytes: 4096 }, &[]);
         assert_eq!(host.allocate(2, 4096, &how).err(), Some(Status::NotInitialised));
+    }
+
+    /// The one for all users is about to begin, or has ended: who comes meanwhile is none of his own user's.
+    #[test]
+    fn where_one_for_all_users_has_been_nobody_is_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let [other, path] = ["other", "socket"].map(|name| place.path().join(name));
+        std::thread::spawn(|| crate::keeper::keep(&crate::keeper::Options::default(), || ()));
+        let began = Instant::now();
+        // (Or of whoever tests beside this.)
+        while Host::find_by(&other).is_err() {
+            assert!(began.elapsed() < PATIENCE);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
+        let socket = rustix::net::socket_with(family, kind, flags, None).unwrap();
+        rustix::net::bind(&socket, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+        drop(socket);
+        let none = Some(Status::NotInitialised);
+        assert_eq!(Host::open_by(&path, Duration::from_millis(20)).err(), none);
+        // (Between the old socket and the new one.)
+        std::fs::rename(&path, lock_of(&path)).unwrap();
+        assert_eq!(Host::find_by(&path).err(), none);
+        std::fs::remove_file(lock_of(&path)).unwrap();
+        std::fs::write(lock_of(&path), "").unwrap();
+        let [here, there] = [path.clone(), path.clone()];
+        let opened = std::thread::spawn(move || Host::open_by(&here, PATIENCE));
+        std::thread::spawn(move || {
+            let path = Some(&*there);
+            crate::keeper::keep(&crate::keeper::Options { path, ..Default::default() }, || ())
+        });
+        let opened = opened.join().unwrap().unwrap();
+        let state = state_at(&path).unwrap();
+        assert_eq!(
+            state.members.iter().map(|each| each.member).collect::<Vec<_>>(),
+            [opened.member()]
+        );
     }
 }

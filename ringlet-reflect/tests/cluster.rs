@@ -545,7 +545,8 @@ fn who_is_stopped_in_the_middle_of_writing_is_answered() {
 
 /// False: one was declared dead at the end, since the others had found each other before.
 fn is_answered_where_all_has_stopped() -> bool {
-    let cluster = Cluster::new(3);
+    let mut cluster = Cluster::new(3);
+    cluster.may_end = true;
     let hosts = [0, 1, 2].map(|host| cluster.host(host));
     let ends = [0, 1].map(|host: usize| both(&hosts[host], 1, 8192));
     let locks = hosts[0].locks(1, 2, 0o600, true).unwrap();
@@ -577,6 +578,39 @@ fn is_answered_where_all_has_stopped() -> bool {
     assert_eq!(word(&ends[1].1, 0), last);
     locks.acquire(1, Wait::UpTo(PATIENCE)).unwrap();
     true
+}
+
+/// Who waits for what was written before his host came is told that it is cut off, and not left to wait; and has not attached.
+#[test]
+fn who_waits_for_contents_as_his_host_is_cut_off_is_told() {
+    const BYTES: usize = 16 << 20;
+    let mut cluster = Cluster::empty(4);
+    cluster.may_end = true;
+    (0..3).for_each(|host| cluster.start(host));
+    (0..3).for_each(|host| cluster.await_hosts(host, 3));
+    let to = both(&cluster.host(0), 1, BYTES).0;
+    to.put(0, &vec![1; BYTES]).unwrap();
+    settle(&cluster.host(0));
+    // (Each piece that is lost is asked for again behind a while.)
+    cluster.faults.lost.store(100, Ordering::Relaxed);
+    cluster.start(3);
+    cluster.await_hosts(3, 4);
+    let late = cluster.host(3);
+    let region = region(&late, 1, BYTES);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| region.receive(Use::default()).map(drop));
+        let host = cluster.host(3);
+        let is_attached = || {
+            let state = host.state().unwrap();
+            let seen = state.regions.iter().any(|region| region.receive.contains(&late.member()));
+            assert!(state.cluster.unwrap().filling == 1 && !waits.is_finished());
+            seen
+        };
+        until("it to wait", is_attached);
+        cluster.cut_off(&[3]);
+        assert_eq!(waits.join().unwrap(), Err(Status::Stopped));
+    });
+    assert_eq!(region.receive(Use::default()).err(), Some(Status::Stopped));
 }
 
 /// A cluster of so many hosts, as it was known.
@@ -633,10 +667,43 @@ fn who_asks_as_the_others_are_lost_is_told_and_has_nothing() {
     assert!(on >= 2);
 }
 
+/// Who is told that he has not attached a region, and gives it back, has it no more: also where he is attached behind his back meanwhile.
+#[test]
+fn who_is_refused_as_the_others_are_lost_can_give_back() {
+    let mut cluster = Cluster::new(3);
+    cluster.may_end = true;
+    let hosts = [0, 1, 2].map(|host| cluster.host(host));
+    let regions = [0, 1, 2].map(|host: usize| region(&hosts[host], 1, 4096));
+    [0, 1, 2].iter().for_each(|host| cluster.cut_off(&[*host]));
+    std::thread::scope(|scope| {
+        for region in regions {
+            // (The hub's is the next of the order at once.)
+            scope.spawn(move || drop(region.transmit(Use::default())));
+        }
+    });
+    for host in &hosts {
+        until("it to say so", || host.cluster().unwrap().stopped.is_some());
+    }
+    cluster.mend();
+    let mut on = 0;
+    for host in &hosts {
+        until("it to go on, or to end", || {
+            !host.cluster().is_ok_and(|cluster| cluster.stopped.is_some())
+        });
+        // (One of them may have been declared dead.)
+        match host.allocate(1, 4096, &Permission::default()) {
+            Ok(_) => on += 1,
+            Err(status) => assert_eq!(status, Status::NotInitialised),
+        }
+    }
+    assert!(on >= 2);
+}
+
 /// Where nobody can reach anybody all stop, and go on where they were.
 #[test]
 fn those_who_lost_each_other_go_on_together() {
-    let cluster = Cluster::new(3);
+    let mut cluster = Cluster::new(3);
+    cluster.may_end = true;
     let hosts = [0, 1, 2].map(|host| cluster.host(host));
     let ends = [0, 1, 2].map(|host: usize| both(&hosts[host], 1, 4096));
     store(&ends[1].0, 0, 1);
@@ -708,6 +775,24 @@ fn a_host_leaves_in_order() {
     cluster.await_hosts(2, 1);
     store(&from.0, 0, 2);
     until("it to be seen", || word(&from.1, 0) == 2);
+}
+
+/// What its programs had written is everybody's, hub or not; behind that they are told that nothing goes on.
+#[test]
+fn who_leaves_takes_nothing_with_him() {
+    const BYTES: usize = 4 << 20;
+    for leaver in [0, 1, 2] {
+        let mut cluster = Cluster::new(3);
+        let (host, other) = (cluster.host(leaver), cluster.host((leaver + 1) % 3));
+        let (to, from) = (both(&host, 1, BYTES).0, both(&other, 1, BYTES).1);
+        (1..=3).for_each(|value| to.put(0, &vec![value; BYTES]).unwrap());
+        cluster.leave(leaver);
+        assert!(to.put(0, &[9]).is_err());
+        until("all that he has written", || word(&from, BYTES / 8 - 1) == u64::MAX / 255 * 3);
+        let mut all = vec![0; BYTES];
+        from.get(0, &mut all).unwrap();
+        assert!(all.iter().all(|byte| *byte == 3));
+    }
 }
 
 #[test]

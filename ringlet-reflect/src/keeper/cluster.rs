@@ -43,8 +43,9 @@ const SLEEPS_BRIEFLY: Duration = Duration::from_millis(20);
 const TAKEN_AT_ONCE: usize = 32 << 10;
 /// Of the order's, before programs have their turn.
 const OUTPUTS_AT_ONCE: usize = 256;
-/// For the others to agree that it leaves.
+/// For the others to agree that it leaves; and for what programs had written before, of which something may never be whole.
 const LEAVES: Duration = Duration::from_secs(10);
+const DRAINS: Duration = Duration::from_secs(1);
 
 /// Kinds of items of a payload.
 const WRITE: u8 = 1;
@@ -92,7 +93,8 @@ pub struct Cluster {
     pub inbox: Inbox,
     /// Pages that were written to, and that somebody wishes to be told of.
     told: Vec<(u32, u32)>,
-    leaves_by: Option<Instant>,
+    /// Since when it is to leave.
+    leaves: Option<Instant>,
 }
 
 impl Cluster {
@@ -126,7 +128,7 @@ impl Cluster {
             barred: BTreeSet::new(),
             inbox: Inbox::default(),
             told: Vec::new(),
-            leaves_by: None,
+            leaves: None,
         }
     }
 
@@ -237,6 +239,10 @@ impl Cluster {
         true
     }
 
+    fn is_passed_on(&self) -> bool {
+        self.batch.is_empty() && self.acts.is_empty() && self.is_settled(self.submitted)
+    }
+
     fn add_write(&mut self, record: &Record, only: u32) {
         let bytes = (WRITE_HEAD + record.length) as u32;
         self.batch.push(WRITE);
@@ -330,15 +336,29 @@ impl Keeper {
         asked
     }
 
-    /// Leaves, once the others know.
+    /// Takes nothing any more, and leaves once all hosts have what programs have written; it has left once the others know.
     fn has_left(&mut self) -> bool {
+        // (Each turn: another view lets programs go on.)
+        self.page.1.word(page::STATE).fetch_or(page::STOPPED, Ordering::SeqCst);
         let cluster = self.cluster();
-        let by = *cluster.leaves_by.get_or_insert_with(|| {
-            let now = cluster.began.elapsed();
+        cluster.stopped.get_or_insert_with(|| "this host leaves".into());
+        if cluster.leaves.is_none() {
+            cluster.leaves = Some(Instant::now());
+            ring(&self.page.1);
+        }
+        let is_taken = |log: &Reader| log.has_taken(log.tail());
+        let are_taken = self
+            .clients
+            .iter()
+            .all(|client| client.later.is_empty() && client.log.as_ref().is_none_or(is_taken));
+        let cluster = self.cluster();
+        let since = cluster.leaves.map_or(Duration::ZERO, |since| since.elapsed());
+        let is_drained = are_taken && cluster.dying.is_empty() && cluster.is_passed_on();
+        if is_drained || !matches!(cluster.standing, Standing::Inside) || since >= DRAINS {
+            let now = cluster.now();
             cluster.order.leave(now);
-            Instant::now() + LEAVES
-        });
-        cluster.order.is_over() || Instant::now() >= by
+        }
+        cluster.order.is_over() || since >= LEAVES
     }
 
     /// What has come from others, from programs, and out of the order. True if there was anything.
@@ -372,7 +392,9 @@ impl Keeper {
                 Ok(taken) => (any, is_lost) = (any | taken.any, is_lost | taken.is_lost),
                 Err(_) => client.is_over = true,
             }
-            while let Some((_, act)) = client.later.pop_front_if(|(up_to, _)| log.has_taken(*up_to))
+            let is_free = client.undoes.is_none();
+            while let Some((_, act)) =
+                client.later.pop_front_if(|(up_to, _)| is_free && log.has_taken(*up_to))
             {
                 cluster.say(0, &act, &self.registry);
             }
@@ -459,11 +481,12 @@ impl Keeper {
                     let no = Answer::No(Status::Stopped);
                     self.reply(at, if gives_back { &Answer::Done } else { &no }, &[]);
                 }
-                _ => {}
+                Waits::Filled(id, direction) => self.refuse(at, id, direction, Status::Stopped),
+                Waits::No => {}
             }
         }
         // (Unless it was to leave, it is to begin anew.)
-        let is_fault = is_over && self.cluster().leaves_by.is_none();
+        let is_fault = is_over && self.cluster().leaves.is_none();
         if is_fault { Err(std::io::Error::other(why.to_owned())) } else { Ok(()) }
     }
 

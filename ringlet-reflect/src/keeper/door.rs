@@ -3,11 +3,12 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::memory;
@@ -33,10 +34,16 @@ pub fn widen() -> usize {
     getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| most as usize)
 }
 
-/// Of two that begin at once one would remove the other's socket.
-fn begin_alone(path: &Path) -> std::io::Result<File> {
+/// What who begins there locks, which stays.
+pub fn lock_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
+    name.into()
+}
+
+/// Of two that begin at once one would remove the other's socket.
+fn begin_alone(path: &Path) -> std::io::Result<File> {
+    let name = lock_of(path);
     let flags = libc::O_NOFOLLOW;
     let mut options = OpenOptions::new();
     let options = options.write(true).create(true).mode(0o600).custom_flags(flags);
@@ -118,6 +125,23 @@ pub fn credentials(socket: i32) -> Result<libc::ucred, Status> {
         )
     };
     if told == 0 { Ok(found) } else { Err(Status::Denied) }
+}
+
+/// Is its process in this pid namespace, and in none below? Root of a container without a user namespace of its own is root for the kernel.
+pub fn is_beside(socket: &OwnedFd, process: Option<&OwnedFd>) -> bool {
+    let (Ok(peer), Some(process)) = (credentials(socket.as_raw_fd()), process) else {
+        return false;
+    };
+    let levels = |process: &str| {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        Some(line.split_whitespace().count())
+    };
+    let ours = levels("self");
+    let is_same = peer.pid > 0 && ours.is_some() && levels(&peer.pid.to_string()) == ours;
+    // (That was another one's number if it has gone.)
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    is_same && poll(&mut fds, Some(&Timespec::default())) == Ok(0)
 }
 
 /// Supplementary ones.

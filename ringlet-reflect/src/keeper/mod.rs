@@ -30,6 +30,7 @@ pub use crate::registry::Limits;
 use crate::registry::{Act, Bounds, Direction, Effect, Registry};
 use crate::status::Status;
 use cluster::Cluster;
+pub(crate) use door::lock_of;
 use space::{Memory, Words, forget};
 
 /// Programs that are with it at a time.
@@ -111,7 +112,7 @@ struct Client {
     bell: Option<OwnedFd>,
     /// What it asks next is behind what it has written up to here.
     drains: Option<u64>,
-    /// What it gives back once all that it has written up to there has been passed on.
+    /// What it gives back once all that it has written up to there has been passed on, and nothing is to be undone.
     later: VecDeque<(u64, Act)>,
     waits: Waits,
     /// What it was told is not to be had, with this tag, may come out of the order yet: then it is undone before anything else that it asks.
@@ -452,7 +453,9 @@ impl Keeper {
             },
             Ask::Cluster => Answer::Cluster(self.told()),
             Ask::Bury { node } => {
-                let may = [0, rustix::process::geteuid().as_raw()].contains(&self.clients[at].uid);
+                let client = &self.clients[at];
+                let may = [0, rustix::process::geteuid().as_raw()].contains(&client.uid)
+                    && door::is_beside(&client.socket, client.process.as_ref());
                 may.then_some(()).ok_or(Status::Denied)?;
                 let cluster = self.cluster.as_mut().ok_or(Status::NotSupported)?;
                 cluster.bury(&node).then_some(Answer::Done).ok_or(Status::BadHost)?
@@ -520,7 +523,9 @@ impl Keeper {
             forget(&mut self.memories, &mut client.watches, Some(id));
         }
         match client.log.as_ref().map(|log| (log.tail(), log)) {
-            Some((up_to, log)) if !client.later.is_empty() || !log.has_taken(up_to) => {
+            Some((up_to, log))
+                if !client.later.is_empty() || client.undoes.is_some() || !log.has_taken(up_to) =>
+            {
                 (client.later.len() < LATER_OF_ONE_MOST).then_some(()).ok_or(Status::Stopped)?;
                 client.later.push_back((up_to, later));
             }

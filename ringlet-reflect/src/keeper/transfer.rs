@@ -15,7 +15,9 @@ use rustix::fs::{SeekFrom, seek};
 use super::cluster::{Cluster, put};
 use super::space::Memory;
 use super::{Keeper, Waits};
-use crate::registry::{Direction, Registry};
+use crate::protocol::Answer;
+use crate::registry::{Act, Direction, Registry};
+use crate::status::Status;
 
 /// The first byte of all frames of this kind: none of the order's begins with it.
 const KEEPERS: u8 = 0xf5;
@@ -27,8 +29,10 @@ const REFUSED: u8 = 5;
 
 /// What one frame carries.
 const PIECE_BYTES: usize = 32 << 10;
-/// Frames that wait to be sent, and that have come.
+/// Frames that wait to be sent to one, or that have come from the one that was asked.
 const FRAMES_MOST: usize = 4096;
+/// From any other one, which has nothing to say but what it asks, a piece at a time.
+const ASKS_MOST: usize = 16;
 /// What is held back until the registry is known.
 const HELD_BYTES_MOST: usize = 256 << 20;
 /// Who does not answer is asked again, or another one.
@@ -106,7 +110,7 @@ impl Filling {
 /// Frames between keepers, and what is asked.
 #[derive(Default)]
 pub struct Inbox {
-    came: VecDeque<(Life, Vec<u8>)>,
+    came: BTreeMap<Life, VecDeque<Vec<u8>>>,
     sending: BTreeMap<Life, VecDeque<Vec<u8>>>,
     /// Whom was asked, and when; what has come of the registry: as of which place, and its parts.
     asked: Option<(Life, Duration)>,
@@ -145,16 +149,31 @@ impl Inbox {
         frame.first() == Some(&KEEPERS)
     }
 
+    /// (What one sends beyond that is lost, as on the way: it crowds out nobody else's.)
     pub fn put(&mut self, from: &Life, frame: &[u8]) {
-        // (Lost, as on the way.)
-        if self.came.len() < FRAMES_MOST {
-            self.came.push_back((from.clone(), frame.to_vec()));
+        let most = if self.is_asked(from) { FRAMES_MOST } else { ASKS_MOST };
+        let came = self.came.entry(from.clone()).or_default();
+        if came.len() < most {
+            came.push_back(frame.to_vec());
         }
+    }
+
+    /// One of each who has sent any.
+    fn next(&mut self) -> Vec<(Life, Vec<u8>)> {
+        let all = self.came.iter_mut();
+        let next = all.filter_map(|(from, came)| Some((from.clone(), came.pop_front()?))).collect();
+        self.came.retain(|_, came| !came.is_empty());
+        next
+    }
+
+    fn is_asked(&self, life: &Life) -> bool {
+        self.asked.as_ref().is_some_and(|(asked, _)| asked == life)
     }
 
     pub fn down(&mut self, life: &Life) {
         self.sending.remove(life);
-        if self.asked.as_ref().is_some_and(|(asked, _)| asked == life) {
+        self.came.remove(life);
+        if self.is_asked(life) {
             self.asked = None;
         }
     }
@@ -281,12 +300,12 @@ impl Keeper {
     /// What keepers ask of each other. True if there was anything.
     pub(super) fn transfer(&mut self) -> std::io::Result<bool> {
         let Some(cluster) = &mut self.cluster else { return Ok(false) };
-        let next = cluster.inbox.came.pop_front();
-        let mut any = next.is_some();
-        if let Some((from, frame)) = next
-            && let [_, kind, words @ ..] = &frame[..]
-        {
-            self.hear(&from, *kind, words);
+        let next = cluster.inbox.next();
+        let mut any = !next.is_empty();
+        for (from, frame) in next {
+            if let [_, kind, words @ ..] = &frame[..] {
+                self.hear(&from, *kind, words);
+            }
         }
         self.filled();
         let Some(cluster) = &mut self.cluster else { return Ok(false) };
@@ -311,7 +330,7 @@ impl Keeper {
 
     fn hear(&mut self, from: &Life, kind: u8, frame: &[u8]) -> Option<()> {
         let cluster = self.cluster.as_mut()?;
-        let is_asked = cluster.inbox.asked.as_ref().is_some_and(|(life, _)| life == from);
+        let is_asked = cluster.inbox.is_asked(from);
         let is_member = cluster.others().contains(from);
         match kind {
             _ if !is_member => {}
@@ -332,6 +351,8 @@ impl Keeper {
                 let ([view, place, at, count], bytes) = words(frame)?;
                 self.learn(view, place, at as u32, count as u32, bytes);
             }
+            // (It asks for one at a time.)
+            ASK_PIECE if cluster.inbox.sending.get(from).map_or(0, VecDeque::len) >= ASKS_MOST => {}
             ASK_PIECE => {
                 let ([id, at], _) = words(frame)?;
                 self.tell_piece(from, id as u32, at);
@@ -486,13 +507,16 @@ impl Keeper {
     fn answer_filled(&mut self, at: usize, id: u32, direction: Direction) {
         match self.attached(id, direction, false) {
             Ok((answer, memory)) => self.reply(at, &answer, &memory),
-            Err(status) => {
-                if let Some(member) = self.clients[at].member {
-                    self.undo(&crate::registry::Act::Detach { member, id, direction });
-                }
-                self.reply(at, &crate::protocol::Answer::No(status), &[]);
-            }
+            Err(status) => self.refuse(at, id, direction, status),
         }
+    }
+
+    /// Of what it waits for it is told no; it is attached no more.
+    pub(super) fn refuse(&mut self, at: usize, id: u32, direction: Direction, status: Status) {
+        if let Some(member) = self.clients[at].member {
+            self.undo(&Act::Detach { member, id, direction });
+        }
+        self.reply(at, &Answer::No(status), &[]);
     }
 }
 
@@ -540,6 +564,27 @@ mod tests {
             assert_eq!(matches!(standing, Standing::Inside), is_last, "{text}");
         }
         assert_eq!(keeper.words.len(), 1);
+    }
+
+    /// Who sends without end is heard no more often than others, and crowds out nobody.
+    #[test]
+    fn a_flood_of_one_crowds_out_no_other() {
+        let [floods, asks, tells] =
+            ["floods", "asks", "tells"].map(|node| Life { node: node.into(), incarnation: 1 });
+        let mut inbox = Inbox { asked: Some((tells.clone(), Duration::ZERO)), ..Inbox::default() };
+        (0..4 * FRAMES_MOST).for_each(|_| inbox.put(&floods, &[KEEPERS, ASK_STATE]));
+        inbox.put(&asks, &[KEEPERS, ASK_STATE]);
+        (0..FRAMES_MOST).for_each(|_| inbox.put(&tells, &[KEEPERS, STATE]));
+        let first = inbox.next();
+        assert_eq!(
+            first.iter().map(|(from, _)| from).collect::<Vec<_>>(),
+            [&asks, &floods, &tells]
+        );
+        let mut of = BTreeMap::new();
+        for (from, _) in first.into_iter().chain((0..FRAMES_MOST).flat_map(|_| inbox.next())) {
+            *of.entry(from).or_insert(0) += 1;
+        }
+        assert_eq!(of, BTreeMap::from([(asks, 1), (floods, ASKS_MOST), (tells, FRAMES_MOST)]));
     }
 
     /// Who told half of it has died: another one tells less, as of the same place.
