@@ -15,6 +15,11 @@ pub use log::{WINDOW_BYTES, WINDOW_COUNT};
 pub use order::Order;
 pub use wire::{MEMBERS, NAME_BYTES};
 
+/// The run that has kept this (`Output::Keep`), or why it can't be read.
+pub fn kept_by(kept: &[u8]) -> Result<u64, &'static str> {
+    wire::read_kept(kept).map(|(incarnation, _)| incarnation)
+}
+
 /// One run of a node: its name, and a number that grows with each run. A run that was declared dead never comes back; the node does, as another one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Life {

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-pub use ringlet_order::{FRAME_BYTES, Life};
+pub use ringlet_order::{FRAME_BYTES, Life, kept_by};
 
 pub enum Event<'a> {
     /// There is a way to that run of a node: what is sent comes in order from now on, or not at all once it is down.

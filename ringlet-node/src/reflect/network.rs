@@ -34,6 +34,8 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 const JUST_BEGUN: Duration = Duration::from_millis(250);
 /// For so long no rail may work before all that is under way is given up.
 const DOWN_MOST: Duration = Duration::from_secs(2);
+/// Behind the end of its session a way is there for so long: a process whose service has ended bids farewell by it. (Longer than that takes.)
+const LINGERS: Duration = Duration::from_secs(4);
 /// The service, the bell and the time are looked at in one of so many polls: each costs as much as a frame. (And in the first one behind a sleep.)
 const POLLS: u32 = 64;
 const PACKETS_AT_ONCE: usize = 64;
@@ -49,6 +51,8 @@ struct Link {
     /// When the last one was opened.
     opened: Option<Moment>,
     pieces: Pieces,
+    /// When the session did, whose way lingers.
+    ended: Option<Moment>,
 }
 
 /// A transport.
@@ -102,14 +106,13 @@ impl Rails {
     pub fn new(
         service: OwnedFd,
         kept: Kept,
+        (run, last): (u64, Option<Vec<u8>>),
         name: String,
         rails: Vec<RailSettings>,
         opens: Opens,
         ends: Box<dyn FnMut()>,
     ) -> anyhow::Result<Rails> {
-        let me = Life { node: name.clone(), incarnation: kept.next_run()? };
-        // (One that can't be read is not one that was never there.)
-        let last = kept.last()?;
+        let me = Life { node: name.clone(), incarnation: run };
         let (places, node) = Places::new(name, rails, opens)?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let mut rails = Rails {
@@ -182,10 +185,7 @@ impl Rails {
                 Some((JOINED, session, node)) => {
                     self.join(session, String::from_utf8_lossy(node).into());
                 }
-                Some((ENDED, session, _)) => {
-                    self.close(session);
-                    self.links.remove(&session);
-                }
+                Some((ENDED, session, _)) => self.end(session),
                 Some((PASSED, session, piece)) => self.take_piece(session, piece),
                 Some((ASK, session, _)) => self.say(ANSWER, session, &[]),
                 _ => {}
@@ -194,11 +194,35 @@ impl Rails {
     }
 
     fn join(&mut self, session: Session, node: String) {
+        self.part(|link| link.ended.is_some() && link.node == node);
         let ours = Attempt { incarnation: self.me.incarnation, number: 1 };
-        let pieces = Pieces::default();
-        let link = Link { node, ours, theirs: None, open: None, opened: None, pieces };
+        let (pieces, ended) = (Pieces::default(), None);
+        let link = Link { node, ours, theirs: None, open: None, opened: None, pieces, ended };
         self.links.insert(session, link);
         self.pass(session, What::Hello);
+    }
+
+    /// Nothing is agreed upon there any more. What is under way comes, unless the node has another session already.
+    fn end(&mut self, session: Session) {
+        let Some(link) = self.links.get(&session) else { return };
+        let is_up = link.open.as_ref().is_some_and(|open| open.is_up);
+        let of_node = self.links.values().filter(|other| other.node == link.node).count();
+        if !is_up || of_node > 1 {
+            return self.part_from(session);
+        }
+        let now = self.clock.now();
+        self.links.entry(session).and_modify(|link| link.ended = Some(now));
+    }
+
+    fn part_from(&mut self, session: Session) {
+        self.close(session);
+        self.links.remove(&session);
+    }
+
+    fn part(&mut self, is_it: impl Fn(&Link) -> bool) {
+        let all = self.links.iter().filter(|(_, link)| is_it(link));
+        let all: Vec<Session> = all.map(|(session, _)| *session).collect();
+        all.into_iter().for_each(|session| self.part_from(session));
     }
 
     fn pass(&mut self, session: Session, what: What) {
@@ -298,7 +322,8 @@ impl Rails {
         let now = self.clock.now();
         let waits = |(session, link): (&Session, &mut Link)| {
             let late = link.opened.is_some_and(|opened| now.saturating_sub(opened) >= TRY_AGAIN);
-            let waits = link.open.is_none() && link.theirs.is_some() && late;
+            let waits =
+                link.open.is_none() && link.theirs.is_some() && link.ended.is_none() && late;
             waits.then_some(*session)
         };
         let waiting: Vec<Session> = self.links.iter_mut().filter_map(waits).collect();
@@ -328,7 +353,8 @@ impl Rails {
     fn active(&mut self) -> u32 {
         let Rails { node, places, links, .. } = self;
         let is_active = |at: &usize| {
-            let mut up = links.values().filter_map(|link| link.open.as_ref()).filter(|it| it.is_up);
+            let goes_on = links.values().filter(|link| link.ended.is_none());
+            let mut up = goes_on.filter_map(|link| link.open.as_ref()).filter(|it| it.is_up);
             places.is_open(*at)
                 && !node.is_broken(*at)
                 && up.all(|it| node.transport(it.number).is_up(*at))
@@ -343,10 +369,11 @@ impl Rails {
         let mut all = links.values().filter(|link| link.theirs.is_some());
         (0..rails).all(|at| places.is_open(at) && !node.is_broken(at))
             && all.all(|link| {
-                link.open.as_ref().is_some_and(|open| {
-                    let transport = node.transport(open.number);
-                    transport.is_idle() && (0..rails).all(|rail| transport.is_up(rail))
-                })
+                link.ended.is_none()
+                    && link.open.as_ref().is_some_and(|open| {
+                        let transport = node.transport(open.number);
+                        transport.is_idle() && (0..rails).all(|rail| transport.is_up(rail))
+                    })
             })
     }
 
@@ -358,6 +385,7 @@ impl Rails {
             self.open_rails();
             self.open_again();
         }
+        self.part(|link| link.ended.is_some_and(|ended| now.saturating_sub(ended) >= LINGERS));
         let (rails, mut broken) = (self.places.len(), Vec::new());
         for (session, link) in &mut self.links {
             let Some(open) = &mut link.open else { continue };

@@ -54,14 +54,9 @@ impl Side {
         let [ours, service] = meet::pair().unwrap().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         let kept = folder.join(name);
         let ends = Box::new(|| panic!("the service has gone"));
-        let rails = Rails::new(
-            ours,
-            Kept::open(&kept).unwrap(),
-            name.into(),
-            rails,
-            RailSettings::open,
-            ends,
-        );
+        let kept = Kept::open(&kept).unwrap();
+        let begun = kept.begin().unwrap();
+        let rails = Rails::new(ours, kept, begun, name.into(), rails, RailSettings::open, ends);
         Side {
             name,
             rails: rails.unwrap(),
@@ -283,14 +278,30 @@ fn who_takes_nothing_is_not_waited_for_and_what_was_taken_comes() {
 fn a_session_that_ends_is_a_way_less_and_its_successor_one_more() {
     let mut two = Two::new("session", None);
     let life = two.life(1);
+    two.end();
+    two.until("both to be down", |two| !two.sides.iter().any(Side::is_up));
+    assert!(!two.sides[0].rails.send(&life, b"x"));
+    two.join();
+    two.until("both to be up", |two| two.sides.iter().all(Side::is_up));
+    assert_eq!(two.sides[0].changes.last(), Some(&(true, life.clone())), "the same run");
+    two.exchange(&frames(40, 5));
+}
+
+/// What bids farewell behind the end of its service's session is heard; who has another session with that node hears the other way's end first.
+#[test]
+fn a_way_lingers_behind_its_session() {
+    let mut two = Two::new("lingers", None);
+    let lives = [two.life(0), two.life(1)];
     for _ in 0..3 {
         two.end();
-        two.until("both to be down", |two| !two.sides.iter().any(Side::is_up));
-        assert!(!two.sides[0].rails.send(&life, b"x"));
-        two.join();
-        two.until("both to be up", |two| two.sides.iter().all(Side::is_up));
-        assert_eq!(two.sides[0].changes.last(), Some(&(true, life.clone())), "the same run");
         two.exchange(&frames(40, 5));
+        two.join();
+        let told = [1, 0].map(|at: usize| [(false, lives[at].clone()), (true, lives[at].clone())]);
+        two.until("the next way", |two| {
+            (0..2).all(|at| two.sides[at].changes.ends_with(&told[at]))
+        });
+        two.exchange(&frames(40, 5));
+        two.sides.iter_mut().for_each(|side| side.changes.clear());
     }
 }
 
