@@ -188,7 +188,7 @@ struct slot {
     uint64_t text[7], number;
 };
 
-static void messages(int is_writer) {
+static void messages(int is_writer, uint64_t rounds) {
     imc_asid_t id;
     caddr_t to, from;
     size_t bytes = sizeof(struct slot) * SLOTS + PAGE;
@@ -197,7 +197,7 @@ static void messages(int is_writer) {
     IS(0, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &from));
     volatile struct slot *out = (void *)to, *in = (void *)from;
     volatile uint64_t *taken_out = (void *)(to + sizeof(struct slot) * SLOTS), *taken = (void *)(from + sizeof(struct slot) * SLOTS);
-    for (uint64_t n = 1; n <= ROUNDS; n++) {
+    for (uint64_t n = 1; n <= rounds; n++) {
         if (is_writer) {
             while (__atomic_load_n(taken, __ATOMIC_ACQUIRE) + SLOTS < n)
                 ;
@@ -219,7 +219,7 @@ static void messages(int is_writer) {
         }
     }
     if (is_writer)
-        while (__atomic_load_n(taken, __ATOMIC_ACQUIRE) != ROUNDS)
+        while (__atomic_load_n(taken, __ATOMIC_ACQUIRE) != rounds)
             ;
 }
 
@@ -318,6 +318,58 @@ static void permissions(int is_owner) {
             found += imc_lkdealloc(number) == IMC_NOTALLOC;
     TRUE(found == 1);
     IS(IMC_BADLOCK, imc_lkdealloc(100000000));
+}
+
+/* On one of two hosts: whom it knows, what is for the other one alone, a lock that both take; and the first one hears when the other one has gone. */
+static void pair(char *own, char *other, int is_first) {
+    imc_infoType items[] = {IMC_GET_HOSTS, IMC_GET_NRAILS, IMC_GET_ACTIVERAILS, 0};
+    imc_eventType events[] = {IMC_CC_EVENT_HOST, 0};
+    imc_hostinfo hosts;
+    imc_railinfo active;
+    unsigned int rails = 0;
+    IS(0, imc_getclusterinfo(items, 4, &hosts, sizeof hosts, &rails, (int)sizeof rails, active, sizeof active));
+    TRUE(hosts.num_hosts == 2 && rails == 2 && active[0] == 3);
+    for (int n = 0; n < 2; n++)
+        TRUE(!strcmp(hosts.hosts[n], own) || !strcmp(hosts.hosts[n], other));
+    TRUE(strcmp(hosts.hosts[0], hosts.hosts[1]));
+    IS(IMC_NOTSUPPORTED, imc_kill(other, getpid(), 0));
+    IS(IMC_BADHOST, imc_kill("nowhere", getpid(), 0));
+    imc_asid_t apart, id;
+    imc_lkid_t lock;
+    caddr_t to, from;
+    int count = 1, errors;
+    IS(0, imc_asalloc(KEY + 20, PAGE, IMC_URW, 0, &apart, 0));
+    IS(0, imc_asalloc(KEY + 21, PAGE, IMC_URW, IMC_COHERENT, &id, 0));
+    IS(0, imc_lkalloc(KEY + 20, &count, IMC_LKU, 0, &lock));
+    IS(0, imc_asattach(apart, IMC_RECEIVE, IMC_SHARED, 0, &from));
+    IS(IMC_PTPERR, imc_asattach_ptp(apart, IMC_SHARED, 0, own, &to));
+    IS(0, imc_asattach_ptp(apart, IMC_SHARED, 0, other, &to));
+    volatile uint64_t *sent = (void *)to, *came = (void *)from;
+    /* (The other one may receive it later: it is not coherent.) */
+    while (came[!is_first] != 7)
+        sent[is_first] = 7;
+    IS(0, imc_asattach(id, IMC_TRANSMIT, IMC_SHARED, IMC_LOOPBACK, &to));
+    IS(0, imc_asattach(id, IMC_RECEIVE, IMC_SHARED, 0, &from));
+    volatile uint64_t *out = (void *)to, *in = (void *)from;
+    for (int n = 0; n < 200; n++) {
+        IS(0, imc_lkacquire(lock, 0, 0, IMC_LOCKWAIT));
+        *out = *in + 1;
+        sent[is_first] = 7;
+        IS(0, imc_lkrelease(lock, 0));
+    }
+    while (*in != 400)
+        sent[is_first] = 7;
+    TRUE(came[is_first] == 0 && came[!is_first] == 7);
+    errors = imc_rderrcnt_mr(1);
+    *(volatile uint64_t *)(to + 8 + 8 * is_first) = 1;
+    IS(0, imc_ckerrcnt_mr(&errors, 1));
+    IS(IMC_BADRAIL, imc_rderrcnt_mr(2));
+    puts("ready");
+    fflush(stdout);
+    if (!is_first)
+        pause();
+    IS(IMC_HOST_CHANGE, imc_wait_cluster_event(events, 1UL, 0UL, &hosts, sizeof hosts));
+    TRUE(hosts.num_hosts == 1 && !strcmp(hosts.hosts[0], own));
 }
 
 /* Writes and writes, and says when it has begun. */
@@ -447,7 +499,9 @@ int main(int count, char **words) {
     else if (!strcmp(word, "cluster"))
         cluster();
     else if (!strcmp(word, "write") || !strcmp(word, "read"))
-        messages(!strcmp(word, "write"));
+        messages(!strcmp(word, "write"), count > 2 ? strtoul(words[2], NULL, 0) : ROUNDS);
+    else if (!strcmp(word, "first") || !strcmp(word, "second"))
+        pair(words[2], words[3], !strcmp(word, "first"));
     else if (!strcmp(word, "owner") || !strcmp(word, "stranger"))
         permissions(!strcmp(word, "owner"));
     else if (!strcmp(word, "forks"))
