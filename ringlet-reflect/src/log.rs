@@ -199,6 +199,10 @@ impl Reader {
                 return Err(Broken);
             }
             let end = self.taken + length;
+            // (Without room that was given back there is no more than a ring: who writes where he has none would be read without end.)
+            if end - self.told > RING_BYTES {
+                return Err(Broken);
+            }
             if first & EMPTY != 0 {
                 self.take_to(end);
                 continue;
@@ -362,6 +366,21 @@ mod tests {
                 }
             }
             prop_assert!(ends, "{taken} records");
+        }
+    }
+
+    /// The room of what was taken is the process's when it was given back, and no sooner.
+    #[test]
+    fn who_writes_into_room_that_is_not_his_is_not_read_without_end() {
+        let (writer, mut reader) = ends();
+        for kind in [WHOLE | EMPTY, WHOLE] {
+            let mut write = || {
+                long(writer.mapping.area(), PAGE_BYTES).store(kind | RING_BYTES, Relaxed);
+                reader.next().map(|record| record.is_some_and(|record| reader.take(&record) == ()))
+            };
+            assert_eq!(write().unwrap(), kind == WHOLE);
+            assert!(write().is_err());
+            reader.give_back();
         }
     }
 
