@@ -770,7 +770,8 @@ fn take(
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use std::os::fd::BorrowedFd;
+    use ringlet_linux::meet;
+    use std::os::fd::{AsRawFd, BorrowedFd};
 
     /// Carries nothing.
     struct Nowhere(Life);
@@ -795,6 +796,27 @@ pub(super) mod tests {
         fn may_sleep(&mut self) -> bool {
             true
         }
+    }
+
+    /// Who waits for what a late-comer lacks is told as others are, and has not got it behind his back once this host goes on.
+    #[test]
+    fn who_waits_for_contents_as_the_others_are_lost_is_told() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let options = super::super::Options { path: Some(&path), ..Default::default() };
+        let (mut keeper, _) = Keeper::new(&options, Some(alone())).unwrap();
+        let [ours, socket] = meet::pair().unwrap().map(crate::memory::own);
+        let waits = Waits::Filled(7, Direction::Receive);
+        keeper.clients.push(Client { member: Some(3), waits, ..Client::new(socket, 0, None) });
+        keeper.stop("nobody is there").unwrap();
+        let mut bytes = vec![0; crate::protocol::ANSWER_BYTES];
+        let (length, _) = meet::receive(ours.as_raw_fd(), &mut bytes).unwrap();
+        let answer = serde_json::from_slice(&bytes[..length]).unwrap();
+        assert!(matches!(answer, Answer::No(Status::Stopped)));
+        let undone = keeper.cluster().acts.pop_front().unwrap();
+        let said: Said = serde_json::from_slice(&undone[ITEM_HEAD..]).unwrap();
+        let detach = Act::Detach { member: 3, id: 7, direction: Direction::Receive };
+        assert_eq!(said.act, detach);
     }
 
     pub fn alone() -> Cluster {
