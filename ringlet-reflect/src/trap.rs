@@ -5,7 +5,7 @@
 //! before. It knows what compilers and C libraries make of stores on x86-64; elsewhere all stores fault for good.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::host::Membership;
@@ -223,6 +223,8 @@ mod x86 {
         handle::<7>,
     ];
     static BEFORE: [OnceLock<libc::sigaction>; 8] = [const { OnceLock::new() }; 8];
+    /// A handler that is for once has been called.
+    static SPENT: [AtomicBool; 8] = [const { AtomicBool::new(false) }; 8];
     static INSTALLING: Mutex<()> = Mutex::new(());
     /// Where parts of registers are in what the kernel saves: of opmasks, of the upper halves of ZMM0 to 15, of ZMM16 to 31.
     static PLACES: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
@@ -250,6 +252,7 @@ mod x86 {
             let same = || BEFORE.iter().position(|each| each.get().is_some_and(is_same));
             let Some(at) = free.or_else(same) else { return };
             BEFORE[at].get_or_init(|| before);
+            SPENT[at].store(false, Ordering::Relaxed);
             ours.sa_sigaction = HANDLERS[at] as usize;
             libc::sigaction(libc::SIGSEGV, &raw const ours, std::ptr::null_mut());
         }
@@ -275,7 +278,7 @@ mod x86 {
                 if is_fault && matches!(before.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
                     say_why((*info).si_addr() as usize, &mut *context.cast::<ucontext_t>());
                 }
-                pass_on(before, signal, info, context);
+                pass_on(before, &SPENT[AT], signal, info, context);
             }
         }
     }
@@ -310,12 +313,13 @@ mod x86 {
         unsafe { libc::syscall(libc::SYS_write, 2, line.0.as_ptr(), line.1) };
     }
 
-    /// Does as the kernel would have done without us.
+    /// Does as the kernel would have done without us. (But what is for once costs the signal for that handler alone: stores are trapped still.)
     ///
     /// # Safety
     /// What the kernel has given to the handler.
     unsafe fn pass_on(
         before: &libc::sigaction,
+        spent: &AtomicBool,
         signal: c_int,
         info: *mut siginfo_t,
         context: *mut c_void,
@@ -326,7 +330,9 @@ mod x86 {
             let mut default: libc::sigaction = std::mem::zeroed();
             default.sa_sigaction = libc::SIG_DFL;
             let no_more = || libc::sigaction(signal, &raw const default, std::ptr::null_mut());
-            match before.sa_sigaction {
+            let has = |flag: c_int| before.sa_flags & flag != 0;
+            let is_spent = has(libc::SA_RESETHAND) && spent.swap(true, Ordering::Relaxed);
+            match if is_spent { libc::SIG_DFL } else { before.sa_sigaction } {
                 libc::SIG_IGN if is_sent => {}
                 libc::SIG_DFL | libc::SIG_IGN => {
                     no_more();
@@ -336,10 +342,6 @@ mod x86 {
                     }
                 }
                 handler => {
-                    let has = |flag: c_int| before.sa_flags & flag != 0;
-                    if has(libc::SA_RESETHAND) {
-                        no_more();
-                    }
                     let none = std::ptr::null_mut();
                     libc::pthread_sigmask(libc::SIG_BLOCK, &raw const before.sa_mask, none);
                     if has(libc::SA_NODEFER) {
