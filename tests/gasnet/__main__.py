@@ -107,13 +107,14 @@ def passes(build, test, count):
 
 
 def tables(builds, rounds):
-    rows = {}
+    rows, failed = {}, False
     for _ in range(rounds):
         for test, arguments, pattern in TABLES:
             for build in builds:
                 status, said = build.run(test, 2, arguments)
                 if status:
                     print(f"{test} over {build.over}: status {status}\n{said[-500:]}", flush=True)
+                    failed = True
                 for found in re.finditer(pattern, said):
                     number, what = sorted(found.groups(), key=lambda group: not re.fullmatch(r"[0-9.]+", group))
                     rows.setdefault((test, what), {}).setdefault(build.over, []).append(float(number))
@@ -121,6 +122,7 @@ def tables(builds, rounds):
     for (test, what), columns in rows.items():
         cells = [f"{statistics.median(columns[build.over]):.3g}" if build.over in columns else "-" for build in builds]
         print(f"| {test}: {what} | {' | '.join(cells)} |")
+    return failed or not rows
 
 
 def main():
@@ -149,8 +151,7 @@ def main():
             others = [Build(over, sources, folder, prefix, False) for over in ["amudp", "smp"]]
             for build in others:
                 build.tests([test for test, _, _ in TABLES])
-            tables([ours, *others], options.rounds)
-            return 0
+            return tables([ours, *others], options.rounds)
         passed = failed = 0
         for count in map(int, options.processes.split(",")):
             for test in options.names or (name for name in found if name not in OMITTED):
@@ -159,7 +160,8 @@ def main():
                 passed, failed = passed + (not wrong), failed + bool(wrong)
                 print(f"{test:20} {count} {'FAILED  ' + wrong if wrong else 'ok'} {time.monotonic() - began:7.1f} s", flush=True)
         print(f"{passed} passed, {failed} failed")
-        return bool(failed)
+        # (None at all is no success.)
+        return bool(failed or not passed)
 
 
 sys.exit(main())

@@ -164,14 +164,15 @@ def play(name, nodes, ringlet, directory, chosen):
     return failed
 
 
-# Tasks of one daemon have a Unix socket, to it and to each other; others have TCP, and their daemons UDP. (Between hosts only TCP is carried.)
+# What there is, in ends. Tasks of one daemon have a Unix socket, to it and to each other; others have TCP, and their daemons UDP. (Between hosts only TCP
+# is carried.)
 USED = {
-    ("host", "direct"): ["unix"],
-    ("host", "daemon"): ["unix"],
-    ("daemons", "direct"): ["tcp"],
-    ("daemons", "daemon"): ["unix", "udp"],
-    ("hosts", "direct"): ["tcp"],
-    ("hosts", "daemon"): ["unix"],
+    ("host", "direct"): {"unix": 4},
+    ("host", "daemon"): {"unix": 2},
+    ("daemons", "direct"): {"tcp": 2},
+    ("daemons", "daemon"): {"unix": 2, "udp": 2},
+    ("hosts", "direct"): {"tcp": 2},
+    ("hosts", "daemon"): {"unix": 2},
 }
 
 
@@ -180,7 +181,7 @@ def moves(ringlet, name, route):
 
     def scene(machine):
         def seen(tasks):
-            wanted = {protocol: 2 for protocol in USED[name, route]}
+            wanted = USED[name, route]
             pids = {"unix": tasks, "tcp": tasks, "udp": machine.daemons()}
 
             def are_there():
