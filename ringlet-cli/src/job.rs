@@ -1,12 +1,14 @@
 //! The processes of a parallel program: started together, heard, and ended together.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +18,8 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use ringlet_messages::active_message::job::{Word, read_from_process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::pipe::PipeFlags;
 
 use crate::run::EXIT_OURS;
 
@@ -68,6 +72,8 @@ enum Event {
     Said(usize, Word),
     /// It has ended, and waits to be reaped.
     Ended(usize),
+    /// Nobody has one of the ends of their output any more.
+    Closed,
     Signal(Signal),
 }
 
@@ -105,10 +111,11 @@ pub fn run(args: &JobArgs, kind: &mut dyn Kind) -> anyhow::Result<ExitCode> {
             }
         }
     });
-    let mut output = Vec::new();
     let mut processes = Vec::new();
+    let (is_over, over) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let is_over = Arc::new(is_over);
     for rank in 0..args.processes as usize {
-        match start(args, kind, rank, before, &sender, &mut output) {
+        match start(args, kind, rank, before, &sender, &is_over) {
             Ok(process) => processes.push(process),
             Err(error) => {
                 end_all(&processes, Signal::SIGKILL);
@@ -121,15 +128,84 @@ pub fn run(args: &JobArgs, kind: &mut dyn Kind) -> anyhow::Result<ExitCode> {
     }
     drop(sender);
     let limit = args.timeout.map(|timeout| Instant::now() + timeout);
-    let code = attend(kind, &mut processes, &events, limit);
+    let mut output = if args.prefix { 2 * processes.len() } else { 0 };
+    let ended = attend(kind, &mut processes, &events, limit, &mut output);
     // What they have started and left, which may hold our ends of their output, is told by this that it has no launcher any more.
     for process in processes {
         let _ = process.socket.shutdown(Shutdown::Both);
     }
-    for forwarder in output {
-        let _ = forwarder.join();
+    Ok(ExitCode::from(await_output(output, &events, limit, ended, over)))
+}
+
+/// Until nobody has one of so many ends of their output any more; longer than the program may take, or than it is let, no more is waited for (`over`).
+fn await_output(
+    mut output: usize,
+    events: &Receiver<Event>,
+    limit: Option<Instant>,
+    Ended { mut code, is_forced }: Ended,
+    over: OwnedFd,
+) -> u8 {
+    let (mut limit, mut over) = (limit.filter(|_| !is_forced), Some(over).filter(|_| !is_forced));
+    while output > 0 {
+        let status = match events.recv_timeout(until(limit)) {
+            Ok(Event::Signal(signal)) => status_of(signal),
+            Err(RecvTimeoutError::Timeout) if limit.is_some_and(|at| at <= Instant::now()) => {
+                limit = None;
+                EXIT_TIMEOUT
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            event => {
+                output -= usize::from(matches!(event, Ok(Event::Closed)));
+                continue;
+            }
+        };
+        // (The second time our own output is not waited for either.)
+        if over.take().is_none() {
+            break;
+        }
+        code = if code == 0 { status } else { code };
     }
-    Ok(ExitCode::from(code))
+    code
+}
+
+/// An end of their output. Once no more is waited for (`over` is hung up) it has what is there, which is no more than so much.
+struct Output {
+    stream: File,
+    over: Arc<OwnedFd>,
+    left: usize,
+}
+
+/// Of a pipe.
+const OUTPUT_BYTES: usize = 64 << 10;
+
+impl Read for Output {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        let mut fds = [
+            PollFd::new(&self.stream, PollFlags::IN),
+            PollFd::new(&*self.over, PollFlags::empty()),
+        ];
+        poll(&mut fds, None)?;
+        let [is_there, is_over] = fds.map(|fd| !fd.revents().is_empty());
+        let most = if is_over { self.left.min(to.len()) } else { to.len() };
+        let count = if is_there { self.stream.read(&mut to[..most])? } else { 0 };
+        self.left -= if is_over { count } else { 0 };
+        Ok(count)
+    }
+}
+
+fn until(limit: Option<Instant>) -> Duration {
+    limit.map_or(Duration::from_secs(3600), |at| at - Instant::now().min(at))
+}
+
+fn status_of(signal: Signal) -> u8 {
+    128 + signal as i32 as u8
+}
+
+/// How the processes have.
+struct Ended {
+    code: u8,
+    /// By us.
+    is_forced: bool,
 }
 
 #[allow(unsafe_code)]
@@ -139,7 +215,7 @@ fn start(
     rank: usize,
     mask: SigSet,
     events: &Sender<Event>,
-    output: &mut Vec<thread::JoinHandle<()>>,
+    is_over: &Arc<OwnedFd>,
 ) -> anyhow::Result<Process> {
     let (socket, theirs) = UnixStream::pair()?;
     rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())?;
@@ -168,16 +244,20 @@ fn start(
     let name = args.program[0].display();
     let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
     if args.prefix {
-        let forward = |stream: Option<Box<dyn Read + Send>>, to: fn(&[u8])| {
-            let stream = stream.expect("piped");
-            thread::spawn(move || forward(stream, rank, to))
+        let forward = |stream: OwnedFd, to: fn(&[u8])| {
+            let (events, over) = (events.clone(), is_over.clone());
+            let output = Output { stream: stream.into(), over, left: OUTPUT_BYTES };
+            thread::spawn(move || {
+                forward(output, rank, to);
+                let _ = events.send(Event::Closed);
+            });
         };
-        output.push(forward(child.stdout.take().map(|out| Box::new(out) as _), |line| {
+        forward(child.stdout.take().expect("piped").into(), |line| {
             let _ = std::io::stdout().write_all(line);
-        }));
-        output.push(forward(child.stderr.take().map(|out| Box::new(out) as _), |line| {
+        });
+        forward(child.stderr.take().expect("piped").into(), |line| {
             let _ = std::io::stderr().write_all(line);
-        }));
+        });
     }
     let pid = Pid::from_raw(child.id() as i32);
     let mut from = socket.try_clone()?;
@@ -226,21 +306,21 @@ fn end_all(processes: &[Process], signal: Signal) {
     }
 }
 
-/// Until all have ended; our exit status.
+/// Until all have ended; how.
 fn attend(
     kind: &mut dyn Kind,
     processes: &mut [Process],
     events: &Receiver<Event>,
     limit: Option<Instant>,
-) -> u8 {
+    output: &mut usize,
+) -> Ended {
     let mut code = 0;
     // When those that are left get which signal: the job is ending.
     let mut end: Option<(Instant, Signal)> = None;
     let mut limit = limit;
     while processes.iter().any(|process| process.pid.is_some()) {
         let next = [end.map(|(at, _)| at), limit].into_iter().flatten().min();
-        let wait = next.map_or(Duration::from_secs(3600), |at| at - Instant::now().min(at));
-        let event = match events.recv_timeout(wait) {
+        let event = match events.recv_timeout(until(next)) {
             Ok(event) => event,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
@@ -264,8 +344,12 @@ fn attend(
             Event::Said(rank, said) => kind.heard(rank, said, processes),
             Event::Signal(signal) => {
                 end_all(processes, signal);
-                code = if code == 0 { 128 + signal as i32 as u8 } else { code };
+                code = if code == 0 { status_of(signal) } else { code };
                 end.get_or_insert((Instant::now() + GRACE, Signal::SIGKILL));
+                None
+            }
+            Event::Closed => {
+                *output -= 1;
                 None
             }
             Event::Ended(rank) => {
@@ -289,7 +373,7 @@ fn attend(
         };
         (code, end) = (status, Some((Instant::now() + GRACE, next)));
     }
-    code
+    Ended { code, is_forced: end.is_some() }
 }
 
 fn status_code(status: ExitStatus) -> u8 {

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import os
 import random
 import shutil
 import signal
@@ -164,6 +165,17 @@ def check(ringlet, work, deaths):
                          ' if (rank == 0) exit(0); return AMX_SPMDBarrier() == AM_ERR_RESOURCE ? 0 : 3; }\n')
         run(["cc", f"-I{HERE}", early, *installed, "-o", work / "early"])
         job(3, work / "early")
+        # Output that somebody holds whom a process has left is waited for as long as the program may take, or until a signal.
+        for limit, status in [(["-t", "300ms"], 124), ([], 128 + signal.SIGINT)]:
+            left = [ringlet, "am-run", "-p", "-n", "1", *limit, "--", "sh", "-c", "sleep 1000 & echo $!; exit 0"]
+            launcher = subprocess.Popen(left, stdout=subprocess.PIPE, text=True)
+            sleeper = int(launcher.stdout.readline().removeprefix("[0] "))
+            try:
+                launcher.send_signal(signal.SIGINT if not limit else 0)
+                assert launcher.wait(LIMIT) == status, launcher.returncode
+            finally:
+                os.kill(sleeper, signal.SIGKILL)
+                launcher.kill()
 
 
 sys.exit(main())
