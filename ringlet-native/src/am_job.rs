@@ -49,7 +49,8 @@ fn poll() {
 /// Was this process started by `ringlet am-run`?
 #[unsafe(no_mangle)]
 pub extern "C" fn AMX_SPMDIsWorker(_argv: *mut *mut c_char) -> c_int {
-    std::env::var_os(DESCRIPTOR_ENVIRONMENT).is_some() as c_int
+    // (Once it is in its job its environment says nothing of that any more.)
+    JOB.get().map_or(std::env::var_os(DESCRIPTOR_ENVIRONMENT).is_some(), Job::is_launched) as c_int
 }
 
 #[unsafe(no_mangle)]
@@ -95,8 +96,8 @@ pub extern "C" fn AMUDP_SPMDStartup(
         Ok(job) => JOB.get_or_init(|| job),
         Err(error) => return am::refused("AMUDP_SPMDStartup", &error.to_string()),
     };
-    if launched && processes == 0 {
-        am_spawn::strip(arguments, job.size());
+    if launched {
+        am_spawn::strip(arguments, if processes == 0 { Some(job.size()) } else { None });
     }
     let wanted = WANTED_RANK.load(Ordering::Relaxed);
     if wanted >= 0 && wanted != AMX_SPMDMyProc() {

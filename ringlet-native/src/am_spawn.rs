@@ -101,11 +101,14 @@ fn by_letter(text: Option<&CStr>) -> Option<Spawn> {
     found.function
 }
 
-/// Takes the number of processes and the spawn function from the arguments of a process that `ringlet am-run` has started, if they are there.
-pub fn strip(arguments: Arguments, size: usize) {
+/// Takes the number of processes and the spawn function from the arguments of a process that `ringlet am-run` has started, if they are there, and are
+/// to be (`size`).
+pub fn strip(arguments: Arguments, size: Option<usize>) {
     let own = std::env::var_os(STRIPPED_ENVIRONMENT).is_some();
-    let named =
-        number(arguments.get(1)) == Some(size as c_int) && by_letter(arguments.get(2)).is_some();
+    // SAFETY: what else the program does with its environment it does before or behind its startup.
+    unsafe { std::env::remove_var(STRIPPED_ENVIRONMENT) };
+    let named = size.is_some_and(|size| number(arguments.get(1)) == Some(size as c_int))
+        && by_letter(arguments.get(2)).is_some();
     if named && !own {
         arguments.remove(2);
     }
@@ -138,7 +141,14 @@ pub fn as_master(arguments: Arguments, processes: c_int, spawn: Option<Spawn>) -
         );
         return Master::Failed;
     }
-    // SAFETY: by contract of `Arguments::new`.
+    if arguments.get(0).is_none() {
+        am::refused(
+            "AMUDP_SPMDStartup",
+            "other processes are started by main's arguments, which are not given",
+        );
+        return Master::Failed;
+    }
+    // SAFETY: by contract of `Arguments::new`: they are there.
     let (count, values) = unsafe { (*arguments.count, *arguments.values) };
     spawn(processes, count, values, std::ptr::null_mut());
     Master::Failed

@@ -177,5 +177,30 @@ def check(ringlet, work, deaths):
                 os.kill(sleeper, signal.SIGKILL)
                 launcher.kill()
 
+    @step("scripts, and what a process starts")
+    def _():
+        source = work / "starts.c"
+        source.write_text('#include "check.h"\nint main(int c, char **v) { start(&c, &v);'
+                          ' if (c > 2) { printf("%d\\n", (int)getpid()); fflush(stdout); for (;;) OK(AM_Poll(eb)); }'
+                          ' if (c > 1) return size != 1;'
+                          ' char inner[4096]; snprintf(inner, sizeof inner, "%s inner", v[0]);'
+                          ' OK(AMX_SPMDBarrier()); int status = rank ? 0 : system(inner); OK(AMX_SPMDBarrier());'
+                          ' CHECK(AMX_SPMDIsWorker(v)); return status != 0; }\n')
+        run(["cc", f"-I{HERE}", source, *installed, "-o", work / "starts"])
+        # A program that one of a job's starts is a job of its own.
+        job(2, work / "starts")
+        # Who is a script's child, and polls, ends with the launcher.
+        running = [ringlet, "am-run", "-n", "2", "--", "sh", "-c", f"{work}/starts and polls; true"]
+        launcher = subprocess.Popen(running, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pids = [int(launcher.stdout.readline()) for _ in range(2)]
+        launcher.kill()
+        try:
+            said = launcher.communicate(timeout=LIMIT)[1]
+        except subprocess.TimeoutExpired:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            raise
+        assert "launcher has ended" in said, said
+
 
 sys.exit(main())

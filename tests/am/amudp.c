@@ -74,6 +74,8 @@ static void alone(void)
     amudp_stats_t stats, sum = AMUDP_initial_stats;
     int n;
     size = 1;
+    /* Others are started with the program's arguments. */
+    CHECK(AMUDP_SPMDStartup(NULL, NULL, 2, 0, AMUDP_SPMDLocalSpawn, NULL, &eb, &ep) == AM_ERR_RESOURCE);
     OK(AM_Init());
     OK(AM_AllocateBundle(AM_PAR, &eb));
     OK(AM_AllocateEndpoint(eb, &ep, &named));

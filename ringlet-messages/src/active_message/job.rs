@@ -5,6 +5,7 @@
 
 use ringlet_linux::fd;
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -24,6 +25,8 @@ const BUSY: Duration = Duration::from_micros(200);
 const LOOK: Duration = Duration::from_millis(1);
 /// How long the launcher may take to say that the job ends, when it was told.
 const END_LIMIT: Duration = Duration::from_secs(5);
+/// The code of a job that nobody ends.
+const LAUNCHER_HAS_ENDED: i32 = 1;
 
 /// This process's place among them.
 pub struct Job {
@@ -68,11 +71,7 @@ impl Said {
         while let Ok(first) = read_word(&mut from) {
             if first == END {
                 let Ok(code) = read_word(&mut from) else { break };
-                self.code.store(code as i32, Ordering::Relaxed);
-                // ORDER: Release; pairs with `Job::ended`.
-                self.ended.store(true, Ordering::Release);
-                self.tell();
-                on_end();
+                self.end(code as i32, &on_end);
                 continue;
             }
             let read =
@@ -84,11 +83,29 @@ impl Said {
         // ORDER: Release; pairs with the load in `Job::gather`.
         self.gone.store(true, Ordering::Release);
         self.tell();
+        // (It may only have no more to say. KERNEL: hung up is what nobody reads any more either.)
+        let mut fds = [fd::pollfd { fd: from.as_raw_fd(), events: 0, revents: 0 }];
+        let _ = fd::poll(&mut fds, None, None);
+        // A process that a script has started is not ended with its launcher.
+        if fds[0].revents & libc::POLLHUP != 0 && !self.ended.load(Ordering::Relaxed) {
+            let _ = writeln!(io::stderr(), "ringlet: the launcher has ended");
+            self.end(LAUNCHER_HAS_ENDED, on_end);
+        }
+    }
+
+    fn end(&self, code: i32, on_end: impl FnOnce()) {
+        self.code.store(code, Ordering::Relaxed);
+        // ORDER: Release; pairs with `Job::ended`.
+        self.ended.store(true, Ordering::Release);
+        self.tell();
+        on_end();
     }
 }
 
 impl Job {
-    /// A process that was not launched is a job of one. `on_end` is called, by another thread, when the job ends (`ended`).
+    /// A process that was not launched is a job of one; one that was finds it once, since its environment says so no longer. `on_end` is called, by
+    /// another thread, when the job ends (`ended`).
+    #[allow(unsafe_code)]
     pub fn from_environment(on_end: impl Fn() + Send + 'static) -> io::Result<Job> {
         let variable = |name| std::env::var(name).ok();
         let Some(descriptor) = variable(DESCRIPTOR_ENVIRONMENT) else {
@@ -107,7 +124,18 @@ impl Job {
         let (from, said) = (socket.try_clone()?, Arc::new(Said::default()));
         let saying = said.clone();
         super::process::thread("ringlet-am-job", move || saying.listen(from, size, on_end))?;
+        // (Programs that this one starts are none of the job's.)
+        drop(super::state::own(descriptor));
+        for name in [RANK_ENVIRONMENT, SIZE_ENVIRONMENT, DESCRIPTOR_ENVIRONMENT] {
+            // SAFETY: what else the program does with its environment it does before or behind this.
+            unsafe { std::env::remove_var(name) };
+        }
         Ok(Job { rank, size, launcher: Some(Launcher { socket, said }) })
+    }
+
+    /// By `ringlet am-run`.
+    pub fn is_launched(&self) -> bool {
+        self.launcher.is_some()
     }
 
     pub fn rank(&self) -> usize {
