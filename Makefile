@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites gasnet gasnet-debug torture faults containers lab attempts fuzz pvm papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between soak sim-soak soak-order setup
+.PHONY: build install man demo compare test suites gasnet gasnet-debug torture faults containers lab attempts fuzz pvm papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between reflect-hosts soak sim-soak soak-order setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -120,6 +120,12 @@ between-%: build
 	python3 tests/kill --between $* --seed $(SEED) --kills $$(($(KILLS) * 100)) --ringlet $(TARGET)/release/ringlet
 	python3 tests/kill/adapter.py --between $* --seed $(SEED) --kills $$(($(KILLS) * 100)) --ringlet $(TARGET)/release/ringlet
 	python3 tests/programs --between $* --seed $(SEED) --ringlet $(TARGET)/release/ringlet
+
+# How fast reflective memory of two hosts is, beside a connection that is carried between them and a copy in memory, by turns: over rails in memory, and over
+# libfabric's tcp; a minute or two (as root).
+reflect-hosts: build
+	cargo build --release -p ringlet-reflect --example reflect_speed
+	python3 tests/node/reflect_speed.py --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet
 
 # Faults from outside: packets, addresses, firewall rules, limits, clocks, signals; `make faults SECONDS=3600`.
 faults: build

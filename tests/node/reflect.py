@@ -492,20 +492,6 @@ def scenes(ground):
         require(not any("is given up" in host.service.told() for host in hosts), "a way was given up")
         note(name, "one order", "by the other rail")
 
-    def figures(name, program, a, b):
-        """How soon a word is seen at the other host, and how fast many are: nothing is judged."""
-        actors = one, other = all_of(program, (a, b))
-        for ask, answer, unit in ("ping", "pong", "ns there"), ("stream", "sink", "MB/s there, and copied in memory"):
-            one.asked("clear")
-            settled(actors)
-            other.tell(answer)
-            note(f"{name}: {' '.join(one.asked(ask))}", "measured", unit)
-            other.done(answer)
-        for each in actors:
-            each.ends()
-
-    scene("figures over memory", figures, "ab")
-    scene("figures over libfabric's tcp", figures, "ab", rails=by_libfabric)
     scene("one of two rails of libfabric's tcp is cut", rail_dies, rails=two_by_libfabric)
 
 
