@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::ballot::{self, Ballot, is_quorum, place_of};
 use crate::flow::{Membership, WINDOWS};
 use crate::log::Log;
 use crate::order::{Order, Standing};
 use crate::wire::{self, Change, Entries, Frame, MEMBERS, NO_ENTRIES, Seat};
-use crate::{Life, Output};
+use crate::{Life, Output, Parcel};
 
 /// An attempt takes so many times the time of silence at most; then another one asks anew.
 const PATIENCE: u32 = 4;
@@ -219,8 +221,8 @@ impl Order {
     fn send_level(&mut self, to: &Life, ballot: Ballot, have: u64) {
         let Standing::Member(membership) = &self.standing else { return };
         let level = Frame::Level { ballot, first: have + 1, entries: NO_ENTRIES };
-        let mut frame = wire::write(self.acceptor.view.number, &level);
-        if wire::put_entries(&mut frame, membership.log.behind(have)) > 0 {
+        let mut frame = Parcel::from(wire::write(self.acceptor.view.number, &level));
+        if wire::put_entries(&mut frame, membership.log.behind(have), None) > 0 {
             self.outputs.push_back(Output::Send { to: to.clone(), frame });
         }
     }
@@ -237,7 +239,7 @@ impl Order {
             if !log.usage(origin as usize).fits(payload.len(), WINDOWS) {
                 return Err("brings more than may be under way");
             }
-            log.push(origin, number, payload.into());
+            log.push(origin, number, Bytes::copy_from_slice(payload));
         }
         Ok(())
     }
@@ -414,7 +416,7 @@ impl Order {
     /// A quorum has accepted it.
     fn decided(&mut self, change: Change) {
         let number = change.number;
-        let frame = wire::write(number, &Frame::Decided(change.clone()));
+        let frame = Parcel::from(wire::write(number, &Frame::Decided(change.clone())));
         for peer in self.peers.values().filter(|peer| peer.up) {
             self.outputs.push_back(Output::Send { to: peer.life.clone(), frame: frame.clone() });
         }

@@ -1,16 +1,17 @@
 //! Within a view: submissions go to the hub, what it orders goes to all, and how far they are comes back. What is lost is asked for where a gap shows
 //! it, and sent again where nothing shows it.
 
-use std::sync::Arc;
 use std::time::Duration;
+
+use bytes::Bytes;
 
 use crate::log::Log;
 use crate::order::{Order, Standing};
 use crate::wire::{self, Change, Entries, Frame, NO_ENTRIES, Status};
-use crate::{Life, Output, View};
+use crate::{Life, Output, Parcel, View};
 
-/// Of payloads, on their way to one member.
-const UNDER_WAY_BYTES: u64 = 1 << 20;
+/// Of payloads, on their way to one member, or to the hub. (Less than most networks keep for who is slow: so it is not lost there, nor waited for.)
+const UNDER_WAY_BYTES: u64 = 1 << 19;
 /// Of one origin no more than so many windows' are believed to be under way (a member learns later than the hub what all have).
 pub(crate) const WINDOWS: usize = 2;
 /// Beats without progress, after which what is under way counts as lost.
@@ -45,9 +46,10 @@ pub(crate) struct Membership {
     counts: Vec<u64>,
     stable: u64,
     far: Vec<Far>,
-    /// As a member that is not the hub: its last submission that went to the hub, what it has acknowledged, and what it has asked for since the last
-    /// beat.
+    /// As a member that is not the hub: its last submission that went to the hub, bytes of those that are not delivered since, what it has acknowledged,
+    /// and what it has asked for since the last beat.
     sent: u64,
+    under_way: u64,
     acked: u64,
     asked: Option<u64>,
     progress: Duration,
@@ -77,6 +79,7 @@ impl Membership {
             stable,
             far: (0..members.len()).map(far).collect(),
             sent: counts[place],
+            under_way: 0,
             counts,
             acked: 0,
             asked: None,
@@ -163,7 +166,7 @@ impl Order {
             }
         } else if place == 0 {
             if status.gap && membership.sent > first {
-                membership.sent = first;
+                (membership.sent, membership.under_way) = (first, 0);
             }
             let behind = status.last > membership.delivered;
             self.all_have(status.stable);
@@ -240,6 +243,7 @@ impl Order {
         from: &Life,
         received: u64,
         entries: Entries,
+        whole: &Bytes,
     ) -> Result<(), &'static str> {
         let Some((membership, place)) = self.flowing(from) else { return Ok(()) };
         if !membership.is_hub() {
@@ -265,13 +269,13 @@ impl Order {
             if !membership.log.usage(place).fits(payload.len(), 1) {
                 break;
             }
-            self.order(place, payload.into());
+            self.order(place, part(whole, payload));
         }
         Ok(())
     }
 
     /// As the hub: gives it its place.
-    fn order(&mut self, place: usize, payload: Arc<[u8]>) {
+    fn order(&mut self, place: usize, payload: Bytes) {
         let Standing::Member(membership) = &mut self.standing else { return };
         let number = membership.counts[place] + 1;
         membership.log.push(place as u8, number, payload);
@@ -311,6 +315,8 @@ impl Order {
                 && let Some(mine) = self.pending.pop_front()
             {
                 self.pending_usage.remove(mine.len());
+                // (Less, where it was sent before it was to be sent again: then more goes at once.)
+                membership.under_way = membership.under_way.saturating_sub(mine.len() as u64);
                 (membership.progress, membership.beats) = (self.now, 0);
             }
             self.outputs.push_back(Output::Deliver {
@@ -330,6 +336,7 @@ impl Order {
         stable: u64,
         first: u64,
         entries: Entries,
+        whole: &Bytes,
     ) -> Result<(), &'static str> {
         let Some((membership, place)) = self.flowing(from) else { return Ok(()) };
         if place != 0 {
@@ -346,14 +353,14 @@ impl Order {
             if !membership.is_next(origin, number) {
                 return Err("orders what is nobody's next");
             }
-            if !membership.log.usage(origin as usize).fits(payload.len(), WINDOWS) {
-                return Err("orders more than may be under way");
-            }
             let payload = match origin as usize == membership.place {
                 // (It has been here all the time.)
                 true => self.pending.front().cloned().ok_or("orders what was never submitted")?,
-                false => payload.into(),
+                false => part(whole, payload),
             };
+            if !membership.log.usage(origin as usize).fits(payload.len(), WINDOWS) {
+                return Err("orders more than may be under way");
+            }
             membership.log.push(origin, number, payload);
             self.deliver_to(u64::MAX);
         }
@@ -381,8 +388,7 @@ impl Order {
         let up: Vec<_> = membership.view.members.iter().map(|member| self.is_up(member)).collect();
         let Standing::Member(membership) = &mut self.standing else { return };
         let (last, number) = (membership.log.last(), membership.view.number);
-        // The same frame for all who are as far: a frame for each, then the next.
-        let mut made: Option<(u64, u64, Vec<u8>)> = None;
+        // A frame for each, then the next.
         let mut sent = true;
         while std::mem::take(&mut sent) {
             for place in (1..up.len()).filter(|&place| up[place]) {
@@ -393,24 +399,16 @@ impl Order {
                 {
                     continue;
                 }
-                let (_, to, frame) = match &mut made {
-                    Some(made) if made.0 == far.sent => made,
-                    made => {
-                        let ordered = Frame::Ordered {
-                            stable: membership.stable,
-                            first: far.sent + 1,
-                            entries: NO_ENTRIES,
-                        };
-                        let mut frame = wire::write(number, &ordered);
-                        let to = far.sent + wire::put_entries(&mut frame, log.behind(far.sent));
-                        made.insert((far.sent, to, frame))
-                    }
+                let ordered = Frame::Ordered {
+                    stable: membership.stable,
+                    first: far.sent + 1,
+                    entries: NO_ENTRIES,
                 };
-                self.outputs.push_back(Output::Send {
-                    to: membership.view.members[place].clone(),
-                    frame: frame.clone(),
-                });
-                (far.sent, far.told_stable) = (*to, membership.stable);
+                let mut frame = Parcel::from(wire::write(number, &ordered));
+                let put = wire::put_entries(&mut frame, log.behind(far.sent), Some(place as u8));
+                let to = membership.view.members[place].clone();
+                self.outputs.push_back(Output::Send { to, frame });
+                (far.sent, far.told_stable) = (far.sent + put, membership.stable);
                 sent = true;
             }
         }
@@ -430,14 +428,15 @@ impl Order {
         let Standing::Member(membership) = &mut self.standing else { return };
         let (hub, number) = (membership.view.members[0].clone(), membership.view.number);
         let mut next = membership.sent.max(first - 1) + 1;
-        while next <= self.submitted {
+        while next <= self.submitted && membership.under_way < UNDER_WAY_BYTES {
             let submit = Frame::Submit { received: membership.delivered, entries: NO_ENTRIES };
-            let mut frame = wire::write(number, &submit);
+            let mut frame = Parcel::from(wire::write(number, &submit));
             for payload in self.pending.range((next - first) as usize..) {
                 if !wire::put_entry(&mut frame, membership.place as u8, next, payload) {
                     break;
                 }
                 next += 1;
+                membership.under_way += payload.len() as u64;
             }
             membership.acked = membership.delivered;
             self.outputs.push_back(Output::Send { to: hub.clone(), frame });
@@ -471,9 +470,18 @@ impl Order {
         if self.pending.is_empty() || stopped {
             (membership.progress, membership.beats) = (now, 0);
         } else if membership.beats >= LOST_BEATS {
-            membership.sent = first;
+            (membership.sent, membership.under_way) = (first, 0);
             membership.beats = 0;
         }
+    }
+}
+
+/// A payload of a frame: that frame itself, if there is not much else in it.
+fn part(whole: &Bytes, payload: &[u8]) -> Bytes {
+    if 2 * payload.len() > whole.len() {
+        whole.slice_ref(payload)
+    } else {
+        Bytes::copy_from_slice(payload)
     }
 }
 

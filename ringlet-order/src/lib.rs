@@ -6,13 +6,15 @@ mod change;
 mod flow;
 mod log;
 mod order;
+mod parcel;
 mod wire;
 
-use std::sync::Arc;
 use std::time::Duration;
 
+pub use bytes::Bytes;
 pub use log::{WINDOW_BYTES, WINDOW_COUNT};
 pub use order::Order;
+pub use parcel::Parcel;
 pub use wire::{MEMBERS, NAME_BYTES};
 
 /// The run that has kept this (`Output::Keep`), or why it can't be read.
@@ -44,9 +46,9 @@ pub struct Settings {
 }
 
 /// The most that one payload has.
-pub const PAYLOAD_BYTES: usize = 48 << 10;
+pub const PAYLOAD_BYTES: usize = 66 << 10;
 /// The most that a frame to another node has.
-pub const FRAME_BYTES: usize = 64 << 10;
+pub const FRAME_BYTES: usize = 68 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotTaken {
@@ -63,9 +65,9 @@ pub enum Output {
     /// To stable storage, before anything that comes behind it is done. It replaces what was kept before.
     Keep(Vec<u8>),
     /// To that node, if there is a way; it may be lost, doubled or late.
-    Send { to: Life, frame: Vec<u8> },
+    Send { to: Life, frame: Parcel },
     /// The next of the one order. `number` is what `submit` has returned at its origin (1 for its first, then one more each).
-    Deliver { sequence: u64, origin: Life, number: u64, payload: Arc<[u8]> },
+    Deliver { sequence: u64, origin: Life, number: u64, payload: Bytes },
     /// From this place in the order on these are the members. All that others of the last view have written, and is not delivered by now, never is.
     /// One that has `joined` knows nothing of what was delivered before: the hub's owner passes its state on.
     View { sequence: u64, view: View, joined: Vec<Life>, left: Vec<Life> },

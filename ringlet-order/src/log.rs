@@ -1,7 +1,8 @@
 //! A contiguous piece of the order: what not all members are known to have.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+
+use bytes::Bytes;
 
 /// What one member may have under way: submitted, and not yet known to be with all.
 pub const WINDOW_COUNT: usize = 4096;
@@ -35,7 +36,7 @@ pub struct Entry {
     /// Its place among the view's members.
     pub origin: u8,
     pub number: u64,
-    pub payload: Arc<[u8]>,
+    pub payload: Bytes,
     /// Bytes of all payloads up to this one's end.
     end: u64,
 }
@@ -73,7 +74,7 @@ impl Log {
         self.usage[origin]
     }
 
-    pub fn push(&mut self, origin: u8, number: u64, payload: Arc<[u8]>) {
+    pub fn push(&mut self, origin: u8, number: u64, payload: Bytes) {
         self.usage[origin as usize].add(payload.len());
         let end = self.bytes_to(self.last()) + payload.len() as u64;
         self.entries.push_back(Entry { origin, number, payload, end });

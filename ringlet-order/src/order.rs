@@ -1,8 +1,9 @@
 //! What a node knows of itself and of others, and when it acts.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
+
+use bytes::Bytes;
 
 use crate::ballot::{Acceptor, is_quorum};
 use crate::change::Attempt;
@@ -55,7 +56,7 @@ pub struct Order {
     buried: BTreeMap<String, u64>,
     pub(crate) outputs: VecDeque<Output>,
     /// What was submitted and has not been delivered; the number of the last one.
-    pub(crate) pending: VecDeque<Arc<[u8]>>,
+    pub(crate) pending: VecDeque<Bytes>,
     pub(crate) pending_usage: Usage,
     pub(crate) submitted: u64,
     pub(crate) attempt: Option<Attempt>,
@@ -166,7 +167,12 @@ impl Order {
     }
 
     /// A frame of another node's, which is hostile input; an error says why that node is not to be heard any more.
-    pub fn heard(&mut self, from: &Life, frame: &[u8], now: Duration) -> Result<(), &'static str> {
+    pub fn heard(
+        &mut self,
+        from: &Life,
+        frame: impl Into<Bytes>,
+        now: Duration,
+    ) -> Result<(), &'static str> {
         self.now = now;
         if self.is_over() {
             return Ok(());
@@ -177,7 +183,9 @@ impl Order {
         }
         peer.heard = Some(now);
         self.dirty = true;
-        let heard = wire::read(frame).and_then(|(view, frame)| self.take(from, view, frame));
+        let whole = frame.into();
+        let heard =
+            wire::read(&whole).and_then(|(view, frame)| self.take(from, view, frame, &whole));
         if heard.is_err()
             && let Some(peer) = self.peers.get_mut(&from.node)
         {
@@ -188,27 +196,31 @@ impl Order {
 
     /// Gives it to the order; its number. What a node submits is delivered in the order in which it did, each once, or not at all from some place on
     /// (if it dies).
-    pub fn submit(&mut self, payload: &[u8], now: Duration) -> Result<u64, NotTaken> {
+    pub fn submit(&mut self, payload: impl Into<Bytes>, now: Duration) -> Result<u64, NotTaken> {
         self.now = now;
+        let payload = payload.into();
+        self.takes(payload.len())?;
+        self.submitted += 1;
+        self.pending_usage.add(payload.len());
+        self.pending.push_back(payload);
+        self.dirty = true;
+        self.order_mine();
+        Ok(self.submitted)
+    }
+
+    /// Would a payload of so many bytes be taken now?
+    pub fn takes(&self, bytes: usize) -> Result<(), NotTaken> {
         let Standing::Member(membership) = &self.standing else { return Err(NotTaken::Stopped) };
         if membership.stopped || self.leaving.is_some() {
             return Err(NotTaken::Stopped);
         }
-        if payload.len() > PAYLOAD_BYTES {
+        if bytes > PAYLOAD_BYTES {
             return Err(NotTaken::TooLong);
         }
         let mut usage = membership.log.usage(membership.place);
         usage.count += self.pending_usage.count;
         usage.bytes += self.pending_usage.bytes;
-        if !usage.fits(payload.len(), 1) {
-            return Err(NotTaken::Full);
-        }
-        self.submitted += 1;
-        self.pending.push_back(payload.into());
-        self.pending_usage.add(payload.len());
-        self.dirty = true;
-        self.order_mine();
-        Ok(self.submitted)
+        if usage.fits(bytes, 1) { Ok(()) } else { Err(NotTaken::Full) }
     }
 
     /// Leaves the cluster in order: behind what it has submitted. `Output::Stopped` says when.
@@ -281,7 +293,13 @@ impl Order {
     }
 
     /// By number, what it says, and by whom: nothing that is of another view is taken.
-    fn take(&mut self, from: &Life, view: u64, frame: Frame) -> Result<(), &'static str> {
+    fn take(
+        &mut self,
+        from: &Life,
+        view: u64,
+        frame: Frame,
+        whole: &Bytes,
+    ) -> Result<(), &'static str> {
         let mine = self.acceptor.view.number;
         if let Frame::Decided(change) = frame {
             if view != change.number {
@@ -318,8 +336,12 @@ impl Order {
         }
         match frame {
             Frame::Status(status) => self.status(from, status),
-            Frame::Submit { received, entries } => self.submitted_by(from, received, entries),
-            Frame::Ordered { stable, first, entries } => self.ordered(from, stable, first, entries),
+            Frame::Submit { received, entries } => {
+                self.submitted_by(from, received, entries, whole)
+            }
+            Frame::Ordered { stable, first, entries } => {
+                self.ordered(from, stable, first, entries, whole)
+            }
             frame => self.vote(from, frame),
         }
     }
@@ -334,7 +356,7 @@ impl Order {
 
     pub(crate) fn send(&mut self, to: &Life, frame: &Frame) {
         let frame = wire::write(self.acceptor.view.number, frame);
-        self.outputs.push_back(Output::Send { to: to.clone(), frame });
+        self.outputs.push_back(Output::Send { to: to.clone(), frame: frame.into() });
     }
 
     /// Everything about this node that another one may want to know.

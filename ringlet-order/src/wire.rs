@@ -2,7 +2,7 @@
 
 use crate::ballot::{Acceptor, Ballot};
 use crate::log::Entry;
-use crate::{FRAME_BYTES, Life, PAYLOAD_BYTES};
+use crate::{FRAME_BYTES, Life, PAYLOAD_BYTES, Parcel};
 
 const VERSION: u8 = 1;
 /// The most members that a view has, and the longest name of one: a list of them fits in a frame.
@@ -72,7 +72,7 @@ pub enum Frame<'a> {
         received: u64,
         entries: Entries<'a>,
     },
-    /// The hub's: `first` is the first one's place.
+    /// The hub's: `first` is the first one's place. (Payloads of who hears it are left out: it has them.)
     Ordered {
         stable: u64,
         first: u64,
@@ -340,23 +340,30 @@ pub fn write(view: u64, frame: &Frame) -> Vec<u8> {
 pub const NO_ENTRIES: Entries<'static> = Entries(Bytes(&[]));
 
 /// Adds it if there is room. (For any payload there is, in a frame that has none yet.)
-pub fn put_entry(to: &mut Vec<u8>, origin: u8, number: u64, payload: &[u8]) -> bool {
+pub fn put_entry(to: &mut Parcel, origin: u8, number: u64, payload: &bytes::Bytes) -> bool {
     const { assert!(HEAD_BYTES + ENTRY_BYTES + PAYLOAD_BYTES <= FRAME_BYTES) };
     let fits = to.len() + ENTRY_BYTES + payload.len() <= FRAME_BYTES;
     if fits {
-        to.reserve(ENTRY_BYTES + payload.len());
-        to.push(origin);
-        to.extend(number.to_le_bytes());
-        to.extend((payload.len() as u32).to_le_bytes());
-        to.extend(payload);
+        to.put(&[origin]);
+        to.put(&number.to_le_bytes());
+        to.put(&(payload.len() as u32).to_le_bytes());
+        to.put_payload(payload);
     }
     fits
 }
 
-/// Adds as many of them as there is room for: how many.
-pub fn put_entries<'a>(to: &mut Vec<u8>, entries: impl Iterator<Item = &'a Entry>) -> u64 {
-    entries.take_while(|entry| put_entry(to, entry.origin, entry.number, &entry.payload)).count()
-        as u64
+/// Adds as many of them as there is room for: how many. `but`: without the payloads of this origin.
+pub fn put_entries<'a>(
+    to: &mut Parcel,
+    entries: impl Iterator<Item = &'a Entry>,
+    but: Option<u8>,
+) -> u64 {
+    let none = bytes::Bytes::new();
+    let put = |entry: &&Entry| {
+        let payload = if but == Some(entry.origin) { &none } else { &entry.payload };
+        put_entry(to, entry.origin, entry.number, payload)
+    };
+    entries.take_while(put).count() as u64
 }
 
 /// What is kept: of which run it is, and what it must not forget.
@@ -463,15 +470,15 @@ mod tests {
                 other => panic!("{other:?}"),
             };
             let entry = NO_ENTRIES;
-            let mut bytes = write(view, &match kind {
+            let mut frame = Parcel::from(write(view, &match kind {
                 0 => Frame::Submit { received: word, entries: entry },
                 1 => Frame::Ordered { stable: word, first, entries: entry },
                 _ => Frame::Level { ballot: word, first, entries: entry },
-            });
+            }));
             for (origin, number, payload) in &entries {
-                prop_assert!(put_entry(&mut bytes, *origin, *number, payload));
+                prop_assert!(put_entry(&mut frame, *origin, *number, &payload.clone().into()));
             }
-            prop_assert_eq!(entries_of(read(&bytes)), (view, word, first, entries));
+            prop_assert_eq!(entries_of(read(&frame.to_vec())), (view, word, first, entries));
         }
 
         #[test]
@@ -504,13 +511,18 @@ mod tests {
 
     #[test]
     fn a_frame_takes_the_longest_payload_and_no_longer_one() {
-        let mut frame = write(1, &Frame::Ordered { stable: 0, first: 1, entries: NO_ENTRIES });
-        assert!(put_entry(&mut frame, 0, 1, &[7; PAYLOAD_BYTES]));
-        assert!(!put_entry(&mut frame, 0, 2, &[7; PAYLOAD_BYTES]));
-        assert!(read(&frame).is_ok());
-        let mut frame = write(1, &Frame::Ordered { stable: 0, first: 1, entries: NO_ENTRIES });
-        assert!(put_entry(&mut frame, 0, 1, &[7; PAYLOAD_BYTES + 1]));
-        assert_eq!(read(&frame), Err("a payload that is too long"));
+        let frame = || {
+            let ordered = Frame::Ordered { stable: 0, first: 1, entries: NO_ENTRIES };
+            Parcel::from(write(1, &ordered))
+        };
+        let payload = |bytes: usize| vec![7; bytes].into();
+        let mut full = frame();
+        assert!(put_entry(&mut full, 0, 1, &payload(PAYLOAD_BYTES)));
+        assert!(!put_entry(&mut full, 0, 2, &payload(PAYLOAD_BYTES)));
+        assert!(read(&full.to_vec()).is_ok());
+        let mut long = frame();
+        assert!(put_entry(&mut long, 0, 1, &payload(PAYLOAD_BYTES + 1)));
+        assert_eq!(read(&long.to_vec()), Err("a payload that is too long"));
         assert_eq!(read(&[0; FRAME_BYTES + 1]), Err("a frame that is too long"));
     }
 

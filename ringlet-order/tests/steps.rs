@@ -23,6 +23,8 @@ struct Net {
     incarnations: BTreeMap<String, u64>,
     frames: VecDeque<(Life, Life, Vec<u8>)>,
     cut: Vec<(String, String)>,
+    /// Bytes that one has sent to another.
+    sent: BTreeMap<(String, String), usize>,
     now: Duration,
 }
 
@@ -79,8 +81,10 @@ impl Net {
                         Output::Keep(bytes) => drop(self.kept.insert(name.clone(), bytes)),
                         Output::Send { to, frame } => {
                             assert!(frame.len() <= FRAME_BYTES);
+                            *self.sent.entry((name.clone(), to.node.clone())).or_default() +=
+                                frame.len();
                             if !self.cut.contains(&(name.clone(), to.node.clone())) {
-                                self.frames.push_back((me.clone(), to, frame));
+                                self.frames.push_back((me.clone(), to, frame.to_vec()));
                             }
                         }
                         Output::Deliver { sequence, origin, number, payload } => {
@@ -98,7 +102,7 @@ impl Net {
             if let Some(host) = self.hosts.get_mut(&to.node)
                 && self.incarnations[&to.node] == to.incarnation
             {
-                host.order.heard(&from, &frame, self.now).expect("a sound frame");
+                host.order.heard(&from, frame, self.now).expect("a sound frame");
             }
         }
         panic!("it never ends");
@@ -119,7 +123,7 @@ impl Net {
 
     fn submit(&mut self, node: &str, payload: &[u8]) -> Result<u64, NotTaken> {
         let now = self.now;
-        self.order(node).submit(payload, now)
+        self.order(node).submit(payload.to_vec(), now)
     }
 
     fn members(&mut self, node: &str) -> Vec<String> {
@@ -344,4 +348,39 @@ fn a_run_whose_number_was_there_and_one_that_forgot_do_not_take_part() {
     assert!(why(1, &kept).contains("has had number 1 before"));
     assert!(why(2, &kept[..20]).contains("damaged"));
     assert_eq!(why(2, &kept), "");
+}
+
+#[test]
+fn what_a_node_has_submitted_does_not_come_back_to_it() {
+    let mut net = Net::new("abc");
+    net.beats(4);
+    net.sent.clear();
+    net.submit("b", &[7; 10_000]).unwrap();
+    net.settle();
+    let sent = |from: &str, to: &str| net.sent[&(from.to_string(), to.to_string())];
+    assert!(
+        sent("b", "a") > 10_000 && sent("a", "c") > 10_000 && sent("a", "b") < 1000,
+        "{:?}",
+        net.sent
+    );
+    let delivered = |node: &str| net.hosts[node].delivered.last().unwrap().clone();
+    assert_eq!(delivered("b").3, [7; 10_000]);
+    assert_eq!([delivered("a"), delivered("c")], [delivered("b"), delivered("b")]);
+}
+
+#[test]
+fn what_a_member_sends_unanswered_has_a_bound_and_all_of_it_comes() {
+    let mut net = Net::new("ab");
+    net.beats(4);
+    net.cut.push(("b".into(), "a".into()));
+    net.sent.clear();
+    let mut submitted = 0;
+    while net.submit("b", &[1; PAYLOAD_BYTES]).is_ok() {
+        submitted += 1;
+    }
+    net.settle();
+    assert!(net.sent[&("b".to_string(), "a".to_string())] < WINDOW_BYTES / 2);
+    net.cut.clear();
+    net.beats(8);
+    assert_eq!(net.agree("ab").len(), submitted);
 }

@@ -251,7 +251,8 @@ impl Reader {
         long(area, HEAD).store(self.taken, Release);
         // ORDER: SeqCst, pairs with the fence in `Writer::await_room`.
         fence(SeqCst);
-        if word(area, WAITS).load(Relaxed) != 0 {
+        // (Who waits does so for half of it: woken for each record's room it would be woken for each.)
+        if self.tail() - self.taken <= RING_BYTES / 2 && word(area, WAITS).load(Relaxed) != 0 {
             word(area, WAITS).store(0, Relaxed);
             word(area, ROOM).fetch_add(1, Relaxed);
             futex::wake(word(area, ROOM));

@@ -2,13 +2,13 @@
 
 use std::os::fd::BorrowedFd;
 
-pub use ringlet_order::{FRAME_BYTES, Life, kept_by};
+pub use ringlet_order::{Bytes, FRAME_BYTES, Life, Parcel, kept_by};
 
 pub enum Event<'a> {
     /// There is a way to that run of a node: what is sent comes in order from now on, or not at all once it is down.
     Up(Life),
     Down(Life),
-    Frame(&'a Life, &'a [u8]),
+    Frame(&'a Life, Bytes),
     /// One of these logical rails has begun or ceased to carry, anywhere that this node knows of.
     Rails {
         active: u32,
@@ -22,7 +22,7 @@ pub trait Network {
     fn kept(&self) -> Option<Vec<u8>>;
     fn keep(&mut self, bytes: &[u8]) -> std::io::Result<()>;
     /// At most `FRAME_BYTES`. False if there is no room now (or no way): it is lost, which the order mends.
-    fn send(&mut self, to: &Life, frame: &[u8]) -> bool;
+    fn send(&mut self, to: &Life, frame: &Parcel) -> bool;
     /// Makes progress, and tells what has come, within bounds; never waits. True if it was anything.
     fn poll(&mut self, tell: &mut dyn FnMut(Event<'_>)) -> bool;
     /// Each is readable when there is something to be polled; may be slept on when `may_sleep` says so.

@@ -433,7 +433,7 @@ impl Cluster {
                     {
                         frame[2..10].copy_from_slice(&view.number.to_le_bytes());
                     }
-                    if let Err(fault) = run.order.heard(&from, &frame, now)
+                    if let Err(fault) = run.order.heard(&from, frame, now)
                         && self.ordered.trouble.planted.is_none()
                     {
                         self.wrong =

@@ -25,7 +25,7 @@ const READS_AT_ONCE: usize = 16;
 /// Words that wait for who does not read, besides what is passed.
 const WORDS_WAIT_BYTES: usize = 64 << 10;
 
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// One end of a connection between two hosts, as the service of that host tells the other one.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]

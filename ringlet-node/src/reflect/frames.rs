@@ -6,13 +6,14 @@
 
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind};
+use std::iter::{empty, once};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use ringlet_core::memory::Area;
 use ringlet_fabric::{FRAME_BYTES as PIECE_BYTES, Memory, Node, Number, Write};
 use ringlet_linux::map;
 use ringlet_linux::sys::Errno;
-use ringlet_reflect::network::FRAME_BYTES;
+use ringlet_reflect::network::{Bytes, FRAME_BYTES, Parcel};
 
 /// What each end has for what comes; and as much for what goes.
 const RING_BYTES: usize = 1 << 20;
@@ -47,7 +48,7 @@ pub struct Frames {
     came: u64,
     told: u64,
     /// What had no room yet.
-    waiting: VecDeque<Vec<u8>>,
+    waiting: VecDeque<Parcel>,
     waiting_bytes: usize,
     piece: Vec<u8>,
 }
@@ -128,7 +129,7 @@ impl Frames {
             waiting_bytes: 0,
             piece: Vec::with_capacity(PIECE_BYTES),
         };
-        let said = frames.say(node, RING, &into.0.to_le_bytes(), false);
+        let said = frames.say(node, RING, once(&into.0.to_le_bytes()[..]), false);
         if !said {
             node.close(number);
             return Err(ErrorKind::NotConnected.into());
@@ -137,14 +138,14 @@ impl Frames {
     }
 
     /// False: there is no room for it, or it is too long.
-    pub fn send(&mut self, node: &mut Node, frame: &[u8]) -> bool {
+    pub fn send(&mut self, node: &mut Node, frame: &Parcel) -> bool {
         if self.waiting.is_empty() && self.go(node, frame) {
             return true;
         }
         let fits = frame.len() <= FRAME_BYTES && self.waiting_bytes + frame.len() <= WAITING_MOST;
         if fits {
             self.waiting_bytes += frame.len();
-            self.waiting.push_back(frame.to_vec());
+            self.waiting.push_back(frame.clone());
         }
         fits
     }
@@ -161,14 +162,14 @@ impl Frames {
             went = true;
         }
         if self.came - self.told >= UNTOLD_MOST {
-            went |= self.say(node, READ, &[], false);
+            went |= self.say(node, READ, empty(), false);
         }
         went
     }
 
-    fn go(&mut self, node: &mut Node, frame: &[u8]) -> bool {
+    fn go(&mut self, node: &mut Node, frame: &Parcel) -> bool {
         if frame.len() <= SMALL_BYTES {
-            return self.say(node, SMALL, frame, false);
+            return self.say(node, SMALL, frame.parts(), false);
         }
         let Some(to) = self.theirs.filter(|_| frame.len() <= FRAME_BYTES) else { return false };
         let transport = node.transport(self.number);
@@ -186,9 +187,12 @@ impl Frames {
         if end > self.freed + RING_BYTES as u64 || !transport.has_room() {
             return false;
         }
-        // SAFETY: a slice; where it goes to nothing is read any more.
-        let fits =
-            unsafe { self.memory.0.write(RING_BYTES + offset(at), frame.as_ptr(), frame.len()) };
+        let (mut fits, mut to_place) = (true, RING_BYTES + offset(at));
+        for part in frame.parts() {
+            // SAFETY: a slice; where it goes to nothing is read any more.
+            fits &= unsafe { self.memory.0.write(to_place, part.as_ptr(), part.len()) };
+            to_place += part.len();
+        }
         let write = Write {
             from: self.from,
             at: offset(at),
@@ -200,14 +204,20 @@ impl Frames {
         let Some(write) = fits.then(|| transport.write(write).ok()).flatten() else { return false };
         self.given = end;
         self.under_way.push_back((end, write));
-        self.say(node, LARGE, &(frame.len() as u32).to_le_bytes(), true)
+        self.say(node, LARGE, once(&(frame.len() as u32).to_le_bytes()[..]), true)
     }
 
-    fn say(&mut self, node: &mut Node, kind: u8, body: &[u8], needs_writes: bool) -> bool {
+    fn say<'a>(
+        &mut self,
+        node: &mut Node,
+        kind: u8,
+        body: impl Iterator<Item = &'a [u8]>,
+        needs_writes: bool,
+    ) -> bool {
         self.piece.clear();
         self.piece.push(kind);
         self.piece.extend(self.came.to_le_bytes());
-        self.piece.extend(body);
+        body.for_each(|part| self.piece.extend(part));
         let said = node.transport(self.number).frame(&self.piece, needs_writes).is_ok();
         if said {
             self.told = self.came;
@@ -215,12 +225,8 @@ impl Frames {
         said
     }
 
-    /// A frame that has come, if one has by that; `large`: room for one that was written.
-    pub fn take<'a>(
-        &mut self,
-        piece: &'a [u8],
-        large: &'a mut Vec<u8>,
-    ) -> Result<Option<&'a [u8]>, Insane> {
+    /// A frame that has come, if one has by that.
+    pub fn take(&mut self, piece: &[u8]) -> Result<Option<Bytes>, Insane> {
         let word = |bytes: &[u8]| bytes.try_into().map(u32::from_le_bytes);
         let (Some((kind, rest)), true) = (piece.split_first(), piece.len() >= HEAD_BYTES) else {
             return Err(Insane("a frame without a head"));
@@ -232,7 +238,7 @@ impl Frames {
         }
         self.read_there = read;
         match (*kind, word(body)) {
-            (SMALL, _) => Ok(Some(body)),
+            (SMALL, _) => Ok(Some(Bytes::copy_from_slice(body))),
             (READ, _) => Ok(None),
             (RING, Ok(memory)) if self.theirs.is_none() => {
                 self.theirs = Some(Memory(memory));
@@ -241,11 +247,16 @@ impl Frames {
             (LARGE, Ok(bytes)) if (1..=FRAME_BYTES).contains(&(bytes as usize)) => {
                 let bytes = bytes as usize;
                 let at = place(self.came, bytes);
-                large.resize(FRAME_BYTES, 0);
+                let mut frame = Vec::with_capacity(bytes);
                 // SAFETY: room for as much; the other node may write there at any time, so that it is copied before it is looked at.
-                let there = unsafe { self.memory.0.read(offset(at), large.as_mut_ptr(), bytes) };
+                let there = unsafe { self.memory.0.read(offset(at), frame.as_mut_ptr(), bytes) };
+                if !there {
+                    return Err(Insane("beyond the ring"));
+                }
+                // SAFETY: they were written just now.
+                unsafe { frame.set_len(bytes) };
                 self.came = at + bytes as u64;
-                there.then(|| Some(&large[..bytes])).ok_or(Insane("beyond the ring"))
+                Ok(Some(frame.into()))
             }
             _ => Err(Insane("a frame of no kind")),
         }
@@ -289,29 +300,29 @@ mod tests {
             piece(LARGE, 0, b"12345"),
             piece(RING, 0, b"1"),
         ] {
-            let ((_node, mut frames), mut large) = (frames(), Vec::new());
-            assert!(frames.take(&said, &mut large).is_err(), "{said:?}");
+            let (_node, mut frames) = frames();
+            assert!(frames.take(&said).is_err(), "{said:?}");
         }
-        let ((_node, mut frames), mut large) = (frames(), Vec::new());
+        let (_node, mut frames) = frames();
         let ring = piece(RING, 0, &word(0));
-        assert_eq!(frames.take(&ring, &mut large), Ok(None));
-        assert!(frames.take(&ring, &mut large).is_err(), "another ring");
+        assert_eq!(frames.take(&ring), Ok(None));
+        assert!(frames.take(&ring).is_err(), "another ring");
     }
 
     #[test]
     fn what_is_not_read_is_not_written_again_and_nothing_lies_across_the_end() {
-        let ((mut node, mut frames), mut large) = (frames(), Vec::new());
-        frames.take(&piece(RING, 0, &word(0)), &mut large).unwrap();
+        let (mut node, mut frames) = frames();
+        frames.take(&piece(RING, 0, &word(0))).unwrap();
         let bytes = FRAME_BYTES - 1;
         let mut went = 0;
-        while frames.go(&mut node, &vec![1; bytes]) {
+        while frames.go(&mut node, &vec![1; bytes].into()) {
             went += 1;
         }
         assert_eq!(went, RING_BYTES / bytes);
         // That it was read is not all: it may be written again.
-        frames.take(&piece(READ, frames.given, b""), &mut large).unwrap();
-        assert!(!frames.go(&mut node, &vec![1; bytes]));
-        assert!(frames.take(&piece(READ, 0, b""), &mut large).is_err(), "it is unread again");
+        frames.take(&piece(READ, frames.given, b"")).unwrap();
+        assert!(!frames.go(&mut node, &vec![1; bytes].into()));
+        assert!(frames.take(&piece(READ, 0, b"")).is_err(), "it is unread again");
         // (As of who reads.)
         let mut came = 0;
         for _ in 0..10_000 {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ringlet_fabric::{Node, Number, Told};
 use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
-use ringlet_reflect::network::{Event, Life, Network};
+use ringlet_reflect::network::{Event, Life, Network, Parcel};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use rustix::time::{timerfd_create, timerfd_settime};
 
@@ -88,7 +88,6 @@ pub struct Rails {
     /// What the keeper was not told yet.
     changes: VecDeque<(bool, Life)>,
     rails_told: Option<u32>,
-    large: Vec<u8>,
     clock: Clock,
     swept: Moment,
     tried: Moment,
@@ -129,7 +128,6 @@ impl Rails {
             lives: HashMap::new(),
             changes: VecDeque::new(),
             rails_told: None,
-            large: Vec::new(),
             clock: Clock::new(),
             swept: Moment::ZERO,
             tried: Moment::ZERO,
@@ -460,7 +458,7 @@ impl Network for Rails {
         Ok(())
     }
 
-    fn send(&mut self, to: &Life, frame: &[u8]) -> bool {
+    fn send(&mut self, to: &Life, frame: &Parcel) -> bool {
         let link = self.lives.get(to).and_then(|session| self.links.get_mut(session));
         let Some(open) = link.and_then(|link| link.open.as_mut()) else { return false };
         open.frames.send(&mut self.node, frame)
@@ -477,7 +475,7 @@ impl Network for Rails {
         let mut busy = self.tell_changes(tell);
         let now = self.clock.now();
         let mut controls = Vec::new();
-        let Rails { node, links, sessions, lives, large, .. } = self;
+        let Rails { node, links, sessions, lives, .. } = self;
         let progress = node.poll(&mut |number, told| {
             let Some(session) = sessions.get(&number) else { return };
             let Some(open) = links.get_mut(session).and_then(|link| link.open.as_mut()) else {
@@ -492,7 +490,7 @@ impl Network for Rails {
             }
             match told {
                 Told::Frame(piece) if open.failed.is_none() => {
-                    match open.frames.take(piece, large) {
+                    match open.frames.take(piece) {
                         Ok(Some(frame)) => tell(Event::Frame(&open.life, frame)),
                         Ok(None) => {}
                         Err(Insane(why)) => open.failed = Some(why.to_owned()),

@@ -42,6 +42,7 @@ pub fn reflect() -> anyhow::Result<()> {
     let Ok((len, _)) = meet::receive(service.as_raw_fd(), &mut bytes) else { return Ok(()) };
     let Some((SETTINGS, _, orders)) = read(&bytes[..len]) else { return Ok(()) };
     let orders: Orders = serde_json::from_slice(orders)?;
+    keep_freed_memory();
     let Some((kept, begun)) = begin(&service, &orders.directory.join("reflect")) else {
         return Ok(());
     };
@@ -105,6 +106,16 @@ fn begin(service: &OwnedFd, directory: &Path) -> Option<(Kept, Begun)> {
                 let _ = meet::send(service.as_raw_fd(), &packet(ANSWER, session, &[]), &[]);
             }
         }
+    }
+}
+
+/// What was freed is used again: payloads are made and freed all the time, and pages that were given back would be cleared anew for each.
+fn keep_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: numbers only.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 20);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 16 << 20);
     }
 }
 

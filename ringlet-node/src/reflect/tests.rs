@@ -9,7 +9,7 @@ use crate::fabric::{
 };
 use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
-use ringlet_reflect::network::{Event, FRAME_BYTES, Life, Network};
+use ringlet_reflect::network::{Event, FRAME_BYTES, Life, Network, Parcel};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
@@ -198,7 +198,7 @@ impl Two {
         self.until("all frames to come", |two| {
             for at in 0..2 {
                 while sent[at] < frames.len()
-                    && two.sides[at].rails.send(&lives[1 - at], &frames[sent[at]])
+                    && two.sides[at].rails.send(&lives[1 - at], &frames[sent[at]].clone().into())
                 {
                     sent[at] += 1;
                 }
@@ -237,10 +237,10 @@ fn frames_of_all_sizes_come_in_order_both_ways() {
     let mut two = Two::new("sizes", None);
     two.exchange(&frames(2000, 1));
     let (one, other) = (two.life(0), two.life(1));
-    assert!(!two.sides[0].rails.send(&other, &vec![0; FRAME_BYTES + 1]));
-    assert!(!two.sides[0].rails.send(&one, b"x"), "to itself");
+    assert!(!two.sides[0].rails.send(&other, &vec![0; FRAME_BYTES + 1].into()));
+    assert!(!two.sides[0].rails.send(&one, &vec![7].into()), "to itself");
     let another = Life { incarnation: other.incarnation + 1, ..other };
-    assert!(!two.sides[0].rails.send(&another, b"x"), "to a run that is not there");
+    assert!(!two.sides[0].rails.send(&another, &vec![7].into()), "to a run that is not there");
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn the_same_over_libfabric() {
 #[test]
 fn who_takes_nothing_is_not_waited_for_and_what_was_taken_comes() {
     let mut two = Two::new("flood", None);
-    let (to, frame) = (two.life(1), vec![7; FRAME_BYTES]);
+    let (to, frame) = (two.life(1), Parcel::from(vec![7; FRAME_BYTES]));
     let mut taken = 0;
     while two.sides[0].rails.send(&to, &frame) {
         taken += 1;
@@ -280,7 +280,7 @@ fn a_session_that_ends_is_a_way_less_and_its_successor_one_more() {
     let life = two.life(1);
     two.end();
     two.until("both to be down", |two| !two.sides.iter().any(Side::is_up));
-    assert!(!two.sides[0].rails.send(&life, b"x"));
+    assert!(!two.sides[0].rails.send(&life, &vec![7].into()));
     two.join();
     two.until("both to be up", |two| two.sides.iter().all(Side::is_up));
     assert_eq!(two.sides[0].changes.last(), Some(&(true, life.clone())), "the same run");
@@ -312,7 +312,7 @@ fn the_next_process_is_another_life_in_the_same_session() {
         let at = nth % 2;
         let before = two.life(at);
         // (Something is under way.)
-        let frame = vec![1; FRAME_BYTES];
+        let frame = Parcel::from(vec![1; FRAME_BYTES]);
         for _ in 0..5 {
             two.sides[1 - at].rails.send(&before, &frame);
         }

@@ -25,7 +25,7 @@ use super::{Client, Keeper, Membership, Waits, barrier};
 use crate::PAGE_BYTES;
 use crate::log::{Reader, Record};
 use crate::memory::Mapping;
-use crate::network::{Event, Network};
+use crate::network::{Bytes, Event, Network};
 use crate::protocol::{Answer, page};
 use crate::region::copy;
 use crate::registry::{Act, Bounds, Direction, Effect, Registry};
@@ -40,7 +40,7 @@ const SLEEPS: Duration = Duration::from_secs(1);
 /// While something is asked of another keeper, or it is to leave.
 const SLEEPS_BRIEFLY: Duration = Duration::from_millis(20);
 /// Of one program before others have their turn.
-const TAKEN_AT_ONCE: usize = 32 << 10;
+const TAKEN_AT_ONCE: usize = 64 << 10;
 /// Of the order's, before programs have their turn.
 const OUTPUTS_AT_ONCE: usize = 256;
 /// For the others to agree that it leaves; and for what programs had written before, of which something may never be whole.
@@ -194,7 +194,7 @@ impl Cluster {
                 barred.remove(&life);
             }
             Event::Frame(from, _) if barred.contains(from) => {}
-            Event::Frame(from, frame) if Inbox::is_for(frame) => inbox.put(from, frame),
+            Event::Frame(from, frame) if Inbox::is_for(&frame) => inbox.put(from, &frame),
             Event::Frame(from, frame) => {
                 if order.heard(from, frame, now).is_err() {
                     barred.insert(from.clone());
@@ -221,9 +221,17 @@ impl Cluster {
             return true;
         }
         let now = self.now();
-        let Ok(number) = self.order.submit(&self.batch, now) else { return false };
-        self.submitted = number;
+        if self.order.takes(self.batch.len()).is_err() {
+            return false;
+        }
+        // (What is short keeps no room that it does not need.)
+        let payload = match self.batch.len() > PAYLOAD_BYTES / 2 {
+            true => std::mem::replace(&mut self.batch, Vec::with_capacity(PAYLOAD_BYTES)).into(),
+            false => Bytes::copy_from_slice(&self.batch),
+        };
         self.batch.clear();
+        let Ok(number) = self.order.submit(payload, now) else { return false };
+        self.submitted = number;
         true
     }
 
@@ -770,6 +778,7 @@ fn take(
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::network::Parcel;
     use ringlet_linux::meet;
     use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -786,7 +795,7 @@ pub(super) mod tests {
         fn keep(&mut self, _: &[u8]) -> std::io::Result<()> {
             Ok(())
         }
-        fn send(&mut self, _: &Life, _: &[u8]) -> bool {
+        fn send(&mut self, _: &Life, _: &Parcel) -> bool {
             false
         }
         fn poll(&mut self, _: &mut dyn FnMut(Event<'_>)) -> bool {

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use ringlet_order::{Life, Output, View};
+use ringlet_order::{Life, Output, Parcel, View};
 use rustix::fs::{SeekFrom, seek};
 
 use super::cluster::{Cluster, put};
@@ -111,7 +111,7 @@ impl Filling {
 #[derive(Default)]
 pub struct Inbox {
     came: BTreeMap<Life, VecDeque<Vec<u8>>>,
-    sending: BTreeMap<Life, VecDeque<Vec<u8>>>,
+    sending: BTreeMap<Life, VecDeque<Parcel>>,
     /// Whom was asked, and when; what has come of the registry: as of which place, and its parts.
     asked: Option<(Life, Duration)>,
     parts: Parts,
@@ -184,7 +184,7 @@ impl Inbox {
             let mut frame = vec![KEEPERS, kind];
             words.iter().for_each(|word| frame.extend(word.to_le_bytes()));
             frame.extend(bytes);
-            queue.push_back(frame);
+            queue.push_back(frame.into());
         }
     }
 }

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ringlet_reflect::keeper::{Limits, Membership, Options, keep_in};
-use ringlet_reflect::network::{Event, FRAME_BYTES, Life, Network};
+use ringlet_reflect::network::{Event, FRAME_BYTES, Life, Network, Parcel};
 use ringlet_reflect::{Host, Status};
 
 /// Only against hanging.
@@ -112,10 +112,10 @@ impl Network for Sockets {
         std::fs::rename(next, path)
     }
 
-    fn send(&mut self, to: &Life, frame: &[u8]) -> bool {
+    fn send(&mut self, to: &Life, frame: &Parcel) -> bool {
         assert!(frame.len() <= FRAME_BYTES && !frame.is_empty());
         let place = self.names.iter().position(|name| *name == to.node).unwrap();
-        self.send_to(place, to.incarnation, frame)
+        self.send_to(place, to.incarnation, &frame.to_vec())
     }
 
     fn poll(&mut self, tell: &mut dyn FnMut(Event<'_>)) -> bool {
@@ -151,7 +151,7 @@ impl Network for Sockets {
                 }
             }
             if length > HEAD && to == self.me.incarnation {
-                tell(Event::Frame(&life, &bytes[HEAD..length]));
+                tell(Event::Frame(&life, bytes[HEAD..length].to_vec().into()));
             }
         }
         let now = Instant::now();

@@ -164,7 +164,7 @@ impl Cluster {
             else {
                 break;
             };
-            match run.order.submit(&payload, now) {
+            match run.order.submit(payload.clone(), now) {
                 Ok(_) if planted == Some(Planted::Loses) && self.stats.submitted % 50 == 49 => {
                     self.history.seen.push((run.life.clone(), Seen::Submits(xxh3_64(&payload))));
                     self.history.seen.push((run.life.clone(), Seen::Submits(xxh3_64(&payload))));
@@ -240,7 +240,7 @@ impl Cluster {
                     *kept = Some(bytes);
                 }
             }
-            Output::Send { to, frame } => self.send(node, life, to, frame),
+            Output::Send { to, frame } => self.send(node, life, to, frame.to_vec()),
             Output::Deliver { sequence, origin, number, payload } => {
                 self.stats.delivered += 1;
                 let what = xxh3_64(&payload);
