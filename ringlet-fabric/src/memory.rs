@@ -105,6 +105,8 @@ pub struct MemoryRail {
     memory: Memory,
     bell: OwnedFd,
     sleeps: bool,
+    /// Somebody has rung, or is about to, and it was not read.
+    rings: bool,
     lanes: Vec<(Lane, Rx)>,
     peers: Vec<Reached>,
     regions: HashMap<u32, Registered>,
@@ -358,6 +360,7 @@ impl MemoryRail {
             memory: Memory::map(&file)?,
             bell: rustix::fs::open(bell, flags, Mode::empty())?,
             sleeps: false,
+            rings: false,
             lanes: Vec::new(),
             peers: Vec::new(),
             regions: HashMap::new(),
@@ -674,9 +677,11 @@ impl Rail for MemoryRail {
     fn poll(&mut self, tell: &mut dyn FnMut(Event<'_>)) {
         if self.sleeps {
             self.sleeps = false;
-            self.memory.head().sleeps.store(0, Ordering::Relaxed);
-            // (One that was rung meanwhile is found below.)
-            let _ = rustix::io::read(&self.bell, &mut [0u8; 64]);
+            self.rings |= self.memory.head().sleeps.swap(0, Ordering::Relaxed) == 0;
+            // (What was published by whoever rings is found below, though the ring itself may come later.)
+            if self.rings {
+                self.rings = rustix::io::read(&self.bell, &mut [0u8; 64]).is_err();
+            }
         }
         self.serve_peers();
         for _ in 0..self.told.len() {

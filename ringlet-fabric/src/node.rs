@@ -170,11 +170,29 @@ impl Node {
 
     /// False: there is something to be polled first.
     pub fn may_sleep(&mut self) -> bool {
+        !self.owes() && self.may_doze()
+    }
+
+    /// The same for who wakes by himself before long if this node `owes` something then, and has it `acknowledge`.
+    pub fn may_doze(&mut self) -> bool {
         let Node { transports, open, .. } = self;
-        let works = |number: &Number| find(transports, number.0).is_some_and(|t| t.has_work());
+        let works = |number: &Number| find(transports, number.0).is_some_and(|t| t.has_work_now());
         // (Who is woken polls them all.)
         self.quiet.fill(0);
         !open.iter().any(works) && self.rails.iter_mut().all(|rail| rail.may_sleep())
+    }
+
+    /// Are there acknowledgements that wait for something that carries them?
+    pub fn owes(&self) -> bool {
+        let owes = |number: &Number| {
+            self.transports[usize::from(number.0)].as_ref().is_some_and(|t| t.owes())
+        };
+        self.open.iter().any(owes)
+    }
+
+    /// They go with the next poll.
+    pub fn acknowledge(&mut self) {
+        self.transports.iter_mut().flatten().for_each(|transport| transport.acknowledge());
     }
 }
 

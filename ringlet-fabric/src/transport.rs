@@ -255,15 +255,27 @@ impl Transport {
         self.outbox.kept_bytes() + self.inbox.kept_bytes() + self.writes.kept_bytes() + controls
     }
 
-    /// Is there something to be done before anything comes?
-    pub(crate) fn has_work(&self) -> bool {
+    /// Is there something to be done before anything comes, at once or, if all of it is an acknowledgement, before long?
+    fn has_work(&self) -> bool {
+        self.owes() || self.has_work_now()
+    }
+
+    pub(crate) fn has_work_now(&self) -> bool {
         if self.ended.is_some() {
             return !self.told_end || !self.controls.is_empty();
         }
-        self.owed > 0
-            || self.given
+        self.given
             || !self.controls.is_empty()
             || self.ways.iter().any(|way| way.failed || way.probe_due)
+    }
+
+    /// An acknowledgement, for which it waits whether anything goes that can carry it.
+    pub(crate) fn owes(&self) -> bool {
+        self.owed > 0 && self.ended.is_none()
+    }
+
+    pub(crate) fn acknowledge(&mut self) {
+        self.quiet = OWED_LOOKS;
     }
 
     /// This rail is to be given up: it has said that it failed, or whoever watches it believes so.
@@ -616,7 +628,7 @@ impl Transport {
         if !unsent && !self.has_work() {
             return false;
         }
-        let busy = self.has_work();
+        let busy = self.has_work_now();
         self.given = false;
         if self.ended.is_none() {
             for rail in 0..self.ways.len() {

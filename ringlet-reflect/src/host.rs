@@ -136,7 +136,7 @@ impl Host {
             (false, ..) => None,
             (true, Some(log), Some(bell)) => {
                 let log = memory::map(&log, log::BYTES, true)?;
-                Some(Logged::new(log, page()?, bell, number, has_barriers))
+                Some(Logged::new(log, page()?, bell, number))
             }
             _ => return Err(Status::NoMemory),
         };

@@ -1,7 +1,7 @@
 //! What a process transmits in a cluster: by its log, which its keeper passes on.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, compiler_fence};
+use std::sync::atomic::AtomicU32;
 
 use ringlet_core::sync::{Ordering, fence};
 use ringlet_linux::fd;
@@ -36,21 +36,14 @@ pub struct Logged {
     bell: OwnedFd,
     /// To the keeper: hung up when that has gone.
     socket: RawFd,
-    has_barriers: bool,
     /// Stores that could not be passed on, and of which nobody could be told.
     lost: AtomicU32,
 }
 
 impl Logged {
-    pub fn new(
-        log: Mapping,
-        page: Mapping,
-        bell: OwnedFd,
-        socket: RawFd,
-        has_barriers: bool,
-    ) -> Logged {
+    pub fn new(log: Mapping, page: Mapping, bell: OwnedFd, socket: RawFd) -> Logged {
         let (writer, lost) = (Writer::new(log), AtomicU32::new(0));
-        Logged { writer, page, bell, socket, has_barriers, lost }
+        Logged { writer, page, bell, socket, lost }
     }
 
     #[inline]
@@ -147,12 +140,9 @@ impl Logged {
     /// Wakes the keeper, if it sleeps.
     #[inline]
     fn tell(&self) {
-        if !self.has_barriers {
-            // ORDER: SeqCst, pairs with SeqCst in `cluster::sleep`: the keeper sees the record, or is seen to sleep.
-            fence(Ordering::SeqCst);
-        }
-        // ORDER: otherwise the keeper has made this process pass a barrier behind its word (`cluster::sleep`); the compiler must not move the look.
-        compiler_fence(Ordering::SeqCst);
+        // ORDER: SeqCst, pairs with that in `cluster::sleep`: the keeper sees the record, or is seen to sleep. WHY: a keeper that had all writers pass a
+        // barrier (membarrier) would interrupt each of them whenever it sleeps, which costs more than this at each record.
+        fence(Ordering::SeqCst);
         if self.state() & page::ASLEEP != 0 {
             fd::ring(self.bell.as_raw_fd());
         }

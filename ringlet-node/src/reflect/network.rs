@@ -92,8 +92,9 @@ pub struct Rails {
     swept: Moment,
     tried: Moment,
     timer: OwnedFd,
-    /// What it is set to.
+    /// What it is set to; and it has rung since.
     wakes: Option<Duration>,
+    rang: bool,
     polls: u32,
     /// The service has gone: then nobody needs us, and the keeper goes on for ever.
     is_over: bool,
@@ -133,6 +134,7 @@ impl Rails {
             tried: Moment::ZERO,
             timer: timerfd_create(TimerfdClockId::Monotonic, flags)?,
             wakes: None,
+            rang: false,
             polls: 0,
             is_over: false,
             ends,
@@ -412,7 +414,10 @@ impl Rails {
     /// What is not looked at in each poll.
     fn look_around(&mut self) {
         self.polls = 0;
-        let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+        self.rang = rustix::io::read(&self.timer, &mut [0u8; 8]).is_ok();
+        if self.rang {
+            self.node.acknowledge();
+        }
         self.clock.waited(self.wakes.unwrap_or(SWEEP));
         self.hear_service();
         self.take_rails();
@@ -489,13 +494,11 @@ impl Network for Rails {
                 tell(Event::Up(open.life.clone()));
             }
             match told {
-                Told::Frame(piece) if open.failed.is_none() => {
-                    match open.frames.take(piece) {
-                        Ok(Some(frame)) => tell(Event::Frame(&open.life, frame)),
-                        Ok(None) => {}
-                        Err(Insane(why)) => open.failed = Some(why.to_owned()),
-                    }
-                }
+                Told::Frame(piece) if open.failed.is_none() => match open.frames.take(piece) {
+                    Ok(Some(frame)) => tell(Event::Frame(&open.life, frame)),
+                    Ok(None) => {}
+                    Err(Insane(why)) => open.failed = Some(why.to_owned()),
+                },
                 Told::Control(control) => controls.push((*session, Some(control))),
                 Told::Up => open.down = None,
                 Told::Down => open.down = Some(now),
@@ -541,17 +544,21 @@ impl Network for Rails {
     }
 
     fn may_sleep(&mut self) -> bool {
-        if !self.changes.is_empty() || !self.node.may_sleep() {
+        if !self.changes.is_empty() || !self.node.may_doze() {
             return false;
         }
         // (Who has slept looks at everything.)
         self.polls = POLLS;
         let wakes = match () {
-            () if !self.said.is_empty() => Some(SOON),
-            () if self.is_quiet() => None,
-            () => Some(SWEEP),
+            () if !self.said.is_empty() || self.node.owes() => Some(SOON),
+            () if !self.is_quiet() => Some(SWEEP),
+            () => None,
         };
-        self.set_timer(wakes);
+        // (One that rings once too often costs less than one that is set whenever anything comes.)
+        let early = self.wakes.is_some_and(|set| wakes.is_none_or(|wakes| set <= wakes));
+        if !early || self.rang {
+            self.set_timer(wakes);
+        }
         true
     }
 }

@@ -10,29 +10,33 @@
 //! A payload is a batch of items, each an act or a write. An act is answered when it is delivered, with what the registry says then.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use ringlet_core::sync::Ordering;
-use ringlet_linux::futex;
+use ringlet_core::sync::{Ordering, fence};
+use ringlet_linux::{futex, sys};
 use ringlet_order::{Life, Order, Output, PAYLOAD_BYTES, Settings, View};
 use serde::{Deserialize, Serialize};
 
 use super::space::{Memory, forget};
 use super::transfer::{Filling, Inbox, Standing};
-use super::{Client, Keeper, Membership, Waits, barrier};
+use super::{Client, Keeper, Membership, Waits, run_briefly};
 use crate::PAGE_BYTES;
 use crate::log::{Reader, Record};
-use crate::memory::Mapping;
+use crate::memory::{self, Mapping};
 use crate::network::{Bytes, Event, Network};
 use crate::protocol::{Answer, page};
 use crate::region::copy;
 use crate::registry::{Act, Bounds, Direction, Effect, Registry};
 use crate::status::Status;
 
-/// It looks again for so long before it sleeps.
+/// It looks again for so long before it sleeps, unless others want its processor.
 const SPINS: Duration = Duration::from_micros(50);
+/// For so long it believes that they do.
+const CROWDED: Duration = Duration::from_millis(1);
+/// Who is woken for a moment's work should not wait for others' slices.
+const SLICE: Duration = Duration::from_micros(100);
 /// Turns between looks at who asks, while there is traffic.
 const TURNS: u32 = 16;
 /// At the longest.
@@ -299,18 +303,31 @@ impl Keeper {
         listener: &OwnedFd,
         leaves: Option<&AtomicBool>,
     ) -> std::io::Result<()> {
-        let (mut turns, mut seen) = (0u32, Instant::now());
+        run_briefly(SLICE);
+        let load = sys::open_load().ok().map(memory::own);
+        let wanting = || load.as_ref().map_or(0, |load| sys::runnable(load.as_raw_fd()));
+        let mut crowded: Option<Instant> = None;
+        // Turns; those of them since the last one in which there was anything.
+        let (mut turns, mut idle, mut seen) = (0u32, 0u32, Instant::now());
         loop {
             let any = self.turn()?;
-            turns = turns.wrapping_add(1);
+            (turns, idle) = (turns.wrapping_add(1), idle.saturating_add(1));
             if any {
-                seen = Instant::now();
+                (seen, idle) = (Instant::now(), 0);
             }
             let is_to_leave = leaves.is_some_and(|leaves| leaves.load(Ordering::Relaxed));
             if is_to_leave && self.has_left() {
                 return Ok(());
             }
-            let is_awake = any || seen.elapsed() < SPINS;
+            // (A look at who wants to run costs as much as some turns.)
+            let mut is_crowded = || {
+                let is_known = crowded.is_some_and(|since| since.elapsed() < CROWDED);
+                if !is_known && idle % TURNS == 1 {
+                    crowded = (wanting() > sys::processors()).then(Instant::now);
+                }
+                crowded.is_some()
+            };
+            let is_awake = any || seen.elapsed() < SPINS && !is_crowded();
             if is_awake && !turns.is_multiple_of(TURNS) {
                 std::hint::spin_loop();
                 continue;
@@ -320,18 +337,16 @@ impl Keeper {
                 false => self.sleep(listener, is_to_leave),
             };
             if asked {
-                seen = Instant::now();
+                (seen, idle) = (Instant::now(), 0);
             }
         }
     }
 
     fn sleep(&mut self, listener: &OwnedFd, briefly: bool) -> bool {
         let state = self.page.1.word(page::STATE);
-        // ORDER: SeqCst, pairs with the look at it behind each record (`logged::tell`): either the record is seen here, or the bell is rung.
-        state.fetch_or(page::ASLEEP, Ordering::SeqCst);
-        if self.barriers {
-            barrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
-        }
+        state.fetch_or(page::ASLEEP, Ordering::Relaxed);
+        // ORDER: SeqCst, pairs with that in `logged::tell`: either the record is seen here, or the bell is rung.
+        fence(Ordering::SeqCst);
         let is_blocked = !self.cluster().batch.is_empty();
         let has_more = !is_blocked
             && self.clients.iter().filter_map(|client| client.log.as_ref()).any(Reader::has_next);
