@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites gasnet gasnet-debug torture faults containers lab attempts fuzz pvm papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between reflect-hosts soak sim-soak soak-order setup
+.PHONY: build install man demo compare test suites gasnet gasnet-debug torture faults containers lab attempts fuzz pvm disk papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between reflect-hosts soak sim-soak soak-order setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -8,15 +8,16 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 # The command, which can be run in place as target/release/ringlet, the library beside it, and the native library.
 build:
-	cargo build --release -p ringlet-cli -p ringlet-preload -p ringlet-native -p ringlet-imc -p ringlet-shmem
+	cargo build --release -p ringlet-cli -p ringlet-preload -p ringlet-native -p ringlet-imc -p ringlet-shmem -p ringlet-nbd
 
 # Builds only if nothing has been built, so that root needs no toolchain.
 install:
 	test -x $(TARGET)/release/ringlet -a -f $(TARGET)/release/libringlet_native.so -a -f $(TARGET)/release/libimc.so \
-		-a -f $(TARGET)/release/libringlet_shmem.so || $(MAKE) build
+		-a -f $(TARGET)/release/libringlet_shmem.so -a -f $(TARGET)/release/libringlet_nbd.so || $(MAKE) build
 	install -D -m 755 $(TARGET)/release/ringlet $(DESTDIR)$(PREFIX)/bin/ringlet
 	install -D -m 755 $(TARGET)/release/libringlet_preload.so \
 		$(DESTDIR)$(PREFIX)/lib/ringlet/libringlet_preload.so
+	install -m 755 $(TARGET)/release/libringlet_nbd.so $(DESTDIR)$(PREFIX)/lib/ringlet/libringlet_nbd.so
 	$(TARGET)/release/ringlet man $(SHARE)/man/man1
 	install -d $(SHARE)/ringlet
 	for file in deploy/*; do \
@@ -136,6 +137,11 @@ faults: build
 pvm: build
 	tests/setup pvm fabric || true
 	python3 tests/pvm --measure --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet
+
+# A disk by reflective memory beside nbdkit over TCP, by turns; on one host, and on two, each a network namespace with a node service (as root).
+disk: build
+	tests/setup disk fabric || true
+	python3 tests/disk --measure --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet
 
 # The figures of Memory Channel's paper beside what this machine does now.
 papers: build

@@ -23,6 +23,7 @@ mod capture;
 mod compare;
 mod config;
 mod control;
+mod disk;
 mod docs;
 mod doctor;
 mod explain;
@@ -69,6 +70,7 @@ enum Command {
     Shmem(shmem::ShmemArgs),
     Reflect(reflect::ReflectArgs),
     Imc(reflect::ImcArgs),
+    Disk(disk::DiskArgs),
     Ss(ss::SsArgs),
     Off(control::OffArgs),
     On(control::OnArgs),
@@ -120,6 +122,7 @@ fn dispatch() -> ExitCode {
         Command::Shmem(args) => shmem::run(args),
         Command::Reflect(args) => reflect::run(args),
         Command::Imc(args) => reflect::imc(args),
+        Command::Disk(args) => disk::run(args),
         Command::Ss(args) => ss::run(args),
         Command::Off(args) => control::off(args),
         Command::On(args) => control::on(args),

@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use ringlet_reflect::keeper::{Limits, Options, keep};
@@ -135,6 +136,8 @@ struct ImcStatArgs {
 
 const DEFAULT_MB: u64 = 1 << 14;
 const MB: u64 = 1 << 20;
+/// A keeper listens after so long, or will not.
+const KEEPER_BEGINS: Duration = Duration::from_secs(10);
 
 fn megabytes(word: &str) -> anyhow::Result<u64> {
     let megabytes = word.parse()?;
@@ -143,7 +146,7 @@ fn megabytes(word: &str) -> anyhow::Result<u64> {
 }
 
 /// Standard streams that are closed would be memory or sockets of ours, where others write.
-fn occupy_streams() -> anyhow::Result<()> {
+pub fn occupy_streams() -> anyhow::Result<()> {
     loop {
         let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
         if null.as_raw_fd() > 2 {
@@ -232,9 +235,27 @@ fn keep_here(args: &KeepArgs) -> anyhow::Result<()> {
 }
 
 /// A keeper for this user's programs, for as long as there are any.
-pub fn keep_for_user() -> anyhow::Result<()> {
+fn keep_for_user() -> anyhow::Result<()> {
     let (all, received) = (DEFAULT_MB, DEFAULT_MB);
     go_behind(&KeepArgs { path: None, all, received, behind: true, stay: false, ends: false })
+}
+
+/// This host's reflective memory; a keeper of this user's is started if there is none.
+pub fn host() -> anyhow::Result<Host> {
+    let is_named = std::env::var_os(VARIABLE).is_some_and(|path| !path.is_empty());
+    let began = Instant::now();
+    loop {
+        let found = Host::find();
+        let late = is_named || began.elapsed() > KEEPER_BEGINS;
+        if !matches!(found, Err(Status::NotInitialised)) || late {
+            return found.context("this host's reflective memory");
+        }
+        // (Another job may have begun one at this moment, which does not listen yet.)
+        if let Err(error) = keep_for_user() {
+            ensure!(began.elapsed() < KEEPER_BEGINS, error);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 }
 
 /// Starts itself in a session of its own, and returns when it listens, or does not.

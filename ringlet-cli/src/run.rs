@@ -97,11 +97,15 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(if error == Errno::ENOENT { EXIT_MISSING } else { EXIT_NOT_EXECUTABLE }))
 }
 
-/// The library: named by the environment, beside the command (as built), or where `make install` puts it.
 pub fn library() -> anyhow::Result<PathBuf> {
-    if let Some(path) = env::var_os(LIBRARY_ENVIRONMENT).filter(|path| !path.is_empty()) {
+    beside(LIBRARY_NAME, LIBRARY_ENVIRONMENT)
+}
+
+/// A library of ours: named by the environment, beside the command (as built), or where `make install` puts it.
+pub fn beside(name: &str, variable: &str) -> anyhow::Result<PathBuf> {
+    if let Some(path) = env::var_os(variable).filter(|path| !path.is_empty()) {
         let path = std::path::absolute(path)?;
-        ensure!(path.is_file(), "{LIBRARY_ENVIRONMENT} names {}, which is no file", path.display());
+        ensure!(path.is_file(), "{variable} names {}, which is no file", path.display());
         return Ok(path);
     }
     let command =
@@ -109,14 +113,13 @@ pub fn library() -> anyhow::Result<PathBuf> {
     let beside = command.parent().unwrap_or(Path::new("/"));
     let installed = beside.parent().unwrap_or(beside).join("lib/ringlet");
     for directory in [beside, &installed] {
-        let path = directory.join(LIBRARY_NAME);
+        let path = directory.join(name);
         if path.is_file() {
             return Ok(path);
         }
     }
     bail!(
-        "{LIBRARY_NAME} is neither in {} nor in {}; build it with `make build`, or name it in \
-         {LIBRARY_ENVIRONMENT}",
+        "{name} is neither in {} nor in {}; build it with `make build`, or name it in {variable}",
         beside.display(),
         installed.display()
     )

@@ -2,12 +2,9 @@
 
 use std::os::fd::RawFd;
 use std::process::ExitCode;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use ringlet_messages::active_message::job::Word;
-use ringlet_reflect::{Host, Status, VARIABLE};
 
 use crate::job::{self, EXIT_STATUS, JobArgs, Kind, Over, Process};
 use crate::reflect;
@@ -18,8 +15,6 @@ const PES: &str = "RINGLET_SHMEM_NPES";
 const KEY: &str = "RINGLET_SHMEM_KEY";
 const LAUNCHER: &str = "RINGLET_SHMEM_FD";
 const PES_MOST: u32 = 1024;
-/// A keeper listens after so long, or will not.
-const KEEPER_BEGINS: Duration = Duration::from_secs(10);
 
 /// Run an OpenSHMEM program
 ///
@@ -50,29 +45,11 @@ pub fn run(args: ShmemArgs) -> anyhow::Result<ExitCode> {
     let count = args.job.processes;
     ensure!(count <= PES_MOST, "{count} PEs are more than {PES_MOST}");
     // (With it, it is there until all have ended.)
-    let _host = host()?;
+    let _host = reflect::host()?;
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     let key = u64::from_ne_bytes(bytes);
     job::run(&args.job, &mut Pes { key, stages: vec![Stage::Started; count as usize] })
-}
-
-/// This host's reflective memory; a keeper of this user's is started if there is none.
-fn host() -> anyhow::Result<Host> {
-    let is_named = std::env::var_os(VARIABLE).is_some_and(|path| !path.is_empty());
-    let began = Instant::now();
-    loop {
-        let found = Host::find();
-        let late = is_named || began.elapsed() > KEEPER_BEGINS;
-        if !matches!(found, Err(Status::NotInitialised)) || late {
-            return found.context("this host's reflective memory");
-        }
-        // (Another job may have begun one at this moment, which does not listen yet.)
-        if let Err(error) = reflect::keep_for_user() {
-            ensure!(began.elapsed() < KEEPER_BEGINS, error);
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
 }
 
 impl Kind for Pes {

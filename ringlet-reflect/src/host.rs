@@ -45,6 +45,7 @@ pub(crate) struct Membership {
     /// A copy of it in a child that was forked is not the child's.
     process: u32,
     pub member: u32,
+    user: u32,
     socket: RawFd,
     page: Mapping,
     /// In a cluster.
@@ -124,7 +125,7 @@ impl Host {
     ) -> Result<Host, Status> {
         let socket = reach(look, is_believed)?;
         let (answer, fds) = ask(&socket, &Ask::Hello { version: VERSION }, PATIENCE)?;
-        let Answer::Welcome { member, barriers, in_cluster } = answer else {
+        let Answer::Welcome { member, user, barriers, in_cluster } = answer else {
             return Err(Status::NotInitialised);
         };
         let mut fds = fds.into_iter();
@@ -147,6 +148,7 @@ impl Host {
             patience: PATIENCE,
             process,
             member,
+            user,
             socket: number,
             page,
             logged,
@@ -159,14 +161,19 @@ impl Host {
         self.0.member
     }
 
+    /// Whose process it is, as the keeper sees it: what owners are compared with.
+    pub fn user(&self) -> u32 {
+        self.0.user
+    }
+
     /// The region of this key, of so many bytes (whole pages are made of it); the first one who asks makes it.
     ///
     /// [`Status::BadSize`], [`Status::Incoherent`]: it is there, and was made otherwise. [`Status::Prior`]: this process has it already. [`Status::Denied`]:
     /// it may neither be read nor written. [`Status::Full`]: there is no room for it.
     pub fn allocate(&self, key: u64, bytes: usize, how: &Permission) -> Result<Region, Status> {
         match self.0.ask(&Ask::Allocate { key, bytes: bytes as u64, how: *how })? {
-            (Answer::Region { id, bytes }, _) => {
-                Ok(Region::new(self.0.clone(), id, key, bytes as usize))
+            (Answer::Region { id, bytes, made }, _) => {
+                Ok(Region::new(self.0.clone(), id, key, bytes as usize, made))
             }
             _ => Err(Status::NotInitialised),
         }
@@ -178,13 +185,13 @@ impl Host {
     /// it guards, and then releases it.
     pub fn locks(&self, key: u64, count: usize, mode: u32, creates: bool) -> Result<Locks, Status> {
         match self.0.ask(&Ask::Locks { key, count, mode, creates })? {
-            (Answer::Locks { id, count }, fds) => {
+            (Answer::Locks { id, count, made }, fds) => {
                 let words = fds.first().ok_or(Status::NoMemory);
                 match words.and_then(|words| {
                     // (In a cluster the keeper alone writes there.)
                     memory::map(words, memory::words_bytes(count), self.0.logged.is_none())
                 }) {
-                    Ok(words) => Ok(Locks::new(self.0.clone(), id, count, words)),
+                    Ok(words) => Ok(Locks::new(self.0.clone(), id, count, made, words)),
                     Err(status) => {
                         // (With the first one, if it was created.)
                         let _ = self.0.ask(&Ask::DropLocks { id });
@@ -486,7 +493,7 @@ mod tests {
             meet::send(keeper.as_raw_fd(), &serde_json::to_vec(answer).unwrap(), fds).unwrap();
         };
         let shared = memory::make(page::BYTES).unwrap();
-        let welcome = Answer::Welcome { member: 1, barriers: false, in_cluster: false };
+        let welcome = Answer::Welcome { member: 1, user: 0, barriers: false, in_cluster: false };
         answer(&welcome, &[shared.as_raw_fd()]);
         let ours = std::cell::Cell::new(Some(ours));
         let look = || Ok(std::os::fd::IntoRawFd::into_raw_fd(ours.take().unwrap()));
@@ -494,7 +501,7 @@ mod tests {
         Arc::get_mut(&mut host.0).unwrap().patience = Duration::from_millis(1);
         let how = Permission::default();
         assert_eq!(host.allocate(1, 4096, &how).err(), Some(Status::Timeout));
-        answer(&Answer::Region { id: 1, bytes: 4096 }, &[]);
+        answer(&Answer::Region { id: 1, bytes: 4096, made: Default::default() }, &[]);
         assert_eq!(host.allocate(2, 4096, &how).err(), Some(Status::NotInitialised));
     }
 

@@ -50,7 +50,7 @@ mod trap;
 pub use host::{Host, PATH, VARIABLE, bury_at, state_at};
 pub use lock::{Locks, Wait};
 pub use protocol::page::RAILS_MOST;
-pub use protocol::{Cluster, ClusterState, LockState, MemberState, RegionState, State};
+pub use protocol::{Cluster, ClusterState, LockState, Made, MemberState, RegionState, State};
 pub use region::{Receiver, Region, Transmitter, Watch, copy};
 pub use registry::{LOCKS_MOST, Permission, Use};
 pub use sampler::{Sample, Sampler};

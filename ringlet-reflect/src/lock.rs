@@ -11,7 +11,7 @@ use ringlet_linux::futex;
 
 use crate::host::Membership;
 use crate::memory::Mapping;
-use crate::protocol::{Answer, Ask};
+use crate::protocol::{Answer, Ask, Made};
 use crate::status::Status;
 
 /// Who sleeps looks again so often, and asks whether the holder is there.
@@ -37,6 +37,7 @@ pub struct Locks {
     host: Arc<Membership>,
     id: u32,
     count: usize,
+    made: Made,
     /// Those that are taken in memory: none in a cluster.
     in_memory: usize,
     words: Mapping,
@@ -90,15 +91,26 @@ impl Wait {
 }
 
 impl Locks {
-    pub(crate) fn new(host: Arc<Membership>, id: u32, count: usize, words: Mapping) -> Locks {
+    pub(crate) fn new(
+        host: Arc<Membership>,
+        id: u32,
+        count: usize,
+        made: Made,
+        words: Mapping,
+    ) -> Locks {
         let (released, waited) = (AtomicU32::new(0), Waited::default());
         let in_memory = if host.logged.is_none() { count } else { 0 };
-        Locks { host, id, count, in_memory, words, released, waited }
+        Locks { host, id, count, made, in_memory, words, released, waited }
     }
 
     /// How many there are.
     pub fn count(&self) -> usize {
         self.count
+    }
+
+    /// Who has made it, and how.
+    pub fn made(&self) -> Made {
+        self.made
     }
 
     /// Its number on this host.
@@ -112,6 +124,11 @@ impl Locks {
         }
         self.host.lives()?;
         Ok(self.words.area().at(lock * size_of::<u32>()))
+    }
+
+    /// Which member has it, as far as this host knows. On one host whoever may use the set may write there.
+    pub fn holder(&self, lock: usize) -> Result<Option<u32>, Status> {
+        Ok(self.word(lock)?.holder())
     }
 
     /// Does this process hold one of them?

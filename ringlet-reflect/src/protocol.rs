@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::registry::{Direction, Permission, Use};
 use crate::status::Status;
 
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Of a question. (An answer has `State`, which may be long.)
 pub const ASK_BYTES: usize = 1024;
 pub const ANSWER_BYTES: usize = 128 << 10;
@@ -105,12 +105,15 @@ pub enum Answer {
     /// With the page that all programs see; in a cluster with the log of what it transmits, and a bell.
     Welcome {
         member: u32,
+        /// Who asks, as the keeper sees him.
+        user: u32,
         barriers: bool,
         in_cluster: bool,
     },
     Region {
         id: u32,
         bytes: u64,
+        made: Made,
     },
     /// With it, its changes, and for who transmits wishes. (In a cluster who transmits has a log.)
     Memory {
@@ -120,6 +123,7 @@ pub enum Answer {
     Locks {
         id: u32,
         count: usize,
+        made: Made,
     },
     /// It is its own, or it waits for it.
     Lock {
@@ -129,6 +133,13 @@ pub enum Answer {
     Cluster(Cluster),
     State(Box<State>),
     No(Status),
+}
+
+/// By whom a region or a set of locks was made, and who may use it.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Made {
+    pub owner: u32,
+    pub mode: u32,
 }
 
 /// The hosts among which memory is reflected, and the rails between them.

@@ -12,7 +12,7 @@ use ringlet_linux::{fd, futex};
 use crate::PAGE_BYTES;
 use crate::host::Membership;
 use crate::memory::{self, Mapping};
-use crate::protocol::{Answer, Ask};
+use crate::protocol::{Answer, Ask, Made};
 use crate::registry::{Direction, Use};
 use crate::status::Status;
 use crate::trap::Opened;
@@ -28,6 +28,7 @@ struct Allocated {
     id: u32,
     key: u64,
     bytes: usize,
+    made: Made,
 }
 
 impl Drop for Allocated {
@@ -67,8 +68,14 @@ impl Drop for Attachment {
 }
 
 impl Region {
-    pub(crate) fn new(host: Arc<Membership>, id: u32, key: u64, bytes: usize) -> Region {
-        Region(Arc::new(Allocated { host, id, key, bytes }))
+    pub(crate) fn new(
+        host: Arc<Membership>,
+        id: u32,
+        key: u64,
+        bytes: usize,
+        made: Made,
+    ) -> Region {
+        Region(Arc::new(Allocated { host, id, key, bytes, made }))
     }
 
     pub fn key(&self) -> u64 {
@@ -78,6 +85,11 @@ impl Region {
     /// Its number on this host.
     pub fn id(&self) -> u32 {
         self.0.id
+    }
+
+    /// Who has made it, and how: not always as this process asked for.
+    pub fn made(&self) -> Made {
+        self.0.made
     }
 
     /// In bytes, of whole pages.
@@ -230,6 +242,41 @@ impl Transmitter {
             }
             Way::Logged(_) => self.log(at, bytes),
         }
+    }
+
+    /// Has so many bytes written there by `fill`, where they will be received, or on their way there: piece by piece (from, length, where). What it can't write,
+    /// by saying false, ends it: [`Status::BadAddress`]; pieces before are written.
+    ///
+    /// In a cluster nothing that this process writes passes a piece that is not whole: who may have to wait fills memory of its own ([`Transmitter::is_memory`]).
+    pub fn fill(
+        &self,
+        at: usize,
+        length: usize,
+        mut fill: impl FnMut(usize, usize, *mut u8) -> bool,
+    ) -> Result<(), Status> {
+        pages(at, length, self.len())?;
+        match &self.way {
+            Way::Mapped(mapped) => {
+                // SAFETY: looked at by `pages`.
+                #[allow(unsafe_code)]
+                let to = unsafe { mapped.data.area().base().add(at) };
+                let is_filled = fill(0, length, to);
+                // ORDER: Release, pairs with Acquire in `get`: as in `copy`.
+                fence(Ordering::Release);
+                if is_filled { Ok(()) } else { Err(Status::BadAddress) }
+            }
+            Way::Logged(_) => {
+                let of = &self.attachment.of;
+                of.host.lives()?;
+                let logged = of.host.logged.as_ref().ok_or(Status::NotInitialised)?;
+                logged.put_by(of.id, at, length, fill)
+            }
+        }
+    }
+
+    /// What is written is in the memory that is received, at once: not in a cluster.
+    pub fn is_memory(&self) -> bool {
+        matches!(self.way, Way::Mapped(_))
     }
 
     fn log(&self, at: usize, bytes: &[u8]) -> Result<(), Status> {

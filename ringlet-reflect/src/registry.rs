@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::PAGE_BYTES;
+use crate::protocol::Made;
 use crate::status::Status;
 
 /// A region is no larger.
@@ -89,6 +90,10 @@ const READ: u32 = 4;
 const WRITE: u32 = 2;
 
 impl<T> Entry<T> {
+    pub fn made(&self) -> Made {
+        Made { owner: self.owner, mode: self.mode }
+    }
+
     /// As the kernel decides of files: by the first of user, group and others that the process is.
     fn allows(&self, who: &Member, wanted: u32) -> bool {
         let shift = match who {

@@ -711,7 +711,8 @@ impl Keeper {
                 }
             },
             (_, Effect::Region { id, .. }) => {
-                Answer::Region { id, bytes: self.registry.regions[&id].bytes }
+                let region = &self.registry.regions[&id];
+                Answer::Region { id, bytes: region.bytes, made: region.entry.made() }
             }
             (Act::Attach { member, id, direction, how, only }, _) => {
                 let (member, id, direction) = (*member, *id, *direction);
@@ -743,8 +744,9 @@ impl Keeper {
                     });
                 match words {
                     Ok(words) => {
-                        let count = self.registry.sets[&id].count;
-                        return Ok(Some((Answer::Locks { id, count }, vec![words])));
+                        let set = &self.registry.sets[&id];
+                        let (count, made) = (set.count, set.entry.made());
+                        return Ok(Some((Answer::Locks { id, count, made }, vec![words])));
                     }
                     Err(status) => {
                         self.undo(&Act::DropLocks { member: *member, id });
@@ -788,7 +790,8 @@ impl Keeper {
             client.bell = Some(bell);
         }
         client.member = Some(member);
-        Ok((Answer::Welcome { member, barriers: self.barriers, in_cluster }, given))
+        let (user, barriers) = (self.registry.members[&member].uid, self.barriers);
+        Ok((Answer::Welcome { member, user, barriers, in_cluster }, given))
     }
 
     fn look_at_lock(&mut self, member: u32, id: u32, lock: u32) -> Result<(), Status> {

@@ -1,0 +1,171 @@
+//! `ringlet disk`: disks of one host that are used from others.
+
+use std::io::Write;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use ringlet_disk::{Options, Reader, Said};
+use ringlet_reflect::Host;
+
+use crate::{reflect, run, table};
+
+const PLUGIN: &str = "libringlet_nbd.so";
+const PLUGIN_VARIABLE: &str = "RINGLET_NBD_PLUGIN";
+
+/// Use disks of other hosts by reflective memory
+#[derive(clap::Args)]
+pub struct DiskArgs {
+    #[command(subcommand)]
+    command: DiskCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum DiskCommand {
+    /// Serve a file or a block device of this host, in the foreground; it says `ready`
+    ///
+    /// What is read is put into the memory of who reads it. It serves until it is killed, by whatever signal: what was written is as safe as the last
+    /// flush has made it, and readers wait for it to be served again.
+    Serve(ServeArgs),
+    /// Show a disk to programs that speak NBD, at a Unix socket, in the foreground
+    ///
+    /// Becomes nbdkit, with a plugin. Where the server has gone, or can't be reached, requests wait for it, and fail when that takes too long.
+    Attach(AttachArgs),
+    /// Show the disks that this user may use, where they are, and who uses them
+    Ls(LsArgs),
+}
+
+#[derive(clap::Args)]
+struct ServeArgs {
+    /// Its name: letters, digits, dots, dashes and underscores
+    name: String,
+    /// A file, or a block device
+    #[arg(value_hint = clap::ValueHint::FilePath)]
+    path: PathBuf,
+    /// Nobody may write
+    #[arg(long)]
+    read_only: bool,
+    /// Who may use it, as a file's mode: reading and writing, or neither
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
+    mode: u32,
+}
+
+#[derive(clap::Args)]
+struct AttachArgs {
+    /// Its name (`ringlet disk ls`)
+    name: String,
+    /// Where it is shown
+    #[arg(long, value_name = "SOCKET", value_hint = clap::ValueHint::FilePath)]
+    socket: PathBuf,
+    /// How long a request waits, in seconds, where the server has gone or can't be reached
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    patience: u64,
+    /// Believe a server of this user's, by number, besides root's and one's own
+    #[arg(long, value_name = "UID")]
+    owner: Option<u32>,
+    /// More for nbdkit: its own options, and filters
+    #[arg(last = true, value_name = "OPTIONS")]
+    more: Vec<String>,
+}
+
+#[derive(clap::Args)]
+struct LsArgs {
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn mode(word: &str) -> anyhow::Result<u32> {
+    let mode = u32::from_str_radix(word, 8)?;
+    let is_right = mode >> 9 == 0
+        && mode >> 6 == 6
+        && [0, 6].contains(&(mode >> 3 & 7))
+        && [0, 6].contains(&(mode & 7));
+    ensure!(is_right, "600, 660, 606 or 666");
+    Ok(mode)
+}
+
+pub fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
+    reflect::occupy_streams()?;
+    match args.command {
+        DiskCommand::Serve(args) => serve(&args),
+        DiskCommand::Attach(args) => attach(&args),
+        DiskCommand::Ls(args) => list(&args),
+    }
+}
+
+fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
+    let name = &args.name;
+    let options = Options { name, path: &args.path, read_only: args.read_only, mode: args.mode };
+    let say = |said| match said {
+        Said::Ready => {
+            println!("ready");
+            let _ = std::io::stdout().flush();
+        }
+        Said::Lost(error) => eprintln!("ringlet: {name} is not served for now: {error:#}"),
+    };
+    ringlet_disk::serve(&options, reflect::host, say)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
+    let plugin = run::beside(PLUGIN, PLUGIN_VARIABLE)?;
+    // (Its errors are told here, and not by nbdkit as those of a plugin.)
+    let reader = Reader::open(&args.name, args.owner, Duration::ZERO)?;
+    drop(reader);
+    make_way(&args.socket)?;
+    let mut command = Command::new("nbdkit");
+    command.args(["--foreground", "--unix"]).arg(&args.socket);
+    command.args(&args.more).arg(plugin);
+    command.arg(format!("disk={}", args.name)).arg(format!("patience={}", args.patience));
+    command.args(args.owner.map(|owner| format!("owner={owner}")));
+    let error = command.exec();
+    match error.kind() {
+        std::io::ErrorKind::NotFound => bail!("nbdkit is not installed (Debian's package nbdkit)"),
+        _ => Err(error).context("nbdkit"),
+    }
+}
+
+/// What a server has left behind at whom nobody listens any more.
+fn make_way(socket: &Path) -> anyhow::Result<()> {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    match UnixStream::connect(socket).map_err(|error| error.kind()) {
+        Err(NotFound) => Ok(()),
+        Err(ConnectionRefused) if is_socket(socket) => {
+            std::fs::remove_file(socket).with_context(|| socket.display().to_string())
+        }
+        _ => bail!("{} is there already", socket.display()),
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket())
+}
+
+fn list(args: &LsArgs) -> anyhow::Result<ExitCode> {
+    let host = Host::find().context("this host's reflective memory")?;
+    let disks = ringlet_disk::list(&host)?;
+    if args.json {
+        table::json(&serde_json::to_value(&disks)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let rows = disks.iter().map(|disk| {
+        let writes = if disk.read_only { "read only" } else { "" };
+        let place = disk.host.as_deref().unwrap_or("(nobody)");
+        [
+            disk.name.clone(),
+            table::grouped(disk.bytes),
+            writes.to_owned(),
+            disk.owner.to_string(),
+            table::printable(place),
+            table::printable(&disk.readers.join(" ")),
+        ]
+    });
+    let head = ["Disk", "Size", "", "User", "Served by", "Readers on"];
+    table::print(head.map(str::to_owned), rows.collect::<Vec<_>>());
+    Ok(ExitCode::SUCCESS)
+}

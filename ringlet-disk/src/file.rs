@@ -1,0 +1,170 @@
+//! What is served: a regular file or a block device.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use anyhow::{Context, bail, ensure};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, fdatasync, flock};
+use rustix::io::Errno;
+
+/// Errors are the kernel's numbers.
+pub type Done<T> = Result<T, i32>;
+
+pub struct Disk {
+    file: File,
+    pub bytes: u64,
+    pub read_only: bool,
+    pub id: [u64; 2],
+}
+
+/// May it wait for the device?
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    None,
+    AsLong,
+}
+
+impl Disk {
+    /// Nobody else serves it meanwhile, unless all only read.
+    pub fn open(path: &Path, read_only: bool) -> anyhow::Result<Disk> {
+        let name = path.display();
+        let file = OpenOptions::new().read(true).write(!read_only).open(path);
+        let mut file = file.with_context(|| name.to_string())?;
+        let about = file.metadata().with_context(|| name.to_string())?;
+        let is_device = about.file_type().is_block_device();
+        ensure!(is_device || about.is_file(), "{name} is neither a file nor a block device");
+        let lock = match read_only {
+            true => FlockOperation::NonBlockingLockShared,
+            false => FlockOperation::NonBlockingLockExclusive,
+        };
+        match flock(&file, lock) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                bail!("{name} is served already, or another program has locked it")
+            }
+            Err(error) => return Err(error).with_context(|| format!("{name} can't be locked")),
+        }
+        // (Of a device its metadata do not tell.)
+        let bytes = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
+        ensure!(bytes > 0, "{name} is empty");
+        let device = if is_device { about.rdev() } else { about.dev() };
+        Ok(Disk { file, bytes, read_only, id: [device, if is_device { 0 } else { about.ino() }] })
+    }
+
+    /// Reads all of these bytes to where others may look. EAGAIN: it would have to wait, and was not to.
+    ///
+    /// # Safety
+    /// So many bytes may be written there.
+    #[allow(unsafe_code)]
+    pub unsafe fn read(&self, offset: u64, length: usize, to: *mut u8, wait: Patience) -> Done<()> {
+        self.transfer(length, wait, |done, flags| {
+            // SAFETY: a part of what the caller vouches for; the kernel writes there.
+            unsafe {
+                let part = libc::iovec { iov_base: to.add(done).cast(), iov_len: length - done };
+                libc::preadv2(
+                    self.file.as_raw_fd(),
+                    &raw const part,
+                    1,
+                    (offset + done as u64) as i64,
+                    flags,
+                )
+            }
+        })
+    }
+
+    /// Writes them from where others may write meanwhile.
+    ///
+    /// # Safety
+    /// So many bytes may be read there.
+    #[allow(unsafe_code)]
+    pub unsafe fn write(&self, offset: u64, length: usize, from: *const u8) -> Done<()> {
+        self.transfer(length, Patience::AsLong, |done, flags| {
+            // SAFETY: a part of what the caller vouches for; the kernel only reads there.
+            unsafe {
+                let from = from.add(done).cast_mut().cast();
+                let part = libc::iovec { iov_base: from, iov_len: length - done };
+                libc::pwritev2(
+                    self.file.as_raw_fd(),
+                    &raw const part,
+                    1,
+                    (offset + done as u64) as i64,
+                    flags,
+                )
+            }
+        })
+    }
+
+    fn transfer(
+        &self,
+        length: usize,
+        wait: Patience,
+        part: impl Fn(usize, i32) -> isize,
+    ) -> Done<()> {
+        let flags = if wait == Patience::None { libc::RWF_NOWAIT } else { 0 };
+        let mut done = 0;
+        while done < length {
+            match part(done, flags) {
+                // (The file is shorter than it was.)
+                0 => return Err(libc::EIO),
+                n if n > 0 => done += n as usize,
+                _ => match std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) {
+                    libc::EINTR => {}
+                    // KERNEL: file systems that can't tell say so.
+                    libc::EOPNOTSUPP if wait == Patience::None => return Err(libc::EAGAIN),
+                    errno => return Err(errno),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// What was written before is on the disk.
+    pub fn flush(&self) -> Done<()> {
+        fdatasync(&self.file).map_err(Errno::raw_os_error)
+    }
+
+    /// These bytes are not needed any more: what is read there then is zeros, or what was there.
+    pub fn trim(&self, offset: u64, length: u64) -> Done<()> {
+        self.allocate(FallocateFlags::PUNCH_HOLE, offset, length).map(drop)
+    }
+
+    /// With `fast` only if it is faster than to write zeros, or EOPNOTSUPP.
+    pub fn zero(&self, offset: u64, length: u64, may_trim: bool, fast: bool) -> Done<()> {
+        if may_trim && self.allocate(FallocateFlags::PUNCH_HOLE, offset, length)? {
+            return Ok(());
+        }
+        // KERNEL: of a device it may be as slow as to write them.
+        if fast {
+            return Err(libc::EOPNOTSUPP);
+        }
+        if self.allocate(FallocateFlags::ZERO_RANGE, offset, length)? {
+            return Ok(());
+        }
+        static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+        for at in (offset..offset + length).step_by(ZEROS.len()) {
+            let part = (offset + length - at).min(ZEROS.len() as u64) as usize;
+            // SAFETY: no more than there are.
+            #[allow(unsafe_code)]
+            unsafe {
+                self.write(at, part, ZEROS.as_ptr())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// False if this file, or device, can't do that.
+    fn allocate(&self, how: FallocateFlags, offset: u64, length: u64) -> Done<bool> {
+        loop {
+            match fallocate(&self.file, how | FallocateFlags::KEEP_SIZE, offset, length) {
+                Ok(()) => return Ok(true),
+                Err(Errno::INTR) => {}
+                // KERNEL: INVAL is of devices, for what is not whole blocks.
+                Err(Errno::OPNOTSUPP | Errno::INVAL) => return Ok(false),
+                Err(errno) => return Err(errno.raw_os_error()),
+            }
+        }
+    }
+}

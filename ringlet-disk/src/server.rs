@@ -1,0 +1,435 @@
+//! Serves a disk.
+//!
+//! One thread at a time is the *leader*: it looks for requests, and sleeps while there are none. What may have to wait for the device it does behind
+//! its leadership, which another thread takes meanwhile; what is in memory it does at once. So no request is passed from thread to thread.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use ringlet_linux::sys::sched_yield;
+use ringlet_reflect::{
+    Host, Locks, Permission, Receiver, Region, Status, Transmitter, Use, Wait, Watch,
+};
+
+use crate::file::{Disk, Done, Patience};
+use crate::layout::{
+    self, DURABLE, FAST, Facts, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS, answer,
+    answer_at, check_name, granted_at, host_of, load, number_at, publish, read_at, written_at,
+};
+
+/// Requests that wait for the device at a time, and one that looks for more.
+const THREADS: usize = 17;
+/// For so long the leader looks without a sleep.
+pub(crate) const BUSY: Duration = Duration::from_micros(50);
+/// Readers, and the keeper, are looked after so often.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// A server that has just died, or a reader that is about to, has gone by then.
+const GONE: Duration = Duration::from_secs(5);
+/// Where nobody can be served a server tries again so often.
+const RETRY: Duration = Duration::from_millis(200);
+
+pub struct Options<'a> {
+    pub name: &'a str,
+    pub path: &'a Path,
+    pub read_only: bool,
+    /// As a file's, of those who may use it: reading and writing, or neither.
+    pub mode: u32,
+}
+
+pub enum Said {
+    /// Readers can come.
+    Ready,
+    /// They can't, for the time being.
+    Lost(anyhow::Error),
+}
+
+/// Serves until it is killed, which loses nothing. An error if it can't begin; later on it waits for a keeper to come back, which `find` finds.
+pub fn serve(
+    options: &Options,
+    find: impl Fn() -> anyhow::Result<Host>,
+    mut say: impl FnMut(Said),
+) -> anyhow::Result<()> {
+    check_name(options.name)?;
+    let disk = Disk::open(options.path, options.read_only)?;
+    let mut server = Server::new(options, &disk, find()?)?;
+    loop {
+        say(Said::Ready);
+        server.run();
+        // (All that it had is given back, and all that it did is done, before anybody is let in again.)
+        drop(server);
+        say(Said::Lost(Status::NotInitialised.into()));
+        let mut why = String::new();
+        server = loop {
+            thread::sleep(RETRY);
+            match find().and_then(|host| Server::new(options, &disk, host)) {
+                Ok(server) => break server,
+                Err(error) if format!("{error:#}") == why => {}
+                Err(error) => {
+                    why = format!("{error:#}");
+                    say(Said::Lost(error));
+                }
+            }
+        };
+    }
+}
+
+struct Server<'a> {
+    disk: &'a Disk,
+    name: &'a str,
+    mode: u32,
+    locks: Locks,
+    announcement: Transmitter,
+    requests: Receiver,
+    host_name: String,
+    host: Host,
+    /// The leader's.
+    watch: Mutex<Watch>,
+    table: Mutex<Table>,
+    /// One is let in at a time.
+    door: Mutex<()>,
+    is_over: AtomicBool,
+}
+
+struct Table {
+    readers: Vec<Seat>,
+    /// Those that have gone, until nothing is done for them any more.
+    gone: Vec<Arc<Reader>>,
+    from: usize,
+    looked: Instant,
+}
+
+#[derive(Default)]
+struct Seat {
+    reader: Option<Arc<Reader>>,
+    /// The last number of each slot.
+    seen: [u64; SLOTS],
+}
+
+struct Reader {
+    seat: usize,
+    member: u32,
+    written: Receiver,
+    read: Transmitter,
+}
+
+enum Job {
+    Hello(usize, u64),
+    Request(Arc<Reader>, usize, u64, Option<Request>),
+    Over,
+}
+
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A region of a disk's, as it should be: somebody else's could be read by others.
+fn allocate(host: &Host, name: &str, part: Part, mode: u32) -> Result<Region, Status> {
+    let (mode, coherent) = (part.mode(mode), part.is_coherent());
+    let how = Permission { mode, coherent, ..Permission::default() };
+    let region = host.allocate(part.key(name), part.bytes(), &how)?;
+    let made = region.made();
+    let is_ours = made.owner == host.user() && made.mode == mode;
+    if is_ours { Ok(region) } else { Err(Status::Denied) }
+}
+
+/// Tries again while others may be about to go.
+fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Status>) -> Result<T, Status> {
+    let began = Instant::now();
+    loop {
+        match attempt() {
+            Err(Status::Denied | Status::Busy | Status::BadSize | Status::Incoherent)
+                if began.elapsed() < GONE =>
+            {
+                thread::sleep(RETRY);
+            }
+            done => return done,
+        }
+    }
+}
+
+fn boot() -> u64 {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = id.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    u64::from_str_radix(&digits, 16).unwrap_or(0)
+}
+
+impl<'a> Server<'a> {
+    fn new(options: &Options<'a>, disk: &'a Disk, host: Host) -> anyhow::Result<Server<'a>> {
+        let (name, mode) = (options.name, options.mode);
+        let locks = patiently(|| {
+            let locks = host.locks(Part::Announcement.key(name), 1 + READERS, mode, false)?;
+            let made = locks.made();
+            let is_ours = made.owner == host.user() && made.mode == mode;
+            let is_right = is_ours && locks.count() == 1 + READERS;
+            if is_right { Ok(locks) } else { Err(Status::Denied) }
+        });
+        let theirs = || format!("another program has what the disk {name} needs");
+        let locks = locks.with_context(theirs)?;
+        match patiently(|| locks.acquire(0, Wait::No)) {
+            Err(Status::Busy) => bail!("a disk {name} is served already (`ringlet disk ls`)"),
+            taken => taken?,
+        }
+        let make = |part| patiently(|| allocate(&host, name, part, mode)).with_context(theirs);
+        let announcement = make(Part::Announcement)?.transmit(Use::default())?;
+        let requests = make(Part::Requests)?.receive(Use::default())?;
+        let watch = Mutex::new(requests.watch(0)?);
+        // (What was asked of another server is none of this one's.)
+        let seat = |seat| Seat {
+            reader: None,
+            seen: std::array::from_fn(|slot| load(&requests, number_at(seat, slot))),
+        };
+        let readers = (0..READERS).map(seat).collect();
+        let table = Table { readers, gone: Vec::new(), from: 0, looked: Instant::now() };
+        let host_name = host.state()?.host;
+        let facts = Facts {
+            name: name.to_owned(),
+            bytes: disk.bytes,
+            read_only: disk.read_only,
+            boot: boot(),
+            host: host_name.clone(),
+            file: disk.id,
+        };
+        facts.announce(&announcement, layout::random())?;
+        let (table, door, is_over) = (Mutex::new(table), Mutex::new(()), AtomicBool::new(false));
+        Ok(Server {
+            disk,
+            name,
+            mode,
+            locks,
+            announcement,
+            requests,
+            host_name,
+            host,
+            watch,
+            table,
+            door,
+            is_over,
+        })
+    }
+
+    /// Until the keeper has gone, or takes another one for the server.
+    fn run(&self) {
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| while self.work() {});
+            }
+        });
+    }
+
+    fn work(&self) -> bool {
+        let job = {
+            let mut watch = locked(&self.watch);
+            loop {
+                match self.next(&mut watch) {
+                    Job::Request(reader, slot, number, Some(request)) => {
+                        match self.perform(&reader, slot, &request, Patience::None) {
+                            Err(libc::EAGAIN) => {
+                                break Job::Request(reader, slot, number, Some(request));
+                            }
+                            done => reader.answer(slot, number, done),
+                        }
+                    }
+                    job => break job,
+                }
+            }
+        };
+        match job {
+            Job::Over => return false,
+            Job::Hello(seat, number) => self.welcome(seat, number),
+            Job::Request(reader, slot, number, request) => {
+                let perform = |request| self.perform(&reader, slot, request, Patience::AsLong);
+                reader.answer(slot, number, request.as_ref().map_or(Err(libc::EINVAL), perform));
+            }
+        }
+        true
+    }
+
+    /// The next that is asked for; it sleeps until there is something.
+    fn next(&self, watch: &mut Watch) -> Job {
+        let mut idle = None;
+        loop {
+            if self.is_over.load(Ordering::Relaxed) {
+                return Job::Over;
+            }
+            if let Some(job) = self.look() {
+                return job;
+            }
+            if idle.get_or_insert_with(Instant::now).elapsed() < BUSY {
+                sched_yield();
+            } else {
+                // (What was written since the last sleep ends this one at once.)
+                watch.wait(Some(LOOK_AGAIN));
+            }
+        }
+    }
+
+    fn look(&self) -> Option<Job> {
+        let mut table = locked(&self.table);
+        if table.looked.elapsed() >= LOOK_AGAIN {
+            self.look_after(&mut table);
+        }
+        // (From where it found the last one on: nobody is kept waiting by others.)
+        let Table { readers, gone, from, .. } = &mut *table;
+        for seat in (*from..READERS).chain(0..*from) {
+            let Seat { reader, seen } = &mut readers[seat];
+            let slots = if reader.is_some() { SLOTS } else { 1 };
+            for slot in 0..slots {
+                let number = load(&self.requests, number_at(seat, slot));
+                if number == std::mem::replace(&mut seen[slot], number) {
+                    continue;
+                }
+                let request = Request::read(&self.requests, seat, slot);
+                if request.is_some_and(|request| request.op == Op::Hello) {
+                    gone.extend(reader.take());
+                    return Some(Job::Hello(seat, number));
+                }
+                if let Some(reader) = reader {
+                    let reader = reader.clone();
+                    *from = (seat + 1) % READERS;
+                    return Some(Job::Request(reader, slot, number, request));
+                }
+            }
+        }
+        None
+    }
+
+    /// Who has gone has no seat any more.
+    fn look_after(&self, table: &mut Table) {
+        table.looked = Instant::now();
+        let holder = |lock| self.locks.holder(lock).ok().flatten();
+        for seat in &mut table.readers {
+            let has_gone = |reader: &Arc<Reader>| holder(1 + reader.seat) != Some(reader.member);
+            if seat.reader.as_ref().is_some_and(has_gone) {
+                table.gone.extend(seat.reader.take());
+            }
+        }
+        table.gone.retain(|reader| Arc::strong_count(reader) > 1);
+        let is_there = self.host.await_end(Duration::ZERO) == Ok(false);
+        if !is_there || holder(0) != Some(self.host.member()) {
+            self.is_over.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets a reader in, or says why not, by an error. What those did that have gone is done before: it can't come behind what this one does.
+    fn welcome(&self, seat: usize, number: u64) {
+        let _door = locked(&self.door);
+        loop {
+            let mut table = locked(&self.table);
+            self.look_after(&mut table);
+            if table.gone.is_empty() {
+                break;
+            }
+            drop(table);
+            if self.is_over.load(Ordering::Relaxed) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        let admitted = self.admit(seat);
+        let done = match &admitted {
+            Ok(_) => Ok(()),
+            Err(Status::Denied) => Err(libc::EACCES),
+            Err(Status::Full | Status::ReceiveFull | Status::NoMemory) => Err(libc::ENOMEM),
+            Err(_) => Err(libc::EAGAIN),
+        };
+        if let Ok(reader) = admitted {
+            let seen = std::array::from_fn(|slot| load(&self.requests, number_at(seat, slot)));
+            locked(&self.table).readers[seat] = Seat { reader: Some(Arc::new(reader)), seen };
+        }
+        // (Where it can't be said the keeper has gone, or this host is cut off: readers see that too.)
+        let _ = publish(&self.announcement, granted_at(seat), answer(number, done));
+    }
+
+    fn admit(&self, seat: usize) -> Result<Reader, Status> {
+        let member = self.locks.holder(1 + seat)?.ok_or(Status::NotHeld)?;
+        let host = host_of(&self.requests, seat).ok_or(Status::BadHost)?;
+        let make = |part| allocate(&self.host, self.name, part, self.mode);
+        let written = make(Part::Written(seat))?.receive(Use::default())?;
+        let read = make(Part::Read(seat))?;
+        let read = match host == self.host_name {
+            true => read.transmit(Use::default())?,
+            false => read.transmit_to(&host, true)?,
+        };
+        Ok(Reader { seat, member, written, read })
+    }
+
+    /// EAGAIN: it may have to wait, and was not to.
+    fn perform(&self, reader: &Reader, slot: usize, request: &Request, wait: Patience) -> Done<()> {
+        let Request { op, flags, offset, length } = *request;
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.disk.bytes);
+        let is_of_slot = matches!(op, Op::Read | Op::Write);
+        if !is_inside || is_of_slot && length > SLOT_BYTES as u64 {
+            return Err(libc::EINVAL);
+        }
+        let changes = !matches!(op, Op::Read | Op::Flush);
+        if changes && self.disk.read_only {
+            return Err(libc::EPERM);
+        }
+        if op == Op::Read {
+            return self.read(reader, slot, offset, length as usize, wait);
+        }
+        if wait == Patience::None {
+            return Err(libc::EAGAIN);
+        }
+        match op {
+            Op::Write => {
+                let bytes = reader.written.words().as_ptr().cast::<u8>();
+                // SAFETY: `length` is a slot's at most, and the slots are within the region; nobody but the kernel reads there.
+                #[allow(unsafe_code)]
+                unsafe {
+                    self.disk.write(offset, length as usize, bytes.add(written_at(slot)))?;
+                }
+            }
+            Op::Trim => self.disk.trim(offset, length)?,
+            Op::Zero => {
+                self.disk.zero(offset, length, flags & MAY_TRIM != 0, flags & FAST != 0)?;
+            }
+            Op::Flush => self.disk.flush()?,
+            Op::Hello | Op::Read => return Err(libc::EINVAL),
+        }
+        if changes && flags & DURABLE != 0 { self.disk.flush() } else { Ok(()) }
+    }
+
+    /// Straight into what the reader receives, or into the log that goes there. Only what need not wait goes into a log: others would wait for it
+    /// there.
+    fn read(
+        &self,
+        reader: &Reader,
+        slot: usize,
+        offset: u64,
+        length: usize,
+        wait: Patience,
+    ) -> Done<()> {
+        let (to, at) = (&reader.read, read_at(slot));
+        if wait == Patience::AsLong && !to.is_memory() {
+            let mut bytes = vec![0; length];
+            // SAFETY: as many bytes as it has.
+            #[allow(unsafe_code)]
+            unsafe {
+                self.disk.read(offset, length, bytes.as_mut_ptr(), wait)?;
+            }
+            return to.put(at, &bytes).map_err(|_| libc::EIO);
+        }
+        let mut done = Ok(());
+        let filled = to.fill(at, length, |from, part, to| {
+            // SAFETY: so many bytes may be written there, as `fill` has it.
+            #[allow(unsafe_code)]
+            unsafe {
+                done = self.disk.read(offset + from as u64, part, to, wait);
+            }
+            done.is_ok()
+        });
+        done.and(filled.map_err(|_| libc::EIO))
+    }
+}
+
+impl Reader {
+    fn answer(&self, slot: usize, number: u64, done: Done<()>) {
+        // (As in `welcome`.)
+        let _ = publish(&self.read, answer_at(slot), answer(number, done));
+    }
+}

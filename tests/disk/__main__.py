@@ -1,0 +1,399 @@
+"""Disks that are served by reflective memory, and used by NBD: `ringlet disk`, nbdkit with its plugin, fio, nbdcopy and libnbd.
+
+    python3 tests/disk [--ringlet PATH] [--on PLACE] [--seed N] [SCENE...]
+    python3 tests/disk --measure [--rounds N]       beside nbdkit's own file plugin over TCP, by turns
+
+Places: `host` is one, `hosts` are two network namespaces with a node service each, over rails in memory (as root).
+"""
+
+import argparse
+import contextlib
+import errno
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "node"), str(HERE.parent / "faults")]
+DEBIANS = "/usr/bin/python3"
+try:
+    import nbd
+except ImportError:
+    # (libnbd's module is that Python's.)
+    if os.path.realpath(sys.executable) != os.path.realpath(DEBIANS) and os.path.exists(DEBIANS):
+        os.execv(DEBIANS, [DEBIANS, *sys.argv])
+    print("not installed (Debian package): python3-libnbd")
+    sys.exit(77)
+
+from clients import BLOCK, Model, connect, refused  # noqa: E402
+from harness import ROOT, Failed, Ringlet, adopt_orphans, end_orphans, require, skip, wait_until  # noqa: E402
+from measure import measure  # noqa: E402
+from places import LIMIT, Server, attached, cut, host, hosts, served  # noqa: E402
+from world import missing  # noqa: E402
+
+NEEDED = {"fio": "fio", "nbdkit": "nbdkit", "nbdcopy": "libnbd-bin"}
+PLACES = {"host": host, "hosts": hosts}
+STRANGER = 65534
+MB = 1 << 20
+KILLS = 6
+SCENES = []
+
+
+def scene(function):
+    SCENES.append(function)
+    return function
+
+
+def run(*words):
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=LIMIT)
+    require(done.returncode == 0, f"{words}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def is_same(one, other):
+    require(subprocess.run(["cmp", "--", one, other], timeout=LIMIT).returncode == 0, f"{one} is not {other}")
+
+
+@scene
+def verify(place, _seed):
+    """fio finds what it wrote, in pieces of all sizes and many at a time; and so it is in the file."""
+    path, copy = place.file(32 * MB), place.path("copy")
+    with served(place, "one", path), attached(place, "one") as reader:
+        job = ["--ioengine=nbd", f"--uri={reader.uri}", "--size=32M", "--verify=crc32c", "--verify_fatal=1", f"--directory={place.directory}"]
+        for name, how in {"small": ["--bs=4k", "--io_size=8M", "--iodepth=16"], "mixed": ["--bsrange=512-1M", "--iodepth=8"]}.items():
+            said = run("fio", f"--name={name}", "--rw=randwrite", *how, *job)
+            require("err= 0" in said, said)
+        run("nbdcopy", reader.uri, copy)
+        is_same(path, copy)
+        run("nbdcopy", "--flush", copy, reader.uri)
+        is_same(path, copy)
+
+
+@scene
+def kinds(place, seed):
+    """Each request, at the edges; and each error."""
+    dice, size = random.Random(seed), 4 * MB + 512
+    path = place.file(size)
+    with served(place, "kinds", path), attached(place, "kinds") as reader, attached(place, "kinds") as other:
+        client = connect(reader.uri)
+        able = [client.can_flush(), client.can_fua(), client.can_trim(), client.can_zero(), client.can_multi_conn(), not client.is_read_only()]
+        require(client.get_size() == size and all(able), f"{client.get_size()} {able}")
+        model = bytearray(size)
+        for _ in range(150):
+            length = dice.choice([1, 7, 512, 4096, 256 << 10, (256 << 10) + 1, MB])
+            at = dice.choice([0, size - length, dice.randrange(size - length)])
+            flags = dice.choice([0, nbd.CMD_FLAG_FUA])
+            match dice.randrange(5):
+                case 0:
+                    client.zero(length, at, flags=flags | dice.choice([0, nbd.CMD_FLAG_NO_HOLE]))
+                    model[at:at + length] = bytes(length)
+                case 1 | 2:
+                    data = dice.randbytes(length)
+                    client.pwrite(data, at, flags=flags)
+                    model[at:at + length] = data
+                case _:
+                    require(client.pread(length, at) == model[at:at + length], f"other bytes at {at}, {length}")
+        client.flush()
+        # (What was trimmed is zeros here, as in any file that has holes.)
+        client.trim(MB, MB)
+        model[MB:2 * MB] = bytes(MB)
+        require(path.read_bytes() == model, "other bytes in the file")
+        require(connect(other.uri).pread(size, 0) == model, "other bytes at another reader")
+        for act in (lambda: client.pread(2, size - 1), lambda: client.pread(1, size), lambda: client.pread(1, 1 << 62)):
+            refused(act, errno.EINVAL)
+        refused(lambda: client.pwrite(b"ab", size - 1), errno.ENOSPC, errno.EINVAL)
+        os.truncate(path, MB)
+        refused(lambda: client.pread(4096, 2 * MB), errno.EIO)
+        require(client.pread(4096, 0) == model[:4096], "other bytes before what is missing")
+
+
+@scene
+def read_only(place, _seed):
+    path = place.file(MB)
+    path.write_bytes(b"x" * MB)
+    with served(place, "ro", path, "--read-only"), attached(place, "ro") as reader:
+        client = connect(reader.uri)
+        require(client.is_read_only() and client.pread(4, MB - 4) == b"xxxx", "it is not as it should be")
+        for act in (lambda: client.pwrite(b"y", 0), lambda: client.zero(4, 0), lambda: client.trim(4, 0)):
+            refused(act, errno.EPERM, errno.EROFS, errno.EINVAL)
+        require(path.read_bytes() == b"x" * MB, "it was written")
+        require(place.uses.disks()["ro"]["read_only"], "it is not listed as such")
+
+
+@scene
+def full(place, _seed):
+    """The file system has no room: that is what the writer is told, and what was there stays."""
+    if os.geteuid() != 0:
+        return
+    folder = place.path("small")
+    folder.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=1M", "none", folder)
+    try:
+        path = folder / "disk"
+        with open(path, "wb") as file:
+            file.truncate(4 * MB)
+        with served(place, "full", path), attached(place, "full") as reader:
+            client = connect(reader.uri)
+            client.pwrite(b"a" * 4096, 0, flags=nbd.CMD_FLAG_FUA)
+            refused(lambda: [client.pwrite(b"b" * (256 << 10), at) for at in range(MB, 4 * MB, 256 << 10)], errno.ENOSPC)
+            require(client.pread(4096, 0) == b"a" * 4096, "what was there has gone")
+            client.trim(3 * MB, MB)
+            client.pwrite(b"c" * 4096, 2 * MB)
+    finally:
+        run("umount", "-l", folder)
+
+
+@scene
+def several(place, seed):
+    """Two disks, and several readers of each on both sides, at a time."""
+    paths = [place.file(16 * MB) for _ in range(2)]
+    sides = [place.uses, place.serves, place.uses]
+    with contextlib.ExitStack() as held:
+        for number, path in enumerate(paths):
+            held.enter_context(served(place, f"d{number}", path))
+        models = []
+        for number in range(2):
+            for part, side in enumerate(sides):
+                reader = held.enter_context(attached(place, f"d{number}", side=side))
+                models.append(Model(100, seed + part, first=part * 100))
+                models[-1].use(reader.uri)
+        listed = place.uses.disks()
+        require(sorted(listed) == ["d0", "d1"] and all(len(each["readers"]) == 3 for each in listed.values()), f"{listed}")
+        require("d0" in place.serves.run("disk", "ls"), "it is not listed")
+        for _ in range(60):
+            for model in models:
+                model.step()
+        for model in models:
+            model.settle()
+        for number, model in enumerate(models):
+            model.is_in(paths[number // 3])
+
+
+@scene
+def server_dies(place, seed):
+    """Its readers wait for it, and go on: nobody is told of an error, and nothing is lost."""
+    path, dice = place.file(8 * MB), random.Random(seed)
+    with served(place, "dies", path) as server, attached(place, "dies") as reader:
+        model = Model(8 * MB // BLOCK, seed)
+        model.use(reader.uri)
+        for _ in range(KILLS):
+            for _ in range(dice.randrange(200)):
+                model.step()
+            server.kill()
+            server.start()
+        for _ in range(50):
+            model.step()
+        model.settle()
+        model.client.flush()
+        model.is_in(path)
+
+
+@scene
+def reader_dies(place, seed):
+    """Its server forgets it. What it wrote last is done or not; and not done later, when another one is there."""
+    path, dice = place.file(8 * MB), random.Random(seed)
+    with served(place, "mourns", path), attached(place, "mourns") as reader:
+        model = Model(8 * MB // BLOCK, seed)
+        for _ in range(KILLS):
+            model.use(reader.uri)
+            model.look_again()
+            for _ in range(dice.randrange(20, 200)):
+                model.step()
+            reader.kill()
+            model.lose()
+            reader.start()
+        model.use(reader.uri)
+        model.look_again()
+        model.is_in(path)
+        reader.kill()
+        wait_until(lambda: not place.serves.disks()["mourns"]["readers"], LIMIT, "the reader to be forgotten")
+        wait_until(lambda: len(place.serves.state()["regions"]) == 2, LIMIT, f"its regions to go: {place.serves.state()['regions']}")
+
+
+@scene
+def patience(place, _seed):
+    """Without a server a request fails in the end; with one it goes on; with another disk of that name it does not."""
+    path = place.file(MB)
+    with served(place, "gone", path) as server, attached(place, "gone", "--patience", "1") as reader:
+        client = connect(reader.uri)
+        client.pwrite(b"before", 0)
+        server.kill()
+        refused(lambda: client.pread(6, 0), errno.EIO)
+        server.start()
+        require(client.pread(6, 0) == b"before", "other bytes")
+        server.kill()
+        server.path = place.file(MB)
+        server.start()
+        refused(lambda: client.pread(6, 0), errno.EIO)
+        require("is another one now" in reader.process.tail(), reader.process.tail())
+
+
+@scene
+def keeper_dies(place, seed):
+    """What reflects is killed: the server announces its disk anew, and readers go on."""
+    path = place.file(8 * MB)
+    with served(place, "kept", path), attached(place, "kept") as reader:
+        model = Model(8 * MB // BLOCK, seed)
+        model.use(reader.uri)
+        for number in range(2):
+            for _ in range(50):
+                model.step()
+            for _ in range(5):
+                model.issue()
+            place.end_keeper(number)
+        for _ in range(50):
+            model.step()
+        model.settle()
+        model.is_in(path)
+
+
+@scene
+def cut_off(place, seed):
+    """The reader's host is cut off, and comes back with nothing: its requests have waited."""
+    if place.name != "hosts":
+        return
+    path = place.file(8 * MB)
+    with served(place, "far", path), attached(place, "far", "--patience", "100") as reader:
+        model = Model(8 * MB // BLOCK, seed)
+        model.use(reader.uri)
+        for _ in range(50):
+            model.step()
+        for _ in range(5):
+            model.issue()
+        user = place.hosts[1]
+        cut(user, True)
+        wait_until(lambda: not place.serves.disks()["far"]["readers"], LIMIT, "the reader to be forgotten")
+        cut(user, False)
+        for _ in range(50):
+            model.step()
+        model.settle()
+        model.is_in(path)
+
+
+@scene
+def wrong(place, _seed):
+    """What can't be is said, and why."""
+    path = place.file(MB)
+    path.chmod(0o666)
+    serves, uses = place.serves, place.uses
+    folder, socket, empty = place.path("folder"), place.path("nbd"), place.file(0)
+    folder.mkdir()
+    attach = ["disk", "attach", "wrong", "--socket", socket]
+
+    def says(side, words, why, expected=1, user=None):
+        said = side.run(*words, expected=expected, user=user)
+        require(why in said, f"{words}: {said}")
+
+    says(uses, attach, "no disk wrong is served just now")
+    says(serves, ["disk", "serve", "a/b", path], "a disk's name has 1 to 64 letters")
+    says(serves, ["disk", "serve", "wrong", folder], "Is a directory")
+    says(serves, ["disk", "serve", "wrong", folder, "--read-only"], "neither a file nor a block device")
+    says(serves, ["disk", "serve", "wrong", empty], "is empty")
+    says(serves, ["disk", "serve", "wrong", "/no/such"], "No such file")
+    says(serves, ["disk", "serve", "wrong", path, "--mode", "640"], "600, 660, 606 or 666", 2)
+    with served(place, "wrong", path):
+        says(serves, ["disk", "serve", "other", path], "is served already, or another program has locked it")
+        says(uses, ["disk", "serve", "wrong", place.file(MB)], "a disk wrong is served already")
+        socket.write_text("")
+        says(uses, attach, "is there already")
+        socket.unlink()
+        with attached(place, "wrong") as reader:
+            says(uses, ["disk", "attach", "wrong", "--socket", reader.socket], "is there already")
+        says(uses, [*attach, "--", "--no-such"], "unrecognized option")
+        if os.geteuid() == 0:
+            says(uses, attach, "is not for this user", user=STRANGER)
+            require(not place.uses.run("disk", "ls", "--json", user=STRANGER).strip("[] \n"), "a stranger sees it")
+        hidden = [f"PATH={folder}", place.command]
+        said = subprocess.run(uses.argv(*hidden, *attach), capture_output=True, text=True, timeout=LIMIT)
+        require(said.returncode == 1 and "nbdkit is not installed" in said.stderr, f"{said}")
+        # (Who was killed left it.)
+        left = attached(place, "wrong")
+        reader = left.__enter__()
+        os.kill(reader.process.pid, signal.SIGKILL)
+        reader.process.wait(LIMIT)
+        reader.start()
+        left.__exit__(None, None, None)
+    if os.geteuid() == 0:
+        with served(place, "all", path, "--mode", "666"), attached(place, "all", user=STRANGER) as reader:
+            connect(reader.uri).pwrite(b"stranger", 0)
+            require(path.read_bytes()[:8] == b"stranger", "he can't write")
+        with served(place, "his", path, "--mode", "666", user=STRANGER):
+            says(uses, ["disk", "attach", "his", "--socket", socket], f"is served by user {STRANGER}: --owner {STRANGER}")
+            with attached(place, "his", "--owner", STRANGER) as reader:
+                require(connect(reader.uri).pread(8, 0) == b"stranger", "other bytes")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [each.__name__ for each in SCENES]
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help=f"of {', '.join(names)} (default: all)")
+    parser.add_argument("--on", choices=PLACES, help="default: all places")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each that is measured (9)")
+    parser.add_argument("--rails", choices=["memory", "tcp"], default="memory", help="between two hosts: in memory, or libfabric's tcp")
+    parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
+    options = parser.parse_args()
+    if unknown := set(options.scenes) - set(names):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    os.environ["RINGLET_CONFIG"] = "/dev/null"
+    if packages := [package for what, package in NEEDED.items() if not shutil.which(what)]:
+        skip(f"not installed (Debian packages): {', '.join(packages)}")
+    adopt_orphans()
+    # Who is told to end puts away what there is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    print(f"seed {options.seed}", flush=True)
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="ringlet-disk-") as directory:
+        os.chmod(directory, 0o755)
+        ringlet = Ringlet(options.ringlet, directory)
+        shutil.copy2(pathlib.Path(options.ringlet).resolve().parent / "libringlet_nbd.so", pathlib.Path(ringlet.command).parent)
+        for name in [options.on] if options.on else PLACES:
+            if name == "hosts" and (why := why_not(ringlet)):
+                print(f"skipped   {name}: {why}", flush=True)
+                continue
+            folder = pathlib.Path(directory) / name
+            folder.mkdir()
+            folder.chmod(0o777)
+            with PLACES[name](ringlet.command, folder, options.rails) as place:
+                if options.measure:
+                    measure(place, ringlet, options.rounds)
+                else:
+                    failed |= play(place, [each for each in SCENES if each.__name__ in (options.scenes or names)], options.seed)
+            if left := end_orphans():
+                print(f"FAILED    {name}: left behind: {left}", flush=True)
+                failed = True
+    sys.exit(failed)
+
+
+def why_not(ringlet):
+    if os.geteuid() != 0:
+        return "only root makes namespaces"
+    tools = [tool for tool in ("ip", "nsenter", "nft", "sysctl") if shutil.which(tool) is None]
+    return f"not installed: {', '.join(tools)}" if tools else missing(ringlet.command)
+
+
+def play(place, scenes, seed):
+    failed = False
+    for each in scenes:
+        began, problem = time.monotonic(), ""
+        try:
+            each(place, seed)
+            place.is_empty()
+        except (Failed, nbd.Error, subprocess.TimeoutExpired) as told:
+            failed, problem = True, f"{type(told).__name__}: {told}"
+        print(f"{'FAILED' if problem else 'passed':8}  {place.name:6} {each.__name__:14} {time.monotonic() - began:6.1f} s", flush=True)
+        if problem:
+            print("    " + problem.replace("\n", "\n    "), flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    main()
