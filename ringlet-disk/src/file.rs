@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, fdatasync, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, fallocate, fdatasync, flock, fstatfs};
 use rustix::io::Errno;
 
 /// Errors are the kernel's numbers.
@@ -18,6 +18,8 @@ pub struct Disk {
     pub bytes: u64,
     pub read_only: bool,
     pub id: [u64; 2],
+    /// It is in memory: nothing waits for a device.
+    pub never_waits: bool,
 }
 
 /// May it wait for the device?
@@ -51,7 +53,10 @@ impl Disk {
         let bytes = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
         ensure!(bytes > 0, "{name} is empty");
         let device = if is_device { about.rdev() } else { about.dev() };
-        Ok(Disk { file, bytes, read_only, id: [device, if is_device { 0 } else { about.ino() }] })
+        let id = [device, if is_device { 0 } else { about.ino() }];
+        let never_waits =
+            fstatfs(&file).is_ok_and(|of| of.f_type == libc::TMPFS_MAGIC) && !is_device;
+        Ok(Disk { file, bytes, read_only, id, never_waits })
     }
 
     /// Reads all of these bytes to where others may look. EAGAIN: it would have to wait, and was not to.
@@ -103,7 +108,8 @@ impl Disk {
         wait: Patience,
         part: impl Fn(usize, i32) -> isize,
     ) -> Done<()> {
-        let flags = if wait == Patience::None { libc::RWF_NOWAIT } else { 0 };
+        let may_wait = wait == Patience::AsLong || self.never_waits;
+        let flags = if may_wait { 0 } else { libc::RWF_NOWAIT };
         let mut done = 0;
         while done < length {
             match part(done, flags) {
@@ -113,7 +119,7 @@ impl Disk {
                 _ => match std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) {
                     libc::EINTR => {}
                     // KERNEL: file systems that can't tell say so.
-                    libc::EOPNOTSUPP if wait == Patience::None => return Err(libc::EAGAIN),
+                    libc::EOPNOTSUPP if !may_wait => return Err(libc::EAGAIN),
                     errno => return Err(errno),
                 },
             }

@@ -20,6 +20,7 @@ mod layout;
 mod list;
 mod reader;
 mod server;
+mod wait;
 
 pub use layout::{NAME_MOST, READERS};
 pub use list::{Listed, list};

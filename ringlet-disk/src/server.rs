@@ -10,7 +10,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use ringlet_linux::sys::sched_yield;
 use ringlet_reflect::{
     Host, Locks, Permission, Receiver, Region, Status, Transmitter, Use, Wait, Watch,
 };
@@ -20,13 +19,10 @@ use crate::layout::{
     self, DURABLE, FAST, Facts, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS, answer,
     answer_at, check_name, granted_at, host_of, load, number_at, publish, read_at, written_at,
 };
+use crate::wait::{LOOK_AGAIN, wait};
 
 /// Requests that wait for the device at a time, and one that looks for more.
 const THREADS: usize = 17;
-/// For so long the leader looks without a sleep.
-pub(crate) const BUSY: Duration = Duration::from_micros(50);
-/// Readers, and the keeper, are looked after so often.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// A server that has just died, or a reader that is about to, has gone by then.
 const GONE: Duration = Duration::from_secs(5);
 /// Where nobody can be served a server tries again so often.
@@ -250,27 +246,21 @@ impl<'a> Server<'a> {
 
     /// The next that is asked for; it sleeps until there is something.
     fn next(&self, watch: &mut Watch) -> Job {
-        let mut idle = None;
         loop {
-            if self.is_over.load(Ordering::Relaxed) {
-                return Job::Over;
-            }
-            if let Some(job) = self.look() {
+            if let Some(job) = wait(watch, || self.look()) {
                 return job;
-            }
-            if idle.get_or_insert_with(Instant::now).elapsed() < BUSY {
-                sched_yield();
-            } else {
-                // (What was written since the last sleep ends this one at once.)
-                watch.wait(Some(LOOK_AGAIN));
             }
         }
     }
 
     fn look(&self) -> Option<Job> {
         let mut table = locked(&self.table);
+        // (Readers, and the keeper, are looked after as often as a sleeper looks again.)
         if table.looked.elapsed() >= LOOK_AGAIN {
             self.look_after(&mut table);
+        }
+        if self.is_over.load(Ordering::Relaxed) {
+            return Some(Job::Over);
         }
         // (From where it found the last one on: nobody is kept waiting by others.)
         let Table { readers, gone, from, .. } = &mut *table;
@@ -358,7 +348,13 @@ impl<'a> Server<'a> {
     }
 
     /// EAGAIN: it may have to wait, and was not to.
-    fn perform(&self, reader: &Reader, slot: usize, request: &Request, wait: Patience) -> Done<()> {
+    fn perform(
+        &self,
+        reader: &Reader,
+        slot: usize,
+        request: &Request,
+        patience: Patience,
+    ) -> Done<()> {
         let Request { op, flags, offset, length } = *request;
         let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.disk.bytes);
         let is_of_slot = matches!(op, Op::Read | Op::Write);
@@ -370,9 +366,9 @@ impl<'a> Server<'a> {
             return Err(libc::EPERM);
         }
         if op == Op::Read {
-            return self.read(reader, slot, offset, length as usize, wait);
+            return self.read(reader, slot, offset, length as usize, patience);
         }
-        if wait == Patience::None {
+        if patience == Patience::None && !self.disk.never_waits {
             return Err(libc::EAGAIN);
         }
         match op {
@@ -402,15 +398,15 @@ impl<'a> Server<'a> {
         slot: usize,
         offset: u64,
         length: usize,
-        wait: Patience,
+        patience: Patience,
     ) -> Done<()> {
         let (to, at) = (&reader.read, read_at(slot));
-        if wait == Patience::AsLong && !to.is_memory() {
+        if patience == Patience::AsLong && !to.is_memory() {
             let mut bytes = vec![0; length];
             // SAFETY: as many bytes as it has.
             #[allow(unsafe_code)]
             unsafe {
-                self.disk.read(offset, length, bytes.as_mut_ptr(), wait)?;
+                self.disk.read(offset, length, bytes.as_mut_ptr(), patience)?;
             }
             return to.put(at, &bytes).map_err(|_| libc::EIO);
         }
@@ -419,7 +415,7 @@ impl<'a> Server<'a> {
             // SAFETY: so many bytes may be written there, as `fill` has it.
             #[allow(unsafe_code)]
             unsafe {
-                done = self.disk.read(offset + from as u64, part, to, wait);
+                done = self.disk.read(offset + from as u64, part, to, patience);
             }
             done.is_ok()
         });
