@@ -86,6 +86,8 @@ impl Disk {
     /// So many bytes may be read there.
     #[allow(unsafe_code)]
     pub unsafe fn write(&self, offset: u64, length: usize, from: *const u8) -> Done<()> {
+        #[cfg(test)]
+        tests::pass(offset);
         self.transfer(length, Patience::AsLong, |done, flags| {
             // SAFETY: a part of what the caller vouches for; the kernel only reads there.
             unsafe {
@@ -171,6 +173,25 @@ impl Disk {
                 Err(Errno::OPNOTSUPP | Errno::INVAL) => return Ok(false),
                 Err(errno) => return Err(errno.raw_os_error()),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use std::sync::{Condvar, Mutex};
+
+    /// As if the device took its time: a write that begins there waits until it is opened. The second word: one waits.
+    pub static GATE: Mutex<(Option<u64>, bool)> = Mutex::new((None, false));
+    pub static MOVED: Condvar = Condvar::new();
+
+    pub fn pass(offset: u64) {
+        let mut gate = GATE.lock().unwrap();
+        // (One at a time.)
+        while gate.0 == Some(offset) {
+            gate.1 = true;
+            MOVED.notify_all();
+            gate = MOVED.wait(gate).unwrap();
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::wait::{LOOK_AGAIN, wait};
 /// Requests that wait for the device at a time, and one that looks for more.
 const THREADS: usize = 17;
 /// A server that has just died, or a reader that is about to, has gone by then.
-const GONE: Duration = Duration::from_secs(5);
+const GONE: Duration = Duration::from_secs(2);
 /// Where nobody can be served a server tries again so often.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -267,9 +267,9 @@ impl<'a> Server<'a> {
         for seat in (*from..READERS).chain(0..*from) {
             let Seat { reader, seen } = &mut readers[seat];
             let slots = if reader.is_some() { SLOTS } else { 1 };
-            for slot in 0..slots {
+            for (slot, seen) in seen.iter_mut().enumerate().take(slots) {
                 let number = load(&self.requests, number_at(seat, slot));
-                if number == std::mem::replace(&mut seen[slot], number) {
+                if number == std::mem::replace(seen, number) {
                     continue;
                 }
                 let request = Request::read(&self.requests, seat, slot);

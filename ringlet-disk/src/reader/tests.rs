@@ -9,9 +9,10 @@ use ringlet_reflect::keeper::{self, keep};
 use ringlet_reflect::{Host, VARIABLE};
 
 use super::{Flags, Reader, Session};
+use crate::file::tests::{GATE, MOVED};
 use crate::layout::{
     Op, Request, SLOT_BYTES, SLOTS, answer_at, answered, load, next, number_at, publish, random,
-    read_at,
+    read_at, written_at,
 };
 use crate::{Options, Said, serve};
 
@@ -196,7 +197,7 @@ fn a_reader_that_lies_gets_nothing_and_harms_nobody() {
             2 => roll(),
             _ => roll() | 1 << 31,
         };
-        let is_greeting = at % 64 == 0 && word as u32 == 0;
+        let is_greeting = at.is_multiple_of(64) && word as u32 == 0;
         liar.session.requests.put(at, &word.to_ne_bytes()).unwrap();
         if roll() % 8 == 0 && !is_greeting {
             publish(&liar.session.requests, number_at(seat, slot), roll()).unwrap();
@@ -229,4 +230,37 @@ fn what_was_not_flushed_is_not_taken_for_written_when_the_host_has_begun_again()
     assert_eq!(reader.why_another(&again(boot + 1)), None);
     let other = crate::layout::Facts { bytes: 1, ..reader.facts.clone() };
     assert!(reader.why_another(&other).unwrap().contains("another one"));
+}
+
+/// What one asks for who goes meanwhile is done before another one is let in, and not behind what that writes.
+#[test]
+fn no_write_comes_late() {
+    const AT: u64 = 4711;
+    let path = served("late", false);
+    let other = open("late");
+    let (mut slow, _) = Session::open("late", None).unwrap();
+    *GATE.lock().unwrap() = (Some(AT), false);
+    slow.written.put(written_at(0), b"first").unwrap();
+    let request = Request { op: Op::Write, flags: 0, offset: AT, length: 5 };
+    request.write(&slow.requests, slow.seat, 0).unwrap();
+    let slot = slow.slots.get_mut().unwrap().last_mut().unwrap();
+    assert_eq!(slot.slot, 0);
+    publish(&slow.requests, number_at(slow.seat, 0), next(slot.number)).unwrap();
+    drop(MOVED.wait_while(GATE.lock().unwrap(), |gate| !gate.1).unwrap());
+    drop(slow);
+    let (done, is_done) = channel();
+    std::thread::spawn(move || {
+        let next = open("late");
+        // (Beginning elsewhere, it passes.)
+        next.write(AT - 1, b".second", Flags::default()).unwrap();
+        done.send(()).unwrap();
+    });
+    // (Who is there already is served; nobody is let in. If somebody were, it would have written by then.)
+    other.read(0, &mut [0; 7]).unwrap();
+    let is_early = is_done.recv_timeout(Duration::from_secs(1)).is_ok();
+    *GATE.lock().unwrap() = (None, false);
+    MOVED.notify_all();
+    assert!(!is_early, "it was let in");
+    is_done.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(std::fs::read(path).unwrap()[AT as usize - 1..][..7], *b".second");
 }
