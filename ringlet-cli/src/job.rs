@@ -137,7 +137,8 @@ pub fn run(args: &JobArgs, kind: &mut dyn Kind) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(await_output(output, &events, limit, ended, over)))
 }
 
-/// Until nobody has one of so many ends of their output any more; longer than the program may take, or than it is let, no more is waited for (`over`).
+/// Until nobody has one of so many ends of their output any more. Longer than the program may take, or than who was told to end has, no more is waited for
+/// (`over`).
 fn await_output(
     mut output: usize,
     events: &Receiver<Event>,
@@ -145,7 +146,8 @@ fn await_output(
     Ended { mut code, is_forced }: Ended,
     over: OwnedFd,
 ) -> u8 {
-    let (mut limit, mut over) = (limit.filter(|_| !is_forced), Some(over).filter(|_| !is_forced));
+    let mut limit = if is_forced { Some(Instant::now() + GRACE) } else { limit };
+    let mut over = Some(over);
     while output > 0 {
         let status = match events.recv_timeout(until(limit)) {
             Ok(Event::Signal(signal)) => status_of(signal),
@@ -163,7 +165,7 @@ fn await_output(
         if over.take().is_none() {
             break;
         }
-        code = if code == 0 { status } else { code };
+        code = if code == 0 && !is_forced { status } else { code };
     }
     code
 }
