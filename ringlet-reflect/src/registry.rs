@@ -19,6 +19,8 @@ const REGION_BYTES_MOST: u64 = 1 << 34;
 pub const LOCKS_MOST: usize = 4096;
 /// Processes of one host at a time, whatever it says: each is told to all others.
 const MEMBERS_OF_A_HOST: usize = 1 << 14;
+/// Groups of a process that count: all hosts keep them.
+pub const GROUPS_MOST: usize = 1024;
 /// Regions and sets that one process may use at a time.
 const USED_MOST: usize = 1024;
 /// Of those that programs make or are: as wide as an `int`, and narrower than the word of a lock that names its holder.
@@ -329,6 +331,7 @@ impl Registry {
             Act::Join { pid, uid, groups } => {
                 let of_host = self.members.values().filter(|who| who.host == host).count();
                 (of_host < MEMBERS_OF_A_HOST).then_some(()).ok_or(Status::Full)?;
+                (groups.len() <= GROUPS_MOST).then_some(()).ok_or(Status::BadParameter)?;
                 let (pid, uid, groups) = (*pid, *uid, groups.clone());
                 Effect::Joined(self.join(Member { host, pid, uid, groups }))
             }
@@ -1008,6 +1011,9 @@ mod tests {
         assert_eq!(joined, MEMBERS_OF_A_HOST);
         assert_eq!(registry.apply(1, &join), Err(Status::Full));
         assert!(registry.apply(2, &join).is_ok());
+        let join = |groups: usize| super::Act::Join { pid: 1, uid: 7, groups: vec![7; groups] };
+        assert!(registry.apply(2, &join(GROUPS_MOST)).is_ok());
+        assert_eq!(registry.apply(2, &join(GROUPS_MOST + 1)), Err(Status::BadParameter));
     }
 
     proptest! {

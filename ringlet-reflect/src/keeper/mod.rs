@@ -27,7 +27,7 @@ use crate::memory::{self, Mapping};
 use crate::network::Network;
 use crate::protocol::{ANSWER_BYTES, ASK_BYTES, Answer, Ask, VERSION, page};
 pub use crate::registry::Limits;
-use crate::registry::{Act, Bounds, Direction, Effect, Registry};
+use crate::registry::{Act, Bounds, Direction, Effect, GROUPS_MOST, Registry};
 use crate::status::Status;
 use cluster::Cluster;
 pub(crate) use door::lock_of;
@@ -44,8 +44,6 @@ const DESCRIPTORS_BESIDE: usize = 64;
 const WATCHES_MOST: usize = 1 << 16;
 /// What one user but root may take of the places for programs.
 const SHARE_OF_A_USER: usize = 4;
-/// Groups of a process that count, so that what is told of it in a cluster is short.
-const GROUPS_MOST: usize = 1024;
 /// What is given back while nothing can be.
 const LATER_MOST: usize = 1 << 16;
 /// The same of one program, behind what it has written.
