@@ -160,7 +160,36 @@ fn launcher() -> Option<Mutex<UnixStream>> {
         give_up("the launcher's socket is not open");
     }
     // SAFETY: the launcher gave it to this process, which nobody else uses.
-    Some(Mutex::new(unsafe { UnixStream::from_raw_fd(descriptor) }))
+    let launcher = unsafe { UnixStream::from_raw_fd(descriptor) };
+    end_with(&launcher, true);
+    if has_hung_up(&launcher) {
+        give_up(LAUNCHER_HAS_ENDED);
+    }
+    Some(Mutex::new(launcher))
+}
+
+const LAUNCHER_HAS_ENDED: &str = "the launcher has ended";
+
+/// Has the kernel end this process, as `ringlet shmem` does its children, when the launcher does; or no longer. A PE that a script has started is not its
+/// child, and one that only looks at memory again and again makes no call by which it would find out.
+fn end_with(launcher: &UnixStream, ends: bool) {
+    let (fd, flags) = (launcher.as_raw_fd(), if ends { libc::O_ASYNC } else { 0 });
+    // SAFETY: system calls of numbers. (The launcher says nothing to a PE: what there is to be told of is its end.)
+    unsafe {
+        libc::fcntl(fd, libc::F_SETOWN, libc::getpid());
+        libc::fcntl(fd, F_SETSIG, libc::SIGTERM);
+        libc::fcntl(fd, libc::F_SETFL, flags);
+    }
+}
+
+/// (Of <fcntl.h>.)
+const F_SETSIG: c_int = 10;
+
+fn has_hung_up(launcher: &UnixStream) -> bool {
+    let mut event = libc::pollfd { fd: launcher.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one entry, which outlives the call.
+    let found = unsafe { libc::poll(&raw mut event, 1, 0) };
+    found == 1 && event.revents & libc::POLLHUP != 0
 }
 
 /// Joins the job, once.
@@ -361,16 +390,19 @@ impl Job {
         }
     }
 
-    /// Of one who waits. A PE that a script has started is not its launcher's child, and is not told by it to end, as those that it waits for may have
-    /// been.
+    /// Of one who waits: the program may have other plans with the signal that tells it (`end_with`), or none.
     pub fn end_without_launcher(&self) {
         let Some(launcher) = &self.launcher else { return };
-        let launcher = launcher.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut event = libc::pollfd { fd: launcher.as_raw_fd(), events: 0, revents: 0 };
-        // SAFETY: one entry, which outlives the call.
-        let found = unsafe { libc::poll(&raw mut event, 1, 0) };
-        if found == 1 && event.revents & libc::POLLHUP != 0 {
-            give_up("the launcher has ended");
+        if has_hung_up(&launcher.lock().unwrap_or_else(PoisonError::into_inner)) {
+            give_up(LAUNCHER_HAS_ENDED);
+        }
+    }
+
+    /// It is through with the others: what it does from here on is nobody's to end.
+    pub fn leave(&self) {
+        self.tell("done");
+        if let Some(launcher) = &self.launcher {
+            end_with(&launcher.lock().unwrap_or_else(PoisonError::into_inner), false);
         }
     }
 

@@ -152,9 +152,22 @@ def ends(place):
     require("PE 1 has ended without" in place.job(4, built, "unstarted", expected=1), "it is not said which PE has ended")
     place.unused()
     # PEs that are a script's children, of whom one has left: the others are not the launcher's to signal.
-    said = place.run([place.root / "bin/ringlet", "shmem", "--prefix", "-n", 3, "--", "sh", "-c", f"{built} left; true"], expected=1)
+    def script(*words):
+        return place.run([place.root / "bin/ringlet", "shmem", "--prefix", "-n", 3, "--", "sh", "-c", *words], expected=1)
+    script(f"{built} left; true")
+    place.unused()
+    # (Who hears no signal finds out where he waits.)
+    said = script(f"trap '' TERM; {built} left; true")
     require("launcher has ended" in said, said)
     place.unused()
+    # One that waits by looking at memory, without a call.
+    running = subprocess.Popen([place.root / "bin/ringlet", "shmem", "-n", "2", "--", "sh", "-c", f"{built} look look; true"],
+                               stdout=subprocess.PIPE, env=place.environment)
+    [running.stdout.readline() for _ in range(2)]
+    running.kill()
+    running.wait(LIMIT)
+    place.unused()
+    running.stdout.close()
     # One program of a job that is another one.
     said = place.job(2, "sh", "-c", f'[ "$RINGLET_SHMEM_PE" = 1 ] && exec {place.build("memory")}; exec {built} well', expected=1)
     require("differ" in said, said)

@@ -52,6 +52,8 @@ int main(int count, char **words) {
     }
     if (!strcmp(where, "lock"))
         shmem_set_lock(&lock);
+    while (!strcmp(where, "look") && !*(volatile long *) &never)
+        ;
     if (!strcmp(where, "wait"))
         shmem_long_wait_until(&never, SHMEM_CMP_NE, 0);
     shmem_barrier_all();
