@@ -50,10 +50,51 @@ impl Team {
 }
 
 /// Slots that this PE has for teams to come.
-static FREE: Mutex<u64> = Mutex::new(((1 << SLOTS) - 1) & !PREDEFINED);
+struct Slots {
+    free: u64,
+    /// Of those of whose teams threads of this PE are making new ones; and one of them has the free ones to choose from.
+    splitting: u64,
+    is_offered: bool,
+}
 
-fn free() -> MutexGuard<'static, u64> {
-    FREE.lock().unwrap_or_else(PoisonError::into_inner)
+static SLOTS_OF_OURS: Mutex<Slots> =
+    Mutex::new(Slots { free: ((1 << SLOTS) - 1) & !PREDEFINED, splitting: 0, is_offered: false });
+
+fn slots() -> MutexGuard<'static, Slots> {
+    SLOTS_OF_OURS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Among what is offered: it is. (No team to come has that slot.)
+const OFFERED: u64 = 1;
+
+/// A slot that all of these have free, and have no longer; 0: there is none. WHY by turns: threads of one PE may make teams of several at a time, others in
+/// another order. What one has to choose from is nobody else's meanwhile, and where they want it at once the lowest of their slots, which all PEs know by
+/// the same number, is first. (All are here before any of it is offered: who waits with it waits for nothing else.)
+fn take_slot(members: &Group<'_>, parent: usize) -> usize {
+    members.sync();
+    loop {
+        let mut ours = slots();
+        ours.splitting |= 1 << parent;
+        let is_turn = !ours.is_offered && ours.splitting.trailing_zeros() as usize == parent;
+        ours.is_offered |= is_turn;
+        let offer = if is_turn { ours.free | OFFERED } else { 0 };
+        drop(ours);
+        let all =
+            |seen: &dyn Fn(usize) -> u64| (0..members.size).fold(!0, |all, at| all & seen(at));
+        let common = members.exchange(offer, all);
+        let slot = common.checked_ilog2().unwrap_or(0) as usize;
+        let mut ours = slots();
+        ours.free &= !(1 << slot);
+        ours.is_offered &= !is_turn;
+        if common & OFFERED != 0 {
+            ours.splitting &= !(1 << parent);
+            return slot;
+        }
+    }
+}
+
+fn give_slot(slot: usize) {
+    slots().free |= (1 << slot) & !PREDEFINED;
 }
 
 /// A new team of some members of `parent`, all of which call this. `None`: this one is no member of it.
@@ -76,19 +117,14 @@ fn split(
     let members = Group::of_slot(job, start, stride, size, slot, 1);
     let is_member = members.rank(job.me).is_some();
     if is_member {
-        let ours = *free();
-        let common =
-            members.exchange(ours, |free| (0..size).fold(!0, |all, rank| all & free(rank)));
-        team.slot = common.checked_ilog2().unwrap_or(0) as usize;
+        team.slot = take_slot(&members, slot);
     }
     let has_failed = is_member && team.slot == 0;
     if of_parent
         .exchange(has_failed.into(), |failed| (0..of_parent.size).any(|rank| failed(rank) != 0))
     {
+        give_slot(team.slot);
         return Err(());
-    }
-    if is_member {
-        *free() &= !(1 << team.slot);
     }
     Ok(is_member.then(|| Box::new(team)))
 }
@@ -173,7 +209,7 @@ fn destroy(team: Handle) {
         // SAFETY: made by `handle`, and destroyed once: so the program says.
         let team = unsafe { Box::from_raw(team) };
         team.group(job(), 0).sync();
-        *free() |= 1 << team.slot;
+        give_slot(team.slot);
     }
 }
 

@@ -78,6 +78,7 @@ program("atomics", [1, 2, 4])
 program("waits", [1, 2, 6])
 program("collectives", [1, 2, 3, 8])
 program("teams", [1, 2, 5, 8])
+program("threads", [1, 2, 3])
 program("locks", [1, 2, 6])
 
 
