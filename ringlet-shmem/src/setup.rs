@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::job::{VENDOR, begin, begun, job, world};
+use crate::job::{VENDOR, begin, begun, give_up, job, world};
 
 const SINGLE: c_int = 0;
 const MULTIPLE: c_int = 3;
@@ -13,6 +13,8 @@ const MINOR: c_int = 5;
 
 /// The program is through with it, or ends without.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
+/// The program has called `shmem_finalize`, which has returned.
+static HAS_SAID_SO: AtomicBool = AtomicBool::new(false);
 /// Which this one is.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
@@ -43,10 +45,22 @@ extern "C" fn start_pes(_pes: c_int) {
 
 #[unsafe(no_mangle)]
 extern "C" fn shmem_finalize() {
+    finalize();
+    HAS_SAID_SO.store(true, Ordering::Relaxed);
+}
+
+fn finalize() {
     if !IS_OVER.swap(true, Ordering::Relaxed) {
         let job = job();
         world(job).sync();
         job.leave();
+    }
+}
+
+/// For others, of whom nobody may be there any more. (Where the program ends without a word a thread of it may be about to.)
+pub fn refuse_to_wait() {
+    if HAS_SAID_SO.load(Ordering::Relaxed) {
+        give_up("it waits for others behind shmem_finalize");
     }
 }
 
@@ -63,7 +77,7 @@ fn at_exit() {
             // (Not a child's end, which is no PE.)
             let is_ours = std::process::id() == PROCESS.load(Ordering::Relaxed);
             if status == 0 && is_ours {
-                shmem_finalize();
+                finalize();
             }
         }
         // SAFETY: a function of this library, which is not unloaded (build.rs).

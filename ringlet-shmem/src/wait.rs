@@ -96,6 +96,7 @@ fn wish(control: &Control, change: impl FnOnce(&mut Vec<Range<u64>>)) {
 
 #[cold]
 fn sleep(job: &Job, there: (*const u8, usize), is_so: &mut dyn FnMut() -> bool) {
+    crate::setup::refuse_to_wait();
     let control = job.control(job.me);
     let at = job.place_of_ours(there.0, there.1);
     let range = at..at + there.1 as u64;

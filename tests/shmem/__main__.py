@@ -111,7 +111,7 @@ def wrong(place):
             "comparison": "comparison", "signal": "signals", "lock": "has not set it", "scribbled": "no PE writes there",
             "free": "not an allocation", "stride": "backwards",
             "set": "active set", "alone": "active set", "sync": "active set", "root": "root is 3", "many": "too many",
-            "unaligned": "not aligned", "early": "before shmem_init"}
+            "unaligned": "not aligned", "early": "before shmem_init", "late": "behind shmem_finalize"}
     built = place.build("wrong")
     for word, why in told.items():
         said = place.job(3, built, word, expected=1)

@@ -50,5 +50,7 @@ int main(int count, char **words) {
         shmem_free(&lock);
     shmem_barrier_all();
     shmem_finalize();
+    if (!strcmp(word, "late") && me == 0)
+        shmem_barrier_all();
     return 0;
 }
