@@ -690,9 +690,13 @@ mod x86 {
             })
         };
         let most = if backwards { count.min(1) } else { count.min(fit).min(AT_ONCE / each) };
-        // (Not all of what is copied may be there. The next one is: the processor has read it.)
+        // (Not all of what is copied may be there. What is in the next one's page is: the processor has read it.)
+        let in_page = (PAGE - from % PAGE) / each;
         let done = match store(most) {
-            Err(_) if most > 1 => store(1).ok().map(|()| 1)?,
+            Err(_) if most > 1 => {
+                let most = in_page.clamp(1, most);
+                store(most).ok().map(|()| most)?
+            }
             stored => stored.ok().map(|()| most)?,
         };
         let moved = (done * each) as u64;

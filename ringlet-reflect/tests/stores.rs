@@ -506,6 +506,18 @@ fn what_is_no_store_is_for_the_programs_own_handler() {
                 assert_eq!(CAUGHT.swap(0, Ordering::Relaxed), pages.add(4096) as usize);
                 settle(&host);
                 until("what was there", || from.words()[25].load(Ordering::Acquire) == 0x33_33_33);
+                // Of much only the end: what is there is passed on about as often as it has pages.
+                let pages =
+                    libc::mmap(std::ptr::null_mut(), 1 << 16, all, flags, -1, 0).cast::<u8>();
+                libc::mprotect(pages.add(15 << 12).cast(), 4096, libc::PROT_NONE);
+                let large = host.allocate(3, 1 << 16, &Permission::default()).unwrap();
+                let large = large.transmit(Use::default()).unwrap();
+                let passed = || host.state().unwrap().cluster.unwrap().submitted;
+                let before = passed();
+                asm!("rep movsb", inout("rdi") large.base() => _, inout("rsi") pages => _, inout("rcx") 1usize << 16 => _);
+                assert_eq!(CAUGHT.swap(0, Ordering::Relaxed), pages.add(15 << 12) as usize);
+                let payloads = passed() - before;
+                assert!((1..100).contains(&payloads), "{payloads}");
                 to.base().write_volatile(7);
                 settle(&host);
                 until("the store", || from.words()[0].load(Ordering::Acquire) == 7);
