@@ -285,6 +285,34 @@ fn an_idle_pair_costs_nothing() {
     }
 }
 
+/// Who owes no more than an acknowledgement may sleep for a while, and it goes when it is asked for.
+#[test]
+fn an_acknowledgement_waits_for_who_dozes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut nodes = ["a", "b"].map(|name| Node::new(rails(folder.path(), name, 1, None)));
+    let mut pairs = [Pair::open(&mut nodes, [0, 1], 1)];
+    for step in 0..400 {
+        let Pair { at, controls, .. } = &mut pairs[0];
+        let ((node, number), end) = (at[step % 2], step % 2);
+        while let Some(control) = controls[end].pop_front() {
+            nodes[node].control(number, control);
+        }
+        turn(&mut nodes, node, &mut pairs);
+    }
+    let number = pairs[0].at[0].1;
+    nodes[0].transport(number).frame(&[1, 0].map(u32::to_le_bytes).concat(), false).unwrap();
+    turn(&mut nodes, 0, &mut pairs);
+    turn(&mut nodes, 1, &mut pairs);
+    assert_eq!(pairs[0].heard[1], 1);
+    assert!(nodes[1].owes() && !nodes[1].may_sleep() && nodes[1].may_doze());
+    assert!(!nodes[0].transport(number).is_idle());
+    nodes[1].acknowledge();
+    turn(&mut nodes, 1, &mut pairs);
+    assert!(!nodes[1].owes() && nodes[1].may_sleep());
+    turn(&mut nodes, 0, &mut pairs);
+    assert!(nodes[0].transport(number).is_idle());
+}
+
 /// Memory is withdrawn when what is under way to it has arrived, without anything else being said.
 #[test]
 fn memory_is_withdrawn_when_its_writes_have_arrived() {
