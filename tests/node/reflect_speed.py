@@ -2,8 +2,8 @@
 
     python3 tests/node/reflect_speed.py [--over memory|tcp] [--rounds N] [--ringlet PATH]
 
-Each host is a network namespace with a node service (as root). One way is half of a round trip, of eight bytes. A figure is the median of all rounds (of
-each its median), with the least and the most; ratios are of figures of one round.
+Each host is a network namespace with a node service (as root). One way is half of a round trip, of eight bytes. A figure is the median of all rounds
+(of each its median), with the least and the most; ratios are of figures of one round.
 """
 
 import argparse
