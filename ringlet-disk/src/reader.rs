@@ -372,8 +372,8 @@ impl Session {
         publish(&self.requests, number_at(self.seat, slot.slot), slot.number)?;
         let done = self.await_answer(slot)?;
         if let (Ok(()), Bytes::To(bytes)) = (done, bytes) {
-            // SAFETY: a request has a slot's bytes at most, which are within the region. What the server stores there meanwhile, who has answered, spoils
-            // but what it has read itself.
+            // SAFETY: a request has a slot's bytes at most, which are within the region. What the server stores there meanwhile, who has answered,
+            // spoils but what it has read itself.
             #[allow(unsafe_code)]
             unsafe {
                 let from = self.read.base().add(read_at(slot.slot));

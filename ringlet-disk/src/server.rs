@@ -98,7 +98,6 @@ struct Table {
     looked: Instant,
 }
 
-#[derive(Default)]
 struct Seat {
     reader: Option<Arc<Reader>>,
     /// The last number of each slot.

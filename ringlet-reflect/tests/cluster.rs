@@ -236,6 +236,38 @@ fn what_is_for_one_host_is_seen_there_alone() {
     until("all to see it", || from.iter().all(|from| word(from, 0) == 3));
 }
 
+/// What fills it can't go on: what was filled before is there, and so is what is written behind.
+#[test]
+fn what_is_filled_piece_by_piece_is_received_as_far_as_it_was() {
+    const BYTES: usize = 64 << 10;
+    let cluster = Cluster::new(2);
+    let (one, other) = (cluster.host(0), cluster.host(1));
+    let (to, from) = (both(&one, 1, BYTES).0, both(&other, 1, BYTES).1);
+    assert!(!to.is_memory());
+    let fill = |most: usize, value: u8| {
+        let mut pieces = 0;
+        let done = to.fill(8, BYTES - 16, |at, length, to| {
+            assert_eq!(at, pieces);
+            pieces += length;
+            // SAFETY: so many bytes may be written there.
+            unsafe { to.write_bytes(value, length) };
+            at + length <= most
+        });
+        (done, pieces)
+    };
+    assert_eq!(fill(BYTES, 1), (Ok(()), BYTES - 16));
+    let (refused, tried) = fill(BYTES / 2, 2);
+    assert_eq!(refused, Err(Status::BadAddress));
+    store(&to, 0, 3);
+    until("what is behind it", || word(&from, 0) == 3);
+    let mut bytes = vec![0; BYTES];
+    from.get(0, &mut bytes).unwrap();
+    let filled = 8 + bytes[8..].iter().take_while(|byte| **byte == 2).count();
+    assert!(filled > 8 && filled < 8 + tried, "{filled} of {tried}");
+    assert!(bytes[filled..BYTES - 8].iter().all(|byte| *byte == 1));
+    assert_eq!(bytes[BYTES - 8..], [0; 8]);
+}
+
 /// What is written for a host that has gone is nobody's: each check says so, and not only the first one.
 #[test]
 fn what_is_for_a_host_that_has_gone_is_an_error() {

@@ -83,6 +83,42 @@ fn what_is_written_is_received_and_the_memory_goes_with_its_last_user() {
 }
 
 #[test]
+fn what_is_filled_is_received_or_refused_by_who_fills_it() {
+    let keeper = Keeper::new();
+    let (one, other) = (keeper.host(), keeper.host());
+    let how = Permission { mode: 0o640, ..Permission::default() };
+    let (region, same) = (
+        one.allocate(7, 8192, &how).unwrap(),
+        other.allocate(7, 8192, &Permission::default()).unwrap(),
+    );
+    let made = ringlet_reflect::Made { owner: one.user(), mode: 0o640 };
+    assert_eq!((region.made(), same.made()), (made, made));
+    let (to, from) =
+        (region.transmit(Use::default()).unwrap(), same.receive(Use::default()).unwrap());
+    assert!(to.is_memory());
+    let filled = to.fill(100, 3, |at, length, to| {
+        assert_eq!((at, length), (0, 3));
+        // SAFETY: so many bytes may be written there.
+        unsafe { to.copy_from_nonoverlapping(b"abc".as_ptr(), length) };
+        true
+    });
+    assert_eq!(filled, Ok(()));
+    let mut bytes = [0; 5];
+    from.get(99, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"\0abc\0");
+    assert_eq!(to.fill(0, 1, |_, _, _| false), Err(Status::BadAddress));
+    assert_eq!(to.fill(8190, 3, |_, _, _| panic!("it is outside")), Err(Status::BadParameter));
+    let locks = one.locks(7, 3, 0o640, false).unwrap();
+    assert_eq!(
+        (locks.made(), locks.holder(1), locks.holder(3)),
+        (made, Ok(None), Err(Status::BadLock))
+    );
+    locks.acquire(1, Wait::No).unwrap();
+    let theirs = other.locks(7, 3, 0o600, false).unwrap();
+    assert_eq!((theirs.made(), theirs.holder(1)), (made, Ok(Some(one.member()))));
+}
+
+#[test]
 fn each_refusal_has_its_status() {
     let keeper = Keeper::new();
     let (one, other) = (keeper.host(), keeper.host());
