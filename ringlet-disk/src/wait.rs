@@ -27,11 +27,15 @@ pub fn wait<T>(page: &mut Watch, mut look: impl FnMut() -> Option<T>) -> Option<
     if found.is_some() {
         return found;
     }
+    // (It may be asked again behind a yes: what was taken is kept.)
     let mut is_there = || {
-        found = look();
+        if found.is_none() {
+            found = look();
+        }
         found.is_some()
     };
-    if spin::watch(WATCH_US, || None, &mut is_there) {
+    spin::watch(WATCH_US, || None, &mut is_there);
+    if found.is_some() {
         return found;
     }
     // (What was written since the last sleep ends this one at once.)

@@ -884,7 +884,7 @@ impl Stranger {
         let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
         connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
         let stranger = Stranger { socket, log: std::ptr::null_mut() };
-        send(&stranger.socket, br#"{"Hello":{"version":2}}"#, SendFlags::NOSIGNAL).unwrap();
+        send(&stranger.socket, br#"{"Hello":{"version":3}}"#, SendFlags::NOSIGNAL).unwrap();
         let (mut bytes, mut room) = ([0; 1024], [MaybeUninit::uninit(); 256]);
         let mut control = RecvAncillaryBuffer::new(&mut room);
         let mut pieces = [IoSliceMut::new(&mut bytes)];
