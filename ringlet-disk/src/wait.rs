@@ -27,14 +27,7 @@ pub fn wait<T>(page: &mut Watch, mut look: impl FnMut() -> Option<T>) -> Option<
     if found.is_some() {
         return found;
     }
-    // (It may be asked again behind a yes: what was taken is kept.)
-    let mut is_there = || {
-        if found.is_none() {
-            found = look();
-        }
-        found.is_some()
-    };
-    spin::watch(WATCH_US, || None, &mut is_there);
+    spin::watch(WATCH_US, || None, keeping(&mut found, &mut look));
     if found.is_some() {
         return found;
     }
@@ -43,4 +36,26 @@ pub fn wait<T>(page: &mut Watch, mut look: impl FnMut() -> Option<T>) -> Option<
         spin::woken(0);
     }
     look()
+}
+
+/// It may be asked again behind a yes: what was taken is kept.
+fn keeping<T>(found: &mut Option<T>, mut look: impl FnMut() -> Option<T>) -> impl FnMut() -> bool {
+    move || {
+        if found.is_none() {
+            *found = look();
+        }
+        found.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_was_taken_is_kept() {
+        let (mut queue, mut found) = (vec![2, 1], None);
+        let mut is_there = super::keeping(&mut found, || queue.pop());
+        assert!(is_there() && is_there());
+        drop(is_there);
+        assert_eq!((found, queue), (Some(1), vec![2]));
+    }
 }
