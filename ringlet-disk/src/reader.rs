@@ -101,6 +101,7 @@ impl Reader {
     }
 
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), i32> {
+        offset.checked_add(to.len() as u64).ok_or(libc::EINVAL)?;
         for (part, at) in to.chunks_mut(SLOT_BYTES).zip((offset..).step_by(SLOT_BYTES)) {
             self.ask(Op::Read, Flags::default(), at, part.len() as u64, Bytes::To(part))?;
         }
@@ -108,6 +109,7 @@ impl Reader {
     }
 
     pub fn write(&self, offset: u64, from: &[u8], flags: Flags) -> Result<(), i32> {
+        offset.checked_add(from.len() as u64).ok_or(libc::EINVAL)?;
         for (part, at) in from.chunks(SLOT_BYTES).zip((offset..).step_by(SLOT_BYTES)) {
             self.ask(Op::Write, flags, at, part.len() as u64, Bytes::From(part))?;
         }
