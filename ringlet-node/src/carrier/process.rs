@@ -9,7 +9,7 @@ use ringlet::handshake::ROOM_BYTES;
 use ringlet::interconnect::introduction::{GREETING, JOIN, LINK, LINKED, Message};
 use ringlet_adapter::{Adapter, Link, Memory, Progress};
 use ringlet_core::layout::Geometry;
-use ringlet_linux::sys::Errno;
+use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{fd, meet};
 
 use super::ends::{Brought, Doing, Ends};
@@ -68,6 +68,7 @@ pub fn carry() -> anyhow::Result<()> {
     let mut adapter = Adapter::new()?;
     adapter.watch(&service, SERVICE)?;
     let apart = Arc::new(Apart::new()?);
+    sys::run_briefly();
     sandbox::enter_as_carrier()?;
     let mut carrier = Carrier {
         service: Some(service),

@@ -14,7 +14,7 @@ use ringlet_adapter::{Event, Lane, LaneName, Memory, Pipe, Progress, Serve, Serv
 use ringlet_core::layout::Geometry;
 use ringlet_fabric::rail::Rail;
 use ringlet_fabric::{Node, Number};
-use ringlet_linux::sys::Errno;
+use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{fd, map, meet};
 use ringlet_messages::native::carried::{Beginning, Joined, Offer, Port};
 
@@ -210,6 +210,7 @@ pub fn carry() -> anyhow::Result<()> {
     if process.places.len() == 0 {
         process.log("no rails: no provider of libfabric here beats TCP, and none is named");
     }
+    sys::run_briefly();
     process.open_rails();
     while process.turn()? {}
     Ok(())

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::space::{Memory, forget};
 use super::transfer::{Filling, Inbox, Standing};
-use super::{Client, Keeper, Membership, Waits, run_briefly};
+use super::{Client, Keeper, Membership, Waits};
 use crate::PAGE_BYTES;
 use crate::log::{Reader, Record};
 use crate::memory::{self, Mapping};
@@ -35,8 +35,6 @@ use crate::status::Status;
 const SPINS: Duration = Duration::from_micros(50);
 /// For so long it believes that they do.
 const CROWDED: Duration = Duration::from_millis(1);
-/// Who is woken for a moment's work should not wait for others' slices.
-const SLICE: Duration = Duration::from_micros(100);
 /// Turns between looks at who asks, while there is traffic.
 const TURNS: u32 = 16;
 /// At the longest.
@@ -303,7 +301,7 @@ impl Keeper {
         listener: &OwnedFd,
         leaves: Option<&AtomicBool>,
     ) -> std::io::Result<()> {
-        run_briefly(SLICE);
+        sys::run_briefly();
         let load = sys::open_load().ok().map(memory::own);
         let wanting = || load.as_ref().map_or(0, |load| sys::runnable(load.as_raw_fd()));
         let mut crowded: Option<Instant> = None;

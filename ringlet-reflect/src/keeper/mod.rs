@@ -193,38 +193,6 @@ fn barrier(command: libc::c_int) -> bool {
     }
 }
 
-/// Has this thread run for no longer than so long at a time where others want to: so, when it wakes, it need not wait for who has a longer slice.
-///
-/// KERNEL: the slice of one that is not real-time is 0.1 to 100 ms (`sched_runtime`), since Linux 6.12; before that it is passed over.
-fn run_briefly(slice: Duration) {
-    #[repr(C)]
-    #[derive(Default)]
-    struct Attributes {
-        size: u32,
-        policy: u32,
-        flags: u64,
-        nice: i32,
-        priority: u32,
-        runtime: u64,
-        deadline: u64,
-        period: u64,
-    }
-    let mut of_us = Attributes::default();
-    // SAFETY: room for so many bytes.
-    #[allow(unsafe_code)]
-    let known = unsafe {
-        libc::syscall(libc::SYS_sched_getattr, 0, &raw mut of_us, size_of::<Attributes>(), 0)
-    };
-    if known == 0 && of_us.policy == libc::SCHED_OTHER as u32 {
-        of_us.runtime = slice.as_nanos() as u64;
-        // SAFETY: a struct of the size that it says.
-        #[allow(unsafe_code)]
-        unsafe {
-            libc::syscall(libc::SYS_sched_setattr, 0, &raw const of_us, 0);
-        }
-    }
-}
-
 impl Client {
     fn new(socket: OwnedFd, uid: u32, process: Option<OwnedFd>) -> Client {
         Client {
