@@ -104,7 +104,7 @@ def main():
     program = str(pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "release/examples/reflect_speed")
     ground = types.SimpleNamespace(ringlet=types.SimpleNamespace(command=ringlet))
     for over in options.over or OVER:
-        with OVER[over]() as rails, two_hosts(ground, f"{REFLECT}{ALLOWED}", rails) as hosts:
+        with OVER[over]() as rails, two_hosts(ground, f"{REFLECT.format(silent=4000)}{ALLOWED}", rails) as hosts:
             all_in(hosts)
             wait_until(lambda hosts=hosts: all(fabric(host)["nodes"] == 1 for host in hosts), START_SECONDS, "rails that carry")
             with End(hosts[0], program) as one, End(hosts[1], program) as other:
