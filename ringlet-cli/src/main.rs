@@ -26,6 +26,7 @@ mod control;
 mod disk;
 mod docs;
 mod doctor;
+mod ethernet;
 mod explain;
 mod holders;
 mod job;
@@ -71,6 +72,7 @@ enum Command {
     Reflect(reflect::ReflectArgs),
     Imc(reflect::ImcArgs),
     Disk(disk::DiskArgs),
+    Eth(ethernet::EthArgs),
     Ss(ss::SsArgs),
     Off(control::OffArgs),
     On(control::OnArgs),
@@ -123,6 +125,7 @@ fn dispatch() -> ExitCode {
         Command::Reflect(args) => reflect::run(args),
         Command::Imc(args) => reflect::imc(args),
         Command::Disk(args) => disk::run(args),
+        Command::Eth(args) => ethernet::run(args),
         Command::Ss(args) => ss::run(args),
         Command::Off(args) => control::off(args),
         Command::On(args) => control::on(args),

@@ -3,5 +3,5 @@
 #![deny(unsafe_code)]
 
 pub mod active_message;
-mod guarded;
+pub mod guarded;
 pub mod native;

@@ -1,0 +1,303 @@
+//! `ringlet eth`: network devices whose frames go through shared memory (`ringlet_ethernet`).
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::mpsc;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::unistd::Group;
+use ringlet_ethernet::device::{self, End, Settings};
+use ringlet_ethernet::frame::MTU_MOST;
+use ringlet_ethernet::room::Rules;
+use ringlet_ethernet::wire::{State, Totals};
+use ringlet_ethernet::{Mac, Policy, Room, port};
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::table;
+
+/// Network devices between namespaces and containers of this host, whose frames go through shared memory
+///
+/// A network is a directory below /run/ringlet/ethernet (or where RINGLET_ETHERNET says): who may enter it may be a port. `up` makes a TAP device
+/// that is one; everything that works on a network card works on it. With no other port there, it has no carrier.
+#[derive(clap::Args)]
+pub struct EthArgs {
+    #[command(subcommand)]
+    command: EthCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum EthCommand {
+    /// Make a network
+    Create(CreateArgs),
+    /// Remove a network that has no ports
+    Delete {
+        /// Its name
+        network: String,
+    },
+    /// Make a device in this network namespace that is a port of a network, in the foreground; it says `ready`
+    ///
+    /// It needs CAP_NET_ADMIN here, and /dev/net/tun. The device goes when this command ends, however it ends.
+    Up(UpArgs),
+    /// End a device of this network namespace
+    Down {
+        /// Its name
+        device: String,
+    },
+    /// Show networks and their ports
+    Ls(LookArgs),
+    /// Show what went through ports, what was dropped, and why
+    Stats(StatsArgs),
+}
+
+#[derive(clap::Args)]
+struct CreateArgs {
+    /// Its name
+    network: String,
+    /// Whose users may be ports too; without it this user only
+    #[arg(long, value_name = "GROUP")]
+    group: Option<String>,
+    /// From which addresses a port may send: moving (any that is not another user's), locked (any that no other port used lately), static (its own)
+    #[arg(long, value_name = "POLICY", default_value = "moving", value_parser = ["moving", "locked", "static"])]
+    addresses: String,
+    /// Broadcast and multicast frames a second that are taken from one port, 0 for any number
+    #[arg(long, value_name = "FRAMES", default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(..=100_000_000))]
+    storm: u64,
+}
+
+#[derive(clap::Args)]
+struct UpArgs {
+    /// The device's name
+    device: String,
+    /// The network's name
+    #[arg(long, value_name = "NAME")]
+    network: String,
+    /// Bytes of the longest packet, 68 to 65521
+    #[arg(long, value_name = "BYTES", default_value_t = MTU_MOST)]
+    mtu: u16,
+    /// The device's address; without it a random one
+    #[arg(long, value_name = "ADDRESS")]
+    mac: Option<Mac>,
+    /// Queues, each with a thread
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(port::QUEUES_MOST)))]
+    queues: u16,
+    /// Microseconds to watch, at most, before a thread sleeps; 0: it sleeps at once
+    #[arg(long, value_name = "US", default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    watch: u64,
+}
+
+#[derive(clap::Args)]
+struct LookArgs {
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+struct StatsArgs {
+    /// Of this device of this network namespace; without it of all ports
+    device: Option<String>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: EthArgs) -> Result<ExitCode> {
+    match args.command {
+        EthCommand::Create(args) => create(&args)?,
+        EthCommand::Delete { network } => Room::delete(&network)?,
+        EthCommand::Up(args) => up(args)?,
+        EthCommand::Down { device } => down(&device)?,
+        EthCommand::Ls(args) => {
+            let networks = networks()?;
+            if args.json { table::json(&networks)? } else { show(&networks) }
+        }
+        EthCommand::Stats(args) => stats(&args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn create(args: &CreateArgs) -> Result<()> {
+    let addresses = match &*args.addresses {
+        "locked" => Policy::Locked,
+        "static" => Policy::Static,
+        _ => Policy::Moving,
+    };
+    let group = args.group.as_deref().map(|name| -> Result<u32> {
+        let number = name.parse().ok();
+        let found = match number {
+            Some(number) => return Ok(number),
+            None => Group::from_name(name)?,
+        };
+        Ok(found.with_context(|| format!("there is no group {name:?} here"))?.gid.as_raw())
+    });
+    Room::create(&args.network, Rules { addresses, storm: args.storm }, group.transpose()?)
+}
+
+fn up(args: UpArgs) -> Result<()> {
+    let ends = mpsc::channel();
+    let signalled = ends.0.clone();
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            let _ = signalled.send(End::Asked);
+        }
+    });
+    let UpArgs { device, network, mtu, mac, queues, watch } = args;
+    let settings = Settings { device, network, mtu, mac, queues, watch_us: watch };
+    let ready = |mac| {
+        println!("ready {} {mac}", settings.device);
+        let _ = std::io::stdout().flush();
+        // (Without a service manager it says nothing.)
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    };
+    let tell = |what: String| eprintln!("ringlet eth: {}", table::printable(&what));
+    device::up(&settings, ends, ready, tell).map(drop)
+}
+
+#[derive(Serialize)]
+struct Network {
+    name: String,
+    #[serde(flatten)]
+    rules: Rules,
+    ports: Vec<State>,
+    /// They did not answer.
+    silent: Vec<u64>,
+}
+
+fn networks() -> Result<Vec<Network>> {
+    let rooms = Room::all()?;
+    let look = |room: Room| -> Result<Network> {
+        let (mut ports, mut silent) = (Vec::new(), Vec::new());
+        for id in room.ports()? {
+            match room.state(id) {
+                Ok(state) => ports.push(state),
+                Err(_) => silent.push(id),
+            }
+        }
+        ports.sort_by(|one, other| one.about.name.cmp(&other.about.name));
+        Ok(Network { name: room.name, rules: room.rules, ports, silent })
+    };
+    rooms.into_iter().map(look).collect()
+}
+
+fn show(networks: &[Network]) {
+    let mut rows = Vec::new();
+    for network in networks {
+        for port in &network.ports {
+            rows.push([
+                network.name.clone(),
+                table::printable(&port.about.name),
+                port.about.mac.to_string(),
+                port.about.queues.to_string(),
+                port.peers.len().to_string(),
+                table::grouped(port.totals.sent),
+                table::grouped(port.totals.received),
+                port.about.pid.to_string(),
+                port.about.namespace.to_string(),
+            ]);
+        }
+        let empty = |name: &str, says: String| {
+            let mut row: [String; 9] = Default::default();
+            (row[0], row[1]) = (name.to_owned(), says);
+            row
+        };
+        rows.extend(
+            network
+                .silent
+                .iter()
+                .map(|id| empty(&network.name, format!("{id:016x} does not answer"))),
+        );
+        if network.ports.is_empty() && network.silent.is_empty() {
+            rows.push(empty(&network.name, "no ports".into()));
+        }
+    }
+    if rows.is_empty() {
+        println!("There is no network (`ringlet eth create NAME` makes one).");
+        return;
+    }
+    let head = [
+        "Network",
+        "Device",
+        "Address",
+        "Queues",
+        "Others",
+        "Sent",
+        "Received",
+        "Pid",
+        "Namespace",
+    ];
+    table::print(head.map(str::to_owned), rows);
+}
+
+/// Ports of this network namespace by that name, and where they are.
+fn found(device: &str) -> Result<Vec<(Room, State)>> {
+    let here = port::namespace()?;
+    let mut found = Vec::new();
+    for room in Room::all()? {
+        for id in room.ports()? {
+            let state = room.state(id).ok();
+            let is_it = |state: &State| state.about.name == device && state.about.namespace == here;
+            found.extend(state.filter(is_it).map(|state| (room.clone(), state)));
+        }
+    }
+    ensure!(
+        !found.is_empty(),
+        "no device {device} of this network namespace is a port: `ringlet eth ls` shows all that this user may see"
+    );
+    Ok(found)
+}
+
+fn down(device: &str) -> Result<()> {
+    for (room, state) in found(device)? {
+        room.end(state.about.id).with_context(|| format!("{device} does not end"))?;
+    }
+    Ok(())
+}
+
+fn stats(args: &StatsArgs) -> Result<()> {
+    let states: Vec<State> = match &args.device {
+        Some(device) => found(device)?.into_iter().map(|(_, state)| state).collect(),
+        None => networks()?.into_iter().flat_map(|network| network.ports).collect(),
+    };
+    if args.json {
+        return table::json(&states);
+    }
+    if states.is_empty() {
+        bail!("there is no port: `ringlet eth up DEVICE --network NAME` makes one");
+    }
+    for state in &states {
+        println!("{} {}", table::printable(&state.about.name), state.about.mac);
+        let rows = |totals: &Totals| {
+            let plain = [
+                ("frames sent", totals.sent),
+                ("bytes sent", totals.sent_bytes),
+                ("frames received", totals.received),
+                ("bytes received", totals.received_bytes),
+                ("sleeps", totals.slept),
+                ("others woken", totals.rang),
+                ("waits for room", totals.waited),
+            ];
+            let dropped = totals
+                .dropped
+                .iter()
+                .map(|(why, count)| (format!("dropped: {}", table::printable(why)), *count));
+            let plain = plain.into_iter().map(|(what, count)| (what.to_owned(), count));
+            plain
+                .chain(dropped)
+                .map(|(what, count)| [what, table::grouped(count)])
+                .collect::<Vec<_>>()
+        };
+        table::print(["What", "Count"].map(str::to_owned), rows(&state.totals));
+        let peers = state.peers.iter().map(|peer| {
+            let counts = [peer.sent, peer.received, peer.full, peer.waiting].map(table::grouped);
+            let [sent, received, full, waiting] = counts;
+            [table::printable(&peer.name), peer.mac.to_string(), sent, received, full, waiting]
+        });
+        let head = ["Other port", "Address", "Sent", "Received", "Dropped: full", "Waiting"];
+        table::print(head.map(str::to_owned), peers.collect::<Vec<_>>());
+        println!();
+    }
+    Ok(())
+}

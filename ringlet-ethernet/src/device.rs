@@ -1,0 +1,242 @@
+//! A TAP device that is a port: what the kernel sends goes to the network, and the other way. Its carrier says whether anybody else is there.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use ringlet_linux::{fd, sys};
+use rustix::io::Errno;
+use tun_rs::{DeviceBuilder, Layer, SyncDevice};
+
+use crate::counters::{Dropped, Totals};
+use crate::frame::{MESSAGE_MOST, MTU_LEAST, MTU_MOST, Mac};
+use crate::port::{Arrived, Event, Filled, Options, Port, Queue};
+use crate::room::Room;
+use crate::strand::RING_BYTES;
+
+/// Frames of one way before the other has its turn.
+const TURN: usize = 64;
+const NAME_MOST: usize = 15;
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub device: String,
+    pub network: String,
+    pub mtu: u16,
+    pub mac: Option<Mac>,
+    pub queues: u16,
+    /// How long to watch, at most, before a sleep.
+    pub watch_us: u64,
+}
+
+/// Why a device ends.
+#[derive(Debug)]
+pub enum End {
+    Asked,
+    Failed(String),
+}
+
+/// Makes the device, joins the network, and passes frames until somebody says `End`. `tell` hears what an operator may want to know.
+pub fn up(
+    settings: &Settings,
+    ends: (Sender<End>, Receiver<End>),
+    ready: impl FnOnce(Mac),
+    tell: impl Fn(String) + Send + 'static,
+) -> Result<Totals> {
+    ensure!(
+        (MTU_LEAST..=MTU_MOST).contains(&settings.mtu),
+        "an MTU is between {MTU_LEAST} and {MTU_MOST}: not {}",
+        settings.mtu
+    );
+    let room = Room::open(&settings.network)?;
+    let mac = match settings.mac {
+        Some(mac) => mac,
+        None => {
+            let mut bits = [0; 8];
+            ensure!(sys::random(&mut bits), "the kernel has no random bytes yet");
+            Mac::local(u64::from_ne_bytes(bits))
+        }
+    };
+    let taps = make(settings, mac)?;
+    let first = Arc::clone(&taps[0]);
+    let options = Options {
+        name: settings.device.clone(),
+        mac,
+        queues: settings.queues,
+        ring_bytes: RING_BYTES,
+    };
+    let (ending, end) = ends;
+    let asked = ending.clone();
+    let (port, queues) = Port::open(room, options, move |event| match event {
+        Event::Ports(count) => _ = set_carrier(first.as_fd(), count > 0),
+        Event::Apart(why) => tell(why),
+        Event::End => _ = asked.send(End::Asked),
+    })?;
+    let threads = queues.into_iter().zip(taps).map(|(queue, tap)| {
+        let (watch_us, ending) = (settings.watch_us, ending.clone());
+        let name = format!("queue {}", queue.number());
+        std::thread::Builder::new().name(name).spawn(move || {
+            if let Err(error) = serve(queue, &tap, watch_us) {
+                let _ = ending.send(End::Failed(format!("{error:#}")));
+            }
+        })
+    });
+    let threads = threads.collect::<Result<Vec<_>, _>>()?;
+    ready(mac);
+    let why = end.recv().unwrap_or(End::Asked);
+    port.end();
+    // (With the last queue the device goes; then the port's socket, and who waits for its end hears of it.)
+    for thread in threads {
+        let _ = thread.join();
+    }
+    match why {
+        End::Asked => Ok(port.totals()),
+        End::Failed(why) => bail!("{why}"),
+    }
+}
+
+/// The device's queues.
+fn make(settings: &Settings, mac: Mac) -> Result<Vec<Arc<OwnedFd>>> {
+    let name = &settings.device;
+    let sane = name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
+    ensure!(
+        (1..=NAME_MOST).contains(&name.len()) && sane && !name.starts_with('.'),
+        "a device's name is of up to {NAME_MOST} characters, without blanks, /, : and %: not {name:?}"
+    );
+    ensure!(
+        !exists(name),
+        "there is a device {name} here already: take another name, or end it (`ringlet eth down {name}`, `ip link del {name}`)"
+    );
+    let built = DeviceBuilder::new()
+        .name(name)
+        .layer(Layer::L2)
+        .offload(true)
+        .multi_queue(settings.queues > 1)
+        .mtu(settings.mtu)
+        .mac_addr(mac.0)
+        .build_sync();
+    let device = built.map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => anyhow!(
+            "there is no /dev/net/tun: `modprobe tun` loads it on the host, `--device /dev/net/tun` puts it into a container"
+        ),
+        Some(libc::EPERM | libc::EACCES) => anyhow!(
+            "{name} can't be made without CAP_NET_ADMIN in this network namespace: run as root, or give it to the container (`--cap-add NET_ADMIN`)"
+        ),
+        Some(libc::EBUSY | libc::EINVAL | libc::EEXIST) => anyhow!("{name} can't be made ({error}): is there such a device?"),
+        _ => anyhow!(error).context(format!("{name} can't be made")),
+    })?;
+    let mut devices = vec![device];
+    for _ in 1..settings.queues {
+        let more = devices[0].try_clone().with_context(|| format!("{name} has no more queues"))?;
+        devices.push(more);
+    }
+    let taps: Vec<Arc<OwnedFd>> = devices.into_iter().map(own).map(Arc::new).collect();
+    set_carrier(taps[0].as_fd(), false)
+        .context("the carrier can't be set (Linux 5.0 or newer can)")?;
+    for tap in &taps {
+        rustix::io::ioctl_fionbio(tap, true)?;
+    }
+    Ok(taps)
+}
+
+fn exists(name: &str) -> bool {
+    let Ok(name) = std::ffi::CString::new(name) else { return false };
+    // SAFETY: a C string.
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::if_nametoindex(name.as_ptr()) != 0
+    }
+}
+
+fn own(device: SyncDevice) -> OwnedFd {
+    // SAFETY: the device gives it away.
+    #[allow(unsafe_code)]
+    unsafe {
+        OwnedFd::from_raw_fd(device.into_raw_fd())
+    }
+}
+
+fn set_carrier(tap: BorrowedFd, on: bool) -> Result<()> {
+    /// TUNSETCARRIER: `_IOW('T', 226, int)`.
+    const SET_CARRIER: libc::Ioctl = 0x4004_54e2;
+    let on = libc::c_int::from(on);
+    // SAFETY: it reads an int.
+    #[allow(unsafe_code)]
+    let done = unsafe { libc::ioctl(tap.as_raw_fd(), SET_CARRIER, &raw const on) };
+    ensure!(done == 0, std::io::Error::last_os_error());
+    Ok(())
+}
+
+/// One queue's frames, both ways, until the port is over.
+fn serve(mut queue: Queue, tap: &OwnedFd, watch_us: u64) -> Result<()> {
+    queue.watch_outside(tap)?;
+    let mut buffer = vec![0; MESSAGE_MOST];
+    while !queue.is_over() {
+        queue.begin();
+        let sent = from_kernel(&mut queue, tap, &mut buffer)?;
+        let received = queue.receive(TURN, |arrived| to_kernel(tap, arrived));
+        if !sent && !received {
+            queue.wait(watch_us, || fd::pending(tap.as_raw_fd(), libc::POLLIN) != 0)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sends what the kernel has. False: it has nothing more, or there is no room for it.
+fn from_kernel(queue: &mut Queue, tap: &OwnedFd, buffer: &mut [u8]) -> Result<bool> {
+    let mut failed = None;
+    let mut ended = |error| {
+        // (The kernel lets nobody read from a device that was removed.)
+        if error != Errno::AGAIN && error != Errno::INTR {
+            failed = Some(error);
+        }
+        0
+    };
+    let mut any = true;
+    for _ in 0..TURN {
+        let filled = queue.fill(|to, most| {
+            // SAFETY: so many writable bytes of a mapping; another port may write there too, which is its own loss.
+            #[allow(unsafe_code)]
+            let got = unsafe { libc::read(tap.as_raw_fd(), to.cast(), most) };
+            if got < 0 { ended(Errno::from_raw_os_error(errno())) } else { got as usize }
+        });
+        any = match filled {
+            Filled::Sent => true,
+            Filled::Nothing | Filled::Full => false,
+            Filled::NotAlone => match rustix::io::read(tap, &mut *buffer) {
+                Ok(len) => {
+                    queue.send(&buffer[..len]);
+                    true
+                }
+                Err(error) => ended(error) > 0,
+            },
+        };
+        if !any {
+            break;
+        }
+    }
+    match failed {
+        Some(error) => bail!("the device was removed, or can't be read: {error}"),
+        None => Ok(any),
+    }
+}
+
+fn errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+}
+
+fn to_kernel(tap: &OwnedFd, arrived: &Arrived) -> Result<(), Dropped> {
+    let pieces = arrived.pieces();
+    // SAFETY: the pieces are the head's copy and a strand's memory, both valid for their lengths until this returns.
+    #[allow(unsafe_code)]
+    let written = unsafe { libc::writev(tap.as_raw_fd(), pieces.as_ptr(), 2) };
+    if written >= 0 {
+        return Ok(());
+    }
+    Err(match errno() {
+        libc::EIO => Dropped::DeviceDown,
+        libc::EINVAL => Dropped::Malformed,
+        _ => Dropped::Kernel,
+    })
+}

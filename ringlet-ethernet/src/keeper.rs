@@ -1,0 +1,447 @@
+//! Who else is on the network: a thread of the port's own meets the others, hands strands to the queues, and notices who has gone.
+//!
+//! A port that comes listens first, then connects to each that is there, and says what it is; who accepts makes the strand's memory. Nobody waits for an
+//! answer, so two that come at once may connect to each other: the connection of the one with the smaller number stays. With several queues, further
+//! strands follow the first one.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use ringlet_linux::sys::{self, Errno};
+use ringlet_linux::{apart, meet};
+use ringlet_messages::guarded::Guarded;
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use crate::counters::Traffic;
+use crate::port::{Event, Order, QUEUES_MOST, Shared};
+use crate::room::{PORTS_MOST, Seat};
+use crate::strand::Strand;
+use crate::table::Key;
+use crate::wire::{About, Answer, Ask, Hello, Peer, State, VERSION, hear, hello, say};
+
+/// Who has connected and not yet said what for; one more, and the oldest goes.
+const COMERS_MOST: usize = 64;
+/// A port whose queue of comers is full is tried again so often, after so long.
+const TRIES: u32 = 200;
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+const EVENTS: usize = 64;
+const SEAT: u64 = 0;
+const BELL: u64 = 1;
+/// Other words of `epoll` name a comer, a visit or a strand.
+const FIRST: u64 = 2;
+const NAME_MOST: usize = 64;
+
+struct Port {
+    about: About,
+    user: u32,
+    token: u64,
+    /// By their numbers; `None` until they are there.
+    strands: Vec<Option<Arc<Strand>>>,
+    traffic: Vec<Arc<Traffic>>,
+}
+
+/// What an event of a socket's is about.
+enum Whose {
+    Comer(Guarded),
+    Visit { id: u64, number: u16, socket: Guarded },
+    Strand(Key),
+}
+
+pub struct Keeper {
+    shared: Arc<Shared>,
+    seat: Seat,
+    epoll: OwnedFd,
+    sockets: HashMap<u64, Whose>,
+    next: u64,
+    ports: HashMap<Key, Port>,
+    next_key: Key,
+    /// To be connected to: port, strand, token, tries.
+    visits: Vec<(u64, u16, u64, u32)>,
+    /// Connections of those who asked us to end: they last until we have.
+    ending: Vec<Guarded>,
+    tell: Box<dyn FnMut(Event) + Send>,
+}
+
+impl Keeper {
+    pub fn new(
+        shared: Arc<Shared>,
+        seat: Seat,
+        tell: Box<dyn FnMut(Event) + Send>,
+    ) -> Result<Keeper> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &*seat.socket, EventData::new_u64(SEAT), EventFlags::IN)?;
+        epoll::add(&epoll, &shared.bell, EventData::new_u64(BELL), EventFlags::IN)?;
+        // (Our own address is nobody else's.)
+        let mut table = shared.table.write().unwrap_or_else(PoisonError::into_inner);
+        table.join(OURSELVES, rustix::process::geteuid().as_raw(), shared.about.mac, 0);
+        drop(table);
+        let (sockets, ports, ending) = Default::default();
+        let others = shared.room.ports()?;
+        let visits = others
+            .into_iter()
+            .filter(|id| *id != shared.about.id)
+            .map(|id| (id, 0, 0, 0))
+            .collect();
+        Ok(Keeper {
+            shared,
+            seat,
+            epoll,
+            sockets,
+            next: FIRST,
+            ports,
+            next_key: OURSELVES + 1,
+            visits,
+            ending,
+            tell,
+        })
+    }
+
+    /// Until the port is over.
+    pub fn keep(mut self) {
+        while !self.shared.is_over.load(Ordering::Relaxed) {
+            self.visit();
+            let patience = (!self.visits.is_empty()).then_some(TRY_AGAIN);
+            let mut events = Vec::with_capacity(EVENTS);
+            let patience = patience.and_then(|time| time.try_into().ok());
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                patience.as_ref(),
+            ) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return (self.tell)(Event::End),
+            }
+            for event in events {
+                match event.data.u64() {
+                    SEAT => self.accept(),
+                    BELL => self.take_gone(),
+                    number => self.hear(number),
+                }
+            }
+        }
+    }
+
+    fn watch(&mut self, fd: &Guarded, flags: EventFlags) -> Option<u64> {
+        let number = self.next;
+        self.next += 1;
+        epoll::add(&self.epoll, &**fd, EventData::new_u64(number), flags).ok().map(|()| number)
+    }
+
+    fn accept(&mut self) {
+        let comers = || {
+            self.sockets
+                .iter()
+                .filter(|(_, whose)| matches!(whose, Whose::Comer(_)))
+                .map(|(number, _)| *number)
+        };
+        if comers().count() >= COMERS_MOST {
+            let oldest = comers().min();
+            oldest.and_then(|number| self.sockets.remove(&number));
+        }
+        let Some(socket) = self.seat.accept() else { return };
+        if let Some(number) = self.watch(&socket, EventFlags::IN | EventFlags::RDHUP) {
+            self.sockets.insert(number, Whose::Comer(socket));
+        }
+    }
+
+    /// Connects to those that are still to be met.
+    fn visit(&mut self) {
+        for (id, number, token, tries) in std::mem::take(&mut self.visits) {
+            match self.begin_visit(id, number, token) {
+                Ok(()) => {}
+                Err(Errno::EAGAIN) if tries < TRIES => {
+                    self.visits.push((id, number, token, tries + 1))
+                }
+                // (It has gone meanwhile.)
+                Err(Errno::ECONNREFUSED | Errno::ENOENT) => _ = self.shared.room.bury(id),
+                Err(error) => {
+                    (self.tell)(Event::Apart(format!("port {id:016x} can't be reached: {error:?}")))
+                }
+            }
+        }
+    }
+
+    fn begin_visit(&mut self, id: u64, number: u16, token: u64) -> Result<(), Errno> {
+        let socket = self.shared.room.connect(id)?;
+        // Memory comes with the answer, and nothing else.
+        meet::admit_descriptors(socket.as_raw_fd(), true);
+        let ask = match number {
+            0 => Ask::Join(self.shared.about.clone()),
+            _ => Ask::Strand { id: self.shared.about.id, number, token },
+        };
+        say(&socket, &hello(ask), &[]).map_err(|_| Errno::EAGAIN)?;
+        let watched =
+            self.watch(&socket, EventFlags::IN | EventFlags::RDHUP).ok_or(Errno::ENOMEM)?;
+        self.sockets.insert(watched, Whose::Visit { id, number, socket });
+        Ok(())
+    }
+
+    fn hear(&mut self, number: u64) {
+        match self.sockets.remove(&number) {
+            Some(Whose::Strand(key)) => self.remove(key, "it has gone"),
+            Some(Whose::Comer(socket)) => match hear::<Hello>(&socket) {
+                Ok(None) => _ = self.sockets.insert(number, Whose::Comer(socket)),
+                // (Who says what nobody understands, or nothing, goes.)
+                Err(_) => {}
+                Ok(Some((came, _))) => {
+                    let _ = epoll::delete(&self.epoll, &*socket);
+                    self.answer(socket, came);
+                }
+            },
+            Some(Whose::Visit { id, number: strand, socket }) => match hear::<Answer>(&socket) {
+                Ok(None) => {
+                    _ = self.sockets.insert(number, Whose::Visit { id, number: strand, socket })
+                }
+                // (It has ended: whoever comes there next comes to us.)
+                Err(_) => {}
+                Ok(Some((answer, came))) => {
+                    let _ = epoll::delete(&self.epoll, &*socket);
+                    let mut fds = came.fds;
+                    if let Err(error) = self.met(id, strand, socket, answer, &mut fds) {
+                        (self.tell)(Event::Apart(format!("port {id:016x}: {error:#}")));
+                    }
+                }
+            },
+            None => {}
+        }
+    }
+
+    /// Answers one who has come.
+    fn answer(&mut self, socket: Guarded, came: Hello) {
+        let user = meet::credentials(socket.as_raw_fd()).map_or(apart::SOMEBODY, |who| who.uid);
+        let refuse = |why: String| _ = say(&socket, &Answer::Refused(why), &[]);
+        if came.version != VERSION {
+            return refuse(format!(
+                "it speaks version {VERSION:#x}, and not {:#x}: both need the same ringlet",
+                came.version
+            ));
+        }
+        match came.ask {
+            Ask::State => _ = say(&socket, &Answer::State(self.state()), &[]),
+            Ask::End => {
+                if user != 0 && user != rustix::process::geteuid().as_raw() {
+                    return refuse("only its user, or root, ends a port".into());
+                }
+                let _ = say(&socket, &Answer::Ending, &[]);
+                self.ending.push(socket);
+                (self.tell)(Event::End);
+            }
+            Ask::Join(about) => match self.join(about, user) {
+                Ok(Some((key, token))) => self.give(socket, key, 0, token),
+                Ok(None) => _ = say(&socket, &Answer::Crossed, &[]),
+                Err(error) => refuse(format!("{error:#}")),
+            },
+            Ask::Strand { id, number, token } => {
+                let port =
+                    self.ports.iter().find(|(_, port)| port.about.id == id && port.token == token);
+                match port.filter(|(_, port)| {
+                    port.strands.get(usize::from(number)).is_some_and(Option::is_none)
+                }) {
+                    Some((key, _)) => self.give(socket, *key, number, token),
+                    None => refuse("there is no such strand".into()),
+                }
+            }
+        }
+    }
+
+    /// Takes in a port that has come; `None` if our own connection to it stays.
+    fn join(&mut self, about: About, user: u32) -> Result<Option<(Key, u64)>> {
+        // (Its socket in the room is its own: so nobody takes another user's number.)
+        ensure!(
+            self.shared.room.is_of(about.id, user),
+            "its socket is not in the network's directory, or is another user's"
+        );
+        let visit = |whose: &Whose| matches!(whose, Whose::Visit { id, .. } if *id == about.id);
+        let ours: Vec<u64> = self
+            .sockets
+            .iter()
+            .filter(|(_, whose)| visit(whose))
+            .map(|(number, _)| *number)
+            .collect();
+        if self.ports.values().any(|port| port.about.id == about.id) {
+            return Ok(None);
+        }
+        if !ours.is_empty() && self.shared.about.id < about.id {
+            return Ok(None);
+        }
+        ours.iter().for_each(|number| _ = self.sockets.remove(number));
+        self.visits.retain(|visit| visit.0 != about.id);
+        let mut token = [0; 8];
+        ensure!(sys::random(&mut token), "no random bytes");
+        let token = u64::from_ne_bytes(token);
+        Ok(Some((self.take_in(about, user, token)?, token)))
+    }
+
+    fn take_in(&mut self, about: About, user: u32, token: u64) -> Result<Key> {
+        ensure!(self.ports.len() + 1 < PORTS_MOST, "the network has {PORTS_MOST} ports");
+        ensure!((1..=QUEUES_MOST).contains(&about.queues), "{} queues", about.queues);
+        ensure!(about.name.len() <= NAME_MOST, "a long name");
+        let key = self.next_key;
+        let now_ms = self.shared.now_ms();
+        let joins = |keeper: &Keeper| {
+            let mut table = keeper.shared.table.write().unwrap_or_else(PoisonError::into_inner);
+            table.join(key, user, about.mac, now_ms)
+        };
+        if !joins(self) {
+            // (Of one that was killed the queues may not have told yet.)
+            let gone = |port: &Port| port.strands.iter().flatten().any(|strand| strand.is_gone());
+            let dead: Vec<Key> =
+                self.ports.iter().filter(|(_, port)| gone(port)).map(|(key, _)| *key).collect();
+            dead.into_iter().for_each(|key| self.remove(key, "it has gone"));
+            ensure!(joins(self), "{} is another port's address on this network", about.mac);
+        }
+        self.next_key += 1;
+        let count = about.queues.max(self.shared.about.queues);
+        let strands = (0..count).map(|_| None).collect();
+        let traffic = (0..count).map(|_| Arc::default()).collect();
+        self.ports.insert(key, Port { about, user, token, strands, traffic });
+        self.shared.changes.fetch_add(1, Ordering::Relaxed);
+        Ok(key)
+    }
+
+    /// Makes a strand for one who has come, and gives it the memory.
+    fn give(&mut self, socket: Guarded, key: Key, number: u16, token: u64) {
+        let ring_bytes = self.shared.ring_bytes;
+        let made = Strand::make(socket, ring_bytes)
+            .map_err(|error| anyhow::anyhow!("no memory can be had: {error:?}"));
+        let given = made.and_then(|(strand, memory)| {
+            let about = self.shared.about.clone();
+            say(
+                &strand.socket,
+                &Answer::Strand { about, token, ring_bytes },
+                &[memory.as_raw_fd()],
+            )?;
+            self.put(key, number, strand)
+        });
+        if let Err(error) = given {
+            (self.tell)(Event::Apart(format!("no strand: {error:#}")));
+            self.remove(key, "it has no strand");
+        }
+    }
+
+    /// A port that we have connected to has answered.
+    fn met(
+        &mut self,
+        id: u64,
+        number: u16,
+        socket: Guarded,
+        answer: Answer,
+        fds: &mut meet::Fds,
+    ) -> Result<()> {
+        let (about, token, ring_bytes) = match answer {
+            Answer::Crossed => return Ok(()),
+            Answer::Refused(why) => bail!("it refuses: {why}"),
+            Answer::Strand { about, token, ring_bytes } => (about, token, ring_bytes),
+            other => bail!("an answer to something else: {other:?}"),
+        };
+        meet::admit_descriptors(socket.as_raw_fd(), false);
+        let user = meet::credentials(socket.as_raw_fd()).map_or(apart::SOMEBODY, |who| who.uid);
+        let memory = fds.take(0).context("no memory came")?;
+        // SAFETY: taken just now, ours alone.
+        #[allow(unsafe_code)]
+        let memory = unsafe { OwnedFd::from_raw_fd(memory) };
+        let strand = Strand::join(socket, &memory, ring_bytes);
+        // (Memory goes at once. What is none may make who closes it wait.)
+        if strand.is_err() {
+            apart::close_foreign(std::os::fd::IntoRawFd::into_raw_fd(memory), user);
+        }
+        let strand =
+            strand.map_err(|error| anyhow::anyhow!("its memory can't be used: {error:?}"))?;
+        ensure!(about.id == id, "it says that it is another one");
+        let key = match number {
+            0 => {
+                let key = self.take_in(about, user, token)?;
+                let more = 1..self.ports[&key].strands.len() as u16;
+                self.visits.extend(more.map(|number| (id, number, token, 0)));
+                key
+            }
+            _ => {
+                let port =
+                    self.ports.iter().find(|(_, port)| port.about.id == id && port.token == token);
+                *port.context("it has gone")?.0
+            }
+        };
+        self.put(key, number, strand)
+    }
+
+    /// Hands a strand to its queue.
+    fn put(&mut self, key: Key, number: u16, strand: Strand) -> Result<()> {
+        let strand = Arc::new(strand);
+        let watched =
+            self.watch(&strand.socket, EventFlags::RDHUP).context("it can't be watched")?;
+        self.sockets.insert(watched, Whose::Strand(key));
+        let port = self.ports.get_mut(&key).context("it has gone")?;
+        let at = usize::from(number);
+        let slot =
+            port.strands.get_mut(at).filter(|slot| slot.is_none()).context("no such strand")?;
+        *slot = Some(Arc::clone(&strand));
+        let queues = self.shared.desks.len();
+        let traffic = Arc::clone(&port.traffic[at]);
+        self.shared.order(at % queues, Order::Add { key, sends: at < queues, strand, traffic });
+        if number == 0 {
+            (self.tell)(Event::Ports(self.ports.len()));
+        }
+        Ok(())
+    }
+
+    fn take_gone(&mut self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.shared.bell, &mut count);
+        let gone =
+            std::mem::take(&mut *self.shared.gone.lock().unwrap_or_else(PoisonError::into_inner));
+        for (key, why) in gone {
+            self.remove(key, why);
+        }
+    }
+
+    fn remove(&mut self, key: Key, why: &str) {
+        let Some(port) = self.ports.remove(&key) else { return };
+        for strand in port.strands.iter().flatten() {
+            let _ = epoll::delete(&self.epoll, &*strand.socket);
+        }
+        self.sockets.retain(|_, whose| !matches!(whose, Whose::Strand(of) if *of == key));
+        self.shared.table.write().unwrap_or_else(PoisonError::into_inner).leave(key);
+        self.shared.changes.fetch_add(1, Ordering::Relaxed);
+        (0..self.shared.desks.len()).for_each(|queue| self.shared.order(queue, Order::Remove(key)));
+        self.visits.retain(|visit| visit.0 != port.about.id);
+        let is_dead = self.shared.room.bury(port.about.id);
+        if !is_dead
+            && !self.shared.is_over.load(Ordering::Relaxed)
+            && port.strands.iter().flatten().all(|strand| !strand.is_gone())
+        {
+            (self.tell)(Event::Apart(format!(
+                "port {:016x} ({}) is put out: {why}",
+                port.about.id, port.about.name
+            )));
+        }
+        (self.tell)(Event::Ports(self.ports.len()));
+    }
+
+    fn state(&self) -> State {
+        let peers = self.ports.values().map(|port| {
+            let sum = |of: &dyn Fn(&Traffic) -> u64| port.traffic.iter().map(|each| of(each)).sum();
+            Peer {
+                id: port.about.id,
+                name: port.about.name.clone(),
+                mac: port.about.mac,
+                user: port.user,
+                sent: sum(&|each| each.sent.load(Ordering::Relaxed)),
+                received: sum(&|each| each.received.load(Ordering::Relaxed)),
+                full: sum(&|each| each.full.load(Ordering::Relaxed)),
+                waiting: sum(&|each| each.waiting.load(Ordering::Relaxed)),
+            }
+        });
+        State {
+            about: self.shared.about.clone(),
+            peers: peers.collect(),
+            totals: self.shared.totals(),
+        }
+    }
+}
+
+/// Our own key in the table.
+const OURSELVES: Key = 0;

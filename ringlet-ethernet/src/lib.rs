@@ -1,0 +1,32 @@
+//! An Ethernet of message queues (ETHOM, Finocchiaro 2009): ports of one host that are on the same named network hand Ethernet frames to each other
+//! through shared memory, and a TAP device makes each a network card to Linux.
+//!
+//! ```text
+//!   kernel ── TAP ── Queue ── strand ── Queue ── TAP ── kernel        device, port, strand
+//!                      │                  │
+//!                    Keeper ── room ── Keeper                         who is there: keeper, room, wire
+//! ```
+//!
+//! **Who owns which memory.** A frame lies in memory that its sender and its receiver map, and nobody else: a *strand* for each pair of ports, of one ring each way.
+//! Memory of a receiver's that all senders write would show each sender what the others sent. So no port reads what is not for it; a port that does not
+//! take its frames fills its own strands only; and one that scribbles breaks those. (A switch process between would need a copy, and two wake-ups, more.) Pages
+//! are there once they are used: a pair that only says where it is has three or four.
+//!
+//! A port has one or several queues, each of one thread. A strand belongs to one queue at each end, and so needs no lock.
+#![deny(unsafe_code)]
+
+mod counters;
+pub mod device;
+pub mod frame;
+mod keeper;
+pub mod port;
+pub mod room;
+mod strand;
+pub mod table;
+pub mod wire;
+
+pub use counters::Dropped;
+pub use frame::Mac;
+pub use port::{Arrived, Event, Filled, Options, Port, Queue};
+pub use room::Room;
+pub use table::Policy;

@@ -1,0 +1,694 @@
+//! A port of a network, for whoever has frames: the TAP device's loop, or a program with a stack of its own.
+//!
+//! Each [`Queue`] is for one thread. It sends to the port that has the destination's address, or to all; a port whose queue is full loses the frame, and
+//! nobody waits for it. Where there is only one other port, nobody else can be kept waiting: there the frame is written where that one will read it, and
+//! one that has no room is waited for ([`Queue::fill`]).
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use ringlet::waiting::spin;
+use ringlet_core::queue::Next;
+use ringlet_linux::sys;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
+
+use crate::counters::{Counters, Dropped, Totals, Traffic, add};
+use crate::frame::{HEAD_BYTES, Head, MESSAGE_MOST, Mac};
+use crate::keeper::Keeper;
+use crate::room::{PORTS_MOST, Room, Seat};
+use crate::strand::Strand;
+use crate::table::{Bucket, Key, Source, Table};
+use crate::wire::About;
+
+pub const QUEUES_MOST: u16 = 16;
+/// A strand in which nothing was found so often rings from then on, and is not looked at.
+const QUIET_LOOKS: u32 = 256;
+/// How long an address's user is taken to be the same without a look at the table, which so learns that it is used.
+const TRUST_MS: u64 = 1000;
+/// Events of one sleep.
+const EVENTS: usize = 64;
+/// Messages of one strand before the others have their turn.
+const TURN: usize = 16;
+/// A look at what is not memory costs a system call: one of so many.
+const LOOKS_PER_CALL: u32 = 8;
+/// `epoll`'s word of what is not a strand.
+const ORDERS: u64 = u64::MAX;
+const OUTSIDE: u64 = u64::MAX - 1;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// As others see it: the device's name.
+    pub name: String,
+    pub mac: Mac,
+    pub queues: u16,
+    pub ring_bytes: usize,
+}
+
+/// What the keeper tells who has opened the port.
+#[derive(Debug)]
+pub enum Event {
+    /// So many other ports are there now.
+    Ports(usize),
+    /// Another one does not want us, or was put out.
+    Apart(String),
+    /// Somebody has asked the port to end.
+    End,
+}
+
+pub(crate) enum Order {
+    Add { key: Key, sends: bool, strand: Arc<Strand>, traffic: Arc<Traffic> },
+    Remove(Key),
+}
+
+/// What a queue's thread and the keeper have in common.
+#[derive(Default)]
+pub(crate) struct Desk {
+    orders: Mutex<Vec<Order>>,
+    has_orders: AtomicBool,
+    bell: Option<OwnedFd>,
+    pub counters: Counters,
+}
+
+pub(crate) struct Shared {
+    pub room: Room,
+    pub about: About,
+    pub ring_bytes: usize,
+    pub table: RwLock<Table>,
+    /// Counted up when the table has changed.
+    pub changes: AtomicU64,
+    pub desks: Vec<Desk>,
+    /// Ports whose strands have ended, and why.
+    pub gone: Mutex<Vec<(Key, &'static str)>>,
+    pub is_over: AtomicBool,
+    pub bell: OwnedFd,
+    began: Instant,
+}
+
+impl Shared {
+    pub fn now_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    pub fn order(&self, queue: usize, order: Order) {
+        let desk = &self.desks[queue];
+        desk.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        // ORDER: Release; pairs with `take_orders` (Acquire).
+        desk.has_orders.store(true, Ordering::Release);
+        desk.bell.iter().for_each(ring);
+    }
+
+    pub fn totals(&self) -> Totals {
+        Totals::of(self.desks.iter().map(|desk| &desk.counters))
+    }
+}
+
+fn ring(bell: &OwnedFd) {
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+fn new_bell() -> Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?)
+}
+
+/// A port that is open. Dropped, it leaves the network.
+pub struct Port {
+    shared: Arc<Shared>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+impl Port {
+    /// Joins a network. `tell` is called by a thread of the port's own.
+    pub fn open(
+        room: Room,
+        options: Options,
+        tell: impl FnMut(Event) + Send + 'static,
+    ) -> Result<(Port, Vec<Queue>)> {
+        ensure!(
+            (1..=QUEUES_MOST).contains(&options.queues),
+            "a port has 1 to {QUEUES_MOST} queues"
+        );
+        let others = room.ports()?;
+        ensure!(
+            others.len() < PORTS_MOST,
+            "network {:?} has {PORTS_MOST} ports, and takes no more",
+            room.name
+        );
+        watch_the_crowd();
+        let mut id = [0; 8];
+        ensure!(sys::random(&mut id), "the kernel has no random bytes yet");
+        let about = About {
+            id: u64::from_ne_bytes(id),
+            name: options.name,
+            mac: options.mac,
+            queues: options.queues,
+            pid: std::process::id(),
+            namespace: namespace()?,
+        };
+        let desk = || Ok(Desk { bell: Some(new_bell()?), ..Desk::default() });
+        let shared = Arc::new(Shared {
+            ring_bytes: options.ring_bytes,
+            table: RwLock::new(Table::new(room.rules.addresses)),
+            changes: AtomicU64::new(0),
+            desks: (0..options.queues).map(|_| desk()).collect::<Result<_>>()?,
+            gone: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            bell: new_bell()?,
+            began: Instant::now(),
+            about,
+            room,
+        });
+        let queues = (0..usize::from(options.queues))
+            .map(|number| Queue::new(&shared, number))
+            .collect::<Result<_>>()?;
+        // (Listening before the others are looked for: of two that come at once one at least finds the other.)
+        let seat = Seat::take(&shared.room, shared.about.id)?;
+        let keeper = Keeper::new(Arc::clone(&shared), seat, Box::new(tell))?;
+        let keeper =
+            std::thread::Builder::new().name("keeper".into()).spawn(move || keeper.keep())?;
+        Ok((Port { shared, keeper: Some(keeper) }, queues))
+    }
+
+    pub fn totals(&self) -> Totals {
+        self.shared.totals()
+    }
+}
+
+impl Port {
+    /// The queues' threads find that it is over.
+    pub fn end(&self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        self.shared.desks.iter().flat_map(|desk| &desk.bell).for_each(ring);
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.end();
+        ring(&self.shared.bell);
+        let _ = self.keeper.take().map(JoinHandle::join);
+    }
+}
+
+/// This process's network namespace, by its inode.
+pub fn namespace() -> Result<u64> {
+    Ok(rustix::fs::stat("/proc/self/ns/net")
+        .context("/proc/self/ns/net (is /proc mounted?)")?
+        .st_ino)
+}
+
+/// Watching gives way where others want the processors.
+fn watch_the_crowd() {
+    static LOAD: std::sync::OnceLock<Option<i32>> = std::sync::OnceLock::new();
+    let load = || *LOAD.get_or_init(|| sys::open_load().ok());
+    spin::start(spin::Outside { load, tell: |_, _, _| {} });
+}
+
+/// One other port's, of this queue.
+struct Lane {
+    key: Key,
+    sends: bool,
+    strand: Arc<Strand>,
+    traffic: Arc<Traffic>,
+    /// Looks in vain, one after the other. It is among `hot` until they are `QUIET_LOOKS`.
+    quiet: u32,
+    storm: Bucket,
+}
+
+/// What the table said last, and until when that holds.
+#[derive(Default)]
+struct Cache {
+    changes: u64,
+    until_ms: u64,
+    source: Option<(Mac, Key)>,
+    destination: Option<(Mac, Option<Key>)>,
+}
+
+/// A frame that has come. What its head says can't change any more; the rest its sender may still write to.
+pub struct Arrived<'a> {
+    pub head: &'a Head,
+    /// All of the message: the head's bytes as they are now, and what follows.
+    at: *const u8,
+    pub len: usize,
+}
+
+impl Arrived<'_> {
+    /// The head's copy, and what lies behind it: for `writev`.
+    pub fn pieces(&self) -> [libc::iovec; 2] {
+        let head = libc::iovec { iov_base: self.head.0.as_ptr() as *mut _, iov_len: HEAD_BYTES };
+        let rest = libc::iovec {
+            iov_base: self.at.wrapping_add(HEAD_BYTES) as *mut _,
+            iov_len: self.len - HEAD_BYTES,
+        };
+        [head, rest]
+    }
+
+    /// Copies the message, as much as there is room for; how much that was.
+    pub fn copy_to(&self, to: &mut [u8]) -> usize {
+        let total = self.len.min(to.len());
+        let head = total.min(HEAD_BYTES);
+        to[..head].copy_from_slice(&self.head.0[..head]);
+        // SAFETY: `len` bytes lie at `at` until the message is released, which is behind the call that was given this. Its sender may write there
+        // meanwhile: bytes are copied raw.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.at.add(head), to[head..].as_mut_ptr(), total - head);
+        }
+        total
+    }
+}
+
+/// What became of a frame that was to be written into its only receiver's queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Filled {
+    Sent,
+    /// There was none.
+    Nothing,
+    /// There is no room; the queue is ready again when there is.
+    Full,
+    /// There are several other ports, or none: `send`.
+    NotAlone,
+}
+
+pub struct Queue {
+    shared: Arc<Shared>,
+    number: usize,
+    epoll: OwnedFd,
+    lanes: Vec<Option<Lane>>,
+    /// Those that are looked at. The others ring.
+    hot: Vec<usize>,
+    /// Those that this queue sends to.
+    out: HashMap<Key, usize>,
+    cache: Cache,
+    now_ms: u64,
+    /// The only receiver had no room.
+    is_full: bool,
+}
+
+impl Queue {
+    fn new(shared: &Arc<Shared>, number: usize) -> Result<Queue> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let bell = shared.desks[number].bell.as_ref().context("a bell")?;
+        epoll::add(&epoll, bell, epoll::EventData::new_u64(ORDERS), epoll::EventFlags::IN)?;
+        let (lanes, hot, out) = Default::default();
+        let shared = Arc::clone(shared);
+        Ok(Queue {
+            shared,
+            number,
+            epoll,
+            lanes,
+            hot,
+            out,
+            cache: Cache::default(),
+            now_ms: 0,
+            is_full: false,
+        })
+    }
+
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// A descriptor that ends `wait` when something new comes there. (Who reads from it reads until there is nothing more.)
+    pub fn watch_outside(&self, fd: impl AsFd) -> Result<()> {
+        Ok(epoll::add(
+            &self.epoll,
+            fd,
+            epoll::EventData::new_u64(OUTSIDE),
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
+        )?)
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.shared.desks[self.number].counters
+    }
+
+    pub fn dropped(&self, why: Dropped) {
+        self.counters().dropped(why);
+    }
+
+    /// Has the port ended?
+    pub fn is_over(&self) -> bool {
+        self.shared.is_over.load(Ordering::Relaxed)
+    }
+
+    /// What a pass begins with: the time, and what the keeper has said.
+    pub fn begin(&mut self) {
+        self.now_ms = self.shared.now_ms();
+        self.take_orders();
+        let changes = self.shared.changes.load(Ordering::Relaxed);
+        if self.cache.changes != changes || self.cache.until_ms <= self.now_ms {
+            self.cache = Cache { changes, until_ms: self.now_ms + TRUST_MS, ..Cache::default() };
+        }
+    }
+
+    fn has_orders(&self) -> bool {
+        self.shared.desks[self.number].has_orders.load(Ordering::Relaxed)
+    }
+
+    fn take_orders(&mut self) {
+        if !self.has_orders() {
+            return;
+        }
+        let desk = &self.shared.desks[self.number];
+        // ORDER: Acquire; pairs with `order` (Release).
+        desk.has_orders.swap(false, Ordering::Acquire);
+        let orders =
+            std::mem::take(&mut *desk.orders.lock().unwrap_or_else(PoisonError::into_inner));
+        for order in orders {
+            match order {
+                Order::Add { key, sends, strand, traffic } => self.add(key, sends, strand, traffic),
+                Order::Remove(key) => {
+                    let of =
+                        |lane: &Option<Lane>| lane.as_ref().is_some_and(|lane| lane.key == key);
+                    let all: Vec<usize> =
+                        (0..self.lanes.len()).filter(|at| of(&self.lanes[*at])).collect();
+                    all.into_iter().for_each(|at| self.remove(at));
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, key: Key, sends: bool, strand: Arc<Strand>, traffic: Arc<Traffic>) {
+        let at = self.lanes.iter().position(Option::is_none).unwrap_or(self.lanes.len());
+        let data = epoll::EventData::new_u64(at as u64);
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        if epoll::add(&self.epoll, &*strand.socket, data, flags).is_err() {
+            return self.tell_gone(key, "its bell can't be heard");
+        }
+        let storm = Bucket::new(self.shared.room.rules.storm, self.now_ms);
+        let lane = Some(Lane { key, sends, strand, traffic, quiet: 0, storm });
+        match self.lanes.get_mut(at) {
+            Some(free) => *free = lane,
+            None => self.lanes.push(lane),
+        }
+        self.hot.push(at);
+        if sends {
+            self.out.insert(key, at);
+        }
+        self.is_full = false;
+    }
+
+    fn remove(&mut self, at: usize) {
+        let Some(lane) = self.lanes[at].take() else { return };
+        let _ = epoll::delete(&self.epoll, &*lane.strand.socket);
+        self.hot.retain(|hot| *hot != at);
+        if lane.sends {
+            self.out.remove(&lane.key);
+        }
+        self.is_full = false;
+    }
+
+    fn tell_gone(&self, key: Key, why: &'static str) {
+        self.shared.gone.lock().unwrap_or_else(PoisonError::into_inner).push((key, why));
+        ring(&self.shared.bell);
+    }
+
+    fn fail(&mut self, at: usize, why: &'static str) {
+        if let Some(lane) = &self.lanes[at] {
+            self.tell_gone(lane.key, why);
+        }
+        self.remove(at);
+    }
+
+    /// Sends a message: a header, and an Ethernet frame of this port's. Copied; what can't be sent is counted.
+    pub fn send(&mut self, message: &[u8]) {
+        let Some(head) = message
+            .first_chunk()
+            .map(|head| Head(*head))
+            .filter(|head| head.is_sound(message.len()))
+        else {
+            return self.dropped(Dropped::Malformed);
+        };
+        if self.out.is_empty() {
+            return self.dropped(Dropped::NoPort);
+        }
+        let to =
+            if head.destination().is_multicast() { None } else { self.find(head.destination()) };
+        let sent = match to.and_then(|key| self.out.get(&key)) {
+            Some(at) => self.push(*at, message),
+            None => self.out.values().filter(|at| self.push(**at, message)).count() > 0,
+        };
+        if sent {
+            self.sent(message.len());
+        }
+    }
+
+    fn sent(&self, bytes: usize) {
+        add(&self.counters().sent, 1);
+        add(&self.counters().sent_bytes, bytes as u64);
+    }
+
+    fn push(&self, at: usize, message: &[u8]) -> bool {
+        let Some(lane) = &self.lanes[at] else { return false };
+        let rang = lane.strand.push(message);
+        match rang {
+            Some(rang) => {
+                add(&lane.traffic.sent, 1);
+                add(&self.counters().rang, u64::from(rang));
+            }
+            None => {
+                add(&lane.traffic.full, 1);
+                self.dropped(Dropped::Full);
+            }
+        }
+        rang.is_some()
+    }
+
+    fn find(&mut self, mac: Mac) -> Option<Key> {
+        match self.cache.destination {
+            Some((known, key)) if known == mac => key,
+            _ => {
+                let key = self
+                    .shared
+                    .table
+                    .read()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .find(mac, self.now_ms);
+                self.cache.destination = Some((mac, key));
+                key
+            }
+        }
+    }
+
+    /// Where there is one other port, sends it the message that `read` writes into its queue, of so many bytes at most; `read` returns how many
+    /// it wrote, 0 if there is nothing to send.
+    pub fn fill(&mut self, read: impl FnOnce(*mut u8, usize) -> usize) -> Filled {
+        let Some(at) = self.alone() else { return Filled::NotAlone };
+        let Some(lane) = &self.lanes[at] else { return Filled::NotAlone };
+        if self.is_full && !lane.strand.is_writable() {
+            return Filled::Full;
+        }
+        let room = lane.strand.reserve(MESSAGE_MOST).or_else(|| {
+            add(&self.counters().waited, 1);
+            lane.strand.want_room();
+            lane.strand.reserve(MESSAGE_MOST)
+        });
+        let Some((place, pointer)) = room else {
+            self.is_full = true;
+            return Filled::Full;
+        };
+        self.is_full = false;
+        match read(pointer, MESSAGE_MOST) {
+            0 => Filled::Nothing,
+            len => {
+                let lane = self.lanes[at].as_ref().expect("as above");
+                let rang = lane.strand.commit(place, len);
+                add(&lane.traffic.sent, 1);
+                add(&self.counters().rang, u64::from(rang));
+                self.sent(len);
+                Filled::Sent
+            }
+        }
+    }
+
+    fn alone(&self) -> Option<usize> {
+        if self.out.len() == 1 { self.out.values().next().copied() } else { None }
+    }
+
+    /// Takes messages from all strands by turns, so many at most. True if there were any.
+    pub fn receive(
+        &mut self,
+        most: usize,
+        mut take: impl FnMut(&Arrived) -> Result<(), Dropped>,
+    ) -> bool {
+        let (mut left, mut nth) = (most, 0);
+        while nth < self.hot.len() && left > 0 {
+            let at = self.hot[nth];
+            let before = left;
+            let whole = self.receive_from(at, &mut left, &mut take);
+            let lane = self.lanes[at].as_mut();
+            match (whole, lane) {
+                (Err(why), _) => self.fail(at, why),
+                (_, None) => _ = self.hot.swap_remove(nth),
+                (_, Some(lane)) if left < before => {
+                    lane.quiet = 0;
+                    nth += 1;
+                }
+                (_, Some(lane)) => {
+                    lane.quiet += 1;
+                    if lane.quiet < QUIET_LOOKS || !cools(lane) {
+                        nth += 1;
+                    } else {
+                        self.hot.swap_remove(nth);
+                    }
+                }
+            }
+        }
+        // (Who is first has the first turn.)
+        if left < most && self.hot.len() > 1 {
+            self.hot.rotate_left(1);
+        }
+        left < most
+    }
+
+    fn receive_from(
+        &mut self,
+        at: usize,
+        left: &mut usize,
+        take: &mut impl FnMut(&Arrived) -> Result<(), Dropped>,
+    ) -> Result<(), &'static str> {
+        let Some(lane) = &self.lanes[at] else { return Ok(()) };
+        let (strand, traffic, key) =
+            (Arc::clone(&lane.strand), Arc::clone(&lane.traffic), lane.key);
+        for _ in 0..TURN.min(*left) {
+            let message = match strand.peek() {
+                Next::Empty => break,
+                Next::Corrupt => return Err("it wrote what no port writes"),
+                Next::Message(message) => message,
+            };
+            *left -= 1;
+            let len = message.len();
+            let mut head = Head([0; HEAD_BYTES]);
+            let taken = if len < HEAD_BYTES {
+                Err(Dropped::Malformed)
+            } else {
+                let pointer = strand.look(&message, &mut head.0);
+                self.admit(at, key, &head, len)
+                    .and_then(|()| take(&Arrived { head: &head, at: pointer, len }))
+            };
+            let rang = strand.release(message);
+            add(&self.counters().rang, u64::from(rang));
+            match taken {
+                Ok(()) => {
+                    add(&traffic.received, 1);
+                    add(&self.counters().received, 1);
+                    add(&self.counters().received_bytes, len as u64);
+                }
+                Err(why) => self.dropped(why),
+            }
+        }
+        Ok(())
+    }
+
+    /// May this frame come from there?
+    fn admit(&mut self, at: usize, key: Key, head: &Head, len: usize) -> Result<(), Dropped> {
+        if !head.is_sound(len) || !head.source().is_station() {
+            return Err(Dropped::Malformed);
+        }
+        if self.cache.source != Some((head.source(), key)) {
+            let mut table = self.shared.table.write().unwrap_or_else(PoisonError::into_inner);
+            match table.source(head.source(), key, self.now_ms) {
+                Source::Refused => return Err(Dropped::Source),
+                Source::Learned => _ = self.shared.changes.fetch_add(1, Ordering::Relaxed),
+                Source::Known | Source::Unlearned => {}
+            }
+            self.cache.source = Some((head.source(), key));
+        }
+        let storm = self.lanes[at].as_mut().filter(|_| head.destination().is_multicast());
+        match storm.is_none_or(|lane| lane.storm.takes(self.now_ms)) {
+            true => Ok(()),
+            false => Err(Dropped::Storm),
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        let ready =
+            |at: &usize| self.lanes[*at].as_ref().is_some_and(|lane| lane.strand.is_ready());
+        self.has_orders() || self.hot.iter().any(ready) || self.is_full && self.has_room()
+    }
+
+    fn has_room(&self) -> bool {
+        self.alone()
+            .and_then(|at| self.lanes[at].as_ref())
+            .is_none_or(|lane| lane.strand.is_writable())
+    }
+
+    /// Waits for messages, for room if there was none, for what the keeper says, or for `outside`, which is asked now and then: watches for a while,
+    /// then sleeps.
+    pub fn wait(&mut self, watch_us: u64, outside: impl Fn() -> bool) -> Result<()> {
+        let (mut looks, listens) = (0u32, !self.is_full);
+        let ready = || {
+            looks = looks.wrapping_add(1);
+            self.is_ready() || listens && looks.is_multiple_of(LOOKS_PER_CALL) && outside()
+        };
+        if spin::watch(watch_us, || None, ready) {
+            return Ok(());
+        }
+        for at in &self.hot {
+            if let Some(lane) = &self.lanes[*at] {
+                lane.strand.want_data();
+            }
+        }
+        if let Some(lane) =
+            self.alone().filter(|_| self.is_full).and_then(|at| self.lanes[at].as_ref())
+        {
+            lane.strand.want_room();
+        }
+        for lane in self.lanes.iter().flatten().filter(|lane| lane.sends) {
+            lane.traffic.waiting.store(lane.strand.waiting(), Ordering::Relaxed);
+        }
+        // (Behind the wishes, which are fences: who has published before either is seen here or rings.)
+        if self.is_ready() {
+            return Ok(());
+        }
+        add(&self.counters().slept, 1);
+        let mut events = Vec::with_capacity(EVENTS);
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in events {
+            match event.data.u64() {
+                ORDERS => {
+                    let mut count = [0; 8];
+                    let bell = self.shared.desks[self.number].bell.as_ref().context("a bell")?;
+                    let _ = rustix::io::read(bell, &mut count);
+                }
+                OUTSIDE => {}
+                at => self.rung(at as usize),
+            }
+        }
+        Ok(())
+    }
+
+    fn rung(&mut self, at: usize) {
+        let Some(lane) = self.lanes.get_mut(at).and_then(Option::as_mut) else { return };
+        lane.quiet = 0;
+        if !lane.strand.take_bells() {
+            return self.fail(at, "it has gone");
+        }
+        if !self.hot.contains(&at) {
+            self.hot.push(at);
+        }
+    }
+}
+
+/// From now on the strand rings. False if something has come meanwhile.
+fn cools(lane: &mut Lane) -> bool {
+    lane.quiet = 0;
+    lane.strand.want_data();
+    !lane.strand.is_ready()
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let keys: Vec<Key> = self.lanes.iter().flatten().map(|lane| lane.key).collect();
+        keys.into_iter().for_each(|key| self.tell_gone(key, "we have ended"));
+    }
+}

@@ -1,0 +1,167 @@
+//! What one queue of a port shares with one queue of another, and nobody else does: a ring each way, and the connection on which they ring for each
+//! other, whose end is the other's.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use ringlet_core::layout::{Geometry, WANT_BYTE, WANT_NOTHING};
+use ringlet_core::mapped::SegmentRing;
+use ringlet_core::memory::Area;
+use ringlet_core::queue::{Message, Next, Reserved, Rx, Tx};
+use ringlet_linux::sys::{Errno, Sys};
+use ringlet_linux::{fd, map, meet};
+use ringlet_messages::guarded::Guarded;
+
+/// Thirty-two of the longest messages; a short one lies in its slot.
+pub const RING_BYTES: usize = 2 << 20;
+/// Bells that are taken at once: who rings for nothing does not hold us here.
+const BELLS_AT_ONCE: usize = 16;
+
+pub struct Strand {
+    pub socket: Guarded,
+    area: Area,
+    out: SegmentRing,
+    back: SegmentRing,
+    tx: Tx,
+    rx: Rx,
+    /// An older kernel lets a peer put descriptors into our queue: looked for before each bell is taken.
+    looks: bool,
+}
+
+impl Strand {
+    /// Makes the memory; the other port gets the descriptor.
+    pub fn make(socket: Guarded, ring_bytes: usize) -> Sys<(Strand, OwnedFd)> {
+        let geometry = Geometry::new(ring_bytes).ok_or(Errno::EINVAL)?;
+        let memory = map::sealed_memfd(c"ringlet-ethernet", geometry.segment_bytes(), 0)?;
+        // SAFETY: made just now, ours alone.
+        #[allow(unsafe_code)]
+        let memory = unsafe { OwnedFd::from_raw_fd(memory) };
+        Ok((Strand::map(socket, &memory, geometry, 1)?, memory))
+    }
+
+    /// Takes the memory that another port has made.
+    pub fn join(socket: Guarded, memory: &OwnedFd, ring_bytes: usize) -> Sys<Strand> {
+        let geometry =
+            Geometry::new(ring_bytes).filter(|_| ring_bytes >= RING_BYTES).ok_or(Errno::EINVAL)?;
+        if map::sealed_size(memory.as_raw_fd())? != geometry.segment_bytes() {
+            return Err(Errno::EINVAL);
+        }
+        Strand::map(socket, memory, geometry, 0)
+    }
+
+    fn map(socket: Guarded, memory: &OwnedFd, geometry: Geometry, side: usize) -> Sys<Strand> {
+        let area = map::map_shared(memory.as_raw_fd(), geometry.segment_bytes(), true)?;
+        let ring = |direction| SegmentRing::new(area, geometry, direction);
+        let (out, back) = (ring(side), ring(1 - side));
+        let looks = !meet::refuses_descriptors();
+        Ok(Strand { socket, area, out, back, tx: Tx::default(), rx: Rx::default(), looks })
+    }
+
+    /// Room for a message of up to so many bytes, where the receiver will read it.
+    pub fn reserve(&self, len: usize) -> Option<(Reserved, *mut u8)> {
+        let place = self.tx.reserve(&self.out, len).ok()?;
+        let at = place.pointer(&self.out);
+        Some((place, at))
+    }
+
+    /// Sends what has been written there. True if the receiver slept, and was woken.
+    pub fn commit(&self, place: Reserved, len: usize) -> bool {
+        self.tx.commit(&self.out, place, len);
+        self.out.control().data_wish().granted_by_sender() != WANT_NOTHING && self.ring()
+    }
+
+    /// `None`: there is no room.
+    pub fn push(&self, message: &[u8]) -> Option<bool> {
+        let place = self.tx.reserve(&self.out, message.len()).ok()?;
+        // SAFETY: `message` is valid for its length.
+        #[allow(unsafe_code)]
+        unsafe {
+            place.write(&self.out, 0, message.as_ptr(), message.len());
+        }
+        Some(self.commit(place, message.len()))
+    }
+
+    /// Is there room for any message? Rings when there is, if not. (Look once more behind it.)
+    pub fn is_writable(&self) -> bool {
+        self.tx.writable(&self.out)
+    }
+
+    pub fn want_room(&self) {
+        self.out.control().room_wish().want(WANT_BYTE);
+    }
+
+    /// Sent and not taken.
+    pub fn waiting(&self) -> u64 {
+        self.tx.outstanding(&self.out)
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.rx.ready(&self.back)
+    }
+
+    /// Rings for the next message. (Look once more behind it.)
+    pub fn want_data(&self) {
+        self.back.control().data_wish().want(WANT_BYTE);
+    }
+
+    pub fn peek(&self) -> Next {
+        self.rx.peek(&self.back)
+    }
+
+    /// Copies the beginning of a message out; and where all of it lies, until it is released.
+    pub fn look(&self, message: &Message, head: &mut [u8]) -> *const u8 {
+        // SAFETY: `head` is valid for its length, and the message has as many (`read` checks).
+        #[allow(unsafe_code)]
+        unsafe {
+            message.read(&self.back, 0, head.as_mut_ptr(), head.len());
+        }
+        message.pointer(&self.back)
+    }
+
+    /// True if the sender waited for room, and was woken.
+    pub fn release(&self, message: Message) -> bool {
+        self.rx.release(&self.back, message)
+            && self.back.control().room_wish().granted_by_receiver() != WANT_NOTHING
+            && self.ring()
+    }
+
+    /// Never waits: where a byte does not fit, as many bells are there.
+    fn ring(&self) -> bool {
+        let _ = meet::send(self.socket.as_raw_fd(), &[0], &[]);
+        true
+    }
+
+    /// Takes the bells that have come. False: the other port has gone, or does what none does.
+    pub fn take_bells(&self) -> bool {
+        let socket = self.socket.as_raw_fd();
+        let mut bytes = [0; 8];
+        for _ in 0..BELLS_AT_ONCE {
+            if self.looks && meet::look_at(socket, &mut bytes).is_ok_and(|seen| seen.fds.truncated)
+            {
+                return false;
+            }
+            match rustix::io::read(&*self.socket, &mut bytes) {
+                Ok(0) => return false,
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return true,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    pub fn is_gone(&self) -> bool {
+        fd::pending(self.socket.as_raw_fd(), libc::POLLRDHUP)
+            & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR)
+            != 0
+    }
+}
+
+impl Drop for Strand {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`; the rings that use it go with it, and what `reserve` and `look` point to is used before.
+        #[allow(unsafe_code)]
+        unsafe {
+            map::unmap(self.area);
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Which port an address is behind: learned from what comes from it, aged, moved, and guarded against who would take another's.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::frame::Mac;
+
+/// From where frames may come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// An address is behind whoever of one user's ports used it last; another user's does not get it.
+    Moving,
+    /// It stays with the port that used it first, until that one leaves or has not used it for long.
+    Locked,
+    /// A port has the one address with which it came.
+    Static,
+}
+
+/// An address that has not been used for so long is forgotten (as a Linux bridge does).
+pub const AGE_MS: u64 = 300_000;
+/// Of one port: more stand behind no bridge, but in frames of one who wants the table to be full.
+pub const OF_ONE_PORT: usize = 4096;
+
+/// A port, as others know it; never used twice.
+pub type Key = u32;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// As it was known.
+    Known,
+    /// Known from now on, or somewhere else.
+    Learned,
+    /// It may come, but is not kept: there are too many.
+    Unlearned,
+    /// It is another port's.
+    Refused,
+}
+
+struct Entry {
+    port: Key,
+    used_ms: u64,
+    /// It came with its port, and does not age.
+    is_own: bool,
+}
+
+struct Port {
+    user: u32,
+    addresses: usize,
+}
+
+pub struct Table {
+    policy: Policy,
+    entries: HashMap<Mac, Entry>,
+    ports: HashMap<Key, Port>,
+}
+
+impl Table {
+    pub fn new(policy: Policy) -> Table {
+        Table { policy, entries: HashMap::new(), ports: HashMap::new() }
+    }
+
+    /// A port has come, with an address. False if that is another one's, who may not be robbed of it: then nothing has changed.
+    pub fn join(&mut self, key: Key, user: u32, own: Mac, now_ms: u64) -> bool {
+        let holder = self.entries.get(&own).filter(|entry| !is_old(entry, now_ms));
+        if holder.is_some_and(|entry| entry.is_own || !self.may_take(entry, user)) {
+            return false;
+        }
+        self.ports.insert(key, Port { user, addresses: 0 });
+        self.put(own, Entry { port: key, used_ms: now_ms, is_own: true });
+        true
+    }
+
+    /// A port has gone, and all that was behind it.
+    pub fn leave(&mut self, key: Key) {
+        self.ports.remove(&key);
+        self.entries.retain(|_, entry| entry.port != key);
+    }
+
+    /// A frame has come from this address, by this port.
+    pub fn source(&mut self, mac: Mac, key: Key, now_ms: u64) -> Source {
+        let Some(port) = self.ports.get(&key) else { return Source::Refused };
+        let (user, full) = (port.user, port.addresses >= OF_ONE_PORT);
+        let known = self.entries.get_mut(&mac).filter(|entry| !is_old(entry, now_ms));
+        match known {
+            Some(entry) if entry.port == key => {
+                entry.used_ms = now_ms;
+                return Source::Known;
+            }
+            Some(entry) => {
+                let entry = Entry { ..*entry };
+                if entry.is_own || !self.may_take(&entry, user) {
+                    return Source::Refused;
+                }
+            }
+            None if self.policy == Policy::Static => return Source::Refused,
+            None => {}
+        }
+        if full {
+            return if self.policy == Policy::Locked { Source::Refused } else { Source::Unlearned };
+        }
+        self.put(mac, Entry { port: key, used_ms: now_ms, is_own: false });
+        Source::Learned
+    }
+
+    pub fn find(&self, mac: Mac, now_ms: u64) -> Option<Key> {
+        self.entries.get(&mac).filter(|entry| !is_old(entry, now_ms)).map(|entry| entry.port)
+    }
+
+    fn may_take(&self, entry: &Entry, user: u32) -> bool {
+        self.policy == Policy::Moving
+            && self.ports.get(&entry.port).is_some_and(|port| port.user == user)
+    }
+
+    fn put(&mut self, mac: Mac, entry: Entry) {
+        if let Some(port) = self.ports.get_mut(&entry.port) {
+            port.addresses += 1;
+        }
+        let before = self.entries.insert(mac, entry);
+        if let Some(port) = before.and_then(|before| self.ports.get_mut(&before.port)) {
+            port.addresses -= 1;
+        }
+    }
+}
+
+fn is_old(entry: &Entry, now_ms: u64) -> bool {
+    !entry.is_own && now_ms.saturating_sub(entry.used_ms) > AGE_MS
+}
+
+/// So many frames a second, and as many at once: what goes to all is bounded, whoever sends it.
+pub struct Bucket {
+    rate: u64,
+    /// In thousandths of a frame.
+    left: u64,
+    at_ms: u64,
+}
+
+impl Bucket {
+    /// 0: without a bound.
+    pub fn new(rate: u64, now_ms: u64) -> Bucket {
+        Bucket { rate, left: rate * 1000, at_ms: now_ms }
+    }
+
+    pub fn takes(&mut self, now_ms: u64) -> bool {
+        if self.rate == 0 {
+            return true;
+        }
+        let passed = now_ms.saturating_sub(self.at_ms).min(1000);
+        self.at_ms = self.at_ms.max(now_ms);
+        self.left = (self.left + passed * self.rate).min(self.rate * 1000);
+        let takes = self.left >= 1000;
+        self.left -= if takes { 1000 } else { 0 };
+        takes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Join { key: Key, user: u32, mac: u8 },
+        Leave(Key),
+        From { key: Key, mac: u8 },
+        Pass(u64),
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            1 => (0..4u32, 0..2u32, 0..6u8).prop_map(|(key, user, mac)| Act::Join { key, user, mac }),
+            1 => (0..4u32).prop_map(Act::Leave),
+            8 => (0..4u32, 0..6u8).prop_map(|(key, mac)| Act::From { key, mac }),
+            1 => (0..2 * AGE_MS).prop_map(Act::Pass),
+        ]
+    }
+
+    fn mac(number: u8) -> Mac {
+        Mac([2, 0, 0, 0, 0, number])
+    }
+
+    /// All that ever happened, looked through from the end for each question.
+    #[derive(Default)]
+    struct Plain {
+        users: HashMap<Key, u32>,
+        /// Address, port, when, and whether it came with it.
+        seen: Vec<(u8, Key, u64, bool)>,
+    }
+
+    impl Plain {
+        fn holder(&self, mac: u8, now: u64) -> Option<(Key, bool)> {
+            let (_, key, at, own) = self.seen.iter().rev().find(|seen| seen.0 == mac)?;
+            (*own || now - at <= AGE_MS).then_some((*key, *own))
+        }
+
+        fn may(&self, policy: Policy, holder: (Key, bool), user: u32) -> bool {
+            policy == Policy::Moving && !holder.1 && self.users[&holder.0] == user
+        }
+    }
+
+    fn play(policy: Policy, acts: &[Act]) {
+        let (mut table, mut plain, mut now) = (Table::new(policy), Plain::default(), 0);
+        for act in acts {
+            match *act {
+                Act::Join { key, user, mac: number } => {
+                    if plain.users.contains_key(&key) {
+                        continue;
+                    }
+                    let holder = plain.holder(number, now);
+                    let joins = holder.is_none_or(|holder| plain.may(policy, holder, user));
+                    assert_eq!(table.join(key, user, mac(number), now), joins, "{act:?}");
+                    if joins {
+                        plain.users.insert(key, user);
+                        plain.seen.push((number, key, now, true));
+                    }
+                }
+                Act::Leave(key) => {
+                    table.leave(key);
+                    plain.users.remove(&key);
+                    // (What was behind it before somebody else had it does not come back.)
+                    for number in 0..6 {
+                        if plain.holder(number, now).is_some_and(|holder| holder.0 == key) {
+                            plain.seen.retain(|seen| seen.0 != number);
+                        }
+                    }
+                    plain.seen.retain(|seen| seen.1 != key);
+                }
+                Act::From { key, mac: number } => {
+                    let expected = match (plain.users.get(&key), plain.holder(number, now)) {
+                        (None, _) => Source::Refused,
+                        (_, Some(holder)) if holder.0 == key => Source::Known,
+                        (Some(user), Some(holder)) if !plain.may(policy, holder, *user) => {
+                            Source::Refused
+                        }
+                        (_, None) if policy == Policy::Static => Source::Refused,
+                        _ => Source::Learned,
+                    };
+                    assert_eq!(table.source(mac(number), key, now), expected, "{act:?}");
+                    let own = plain.holder(number, now).is_some_and(|holder| holder.1);
+                    if expected != Source::Refused {
+                        plain.seen.push((number, key, now, own));
+                    }
+                }
+                Act::Pass(ms) => now += ms,
+            }
+            for number in 0..6 {
+                let held = plain.holder(number, now).map(|holder| holder.0);
+                assert_eq!(table.find(mac(number), now), held, "{number} after {act:?}");
+            }
+            for (key, port) in &table.ports {
+                let count = table.entries.values().filter(|entry| entry.port == *key).count();
+                assert_eq!(port.addresses, count);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_table_is_as_a_plain_list(acts in prop::collection::vec(act(), 0..200), which in 0..3usize) {
+            play([Policy::Moving, Policy::Locked, Policy::Static][which], &acts);
+        }
+    }
+
+    #[test]
+    fn who_uses_all_addresses_fills_its_own_share_only() {
+        for (policy, expected) in
+            [(Policy::Moving, Source::Unlearned), (Policy::Locked, Source::Refused)]
+        {
+            let mut table = Table::new(policy);
+            assert!(table.join(1, 0, mac(1), 0) && table.join(2, 0, mac(2), 0));
+            let many = |number: usize| Mac([6, 0, 0, 0, (number >> 8) as u8, number as u8]);
+            (1..OF_ONE_PORT)
+                .for_each(|number| assert_eq!(table.source(many(number), 1, 0), Source::Learned));
+            assert_eq!(table.source(many(OF_ONE_PORT), 1, 0), expected);
+            assert_eq!(table.source(mac(3), 2, 0), Source::Learned);
+        }
+    }
+
+    #[test]
+    fn a_storm_is_bounded_and_ends() {
+        let mut bucket = Bucket::new(100, 0);
+        assert_eq!((0..1000).filter(|_| bucket.takes(0)).count(), 100);
+        assert_eq!((0..1000).filter(|ms| bucket.takes(*ms)).count(), 99);
+        assert_eq!((0..1000).filter(|_| bucket.takes(60_000)).count(), 100);
+        assert!((0..100_000).all(|_| Bucket::new(0, 0).takes(0)));
+    }
+}

@@ -1,0 +1,109 @@
+//! What ports, and who looks at them, say to each other over their sockets: one JSON value a message.
+
+use std::os::fd::AsRawFd;
+
+use anyhow::{Context, Result, bail};
+use ringlet_core::layout;
+use ringlet_linux::meet::{self, Received};
+use ringlet_linux::sys::Errno;
+use ringlet_messages::guarded::Guarded;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+pub use crate::counters::Totals;
+use crate::frame::Mac;
+
+/// Of these messages and, with the layout of what is shared, of a strand.
+pub const VERSION: u32 = 1 << 16 | layout::VERSION;
+/// The longest that is read: what a port says of itself and 511 others.
+const LONGEST: usize = 192 << 10;
+
+/// The first message of who connects.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    pub version: u32,
+    pub ask: Ask,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Ask {
+    /// Another port's, for its first strand.
+    Join(About),
+    /// For a further one, with what the first answer said.
+    Strand { id: u64, number: u16, token: u64 },
+    /// Say how you are.
+    State,
+    /// End.
+    End,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct About {
+    pub id: u64,
+    pub name: String,
+    pub mac: Mac,
+    pub queues: u16,
+    pub pid: u32,
+    /// Its network namespace, by its inode.
+    pub namespace: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Answer {
+    /// The strand's memory comes with it.
+    Strand {
+        about: About,
+        token: u64,
+        ring_bytes: usize,
+    },
+    /// Both came to each other at once, and the other connection stays.
+    Crossed,
+    Refused(String),
+    State(State),
+    Ending,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    pub about: About,
+    pub peers: Vec<Peer>,
+    pub totals: Totals,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Peer {
+    pub id: u64,
+    pub name: String,
+    pub mac: Mac,
+    pub user: u32,
+    pub sent: u64,
+    pub received: u64,
+    pub full: u64,
+    pub waiting: u64,
+}
+
+pub fn hello(ask: Ask) -> Hello {
+    Hello { version: VERSION, ask }
+}
+
+pub fn say(socket: &Guarded, what: &impl Serialize, fds: &[i32]) -> Result<()> {
+    let text = serde_json::to_vec(what)?;
+    meet::send(socket.as_raw_fd(), &text, fds)
+        .map_err(|error| anyhow::anyhow!("nothing can be said there: {error:?}"))
+}
+
+/// The next message, and its descriptors; `None` when there is none yet.
+pub fn hear<T: DeserializeOwned>(socket: &Guarded) -> Result<Option<(T, Received)>> {
+    let mut bytes = vec![0; LONGEST];
+    let came = match meet::take(socket.as_raw_fd(), &mut bytes) {
+        Ok(came) => came,
+        Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+        Err(error) => bail!("{error:?}"),
+    };
+    if came.len == 0 || came.fds.truncated {
+        bail!("it has ended the connection");
+    }
+    let what = serde_json::from_slice(&bytes[..came.len.min(LONGEST)])
+        .context("what it says is not understood")?;
+    Ok(Some((what, came)))
+}

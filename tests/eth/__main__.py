@@ -1,0 +1,350 @@
+"""`ringlet eth`: devices in network namespaces, and what runs over them that nobody here wrote.
+
+    python3 tests/eth [SCENE...]     default: all scenes (as root)
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults")]
+
+from harness import ROOT, Failed, adopt_orphans, end_orphans, require, skip, wait_until  # noqa: E402
+from hostile import HOSTILE  # noqa: E402
+from networks import LIMIT_SECONDS, Host, ground, within  # noqa: E402
+
+NEEDED = {"ip": "iproute2", "bridge": "iproute2", "ping": "iputils-ping", "iperf3": "iperf3", "tcpdump": "tcpdump", "ethtool": "ethtool"}
+SCENES = dict(HOSTILE)
+
+
+def scene(function):
+    SCENES[function.__name__] = function
+    return function
+
+
+@scene
+def carrier(ground):
+    """A device has a carrier while another port is there; of one that is killed nothing stays."""
+    one, other = ground.hosts(2)
+    one.await_carrier(True)
+    other.await_carrier(True)
+    folder = pathlib.Path(os.environ["RINGLET_ETHERNET"]) / one.network
+    require(len(list(folder.glob("*.port"))) == 2, f"sockets: {list(folder.iterdir())}")
+    other.port.kill()
+    one.await_carrier(False)
+    require("vnet0" not in other.run("ip", "link"), "the device outlives its port")
+    wait_until(lambda: len(list(folder.glob("*.port"))) == 1, LIMIT_SECONDS, f"the socket of a dead port: {list(folder.iterdir())}")
+    other.up()
+    one.await_carrier(True)
+    one.ping(other.ip)
+    ground.must("down", "vnet0", within=other.namespace)
+    require("vnet0" not in other.run("ip", "link"), "the device is there behind `down`")
+    require(other.port.wait(LIMIT_SECONDS) == 0, f"a port that was told to end: {other.port.tail()}")
+    one.await_carrier(False)
+    # The last one of all: who looks next removes what it left behind.
+    one.port.kill()
+    require("no ports" in ground.must("ls"), ground.must("ls"))
+    require(not list(folder.glob("*.port")), f"sockets: {list(folder.iterdir())}")
+    ground.must("delete", one.network)
+
+
+@scene
+def removed(ground):
+    """A port whose device is deleted ends, and says why."""
+    one, _other = ground.hosts(2)
+    one.run("ip", "link", "del", "vnet0")
+    require(one.port.wait(LIMIT_SECONDS) == 1 and "the device was removed" in one.port.tail(), one.port.tail())
+
+
+@scene
+def pings(ground):
+    """Every kind of size by IPv4 and IPv6, and from cold; unfragmented up to the largest MTU."""
+    one, other = ground.hosts(2)
+    for size in (0, 1, 18, 19, 56, 1472, 1473, 4096, 9000, 32768, 65493):
+        one.ping(other.ip, "-M", "do", "-s", size)
+    for size in (0, 64, 1453, 9000, 65473):
+        other.ping(one.six, "-M", "do", "-s", size)
+    one.ping(other.ip, "-s", 65507)
+    for words in (["-4"], ["-6"]):
+        one.run("ip", *words, "neigh", "flush", "all")
+        one.ping(other.ip if words == ["-4"] else other.six)
+    require("mtu 65521" in one.run("ip", "link", "show", "vnet0"), "not the largest MTU")
+    for host in (one, other):
+        lost = {why: count for why, count in host.state()["totals"]["dropped"] if count and why != "no other port"}
+        require(not lost, f"dropped: {lost}")
+
+
+def iperf(client, server, *words, seconds=1):
+    """What iperf3's client found."""
+    served = server.start("iperf3", "-s", "-1", "-B", server.ip)
+    wait_until(lambda: f"{server.ip}:5201" in server.run("ss", "-Hltn"), LIMIT_SECONDS, "iperf3 to listen")
+    done = client.run("iperf3", "-J", "-t", seconds, "-c", server.ip, *words)
+    require(served.wait(LIMIT_SECONDS) == 0, served.tail())
+    return json.loads(done)["end"]
+
+
+def passes_whole(one, other, mtu):
+    """Segments of TCP pass uncut: frames are longer than the MTU."""
+    before = other.state()["totals"]
+    end = iperf(one, other)
+    after = other.state()["totals"]
+    mean = (after["received_bytes"] - before["received_bytes"]) / (after["received"] - before["received"])
+    require(end["sum_received"]["bytes"] > 10_000_000, f"iperf3: {end}")
+    require(mean > mtu, f"frames of {mean} bytes at an MTU of {mtu}")
+
+
+@scene
+def streams(ground):
+    """iperf3 by TCP and UDP, both ways, by one queue and by several."""
+    for options in ([], ["--queues", "2"]):
+        one, other = ground.hosts(2, options=["--mtu", "1500", *options])
+        passes_whole(one, other, 1500)
+        iperf(one, other, "-R")
+        iperf(one, other, "-P", "4")
+        end = iperf(one, other, "-u", "-b", "200M", "-l", "1400")["sum"]
+        require(end["packets"] > 1000 and end["lost_packets"] < end["packets"] / 2, f"UDP: {end}")
+
+
+@scene
+def queues(ground):
+    """Ports of different numbers of queues understand each other."""
+    network = ground.network()
+    few, many = ground.host(network, 1), ground.host(network, 2, "--queues", "4")
+    few.await_carrier(True)
+    for one, other in ((few, many), (many, few)):
+        one.ping(other.ip, "-s", 9000)
+        iperf(one, other, "-P", "4")
+
+
+@scene
+def three(ground):
+    """Unicast goes to one port only; what is behind a bridge is learned, and found again where it has moved to."""
+    network = ground.network()
+    one, other, bridged = (ground.host(network, number) for number in (1, 2, 3))
+    # Behind the third's bridge is a host by a veth.
+    bridged.run("ip", "address", "flush", "dev", "vnet0")
+    bridged.run("ip", "link", "add", "bridge", "type", "bridge")
+    bridged.run("ip", "link", "set", "bridge", "mtu", "1500", "up")
+    bridged.run("ip", "link", "set", "vnet0", "mtu", "1500", "master", "bridge")
+    behind = Host(ground, ground.namespace(), network, 4, (), "eth0")
+    within(behind.namespace, "ip", "link", "add", "eth0", "address", behind.mac, "type", "veth", "peer", "name", "inner", "netns", bridged.namespace)
+    behind.run("ip", "link", "set", "eth0", "up")
+    bridged.run("ip", "link", "set", "inner", "master", "bridge", "up")
+    behind.address("eth0")
+    for host in (one, other):
+        host.run("ip", "link", "set", "vnet0", "mtu", "1500")
+        host.ping(behind.ip, "-s", 1400)
+    behind.ping(one.six)
+
+    def of(host, peer):
+        return next(each["received"] for each in host.state()["peers"] if each["mac"] == peer.mac)
+
+    before = of(other, one)
+    for _ in range(20):
+        one.ping(behind.ip)
+    require(of(other, one) - before < 30, f"another port saw {of(other, one) - before} frames of 60 that were not for it")
+    # It moves: the same address by a device of its own.
+    behind.run("ip", "link", "del", "eth0")
+    moved = ground.host(network, 4, namespace=behind.namespace)
+    one.run("ip", "neigh", "flush", "all")
+    one.ping(moved.ip)
+
+
+@scene
+def vlans(ground):
+    """Tags pass, and keep apart; at the full MTU, too."""
+    one, other = ground.hosts(2)
+    for tag in (7, 8):
+        for host, number in ((one, 1), (other, 2)):
+            host.run("ip", "link", "add", "link", "vnet0", "name", f"v{tag}", "type", "vlan", "id", tag)
+            host.run("ip", "address", "add", f"10.7.{tag}.{number}/24", "dev", f"v{tag}")
+            host.run("ip", "link", "set", f"v{tag}", "up")
+    one.ping("10.7.7.2", "-M", "do", "-s", 65493)
+    other.run("ip", "link", "set", "v8", "down")
+    other.run("ip", "route", "add", "10.7.8.2/32", "dev", "v7")
+    said = subprocess.run(["ip", "netns", "exec", one.namespace, "ping", "-n", "-c", "1", "-W", "1", "10.7.8.2"], capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    require(said.returncode != 0, f"one VLAN is heard in another: {said.stdout}")
+
+
+def packets(path):
+    """What a capture holds: frames, without their times."""
+    data, at, found = path.read_bytes(), 24, []
+    while at + 16 <= len(data):
+        size = struct.unpack_from("<I", data, at + 8)[0]
+        found.append(data[at + 16 : at + 16 + size])
+        at += 16 + size
+    return found
+
+
+@scene
+def captures(ground):
+    """tcpdump on both ends sees the same frames."""
+    one, other = ground.hosts(2)
+    files = [pathlib.Path(ground.directory) / f"{host.namespace}.pcap" for host in (one, other)]
+    dumps = [host.start("tcpdump", "-i", "vnet0", "-U", "-s", "0", "-w", file, "icmp") for host, file in zip((one, other), files, strict=True)]
+    for dump in dumps:
+        wait_until(lambda dump=dump: "listening on" in dump.tail(), LIMIT_SECONDS, "tcpdump to listen")
+    for size in (0, 100, 1472, 9000, 65493):
+        one.ping(other.ip, "-s", size)
+    wait_until(lambda: all(len(packets(file)) == 30 for file in files), LIMIT_SECONDS, f"30 frames: {[len(packets(file)) for file in files]}")
+    for dump in dumps:
+        dump.stop(signal.SIGINT)
+    require(packets(files[0]) == packets(files[1]), "the two ends saw different frames")
+
+
+LISTEN = """
+import socket, struct, sys
+listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+listener.bind(("239.7.7.7", 7007))
+listener.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, struct.pack("4s4s", socket.inet_aton("239.7.7.7"), socket.inet_aton(sys.argv[1])))
+listener.settimeout(60)
+print("listens", flush=True)
+while (data := listener.recv(100)) != b"end":
+    print(data.decode(), flush=True)
+"""
+SPEAK = """
+import socket, sys
+speaker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+speaker.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(sys.argv[1]))
+for number in range(100):
+    speaker.sendto(b"%d" % number, ("239.7.7.7", 7007))
+speaker.sendto(b"end", ("239.7.7.7", 7007))
+"""
+
+
+@scene
+def multicast(ground):
+    """Each port gets a multicast frame once, in order, and the sender none."""
+    one, *others = ground.hosts(4)
+    listeners = [host.start(sys.executable, "-c", LISTEN, host.ip) for host in others]
+    for listener in listeners:
+        require(listener.line(LIMIT_SECONDS) == "listens", listener.tail())
+    one.run(sys.executable, "-c", SPEAK, one.ip)
+    for listener in listeners:
+        require(listener.wait(LIMIT_SECONDS) == 0, listener.tail())
+        heard = listener.finished_output().decode().split()[1:]
+        require(heard == [str(number) for number in range(100)], f"heard: {heard}")
+
+
+@scene
+def reconnects(ground):
+    """A port is killed and comes back in the midst of a stream of TCP, which lives."""
+    one, other = ground.hosts(2)
+    served = other.start("iperf3", "-s", "-1", "-B", other.ip)
+    wait_until(lambda: f"{other.ip}:5201" in other.run("ss", "-Hltn"), LIMIT_SECONDS, "iperf3 to listen")
+    client = one.start("iperf3", "-J", "-n", "3G", "-c", other.ip)
+    received = one.state()["totals"]["sent"]
+    wait_until(lambda: one.state()["totals"]["sent"] > received + 1000, LIMIT_SECONDS, "the stream to begin")
+    for _ in range(2):
+        other.port.kill()
+        one.await_carrier(False)
+        other.up()
+        one.await_carrier(True)
+        sent = one.state()["totals"]["sent"]
+        wait_until(lambda sent=sent: one.state()["totals"]["sent"] > sent + 100, LIMIT_SECONDS, "the stream to go on")
+    require(client.wait(LIMIT_SECONDS) == 0 and served.wait(LIMIT_SECONDS) == 0, f"iperf3: {client.tail()}")
+    require(json.loads(client.finished_output())["end"]["sum_received"]["bytes"] >= 3 << 30, client.tail())
+
+
+def ticks(pid):
+    """The processor time of all threads."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+@scene
+def sleeps(ground):
+    """An idle port takes no processor time, however busy it was."""
+    one, other = ground.hosts(2)
+    iperf(one, other)
+    pids = [host.state()["about"]["pid"] for host in (one, other)]
+
+    def idle():
+        before = [ticks(pid) for pid in pids]
+        time.sleep(0.5)
+        return before == [ticks(pid) for pid in pids]
+
+    wait_until(idle, LIMIT_SECONDS, "ports to sleep")
+    one.ping(other.ip)
+
+
+@scene
+def wrong(ground):
+    """Each wrong use gets a sentence that names the fix."""
+    network, name = ground.network(), ground.namespace()
+
+    def says(*words, what, within=None):
+        status, said = ground.eth(*words, within=within)
+        require(status != 0 and what in said, f"{words}: {status}, {said}")
+
+    says("up", "vnet0", "--network", "nowhere", what="ringlet eth create nowhere")
+    says("create", network, what="ringlet eth delete")
+    says("create", "a/b", what="a network's name is of")
+    says("create", "other", "--group", "nobody-has-this", what="there is no group")
+    says("up", "vnet0", "--network", network, "--mtu", "67", what="between 68 and 65521")
+    says("up", "vnet0", "--network", network, "--mtu", "65522", what="between 68 and 65521")
+    says("up", "a-name-that-is-too-long", "--network", network, what="15 characters")
+    says("up", "vnet0", "--network", network, "--mac", "01:00:5e:00:00:01", what="the first byte must be even")
+    says("up", "vnet0", "--network", network, "--queues", "17", what="1..=16")
+    says("up", "lo", "--network", network, what="there is a device lo here already", within=name)
+    says("down", "vnet0", what="ringlet eth ls")
+    says("delete", "nowhere", what="there is no network")
+    nobody = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", ground.command, "eth", "up", "vnet0", "--network", network]
+    done = subprocess.run(["ip", "netns", "exec", name, *nobody], capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    require(done.returncode != 0 and "CAP_NET_ADMIN" in done.stderr, done.stderr)
+    host = ground.host(network, 1)
+    says("delete", network, what="has 1 ports")
+    # Its address is taken: the two do not meet, and each says so.
+    twin = Host(ground, ground.namespace(), network, 1, ())
+    twin.up()
+    wait_until(lambda: "another port's address" in twin.port.tail(), LIMIT_SECONDS, f"what a twin says: {twin.port.tail()}")
+    require(not host.state()["peers"], f"{host.state()['peers']}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help=f"of {', '.join(SCENES)}")
+    parser.add_argument("--ringlet", default=ROOT / "target/release/ringlet", help="the command to test")
+    options = parser.parse_args()
+    if unknown := set(options.scenes) - set(SCENES):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    if os.geteuid() != 0:
+        skip("only root makes namespaces and devices")
+    if not pathlib.Path("/dev/net/tun").exists():
+        skip("there is no /dev/net/tun")
+    if packages := sorted({package for what, package in NEEDED.items() if shutil.which(what) is None}):
+        skip(f"not installed (Debian packages): {', '.join(packages)}")
+    adopt_orphans()
+    # Who is told to end puts away what there is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    failed = False
+    for name in options.scenes or SCENES:
+        began, problem = time.monotonic(), ""
+        with tempfile.TemporaryDirectory(prefix="ringlet-eth-") as directory:
+            try:
+                with ground(options.ringlet, directory) as place:
+                    SCENES[name](place)
+            except (Failed, subprocess.SubprocessError) as told:
+                failed, problem = True, str(told)
+        print(f"{'FAILED' if problem else 'passed':8}  {name:20} {time.monotonic() - began:6.1f} s", flush=True)
+        if problem:
+            print("    " + problem.replace("\n", "\n    "), flush=True)
+    if left := end_orphans():
+        print(f"FAILED    left behind: {left}", flush=True)
+        failed = True
+    sys.exit(failed)
+
+
+with contextlib.suppress(KeyboardInterrupt):
+    main()

@@ -1,0 +1,224 @@
+"""A port that does what none does, spoken by hand: the others stay well."""
+
+import array
+import contextlib
+import json
+import mmap
+import os
+import pathlib
+import random
+import socket
+import struct
+
+from harness import require, wait_until
+from networks import LIMIT_SECONDS
+
+HOSTILE = {}
+# Mirrors ringlet-ethernet/src/wire.rs and ringlet-core/src/layout.rs.
+VERSION = 1 << 16 | 8
+SLOTS, SLOT_COUNT, LINE = 4096, 1024, 64
+PLAIN = bytes(10)
+BROADCAST = b"\xff" * 6
+HEADER = "malformed header"
+SOURCE = "a source address that is another port's"
+
+
+def scene(function):
+    HOSTILE[function.__name__] = function
+    return function
+
+
+def mac(text):
+    return bytes.fromhex(text.replace(":", ""))
+
+
+class Stranger:
+    """One strand with a port, whose memory it writes as it likes."""
+
+    def __init__(self, host, address="02:00:00:00:00:66", version=VERSION):
+        folder = pathlib.Path(os.environ["RINGLET_ETHERNET"]) / host.network
+        self.held = contextlib.ExitStack()
+        self.number = random.getrandbits(64)
+        self.mac, self.position = mac(address), 0
+        self.seat = self.held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        path = folder / f"{self.number:016x}.port"
+        self.seat.bind(str(path))
+        self.held.callback(path.unlink, missing_ok=True)
+        self.seat.listen()
+        self.socket = self.held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        self.socket.settimeout(LIMIT_SECONDS)
+        self.socket.connect(str(folder / f"{host.state()['about']['id']:016x}.port"))
+        about = {"id": self.number, "name": "stranger", "mac": address, "queues": 1, "pid": 1, "namespace": 0}
+        self.socket.send(json.dumps({"version": version, "ask": {"Join": about}}).encode())
+        said, fds, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
+        self.answer = json.loads(said)
+        if "Strand" in self.answer:
+            self.ring_bytes = self.answer["Strand"]["ring_bytes"]
+            self.memory = mmap.mmap(fds[0], SLOTS + 2 * (SLOT_COUNT * LINE + self.ring_bytes))
+        for fd in fds:
+            os.close(fd)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.held.close()
+
+    def bell(self):
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+            self.socket.send(b"\0", socket.MSG_DONTWAIT)
+
+    def record(self, flags, length, payload):
+        """The next record, in its slot."""
+        at = SLOTS + self.position % SLOT_COUNT * LINE
+        self.memory[at + 8 : at + 8 + len(payload)] = payload
+        header = (1 << 43 | self.position) << 20 | flags << 17 | length
+        self.memory[at : at + 8] = struct.pack("<Q", header)
+        self.position += 1
+        self.bell()
+
+    def send(self, source, destination=BROADCAST, header=PLAIN, rest=bytes(20)):
+        message = header + destination + source + b"\x88\xb5" + rest
+        self.record(0, len(message), message)
+
+    def is_out(self):
+        """The other end has been closed."""
+        with contextlib.suppress(BlockingIOError):
+            while self.socket.recv(64, socket.MSG_DONTWAIT):
+                pass
+            return True
+        return False
+
+
+def well(*hosts):
+    """All others reach each other, and none has ended."""
+    for host in hosts:
+        require(host.port.poll() is None, f"a port ended: {host.port.tail()}")
+        for other in hosts:
+            if other is not host:
+                host.ping(other.ip, "-s", 9000)
+
+
+@scene
+def lies(ground):
+    """Headers that say what can't be, and other ports' addresses, are refused and counted; a record that no port writes ends the strand."""
+    one, other = ground.hosts(2)
+    with Stranger(one) as stranger:
+        one_takes = one.state()["totals"]["received"]
+        stranger.send(stranger.mac)
+        wait_until(lambda: one.state()["totals"]["received"] > one_takes, LIMIT_SECONDS, "an honest frame to be taken")
+        # (The first five are no header of a kernel's; a multicast source is nobody's.)
+        broken = [bytes([4]) + bytes(9), b"\0\x02" + bytes(8), b"\1\1\xff\xff\0\1\x22\0\x10\0", b"\1\1\0\0\0\0\x22\0\x10\0", b"\1\0\0\0\0\0\xff\xff\0\0"]
+        for header in broken:
+            stranger.send(stranger.mac, header=header)
+        stranger.send(b"\1" + stranger.mac[1:])
+        stranger.record(0, 11, bytes(11))
+        wait_until(lambda: one.dropped(HEADER) == len(broken) + 2, LIMIT_SECONDS, f"what is malformed to be counted: {one.state()}")
+        for source in (mac(one.mac), mac(other.mac)):
+            stranger.send(source)
+        wait_until(lambda: one.dropped(SOURCE) == 2, LIMIT_SECONDS, f"who takes others' addresses to be counted: {one.state()}")
+        well(one, other)
+        stranger.record(0, 57, bytes(40))
+        wait_until(stranger.is_out, LIMIT_SECONDS, "a corrupt record to end the strand")
+    for flags, length, payload in ((1, 100, struct.pack("<Q", (1 << 21) - 64)), (1, 0, bytes(8)), (1, (1 << 17) - 1, bytes(8)), (4, 16, bytes(16)), (5, 16, bytes(16))):
+        with Stranger(one) as stranger:
+            stranger.record(flags, length, payload)
+            wait_until(stranger.is_out, LIMIT_SECONDS, f"{(flags, length)} to end the strand")
+    well(one, other)
+
+
+@scene
+def locked(ground):
+    """Where addresses are locked or static nobody has another's, and where they are static nobody has a second one."""
+    for policy, second in (("locked", 0), ("static", 1)):
+        (one,) = ground.hosts(1, "--addresses", policy)
+        with Stranger(one, "02:00:00:00:00:66") as stranger, Stranger(one, "02:00:00:00:00:67") as thief:
+            stranger.send(mac("02:00:00:00:00:77"))
+            wait_until(lambda: one.state()["totals"]["received"] + one.dropped(SOURCE) == 1, LIMIT_SECONDS, "a second address")  # noqa: B023
+            require(one.dropped(SOURCE) == second, f"{policy}: {one.state()}")
+            for address in ("02:00:00:00:00:77", "02:00:00:00:00:66"):
+                thief.send(mac(address))
+            wait_until(lambda: one.dropped(SOURCE) == second + 2, LIMIT_SECONDS, f"a thief to be refused: {one.state()}")  # noqa: B023
+        with Stranger(one, one.mac) as twin:
+            require("Refused" in twin.answer, f"{twin.answer}")
+
+
+@scene
+def scribbles(ground):
+    """Random bytes all over the memory, again and again."""
+    one, other = ground.hosts(2)
+    for seed in range(6):
+        chance = random.Random(seed)
+        with Stranger(one) as stranger, Stranger(other) as second:
+            for each in (stranger, second):
+                for _ in range(300):
+                    at = chance.choice((chance.randrange(512, 1536), chance.randrange(SLOTS, SLOTS + 4096), chance.randrange(len(each.memory) - 64)))
+                    each.memory[at : at + 8] = chance.randbytes(8) if chance.random() < 0.9 else bytes(8)
+                    if chance.random() < 0.1:
+                        each.bell()
+                    if chance.random() < 0.1:
+                        each.send(each.mac, rest=chance.randbytes(20))
+            well(one, other)
+
+
+@scene
+def hears_nothing(ground):
+    """What one port sends to another is in no memory of a third."""
+    one, other = ground.hosts(2)
+    with Stranger(one) as stranger, Stranger(other) as second:
+        one.ping(other.ip)
+        marker = os.urandom(16)
+        one.ping(other.ip, "-s", 4000, "-p", marker.hex())
+        other.ping(one.six, "-s", 4000, "-p", marker.hex())
+        for each in (stranger, second):
+            require(each.memory.find(marker) < 0, "a frame for another port")
+        # (What is for all is there: the look is one.)
+        one.run("ip", "neigh", "flush", "all")
+        one.ping(other.ip)
+        require(stranger.memory.find(mac(one.mac)) >= 0, "not even a broadcast has come")
+
+
+@scene
+def deaf(ground):
+    """One that takes nothing loses its own frames; the others' go on."""
+    one, other = ground.hosts(2)
+    with Stranger(one):
+        speak = "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)\n"
+        speak += "for _ in range(5000): s.sendto(bytes(1000), ('10.7.0.255', 7007))"
+        one.run("python3", "-c", speak)
+        wait_until(lambda: any(peer["full"] for peer in one.state()["peers"] if peer["name"] == "stranger"), LIMIT_SECONDS, f"a full queue: {one.state()}")
+        well(one, other)
+
+
+@scene
+def storms(ground):
+    """Of what goes to all, no more is taken than the network's rule says."""
+    (one,) = ground.hosts(1, "--storm", "50")
+    with Stranger(one) as stranger:
+        for _ in range(500):
+            stranger.send(stranger.mac)
+        wait_until(lambda: one.dropped("too many to all ports") >= 350, LIMIT_SECONDS, f"a storm to be bounded: {one.state()}")
+
+
+@scene
+def comers(ground):
+    """Who connects and says nothing, or what nobody understands, is in nobody's way."""
+    one, other = ground.hosts(2)
+    path = str(pathlib.Path(os.environ["RINGLET_ETHERNET"]) / one.network / f"{one.state()['about']['id']:016x}.port")
+    with contextlib.ExitStack() as held:
+        for number in range(200):
+            comer = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            comer.connect(path)
+            with contextlib.suppress(OSError):
+                if number % 4 == 1:
+                    comer.send(b"{" * 60_000)
+                elif number % 4 == 2:
+                    comer.sendmsg([b"null"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))])
+                elif number % 4 == 3:
+                    strand = {"id": 1, "number": 65535, "token": 0}
+                    comer.send(json.dumps({"version": VERSION, "ask": {"Strand": strand}}).encode())
+        with Stranger(one, version=1) as stranger:
+            require("version" in stranger.answer.get("Refused", ""), f"{stranger.answer}")
+        third = ground.host(one.network, 3)
+        wait_until(lambda: len(third.state()["peers"]) == 2, LIMIT_SECONDS, "a new port to meet the others")
+        well(one, other, third)
