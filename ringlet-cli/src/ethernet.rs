@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::mpsc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use nix::unistd::Group;
 use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::frame::MTU_MOST;
@@ -169,14 +169,13 @@ struct Network {
 fn networks() -> Result<Vec<Network>> {
     let rooms = Room::all()?;
     let look = |room: Room| -> Result<Network> {
-        let (mut ports, mut silent) = (Vec::new(), Vec::new());
-        for id in room.ports()? {
-            match room.state(id) {
-                Ok(state) => ports.push(state),
-                Err(_) => silent.push(id),
-            }
-        }
-        ports.sort_by(|one, other| one.about.name.cmp(&other.about.name));
+        let (mut ports, mut silent) = (Vec::new(), room.ports()?);
+        room.states(|state| {
+            silent.retain(|id| *id != state.about.id);
+            ports.push(state);
+            true
+        })?;
+        ports.sort_by(|one: &State, other| one.about.name.cmp(&other.about.name));
         Ok(Network { name: room.name, rules: room.rules, ports, silent })
     };
     rooms.into_iter().map(look).collect()
@@ -231,34 +230,33 @@ fn show(networks: &[Network]) {
     table::print(head.map(str::to_owned), rows);
 }
 
-/// Ports of this network namespace by that name, and where they are.
-fn found(device: &str) -> Result<Vec<(Room, State)>> {
+/// The port of this network namespace that has this name, and its network.
+fn find(device: &str) -> Result<(Room, State)> {
     let here = port::namespace()?;
-    let mut found = Vec::new();
     for room in Room::all()? {
-        for id in room.ports()? {
-            let state = room.state(id).ok();
-            let is_it = |state: &State| state.about.name == device && state.about.namespace == here;
-            found.extend(state.filter(is_it).map(|state| (room.clone(), state)));
+        let mut found = None;
+        room.states(|state| {
+            let is_it = state.about.name == device && state.about.namespace == here;
+            found = is_it.then_some(state);
+            !is_it
+        })?;
+        if let Some(state) = found {
+            return Ok((room, state));
         }
     }
-    ensure!(
-        !found.is_empty(),
+    bail!(
         "no device {device} of this network namespace is a port: `ringlet eth ls` shows all that this user may see"
-    );
-    Ok(found)
+    )
 }
 
 fn down(device: &str) -> Result<()> {
-    for (room, state) in found(device)? {
-        room.end(state.about.id).with_context(|| format!("{device} does not end"))?;
-    }
-    Ok(())
+    let (room, state) = find(device)?;
+    room.end(state.about.id).with_context(|| format!("{device} does not end"))
 }
 
 fn stats(args: &StatsArgs) -> Result<()> {
     let states: Vec<State> = match &args.device {
-        Some(device) => found(device)?.into_iter().map(|(_, state)| state).collect(),
+        Some(device) => vec![find(device)?.1],
         None => networks()?.into_iter().flat_map(|network| network.ports).collect(),
     };
     if args.json {

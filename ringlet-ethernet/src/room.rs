@@ -180,15 +180,37 @@ impl Room {
             if let Some((answer, _)) = hear(&socket)? {
                 return Ok((socket, answer));
             }
-            wait(&socket, until)?;
+            wait(&[&socket], until)?;
         }
     }
 
-    pub fn state(&self, id: u64) -> Result<State> {
-        match self.ask(id, Ask::State)?.1 {
-            Answer::State(state) => Ok(state),
-            other => bail!("an answer to something else: {other:?}"),
+    /// Asks all ports at once. `each` hears their answers as they come, and says whether to go on. Who does not answer in time is left out.
+    pub fn states(&self, mut each: impl FnMut(State) -> bool) -> Result<()> {
+        let asked = self.ports()?.into_iter().map(|id| {
+            let socket = self.connect(id).ok();
+            (id, socket.filter(|socket| say(socket, &hello(Ask::State), &[]).is_ok()))
+        });
+        let mut asked: Vec<_> = asked.collect();
+        let until = Instant::now() + PATIENCE;
+        while asked.iter().any(|(_, socket)| socket.is_some()) {
+            for (id, socket) in &mut asked {
+                let answer = match socket.as_ref().map(hear) {
+                    None | Some(Ok(None)) => continue,
+                    Some(Ok(Some((Answer::State(state), _)))) => Some(state),
+                    Some(_) => None,
+                };
+                *socket = None;
+                if answer.is_some_and(|state| state.about.id == *id && !each(state)) {
+                    return Ok(());
+                }
+            }
+            let left: Vec<&Guarded> =
+                asked.iter().filter_map(|(_, socket)| socket.as_ref()).collect();
+            if left.is_empty() || wait(&left, until).is_err() {
+                break;
+            }
         }
+        Ok(())
     }
 
     /// Ends a port, and waits until it has.
@@ -201,16 +223,18 @@ impl Room {
         }
         let until = Instant::now() + PATIENCE;
         while hear::<Answer>(&socket).is_ok_and(|came| came.is_none()) {
-            wait(&socket, until)?;
+            wait(&[&socket], until)?;
         }
         Ok(())
     }
 }
 
-fn wait(socket: &Guarded, until: Instant) -> Result<()> {
+/// For one of them to have something to say.
+fn wait(sockets: &[&Guarded], until: Instant) -> Result<()> {
     let left = until.saturating_duration_since(Instant::now());
     ensure!(!left.is_zero(), "it does not answer within {} s", PATIENCE.as_secs());
-    let mut fds = [PollFd::new(&**socket, PollFlags::IN)];
+    let mut fds: Vec<PollFd> =
+        sockets.iter().map(|socket| PollFd::new(&***socket, PollFlags::IN)).collect();
     match poll(&mut fds, Some(&left.try_into()?)) {
         Err(rustix::io::Errno::INTR) | Ok(_) => Ok(()),
         Err(error) => Err(error.into()),

@@ -52,6 +52,7 @@ class Stranger:
         self.socket.send(json.dumps({"version": version, "ask": {"Join": about}}).encode())
         said, fds, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
         self.answer = json.loads(said)
+        self.socket.setblocking(False)
         if "Strand" in self.answer:
             self.ring_bytes = self.answer["Strand"]["ring_bytes"]
             self.memory = mmap.mmap(fds[0], SLOTS + 2 * (SLOT_COUNT * LINE + self.ring_bytes))
@@ -66,7 +67,7 @@ class Stranger:
 
     def bell(self):
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            self.socket.send(b"\0", socket.MSG_DONTWAIT)
+            self.socket.send(b"\0")
 
     def record(self, flags, length, payload):
         """The next record, in its slot."""
@@ -84,7 +85,7 @@ class Stranger:
     def is_out(self):
         """The other end has been closed."""
         with contextlib.suppress(BlockingIOError):
-            while self.socket.recv(64, socket.MSG_DONTWAIT):
+            while self.socket.recv(64):
                 pass
             return True
         return False
