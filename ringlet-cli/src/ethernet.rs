@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use nix::unistd::Group;
 use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::frame::MTU_MOST;
-use ringlet_ethernet::room::Rules;
+use ringlet_ethernet::room::{Rules, base};
 use ringlet_ethernet::wire::{State, Totals};
 use ringlet_ethernet::{Mac, Policy, Room, port};
 use serde::Serialize;
@@ -106,7 +106,7 @@ struct StatsArgs {
 pub fn run(args: EthArgs) -> Result<ExitCode> {
     match args.command {
         EthCommand::Create(args) => create(&args)?,
-        EthCommand::Delete { network } => Room::delete(&network)?,
+        EthCommand::Delete { network } => Room::delete(&base(), &network)?,
         EthCommand::Up(args) => up(args)?,
         EthCommand::Down { device } => down(&device)?,
         EthCommand::Ls(args) => {
@@ -132,7 +132,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         };
         Ok(found.with_context(|| format!("there is no group {name:?} here"))?.gid.as_raw())
     });
-    Room::create(&args.network, Rules { addresses, storm: args.storm }, group.transpose()?)
+    Room::create(&base(), &args.network, Rules { addresses, storm: args.storm }, group.transpose()?)
 }
 
 fn up(args: UpArgs) -> Result<()> {
@@ -145,7 +145,7 @@ fn up(args: UpArgs) -> Result<()> {
         }
     });
     let UpArgs { device, network, mtu, mac, queues, watch } = args;
-    let settings = Settings { device, network, mtu, mac, queues, watch_us: watch };
+    let settings = Settings { device, mtu, mac, queues, watch_us: watch };
     let ready = |mac| {
         println!("ready {} {mac}", settings.device);
         let _ = std::io::stdout().flush();
@@ -153,7 +153,7 @@ fn up(args: UpArgs) -> Result<()> {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     };
     let tell = |what: String| eprintln!("ringlet eth: {}", table::printable(&what));
-    device::up(&settings, ends, ready, tell).map(drop)
+    device::up(&settings, Room::open(&base(), &network)?, ends, ready, tell).map(drop)
 }
 
 #[derive(Serialize)]
@@ -167,7 +167,7 @@ struct Network {
 }
 
 fn networks() -> Result<Vec<Network>> {
-    let rooms = Room::all()?;
+    let rooms = Room::all(&base())?;
     let look = |room: Room| -> Result<Network> {
         let (mut ports, mut silent) = (Vec::new(), room.ports()?);
         room.states(|state| {
@@ -233,7 +233,7 @@ fn show(networks: &[Network]) {
 /// The port of this network namespace that has this name, and its network.
 fn find(device: &str) -> Result<(Room, State)> {
     let here = port::namespace()?;
-    for room in Room::all()? {
+    for room in Room::all(&base())? {
         let mut found = None;
         room.states(|state| {
             let is_it = state.about.name == device && state.about.namespace == here;

@@ -22,7 +22,6 @@ const NAME_MOST: usize = 15;
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub device: String,
-    pub network: String,
     pub mtu: u16,
     pub mac: Option<Mac>,
     pub queues: u16,
@@ -40,6 +39,7 @@ pub enum End {
 /// Makes the device, joins the network, and passes frames until somebody says `End`. `tell` hears what an operator may want to know.
 pub fn up(
     settings: &Settings,
+    room: Room,
     ends: (Sender<End>, Receiver<End>),
     ready: impl FnOnce(Mac),
     tell: impl Fn(String) + Send + 'static,
@@ -49,7 +49,6 @@ pub fn up(
         "an MTU is between {MTU_LEAST} and {MTU_MOST}: not {}",
         settings.mtu
     );
-    let room = Room::open(&settings.network)?;
     let mac = match settings.mac {
         Some(mac) => mac,
         None => {

@@ -67,14 +67,13 @@ impl FromStr for Mac {
         let mut mac = Mac::default();
         let mut parts = text.split(':');
         for byte in &mut mac.0 {
-            match parts
-                .next()
-                .filter(|part| part.len() == 2)
-                .map(|part| u8::from_str_radix(part, 16))
-            {
-                Some(Ok(value)) => *byte = value,
-                _ => bail!("an address is six pairs of hexadecimal digits, like 02:00:00:00:00:01"),
-            }
+            let pair = parts.next().filter(|part| {
+                part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit())
+            });
+            let Some(pair) = pair else {
+                bail!("an address is six pairs of hexadecimal digits, like 02:00:00:00:00:01")
+            };
+            *byte = u8::from_str_radix(pair, 16)?;
         }
         ensure!(parts.next().is_none(), "an address has six pairs of digits, no more");
         ensure!(

@@ -195,7 +195,7 @@ impl Drop for Port {
     }
 }
 
-/// This process's network namespace, by its inode.
+/// This thread's network namespace, by its inode.
 pub fn namespace() -> Result<u64> {
     Ok(rustix::fs::stat("/proc/self/ns/net")
         .context("/proc/self/ns/net (is /proc mounted?)")?

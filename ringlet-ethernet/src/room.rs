@@ -47,24 +47,24 @@ pub struct Rules {
     pub storm: u64,
 }
 
-fn base() -> PathBuf {
+/// Where this process finds networks.
+pub fn base() -> PathBuf {
     std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map_or(DIRECTORY.into(), Into::into)
 }
 
-fn place(name: &str) -> Result<PathBuf> {
+fn place(base: &Path, name: &str) -> Result<PathBuf> {
     let sane = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let good = (1..=32).contains(&name.len()) && name.bytes().all(sane) && !name.starts_with('.');
     ensure!(good, "a network's name is of up to 32 letters, digits, -, _ and .: not {name:?}");
-    Ok(base().join(name))
+    Ok(base.join(name))
 }
 
 impl Room {
     /// Makes a network; of this user, and of a group, if one is named.
-    pub fn create(name: &str, rules: Rules, group: Option<u32>) -> Result<()> {
-        let directory = place(name)?;
-        let base = base();
+    pub fn create(base: &Path, name: &str, rules: Rules, group: Option<u32>) -> Result<()> {
+        let directory = place(base, name)?;
         let says = || format!("{} can't be made", base.display());
-        DirBuilder::new().recursive(true).mode(0o755).create(&base).with_context(says)?;
+        DirBuilder::new().recursive(true).mode(0o755).create(base).with_context(says)?;
         match DirBuilder::new().mode(0o700).create(&directory) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 bail!(
@@ -89,8 +89,8 @@ impl Room {
     }
 
     /// Removes a network without ports.
-    pub fn delete(name: &str) -> Result<()> {
-        let room = Room::open(name)?;
+    pub fn delete(base: &Path, name: &str) -> Result<()> {
+        let room = Room::open(base, name)?;
         let there = room.ports()?.len();
         ensure!(there == 0, "network {name:?} has {there} ports: `ringlet eth down` ends each");
         fs::remove_file(room.directory.join(RULES))
@@ -99,13 +99,13 @@ impl Room {
             .with_context(|| format!("{} can't be removed", room.directory.display()))
     }
 
-    pub fn open(name: &str) -> Result<Room> {
-        let directory = place(name)?;
+    pub fn open(base: &Path, name: &str) -> Result<Room> {
+        let directory = place(base, name)?;
         let rules = match fs::read(directory.join(RULES)) {
             Ok(rules) => rules,
             Err(error) if error.kind() == ErrorKind::NotFound => bail!(
                 "there is no network {name:?} in {}: `ringlet eth create {name}` makes it (in a container, that directory has to be the host's)",
-                base().display()
+                base.display()
             ),
             Err(error) if error.kind() == ErrorKind::PermissionDenied => bail!(
                 "network {name:?} is not open to this user: its owner makes it with `ringlet eth create --group GROUP {name}`"
@@ -118,13 +118,13 @@ impl Room {
     }
 
     /// All networks of which this user may know more than the name, in order.
-    pub fn all() -> Result<Vec<Room>> {
-        let entries = match fs::read_dir(base()) {
+    pub fn all(base: &Path) -> Result<Vec<Room>> {
+        let entries = match fs::read_dir(base) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.with_context(|| base().display().to_string())?,
+            entries => entries.with_context(|| base.display().to_string())?,
         };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut rooms: Vec<Room> = names.filter_map(|name| Room::open(&name).ok()).collect();
+        let mut rooms: Vec<Room> = names.filter_map(|name| Room::open(base, &name).ok()).collect();
         rooms.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(rooms)
     }

@@ -10,7 +10,9 @@ use nix::unistd::getppid;
 
 use super::handover::HandOver;
 use super::spec::{Pause, Role, Said, Spec, Work};
-use super::{client, cost, hierarchy, limits, messages, mirror, native, reflect, server, symbol};
+use super::{
+    client, cost, ethernet, hierarchy, limits, messages, mirror, native, reflect, server, symbol,
+};
 
 /// What an ordinary program reads at once.
 pub const BUFFER_BYTES: usize = 64 << 10;
@@ -47,6 +49,7 @@ fn try_run(spec: &str) -> Result<()> {
                     let budget = Duration::from_millis(spec.budget_ms);
                     client::asleep(HandOver::new(by, cpus)?, budget)?
                 }
+                Work::Ethernet { by } => ethernet::measure(&spec, by)?,
                 Work::Ucx => messages::measure_ucx()?,
                 Work::Native { .. } => native::measure(&spec)?,
                 Work::Reflect { .. } => reflect::measure(&spec)?,

@@ -86,6 +86,7 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
         | Work::Limits { .. }
         | Work::Native { .. }
         | Work::Reflect { .. }
+        | Work::Ethernet { .. }
         | Work::Mirror { .. }
         | Work::HandOver { .. }
         | Work::Cost { .. } => bail!("this needs no peer"),

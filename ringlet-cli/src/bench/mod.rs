@@ -8,6 +8,7 @@ mod child;
 mod client;
 mod cost;
 mod datagrams;
+mod ethernet;
 mod handover;
 pub mod hierarchy;
 mod limits;
@@ -53,7 +54,7 @@ const VERSION: &str = match option_env!("GIT_DESCRIBE") {
 
 /// Measure kernel TCP, Unix sockets and ringlet on this machine.
 ///
-/// Without options: everything but the crowd, in about a minute, unpinned; and 8-byte latencies also with both ends
+/// Without options: everything but the crowd and Ethernet, in about a minute, unpinned; and 8-byte latencies also with both ends
 /// pinned to a core each, and with ringlet's spinning off.
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -149,6 +150,8 @@ enum Group {
     Reflect,
     /// A ring in one memory, and over two that an adapter keeps in step
     Mirror,
+    /// TCP between two network namespaces, by veth and by `ringlet eth`, as root: only if it is named
+    Ethernet,
     /// What the machine itself allows
     Limits,
 }

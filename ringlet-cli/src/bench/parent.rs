@@ -46,10 +46,11 @@ impl Contender {
     }
 
     fn needs_no_peer(&self) -> bool {
-        use Work::{Cost, HandOver, Hierarchy, Limits, Mirror, Native, Reflect, Ucx};
+        use Work::{Cost, Ethernet, HandOver, Hierarchy, Limits, Mirror, Native, Reflect, Ucx};
         matches!(
             self.work,
             Limits { .. }
+                | Ethernet { .. }
                 | Hierarchy { .. }
                 | Mirror { .. }
                 | Native { .. }

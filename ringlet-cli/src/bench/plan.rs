@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::parent::{Contender, Setting};
 use super::place::{Crowd, Quota};
-use super::spec::{By, Cost, Family, Waiting, Work};
+use super::spec::{By, Cost, Family, Link, Waiting, Work};
 use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, messages, place, report};
 
 /// Something to measure by several contenders.
@@ -54,8 +54,8 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     let everyone = |work: Work| contenders(&args.transport, &work);
     let mut cases = Vec::new();
     let mut add = |group, name, title: &str, setting: Setting, contenders: Vec<Contender>| {
-        // Nobody's processors are taken unasked.
-        let unasked = args.only.is_empty() && group != Group::Crowd;
+        // Nobody's processors are taken unasked, nor devices made.
+        let unasked = args.only.is_empty() && !matches!(group, Group::Crowd | Group::Ethernet);
         let wanted = unasked || args.only.contains(&group);
         if !wanted || contenders.is_empty() {
             return;
@@ -172,12 +172,23 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
         cpus.map(|cpus| Contender { label: "mirror", ..unwrapped(&Work::Mirror { cpus }) });
     let title = "a ring in one memory, and over a mirror";
     add(Group::Mirror, "mirror", title, setting.clone(), mirror.into_iter().collect());
+    let title = "TCP between two network namespaces";
+    add(Group::Ethernet, "ethernet", title, rates(), links());
     let limit = Contender { label: "limit", ..unwrapped(&Work::Limits { cpus }) };
     add(Group::Limits, "limits", "what the machine allows", setting, vec![limit]);
     if idle < asked && cases.iter().any(|case| case.name == "scale") {
         notes.push(format!("{idle} idle connections instead of {asked}: RLIMIT_NOFILE"));
     }
     Ok(cases)
+}
+
+fn links() -> Vec<Contender> {
+    let by = |label, by| Contender { label, ..unwrapped(&Work::Ethernet { by }) };
+    vec![
+        by(report::ETHERNET_BASELINE, Link::Veth),
+        by("ringlet eth", Link::Ringlet { queues: 1 }),
+        by("ringlet eth, 2 queues", Link::Ringlet { queues: 2 }),
+    ]
 }
 
 /// What the Memory Channel's paper measured, but for its programs.

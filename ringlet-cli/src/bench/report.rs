@@ -12,10 +12,11 @@ pub const BASELINE: &str = "tcp";
 pub const UDP_BASELINE: &str = "udp";
 /// Where it is not about one kind of socket.
 pub const KERNEL_BASELINE: &str = "kernel";
+pub const ETHERNET_BASELINE: &str = "veth";
 
 /// What the others are compared with.
 fn is_baseline(transport: &str) -> bool {
-    [BASELINE, UDP_BASELINE, KERNEL_BASELINE].contains(&transport)
+    [BASELINE, UDP_BASELINE, KERNEL_BASELINE, ETHERNET_BASELINE].contains(&transport)
 }
 
 /// One contender's outcome in one round of one case.

@@ -81,6 +81,7 @@ pub fn serve(spec: &Spec) -> Result<()> {
         | Work::Limits { .. }
         | Work::Native { .. }
         | Work::Reflect { .. }
+        | Work::Ethernet { .. }
         | Work::Mirror { .. }
         | Work::HandOver { .. }
         | Work::Cost { .. } => {

@@ -77,6 +77,8 @@ pub enum Work {
     Hierarchy { cpu: usize },
     /// A ring in one memory and over a mirror, between two cores, or three.
     Mirror { cpus: (usize, usize) },
+    /// TCP between two network namespaces.
+    Ethernet { by: Link },
     /// The bare cache line, memcpy and eventfd; with the cores for two threads.
     Limits { cpus: Option<(usize, usize)> },
 }
@@ -85,6 +87,16 @@ pub enum Work {
 pub enum Waiting {
     Epoll,
     Poll,
+}
+
+/// What lies between two network namespaces.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Link {
+    Veth,
+    /// `ringlet eth`, with so many queues.
+    Ringlet {
+        queues: u16,
+    },
 }
 
 /// What two processes wake each other by.

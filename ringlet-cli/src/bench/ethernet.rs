@@ -1,0 +1,212 @@
+//! TCP between two network namespaces, by the kernel's veth or by two ports of `ringlet eth`: a stream, and a round trip, of plain sockets. All in
+//! this process, whose threads are in namespaces of their own: with it everything goes.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::gettid;
+use ringlet_ethernet::device::{self, End, Settings};
+use ringlet_ethernet::room::Rules;
+use ringlet_ethernet::{Policy, Room};
+
+use super::child::BUFFER_BYTES;
+use super::spec::{Figure, Link, Spec, Unit};
+use super::stats::median;
+
+const DEVICE: &str = "ringlet0";
+const PORT: u16 = 7007;
+/// For what is to be there at once; only a fault meets it.
+const PATIENCE: Duration = Duration::from_secs(10);
+const BATCH: usize = 16;
+
+fn address(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 7, 0, number)
+}
+
+pub fn measure(spec: &Spec, by: Link) -> Result<Vec<Figure>> {
+    let budget = Duration::from_millis(spec.budget_ms);
+    let folder = tempfile::tempdir()?;
+    let rules = Rules { addresses: Policy::Moving, storm: 0 };
+    Room::create(folder.path(), "bench", rules, None)?;
+    let room = Room::open(folder.path(), "bench")?;
+    let theirs = room.clone();
+    let (far_thread, is_there) = mpsc::channel();
+    let (made, is_made) = mpsc::channel();
+    let (listens, is_listening) = mpsc::channel();
+    // (Until the process ends.)
+    thread::spawn(move || {
+        let far = || -> Result<TcpListener> {
+            enter()?;
+            far_thread.send(gettid().as_raw())?;
+            is_made.recv()?;
+            attach(by, 2, theirs)?;
+            Ok(TcpListener::bind((address(2), PORT))?)
+        };
+        match far() {
+            Err(error) => _ = listens.send(Err(format!("{error:#}"))),
+            Ok(listener) => {
+                let _ = listens.send(Ok(()));
+                let _ = answer(&listener);
+            }
+        }
+    });
+    let near = thread::spawn(move || -> Result<Vec<Figure>> {
+        enter()?;
+        let far: i32 = is_there.recv_timeout(PATIENCE).context("the far end does not begin")?;
+        if by == Link::Veth {
+            ip(&[
+                "link",
+                "add",
+                DEVICE,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                DEVICE,
+                "netns",
+                &far.to_string(),
+            ])?;
+        }
+        made.send(())?;
+        attach(by, 1, room)?;
+        is_listening
+            .recv_timeout(PATIENCE)
+            .context("the far end does not listen")?
+            .map_err(|error| anyhow!(error))?;
+        Ok(vec![round_trips(budget)?, stream(budget)?])
+    });
+    near.join().map_err(|_| anyhow!("a thread has panicked"))?
+}
+
+fn enter() -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNET).context("a network namespace can't be made: only root may")
+}
+
+fn ip(words: &[&str]) -> Result<()> {
+    let done =
+        Command::new("ip").args(words).output().context("`ip` can't be run (package iproute2)")?;
+    ensure!(
+        done.status.success(),
+        "ip {}: {}",
+        words.join(" "),
+        String::from_utf8_lossy(&done.stderr).trim()
+    );
+    Ok(())
+}
+
+/// This thread's namespace has its end of the link, with an address.
+fn attach(by: Link, number: u8, room: Room) -> Result<()> {
+    if let Link::Ringlet { queues } = by {
+        let (ready, is_ready) = mpsc::channel();
+        thread::spawn(move || port(queues, room, &ready));
+        is_ready
+            .recv_timeout(PATIENCE)
+            .context("the port is not ready")?
+            .map_err(|error| anyhow!(error))?;
+    }
+    // (As veth has it; segments are passed whole by both.)
+    ip(&["link", "set", DEVICE, "mtu", "1500", "up"])?;
+    ip(&["address", "add", &format!("{}/24", address(number)), "dev", DEVICE])
+}
+
+fn port(queues: u16, room: Room, ready: &Sender<Result<(), String>>) {
+    let ends: (Sender<End>, Receiver<End>) = mpsc::channel();
+    let settings = Settings { device: DEVICE.into(), mtu: 1500, mac: None, queues, watch_us: 200 };
+    let is_ready = ready.clone();
+    let ended = device::up(&settings, room, ends, move |_| _ = is_ready.send(Ok(())), |_| ());
+    let _ = ready.send(ended.map(drop).map_err(|error| format!("{error:#}")));
+}
+
+fn connect() -> Result<TcpStream> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match TcpStream::connect_timeout(&SocketAddr::from((address(2), PORT)), PATIENCE) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            // (Until there is a carrier.)
+            Err(error) if Instant::now() > until => {
+                return Err(error).context("the far end can't be reached");
+            }
+            Err(_) => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// The far end: what comes on the first connection goes back; what comes on the second is counted.
+fn answer(listener: &TcpListener) -> Result<()> {
+    let (mut trips, _) = listener.accept()?;
+    trips.set_nodelay(true)?;
+    let mut byte = [0];
+    while trips.read(&mut byte)? == 1 {
+        trips.write_all(&byte)?;
+    }
+    let (mut stream, _) = listener.accept()?;
+    let (mut bytes, mut count) = (vec![0; BUFFER_BYTES], 0u64);
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => break,
+            Ok(got) => count += got as u64,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(stream.write_all(&count.to_le_bytes())?)
+}
+
+fn round_trips(budget: Duration) -> Result<Figure> {
+    let mut trips = connect()?;
+    let mut byte = [7];
+    let mut batch = || -> Result<f64> {
+        let began = Instant::now();
+        for _ in 0..BATCH {
+            trips.write_all(&byte)?;
+            trips.read_exact(&mut byte)?;
+        }
+        Ok(began.elapsed().as_nanos() as f64 / (2 * BATCH) as f64)
+    };
+    // (The first ones find the addresses, and what watching pays.)
+    for _ in 0..8 {
+        batch()?;
+    }
+    let began = Instant::now();
+    let mut halves = vec![batch()?];
+    while began.elapsed() < budget {
+        halves.push(batch()?);
+    }
+    let value = median(halves).context("no round trips")?;
+    Ok(Figure {
+        what: "1 B, half a round trip".into(),
+        value,
+        unit: Unit::Nanoseconds,
+        tails: None,
+        path: "-".into(),
+    })
+}
+
+fn stream(budget: Duration) -> Result<Figure> {
+    let mut stream = connect()?;
+    let bytes = vec![7; BUFFER_BYTES];
+    let began = Instant::now();
+    while began.elapsed() < budget {
+        stream.write_all(&bytes)?;
+    }
+    stream.shutdown(std::net::Shutdown::Write)?;
+    let mut count = [0; 8];
+    stream.read_exact(&mut count)?;
+    let value = u64::from_le_bytes(count) as f64 / began.elapsed().as_secs_f64();
+    Ok(Figure {
+        what: "64 KiB writes, one way".into(),
+        value,
+        unit: Unit::BytesPerSecond,
+        tails: None,
+        path: "-".into(),
+    })
+}
