@@ -153,11 +153,14 @@ impl Keeper {
         for (id, number, token, tries) in std::mem::take(&mut self.visits) {
             match self.begin_visit(id, number, token) {
                 Ok(()) => {}
-                Err(Errno::EAGAIN) if tries < TRIES => {
-                    self.visits.push((id, number, token, tries + 1))
+                // (Too many wait there, or it does not listen yet.)
+                Err(Errno::EAGAIN | Errno::ECONNREFUSED)
+                    if tries < TRIES && !self.shared.room.bury(id) =>
+                {
+                    self.visits.push((id, number, token, tries + 1));
                 }
                 // (It has gone meanwhile.)
-                Err(Errno::ECONNREFUSED | Errno::ENOENT) => _ = self.shared.room.bury(id),
+                Err(Errno::ECONNREFUSED | Errno::ENOENT) => {}
                 Err(error) => {
                     (self.tell)(Event::Apart(format!("port {id:016x} can't be reached: {error:?}")))
                 }

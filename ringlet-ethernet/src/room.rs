@@ -144,13 +144,22 @@ impl Room {
         Ok(alive)
     }
 
-    /// Removes a port's socket if nobody listens there any more.
+    /// Removes a port's socket if it is nobody's any more.
     pub fn bury(&self, id: u64) -> bool {
-        let dead = matches!(self.connect(id), Err(Errno::ECONNREFUSED | Errno::ENOENT));
-        if dead {
-            let _ = fs::remove_file(self.path(id));
+        // KERNEL: a name whose socket is gone refuses everybody (ECONNREFUSED), and one of another kind says so (EPROTOTYPE) even before it
+        // listens: so a port that is about to is not taken for a dead one.
+        let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+        let (Ok(probe), Ok(address)) = (probe, SocketAddrUnix::new(self.path(id))) else {
+            return false;
+        };
+        match rustix::net::connect(&probe, &address) {
+            Err(rustix::io::Errno::CONNREFUSED) => {
+                let _ = fs::remove_file(self.path(id));
+                true
+            }
+            Err(rustix::io::Errno::NOENT) => true,
+            _ => false,
         }
-        dead
     }
 
     /// A connection to a port; no descriptors come by it unless they are asked for.

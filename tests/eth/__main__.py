@@ -60,6 +60,24 @@ def carrier(ground):
 
 
 @scene
+def together(ground):
+    """Ports that all start at one moment all meet."""
+    for _ in range(3):
+        network = ground.network()
+        hosts = [Host(ground, ground.namespace(), network, number, ["--queues", str(1 + number % 2)]) for number in range(1, 9)]
+        for host in hosts:
+            host.start_port()
+        for host in hosts:
+            host.await_port()
+        for host in hosts:
+            wait_until(lambda host=host: len(host.state()["peers"]) == len(hosts) - 1, LIMIT_SECONDS, f"all others: {host.state()['peers']}")
+        for one, other in zip(hosts, hosts[1:], strict=False):
+            one.ping(other.ip)
+        for host in hosts:
+            host.port.kill()
+
+
+@scene
 def removed(ground):
     """A port whose device is deleted ends, and says why."""
     one, _other = ground.hosts(2)

@@ -75,12 +75,18 @@ class Host:
         self.ip, self.six = f"10.7.0.{number}", f"fd07::{number}"
 
     def up(self):
+        self.start_port()
+        self.await_port()
+        return self
+
+    def start_port(self):
         words = ["up", self.device, "--network", self.network, "--mac", self.mac, *self.words]
         self.port = self.ground.start(["ip", "netns", "exec", self.namespace, self.ground.command, "eth", *words])
+
+    def await_port(self):
         wait_until(lambda: "ready" in self.port.tail() or self.port.poll() is not None, LIMIT_SECONDS, "a port to be ready")
         require(self.port.poll() is None, f"the port ended: {self.port.tail()}")
         self.address(self.device)
-        return self
 
     def address(self, device):
         self.run("ip", "address", "add", f"{self.ip}/24", "dev", device)
