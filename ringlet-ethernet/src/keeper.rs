@@ -302,6 +302,7 @@ impl Keeper {
         let strands = (0..count).map(|_| None).collect();
         let traffic = (0..count).map(|_| Arc::default()).collect();
         self.ports.insert(key, Port { about, user, token, strands, traffic });
+        self.shared.ports.store(self.ports.len(), Ordering::Relaxed);
         self.shared.changes.fetch_add(1, Ordering::Relaxed);
         Ok(key)
     }
@@ -408,6 +409,7 @@ impl Keeper {
         }
         self.sockets.retain(|_, whose| !matches!(whose, Whose::Strand(of) if *of == key));
         self.shared.table.write().unwrap_or_else(PoisonError::into_inner).leave(key);
+        self.shared.ports.store(self.ports.len(), Ordering::Relaxed);
         self.shared.changes.fetch_add(1, Ordering::Relaxed);
         (0..self.shared.desks.len()).for_each(|queue| self.shared.order(queue, Order::Remove(key)));
         self.visits.retain(|visit| visit.0 != port.about.id);

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use ringlet::waiting::spin;
 use ringlet_core::queue::Next;
 use ringlet_linux::sys;
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
 
 use crate::counters::{Counters, Dropped, Totals, Traffic, add};
@@ -37,6 +37,8 @@ const EVENTS: usize = 64;
 const TURN: usize = 16;
 /// A look at what is not memory costs a system call: one of so many.
 const LOOKS_PER_CALL: u32 = 8;
+/// A busy thread hears what rings in one pass of so many.
+const PASSES_PER_CALL: u32 = 64;
 /// `epoll`'s word of what is not a strand.
 const ORDERS: u64 = u64::MAX;
 const OUTSIDE: u64 = u64::MAX - 1;
@@ -83,6 +85,8 @@ pub(crate) struct Shared {
     /// Counted up when the table has changed.
     pub changes: AtomicU64,
     pub desks: Vec<Desk>,
+    /// How many others there are.
+    pub ports: AtomicUsize,
     /// Ports whose strands have ended, and why.
     pub gone: Mutex<Vec<(Key, &'static str)>>,
     pub is_over: AtomicBool,
@@ -157,6 +161,7 @@ impl Port {
             changes: AtomicU64::new(0),
             desks: (0..options.queues).map(|_| desk()).collect::<Result<_>>()?,
             gone: Mutex::default(),
+            ports: AtomicUsize::new(0),
             is_over: AtomicBool::new(false),
             bell: new_bell()?,
             began: Instant::now(),
@@ -286,6 +291,7 @@ pub struct Queue {
     out: HashMap<Key, usize>,
     cache: Cache,
     now_ms: u64,
+    passes: u32,
     /// The only receiver had no room.
     is_full: bool,
 }
@@ -306,6 +312,7 @@ impl Queue {
             out,
             cache: Cache::default(),
             now_ms: 0,
+            passes: 0,
             is_full: false,
         })
     }
@@ -314,7 +321,7 @@ impl Queue {
         self.number
     }
 
-    /// A descriptor that ends `wait` when something new comes there. (Who reads from it reads until there is nothing more.)
+    /// A descriptor that ends `wait` when something new comes there. (Who reads from it does so behind `begin`, until there is nothing more.)
     pub fn watch_outside(&self, fd: impl AsFd) -> Result<()> {
         Ok(epoll::add(
             &self.epoll,
@@ -337,9 +344,14 @@ impl Queue {
         self.shared.is_over.load(Ordering::Relaxed)
     }
 
-    /// What a pass begins with: the time, and what the keeper has said.
+    /// What a pass begins with: the time, what the keeper has said, and now and then what rings, of which who is busy would not hear.
     pub fn begin(&mut self) {
         self.now_ms = self.shared.now_ms();
+        self.passes = self.passes.wrapping_add(1);
+        if self.passes.is_multiple_of(PASSES_PER_CALL) {
+            // (What fails here fails in a wait, too.)
+            let _ = self.hear(Some(&Timespec::default()));
+        }
         self.take_orders();
         let changes = self.shared.changes.load(Ordering::Relaxed);
         if self.cache.changes != changes || self.cache.until_ms <= self.now_ms {
@@ -430,8 +442,10 @@ impl Queue {
         }
         let to =
             if head.destination().is_multicast() { None } else { self.find(head.destination()) };
-        let sent = match to.and_then(|key| self.out.get(&key)) {
-            Some(at) => self.push(*at, message),
+        let sent = match to.map(|key| self.out.get(&key)) {
+            Some(Some(at)) => self.push(*at, message),
+            // (It is known, and its strand is not there yet or no more. Others do not see it for that.)
+            Some(None) => return self.dropped(Dropped::NoPort),
             None => self.out.values().filter(|at| self.push(**at, message)).count() > 0,
         };
         if sent {
@@ -507,8 +521,10 @@ impl Queue {
         }
     }
 
+    /// (Of a port that has just come this queue's strand may not be there yet: so it is the keeper who counts.)
     fn alone(&self) -> Option<usize> {
-        if self.out.len() == 1 { self.out.values().next().copied() } else { None }
+        let alone = self.out.len() == 1 && self.shared.ports.load(Ordering::Relaxed) == 1;
+        if alone { self.out.values().next().copied() } else { None }
     }
 
     /// Takes messages from all strands by turns, so many at most. True if there were any.
@@ -648,17 +664,22 @@ impl Queue {
             return Ok(());
         }
         add(&self.counters().slept, 1);
+        self.hear(None)
+    }
+
+    /// Takes what rings, after a sleep of so long at most.
+    fn hear(&mut self, patience: Option<&Timespec>) -> Result<()> {
         let mut events = Vec::with_capacity(EVENTS);
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
+        let room = rustix::buffer::spare_capacity(&mut events);
+        match epoll::wait(&self.epoll, room, patience) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         for event in events {
             match event.data.u64() {
                 ORDERS => {
-                    let mut count = [0; 8];
                     let bell = self.shared.desks[self.number].bell.as_ref().context("a bell")?;
-                    let _ = rustix::io::read(bell, &mut count);
+                    let _ = rustix::io::read(bell, &mut [0; 8]);
                 }
                 OUTSIDE => {}
                 at => self.rung(at as usize),

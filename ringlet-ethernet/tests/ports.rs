@@ -1,0 +1,294 @@
+//! Ports of one network in one process, each queue a thread: what each is sent comes once, in order, and to nobody else, while ports come and die.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringlet_ethernet::frame::{HEAD_BYTES, HEADER_BYTES, MESSAGE_MOST};
+use ringlet_ethernet::port::{Event, Filled, Options, Port, Queue};
+use ringlet_ethernet::room::{Room, Rules};
+use ringlet_ethernet::{Mac, Policy};
+
+/// Only a fault meets it.
+const LIMIT: Duration = Duration::from_secs(60);
+const RING_BYTES: usize = 2 << 20;
+const BROADCAST: Mac = Mac([0xff; 6]);
+
+fn room(folder: &Path, addresses: Policy) -> Room {
+    Room::create(folder, "net", Rules { addresses, storm: 0 }, None).unwrap();
+    Room::open(folder, "net").unwrap()
+}
+
+fn mac(number: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, number])
+}
+
+fn message(to: Mac, from: Mac, payload: &[u8]) -> Vec<u8> {
+    [&[0; HEADER_BYTES][..], &to.0, &from.0, &[0x88, 0xb5], payload].concat()
+}
+
+fn open(room: &Room, number: u8, queues: u16) -> (Port, Vec<Queue>, Arc<AtomicU64>) {
+    let others = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&others);
+    let options =
+        Options { name: format!("port{number}"), mac: mac(number), queues, ring_bytes: RING_BYTES };
+    let (port, queues) = Port::open(room.clone(), options, move |event| {
+        if let Event::Ports(count) = event {
+            seen.store(count as u64, Ordering::SeqCst);
+        }
+    })
+    .unwrap();
+    (port, queues, others)
+}
+
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is() {
+        assert!(began.elapsed() < LIMIT, "waited too long for {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A port whose threads say what they receive, and send what they are told.
+struct Actor {
+    port: Port,
+    orders: Vec<(Sender<Vec<u8>>, UnixStream)>,
+    heard: Receiver<Vec<u8>>,
+    others: Arc<AtomicU64>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Actor {
+    fn new(room: &Room, number: u8, queues: u16) -> Actor {
+        let (port, queues, others) = open(room, number, queues);
+        let (says, heard) = channel();
+        let (mut orders, mut threads) = (Vec::new(), Vec::new());
+        for queue in queues {
+            let (order, told) = channel();
+            let (rings, bell) = UnixStream::pair().unwrap();
+            bell.set_nonblocking(true).unwrap();
+            let says = says.clone();
+            orders.push((order, rings));
+            threads.push(thread::spawn(move || serve(queue, &told, &bell, &says)));
+        }
+        Actor { port, orders, heard, others, threads }
+    }
+
+    fn send(&self, queue: usize, message: Vec<u8>) {
+        let (order, bell) = &self.orders[queue];
+        order.send(message).unwrap();
+        (&*bell).write_all(&[0]).unwrap();
+    }
+
+    fn meets(&self, count: u64) {
+        until("others", || self.others.load(Ordering::SeqCst) == count);
+    }
+
+    fn end(self) {
+        self.port.end();
+        self.threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
+
+fn serve(mut queue: Queue, told: &Receiver<Vec<u8>>, bell: &UnixStream, says: &Sender<Vec<u8>>) {
+    queue.watch_outside(bell).unwrap();
+    let mut waiting: Option<Vec<u8>> = None;
+    while !queue.is_over() {
+        queue.begin();
+        let received = queue.receive(64, |arrived| {
+            let mut bytes = vec![0; arrived.len];
+            assert_eq!(arrived.copy_to(&mut bytes), arrived.len);
+            let _ = says.send(bytes);
+            Ok(())
+        });
+        // (Before the orders are looked at: what comes behind that rings again.)
+        while (&*bell).read(&mut [0; 64]).is_ok_and(|got| got > 0) {}
+        waiting = waiting.or_else(|| told.try_recv().ok());
+        let mut is_full = false;
+        if let Some(bytes) = waiting.take() {
+            let filled = queue.fill(|to, most| {
+                assert!(bytes.len() <= most);
+                // SAFETY: room for so many bytes, by the contract of `fill`.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+                bytes.len()
+            });
+            match filled {
+                Filled::NotAlone => queue.send(&bytes),
+                Filled::Full => (waiting, is_full) = (Some(bytes), true),
+                _ => {}
+            }
+            if !is_full {
+                continue;
+            }
+        }
+        if !received {
+            queue.wait(0, || false).unwrap();
+        }
+    }
+}
+
+fn numbers(actor: &Actor, count: usize) -> HashMap<Mac, Vec<u64>> {
+    let mut found: HashMap<Mac, Vec<u64>> = HashMap::new();
+    for _ in 0..count {
+        let bytes = actor.heard.recv_timeout(LIMIT).expect("a frame was lost");
+        let from = Mac(bytes[HEADER_BYTES + 6..HEADER_BYTES + 12].try_into().unwrap());
+        let number = u64::from_le_bytes(bytes[HEAD_BYTES..HEAD_BYTES + 8].try_into().unwrap());
+        found.entry(from).or_default().push(number);
+    }
+    found
+}
+
+#[test]
+fn frames_come_once_in_order_and_to_nobody_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let room = room(folder.path(), Policy::Static);
+    let actors: Vec<Actor> = (0..4).map(|number| Actor::new(&room, number, 1)).collect();
+    actors.iter().for_each(|actor| actor.meets(3));
+    // (So few that no queue is full, whoever sleeps.)
+    const EACH: u64 = 100;
+    for number in 0..EACH {
+        for (from, actor) in actors.iter().enumerate() {
+            let to = if number % 2 == 0 { BROADCAST } else { mac((from as u8 + 1) % 4) };
+            actor.send(0, message(to, mac(from as u8), &number.to_le_bytes()));
+        }
+    }
+    for (at, actor) in actors.iter().enumerate() {
+        // Each other's broadcasts, and all that one has sent.
+        let found = numbers(actor, (EACH / 2 * 3 + EACH / 2) as usize);
+        for from in (0..4u8).filter(|from| *from != at as u8) {
+            let whole = at as u8 == (from + 1) % 4;
+            let expected: Vec<u64> = (0..EACH).filter(|number| whole || number % 2 == 0).collect();
+            assert_eq!(found[&mac(from)], expected, "from {from} to {at}");
+        }
+        assert!(actor.heard.try_recv().is_err(), "more than was sent");
+    }
+    actors.into_iter().for_each(Actor::end);
+}
+
+#[test]
+fn the_only_other_port_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let room = room(folder.path(), Policy::Moving);
+    let (one, other) = (Actor::new(&room, 1, 2), Actor::new(&room, 2, 3));
+    one.meets(1);
+    other.meets(1);
+    // Much more than there is room for; none is lost, and the longest pass.
+    const EACH: u64 = 500;
+    for number in 0..EACH {
+        for queue in 0..2 {
+            let mut payload = vec![queue as u8; MESSAGE_MOST - HEAD_BYTES];
+            payload[..8].copy_from_slice(&number.to_le_bytes());
+            one.send(queue, message(mac(2), mac(1 + 16 * queue as u8), &payload));
+        }
+    }
+    let found = numbers(&other, 2 * EACH as usize);
+    for from in [1, 17] {
+        assert_eq!(found[&mac(from)], (0..EACH).collect::<Vec<_>>());
+    }
+    one.end();
+    other.end();
+}
+
+#[test]
+fn ports_that_come_and_go_at_once_are_known_to_all_who_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let room = room(folder.path(), Policy::Moving);
+    let stays: Vec<Actor> = (0..2).map(|number| Actor::new(&room, number, 1)).collect();
+    for round in 0..10u64 {
+        let comers: Vec<_> = (2..8)
+            .map(|number| {
+                let room = room.clone();
+                thread::spawn(move || Actor::new(&room, number, 1 + u16::from(number) % 3))
+            })
+            .collect();
+        let comers: Vec<Actor> = comers.into_iter().map(|comer| comer.join().unwrap()).collect();
+        stays.iter().chain(&comers).for_each(|actor| actor.meets(7));
+        comers[0].send(0, message(BROADCAST, mac(2), &round.to_le_bytes()));
+        for actor in &stays {
+            assert_eq!(numbers(actor, 1)[&mac(2)], [round]);
+        }
+        comers.into_iter().for_each(Actor::end);
+        stays.iter().for_each(|actor| actor.meets(1));
+    }
+    assert_eq!(room.ports().unwrap().len(), 2);
+    stays.into_iter().for_each(Actor::end);
+    assert!(room.ports().unwrap().is_empty());
+}
+
+#[test]
+fn whoever_sleeps_is_woken() {
+    let folder = tempfile::tempdir().unwrap();
+    let room = room(folder.path(), Policy::Moving);
+    let (one, mut ones, there) = open(&room, 1, 1);
+    let (other, others, _) = open(&room, 2, 1);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let echo = {
+        let (is_over, mut queue) = (Arc::clone(&is_over), others.into_iter().next().unwrap());
+        thread::spawn(move || {
+            while !is_over.load(Ordering::SeqCst) && !queue.is_over() {
+                queue.begin();
+                let mut came = Vec::new();
+                queue.receive(64, |arrived| {
+                    let mut bytes = vec![0; arrived.len];
+                    arrived.copy_to(&mut bytes);
+                    came.push(bytes[HEAD_BYTES..].to_vec());
+                    Ok(())
+                });
+                came.iter().for_each(|payload| queue.send(&message(mac(1), mac(2), payload)));
+                if came.is_empty() {
+                    queue.wait(0, || false).unwrap();
+                }
+            }
+        })
+    };
+    until("the other", || there.load(Ordering::SeqCst) == 1);
+    let queue = &mut ones[0];
+    for number in 0..5000u64 {
+        queue.begin();
+        queue.send(&message(mac(2), mac(1), &number.to_le_bytes()));
+        let mut back = None;
+        while back.is_none() {
+            queue.begin();
+            queue.receive(64, |arrived| {
+                let mut bytes = vec![0; arrived.len];
+                arrived.copy_to(&mut bytes);
+                back = Some(u64::from_le_bytes(bytes[HEAD_BYTES..].try_into().unwrap()));
+                Ok(())
+            });
+            if back.is_none() {
+                queue.wait(if number % 2 == 0 { 0 } else { 50 }, || false).unwrap();
+            }
+        }
+        assert_eq!(back, Some(number));
+    }
+    is_over.store(true, Ordering::SeqCst);
+    other.end();
+    echo.join().unwrap();
+    assert!(one.totals().slept > 0 && one.totals().rang > 0);
+}
+
+#[test]
+fn whoever_never_waits_hears_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let room = room(folder.path(), Policy::Moving);
+    let (_one, mut ones, _) = open(&room, 1, 1);
+    let (_other, mut others, there) = open(&room, 2, 1);
+    until("the other", || there.load(Ordering::SeqCst) == 1);
+    let look = |queue: &mut Queue| {
+        queue.begin();
+        queue.receive(64, |_| Ok(()))
+    };
+    for _ in 0..20 {
+        // (So long that the strand is not looked at any more, and rings.)
+        (0..1000).for_each(|_| assert!(!look(&mut others[0])));
+        ones[0].begin();
+        ones[0].send(&message(mac(2), mac(1), &[0; 8]));
+        until("a frame", || look(&mut others[0]));
+    }
+}
