@@ -47,8 +47,6 @@ pub struct Traffic {
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub full: AtomicU64,
-    /// In its queue and not taken, when last looked at.
-    pub waiting: AtomicU64,
 }
 
 pub fn add(counter: &AtomicU64, count: u64) {

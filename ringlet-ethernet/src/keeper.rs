@@ -437,7 +437,7 @@ impl Keeper {
                 sent: sum(&|each| each.sent.load(Ordering::Relaxed)),
                 received: sum(&|each| each.received.load(Ordering::Relaxed)),
                 full: sum(&|each| each.full.load(Ordering::Relaxed)),
-                waiting: sum(&|each| each.waiting.load(Ordering::Relaxed)),
+                waiting: port.strands.iter().flatten().map(|strand| strand.waiting()).sum(),
             }
         });
         State {

@@ -349,6 +349,7 @@ impl Queue {
         self.now_ms = self.shared.now_ms();
         self.passes = self.passes.wrapping_add(1);
         if self.passes.is_multiple_of(PASSES_PER_CALL) {
+            self.note_sent();
             // (What fails here fails in a wait, too.)
             let _ = self.hear(Some(&Timespec::default()));
         }
@@ -656,9 +657,7 @@ impl Queue {
         {
             lane.strand.want_room();
         }
-        for lane in self.lanes.iter().flatten().filter(|lane| lane.sends) {
-            lane.traffic.waiting.store(lane.strand.waiting(), Ordering::Relaxed);
-        }
+        self.note_sent();
         // (Behind the wishes, which are fences: who has published before either is seen here or rings.)
         if self.is_ready() {
             return Ok(());
@@ -686,6 +685,11 @@ impl Queue {
             }
         }
         Ok(())
+    }
+
+    fn note_sent(&self) {
+        let lanes = self.lanes.iter().flatten();
+        lanes.filter(|lane| lane.sends).for_each(|lane| lane.strand.note_sent());
     }
 
     fn rung(&mut self, at: usize) {

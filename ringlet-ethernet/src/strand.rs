@@ -2,11 +2,13 @@
 //! other, whose end is the other's.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringlet_core::layout::{Geometry, WANT_BYTE, WANT_NOTHING};
 use ringlet_core::mapped::SegmentRing;
 use ringlet_core::memory::Area;
 use ringlet_core::queue::{Message, Next, Reserved, Rx, Tx};
+use ringlet_core::record::RingMemory;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{fd, map, meet};
 use ringlet_messages::guarded::Guarded;
@@ -23,6 +25,8 @@ pub struct Strand {
     back: SegmentRing,
     tx: Tx,
     rx: Rx,
+    /// Up to where was sent, as last noted.
+    sent: AtomicU64,
     /// An older kernel lets a peer put descriptors into our queue: looked for before each bell is taken.
     looks: bool,
 }
@@ -53,7 +57,16 @@ impl Strand {
         let ring = |direction| SegmentRing::new(area, geometry, direction);
         let (out, back) = (ring(side), ring(1 - side));
         let looks = !meet::refuses_descriptors();
-        Ok(Strand { socket, area, out, back, tx: Tx::default(), rx: Rx::default(), looks })
+        Ok(Strand {
+            socket,
+            area,
+            out,
+            back,
+            tx: Tx::default(),
+            rx: Rx::default(),
+            sent: AtomicU64::new(0),
+            looks,
+        })
     }
 
     /// Room for a message of up to so many bytes, where the receiver will read it.
@@ -89,9 +102,15 @@ impl Strand {
         self.out.control().room_wish().want(WANT_BYTE);
     }
 
-    /// Sent and not taken.
+    /// By the sender's thread, now and then: for `waiting`.
+    pub fn note_sent(&self) {
+        self.sent.store(self.tx.progress() + self.tx.outstanding(&self.out), Ordering::Relaxed);
+    }
+
+    /// Sent and not taken, at most; for anybody who looks.
     pub fn waiting(&self) -> u64 {
-        self.tx.outstanding(&self.out)
+        let taken = self.out.credit_slots().load(Ordering::Relaxed);
+        self.sent.load(Ordering::Relaxed).saturating_sub(taken).min(self.out.slot_count() as u64)
     }
 
     pub fn is_ready(&self) -> bool {

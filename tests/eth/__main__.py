@@ -328,6 +328,7 @@ def sleeps(ground):
         return before == [ticks(pid) for pid in pids]
 
     wait_until(idle, LIMIT_SECONDS, "ports to sleep")
+    require(all(peer["waiting"] == 0 for peer in one.state()["peers"]), f"frames that wait: {one.state()}")
     one.ping(other.ip)
 
 

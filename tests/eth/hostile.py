@@ -188,6 +188,8 @@ def deaf(ground):
         speak += "for _ in range(5000): s.sendto(bytes(1000), ('10.7.0.255', 7007))"
         one.run("python3", "-c", speak)
         wait_until(lambda: any(peer["full"] for peer in one.state()["peers"] if peer["name"] == "stranger"), LIMIT_SECONDS, f"a full queue: {one.state()}")
+        fill = {peer["name"]: peer["waiting"] for peer in one.state()["peers"]}
+        require(fill["stranger"] > 900, f"frames that wait in queues: {fill}")
         well(one, other)
 
 
