@@ -163,7 +163,7 @@ struct Network {
     rules: Rules,
     ports: Vec<State>,
     /// They did not answer.
-    silent: Vec<u64>,
+    silent: Vec<String>,
 }
 
 fn networks() -> Result<Vec<Network>> {
@@ -175,6 +175,7 @@ fn networks() -> Result<Vec<Network>> {
             ports.push(state);
             true
         })?;
+        let silent = silent.into_iter().map(|id| format!("{id:016x}")).collect();
         ports.sort_by(|one: &State, other| one.about.name.cmp(&other.about.name));
         Ok(Network { name: room.name, rules: room.rules, ports, silent })
     };
@@ -203,10 +204,7 @@ fn show(networks: &[Network]) {
             row
         };
         rows.extend(
-            network
-                .silent
-                .iter()
-                .map(|id| empty(&network.name, format!("{id:016x} does not answer"))),
+            network.silent.iter().map(|id| empty(&network.name, format!("{id} does not answer"))),
         );
         if network.ports.is_empty() && network.silent.is_empty() {
             rows.push(empty(&network.name, "no ports".into()));

@@ -1,5 +1,6 @@
 //! What is counted, and why a frame is lost.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
@@ -70,7 +71,7 @@ pub struct Totals {
     pub rang: u64,
     pub waited: u64,
     /// By their reasons.
-    pub dropped: Vec<(String, u64)>,
+    pub dropped: BTreeMap<String, u64>,
 }
 
 impl Totals {

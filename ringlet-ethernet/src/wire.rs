@@ -30,7 +30,12 @@ pub enum Ask {
     /// Another port's, for its first strand.
     Join(About),
     /// For a further one, with what the first answer said.
-    Strand { id: u64, number: u16, token: u64 },
+    Strand {
+        #[serde(with = "hexadecimal")]
+        id: u64,
+        number: u16,
+        token: u64,
+    },
     /// Say how you are.
     State,
     /// End.
@@ -39,6 +44,7 @@ pub enum Ask {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct About {
+    #[serde(with = "hexadecimal")]
     pub id: u64,
     pub name: String,
     pub mac: Mac,
@@ -72,6 +78,7 @@ pub struct State {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peer {
+    #[serde(with = "hexadecimal")]
     pub id: u64,
     pub name: String,
     pub mac: Mac,
@@ -80,6 +87,19 @@ pub struct Peer {
     pub received: u64,
     pub full: u64,
     pub waiting: u64,
+}
+
+/// A port's number as its socket's name has it: many who read JSON keep 53 bits of a number only.
+mod hexadecimal {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(id: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&format!("{id:016x}"))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        u64::from_str_radix(&String::deserialize(from)?, 16).map_err(serde::de::Error::custom)
+    }
 }
 
 pub fn hello(ask: Ask) -> Hello {

@@ -85,6 +85,12 @@ def removed(ground):
     require(one.port.wait(LIMIT_SECONDS) == 1 and "the device was removed" in one.port.tail(), one.port.tail())
 
 
+def none_lost(*hosts):
+    for host in hosts:
+        lost = {why: count for why, count in host.state()["totals"]["dropped"].items() if count and why != "no other port"}
+        require(not lost, f"dropped: {lost}")
+
+
 @scene
 def pings(ground):
     """Every kind of size by IPv4 and IPv6, and from cold; unfragmented up to the largest MTU."""
@@ -98,9 +104,7 @@ def pings(ground):
         one.run("ip", *words, "neigh", "flush", "all")
         one.ping(other.ip if words == ["-4"] else other.six)
     require("mtu 65521" in one.run("ip", "link", "show", "vnet0"), "not the largest MTU")
-    for host in (one, other):
-        lost = {why: count for why, count in host.state()["totals"]["dropped"] if count and why != "no other port"}
-        require(not lost, f"dropped: {lost}")
+    none_lost(one, other)
 
 
 def iperf(client, server, *words, seconds=1):
@@ -130,8 +134,10 @@ def streams(ground):
         passes_whole(one, other, 1500)
         iperf(one, other, "-R")
         iperf(one, other, "-P", "4")
-        end = iperf(one, other, "-u", "-b", "200M", "-l", "1400")["sum"]
-        require(end["packets"] > 1000 and end["lost_packets"] < end["packets"] / 2, f"UDP: {end}")
+        end = iperf(one, other, "-u", "-b", "50M", "-l", "1400")["sum"]
+        # (What a slow reader's socket has no room for is lost there, and not on the way.)
+        require(0 <= end["lost_packets"] < end["packets"], f"UDP: {end}")
+        none_lost(one, other)
 
 
 @scene

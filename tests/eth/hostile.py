@@ -47,8 +47,8 @@ class Stranger:
         self.seat.listen()
         self.socket = self.held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self.socket.settimeout(LIMIT_SECONDS)
-        self.socket.connect(str(folder / f"{host.state()['about']['id']:016x}.port"))
-        about = {"id": self.number, "name": "stranger", "mac": address, "queues": 1, "pid": 1, "namespace": 0}
+        self.socket.connect(str(folder / f"{host.state()['about']['id']}.port"))
+        about = {"id": f"{self.number:016x}", "name": "stranger", "mac": address, "queues": 1, "pid": 1, "namespace": 0}
         self.socket.send(json.dumps({"version": version, "ask": {"Join": about}}).encode())
         said, fds, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
         self.answer = json.loads(said)
@@ -207,7 +207,7 @@ def storms(ground):
 def comers(ground):
     """Who connects and says nothing, or what nobody understands, is in nobody's way."""
     one, other = ground.hosts(2)
-    path = str(pathlib.Path(os.environ["RINGLET_ETHERNET"]) / one.network / f"{one.state()['about']['id']:016x}.port")
+    path = str(pathlib.Path(os.environ["RINGLET_ETHERNET"]) / one.network / f"{one.state()['about']['id']}.port")
     with contextlib.ExitStack() as held:
         for number in range(200):
             comer = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -218,7 +218,7 @@ def comers(ground):
                 elif number % 4 == 2:
                     comer.sendmsg([b"null"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))])
                 elif number % 4 == 3:
-                    strand = {"id": 1, "number": 65535, "token": 0}
+                    strand = {"id": "1", "number": 65535, "token": 0}
                     comer.send(json.dumps({"version": VERSION, "ask": {"Strand": strand}}).encode())
         with Stranger(one, version=1) as stranger:
             require("version" in stranger.answer.get("Refused", ""), f"{stranger.answer}")

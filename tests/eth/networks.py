@@ -103,7 +103,7 @@ class Host:
         return state
 
     def dropped(self, why):
-        return dict(self.state()["totals"]["dropped"])[why]
+        return self.state()["totals"]["dropped"][why]
 
     def has_carrier(self):
         return "NO-CARRIER" not in self.run("ip", "link", "show", self.device)
