@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::mpsc;
 
 use anyhow::{Context, Result, bail};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Group;
 use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::frame::MTU_MOST;
@@ -136,6 +137,9 @@ fn create(args: &CreateArgs) -> Result<()> {
 }
 
 fn up(args: UpArgs) -> Result<()> {
+    // (One for each queue of each other port.)
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     let ends = mpsc::channel();
     let signalled = ends.0.clone();
     let mut signals = Signals::new([SIGTERM, SIGINT])?;

@@ -75,9 +75,9 @@ impl Keeper {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*seat.socket, EventData::new_u64(SEAT), EventFlags::IN)?;
         epoll::add(&epoll, &shared.bell, EventData::new_u64(BELL), EventFlags::IN)?;
-        // (Our own address is nobody else's.)
+        // (Our own address is nobody else's: no other user is this one.)
         let mut table = shared.table.write().unwrap_or_else(PoisonError::into_inner);
-        table.join(OURSELVES, rustix::process::geteuid().as_raw(), shared.about.mac, 0);
+        table.join(OURSELVES, apart::SOMEBODY, shared.about.mac, 0);
         drop(table);
         let (sockets, ports, ending) = Default::default();
         let others = shared.room.ports()?;
@@ -142,7 +142,10 @@ impl Keeper {
             let oldest = comers().min();
             oldest.and_then(|number| self.sockets.remove(&number));
         }
-        let Some(socket) = self.seat.accept() else { return };
+        let Some(socket) = self.seat.accept() else {
+            // (No number is free, it may be: who waits there goes on waiting, and this thread must not look at him all the time.)
+            return std::thread::sleep(TRY_AGAIN);
+        };
         if let Some(number) = self.watch(&socket, EventFlags::IN | EventFlags::RDHUP) {
             self.sockets.insert(number, Whose::Comer(socket));
         }

@@ -10,7 +10,7 @@ use crate::frame::Mac;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// An address is behind whoever of one user's ports used it last; another user's does not get it.
+    /// An address is behind whoever of one user's ports used it last (bonds move theirs, too); another user's does not get it.
     Moving,
     /// It stays with the port that used it first, until that one leaves or has not used it for long.
     Locked,
@@ -90,7 +90,7 @@ impl Table {
             }
             Some(entry) => {
                 let entry = Entry { ..*entry };
-                if entry.is_own || !self.may_take(&entry, user) {
+                if !self.may_take(&entry, user) {
                     return Source::Refused;
                 }
             }
@@ -196,7 +196,7 @@ mod tests {
         }
 
         fn may(&self, policy: Policy, holder: (Key, bool), user: u32) -> bool {
-            policy == Policy::Moving && !holder.1 && self.users[&holder.0] == user
+            policy == Policy::Moving && self.users[&holder.0] == user
         }
     }
 
@@ -209,7 +209,8 @@ mod tests {
                         continue;
                     }
                     let holder = plain.holder(number, now);
-                    let joins = holder.is_none_or(|holder| plain.may(policy, holder, user));
+                    let joins =
+                        holder.is_none_or(|holder| !holder.1 && plain.may(policy, holder, user));
                     assert_eq!(table.join(key, user, mac(number), now), joins, "{act:?}");
                     if joins {
                         plain.users.insert(key, user);
@@ -238,7 +239,8 @@ mod tests {
                         _ => Source::Learned,
                     };
                     assert_eq!(table.source(mac(number), key, now), expected, "{act:?}");
-                    let own = plain.holder(number, now).is_some_and(|holder| holder.1);
+                    let holder = plain.holder(number, now);
+                    let own = expected == Source::Known && holder.is_some_and(|holder| holder.1);
                     if expected != Source::Refused {
                         plain.seen.push((number, key, now, own));
                     }

@@ -10,7 +10,7 @@ import random
 import socket
 import struct
 
-from harness import require, wait_until
+from harness import Failed, require, wait_until
 from networks import LIMIT_SECONDS
 
 HOSTILE = {}
@@ -18,6 +18,7 @@ HOSTILE = {}
 VERSION = 1 << 16 | 8
 SLOTS, SLOT_COUNT, LINE = 4096, 1024, 64
 PLAIN = bytes(10)
+NOBODY = 65534
 BROADCAST = b"\xff" * 6
 HEADER = "malformed header"
 SOURCE = "a source address that is another port's"
@@ -37,6 +38,7 @@ class Stranger:
 
     def __init__(self, host, address="02:00:00:00:00:66", version=VERSION):
         folder = pathlib.Path(os.environ["RINGLET_ETHERNET"]) / host.network
+        number = host.number
         self.held = contextlib.ExitStack()
         self.number = random.getrandbits(64)
         self.mac, self.position = mac(address), 0
@@ -47,7 +49,7 @@ class Stranger:
         self.seat.listen()
         self.socket = self.held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self.socket.settimeout(LIMIT_SECONDS)
-        self.socket.connect(str(folder / f"{host.state()['about']['id']}.port"))
+        self.socket.connect(str(folder / f"{number}.port"))
         about = {"id": f"{self.number:016x}", "name": "stranger", "mac": address, "queues": 1, "pid": 1, "namespace": 0}
         self.socket.send(json.dumps({"version": version, "ask": {"Join": about}}).encode())
         said, fds, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
@@ -103,7 +105,7 @@ def well(*hosts):
 @scene
 def lies(ground):
     """Headers that say what can't be, and other ports' addresses, are refused and counted; a record that no port writes ends the strand."""
-    one, other = ground.hosts(2)
+    one, other = ground.hosts(2, "--addresses", "locked")
     with Stranger(one) as stranger:
         one_takes = one.state()["totals"]["received"]
         stranger.send(stranger.mac)
@@ -142,6 +144,56 @@ def locked(ground):
             wait_until(lambda: one.dropped(SOURCE) == second + 2, LIMIT_SECONDS, f"a thief to be refused: {one.state()}")  # noqa: B023
         with Stranger(one, one.mac) as twin:
             require("Refused" in twin.answer, f"{twin.answer}")
+
+
+@contextlib.contextmanager
+def nobody():
+    """Sockets that are made meanwhile are another user's."""
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+@scene
+def users(ground):
+    """Who is of the network's group may be a port of it; another user's addresses he can't have, nor end another's port. One user's ports may."""
+    pathlib.Path(ground.directory).chmod(0o755)
+    one, other = ground.hosts(2, "--group", str(NOBODY))
+    with Stranger(one) as stranger:
+        stranger.send(mac(other.mac))
+        wait_until(lambda: one.state()["totals"]["received"] >= 1 and not one.dropped(SOURCE), LIMIT_SECONDS, f"an address to move: {one.state()}")
+        stranger.send(mac(one.mac))
+        wait_until(lambda: one.dropped(SOURCE) == 1, LIMIT_SECONDS, f"our own address to be refused: {one.state()}")
+    well(one, other)
+    with nobody():
+        stranger = Stranger(one)
+    with stranger:
+        require("Strand" in stranger.answer, f"{stranger.answer}")
+        for source in (mac(one.mac), mac(other.mac)):
+            stranger.send(source)
+        wait_until(lambda: one.dropped(SOURCE) == 3, LIMIT_SECONDS, f"another user to be refused: {one.state()}")
+        with nobody(), contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) as asks:
+            asks.settimeout(LIMIT_SECONDS)
+            asks.connect(stranger.socket.getpeername())
+            asks.send(json.dumps({"version": VERSION, "ask": "End"}).encode())
+            answer = json.loads(asks.recv(1 << 16))
+        require("Refused" in answer, f"{answer}")
+        well(one, other)
+    # And where there is no group he does not come in.
+    (alone,) = ground.hosts(1)
+    with nobody():
+        try:
+            Stranger(alone).held.close()
+        except PermissionError:
+            return
+    raise Failed("a user who may not has come in")
 
 
 @scene

@@ -86,6 +86,7 @@ class Host:
     def await_port(self):
         wait_until(lambda: "ready" in self.port.tail() or self.port.poll() is not None, LIMIT_SECONDS, "a port to be ready")
         require(self.port.poll() is None, f"the port ended: {self.port.tail()}")
+        self.number = self.state()["about"]["id"]
         self.address(self.device)
 
     def address(self, device):
