@@ -181,7 +181,7 @@ mod tests {
         Mac([2, 0, 0, 0, 0, number])
     }
 
-    /// All that ever happened, looked through from the end for each question.
+    /// Where each address was seen last, in a list that is looked through for each question.
     #[derive(Default)]
     struct Plain {
         users: HashMap<Key, u32>,
@@ -193,6 +193,12 @@ mod tests {
         fn holder(&self, mac: u8, now: u64) -> Option<(Key, bool)> {
             let (_, key, at, own) = self.seen.iter().rev().find(|seen| seen.0 == mac)?;
             (*own || now - at <= AGE_MS).then_some((*key, *own))
+        }
+
+        /// (What was behind another port before does not come back when this one leaves.)
+        fn put(&mut self, mac: u8, key: Key, now: u64, own: bool) {
+            self.seen.retain(|seen| seen.0 != mac);
+            self.seen.push((mac, key, now, own));
         }
 
         fn may(&self, policy: Policy, holder: (Key, bool), user: u32) -> bool {
@@ -214,18 +220,12 @@ mod tests {
                     assert_eq!(table.join(key, user, mac(number), now), joins, "{act:?}");
                     if joins {
                         plain.users.insert(key, user);
-                        plain.seen.push((number, key, now, true));
+                        plain.put(number, key, now, true);
                     }
                 }
                 Act::Leave(key) => {
                     table.leave(key);
                     plain.users.remove(&key);
-                    // (What was behind it before somebody else had it does not come back.)
-                    for number in 0..6 {
-                        if plain.holder(number, now).is_some_and(|holder| holder.0 == key) {
-                            plain.seen.retain(|seen| seen.0 != number);
-                        }
-                    }
                     plain.seen.retain(|seen| seen.1 != key);
                 }
                 Act::From { key, mac: number } => {
@@ -242,7 +242,7 @@ mod tests {
                     let holder = plain.holder(number, now);
                     let own = expected == Source::Known && holder.is_some_and(|holder| holder.1);
                     if expected != Source::Refused {
-                        plain.seen.push((number, key, now, own));
+                        plain.put(number, key, now, own);
                     }
                 }
                 Act::Pass(ms) => now += ms,
