@@ -1,8 +1,8 @@
 //! Who else is on the network: a thread of the port's own meets the others, hands strands to the queues, and notices who has gone.
 //!
-//! A port that comes listens first, then connects to each that is there, and says what it is; who accepts makes the strand's memory. Nobody waits for an
-//! answer, so two that come at once may connect to each other: the connection of the one with the smaller number stays. With several queues, further
-//! strands follow the first one.
+//! A port that comes listens first, then connects to each that is there, and says what it is; who accepts makes the strand's memory. Nobody waits for
+//! an answer, so two that come at once may connect to each other: the connection of the one with the smaller number stays. With several queues,
+//! further strands follow the first one.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

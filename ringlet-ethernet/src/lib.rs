@@ -7,10 +7,10 @@
 //!                    Keeper ── room ── Keeper                         who is there: keeper, room, wire
 //! ```
 //!
-//! **Who owns which memory.** A frame lies in memory that its sender and its receiver map, and nobody else: a *strand* for each pair of ports, of one ring each way.
-//! Memory of a receiver's that all senders write would show each sender what the others sent. So no port reads what is not for it; a port that does not
-//! take its frames fills its own strands only; and one that scribbles breaks those. (A switch process between would need a copy, and two wake-ups, more.) Pages
-//! are there once they are used: a pair that only says where it is has three or four.
+//! **Who owns which memory.** A frame lies in memory that its sender and its receiver map, and nobody else: a *strand* for each pair of ports, of
+//! one ring each way. Memory of a receiver's that all senders write would show each sender what the others sent. So no port reads what is not for it;
+//! a port that does not take its frames fills its own strands only; and one that scribbles breaks those. (A switch process between would need a copy,
+//! and a wake-up, more.) Pages are there once they are used: a pair that only says where it is has five.
 //!
 //! A port has one or several queues, each of one thread. A strand belongs to one queue at each end, and so needs no lock.
 #![deny(unsafe_code)]

@@ -1,8 +1,8 @@
 //! A port of a network, for whoever has frames: the TAP device's loop, or a program with a stack of its own.
 //!
-//! Each [`Queue`] is for one thread. It sends to the port that has the destination's address, or to all; a port whose queue is full loses the frame, and
-//! nobody waits for it. Where there is only one other port, nobody else can be kept waiting: there the frame is written where that one will read it, and
-//! one that has no room is waited for ([`Queue::fill`]).
+//! Each [`Queue`] is for one thread. It sends to the port that has the destination's address, or to all; a port whose queue is full loses the frame,
+//! and nobody waits for it. Where there is only one other port, nobody else can be kept waiting: there the frame is written where that one will read
+//! it, and one that has no room is waited for ([`Queue::fill`]).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};

@@ -111,7 +111,8 @@ def lies(ground):
         stranger.send(stranger.mac)
         wait_until(lambda: one.state()["totals"]["received"] > one_takes, LIMIT_SECONDS, "an honest frame to be taken")
         # (The first five are no header of a kernel's; a multicast source is nobody's.)
-        broken = [bytes([4]) + bytes(9), b"\0\x02" + bytes(8), b"\1\1\xff\xff\0\1\x22\0\x10\0", b"\1\1\0\0\0\0\x22\0\x10\0", b"\1\0\0\0\0\0\xff\xff\0\0"]
+        broken = [bytes([4]) + bytes(9), b"\0\x02" + bytes(8), b"\1\1\xff\xff\0\1\x22\0\x10\0"]
+        broken += [b"\1\1\0\0\0\0\x22\0\x10\0", b"\1\0\0\0\0\0\xff\xff\0\0"]
         for header in broken:
             stranger.send(stranger.mac, header=header)
         stranger.send(b"\1" + stranger.mac[1:])
@@ -123,7 +124,8 @@ def lies(ground):
         well(one, other)
         stranger.record(0, 57, bytes(40))
         wait_until(stranger.is_out, LIMIT_SECONDS, "a corrupt record to end the strand")
-    for flags, length, payload in ((1, 100, struct.pack("<Q", (1 << 21) - 64)), (1, 0, bytes(8)), (1, (1 << 17) - 1, bytes(8)), (4, 16, bytes(16)), (5, 16, bytes(16))):
+    behind_the_end = struct.pack("<Q", (1 << 21) - 64)
+    for flags, length, payload in ((1, 100, behind_the_end), (1, 0, bytes(8)), (1, (1 << 17) - 1, bytes(8)), (4, 16, bytes(16)), (5, 16, bytes(16))):
         with Stranger(one) as stranger:
             stranger.record(flags, length, payload)
             wait_until(stranger.is_out, LIMIT_SECONDS, f"{(flags, length)} to end the strand")
@@ -205,7 +207,8 @@ def scribbles(ground):
         with Stranger(one) as stranger, Stranger(other) as second:
             for each in (stranger, second):
                 for _ in range(300):
-                    at = chance.choice((chance.randrange(512, 1536), chance.randrange(SLOTS, SLOTS + 4096), chance.randrange(len(each.memory) - 64)))
+                    where = ((512, 1536), (SLOTS, SLOTS + 4096), (0, len(each.memory) - 64))
+                    at = chance.randrange(*chance.choice(where))
                     each.memory[at : at + 8] = chance.randbytes(8) if chance.random() < 0.9 else bytes(8)
                     if chance.random() < 0.1:
                         each.bell()
@@ -239,7 +242,8 @@ def deaf(ground):
         speak = "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)\n"
         speak += "for _ in range(5000): s.sendto(bytes(1000), ('10.7.0.255', 7007))"
         one.run("python3", "-c", speak)
-        wait_until(lambda: any(peer["full"] for peer in one.state()["peers"] if peer["name"] == "stranger"), LIMIT_SECONDS, f"a full queue: {one.state()}")
+        full = lambda: [peer["full"] for peer in one.state()["peers"] if peer["name"] == "stranger"]  # noqa: E731
+        wait_until(lambda: any(full()), LIMIT_SECONDS, f"a full queue: {one.state()}")
         fill = {peer["name"]: peer["waiting"] for peer in one.state()["peers"]}
         require(fill["stranger"] > 900, f"frames that wait in queues: {fill}")
         well(one, other)
