@@ -44,10 +44,19 @@ struct Port {
     traffic: Vec<Arc<Traffic>>,
 }
 
+/// A port to be connected to, for one strand.
+#[derive(Clone, Copy)]
+struct Visit {
+    id: u64,
+    number: u16,
+    token: u64,
+    tries: u32,
+}
+
 /// What an event of a socket's is about.
 enum Whose {
     Comer(Guarded),
-    Visit { id: u64, number: u16, socket: Guarded },
+    Visit(Visit, Guarded),
     Strand(Key),
 }
 
@@ -59,8 +68,7 @@ pub struct Keeper {
     next: u64,
     ports: HashMap<Key, Port>,
     next_key: Key,
-    /// To be connected to: port, strand, token, tries.
-    visits: Vec<(u64, u16, u64, u32)>,
+    visits: Vec<Visit>,
     /// Connections of those who asked us to end: they last until we have.
     ending: Vec<Guarded>,
     tell: Box<dyn FnMut(Event) + Send>,
@@ -75,17 +83,14 @@ impl Keeper {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*seat.socket, EventData::new_u64(SEAT), EventFlags::IN)?;
         epoll::add(&epoll, &shared.bell, EventData::new_u64(BELL), EventFlags::IN)?;
-        // (Our own address is nobody else's: no other user is this one.)
+        // (Our own address is nobody else's.)
         let mut table = shared.table.write().unwrap_or_else(PoisonError::into_inner);
-        table.join(OURSELVES, apart::SOMEBODY, shared.about.mac, 0);
+        table.join(OURSELVES, None, shared.about.mac, 0);
         drop(table);
         let (sockets, ports, ending) = Default::default();
         let others = shared.room.ports()?;
-        let visits = others
-            .into_iter()
-            .filter(|id| *id != shared.about.id)
-            .map(|id| (id, 0, 0, 0))
-            .collect();
+        let others = others.into_iter().filter(|id| *id != shared.about.id);
+        let visits = others.map(|id| Visit { id, number: 0, token: 0, tries: 0 }).collect();
         Ok(Keeper {
             shared,
             seat,
@@ -153,25 +158,37 @@ impl Keeper {
 
     /// Connects to those that are still to be met.
     fn visit(&mut self) {
-        for (id, number, token, tries) in std::mem::take(&mut self.visits) {
-            match self.begin_visit(id, number, token) {
+        for visit in std::mem::take(&mut self.visits) {
+            match self.begin_visit(visit) {
                 Ok(()) => {}
                 // (Too many wait there, or it does not listen yet.)
-                Err(Errno::EAGAIN | Errno::ECONNREFUSED)
-                    if tries < TRIES && !self.shared.room.bury(id) =>
-                {
-                    self.visits.push((id, number, token, tries + 1));
-                }
+                Err(Errno::EAGAIN | Errno::ECONNREFUSED) => self.visit_again(visit),
                 // (It has gone meanwhile.)
-                Err(Errno::ECONNREFUSED | Errno::ENOENT) => {}
+                Err(Errno::ENOENT) => {}
                 Err(error) => {
-                    (self.tell)(Event::Apart(format!("port {id:016x} can't be reached: {error:?}")))
+                    let id = visit.id;
+                    (self.tell)(Event::Apart(format!(
+                        "port {id:016x} can't be reached: {error:?}"
+                    )));
                 }
             }
         }
     }
 
-    fn begin_visit(&mut self, id: u64, number: u16, token: u64) -> Result<(), Errno> {
+    /// If it lives, and was not tried too often.
+    fn visit_again(&mut self, visit: Visit) {
+        let Visit { id, tries, .. } = visit;
+        if self.shared.room.bury(id) {
+            return;
+        }
+        match tries < TRIES {
+            true => self.visits.push(Visit { tries: tries + 1, ..visit }),
+            false => (self.tell)(Event::Apart(format!("port {id:016x} does not answer"))),
+        }
+    }
+
+    fn begin_visit(&mut self, visit: Visit) -> Result<(), Errno> {
+        let Visit { id, number, token, .. } = visit;
         let socket = self.shared.room.connect(id)?;
         // Memory comes with the answer, and nothing else.
         meet::admit_descriptors(socket.as_raw_fd(), true);
@@ -182,7 +199,7 @@ impl Keeper {
         say(&socket, &hello(ask), &[]).map_err(|_| Errno::EAGAIN)?;
         let watched =
             self.watch(&socket, EventFlags::IN | EventFlags::RDHUP).ok_or(Errno::ENOMEM)?;
-        self.sockets.insert(watched, Whose::Visit { id, number, socket });
+        self.sockets.insert(watched, Whose::Visit(visit, socket));
         Ok(())
     }
 
@@ -198,16 +215,14 @@ impl Keeper {
                     self.answer(socket, came);
                 }
             },
-            Some(Whose::Visit { id, number: strand, socket }) => match hear::<Answer>(&socket) {
-                Ok(None) => {
-                    _ = self.sockets.insert(number, Whose::Visit { id, number: strand, socket })
-                }
-                // (It has ended: whoever comes there next comes to us.)
-                Err(_) => {}
+            Some(Whose::Visit(visit, socket)) => match hear::<Answer>(&socket) {
+                Ok(None) => _ = self.sockets.insert(number, Whose::Visit(visit, socket)),
+                // (It has ended; or so many came to it that we had to go.)
+                Err(_) => self.visit_again(visit),
                 Ok(Some((answer, came))) => {
                     let _ = epoll::delete(&self.epoll, &*socket);
-                    let mut fds = came.fds;
-                    if let Err(error) = self.met(id, strand, socket, answer, &mut fds) {
+                    let (id, mut fds) = (visit.id, came.fds);
+                    if let Err(error) = self.met(id, visit.number, socket, answer, &mut fds) {
                         (self.tell)(Event::Apart(format!("port {id:016x}: {error:#}")));
                     }
                 }
@@ -229,7 +244,8 @@ impl Keeper {
         match came.ask {
             Ask::State => _ = say(&socket, &Answer::State(self.state()), &[]),
             Ask::End => {
-                if user != 0 && user != rustix::process::geteuid().as_raw() {
+                let is_ours = user == rustix::process::geteuid().as_raw();
+                if user != 0 && (!is_ours || meet::is_vague(user)) {
                     return refuse("only its user, or root, ends a port".into());
                 }
                 let _ = say(&socket, &Answer::Ending, &[]);
@@ -261,7 +277,7 @@ impl Keeper {
             self.shared.room.is_of(about.id, user),
             "its socket is not in the network's directory, or is another user's"
         );
-        let visit = |whose: &Whose| matches!(whose, Whose::Visit { id, .. } if *id == about.id);
+        let visit = |whose: &Whose| matches!(whose, Whose::Visit(visit, _) if visit.id == about.id);
         let ours: Vec<u64> = self
             .sockets
             .iter()
@@ -275,7 +291,7 @@ impl Keeper {
             return Ok(None);
         }
         ours.iter().for_each(|number| _ = self.sockets.remove(number));
-        self.visits.retain(|visit| visit.0 != about.id);
+        self.visits.retain(|visit| visit.id != about.id);
         let mut token = [0; 8];
         ensure!(sys::random(&mut token), "no random bytes");
         let token = u64::from_ne_bytes(token);
@@ -290,7 +306,8 @@ impl Keeper {
         let now_ms = self.shared.now_ms();
         let joins = |keeper: &Keeper| {
             let mut table = keeper.shared.table.write().unwrap_or_else(PoisonError::into_inner);
-            table.join(key, user, about.mac, now_ms)
+            // (Users whom this user namespace does not know are all the same number.)
+            table.join(key, Some(user).filter(|user| !meet::is_vague(*user)), about.mac, now_ms)
         };
         if !joins(self) {
             // (Of one that was killed the queues may not have told yet.)
@@ -363,7 +380,7 @@ impl Keeper {
             0 => {
                 let key = self.take_in(about, user, token)?;
                 let more = 1..self.ports[&key].strands.len() as u16;
-                self.visits.extend(more.map(|number| (id, number, token, 0)));
+                self.visits.extend(more.map(|number| Visit { id, number, token, tries: 0 }));
                 key
             }
             _ => {
@@ -415,7 +432,7 @@ impl Keeper {
         self.shared.ports.store(self.ports.len(), Ordering::Relaxed);
         self.shared.changes.fetch_add(1, Ordering::Relaxed);
         (0..self.shared.desks.len()).for_each(|queue| self.shared.order(queue, Order::Remove(key)));
-        self.visits.retain(|visit| visit.0 != port.about.id);
+        self.visits.retain(|visit| visit.id != port.about.id);
         let is_dead = self.shared.room.bury(port.about.id);
         if !is_dead
             && !self.shared.is_over.load(Ordering::Relaxed)

@@ -46,7 +46,8 @@ struct Entry {
 }
 
 struct Port {
-    user: u32,
+    /// `None`: nobody knows, so it is nobody else's either.
+    user: Option<u32>,
     addresses: usize,
 }
 
@@ -62,7 +63,7 @@ impl Table {
     }
 
     /// A port has come, with an address. False if that is another one's, who may not be robbed of it: then nothing has changed.
-    pub fn join(&mut self, key: Key, user: u32, own: Mac, now_ms: u64) -> bool {
+    pub fn join(&mut self, key: Key, user: Option<u32>, own: Mac, now_ms: u64) -> bool {
         let holder = self.entries.get(&own).filter(|entry| !is_old(entry, now_ms));
         if holder.is_some_and(|entry| entry.is_own || !self.may_take(entry, user)) {
             return false;
@@ -108,9 +109,9 @@ impl Table {
         self.entries.get(&mac).filter(|entry| !is_old(entry, now_ms)).map(|entry| entry.port)
     }
 
-    fn may_take(&self, entry: &Entry, user: u32) -> bool {
-        self.policy == Policy::Moving
-            && self.ports.get(&entry.port).is_some_and(|port| port.user == user)
+    fn may_take(&self, entry: &Entry, user: Option<u32>) -> bool {
+        let holder = self.ports.get(&entry.port).and_then(|port| port.user);
+        self.policy == Policy::Moving && holder.is_some() && holder == user
     }
 
     fn put(&mut self, mac: Mac, entry: Entry) {
@@ -162,7 +163,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Act {
-        Join { key: Key, user: u32, mac: u8 },
+        Join { key: Key, user: Option<u32>, mac: u8 },
         Leave(Key),
         From { key: Key, mac: u8 },
         Pass(u64),
@@ -170,7 +171,7 @@ mod tests {
 
     fn act() -> impl Strategy<Value = Act> {
         prop_oneof![
-            1 => (0..4u32, 0..2u32, 0..6u8).prop_map(|(key, user, mac)| Act::Join { key, user, mac }),
+            1 => (0..4u32, prop::option::of(0..2u32), 0..6u8).prop_map(|(key, user, mac)| Act::Join { key, user, mac }),
             1 => (0..4u32).prop_map(Act::Leave),
             8 => (0..4u32, 0..6u8).prop_map(|(key, mac)| Act::From { key, mac }),
             1 => (0..2 * AGE_MS).prop_map(Act::Pass),
@@ -184,7 +185,7 @@ mod tests {
     /// Where each address was seen last, in a list that is looked through for each question.
     #[derive(Default)]
     struct Plain {
-        users: HashMap<Key, u32>,
+        users: HashMap<Key, Option<u32>>,
         /// Address, port, when, and whether it came with it.
         seen: Vec<(u8, Key, u64, bool)>,
     }
@@ -201,8 +202,9 @@ mod tests {
             self.seen.push((mac, key, now, own));
         }
 
-        fn may(&self, policy: Policy, holder: (Key, bool), user: u32) -> bool {
-            policy == Policy::Moving && self.users[&holder.0] == user
+        fn may(&self, policy: Policy, holder: (Key, bool), user: Option<u32>) -> bool {
+            let theirs = self.users[&holder.0];
+            policy == Policy::Moving && theirs == user && theirs.is_some()
         }
     }
 
@@ -271,7 +273,7 @@ mod tests {
             [(Policy::Moving, Source::Unlearned), (Policy::Locked, Source::Refused)]
         {
             let mut table = Table::new(policy);
-            assert!(table.join(1, 0, mac(1), 0) && table.join(2, 0, mac(2), 0));
+            assert!(table.join(1, Some(0), mac(1), 0) && table.join(2, Some(0), mac(2), 0));
             let many = |number: usize| Mac([6, 0, 0, 0, (number >> 8) as u8, number as u8]);
             (1..OF_ONE_PORT)
                 .for_each(|number| assert_eq!(table.source(many(number), 1, 0), Source::Learned));

@@ -1,6 +1,7 @@
 """A port that does what none does, spoken by hand: the others stay well."""
 
 import array
+import collections
 import contextlib
 import json
 import mmap
@@ -9,6 +10,7 @@ import pathlib
 import random
 import socket
 import struct
+import threading
 
 from harness import Failed, require, wait_until
 from networks import LIMIT_SECONDS
@@ -259,6 +261,34 @@ def storms(ground):
         wait_until(lambda: one.dropped("too many to all ports") >= 350, LIMIT_SECONDS, f"a storm to be bounded: {one.state()}")
 
 
+@contextlib.contextmanager
+def knocking(path):
+    """Somebody connects there, says nothing, and connects again."""
+    is_over = threading.Event()
+
+    def knock():
+        held = collections.deque()
+        while not is_over.is_set():
+            held.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            held[-1].setblocking(False)
+            with contextlib.suppress(OSError):
+                held[-1].connect(path)
+            if len(held) > 200:
+                held.popleft().close()
+        for each in held:
+            each.close()
+
+    threads = [threading.Thread(target=knock) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
 @scene
 def comers(ground):
     """Who connects and says nothing, or what nobody understands, is in nobody's way."""
@@ -281,3 +311,9 @@ def comers(ground):
         third = ground.host(one.network, 3)
         wait_until(lambda: len(third.state()["peers"]) == 2, LIMIT_SECONDS, "a new port to meet the others")
         well(one, other, third)
+    # And while so many come all the time that those who were not heard yet have to go.
+    with knocking(path):
+        many = [ground.host(one.network, number) for number in range(4, 10)]
+        for host in many:
+            wait_until(lambda host=host: len(host.state()["peers"]) == 8, LIMIT_SECONDS, f"all others: {host.state()['peers']}")
+    well(one, *many[:2])
