@@ -116,7 +116,7 @@ def word(text, kind=0):
     return struct.pack("<IB", len(text) + 1, kind) + text
 
 
-def hello(name, incarnation, version=4, introduces=False):
+def hello(name, incarnation, version=5, introduces=False):
     said = {"version": version, "node": name, "incarnation": incarnation, "listen": f"0.0.0.0:{PORT}", "introduces": introduces}
     return word(json.dumps({"Hello": said}).encode())
 
