@@ -10,6 +10,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -336,6 +337,31 @@ def sleeps(ground):
     wait_until(idle, LIMIT_SECONDS, "ports to sleep")
     require(all(peer["waiting"] == 0 for peer in one.state()["peers"]), f"frames that wait: {one.state()}")
     one.ping(other.ip)
+
+
+@scene
+def unit(ground):
+    """The unit is one, and a device does with the rights that it leaves; it is ready when it says so."""
+    text = (ROOT / "deploy/ringlet-eth@.service").read_text().replace("/usr/local/bin/ringlet", ground.command)
+    place = pathlib.Path(ground.directory) / "ringlet-eth@vnet0.service"
+    place.write_text(text)
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(["systemd-analyze", "verify", place], capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        require(done.returncode == 0 and not done.stderr, done.stderr)
+    (rights,) = [line.partition("=")[2] for line in text.splitlines() if line.startswith("CapabilityBoundingSet=")]
+    rights = ",".join("+" + right.removeprefix("CAP_").lower() for right in rights.split())
+    network = ground.network()
+    host = Host(ground, ground.namespace(), network, 1, ())
+    told = pathlib.Path(ground.directory) / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(told))
+        manager.settimeout(LIMIT_SECONDS)
+        host.before = ["env", f"NOTIFY_SOCKET={told}", "setpriv", f"--bounding-set=-all,{rights}", "--inh-caps=-all", "--no-new-privs"]
+        host.start_port()
+        require(b"READY=1" in manager.recv(1000), "not what a service manager waits for")
+        require("vnet0" in host.run("ip", "link"), "ready, and no device")
+    host.await_port()
+    host.ping(ground.host(network, 2).ip)
 
 
 @scene

@@ -71,6 +71,7 @@ class Ground:
 class Host:
     def __init__(self, ground, namespace, network, number, words, device="vnet0"):
         self.ground, self.namespace, self.network, self.words, self.device = ground, namespace, network, words, device
+        self.before = []
         self.mac = f"02:00:00:00:00:{number:02x}"
         self.ip, self.six = f"10.7.0.{number}", f"fd07::{number}"
 
@@ -81,7 +82,7 @@ class Host:
 
     def start_port(self):
         words = ["up", self.device, "--network", self.network, "--mac", self.mac, *self.words]
-        self.port = self.ground.start(["ip", "netns", "exec", self.namespace, self.ground.command, "eth", *words])
+        self.port = self.ground.start(["ip", "netns", "exec", self.namespace, *self.before, self.ground.command, "eth", *words])
 
     def await_port(self):
         wait_until(lambda: "ready" in self.port.tail() or self.port.poll() is not None, LIMIT_SECONDS, "a port to be ready")
