@@ -9,6 +9,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use nix::sys::signal::{SigSet, Signal};
 use ringlet_disk::{Options, Reader, Said};
 use ringlet_reflect::Host;
 
@@ -101,12 +102,15 @@ pub fn run(args: DiskArgs) -> anyhow::Result<ExitCode> {
 fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let name = &args.name;
     let options = Options { name, path: &args.path, read_only: args.read_only, mode: args.mode };
-    let say = |said| match said {
-        Said::Ready => {
-            println!("ready");
-            let _ = std::io::stdout().flush();
-        }
-        Said::Lost(error) => eprintln!("ringlet: {name} is not served for now: {error:#}"),
+    // (Who has heard that it is ready may have gone by the next time: that ends no server.)
+    SigSet::from(Signal::SIGPIPE).thread_block()?;
+    let say = |said| {
+        let _ = match said {
+            Said::Ready => writeln!(std::io::stdout(), "ready"),
+            Said::Lost(error) => {
+                writeln!(std::io::stderr(), "ringlet: {name} is not served for now: {error:#}")
+            }
+        };
     };
     ringlet_disk::serve(&options, reflect::host, say)?;
     Ok(ExitCode::SUCCESS)
