@@ -5,6 +5,8 @@ use std::io::{Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, bail, ensure};
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, fdatasync, flock, fstatfs};
@@ -20,6 +22,8 @@ pub struct Disk {
     pub id: [u64; 2],
     /// It is in memory: nothing waits for a device.
     pub never_waits: bool,
+    /// Why something that was written is not on the disk, and never will be; or 0.
+    lost: AtomicI32,
 }
 
 /// May it wait for the device?
@@ -53,10 +57,20 @@ impl Disk {
         let bytes = file.seek(SeekFrom::End(0)).with_context(|| name.to_string())?;
         ensure!(bytes > 0, "{name} is empty");
         let device = if is_device { about.rdev() } else { about.dev() };
-        let id = [device, if is_device { 0 } else { about.ino() }];
+        // (Numbers of files that were removed are given again.)
+        let since = about.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+        let born = since.map_or(0, |since| since.as_nanos() as u64);
+        let id = [device, if is_device { 0 } else { about.ino() ^ born.swap_bytes() }];
         let never_waits =
             fstatfs(&file).is_ok_and(|of| of.f_type == libc::TMPFS_MAGIC) && !is_device;
-        Ok(Disk { file, bytes, read_only, id, never_waits })
+        Ok(Disk { file, bytes, read_only, id, never_waits, lost: AtomicI32::new(0) })
+    }
+
+    /// For who asks for flushes.
+    ///
+    /// KERNEL: what could not be written is told once to each open file description, and not to the next who asks by the same one.
+    pub fn own(&self) -> std::io::Result<File> {
+        File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
     }
 
     /// Reads all of these bytes to where others may look. EAGAIN: it would have to wait, and was not to.
@@ -129,9 +143,17 @@ impl Disk {
         Ok(())
     }
 
-    /// What was written before is on the disk.
-    pub fn flush(&self) -> Done<()> {
-        fdatasync(&self.file).map_err(Errno::raw_os_error)
+    /// What was written before is on the disk; `own` is the file of who asks. Once something could not be written all are told so, again and again: it is
+    /// lost, of which the kernel speaks but once.
+    pub fn flush(&self, own: &File) -> Done<()> {
+        // ORDER: Relaxed: who asks while it is found out is told by the kernel.
+        match self.lost.load(Ordering::Relaxed) {
+            0 => fdatasync(own).map_err(|error| {
+                self.lost.store(error.raw_os_error(), Ordering::Relaxed);
+                error.raw_os_error()
+            }),
+            errno => Err(errno),
+        }
     }
 
     /// These bytes are not needed any more: what is read there then is zeros, or what was there.
@@ -181,6 +203,8 @@ impl Disk {
 pub mod tests {
     use std::sync::{Condvar, Mutex};
 
+    use super::Disk;
+
     /// As if the device took its time: a write that begins there waits until it is opened. The second word: one waits.
     pub static GATE: Mutex<(Option<u64>, bool)> = Mutex::new((None, false));
     pub static MOVED: Condvar = Condvar::new();
@@ -193,5 +217,18 @@ pub mod tests {
             MOVED.notify_all();
             gate = MOVED.wait(gate).unwrap();
         }
+    }
+    #[test]
+    fn a_file_that_took_another_one_s_place_is_another_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        let ids = [(); 3].map(|()| {
+            std::fs::write(&path, "x").unwrap();
+            let id = [(); 2].map(|()| Disk::open(&path, false).unwrap().id);
+            std::fs::remove_file(&path).unwrap();
+            assert_eq!(id[0], id[1]);
+            id[0]
+        });
+        assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2], "{ids:?}");
     }
 }

@@ -230,7 +230,7 @@ pub struct Facts {
     pub boot: u64,
     /// On which it is.
     pub host: String,
-    /// Which file: device, and number there.
+    /// Which file: device, and number there, with when it was made.
     pub file: [u64; 2],
 }
 

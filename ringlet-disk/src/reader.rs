@@ -48,8 +48,8 @@ pub struct Reader {
 #[derive(Default)]
 struct State {
     session: Option<Arc<Session>>,
-    /// What was used before: as long as it is there, what was asked for by it may still be done.
-    before: Weak<Session>,
+    /// Of what was used before: as long as it is there, what was asked for by it may still be done.
+    before: Weak<()>,
     /// Why it can't be used just now, or any more.
     why_not: Option<String>,
     is_spoilt: bool,
@@ -164,7 +164,7 @@ impl Reader {
         session.is_lost.store(true, Ordering::Relaxed);
         let mut state = locked(&self.session);
         if state.session.as_ref().is_some_and(|now| Arc::ptr_eq(now, session)) {
-            state.before = Arc::downgrade(session);
+            state.before = Arc::downgrade(&session.seated);
             state.session = None;
         }
     }
@@ -233,6 +233,8 @@ struct Session {
     is_lost: AtomicBool,
     locks: Locks,
     host: Host,
+    /// Last of all: when it has gone the seat was given back. (Of the session itself nothing is left while it is still being taken apart.)
+    seated: Arc<()>,
 }
 
 struct Slot {
@@ -334,6 +336,7 @@ impl Session {
             is_lost,
             locks,
             host,
+            seated: Arc::new(()),
         };
         Ok((session, facts))
     }

@@ -3,6 +3,7 @@
 //! One thread at a time is the *leader*: it looks for requests, and sleeps while there are none. What may have to wait for the device it does behind
 //! its leadership, which another thread takes meanwhile; what is in memory it does at once. So no request is passed from thread to thread.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -109,6 +110,7 @@ struct Reader {
     member: u32,
     written: Receiver,
     read: Transmitter,
+    file: File,
 }
 
 enum Job {
@@ -225,7 +227,7 @@ impl<'a> Server<'a> {
                             Err(libc::EAGAIN) => {
                                 break Job::Request(reader, slot, number, Some(request));
                             }
-                            done => reader.answer(slot, number, done),
+                            done => self.answer(&reader, slot, number, done),
                         }
                     }
                     job => break job,
@@ -237,7 +239,8 @@ impl<'a> Server<'a> {
             Job::Hello(seat, number) => self.welcome(seat, number),
             Job::Request(reader, slot, number, request) => {
                 let perform = |request| self.perform(&reader, slot, request, Patience::AsLong);
-                reader.answer(slot, number, request.as_ref().map_or(Err(libc::EINVAL), perform));
+                let done = request.as_ref().map_or(Err(libc::EINVAL), perform);
+                self.answer(&reader, slot, number, done);
             }
         }
         true
@@ -262,7 +265,7 @@ impl<'a> Server<'a> {
             return Some(Job::Over);
         }
         // (From where it found the last one on: nobody is kept waiting by others.)
-        let Table { readers, gone, from, .. } = &mut *table;
+        let Table { readers, from, .. } = &mut *table;
         for seat in (*from..READERS).chain(0..*from) {
             let Seat { reader, seen } = &mut readers[seat];
             let slots = if reader.is_some() { SLOTS } else { 1 };
@@ -273,7 +276,6 @@ impl<'a> Server<'a> {
                 }
                 let request = Request::read(&self.requests, seat, slot);
                 if request.is_some_and(|request| request.op == Op::Hello) {
-                    gone.extend(reader.take());
                     return Some(Job::Hello(seat, number));
                 }
                 if let Some(reader) = reader {
@@ -308,6 +310,12 @@ impl<'a> Server<'a> {
         let _door = locked(&self.door);
         loop {
             let mut table = locked(&self.table);
+            // (Who asked may have given up meanwhile: then it is another one's seat, which is let in by its own number, or was.)
+            if load(&self.requests, number_at(seat, 0)) != number {
+                return;
+            }
+            let before = table.readers[seat].reader.take();
+            table.gone.extend(before);
             self.look_after(&mut table);
             if table.gone.is_empty() {
                 break;
@@ -329,8 +337,7 @@ impl<'a> Server<'a> {
             let seen = std::array::from_fn(|slot| load(&self.requests, number_at(seat, slot)));
             locked(&self.table).readers[seat] = Seat { reader: Some(Arc::new(reader)), seen };
         }
-        // (Where it can't be said the keeper has gone, or this host is cut off: readers see that too.)
-        let _ = publish(&self.announcement, granted_at(seat), answer(number, done));
+        let _ = self.say(|| publish(&self.announcement, granted_at(seat), answer(number, done)));
     }
 
     fn admit(&self, seat: usize) -> Result<Reader, Status> {
@@ -343,7 +350,8 @@ impl<'a> Server<'a> {
             true => read.transmit(Use::default())?,
             false => read.transmit_to(&host, true)?,
         };
-        Ok(Reader { seat, member, written, read })
+        let file = self.disk.own().map_err(|_| Status::NoMemory)?;
+        Ok(Reader { seat, member, written, read, file })
     }
 
     /// EAGAIN: it may have to wait, and was not to.
@@ -367,7 +375,9 @@ impl<'a> Server<'a> {
         if op == Op::Read {
             return self.read(reader, slot, offset, length as usize, patience);
         }
-        if patience == Patience::None && !self.disk.never_waits {
+        // (In memory, too, all of a large disk takes its time.)
+        let is_long = length > SLOT_BYTES as u64;
+        if patience == Patience::None && (!self.disk.never_waits || is_long) {
             return Err(libc::EAGAIN);
         }
         match op {
@@ -383,10 +393,10 @@ impl<'a> Server<'a> {
             Op::Zero => {
                 self.disk.zero(offset, length, flags & MAY_TRIM != 0, flags & FAST != 0)?;
             }
-            Op::Flush => self.disk.flush()?,
+            Op::Flush => self.disk.flush(&reader.file)?,
             Op::Hello | Op::Read => return Err(libc::EINVAL),
         }
-        if changes && flags & DURABLE != 0 { self.disk.flush() } else { Ok(()) }
+        if changes && flags & DURABLE != 0 { self.disk.flush(&reader.file) } else { Ok(()) }
     }
 
     /// Straight into what the reader receives, or into the log that goes there. Only what need not wait goes into a log: others would wait for it
@@ -407,24 +417,56 @@ impl<'a> Server<'a> {
             unsafe {
                 self.disk.read(offset, length, bytes.as_mut_ptr(), patience)?;
             }
-            return to.put(at, &bytes).map_err(|_| libc::EIO);
+            return self.say(|| to.put(at, &bytes));
         }
         let mut done = Ok(());
-        let filled = to.fill(at, length, |from, part, to| {
-            // SAFETY: so many bytes may be written there, as `fill` has it.
-            #[allow(unsafe_code)]
-            unsafe {
-                done = self.disk.read(offset + from as u64, part, to, patience);
-            }
-            done.is_ok()
+        let filled = self.say(|| {
+            let filled = to.fill(at, length, |from, part, to| {
+                // SAFETY: so many bytes may be written there, as `fill` has it.
+                #[allow(unsafe_code)]
+                unsafe {
+                    done = self.disk.read(offset + from as u64, part, to, patience);
+                }
+                done.is_ok()
+            });
+            // (What could not be read could be said.)
+            if done.is_err() { Ok(()) } else { filled }
         });
-        done.and(filled.map_err(|_| libc::EIO))
+        done.and(filled)
+    }
+
+    /// To where it is received.
+    fn say(&self, say: impl FnOnce() -> Result<(), Status>) -> Done<()> {
+        #[cfg(test)]
+        let say = || tests::pass(self.name).and_then(|()| say());
+        // WHY: a host that is cut off for a moment goes on with all who were there, and who waits for what was not said then would wait for ever. So there
+        // is another run of this server, of which they ask again.
+        say().map_err(|_| {
+            self.is_over.store(true, Ordering::Relaxed);
+            libc::EIO
+        })
+    }
+
+    fn answer(&self, reader: &Reader, slot: usize, number: u64, done: Done<()>) {
+        if !self.is_over.load(Ordering::Relaxed) {
+            let _ = self.say(|| publish(&reader.read, answer_at(slot), answer(number, done)));
+        }
     }
 }
 
-impl Reader {
-    fn answer(&self, slot: usize, number: u64, done: Done<()>) {
-        // (As in `welcome`.)
-        let _ = publish(&self.read, answer_at(slot), answer(number, done));
+#[cfg(test)]
+pub mod tests {
+    use std::sync::Mutex;
+
+    use ringlet_reflect::Status;
+
+    /// As if the host of this disk's server were cut off while the next answer is said.
+    pub static CUT_OFF: Mutex<Option<&str>> = Mutex::new(None);
+
+    pub fn pass(disk: &str) -> Result<(), Status> {
+        match CUT_OFF.lock().unwrap().take_if(|cut| *cut == disk) {
+            Some(_) => Err(Status::Stopped),
+            None => Ok(()),
+        }
     }
 }

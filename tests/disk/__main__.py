@@ -65,7 +65,8 @@ def verify(place, _seed):
     """fio finds what it wrote, in pieces of all sizes and many at a time; and so it is in the file."""
     path, copy = place.file(32 * MB), place.path("copy")
     with served(place, "one", path), attached(place, "one") as reader:
-        job = ["--ioengine=nbd", f"--uri={reader.uri}", "--size=32M", "--verify=crc32c", "--verify_fatal=1", f"--directory={place.directory}"]
+        job = ["--ioengine=nbd", f"--uri={reader.uri}", "--size=32M", f"--directory={place.directory}"]
+        job += ["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]
         for name, how in {"small": ["--bs=4k", "--io_size=8M", "--iodepth=16"], "mixed": ["--bsrange=512-1M", "--iodepth=8"]}.items():
             said = run("fio", f"--name={name}", "--rw=randwrite", *how, *job)
             require("err= 0" in said, said)
@@ -146,6 +147,35 @@ def full(place, _seed):
             client.trim(3 * MB, MB)
             client.pwrite(b"c" * 4096, 2 * MB)
     finally:
+        run("umount", "-l", folder)
+
+
+@scene
+def lost(place, _seed):
+    """A device has lost what was written, which the kernel tells once: all who flush are told, again and again."""
+    if os.geteuid() != 0:
+        return
+    folder = place.path("small")
+    folder.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=1M", "none", folder)
+    device = None
+    try:
+        with open(folder / "behind", "wb") as file:
+            file.truncate(4 * MB)
+        device = run("losetup", "--show", "-f", folder / "behind").strip()
+        with served(place, "lost", device), attached(place, "lost") as reader, attached(place, "lost") as other:
+            one, two = connect(reader.uri), connect(other.uri)
+            one.pwrite(b"a" * 4096, 0, flags=nbd.CMD_FLAG_FUA)
+            two.flush()
+            for at in range(0, 4 * MB, 256 << 10):
+                one.pwrite(b"b" * (256 << 10), at)
+            for client in (two, one, one, two):
+                refused(client.flush, errno.EIO, errno.ENOSPC)
+            refused(lambda: two.pwrite(b"c", 0, flags=nbd.CMD_FLAG_FUA), errno.EIO, errno.ENOSPC)
+            two.pread(4096, 0)
+    finally:
+        if device:
+            run("losetup", "-d", device)
         run("umount", "-l", folder)
 
 
@@ -251,6 +281,32 @@ def keeper_dies(place, seed):
             model.step()
         model.settle()
         model.is_in(path)
+
+
+@scene
+def nobody_listens(place, _seed):
+    """Who has heard that the disk is ready has gone when it is so again: it is served all the same."""
+    path = place.file(MB)
+    server = subprocess.Popen(place.serves.ringlet("disk", "serve", "alone", path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        require(server.stdout.readline() == b"ready\n", "it is not served")
+        server.stdout.close()
+        server.stderr.close()
+        with attached(place, "alone") as reader:
+            client = connect(reader.uri)
+            client.pwrite(b"before", 0)
+            place.end_keeper(0)
+
+            def is_served():
+                with contextlib.suppress(Failed):
+                    return place.serves.disks().get("alone", {}).get("host") is not None
+                return False
+
+            wait_until(lambda: server.poll() is not None or is_served(), LIMIT, "it to be served again")
+            require(client.pread(6, 0) == b"before", "other bytes")
+    finally:
+        server.kill()
+        server.wait(LIMIT)
 
 
 @scene
