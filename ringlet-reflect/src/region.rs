@@ -244,8 +244,8 @@ impl Transmitter {
         }
     }
 
-    /// Has so many bytes written there by `fill`, where they will be received, or on their way there: piece by piece (from, length, where). What it can't
-    /// write, by saying false, ends it: [`Status::BadAddress`]; pieces before are written.
+    /// Has so many bytes written there by `fill`, where they will be received, or on their way there: piece by piece (from, length, where). What it
+    /// can't write, by saying false, ends it: [`Status::BadAddress`]; pieces before are written.
     ///
     /// In a cluster nothing that this process writes passes a piece that is not whole: who may have to wait fills memory of its own
     /// ([`Transmitter::is_memory`]).
