@@ -284,8 +284,33 @@ def keeper_dies(place, seed):
 
 
 @scene
+def cut_off(place, seed):
+    """The reader's host is cut off, and comes back with nothing: its requests have waited."""
+    if place.name != "hosts":
+        return
+    path = place.file(8 * MB)
+    with served(place, "far", path), attached(place, "far", "--patience", "100") as reader:
+        model = Model(8 * MB // BLOCK, seed)
+        model.use(reader.uri)
+        for _ in range(50):
+            model.step()
+        for _ in range(5):
+            model.issue()
+        user = place.hosts[1]
+        cut(user, True)
+        wait_until(lambda: not place.serves.disks()["far"]["readers"], LIMIT, "the reader to be forgotten")
+        cut(user, False)
+        for _ in range(50):
+            model.step()
+        model.settle()
+        model.is_in(path)
+
+
+@scene
 def nobody_listens(place, _seed):
-    """Who has heard that the disk is ready has gone when it is so again: it is served all the same."""
+    """Who has heard that the disk is ready has gone when it is so again: it is served all the same.
+
+    (Behind it the reader's host is the first one, which goes on where both are cut off from each other.)"""
     path = place.file(MB)
     server = subprocess.Popen(place.serves.ringlet("disk", "serve", "alone", path), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -307,29 +332,6 @@ def nobody_listens(place, _seed):
     finally:
         server.kill()
         server.wait(LIMIT)
-
-
-@scene
-def cut_off(place, seed):
-    """The reader's host is cut off, and comes back with nothing: its requests have waited."""
-    if place.name != "hosts":
-        return
-    path = place.file(8 * MB)
-    with served(place, "far", path), attached(place, "far", "--patience", "100") as reader:
-        model = Model(8 * MB // BLOCK, seed)
-        model.use(reader.uri)
-        for _ in range(50):
-            model.step()
-        for _ in range(5):
-            model.issue()
-        user = place.hosts[1]
-        cut(user, True)
-        wait_until(lambda: not place.serves.disks()["far"]["readers"], LIMIT, "the reader to be forgotten")
-        cut(user, False)
-        for _ in range(50):
-            model.step()
-        model.settle()
-        model.is_in(path)
 
 
 @scene
