@@ -194,3 +194,25 @@ fn an_endpoint_is_scribbled_at() {
         }
     }
 }
+
+/// Who rings has said so before, and rings later: another one's ring was read for his. What nobody waits for any more ends no sleep for long.
+#[test]
+fn a_ring_that_comes_late_is_not_heard_for_ever() {
+    let pair = pair(None);
+    let Pair { folder, mut to, .. } = pair;
+    let bell = File::options().write(true).open(folder.path().join("to.bell")).unwrap();
+    let ring = || rustix::io::write(&bell, &[1]).unwrap();
+    let rings = |rail: &MemoryRail| {
+        let fd = rail.fd();
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+    };
+    ring();
+    let mut sleeps = 0;
+    while rings(&to) {
+        assert!(sleeps < 1000, "it never sleeps");
+        assert!(to.may_sleep());
+        to.poll(&mut |_| {});
+        sleeps += 1;
+    }
+}
