@@ -143,8 +143,8 @@ impl Disk {
         Ok(())
     }
 
-    /// What was written before is on the disk; `own` is the file of who asks. Once something could not be written all are told so, again and again: it is
-    /// lost, of which the kernel speaks but once.
+    /// What was written before is on the disk; `own` is the file of who asks. Once something could not be written all are told so, again and again:
+    /// it is lost, of which the kernel speaks but once.
     pub fn flush(&self, own: &File) -> Done<()> {
         // ORDER: Relaxed: who asks while it is found out is told by the kernel.
         match self.lost.load(Ordering::Relaxed) {

@@ -439,8 +439,8 @@ impl<'a> Server<'a> {
     fn say(&self, say: impl FnOnce() -> Result<(), Status>) -> Done<()> {
         #[cfg(test)]
         let say = || tests::pass(self.name).and_then(|()| say());
-        // WHY: a host that is cut off for a moment goes on with all who were there, and who waits for what was not said then would wait for ever. So there
-        // is another run of this server, of which they ask again.
+        // WHY: a host that is cut off for a moment goes on with all who were there, and who waits for what was not said then would wait for ever. So
+        // there is another run of this server, of which they ask again.
         say().map_err(|_| {
             self.is_over.store(true, Ordering::Relaxed);
             libc::EIO

@@ -684,8 +684,8 @@ impl Rail for MemoryRail {
             self.sleeps = false;
             self.rings |= self.memory.head().sleeps.swap(0, Ordering::Relaxed) == 0;
             self.unread += 1;
-            // (What was published by whoever rings is found below, though the ring itself may come later: behind another one's, which was read for it.
-            // Nobody is known to have rung then; but what is never read would end each sleep.)
+            // (What was published by whoever rings is found below, though the ring itself may come later: behind another one's, which was read for
+            // it. Nobody is known to have rung then; but what is never read would end each sleep.)
             if self.rings || self.unread >= UNREAD_MOST {
                 self.rings &= rustix::io::read(&self.bell, &mut [0u8; 64]).is_err();
                 self.unread = 0;
