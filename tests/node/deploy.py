@@ -50,11 +50,12 @@ def scenes(ground):
     ringlet = str(pathlib.Path(ground.ringlet.command).resolve())
     socket = default_socket(ringlet)
     reflect = re.search(r'pub const PATH: &str = "(.*)";', (DEPLOY.parent / "ringlet-reflect/src/host.rs").read_text())[1]
+    rooms = re.search(r'"(/run/ringlet/.*)"', (DEPLOY.parent / "ringlet-ethernet/src/room.rs").read_text())[1]
 
     def paths(name, text):
         """What a file says of ours is as it is installed, and as the service and the library have it."""
         for path in set(re.findall(r"/run/ringlet[-a-z/.]*", text)):
-            known = [socket, os.path.dirname(socket), reflect, "/run/ringlet-labels", "/run/ringlet-labels/shop"]
+            known = [socket, os.path.dirname(socket), reflect, rooms, "/run/ringlet-labels", "/run/ringlet-labels/shop"]
             require(path.rstrip("/.") in known, f"{name}: {path}")
         for path in set(re.findall(r"/usr/local/(?:lib|bin)[-\w/.]*", text)):
             known = [LIBRARY, os.path.dirname(LIBRARY), COMMAND, os.path.dirname(COMMAND)]
