@@ -31,6 +31,8 @@ from nodes import ALLOWED, fabric, in_memory, two_hosts  # noqa: E402
 from world import inside, missing, world  # noqa: E402
 
 NEEDED = {"pvmd": "pvm", "spmd": "pvm-examples", "/usr/include/pvm3.h": "pvm-dev", "cc": "gcc"}
+PAIR_SECONDS = 40  # for two tasks to be looked at, before others are
+PAIRS = 5
 PLACES = {}
 
 
@@ -92,15 +94,16 @@ def paths(ringlet, pids):
 
 
 def talk(machine, route, seen):
-    """Two tasks talk until `seen` has seen their pids; both end well."""
+    """Two tasks talk until `seen` has seen their pids, and what it says to them; both end well."""
     asks = machine.start(["talk", "ask", route, 0])
     answers = machine.start(["talk", "answer", route, 0], number=-1)
     try:
-        seen({asks.pid, answers.pid})
+        found = seen({asks.pid, answers.pid})
         asks._popen.stdin.close()
         for each in asks, answers:
             status = each.wait(LIMIT_SECONDS)
             require(status == 0, f"talk by the {route} route: {status_word(status)}\n{each.tail()}\n{machine.told()}")
+        return found
     finally:
         for each in asks, answers:
             each.kill()
@@ -189,12 +192,17 @@ def moves(ringlet, name, route):
                 are_there.found = found
                 return all(found[protocol].count("ring") >= count for protocol, count in wanted.items())
 
-            try:
-                wait_until(are_there, LIMIT_SECONDS, f"{wanted} ends in shared memory")
-            except Failed as problem:
-                raise Failed(f"{problem}: {are_there.found}") from None
+            with contextlib.suppress(Failed):
+                wait_until(are_there, PAIR_SECONDS, f"{wanted} ends in shared memory")
+                return None
+            return are_there.found
 
-        talk(machine, route, seen)
+        # (One whose ends did not come to terms in time, on a busy machine, stays in the kernel: then other tasks are looked at.)
+        for _ in range(PAIRS):
+            found = talk(machine, route, seen)
+            if found is None:
+                return
+        raise Failed(f"not {USED[name, route]} ends in shared memory, of {PAIRS} pairs of tasks: {found}")
 
     return scene
 
