@@ -127,15 +127,24 @@ def read_only(place, _seed):
         require(place.uses.disks()["ro"]["read_only"], "it is not listed as such")
 
 
+@contextlib.contextmanager
+def small(place):
+    """A file system with room for 1 MiB (as root)."""
+    folder = place.path("small")
+    folder.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=1M", "none", folder)
+    try:
+        yield folder
+    finally:
+        run("umount", "-l", folder)
+
+
 @scene
 def full(place, _seed):
     """The file system has no room: that is what the writer is told, and what was there stays."""
     if os.geteuid() != 0:
         return
-    folder = place.path("small")
-    folder.mkdir()
-    run("mount", "-t", "tmpfs", "-o", "size=1M", "none", folder)
-    try:
+    with small(place) as folder:
         path = folder / "disk"
         with open(path, "wb") as file:
             file.truncate(4 * MB)
@@ -146,8 +155,6 @@ def full(place, _seed):
             require(client.pread(4096, 0) == b"a" * 4096, "what was there has gone")
             client.trim(3 * MB, MB)
             client.pwrite(b"c" * 4096, 2 * MB)
-    finally:
-        run("umount", "-l", folder)
 
 
 @scene
@@ -155,14 +162,12 @@ def lost(place, _seed):
     """A device has lost what was written, which the kernel tells once: all who flush are told, again and again."""
     if os.geteuid() != 0:
         return
-    folder = place.path("small")
-    folder.mkdir()
-    run("mount", "-t", "tmpfs", "-o", "size=1M", "none", folder)
-    device = None
-    try:
+    with contextlib.ExitStack() as held:
+        folder = held.enter_context(small(place))
         with open(folder / "behind", "wb") as file:
             file.truncate(4 * MB)
         device = run("losetup", "--show", "-f", folder / "behind").strip()
+        held.callback(run, "losetup", "-d", device)
         with served(place, "lost", device), attached(place, "lost") as reader, attached(place, "lost") as other:
             one, two = connect(reader.uri), connect(other.uri)
             one.pwrite(b"a" * 4096, 0, flags=nbd.CMD_FLAG_FUA)
@@ -173,10 +178,6 @@ def lost(place, _seed):
                 refused(client.flush, errno.EIO, errno.ENOSPC)
             refused(lambda: two.pwrite(b"c", 0, flags=nbd.CMD_FLAG_FUA), errno.EIO, errno.ENOSPC)
             two.pread(4096, 0)
-    finally:
-        if device:
-            run("losetup", "-d", device)
-        run("umount", "-l", folder)
 
 
 @scene
