@@ -278,7 +278,9 @@ impl<'a> Server<'a> {
                 if request.is_some_and(|request| request.op == Op::Hello) {
                     return Some(Job::Hello(seat, number));
                 }
-                if let Some(reader) = reader {
+                // (Its words are its own if it still holds the seat behind them, and else may be half another's.)
+                let holds = |reader: &Reader| self.holder(seat) == Some(reader.member);
+                if let Some(reader) = reader.as_ref().filter(|reader| holds(reader)) {
                     let reader = reader.clone();
                     *from = (seat + 1) % READERS;
                     return Some(Job::Request(reader, slot, number, request));
@@ -288,19 +290,22 @@ impl<'a> Server<'a> {
         None
     }
 
+    fn holder(&self, seat: usize) -> Option<u32> {
+        self.locks.holder(1 + seat).ok().flatten()
+    }
+
     /// Who has gone has no seat any more.
     fn look_after(&self, table: &mut Table) {
         table.looked = Instant::now();
-        let holder = |lock| self.locks.holder(lock).ok().flatten();
         for seat in &mut table.readers {
-            let has_gone = |reader: &Arc<Reader>| holder(1 + reader.seat) != Some(reader.member);
+            let has_gone = |reader: &Arc<Reader>| self.holder(reader.seat) != Some(reader.member);
             if seat.reader.as_ref().is_some_and(has_gone) {
                 table.gone.extend(seat.reader.take());
             }
         }
         table.gone.retain(|reader| Arc::strong_count(reader) > 1);
         let is_there = self.host.await_end(Duration::ZERO) == Ok(false);
-        if !is_there || holder(0) != Some(self.host.member()) {
+        if !is_there || self.locks.holder(0) != Ok(Some(self.host.member())) {
             self.is_over.store(true, Ordering::Relaxed);
         }
     }
@@ -327,6 +332,8 @@ impl<'a> Server<'a> {
             thread::sleep(Duration::from_millis(1));
         }
         let admitted = self.admit(seat);
+        #[cfg(test)]
+        tests::dawdle(self.name, &self.table);
         let done = match &admitted {
             Ok(_) => Ok(()),
             Err(Status::Denied) => Err(libc::EACCES),
@@ -334,7 +341,9 @@ impl<'a> Server<'a> {
             Err(_) => Err(libc::EAGAIN),
         };
         if let Ok(reader) = admitted {
-            let seen = std::array::from_fn(|slot| load(&self.requests, number_at(seat, slot)));
+            let mut seen = std::array::from_fn(|slot| load(&self.requests, number_at(seat, slot)));
+            // (Who asked may have gone meanwhile: another one's number is not seen yet.)
+            seen[0] = number;
             locked(&self.table).readers[seat] = Seat { reader: Some(Arc::new(reader)), seen };
         }
         let _ = self.say(|| publish(&self.announcement, granted_at(seat), answer(number, done)));
@@ -462,6 +471,17 @@ pub mod tests {
 
     /// As if the host of this disk's server were cut off while the next answer is said.
     pub static CUT_OFF: Mutex<Option<&str>> = Mutex::new(None);
+
+    /// Who is let in by this disk's server next is kept waiting, and nobody looks meanwhile.
+    pub static DAWDLES: Mutex<Option<&str>> = Mutex::new(None);
+
+    pub fn dawdle<T>(disk: &str, table: &Mutex<T>) {
+        if DAWDLES.lock().unwrap().is_some_and(|dawdles| dawdles == disk) {
+            let _nobody = table.lock().unwrap();
+            *DAWDLES.lock().unwrap() = None;
+            std::thread::sleep(std::time::Duration::from_millis(500));
+        }
+    }
 
     pub fn pass(disk: &str) -> Result<(), Status> {
         match CUT_OFF.lock().unwrap().take_if(|cut| *cut == disk) {

@@ -14,7 +14,7 @@ use crate::layout::{
     Op, Part, READERS, Request, SLOT_BYTES, SLOTS, answer_at, answered, load, next, number_at,
     publish, random, read_at, written_at,
 };
-use crate::server::tests::CUT_OFF;
+use crate::server::tests::{CUT_OFF, DAWDLES};
 use crate::{Options, Said, serve};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -114,6 +114,23 @@ fn what_is_written_is_read() {
         assert_eq!(one.trim(offset, length as u64, Flags::default()), Err(libc::EINVAL));
     }
     assert_eq!(read(&other), model);
+}
+
+#[test]
+fn who_dies_while_it_is_let_in_keeps_nobody_waiting() {
+    served("left", false);
+    let host = Host::find().unwrap();
+    let locks = host.locks(Part::Announcement.key("left"), 1 + READERS, 0o600, false).unwrap();
+    locks.acquire(1, Wait::No).unwrap();
+    let requests = super::allocate(&host, "left", Part::Requests, host.user()).unwrap();
+    let requests = requests.transmit(Use::default()).unwrap();
+    *DAWDLES.lock().unwrap() = Some("left");
+    Request::hello(&requests, 0, &host.state().unwrap().host, random()).unwrap();
+    while DAWDLES.lock().unwrap().is_some() {
+        std::thread::yield_now();
+    }
+    drop((locks, requests, host));
+    open("left").read(0, &mut [0; 8]).unwrap();
 }
 
 #[test]
