@@ -8,16 +8,15 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 
 # The command, which can be run in place as target/release/ringlet, the library beside it, and the native library.
 build:
-	cargo build --release -p ringlet-cli -p ringlet-preload -p ringlet-native -p ringlet-imc -p ringlet-shmem -p ringlet-nbd
+	cargo build --release -p ringlet-cli -p ringlet-preload -p ringlet-native -p ringlet-imc -p ringlet-shmem
 
 # Builds only if nothing has been built, so that root needs no toolchain.
 install:
 	test -x $(TARGET)/release/ringlet -a -f $(TARGET)/release/libringlet_native.so -a -f $(TARGET)/release/libimc.so \
-		-a -f $(TARGET)/release/libringlet_shmem.so -a -f $(TARGET)/release/libringlet_nbd.so || $(MAKE) build
+		-a -f $(TARGET)/release/libringlet_shmem.so || $(MAKE) build
 	install -D -m 755 $(TARGET)/release/ringlet $(DESTDIR)$(PREFIX)/bin/ringlet
 	install -D -m 755 $(TARGET)/release/libringlet_preload.so \
 		$(DESTDIR)$(PREFIX)/lib/ringlet/libringlet_preload.so
-	install -m 755 $(TARGET)/release/libringlet_nbd.so $(DESTDIR)$(PREFIX)/lib/ringlet/libringlet_nbd.so
 	$(TARGET)/release/ringlet man $(SHARE)/man/man1
 	install -d $(SHARE)/ringlet
 	for file in deploy/*; do \

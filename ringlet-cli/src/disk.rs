@@ -2,21 +2,19 @@
 
 use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use nix::sys::signal::{SigSet, Signal};
 use ringlet_disk::{Options, Reader, Said};
 use ringlet_reflect::Host;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
-use crate::{reflect, run, table};
-
-const PLUGIN: &str = "libringlet_nbd.so";
-const PLUGIN_VARIABLE: &str = "RINGLET_NBD_PLUGIN";
+use crate::{reflect, table};
 
 /// Use disks of other hosts by reflective memory
 #[derive(clap::Args)]
@@ -34,7 +32,7 @@ enum DiskCommand {
     Serve(ServeArgs),
     /// Show a disk to programs that speak NBD, at a Unix socket, in the foreground
     ///
-    /// Becomes nbdkit, with a plugin. Where the server has gone, or can't be reached, requests wait for it, and fail when that takes too long.
+    /// It says `ready`, and ends by SIGTERM. Where the server has gone, or can't be reached, requests wait for it, and fail when that takes too long.
     Attach(AttachArgs),
     /// Show the disks that this user may use, where they are, and who uses them
     Ls(LsArgs),
@@ -68,9 +66,6 @@ struct AttachArgs {
     /// Believe a server of this user's, by number, besides root's and one's own
     #[arg(long, value_name = "UID")]
     owner: Option<u32>,
-    /// More for nbdkit: its own options, and filters
-    #[arg(last = true, value_name = "OPTIONS")]
-    more: Vec<String>,
 }
 
 #[derive(clap::Args)]
@@ -117,21 +112,23 @@ fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn attach(args: &AttachArgs) -> anyhow::Result<ExitCode> {
-    let plugin = run::beside(PLUGIN, PLUGIN_VARIABLE)?;
-    // (Its errors are told here, and not by nbdkit as those of a plugin.)
-    let reader = Reader::open(&args.name, args.owner, Duration::ZERO)?;
-    drop(reader);
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    SigSet::from(Signal::SIGPIPE).thread_block()?;
+    let patience = Duration::from_secs(args.patience);
+    let disk = Reader::open(&args.name, args.owner, patience)?;
     make_way(&args.socket)?;
-    let mut command = Command::new("nbdkit");
-    command.args(["--foreground", "--unix"]).arg(&args.socket);
-    command.args(&args.more).arg(plugin);
-    command.arg(format!("disk={}", args.name)).arg(format!("patience={}", args.patience));
-    command.args(args.owner.map(|owner| format!("owner={owner}")));
-    let error = command.exec();
-    match error.kind() {
-        std::io::ErrorKind::NotFound => bail!("nbdkit is not installed (Debian's package nbdkit)"),
-        _ => Err(error).context("nbdkit"),
-    }
+    let shown = || args.socket.display().to_string();
+    let listener = UnixListener::bind(&args.socket).with_context(shown)?;
+    let _ = writeln!(std::io::stdout(), "ready");
+    std::thread::spawn(move || {
+        let say = |why: &str| {
+            let _ = writeln!(std::io::stderr(), "ringlet: {why}");
+        };
+        ringlet_nbd::serve(&listener, disk, &say)
+    });
+    signals.forever().next();
+    let _ = std::fs::remove_file(&args.socket);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What a server has left behind at whom nobody listens any more.

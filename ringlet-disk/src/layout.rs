@@ -24,7 +24,7 @@ pub enum Part {
     Announcement,
     /// Of all readers: a page of numbers, and a page for each reader.
     Requests,
-    /// Of one reader: what it writes to the disk, and what it reads from it, behind a page for the answer in each slot.
+    /// Of one reader: what it writes to the disk, and what it reads from it, behind a page of answers.
     Written(usize),
     Read(usize),
 }
@@ -53,7 +53,7 @@ impl Part {
             Part::Announcement => PAGE_BYTES,
             Part::Requests => PAGE_BYTES * (1 + READERS),
             Part::Written(_) => SLOTS * SLOT_BYTES,
-            Part::Read(_) => SLOTS * (PAGE_BYTES + SLOT_BYTES),
+            Part::Read(_) => PAGE_BYTES + SLOTS * SLOT_BYTES,
         }
     }
 
@@ -118,8 +118,9 @@ fn host_at(reader: usize) -> usize {
     PAGE_BYTES * (1 + reader) + PAGE_BYTES / 2
 }
 
+/// Where a reader's slot has its answer: all in one page, on which the reader sleeps.
 pub fn answer_at(slot: usize) -> usize {
-    slot * PAGE_BYTES
+    slot * size_of::<u64>()
 }
 
 /// The bytes of a slot, of what is written and of what is read.
@@ -128,7 +129,7 @@ pub fn written_at(slot: usize) -> usize {
 }
 
 pub fn read_at(slot: usize) -> usize {
-    SLOTS * PAGE_BYTES + slot * SLOT_BYTES
+    PAGE_BYTES + slot * SLOT_BYTES
 }
 
 /// Who was let in.
@@ -158,11 +159,16 @@ pub fn load(region: &Receiver, at: usize) -> u64 {
     region.words()[at / size_of::<u64>()].load(Ordering::Acquire)
 }
 
-/// Writes a word behind all that was written before, and wakes who waits for it.
-pub fn publish(region: &Transmitter, at: usize, word: u64) -> Result<(), Status> {
+/// Writes a word behind all that was written before; who sleeps is not told.
+pub fn write(region: &Transmitter, at: usize, word: u64) -> Result<(), Status> {
     // ORDER: Release, pairs with Acquire in `load`. (`put` stores a word whole.)
     std::sync::atomic::fence(Ordering::Release);
-    region.put(at, &word.to_ne_bytes())?;
+    region.put(at, &word.to_ne_bytes())
+}
+
+/// The same, and wakes who waits for it.
+pub fn publish(region: &Transmitter, at: usize, word: u64) -> Result<(), Status> {
+    write(region, at, word)?;
     region.notify(at, size_of::<u64>())
 }
 

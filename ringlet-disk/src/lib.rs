@@ -22,7 +22,8 @@ mod reader;
 mod server;
 mod wait;
 
-pub use layout::{NAME_MOST, READERS};
+pub use layout::{NAME_MOST, Op, READERS, SLOT_BYTES, SLOTS};
 pub use list::{Listed, list};
-pub use reader::{Flags, Reader};
+pub use reader::{Again, Answers, Flags, Reader, Source, Turn};
 pub use server::{Options, Said, serve};
+pub use wait::Watcher;

@@ -1,7 +1,7 @@
 //! Reads and writes a disk.
 //!
-//! Each request takes a slot, and waits there for its answer. If the server goes, or this host is cut off from it, requests are made again of the
-//! server that comes next: the same bytes to the same place, of which nobody was told that they are written.
+//! Each request has a slot, a [`Turn`], from before it is made until its answer is taken. If the server goes, or this host is cut off from it, requests are
+//! made again of the server that comes next: the same bytes to the same place, of which nobody was told that they are written.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,9 +15,9 @@ use ringlet_reflect::{
 
 use crate::layout::{
     self, DURABLE, FAST, Facts, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS, answer_at,
-    answered, check_name, granted_at, load, next, number_at, publish, read_at, written_at,
+    answered, check_name, granted_at, load, next, number_at, read_at, written_at,
 };
-use crate::wait::{LOOK_AGAIN, wait};
+use crate::wait::{LOOK_AGAIN, Watcher};
 
 /// To be let in: the server waits for what those did that have gone.
 const WELCOME: Duration = Duration::from_secs(30);
@@ -33,13 +33,25 @@ pub struct Flags {
     pub fast: bool,
 }
 
+impl Flags {
+    fn bits(self) -> u32 {
+        let flag = |is: bool, flag: u32| if is { flag } else { 0 };
+        flag(self.durable, DURABLE) | flag(self.may_trim, MAY_TRIM) | flag(self.fast, FAST)
+    }
+}
+
 /// A disk. Calls may be made by many threads at a time; their errors are the kernel's numbers.
 pub struct Reader {
+    known: Arc<Known>,
+    session: Mutex<State>,
+}
+
+/// What all readers know of a disk that were opened one by another.
+struct Known {
     name: String,
     owner: Option<u32>,
     patience: Duration,
     facts: Facts,
-    session: Mutex<State>,
     /// Writes that were answered, and as many of them as are known to be on the disk.
     written: AtomicU64,
     flushed: AtomicU64,
@@ -56,6 +68,7 @@ struct State {
 }
 
 /// The server, or the way to it, has gone.
+#[derive(Debug)]
 struct Lost;
 
 impl From<Status> for Lost {
@@ -82,17 +95,20 @@ impl Reader {
     pub fn open(name: &str, owner: Option<u32>, patience: Duration) -> anyhow::Result<Reader> {
         check_name(name)?;
         let (session, facts) = Session::open(name, owner)?;
+        let (written, flushed) = (AtomicU64::new(0), AtomicU64::new(0));
+        let name = name.to_owned();
+        let known = Arc::new(Known { name, owner, patience, facts, written, flushed });
+        Ok(Reader::by(known, session))
+    }
+
+    fn by(known: Arc<Known>, session: Session) -> Reader {
         let state = State { session: Some(Arc::new(session)), ..State::default() };
-        let (session, written, flushed) = (Mutex::new(state), AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Reader { name: name.to_owned(), owner, patience, facts, session, written, flushed })
+        Reader { known, session: Mutex::new(state) }
     }
 
-    pub fn bytes(&self) -> u64 {
-        self.facts.bytes
-    }
-
-    pub fn is_read_only(&self) -> bool {
-        self.facts.read_only
+    /// By which others are opened of the same disk.
+    pub fn source(&self) -> Source {
+        Source(self.known.clone())
     }
 
     /// Why calls fail where it is not for the disk's errors.
@@ -118,11 +134,7 @@ impl Reader {
 
     /// All that was written before, by whichever call has returned, is on the disk.
     pub fn flush(&self) -> Result<(), i32> {
-        // ORDER: Acquire, pairs with AcqRel in `ask`: what is counted here was answered before the server is asked.
-        let written = self.written.load(Ordering::Acquire);
-        self.ask(Op::Flush, Flags::default(), 0, 0, Bytes::None)?;
-        self.flushed.fetch_max(written, Ordering::AcqRel);
-        Ok(())
+        self.ask(Op::Flush, Flags::default(), 0, 0, Bytes::None)
     }
 
     pub fn trim(&self, offset: u64, length: u64, flags: Flags) -> Result<(), i32> {
@@ -137,26 +149,58 @@ impl Reader {
     fn ask(
         &self,
         op: Op,
-        how: Flags,
+        flags: Flags,
         offset: u64,
         length: u64,
         mut bytes: Bytes,
     ) -> Result<(), i32> {
-        let flag = |is: bool, flag: u32| if is { flag } else { 0 };
-        let flags =
-            flag(how.durable, DURABLE) | flag(how.may_trim, MAY_TRIM) | flag(how.fast, FAST);
-        let request = Request { op, flags, offset, length };
         let mut until = None;
         loop {
             let session = self.session(&mut until)?;
-            if let Ok(done) = session.ask(&request, &mut bytes) {
-                if done.is_ok() && !how.durable && !matches!(op, Op::Read | Op::Flush) {
-                    // ORDER: AcqRel, pairs with Acquire in `flush`.
-                    self.written.fetch_add(1, Ordering::AcqRel);
-                }
+            if let Ok(done) = self.ask_by(&session, op, flags, offset, length, &mut bytes) {
                 return done;
             }
             self.lose(&session);
+        }
+    }
+
+    fn ask_by(
+        &self,
+        session: &Arc<Session>,
+        op: Op,
+        flags: Flags,
+        offset: u64,
+        length: u64,
+        bytes: &mut Bytes,
+    ) -> Result<Result<(), i32>, Lost> {
+        let mut turn = Turn::new(&self.known, session, session.take()?);
+        turn.prepare(op, flags, offset, length);
+        if let Bytes::From(bytes) = bytes {
+            turn.fill_from(bytes);
+        }
+        turn.ask();
+        turn.tell();
+        let done = turn.wait()?;
+        if let (Ok(()), Bytes::To(bytes)) = (done, bytes) {
+            // SAFETY: a request has a slot's bytes at most, which are within the region. What the server stores there meanwhile, who has answered,
+            // spoils but what it has read itself.
+            #[allow(unsafe_code)]
+            unsafe {
+                std::ptr::copy_nonoverlapping(turn.bytes(), bytes.as_mut_ptr(), bytes.len());
+            }
+        }
+        turn.finish(done);
+        Ok(done)
+    }
+
+    /// A slot to ask in; `None` if all are taken. Where the server has gone it is waited for, `until` its patience ends (`None`: that has not begun).
+    pub fn turn(&self, until: &mut Option<Instant>) -> Result<Option<Turn>, i32> {
+        loop {
+            let session = self.session(until)?;
+            match session.try_take() {
+                Ok(slot) => return Ok(slot.map(|slot| Turn::new(&self.known, &session, slot))),
+                Err(Lost) => self.lose(&session),
+            }
         }
     }
 
@@ -179,12 +223,12 @@ impl Reader {
             if let Some(session) = &state.session {
                 return Ok(session.clone());
             }
-            let until = *until.get_or_insert_with(|| Instant::now() + self.patience);
+            let until = *until.get_or_insert_with(|| Instant::now() + self.known.patience);
             // (What was asked for by the one before may be done until its seat is given back, which is behind its last user.)
             if state.before.strong_count() == 0 {
-                match Session::open(&self.name, self.owner) {
+                match Session::open(&self.known.name, self.known.owner) {
                     Ok((session, facts)) => {
-                        state.why_not = self.why_another(&facts);
+                        state.why_not = self.known.why_another(&facts);
                         state.is_spoilt = state.why_not.is_some();
                         state.session = (!state.is_spoilt).then(|| Arc::new(session));
                         continue;
@@ -199,7 +243,35 @@ impl Reader {
             thread::sleep(LOOK_AGAIN);
         }
     }
+}
 
+/// A disk that was opened once.
+pub struct Source(Arc<Known>);
+
+impl Source {
+    /// With a seat of its own: neither waits for what the other asks, and what one flushes the others have written too.
+    pub fn open(&self) -> anyhow::Result<Reader> {
+        let (session, facts) = Session::open(&self.0.name, self.0.owner)?;
+        match self.0.why_another(&facts) {
+            Some(why) => bail!(why),
+            None => Ok(Reader::by(self.0.clone(), session)),
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.0.facts.bytes
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.0.facts.read_only
+    }
+}
+
+impl Known {
     /// Why what is served now is not what was.
     fn why_another(&self, now: &Facts) -> Option<String> {
         let before = &self.facts;
@@ -229,6 +301,7 @@ struct Session {
     written: Transmitter,
     read: Receiver,
     slots: Mutex<Vec<Slot>>,
+    answers: Mutex<Watch>,
     freed: Condvar,
     is_lost: AtomicBool,
     locks: Locks,
@@ -241,6 +314,212 @@ struct Slot {
     slot: usize,
     number: u64,
     watch: Watch,
+    watcher: Watcher,
+}
+
+/// A slot, for one request: to be prepared, asked, and finished. Dropped in between, its session is another one from then on: so what it asked for is done,
+/// or not, before whatever is asked for behind it.
+pub struct Turn {
+    known: Arc<Known>,
+    session: Arc<Session>,
+    /// Until it is given back.
+    slot: Option<Slot>,
+    /// Once it is known.
+    request: Option<Request>,
+    /// What is to be written, where it is not written to where it is received.
+    payload: Vec<u8>,
+    /// What was written before it was asked.
+    written: u64,
+}
+
+/// Where a session's answers come, to sleep on.
+pub struct Answers(Arc<Session>);
+
+impl Turn {
+    fn new(known: &Arc<Known>, session: &Arc<Session>, slot: Slot) -> Turn {
+        let (known, session, slot) = (known.clone(), session.clone(), Some(slot));
+        Turn { known, session, slot, request: None, payload: Vec::new(), written: 0 }
+    }
+
+    fn slot(&self) -> usize {
+        self.slot.as_ref().map_or(0, |slot| slot.slot)
+    }
+
+    /// Has `fill` (where, how many bytes) write what is to be written to the disk, at most a slot's. It may wait. False if it said so, or it is too much.
+    pub fn fill(&mut self, length: usize, mut fill: impl FnMut(*mut u8, usize) -> bool) -> bool {
+        if length > SLOT_BYTES {
+            return false;
+        }
+        let to = &self.session.written;
+        if to.is_memory() {
+            return to.fill(written_at(self.slot()), length, |_, part, to| fill(to, part)).is_ok();
+        }
+        // (In a log others would wait behind it.)
+        self.payload.resize(length, 0);
+        fill(self.payload.as_mut_ptr(), length)
+    }
+
+    pub fn fill_from(&mut self, bytes: &[u8]) -> bool {
+        self.fill(bytes.len(), |to, length| {
+            // SAFETY: so many bytes may be written there, as `fill` has it.
+            #[allow(unsafe_code)]
+            unsafe {
+                ringlet_reflect::copy(bytes.as_ptr(), to, length);
+            }
+            true
+        })
+    }
+
+    /// What is to be asked for; what is to be written is filled in behind this.
+    pub fn prepare(&mut self, op: Op, flags: Flags, offset: u64, length: u64) {
+        self.request = Some(Request { op, flags: flags.bits(), offset, length });
+    }
+
+    /// Makes the request; a server that sleeps is not told of it. What has failed here is found lost later.
+    pub fn ask(&mut self) {
+        // ORDER: Acquire, pairs with AcqRel in `finish`: what is counted here was answered before the server is asked.
+        self.written = self.known.written.load(Ordering::Acquire);
+        if self.try_ask().is_err() {
+            self.session.is_lost.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Is it of a server that is known to have gone?
+    pub fn is_lost(&self) -> bool {
+        self.session.is_lost.load(Ordering::Relaxed)
+    }
+
+    fn try_ask(&mut self) -> Result<(), Status> {
+        let session = &self.session;
+        let (Some(request), Some(slot)) = (self.request, self.slot.as_mut()) else {
+            return Err(Status::BadParameter);
+        };
+        // (First of all: by the number before what fails here would be answered.)
+        slot.number = next(slot.number);
+        if !self.payload.is_empty() {
+            session.written.put(written_at(slot.slot), &self.payload)?;
+        }
+        request.write(&session.requests, session.seat, slot.slot)?;
+        layout::write(&session.requests, number_at(session.seat, slot.slot), slot.number)
+    }
+
+    /// Wakes the server, if it sleeps, for all that was asked by this session.
+    pub fn tell(&self) {
+        let (of, bytes) = (&self.session, SLOTS * size_of::<u64>());
+        if of.requests.notify(number_at(of.seat, 0), bytes).is_err() {
+            of.is_lost.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// What was answered, if it was.
+    #[inline]
+    pub fn answer(&self) -> Option<Result<(), i32>> {
+        let slot = self.slot.as_ref()?;
+        answered(load(&self.session.read, answer_at(slot.slot)), slot.number)
+    }
+
+    /// Those of the session.
+    pub fn answers(&self) -> Answers {
+        Answers(self.session.clone())
+    }
+
+    fn wait(&mut self) -> Result<Result<(), i32>, Lost> {
+        let slot = self.slot.as_mut().ok_or(Lost)?;
+        let (session, at, number) = (&self.session, answer_at(slot.slot), slot.number);
+        loop {
+            let look = || answered(load(&session.read, at), number);
+            if let Some(done) = slot.watcher.wait(&mut slot.watch, look) {
+                return Ok(done);
+            }
+            if !session.is_served() {
+                return Err(Lost);
+            }
+        }
+    }
+
+    /// Where what was read is, a slot's bytes, as long as this is there. Others may write there.
+    pub fn bytes(&self) -> *const u8 {
+        let at = read_at(self.slot()).min(self.session.read.len());
+        // SAFETY: within the region.
+        #[allow(unsafe_code)]
+        unsafe {
+            self.session.read.base().add(at)
+        }
+    }
+
+    /// The answer was taken, and what was read.
+    pub fn finish(mut self, done: Result<(), i32>) {
+        let known = &self.known;
+        match self.request {
+            Some(Request { op: Op::Flush, .. }) if done.is_ok() => {
+                known.flushed.fetch_max(self.written, Ordering::AcqRel);
+            }
+            Some(Request { op, flags, .. })
+                if done.is_ok() && op != Op::Read && flags & DURABLE == 0 =>
+            {
+                // ORDER: AcqRel, pairs with Acquire in `ask`.
+                known.written.fetch_add(1, Ordering::AcqRel);
+            }
+            _ => {}
+        }
+        self.request = None;
+    }
+
+    /// What is to be asked anew, of a server that comes next.
+    pub fn again(mut self, reader: &Reader) -> Again {
+        let length = self.request.map_or(0, |request| request.length as usize);
+        let is_write = self.request.is_some_and(|request| request.op == Op::Write);
+        if is_write && self.payload.is_empty() {
+            let mut bytes = vec![0; length.min(SLOT_BYTES)];
+            // SAFETY: a slot's bytes at most, of a mapping that is there as long as the session.
+            #[allow(unsafe_code)]
+            unsafe {
+                let from = self.session.written.base().add(written_at(self.slot()));
+                ringlet_reflect::copy(from, bytes.as_mut_ptr(), bytes.len());
+            }
+            self.payload = bytes;
+        }
+        reader.lose(&self.session);
+        Again { request: self.request, payload: std::mem::take(&mut self.payload) }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.request.is_some() {
+            self.session.is_lost.store(true, Ordering::Relaxed);
+        }
+        if let Some(slot) = self.slot.take() {
+            locked(&self.session.slots).push(slot);
+            self.session.freed.notify_one();
+        }
+    }
+}
+
+/// A request of a server that has gone.
+pub struct Again {
+    request: Option<Request>,
+    payload: Vec<u8>,
+}
+
+impl Again {
+    /// For that turn to ask for.
+    pub fn prepare(self, turn: &mut Turn) {
+        turn.request = self.request;
+        turn.fill_from(&self.payload);
+    }
+}
+
+impl Answers {
+    /// Sleeps until there may be more of them. False: for a tenth of a second there were none.
+    pub fn wait(&self) -> bool {
+        locked(&self.0.answers).wait(Some(LOOK_AGAIN))
+    }
+
+    /// Is the server there, and is this its reader?
+    pub fn can_come(&self) -> bool {
+        self.0.is_served()
+    }
 }
 
 /// A region of this disk's, made by the one who serves it.
@@ -320,8 +599,9 @@ impl Session {
         for slot in (0..SLOTS).rev() {
             let watch = read.watch(answer_at(slot))?;
             number = next(number);
-            slots.push(Slot { slot, number, watch });
+            slots.push(Slot { slot, number, watch, watcher: Watcher::default() });
         }
+        let answers = Mutex::new(read.watch(answer_at(0))?);
         let (slots, freed, is_lost) = (Mutex::new(slots), Condvar::new(), AtomicBool::new(false));
         let session = Session {
             seat,
@@ -332,6 +612,7 @@ impl Session {
             written,
             read,
             slots,
+            answers,
             freed,
             is_lost,
             locks,
@@ -341,12 +622,10 @@ impl Session {
         Ok((session, facts))
     }
 
-    fn ask(&self, request: &Request, bytes: &mut Bytes) -> Result<Result<(), i32>, Lost> {
-        let mut slot = self.take()?;
-        let done = self.ask_in(&mut slot, request, bytes)?;
-        locked(&self.slots).push(slot);
-        self.freed.notify_one();
-        Ok(done)
+    fn try_take(&self) -> Result<Option<Slot>, Lost> {
+        let mut slots = locked(&self.slots);
+        // (Under the lock: so it is seen by who gets the slot of a turn that was given up.)
+        if self.is_lost.load(Ordering::Relaxed) { Err(Lost) } else { Ok(slots.pop()) }
     }
 
     fn take(&self) -> Result<Slot, Lost> {
@@ -360,43 +639,6 @@ impl Session {
             }
             let woken = self.freed.wait_timeout(slots, LOOK_AGAIN);
             slots = woken.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
-    fn ask_in(
-        &self,
-        slot: &mut Slot,
-        request: &Request,
-        bytes: &mut Bytes,
-    ) -> Result<Result<(), i32>, Lost> {
-        if let Bytes::From(bytes) = bytes {
-            self.written.put(written_at(slot.slot), bytes)?;
-        }
-        request.write(&self.requests, self.seat, slot.slot)?;
-        slot.number = next(slot.number);
-        publish(&self.requests, number_at(self.seat, slot.slot), slot.number)?;
-        let done = self.await_answer(slot)?;
-        if let (Ok(()), Bytes::To(bytes)) = (done, bytes) {
-            // SAFETY: a request has a slot's bytes at most, which are within the region. What the server stores there meanwhile, who has answered,
-            // spoils but what it has read itself.
-            #[allow(unsafe_code)]
-            unsafe {
-                let from = self.read.base().add(read_at(slot.slot));
-                std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
-            }
-        }
-        Ok(done)
-    }
-
-    fn await_answer(&self, slot: &mut Slot) -> Result<Result<(), i32>, Lost> {
-        let (at, number) = (answer_at(slot.slot), slot.number);
-        loop {
-            if let Some(done) = wait(&mut slot.watch, || answered(load(&self.read, at), number)) {
-                return Ok(done);
-            }
-            if !self.is_served() {
-                return Err(Lost);
-            }
         }
     }
 

@@ -20,12 +20,14 @@ use crate::layout::{
     self, DURABLE, FAST, Facts, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS, answer,
     answer_at, check_name, granted_at, host_of, load, number_at, publish, read_at, written_at,
 };
-use crate::wait::{LOOK_AGAIN, wait};
+use crate::wait::{LOOK_AGAIN, Watcher};
 
 /// Requests that wait for the device at a time, and one that looks for more.
 const THREADS: usize = 17;
 /// A server that has just died, or a reader that is about to, has gone by then.
 const GONE: Duration = Duration::from_secs(2);
+/// So many answers wait for each other at most.
+const TOLD_AT_ONCE: usize = 8;
 /// Where nobody can be served a server tries again so often.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -83,8 +85,7 @@ struct Server<'a> {
     requests: Receiver,
     host_name: String,
     host: Host,
-    /// The leader's.
-    watch: Mutex<Watch>,
+    leader: Mutex<Leader>,
     table: Mutex<Table>,
     /// One is let in at a time.
     door: Mutex<()>,
@@ -111,6 +112,50 @@ struct Reader {
     written: Receiver,
     read: Transmitter,
     file: File,
+}
+
+impl Reader {
+    /// Wakes it, if it sleeps.
+    fn tell(&self) {
+        let _ = self.read.notify(answer_at(0), SLOTS * size_of::<u64>());
+    }
+}
+
+/// How the leader waits.
+struct Leader {
+    watch: Watch,
+    watcher: Watcher,
+}
+
+/// Whose answers are written, some of which it was not told of: of several that come one behind the other it is told once. Dropped, it is told.
+#[derive(Default)]
+struct Untold {
+    reader: Option<Arc<Reader>>,
+    answers: usize,
+}
+
+impl Untold {
+    fn add(&mut self, reader: Arc<Reader>) {
+        let is_another = self.reader.as_ref().is_some_and(|before| !Arc::ptr_eq(before, &reader));
+        if is_another || self.answers == TOLD_AT_ONCE {
+            self.tell();
+        }
+        self.reader = Some(reader);
+        self.answers += 1;
+    }
+
+    fn tell(&mut self) {
+        self.answers = 0;
+        if let Some(reader) = self.reader.take() {
+            reader.tell();
+        }
+    }
+}
+
+impl Drop for Untold {
+    fn drop(&mut self) {
+        self.tell();
+    }
 }
 
 enum Job {
@@ -173,7 +218,8 @@ impl<'a> Server<'a> {
         let make = |part| patiently(|| allocate(&host, name, part, mode)).with_context(theirs);
         let announcement = make(Part::Announcement)?.transmit(Use::default())?;
         let requests = make(Part::Requests)?.receive(Use::default())?;
-        let watch = Mutex::new(requests.watch(0)?);
+        let watch = requests.watch(0)?;
+        let leader = Mutex::new(Leader { watch, watcher: Watcher::default() });
         // (What was asked of another server is none of this one's.)
         let seat = |seat| Seat {
             reader: None,
@@ -201,7 +247,7 @@ impl<'a> Server<'a> {
             requests,
             host_name,
             host,
-            watch,
+            leader,
             table,
             door,
             is_over,
@@ -219,15 +265,23 @@ impl<'a> Server<'a> {
 
     fn work(&self) -> bool {
         let job = {
-            let mut watch = locked(&self.watch);
+            let mut leader = locked(&self.leader);
+            let mut untold = Untold::default();
             loop {
-                match self.next(&mut watch) {
+                let job = self.look().unwrap_or_else(|| {
+                    untold.tell();
+                    self.next(&mut leader)
+                });
+                match job {
                     Job::Request(reader, slot, number, Some(request)) => {
                         match self.perform(&reader, slot, &request, Patience::None) {
                             Err(libc::EAGAIN) => {
                                 break Job::Request(reader, slot, number, Some(request));
                             }
-                            done => self.answer(&reader, slot, number, done),
+                            done => {
+                                self.answer(&reader, slot, number, done);
+                                untold.add(reader);
+                            }
                         }
                     }
                     job => break job,
@@ -241,15 +295,16 @@ impl<'a> Server<'a> {
                 let perform = |request| self.perform(&reader, slot, request, Patience::AsLong);
                 let done = request.as_ref().map_or(Err(libc::EINVAL), perform);
                 self.answer(&reader, slot, number, done);
+                reader.tell();
             }
         }
         true
     }
 
     /// The next that is asked for; it sleeps until there is something.
-    fn next(&self, watch: &mut Watch) -> Job {
+    fn next(&self, Leader { watch, watcher }: &mut Leader) -> Job {
         loop {
-            if let Some(job) = wait(watch, || self.look()) {
+            if let Some(job) = watcher.wait(watch, || self.look()) {
                 return job;
             }
         }
@@ -458,7 +513,7 @@ impl<'a> Server<'a> {
 
     fn answer(&self, reader: &Reader, slot: usize, number: u64, done: Done<()>) {
         if !self.is_over.load(Ordering::Relaxed) {
-            let _ = self.say(|| publish(&reader.read, answer_at(slot), answer(number, done)));
+            let _ = self.say(|| layout::write(&reader.read, answer_at(slot), answer(number, done)));
         }
     }
 }

@@ -1,61 +1,102 @@
-//! How both sides wait: they watch for as long as that lately paid, and nobody else wants the processor; then they sleep.
+//! How both sides wait: they watch for as long as that lately paid; then they sleep.
 
-use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::sync::{Once, OnceLock};
 use std::time::Duration;
 
-use ringlet::waiting::spin;
+use ringlet_linux::sys;
 use ringlet_reflect::Watch;
 
 /// For so long at most.
-const WATCH_US: u64 = 50;
+const WATCH_NS: u64 = 50_000;
+const LOOKS_PER_CLOCK: u32 = 16;
+/// Who watches offers its processor so often: what it waits for may need it, and may be several programs (NBD's client is one).
+const YIELD_EVERY_NS: u64 = 4_000;
+/// Behind a watch in vain the next is left out, behind another one the next two, and so on, up to so many.
+const LEFT_OUT_MOST: u32 = 256;
 /// Who sleeps looks again so often, whether others are there.
 pub const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// How many threads want to run is told there.
-fn load() -> Option<i32> {
-    static LOAD: OnceLock<Option<File>> = OnceLock::new();
-    LOAD.get_or_init(|| File::open("/proc/loadavg").ok()).as_ref().map(AsRawFd::as_raw_fd)
+/// Whether to watch. WHY not as sockets do it: those leave the processor to others as soon as more want to run than there are processors. Here, where
+/// one request has NBD's client, its server and the disk's run in turn, that is so whenever one of them has not gone to sleep yet.
+#[derive(Default)]
+pub struct Watcher {
+    in_vain: u32,
+    left_out: u32,
 }
 
-/// What is there by the time that the page has changed, or that it took too long.
-pub fn wait<T>(page: &mut Watch, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    static BEGUN: Once = Once::new();
-    BEGUN.call_once(|| spin::start(spin::Outside { load, tell: |_, _, _| {} }));
-    let mut found = look();
-    if found.is_some() {
-        return found;
+impl Watcher {
+    /// Will the next watch look at all?
+    pub fn watches(&self) -> bool {
+        self.left_out == 0
     }
-    spin::watch(WATCH_US, || None, keeping(&mut found, &mut look));
-    if found.is_some() {
-        return found;
-    }
-    // (What was written since the last sleep ends this one at once.)
-    if page.wait(Some(LOOK_AGAIN)) {
-        spin::woken(0);
-    }
-    look()
-}
 
-/// It may be asked again behind a yes: what was taken is kept.
-fn keeping<T>(found: &mut Option<T>, mut look: impl FnMut() -> Option<T>) -> impl FnMut() -> bool {
-    move || {
-        if found.is_none() {
-            *found = look();
+    /// Looks until something is found, unless that lately was in vain. `idle` is called now and then: it may find something too.
+    pub fn watch<T>(
+        &mut self,
+        mut look: impl FnMut() -> Option<T>,
+        mut idle: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        if self.left_out > 0 {
+            self.left_out -= 1;
+            return None;
         }
-        found.is_some()
+        let start = sys::now_ns();
+        let mut offered = start;
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if let found @ Some(_) = look() {
+                    self.in_vain = 0;
+                    return found;
+                }
+                std::hint::spin_loop();
+            }
+            let now = sys::now_ns();
+            if now - start > WATCH_NS {
+                self.in_vain = (self.in_vain * 2).clamp(1, LEFT_OUT_MOST);
+                self.left_out = self.in_vain;
+                return None;
+            }
+            if now - offered > YIELD_EVERY_NS {
+                if let found @ Some(_) = idle() {
+                    return found;
+                }
+                sys::sched_yield();
+                offered = now;
+            }
+        }
+    }
+
+    /// What is there by the time that the page has changed, or that it took too long.
+    pub fn wait<T>(&mut self, page: &mut Watch, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        if let found @ Some(_) = self.watch(&mut look, || None) {
+            return found;
+        }
+        // (What was written since the last sleep ends this one at once.)
+        page.wait(Some(LOOK_AGAIN));
+        look()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
-    fn what_was_taken_is_kept() {
-        let (mut queue, mut found) = (vec![2, 1], None);
-        let mut is_there = super::keeping(&mut found, || queue.pop());
-        assert!(is_there() && is_there());
-        drop(is_there);
-        assert_eq!((found, queue), (Some(1), vec![2]));
+    fn watches_in_vain_are_left_out_more_and_more() {
+        let mut watcher = Watcher::default();
+        let mut watches = |finds: bool| {
+            let mut looked = false;
+            watcher.watch(
+                || {
+                    looked = true;
+                    finds.then_some(())
+                },
+                || None,
+            );
+            looked
+        };
+        let vain: Vec<bool> = (0..9).map(|_| watches(false)).collect();
+        assert_eq!(vain, [true, false, true, false, false, true, false, false, false]);
+        assert!((0..2 * LEFT_OUT_MOST).any(|_| watches(true)));
+        assert!(watches(false) && !watches(false) && watches(false));
     }
 }

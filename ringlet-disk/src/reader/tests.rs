@@ -97,7 +97,7 @@ fn read(reader: &Reader) -> Vec<u8> {
 fn what_is_written_is_read() {
     let path = served("written", false);
     let (one, other) = (open("written"), open("written"));
-    assert_eq!((one.bytes(), one.is_read_only()), (BYTES as u64, false));
+    assert_eq!((one.source().bytes(), one.source().is_read_only()), (BYTES as u64, false));
     let mut model = pattern();
     assert_eq!(read(&one), model);
     let bytes = vec![7; 2 * SLOT_BYTES + 3];
@@ -241,18 +241,18 @@ fn a_reader_that_lies_gets_nothing_and_harms_nobody() {
 fn what_was_not_flushed_is_not_taken_for_written_when_the_host_has_begun_again() {
     served("lost", false);
     let reader = open("lost");
-    let again = |boot| crate::layout::Facts { boot, ..reader.facts.clone() };
-    let boot = reader.facts.boot;
+    let again = |boot| crate::layout::Facts { boot, ..reader.known.facts.clone() };
+    let boot = reader.known.facts.boot;
     let write = |durable| reader.write(0, b"x", Flags { durable, ..Flags::default() }).unwrap();
     write(true);
-    assert_eq!(reader.why_another(&again(boot + 1)), None);
+    assert_eq!(reader.known.why_another(&again(boot + 1)), None);
     write(false);
-    assert_eq!(reader.why_another(&again(boot)), None);
-    assert!(reader.why_another(&again(boot + 1)).unwrap().contains("not flushed"));
+    assert_eq!(reader.known.why_another(&again(boot)), None);
+    assert!(reader.known.why_another(&again(boot + 1)).unwrap().contains("not flushed"));
     reader.flush().unwrap();
-    assert_eq!(reader.why_another(&again(boot + 1)), None);
-    let other = crate::layout::Facts { bytes: 1, ..reader.facts.clone() };
-    assert!(reader.why_another(&other).unwrap().contains("another one"));
+    assert_eq!(reader.known.why_another(&again(boot + 1)), None);
+    let other = crate::layout::Facts { bytes: 1, ..reader.known.facts.clone() };
+    assert!(reader.known.why_another(&other).unwrap().contains("another one"));
 }
 
 /// A write that begins there waits from now on, as if the device took its time. One at a time.
