@@ -6,17 +6,18 @@ use std::sync::mpsc;
 
 use anyhow::{Context, Result, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::frame::MTU_MOST;
-use ringlet_ethernet::room::{Rules, base};
+use ringlet_ethernet::room::{Rules, base, is_in};
 use ringlet_ethernet::wire::{State, Totals};
 use ringlet_ethernet::{Mac, Policy, Room, port};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::table;
+use crate::{reflect, table};
 
 /// Network devices between namespaces and containers of this host, whose frames go through shared memory
 ///
@@ -105,6 +106,8 @@ struct StatsArgs {
 }
 
 pub fn run(args: EthArgs) -> Result<ExitCode> {
+    // (Else a device would be what is written to.)
+    reflect::occupy_streams()?;
     match args.command {
         EthCommand::Create(args) => create(&args)?,
         EthCommand::Delete { network } => Room::delete(&base(), &network)?,
@@ -140,6 +143,8 @@ fn up(args: UpArgs) -> Result<()> {
     // (One for each queue of each other port.)
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    // (Who hears what it says may go: that ends no device. Before there are other threads.)
+    SigSet::from(Signal::SIGPIPE).thread_block()?;
     let ends = mpsc::channel();
     let signalled = ends.0.clone();
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
@@ -151,12 +156,14 @@ fn up(args: UpArgs) -> Result<()> {
     let UpArgs { device, network, mtu, mac, queues, watch } = args;
     let settings = Settings { device, mtu, mac, queues, watch_us: watch };
     let ready = |mac| {
-        println!("ready {} {mac}", settings.device);
-        let _ = std::io::stdout().flush();
+        let mut out = std::io::stdout();
+        let _ = writeln!(out, "ready {} {mac}", settings.device).and_then(|()| out.flush());
         // (Without a service manager it says nothing.)
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     };
-    let tell = |what: String| eprintln!("ringlet eth: {}", table::printable(&what));
+    let tell = |what: String| {
+        let _ = writeln!(std::io::stderr(), "ringlet eth: {}", table::printable(&what));
+    };
     device::up(&settings, Room::open(&base(), &network)?, ends, ready, tell).map(drop)
 }
 
@@ -174,7 +181,7 @@ fn networks() -> Result<Vec<Network>> {
     let rooms = Room::all(&base())?;
     let look = |room: Room| -> Result<Network> {
         let (mut ports, mut silent) = (Vec::new(), room.ports()?);
-        room.states(|state| {
+        room.states(|state, _| {
             silent.retain(|id| *id != state.about.id);
             ports.push(state);
             true
@@ -237,8 +244,8 @@ fn find(device: &str) -> Result<(Room, State)> {
     let here = port::namespace()?;
     for room in Room::all(&base())? {
         let mut found = None;
-        room.states(|state| {
-            let is_it = state.about.name == device && state.about.namespace == here;
+        room.states(|state, socket| {
+            let is_it = state.about.name == device && is_in(here, &state, socket);
             found = is_it.then_some(state);
             !is_it
         })?;

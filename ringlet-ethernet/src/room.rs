@@ -1,18 +1,20 @@
 //! Where the ports of a network meet: a directory with a socket of each. Who may enter it, by the kernel's permissions, may be a port.
 
-use std::fs::{self, DirBuilder, Permissions};
-use std::io::ErrorKind;
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use ringlet_linux::meet;
-use ringlet_linux::sys::Errno;
+use ringlet_linux::sys::{self, Errno};
 use ringlet_messages::guarded::Guarded;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, openat, renameat_with};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
@@ -28,6 +30,7 @@ pub const VARIABLE: &str = "RINGLET_ETHERNET";
 pub const PORTS_MOST: usize = 512;
 const BACKLOG: i32 = 4096;
 const RULES: &str = "network.json";
+const RULES_MOST: u64 = 4096;
 const SUFFIX: &str = ".port";
 /// For an answer of somebody who looks only.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -59,61 +62,129 @@ fn place(base: &Path, name: &str) -> Result<PathBuf> {
     Ok(base.join(name))
 }
 
+/// Where a network is while it is made, or removed: no name of one.
+fn aside(base: &Path, name: &str) -> Result<PathBuf> {
+    let mut number = [0; 8];
+    ensure!(sys::random(&mut number), "the kernel has no random bytes yet");
+    Ok(base.join(format!(".{name}.{:016x}", u64::from_ne_bytes(number))))
+}
+
+/// What has this name, and not what a link of this name leads to. WHY: root of a container, which has this directory too, may put one there, and it
+/// would lead to this host's files; or a pipe, for which who opens it would wait.
+fn itself(path: &Path, how: OFlags) -> rustix::io::Result<OwnedFd> {
+    let how = how | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(path, how, Mode::empty())
+}
+
+fn read_rules(directory: &Path) -> Result<Rules> {
+    let folder = itself(directory, OFlags::PATH | OFlags::DIRECTORY)?;
+    let how = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(openat(&folder, RULES, how, Mode::empty())?);
+    ensure!(file.metadata()?.is_file(), "{RULES} is no file");
+    let mut bytes = Vec::new();
+    file.take(RULES_MOST).read_to_end(&mut bytes)?;
+    Ok(serde_json::from_slice(&bytes)?)
+}
+
+/// Lets all connect who may enter the directory, whatever the mask is.
+fn let_all_connect(socket: &Path) -> Result<()> {
+    let found = File::from(itself(socket, OFlags::PATH)?);
+    ensure!(found.metadata()?.file_type().is_socket(), "{} is no socket", socket.display());
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    Ok(fs::set_permissions(path, Permissions::from_mode(0o666))?)
+}
+
+fn none(base: &Path, name: &str) -> anyhow::Error {
+    anyhow::anyhow!(
+        "there is no network {name:?} in {}: `ringlet eth create {name}` makes it (in a container, that directory has to be the host's)",
+        base.display()
+    )
+}
+
+/// Is this user root, or our own?
+pub fn is_trusted(user: u32) -> bool {
+    user == 0 || user == rustix::process::geteuid().as_raw()
+}
+
+/// A port's name in the directory.
+fn file_of(id: u64) -> String {
+    format!("{id:016x}{SUFFIX}")
+}
+
 impl Room {
     /// Makes a network; of this user, and of a group, if one is named.
     pub fn create(base: &Path, name: &str, rules: Rules, group: Option<u32>) -> Result<()> {
         let directory = place(base, name)?;
         let says = || format!("{} can't be made", base.display());
         DirBuilder::new().recursive(true).mode(0o755).create(base).with_context(says)?;
-        match DirBuilder::new().mode(0o700).create(&directory) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                bail!(
-                    "there is a network {name:?} already: `ringlet eth ls` shows its ports, `ringlet eth delete {name}` removes it"
-                )
-            }
-            made => made.with_context(|| format!("{} can't be made", directory.display()))?,
-        }
+        // (Made beside, and put there as a whole: who is killed meanwhile leaves no half of one.)
+        let new = aside(base, name)?;
+        let says = || format!("{} can't be made", directory.display());
+        DirBuilder::new().mode(0o700).create(&new).with_context(says)?;
         let made = (|| -> Result<()> {
-            let file = directory.join(RULES);
-            fs::write(&file, serde_json::to_vec_pretty(&rules)?)?;
-            fs::set_permissions(&file, Permissions::from_mode(0o644))?;
+            let folder = File::from(itself(&new, OFlags::RDONLY | OFlags::DIRECTORY)?);
+            let how = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let mut file = File::from(openat(&folder, RULES, how, Mode::RUSR | Mode::WUSR)?);
+            file.write_all(&serde_json::to_vec_pretty(&rules)?)?;
+            file.set_permissions(Permissions::from_mode(0o644))?;
             if let Some(group) = group {
-                std::os::unix::fs::chown(&directory, None, Some(group))
+                std::os::unix::fs::fchown(&folder, None, Some(group))
                     .context("the group can't be given")?;
                 // (Sticky: nobody removes another's socket, nor the rules.)
-                fs::set_permissions(&directory, Permissions::from_mode(0o1770))?;
+                folder.set_permissions(Permissions::from_mode(0o1770))?;
             }
-            Ok(())
+            match renameat_with(CWD, &new, CWD, &directory, RenameFlags::NOREPLACE) {
+                Err(rustix::io::Errno::EXIST) => bail!(
+                    "there is a network {name:?} already: `ringlet eth ls` shows its ports, `ringlet eth delete {name}` removes it"
+                ),
+                done => Ok(done?),
+            }
         })();
-        made.inspect_err(|_| _ = fs::remove_dir_all(&directory))
+        made.inspect_err(|_| _ = fs::remove_dir_all(&new)).with_context(says)
     }
 
     /// Removes a network without ports.
     pub fn delete(base: &Path, name: &str) -> Result<()> {
-        let room = Room::open(base, name)?;
-        let there = room.ports()?.len();
-        ensure!(there == 0, "network {name:?} has {there} ports: `ringlet eth down` ends each");
-        fs::remove_file(room.directory.join(RULES))
-            .with_context(|| room.directory.display().to_string())?;
-        fs::remove_dir(&room.directory)
-            .with_context(|| format!("{} can't be removed", room.directory.display()))
+        let directory = place(base, name)?;
+        let of = |directory: &Path| Room {
+            name: name.to_owned(),
+            directory: directory.to_owned(),
+            rules: Rules { addresses: Policy::Static, storm: 0 },
+        };
+        let is_empty = |directory: &Path| -> Result<()> {
+            let there = match of(directory).ports() {
+                Err(_) if !directory.exists() => return Err(none(base, name)),
+                ports => ports?.len(),
+            };
+            ensure!(there == 0, "network {name:?} has {there} ports: `ringlet eth down` ends each");
+            Ok(())
+        };
+        is_empty(&directory)?;
+        // (Taken away first: who comes from now on finds none, and who has come meanwhile is seen.)
+        let gone = aside(base, name)?;
+        let says = || format!("{} can't be removed", directory.display());
+        renameat_with(CWD, &directory, CWD, &gone, RenameFlags::NOREPLACE).with_context(says)?;
+        is_empty(&gone).inspect_err(|_| {
+            let _ = renameat_with(CWD, &gone, CWD, &directory, RenameFlags::NOREPLACE);
+        })?;
+        fs::remove_dir_all(&gone).with_context(says)
     }
 
     pub fn open(base: &Path, name: &str) -> Result<Room> {
         let directory = place(base, name)?;
-        let rules = match fs::read(directory.join(RULES)) {
+        let rules = match read_rules(&directory) {
             Ok(rules) => rules,
-            Err(error) if error.kind() == ErrorKind::NotFound => bail!(
-                "there is no network {name:?} in {}: `ringlet eth create {name}` makes it (in a container, that directory has to be the host's)",
-                base.display()
-            ),
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => bail!(
-                "network {name:?} is not open to this user: its owner makes it with `ringlet eth create --group GROUP {name}`"
-            ),
-            Err(error) => return Err(error).with_context(|| directory.display().to_string()),
+            Err(error) => match error.downcast_ref::<rustix::io::Errno>() {
+                Some(&rustix::io::Errno::NOENT) => return Err(none(base, name)),
+                Some(&rustix::io::Errno::ACCESS) => bail!(
+                    "network {name:?} is not open to this user: its owner makes it with `ringlet eth create --group GROUP {name}`"
+                ),
+                _ => {
+                    return Err(error)
+                        .with_context(|| format!("{} is no network's", directory.display()));
+                }
+            },
         };
-        let rules = serde_json::from_slice(&rules)
-            .with_context(|| format!("{} is no network's", directory.display()))?;
         Ok(Room { name: name.to_owned(), directory, rules })
     }
 
@@ -130,18 +201,45 @@ impl Room {
     }
 
     fn path(&self, id: u64) -> PathBuf {
-        self.directory.join(format!("{id:016x}{SUFFIX}"))
+        self.directory.join(file_of(id))
     }
 
-    /// Those that live. What a killed one has left behind is removed.
-    pub fn ports(&self) -> Result<Vec<u64>> {
+    /// Those that live, with their users. What a killed one has left behind is removed.
+    fn list(&self) -> Result<Vec<(u32, u64)>> {
         let entries =
             fs::read_dir(&self.directory).with_context(|| self.directory.display().to_string())?;
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let ids = names.filter_map(|name| u64::from_str_radix(name.strip_suffix(SUFFIX)?, 16).ok());
-        let mut alive: Vec<u64> = ids.filter(|id| !self.bury(*id)).collect();
+        // (Sockets by their one name: by another one, or by a link, a port would be met twice, and once taken for a liar.)
+        let known = |entry: fs::DirEntry| {
+            let name = entry.file_name().into_string().ok()?;
+            let id = u64::from_str_radix(name.strip_suffix(SUFFIX)?, 16).ok()?;
+            let about = entry.metadata().ok()?;
+            (name == file_of(id) && about.file_type().is_socket()).then_some((about.uid(), id))
+        };
+        let known = entries.filter_map(|entry| known(entry.ok()?));
+        Ok(known.filter(|(_, id)| !self.bury(*id)).collect())
+    }
+
+    /// Those that live. Of names that are more than ports there may be: this user's and root's first, then of each other user as many as of the next.
+    pub fn ports(&self) -> Result<Vec<u64>> {
+        let mut found = self.list()?;
+        found.sort_unstable();
+        let mut ranks = HashMap::<u32, u32>::new();
+        let rank = |(user, id): (u32, u64)| {
+            let rank = ranks.entry(user).or_default();
+            *rank += 1;
+            (if is_trusted(user) { 0 } else { *rank }, id)
+        };
+        let mut ranked: Vec<(u32, u64)> = found.into_iter().map(rank).collect();
+        ranked.sort_unstable();
+        let mut alive: Vec<u64> = ranked.into_iter().take(PORTS_MOST).map(|(_, id)| id).collect();
         alive.sort_unstable();
         Ok(alive)
+    }
+
+    /// Has it no place for one more of this user's, for whom others' make way?
+    pub fn is_full(&self) -> Result<bool> {
+        let found = self.list()?;
+        Ok(found.iter().filter(|(user, _)| is_trusted(*user)).count() >= PORTS_MOST)
     }
 
     /// Removes a port's socket if it is nobody's any more.
@@ -193,8 +291,9 @@ impl Room {
         }
     }
 
-    /// Asks all ports at once. `each` hears their answers as they come, and says whether to go on. Who does not answer in time is left out.
-    pub fn states(&self, mut each: impl FnMut(State) -> bool) -> Result<()> {
+    /// Asks all ports at once. `each` hears their answers as they come, and from whom, and says whether to go on. Who does not answer in time is left
+    /// out.
+    pub fn states(&self, mut each: impl FnMut(State, &Guarded) -> bool) -> Result<()> {
         let asked = self.ports()?.into_iter().map(|id| {
             let socket = self.connect(id).ok();
             (id, socket.filter(|socket| say(socket, &hello(Ask::State), &[]).is_ok()))
@@ -205,11 +304,13 @@ impl Room {
             for (id, socket) in &mut asked {
                 let answer = match socket.as_ref().map(hear) {
                     None | Some(Ok(None)) => continue,
-                    Some(Ok(Some((Answer::State(state), _)))) => Some(state),
-                    Some(_) => None,
+                    Some(Ok(Some((Answer::State(state), _)))) if state.about.id == *id => state,
+                    Some(_) => {
+                        *socket = None;
+                        continue;
+                    }
                 };
-                *socket = None;
-                if answer.is_some_and(|state| state.about.id == *id && !each(state)) {
+                if socket.take().is_some_and(|socket| !each(answer, &socket)) {
                     return Ok(());
                 }
             }
@@ -235,6 +336,18 @@ impl Room {
             wait(&[&socket], until)?;
         }
         Ok(())
+    }
+}
+
+/// Is this port in that network namespace? The kernel knows, where who listens there can be looked at; else root and this user are believed.
+pub fn is_in(namespace: u64, state: &State, socket: &Guarded) -> bool {
+    let Ok(who) = meet::credentials(socket.as_raw_fd()) else { return false };
+    match fs::metadata(format!("/proc/{}/ns/net", who.pid)) {
+        Ok(found) => found.ino() == namespace,
+        Err(_) => {
+            let is_believed = who.uid == 0 || meet::is_our_user(who.uid);
+            is_believed && state.about.namespace == namespace
+        }
     }
 }
 
@@ -273,8 +386,7 @@ impl Seat {
         })?;
         bind(&socket, &address).with_context(|| format!("{} can't be made", path.display()))?;
         let seat = |socket| Seat { socket: Guarded::new(socket), path: path.clone() };
-        // (Who may enter the directory may connect.)
-        fs::set_permissions(&path, Permissions::from_mode(0o666))?;
+        let_all_connect(&path)?;
         let guarded = meet::guard_channel(socket.into_raw_fd())
             .map_err(|error| anyhow::anyhow!("{error:?}"))?;
         // SAFETY: ours alone, under a new number.
@@ -300,5 +412,126 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    const RULES_HERE: Rules = Rules { addresses: Policy::Moving, storm: 7 };
+
+    fn made() -> (tempfile::TempDir, Room) {
+        let folder = tempfile::tempdir().unwrap();
+        Room::create(folder.path(), "net", RULES_HERE, None).unwrap();
+        let room = Room::open(folder.path(), "net").unwrap();
+        (folder, room)
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o7777
+    }
+
+    /// Who has a network's directory in a container leads nobody to other files, and has nobody wait.
+    #[test]
+    fn what_is_no_network_s_own_is_not_followed() {
+        let (folder, room) = made();
+        assert_eq!(room.rules, RULES_HERE);
+        let (base, rules) = (folder.path(), room.directory.join(RULES));
+        let other = base.join("other");
+        fs::rename(&rules, &other).unwrap();
+        let opens = || {
+            let ((says, hears), base) = (channel(), base.to_owned());
+            std::thread::spawn(move || says.send(Room::open(&base, "net").is_ok()));
+            hears.recv_timeout(PATIENCE).expect("it waits")
+        };
+        symlink(&other, &rules).unwrap();
+        assert!(!opens());
+        fs::remove_file(&rules).unwrap();
+        rustix::fs::mknodat(CWD, &rules, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
+        assert!(!opens());
+        fs::remove_file(&rules).unwrap();
+        fs::rename(&other, &rules).unwrap();
+        assert!(opens());
+        symlink("net", base.join("led")).unwrap();
+        assert!(Room::open(base, "led").is_err());
+        // A port's name that has become a link by the time that all are let connect.
+        fs::write(&other, "").unwrap();
+        fs::set_permissions(&other, Permissions::from_mode(0o600)).unwrap();
+        symlink(&other, room.path(1)).unwrap();
+        assert!(let_all_connect(&room.path(1)).is_err());
+        assert_eq!(mode(&other), 0o600);
+        let seat = Seat::take(&room, 2).unwrap();
+        assert_eq!(mode(seat.path()), 0o666);
+    }
+
+    #[test]
+    fn a_port_has_one_name() {
+        let (_folder, room) = made();
+        let seat = Seat::take(&room, 0xab).unwrap();
+        for alias in ["ab", "+00000000000000ab", "00000000000000AB", "0000000000000001"] {
+            symlink(seat.path(), room.directory.join(format!("{alias}{SUFFIX}"))).unwrap();
+        }
+        fs::hard_link(seat.path(), room.directory.join("ab.port.port")).unwrap();
+        fs::hard_link(seat.path(), room.directory.join("00000000000000Ab.port")).unwrap();
+        assert_eq!(room.ports().unwrap(), [0xab]);
+    }
+
+    /// Whatever somebody has left there, or did not come to make: a network can be removed, and made anew.
+    #[test]
+    fn a_network_is_there_or_not() {
+        let (folder, room) = made();
+        let base = folder.path();
+        let again = || format!("{:#}", Room::create(base, "net", RULES_HERE, None).unwrap_err());
+        assert!(again().contains("there is a network"));
+        fs::write(room.directory.join("whatever"), "").unwrap();
+        Room::delete(base, "net").unwrap();
+        Room::create(base, "net", RULES_HERE, None).unwrap();
+        fs::remove_file(room.directory.join(RULES)).unwrap();
+        assert!(again().contains("there is a network"));
+        Room::delete(base, "net").unwrap();
+        let none = Room::delete(base, "net").unwrap_err();
+        assert!(format!("{none:#}").contains("there is no network"));
+        assert_eq!(fs::read_dir(base).unwrap().count(), 0);
+        // One who is about to listen keeps it.
+        Room::create(base, "net", RULES_HERE, None).unwrap();
+        let comes = std::os::unix::net::UnixDatagram::bind(room.path(3)).unwrap();
+        assert!(format!("{:#}", Room::delete(base, "net").unwrap_err()).contains("1 ports"));
+        drop(comes);
+        Room::delete(base, "net").unwrap();
+    }
+
+    /// Many at once: each is there as a whole or not at all, and one alone has made it.
+    #[test]
+    fn who_makes_it_first_has_made_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path();
+        std::thread::scope(|scope| {
+            let makes = || (0..200).filter(|_| Room::create(base, "net", RULES_HERE, None).is_ok());
+            let looks = || {
+                for _ in 0..2000 {
+                    if base.join("net").exists() {
+                        let opened = Room::open(base, "net");
+                        let is_none =
+                            |error: &anyhow::Error| format!("{error:#}").contains("no network");
+                        assert!(
+                            opened.as_ref().map_or_else(is_none, |room| room.rules == RULES_HERE)
+                        );
+                    }
+                }
+            };
+            let removes = || (0..200).filter(|_| Room::delete(base, "net").is_ok());
+            scope.spawn(looks);
+            let made: Vec<_> = (0..2).map(|_| scope.spawn(move || makes().count())).collect();
+            let gone: Vec<_> = (0..2).map(|_| scope.spawn(move || removes().count())).collect();
+            let sum = |all: Vec<std::thread::ScopedJoinHandle<usize>>| -> usize {
+                all.into_iter().map(|each| each.join().unwrap()).sum()
+            };
+            let (made, gone) = (sum(made), sum(gone));
+            assert_eq!(made - gone, usize::from(base.join("net").exists()));
+        });
     }
 }
