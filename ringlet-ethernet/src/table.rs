@@ -23,8 +23,8 @@ pub const AGE_MS: u64 = 300_000;
 /// Of one port: more stand behind no bridge, but in frames of one who wants the table to be full.
 pub const OF_ONE_PORT: usize = 4096;
 
-/// A port, as others know it; never used twice.
-pub type Key = u32;
+/// A port, as others know it; never used twice, however many come and go.
+pub type Key = u64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
@@ -48,6 +48,7 @@ struct Entry {
 struct Port {
     /// `None`: nobody knows, so it is nobody else's either.
     user: Option<u32>,
+    own: Mac,
     addresses: usize,
 }
 
@@ -65,10 +66,12 @@ impl Table {
     /// A port has come, with an address. False if that is another one's, who may not be robbed of it: then nothing has changed.
     pub fn join(&mut self, key: Key, user: Option<u32>, own: Mac, now_ms: u64) -> bool {
         let holder = self.entries.get(&own).filter(|entry| !is_old(entry, now_ms));
-        if holder.is_some_and(|entry| entry.is_own || !self.may_take(entry, user)) {
+        if holder.is_some_and(|entry| entry.is_own || !self.may_take(entry, user))
+            || self.is_reserved(own, key, user)
+        {
             return false;
         }
-        self.ports.insert(key, Port { user, addresses: 0 });
+        self.ports.insert(key, Port { user, own, addresses: 0 });
         self.put(own, Entry { port: key, used_ms: now_ms, is_own: true });
         true
     }
@@ -98,6 +101,9 @@ impl Table {
             None if self.policy == Policy::Static => return Source::Refused,
             None => {}
         }
+        if self.is_reserved(mac, key, user) {
+            return Source::Refused;
+        }
         if full {
             return if self.policy == Policy::Locked { Source::Refused } else { Source::Unlearned };
         }
@@ -110,8 +116,18 @@ impl Table {
     }
 
     fn may_take(&self, entry: &Entry, user: Option<u32>) -> bool {
-        let holder = self.ports.get(&entry.port).and_then(|port| port.user);
+        self.ports.get(&entry.port).is_some_and(|port| self.are_one(port.user, user))
+    }
+
+    fn are_one(&self, holder: Option<u32>, user: Option<u32>) -> bool {
         self.policy == Policy::Moving && holder.is_some() && holder == user
+    }
+
+    /// Has one of another user's come with this address? It may have moved to one of that user's, which then left, or have aged there.
+    fn is_reserved(&self, mac: Mac, by: Key, user: Option<u32>) -> bool {
+        let others = self.ports.iter().filter(|(key, _)| **key != by);
+        let mut owners = others.filter(|(_, port)| port.own == mac);
+        owners.any(|(_, port)| !self.are_one(port.user, user))
     }
 
     fn put(&mut self, mac: Mac, entry: Entry) {
@@ -171,9 +187,9 @@ mod tests {
 
     fn act() -> impl Strategy<Value = Act> {
         prop_oneof![
-            1 => (0..4u32, prop::option::of(0..2u32), 0..6u8).prop_map(|(key, user, mac)| Act::Join { key, user, mac }),
-            1 => (0..4u32).prop_map(Act::Leave),
-            8 => (0..4u32, 0..6u8).prop_map(|(key, mac)| Act::From { key, mac }),
+            1 => (0..4u64, prop::option::of(0..2u32), 0..6u8).prop_map(|(key, user, mac)| Act::Join { key, user, mac }),
+            1 => (0..4u64).prop_map(Act::Leave),
+            8 => (0..4u64, 0..6u8).prop_map(|(key, mac)| Act::From { key, mac }),
             1 => (0..2 * AGE_MS).prop_map(Act::Pass),
         ]
     }
@@ -186,6 +202,7 @@ mod tests {
     #[derive(Default)]
     struct Plain {
         users: HashMap<Key, Option<u32>>,
+        own: HashMap<Key, u8>,
         /// Address, port, when, and whether it came with it.
         seen: Vec<(u8, Key, u64, bool)>,
     }
@@ -202,9 +219,15 @@ mod tests {
             self.seen.push((mac, key, now, own));
         }
 
-        fn may(&self, policy: Policy, holder: (Key, bool), user: Option<u32>) -> bool {
-            let theirs = self.users[&holder.0];
+        fn may(&self, policy: Policy, holder: Key, user: Option<u32>) -> bool {
+            let theirs = self.users[&holder];
             policy == Policy::Moving && theirs == user && theirs.is_some()
+        }
+
+        /// What each port came with stays its own, and its user's.
+        fn is_free(&self, policy: Policy, mac: u8, by: Key, user: Option<u32>) -> bool {
+            let mut owners = self.own.iter().filter(|(key, own)| **key != by && **own == mac);
+            owners.all(|(key, _)| self.may(policy, *key, user))
         }
     }
 
@@ -217,24 +240,30 @@ mod tests {
                         continue;
                     }
                     let holder = plain.holder(number, now);
-                    let joins =
-                        holder.is_none_or(|holder| !holder.1 && plain.may(policy, holder, user));
+                    let joins = plain.is_free(policy, number, key, user)
+                        && holder
+                            .is_none_or(|(holder, own)| !own && plain.may(policy, holder, user));
                     assert_eq!(table.join(key, user, mac(number), now), joins, "{act:?}");
                     if joins {
                         plain.users.insert(key, user);
+                        plain.own.insert(key, number);
                         plain.put(number, key, now, true);
                     }
                 }
                 Act::Leave(key) => {
                     table.leave(key);
                     plain.users.remove(&key);
+                    plain.own.remove(&key);
                     plain.seen.retain(|seen| seen.1 != key);
                 }
                 Act::From { key, mac: number } => {
                     let expected = match (plain.users.get(&key), plain.holder(number, now)) {
                         (None, _) => Source::Refused,
                         (_, Some(holder)) if holder.0 == key => Source::Known,
-                        (Some(user), Some(holder)) if !plain.may(policy, holder, *user) => {
+                        (Some(user), Some(holder)) if !plain.may(policy, holder.0, *user) => {
+                            Source::Refused
+                        }
+                        (Some(user), _) if !plain.is_free(policy, number, key, *user) => {
                             Source::Refused
                         }
                         (_, None) if policy == Policy::Static => Source::Refused,
