@@ -7,10 +7,10 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use ringlet_linux::sys::{self, Errno};
 use ringlet_linux::{apart, meet};
 use ringlet_messages::guarded::Guarded;
@@ -18,16 +18,21 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::counters::Traffic;
 use crate::port::{Event, Order, QUEUES_MOST, Shared};
-use crate::room::{PORTS_MOST, Seat};
+use crate::room::{PORTS_MOST, Seat, is_trusted};
 use crate::strand::Strand;
-use crate::table::Key;
+use crate::table::{Bucket, Key};
 use crate::wire::{About, Answer, Ask, Hello, Peer, State, VERSION, hear, hello, say};
 
 /// Who has connected and not yet said what for; one more, and the oldest goes.
 const COMERS_MOST: usize = 64;
-/// A port whose queue of comers is full is tried again so often, after so long.
+/// A port that lives, and is not met, is visited again so often: after so long, and longer each time, up to so many times that.
 const TRIES: u32 = 200;
 const TRY_AGAIN: Duration = Duration::from_millis(50);
+const TRY_AGAIN_MOST: u32 = 20;
+/// Descriptors that no strand takes: our own, and of those who come only to ask.
+const SPARE: usize = COMERS_MOST + 3 * QUEUES_MOST as usize + 32;
+/// What is said of others, a second.
+const WORDS: u64 = 4;
 const EVENTS: usize = 64;
 const SEAT: u64 = 0;
 const BELL: u64 = 1;
@@ -42,6 +47,9 @@ struct Port {
     /// By their numbers; `None` until they are there.
     strands: Vec<Option<Arc<Strand>>>,
     traffic: Vec<Arc<Traffic>>,
+    storm: Arc<Mutex<Bucket>>,
+    /// How often it was visited until it was met.
+    tries: u32,
 }
 
 /// A port to be connected to, for one strand.
@@ -51,6 +59,13 @@ struct Visit {
     number: u16,
     token: u64,
     tries: u32,
+    due: Instant,
+}
+
+impl Visit {
+    fn new(id: u64, number: u16, token: u64) -> Visit {
+        Visit { id, number, token, tries: 0, due: Instant::now() }
+    }
 }
 
 /// What an event of a socket's is about.
@@ -69,9 +84,10 @@ pub struct Keeper {
     ports: HashMap<Key, Port>,
     next_key: Key,
     visits: Vec<Visit>,
-    /// Connections of those who asked us to end: they last until we have.
-    ending: Vec<Guarded>,
     tell: Box<dyn FnMut(Event) + Send>,
+    words: Bucket,
+    /// Connections of those who asked us to end: they last until we have, and so behind `tell`, which may have the device.
+    ending: Vec<Guarded>,
 }
 
 impl Keeper {
@@ -90,7 +106,7 @@ impl Keeper {
         let (sockets, ports, ending) = Default::default();
         let others = shared.room.ports()?;
         let others = others.into_iter().filter(|id| *id != shared.about.id);
-        let visits = others.map(|id| Visit { id, number: 0, token: 0, tries: 0 }).collect();
+        let visits = others.map(|id| Visit::new(id, 0, 0)).collect();
         Ok(Keeper {
             shared,
             seat,
@@ -100,8 +116,9 @@ impl Keeper {
             ports,
             next_key: OURSELVES + 1,
             visits,
-            ending,
             tell,
+            words: Bucket::new(WORDS, 0),
+            ending,
         })
     }
 
@@ -109,7 +126,8 @@ impl Keeper {
     pub fn keep(mut self) {
         while !self.shared.is_over.load(Ordering::Relaxed) {
             self.visit();
-            let patience = (!self.visits.is_empty()).then_some(TRY_AGAIN);
+            let due = self.visits.iter().map(|visit| visit.due).min();
+            let patience = due.map(|due| due.saturating_duration_since(Instant::now()));
             let mut events = Vec::with_capacity(EVENTS);
             let patience = patience.and_then(|time| time.try_into().ok());
             match epoll::wait(
@@ -156,34 +174,70 @@ impl Keeper {
         }
     }
 
+    /// Says that somebody else is not, or no more, with us. (Who is none for long may have much said of him.)
+    fn tell_apart(&mut self, why: String) {
+        if self.words.takes(self.shared.now_ms()) {
+            (self.tell)(Event::Apart(why));
+        }
+    }
+
+    fn key_of(&self, id: u64, token: u64) -> Option<Key> {
+        let is_it = |port: &Port| port.about.id == id && port.token == token;
+        self.ports.iter().find(|(_, port)| is_it(port)).map(|(key, _)| *key)
+    }
+
     /// Connects to those that are still to be met.
     fn visit(&mut self) {
-        for visit in std::mem::take(&mut self.visits) {
-            match self.begin_visit(visit) {
+        let now = Instant::now();
+        let (due, later) = self.visits.drain(..).partition(|visit| visit.due <= now);
+        self.visits = later;
+        let due: Vec<Visit> = due;
+        for visit in due {
+            let Visit { id, number, token, .. } = visit;
+            // (It may have come to us meanwhile; and to a port that has gone nothing is added.)
+            let is_wanted = match number {
+                0 => self.ports.values().all(|port| port.about.id != id),
+                _ => self.key_of(id, token).is_some(),
+            };
+            match if is_wanted { self.begin_visit(visit) } else { Ok(()) } {
                 Ok(()) => {}
-                // (Too many wait there, or it does not listen yet.)
-                Err(Errno::EAGAIN | Errno::ECONNREFUSED) => self.visit_again(visit),
+                // (Too many wait there, or it does not listen, or let us in, yet; or something is lacking here.)
+                Err(
+                    Errno::EAGAIN
+                    | Errno::ECONNREFUSED
+                    | Errno::EACCES
+                    | Errno::EMFILE
+                    | Errno::ENFILE
+                    | Errno::ENOMEM,
+                ) => self.visit_again(visit),
                 // (It has gone meanwhile.)
                 Err(Errno::ENOENT) => {}
-                Err(error) => {
-                    let id = visit.id;
-                    (self.tell)(Event::Apart(format!(
-                        "port {id:016x} can't be reached: {error:?}"
-                    )));
-                }
+                Err(error) => self.give_up(visit, &format!("can't be reached: {error:?}")),
             }
         }
     }
 
     /// If it lives, and was not tried too often.
     fn visit_again(&mut self, visit: Visit) {
-        let Visit { id, tries, .. } = visit;
-        if self.shared.room.bury(id) {
+        let is_it = |other: &Visit| (other.id, other.number) == (visit.id, visit.number);
+        if self.visits.iter().any(is_it) || self.shared.room.bury(visit.id) {
             return;
         }
-        match tries < TRIES {
-            true => self.visits.push(Visit { tries: tries + 1, ..visit }),
-            false => (self.tell)(Event::Apart(format!("port {id:016x} does not answer"))),
+        let tries = visit.tries + 1;
+        match tries <= TRIES {
+            true => {
+                let due = Instant::now() + TRY_AGAIN * tries.min(TRY_AGAIN_MOST);
+                self.visits.push(Visit { tries, due, ..visit });
+            }
+            false => self.give_up(visit, "was not met: no more is tried"),
+        }
+    }
+
+    fn give_up(&mut self, visit: Visit, why: &str) {
+        self.tell_apart(format!("port {:016x} {why}", visit.id));
+        // (Half of a port is none: what goes by that strand would be lost.)
+        if let Some(key) = self.key_of(visit.id, visit.token).filter(|_| visit.number > 0) {
+            self.remove(key, "it has no further strand");
         }
     }
 
@@ -221,9 +275,33 @@ impl Keeper {
                 Err(_) => self.visit_again(visit),
                 Ok(Some((answer, came))) => {
                     let _ = epoll::delete(&self.epoll, &*socket);
-                    let (id, mut fds) = (visit.id, came.fds);
-                    if let Err(error) = self.met(id, visit.number, socket, answer, &mut fds) {
-                        (self.tell)(Event::Apart(format!("port {id:016x}: {error:#}")));
+                    let (about, token, ring_bytes) = match answer {
+                        Answer::Strand { about, token, ring_bytes } => (about, token, ring_bytes),
+                        // (It comes to us, or has; if that comes to nothing we go there again.)
+                        Answer::Crossed => return self.visit_again(visit),
+                        // (What it lacks, or another port has, may be free later.)
+                        Answer::Refused(why) if visit.number == 0 => {
+                            if visit.tries == 0 {
+                                self.tell_apart(format!("port {:016x} refuses: {why}", visit.id));
+                            }
+                            return self.visit_again(visit);
+                        }
+                        Answer::Refused(why) => {
+                            return self.give_up(visit, &format!("refuses: {why}"));
+                        }
+                        other => {
+                            let why = format!("answers something else: {other:?}");
+                            return self.give_up(visit, &why);
+                        }
+                    };
+                    let mut fds = came.fds;
+                    let met = Met { about, token, ring_bytes };
+                    if let Err(error) = self.met(visit, socket, met, &mut fds) {
+                        self.tell_apart(format!("port {:016x}: {error:#}", visit.id));
+                        if let Some(key) = self.key_of(visit.id, token) {
+                            self.remove(key, "it has no strand");
+                        }
+                        self.visit_again(visit);
                     }
                 }
             },
@@ -258,12 +336,10 @@ impl Keeper {
                 Err(error) => refuse(format!("{error:#}")),
             },
             Ask::Strand { id, number, token } => {
-                let port =
-                    self.ports.iter().find(|(_, port)| port.about.id == id && port.token == token);
-                match port.filter(|(_, port)| {
-                    port.strands.get(usize::from(number)).is_some_and(Option::is_none)
-                }) {
-                    Some((key, _)) => self.give(socket, *key, number, token),
+                let strand = |key: &Key| self.ports[key].strands.get(usize::from(number));
+                match self.key_of(id, token).filter(|key| strand(key).is_some_and(Option::is_none))
+                {
+                    Some(key) => self.give(socket, key, number, token),
                     None => refuse("there is no such strand".into()),
                 }
             }
@@ -295,13 +371,25 @@ impl Keeper {
         let mut token = [0; 8];
         ensure!(sys::random(&mut token), "no random bytes");
         let token = u64::from_ne_bytes(token);
-        Ok(Some((self.take_in(about, user, token)?, token)))
+        Ok(Some((self.take_in(about, user, token, 0)?, token)))
     }
 
-    fn take_in(&mut self, about: About, user: u32, token: u64) -> Result<Key> {
-        ensure!(self.ports.len() + 1 < PORTS_MOST, "the network has {PORTS_MOST} ports");
+    fn take_in(&mut self, about: About, user: u32, token: u64, tries: u32) -> Result<Key> {
         ensure!((1..=QUEUES_MOST).contains(&about.queues), "{} queues", about.queues);
-        ensure!(about.name.len() <= NAME_MOST, "a long name");
+        ensure!(
+            is_name(&about.name),
+            "a name of up to {NAME_MOST} bytes without control characters"
+        );
+        if self.ports.len() + 1 >= PORTS_MOST {
+            self.make_way(user);
+        }
+        ensure!(self.ports.len() + 1 < PORTS_MOST, "the network has {PORTS_MOST} ports");
+        let count = about.queues.max(self.shared.about.queues);
+        ensure!(
+            (self.sockets.len() + usize::from(count) + SPARE) as u64
+                <= sys::limit(libc::RLIMIT_NOFILE),
+            "it may have no more descriptors open (`LimitNOFILE=`, `ulimit -n`)"
+        );
         let key = self.next_key;
         let now_ms = self.shared.now_ms();
         let joins = |keeper: &Keeper| {
@@ -318,13 +406,32 @@ impl Keeper {
             ensure!(joins(self), "{} is another port's address on this network", about.mac);
         }
         self.next_key += 1;
-        let count = about.queues.max(self.shared.about.queues);
         let strands = (0..count).map(|_| None).collect();
         let traffic = (0..count).map(|_| Arc::default()).collect();
-        self.ports.insert(key, Port { about, user, token, strands, traffic });
+        let storm = Bucket::new(self.shared.room.rules.storm, now_ms);
+        let storm = Arc::new(Mutex::new(storm));
+        self.ports.insert(key, Port { about, user, token, strands, traffic, storm, tries });
         self.shared.ports.store(self.ports.len(), Ordering::Relaxed);
         self.shared.changes.fetch_add(1, Ordering::Relaxed);
         Ok(key)
+    }
+
+    /// Of a full network: a port of whoever has the most goes, if that is more than `comer` has; never one of this user's, or root's.
+    fn make_way(&mut self, comer: u32) {
+        let mut counts = HashMap::new();
+        for port in self.ports.values().filter(|port| !is_trusted(port.user)) {
+            *counts.entry(port.user).or_insert(0) += 1;
+        }
+        let theirs = counts.get(&comer).copied().unwrap_or(0);
+        let Some((user, count)) = counts.into_iter().max_by_key(|(_, count)| *count) else {
+            return;
+        };
+        if is_trusted(comer) || count > theirs + 1 {
+            let last = self.ports.iter().filter(|(_, port)| port.user == user).map(|(key, _)| *key);
+            last.max()
+                .into_iter()
+                .for_each(|key| self.remove(key, "it makes way for another user's"));
+        }
     }
 
     /// Makes a strand for one who has come, and gives it the memory.
@@ -342,7 +449,7 @@ impl Keeper {
             self.put(key, number, strand)
         });
         if let Err(error) = given {
-            (self.tell)(Event::Apart(format!("no strand: {error:#}")));
+            self.tell_apart(format!("no strand: {error:#}"));
             self.remove(key, "it has no strand");
         }
     }
@@ -350,18 +457,12 @@ impl Keeper {
     /// A port that we have connected to has answered.
     fn met(
         &mut self,
-        id: u64,
-        number: u16,
+        visit: Visit,
         socket: Guarded,
-        answer: Answer,
+        Met { about, token, ring_bytes }: Met,
         fds: &mut meet::Fds,
     ) -> Result<()> {
-        let (about, token, ring_bytes) = match answer {
-            Answer::Crossed => return Ok(()),
-            Answer::Refused(why) => bail!("it refuses: {why}"),
-            Answer::Strand { about, token, ring_bytes } => (about, token, ring_bytes),
-            other => bail!("an answer to something else: {other:?}"),
-        };
+        let Visit { id, number, tries, .. } = visit;
         meet::admit_descriptors(socket.as_raw_fd(), false);
         let user = meet::credentials(socket.as_raw_fd()).map_or(apart::SOMEBODY, |who| who.uid);
         let memory = fds.take(0).context("no memory came")?;
@@ -378,16 +479,12 @@ impl Keeper {
         ensure!(about.id == id, "it says that it is another one");
         let key = match number {
             0 => {
-                let key = self.take_in(about, user, token)?;
+                let key = self.take_in(about, user, token, tries)?;
                 let more = 1..self.ports[&key].strands.len() as u16;
-                self.visits.extend(more.map(|number| Visit { id, number, token, tries: 0 }));
+                self.visits.extend(more.map(|number| Visit::new(id, number, token)));
                 key
             }
-            _ => {
-                let port =
-                    self.ports.iter().find(|(_, port)| port.about.id == id && port.token == token);
-                *port.context("it has gone")?.0
-            }
+            _ => self.key_of(id, token).context("it has gone")?,
         };
         self.put(key, number, strand)
     }
@@ -404,8 +501,9 @@ impl Keeper {
             port.strands.get_mut(at).filter(|slot| slot.is_none()).context("no such strand")?;
         *slot = Some(Arc::clone(&strand));
         let queues = self.shared.desks.len();
-        let traffic = Arc::clone(&port.traffic[at]);
-        self.shared.order(at % queues, Order::Add { key, sends: at < queues, strand, traffic });
+        let (traffic, storm) = (Arc::clone(&port.traffic[at]), Arc::clone(&port.storm));
+        let sends = at < queues;
+        self.shared.order(at % queues, Order::Add { key, sends, strand, traffic, storm });
         if number == 0 {
             (self.tell)(Event::Ports(self.ports.len()));
         }
@@ -427,21 +525,25 @@ impl Keeper {
         for strand in port.strands.iter().flatten() {
             let _ = epoll::delete(&self.epoll, &*strand.socket);
         }
-        self.sockets.retain(|_, whose| !matches!(whose, Whose::Strand(of) if *of == key));
+        let id = port.about.id;
+        self.sockets.retain(|_, whose| match whose {
+            Whose::Strand(of) => *of != key,
+            Whose::Visit(visit, _) => visit.id != id || visit.number == 0,
+            Whose::Comer(_) => true,
+        });
         self.shared.table.write().unwrap_or_else(PoisonError::into_inner).leave(key);
         self.shared.ports.store(self.ports.len(), Ordering::Relaxed);
         self.shared.changes.fetch_add(1, Ordering::Relaxed);
         (0..self.shared.desks.len()).for_each(|queue| self.shared.order(queue, Order::Remove(key)));
-        self.visits.retain(|visit| visit.id != port.about.id);
-        let is_dead = self.shared.room.bury(port.about.id);
-        if !is_dead
-            && !self.shared.is_over.load(Ordering::Relaxed)
-            && port.strands.iter().flatten().all(|strand| !strand.is_gone())
-        {
-            (self.tell)(Event::Apart(format!(
-                "port {:016x} ({}) is put out: {why}",
-                port.about.id, port.about.name
-            )));
+        self.visits.retain(|visit| visit.id != id);
+        let is_here = !self.shared.is_over.load(Ordering::Relaxed) && !self.shared.room.bury(id);
+        // (It may live, and have let go of us: something was lacking there, or it has met a liar who led to us.)
+        match port.strands.iter().flatten().any(|strand| strand.is_gone()) {
+            _ if !is_here => {}
+            true => self.visit_again(Visit { tries: port.tries, ..Visit::new(id, 0, 0) }),
+            false => {
+                self.tell_apart(format!("port {id:016x} ({}) is put out: {why}", port.about.name));
+            }
         }
         (self.tell)(Event::Ports(self.ports.len()));
     }
@@ -466,6 +568,18 @@ impl Keeper {
             totals: self.shared.totals(),
         }
     }
+}
+
+/// What was answered.
+struct Met {
+    about: About,
+    token: u64,
+    ring_bytes: usize,
+}
+
+/// (So what is said of 511 ports is short enough to be said.)
+pub fn is_name(name: &str) -> bool {
+    name.len() <= NAME_MOST && !name.chars().any(char::is_control)
 }
 
 /// Our own key in the table.

@@ -20,9 +20,9 @@ use rustix::io::Errno;
 
 use crate::counters::{Counters, Dropped, Totals, Traffic, add};
 use crate::frame::{HEAD_BYTES, Head, MESSAGE_MOST, Mac};
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, is_name};
 use crate::room::{PORTS_MOST, Room, Seat};
-use crate::strand::Strand;
+use crate::strand::{RINGS, Strand};
 use crate::table::{Bucket, Key, Source, Table};
 use crate::wire::About;
 
@@ -64,7 +64,13 @@ pub enum Event {
 }
 
 pub(crate) enum Order {
-    Add { key: Key, sends: bool, strand: Arc<Strand>, traffic: Arc<Traffic> },
+    Add {
+        key: Key,
+        sends: bool,
+        strand: Arc<Strand>,
+        traffic: Arc<Traffic>,
+        storm: Arc<Mutex<Bucket>>,
+    },
     Remove(Key),
 }
 
@@ -137,11 +143,22 @@ impl Port {
             (1..=QUEUES_MOST).contains(&options.queues),
             "a port has 1 to {QUEUES_MOST} queues"
         );
-        let others = room.ports()?;
         ensure!(
-            others.len() < PORTS_MOST,
+            !room.is_full()?,
             "network {:?} has {PORTS_MOST} ports, and takes no more",
             room.name
+        );
+        ensure!(
+            is_name(&options.name),
+            "a port's name is of up to 64 bytes, without control characters: not {:?}",
+            options.name
+        );
+        ensure!(
+            RINGS.contains(&options.ring_bytes) && options.ring_bytes.is_power_of_two(),
+            "a ring is of {} to {} bytes, a power of two: not {}",
+            RINGS.start(),
+            RINGS.end(),
+            options.ring_bytes
         );
         watch_the_crowd();
         let mut id = [0; 8];
@@ -222,7 +239,8 @@ struct Lane {
     traffic: Arc<Traffic>,
     /// Looks in vain, one after the other. It is among `hot` until they are `QUIET_LOOKS`.
     quiet: u32,
-    storm: Bucket,
+    /// All the port's strands have it, however many those are.
+    storm: Arc<Mutex<Bucket>>,
 }
 
 /// What the table said last, and until when that holds.
@@ -375,7 +393,9 @@ impl Queue {
             std::mem::take(&mut *desk.orders.lock().unwrap_or_else(PoisonError::into_inner));
         for order in orders {
             match order {
-                Order::Add { key, sends, strand, traffic } => self.add(key, sends, strand, traffic),
+                Order::Add { key, sends, strand, traffic, storm } => {
+                    self.add(Lane { key, sends, strand, traffic, quiet: 0, storm });
+                }
                 Order::Remove(key) => {
                     let of =
                         |lane: &Option<Lane>| lane.as_ref().is_some_and(|lane| lane.key == key);
@@ -387,15 +407,15 @@ impl Queue {
         }
     }
 
-    fn add(&mut self, key: Key, sends: bool, strand: Arc<Strand>, traffic: Arc<Traffic>) {
+    fn add(&mut self, lane: Lane) {
+        let (key, sends) = (lane.key, lane.sends);
         let at = self.lanes.iter().position(Option::is_none).unwrap_or(self.lanes.len());
         let data = epoll::EventData::new_u64(at as u64);
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
-        if epoll::add(&self.epoll, &*strand.socket, data, flags).is_err() {
+        if epoll::add(&self.epoll, &*lane.strand.socket, data, flags).is_err() {
             return self.tell_gone(key, "its bell can't be heard");
         }
-        let storm = Bucket::new(self.shared.room.rules.storm, self.now_ms);
-        let lane = Some(Lane { key, sends, strand, traffic, quiet: 0, storm });
+        let lane = Some(lane);
         match self.lanes.get_mut(at) {
             Some(free) => *free = lane,
             None => self.lanes.push(lane),
@@ -617,8 +637,9 @@ impl Queue {
             }
             self.cache.source = Some((head.source(), key));
         }
-        let storm = self.lanes[at].as_mut().filter(|_| head.destination().is_multicast());
-        match storm.is_none_or(|lane| lane.storm.takes(self.now_ms)) {
+        let lane = self.lanes[at].as_ref().filter(|_| head.destination().is_multicast());
+        let storm = lane.map(|lane| lane.storm.lock().unwrap_or_else(PoisonError::into_inner));
+        match storm.is_none_or(|mut storm| storm.takes(self.now_ms)) {
             true => Ok(()),
             false => Err(Dropped::Storm),
         }

@@ -1,6 +1,7 @@
 //! What one queue of a port shares with one queue of another, and nobody else does: a ring each way, and the connection on which they ring for each
 //! other, whose end is the other's.
 
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +16,8 @@ use ringlet_messages::guarded::Guarded;
 
 /// Thirty-two of the longest messages; a short one lies in its slot.
 pub const RING_BYTES: usize = 2 << 20;
+/// Of others': one that takes nothing is sent as much as there is room for, in memory that is ours then.
+pub const RINGS: RangeInclusive<usize> = RING_BYTES..=4 * RING_BYTES;
 /// Bells that are taken at once: who rings for nothing does not hold us here.
 const BELLS_AT_ONCE: usize = 16;
 
@@ -44,8 +47,9 @@ impl Strand {
 
     /// Takes the memory that another port has made.
     pub fn join(socket: Guarded, memory: &OwnedFd, ring_bytes: usize) -> Sys<Strand> {
-        let geometry =
-            Geometry::new(ring_bytes).filter(|_| ring_bytes >= RING_BYTES).ok_or(Errno::EINVAL)?;
+        let geometry = Geometry::new(ring_bytes)
+            .filter(|_| RINGS.contains(&ring_bytes))
+            .ok_or(Errno::EINVAL)?;
         if map::sealed_size(memory.as_raw_fd())? != geometry.segment_bytes() {
             return Err(Errno::EINVAL);
         }
@@ -181,6 +185,33 @@ impl Drop for Strand {
         #[allow(unsafe_code)]
         unsafe {
             map::unmap(self.area);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What another port has made: too small for the longest messages, or so large that what it does not take costs us more than we give.
+    #[test]
+    fn memory_of_other_sizes_is_none() {
+        for (ring_bytes, fits) in [
+            (RING_BYTES / 2, false),
+            (RING_BYTES, true),
+            (4 * RING_BYTES, true),
+            (8 * RING_BYTES, false),
+            (64 << 20, false),
+        ] {
+            // SAFETY: made just now, ours alone.
+            #[allow(unsafe_code)]
+            let socket = || {
+                let [one, _other] =
+                    meet::pair().unwrap().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+                Guarded::new(one)
+            };
+            let (_made, memory) = Strand::make(socket(), ring_bytes).unwrap();
+            assert_eq!(Strand::join(socket(), &memory, ring_bytes).is_ok(), fits, "{ring_bytes}");
         }
     }
 }

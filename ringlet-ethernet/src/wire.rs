@@ -127,3 +127,42 @@ pub fn hear<T: DeserializeOwned>(socket: &Guarded) -> Result<Option<(T, Received
         .context("what it says is not understood")?;
     Ok(Some((what, came)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keeper::is_name;
+    use crate::room::PORTS_MOST;
+
+    #[test]
+    fn what_is_said_of_all_others_can_be_said() {
+        let name = "\"".repeat(64);
+        assert!(
+            is_name(&name) && !is_name(&"x".repeat(65)) && !is_name("\u{1}") && !is_name("\u{9f}")
+        );
+        let (mac, most) = (Mac([0xfe; 6]), u64::MAX);
+        let peer = Peer {
+            id: most,
+            name: name.clone(),
+            mac,
+            user: u32::MAX,
+            sent: most,
+            received: most,
+            full: most,
+            waiting: most,
+        };
+        let about = About { id: most, name, mac, queues: u16::MAX, pid: u32::MAX, namespace: most };
+        let totals = Totals::of([].iter());
+        let state = State { about, peers: vec![peer; PORTS_MOST - 1], totals };
+        let (one, other) = meet::pair().map(|ends| ends.map(guarded)).unwrap().into();
+        say(&one, &Answer::State(state.clone()), &[]).unwrap();
+        assert_eq!(hear::<Answer>(&other).unwrap().unwrap().0, Answer::State(state));
+    }
+
+    fn guarded(fd: i32) -> Guarded {
+        use std::os::fd::{FromRawFd, OwnedFd};
+        // SAFETY: made just now, ours alone.
+        #[allow(unsafe_code)]
+        Guarded::new(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}

@@ -292,3 +292,81 @@ fn whoever_never_waits_hears_too() {
         until("a frame", || look(&mut others[0]));
     }
 }
+
+/// However many queues a port has, and so strands to each other: it is one.
+#[test]
+fn a_storm_is_a_port_s_and_not_a_queue_s() {
+    const RATE: u64 = 100;
+    let folder = tempfile::tempdir().unwrap();
+    let rules = Rules { addresses: Policy::Moving, storm: RATE };
+    Room::create(folder.path(), "net", rules, None).unwrap();
+    let room = Room::open(folder.path(), "net").unwrap();
+    let began = Instant::now();
+    let (one, other) = (Actor::new(&room, 1, 8), Actor::new(&room, 2, 1));
+    one.meets(1);
+    other.meets(1);
+    let lost = || other.port.totals().dropped["too many to all ports"];
+    // (Some of its strands may come later than the first.)
+    let early = || one.port.totals().dropped["no other port"];
+    let mut sent = 0;
+    until("a storm", || {
+        for queue in 0..8 {
+            (0..RATE).for_each(|_| one.send(queue, message(BROADCAST, mac(1), &[0; 8])));
+        }
+        sent += 8 * RATE;
+        until("all", || other.port.totals().received + lost() + early() == sent);
+        lost() > 7 * RATE
+    });
+    let most = RATE * (2 + began.elapsed().as_secs());
+    assert!(other.port.totals().received <= most, "{:?}", other.port.totals());
+    one.end();
+    other.end();
+}
+
+/// Who asks for the end of a port hears of it when all of it has gone, also what its owner has with `tell`: the device.
+#[test]
+fn an_end_is_told_behind_it() {
+    struct Slow(Arc<AtomicBool>);
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            thread::sleep(Duration::from_millis(300));
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let room = room(folder.path(), Policy::Moving);
+    let (has_gone, (ends, ended)) = (Arc::new(AtomicBool::new(false)), channel());
+    let held = Slow(Arc::clone(&has_gone));
+    let options = Options { name: "port".into(), mac: mac(1), queues: 1, ring_bytes: RING_BYTES };
+    let opened = Port::open(room.clone(), options, move |event| {
+        let _device = &held;
+        if matches!(event, Event::End) {
+            ends.send(()).unwrap();
+        }
+    });
+    let (port, queues) = opened.unwrap();
+    let id = room.ports().unwrap()[0];
+    let waits = thread::spawn(move || {
+        room.end(id).unwrap();
+        has_gone.load(Ordering::SeqCst)
+    });
+    ended.recv_timeout(LIMIT).unwrap();
+    drop((port, queues));
+    assert!(waits.join().unwrap(), "it was told before");
+}
+
+#[test]
+fn what_can_t_be_a_port_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let room = room(folder.path(), Policy::Moving);
+    let good = Options { name: "port".into(), mac: mac(1), queues: 1, ring_bytes: RING_BYTES };
+    let says = |options: Options, what: &str| {
+        let error = Port::open(room.clone(), options, |_| ()).err().expect("it is opened");
+        assert!(format!("{error:#}").contains(what), "{error:#}");
+    };
+    says(Options { queues: 17, ..good.clone() }, "1 to 16 queues");
+    says(Options { name: "a\nb".into(), ..good.clone() }, "control characters");
+    for ring_bytes in [1 << 20, 3 << 20, 16 << 20] {
+        says(Options { ring_bytes, ..good.clone() }, "a power of two");
+    }
+}

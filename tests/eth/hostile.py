@@ -8,12 +8,16 @@ import mmap
 import os
 import pathlib
 import random
+import resource
+import signal
 import socket
 import struct
+import subprocess
 import threading
+import time
 
 from harness import Failed, require, wait_until
-from networks import LIMIT_SECONDS
+from networks import LIMIT_SECONDS, Host
 
 HOSTILE = {}
 # Mirrors ringlet-ethernet/src/wire.rs and ringlet-core/src/layout.rs.
@@ -38,7 +42,7 @@ def mac(text):
 class Stranger:
     """One strand with a port, whose memory it writes as it likes."""
 
-    def __init__(self, host, address="02:00:00:00:00:66", version=VERSION):
+    def __init__(self, host, address="02:00:00:00:00:66", version=VERSION, name="stranger"):
         folder = pathlib.Path(os.environ["RINGLET_ETHERNET"]) / host.network
         number = host.number
         self.held = contextlib.ExitStack()
@@ -52,7 +56,8 @@ class Stranger:
         self.socket = self.held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self.socket.settimeout(LIMIT_SECONDS)
         self.socket.connect(str(folder / f"{number}.port"))
-        about = {"id": f"{self.number:016x}", "name": "stranger", "mac": address, "queues": 1, "pid": 1, "namespace": 0}
+        about = {"id": f"{self.number:016x}", "name": name, "mac": address, "queues": 1, "pid": 1, "namespace": 0}
+        self.about = about
         self.socket.send(json.dumps({"version": version, "ask": {"Join": about}}).encode())
         said, fds, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)
         self.answer = json.loads(said)
@@ -88,11 +93,14 @@ class Stranger:
 
     def is_out(self):
         """The other end has been closed."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             while self.socket.recv(64):
                 pass
-            return True
-        return False
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            pass
+        return True
 
 
 def well(*hosts):
@@ -308,6 +316,9 @@ def comers(ground):
                     comer.send(json.dumps({"version": VERSION, "ask": {"Strand": strand}}).encode())
         with Stranger(one, version=1) as stranger:
             require("version" in stranger.answer.get("Refused", ""), f"{stranger.answer}")
+        # (Of many such names what a port says of all others would be too long to be said.)
+        with Stranger(one, name="\1" * 64) as stranger:
+            require("control characters" in stranger.answer.get("Refused", ""), f"{stranger.answer}")
         third = ground.host(one.network, 3)
         wait_until(lambda: len(third.state()["peers"]) == 2, LIMIT_SECONDS, "a new port to meet the others")
         well(one, other, third)
@@ -317,3 +328,127 @@ def comers(ground):
         for host in many:
             wait_until(lambda host=host: len(host.state()["peers"]) == 8, LIMIT_SECONDS, f"all others: {host.state()['peers']}")
     well(one, *many[:2])
+
+
+def folder_of(host):
+    return pathlib.Path(os.environ["RINGLET_ETHERNET"]) / host.network
+
+
+def meets(host, count):
+    wait_until(lambda: len(host.state()["peers"]) == count, LIMIT_SECONDS, f"{count} others: {host.state()['peers']}")
+
+
+@scene
+def aliases(ground):
+    """By another name of a port's socket nobody is parted from that port."""
+    one, other = ground.hosts(2)
+    path = folder_of(one) / f"{one.number}.port"
+    for make, number in ((pathlib.Path.symlink_to, 0), (pathlib.Path.hardlink_to, 1)):
+        make(folder_of(one) / f"{number:016x}.port", path)
+    third = ground.host(one.network, 3)
+    meets(third, 2)
+    well(one, other, third)
+
+
+@scene
+def impostor(ground):
+    """Who says that it is a device of another namespace's is not taken for it."""
+    one, other = ground.hosts(2)
+    totals = {**one.state()["totals"], "dropped": {}}
+    device = other.state()["about"]["pid"]
+    with Stranger(one) as stranger:
+        about = {**stranger.about, "name": "vnet0", "namespace": os.stat(f"/run/netns/{other.namespace}").st_ino}
+        answers = {"State": {"State": {"about": about, "peers": [], "totals": totals}}, "End": "Ending"}
+        heard = []
+        stranger.seat.settimeout(0.1)
+        # (The device itself answers later.)
+        os.kill(device, signal.SIGSTOP)
+        down = ground.start(["ip", "netns", "exec", other.namespace, ground.command, "eth", "down", "vnet0"])
+
+        def is_down():
+            with contextlib.suppress(TimeoutError), contextlib.closing(stranger.seat.accept()[0]) as asks:
+                asks.settimeout(LIMIT_SECONDS)
+                heard.append(json.loads(asks.recv(1 << 16))["ask"])
+                asks.send(json.dumps(answers[heard[-1]]).encode())
+            if heard:
+                os.kill(device, signal.SIGCONT)
+            return down.poll() is not None
+
+        wait_until(is_down, LIMIT_SECONDS, f"the device to end: {heard} {down.tail()}")
+        require(heard == ["State"], f"a stranger was asked: {heard}")
+        require(down.poll() == 0 and other.port.wait(LIMIT_SECONDS) == 0, f"{down.tail()} {other.port.tail()}")
+
+
+@scene
+def unheard(ground):
+    """A device whose words nobody hears any more stays; also one that has no streams at all."""
+    (one,) = ground.hosts(1)
+    for number, closed in ((2, False), (3, True)):
+        host = Host(ground, ground.namespace(), one.network, number, ())
+        words = [ground.command, "eth", "up", "vnet0", "--network", one.network, "--mac", host.mac]
+        shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"] if closed else []
+        port = subprocess.Popen(["ip", "netns", "exec", host.namespace, *shell, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            said = port.stdout.readline()
+            require(closed or said.startswith(b"ready"), f"{said} {port.poll()}")
+            port.stdout.close()
+            port.stderr.close()
+            meets(one, 1)
+            host.number = host.state()["about"]["id"]
+            with Stranger(host) as stranger:
+                stranger.record(0, 57, bytes(40))
+                wait_until(stranger.is_out, LIMIT_SECONDS, "a corrupt record to end the strand")
+            # (It is told that, and goes on.)
+            meets(host, 1)
+            require(port.poll() is None, f"it has ended: {port.poll()}")
+        finally:
+            port.kill()
+            port.wait(LIMIT_SECONDS)
+        meets(one, 0)
+
+
+@scene
+def numbers(ground):
+    """A port that lacks descriptors for a while meets the others when it has some."""
+    (one,) = ground.hosts(1)
+    pid = one.state()["about"]["pid"]
+    taken = {int(path.name) for path in pathlib.Path(f"/proc/{pid}/fd").iterdir()}
+    free = next(number for number in range(1 << 20) if number not in taken)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    # (Who comes is let in; there is none for more.)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free + 1, before[1]))
+    other = ground.host(one.network, 2)
+    tails = lambda: one.port.tail() + other.port.tail()  # noqa: E731
+    wait_until(lambda: "no strand" in tails() or "refuses" in tails(), LIMIT_SECONDS, f"a port that lacks descriptors to say so: {tails()}")
+    # (Long enough for who would try again at once only to have given up.)
+    time.sleep(1)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    meets(other, 1)
+    well(one, other)
+
+
+@scene
+def crowd(ground):
+    """All the names and places that another user takes are in nobody's way."""
+    pathlib.Path(ground.directory).chmod(0o755)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    one, other = ground.hosts(2, "--group", str(NOBODY))
+    with contextlib.ExitStack() as held:
+        for number in range(510):
+            with nobody():
+                stranger = held.enter_context(Stranger(one, f"02:00:00:01:{number >> 8:02x}:{number & 255:02x}"))
+            require("Strand" in stranger.answer, f"{number}: {stranger.answer}")
+        meets(one, 511)
+        # (And names behind which nobody ever answers.)
+        for number in range(600):
+            silent = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            path = folder_of(one) / f"{number:016x}.port"
+            with nobody():
+                silent.bind(str(path))
+                silent.listen()
+        third = ground.host(one.network, 3)
+        for host, mac_of in ((one, third.mac), (other, third.mac), (third, one.mac), (third, other.mac)):
+            wait_until(lambda: mac_of in [peer["mac"] for peer in host.state()["peers"]], LIMIT_SECONDS, f"{mac_of} at {host.mac}")  # noqa: B023
+        well(one, other, third)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
