@@ -1,15 +1,17 @@
 //! What is served: a regular file or a block device.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Seek, SeekFrom};
+use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, bail, ensure};
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, fdatasync, flock, fstatfs};
+use rustix::fs::{
+    FallocateFlags, FlockOperation, OFlags, fallocate, fcntl_setfl, fdatasync, flock, fstatfs,
+};
 use rustix::io::Errno;
 
 /// Errors are the kernel's numbers.
@@ -37,8 +39,17 @@ impl Disk {
     /// Nobody else serves it meanwhile, unless all only read.
     pub fn open(path: &Path, read_only: bool) -> anyhow::Result<Disk> {
         let name = path.display();
-        let file = OpenOptions::new().read(true).write(!read_only).open(path);
-        let mut file = file.with_context(|| name.to_string())?;
+        // KERNEL: a device that is opened exclusively is mounted by nobody, nor part of another one. And who opens a pipe does not wait.
+        let exclusive = if read_only { 0 } else { libc::O_EXCL };
+        let mut how = OpenOptions::new();
+        how.read(true).write(!read_only).custom_flags(libc::O_NONBLOCK | exclusive);
+        let mut file = match how.open(path) {
+            Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+                bail!("{name} is mounted, served already, or part of another device")
+            }
+            file => file.with_context(|| name.to_string())?,
+        };
+        fcntl_setfl(&file, OFlags::empty())?;
         let about = file.metadata().with_context(|| name.to_string())?;
         let is_device = about.file_type().is_block_device();
         ensure!(is_device || about.is_file(), "{name} is neither a file nor a block device");

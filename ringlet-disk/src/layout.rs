@@ -62,7 +62,7 @@ impl Part {
         matches!(self, Part::Announcement)
     }
 
-    /// Of who may use the disk, as `mode` has it, some only write and some only read: they can't see, or spoil, each other's.
+    /// Who may use the disk, as `mode` has it, writes what the server reads and reads what it writes, and no more. (They trust each other.)
     pub fn mode(self, mode: u32) -> u32 {
         let others = match self {
             Part::Announcement | Part::Read(_) => 0o044,
@@ -243,6 +243,8 @@ pub struct Facts {
 const GENERATION: usize = 8;
 const NAME: usize = 56;
 const HOST: usize = NAME + NAME_MOST;
+/// Another number since something that was written is found not to be on the disk. (No server takes it back.)
+pub const LOST: usize = HOST + HOST_MOST;
 
 impl Facts {
     /// Behind it all can be used: `generation` is a number of this run of the server's.
@@ -325,7 +327,11 @@ mod tests {
         assert!(number_at(READERS - 1, SLOTS - 1) + 8 <= PAGE_BYTES);
         assert!(request_at(READERS - 1, SLOTS - 1) + 24 <= Part::Requests.bytes());
         assert!(request_at(0, SLOTS - 1) + 24 <= request_at(1, 0));
-        assert!(HOST + HOST_MOST <= granted_at(0) && granted_at(READERS - 1) + 8 <= PAGE_BYTES);
+        assert!(
+            LOST + 8 <= granted_at(0)
+                && LOST.is_multiple_of(8)
+                && granted_at(READERS - 1) + 8 <= PAGE_BYTES
+        );
         assert_eq!(read_at(SLOTS), Part::Read(0).bytes());
         assert!(request_at(0, SLOTS - 1) + 24 <= host_at(0));
         assert!(host_at(0) + HOST_MOST <= request_at(1, 0));

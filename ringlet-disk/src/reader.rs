@@ -14,13 +14,15 @@ use ringlet_reflect::{
 };
 
 use crate::layout::{
-    self, DURABLE, FAST, Facts, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS, answer_at,
-    answered, check_name, granted_at, load, next, number_at, read_at, written_at,
+    self, DURABLE, FAST, Facts, LOST, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS,
+    answer_at, answered, check_name, granted_at, load, next, number_at, read_at, written_at,
 };
 use crate::wait::{LOOK_AGAIN, Watcher};
 
 /// To be let in: the server waits for what those did that have gone.
 const WELCOME: Duration = Duration::from_secs(30);
+
+const FOR_EVER: Duration = Duration::from_secs(1 << 32);
 
 /// How something is written, or made zeros.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -52,9 +54,14 @@ struct Known {
     owner: Option<u32>,
     patience: Duration,
     facts: Facts,
+    /// Which run of its host's kernel has what was written and not flushed.
+    boot: AtomicU64,
     /// Writes that were answered, and as many of them as are known to be on the disk.
     written: AtomicU64,
     flushed: AtomicU64,
+    /// What the announcement says of what is lost, as last seen; and whether some of ours is.
+    losses: AtomicU64,
+    is_lost: AtomicBool,
 }
 
 #[derive(Default)]
@@ -95,10 +102,19 @@ impl Reader {
     pub fn open(name: &str, owner: Option<u32>, patience: Duration) -> anyhow::Result<Reader> {
         check_name(name)?;
         let (session, facts) = Session::open(name, owner)?;
-        let (written, flushed) = (AtomicU64::new(0), AtomicU64::new(0));
-        let name = name.to_owned();
-        let known = Arc::new(Known { name, owner, patience, facts, written, flushed });
-        Ok(Reader::by(known, session))
+        let known = Known {
+            name: name.to_owned(),
+            owner,
+            // (A moment that is further away is none.)
+            patience: patience.min(FOR_EVER),
+            boot: AtomicU64::new(facts.boot),
+            facts,
+            written: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            losses: AtomicU64::new(load(&session.announcement, LOST)),
+            is_lost: AtomicBool::new(false),
+        };
+        Ok(Reader::by(Arc::new(known), session))
     }
 
     fn by(known: Arc<Known>, session: Session) -> Reader {
@@ -210,6 +226,7 @@ impl Reader {
         if state.session.as_ref().is_some_and(|now| Arc::ptr_eq(now, session)) {
             state.before = Arc::downgrade(&session.seated);
             state.session = None;
+            self.known.look_for_losses(session);
         }
     }
 
@@ -228,6 +245,7 @@ impl Reader {
             if state.before.strong_count() == 0 {
                 match Session::open(&self.known.name, self.known.owner) {
                     Ok((session, facts)) => {
+                        self.known.look_for_losses(&session);
                         state.why_not = self.known.why_another(&facts);
                         state.is_spoilt = state.why_not.is_some();
                         state.session = (!state.is_spoilt).then(|| Arc::new(session));
@@ -252,6 +270,7 @@ impl Source {
     /// With a seat of its own: neither waits for what the other asks, and what one flushes the others have written too.
     pub fn open(&self) -> anyhow::Result<Reader> {
         let (session, facts) = Session::open(&self.0.name, self.0.owner)?;
+        self.0.look_for_losses(&session);
         match self.0.why_another(&facts) {
             Some(why) => bail!(why),
             None => Ok(Reader::by(self.0.clone(), session)),
@@ -272,22 +291,36 @@ impl Source {
 }
 
 impl Known {
-    /// Why what is served now is not what was.
+    /// Between two servers: the next one may not know what the one before has lost, and said.
+    fn look_for_losses(&self, session: &Session) {
+        let losses = load(&session.announcement, LOST);
+        // ORDER: Relaxed: each reader looks before it asks the next server for a flush.
+        let before = self.losses.swap(losses, Ordering::Relaxed);
+        if losses != 0 && losses != before && self.has_unflushed() {
+            self.is_lost.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn has_unflushed(&self) -> bool {
+        self.written.load(Ordering::Acquire) != self.flushed.load(Ordering::Acquire)
+    }
+
+    /// Why what is served now is not what was. If it is, it is what is used from now on.
     fn why_another(&self, now: &Facts) -> Option<String> {
         let before = &self.facts;
         let what = |facts: &Facts| (facts.bytes, facts.read_only, facts.file, facts.host.clone());
         if what(now) != what(before) {
             return Some(format!("the disk {} is another one now", self.name));
         }
-        let (written, flushed) =
-            (self.written.load(Ordering::Acquire), self.flushed.load(Ordering::Acquire));
-        let is_lost = now.boot != before.boot && written != flushed;
-        is_lost.then(|| {
-            format!(
+        // ORDER: Relaxed: a reader that finds the one before spoils itself, which is no lie.
+        if now.boot != self.boot.load(Ordering::Relaxed) && self.has_unflushed() {
+            return Some(format!(
                 "{} has been started again: what was written to {} and not flushed is lost",
                 now.host, self.name
-            )
-        })
+            ));
+        }
+        self.boot.store(now.boot, Ordering::Relaxed);
+        None
     }
 }
 
@@ -330,6 +363,8 @@ pub struct Turn {
     payload: Vec<u8>,
     /// What was written before it was asked.
     written: u64,
+    /// What it would be told is not so.
+    is_refused: bool,
 }
 
 /// Where a session's answers come, to sleep on.
@@ -338,7 +373,15 @@ pub struct Answers(Arc<Session>);
 impl Turn {
     fn new(known: &Arc<Known>, session: &Arc<Session>, slot: Slot) -> Turn {
         let (known, session, slot) = (known.clone(), session.clone(), Some(slot));
-        Turn { known, session, slot, request: None, payload: Vec::new(), written: 0 }
+        Turn {
+            known,
+            session,
+            slot,
+            request: None,
+            payload: Vec::new(),
+            written: 0,
+            is_refused: false,
+        }
     }
 
     fn slot(&self) -> usize {
@@ -379,6 +422,11 @@ impl Turn {
     pub fn ask(&mut self) {
         // ORDER: Acquire, pairs with AcqRel in `finish`: what is counted here was answered before the server is asked.
         self.written = self.known.written.load(Ordering::Acquire);
+        let syncs = |request: Request| request.op == Op::Flush || request.flags & DURABLE != 0;
+        if self.request.is_some_and(syncs) && self.known.is_lost.load(Ordering::Relaxed) {
+            self.is_refused = true;
+            return;
+        }
         if self.try_ask().is_err() {
             self.session.is_lost.store(true, Ordering::Relaxed);
         }
@@ -414,6 +462,9 @@ impl Turn {
     /// What was answered, if it was.
     #[inline]
     pub fn answer(&self) -> Option<Result<(), i32>> {
+        if self.is_refused {
+            return Some(Err(libc::EIO));
+        }
         let slot = self.slot.as_ref()?;
         answered(load(&self.session.read, answer_at(slot.slot)), slot.number)
     }
@@ -424,6 +475,9 @@ impl Turn {
     }
 
     fn wait(&mut self) -> Result<Result<(), i32>, Lost> {
+        if let Some(done) = self.answer() {
+            return Ok(done);
+        }
         let slot = self.slot.as_mut().ok_or(Lost)?;
         let (session, at, number) = (&self.session, answer_at(slot.slot), slot.number);
         loop {

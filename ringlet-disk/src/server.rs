@@ -17,8 +17,9 @@ use ringlet_reflect::{
 
 use crate::file::{Disk, Done, Patience};
 use crate::layout::{
-    self, DURABLE, FAST, Facts, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS, answer,
-    answer_at, check_name, granted_at, host_of, load, number_at, publish, read_at, written_at,
+    self, DURABLE, FAST, Facts, LOST, MAY_TRIM, Op, Part, READERS, Request, SLOT_BYTES, SLOTS,
+    answer, answer_at, check_name, granted_at, host_of, load, number_at, publish, read_at,
+    written_at,
 };
 use crate::wait::{LOOK_AGAIN, Watcher};
 
@@ -209,7 +210,11 @@ impl<'a> Server<'a> {
             let is_right = is_ours && locks.count() == 1 + READERS;
             if is_right { Ok(locks) } else { Err(Status::Denied) }
         });
-        let theirs = || format!("another program has what the disk {name} needs");
+        let theirs = || {
+            format!(
+                "another program has what the disk {name} needs, or who has used it when it had another --mode does still"
+            )
+        };
         let locks = locks.with_context(theirs)?;
         match patiently(|| locks.acquire(0, Wait::No)) {
             Err(Status::Busy) => bail!("a disk {name} is served already (`ringlet disk ls`)"),
@@ -457,10 +462,18 @@ impl<'a> Server<'a> {
             Op::Zero => {
                 self.disk.zero(offset, length, flags & MAY_TRIM != 0, flags & FAST != 0)?;
             }
-            Op::Flush => self.disk.flush(&reader.file)?,
+            Op::Flush => self.flush(reader)?,
             Op::Hello | Op::Read => return Err(libc::EINVAL),
         }
-        if changes && flags & DURABLE != 0 { self.disk.flush(&reader.file) } else { Ok(()) }
+        if changes && flags & DURABLE != 0 { self.flush(reader) } else { Ok(()) }
+    }
+
+    /// What is lost is announced before anybody is told: the kernel tells it to no file that is opened later, as the next server's.
+    fn flush(&self, reader: &Reader) -> Done<()> {
+        self.disk.flush(&reader.file).or_else(|errno| {
+            self.say(|| publish(&self.announcement, LOST, layout::random()))?;
+            Err(errno)
+        })
     }
 
     /// Straight into what the reader receives, or into the log that goes there. Only what need not wait goes into a log: others would wait for it

@@ -190,6 +190,15 @@ def read_only(place, _seed):
         require(place.uses.disks()["ro"]["read_only"], "it is not listed as such")
 
 
+class Skipped(Exception):
+    """It can't be tried here."""
+
+
+def as_root():
+    if os.geteuid() != 0:
+        raise Skipped("only root mounts")
+
+
 @contextlib.contextmanager
 def small(place):
     """A file system with room for 1 MiB (as root)."""
@@ -205,8 +214,7 @@ def small(place):
 @scene
 def full(place, _seed):
     """The file system has no room: that is what the writer is told, and what was there stays."""
-    if os.geteuid() != 0:
-        return
+    as_root()
     with small(place) as folder:
         path = folder / "disk"
         with open(path, "wb") as file:
@@ -222,16 +230,15 @@ def full(place, _seed):
 
 @scene
 def lost(place, _seed):
-    """A device has lost what was written, which the kernel tells once: all who flush are told, again and again."""
-    if os.geteuid() != 0:
-        return
+    """A device has lost what was written, which the kernel tells once: all who flush are told, again and again; also by the next server."""
+    as_root()
     with contextlib.ExitStack() as held:
         folder = held.enter_context(small(place))
         with open(folder / "behind", "wb") as file:
             file.truncate(4 * MB)
         device = run("losetup", "--show", "-f", folder / "behind").strip()
         held.callback(run, "losetup", "-d", device)
-        with served(place, "lost", device), attached(place, "lost") as reader, attached(place, "lost") as other:
+        with served(place, "lost", device) as server, attached(place, "lost") as reader, attached(place, "lost") as other:
             one, two = connect(reader.uri), connect(other.uri)
             one.pwrite(b"a" * 4096, 0, flags=nbd.CMD_FLAG_FUA)
             two.flush()
@@ -241,6 +248,33 @@ def lost(place, _seed):
                 refused(client.flush, errno.EIO, errno.ENOSPC)
             refused(lambda: two.pwrite(b"c", 0, flags=nbd.CMD_FLAG_FUA), errno.EIO, errno.ENOSPC)
             two.pread(4096, 0)
+            two.pwrite(b"d", 0)
+            server.kill()
+            server.start()
+            two.pread(4096, 0)
+            for client in (two, one):
+                refused(client.flush, errno.EIO)
+            with attached(place, "lost") as fresh:
+                connect(fresh.uri).flush()
+
+
+@scene
+def mounted(place, _seed):
+    """A device that is mounted, or otherwise in use, is not written beside that."""
+    as_root()
+    with contextlib.ExitStack() as held:
+        folder = held.enter_context(small(place))
+        with open(folder / "behind", "wb") as file:
+            file.truncate(MB)
+        device = run("losetup", "--show", "-f", folder / "behind").strip()
+        held.callback(run, "losetup", "-d", device)
+        holder = os.open(device, os.O_RDONLY | os.O_EXCL)
+        said = place.serves.run("disk", "serve", "held", device, expected=1)
+        require("is mounted, served already" in said, said)
+        with served(place, "held", device, "--read-only"):
+            os.close(holder)
+        with served(place, "held", device):
+            require("is mounted, served already" in place.serves.run("disk", "serve", "other", device, expected=1), "it is served twice")
 
 
 @scene
@@ -351,7 +385,7 @@ def keeper_dies(place, seed):
 def cut_off(place, seed):
     """The reader's host is cut off, and comes back with nothing: its requests have waited."""
     if place.name != "hosts":
-        return
+        raise Skipped("of one host nothing is cut off")
     path = place.file(8 * MB)
     with served(place, "far", path), attached(place, "far", "--patience", "100") as reader:
         model = Model(8 * MB // BLOCK, seed)
@@ -404,8 +438,9 @@ def wrong(place, _seed):
     path = place.file(MB)
     path.chmod(0o666)
     serves, uses = place.serves, place.uses
-    folder, socket, empty = place.path("folder"), place.path("nbd"), place.file(0)
+    folder, socket, empty, pipe = place.path("folder"), place.path("nbd"), place.file(0), place.path("pipe")
     folder.mkdir()
+    os.mkfifo(pipe)
     attach = ["disk", "attach", "wrong", "--socket", socket]
 
     def says(side, words, why, expected=1, user=None):
@@ -416,6 +451,7 @@ def wrong(place, _seed):
     says(serves, ["disk", "serve", "a/b", path], "a disk's name has 1 to 64 letters")
     says(serves, ["disk", "serve", "wrong", folder], "Is a directory")
     says(serves, ["disk", "serve", "wrong", folder, "--read-only"], "neither a file nor a block device")
+    says(serves, ["disk", "serve", "wrong", pipe, "--read-only"], "neither a file nor a block device")
     says(serves, ["disk", "serve", "wrong", empty], "is empty")
     says(serves, ["disk", "serve", "wrong", "/no/such"], "No such file")
     says(serves, ["disk", "serve", "wrong", path, "--mode", "640"], "600, 660, 606 or 666", 2)
@@ -500,13 +536,15 @@ def why_not(ringlet):
 def play(place, scenes, seed):
     failed = False
     for each in scenes:
-        began, problem = time.monotonic(), ""
+        began, problem, word = time.monotonic(), "", "passed"
         try:
             each(place, seed)
             place.is_empty()
+        except Skipped as why:
+            word = f"skipped ({why})"
         except (Failed, nbd.Error, subprocess.TimeoutExpired) as told:
             failed, problem = True, f"{type(told).__name__}: {told}"
-        print(f"{'FAILED' if problem else 'passed':8}  {place.name:6} {each.__name__:14} {time.monotonic() - began:6.1f} s", flush=True)
+        print(f"{'FAILED' if problem else word:8}  {place.name:6} {each.__name__:14} {time.monotonic() - began:6.1f} s", flush=True)
         if problem:
             print("    " + problem.replace("\n", "\n    "), flush=True)
     return failed

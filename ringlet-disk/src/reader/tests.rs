@@ -243,14 +243,16 @@ fn what_was_not_flushed_is_not_taken_for_written_when_the_host_has_begun_again()
     let reader = open("lost");
     let again = |boot| crate::layout::Facts { boot, ..reader.known.facts.clone() };
     let boot = reader.known.facts.boot;
+    let lost = |boot| reader.known.why_another(&again(boot));
     let write = |durable| reader.write(0, b"x", Flags { durable, ..Flags::default() }).unwrap();
     write(true);
-    assert_eq!(reader.known.why_another(&again(boot + 1)), None);
+    assert_eq!(lost(boot + 1), None);
+    // (From then on it is that one, also for what is written there.)
     write(false);
-    assert_eq!(reader.known.why_another(&again(boot)), None);
-    assert!(reader.known.why_another(&again(boot + 1)).unwrap().contains("not flushed"));
+    assert_eq!(lost(boot + 1), None);
+    assert!(lost(boot).unwrap().contains("not flushed"));
     reader.flush().unwrap();
-    assert_eq!(reader.known.why_another(&again(boot + 1)), None);
+    assert_eq!(lost(boot), None);
     let other = crate::layout::Facts { bytes: 1, ..reader.known.facts.clone() };
     assert!(reader.known.why_another(&other).unwrap().contains("another one"));
 }
@@ -396,7 +398,8 @@ fn a_seat_is_given_back_before_the_next_is_taken() {
 #[test]
 fn what_could_not_be_answered_is_asked_again() {
     served("unsaid", false);
-    let reader = Arc::new(open("unsaid"));
+    // (Whose patience ends never, which no moment is.)
+    let reader = Arc::new(Reader::open("unsaid", None, Duration::MAX).unwrap());
     let generation = || locked(&reader.session).session.as_ref().unwrap().generation;
     let acts: [fn(&Reader); 2] =
         [|reader| assert_eq!(read(reader), pattern()), |reader| reader.flush().unwrap()];
