@@ -297,7 +297,9 @@ impl Keeper {
                     let mut fds = came.fds;
                     let met = Met { about, token, ring_bytes };
                     if let Err(error) = self.met(visit, socket, met, &mut fds) {
-                        self.tell_apart(format!("port {:016x}: {error:#}", visit.id));
+                        if visit.tries == 0 {
+                            self.tell_apart(format!("port {:016x}: {error:#}", visit.id));
+                        }
                         if let Some(key) = self.key_of(visit.id, token) {
                             self.remove(key, "it has no strand");
                         }

@@ -32,6 +32,8 @@ const BACKLOG: i32 = 4096;
 const RULES: &str = "network.json";
 const RULES_MOST: u64 = 4096;
 const SUFFIX: &str = ".port";
+/// Who makes or removes a network takes less.
+const LEFT: Duration = Duration::from_secs(60);
 /// For an answer of somebody who looks only.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -67,6 +69,27 @@ fn aside(base: &Path, name: &str) -> Result<PathBuf> {
     let mut number = [0; 8];
     ensure!(sys::random(&mut number), "the kernel has no random bytes yet");
     Ok(base.join(format!(".{name}.{:016x}", u64::from_ne_bytes(number))))
+}
+
+/// Removes what somebody who was killed has left aside.
+fn sweep(base: &Path) {
+    let is_left = |entry: &fs::DirEntry| {
+        let name = entry.file_name();
+        let number = name.to_str().filter(|name| name.starts_with('.'))?.rsplit_once('.')?.1;
+        u64::from_str_radix(number, 16).ok().filter(|_| number.len() == 16)?;
+        let age = entry.metadata().ok()?.modified().ok()?.elapsed().ok()?;
+        (age > LEFT && in_directory(&entry.path()).ports().ok()?.is_empty()).then_some(())
+    };
+    let left = fs::read_dir(base).into_iter().flatten().flatten();
+    for entry in left.filter(|entry| is_left(entry).is_some()) {
+        let _ = fs::remove_dir_all(entry.path());
+    }
+}
+
+/// As if it were a network's, whose rules do not matter.
+fn in_directory(directory: &Path) -> Room {
+    let rules = Rules { addresses: Policy::Static, storm: 0 };
+    Room { name: String::new(), directory: directory.to_owned(), rules }
 }
 
 /// What has this name, and not what a link of this name leads to. WHY: root of a container, which has this directory too, may put one there, and it
@@ -117,6 +140,7 @@ impl Room {
         let directory = place(base, name)?;
         let says = || format!("{} can't be made", base.display());
         DirBuilder::new().recursive(true).mode(0o755).create(base).with_context(says)?;
+        sweep(base);
         // (Made beside, and put there as a whole: who is killed meanwhile leaves no half of one.)
         let new = aside(base, name)?;
         let says = || format!("{} can't be made", directory.display());
@@ -146,13 +170,8 @@ impl Room {
     /// Removes a network without ports.
     pub fn delete(base: &Path, name: &str) -> Result<()> {
         let directory = place(base, name)?;
-        let of = |directory: &Path| Room {
-            name: name.to_owned(),
-            directory: directory.to_owned(),
-            rules: Rules { addresses: Policy::Static, storm: 0 },
-        };
         let is_empty = |directory: &Path| -> Result<()> {
-            let there = match of(directory).ports() {
+            let there = match in_directory(directory).ports() {
                 Err(_) if !directory.exists() => return Err(none(base, name)),
                 ports => ports?.len(),
             };
@@ -167,7 +186,11 @@ impl Room {
         is_empty(&gone).inspect_err(|_| {
             let _ = renameat_with(CWD, &gone, CWD, &directory, RenameFlags::NOREPLACE);
         })?;
-        fs::remove_dir_all(&gone).with_context(says)
+        match fs::remove_dir_all(&gone) {
+            // (Swept by somebody else.)
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            done => done.with_context(says),
+        }
     }
 
     pub fn open(base: &Path, name: &str) -> Result<Room> {
@@ -496,8 +519,19 @@ mod tests {
         let none = Room::delete(base, "net").unwrap_err();
         assert!(format!("{none:#}").contains("there is no network"));
         assert_eq!(fs::read_dir(base).unwrap().count(), 0);
-        // One who is about to listen keeps it.
+        // What was left aside goes in time, unless it is just made, or in use.
+        let asides = [0; 3].map(|_| aside(base, "other").unwrap());
+        asides.iter().for_each(|path| fs::create_dir(path).unwrap());
+        let used = std::os::unix::net::UnixDatagram::bind(asides[2].join(file_of(1))).unwrap();
+        for path in [&asides[0], &asides[2]] {
+            let ago = std::time::SystemTime::now() - 2 * LEFT;
+            File::open(path).unwrap().set_times(fs::FileTimes::new().set_modified(ago)).unwrap();
+        }
         Room::create(base, "net", RULES_HERE, None).unwrap();
+        assert_eq!(asides.each_ref().map(|path| path.exists()), [false, true, true]);
+        drop(used);
+        asides[1..].iter().for_each(|path| fs::remove_dir_all(path).unwrap());
+        // One who is about to listen keeps it.
         let comes = std::os::unix::net::UnixDatagram::bind(room.path(3)).unwrap();
         assert!(format!("{:#}", Room::delete(base, "net").unwrap_err()).contains("1 ports"));
         drop(comes);
