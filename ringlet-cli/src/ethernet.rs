@@ -129,7 +129,8 @@ fn create(args: &CreateArgs) -> Result<()> {
         _ => Policy::Moving,
     };
     let group = args.group.as_deref().map(|name| -> Result<u32> {
-        let number = name.parse().ok();
+        // (The largest is none: to give it gives nothing.)
+        let number = name.parse().ok().filter(|number| *number != u32::MAX);
         let found = match number {
             Some(number) => return Ok(number),
             None => Group::from_name(name)?,

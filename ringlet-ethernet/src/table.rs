@@ -22,6 +22,8 @@ pub enum Policy {
 pub const AGE_MS: u64 = 300_000;
 /// Of one port: more stand behind no bridge, but in frames of one who wants the table to be full.
 pub const OF_ONE_PORT: usize = 4096;
+/// A port that has as many is looked through so often, for those that are forgotten.
+const SWEEP_MS: u64 = 1000;
 
 /// A port, as others know it; never used twice, however many come and go.
 pub type Key = u64;
@@ -50,6 +52,7 @@ struct Port {
     user: Option<u32>,
     own: Mac,
     addresses: usize,
+    swept_ms: u64,
 }
 
 pub struct Table {
@@ -71,7 +74,7 @@ impl Table {
         {
             return false;
         }
-        self.ports.insert(key, Port { user, own, addresses: 0 });
+        self.ports.insert(key, Port { user, own, addresses: 0, swept_ms: now_ms });
         self.put(own, Entry { port: key, used_ms: now_ms, is_own: true });
         true
     }
@@ -85,7 +88,7 @@ impl Table {
     /// A frame has come from this address, by this port.
     pub fn source(&mut self, mac: Mac, key: Key, now_ms: u64) -> Source {
         let Some(port) = self.ports.get(&key) else { return Source::Refused };
-        let (user, full) = (port.user, port.addresses >= OF_ONE_PORT);
+        let user = port.user;
         let known = self.entries.get_mut(&mac).filter(|entry| !is_old(entry, now_ms));
         match known {
             Some(entry) if entry.port == key => {
@@ -104,7 +107,7 @@ impl Table {
         if self.is_reserved(mac, key, user) {
             return Source::Refused;
         }
-        if full {
+        if self.is_full(key, now_ms) {
             return if self.policy == Policy::Locked { Source::Refused } else { Source::Unlearned };
         }
         self.put(mac, Entry { port: key, used_ms: now_ms, is_own: false });
@@ -113,6 +116,20 @@ impl Table {
 
     pub fn find(&self, mac: Mac, now_ms: u64) -> Option<Key> {
         self.entries.get(&mac).filter(|entry| !is_old(entry, now_ms)).map(|entry| entry.port)
+    }
+
+    /// Has this port as many addresses as it may, of which none is forgotten?
+    fn is_full(&mut self, key: Key, now_ms: u64) -> bool {
+        let Some(port) = self.ports.get_mut(&key) else { return true };
+        if port.addresses >= OF_ONE_PORT && now_ms.saturating_sub(port.swept_ms) >= SWEEP_MS {
+            port.swept_ms = now_ms;
+            self.entries.retain(|_, entry| {
+                let is_kept = entry.port != key || !is_old(entry, now_ms);
+                port.addresses -= usize::from(!is_kept);
+                is_kept
+            });
+        }
+        port.addresses >= OF_ONE_PORT
     }
 
     fn may_take(&self, entry: &Entry, user: Option<u32>) -> bool {
@@ -307,6 +324,14 @@ mod tests {
             (1..OF_ONE_PORT)
                 .for_each(|number| assert_eq!(table.source(many(number), 1, 0), Source::Learned));
             assert_eq!(table.source(many(OF_ONE_PORT), 1, 0), expected);
+            assert_eq!(table.source(many(OF_ONE_PORT), 1, AGE_MS), expected);
+            // (Those that are forgotten are in nobody's way.)
+            let later = AGE_MS + SWEEP_MS;
+            for number in 0..2 * OF_ONE_PORT {
+                let learned = number + 1 < OF_ONE_PORT;
+                let expected = if learned { Source::Learned } else { expected };
+                assert_eq!(table.source(many(OF_ONE_PORT + number), 1, later), expected);
+            }
             assert_eq!(table.source(mac(3), 2, 0), Source::Learned);
         }
     }

@@ -377,6 +377,7 @@ def wrong(ground):
     says("create", network, what="ringlet eth delete")
     says("create", "a/b", what="a network's name is of")
     says("create", "other", "--group", "nobody-has-this", what="there is no group")
+    says("create", "other", "--group", 2**32 - 1, what="there is no group")
     says("up", "vnet0", "--network", network, "--mtu", "67", what="between 68 and 65521")
     says("up", "vnet0", "--network", network, "--mtu", "65522", what="between 68 and 65521")
     says("up", "a-name-that-is-too-long", "--network", network, what="15 characters")
