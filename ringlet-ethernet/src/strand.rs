@@ -192,6 +192,7 @@ impl Drop for Strand {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringlet_linux::sys;
 
     /// What another port has made: too small for the longest messages, or so large that what it does not take costs us more than we give.
     #[test]
@@ -203,12 +204,12 @@ mod tests {
             (8 * RING_BYTES, false),
             (64 << 20, false),
         ] {
-            // SAFETY: made just now, ours alone.
-            #[allow(unsafe_code)]
             let socket = || {
-                let [one, _other] =
-                    meet::pair().unwrap().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-                Guarded::new(one)
+                let [one, other] = meet::pair().unwrap();
+                sys::close(other);
+                // SAFETY: made just now, ours alone.
+                #[allow(unsafe_code)]
+                Guarded::new(unsafe { OwnedFd::from_raw_fd(one) })
             };
             let (_made, memory) = Strand::make(socket(), ring_bytes).unwrap();
             assert_eq!(Strand::join(socket(), &memory, ring_bytes).is_ok(), fits, "{ring_bytes}");
