@@ -22,6 +22,8 @@ pub struct Disk {
     pub bytes: u64,
     pub read_only: bool,
     pub id: [u64; 2],
+    /// Which medium a device has had since its kernel has begun; 0 of a file.
+    pub sequence: u64,
     /// It is in memory: nothing waits for a device.
     pub never_waits: bool,
     /// Why something that was written is not on the disk, and never will be; or 0.
@@ -72,9 +74,11 @@ impl Disk {
         let since = about.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
         let born = since.map_or(0, |since| since.as_nanos() as u64);
         let id = [device, if is_device { 0 } else { about.ino() ^ born.swap_bytes() }];
+        let sequence = if is_device { sequence(about.rdev()) } else { 0 };
         let never_waits =
             fstatfs(&file).is_ok_and(|of| of.f_type == libc::TMPFS_MAGIC) && !is_device;
-        Ok(Disk { file, bytes, read_only, id, never_waits, lost: AtomicI32::new(0) })
+        let lost = AtomicI32::new(0);
+        Ok(Disk { file, bytes, read_only, id, sequence, never_waits, lost })
     }
 
     /// For who asks for flushes.
@@ -208,6 +212,16 @@ impl Disk {
             }
         }
     }
+}
+
+/// KERNEL: Linux 5.15 counts media; a partition's disk has the number.
+fn sequence(device: u64) -> u64 {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let read = |name| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{name}");
+        std::fs::read_to_string(path).ok()?.trim().parse().ok()
+    };
+    ["diskseq", "../diskseq"].into_iter().find_map(read).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -238,6 +238,8 @@ pub struct Facts {
     pub host: String,
     /// Which file: device, and number there, with when it was made.
     pub file: [u64; 2],
+    /// Which medium a device has had in this run of the kernel.
+    pub sequence: u64,
 }
 
 const GENERATION: usize = 8;
@@ -245,6 +247,7 @@ const NAME: usize = 56;
 const HOST: usize = NAME + NAME_MOST;
 /// Another number since something that was written is found not to be on the disk. (No server takes it back.)
 pub const LOST: usize = HOST + HOST_MOST;
+const SEQUENCE: usize = LOST + 8;
 
 impl Facts {
     /// Behind it all can be used: `generation` is a number of this run of the server's.
@@ -257,6 +260,7 @@ impl Facts {
         }
         put_text(to, NAME, &self.name, NAME_MOST)?;
         put_text(to, HOST, &self.host, HOST_MOST)?;
+        publish(to, SEQUENCE, self.sequence)?;
         publish(to, GENERATION, generation)
     }
 
@@ -267,8 +271,8 @@ impl Facts {
             std::array::from_fn(|word| load(from, word * 8));
         let (name, host) = (text(from, NAME, NAME_MOST)?, text(from, HOST, HOST_MOST)?);
         let is_whole = magic == MAGIC && generation != 0 && self::generation(from) == generation;
-        let file = [device, inode];
-        let facts = Facts { name, bytes, read_only: read_only != 0, boot, host, file };
+        let (file, sequence) = ([device, inode], load(from, SEQUENCE));
+        let facts = Facts { name, bytes, read_only: read_only != 0, boot, host, file, sequence };
         (is_whole && check_name(&facts.name).is_ok()).then_some((facts, generation))
     }
 }
@@ -328,7 +332,7 @@ mod tests {
         assert!(request_at(READERS - 1, SLOTS - 1) + 24 <= Part::Requests.bytes());
         assert!(request_at(0, SLOTS - 1) + 24 <= request_at(1, 0));
         assert!(
-            LOST + 8 <= granted_at(0)
+            SEQUENCE + 8 <= granted_at(0)
                 && LOST.is_multiple_of(8)
                 && granted_at(READERS - 1) + 8 <= PAGE_BYTES
         );

@@ -54,8 +54,8 @@ struct Known {
     owner: Option<u32>,
     patience: Duration,
     facts: Facts,
-    /// Which run of its host's kernel has what was written and not flushed.
-    boot: AtomicU64,
+    /// Which run of its host's kernel has what was written and not flushed, and which medium its device had in that.
+    run: Mutex<(u64, u64)>,
     /// Writes that were answered, and as many of them as are known to be on the disk.
     written: AtomicU64,
     flushed: AtomicU64,
@@ -107,7 +107,7 @@ impl Reader {
             owner,
             // (A moment that is further away is none.)
             patience: patience.min(FOR_EVER),
-            boot: AtomicU64::new(facts.boot),
+            run: Mutex::new((facts.boot, facts.sequence)),
             facts,
             written: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
@@ -307,19 +307,21 @@ impl Known {
 
     /// Why what is served now is not what was. If it is, it is what is used from now on.
     fn why_another(&self, now: &Facts) -> Option<String> {
+        let mut run = locked(&self.run);
         let before = &self.facts;
         let what = |facts: &Facts| (facts.bytes, facts.read_only, facts.file, facts.host.clone());
-        if what(now) != what(before) {
+        let is_booted = now.boot != run.0;
+        let is_replaced = !is_booted && now.sequence != run.1;
+        if what(now) != what(before) || is_replaced {
             return Some(format!("the disk {} is another one now", self.name));
         }
-        // ORDER: Relaxed: a reader that finds the one before spoils itself, which is no lie.
-        if now.boot != self.boot.load(Ordering::Relaxed) && self.has_unflushed() {
+        if is_booted && self.has_unflushed() {
             return Some(format!(
                 "{} has been started again: what was written to {} and not flushed is lost",
                 now.host, self.name
             ));
         }
-        self.boot.store(now.boot, Ordering::Relaxed);
+        *run = (now.boot, now.sequence);
         None
     }
 }

@@ -240,6 +240,7 @@ impl<'a> Server<'a> {
             boot: boot(),
             host: host_name.clone(),
             file: disk.id,
+            sequence: disk.sequence,
         };
         facts.announce(&announcement, layout::random())?;
         let (table, door, is_over) = (Mutex::new(table), Mutex::new(()), AtomicBool::new(false));

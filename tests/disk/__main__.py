@@ -259,6 +259,28 @@ def lost(place, _seed):
 
 
 @scene
+def replaced(place, _seed):
+    """A device that has another medium, of the same size, when it is served again is another disk."""
+    as_root()
+    with contextlib.ExitStack() as held:
+        one, other = place.file(MB), place.file(MB)
+        device = run("losetup", "--show", "-f", one).strip()
+        held.callback(run, "losetup", "-d", device)
+        with served(place, "medium", device) as server, attached(place, "medium") as reader:
+            client = connect(reader.uri)
+            client.pwrite(b"one", 0, flags=nbd.CMD_FLAG_FUA)
+            server.kill()
+            server.start()
+            require(client.pread(3, 0) == b"one", "other bytes of the same medium")
+            server.kill()
+            run("losetup", "-d", device)
+            run("losetup", device, other)
+            server.start()
+            refused(lambda: client.pread(3, 0), errno.EIO)
+            require("is another one now" in reader.process.tail(), reader.process.tail())
+
+
+@scene
 def mounted(place, _seed):
     """A device that is mounted, or otherwise in use, is not written beside that."""
     as_root()
