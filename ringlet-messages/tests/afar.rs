@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 use ringlet::handshake::ROOM_BYTES;
-use ringlet::interconnect::node::{APART, Ask, CALL, GREETING, MET, Message};
+use ringlet::interconnect::node::{APART, Ask, CALL, GREETING, HERE, MET, Message};
 use ringlet::reasons::Reason;
 use ringlet_linux::meet;
 use ringlet_messages::active_message::*;
@@ -58,7 +58,8 @@ fn attend(guest: OwnedFd, offers: &Offers) {
     match offers.get(name.split_once(':').unwrap().1) {
         Some(line) => {
             let [one, other] = meet::pair().unwrap().map(own);
-            say(line, MET, Reason::None, &[one.as_raw_fd()]);
+            let called = Ask::new(CALL, HERE).unwrap();
+            let _ = meet::send(line.as_raw_fd(), called.frame().as_bytes(), &[one.as_raw_fd()]);
             say(&guest, MET, Reason::None, &[other.as_raw_fd()]);
         }
         None => say(&guest, APART, Reason::NoPeer, &[]),
@@ -427,10 +428,11 @@ fn names_and_kinds() {
     let channel = connect("localhost:taken", Options::new(Kind::Messages), PATIENCE);
     assert!(matches!(channel, Err(native::Error::OtherKind)));
     let listener = Listener::bind(":channel", Options::new(Kind::Messages)).unwrap();
-    let server = std::thread::spawn(move || drop(listener.accept(PATIENCE)));
+    let server =
+        std::thread::spawn(move || listener.accept_from(PATIENCE).map(|(_, node)| node).ok());
     let other = a.endpoint.find("localhost:channel", PATIENCE).unwrap_err();
     assert_eq!(other, Error::Node(native::Error::OtherKind));
-    server.join().unwrap();
+    assert_eq!(server.join().unwrap(), Some(Some(HERE.to_owned())));
     // A name is this endpoint's alone.
     let found = a.endpoint.find("localhost:taken", PATIENCE).unwrap();
     let other = a.bundle.endpoint().unwrap();

@@ -5,7 +5,7 @@
 //!                                                                    <-- offer
 //!   call: NODE:SERVICE -->
 //!                         -- Call -->               asks its policy; hands a socket to its process
-//!                                                                    --> met: a socket
+//!                                                                    --> call: NODE, a socket
 //!                         <-- Answer --
 //!                         asks its policy
 //!                     <-- met: a socket to its process (`crate::fabric`)
@@ -15,7 +15,8 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use ringlet::interconnect::node::{Ask, CALL, MET, Message, OFFER};
+use ringlet::handshake::Frame;
+use ringlet::interconnect::node::{Ask, CALL, HERE, MET, Message, OFFER};
 use ringlet::reasons::Reason;
 use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
@@ -25,9 +26,6 @@ use crate::apart::{From, Handed};
 use crate::cluster::{Called, Peer, Word};
 use crate::notes::Notes;
 use crate::service::{Guest, Service, State};
-
-/// This host, for who does not know its node's name, or where it has none.
-const HERE: &str = "localhost";
 
 /// What waits to be accepted counts as ours: by the room of a service's lifeline, that is some 80 callers, and then they are told that the node is
 /// full. KERNEL: the value is doubled, and a message that brings a descriptor takes some 800 bytes.
@@ -101,7 +99,7 @@ impl<N: Notes> Service<N> {
         let met = self.offering(service, may).and_then(|offers| {
             let offers = self.guests.get(&offers).ok_or(Reason::NoPeer)?;
             let [one, other] = self.pair([offers, caller])?;
-            give(offers, &one)?;
+            give_caller(offers, &one, HERE)?;
             give(caller, &other)?;
             Ok(format!("{} - {} :{service}", caller.who.text(), offers.who.text()))
         });
@@ -184,7 +182,7 @@ impl<N: Notes> Service<N> {
         }
         let ours = (guest.who.user, guest.group().ok_or(Reason::Refused)?);
         let [one, other] = self.pair([guest, guest])?;
-        give(guest, &one)?;
+        give_caller(guest, &one, node)?;
         let about = guest.who.text();
         if let Some(far) = &mut self.far {
             far.fabric.carry_native(peer, (*lane, true), from, other);
@@ -243,8 +241,16 @@ impl<N: Notes> Service<N> {
 }
 
 fn give(guest: &Guest, socket: &Handed) -> Result<(), Reason> {
-    let met = Message { kind: MET, ..Message::default() };
-    let given = meet::send(guest.lifeline, met.frame().as_bytes(), &[socket.as_raw_fd()]);
+    hand(guest, socket, &Message { kind: MET, ..Message::default() }.frame())
+}
+
+/// The same to who offers: with the node of who calls, which is as sure as that node's certificate.
+fn give_caller(guest: &Guest, socket: &Handed, node: &str) -> Result<(), Reason> {
+    hand(guest, socket, &Ask::new(CALL, node).ok_or(Reason::BadPeer)?.frame())
+}
+
+fn hand(guest: &Guest, socket: &Handed, frame: &Frame) -> Result<(), Reason> {
+    let given = meet::send(guest.lifeline, frame.as_bytes(), &[socket.as_raw_fd()]);
     given.map_err(|error| match error {
         // It takes none.
         Errno::EAGAIN => Reason::NodeFull,
@@ -285,7 +291,7 @@ mod tests {
         let come = || {
             let guest = &service.guests[&1];
             let [one, _other] = service.pair([guest, guest]).unwrap();
-            give(guest, &one)
+            give_caller(guest, &one, HERE)
         };
         let waiting = (0..10_000).take_while(|_| come().is_ok()).count();
         assert!((16..=128).contains(&waiting), "{waiting} wait");

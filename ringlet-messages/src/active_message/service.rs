@@ -303,7 +303,7 @@ impl Service {
             };
             match comes {
                 // (Who is not taken sees the end of his socket.)
-                Ok(socket) if self.carried.len() < CARRIED_MOST => {
+                Ok((socket, _)) if self.carried.len() < CARRIED_MOST => {
                     let endpoint = offer.endpoint.clone();
                     if let Ok(lane) = self.shared.welcome(socket) {
                         endpoint.put(lane.clone());

@@ -51,13 +51,14 @@ pub(crate) fn offer(service: &str, deadline: &mut Deadline) -> Result<Guarded, E
     }
 }
 
-/// Who has come for what was offered; EAGAIN if nobody has.
-pub(crate) fn comes(line: &Guarded) -> Result<Guarded, Error> {
-    match heard(line)? {
-        (Some(socket), _) => Ok(socket),
-        // (There was no descriptor free for it here.)
-        _ => Err(Error::System(Errno::EMFILE)),
-    }
+/// Who has come for what was offered, and from which node, as the service has it; EAGAIN if nobody has.
+pub(crate) fn comes(line: &Guarded) -> Result<(Guarded, String), Error> {
+    let (bytes, socket) = packet(line)?;
+    let called = Ask::read(&bytes).ok().filter(|called| called.kind == CALL);
+    let called = called.ok_or(Error::Unreachable)?;
+    // (There was no descriptor free for it here.)
+    let socket = socket.ok_or(Error::System(Errno::EMFILE))?;
+    Ok((socket, called.text().ok_or(Error::Unreachable)?.to_owned()))
 }
 
 /// A socket to a service of a node's, waiting for it to be offered if need be.
@@ -119,24 +120,31 @@ fn answer(line: &Guarded, deadline: &mut Deadline) -> Result<Answer, Error> {
 }
 
 fn heard(line: &Guarded) -> Result<Answer, Error> {
-    let mut bytes = [0; handshake::ROOM_BYTES];
+    let (bytes, socket) = packet(line)?;
+    let said = Message::read(&bytes).map_err(|_| Error::Unreachable)?;
+    match (said.kind, socket) {
+        (MET, socket) => Ok((socket, None)),
+        (APART, None) => Ok((None, Some(Reason::from_u32(said.reason).unwrap_or(Reason::NoPeer)))),
+        (_, Some(_)) => Err(Error::PeerCorrupt),
+        _ => Err(Error::Unreachable),
+    }
+}
+
+/// The next thing that the service says, and the socket that is with it.
+fn packet(line: &Guarded) -> Result<(Vec<u8>, Option<Guarded>), Error> {
+    let mut bytes = vec![0; handshake::ROOM_BYTES];
     let (len, mut fds) = match meet::receive(line.as_raw_fd(), &mut bytes) {
         Err(Errno::EAGAIN) => return Err(Error::System(Errno::EAGAIN)),
         Ok((len @ 1.., fds)) => (len, fds),
         _ => return Err(Error::Unreachable),
     };
-    let said = Message::read(&bytes[..len]).map_err(|_| Error::Unreachable)?;
+    bytes.truncate(len);
     let user = fds.user;
-    match (said.kind, fds.take(0)) {
-        (MET, Some(socket)) if meet::is_ours_in_kind(socket) => {
-            Ok((Some(Guarded::of_node(own(socket))), None))
-        }
-        (_, Some(other)) => {
+    match fds.take(0) {
+        Some(other) if !meet::is_ours_in_kind(other) => {
             apart::close_foreign(other, user);
             Err(Error::PeerCorrupt)
         }
-        (MET, None) => Ok((None, None)),
-        (APART, None) => Ok((None, Some(Reason::from_u32(said.reason).unwrap_or(Reason::NoPeer)))),
-        _ => Err(Error::Unreachable),
+        socket => Ok((bytes, socket.map(|socket| Guarded::of_node(own(socket))))),
     }
 }

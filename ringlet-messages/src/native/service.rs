@@ -67,18 +67,24 @@ impl Listener {
         Ok(Listener { socket, options, geometry, is_offered: offered.is_some() })
     }
 
-    fn comes(&self) -> Result<Guarded, Error> {
+    fn comes(&self) -> Result<(Guarded, Option<String>), Error> {
         match self.is_offered {
-            true => hosts::comes(&self.socket),
-            false => accept(&self.socket, self.options.peers),
+            true => hosts::comes(&self.socket).map(|(socket, node)| (socket, Some(node))),
+            false => accept(&self.socket, self.options.peers).map(|socket| (socket, None)),
         }
     }
 
     /// The next connection. Whoever is not admitted is turned away without a word.
     pub fn accept(&self, timeout: Timeout) -> Result<Connection, Error> {
+        self.accept_from(timeout).map(|(connection, _)| connection)
+    }
+
+    /// The same; and, of a service that is offered by way of the node service, the node of who has called it (`localhost` for this host). That is the node
+    /// services' word, not the caller's.
+    pub fn accept_from(&self, timeout: Timeout) -> Result<(Connection, Option<String>), Error> {
         let mut deadline = Deadline::new(timeout);
         loop {
-            let socket = match self.comes() {
+            let (socket, node) = match self.comes() {
                 Err(Error::System(Errno::EAGAIN)) => {
                     deadline.await_input(&self.socket)?;
                     continue;
@@ -87,7 +93,7 @@ impl Listener {
             };
             // Or it has gone again.
             if let Some(connection) = self.options.welcome(socket, self.geometry)? {
-                return Ok(connection);
+                return Ok((connection, node));
             }
         }
     }

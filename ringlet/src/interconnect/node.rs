@@ -32,7 +32,7 @@ pub const APART: u16 = 4;
 /// What `ringlet node status` asks; the answer is no frame but a text (JSON).
 pub const STATUS: u16 = 5;
 /// Of the native library (`Ask`): who calls a service of a node's, and who offers one. A call is answered by MET with a socket, or by APART; an offer by MET
-/// without one, and then by one with a socket for each who calls.
+/// without one, and then for each who calls by CALL, which says from which node, with a socket.
 pub const CALL: u16 = 6;
 pub const OFFER: u16 = 7;
 
@@ -81,7 +81,10 @@ impl Message {
 
 pub const ASKED_BYTES: usize = 96;
 
-/// CALL, by NODE:SERVICE, and OFFER, by SERVICE alone: the name, and zeros behind it.
+/// The node of who calls from this host.
+pub const HERE: &str = "localhost";
+
+/// CALL, by NODE:SERVICE, and OFFER, by SERVICE alone; or, from the service, CALL by NODE alone. The name, and zeros behind it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
     pub kind: u16,
