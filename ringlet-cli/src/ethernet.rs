@@ -2,27 +2,29 @@
 
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver, Sender};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Group;
 use ringlet_ethernet::device::{self, End, Settings};
+use ringlet_ethernet::far::{Address, Host};
 use ringlet_ethernet::frame::MTU_MOST;
 use ringlet_ethernet::room::{Rules, base, is_in};
-use ringlet_ethernet::wire::{State, Totals};
-use ringlet_ethernet::{Mac, Policy, Room, port};
+use ringlet_ethernet::wire::{Choice, Span, State, Totals};
+use ringlet_ethernet::{Mac, Policy, Room, port, span};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::{reflect, table};
 
-/// Network devices between namespaces and containers of this host, whose frames go through shared memory
+/// Network devices between namespaces and containers of this host, whose frames go through shared memory, and to those of other hosts
 ///
 /// A network is a directory below /run/ringlet/ethernet (or where RINGLET_ETHERNET says): who may enter it may be a port. `up` makes a TAP device
-/// that is one; everything that works on a network card works on it. With no other port there, it has no carrier.
+/// that is one; everything that works on a network card works on it. With no other port there, it has no carrier. `span` makes other hosts, which
+/// have a network of that name too, ports of it.
 #[derive(clap::Args)]
 pub struct EthArgs {
     #[command(subcommand)]
@@ -47,6 +49,13 @@ enum EthCommand {
         /// Its name
         device: String,
     },
+    /// Have a network span other hosts, by the node service or by UDP, in the foreground; it says `ready`
+    ///
+    /// It runs on each of the hosts, and names all others. Each that can be reached is a port of the network here; devices come and go as they like.
+    /// By the node service (`ringlet node`) its policy says who may; by UDP nothing is encrypted, and who sees what passes can forge it.
+    Span(SpanArgs),
+    /// Show by which way each other host is reached; or say by which kind of way to send from now on
+    Way(WayArgs),
     /// Show networks and their ports
     Ls(LookArgs),
     /// Show what went through ports, what was dropped, and why
@@ -90,6 +99,34 @@ struct UpArgs {
 }
 
 #[derive(clap::Args)]
+struct SpanArgs {
+    /// The network's name
+    network: String,
+    /// Another host: its node's name, as `ringlet node status` shows it, or an address and port for UDP (7472 without one); or several of these, of
+    /// which the first that works is used
+    #[arg(long = "peer", value_name = "NODE|ADDRESS,...", required = true)]
+    peers: Vec<Host>,
+    /// Where to hear others by UDP; without it at port 7472 of all addresses
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<Address>,
+    /// Microseconds to watch, at most, before a thread sleeps; 0: it sleeps at once
+    #[arg(long, value_name = "US", default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    watch: u64,
+}
+
+#[derive(clap::Args)]
+struct WayArgs {
+    /// The network's name
+    network: String,
+    /// node, udp, or auto: the first that works, as they were named
+    #[arg(value_parser = ["auto", "node", "udp"])]
+    way: Option<String>,
+    /// As JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
 struct LookArgs {
     /// As JSON
     #[arg(long)]
@@ -113,9 +150,11 @@ pub fn run(args: EthArgs) -> Result<ExitCode> {
         EthCommand::Delete { network } => Room::delete(&base(), &network)?,
         EthCommand::Up(args) => up(args)?,
         EthCommand::Down { device } => down(&device)?,
+        EthCommand::Span(args) => span(args)?,
+        EthCommand::Way(args) => way(&args)?,
         EthCommand::Ls(args) => {
             let networks = networks()?;
-            if args.json { table::json(&networks)? } else { show(&networks) }
+            if args.json { table::json(&networks)? } else { show(&networks)? }
         }
         EthCommand::Stats(args) => stats(&args)?,
     }
@@ -140,7 +179,8 @@ fn create(args: &CreateArgs) -> Result<()> {
     Room::create(&base(), &args.network, Rules { addresses, storm: args.storm }, group.transpose()?)
 }
 
-fn up(args: UpArgs) -> Result<()> {
+/// How what runs in the foreground ends: when it is signalled, at least.
+fn ends() -> Result<(Sender<End>, Receiver<End>)> {
     // (One for each queue of each other port.)
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
@@ -154,18 +194,79 @@ fn up(args: UpArgs) -> Result<()> {
             let _ = signalled.send(End::Asked);
         }
     });
+    Ok(ends)
+}
+
+fn say_ready(line: &str) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    // (Without a service manager it says nothing.)
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+}
+
+fn tell(what: String) {
+    let _ = writeln!(std::io::stderr(), "ringlet eth: {}", table::printable(&what));
+}
+
+fn span(args: SpanArgs) -> Result<()> {
+    let SpanArgs { network, peers, listen, watch } = args;
+    let listen = match listen {
+        None => None,
+        Some(Address::Udp(address)) => Some(address),
+        Some(Address::Node(name)) => bail!("--listen takes a numeric address, and not {name:?}"),
+    };
+    let settings = span::Settings { hosts: peers, listen, watch_us: watch };
+    let ready = || say_ready(&format!("ready {network}"));
+    span::up(&settings, Room::open(&base(), &network)?, ends()?, ready, tell)
+}
+
+fn way(args: &WayArgs) -> Result<()> {
+    let room = Room::open(&base(), &args.network)?;
+    let alone = || {
+        format!(
+            "network {0:?} is of this host alone: `ringlet eth span {0} --peer ...` changes that",
+            room.name
+        )
+    };
+    if let Some(way) = &args.way {
+        room.span()?.with_context(alone)?;
+        return room.choose(match &**way {
+            "node" => Choice::Node,
+            "udp" => Choice::Udp,
+            _ => Choice::Auto,
+        });
+    }
+    let span = room.span()?.with_context(alone)?;
+    if args.json { table::json(&span) } else { show_span(&room.name, &span) }
+}
+
+fn show_span(network: &str, span: &Span) -> Result<()> {
+    let mut rows = Vec::new();
+    for host in &span.hosts {
+        for way in &host.ways {
+            let state = match (&host.by, way.up) {
+                (Some(by), _) if *by == way.address => "used".to_owned(),
+                (_, true) => "up".to_owned(),
+                _ => way.why.clone().unwrap_or_default(),
+            };
+            rows.push([
+                network.to_owned(),
+                table::printable(&host.name),
+                table::printable(&way.address),
+                table::grouped(way.lost),
+                table::printable(&state),
+            ]);
+        }
+    }
+    table::print(["Network", "Host", "Way", "Lost", "State"].map(str::to_owned), rows);
+    Ok(())
+}
+
+fn up(args: UpArgs) -> Result<()> {
     let UpArgs { device, network, mtu, mac, queues, watch } = args;
     let settings = Settings { device, mtu, mac, queues, watch_us: watch };
-    let ready = |mac| {
-        let mut out = std::io::stdout();
-        let _ = writeln!(out, "ready {} {mac}", settings.device).and_then(|()| out.flush());
-        // (Without a service manager it says nothing.)
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    };
-    let tell = |what: String| {
-        let _ = writeln!(std::io::stderr(), "ringlet eth: {}", table::printable(&what));
-    };
-    device::up(&settings, Room::open(&base(), &network)?, ends, ready, tell).map(drop)
+    let ready = |mac| say_ready(&format!("ready {} {mac}", settings.device));
+    device::up(&settings, Room::open(&base(), &network)?, ends()?, ready, tell).map(drop)
 }
 
 #[derive(Serialize)]
@@ -176,6 +277,17 @@ struct Network {
     ports: Vec<State>,
     /// They did not answer.
     silent: Vec<String>,
+    /// To which hosts it reaches.
+    span: Option<Span>,
+}
+
+/// By which way a port is reached, if that is a host.
+fn way_of(span: Option<&Span>, name: &str, far: bool) -> String {
+    let host = span.and_then(|span| span.hosts.iter().find(|host| host.name == name));
+    match (far, host.and_then(|host| host.by.clone())) {
+        (false, _) => String::new(),
+        (true, by) => table::printable(by.as_deref().unwrap_or("?")),
+    }
 }
 
 fn networks() -> Result<Vec<Network>> {
@@ -189,12 +301,13 @@ fn networks() -> Result<Vec<Network>> {
         })?;
         let silent = silent.into_iter().map(|id| format!("{id:016x}")).collect();
         ports.sort_by(|one: &State, other| one.about.name.cmp(&other.about.name));
-        Ok(Network { name: room.name, rules: room.rules, ports, silent })
+        let span = room.span().unwrap_or_default();
+        Ok(Network { name: room.name, rules: room.rules, ports, silent, span })
     };
     rooms.into_iter().map(look).collect()
 }
 
-fn show(networks: &[Network]) {
+fn show(networks: &[Network]) -> Result<()> {
     let mut rows = Vec::new();
     for network in networks {
         for port in &network.ports {
@@ -203,6 +316,7 @@ fn show(networks: &[Network]) {
                 table::printable(&port.about.name),
                 port.about.mac.to_string(),
                 port.about.queues.to_string(),
+                way_of(network.span.as_ref(), &port.about.name, port.about.far),
                 port.peers.len().to_string(),
                 table::grouped(port.totals.sent),
                 table::grouped(port.totals.received),
@@ -211,7 +325,7 @@ fn show(networks: &[Network]) {
             ]);
         }
         let empty = |name: &str, says: String| {
-            let mut row: [String; 9] = Default::default();
+            let mut row: [String; 10] = Default::default();
             (row[0], row[1]) = (name.to_owned(), says);
             row
         };
@@ -224,13 +338,14 @@ fn show(networks: &[Network]) {
     }
     if rows.is_empty() {
         println!("There is no network (`ringlet eth create NAME` makes one).");
-        return;
+        return Ok(());
     }
     let head = [
         "Network",
         "Device",
         "Address",
         "Queues",
+        "Way",
         "Others",
         "Sent",
         "Received",
@@ -238,6 +353,13 @@ fn show(networks: &[Network]) {
         "Namespace",
     ];
     table::print(head.map(str::to_owned), rows);
+    for network in networks {
+        if let Some(span) = &network.span {
+            println!();
+            show_span(&network.name, span)?;
+        }
+    }
+    Ok(())
 }
 
 /// The port of this network namespace that has this name, and its network.
@@ -265,17 +387,25 @@ fn down(device: &str) -> Result<()> {
 }
 
 fn stats(args: &StatsArgs) -> Result<()> {
-    let states: Vec<State> = match &args.device {
-        Some(device) => vec![find(device)?.1],
-        None => networks()?.into_iter().flat_map(|network| network.ports).collect(),
+    let states: Vec<(Option<Span>, State)> = match &args.device {
+        Some(device) => {
+            let (room, state) = find(device)?;
+            vec![(room.span().unwrap_or_default(), state)]
+        }
+        None => {
+            let of = |Network { span, ports, .. }| {
+                ports.into_iter().map(move |state| (span.clone(), state))
+            };
+            networks()?.into_iter().flat_map(of).collect()
+        }
     };
     if args.json {
-        return table::json(&states);
+        return table::json(&states.iter().map(|(_, state)| state).collect::<Vec<_>>());
     }
     if states.is_empty() {
         bail!("there is no port: `ringlet eth up DEVICE --network NAME` makes one");
     }
-    for state in &states {
+    for (span, state) in &states {
         println!("{} {}", table::printable(&state.about.name), state.about.mac);
         let rows = |totals: &Totals| {
             let plain = [
@@ -301,9 +431,10 @@ fn stats(args: &StatsArgs) -> Result<()> {
         let peers = state.peers.iter().map(|peer| {
             let counts = [peer.sent, peer.received, peer.full, peer.waiting].map(table::grouped);
             let [sent, received, full, waiting] = counts;
-            [table::printable(&peer.name), peer.mac.to_string(), sent, received, full, waiting]
+            let way = way_of(span.as_ref(), &peer.name, peer.far);
+            [table::printable(&peer.name), peer.mac.to_string(), way, sent, received, full, waiting]
         });
-        let head = ["Other port", "Address", "Sent", "Received", "Dropped: full", "Waiting"];
+        let head = ["Other port", "Address", "Way", "Sent", "Received", "Dropped: full", "Waiting"];
         table::print(head.map(str::to_owned), peers.collect::<Vec<_>>());
         println!();
     }

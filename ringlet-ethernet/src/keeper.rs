@@ -20,7 +20,7 @@ use crate::counters::Traffic;
 use crate::port::{Event, Order, QUEUES_MOST, Shared};
 use crate::room::{PORTS_MOST, Seat, is_trusted};
 use crate::strand::Strand;
-use crate::table::{Bucket, Key};
+use crate::table::{Bucket, Key, Policy};
 use crate::wire::{About, Answer, Ask, Hello, Peer, State, VERSION, hear, hello, say};
 
 /// Who has connected and not yet said what for; one more, and the oldest goes.
@@ -101,7 +101,7 @@ impl Keeper {
         epoll::add(&epoll, &shared.bell, EventData::new_u64(BELL), EventFlags::IN)?;
         // (Our own address is nobody else's.)
         let mut table = shared.table.write().unwrap_or_else(PoisonError::into_inner);
-        table.join(OURSELVES, None, shared.about.mac, 0);
+        table.join(OURSELVES, None, shared.about.mac, false, 0);
         drop(table);
         let (sockets, ports, ending) = Default::default();
         let others = shared.room.ports()?;
@@ -279,6 +279,8 @@ impl Keeper {
                         Answer::Strand { about, token, ring_bytes } => (about, token, ring_bytes),
                         // (It comes to us, or has; if that comes to nothing we go there again.)
                         Answer::Crossed => return self.visit_again(visit),
+                        // (Both are other hosts' ports: they have nothing to do with each other.)
+                        Answer::Done if self.shared.about.far => return,
                         // (What it lacks, or another port has, may be free later.)
                         Answer::Refused(why) if visit.number == 0 => {
                             if visit.tries == 0 {
@@ -323,14 +325,17 @@ impl Keeper {
         }
         match came.ask {
             Ask::State => _ = say(&socket, &Answer::State(self.state()), &[]),
+            Ask::Way(_) => refuse("it is a port, and has no ways".into()),
             Ask::End => {
-                let is_ours = user == rustix::process::geteuid().as_raw();
-                if user != 0 && (!is_ours || meet::is_vague(user)) {
+                if !may_end(user) {
                     return refuse("only its user, or root, ends a port".into());
                 }
                 let _ = say(&socket, &Answer::Ending, &[]);
                 self.ending.push(socket);
                 (self.tell)(Event::End);
+            }
+            Ask::Join(about) if about.far && self.shared.about.far => {
+                _ = say(&socket, &Answer::Done, &[]);
             }
             Ask::Join(about) => match self.join(about, user) {
                 Ok(Some((key, token))) => self.give(socket, key, 0, token),
@@ -382,6 +387,13 @@ impl Keeper {
             is_name(&about.name),
             "a name of up to {NAME_MOST} bytes without control characters"
         );
+        ensure!(
+            !about.far
+                || self.shared.room.rules.addresses != Policy::Static
+                || user == 0
+                || self.shared.room.is_owner(user),
+            "addresses are static: only root, or whose the network is, brings another host's to it"
+        );
         if self.ports.len() + 1 >= PORTS_MOST {
             self.make_way(user);
         }
@@ -397,7 +409,8 @@ impl Keeper {
         let joins = |keeper: &Keeper| {
             let mut table = keeper.shared.table.write().unwrap_or_else(PoisonError::into_inner);
             // (Users whom this user namespace does not know are all the same number.)
-            table.join(key, Some(user).filter(|user| !meet::is_vague(*user)), about.mac, now_ms)
+            let user = Some(user).filter(|user| !meet::is_vague(*user));
+            table.join(key, user, about.mac, about.far, now_ms)
         };
         if !joins(self) {
             // (Of one that was killed the queues may not have told yet.)
@@ -557,6 +570,7 @@ impl Keeper {
                 id: port.about.id,
                 name: port.about.name.clone(),
                 mac: port.about.mac,
+                far: port.about.far,
                 user: port.user,
                 sent: sum(&|each| each.sent.load(Ordering::Relaxed)),
                 received: sum(&|each| each.received.load(Ordering::Relaxed)),
@@ -582,6 +596,11 @@ struct Met {
 /// (So what is said of 511 ports is short enough to be said.)
 pub fn is_name(name: &str) -> bool {
     name.len() <= NAME_MOST && !name.chars().any(char::is_control)
+}
+
+/// Does this user rule what is ours?
+pub fn may_end(user: u32) -> bool {
+    user == 0 || user == rustix::process::geteuid().as_raw() && !meet::is_vague(user)
 }
 
 /// Our own key in the table.

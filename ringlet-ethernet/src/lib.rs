@@ -12,17 +12,25 @@
 //! a port that does not take its frames fills its own strands only; and one that scribbles breaks those. (A switch process between would need a copy,
 //! and a wake-up, more.) Pages are there once they are used: a pair that only says where it is has five.
 //!
+//! Another host is a port, too (`span`, `far`): a process that gives frames to the node service's channels (`carried`), or sends them by UDP
+//! (`udp`, `pieces`).
+//!
 //! A port has one or several queues, each of one thread. A strand belongs to one queue at each end, and so needs no lock.
 #![deny(unsafe_code)]
 
+mod carried;
 mod counters;
 pub mod device;
+pub mod far;
 pub mod frame;
 mod keeper;
+mod pieces;
 pub mod port;
 pub mod room;
+pub mod span;
 mod strand;
 pub mod table;
+mod udp;
 pub mod wire;
 
 pub use counters::Dropped;

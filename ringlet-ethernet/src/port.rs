@@ -139,6 +139,16 @@ impl Port {
         options: Options,
         tell: impl FnMut(Event) + Send + 'static,
     ) -> Result<(Port, Vec<Queue>)> {
+        Port::join(room, options, false, tell)
+    }
+
+    /// The same; `far`: behind it are another host's ports.
+    pub(crate) fn join(
+        room: Room,
+        options: Options,
+        far: bool,
+        tell: impl FnMut(Event) + Send + 'static,
+    ) -> Result<(Port, Vec<Queue>)> {
         ensure!(
             (1..=QUEUES_MOST).contains(&options.queues),
             "a port has 1 to {QUEUES_MOST} queues"
@@ -170,6 +180,7 @@ impl Port {
             queues: options.queues,
             pid: std::process::id(),
             namespace: namespace()?,
+            far,
         };
         let desk = || Ok(Desk { bell: Some(new_bell()?), ..Desk::default() });
         let shared = Arc::new(Shared {
@@ -645,7 +656,7 @@ impl Queue {
         }
     }
 
-    fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         let ready =
             |at: &usize| self.lanes[*at].as_ref().is_some_and(|lane| lane.strand.is_ready());
         self.has_orders() || self.hot.iter().any(ready) || self.is_full && self.has_room()

@@ -21,13 +21,15 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use crate::table::Policy;
-use crate::wire::{Answer, Ask, State, hear, hello, say};
+use crate::wire::{Answer, Ask, Choice, Span, State, hear, hello, say};
 
 /// Where networks are, and what says otherwise.
 pub const DIRECTORY: &str = "/run/ringlet/ethernet";
 pub const VARIABLE: &str = "RINGLET_ETHERNET";
 
 pub const PORTS_MOST: usize = 512;
+/// The number, in the room, of who spans hosts: it is no port itself.
+pub const SPAN: u64 = 0;
 const BACKLOG: i32 = 4096;
 const RULES: &str = "network.json";
 const RULES_MOST: u64 = 4096;
@@ -80,7 +82,8 @@ fn sweep(base: &Path) {
         let number = name.to_str().filter(|name| name.starts_with('.'))?.rsplit_once('.')?.1;
         u64::from_str_radix(number, 16).ok().filter(|_| number.len() == 16)?;
         let age = entry.metadata().ok()?.modified().ok()?.elapsed().ok()?;
-        (age > LEFT && in_directory(&entry.path()).ports().ok()?.is_empty()).then_some(())
+        let room = in_directory(&entry.path());
+        (age > LEFT && room.ports().ok()?.is_empty() && room.bury(SPAN)).then_some(())
     };
     let left = fs::read_dir(base).into_iter().flatten().flatten();
     for entry in left.filter(|entry| is_left(entry).is_some()) {
@@ -173,11 +176,16 @@ impl Room {
     pub fn delete(base: &Path, name: &str) -> Result<()> {
         let directory = place(base, name)?;
         let is_empty = |directory: &Path| -> Result<()> {
-            let there = match in_directory(directory).ports() {
+            let room = in_directory(directory);
+            let there = match room.ports() {
                 Err(_) if !directory.exists() => return Err(none(base, name)),
                 ports => ports?.len(),
             };
             ensure!(there == 0, "network {name:?} has {there} ports: `ringlet eth down` ends each");
+            ensure!(
+                room.bury(SPAN),
+                "network {name:?} spans hosts, by a process that is to end first (`ringlet eth way {name}`)"
+            );
             Ok(())
         };
         is_empty(&directory)?;
@@ -241,7 +249,7 @@ impl Room {
             (name == file_of(id) && about.file_type().is_socket()).then_some((about.uid(), id))
         };
         let known = entries.filter_map(|entry| known(entry.ok()?));
-        Ok(known.filter(|(_, id)| !self.bury(*id)).collect())
+        Ok(known.filter(|(_, id)| *id != SPAN && !self.bury(*id)).collect())
     }
 
     /// Those that live. Of names that are more than ports there may be: this user's and root's first, then of each other user as many as of the next.
@@ -301,13 +309,39 @@ impl Room {
         fs::symlink_metadata(self.path(id)).is_ok_and(|meta| meta.uid() == user)
     }
 
+    /// Is the network this user's?
+    pub fn is_owner(&self, user: u32) -> bool {
+        let is_theirs = |meta: fs::Metadata| meta.uid() == user && !meet::is_vague(user);
+        fs::symlink_metadata(&self.directory).is_ok_and(is_theirs)
+    }
+
+    /// To which hosts it reaches; `None` if it is of this host alone.
+    pub fn span(&self) -> Result<Option<Span>> {
+        if self.bury(SPAN) {
+            return Ok(None);
+        }
+        match self.ask(SPAN, Ask::State)?.1 {
+            Answer::Span(span) => Ok(Some(span)),
+            other => bail!("an answer to something else: {other:?}"),
+        }
+    }
+
+    /// By which kind of way to send to other hosts from now on.
+    pub fn choose(&self, choice: Choice) -> Result<()> {
+        match self.ask(SPAN, Ask::Way(choice))?.1 {
+            Answer::Done => Ok(()),
+            Answer::Refused(why) => bail!("{why}"),
+            other => bail!("an answer to something else: {other:?}"),
+        }
+    }
+
     /// Asks a port, and waits for its answer.
     fn ask(&self, id: u64, ask: Ask) -> Result<(Guarded, Answer)> {
         let socket = self
             .connect(id)
             .map_err(|error| anyhow::anyhow!("no port listens there: {error:?}"))?;
         say(&socket, &hello(ask), &[])?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + patience(&[&socket]);
         loop {
             if let Some((answer, _)) = hear(&socket)? {
                 return Ok((socket, answer));
@@ -341,11 +375,7 @@ impl Room {
             }
             let left: Vec<&Guarded> =
                 asked.iter().filter_map(|(_, socket)| socket.as_ref()).collect();
-            let is_ours = |socket: &&Guarded| {
-                meet::credentials(socket.as_raw_fd()).is_ok_and(|who| is_trusted(who.uid))
-            };
-            let patience = if left.iter().any(is_ours) { PATIENCE } else { PATIENCE_WITH_OTHERS };
-            if left.is_empty() || wait(&left, began + patience).is_err() {
+            if left.is_empty() || wait(&left, began + patience(&left)).is_err() {
                 break;
             }
         }
@@ -380,10 +410,18 @@ pub fn is_in(namespace: u64, state: &State, socket: &Guarded) -> bool {
     }
 }
 
+/// How long these are waited for.
+fn patience(sockets: &[&Guarded]) -> Duration {
+    let is_ours = |socket: &&Guarded| {
+        meet::credentials(socket.as_raw_fd()).is_ok_and(|who| is_trusted(who.uid))
+    };
+    if sockets.iter().any(is_ours) { PATIENCE } else { PATIENCE_WITH_OTHERS }
+}
+
 /// For one of them to have something to say.
 fn wait(sockets: &[&Guarded], until: Instant) -> Result<()> {
     let left = until.saturating_duration_since(Instant::now());
-    ensure!(!left.is_zero(), "it does not answer within {} s", PATIENCE.as_secs());
+    ensure!(!left.is_zero(), "it does not answer");
     let mut fds: Vec<PollFd> =
         sockets.iter().map(|socket| PollFd::new(&***socket, PollFlags::IN)).collect();
     match poll(&mut fds, Some(&left.try_into()?)) {

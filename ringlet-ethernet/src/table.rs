@@ -14,7 +14,7 @@ pub enum Policy {
     Moving,
     /// It stays with the port that used it first, until that one leaves or has not used it for long.
     Locked,
-    /// A port has the one address with which it came.
+    /// A port has the one address with which it came; behind another host those that were there first stay, as if they were locked.
     Static,
 }
 
@@ -51,6 +51,8 @@ struct Port {
     /// `None`: nobody knows, so it is nobody else's either.
     user: Option<u32>,
     own: Mac,
+    /// Other ports are behind it, of another host.
+    is_far: bool,
     addresses: usize,
     swept_ms: u64,
 }
@@ -67,14 +69,21 @@ impl Table {
     }
 
     /// A port has come, with an address. False if that is another one's, who may not be robbed of it: then nothing has changed.
-    pub fn join(&mut self, key: Key, user: Option<u32>, own: Mac, now_ms: u64) -> bool {
+    pub fn join(
+        &mut self,
+        key: Key,
+        user: Option<u32>,
+        own: Mac,
+        is_far: bool,
+        now_ms: u64,
+    ) -> bool {
         let holder = self.entries.get(&own).filter(|entry| !is_old(entry, now_ms));
         if holder.is_some_and(|entry| entry.is_own || !self.may_take(entry, user))
             || self.is_reserved(own, key, user)
         {
             return false;
         }
-        self.ports.insert(key, Port { user, own, addresses: 0, swept_ms: now_ms });
+        self.ports.insert(key, Port { user, own, is_far, addresses: 0, swept_ms: now_ms });
         self.put(own, Entry { port: key, used_ms: now_ms, is_own: true });
         true
     }
@@ -101,14 +110,14 @@ impl Table {
                     return Source::Refused;
                 }
             }
-            None if self.policy == Policy::Static => return Source::Refused,
+            None if self.policy == Policy::Static && !port.is_far => return Source::Refused,
             None => {}
         }
         if self.is_reserved(mac, key, user) {
             return Source::Refused;
         }
         if self.is_full(key, now_ms) {
-            return if self.policy == Policy::Locked { Source::Refused } else { Source::Unlearned };
+            return if self.policy == Policy::Moving { Source::Unlearned } else { Source::Refused };
         }
         self.put(mac, Entry { port: key, used_ms: now_ms, is_own: false });
         Source::Learned
@@ -196,7 +205,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Act {
-        Join { key: Key, user: Option<u32>, mac: u8 },
+        Join { key: Key, user: Option<u32>, mac: u8, is_far: bool },
         Leave(Key),
         From { key: Key, mac: u8 },
         Pass(u64),
@@ -204,7 +213,8 @@ mod tests {
 
     fn act() -> impl Strategy<Value = Act> {
         prop_oneof![
-            1 => (0..4u64, prop::option::of(0..2u32), 0..6u8).prop_map(|(key, user, mac)| Act::Join { key, user, mac }),
+            1 => (0..4u64, prop::option::of(0..2u32), 0..6u8, any::<bool>())
+                .prop_map(|(key, user, mac, is_far)| Act::Join { key, user, mac, is_far }),
             1 => (0..4u64).prop_map(Act::Leave),
             8 => (0..4u64, 0..6u8).prop_map(|(key, mac)| Act::From { key, mac }),
             1 => (0..2 * AGE_MS).prop_map(Act::Pass),
@@ -218,7 +228,7 @@ mod tests {
     /// Where each address was seen last, in a list that is looked through for each question.
     #[derive(Default)]
     struct Plain {
-        users: HashMap<Key, Option<u32>>,
+        users: HashMap<Key, (Option<u32>, bool)>,
         own: HashMap<Key, u8>,
         /// Address, port, when, and whether it came with it.
         seen: Vec<(u8, Key, u64, bool)>,
@@ -237,7 +247,7 @@ mod tests {
         }
 
         fn may(&self, policy: Policy, holder: Key, user: Option<u32>) -> bool {
-            let theirs = self.users[&holder];
+            let (theirs, _) = self.users[&holder];
             policy == Policy::Moving && theirs == user && theirs.is_some()
         }
 
@@ -252,7 +262,7 @@ mod tests {
         let (mut table, mut plain, mut now) = (Table::new(policy), Plain::default(), 0);
         for act in acts {
             match *act {
-                Act::Join { key, user, mac: number } => {
+                Act::Join { key, user, mac: number, is_far } => {
                     if plain.users.contains_key(&key) {
                         continue;
                     }
@@ -260,9 +270,9 @@ mod tests {
                     let joins = plain.is_free(policy, number, key, user)
                         && holder
                             .is_none_or(|(holder, own)| !own && plain.may(policy, holder, user));
-                    assert_eq!(table.join(key, user, mac(number), now), joins, "{act:?}");
+                    assert_eq!(table.join(key, user, mac(number), is_far, now), joins, "{act:?}");
                     if joins {
-                        plain.users.insert(key, user);
+                        plain.users.insert(key, (user, is_far));
                         plain.own.insert(key, number);
                         plain.put(number, key, now, true);
                     }
@@ -277,13 +287,13 @@ mod tests {
                     let expected = match (plain.users.get(&key), plain.holder(number, now)) {
                         (None, _) => Source::Refused,
                         (_, Some(holder)) if holder.0 == key => Source::Known,
-                        (Some(user), Some(holder)) if !plain.may(policy, holder.0, *user) => {
+                        (Some((user, _)), Some(holder)) if !plain.may(policy, holder.0, *user) => {
                             Source::Refused
                         }
-                        (Some(user), _) if !plain.is_free(policy, number, key, *user) => {
+                        (Some((user, _)), _) if !plain.is_free(policy, number, key, *user) => {
                             Source::Refused
                         }
-                        (_, None) if policy == Policy::Static => Source::Refused,
+                        (Some((_, false)), None) if policy == Policy::Static => Source::Refused,
                         _ => Source::Learned,
                     };
                     assert_eq!(table.source(mac(number), key, now), expected, "{act:?}");
@@ -315,11 +325,16 @@ mod tests {
 
     #[test]
     fn who_uses_all_addresses_fills_its_own_share_only() {
-        for (policy, expected) in
-            [(Policy::Moving, Source::Unlearned), (Policy::Locked, Source::Refused)]
-        {
+        for (policy, expected) in [
+            (Policy::Moving, Source::Unlearned),
+            (Policy::Locked, Source::Refused),
+            (Policy::Static, Source::Refused),
+        ] {
             let mut table = Table::new(policy);
-            assert!(table.join(1, Some(0), mac(1), 0) && table.join(2, Some(0), mac(2), 0));
+            let joins = |table: &mut Table, key| {
+                table.join(u64::from(key), Some(0), mac(key), policy == Policy::Static, 0)
+            };
+            assert!(joins(&mut table, 1) && joins(&mut table, 2));
             let many = |number: usize| Mac([6, 0, 0, 0, (number >> 8) as u8, number as u8]);
             (1..OF_ONE_PORT)
                 .for_each(|number| assert_eq!(table.source(many(number), 1, 0), Source::Learned));

@@ -14,7 +14,7 @@ pub use crate::counters::Totals;
 use crate::frame::Mac;
 
 /// Of these messages and, with the layout of what is shared, of a strand.
-pub const VERSION: u32 = 1 << 16 | layout::VERSION;
+pub const VERSION: u32 = 2 << 16 | layout::VERSION;
 /// The longest that is read: what a port says of itself and 511 others.
 const LONGEST: usize = 192 << 10;
 
@@ -38,6 +38,8 @@ pub enum Ask {
     },
     /// Say how you are.
     State,
+    /// Of who spans hosts: by which kind of way to send from now on.
+    Way(Choice),
     /// End.
     End,
 }
@@ -52,6 +54,8 @@ pub struct About {
     pub pid: u32,
     /// Its network namespace, by its inode.
     pub namespace: u64,
+    /// Behind it are the ports of another host. Such ports send nothing to each other: what comes from one host is not for another.
+    pub far: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -66,7 +70,46 @@ pub enum Answer {
     Crossed,
     Refused(String),
     State(State),
+    Span(Span),
+    /// That is all.
+    Done,
     Ending,
+}
+
+/// Which ways to other hosts are used: of all that there are, the first one, as they were named; or of one kind only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Choice {
+    Auto,
+    Node,
+    Udp,
+}
+
+/// To which hosts a network reaches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Span {
+    pub pid: u32,
+    pub choice: Choice,
+    pub hosts: Vec<Reach>,
+}
+
+/// One host, which is a port of the network while it can be reached.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reach {
+    pub name: String,
+    /// The way that is used.
+    pub by: Option<String>,
+    pub ways: Vec<Way>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Way {
+    pub address: String,
+    pub up: bool,
+    /// What is in the way, as far as it is known.
+    pub why: Option<String>,
+    /// Messages of which pieces were lost on the way here, or that could not be sent.
+    pub lost: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,6 +125,7 @@ pub struct Peer {
     pub id: u64,
     pub name: String,
     pub mac: Mac,
+    pub far: bool,
     pub user: u32,
     pub sent: u64,
     pub received: u64,
@@ -145,13 +189,15 @@ mod tests {
             id: most,
             name: name.clone(),
             mac,
+            far: false,
             user: u32::MAX,
             sent: most,
             received: most,
             full: most,
             waiting: most,
         };
-        let about = About { id: most, name, mac, queues: u16::MAX, pid: u32::MAX, namespace: most };
+        let (queues, pid, namespace, far) = (u16::MAX, u32::MAX, most, false);
+        let about = About { id: most, name, mac, queues, pid, namespace, far };
         let totals = Totals::of([].iter());
         let state = State { about, peers: vec![peer; PORTS_MOST - 1], totals };
         let (one, other) = meet::pair().map(|ends| ends.map(guarded)).unwrap().into();

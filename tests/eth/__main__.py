@@ -18,15 +18,16 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults")]
+sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults"), str(HERE.parent / "node")]
 
+from far import FAR  # noqa: E402
 from ground import can  # noqa: E402
-from harness import ROOT, Failed, adopt_orphans, end_orphans, require, skip, wait_until  # noqa: E402
+from harness import ROOT, Failed, Skipped, adopt_orphans, end_orphans, require, skip, wait_until  # noqa: E402
 from hostile import HOSTILE  # noqa: E402
 from networks import LIMIT_SECONDS, Host, ground, within  # noqa: E402
 
 NEEDED = {"ip": "iproute2", "bridge": "iproute2", "ping": "iputils-ping", "iperf3": "iperf3", "tcpdump": "tcpdump", "ethtool": "ethtool"}
-SCENES = dict(HOSTILE)
+SCENES = {**HOSTILE, **FAR}
 
 
 def scene(function):
@@ -417,14 +418,16 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     failed = False
     for name in options.scenes or SCENES:
-        began, problem = time.monotonic(), ""
+        began, problem, word = time.monotonic(), "", "passed"
         with tempfile.TemporaryDirectory(prefix="ringlet-eth-") as directory:
             try:
                 with ground(options.ringlet, directory) as place:
                     SCENES[name](place)
+            except Skipped as told:
+                word, problem = "skipped", str(told)
             except (Failed, subprocess.SubprocessError) as told:
-                failed, problem = True, str(told)
-        print(f"{'FAILED' if problem else 'passed':8}  {name:20} {time.monotonic() - began:6.1f} s", flush=True)
+                failed, word, problem = True, "FAILED", str(told)
+        print(f"{word:8}  {name:20} {time.monotonic() - began:6.1f} s", flush=True)
         if problem:
             print("    " + problem.replace("\n", "\n    "), flush=True)
     if left := end_orphans():

@@ -21,7 +21,7 @@ from networks import LIMIT_SECONDS, Host
 
 HOSTILE = {}
 # Mirrors ringlet-ethernet/src/wire.rs and ringlet-core/src/layout.rs.
-VERSION = 1 << 16 | 8
+VERSION = 2 << 16 | 8
 SLOTS, SLOT_COUNT, LINE = 4096, 1024, 64
 PLAIN = bytes(10)
 NOBODY = 65534
@@ -56,7 +56,7 @@ class Stranger:
         self.socket = self.held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self.socket.settimeout(LIMIT_SECONDS)
         self.socket.connect(str(folder / f"{number}.port"))
-        about = {"id": f"{self.number:016x}", "name": name, "mac": address, "queues": 1, "pid": 1, "namespace": 0}
+        about = {"id": f"{self.number:016x}", "name": name, "mac": address, "queues": 1, "pid": 1, "namespace": 0, "far": False}
         self.about = about
         self.socket.send(json.dumps({"version": version, "ask": {"Join": about}}).encode())
         said, fds, _, _ = socket.recv_fds(self.socket, 1 << 16, 4)

@@ -20,16 +20,25 @@ NUMBERS = itertools.count()
 
 
 class Ground:
-    """A place for networks of its own; what is made goes at the end."""
+    """A place for networks of its own, as one machine has it; what is made goes at the end."""
 
-    def __init__(self, command, directory, held):
+    def __init__(self, command, directory, held, name="networks"):
         self.command, self.directory, self._held = str(pathlib.Path(command).resolve()), str(directory), held
-        os.environ["RINGLET_ETHERNET"] = str(pathlib.Path(directory) / "networks")
+        self.networks = str(pathlib.Path(directory) / name)
+
+    def another(self, name):
+        """Another machine's."""
+        return Ground(self.command, self.directory, self._held, name)
+
+    def holds(self, context):
+        return self._held.enter_context(context)
 
     def eth(self, *words, within=None):
         """What `ringlet eth` says, and its exit status."""
         before = ["ip", "netns", "exec", within] if within else []
-        done = subprocess.run([*before, self.command, "eth", *map(str, words)], capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        environment = {**os.environ, "RINGLET_ETHERNET": self.networks}
+        argv = [*before, self.command, "eth", *map(str, words)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=environment)
         return done.returncode, done.stdout + done.stderr
 
     def must(self, *words, within=None):
@@ -50,7 +59,7 @@ class Ground:
         return name
 
     def start(self, argv):
-        process = Process(list(map(str, argv)), self.directory)
+        process = Process(list(map(str, argv)), self.directory, env={"RINGLET_ETHERNET": self.networks})
         self._held.callback(process.kill)
         return process
 
@@ -127,4 +136,6 @@ def within(name, *words):
 @contextlib.contextmanager
 def ground(command, directory):
     with contextlib.ExitStack() as held:
-        yield Ground(command, directory, held)
+        place = Ground(command, directory, held)
+        os.environ["RINGLET_ETHERNET"] = place.networks
+        yield place

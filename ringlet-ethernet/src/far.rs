@@ -1,0 +1,537 @@
+//! Another host, as a port of the network: its thread gives what comes for that port to the host, by the first of its ways that works, and what
+//! comes from the host, by whichever, to the network. So to all others a host is a port like any other: its addresses are learned and guarded, a
+//! frame for all goes to it once, and while it is slow only frames for it are lost. It is there while a way is.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Error, Result, bail, ensure};
+use ringlet::waiting::spin;
+use ringlet_linux::sys;
+use ringlet_messages::native::{Channel, Error as Refused};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+
+use crate::carried::Carried;
+use crate::counters::Dropped;
+use crate::frame::{HEAD_BYTES, MESSAGE_MOST, Mac};
+use crate::port::{Event, Filled, Options, Port, Queue};
+use crate::room::Room;
+use crate::strand::RING_BYTES;
+pub use crate::udp::PORT;
+use crate::udp::{BEAT, Udp};
+use crate::wire::{Choice, Reach, Way as Told};
+
+/// Frames of one way before the other has its turn.
+const TURN: usize = 64;
+/// A look at a socket costs a system call: one of so many.
+const LOOKS_PER_CALL: u32 = 8;
+pub const WAYS_MOST: usize = 4;
+const NAME_MOST: usize = 63;
+
+/// Where a host is reached.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Address {
+    /// By the node services.
+    Node(String),
+    Udp(SocketAddr),
+}
+
+/// A host, by its addresses: the first that works is used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Host(pub Vec<Address>);
+
+impl FromStr for Address {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Address> {
+        if let Ok(address) = text.parse() {
+            return Ok(Address::Udp(address));
+        }
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        if let Ok(ip) = bare.parse::<IpAddr>() {
+            return Ok(Address::Udp(SocketAddr::new(ip, PORT)));
+        }
+        let sane = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        ensure!(
+            (1..=NAME_MOST).contains(&text.len()) && text.bytes().all(sane),
+            "a host is named by its node, as `ringlet node status` shows it, or by a numeric address for UDP, like 10.0.0.2 or [::1]:{PORT}: not {text:?}"
+        );
+        Ok(Address::Node(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, to: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Address::Node(node) => write!(to, "node {node}"),
+            Address::Udp(address) => write!(to, "UDP {address}"),
+        }
+    }
+}
+
+impl FromStr for Host {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Host> {
+        let ways: Vec<Address> = text.split(',').map(str::parse).collect::<Result<_>>()?;
+        ensure!(ways.len() <= WAYS_MOST, "a host has {WAYS_MOST} ways at most");
+        let doubled = ways.iter().enumerate().any(|(at, way)| ways[..at].contains(way));
+        ensure!(!doubled, "{text:?} names a way twice");
+        Ok(Host(ways))
+    }
+}
+
+impl Host {
+    /// The port's name.
+    pub fn name(&self) -> String {
+        match &self.0[0] {
+            Address::Node(node) => node.clone(),
+            Address::Udp(address) => address.to_string(),
+        }
+    }
+
+    pub fn nodes(&self) -> impl Iterator<Item = &String> {
+        self.0.iter().filter_map(|way| match way {
+            Address::Node(node) => Some(node),
+            Address::Udp(_) => None,
+        })
+    }
+}
+
+/// What a host's thread is told, and what it tells.
+pub(crate) struct Post {
+    pub is_over: AtomicBool,
+    choice: AtomicU8,
+    has_news: AtomicBool,
+    news: Mutex<Vec<News>>,
+    bell: OwnedFd,
+    reach: Mutex<Reach>,
+    /// Nodes that are to be called.
+    apart: Mutex<Vec<String>>,
+}
+
+pub(crate) enum News {
+    Called(String, Result<Channel, Refused>),
+    Came(String, Channel),
+}
+
+impl Post {
+    pub fn new(host: &Host) -> Result<Arc<Post>> {
+        let ways = host.0.iter().map(|way| Told {
+            address: way.to_string(),
+            up: false,
+            why: None,
+            lost: 0,
+        });
+        Ok(Arc::new(Post {
+            is_over: AtomicBool::new(false),
+            choice: AtomicU8::new(Choice::Auto as u8),
+            has_news: AtomicBool::new(false),
+            news: Mutex::default(),
+            bell: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            reach: Mutex::new(Reach { name: host.name(), by: None, ways: ways.collect() }),
+            apart: Mutex::new(host.nodes().cloned().collect()),
+        }))
+    }
+
+    fn ring(&self) {
+        // ORDER: Release; pairs with `take_news` (Acquire).
+        self.has_news.store(true, Ordering::Release);
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    pub fn end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.ring();
+    }
+
+    pub fn choose(&self, choice: Choice) {
+        self.choice.store(choice as u8, Ordering::Relaxed);
+        self.ring();
+    }
+
+    pub fn put(&self, news: News) {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner).push(news);
+        self.ring();
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    pub fn reach(&self) -> Reach {
+        self.reach.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn is_apart(&self, node: &str) -> bool {
+        self.apart.lock().unwrap_or_else(PoisonError::into_inner).iter().any(|apart| apart == node)
+    }
+}
+
+enum Way {
+    Node(String, Carried),
+    Udp(Udp),
+}
+
+impl Way {
+    fn is_up(&self) -> bool {
+        match self {
+            Way::Node(_, carried) => carried.is_up(),
+            Way::Udp(udp) => udp.is_up(),
+        }
+    }
+
+    fn is_of(&self, choice: u8) -> bool {
+        match self {
+            Way::Node(..) => choice != Choice::Udp as u8,
+            Way::Udp(_) => choice != Choice::Node as u8,
+        }
+    }
+
+    fn is_free(&mut self) -> bool {
+        match self {
+            Way::Node(_, carried) => carried.is_free(),
+            Way::Udp(udp) => udp.is_free(),
+        }
+    }
+
+    fn send(&mut self, message: &[u8]) {
+        match self {
+            Way::Node(_, carried) => carried.send(message),
+            Way::Udp(udp) => udp.send(message),
+        }
+    }
+
+    fn receive(&mut self, to: &mut Vec<u8>) -> bool {
+        match self {
+            Way::Node(_, carried) => carried.receive(to),
+            Way::Udp(udp) => udp.receive(to),
+        }
+    }
+
+    /// What wakes: for what comes, or also for room.
+    fn descriptors<'a>(&'a self, for_room: bool, tell: &mut dyn FnMut(BorrowedFd<'a>, PollFlags)) {
+        match self {
+            Way::Node(_, carried) => carried.descriptors(&mut |fd| tell(fd, PollFlags::IN)),
+            Way::Udp(udp) => {
+                let out = if for_room { PollFlags::OUT } else { PollFlags::empty() };
+                tell(udp.as_fd(), PollFlags::IN | out);
+            }
+        }
+    }
+}
+
+pub(crate) struct Far {
+    room: Room,
+    name: String,
+    post: Arc<Post>,
+    ways: Vec<Way>,
+    watch_us: u64,
+    timer: OwnedFd,
+    began: Instant,
+    beat: Option<Instant>,
+    /// A frame on its way to the network, and one that leaves.
+    held: Vec<u8>,
+    leaving: Vec<u8>,
+}
+
+/// Nothing more to do now; or the way by which is sent has no room.
+#[derive(PartialEq, Eq)]
+enum Pass {
+    Busy,
+    Idle,
+    Blocked,
+}
+
+impl Far {
+    pub fn new(
+        room: Room,
+        host: &Host,
+        listen: Option<SocketAddr>,
+        watch_us: u64,
+        post: Arc<Post>,
+    ) -> Result<Far> {
+        let open = |address: &Address| -> Result<Way> {
+            Ok(match address {
+                Address::Node(node) => Way::Node(node.clone(), Carried::default()),
+                Address::Udp(peer) => Way::Udp(Udp::open(listen, *peer, &room.name)?),
+            })
+        };
+        let ways = host.0.iter().map(open).collect::<Result<_>>()?;
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+        )?;
+        let each = Timespec::try_from(BEAT)?;
+        timerfd_settime(
+            &timer,
+            TimerfdTimerFlags::empty(),
+            &Itimerspec { it_interval: each, it_value: each },
+        )?;
+        let (held, leaving) = Default::default();
+        let (began, beat) = (Instant::now(), None);
+        Ok(Far { name: host.name(), room, post, ways, watch_us, timer, began, beat, held, leaving })
+    }
+
+    /// Until it is over.
+    pub fn run(mut self, tell: &(impl Fn(Event) + Clone + Send + 'static)) -> Result<()> {
+        while !self.post.is_over() {
+            self.look_around();
+            // (What comes while nothing can be sent there is nobody's.)
+            for way in &mut self.ways {
+                (0..TURN).take_while(|_| way.receive(&mut self.held)).for_each(drop);
+            }
+            self.held.clear();
+            match self.best() {
+                Some(_) => self.serve(tell.clone())?,
+                None => self.sleep(false)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The way by which is sent.
+    fn best(&self) -> Option<usize> {
+        let choice = self.post.choice.load(Ordering::Relaxed);
+        self.ways.iter().position(|way| way.is_of(choice) && way.is_up())
+    }
+
+    /// What was told, and what has a time. True if something was told.
+    fn look_around(&mut self) -> bool {
+        let has_news = self.post.has_news.load(Ordering::Relaxed);
+        // (The timer rings a little early, measured by when it was heard last.)
+        let is_late = self.beat.is_none_or(|beat| beat.elapsed() >= BEAT * 3 / 4);
+        if has_news {
+            self.take_news();
+        }
+        if is_late {
+            self.beat = Some(Instant::now());
+            let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+            let now_ms = self.began.elapsed().as_millis() as u64;
+            for way in &mut self.ways {
+                if let Way::Udp(udp) = way {
+                    udp.beat(now_ms);
+                }
+            }
+        }
+        if has_news || is_late {
+            self.tell();
+        }
+        has_news
+    }
+
+    fn take_news(&mut self) {
+        let _ = rustix::io::read(&self.post.bell, &mut [0; 8]);
+        // ORDER: Acquire; pairs with `ring` (Release).
+        self.post.has_news.swap(false, Ordering::Acquire);
+        let news =
+            std::mem::take(&mut *self.post.news.lock().unwrap_or_else(PoisonError::into_inner));
+        for news in news {
+            let (News::Called(of, _) | News::Came(of, _)) = &news;
+            let carried = self.ways.iter_mut().find_map(|way| match way {
+                Way::Node(node, carried) if node == of => Some(carried),
+                _ => None,
+            });
+            match (carried, news) {
+                (Some(carried), News::Called(_, channel)) => carried.called(channel),
+                (Some(carried), News::Came(_, channel)) => carried.came(channel),
+                (None, _) => {}
+            }
+        }
+    }
+
+    fn tell(&self) {
+        let by = self.best().map(|at| self.reach_of(at).address);
+        let ways = (0..self.ways.len()).map(|at| self.reach_of(at)).collect();
+        *self.post.reach.lock().unwrap_or_else(PoisonError::into_inner) =
+            Reach { name: self.name.clone(), by, ways };
+        let apart = self.ways.iter().filter_map(|way| match way {
+            Way::Node(node, carried) if carried.is_apart() => Some(node.clone()),
+            _ => None,
+        });
+        *self.post.apart.lock().unwrap_or_else(PoisonError::into_inner) = apart.collect();
+    }
+
+    fn reach_of(&self, at: usize) -> Told {
+        match &self.ways[at] {
+            Way::Node(node, carried) => Told {
+                address: Address::Node(node.clone()).to_string(),
+                up: carried.is_up(),
+                why: carried.why(),
+                lost: 0,
+            },
+            Way::Udp(udp) => Told {
+                address: Address::Udp(udp.peer()).to_string(),
+                up: udp.is_up(),
+                why: udp.why(),
+                lost: udp.lost(),
+            },
+        }
+    }
+
+    /// As a port of the network, as long as there is a way.
+    fn serve(&mut self, tell: impl Fn(Event) + Send + 'static) -> Result<()> {
+        let mut bits = [0; 8];
+        ensure!(sys::random(&mut bits), "the kernel has no random bytes yet");
+        let options = Options {
+            name: self.name.clone(),
+            mac: Mac::local(u64::from_ne_bytes(bits)),
+            queues: 1,
+            ring_bytes: RING_BYTES,
+        };
+        let (_port, queues) = Port::join(self.room.clone(), options, true, tell)?;
+        let Some(mut queue) = queues.into_iter().next() else { bail!("a port without a queue") };
+        queue.watch_outside(&self.timer)?;
+        queue.watch_outside(&self.post.bell)?;
+        self.watch_ways(&queue);
+        self.tell();
+        let mut used = None;
+        while !self.post.is_over() && !queue.is_over() {
+            queue.begin();
+            if self.look_around() {
+                self.watch_ways(&queue);
+            }
+            let Some(best) = self.best() else { break };
+            if used.replace(best) != Some(best) {
+                self.tell();
+            }
+            match self.pass(&mut queue, best) {
+                Pass::Busy => {}
+                // (What has come may have been its end.)
+                _ if self.best() != Some(best) => {}
+                Pass::Idle => self.wait(&mut queue)?,
+                Pass::Blocked => self.sleep(true)?,
+            }
+        }
+        self.tell();
+        Ok(())
+    }
+
+    /// (Those that are watched already say so.)
+    fn watch_ways(&self, queue: &Queue) {
+        for way in &self.ways {
+            way.descriptors(false, &mut |fd, _| _ = queue.watch_outside(fd));
+        }
+    }
+
+    fn pass(&mut self, queue: &mut Queue, best: usize) -> Pass {
+        let Far { ways, held, leaving, .. } = self;
+        let mut is_busy = false;
+        let way = &mut ways[best];
+        let mut is_free = way.is_free();
+        for _ in 0..TURN {
+            let sent = is_free
+                && queue.receive(1, |arrived| {
+                    leaving.resize(arrived.len, 0);
+                    arrived.copy_to(leaving);
+                    way.send(leaving);
+                    Ok(())
+                });
+            if !sent {
+                break;
+            }
+            is_busy = true;
+            is_free = way.is_free();
+        }
+        for way in ways {
+            for _ in 0..TURN {
+                if held.is_empty() && !way.receive(held) {
+                    break;
+                }
+                match give(queue, held) {
+                    // (Who waits for room there and here would wait for two things at once.)
+                    Filled::Full if !is_free => queue.dropped(Dropped::Full),
+                    Filled::Full => return if is_busy { Pass::Busy } else { Pass::Idle },
+                    _ => {}
+                }
+                held.clear();
+                is_busy = true;
+            }
+        }
+        match () {
+            () if is_busy => Pass::Busy,
+            () if is_free => Pass::Idle,
+            () => Pass::Blocked,
+        }
+    }
+
+    /// For anything at all: watches for a while, then sleeps.
+    fn wait(&mut self, queue: &mut Queue) -> Result<()> {
+        let (mut looks, waits_for_room) = (0u32, !self.held.is_empty());
+        let (ways, post) = (&mut self.ways, &self.post);
+        let ready = || {
+            looks = looks.wrapping_add(1);
+            let is_turn = looks.is_multiple_of(LOOKS_PER_CALL);
+            let comes = |way: &mut Way| match way {
+                Way::Node(_, carried) => carried.is_readable(),
+                Way::Udp(udp) => is_turn && udp.is_readable(),
+            };
+            queue.is_ready()
+                || post.has_news.load(Ordering::Relaxed)
+                || !waits_for_room && ways.iter_mut().any(comes)
+        };
+        if spin::watch(self.watch_us, || None, ready) || !waits_for_room && !self.arm(false) {
+            return Ok(());
+        }
+        queue.wait(0, || false)
+    }
+
+    fn arm(&mut self, for_room: bool) -> bool {
+        self.ways.iter_mut().all(|way| match way {
+            Way::Node(_, carried) => carried.arm(for_room),
+            Way::Udp(_) => true,
+        })
+    }
+
+    /// For the ways alone: until something comes, or there is room; or something has its time.
+    fn sleep(&mut self, for_room: bool) -> Result<()> {
+        if !self.arm(for_room) {
+            return Ok(());
+        }
+        let mut fds = vec![
+            PollFd::new(&self.timer, PollFlags::IN),
+            PollFd::new(&self.post.bell, PollFlags::IN),
+        ];
+        for way in &self.ways {
+            way.descriptors(for_room, &mut |fd, flags| {
+                fds.push(PollFd::from_borrowed_fd(fd, flags))
+            });
+        }
+        match poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Gives a frame to the network.
+fn give(queue: &mut Queue, message: &[u8]) -> Filled {
+    if message.is_empty() {
+        return Filled::Nothing;
+    }
+    if !(HEAD_BYTES..=MESSAGE_MOST).contains(&message.len()) {
+        queue.dropped(Dropped::Malformed);
+        return Filled::Nothing;
+    }
+    let filled = queue.fill(|to, most| {
+        let len = message.len().min(most);
+        // SAFETY: room for so many bytes, by the contract of `fill`.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::ptr::copy_nonoverlapping(message.as_ptr(), to, len);
+        }
+        len
+    });
+    if filled == Filled::NotAlone {
+        queue.send(message);
+    }
+    filled
+}
