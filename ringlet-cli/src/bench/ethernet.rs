@@ -1,5 +1,6 @@
-//! TCP between two network namespaces, by the kernel's veth or by two ports of `ringlet eth`: a stream, and a round trip, of plain sockets. All in
-//! this process, whose threads are in namespaces of their own: with it everything goes.
+//! TCP between two network namespaces, by the kernel's veth, by two ports of `ringlet eth`, or by a port of each of two networks between which
+//! frames go by UDP over veth: a stream, and a round trip, of plain sockets. All in this process, whose threads are in namespaces of their own: with
+//! it everything goes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -12,8 +13,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::gettid;
 use ringlet_ethernet::device::{self, End, Settings};
+use ringlet_ethernet::far::{Address, Host};
 use ringlet_ethernet::room::Rules;
-use ringlet_ethernet::{Policy, Room};
+use ringlet_ethernet::{Policy, Room, span};
 
 use super::child::BUFFER_BYTES;
 use super::spec::{Figure, Link, Spec, Unit};
@@ -29,13 +31,27 @@ fn address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 7, 0, number)
 }
 
+/// Of what is below, where frames go by UDP.
+const BELOW: &str = "veth0";
+
+fn address_below(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 8, 0, number)
+}
+
 pub fn measure(spec: &Spec, by: Link) -> Result<Vec<Figure>> {
     let budget = Duration::from_millis(spec.budget_ms);
     let folder = tempfile::tempdir()?;
     let rules = Rules { addresses: Policy::Moving, storm: 0 };
-    Room::create(folder.path(), "bench", rules, None)?;
-    let room = Room::open(folder.path(), "bench")?;
-    let theirs = room.clone();
+    let rooms = (1..=2).map(|number| {
+        // (One that both are on, or one of each host's.)
+        let base = folder.path().join(if by == Link::Udp { number } else { 1 }.to_string());
+        if by == Link::Udp || number == 1 {
+            Room::create(&base, "bench", rules, None)?;
+        }
+        Room::open(&base, "bench")
+    });
+    let [room, theirs] =
+        <[Room; 2]>::try_from(rooms.collect::<Result<Vec<_>>>()?).expect("two of them");
     let (far_thread, is_there) = mpsc::channel();
     let (made, is_made) = mpsc::channel();
     let (listens, is_listening) = mpsc::channel();
@@ -59,19 +75,14 @@ pub fn measure(spec: &Spec, by: Link) -> Result<Vec<Figure>> {
     let near = thread::spawn(move || -> Result<Vec<Figure>> {
         enter()?;
         let far: i32 = is_there.recv_timeout(PATIENCE).context("the far end does not begin")?;
-        if by == Link::Veth {
-            ip(&[
-                "link",
-                "add",
-                DEVICE,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                DEVICE,
-                "netns",
-                &far.to_string(),
-            ])?;
+        let cable = match by {
+            Link::Veth => Some(DEVICE),
+            Link::Udp => Some(BELOW),
+            Link::Ringlet { .. } => None,
+        };
+        if let Some(name) = cable {
+            let far = far.to_string();
+            ip(&["link", "add", name, "type", "veth", "peer", "name", name, "netns", &far])?;
         }
         made.send(())?;
         attach(by, 1, room)?;
@@ -102,17 +113,39 @@ fn ip(words: &[&str]) -> Result<()> {
 
 /// This thread's namespace has its end of the link, with an address.
 fn attach(by: Link, number: u8, room: Room) -> Result<()> {
-    if let Link::Ringlet { queues } = by {
-        let (ready, is_ready) = mpsc::channel();
-        thread::spawn(move || port(queues, room, &ready));
-        is_ready
-            .recv_timeout(PATIENCE)
-            .context("the port is not ready")?
-            .map_err(|error| anyhow!(error))?;
+    if by == Link::Udp {
+        // (As a network between hosts is: packets of 1,500 bytes.)
+        ip(&["link", "set", BELOW, "mtu", "1500", "up"])?;
+        ip(&["address", "add", &format!("{}/24", address_below(number)), "dev", BELOW])?;
+        let (room, peer) = (room.clone(), address_below(3 - number));
+        begin(move |ready| span(room, peer, ready))?;
+    }
+    if by != Link::Veth {
+        let queues = if let Link::Ringlet { queues } = by { queues } else { 1 };
+        begin(move |ready| port(queues, room, ready))?;
     }
     // (As veth has it; segments are passed whole by both.)
     ip(&["link", "set", DEVICE, "mtu", "1500", "up"])?;
     ip(&["address", "add", &format!("{}/24", address(number)), "dev", DEVICE])
+}
+
+/// Starts what says when it is ready, and goes on.
+fn begin(run: impl FnOnce(&Sender<Result<(), String>>) + Send + 'static) -> Result<()> {
+    let (ready, is_ready) = mpsc::channel();
+    thread::spawn(move || run(&ready));
+    is_ready
+        .recv_timeout(PATIENCE)
+        .context("the port is not ready")?
+        .map_err(|error| anyhow!(error))
+}
+
+fn span(room: Room, peer: Ipv4Addr, ready: &Sender<Result<(), String>>) {
+    let host = Host(vec![Address::Udp((peer, ringlet_ethernet::far::PORT).into())]);
+    let settings = span::Settings { hosts: vec![host], listen: None, watch_us: 200 };
+    let is_ready = ready.clone();
+    let says = move || _ = is_ready.send(Ok(()));
+    let ended = span::up(&settings, room, mpsc::channel(), says, |_| ());
+    let _ = ready.send(ended.map_err(|error| format!("{error:#}")));
 }
 
 fn port(queues: u16, room: Room, ready: &Sender<Result<(), String>>) {

@@ -188,6 +188,7 @@ fn links() -> Vec<Contender> {
         by(report::ETHERNET_BASELINE, Link::Veth),
         by("ringlet eth", Link::Ringlet { queues: 1 }),
         by("ringlet eth, 2 queues", Link::Ringlet { queues: 2 }),
+        by("frames by UDP", Link::Udp),
     ]
 }
 

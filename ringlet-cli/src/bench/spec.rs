@@ -97,6 +97,8 @@ pub enum Link {
     Ringlet {
         queues: u16,
     },
+    /// Two networks of that name which reach each other by UDP over veth, as two hosts' do.
+    Udp,
 }
 
 /// What two processes wake each other by.
