@@ -9,7 +9,7 @@
 
 use crate::layout::*;
 use crate::memory::Buffers;
-use crate::record::{self, RingMemory, look, slot_of};
+use crate::record::{self, RingMemory, look, position_after, slot_of};
 
 /// The longest message that a queue of this memory takes.
 #[inline(always)]
@@ -249,6 +249,15 @@ impl Tx {
     }
 }
 
+#[inline(always)]
+fn peek_at<M: RingMemory>(memory: &M, position: u64) -> Next {
+    match look(memory, slot_of(memory, position), position, max_bytes(memory)) {
+        Ok(None) => Next::Empty,
+        Ok(Some(record)) if !record.is_control() => Next::Message(Message(record)),
+        _ => Next::Corrupt,
+    }
+}
+
 /// The receiver's own state.
 #[derive(Default)]
 #[repr(transparent)]
@@ -268,12 +277,14 @@ impl Rx {
     /// The next message, left where it is.
     #[inline(always)]
     pub fn peek<M: RingMemory>(&self, memory: &M) -> Next {
-        let position = self.0.slots.get();
-        match look(memory, slot_of(memory, position), position, max_bytes(memory)) {
-            Ok(None) => Next::Empty,
-            Ok(Some(record)) if !record.is_control() => Next::Message(Message(record)),
-            _ => Next::Corrupt,
-        }
+        peek_at(memory, self.0.slots.get())
+    }
+
+    /// The message behind one that is not released yet. They are released in this order.
+    #[inline(always)]
+    pub fn peek_behind<M: RingMemory>(&self, memory: &M, message: &Message) -> Next {
+        let Message(record) = message;
+        peek_at(memory, position_after(memory, record.position, record.flags))
     }
 
     /// The position after the last message that is there now, from `from` on: what an edge-triggered watcher remembers.

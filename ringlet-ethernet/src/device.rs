@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use ringlet_linux::{fd, sys};
+use ringlet_linux::fd;
 use rustix::io::Errno;
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
@@ -13,7 +13,6 @@ use crate::counters::{Dropped, Totals};
 use crate::frame::{MESSAGE_MOST, MTU_LEAST, MTU_MOST, Mac};
 use crate::port::{Arrived, Event, Filled, Options, Port, Queue};
 use crate::room::Room;
-use crate::strand::RING_BYTES;
 
 /// Frames of one way before the other has its turn.
 const TURN: usize = 64;
@@ -49,22 +48,10 @@ pub fn up(
         "an MTU is between {MTU_LEAST} and {MTU_MOST}: not {}",
         settings.mtu
     );
-    let mac = match settings.mac {
-        Some(mac) => mac,
-        None => {
-            let mut bits = [0; 8];
-            ensure!(sys::random(&mut bits), "the kernel has no random bytes yet");
-            Mac::local(u64::from_ne_bytes(bits))
-        }
-    };
+    let mac = settings.mac.map_or_else(Mac::random, Ok)?;
     let taps = make(settings, mac)?;
     let first = Arc::clone(&taps[0]);
-    let options = Options {
-        name: settings.device.clone(),
-        mac,
-        queues: settings.queues,
-        ring_bytes: RING_BYTES,
-    };
+    let options = Options { queues: settings.queues, ..Options::new(&settings.device, mac) };
     let (ending, end) = ends;
     let asked = ending.clone();
     let (port, queues) = Port::open(room, options, move |event| match event {

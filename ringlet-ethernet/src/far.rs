@@ -12,7 +12,6 @@ use std::time::Instant;
 
 use anyhow::{Error, Result, bail, ensure};
 use ringlet::waiting::spin;
-use ringlet_linux::sys;
 use ringlet_messages::native::{Channel, Error as Refused};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::time::{
@@ -24,7 +23,6 @@ use crate::counters::Dropped;
 use crate::frame::{HEAD_BYTES, MESSAGE_MOST, Mac};
 use crate::port::{Event, Filled, Options, Port, Queue};
 use crate::room::Room;
-use crate::strand::RING_BYTES;
 pub use crate::udp::PORT;
 use crate::udp::{BEAT, Udp};
 use crate::wire::{Choice, Reach, Way as Told};
@@ -379,14 +377,7 @@ impl Far {
 
     /// As a port of the network, as long as there is a way.
     fn serve(&mut self, tell: impl Fn(Event) + Send + 'static) -> Result<()> {
-        let mut bits = [0; 8];
-        ensure!(sys::random(&mut bits), "the kernel has no random bytes yet");
-        let options = Options {
-            name: self.name.clone(),
-            mac: Mac::local(u64::from_ne_bytes(bits)),
-            queues: 1,
-            ring_bytes: RING_BYTES,
-        };
+        let options = Options::new(&self.name, Mac::random()?);
         let (_port, queues) = Port::join(self.room.clone(), options, true, tell)?;
         let Some(mut queue) = queues.into_iter().next() else { bail!("a port without a queue") };
         queue.watch_outside(&self.timer)?;

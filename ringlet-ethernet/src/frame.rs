@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Error, bail, ensure};
+use ringlet_linux::sys;
 use serde::{Deserialize, Serialize};
 
 /// struct virtio_net_hdr, without a count of buffers.
@@ -18,13 +19,13 @@ pub const MTU_MOST: u16 = 65_521;
 /// A segment that the kernel has still to cut is of 64 KiB at most; then there are a VLAN's tag, or two.
 pub const MESSAGE_MOST: usize = HEADER_BYTES + ETHERNET_BYTES + 8 + (64 << 10);
 
-const NEEDS_CHECKSUM: u8 = 1;
-const DATA_VALID: u8 = 2;
-const GSO_NONE: u8 = 0;
-const GSO_TCP4: u8 = 1;
-const GSO_TCP6: u8 = 4;
-const GSO_UDP: u8 = 5;
-const GSO_ECN: u8 = 0x80;
+pub const NEEDS_CHECKSUM: u8 = 1;
+pub const DATA_VALID: u8 = 2;
+pub const GSO_NONE: u8 = 0;
+pub const GSO_TCP4: u8 = 1;
+pub const GSO_TCP6: u8 = 4;
+pub const GSO_UDP: u8 = 5;
+pub const GSO_ECN: u8 = 0x80;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Mac(pub [u8; 6]);
@@ -38,6 +39,13 @@ impl Mac {
     /// May a frame come from there?
     pub fn is_station(self) -> bool {
         !self.is_multicast() && self != Mac::default()
+    }
+
+    /// One at random.
+    pub fn random() -> Result<Mac, Error> {
+        let mut bits = [0; 8];
+        ensure!(sys::random(&mut bits), "the kernel has no random bytes yet");
+        Ok(Mac::local(u64::from_ne_bytes(bits)))
     }
 
     /// One that nobody else has given to a card, of these bits.

@@ -20,6 +20,7 @@
 
 mod carried;
 mod counters;
+pub mod cut;
 pub mod device;
 pub mod far;
 pub mod frame;
@@ -35,6 +36,6 @@ pub mod wire;
 
 pub use counters::Dropped;
 pub use frame::Mac;
-pub use port::{Arrived, Event, Filled, Options, Port, Queue};
+pub use port::{Arrived, Ender, Event, Filled, Options, Place, Port, Queue, Refused};
 pub use room::Room;
 pub use table::Policy;

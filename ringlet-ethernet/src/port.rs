@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use ringlet::waiting::spin;
-use ringlet_core::queue::Next;
+use ringlet_core::queue::{Message, Next, Reserved};
 use ringlet_linux::sys;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::io::Errno;
@@ -22,9 +22,13 @@ use crate::counters::{Counters, Dropped, Totals, Traffic, add};
 use crate::frame::{HEAD_BYTES, Head, MESSAGE_MOST, Mac};
 use crate::keeper::{Keeper, is_name};
 use crate::room::{PORTS_MOST, Room, Seat};
-use crate::strand::{RINGS, Strand};
+use crate::strand::{RING_BYTES, RINGS, Strand};
 use crate::table::{Bucket, Key, Source, Table};
 use crate::wire::About;
+
+mod in_place;
+
+pub use in_place::{Place, Refused};
 
 pub const QUEUES_MOST: u16 = 16;
 /// A strand in which nothing was found so often rings from then on, and is not looked at.
@@ -50,6 +54,13 @@ pub struct Options {
     pub mac: Mac,
     pub queues: u16,
     pub ring_bytes: usize,
+}
+
+impl Options {
+    /// Of a port of one queue.
+    pub fn new(name: impl Into<String>, mac: Mac) -> Options {
+        Options { name: name.into(), mac, queues: 1, ring_bytes: RING_BYTES }
+    }
 }
 
 /// What the keeper tells who has opened the port.
@@ -118,11 +129,11 @@ impl Shared {
     }
 }
 
-fn ring(bell: &OwnedFd) {
+pub(crate) fn ring(bell: &OwnedFd) {
     let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }
 
-fn new_bell() -> Result<OwnedFd> {
+pub(crate) fn new_bell() -> Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?)
 }
 
@@ -210,13 +221,30 @@ impl Port {
     pub fn totals(&self) -> Totals {
         self.shared.totals()
     }
-}
 
-impl Port {
+    /// How many other ports are there.
+    pub fn others(&self) -> usize {
+        self.shared.ports.load(Ordering::Relaxed)
+    }
+
     /// The queues' threads find that it is over.
     pub fn end(&self) {
-        self.shared.is_over.store(true, Ordering::Relaxed);
-        self.shared.desks.iter().flat_map(|desk| &desk.bell).for_each(ring);
+        self.ender().end();
+    }
+
+    /// For who is to end the port without having it.
+    pub fn ender(&self) -> Ender {
+        Ender(Arc::clone(&self.shared))
+    }
+}
+
+#[derive(Clone)]
+pub struct Ender(Arc<Shared>);
+
+impl Ender {
+    pub fn end(&self) {
+        self.0.is_over.store(true, Ordering::Relaxed);
+        self.0.desks.iter().flat_map(|desk| &desk.bell).for_each(ring);
     }
 }
 
@@ -321,8 +349,19 @@ pub struct Queue {
     cache: Cache,
     now_ms: u64,
     passes: u32,
-    /// The only receiver had no room.
-    is_full: bool,
+    /// Whose queue had no room, of those that are waited for.
+    full: Option<usize>,
+    /// Where the next message is to be written, which is not sent yet.
+    reserved: Option<in_place::At>,
+    /// How many places were asked for.
+    places: u32,
+    /// For messages that go to several ports.
+    copied: Vec<u8>,
+    /// Taken and not yet released: so many of each strand, in this order.
+    held: Vec<Message>,
+    holds: Vec<(Arc<Strand>, usize)>,
+    /// Somebody waits on the descriptor, it may be.
+    is_armed: bool,
 }
 
 impl Queue {
@@ -330,7 +369,7 @@ impl Queue {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = shared.desks[number].bell.as_ref().context("a bell")?;
         epoll::add(&epoll, bell, epoll::EventData::new_u64(ORDERS), epoll::EventFlags::IN)?;
-        let (lanes, hot, out) = Default::default();
+        let (lanes, hot, out, held, holds) = Default::default();
         let shared = Arc::clone(shared);
         Ok(Queue {
             shared,
@@ -342,7 +381,13 @@ impl Queue {
             cache: Cache::default(),
             now_ms: 0,
             passes: 0,
-            is_full: false,
+            full: None,
+            reserved: None,
+            places: 0,
+            copied: Vec::new(),
+            held,
+            holds,
+            is_armed: false,
         })
     }
 
@@ -377,7 +422,7 @@ impl Queue {
     pub fn begin(&mut self) {
         self.now_ms = self.shared.now_ms();
         self.passes = self.passes.wrapping_add(1);
-        if self.passes.is_multiple_of(PASSES_PER_CALL) {
+        if std::mem::take(&mut self.is_armed) || self.passes.is_multiple_of(PASSES_PER_CALL) {
             self.note_sent();
             // (What fails here fails in a wait, too.)
             let _ = self.hear(Some(&Timespec::default()));
@@ -435,7 +480,7 @@ impl Queue {
         if sends {
             self.out.insert(key, at);
         }
-        self.is_full = false;
+        self.full = None;
     }
 
     fn remove(&mut self, at: usize) {
@@ -445,7 +490,8 @@ impl Queue {
         if lane.sends {
             self.out.remove(&lane.key);
         }
-        self.is_full = false;
+        self.full = None;
+        self.reserved = None;
     }
 
     fn tell_gone(&self, key: Key, why: &'static str) {
@@ -462,27 +508,38 @@ impl Queue {
 
     /// Sends a message: a header, and an Ethernet frame of this port's. Copied; what can't be sent is counted.
     pub fn send(&mut self, message: &[u8]) {
+        self.send_copy(message);
+    }
+
+    /// False: nobody gets it.
+    fn send_copy(&mut self, message: &[u8]) -> bool {
         let Some(head) = message
             .first_chunk()
             .map(|head| Head(*head))
             .filter(|head| head.is_sound(message.len()))
         else {
-            return self.dropped(Dropped::Malformed);
+            self.dropped(Dropped::Malformed);
+            return false;
         };
         if self.out.is_empty() {
-            return self.dropped(Dropped::NoPort);
+            self.dropped(Dropped::NoPort);
+            return false;
         }
         let to =
             if head.destination().is_multicast() { None } else { self.find(head.destination()) };
         let sent = match to.map(|key| self.out.get(&key)) {
             Some(Some(at)) => self.push(*at, message),
             // (It is known, and its strand is not there yet or no more. Others do not see it for that.)
-            Some(None) => return self.dropped(Dropped::NoPort),
+            Some(None) => {
+                self.dropped(Dropped::NoPort);
+                false
+            }
             None => self.out.values().filter(|at| self.push(**at, message)).count() > 0,
         };
         if sent {
             self.sent(message.len());
         }
+        sent
     }
 
     fn sent(&self, bytes: usize) {
@@ -525,32 +582,41 @@ impl Queue {
     /// Where there is one other port, sends it the message that `read` writes into its queue, of so many bytes at most; `read` returns how many
     /// it wrote, 0 if there is nothing to send.
     pub fn fill(&mut self, read: impl FnOnce(*mut u8, usize) -> usize) -> Filled {
-        let Some(at) = self.alone() else { return Filled::NotAlone };
-        let Some(lane) = &self.lanes[at] else { return Filled::NotAlone };
-        if self.is_full && !lane.strand.is_writable() {
-            return Filled::Full;
-        }
-        let room = lane.strand.reserve(MESSAGE_MOST).or_else(|| {
-            add(&self.counters().waited, 1);
-            lane.strand.want_room();
-            lane.strand.reserve(MESSAGE_MOST)
-        });
-        let Some((place, pointer)) = room else {
-            self.is_full = true;
-            return Filled::Full;
+        let Some(at) = self.alone() else {
+            self.full = None;
+            return Filled::NotAlone;
         };
-        self.is_full = false;
+        let Some((place, pointer)) = self.room_in(at, MESSAGE_MOST) else { return Filled::Full };
         match read(pointer, MESSAGE_MOST) {
             0 => Filled::Nothing,
             len => {
-                let lane = self.lanes[at].as_ref().expect("as above");
-                let rang = lane.strand.commit(place, len);
-                add(&lane.traffic.sent, 1);
-                add(&self.counters().rang, u64::from(rang));
-                self.sent(len);
+                self.send_reserved(at, place, len);
                 Filled::Sent
             }
         }
+    }
+
+    /// Room for so many bytes in another port's queue; if there is none, it is waited for.
+    fn room_in(&mut self, at: usize, len: usize) -> Option<(Reserved, *mut u8)> {
+        let strand = &self.lanes[at].as_ref()?.strand;
+        if self.full == Some(at) && !strand.is_writable() {
+            return None;
+        }
+        let room = strand.reserve(len).or_else(|| {
+            add(&self.counters().waited, 1);
+            strand.want_room();
+            strand.reserve(len)
+        });
+        self.full = room.is_none().then_some(at);
+        room
+    }
+
+    fn send_reserved(&self, at: usize, place: Reserved, len: usize) {
+        let Some(lane) = &self.lanes[at] else { return };
+        let rang = lane.strand.commit(place, len);
+        add(&lane.traffic.sent, 1);
+        add(&self.counters().rang, u64::from(rang));
+        self.sent(len);
     }
 
     /// (Of a port that has just come this queue's strand may not be there yet: so it is the keeper who counts.)
@@ -563,13 +629,23 @@ impl Queue {
     pub fn receive(
         &mut self,
         most: usize,
+        take: impl FnMut(&Arrived) -> Result<(), Dropped>,
+    ) -> bool {
+        self.release();
+        self.take(most, false, take)
+    }
+
+    fn take(
+        &mut self,
+        most: usize,
+        holds: bool,
         mut take: impl FnMut(&Arrived) -> Result<(), Dropped>,
     ) -> bool {
         let (mut left, mut nth) = (most, 0);
         while nth < self.hot.len() && left > 0 {
             let at = self.hot[nth];
             let before = left;
-            let whole = self.receive_from(at, &mut left, &mut take);
+            let whole = self.take_from(at, &mut left, holds, &mut take);
             let lane = self.lanes[at].as_mut();
             match (whole, lane) {
                 (Err(why), _) => self.fail(at, why),
@@ -595,17 +671,24 @@ impl Queue {
         left < most
     }
 
-    fn receive_from(
+    fn take_from(
         &mut self,
         at: usize,
         left: &mut usize,
+        holds: bool,
         take: &mut impl FnMut(&Arrived) -> Result<(), Dropped>,
     ) -> Result<(), &'static str> {
         let Some(lane) = &self.lanes[at] else { return Ok(()) };
         let (strand, traffic, key) =
             (Arc::clone(&lane.strand), Arc::clone(&lane.traffic), lane.key);
+        // (A strand has one turn in each call, before which all is released.)
+        let first = self.held.len();
         for _ in 0..TURN.min(*left) {
-            let message = match strand.peek() {
+            let next = match self.held[first..].last() {
+                None => strand.peek(),
+                Some(before) => strand.peek_behind(before),
+            };
+            let message = match next {
                 Next::Empty => break,
                 Next::Corrupt => return Err("it wrote what no port writes"),
                 Next::Message(message) => message,
@@ -620,8 +703,12 @@ impl Queue {
                 self.admit(at, key, &head, len)
                     .and_then(|()| take(&Arrived { head: &head, at: pointer, len }))
             };
-            let rang = strand.release(message);
-            add(&self.counters().rang, u64::from(rang));
+            if holds {
+                self.hold_back(&strand, message);
+            } else {
+                let rang = strand.release(message);
+                add(&self.counters().rang, u64::from(rang));
+            }
             match taken {
                 Ok(()) => {
                     add(&traffic.received, 1);
@@ -659,19 +746,20 @@ impl Queue {
     pub(crate) fn is_ready(&self) -> bool {
         let ready =
             |at: &usize| self.lanes[*at].as_ref().is_some_and(|lane| lane.strand.is_ready());
-        self.has_orders() || self.hot.iter().any(ready) || self.is_full && self.has_room()
+        self.has_orders() || self.hot.iter().any(ready) || self.has_room()
     }
 
+    /// Is there room again where there was none?
     fn has_room(&self) -> bool {
-        self.alone()
-            .and_then(|at| self.lanes[at].as_ref())
-            .is_none_or(|lane| lane.strand.is_writable())
+        self.full
+            .is_some_and(|at| self.lanes[at].as_ref().is_none_or(|lane| lane.strand.is_writable()))
     }
 
     /// Waits for messages, for room if there was none, for what the keeper says, or for `outside`, which is asked now and then: watches for a while,
     /// then sleeps.
     pub fn wait(&mut self, watch_us: u64, outside: impl Fn() -> bool) -> Result<()> {
-        let (mut looks, listens) = (0u32, !self.is_full);
+        self.release();
+        let (mut looks, listens) = (0u32, self.full.is_none());
         let ready = || {
             looks = looks.wrapping_add(1);
             self.is_ready() || listens && looks.is_multiple_of(LOOKS_PER_CALL) && outside()
@@ -679,23 +767,26 @@ impl Queue {
         if spin::watch(watch_us, || None, ready) {
             return Ok(());
         }
-        for at in &self.hot {
-            if let Some(lane) = &self.lanes[*at] {
-                lane.strand.want_data();
-            }
-        }
-        if let Some(lane) =
-            self.alone().filter(|_| self.is_full).and_then(|at| self.lanes[at].as_ref())
-        {
-            lane.strand.want_room();
-        }
-        self.note_sent();
-        // (Behind the wishes, which are fences: who has published before either is seen here or rings.)
-        if self.is_ready() {
+        if self.wish(true) {
             return Ok(());
         }
         add(&self.counters().slept, 1);
         self.hear(None)
+    }
+
+    /// Asks to be woken: for messages, if they are wanted, and for room. True if there is something now.
+    fn wish(&mut self, data: bool) -> bool {
+        for at in self.hot.iter().filter(|_| data) {
+            if let Some(lane) = &self.lanes[*at] {
+                lane.strand.want_data();
+            }
+        }
+        if let Some(lane) = self.full.and_then(|at| self.lanes[at].as_ref()) {
+            lane.strand.want_room();
+        }
+        self.note_sent();
+        // (Behind the wishes, which are fences: who has published before either is seen here or rings.)
+        if data { self.is_ready() } else { self.has_orders() || self.has_room() }
     }
 
     /// Takes what rings, after a sleep of so long at most.

@@ -122,8 +122,8 @@ fn let_all_connect(socket: &Path) -> Result<()> {
     Ok(fs::set_permissions(path, Permissions::from_mode(0o666))?)
 }
 
-fn none(base: &Path, name: &str) -> anyhow::Error {
-    anyhow::anyhow!(
+fn none(base: &Path, name: &str) -> String {
+    format!(
         "there is no network {name:?} in {}: `ringlet eth create {name}` makes it (in a container, that directory has to be the host's)",
         base.display()
     )
@@ -178,7 +178,7 @@ impl Room {
         let is_empty = |directory: &Path| -> Result<()> {
             let room = in_directory(directory);
             let there = match room.ports() {
-                Err(_) if !directory.exists() => return Err(none(base, name)),
+                Err(_) if !directory.exists() => bail!(none(base, name)),
                 ports => ports?.len(),
             };
             ensure!(there == 0, "network {name:?} has {there} ports: `ringlet eth down` ends each");
@@ -207,16 +207,16 @@ impl Room {
         let directory = place(base, name)?;
         let rules = match read_rules(&directory) {
             Ok(rules) => rules,
-            Err(error) => match error.downcast_ref::<rustix::io::Errno>() {
-                Some(&rustix::io::Errno::NOENT) => return Err(none(base, name)),
-                Some(&rustix::io::Errno::ACCESS) => bail!(
-                    "network {name:?} is not open to this user: its owner makes it with `ringlet eth create --group GROUP {name}`"
-                ),
-                _ => {
-                    return Err(error)
-                        .with_context(|| format!("{} is no network's", directory.display()));
-                }
-            },
+            Err(error) => {
+                let says = match error.downcast_ref() {
+                    Some(&rustix::io::Errno::NOENT) => none(base, name),
+                    Some(&rustix::io::Errno::ACCESS) => format!(
+                        "network {name:?} is not open to this user: its owner makes it with `ringlet eth create --group GROUP {name}`"
+                    ),
+                    _ => format!("{} is no network's", directory.display()),
+                };
+                return Err(error.context(says));
+            }
         };
         Ok(Room { name: name.to_owned(), directory, rules })
     }

@@ -86,14 +86,19 @@ impl Strand {
         self.out.control().data_wish().granted_by_sender() != WANT_NOTHING && self.ring()
     }
 
+    /// Writes the beginning of a message. Panics when there is no room for so much.
+    pub fn write(&self, place: &Reserved, bytes: &[u8]) {
+        // SAFETY: `bytes` is valid for its length.
+        #[allow(unsafe_code)]
+        unsafe {
+            place.write(&self.out, 0, bytes.as_ptr(), bytes.len());
+        }
+    }
+
     /// `None`: there is no room.
     pub fn push(&self, message: &[u8]) -> Option<bool> {
         let place = self.tx.reserve(&self.out, message.len()).ok()?;
-        // SAFETY: `message` is valid for its length.
-        #[allow(unsafe_code)]
-        unsafe {
-            place.write(&self.out, 0, message.as_ptr(), message.len());
-        }
+        self.write(&place, message);
         Some(self.commit(place, message.len()))
     }
 
@@ -128,6 +133,11 @@ impl Strand {
 
     pub fn peek(&self) -> Next {
         self.rx.peek(&self.back)
+    }
+
+    /// The message behind one that is not released yet.
+    pub fn peek_behind(&self, message: &Message) -> Next {
+        self.rx.peek_behind(&self.back, message)
     }
 
     /// Copies the beginning of a message out; and where all of it lies, until it is released.
