@@ -44,7 +44,7 @@ install:
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' ringlet-native/ringlet.pc.in \
 		> $(DESTDIR)$(PREFIX)/lib/pkgconfig/ringlet.pc
 	install -m 644 ringlet-native/man/*.3 $(SHARE)/man/man3
-	for page in connect send mailbox region reflect; do \
+	for page in connect send mailbox region reflect port; do \
 		for name in $$(sed -n '/^.SH NAME/{n;s/ \\-.*//;s/,//g;p;}' ringlet-native/man/ringlet_$$page.3); do \
 			test $$name = ringlet_$$page || test $$name = ringlet_mailbox || \
 				echo ".so man3/ringlet_$$page.3" > $(SHARE)/man/man3/$$name.3; \

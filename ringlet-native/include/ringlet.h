@@ -1,6 +1,6 @@
 /*
  * ringlet: channels through shared memory between programs of one machine, and by way of `ringlet node` of a cluster. Manual pages: ringlet_connect(3), ringlet_send(3),
- * ringlet_mailbox(3), ringlet_region(3); memory that many programs share by keys: ringlet_reflect(3).
+ * ringlet_mailbox(3), ringlet_region(3); memory that many programs share by keys: ringlet_reflect(3); Ethernet frames: ringlet_port(3).
  *
  * A service is opened under a name by one program, others connect to it. Calls that return -1 or NULL set errno. A timeout is in
  * milliseconds: -1 waits for ever, 0 not at all (EAGAIN); when it is over: ETIMEDOUT.
@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -184,6 +185,66 @@ int ringlet_reflect_wait_event(const ringlet_reflect_host *host, struct ringlet_
 
 const char *ringlet_reflect_error(void);
 int ringlet_reflect_status(void);
+
+/* An Ethernet (ringlet_port(3)): a program is a port of a network of `ringlet eth`, as its devices are, without one. A frame is what a network card
+   takes and gives: from the destination's address on, 14 bytes at least, without a checksum at its end. Calls that fail return -1 or NULL and set
+   errno; ringlet_port_error says in words what was wrong with this thread's last call (but for EAGAIN), until its next one fails. A queue is one
+   thread's at a time; of a port's calls any number of threads may use all but close. In a child by fork none of them is of use. NULL can be closed. */
+typedef struct ringlet_port ringlet_port;
+typedef struct ringlet_port_queue ringlet_port_queue;
+
+enum { RINGLET_PORT_OFFLOADS = 1 }; /* frames that a card would still cut, or write checksums of, come as they are: look at `offload` */
+
+struct ringlet_port_options {
+    const char *name;         /* as `ringlet eth ls` shows it; NULL: the program's */
+    unsigned char address[6]; /* the port's; all 0: a random one */
+    unsigned short queues;    /* 1 to 16; 0: 1 */
+    unsigned flags;
+    int spin_us;              /* how long wait watches memory before it sleeps; 0: 50; -1: it sleeps at once */
+};
+
+/* As struct virtio_net_hdr of <linux/virtio_net.h>, of the little end first; all 0: a plain frame. */
+struct ringlet_port_offload {
+    uint8_t flags, gso_type;
+    uint16_t hdr_len, gso_size, csum_start, csum_offset;
+};
+
+/* One that came. `data` is where it lies, and its sender may change it at any time; the rest is copied, and checked. */
+struct ringlet_port_frame {
+    const void *data;
+    size_t len;
+    unsigned char destination[6], source[6];
+    struct ringlet_port_offload offload;
+};
+
+/* Joins a network; options NULL: the defaults. others: how many other ports are there now (0: no carrier). news: 1 and the oldest text that was not
+   taken, of why another port does not want this one; 0 if there is none. */
+ringlet_port *ringlet_port_open(const char *network, const struct ringlet_port_options *options);
+void ringlet_port_close(ringlet_port *port);
+void ringlet_port_address(const ringlet_port *port, unsigned char address[6]);
+int ringlet_port_others(const ringlet_port *port);
+int ringlet_port_news(const ringlet_port *port, char *buffer, size_t size);
+ringlet_port_queue *ringlet_port_queue_of(const ringlet_port *port, unsigned number);
+
+/* In place. reserve gives room for a frame of len bytes to this address: where its receiver will read it, or, if there are several, where it is copied
+   from. commit sends the first len of them (offload NULL: a plain frame). The place is lost with the next call that reserves, sends, receives, waits
+   or arms. EAGAIN: the receiver's queue is full; ENETDOWN: no port is there; EMSGSIZE: shorter or longer than can be; ESHUTDOWN: `ringlet eth down`
+   has ended the port. */
+void *ringlet_port_reserve(ringlet_port_queue *queue, const unsigned char to[6], size_t len);
+int ringlet_port_commit(ringlet_port_queue *queue, size_t len, const struct ringlet_port_offload *offload);
+/* Copies plain frames, until there is no room for one; how many that were. */
+int ringlet_port_send(ringlet_port_queue *queue, const struct iovec *frames, unsigned count);
+
+/* Frames that are there, so many at most; 0 if there are none. They stay until the next call that receives, waits or arms. */
+int ringlet_port_receive(ringlet_port_queue *queue, struct ringlet_port_frame *frames, unsigned count);
+
+/* Driven by a descriptor: arm returns 0 when there is something now (or room, if there was none), 1 when there is not: then the descriptor becomes
+   readable as soon as there is. Only ever wait on it. wait returns 0 when there may be something. */
+int ringlet_port_fd(const ringlet_port_queue *queue);
+int ringlet_port_arm(ringlet_port_queue *queue);
+int ringlet_port_wait(ringlet_port_queue *queue, int timeout_ms);
+
+const char *ringlet_port_error(void);
 
 #ifdef __cplusplus
 }

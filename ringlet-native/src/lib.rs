@@ -10,6 +10,7 @@ mod am;
 mod am_job;
 mod am_spawn;
 mod amudp;
+mod port;
 mod reflect;
 
 use ringlet_core::queue::{self, Reserved};

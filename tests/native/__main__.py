@@ -66,7 +66,7 @@ class Place:
         }
         self.c, self.rust = directory / "c", target.resolve() / "debug/examples"
         self.c.mkdir()
-        for name in ("echo", "mailbox", "region", "reflect"):
+        for name in ("echo", "mailbox", "region", "reflect", "port"):
             self.compile(["cc", "-std=c99", "-D_GNU_SOURCE"], f"{name}.c", self.c / name, ["--cflags", "--libs"])
 
     def compile(self, compiler, source, to, ask):
@@ -129,7 +129,7 @@ def installed(place):
     both = declared | messages
     require(both == exported, f"only declared: {both - exported}; only exported: {exported - both}")
     pages = place.root / "usr/share/man/man3"
-    paged = {page.stem for page in pages.iterdir()} - {"ringlet_mailbox", "ringlet_region", "ringlet_reflect", "am"}
+    paged = {page.stem for page in pages.iterdir()} - {"ringlet_mailbox", "ringlet_region", "ringlet_reflect", "ringlet_port", "am"}
     require(paged == declared, f"without a page: {declared - paged}; pages for nothing: {paged - declared}")
     for page in pages.iterdir():
         text = page.read_text()
@@ -175,6 +175,33 @@ def regions(place):
                 # What does not fit is not stored.
                 _, complaint = place.call(client / "region", "call", service, 1, 1 << 20, status=1)
                 require(complaint, "it says nothing")
+
+
+@check
+def ports(place):
+    """Frames between two programs' ports: all come, in order, short and long; and whoever is wrong is told."""
+    place.environment["RINGLET_ETHERNET"] = str(place.directory / "networks")
+    run([place.root / "usr/bin/ringlet", "eth", "create", "blue"], env=place.environment)
+    for size, count in ((22, 30_000), (60, 30_000), (1500, 30_000), (65_000, 3000)):
+        sink = place.start(place.c / "port", "sink", "blue", count, size)
+        try:
+            require(sink.line(SECONDS) == "listening", sink.tail())
+            place.call(place.c / "port", "generate", "blue", count, size)
+            require(sink.wait(SECONDS) == 0 and b"frames/s" in sink.finished_output(), sink.tail())
+        finally:
+            sink.kill()
+    for words, what in ((("nowhere", 1, 60), "ringlet eth create nowhere"), (("../blue", 1, 60), "a network's name is of")):
+        _, complaint = place.call(place.c / "port", "sink", *words, status=1)
+        require(what in complaint, complaint)
+    sink = place.start(place.c / "port", "sink", "blue", 1, 60)
+    try:
+        require(sink.line(SECONDS) == "listening", sink.tail())
+        _, complaint = place.call(place.c / "port", "generate", "blue", 1, 70_000, status=1)
+        require("longer than" in complaint, complaint)
+        run([place.root / "usr/bin/ringlet", "eth", "down", "example"], env=place.environment)
+        require(sink.wait(SECONDS) == 1 and "somebody has ended the port" in sink.tail(), sink.tail())
+    finally:
+        sink.kill()
 
 
 @check
