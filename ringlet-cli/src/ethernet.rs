@@ -1,6 +1,7 @@
 //! `ringlet eth`: network devices whose frames go through shared memory (`ringlet_ethernet`).
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -13,7 +14,7 @@ use ringlet_ethernet::far::{Address, Host};
 use ringlet_ethernet::frame::MTU_MOST;
 use ringlet_ethernet::room::{Rules, base, is_in};
 use ringlet_ethernet::wire::{Choice, Span, State, Totals};
-use ringlet_ethernet::{Mac, Policy, Room, port, span};
+use ringlet_ethernet::{Mac, Policy, Room, port, span, vhost};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -44,9 +45,15 @@ enum EthCommand {
     ///
     /// It needs CAP_NET_ADMIN here, and /dev/net/tun. The device goes when this command ends, however it ends.
     Up(UpArgs),
-    /// End a device of this network namespace
+    /// Make a QEMU guest's virtio-net a port of a network, in the foreground, as a vhost-user back end; it says `ready`
+    ///
+    /// QEMU connects with `-chardev socket,id=c,path=PATH,reconnect=1 -netdev vhost-user,id=n,chardev=c -device virtio-net-pci,netdev=n,mac=ADDRESS`, and
+    /// shares the guest's memory: `-object memory-backend-memfd,id=m,size=1G,share=on -numa node,memdev=m`. One guest at a time; the port is there
+    /// while its driver is.
+    Vhost(VhostArgs),
+    /// End a port of this network namespace: a device, a guest's, or a program's
     Down {
-        /// Its name
+        /// Its name: of a guest's port that of the socket, without what stands behind its last dot
         device: String,
     },
     /// Have a network span other hosts, by the node service or by UDP, in the foreground; it says `ready`
@@ -94,6 +101,22 @@ struct UpArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(port::QUEUES_MOST)))]
     queues: u16,
     /// Microseconds to watch, at most, before a thread sleeps; 0: it sleeps at once
+    #[arg(long, value_name = "US", default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    watch: u64,
+}
+
+#[derive(clap::Args)]
+struct VhostArgs {
+    /// Where QEMU connects: a socket that is made here
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// The network's name
+    #[arg(long, value_name = "NAME")]
+    network: String,
+    /// The address that QEMU gives to the guest; a network with `--addresses static` must know it
+    #[arg(long, value_name = "ADDRESS")]
+    mac: Option<Mac>,
+    /// Microseconds to watch, at most, before the thread sleeps; 0: it sleeps at once
     #[arg(long, value_name = "US", default_value_t = 200, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     watch: u64,
 }
@@ -149,6 +172,7 @@ pub fn run(args: EthArgs) -> Result<ExitCode> {
         EthCommand::Create(args) => create(&args)?,
         EthCommand::Delete { network } => Room::delete(&base(), &network)?,
         EthCommand::Up(args) => up(args)?,
+        EthCommand::Vhost(args) => vhost(args)?,
         EthCommand::Down { device } => down(&device)?,
         EthCommand::Span(args) => span(args)?,
         EthCommand::Way(args) => way(&args)?,
@@ -179,9 +203,15 @@ fn create(args: &CreateArgs) -> Result<()> {
     Room::create(&base(), &args.network, Rules { addresses, storm: args.storm }, group.transpose()?)
 }
 
-/// How what runs in the foreground ends: when it is signalled, at least.
+fn vhost(args: VhostArgs) -> Result<()> {
+    let VhostArgs { socket, network, mac, watch } = args;
+    let settings = vhost::Settings { socket, mac, watch_us: watch };
+    let ready = |mac| say_ready(&format!("ready {} {mac}", settings.socket.display()));
+    vhost::serve(&settings, Room::open(&base(), &network)?, ends()?, ready, tell)
+}
+
+/// How what runs in the foreground ends: when it is signalled, at least. (And room for descriptors: one for each queue of each other port.)
 fn ends() -> Result<(Sender<End>, Receiver<End>)> {
-    // (One for each queue of each other port.)
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     // (Who hears what it says may go: that ends no device. Before there are other threads.)
@@ -377,7 +407,7 @@ fn find(device: &str) -> Result<(Room, State)> {
         }
     }
     bail!(
-        "no device {device} of this network namespace is a port: `ringlet eth ls` shows all that this user may see"
+        "no port of this network namespace is named {device}: `ringlet eth ls` shows all that this user may see"
     )
 }
 

@@ -25,6 +25,7 @@ reasons! {
     Storm "too many to all ports",
     DeviceDown "the device is down",
     Kernel "refused by the kernel",
+    Buffers "no buffers of the guest's that hold it",
 }
 
 /// Of one queue. (Written by its thread alone.)

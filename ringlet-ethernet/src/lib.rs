@@ -32,6 +32,7 @@ pub mod span;
 mod strand;
 pub mod table;
 mod udp;
+pub mod vhost;
 pub mod wire;
 
 pub use counters::Dropped;

@@ -25,9 +25,10 @@ from ground import can  # noqa: E402
 from harness import ROOT, Failed, Skipped, adopt_orphans, end_orphans, require, skip, wait_until  # noqa: E402
 from hostile import HOSTILE  # noqa: E402
 from networks import LIMIT_SECONDS, Host, ground, within  # noqa: E402
+from ports import PORTS  # noqa: E402
 
-NEEDED = {"ip": "iproute2", "bridge": "iproute2", "ping": "iputils-ping", "iperf3": "iperf3", "tcpdump": "tcpdump", "ethtool": "ethtool"}
-SCENES = {**HOSTILE, **FAR}
+NEEDED = {"ip": "iproute2", "bridge": "iproute2", "ping": "iputils-ping", "iperf3": "iperf3", "tcpdump": "tcpdump", "ethtool": "ethtool", "cc": "gcc"}
+SCENES = HOSTILE | PORTS | FAR
 
 
 def scene(function):
