@@ -173,6 +173,21 @@ impl Tx {
         }
     }
 
+    /// As `commit`; but the receiver's wish is to be looked at behind a fence.
+    #[inline(always)]
+    pub fn commit_quietly<M: RingMemory>(&self, memory: &M, reserved: Reserved, len: usize) {
+        assert!(len <= reserved.room);
+        let flags = match reserved.data {
+            Some(_) if len > 0 => {
+                self.0.name_data(memory, reserved.slot, len);
+                FLAG_DATA
+            }
+            _ => 0,
+        };
+        let header = self.0.next_header(memory, reserved.slot, flags, len);
+        memory.publish_quietly(reserved.slot, header);
+    }
+
     /// Sends all that is left in the program's buffers as one message.
     #[inline]
     pub fn push<M: RingMemory>(&self, memory: &M, from: &mut Buffers) -> Result<(), Refused> {

@@ -32,6 +32,13 @@ pub trait RingMemory {
         // so that on x86 it is also the StoreLoad barrier which the look at the receiver's interrupt flag needs (`Wish::granted_by_sender`).
         self.header(slot).swap(header, Ordering::SeqCst);
     }
+    /// As `publish`, of the same order; but who looks at the receiver's interrupt flag behind it needs a fence first (`Wish::granted_by_receiver` has
+    /// one): of many records one for all. For coherent memory.
+    #[inline(always)]
+    fn publish_quietly(&self, slot: usize, header: u64) {
+        // ORDER: Release; pairs with `look` (Acquire), as `publish`.
+        self.header(slot).store(header, Ordering::Release);
+    }
     /// As `publish`, unless the receiver has withdrawn (`Rx::withdraw`); false if so. The only word that both sides write: for coherent
     /// memory.
     #[inline(always)]

@@ -28,8 +28,9 @@ reasons! {
     Buffers "no buffers of the guest's that hold it",
 }
 
-/// Of one queue. (Written by its thread alone.)
+/// Of one queue. (Written by its thread alone, for each frame: in lines of its own.)
 #[derive(Default)]
+#[repr(align(128))]
 pub struct Counters {
     pub sent: AtomicU64,
     pub sent_bytes: AtomicU64,
@@ -45,6 +46,7 @@ pub struct Counters {
 
 /// Of one other port, by one queue.
 #[derive(Default)]
+#[repr(align(128))]
 pub struct Traffic {
     pub sent: AtomicU64,
     pub received: AtomicU64,

@@ -344,8 +344,9 @@ pub struct Queue {
     lanes: Vec<Option<Lane>>,
     /// Those that are looked at. The others ring.
     hot: Vec<usize>,
-    /// Those that this queue sends to.
+    /// Those that this queue sends to; and the one that is the only one.
     out: HashMap<Key, usize>,
+    only: Option<usize>,
     cache: Cache,
     now_ms: u64,
     passes: u32,
@@ -353,6 +354,8 @@ pub struct Queue {
     full: Option<usize>,
     /// Where the next message is to be written, which is not sent yet.
     reserved: Option<in_place::At>,
+    /// What was sent there last, its receiver was not woken for.
+    unrung: Option<usize>,
     /// How many places were asked for.
     places: u32,
     /// For messages that go to several ports.
@@ -378,11 +381,13 @@ impl Queue {
             lanes,
             hot,
             out,
+            only: None,
             cache: Cache::default(),
             now_ms: 0,
             passes: 0,
             full: None,
             reserved: None,
+            unrung: None,
             places: 0,
             copied: Vec::new(),
             held,
@@ -420,6 +425,7 @@ impl Queue {
 
     /// What a pass begins with: the time, what the keeper has said, and now and then what rings, of which who is busy would not hear.
     pub fn begin(&mut self) {
+        self.flush();
         self.now_ms = self.shared.now_ms();
         self.passes = self.passes.wrapping_add(1);
         if std::mem::take(&mut self.is_armed) || self.passes.is_multiple_of(PASSES_PER_CALL) {
@@ -479,6 +485,7 @@ impl Queue {
         self.hot.push(at);
         if sends {
             self.out.insert(key, at);
+            self.find_only();
         }
         self.full = None;
     }
@@ -489,9 +496,11 @@ impl Queue {
         self.hot.retain(|hot| *hot != at);
         if lane.sends {
             self.out.remove(&lane.key);
+            self.find_only();
         }
         self.full = None;
         self.reserved = None;
+        self.unrung = self.unrung.filter(|unrung| *unrung != at);
     }
 
     fn tell_gone(&self, key: Key, why: &'static str) {
@@ -599,6 +608,7 @@ impl Queue {
     /// Room for so many bytes in another port's queue; if there is none, it is waited for.
     fn room_in(&mut self, at: usize, len: usize) -> Option<(Reserved, *mut u8)> {
         let strand = &self.lanes[at].as_ref()?.strand;
+        // (Whoever was told of no room has had everybody woken.)
         if self.full == Some(at) && !strand.is_writable() {
             return None;
         }
@@ -608,6 +618,9 @@ impl Queue {
             strand.reserve(len)
         });
         self.full = room.is_none().then_some(at);
+        if room.is_none() {
+            self.flush();
+        }
         room
     }
 
@@ -621,8 +634,11 @@ impl Queue {
 
     /// (Of a port that has just come this queue's strand may not be there yet: so it is the keeper who counts.)
     fn alone(&self) -> Option<usize> {
-        let alone = self.out.len() == 1 && self.shared.ports.load(Ordering::Relaxed) == 1;
-        if alone { self.out.values().next().copied() } else { None }
+        self.only.filter(|_| self.shared.ports.load(Ordering::Relaxed) == 1)
+    }
+
+    fn find_only(&mut self) {
+        self.only = self.out.values().next().copied().filter(|_| self.out.len() == 1);
     }
 
     /// Takes messages from all strands by turns, so many at most. True if there were any.
@@ -776,6 +792,7 @@ impl Queue {
 
     /// Asks to be woken: for messages, if they are wanted, and for room. True if there is something now.
     fn wish(&mut self, data: bool) -> bool {
+        self.flush();
         for at in self.hot.iter().filter(|_| data) {
             if let Some(lane) = &self.lanes[*at] {
                 lane.strand.want_data();

@@ -21,6 +21,8 @@ pub const RINGS: RangeInclusive<usize> = RING_BYTES..=4 * RING_BYTES;
 /// Bells that are taken at once: who rings for nothing does not hold us here.
 const BELLS_AT_ONCE: usize = 16;
 
+/// (What two ports of one process use lies in lines of each one's own.)
+#[repr(align(128))]
 pub struct Strand {
     pub socket: Guarded,
     area: Area,
@@ -84,6 +86,17 @@ impl Strand {
     pub fn commit(&self, place: Reserved, len: usize) -> bool {
         self.tx.commit(&self.out, place, len);
         self.out.control().data_wish().granted_by_sender() != WANT_NOTHING && self.ring()
+    }
+
+    /// As `commit`, for several: then `look_after`.
+    pub fn commit_quietly(&self, place: Reserved, len: usize) {
+        self.tx.commit_quietly(&self.out, place, len);
+    }
+
+    /// Wakes the receiver if it sleeps, behind what was committed quietly. True if so.
+    pub fn look_after(&self) -> bool {
+        // (By a fence that stands between those stores and this look.)
+        self.out.control().data_wish().granted_by_receiver() != WANT_NOTHING && self.ring()
     }
 
     /// Writes the beginning of a message. Panics when there is no room for so much.

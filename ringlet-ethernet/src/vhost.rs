@@ -432,6 +432,7 @@ impl Guest {
             }
             ring.add_used(memory, buffer, 0).context(BROKEN)?;
         }
+        line.queue.flush();
         interrupt(&mut state, memory, first)
     }
 
@@ -623,7 +624,7 @@ fn send(
     let behind = header_bytes + HEAD_BYTES - HEADER_BYTES;
     from.copy(memory, behind, &rest, true).map_err(malformed)?;
     // (Nobody takes what is for all: each has counted it.)
-    let _ = place.send();
+    let _ = place.send_quietly();
     Ok(())
 }
 

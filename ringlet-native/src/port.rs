@@ -339,9 +339,11 @@ pub unsafe extern "C" fn ringlet_port_send(
                     .map_err(|_| why(libc::EFAULT, "a frame is NULL"))?
             };
             if let Err(refused) = send_copy(queue, frame) {
+                queue.flush();
                 return if sent > 0 { Ok(sent as c_int) } else { Err(refused.into()) };
             }
         }
+        queue.flush();
         Ok(count as c_int)
     })
 }
@@ -350,7 +352,7 @@ fn send_copy(queue: &mut Queue, frame: &[u8]) -> Result<(), Refused> {
     let to = frame.first_chunk().map(|to| Mac(*to)).ok_or(Refused::Length)?;
     let mut place = queue.reserve(to, HEADER_BYTES + frame.len())?;
     place.write(HEADER_BYTES, frame);
-    place.send()
+    place.send_quietly()
 }
 
 #[unsafe(no_mangle)]

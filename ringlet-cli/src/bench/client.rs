@@ -87,6 +87,7 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
         | Work::Native { .. }
         | Work::Reflect { .. }
         | Work::Ethernet { .. }
+        | Work::Ports { .. }
         | Work::Mirror { .. }
         | Work::HandOver { .. }
         | Work::Cost { .. } => bail!("this needs no peer"),

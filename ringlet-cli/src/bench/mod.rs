@@ -20,6 +20,7 @@ mod parent;
 mod place;
 mod plan;
 mod plot;
+mod ports;
 mod reflect;
 mod report;
 mod server;
@@ -150,7 +151,7 @@ enum Group {
     Reflect,
     /// A ring in one memory, and over two that an adapter keeps in step
     Mirror,
-    /// TCP between two network namespaces, by veth and by `ringlet eth`, as root: only if it is named
+    /// TCP between two network namespaces, by veth and by `ringlet eth`, as root, and frames between ports: only if it is named
     Ethernet,
     /// What the machine itself allows
     Limits,

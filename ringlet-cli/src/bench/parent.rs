@@ -46,7 +46,9 @@ impl Contender {
     }
 
     fn needs_no_peer(&self) -> bool {
-        use Work::{Cost, Ethernet, HandOver, Hierarchy, Limits, Mirror, Native, Reflect, Ucx};
+        use Work::{
+            Cost, Ethernet, HandOver, Hierarchy, Limits, Mirror, Native, Ports, Reflect, Ucx,
+        };
         matches!(
             self.work,
             Limits { .. }
@@ -54,6 +56,7 @@ impl Contender {
                 | Hierarchy { .. }
                 | Mirror { .. }
                 | Native { .. }
+                | Ports { .. }
                 | Reflect { .. }
                 | Ucx
                 | HandOver { .. }

@@ -174,6 +174,9 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     add(Group::Mirror, "mirror", title, setting.clone(), mirror.into_iter().collect());
     let title = "TCP between two network namespaces";
     add(Group::Ethernet, "ethernet", title, rates(), links());
+    let ports = cpus.map(|cpus| Contender { label: "ports", ..unwrapped(&Work::Ports { cpus }) });
+    let title = "Ethernet frames between two programs' ports";
+    add(Group::Ethernet, "ports", title, rates(), ports.into_iter().collect());
     let limit = Contender { label: "limit", ..unwrapped(&Work::Limits { cpus }) };
     add(Group::Limits, "limits", "what the machine allows", setting, vec![limit]);
     if idle < asked && cases.iter().any(|case| case.name == "scale") {

@@ -79,6 +79,8 @@ pub enum Work {
     Mirror { cpus: (usize, usize) },
     /// TCP between two network namespaces.
     Ethernet { by: Link },
+    /// Frames between two ports of programs, on two cores.
+    Ports { cpus: (usize, usize) },
     /// The bare cache line, memcpy and eventfd; with the cores for two threads.
     Limits { cpus: Option<(usize, usize)> },
 }

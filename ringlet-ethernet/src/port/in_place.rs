@@ -82,6 +82,13 @@ impl Place<'_> {
         self.queue.send_place(len)
     }
 
+    /// Sends all of it; but its receiver is woken, if it sleeps, by `Queue::flush` only, or by what waits, receives, or begins: for one of several. (What
+    /// is for several ports goes at once.)
+    pub fn send_quietly(self) -> Result<(), Refused> {
+        let len = self.len;
+        self.queue.send_place_quietly(len)
+    }
+
     /// It stays reserved, until the next one is, or `Queue::send_place`.
     pub fn keep(self) -> *mut u8 {
         self.at
@@ -150,9 +157,20 @@ impl Queue {
 
     /// Sends the first `len` bytes of what is reserved. `NoPort`: who was to get it has gone. `Full`: it was for several, and nobody took it.
     pub fn send_place(&mut self, len: usize) -> Result<(), Refused> {
+        self.send_place_quietly(len)?;
+        self.flush();
+        Ok(())
+    }
+
+    /// As `send_place`; but the receiver is not woken.
+    pub fn send_place_quietly(&mut self, len: usize) -> Result<(), Refused> {
         match self.reserved.take() {
             Some(At::Strand { lane, place, room }) if (HEAD_BYTES..=room).contains(&len) => {
-                self.send_reserved(lane, place, len);
+                if self.unrung != Some(lane) {
+                    self.flush();
+                }
+                self.send_reserved_quietly(lane, place, len);
+                self.unrung = Some(lane);
                 Ok(())
             }
             Some(At::Ours) if (HEAD_BYTES..=self.copied.len()).contains(&len) => {
@@ -164,6 +182,21 @@ impl Queue {
             Some(_) => Err(Refused::Length),
             None => Err(Refused::NoPort),
         }
+    }
+
+    /// Wakes whoever was sent something quietly, and sleeps.
+    pub fn flush(&mut self) {
+        let lane = self.unrung.take().and_then(|at| self.lanes[at].as_ref());
+        if let Some(rang) = lane.map(|lane| lane.strand.look_after()) {
+            add(&self.counters().rang, u64::from(rang));
+        }
+    }
+
+    fn send_reserved_quietly(&self, at: usize, place: Reserved, len: usize) {
+        let Some(lane) = &self.lanes[at] else { return };
+        lane.strand.commit_quietly(place, len);
+        add(&lane.traffic.sent, 1);
+        self.sent(len);
     }
 
     /// Is there one other port? Then it is waited for, and else nobody is.
