@@ -31,6 +31,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(50);
 const TRY_AGAIN_MOST: u32 = 20;
 /// Descriptors that no strand takes: our own, and of those who come only to ask.
 const SPARE: usize = COMERS_MOST + 3 * QUEUES_MOST as usize + 32;
+/// To all, of a port that has just come: who comes again and again has no more by that.
+const FIRST_FRAMES: u64 = 8;
 /// What is said of others, a second.
 const WORDS: u64 = 4;
 const EVENTS: usize = 64;
@@ -423,7 +425,7 @@ impl Keeper {
         self.next_key += 1;
         let strands = (0..count).map(|_| None).collect();
         let traffic = (0..count).map(|_| Arc::default()).collect();
-        let storm = Bucket::new(self.shared.room.rules.storm, now_ms);
+        let storm = Bucket::new(self.shared.room.rules.storm, now_ms).beginning_with(FIRST_FRAMES);
         let storm = Arc::new(Mutex::new(storm));
         self.ports.insert(key, Port { about, user, token, strands, traffic, storm, tries });
         self.shared.ports.store(self.ports.len(), Ordering::Relaxed);

@@ -185,6 +185,11 @@ impl Bucket {
         Bucket { rate, left: rate * 1000, at_ms: now_ms }
     }
 
+    /// With so many at first, at most.
+    pub fn beginning_with(self, first: u64) -> Bucket {
+        Bucket { left: self.left.min(first * 1000), ..self }
+    }
+
     pub fn takes(&mut self, now_ms: u64) -> bool {
         if self.rate == 0 {
             return true;

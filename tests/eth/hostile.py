@@ -267,6 +267,17 @@ def storms(ground):
         for _ in range(500):
             stranger.send(stranger.mac)
         wait_until(lambda: one.dropped("too many to all ports") >= 350, LIMIT_SECONDS, f"a storm to be bounded: {one.state()}")
+    # Nor by who comes again and again.
+    before, began = one.state()["totals"], time.monotonic()
+    seen = lambda now: now["received"] + now["dropped"]["too many to all ports"]  # noqa: E731
+    for _ in range(20):
+        sent = seen(one.state()["totals"]) + 50
+        with Stranger(one) as stranger:
+            for _ in range(50):
+                stranger.send(stranger.mac)
+            wait_until(lambda: seen(one.state()["totals"]) == sent, LIMIT_SECONDS, f"all to be looked at: {one.state()}")  # noqa: B023
+    received = one.state()["totals"]["received"] - before["received"]
+    require(received <= 20 * 8 + 50 * (1 + time.monotonic() - began), f"{received} frames of a storm")
 
 
 @contextlib.contextmanager
