@@ -189,7 +189,14 @@ fn from_kernel(queue: &mut Queue, tap: &OwnedFd, buffer: &mut [u8]) -> Result<bo
         });
         any = match filled {
             Filled::Sent => true,
-            Filled::Nothing | Filled::Full => false,
+            Filled::Nothing => false,
+            // (Nothing is read meanwhile, by which it would be noticed.)
+            Filled::Full => {
+                if fd::pending(tap.as_raw_fd(), 0) & libc::POLLERR != 0 {
+                    ended(Errno::BADFD);
+                }
+                false
+            }
             Filled::NotAlone => match rustix::io::read(tap, &mut *buffer) {
                 Ok(len) => {
                     queue.send(&buffer[..len]);

@@ -82,10 +82,20 @@ def together(ground):
 
 @scene
 def removed(ground):
-    """A port whose device is deleted ends, and says why."""
-    one, _other = ground.hosts(2)
-    one.run("ip", "link", "del", "vnet0")
-    require(one.port.wait(LIMIT_SECONDS) == 1 and "the device was removed" in one.port.tail(), one.port.tail())
+    """A port whose device is deleted ends, and says why; also where the only other port stands still, and takes nothing."""
+    for stands in (False, True):
+        one, other = ground.hosts(2)
+        pid = other.state()["about"]["pid"]
+        if stands:
+            os.kill(pid, signal.SIGSTOP)
+            one.run("ip", "neigh", "replace", other.ip, "lladdr", other.mac, "dev", "vnet0")
+            speak = f"import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nfor _ in range(5000): s.sendto(bytes(1000), ('{other.ip}', 7007))"
+            speaker = one.start(sys.executable, "-c", speak)
+            wait_until(lambda: one.state()["totals"]["waited"], LIMIT_SECONDS, "a full queue")  # noqa: B023
+            speaker.kill()
+        one.run("ip", "link", "del", "vnet0")
+        require(one.port.wait(LIMIT_SECONDS) == 1 and "the device was removed" in one.port.tail(), one.port.tail())
+        os.kill(pid, signal.SIGCONT)
 
 
 def none_lost(*hosts):
