@@ -26,8 +26,10 @@ pub fn call(node: &str, network: &str, timeout: Timeout) -> Result<Channel, Erro
     connect(&format!("{node}:ethernet.{network}"), options(), timeout)?.channel()
 }
 
-#[derive(Default)]
 pub struct Carried {
+    /// Of us, which is the first message; and of the other host (`far::Spans`).
+    number: u64,
+    their_number: Option<u64>,
     /// The one that we have called, by which we send; and the one by which that node has called us.
     out: Option<Channel>,
     inward: Option<Channel>,
@@ -36,15 +38,23 @@ pub struct Carried {
 }
 
 impl Carried {
+    pub fn new(number: u64) -> Carried {
+        Carried { number, their_number: None, out: None, inward: None, failed: None }
+    }
+
     pub fn called(&mut self, channel: Result<Channel, Error>) {
         match channel {
-            Ok(channel) => self.out = Some(channel),
+            Ok(mut channel) => {
+                // (Who is not told has gone, as is found out soon.)
+                let _ = channel.sender.send(&self.number.to_le_bytes(), NOW);
+                self.out = Some(channel);
+            }
             Err(error) => self.failed = Some(error),
         }
     }
 
     pub fn came(&mut self, channel: Channel) {
-        self.inward = Some(channel);
+        (self.inward, self.their_number) = (Some(channel), None);
     }
 
     /// Is it to be called?
@@ -52,13 +62,15 @@ impl Carried {
         self.out.is_none()
     }
 
-    pub fn is_up(&self) -> bool {
-        self.out.is_some() && self.inward.is_some()
+    /// Of the other host, if it is there.
+    pub fn span(&self) -> Option<u64> {
+        self.their_number.filter(|_| self.out.is_some() && self.inward.is_some())
     }
 
     pub fn why(&self) -> Option<String> {
         let says = match (&self.out, &self.inward, self.failed) {
-            (Some(_), Some(_), _) => return None,
+            _ if self.span().is_some() => return None,
+            (Some(_), Some(_), _) => "it has not said yet who it is",
             (Some(_), None, _) => "it has not called us: is this node among its peers?",
             (None, _, Some(Error::Refused)) => {
                 "the policy of its node service, or of ours, refuses it"
@@ -101,7 +113,14 @@ impl Carried {
         }
         match self.inward.as_mut().map(|inward| next(inward, to)) {
             None | Some(Ok(false)) => false,
-            Some(Ok(true)) => true,
+            Some(Ok(true)) => {
+                // (No frame is so short.)
+                if let Ok(number) = to[..].try_into() {
+                    self.their_number = Some(u64::from_le_bytes(number));
+                    to.clear();
+                }
+                true
+            }
             Some(Err(_)) => {
                 self.inward = None;
                 false

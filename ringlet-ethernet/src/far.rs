@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use anyhow::{Error, Result, bail, ensure};
 use ringlet::waiting::spin;
+use ringlet_linux::sys;
 use ringlet_messages::native::{Channel, Error as Refused};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::time::{
@@ -174,16 +175,45 @@ impl Post {
     }
 }
 
+/// Who spans hosts has a random number, which others are told: so one that is reached as two hosts is found out.
+pub(crate) struct Spans {
+    own: u64,
+    /// Of each host, in the order in which they are named.
+    theirs: Mutex<Vec<(String, Option<u64>)>>,
+}
+
+impl Spans {
+    pub fn new(hosts: &[Host]) -> Result<Spans> {
+        let theirs = hosts.iter().map(|host| (host.name(), None)).collect();
+        Ok(Spans { own: random()?, theirs: Mutex::new(theirs) })
+    }
+
+    /// This host has that number. The name by which it is reached already, if it is.
+    fn is(&self, nth: usize, number: Option<u64>) -> Option<String> {
+        let mut theirs = self.theirs.lock().unwrap_or_else(PoisonError::into_inner);
+        theirs[nth].1 = number;
+        let first = theirs[..nth].iter().find(|(_, other)| number.is_some() && *other == number);
+        first.map(|(name, _)| name.clone())
+    }
+}
+
+fn random() -> Result<u64> {
+    let mut bits = [0; 8];
+    ensure!(sys::random(&mut bits), "the kernel has no random bytes yet");
+    Ok(u64::from_ne_bytes(bits))
+}
+
 enum Way {
     Node(String, Carried),
     Udp(Udp),
 }
 
 impl Way {
-    fn is_up(&self) -> bool {
+    /// The number of who is there, if somebody is.
+    fn span(&self) -> Option<u64> {
         match self {
-            Way::Node(_, carried) => carried.is_up(),
-            Way::Udp(udp) => udp.is_up(),
+            Way::Node(_, carried) => carried.span(),
+            Way::Udp(udp) => udp.span(),
         }
     }
 
@@ -231,6 +261,10 @@ pub(crate) struct Far {
     room: Room,
     name: String,
     post: Arc<Post>,
+    spans: Arc<Spans>,
+    nth: usize,
+    /// It is reached by that name already.
+    double: Option<String>,
     ways: Vec<Way>,
     watch_us: u64,
     timer: OwnedFd,
@@ -252,15 +286,15 @@ enum Pass {
 impl Far {
     pub fn new(
         room: Room,
-        host: &Host,
-        listen: Option<SocketAddr>,
-        watch_us: u64,
+        (host, nth): (&Host, usize),
+        spans: Arc<Spans>,
+        (listen, watch_us): (Option<SocketAddr>, u64),
         post: Arc<Post>,
     ) -> Result<Far> {
         let open = |address: &Address| -> Result<Way> {
             Ok(match address {
-                Address::Node(node) => Way::Node(node.clone(), Carried::default()),
-                Address::Udp(peer) => Way::Udp(Udp::open(listen, *peer, &room.name)?),
+                Address::Node(node) => Way::Node(node.clone(), Carried::new(spans.own)),
+                Address::Udp(peer) => Way::Udp(Udp::open(listen, *peer, &room.name, spans.own)?),
             })
         };
         let ways = host.0.iter().map(open).collect::<Result<_>>()?;
@@ -275,14 +309,33 @@ impl Far {
             &Itimerspec { it_interval: each, it_value: each },
         )?;
         let (held, leaving) = Default::default();
-        let (began, beat) = (Instant::now(), None);
-        Ok(Far { name: host.name(), room, post, ways, watch_us, timer, began, beat, held, leaving })
+        Ok(Far {
+            name: host.name(),
+            room,
+            post,
+            spans,
+            nth,
+            double: None,
+            ways,
+            watch_us,
+            timer,
+            began: Instant::now(),
+            beat: None,
+            held,
+            leaving,
+        })
     }
 
     /// Until it is over.
     pub fn run(mut self, tell: &(impl Fn(Event) + Clone + Send + 'static)) -> Result<()> {
+        let mut told = None;
         while !self.post.is_over() {
             self.look_around();
+            if self.double.is_some() && told != self.double {
+                told.clone_from(&self.double);
+                let name = told.as_deref().unwrap_or_default();
+                tell(Event::Apart(format!("{} is {}", self.name, once(name))));
+            }
             // (What comes while nothing can be sent there is nobody's.)
             for way in &mut self.ways {
                 (0..TURN).take_while(|_| way.receive(&mut self.held)).for_each(drop);
@@ -299,7 +352,8 @@ impl Far {
     /// The way by which is sent.
     fn best(&self) -> Option<usize> {
         let choice = self.post.choice.load(Ordering::Relaxed);
-        self.ways.iter().position(|way| way.is_of(choice) && way.is_up())
+        let works = |way: &Way| way.is_of(choice) && way.span().is_some();
+        self.ways.iter().position(works).filter(|_| self.double.is_none())
     }
 
     /// What was told, and what has a time. True if something was told.
@@ -321,6 +375,7 @@ impl Far {
             }
         }
         if has_news || is_late {
+            self.double = self.spans.is(self.nth, self.ways.iter().find_map(Way::span));
             self.tell();
         }
         has_news
@@ -359,20 +414,13 @@ impl Far {
     }
 
     fn reach_of(&self, at: usize) -> Told {
-        match &self.ways[at] {
-            Way::Node(node, carried) => Told {
-                address: Address::Node(node.clone()).to_string(),
-                up: carried.is_up(),
-                why: carried.why(),
-                lost: 0,
-            },
-            Way::Udp(udp) => Told {
-                address: Address::Udp(udp.peer()).to_string(),
-                up: udp.is_up(),
-                why: udp.why(),
-                lost: udp.lost(),
-            },
-        }
+        let way = &self.ways[at];
+        let (address, why, lost) = match way {
+            Way::Node(node, carried) => (Address::Node(node.clone()), carried.why(), 0),
+            Way::Udp(udp) => (Address::Udp(udp.peer()), udp.why(), udp.lost()),
+        };
+        let why = self.double.as_ref().map(|name| format!("it is {}", once(name))).or(why);
+        Told { address: address.to_string(), up: way.span().is_some() && why.is_none(), why, lost }
     }
 
     /// As a port of the network, as long as there is a way.
@@ -501,6 +549,10 @@ impl Far {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+fn once(name: &str) -> String {
+    format!("{name}: name a host once, with all its ways (`--peer {name},...`)")
 }
 
 /// Gives a frame to the network.

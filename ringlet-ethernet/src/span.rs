@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::carried;
 use crate::device::End;
-use crate::far::{Address, Far, Host, News, Post};
+use crate::far::{Address, Far, Host, News, Post, Spans};
 use crate::keeper::may_end;
 use crate::port::Event;
 use crate::room::{Room, SPAN, Seat};
@@ -57,10 +57,11 @@ pub fn up(
     let seat = Seat::take(&room, SPAN)?;
     let (ending, end) = ends;
     let (mut posts, mut threads) = (Vec::new(), Vec::new());
-    for host in &settings.hosts {
-        let post = Post::new(host)?;
-        let Settings { listen, watch_us, .. } = *settings;
-        let far = Far::new(room.clone(), host, listen, watch_us, Arc::clone(&post))?;
+    let spans = Arc::new(Spans::new(&settings.hosts)?);
+    for (nth, host) in settings.hosts.iter().enumerate() {
+        let (post, spans) = (Post::new(host)?, Arc::clone(&spans));
+        let how = (settings.listen, settings.watch_us);
+        let far = Far::new(room.clone(), (host, nth), spans, how, Arc::clone(&post))?;
         posts.push((host.clone(), post));
         threads.push(far);
     }

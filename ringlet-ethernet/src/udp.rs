@@ -48,6 +48,9 @@ pub struct Udp {
     socket: OwnedFd,
     peer: SocketAddr,
     network: String,
+    /// Of us, and of the peer (`far::Spans`).
+    number: u64,
+    their_number: u64,
     cookie: u64,
     /// The peer's, which has shown that it hears us.
     theirs: Option<u64>,
@@ -58,7 +61,7 @@ pub struct Udp {
     each: usize,
     at_once: usize,
     can_cut: bool,
-    number: u32,
+    message: u32,
     /// Datagrams of one message, and up to where they have gone.
     out: Vec<u8>,
     gone: usize,
@@ -71,7 +74,12 @@ pub struct Udp {
 }
 
 impl Udp {
-    pub fn open(listen: Option<SocketAddr>, peer: SocketAddr, network: &str) -> Result<Udp> {
+    pub fn open(
+        listen: Option<SocketAddr>,
+        peer: SocketAddr,
+        network: &str,
+        number: u64,
+    ) -> Result<Udp> {
         let family = if peer.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let any: SocketAddr = if peer.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse()?;
         let own = listen.unwrap_or(SocketAddr::new(any.ip(), PORT));
@@ -96,6 +104,8 @@ impl Udp {
             socket,
             peer,
             network: network.to_owned(),
+            number,
+            their_number: 0,
             // (0 says that none is known.)
             cookie: u64::from_ne_bytes(bits).max(1),
             theirs: None,
@@ -105,7 +115,7 @@ impl Udp {
             each: LEAST,
             at_once: 1,
             can_cut: true,
-            number: 0,
+            message: 0,
             out: Vec::new(),
             gone: 0,
             unsent: 0,
@@ -177,6 +187,11 @@ impl Udp {
         self.theirs.is_some()
     }
 
+    /// Of the peer, if it is there.
+    pub fn span(&self) -> Option<u64> {
+        self.theirs.map(|_| self.their_number)
+    }
+
     pub fn why(&self) -> Option<String> {
         (!self.is_up()).then(|| self.why.to_owned())
     }
@@ -186,7 +201,8 @@ impl Udp {
     }
 
     fn greet(&mut self, echo: u64) {
-        let says = [&self.cookie.to_le_bytes(), self.network.as_bytes()].concat();
+        let numbers = [self.cookie, self.number].map(u64::to_le_bytes);
+        let says = [numbers.as_flattened(), self.network.as_bytes()].concat();
         self.say(&Piece::whole(HELLO, echo, &says));
     }
 
@@ -256,10 +272,10 @@ impl Udp {
     pub fn send(&mut self, message: &[u8]) {
         let Some(theirs) = self.theirs else { return };
         for _ in 0..2 {
-            self.number = self.number.wrapping_add(1);
+            self.message = self.message.wrapping_add(1);
             self.out.clear();
             self.gone = 0;
-            cut(message, self.number, theirs, self.each, &mut self.out);
+            cut(message, self.message, theirs, self.each, &mut self.out);
             if self.go_on().is_ok() {
                 return;
             }
@@ -324,8 +340,14 @@ impl Udp {
     }
 
     fn hear_hello(&mut self, says: &[u8], echo: u64) {
-        let Some((cookie, network)) = says.split_first_chunk() else { return };
-        let cookie = u64::from_le_bytes(*cookie);
+        let Some(([cookie, number], network)) =
+            says.split_first_chunk::<16>().map(|(two, rest)| {
+                let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|nth| two[at + nth]));
+                ([word(0), word(8)], rest)
+            })
+        else {
+            return;
+        };
         if network != self.network.as_bytes() {
             self.why = "what answers is of another network";
         } else if cookie == self.cookie {
@@ -334,7 +356,7 @@ impl Udp {
             // It may be anybody: our answer goes to the peer's address, and what comes back shows whether it was the peer.
             self.greet(cookie);
         } else {
-            self.heard_ms = self.now_ms;
+            (self.heard_ms, self.their_number) = (self.now_ms, number);
             if self.theirs.replace(cookie) != Some(cookie) {
                 self.joiner.begin_anew();
                 self.greet(cookie);

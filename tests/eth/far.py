@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 import types
 
 from harness import ROOT, Skipped, require, wait_until
@@ -192,6 +193,21 @@ def iperf(client, server):
     require(served.wait(LIMIT_SECONDS) == 0, served.tail())
 
 
+def sleeps(*sites):
+    """Who has it span hosts takes no processor time when nothing comes, however busy it was."""
+
+    def ticks():
+        stats = [pathlib.Path(f"/proc/{site.process.pid}/stat").read_text().rpartition(")")[2].split() for site in sites]
+        return [int(fields[11]) + int(fields[12]) for fields in stats]
+
+    def idle():
+        before = ticks()
+        time.sleep(0.5)
+        return before == ticks()
+
+    wait_until(idle, LIMIT_SECONDS, "those who have it span hosts to sleep")
+
+
 def is_gone(site):
     """What says to which hosts it reaches."""
     return "is of this host alone" in site.ground.eth("way", site.network)[1]
@@ -256,6 +272,19 @@ def far_by_nodes(ground):
         three.await_carrier(True)
         stream.goes_on()
         stream.ends()
+        # While the other machine takes nothing only what is for it is lost.
+        b.process.send(signal.SIGSTOP)
+        full = lambda: sum(peer["full"] for peer in one.state()["peers"] if peer["far"])  # noqa: E731
+        speak = "import socket, sys\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)\n"
+        speak += "for _ in range(3000): s.sendto(bytes(60000), (sys.argv[1], 7007))"
+        one.run(sys.executable, "-c", speak, three.ip)
+        require(full() > 0, f"nothing was lost: {one.state()}")
+        one.ping(two.ip)
+        b.process.send(signal.SIGCONT)
+        # (The first one may find all still full.)
+        one.run("ping", "-n", "-c", "1", "-w", "30", three.ip)
+        one.ping(three.ip)
+        sleeps(a, b)
         # Who has it span hosts is killed: nothing of it stays, and it may begin anew.
         b.process.kill()
         three.await_carrier(False)
@@ -286,6 +315,7 @@ def far_by_udp(ground):
         for host in one, three:
             host.run("ip", "link", "set", "vnet0", "mtu", "1500")
         is_whole(one, three)
+        sleeps(a, b)
         stream = Stream(one, three)
         b.process.kill()
         three.await_carrier(False)
@@ -344,7 +374,7 @@ def far_by_three(ground):
 
 @scene
 def far_by_either(ground):
-    """A stream of TCP lives through changes of its way, by the operator's word and as ways come and go; the carrier stays."""
+    """A stream of TCP lives through changes of its way, by the operator's word and as ways come and go; the carrier stays. One of two ways is used."""
     with by_nodes(ground) as (a, b):
         for site in a, b:
             site.create("blue")
@@ -370,6 +400,19 @@ def far_by_either(ground):
         stream.ends()
         require(int(one.run("cat", "/sys/class/net/vnet0/carrier_changes")) == changes, "the carrier was lost meanwhile")
         one.ping(three.ip)
+        # Named as if it were two machines, each is one port.
+        for site in a, b:
+            site.process.send(signal.SIGTERM)
+            require(site.process.wait(LIMIT_SECONDS) == 0, site.process.tail())
+        a.span("b", b.ip)
+        b.span("a", a.ip)
+        for site in a, b:
+            wait_until(lambda site=site: "name a host once" in site.process.tail(), LIMIT_SECONDS, f"that to be told: {site.process.tail()}")
+            require("name a host once" in site.ground.must("way", "blue"), f"{site.reach()}")
+            wait_until(lambda site=site: [host["by"] for host in site.reach().values()].count(None) == 1, LIMIT_SECONDS, f"one way: {site.reach()}")
+        three.await_carrier(True)
+        one.run("ping", "-n", "-c", "1", "-w", "30", three.ip)
+        one.ping(three.ip)
 
 
 class Peer:
@@ -389,7 +432,7 @@ class Peer:
             self.socket.send(head + says)
 
     def hello(self, echo):
-        self.send(HELLO, echo, struct.pack("<Q", self.cookie) + self.network)
+        self.send(HELLO, echo, struct.pack("<QQ", self.cookie, 7) + self.network)
 
     def hears(self):
         """The next greeting: whom it takes for us, and who it is."""
