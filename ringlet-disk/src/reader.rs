@@ -84,6 +84,16 @@ impl From<Status> for Lost {
     }
 }
 
+/// By a server that is there.
+#[derive(Debug)]
+struct Refused(String);
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str(&self.0)
+    }
+}
+
 enum Bytes<'a> {
     None,
     /// To the disk.
@@ -205,7 +215,7 @@ impl Reader {
                 std::ptr::copy_nonoverlapping(turn.bytes(), bytes.as_mut_ptr(), bytes.len());
             }
         }
-        turn.finish(done);
+        turn.finish();
         Ok(done)
     }
 
@@ -267,13 +277,24 @@ impl Reader {
 pub struct Source(Arc<Known>);
 
 impl Source {
-    /// With a seat of its own: neither waits for what the other asks, and what one flushes the others have written too.
+    /// With a seat of its own: neither waits for what the other asks, and what one flushes the others have written too. The server is waited for, as by
+    /// requests.
     pub fn open(&self) -> anyhow::Result<Reader> {
-        let (session, facts) = Session::open(&self.0.name, self.0.owner)?;
-        self.0.look_for_losses(&session);
-        match self.0.why_another(&facts) {
-            Some(why) => bail!(why),
-            None => Ok(Reader::by(self.0.clone(), session)),
+        let began = Instant::now();
+        loop {
+            match Session::open(&self.0.name, self.0.owner) {
+                Ok((session, facts)) => {
+                    self.0.look_for_losses(&session);
+                    match self.0.why_another(&facts) {
+                        Some(why) => bail!(why),
+                        None => return Ok(Reader::by(self.0.clone(), session)),
+                    }
+                }
+                Err(error) if error.is::<Refused>() || began.elapsed() >= self.0.patience => {
+                    return Err(error);
+                }
+                Err(_) => thread::sleep(LOOK_AGAIN),
+            }
         }
     }
 
@@ -422,7 +443,7 @@ impl Turn {
 
     /// Makes the request; a server that sleeps is not told of it. What has failed here is found lost later.
     pub fn ask(&mut self) {
-        // ORDER: Acquire, pairs with AcqRel in `finish`: what is counted here was answered before the server is asked.
+        // ORDER: Acquire, pairs with AcqRel in `count`: what is counted here was answered before the server is asked.
         self.written = self.known.written.load(Ordering::Acquire);
         let syncs = |request: Request| request.op == Op::Flush || request.flags & DURABLE != 0;
         if self.request.is_some_and(syncs) && self.known.is_lost.load(Ordering::Relaxed) {
@@ -461,14 +482,16 @@ impl Turn {
         }
     }
 
-    /// What was answered, if it was.
+    /// What was answered, if it was; once.
     #[inline]
-    pub fn answer(&self) -> Option<Result<(), i32>> {
+    pub fn answer(&mut self) -> Option<Result<(), i32>> {
         if self.is_refused {
             return Some(Err(libc::EIO));
         }
         let slot = self.slot.as_ref()?;
-        answered(load(&self.session.read, answer_at(slot.slot)), slot.number)
+        let done = answered(load(&self.session.read, answer_at(slot.slot)), slot.number)?;
+        self.count(done);
+        Some(done)
     }
 
     /// Those of the session.
@@ -485,6 +508,7 @@ impl Turn {
         loop {
             let look = || answered(load(&session.read, at), number);
             if let Some(done) = slot.watcher.wait(&mut slot.watch, look) {
+                self.count(done);
                 return Ok(done);
             }
             if !session.is_served() {
@@ -503,8 +527,8 @@ impl Turn {
         }
     }
 
-    /// The answer was taken, and what was read.
-    pub fn finish(mut self, done: Result<(), i32>) {
+    /// Before anybody is told of the answer: what he flushes then, by whichever reader, has it.
+    fn count(&self, done: Result<(), i32>) {
         let known = &self.known;
         match self.request {
             Some(Request { op: Op::Flush, .. }) if done.is_ok() => {
@@ -518,6 +542,10 @@ impl Turn {
             }
             _ => {}
         }
+    }
+
+    /// The answer was taken, and what was read; or nothing was asked.
+    pub fn finish(mut self) {
         self.request = None;
     }
 
@@ -564,12 +592,22 @@ impl Again {
         turn.request = self.request;
         turn.fill_from(&self.payload);
     }
+
+    /// What is to be written.
+    pub fn payload(&mut self) -> &mut [u8] {
+        &mut self.payload
+    }
 }
 
 impl Answers {
     /// Sleeps until there may be more of them. False: for a tenth of a second there were none.
     pub fn wait(&self) -> bool {
         locked(&self.0.answers).wait(Some(LOOK_AGAIN))
+    }
+
+    /// Is it of a server that is known to have gone?
+    pub fn is_lost(&self) -> bool {
+        self.0.is_lost.load(Ordering::Relaxed)
     }
 
     /// Is the server there, and is this its reader?
@@ -621,8 +659,8 @@ impl Session {
         let server = locks.holder(0)?.with_context(none)?;
         let mut seats = 0..READERS;
         let seat = seats.find(|seat| locks.acquire(1 + seat, Wait::No).is_ok());
-        let seat =
-            seat.with_context(|| format!("the disk {name} has {READERS} readers already"))?;
+        let full = || Refused(format!("the disk {name} has {READERS} readers already"));
+        let seat = seat.with_context(full)?;
 
         let requests = allocate(&host, name, Part::Requests, made)?.transmit(Use::default())?;
         let (state, mut number) = (host.state()?, layout::random());
@@ -641,7 +679,7 @@ impl Session {
         };
         if let Err(errno) = done {
             let why = std::io::Error::from_raw_os_error(errno);
-            bail!("the server of the disk {name} does not let this reader in: {why}");
+            bail!(Refused(format!("the disk {name}'s server does not let this reader in: {why}")));
         }
 
         let written = allocate(&host, name, Part::Written(seat), made)?;

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,9 @@ const ZERO: u16 = 6;
 const FUA: u16 = 1;
 const NO_HOLE: u16 = 1 << 1;
 const FAST_ZERO: u16 = 1 << 4;
+
+/// What is behind a write that is refused is received in pieces of so many bytes.
+const PASSED: usize = 64 << 10;
 
 /// Who is to be woken by the other thread looks itself, so often.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -91,35 +94,64 @@ fn head(cookie: u64, done: Result<(), i32>) -> [u8; REPLY_BYTES] {
     bytes
 }
 
-struct Asked {
+/// Whose answer it is that is awaited.
+#[derive(Clone)]
+struct Of {
     cookie: u64,
-    turn: Turn,
-    /// How much of what it read is sent with its answer.
+    /// How much of what is read is sent with it.
     reads: usize,
+    /// If it is a piece: of what, and where there.
+    piece: Option<(Arc<Mutex<Whole>>, usize)>,
+}
+
+/// What is longer than a slot, and is answered with its last piece.
+struct Whole {
+    left: usize,
+    done: Result<(), i32>,
+    read: Vec<u8>,
+}
+
+struct Asked {
+    of: Of,
+    turn: Turn,
 }
 
 #[derive(Default)]
 struct Flight {
     asked: Vec<Asked>,
+    /// So many more are about to be asked for again.
+    again: usize,
+    /// Bytes of `Whole`s that are read.
+    held: usize,
     /// The server may sleep, and does not know of some.
     is_untold: bool,
     /// The one that receives watches for answers too.
     is_watched: bool,
-    /// The one that answers waits for something to wait for; the one that receives, for a slot.
+    /// The one that answers waits for something to wait for; the one that receives, for something to be answered.
     is_parked: bool,
-    is_full: bool,
+    is_awaited: bool,
+    /// Answers can't be sent any more.
+    is_deaf: bool,
     is_over: bool,
     said: Option<String>,
+}
+
+impl Flight {
+    fn requests(&self) -> usize {
+        self.asked.len() + self.again
+    }
 }
 
 struct Connection<'a> {
     stream: &'a UnixStream,
     reader: &'a Reader,
+    /// Of the disk.
+    bytes: u64,
     flight: Mutex<Flight>,
     /// There is something to wait for.
     unparked: Condvar,
-    /// A slot is free.
-    freed: Condvar,
+    /// Something is answered.
+    answered: Condvar,
     say: &'a (dyn Fn(&str) + Sync),
 }
 
@@ -130,45 +162,66 @@ enum Seen {
     End(io::Error),
 }
 
-/// Until the client has gone, or says what it should not.
+/// Until the client leaves, has gone, or says what it should not. All that it asked for is done then, or has failed: nothing of it comes late.
 pub fn serve(stream: &UnixStream, reader: &Reader, say: &(dyn Fn(&str) + Sync)) -> io::Result<()> {
-    let (flight, unparked, freed) = (Mutex::default(), Condvar::new(), Condvar::new());
-    let connection = Connection { stream, reader, flight, unparked, freed, say };
+    // (Who waits for a write's bytes looks whether they can still be written where they are received.)
+    stream.set_read_timeout(Some(LOOK_AGAIN))?;
+    let (bytes, flight) = (reader.source().bytes(), Mutex::default());
+    let (unparked, answered) = (Condvar::new(), Condvar::new());
+    let connection = Connection { stream, reader, bytes, flight, unparked, answered, say };
     thread::scope(|scope| {
-        let answers = || {
-            let _ = connection.answer();
-            connection.end();
-        };
-        thread::Builder::new().spawn_scoped(scope, answers)?;
+        thread::Builder::new().spawn_scoped(scope, || connection.answer())?;
         let done = connection.receive();
-        connection.end();
+        if done.is_err() {
+            connection.hang_up();
+        }
+        connection.aside(|| connection.await_answers(|flight| flight.requests() == 0));
+        connection.flight().is_over = true;
+        connection.unparked.notify_all();
         done
     })
+}
+
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn interrupted(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Interrupted
 }
 
+fn waits(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
+}
+
+/// (The kernel has another word for a client that has gone and did not read all.)
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
+}
+
 impl Connection<'_> {
     fn flight(&self) -> MutexGuard<'_, Flight> {
-        self.flight.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.flight)
     }
 
-    /// For both threads.
-    fn end(&self) {
-        // (First of all: who waits to send has the lock.)
+    /// Nothing is sent any more. What was received before is there all the same. (Without the lock: who waits to send has it.)
+    fn hang_up(&self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
-        self.flight().is_over = true;
-        self.unparked.notify_all();
-        self.freed.notify_all();
     }
 
     fn receive(&self) -> io::Result<()> {
         let (mut input, mut watcher) = (Input::new(), Watcher::default());
+        // (What has come already waits for a server with what is before it, and no longer.)
+        let mut until = None;
         loop {
             while input.left().len() < REQUEST_BYTES {
-                self.await_input(&mut input, &mut watcher)?;
+                match self.await_input(&mut input, &mut watcher) {
+                    Ok(true) => until = None,
+                    Ok(false) => {}
+                    // (Who says no more may listen.)
+                    Err(error) if is_end(&error) && input.left().is_empty() => return Ok(()),
+                    Err(error) => return Err(error),
+                }
             }
             let Some(request) = input.take().and_then(|bytes| Request::read(&bytes)) else {
                 return Err(io::ErrorKind::InvalidData.into());
@@ -176,39 +229,43 @@ impl Connection<'_> {
             if request.kind == DISCONNECT {
                 return Ok(());
             }
-            self.ask(&request, &mut input)?;
+            self.ask(&request, &mut input, &mut until)?;
         }
     }
 
-    /// More to read: meanwhile what is answered is sent.
-    fn await_input(&self, input: &mut Input, watcher: &mut Watcher) -> io::Result<()> {
+    /// More to read: meanwhile what is answered is sent. Whether it had to be waited for.
+    fn await_input(&self, input: &mut Input, watcher: &mut Watcher) -> io::Result<bool> {
         let mut tries = || match input.receive(self.stream, libc::MSG_DONTWAIT) {
             Ok(()) => Some(Seen::Input),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(error) if waits(&error) => None,
             Err(error) => Some(Seen::End(error)),
         };
+        let mut has_waited = false;
         loop {
             match tries() {
                 Some(Seen::End(error)) => return Err(error),
-                Some(_) => return Ok(()),
-                None => {}
+                Some(_) => return Ok(has_waited),
+                None => has_waited = true,
             }
             if !self.tell(watcher) {
                 break;
             }
-            let look = || match self.send_answers(&mut self.flight()) {
-                Ok(true) => Some(Seen::Answers),
-                Ok(false) => None,
-                Err(error) => Some(Seen::End(error)),
-            };
+            let look = || self.send_answers(&mut self.flight()).then_some(Seen::Answers);
             match watcher.watch(look, &mut tries) {
                 Some(Seen::End(error)) => return Err(error),
-                Some(Seen::Input) => return Ok(()),
+                Some(Seen::Input) => return Ok(true),
                 Some(Seen::Answers) => {}
                 None => break,
             }
         }
-        self.aside(|| input.receive(self.stream, 0))
+        self.aside(|| {
+            loop {
+                match input.receive(self.stream, 0) {
+                    Err(error) if waits(&error) => {}
+                    received => return received.map(|()| true),
+                }
+            }
+        })
     }
 
     /// Waits for something else than answers, which the other thread looks after meanwhile.
@@ -240,88 +297,188 @@ impl Connection<'_> {
         }
     }
 
-    fn ask(&self, request: &Request, input: &mut Input) -> io::Result<()> {
+    fn ask(
+        &self,
+        request: &Request,
+        input: &mut Input,
+        until: &mut Option<Instant>,
+    ) -> io::Result<()> {
         let Request { cookie, offset, length, .. } = *request;
-        let Some(op) = request.op() else {
-            return self.send_answer(cookie, Err(libc::EINVAL), &[]);
+        let (length, is_write) = (length as usize, request.kind == WRITE);
+        if is_write && length > REQUEST_MOST as usize {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut of = Of { cookie, reads: 0, piece: None };
+        let op = match self.allowed(request) {
+            Ok(op) => op,
+            Err(errno) => {
+                if is_write {
+                    input.pass(self, length)?;
+                }
+                self.conclude(&of, Err(errno));
+                return Ok(());
+            }
         };
-        let (length, flags) = (length as usize, request.flags());
-        let has_bytes = matches!(op, Op::Read | Op::Write);
-        if has_bytes && length > REQUEST_MOST as usize {
-            // (Behind a write come its bytes.)
-            return match op {
-                Op::Read => self.send_answer(cookie, Err(libc::EINVAL), &[]),
-                _ => Err(io::ErrorKind::InvalidData.into()),
-            };
+        if !matches!(op, Op::Read | Op::Write) || length <= SLOT_BYTES {
+            of.reads = if op == Op::Read { length } else { 0 };
+            return self.ask_once(of, op, request.flags(), (offset, length), input, until);
         }
-        if has_bytes && length > SLOT_BYTES {
-            return self.ask_in_pieces(request, input);
+        let mut whole = Whole { left: length.div_ceil(SLOT_BYTES), done: Ok(()), read: Vec::new() };
+        if op == Op::Read {
+            let has_room = |flight: &Flight| flight.held + length <= REQUEST_MOST as usize;
+            if !has_room(&self.flight()) {
+                self.aside(|| self.await_answers(has_room));
+            }
+            self.flight().held += length;
+            whole.read = vec![0; length];
         }
-        let mut turn = match self.turn() {
+        let whole = Arc::new(Mutex::new(whole));
+        for at in (0..length).step_by(SLOT_BYTES) {
+            let part = SLOT_BYTES.min(length - at);
+            let reads = if op == Op::Read { part } else { 0 };
+            let of = Of { cookie, reads, piece: Some((whole.clone(), at)) };
+            self.ask_once(of, op, request.flags(), (offset + at as u64, part), input, until)?;
+        }
+        Ok(())
+    }
+
+    /// What can be asked for at all.
+    fn allowed(&self, request: &Request) -> Result<Op, i32> {
+        let op = request.op().ok_or(libc::EINVAL)?;
+        let flags = if op == Op::Zero { FUA | NO_HOLE | FAST_ZERO } else { FUA };
+        let end = request.offset.checked_add(request.length.into());
+        let is_inside = op == Op::Flush || end.is_some_and(|end| end <= self.bytes);
+        match op {
+            _ if request.flags & !flags != 0 => Err(libc::EINVAL),
+            Op::Write | Op::Zero if !is_inside => Err(libc::ENOSPC),
+            Op::Read if request.length > REQUEST_MOST => Err(libc::EINVAL),
+            _ if !is_inside => Err(libc::EINVAL),
+            _ => Ok(op),
+        }
+    }
+
+    /// At most a slot's, from where on.
+    fn ask_once(
+        &self,
+        of: Of,
+        op: Op,
+        flags: Flags,
+        (offset, length): (u64, usize),
+        input: &mut Input,
+        until: &mut Option<Instant>,
+    ) -> io::Result<()> {
+        let mut turn = match self.turn(until) {
             Ok(turn) => turn,
             Err(errno) => {
                 if op == Op::Write {
                     input.pass(self, length)?;
                 }
-                return self.send_answer(cookie, Err(errno), &[]);
+                self.conclude(&of, Err(errno));
+                return Ok(());
             }
         };
         turn.prepare(op, flags, offset, length as u64);
-        if op == Op::Write && !turn.fill(length, |to, part| input.read(self, to, part).is_ok()) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        if op == Op::Write {
+            let (server, mut received) = (turn.answers(), Ok(0));
+            turn.fill(length, |to, part| {
+                received = input.read(self, to, part, || !server.is_lost());
+                true
+            });
+            drop(server);
+            match received {
+                Ok(had) if had == length => {}
+                // (Others are about to ask again, for which all of the session before must be given back.)
+                Ok(had) => {
+                    let mut again = turn.again(self.reader);
+                    let rest = &mut again.payload()[had..];
+                    let done = input.read(self, rest.as_mut_ptr(), rest.len(), || true);
+                    return done.map(|_| self.place(of, again, until));
+                }
+                Err(error) => {
+                    turn.finish();
+                    return Err(error);
+                }
+            }
         }
-        let reads = if op == Op::Read { length } else { 0 };
-        match self.push(cookie, reads, turn) {
-            Ok(()) => Ok(()),
-            Err(lost) => self.place(cookie, reads, lost, &mut None),
+        if let Err(lost) = self.push(&of, turn) {
+            self.place(of, lost, until);
         }
+        Ok(())
     }
 
     /// A slot, once there is one.
-    fn turn(&self) -> Result<Turn, i32> {
-        let mut until = None;
+    fn turn(&self, until: &mut Option<Instant>) -> Result<Turn, i32> {
         loop {
-            if self.flight().asked.len() == SLOTS {
-                self.aside(|| self.await_slot());
+            if self.flight().requests() >= SLOTS {
+                self.aside(|| self.await_answers(|flight| flight.requests() < SLOTS));
             }
-            if self.flight().is_over {
-                return Err(libc::EIO);
-            }
-            match self.reader.turn(&mut until) {
-                Ok(Some(turn)) => return Ok(turn),
+            match self.reader.turn(until) {
+                Ok(Some(turn)) => {
+                    *until = None;
+                    return Ok(turn);
+                }
                 Ok(None) => thread::sleep(RETRY),
                 Err(errno) => return Err(errno),
             }
         }
     }
 
-    fn await_slot(&self) {
+    /// Until enough is answered.
+    fn await_answers(&self, is_enough: impl Fn(&Flight) -> bool) {
         let mut flight = self.flight();
-        flight.is_full = true;
-        let is_full = |flight: &mut Flight| flight.asked.len() == SLOTS && !flight.is_over;
-        let flight = self.freed.wait_while(flight, is_full);
-        flight.unwrap_or_else(PoisonError::into_inner).is_full = false;
+        flight.is_awaited = true;
+        let flight = self.answered.wait_while(flight, |flight| !is_enough(flight));
+        flight.unwrap_or_else(PoisonError::into_inner).is_awaited = false;
     }
 
-    /// What is longer than a slot.
-    fn ask_in_pieces(&self, request: &Request, input: &mut Input) -> io::Result<()> {
-        let (cookie, offset) = (request.cookie, request.offset);
-        let mut bytes = vec![0; request.length as usize];
-        if request.kind == READ {
-            let done = self.aside(|| self.reader.read(offset, &mut bytes));
-            return self.send_answer(cookie, done, if done.is_ok() { &bytes } else { &[] });
+    fn send(&self, flight: &mut Flight, parts: &mut [libc::iovec]) {
+        if !flight.is_deaf && send(self.stream, parts).is_err() {
+            // (Half of an answer may be sent.)
+            flight.is_deaf = true;
+            self.hang_up();
         }
-        input.read(self, bytes.as_mut_ptr(), bytes.len())?;
-        let done = self.aside(|| self.reader.write(offset, &bytes, request.flags()));
-        self.send_answer(cookie, done, &[])
     }
 
-    fn send_answer(&self, cookie: u64, done: Result<(), i32>, bytes: &[u8]) -> io::Result<()> {
+    /// What could not be asked for is answered.
+    fn conclude(&self, of: &Of, done: Result<(), i32>) {
         let mut flight = self.flight();
-        self.say_why(&mut flight, done);
-        let head = head(cookie, done);
-        let part = |bytes: &[u8]| part(bytes.as_ptr(), bytes.len());
-        send(self.stream, &mut [part(&head), part(bytes)])
+        if let Some((head, _)) = self.answer_to(&mut flight, of, done, std::ptr::null()) {
+            self.send(&mut flight, &mut [part(head.as_ptr(), head.len())]);
+        }
+    }
+
+    /// The answer, with what was read if it is not in a slot; of a piece it is none until all are done. What this one has read, if it is one, is there.
+    fn answer_to(
+        &self,
+        flight: &mut Flight,
+        of: &Of,
+        mut done: Result<(), i32>,
+        from: *const u8,
+    ) -> Option<([u8; REPLY_BYTES], Vec<u8>)> {
+        let mut read = Vec::new();
+        if let Some((whole, at)) = &of.piece {
+            let mut whole = locked(whole);
+            if let (Ok(()), Some(to)) = (done, whole.read.get_mut(*at..*at + of.reads)) {
+                // SAFETY: a slot has so many bytes, which are there as long as its turn: callers.
+                #[allow(unsafe_code)]
+                unsafe {
+                    std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len());
+                }
+            }
+            whole.done = whole.done.and(done);
+            whole.left -= 1;
+            if whole.left > 0 {
+                return None;
+            }
+            done = whole.done;
+            flight.held -= whole.read.len();
+            read = std::mem::take(&mut whole.read);
+            if done.is_err() {
+                read.clear();
+            }
+        }
+        self.say_why(flight, done);
+        Some((head(of.cookie, done), read))
     }
 
     /// A client is told a number: here is why.
@@ -336,39 +493,44 @@ impl Connection<'_> {
     }
 
     /// Sends all that is answered; false if nothing is.
-    fn send_answers(&self, flight: &mut Flight) -> io::Result<bool> {
+    fn send_answers(&self, flight: &mut Flight) -> bool {
         let mut answered = Vec::new();
         let mut at = 0;
-        while let Some(asked) = flight.asked.get(at) {
+        while let Some(asked) = flight.asked.get_mut(at) {
             match asked.turn.answer() {
                 Some(done) => answered.push((flight.asked.swap_remove(at), done)),
                 None => at += 1,
             }
         }
         if answered.is_empty() {
-            return Ok(false);
+            return false;
         }
-        let heads: Vec<_> =
-            answered.iter().map(|(asked, done)| head(asked.cookie, *done)).collect();
-        let mut parts = Vec::with_capacity(2 * heads.len());
-        for ((asked, done), head) in answered.iter().zip(&heads) {
+        let answers: Vec<_> = answered
+            .iter()
+            .map(|(asked, done)| self.answer_to(flight, &asked.of, *done, asked.turn.bytes()))
+            .collect();
+        let mut parts = Vec::with_capacity(2 * answers.len());
+        for ((asked, done), answer) in answered.iter().zip(&answers) {
+            let Some((head, read)) = answer else { continue };
             parts.push(part(head.as_ptr(), head.len()));
-            if done.is_ok() && asked.reads > 0 {
-                parts.push(part(asked.turn.bytes(), asked.reads));
+            if !read.is_empty() {
+                parts.push(part(read.as_ptr(), read.len()));
+            } else if done.is_ok() && asked.of.reads > 0 && asked.of.piece.is_none() {
+                parts.push(part(asked.turn.bytes(), asked.of.reads));
             }
         }
-        let sent = send(self.stream, &mut parts);
-        for (asked, done) in answered {
-            asked.turn.finish(done);
+        self.send(flight, &mut parts);
+        for (asked, _) in answered {
+            asked.turn.finish();
         }
-        if flight.is_full {
-            self.freed.notify_all();
+        if flight.is_awaited {
+            self.answered.notify_all();
         }
-        sent.map(|()| true)
+        true
     }
 
     /// Sleeps for answers while the other thread does not see them.
-    fn answer(&self) -> io::Result<()> {
+    fn answer(&self) {
         loop {
             let mut flight = self.flight();
             flight.is_parked = true;
@@ -380,9 +542,9 @@ impl Connection<'_> {
             let mut flight = parked.unwrap_or_else(PoisonError::into_inner).0;
             flight.is_parked = false;
             if flight.is_over {
-                return Ok(());
+                return;
             }
-            if self.send_answers(&mut flight)? {
+            if self.send_answers(&mut flight) {
                 continue;
             }
             let Some(answers) = flight.asked.first().map(|asked| asked.turn.answers()) else {
@@ -391,64 +553,58 @@ impl Connection<'_> {
             drop(flight);
             if !answers.wait() && !answers.can_come() {
                 drop(answers);
-                self.ask_again()?;
+                self.ask_again();
             }
         }
     }
 
     /// Asks the server that comes next for all that is not answered. (The other thread goes on meanwhile: what it has of the session before it gives
     /// back, and the next one does not begin before.)
-    fn ask_again(&self) -> io::Result<()> {
+    fn ask_again(&self) {
         let again: Vec<_> = {
             let mut flight = self.flight();
-            self.send_answers(&mut flight)?;
+            self.send_answers(&mut flight);
             let asked = std::mem::take(&mut flight.asked);
-            self.freed.notify_all();
-            let again = |each: Asked| (each.cookie, each.reads, each.turn.again(self.reader));
-            asked.into_iter().map(again).collect()
+            flight.again = asked.len();
+            asked.into_iter().map(|each| (each.of, each.turn.again(self.reader))).collect()
         };
         let mut until = None;
-        for (cookie, reads, again) in again {
-            self.place(cookie, reads, again, &mut until)?;
+        for (of, again) in again {
+            self.place(of, again, &mut until);
+            self.flight().again -= 1;
+            self.answered.notify_all();
         }
         self.tell_of(&mut self.flight());
-        Ok(())
     }
 
     /// Asks for what was asked for, or was going to be, of a server that has gone.
-    fn place(
-        &self,
-        cookie: u64,
-        reads: usize,
-        mut again: Again,
-        until: &mut Option<Instant>,
-    ) -> io::Result<()> {
+    fn place(&self, of: Of, mut again: Again, until: &mut Option<Instant>) {
         loop {
             match self.reader.turn(until) {
                 Ok(Some(mut turn)) => {
                     again.prepare(&mut turn);
-                    match self.push(cookie, reads, turn) {
-                        Ok(()) => return Ok(()),
+                    match self.push(&of, turn) {
+                        Ok(()) => return,
                         Err(lost) => again = lost,
                     }
                 }
                 Ok(None) => {
-                    self.send_answers(&mut self.flight())?;
+                    self.send_answers(&mut self.flight());
                     thread::sleep(RETRY);
                 }
-                Err(errno) => return self.send_answer(cookie, Err(errno), &[]),
+                Err(errno) => return self.conclude(&of, Err(errno)),
             }
         }
     }
 
     /// Asks, unless the server has gone meanwhile: what is lost is found by who has it in flight, and not behind that.
-    fn push(&self, cookie: u64, reads: usize, mut turn: Turn) -> Result<(), Again> {
+    fn push(&self, of: &Of, mut turn: Turn) -> Result<(), Again> {
         let mut flight = self.flight();
         if turn.is_lost() {
             return Err(turn.again(self.reader));
         }
         turn.ask();
-        flight.asked.push(Asked { cookie, turn, reads });
+        flight.asked.push(Asked { of: of.clone(), turn });
         flight.is_untold = true;
         Ok(())
     }
@@ -487,8 +643,14 @@ impl Input {
         Ok(())
     }
 
-    /// So many bytes, to there.
-    fn read(&mut self, of: &Connection, to: *mut u8, length: usize) -> io::Result<()> {
+    /// So many bytes, to there: how many came before they were not waited for any more.
+    fn read(
+        &mut self,
+        of: &Connection,
+        to: *mut u8,
+        length: usize,
+        waits_on: impl Fn() -> bool,
+    ) -> io::Result<usize> {
         let had = self.left().len().min(length);
         // SAFETY: so many bytes may be written there: callers.
         #[allow(unsafe_code)]
@@ -501,21 +663,30 @@ impl Input {
             // SAFETY: within what may be written.
             #[allow(unsafe_code)]
             let to = unsafe { to.add(done) };
-            let now = match receive(of.stream, to, length - done, libc::MSG_DONTWAIT) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    of.aside(|| receive(of.stream, to, length - done, libc::MSG_WAITALL))
+            let left = length - done;
+            let received = match receive(of.stream, to, left, libc::MSG_DONTWAIT) {
+                Err(error) if waits(&error) => {
+                    of.aside(|| receive(of.stream, to, left, libc::MSG_WAITALL))
                 }
-                now => now,
+                received => received,
             };
-            done += now?;
+            match received {
+                Ok(more) => done += more,
+                Err(error) if waits(&error) && waits_on() => {}
+                Err(error) if waits(&error) => break,
+                Err(error) => return Err(error),
+            }
         }
-        Ok(())
+        Ok(done)
     }
 
     /// So many bytes are for nobody.
     fn pass(&mut self, of: &Connection, length: usize) -> io::Result<()> {
-        let mut bytes = vec![0; length];
-        self.read(of, bytes.as_mut_ptr(), length)
+        let mut bytes = [0; PASSED];
+        for at in (0..length).step_by(PASSED) {
+            self.read(of, bytes.as_mut_ptr(), PASSED.min(length - at), || true)?;
+        }
+        Ok(())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use ringlet_disk::{Reader, Source};
 
@@ -75,13 +76,14 @@ fn asked(mut data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     let name = rest.get(..u32::from_be_bytes(*length) as usize)?;
     data = &rest[name.len()..];
     let (count, kinds) = data.split_first_chunk::<2>()?;
-    let kinds: Vec<u16> =
-        kinds.chunks_exact(2).map(|kind| u16::from_be_bytes([kind[0], kind[1]])).collect();
-    (kinds.len() == usize::from(u16::from_be_bytes(*count))).then_some((name, kinds))
+    let is_whole = kinds.len() == 2 * usize::from(u16::from_be_bytes(*count));
+    let kinds = kinds.chunks_exact(2).map(|kind| u16::from_be_bytes([kind[0], kind[1]]));
+    is_whole.then(|| (name, kinds.collect()))
 }
 
 /// The disk's seat that is for this connection from now on. `None`: its client wants no more.
-pub fn handshake(mut stream: &UnixStream, export: &Export) -> io::Result<Option<Reader>> {
+pub fn handshake(peer: &Arc<UnixStream>, export: &Export) -> io::Result<Option<Reader>> {
+    let mut stream: &UnixStream = peer;
     let disk = &export.source;
     let is_ours = |name: &[u8]| name.is_empty() || name == disk.name().as_bytes();
     let mut greeting = [MAGIC.to_be_bytes(), OPTION.to_be_bytes()].concat();
@@ -104,7 +106,7 @@ pub fn handshake(mut stream: &UnixStream, export: &Export) -> io::Result<Option<
         match option {
             EXPORT_NAME => {
                 // (Of what is wrong there is no answer.)
-                let Some(Ok(reader)) = is_ours(&data).then(|| export.reader()) else {
+                let Some(Ok(reader)) = is_ours(&data).then(|| export.reader(peer)) else {
                     return Ok(None);
                 };
                 let mut answer = disk.bytes().to_be_bytes().to_vec();
@@ -129,7 +131,7 @@ pub fn handshake(mut stream: &UnixStream, export: &Export) -> io::Result<Option<
                     reply(stream, option, UNKNOWN, b"another disk is shown here")?;
                 }
                 Some((_, kinds)) => {
-                    let reader = if option == GO { Some(export.reader()) } else { None };
+                    let reader = if option == GO { Some(export.reader(peer)) } else { None };
                     let reader = match reader.transpose() {
                         Ok(reader) => reader,
                         Err(error) => {
@@ -178,6 +180,7 @@ mod tests {
         for length in 0..right.len() {
             assert_eq!(asked(&right[..length]), None, "{length}");
         }
+        assert_eq!(asked(&[&right[..], b"x"].concat()), None);
         assert_eq!(asked(&words(b"", 1, &[])), None);
         assert_eq!(asked(&[255; 12]), None);
     }

@@ -8,12 +8,14 @@ mod connection;
 mod handshake;
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use anyhow::ensure;
 use ringlet_disk::{READERS, Reader, Source};
 
 /// Connections at a time, with those that are not beyond their greeting yet.
@@ -21,40 +23,79 @@ const CONNECTIONS: usize = 2 * READERS;
 /// Where there is no descriptor, or thread, for another one it is tried again so soon.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// Whether those that have gone have no requests any more is looked at so often.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
 /// A disk that is shown.
 pub struct Export<'a> {
     source: Source,
     /// One that no connection has just now.
     idle: Mutex<Option<Reader>>,
+    /// Those that have a reader.
+    served: Mutex<Vec<Arc<UnixStream>>>,
     connections: AtomicUsize,
     say: &'a (dyn Fn(&str) + Sync),
 }
 
+fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Export<'_> {
-    /// With a seat for one connection.
-    fn reader(&self) -> anyhow::Result<Reader> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
-        idle.map_or_else(|| self.source.open(), Ok)
-    }
-
-    fn give_back(&self, reader: Reader) {
-        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Some(reader);
-    }
-
-    fn meet(&self, stream: &UnixStream) -> io::Result<()> {
-        if let Some(reader) = handshake::handshake(stream, self)? {
-            let done = connection::serve(stream, &reader, self.say);
-            self.give_back(reader);
-            done?;
+    /// With a seat for one connection, until it is given back.
+    ///
+    /// WHY it waits: a client that comes behind one that has gone, maybe one that was killed, may go by what is on the disk. What that one had asked for
+    /// must not come later.
+    fn reader(&self, stream: &Arc<UnixStream>) -> anyhow::Result<Reader> {
+        loop {
+            let mut served = locked(&self.served);
+            if !served.iter().any(|other| has_gone(other)) {
+                served.push(stream.clone());
+                break;
+            }
+            drop(served);
+            thread::sleep(LOOK_AGAIN);
         }
-        Ok(())
+        let opened = || {
+            ensure!(!has_gone(stream), "it has gone");
+            let idle = locked(&self.idle).take();
+            idle.map_or_else(|| self.source.open(), Ok)
+        };
+        opened().inspect_err(|_| self.forget(stream))
     }
+
+    fn forget(&self, stream: &Arc<UnixStream>) {
+        locked(&self.served).retain(|other| !Arc::ptr_eq(other, stream));
+    }
+
+    fn meet(&self, stream: &Arc<UnixStream>) -> io::Result<()> {
+        let serve = |reader: Reader| {
+            let done = connection::serve(stream, &reader, self.say);
+            let before = locked(&self.idle).replace(reader);
+            drop(before);
+            done
+        };
+        let met = handshake::handshake(stream, self);
+        let done = met.and_then(|reader| reader.map_or(Ok(()), serve));
+        self.forget(stream);
+        done
+    }
+}
+
+/// Has it been closed by who had it?
+fn has_gone(stream: &UnixStream) -> bool {
+    let mut look = libc::pollfd { fd: stream.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one that is there for this call.
+    #[allow(unsafe_code)]
+    let found = unsafe { libc::poll(&raw mut look, 1, 0) };
+    found == 1 && look.revents & libc::POLLHUP != 0
 }
 
 /// Shows a disk to all that connect, each with a seat of its own, for ever; `say` is told what they can only be told a number of.
 pub fn serve(listener: &UnixListener, disk: Reader, say: &(dyn Fn(&str) + Sync)) -> ! {
     let (source, connections) = (disk.source(), AtomicUsize::new(0));
-    let export = Export { source, idle: Mutex::new(Some(disk)), connections, say };
+    let (idle, served) = (Mutex::new(Some(disk)), Mutex::default());
+    let export = Export { source, idle, served, connections, say };
     thread::scope(|scope| {
         loop {
             let Ok((stream, _)) = listener.accept() else {
@@ -69,7 +110,7 @@ pub fn serve(listener: &UnixListener, disk: Reader, say: &(dyn Fn(&str) + Sync))
             let export = &export;
             let meets = move || {
                 // (What a client does wrong ends its connection.)
-                let _ = export.meet(&stream);
+                let _ = export.meet(&Arc::new(stream));
                 export.connections.fetch_sub(1, Ordering::Relaxed);
             };
             if thread::Builder::new().spawn_scoped(scope, meets).is_err() {

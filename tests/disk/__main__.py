@@ -7,8 +7,10 @@ Places: `host` is one, `hosts` are two network namespaces with a node service ea
 """
 
 import argparse
+import concurrent.futures
 import contextlib
 import errno
+import fcntl
 import os
 import pathlib
 import random
@@ -19,6 +21,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -110,7 +113,9 @@ def kinds(place, seed):
         require(connect(other.uri).pread(size, 0) == model, "other bytes at another reader")
         for act in (lambda: client.pread(2, size - 1), lambda: client.pread(1, size), lambda: client.pread(1, 1 << 62)):
             refused(act, errno.EINVAL)
-        refused(lambda: client.pwrite(b"ab", size - 1), errno.ENOSPC, errno.EINVAL)
+        for act in (lambda: client.pwrite(b"ab", size - 1), lambda: client.pwrite(bytes(2 * MB), size - MB), lambda: client.zero(2, size - 1)):
+            refused(act, errno.ENOSPC)
+        require(client.pread(MB, size - MB) == model[-MB:], "some of what was refused is written")
         os.truncate(path, MB)
         refused(lambda: client.pread(4096, 2 * MB), errno.EIO)
         require(client.pread(4096, 0) == model[:4096], "other bytes before what is missing")
@@ -156,6 +161,11 @@ def strangers(place, seed):
         answers = agreed + 4 * 20 + len("another disk is shown here")
         got = says(struct.pack(">I", 3) + b"".join(wrong) + begins[4:], answers)
         require(len(got) == answers and got.endswith(says(begins, agreed)[greeting:]), f"{got}")
+        flags = [Raw.request(kind, 0, 4, b"none" * (kind == 1), flags=1 << bit) for kind, bit in ((0, 4), (0, 5), (1, 1), (3, 2), (4, 1), (6, 15))]
+        got = says(begins + b"".join([*flags, request(0, 4)]), agreed + len(flags) * 16 + 20)
+        errors = [struct.unpack(">I", got[at + 4:at + 8])[0] for at in range(agreed, len(got) - 4, 16)]
+        require(errors == [errno.EINVAL] * len(flags) + [0], f"{errors}")
+        require(path.read_bytes() == bytes(MB), "what was refused is written")
         kinds = [request(kind, 1) for kind in (5, 9, 0xffff)]
         got = says(begins + b"".join([*kinds, request(0, 64 << 20), request(0, 4)]), agreed + 5 * 16 + 4)
         errors = [struct.unpack(">I", got[at + 4:at + 8])[0] for at in range(agreed, len(got) - 4, 16)]
@@ -175,6 +185,135 @@ def strangers(place, seed):
         require(client.pread(4, 0) == last[:4], "it is not served beside silent ones")
         for each in silent:
             each.close()
+
+
+class Raw:
+    """A connection whose words are its test's."""
+
+    HEAD = struct.Struct(">8sII")
+    REQUEST = struct.Struct(">IHHQQI")
+    AGREED = 18 + 20 + 12 + 20
+
+    def __init__(self, reader):
+        self.stream = socket.socket(socket.AF_UNIX)
+        self.stream.settimeout(LIMIT)
+        self.stream.connect(str(reader.socket))
+        self.stream.sendall(struct.pack(">I", 3) + self.HEAD.pack(b"IHAVEOPT", 7, 6) + struct.pack(">IH", 0, 0))
+        require(len(self.get(self.AGREED)) == self.AGREED, "it is not agreed with")
+
+    @classmethod
+    def request(cls, kind, at, length, data=b"", cookie=7, flags=0):
+        return cls.REQUEST.pack(0x25609513, flags, kind, cookie, at, length) + data
+
+    def get(self, wants):
+        """So many bytes, or all until the end."""
+        got = b""
+        while len(got) < wants and (more := self.stream.recv(min(1 << 20, wants - len(got)))):
+            got += more
+        return got
+
+    def ask(self, kind, at, length, data=b"", **how):
+        self.stream.sendall(self.request(kind, at, length, data, **how))
+
+    def error(self):
+        """Of the next answer, which has no bytes."""
+        answer = self.get(16)
+        require(len(answer) == 16 and answer[:4] == struct.pack(">I", 0x67446698), f"no answer: {answer}")
+        return struct.unpack(">I", answer[4:8])[0]
+
+
+@scene
+def leaves(place, seed):
+    """Who asks, and then says that he leaves, or says no more, is answered all the same; and if he has left, what he asked for is done all the same, before
+    what the next one asks."""
+    dice, path = random.Random(seed), place.file(8 * MB)
+    size = 32 << 10
+    with served(place, "left", path) as server, attached(place, "left") as reader:
+        for round in range(12):
+            client, waits, says, is_served = Raw(reader), round % 2, round % 3, round % 4 < 2
+            if not is_served:
+                server.kill()
+            if not waits:
+                # (All of it is there before anything is done.)
+                os.kill(reader.process.pid, signal.SIGSTOP)
+            words, wants = b"", bytearray(path.read_bytes())
+            # (As much as the socket holds, where nobody takes it.)
+            places = dice.sample(range(0, 8 * MB, size), 40 if waits and is_served else 4)
+            for at in places:
+                wants[at:at + size] = dice.randbytes(8) * (size // 8)
+                words += client.request(1, at, size, wants[at:at + size])
+            client.stream.sendall(words + (client.request(2, 0, 0) if says else b""))
+            if not waits:
+                client.stream.close()
+                os.kill(reader.process.pid, signal.SIGCONT)
+            elif not says:
+                client.stream.shutdown(socket.SHUT_WR)
+            if not is_served:
+                server.start()
+            if waits:
+                got = client.get(MB)
+                errors = [struct.unpack(">I", got[at + 4:at + 8])[0] for at in range(0, len(got), 16)]
+                require(errors == [0] * len(places), f"{errors}, round {round}")
+            connect(reader.uri)
+            require(path.read_bytes() == wants, f"not all is done, round {round}")
+
+
+@scene
+def late(place, seed):
+    """What was asked for by a client that has gone while there was no server is not done behind what the next one writes."""
+    path = place.file(MB)
+    with served(place, "late", path) as server, attached(place, "late") as reader:
+        for round in range(6):
+            client = Raw(reader)
+            server.kill()
+            client.ask(1, 0, 4096, b"x" * 4096)
+            # (Received, and waiting.)
+            wait_until(lambda: not unread(client.stream), LIMIT, "it to be received")
+            client.stream.close()
+            server.start()
+            after = connect(reader.uri)
+            after.pwrite(bytes([round]) * 4096, 0)
+            time.sleep(0.3)
+            require(after.pread(4096, 0) == bytes([round]) * 4096, f"it comes late, round {round}")
+
+
+def unread(stream):
+    """Bytes that were sent, and not received yet."""
+    return struct.unpack("i", fcntl.ioctl(stream, termios.TIOCOUTQ, bytes(4)))[0]
+
+
+@scene
+def dawdles(place, seed):
+    """Who has sent half of what it writes when the server dies, and takes its time for the rest, is answered meanwhile what it asked before."""
+    path, data = place.file(MB), random.Random(seed).randbytes(200 << 10)
+    with served(place, "slow", path) as server, attached(place, "slow", "--patience", "5") as reader:
+        for size in (len(data), len(data) // 2 + 1, 5):
+            client, half = Raw(reader), size // 2
+            os.kill(server.process.pid, signal.SIGSTOP)
+            client.ask(0, MB - 8, 8)
+            client.ask(1, 0, size, data[:half], cookie=8)
+            wait_until(lambda: not unread(client.stream), LIMIT, "it to be received")
+            server.kill()
+            server.start()
+            require(client.error() == 0 and client.get(8) == bytes(8), "it is not read")
+            client.stream.sendall(data[half:size])
+            require(client.error() == 0 and path.read_bytes()[:size] == data[:size], "other bytes are written")
+            client.ask(1, 0, size, bytes(size))
+            require(client.error() == 0, "it is not written")
+
+
+@scene
+def comes_early(place, _seed):
+    """Who connects while there is no server waits for it, as requests do: also beside others."""
+    path = place.file(MB)
+    with served(place, "early", path) as server, attached(place, "early") as reader:
+        connect(reader.uri).pwrite(b"here", 0)
+        server.kill()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            read = [pool.submit(lambda: bytes(connect(reader.uri).pread(4, 0))) for _ in range(4)]
+            time.sleep(0.5)
+            server.start()
+            require([each.result() for each in read] == [b"here"] * 4, "other bytes")
 
 
 @scene
@@ -377,7 +516,12 @@ def patience(place, _seed):
         refused(lambda: client.pread(6, 0), errno.EIO)
         server.start()
         require(client.pread(6, 0) == b"before", "other bytes")
+        # (Those that are behind others wait no longer than those.)
+        many, began = Raw(reader), time.monotonic()
         server.kill()
+        many.stream.sendall(Raw.request(0, 0, 8) * 60)
+        require([many.error() for _ in range(60)] == [errno.EIO] * 60, "not all fail")
+        require(time.monotonic() - began < 20, "each waits behind the other")
         server.path = place.file(MB)
         server.start()
         refused(lambda: client.pread(6, 0), errno.EIO)

@@ -257,6 +257,30 @@ fn what_was_not_flushed_is_not_taken_for_written_when_the_host_has_begun_again()
     assert!(reader.known.why_another(&other).unwrap().contains("another one"));
 }
 
+/// Who is told that something is written may flush by another reader, and is told that too before the first one is looked at again.
+#[test]
+fn what_is_answered_counts_before_anybody_is_told() {
+    served("counts", false);
+    let one = open("counts");
+    let again = |boot| crate::layout::Facts { boot, ..one.known.facts.clone() };
+    let boot = one.known.facts.boot;
+    let mut turn = one.turn(&mut None).unwrap().unwrap();
+    turn.prepare(Op::Write, Flags::default(), 0, 1);
+    turn.fill_from(b"x");
+    turn.ask();
+    turn.tell();
+    let began = std::time::Instant::now();
+    while turn.answer().is_none() {
+        assert!(began.elapsed() < PATIENCE, "no answer");
+        std::thread::yield_now();
+    }
+    assert!(one.known.why_another(&again(boot + 1)).is_some());
+    one.source().open().unwrap().flush().unwrap();
+    assert_eq!(one.known.why_another(&again(boot + 1)), None);
+    turn.finish();
+    assert_eq!(one.known.why_another(&again(boot + 1)), None);
+}
+
 /// A write that begins there waits from now on, as if the device took its time. One at a time.
 struct Slow {
     _turn: MutexGuard<'static, ()>,
