@@ -488,6 +488,9 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::frame::Mac;
+    use crate::port::{Options, Port};
+    use crate::wire::About;
 
     const RULES_HERE: Rules = Rules { addresses: Policy::Moving, storm: 7 };
 
@@ -579,7 +582,24 @@ mod tests {
         let comes = std::os::unix::net::UnixDatagram::bind(room.path(3)).unwrap();
         assert!(format!("{:#}", Room::delete(base, "net").unwrap_err()).contains("1 ports"));
         drop(comes);
+        // Who spans hosts is no port, and keeps it too.
+        let spans = Seat::take(&room, SPAN).unwrap();
+        assert!(room.ports().unwrap().is_empty());
+        assert!(format!("{:#}", Room::delete(base, "net").unwrap_err()).contains("spans hosts"));
+        drop(spans);
         Room::delete(base, "net").unwrap();
+    }
+
+    #[test]
+    fn other_hosts_ports_have_nothing_to_do_with_each_other() {
+        let (_folder, room) = made();
+        let options = Options::new("one", Mac::random().unwrap());
+        let (_port, _queues) = Port::join(room.clone(), options, true, |_| ()).unwrap();
+        let id = room.ports().unwrap()[0];
+        let Answer::State(state) = room.ask(id, Ask::State).unwrap().1 else { panic!("no state") };
+        let other = |far| Ask::Join(About { id: id ^ 1, far, ..state.about.clone() });
+        assert_eq!(room.ask(id, other(true)).unwrap().1, Answer::Done);
+        assert!(matches!(room.ask(id, other(false)).unwrap().1, Answer::Refused(_)));
     }
 
     /// Many at once: each is there as a whole or not at all, and one alone has made it.
