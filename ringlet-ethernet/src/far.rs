@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::{Error, Result, bail, ensure};
 use ringlet::waiting::spin;
 use ringlet_linux::sys;
-use ringlet_messages::native::{Channel, Error as Refused};
+use ringlet_messages::native::{self, Channel};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -118,7 +118,7 @@ pub(crate) struct Post {
 }
 
 pub(crate) enum News {
-    Called(String, Result<Channel, Refused>),
+    Called(String, Result<Channel, native::Error>),
     Came(String, Channel),
 }
 

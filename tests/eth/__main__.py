@@ -436,7 +436,7 @@ def main():
                     SCENES[name](place)
             except Skipped as told:
                 word, problem = "skipped", str(told)
-            except (Failed, subprocess.SubprocessError) as told:
+            except (Failed, subprocess.SubprocessError, TimeoutError) as told:
                 failed, word, problem = True, "FAILED", str(told)
         print(f"{word:8}  {name:20} {time.monotonic() - began:6.1f} s", flush=True)
         if problem:
