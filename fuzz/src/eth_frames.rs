@@ -1,5 +1,5 @@
-//! Messages of another port, of any bytes. What must hold: who takes them is shown what a kernel takes only, from addresses that can be; and whatever has to
-//! be cut of it is cut into plain frames, or refused.
+//! Messages of another port, of any bytes. What must hold: who takes them is shown what a kernel takes only, from addresses that can be; and
+//! whatever has to be cut of it is cut into plain frames, or refused.
 
 use std::cell::RefCell;
 use std::time::Duration;

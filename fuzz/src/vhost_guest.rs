@@ -1,5 +1,5 @@
-//! A back end of vhost-user, whose guest writes what it likes into its rings, and whose front end says what it likes. What must hold: it goes on; the next
-//! guest, which does as it ought to, is served; and its frames are not others'.
+//! A back end of vhost-user, whose guest writes what it likes into its rings, and whose front end says what it likes. What must hold: it goes on;
+//! the next guest, which does as it ought to, is served; and its frames are not others'.
 
 use std::cell::RefCell;
 use std::io::Write;

@@ -47,9 +47,9 @@ enum EthCommand {
     Up(UpArgs),
     /// Make a QEMU guest's virtio-net a port of a network, in the foreground, as a vhost-user back end; it says `ready`
     ///
-    /// QEMU connects with `-chardev socket,id=c,path=PATH,reconnect=1 -netdev vhost-user,id=n,chardev=c -device virtio-net-pci,netdev=n,mac=ADDRESS`, and
-    /// shares the guest's memory: `-object memory-backend-memfd,id=m,size=1G,share=on -numa node,memdev=m`. One guest at a time; the port is there
-    /// while its driver is.
+    /// QEMU connects with `-chardev socket,id=c,path=PATH,reconnect=1 -netdev vhost-user,id=n,chardev=c -device
+    /// virtio-net-pci,netdev=n,mac=ADDRESS`, and shares the guest's memory: `-object memory-backend-memfd,id=m,size=1G,share=on -numa
+    /// node,memdev=m`. One guest at a time; the port is there while its driver is.
     Vhost(VhostArgs),
     /// End a port of this network namespace: a device, a guest's, or a program's
     Down {

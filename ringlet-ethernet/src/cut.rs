@@ -20,8 +20,8 @@ pub fn is_plain(head: &Head) -> bool {
     head.0[0] & NEEDS_CHECKSUM == 0 && head.0[1] == GSO_NONE
 }
 
-/// Hands on the plain messages that this one stands for, in order; each has a header of zeros. What the headers of IP and TCP or UDP do not bear out is
-/// malformed, and then nothing is handed on.
+/// Hands on the plain messages that this one stands for, in order; each has a header of zeros. What the headers of IP and TCP or UDP do not bear out
+/// is malformed, and then nothing is handed on.
 pub fn plain(message: &[u8], mut each: impl FnMut(&[u8])) -> Result<(), Dropped> {
     let head = message.first_chunk().map(|head| Head(*head));
     let head = head.filter(|head| head.is_sound(message.len())).ok_or(Dropped::Malformed)?;

@@ -1,8 +1,8 @@
-//! A guest's virtio-net as a port: the back end of vhost-user, for QEMU and whoever else speaks it, on a socket. The guest's buffers are read and written
-//! where they lie; segments and checksums pass whole if its driver takes them, else they are cut and written (`cut`).
+//! A guest's virtio-net as a port: the back end of vhost-user, for QEMU and whoever else speaks it, on a socket. The guest's buffers are read and
+//! written where they lie; segments and checksums pass whole if its driver takes them, else they are cut and written (`cut`).
 //!
-//! What the guest writes is hostile: each word is read once, and checked where it is used (`virtio_queue`, `vm_memory`, `Head::is_sound`). Who connects,
-//! the front end, has given the memory, and can end us; so one process serves one guest.
+//! What the guest writes is hostile: each word is read once, and checked where it is used (`virtio_queue`, `vm_memory`, `Head::is_sound`). Who
+//! connects, the front end, has given the memory, and can end us; so one process serves one guest.
 //!
 //! There is a port while a guest's driver has its rings going, so that others see it come and go; and one guest at a time. Frames that find no buffer
 //! wait in their senders' queues, as those of any port that does not take them.
@@ -498,7 +498,7 @@ fn interrupt(
     if now == first {
         return Ok(false);
     }
-    // ORDER: SeqCst; pairs with the guest's own barrier: what is used is there before it is looked up whether the guest wants to know.
+    // (The guest's driver has a barrier, too, as VIRTIO says: what is used is there before it is looked up whether it wants to know.)
     fence(Ordering::SeqCst);
     let word = |at: u64| -> Result<u16> {
         let place = ring.avail_ring().checked_add(at).context(BROKEN)?;

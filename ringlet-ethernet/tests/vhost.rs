@@ -1,5 +1,5 @@
-//! A guest's rings as a port: frames pass both ways whatever its driver takes; what waits for buffers is not lost; a guest that breaks its rings, one that
-//! goes, and a back end that is begun anew, leave everybody else well.
+//! A guest's rings as a port: frames pass both ways whatever its driver takes; what waits for buffers is not lost; a guest that breaks its rings,
+//! one that goes, and a back end that is begun anew, leave everybody else well.
 
 mod guest;
 

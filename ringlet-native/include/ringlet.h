@@ -189,7 +189,7 @@ int ringlet_reflect_status(void);
 /* An Ethernet (ringlet_port(3)): a program is a port of a network of `ringlet eth`, as its devices are, without one. A frame is what a network card
    takes and gives: from the destination's address on, 14 bytes at least, without a checksum at its end. Calls that fail return -1 or NULL and set
    errno; ringlet_port_error says in words what was wrong with this thread's last call (but for EAGAIN), until its next one fails. A queue is one
-   thread's at a time; of a port's calls any number of threads may use all but close. In a child by fork none of them is of use. NULL can be closed. */
+   thread's at a time; of a port's calls any number of threads may use all but close. In a child by fork none is of use. NULL can be closed. */
 typedef struct ringlet_port ringlet_port;
 typedef struct ringlet_port_queue ringlet_port_queue;
 
@@ -226,9 +226,9 @@ int ringlet_port_others(const ringlet_port *port);
 int ringlet_port_news(const ringlet_port *port, char *buffer, size_t size);
 ringlet_port_queue *ringlet_port_queue_of(const ringlet_port *port, unsigned number);
 
-/* In place. reserve gives room for a frame of len bytes to this address: where its receiver will read it, or, if there are several, where it is copied
-   from. commit sends the first len of them (offload NULL: a plain frame). The place is lost with the next call that reserves, sends, receives, waits
-   or arms. EAGAIN: the receiver's queue is full; ENETDOWN: no port is there; EMSGSIZE: shorter or longer than can be; ESHUTDOWN: `ringlet eth down`
+/* In place. reserve gives room for a frame of len bytes to this address: where its receiver will read it, or, if there are several, where it is
+   copied from. commit sends the first len of them (offload NULL: a plain frame). The place is lost with the next call that reserves, sends, receives,
+   waits or arms. EAGAIN: the receiver's queue is full; ENETDOWN: no port is there; EMSGSIZE: shorter or longer than can be; ESHUTDOWN: `ringlet eth down`
    has ended the port. */
 void *ringlet_port_reserve(ringlet_port_queue *queue, const unsigned char to[6], size_t len);
 int ringlet_port_commit(ringlet_port_queue *queue, size_t len, const struct ringlet_port_offload *offload);

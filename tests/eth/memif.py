@@ -92,7 +92,8 @@ def main():
     for size, pairs in found.items():
         ours, theirs = (statistics.median(each) / 1e6 for each in zip(*pairs, strict=True))
         ratios = sorted(our / their for our, their in pairs)
-        print(f"{size:5} B: ports {ours:6.2f} M/s, memif {theirs:6.2f} M/s, ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        print(f"{size:5} B: ports {ours:6.2f} M/s, memif {theirs:6.2f} M/s, ratio {ratio}")
 
 
 if __name__ == "__main__":

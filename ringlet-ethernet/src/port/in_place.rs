@@ -82,8 +82,8 @@ impl Place<'_> {
         self.queue.send_place(len)
     }
 
-    /// Sends all of it; but its receiver is woken, if it sleeps, by `Queue::flush` only, or by what waits, receives, or begins: for one of several. (What
-    /// is for several ports goes at once.)
+    /// Sends all of it; but its receiver is woken, if it sleeps, by `Queue::flush` only, or by what waits, receives, or begins: for one of several.
+    /// (What is for several ports goes at once.)
     pub fn send_quietly(self) -> Result<(), Refused> {
         let len = self.len;
         self.queue.send_place_quietly(len)
@@ -245,7 +245,8 @@ impl Queue {
         }
     }
 
-    /// Asks to be told: true if there is something now; else the descriptor becomes readable when there is. Who has waited for it goes on with `begin`.
+    /// Asks to be told: true if there is something now; else the descriptor becomes readable when there is. Who has waited for it goes on with
+    /// `begin`.
     pub fn arm(&mut self) -> bool {
         self.arm_for(true)
     }

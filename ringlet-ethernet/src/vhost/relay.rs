@@ -1,6 +1,6 @@
-//! Between a front end and the framework that serves it, for one word's sake: QEMU enables rings of a network card (SET_VRING_ENABLE) before its guest's
-//! driver has taken any feature, and the framework takes that for a fault. So the feature which that message belongs to, and which QEMU has taken by then
-//! (else it would not say so), is taken here in its name. All else passes as it is, with its descriptors.
+//! Between a front end and the framework that serves it, for one word's sake: QEMU enables rings of a network card (SET_VRING_ENABLE) before its
+//! guest's driver has taken any feature, and the framework takes that for a fault. So the feature which that message belongs to, and which QEMU has
+//! taken by then (else it would not say so), is taken here in its name. All else passes as it is, with its descriptors.
 
 use std::fs::{self, DirBuilder};
 use std::io::{IoSlice, IoSliceMut};
@@ -29,8 +29,8 @@ const SET_FEATURES: u32 = 2;
 const SET_VRING_ENABLE: u32 = 18;
 const VERSION: u32 = 1;
 
-/// A connection of this process with itself: who listens, for the framework, which takes no connection that is made already, and the other end. Its name is
-/// gone when this returns, and was where nobody else comes.
+/// A connection of this process with itself: who listens, for the framework, which takes no connection that is made already, and the other end. Its
+/// name is gone when this returns, and was where nobody else comes.
 pub fn inner() -> Result<(UnixListener, UnixStream)> {
     let mut bits = [0; 8];
     ensure!(sys::random(&mut bits), "the kernel has no random bytes yet");
