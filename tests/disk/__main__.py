@@ -467,20 +467,24 @@ def several(place, seed):
 @scene
 def server_dies(place, seed):
     """Its readers wait for it, and go on: nobody is told of an error, and nothing is lost."""
-    path, dice = place.file(8 * MB), random.Random(seed)
+    path, dice, size = place.file(16 * MB), random.Random(seed), 600_008
     with served(place, "dies", path) as server, attached(place, "dies") as reader:
-        model = Model(8 * MB // BLOCK, seed)
-        model.use(reader.uri)
+        # (In one slot, and in pieces.)
+        small, large = Model(8 * MB // BLOCK, seed), Model(12, seed, first=14, size=size)
+        for model in (small, large):
+            model.use(reader.uri)
         for _ in range(KILLS):
-            for _ in range(dice.randrange(200)):
-                model.step()
+            for _ in range(dice.randrange(100)):
+                small.step()
+                large.step(8)
             server.kill()
             server.start()
-        for _ in range(50):
-            model.step()
-        model.settle()
-        model.client.flush()
-        model.is_in(path)
+        for model, depth in ((small, 12), (large, 8)):
+            for _ in range(50):
+                model.step(depth)
+            model.settle()
+            model.client.flush()
+            model.is_in(path)
 
 
 @scene

@@ -30,8 +30,8 @@ class Model:
     """Blocks with one writer, many writes in flight at a time: what each block holds is what was written last; or, where it is not known
     whether that was done, bytes of both."""
 
-    def __init__(self, blocks, seed, first=0):
-        self.dice, self.first = random.Random(seed), first
+    def __init__(self, blocks, seed, first=0, size=BLOCK):
+        self.dice, self.first, self.size = random.Random(seed), first, size
         self.known = {first + block: {0} for block in range(blocks)}
         self.count, self.done = 0, 0
         self.client, self.flight = None, {}
@@ -52,13 +52,13 @@ class Model:
         block = self.dice.choice(idle)
         if self.dice.random() < 0.7:
             self.count += 1
-            data = struct.pack("<Q", block << 32 | self.count) * (BLOCK // 8)
+            data = struct.pack("<Q", block << 32 | self.count) * (self.size // 8)
             flags = nbd.CMD_FLAG_FUA if self.dice.random() < 0.05 else 0
             buffer = nbd.Buffer.from_bytearray(bytearray(data))
-            self.flight[block] = (self.client.aio_pwrite(buffer, block * BLOCK, flags=flags), True, buffer, self.count)
+            self.flight[block] = (self.client.aio_pwrite(buffer, block * self.size, flags=flags), True, buffer, self.count)
         else:
-            buffer = nbd.Buffer(BLOCK)
-            self.flight[block] = (self.client.aio_pread(buffer, block * BLOCK), False, buffer, 0)
+            buffer = nbd.Buffer(self.size)
+            self.flight[block] = (self.client.aio_pread(buffer, block * self.size), False, buffer, 0)
 
     def step(self, depth=12):
         """Some are issued, and one at least is answered."""
@@ -78,7 +78,7 @@ class Model:
                 require(self.client.poll(120_000) > 0, "no answer")
 
     def check(self, block, data):
-        found = set(struct.unpack(f"<{BLOCK // 8}Q", data))
+        found = set(struct.unpack(f"<{self.size // 8}Q", data))
         allowed = {block << 32 | count if count else 0 for count in self.known[block]}
         require(found <= allowed, f"block {block} has {sorted(found)[:4]}, not {sorted(allowed)}")
         return found
@@ -91,11 +91,11 @@ class Model:
         """What was not known is so, or not, from now on: it can't be done later."""
         for block, known in self.known.items():
             if len(known) > 1:
-                data = self.client.pread(BLOCK, block * BLOCK)
+                data = self.client.pread(self.size, block * self.size)
                 self.known[block] = {word & 0xFFFFFFFF for word in self.check(block, bytes(data))}
 
     def is_in(self, path):
         with open(path, "rb") as file:
             for block in self.known:
-                file.seek(block * BLOCK)
-                self.check(block, file.read(BLOCK))
+                file.seek(block * self.size)
+                self.check(block, file.read(self.size))
