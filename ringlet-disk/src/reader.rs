@@ -315,7 +315,7 @@ impl Known {
     /// Between two servers: the next one may not know what the one before has lost, and said.
     fn look_for_losses(&self, session: &Session) {
         let losses = load(&session.announcement, LOST);
-        // ORDER: Acquire, pairs with Release below: who finds it seen by another one finds what that means, too.
+        // ORDER: Acquire, pairs with Release in `look_for_losses`: who finds it seen by another one finds what that means, too.
         let before = self.losses.load(Ordering::Acquire);
         if losses != 0 && losses != before && self.has_unflushed() {
             self.is_lost.store(true, Ordering::Relaxed);
