@@ -367,7 +367,7 @@ impl Connection<'_> {
         input: &mut Input,
         until: &mut Option<Instant>,
     ) -> io::Result<()> {
-        let mut turn = match self.turn(until) {
+        let mut turn = match self.turn(op, until) {
             Ok(turn) => turn,
             Err(errno) => {
                 if op == Op::Write {
@@ -406,11 +406,19 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// A slot, once there is one.
-    fn turn(&self, until: &mut Option<Instant>) -> Result<Turn, i32> {
+    /// A slot, once there is one; not for what nobody would hear.
+    fn turn(&self, op: Op, until: &mut Option<Instant>) -> Result<Turn, i32> {
         loop {
-            if self.flight().requests() >= SLOTS {
+            let (is_deaf, is_full) = {
+                let flight = self.flight();
+                (flight.is_deaf, flight.requests() >= SLOTS)
+            };
+            if op == Op::Read && is_deaf {
+                return Err(libc::EIO);
+            }
+            if is_full {
                 self.aside(|| self.await_answers(|flight| flight.requests() < SLOTS));
+                continue;
             }
             match self.reader.turn(until) {
                 Ok(Some(turn)) => {

@@ -283,6 +283,19 @@ def unread(stream):
 
 
 @scene
+def hears_nothing(place, _seed):
+    """Who asks for much, takes none of it and goes is not read for: who comes next does not wait for that."""
+    path = place.file(MB)
+    with served(place, "deaf", path) as server, attached(place, "deaf") as reader:
+        done = lambda: int(pathlib.Path(f"/proc/{server.process.pid}/io").read_text().split()[1])
+        client = Raw(reader)
+        client.stream.sendall(Raw.request(0, 0, MB) * 1000)
+        client.stream.close()
+        connect(reader.uri).pread(4, 0)
+        require(done() < 200 * MB, f"{done()} bytes are read")
+
+
+@scene
 def dawdles(place, seed):
     """Who has sent half of what it writes when the server dies, and takes its time for the rest, is answered meanwhile what it asked before."""
     path, data = place.file(MB), random.Random(seed).randbytes(200 << 10)
