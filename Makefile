@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites gasnet gasnet-debug torture faults containers lab attempts fuzz pvm disk memif papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between reflect-hosts soak sim-soak soak-order setup
+.PHONY: build install man demo compare test suites gasnet gasnet-debug torture faults containers lab attempts fuzz pvm disk ethernet memif papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between reflect-hosts soak sim-soak soak-order setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -141,6 +141,10 @@ pvm: build
 disk: build
 	tests/setup disk fabric || true
 	python3 tests/disk --measure --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet
+
+# Devices of `ringlet eth` beside veth, vde2, slirp4netns and pasta, as far as those are installed (as root).
+ethernet: build
+	python3 tests/eth/compare.py --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet
 
 # Frames of 64 and 1500 bytes from port to port, beside memif by DPDK's testpmd, by turns.
 memif: build

@@ -26,9 +26,10 @@ from harness import ROOT, Failed, Skipped, adopt_orphans, end_orphans, require, 
 from hostile import HOSTILE  # noqa: E402
 from networks import LIMIT_SECONDS, Host, ground, within  # noqa: E402
 from ports import PORTS  # noqa: E402
+from protocols import PROTOCOLS  # noqa: E402
 
 NEEDED = {"ip": "iproute2", "bridge": "iproute2", "ping": "iputils-ping", "iperf3": "iperf3", "tcpdump": "tcpdump", "ethtool": "ethtool", "cc": "gcc"}
-SCENES = HOSTILE | PORTS | FAR
+SCENES = HOSTILE | PORTS | FAR | PROTOCOLS
 
 
 def scene(function):

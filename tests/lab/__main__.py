@@ -18,10 +18,10 @@ from harness import Failed, Ground, needs_root_and, play, scenes_options, scenes
 import built  # noqa: E402
 from kernel import Kernel  # noqa: E402
 
-GROUPS = "rails hosts two verbs vhost".split()
+GROUPS = "rails hosts two verbs vhost ethernet".split()
 # They need no more than the command.
-UNBUILT = {"vhost", "shell"}
-TOOLS = "qemu-system-x86_64 busybox kmod cpio apt-get dpkg-deb ip rdma nft python3 redis-server redis-benchmark NPtcp iperf3".split()
+UNBUILT = {"vhost", "ethernet", "shell"}
+TOOLS = "qemu-system-x86_64 busybox kmod cpio apt-get dpkg-deb ip rdma nft python3 redis-server redis-benchmark NPtcp iperf3 tipc".split()
 
 
 def main():
