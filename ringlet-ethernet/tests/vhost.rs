@@ -82,8 +82,8 @@ impl Stage {
     fn guest(&mut self, features: u64, buffers: u16, bytes: usize) -> Guest {
         let mut guest = Guest::start(&self.back.path, features, buffers, bytes);
         self.meets(1);
-        // (Which has met us, too, once it has something of ours. What was sent to the one before, of whom our queue had not heard yet that it has gone, is
-        // lost; what is sent once something came is not.)
+        // (Which has met us, too, once it has something of ours. What was sent to the one before, of whom our queue had not heard yet that it
+        // has gone, is lost; what is sent once something came is not.)
         let (began, mut tries, mut came) = (Instant::now(), 0, None);
         while buffers > 0 && came.is_none() {
             assert!(began.elapsed() < LIMIT, "no frame");
