@@ -112,8 +112,8 @@ impl Stage {
                     guest.describe(ring, script.below(64) as u16, at, len as u32, flags, next);
                 }
                 3..6 => {
-                    let head =
-                        script.number(1) as u16 * if script.below(16) == 0 { 300 } else { 1 };
+                    let times = if script.below(16) == 0 { 300 } else { 1 };
+                    let head = (script.number(1) as u16).wrapping_mul(times);
                     guest.publish(ring, head);
                     guest.rings[ring].kick.write(1).unwrap();
                 }
