@@ -29,14 +29,29 @@ impl Watcher {
         self.left_out == 0
     }
 
+    fn leaves_out(&mut self) -> bool {
+        let left_out = self.left_out;
+        self.left_out = left_out.saturating_sub(1);
+        left_out > 0
+    }
+
+    fn found(&mut self) {
+        self.in_vain = 0;
+    }
+
+    /// So many of the next ones are left out, or twice as many as the last time.
+    fn watched_in_vain(&mut self, least: u32) {
+        self.in_vain = (self.in_vain * 2).clamp(least, LEFT_OUT_MOST);
+        self.left_out = self.in_vain;
+    }
+
     /// Looks until something is found, unless that lately was in vain. `idle` is called now and then: it may find something too.
     pub fn watch<T>(
         &mut self,
         mut look: impl FnMut() -> Option<T>,
         mut idle: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        if self.left_out > 0 {
-            self.left_out -= 1;
+        if self.leaves_out() {
             return None;
         }
         let start = sys::now_ns();
@@ -44,15 +59,14 @@ impl Watcher {
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
                 if let found @ Some(_) = look() {
-                    self.in_vain = 0;
+                    self.found();
                     return found;
                 }
                 std::hint::spin_loop();
             }
             let now = sys::now_ns();
             if now - start > WATCH_NS {
-                self.in_vain = (self.in_vain * 2).clamp(1, LEFT_OUT_MOST);
-                self.left_out = self.in_vain;
+                self.watched_in_vain(1);
                 return None;
             }
             if now - offered > YIELD_EVERY_NS {
@@ -63,8 +77,7 @@ impl Watcher {
                 offered = sys::now_ns();
                 // (Others had the processor for long: who sleeps is let to it before them, and who watches is not.)
                 if offered - now > WATCH_NS {
-                    self.in_vain = LEFT_OUT_MOST;
-                    self.left_out = LEFT_OUT_MOST;
+                    self.watched_in_vain(LEFT_OUT_MOST);
                     return look();
                 }
             }
@@ -89,20 +102,18 @@ mod tests {
     #[test]
     fn watches_in_vain_are_left_out_more_and_more() {
         let mut watcher = Watcher::default();
-        let mut watches = |finds: bool| {
-            let mut looked = false;
-            watcher.watch(
-                || {
-                    looked = true;
-                    finds.then_some(())
-                },
-                || None,
-            );
-            looked
+        let next = |watcher: &mut Watcher| (0..).position(|_| !watcher.leaves_out()).unwrap();
+        let left_out = |watcher: &mut Watcher, least| {
+            watcher.watched_in_vain(least);
+            assert_eq!(watcher.watches(), watcher.left_out == 0);
+            next(watcher)
         };
-        let vain: Vec<bool> = (0..9).map(|_| watches(false)).collect();
-        assert_eq!(vain, [true, false, true, false, false, true, false, false, false]);
-        assert!((0..2 * LEFT_OUT_MOST).any(|_| watches(true)));
-        assert!(watches(false) && !watches(false) && watches(false));
+        let vain = [(); 10].map(|()| left_out(&mut watcher, 1));
+        assert_eq!(vain, [1, 2, 4, 8, 16, 32, 64, 128, 256, 256]);
+        watcher.found();
+        assert_eq!(left_out(&mut watcher, 1), 1);
+        // Where others want the processor, at once.
+        watcher.found();
+        assert_eq!([(); 2].map(|()| left_out(&mut watcher, LEFT_OUT_MOST)), [256, 256]);
     }
 }
