@@ -20,7 +20,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults"), str(HERE.parent / "node")]
 
-from far import FAR  # noqa: E402
+from far import FAR, multicasts  # noqa: E402
 from ground import can  # noqa: E402
 from harness import ROOT, Failed, Skipped, adopt_orphans, end_orphans, require, skip, wait_until  # noqa: E402
 from hostile import HOSTILE  # noqa: E402
@@ -275,38 +275,11 @@ def captures(ground):
     require(packets(files[0]) == packets(files[1]), "the two ends saw different frames")
 
 
-LISTEN = """
-import socket, struct, sys
-listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-listener.bind(("239.7.7.7", 7007))
-listener.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, struct.pack("4s4s", socket.inet_aton("239.7.7.7"), socket.inet_aton(sys.argv[1])))
-listener.settimeout(60)
-print("listens", flush=True)
-while (data := listener.recv(100)) != b"end":
-    print(data.decode(), flush=True)
-"""
-SPEAK = """
-import socket, sys
-speaker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-speaker.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(sys.argv[1]))
-for number in range(100):
-    speaker.sendto(b"%d" % number, ("239.7.7.7", 7007))
-speaker.sendto(b"end", ("239.7.7.7", 7007))
-"""
-
-
 @scene
 def multicast(ground):
     """Each port gets a multicast frame once, in order, and the sender none."""
     one, *others = ground.hosts(4)
-    listeners = [host.start(sys.executable, "-c", LISTEN, host.ip) for host in others]
-    for listener in listeners:
-        require(listener.line(LIMIT_SECONDS) == "listens", listener.tail())
-    one.run(sys.executable, "-c", SPEAK, one.ip)
-    for listener in listeners:
-        require(listener.wait(LIMIT_SECONDS) == 0, listener.tail())
-        heard = listener.finished_output().decode().split()[1:]
-        require(heard == [str(number) for number in range(100)], f"heard: {heard}")
+    multicasts(one, *others, count=100)
 
 
 @scene

@@ -115,25 +115,26 @@ while (data := listener.recv(100)) != b"end":
     print(data.decode(), flush=True)
 """
 SPEAK = """
-import socket, sys
+import socket, sys, time
 speaker = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 speaker.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(sys.argv[1]))
-for number in range(50):
+for number in range(int(sys.argv[2])):
+    time.sleep(0.001)
     speaker.sendto(b"%d" % number, ("239.7.7.7", 7007))
 speaker.sendto(b"end", ("239.7.7.7", 7007))
 """
 
 
-def multicasts(speaker, *others):
-    """Each hears all, once and in order."""
+def multicasts(speaker, *others, count=50):
+    """Each hears all, once and in order. (By UDP more than a socket takes at once is lost, as is right.)"""
     listeners = [host.start(sys.executable, "-c", LISTEN, host.ip) for host in others]
     for listener in listeners:
         require(listener.line(LIMIT_SECONDS) == "listens", listener.tail())
-    speaker.run(sys.executable, "-c", SPEAK, speaker.ip)
+    speaker.run(sys.executable, "-c", SPEAK, speaker.ip, count)
     for listener in listeners:
         require(listener.wait(LIMIT_SECONDS) == 0, listener.tail())
         heard = listener.finished_output().decode().split()[1:]
-        require(heard == [str(number) for number in range(50)], f"heard: {heard}")
+        require(heard == [str(number) for number in range(count)], f"heard: {heard}")
 
 
 # What is sent until somebody says that it is enough; and whether all of it came, in order.
