@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -90,6 +91,8 @@ pub struct Keeper {
     words: Bucket,
     /// Connections of those who asked us to end: they last until we have, and so behind `tell`, which may have the device.
     ending: Vec<Guarded>,
+    /// Who has opened the port waits for its end: those that were there are met, or have been tried.
+    meets: Option<Sender<()>>,
 }
 
 impl Keeper {
@@ -97,6 +100,7 @@ impl Keeper {
         shared: Arc<Shared>,
         seat: Seat,
         tell: Box<dyn FnMut(Event) + Send>,
+        meets: Sender<()>,
     ) -> Result<Keeper> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &*seat.socket, EventData::new_u64(SEAT), EventFlags::IN)?;
@@ -121,6 +125,7 @@ impl Keeper {
             tell,
             words: Bucket::new(WORDS, 0),
             ending,
+            meets: Some(meets),
         })
     }
 
@@ -128,6 +133,9 @@ impl Keeper {
     pub fn keep(mut self) {
         while !self.shared.is_over.load(Ordering::Relaxed) {
             self.visit();
+            if self.meets.is_some() && !self.is_on_first_visits() {
+                self.meets = None;
+            }
             let due = self.visits.iter().map(|visit| visit.due).min();
             let patience = due.map(|due| due.saturating_duration_since(Instant::now()));
             let mut events = Vec::with_capacity(EVENTS);
@@ -148,6 +156,12 @@ impl Keeper {
                 }
             }
         }
+    }
+
+    fn is_on_first_visits(&self) -> bool {
+        let is_first = |visit: &Visit| visit.tries == 0;
+        let on = |whose: &Whose| matches!(whose, Whose::Visit(visit, _) if is_first(visit));
+        self.visits.iter().any(is_first) || self.sockets.values().any(on)
     }
 
     fn watch(&mut self, fd: &Guarded, flags: EventFlags) -> Option<u64> {

@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ringlet::waiting::spin;
@@ -35,6 +36,8 @@ pub const QUEUES_MOST: u16 = 16;
 const QUIET_LOOKS: u32 = 256;
 /// How long an address's user is taken to be the same without a look at the table, which so learns that it is used.
 const TRUST_MS: u64 = 1000;
+/// For one that was there before and does not answer.
+const MEET: Duration = Duration::from_secs(2);
 /// Events of one sleep.
 const EVENTS: usize = 64;
 /// Messages of one strand before the others have their turn.
@@ -144,7 +147,8 @@ pub struct Port {
 }
 
 impl Port {
-    /// Joins a network. `tell` is called by a thread of the port's own.
+    /// Joins a network, and returns when those that are there have been met (or one has not answered for two seconds): what is sent from then on
+    /// reaches them. `tell` is called by a thread of the port's own, before that too.
     pub fn open(
         room: Room,
         options: Options,
@@ -212,9 +216,11 @@ impl Port {
             .collect::<Result<_>>()?;
         // (Listening before the others are looked for: of two that come at once one at least finds the other.)
         let seat = Seat::take(&shared.room, shared.about.id)?;
-        let keeper = Keeper::new(Arc::clone(&shared), seat, Box::new(tell))?;
+        let (meets, met) = channel();
+        let keeper = Keeper::new(Arc::clone(&shared), seat, Box::new(tell), meets)?;
         let keeper =
             std::thread::Builder::new().name("keeper".into()).spawn(move || keeper.keep())?;
+        let _ = met.recv_timeout(MEET);
         Ok((Port { shared, keeper: Some(keeper) }, queues))
     }
 
