@@ -5,7 +5,7 @@
 //! for (`Tx::begin_bare`). Where there is no more, the direction goes back to the kernel.
 //!
 //! What a burst has used is given back, by the sender too: once all is consumed, and nothing was sent for a while. Nobody is woken for
-//! that by the peer; who sleeps looks after a second, and then ever more rarely (`due`).
+//! that by the peer; who sleeps looks after a second, and then ever more rarely (`due`). It also closes what a stranger has left, and had no closer.
 
 use super::table::{End, Process, Sending, Socket, Stage, Tables, tables};
 use super::{release, sides};
@@ -15,13 +15,15 @@ use ringlet_core::layout::{Geometry, HOT_DATA_BYTES, PAGE_BYTES, SLOT_COUNT, SLO
 use ringlet_core::memory::Area;
 use ringlet_core::ring::{Backing, SegmentRing};
 use ringlet_core::sync::Ordering;
-use ringlet_linux::{map, sys};
+use ringlet_linux::{apart, map, sys};
 
 /// Data is asked for in pieces of so many bytes.
 const PIECE_BYTES: u64 = 256 << 10;
 /// What has not been used for so long is given back; and how rarely is looked in the end.
 const IDLE_NS: u64 = 1_000_000_000;
 const LOOK_MAX_NS: u64 = 64_000_000_000;
+/// How often is looked whether there is a closer for what a stranger has left.
+const CLOSE_AGAIN_NS: u64 = 50_000_000;
 
 /// Of a segment of ours: what both ends touch first.
 pub fn hold_first(area: Area, geometry: Geometry) -> Result<(), Reason> {
@@ -89,7 +91,15 @@ fn holds_much(end: &End, ring: &SegmentRing) -> bool {
 pub fn due() -> Option<u64> {
     let tables = tables()?;
     let process = tables.process();
-    if process.memory_due_ns.get() == 0 { None } else { look_after(tables, process) }
+    let memory = if process.memory_due_ns.get() == 0 { None } else { look_after(tables, process) };
+    if apart::waiting() == 0 { memory } else { close_what_waits(memory) }
+}
+
+#[cold]
+fn close_what_waits(due: Option<u64>) -> Option<u64> {
+    apart::go_on();
+    let again = (apart::waiting() > 0).then_some(CLOSE_AGAIN_NS);
+    due.into_iter().chain(again).min()
 }
 
 #[cold]
@@ -167,4 +177,46 @@ fn give_back_now(socket: &Socket, end: &End) -> bool {
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::{AsRawFd, IntoRawFd};
+
+    /// Who closes waits until all has been sent; only a fault meets it.
+    const LINGER_S: i32 = 60;
+
+    #[test]
+    fn who_sleeps_closes_what_had_no_closer() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peers = Vec::new();
+        for _ in 0..20 {
+            let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            peers.push(listener.accept().unwrap().0);
+            stream.set_nonblocking(true).unwrap();
+            while std::io::Write::write(&mut &stream, &[0; 1 << 16]).is_ok() {}
+            let linger = libc::linger { l_onoff: 1, l_linger: LINGER_S };
+            // SAFETY: an option and its size.
+            #[allow(unsafe_code)]
+            let set = unsafe {
+                let (value, len) = ((&raw const linger).cast(), size_of_val(&linger) as u32);
+                let fd = stream.as_raw_fd();
+                libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, value, len)
+            };
+            assert_eq!(set, 0);
+            apart::close_socket_apart(stream.into_raw_fd(), 4711);
+        }
+        assert!(apart::waiting() > 0, "closers did not hang");
+        assert_eq!(close_what_waits(None), Some(CLOSE_AGAIN_NS));
+        assert_eq!(close_what_waits(Some(1)), Some(1));
+        drop(peers);
+        let began = std::time::Instant::now();
+        while let Some(due) = close_what_waits(None) {
+            assert!(due <= CLOSE_AGAIN_NS && began.elapsed().as_secs() < 60, "{due}");
+            std::thread::sleep(std::time::Duration::from_nanos(due));
+        }
+        assert_eq!(apart::waiting(), 0);
+    }
 }
