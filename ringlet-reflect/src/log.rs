@@ -1,8 +1,9 @@
 //! A process's log of what it transmits in a cluster: a ring of records in memory that it shares with its host's keeper.
 //!
 //! Any thread of the process, and any handler of a signal in the middle of another one's record, takes room for its record by one exchange, writes it, and
-//! says that it is whole by its first word. The keeper takes records in the order of their room, and waits for each to be whole: so what a process wrote is
-//! a prefix, if it dies in the middle of one. What was taken is zero again.
+//! says that it is whole by its mark. The keeper takes records in the order of their room, and waits for each to be whole: so what a process wrote is
+//! a prefix, if it dies in the middle of one. What was taken has no mark any more. (Marks lie apart from records, which so need not be cleared: that costs
+//! as much as a copy, and the next one who writes there has to fetch what the keeper's processor has cleared.)
 //!
 //! The keeper believes nothing that lies here but its own count of what it took.
 
@@ -17,7 +18,10 @@ use crate::PAGE_BYTES;
 use crate::memory::Mapping;
 
 const RING_BYTES: u64 = 1 << 20;
-pub const BYTES: usize = PAGE_BYTES + RING_BYTES as usize;
+/// Each record begins where such a piece does, to which a mark belongs.
+const GRAIN_BYTES: u64 = 32;
+const RING: usize = PAGE_BYTES + (RING_BYTES / GRAIN_BYTES) as usize * size_of::<u64>();
+pub const BYTES: usize = RING + RING_BYTES as usize;
 /// Of one record: what is longer is several.
 pub const PIECE_BYTES: usize = 16 << 10;
 /// Who sleeps for room looks again so often.
@@ -29,12 +33,12 @@ const ROOM: usize = 64;
 const WAITS: usize = 128;
 const TAIL: usize = 192;
 
-/// A record's first word, once it is whole; the rest of it is its length, this head included.
+/// In a record's mark, once it is whole; the rest of that is its length, the head included.
 const WHOLE: u64 = 1 << 63;
 /// There is nothing in it.
 const EMPTY: u64 = 1 << 62;
-/// First word, region, bytes, place in the region.
-const RECORD_HEAD: u64 = 24;
+/// Region, bytes, place in the region.
+const RECORD_HEAD: u64 = 16;
 
 #[repr(transparent)]
 struct Long(AtomicU64);
@@ -58,12 +62,17 @@ fn word<'a>(area: Area, at: usize) -> &'a AtomicU32 {
 
 /// Where in the mapping that position of the ring is.
 fn place(position: u64) -> usize {
-    PAGE_BYTES + (position % RING_BYTES) as usize
+    RING + (position % RING_BYTES) as usize
+}
+
+/// That of the record which begins there.
+fn mark<'a>(area: Area, position: u64) -> &'a AtomicU64 {
+    long(area, PAGE_BYTES + (position % RING_BYTES / GRAIN_BYTES) as usize * size_of::<u64>())
 }
 
 /// Up to where such a record goes that begins there, and how much of it is passed over, since it would not be in one piece.
 fn extent(position: u64, length: usize) -> (u64, u64) {
-    let whole = RECORD_HEAD + (length as u64).next_multiple_of(8);
+    let whole = (RECORD_HEAD + length as u64).next_multiple_of(GRAIN_BYTES);
     let left = RING_BYTES - position % RING_BYTES;
     let passed = if whole > left { left } else { 0 };
     (position + passed + whole, passed)
@@ -93,7 +102,7 @@ impl Writer {
         let mut tail = long(area, TAIL).load(Relaxed);
         let (end, passed) = loop {
             let (end, passed) = extent(tail, length);
-            // ORDER: Acquire, pairs with Release of the head in `Reader::give_back`: what was taken is zero before it is written anew.
+            // ORDER: Acquire, pairs with Release of the head in `Reader::give_back`: marks of what was taken are zero before they are set anew.
             // (Where the tail is old the head may be beyond it: then the exchange fails.)
             let used = end.wrapping_sub(long(area, HEAD).load(Acquire)) as i64;
             if used > RING_BYTES as i64 {
@@ -106,19 +115,19 @@ impl Writer {
             }
         };
         if passed > 0 {
-            long(area, place(tail)).store(WHOLE | EMPTY | passed, Release);
+            mark(area, tail).store(WHOLE | EMPTY | passed, Release);
         }
         let record = place(tail + passed);
-        word(area, record + 8).store(region, Relaxed);
-        word(area, record + 12).store(length as u32, Relaxed);
-        long(area, record + 16).store(at, Relaxed);
+        word(area, record).store(region, Relaxed);
+        word(area, record + 4).store(length as u32, Relaxed);
+        long(area, record + 8).store(at, Relaxed);
         // SAFETY: within the ring (`extent`), in room that is this record's alone.
         #[allow(unsafe_code)]
         let to = unsafe { area.base().add(record + RECORD_HEAD as usize) };
         let is_filled = fill(to);
         let kind = if is_filled { WHOLE } else { WHOLE | EMPTY };
-        // ORDER: Release, pairs with Acquire of the first word in `Reader::next`: a record that is whole is seen whole.
-        long(area, record).store(kind | (end - tail - passed), Release);
+        // ORDER: Release, pairs with Acquire of the mark in `Reader::next`: a record that is whole is seen whole.
+        mark(area, tail + passed).store(kind | (end - tail - passed), Release);
         Some(is_filled)
     }
 
@@ -182,7 +191,7 @@ impl Reader {
 
     /// Is the next one whole?
     pub fn has_next(&self) -> bool {
-        long(self.mapping.area(), place(self.taken)).load(Acquire) != 0
+        mark(self.mapping.area(), self.taken).load(Acquire) != 0
     }
 
     /// The next record, if it is whole.
@@ -190,12 +199,12 @@ impl Reader {
         let area = self.mapping.area();
         loop {
             // ORDER: Acquire, pairs with Release in `Writer::append`.
-            let first = long(area, place(self.taken)).load(Acquire);
-            if first == 0 {
+            let mark = mark(area, self.taken).load(Acquire);
+            if mark == 0 {
                 return Ok(None);
             }
-            let (length, left) = (first & !(WHOLE | EMPTY), RING_BYTES - self.taken % RING_BYTES);
-            if first & WHOLE == 0 || length == 0 || length % 8 != 0 || length > left {
+            let (length, left) = (mark & !(WHOLE | EMPTY), RING_BYTES - self.taken % RING_BYTES);
+            if mark & WHOLE == 0 || length == 0 || length % GRAIN_BYTES != 0 || length > left {
                 return Err(Broken);
             }
             let end = self.taken + length;
@@ -203,7 +212,7 @@ impl Reader {
             if end - self.told > RING_BYTES {
                 return Err(Broken);
             }
-            if first & EMPTY != 0 {
+            if mark & EMPTY != 0 {
                 self.take_to(end);
                 continue;
             }
@@ -211,7 +220,7 @@ impl Reader {
             if length < RECORD_HEAD {
                 return Err(Broken);
             }
-            let bytes = word(area, record + 12).load(Relaxed) as usize;
+            let bytes = word(area, record + 4).load(Relaxed) as usize;
             if bytes > PIECE_BYTES || bytes as u64 > length - RECORD_HEAD {
                 return Err(Broken);
             }
@@ -219,7 +228,7 @@ impl Reader {
             #[allow(unsafe_code)]
             let from = unsafe { area.base().add(record + RECORD_HEAD as usize) };
             let (region, at) =
-                (word(area, record + 8).load(Relaxed), long(area, record + 16).load(Relaxed));
+                (word(area, record).load(Relaxed), long(area, record + 8).load(Relaxed));
             return Ok(Some(Record { region, at, bytes: from, length: bytes, end }));
         }
     }
@@ -230,13 +239,7 @@ impl Reader {
     }
 
     fn take_to(&mut self, end: u64) {
-        let from = place(self.taken);
-        // SAFETY: within the ring: `next` has looked at the length; the process may write there meanwhile, which harms itself only.
-        #[allow(unsafe_code)]
-        unsafe {
-            let from = self.mapping.area().base().add(from);
-            std::ptr::write_bytes(from, 0, (end - self.taken) as usize);
-        }
+        mark(self.mapping.area(), self.taken).store(0, Relaxed);
         self.taken = end;
     }
 
@@ -344,9 +347,14 @@ mod tests {
             let area = writer.mapping.area();
             long(area, TAIL).store(tail, Relaxed);
             for (at, word) in words {
-                // (At the beginning, where it is read, and at the end.)
-                let at = if at < 32 { at * 8 } else { RING_BYTES as usize - (at - 31) * 8 };
-                long(area, PAGE_BYTES + at).store(word, Relaxed);
+                // (At the beginning, where it is read, and at the end; marks, and heads.)
+                let grain = at as u64 % 32 / 2 * GRAIN_BYTES;
+                let at_end = RING_BYTES - GRAIN_BYTES - grain;
+                let position = if at < 32 { grain } else { at_end };
+                match at % 2 {
+                    0 => mark(area, position).store(word, Relaxed),
+                    _ => long(area, place(position)).store(word, Relaxed),
+                }
             }
             prop_assert!(reader.tail() - reader.taken <= RING_BYTES);
             let base = area.base() as usize;
@@ -355,7 +363,7 @@ mod tests {
                 match reader.next() {
                     Ok(Some(record)) => {
                         let from = record.bytes as usize - reader.mapping.area().base() as usize;
-                        prop_assert!(from >= PAGE_BYTES && from + record.length <= BYTES, "{base:x}");
+                        prop_assert!(from >= RING && from + record.length <= BYTES, "{base:x}");
                         reader.take(&record);
                         reader.give_back();
                         taken += 1;
@@ -376,7 +384,7 @@ mod tests {
         let (writer, mut reader) = ends();
         for kind in [WHOLE | EMPTY, WHOLE] {
             let mut write = || {
-                long(writer.mapping.area(), PAGE_BYTES).store(kind | RING_BYTES, Relaxed);
+                mark(writer.mapping.area(), 0).store(kind | RING_BYTES, Relaxed);
                 reader.next().map(|record| record.map(|record| reader.take(&record)).is_some())
             };
             assert_eq!(write().unwrap(), kind == WHOLE);

@@ -36,14 +36,16 @@ pub struct Logged {
     bell: OwnedFd,
     /// To the keeper: hung up when that has gone.
     socket: RawFd,
+    /// The keeper's sleep in which it was rung for last.
+    rung: AtomicU32,
     /// Stores that could not be passed on, and of which nobody could be told.
     lost: AtomicU32,
 }
 
 impl Logged {
     pub fn new(log: Mapping, page: Mapping, bell: OwnedFd, socket: RawFd) -> Logged {
-        let (writer, lost) = (Writer::new(log), AtomicU32::new(0));
-        Logged { writer, page, bell, socket, lost }
+        let (writer, rung, lost) = (Writer::new(log), AtomicU32::new(0), AtomicU32::new(0));
+        Logged { writer, page, bell, socket, rung, lost }
     }
 
     #[inline]
@@ -143,8 +145,12 @@ impl Logged {
         // ORDER: SeqCst, pairs with that in `cluster::sleep`: the keeper sees the record, or is seen to sleep. WHY: a keeper that had all writers pass a
         // barrier (membarrier) would interrupt each of them whenever it sleeps, which costs more than this at each record.
         fence(Ordering::SeqCst);
-        if self.state() & page::ASLEEP != 0 {
+        let sleep = self.state() & !page::STOPPED;
+        // WHY once for each sleep: a keeper that was woken may wait for a processor for as long as many records take, and each bell is a system call.
+        // (Behind the bell, not before it: whoever does not ring knows that it rings. A number that comes round in 2^30 sleeps costs one second of sleep.)
+        if sleep & page::ASLEEP != 0 && self.rung.load(Ordering::Relaxed) != sleep {
             fd::ring(self.bell.as_raw_fd());
+            self.rung.store(sleep, Ordering::Relaxed);
         }
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::registry::{Direction, Permission, Use};
 use crate::status::Status;
 
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Of a question. (An answer has `State`, which may be long.)
 pub const ASK_BYTES: usize = 1024;
 pub const ANSWER_BYTES: usize = 128 << 10;
@@ -15,10 +15,11 @@ pub mod page {
     pub const BYTES: usize = crate::PAGE_BYTES;
     /// Words 0 to this one, by rail: how many errors there were.
     pub const RAILS_MOST: usize = 4;
-    /// Two bits, on a line of their own: each record is behind a look at them.
+    /// Two bits, and above them the number of the last sleep; on a line of their own: each record is behind a look at them.
     pub const STATE: usize = 16;
     pub const ASLEEP: u32 = 1;
     pub const STOPPED: u32 = 2;
+    pub const SLEEP: u32 = 4;
     /// How often something has happened to the cluster.
     pub const EVENTS: usize = 32;
     /// How many rails there are, and which of them carry, as bits.

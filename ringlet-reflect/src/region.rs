@@ -333,6 +333,70 @@ impl Mapped {
 /// Both addresses are valid for so many bytes, which do not overlap.
 #[allow(unsafe_code)]
 pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    let head = to.align_offset(LINE_BYTES).min(bytes);
+    // SAFETY: within both, by our own contract.
+    let lines = unsafe { copy_lines(from.add(head), to.add(head), bytes - head) };
+    for (begin, end) in [(0, head), (head + lines, bytes)] {
+        // SAFETY: as above.
+        unsafe { copy_words(from.add(begin), to.add(begin), end - begin) };
+    }
+    // ORDER: Release, pairs with Acquire in `get`: what is stored behind this call is seen behind it.
+    fence(Ordering::Release);
+}
+
+const LINE_BYTES: usize = 64;
+
+/// As many whole lines as there are, to where one begins: how many bytes. (A loop of words takes almost twice as long.)
+///
+/// # Safety
+/// As `copy`.
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+unsafe fn copy_lines(from: *const u8, to: *mut u8, bytes: usize) -> usize {
+    let lines = bytes / LINE_BYTES;
+    // (With AVX, Intel and AMD say, aligned stores of 16 bytes come whole; without it nobody says so.)
+    if lines == 0 || !std::arch::is_x86_feature_detected!("avx") {
+        return 0;
+    }
+    // SAFETY: so many lines of both, by our own contract; stores of the processor's, in their order, which others may see at any time.
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "movdqu {a}, [{from}]",
+            "movdqu {b}, [{from} + 16]",
+            "movdqu {c}, [{from} + 32]",
+            "movdqu {d}, [{from} + 48]",
+            "movdqa [{to}], {a}",
+            "movdqa [{to} + 16], {b}",
+            "movdqa [{to} + 32], {c}",
+            "movdqa [{to} + 48], {d}",
+            "add {from}, 64",
+            "add {to}, 64",
+            "dec {lines}",
+            "jnz 2b",
+            from = inout(reg) from => _,
+            to = inout(reg) to => _,
+            lines = inout(reg) lines => _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack),
+        );
+    }
+    lines * LINE_BYTES
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+#[allow(unsafe_code)]
+unsafe fn copy_lines(_: *const u8, _: *mut u8, _: usize) -> usize {
+    0
+}
+
+/// # Safety
+/// As `copy`.
+#[allow(unsafe_code)]
+unsafe fn copy_words(from: *const u8, to: *mut u8, bytes: usize) {
     use std::sync::atomic::AtomicU8;
     let head = to.align_offset(8).min(bytes);
     let tail = (bytes - head) % 8;
@@ -349,8 +413,6 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
         }
     }
     (bytes - tail..bytes).for_each(byte);
-    // ORDER: Release, pairs with Acquire in `get`: what is stored behind this call is seen behind it.
-    fence(Ordering::Release);
 }
 
 /// A region to read: what was written by all, in one order.
@@ -506,5 +568,29 @@ impl Drop for Watch {
         }
         let of = &self.received.attachment.of;
         let _ = of.host.ask(&Ask::Watch { id: of.id, page: self.page as u32, on: false });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_what_it_copies_and_no_byte_more() {
+        let source: Vec<u8> = (0..700u32).map(|at| (at * 7) as u8 | 1).collect();
+        for (from, to) in (0..9).flat_map(|from| (0..70).map(move |to| (from, to))) {
+            for length in (0..40).chain([63, 64, 65, 127, 128, 200, 300, 511]) {
+                let mut target = vec![0; 700];
+                let whole = target.as_mut_ptr();
+                // SAFETY: within both.
+                #[allow(unsafe_code)]
+                unsafe {
+                    copy(source.as_ptr().add(from), whole.add(to), length);
+                }
+                let mut expected = vec![0; 700];
+                expected[to..to + length].copy_from_slice(&source[from..from + length]);
+                assert!(target == expected, "{length} bytes from {from} to {to}");
+            }
+        }
     }
 }

@@ -342,7 +342,8 @@ impl Keeper {
 
     fn sleep(&mut self, listener: &OwnedFd, briefly: bool) -> bool {
         let state = self.page.1.word(page::STATE);
-        state.fetch_or(page::ASLEEP, Ordering::Relaxed);
+        // (Its number before it is said: who sees that has rung in no sleep of that number.)
+        state.fetch_add(page::SLEEP | page::ASLEEP, Ordering::Relaxed);
         // ORDER: SeqCst, pairs with that in `logged::tell`: either the record is seen here, or the bell is rung.
         fence(Ordering::SeqCst);
         let is_blocked = !self.cluster().batch.is_empty();
