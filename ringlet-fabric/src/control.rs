@@ -16,7 +16,7 @@ pub enum Control {
     Heard { rail: usize, epoch: u16 },
     /// The sender has given this rail up: it has withdrawn all grants there, so nothing more lands. What has arrived by then, by whatever rail.
     Left { rail: usize, epoch: u16, receipt: Receipt },
-    /// Registered, with a grant for each rail that is used or tried.
+    /// Registered, with a grant for each rail that is used or tried; of no bytes, and with none, what only its owner uses.
     Registered { memory: Memory, bytes: u64, rails: Vec<(usize, Granted)> },
     /// No more writes to it, please.
     Withdrawing { memory: Memory },

@@ -418,6 +418,30 @@ impl Libfabric {
         unsafe { (*self.info().domain_attr).mr_mode }
     }
 
+    /// Where it is mapped once more, too.
+    ///
+    /// # Safety
+    /// As `Rail::register`.
+    unsafe fn enter(
+        &mut self,
+        at: *mut u8,
+        bytes: usize,
+        access: u64,
+    ) -> io::Result<(Region, *mut u8)> {
+        if self.is_broken {
+            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the rail has failed"));
+        }
+        // SAFETY: mapped and shared, as the caller promises.
+        let alias = unsafe { Alias::new(at, bytes) }?;
+        let at = alias.at();
+        // SAFETY: it stays mapped until the endpoint is closed.
+        let mr = unsafe { self.register_memory(at, bytes, access) }?;
+        let number = self.next_region;
+        self.next_region = number.checked_add(1).ok_or(io::ErrorKind::OutOfMemory)?;
+        self.regions.insert(number, Memory { mr, alias, bytes, writes: 0 });
+        Ok((Region(number), at))
+    }
+
     /// # Safety
     /// The memory stays mapped until it is closed.
     unsafe fn register_memory(
@@ -782,25 +806,21 @@ impl Rail for Libfabric {
     }
 
     unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> io::Result<(Region, Grant)> {
-        if self.is_broken {
-            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the rail has failed"));
-        }
-        // SAFETY: mapped and shared, as the caller promises.
-        let alias = unsafe { Alias::new(at, bytes) }?;
-        let at = alias.at();
-        // SAFETY: it stays mapped until the endpoint is closed.
-        let mr = unsafe { self.register_memory(at, bytes, abi::WRITE | abi::REMOTE_WRITE) }?;
+        // SAFETY: as the caller promises.
+        let (region, at) = unsafe { self.enter(at, bytes, abi::WRITE | abi::REMOTE_WRITE) }?;
         // SAFETY: open.
-        let key = unsafe { (*mr.0).key };
+        let key = unsafe { (*self.regions[&region.0].mr.0).key };
         if key == abi::KEY_NOTAVAIL {
+            self.withdraw(region);
             return Err(io::Error::new(io::ErrorKind::Unsupported, "keys of more than 8 bytes"));
         }
         let is_virtual = self.mr_mode() & abi::MR_VIRT_ADDR != 0;
-        let grant = Grant { key, base: if is_virtual { at as u64 } else { 0 } };
-        let number = self.next_region;
-        self.next_region = number.checked_add(1).ok_or(io::ErrorKind::OutOfMemory)?;
-        self.regions.insert(number, Memory { mr, alias, bytes, writes: 0 });
-        Ok((Region(number), grant))
+        Ok((region, Grant { key, base: if is_virtual { at as u64 } else { 0 } }))
+    }
+
+    unsafe fn register_source(&mut self, at: *mut u8, bytes: usize) -> io::Result<Region> {
+        // SAFETY: as the caller promises.
+        unsafe { self.enter(at, bytes, abi::WRITE) }.map(|(region, _)| region)
     }
 
     fn withdraw(&mut self, region: Region) {

@@ -125,6 +125,8 @@ pub struct MemoryRail {
 struct Registered {
     at: usize,
     bytes: usize,
+    /// Others may write there.
+    is_granted: bool,
 }
 
 /// What is to be told.
@@ -339,7 +341,7 @@ fn target(
     address: u64,
     bytes: usize,
 ) -> Option<*mut u8> {
-    let region = regions.get(&u32::try_from(key).ok()?)?;
+    let region = regions.get(&u32::try_from(key).ok()?).filter(|region| region.is_granted)?;
     let offset = usize::try_from(address.checked_sub(region.at as u64)?).ok()?;
     (offset <= region.bytes && bytes <= region.bytes - offset)
         .then_some((region.at + offset) as *mut u8)
@@ -378,6 +380,15 @@ impl MemoryRail {
             }),
             message: Box::new([0; MESSAGE_BYTES]),
         })
+    }
+
+    fn enter(&mut self, region: Registered) -> io::Result<Region> {
+        let number = self.next_region;
+        self.next_region = number
+            .checked_add(1)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::QuotaExceeded, "too many regions"))?;
+        self.regions.insert(number, region);
+        Ok(Region(number))
     }
 
     /// Nothing can be sent from here for so many polls, and what is under way is late.
@@ -613,12 +624,12 @@ impl Rail for MemoryRail {
     fn forget(&mut self, _: Peer) {}
 
     unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> io::Result<(Region, Grant)> {
-        let number = self.next_region;
-        self.next_region = number
-            .checked_add(1)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::QuotaExceeded, "too many regions"))?;
-        self.regions.insert(number, Registered { at: at as usize, bytes });
+        let Region(number) = self.enter(Registered { at: at as usize, bytes, is_granted: true })?;
         Ok((Region(number), Grant { key: number.into(), base: at as u64 }))
+    }
+
+    unsafe fn register_source(&mut self, at: *mut u8, bytes: usize) -> io::Result<Region> {
+        self.enter(Registered { at: at as usize, bytes, is_granted: false })
     }
 
     fn withdraw(&mut self, region: Region) {

@@ -101,7 +101,22 @@ impl Node {
     ) -> io::Result<Memory> {
         let (rails, transport) = self.both(number);
         // SAFETY: passed on to the caller.
-        unsafe { transport.register(rails, at, bytes) }
+        unsafe { transport.register(rails, at, bytes, false) }
+    }
+
+    /// Memory that `Transport::write` may take from, and the other node can't write to: several transports may have the same.
+    ///
+    /// # Safety
+    /// It stays mapped until it is told as withdrawn, or the transport has ended or is closed.
+    pub unsafe fn register_source(
+        &mut self,
+        number: Number,
+        at: *mut u8,
+        bytes: usize,
+    ) -> io::Result<Memory> {
+        let (rails, transport) = self.both(number);
+        // SAFETY: passed on to the caller.
+        unsafe { transport.register(rails, at, bytes, true) }
     }
 
     /// What the other node's transport has told as `Told::Control`.

@@ -63,6 +63,11 @@ pub trait Rail: Send {
     /// # Safety
     /// It stays mapped until `withdraw` returns; and it is shared memory, which others change at any time.
     unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> io::Result<(Region, Grant)>;
+    /// Memory that `write` may take from, and no other node may write to.
+    ///
+    /// # Safety
+    /// It stays mapped until `withdraw` returns.
+    unsafe fn register_source(&mut self, at: *mut u8, bytes: usize) -> io::Result<Region>;
     /// Nothing is written to it any more, nor taken from it, once this returns.
     fn withdraw(&mut self, region: Region);
     /// Writes `bytes` from `at` in a region of ours to `offset` in what was granted, with a notice there.

@@ -71,6 +71,8 @@ struct Ours {
     bytes: usize,
     /// By rail.
     regions: Vec<Option<Region>>,
+    /// The other end writes nothing there.
+    is_source: bool,
     /// The other end does not write to it any more.
     is_free: bool,
 }
@@ -372,7 +374,7 @@ impl Transport {
         }
     }
 
-    /// Makes memory known to the other node.
+    /// Makes memory known to the other node; of a source only its number, since nothing is granted of it.
     ///
     /// # Safety
     /// As `Rail::register`, until it is told as withdrawn, or the transport has ended or is closed.
@@ -381,23 +383,28 @@ impl Transport {
         rails: &mut Rails,
         at: *mut u8,
         bytes: usize,
+        is_source: bool,
     ) -> io::Result<Memory> {
         let memory = Memory(self.next_ours);
         if self.ended.is_some() || self.ours.len() == MEMORIES || memory.0 == u32::MAX {
             let what = "the transport has ended, or takes no more memory";
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
         }
-        let mut ours = Ours { at, bytes, regions: vec![None; self.ways.len()], is_free: false };
-        let (mut granted, mut refused) = (Vec::new(), Vec::new());
+        let regions = vec![None; self.ways.len()];
+        let mut ours = Ours { at, bytes, regions, is_source, is_free: false };
+        let (mut granted, mut refused, mut any) = (Vec::new(), Vec::new(), false);
         for (rail, _) in self.ways.iter().enumerate().filter(|(_, way)| way.is_granted()) {
             match ours.register(rails, rail) {
-                Ok(grant) => granted.push((rail, Granted::new(memory, grant))),
+                Ok(grant) => {
+                    any = true;
+                    granted.extend(grant.map(|grant| (rail, Granted::new(memory, grant))));
+                }
                 Err(error) => refused.push((rail, error)),
             }
         }
         // A rail that does not take what another takes is given up: one that is in use takes all.
         for (rail, error) in refused {
-            if granted.is_empty() {
+            if !any {
                 return Err(error);
             }
             self.ways[rail].failed = true;
@@ -406,7 +413,7 @@ impl Transport {
         self.ours.insert(memory, ours);
         self.controls.push_back(Control::Registered {
             memory,
-            bytes: bytes as u64,
+            bytes: if is_source { 0 } else { bytes as u64 },
             rails: granted,
         });
         Ok(memory)
@@ -447,7 +454,7 @@ impl Transport {
         let mut result = Ok(());
         for (memory, ours) in &mut self.ours {
             match ours.register(rails, rail) {
-                Ok(grant) => grants.push(Granted::new(*memory, grant)),
+                Ok(grant) => grants.extend(grant.map(|grant| Granted::new(*memory, grant))),
                 Err(error) => {
                     result = Err(error);
                     break;
@@ -794,9 +801,16 @@ impl Theirs {
 }
 
 impl Ours {
-    fn register(&mut self, rails: &mut Rails, rail: usize) -> io::Result<Grant> {
+    /// What is granted by that, if anything.
+    fn register(&mut self, rails: &mut Rails, rail: usize) -> io::Result<Option<Grant>> {
+        let rail_of = &mut rails[rail];
         // SAFETY: it stays mapped until it is withdrawn everywhere (`Transport::register`).
-        let (region, grant) = unsafe { rails[rail].register(self.at, self.bytes)? };
+        let (region, grant) = unsafe {
+            match self.is_source {
+                true => (rail_of.register_source(self.at, self.bytes)?, None),
+                false => rail_of.register(self.at, self.bytes).map(|(at, it)| (at, Some(it)))?,
+            }
+        };
         self.regions[rail] = Some(region);
         Ok(grant)
     }

@@ -47,6 +47,10 @@ impl Rail for HostileRail {
         wire.registered.insert(number, bytes);
         Ok((Region(number), Grant::default()))
     }
+    unsafe fn register_source(&mut self, at: *mut u8, bytes: usize) -> io::Result<Region> {
+        // SAFETY: only its size is of use.
+        unsafe { self.register(at, bytes) }.map(|(region, _)| region)
+    }
     fn withdraw(&mut self, region: Region) {
         assert!(self.0.lock().unwrap().registered.remove(&region.0).is_some(), "withdrawn twice");
     }

@@ -38,6 +38,13 @@ impl Parcel {
         short.zip(long).flat_map(|((from, to), long)| [&self.bytes[from..to], long])
     }
 
+    /// What is before the only long payload, that, and what is behind it; if there is one, and not several.
+    pub fn one_long(&self) -> Option<(&[u8], &Bytes, &[u8])> {
+        let [(place, long)] = &self.long[..] else { return None };
+        let (before, behind) = self.bytes.split_at(*place);
+        Some((before, long, behind))
+    }
+
     pub fn to_vec(&self) -> Vec<u8> {
         self.parts().flatten().copied().collect()
     }
@@ -72,6 +79,10 @@ mod tests {
             all.extend(payload);
             assert_eq!((parcel.to_vec(), parcel.len()), (all.clone(), all.len()));
         }
-        assert_eq!(parcel.long.len(), 3);
+        assert_eq!((parcel.long.len(), parcel.one_long()), (3, None));
+        let mut parcel = Parcel::from(vec![1]);
+        parcel.put_payload(&vec![2; LONG_BYTES].into());
+        parcel.put(&[3]);
+        assert_eq!(parcel.one_long(), Some((&[1][..], &vec![2; LONG_BYTES].into(), &[3][..])));
     }
 }

@@ -31,6 +31,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod arena;
 mod host;
 pub mod keeper;
 mod lock;

@@ -1,7 +1,9 @@
 //! What carries frames between the keepers of a cluster: the node service has one over its rails, tests have one over sockets.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
+pub use crate::arena::{Arena, Batch};
 pub use ringlet_order::{Bytes, FRAME_BYTES, Life, Parcel, kept_by};
 
 pub enum Event<'a> {
@@ -19,6 +21,10 @@ pub enum Event<'a> {
 pub trait Network {
     fn me(&self) -> &Life;
     /// What was kept last, by this or an earlier run; and keeps it from now on: once this returns it is on stable storage.
+    /// Where payloads lie from which it sends without a copy of its own.
+    fn arena(&self) -> Option<&Arc<Arena>> {
+        None
+    }
     fn kept(&self) -> Option<Vec<u8>>;
     fn keep(&mut self, bytes: &[u8]) -> std::io::Result<()>;
     /// At most `FRAME_BYTES`. False if there is no room now (or no way): it is lost, which the order mends.

@@ -143,6 +143,10 @@ impl Rail for Absent {
     unsafe fn register(&mut self, _: *mut u8, _: usize) -> std::io::Result<(Region, Grant)> {
         Err(ErrorKind::NotConnected.into())
     }
+    #[allow(unsafe_code)]
+    unsafe fn register_source(&mut self, _: *mut u8, _: usize) -> std::io::Result<Region> {
+        Err(ErrorKind::NotConnected.into())
+    }
     fn withdraw(&mut self, _: Region) {}
     fn write(
         &mut self,

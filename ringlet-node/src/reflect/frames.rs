@@ -1,5 +1,5 @@
 //! Frames of keepers in frames of a transport (`ringlet_fabric`): a small one is in one; of a larger one only the length is, and its bytes are
-//! written before into a ring of the receiver's.
+//! written before into a ring of the receiver's. A long payload is taken from where it lies (`Arena`), and what is around it stands in the frame.
 //!
 //! Both ends know by the lengths alone where each lies: behind the last one, or at the ring's begin where it would not fit. It is room again for
 //! the sender when the receiver has said that it has read it, and the transport that the write need not be done again.
@@ -8,12 +8,13 @@ use std::collections::VecDeque;
 use std::io::{Error, ErrorKind};
 use std::iter::{empty, once};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 
 use ringlet_core::memory::Area;
 use ringlet_fabric::{FRAME_BYTES as PIECE_BYTES, Memory, Node, Number, Write};
 use ringlet_linux::map;
 use ringlet_linux::sys::Errno;
-use ringlet_reflect::network::{Bytes, FRAME_BYTES, Parcel};
+use ringlet_reflect::network::{Arena, Bytes, FRAME_BYTES, Parcel};
 
 /// What each end has for what comes; and as much for what goes.
 const RING_BYTES: usize = 1 << 20;
@@ -32,17 +33,22 @@ const LARGE: u8 = 1;
 const RING: u8 = 2;
 /// Nothing else.
 const READ: u8 = 3;
+/// So long a part, in the ring; so much before it; that, and what is behind it.
+const AROUND: u8 = 4;
+const AROUND_HEAD_BYTES: usize = 4 + 2;
 
 /// One end.
 pub struct Frames {
     number: Number,
     memory: Shared,
     from: Memory,
+    arena: Arc<Arena>,
+    payloads: Memory,
     theirs: Option<Memory>,
-    /// How far what goes has come: given, and of what is no room yet where each ends, and its write; before `freed` there is room.
+    /// How far what goes has come: given, and of what is no room yet where each ends, its write, and what that takes from; before `freed` there is room.
     given: u64,
     freed: u64,
-    under_way: VecDeque<(u64, u32)>,
+    under_way: VecDeque<(u64, u32, Option<Bytes>)>,
     read_there: u64,
     /// How far what comes was read; and said to be.
     came: u64,
@@ -99,16 +105,23 @@ impl Frames {
     ///
     /// # Safety
     /// They are dropped behind it.
-    pub unsafe fn begin(node: &mut Node, number: Number) -> std::io::Result<Frames> {
+    pub unsafe fn begin(
+        node: &mut Node,
+        number: Number,
+        arena: Arc<Arena>,
+    ) -> std::io::Result<Frames> {
         let memory = Shared::make(2 * RING_BYTES)?;
         let base = memory.0.base();
         // SAFETY: mapped as long as these frames are, and nobody has a reference to it; what comes is in the first half.
         let into = unsafe { node.register(number, base, RING_BYTES) };
         // SAFETY: the same, of the second half.
-        let from = unsafe { node.register(number, base.add(RING_BYTES), RING_BYTES) };
-        let (into, from) = match (into, from) {
-            (Ok(into), Ok(from)) => (into, from),
-            (Err(error), _) | (_, Err(error)) => {
+        let from = unsafe { node.register_source(number, base.add(RING_BYTES), RING_BYTES) };
+        let area = arena.area();
+        // SAFETY: mapped as long as these frames have it.
+        let payloads = unsafe { node.register_source(number, area.base(), area.len()) };
+        let (into, from, payloads) = match (into, from, payloads) {
+            (Ok(into), Ok(from), Ok(payloads)) => (into, from, payloads),
+            (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
                 // (Before the memory goes.)
                 node.close(number);
                 return Err(error);
@@ -118,6 +131,8 @@ impl Frames {
             number,
             memory,
             from,
+            arena,
+            payloads,
             theirs: None,
             given: 0,
             freed: 0,
@@ -174,7 +189,7 @@ impl Frames {
         let Some(to) = self.theirs.filter(|_| frame.len() <= FRAME_BYTES) else { return false };
         let transport = node.transport(self.number);
         let written = transport.written();
-        while let Some((end, write)) = self.under_way.front()
+        while let Some((end, write, _)) = self.under_way.front()
             && *end <= self.read_there
             // (Numbers of writes come round.)
             && written.wrapping_sub(*write) as i32 > 0
@@ -182,29 +197,42 @@ impl Frames {
             self.freed = *end;
             self.under_way.pop_front();
         }
-        let at = place(self.given, frame.len());
-        let end = at + frame.len() as u64;
+        let around = frame
+            .one_long()
+            .filter(|(_, long, _)| frame.len() - long.len() <= SMALL_BYTES - AROUND_HEAD_BYTES);
+        let around = around.and_then(|(before, long, behind)| {
+            Some((before, long, behind, self.arena.place_of(long)?))
+        });
+        let bytes = around.map_or(frame.len(), |(_, long, ..)| long.len());
+        let at = place(self.given, bytes);
+        let end = at + bytes as u64;
         if end > self.freed + RING_BYTES as u64 || !transport.has_room() {
             return false;
         }
         let (mut fits, mut to_place) = (true, RING_BYTES + offset(at));
-        for part in frame.parts() {
+        for part in frame.parts().filter(|_| around.is_none()) {
             // SAFETY: a slice; where it goes to nothing is read any more.
             fits &= unsafe { self.memory.0.write(to_place, part.as_ptr(), part.len()) };
             to_place += part.len();
         }
-        let write = Write {
-            from: self.from,
-            at: offset(at),
-            bytes: frame.len(),
-            to,
-            offset: offset(at) as u64,
+        let (from, from_place) = match around {
+            Some((.., place)) => (self.payloads, place),
+            None => (self.from, offset(at)),
         };
+        let write = Write { from, at: from_place, bytes, to, offset: offset(at) as u64 };
         // (A transport that has ended is told of; and there was room for both.)
         let Some(write) = fits.then(|| transport.write(write).ok()).flatten() else { return false };
         self.given = end;
-        self.under_way.push_back((end, write));
-        self.say(node, LARGE, once(&(frame.len() as u32).to_le_bytes()[..]), true)
+        self.under_way.push_back((end, write, around.map(|(_, long, ..)| long.clone())));
+        let length = (bytes as u32).to_le_bytes();
+        match around {
+            Some((before, _, behind, _)) => {
+                let until = (before.len() as u16).to_le_bytes();
+                let body = [&length[..], &until, before, behind];
+                self.say(node, AROUND, body.into_iter(), true)
+            }
+            None => self.say(node, LARGE, once(&length[..]), true),
+        }
     }
 
     fn say<'a>(
@@ -223,6 +251,33 @@ impl Frames {
             self.told = self.came;
         }
         said
+    }
+
+    /// What is in the ring, between what is around it.
+    fn take_large(
+        &mut self,
+        bytes: usize,
+        before: &[u8],
+        behind: &[u8],
+    ) -> Result<Option<Bytes>, Insane> {
+        let length = bytes.saturating_add(before.len() + behind.len());
+        if bytes == 0 || length > FRAME_BYTES {
+            return Err(Insane("of no length, or too long"));
+        }
+        let at = place(self.came, bytes);
+        let mut frame = Vec::with_capacity(length);
+        frame.extend(before);
+        let to = frame.spare_capacity_mut().as_mut_ptr().cast();
+        // SAFETY: room for as much; the other node may write there at any time, so that it is copied before it is looked at.
+        let there = unsafe { self.memory.0.read(offset(at), to, bytes) };
+        if !there {
+            return Err(Insane("beyond the ring"));
+        }
+        // SAFETY: they were written just now.
+        unsafe { frame.set_len(before.len() + bytes) };
+        frame.extend(behind);
+        self.came = at + bytes as u64;
+        Ok(Some(frame.into()))
     }
 
     /// A frame that has come, if one has by that.
@@ -244,19 +299,18 @@ impl Frames {
                 self.theirs = Some(Memory(memory));
                 Ok(None)
             }
-            (LARGE, Ok(bytes)) if (1..=FRAME_BYTES).contains(&(bytes as usize)) => {
-                let bytes = bytes as usize;
-                let at = place(self.came, bytes);
-                let mut frame = Vec::with_capacity(bytes);
-                // SAFETY: room for as much; the other node may write there at any time, so that it is copied before it is looked at.
-                let there = unsafe { self.memory.0.read(offset(at), frame.as_mut_ptr(), bytes) };
-                if !there {
-                    return Err(Insane("beyond the ring"));
+            (LARGE, Ok(bytes)) => self.take_large(bytes as usize, &[], &[]),
+            (AROUND, _) => {
+                let (bytes, around) = body.split_at_checked(4).ok_or(Insane("no length"))?;
+                let (until, around) = around.split_at_checked(2).ok_or(Insane("no place"))?;
+                let until = until.try_into().map(u16::from_le_bytes);
+                let parts = until.ok().and_then(|until| around.split_at_checked(until.into()));
+                match (word(bytes), parts) {
+                    (Ok(bytes), Some((before, behind))) => {
+                        self.take_large(bytes as usize, before, behind)
+                    }
+                    _ => Err(Insane("less around it than was said")),
                 }
-                // SAFETY: they were written just now.
-                unsafe { frame.set_len(bytes) };
-                self.came = at + bytes as u64;
-                Ok(Some(frame.into()))
             }
             _ => Err(Insane("a frame of no kind")),
         }
@@ -272,7 +326,7 @@ mod tests {
         let mut node = Node::new(Vec::new());
         let number = node.open().unwrap();
         // SAFETY: no rail writes anything anywhere.
-        let frames = unsafe { Frames::begin(&mut node, number).unwrap() };
+        let frames = unsafe { Frames::begin(&mut node, number, Arena::new().unwrap()).unwrap() };
         (node, frames)
     }
 
@@ -299,6 +353,12 @@ mod tests {
             piece(LARGE, 0, b"123"),
             piece(LARGE, 0, b"12345"),
             piece(RING, 0, b"1"),
+            piece(AROUND, 0, &word(1)),
+            piece(AROUND, 0, &[&word(1)[..], &[0]].concat()),
+            piece(AROUND, 0, &[&word(1)[..], &[2, 0, 7]].concat()),
+            piece(AROUND, 0, &[&word(0)[..], &[1, 0, 7]].concat()),
+            piece(AROUND, 0, &[&word(FRAME_BYTES)[..], &[0, 0, 7]].concat()),
+            piece(AROUND, 0, &[&word(u32::MAX as usize)[..], &[0, 0, 7]].concat()),
         ] {
             let (_node, mut frames) = frames();
             assert!(frames.take(&said).is_err(), "{said:?}");

@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ringlet_fabric::{Node, Number, Told};
 use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
-use ringlet_reflect::network::{Event, Life, Network, Parcel};
+use ringlet_reflect::network::{Arena, Event, Life, Network, Parcel};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use rustix::time::{timerfd_create, timerfd_settime};
 
@@ -80,6 +81,8 @@ pub struct Rails {
     said: VecDeque<Vec<u8>>,
     said_bytes: usize,
     node: Node,
+    /// (Behind the node, which closes what takes from it.)
+    arena: Arc<Arena>,
     places: Places,
     links: HashMap<Session, Link>,
     /// Which session a transport belongs to; and where a node is reached.
@@ -112,6 +115,8 @@ impl Rails {
         opens: Opens,
         ends: Box<dyn FnMut()>,
     ) -> anyhow::Result<Rails> {
+        let arena = Arena::new()
+            .map_err(|status| anyhow::anyhow!("memory of payloads: {}", status.about()))?;
         let me = Life { node: name.clone(), incarnation: run };
         let (places, node) = Places::new(name, rails, opens)?;
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
@@ -123,6 +128,7 @@ impl Rails {
             said: VecDeque::new(),
             said_bytes: 0,
             node,
+            arena,
             places,
             links: HashMap::new(),
             sessions: HashMap::new(),
@@ -277,7 +283,7 @@ impl Rails {
         link.opened = Some(now);
         let Some(number) = self.node.open() else { return };
         // SAFETY: `close` closes the transport first; and the node, which is the first of both, closes all.
-        let frames = match unsafe { Frames::begin(&mut self.node, number) } {
+        let frames = match unsafe { Frames::begin(&mut self.node, number, self.arena.clone()) } {
             Ok(frames) => frames,
             Err(error) => return self.log(&format!("no memory for what comes: {error}")),
         };
@@ -451,6 +457,10 @@ impl Rails {
 impl Network for Rails {
     fn me(&self) -> &Life {
         &self.me
+    }
+
+    fn arena(&self) -> Option<&Arc<Arena>> {
+        Some(&self.arena)
     }
 
     fn kept(&self) -> Option<Vec<u8>> {

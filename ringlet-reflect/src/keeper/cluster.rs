@@ -25,7 +25,7 @@ use super::{Client, Keeper, Membership, Waits};
 use crate::PAGE_BYTES;
 use crate::log::{Reader, Record};
 use crate::memory::{self, Mapping};
-use crate::network::{Bytes, Event, Network};
+use crate::network::{Batch, Bytes, Event, Network};
 use crate::protocol::{Answer, page};
 use crate::region::copy;
 use crate::registry::{Act, Bounds, Direction, Effect, Registry};
@@ -79,7 +79,7 @@ pub struct Cluster {
     pub delivered: u64,
     /// Why nothing is delivered any more, until there is another view.
     pub stopped: Option<String>,
-    batch: Vec<u8>,
+    batch: Batch,
     acts: VecDeque<Vec<u8>>,
     /// Payloads of ours: given to the order; delivered, as numbers with their places; and at all hosts.
     submitted: u64,
@@ -119,7 +119,7 @@ impl Cluster {
             view: None,
             delivered: 0,
             stopped: None,
-            batch: Vec::with_capacity(PAYLOAD_BYTES),
+            batch: Batch::new(None),
             acts: VecDeque::new(),
             submitted: 0,
             unsettled: VecDeque::new(),
@@ -228,8 +228,11 @@ impl Cluster {
         }
         // (What is short keeps no room that it does not need.)
         let payload = match self.batch.len() > PAYLOAD_BYTES / 2 {
-            true => std::mem::replace(&mut self.batch, Vec::with_capacity(PAYLOAD_BYTES)).into(),
-            false => Bytes::copy_from_slice(&self.batch),
+            true => {
+                let next = Batch::new(self.network.arena());
+                std::mem::replace(&mut self.batch, next).freeze()
+            }
+            false => Bytes::copy_from_slice(self.batch.as_ref()),
         };
         self.batch.clear();
         let Ok(number) = self.order.submit(payload, now) else { return false };
@@ -244,7 +247,7 @@ impl Cluster {
             if !self.has_room(bytes) {
                 return false;
             }
-            self.batch.extend(self.acts.pop_front().into_iter().flatten());
+            self.acts.pop_front().iter().for_each(|item| self.batch.put(item));
         }
         true
     }
@@ -255,19 +258,15 @@ impl Cluster {
 
     fn add_write(&mut self, record: &Record, only: u32) {
         let bytes = (WRITE_HEAD + record.length) as u32;
-        self.batch.push(WRITE);
-        self.batch.extend(bytes.to_le_bytes());
-        self.batch.extend(only.to_le_bytes());
-        self.batch.extend(record.region.to_le_bytes());
-        self.batch.extend(record.at.to_le_bytes());
-        let from = self.batch.len();
-        self.batch.reserve(record.length);
-        // SAFETY: the log has so many bytes there, and the batch has room for them; whatever they are meanwhile, they are bytes.
+        self.batch.put(&[WRITE]);
+        self.batch.put(&bytes.to_le_bytes());
+        self.batch.put(&only.to_le_bytes());
+        self.batch.put(&record.region.to_le_bytes());
+        self.batch.put(&record.at.to_le_bytes());
+        // SAFETY: the log has so many bytes there.
         #[allow(unsafe_code)]
         unsafe {
-            let to = self.batch.as_mut_ptr().add(from);
-            std::ptr::copy_nonoverlapping(record.bytes, to, record.length);
-            self.batch.set_len(from + record.length);
+            self.batch.put_raw(record.bytes, record.length);
         }
     }
 }

@@ -75,6 +75,8 @@ struct Endpoint {
 struct Registered {
     at: usize,
     bytes: usize,
+    /// Others may write there.
+    is_granted: bool,
 }
 
 /// From one endpoint to another.
@@ -326,7 +328,7 @@ impl Network {
 impl Endpoint {
     /// Where a write goes to: within what is granted, or nowhere.
     fn target(&self, key: u64, address: u64, bytes: usize) -> Option<*mut u8> {
-        let region = self.regions.get(&key)?;
+        let region = self.regions.get(&key).filter(|region| region.is_granted)?;
         let offset = usize::try_from(address.checked_sub(region.at as u64)?).ok()?;
         (offset <= region.bytes && bytes <= region.bytes - offset)
             .then_some((region.at + offset) as *mut u8)
@@ -366,6 +368,16 @@ fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 
+impl SimulatedRail {
+    fn enter(&self, registered: Registered) -> io::Result<Region> {
+        let network = &mut *held(&self.network);
+        let key = network.number();
+        let region = Region(u32::try_from(key).map_err(|_| invalid("too many regions"))?);
+        network.endpoints[self.me].regions.insert(key, registered);
+        Ok(region)
+    }
+}
+
 impl Rail for SimulatedRail {
     fn name(&self) -> &[u8] {
         &self.name
@@ -383,12 +395,12 @@ impl Rail for SimulatedRail {
     fn forget(&mut self, _: Peer) {}
 
     unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> io::Result<(Region, Grant)> {
-        let network = &mut *held(&self.network);
-        let key = network.number();
-        let region = Region(u32::try_from(key).map_err(|_| invalid("too many regions"))?);
-        let registered = Registered { at: at as usize, bytes };
-        network.endpoints[self.me].regions.insert(key, registered);
-        Ok((region, Grant { key, base: at as u64 }))
+        let region = self.enter(Registered { at: at as usize, bytes, is_granted: true })?;
+        Ok((region, Grant { key: region.0.into(), base: at as u64 }))
+    }
+
+    unsafe fn register_source(&mut self, at: *mut u8, bytes: usize) -> io::Result<Region> {
+        self.enter(Registered { at: at as usize, bytes, is_granted: false })
     }
 
     fn withdraw(&mut self, region: Region) {
