@@ -3,6 +3,9 @@
 //! Two threads: one *receives*, and makes requests; while it has nothing to receive it watches for their answers, and sends them, as long as that pays. The
 //! other one, which *answers*, sleeps for those that it does not see, while the first one sleeps for requests. So a request that is answered soon wakes no
 //! thread but its client's, and one that takes its time holds up nobody.
+//!
+//! A client may send on before it takes what it is answered. So the first thread does not wait for that: what is not taken is copied, from where the
+//! disk's server has put it, for the other one to send (`Flight::unsent`), until that is too much.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -31,6 +34,9 @@ const ZERO: u16 = 6;
 const FUA: u16 = 1;
 const NO_HOLE: u16 = 1 << 1;
 const FAST_ZERO: u16 = 1 << 4;
+
+/// Of answers that a client does not take: while there are more, nothing is received.
+const UNSENT_MOST: usize = 32 << 20;
 
 /// What is behind a write that is refused is received in pieces of so many bytes.
 const PASSED: usize = 64 << 10;
@@ -130,6 +136,9 @@ struct Flight {
     /// The one that answers waits for something to wait for; the one that receives, for something to be answered.
     is_parked: bool,
     is_awaited: bool,
+    /// Answers that the client did not take at once, behind those of which the one that answers still sends so many bytes.
+    unsent: Vec<u8>,
+    sending: usize,
     /// Answers can't be sent any more.
     is_deaf: bool,
     is_over: bool,
@@ -139,6 +148,10 @@ struct Flight {
 impl Flight {
     fn requests(&self) -> usize {
         self.asked.len() + self.again
+    }
+
+    fn unsent(&self) -> usize {
+        self.unsent.len() + self.sending
     }
 }
 
@@ -164,8 +177,10 @@ enum Seen {
 
 /// Until the client leaves, has gone, or says what it should not. All that it asked for is done then, or has failed: nothing of it comes late.
 pub fn serve(stream: &UnixStream, reader: &Reader, say: &(dyn Fn(&str) + Sync)) -> io::Result<()> {
-    // (Who waits for a write's bytes looks whether they can still be written where they are received.)
+    // (Who waits for a write's bytes looks whether they can still be written where they are received; and who waits to send, whether the server
+    // is there.)
     stream.set_read_timeout(Some(LOOK_AGAIN))?;
+    stream.set_write_timeout(Some(LOOK_AGAIN))?;
     let (bytes, flight) = (reader.source().bytes(), Mutex::default());
     let (unparked, answered) = (Condvar::new(), Condvar::new());
     let connection = Connection { stream, reader, bytes, flight, unparked, answered, say };
@@ -175,7 +190,8 @@ pub fn serve(stream: &UnixStream, reader: &Reader, say: &(dyn Fn(&str) + Sync)) 
         if done.is_err() {
             connection.hang_up();
         }
-        connection.aside(|| connection.await_answers(|flight| flight.requests() == 0));
+        let is_done = |flight: &Flight| flight.requests() == 0 && flight.unsent() == 0;
+        connection.aside(|| connection.await_answers(is_done));
         connection.flight().is_over = true;
         connection.unparked.notify_all();
         done
@@ -204,7 +220,7 @@ impl Connection<'_> {
         locked(&self.flight)
     }
 
-    /// Nothing is sent any more. What was received before is there all the same. (Without the lock: who waits to send has it.)
+    /// Nothing is sent any more. What was received before is there all the same.
     fn hang_up(&self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
@@ -228,6 +244,10 @@ impl Connection<'_> {
             };
             if request.kind == DISCONNECT {
                 return Ok(());
+            }
+            let is_taken = |flight: &Flight| flight.unsent() <= UNSENT_MOST;
+            if !is_taken(&self.flight()) {
+                self.aside(|| self.await_answers(is_taken));
             }
             self.ask(&request, &mut input, &mut until)?;
         }
@@ -439,12 +459,36 @@ impl Connection<'_> {
         flight.unwrap_or_else(PoisonError::into_inner).is_awaited = false;
     }
 
-    fn send(&self, flight: &mut Flight, parts: &mut [libc::iovec]) {
-        if !flight.is_deaf && send(self.stream, parts).is_err() {
-            // (Half of an answer may be sent.)
-            flight.is_deaf = true;
-            self.hang_up();
+    fn send(&self, flight: &mut Flight, mut parts: &mut [libc::iovec]) {
+        if flight.is_deaf {
+            return;
         }
+        if flight.unsent() == 0 {
+            match send(self.stream, parts) {
+                Ok(left) => parts = left,
+                Err(_) => return self.give_up(flight),
+            }
+        }
+        for part in &*parts {
+            let (at, unsent) = (flight.unsent.len(), &mut flight.unsent);
+            unsent.reserve(part.iov_len);
+            // SAFETY: bytes that can be read as long as this call (callers), raw, since others may write there; and room for them.
+            #[allow(unsafe_code)]
+            unsafe {
+                let to = unsent.as_mut_ptr().add(at);
+                std::ptr::copy_nonoverlapping(part.iov_base.cast(), to, part.iov_len);
+                unsent.set_len(at + part.iov_len);
+            }
+        }
+        if flight.unsent() > 0 && flight.is_parked {
+            self.unparked.notify_all();
+        }
+    }
+
+    /// (Half of an answer may be sent.)
+    fn give_up(&self, flight: &mut Flight) {
+        (flight.is_deaf, flight.unsent) = (true, Vec::new());
+        self.hang_up();
     }
 
     /// What could not be asked for is answered.
@@ -537,14 +581,17 @@ impl Connection<'_> {
         true
     }
 
-    /// Sleeps for answers while the other thread does not see them.
+    /// Sleeps for answers while the other thread does not see them, and sends what the client did not take.
     fn answer(&self) {
+        // (What of it is being sent, and up to where it is.)
+        let (mut sends, mut at) = (Vec::new(), 0);
         loop {
             let mut flight = self.flight();
             flight.is_parked = true;
             // (The other one may have found meanwhile that the server has gone, and wait for the next one: which waits for what is in flight.)
             let idle = |flight: &mut Flight| {
-                !flight.is_over && (flight.is_watched || flight.asked.is_empty())
+                let nothing_comes = flight.is_watched || flight.asked.is_empty();
+                !flight.is_over && flight.unsent() == 0 && nothing_comes
             };
             let parked = self.unparked.wait_timeout_while(flight, LOOK_AGAIN, idle);
             let mut flight = parked.unwrap_or_else(PoisonError::into_inner).0;
@@ -555,15 +602,45 @@ impl Connection<'_> {
             if self.send_answers(&mut flight) {
                 continue;
             }
-            let Some(answers) = flight.asked.first().map(|asked| asked.turn.answers()) else {
-                continue;
-            };
+            let answers = flight.asked.first().map(|asked| asked.turn.answers());
+            if at == sends.len() {
+                (sends, at) = (std::mem::take(&mut flight.unsent), 0);
+                flight.sending = sends.len();
+            }
             drop(flight);
-            if !answers.wait() && !answers.can_come() {
+            let is_quiet = match &answers {
+                _ if at < sends.len() => {
+                    let sent = self.send_on(&sends[at..]);
+                    at += sent;
+                    sent == 0
+                }
+                Some(answers) => !answers.wait(),
+                None => false,
+            };
+            if is_quiet && answers.as_ref().is_some_and(|answers| !answers.can_come()) {
                 drop(answers);
                 self.ask_again();
             }
         }
+    }
+
+    /// Sends some of what the client did not take, once it takes that; how much, which is 0 if it takes nothing for a tenth of a second.
+    fn send_on(&self, bytes: &[u8]) -> usize {
+        let sent = send_some(self.stream, &mut [part(bytes.as_ptr(), bytes.len())], 0);
+        let mut flight = self.flight();
+        let sent = match sent {
+            Err(error) if waits(&error) => 0,
+            Err(_) => {
+                self.give_up(&mut flight);
+                bytes.len()
+            }
+            Ok(sent) => sent,
+        };
+        flight.sending -= sent;
+        if flight.is_awaited {
+            self.answered.notify_all();
+        }
+        sent
     }
 
     /// Asks the server that comes next for all that is not answered. (The other thread goes on meanwhile: what it has of the session before it gives
@@ -721,25 +798,16 @@ fn part(from: *const u8, length: usize) -> libc::iovec {
     libc::iovec { iov_base: from.cast_mut().cast(), iov_len: length }
 }
 
-/// Sends all of it.
-fn send(stream: &UnixStream, mut parts: &mut [libc::iovec]) -> io::Result<()> {
+/// Sends what the client takes; it is waited for a moment as long as nothing comes from there. What is left.
+fn send<'a>(
+    stream: &UnixStream,
+    mut parts: &'a mut [libc::iovec],
+) -> io::Result<&'a mut [libc::iovec]> {
     while !parts.is_empty() {
-        // SAFETY: zeros are a message of nothing; the parts can be read as long as this call (callers), by the kernel alone.
-        #[allow(unsafe_code)]
-        let sent = unsafe {
-            let mut message: libc::msghdr = std::mem::zeroed();
-            (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), parts.len());
-            libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
-        };
-        let mut sent = match usize::try_from(sent) {
-            Ok(sent) => sent,
-            Err(_) => {
-                let error = io::Error::last_os_error();
-                if interrupted(&error) {
-                    continue;
-                }
-                return Err(error);
-            }
+        let mut sent = match send_some(stream, parts, libc::MSG_DONTWAIT) {
+            Err(error) if waits(&error) && takes_first(stream) => continue,
+            Err(error) if waits(&error) => break,
+            sent => sent?,
         };
         while let Some(first) = parts.first_mut()
             && sent >= first.iov_len
@@ -756,5 +824,37 @@ fn send(stream: &UnixStream, mut parts: &mut [libc::iovec]) -> io::Result<()> {
             first.iov_len -= sent;
         }
     }
-    Ok(())
+    Ok(parts)
+}
+
+fn send_some(stream: &UnixStream, parts: &mut [libc::iovec], flags: i32) -> io::Result<usize> {
+    loop {
+        // SAFETY: zeros are a message of nothing; the parts can be read as long as this call (callers), by the kernel alone.
+        #[allow(unsafe_code)]
+        let sent = unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), parts.len());
+            let flags = flags | libc::MSG_NOSIGNAL;
+            libc::sendmsg(stream.as_raw_fd(), &raw const message, flags)
+        };
+        match usize::try_from(sent) {
+            Ok(sent) => return Ok(sent),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if !interrupted(&error) {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// Does the client take something before it sends anything, and soon?
+fn takes_first(stream: &UnixStream) -> bool {
+    let events = libc::POLLIN | libc::POLLOUT;
+    let mut look = libc::pollfd { fd: stream.as_raw_fd(), events, revents: 0 };
+    // SAFETY: one that is there for this call.
+    #[allow(unsafe_code)]
+    let found = unsafe { libc::poll(&raw mut look, 1, LOOK_AGAIN.as_millis() as i32) };
+    found == 1 && look.revents & libc::POLLOUT != 0
 }

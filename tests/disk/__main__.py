@@ -316,6 +316,34 @@ def dawdles(place, seed):
 
 
 @scene
+def takes_late(place, seed):
+    """Who takes no answers while it sends is received all the same, as much as is said; also while the server dies, and with much that is refused."""
+    size, path = 256 << 10, place.file(16 * MB)
+    with served(place, "late", path, "--mode", "600") as server, attached(place, "late", "--patience", "20") as reader:
+        for round in range(4):
+            data, client = random.Random(seed + round).randbytes(8 * MB), Raw(reader)
+            # (More than sockets hold, so as not to be received otherwise.)
+            client.stream.sendall(client.request(0, 0, MB if round % 2 else size, cookie=1) * 8)
+            wait_until(lambda: not unread(client.stream), LIMIT, "it to be received")
+            if round > 1:
+                server.kill()
+                server.start()
+            client.stream.sendall(client.request(9, 0, 0) * 1000)
+            client.stream.sendall(client.request(1, 8 * MB, 8 * MB, data, cookie=2) + client.request(3, 0, 0, cookie=2))
+            answers = {0x1: 0, 0x2: 0, 0x7: 0}
+            for _ in range(8 + 1000 + 2):
+                answer = client.get(16)
+                error, cookie = struct.unpack(">IQ", answer[4:])
+                answers[cookie] += 1
+                require(error == (errno.EINVAL if cookie == 7 else 0), f"{error}, round {round}")
+                if cookie == 1:
+                    wants = MB if round % 2 else size
+                    require(client.get(wants) == path.read_bytes()[:wants], "other bytes are read")
+            require(answers == {1: 8, 2: 2, 7: 1000}, f"{answers}")
+            require(path.read_bytes()[8 * MB:] == data, "other bytes are written")
+
+
+@scene
 def comes_early(place, _seed):
     """Who connects while there is no server waits for it, as requests do: also beside others."""
     path = place.file(MB)
@@ -725,7 +753,7 @@ def play(place, scenes, seed):
             place.is_empty()
         except Skipped as why:
             word = f"skipped ({why})"
-        except (Failed, nbd.Error, subprocess.TimeoutExpired) as told:
+        except (Failed, nbd.Error, subprocess.TimeoutExpired, TimeoutError) as told:
             failed, problem = True, f"{type(told).__name__}: {told}"
         print(f"{'FAILED' if problem else word:8}  {place.name:6} {each.__name__:14} {time.monotonic() - began:6.1f} s", flush=True)
         if problem:
