@@ -51,12 +51,19 @@ impl FromStr for Address {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Address> {
-        if let Ok(address) = text.parse() {
-            return Ok(Address::Udp(address));
+        // (An IPv4 address is one however it is spelt: the kernel gives what comes from there to one socket.)
+        let canonical =
+            |ip: IpAddr, port| Ok(Address::Udp(SocketAddr::new(ip.to_canonical(), port)));
+        match text.parse::<SocketAddr>() {
+            Ok(address) if address.ip().to_canonical().is_ipv4() => {
+                return canonical(address.ip(), address.port());
+            }
+            Ok(address) => return Ok(Address::Udp(address)),
+            Err(_) => {}
         }
         let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
         if let Ok(ip) = bare.parse::<IpAddr>() {
-            return Ok(Address::Udp(SocketAddr::new(ip, PORT)));
+            return canonical(ip, PORT);
         }
         let sane = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
         ensure!(
@@ -175,11 +182,19 @@ impl Post {
     }
 }
 
-/// Who spans hosts has a random number, which others are told: so one that is reached as two hosts is found out.
+/// Who spans hosts has a random number, which others are told: so one that is reached as two hosts is found out, and one that is this process itself.
 pub(crate) struct Spans {
     own: u64,
     /// Of each host, in the order in which they are named.
-    theirs: Mutex<Vec<(String, Option<u64>)>>,
+    theirs: Mutex<Vec<(String, Option<Found>)>>,
+}
+
+/// Who is there, and the first of the ways there, in an order that both ends see: so of two that are one both ends use the same.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Found {
+    number: u64,
+    /// Of both ends; `None`, the first, by the node services.
+    by: Option<[SocketAddr; 2]>,
 }
 
 impl Spans {
@@ -188,12 +203,21 @@ impl Spans {
         Ok(Spans { own: random()?, theirs: Mutex::new(theirs) })
     }
 
-    /// This host has that number. The name by which it is reached already, if it is.
-    fn is(&self, nth: usize, number: Option<u64>) -> Option<String> {
+    /// What is found there. Why that is no other host, if it is none.
+    fn is(&self, nth: usize, found: Option<Found>) -> Option<String> {
         let mut theirs = self.theirs.lock().unwrap_or_else(PoisonError::into_inner);
-        theirs[nth].1 = number;
-        let first = theirs[..nth].iter().find(|(_, other)| number.is_some() && *other == number);
-        first.map(|(name, _)| name.clone())
+        theirs[nth].1 = found;
+        let found = found?;
+        if found.number == self.own {
+            return Some("this host itself".into());
+        }
+        let numbered = theirs.iter().enumerate();
+        let same =
+            numbered.filter(|(_, (_, other))| other.is_some_and(|it| it.number == found.number));
+        let first = same.min_by_key(|(at, (_, other))| (*other, *at)).filter(|(at, _)| *at != nth);
+        first.map(|(_, (name, _))| {
+            format!("{name}: name a host once, with all its ways (`--peer {name},...`)")
+        })
     }
 }
 
@@ -215,6 +239,14 @@ impl Way {
             Way::Node(_, carried) => carried.span(),
             Way::Udp(udp) => udp.span(),
         }
+    }
+
+    fn found(&self) -> Option<Found> {
+        let by = match self {
+            Way::Node(..) => None,
+            Way::Udp(udp) => Some(udp.ends()),
+        };
+        self.span().map(|number| Found { number, by })
     }
 
     fn is_of(&self, choice: u8) -> bool {
@@ -263,12 +295,11 @@ pub(crate) struct Far {
     post: Arc<Post>,
     spans: Arc<Spans>,
     nth: usize,
-    /// It is reached by that name already.
+    /// What it is, if it is no other host, or one that is reached by another name.
     double: Option<String>,
     ways: Vec<Way>,
     watch_us: u64,
     timer: OwnedFd,
-    began: Instant,
     beat: Option<Instant>,
     /// A frame on its way to the network, and one that leaves.
     held: Vec<u8>,
@@ -319,7 +350,6 @@ impl Far {
             ways,
             watch_us,
             timer,
-            began: Instant::now(),
             beat: None,
             held,
             leaving,
@@ -333,8 +363,8 @@ impl Far {
             self.look_around();
             if self.double.is_some() && told != self.double {
                 told.clone_from(&self.double);
-                let name = told.as_deref().unwrap_or_default();
-                tell(Event::Apart(format!("{} is {}", self.name, once(name))));
+                let what = told.as_deref().unwrap_or_default();
+                tell(Event::Apart(format!("{} is {what}", self.name)));
             }
             // (What comes while nothing can be sent there is nobody's.)
             for way in &mut self.ways {
@@ -367,15 +397,14 @@ impl Far {
         if is_late {
             self.beat = Some(Instant::now());
             let _ = rustix::io::read(&self.timer, &mut [0; 8]);
-            let now_ms = self.began.elapsed().as_millis() as u64;
             for way in &mut self.ways {
                 if let Way::Udp(udp) = way {
-                    udp.beat(now_ms);
+                    udp.beat();
                 }
             }
         }
         if has_news || is_late {
-            self.double = self.spans.is(self.nth, self.ways.iter().find_map(Way::span));
+            self.double = self.spans.is(self.nth, self.ways.iter().filter_map(Way::found).min());
             self.tell();
         }
         has_news
@@ -419,7 +448,7 @@ impl Far {
             Way::Node(node, carried) => (Address::Node(node.clone()), carried.why(), 0),
             Way::Udp(udp) => (Address::Udp(udp.peer()), udp.why(), udp.lost()),
         };
-        let why = self.double.as_ref().map(|name| format!("it is {}", once(name))).or(why);
+        let why = self.double.as_ref().map(|what| format!("it is {what}")).or(why);
         Told { address: address.to_string(), up: way.span().is_some() && why.is_none(), why, lost }
     }
 
@@ -551,10 +580,6 @@ impl Far {
     }
 }
 
-fn once(name: &str) -> String {
-    format!("{name}: name a host once, with all its ways (`--peer {name},...`)")
-}
-
 /// Gives a frame to the network.
 fn give(queue: &mut Queue, message: &[u8]) -> Filled {
     if message.is_empty() {
@@ -577,4 +602,43 @@ fn give(queue: &mut Queue, message: &[u8]) -> Filled {
         queue.send(message);
     }
     filled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(text: &str) -> Host {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn an_address_is_one_however_it_is_spelt() {
+        let spelt = ["10.0.0.2", "10.0.0.2:7472", "::ffff:10.0.0.2", "[::ffff:10.0.0.2]:7472"];
+        spelt.iter().for_each(|text| assert_eq!(host(text), host("10.0.0.2")));
+        assert_eq!(host("[fe80::1%3]:7472").name(), "[fe80::1%3]:7472");
+        assert!("10.0.0.2,[::ffff:10.0.0.2]:7472".parse::<Host>().is_err());
+    }
+
+    /// Both ends leave out the same one, however they name them.
+    #[test]
+    fn who_is_named_twice_is_one() {
+        let hosts = ["10.0.0.2", "b", "10.0.0.3", "c"].map(host);
+        let by = |last| Some([[10, 0, 0, 1], [10, 0, 0, last]].map(|ip| (ip, PORT).into()));
+        for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+            let spans = Spans::new(&hosts).unwrap();
+            let found = [by(2), None, by(3)].map(|by| Some(Found { number: spans.own ^ 1, by }));
+            order.iter().for_each(|nth| _ = spans.is(*nth, found[*nth]));
+            let is = |nth: usize| spans.is(nth, found[nth]);
+            assert!(is(1).is_none() && is(0).unwrap().starts_with("b: name a host once"));
+            assert!(is(2).unwrap().starts_with("b: "));
+            // (While one way has gone.)
+            assert!(spans.is(1, None).is_none() && is(0).is_none());
+            assert!(is(2).unwrap().starts_with("10.0.0.2:7472: "));
+            let other = Found { number: spans.own ^ 2, by: None };
+            assert_eq!(spans.is(3, Some(other)), None);
+            let own = Found { number: spans.own, by: None };
+            assert_eq!(spans.is(3, Some(own)).as_deref(), Some("this host itself"));
+        }
+    }
 }

@@ -5,7 +5,7 @@
 //!  1  version   u8
 //!  2  bytes     u16      behind this head
 //!  4  number    u32      of the message, one after the other
-//!  8  cookie    u64      the receiver's (`udp`)
+//!  8  cookie    u64      both ends' (`udp`)
 //! 16  all       u32      bytes of the message
 //! 20  each      u16      bytes of each of its pieces but the last
 //! 22  nth       u16      which piece it is
@@ -16,7 +16,7 @@
 use crate::frame::{HEAD_BYTES, MESSAGE_MOST};
 
 pub const HEADER: usize = 24;
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 pub const PIECE: u8 = 1;
 /// Any path takes so much (IPv4's least is 576 bytes, with its head and UDP's).
 pub const LEAST: usize = 512;

@@ -1,18 +1,19 @@
 //! A way to another host by UDP, for where there is no node service (ETHOS, which ETHOM was compared with): frames as datagrams.
 //!
 //! Only what comes from the peer's address and port is heard, as far as the network lets nobody else send by it. So each end has a random number, its
-//! *cookie*, which only who gets what is sent to it knows: a frame counts if it has the receiver's, and a greeting counts once it repeats the
-//! receiver's. Who can forge an address but does not see the answers is no peer. Who sees what passes can read and forge all of it.
+//! *cookie*, which only who gets what is sent to it knows: a greeting counts once it repeats the receiver's, and a frame if it has the sum of both (so
+//! what an end has sent that was there before, and comes late, is none of this one's). Who can forge an address but does not see the answers is no
+//! peer. Who sees what passes can read and forge all of it.
 //!
 //! ```text
 //!   one end                        the other
 //!   HELLO a, 0         -->                         (does it hear us?)
 //!                      <--  HELLO b, a
-//!   HELLO a, b         -->                         from here on pieces, and each second a HELLO
-//!   BYE b              -->                         it ends in order
+//!   HELLO a, b         -->                         from here on pieces, with a + b, and each second a HELLO
+//!   BYE a + b          -->                         it ends in order
 //! ```
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -30,9 +31,10 @@ use crate::pieces::{HEADER, Joiner, LEAST, PIECE, Piece, cut};
 pub const PORT: u16 = 7472;
 const HELLO: u8 = 2;
 const BYE: u8 = 3;
-/// A greeting goes so often; who has not been heard of for so long is gone.
+/// A greeting goes so often; who has not been heard of for so many is gone. (They are counted, since who was held up himself has heard nothing
+/// either.)
 pub const BEAT: Duration = Duration::from_secs(1);
-const SILENT_MS: u64 = 5000;
+const SILENT_BEATS: u32 = 5;
 /// What is sent at once: the kernel's limits for a buffer that it cuts itself.
 const AT_ONCE_BYTES: usize = 65_000;
 const AT_ONCE: usize = 64;
@@ -47,6 +49,7 @@ struct TooLong;
 pub struct Udp {
     socket: OwnedFd,
     peer: SocketAddr,
+    ends: [SocketAddr; 2],
     network: String,
     /// Of us, and of the peer (`far::Spans`).
     number: u64,
@@ -54,8 +57,8 @@ pub struct Udp {
     cookie: u64,
     /// The peer's, which has shown that it hears us.
     theirs: Option<u64>,
-    heard_ms: u64,
-    now_ms: u64,
+    /// Beats since it was heard.
+    silent: u32,
     why: &'static str,
     /// Bytes of a piece, as the path takes them; and how many datagrams go at once.
     each: usize,
@@ -93,6 +96,13 @@ impl Udp {
         sockopt::set_socket_reuseport(&socket, true)?;
         bind(&socket, &own).with_context(|| format!("nothing can listen at {own}"))?;
         connect(&socket, &peer).with_context(|| format!("{peer} can't be sent to"))?;
+        let own = SocketAddr::try_from(rustix::net::getsockname(&socket)?)?;
+        // KERNEL: of two sockets with the same addresses one gets all.
+        ensure!(
+            others(own, peer)? < 2,
+            "{peer} is reached from port {} already, for another network: this one needs another port, at both ends (`--listen`, `--peer`)",
+            own.port()
+        );
         // (As far as the system lets us.)
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BYTES)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BYTES));
@@ -103,14 +113,14 @@ impl Udp {
         let mut udp = Udp {
             socket,
             peer,
+            ends: [own.min(peer), own.max(peer)],
             network: network.to_owned(),
             number,
             their_number: 0,
             // (0 says that none is known.)
             cookie: u64::from_ne_bytes(bits).max(1),
             theirs: None,
-            heard_ms: 0,
-            now_ms: 0,
+            silent: 0,
             why: "it does not answer",
             each: LEAST,
             at_once: 1,
@@ -179,6 +189,11 @@ impl Udp {
         self.set(libc::SOL_UDP, libc::UDP_SEGMENT, each as i32)
     }
 
+    /// The addresses of both ends, which both know: in an order that is the same for both.
+    pub fn ends(&self) -> [SocketAddr; 2] {
+        self.ends
+    }
+
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
@@ -190,6 +205,11 @@ impl Udp {
     /// Of the peer, if it is there.
     pub fn span(&self) -> Option<u64> {
         self.theirs.map(|_| self.their_number)
+    }
+
+    /// What pieces have: the sum of both cookies.
+    fn both(&self) -> Option<u64> {
+        self.theirs.map(|theirs| theirs.wrapping_add(self.cookie))
     }
 
     pub fn why(&self) -> Option<String> {
@@ -219,9 +239,9 @@ impl Udp {
     }
 
     /// Once each `BEAT`.
-    pub fn beat(&mut self, now_ms: u64) {
-        self.now_ms = now_ms;
-        if self.is_up() && now_ms.saturating_sub(self.heard_ms) > SILENT_MS {
+    pub fn beat(&mut self) {
+        self.silent += 1;
+        if self.is_up() && self.silent > SILENT_BEATS {
             (self.theirs, self.why) = (None, "it is not heard any more");
         }
         self.greet(self.theirs.unwrap_or(0));
@@ -270,12 +290,12 @@ impl Udp {
 
     /// Sends a message. (`is_free` was true.)
     pub fn send(&mut self, message: &[u8]) {
-        let Some(theirs) = self.theirs else { return };
+        let Some(both) = self.both() else { return };
         for _ in 0..2 {
             self.message = self.message.wrapping_add(1);
             self.out.clear();
             self.gone = 0;
-            cut(message, self.message, theirs, self.each, &mut self.out);
+            cut(message, self.message, both, self.each, &mut self.out);
             if self.go_on().is_ok() {
                 return;
             }
@@ -323,11 +343,11 @@ impl Udp {
 
     /// True if it made a message whole.
     fn hear(&mut self, piece: &Piece, to: &mut Vec<u8>) -> bool {
-        let is_ours = piece.cookie == self.cookie;
+        let is_theirs = self.both() == Some(piece.cookie);
         match piece.kind {
             HELLO => self.hear_hello(piece.bytes, piece.cookie),
-            BYE if is_ours => (self.theirs, self.why) = (None, "it has ended"),
-            PIECE if is_ours && self.is_up() => {
+            BYE if is_theirs => (self.theirs, self.why) = (None, "it has ended"),
+            PIECE if is_theirs => {
                 if let Some(message) = self.joiner.take(piece) {
                     to.clear();
                     to.extend(message);
@@ -356,7 +376,7 @@ impl Udp {
             // It may be anybody: our answer goes to the peer's address, and what comes back shows whether it was the peer.
             self.greet(cookie);
         } else {
-            (self.heard_ms, self.their_number) = (self.now_ms, number);
+            (self.silent, self.their_number) = (0, number);
             if self.theirs.replace(cookie) != Some(cookie) {
                 self.joiner.begin_anew();
                 self.greet(cookie);
@@ -369,6 +389,25 @@ impl Udp {
     }
 }
 
+/// How many sockets of this network namespace, of whomever, have these addresses.
+fn others(own: SocketAddr, peer: SocketAddr) -> Result<usize> {
+    // (Words as they lie in memory.)
+    let spelt = |address: SocketAddr| {
+        let bytes = match address.ip() {
+            IpAddr::V4(ip) => ip.octets().to_vec(),
+            IpAddr::V6(ip) => ip.octets().to_vec(),
+        };
+        let words = bytes.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word));
+        let words: String = words.map(|word| format!("{word:08X}")).collect();
+        format!("{words}:{:04X}", address.port())
+    };
+    let table = if peer.is_ipv4() { "udp" } else { "udp6" };
+    let path = format!("/proc/thread-self/net/{table}");
+    let sockets = std::fs::read_to_string(&path).with_context(|| path)?;
+    let both = format!(" {} {} ", spelt(own), spelt(peer));
+    Ok(sockets.lines().filter(|line| line.contains(&both)).count())
+}
+
 impl AsFd for Udp {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -377,8 +416,8 @@ impl AsFd for Udp {
 
 impl Drop for Udp {
     fn drop(&mut self) {
-        if let Some(theirs) = self.theirs {
-            self.say(&Piece::whole(BYE, theirs, &[]));
+        if let Some(both) = self.both() {
+            self.say(&Piece::whole(BYE, both, &[]));
         }
     }
 }

@@ -405,19 +405,21 @@ def far_by_either(ground):
         stream.ends()
         require(int(one.run("cat", "/sys/class/net/vnet0/carrier_changes")) == changes, "the carrier was lost meanwhile")
         one.ping(three.ip)
-        # Named as if it were two machines, each is one port.
-        for site in a, b:
-            site.process.send(signal.SIGTERM)
-            require(site.process.wait(LIMIT_SECONDS) == 0, site.process.tail())
-        a.span("b", b.ip)
-        b.span("a", a.ip)
-        for site in a, b:
-            wait_until(lambda site=site: "name a host once" in site.process.tail(), LIMIT_SECONDS, f"that to be told: {site.process.tail()}")
-            require("name a host once" in site.ground.must("way", "blue"), f"{site.reach()}")
-            wait_until(lambda site=site: [host["by"] for host in site.reach().values()].count(None) == 1, LIMIT_SECONDS, f"one way: {site.reach()}")
-        three.await_carrier(True)
-        one.run("ping", "-n", "-c", "1", "-w", "30", three.ip)
-        one.ping(three.ip)
+        # Named as if it were two machines, in whichever order, each is one port.
+        for theirs in (("a", a.ip), (a.ip, "a")):
+            for site in a, b:
+                site.process.send(signal.SIGTERM)
+                require(site.process.wait(LIMIT_SECONDS) == 0, site.process.tail())
+            a.span("b", b.ip)
+            b.span(*theirs)
+            for site in a, b:
+                wait_until(lambda site=site: "name a host once" in site.process.tail(), LIMIT_SECONDS, f"that to be told: {site.process.tail()}")
+                require("name a host once" in site.ground.must("way", "blue"), f"{site.reach()}")
+                used = lambda site=site: [host["by"] for host in site.reach().values() if host["by"]]  # noqa: E731
+                wait_until(lambda used=used: len(used()) == 1, LIMIT_SECONDS, f"one way: {site.reach()}")
+            three.await_carrier(True)
+            one.run("ping", "-n", "-c", "1", "-w", "30", three.ip)
+            one.ping(three.ip)
 
 
 class Peer:
@@ -431,10 +433,15 @@ class Peer:
         self.socket.connect((to, PORT))
         self.network, self.cookie, self.theirs, self.number = network.encode(), 0x1234567890ABCDEF, 0, 0
 
-    def send(self, kind, cookie, says=b"", number=0, whole=0, each=0, nth=0, size=None, version=1):
+    def send(self, kind, cookie, says=b"", number=0, whole=0, each=0, nth=0, size=None, version=2):
         head = HEAD.pack(kind, version, len(says) if size is None else size, number, cookie, whole, each, nth)
         with contextlib.suppress(ConnectionRefusedError):
             self.socket.send(head + says)
+
+    @property
+    def both(self):
+        """What pieces have."""
+        return self.theirs + self.cookie & (1 << 64) - 1
 
     def hello(self, echo):
         self.send(HELLO, echo, struct.pack("<QQ", self.cookie, 7) + self.network)
@@ -460,7 +467,7 @@ class Peer:
         self.number += 1
         data = header + to + source + b"\x88\xb5" + rest
         more = {"number": self.number, "whole": len(data), "each": 9000, **more}
-        self.send(PIECE, self.theirs if cookie is None else cookie, data, **more)
+        self.send(PIECE, self.both if cookie is None else cookie, data, **more)
 
 
 def mac(text):
@@ -494,25 +501,25 @@ def far_lies(ground):
         peer.frame(own)
         wait_until(lambda: far_of(one)[0]["received"] == 1, LIMIT_SECONDS, f"an honest frame: {one.state()}")
         # (What another port of that machine sends is not heard, nor what has another number: one frame more is all that comes.)
-        stranger.frame(own, cookie=peer.theirs)
-        for cookie in (0, peer.theirs ^ 1, peer.cookie):
+        stranger.frame(own, cookie=peer.both)
+        for cookie in (0, peer.both ^ 1, peer.theirs, peer.cookie):
             peer.frame(own, cookie=cookie)
         # Pieces that do not fit, in any way; and messages that lack some.
         data = bytes(10) + b"\xff" * 6 + own + bytes(2000)
         fits = {"number": 1000, "whole": len(data), "each": 1000}
-        for odd in ({"nth": 9}, {"nth": 2}, {"each": 1}, {"each": 0}, {"whole": 1 << 31}, {"whole": 1}, {"whole": 0}, {"each": 999}, {"size": 65535}, {"size": 999}, {"version": 2}):
+        for odd in ({"nth": 9}, {"nth": 2}, {"each": 1}, {"each": 0}, {"whole": 1 << 31}, {"whole": 1}, {"whole": 0}, {"each": 999}, {"size": 65535}, {"size": 999}, {"version": 1}):
             more = {"number": 1000, "whole": len(data), "each": 1000, **odd}
-            peer.send(PIECE, peer.theirs, data[:1000], **more)
+            peer.send(PIECE, peer.both, data[:1000], **more)
         for kind in (0, 4, 255):
-            peer.send(kind, peer.theirs, data[:1000])
+            peer.send(kind, peer.both, data[:1000])
         for size in (0, 1, 10, HEAD.size - 1):
             with contextlib.suppress(ConnectionRefusedError):
                 peer.socket.send(bytes(size))
         for number in range(2000, 3000):
-            peer.send(PIECE, peer.theirs, data[:1000], **{**fits, "number": number})
+            peer.send(PIECE, peer.both, data[:1000], **{**fits, "number": number})
         for nth in (1, 1, 0, 0, 1):
             at = nth * 1000
-            peer.send(PIECE, peer.theirs, data[at : at + 1000], **{**fits, "number": 4000, "nth": nth, "whole": 2000})
+            peer.send(PIECE, peer.both, data[at : at + 1000], **{**fits, "number": 4000, "nth": nth, "whole": 2000})
         wait_until(lambda: far_of(one)[0]["received"] == 2, LIMIT_SECONDS, f"a frame in pieces: {one.state()}")
         wait_until(lambda: far()[f"{b.ip}:{PORT}"]["ways"][0]["lost"] >= 990, LIMIT_SECONDS, f"what lacks pieces to be counted: {far()}")
         # Addresses of others, and headers of nobody's.
@@ -545,10 +552,21 @@ def far_lies(ground):
                 pass
         peer.send(BYE, 1)
         require(far()[f"{b.ip}:{PORT}"]["by"], "a farewell of nobody's was heard")
-        peer.send(BYE, peer.theirs)
+        peer.send(BYE, peer.both)
         a.reaches(None)
         wait_until(lambda: not far_of(one), LIMIT_SECONDS, f"its port to be gone: {one.state()}")
         one.ping(two.ip)
+        # What the one before has sent, and comes late, is not heard of the next one, and does not stand in its way.
+        late, peer.cookie, peer.number = peer.both, peer.cookie + 1, 0
+        peer.joins()
+        wait_until(lambda: all(far_of(host) for host in (one, two)), LIMIT_SECONDS, "a port of the peer's")
+        for number in range(8):
+            peer.frame(own, mac(one.mac), cookie=late, number=1_000_000 + number)
+        peer.send(BYE, late)
+        for _ in range(20):
+            peer.frame(own, mac(one.mac))
+        wait_until(lambda: far_of(one)[0]["received"] >= 20, LIMIT_SECONDS, f"all that it sends: {one.state()}")
+        require(far_of(one)[0]["received"] == 20, f"late ones are heard: {one.state()}")
 
 
 @scene
@@ -629,6 +647,10 @@ def far_wrong(ground):
         nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
         done = ground.start(["env", f"RINGLET_ETHERNET={a.ground.networks}", *nobody, ground.command, "eth", "way", "blue", "udp"])
         require(done.wait(LIMIT_SECONDS) != 0 and "root" in done.tail(), done.tail())
+        # Of two networks, by the same addresses, the second one would have all that comes.
+        a.ground.must("create", "red")
+        says("span", "red", "--peer", b.ip, what="for another network: this one needs another port, at both ends")
+        says("span", "red", "--peer", f"[::ffff:{b.ip}]:{PORT}", what="for another network")
         b.create("red")
         b.span(a.ip)
         wait_until(lambda: "of another network" in a.ground.must("way", "blue"), LIMIT_SECONDS, f"whom it hears: {a.reach()}")
