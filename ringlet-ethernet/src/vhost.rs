@@ -7,6 +7,7 @@
 //! There is a port while a guest's driver has its rings going, so that others see it come and go; and one guest at a time. Frames that find no buffer
 //! wait in their senders' queues, as those of any port that does not take them.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
@@ -276,6 +277,7 @@ fn is_gone(error: &Error) -> bool {
 
 /// One front end's connection.
 struct Guest {
+    this: Weak<Guest>,
     back: Arc<Back>,
     memory: GuestMemoryAtomic<GuestMemoryMmap>,
     features: AtomicU64,
@@ -286,6 +288,23 @@ struct Guest {
     again: OwnedFd,
     /// What ends the framework's thread.
     exit: Mutex<Option<RawFd>>,
+}
+
+thread_local! {
+    /// Of the rings' thread, which the framework ends without a word when a ring's descriptor tells of more than there is.
+    static ENDING: RefCell<Option<Ending>> = const { RefCell::new(None) };
+}
+
+/// With it the connection ends: nobody would serve the guest any more.
+struct Ending(Weak<Guest>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(guest) = self.0.upgrade() {
+            *lock(&guest.line) = None;
+            guest.back.end_guest();
+        }
+    }
 }
 
 /// The port of a guest whose rings go.
@@ -304,13 +323,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Guest {
     fn new(back: &Arc<Back>) -> Result<Arc<Guest>> {
-        Ok(Arc::new(Guest {
+        let again = new_bell()?;
+        Ok(Arc::new_cyclic(|this| Guest {
+            this: Weak::clone(this),
             back: Arc::clone(back),
             memory: GuestMemoryAtomic::new(GuestMemoryMmap::new()),
             features: AtomicU64::new(0),
             handler: OnceLock::new(),
             line: Mutex::default(),
-            again: new_bell()?,
+            again,
             exit: Mutex::default(),
         }))
     }
@@ -802,6 +823,9 @@ impl VhostUserBackend for Guest {
     }
 
     fn handle_event(&self, event: u16, _: EventSet, vrings: &[Vring], _: usize) -> io::Result<()> {
+        ENDING.with_borrow_mut(|ending| {
+            ending.get_or_insert_with(|| Ending(Weak::clone(&self.this)));
+        });
         if u64::from(event) == AGAIN {
             let _ = rustix::io::read(&self.again, &mut [0; 8]);
         }

@@ -8,12 +8,14 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use ::vhost::VhostBackend;
 use guest::*;
 use ringlet_ethernet::device::End;
 use ringlet_ethernet::frame::{HEAD_BYTES, HEADER_BYTES, MESSAGE_MOST};
 use ringlet_ethernet::room::{Room, Rules};
 use ringlet_ethernet::{Mac, Options, Policy, Port, Queue, vhost};
 use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::EventFd;
 
 const OURS: Mac = Mac([2, 0, 0, 0, 0, 1]);
 const GUESTS: Mac = Mac([2, 0, 0, 0, 0, 2]);
@@ -47,6 +49,11 @@ impl Back {
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         self.ends.send(End::Asked).unwrap();
+        let began = Instant::now();
+        while !thread.is_finished() {
+            assert!(began.elapsed() < LIMIT || thread::panicking(), "it does not end");
+            thread::sleep(Duration::from_millis(1));
+        }
         let ended = thread.join().unwrap();
         assert!(thread::panicking() || ended.is_ok(), "{ended:?}");
         assert!(!self.path.exists(), "its socket stays");
@@ -336,4 +343,35 @@ fn guests_that_go_and_back_ends_that_begin_anew() {
         stage.meets(1);
         stage.passes(&mut guest);
     }
+}
+
+#[test]
+fn descriptors_that_stick_hold_up_nobody() {
+    let mut stage = Stage::new();
+    // By one that is full, and is waited for, the guest is told of what it sent.
+    let mut guest = stage.guest(ALL, SIZE, 2048);
+    let full = EventFd::new(0).unwrap();
+    full.write(u64::MAX - 1).unwrap();
+    guest.front.set_vring_call(FROM_GUEST, &full).unwrap();
+    for number in 0..3 {
+        let there = frame(OURS, GUESTS, 100, number);
+        guest.post(&PLAIN, &there, 4096);
+        let began = Instant::now();
+        while guest.used(FROM_GUEST, Duration::from_millis(1)).is_none() {
+            assert!(began.elapsed() < LIMIT, "a frame is not taken");
+        }
+        assert_eq!(stage.receive()[HEADER_BYTES..], there);
+    }
+    drop(guest);
+    stage.meets(0);
+    // One that tells of more than there is, as one that was put in another's place may, does not leave a guest that nobody serves.
+    let mut guest = stage.guest(ALL, SIZE, 2048);
+    stage.passes(&mut guest);
+    guest.front.set_vring_kick(FROM_GUEST, &EventFd::new(0).unwrap()).unwrap();
+    // (What answers is behind that.)
+    guest.front.get_features().unwrap();
+    guest.rings[FROM_GUEST].kick.write(1).unwrap();
+    stage.meets(0);
+    let mut guest = stage.guest(ALL, SIZE, 2048);
+    stage.passes(&mut guest);
 }

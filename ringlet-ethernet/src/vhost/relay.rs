@@ -1,6 +1,7 @@
 //! Between a front end and the framework that serves it, for one word's sake: QEMU enables rings of a network card (SET_VRING_ENABLE) before its
 //! guest's driver has taken any feature, and the framework takes that for a fault. So the feature which that message belongs to, and which QEMU has
-//! taken by then (else it would not say so), is taken here in its name. All else passes as it is, with its descriptors.
+//! taken by then (else it would not say so), is taken here in its name. All else passes as it is, with its descriptors; but those that tell of
+//! something do so without waiting, from then on, as QEMU's do: a guest that takes no interrupts would hold up who gives them.
 
 use std::fs::{self, DirBuilder};
 use std::io::{IoSlice, IoSliceMut};
@@ -13,6 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use anyhow::{Context, Result, ensure};
 use ringlet_linux::sys;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -26,6 +28,9 @@ const BODY_MOST: usize = 4096;
 const DESCRIPTORS_MOST: usize = 32;
 /// Requests, and the version of all of them.
 const SET_FEATURES: u32 = 2;
+const SET_VRING_KICK: u32 = 12;
+const SET_VRING_CALL: u32 = 13;
+const SET_VRING_ERR: u32 = 14;
 const SET_VRING_ENABLE: u32 = 18;
 const VERSION: u32 = 1;
 
@@ -79,6 +84,11 @@ fn pass(front: &UnixStream, back: &UnixStream, has_features: &mut bool) -> Resul
         if bytes > 0 {
             let (got, _) = recv(front, &mut body[..bytes], RecvFlags::WAITALL)?;
             ensure!(got == bytes, "a part of a message");
+        }
+        if [SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR].contains(&request) {
+            for descriptor in &descriptors {
+                fcntl_setfl(descriptor, fcntl_getfl(descriptor)? | OFlags::NONBLOCK)?;
+            }
         }
         if request == SET_VRING_ENABLE && !*has_features {
             let features = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits().to_ne_bytes();
