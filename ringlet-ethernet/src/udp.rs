@@ -1,9 +1,9 @@
 //! A way to another host by UDP, for where there is no node service (ETHOS, which ETHOM was compared with): frames as datagrams.
 //!
 //! Only what comes from the peer's address and port is heard, as far as the network lets nobody else send by it. So each end has a random number, its
-//! *cookie*, which only who gets what is sent to it knows: a greeting counts once it repeats the receiver's, and a frame if it has the sum of both (so
-//! what an end has sent that was there before, and comes late, is none of this one's). Who can forge an address but does not see the answers is no
-//! peer. Who sees what passes can read and forge all of it.
+//! *cookie*, which only who gets what is sent to it knows: a greeting counts once it repeats the receiver's, and a frame if it has the sum of both
+//! (so what an end has sent that was there before, and comes late, is none of this one's). Who can forge an address but does not see the answers is
+//! no peer. Who sees what passes can read and forge all of it.
 //!
 //! ```text
 //!   one end                        the other

@@ -189,7 +189,8 @@ int ringlet_reflect_status(void);
 /* An Ethernet (ringlet_port(3)): a program is a port of a network of `ringlet eth`, as its devices are, without one. A frame is what a network card
    takes and gives: from the destination's address on, 14 bytes at least, without a checksum at its end. Calls that fail return -1 or NULL and set
    errno; ringlet_port_error says in words what was wrong with this thread's last call (but for EAGAIN), until its next one fails. A queue is one
-   thread's at a time; of a port's calls any number of threads may use all but close. In a child by fork none is of use. NULL can be closed. */
+   thread's at a time; of a port's calls any number of threads may use all but close. In a child by fork none is of use
+   (ENOTCONN), and close does nothing. NULL can be closed. */
 typedef struct ringlet_port ringlet_port;
 typedef struct ringlet_port_queue ringlet_port_queue;
 

@@ -6,12 +6,14 @@ use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ringlet_ethernet::cut;
 use ringlet_ethernet::frame::{ETHERNET_BYTES, HEAD_BYTES, HEADER_BYTES, Head};
 use ringlet_ethernet::port::{Ender, Event, Options, Port, Queue};
 use ringlet_ethernet::{Mac, Refused, Room, room};
+use ringlet_reflect::Process;
 
 use crate::{boxed, timeout, unbox};
 
@@ -51,7 +53,23 @@ pub struct ringlet_port_frame {
 
 type News = Arc<Mutex<VecDeque<String>>>;
 
+/// Somebody asks the port to end, it may be before that is open.
+#[derive(Default)]
+struct Ending {
+    is_asked: AtomicBool,
+    of: OnceLock<Ender>,
+}
+
+impl Ending {
+    fn end(&self) {
+        if self.is_asked.load(Ordering::SeqCst) {
+            self.of.get().iter().for_each(|ender| ender.end());
+        }
+    }
+}
+
 pub struct ringlet_port {
+    process: Process,
     port: Port,
     address: Mac,
     queues: Vec<*mut ringlet_port_queue>,
@@ -59,6 +77,7 @@ pub struct ringlet_port {
 }
 
 pub struct ringlet_port_queue {
+    process: Process,
     queue: Queue,
     offloads: bool,
     spin_us: u64,
@@ -114,10 +133,31 @@ fn answer<T>(failed: T, call: &str, f: impl FnOnce() -> Result<T, Why>) -> T {
 }
 
 /// # Safety
-/// As in the header: null, or a handle that nobody else uses meanwhile.
-unsafe fn handle<'a, T>(handle: *mut T) -> Result<&'a mut T, Why> {
+/// As in the header: null, or a queue that nobody else uses meanwhile.
+unsafe fn queue_of<'a>(queue: *mut ringlet_port_queue) -> Result<&'a mut ringlet_port_queue, Why> {
     // SAFETY: our caller's contract.
-    unsafe { handle.as_mut() }.ok_or_else(|| why(libc::EINVAL, "the handle is NULL"))
+    let queue = unsafe { queue.as_mut() }.ok_or_else(|| why(libc::EINVAL, "the handle is NULL"))?;
+    is_ours(&queue.process)?;
+    Ok(queue)
+}
+
+/// # Safety
+/// As in the header: null, or a port that is not closed meanwhile.
+unsafe fn port_of<'a>(port: *const ringlet_port) -> Result<&'a ringlet_port, Why> {
+    // SAFETY: our caller's contract.
+    let port = unsafe { port.as_ref() }.ok_or_else(|| why(libc::EINVAL, "the handle is NULL"))?;
+    is_ours(&port.process)?;
+    Ok(port)
+}
+
+/// A child by fork would take what comes for its parent, and has no keeper.
+fn is_ours(process: &Process) -> Result<(), Why> {
+    match process.is_this() {
+        true => Ok(()),
+        false => {
+            Err(why(libc::ENOTCONN, "this process has been forked, and the port is its parent's"))
+        }
+    }
 }
 
 /// # Safety
@@ -154,18 +194,23 @@ pub unsafe extern "C" fn ringlet_port_open(
         let queues = given.map_or(0, |given| given.queues).max(1);
         let options = Options { queues, ..Options::new(name, address) };
         let opened = Room::open(&room::base(), network).and_then(|room| {
-            let (news, ender) = (News::default(), Arc::new(OnceLock::<Ender>::new()));
+            let (news, ender) = (News::default(), Arc::new(Ending::default()));
             let (told, ends) = (Arc::clone(&news), Arc::clone(&ender));
             let (port, queues) = Port::open(room, options, move |event| match event {
                 Event::Ports(_) => {}
                 Event::Apart(why) => tell(&told, why),
-                // (Who asks before it is open has to ask again.)
-                Event::End => ends.get().iter().for_each(|ender| ender.end()),
+                Event::End => {
+                    ends.is_asked.store(true, Ordering::SeqCst);
+                    ends.end();
+                }
             })?;
-            let _ = ender.set(port.ender());
+            let _ = ender.of.set(port.ender());
+            // (Somebody may have asked before it was open: he has found no `of`, or is seen here.)
+            ender.end();
             Ok((port, queues, news))
         });
         let (port, queues, news) = opened.map_err(|error| of_opening(&error))?;
+        let process = Process::this().map_err(|error| Why(error.0, "no memory".into()))?;
         let spin_us = match given.map_or(0, |given| given.spin_us) {
             0 => SPIN_US,
             given => given.max(0) as u64,
@@ -173,10 +218,10 @@ pub unsafe extern "C" fn ringlet_port_open(
         let queue = |queue| {
             let (backlog, shown) = Default::default();
             let offloads = flags & OFFLOADS != 0;
-            boxed(ringlet_port_queue { queue, offloads, spin_us, backlog, shown })
+            boxed(ringlet_port_queue { process, queue, offloads, spin_us, backlog, shown })
         };
         let queues = queues.into_iter().map(queue).collect();
-        Ok(boxed(ringlet_port { port, address, queues, news }))
+        Ok(boxed(ringlet_port { process, port, address, queues, news }))
     })
 }
 
@@ -192,6 +237,10 @@ fn tell(news: &News, what: String) {
 pub unsafe extern "C" fn ringlet_port_close(port: *mut ringlet_port) {
     // SAFETY: as in the header.
     let Some(opened) = (unsafe { port.as_mut() }) else { return };
+    // (What a child has of it is its parent's, too: descriptors, and the port's name. That stays.)
+    if !opened.process.is_this() {
+        return;
+    }
     opened.port.end();
     for queue in opened.queues.drain(..) {
         // SAFETY: made by `open`, closed once; nobody uses it any more, by the header.
@@ -210,7 +259,7 @@ pub unsafe extern "C" fn ringlet_port_address(port: *const ringlet_port, address
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringlet_port_others(port: *const ringlet_port) -> c_int {
     // SAFETY: as in the header.
-    unsafe { (*port).port.others() as c_int }
+    answer(-1, "others", || Ok(unsafe { port_of(port)? }.port.others() as c_int))
 }
 
 #[unsafe(no_mangle)]
@@ -219,20 +268,22 @@ pub unsafe extern "C" fn ringlet_port_news(
     buffer: *mut c_char,
     size: usize,
 ) -> c_int {
-    // SAFETY: as in the header.
-    let news = unsafe { &(*port).news };
-    let Some(text) = news.lock().unwrap_or_else(PoisonError::into_inner).pop_front() else {
-        return 0;
-    };
-    let len = text.len().min(size.saturating_sub(1));
-    if size > 0 {
-        // SAFETY: as in the header: room for `size` bytes.
-        unsafe {
-            std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, len);
-            *buffer.add(len) = 0;
+    answer(-1, "news", || {
+        // SAFETY: as in the header.
+        let news = unsafe { &port_of(port)?.news };
+        let Some(text) = news.lock().unwrap_or_else(PoisonError::into_inner).pop_front() else {
+            return Ok(0);
+        };
+        let len = text.len().min(size.saturating_sub(1));
+        if size > 0 {
+            // SAFETY: as in the header: room for `size` bytes.
+            unsafe {
+                std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buffer, len);
+                *buffer.add(len) = 0;
+            }
         }
-    }
-    1
+        Ok(1)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -242,9 +293,11 @@ pub unsafe extern "C" fn ringlet_port_queue_of(
 ) -> *mut ringlet_port_queue {
     answer(null_mut(), "queue_of", || {
         // SAFETY: as in the header; nothing is changed.
-        let queues = unsafe { port.as_ref() }.map(|port| &port.queues);
-        let queue = queues.and_then(|queues| queues.get(number as usize));
-        queue.copied().ok_or_else(|| why(libc::EINVAL, "the port has no such queue"))
+        let queues = unsafe { &port_of(port)?.queues };
+        queues
+            .get(number as usize)
+            .copied()
+            .ok_or_else(|| why(libc::EINVAL, "the port has no such queue"))
     })
 }
 
@@ -263,7 +316,7 @@ pub unsafe extern "C" fn ringlet_port_reserve(
 ) -> *mut c_void {
     answer(null_mut(), "reserve", || {
         // SAFETY: as in the header: a handle, and six bytes.
-        let (queue, to) = unsafe { (handle(queue)?, Mac(*to.cast())) };
+        let (queue, to) = unsafe { (queue_of(queue)?, Mac(*to.cast())) };
         is_open(&queue.queue)?;
         let place = queue.queue.reserve(to, len.saturating_add(HEADER_BYTES))?;
         Ok(place.keep().wrapping_add(HEADER_BYTES).cast())
@@ -278,7 +331,7 @@ pub unsafe extern "C" fn ringlet_port_commit(
 ) -> c_int {
     answer(-1, "commit", || {
         // SAFETY: as in the header.
-        let (queue, offload) = unsafe { (handle(queue)?, offload.as_ref()) };
+        let (queue, offload) = unsafe { (queue_of(queue)?, offload.as_ref()) };
         let len = len.saturating_add(HEADER_BYTES);
         if let Some(offload) = offload {
             let header = offload.header();
@@ -328,7 +381,7 @@ pub unsafe extern "C" fn ringlet_port_send(
 ) -> c_int {
     answer(-1, "send", || {
         // SAFETY: as in the header.
-        let queue = &mut unsafe { handle(queue)? }.queue;
+        let queue = &mut unsafe { queue_of(queue)? }.queue;
         is_open(queue)?;
         queue.begin();
         for sent in 0..count as usize {
@@ -363,7 +416,7 @@ pub unsafe extern "C" fn ringlet_port_receive(
 ) -> c_int {
     answer(-1, "receive", || {
         // SAFETY: as in the header.
-        let handle = unsafe { handle(queue)? };
+        let handle = unsafe { queue_of(queue)? };
         let ringlet_port_queue { queue, offloads, backlog, shown, .. } = handle;
         is_open(queue)?;
         queue.begin();
@@ -419,15 +472,15 @@ pub unsafe extern "C" fn ringlet_port_receive(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringlet_port_fd(queue: *const ringlet_port_queue) -> c_int {
-    // SAFETY: as in the header.
-    unsafe { (*queue).queue.as_fd().as_raw_fd() }
+    // SAFETY: as in the header; nothing is changed.
+    answer(-1, "fd", || Ok(unsafe { queue_of(queue.cast_mut())? }.queue.as_fd().as_raw_fd()))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringlet_port_arm(queue: *mut ringlet_port_queue) -> c_int {
     answer(-1, "arm", || {
         // SAFETY: as in the header.
-        let handle = unsafe { handle(queue)? };
+        let handle = unsafe { queue_of(queue)? };
         is_open(&handle.queue)?;
         let is_quiet = handle.backlog.is_empty() && !handle.queue.arm();
         Ok(is_quiet.into())
@@ -441,7 +494,7 @@ pub unsafe extern "C" fn ringlet_port_wait(
 ) -> c_int {
     answer(-1, "wait", || {
         // SAFETY: as in the header.
-        let handle = unsafe { handle(queue)? };
+        let handle = unsafe { queue_of(queue)? };
         is_open(&handle.queue)?;
         if !handle.backlog.is_empty() {
             return Ok(0);

@@ -5,20 +5,20 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ringlet_core::sync::{AtomicU32, Ordering};
+use ringlet_core::sync::Ordering;
 use ringlet_linux::sys::Errno;
-use ringlet_linux::{fd, futex, map, meet};
+use ringlet_linux::{fd, futex, meet};
 
-use crate::PAGE_BYTES;
 use crate::keeper::{lock_of, register_barriers};
 use crate::lock::Locks;
 use crate::log;
 use crate::logged::Logged;
 use crate::memory::{self, Mapping};
 use crate::name;
+use crate::process::Process;
 use crate::protocol::{ANSWER_BYTES, Answer, Ask, Cluster, State, VERSION, page};
 use crate::region::Region;
 use crate::registry::Permission;
@@ -43,7 +43,7 @@ pub(crate) struct Membership {
     wire: Mutex<Wire>,
     patience: Duration,
     /// A copy of it in a child that was forked is not the child's.
-    process: u32,
+    process: Process,
     pub member: u32,
     user: u32,
     socket: RawFd,
@@ -142,7 +142,7 @@ impl Host {
             _ => return Err(Status::NoMemory),
         };
         let wire = Mutex::new(Wire { socket, is_lost: false });
-        let (process, page) = (this_process()?, page()?);
+        let (process, page) = (Process::this()?, page()?);
         Ok(Host(Arc::new(Membership {
             wire,
             patience: PATIENCE,
@@ -316,25 +316,10 @@ impl Host {
     }
 }
 
-/// This process's number, in memory that a child finds empty: a look at it is no system call.
-static PROCESS: OnceLock<&'static AtomicU32> = OnceLock::new();
-
-fn this_process() -> Result<u32, Status> {
-    if PROCESS.get().is_none() {
-        let _ =
-            PROCESS.set(&map::wiped_table::<AtomicU32>(PAGE_BYTES / size_of::<AtomicU32>())?[0]);
-    }
-    let process = std::process::id();
-    PROCESS.get().ok_or(Status::NoMemory)?.store(process, Ordering::Relaxed);
-    Ok(process)
-}
-
 impl Membership {
     #[inline]
     pub fn lives(&self) -> Result<(), Status> {
-        // ORDER: Relaxed: written by this process alone.
-        let process = PROCESS.get().map(|word| word.load(Ordering::Relaxed));
-        if process == Some(self.process) { Ok(()) } else { Err(Status::NotInitialised) }
+        if self.process.is_this() { Ok(()) } else { Err(Status::NotInitialised) }
     }
 
     pub fn ask(&self, what: &Ask) -> Result<(Answer, Vec<OwnedFd>), Status> {

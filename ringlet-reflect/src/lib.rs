@@ -40,6 +40,7 @@ mod logged;
 mod memory;
 mod name;
 pub mod network;
+mod process;
 mod protocol;
 mod region;
 mod registry;
@@ -50,6 +51,7 @@ mod trap;
 
 pub use host::{Host, PATH, VARIABLE, bury_at, state_at};
 pub use lock::{Locks, Wait};
+pub use process::Process;
 pub use protocol::page::RAILS_MOST;
 pub use protocol::{Cluster, ClusterState, LockState, Made, MemberState, RegionState, State};
 pub use region::{Receiver, Region, Transmitter, Watch, copy};

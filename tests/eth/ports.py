@@ -3,6 +3,7 @@
 import os
 import pathlib
 import signal
+import sys
 
 from ground import run
 from harness import ROOT, require, wait_until
@@ -130,3 +131,55 @@ def program(ground):
     one.ping(GUEST_IP)
     ground.must("down", "example")
     require(answers.wait(LIMIT_SECONDS) == 0, answers.tail())
+
+
+# What a child by fork does with its parent's port; and a parent that goes on. Until somebody ends the port.
+FORKS = """
+import ctypes, errno, os, sys
+library = ctypes.CDLL(sys.argv[1], use_errno=True)
+opens, queue_of, receives, waits = (getattr(library, "ringlet_port_" + name) for name in ("open", "queue_of", "receive", "wait"))
+opens.restype = queue_of.restype = ctypes.c_void_p
+options = ctypes.create_string_buffer(32)
+ctypes.cast(options, ctypes.POINTER(ctypes.c_char_p))[0] = b"forks"
+print("opens", flush=True)
+port = ctypes.c_void_p(opens(sys.argv[2].encode(), options))
+queue, none = ctypes.c_void_p(queue_of(port, 0)), ctypes.c_void_p(0)
+frames = ctypes.create_string_buffer(100)
+child = os.fork()
+if not child:
+    for call in (lambda: receives(queue, frames, 1), lambda: waits(queue, 0), lambda: library.ringlet_port_fd(queue), lambda: library.ringlet_port_others(port)):
+        assert call() == -1 and ctypes.get_errno() == errno.ENOTCONN
+    library.ringlet_port_close(port)
+    os._exit(0)
+print(os.waitpid(child, 0)[1], flush=True)
+for call in (lambda: library.ringlet_port_fd(none), lambda: library.ringlet_port_others(none), lambda: library.ringlet_port_news(none, frames, 100)):
+    assert call() == -1 and ctypes.get_errno() == errno.EINVAL
+library.ringlet_port_close(none)
+while waits(queue, -1) == 0:
+    if (came := receives(queue, frames, 1)) > 0:
+        print("came", flush=True)
+assert ctypes.get_errno() == errno.ESHUTDOWN, ctypes.get_errno()
+library.ringlet_port_close(port)
+"""
+
+
+@scene
+def forked(ground):
+    """A child by fork takes nothing of its parent's port with it; and who asks a port to end that is not open yet is heard."""
+    network = ground.network()
+    one = ground.host(network, 1)
+    library = pathlib.Path(ground.command).parent / "libringlet_native.so"
+    program = ground.start([sys.executable, "-c", FORKS, library, network])
+    require(program.line(LIMIT_SECONDS) == "opens" and program.line(LIMIT_SECONDS) == "0", program.tail())
+    one.await_carrier(True)
+    one.start("ping", "-n", "-c", "1", "-W", "1", GUEST_IP)
+    require(program.line(LIMIT_SECONDS) == "came", program.tail())
+    ground.must("down", "forks")
+    require(program.wait(LIMIT_SECONDS) == 0, program.tail())
+    # (While one that is there does not answer, a port takes its time to be open.)
+    one.port.send(signal.SIGSTOP)
+    program = ground.start([sys.executable, "-c", FORKS, library, network])
+    require(program.line(LIMIT_SECONDS) == "opens", program.tail())
+    wait_until(lambda: ground.eth("down", "forks")[0] == 0, LIMIT_SECONDS, "it to be ended")
+    require(program.wait(LIMIT_SECONDS) == 0, program.tail())
+    one.port.send(signal.SIGCONT)
