@@ -1,14 +1,14 @@
 //! `ringlet am-run`: starts the processes of a parallel program over Active Messages, and introduces them to each other.
 
-use std::net::Shutdown;
 use std::os::fd::RawFd;
 use std::process::ExitCode;
 
 use ringlet_messages::active_message::job::{
-    DESCRIPTOR_ENVIRONMENT, END, RANK_ENVIRONMENT, SIZE_ENVIRONMENT, Word,
+    DESCRIPTOR_ENVIRONMENT, NO_PARTS, RANK_ENVIRONMENT, SIZE_ENVIRONMENT, Word,
 };
 
-use crate::job::{self, EXIT_STATUS, JobArgs, Kind, Over, Process};
+use crate::arrivals::Arrivals;
+use crate::job::{self, EXIT_STATUS, JobArgs, Kind, Over, Process, end_word};
 
 /// Run a parallel program over Active Messages
 ///
@@ -20,6 +20,9 @@ use crate::job::{self, EXIT_STATUS, JobArgs, Kind, Over, Process};
 pub struct AmRunArgs {
     #[command(flatten)]
     job: JobArgs,
+    /// Where the processes come that a spawn function has started
+    #[arg(long, hide = true, value_name = "FD")]
+    listener: Option<RawFd>,
 }
 
 /// What each process has given for a gather.
@@ -27,7 +30,8 @@ struct Parts(Vec<Option<Vec<u8>>>);
 
 pub fn run(args: AmRunArgs) -> anyhow::Result<ExitCode> {
     let parts = vec![None; args.job.processes as usize];
-    job::run(&args.job, &mut Parts(parts))
+    let arrivals = args.listener.map(Arrivals::new).transpose()?;
+    job::run(&args.job, &mut Parts(parts), arrivals.as_ref())
 }
 
 impl Kind for Parts {
@@ -43,8 +47,7 @@ impl Kind for Parts {
         match said {
             Word::Part(part) => self.0[rank] = Some(part),
             Word::End(code) => {
-                let message = [END.to_le_bytes(), code.to_le_bytes()].concat();
-                processes.iter().for_each(|process| process.tell(&message));
+                processes.iter().for_each(|process| process.tell(&end_word(code)));
                 return Some(Over::Told(code as u8));
             }
         }
@@ -62,12 +65,12 @@ impl Kind for Parts {
 }
 
 impl Parts {
-    /// Who waits for the part of a process that has ended would wait for ever: it finds the end of its launcher instead.
+    /// Who waits for the part of a process that has ended would wait for ever: it is told.
     fn give_up(&self, processes: &[Process]) {
         let each = || processes.iter().zip(&self.0);
         if each().any(|(process, part)| process.has_ended() && part.is_none()) {
             for (process, _) in each().filter(|(_, part)| part.is_some()) {
-                let _ = process.socket.shutdown(Shutdown::Write);
+                process.tell(&NO_PARTS.to_le_bytes());
             }
         }
     }

@@ -17,10 +17,11 @@ use anyhow::Context;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
-use ringlet_messages::active_message::job::{Word, read_from_process};
+use ringlet_messages::active_message::job::{END, Word, read_from_process};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::pipe::PipeFlags;
 
+use crate::arrivals::{Arrivals, Comer, signal_children};
 use crate::run::EXIT_OURS;
 
 /// Between asking the processes to end and ending them.
@@ -67,27 +68,38 @@ pub enum Over {
     Told(u8),
 }
 
-enum Event {
+pub enum Event {
+    /// A process that we have not started has come.
+    Came(Comer),
     /// A process has said something.
     Said(usize, Word),
-    /// It has ended, and waits to be reaped.
+    /// It has ended, and waits to be reaped (or we hear of it no more).
     Ended(usize),
+    /// What a spawn function has started here has ended, with this status; and nothing more of it is there.
+    Child(u8),
+    NoChild,
     /// Nobody has one of the ends of their output any more.
     Closed,
     Signal(Signal),
 }
 
 pub struct Process {
-    child: Child,
-    /// `None` once reaped: its number may then be another's.
-    pid: Option<Pid>,
+    /// None of one that we have not started.
+    child: Option<Child>,
+    /// Reaped: its number may then be another's.
+    has_ended: bool,
     /// By which it is told something.
     pub socket: UnixStream,
 }
 
 impl Process {
     pub fn has_ended(&self) -> bool {
-        self.pid.is_none()
+        self.has_ended
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        let child = self.child.as_ref().filter(|_| !self.has_ended)?;
+        Some(Pid::from_raw(child.id() as i32))
     }
 
     /// (One that does not read it is not waited for: it is at fault, or dead.)
@@ -97,7 +109,12 @@ impl Process {
     }
 }
 
-pub fn run(args: &JobArgs, kind: &mut dyn Kind) -> anyhow::Result<ExitCode> {
+/// The processes are started here, or come by themselves (`arrivals`).
+pub fn run(
+    args: &JobArgs,
+    kind: &mut dyn Kind,
+    arrivals: Option<&Arrivals>,
+) -> anyhow::Result<ExitCode> {
     let (sender, events) = channel();
     // All threads inherit the mask, one takes the signals; the children get the mask that we had.
     let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
@@ -114,27 +131,90 @@ pub fn run(args: &JobArgs, kind: &mut dyn Kind) -> anyhow::Result<ExitCode> {
     let mut processes = Vec::new();
     let (is_over, over) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let is_over = Arc::new(is_over);
-    for rank in 0..args.processes as usize {
+    let limit = args.timeout.map(|timeout| Instant::now() + timeout);
+    if let Some(arrivals) = arrivals {
+        arrivals.begin(&sender)?;
+        match await_comers(arrivals, args.processes as usize, &events, limit)? {
+            Come::All(sockets) => {
+                for (rank, socket) in sockets.into_iter().enumerate() {
+                    hear(rank, socket.try_clone()?, &sender);
+                    processes.push(Process { child: None, has_ended: false, socket });
+                }
+            }
+            Come::Over(status) => {
+                signal_children(Signal::SIGTERM);
+                return Ok(ExitCode::from(status));
+            }
+        }
+    }
+    for rank in processes.len()..args.processes as usize {
         match start(args, kind, rank, before, &sender, &is_over) {
             Ok(process) => processes.push(process),
             Err(error) => {
                 end_all(&processes, Signal::SIGKILL);
                 for process in &mut processes {
-                    let _ = process.child.wait();
+                    let _ = process.child.as_mut().map(Child::wait);
                 }
                 return Err(error);
             }
         }
     }
     drop(sender);
-    let limit = args.timeout.map(|timeout| Instant::now() + timeout);
-    let mut output = if args.prefix { 2 * processes.len() } else { 0 };
-    let ended = attend(kind, &mut processes, &events, limit, &mut output);
+    let mut output = if args.prefix && arrivals.is_none() { 2 * processes.len() } else { 0 };
+    let ended = attend(kind, &mut processes, arrivals.is_some(), &events, limit, &mut output);
     // What they have started and left, which may hold our ends of their output, is told by this that it has no launcher any more.
     for process in processes {
         let _ = process.socket.shutdown(Shutdown::Both);
     }
     Ok(ExitCode::from(await_output(output, &events, limit, ended, over)))
+}
+
+enum Come {
+    /// By rank.
+    All(Vec<UnixStream>),
+    /// It ends with this status, before it has begun.
+    Over(u8),
+}
+
+/// How long nothing is said about those who have not come.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn await_comers(
+    arrivals: &Arrivals,
+    count: usize,
+    events: &Receiver<Event>,
+    limit: Option<Instant>,
+) -> anyhow::Result<Come> {
+    let (mut comers, mut told) = (Vec::new(), false);
+    let patience = Instant::now() + PATIENCE;
+    while comers.len() < count {
+        let next = [limit, Some(patience).filter(|_| !told)].into_iter().flatten().min();
+        match events.recv_timeout(until(next)) {
+            Ok(Event::Came(comer)) => comers.push(comer),
+            Ok(Event::Signal(signal)) => return Ok(Come::Over(status_of(signal))),
+            // (What the spawn function has started may have started others, and ended well.)
+            Ok(Event::Child(status @ 1..)) => {
+                eprintln!(
+                    "ringlet: a process of the spawn function has ended with {status} before the job began"
+                );
+                return Ok(Come::Over(status));
+            }
+            Ok(_) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(Come::Over(EXIT_OURS)),
+            Err(RecvTimeoutError::Timeout) if limit.is_some_and(|at| at <= Instant::now()) => {
+                return Ok(Come::Over(EXIT_TIMEOUT));
+            }
+            Err(RecvTimeoutError::Timeout) if !told && patience <= Instant::now() => {
+                told = true;
+                eprintln!(
+                    "ringlet: {} of {count} processes have come; the others are waited for",
+                    comers.len()
+                );
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+    arrivals.seat(comers).map(Come::All)
 }
 
 /// Until nobody has one of so many ends of their output any more. Longer than the program may take, or than who was told to end has, no more is waited for
@@ -262,16 +342,8 @@ fn start(
         });
     }
     let pid = Pid::from_raw(child.id() as i32);
-    let mut from = socket.try_clone()?;
-    let to = events.clone();
-    let listener = thread::spawn(move || {
-        while let Ok(said) = read_from_process(&mut from) {
-            if to.send(Event::Said(rank, said)).is_err() {
-                break;
-            }
-        }
-    });
-    let (to, ears) = (events.clone(), socket.try_clone()?);
+    let (ears, to) = (socket.try_clone()?, events.clone());
+    let listener = listen(rank, socket.try_clone()?, events);
     thread::spawn(move || {
         // Not reaped: as long as we may signal it, its number is its own.
         let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
@@ -280,7 +352,28 @@ fn start(
         let _ = listener.join();
         let _ = to.send(Event::Ended(rank));
     });
-    Ok(Process { child, pid: Some(pid), socket })
+    Ok(Process { child: Some(child), has_ended: false, socket })
+}
+
+/// What a process says, until the end.
+fn listen(rank: usize, mut from: UnixStream, events: &Sender<Event>) -> thread::JoinHandle<()> {
+    let to = events.clone();
+    thread::spawn(move || {
+        while let Ok(said) = read_from_process(&mut from) {
+            if to.send(Event::Said(rank, said)).is_err() {
+                break;
+            }
+        }
+    })
+}
+
+/// One that we have not started: it has ended when it says nothing any more.
+fn hear(rank: usize, from: UnixStream, events: &Sender<Event>) {
+    let (listener, to) = (listen(rank, from, events), events.clone());
+    thread::spawn(move || {
+        let _ = listener.join();
+        let _ = to.send(Event::Ended(rank));
+    });
 }
 
 /// Whole lines, so that those of several processes do not mix.
@@ -302,16 +395,30 @@ fn forward(stream: impl Read, rank: usize, to: fn(&[u8])) {
     }
 }
 
+/// What we can't signal is told that the job ends, and sees to it by itself; at last we hear of it no more.
 fn end_all(processes: &[Process], signal: Signal) {
-    for pid in processes.iter().filter_map(|process| process.pid) {
-        let _ = kill(pid, signal);
+    for process in processes.iter().filter(|process| !process.has_ended) {
+        match (process.pid(), signal) {
+            (Some(pid), _) => {
+                let _ = kill(pid, signal);
+            }
+            (None, Signal::SIGKILL) => {
+                let _ = process.socket.shutdown(Shutdown::Both);
+            }
+            (None, _) => process.tell(&end_word(status_of(signal).into())),
+        }
     }
+}
+
+pub fn end_word(code: i32) -> Vec<u8> {
+    [END.to_le_bytes(), code.to_le_bytes()].concat()
 }
 
 /// Until all have ended; how.
 fn attend(
     kind: &mut dyn Kind,
     processes: &mut [Process],
+    mut children: bool,
     events: &Receiver<Event>,
     limit: Option<Instant>,
     output: &mut usize,
@@ -320,7 +427,7 @@ fn attend(
     // When those that are left get which signal: the job is ending.
     let mut end: Option<(Instant, Signal)> = None;
     let mut limit = limit;
-    while processes.iter().any(|process| process.pid.is_some()) {
+    while children || processes.iter().any(|process| !process.has_ended) {
         let next = [end.map(|(at, _)| at), limit].into_iter().flatten().min();
         let event = match events.recv_timeout(until(next)) {
             Ok(event) => event,
@@ -331,6 +438,11 @@ fn attend(
                     && at <= now
                 {
                     end_all(processes, signal);
+                    if children && signal == Signal::SIGKILL {
+                        signal_children(Signal::SIGTERM);
+                        // (Not waited for any longer.)
+                        children = false;
+                    }
                     end = Some((now + GRACE, Signal::SIGKILL));
                 } else if limit.is_some_and(|at| at <= now) {
                     limit = None;
@@ -355,15 +467,21 @@ fn attend(
                 None
             }
             Event::Ended(rank) => {
-                processes[rank].pid = None;
-                let status = processes[rank].child.wait();
-                let ended = status.map_or(EXIT_OURS, status_code);
+                processes[rank].has_ended = true;
+                let status = processes[rank].child.as_mut().map(Child::wait).transpose();
+                let ended = status.map_or(EXIT_OURS, |status| status.map_or(0, status_code));
                 match ended {
                     _ if end.is_some() => None,
                     0 => kind.ended(rank, processes),
                     ended => Some(Over::Ends(ended)),
                 }
             }
+            Event::Child(status @ 1..) if end.is_none() => Some(Over::Ends(status)),
+            Event::NoChild => {
+                children = false;
+                None
+            }
+            Event::Child(_) | Event::Came(_) => None,
         };
         let Some(over) = over else { continue };
         let (status, next) = match over {

@@ -18,6 +18,7 @@ macro_rules! eprintln {
 
 mod adapter;
 mod am_run;
+mod arrivals;
 mod bench;
 mod capture;
 mod compare;

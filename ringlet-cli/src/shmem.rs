@@ -49,7 +49,7 @@ pub fn run(args: ShmemArgs) -> anyhow::Result<ExitCode> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
     let key = u64::from_ne_bytes(bytes);
-    job::run(&args.job, &mut Pes { key, stages: vec![Stage::Started; count as usize] })
+    job::run(&args.job, &mut Pes { key, stages: vec![Stage::Started; count as usize] }, None)
 }
 
 impl Kind for Pes {

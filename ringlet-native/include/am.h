@@ -336,7 +336,7 @@ RINGLET_AM_LIST_CALL(AMUDP_ReplyXfer, (void *token, handler_t handler, const voi
 #undef RINGLET_AM_ONLY
 
 /* Parallel programs, started by `ringlet am-run`. A program that was not, and whose first arguments are no number of processes and no letter of a
- * spawn function (S, L), is a job of one; otherwise it becomes the launcher of so many processes, which do not see the two arguments. */
+ * spawn function (S, L, C), is a job of one; otherwise it becomes the launcher of so many processes, which do not see the two arguments. */
 int AMX_SPMDStartup(int *argc, char ***argv, int depth, uint64_t *networkpid, eb_t *eb, ep_t *ep);
 int AMX_SPMDIsWorker(char **argv); /* not 0: started by `ringlet am-run` */
 int AMX_SPMDMyProc(void);
@@ -432,8 +432,8 @@ int AMUDP_SetUDPInterface(uint32_t address); /* none is used */
 #define AMX_GetTokenInfo AMUDP_GetTokenInfo
 #define AMX_SetTranslationTag AMUDP_SetTranslationTag
 
-/* A spawn function makes the processes of a job from a program that starts as its launcher. Only those of the table are called; they return 0 if
- * that fails, and do not return otherwise. */
+/* A spawn function makes the processes of a job from a program that starts as its launcher: it sees to it that somewhere nproc processes execute argv
+ * with the variables of extra_env, and returns; 0 if that fails. What it starts here is the launcher's child. A program may have one of its own. */
 typedef int (*amudp_spawnfn_t)(int nproc, int argc, char **argv, char **extra_env);
 typedef struct {
     char abbrev;
@@ -442,7 +442,8 @@ typedef struct {
 } amudp_spawnfn_desc_t;
 extern amudp_spawnfn_desc_t const AMUDP_Spawnfn_Desc[]; /* the last one's abbrev is 0 */
 int AMUDP_SPMDLocalSpawn(int nproc, int argc, char **argv, char **extra_env);
-int AMUDP_SPMDSshSpawn(int nproc, int argc, char **argv, char **extra_env); /* SSH_SERVERS may name this host only */
+int AMUDP_SPMDSshSpawn(int nproc, int argc, char **argv, char **extra_env); /* SSH_SERVERS, SSH_CMD, SSH_OPTIONS, SSH_REMOTE_PATH */
+int AMUDP_SPMDCustomSpawn(int nproc, int argc, char **argv, char **extra_env); /* CSPAWN_CMD, CSPAWN_SERVERS */
 
 typedef void (*amudp_exitcallback_t)(int exitcode);
 /* As AMX_SPMDStartup. nproc 0 and spawnfn null: from the arguments */

@@ -42,16 +42,12 @@ impl CName {
         CName([0, 1, 2, 3].map(|at| u64::from_le_bytes(words[at])))
     }
 
-    pub fn to_bytes(self) -> [u8; NAME_BYTES] {
+    fn to_bytes(self) -> [u8; NAME_BYTES] {
         let mut bytes = [0; NAME_BYTES];
         for (to, word) in bytes.chunks_exact_mut(8).zip(self.0) {
             to.copy_from_slice(&word.to_le_bytes());
         }
         bytes
-    }
-
-    pub fn from_bytes(bytes: &[u8]) -> Option<CName> {
-        bytes.try_into().ok().map(CName::read)
     }
 
     /// A tag that a stranger does not guess (of random bytes; neither of the two special ones).
@@ -145,6 +141,16 @@ pub fn started() -> bool {
 pub unsafe fn endpoint<'a>(ea: *const Endpoint) -> Result<&'a Endpoint, Error> {
     // SAFETY: endpoints are never deallocated, so also a freed one can be looked at.
     unsafe { ea.as_ref() }.ok_or(Error::BadArgument)
+}
+
+/// # Safety
+/// What AM_AllocateEndpoint has given.
+pub unsafe fn shared(ea: *const Endpoint) -> Arc<Endpoint> {
+    // SAFETY: by contract; the program keeps its own count.
+    unsafe {
+        Arc::increment_strong_count(ea);
+        Arc::from_raw(ea)
+    }
 }
 
 /// # Safety

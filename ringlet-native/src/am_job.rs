@@ -4,12 +4,13 @@
 use crate::am::{self, CName};
 use crate::am_spawn::{self, Spawn};
 use core::ffi::{CStr, c_char, c_int, c_void};
-use ringlet_messages::active_message::job::{DESCRIPTOR_ENVIRONMENT, Job};
+use ringlet_messages::active_message::job::Job;
 use ringlet_messages::active_message::{Bundle, Endpoint};
 use std::ffi::CString;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
 
 const OK: c_int = 0;
 const NOT_INIT: c_int = 1;
@@ -17,6 +18,9 @@ const BAD_ARG: c_int = 2;
 const RESOURCE: c_int = 3;
 /// AM_PAR.
 const PARALLEL: c_int = 1;
+
+/// A process that does not end by itself when the job has ended is told to after so long, and ended after as long again.
+const GRACE: Duration = Duration::from_secs(2);
 
 static JOB: OnceLock<Job> = OnceLock::new();
 static ON_EXIT: Mutex<Option<extern "C" fn(c_int)>> = Mutex::new(None);
@@ -40,17 +44,31 @@ unsafe impl Send for Polled {}
 // SAFETY: as above.
 unsafe impl Sync for Polled {}
 
+/// AMUDP_SPMDSetProc's, or WORKER_RANK: a number, or the name of the variable that has it.
+fn wanted_rank() -> Result<Option<usize>, String> {
+    let set = WANTED_RANK.load(Ordering::Relaxed);
+    if set >= 0 {
+        return Ok(Some(set as usize));
+    }
+    let Some(text) = am_spawn::setting("WORKER_RANK") else { return Ok(None) };
+    let number = |text: &str| text.parse::<u16>().ok().map(usize::from);
+    let found = number(&text).or_else(|| number(&std::env::var(&text).ok()?));
+    found
+        .map(Some)
+        .ok_or_else(|| format!("WORKER_RANK={text} is neither a rank nor a variable that has one"))
+}
+
 fn poll() {
     if let Some(bundle) = BUNDLE.get() {
         am::AM_Poll(bundle.0);
     }
 }
 
-/// Was this process started by `ringlet am-run`?
+/// Was this process started by `ringlet am-run`, or by a spawn function?
 #[unsafe(no_mangle)]
 pub extern "C" fn AMX_SPMDIsWorker(_argv: *mut *mut c_char) -> c_int {
     // (Once it is in its job its environment says nothing of that any more.)
-    JOB.get().map_or(std::env::var_os(DESCRIPTOR_ENVIRONMENT).is_some(), Job::is_launched) as c_int
+    JOB.get().map_or_else(Job::is_expected, Job::is_launched) as c_int
 }
 
 #[unsafe(no_mangle)]
@@ -92,15 +110,18 @@ pub extern "C" fn AMUDP_SPMDStartup(
     if JOB.get().is_some() {
         return am::refused("AMUDP_SPMDStartup", "called twice");
     }
-    let job = match Job::from_environment(ended) {
+    let wanted = match wanted_rank() {
+        Ok(wanted) => wanted,
+        Err(why) => return am::refused("AMUDP_SPMDStartup", &why),
+    };
+    let job = match Job::from_environment(wanted, ended) {
         Ok(job) => JOB.get_or_init(|| job),
         Err(error) => return am::refused("AMUDP_SPMDStartup", &error.to_string()),
     };
-    if launched {
+    if launched && job.environment().is_none() {
         am_spawn::strip(arguments, if processes == 0 { Some(job.size()) } else { None });
     }
-    let wanted = WANTED_RANK.load(Ordering::Relaxed);
-    if wanted >= 0 && wanted != AMX_SPMDMyProc() {
+    if wanted.is_some_and(|wanted| wanted != job.rank()) {
         return am::refused("AMUDP_SPMDSetProc", "the launcher has given another rank");
     }
     let _ = environment();
@@ -117,20 +138,18 @@ pub extern "C" fn AMUDP_SPMDStartup(
         return failed;
     }
     let _ = BUNDLE.set(Polled(bundle));
-    let Ok(names) = job.gather(&name.to_bytes(), poll) else {
-        heed();
-        return RESOURCE;
+    // SAFETY: made just now; endpoints are never deallocated.
+    let ours = unsafe { am::shared(endpoint) };
+    let tags = match job.introduce(&ours, name.tag(), poll) {
+        Ok(tags) => tags,
+        Err(error) => {
+            heed();
+            return am::refused("AMUDP_SPMDStartup", &error.to_string());
+        }
     };
-    for (rank, bytes) in names.iter().enumerate() {
-        let Some(name) = CName::from_bytes(bytes) else { return RESOURCE };
-        if rank == 0 && !identity.is_null() {
-            // SAFETY: valid for writing.
-            unsafe { identity.write(name.tag()) };
-        }
-        let result = am::AM_Map(endpoint, rank as c_int, name, name.tag());
-        if result != OK {
-            return result;
-        }
+    if !identity.is_null() {
+        // SAFETY: valid for writing.
+        unsafe { identity.write(tags[0]) };
     }
     // SAFETY: valid for writing, as the program says.
     unsafe {
@@ -198,10 +217,19 @@ pub extern "C" fn AMX_SPMDSetExitCallback(callback: Option<extern "C" fn(c_int)>
 }
 
 /// By the thread that listens to the launcher: who polls, or waits for messages, is to notice.
-fn ended() {
+fn ended(can_signal: bool) {
     // ORDER: Release; pairs with `heed`, after `Job::ended` is set.
     ENDED.store(true, Ordering::Release);
     am::rouse();
+    if can_signal {
+        return;
+    }
+    // The launcher may be on another host: we do what it does with its own.
+    for signal in [libc::SIGTERM, libc::SIGKILL] {
+        std::thread::sleep(GRACE);
+        // SAFETY: a signal to ourselves.
+        unsafe { libc::kill(libc::getpid(), signal) };
+    }
 }
 
 /// Ends this process if another one has ended the job. Outside of handlers.
@@ -265,11 +293,14 @@ fn leave(code: c_int) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// The environment that this process began with, which is its launcher's.
+/// The launcher's environment, with which this process began too unless the launcher says it.
 fn environment() -> &'static [CString] {
     static ALL: OnceLock<Vec<CString>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let bytes = std::fs::read("/proc/self/environ").unwrap_or_default();
+        let bytes = match JOB.get().and_then(Job::environment) {
+            Some(said) => said.to_vec(),
+            None => std::fs::read("/proc/self/environ").unwrap_or_default(),
+        };
         bytes.split(|byte| *byte == 0).filter_map(|each| CString::new(each).ok()).collect()
     })
 }

@@ -16,7 +16,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use ringlet::handshake::Frame;
-use ringlet::interconnect::node::{Ask, CALL, HERE, MET, Message, OFFER};
+use ringlet::interconnect::node::{Ask, CALL, HERE, MET, Message, NAME, OFFER};
 use ringlet::reasons::Reason;
 use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
@@ -47,6 +47,7 @@ impl<N: Notes> Service<N> {
         };
         match (asked.kind, name.split_once(':')) {
             (OFFER, None) => self.offer(token, name),
+            (NAME, None) => self.tell_name(token),
             (CALL, Some((node, service))) if self.is_here(node) => self.call_here(token, service),
             (CALL, Some((node, service))) => {
                 if let Err(reason) = self.call_there(token, node, service) {
@@ -55,6 +56,18 @@ impl<N: Notes> Service<N> {
             }
             _ => self.send_away(token, Reason::BadPeer),
         }
+    }
+
+    /// Which node this is, for who wants to be called from others.
+    fn tell_name(&mut self, token: u64) {
+        let ours = self.far.as_ref().map(|far| far.cluster.settings().node.as_str());
+        if let (Some(guest), Some(said)) =
+            (self.guests.get(&token), Ask::new(NAME, ours.unwrap_or(HERE)))
+        {
+            // (Who does not take it has gone.)
+            let _ = meet::send(guest.lifeline, said.frame().as_bytes(), &[]);
+        }
+        self.part(token);
     }
 
     fn is_here(&self, node: &str) -> bool {

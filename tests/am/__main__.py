@@ -6,6 +6,7 @@
 import argparse
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -100,9 +101,46 @@ def check(ringlet, work, deaths):
             said.append(run([*environment, program, count, "L", word], code))
             said.append(run(["env", "SSH_SERVERS=localhost 127.0.0.1 localhost", *environment, program, count, "S", word], code))
             assert said == [""] * 4, said
-        for servers in ["localhost", "localhost elsewhere.invalid"]:
-            said = run(["env", f"SSH_SERVERS={servers}", *environment, program, 2, "S", "job"], 1)
-            assert "SSH_SERVERS names 1" in said or "elsewhere.invalid is another host" in said, said
+
+    @step("spawn functions")
+    def _():
+        program, ssh = build("spawn"), work / "ssh"
+        # What a client of ssh does, on this host: all but the last of its arguments are for it.
+        ssh.write_text('#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = down ] && exit 7; shift; done\nexec sh -c "$1"\n')
+        ssh.chmod(0o755)
+
+        def spawned(words, *settings, expected=0):
+            command = ["timeout", LIMIT - 40, "env", "AMUDP_TEST=a=b", "AMUDP_MASTERIP=127.0.0.1", *settings, program, *words]
+            said = run(command, expected)
+            return sorted(said.splitlines())
+
+        def all_of(count):
+            return [f"{rank} of {count}" for rank in range(count)]
+
+        def by_ssh(servers):
+            return f"SSH_CMD={ssh} -o 'It is'", "SSH_OPTIONS=-v", f"GASNET_SSH_SERVERS={servers}", f"SSH_REMOTE_PATH={work}"
+
+        assert spawned(["own"], "GASNET_WORKER_RANK=OWN_NUMBER", expected=5) == all_of(4)
+        assert spawned([3, "L", "job"], expected=5) == all_of(3)
+        assert spawned([3, "job"], "AMUDP_SPAWNFN=L", expected=5) == all_of(3)
+        assert spawned([3, "S", "job"], *by_ssh("one two,three four"), expected=5) == all_of(3)
+        assert spawned([2, "job"], *by_ssh("one two"), expected=5) == all_of(2)
+        simple = "CSPAWN_CMD=test '%D %N %M %P %%' = \"$PWD 3 one two three $PROGRAM %%\" && for host in %M; do %C & done; wait"
+        assert spawned([3, "C", "job"], simple, f"PROGRAM={program}", "CSPAWN_SERVERS=one,two three four", expected=5) == all_of(3)
+        # Who never looks is ended; who fails ends the job; who can't be started is told of.
+        assert spawned([3, "S", "stuck"], *by_ssh("one two three"), expected=5) == ["0 of 3"]
+        spawned([3, "S", "leaves"], *by_ssh("one two three"), expected=9)
+        assert "ended with 7 before" in spawned([3, "S", "job"], *by_ssh("one down three"), expected=7)[0]
+        assert "names 2 hosts for 3 processes" in " ".join(spawned([3, "S", "job"], *by_ssh("one two"), expected=3))
+        assert "CSPAWN_CMD is not set" in " ".join(spawned([3, "C", "job"], expected=3))
+        assert "the spawn function has failed" in spawned(["fails"], expected=3)[0]
+        assert "others do not" in " ".join(spawned([2, "C", "job"], "CSPAWN_CMD=%C & AMUDP_WORKER_RANK=1 %C; wait", expected=125))
+        assert "not 0 to 1" in " ".join(spawned([2, "S", "job"], "WORKER_RANK=1", *by_ssh("one two"), expected=125))
+        # The secret is in no list of processes.
+        listed = work / "listed"
+        ssh.write_text(f'#!/bin/sh\necho "$*" >> {listed}\nwhile [ $# -gt 1 ]; do shift; done\nexec sh -c "$1"\n')
+        spawned([2, "S", "job"], *by_ssh("one two"), expected=5)
+        assert listed.read_text().count("RINGLET_AM_LAUNCHER=127.0.0.1:") == 2 and not re.search("[0-9a-f]{32}", listed.read_text())
 
     @step("old C, and C++")
     def _():

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import re
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -21,13 +22,13 @@ DIED = "error EUNREACHABLE"
 
 
 @contextlib.contextmanager
-def actor(library):
+def actor(library, source=HERE / "messages_actor.c"):
     """The program, as built."""
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o755)
-        program = pathlib.Path(place) / "messages_actor"
+        program = pathlib.Path(place) / source.stem
         (program.parent / "libringlet.so.0").symlink_to(library)
-        words = ["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}", HERE / "messages_actor.c", library, f"-Wl,-rpath,{place}"]
+        words = ["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{HEADERS}", source, library, f"-Wl,-rpath,{place}"]
         done = subprocess.run([*map(str, words), "-o", program], capture_output=True, text=True, timeout=120)
         require(done.returncode == 0, f"the program is not compiled: {done.stderr}")
         yield program
@@ -195,6 +196,37 @@ def scenes(ground):
             require(re.fullmatch(r"[0-9.]+ us\n", said), f"it does not tell how long: {said}")
             note(f"{name}, by {ways[0]}: {said.strip()}", "carried")
 
+    def job(name, library, a, b):
+        """A program's processes are started on both hosts, as by ssh, and meet."""
+        with actor(library, HERE.parent / "am" / "spawn.c") as program:
+            ssh = program.parent / "ssh"
+            # (From within a host: its mounts are not ours.)
+            out = f"exec nsenter --mount=/proc/{os.getpid()}/ns/mnt --"
+            ways = [f"{host.name}) {out} {shlex.join(map(str, host.before()))} sh -c \"$2\" ;;" for host in (a, b)]
+            ways.append(f"no-node) {out} {shlex.join(map(str, b.before()))} env RINGLET_NODE=/nowhere sh -c \"$2\" ;;")
+            ssh.write_text("#!/bin/sh\ncase $1 in\n" + "\n".join(ways) + "\nesac\nexit 99\n")
+            ssh.chmod(0o755)
+
+            def run(servers, word, limit=ANSWER_SECONDS):
+                path = f"{pathlib.Path(ground.ringlet.command).resolve().parent}:{os.environ['PATH']}"
+                more = [f"SSH_CMD={ssh}", f"AMUDP_SSH_SERVERS={servers}", f"AMUDP_MASTERIP={a.ip}", "AMUDP_TEST=a=b", f"PATH={path}"]
+                command = [*a.before(), "env", *more, program, len(servers.split()), "S", word]
+                done = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit)
+                return done.returncode, sorted(done.stdout.split("\n")[:-1]), done.stderr
+
+            for servers in "a b", "b a b a":
+                count = len(servers.split())
+                ended = run(servers, "job")
+                require(ended == (5, [f"{rank} of {count}" for rank in range(count)], ""), f"{servers}: {ended}")
+            ended = run("a b", "leaves")
+            require(ended[0] == 9, f"one that fails: {ended}")
+            status, _, said = run("a no-node", "job")
+            require(status == 3 and "there is no node service" in said, f"one that nobody can find: {status} {said}")
+            require(run("a elsewhere", "job")[0] == 99, "one that can't be started")
+        nothing_is_left(a, b)
+        note(name, "carried")
+
+    scene("a job of Active Messages on two hosts", lambda name, _program, a, b: job(name, library, a, b))
     scene("Active Messages between two hosts", trade)
     scene("Active Messages over rails in disorder that fail", trade, lambda: in_memory(ground.random.randrange(1 << 30)))
     scene("Active Messages over libfabric's tcp provider", trade, by_libfabric)

@@ -82,6 +82,18 @@ impl Endpoint {
         })?
     }
 
+    /// Again as it was before there was one. Not from a handler.
+    pub(super) fn clear_handler(&self, index: u8) -> Result<(), Error> {
+        self.with(|state| {
+            let mut handlers = state.handlers.try_borrow_mut().map_err(|_| Error::InHandler)?;
+            handlers[index as usize] = None;
+            let mut gate = state.gate.get();
+            gate.handlers[index as usize / 64] &= !(1 << (index % 64));
+            state.gate.set(gate);
+            Ok(())
+        })?
+    }
+
     /// For messages that come back.
     pub fn set_error_handler(&self, handler: ErrorHandler) -> Result<(), Error> {
         self.with(|state| drop(state.error.replace(handler)))

@@ -1,11 +1,11 @@
-//! A parallel program: the processes that `ringlet am-run` has started together.
+//! A parallel program: the processes that `ringlet am-run` has started together, or to which it has invited what a spawn function has started (`invitation`).
 //!
 //! Each has a socket to the launcher. A process sends its part of a gather, a length and as many bytes, and gets all parts once all have sent theirs;
 //! or it says `END` and a code, which the launcher tells all. A thread waits for what the launcher says.
 
+use super::invitation::{self, Invitation};
 use ringlet_linux::fd;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -20,6 +20,8 @@ pub const DESCRIPTOR_ENVIRONMENT: &str = "RINGLET_AM_FD";
 pub const GATHER_MAX_BYTES: usize = 1 << 20;
 /// In the place of a length: the job ends, with the code that follows.
 pub const END: u32 = u32::MAX;
+/// In the place of a length: nobody's parts come any more, since a process has ended without its own.
+pub const NO_PARTS: u32 = u32::MAX - 1;
 /// How long a process polls its own bundle only, and then between two looks.
 const BUSY: Duration = Duration::from_micros(200);
 const LOOK: Duration = Duration::from_millis(1);
@@ -39,6 +41,8 @@ pub struct Job {
 struct Launcher {
     socket: UnixStream,
     said: Arc<Said>,
+    /// Of a launcher to which this process has come.
+    environment: Option<Vec<u8>>,
 }
 
 /// What the launcher has said, as the thread leaves it for the others.
@@ -69,10 +73,17 @@ impl Said {
 
     fn listen(&self, mut from: UnixStream, size: usize, on_end: impl Fn()) {
         while let Ok(first) = read_word(&mut from) {
-            if first == END {
-                let Ok(code) = read_word(&mut from) else { break };
-                self.end(code as i32, &on_end);
-                continue;
+            match first {
+                END => {
+                    let Ok(code) = read_word(&mut from) else { break };
+                    self.end(code as i32, &on_end);
+                    continue;
+                }
+                NO_PARTS => {
+                    self.part();
+                    continue;
+                }
+                _ => {}
             }
             let read =
                 |rank| if rank == 0 { read_bytes(&mut from, first) } else { read_part(&mut from) };
@@ -80,17 +91,19 @@ impl Said {
             *self.lock() = Some(parts);
             self.tell();
         }
-        // ORDER: Release; pairs with the load in `Job::gather`.
-        self.gone.store(true, Ordering::Release);
-        self.tell();
-        // (It may only have no more to say. KERNEL: hung up is what nobody reads any more either.)
-        let mut fds = [fd::pollfd { fd: from.as_raw_fd(), events: 0, revents: 0 }];
-        let _ = fd::poll(&mut fds, None, None);
-        // A process that a script has started is not ended with its launcher.
-        if fds[0].revents & libc::POLLHUP != 0 && !self.ended.load(Ordering::Relaxed) {
+        self.part();
+        // A process that a script has started, or that runs elsewhere, is not ended with its launcher.
+        if !self.ended.load(Ordering::Relaxed) {
             let _ = writeln!(io::stderr(), "ringlet: the launcher has ended");
             self.end(LAUNCHER_HAS_ENDED, on_end);
         }
+    }
+
+    /// No parts come any more.
+    fn part(&self) {
+        // ORDER: Release; pairs with the load in `Job::gather`.
+        self.gone.store(true, Ordering::Release);
+        self.tell();
     }
 
     fn end(&self, code: i32, on_end: impl FnOnce()) {
@@ -103,39 +116,58 @@ impl Said {
 }
 
 impl Job {
-    /// A process that was not launched is a job of one; one that was finds it once, since its environment says so no longer. `on_end` is called, by
-    /// another thread, when the job ends (`ended`).
+    /// A process that was not launched is a job of one; one that was finds it once, since its environment says so no longer. One that comes to its
+    /// launcher by itself may say which rank it wants, if all do. `on_end` is called, by another thread, when the job ends (`ended`); with whether the
+    /// launcher can also signal this process.
     #[allow(unsafe_code)]
-    pub fn from_environment(on_end: impl Fn() + Send + 'static) -> io::Result<Job> {
+    pub fn from_environment(
+        wanted: Option<usize>,
+        on_end: impl Fn(bool) + Send + 'static,
+    ) -> io::Result<Job> {
         let variable = |name| std::env::var(name).ok();
-        let Some(descriptor) = variable(DESCRIPTOR_ENVIRONMENT) else {
-            return Ok(Job { rank: 0, size: 1, launcher: None });
+        let found = match (variable(DESCRIPTOR_ENVIRONMENT), variable(invitation::ENVIRONMENT)) {
+            (Some(descriptor), _) => {
+                let (socket, rank, size) = inherited(&descriptor, variable)?;
+                (socket, rank, size, None)
+            }
+            (None, Some(text)) => {
+                let (socket, place) = Invitation::parse(&text)?.accept(wanted)?;
+                (socket, place.rank, place.size, Some(place.environment))
+            }
+            (None, None) => return Ok(Job { rank: 0, size: 1, launcher: None }),
         };
-        let bad = || io::Error::new(io::ErrorKind::InvalidInput, "not what ringlet am-run sets");
-        let number = |text: Option<String>| text?.parse::<usize>().ok();
-        let rank = number(variable(RANK_ENVIRONMENT)).ok_or_else(bad)?;
-        let size = number(variable(SIZE_ENVIRONMENT)).ok_or_else(bad)?;
-        let descriptor = number(Some(descriptor)).ok_or_else(bad)? as i32;
-        if rank >= size || !fd::is_open(descriptor) {
-            return Err(bad());
-        }
-        let copy = fd::duplicate_high(descriptor, fd::HIDDEN_FROM).map_err(|_| bad())?;
-        let socket = UnixStream::from(super::state::own(copy));
+        let (socket, rank, size, environment) = found;
+        let is_its_own = environment.is_none();
         let (from, said) = (socket.try_clone()?, Arc::new(Said::default()));
         let saying = said.clone();
-        super::process::thread("ringlet-am-job", move || saying.listen(from, size, on_end))?;
+        super::process::thread("ringlet-am-job", move || {
+            saying.listen(from, size, || on_end(is_its_own))
+        })?;
         // (Programs that this one starts are none of the job's.)
-        drop(super::state::own(descriptor));
-        for name in [RANK_ENVIRONMENT, SIZE_ENVIRONMENT, DESCRIPTOR_ENVIRONMENT] {
+        for name in
+            [RANK_ENVIRONMENT, SIZE_ENVIRONMENT, DESCRIPTOR_ENVIRONMENT, invitation::ENVIRONMENT]
+        {
             // SAFETY: what else the program does with its environment it does before or behind this.
             unsafe { std::env::remove_var(name) };
         }
-        Ok(Job { rank, size, launcher: Some(Launcher { socket, said }) })
+        Ok(Job { rank, size, launcher: Some(Launcher { socket, said, environment }) })
+    }
+
+    /// Was a process with this environment started for a job?
+    pub fn is_expected() -> bool {
+        [DESCRIPTOR_ENVIRONMENT, invitation::ENVIRONMENT]
+            .iter()
+            .any(|name| std::env::var_os(name).is_some())
     }
 
     /// By `ringlet am-run`.
     pub fn is_launched(&self) -> bool {
         self.launcher.is_some()
+    }
+
+    /// The launcher's environment ("NAME=VALUE", each ended by a zero), if this process was not started with it.
+    pub fn environment(&self) -> Option<&[u8]> {
+        self.launcher.as_ref()?.environment.as_deref()
     }
 
     pub fn rank(&self) -> usize {
@@ -148,7 +180,7 @@ impl Job {
 
     /// Everybody's bytes, by rank, once everybody has called this. `meanwhile` polls. An error once the job ends.
     pub fn gather(&self, bytes: &[u8], mut meanwhile: impl FnMut()) -> io::Result<Vec<Vec<u8>>> {
-        let Some(Launcher { socket, said }) = &self.launcher else {
+        let Some(Launcher { socket, said, .. }) = &self.launcher else {
             return Ok(vec![bytes.to_vec()]);
         };
         if bytes.len() > GATHER_MAX_BYTES {
@@ -193,7 +225,7 @@ impl Job {
 
     /// Ends the job: the launcher tells the others, and has heard of it when this returns (or is gone). Writes and sleeps only.
     pub fn end(&self, code: i32) {
-        let Some(Launcher { socket, said }) = &self.launcher else { return };
+        let Some(Launcher { socket, said, .. }) = &self.launcher else { return };
         let [first, second] = [END.to_le_bytes(), code.to_le_bytes()];
         let mut message = [0; 8];
         message[..4].copy_from_slice(&first);
@@ -209,6 +241,24 @@ impl Job {
             std::thread::sleep(Duration::from_micros(100));
         }
     }
+}
+
+/// The socket, rank and size that the launcher has given to a process that it has started.
+fn inherited(
+    descriptor: &str,
+    variable: impl Fn(&'static str) -> Option<String>,
+) -> io::Result<(UnixStream, usize, usize)> {
+    let bad = || io::Error::new(io::ErrorKind::InvalidInput, "not what ringlet am-run sets");
+    let number = |text: &str| text.parse::<usize>().ok();
+    let of = |name| variable(name).as_deref().and_then(number).ok_or_else(bad);
+    let (rank, size) = (of(RANK_ENVIRONMENT)?, of(SIZE_ENVIRONMENT)?);
+    let descriptor = number(descriptor).ok_or_else(bad)? as i32;
+    if rank >= size || !fd::is_open(descriptor) {
+        return Err(bad());
+    }
+    let copy = fd::duplicate_high(descriptor, fd::HIDDEN_FROM).map_err(|_| bad())?;
+    drop(super::state::own(descriptor));
+    Ok((UnixStream::from(super::state::own(copy)), rank, size))
 }
 
 fn read_word(from: &mut impl Read) -> io::Result<u32> {

@@ -14,6 +14,8 @@ mod afar;
 mod bundle;
 mod endpoint;
 mod handler;
+mod introduction;
+pub mod invitation;
 pub mod job;
 mod lane;
 mod message;

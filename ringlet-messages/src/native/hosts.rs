@@ -9,7 +9,9 @@ use super::{Error, Options};
 use crate::guarded::Guarded;
 use ringlet::config::{Config, Origin};
 use ringlet::handshake;
-use ringlet::interconnect::node::{self, APART, Ask, CALL, GREETING, MET, Message, OFFER};
+use ringlet::interconnect::node::{
+    self, APART, Ask, CALL, GREETING, HERE, MET, Message, NAME, OFFER,
+};
 use ringlet::reasons::Reason;
 use ringlet_linux::sys::Errno;
 use ringlet_linux::{apart, fd, meet};
@@ -48,6 +50,23 @@ pub(crate) fn offer(service: &str, deadline: &mut Deadline) -> Result<Guarded, E
         // (By its name it is one of this user's already.)
         (_, Some(Reason::BadPeer)) => Err(Error::System(Errno::EADDRINUSE)),
         _ => Err(Error::Unreachable),
+    }
+}
+
+/// The node of this host, by which others call its services.
+pub(crate) fn own_node(deadline: &mut Deadline) -> Result<String, Error> {
+    let line = visit()?;
+    ask(&line, NAME, HERE, deadline)?;
+    loop {
+        match packet(&line) {
+            Err(Error::System(Errno::EAGAIN)) => deadline.await_input(&line)?,
+            Err(error) => return Err(error),
+            Ok((bytes, _)) => {
+                let said = Ask::read(&bytes).ok().filter(|said| said.kind == NAME);
+                let name = said.and_then(|said| said.text().map(str::to_owned));
+                return name.ok_or(Error::Unreachable);
+            }
+        }
     }
 }
 

@@ -35,6 +35,8 @@ pub const STATUS: u16 = 5;
 /// without one, and then for each who calls by CALL, which says from which node, with a socket.
 pub const CALL: u16 = 6;
 pub const OFFER: u16 = 7;
+/// Which node is this? Answered by the same, with its name.
+pub const NAME: u16 = 8;
 
 /// `Message::flags` of MET, and `Socket::introduced`: it was introduced; both ends are of one user of the host; the policy lets each ring the
 /// other by its eventfd, with which it could also make it wait; they share no memory, and a second descriptor is the lifeline to who carries between them;
@@ -84,7 +86,7 @@ pub const ASKED_BYTES: usize = 96;
 /// The node of who calls from this host.
 pub const HERE: &str = "localhost";
 
-/// CALL, by NODE:SERVICE, and OFFER, by SERVICE alone; or, from the service, CALL by NODE alone. The name, and zeros behind it.
+/// CALL, by NODE:SERVICE, OFFER, by SERVICE alone, and NAME, by HERE; or, from the service, CALL and NAME by NODE alone. The name, and zeros behind it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
     pub kind: u16,
@@ -105,7 +107,7 @@ impl Ask {
 
     pub fn read(packet: &[u8]) -> Result<Ask, Misfit> {
         let asked = |kind, fields: &mut handshake::Fields| {
-            matches!(kind, CALL | OFFER).then_some(Ask { kind, name: fields.array()? })
+            matches!(kind, CALL | OFFER | NAME).then_some(Ask { kind, name: fields.array()? })
         };
         handshake::read(packet, Protocol::Node, asked)
     }
