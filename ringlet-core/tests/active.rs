@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use ringlet_core::active::layout::{BUFFER_BYTES, DEPTH, SEGMENT_BYTES, SLOTS_OFFSET};
+use ringlet_core::active::message::GET_WORDS;
 use ringlet_core::active::relay::{PARCEL_MIN_BYTES, Relay};
 use ringlet_core::active::*;
 use ringlet_core::memory::Area;
@@ -83,11 +84,12 @@ impl World {
         self.next.set(number + 1);
         let mut words = vec![number; 1 + plan.words as usize % ARGUMENTS];
         words.iter_mut().skip(1).for_each(|word| *word = plan.words as u32);
-        let kind = match plan.kind % 4 {
+        let kind = match plan.kind % 5 {
             0 => Kind::Short,
             1 => Kind::Medium,
             2 => Kind::Bulk,
-            _ => Kind::Stored,
+            3 => Kind::Stored,
+            _ => Kind::Get,
         };
         let len = if kind == Kind::Short {
             0
@@ -102,16 +104,18 @@ impl World {
             len,
             offset: plan.offset as u64,
         };
-        let bulk = matches!(kind, Kind::Bulk | Kind::Stored);
+        let bulk = matches!(kind, Kind::Bulk | Kind::Stored | Kind::Get);
+        let is_get = kind == Kind::Get;
         let bad = match plan.wrong {
             0 if !reply => {
                 head.tag = TAG + 1;
                 Some(Status::BadTag)
             }
             1 => {
-                head.handler = 9;
+                head.handler = if is_get { 0 } else { 9 };
                 Some(Status::BadHandler)
             }
+            _ if is_get && (reply || words.len() < GET_WORDS) => Some(Status::BadArguments),
             2 if bulk => {
                 head.offset = MEMORY as u64 + 1;
                 Some(Status::BadOffset)
@@ -123,7 +127,11 @@ impl World {
             _ => None,
         };
         self.sent.borrow_mut().insert(number, Sent { head, bad, reply });
-        let bytes = if kind == Kind::Stored { Vec::new() } else { pattern(number, len) };
+        let bytes = if matches!(kind, Kind::Stored | Kind::Get) {
+            Vec::new()
+        } else {
+            pattern(number, len)
+        };
         (head, bytes)
     }
 }
@@ -190,7 +198,7 @@ unsafe impl Host<SegmentMemory> for End<'_> {
 
     fn place(&self, head: &Head) -> *mut u8 {
         match head.kind {
-            Kind::Bulk | Kind::Stored => {
+            Kind::Bulk | Kind::Stored | Kind::Get => {
                 // SAFETY: the gate admits only what lies in the segment.
                 unsafe { self.bytes.borrow_mut().as_mut_ptr().add(head.place() as usize) }
             }
@@ -354,7 +362,7 @@ fn each_message_has_one_fate_by_relays() {
                 (1, _) => drop(apart.put(end)),
                 // (Nothing can be stored there.)
                 (_, Step::Send(_, plan) | Step::Burst(_, _, plan) | Step::Reply(_, plan))
-                    if plan.kind % 4 == 3 => {}
+                    if plan.kind % 5 == 3 => {}
                 (_, step) => take(&apart.ends, &step),
             }
         }
@@ -593,7 +601,7 @@ fn survives_a_hostile_peer() {
         fn place(&self, head: &Head) -> *mut u8 {
             self.scribble();
             assert!(head.len <= BUFFER_BYTES || head.kind == Kind::Stored);
-            let at = if matches!(head.kind, Kind::Bulk | Kind::Stored) {
+            let at = if matches!(head.kind, Kind::Bulk | Kind::Stored | Kind::Get) {
                 head.place() as usize
             } else {
                 0

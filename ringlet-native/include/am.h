@@ -1,6 +1,6 @@
 /* am.h: Active Messages 2.0 over ringlet.
  *
- * Programs written for the Berkeley NOW's am.h or for AMUDP compile with this header and are linked with -lringlet. Where the two
+ * Programs written for the Berkeley NOW's am.h (udpam.h first) or for AMUDP compile with this header and are linked with -lringlet. Where the two
  * spell a call differently, the number or the type of the arguments tells which one is meant. SPMD programs are started by
  * `ringlet am-run`. See am(3).
  */
@@ -24,7 +24,22 @@ typedef ep_t ea_t;
 typedef struct ringlet_am_bundle *eb_t; /* bundle of endpoints */
 /* Name of an endpoint: copy it to other processes as you like. No part of it is an address: programs for AMUDP take sin_addr for one, which is the same
  * in all names. */
+#ifdef RINGLET_UDPAM
+/* Programs for the Berkeley NOW make names of a port and an address (of the network's order), which are for endpoints of AM_AllocateKnownEndpoint. */
+typedef struct {
+    union {
+        uint64_t opaque[3];
+        struct {
+            unsigned short port;
+            unsigned long ip_addr;
+        };
+    };
+    struct { uint32_t s_addr; } sin_addr;
+    uint32_t version;
+} en_t;
+#else
 typedef struct { uint64_t opaque[3]; struct { uint32_t s_addr; } sin_addr; uint32_t version; } en_t;
+#endif
 typedef uint64_t tag_t;
 typedef uint8_t handler_t;
 typedef int op_t;
@@ -146,6 +161,13 @@ static inline int ringlet_am_allocate(eb_t eb, ea_t *ea, en_t **name) { return r
 #else
 #define RINGLET_AM_ALLOCATE AM_AllocateEndpoint
 #endif
+/* The NOW's endpoint that others find by a port: of this host, and where `ringlet node` runs of other hosts that its policy admits. The name is made, as
+ * above, and has port and address; null for none. AM_ERR_IN_USE if this user has an endpoint of that port already. */
+int ringlet_am_allocate_known(eb_t eb, ea_t *ea, en_t **name, int port);
+static inline int ringlet_am_allocate_known_only(eb_t eb, ea_t *ea, int port) { return ringlet_am_allocate_known(eb, ea, NULL, port); }
+#define RINGLET_AM_4(a, b, c, d, chosen, ...) chosen
+#define AM_AllocateKnownEndpoint(...) \
+    RINGLET_AM_4(__VA_ARGS__, ringlet_am_allocate_known, ringlet_am_allocate_known_only, , )(__VA_ARGS__)
 #define RINGLET_AM_3(a, b, c, chosen, ...) chosen
 #define AM_GetEventMask(...) RINGLET_AM_3(__VA_ARGS__, , AM_GetEventMask, ringlet_am_event_mask, )(__VA_ARGS__)
 #define AM_AllocateEndpoint(...) RINGLET_AM_3(__VA_ARGS__, RINGLET_AM_ALLOCATE, ringlet_am_allocate, , )(__VA_ARGS__)
@@ -282,6 +304,31 @@ RINGLET_AM_CALLS(16, RINGLET_AM_P16, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10
 #undef RINGLET_AM_P15
 #undef RINGLET_AM_P16
 #undef RINGLET_AM_CALLS
+
+/* The NOW's wish for bytes: so many of the peer's segment, from that offset, come to this endpoint's at dest_offset. Then the handler runs here, as that of
+ * a bulk reply. */
+int ringlet_am_get(ea_t ea, int dest, handler_t handler, uintptr_t source_offset, uintptr_t dest_offset, size_t nbytes, int async, int numargs,
+                   const int32_t *args);
+#define RINGLET_AM_GETS(M, PARAMETERS, ...) \
+    static inline int AM_GetXfer##M(ea_t ea, int dest, uintptr_t source_offset, handler_t handler, uintptr_t dest_offset, \
+                                    size_t nbytes PARAMETERS) \
+    { \
+        const int32_t args[] = {__VA_ARGS__}; \
+        return ringlet_am_get(ea, dest, handler, source_offset, dest_offset, nbytes, 0, M, args); \
+    } \
+    static inline int AM_GetXferAsynch##M(ea_t ea, int dest, uintptr_t source_offset, handler_t handler, uintptr_t dest_offset, \
+                                          size_t nbytes PARAMETERS) \
+    { \
+        const int32_t args[] = {__VA_ARGS__}; \
+        return ringlet_am_get(ea, dest, handler, source_offset, dest_offset, nbytes, 1, M, args); \
+    }
+#define RINGLET_AM_4_PARAMETERS , int32_t a0, int32_t a1, int32_t a2, int32_t a3
+#define RINGLET_AM_8_PARAMETERS RINGLET_AM_4_PARAMETERS, int32_t a4, int32_t a5, int32_t a6, int32_t a7
+RINGLET_AM_GETS(4, RINGLET_AM_4_PARAMETERS, a0, a1, a2, a3)
+RINGLET_AM_GETS(8, RINGLET_AM_8_PARAMETERS, a0, a1, a2, a3, a4, a5, a6, a7)
+#undef RINGLET_AM_GETS
+#undef RINGLET_AM_4_PARAMETERS
+#undef RINGLET_AM_8_PARAMETERS
 
 /* Older names of the medium and bulk calls */
 #define AM_RequestMedium4 AM_RequestI4

@@ -52,6 +52,7 @@
 #define AM_REPLY_M 4
 #define AM_REPLY_IM 5
 #define AM_REPLY_XFER_M 6
+#define AM_GET_XFER_M 7
 
 /* Sizes */
 #define AMUDP_MAX_SHORT 16
@@ -61,7 +62,7 @@
 #define AMUDP_INIT_NUMTRANSLATIONS 256
 #define AMUDP_MAX_NUMTRANSLATIONS (1U << 20)
 #define AMUDP_MAX_SEGLENGTH ((uintptr_t)-1)
-#define AMUDP_MAX_BUNDLES 64
+#define AMUDP_MAX_BUNDLES 255
 #define AMUDP_MAX_NETWORKDEPTH 64 /* requests to one peer that may be under way: always as many */
 #define AMUDP_MAX_RECVDEPTH 65534
 #define AMUDP_MAX_SPMDPROCS AMUDP_MAX_NUMTRANSLATIONS

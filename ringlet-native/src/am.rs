@@ -1,7 +1,7 @@
 //! Active Messages for C: the functions of `am.h`, whose contracts are the header's.
 #![allow(non_snake_case, non_upper_case_globals)] // the names of the interface
 
-use crate::{am_job, amudp};
+use crate::{am_job, am_spawn, amudp};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use ringlet_messages::active_message::{
     ARGUMENTS, BUFFER_BYTES, Bundle, Endpoint, Error, HANDLERS, Incoming, NAME_BYTES, Name,
@@ -9,6 +9,7 @@ use ringlet_messages::active_message::{
 };
 use ringlet_messages::native;
 use std::io::Write;
+use std::net::{Ipv4Addr, ToSocketAddrs, UdpSocket};
 use std::ptr::{null_mut, without_provenance};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -58,6 +59,42 @@ impl CName {
     fn name(self) -> Option<Name> {
         Name::from_bytes(&self.to_bytes())
     }
+
+    /// The NOW's name of an endpoint is a port and an address, in the places of udpam.h; no identity of a process looks like that.
+    fn of_address(port: u16, address: Ipv4Addr) -> CName {
+        CName([port.into(), u32::from_ne_bytes(address.octets()).into(), 0, 0])
+    }
+
+    fn address(self) -> Option<(u16, Ipv4Addr)> {
+        let address = self.0[1] as u32;
+        let is_one = matches!(self.0[1] >> 32, 0 | 0xffff_ffff);
+        is_one.then(|| (self.0[0] as u16, Ipv4Addr::from(address.to_ne_bytes())))
+    }
+
+    /// The name, for this endpoint.
+    fn resolve(self, ea: &Endpoint) -> Result<Name, Error> {
+        match self.address() {
+            None => self.name().ok_or(Error::BadArgument),
+            Some((0, _)) => Err(Error::BadArgument),
+            // (What an address is of this host can be bound to.)
+            Some((port, address))
+                if address.is_unspecified() || UdpSocket::bind((address, 0)).is_ok() =>
+            {
+                Ok(Name::known(port))
+            }
+            Some((port, address)) => {
+                ea.find(&format!("{address}{}", udpam_service(port)), Some(KNOWN_IN))
+            }
+        }
+    }
+}
+
+/// How long an endpoint of another host may take to be made known.
+const KNOWN_IN: Duration = Duration::from_secs(60);
+
+/// By which other hosts find an endpoint that is known by a port.
+fn udpam_service(port: u16) -> String {
+    format!(":udpam-{port}")
 }
 
 /// struct am_argblock.
@@ -312,6 +349,50 @@ pub extern "C" fn ringlet_am_allocate_named(
     result
 }
 
+/// The Berkeley NOW's endpoint that is known by a port; without a place for its name if that is null.
+#[unsafe(no_mangle)]
+pub extern "C" fn ringlet_am_allocate_known(
+    eb: *const Bundle,
+    ea: *mut *const Endpoint,
+    name: *mut *mut CName,
+    port: c_int,
+) -> c_int {
+    let Some(port) = u16::try_from(port).ok().filter(|port| *port > 0) else { return BAD_ARG };
+    let (mut made, mut own) = (std::ptr::null(), CName::default());
+    if ea.is_null() {
+        return BAD_ARG;
+    }
+    let result = AM_AllocateEndpoint(eb, &mut made, &mut own);
+    if result != OK {
+        return result;
+    }
+    // SAFETY: made just now.
+    let endpoint = unsafe { shared(made) };
+    let known =
+        endpoint.make_known(port).and_then(|()| match endpoint.offer(&udpam_service(port)) {
+            // Then other hosts do not find it.
+            Err(Error::Node(native::Error::Unreachable)) => Ok(()),
+            offered => offered,
+        });
+    // SAFETY: any size will do.
+    let place = unsafe { libc::malloc(size_of::<CName>()) }.cast::<CName>();
+    if known.is_err() || place.is_null() {
+        let _ = endpoint.free();
+        // SAFETY: ours, or null.
+        unsafe { libc::free(place.cast()) };
+        return done("AM_AllocateKnownEndpoint", known.and(Err::<(), _>(Error::NoResource)));
+    }
+    let addresses = (am_spawn::host_name(), port).to_socket_addrs().into_iter().flatten();
+    let own = addresses.filter_map(|address| address.ip().to_string().parse().ok()).next();
+    // SAFETY: places for the results, as the program says; `place` is of that size.
+    unsafe {
+        place.write(CName::of_address(port, own.unwrap_or(Ipv4Addr::LOCALHOST)));
+        ea.write(made);
+        if name.is_null() { libc::free(place.cast()) } else { name.write(place) }
+    }
+    OK
+}
+
 /// Functions of a bundle or endpoint: their name, their parameters, and what they do.
 macro_rules! calls {
     ($($name:ident($handle:ident: $kind:ident $(, $arg:ident: $type:ty)*) $body:block)*) => { $(
@@ -397,13 +478,13 @@ calls! {
         unsafe { put(found, name.into()) }
     }
     AM_Map(ea: endpoint, index: c_int, name: CName, tag: Tag) {
-        ea.map(number(index)?, name.name().ok_or(Error::BadArgument)?, tag)
+        ea.map(number(index)?, name.resolve(ea)?, tag)
     }
     AM_MapAny(ea: endpoint, index: *mut c_int, name: CName, tag: Tag) {
         if index.is_null() {
             return Err(Error::BadArgument);
         }
-        let made = ea.map_any(name.name().ok_or(Error::BadArgument)?, tag)?;
+        let made = ea.map_any(name.resolve(ea)?, tag)?;
         // SAFETY: valid for writing.
         unsafe { put(index, made as c_int) }
     }
@@ -478,19 +559,39 @@ calls! {
         // SAFETY: as above.
         let (bytes, arguments) = unsafe { (slice(bytes, len)?, words(arguments, count)?) };
         let payload = Payload::Bulk { offset: offset as u64, bytes };
-        if asynchronous == 0 {
-            return ea.request(dest as usize, handler, arguments, payload);
-        }
-        let result = ea.try_request(dest as usize, handler, arguments, payload);
-        if result == Err(Error::NotSent) {
-            let refused = (std::ptr::from_ref(ea).addr(), dest as usize);
-            let mut list = lock(&REFUSED);
-            if !list.contains(&refused) {
-                list.push(refused);
-            }
-        }
-        result
+        send(ea, dest as usize, handler, arguments, payload, asynchronous != 0)
     }
+    ringlet_am_get(
+        ea: endpoint, dest: c_int, handler: u8, from: usize, to: usize, len: usize,
+        asynchronous: c_int, count: c_int, arguments: *const u32
+    ) {
+        let payload = Payload::Get { from: from as u64, to: to as u64, len };
+        // SAFETY: so many words, by the header.
+        send(ea, dest as usize, handler, unsafe { words(arguments, count)? }, payload, asynchronous != 0)
+    }
+}
+
+/// A request; one that does not wait if it is asynchronous, and remembered for AM_CANSEND.
+fn send(
+    ea: &Endpoint,
+    dest: usize,
+    handler: u8,
+    arguments: &[u32],
+    payload: Payload,
+    asynchronous: bool,
+) -> Result<(), Error> {
+    if !asynchronous {
+        return ea.request(dest, handler, arguments, payload);
+    }
+    let result = ea.try_request(dest, handler, arguments, payload);
+    if result == Err(Error::NotSent) {
+        let refused = (std::ptr::from_ref(ea).addr(), dest);
+        let mut list = lock(&REFUSED);
+        if !list.contains(&refused) {
+            list.push(refused);
+        }
+    }
+    result
 }
 
 fn number(index: c_int) -> Result<usize, Error> {
@@ -655,6 +756,7 @@ fn run_error(function: Handler, what: &Undeliverable) {
         offset: offset.unwrap_or(0) as usize,
     };
     let kind = match (what.is_short(), offset) {
+        _ if what.is_get() => 7,
         (true, _) => 1,
         (false, None) => 2,
         (false, Some(_)) => 3,

@@ -9,11 +9,12 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use std::ffi::{CString, OsStr};
 use std::io::{self, Write};
 use std::net::TcpListener;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::ptr::null;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -404,9 +405,12 @@ fn by_ssh(given: &Given, processes: usize) -> io::Result<()> {
     for host in names {
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", &format!("exec {client} {options} \"$0\" \"$1\""), host, &remote]);
-        let mut child = shell.stdin(Stdio::piped()).spawn()?;
-        // (Who does not read it fails by that.)
-        if let (Some(secret), Some(mut input)) = (&secret, child.stdin.take()) {
+        // (A socket: who writes to a pipe that nobody reads any more gets a signal.)
+        let (mut input, theirs) = UnixStream::pair()?;
+        shell.stdin(OwnedFd::from(theirs)).spawn()?;
+        drop(shell);
+        if let Some(secret) = &secret {
+            // Who does not read it fails by that.
             let _ = writeln!(input, "{secret}");
         }
     }
@@ -463,7 +467,7 @@ fn by_command(given: &Given, processes: usize) -> io::Result<()> {
     Command::new("/bin/sh").args(["-c", &command]).spawn().map(drop)
 }
 
-fn host_name() -> String {
+pub fn host_name() -> String {
     let mut own = [0u8; 256];
     // SAFETY: valid for its length, less a zero at the end.
     unsafe { libc::gethostname(own.as_mut_ptr().cast(), own.len() - 1) };

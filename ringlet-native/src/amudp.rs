@@ -22,7 +22,7 @@ pub static AMX_ProcessLabel: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
 /// `amudp_category_t`
 pub fn category(message: &Incoming) -> c_int {
     match message.kind() {
-        Kind::Short => 0,
+        Kind::Short | Kind::Get => 0,
         Kind::Medium => 1,
         Kind::Bulk | Kind::Stored => 2,
     }

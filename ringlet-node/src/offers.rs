@@ -50,6 +50,13 @@ impl<N: Notes> Service<N> {
             (NAME, None) => self.tell_name(token),
             (CALL, Some((node, service))) if self.is_here(node) => self.call_here(token, service),
             (CALL, Some((node, service))) => {
+                // (Or an address of its.)
+                let far = self.far.as_ref();
+                let named = node.parse().ok().and_then(|address| far?.cluster.node_of(address));
+                let node = named.as_deref().unwrap_or(node);
+                if self.is_here(node) {
+                    return self.call_here(token, service);
+                }
                 if let Err(reason) = self.call_there(token, node, service) {
                     self.send_away(token, reason);
                 }

@@ -83,6 +83,16 @@ def check(ringlet, work, deaths):
                 job(2, program, "shared")
             return f"{sizes} processes"
 
+    @step("udpam")
+    def _():
+        program = build("udpam")
+        run([program])
+        # Two processes: what is sent before the other one is there waits for it.
+        ends = [subprocess.Popen([program, "127.0.0.1", *ports], stdout=subprocess.PIPE, text=True) for ports in (["61116", "61117"], ["61117", "61116"])]
+        said = [end.communicate(timeout=LIMIT)[0] for end in ends]
+        assert said == ["all\n"] * 2 and not any(end.returncode for end in ends), said
+        return "2 processes"
+
     for name in ["bundles", "now"]:
         @step(name)
         def _(name=name):
@@ -131,6 +141,8 @@ def check(ringlet, work, deaths):
         assert spawned([3, "S", "stuck"], *by_ssh("one two three"), expected=5) == ["0 of 3"]
         spawned([3, "S", "leaves"], *by_ssh("one two three"), expected=9)
         assert "ended with 7 before" in spawned([3, "S", "job"], *by_ssh("one down three"), expected=7)[0]
+        for _ in range(20):
+            spawned([2, "S", "job"], "SSH_CMD=false", "SSH_SERVERS=one two", expected=1)
         assert "names 2 hosts for 3 processes" in " ".join(spawned([3, "S", "job"], *by_ssh("one two"), expected=3))
         assert "CSPAWN_CMD is not set" in " ".join(spawned([3, "C", "job"], expected=3))
         assert "the spawn function has failed" in spawned(["fails"], expected=3)[0]

@@ -222,10 +222,22 @@ def scenes(ground):
             require(ended[0] == 9, f"one that fails: {ended}")
             status, _, said = run("a no-node", "job")
             require(status == 3 and "there is no node service" in said, f"one that nobody can find: {status} {said}")
-            require(run("a elsewhere", "job")[0] == 99, "one that can't be started")
+            ended = run("a elsewhere", "job")
+            require(ended[0] == 99, f"one that can't be started: {ended}")
         nothing_is_left(a, b)
         note(name, "carried")
 
+    def ports(name, library, a, b):
+        """Endpoints known by ports, of hosts known by their addresses."""
+        with actor(library, HERE.parent / "am" / "udpam.c") as program:
+            ends = [Speaker([*here.before(), program, there.ip, port, mine]) for here, there, port, mine in [(a, b, 61114, 61115), (b, a, 61115, 61114)]]
+            for end in ends:
+                end.hears("all")
+                require(end.process.wait(ANSWER_SECONDS) == 0, f"it fails: {end.told()}")
+        nothing_is_left(a, b)
+        note(name, "carried")
+
+    scene("endpoints known by ports on two hosts", lambda name, _program, a, b: ports(name, library, a, b))
     scene("a job of Active Messages on two hosts", lambda name, _program, a, b: job(name, library, a, b))
     scene("Active Messages between two hosts", trade)
     scene("Active Messages over rails in disorder that fail", trade, lambda: in_memory(ground.random.randrange(1 << 30)))

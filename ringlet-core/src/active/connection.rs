@@ -39,7 +39,7 @@ pub enum Delivered {
 ///
 /// # Safety
 /// `place` returns an address that is valid for writing `head.len` bytes, for every head that `gate` admits and whose length is at
-/// most `BUFFER_BYTES`; for a stored message the address of bytes that are there already.
+/// most `BUFFER_BYTES`; for a stored message, and a get, the address of bytes that are there already.
 pub unsafe trait Host<M: Memory> {
     fn gate(&self) -> Gate;
     fn place(&self, head: &Head) -> *mut u8;
@@ -419,7 +419,7 @@ fn fetch<M: Memory>(
     place: *mut u8,
 ) -> bool {
     let Head { len, kind, .. } = found.head;
-    if len == 0 || matches!(kind, Kind::Stored | Kind::Short) {
+    if len == 0 || matches!(kind, Kind::Stored | Kind::Short | Kind::Get) {
         return true;
     }
     if fits_inline(&found.head) {

@@ -75,7 +75,7 @@ pub struct Room {
 }
 
 /// Bundles of a process, and lists of connections of a bundle.
-pub const BUNDLES: usize = 64;
+pub const BUNDLES: usize = 255;
 pub const LISTS: usize = 4;
 pub const LANES: usize = LISTS * LANE_MAX_COUNT;
 pub const BELLS_BYTES: usize = BUNDLES * size_of::<Bell>();

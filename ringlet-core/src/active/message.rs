@@ -24,7 +24,13 @@ pub enum Kind {
     /// As `Bulk`, by a sender that has stored them there itself. The upper byte of the offset tells which segment of the
     /// receiver's that was (`Gate::generation`).
     Stored = 4,
+    /// A request for bytes of the receiver's segment, which answers by itself: with a bulk reply for the handler, to the place in the sender's segment
+    /// that the last `GET_WORDS` arguments say.
+    Get = 5,
 }
+
+/// Of a `Get`: where its bytes are to be stored, the lower half first.
+pub const GET_WORDS: usize = 2;
 
 /// Why a message came back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,6 +139,20 @@ impl Head {
             _ => self.offset,
         }
     }
+
+    /// Of the handler's arguments: not where the bytes of a `Get` are to be stored.
+    pub fn words(&self) -> &[u32] {
+        let words = self.arguments.words();
+        let own = if self.kind == Kind::Get { GET_WORDS } else { 0 };
+        &words[..words.len().saturating_sub(own)]
+    }
+
+    /// The answer to a `Get`, which the gate has admitted.
+    pub fn got(&self) -> Option<Head> {
+        let (own, [low, high]) = self.arguments.words().split_last_chunk::<GET_WORDS>()?;
+        let (arguments, offset) = (Arguments::new(own)?, u64::from(*low) | u64::from(*high) << 32);
+        Some(Head { kind: Kind::Bulk, arguments, offset, ..*self })
+    }
 }
 
 /// A message to be sent; `bytes` is empty for a short one and for one whose bytes are stored already.
@@ -170,11 +190,15 @@ impl Gate {
             return Err(Status::BadTag);
         }
         let bit = self.handlers[head.handler as usize / 64] >> (head.handler % 64) & 1;
-        // Handler 0 is for what comes back.
-        if bit == 0 || head.handler == 0 {
+        // Handler 0 is for what comes back; that of a get is the sender's.
+        let is_get = head.kind == Kind::Get;
+        if bit == 0 && !is_get || head.handler == 0 {
             return Err(Status::BadHandler);
         }
-        if matches!(head.kind, Kind::Bulk | Kind::Stored) {
+        if is_get && (reply || head.arguments.words().len() < GET_WORDS) {
+            return Err(Status::BadArguments);
+        }
+        if matches!(head.kind, Kind::Bulk | Kind::Stored | Kind::Get) {
             let (offset, stored) = (head.place(), head.kind == Kind::Stored);
             let is_another = stored && head.offset >> GENERATION_SHIFT != self.generation as u64;
             if offset > self.segment as u64 || self.segment == 0 || is_another {
@@ -240,6 +264,7 @@ pub(super) fn decode(body: &[u8]) -> Option<Decoded> {
         2 => Kind::Medium,
         3 => Kind::Bulk,
         4 => Kind::Stored,
+        5 => Kind::Get,
         _ => return None,
     };
     let len = (word_at(0) >> 32) as usize;

@@ -91,11 +91,12 @@ fn shape<M: Memory>(head: &[u8; HEAD_BYTES]) -> Option<(usize, usize)> {
     let [kind, count, _, extra, len @ ..] = *head.first_chunk::<8>()?;
     let (len, count) = (u32::from_le_bytes(len) as usize, count as usize);
     let used = HEAD_BYTES + 4 * count;
-    let kinds = [Kind::Short, Kind::Medium, Kind::Bulk];
+    let kinds = [Kind::Short, Kind::Medium, Kind::Bulk, Kind::Get];
     match kinds.into_iter().find(|each| *each as u8 == kind & !RETURNED)? {
         _ if count > ARGUMENTS || len > BUFFER_BYTES => None,
         _ if kind & RETURNED != 0 => Some((used, 0)),
         Kind::Short if len != 0 => None,
+        Kind::Get => Some((used, 0)),
         _ if len + 4 * count <= INLINE_BYTES => Some((used + len, 0)),
         _ if usize::from(extra) < M::DEPTH => Some((used, len)),
         _ => None,

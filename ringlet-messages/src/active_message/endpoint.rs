@@ -8,9 +8,11 @@ use super::state::{
     TRANSLATIONS_AT_FIRST, Translation, Undeliverable, Undelivered, own, raw,
 };
 use super::statistics::Statistics;
+use crate::guarded::Guarded;
 use ringlet_core::active::message::{TAG_ALL, TAG_NONE};
 use ringlet_core::active::{Gate, Status, Tag};
-use ringlet_linux::map;
+use ringlet_linux::sys::Errno;
+use ringlet_linux::{map, meet};
 use std::cell::RefCell;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -51,6 +53,19 @@ impl Endpoint {
             self.open.lock().memory = None;
             state.set_segment(std::ptr::null_mut(), 0, 0, None);
         }
+    }
+
+    /// Makes the endpoint known to this user's processes in this network namespace by a number, not 0, until it is freed (`Name::known`).
+    pub fn make_known(self: &Arc<Self>, port: u16) -> Result<(), Error> {
+        self.enter()?.0.outside()?;
+        let listener =
+            meet::offer_named(&Name::known(port).rendezvous()).map_err(|error| match error {
+                Errno::EADDRINUSE => Error::InUse,
+                _ => Error::NoResource,
+            })?;
+        let listener = Guarded::new(own(listener));
+        self.shared.command(Command::Known { port, endpoint: self.clone(), listener });
+        Ok(())
     }
 
     pub fn tag(&self) -> Result<Tag, Error> {
@@ -293,7 +308,9 @@ impl State {
                 lanes.remove(&lane.peer);
             }
         }
-        if matches!(status, Status::Unreachable | Status::BadEndpoint) {
+        // (Another process may be known by that number then.)
+        let can_return = lane.peer.port().is_some();
+        if matches!(status, Status::Unreachable | Status::BadEndpoint) && !can_return {
             self.gone.borrow_mut().insert(lane.peer, status);
         }
     }

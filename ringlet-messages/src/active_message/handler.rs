@@ -22,7 +22,7 @@ unsafe impl Host<SegmentMemory> for Handled<'_> {
     #[inline]
     fn place(&self, head: &Head) -> *mut u8 {
         match head.kind {
-            Kind::Bulk | Kind::Stored => {
+            Kind::Bulk | Kind::Stored | Kind::Get => {
                 self.state.segment.get().wrapping_add(head.place() as usize)
             }
             Kind::Short | Kind::Medium => self.guard.scratch(),
@@ -31,6 +31,9 @@ unsafe impl Host<SegmentMemory> for Handled<'_> {
 
     #[inline]
     fn run(&self, call: &Call<SegmentMemory>) {
+        if call.head().kind == Kind::Get {
+            return self.give(call);
+        }
         let handlers = self.state.handlers.borrow();
         if let Some(handler) = &handlers[call.head().handler as usize] {
             let mut statistics = self.state.statistics.borrow_mut();
@@ -47,6 +50,29 @@ unsafe impl Host<SegmentMemory> for Handled<'_> {
     fn returned(&self, returned: &Returned) {
         let what = Undelivered { returned: *returned, peer: Some(self.lane.peer) };
         self.guard.inner.returned.borrow_mut().push_back((self.endpoint.clone(), what));
+    }
+}
+
+impl Handled<'_> {
+    /// Answers a get, which the gate has admitted.
+    #[cold]
+    #[allow(unsafe_code)]
+    fn give(&self, call: &Call<SegmentMemory>) {
+        let Some(head) = call.head().got() else { return };
+        self.state.statistics.borrow_mut().requests_received[statistics::place(Kind::Get)] += 1;
+        let scratch = self.guard.scratch();
+        // (By way of the scratch: others may write to the segment meanwhile.)
+        // SAFETY: the gate has found as many bytes in the segment, and the scratch holds `BUFFER_BYTES`, which no message exceeds.
+        unsafe { call.place().copy_to(scratch, head.len) };
+        // SAFETY: as above; nothing else is put there before this returns.
+        let bytes = unsafe { std::slice::from_raw_parts(scratch, head.len) };
+        match call.reply(&Message { head, bytes }) {
+            Ok(()) => {
+                self.state.statistics.borrow_mut().replies.count(&head);
+                self.lane.notify();
+            }
+            Err(_) => self.lane.end(Status::Unreachable),
+        }
     }
 }
 
@@ -127,6 +153,9 @@ impl Incoming<'_> {
     /// From a request's handler, once.
     pub fn reply(&self, handler: u8, arguments: &[u32], payload: Payload) -> Result<(), Error> {
         let message: Message = payload.message(handler, arguments)?;
+        if message.head.kind == Kind::Get {
+            return Err(Error::BadArgument);
+        }
         match self.call.reply(&message) {
             Ok(()) => {
                 self.host.state.statistics.borrow_mut().replies.count(&message.head);
@@ -165,17 +194,22 @@ impl Undeliverable<'_> {
     }
 
     pub fn arguments(&self) -> &[u32] {
-        self.returned.head.arguments.words()
+        self.returned.head.words()
     }
 
     pub fn tag(&self) -> Tag {
         self.returned.head.tag
     }
 
-    /// How many bytes it carried, and where they were to be stored (`None` for a medium message).
+    /// It asked for bytes.
+    pub fn is_get(&self) -> bool {
+        self.returned.head.kind == Kind::Get
+    }
+
+    /// How many bytes it carried, or asked for, and where they were to be stored (`None` for a medium message), or are.
     pub fn bytes(&self) -> (usize, Option<u64>) {
         let head = &self.returned.head;
-        let bulk = matches!(head.kind, Kind::Bulk | Kind::Stored);
+        let bulk = matches!(head.kind, Kind::Bulk | Kind::Stored | Kind::Get);
         (head.len, bulk.then_some(head.place()))
     }
 }

@@ -48,6 +48,13 @@ pub enum Payload<'a> {
         offset: u64,
         bytes: &'a [u8],
     },
+    /// None, but a wish: so many bytes of the receiver's segment, from this offset, are to come to that one of the sender's. Its answer is a bulk reply
+    /// with these arguments for this handler. Two arguments fewer; in requests only.
+    Get {
+        from: u64,
+        to: u64,
+        len: usize,
+    },
 }
 
 impl<'a> Payload<'a> {
@@ -57,6 +64,7 @@ impl<'a> Payload<'a> {
             Payload::None => (Kind::Short, &[][..], 0),
             Payload::Medium(bytes) => (Kind::Medium, bytes, 0),
             Payload::Bulk { offset, bytes } => (Kind::Bulk, bytes, offset),
+            Payload::Get { from, to, len } => return get(from, to, len, handler, arguments),
         };
         let arguments = Arguments::new(arguments).ok_or(Error::BadArgument)?;
         if bytes.len() > BUFFER_BYTES {
@@ -66,4 +74,19 @@ impl<'a> Payload<'a> {
         let head = Head { kind, handler, arguments, tag, len, offset };
         Ok(Message { head, bytes })
     }
+}
+
+#[cold]
+fn get<'a>(
+    from: u64,
+    to: u64,
+    len: usize,
+    handler: u8,
+    arguments: &[u32],
+) -> Result<Message<'a>, Error> {
+    let words = [arguments, &[to as u32, (to >> 32) as u32]].concat();
+    let arguments = Arguments::new(&words).filter(|_| len <= BUFFER_BYTES);
+    let arguments = arguments.ok_or(Error::BadArgument)?;
+    let head = Head { kind: Kind::Get, handler, arguments, tag: TAG_ALL, len, offset: from };
+    Ok(Message { head, bytes: &[] })
 }

@@ -25,8 +25,21 @@ impl Name {
 
     /// By which an endpoint knows a peer beyond its network namespace. It is what we say it is: nobody there can take the name of another one.
     pub(super) fn of_somebody_afar() -> Option<Name> {
+        Some(Name::new(new_identity()?, u32::MAX, 0))
+    }
+
+    /// The endpoint that a process of this user's has made known by a number, not 0 (`Endpoint::make_known`), whichever process that is.
+    pub fn known(port: u16) -> Name {
         let mut process = [0; 16];
-        ringlet_linux::sys::random(&mut process).then(|| Name::new(process, u32::MAX, 0))
+        process[..2].copy_from_slice(&port.to_le_bytes());
+        Name::new(process, ringlet_linux::sys::geteuid(), 0)
+    }
+
+    /// The number, if that is all which is known.
+    pub(super) fn port(&self) -> Option<u16> {
+        let (port, rest) = self.process.split_first_chunk()?;
+        Some(u16::from_le_bytes(*port))
+            .filter(|port| *port != 0 && rest.iter().all(|byte| *byte == 0))
     }
 
     pub fn to_bytes(self) -> [u8; NAME_BYTES] {
@@ -49,10 +62,23 @@ impl Name {
 
     /// Where the process is met: an abstract Unix name.
     pub(super) fn rendezvous(&self) -> Vec<u8> {
+        if let Some(port) = self.port() {
+            return format!("ringlet-am-port/{}/{port}", self.user).into_bytes();
+        }
         let mut name = b"ringlet-am/".to_vec();
         for byte in self.process {
             name.extend(format!("{byte:02x}").bytes());
         }
         name
     }
+}
+
+/// Of a process. Its last four bytes are neither all zeros nor all ones: so it is told from a number and an address (those of an integer's upper half).
+pub(super) fn new_identity() -> Option<[u8; 16]> {
+    let mut process = [0; 16];
+    let made = ringlet_linux::sys::random(&mut process);
+    if matches!(process[12], 0 | u8::MAX) {
+        process[12] = 1;
+    }
+    made.then_some(process)
 }

@@ -3,6 +3,7 @@
 use super::endpoint::say;
 use super::lane::{Bells, Stage};
 use super::message::Error;
+use super::name::new_identity;
 use super::service::Service;
 use super::state::{BundleState, Command, Endpoint, Shared, own, raw};
 use parking_lot::Mutex;
@@ -32,10 +33,7 @@ pub(super) fn thread(
 
 impl Process {
     pub fn start() -> Result<Process, Error> {
-        let mut identity = [0; 16];
-        if !sys::random(&mut identity) {
-            return Err(Error::NoResource);
-        }
+        let identity = new_identity().ok_or(Error::NoResource)?;
         let made = |fd: sys::Sys<i32>| fd.map(own).map_err(|_| Error::NoResource);
         let bells_fd = made(map::sealed_memfd(c"ringlet-am-bells", BELLS_BYTES, 0))?;
         let shared = Arc::new(Shared {
@@ -45,6 +43,7 @@ impl Process {
             bells_fd,
             bundles: [const { OnceLock::new() }; BUNDLES],
             endpoints: Mutex::default(),
+            known: Mutex::default(),
             next_endpoint: AtomicU32::new(0),
             next_lane: AtomicU64::new(0),
             commands: Mutex::default(),
@@ -58,10 +57,11 @@ impl Process {
 
     /// Wakes who waits for one of its bundles, to look at something else.
     pub fn rouse(&self) {
-        for index in
-            (0..BUNDLES).filter(|index| self.shared.bundle(*index).used.load(Ordering::Acquire))
-        {
-            self.shared.bundle(index).tell(self.shared.bells.of(index));
+        // (Those that were never used are not made for this.)
+        for bundle in self.shared.bundles.iter().filter_map(OnceLock::get) {
+            if bundle.used.load(Ordering::Acquire) {
+                bundle.tell(self.shared.bells.of(bundle.index));
+            }
         }
     }
 

@@ -205,7 +205,7 @@ impl Shared {
         let lane = Arc::new(Lane::new(self.lane_id(), peer, mapping, 0));
         lane.memory.head().magic.store(MAGIC, Ordering::Relaxed);
         let (endpoint, joined) = (endpoint.clone(), lane.clone());
-        self.command(Command::Connect { endpoint, lane: joined, segment });
+        self.command(Command::Connect { endpoint, lane: joined, segment, since_ns: sys::now_ns() });
         Some(lane)
     }
 

@@ -53,7 +53,7 @@ struct Note {
     ours: u64,
     /// `Hello`, `Open`: the sender.
     from: Name,
-    /// `Open`: the endpoint asked for.
+    /// `Open`: the endpoint asked for, unless `yours` is the number by which it is known.
     endpoint: u32,
 }
 
@@ -101,8 +101,9 @@ struct Link {
     socket: Guarded,
     /// Becomes readable when the process ends, even if a child of its keeps the socket.
     process: Option<OwnedFd>,
-    /// Who it must be, or was found to be.
+    /// Who it must be, or was found to be; the number by which it was called, or 0.
     peer: Option<[u8; 16]>,
+    port: u16,
     asked: bool,
     bells: Option<Bells>,
     leaving: VecDeque<(Note, Option<OwnedFd>)>,
@@ -135,6 +136,8 @@ pub(super) struct Service {
     links: Vec<Link>,
     carried: Vec<Carried>,
     offers: Vec<Offered>,
+    /// Endpoints that are known by numbers, and where callers come for them.
+    known: Vec<(u32, Guarded)>,
     /// Commands whose rendezvous was overrun.
     later: Vec<Command>,
     stop: bool,
@@ -149,6 +152,7 @@ impl Service {
             links: Vec::new(),
             carried: Vec::new(),
             offers: Vec::new(),
+            known: Vec::new(),
             later: Vec::new(),
             stop: false,
         })
@@ -157,6 +161,7 @@ impl Service {
     pub fn run(mut self) {
         while !self.stop || !self.carried.is_empty() {
             let mut fds = vec![watched(&self.listener, 0), watched(&self.shared.waker, 0)];
+            fds.extend(self.known.iter().map(|(_, listener)| watched(listener, 0)));
             for link in &self.links {
                 let waits = !link.leaving.is_empty() && link.refused == 0;
                 let out = if waits { libc::POLLOUT } else { 0 };
@@ -207,12 +212,15 @@ impl Service {
 
     /// Descriptors go both ways, so whoever comes must be of our user.
     fn accept(&mut self) {
-        while let Ok(socket) = meet::accept(raw(&self.listener)) {
-            let socket = Guarded::new(own(socket));
-            let user = meet::credentials(raw(&socket)).map_or(u32::MAX, |found| found.uid);
-            if meet::is_our_user(user) {
-                meet::admit_descriptors(raw(&socket), true);
-                self.links.push(Link::new(socket, None));
+        let known = self.known.iter().map(|(_, listener)| listener);
+        for listener in [&self.listener].into_iter().chain(known) {
+            while let Ok(socket) = meet::accept(raw(listener)) {
+                let socket = Guarded::new(own(socket));
+                let user = meet::credentials(raw(&socket)).map_or(u32::MAX, |found| found.uid);
+                if meet::is_our_user(user) {
+                    meet::admit_descriptors(raw(&socket), true);
+                    self.links.push(Link::new(socket, None));
+                }
             }
         }
     }
@@ -226,8 +234,17 @@ impl Service {
                 let offered = Offered { endpoint, name, line: Some(line), tried_ns: 0 };
                 self.offers.extend(is_there.then_some(offered));
             }
+            Command::Known { port, endpoint, listener } => {
+                // (It may have been freed before.)
+                if endpoint.bundle().is_some() {
+                    self.known.push((endpoint.id, listener));
+                    self.shared.known.lock().insert(port, endpoint);
+                }
+            }
             Command::Freed { endpoint } => {
-                self.offers.retain(|offer| offer.endpoint.id != endpoint)
+                self.offers.retain(|offer| offer.endpoint.id != endpoint);
+                self.known.retain(|(id, _)| *id != endpoint);
+                self.shared.known.lock().retain(|_, each| each.id != endpoint);
             }
             Command::End { lane, status } => {
                 let ended = self.carried.iter_mut().find(|carried| carried.lane.id == lane);
@@ -247,11 +264,17 @@ impl Service {
                     }
                 }
             }
-            Command::Connect { endpoint, lane, segment } => {
+            Command::Connect { endpoint, lane, segment, since_ns } => {
+                // Nobody may be known by that number yet.
+                let may_come = lane.peer.port().is_some() && sys::now_ns() - since_ns < ANSWER_NS;
                 let link = match self.link_to(lane.peer) {
                     Ok(link) => link,
                     Err(Errno::EAGAIN) => {
-                        self.later.push(Command::Connect { endpoint, lane, segment });
+                        self.later.push(Command::Connect { endpoint, lane, segment, since_ns });
+                        return;
+                    }
+                    Err(Errno::ECONNREFUSED) if may_come => {
+                        self.later.push(Command::Connect { endpoint, lane, segment, since_ns });
                         return;
                     }
                     Err(error) => {
@@ -265,7 +288,7 @@ impl Service {
                 let note = Note {
                     kind: OPEN,
                     status: 0,
-                    yours: 0,
+                    yours: lane.peer.port().unwrap_or(0).into(),
                     ours: lane.id,
                     from: self.shared.name(endpoint.id),
                     endpoint: lane.peer.endpoint,
@@ -335,7 +358,12 @@ impl Service {
 
     /// The link to a peer's process, which is made if need be.
     fn link_to(&mut self, peer: Name) -> Sys<usize> {
-        let known = |link: &Link| link.peer == Some(peer.process) && !link.dead;
+        let port = peer.port();
+        let is_it = |link: &Link| match port {
+            Some(port) => link.port == port,
+            None => link.peer == Some(peer.process),
+        };
+        let known = |link: &Link| is_it(link) && !link.dead;
         if let Some(at) = self.links.iter().position(known) {
             return Ok(at);
         }
@@ -345,7 +373,8 @@ impl Service {
             return Err(Errno::EPERM);
         }
         meet::admit_descriptors(raw(&socket), true);
-        let mut link = Link::new(socket, Some(peer.process));
+        let mut link = Link::new(socket, port.is_none().then_some(peer.process));
+        link.port = port.unwrap_or(0);
         link.hello(&self.shared);
         self.links.push(link);
         Ok(self.links.len() - 1)
@@ -495,7 +524,11 @@ fn open(
     note: &Note,
     segment: Option<OwnedFd>,
 ) -> Result<(Arc<Endpoint>, Arc<Lane>), Status> {
-    let endpoint = shared.endpoints.lock().get(&note.endpoint).cloned();
+    let endpoint = match u16::try_from(note.yours) {
+        Ok(0) => shared.endpoints.lock().get(&note.endpoint).cloned(),
+        Ok(port) => shared.known.lock().get(&port).cloned(),
+        Err(_) => None,
+    };
     let endpoint = endpoint.ok_or(Status::BadEndpoint)?;
     // The kernel had no number free for it here.
     let segment = segment.ok_or(Status::Congestion)?;
@@ -539,6 +572,7 @@ impl Link {
             socket,
             process,
             peer,
+            port: 0,
             asked: false,
             bells: None,
             leaving: VecDeque::new(),

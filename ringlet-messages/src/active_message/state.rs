@@ -34,6 +34,8 @@ pub(super) struct Shared {
     pub bells_fd: OwnedFd,
     pub bundles: [OnceLock<BundleState>; BUNDLES],
     pub endpoints: Mutex<HashMap<u32, Arc<Endpoint>>>,
+    /// Endpoints by the numbers by which they are known.
+    pub known: Mutex<HashMap<u16, Arc<Endpoint>>>,
     pub next_endpoint: AtomicU32,
     pub next_lane: AtomicU64,
     pub commands: Mutex<Vec<Command>>,
@@ -46,6 +48,13 @@ pub(super) enum Command {
         endpoint: Arc<Endpoint>,
         lane: Arc<Lane>,
         segment: OwnedFd,
+        since_ns: u64,
+    },
+    /// An endpoint that is known by a number, and where callers come for that.
+    Known {
+        port: u16,
+        endpoint: Arc<Endpoint>,
+        listener: Guarded,
     },
     End {
         lane: u64,

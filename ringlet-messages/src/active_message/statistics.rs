@@ -28,7 +28,7 @@ pub struct Sent {
 /// The place of a kind in `PerKind`.
 pub fn place(kind: Kind) -> usize {
     match kind {
-        Kind::Short => 0,
+        Kind::Short | Kind::Get => 0,
         Kind::Medium => 1,
         Kind::Bulk | Kind::Stored => 2,
     }
@@ -39,7 +39,8 @@ impl Sent {
     pub(super) fn count(&mut self, head: &Head) {
         let at = place(head.kind);
         self.messages[at] += 1;
-        self.bytes[at] += (4 * head.arguments.words().len() + head.len) as u64;
+        let bytes = if head.kind == Kind::Get { 0 } else { head.len };
+        self.bytes[at] += (4 * head.arguments.words().len() + bytes) as u64;
     }
 
     /// With what each message needs beside arguments and payload.
