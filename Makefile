@@ -151,7 +151,7 @@ memif: build
 	tests/setup memif || true
 	python3 tests/eth/memif.py --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet
 
-# The figures of Memory Channel's paper beside what this machine does now.
+# The figures of Memory Channel's paper, and of ETHOM's, beside what this machine does now (ETHOM's as root).
 papers: build
 	tests/setup pvm || true
 	$(TARGET)/release/ringlet bench papers --json $(TARGET)/papers.json --plot $(TARGET)/papers

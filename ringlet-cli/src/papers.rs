@@ -1,6 +1,9 @@
-//! `ringlet bench papers`: the figures of Memory Channel's paper beside what is measured here.
+//! `ringlet bench papers`: the figures of Memory Channel's paper, and of ETHOM's, beside what is measured here.
 //!
-//! The paper's values are those that its text states. FDDI stands there for what the kernel's TCP is here, and Memory Channel for ringlet.
+//! The papers' values are those that their texts state. In Memory Channel's, FDDI stands for what the kernel's TCP is here, and Memory Channel for
+//! ringlet; in ETHOM's, Gigabit Ethernet for veth, and ETHOS for frames by UDP.
+
+mod ethom;
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +17,7 @@ use serde::Serialize;
 use crate::bench::hierarchy::{BANDWIDTH, LATENCY, OVERHEAD, SIZES, name};
 use crate::bench::machine::Machine;
 use crate::bench::spec::{Unit, three_digits};
-use crate::bench::{self, PapersArgs};
+use crate::bench::{self, Paper, PapersArgs};
 use crate::compare::{self, Compared, KERNEL, RINGLET, Spread};
 use crate::plot::{self, BLUE, Bar, Curve, GREEN, GREY, MEMORY_SIZE, ORANGE, Panel, Picture};
 use crate::table;
@@ -96,21 +99,43 @@ fn times(theirs: Option<Spread>, ours: Option<Spread>) -> Option<f64> {
 
 pub fn run(args: &PapersArgs) -> Result<ExitCode> {
     let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { ROUNDS });
+    let wants = |paper| args.only.is_none_or(|only| only == paper);
     let machine = Machine::look()?;
-    let rows = bench::of_papers(rounds, args.quick)?;
-    let folder = tempfile::tempdir()?;
-    fs::write(folder.path().join("pvm.c"), PROGRAM)?;
-    let (programs, mut notes) = compare::of_text(PVM, folder.path(), rounds)?;
-    // (Each says the same.)
-    notes.truncate(1);
+    let (mut rows, mut programs, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+    if wants(Paper::MemoryChannel) {
+        rows = bench::of_memory_channel(rounds, args.quick)?;
+        let folder = tempfile::tempdir()?;
+        fs::write(folder.path().join("pvm.c"), PROGRAM)?;
+        (programs, notes) = compare::of_text(PVM, folder.path(), rounds)?;
+        // (Each says the same.)
+        notes.truncate(1);
+    }
+    if wants(Paper::Ethom) {
+        let (theirs, why) = ethom::measure(rounds, args.quick)?;
+        rows.extend(theirs);
+        notes.extend(why);
+    }
     let failures: Vec<&str> = rows.iter().filter_map(|row| row.error.as_deref()).collect();
     let problems = programs.iter().flat_map(|each| each.problems()).map(String::as_str);
     let failures: Vec<String> = failures.into_iter().chain(problems).map(str::to_owned).collect();
     let found = Found { rows, programs };
-    let figures = [figure_1(&found), figure_5(&found), overheads(&found), figure_6(&found)];
-    let figures: Vec<Row> = figures.into_iter().flatten().collect();
+    let mut figures = Vec::new();
+    if wants(Paper::MemoryChannel) {
+        figures.extend(
+            [figure_1, figure_5, overheads, figure_6].iter().flat_map(|figure| figure(&found)),
+        );
+    }
+    if wants(Paper::Ethom) {
+        figures.extend(ethom::figures(&found));
+    }
     if let Some(folder) = &args.plot {
-        draw(folder, &found, &figures, &machine)?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        if wants(Paper::MemoryChannel) {
+            draw(folder, &found, &figures, &machine)?;
+        }
+        if found.rows.iter().any(|row| row.case == bench::ethom::TCP && row.error.is_none()) {
+            ethom::draw(&folder.join("ethom-figures.svg"), &found, &machine)?;
+        }
     }
     let failed = !failures.is_empty();
     notes.extend(failures);
@@ -315,7 +340,7 @@ fn print(report: &Report, rounds: u32) {
     table::print(header.map(String::from), rows);
     println!(
         "\nMedians of {rounds} by turns. Times: how many times better than kernel TCP (PVM: than PVM over the kernel), in the paper than FDDI; in \
-         Figure 6 than one task, or node, alone.\nHere all is on one machine, where PVM's tasks talk by Unix sockets, and a task is one \
+         Figure 6 than one task, or node, alone. In ETHOM's: than veth, or as it says; in the paper than Gigabit Ethernet, or ETHOS.\nHere all is on one machine, where PVM's tasks talk by Unix sockets, and a task is one \
          processor; in the paper PVM was a library of its own for Memory Channel."
     );
     for note in &report.notes {
@@ -324,7 +349,6 @@ fn print(report: &Report, rounds: u32) {
 }
 
 fn draw(folder: &Path, found: &Found, figures: &[Row], machine: &Machine) -> Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let subtitle = machine.headline().replace('\n', ", ");
     let path = |number: &str| folder.join(format!("memory-channel-{number}.svg"));
     let loads = |what: &'static str, label: &str, colour| {

@@ -11,7 +11,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::bench::spec::{Unit, size_name};
 
-/// In pixels, twice what a page shows, so that small print is sharp.
+/// In pixels, twice what a page shows, so that small print is sharp. (The height is of two panels, side by side.)
 const WIDTH: u32 = 3200;
 const HEIGHT: u32 = 1600;
 const BAR_HEIGHT: u32 = 84;
@@ -21,7 +21,7 @@ pub const ORANGE: RGBColor = RGBColor(0xe6, 0x9f, 0x00);
 pub const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 pub const GREEN: RGBColor = RGBColor(0x00, 0x9e, 0x73);
 pub const RED: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
-const INK: RGBColor = RGBColor(0x22, 0x26, 0x2e);
+pub const INK: RGBColor = RGBColor(0x22, 0x26, 0x2e);
 const FAINT: RGBColor = RGBColor(0x8a, 0x90, 0x9c);
 const GRID: RGBColor = RGBColor(0xe4, 0xe7, 0xec);
 
@@ -69,7 +69,7 @@ pub struct Bar {
 }
 
 pub fn draw(path: &Path, picture: &Picture) -> Result<()> {
-    paint(path, HEIGHT, Drawing::Curves(picture))
+    paint(path, HEIGHT * picture.panels.len().div_ceil(2) as u32, Drawing::Curves(picture))
 }
 
 /// Ratios from one line down: above 1 to the right.
@@ -134,7 +134,10 @@ fn draw_on<T: DrawingBackend>(area: DrawingArea<T, Shift>, picture: &Picture) ->
     area.draw(&Text::new(picture.title.as_str(), (80, 44), text(68, INK)))?;
     area.draw(&Text::new(picture.subtitle.as_str(), (80, 128), text(38, FAINT)))?;
     let (_, body) = area.split_vertically(196);
-    for (part, panel) in body.split_evenly((1, picture.panels.len())).iter().zip(&picture.panels) {
+    let count = picture.panels.len();
+    for (part, panel) in
+        body.split_evenly((count.div_ceil(2), count.min(2))).iter().zip(&picture.panels)
+    {
         draw_panel(part, panel)?;
     }
     area.present()

@@ -11,8 +11,8 @@ use nix::unistd::getppid;
 use super::handover::HandOver;
 use super::spec::{Pause, Role, Said, Spec, Work};
 use super::{
-    client, cost, ethernet, hierarchy, limits, messages, mirror, native, ports, reflect, server,
-    symbol,
+    client, cost, ethernet, ethom, hierarchy, limits, messages, mirror, native, ports, reflect,
+    server, symbol,
 };
 
 /// What an ordinary program reads at once.
@@ -51,6 +51,7 @@ fn try_run(spec: &str) -> Result<()> {
                     client::asleep(HandOver::new(by, cpus)?, budget)?
                 }
                 Work::Ethernet { by } => ethernet::measure(&spec, by)?,
+                Work::Ethom { by, over } => ethom::measure(&spec, by, over)?,
                 Work::Ports { .. } => ports::measure(&spec)?,
                 Work::Ucx => messages::measure_ucx()?,
                 Work::Native { .. } => native::measure(&spec)?,

@@ -87,6 +87,7 @@ pub fn measure(spec: &Spec, address: &str) -> Result<Vec<Figure>> {
         | Work::Native { .. }
         | Work::Reflect { .. }
         | Work::Ethernet { .. }
+        | Work::Ethom { .. }
         | Work::Ports { .. }
         | Work::Mirror { .. }
         | Work::HandOver { .. }

@@ -21,13 +21,13 @@ use super::child::BUFFER_BYTES;
 use super::spec::{Figure, Link, Spec, Unit};
 use super::stats::median;
 
-const DEVICE: &str = "ringlet0";
-const PORT: u16 = 7007;
+pub const DEVICE: &str = "ringlet0";
+pub const PORT: u16 = 7007;
 /// For what is to be there at once; only a fault meets it.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 const BATCH: usize = 16;
 
-fn address(number: u8) -> Ipv4Addr {
+pub fn address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 7, 0, number)
 }
 
@@ -40,6 +40,20 @@ fn address_below(number: u8) -> Ipv4Addr {
 
 pub fn measure(spec: &Spec, by: Link) -> Result<Vec<Figure>> {
     let budget = Duration::from_millis(spec.budget_ms);
+    // (As veth has it; segments are passed whole by both.)
+    let listen = || Ok(TcpListener::bind((address(2), PORT))?);
+    let ask = move || Ok(vec![round_trips(budget)?, stream(budget)?]);
+    between(by, 1500, listen, |listener| answer(&listener), ask)
+}
+
+/// Runs the two ends in a namespace each, between which there is that link: one listens and then answers, the other one asks.
+pub fn between<T: 'static>(
+    by: Link,
+    mtu: u16,
+    listen: impl FnOnce() -> Result<T> + Send + 'static,
+    answer: impl FnOnce(T) -> Result<()> + Send + 'static,
+    ask: impl FnOnce() -> Result<Vec<Figure>> + Send + 'static,
+) -> Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
     let rules = Rules { addresses: Policy::Moving, storm: 0 };
     let rooms = (1..=2).map(|number| {
@@ -57,18 +71,18 @@ pub fn measure(spec: &Spec, by: Link) -> Result<Vec<Figure>> {
     let (listens, is_listening) = mpsc::channel();
     // (Until the process ends.)
     thread::spawn(move || {
-        let far = || -> Result<TcpListener> {
+        let far = || -> Result<T> {
             enter()?;
             far_thread.send(gettid().as_raw())?;
             is_made.recv()?;
-            attach(by, 2, theirs)?;
-            Ok(TcpListener::bind((address(2), PORT))?)
+            attach(by, mtu, 2, theirs)?;
+            listen()
         };
         match far() {
             Err(error) => _ = listens.send(Err(format!("{error:#}"))),
             Ok(listener) => {
                 let _ = listens.send(Ok(()));
-                let _ = answer(&listener);
+                let _ = answer(listener);
             }
         }
     });
@@ -85,12 +99,12 @@ pub fn measure(spec: &Spec, by: Link) -> Result<Vec<Figure>> {
             ip(&["link", "add", name, "type", "veth", "peer", "name", name, "netns", &far])?;
         }
         made.send(())?;
-        attach(by, 1, room)?;
+        attach(by, mtu, 1, room)?;
         is_listening
             .recv_timeout(PATIENCE)
             .context("the far end does not listen")?
             .map_err(|error| anyhow!(error))?;
-        Ok(vec![round_trips(budget)?, stream(budget)?])
+        ask()
     });
     near.join().map_err(|_| anyhow!("a thread has panicked"))?
 }
@@ -100,11 +114,18 @@ fn enter() -> Result<()> {
 }
 
 fn ip(words: &[&str]) -> Result<()> {
-    let done =
-        Command::new("ip").args(words).output().context("`ip` can't be run (package iproute2)")?;
+    tool("ip", words)
+}
+
+/// One of iproute2's.
+pub fn tool(name: &str, words: &[&str]) -> Result<()> {
+    let done = Command::new(name)
+        .args(words)
+        .output()
+        .with_context(|| format!("`{name}` can't be run (package iproute2)"))?;
     ensure!(
         done.status.success(),
-        "ip {}: {}",
+        "{name} {}: {}",
         words.join(" "),
         String::from_utf8_lossy(&done.stderr).trim()
     );
@@ -112,7 +133,7 @@ fn ip(words: &[&str]) -> Result<()> {
 }
 
 /// This thread's namespace has its end of the link, with an address.
-fn attach(by: Link, number: u8, room: Room) -> Result<()> {
+fn attach(by: Link, mtu: u16, number: u8, room: Room) -> Result<()> {
     if by == Link::Udp {
         // (As a network between hosts is: packets of 1,500 bytes.)
         ip(&["link", "set", BELOW, "mtu", "1500", "up"])?;
@@ -122,10 +143,9 @@ fn attach(by: Link, number: u8, room: Room) -> Result<()> {
     }
     if by != Link::Veth {
         let queues = if let Link::Ringlet { queues } = by { queues } else { 1 };
-        begin(move |ready| port(queues, room, ready))?;
+        begin(move |ready| port(queues, mtu, room, ready))?;
     }
-    // (As veth has it; segments are passed whole by both.)
-    ip(&["link", "set", DEVICE, "mtu", "1500", "up"])?;
+    ip(&["link", "set", DEVICE, "mtu", &mtu.to_string(), "up"])?;
     ip(&["address", "add", &format!("{}/24", address(number)), "dev", DEVICE])
 }
 
@@ -148,15 +168,15 @@ fn span(room: Room, peer: Ipv4Addr, ready: &Sender<Result<(), String>>) {
     let _ = ready.send(ended.map_err(|error| format!("{error:#}")));
 }
 
-fn port(queues: u16, room: Room, ready: &Sender<Result<(), String>>) {
+fn port(queues: u16, mtu: u16, room: Room, ready: &Sender<Result<(), String>>) {
     let ends: (Sender<End>, Receiver<End>) = mpsc::channel();
-    let settings = Settings { device: DEVICE.into(), mtu: 1500, mac: None, queues, watch_us: 200 };
+    let settings = Settings { device: DEVICE.into(), mtu, mac: None, queues, watch_us: 200 };
     let is_ready = ready.clone();
     let ended = device::up(&settings, room, ends, move |_| _ = is_ready.send(Ok(())), |_| ());
     let _ = ready.send(ended.map(drop).map_err(|error| format!("{error:#}")));
 }
 
-fn connect() -> Result<TcpStream> {
+pub fn connect() -> Result<TcpStream> {
     let until = Instant::now() + PATIENCE;
     loop {
         match TcpStream::connect_timeout(&SocketAddr::from((address(2), PORT)), PATIENCE) {

@@ -9,6 +9,7 @@ mod client;
 mod cost;
 mod datagrams;
 mod ethernet;
+pub mod ethom;
 mod handover;
 pub mod hierarchy;
 mod limits;
@@ -99,12 +100,18 @@ pub enum Part {
     Papers(PapersArgs),
 }
 
-/// The figures of Memory Channel's paper beside what is measured now
+/// The figures of Memory Channel's paper, and of ETHOM's, beside what is measured now
 ///
-/// Its Figure 1 (what memory, and messages, cost), Figure 5 (one-way messages of 32 B by PVM and directly), the overhead of a message that is
+/// Of Memory Channel's its Figure 1 (what memory, and messages, cost), Figure 5 (one-way messages of 32 B by PVM and directly), the overhead of a message that is
 /// written and left to run, and Figure 6 (an application of PVM's). PVM takes part where it is installed, unmodified, with both its tasks here.
+/// Of ETHOM's its Figures 5 and 6 (how long messages take, and how many bytes a second go, by TCP), and 9 and 10 (the same by TIPC, where the
+/// kernel has it) between two network namespaces: by `ringlet eth` (ETHOM), by frames over UDP (ETHOS), and by veth (the kernel's own Ethernet).
+/// That needs root.
 #[derive(Args, Debug)]
 pub struct PapersArgs {
+    /// One of the papers only
+    #[arg(long, value_enum)]
+    pub only: Option<Paper>,
     /// A short run that shows that everything works; its figures are rough
     #[arg(long)]
     pub quick: bool,
@@ -117,6 +124,14 @@ pub struct PapersArgs {
     /// Draw each figure into this directory, as an .svg
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Paper {
+    /// R. B. Gillett, "Memory Channel network for PCI" (1996)
+    MemoryChannel,
+    /// R. Finocchiaro et al., "ETHOM, an Ethernet over SCI and DX driver for Linux" (2009)
+    Ethom,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -250,9 +265,15 @@ pub fn run(args: BenchArgs) -> Result<ExitCode> {
 }
 
 /// What the Memory Channel's paper measured, but for its programs.
-pub fn of_papers(rounds: u32, quick: bool) -> Result<Vec<Row>> {
+pub fn of_memory_channel(rounds: u32, quick: bool) -> Result<Vec<Row>> {
     SigSet::from(Signal::SIGPIPE).thread_block()?;
-    Ok(rows_of(&plan::papers(rounds, quick)?))
+    Ok(rows_of(&plan::memory_channel(rounds, quick)?))
+}
+
+/// What ETHOM's paper measured, by these.
+pub fn of_ethom(rounds: u32, quick: bool, overs: &[spec::Over]) -> Result<Vec<Row>> {
+    SigSet::from(Signal::SIGPIPE).thread_block()?;
+    Ok(rows_of(&plan::ethom(rounds, quick, overs)))
 }
 
 fn rows_of(cases: &[Case]) -> Vec<Row> {

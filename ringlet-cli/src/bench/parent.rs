@@ -47,12 +47,13 @@ impl Contender {
 
     fn needs_no_peer(&self) -> bool {
         use Work::{
-            Cost, Ethernet, HandOver, Hierarchy, Limits, Mirror, Native, Ports, Reflect, Ucx,
+            Cost, Ethernet, Ethom, HandOver, Hierarchy, Limits, Mirror, Native, Ports, Reflect, Ucx,
         };
         matches!(
             self.work,
             Limits { .. }
                 | Ethernet { .. }
+                | Ethom { .. }
                 | Hierarchy { .. }
                 | Mirror { .. }
                 | Native { .. }

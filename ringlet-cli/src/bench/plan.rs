@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use super::parent::{Contender, Setting};
 use super::place::{Crowd, Quota};
-use super::spec::{By, Cost, Family, Link, Waiting, Work};
+use super::spec::{By, Cost, Family, Link, Over, Waiting, Work};
 use super::{BenchArgs, Group, Pin, Sizes, Transport, machine, messages, place, report};
 
 /// Something to measure by several contenders.
@@ -195,8 +195,33 @@ fn links() -> Vec<Contender> {
     ]
 }
 
+/// What ETHOM's paper measured: by the kernel's own Ethernet, by ours, and by frames over UDP.
+pub fn ethom(rounds: u32, quick: bool, overs: &[Over]) -> Vec<Case> {
+    let setting = Setting {
+        budget: Duration::from_millis(if quick { 10 } else { 60 }),
+        pin: None,
+        pairs: 1,
+        idle: Duration::ZERO,
+        crowd: Crowd::default(),
+    };
+    let case = |over: &Over| {
+        let (name, title) = match over {
+            Over::Tcp => (super::ethom::TCP, "ETHOM's figures by TCP"),
+            Over::Tipc => (super::ethom::TIPC, "ETHOM's figures by TIPC"),
+        };
+        let by = |label, by| Contender { label, ..unwrapped(&Work::Ethom { by, over: *over }) };
+        let contenders = vec![
+            by(report::ETHERNET_BASELINE, Link::Veth),
+            by(super::ethom::OURS, Link::Ringlet { queues: 1 }),
+            by(super::ethom::BY_UDP, Link::Udp),
+        ];
+        Case { name, title: title.into(), rounds, setting: setting.clone(), contenders }
+    };
+    overs.iter().map(case).collect()
+}
+
 /// What the Memory Channel's paper measured, but for its programs.
-pub fn papers(rounds: u32, quick: bool) -> Result<Vec<Case>> {
+pub fn memory_channel(rounds: u32, quick: bool) -> Result<Vec<Case>> {
     let cpus = machine::two_cores()?;
     let setting = Setting {
         budget: Duration::from_millis(if quick { 20 } else { 100 }),

@@ -82,6 +82,7 @@ pub fn serve(spec: &Spec) -> Result<()> {
         | Work::Native { .. }
         | Work::Reflect { .. }
         | Work::Ethernet { .. }
+        | Work::Ethom { .. }
         | Work::Ports { .. }
         | Work::Mirror { .. }
         | Work::HandOver { .. }

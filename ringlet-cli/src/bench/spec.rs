@@ -79,6 +79,8 @@ pub enum Work {
     Mirror { cpus: (usize, usize) },
     /// TCP between two network namespaces.
     Ethernet { by: Link },
+    /// What ETHOM's paper measured, between the same: messages of many sizes.
+    Ethom { by: Link, over: Over },
     /// Frames between two ports of programs, on two cores.
     Ports { cpus: (usize, usize) },
     /// The bare cache line, memcpy and eventfd; with the cores for two threads.
@@ -101,6 +103,13 @@ pub enum Link {
     },
     /// Two networks of that name which reach each other by UDP over veth, as two hosts' do.
     Udp,
+}
+
+/// Whose messages.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Over {
+    Tcp,
+    Tipc,
 }
 
 /// What two processes wake each other by.

@@ -1,5 +1,6 @@
 """What Debian's kernel puts on an Ethernet: TIPC, and a bond, on devices of `ringlet eth` in network namespaces."""
 
+import json
 import pathlib
 import re
 import sys
@@ -100,6 +101,13 @@ def scenes(ground):
         host.tell(f"{'bytes':>8}  half a round trip (us): {' / '.join(tables)}   one way (MB/s): {' / '.join(tables)}")
         for rows in zip(*tables.values(), strict=True):
             host.tell(f"{rows[0][0]:>8}  {' / '.join(row[1] for row in rows):>36}   {' / '.join(row[2] for row in rows):>30}")
+
+    with ground.scene("ETHOM's figures are measured, by TIPC too"):
+        # (How long a machine that is emulated takes says nothing.)
+        said = json.loads(run(ground.options.ringlet, "bench", "papers", "--only", "ethom", "--quick", "--json", "-"))
+        require(not said["notes"], str(said["notes"]))
+        missing = [row["what"] for row in said["figures"] if row["here"] is None]
+        require(not missing and any("TIPC" in row["figure"] for row in said["figures"]), f"not measured: {missing}")
 
     with ground.scene("a bond of two devices, of which one dies"), place(ground) as ours:
         hosts = ours.hosts(2)
