@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result, bail, ensure};
 use ringlet::waiting::spin;
@@ -30,6 +30,8 @@ use crate::wire::{Choice, Reach, Way as Told};
 
 /// Frames of one way before the other has its turn.
 const TURN: usize = 64;
+/// Before what could not be a port is tried again.
+const TRY_AGAIN: Duration = BEAT;
 /// A look at a socket costs a system call: one of so many.
 const LOOKS_PER_CALL: u32 = 8;
 pub const WAYS_MOST: usize = 4;
@@ -297,6 +299,8 @@ pub(crate) struct Far {
     nth: usize,
     /// What it is, if it is no other host, or one that is reached by another name.
     double: Option<String>,
+    /// Why it could not be a port here, and when that was.
+    failed: Option<(String, Instant)>,
     ways: Vec<Way>,
     watch_us: u64,
     timer: OwnedFd,
@@ -347,6 +351,7 @@ impl Far {
             spans,
             nth,
             double: None,
+            failed: None,
             ways,
             watch_us,
             timer,
@@ -371,9 +376,20 @@ impl Far {
                 (0..TURN).take_while(|_| way.receive(&mut self.held)).for_each(drop);
             }
             self.held.clear();
-            match self.best() {
-                Some(_) => self.serve(tell.clone())?,
-                None => self.sleep(false)?,
+            // (What is lacking here, or another port has, may be free later; the other hosts' ports have nothing to do with it.)
+            let is_soon = self.failed.as_ref().is_some_and(|(_, at)| at.elapsed() < TRY_AGAIN);
+            if self.best().is_none() || is_soon {
+                self.sleep(false)?;
+                continue;
+            }
+            let why = self.serve(tell.clone()).err().map(|error| format!("{error:#}"));
+            let before = self.failed.take().map(|(before, _)| before);
+            if let Some(why) = why {
+                if before.as_ref() != Some(&why) {
+                    tell(Event::Apart(format!("{} is no port here: {why}", self.name)));
+                }
+                self.failed = Some((why, Instant::now()));
+                self.tell();
             }
         }
         Ok(())
@@ -431,7 +447,8 @@ impl Far {
     }
 
     fn tell(&self) {
-        let by = self.best().map(|at| self.reach_of(at).address);
+        let by = self.best().filter(|_| self.failed.is_none());
+        let by = by.map(|at| self.reach_of(at).address);
         let ways = (0..self.ways.len()).map(|at| self.reach_of(at)).collect();
         *self.post.reach.lock().unwrap_or_else(PoisonError::into_inner) =
             Reach { name: self.name.clone(), by, ways };
@@ -448,7 +465,9 @@ impl Far {
             Way::Node(node, carried) => (Address::Node(node.clone()), carried.why(), 0),
             Way::Udp(udp) => (Address::Udp(udp.peer()), udp.why(), udp.lost()),
         };
-        let why = self.double.as_ref().map(|what| format!("it is {what}")).or(why);
+        let double = self.double.as_ref().map(|what| format!("it is {what}"));
+        let failed = self.failed.as_ref().map(|(why, _)| format!("it is no port here: {why}"));
+        let why = double.or(failed).or(why);
         Told { address: address.to_string(), up: way.span().is_some() && why.is_none(), why, lost }
     }
 

@@ -1,9 +1,11 @@
 """Networks that span hosts: by node services, by UDP, and by whichever of them works; and a peer by UDP that does what none does."""
 
 import contextlib
+import itertools
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import socket
@@ -55,6 +57,9 @@ class Site:
         """Of each host, by which way it is reached, and the ways there are."""
         told = json.loads(self.ground.must("way", self.network, "--json"))
         return {host["name"]: host for host in told["hosts"]}
+
+    def reach_pid(self):
+        return json.loads(self.ground.must("way", self.network, "--json"))["pid"]
 
     def reaches(self, *by):
         """Each of its peers, by a way that begins so (None: by none)."""
@@ -357,7 +362,8 @@ def far_by_narrow_paths(ground):
 
 @scene
 def far_by_three(ground):
-    """Three machines: a frame for all comes once to each, and a machine that is lost takes nobody with it."""
+    """Three machines: a frame for all comes once to each; a machine that is lost takes nobody with it, nor does one that can't be a port here: that is
+    said, and it is one once it can."""
     with by_udp(ground, "abc") as sites:
         for site in sites:
             site.create("blue")
@@ -375,6 +381,19 @@ def far_by_three(ground):
         sites[0].reaches("UDP ", None)
         hosts[0].ping(hosts[1].ip)
         require(hosts[0].has_carrier(), "no carrier, and one is there")
+        # There is no descriptor more for a port.
+        pid = int(sites[0].reach_pid())
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        taken = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (next(number for number in itertools.count() if number not in taken), limits[1]))
+        sites[2].span(sites[0].ip, sites[1].ip)
+        ends = sites[0].process
+        wait_until(lambda: "is no port here" in ends.tail() or ends.poll() is not None, LIMIT_SECONDS, f"a word on what is lacking: {ends.tail()}")
+        require(ends.poll() is None, f"it ended: {ends.tail()}")
+        hosts[0].ping(hosts[1].ip)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        sites[0].reaches("UDP ", "UDP ")
+        hosts[0].ping(hosts[2].ip)
 
 
 @scene
