@@ -94,14 +94,18 @@ fn make(settings: &Settings, mac: Mac) -> Result<Vec<Arc<OwnedFd>>> {
         !exists(name),
         "there is a device {name} here already: take another name, or end it (`ringlet eth down {name}`, `ip link del {name}`)"
     );
-    let built = DeviceBuilder::new()
-        .name(name)
-        .layer(Layer::L2)
-        .offload(true)
-        .multi_queue(settings.queues > 1)
-        .mtu(settings.mtu)
-        .mac_addr(mac.0)
-        .build_sync();
+    // (A device of several queues takes more of them: without this, another process's that is made at this instant.)
+    let claim = (settings.queues > 1).then(|| claim(name)).transpose();
+    let built = claim.and_then(|_claim| {
+        DeviceBuilder::new()
+            .name(name)
+            .layer(Layer::L2)
+            .offload(true)
+            .multi_queue(settings.queues > 1)
+            .mtu(settings.mtu)
+            .mac_addr(mac.0)
+            .build_sync()
+    });
     let device = built.map_err(|error| match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENXIO | libc::ENODEV) => anyhow!(
             "there is no /dev/net/tun: `modprobe tun` loads it on the host, `--device /dev/net/tun` puts it into a container"
@@ -124,6 +128,25 @@ fn make(settings: &Settings, mac: Mac) -> Result<Vec<Arc<OwnedFd>>> {
         rustix::io::ioctl_fionbio(tap, true)?;
     }
     Ok(taps)
+}
+
+/// A first queue of a device that nobody has yet, for as long as it takes to make the others.
+fn claim(name: &str) -> std::io::Result<OwnedFd> {
+    let tun = std::fs::File::options().read(true).write(true).open("/dev/net/tun")?;
+    // KERNEL: IFF_TUN_EXCL: EBUSY where there is a device of this name. The others are those that `DeviceBuilder` has.
+    let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
+    let flags = kind | libc::IFF_TUN_EXCL;
+    // SAFETY: zeros are a request; the name is shorter than its place, as `make` has seen; the call reads and writes the request.
+    #[allow(unsafe_code)]
+    let done = unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_flags = flags as libc::c_short;
+        libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request)
+    };
+    if done < 0 { Err(std::io::Error::last_os_error()) } else { Ok(tun.into()) }
 }
 
 fn exists(name: &str) -> bool {

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -79,6 +80,25 @@ def together(ground):
             one.ping(other.ip)
         for host in hosts:
             host.port.kill()
+
+
+@scene
+def at_once(ground):
+    """Of those that make a device of one name at one moment one has it, with all its queues, and the others say that there is one."""
+    if shutil.which("strace") is None:
+        raise Skipped("not installed: strace")
+    network, namespace = ground.network(), ground.namespace()
+    hosts = [Host(ground, namespace, network, number, ["--queues", "2"]) for number in range(1, 5)]
+    for host in hosts:
+        # (Each has looked whether there is such a device before one makes it.)
+        host.before = ["strace", "-f", "-o", "/dev/null", "-e", "trace=ioctl", "-e", "inject=ioctl:delay_exit=400000"]
+        host.start_port()
+    for host in hosts:
+        wait_until(lambda host=host: "ready vnet0" in host.port.tail() or host.port.poll() is not None, LIMIT_SECONDS, "a port to be ready, or to end")
+    have = [host for host in hosts if host.port.poll() is None]
+    require(len(have) == 1, f"{len(have)} have the device")
+    for host in hosts:
+        require(host in have or re.search("there (is a|such a) device", host.port.tail()), host.port.tail())
 
 
 @scene
