@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites gasnet gasnet-debug torture faults containers lab attempts fuzz pvm disk ethernet memif papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between reflect-hosts soak sim-soak soak-order setup
+.PHONY: build install man demo compare test suites gasnet gasnet-debug torture faults containers lab attempts fuzz pvm disk ethernet memif ports papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between reflect-hosts soak sim-soak soak-order setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -150,6 +150,11 @@ ethernet: build
 memif: build
 	tests/setup memif || true
 	python3 tests/eth/memif.py --rounds $(ROUNDS) --ringlet $(TARGET)/release/ringlet
+
+# As many ports as a network takes, which come, speak and die: 4 GB of memory for some minutes. And a port that is killed at each moment there is.
+ports:
+	RINGLET_PORTS=512 cargo test --release -p ringlet-ethernet --test crowd -- --nocapture
+	RINGLET_MOMENTS=all cargo test --release -p ringlet-ethernet --test dying -- --nocapture
 
 # The figures of Memory Channel's paper, and of ETHOM's, beside what this machine does now (ETHOM's as root).
 papers: build
