@@ -24,7 +24,7 @@ use super::stats::median;
 pub const DEVICE: &str = "ringlet0";
 pub const PORT: u16 = 7007;
 /// For what is to be there at once; only a fault meets it.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 const BATCH: usize = 16;
 
 pub fn address(number: u8) -> Ipv4Addr {

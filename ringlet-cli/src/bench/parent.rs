@@ -118,6 +118,8 @@ fn generous(contender: &Contender, setting: &Setting) -> Duration {
         Work::Scale { idle } => (2, *idle as u32),
         Work::Messages { peers } => (8, peers.iter().sum::<usize>() as u32),
         Work::Ucx => (300, 0),
+        // (Of a machine that is emulated.)
+        Work::Ethom { .. } => (600, 0),
         _ => (4, 0),
     };
     setting.budget * 20 * figures + setting.idle + Duration::from_millis(5) * connections

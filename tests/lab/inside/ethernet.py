@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import subprocess
 import sys
 import tempfile
 
@@ -104,8 +105,10 @@ def scenes(ground):
 
     with ground.scene("ETHOM's figures are measured, by TIPC too"):
         # (How long a machine that is emulated takes says nothing.)
-        said = json.loads(run(ground.options.ringlet, "bench", "papers", "--only", "ethom", "--quick", "--json", "-"))
-        require(not said["notes"], str(said["notes"]))
+        words = ["bench", "papers", "--only", "ethom", "--quick", "--json", "-"]
+        done = subprocess.run([ground.options.ringlet, *words], capture_output=True, text=True)
+        said = json.loads(done.stdout)
+        require(done.returncode == 0 and not said["notes"], f"{said['notes']}{done.stderr}")
         missing = [row["what"] for row in said["figures"] if row["here"] is None]
         require(not missing and any("TIPC" in row["figure"] for row in said["figures"]), f"not measured: {missing}")
 
