@@ -465,19 +465,17 @@ impl Keeper {
         }
     }
 
-    /// Makes a strand for one who has come, and gives it the memory.
+    /// Makes a strand for one who has come, and gives it the memory. (Our queue has it before: who has met us, and been met, is sent to. Nobody rings
+    /// by it before the other one has that memory, and so the answer.)
     fn give(&mut self, socket: Guarded, key: Key, number: u16, token: u64) {
         let ring_bytes = self.shared.ring_bytes;
         let made = Strand::make(socket, ring_bytes)
             .map_err(|error| anyhow::anyhow!("no memory can be had: {error:?}"));
         let given = made.and_then(|(strand, memory)| {
-            let about = self.shared.about.clone();
-            say(
-                &strand.socket,
-                &Answer::Strand { about, token, ring_bytes },
-                &[memory.as_raw_fd()],
-            )?;
-            self.put(key, number, strand)
+            let (about, strand) = (self.shared.about.clone(), Arc::new(strand));
+            self.put(key, number, Arc::clone(&strand))?;
+            let answer = Answer::Strand { about, token, ring_bytes };
+            say(&strand.socket, &answer, &[memory.as_raw_fd()])
         });
         if let Err(error) = given {
             self.tell_apart(format!("no strand: {error:#}"));
@@ -517,12 +515,11 @@ impl Keeper {
             }
             _ => self.key_of(id, token).context("it has gone")?,
         };
-        self.put(key, number, strand)
+        self.put(key, number, Arc::new(strand))
     }
 
     /// Hands a strand to its queue.
-    fn put(&mut self, key: Key, number: u16, strand: Strand) -> Result<()> {
-        let strand = Arc::new(strand);
+    fn put(&mut self, key: Key, number: u16, strand: Arc<Strand>) -> Result<()> {
         let watched =
             self.watch(&strand.socket, EventFlags::RDHUP).context("it can't be watched")?;
         self.sockets.insert(watched, Whose::Strand(key));

@@ -293,6 +293,24 @@ fn whoever_never_waits_hears_too() {
     }
 }
 
+/// Who has met another one has been met: what that one sends from then on comes.
+#[test]
+fn who_has_come_is_sent_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let room = room(folder.path(), Policy::Moving);
+    let (_one, mut ones, _) = open(&room, 1, 1);
+    for round in 0..500u64 {
+        let (_other, mut others, there) = open(&room, 2 + (round % 100) as u8, 1);
+        until("the other", || there.load(Ordering::SeqCst) == 1);
+        ones[0].begin();
+        ones[0].send(&message(BROADCAST, mac(1), &round.to_le_bytes()));
+        until("a frame", || {
+            others[0].begin();
+            others[0].receive(1, |_| Ok(()))
+        });
+    }
+}
+
 /// However many queues a port has, and so strands to each other: it is one.
 #[test]
 fn a_storm_is_a_port_s_and_not_a_queue_s() {

@@ -147,7 +147,8 @@ queue, none = ctypes.c_void_p(queue_of(port, 0)), ctypes.c_void_p(0)
 frames = ctypes.create_string_buffer(100)
 child = os.fork()
 if not child:
-    for call in (lambda: receives(queue, frames, 1), lambda: waits(queue, 0), lambda: library.ringlet_port_fd(queue), lambda: library.ringlet_port_others(port)):
+    fd, others = library.ringlet_port_fd, library.ringlet_port_others
+    for call in (lambda: receives(queue, frames, 1), lambda: waits(queue, 0), lambda: fd(queue), lambda: others(port)):
         assert call() == -1 and ctypes.get_errno() == errno.ENOTCONN
     library.ringlet_port_close(port)
     os._exit(0)
