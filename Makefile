@@ -30,6 +30,7 @@ install:
 	install -D -m 755 $(TARGET)/release/libringlet_native.so $(DESTDIR)$(PREFIX)/lib/libringlet.so.0
 	ln -sf libringlet.so.0 $(DESTDIR)$(PREFIX)/lib/libringlet.so
 	install -m 644 $(TARGET)/release/libringlet_native.a $(DESTDIR)$(PREFIX)/lib/libringlet.a
+	install -m 755 ringlet-native/bin/* $(DESTDIR)$(PREFIX)/bin
 	install -d $(DESTDIR)$(PREFIX)/include/sys
 	install -m 644 ringlet-native/include/*.h $(DESTDIR)$(PREFIX)/include
 	install -m 755 $(TARGET)/release/libimc.so $(DESTDIR)$(PREFIX)/lib/libimc.so

@@ -137,6 +137,19 @@ def check(ringlet, work, deaths):
         assert spawned([2, "job"], *by_ssh("one two"), expected=5) == all_of(2)
         simple = "CSPAWN_CMD=test '%D %N %M %P %%' = \"$PWD 3 one two three $PROGRAM %%\" && for host in %M; do %C & done; wait"
         assert spawned([3, "C", "job"], simple, f"PROGRAM={program}", "CSPAWN_SERVERS=one,two three four", expected=5) == all_of(3)
+        launcher = root / "bin/amudprun"
+
+        def launched(words, *settings, expected=5):
+            command = ["env", "AMUDP_TEST=a=b", "AMUDP_MASTERIP=127.0.0.1", *settings, launcher, *words]
+            return sorted(run(command, expected).splitlines())
+
+        assert launched(["-np", 3, "-spawn", "L", "-depth", 4, "-v", program, "job"]) == all_of(3)
+        assert launched(["-n", 2, program, "job"]) == all_of(2)
+        assert launched(["--np", 2, "-spawn", "S", program, "job"], *by_ssh("one two")) == all_of(2)
+        assert launched(["-N", 2, program, "job"], "AMUDP_SPAWNFN=C", "CSPAWN_CMD=%C & %C; wait") == all_of(2)
+        assert launched(["-spawn", "L", program, 2, "job"]) == all_of(2)
+        for words in ["-np"], ["-np", "0", program], ["-spawn", "X", program], ["-np", 2], ["-o", program]:
+            assert "usage" in launched(words, expected=125)[-1]
         # Who never looks is ended; who fails ends the job; who can't be started is told of.
         assert spawned([3, "S", "stuck"], *by_ssh("one two three"), expected=5) == ["0 of 3"]
         spawned([3, "S", "leaves"], *by_ssh("one two three"), expected=9)
