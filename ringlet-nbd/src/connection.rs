@@ -39,7 +39,7 @@ const FAST_ZERO: u16 = 1 << 4;
 const UNSENT_MOST: usize = 32 << 20;
 
 /// A client that reads takes more so soon, which spares a copy.
-const TAKES: Duration = Duration::from_millis(4);
+const TAKES: Duration = Duration::from_millis(20);
 
 /// What is behind a write that is refused is received in pieces of so many bytes.
 const PASSED: usize = 64 << 10;

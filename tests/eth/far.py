@@ -576,6 +576,7 @@ def far_lies(ground):
         wait_until(lambda: not far_of(one), LIMIT_SECONDS, f"its port to be gone: {one.state()}")
         one.ping(two.ip)
         # What the one before has sent, and comes late, is not heard of the next one, and does not stand in its way.
+        peer.socket.settimeout(LIMIT_SECONDS)
         late, peer.cookie, peer.number = peer.both, peer.cookie + 1, 0
         peer.joins()
         wait_until(lambda: all(far_of(host) for host in (one, two)), LIMIT_SECONDS, "a port of the peer's")
