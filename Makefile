@@ -71,8 +71,9 @@ test:
 	tests/run
 
 # GASNet's own tests and measurements over ringlet; GASNET is an unpacked release of GASNet-EX: `make gasnet GASNET=DIR TABLES=--tables`. Some minutes.
+# With UPCXX, unpacked sources of UPC++, those are built on it, and their tests run.
 gasnet: build
-	python3 tests/gasnet $(if $(GASNET),--sources $(GASNET)) $(TABLES) --ringlet $(TARGET)/release/ringlet
+	python3 tests/gasnet $(if $(GASNET),--sources $(GASNET)) $(if $(UPCXX),--upcxx $(UPCXX)) $(TABLES) --ringlet $(TARGET)/release/ringlet
 gasnet-debug: TABLES = --debug
 gasnet-debug: gasnet
 

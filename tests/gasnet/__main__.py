@@ -1,10 +1,11 @@
 """GASNet's own tests and measurements, with its udp-conduit on the installed ringlet instead of its own AMUDP. Nothing of it is changed.
 
-    python3 tests/gasnet --sources DIR [--build DIR] [--processes 2,4,8] [--debug] [--tables] [--ringlet PATH] [TEST...]
+    python3 tests/gasnet --sources DIR [--build DIR] [--processes 2,4,8] [--debug] [--tables] [--upcxx DIR] [--ringlet PATH] [TEST...]
 
 DIR is an unpacked release of GASNet-EX (gasnet.lbl.gov), 2025.8.0 for example. It is built in --build, or in a folder that is removed afterwards. AMUDP
 is replaced by variables of make, for which udp-conduit's makefiles have a place. With --tables it is built with its AMUDP too, and as smp-conduit, and
-the three are measured by turns.
+the three are measured by turns. With --upcxx, the sources of UPC++ (upcxx.lbl.gov, 2020.10.0 for example), that is built on it instead, and its
+own tests are run.
 """
 
 import argparse
@@ -38,6 +39,11 @@ TABLES = [
     ("testlarge", "100 262144", r"\s262144 byte.*?throughput\s+([0-9.]+) KB/sec \((PutBlocking|GetBlocking) throughput"),
     ("testbarrier", "500", r"Avg (.*?) Barrier latency:\s*([0-9.]+) us"),
 ]
+
+
+# Of UPC++: those that say whether they have passed, and need nothing else.
+UPCXX = "alloc atomics barrier collectives dist_object future global_ptr local_team lpc_barrier rpc_barrier rpc_ff_ring rput rput_rpc_cx"
+UPCXX += " segment_allocator serialization view vis"
 
 
 class Build:
@@ -106,6 +112,37 @@ def passes(build, test, count):
     return None
 
 
+class Upcxx:
+    """UPC++ on GASNet on ringlet, in the same folder; it is told by its makefiles' pass-through of GASNet's variables of make."""
+
+    def __init__(self, sources, gasnet, ours):
+        self.sources, self.folder, self.variables = sources, ours.folder.parent / "upcxx", ours.variables
+        # (Its programs are started by nothing else.)
+        self.launcher = ours.folder.parent / "installed/usr/bin/amudprun"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "Makefile").exists():
+            options = [f"--with-gasnet={gasnet}", f"--prefix={self.folder}/installed", "--with-default-network=udp", "--disable-auto-conduit-detect"]
+            options += ["--enable-single=opt", "--enable-udp", "--disable-smp", "--disable-pshm", "--disable-parsync"]
+            ours.do(["bash", sources / "configure", *options], self.folder)
+
+    def built(self, name):
+        """Its executable; what it says meanwhile is kept."""
+        command = ["make", "-s", "exe", "NETWORK=udp", "UPCXX_CODEMODE=opt", f"SRC={self.sources}/test/{name}.cpp", *self.variables]
+        with open(self.folder / "log", "ab") as log:
+            done = subprocess.run(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
+        if done.returncode:
+            sys.exit(f"UPC++'s {name} is not built: see {self.folder / 'log'}")
+        return done.stdout.split()[-1]
+
+    def passes(self, name, count):
+        environment = {**os.environ, "UPCXX_SHARED_HEAP_SIZE": "64 MB"}
+        command = ["timeout", "--kill-after=10", str(LIMIT), str(self.launcher), "-np", str(count), "-spawn", "L", self.built(name)]
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        said = done.stdout + done.stderr
+        right = not done.returncode and "SUCCESS" in said and not re.search(r"ERROR|FATAL|FAIL", said)
+        return None if right else f"status {done.returncode} {said[-300:]}"
+
+
 def tables(builds, rounds):
     rows, failed = {}, False
     for _ in range(rounds):
@@ -132,6 +169,7 @@ def main():
     parser.add_argument("--processes", default="2,4,8")
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--tables", action="store_true")
+    parser.add_argument("--upcxx", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ringlet", type=Path, default=ROOT / "target/release/ringlet")
     parser.add_argument("names", nargs="*")
@@ -146,7 +184,8 @@ def main():
                         "PREFIX=/usr"], check=True, stdout=subprocess.DEVNULL)
         sources = options.sources.resolve()
         ours = Build("ringlet", sources, folder, prefix, options.debug)
-        found = ours.tests()
+        language = Upcxx(options.upcxx.resolve(), sources, ours) if options.upcxx else None
+        found = UPCXX.split() if language else ours.tests()
         if options.tables:
             others = [Build(over, sources, folder, prefix, False) for over in ["amudp", "smp"]]
             for build in others:
@@ -156,7 +195,7 @@ def main():
         for count in map(int, options.processes.split(",")):
             for test in options.names or (name for name in found if name not in OMITTED):
                 began = time.monotonic()
-                wrong = passes(ours, test, PROCESSES.get(test, count))
+                wrong = language.passes(test, count) if language else passes(ours, test, PROCESSES.get(test, count))
                 passed, failed = passed + (not wrong), failed + bool(wrong)
                 print(f"{test:20} {count} {'FAILED  ' + wrong if wrong else 'ok'} {time.monotonic() - began:7.1f} s", flush=True)
         print(f"{passed} passed, {failed} failed")
