@@ -36,6 +36,13 @@ impl Mac {
         self.0[0] & 1 != 0
     }
 
+    /// As cards have it, of a filter of 64 bits: several groups have the same. Broadcast has none.
+    pub(crate) fn group(self) -> u64 {
+        let bytes = self.0.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+        let bit = bytes.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
+        if self == Mac([0xff; 6]) { 0 } else { 1 << bit }
+    }
+
     /// May a frame come from there?
     pub fn is_station(self) -> bool {
         !self.is_multicast() && self != Mac::default()

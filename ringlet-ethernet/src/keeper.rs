@@ -523,6 +523,7 @@ impl Keeper {
         let watched =
             self.watch(&strand.socket, EventFlags::RDHUP).context("it can't be watched")?;
         self.sockets.insert(watched, Whose::Strand(key));
+        self.shared.wants.lock().unwrap_or_else(PoisonError::into_inner).tell(&strand);
         let port = self.ports.get_mut(&key).context("it has gone")?;
         let at = usize::from(number);
         let slot =

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -97,6 +97,22 @@ pub(crate) struct Desk {
     pub counters: Counters,
 }
 
+/// Which groups the port does not want, by their bits; and the strands to which that was said.
+#[derive(Default)]
+pub(crate) struct Wants {
+    all_but: u64,
+    strands: Vec<Weak<Strand>>,
+}
+
+impl Wants {
+    /// A strand is to be used from now on.
+    pub fn tell(&mut self, strand: &Arc<Strand>) {
+        strand.want_all_but(self.all_but);
+        self.strands.retain(|strand| strand.strong_count() > 0);
+        self.strands.push(Arc::downgrade(strand));
+    }
+}
+
 pub(crate) struct Shared {
     pub room: Room,
     pub about: About,
@@ -109,6 +125,7 @@ pub(crate) struct Shared {
     pub ports: AtomicUsize,
     /// Ports whose strands have ended, and why.
     pub gone: Mutex<Vec<(Key, &'static str)>>,
+    pub wants: Mutex<Wants>,
     pub is_over: AtomicBool,
     pub bell: OwnedFd,
     began: Instant,
@@ -205,6 +222,7 @@ impl Port {
             desks: (0..options.queues).map(|_| desk()).collect::<Result<_>>()?,
             gone: Mutex::default(),
             ports: AtomicUsize::new(0),
+            wants: Mutex::default(),
             is_over: AtomicBool::new(false),
             bell: new_bell()?,
             began: Instant::now(),
@@ -231,6 +249,17 @@ impl Port {
     /// How many other ports are there.
     pub fn others(&self) -> usize {
         self.shared.ports.load(Ordering::Relaxed)
+    }
+
+    /// From the moment on in which this returns other ports send broadcast and these groups here, and leave out others as far as they can tell them
+    /// apart (`None`, as at first: all groups). Some of those still come, and all from a network's only other port.
+    pub fn want(&self, groups: Option<&[Mac]>) {
+        let bits = |groups: &[Mac]| groups.iter().fold(0, |sum, group| sum | group.group());
+        let mut wants = self.shared.wants.lock().unwrap_or_else(PoisonError::into_inner);
+        wants.all_but = groups.map_or(0, |groups| !bits(groups));
+        for strand in wants.strands.iter().filter_map(Weak::upgrade) {
+            strand.want_all_but(wants.all_but);
+        }
     }
 
     /// The queues' threads find that it is over.
@@ -549,12 +578,24 @@ impl Queue {
                 self.dropped(Dropped::NoPort);
                 false
             }
-            None => self.out.values().filter(|at| self.push(**at, message)).count() > 0,
+            None => self.push_to_all(head.destination(), message),
         };
         if sent {
             self.sent(message.len());
         }
         sent
+    }
+
+    /// To all that want it, if any do. False: they had no room.
+    fn push_to_all(&self, to: Mac, message: &[u8]) -> bool {
+        let group = if to.is_multicast() { to.group() } else { 0 };
+        let wants = |at: &&usize| {
+            self.lanes[**at].as_ref().is_some_and(|lane| lane.strand.is_wanted(group))
+        };
+        let wanting = self.out.values().filter(wants);
+        let (all, took) = wanting
+            .fold((0, 0), |(all, took), at| (all + 1, took + usize::from(self.push(*at, message))));
+        all == 0 || took > 0
     }
 
     fn sent(&self, bytes: usize) {

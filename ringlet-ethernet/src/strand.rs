@@ -5,7 +5,9 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ringlet_core::layout::{Geometry, WANT_BYTE, WANT_NOTHING};
+use ringlet_core::layout::{
+    APART_BYTES, CONTROL_OFFSET, Control, Geometry, SLOTS_OFFSET, WANT_BYTE, WANT_NOTHING,
+};
 use ringlet_core::mapped::SegmentRing;
 use ringlet_core::memory::Area;
 use ringlet_core::queue::{Message, Next, Reserved, Rx, Tx};
@@ -18,6 +20,9 @@ use ringlet_messages::guarded::Guarded;
 pub const RING_BYTES: usize = 2 << 20;
 /// Of others': one that takes nothing is sent as much as there is room for, in memory that is ours then.
 pub const RINGS: RangeInclusive<usize> = RING_BYTES..=4 * RING_BYTES;
+/// Behind what all segments have, in their first page: of each direction a word of its receiver's, `unwanted`.
+const UNWANTED_OFFSET: usize = CONTROL_OFFSET + 4 * size_of::<Control>();
+const _: () = assert!(UNWANTED_OFFSET + 2 * APART_BYTES <= SLOTS_OFFSET);
 /// Bells that are taken at once: who rings for nothing does not hold us here.
 const BELLS_AT_ONCE: usize = 16;
 
@@ -28,6 +33,7 @@ pub struct Strand {
     area: Area,
     out: SegmentRing,
     back: SegmentRing,
+    side: usize,
     tx: Tx,
     rx: Rx,
     /// Up to where was sent, as last noted.
@@ -68,11 +74,29 @@ impl Strand {
             area,
             out,
             back,
+            side,
             tx: Tx::default(),
             rx: Rx::default(),
             sent: AtomicU64::new(0),
             looks,
         })
+    }
+
+    /// A bit for each group, several of one bit, that the receiver does not want. (0 in fresh memory: it wants all.)
+    fn unwanted(&self, direction: usize) -> &AtomicU64 {
+        self.area.at(UNWANTED_OFFSET + direction * APART_BYTES)
+    }
+
+    /// What is sent from now on to groups of these bits need not come.
+    pub fn want_all_but(&self, groups: u64) {
+        // ORDER: SeqCst: it is there before the call returns, so before whoever is told of that sends. Pairs with `is_wanted`.
+        self.unwanted(1 - self.side).store(groups, Ordering::SeqCst);
+    }
+
+    /// Does the receiver want what goes to a group of this bit?
+    pub fn is_wanted(&self, group: u64) -> bool {
+        // ORDER: Acquire; pairs with `want_all_but` (SeqCst).
+        self.unwanted(self.side).load(Ordering::Acquire) & group == 0
     }
 
     /// Room for a message of up to so many bytes, where the receiver will read it.

@@ -96,6 +96,10 @@ static void sink(const char *network, uint64_t count, size_t bytes)
 {
     ringlet_port *port = open_port(network, SINK);
     ringlet_port_queue *queue = ringlet_port_queue_of(port, 0);
+    if (ringlet_port_groups(port, &SINK, 1) == 0 || errno != EINVAL)
+        fail("its own address is a group's");
+    if (ringlet_port_groups(port, &SINK, 0) != 0) /* (None: what is for all groups of others does not wake it.) */
+        fail("groups");
     puts("listening");
     fflush(stdout);
     double began = 0;

@@ -219,11 +219,13 @@ struct ringlet_port_frame {
 };
 
 /* Joins a network; options NULL: the defaults. others: how many other ports are there now (0: no carrier). news: 1 and the oldest text that was not
-   taken, of why another port does not want this one; 0 if there is none. */
+   taken, of why another port does not want this one; 0 if there is none. groups: from when it returns others send broadcast and these multicast
+   addresses here, and few others (NULL, as at first: all); where there is one other port it sends all. */
 ringlet_port *ringlet_port_open(const char *network, const struct ringlet_port_options *options);
 void ringlet_port_close(ringlet_port *port);
 void ringlet_port_address(const ringlet_port *port, unsigned char address[6]);
 int ringlet_port_others(const ringlet_port *port);
+int ringlet_port_groups(const ringlet_port *port, const unsigned char (*groups)[6], size_t count);
 int ringlet_port_news(const ringlet_port *port, char *buffer, size_t size);
 ringlet_port_queue *ringlet_port_queue_of(const ringlet_port *port, unsigned number);
 

@@ -263,6 +263,30 @@ pub unsafe extern "C" fn ringlet_port_others(port: *const ringlet_port) -> c_int
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn ringlet_port_groups(
+    port: *const ringlet_port,
+    groups: *const [u8; 6],
+    count: usize,
+) -> c_int {
+    answer(-1, "groups", || {
+        // SAFETY: as in the header.
+        let port = unsafe { &(*port).port };
+        if groups.is_null() {
+            port.want(None);
+            return Ok(0);
+        }
+        // SAFETY: as in the header: so many addresses.
+        let groups = unsafe { std::slice::from_raw_parts(groups, count) };
+        let groups: Vec<Mac> = groups.iter().copied().map(Mac).collect();
+        if let Some(other) = groups.iter().find(|group| !group.is_multicast()) {
+            return Err(Why(libc::EINVAL, format!("{other} is no group's address")));
+        }
+        port.want(Some(&groups));
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn ringlet_port_news(
     port: *const ringlet_port,
     buffer: *mut c_char,
