@@ -141,6 +141,8 @@ struct Reached {
     name: Vec<u8>,
     way: Option<Way>,
     waiting: VecDeque<Waiting>,
+    /// A message was refused for want of room, and there has been none since.
+    is_full: bool,
     /// What a chaotic endpoint has sent and not yet told of.
     held: Vec<u64>,
     /// Polls until a way that was lost works again.
@@ -608,6 +610,7 @@ impl Rail for MemoryRail {
                     name: name.into(),
                     way: None,
                     waiting: VecDeque::new(),
+                    is_full: false,
                     held: Vec::new(),
                     lost: 0,
                     episode: 0,
@@ -684,6 +687,7 @@ impl Rail for MemoryRail {
         let head = head(MESSAGE, peer.episode);
         let way = peer.way(&self.folder).map_err(Refused::Failed)?;
         if !way.push([&head, &[]], message.as_ptr(), message.len()) {
+            peer.is_full = true;
             return Err(Refused::Full);
         }
         peer.done(token, self.chaos.is_some(), &mut self.told);
@@ -728,14 +732,15 @@ impl Rail for MemoryRail {
     }
 
     fn may_sleep(&mut self) -> bool {
-        let is_quiet = |peer: &Reached| {
-            peer.waiting.is_empty()
-                && peer.held.is_empty()
-                && peer.lost == 0
-                && peer.way.as_ref().is_none_or(|way| way.tx.writable(&way.lane))
+        // (One that has room again is tried once more. WHY not each that has none now: who has sent all would go round until the other end has taken half
+        // of it, for which that may need this processor.)
+        let is_quiet = |peer: &mut Reached| {
+            let was_full = peer.is_full;
+            peer.is_full &= peer.way.as_ref().is_some_and(|way| !way.tx.writable(&way.lane));
+            peer.waiting.is_empty() && peer.held.is_empty() && peer.lost == 0 && !was_full
         };
         let chaos = self.chaos.as_ref().is_some_and(|chaos| !chaos.flights.is_empty());
-        if chaos || !self.told.is_empty() || !self.peers.iter().all(is_quiet) {
+        if chaos || !self.told.is_empty() || !self.peers.iter_mut().all(is_quiet) {
             return false;
         }
         let head = self.memory.head();

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use fastrand::Rng;
 use ringlet_fabric::memory::{Chaos, MemoryRail};
-use ringlet_fabric::rail::{Event, Grant, Peer, Rail, Refused, Region};
+use ringlet_fabric::rail::{Event, Grant, MESSAGE_BYTES, Peer, Rail, Refused, Region};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const BYTES: usize = 1 << 18;
@@ -32,7 +32,7 @@ fn pair(chaos: Option<Chaos>) -> Pair {
     // SAFETY: both live as long as the rails (`Pair`), and are changed by nothing else meanwhile.
     let (region, granted) = unsafe {
         (
-            from.register(source.as_mut_ptr(), BYTES).unwrap().0,
+            from.register_source(source.as_mut_ptr(), BYTES).unwrap(),
             to.register(target.as_mut_ptr(), BYTES).unwrap(),
         )
     };
@@ -91,6 +91,54 @@ fn each_message_and_write_is_done_once() {
         rounds(&mut pair, 1000, |_, _| false);
         assert!(pair.target.iter().all(|byte| *byte == 0xee));
     }
+}
+
+/// Of a source nothing is granted, and whoever guesses what its grant would be writes nowhere.
+#[test]
+fn nobody_writes_to_a_source() {
+    for seed in 0..5 {
+        let mut pair = pair((seed > 0).then_some(Chaos { seed, fails_one_in: 0 }));
+        let at = pair.target.as_mut_ptr();
+        // SAFETY: as in `pair`.
+        let Region(key) = unsafe { pair.to.register_source(at, BYTES) }.unwrap();
+        let guessed = Grant { key: key.into(), base: at as u64 };
+        pair.from.write(pair.peer, pair.region, 0, BYTES / 2, guessed, 0, 7, 1).unwrap();
+        let mut failed = false;
+        rounds(&mut pair, 10_000, |_, event| {
+            failed |= matches!(event, Event::Failed { .. } | Event::Broken(_));
+            assert!(!matches!(event, Event::Noticed { .. }));
+            failed
+        });
+        assert!(failed && pair.target.iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn who_has_sent_all_may_sleep_and_who_was_refused_tries_again() {
+    let mut pair = pair(None);
+    let send = |from: &mut MemoryRail| from.send(pair.peer, &[7; MESSAGE_BYTES], 0);
+    // (Two thirds of what there is room for.)
+    for _ in 0..80 {
+        send(&mut pair.from).unwrap();
+    }
+    pair.from.poll(&mut |_| ());
+    assert!(pair.from.may_sleep(), "all of it is on its way");
+    let mut sent = 80;
+    while send(&mut pair.from).is_ok() {
+        sent += 1;
+    }
+    assert!(sent < 140);
+    pair.from.poll(&mut |_| ());
+    assert!(!pair.from.may_sleep(), "it would not hear of room");
+    let mut came = 0;
+    for _ in 0..10 {
+        pair.to.poll(&mut |event| came += usize::from(matches!(event, Event::Message(_))));
+    }
+    assert_eq!(came, sent);
+    assert!(!pair.from.may_sleep(), "there is room by now");
+    send(&mut pair.from).unwrap();
+    pair.from.poll(&mut |_| ());
+    assert!(pair.from.may_sleep());
 }
 
 #[test]

@@ -22,6 +22,14 @@ impl From<Vec<u8>> for Parcel {
 }
 
 impl Parcel {
+    /// With a payload, which it has by reference if it is long, between other bytes.
+    pub fn around(before: &[u8], payload: &Bytes, behind: &[u8]) -> Parcel {
+        let mut parcel = Parcel::from(before.to_vec());
+        parcel.put_payload(payload);
+        parcel.put(behind);
+        parcel
+    }
+
     pub fn len(&self) -> usize {
         self.length
     }
@@ -80,9 +88,7 @@ mod tests {
             assert_eq!((parcel.to_vec(), parcel.len()), (all.clone(), all.len()));
         }
         assert_eq!((parcel.long.len(), parcel.one_long()), (3, None));
-        let mut parcel = Parcel::from(vec![1]);
-        parcel.put_payload(&vec![2; LONG_BYTES].into());
-        parcel.put(&[3]);
+        let parcel = Parcel::around(&[1], &vec![2; LONG_BYTES].into(), &[3]);
         assert_eq!(parcel.one_long(), Some((&[1][..], &vec![2; LONG_BYTES].into(), &[3][..])));
     }
 }

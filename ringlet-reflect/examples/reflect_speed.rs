@@ -7,6 +7,7 @@ use std::hint::black_box;
 use std::io::{self, BufRead, Read, Write, stdin, stdout};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use ringlet_reflect::{Host, PAGE_BYTES, Permission, Receiver, Status, Transmitter, Use};
@@ -148,6 +149,54 @@ fn copies(source: &[u8], to: &mut [u8], bytes: usize) -> f64 {
     bytes as f64 / 1e6 / since.elapsed().as_secs_f64()
 }
 
+/// Megabytes a second of the same copies as a stream's, in as many threads as that has processes, and nothing else: what this machine has for it at best.
+fn chain(source: &[u8], bytes: usize) -> f64 {
+    const CHUNKS: usize = 1 << 4;
+    let chunks = || (0..CHUNKS).map(|_| vec![1u8; CHUNK_BYTES]).collect::<Vec<_>>();
+    let region = || vec![1u8; REGION_BYTES];
+    let way = || {
+        let ((full, come), (empty, free)) = (sync_channel::<Vec<u8>>(CHUNKS), channel());
+        chunks().into_iter().for_each(|chunk| empty.send(chunk).expect("its end is here"));
+        (full, come, empty, free)
+    };
+    let place = |nth: usize| (nth % (REGION_BYTES / CHUNK_BYTES) * CHUNK_BYTES, nth % CHUNKS);
+    let ((log, logged, read, room), (lane, passed, taken, left)) = (way(), way());
+    let (mut batches, mut ring, mut frames) = (chunks(), chunks(), chunks());
+    let (mut here, mut there) = (region(), region());
+    let since = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for (nth, chunk) in logged.into_iter().enumerate() {
+                let (at, slot) = place(nth);
+                batches[slot].copy_from_slice(&chunk);
+                let _ = read.send(chunk);
+                here[at..][..CHUNK_BYTES].copy_from_slice(&batches[slot]);
+                let Ok(mut out): Result<Vec<u8>, _> = left.recv() else { return };
+                out.copy_from_slice(&batches[slot]);
+                let _ = lane.send(out);
+            }
+            black_box(here);
+        });
+        scope.spawn(move || {
+            for (nth, chunk) in passed.into_iter().enumerate() {
+                let (at, slot) = place(nth);
+                ring[slot].copy_from_slice(&chunk);
+                let _ = taken.send(chunk);
+                frames[slot].copy_from_slice(&ring[slot]);
+                there[at..][..CHUNK_BYTES].copy_from_slice(&frames[slot]);
+            }
+            black_box(there);
+        });
+        for chunk in source.chunks_exact(CHUNK_BYTES).cycle().take(bytes / CHUNK_BYTES) {
+            let Ok(mut out) = room.recv() else { return };
+            out.copy_from_slice(chunk);
+            let _ = log.send(out);
+        }
+        drop(log);
+    });
+    bytes as f64 / 1e6 / since.elapsed().as_secs_f64()
+}
+
 fn by_memory() -> io::Result<()> {
     let memory = Memory::open().map_err(failed)?;
     let source: Vec<u8> =
@@ -169,6 +218,7 @@ fn by_memory() -> io::Result<()> {
             "pong" => memory.pong(number(1), sleeps).map(|()| "done".into())?,
             "stream" => format!("{:.0}", memory.stream(&source, number(1) << 20)?),
             "copy" => format!("{:.0}", copies(&source, &mut copied, number(1) << 20)),
+            "chain" => format!("{:.0}", chain(&source, number(1) << 20)),
             "digest" => format!("{:x}", memory.digest()),
             _ => return Ok(()),
         });

@@ -1,15 +1,16 @@
-//! Memory of payloads that a network can send from where it lies, and what is put together there.
+//! Memory of payloads that a network can send from where it lies, and what is put together there: a payload of this host's, and a frame of another's,
+//! which this one may have to pass on.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringlet_core::memory::Area;
-use ringlet_order::{Bytes, PAYLOAD_BYTES};
+use ringlet_order::{Bytes, FRAME_BYTES};
 
 use crate::memory::{self, Mapping};
 use crate::status::Status;
 
-const ROOM_BYTES: usize = PAYLOAD_BYTES.next_multiple_of(crate::PAGE_BYTES);
-/// More than a node's long payloads under way take (`WINDOW_BYTES`, each more than half a room).
+const ROOM_BYTES: usize = FRAME_BYTES.next_multiple_of(crate::PAGE_BYTES);
+/// As many as the long payloads of one node's that are under way take (`WINDOW_BYTES`, each more than half a room). What finds none lies elsewhere.
 const ROOMS: usize = 64;
 
 pub struct Arena {
@@ -41,7 +42,7 @@ impl Arena {
     }
 }
 
-/// Where a payload is put together: in a room of an arena's, or anywhere.
+/// Where a payload or a frame is put together: in a room of an arena's, or anywhere.
 pub struct Batch {
     base: *mut u8,
     length: usize,
@@ -66,7 +67,7 @@ impl Batch {
             let base = unsafe { arena.area().base().add(room * ROOM_BYTES) };
             return Batch { base, length: 0, owner: Owner::Room(arena, room) };
         }
-        let mut heap = Vec::with_capacity(PAYLOAD_BYTES);
+        let mut heap = Vec::with_capacity(FRAME_BYTES);
         Batch { base: heap.as_mut_ptr(), length: 0, owner: Owner::Heap(heap) }
     }
 
@@ -90,14 +91,14 @@ impl Batch {
         }
     }
 
-    /// Panics where it would be more than a payload.
+    /// Panics where it would be more than a frame.
     ///
     /// # Safety
     /// So many bytes can be read there; whatever they are meanwhile, they are bytes.
     #[allow(unsafe_code)]
     pub unsafe fn put_raw(&mut self, from: *const u8, bytes: usize) {
-        assert!(bytes <= PAYLOAD_BYTES - self.length, "a payload that is too long");
-        // SAFETY: room for a payload is there, which is ours alone.
+        assert!(bytes <= FRAME_BYTES - self.length, "more than a frame");
+        // SAFETY: room for a frame is there, which is ours alone.
         unsafe { std::ptr::copy_nonoverlapping(from, self.base.add(self.length), bytes) };
         self.length += bytes;
     }
@@ -135,7 +136,7 @@ mod tests {
         let arena = Arena::new().unwrap();
         let full = |byte: u8| {
             let mut batch = Batch::new(Some(&arena));
-            batch.put(&vec![byte; PAYLOAD_BYTES - 1]);
+            batch.put(&vec![byte; FRAME_BYTES - 1]);
             batch.put(&[byte]);
             batch.freeze()
         };

@@ -876,7 +876,10 @@ struct Stranger {
     log: *mut u8,
 }
 
-const LOG_BYTES: usize = 4096 + (1 << 20);
+/// Where marks of records are in it, one for each 32 bytes, and where records are.
+const MARKS: usize = 4096;
+const RING: usize = MARKS + (1 << 20) / 32 * 8;
+const LOG_BYTES: usize = RING + (1 << 20);
 
 impl Stranger {
     fn new(path: &Path) -> Stranger {
@@ -884,7 +887,7 @@ impl Stranger {
         let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
         connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
         let stranger = Stranger { socket, log: std::ptr::null_mut() };
-        send(&stranger.socket, br#"{"Hello":{"version":3}}"#, SendFlags::NOSIGNAL).unwrap();
+        send(&stranger.socket, br#"{"Hello":{"version":4}}"#, SendFlags::NOSIGNAL).unwrap();
         let (mut bytes, mut room) = ([0; 1024], [MaybeUninit::uninit(); 256]);
         let mut control = RecvAncillaryBuffer::new(&mut room);
         let mut pieces = [IoSliceMut::new(&mut bytes)];
@@ -932,12 +935,13 @@ impl Stranger {
     }
 
     /// A record of 8 bytes, whole or not.
-    fn record(&self, at: usize, region: u32, place: u64, value: u64, is_whole: bool) {
-        self.word(at + 8).store(u64::from(region) | 8 << 32, Ordering::Relaxed);
-        self.word(at + 16).store(place, Ordering::Relaxed);
-        self.word(at + 24).store(value, Ordering::Relaxed);
+    fn record(&self, nth: usize, region: u32, place: u64, value: u64, is_whole: bool) {
+        let at = RING + 32 * nth;
+        self.word(at).store(u64::from(region) | 8 << 32, Ordering::Relaxed);
+        self.word(at + 8).store(place, Ordering::Relaxed);
+        self.word(at + 16).store(value, Ordering::Relaxed);
         if is_whole {
-            self.word(at).store(1 << 63 | 32, Ordering::Release);
+            self.word(MARKS + 8 * nth).store(1 << 63 | 32, Ordering::Release);
         }
     }
 }
@@ -961,7 +965,7 @@ fn whatever_a_program_writes_into_its_log_harms_nobody_else() {
                 .into_iter()
                 .enumerate()
         {
-            stranger.record(4096 + 32 * at, region, place, round + 1, true);
+            stranger.record(at, region, place, round + 1, true);
         }
         tail(5);
         assert!(stranger.ask(r#""Settle""#).contains("Done"));
@@ -974,7 +978,7 @@ fn whatever_a_program_writes_into_its_log_harms_nobody_else() {
             let at = if random & 1 == 0 {
                 random as usize >> 8
             } else {
-                4096 + (random as usize >> 8) % 512
+                MARKS + (random as usize >> 8) % 512
             };
             let value = if random & 2 == 0 { random } else { 1 << 63 | (random >> 40) };
             stranger.word(at % LOG_BYTES / 8 * 8).store(value, Ordering::Release);
@@ -1000,7 +1004,7 @@ fn of_what_the_dead_wrote_there_is_a_prefix() {
         let stranger = Stranger::new(&cluster.path(0));
         let (id, whole) = (stranger.transmits(), round % 5);
         for at in 0..5 {
-            stranger.record(4096 + 32 * at as usize, id, 8 * at, round, at != whole);
+            stranger.record(at as usize, id, 8 * at, round, at != whole);
         }
         stranger.word(192).store(5 * 32, Ordering::Release);
         drop(stranger.socket);

@@ -50,7 +50,7 @@ fn ask(socket: &OwnedFd, text: &str) -> String {
     }
 }
 
-const HELLO: &str = r#"{"Hello":{"version":3}}"#;
+const HELLO: &str = r#"{"Hello":{"version":4}}"#;
 const ALLOCATE: &str =
     r#"{"Allocate":{"key":7,"bytes":8192,"how":{"mode":384,"coherent":true,"rail":0}}}"#;
 

@@ -264,7 +264,7 @@ def users_of_a_namespace(place):
     try:
         require(keeper.stdout.readline() == "ready\n", "it does not start")
         for number, expected in [(12345, "Welcome"), (STRANGER, "Denied")]:
-            place.asks(path, '{"Hello":{"version":3}}', number, expected)
+            place.asks(path, '{"Hello":{"version":4}}', number, expected)
     finally:
         keeper.kill()
         keeper.wait()

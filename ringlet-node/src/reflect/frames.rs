@@ -14,7 +14,7 @@ use ringlet_core::memory::Area;
 use ringlet_fabric::{FRAME_BYTES as PIECE_BYTES, Memory, Node, Number, Write};
 use ringlet_linux::map;
 use ringlet_linux::sys::Errno;
-use ringlet_reflect::network::{Arena, Bytes, FRAME_BYTES, Parcel};
+use ringlet_reflect::network::{Arena, Batch, Bytes, FRAME_BYTES, Parcel};
 
 /// What each end has for what comes; and as much for what goes.
 const RING_BYTES: usize = 1 << 20;
@@ -168,6 +168,7 @@ impl Frames {
     /// What waited goes as far as there is room, and what the other end has to know. True if anything went.
     pub fn go_on(&mut self, node: &mut Node) -> bool {
         let mut went = false;
+        self.settle(node);
         while let Some(frame) = self.waiting.pop_front() {
             if !self.go(node, &frame) {
                 self.waiting.push_front(frame);
@@ -182,13 +183,12 @@ impl Frames {
         went
     }
 
-    fn go(&mut self, node: &mut Node, frame: &Parcel) -> bool {
-        if frame.len() <= SMALL_BYTES {
-            return self.say(node, SMALL, frame.parts(), false);
+    /// What was read, and need not be written again, is room, there and where it was taken from.
+    fn settle(&mut self, node: &mut Node) {
+        if self.under_way.is_empty() {
+            return;
         }
-        let Some(to) = self.theirs.filter(|_| frame.len() <= FRAME_BYTES) else { return false };
-        let transport = node.transport(self.number);
-        let written = transport.written();
+        let written = node.transport(self.number).written();
         while let Some((end, write, _)) = self.under_way.front()
             && *end <= self.read_there
             // (Numbers of writes come round.)
@@ -197,6 +197,15 @@ impl Frames {
             self.freed = *end;
             self.under_way.pop_front();
         }
+    }
+
+    fn go(&mut self, node: &mut Node, frame: &Parcel) -> bool {
+        if frame.len() <= SMALL_BYTES {
+            return self.say(node, SMALL, frame.parts(), false);
+        }
+        let Some(to) = self.theirs.filter(|_| frame.len() <= FRAME_BYTES) else { return false };
+        self.settle(node);
+        let transport = node.transport(self.number);
         let around = frame
             .one_long()
             .filter(|(_, long, _)| frame.len() - long.len() <= SMALL_BYTES - AROUND_HEAD_BYTES);
@@ -265,19 +274,15 @@ impl Frames {
             return Err(Insane("of no length, or too long"));
         }
         let at = place(self.came, bytes);
-        let mut frame = Vec::with_capacity(length);
-        frame.extend(before);
-        let to = frame.spare_capacity_mut().as_mut_ptr().cast();
-        // SAFETY: room for as much; the other node may write there at any time, so that it is copied before it is looked at.
-        let there = unsafe { self.memory.0.read(offset(at), to, bytes) };
-        if !there {
-            return Err(Insane("beyond the ring"));
-        }
-        // SAFETY: they were written just now.
-        unsafe { frame.set_len(before.len() + bytes) };
-        frame.extend(behind);
+        let ring = self.memory.0.base();
+        let mut frame = Batch::new(Some(&self.arena));
+        frame.put(before);
+        // SAFETY: within the ring (`place`), as it is no longer than a frame; the other node may write there at any time, so that it is copied before it
+        // is looked at.
+        unsafe { frame.put_raw(ring.add(offset(at)), bytes) };
+        frame.put(behind);
         self.came = at + bytes as u64;
-        Ok(Some(frame.into()))
+        Ok(Some(frame.freeze()))
     }
 
     /// A frame that has come, if one has by that.
@@ -367,6 +372,18 @@ mod tests {
         let ring = piece(RING, 0, &word(0));
         assert_eq!(frames.take(&ring), Ok(None));
         assert!(frames.take(&ring).is_err(), "another ring");
+    }
+
+    #[test]
+    fn what_is_around_a_payload_is_around_it_again() {
+        let (_node, mut frames) = frames();
+        let payload: Vec<u8> = (0..3000u32).map(|at| at as u8).collect();
+        // SAFETY: a slice; nobody else writes there.
+        assert!(unsafe { frames.memory.0.write(0, payload.as_ptr(), payload.len()) });
+        let said = [&word(payload.len())[..], &[2, 0], b"abc"].concat();
+        let came = frames.take(&piece(AROUND, 0, &said)).unwrap().unwrap();
+        assert_eq!(came, [&b"ab"[..], &payload, b"c"].concat());
+        assert_eq!(frames.came, payload.len() as u64);
     }
 
     #[test]

@@ -80,6 +80,7 @@ pub struct Rails {
     service: OwnedFd,
     said: VecDeque<Vec<u8>>,
     said_bytes: usize,
+    heard: Vec<u8>,
     node: Node,
     /// (Behind the node, which closes what takes from it.)
     arena: Arc<Arena>,
@@ -127,6 +128,7 @@ impl Rails {
             service,
             said: VecDeque::new(),
             said_bytes: 0,
+            heard: Vec::new(),
             node,
             arena,
             places,
@@ -176,15 +178,17 @@ impl Rails {
     }
 
     fn hear_service(&mut self) {
-        let mut bytes = vec![0; PACKET_BYTES];
+        // (Made once: cleared anew for each look it would cost more than that.)
+        let mut bytes = std::mem::take(&mut self.heard);
+        bytes.resize(PACKET_BYTES, 0);
         for _ in 0..PACKETS_AT_ONCE {
             // (No descriptors come: what does is closed.)
             let len = match meet::receive(self.service.as_raw_fd(), &mut bytes) {
-                Err(Errno::EAGAIN) => return,
+                Err(Errno::EAGAIN) => break,
                 Ok((len @ 1.., _)) => len,
                 _ => {
                     self.is_over = true;
-                    return;
+                    break;
                 }
             };
             match read(&bytes[..len]) {
@@ -197,6 +201,7 @@ impl Rails {
                 _ => {}
             }
         }
+        self.heard = bytes;
     }
 
     fn join(&mut self, session: Session, node: String) {

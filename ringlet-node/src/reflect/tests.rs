@@ -9,7 +9,7 @@ use crate::fabric::{
 };
 use ringlet_linux::meet;
 use ringlet_linux::sys::Errno;
-use ringlet_reflect::network::{Event, FRAME_BYTES, Life, Network, Parcel};
+use ringlet_reflect::network::{Batch, Event, FRAME_BYTES, Life, Network, Parcel};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
@@ -197,8 +197,16 @@ impl Two {
         self.sides.iter_mut().for_each(|side| side.came.clear());
         self.until("all frames to come", |two| {
             for at in 0..2 {
-                while sent[at] < frames.len()
-                    && two.sides[at].rails.send(&lives[1 - at], &frames[sent[at]].clone().into())
+                let rails = &mut two.sides[at].rails;
+                // (Each second one as a keeper has it.)
+                while let Some(frame) = frames.get(sent[at])
+                    && rails.send(
+                        &lives[1 - at],
+                        &match sent[at] % 2 {
+                            0 => frame.clone().into(),
+                            _ => around(rails, frame),
+                        },
+                    )
                 {
                     sent[at] += 1;
                 }
@@ -209,6 +217,16 @@ impl Two {
             assert!(side.came == frames, "{}: other frames came", side.name);
         }
     }
+}
+
+/// As a frame with a payload that lies where rails take it from.
+fn around(rails: &Rails, frame: &[u8]) -> Parcel {
+    let mut batch = Batch::new(rails.arena());
+    let (before, rest) = frame.split_at(frame.len().min(39));
+    let (payload, behind) = rest.split_at(rest.len().saturating_sub(5));
+    batch.put(payload);
+    let payload = batch.freeze();
+    Parcel::around(before, &payload, behind)
 }
 
 /// Of all sizes, each with bytes of its own.
