@@ -161,8 +161,8 @@ static inline int ringlet_am_allocate(eb_t eb, ea_t *ea, en_t **name) { return r
 #else
 #define RINGLET_AM_ALLOCATE AM_AllocateEndpoint
 #endif
-/* The NOW's endpoint that others find by a port: of this host, and where `ringlet node` runs of other hosts that its policy admits. The name is made, as
- * above, and has port and address; null for none. AM_ERR_IN_USE if this user has an endpoint of that port already. */
+/* The NOW's endpoint that others find by a port: of this host, and where `ringlet node` runs of other hosts that its policy admits. The name is made,
+ * as above, and has port and address; null for none. AM_ERR_IN_USE if this user has an endpoint of that port already. */
 int ringlet_am_allocate_known(eb_t eb, ea_t *ea, en_t **name, int port);
 static inline int ringlet_am_allocate_known_only(eb_t eb, ea_t *ea, int port) { return ringlet_am_allocate_known(eb, ea, NULL, port); }
 #define RINGLET_AM_4(a, b, c, d, chosen, ...) chosen
@@ -305,8 +305,8 @@ RINGLET_AM_CALLS(16, RINGLET_AM_P16, a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10
 #undef RINGLET_AM_P16
 #undef RINGLET_AM_CALLS
 
-/* The NOW's wish for bytes: so many of the peer's segment, from that offset, come to this endpoint's at dest_offset. Then the handler runs here, as that of
- * a bulk reply. */
+/* The NOW's wish for bytes: so many of the peer's segment, from that offset, come to this endpoint's at dest_offset. Then the handler runs here, as
+ * that of a bulk reply. */
 int ringlet_am_get(ea_t ea, int dest, handler_t handler, uintptr_t source_offset, uintptr_t dest_offset, size_t nbytes, int async, int numargs,
                    const int32_t *args);
 #define RINGLET_AM_GETS(M, PARAMETERS, ...) \

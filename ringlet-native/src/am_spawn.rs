@@ -1,5 +1,5 @@
-//! How a program for AMUDP that nobody has launched becomes its own launcher: it executes `ringlet am-run`, which starts its processes here. Or a spawn
-//! function has started them first, anywhere; then they come to it by themselves (`active_message::invitation`).
+//! How a program for AMUDP that nobody has launched becomes its own launcher: it executes `ringlet am-run`, which starts its processes here. Or a
+//! spawn function has started them first, anywhere; then they come to it by themselves (`active_message::invitation`).
 #![allow(non_snake_case, non_upper_case_globals)] // the names of the interface
 
 use crate::am;

@@ -88,7 +88,8 @@ def check(ringlet, work, deaths):
         program = build("udpam")
         run([program])
         # Two processes: what is sent before the other one is there waits for it.
-        ends = [subprocess.Popen([program, "127.0.0.1", *ports], stdout=subprocess.PIPE, text=True) for ports in (["61116", "61117"], ["61117", "61116"])]
+        pairs = ["61116", "61117"], ["61117", "61116"]
+        ends = [subprocess.Popen([program, "127.0.0.1", *ports], stdout=subprocess.PIPE, text=True) for ports in pairs]
         said = [end.communicate(timeout=LIMIT)[0] for end in ends]
         assert said == ["all\n"] * 2 and not any(end.returncode for end in ends), said
         return "2 processes"

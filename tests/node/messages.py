@@ -230,7 +230,8 @@ def scenes(ground):
     def ports(name, library, a, b):
         """Endpoints known by ports, of hosts known by their addresses."""
         with actor(library, HERE.parent / "am" / "udpam.c") as program:
-            ends = [Speaker([*here.before(), program, there.ip, port, mine]) for here, there, port, mine in [(a, b, 61114, 61115), (b, a, 61115, 61114)]]
+            ways = (a, b, 61114, 61115), (b, a, 61115, 61114)
+            ends = [Speaker([*here.before(), program, there.ip, port, mine]) for here, there, port, mine in ways]
             for end in ends:
                 end.hears("all")
                 require(end.process.wait(ANSWER_SECONDS) == 0, f"it fails: {end.told()}")

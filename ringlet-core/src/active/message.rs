@@ -24,8 +24,8 @@ pub enum Kind {
     /// As `Bulk`, by a sender that has stored them there itself. The upper byte of the offset tells which segment of the
     /// receiver's that was (`Gate::generation`).
     Stored = 4,
-    /// A request for bytes of the receiver's segment, which answers by itself: with a bulk reply for the handler, to the place in the sender's segment
-    /// that the last `GET_WORDS` arguments say.
+    /// A request for bytes of the receiver's segment, which answers by itself: with a bulk reply for the handler, to the place in the sender's
+    /// segment that the last `GET_WORDS` arguments say.
     Get = 5,
 }
 

@@ -1,4 +1,5 @@
-//! A parallel program: the processes that `ringlet am-run` has started together, or to which it has invited what a spawn function has started (`invitation`).
+//! A parallel program: the processes that `ringlet am-run` has started together, or which a spawn function has started and
+//! that come to it by themselves (`invitation`).
 //!
 //! Each has a socket to the launcher. A process sends its part of a gather, a length and as many bytes, and gets all parts once all have sent theirs;
 //! or it says `END` and a code, which the launcher tells all. A thread waits for what the launcher says.
@@ -117,8 +118,8 @@ impl Said {
 
 impl Job {
     /// A process that was not launched is a job of one; one that was finds it once, since its environment says so no longer. One that comes to its
-    /// launcher by itself may say which rank it wants, if all do. `on_end` is called, by another thread, when the job ends (`ended`); with whether the
-    /// launcher can also signal this process.
+    /// launcher by itself may say which rank it wants, if all do. `on_end` is called, by another thread, when the job ends (`ended`); with whether
+    /// the launcher can also signal this process.
     #[allow(unsafe_code)]
     pub fn from_environment(
         wanted: Option<usize>,

@@ -48,8 +48,8 @@ pub enum Payload<'a> {
         offset: u64,
         bytes: &'a [u8],
     },
-    /// None, but a wish: so many bytes of the receiver's segment, from this offset, are to come to that one of the sender's. Its answer is a bulk reply
-    /// with these arguments for this handler. Two arguments fewer; in requests only.
+    /// None, but a wish: so many bytes of the receiver's segment, from this offset, are to come to that one of the sender's. Its answer is a bulk
+    /// reply with these arguments for this handler. Two arguments fewer; in requests only.
     Get {
         from: u64,
         to: u64,

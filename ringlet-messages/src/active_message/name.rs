@@ -73,7 +73,7 @@ impl Name {
     }
 }
 
-/// Of a process. Its last four bytes are neither all zeros nor all ones: so it is told from a number and an address (those of an integer's upper half).
+/// Of a process. Its last four bytes are neither all zeros nor all ones: so it is told from a number and an address (an integer's upper half).
 pub(super) fn new_identity() -> Option<[u8; 16]> {
     let mut process = [0; 16];
     let made = ringlet_linux::sys::random(&mut process);

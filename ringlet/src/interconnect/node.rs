@@ -86,7 +86,8 @@ pub const ASKED_BYTES: usize = 96;
 /// The node of who calls from this host.
 pub const HERE: &str = "localhost";
 
-/// CALL, by NODE:SERVICE, OFFER, by SERVICE alone, and NAME, by HERE; or, from the service, CALL and NAME by NODE alone. The name, and zeros behind it.
+/// CALL, by NODE:SERVICE, OFFER, by SERVICE alone, and NAME, by HERE; or, from the service, CALL and NAME by NODE alone. The name, and zeros
+/// behind it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
     pub kind: u16,
