@@ -340,7 +340,9 @@ fn print(report: &Report, rounds: u32) {
     table::print(header.map(String::from), rows);
     println!(
         "\nMedians of {rounds} by turns. Times: how many times better than kernel TCP (PVM: than PVM over the kernel), in the paper than FDDI; in \
-         Figure 6 than one task, or node, alone. In ETHOM's: than veth, or as it says; in the paper than Gigabit Ethernet, or ETHOS.\nHere all is on one machine, where PVM's tasks talk by Unix sockets, and a task is one \
+         Figure 6 than one task, or node, alone. \
+         In ETHOM's: than veth, or as it says; in the paper than Gigabit Ethernet, or ETHOS.\n\
+         Here all is on one machine, where PVM's tasks talk by Unix sockets, and a task is one \
          processor; in the paper PVM was a library of its own for Memory Channel."
     );
     for note in &report.notes {

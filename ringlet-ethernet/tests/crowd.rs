@@ -260,8 +260,8 @@ fn a_crowd_meets_speaks_dies_and_comes_again() {
     println!("in the end, after {:.1?}, {bytes} MiB, and {tables} of page tables", began.elapsed());
 }
 
-/// What a frame for all costs its sender, and the others, which sleep: `cargo test --release -p ringlet-ethernet --test crowd -- --ignored --nocapture
-/// what_a_broadcast_costs`.
+/// What a frame for all costs its sender, and the others, which sleep:
+/// `cargo test --release -p ringlet-ethernet --test crowd -- --ignored --nocapture what_a_broadcast_costs`.
 #[test]
 #[ignore = "it only measures"]
 fn what_a_broadcast_costs() {

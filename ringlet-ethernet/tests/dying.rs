@@ -1,6 +1,6 @@
 //! A port that dies at any step. A process with a port is killed at one system call after another, from its coming on, and at one instruction after
-//! another while it sends and receives. Two ports that live are told each time by the same model: each broadcast of theirs is heard once, in order; of
-//! the dead one a beginning of what it sent, whole and in order; its address goes to another one, and back to the next that comes with it.
+//! another while it sends and receives. One model tells each time of two ports that live: each broadcast of theirs is heard once, in order; of the
+//! dead one a beginning of what it sent, whole and in order; its address goes to another one, and back to the next that comes with it.
 //!
 //! `RINGLET_MOMENTS=all` takes each moment, else it is some of each kind, of which the first is drawn by the `SEED` that is printed.
 

@@ -94,7 +94,8 @@ def at_once(ground):
         host.before = ["strace", "-f", "-o", "/dev/null", "-e", "trace=ioctl", "-e", "inject=ioctl:delay_exit=400000"]
         host.start_port()
     for host in hosts:
-        wait_until(lambda host=host: "ready vnet0" in host.port.tail() or host.port.poll() is not None, LIMIT_SECONDS, "a port to be ready, or to end")
+        is_done = lambda host=host: "ready vnet0" in host.port.tail() or host.port.poll() is not None  # noqa: E731
+        wait_until(is_done, LIMIT_SECONDS, "a port to be ready, or to end")
     have = [host for host in hosts if host.port.poll() is None]
     require(len(have) == 1, f"{len(have)} have the device")
     for host in hosts:

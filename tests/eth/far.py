@@ -362,8 +362,8 @@ def far_by_narrow_paths(ground):
 
 @scene
 def far_by_three(ground):
-    """Three machines: a frame for all comes once to each; a machine that is lost takes nobody with it, nor does one that can't be a port here: that is
-    said, and it is one once it can."""
+    """Three machines: a frame for all comes once to each; a machine that is lost takes nobody with it, nor does one that can't be a port here:
+    that is said, and it is one once it can."""
     with by_udp(ground, "abc") as sites:
         for site in sites:
             site.create("blue")

@@ -102,10 +102,10 @@ pub enum Part {
 
 /// The figures of Memory Channel's paper, and of ETHOM's, beside what is measured now
 ///
-/// Of Memory Channel's its Figure 1 (what memory, and messages, cost), Figure 5 (one-way messages of 32 B by PVM and directly), the overhead of a message that is
-/// written and left to run, and Figure 6 (an application of PVM's). PVM takes part where it is installed, unmodified, with both its tasks here.
-/// Of ETHOM's its Figures 5 and 6 (how long messages take, and how many bytes a second go, by TCP), and 9 and 10 (the same by TIPC, where the
-/// kernel has it) between two network namespaces: by `ringlet eth` (ETHOM), by frames over UDP (ETHOS), and by veth (the kernel's own Ethernet).
+/// Of Memory Channel's its Figure 1 (what memory, and messages, cost), Figure 5 (one-way messages of 32 B by PVM and directly), the overhead of a
+/// message that is written and left to run, and Figure 6 (an application of PVM's). PVM takes part where it is installed, unmodified, with both its
+/// tasks here. Of ETHOM's its Figures 5 and 6 (how long messages take, and how many bytes a second go, by TCP), and 9 and 10 (the same by TIPC, where
+/// the kernel has it) between two network namespaces: by `ringlet eth` (ETHOM), by frames over UDP (ETHOS), and by veth (the kernel's own Ethernet).
 /// That needs root.
 #[derive(Args, Debug)]
 pub struct PapersArgs {
