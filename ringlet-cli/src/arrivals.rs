@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -22,6 +23,7 @@ use crate::job::Event;
 pub const SECRET_ENVIRONMENT: &str = "RINGLET_AM_SECRET";
 /// Strangers, and processes of the job, of whom we wait to hear who they are.
 const NEW_MOST: usize = 256;
+const LOOK: Duration = Duration::from_millis(10);
 
 pub struct Arrivals {
     listener: TcpListener,
@@ -58,10 +60,11 @@ impl Arrivals {
         let comes = to.clone();
         thread::spawn(move || {
             while let Ok((socket, from)) = listener.accept() {
-                if new.fetch_add(1, Ordering::Relaxed) >= NEW_MOST {
-                    new.fetch_sub(1, Ordering::Relaxed);
-                    continue;
+                // (The next ones wait in the kernel's queue. Who says nothing has its place for seconds only: `greet`.)
+                while new.load(Ordering::Relaxed) >= NEW_MOST {
+                    thread::sleep(LOOK);
                 }
+                new.fetch_add(1, Ordering::Relaxed);
                 let (to, new) = (comes.clone(), new.clone());
                 thread::spawn(move || {
                     if let Ok((socket, wanted)) = greet(socket, &secret) {

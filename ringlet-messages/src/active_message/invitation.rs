@@ -13,7 +13,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// HOST:PORT,SECRET.
 pub const ENVIRONMENT: &str = "RINGLET_AM_LAUNCHER";
@@ -123,6 +123,21 @@ fn read_word(from: &mut impl Read) -> io::Result<u32> {
     Ok(u32::from_le_bytes(word))
 }
 
+/// All of it by then, however little comes at a time.
+fn read_until(from: &mut UnixStream, mut to: &mut [u8], end: Instant) -> io::Result<()> {
+    while !to.is_empty() {
+        let left = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+        from.set_read_timeout(Some(left.ok_or(io::ErrorKind::TimedOut)?))?;
+        match from.read(to) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => to = &mut to[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// KERNEL: a `UnixStream` reads, writes and shuts down whatever stream socket it has; so all of a job's are of one type.
 fn prepare(socket: TcpStream) -> io::Result<UnixStream> {
     socket.set_nodelay(true)?;
@@ -153,14 +168,14 @@ fn prepare(socket: TcpStream) -> io::Result<UnixStream> {
 /// For the launcher: who has come, and which rank it wants. An error for a stranger.
 pub fn greet(socket: TcpStream, secret: &Secret) -> io::Result<(UnixStream, Option<usize>)> {
     let mut socket = prepare(socket)?;
-    socket.set_read_timeout(Some(GREETING_LIMIT))?;
-    let mut theirs = Secret::default();
-    socket.read_exact(&mut theirs)?;
+    let mut greeting = [0; size_of::<Secret>() + size_of::<i32>()];
+    read_until(&mut socket, &mut greeting, Instant::now() + GREETING_LIMIT)?;
+    let (theirs, mut wanted) = greeting.split_at(size_of::<Secret>());
     // (All of it is looked at, so that time does not tell how much is right.)
     if theirs.iter().zip(secret).fold(0, |differs, (one, other)| differs | (one ^ other)) != 0 {
         return Err(invalid("a stranger"));
     }
-    let wanted = read_word(&mut socket)? as i32;
+    let wanted = read_word(&mut wanted)? as i32;
     socket.set_read_timeout(None)?;
     let rank = usize::try_from(wanted).ok();
     if rank.is_none() && wanted != ANY_RANK {
