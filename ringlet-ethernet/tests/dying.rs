@@ -25,7 +25,7 @@ use ringlet_ethernet::{Mac, Options, Policy, Port, Room};
 const FOLDER: &str = "RINGLET_DYING";
 const DIES: u16 = 9;
 /// Of each kind, in a usual run.
-const MOMENTS: u64 = 24;
+const MOMENTS: u64 = 10;
 
 /// What the port that is to die sends, by number, and to whom.
 fn sends(one: Mac, other: Mac) -> [Mac; 4] {
