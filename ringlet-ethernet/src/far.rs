@@ -382,8 +382,8 @@ impl Far {
                 self.sleep(false)?;
                 continue;
             }
-            let why = self.serve(tell.clone()).err().map(|error| format!("{error:#}"));
             let before = self.failed.take().map(|(before, _)| before);
+            let why = self.serve(tell.clone()).err().map(|error| format!("{error:#}"));
             if let Some(why) = why {
                 if before.as_ref() != Some(&why) {
                     tell(Event::Apart(format!("{} is no port here: {why}", self.name)));
