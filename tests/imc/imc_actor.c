@@ -430,7 +430,7 @@ static void reopens(const char *name) {
     int fds[4], end = connected(name);
     unsigned region;
     char text[200];
-    IS(1, asked(end, "{\"Hello\":{\"version\":3}}", fds));
+    IS(1, asked(end, "{\"Hello\":{\"version\":4}}", fds));
     IS(0, asked(end, "{\"Allocate\":{\"key\":2,\"bytes\":4096,\"how\":{\"mode\":384,\"coherent\":false,\"rail\":0}}}", fds));
     IS(1, sscanf(answer, "{\"Region\":{\"id\":%u", &region));
     snprintf(text, sizeof text, "{\"Attach\":{\"id\":%u,\"direction\":\"Receive\",\"how\":{\"shared\":true,\"loopback\":true}}}", region);
