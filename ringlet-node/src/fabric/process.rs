@@ -42,6 +42,8 @@ const SOON: Duration = Duration::from_millis(5);
 /// A rail on which nothing was acknowledged for so long is given up, and one that does not work is tried again so often.
 const SILENT: Duration = Duration::from_secs(1);
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// The same where none works, and something is carried: for `DOWN_MOST` there are as many tries as `ringlet_fabric` has patience for one (`TRIALS`).
+const TRY_SOON: Duration = Duration::from_millis(250);
 /// A half that has not answered the other one for so long holds up its program.
 const ANSWERED: Duration = Duration::from_secs(4);
 /// For so long no rail may work before what is carried goes back to the kernel.
@@ -929,7 +931,8 @@ impl Process {
 
     fn sweep(&mut self) {
         let now = self.clock.now();
-        if now - self.tried >= TRY_AGAIN {
+        let is_down = self.links.values().any(|link| link.down.is_some());
+        if now - self.tried >= if is_down { TRY_SOON } else { TRY_AGAIN } {
             self.tried = now;
             self.serve_trunk();
             self.open_rails();
