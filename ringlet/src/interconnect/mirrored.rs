@@ -25,6 +25,8 @@ pub const NEEDS_NO_ADAPTER: u32 = 2;
 /// How long the adapter may take for an introduction; and to answer what is asked in shared memory (a machine may have other work).
 const INTRODUCTION_NS: u64 = 2_000_000_000;
 const ANSWER_NS: u64 = 10_000_000_000;
+/// The same of one that did not answer the last time.
+const ANSWER_AGAIN_NS: u64 = 2_000_000;
 /// Looks in a row before the processor is left to the adapter, and with that before it is left alone for a moment.
 const QUICK_LOOKS: u32 = 200;
 const YIELDING_LOOKS: u32 = 1000;
@@ -233,15 +235,20 @@ pub fn answered(socket: &Socket, done: impl Fn() -> bool) -> bool {
         stir(socket);
         match look {
             0..QUICK_LOOKS => core::hint::spin_loop(),
-            QUICK_LOOKS..YIELDING_LOOKS => sys::sched_yield(),
+            // (By time, too: where others want the processor a yield may take a tick of theirs.)
             _ => {
                 let now = sys::now_ns();
                 if until == 0 {
-                    until = now + ANSWER_NS;
+                    until = now + if end.unanswered.is() { ANSWER_AGAIN_NS } else { ANSWER_NS };
                 }
-                if has_died(socket) || now > until || end.unanswered.is() {
+                let yields = look < YIELDING_LOOKS;
+                if now > until || !yields && has_died(socket) {
                     end.unanswered.set(1);
                     return done();
+                }
+                if yields {
+                    sys::sched_yield();
+                    continue;
                 }
                 let _ = fd::poll(&mut [], Some(LOOK_NS), None);
             }

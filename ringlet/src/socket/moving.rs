@@ -286,7 +286,8 @@ pub fn drain_bells(socket: &Socket, end: &End, ring: &SegmentRing) {
             && side.taken().is_ok_and(|taken| taken >= bells_end(end, ring))
     };
     if !drained() && carrier::undelivered(socket) > 0 {
-        wait_patiently(|| carrier::undelivered(socket) == 0 || drained());
+        let has_died = || end.mirrored.is() && mirrored::has_died(socket);
+        wait_patiently(|| carrier::undelivered(socket) == 0 || has_died() || drained());
     }
 }
 
