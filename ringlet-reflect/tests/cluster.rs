@@ -7,6 +7,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -140,12 +141,15 @@ fn all_see_one_order(hosts: usize, lost: u32) {
     cluster.faults.lost.store(lost, Ordering::Relaxed);
     let written = AtomicU64::new(0);
     let writers = 2 * hosts as u64;
+    // (The region is not coherent: who comes late is not shown what was written before.)
+    let all_receive = Barrier::new(3 * hosts);
     let histories: Vec<Vec<u64>> = std::thread::scope(|scope| {
         for writer in 0..writers {
             let host = cluster.host(writer as usize % hosts);
-            let written = &written;
+            let (written, all_receive) = (&written, &all_receive);
             scope.spawn(move || {
                 let to = region(&host, 1, 8192).transmit(Use::default()).unwrap();
+                all_receive.wait();
                 for count in 1..=EACH {
                     store(&to, 5, count << 8 | writer);
                     store(&to, 600 + writer as usize, count);
@@ -156,10 +160,11 @@ fn all_see_one_order(hosts: usize, lost: u32) {
             });
         }
         let receivers = (0..hosts).map(|number| {
-            let (cluster, written) = (&cluster, &written);
+            let (cluster, written, all_receive) = (&cluster, &written, &all_receive);
             scope.spawn(move || {
                 let host = cluster.host(number);
                 let from = region(&host, 1, 8192).receive(Use::default()).unwrap();
+                all_receive.wait();
                 let mut history = vec![];
                 loop {
                     let is_over = written.load(Ordering::Acquire) == writers;
