@@ -1,4 +1,4 @@
-.PHONY: build install man demo compare test suites gasnet gasnet-debug torture faults containers lab attempts fuzz pvm disk ethernet memif ports papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between reflect-hosts soak sim-soak soak-order setup
+.PHONY: build install man demo compare test suites gasnet gasnet-debug gasnet-tables torture faults containers lab attempts fuzz pvm disk ethernet memif ports papers mirror mirror-build mirror-cases mirror-unforgiving mirror-programs mirror-torture hosts between reflect-hosts soak sim-soak soak-order setup
 
 PREFIX = /usr/local
 TARGET = $(or $(CARGO_TARGET_DIR),target)
@@ -70,12 +70,14 @@ compare: build
 test:
 	tests/run
 
-# GASNet's own tests and measurements over ringlet; GASNET is an unpacked release of GASNet-EX: `make gasnet GASNET=DIR TABLES=--tables`. Some minutes.
+# GASNet's own tests and measurements over ringlet; GASNET is an unpacked release of GASNet-EX: `make gasnet GASNET=DIR`. Some minutes.
+# gasnet-tables measures it beside GASNet's own AMUDP and shared memory.
 # With UPCXX, unpacked sources of UPC++, those are built on it, and their tests run.
 gasnet: build
 	python3 tests/gasnet $(if $(GASNET),--sources $(GASNET)) $(if $(UPCXX),--upcxx $(UPCXX)) $(TABLES) --ringlet $(TARGET)/release/ringlet
 gasnet-debug: TABLES = --debug
-gasnet-debug: gasnet
+gasnet-tables: TABLES = --tables
+gasnet-debug gasnet-tables: gasnet
 
 # CPython's own tests, on two versions of Python: an hour or two. Their quick part is in `make test`.
 suites: build

@@ -1,11 +1,15 @@
 """GASNet's own tests and measurements, with its udp-conduit on the installed ringlet instead of its own AMUDP. Nothing of it is changed.
 
-    python3 tests/gasnet --sources DIR [--build DIR] [--processes 2,4,8] [--debug] [--tables] [--upcxx DIR] [--ringlet PATH] [TEST...]
+    python3 tests/gasnet --sources DIR [--build DIR] [--processes 2,4,8] [--mode seq] [--debug] [--tables] [--upcxx DIR] [--ringlet PATH] [TEST...]
 
-DIR is an unpacked release of GASNet-EX (gasnet.lbl.gov), 2025.8.0 for example. It is built in --build, or in a folder that is removed afterwards. AMUDP
-is replaced by variables of make, for which udp-conduit's makefiles have a place. With --tables it is built with its AMUDP too, and as smp-conduit, and
-the three are measured by turns. With --upcxx, the sources of UPC++ (upcxx.lbl.gov, 2020.10.0 for example), that is built on it instead, and its
-own tests are run.
+DIR is an unpacked release of GASNet-EX (gasnet.lbl.gov), 2025.8.0 for example. It is built in --build, or in a folder that is removed afterwards.
+AMUDP is replaced by variables of make, for which udp-conduit's makefiles have a place. With --upcxx, the sources of UPC++ (upcxx.lbl.gov, 2020.10.0
+for example), that is built on it instead, and its own tests are run.
+
+With --tables it is built with its AMUDP too, and as smp-conduit, and all are measured by turns, between two processes. What the table compares: over
+udp-conduit a put or get is a request and a reply (by ringlet, or by AMUDP); over smp-conduit it is the initiator's own load or store in memory that
+both have mapped (PSHM), with nobody at the other end, and only its Active Messages are of the same kind. udp-conduit with PSHM, the last column, does
+as smp-conduit between processes of one host.
 """
 
 import argparse
@@ -21,6 +25,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT = 900
+# Of GASNet's clients: one thread, any one at a time, any.
+MODES = ["seq", "parsync", "par"]
 # What only makes sense elsewhere: other hardware, MPI, no job at all, or a fault that is meant.
 OMITTED = {"testmpi", "testcudauva", "testhip", "testze", "testtools", "testtoolscxx", "testreadonly"}
 # Short, as GASNet's own `run-tests` has them where it has; else its tests begin with the number of rounds.
@@ -36,7 +42,7 @@ PROCESSES = {"testmisc": 1, "testbarrierconf": 3}
 TABLES = [
     ("testsmall", "2000 8", r"\s8 bytes?\s*:.*?([0-9.]+) us ave\. \((PutBlocking|GetBlocking) latency\)"),
     ("testam", "2000 8", r"\s(AM\w+\s+ping-pong roundtrip ReqRep|AM\w+\s+flood\s+one-way\s+Req)\s*:.*?sec\s+([0-9.]+) us"),
-    ("testlarge", "100 262144", r"\s262144 byte.*?throughput\s+([0-9.]+) KB/sec \((PutBlocking|GetBlocking) throughput"),
+    ("testlarge", "100 262144", r"\s262144 byte.*?throughput\s+([0-9.]+) KB/sec \(((?:PutBlocking|GetBlocking) throughput)"),
     ("testbarrier", "500", r"Avg (.*?) Barrier latency:\s*([0-9.]+) us"),
 ]
 
@@ -47,10 +53,11 @@ UPCXX += " segment_allocator serialization view vis"
 
 
 class Build:
-    """GASNet, configured and built in a folder of its own; `over` tells over what."""
+    """GASNet, configured and built in a folder of its own; `over` tells over what, `pshm` whether processes of one host share memory without that."""
 
-    def __init__(self, over, sources, folder, prefix, debug):
-        self.over, self.folder = over, folder / (over + ("-debug" if debug else ""))
+    def __init__(self, over, sources, folder, prefix, debug=False, mode="seq", pshm=False):
+        self.over, self.mode, self.name = over, mode, over + ("-pshm" if pshm and over != "smp" else "")
+        self.folder = folder / (self.name + ("" if mode == "seq" else f"-{mode}") + ("-debug" if debug else ""))
         self.conduit = "smp" if over == "smp" else "udp"
         self.variables = []
         if over == "ringlet":
@@ -62,8 +69,8 @@ class Build:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / "Makefile").exists():
             # Between processes of one host udp-conduit would go through memory of its own otherwise, and not by AMUDP.
-            options = ["--disable-auto-conduit-detect", f"--enable-{self.conduit}", "--enable-pshm" if over == "smp" else "--disable-pshm"]
-            options += ["--disable-parsync", "--disable-par"] + (["--enable-debug"] if debug else [])
+            options = ["--disable-auto-conduit-detect", f"--enable-{self.conduit}", "--enable-pshm" if pshm else "--disable-pshm"]
+            options += [f"--{'enable' if each == mode else 'disable'}-{each}" for each in MODES] + (["--enable-debug"] if debug else [])
             self.do([sources / "configure", *options], self.folder)
 
     def do(self, command, where):
@@ -78,10 +85,11 @@ class Build:
 
     def tests(self, names=()):
         """Builds those, or all of them; what is there."""
-        if not (self.folder / "built").exists():
-            self.do(["make", "-j2", *self.variables, "seq"], self.place)
-            self.do(["make", *self.variables, *([f"{name}-seq" for name in names] or ["tests-seq"])], self.place)
-            (self.folder / "built").touch()
+        all_built, some_built = self.folder / "built", self.folder / "built-some"
+        if not all_built.exists() and not (names and some_built.exists()):
+            self.do(["make", "-j2", *self.variables, self.mode], self.place)
+            self.do(["make", *self.variables, *([f"{name}-{self.mode}" for name in names] or [f"tests-{self.mode}"])], self.place)
+            (some_built if names else all_built).touch()
         found = (path.name for path in self.place.glob("test*") if path.is_file() and os.access(path, os.X_OK))
         return sorted(found)
 
@@ -117,6 +125,8 @@ class Upcxx:
 
     def __init__(self, sources, gasnet, ours):
         self.sources, self.folder, self.variables = sources, ours.folder.parent / "upcxx", ours.variables
+        # (It has these two; each program is compiled for one of them.)
+        self.threads = "par" if ours.mode == "par" else "seq"
         # (Its programs are started by nothing else.)
         self.launcher = ours.folder.parent / "installed/usr/bin/amudprun"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +137,8 @@ class Upcxx:
 
     def built(self, name):
         """Its executable; what it says meanwhile is kept."""
-        command = ["make", "-s", "exe", "NETWORK=udp", "UPCXX_CODEMODE=opt", f"SRC={self.sources}/test/{name}.cpp", *self.variables]
+        kind = ["NETWORK=udp", "UPCXX_CODEMODE=opt", f"UPCXX_THREADMODE={self.threads}"]
+        command = ["make", "-s", "exe", *kind, f"SRC={self.sources}/test/{name}.cpp", *self.variables]
         with open(self.folder / "log", "ab") as log:
             done = subprocess.run(command, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
         if done.returncode:
@@ -144,22 +155,32 @@ class Upcxx:
 
 
 def tables(builds, rounds):
+    """Each measured once a round, by turns; true if something failed."""
     rows, failed = {}, False
     for _ in range(rounds):
         for test, arguments, pattern in TABLES:
             for build in builds:
                 status, said = build.run(test, 2, arguments)
                 if status:
-                    print(f"{test} over {build.over}: status {status}\n{said[-500:]}", flush=True)
+                    print(f"{test} over {build.name}: status {status}\n{said[-500:]}", flush=True)
                     failed = True
                 for found in re.finditer(pattern, said):
                     number, what = sorted(found.groups(), key=lambda group: not re.fullmatch(r"[0-9.]+", group))
-                    rows.setdefault((test, what), {}).setdefault(build.over, []).append(float(number))
-    print("\n| what | " + " | ".join(build.over for build in builds) + " |\n| --- |" + " --- |" * len(builds))
+                    rows.setdefault((test, " ".join(what.split())), {}).setdefault(build.name, []).append(float(number))
+    if not rows:
+        return True
+    names = [build.name for build in builds]
+    print(f"\nMedian (least, most) of {rounds} rounds by turns; us, and of throughputs KB/s.\n")
+    print("| what | " + " | ".join(names) + " | ringlet's time / smp's | amudp's / ringlet's |\n| --- |" + " --- |" * (len(names) + 2))
     for (test, what), columns in rows.items():
-        cells = [f"{statistics.median(columns[build.over]):.3g}" if build.over in columns else "-" for build in builds]
+        middle = {name: statistics.median(numbers) for name, numbers in columns.items()}
+        cells = [f"{middle[name]:.3g} ({min(columns[name]):.3g}, {max(columns[name]):.3g})" if name in columns else "-" for name in names]
+        for one, other in [("ringlet", "smp"), ("amudp", "ringlet")]:
+            # (Of a throughput the greater one takes less time.)
+            one, other = (other, one) if "throughput" in what else (one, other)
+            cells.append(f"{middle[one] / middle[other]:.3g}" if middle.get(one) and middle.get(other) else "-")
         print(f"| {test}: {what} | {' | '.join(cells)} |")
-    return failed or not rows
+    return failed
 
 
 def main():
@@ -167,10 +188,11 @@ def main():
     parser.add_argument("--sources", type=Path)
     parser.add_argument("--build", type=Path)
     parser.add_argument("--processes", default="2,4,8")
+    parser.add_argument("--mode", choices=MODES, default="seq")
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--tables", action="store_true")
     parser.add_argument("--upcxx", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ringlet", type=Path, default=ROOT / "target/release/ringlet")
     parser.add_argument("names", nargs="*")
     options = parser.parse_args()
@@ -183,11 +205,12 @@ def main():
         subprocess.run(["make", "-s", "-C", ROOT, "install", f"TARGET={options.ringlet.resolve().parent.parent}", f"DESTDIR={folder}/installed",
                         "PREFIX=/usr"], check=True, stdout=subprocess.DEVNULL)
         sources = options.sources.resolve()
-        ours = Build("ringlet", sources, folder, prefix, options.debug)
+        ours = Build("ringlet", sources, folder, prefix, options.debug, options.mode)
         language = Upcxx(options.upcxx.resolve(), sources, ours) if options.upcxx else None
-        found = UPCXX.split() if language else ours.tests()
+        found = UPCXX.split() if language else ours.tests([test for test, _, _ in TABLES] if options.tables else ())
         if options.tables:
-            others = [Build(over, sources, folder, prefix, False) for over in ["amudp", "smp"]]
+            others = [("amudp", False), ("smp", True), ("ringlet", True)]
+            others = [Build(over, sources, folder, prefix, mode=options.mode, pshm=pshm) for over, pshm in others]
             for build in others:
                 build.tests([test for test, _, _ in TABLES])
             return tables([ours, *others], options.rounds)
