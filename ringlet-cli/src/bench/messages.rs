@@ -173,6 +173,7 @@ fn empty_poll(count: usize, budget: Duration) -> Result<f64> {
         ends.push(more.last().unwrap_or(&other.bundle).endpoint()?);
     }
     node.endpoint.set_handler(COUNT, Arc::new(|_| {}))?;
+    node.endpoint.set_translations(count.max(node.endpoint.translations()?))?;
     let start = Instant::now();
     for end in &ends {
         end.set_tag(TAG_ALL)?;
