@@ -25,9 +25,7 @@ impl Endpoint {
 
     /// Ends the endpoint and its connections: its peers find that it does not exist. Its number is never used again.
     pub fn free(&self) -> Result<(), Error> {
-        let shared = &self.shared;
-        let bundle = shared.bundle(self.bundle().ok_or(Error::Freed)?);
-        let guard = bundle.lock();
+        let (shared, (guard, _)) = (&self.shared, self.enter()?);
         guard.outside()?;
         shared.endpoints.lock().remove(&self.id);
         guard.inner.endpoints.borrow_mut().retain(|each| each.id != self.id);
@@ -39,7 +37,9 @@ impl Endpoint {
             lane.end(Status::BadEndpoint);
             shared.lane_ended(&lane, Status::BadEndpoint);
         }
+        drop(guard);
         shared.command(Command::Freed { endpoint: self.id });
+        shared.await_unknown(self.id);
         Ok(())
     }
 
@@ -64,7 +64,8 @@ impl Endpoint {
                 _ => Error::NoResource,
             })?;
         let listener = Guarded::new(own(listener));
-        self.shared.command(Command::Known { port, endpoint: self.clone(), listener });
+        self.shared.known.lock().insert(port, self.clone());
+        self.shared.command(Command::Known { endpoint: self.clone(), listener });
         Ok(())
     }
 

@@ -234,17 +234,20 @@ impl Service {
                 let offered = Offered { endpoint, name, line: Some(line), tried_ns: 0 };
                 self.offers.extend(is_there.then_some(offered));
             }
-            Command::Known { port, endpoint, listener } => {
+            Command::Known { endpoint, listener } => {
                 // (It may have been freed before.)
                 if endpoint.bundle().is_some() {
                     self.known.push((endpoint.id, listener));
-                    self.shared.known.lock().insert(port, endpoint);
+                } else {
+                    drop(listener);
+                    self.shared.forget(endpoint.id);
                 }
             }
             Command::Freed { endpoint } => {
                 self.offers.retain(|offer| offer.endpoint.id != endpoint);
                 self.known.retain(|(id, _)| *id != endpoint);
-                self.shared.known.lock().retain(|_, each| each.id != endpoint);
+                // (Behind the listener: `Shared::await_unknown`.)
+                self.shared.forget(endpoint);
             }
             Command::End { lane, status } => {
                 let ended = self.carried.iter_mut().find(|carried| carried.lane.id == lane);

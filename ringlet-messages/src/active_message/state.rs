@@ -16,12 +16,16 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Entries of a translation table, and of a handler table.
 pub const TRANSLATIONS: usize = 1 << 20;
 pub const HANDLERS: usize = 256;
 /// Entries that a new endpoint's translation table may have.
 pub(super) const TRANSLATIONS_AT_FIRST: usize = 256;
+
+/// By the service thread, which otherwise does not run any more.
+const FORGOTTEN_IN: Duration = Duration::from_secs(10);
 
 pub type Handler = Arc<dyn Fn(&Incoming) + Send + Sync>;
 pub type ErrorHandler = Arc<dyn Fn(&Endpoint, &Undeliverable) + Send + Sync>;
@@ -52,7 +56,6 @@ pub(super) enum Command {
     },
     /// An endpoint that is known by a number, and where callers come for that.
     Known {
-        port: u16,
         endpoint: Arc<Endpoint>,
         listener: Guarded,
     },
@@ -98,6 +101,22 @@ impl Shared {
     pub fn command(&self, command: Command) {
         self.commands.lock().push(command);
         fd::ring(raw(&self.waker));
+    }
+
+    /// An endpoint is not known by its numbers any more.
+    pub fn forget(&self, endpoint: u32) {
+        self.known.lock().retain(|_, each| each.id != endpoint);
+    }
+
+    /// Waits until an endpoint that is freed is not known by its number any more, which then is another one's to have.
+    pub fn await_unknown(&self, endpoint: u32) {
+        let is_known = || self.known.lock().values().any(|each| each.id == endpoint);
+        for _ in 0..FORGOTTEN_IN.as_millis() {
+            if !is_known() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// A lane is of no use any more: the peer is told, if it does not know.
