@@ -5,7 +5,7 @@ use super::lane::{Bells, Stage};
 use super::message::Error;
 use super::name::new_identity;
 use super::service::Service;
-use super::state::{BundleState, Command, Endpoint, Shared, own, raw};
+use super::state::{BundleState, Command, Endpoint, Guard, Shared, own, raw};
 use parking_lot::Mutex;
 use ringlet_core::active::Status;
 use ringlet_core::active::layout::{BELLS_BYTES, BUNDLES};
@@ -44,6 +44,7 @@ impl Process {
             bundles: [const { OnceLock::new() }; BUNDLES],
             endpoints: Mutex::default(),
             known: Mutex::default(),
+            waits: Mutex::default(),
             next_endpoint: AtomicU32::new(0),
             next_lane: AtomicU64::new(0),
             commands: Mutex::default(),
@@ -101,9 +102,14 @@ impl Bundle {
         self.shared.bundle(self.index)
     }
 
+    #[inline]
+    fn lock(&self) -> Result<Guard<'_>, Error> {
+        self.shared.lock(self.state())
+    }
+
     /// A new endpoint, which lets nothing in until it has a tag.
     pub fn endpoint(&self) -> Result<Arc<Endpoint>, Error> {
-        let guard = self.state().lock();
+        let guard = self.lock()?;
         guard.outside()?;
         let id = self.shared.next_endpoint.fetch_add(1, Ordering::Relaxed);
         let endpoint = Arc::new(Endpoint::new(self.shared.clone(), id, self.index, Arc::new(say)));
@@ -115,7 +121,7 @@ impl Bundle {
     /// Runs the handlers of what has arrived; returns how many.
     #[inline]
     pub fn poll(&self) -> Result<usize, Error> {
-        self.state().lock().poll(&self.shared)
+        self.lock()?.poll(&self.shared)
     }
 
     /// Waits until there is something for `poll`, or until one of `peers` (endpoint and number), to which there was no room, can be
@@ -125,7 +131,7 @@ impl Bundle {
         limit: std::time::Duration,
         peers: &[(&Endpoint, usize)],
     ) -> Result<bool, Error> {
-        self.state().lock().outside()?;
+        self.lock()?.outside()?;
         let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         Ok(self.state().wait(&self.shared, limit, |guard, sleeping| {
             let room = |(endpoint, index): &(&Endpoint, usize)| {
@@ -144,8 +150,18 @@ impl Bundle {
             return Ok(());
         }
         // In the order of their numbers, so that no two moves wait for each other.
-        let low = self.shared.bundle(self.index.min(to.index)).lock();
-        let high = self.shared.bundle(self.index.max(to.index)).lock();
+        let [low, high] = [self.index.min(to.index), self.index.max(to.index)]
+            .map(|index| self.shared.bundle(index));
+        let (low, high) = loop {
+            let low = self.shared.lock(low)?;
+            low.outside()?;
+            if let Ok(high) = self.shared.lock(high) {
+                break (low, high);
+            }
+            // A handler of the higher one waits for the lower one: it goes first.
+            drop(low);
+            drop(self.shared.lock(high)?);
+        };
         let (here, there) = if self.index < to.index { (&low, &high) } else { (&high, &low) };
         here.outside()?;
         there.outside()?;
@@ -173,7 +189,7 @@ impl Bundle {
 
     /// Frees its endpoints, and the bundle.
     pub fn close(&self) -> Result<(), Error> {
-        let guard = self.state().lock();
+        let guard = self.lock()?;
         guard.outside()?;
         if !self.closed.swap(true, Ordering::AcqRel) {
             for endpoint in self.endpoints() {

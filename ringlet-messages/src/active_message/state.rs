@@ -40,6 +40,8 @@ pub(super) struct Shared {
     pub endpoints: Mutex<HashMap<u32, Arc<Endpoint>>>,
     /// Endpoints by the numbers by which they are known.
     pub known: Mutex<HashMap<u16, Arc<Endpoint>>>,
+    /// By bundles of which a handler runs: the one for which their thread waits.
+    pub waits: Mutex<HashMap<usize, usize>>,
     pub next_endpoint: AtomicU32,
     pub next_lane: AtomicU64,
     pub commands: Mutex<Vec<Command>>,
@@ -92,6 +94,42 @@ impl Shared {
     #[inline(always)]
     pub fn bundle(&self, index: usize) -> &BundleState {
         self.bundles[index].get_or_init(|| BundleState::new(index))
+    }
+
+    /// Refused to a handler whose own bundle is waited for by who has this one: they would wait for ever.
+    #[inline]
+    pub fn lock<'a>(&self, bundle: &'a BundleState) -> Result<Guard<'a>, Error> {
+        match bundle.inner.try_lock() {
+            Some(inner) => Ok(Guard { bundle, inner }),
+            None => self.await_lock(bundle),
+        }
+    }
+
+    #[cold]
+    fn await_lock<'a>(&self, bundle: &'a BundleState) -> Result<Guard<'a>, Error> {
+        let made = self.bundles.iter().filter_map(OnceLock::get);
+        let ours: Vec<usize> = made
+            .filter(|each| each.inner.is_owned_by_current_thread())
+            .map(|each| each.index)
+            .collect();
+        if ours.is_empty() {
+            return Ok(bundle.lock());
+        }
+        let mut waits = self.waits.lock();
+        let mut next = Some(&bundle.index);
+        while let Some(index) = next {
+            if ours.contains(index) {
+                return Err(Error::InHandler);
+            }
+            // (They are no circle, so this ends: who would close one is refused.)
+            next = waits.get(index);
+        }
+        waits.extend(ours.iter().map(|index| (*index, bundle.index)));
+        drop(waits);
+        let guard = bundle.lock();
+        let mut waits = self.waits.lock();
+        waits.retain(|index, _| !ours.contains(index));
+        Ok(guard)
     }
 
     pub fn lane_id(&self) -> u64 {
@@ -379,7 +417,7 @@ impl Endpoint {
                 return Err(Error::Freed);
             }
             let bundle = self.shared.bundle(index);
-            let guard = bundle.lock();
+            let guard = self.shared.lock(bundle)?;
             if self.bundle.load(Ordering::Relaxed) == index {
                 return Ok((guard, bundle));
             }
