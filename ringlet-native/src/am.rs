@@ -51,11 +51,6 @@ impl CName {
         bytes
     }
 
-    /// A tag that a stranger does not guess (of random bytes; neither of the two special ones).
-    pub fn tag(self) -> Tag {
-        self.0[1].clamp(1, Tag::MAX - 1)
-    }
-
     fn name(self) -> Option<Name> {
         Name::from_bytes(&self.to_bytes())
     }
@@ -666,6 +661,8 @@ fn wait(eb: &Bundle) -> Result<(), Error> {
         }
         eb.wait(Duration::MAX, &peers)?;
         let polled = eb.poll()?;
+        // (Who still finds no room may be waiting for a process that has ended with the job.)
+        am_job::heed();
         let can_send = |(endpoint, index): &(&Endpoint, usize)| endpoint.can_send(*index);
         let now: Vec<_> = peers
             .iter()

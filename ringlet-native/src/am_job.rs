@@ -4,8 +4,9 @@
 use crate::am::{self, CName};
 use crate::am_spawn::{self, Spawn};
 use core::ffi::{CStr, c_char, c_int, c_void};
+use ringlet_messages::active_message::invitation::new_secret;
 use ringlet_messages::active_message::job::Job;
-use ringlet_messages::active_message::{Bundle, Endpoint};
+use ringlet_messages::active_message::{Bundle, Endpoint, Tag};
 use std::ffi::CString;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
@@ -56,6 +57,12 @@ fn wanted_rank() -> Result<Option<usize>, String> {
     found
         .map(Some)
         .ok_or_else(|| format!("WORKER_RANK={text} is neither a rank nor a variable that has one"))
+}
+
+extern "C" fn in_child() {
+    if let Some(job) = JOB.get() {
+        job.leave_to_parent();
+    }
 }
 
 fn poll() {
@@ -118,6 +125,8 @@ pub extern "C" fn AMUDP_SPMDStartup(
         Ok(job) => JOB.get_or_init(|| job),
         Err(error) => return am::refused("AMUDP_SPMDStartup", &error.to_string()),
     };
+    // SAFETY: the handler makes system calls only.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     if launched && job.environment().is_none() {
         am_spawn::strip(arguments, if processes == 0 { Some(job.size()) } else { None });
     }
@@ -125,13 +134,16 @@ pub extern "C" fn AMUDP_SPMDStartup(
         return am::refused("AMUDP_SPMDSetProc", "the launcher has given another rank");
     }
     let _ = environment();
+    let Ok(secret) = new_secret() else { return RESOURCE };
+    // WHY none of its name's: any user sees that, in the list of Unix sockets.
+    let (words, _) = secret.as_chunks::<8>();
+    let tag = Tag::from_le_bytes(words[0]).clamp(1, Tag::MAX - 1);
     let (mut bundle, mut endpoint, mut name) = (null(), null(), CName::default());
     let made = [
         am::AM_Init(),
         am::AM_AllocateBundle(PARALLEL, &mut bundle),
         am::AM_AllocateEndpoint(bundle, &mut endpoint, &mut name),
-        // Chosen at random with the process's name.
-        am::AM_SetTag(endpoint, name.tag()),
+        am::AM_SetTag(endpoint, tag),
         am::AM_SetNumTranslations(endpoint, job.size() as c_int),
     ];
     if let Some(failed) = made.into_iter().find(|result| *result != OK) {
@@ -140,7 +152,7 @@ pub extern "C" fn AMUDP_SPMDStartup(
     let _ = BUNDLE.set(Polled(bundle));
     // SAFETY: made just now; endpoints are never deallocated.
     let ours = unsafe { am::shared(endpoint) };
-    let tags = match job.introduce(&ours, name.tag(), poll) {
+    let tags = match job.introduce(&ours, tag, poll) {
         Ok(tags) => tags,
         Err(error) => {
             heed();

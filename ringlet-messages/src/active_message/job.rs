@@ -7,6 +7,7 @@
 use super::invitation::{self, Invitation};
 use ringlet_linux::fd;
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -40,7 +41,7 @@ pub struct Job {
 }
 
 struct Launcher {
-    socket: UnixStream,
+    socket: Arc<UnixStream>,
     said: Arc<Said>,
     /// Of a launcher to which this process has come.
     environment: Option<Vec<u8>>,
@@ -72,7 +73,7 @@ impl Said {
         self.changed.notify_all();
     }
 
-    fn listen(&self, mut from: UnixStream, size: usize, on_end: impl Fn()) {
+    fn listen(&self, mut from: &UnixStream, size: usize, on_end: impl Fn()) {
         while let Ok(first) = read_word(&mut from) {
             match first {
                 END => {
@@ -139,10 +140,10 @@ impl Job {
         };
         let (socket, rank, size, environment) = found;
         let is_its_own = environment.is_none();
-        let (from, said) = (socket.try_clone()?, Arc::new(Said::default()));
-        let saying = said.clone();
+        let (socket, said) = (Arc::new(socket), Arc::new(Said::default()));
+        let (from, saying) = (socket.clone(), said.clone());
         super::process::thread("ringlet-am-job", move || {
-            saying.listen(from, size, || on_end(is_its_own))
+            saying.listen(&from, size, || on_end(is_its_own))
         })?;
         // (Programs that this one starts are none of the job's.)
         for name in
@@ -159,6 +160,24 @@ impl Job {
         [DESCRIPTOR_ENVIRONMENT, invitation::ENVIRONMENT]
             .iter()
             .any(|name| std::env::var_os(name).is_some())
+    }
+
+    /// For a child by fork, which is none of the job's: what it says is not heard, and the launcher hears of its parent's end, which may come
+    /// first. System calls only.
+    #[allow(unsafe_code)]
+    pub fn leave_to_parent(&self) {
+        let Some(launcher) = &self.launcher else { return };
+        let socket = launcher.socket.as_raw_fd();
+        // SAFETY: the number stays ours, of a descriptor that is no socket: who writes there fails, and nobody reads.
+        unsafe {
+            libc::close(socket);
+            if let Ok(nothing) = fd::eventfd()
+                && nothing != socket
+            {
+                libc::dup3(nothing, socket, libc::O_CLOEXEC);
+                libc::close(nothing);
+            }
+        }
     }
 
     /// By `ringlet am-run`.
@@ -189,7 +208,7 @@ impl Job {
         }
         let mut message = (bytes.len() as u32).to_le_bytes().to_vec();
         message.extend(bytes);
-        (&mut &*socket).write_all(&message)?;
+        (&mut &**socket).write_all(&message)?;
         let start = Instant::now();
         loop {
             meanwhile();
@@ -231,7 +250,7 @@ impl Job {
         let mut message = [0; 8];
         message[..4].copy_from_slice(&first);
         message[4..].copy_from_slice(&second);
-        if (&mut &*socket).write_all(&message).is_err() {
+        if (&mut &**socket).write_all(&message).is_err() {
             return;
         }
         let start = Instant::now();
