@@ -47,7 +47,8 @@ impl Kind for Parts {
         match said {
             Word::Part(part) => self.0[rank] = Some(part),
             Word::End(code) => {
-                processes.iter().for_each(|process| process.tell(&end_word(code)));
+                let word = end_word(code);
+                processes.iter().for_each(|process| process.tell(&word));
                 return Some(Over::Told(code as u8));
             }
         }
@@ -70,7 +71,7 @@ impl Parts {
         let each = || processes.iter().zip(&self.0);
         if each().any(|(process, part)| process.has_ended() && part.is_none()) {
             for (process, _) in each().filter(|(_, part)| part.is_some()) {
-                process.tell(&NO_PARTS.to_le_bytes());
+                process.tell(&NO_PARTS.to_le_bytes().as_slice().into());
             }
         }
     }
@@ -83,6 +84,7 @@ impl Parts {
             all.extend((part.len() as u32).to_le_bytes());
             all.extend(part);
         }
+        let all = all.into();
         processes.iter().for_each(|process| process.tell(&all));
     }
 }

@@ -1,21 +1,26 @@
 //! Processes that a spawn function has started, on this host or others: they come by themselves (`active_message::invitation`). What it has started
 //! here are children of ours, since the program that called it has become us.
 
-use std::net::{IpAddr, TcpListener};
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::{FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
-use ringlet_messages::active_message::invitation::{Place, Secret, admit, greet, secret_from_text};
+use ringlet_messages::active_message::invitation::{
+    GREETING_BYTES, GREETING_LIMIT, Place, Secret, admit, greet, secret_from_text,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
 use crate::job::Event;
 
@@ -23,11 +28,30 @@ use crate::job::Event;
 pub const SECRET_ENVIRONMENT: &str = "RINGLET_AM_SECRET";
 /// Strangers, and processes of the job, of whom we wait to hear who they are.
 const NEW_MOST: usize = 256;
-const LOOK: Duration = Duration::from_millis(10);
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 pub struct Arrivals {
     listener: TcpListener,
     secret: Secret,
+}
+
+/// One that has not said yet who it is.
+struct New {
+    socket: TcpStream,
+    from: IpAddr,
+    since: Instant,
+}
+
+impl New {
+    /// So much of it.
+    fn said(&self) -> Option<usize> {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match rustix::net::recv(&self.socket, &mut [0; GREETING_BYTES], flags) {
+            Ok((1.., said)) => Some(said.min(GREETING_BYTES)),
+            Err(Errno::AGAIN) => Some(0),
+            _ => None,
+        }
+    }
 }
 
 /// One that has come.
@@ -55,23 +79,45 @@ impl Arrivals {
 
     /// Hears who comes, and of the ends of our children.
     pub fn begin(&self, to: &Sender<Event>) -> anyhow::Result<()> {
-        let (listener, secret, new) =
-            (self.listener.try_clone()?, self.secret, Arc::new(AtomicUsize::new(0)));
-        let comes = to.clone();
+        let (listener, secret, comes) = (self.listener.try_clone()?, self.secret, to.clone());
+        listener.set_nonblocking(true)?;
         thread::spawn(move || {
-            while let Ok((socket, from)) = listener.accept() {
-                // (The next ones wait in the kernel's queue. Who says nothing has its place for seconds only: `greet`.)
-                while new.load(Ordering::Relaxed) >= NEW_MOST {
-                    thread::sleep(LOOK);
-                }
-                new.fetch_add(1, Ordering::Relaxed);
-                let (to, new) = (comes.clone(), new.clone());
-                thread::spawn(move || {
-                    if let Ok((socket, wanted)) = greet(socket, &secret) {
-                        let _ = to.send(Event::Came(Comer { socket, wanted, from: from.ip() }));
+            let mut new: VecDeque<New> = VecDeque::new();
+            loop {
+                let pause = (!new.is_empty()).then_some(LOOK);
+                let _ = poll(&mut [PollFd::new(&listener, PollFlags::IN)], pause.as_ref());
+                match listener.accept() {
+                    Ok((socket, from)) => {
+                        // WHY the one who has been silent longest: a process of the job says at once who it is, so that strangers, be they
+                        // many, can't keep it out.
+                        if new.len() >= NEW_MOST {
+                            new.pop_front();
+                        }
+                        new.push_back(New { socket, from: from.ip(), since: Instant::now() });
                     }
-                    new.fetch_sub(1, Ordering::Relaxed);
-                });
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    // Nobody else is to come.
+                    Err(error) if error.kind() == ErrorKind::InvalidInput => break,
+                    // (No descriptor is free: one will be.)
+                    Err(_) => thread::sleep(Duration::from_millis(10)),
+                }
+                for _ in 0..new.len() {
+                    let Some(each) = new.pop_front() else { break };
+                    match each.said() {
+                        Some(GREETING_BYTES) => {
+                            if let Ok((socket, wanted)) = greet(each.socket, &secret) {
+                                let _ = comes.send(Event::Came(Comer {
+                                    socket,
+                                    wanted,
+                                    from: each.from,
+                                }));
+                            }
+                        }
+                        // (None: it has gone.)
+                        Some(_) if each.since.elapsed() < GREETING_LIMIT => new.push_back(each),
+                        _ => {}
+                    }
+                }
             }
         });
         let to = to.clone();

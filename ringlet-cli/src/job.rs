@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill, sigprocmask};
+use nix::sys::signal::{self, SigHandler, SigSet, SigmaskHow, Signal, kill, sigprocmask};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use ringlet_messages::active_message::job::{END, Word, read_from_process};
@@ -38,7 +38,7 @@ pub struct JobArgs {
     #[arg(short = 'n', long = "processes", value_name = "N", default_value_t = 2)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub processes: u32,
-    /// Put each process's number before its lines
+    /// Put each process's number before its lines (those of more than 64 KiB come as several)
     #[arg(short, long)]
     prefix: bool,
     /// End the program after so long
@@ -88,8 +88,9 @@ pub struct Process {
     child: Option<Child>,
     /// Reaped: its number may then be another's.
     has_ended: bool,
-    /// By which it is told something.
-    pub socket: UnixStream,
+    socket: UnixStream,
+    /// What it is told goes by a thread, which ends with the socket, or this.
+    words: Sender<Arc<[u8]>>,
 }
 
 impl Process {
@@ -102,10 +103,16 @@ impl Process {
         Some(Pid::from_raw(child.id() as i32))
     }
 
-    /// (One that does not read it is not waited for: it is at fault, or dead.)
-    pub fn tell(&self, message: &[u8]) {
-        let _ = self.socket.set_write_timeout(Some(GRACE));
-        let _ = (&self.socket).write_all(message);
+    fn new(child: Option<Child>, socket: UnixStream) -> std::io::Result<Process> {
+        let (words, told) = channel::<Arc<[u8]>>();
+        let mut to = socket.try_clone()?;
+        thread::spawn(move || told.iter().try_for_each(|message| to.write_all(&message)));
+        Ok(Process { child, has_ended: false, socket, words })
+    }
+
+    /// One that does not read it (it stands still, or is far) is not waited for, and has all of it once it does.
+    pub fn tell(&self, message: &Arc<[u8]>) {
+        let _ = self.words.send(message.clone());
     }
 }
 
@@ -116,8 +123,15 @@ pub fn run(
     arrivals: Option<&Arrivals>,
 ) -> anyhow::Result<ExitCode> {
     let (sender, events) = channel();
-    // All threads inherit the mask, one takes the signals; the children get the mask that we had.
-    let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+    // (Who started us may want to know of no child of his.)
+    // SAFETY: no handler.
+    #[allow(unsafe_code)]
+    unsafe {
+        signal::signal(Signal::SIGCHLD, SigHandler::SigDfl)?;
+    }
+    // All threads inherit the mask, one takes the signals; the children get the mask that we had. What is ignored (`nohup`) stays so.
+    let signals = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+    let signals: SigSet = signals.into_iter().filter(|signal| !is_ignored(*signal)).collect();
     let mut before = SigSet::empty();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), Some(&mut before))?;
     let to = sender.clone();
@@ -128,17 +142,18 @@ pub fn run(
             }
         }
     });
-    let mut processes = Vec::new();
+    let (mut processes, mut children) = (Vec::new(), arrivals.is_some());
     let (is_over, over) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let is_over = Arc::new(is_over);
     let limit = args.timeout.map(|timeout| Instant::now() + timeout);
     if let Some(arrivals) = arrivals {
         arrivals.begin(&sender)?;
         match await_comers(arrivals, args.processes as usize, &events, limit)? {
-            Come::All(sockets) => {
+            Come::All(sockets, are_left) => {
+                children = are_left;
                 for (rank, socket) in sockets.into_iter().enumerate() {
                     hear(rank, socket.try_clone()?, &sender);
-                    processes.push(Process { child: None, has_ended: false, socket });
+                    processes.push(Process::new(None, socket)?);
                 }
             }
             Come::Over(status) => {
@@ -161,7 +176,7 @@ pub fn run(
     }
     drop(sender);
     let mut output = if args.prefix && arrivals.is_none() { 2 * processes.len() } else { 0 };
-    let ended = attend(kind, &mut processes, arrivals.is_some(), &events, limit, &mut output);
+    let ended = attend(kind, &mut processes, children, &events, limit, &mut output);
     // What they have started and left, which may hold our ends of their output, is told by this that it has no launcher any more.
     for process in processes {
         let _ = process.socket.shutdown(Shutdown::Both);
@@ -170,8 +185,8 @@ pub fn run(
 }
 
 enum Come {
-    /// By rank.
-    All(Vec<UnixStream>),
+    /// By rank; and whether there is anything left of what the spawn function has started here.
+    All(Vec<UnixStream>, bool),
     /// It ends with this status, before it has begun.
     Over(u8),
 }
@@ -185,7 +200,7 @@ fn await_comers(
     events: &Receiver<Event>,
     limit: Option<Instant>,
 ) -> anyhow::Result<Come> {
-    let (mut comers, mut told) = (Vec::new(), false);
+    let (mut comers, mut told, mut children) = (Vec::new(), false, true);
     let patience = Instant::now() + PATIENCE;
     while comers.len() < count {
         let next = [limit, Some(patience).filter(|_| !told)].into_iter().flatten().min();
@@ -199,6 +214,7 @@ fn await_comers(
                 );
                 return Ok(Come::Over(status));
             }
+            Ok(Event::NoChild) => children = false,
             Ok(_) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(Come::Over(EXIT_OURS)),
             Err(RecvTimeoutError::Timeout) if limit.is_some_and(|at| at <= Instant::now()) => {
@@ -214,7 +230,7 @@ fn await_comers(
             Err(RecvTimeoutError::Timeout) => {}
         }
     }
-    arrivals.seat(comers).map(Come::All)
+    arrivals.seat(comers).map(|sockets| Come::All(sockets, children))
 }
 
 /// Until nobody has one of so many ends of their output any more. Longer than the program may take, or than who was told to end has, no more is waited for
@@ -272,6 +288,16 @@ impl Read for Output {
         let count = if is_there { self.stream.read(&mut to[..most])? } else { 0 };
         self.left -= if is_over { count } else { 0 };
         Ok(count)
+    }
+}
+
+fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: plain data, which the call fills; it changes nothing.
+    #[allow(unsafe_code)]
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal as i32, std::ptr::null(), &mut action) == 0
+            && action.sa_sigaction == libc::SIG_IGN
     }
 }
 
@@ -352,7 +378,7 @@ fn start(
         let _ = listener.join();
         let _ = to.send(Event::Ended(rank));
     });
-    Ok(Process { child: Some(child), has_ended: false, socket })
+    Ok(Process::new(Some(child), socket)?)
 }
 
 /// What a process says, until the end.
@@ -376,6 +402,9 @@ fn hear(rank: usize, from: UnixStream, events: &Sender<Event>) {
     });
 }
 
+/// Of a line: what is longer comes as several.
+const LINE_BYTES: usize = 64 << 10;
+
 /// Whole lines, so that those of several processes do not mix.
 fn forward(stream: impl Read, rank: usize, to: fn(&[u8])) {
     let mut stream = BufReader::new(stream);
@@ -384,7 +413,7 @@ fn forward(stream: impl Read, rank: usize, to: fn(&[u8])) {
         line.clear();
         line.extend(format!("[{rank}] ").bytes());
         let start = line.len();
-        match stream.read_until(b'\n', &mut line) {
+        match (&mut stream).take(LINE_BYTES as u64).read_until(b'\n', &mut line) {
             Ok(n) if n > 0 => {}
             _ => break,
         }
@@ -410,8 +439,8 @@ fn end_all(processes: &[Process], signal: Signal) {
     }
 }
 
-pub fn end_word(code: i32) -> Vec<u8> {
-    [END.to_le_bytes(), code.to_le_bytes()].concat()
+pub fn end_word(code: i32) -> Arc<[u8]> {
+    [END.to_le_bytes(), code.to_le_bytes()].concat().into()
 }
 
 /// Until all have ended; how.

@@ -175,6 +175,13 @@ pub fn as_master(arguments: Arguments, processes: c_int, spawn: Option<Spawn>) -
     launcher.args(["am-run", "-n", &processes.to_string()]);
     let is = |function: Spawn| std::ptr::fn_addr_eq(function, spawn);
     let is_local = is(AMUDP_SPMDLocalSpawn) || is(AMUDP_SPMDSshSpawn) && are_here(processes);
+    // (Who becomes the launcher reaps what is started, however the program has done until now.)
+    // SAFETY: plain data.
+    let mut reaps: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: no handler; and room for what was there.
+    unsafe { libc::sigaction(libc::SIGCHLD, &std::mem::zeroed(), &mut reaps) };
+    // SAFETY: what was there.
+    let reap_as_before = || unsafe { libc::sigaction(libc::SIGCHLD, &reaps, std::ptr::null_mut()) };
     let listener = if is_local {
         launcher.env(STRIPPED_ENVIRONMENT, "1");
         None
@@ -186,6 +193,7 @@ pub fn as_master(arguments: Arguments, processes: c_int, spawn: Option<Spawn>) -
                 Some(listener)
             }
             Err(error) => {
+                reap_as_before();
                 am::refused("AMUDP_SPMDStartup", &error.to_string());
                 return Master::Failed;
             }
@@ -196,6 +204,7 @@ pub fn as_master(arguments: Arguments, processes: c_int, spawn: Option<Spawn>) -
     launcher.arg("--").args((0..count as usize).map(text));
     let error = launcher.exec();
     drop(listener);
+    reap_as_before();
     am::refused("AMUDP_SPMDStartup", &format!("cannot execute {}: {error}", ringlet().display()));
     Master::Failed
 }
@@ -307,8 +316,12 @@ impl Given {
     /// For a shell: what each process is to do. `environment` is how it gets its own.
     fn command(&self, environment: &[String]) -> String {
         let env = setting("ENV_CMD").unwrap_or_else(|| "env".into());
-        let words = environment.iter().chain(&self.arguments).map(|word| quoted(word));
-        format!("exec {env} {}", words.collect::<Vec<_>>().join(" "))
+        let words =
+            |list: &[String]| list.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+        // (What has an equals sign is a variable to `env`.)
+        let has_sign = self.arguments[0].contains('=');
+        let by = if has_sign { "sh -c 'exec \"$0\" \"$@\"' " } else { "" };
+        format!("exec {env} {} {by}{}", words(environment), words(&self.arguments))
     }
 
     /// The secret apart from the rest of the environment, if it is there.
@@ -424,7 +437,11 @@ fn first_hosts<'a>(variable: &str, list: &'a str, processes: usize) -> io::Resul
         return Err(io::Error::other(what));
     }
     names.truncate(processes);
-    Ok(names)
+    // (To ssh, and others, it would be an option, which may be a command.)
+    match names.iter().find(|name| name.starts_with('-')) {
+        Some(name) => Err(io::Error::other(format!("{variable}: {name} is no host"))),
+        None => Ok(names),
+    }
 }
 
 /// By the command CSPAWN_CMD, which starts them all.

@@ -7,12 +7,17 @@ import argparse
 import os
 import random
 import re
+import resource
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -32,7 +37,8 @@ def step(name):
                 print(f"{name:24} ok   {time.monotonic() - began:5.1f} s  {said}", flush=True)
             except (AssertionError, subprocess.TimeoutExpired) as error:
                 failures.append(name)
-                print(f"{name:24} FAILED  {error}", flush=True)
+                where = traceback.extract_tb(error.__traceback__)[1]
+                print(f"{name:24} FAILED  {where.lineno}: {error or where.line}", flush=True)
         return function
     return register
 
@@ -94,7 +100,7 @@ def check(ringlet, work, deaths):
         assert said == ["all\n"] * 2 and not any(end.returncode for end in ends), said
         return "2 processes"
 
-    for name in ["bundles", "now"]:
+    for name in ["bundles", "crossing", "now"]:
         @step(name)
         def _(name=name):
             run([build(name)])
@@ -162,11 +168,101 @@ def check(ringlet, work, deaths):
         assert "the spawn function has failed" in spawned(["fails"], expected=3)[0]
         assert "others do not" in " ".join(spawned([2, "C", "job"], "CSPAWN_CMD=%C & AMUDP_WORKER_RANK=1 %C; wait", expected=125))
         assert "not 0 to 1" in " ".join(spawned([2, "S", "job"], "WORKER_RANK=1", *by_ssh("one two"), expected=125))
+        # What to ssh would be an option is no host. (Its command would be executed.)
+        assert "is no host" in " ".join(spawned([2, "S", "job"], *by_ssh("one -oProxyCommand"), expected=3))
+        (work / "a=b").mkdir()
+        shutil.copy(program, work / "a=b/spawn")
+        for way in [["S", "job"], *by_ssh("one two")], [["C", "job"], "CSPAWN_CMD=%C & %C; wait"]:
+            command = ["env", "AMUDP_TEST=a=b", "AMUDP_MASTERIP=127.0.0.1", *way[1:], "sh", "-c", 'exec "$0" "$@"', work / "a=b/spawn", 2, *way[0]]
+            assert sorted(run(command, 5).splitlines()) == all_of(2)
+        # Without a secret, and one too many.
+        nothing = "SSH_CMD=sh -c 'exec sh -c \"$1\" </dev/null'"
+        assert "no secret" in " ".join(spawned([2, "S", "job"], nothing, "SSH_SERVERS=one two", expected=3))
+        # A program that wants to know of none of its children is a launcher of which nothing is lost, by either way.
+        ignores = ["python3", "-c", "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])"]
+        for code in 0, 7:
+            run([*ignores, ringlet, "am-run", "-n", 2, "--", "sh", "-c", f"exit {code}"], code)
+        run(["env", "CSPAWN_CMD=exit 9", "AMUDP_MASTERIP=127.0.0.1", *ignores, program, 2, "C", "job"], 9)
         # The secret is in no list of processes.
         listed = work / "listed"
         ssh.write_text(f'#!/bin/sh\necho "$*" >> {listed}\nwhile [ $# -gt 1 ]; do shift; done\nexec sh -c "$1"\n')
         spawned([2, "S", "job"], *by_ssh("one two"), expected=5)
         assert listed.read_text().count("RINGLET_AM_LAUNCHER=127.0.0.1:") == 2 and not re.search("[0-9a-f]{32}", listed.read_text())
+
+    @step("strangers, and leavers")
+    def _():
+        program, told = build("spawn"), work / "command"
+        # What starts the processes has ended when they come: they are waited for, and nobody else.
+        source = work / "ends.c"
+        source.write_text('#include "check.h"\nint main(int c, char **v) { start(&c, &v); OK(AMX_SPMDBarrier()); return 0; }\n')
+        run(["cc", f"-I{HERE}", source, *installed, "-o", work / "ends"])
+        one = "(while kill -0 $$ 2>/dev/null; do sleep 0.01; done; %C) &"
+        run(["env", f"CSPAWN_CMD={one} {one}", "AMUDP_MASTERIP=127.0.0.1", work / "ends", 2, "C"])
+        # Strangers who say nothing, and come again when they are sent away, keep nobody out.
+        environment = {**os.environ, "AMUDP_TEST": "a=b", "AMUDP_MASTERIP": "127.0.0.1", "CSPAWN_CMD": f"cat > {told} <<'END'\n%C\nEND\n"}
+        launcher = subprocess.Popen([program, "8", "C", "job"], env=environment, stderr=subprocess.DEVNULL)
+        stop, processes, stranger = threading.Event(), [], None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        try:
+            begins = time.monotonic()
+            while not (found := re.search(r"LAUNCHER=[0-9.]+:([0-9]+),", told.read_text() if told.exists() else "")):
+                assert time.monotonic() - begins < LIMIT, "no launcher"
+                time.sleep(0.01)
+
+            def come():
+                """So many at all times, none of whom says anything."""
+                ready, here = select.poll(), {}
+                while not stop.is_set():
+                    while len(here) < 2000:
+                        each = socket.socket()
+                        each.setblocking(False)
+                        each.connect_ex(("127.0.0.1", int(found[1])))
+                        here[each.fileno()] = each
+                        ready.register(each, select.POLLIN)
+                    for gone, _ in ready.poll(10):
+                        ready.unregister(gone)
+                        here.pop(gone).close()
+
+            stranger = threading.Thread(target=come)
+            stranger.start()
+            processes += [subprocess.Popen(["sh", told], stdout=subprocess.DEVNULL) for _ in range(8)]
+            assert launcher.wait(LIMIT / 4) == 5
+        finally:
+            stop.set()
+            for each in launcher, *processes:
+                each.kill()
+            if stranger:
+                stranger.join()
+        # A child by fork is none of the job's.
+        forks = build("forks")
+        job(2, forks, "ends", expected=5)
+        command = ["env", "CSPAWN_CMD=exec 3<&0; %C <&3 & %C & %C & wait", "AMUDP_MASTERIP=127.0.0.1", forks, "3", "C", "stays"]
+        job_of_three = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        said = sorted(job_of_three.stdout.readline() for _ in range(2))
+        assert said == ["1 hears of it\n", "2 hears of it\n"], said
+        job_of_three.stdin.close()
+        assert job_of_three.wait(LIMIT) == 0
+        # Who waits for room at one that never polls ends with the job as others do: by its callback, not by a signal.
+        source = work / "room.c"
+        source.write_text('#include "check.h"\nstatic void told(int code) { printf("told %d\\n", code); fflush(stdout); }\n'
+                          'int main(int c, char **v) { start(&c, &v); OK(AMX_SPMDSetExitCallback(told)); OK(AMX_SPMDBarrier());'
+                          ' if (rank == 1) { OK(AMX_SPMDBarrier()); AMX_SPMDExit(5); }'
+                          ' if (rank == 2) { OK(AMX_SPMDBarrier()); pause(); }'
+                          ' while (AM_RequestXferAsync0(ep, 2, 0, 1, v, 1) == AM_OK); OK(AMX_SPMDBarrier());'
+                          ' OK(AM_SetEventMask(eb, AM_CANSEND)); return AM_WaitSema(eb); }\n')
+        run(["cc", f"-I{HERE}", source, *installed, "-o", work / "room"])
+        said = job(3, work / "room", expected=5)
+        assert said.count("told 5\n") == 2, said
+        # Its tag is seen by nobody: other users see its socket's name.
+        source = work / "tag.c"
+        source.write_text('#include "check.h"\nint main(int c, char **v) { start(&c, &v); tag_t tag; OK(AM_GetTag(ep, &tag));'
+                          ' printf("%016llx\\n", (unsigned long long)tag); fflush(stdout); getchar(); return 0; }\n')
+        run(["cc", f"-I{HERE}", source, *installed, "-o", work / "tag"])
+        process = subprocess.Popen([work / "tag"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        tag, seen = process.stdout.readline().strip(), Path("/proc/net/unix").read_text()
+        process.communicate()
+        assert len(tag) == 16 and "@ringlet-am/" in seen
+        assert tag not in seen and bytes.fromhex(tag)[::-1].hex() not in seen
 
     @step("old C, and C++")
     def _():
@@ -223,6 +319,39 @@ def check(ringlet, work, deaths):
         assert [launcher.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
         launcher.send_signal(signal.SIGINT)
         assert launcher.wait(LIMIT) == 128 + signal.SIGINT
+        # What was ignored as the launcher began (nohup) is.
+        ignores = "import os, signal, sys; [signal.signal(each, signal.SIG_IGN) for each in (1, 2)]; os.execvp(sys.argv[1], sys.argv[1:])"
+        running = ["python3", "-c", ignores, ringlet, "am-run", "-n", "2", "--", "sh", "-c", "echo up; read line; exit 3"]
+        launcher = subprocess.Popen(running, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert launcher.stdout.readline() == b"up\n"
+        for each in signal.SIGHUP, signal.SIGINT:
+            launcher.send_signal(each)
+        launcher.stdin.close()
+        assert launcher.wait(LIMIT) == 3
+        # A process that stands still takes nobody's part away, its own least of all.
+        stands = work / "stands.py"
+        stands.write_text(f"""import os, pathlib, socket, struct, sys, time
+rank, size = (int(os.environ["RINGLET_AM_" + name]) for name in ("RANK", "SIZE"))
+launcher = socket.socket(fileno=int(os.environ["RINGLET_AM_FD"]))
+got = [pathlib.Path({str(work)!r}, f"got-{{each}}") for each in range(size)]
+length = 1 << 20
+launcher.sendall(struct.pack("<I", length) + bytes([rank]) * length)
+while rank == 1 and not (got[0].exists() and got[2].exists()):
+    time.sleep(0.01)
+for each in range(size):
+    part = b""
+    while len(part) < 4 + length:
+        more = launcher.recv(4 + length - len(part))
+        assert more, "a part is missing"
+        part += more
+    assert part == struct.pack("<I", length) + bytes([each]) * length
+got[rank].touch()
+""")
+        run([ringlet, "am-run", "-t", "60s", "-n", 3, "--", "python3", stands])
+        # A line that does not end comes in pieces.
+        said = run([ringlet, "am-run", "-p", "-n", 1, "--", "sh", "-c", "head -c 200000 /dev/zero | tr '\\0' x"])
+        lines = said.splitlines()
+        assert len(lines) == 4 and all(line.startswith("[0] ") for line in lines) and said.count("x") == 200000, [len(line) for line in lines]
         # Who waits for a process that has ended does not wait for ever.
         early = work / "early.c"
         early.write_text('#include "check.h"\nint main(int c, char **v) { start(&c, &v);'

@@ -25,8 +25,10 @@ const SECRET_TEXT_BYTES: usize = 32;
 
 /// Of the launcher's environment.
 const ENVIRONMENT_MAX_BYTES: usize = 16 << 20;
-/// How long who comes may take to say who it is.
-const GREETING_LIMIT: Duration = Duration::from_secs(10);
+/// Who it is.
+pub const GREETING_BYTES: usize = size_of::<Secret>() + size_of::<i32>();
+/// How long who comes may take to say who it is, and may take nothing of what it is told.
+pub const GREETING_LIMIT: Duration = Duration::from_secs(10);
 /// After so long without a word the other host is asked whether it lives.
 const SILENCE_SECONDS: i32 = 30;
 const ANY_RANK: i32 = -1;
@@ -95,14 +97,22 @@ impl Invitation {
         let mut socket = prepare(socket)?;
         let wanted = wanted.map_or(ANY_RANK, |rank| rank as i32);
         socket.write_all(&[&self.secret[..], &wanted.to_le_bytes()].concat())?;
-        let [rank, size, len] =
-            [read_word(&mut socket)?, read_word(&mut socket)?, read_word(&mut socket)?]
-                .map(|word| word as usize);
+        let sent_away = |error: io::Error| match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                invalid("the launcher has ended, or has processes enough")
+            }
+            _ => error,
+        };
+        let mut words = [0; 3];
+        for word in &mut words {
+            *word = read_word(&mut socket).map_err(sent_away)? as usize;
+        }
+        let [rank, size, len] = words;
         if rank >= size || len > ENVIRONMENT_MAX_BYTES {
             return Err(invalid("not what a launcher says"));
         }
         let mut environment = vec![0; len];
-        socket.read_exact(&mut environment)?;
+        socket.read_exact(&mut environment).map_err(sent_away)?;
         Ok((socket, Place { rank, size, environment }))
     }
 }
@@ -111,7 +121,7 @@ impl Invitation {
 fn first_line() -> io::Result<String> {
     let mut input = std::fs::File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut line = [0; SECRET_TEXT_BYTES + 1];
-    input.read_exact(&mut line)?;
+    let _ = input.read_exact(&mut line);
     let (line, end) = line.split_at(SECRET_TEXT_BYTES);
     let line = str::from_utf8(line).ok().filter(|_| end == b"\n");
     Ok(line.ok_or_else(|| invalid("no secret at the standard input"))?.to_owned())
@@ -168,7 +178,7 @@ fn prepare(socket: TcpStream) -> io::Result<UnixStream> {
 /// For the launcher: who has come, and which rank it wants. An error for a stranger.
 pub fn greet(socket: TcpStream, secret: &Secret) -> io::Result<(UnixStream, Option<usize>)> {
     let mut socket = prepare(socket)?;
-    let mut greeting = [0; size_of::<Secret>() + size_of::<i32>()];
+    let mut greeting = [0; GREETING_BYTES];
     read_until(&mut socket, &mut greeting, Instant::now() + GREETING_LIMIT)?;
     let (theirs, mut wanted) = greeting.split_at(size_of::<Secret>());
     // (All of it is looked at, so that time does not tell how much is right.)
@@ -189,7 +199,9 @@ pub fn admit(socket: &mut UnixStream, place: &Place) -> io::Result<()> {
     let words = [place.rank, place.size, place.environment.len()];
     let mut message: Vec<u8> = words.iter().flat_map(|word| (*word as u32).to_le_bytes()).collect();
     message.extend(&place.environment);
-    socket.write_all(&message)
+    socket.set_write_timeout(Some(GREETING_LIMIT))?;
+    socket.write_all(&message)?;
+    socket.set_write_timeout(None)
 }
 
 #[cfg(test)]
