@@ -156,10 +156,7 @@ pub fn run(
                     processes.push(Process::new(None, socket)?);
                 }
             }
-            Come::Over(status) => {
-                signal_children(Signal::SIGTERM);
-                return Ok(ExitCode::from(status));
-            }
+            Come::Over(status) => return Ok(ExitCode::from(status)),
         }
     }
     for rank in processes.len()..args.processes as usize {
@@ -201,24 +198,29 @@ fn await_comers(
     limit: Option<Instant>,
 ) -> anyhow::Result<Come> {
     let (mut comers, mut told, mut children) = (Vec::new(), false, true);
+    // (Before those that have come see the end of their sockets, and say that: what has happened is said by us.)
+    let over = |status| {
+        signal_children(Signal::SIGTERM);
+        Ok(Come::Over(status))
+    };
     let patience = Instant::now() + PATIENCE;
     while comers.len() < count {
         let next = [limit, Some(patience).filter(|_| !told)].into_iter().flatten().min();
         match events.recv_timeout(until(next)) {
             Ok(Event::Came(comer)) => comers.push(comer),
-            Ok(Event::Signal(signal)) => return Ok(Come::Over(status_of(signal))),
+            Ok(Event::Signal(signal)) => return over(status_of(signal)),
             // (What the spawn function has started may have started others, and ended well.)
             Ok(Event::Child(status @ 1..)) => {
                 eprintln!(
                     "ringlet: a process of the spawn function has ended with {status} before the job began"
                 );
-                return Ok(Come::Over(status));
+                return over(status);
             }
             Ok(Event::NoChild) => children = false,
             Ok(_) => {}
-            Err(RecvTimeoutError::Disconnected) => return Ok(Come::Over(EXIT_OURS)),
+            Err(RecvTimeoutError::Disconnected) => return over(EXIT_OURS),
             Err(RecvTimeoutError::Timeout) if limit.is_some_and(|at| at <= Instant::now()) => {
-                return Ok(Come::Over(EXIT_TIMEOUT));
+                return over(EXIT_TIMEOUT);
             }
             Err(RecvTimeoutError::Timeout) if !told && patience <= Instant::now() => {
                 told = true;
