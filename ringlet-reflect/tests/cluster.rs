@@ -276,7 +276,7 @@ fn what_is_filled_piece_by_piece_is_received_as_far_as_it_was() {
 /// What is written for a host that has gone is nobody's: each check says so, and not only the first one.
 #[test]
 fn what_is_for_a_host_that_has_gone_is_an_error() {
-    let mut cluster = Cluster::new(3);
+    let mut cluster = Cluster::of_mortals(3, 3);
     let host = cluster.host(0);
     let to = region(&host, 1, 4096).transmit_to(cluster.name(2), true).unwrap();
     store(&to, 0, 1);
@@ -297,9 +297,7 @@ fn what_is_for_a_host_that_has_gone_is_an_error() {
 #[test]
 fn who_comes_late_sees_all_of_what_is_coherent() {
     const BYTES: usize = 4 << 20;
-    let mut cluster = Cluster::empty(4);
-    (0..3).for_each(|host| cluster.start(host));
-    (0..3).for_each(|host| cluster.await_hosts(host, 3));
+    let mut cluster = Cluster::with_room(4, 3);
     let hosts = [0, 1, 2].map(|host| cluster.host(host));
     let (to, from) = both(&hosts[0], 1, BYTES);
     let bytes: Vec<u8> = (0..BYTES / 2).map(|at| (at / 7) as u8).collect();
@@ -361,9 +359,7 @@ fn who_comes_late_sees_all_of_what_is_coherent() {
 /// Whoever tells a late-comer of a region: all that was written to all, also what is not seen where it was written, and nothing that was for one host.
 #[test]
 fn who_comes_late_sees_what_its_teller_does_not() {
-    let mut cluster = Cluster::empty(3);
-    (0..2).for_each(|host| cluster.start(host));
-    (0..2).for_each(|host| cluster.await_hosts(host, 2));
+    let mut cluster = Cluster::with_room(3, 2);
     let hosts = [0, 1, 0, 1].map(|host| cluster.host(host));
     let regions = [0, 1, 2, 3].map(|each: usize| region(&hosts[each], 1, 8192));
     let from = [0, 1].map(|host: usize| regions[host].receive(Use::default()).unwrap());
@@ -389,9 +385,7 @@ fn who_comes_late_sees_what_its_teller_does_not() {
 /// they know, and each act is done once there.
 #[test]
 fn who_comes_while_others_ask_knows_what_they_know() {
-    let mut cluster = Cluster::empty(3);
-    (0..2).for_each(|host| cluster.start(host));
-    (0..2).for_each(|host| cluster.await_hosts(host, 2));
+    let mut cluster = Cluster::with_room(3, 2);
     let hosts = [0, 1].map(|host| cluster.host(host));
     let to = [0, 1].map(|host: usize| both(&hosts[host], 1, 64 << 10).0);
     let (paths, is_over) = ([0, 1].map(|host| cluster.path(host)), AtomicBool::new(false));
@@ -532,7 +526,7 @@ fn who_sleeps_for_a_page_is_woken_by_another_host() {
 /// Two of three go on without the third, which says so; and comes back as another one.
 #[test]
 fn a_minority_stops_and_says_so() {
-    let mut cluster = Cluster::new(3);
+    let mut cluster = Cluster::of_mortals(3, 3);
     let hosts = [0, 1, 2].map(|host| cluster.host(host));
     let ends = [0, 1, 2].map(|host: usize| both(&hosts[host], 1, 4096));
     let locks = hosts[2].locks(1, 2, 0o600, true).unwrap();
@@ -582,7 +576,7 @@ fn who_is_stopped_in_the_middle_of_writing_is_answered() {
 
 /// False: one was declared dead at the end, since the others had found each other before.
 fn is_answered_where_all_has_stopped() -> bool {
-    let mut cluster = Cluster::new(3);
+    let mut cluster = Cluster::of_mortals(3, 3);
     cluster.may_end = true;
     let hosts = [0, 1, 2].map(|host| cluster.host(host));
     let ends = [0, 1].map(|host: usize| both(&hosts[host], 1, 8192));
@@ -621,10 +615,8 @@ fn is_answered_where_all_has_stopped() -> bool {
 #[test]
 fn who_waits_for_contents_as_his_host_is_cut_off_is_told() {
     const BYTES: usize = 16 << 20;
-    let mut cluster = Cluster::empty(4);
+    let mut cluster = Cluster::of_mortals(4, 3);
     cluster.may_end = true;
-    (0..3).for_each(|host| cluster.start(host));
-    (0..3).for_each(|host| cluster.await_hosts(host, 3));
     let to = both(&cluster.host(0), 1, BYTES).0;
     to.put(0, &vec![1; BYTES]).unwrap();
     settle(&cluster.host(0));
@@ -663,7 +655,7 @@ fn changed_of(host: &Host, _hosts: usize) -> ringlet_reflect::Cluster {
 /// told it can't have.
 #[test]
 fn who_asks_as_the_others_are_lost_is_told_and_has_nothing() {
-    let mut cluster = Cluster::new(3);
+    let mut cluster = Cluster::of_mortals(3, 3);
     cluster.may_end = true;
     let hosts = [0, 1, 2].map(|host| cluster.host(host));
     let locks = [0, 1, 2].map(|host: usize| hosts[host].locks(1, 2, 0o600, false).unwrap());
@@ -707,7 +699,7 @@ fn who_asks_as_the_others_are_lost_is_told_and_has_nothing() {
 /// Who is told that he has not attached a region, and gives it back, has it no more: also where he is attached behind his back meanwhile.
 #[test]
 fn who_is_refused_as_the_others_are_lost_can_give_back() {
-    let mut cluster = Cluster::new(3);
+    let mut cluster = Cluster::of_mortals(3, 3);
     cluster.may_end = true;
     let hosts = [0, 1, 2].map(|host| cluster.host(host));
     let regions = [0, 1, 2].map(|host: usize| region(&hosts[host], 1, 4096));
@@ -739,7 +731,7 @@ fn who_is_refused_as_the_others_are_lost_can_give_back() {
 /// Where nobody can reach anybody all stop, and go on where they were.
 #[test]
 fn those_who_lost_each_other_go_on_together() {
-    let mut cluster = Cluster::new(3);
+    let mut cluster = Cluster::of_mortals(3, 3);
     cluster.may_end = true;
     let hosts = [0, 1, 2].map(|host| cluster.host(host));
     let ends = [0, 1, 2].map(|host: usize| both(&hosts[host], 1, 4096));
@@ -775,7 +767,7 @@ fn those_who_lost_each_other_go_on_together() {
 /// What those of a host that is dead had is the others'.
 #[test]
 fn a_host_that_dies_gives_all_back() {
-    let mut cluster = Cluster::new(3);
+    let mut cluster = Cluster::of_mortals(3, 3);
     let hosts = [0, 1, 2].map(|host| cluster.host(host));
     let locks = [0, 1, 2].map(|host: usize| hosts[host].locks(1, 3, 0o600, false).unwrap());
     locks[0].acquire(0, Wait::No).unwrap();

@@ -17,7 +17,9 @@ use ringlet_reflect::{Host, Status};
 
 /// Only against hanging.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-pub const SILENT: Duration = Duration::from_millis(600);
+const SILENT: Duration = Duration::from_secs(2);
+/// A keeper that has not run for so long is none that a busy machine has held up.
+const HELD_UP: Duration = Duration::from_secs(10);
 const BEAT: Duration = Duration::from_millis(30);
 
 /// What the sockets do to frames, for all of them.
@@ -203,20 +205,37 @@ pub struct Cluster {
     running: Vec<Option<Running>>,
     incarnation: AtomicU64,
     limits: Limits,
+    founders: usize,
+    /// Of whom nothing is heard for so long is declared dead.
+    silent: Duration,
     /// Whoever is declared dead by the others ends by himself, and is not missed.
     pub may_end: bool,
 }
 
 impl Cluster {
-    /// So many hosts, all of which are founders, and there.
+    /// So many hosts, all of which are there. None is declared dead for its silence, since on a busy machine any may be silent for a while.
     pub fn new(hosts: usize) -> Cluster {
-        let mut cluster = Cluster::empty(hosts);
-        (0..hosts).for_each(|host| cluster.start(host));
-        (0..hosts).for_each(|host| cluster.await_hosts(host, hosts));
+        Cluster::begun(hosts, hosts, HELD_UP)
+    }
+
+    /// Of so many hosts the first ones, which are the founders.
+    pub fn with_room(hosts: usize, founders: usize) -> Cluster {
+        Cluster::begun(hosts, founders, HELD_UP)
+    }
+
+    /// One of them that is silent is declared dead before long; also where it is only held up, which who uses this has to bear.
+    pub fn of_mortals(hosts: usize, founders: usize) -> Cluster {
+        Cluster::begun(hosts, founders, SILENT)
+    }
+
+    fn begun(hosts: usize, founders: usize, silent: Duration) -> Cluster {
+        let mut cluster = Cluster::empty(hosts, founders, silent);
+        (0..founders).for_each(|host| cluster.start(host));
+        (0..founders).for_each(|host| cluster.await_hosts(host, founders));
         cluster
     }
 
-    pub fn empty(hosts: usize) -> Cluster {
+    fn empty(hosts: usize, founders: usize, silent: Duration) -> Cluster {
         Cluster {
             folder: tempfile::tempdir().unwrap(),
             names: (0..hosts).map(|host| format!("host-{host}")).collect(),
@@ -224,6 +243,8 @@ impl Cluster {
             running: (0..hosts).map(|_| None).collect(),
             incarnation: AtomicU64::new(1),
             limits: Limits { all: 64 << 20, received: 32 << 20 },
+            founders,
+            silent,
             may_end: false,
         }
     }
@@ -248,7 +269,8 @@ impl Cluster {
             &is_dead,
         );
         let (path, to_leave) = (self.path(host), leaves.clone());
-        let membership = Membership { founders: self.names.clone(), silent: SILENT, beat: BEAT };
+        let founders = self.names[..self.founders].to_vec();
+        let membership = Membership { founders, silent: self.silent, beat: BEAT };
         let (ready, is_ready) = std::sync::mpsc::channel();
         let limits = self.limits;
         let thread = std::thread::spawn(move || {
