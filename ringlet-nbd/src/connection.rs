@@ -139,6 +139,8 @@ struct Flight {
     /// The one that answers waits for something to wait for; the one that receives, for something to be answered.
     is_parked: bool,
     is_awaited: bool,
+    /// The one that answers looks after nothing: whatever is asked wakes it.
+    rests: bool,
     /// Answers that the client did not take at once, behind those of which the one that answers still sends so many bytes.
     unsent: Vec<u8>,
     sending: usize,
@@ -284,7 +286,7 @@ impl Connection<'_> {
         self.aside(|| {
             loop {
                 match input.receive(self.stream, 0) {
-                    Err(error) if waits(&error) => {}
+                    Err(error) if waits(&error) => await_some(self.stream),
                     received => return received.map(|()| true),
                 }
             }
@@ -588,6 +590,7 @@ impl Connection<'_> {
     fn answer(&self) {
         // (What of it is being sent, and up to where it is.)
         let (mut sends, mut at) = (Vec::new(), 0);
+        let mut is_idle = false;
         loop {
             let mut flight = self.flight();
             flight.is_parked = true;
@@ -596,13 +599,22 @@ impl Connection<'_> {
                 let nothing_comes = flight.is_watched || flight.asked.is_empty();
                 !flight.is_over && flight.unsent() == 0 && nothing_comes
             };
-            let parked = self.unparked.wait_timeout_while(flight, LOOK_AGAIN, idle);
-            let mut flight = parked.unwrap_or_else(PoisonError::into_inner).0;
-            flight.is_parked = false;
+            flight.rests = is_idle && flight.asked.is_empty();
+            let has_rested = flight.rests;
+            let mut flight = if has_rested {
+                let rested =
+                    self.unparked.wait_while(flight, |flight| flight.rests && idle(flight));
+                rested.unwrap_or_else(PoisonError::into_inner)
+            } else {
+                let parked = self.unparked.wait_timeout_while(flight, LOOK_AGAIN, idle);
+                parked.unwrap_or_else(PoisonError::into_inner).0
+            };
+            (flight.is_parked, flight.rests) = (false, false);
             if flight.is_over {
                 return;
             }
-            if self.send_answers(&mut flight) {
+            is_idle = !has_rested && flight.asked.is_empty() && flight.unsent() == 0;
+            if has_rested || self.send_answers(&mut flight) {
                 continue;
             }
             let answers = flight.asked.first().map(|asked| asked.turn.answers());
@@ -694,6 +706,9 @@ impl Connection<'_> {
         turn.ask();
         flight.asked.push(Asked { of: of.clone(), turn });
         flight.is_untold = true;
+        if std::mem::take(&mut flight.rests) {
+            self.unparked.notify_all();
+        }
         Ok(())
     }
 }
@@ -794,6 +809,16 @@ fn receive(stream: &UnixStream, to: *mut u8, length: usize, flags: i32) -> io::R
                 }
             }
         }
+    }
+}
+
+/// Until there is something to receive, or an error.
+fn await_some(stream: &UnixStream) {
+    let mut look = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one that is there for this call.
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::poll(&raw mut look, 1, -1);
     }
 }
 

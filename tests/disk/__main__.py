@@ -14,6 +14,7 @@ import fcntl
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import socket
@@ -47,6 +48,7 @@ PLACES = {"host": host, "hosts": hosts}
 STRANGER = 65534
 MB = 1 << 20
 KILLS = 6
+STILL_SECONDS = 0.5  # in which who looks ten times a second is seen
 SCENES = []
 
 
@@ -293,6 +295,36 @@ def hears_nothing(place, _seed):
         client.stream.close()
         connect(reader.uri).pread(4, 0)
         require(done() < 200 * MB, f"{done()} bytes are read")
+
+
+def switches(process):
+    """How often its threads have slept."""
+    text = "".join(each.read_text() for each in pathlib.Path(f"/proc/{process.pid}/task").glob("*/status"))
+    return sum(int(count) for count in re.findall(r"\nvoluntary_ctxt_switches:\s+(\d+)", text))
+
+
+@scene
+def rests(place, _seed):
+    """A connection at which nothing is asked wakes nobody; and then it is there, also where its server goes meanwhile."""
+    with served(place, "still", place.file(MB)) as server, attached(place, "still") as reader:
+        client = connect(reader.uri)
+
+        def is_still():
+            before = switches(reader.process)
+            time.sleep(STILL_SECONDS)
+            return switches(reader.process) == before
+
+        client.pwrite(b"before", 0)
+        wait_until(is_still, LIMIT, "it to sleep")
+        require(client.pread(6, 0) == b"before", "other bytes")
+        wait_until(is_still, LIMIT, "it to sleep again")
+        server.kill()
+        buffer = nbd.Buffer(6)
+        cookie = client.aio_pread(buffer, 0)
+        server.start()
+        while not client.aio_command_completed(cookie):
+            require(client.poll(LIMIT * 1000) > 0, "no answer")
+        require(bytes(buffer.to_bytearray()) == b"before", "other bytes from the next server")
 
 
 @scene
