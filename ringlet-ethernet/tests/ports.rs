@@ -1,7 +1,10 @@
 //! Ports of one network in one process, each queue a thread: what each is sent comes once, in order, and to nobody else, while ports come and die.
 
+#[allow(dead_code)] // (It has what tests of several processes need.)
+mod member;
+
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,15 +13,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use member::{BROADCAST, LIMIT, serve, until};
 use ringlet_ethernet::frame::{HEAD_BYTES, HEADER_BYTES, MESSAGE_MOST};
-use ringlet_ethernet::port::{Event, Filled, Options, Port, Queue};
+use ringlet_ethernet::port::{Event, Options, Port, Queue};
 use ringlet_ethernet::room::{Room, Rules};
 use ringlet_ethernet::{Mac, Policy};
 
-/// Only a fault meets it.
-const LIMIT: Duration = Duration::from_secs(60);
 const RING_BYTES: usize = 2 << 20;
-const BROADCAST: Mac = Mac([0xff; 6]);
 
 fn room(folder: &Path, addresses: Policy) -> Room {
     Room::create(folder, "net", Rules { addresses, storm: 0 }, None).unwrap();
@@ -47,14 +48,6 @@ fn open(room: &Room, number: u8, queues: u16) -> (Port, Vec<Queue>, Arc<AtomicU6
     (port, queues, others)
 }
 
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is() {
-        assert!(began.elapsed() < LIMIT, "waited too long for {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// A port whose threads say what they receive, and send what they are told.
 struct Actor {
     port: Port,
@@ -75,7 +68,9 @@ impl Actor {
             bell.set_nonblocking(true).unwrap();
             let says = says.clone();
             orders.push((order, rings));
-            threads.push(thread::spawn(move || serve(queue, &told, &bell, &says)));
+            threads.push(thread::spawn(move || {
+                serve(queue, &told, &bell, |bytes| _ = says.send(bytes))
+            }));
         }
         Actor { port, orders, heard, others, threads }
     }
@@ -93,43 +88,6 @@ impl Actor {
     fn end(self) {
         self.port.end();
         self.threads.into_iter().for_each(|thread| thread.join().unwrap());
-    }
-}
-
-fn serve(mut queue: Queue, told: &Receiver<Vec<u8>>, bell: &UnixStream, says: &Sender<Vec<u8>>) {
-    queue.watch_outside(bell).unwrap();
-    let mut waiting: Option<Vec<u8>> = None;
-    while !queue.is_over() {
-        queue.begin();
-        let received = queue.receive(64, |arrived| {
-            let mut bytes = vec![0; arrived.len];
-            assert_eq!(arrived.copy_to(&mut bytes), arrived.len);
-            let _ = says.send(bytes);
-            Ok(())
-        });
-        // (Before the orders are looked at: what comes behind that rings again.)
-        while (&*bell).read(&mut [0; 64]).is_ok_and(|got| got > 0) {}
-        waiting = waiting.or_else(|| told.try_recv().ok());
-        let mut is_full = false;
-        if let Some(bytes) = waiting.take() {
-            let filled = queue.fill(|to, most| {
-                assert!(bytes.len() <= most);
-                // SAFETY: room for so many bytes, by the contract of `fill`.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-                bytes.len()
-            });
-            match filled {
-                Filled::NotAlone => queue.send(&bytes),
-                Filled::Full => (waiting, is_full) = (Some(bytes), true),
-                _ => {}
-            }
-            if !is_full {
-                continue;
-            }
-        }
-        if !received {
-            queue.wait(0, || false).unwrap();
-        }
     }
 }
 

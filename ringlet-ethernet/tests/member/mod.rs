@@ -69,7 +69,8 @@ impl Member {
         rings.set_nonblocking(true).unwrap();
         let heard = Arc::new(Mutex::new(Vec::new()));
         let (queue, notes) = (queues.remove(0), Arc::clone(&heard));
-        let thread = Some(thread::spawn(move || serve(queue, &told, &rings, &notes)));
+        let hear = move |bytes: Vec<u8>| notes.lock().unwrap().push(read(&bytes));
+        let thread = Some(thread::spawn(move || serve(queue, &told, &rings, hear)));
         Member { port, mac: mac(number), orders, bell, heard, thread }
     }
 
@@ -95,7 +96,13 @@ impl Drop for Member {
     }
 }
 
-fn serve(mut queue: Queue, told: &Receiver<Vec<u8>>, bell: &UnixStream, notes: &Mutex<Vec<Heard>>) {
+/// A queue's thread, until its port is over: sends what it is told, for which the bell rings, and gives away what it hears.
+pub fn serve(
+    mut queue: Queue,
+    told: &Receiver<Vec<u8>>,
+    bell: &UnixStream,
+    mut hear: impl FnMut(Vec<u8>),
+) {
     queue.watch_outside(bell).unwrap();
     let mut waiting: Option<Vec<u8>> = None;
     while !queue.is_over() {
@@ -103,7 +110,7 @@ fn serve(mut queue: Queue, told: &Receiver<Vec<u8>>, bell: &UnixStream, notes: &
         let received = queue.receive(64, |arrived| {
             let mut bytes = vec![0; arrived.len];
             assert_eq!(arrived.copy_to(&mut bytes), arrived.len);
-            notes.lock().unwrap().push(read(&bytes));
+            hear(bytes);
             Ok(())
         });
         // (Before the orders are looked at: what comes behind that rings again.)
