@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vhost::vhost_user::Listener;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::{
@@ -59,6 +59,8 @@ mod relay;
 const TURN: usize = 64;
 const TURNS: usize = 64;
 const RING_MOST: usize = 1024;
+/// Where something is lacking that a guest needs, before that is tried again.
+const LACKING: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Pieces of one frame in the guest's memory.
 const PIECES_MOST: usize = 1024;
 /// Rings, by their numbers.
@@ -218,18 +220,38 @@ impl Back {
     }
 
     fn guests(self: &Arc<Back>, listener: &UnixListener) -> Result<()> {
+        let mut told = false;
         while !self.is_over() {
-            let mut fds = [listener.as_fd(), self.bell.as_fd()]
-                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-            match poll(&mut fds, None) {
-                Err(rustix::io::Errno::INTR) => continue,
-                polled => polled.map(drop)?,
+            self.await_bell(Some(listener), None)?;
+            if self.is_over() {
+                break;
             }
-            if !self.is_over() {
-                self.serve_guest(listener.accept()?.0)?;
+            let served = listener
+                .accept()
+                .map_err(Into::into)
+                .and_then(|(front, _)| self.serve_guest(front));
+            // (What is lacking, descriptors say, may be there later. Who waits at the socket waits on.)
+            if let Err(error) = &served {
+                if !told {
+                    (self.tell)(format!("a front end can't be served now: {error:#}"));
+                }
+                self.await_bell(None, Some(&LACKING))?;
             }
+            told = served.is_err();
         }
         Ok(())
+    }
+
+    /// Until it is over, or somebody connects, or for so long.
+    fn await_bell(&self, listener: Option<&UnixListener>, most: Option<&Timespec>) -> Result<()> {
+        let fds = [Some(self.bell.as_fd()), listener.map(AsFd::as_fd)];
+        let mut fds: Vec<PollFd> = (fds.into_iter().flatten())
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        match poll(&mut fds, most) {
+            Err(rustix::io::Errno::INTR) => Ok(()),
+            polled => Ok(polled.map(drop)?),
+        }
     }
 
     fn serve_guest(self: &Arc<Back>, front: UnixStream) -> Result<()> {
@@ -238,6 +260,12 @@ impl Back {
         if self.is_over() {
             return Ok(());
         }
+        let served = self.serve_front(&front);
+        *lock(&self.guest) = None;
+        served
+    }
+
+    fn serve_front(self: &Arc<Back>, front: &UnixStream) -> Result<()> {
         let guest = Guest::new(self)?;
         let memory = guest.memory.clone();
         let mut daemon = VhostUserDaemon::new("front end".into(), Arc::clone(&guest), memory)
@@ -250,9 +278,8 @@ impl Back {
         daemon
             .start(&mut Listener::from(door))
             .map_err(|error| anyhow!("no guest can come: {error}"))?;
-        relay::run(&front, &inner);
+        relay::run(front, &inner);
         let ended = daemon.wait();
-        *lock(&self.guest) = None;
         if let Err(error) = ended
             && !is_gone(&error)
         {
