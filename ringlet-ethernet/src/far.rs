@@ -230,8 +230,8 @@ fn random() -> Result<u64> {
 }
 
 enum Way {
-    Node(String, Carried),
-    Udp(Udp),
+    Node(String, Box<Carried>),
+    Udp(Box<Udp>),
 }
 
 impl Way {
@@ -323,13 +323,16 @@ impl Far {
         room: Room,
         (host, nth): (&Host, usize),
         spans: Arc<Spans>,
-        (listen, watch_us): (Option<SocketAddr>, u64),
+        (listen, plain, watch_us): (Option<SocketAddr>, bool, u64),
         post: Arc<Post>,
     ) -> Result<Far> {
         let open = |address: &Address| -> Result<Way> {
             Ok(match address {
-                Address::Node(node) => Way::Node(node.clone(), Carried::new(spans.own)),
-                Address::Udp(peer) => Way::Udp(Udp::open(listen, *peer, &room.name, spans.own)?),
+                Address::Node(node) => Way::Node(node.clone(), Box::new(Carried::new(spans.own))),
+                Address::Udp(peer) => {
+                    let ends = (listen, *peer);
+                    Way::Udp(Box::new(Udp::open(ends, plain, &room.name, spans.own)?))
+                }
             })
         };
         let ways = host.0.iter().map(open).collect::<Result<_>>()?;

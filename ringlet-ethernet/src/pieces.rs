@@ -16,7 +16,7 @@
 use crate::frame::{HEAD_BYTES, MESSAGE_MOST};
 
 pub const HEADER: usize = 24;
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 pub const PIECE: u8 = 1;
 /// Any path takes so much (IPv4's least is 576 bytes, with its head and UDP's).
 pub const LEAST: usize = 512;

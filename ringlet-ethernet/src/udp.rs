@@ -10,8 +10,13 @@
 //!   HELLO a, 0         -->                         (does it hear us?)
 //!                      <--  HELLO b, a
 //!   HELLO a, b         -->                         from here on pieces, with a + b, and each second a HELLO
+//!   PROBE a + b        -->                         each second: one as long as the longest piece, and one of no bytes
+//!                      <--  PROBED a + b           each that comes
 //!   BYE a + b          -->                         it ends in order
 //! ```
+//!
+//! The kernel knows what the path takes from whoever says that something is too long (ICMP). Some paths say nothing: so where short probes are
+//! answered and three long ones are not, pieces become shorter, then as long as halving finds, and all is tried anew after ten minutes (RFC 8899).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -31,8 +36,18 @@ use crate::pieces::{HEADER, Joiner, LEAST, PIECE, Piece, cut};
 pub const PORT: u16 = 7472;
 const HELLO: u8 = 2;
 const BYE: u8 = 3;
+const PROBE: u8 = 4;
+const PROBED: u8 = 5;
+/// So many long probes are not answered, and short ones are, before one of their length is taken to be too long.
+const MISSED_MOST: u32 = 3;
+/// What is tried first then: nearly all paths take it.
+const BASE: usize = 1200;
+/// Lengths that are not worth telling apart.
+const NEAR: usize = 16;
+/// Beats before what was too long is tried again.
+const TRY_AGAIN_BEATS: u32 = 600;
 /// A greeting goes so often; who has not been heard of for so many is gone. (They are counted, since who was held up himself has heard nothing
-/// either.)
+/// either; and not while something has come that was not looked at yet, since the only port that could take it has no room.)
 pub const BEAT: Duration = Duration::from_secs(1);
 const SILENT_BEATS: u32 = 5;
 /// What is sent at once: the kernel's limits for a buffer that it cuts itself.
@@ -60,8 +75,16 @@ pub struct Udp {
     /// Beats since it was heard.
     silent: u32,
     why: &'static str,
-    /// Bytes of a piece, as the path takes them; and how many datagrams go at once.
+    /// Bytes of a piece: as the path takes them, as far as the kernel knows; of ours; and how many datagrams go at once.
+    path: usize,
     each: usize,
+    /// The probe that was sent; is it not answered, and one of no bytes is; in how many beats it was so; the shortest that was in vain, and beats since.
+    probe: usize,
+    awaits: bool,
+    hears: bool,
+    missed: u32,
+    too_long: usize,
+    age: u32,
     at_once: usize,
     can_cut: bool,
     message: u32,
@@ -78,8 +101,8 @@ pub struct Udp {
 
 impl Udp {
     pub fn open(
-        listen: Option<SocketAddr>,
-        peer: SocketAddr,
+        (listen, peer): (Option<SocketAddr>, SocketAddr),
+        plain: bool,
         network: &str,
         number: u64,
     ) -> Result<Udp> {
@@ -122,9 +145,16 @@ impl Udp {
             theirs: None,
             silent: 0,
             why: "it does not answer",
+            path: 0,
             each: LEAST,
+            probe: LEAST,
+            awaits: false,
+            hears: false,
+            missed: 0,
+            too_long: 0,
+            age: 0,
             at_once: 1,
-            can_cut: true,
+            can_cut: !plain,
             message: 0,
             out: Vec::new(),
             gone: 0,
@@ -140,7 +170,7 @@ impl Udp {
         };
         // (Both have the same value.)
         udp.set(level, discover, libc::IP_PMTUDISC_DO)?;
-        let _ = udp.set(libc::SOL_UDP, libc::UDP_GRO, 1);
+        let _ = udp.set(libc::SOL_UDP, libc::UDP_GRO, i32::from(!plain));
         udp.measure();
         Ok(udp)
     }
@@ -175,7 +205,17 @@ impl Udp {
             libc::getsockopt(self.socket.as_raw_fd(), level, name, value, len)
         };
         let mtu = if done == 0 { mtu.max(0) as usize } else { 0 };
-        self.each = mtu.min(AT_ONCE_BYTES).saturating_sub(heads + HEADER).max(LEAST);
+        let path = mtu.min(AT_ONCE_BYTES).saturating_sub(heads + HEADER).max(LEAST);
+        if path != self.path {
+            (self.path, self.each, self.too_long) = (path, path, path + 1);
+            (self.probe, self.awaits, self.missed, self.age) = (path, false, 0, 0);
+        }
+        self.go_by(self.each);
+    }
+
+    /// Pieces are so long from now on.
+    fn go_by(&mut self, each: usize) {
+        self.each = each;
         let at_once = AT_ONCE.min(AT_ONCE_BYTES / (HEADER + self.each)).max(1);
         let cuts = self.can_cut && at_once > 1 && self.cut_by_kernel(HEADER + self.each).is_ok();
         if !cuts {
@@ -187,6 +227,50 @@ impl Udp {
     /// The kernel cuts what is sent into datagrams of so many bytes; 0: it does not.
     fn cut_by_kernel(&self, each: usize) -> Result<()> {
         self.set(libc::SOL_UDP, libc::UDP_SEGMENT, each as i32)
+    }
+
+    /// Tries whether the path takes pieces as long as ours, or longer ones.
+    fn try_path(&mut self) {
+        let Some(both) = self.both() else { return };
+        self.missed += u32::from(self.awaits && self.hears);
+        self.age += 1;
+        if self.missed == MISSED_MOST {
+            (self.too_long, self.age, self.missed) = (self.probe, 0, 0);
+            if self.each >= self.too_long {
+                self.go_by(if self.too_long > BASE { BASE } else { LEAST });
+            }
+            self.probe = self.each;
+        } else if self.age > TRY_AGAIN_BEATS {
+            (self.too_long, self.age, self.missed) = (self.path + 1, 0, 0);
+            self.probe = self.path;
+        }
+        self.send_probe(both);
+    }
+
+    fn send_probe(&mut self, both: u64) {
+        (self.awaits, self.hears) = (true, false);
+        // (A long one is a datagram, however long those are that the kernel cuts.)
+        let _ = self.cut_by_kernel(0);
+        for bytes in [self.probe, 0] {
+            self.say(&Piece::whole(PROBE, both, &vec![0; bytes]));
+        }
+        self.go_by(self.each);
+    }
+
+    /// The path took that probe; the next one is between it and what it did not take.
+    fn hear_probed(&mut self, both: u64, bytes: usize) {
+        self.hears |= bytes == 0;
+        // (What is sent in part goes on as it was cut.)
+        if bytes != self.probe || !self.awaits || self.gone < self.out.len() {
+            return;
+        }
+        (self.awaits, self.missed) = (false, 0);
+        self.go_by(self.each.max(bytes));
+        self.probe = self.each;
+        if self.too_long > self.each + NEAR {
+            self.probe = self.each.midpoint(self.too_long);
+            self.send_probe(both);
+        }
     }
 
     /// The addresses of both ends, which both know: in an order that is the same for both.
@@ -240,7 +324,7 @@ impl Udp {
 
     /// Once each `BEAT`.
     pub fn beat(&mut self) {
-        self.silent += 1;
+        self.silent += u32::from(self.at == self.end && !self.is_readable());
         if self.is_up() && self.silent > SILENT_BEATS {
             (self.theirs, self.why) = (None, "it is not heard any more");
         }
@@ -248,6 +332,7 @@ impl Udp {
         // (A path may take more than it did.)
         if self.gone == self.out.len() {
             self.measure();
+            self.try_path();
         }
     }
 
@@ -346,6 +431,12 @@ impl Udp {
         let is_theirs = self.both() == Some(piece.cookie);
         match piece.kind {
             HELLO => self.hear_hello(piece.bytes, piece.cookie),
+            PROBE if is_theirs => {
+                let came =
+                    Piece { all: piece.bytes.len(), ..Piece::whole(PROBED, piece.cookie, &[]) };
+                self.say(&came);
+            }
+            PROBED if is_theirs => self.hear_probed(piece.cookie, piece.all),
             BYE if is_theirs => (self.theirs, self.why) = (None, "it has ended"),
             PIECE if is_theirs => {
                 if let Some(message) = self.joiner.take(piece) {
@@ -419,5 +510,100 @@ impl Drop for Udp {
         if let Some(both) = self.both() {
             self.say(&Piece::whole(BYE, both, &[]));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> SocketAddr {
+        // (The process's number: another test's process has another.)
+        let [high, low, ..] = std::process::id().to_be_bytes()[2..] else { unreachable!() };
+        SocketAddr::from(([127, high, low, last], PORT))
+    }
+
+    fn take(udp: &mut Udp) -> usize {
+        let mut bytes = Vec::new();
+        (0..1000).take_while(|_| udp.receive(&mut bytes)).count()
+    }
+
+    /// Two ends that have met.
+    fn pair(last: u8) -> [Udp; 2] {
+        let open =
+            |own, peer, number| Udp::open((Some(address(own)), address(peer)), true, "net", number);
+        let mut ends = [open(last, last + 1, 1).unwrap(), open(last + 1, last, 2).unwrap()];
+        beats(&mut ends, 3);
+        assert!(ends.iter().all(Udp::is_up));
+        ends
+    }
+
+    /// What comes and is longer is lost, and nobody says so.
+    fn lose_longer_than(udp: &Udp, bytes: u32) {
+        let step = |code: u32, jf, k| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+        let mut program = [
+            step(libc::BPF_LD | libc::BPF_W | libc::BPF_LEN, 0, 0),
+            step(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, 1, bytes),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0),
+            step(libc::BPF_RET | libc::BPF_K, 0, u32::MAX),
+        ];
+        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+        // SAFETY: a program, and its length; the kernel copies it.
+        #[allow(unsafe_code)]
+        let done = unsafe {
+            let (fd, size) = (udp.socket.as_raw_fd(), size_of_val(&filter) as u32);
+            let filter = (&raw const filter).cast();
+            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, filter, size)
+        };
+        assert_eq!(done, 0);
+    }
+
+    fn beats([one, other]: &mut [Udp; 2], count: u32) {
+        for _ in 0..count {
+            one.beat();
+            other.beat();
+            // (So often that neither has an answer any more.)
+            (0..32).for_each(|_| _ = take(one) + take(other));
+        }
+    }
+
+    /// A path that takes less without a word is found out, and used as far as it goes; and so is one that takes more again.
+    #[test]
+    fn what_a_path_takes_is_found_out() {
+        let (message, mut came) = (vec![7; 60_000], Vec::new());
+        let mut both = pair(3);
+        let path = both[0].each;
+        assert!(path > 30_000);
+        lose_longer_than(&both[1], 8 + 9_000);
+        beats(&mut both, MISSED_MOST + 1);
+        assert!((BASE..=9_000).contains(&both[0].each), "{}", both[0].each);
+        beats(&mut both, 20 * (MISSED_MOST + 1));
+        assert!((9_000 - HEADER - 2 * NEAR..=9_000 - HEADER).contains(&both[0].each));
+        both[0].send(&message);
+        assert!(both[1].receive(&mut came) && came == message);
+        assert_eq!(both[1].each, path);
+        // (And one that is held up answers no probe, long or short.)
+        lose_longer_than(&both[1], 8 + 600);
+        (0..4 * MISSED_MOST).for_each(|_| both[0].beat());
+        assert!(both[0].each > BASE);
+        beats(&mut both, 4 * (MISSED_MOST + 1));
+        assert!((LEAST..=600 - HEADER).contains(&both[0].each), "{}", both[0].each);
+        lose_longer_than(&both[1], u32::MAX);
+        beats(&mut both, TRY_AGAIN_BEATS + 20 * (MISSED_MOST + 1));
+        assert!(both[0].each > path - 2 * NEAR);
+    }
+
+    /// What has come and has no room yet says that the peer is there; what was looked at does not.
+    #[test]
+    fn who_is_not_looked_at_is_not_gone() {
+        let [mut one, mut other] = pair(1);
+        other.send(&[7; 100]);
+        (0..3 * SILENT_BEATS).for_each(|_| one.beat());
+        assert!(one.is_up());
+        assert!(take(&mut one) > 0);
+        (0..SILENT_BEATS).for_each(|_| one.beat());
+        assert!(one.is_up());
+        one.beat();
+        assert!(!one.is_up());
     }
 }

@@ -452,7 +452,7 @@ class Peer:
         self.socket.connect((to, PORT))
         self.network, self.cookie, self.theirs, self.number = network.encode(), 0x1234567890ABCDEF, 0, 0
 
-    def send(self, kind, cookie, says=b"", number=0, whole=0, each=0, nth=0, size=None, version=2):
+    def send(self, kind, cookie, says=b"", number=0, whole=0, each=0, nth=0, size=None, version=3):
         head = HEAD.pack(kind, version, len(says) if size is None else size, number, cookie, whole, each, nth)
         with contextlib.suppress(ConnectionRefusedError):
             self.socket.send(head + says)

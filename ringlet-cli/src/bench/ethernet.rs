@@ -31,6 +31,9 @@ pub fn address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 7, 0, number)
 }
 
+/// A packet whose frame is one datagram over 1,500 bytes, with the heads of both.
+const PLAIN_MTU: u16 = 1424;
+
 /// Of what is below, where frames go by UDP.
 const BELOW: &str = "veth0";
 
@@ -58,8 +61,9 @@ pub fn between<T: 'static>(
     let rules = Rules { addresses: Policy::Moving, storm: 0 };
     let rooms = (1..=2).map(|number| {
         // (One that both are on, or one of each host's.)
-        let base = folder.path().join(if by == Link::Udp { number } else { 1 }.to_string());
-        if by == Link::Udp || number == 1 {
+        let is_udp = matches!(by, Link::Udp { .. });
+        let base = folder.path().join(if is_udp { number } else { 1 }.to_string());
+        if is_udp || number == 1 {
             Room::create(&base, "bench", rules, None)?;
         }
         Room::open(&base, "bench")
@@ -91,7 +95,7 @@ pub fn between<T: 'static>(
         let far: i32 = is_there.recv_timeout(PATIENCE).context("the far end does not begin")?;
         let cable = match by {
             Link::Veth => Some(DEVICE),
-            Link::Udp => Some(BELOW),
+            Link::Udp { .. } => Some(BELOW),
             Link::Ringlet { .. } => None,
         };
         if let Some(name) = cable {
@@ -134,18 +138,31 @@ pub fn tool(name: &str, words: &[&str]) -> Result<()> {
 
 /// This thread's namespace has its end of the link, with an address.
 fn attach(by: Link, mtu: u16, number: u8, room: Room) -> Result<()> {
-    if by == Link::Udp {
+    if let Link::Udp { plain } = by {
         // (As a network between hosts is: packets of 1,500 bytes.)
         ip(&["link", "set", BELOW, "mtu", "1500", "up"])?;
         ip(&["address", "add", &format!("{}/24", address_below(number)), "dev", BELOW])?;
         let (room, peer) = (room.clone(), address_below(3 - number));
-        begin(move |ready| span(room, peer, ready))?;
+        begin(move |ready| span(room, peer, plain, ready))?;
     }
     if by != Link::Veth {
         let queues = if let Link::Ringlet { queues } = by { queues } else { 1 };
         begin(move |ready| port(queues, mtu, room, ready))?;
     }
-    ip(&["link", "set", DEVICE, "mtu", &mtu.to_string(), "up"])?;
+    if by == (Link::Udp { plain: true }) {
+        ip(&[
+            "link",
+            "set",
+            DEVICE,
+            "mtu",
+            &mtu.min(PLAIN_MTU).to_string(),
+            "gso_max_segs",
+            "1",
+            "up",
+        ])?;
+    } else {
+        ip(&["link", "set", DEVICE, "mtu", &mtu.to_string(), "up"])?;
+    }
     ip(&["address", "add", &format!("{}/24", address(number)), "dev", DEVICE])
 }
 
@@ -159,9 +176,9 @@ fn begin(run: impl FnOnce(&Sender<Result<(), String>>) + Send + 'static) -> Resu
         .map_err(|error| anyhow!(error))
 }
 
-fn span(room: Room, peer: Ipv4Addr, ready: &Sender<Result<(), String>>) {
+fn span(room: Room, peer: Ipv4Addr, plain: bool, ready: &Sender<Result<(), String>>) {
     let host = Host(vec![Address::Udp((peer, ringlet_ethernet::far::PORT).into())]);
-    let settings = span::Settings { hosts: vec![host], listen: None, watch_us: 200 };
+    let settings = span::Settings { hosts: vec![host], listen: None, watch_us: 200, plain };
     let is_ready = ready.clone();
     let says = move || _ = is_ready.send(Ok(()));
     let ended = span::up(&settings, room, mpsc::channel(), says, |_| ());

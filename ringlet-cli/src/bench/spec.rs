@@ -101,8 +101,11 @@ pub enum Link {
     Ringlet {
         queues: u16,
     },
-    /// Two networks of that name which reach each other by UDP over veth, as two hosts' do.
-    Udp,
+    /// Two networks of that name which reach each other by UDP over veth, as two hosts' do. Plain: a frame is a datagram, and goes by a call of its
+    /// own, as ETHOS had it; neither device nor socket leaves anything to be cut or gathered.
+    Udp {
+        plain: bool,
+    },
 }
 
 /// Whose messages.
