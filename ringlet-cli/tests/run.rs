@@ -32,6 +32,16 @@ fn program(name: &str) -> PathBuf {
     std::env::split_paths(&path).map(|each| each.join(name)).find(|each| each.is_file()).unwrap()
 }
 
+/// Makes a program. Another process writes it: what this one has open for writing a child of another test's may have too until it runs its own
+/// program, and nobody can run it meanwhile (ETXTBSY).
+fn install(path: &Path, bytes: &[u8]) {
+    let mut command = Command::new("install");
+    command.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(bytes).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
 #[test]
 fn status_and_signals_are_the_programs_own() {
     assert_eq!(output(&["true"]), (Some(0), String::new(), String::new()));
@@ -60,8 +70,7 @@ fn what_cannot_run_has_the_exit_codes_of_env() {
 fn a_script_without_a_first_line_is_the_shells() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("script");
-    fs::write(&path, "echo \"$1\"; exit 5\n").unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    install(&path, b"echo \"$1\"; exit 5\n");
     let expected = (Some(5), "one two\n".into(), String::new());
     assert_eq!(output(&[path.to_str().unwrap(), "one two"]), expected);
 }
@@ -147,8 +156,7 @@ fn a_static_program_runs_as_it_is_and_its_children_are_reached() {
 
     // The same behind a script, and behind env.
     let script = directory.path().join("script");
-    fs::write(&script, format!("#!/usr/bin/env -S {path} x\n")).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    install(&script, format!("#!/usr/bin/env -S {path} x\n").as_bytes());
     let script = script.to_str().unwrap();
     assert_eq!(output(&[script]), (Some(3), "preload\n".into(), sentence(script)));
     assert_eq!(output(&["env", "A=1", path]).2, sentence("env"));
@@ -162,8 +170,7 @@ fn a_program_of_another_libc_is_not_preloaded() {
     let mut bytes = fs::read(program("true")).unwrap();
     let at = bytes.windows(9).position(|window| window == b"/ld-linux").expect("a loader");
     bytes[at..at + 9].copy_from_slice(b"/ld-other");
-    fs::write(&path, bytes).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    install(&path, &bytes);
     let (code, _, err) = output(&[path.to_str().unwrap()]);
     assert_eq!(code, Some(127));
     assert!(err.contains("is neither glibc's nor musl's"), "{err}");
@@ -174,7 +181,7 @@ fn a_program_of_another_libc_is_not_preloaded() {
 fn a_program_that_gains_privileges_is_not_preloaded() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("setuid");
-    fs::copy(program("env"), &path).unwrap();
+    install(&path, &fs::read(program("env")).unwrap());
     if chown(&path, Some(65534), None).is_err() {
         eprintln!("skipped: only root can make another user's set-user-ID program");
         return;
@@ -202,8 +209,7 @@ fn a_program_of_another_architecture_is_told_apart() {
     let mut bytes = fs::read(program("true")).unwrap();
     // e_machine: IBM Z, in the wrong byte order, so that no emulator takes it.
     bytes[18..20].copy_from_slice(&22u16.to_le_bytes());
-    fs::write(&path, bytes).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    install(&path, &bytes);
     let (code, _, err) = output(&[path.to_str().unwrap()]);
     assert_eq!(code, Some(126), "{err}");
     assert!(err.contains("64-bit program for IBM Z"), "{err}");
