@@ -10,11 +10,13 @@ mod abi;
 #[cfg(test)]
 mod layout;
 mod library;
+mod sockets;
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::time::{Duration, Instant};
@@ -44,6 +46,8 @@ const OUTCOMES_MOST: usize = 16 * SLOTS;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long a peer may refuse all, before that is not for want of room: a provider tries for ever to connect to who is dead.
 const SILENCE: Duration = Duration::from_secs(5);
+/// How long a provider may take to close connections that have ended, before the endpoint is closed all the same.
+const CLOSING: Duration = Duration::from_secs(1);
 /// Names are as short as addresses are.
 const NAME_BYTES: usize = 256;
 
@@ -178,6 +182,8 @@ enum Outcome {
 /// A peer, as libfabric has it.
 struct Way {
     address: u64,
+    /// Where it is, if that is an Internet address.
+    at: Option<SocketAddr>,
     /// Operations to it that are under way.
     under_way: usize,
     /// Since when it has been refused, though none is.
@@ -544,11 +550,34 @@ impl Libfabric {
         }
     }
 
+    /// The Internet address in a name.
+    fn at(&self, name: &[u8]) -> Option<SocketAddr> {
+        let formats = [abi::SOCKADDR, abi::SOCKADDR_IN, abi::SOCKADDR_IN6];
+        let address = formats.contains(&self.info().addr_format).then(|| address(name))??;
+        Some(SocketAddr::new(address, u16::from_be_bytes([name[2], name[3]])))
+    }
+
     /// Closes the endpoint. False if it could not be closed.
     ///
     /// ofi_rxm frees the endpoint below a connection before it takes what has come by it, for which it posts a new receive there (`rxm_close_conn`; mended
-    /// in August 2026). So nothing may be left in the queue; what comes in between still ends the process, over providers that have a queue for each peer.
+    /// in August 2026); and of a write of which half has come it then looks at an operation that is none (1.17). Either ends the process. A connection that
+    /// its peer ends it closes rightly. So here all are ended first, as if by their peers.
     fn close_endpoint(&mut self) -> bool {
+        if let Some(ours) = self.at(&self.name) {
+            let peers = self.peers.values().filter_map(|way| way.at).collect();
+            let mut connections = sockets::Connections::new(ours, peers);
+            let limit = Instant::now() + CLOSING;
+            while connections.shut() && Instant::now() < limit {
+                self.clear();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.clear();
+        self.endpoint.close()
+    }
+
+    /// Takes what is in the queue, which nobody will be told.
+    fn clear(&mut self) {
         let mut entries = [const { std::mem::MaybeUninit::<CqDataEntry>::uninit() }; ENTRIES];
         let cq = self.cq.0;
         for _ in 0..2 * SLOTS {
@@ -563,7 +592,6 @@ impl Libfabric {
                 break;
             }
         }
-        self.endpoint.close()
     }
 
     /// Closes the endpoint: nothing is sent, written or received any more. All that was under way has failed.
@@ -793,7 +821,8 @@ impl Rail for Libfabric {
         }
         let number = self.next_peer;
         self.next_peer = number.checked_add(1).ok_or(io::ErrorKind::OutOfMemory)?;
-        self.peers.insert(number, Way { address: peer, under_way: 0, refused: None });
+        self.peers
+            .insert(number, Way { address: peer, at: self.at(name), under_way: 0, refused: None });
         Ok(Peer(number))
     }
 

@@ -146,12 +146,6 @@ fn taken(result: Result<(), Refused>) -> bool {
     }
 }
 
-/// Does not close what may have half of a write: ofi_rxm looks at that without a look whether it is there (`rxm_handle_comp_error`, until 1.17 at
-/// least), and the process would end now and then.
-fn leave(end: End) {
-    std::mem::forget(end);
-}
-
 /// Polls both until it is so.
 fn until(ends: [&mut End; 2], what: &str, mut is_so: impl FnMut(&mut End, &mut End) -> bool) {
     let (limit, [a, b]) = (Instant::now() + LIMIT, ends);
@@ -332,7 +326,6 @@ fn nothing_lands_in_what_is_withdrawn() {
         // What landed before may be noticed later.
         assert!(b.notices.len() <= sent as usize && b.notices.len() >= told);
         assert!(!b.broken, "{provider}: a stranger's write broke the rail");
-        leave(b);
     }
 }
 
@@ -359,7 +352,6 @@ fn nothing_is_taken_from_what_is_withdrawn() {
             b.poll();
         }
         assert!(b.memory.iter().all(|&byte| byte == 0), "{provider}: taken later");
-        leave(b);
     }
 }
 
@@ -497,13 +489,23 @@ struct Partner {
 impl Partner {
     /// `enter`: what makes it run elsewhere.
     fn start(enter: &[&str], provider: &str, local: &str, name: &[u8]) -> Partner {
+        Partner::with(enter, format!("{provider} {local} {}", hex(name)))
+    }
+
+    /// One that writes all of its memory into what is granted, over and over.
+    fn that_writes(provider: &str, local: &str, end: &End) -> Partner {
+        let Grant { key, base } = end.grant();
+        Partner::with(&[], format!("{provider} {local} {} {key} {base}", hex(end.rail.name())))
+    }
+
+    fn with(enter: &[&str], told: String) -> Partner {
         let own = std::env::current_exe().unwrap();
         let own = own.to_str().unwrap();
         let words: Vec<_> =
             enter.iter().copied().chain([own, "--exact", "partner", "--nocapture"]).collect();
         let mut process = Command::new(words[0])
             .args(&words[1..])
-            .env("RINGLET_TEST_PARTNER", format!("{provider} {local} {}", hex(name)))
+            .env("RINGLET_TEST_PARTNER", told)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -558,8 +560,15 @@ fn partner() {
     });
     let limit = Instant::now() + 2 * LIMIT;
     let mut back = Vec::new();
+    let granted = words
+        .get(4)
+        .map(|base| Grant { key: words[3].parse().unwrap(), base: base.parse().unwrap() });
     while !is_over.load(std::sync::atomic::Ordering::Relaxed) && Instant::now() < limit {
         end.poll();
+        if let Some(granted) = granted {
+            let from = end.region();
+            let _ = end.rail.write(peer, from, 0, MEMORY_BYTES, granted, 0, 0, 0);
+        }
         back.append(&mut end.messages);
         while let Some(message) = back.pop() {
             match end.rail.send(peer, &message, 0) {
@@ -646,5 +655,56 @@ fn a_partner_is_killed() {
         let other = Partner::start(&[], provider, local, end.rail.name());
         converse(&mut end, &other);
         other.end();
+    }
+}
+
+/// One that writes to `end`, with some of that on its way, after so many polls.
+fn a_writer(end: &mut End, provider: &str, local: &str, polls: usize) -> Partner {
+    let partner = Partner::that_writes(provider, local, end);
+    let limit = Instant::now() + LIMIT;
+    end.notices.clear();
+    while end.notices.len() < 3 {
+        assert!(Instant::now() < limit, "{provider}: nothing is written");
+        end.poll();
+    }
+    (0..polls).for_each(|_| end.poll());
+    partner
+}
+
+/// Half of a write is there, and the other half never comes: its writer is dead, or forgotten.
+#[test]
+fn who_writes_ends_in_the_midst_of_it() {
+    for (provider, local) in &tested() {
+        let mut end = End::open(provider, local);
+        for round in 0..8 {
+            let partner = a_writer(&mut end, provider, local, 7 * round);
+            if round % 2 == 0 {
+                let peer = end.rail.reach(&partner.name).unwrap();
+                end.send(peer, &message(0), 0);
+                end.poll();
+                end.rail.forget(peer);
+                (0..100).for_each(|_| end.poll());
+            }
+            partner.kill();
+            (0..1000).for_each(|_| end.poll());
+            assert!(!end.broken, "{provider}: the death of a peer broke the rail");
+        }
+        (end.messages, end.done, end.failed) = Default::default();
+        let other = Partner::start(&[], provider, local, end.rail.name());
+        converse(&mut end, &other);
+        other.end();
+    }
+}
+
+/// A provider ended the process then, in most runs of so many rounds.
+#[test]
+fn closes_as_another_writes() {
+    for (provider, local) in &tested() {
+        for round in 0..8 {
+            let mut end = End::open(provider, local);
+            let partner = a_writer(&mut end, provider, local, 7 * round);
+            drop(end);
+            partner.kill();
+        }
     }
 }
