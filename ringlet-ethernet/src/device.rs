@@ -11,8 +11,9 @@ use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use crate::counters::{Dropped, Totals};
 use crate::frame::{MESSAGE_MOST, MTU_LEAST, MTU_MOST, Mac};
-use crate::port::{Arrived, Event, Filled, Options, Port, Queue};
+use crate::port::{self, Arrived, Event, Filled, Options, Port, Queue};
 use crate::room::Room;
+use crate::wire::About;
 
 /// Frames of one way before the other has its turn.
 const TURN: usize = 64;
@@ -59,6 +60,13 @@ pub fn up(
         Event::Apart(why) => tell(why),
         Event::End => _ = asked.send(End::Asked),
     })?;
+    // (Only the queues keep the device.)
+    let tap = Arc::downgrade(&taps[0]);
+    port.is_presented_by(move |about| {
+        if let Some(tap) = tap.upgrade() {
+            look(tap.as_fd(), about);
+        }
+    });
     let threads = queues.into_iter().zip(taps).map(|(queue, tap)| {
         let (watch_us, ending) = (settings.watch_us, ending.clone());
         let name = format!("queue {}", queue.number());
@@ -175,6 +183,37 @@ fn set_carrier(tap: BorrowedFd, on: bool) -> Result<()> {
     let done = unsafe { libc::ioctl(tap.as_raw_fd(), SET_CARRIER, &raw const on) };
     ensure!(done == 0, std::io::Error::last_os_error());
     Ok(())
+}
+
+/// What the device is now, which may have been renamed, moved to another network namespace, or given another address. What can't be known stays.
+fn look(tap: BorrowedFd, about: &mut About) {
+    /// TUNGETIFF: `_IOR('T', 210, unsigned int)`; and TUNGETDEVNETNS: `_IO('T', 227)`, with CAP_NET_ADMIN there.
+    const GET_NAME: libc::Ioctl = 0x8004_54d2;
+    const GET_NAMESPACE: libc::Ioctl = 0x54e3;
+    // SAFETY: zeros are a request, which the first and the last call write; the second returns a descriptor, which nobody else has. The name ends with a zero.
+    #[allow(unsafe_code)]
+    unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        if libc::ioctl(tap.as_raw_fd(), GET_NAME, &raw mut request) < 0 {
+            return;
+        }
+        let name = std::ffi::CStr::from_ptr(request.ifr_name.as_ptr());
+        about.name = name.to_string_lossy().into_owned();
+        let namespace = libc::ioctl(tap.as_raw_fd(), GET_NAMESPACE);
+        if namespace < 0 {
+            return;
+        }
+        let namespace = OwnedFd::from_raw_fd(namespace);
+        about.namespace =
+            rustix::fs::fstat(namespace).map_or(about.namespace, |found| found.st_ino);
+        // KERNEL: this one looks for the name where the device was made (tun_chr_ioctl): there it may be another's by now.
+        if port::namespace().is_ok_and(|ours| ours == about.namespace)
+            && libc::ioctl(tap.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) == 0
+        {
+            let address = request.ifr_ifru.ifru_hwaddr.sa_data;
+            about.mac = Mac(std::array::from_fn(|at| address[at] as u8));
+        }
+    }
 }
 
 /// One queue's frames, both ways, until the port is over.

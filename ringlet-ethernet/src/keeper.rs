@@ -592,11 +592,11 @@ impl Keeper {
                 waiting: port.strands.iter().flatten().map(|strand| strand.waiting()).sum(),
             }
         });
-        State {
-            about: self.shared.about.clone(),
-            peers: peers.collect(),
-            totals: self.shared.totals(),
+        let mut about = self.shared.about.clone();
+        if let Some(present) = self.shared.present.get() {
+            present(&mut about);
         }
+        State { about, peers: peers.collect(), totals: self.shared.totals() }
     }
 }
 

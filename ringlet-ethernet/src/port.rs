@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -126,10 +126,14 @@ pub(crate) struct Shared {
     /// Ports whose strands have ended, and why.
     pub gone: Mutex<Vec<(Key, &'static str)>>,
     pub wants: Mutex<Wants>,
+    /// Brings up to date what is said of the port to who asks, if it can change.
+    pub present: OnceLock<Present>,
     pub is_over: AtomicBool,
     pub bell: OwnedFd,
     began: Instant,
 }
+
+pub(crate) type Present = Box<dyn Fn(&mut About) + Send + Sync>;
 
 impl Shared {
     pub fn now_ms(&self) -> u64 {
@@ -223,6 +227,7 @@ impl Port {
             gone: Mutex::default(),
             ports: AtomicUsize::new(0),
             wants: Mutex::default(),
+            present: OnceLock::new(),
             is_over: AtomicBool::new(false),
             bell: new_bell()?,
             began: Instant::now(),
@@ -260,6 +265,11 @@ impl Port {
         for strand in wants.strands.iter().filter_map(Weak::upgrade) {
             strand.want_all_but(wants.all_but);
         }
+    }
+
+    /// (Once.)
+    pub(crate) fn is_presented_by(&self, present: impl Fn(&mut About) + Send + Sync + 'static) {
+        let _ = self.shared.present.set(Box::new(present));
     }
 
     /// The queues' threads find that it is over.
@@ -300,7 +310,7 @@ pub fn namespace() -> Result<u64> {
 
 /// Watching gives way where others want the processors.
 fn watch_the_crowd() {
-    static LOAD: std::sync::OnceLock<Option<i32>> = std::sync::OnceLock::new();
+    static LOAD: OnceLock<Option<i32>> = OnceLock::new();
     let load = || *LOAD.get_or_init(|| sys::open_load().ok());
     spin::start(spin::Outside { load, tell: |_, _, _| {} });
 }

@@ -65,6 +65,36 @@ def carrier(ground):
 
 
 @scene
+def becomes_another(ground):
+    """A device that is renamed, given another address, or moved to another network namespace is shown, and ended, as what and where it is."""
+    one, other = ground.hosts(2)
+    elsewhere, address = ground.namespace(), "02:00:00:00:77:77"
+
+    def shown():
+        ports = [port["about"] for network in json.loads(ground.must("ls", "--json")) for port in network["ports"]]
+        (about,) = [about for about in ports if about["id"] == other.number]
+        return about
+
+    before = shown()
+    other.run("ip", "link", "set", "vnet0", "down")
+    other.run("ip", "link", "set", "vnet0", "name", "front", "address", address)
+    now = shown()
+    require((now["name"], now["mac"], now["namespace"]) == ("front", address, before["namespace"]), now)
+    require(ground.eth("down", "vnet0", within=other.namespace)[0] != 0, "what is not there is ended")
+    other.run("ip", "link", "set", "front", "netns", elsewhere)
+    within(elsewhere, "ip", "address", "add", f"{other.ip}/24", "dev", "front")
+    within(elsewhere, "ip", "link", "set", "front", "up")
+    now = shown()
+    require(now["name"] == "front" and now["namespace"] != before["namespace"], (before, now))
+    one.run("ip", "neigh", "flush", "all")
+    one.ping(other.ip)
+    require(ground.eth("down", "front", within=other.namespace)[0] != 0, "what was moved away is ended")
+    ground.must("down", "front", within=elsewhere)
+    require(other.port.wait(LIMIT_SECONDS) == 0, f"a port that was told to end: {other.port.tail()}")
+    require("front" not in within(elsewhere, "ip", "link"), "the device is there behind `down`")
+
+
+@scene
 def together(ground):
     """Ports that all start at one moment all meet."""
     for _ in range(3):
