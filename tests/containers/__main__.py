@@ -18,8 +18,8 @@ sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults"), str(HERE.parent 
 import world  # noqa: E402
 from harness import needs_root_and, play, scenes_options, scenes_parser, skip  # noqa: E402
 
-GROUPS = "programs around".split()
-TOOLS = "podman runc ip unshare iptables redis-server redis-benchmark nginx wrk".split()
+GROUPS = "programs around ethernet".split()
+TOOLS = "podman runc ip ping unshare iptables redis-server redis-benchmark nginx wrk".split()
 INSIDE = "CONTAINERS_TEST_INSIDE"
 
 

@@ -33,7 +33,7 @@ events_logger = "none"
 network_backend = "netavark"
 network_config_dir = "{place}/networks"
 """
-COMMANDS = "sh cat redis-server redis-cli redis-benchmark nginx wrk".split()
+COMMANDS = "sh cat ip ping redis-server redis-cli redis-benchmark nginx wrk".split()
 
 
 def postgresql():
