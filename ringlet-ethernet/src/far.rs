@@ -382,7 +382,7 @@ impl Far {
             // (What is lacking here, or another port has, may be free later; the other hosts' ports have nothing to do with it.)
             let is_soon = self.failed.as_ref().is_some_and(|(_, at)| at.elapsed() < TRY_AGAIN);
             if self.best().is_none() || is_soon {
-                self.sleep(false)?;
+                self.sleep(None)?;
                 continue;
             }
             let before = self.failed.take().map(|(before, _)| before);
@@ -498,7 +498,7 @@ impl Far {
                 // (What has come may have been its end.)
                 _ if self.best() != Some(best) => {}
                 Pass::Idle => self.wait(&mut queue)?,
-                Pass::Blocked => self.sleep(true)?,
+                Pass::Blocked => self.sleep(Some(best))?,
             }
         }
         self.tell();
@@ -568,30 +568,31 @@ impl Far {
                 || post.has_news.load(Ordering::Relaxed)
                 || !waits_for_room && ways.iter_mut().any(comes)
         };
-        if spin::watch(self.watch_us, || None, ready) || !waits_for_room && !self.arm(false) {
+        if spin::watch(self.watch_us, || None, ready) || !waits_for_room && !self.arm(None) {
             return Ok(());
         }
         queue.wait(0, || false)
     }
 
-    fn arm(&mut self, for_room: bool) -> bool {
-        self.ways.iter_mut().all(|way| match way {
-            Way::Node(_, carried) => carried.arm(for_room),
+    /// (The others have room, most of the time: who waited for that would not sleep.)
+    fn arm(&mut self, full: Option<usize>) -> bool {
+        self.ways.iter_mut().enumerate().all(|(at, way)| match way {
+            Way::Node(_, carried) => carried.arm(full == Some(at)),
             Way::Udp(_) => true,
         })
     }
 
-    /// For the ways alone: until something comes, or there is room; or something has its time.
-    fn sleep(&mut self, for_room: bool) -> Result<()> {
-        if !self.arm(for_room) {
+    /// For the ways alone: until something comes, or there is room by the one that is full; or something has its time.
+    fn sleep(&mut self, full: Option<usize>) -> Result<()> {
+        if !self.arm(full) {
             return Ok(());
         }
         let mut fds = vec![
             PollFd::new(&self.timer, PollFlags::IN),
             PollFd::new(&self.post.bell, PollFlags::IN),
         ];
-        for way in &self.ways {
-            way.descriptors(for_room, &mut |fd, flags| {
+        for (at, way) in self.ways.iter().enumerate() {
+            way.descriptors(full == Some(at), &mut |fd, flags| {
                 fds.push(PollFd::from_borrowed_fd(fd, flags))
             });
         }

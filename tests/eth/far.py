@@ -261,6 +261,25 @@ def is_whole(client, server):
     require(mean > mtu, f"frames of {mean} bytes at an MTU of {mtu}")
 
 
+def takes_nothing(site, one, other):
+    """A machine stands still, and all is full of what one of its ports is to get; how much of it was lost."""
+    site.process.send(signal.SIGSTOP)
+    of = lambda what: sum(peer[what] for peer in one.state()["peers"] if peer["far"])  # noqa: E731
+    before = of("full")
+    speak = "import socket, sys\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)\n"
+    speak += "for _ in range(3000): s.sendto(bytes(60000), (sys.argv[1], 7007))"
+    one.run(sys.executable, "-c", speak, other.ip)
+    require(of("waiting") > 0, f"it takes something: {one.state()}")
+    return of("full") - before
+
+
+def goes_on(site, one, other):
+    site.process.send(signal.SIGCONT)
+    # (The first one may find all still full.)
+    one.run("ping", "-n", "-c", "1", "-w", "30", other.ip)
+    one.ping(other.ip)
+
+
 @scene
 def far_by_nodes(ground):
     """By node services, over rails in memory; one is killed in the midst of a stream, and is back."""
@@ -279,17 +298,9 @@ def far_by_nodes(ground):
         stream.goes_on()
         stream.ends()
         # While the other machine takes nothing only what is for it is lost.
-        b.process.send(signal.SIGSTOP)
-        full = lambda: sum(peer["full"] for peer in one.state()["peers"] if peer["far"])  # noqa: E731
-        speak = "import socket, sys\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)\n"
-        speak += "for _ in range(3000): s.sendto(bytes(60000), (sys.argv[1], 7007))"
-        one.run(sys.executable, "-c", speak, three.ip)
-        require(full() > 0, f"nothing was lost: {one.state()}")
+        require(takes_nothing(b, one, three) > 0, f"nothing was lost: {one.state()}")
         one.ping(two.ip)
-        b.process.send(signal.SIGCONT)
-        # (The first one may find all still full.)
-        one.run("ping", "-n", "-c", "1", "-w", "30", three.ip)
-        one.ping(three.ip)
+        goes_on(b, one, three)
         sleeps(a, b)
         # Who has it span hosts is killed: nothing of it stays, and it may begin anew.
         b.process.kill()
@@ -424,6 +435,10 @@ def far_by_either(ground):
         stream.ends()
         require(int(one.run("cat", "/sys/class/net/vnet0/carrier_changes")) == changes, "the carrier was lost meanwhile")
         one.ping(three.ip)
+        # Who waits for room by one way sleeps, though there is room by the other.
+        takes_nothing(b, one, three)
+        sleeps(a)
+        goes_on(b, one, three)
         # Named as if it were two machines, in whichever order, each is one port.
         for theirs in (("a", a.ip), (a.ip, "a")):
             for site in a, b:
