@@ -11,15 +11,15 @@
 //! 22  nth       u16      which piece it is
 //! ```
 //!
-//! All little endian. Several datagrams of one sender may lie in one buffer, as the kernel gathers them.
+//! All little endian.
 
 use crate::frame::{HEAD_BYTES, MESSAGE_MOST};
 
 pub const HEADER: usize = 24;
 pub const VERSION: u8 = 3;
 pub const PIECE: u8 = 1;
-/// Any path takes so much (IPv4's least is 576 bytes, with its head and UDP's).
-pub const LEAST: usize = 512;
+/// Any path takes so much: IPv4's least is 576 bytes. KERNEL: whoever may send us an ICMP can have it take a path for one of 552 (`min_pmtu`).
+pub const LEAST: usize = 552 - 20 - 8 - HEADER;
 /// Messages that are put together at a time: a piece may come so many messages late.
 const WINDOW: usize = 8;
 
@@ -51,13 +51,12 @@ impl<'a> Piece<'a> {
         to.extend(self.bytes);
     }
 
-    /// The first datagram of a buffer, and what is behind it. `None` for what is none of ours.
-    pub fn read(buffer: &'a [u8]) -> Option<(Piece<'a>, &'a [u8])> {
-        let (head, rest) = buffer.split_first_chunk::<HEADER>()?;
+    /// A datagram. `None` for what is none of ours.
+    pub fn read(datagram: &'a [u8]) -> Option<Piece<'a>> {
+        let (head, bytes) = datagram.split_first_chunk::<HEADER>()?;
         let half = |at: usize| usize::from(u16::from_le_bytes([head[at], head[at + 1]]));
         let word = |at: usize| half(at) as u32 | (half(at + 2) as u32) << 16;
-        let (bytes, rest) = rest.split_at_checked(half(2))?;
-        let piece = Piece {
+        (head[1] == VERSION && bytes.len() == half(2)).then(|| Piece {
             kind: head[0],
             number: word(4),
             cookie: u64::from(word(8)) | u64::from(word(12)) << 32,
@@ -65,8 +64,7 @@ impl<'a> Piece<'a> {
             each: half(20),
             nth: half(22),
             bytes,
-        };
-        (head[1] == VERSION).then_some((piece, rest))
+        })
     }
 
     /// Is it one of a message's?
@@ -162,13 +160,12 @@ mod tests {
 
     fn datagrams(buffer: &[u8]) -> Vec<Vec<u8>> {
         let (mut left, mut all) = (buffer, Vec::new());
-        while let Some((piece, rest)) = Piece::read(left) {
-            let mut one = Vec::new();
-            piece.write(&mut one);
-            all.push(one);
+        while !left.is_empty() {
+            let bytes = usize::from(u16::from_le_bytes([left[2], left[3]]));
+            let (one, rest) = left.split_at(HEADER + bytes);
+            all.push(one.to_vec());
             left = rest;
         }
-        assert!(left.is_empty());
         all
     }
 
@@ -177,7 +174,7 @@ mod tests {
     }
 
     fn take(joiner: &mut Joiner, datagram: &[u8]) -> Option<Vec<u8>> {
-        let (piece, _) = Piece::read(datagram)?;
+        let piece = Piece::read(datagram)?;
         joiner.take(&piece).map(<[u8]>::to_vec)
     }
 
@@ -237,12 +234,11 @@ mod tests {
                 let bytes = vec![7; len];
                 let mut buffer = Vec::new();
                 Piece { kind, number, cookie: 0, all, each, nth, bytes: &bytes }.write(&mut buffer);
-                let (piece, rest) = Piece::read(&buffer).unwrap();
-                assert!(rest.is_empty());
+                let piece = Piece::read(&buffer).unwrap();
                 if let Some(message) = joiner.take(&piece) {
                     assert!((HEAD_BYTES..=MESSAGE_MOST).contains(&message.len()) && message.len() == all);
                 }
-                for end in 0..buffer.len().min(HEADER) {
+                for end in (0..buffer.len().min(HEADER)).chain([buffer.len() - 1]) {
                     assert_eq!(Piece::read(&buffer[..end]), None);
                 }
             }

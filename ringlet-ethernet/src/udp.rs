@@ -18,6 +18,7 @@
 //! The kernel knows what the path takes from whoever says that something is too long (ICMP). Some paths say nothing: so where short probes are
 //! answered and three long ones are not, pieces become shorter, then as long as halving finds, and all is tried anew after ten minutes (RFC 8899).
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -26,11 +27,10 @@ use anyhow::{Context, Result, ensure};
 use ringlet_linux::{fd, sys};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, recv, send,
-    socket_with, sockopt,
+    AddressFamily, SendFlags, SocketFlags, SocketType, bind, connect, send, socket_with, sockopt,
 };
 
-use crate::pieces::{HEADER, Joiner, LEAST, PIECE, Piece, cut};
+use crate::pieces::{HEADER, Joiner, LEAST, PIECE, Piece, VERSION, cut};
 
 /// Where nothing else is said.
 pub const PORT: u16 = 7472;
@@ -47,7 +47,7 @@ const NEAR: usize = 16;
 /// Beats before what was too long is tried again.
 const TRY_AGAIN_BEATS: u32 = 600;
 /// A greeting goes so often; who has not been heard of for so many is gone. (They are counted, since who was held up himself has heard nothing
-/// either; and not while something has come that was not looked at yet, since the only port that could take it has no room.)
+/// either; and none in which not all was looked at that had come, since the only port that could take it had no room.)
 pub const BEAT: Duration = Duration::from_secs(1);
 const SILENT_BEATS: u32 = 5;
 /// What is sent at once: the kernel's limits for a buffer that it cuts itself.
@@ -72,8 +72,9 @@ pub struct Udp {
     cookie: u64,
     /// The peer's, which has shown that it hears us.
     theirs: Option<u64>,
-    /// Beats since it was heard.
+    /// Beats since it was heard; and was all that has come looked at since the last one?
     silent: u32,
+    is_heard_out: bool,
     why: &'static str,
     /// Bytes of a piece: as the path takes them, as far as the kernel knows; of ours; and how many datagrams go at once.
     path: usize,
@@ -85,6 +86,9 @@ pub struct Udp {
     missed: u32,
     too_long: usize,
     age: u32,
+    /// What a probe's answer changes, or its time, while a message is sent in part: that goes on as it was cut.
+    is_taken: bool,
+    is_due: bool,
     at_once: usize,
     can_cut: bool,
     message: u32,
@@ -93,8 +97,9 @@ pub struct Udp {
     gone: usize,
     unsent: u64,
     joiner: Joiner,
-    /// What has come, and what of it was looked at.
+    /// What has come, as the kernel has gathered it: datagrams of so many bytes, the last of which may be shorter; and what of it was looked at.
     came: Vec<u8>,
+    datagram: usize,
     end: usize,
     at: usize,
 }
@@ -144,6 +149,7 @@ impl Udp {
             cookie: u64::from_ne_bytes(bits).max(1),
             theirs: None,
             silent: 0,
+            is_heard_out: false,
             why: "it does not answer",
             path: 0,
             each: LEAST,
@@ -153,6 +159,8 @@ impl Udp {
             missed: 0,
             too_long: 0,
             age: 0,
+            is_taken: false,
+            is_due: false,
             at_once: 1,
             can_cut: !plain,
             message: 0,
@@ -161,6 +169,7 @@ impl Udp {
             unsent: 0,
             joiner: Joiner::default(),
             came: vec![0; RECEIVED_AT_ONCE],
+            datagram: 0,
             end: 0,
             at: 0,
         };
@@ -207,8 +216,11 @@ impl Udp {
         let mtu = if done == 0 { mtu.max(0) as usize } else { 0 };
         let path = mtu.min(AT_ONCE_BYTES).saturating_sub(heads + HEADER).max(LEAST);
         if path != self.path {
-            (self.path, self.each, self.too_long) = (path, path, path + 1);
+            // (What was found out holds until longer ones have come through: who says that there is more may not know all of the way.)
+            self.each = if self.path == 0 { path } else { self.each.min(path) };
+            (self.path, self.too_long) = (path, path + 1);
             (self.probe, self.awaits, self.missed, self.age) = (path, false, 0, 0);
+            self.is_taken = false;
         }
         self.go_by(self.each);
     }
@@ -234,7 +246,8 @@ impl Udp {
         let Some(both) = self.both() else { return };
         self.missed += u32::from(self.awaits && self.hears);
         self.age += 1;
-        if self.missed == MISSED_MOST {
+        // (Where the least is lost it is not for its length.)
+        if self.missed >= MISSED_MOST && self.probe > LEAST {
             (self.too_long, self.age, self.missed) = (self.probe, 0, 0);
             if self.each >= self.too_long {
                 self.go_by(if self.too_long > BASE { BASE } else { LEAST });
@@ -257,19 +270,34 @@ impl Udp {
         self.go_by(self.each);
     }
 
-    /// The path took that probe; the next one is between it and what it did not take.
-    fn hear_probed(&mut self, both: u64, bytes: usize) {
+    fn hear_probed(&mut self, bytes: usize) {
         self.hears |= bytes == 0;
-        // (What is sent in part goes on as it was cut.)
-        if bytes != self.probe || !self.awaits || self.gone < self.out.len() {
+        if bytes == self.probe && self.awaits {
+            (self.awaits, self.missed, self.is_taken) = (false, 0, true);
+            self.tend_path();
+        }
+    }
+
+    /// Between messages.
+    fn tend_path(&mut self) {
+        if self.gone < self.out.len() {
             return;
         }
-        (self.awaits, self.missed) = (false, 0);
-        self.go_by(self.each.max(bytes));
-        self.probe = self.each;
-        if self.too_long > self.each + NEAR {
-            self.probe = self.each.midpoint(self.too_long);
-            self.send_probe(both);
+        // The path took that probe; the next one is between it and what it did not take.
+        if std::mem::take(&mut self.is_taken) {
+            self.go_by(self.each.max(self.probe));
+            self.probe = self.each;
+            if self.too_long > self.each + NEAR
+                && let Some(both) = self.both()
+            {
+                self.probe = self.each.midpoint(self.too_long);
+                self.send_probe(both);
+            }
+        }
+        // (A path may take more than it did.)
+        if std::mem::take(&mut self.is_due) {
+            self.measure();
+            self.try_path();
         }
     }
 
@@ -324,16 +352,13 @@ impl Udp {
 
     /// Once each `BEAT`.
     pub fn beat(&mut self) {
-        self.silent += u32::from(self.at == self.end && !self.is_readable());
+        self.silent += u32::from(std::mem::take(&mut self.is_heard_out));
         if self.is_up() && self.silent > SILENT_BEATS {
             (self.theirs, self.why) = (None, "it is not heard any more");
         }
         self.greet(self.theirs.unwrap_or(0));
-        // (A path may take more than it did.)
-        if self.gone == self.out.len() {
-            self.measure();
-            self.try_path();
-        }
+        self.is_due = true;
+        self.tend_path();
     }
 
     /// Is all sent that was to be? If not, it goes on when the socket is writable.
@@ -376,6 +401,7 @@ impl Udp {
     /// Sends a message. (`is_free` was true.)
     pub fn send(&mut self, message: &[u8]) {
         let Some(both) = self.both() else { return };
+        self.tend_path();
         for _ in 0..2 {
             self.message = self.message.wrapping_add(1);
             self.out.clear();
@@ -395,15 +421,16 @@ impl Udp {
                 return false;
             }
             let came = std::mem::take(&mut self.came);
-            let is_whole = match Piece::read(&came[self.at..self.end]) {
-                Some((piece, rest)) => {
-                    self.at = self.end - rest.len();
-                    self.hear(&piece, to)
-                }
-                None => {
-                    self.at = self.end;
+            // (Each is read by itself: what says that it is longer takes nothing of the next one.)
+            let one = self.at..self.end.min(self.at + self.datagram);
+            self.at = one.end;
+            let is_whole = match (Piece::read(&came[one.clone()]), &came[one]) {
+                (Some(piece), _) => self.hear(&piece, to),
+                (None, [HELLO, version, ..]) if *version != VERSION => {
+                    self.why = "what answers speaks another version";
                     false
                 }
+                (None, _) => false,
             };
             self.came = came;
             if is_whole {
@@ -417,11 +444,14 @@ impl Udp {
 
     fn fill(&mut self) -> bool {
         (self.at, self.end) = (0, 0);
-        match recv(&self.socket, &mut self.came[..], RecvFlags::empty()) {
-            Ok((_, len)) => self.end = len,
+        match receive_gathered(&self.socket, &mut self.came) {
+            Ok((len, datagram)) => (self.end, self.datagram) = (len, datagram),
             // (Nobody listens there, the network says.)
-            Err(Errno::INTR | Errno::CONNREFUSED) => {}
-            Err(_) => return false,
+            Err(libc::EINTR | libc::ECONNREFUSED) => {}
+            Err(_) => {
+                self.is_heard_out = true;
+                return false;
+            }
         }
         true
     }
@@ -436,7 +466,7 @@ impl Udp {
                     Piece { all: piece.bytes.len(), ..Piece::whole(PROBED, piece.cookie, &[]) };
                 self.say(&came);
             }
-            PROBED if is_theirs => self.hear_probed(piece.cookie, piece.all),
+            PROBED if is_theirs => self.hear_probed(piece.all),
             BYE if is_theirs => (self.theirs, self.why) = (None, "it has ended"),
             PIECE if is_theirs => {
                 if let Some(message) = self.joiner.take(piece) {
@@ -480,8 +510,38 @@ impl Udp {
     }
 }
 
+/// So many bytes, and of how many each datagram is but the last; or an error's number.
+fn receive_gathered(socket: &OwnedFd, to: &mut [u8]) -> Result<(usize, usize), i32> {
+    let mut part = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
+    let mut control = [0u64; 8];
+    // SAFETY: plain data; a buffer and its length, and so of the control messages, which are aligned; one is read if the kernel has put it there.
+    #[allow(unsafe_code)]
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = size_of_val(&control) as _;
+        let len = libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0);
+        let Ok(len) = usize::try_from(len) else {
+            return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
+        };
+        let head = libc::CMSG_FIRSTHDR(&raw const message);
+        let is_gathered = !head.is_null()
+            && ((*head).cmsg_level, (*head).cmsg_type) == (libc::SOL_UDP, libc::UDP_GRO);
+        let each = if is_gathered { *libc::CMSG_DATA(head).cast::<i32>() as usize } else { len };
+        Ok((len, each.max(1)))
+    }
+}
+
 /// How many sockets of this network namespace, of whomever, have these addresses.
 fn others(own: SocketAddr, peer: SocketAddr) -> Result<usize> {
+    let table = if peer.is_ipv4() { "udp" } else { "udp6" };
+    let path = format!("/proc/thread-self/net/{table}");
+    let sockets = std::fs::read_to_string(&path).with_context(|| path)?;
+    Ok(count_of(&sockets, own, peer))
+}
+
+fn count_of(sockets: &str, own: SocketAddr, peer: SocketAddr) -> usize {
     // (Words as they lie in memory.)
     let spelt = |address: SocketAddr| {
         let bytes = match address.ip() {
@@ -492,11 +552,10 @@ fn others(own: SocketAddr, peer: SocketAddr) -> Result<usize> {
         let words: String = words.map(|word| format!("{word:08X}")).collect();
         format!("{words}:{:04X}", address.port())
     };
-    let table = if peer.is_ipv4() { "udp" } else { "udp6" };
-    let path = format!("/proc/thread-self/net/{table}");
-    let sockets = std::fs::read_to_string(&path).with_context(|| path)?;
     let both = format!(" {} {} ", spelt(own), spelt(peer));
-    Ok(sockets.lines().filter(|line| line.contains(&both)).count())
+    let ours = sockets.lines().filter(|line| line.contains(&both));
+    // KERNEL: while others come and go it may list one twice. Its inode is its own.
+    ours.filter_map(|line| line.split_whitespace().nth(9)).collect::<BTreeSet<_>>().len()
 }
 
 impl AsFd for Udp {
@@ -588,6 +647,12 @@ mod tests {
         assert!(both[0].each > BASE);
         beats(&mut both, 4 * (MISSED_MOST + 1));
         assert!((LEAST..=600 - HEADER).contains(&both[0].each), "{}", both[0].each);
+        // Where nothing goes but what is very short, the least goes once it can, and more.
+        lose_longer_than(&both[1], 8 + 100);
+        beats(&mut both, 20 * (MISSED_MOST + 1));
+        lose_longer_than(&both[1], 8 + 600);
+        beats(&mut both, 20 * (MISSED_MOST + 1));
+        assert!((600 - HEADER - 2 * NEAR..=600 - HEADER).contains(&both[0].each));
         lose_longer_than(&both[1], u32::MAX);
         beats(&mut both, TRY_AGAIN_BEATS + 20 * (MISSED_MOST + 1));
         assert!(both[0].each > path - 2 * NEAR);
@@ -601,9 +666,110 @@ mod tests {
         (0..3 * SILENT_BEATS).for_each(|_| one.beat());
         assert!(one.is_up());
         assert!(take(&mut one) > 0);
-        (0..SILENT_BEATS).for_each(|_| one.beat());
-        assert!(one.is_up());
-        one.beat();
-        assert!(!one.is_up());
+        assert!(take(&mut one) == 0 && one.is_up());
+        // (What anybody sends by its address is no word of it, though there be some at each beat.)
+        let mut beats = |count| {
+            for _ in 0..count {
+                other.say(&Piece::whole(PIECE, 0, &[7; 100]));
+                one.beat();
+                take(&mut one);
+            }
+            one.is_up()
+        };
+        assert!(beats(SILENT_BEATS - 1) && !beats(2));
+    }
+
+    /// A message that is sent in part holds back what a probe's answer changes, and its time; the path is not taken for a shorter one.
+    #[test]
+    fn a_path_is_as_long_while_it_is_full() {
+        let mut both = pair(5);
+        let path = both[0].each;
+        lose_longer_than(&both[1], 8 + 9_000);
+        beats(&mut both, 20 * (MISSED_MOST + 1));
+        let found = both[0].each;
+        assert!((BASE..=9_000).contains(&found));
+        lose_longer_than(&both[1], u32::MAX);
+        // Free as a beat comes, and full again before the answer does.
+        for _ in 0..4 * MISSED_MOST {
+            both[0].beat();
+            (both[0].out, both[0].gone) = (vec![0; 1], 0);
+            (0..32).for_each(|_| both.iter_mut().for_each(|end| _ = take(end)));
+            both[0].out.clear();
+        }
+        assert_eq!(both[0].each, found);
+        // What has its time while it is full has it behind that.
+        both[0].age = TRY_AGAIN_BEATS;
+        both[0].out = vec![0; 1];
+        both[0].beat();
+        both[0].out.clear();
+        for _ in 0..32 {
+            both[0].send(&[7; 100]);
+            both.iter_mut().for_each(|end| _ = take(end));
+        }
+        assert!(both[0].each > path - 2 * NEAR);
+    }
+
+    /// A path of which is said that it takes more is used so once it has taken that.
+    #[test]
+    fn what_a_path_is_said_to_take_is_tried_first() {
+        let mut both = pair(7);
+        let path = both[0].each;
+        lose_longer_than(&both[1], 8 + 9_000);
+        beats(&mut both, 20 * (MISSED_MOST + 1));
+        let found = both[0].each;
+        // (As if it had been said to take less.)
+        both[0].path -= 1;
+        both[0].beat();
+        assert_eq!((both[0].path, both[0].each), (path, found));
+        lose_longer_than(&both[1], u32::MAX);
+        beats(&mut both, 2);
+        assert_eq!(both[0].each, path);
+    }
+
+    /// What anybody sends by the peer's address, among its datagrams, is alone not heard.
+    #[test]
+    fn what_is_gathered_is_read_one_by_one() {
+        let open = |own, peer, number| {
+            Udp::open((Some(address(own)), address(peer)), false, "net", number).unwrap()
+        };
+        let mut ends = [open(11, 12, 1), open(12, 11, 2)];
+        beats(&mut ends, 3);
+        let [one, other] = &mut ends;
+        let (message, mut came, each) = (vec![7; 3 * 4000], Vec::new(), 4000);
+        let mut out = Vec::new();
+        cut(&message, 1, one.both().unwrap(), each, &mut out);
+        let mut lies = out[..HEADER + each].to_vec();
+        lies[2..4].copy_from_slice(&u16::MAX.to_le_bytes());
+        out.splice(HEADER + each..HEADER + each, lies);
+        one.cut_by_kernel(HEADER + each).unwrap();
+        send(&one.socket, &out, SendFlags::NOSIGNAL).unwrap();
+        assert!(other.receive(&mut came) && came == message);
+    }
+
+    #[test]
+    fn a_socket_that_is_listed_twice_is_one() {
+        let line = |inode: &u32| {
+            format!(
+                " 1: 0100007F:1D30 0200007F:1D30 01 00000000:00000000 00:00000000 00000000 0 0 {inode} 2 0 0\n"
+            )
+        };
+        let [own, peer] = [1, 2].map(|last| SocketAddr::from(([127, 0, 0, last], PORT)));
+        let head = "  sl local_address rem_address st tx_queue rx_queue tr tm->when retrnsmt uid timeout inode ref pointer drops\n";
+        let of = |inodes: &[u32]| inodes.iter().map(line).collect::<String>();
+        let count = |inodes| count_of(&format!("{head}{}", of(inodes)), own, peer);
+        assert_eq!((count(&[]), count(&[7, 7]), count(&[7, 8, 7])), (0, 1, 2));
+        assert_eq!(count_of(&of(&[7, 8]), peer, own), 0);
+    }
+
+    #[test]
+    fn who_speaks_another_version_is_told_of() {
+        let open = |own, peer| Udp::open((Some(address(own)), address(peer)), true, "net", 1);
+        let [mut one, other] = [open(9, 10).unwrap(), open(10, 9).unwrap()];
+        let mut hello = Vec::new();
+        Piece::whole(HELLO, 0, &[7; 19]).write(&mut hello);
+        hello[1] += 1;
+        send(&other.socket, &hello, SendFlags::NOSIGNAL).unwrap();
+        take(&mut one);
+        assert!(one.why().unwrap().contains("another version"));
     }
 }

@@ -356,7 +356,7 @@ def far_by_narrow_paths(ground):
     """Frames go by paths that take little, and by one that has become narrower."""
     with by_udp(ground, mtu=9000) as (a, b):
         one, _two, three = three_ports(a, b)
-        for mtu in (576, 9000):
+        for mtu in (552, 9000):
             for site in a, b:
                 within(site.namespace, "ip", "link", "set", "eth0", "mtu", mtu)
             all_to_all([a, b], lambda other: other.ip)
