@@ -236,6 +236,7 @@ def check(ringlet, work, deaths):
         # A child by fork is none of the job's.
         forks = build("forks")
         job(2, forks, "ends", expected=5)
+        job(2, forks, "again")
         command = ["env", "CSPAWN_CMD=exec 3<&0; %C <&3 & %C & %C & wait", "AMUDP_MASTERIP=127.0.0.1", forks, "3", "C", "stays"]
         job_of_three = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         said = sorted(job_of_three.stdout.readline() for _ in range(2))

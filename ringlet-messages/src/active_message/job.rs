@@ -45,6 +45,8 @@ struct Launcher {
     said: Arc<Said>,
     /// Of a launcher to which this process has come.
     environment: Option<Vec<u8>>,
+    /// This process is a child by fork.
+    is_left: AtomicBool,
 }
 
 /// What the launcher has said, as the thread leaves it for the others.
@@ -152,7 +154,11 @@ impl Job {
             // SAFETY: what else the program does with its environment it does before or behind this.
             unsafe { std::env::remove_var(name) };
         }
-        Ok(Job { rank, size, launcher: Some(Launcher { socket, said, environment }) })
+        Ok(Job {
+            rank,
+            size,
+            launcher: Some(Launcher { socket, said, environment, is_left: AtomicBool::new(false) }),
+        })
     }
 
     /// Was a process with this environment started for a job?
@@ -167,6 +173,10 @@ impl Job {
     #[allow(unsafe_code)]
     pub fn leave_to_parent(&self) {
         let Some(launcher) = &self.launcher else { return };
+        // (Once: the child may have closed all numbers that it does not know, and its own children find a file of its there.)
+        if launcher.is_left.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let socket = launcher.socket.as_raw_fd();
         // SAFETY: the number stays ours, of a descriptor that is no socket: who writes there fails, and nobody reads.
         unsafe {
