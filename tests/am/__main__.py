@@ -245,7 +245,7 @@ def check(ringlet, work, deaths):
         assert job_of_three.wait(LIMIT) == 0
         # Who waits for room at one that never polls ends with the job as others do: by its callback, not by a signal.
         source = work / "room.c"
-        source.write_text('#include "check.h"\nstatic void told(int code) { printf("told %d\\n", code); fflush(stdout); }\n'
+        source.write_text('#include "check.h"\nstatic void told(int code) { printf("%d told %d\\n", rank, code); fflush(stdout); }\n'
                           'int main(int c, char **v) { start(&c, &v); OK(AMX_SPMDSetExitCallback(told)); OK(AMX_SPMDBarrier());'
                           ' if (rank == 1) { OK(AMX_SPMDBarrier()); AMX_SPMDExit(5); }'
                           ' if (rank == 2) { OK(AMX_SPMDBarrier()); pause(); }'
