@@ -79,7 +79,7 @@ pub fn close_foreign(fd: i32, user: u32) {
 const WAITING_MOST: usize = 1024;
 
 struct Waiting {
-    /// Its descriptor and 1; 0 for none, `u32::MAX` while it is being put in.
+    /// Its descriptor and 1; 0 for none. With `CLAIMED`, some thread is about to change it.
     fd: AtomicU32,
     user: AtomicU32,
     cookie: AtomicU64,
@@ -88,6 +88,8 @@ struct Waiting {
 static WAITING: [Waiting; WAITING_MOST] = [const {
     Waiting { fd: AtomicU32::new(0), user: AtomicU32::new(0), cookie: AtomicU64::new(0) }
 }; WAITING_MOST];
+const CLAIMED: u32 = 1 << 31;
+/// Of those that are not free, and it may be of some that are just being.
 static WAITING_COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// How many sockets wait.
@@ -108,18 +110,20 @@ fn wait(socket: i32, user: u32) {
     let order = Ordering::Relaxed;
     // ORDER: Acquire; pairs with `go_on` (Release).
     let claim = |waiting: &&Waiting| {
-        waiting.fd.compare_exchange(0, u32::MAX, Ordering::Acquire, order).is_ok()
+        waiting.fd.compare_exchange(0, CLAIMED, Ordering::Acquire, order).is_ok()
     };
-    if let Some(waiting) = WAITING.iter().find(claim) {
-        waiting.user.store(user, order);
-        waiting.cookie.store(cookie, order);
-        WAITING_COUNT.fetch_add(1, order);
-        // ORDER: Release; pairs with `go_on` (Acquire).
-        waiting.fd.store(socket as u32 + 1, Ordering::Release);
-    }
+    WAITING_COUNT.fetch_add(1, order);
+    let Some(waiting) = WAITING.iter().find(claim) else {
+        WAITING_COUNT.fetch_sub(1, order);
+        return;
+    };
+    waiting.user.store(user, order);
+    waiting.cookie.store(cookie, order);
+    // ORDER: Release; pairs with `go_on` (Acquire).
+    waiting.fd.store(socket as u32 + 1, Ordering::Release);
 }
 
-/// Closes those that wait, as far as there are closers for them.
+/// Closes those that wait, as far as there are closers for them. (Not for who borrows a process's memory, a vfork child: it has other descriptors.)
 pub fn go_on() {
     if waiting() == 0 {
         return;
@@ -128,25 +132,36 @@ pub fn go_on() {
         let order = Ordering::Relaxed;
         // ORDER: Acquire; pairs with `wait` (Release): whose it is, is known only to who has claimed it.
         let claim =
-            |fd| waiting.fd.compare_exchange(fd, u32::MAX, Ordering::Acquire, order).is_ok();
+            |fd| waiting.fd.compare_exchange(fd, fd | CLAIMED, Ordering::Acquire, order).is_ok();
         let fd = waiting.fd.load(order);
-        if matches!(fd, 0 | u32::MAX) || !claim(fd) {
+        if fd == 0 || fd & CLAIMED != 0 || !claim(fd) {
             continue;
         }
         let (user, cookie) = (waiting.user.load(order), waiting.cookie.load(order));
-        if free_for(user) == 0 {
-            waiting.fd.store(fd, Ordering::Release);
-            continue;
-        }
-        // ORDER: Release; pairs with the next `wait` there.
-        waiting.fd.store(0, Ordering::Release);
-        WAITING_COUNT.fetch_sub(1, order);
         let socket = fd as i32 - 1;
         // The program may have closed all numbers that it does not know, and this one may be its own now.
-        if proof::cookie(socket) == Ok(cookie) && !close_apart(socket, user) {
-            wait(socket, user);
-        }
+        let is_ours = || proof::cookie(socket) == Ok(cookie);
+        let is_done = free_for(user) > 0 && (!is_ours() || close_apart(socket, user));
+        // ORDER: Release; pairs with the next `wait` there, or `go_on`.
+        waiting.fd.store(if is_done { 0 } else { fd }, Ordering::Release);
+        WAITING_COUNT.fetch_sub(is_done.into(), order);
     }
+}
+
+/// In a child by fork, before it does any of this: the parent's threads are not there, neither those that close nor what had claimed a place.
+pub fn after_fork() {
+    let order = Ordering::Relaxed;
+    for closer in CLOSING.iter().filter(|closer| closer.thread.load(order) != 0) {
+        closer.thread.store(0, order);
+    }
+    if waiting() == 0 {
+        return;
+    }
+    for waiting in WAITING.iter().filter(|waiting| waiting.fd.load(order) & CLAIMED != 0) {
+        waiting.fd.fetch_and(!CLAIMED, order);
+    }
+    let count = WAITING.iter().filter(|waiting| waiting.fd.load(order) != 0).count();
+    WAITING_COUNT.store(count as u32, order);
 }
 
 /// Closes a descriptor by a thread of its own. False, and it stays open, if there are too many already, or none can be made.
@@ -248,6 +263,43 @@ unsafe fn clone_that_closes(fd: i32) -> isize {
 mod tests {
     use super::*;
     use crate::fd;
+
+    /// A process forks while another thread has claimed a place, and while another one starts a closer: the child closes its copy all the same.
+    #[test]
+    fn what_the_parents_threads_had_in_hand_a_child_does() {
+        const USER: u32 = 4712;
+        let [socket, peer] = crate::meet::pair().unwrap();
+        wait(socket, USER);
+        let place =
+            WAITING.iter().find(|each| each.fd.load(Ordering::Relaxed) == socket as u32 + 1);
+        let place = place.unwrap();
+        place.fd.fetch_or(CLAIMED, Ordering::Relaxed);
+        for closer in &CLOSING[..OF_ONE_USER] {
+            closer.user.store(USER, Ordering::Relaxed);
+            closer.thread.store(u32::MAX, Ordering::Relaxed);
+        }
+        // SAFETY: the child makes system calls only.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            after_fork();
+            go_on();
+            let is_done = waiting() == 0 && place.fd.load(Ordering::Relaxed) == 0;
+            // SAFETY: this ends us.
+            unsafe { libc::_exit(i32::from(!is_done)) };
+        }
+        for closer in &CLOSING[..OF_ONE_USER] {
+            closer.thread.store(0, Ordering::Relaxed);
+        }
+        let mut status = -1;
+        // SAFETY: an int.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        place.fd.fetch_and(!CLAIMED, Ordering::Relaxed);
+        go_on();
+        assert_eq!(waiting(), 0);
+        close(peer);
+    }
 
     #[test]
     fn only_little_memory_is_closed_here() {

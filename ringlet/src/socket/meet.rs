@@ -268,7 +268,7 @@ static NEXT_PLACE: P32 = P32::new(0);
 /// A place for one more at the rendezvous, if there is one: a free one, or that of a connection whose peer has not come for long.
 /// Idle connections must not keep descriptors from the program, nor other connections from the ring.
 fn place(tables: &'static Tables) -> Option<&'static Place> {
-    apart::go_on();
+    memory::close_left();
     let count =
         fd::share().clamp(1, PLACE_COUNT).checked_sub(apart::waiting()).filter(|n| *n > 0)?;
     let now = sys::now_ns();

@@ -8,7 +8,7 @@
 //! that by the peer; who sleeps looks after a second, and then ever more rarely (`due`). It also closes what a stranger has left, and had no closer.
 
 use super::table::{End, Process, Sending, Socket, Stage, Tables, tables};
-use super::{release, sides};
+use super::{process, release, sides};
 use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, HOT_DATA_BYTES, PAGE_BYTES, SLOT_COUNT, SLOTS_OFFSET};
@@ -86,6 +86,14 @@ fn holds_much(end: &End, ring: &SegmentRing) -> bool {
     slots || data > HOT_DATA_BYTES
 }
 
+/// Closes what a stranger has left, and had no closer, as far as there are closers by now.
+#[inline(always)]
+pub fn close_left() {
+    if apart::waiting() != 0 && !process::borrowed() {
+        apart::go_on();
+    }
+}
+
 /// Before a sleep: after so many nanoseconds at most there is something to look after.
 #[inline(always)]
 pub fn due() -> Option<u64> {
@@ -97,8 +105,8 @@ pub fn due() -> Option<u64> {
 
 #[cold]
 fn close_what_waits(due: Option<u64>) -> Option<u64> {
-    apart::go_on();
-    let again = (apart::waiting() > 0).then_some(CLOSE_AGAIN_NS);
+    close_left();
+    let again = (apart::waiting() > 0 && !process::borrowed()).then_some(CLOSE_AGAIN_NS);
     due.into_iter().chain(again).min()
 }
 
@@ -213,6 +221,27 @@ mod tests {
         assert_eq!(close_what_waits(Some(1)), Some(1));
         drop(peers);
         let began = std::time::Instant::now();
+        while apart::is_busy() {
+            assert!(began.elapsed().as_secs() < 60);
+            std::thread::yield_now();
+        }
+        let waiting = apart::waiting();
+        // A vfork child has copies of its own: what it does is nothing to its parent's.
+        process::lends_memory();
+        extern "C" fn looks(_: *mut libc::c_void) -> i32 {
+            close_what_waits(None).is_some().into()
+        }
+        let mut stack = vec![0u8; 1 << 20];
+        let mut status = -1;
+        // SAFETY: a stack of the child's own, which ends before this goes on; an int.
+        #[allow(unsafe_code)]
+        unsafe {
+            let top = stack.as_mut_ptr_range().end.cast();
+            let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+            let child = libc::clone(looks, top, flags, std::ptr::null_mut());
+            assert!(child > 0 && libc::waitpid(child, &raw mut status, 0) == child);
+        }
+        assert_eq!((status, apart::waiting()), (0, waiting));
         while let Some(due) = close_what_waits(None) {
             assert!(due <= CLOSE_AGAIN_NS && began.elapsed().as_secs() < 60, "{due}");
             std::thread::sleep(std::time::Duration::from_nanos(due));

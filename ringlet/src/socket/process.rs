@@ -19,7 +19,7 @@ use crate::reasons::Reason;
 use crate::thread;
 use ringlet_core::handover::Incoming;
 use ringlet_core::sync::{AtomicU32, Ordering, fence};
-use ringlet_linux::{fd, map, sys, tcp};
+use ringlet_linux::{apart, fd, map, sys, tcp};
 
 /// A socket that may be moved was made: its descriptor is ours to follow. Whatever the number meant before is over (it was closed behind our
 /// back).
@@ -510,6 +510,7 @@ pub fn after_fork() {
     process.pid.set(sys::getpid() as u32);
     map::begin_sharing_anew();
     process.age.add(1);
+    apart::after_fork();
     Fork::take(&FORKED, &process.forked);
     let counted = Fork::take(&FORKING, &process.forking).is_some_and(|fork| {
         // KERNEL: who has lost its parent has another; it is counted once too often then.

@@ -9,7 +9,6 @@ use super::{context, datagram, doorbells, epoll, memory, sides, view};
 use crate::waiting::{signals, sleep, spin};
 use core::cell::Cell;
 use ringlet_core::sync::Ordering;
-use ringlet_linux::apart;
 use ringlet_linux::fd::{self, pollfd};
 use ringlet_linux::map::{self, Scratch};
 use ringlet_linux::sys::{self, Errno, Sys};
@@ -35,7 +34,7 @@ pub fn is_followed(fd: i32) -> bool {
 /// A native wait over these: until it is over, no peer is told to use the ring of one of them. `None`: one has just become ours.
 /// `wait` is given what is to be put away if the thread is cancelled in it.
 pub fn natively<T>(fds: &[pollfd], wait: impl FnOnce(&dyn Fn()) -> T) -> Option<T> {
-    apart::go_on();
+    memory::close_left();
     with_room(fds.len(), |held, unmap| {
         enter(fds, held, false);
         let cancelled = || {

@@ -14,7 +14,6 @@ use crate::socket::table::{Stage, Tables, tables};
 use crate::socket::{jumps, kernel_writes, memory, transfer};
 use crate::waiting::{signals, sleep, spin};
 use ringlet_core::sync::Ordering;
-use ringlet_linux::apart;
 use ringlet_linux::fd::{self, epoll_event};
 use ringlet_linux::sys::{self, Errno, Sys};
 
@@ -231,7 +230,7 @@ pub fn is_native(set_index: u32) -> bool {
 /// A wait that is left to the kernel alone begins. False, and it does not, if the set has connections of ours by now.
 pub fn begin_native(set_index: u32) -> bool {
     let set = set::at(set_index);
-    apart::go_on();
+    memory::close_left();
     jumps::waits_in(set_index);
     // ORDER: SeqCst, before the look; pairs with `registration::prepare`, after which `bells::pass_on_overtaking` looks for us.
     set.natives.fetch_add(1, Ordering::SeqCst);
