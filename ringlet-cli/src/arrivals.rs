@@ -22,7 +22,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use crate::job::Event;
+use crate::job::{Event, thread};
 
 /// The secret of the job, in our environment.
 pub const SECRET_ENVIRONMENT: &str = "RINGLET_AM_SECRET";
@@ -81,7 +81,7 @@ impl Arrivals {
     pub fn begin(&self, to: &Sender<Event>) -> anyhow::Result<()> {
         let (listener, secret, comes) = (self.listener.try_clone()?, self.secret, to.clone());
         listener.set_nonblocking(true)?;
-        thread::spawn(move || {
+        thread(move || {
             let mut new: VecDeque<New> = VecDeque::new();
             loop {
                 let pause = (!new.is_empty()).then_some(LOOK);
@@ -119,9 +119,9 @@ impl Arrivals {
                     }
                 }
             }
-        });
+        })?;
         let to = to.clone();
-        thread::spawn(move || {
+        thread(move || {
             loop {
                 let ended = match waitpid(Pid::from_raw(-1), None) {
                     Ok(WaitStatus::Exited(_, code)) => Event::Child(code as u8),
@@ -134,7 +134,7 @@ impl Arrivals {
                     break;
                 }
             }
-        });
+        })?;
         Ok(())
     }
 

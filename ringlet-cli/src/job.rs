@@ -10,7 +10,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -103,17 +103,27 @@ impl Process {
         Some(Pid::from_raw(child.id() as i32))
     }
 
-    fn new(child: Option<Child>, socket: UnixStream) -> std::io::Result<Process> {
+    fn new(socket: UnixStream) -> std::io::Result<Process> {
         let (words, told) = channel::<Arc<[u8]>>();
         let mut to = socket.try_clone()?;
-        thread::spawn(move || told.iter().try_for_each(|message| to.write_all(&message)));
-        Ok(Process { child, has_ended: false, socket, words })
+        thread(move || told.iter().try_for_each(|message| to.write_all(&message)))?;
+        Ok(Process { child: None, has_ended: false, socket, words })
     }
 
     /// One that does not read it (it stands still, or is far) is not waited for, and has all of it once it does.
     pub fn tell(&self, message: &Arc<[u8]>) {
         let _ = self.words.send(message.clone());
     }
+}
+
+/// There may be none more (a pod's limit).
+pub fn thread<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<JoinHandle<T>> {
+    let why = |error: std::io::Error| {
+        std::io::Error::new(error.kind(), format!("no thread can be started: {error}"))
+    };
+    thread::Builder::new().spawn(run).map_err(why)
 }
 
 /// The processes are started here, or come by themselves (`arrivals`).
@@ -135,13 +145,13 @@ pub fn run(
     let mut before = SigSet::empty();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&signals), Some(&mut before))?;
     let to = sender.clone();
-    thread::spawn(move || {
+    thread(move || {
         while let Ok(signal) = signals.wait() {
             if to.send(Event::Signal(signal)).is_err() {
                 break;
             }
         }
-    });
+    })?;
     let (mut processes, mut children) = (Vec::new(), arrivals.is_some());
     let (is_over, over) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let is_over = Arc::new(is_over);
@@ -152,8 +162,8 @@ pub fn run(
             Come::All(sockets, are_left) => {
                 children = are_left;
                 for (rank, socket) in sockets.into_iter().enumerate() {
-                    hear(rank, socket.try_clone()?, &sender);
-                    processes.push(Process::new(None, socket)?);
+                    hear(rank, socket.try_clone()?, &sender)?;
+                    processes.push(Process::new(socket)?);
                 }
             }
             Come::Over(status) => return Ok(ExitCode::from(status)),
@@ -353,40 +363,61 @@ fn start(
     }
     let name = args.program[0].display();
     let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-    if args.prefix {
-        let forward = |stream: OwnedFd, to: fn(&[u8])| {
-            let (events, over) = (events.clone(), is_over.clone());
-            let output = Output { stream: stream.into(), over, left: OUTPUT_BYTES };
-            thread::spawn(move || {
-                forward(output, rank, to);
-                let _ = events.send(Event::Closed);
-            });
-        };
-        forward(child.stdout.take().expect("piped").into(), |line| {
-            let _ = std::io::stdout().write_all(line);
-        });
-        forward(child.stderr.take().expect("piped").into(), |line| {
-            let _ = std::io::stderr().write_all(line);
-        });
+    let tended = tend(&mut child, rank, socket, events, is_over);
+    if tended.is_err() {
+        let _ = child.kill();
+        let _ = child.wait();
     }
+    let process = tended.with_context(|| format!("cannot start {name}"))?;
+    Ok(Process { child: Some(child), ..process })
+}
+
+/// Hears what it says, and of its end, and forwards its output if it has come here.
+fn tend(
+    child: &mut Child,
+    rank: usize,
+    socket: UnixStream,
+    events: &Sender<Event>,
+    is_over: &Arc<OwnedFd>,
+) -> std::io::Result<Process> {
+    let forward = |stream: Option<OwnedFd>, to: fn(&[u8])| {
+        let Some(stream) = stream else { return Ok(()) };
+        let (events, over) = (events.clone(), is_over.clone());
+        let output = Output { stream: stream.into(), over, left: OUTPUT_BYTES };
+        let forwards = move || {
+            forward(output, rank, to);
+            let _ = events.send(Event::Closed);
+        };
+        thread(forwards).map(drop)
+    };
+    forward(child.stdout.take().map(Into::into), |line| {
+        let _ = std::io::stdout().write_all(line);
+    })?;
+    forward(child.stderr.take().map(Into::into), |line| {
+        let _ = std::io::stderr().write_all(line);
+    })?;
     let pid = Pid::from_raw(child.id() as i32);
     let (ears, to) = (socket.try_clone()?, events.clone());
-    let listener = listen(rank, socket.try_clone()?, events);
-    thread::spawn(move || {
+    let listener = listen(rank, socket.try_clone()?, events)?;
+    thread(move || {
         // Not reaped: as long as we may signal it, its number is its own.
         let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
         // KERNEL: what it has said before is still read, and then its end, though a child of it may have the other end of the socket.
         let _ = ears.shutdown(Shutdown::Read);
         let _ = listener.join();
         let _ = to.send(Event::Ended(rank));
-    });
-    Ok(Process::new(Some(child), socket)?)
+    })?;
+    Process::new(socket)
 }
 
 /// What a process says, until the end.
-fn listen(rank: usize, mut from: UnixStream, events: &Sender<Event>) -> thread::JoinHandle<()> {
+fn listen(
+    rank: usize,
+    mut from: UnixStream,
+    events: &Sender<Event>,
+) -> std::io::Result<JoinHandle<()>> {
     let to = events.clone();
-    thread::spawn(move || {
+    thread(move || {
         while let Ok(said) = read_from_process(&mut from) {
             if to.send(Event::Said(rank, said)).is_err() {
                 break;
@@ -396,12 +427,13 @@ fn listen(rank: usize, mut from: UnixStream, events: &Sender<Event>) -> thread::
 }
 
 /// One that we have not started: it has ended when it says nothing any more.
-fn hear(rank: usize, from: UnixStream, events: &Sender<Event>) {
-    let (listener, to) = (listen(rank, from, events), events.clone());
-    thread::spawn(move || {
+fn hear(rank: usize, from: UnixStream, events: &Sender<Event>) -> std::io::Result<()> {
+    let (listener, to) = (listen(rank, from, events)?, events.clone());
+    let hears = move || {
         let _ = listener.join();
         let _ = to.send(Event::Ended(rank));
-    });
+    };
+    thread(hears).map(drop)
 }
 
 /// Of a line: what is longer comes as several.
