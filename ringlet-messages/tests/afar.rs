@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 use ringlet::handshake::ROOM_BYTES;
 use ringlet::interconnect::node::{APART, Ask, CALL, GREETING, HERE, MET, Message};
 use ringlet::reasons::Reason;
-use ringlet_linux::meet;
+use ringlet_linux::{fd, meet};
 use ringlet_messages::active_message::*;
 use ringlet_messages::native::{self, Channel, Kind, Listener, Options, Receives, Sends, connect};
 use std::collections::HashMap;
@@ -47,6 +47,8 @@ fn attend(guest: OwnedFd, offers: &Offers) {
     };
     let name = asked.text().unwrap().to_owned();
     let mut offers = offers.lock();
+    // (Whose line is closed offers nothing any more.)
+    offers.retain(|_, line| fd::pending(line.as_raw_fd(), libc::POLLRDHUP) & libc::POLLRDHUP == 0);
     if asked.kind != CALL && offers.contains_key(&name) {
         return say(&guest, APART, Reason::BadPeer, &[]);
     }
@@ -467,6 +469,16 @@ fn no_more_find_a_process_than_it_can_keep() {
     until(&[&b], || more().is_ok());
 }
 
+#[test]
+fn a_name_is_free_when_its_endpoint_is() {
+    let a = Node::offers("again");
+    for _ in 0..300 {
+        a.bundle.endpoints().last().unwrap().free().unwrap();
+        let next = a.bundle.endpoint().unwrap();
+        assert_eq!(next.offer(":again"), Ok(()));
+    }
+}
+
 /// The node service ends, and is there again: so is what is offered.
 #[test]
 fn an_offer_is_renewed() {
@@ -484,4 +496,26 @@ fn an_offer_is_renewed() {
     b.endpoint.free().unwrap();
     a.endpoint.request(peer, 1, &[], Payload::None).unwrap();
     until(&[&a], || !a.returned.lock().is_empty());
+}
+
+/// The same, where the program has another node service in its environment by now: it may be about to write there.
+#[test]
+fn an_offer_is_renewed_where_it_was_made() {
+    const CHANGES: &str = "RINGLET_TEST_CHANGES";
+    if std::env::var_os(CHANGES).is_none() {
+        // A process of its own, since the others' environment is not to be changed.
+        let mut own = std::process::Command::new(std::env::current_exe().unwrap());
+        own.args(["--exact", "an_offer_is_renewed_where_it_was_made"]).env(CHANGES, "1");
+        let done = own.output().unwrap();
+        return assert!(done.status.success(), "{done:?}");
+    }
+    let _offers = Node::offers("there");
+    // SAFETY: no other test runs in this process, and nobody but the service thread would look.
+    unsafe { std::env::set_var("RINGLET_NODE", "/nowhere") };
+    drop(service().lock().remove("there"));
+    let start = Instant::now();
+    while !service().lock().contains_key("there") {
+        assert!(start.elapsed() < LIMIT);
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

@@ -122,12 +122,12 @@ pub fn refused(call: &str, why: &str) -> c_int {
     RESOURCE
 }
 
-/// Wakes whoever waits for messages.
-pub fn rouse() {
+/// Wakes whoever waits for messages, or for room.
+pub fn interrupt() {
     let _not_terminated = lock(&INIT);
     // SAFETY: null, or a process, which lives while INIT is held.
     if let Some(process) = unsafe { PROCESS.load(Ordering::Acquire).as_ref() } {
-        process.rouse();
+        process.interrupt();
     }
 }
 
@@ -537,7 +537,7 @@ calls! {
         ea: endpoint, dest: c_int, handler: u8, count: c_int, arguments: *const u32
     ) {
         // SAFETY: so many words, by the header.
-        ea.request(dest as usize, handler, unsafe { words(arguments, count)? }, Payload::None)
+        send(ea, dest, handler, unsafe { words(arguments, count)? }, Payload::None, false)
     }
     ringlet_am_request_medium(
         ea: endpoint, dest: c_int, handler: u8, bytes: *const c_void, len: usize,
@@ -545,7 +545,7 @@ calls! {
     ) {
         // SAFETY: so many bytes, as the program says, and so many words, by the header.
         let (bytes, arguments) = unsafe { (slice(bytes, len)?, words(arguments, count)?) };
-        ea.request(dest as usize, handler, arguments, Payload::Medium(bytes))
+        send(ea, dest, handler, arguments, Payload::Medium(bytes), false)
     }
     ringlet_am_request_bulk(
         ea: endpoint, dest: c_int, handler: u8, bytes: *const c_void, len: usize,
@@ -554,7 +554,7 @@ calls! {
         // SAFETY: as above.
         let (bytes, arguments) = unsafe { (slice(bytes, len)?, words(arguments, count)?) };
         let payload = Payload::Bulk { offset: offset as u64, bytes };
-        send(ea, dest as usize, handler, arguments, payload, asynchronous != 0)
+        send(ea, dest, handler, arguments, payload, asynchronous != 0)
     }
     ringlet_am_get(
         ea: endpoint, dest: c_int, handler: u8, from: usize, to: usize, len: usize,
@@ -562,21 +562,28 @@ calls! {
     ) {
         let payload = Payload::Get { from: from as u64, to: to as u64, len };
         // SAFETY: so many words, by the header.
-        send(ea, dest as usize, handler, unsafe { words(arguments, count)? }, payload, asynchronous != 0)
+        send(ea, dest, handler, unsafe { words(arguments, count)? }, payload, asynchronous != 0)
     }
 }
 
 /// A request; one that does not wait if it is asynchronous, and remembered for AM_CANSEND.
+#[inline(always)]
 fn send(
     ea: &Endpoint,
-    dest: usize,
+    dest: c_int,
     handler: u8,
     arguments: &[u32],
     payload: Payload,
     asynchronous: bool,
 ) -> Result<(), Error> {
+    let dest = dest as usize;
     if !asynchronous {
-        return ea.request(dest, handler, arguments, payload);
+        let sent = ea.request(dest, handler, arguments, payload);
+        if sent == Err(Error::NotSent) {
+            // The job has ended meanwhile.
+            am_job::heed();
+        }
+        return sent;
     }
     let result = ea.try_request(dest, handler, arguments, payload);
     if result == Err(Error::NotSent) {

@@ -127,7 +127,7 @@ pub extern "C" fn AMUDP_SPMDStartup(
     };
     // SAFETY: the handler makes system calls only.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    if launched && job.environment().is_none() {
+    if launched {
         am_spawn::strip(arguments, if processes == 0 { Some(job.size()) } else { None });
     }
     if wanted.is_some_and(|wanted| wanted != job.rank()) {
@@ -232,7 +232,7 @@ pub extern "C" fn AMX_SPMDSetExitCallback(callback: Option<extern "C" fn(c_int)>
 fn ended(can_signal: bool) {
     // ORDER: Release; pairs with `heed`, after `Job::ended` is set.
     ENDED.store(true, Ordering::Release);
-    am::rouse();
+    am::interrupt();
     if can_signal {
         return;
     }

@@ -126,8 +126,7 @@ fn of_letter(letter: u8) -> Option<Spawn> {
     found.function
 }
 
-/// Takes the number of processes and the spawn function from the arguments of a process that `ringlet am-run` has started, if they are there, and are
-/// to be (`size`).
+/// Takes the number of processes and the spawn function from the arguments of a process of a job, if they are there, and are to be (`size`).
 pub fn strip(arguments: Arguments, size: Option<usize>) {
     let own = std::env::var_os(STRIPPED_ENVIRONMENT).is_some();
     // SAFETY: what else the program does with its environment it does before or behind its startup.
@@ -225,13 +224,28 @@ fn invite(
     let host = master.unwrap_or_else(host_name);
     let host = if host.contains(':') { format!("[{host}]") } else { host };
     let (port, secret) = (listener.local_addr()?.port(), secret_to_text(&new_secret()?));
-    let invitation = format!("{}={host}:{port},{secret}", invitation::ENVIRONMENT);
-    let invitation =
-        CString::new(invitation).map_err(|_| io::Error::other("MASTERIP is no address"))?;
-    let mut environment = [invitation.as_ptr().cast_mut(), std::ptr::null_mut()];
+    let given = [
+        (invitation::ENVIRONMENT, format!("{host}:{port},{secret}")),
+        (STRIPPED_ENVIRONMENT, "1".into()),
+    ];
+    let text = |(name, value): &(&str, String)| CString::new(format!("{name}={value}"));
+    let texts: Result<Vec<CString>, _> = given.iter().map(text).collect();
+    let texts = texts.map_err(|_| io::Error::other("MASTERIP is no address"))?;
+    let mut environment: Vec<_> = texts.iter().map(|text| text.as_ptr().cast_mut()).collect();
+    environment.push(std::ptr::null_mut());
+    // WHY in our own environment too: what a spawn function starts without that which it is given would be a launcher again, and so would what that
+    // starts, without end.
+    for (name, value) in &given {
+        // SAFETY: what else the program does with its environment it does before or behind its startup.
+        unsafe { std::env::set_var(name, value) };
+    }
     SPAWNING.store(true, Ordering::Relaxed);
     let made = spawn(processes, count, values, environment.as_mut_ptr());
     SPAWNING.store(false, Ordering::Relaxed);
+    for (name, _) in &given {
+        // SAFETY: as above.
+        unsafe { std::env::remove_var(name) };
+    }
     if made == 0 {
         return Err(io::Error::other("the spawn function has failed"));
     }
@@ -480,8 +494,12 @@ fn by_command(given: &Given, processes: usize) -> io::Result<()> {
             Some(_) => {}
         }
     }
-    // (The launcher reaps it.)
-    Command::new("/bin/sh").args(["-c", &command]).spawn().map(drop)
+    // (What it starts by another way than %C has the arguments that it is given there. The launcher reaps it.)
+    Command::new("/bin/sh")
+        .args(["-c", &command])
+        .env_remove(STRIPPED_ENVIRONMENT)
+        .spawn()
+        .map(drop)
 }
 
 pub fn host_name() -> String {

@@ -144,6 +144,13 @@ def check(ringlet, work, deaths):
         assert spawned([2, "job"], *by_ssh("one two"), expected=5) == all_of(2)
         simple = "CSPAWN_CMD=test '%D %N %M %P %%' = \"$PWD 3 one two three $PROGRAM %%\" && for host in %M; do %C & done; wait"
         assert spawned([3, "C", "job"], simple, f"PROGRAM={program}", "CSPAWN_SERVERS=one,two three four", expected=5) == all_of(3)
+        # Processes that are started without what %C gives them are no launchers again, whose own would be, without end (here until the second).
+        assert spawned(["plain"], "AMUDP_WORKER_RANK=OWN_NUMBER", expected=5) == all_of(4)
+        for words, command in [["custom"], "%P custom"], [[4, "C", "job"], "%P 4 C job"], [[4, "C", "job"], "%P job"]:
+            starts = f"echo >> {work}/starts; [ $(wc -l < {work}/starts) -gt 1 ] && exit 9; {command} & {command} & %C & {command} & wait"
+            assert spawned(words, f"CSPAWN_CMD={starts}", expected=5) == all_of(4), words
+            assert (work / "starts").read_text() == "\n", words
+            (work / "starts").unlink()
         launcher = root / "bin/amudprun"
 
         def launched(words, *settings, expected=5):
@@ -159,6 +166,7 @@ def check(ringlet, work, deaths):
             assert "usage" in launched(words, expected=125)[-1]
         # Who never looks is ended; who fails ends the job; who can't be started is told of.
         assert spawned([3, "S", "stuck"], *by_ssh("one two three"), expected=5) == ["0 of 3"]
+        assert spawned([3, "L", "blocked"]) == ["1 ends with 0", "2 ends with 0"]
         spawned([3, "S", "leaves"], *by_ssh("one two three"), expected=9)
         assert "ended with 7 before" in " ".join(spawned([3, "S", "job"], *by_ssh("one down three"), expected=7))
         for _ in range(20):

@@ -1,5 +1,7 @@
 /* A job whose processes a spawn function has made: each sends to all others, and tells at the end what it has found. With "own" the function is the
- * program's own; with "fails" that fails; "stuck" never polls once the job ends; "leaves" ends its first process early, and badly. */
+ * program's own, with "plain" one that gives its processes nothing for their environment; with "custom" the program says that it is CSPAWN_CMD, and how
+ * many there are; with "fails" it fails. "stuck" never polls once the job ends; with "blocked" a process finds no room at one that never polls when the
+ * job ends. "leaves" ends its first process early, and badly. */
 #include <amudp.h>
 #include <amudp_spmd.h>
 #include <unistd.h>
@@ -28,13 +30,15 @@ static void reply(void *token, int32_t from)
 /* Two processes each by fork, of which the first forks the second. */
 static int own(int nproc, int argc, char **argv, char **extra_env)
 {
-    (void)argc;
+    /* By a process that was spawned: so would its own be, without end. */
+    if (getenv("OWN_NUMBER"))
+        return 0;
     for (int at = 0; at < nproc; at += 2) {
         if (fork())
             continue;
         if (at + 1 < nproc && !fork())
             at++;
-        for (char **each = extra_env; *each; each++)
+        for (char **each = extra_env; *each && strcmp(argv[argc - 1], "plain"); each++)
             putenv(*each);
         char number[20];
         sprintf(number, "%d", nproc - 1 - at);
@@ -51,12 +55,18 @@ static int fails(int nproc, int argc, char **argv, char **extra_env)
     return 0;
 }
 
+static void told(int code)
+{
+    printf("%d ends with %d\n", rank, code);
+}
+
 int main(int argc, char **argv)
 {
     uint64_t pid;
     const char *word = argc > 1 ? argv[argc - 1] : "";
-    int mine = !strcmp(word, "own"), count = mine || !strcmp(word, "fails") ? 4 : 0;
-    if (AMUDP_SPMDStartup(&argc, &argv, count, 0, mine ? own : count ? fails : NULL, &pid, &eb, &ep) != AM_OK)
+    int mine = !strcmp(word, "own") || !strcmp(word, "plain"), custom = !strcmp(word, "custom"), count = mine || custom || !strcmp(word, "fails") ? 4 : 0;
+    int (*function)(int, int, char **, char **) = mine ? own : custom ? AMUDP_SPMDCustomSpawn : count ? fails : NULL;
+    if (AMUDP_SPMDStartup(&argc, &argv, count, 0, function, &pid, &eb, &ep) != AM_OK)
         return 3;
     rank = AMX_SPMDMyProc();
     size = AMX_SPMDNumProcs();
@@ -75,6 +85,19 @@ int main(int argc, char **argv)
     OK(AM_SetHandler(ep, 254, reply));
     if (AMX_SPMDBarrier() != AM_OK)
         return 0;
+    if (!strcmp(word, "blocked")) {
+        OK(AMX_SPMDSetExitCallback(told));
+        while (rank == 2 && !answered)
+            OK(AM_Poll(eb));
+        if (rank == 2)
+            AMX_SPMDExit(0);
+        if (rank == 1)
+            OK(AM_Request1(ep, 2, 254, 2));
+        while (rank == 1)
+            OK(AM_RequestXfer2(ep, 0, 0, 255, memory, 60000, 0, 0));
+        for (;;)
+            pause();
+    }
     if (!strcmp(word, "stuck") && rank)
         for (;;)
             pause();

@@ -35,8 +35,10 @@ impl Endpoint {
         self.enter()?.0.outside()?;
         let endpoint = self.itself()?;
         let mut deadline = Deadline::new(Some(OFFERED_IN));
-        let line = hosts::offer(service, &mut deadline).map_err(Error::Node)?;
-        self.shared.command(Command::Offer { endpoint, name: service.to_owned(), line });
+        let node = hosts::node().map_err(Error::Node)?;
+        let line = hosts::offer(service, &node, &mut deadline).map_err(Error::Node)?;
+        self.shared.offered.lock().push(self.id);
+        self.shared.command(Command::Offer { endpoint, name: service.to_owned(), node, line });
         Ok(())
     }
 
@@ -87,8 +89,8 @@ impl Shared {
 }
 
 /// Where callers come, again.
-pub(super) fn renew(service: &str) -> Option<Guarded> {
-    hosts::offer(service, &mut Deadline::new(Some(RENEWED_IN))).ok()
+pub(super) fn renew(service: &str, node: &hosts::Node) -> Option<Guarded> {
+    hosts::offer(service, node, &mut Deadline::new(Some(RENEWED_IN))).ok()
 }
 
 fn call(name: &str, deadline: &mut Deadline) -> Result<Port, native::Error> {

@@ -44,7 +44,9 @@ impl Process {
             bundles: [const { OnceLock::new() }; BUNDLES],
             endpoints: Mutex::default(),
             known: Mutex::default(),
+            offered: Mutex::default(),
             waits: Mutex::default(),
+            interrupted: AtomicBool::new(false),
             next_endpoint: AtomicU32::new(0),
             next_lane: AtomicU64::new(0),
             commands: Mutex::default(),
@@ -56,8 +58,10 @@ impl Process {
         Ok(Process { shared, service })
     }
 
-    /// Wakes who waits for one of its bundles, to look at something else.
-    pub fn rouse(&self) {
+    /// Wakes who waits for one of its bundles, to look at something else. From now on no request waits for room: whom it is for may not poll any more.
+    pub fn interrupt(&self) {
+        // ORDER: Relaxed; who is woken, and who tries again, finds it by the bundle's news.
+        self.shared.interrupted.store(true, Ordering::Relaxed);
         // (Those that were never used are not made for this.)
         for bundle in self.shared.bundles.iter().filter_map(OnceLock::get) {
             if bundle.used.load(Ordering::Acquire) {

@@ -38,7 +38,8 @@ fn complete(guard: &Guard, shared: &Shared, lane: &Lane) -> Result<(), Error> {
 }
 
 impl Endpoint {
-    /// Sends a request, and polls. Waits while there is no room, polling. One to the endpoint itself is handled, and its reply, before this returns.
+    /// Sends a request, and polls. Waits while there is no room, polling, until the process is interrupted (`NotSent` then). One to the endpoint itself
+    /// is handled, and its reply, before this returns.
     #[inline]
     pub fn request(
         &self,
@@ -63,6 +64,9 @@ impl Endpoint {
                 Attempt::Wait(lane) => lane,
             };
             drop(guard);
+            if self.shared.interrupted.load(Ordering::Relaxed) {
+                return Err(Error::NotSent);
+            }
             // A receiver that is awake makes room in less time than a sleep takes.
             if tries < SPINS {
                 tries += 1;

@@ -126,6 +126,7 @@ struct Carried {
 struct Offered {
     endpoint: Arc<Endpoint>,
     name: String,
+    node: hosts::Node,
     line: Option<Guarded>,
     tried_ns: u64,
 }
@@ -229,10 +230,15 @@ impl Service {
         match command {
             Command::Stop => self.stop = true,
             Command::Carry { endpoint, lane } => self.carry(endpoint, lane),
-            Command::Offer { endpoint, name, line } => {
-                let is_there = endpoint.bundle().is_some();
-                let offered = Offered { endpoint, name, line: Some(line), tried_ns: 0 };
-                self.offers.extend(is_there.then_some(offered));
+            Command::Offer { endpoint, name, node, line } => {
+                // (As with `Known`.)
+                if endpoint.bundle().is_some() {
+                    let line = Some(line);
+                    self.offers.push(Offered { endpoint, name, node, line, tried_ns: 0 });
+                } else {
+                    drop(line);
+                    self.shared.forget(endpoint.id);
+                }
             }
             Command::Known { endpoint, listener } => {
                 // (It may have been freed before.)
@@ -246,7 +252,7 @@ impl Service {
             Command::Freed { endpoint } => {
                 self.offers.retain(|offer| offer.endpoint.id != endpoint);
                 self.known.retain(|(id, _)| *id != endpoint);
-                // (Behind the listener: `Shared::await_unknown`.)
+                // (Behind the listeners and lines: `Shared::await_unknown`.)
                 self.shared.forget(endpoint);
             }
             Command::End { lane, status } => {
@@ -322,7 +328,7 @@ impl Service {
                 Some(line) => hosts::comes(line),
                 None if sys::now_ns() - offer.tried_ns < LOOK_NS => return,
                 None => {
-                    offer.line = afar::renew(&offer.name);
+                    offer.line = afar::renew(&offer.name, &offer.node);
                     offer.tried_ns = sys::now_ns();
                     return;
                 }

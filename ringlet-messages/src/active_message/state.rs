@@ -6,6 +6,7 @@ use super::message::Error;
 use super::name::Name;
 use super::statistics::Statistics;
 use crate::guarded::Guarded;
+use crate::native::hosts;
 use parking_lot::{Mutex, ReentrantMutex, ReentrantMutexGuard};
 use ringlet_core::active::layout::{BUFFER_BYTES, BUNDLES, Bell, LANES};
 use ringlet_core::active::message::TAG_NONE;
@@ -40,8 +41,12 @@ pub(super) struct Shared {
     pub endpoints: Mutex<HashMap<u32, Arc<Endpoint>>>,
     /// Endpoints by the numbers by which they are known.
     pub known: Mutex<HashMap<u16, Arc<Endpoint>>>,
+    /// Those that are offered to others' network namespaces, once for each name.
+    pub offered: Mutex<Vec<u32>>,
     /// By bundles of which a handler runs: the one for which their thread waits.
     pub waits: Mutex<HashMap<usize, usize>>,
+    /// A request for which there is no room is refused.
+    pub interrupted: AtomicBool,
     pub next_endpoint: AtomicU32,
     pub next_lane: AtomicU64,
     pub commands: Mutex<Vec<Command>>,
@@ -73,6 +78,7 @@ pub(super) enum Command {
     Offer {
         endpoint: Arc<Endpoint>,
         name: String,
+        node: hosts::Node,
         line: Guarded,
     },
     Freed {
@@ -141,14 +147,18 @@ impl Shared {
         fd::ring(raw(&self.waker));
     }
 
-    /// An endpoint is not known by its numbers any more.
+    /// An endpoint is not known by its numbers any more, nor by the names by which it is offered.
     pub fn forget(&self, endpoint: u32) {
         self.known.lock().retain(|_, each| each.id != endpoint);
+        self.offered.lock().retain(|id| *id != endpoint);
     }
 
-    /// Waits until an endpoint that is freed is not known by its number any more, which then is another one's to have.
+    /// Waits until an endpoint that is freed is not known any more by its number and names, which then are another one's to have.
     pub fn await_unknown(&self, endpoint: u32) {
-        let is_known = || self.known.lock().values().any(|each| each.id == endpoint);
+        let is_known = || {
+            self.known.lock().values().any(|each| each.id == endpoint)
+                || self.offered.lock().contains(&endpoint)
+        };
         for _ in 0..FORGOTTEN_IN.as_millis() {
             if !is_known() {
                 break;

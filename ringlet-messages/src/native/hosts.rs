@@ -7,7 +7,7 @@ use super::bell::Deadline;
 use super::segment::own;
 use super::{Error, Options};
 use crate::guarded::Guarded;
-use ringlet::config::{Config, Origin};
+use ringlet::config::{AbsolutePath, Config, Origin};
 use ringlet::handshake;
 use ringlet::interconnect::node::{
     self, APART, Ask, CALL, GREETING, HERE, MET, Message, NAME, OFFER,
@@ -41,9 +41,22 @@ pub(crate) fn is_of_node(name: &str) -> bool {
     name.find(':').is_some_and(|at| at > 0)
 }
 
+/// Where the node service is.
+pub(crate) type Node = Option<AbsolutePath>;
+
+/// Where `RINGLET_NODE` says, as for sockets. (For the program's own threads only: it may change its environment.)
+pub(crate) fn node() -> Result<Node, Error> {
+    let mut config = Config::default();
+    if let Some(path) = std::env::var_os("RINGLET_NODE") {
+        let set = config.set(b"node", path.as_bytes(), Origin::Environment);
+        set.map_err(|_| Error::System(Errno::EINVAL))?;
+    }
+    Ok(config.node)
+}
+
 /// Offers a service. Who calls it comes by the socket that this returns (`comes`), whose end is the service's.
-pub(crate) fn offer(service: &str, deadline: &mut Deadline) -> Result<Guarded, Error> {
-    let line = visit()?;
+pub(crate) fn offer(service: &str, at: &Node, deadline: &mut Deadline) -> Result<Guarded, Error> {
+    let line = visit(at)?;
     ask(&line, OFFER, service, deadline)?;
     match answer(&line, deadline)? {
         (None, None) => Ok(line),
@@ -55,7 +68,7 @@ pub(crate) fn offer(service: &str, deadline: &mut Deadline) -> Result<Guarded, E
 
 /// The node of this host, by which others call its services.
 pub(crate) fn own_node(deadline: &mut Deadline) -> Result<String, Error> {
-    let line = visit()?;
+    let line = visit(&node()?)?;
     ask(&line, NAME, HERE, deadline)?;
     loop {
         match packet(&line) {
@@ -82,9 +95,9 @@ pub(crate) fn comes(line: &Guarded) -> Result<(Guarded, String), Error> {
 
 /// A socket to a service of a node's, waiting for it to be offered if need be.
 pub(crate) fn call(name: &str, deadline: &mut Deadline) -> Result<Guarded, Error> {
-    let mut pause = CALL_AGAIN_NS;
+    let (at, mut pause) = (node()?, CALL_AGAIN_NS);
     loop {
-        let line = visit()?;
+        let line = visit(&at)?;
         ask(&line, CALL, name, deadline)?;
         match answer(&line, deadline)? {
             (Some(socket), _) => return Ok(socket),
@@ -98,14 +111,8 @@ pub(crate) fn call(name: &str, deadline: &mut Deadline) -> Result<Guarded, Error
     }
 }
 
-/// Where `RINGLET_NODE` says, as for sockets.
-fn visit() -> Result<Guarded, Error> {
-    let mut config = Config::default();
-    if let Some(path) = std::env::var_os("RINGLET_NODE") {
-        let set = config.set(b"node", path.as_bytes(), Origin::Environment);
-        set.map_err(|_| Error::System(Errno::EINVAL))?;
-    }
-    let line = node::visit(config.node.as_ref())?.ok_or(Error::Unreachable)?;
+fn visit(at: &Node) -> Result<Guarded, Error> {
+    let line = node::visit(at.as_ref())?.ok_or(Error::Unreachable)?;
     Ok(Guarded::new(own(line)))
 }
 

@@ -61,7 +61,9 @@ impl Listener {
             Some(_) if !hosts::is_small(&options) => {
                 return Err(Error::System(Errno::EINVAL));
             }
-            Some(service) => hosts::offer(service, &mut Deadline::new(Some(OFFERED_IN)))?,
+            Some(service) => {
+                hosts::offer(service, &hosts::node()?, &mut Deadline::new(Some(OFFERED_IN)))?
+            }
             None => open_service(name)?,
         };
         Ok(Listener { socket, options, geometry, is_offered: offered.is_some() })
