@@ -1,4 +1,4 @@
-//! `ringlet bench` end to end on the kernel's own transports: the shape of what it reports, never a time.
+//! `ringlet bench` end to end on the kernel's own transports, and of Active Messages: the shape of what it reports, never a time.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -55,6 +55,18 @@ fn every_round_of_every_transport_is_in_the_json() {
     for row in rows.iter().filter(|row| row["transport"] == "tcp") {
         assert_eq!(row["ratio_to_tcp"], 1.0);
     }
+}
+
+/// Of as many peers as the translation table is made for too, which are more than it has room for at first.
+#[test]
+fn active_messages_are_measured() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringlet"));
+    let arguments = ["bench", "--quick", "--only", "messages", "--rounds", "1", "--json", "-"];
+    let output = command.args(arguments).output().expect("the command starts");
+    let rows = rows(&output.stdout);
+    let ours: Vec<&Value> = rows.iter().filter(|row| row["transport"] == "ringlet").collect();
+    assert!(ours.iter().any(|row| row["what"] == "empty poll, 300 peers"), "{rows:?}");
+    assert!(ours.iter().all(|row| row["error"].is_null()), "{rows:?}");
 }
 
 /// A library that can't be had must not look like a measurement.

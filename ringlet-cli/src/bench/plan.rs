@@ -148,7 +148,7 @@ pub fn plan(args: &BenchArgs, notes: &mut Vec<String>) -> Result<Vec<Case>> {
     }
     let title = "one side under ringlet, half a round trip";
     add(Group::OneSide, "one-side", title, latencies(), one_side(&args.transport));
-    let peers = if quick { vec![1, 100] } else { vec![1, 10, 100, 1000] };
+    let peers = if quick { vec![1, 300] } else { vec![1, 10, 100, 1000] };
     let mut messengers =
         vec![Contender { label: "ringlet", ..unwrapped(&Work::Messages { peers }) }];
     if messages::find_ucx().is_some() {
