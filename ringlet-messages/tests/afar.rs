@@ -449,7 +449,7 @@ fn names_and_kinds() {
     until(&[&a, &b], || came.load(Ordering::Relaxed) == Status::Unreachable as u32);
 }
 
-/// So many are taken, and one more when one of them has gone.
+/// So many are taken, for whom those go who are not known; and one more when one of them has gone.
 #[test]
 fn no_more_find_a_process_than_it_can_keep() {
     // SAFETY: a struct that is read and written.
@@ -459,14 +459,25 @@ fn no_more_find_a_process_than_it_can_keep() {
         limit.rlim_cur = limit.rlim_max;
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
     }
-    let b = Node::offers("many");
-    let mut all: Vec<Channel> = (0..256).map(|_| raw("many")).collect();
+    let (a, b, served) = (Node::new(), Node::offers("many"), Arc::new(AtomicU32::new(0)));
+    let count = served.clone();
+    b.on(1, move |_| bump(&count));
+    let strangers: Vec<Channel> = (0..300).map(|_| raw("many")).collect();
+    until(&[&b], || b.bundle.connections() == 256);
+    for known in 1..=255 {
+        a.endpoint.request(a.finds("many"), 1, &[], Payload::None).unwrap();
+        until(&[&a, &b], || served.load(Ordering::Relaxed) == known);
+    }
+    let last = Node::new();
+    last.endpoint.request(last.finds("many"), 1, &[], Payload::None).unwrap();
+    until(&[&b, &last], || served.load(Ordering::Relaxed) == 256);
     let options = Options::new(Kind::ActiveMessages);
     let more = || connect("localhost:many", options, PATIENCE).map(drop);
     assert_eq!(more(), Err(native::Error::Refused));
-    until(&[&b], || b.bundle.connections() == 256);
-    all.pop();
+    drop(last);
     until(&[&b], || more().is_ok());
+    assert_eq!(a.returned.lock().len(), 0);
+    drop(strangers);
 }
 
 #[test]

@@ -31,6 +31,7 @@ unsafe impl Host<SegmentMemory> for Handled<'_> {
 
     #[inline]
     fn run(&self, call: &Call<SegmentMemory>) {
+        self.lane.know();
         if call.head().kind == Kind::Get {
             return self.give(call);
         }

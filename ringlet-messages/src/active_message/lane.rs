@@ -10,7 +10,7 @@ use ringlet_core::mailbox;
 use ringlet_core::memory::Area;
 use ringlet_core::wait;
 use ringlet_linux::{futex, map};
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// A shared mapping that is unmapped with its last user.
@@ -94,6 +94,8 @@ pub struct Lane {
     /// The peer's segment, if we have it, and the generation that was asked for last.
     store: Mutex<Option<Store>>,
     asked: AtomicU32,
+    /// The peer knows our endpoint's tag, and so our program may know the peer. Of a lane with a wire only.
+    pub is_known: AtomicBool,
     /// Where the peer was last found in our endpoint's translation table.
     pub known_as: AtomicU32,
 }
@@ -130,6 +132,7 @@ impl Lane {
             stage: AtomicU8::new(OPENING),
             store: Mutex::default(),
             asked: AtomicU32::new(0),
+            is_known: AtomicBool::new(false),
             known_as: AtomicU32::new(0),
         }
     }
@@ -142,6 +145,15 @@ impl Lane {
     #[inline(always)]
     pub fn wire(&self) -> Option<&Wire> {
         self.wire.as_ref()
+    }
+
+    /// A message was let in from the peer.
+    #[inline(always)]
+    pub fn know(&self) {
+        if self.wire.is_some() {
+            // ORDER: Relaxed; the service thread's choice of whom to send away, no more.
+            self.is_known.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The segment as the peer would see it.

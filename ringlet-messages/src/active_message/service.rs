@@ -31,7 +31,7 @@ const LOOK_NS: u64 = 1_000_000_000;
 /// Between two tries to greet one that has not looked yet who we are; it grows as they do.
 const GREET_AGAIN_NS: u64 = 1_000_000;
 
-/// Endpoints beyond the network namespace to which a process is joined; and those who come at once.
+/// Endpoints beyond the network namespace to which a process is joined, before one who has come has to go for another one; and those who come at once.
 const CARRIED_MOST: usize = 256;
 const COME_AT_ONCE: usize = 64;
 
@@ -118,6 +118,8 @@ struct Link {
 struct Carried {
     endpoint: Arc<Endpoint>,
     lane: Arc<Lane>,
+    /// It has come to us.
+    came: bool,
     /// It ends, since when: once all is said.
     ending: Option<(Status, u64)>,
 }
@@ -229,7 +231,7 @@ impl Service {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Stop => self.stop = true,
-            Command::Carry { endpoint, lane } => self.carry(endpoint, lane),
+            Command::Carry { endpoint, lane } => self.carry(endpoint, lane, false),
             Command::Offer { endpoint, name, node, line } => {
                 // (As with `Known`.)
                 if endpoint.bundle().is_some() {
@@ -309,8 +311,8 @@ impl Service {
         }
     }
 
-    fn carry(&mut self, endpoint: Arc<Endpoint>, lane: Arc<Lane>) {
-        let mut carried = Carried { endpoint, lane, ending: None };
+    fn carry(&mut self, endpoint: Arc<Endpoint>, lane: Arc<Lane>, came: bool) {
+        let mut carried = Carried { endpoint, lane, came, ending: None };
         // (It may have been freed before.)
         match carried.lane.stage() {
             Stage::Ended(status) => carried.ends(status),
@@ -335,18 +337,38 @@ impl Service {
             };
             match comes {
                 // (Who is not taken sees the end of his socket.)
-                Ok((socket, _)) if self.carried.len() < CARRIED_MOST => {
-                    let endpoint = offer.endpoint.clone();
+                Ok((socket, _)) if self.is_room() => {
+                    let endpoint = self.offers[at].endpoint.clone();
                     if let Ok(lane) = self.shared.welcome(socket) {
                         endpoint.put(lane.clone());
-                        self.carry(endpoint, lane);
+                        self.carry(endpoint, lane, true);
                     }
                 }
                 Ok(_) | Err(Error::System(Errno::EMFILE)) => {}
                 Err(Error::System(Errno::EAGAIN)) => return,
-                Err(_) => (offer.line, offer.tried_ns) = (None, sys::now_ns()),
+                Err(_) => {
+                    let offer = &mut self.offers[at];
+                    (offer.line, offer.tried_ns) = (None, sys::now_ns());
+                }
             }
         }
+    }
+
+    /// For one more. WHY by the end of the one that has been silent longest, of those who came and were never let in: strangers, who know no tag, keep
+    /// nobody out, be they many.
+    fn is_room(&mut self) -> bool {
+        if self.carried.len() < CARRIED_MOST {
+            return true;
+        }
+        let is_silent = |each: &Carried| each.came && !each.lane.is_known.load(Ordering::Relaxed);
+        let Some(at) = self.carried.iter().position(is_silent) else { return false };
+        let Carried { endpoint, lane, .. } = self.carried.remove(at);
+        lane.end(Status::Congestion);
+        endpoint.tell();
+        // (Who takes nothing is not waited for.)
+        let _ = lane.hang_up(Status::Congestion);
+        lane.wire().into_iter().for_each(Wire::drop_all);
+        true
     }
 
     /// Ends those lanes of which all is said, or nobody hears it.
