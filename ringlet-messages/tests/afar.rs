@@ -32,6 +32,11 @@ fn say(to: &OwnedFd, kind: u16, reason: Reason, fds: &[i32]) {
     let _ = meet::send(to.as_raw_fd(), said.frame().as_bytes(), fds);
 }
 
+/// Whose line is closed offers nothing any more.
+fn has_gone(line: &OwnedFd) -> bool {
+    fd::pending(line.as_raw_fd(), libc::POLLRDHUP) & libc::POLLRDHUP != 0
+}
+
 /// One who has come, who asks once.
 fn attend(guest: OwnedFd, offers: &Offers) {
     say(&guest, GREETING, Reason::None, &[]);
@@ -47,8 +52,7 @@ fn attend(guest: OwnedFd, offers: &Offers) {
     };
     let name = asked.text().unwrap().to_owned();
     let mut offers = offers.lock();
-    // (Whose line is closed offers nothing any more.)
-    offers.retain(|_, line| fd::pending(line.as_raw_fd(), libc::POLLRDHUP) & libc::POLLRDHUP == 0);
+    offers.retain(|_, line| !has_gone(line));
     if asked.kind != CALL && offers.contains_key(&name) {
         return say(&guest, APART, Reason::BadPeer, &[]);
     }
@@ -483,10 +487,14 @@ fn no_more_find_a_process_than_it_can_keep() {
 #[test]
 fn a_name_is_free_when_its_endpoint_is() {
     let a = Node::offers("again");
-    for _ in 0..300 {
-        a.bundle.endpoints().last().unwrap().free().unwrap();
-        let next = a.bundle.endpoint().unwrap();
-        assert_eq!(next.offer(":again"), Ok(()));
+    for round in 0..10 {
+        let (next, last) = (a.bundle.endpoint().unwrap(), format!("again {round} 19"));
+        for number in 0..20 {
+            assert_eq!(next.offer(&format!(":again {round} {number}")), Ok(()));
+        }
+        next.free().unwrap();
+        assert!(service().lock().get(&last).is_none_or(has_gone), "{last} is still offered");
+        assert_eq!(a.endpoint.offer(&format!(":{last}")), Ok(()));
     }
 }
 
