@@ -245,7 +245,7 @@ fn span(args: SpanArgs) -> Result<()> {
         Some(Address::Udp(address)) => Some(address),
         Some(Address::Node(name)) => bail!("--listen takes a numeric address, and not {name:?}"),
     };
-    let settings = span::Settings { hosts: peers, listen, watch_us: watch, plain: false };
+    let settings = span::Settings { hosts: peers, listen, watch_us: watch };
     let ready = || say_ready(&format!("ready {network}"));
     span::up(&settings, Room::open(&base(), &network)?, ends()?, ready, tell)
 }

@@ -1,7 +1,7 @@
 //! `ringlet bench papers`: the figures of Memory Channel's paper, and of ETHOM's, beside what is measured here.
 //!
 //! The papers' values are those that their texts state. In Memory Channel's, FDDI stands for what the kernel's TCP is here, and Memory Channel for
-//! ringlet; in ETHOM's, Gigabit Ethernet for veth, and ETHOS for frames by UDP.
+//! ringlet; in ETHOM's, Gigabit Ethernet for veth, and ETHOS for a driver in user space over veth.
 
 mod ethom;
 

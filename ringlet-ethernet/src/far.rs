@@ -323,7 +323,7 @@ impl Far {
         room: Room,
         (host, nth): (&Host, usize),
         spans: Arc<Spans>,
-        (listen, plain, watch_us): (Option<SocketAddr>, bool, u64),
+        (listen, watch_us): (Option<SocketAddr>, u64),
         post: Arc<Post>,
     ) -> Result<Far> {
         let open = |address: &Address| -> Result<Way> {
@@ -331,7 +331,7 @@ impl Far {
                 Address::Node(node) => Way::Node(node.clone(), Box::new(Carried::new(spans.own))),
                 Address::Udp(peer) => {
                     let ends = (listen, *peer);
-                    Way::Udp(Box::new(Udp::open(ends, plain, &room.name, spans.own)?))
+                    Way::Udp(Box::new(Udp::open(ends, &room.name, spans.own)?))
                 }
             })
         };

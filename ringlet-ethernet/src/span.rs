@@ -38,8 +38,6 @@ pub struct Settings {
     pub listen: Option<SocketAddr>,
     /// How long to watch, at most, before a sleep.
     pub watch_us: u64,
-    /// The kernel cuts and gathers no datagrams: only to measure what that is worth.
-    pub plain: bool,
 }
 
 /// Spans the hosts until somebody says `End`. `tell` hears what an operator may want to know.
@@ -62,7 +60,7 @@ pub fn up(
     let spans = Arc::new(Spans::new(&settings.hosts)?);
     for (nth, host) in settings.hosts.iter().enumerate() {
         let (post, spans) = (Post::new(host)?, Arc::clone(&spans));
-        let how = (settings.listen, settings.plain, settings.watch_us);
+        let how = (settings.listen, settings.watch_us);
         let far = Far::new(room.clone(), (host, nth), spans, how, Arc::clone(&post))?;
         posts.push((host.clone(), post));
         threads.push(far);

@@ -107,7 +107,6 @@ pub struct Udp {
 impl Udp {
     pub fn open(
         (listen, peer): (Option<SocketAddr>, SocketAddr),
-        plain: bool,
         network: &str,
         number: u64,
     ) -> Result<Udp> {
@@ -162,7 +161,7 @@ impl Udp {
             is_taken: false,
             is_due: false,
             at_once: 1,
-            can_cut: !plain,
+            can_cut: true,
             message: 0,
             out: Vec::new(),
             gone: 0,
@@ -179,7 +178,7 @@ impl Udp {
         };
         // (Both have the same value.)
         udp.set(level, discover, libc::IP_PMTUDISC_DO)?;
-        let _ = udp.set(libc::SOL_UDP, libc::UDP_GRO, i32::from(!plain));
+        let _ = udp.set(libc::SOL_UDP, libc::UDP_GRO, 1);
         udp.measure();
         Ok(udp)
     }
@@ -590,7 +589,7 @@ mod tests {
     /// Two ends that have met.
     fn pair(last: u8) -> [Udp; 2] {
         let open =
-            |own, peer, number| Udp::open((Some(address(own)), address(peer)), true, "net", number);
+            |own, peer, number| Udp::open((Some(address(own)), address(peer)), "net", number);
         let mut ends = [open(last, last + 1, 1).unwrap(), open(last + 1, last, 2).unwrap()];
         beats(&mut ends, 3);
         assert!(ends.iter().all(Udp::is_up));

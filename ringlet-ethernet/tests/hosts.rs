@@ -87,7 +87,7 @@ impl Site {
     fn spans(&self, own: u16, peer: u16, by: &str) -> (Sender<End>, JoinHandle<()>) {
         let host = format!("{by}:{peer}").parse().unwrap();
         let listen = Some(format!("{by}:{own}").parse().unwrap());
-        let settings = Settings { hosts: vec![host], listen, watch_us: 50, plain: false };
+        let settings = Settings { hosts: vec![host], listen, watch_us: 50 };
         let (room, ends, (is_up, up)) = (self.room.clone(), channel(), channel());
         let end = ends.0.clone();
         let run = move || {

@@ -1,10 +1,11 @@
-//! TCP between two network namespaces, by the kernel's veth, by two ports of `ringlet eth`, or by a port of each of two networks between which
-//! frames go by UDP over veth: a stream, and a round trip, of plain sockets. All in this process, whose threads are in namespaces of their own: with
-//! it everything goes.
+//! TCP between two network namespaces, by the kernel's veth, by two ports of `ringlet eth`, by a port of each of two networks between which
+//! frames go by UDP over veth, or by UDP over veth as ETHOS had it: a stream, and a round trip, of plain sockets. All in this process, whose threads
+//! are in namespaces of their own: with it everything goes.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +17,8 @@ use ringlet_ethernet::device::{self, End, Settings};
 use ringlet_ethernet::far::{Address, Host};
 use ringlet_ethernet::room::Rules;
 use ringlet_ethernet::{Policy, Room, span};
+use rustix::net::sockopt;
+use tun_rs::{DeviceBuilder, Layer};
 
 use super::child::BUFFER_BYTES;
 use super::spec::{Figure, Link, Spec, Unit};
@@ -31,8 +34,11 @@ pub fn address(number: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 7, 0, number)
 }
 
-/// A packet whose frame is one datagram over 1,500 bytes, with the heads of both.
-const PLAIN_MTU: u16 = 1424;
+/// Of ETHOS's device: its longest frame is the longest datagram.
+const ETHOS_MTU: u16 = 65_535 - 20 - 8 - 14;
+const ETHOS_PORT: u16 = 7473;
+/// For what comes while a thread does something else.
+const SOCKET_BYTES: usize = 4 << 20;
 
 /// Of what is below, where frames go by UDP.
 const BELOW: &str = "veth0";
@@ -61,7 +67,7 @@ pub fn between<T: 'static>(
     let rules = Rules { addresses: Policy::Moving, storm: 0 };
     let rooms = (1..=2).map(|number| {
         // (One that both are on, or one of each host's.)
-        let is_udp = matches!(by, Link::Udp { .. });
+        let is_udp = by == Link::Udp;
         let base = folder.path().join(if is_udp { number } else { 1 }.to_string());
         if is_udp || number == 1 {
             Room::create(&base, "bench", rules, None)?;
@@ -95,7 +101,7 @@ pub fn between<T: 'static>(
         let far: i32 = is_there.recv_timeout(PATIENCE).context("the far end does not begin")?;
         let cable = match by {
             Link::Veth => Some(DEVICE),
-            Link::Udp { .. } => Some(BELOW),
+            Link::Udp | Link::Ethos { .. } => Some(BELOW),
             Link::Ringlet { .. } => None,
         };
         if let Some(name) = cable {
@@ -138,32 +144,59 @@ pub fn tool(name: &str, words: &[&str]) -> Result<()> {
 
 /// This thread's namespace has its end of the link, with an address.
 fn attach(by: Link, mtu: u16, number: u8, room: Room) -> Result<()> {
-    if let Link::Udp { plain } = by {
-        // (As a network between hosts is: packets of 1,500 bytes.)
-        ip(&["link", "set", BELOW, "mtu", "1500", "up"])?;
+    // (As a network between hosts is, or as one for large packets.)
+    let below = match by {
+        Link::Veth | Link::Ringlet { .. } => None,
+        Link::Udp => Some(1500),
+        Link::Ethos { packet } => Some(packet),
+    };
+    if let Some(packet) = below {
+        ip(&["link", "set", BELOW, "mtu", &packet.to_string(), "up"])?;
         ip(&["address", "add", &format!("{}/24", address_below(number)), "dev", BELOW])?;
+    }
+    if by == Link::Udp {
         let (room, peer) = (room.clone(), address_below(3 - number));
-        begin(move |ready| span(room, peer, plain, ready))?;
+        begin(move |ready| span(room, peer, ready))?;
     }
-    if by != Link::Veth {
-        let queues = if let Link::Ringlet { queues } = by { queues } else { 1 };
-        begin(move |ready| port(queues, mtu, room, ready))?;
+    let mtu = if matches!(by, Link::Ethos { .. }) { ETHOS_MTU } else { mtu };
+    match by {
+        Link::Veth => {}
+        Link::Ethos { .. } => ethos(number)?,
+        Link::Udp => begin(move |ready| port(1, mtu, room, ready))?,
+        Link::Ringlet { queues } => begin(move |ready| port(queues, mtu, room, ready))?,
     }
-    if by == (Link::Udp { plain: true }) {
-        ip(&[
-            "link",
-            "set",
-            DEVICE,
-            "mtu",
-            &mtu.min(PLAIN_MTU).to_string(),
-            "gso_max_segs",
-            "1",
-            "up",
-        ])?;
-    } else {
-        ip(&["link", "set", DEVICE, "mtu", &mtu.to_string(), "up"])?;
-    }
+    ip(&["link", "set", DEVICE, "mtu", &mtu.to_string(), "up"])?;
     ip(&["address", "add", &format!("{}/24", address(number)), "dev", DEVICE])
+}
+
+/// A driver as ETHOS was, whose device is a TAP device: what it sends is a datagram, and what comes is a frame. A thread each way, which waits in the
+/// kernel both for frames and for room.
+fn ethos(number: u8) -> Result<()> {
+    let device = Arc::new(DeviceBuilder::new().name(DEVICE).layer(Layer::L2).build_sync()?);
+    let socket = Arc::new(UdpSocket::bind((address_below(number), ETHOS_PORT))?);
+    socket.connect((address_below(3 - number), ETHOS_PORT))?;
+    sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BYTES)?;
+    sockopt::set_socket_send_buffer_size_force(&socket, SOCKET_BYTES)?;
+    let (from, to) = (Arc::clone(&device), Arc::clone(&socket));
+    thread::spawn(move || {
+        let mut frame = vec![0; usize::from(u16::MAX)];
+        while let Ok(len) = from.recv(&mut frame) {
+            // (Whoever is not there yet gets nothing.)
+            let _ = to.send(&frame[..len]);
+        }
+    });
+    thread::spawn(move || {
+        let mut frame = vec![0; usize::from(u16::MAX)];
+        loop {
+            match socket.recv(&mut frame) {
+                // (A device that is not up takes nothing.)
+                Ok(len) => _ = device.send(&frame[..len]),
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+                Err(_) => break,
+            }
+        }
+    });
+    Ok(())
 }
 
 /// Starts what says when it is ready, and goes on.
@@ -176,9 +209,9 @@ fn begin(run: impl FnOnce(&Sender<Result<(), String>>) + Send + 'static) -> Resu
         .map_err(|error| anyhow!(error))
 }
 
-fn span(room: Room, peer: Ipv4Addr, plain: bool, ready: &Sender<Result<(), String>>) {
+fn span(room: Room, peer: Ipv4Addr, ready: &Sender<Result<(), String>>) {
     let host = Host(vec![Address::Udp((peer, ringlet_ethernet::far::PORT).into())]);
-    let settings = span::Settings { hosts: vec![host], listen: None, watch_us: 200, plain };
+    let settings = span::Settings { hosts: vec![host], listen: None, watch_us: 200 };
     let is_ready = ready.clone();
     let says = move || _ = is_ready.send(Ok(()));
     let ended = span::up(&settings, room, mpsc::channel(), says, |_| ());

@@ -19,7 +19,7 @@ use super::stats::median;
 pub const TCP: &str = "ethom, TCP";
 pub const TIPC: &str = "ethom, TIPC";
 pub const OURS: &str = "ringlet eth";
-pub const BY_UDP: &str = "frames by UDP";
+pub const ETHOS: &str = "ETHOS";
 
 /// TIPC's messages are of 66,000 bytes at most.
 pub const TIPC_SIZES: [usize; 7] = [1, 64, 1 << 10, 4 << 10, 8 << 10, 32 << 10, 64 << 10];

@@ -191,8 +191,9 @@ fn links() -> Vec<Contender> {
         by(report::ETHERNET_BASELINE, Link::Veth),
         by("ringlet eth", Link::Ringlet { queues: 1 }),
         by("ringlet eth, 2 queues", Link::Ringlet { queues: 2 }),
-        by("frames by UDP", Link::Udp { plain: false }),
-        by("frames by UDP as ETHOS had it", Link::Udp { plain: true }),
+        by("frames by UDP", Link::Udp),
+        by("ETHOS", Link::Ethos { packet: 1500 }),
+        by("ETHOS, packets of 64 KB", Link::Ethos { packet: u16::MAX }),
     ]
 }
 
@@ -214,7 +215,7 @@ pub fn ethom(rounds: u32, quick: bool, overs: &[Over]) -> Vec<Case> {
         let contenders = vec![
             by(report::ETHERNET_BASELINE, Link::Veth),
             by(super::ethom::OURS, Link::Ringlet { queues: 1 }),
-            by(super::ethom::BY_UDP, Link::Udp { plain: false }),
+            by(super::ethom::ETHOS, Link::Ethos { packet: u16::MAX }),
         ];
         Case { name, title: title.into(), rounds, setting: setting.clone(), contenders }
     };

@@ -101,10 +101,11 @@ pub enum Link {
     Ringlet {
         queues: u16,
     },
-    /// Two networks of that name which reach each other by UDP over veth, as two hosts' do. Plain: a frame is a datagram, and goes by a call of its
-    /// own, as ETHOS had it; neither device nor socket leaves anything to be cut or gathered.
-    Udp {
-        plain: bool,
+    /// Two networks of that name which reach each other by UDP over veth, as two hosts' do, by packets of 1,500 bytes.
+    Udp,
+    /// Frames as ETHOS had them, each one datagram, over veth with packets of up to so many bytes.
+    Ethos {
+        packet: u16,
     },
 }
 

@@ -1,12 +1,12 @@
 //! ETHOM's Figures 5, 6, 9 and 10: messages by TCP and by TIPC over an Ethernet of message queues (here `ringlet eth`), over Ethernet frames in
-//! sockets (ETHOS; here frames by UDP), and over the kernel's own (Gigabit Ethernet; here veth).
+//! sockets (ETHOS; here such a driver for a TAP device), and over the kernel's own (Gigabit Ethernet; here veth).
 
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 
 use super::{Found, Row, row, times};
-use crate::bench::ethom::{BY_UDP, OURS, TCP, TCP_SIZES, TIPC, TIPC_SIZES, half, has_tipc, rate};
+use crate::bench::ethom::{ETHOS, OURS, TCP, TCP_SIZES, TIPC, TIPC_SIZES, half, has_tipc, rate};
 use crate::bench::machine::Machine;
 use crate::bench::spec::{Over, Unit, size_name};
 use crate::bench::{self};
@@ -84,7 +84,7 @@ pub fn figures(found: &Found) -> Vec<Row> {
     .collect()
 }
 
-/// Of some sizes: the kernel's, ours as often as good as that, and as often as good as frames by UDP.
+/// Of some sizes: the kernel's, ours as often as good as that, and as often as good as ETHOS.
 fn table(
     found: &Found,
     (figure, case, sizes): (&'static str, &str, &[usize]),
@@ -98,13 +98,13 @@ fn table(
             Unit::Nanoseconds => times(theirs, ours),
             _ => times(ours, theirs),
         };
-        let (veth, ours, by_udp) = (of(VETH), of(OURS), of(BY_UDP));
+        let (veth, ours, ethos) = (of(VETH), of(OURS), of(ETHOS));
         let row =
             |what: &str, here| row(figure, format!("{}, {what}", size_name(*size)), unit, here);
         let mut three = [
             row(VETH, veth),
             row(OURS, ours).times(better(veth, ours)),
-            row("ringlet eth, beside frames by UDP", ours).times(better(by_udp, ours)),
+            row("ringlet eth, beside ETHOS", ours).times(better(ethos, ours)),
         ];
         say(figure, *size, &mut three);
         rows.extend(three);
@@ -150,7 +150,7 @@ pub fn draw(path: &Path, found: &Found, machine: &Machine) -> Result<()> {
     ]
     .into_iter()
     .map(|(title, case, sizes, name, paper)| {
-        let ours = [(VETH, GREY), (OURS, BLUE), (BY_UDP, ORANGE)].map(|(transport, colour)| {
+        let ours = [(VETH, GREY), (OURS, BLUE), (ETHOS, ORANGE)].map(|(transport, colour)| {
             let point = |size: &usize| {
                 Some((*size as f64, found.row(case, &name(*size), transport)?.median))
             };
