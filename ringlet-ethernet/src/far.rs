@@ -597,9 +597,12 @@ impl Far {
             });
         }
         match poll(&mut fds, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
+        // (Who has it ring behind a beat that came by itself is not woken by it again.)
+        let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+        Ok(())
     }
 }
 
@@ -641,6 +644,30 @@ mod tests {
         spelt.iter().for_each(|text| assert_eq!(host(text), host("10.0.0.2")));
         assert_eq!(host("[fe80::1%3]:7472").name(), "[fe80::1%3]:7472");
         assert!("10.0.0.2,[::ffff:10.0.0.2]:7472".parse::<Host>().is_err());
+    }
+
+    /// A beat may come before its timer rings: who sleeps then is woken by that once.
+    #[test]
+    fn a_ring_wakes_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let rules = crate::room::Rules { addresses: crate::Policy::Locked, storm: 0 };
+        Room::create(folder.path(), "net", rules, None).unwrap();
+        let (room, host) = (Room::open(folder.path(), "net").unwrap(), host("node"));
+        let spans = Arc::new(Spans::new(std::slice::from_ref(&host)).unwrap());
+        let post = Post::new(&host).unwrap();
+        let mut far = Far::new(room, (&host, 0), spans, (None, true, 0), post).unwrap();
+        // (It rings once, behind a beat.)
+        let [it_value, it_interval] = [Duration::from_millis(1), Duration::ZERO]
+            .map(|each| Timespec::try_from(each).unwrap());
+        let once = Itimerspec { it_interval, it_value };
+        timerfd_settime(&far.timer, TimerfdTimerFlags::empty(), &once).unwrap();
+        far.beat = Some(Instant::now() + Duration::from_secs(3600));
+        far.sleep(None).unwrap();
+        far.look_around();
+        assert_eq!(
+            poll(&mut [PollFd::new(&far.timer, PollFlags::IN)], Some(&Timespec::default())),
+            Ok(0)
+        );
     }
 
     /// Both ends leave out the same one, however they name them.

@@ -7,8 +7,8 @@
 //! What a burst has used is given back, by the sender too: once all is consumed, and nothing was sent for a while. Nobody is woken for
 //! that by the peer; who sleeps looks after a second, and then ever more rarely (`due`). It also closes what a stranger has left, and had no closer.
 
-use super::table::{End, Process, Sending, Socket, Stage, Tables, tables};
-use super::{process, release, sides};
+use super::table::{self, End, Process, Sending, Socket, Stage, Tables, tables};
+use super::{release, sides};
 use crate::interconnect::mirrored;
 use crate::reasons::Reason;
 use ringlet_core::layout::{Geometry, HOT_DATA_BYTES, PAGE_BYTES, SLOT_COUNT, SLOTS_OFFSET};
@@ -89,7 +89,7 @@ fn holds_much(end: &End, ring: &SegmentRing) -> bool {
 /// Closes what a stranger has left, and had no closer, as far as there are closers by now.
 #[inline(always)]
 pub fn close_left() {
-    if apart::waiting() != 0 && !process::borrowed() {
+    if apart::waiting() != 0 && !table::borrowed() {
         apart::go_on();
     }
 }
@@ -106,7 +106,7 @@ pub fn due() -> Option<u64> {
 #[cold]
 fn close_what_waits(due: Option<u64>) -> Option<u64> {
     close_left();
-    let again = (apart::waiting() > 0 && !process::borrowed()).then_some(CLOSE_AGAIN_NS);
+    let again = (apart::waiting() > 0 && !table::borrowed()).then_some(CLOSE_AGAIN_NS);
     due.into_iter().chain(again).min()
 }
 
@@ -227,7 +227,7 @@ mod tests {
         }
         let waiting = apart::waiting();
         // A vfork child has copies of its own: what it does is nothing to its parent's.
-        process::lends_memory();
+        table::LENDER.store(sys::getpid() as u32, Ordering::Relaxed);
         extern "C" fn looks(_: *mut libc::c_void) -> i32 {
             close_what_waits(None).is_some().into()
         }

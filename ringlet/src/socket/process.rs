@@ -5,8 +5,9 @@ use super::in_use::Waiter;
 use super::meeting;
 use super::pin::{AROUND, BEHIND_OUR_BACK, IO_URING};
 use super::release;
+pub use super::table::borrowed;
 use super::table::{
-    self, Kind, Known, Process, Receiving, Sending, Socket, Stage, Tables, lookup, tables,
+    self, Kind, Known, LENDER, Process, Receiving, Sending, Socket, Stage, Tables, lookup, tables,
 };
 use super::{
     carrier, context, datagram, epoll, interrupted, jumps, lives, meet, memory, moving, pairs, pin,
@@ -169,19 +170,8 @@ pub fn given_to_child(from: i32, to: i32) {
     }
 }
 
-/// Are we in a vfork child? It shares our memory but not our descriptors: what it closes stays open here.
-pub fn borrowed() -> bool {
-    match (tables(), LENDER.load(Ordering::Relaxed)) {
-        (Some(tables), _) => tables.process().pid.get() != sys::getpid() as u32,
-        (None, lender) => lender != 0 && lender != sys::getpid() as u32,
-    }
-}
-
 /// Has this process made one that borrows its memory (or one that it comes from)?
 static LENDS: AtomicU32 = AtomicU32::new(0);
-/// Which process that is, if it had no tables yet, which tell. (A child by fork that was made around libc takes itself for one that borrows, and
-/// stays on the kernel.)
-static LENDER: AtomicU32 = AtomicU32::new(0);
 
 /// It is about to. (Of a child that has looked at nothing, the other would take itself for that child.)
 pub fn lends_memory() {

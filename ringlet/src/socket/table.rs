@@ -523,6 +523,18 @@ pub fn tables_unseen() -> Option<&'static Tables> {
     TABLES.get()
 }
 
+/// Which process has made one that borrows its memory, if it had no tables yet, which tell. (A child by fork that was made around libc takes itself
+/// for one that borrows, and stays on the kernel.)
+pub static LENDER: AtomicU32 = AtomicU32::new(0);
+
+/// Are we in a vfork child? It shares our memory but not our descriptors: what it closes stays open here.
+pub fn borrowed() -> bool {
+    match (tables(), LENDER.load(Ordering::Relaxed)) {
+        (Some(tables), _) => tables.process().pid.get() != sys::getpid() as u32,
+        (None, lender) => lender != 0 && lender != sys::getpid() as u32,
+    }
+}
+
 /// One indexed load for a descriptor that is not ours.
 #[inline(always)]
 pub fn lookup(fd: i32) -> Option<Known> {
