@@ -41,8 +41,8 @@ pub(crate) fn is_of_node(name: &str) -> bool {
     name.find(':').is_some_and(|at| at > 0)
 }
 
-/// Where the node service is.
-pub(crate) type Node = Option<AbsolutePath>;
+/// Where the node service is (a long path has its room).
+pub(crate) type Node = Option<Box<AbsolutePath>>;
 
 /// Where `RINGLET_NODE` says, as for sockets. (For the program's own threads only: it may change its environment.)
 pub(crate) fn node() -> Result<Node, Error> {
@@ -51,7 +51,7 @@ pub(crate) fn node() -> Result<Node, Error> {
         let set = config.set(b"node", path.as_bytes(), Origin::Environment);
         set.map_err(|_| Error::System(Errno::EINVAL))?;
     }
-    Ok(config.node)
+    Ok(config.node.map(Box::new))
 }
 
 /// Offers a service. Who calls it comes by the socket that this returns (`comes`), whose end is the service's.
@@ -112,7 +112,7 @@ pub(crate) fn call(name: &str, deadline: &mut Deadline) -> Result<Guarded, Error
 }
 
 fn visit(at: &Node) -> Result<Guarded, Error> {
-    let line = node::visit(at.as_ref())?.ok_or(Error::Unreachable)?;
+    let line = node::visit(at.as_deref())?.ok_or(Error::Unreachable)?;
     Ok(Guarded::new(own(line)))
 }
 
