@@ -655,7 +655,7 @@ mod tests {
         let (room, host) = (Room::open(folder.path(), "net").unwrap(), host("node"));
         let spans = Arc::new(Spans::new(std::slice::from_ref(&host)).unwrap());
         let post = Post::new(&host).unwrap();
-        let mut far = Far::new(room, (&host, 0), spans, (None, true, 0), post).unwrap();
+        let mut far = Far::new(room, (&host, 0), spans, (None, 0), post).unwrap();
         // (It rings once, behind a beat.)
         let [it_value, it_interval] = [Duration::from_millis(1), Duration::ZERO]
             .map(|each| Timespec::try_from(each).unwrap());

@@ -729,7 +729,7 @@ mod tests {
     #[test]
     fn what_is_gathered_is_read_one_by_one() {
         let open = |own, peer, number| {
-            Udp::open((Some(address(own)), address(peer)), false, "net", number).unwrap()
+            Udp::open((Some(address(own)), address(peer)), "net", number).unwrap()
         };
         let mut ends = [open(11, 12, 1), open(12, 11, 2)];
         beats(&mut ends, 3);
@@ -762,7 +762,7 @@ mod tests {
 
     #[test]
     fn who_speaks_another_version_is_told_of() {
-        let open = |own, peer| Udp::open((Some(address(own)), address(peer)), true, "net", 1);
+        let open = |own, peer| Udp::open((Some(address(own)), address(peer)), "net", 1);
         let [mut one, other] = [open(9, 10).unwrap(), open(10, 9).unwrap()];
         let mut hello = Vec::new();
         Piece::whole(HELLO, 0, &[7; 19]).write(&mut hello);
