@@ -9,7 +9,7 @@
 
 use crate::layout::*;
 use crate::memory::Buffers;
-use crate::record::{self, RingMemory, look, position_after, slot_of};
+use crate::record::{self, PlainU64, RingMemory, look, position_after, slot_of};
 
 /// The longest message that a queue of this memory takes.
 #[inline(always)]
@@ -67,6 +67,54 @@ impl Reserved {
     /// Where the message is to be written: `room` bytes, until it is committed. The peer may write there too.
     pub fn pointer<M: InPlace>(&self, memory: &M) -> *mut u8 {
         place_pointer(memory, self.slot, self.data)
+    }
+}
+
+/// A message that is written and not shown.
+#[derive(Debug)]
+pub struct Sealed {
+    slot: usize,
+    header: u64,
+}
+
+impl Sealed {
+    /// The receiver's wish is to be looked at behind a fence.
+    #[inline(always)]
+    pub fn show<M: RingMemory>(self, memory: &M) {
+        memory.publish_quietly(self.slot, self.header);
+    }
+}
+
+/// Several messages of one sender, of which the receiver finds none before all are shown: the first is shown last.
+#[derive(Default)]
+pub struct Train {
+    slot: PlainU64,
+    header: PlainU64,
+    len: PlainU64,
+}
+
+impl Train {
+    /// Adds the message that was sealed last; how many there are.
+    #[inline(always)]
+    pub fn add<M: RingMemory>(&self, memory: &M, sealed: Sealed) -> u64 {
+        match self.len.get() {
+            0 => {
+                self.slot.set(sealed.slot as u64);
+                self.header.set(sealed.header);
+            }
+            _ => sealed.show(memory),
+        }
+        self.len.set(self.len.get() + 1);
+        self.len.get()
+    }
+
+    /// Shows them. Before anything else is sent, too.
+    #[inline(always)]
+    pub fn show<M: RingMemory>(&self, memory: &M) {
+        if self.len.get() > 0 {
+            self.len.set(0);
+            Sealed { slot: self.slot.get() as usize, header: self.header.get() }.show(memory);
+        }
     }
 }
 
@@ -173,9 +221,9 @@ impl Tx {
         }
     }
 
-    /// As `commit`; but the receiver's wish is to be looked at behind a fence.
+    /// As `commit`; but it is for the caller to show it. (The receiver finds what lies behind it only then.)
     #[inline(always)]
-    pub fn commit_quietly<M: RingMemory>(&self, memory: &M, reserved: Reserved, len: usize) {
+    pub fn seal<M: RingMemory>(&self, memory: &M, reserved: Reserved, len: usize) -> Sealed {
         assert!(len <= reserved.room);
         let flags = match reserved.data {
             Some(_) if len > 0 => {
@@ -185,7 +233,7 @@ impl Tx {
             _ => 0,
         };
         let header = self.0.next_header(memory, reserved.slot, flags, len);
-        memory.publish_quietly(reserved.slot, header);
+        Sealed { slot: reserved.slot, header }
     }
 
     /// Sends all that is left in the program's buffers as one message.

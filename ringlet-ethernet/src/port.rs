@@ -910,6 +910,7 @@ fn cools(lane: &mut Lane) -> bool {
 
 impl Drop for Queue {
     fn drop(&mut self) {
+        self.flush();
         let keys: Vec<Key> = self.lanes.iter().flatten().map(|lane| lane.key).collect();
         keys.into_iter().for_each(|key| self.tell_gone(key, "we have ended"));
     }

@@ -10,7 +10,7 @@ use ringlet_core::layout::{
 };
 use ringlet_core::mapped::SegmentRing;
 use ringlet_core::memory::Area;
-use ringlet_core::queue::{Message, Next, Reserved, Rx, Tx};
+use ringlet_core::queue::{Message, Next, Reserved, Rx, Train, Tx};
 use ringlet_core::record::RingMemory;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{fd, map, meet};
@@ -23,6 +23,8 @@ pub const RINGS: RangeInclusive<usize> = RING_BYTES..=4 * RING_BYTES;
 /// Behind what all segments have, in their first page: of each direction a word of its receiver's, `unwanted`.
 const UNWANTED_OFFSET: usize = CONTROL_OFFSET + 4 * size_of::<Control>();
 const _: () = assert!(UNWANTED_OFFSET + 2 * APART_BYTES <= SLOTS_OFFSET);
+/// Messages that are shown at once, at most.
+const TRAIN: u64 = 32;
 /// Bells that are taken at once: who rings for nothing does not hold us here.
 const BELLS_AT_ONCE: usize = 16;
 
@@ -35,6 +37,7 @@ pub struct Strand {
     back: SegmentRing,
     side: usize,
     tx: Tx,
+    train: Train,
     rx: Rx,
     /// Up to where was sent, as last noted.
     sent: AtomicU64,
@@ -76,6 +79,7 @@ impl Strand {
             back,
             side,
             tx: Tx::default(),
+            train: Train::default(),
             rx: Rx::default(),
             sent: AtomicU64::new(0),
             looks,
@@ -108,17 +112,23 @@ impl Strand {
 
     /// Sends what has been written there. True if the receiver slept, and was woken.
     pub fn commit(&self, place: Reserved, len: usize) -> bool {
+        self.train.show(&self.out);
         self.tx.commit(&self.out, place, len);
         self.out.control().data_wish().granted_by_sender() != WANT_NOTHING && self.ring()
     }
 
     /// As `commit`, for several: then `look_after`.
     pub fn commit_quietly(&self, place: Reserved, len: usize) {
-        self.tx.commit_quietly(&self.out, place, len);
+        let sealed = self.tx.seal(&self.out, place, len);
+        // (One by one a receiver that looks has each line taken from it as it is written.)
+        if self.train.add(&self.out, sealed) == TRAIN {
+            self.train.show(&self.out);
+        }
     }
 
-    /// Wakes the receiver if it sleeps, behind what was committed quietly. True if so.
+    /// Shows what was committed quietly, and wakes the receiver if it sleeps. True if so.
     pub fn look_after(&self) -> bool {
+        self.train.show(&self.out);
         // (By a fence that stands between those stores and this look.)
         self.out.control().data_wish().granted_by_receiver() != WANT_NOTHING && self.ring()
     }

@@ -138,6 +138,34 @@ fn take(queue: &mut Queue) -> Vec<Vec<u8>> {
     found
 }
 
+/// What is sent quietly comes before what is sent loudly behind it, however many they are.
+#[test]
+fn what_is_sent_quietly_keeps_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut ports = ports(folder.path(), 2);
+    let [(_one, one), (_other, other)] = &mut ports[..] else { panic!("two ports") };
+    let mut next = 0u32;
+    // (So many find room wherever the ring is.)
+    for count in [1, 2, 8, 16, 16, 16, 16] {
+        for number in 0..count {
+            // (Loudly, and not by the call that flushes: for all, which is copied.)
+            if number == count - 1 {
+                let frame = [&[0; HEADER_BYTES][..], &BROADCAST.0, &mac(0).0, &[0x88, 0xb5]];
+                one.send(&[&frame.concat()[..], &(next + number).to_le_bytes()].concat());
+            } else {
+                put_quietly(one, 0, mac(1), &(next + number).to_le_bytes()).unwrap();
+            }
+        }
+        let end = next + count;
+        while next < end {
+            for came in take(other) {
+                assert_eq!(came, next.to_le_bytes());
+                next += 1;
+            }
+        }
+    }
+}
+
 #[test]
 fn a_place_is_the_receivers_or_is_for_all() {
     let folder = tempfile::tempdir().unwrap();

@@ -82,7 +82,8 @@ impl Place<'_> {
         self.queue.send_place(len)
     }
 
-    /// Sends all of it; but its receiver is woken, if it sleeps, by `Queue::flush` only, or by what waits, receives, or begins: for one of several.
+    /// Sends all of it; but its receiver may see it, and is woken, if it sleeps, by `Queue::flush` only, or by what waits, receives, or begins: for one
+    /// of several.
     /// (What is for several ports goes at once.)
     pub fn send_quietly(self) -> Result<(), Refused> {
         let len = self.len;
@@ -162,7 +163,7 @@ impl Queue {
         Ok(())
     }
 
-    /// As `send_place`; but the receiver is not woken.
+    /// As `send_place`; but the receiver may not see it yet, and is not woken.
     pub fn send_place_quietly(&mut self, len: usize) -> Result<(), Refused> {
         match self.reserved.take() {
             Some(At::Strand { lane, place, room }) if (HEAD_BYTES..=room).contains(&len) => {
@@ -184,7 +185,7 @@ impl Queue {
         }
     }
 
-    /// Wakes whoever was sent something quietly, and sleeps.
+    /// Shows what was sent quietly, and wakes whom that is for, if it sleeps.
     pub fn flush(&mut self) {
         let lane = self.unrung.take().and_then(|at| self.lanes[at].as_ref());
         if let Some(rang) = lane.map(|lane| lane.strand.look_after()) {
