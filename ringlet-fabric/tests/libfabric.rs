@@ -1,7 +1,7 @@
 //! Rails on libfabric, over the providers that need no hardware; or over another, which `RINGLET_TEST_RAILS` names with a local address.
 
 use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -706,5 +706,24 @@ fn closes_as_another_writes() {
             drop(end);
             partner.kill();
         }
+    }
+}
+
+/// A connection of this process to where a peer says that it is.
+#[test]
+fn what_a_peer_says_is_its_shuts_nobody_elses() {
+    let listener = TcpListener::bind((LOCAL, 0)).unwrap();
+    let at = listener.local_addr().unwrap();
+    for provider in PROVIDERS {
+        let mut others = TcpStream::connect(at).unwrap();
+        let (mut other, _) = listener.accept().unwrap();
+        let mut end = End::open(provider, "127.0.0.2");
+        let mut name = end.rail.name().to_vec();
+        name[2..4].copy_from_slice(&at.port().to_be_bytes());
+        name[4..8].copy_from_slice(&[127, 0, 0, 1]);
+        end.rail.reach(&name).unwrap();
+        drop(end);
+        other.write_all(&[7]).unwrap();
+        others.read_exact(&mut [0]).unwrap();
     }
 }

@@ -1,10 +1,12 @@
 //! A provider's connections, from outside: TCP sockets of this process, by their addresses.
 
 use std::collections::HashSet;
-use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 
 use rustix::fs::fstat;
+use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketAddrAny, getpeername, getsockname, shutdown};
 
 pub struct Connections {
     ours: SocketAddr,
@@ -14,7 +16,8 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Those between our endpoint's address and anybody, and between us and these peers' endpoints.
+    /// Those between our endpoint's address and anybody, and from there to these peers' endpoints. (Peers say themselves where they are: so from another
+    /// address, as another rail's, none is meant.)
     pub fn new(ours: SocketAddr, peers: HashSet<SocketAddr>) -> Connections {
         Connections { ours, peers, shut: HashSet::new() }
     }
@@ -30,21 +33,45 @@ impl Connections {
     }
 
     fn shut_one(&mut self, number: RawFd) -> bool {
-        // A descriptor of our own: whoever closes this number meanwhile, what is looked at is what is shut.
-        // SAFETY: only for this call, which fails if the number is closed.
-        let Ok(copy) = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned() else {
+        // SAFETY: for calls that look only, whatever it is by then, and fail if the number is closed.
+        let seen = unsafe { BorrowedFd::borrow_raw(number) };
+        // WHY before there is a copy: who closes the last one waits for what that costs, and takes the process's locks of a file with it.
+        if self.theirs(seen).is_none() {
             return false;
-        };
-        let Ok(inode) = fstat(&copy).map(|stat| stat.st_ino) else { return false };
-        let socket = TcpStream::from(copy);
-        // (A socket that listens has no peer.)
-        let is_of_it = self.shut.contains(&inode)
-            || socket.peer_addr().is_ok_and(|peer| self.peers.contains(&peer))
-            || socket.peer_addr().is_ok() && socket.local_addr().is_ok_and(|at| at == self.ours);
-        if is_of_it && self.shut.insert(inode) {
-            // It may have ended by itself.
-            let _ = socket.shutdown(Shutdown::Both);
         }
-        is_of_it
+        // A descriptor of our own: whoever closes this number meanwhile, what is looked at is what is shut.
+        let Ok(copy) = seen.try_clone_to_owned() else { return false };
+        let Some(inode) = self.theirs(copy.as_fd()) else { return false };
+        if self.shut.insert(inode) {
+            // It may have ended by itself.
+            let _ = shutdown(&copy, Shutdown::Both);
+        }
+        true
     }
+
+    /// The inode of a connection of the provider's.
+    fn theirs(&self, socket: BorrowedFd) -> Option<u64> {
+        // (What is no socket ends here. A socket that listens has no peer.)
+        let peer = match getpeername(socket) {
+            Ok(peer) => peer.and_then(internet),
+            Err(Errno::NOTCONN) => None,
+            Err(_) => return None,
+        };
+        let inode = fstat(socket).ok()?.st_ino;
+        let is_theirs = |peer, at: SocketAddr| {
+            at == self.ours || at.ip() == self.ours.ip() && self.peers.contains(&peer)
+        };
+        let is_theirs = self.shut.contains(&inode)
+            || peer.is_some_and(|peer| {
+                let at = getsockname(socket).ok().and_then(internet);
+                at.is_some_and(|at| is_theirs(peer, at))
+            });
+        is_theirs.then_some(inode)
+    }
+}
+
+/// As a name has it, which says nothing of scope or flow.
+fn internet(address: SocketAddrAny) -> Option<SocketAddr> {
+    let address = SocketAddr::try_from(address).ok()?;
+    Some(SocketAddr::new(address.ip(), address.port()))
 }
