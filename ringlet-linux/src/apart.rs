@@ -112,15 +112,17 @@ fn wait(socket: i32, user: u32) {
     let claim = |waiting: &&Waiting| {
         waiting.fd.compare_exchange(0, CLAIMED, Ordering::Acquire, order).is_ok()
     };
-    WAITING_COUNT.fetch_add(1, order);
-    let Some(waiting) = WAITING.iter().find(claim) else {
-        WAITING_COUNT.fetch_sub(1, order);
-        return;
-    };
-    waiting.user.store(user, order);
-    waiting.cookie.store(cookie, order);
-    // ORDER: Release; pairs with `go_on` (Acquire).
-    waiting.fd.store(socket as u32 + 1, Ordering::Release);
+    unsignalled(|| {
+        WAITING_COUNT.fetch_add(1, order);
+        let Some(waiting) = WAITING.iter().find(claim) else {
+            WAITING_COUNT.fetch_sub(1, order);
+            return;
+        };
+        waiting.user.store(user, order);
+        waiting.cookie.store(cookie, order);
+        // ORDER: Release; pairs with `go_on` (Acquire).
+        waiting.fd.store(socket as u32 + 1, Ordering::Release);
+    });
 }
 
 /// Closes those that wait, as far as there are closers for them. (Not for who borrows a process's memory, a vfork child: it has other descriptors.)
@@ -128,6 +130,10 @@ pub fn go_on() {
     if waiting() == 0 {
         return;
     }
+    unsignalled(close_waiting);
+}
+
+fn close_waiting() {
     for waiting in &WAITING {
         let order = Ordering::Relaxed;
         // ORDER: Acquire; pairs with `wait` (Release): whose it is, is known only to who has claimed it.
@@ -148,7 +154,8 @@ pub fn go_on() {
     }
 }
 
-/// In a child by fork, before it does any of this: the parent's threads are not there, neither those that close nor what had claimed a place.
+/// In a child by fork, before it does any of this: the parent's threads are not there, neither those that close nor what had claimed a place. (The one that
+/// forked has claimed none: `unsignalled`.)
 pub fn after_fork() {
     let order = Ordering::Relaxed;
     for closer in CLOSING.iter().filter(|closer| closer.thread.load(order) != 0) {
@@ -166,9 +173,10 @@ pub fn after_fork() {
 
 /// Closes a descriptor by a thread of its own. False, and it stays open, if there are too many already, or none can be made.
 pub fn close_apart(fd: i32, user: u32) -> bool {
-    if free_for(user) == 0 {
-        return false;
-    }
+    free_for(user) > 0 && unsignalled(|| close_by_one(fd, user))
+}
+
+fn close_by_one(fd: i32, user: u32) -> bool {
     for closer in &CLOSING {
         let seen = closer.thread.load(Ordering::Relaxed);
         // ORDER: Relaxed; the words only count.
@@ -187,16 +195,24 @@ pub fn close_apart(fd: i32, user: u32) -> bool {
     false
 }
 
-/// Starts the thread, with all signals blocked, so that none is handled in it.
+/// Starts the thread. All signals are blocked, so that none is handled in it.
 fn start(fd: i32) -> Sys<u32> {
-    let (all, mut before) = (u64::MAX, 0u64);
-    // SAFETY: masks of eight bytes.
-    unsafe { sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const all, &raw mut before, 8)? };
-    // SAFETY: the new thread touches no memory: see there.
+    // SAFETY: the new thread touches no memory: see there; `unsignalled` has blocked all.
     let made = unsafe { clone_that_closes(fd) };
-    // SAFETY: as above.
-    unsafe { sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const before, 0, 8)? };
     if made < 0 { Err(Errno(-made as i32)) } else { Ok(made as u32) }
+}
+
+/// With all signals blocked. WHY: a handler may fork, and in the child return to what it has interrupted. That would go on with a place that the child has
+/// taken over, and closed, by then: the number is another file's, and the count is never right again.
+fn unsignalled<T>(body: impl FnOnce() -> T) -> T {
+    let (all, mut before) = (u64::MAX, 0u64);
+    // SAFETY: masks of eight bytes. (It does not fail.)
+    let _ =
+        unsafe { sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const all, &raw mut before, 8) };
+    let done = body();
+    // SAFETY: as above.
+    let _ = unsafe { sys!(SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const before, 0, 8) };
+    done
 }
 
 /// # Safety
@@ -299,6 +315,65 @@ mod tests {
         go_on();
         assert_eq!(waiting(), 0);
         close(peer);
+    }
+
+    /// A handler forks, and the child closes what waits, and returns to where the parent was at it.
+    #[test]
+    fn a_fork_amid_it_closes_once() {
+        const USER: u32 = 4713;
+        extern "C" fn forks(_: i32) {
+            // SAFETY: the child makes system calls only.
+            match unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as i32 {
+                0 => {
+                    after_fork();
+                    go_on();
+                }
+                // SAFETY: an int; this ends us.
+                child => unsafe {
+                    let mut status = -1;
+                    let waited = libc::waitpid(child, &raw mut status, 0);
+                    if waited != child || status != 0 {
+                        libc::_exit(1);
+                    }
+                },
+            }
+        }
+        let is_sound = || {
+            let left = WAITING.iter().filter(|each| each.fd.load(Ordering::Relaxed) != 0);
+            (waiting(), left.count()) == (0, 0)
+        };
+        // A process of its own, which has no other thread.
+        // SAFETY: it makes system calls only.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            after_fork();
+            let pid = crate::sys::getpid();
+            // SAFETY: a handler, and times that are read.
+            unsafe { libc::signal(libc::SIGALRM, forks as extern "C" fn(i32) as usize) };
+            for round in 0..400 {
+                let [socket, peer] = crate::meet::pair().unwrap();
+                let mut timer: libc::itimerval = unsafe { core::mem::zeroed() };
+                timer.it_value.tv_usec = 1 + round % 40;
+                // SAFETY: as above.
+                unsafe {
+                    libc::setitimer(libc::ITIMER_REAL, &raw const timer, core::ptr::null_mut())
+                };
+                wait(socket, USER);
+                go_on();
+                if crate::sys::getpid() != pid || !is_sound() {
+                    // SAFETY: this ends us.
+                    unsafe { libc::_exit(i32::from(!is_sound())) };
+                }
+                close(peer);
+            }
+            // SAFETY: this ends us.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = -1;
+        // SAFETY: an int.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
     }
 
     #[test]
