@@ -392,23 +392,29 @@ fn show(networks: &[Network]) -> Result<()> {
     Ok(())
 }
 
-/// The port of this network namespace that has this name, and its network.
+/// The port of this network namespace that has this name, and its network: of several, the one that is here most surely.
 fn find(device: &str) -> Result<(Room, State)> {
     let here = port::namespace()?;
+    let mut found: Option<(u8, Room, State)> = None;
     for room in Room::all(&base())? {
-        let mut found = None;
         room.states(|state, socket| {
-            let is_it = state.about.name == device && is_in(here, &state, socket);
-            found = is_it.then_some(state);
-            !is_it
+            let doubts =
+                if state.about.name == device { is_in(here, &state, socket) } else { None };
+            if let Some(doubts) = doubts
+                && found.as_ref().is_none_or(|(least, ..)| doubts < *least)
+            {
+                found = Some((doubts, room.clone(), state));
+            }
+            doubts != Some(0)
         })?;
-        if let Some(state) = found {
-            return Ok((room, state));
+        if let Some((0, ..)) = found {
+            break;
         }
     }
-    bail!(
-        "no port of this network namespace is named {device}: `ringlet eth ls` shows all that this user may see"
-    )
+    let found = found.map(|(_, room, state)| (room, state));
+    found.with_context(|| {
+        format!("no port of this network namespace is named {device}: `ringlet eth ls` shows all that this user may see")
+    })
 }
 
 fn down(device: &str) -> Result<()> {

@@ -398,14 +398,19 @@ impl Room {
     }
 }
 
-/// Is this port in that network namespace? Root and this user are believed (a device of theirs may have been moved away from them); of others the kernel
-/// knows, where who listens there can be looked at.
-pub fn is_in(namespace: u64, state: &State, socket: &Guarded) -> bool {
-    let Ok(who) = meet::credentials(socket.as_raw_fd()) else { return false };
+/// Is this port in that network namespace, and with how many doubts? The kernel knows where its process is, if that can be looked at; root and this user
+/// are believed that their device is where they say, which may have been moved; but root of a container is root, too.
+pub fn is_in(namespace: u64, state: &State, socket: &Guarded) -> Option<u8> {
+    let who = meet::credentials(socket.as_raw_fd()).ok()?;
+    let is_its_process = || {
+        fs::metadata(format!("/proc/{}/ns/net", who.pid))
+            .is_ok_and(|found| found.ino() == namespace)
+    };
     if who.uid == 0 || meet::is_our_user(who.uid) {
-        return state.about.namespace == namespace;
+        let says_so = state.about.namespace == namespace;
+        return says_so.then(|| u8::from(!is_its_process()));
     }
-    fs::metadata(format!("/proc/{}/ns/net", who.pid)).is_ok_and(|found| found.ino() == namespace)
+    is_its_process().then_some(2)
 }
 
 /// How long these are waited for.
