@@ -61,10 +61,12 @@ fn attend(guest: OwnedFd, offers: &Offers) {
         offers.insert(name, guest);
         return;
     }
-    match offers.get(name.split_once(':').unwrap().1) {
+    // (Who calls by another node's name comes from there.)
+    let (node, name) = name.split_once(':').unwrap();
+    match offers.get(name) {
         Some(line) => {
             let [one, other] = meet::pair().unwrap().map(own);
-            let called = Ask::new(CALL, HERE).unwrap();
+            let called = Ask::new(CALL, if node == "localhost" { HERE } else { node }).unwrap();
             let _ = meet::send(line.as_raw_fd(), called.frame().as_bytes(), &[one.as_raw_fd()]);
             say(&guest, MET, Reason::None, &[other.as_raw_fd()]);
         }
@@ -345,8 +347,12 @@ fn what_was_said_before_an_end_arrives_and_the_rest_comes_back() {
 }
 
 fn raw(name: &str) -> Channel {
+    raw_from("localhost", name)
+}
+
+fn raw_from(node: &str, name: &str) -> Channel {
     let options = Options::new(Kind::ActiveMessages);
-    connect(&format!("localhost:{name}"), options, PATIENCE).unwrap().channel().unwrap()
+    connect(&format!("{node}:{name}"), options, PATIENCE).unwrap().channel().unwrap()
 }
 
 /// What a peer says, or that it goes, harms nobody else; what was for it comes back.
@@ -453,6 +459,16 @@ fn names_and_kinds() {
     until(&[&a, &b], || came.load(Ordering::Relaxed) == Status::Unreachable as u32);
 }
 
+fn more_files() {
+    // SAFETY: a struct that is read and written.
+    unsafe {
+        let mut limit = std::mem::zeroed::<libc::rlimit>();
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+    }
+}
+
 /// So many are taken, for whom those go who are not known; and one more when one of them has gone.
 #[test]
 fn no_more_find_a_process_than_it_can_keep() {
@@ -482,6 +498,25 @@ fn no_more_find_a_process_than_it_can_keep() {
     until(&[&b], || more().is_ok());
     assert_eq!(a.returned.lock().len(), 0);
     drop(strangers);
+}
+
+/// Strangers push out neither who has sent what the program has not polled for yet, nor, from another node, who has sent nothing.
+#[test]
+fn strangers_push_out_their_own() {
+    more_files();
+    let (a, b, served) = (Node::new(), Node::offers("flooded"), Arc::new(AtomicU32::new(0)));
+    let count = served.clone();
+    b.on(1, move |_| bump(&count));
+    let (speaks, silent) = (a.finds("flooded"), Node::new());
+    a.endpoint.request(speaks, 1, &[], Payload::None).unwrap();
+    let mut strangers: Vec<Channel> = (0..600).map(|_| raw("flooded")).collect();
+    until(&[&a, &b], || served.load(Ordering::Relaxed) == 1);
+    let found = silent.finds("flooded");
+    strangers.truncate(400);
+    strangers.extend((0..600).map(|_| raw_from("elsewhere", "flooded")));
+    silent.endpoint.request(found, 1, &[], Payload::None).unwrap();
+    until(&[&b, &silent], || served.load(Ordering::Relaxed) == 2);
+    assert_eq!(a.returned.lock().len() + silent.returned.lock().len(), 0);
 }
 
 #[test]

@@ -18,6 +18,7 @@ use ringlet_core::active::layout::{BELLS_BYTES, MAGIC, SEGMENT_BYTES};
 use ringlet_linux::fd::pollfd;
 use ringlet_linux::sys::{Errno, Sys};
 use ringlet_linux::{fd, map, meet, sys};
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -118,8 +119,8 @@ struct Link {
 struct Carried {
     endpoint: Arc<Endpoint>,
     lane: Arc<Lane>,
-    /// It has come to us.
-    came: bool,
+    /// It has come to us, from this node.
+    came: Option<String>,
     /// It ends, since when: once all is said.
     ending: Option<(Status, u64)>,
 }
@@ -231,7 +232,7 @@ impl Service {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Stop => self.stop = true,
-            Command::Carry { endpoint, lane } => self.carry(endpoint, lane, false),
+            Command::Carry { endpoint, lane } => self.carry(endpoint, lane, None),
             Command::Offer { endpoint, name, node, line } => {
                 // (As with `Known`.)
                 if endpoint.bundle().is_some() {
@@ -311,7 +312,7 @@ impl Service {
         }
     }
 
-    fn carry(&mut self, endpoint: Arc<Endpoint>, lane: Arc<Lane>, came: bool) {
+    fn carry(&mut self, endpoint: Arc<Endpoint>, lane: Arc<Lane>, came: Option<String>) {
         let mut carried = Carried { endpoint, lane, came, ending: None };
         // (It may have been freed before.)
         match carried.lane.stage() {
@@ -337,11 +338,11 @@ impl Service {
             };
             match comes {
                 // (Who is not taken sees the end of his socket.)
-                Ok((socket, _)) if self.is_room() => {
+                Ok((socket, node)) if self.is_room() => {
                     let endpoint = self.offers[at].endpoint.clone();
                     if let Ok(lane) = self.shared.welcome(socket) {
                         endpoint.put(lane.clone());
-                        self.carry(endpoint, lane, true);
+                        self.carry(endpoint, lane, Some(node));
                     }
                 }
                 Ok(_) | Err(Error::System(Errno::EMFILE)) => {}
@@ -354,14 +355,28 @@ impl Service {
         }
     }
 
-    /// For one more. WHY by the end of the one that has been silent longest, of those who came and were never let in: strangers, who know no tag, keep
-    /// nobody out, be they many.
+    /// For one more. WHY by the end of one of those who came and were never let in: strangers, who know no tag, keep nobody out, be they many. It is one of
+    /// the node from which most of these are, so that one node's strangers push out their own; one of which nothing waits for the program's next poll, if
+    /// there is one; and of such the one that came first.
     fn is_room(&mut self) -> bool {
         if self.carried.len() < CARRIED_MOST {
             return true;
         }
-        let is_silent = |each: &Carried| each.came && !each.lane.is_known.load(Ordering::Relaxed);
-        let Some(at) = self.carried.iter().position(is_silent) else { return false };
+        let silent = |(at, each): (usize, &Carried)| {
+            let is_known = each.lane.is_known.load(Ordering::Relaxed);
+            Some((at, each.came.clone().filter(|_| !is_known)?))
+        };
+        let silent: Vec<_> = self.carried.iter().enumerate().filter_map(silent).collect();
+        let mut of_node = HashMap::<&str, usize>::new();
+        silent.iter().for_each(|(_, node)| *of_node.entry(node).or_default() += 1);
+        let rank = |(at, node): &(usize, String)| {
+            let lane = &self.carried[*at].lane;
+            // (Its bell need not have rung: the program has not slept since.)
+            lane.carry();
+            let has_spoken = lane.wire().is_some_and(Wire::has_heard);
+            (Reverse(of_node[&**node]), has_spoken, *at)
+        };
+        let Some((.., at)) = silent.iter().map(rank).min() else { return false };
         let Carried { endpoint, lane, .. } = self.carried.remove(at);
         lane.end(Status::Congestion);
         endpoint.tell();

@@ -66,6 +66,11 @@ impl Wire {
         }
     }
 
+    /// The peer has said something.
+    pub fn has_heard(&self) -> bool {
+        !self.0.lock().coming.is_empty()
+    }
+
     /// Nothing is said any more.
     pub fn drop_all(&self) {
         self.0.lock().port = None;
