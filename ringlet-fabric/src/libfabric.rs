@@ -46,8 +46,9 @@ const OUTCOMES_MOST: usize = 16 * SLOTS;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long a peer may refuse all, before that is not for want of room: a provider tries for ever to connect to who is dead.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How long a provider may take to close connections that have ended, before the endpoint is closed all the same.
-const CLOSING: Duration = Duration::from_secs(1);
+/// How long a provider may take to close connections that have ended, before the endpoint is closed all the same. (The other rails stand still meanwhile, where
+/// one fails; and strangers can make it take as long.)
+const CLOSING: Duration = Duration::from_millis(250);
 /// Names are as short as addresses are.
 const NAME_BYTES: usize = 256;
 
