@@ -353,6 +353,7 @@ mod tests {
             unsafe { libc::signal(libc::SIGALRM, forks as extern "C" fn(i32) as usize) };
             for round in 0..400 {
                 let [socket, peer] = crate::meet::pair().unwrap();
+                // SAFETY: zeros are a time.
                 let mut timer: libc::itimerval = unsafe { core::mem::zeroed() };
                 timer.it_value.tv_usec = 1 + round % 40;
                 // SAFETY: as above.

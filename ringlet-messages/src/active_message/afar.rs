@@ -38,7 +38,12 @@ impl Endpoint {
         let node = hosts::node().map_err(Error::Node)?;
         let line = hosts::offer(service, &node, &mut deadline).map_err(Error::Node)?;
         self.shared.offered.lock().push(self.id);
-        self.shared.command(Command::Offer { endpoint, name: service.to_owned(), node, line });
+        self.shared.command(Command::Offer {
+            endpoint,
+            name: service.to_owned(),
+            node: node.into(),
+            line,
+        });
         Ok(())
     }
 

@@ -237,7 +237,7 @@ impl Service {
                 // (As with `Known`.)
                 if endpoint.bundle().is_some() {
                     let line = Some(line);
-                    self.offers.push(Offered { endpoint, name, node, line, tried_ns: 0 });
+                    self.offers.push(Offered { endpoint, name, node: *node, line, tried_ns: 0 });
                 } else {
                     drop(line);
                     self.shared.forget(endpoint.id);

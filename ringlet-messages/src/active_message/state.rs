@@ -78,7 +78,7 @@ pub(super) enum Command {
     Offer {
         endpoint: Arc<Endpoint>,
         name: String,
-        node: hosts::Node,
+        node: Box<hosts::Node>,
         line: Guarded,
     },
     Freed {
