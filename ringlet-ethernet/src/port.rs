@@ -303,8 +303,8 @@ impl Drop for Port {
 
 /// This thread's network namespace, by its inode.
 pub fn namespace() -> Result<u64> {
-    Ok(rustix::fs::stat("/proc/self/ns/net")
-        .context("/proc/self/ns/net (is /proc mounted?)")?
+    Ok(rustix::fs::stat("/proc/thread-self/ns/net")
+        .context("/proc/thread-self/ns/net (is /proc mounted?)")?
         .st_ino)
 }
 
@@ -913,5 +913,26 @@ impl Drop for Queue {
         self.flush();
         let keys: Vec<Key> = self.lanes.iter().flatten().map(|lane| lane.key).collect();
         keys.into_iter().for_each(|key| self.tell_gone(key, "we have ended"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program's threads may be in several.
+    #[test]
+    fn a_thread_has_a_namespace_of_its_own() {
+        let ours = namespace().unwrap();
+        let theirs = std::thread::spawn(|| {
+            // SAFETY: this thread's alone, which opens nothing.
+            #[allow(unsafe_code)]
+            let done = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+            (done == 0).then(|| namespace().unwrap())
+        });
+        match theirs.join().unwrap() {
+            Some(theirs) => assert_ne!(theirs, ours),
+            None => eprintln!("skipped: only root makes network namespaces"),
+        }
     }
 }
