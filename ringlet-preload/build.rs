@@ -7,6 +7,9 @@ fn main() {
     println!("cargo:rerun-if-changed=together.ld");
     // (From the workspace's root, where cargo links its members: a tree that was moved finds it still.)
     println!("cargo:rustc-cdylib-link-arg=-Wl,-T,ringlet-preload/together.ld");
+    // Our own functions are called where they stand. A program that exports one of these names (Erlang's sigaction) goes on to ours, which would
+    // come back to it.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
     // The linker's names for where a section begins and ends (`next`) are nobody else's.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,start-stop-visibility=hidden");
     // Two mappings, of code and of variables, not five: each is made at every start, copied by every fork, and taken down at every end. (What

@@ -26,14 +26,15 @@ impl Next {
     #[cold]
     fn find(&self) -> *mut libc::c_void {
         let found = self.behind_us();
-        // Not one of libc's: liburing's, perhaps loaded by the program.
+        // Not one of libc's: liburing's, perhaps loaded by the program. (What stands in front of us has come to us.)
         let found = found.or_else(|| {
-            let mut found = None;
-            let ours = objects::ours();
+            let (mut found, mut behind_us) = (None, false);
+            let ours = objects::ours()?;
             objects::each_loaded(|loaded| {
-                if found.is_none() && !ours.is_some_and(|ours| ours.is(&loaded.object)) {
+                if behind_us && found.is_none() {
                     found = loaded.object.find(self.name);
                 }
+                behind_us |= ours.is(&loaded.object);
             });
             found
         });

@@ -1,8 +1,11 @@
-//! What the children of a server that forks per connection run lies together in the library (`together.ld`).
+//! What the children of a server that forks per connection run lies together in the library (`together.ld`), and what it calls of its own is
+//! its own.
 
 mod library;
 
-use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol};
+use object::{
+    Object, ObjectSection, ObjectSegment, ObjectSymbol, ObjectSymbolTable, RelocationTarget,
+};
 
 #[test]
 fn what_a_child_runs_lies_together() {
@@ -51,4 +54,23 @@ fn it_is_mapped_in_two_pieces() {
         let (_, in_file) = piece.file_range();
         assert_eq!(in_file, piece.size());
     }
+}
+
+/// A program that exports one of our names goes on to ours: what of ours went by that name would come back to it.
+#[test]
+fn it_reaches_its_own_functions_by_no_name() {
+    let library = std::fs::read(library::build()).expect("the library");
+    let library = object::File::parse(library.as_slice()).expect("an ELF library");
+    let symbols = library.dynamic_symbol_table().expect("the names that it exports and asks for");
+    let (mut of_others, mut of_its_own) = (0, Vec::new());
+    for (_, relocation) in library.dynamic_relocations().expect("the loader's work") {
+        let RelocationTarget::Symbol(index) = relocation.target() else { continue };
+        let symbol = symbols.symbol_by_index(index).expect("a name that a relocation asks for");
+        match symbol.is_undefined() {
+            true => of_others += 1,
+            false => of_its_own.push(symbol.name().unwrap_or_default().to_owned()),
+        }
+    }
+    assert!(of_others > 0, "none of libc's either?");
+    assert!(of_its_own.is_empty(), "by the loader, who asks the program first: {of_its_own:?}");
 }

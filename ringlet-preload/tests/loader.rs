@@ -203,6 +203,112 @@ int main(int count, char **words)
 }
 "#;
 
+/// Exports functions under names of libc's, which go on to the next of their name. None is called before the one that was called has returned.
+const IN_FRONT: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef long call(long, long, long, long, long, long);
+
+static long next(const char *name, long a, long b, long c, long d, long e, long f)
+{
+    static int inside;
+    static const char again[] = "called by what it goes on to: ";
+    if (inside) {
+        syscall(SYS_write, 2, again, sizeof again - 1);
+        for (; *name; name++)
+            syscall(SYS_write, 2, name, 1);
+        syscall(SYS_exit_group, 1);
+    }
+    inside = 1;
+    long done = ((call *)dlsym(RTLD_NEXT, name))(a, b, c, d, e, f);
+    inside = 0;
+    return done;
+}
+
+#define GOES_ON_AS(name, symbol) \
+    long name(long a, long b, long c, long d, long e, long f) __asm__(symbol); \
+    long name(long a, long b, long c, long d, long e, long f) \
+    { \
+        return next(symbol, a, b, c, d, e, f); \
+    }
+#define GOES_ON(name) GOES_ON_AS(my_##name, #name)
+
+GOES_ON(sigaction) GOES_ON(__sigaction) GOES_ON(signal) GOES_ON(__sysv_signal) GOES_ON(read) GOES_ON(write) GOES_ON(poll)
+GOES_ON(ppoll) GOES_ON(ioctl) GOES_ON(recv) GOES_ON(recvfrom) GOES_ON(sendfile) GOES_ON(close_range) GOES_ON(preadv2) GOES_ON(pwritev2)
+GOES_ON(execv) GOES_ON(execve) GOES_ON(execvp) GOES_ON(send) GOES_ON(recvmsg) GOES_ON(sendmsg) GOES_ON(close) GOES_ON(socket)
+GOES_ON(epoll_ctl) GOES_ON(epoll_wait) GOES_ON(fcntl) GOES_ON(dup2)
+"#;
+
+/// Calls what ours serves by another of its functions, with the first or without it.
+const CALLS_ALL: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+extern void (*sigset(int, void (*)(int)))(int);
+extern void (*bsd_signal(int, void (*)(int)))(int);
+extern int __sigaction(int, const struct sigaction *, struct sigaction *);
+extern ssize_t __read_chk(int, void *, size_t, size_t);
+extern ssize_t __recv_chk(int, void *, size_t, size_t, int);
+extern ssize_t __recvfrom_chk(int, void *, size_t, size_t, int, void *, void *);
+extern int __poll_chk(struct pollfd *, nfds_t, int, size_t);
+extern int __ppoll_chk(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *, size_t);
+extern ssize_t sendfile64(int, int, off_t *, size_t);
+extern ssize_t preadv64v2(int, const struct iovec *, int, off_t, int);
+extern ssize_t pwritev64v2(int, const struct iovec *, int, off_t, int);
+
+#define MUST(what) if (!(what)) return __LINE__ % 256
+
+static volatile int hits;
+
+static void hit(int number)
+{
+    hits += number == SIGUSR1;
+}
+
+int main(int count, char **words)
+{
+    int pair[2], set = epoll_create1(0);
+    char bytes[8] = "1234567";
+    struct iovec piece = { bytes, sizeof bytes };
+    struct sigaction action = { .sa_handler = hit };
+    struct epoll_event event = { .events = EPOLLIN };
+    if (count > 1)
+        return 0;
+    MUST(sigaction(SIGUSR1, &action, 0) == 0 && raise(SIGUSR1) == 0);
+    MUST(__sigaction(SIGUSR1, &action, 0) == 0 && raise(SIGUSR1) == 0);
+    MUST(signal(SIGUSR1, hit) == hit && raise(SIGUSR1) == 0);
+    MUST(bsd_signal(SIGUSR1, hit) == hit && raise(SIGUSR1) == 0);
+    MUST(sigset(SIGUSR1, hit) == hit && raise(SIGUSR1) == 0);
+    MUST(siginterrupt(SIGUSR1, 1) == 0 && raise(SIGUSR1) == 0 && hits == 6);
+    MUST(sysv_signal(SIGUSR1, hit) == hit);
+    MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    struct pollfd one = { pair[1], POLLIN, 0 };
+    MUST(write(pair[0], bytes, 8) == 8 && __read_chk(pair[1], bytes, 8, 8) == 8);
+    MUST(send(pair[0], bytes, 8, 0) == 8 && __poll_chk(&one, 1, -1, sizeof one) == 1);
+    MUST(__ppoll_chk(&one, 1, 0, 0, sizeof one) == 1 && __recv_chk(pair[1], bytes, 4, 8, 0) == 4);
+    MUST(__recvfrom_chk(pair[1], bytes, 4, 8, 0, 0, 0) == 4 && sockatmark(pair[1]) <= 0);
+    MUST(sendfile64(pair[0], 0, 0, 0) <= 0);
+    MUST(pwritev64v2(pair[0], &piece, 1, -1, 0) == 8 && epoll_ctl(set, EPOLL_CTL_ADD, pair[1], &event) == 0);
+    MUST(epoll_wait(set, &event, 1, -1) == 1 && preadv64v2(pair[1], &piece, 1, -1, 0) == 8);
+    closefrom(set);
+    execl("/proc/self/exe", words[0], "again", (char *)0);
+    return 1;
+}
+"#;
+
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Place(PathBuf);
@@ -240,9 +346,14 @@ fn run_with(others: &[&Path], program: &Path, words: &[&Path]) {
 
 /// The same; that a connection has moved is noted there.
 fn run_noting(others: &[&Path], program: &Path, words: &[&Path], moves: &str) {
+    run_among(&[], others, program, words, moves);
+}
+
+/// The same, with libraries in front of ours too.
+fn run_among(front: &[&Path], behind: &[&Path], program: &Path, words: &[&Path], moves: &str) {
     let ours = library::build();
-    let libraries: Vec<_> =
-        [ours.as_path()].iter().chain(others).map(|path| path.to_str().unwrap()).collect();
+    let libraries = front.iter().copied().chain([ours.as_path()]).chain(behind.iter().copied());
+    let libraries: Vec<_> = libraries.map(|path| path.to_str().unwrap()).collect();
     let mut child = Command::new(program)
         .args(words)
         .env("LD_PRELOAD", libraries.join(":"))
@@ -312,6 +423,17 @@ fn a_constructor_may_wait_for_a_thread() {
     run(&program, &[&waiting]);
     run(&program, &[&waiting, Path::new("deep")]);
     run(&linked, &[]);
+}
+
+/// Erlang exports `sigaction`, libjsig of Java stands in front of us with a lock that it holds while it goes on.
+#[test]
+fn what_exports_names_of_ours_goes_on_to_ours_and_is_not_called_back() {
+    let place = Place::new("front");
+    let front = place.build("libfront.so", IN_FRONT, &["-shared", "-fPIC"]);
+    run_among(&[&front], &[], &place.build("calls", CALLS_ALL, &["-w"]), &[], "off");
+    let object = place.build("front.o", IN_FRONT, &["-c", "-w"]);
+    let words = ["-w", "-rdynamic", "-ldl", object.to_str().unwrap()];
+    run(&place.build("exports", CALLS_ALL, &words), &[]);
 }
 
 /// Each library that is loaded with every program costs its start. (A build for debugging unwinds, and needs more.)
