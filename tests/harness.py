@@ -66,6 +66,10 @@ class Skipped(Exception):
     """A check can't be made on this machine."""
 
 
+class NotThis(Exception):
+    """Another scene than the one that is played once more."""
+
+
 def require(condition, message):
     if not condition:
         raise Failed(message)
@@ -101,6 +105,45 @@ def listening(port, protocol="tcp", pid="self"):
                 if fields[1].endswith(wanted) and fields[3] == state:
                     return True
     return False
+
+
+# A scene that fails is played once more where all of them are run (tests/run sets this); whoever runs one of them wants to see how it fails.
+PLAYED_ONCE_MORE = bool(os.environ.get("RETRY_FAILED"))
+
+
+def flaky(name):
+    """What has failed has passed when it was played once more. (tests/run collects these lines.)"""
+    print(f"flaky: {name}", flush=True)
+
+
+def has_failed(name, play):
+    """`play` plays a scene, tells of it, and says whether it failed; here whether it has failed for good."""
+    if not play():
+        return False
+    if not PLAYED_ONCE_MORE or play():
+        return True
+    flaky(name)
+    return False
+
+
+def leave_block():
+    """The block whose manager is being entered runs none of its body, but leaves it by `NotThis`. (A manager can't say so, but a trace can: it is called
+    before the block's next line, and before whatever other manager's call stands in the same line.)
+    """
+
+    def leave(*_):
+        raise NotThis
+
+    frame = sys._getframe()
+    while frame.f_code.co_filename in (__file__, contextlib.__file__):
+        frame = frame.f_back
+    frame.f_trace = leave
+    try:
+        sys.settrace(leave)
+        yield
+    except NotThis:
+        # (One that has raised is called no more.)
+        pass
 
 
 # Processes.
@@ -332,6 +375,24 @@ class Ringlet:
 # Checks.
 
 Outcome = collections.namedtuple("Outcome", "program mode check result seconds detail")
+LEAVES_NOTHING = ": leaves no process"
+
+
+def play_once_more(outcomes, began, play):
+    """Each check that has failed, of the outcomes from the place `began` on, is played once more by `play(name)`, which adds what comes of it. That counts."""
+
+    def name_of(outcome):
+        return outcome.check.removesuffix(LEAVES_NOTHING)
+
+    failed = {name_of(each): each for each in outcomes[began:] if each.result == "failed"}
+    for name, first in failed.items() if PLAYED_ONCE_MORE else ():
+        before = len(outcomes)
+        play(name)
+        again = outcomes[before:]
+        if again:
+            outcomes[began:before] = [each for each in outcomes[began:before] if name_of(each) != name]
+        if again and all(each.result == "passed" for each in again):
+            flaky(f"{first.program}, {first.mode}: {name}")
 
 
 class Test:
@@ -341,6 +402,8 @@ class Test:
         self.program, self.mode, self.directory, self.seed = program, mode, str(directory), seed
         self._ringlet, self._report, self._limit = ringlet, report, limit
         self._running = []
+        # The check that is played once more, when others are not.
+        self.only = None
         # An adapter serves one user's programs, and who is carried may be of the same only: a server under root stays root there.
         self.between = ringlet.between if mode == "both" else None
         self.mirrored = mode == "both" and (ringlet.mirror is not None or self.between is not None)
@@ -458,6 +521,9 @@ class Test:
 
     @contextlib.contextmanager
     def check(self, name):
+        if self.only not in (None, name):
+            yield from leave_block()
+            return
         started = time.monotonic()
         result, detail = "passed", ""
         try:
@@ -485,13 +551,16 @@ class Ground(Test):
 
     @contextlib.contextmanager
     def scene(self, name):
+        if self.only not in (None, name):
+            yield from leave_block()
+            return
         try:
             with self.check(name):
                 yield
         finally:
             self.close()
             if left := end_orphans():
-                self._report(Outcome(self.program, self.mode, f"{name}: leaves no process", "failed", 0.0, str(left)))
+                self._report(Outcome(self.program, self.mode, name + LEAVES_NOTHING, "failed", 0.0, str(left)))
 
 
 def scenes_parser(description, groups):
@@ -544,14 +613,22 @@ def play(name, options, make=Ground):
     try:
         ringlet = Ringlet(options.ringlet, directory)
         for group in options.groups:
-            place = directory / group
-            place.mkdir()
-            place.chmod(0o777)
-            ground = make(group, place, options, ringlet, options.seed, report)
-            try:
-                importlib.import_module(group).scenes(ground)
-            finally:
-                ground.close()
+            began = len(outcomes)
+
+            def scenes(only=None, group=group):
+                place = directory / group
+                shutil.rmtree(place, ignore_errors=True)
+                place.mkdir()
+                place.chmod(0o777)
+                ground = make(group, place, options, ringlet, options.seed, report)
+                ground.only = only
+                try:
+                    importlib.import_module(group).scenes(ground)
+                finally:
+                    ground.close()
+
+            scenes()
+            play_once_more(outcomes, began, scenes)
     except Failed as problem:
         sys.exit(str(problem))
     finally:

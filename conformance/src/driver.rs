@@ -53,6 +53,8 @@ pub struct Options {
     pub jobs: usize,
     pub limit: Duration,
     pub verbose: bool,
+    /// A case that fails is run once more, by itself and with the same seeds, and counts as passed if it passes then.
+    pub retry: bool,
     /// Where the library notes what it moves, and how: a case can't tell of a mirror, nor on which path anything is in unforgiving mode.
     pub moves: NamedTempFile,
 }
@@ -377,29 +379,41 @@ struct Tally {
     failed: usize,
 }
 
+fn topic(instance: Instance) -> &'static str {
+    instance.case.name.split('/').next().unwrap_or_default()
+}
+
+fn tell(instance: Instance, failures: &[Failure]) {
+    for failure in failures {
+        println!("FAIL  {} [{}]\n{}", instance.name(), failure.pass, failure.report);
+    }
+}
+
+fn lines(instance: Instance, failures: &[Failure]) -> Vec<String> {
+    failures.iter().map(|failure| format!("{} [{}]", instance.name(), failure.pass)).collect()
+}
+
 /// Runs the instances, prints failures as they come and a table at the end; true if all is well.
 pub fn run(instances: &[Instance], options: &Options) -> bool {
     let next = AtomicUsize::new(0);
     let tallies: Mutex<BTreeMap<&str, Tally>> = Mutex::default();
-    let failed: Mutex<Vec<String>> = Mutex::default();
+    let failed: Mutex<Vec<(Instance, Vec<Failure>)>> = Mutex::default();
     let work = || {
         while let Some(instance) = instances.get(next.fetch_add(1, Ordering::Relaxed)) {
             let start = Instant::now();
             let (runs, failures) = examine(*instance, options);
             let seconds = start.elapsed().as_secs_f32();
             let mut tallies = tallies.lock().expect("no worker panics");
-            let topic = instance.case.name.split('/').next().unwrap_or_default();
-            let tally = tallies.entry(topic).or_default();
+            let tally = tallies.entry(topic(*instance)).or_default();
             tally.cases += 1;
             tally.runs += runs;
             tally.failed += usize::from(!failures.is_empty());
             if failures.is_empty() && options.verbose {
                 println!("ok    {} ({runs} runs, {seconds:.1} s)", instance.name());
             }
-            for failure in failures {
-                println!("FAIL  {} [{}]\n{}", instance.name(), failure.pass, failure.report);
-                let line = format!("{} [{}]", instance.name(), failure.pass);
-                failed.lock().expect("no worker panics").push(line);
+            if !failures.is_empty() {
+                tell(*instance, &failures);
+                failed.lock().expect("no worker panics").push((*instance, failures));
             }
         }
     };
@@ -409,12 +423,28 @@ pub fn run(instances: &[Instance], options: &Options) -> bool {
         }
     });
 
-    let tallies = tallies.into_inner().expect("no worker panics");
+    let mut tallies = tallies.into_inner().expect("no worker panics");
+    let mut failed = failed.into_inner().expect("no worker panics");
+    if options.retry {
+        failed.retain_mut(|(instance, failures)| {
+            let (_, again) = examine(*instance, options);
+            tell(*instance, &again);
+            if again.is_empty() {
+                println!("flaky: {}", lines(*instance, failures).join(", "));
+                if let Some(tally) = tallies.get_mut(topic(*instance)) {
+                    tally.failed -= 1;
+                }
+                return false;
+            }
+            *failures = again;
+            true
+        });
+    }
     println!("{:<14} {:>6} {:>6} {:>7}", "topic", "cases", "runs", "failed");
     for (topic, tally) in &tallies {
         println!("{topic:<14} {:>6} {:>6} {:>7}", tally.cases, tally.runs, tally.failed);
     }
-    let mut failed = failed.into_inner().expect("no worker panics");
+    let mut failed: Vec<String> = failed.iter().flat_map(|(i, all)| lines(*i, all)).collect();
     failed.sort();
     failed.dedup();
     for line in &failed {

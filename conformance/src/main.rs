@@ -155,6 +155,8 @@ fn main() -> ExitCode {
                 jobs,
                 limit,
                 verbose,
+                // As the whole check asks of all that it runs (tests/run).
+                retry: std::env::var_os("RETRY_FAILED").is_some(),
                 moves,
             };
             let passed = driver::run(&all, &options);

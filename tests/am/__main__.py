@@ -24,6 +24,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 LIMIT = 240
 
+sys.path.insert(0, str(HERE.parent))
+
+from harness import has_failed  # noqa: E402
+
 failures = []
 chosen = []
 
@@ -31,14 +35,20 @@ chosen = []
 def step(name):
     def register(function):
         if not chosen or name in chosen:
-            began = time.monotonic()
-            try:
-                said = function() or ""
-                print(f"{name:24} ok   {time.monotonic() - began:5.1f} s  {said}", flush=True)
-            except (AssertionError, subprocess.TimeoutExpired) as error:
+
+            def play():
+                began = time.monotonic()
+                try:
+                    said = function() or ""
+                    print(f"{name:24} ok   {time.monotonic() - began:5.1f} s  {said}", flush=True)
+                except (AssertionError, subprocess.TimeoutExpired) as error:
+                    where = traceback.extract_tb(error.__traceback__)[1]
+                    print(f"{name:24} FAILED  {where.lineno}: {error or where.line}", flush=True)
+                    return True
+                return False
+
+            if has_failed(name, play):
                 failures.append(name)
-                where = traceback.extract_tb(error.__traceback__)[1]
-                print(f"{name:24} FAILED  {where.lineno}: {error or where.line}", flush=True)
         return function
     return register
 

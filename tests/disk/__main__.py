@@ -38,7 +38,7 @@ except ImportError:
     sys.exit(77)
 
 from clients import BLOCK, Model, connect, refused  # noqa: E402
-from harness import ROOT, Failed, Ringlet, adopt_orphans, end_orphans, require, skip, wait_until  # noqa: E402
+from harness import ROOT, Failed, Ringlet, adopt_orphans, end_orphans, has_failed, require, skip, wait_until  # noqa: E402
 from measure import measure  # noqa: E402
 from places import LIMIT, Server, attached, cut, host, hosts, served  # noqa: E402
 from world import missing  # noqa: E402
@@ -779,17 +779,22 @@ def why_not(ringlet):
 def play(place, scenes, seed):
     failed = False
     for each in scenes:
-        began, problem, word = time.monotonic(), "", "passed"
-        try:
-            each(place, seed)
-            place.is_empty()
-        except Skipped as why:
-            word = f"skipped ({why})"
-        except (Failed, nbd.Error, subprocess.TimeoutExpired, TimeoutError) as told:
-            failed, problem = True, f"{type(told).__name__}: {told}"
-        print(f"{'FAILED' if problem else word:8}  {place.name:6} {each.__name__:14} {time.monotonic() - began:6.1f} s", flush=True)
-        if problem:
-            print("    " + problem.replace("\n", "\n    "), flush=True)
+
+        def once(each=each):
+            began, problem, word = time.monotonic(), "", "passed"
+            try:
+                each(place, seed)
+                place.is_empty()
+            except Skipped as why:
+                word = f"skipped ({why})"
+            except (Failed, nbd.Error, subprocess.TimeoutExpired, TimeoutError) as told:
+                problem = f"{type(told).__name__}: {told}"
+            print(f"{'FAILED' if problem else word:8}  {place.name:6} {each.__name__:14} {time.monotonic() - began:6.1f} s", flush=True)
+            if problem:
+                print("    " + problem.replace("\n", "\n    "), flush=True)
+            return bool(problem)
+
+        failed |= has_failed(f"{place.name} {each.__name__}", once)
     return failed
 
 

@@ -23,7 +23,7 @@ sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "faults"), str(HERE.parent 
 
 from far import FAR, multicasts  # noqa: E402
 from ground import can  # noqa: E402
-from harness import ROOT, Failed, Skipped, adopt_orphans, end_orphans, require, skip, wait_until  # noqa: E402
+from harness import ROOT, Failed, Skipped, adopt_orphans, end_orphans, has_failed, require, skip, wait_until  # noqa: E402
 from hostile import HOSTILE  # noqa: E402
 from networks import LIMIT_SECONDS, Host, ground, within  # noqa: E402
 from ports import PORTS  # noqa: E402
@@ -454,18 +454,23 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     failed = False
     for name in options.scenes or SCENES:
-        began, problem, word = time.monotonic(), "", "passed"
-        with tempfile.TemporaryDirectory(prefix="ringlet-eth-") as directory:
-            try:
-                with ground(options.ringlet, directory) as place:
-                    SCENES[name](place)
-            except Skipped as told:
-                word, problem = "skipped", str(told)
-            except (Failed, subprocess.SubprocessError, TimeoutError) as told:
-                failed, word, problem = True, "FAILED", str(told)
-        print(f"{word:8}  {name:20} {time.monotonic() - began:6.1f} s", flush=True)
-        if problem:
-            print("    " + problem.replace("\n", "\n    "), flush=True)
+
+        def play(name=name):
+            began, problem, word = time.monotonic(), "", "passed"
+            with tempfile.TemporaryDirectory(prefix="ringlet-eth-") as directory:
+                try:
+                    with ground(options.ringlet, directory) as place:
+                        SCENES[name](place)
+                except Skipped as told:
+                    word, problem = "skipped", str(told)
+                except (Failed, subprocess.SubprocessError, TimeoutError) as told:
+                    word, problem = "FAILED", str(told)
+            print(f"{word:8}  {name:20} {time.monotonic() - began:6.1f} s", flush=True)
+            if problem:
+                print("    " + problem.replace("\n", "\n    "), flush=True)
+            return word == "FAILED"
+
+        failed |= has_failed(name, play)
     if left := end_orphans():
         print(f"FAILED    left behind: {left}", flush=True)
         failed = True

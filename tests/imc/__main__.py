@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from harness import ROOT, Failed, require, status_word, wait_until
+from harness import ROOT, Failed, has_failed, require, status_word, wait_until
 
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT = 240
@@ -370,11 +370,16 @@ def main():
             for act in STEPS:
                 if options.names and act.__name__ not in options.names:
                     continue
-                try:
-                    print(f"{act.__name__:24} {act(place) or 'ok'}", flush=True)
-                except Failed as failure:
-                    failed = 1
-                    print(f"failed {act.__name__}: {failure}", flush=True)
+
+                def play(act=act):
+                    try:
+                        print(f"{act.__name__:24} {act(place) or 'ok'}", flush=True)
+                    except Failed as failure:
+                        print(f"failed {act.__name__}: {failure}", flush=True)
+                        return True
+                    return False
+
+                failed |= has_failed(act.__name__, play)
         finally:
             place.keeper.kill()
             place.keeper.wait()

@@ -19,6 +19,10 @@ import tempfile
 import threading
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from harness import has_failed  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 FAMILIES = {"tcp": socket.AF_INET, "unix": socket.AF_UNIX}
 END_SECONDS = 60  # which only a fault meets
@@ -269,9 +273,13 @@ def main():
     arguments = parser.parse_args()
     failed = False
     for place, moment in enumerate(arguments.moments or MOMENTS):
-        wrong = run(arguments.ringlet, moment, os.getpid() << 32 | place + 1, arguments.family)
-        print(f"FAILED  {moment}: {wrong}" if wrong else f"passed  {moment}", flush=True)
-        failed |= wrong is not None
+
+        def play(place=place, moment=moment):
+            wrong = run(arguments.ringlet, moment, os.getpid() << 32 | place + 1, arguments.family)
+            print(f"FAILED  {moment}: {wrong}" if wrong else f"passed  {moment}", flush=True)
+            return wrong is not None
+
+        failed |= has_failed(f"{arguments.family} {moment}", play)
     sys.exit(failed)
 
 

@@ -25,7 +25,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 sys.path.append(str(pathlib.Path(__file__).resolve().parent))
 import reflect
-from harness import NATIVE, ROOT, VERSION, Failed, Process, adopt_orphans, end_orphans, frame, require, status_word, wait_until
+from harness import NATIVE, ROOT, VERSION, Failed, Process, adopt_orphans, end_orphans, frame, has_failed, require, status_word, wait_until
 
 SECONDS = 240  # for whatever a program does
 KINDS = {"bytes": 1, "messages": 2, "locked": 3, "mailbox": 4}
@@ -472,14 +472,18 @@ def main():
             print(f"installation: {failure}")
             return 1
         for title in chosen:
-            began = time.monotonic()
-            try:
-                CHECKS[title](place)
-                result, detail = "passed", ""
-            except (Failed, OSError, subprocess.TimeoutExpired) as failure:
-                result, detail = "FAILED", str(failure)
-                failed = 1
-            print(f"{title:28} {result} {time.monotonic() - began:6.1f} s", detail, flush=True)
+
+            def play(title=title):
+                began = time.monotonic()
+                try:
+                    CHECKS[title](place)
+                    result, detail = "passed", ""
+                except (Failed, OSError, subprocess.TimeoutExpired) as failure:
+                    result, detail = "FAILED", str(failure)
+                print(f"{title:28} {result} {time.monotonic() - began:6.1f} s", detail, flush=True)
+                return result == "FAILED"
+
+            failed |= has_failed(title, play)
         left = end_orphans()
         if left:
             print(f"left behind: {left}")

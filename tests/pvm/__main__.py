@@ -24,7 +24,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent / "node"), str(HERE.parent / "faults")]
 
 from examples import EXAMPLES  # noqa: E402
-from harness import ROOT, Failed, Ringlet, adopt_orphans, end_orphans, require, skip, status_word, wait_until  # noqa: E402
+from harness import ROOT, Failed, Ringlet, adopt_orphans, end_orphans, has_failed, require, skip, status_word, wait_until  # noqa: E402
 from machine import LIMIT_SECONDS, Machine, Node  # noqa: E402
 from measure import measure  # noqa: E402
 from nodes import ALLOWED, fabric, in_memory, two_hosts  # noqa: E402
@@ -158,14 +158,19 @@ def play(name, nodes, ringlet, directory, chosen):
         wrap = ringlet.wrap if path == "ringlet" else list
         with Machine(directory / f"{name}-{path}", nodes, wrap, directory) as machine:
             for what, scene in scenes.items():
-                began, problem = time.monotonic(), ""
-                try:
-                    scene(machine)
-                except Failed as told:
-                    failed, problem = True, str(told)
-                print(f"{'FAILED' if problem else 'passed':8}  {name:8} {path:8} {what:40} {time.monotonic() - began:6.1f} s", flush=True)
-                if problem:
-                    print("    " + problem.replace("\n", "\n    "), flush=True)
+
+                def once(what=what, scene=scene, machine=machine, path=path):
+                    began, problem = time.monotonic(), ""
+                    try:
+                        scene(machine)
+                    except Failed as told:
+                        problem = str(told)
+                    print(f"{'FAILED' if problem else 'passed':8}  {name:8} {path:8} {what:40} {time.monotonic() - began:6.1f} s", flush=True)
+                    if problem:
+                        print("    " + problem.replace("\n", "\n    "), flush=True)
+                    return bool(problem)
+
+                failed |= has_failed(f"{name} {path}: {what}", once)
     return failed
 
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from harness import ROOT, Failed, require, status_word, wait_until
+from harness import ROOT, Failed, has_failed, require, status_word, wait_until
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 240
@@ -229,20 +229,25 @@ def main():
     if not shutil.which("cc"):
         print("skipped: no C compiler")
         return 77
-    failed = []
+    failed = False
     with tempfile.TemporaryDirectory() as directory:
         place = Place(Path(directory), options.deaths)
         try:
             for each in STEPS:
                 if options.names and each.__name__ not in options.names:
                     continue
-                try:
-                    began = time.monotonic()
-                    said = each(place) or ""
-                    print(f"{each.__name__:12} ok  {time.monotonic() - began:5.1f} s  {said}", flush=True)
-                except (Failed, subprocess.TimeoutExpired) as error:
-                    failed.append(each.__name__)
-                    print(f"{each.__name__:12} FAILED  {error}", flush=True)
+
+                def play(each=each):
+                    try:
+                        began = time.monotonic()
+                        said = each(place) or ""
+                        print(f"{each.__name__:12} ok  {time.monotonic() - began:5.1f} s  {said}", flush=True)
+                    except (Failed, subprocess.TimeoutExpired) as error:
+                        print(f"{each.__name__:12} FAILED  {error}", flush=True)
+                        return True
+                    return False
+
+                failed |= has_failed(each.__name__, play)
         finally:
             place.keeper.terminate()
             place.keeper.wait()

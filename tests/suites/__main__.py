@@ -316,6 +316,8 @@ def main():
                 for test, bad, of, bad_on_kernel, of_kernel, why in tests:
                     print(f"    {kind} {test}: ringlet failed {bad} of {of}, kernel {bad_on_kernel} of {of_kernel}")
                     print("        " + "\n        ".join(why.rstrip().splitlines()[-WHY_LINES:]), flush=True)
+                    if kind == "flaky" and not bad_on_kernel:
+                        harness.flaky(f"{row.python.version} {row.mode} {test}")
 
     harness.adopt_orphans()
     directory = pathlib.Path(tempfile.mkdtemp(prefix="rs-", dir="/tmp"))
